@@ -24,7 +24,7 @@ pub(crate) fn run(root: &Path, check: bool) -> anyhow::Result<ExitCode> {
     let line = match (status.success(), check) {
         (true, true) => "up to date",
         (true, false) => "written: docs/cli.md",
-        (false, _) => "failed: see above; `cargo xtask docs` writes docs/cli.md anew",
+        (false, _) => "failed: see above; `cargo xtask docs` rewrites docs/cli.md",
     };
     #[expect(clippy::print_stdout, reason = "the result of the task")]
     {

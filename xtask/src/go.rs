@@ -91,7 +91,7 @@ impl Module {
             let way_out = if status.code().is_some() {
                 "see the lines of go above; its modules come from the Go module proxy"
             } else {
-                "somebody ended it, or memory ran out: the next run goes on from what is compiled"
+                "it was killed, or memory ran out: the next run continues from the compiled packages"
             };
             bail!("{} could not be built ({status}): {way_out}", path.display());
         }

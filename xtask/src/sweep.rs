@@ -88,7 +88,7 @@ fn again(file: &Path) -> anyhow::Result<ExitCode> {
 fn print_event(event: &Event<'_>) {
     match event {
         Event::Recorded { counts, points } => {
-            print_progress(&format!("{counts}; {points} points to run"))
+            print_progress(&format!("{counts}; {points} points to run"));
         }
         Event::Point { done, points, failure } => {
             if let Some(failure) = failure {

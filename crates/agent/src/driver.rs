@@ -319,8 +319,9 @@ impl Driver {
     }
 
     /// Whether a step at the point of no return failed and the host is as it was before the plan.
-    /// kubeadm restores the manifests itself when a new static pod does not come up (`spec/node.md
-    /// 2.4`); everything before that step can then still be rolled back.
+    /// kubeadm restores the manifests itself when a new static pod does not come up
+    /// (`docs/facts/kubeadm.md#static-pods`); everything before that step can then still be rolled
+    /// back.
     async fn is_unchanged(&mut self, journal: &Journal, step: &str) -> Result<bool, Pause> {
         let Some(plan) = journal.state().live() else {
             return Ok(false);

@@ -186,10 +186,7 @@ impl Journal {
                 .await
                 .map_err(failed("repaired"))?;
         } else if self.doubt == Doubt::Unsynced {
-            self.disk
-                .write_atomic(PATH, valid, "written anew")
-                .await
-                .map_err(failed("written anew"))?;
+            self.disk.write_atomic(PATH, valid, "rewritten").await.map_err(failed("rewritten"))?;
         } else if !bytes.is_empty() {
             // The process that wrote the last record may have died before its sync; the agent now
             // acts on it.

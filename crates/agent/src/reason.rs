@@ -158,7 +158,7 @@ impl Failure {
         Self::new(
             FailureKind::Retriable,
             "NotVerified",
-            format!("the command ended well, but {what}"),
+            format!("the command succeeded, but {what}"),
         )
     }
 

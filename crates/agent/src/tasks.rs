@@ -181,7 +181,7 @@ async fn install(
             match &outcome {
                 ExchangeOutcome::Installed => tracing::info!("the agent runs on this host"),
                 ExchangeOutcome::Reconfigured => {
-                    tracing::info!("the agent was started anew with other settings");
+                    tracing::info!("the agent restarted with other settings");
                 }
                 ExchangeOutcome::Unchanged => tracing::info!("the host runs this version"),
                 ExchangeOutcome::Replaced => {

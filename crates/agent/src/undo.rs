@@ -3,7 +3,7 @@
 //! Undo steps are steps like any other: they are journalled before they start and after they end,
 //! retried, and found again after a kill. They are derived from the journal alone, so every agent
 //! process derives the same ones. Past the point of no return nothing is rolled back: an older
-//! kubeadm could not repair what the newer one has begun (`spec/node.md 2.9`).
+//! kubeadm could not repair what the newer one has begun (`docs/facts/kubeadm.md#rolling-back`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -160,7 +160,7 @@ pub(crate) fn left_behind(plan: &Progress) -> Vec<(String, String)> {
             let what = if run.is_done() { "is done" } else { "was begun and has failed" };
             let why = if past {
                 let point = plan.irreversible().first().map_or("", |step| &step.id);
-                format!("nothing is taken back past the point of no return ({point})")
+                format!("nothing is rolled back past the point of no return ({point})")
             } else if planned {
                 undo_failure(plan, &undo)
             } else {

@@ -7,7 +7,8 @@ use std::{collections::BTreeSet, fs, path::Path};
 const TRAPS: &str = include_str!("../../../docs/agent-traps.md");
 /// Facts about Trident, by letter.
 const LETTERS: [char; 14] = ['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h', 'i', 'j', 'k', 'l', 'm', 'n'];
-/// Number of known kubeadm failures (`spec/node.md 2.5`). Some of them take several lines.
+/// Number of known kubeadm failures (`docs/facts/kubeadm.md#known-upgrade-failures`). Some of them
+/// take several lines.
 const KUBEADM: usize = 8;
 
 /// The columns of each trap: facts, mitigation, tests.

@@ -1,42 +1,42 @@
-//! sha256 digests, as bundles name their content.
+//! sha256 digests, which name the contents of bundles.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use sha2::Digest as _;
 
-/// What stands before the digits where OCI writes a digest.
+/// Prefix of a digest in OCI notation.
 const PREFIX: &str = "sha256:";
 
-/// The sha256 of some bytes: 64 lower-case hexadecimal digits, fit for a file name.
+/// A sha256 digest: 64 lower-case hexadecimal digits, safe as a file name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Digest(String);
 
-/// A text that is no sha256.
+/// The text is not a sha256 digest.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is no sha256: it takes 64 lower-case hexadecimal digits")]
 pub struct NoDigest(String);
 
 impl Digest {
-    /// The digest of these bytes.
+    /// Computes the digest of these bytes.
     pub fn of(bytes: &[u8]) -> Self {
         let mut hasher = Hasher::default();
         hasher.update(bytes);
         hasher.finish()
     }
 
-    /// The digits.
+    /// Returns the hexadecimal digits.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// As OCI writes it: `sha256:...`.
+    /// Returns the OCI notation: `sha256:...`.
     pub fn to_oci(&self) -> String {
         format!("{PREFIX}{}", self.0)
     }
 
-    /// Reads what OCI writes: `sha256:...`.
+    /// Parses the OCI notation: `sha256:...`.
     pub fn from_oci(text: &str) -> Result<Self, NoDigest> {
         match text.strip_prefix(PREFIX) {
             Some(digits) => Self::try_from(digits.to_owned()),
@@ -78,17 +78,17 @@ impl fmt::Display for Digest {
     }
 }
 
-/// Computes a digest as the bytes come.
+/// Computes a digest incrementally.
 #[derive(Clone, Default)]
 pub struct Hasher(sha2::Sha256);
 
 impl Hasher {
-    /// Takes the next bytes.
+    /// Adds the next bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The digest of all of them.
+    /// Returns the digest of all bytes.
     pub fn finish(self) -> Digest {
         use fmt::Write as _;
         let mut digits = String::with_capacity(64);

@@ -1,4 +1,4 @@
-//! What can go wrong with a bundle.
+//! Errors of reading, verifying and staging bundles.
 
 use std::{io, path::PathBuf};
 
@@ -11,12 +11,12 @@ use crate::{
 /// Why a bundle cannot be read, verified or staged.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The text names no place of a bundle.
+    /// The text is not a valid bundle location.
     #[error(
         "{location:?} names no bundle: {problem}. Expected an absolute path of a directory, http(s)://HOST/DIRECTORY/ or oci://REGISTRY/REPOSITORY@sha256:DIGEST"
     )]
     Location {
-        /// The text.
+        /// The location as given.
         location: String,
         /// What is wrong.
         problem: String,
@@ -24,155 +24,155 @@ pub enum Error {
     /// A server cannot be reached.
     #[error("{url} cannot be reached: {reason}")]
     Unreachable {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A server said nothing for too long.
+    /// A server sent no data before the timeout.
     #[error("{url} said nothing for {seconds} s")]
     Silent {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
-        /// How long.
+        /// The timeout that passed, in seconds.
         seconds: u64,
     },
-    /// A server refused.
+    /// A server refused a request.
     #[error("{url} answered {status}{hint}")]
     Refused {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
         /// HTTP status.
         status: u16,
-        /// What to do.
+        /// What the operator can do.
         hint: &'static str,
     },
-    /// A server answered what makes no sense.
+    /// A server sent an invalid response.
     #[error("{url} answered what cannot be used: {problem}")]
     Answer {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
         /// What is wrong.
         problem: String,
     },
-    /// A download broke off. What came is kept, and the next try goes on from there.
+    /// A download was interrupted. The received bytes are kept; the next attempt resumes there.
     #[error("{file} broke off after {found} of {expected} bytes: {reason}")]
     Torn {
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// Bytes that came.
+        /// Bytes received.
         found: u64,
-        /// Bytes that it has.
+        /// Expected size in bytes.
         expected: u64,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A file is not there.
+    /// A file does not exist.
     #[error("{what} is not there: a bundle has it beside its other parts")]
     Missing {
-        /// Which.
+        /// The missing file.
         what: String,
     },
-    /// A file has another size than the manifest says.
+    /// The size of a file differs from the manifest.
     #[error("{file} has {found} bytes, and the manifest says {expected}")]
     Size {
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// What the manifest says.
+        /// Size in the manifest.
         expected: u64,
-        /// What it has.
+        /// Actual size.
         found: u64,
     },
-    /// A file's bytes are not those of the manifest.
+    /// The digest of a file differs from the manifest.
     #[error("{file} is not what was signed: expected sha256 {expected}, found {found}")]
     Content {
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// What the manifest says.
+        /// Digest in the manifest.
         expected: Digest,
-        /// What the bytes have.
+        /// Actual digest.
         found: Digest,
     },
-    /// A part of a bundle is larger than such a part can be.
+    /// A part of a bundle exceeds its size limit.
     #[error("{file} is larger than {limit} bytes, the most that it can have")]
     Large {
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// The most.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// The signature does not hold.
+    /// The signature is not valid.
     #[error("the signature of {location} is refused: {problem}")]
     Signature {
-        /// The bundle.
+        /// Location of the bundle.
         location: String,
-        /// Why.
+        /// Why the signature was refused.
         problem: SignatureError,
     },
-    /// The manifest is not one.
+    /// The manifest is not valid.
     #[error("the manifest of {location} is refused: {problem}")]
     Manifest {
-        /// The bundle.
+        /// Location of the bundle.
         location: String,
-        /// Why.
+        /// Why the manifest was refused.
         problem: Box<ManifestError>,
     },
-    /// It is a good bundle, but not the one that is wanted.
+    /// The bundle is valid, but it is not the requested one.
     #[error("{location} is not the bundle that is wanted: its {field} is {found}, not {expected}")]
     Other {
-        /// The bundle.
+        /// Location of the bundle.
         location: String,
-        /// What differs.
+        /// The field that differs.
         field: &'static str,
-        /// What is wanted.
+        /// The requested value.
         expected: String,
-        /// What it has.
+        /// The value of the bundle.
         found: String,
     },
-    /// It is larger than the limits allow.
+    /// The bundle exceeds the size limit.
     #[error("{location} has {found} bytes, and at most {limit} may be staged")]
     Limit {
-        /// The bundle.
+        /// Location of the bundle.
         location: String,
-        /// The most.
+        /// The limit in bytes.
         limit: u64,
-        /// What it has.
+        /// Size of the bundle in bytes.
         found: u64,
     },
-    /// There is not enough room.
+    /// The disk has not enough free space or inodes.
     #[error("{} has room for {free} more {unit}, and the bundle needs {needed}: make room and try again", directory.display())]
     Space {
-        /// Where.
+        /// The directory to write to.
         directory: PathBuf,
         /// What is needed.
         needed: u64,
         /// What is free.
         free: u64,
-        /// Of what.
+        /// Unit of both numbers.
         unit: &'static str,
     },
-    /// Somebody else could change what is staged.
+    /// Another user could change the staged files.
     #[error("{} cannot hold staged files: {problem}", directory.display())]
     Directory {
-        /// Where.
+        /// The staging directory.
         directory: PathBuf,
-        /// Why.
+        /// Why it is not safe.
         problem: String,
     },
-    /// Another process stages into the same directory.
+    /// Another process is staging into the same directory.
     #[error("another process is staging into {}", directory.display())]
     Busy {
-        /// Where.
+        /// The staging directory.
         directory: PathBuf,
     },
     /// A file on this host cannot be used.
     #[error("{} cannot be {action}: {source}", path.display())]
     File {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// What was tried: `read`, `written`.
+        /// The operation that failed: `read`, `written`.
         action: &'static str,
-        /// Why.
+        /// The underlying error.
         source: io::Error,
     },
     /// A public key cannot be used.
@@ -181,7 +181,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same call may succeed later without anybody doing anything.
+    /// Reports whether the same call may succeed later without manual intervention.
     pub fn is_retriable(&self) -> bool {
         matches!(
             self,
@@ -193,7 +193,7 @@ impl Error {
         )
     }
 
-    /// A CamelCase reason for conditions and reports.
+    /// Returns a CamelCase reason for conditions and reports.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Location { .. } => "BundleLocationInvalid",

@@ -1,4 +1,4 @@
-//! The part of the OCI image formats that bundles read and write.
+//! The parts of the OCI image formats that bundles read and write.
 
 use std::collections::BTreeMap;
 
@@ -12,63 +12,63 @@ pub const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 pub const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
 /// Docker's media type of an image manifest.
 pub const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
-/// Docker's media type of several.
+/// Docker's media type of a manifest list.
 pub const DOCKER_INDEX: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
 /// Media type of an image's configuration.
 pub const OCI_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
-/// Media type of a layer that is not compressed.
+/// Media type of an uncompressed layer.
 pub const OCI_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
-/// Media type of a layer in gzip.
+/// Media type of a gzip-compressed layer.
 pub const OCI_LAYER_GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 /// Media type of the empty configuration of an artifact.
 pub const OCI_EMPTY: &str = "application/vnd.oci.empty.v1+json";
 /// The empty configuration.
 pub const EMPTY: &[u8] = b"{}";
 
-/// Type of the artifact that a bundle is in a registry.
+/// Type of the artifact that holds a bundle in a registry.
 pub const ARTIFACT: &str = "application/vnd.refit.bundle.v1";
 /// Media type of a bundle's manifest in a registry.
 pub const BUNDLE_MANIFEST: &str = "application/vnd.refit.bundle.manifest.v1+json";
-/// Media type of its signature.
+/// Media type of a bundle's signature in a registry.
 pub const BUNDLE_SIGNATURE: &str = "application/vnd.refit.bundle.signature.v1";
-/// Media type of everything else in it.
+/// Media type of every other file of a bundle in a registry.
 pub const BUNDLE_BLOB: &str = "application/octet-stream";
 
 /// Annotation with a tag, by which tools find an entry of a layout.
 pub const REF_NAME: &str = "org.opencontainers.image.ref.name";
 /// Annotation with a file's name.
 pub const TITLE: &str = "org.opencontainers.image.title";
-/// Annotation with an image's whole name, by which containerd imports it.
+/// Annotation with the full image name, under which containerd imports the image.
 pub const CONTAINERD_NAME: &str = "io.containerd.image.name";
 
-/// Text of the file `oci-layout`.
+/// Content of the file `oci-layout`.
 pub const LAYOUT_VERSION: &str = "{\"imageLayoutVersion\":\"1.0.0\"}";
 
-/// Whether a media type is one of an image manifest.
+/// Reports whether a media type is that of an image manifest.
 pub fn is_image_manifest(media_type: &str) -> bool {
     matches!(media_type, OCI_MANIFEST | DOCKER_MANIFEST)
 }
 
-/// Whether a media type is one of several manifests.
+/// Reports whether a media type is that of an index or manifest list.
 pub fn is_index(media_type: &str) -> bool {
     matches!(media_type, OCI_INDEX | DOCKER_INDEX)
 }
 
-/// Points to content.
+/// A reference to content, by digest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Descriptor {
-    /// What it is.
+    /// Media type of the content.
     #[serde(default)]
     pub media_type: String,
     /// `sha256:...`.
     pub digest: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// What is said of it.
+    /// Annotations of the content.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// What it runs on.
+    /// Platform of the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<Platform>,
     /// Type of the artifact that it points to.
@@ -76,7 +76,7 @@ pub struct Descriptor {
     pub artifact_type: Option<String>,
 }
 
-/// What an image runs on.
+/// The platform of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Platform {
@@ -88,13 +88,13 @@ pub struct Platform {
     pub os: String,
 }
 
-/// Several manifests.
+/// An index of manifests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Index {
-    /// 2.
+    /// Always 2.
     pub schema_version: u32,
-    /// What it is.
+    /// Media type of the index.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub media_type: Option<String>,
     /// The manifests.
@@ -102,26 +102,26 @@ pub struct Index {
     pub manifests: Vec<Descriptor>,
 }
 
-/// An image, or an artifact.
+/// The manifest of an image or artifact.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageManifest {
-    /// 2.
+    /// Always 2.
     pub schema_version: u32,
-    /// What it is.
+    /// Media type of the manifest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub media_type: Option<String>,
-    /// Type of an artifact.
+    /// Type of the artifact.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub artifact_type: Option<String>,
-    /// Configuration.
+    /// Descriptor of the configuration.
     pub config: Descriptor,
-    /// Layers, or files of an artifact.
+    /// Layers of an image, or files of an artifact.
     #[serde(default)]
     pub layers: Vec<Descriptor>,
 }
 
-/// The descriptor of an image in an `index.json`, as containerd, skopeo and oras read it.
+/// Builds the descriptor of an image in an `index.json`, as containerd, skopeo and oras read it.
 pub fn named_descriptor(image: &Image) -> Descriptor {
     let size_of = |digest: &Digest| {
         let blob = image.blobs.iter().find(|blob| blob.sha256 == *digest);
@@ -137,7 +137,7 @@ pub fn named_descriptor(image: &Image) -> Descriptor {
     }
 }
 
-/// The `index.json` of these entries.
+/// Builds an `index.json` with these entries.
 pub fn index_json(manifests: Vec<Descriptor>) -> Vec<u8> {
     let index = Index { schema_version: 2, media_type: Some(OCI_INDEX.to_owned()), manifests };
     serde_json::to_vec(&index).expect("no map with other keys, no failing type")

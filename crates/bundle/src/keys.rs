@@ -1,6 +1,7 @@
-//! Public keys, and checking a manifest's signature with them.
+//! Public keys, and verification of manifest signatures.
 //!
-//! Keys and signatures are minisign's, so that `minisign -Vm refit-bundle.json` says the same.
+//! Keys and signatures use the minisign format: `minisign -Vm refit-bundle.json` gives the same
+//! result.
 
 use std::{
     fs, io,
@@ -9,44 +10,44 @@ use std::{
 
 use minisign_verify::{PublicKey, Signature};
 
-/// Ending of the file names of public keys.
+/// File name extension of public keys.
 const ENDING: &str = "pub";
-/// Largest file that is read as a key.
+/// Size limit of a key file, in bytes.
 const MAX_KEY_BYTES: u64 = 4096;
 
-/// The keys that are trusted, each with where it came from.
+/// The trusted keys, each with its origin.
 #[derive(Clone, Debug, Default)]
 pub struct PublicKeys(Vec<(String, PublicKey)>);
 
 /// Why a key cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// A file cannot be read.
+    /// The file cannot be read.
     #[error("{} cannot be read: {source}", path.display())]
     Read {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The underlying error.
         source: io::Error,
     },
-    /// It is no public key.
+    /// The text is not a public key.
     #[error(
         "{name} holds no minisign public key ({problem}): it takes the .pub file that `refit bundle keygen` or `minisign -G` wrote, or its second line"
     )]
     Form {
-        /// Which.
+        /// Origin of the key.
         name: String,
         /// What is wrong.
         problem: String,
     },
-    /// The host does not trust the key that somebody else names.
+    /// A plan or another source names a key that the host does not trust.
     #[error(
         "the host does not trust the public key {key}, and whoever names a key cannot make it trusted ({trusted}): put its .pub file among the host's own keys"
     )]
     Untrusted {
-        /// The key.
+        /// The untrusted key.
         key: String,
-        /// The keys that are trusted, or that none is.
+        /// The trusted keys, or a note that no key is trusted.
         trusted: String,
     },
 }
@@ -57,28 +58,28 @@ pub enum SignatureError {
     /// No key is trusted.
     #[error("no public key is trusted")]
     NoKeys,
-    /// It is no signature.
+    /// The text is not a signature.
     #[error("it is no minisign signature: {0}")]
     Form(String),
-    /// None of the keys made it.
+    /// The signature matches none of the keys.
     #[error("none of the trusted keys made it for these bytes (tried: {tried})")]
     NoMatch {
-        /// Where the tried keys came from.
+        /// Origins of the keys that were tried.
         tried: String,
     },
 }
 
-/// A signature that holds.
+/// A valid signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signed {
-    /// Where the key came from.
+    /// Origin of the key.
     pub key: String,
-    /// What the signer said, protected by the signature.
+    /// Trusted comment of the signer, protected by the signature.
     pub comment: String,
 }
 
 impl PublicKeys {
-    /// Reads a key: the text of a .pub file, or its second line alone.
+    /// Parses a key: the text of a .pub file, or only its second line.
     pub fn parse(name: &str, text: &str) -> Result<Self, KeyError> {
         let failed = |problem: String| KeyError::Form { name: name.to_owned(), problem };
         let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
@@ -91,12 +92,12 @@ impl PublicKeys {
                 ));
             }
         };
-        // Without its comment, so that a key equals itself from another file.
+        // Without the comment, so that the same key in two files compares equal.
         let key = PublicKey::from_base64(base64).map_err(|error| failed(error.to_string()))?;
         Ok(Self(vec![(name.to_owned(), key)]))
     }
 
-    /// Reads a .pub file, or all of them in a directory. A directory that is not there holds none.
+    /// Reads a .pub file, or all of them in a directory. A missing directory gives no keys.
     pub fn load(path: &Path) -> Result<Self, KeyError> {
         let failed = |source| KeyError::Read { path: path.to_owned(), source };
         let entries = match fs::read_dir(path) {
@@ -127,18 +128,18 @@ impl PublicKeys {
         self.0.extend(other.0);
     }
 
-    /// Whether no key is trusted.
+    /// Reports whether no key is trusted.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How many keys are trusted.
+    /// Returns the number of trusted keys.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// The keys to use where somebody else, such as a plan, names one. It only narrows: the named
-    /// one must be among those that the host trusts by itself, so a host without a key trusts none.
+    /// Restricts the keys to those that a plan or another source names. The named keys must be
+    /// among those that the host trusts already, so a host without keys trusts none.
     pub fn narrowed_to(&self, named: &Self) -> Result<Self, KeyError> {
         if named.is_empty() {
             return Ok(self.clone());
@@ -157,7 +158,7 @@ impl PublicKeys {
         Ok(named.clone())
     }
 
-    /// Checks a signature over some bytes with every key.
+    /// Verifies a signature over some bytes against every key.
     pub fn verify(&self, bytes: &[u8], signature: &str) -> Result<Signed, SignatureError> {
         if self.is_empty() {
             return Err(SignatureError::NoKeys);
@@ -165,7 +166,8 @@ impl PublicKeys {
         let signature = Signature::decode(signature)
             .map_err(|error| SignatureError::Form(error.to_string()))?;
         for (name, key) in &self.0 {
-            // Not the legacy form: it has no hash before the signature, and nothing makes it now.
+            // The legacy form is refused: it does not hash before signing, and no current tool
+            // writes it.
             if key.verify(bytes, &signature, false).is_ok() {
                 return Ok(Signed {
                     key: name.clone(),
@@ -200,7 +202,7 @@ mod tests {
 
     use super::*;
 
-    // The vectors of minisign's own implementations, over the bytes `test`.
+    // Test vectors of minisign's own implementations, over the bytes `test`.
     const KEY: &str = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3";
     const PREHASHED: &str = "untrusted comment: signature from minisign secret key
 RUQf6LRCGA9i559r3g7V1qNyJDApGip8MfqcadIgT9CuhV3EMhHoN1mGTkUidF/z7SrlQgXdy8ofjb7bNJJylDOocrCo8KLzZwo=
@@ -216,7 +218,7 @@ QtKMXWyYcwdpZAlPF7tE2ENJkRd1ujvKjlj1m9RtHTBnZPa5WKU5uWRs5GoP5M/VqE81QFuMKI5k/SfN
     }
 
     #[test]
-    fn minisign_s_own_signature_holds() {
+    fn a_signature_by_minisign_is_valid() {
         let signed = key().verify(b"test", PREHASHED).unwrap();
         assert_eq!(signed.comment, "timestamp:1556193335\tfile:test");
         assert_eq!(signed.key, "own");
@@ -227,7 +229,7 @@ QtKMXWyYcwdpZAlPF7tE2ENJkRd1ujvKjlj1m9RtHTBnZPa5WKU5uWRs5GoP5M/VqE81QFuMKI5k/SfN
     }
 
     #[test]
-    fn other_bytes_another_comment_or_the_legacy_form_do_not_hold() {
+    fn changed_bytes_comments_and_legacy_signatures_are_refused() {
         assert!(key().verify(b"Test", PREHASHED).is_err());
         let comment = PREHASHED.replace("file:test", "file:best");
         assert!(key().verify(b"test", &comment).is_err());
@@ -247,13 +249,13 @@ QtKMXWyYcwdpZAlPF7tE2ENJkRd1ujvKjlj1m9RtHTBnZPa5WKU5uWRs5GoP5M/VqE81QFuMKI5k/SfN
         assert!(matches!(own.narrowed_to(&named), Err(KeyError::Untrusted { .. })));
         let same = PublicKeys::parse("plan", KEY).unwrap();
         assert_eq!(own.narrowed_to(&same).unwrap().names(), "plan");
-        let nobody = PublicKeys::default().narrowed_to(&same).unwrap_err();
-        assert!(nobody.to_string().contains("it trusts none"), "{nobody}");
+        let refused = PublicKeys::default().narrowed_to(&same).unwrap_err();
+        assert!(refused.to_string().contains("it trusts none"), "{refused}");
         assert_eq!(own.narrowed_to(&PublicKeys::default()).unwrap().names(), "own");
     }
 
     #[test]
-    fn a_directory_gives_all_its_keys_and_names_the_one_that_is_none() {
+    fn a_directory_gives_all_its_keys_and_names_an_invalid_one() {
         let directory = tempfile::tempdir().unwrap();
         assert!(PublicKeys::load(&directory.path().join("absent")).unwrap().is_empty());
         assert!(PublicKeys::load(&directory.path().join("absent.pub")).is_err());
@@ -268,7 +270,7 @@ QtKMXWyYcwdpZAlPF7tE2ENJkRd1ujvKjlj1m9RtHTBnZPa5WKU5uWRs5GoP5M/VqE81QFuMKI5k/SfN
 
     proptest! {
         #[test]
-        fn rubbish_is_no_signature_and_no_key(text in ".{0,300}", at in 0usize..300, byte in any::<u8>()) {
+        fn random_text_is_neither_a_signature_nor_a_key(text in ".{0,300}", at in 0usize..300, byte in any::<u8>()) {
             prop_assert!(key().verify(b"test", &text).is_err());
             prop_assert!(PublicKeys::parse("x", &text).is_err());
             let mut bytes = PREHASHED.as_bytes().to_vec();

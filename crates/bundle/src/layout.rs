@@ -1,33 +1,33 @@
-//! Where things stand in a bundle, and the headers of the archive that runtimes import images from.
+//! Paths inside a bundle, and the tar headers of the archive that runtimes import images from.
 
 use crate::{digest::Digest, manifest::MAX_FILE_BYTES};
 
 /// File name of the manifest.
 pub const MANIFEST: &str = "refit-bundle.json";
-/// File name of its signature.
+/// File name of the manifest's signature.
 pub const SIGNATURE: &str = "refit-bundle.json.minisig";
-/// Largest signature that is read.
+/// Size limit of a signature, in bytes.
 pub const MAX_SIGNATURE_BYTES: u64 = 4096;
 /// Directory of the contents.
 pub const BLOBS: &str = "blobs/sha256";
 /// The file that makes a directory an OCI layout.
 pub const OCI_LAYOUT: &str = "oci-layout";
-/// The list of what is in an OCI layout.
+/// File name of the index of an OCI layout.
 pub const OCI_INDEX: &str = "index.json";
 
-/// A tar counts in blocks of this many bytes.
+/// Block size of a tar, in bytes.
 pub const BLOCK: u64 = 512;
-/// [`BLOCK`], as a length.
+/// [`BLOCK`] as a `usize`.
 const BLOCK_LEN: usize = 512;
 
-/// Path of a content inside a bundle.
+/// Returns the path of a content inside a bundle.
 pub fn blob_path(digest: &Digest) -> String {
     format!("{BLOBS}/{digest}")
 }
 
-/// The header of a file in our tars: the same for the same name and size, whoever writes it when.
+/// Builds the tar header of a file; it depends only on the name and size.
 ///
-/// `None` where a plain header cannot say it.
+/// Returns `None` if a plain header cannot represent them.
 pub fn tar_header(name: &str, size: u64) -> Option<[u8; BLOCK_LEN]> {
     if name.is_empty() || name.len() > 100 || size > MAX_FILE_BYTES {
         return None;
@@ -45,7 +45,7 @@ pub fn tar_header(name: &str, size: u64) -> Option<[u8; BLOCK_LEN]> {
     put(116, b"0000000\0");
     put(124, format!("{size:011o}\0").as_bytes());
     put(136, b"00000000000\0");
-    // The checksum counts itself as blanks.
+    // The checksum counts its own field as blanks.
     put(148, b"        ");
     put(156, b"0");
     put(257, b"ustar\x0000");
@@ -58,7 +58,7 @@ pub fn tar_header(name: &str, size: u64) -> Option<[u8; BLOCK_LEN]> {
     Some(header)
 }
 
-/// How many bytes fill up the last block of a file of that size.
+/// Returns the number of bytes that pad a file of this size to a full block.
 pub fn padding(size: u64) -> u64 {
     (BLOCK - size % BLOCK) % BLOCK
 }
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_header_says_name_and_size_and_nothing_else_of_its_maker() {
+    fn a_header_holds_only_name_and_size() {
         let header = tar_header("blobs/sha256/x", 1234).unwrap();
         let read = tar::Header::from_byte_slice(&header);
         assert_eq!(read.path().unwrap().to_str(), Some("blobs/sha256/x"));

@@ -1,18 +1,18 @@
 //! Air-gapped bundles: what a host needs for one Kubernetes version, in one signed directory.
 //!
-//! A bundle holds packages, container images and other files under the sha256 of their bytes, and
-//! a manifest that says what they are. Only the manifest is signed (minisign, ed25519); everything
-//! else follows from the digests in it. The directory is an OCI image layout too, so that the usual
-//! tools carry it to a registry mirror.
+//! A bundle holds packages, container images and other files under the sha256 of their bytes, and a
+//! manifest that describes them. Only the manifest is signed (minisign, ed25519); everything else
+//! follows from the digests in it. The directory is an OCI image layout too, so the usual tools can
+//! copy it to a registry mirror.
 //!
 //! ```text
 //! refit-bundle.json            the manifest, canonical JSON
 //! refit-bundle.json.minisig    its signature
-//! blobs/sha256/...             every file, once, whatever carries its name
+//! blobs/sha256/...             every file, stored once per content
 //! index.json, oci-layout       the same for OCI tools
 //! ```
 //!
-//! [`fetch::stage`] is the agent's side. The `build` feature brings what makes bundles.
+//! The agent uses [`fetch::stage`]. The `build` feature adds the code that builds bundles.
 
 #[cfg(feature = "build")]
 pub mod build;

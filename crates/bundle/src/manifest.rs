@@ -1,7 +1,7 @@
-//! The manifest of a bundle: what is in it, for which hosts, and the sha256 of each byte.
+//! The manifest of a bundle: its contents with their sha256, and the hosts it is for.
 //!
-//! The JSON is canonical: keys and lists sorted, no white space, one newline at the end. A manifest
-//! that is written otherwise is refused, so one content has one digest and one signature.
+//! The JSON is canonical: keys and lists sorted, no white space, one newline at the end. Any other
+//! encoding is refused, so the same content always has the same digest and signature.
 
 use std::collections::BTreeMap;
 
@@ -14,16 +14,16 @@ use crate::{
     names::{self, PathProblem},
 };
 
-/// The version of the format that this program writes and reads.
+/// Version of the manifest format that this program writes and reads.
 pub const API_VERSION: &str = "bundle.refit.dev/v1";
-/// Largest manifest that is read: some 20,000 files.
+/// Size limit of a manifest in bytes: about 20,000 files.
 pub const MAX_MANIFEST_BYTES: u64 = 8 << 20;
-/// Largest file: what a plain tar header can say.
+/// Size limit of a file in bytes, from the plain tar header.
 pub const MAX_FILE_BYTES: u64 = (8 << 30) - 1;
-/// Most files and image blobs together.
+/// Maximum number of files and image blobs together.
 pub const MAX_FILES: usize = 20_000;
 
-/// What is in a bundle.
+/// The manifest of a bundle.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Manifest {
@@ -35,42 +35,42 @@ pub struct Manifest {
     pub files: Vec<File>,
     /// Container images, sorted by name.
     pub images: Vec<Image>,
-    /// Kubernetes version that the bundle brings, `vX.Y.Z`.
+    /// Kubernetes version that the bundle installs, `vX.Y.Z`.
     pub kubernetes_version: KubernetesVersion,
     /// Operating systems that the packages are for.
     pub os_family: OsFamily,
 }
 
-/// One file that keeps its name.
+/// A file that is staged under its own name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct File {
-    /// What it is.
+    /// Kind of the file.
     pub kind: FileKind,
-    /// What it installs, for a package.
+    /// Package metadata, if the file is a package.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub package: Option<Package>,
-    /// Where it stands in the staging directory, such as `packages/kubelet_1.35.0-1.1_amd64.deb`.
+    /// Path in the staging directory, such as `packages/kubelet_1.35.0-1.1_amd64.deb`.
     pub path: String,
-    /// sha256 of its bytes.
+    /// sha256 of the file.
     pub sha256: Digest,
-    /// How many bytes it has.
+    /// Size in bytes.
     pub size: u64,
 }
 
-/// What a file is.
+/// The kind of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum FileKind {
     /// A .deb, a .rpm or a tarball of binaries, in `packages/`.
     Package,
     /// An image of the operating system, in `os/`.
     OsImage,
-    /// Anything else, in `files/`.
+    /// Any other file, in `files/`.
     File,
 }
 
 impl FileKind {
-    /// The directory that files of this kind stand in.
+    /// Returns the directory for files of this kind.
     pub fn directory(self) -> &'static str {
         match self {
             Self::Package => "packages",
@@ -80,29 +80,29 @@ impl FileKind {
     }
 }
 
-/// What a package installs.
+/// Metadata of a package.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Package {
-    /// Architecture as the package says it: `amd64`, `x86_64`, `all`, `noarch`.
+    /// Architecture in the package's own notation: `amd64`, `x86_64`, `all`, `noarch`.
     pub architecture: String,
-    /// How it is packed.
+    /// Format of the package.
     pub format: PackageFormat,
-    /// Its name.
+    /// Name of the package.
     pub name: String,
-    /// Its version, as the package manager compares it.
+    /// Version of the package, as the package manager compares it.
     pub version: String,
 }
 
-/// How a package is packed.
+/// The format of a package.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PackageFormat {
-    /// For apt and dpkg.
+    /// A .deb, for apt and dpkg.
     Deb,
-    /// For dnf and rpm.
+    /// A .rpm, for dnf and rpm.
     Rpm,
-    /// Plain binaries.
+    /// A tarball of plain binaries.
     Tarball,
 }
 
@@ -110,68 +110,68 @@ pub enum PackageFormat {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Image {
-    /// Everything that it consists of, its manifest too, sorted by digest.
+    /// Every blob of the image, including its manifest, sorted by digest.
     pub blobs: Vec<Blob>,
-    /// Digest of its manifest, one of the blobs.
+    /// Digest of the image manifest, which is one of the blobs.
     pub manifest: Digest,
-    /// Media type of its manifest.
+    /// Media type of the image manifest.
     pub media_type: String,
-    /// What it is called: `registry.k8s.io/kube-apiserver:v1.35.0`.
+    /// Full name of the image: `registry.k8s.io/kube-apiserver:v1.35.0`.
     pub name: String,
 }
 
-/// Some bytes under their digest.
+/// A blob of an image.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Blob {
-    /// sha256 of the bytes.
+    /// sha256 of the blob.
     pub sha256: Digest,
-    /// How many.
+    /// Size in bytes.
     pub size: u64,
 }
 
 /// Why a manifest is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
-    /// It is larger than any manifest.
+    /// The manifest exceeds the size limit.
     #[error("it has {found} bytes, and a manifest has at most {MAX_MANIFEST_BYTES}")]
     Large {
-        /// Its size.
+        /// Its size in bytes.
         found: u64,
     },
-    /// It is of another version of the format.
+    /// The format version is not supported.
     #[error(
         "its apiVersion is {found:?}, and this version of Refit reads {API_VERSION:?}: build it with the same version, or upgrade"
     )]
     Version {
-        /// What it says.
+        /// The version in the manifest.
         found: String,
     },
-    /// It is no JSON of this form.
+    /// The text is not JSON of the expected form.
     #[error("it cannot be read: {0}")]
     Json(#[from] serde_json::Error),
-    /// Its bytes are not those that its content has.
+    /// The bytes are not the canonical encoding of the content.
     #[error("it is not written canonically, so it was changed after `refit bundle build`")]
     NotCanonical,
-    /// A field has a value that it cannot have.
+    /// A field has an invalid value.
     #[error("{field}: {problem}")]
     Field {
-        /// Which field, of which entry.
+        /// The field and its entry.
         field: String,
         /// What is wrong.
         problem: String,
     },
-    /// A path is not one for a bundle.
+    /// A path is not allowed in a bundle.
     #[error("files: the path {path:?} is refused: {problem}")]
     Path {
-        /// The path.
+        /// The invalid path.
         path: String,
-        /// What is wrong.
+        /// What is wrong with it.
         problem: PathProblem,
     },
 }
 
-/// The one field that is read before the others.
+/// The version field, which is parsed before the others.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Versioned {
@@ -180,7 +180,7 @@ struct Versioned {
 }
 
 impl Manifest {
-    /// Reads a manifest and refuses everything that is not exactly one.
+    /// Parses and validates a manifest.
     pub fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
         if bytes.len() as u64 > MAX_MANIFEST_BYTES {
             let found = bytes.len() as u64;
@@ -198,7 +198,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Sorts what has no order of its own, so that the same content is the same text.
+    /// Sorts every list that has no order of its own, so that the same content gives the same text.
     pub fn sort(&mut self) {
         self.files.sort_by(|a, b| a.path.cmp(&b.path));
         for image in &mut self.images {
@@ -208,35 +208,35 @@ impl Manifest {
         self.images.sort_by(|a, b| a.name.cmp(&b.name));
     }
 
-    /// The bytes that are signed.
+    /// Encodes the manifest to the bytes that are signed.
     pub fn to_canonical(&self) -> Vec<u8> {
-        // Fields are declared in the order of their names.
+        // Fields are declared in alphabetical order.
         let mut bytes = serde_json::to_vec(self).expect("no map with other keys, no failing type");
         bytes.push(b'\n');
         bytes
     }
 
-    /// Every content once, sorted by digest.
+    /// Returns every content once, sorted by digest.
     pub fn blobs(&self) -> Vec<Blob> {
         let sizes: BTreeMap<&Digest, u64> = self.contents().collect();
         let blob = |(sha256, size): (&Digest, u64)| Blob { sha256: sha256.clone(), size };
         sizes.into_iter().map(blob).collect()
     }
 
-    /// Bytes of every content, each once.
+    /// Returns the total size of all contents, counting each once.
     pub fn total_size(&self) -> u64 {
         let sizes = self.blobs().into_iter().map(|blob| blob.size);
         sizes.fold(0, u64::saturating_add)
     }
 
-    /// Bytes of everything that images consist of, each once.
+    /// Returns the total size of all image blobs, counting each once.
     pub fn image_size(&self) -> u64 {
         let blobs = self.images.iter().flat_map(|image| &image.blobs);
         let sizes: BTreeMap<&Digest, u64> = blobs.map(|blob| (&blob.sha256, blob.size)).collect();
         sizes.into_values().fold(0, u64::saturating_add)
     }
 
-    /// What a person would call the content with this digest.
+    /// Returns a readable name for the content with this digest.
     pub fn name_of(&self, digest: &Digest) -> String {
         if let Some(file) = self.files.iter().find(|file| file.sha256 == *digest) {
             return file.path.clone();
@@ -254,7 +254,7 @@ impl Manifest {
         files.chain(blobs.map(|blob| (&blob.sha256, blob.size)))
     }
 
-    /// Whether every field holds what it may, and all fit together.
+    /// Checks that every field is valid and that all are consistent.
     pub fn validate(&self) -> Result<(), ManifestError> {
         let count = self.contents().count();
         if count == 0 {

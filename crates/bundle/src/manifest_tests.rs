@@ -88,7 +88,7 @@ fn the_same_content_in_other_bytes_is_refused() {
 }
 
 #[test]
-fn a_newer_format_is_told_from_rubbish() {
+fn a_newer_format_is_reported_as_such() {
     let text = String::from_utf8(good().to_canonical()).unwrap();
     let newer = text.replace("/v1\"", "/v2\"").replace("\"images\"", "\"pictures\"");
     let error = Manifest::parse(newer.as_bytes()).unwrap_err();
@@ -96,7 +96,7 @@ fn a_newer_format_is_told_from_rubbish() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_with_its_name() {
+fn an_inconsistent_manifest_names_the_field() {
     type Change = fn(&mut Manifest);
     let cases: [(&str, Change); 13] = [
         ("is empty", |m| {
@@ -143,18 +143,18 @@ fn a_version_that_reads_as_an_option_is_refused() {
 }
 
 #[test]
-fn a_host_says_its_family_in_os_release() {
-    let of = OsFamily::of_os_release;
-    assert_eq!(of("NAME=x\nID=ubuntu\nID_LIKE=debian\n"), Some(OsFamily::Debian));
-    assert_eq!(of("ID=\"rocky\"\nID_LIKE=\"rhel centos fedora\"\n"), Some(OsFamily::Rhel));
-    assert_eq!(of("ID=azurelinux\nID_LIKE=fedora\n"), Some(OsFamily::AzureLinux));
-    assert_eq!(of("ID=nixos\n"), None);
-    assert_eq!(of(""), None);
+fn the_os_family_is_read_from_os_release() {
+    let family = OsFamily::of_os_release;
+    assert_eq!(family("NAME=x\nID=ubuntu\nID_LIKE=debian\n"), Some(OsFamily::Debian));
+    assert_eq!(family("ID=\"rocky\"\nID_LIKE=\"rhel centos fedora\"\n"), Some(OsFamily::Rhel));
+    assert_eq!(family("ID=azurelinux\nID_LIKE=fedora\n"), Some(OsFamily::AzureLinux));
+    assert_eq!(family("ID=nixos\n"), None);
+    assert_eq!(family(""), None);
 }
 
 proptest! {
     #[test]
-    fn rubbish_never_panics_and_never_passes(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+    fn random_bytes_never_panic_and_never_pass(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
         prop_assert!(Manifest::parse(&bytes).is_err());
     }
 

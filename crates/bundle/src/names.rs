@@ -1,41 +1,41 @@
-//! Names that are safe as paths and as arguments, wherever they came from.
+//! Checks that names from any source are safe as paths and as arguments.
 
 use std::collections::BTreeMap;
 
-/// Longest path of a file in a bundle.
+/// Maximum length of a path in a bundle.
 const LONGEST_PATH: usize = 240;
-/// Longest part of such a path.
+/// Maximum length of one component of a path.
 const LONGEST_PART: usize = 160;
-/// Most parts of such a path.
+/// Maximum number of components of a path.
 const DEEPEST: usize = 4;
 
-/// What is wrong with a path.
+/// Why a path is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PathProblem {
-    /// It is empty, or one of its parts is.
+    /// The path or one of its components is empty.
     #[error("it has an empty part")]
     Empty,
-    /// It is too long.
+    /// The path is too long.
     #[error("it is longer than {LONGEST_PATH} bytes, or a part of it than {LONGEST_PART}")]
     Long,
-    /// It is too deep.
+    /// The path has too many components.
     #[error("it has more than {DEEPEST} parts")]
     Deep,
-    /// A part starts with a dot or a dash: hidden, a way out of the directory, or an option.
+    /// A component starts with a dot or a dash: a hidden file, a parent directory, or an option.
     #[error("a part of it starts with {0:?}")]
     Start(char),
-    /// A character that no file of a bundle has.
+    /// The path contains a character that is not allowed.
     #[error("it has the character {0:?}")]
     Character(char),
-    /// Two files would be one on some file systems.
+    /// Two paths name the same file on some file systems.
     #[error("it differs from {0} in nothing but case")]
     Twice(String),
-    /// It is a file and a directory.
+    /// The path is both a file and a directory.
     #[error("it is a file, and {0} needs it to be a directory")]
     Directory(String),
 }
 
-/// Whether a path is one that a bundle may have: relative, plain, without a way out.
+/// Checks that a path is allowed in a bundle: relative, plain and inside its directory.
 pub fn check_path(path: &str) -> Result<(), PathProblem> {
     if path.len() > LONGEST_PATH {
         return Err(PathProblem::Long);
@@ -52,15 +52,15 @@ pub fn check_path(path: &str) -> Result<(), PathProblem> {
         if part.len() > LONGEST_PART {
             return Err(PathProblem::Long);
         }
-        let odd = |c: &char| !(c.is_ascii_alphanumeric() || "._+~:@%=^-".contains(*c));
-        if let Some(odd) = part.chars().find(odd) {
-            return Err(PathProblem::Character(odd));
+        let is_forbidden = |c: &char| !(c.is_ascii_alphanumeric() || "._+~:@%=^-".contains(*c));
+        if let Some(character) = part.chars().find(is_forbidden) {
+            return Err(PathProblem::Character(character));
         }
     }
     Ok(())
 }
 
-/// Whether all paths can stand in one directory; names the first that cannot.
+/// Checks that all paths can exist in one directory; the error names the first that cannot.
 pub fn check_together<'a>(
     paths: impl IntoIterator<Item = &'a str>,
 ) -> Result<(), (String, PathProblem)> {
@@ -81,8 +81,8 @@ pub fn check_together<'a>(
     Ok(())
 }
 
-/// Whether a text is a name or version of a package: nothing that a shell, a path or an option
-/// parser would read otherwise.
+/// Reports whether a text is a valid package name or version: nothing that a shell, a path or an
+/// option parser interprets.
 pub fn is_package_word(text: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "._+~:^-".contains(c);
     text.len() <= 128
@@ -90,7 +90,7 @@ pub fn is_package_word(text: &str) -> bool {
         && text.chars().all(allowed)
 }
 
-/// Whether a text names an image: `registry/repository:tag`, with a digest or without.
+/// Reports whether a text is an image name: `registry/repository:tag`, with or without a digest.
 pub fn is_image_name(text: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "._-/:@".contains(c);
     text.len() <= 400
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_that_leave_the_directory_or_read_as_options_are_refused() {
+    fn paths_outside_the_directory_or_like_options_are_refused() {
         for bad in [
             "",
             "/etc/passwd",
@@ -128,8 +128,8 @@ mod tests {
             "~",
             "a*",
         ] {
-            let odd = bad == "~";
-            assert_eq!(check_path(bad).is_err(), !odd, "{bad:?}");
+            let is_allowed = bad == "~";
+            assert_eq!(check_path(bad).is_err(), !is_allowed, "{bad:?}");
         }
         assert_eq!(check_path(&"a".repeat(161)), Err(PathProblem::Long));
         for good in ["packages/kubelet_1.35.0-1.1_amd64.deb", "files/a/b%3a1", "x"] {
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn two_files_that_some_file_system_takes_for_one_are_refused() {
+    fn files_that_collide_on_some_file_systems_are_refused() {
         assert!(check_together(["a/b", "a/c", "b"]).is_ok());
         let (path, problem) = check_together(["files/A", "files/a"]).unwrap_err();
         assert_eq!((path.as_str(), problem), ("files/a", PathProblem::Twice("files/A".into())));
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn image_names_are_told_from_others() {
+    fn image_names_are_recognized() {
         for good in ["registry.k8s.io/pause:3.10", "localhost:5000/a/b:c", "a/b:c"] {
             assert!(is_image_name(good), "{good}");
         }

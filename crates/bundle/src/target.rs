@@ -4,28 +4,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::manifest::PackageFormat;
 
-/// Processor architecture, as Kubernetes and OCI call it.
+/// Processor architecture, in the notation of Kubernetes and OCI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Architecture {
-    /// 64 bit x86.
+    /// 64-bit x86.
     Amd64,
-    /// 64 bit ARM.
+    /// 64-bit ARM.
     Arm64,
-    /// 64 bit POWER, little endian.
+    /// 64-bit POWER, little endian.
     Ppc64le,
-    /// 64 bit RISC-V.
+    /// 64-bit RISC-V.
     Riscv64,
     /// IBM Z.
     S390x,
 }
 
 impl Architecture {
-    /// All that there are.
+    /// All supported architectures.
     pub const ALL: [Self; 5] =
         [Self::Amd64, Self::Arm64, Self::Ppc64le, Self::Riscv64, Self::S390x];
 
-    /// As Kubernetes writes it.
+    /// Returns the Kubernetes notation.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Amd64 => "amd64",
@@ -36,7 +36,7 @@ impl Architecture {
         }
     }
 
-    /// As rpm writes it.
+    /// Returns the rpm notation.
     pub fn rpm(self) -> &'static str {
         match self {
             Self::Amd64 => "x86_64",
@@ -45,7 +45,7 @@ impl Architecture {
         }
     }
 
-    /// As dpkg writes it.
+    /// Returns the dpkg notation.
     pub fn deb(self) -> &'static str {
         match self {
             Self::Ppc64le => "ppc64el",
@@ -53,7 +53,7 @@ impl Architecture {
         }
     }
 
-    /// The architecture of this process.
+    /// Returns the architecture of this process.
     pub fn of_this_host() -> Option<Self> {
         let name = std::env::consts::ARCH;
         let by_kernel = |arch: &Self| arch.rpm() == name;
@@ -64,25 +64,25 @@ impl Architecture {
     }
 }
 
-/// Operating systems that take the same packages.
+/// A family of operating systems that use the same packages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OsFamily {
-    /// Tarballs and images only: any Linux.
+    /// Any Linux: tarballs and images only.
     Any,
     /// Azure Linux: .rpm.
     AzureLinux,
-    /// Debian, Ubuntu and what follows them: .deb.
+    /// Debian, Ubuntu and their derivatives: .deb.
     Debian,
     /// Red Hat, Rocky, Alma, Fedora, Amazon Linux: .rpm.
     Rhel,
 }
 
 impl OsFamily {
-    /// All that there are.
+    /// All supported families.
     pub const ALL: [Self; 4] = [Self::Any, Self::AzureLinux, Self::Debian, Self::Rhel];
 
-    /// As manifests write it.
+    /// Returns the notation of manifests.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Any => "any",
@@ -92,7 +92,7 @@ impl OsFamily {
         }
     }
 
-    /// The family that an `/etc/os-release` tells of; `None` for one that is not known.
+    /// Detects the family from `/etc/os-release`; returns `None` if it is not known.
     pub fn of_os_release(text: &str) -> Option<Self> {
         let value = |key: &str| {
             let mut lines = text.lines().filter_map(|line| line.split_once('='));
@@ -100,7 +100,7 @@ impl OsFamily {
             value.map(|value| value.trim().trim_matches(['"', '\'']))
         };
         let names = [value("ID"), value("ID_LIKE")].into_iter().flatten();
-        // The first name that is known: what a system is comes before what it is like.
+        // The first known name wins: `ID` comes before `ID_LIKE`.
         names.flat_map(str::split_whitespace).find_map(|name| match name {
             "azurelinux" | "mariner" => Some(Self::AzureLinux),
             "debian" | "ubuntu" => Some(Self::Debian),
@@ -109,7 +109,7 @@ impl OsFamily {
         })
     }
 
-    /// Whether hosts of this family can install packages of that format.
+    /// Reports whether hosts of this family can install packages of this format.
     pub fn takes(self, format: PackageFormat) -> bool {
         match format {
             PackageFormat::Tarball => true,

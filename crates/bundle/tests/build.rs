@@ -1,6 +1,6 @@
-//! What `build` makes, and what it refuses.
+//! Tests of building bundles.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic fails the test")]
 
 mod support;
 
@@ -15,7 +15,7 @@ use refit_bundle::{
 use support::{World, deb, docker_archive, limits, tree};
 
 #[test]
-fn the_same_inputs_make_the_same_bytes_in_whatever_order_they_are_named() {
+fn the_same_inputs_give_the_same_bytes_in_any_order() {
     let world = World::new();
     let (directory, built) = world.build("one");
     let mut spec = Spec { packages: world.packages(), ..world.spec() };
@@ -28,7 +28,7 @@ fn the_same_inputs_make_the_same_bytes_in_whatever_order_they_are_named() {
 }
 
 #[test]
-fn the_manifest_says_what_is_in_it() {
+fn the_manifest_lists_the_contents() {
     let world = World::new();
     let (directory, built) = world.build("b");
     let bytes = fs::read(directory.join("refit-bundle.json")).unwrap();
@@ -69,7 +69,7 @@ fn a_bundle_can_be_built_from_the_oci_layout_of_another() {
 }
 
 #[test]
-fn the_spec_file_says_the_same_as_flags() {
+fn a_spec_file_gives_the_same_bundle_as_flags() {
     let world = World::new();
     let text = "
 kubernetesVersion: v1.35.0
@@ -113,7 +113,7 @@ fn refused(world: &World, change: impl FnOnce(&mut Spec, &Path)) -> BuildError {
 }
 
 #[test]
-fn what_does_not_belong_is_refused_with_its_name_and_nothing_is_left() {
+fn an_unsuitable_input_is_named_and_leaves_no_output() {
     type Change = fn(&mut Spec, &Path);
     let world = World::new();
     let message = |change: Change| refused(&world, change).to_string();
@@ -171,7 +171,7 @@ fn a_damaged_image_is_refused() {
 }
 
 #[test]
-fn one_name_for_two_images_is_refused_and_one_image_twice_is_one() {
+fn a_duplicate_image_counts_once_and_a_name_clash_is_refused() {
     let world = World::new();
     let twin = world.path("inputs/twin.tar");
     fs::write(&twin, docker_archive("registry.example/app:1", b"else")).unwrap();
@@ -186,7 +186,7 @@ fn one_name_for_two_images_is_refused_and_one_image_twice_is_one() {
 }
 
 #[test]
-fn what_is_there_is_not_overwritten() {
+fn an_existing_output_is_not_overwritten() {
     let world = World::new();
     fs::create_dir(world.path("b")).unwrap();
     let spec = Spec { packages: world.packages(), ..world.spec() };
@@ -243,7 +243,7 @@ fn files_keep_their_kind() {
     assert_eq!((file.kind, &file.package), (FileKind::File, &None));
 }
 
-/// A tar as any program packs it.
+/// Packs a directory with an ordinary tar program.
 fn pack(directory: &Path) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
     builder.append_dir_all("", directory).unwrap();

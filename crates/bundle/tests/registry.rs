@@ -1,6 +1,6 @@
-//! Bundles from a registry that asks for logins or gives another artifact.
+//! Bundles from a registry that requires a login or returns another artifact.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic fails the test")]
 
 mod support;
 
@@ -13,7 +13,8 @@ use support::{Reply, Server, World, registry};
 async fn a_registry_that_wants_a_token_gets_one() {
     let world = World::new();
     let (directory, built) = world.build("b");
-    // The address is known only once it listens, so the challenge leads back by a second server.
+    // The server's address is known only once it listens, so the challenge points to a second
+    // server.
     let tokens = Server::new(|_| Reply::ok(br#"{"access_token":"good"}"#.to_vec())).await;
     let challenge: &'static str = format!(
         r#"Bearer realm="http://{}/token",service="mirror",scope="repository:mirror/bundle:pull""#,
@@ -24,12 +25,12 @@ async fn a_registry_that_wants_a_token_gets_one() {
     let location =
         format!("oci+http://{}/mirror/bundle@{}", server.address, built.artifact.to_oci());
     world.stage(&location, "s").await.unwrap();
-    let asked = tokens.asked();
-    assert_eq!(asked.len(), 1, "one token for all blobs");
+    let requests = tokens.requests();
+    assert_eq!(requests.len(), 1, "one token for all blobs");
     assert!(
-        asked[0].path.contains("service=mirror&scope=repository:mirror/bundle:pull"),
+        requests[0].path.contains("service=mirror&scope=repository:mirror/bundle:pull"),
         "{}",
-        asked[0].path
+        requests[0].path
     );
     let kerberos = registry(&directory, Some("Negotiate")).await;
     let location =
@@ -39,7 +40,7 @@ async fn a_registry_that_wants_a_token_gets_one() {
 }
 
 #[tokio::test]
-async fn a_registry_that_gives_another_artifact_is_found_out() {
+async fn a_registry_that_returns_another_artifact_is_detected() {
     let world = World::new();
     let (directory, built) = world.build("b");
     let server = registry(&directory, None).await;

@@ -1,6 +1,6 @@
-//! Web servers that cut, err and lie.
+//! Downloads from HTTP servers that cut connections, return errors and send wrong bytes.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic fails the test")]
 
 mod support;
 
@@ -19,18 +19,20 @@ use refit_bundle::{
     Digest, Error,
     fetch::{self, Limits, Wanted, find},
 };
-use support::{Asked, Reply, Server, World, from_directory, leftovers, limits, noise, text, tree};
+use support::{
+    ReceivedRequest, Reply, Server, World, from_directory, leftovers, limits, noise, text, tree,
+};
 
 #[tokio::test]
-async fn a_download_that_is_cut_anywhere_goes_on_where_it_stopped() {
+async fn an_interrupted_download_resumes_where_it_stopped() {
     let world = World::new();
     let (directory, built) = world.build("b");
     let expected = tree(&world.stage(&text(&directory), "whole").await.unwrap().directory);
     for cut in [1_500, 4_096, 16_383, 16_384, 65_535, 65_536, 65_537] {
         let root = directory.clone();
-        let server = Server::new(move |asked| {
-            let reply = from_directory(&root, asked);
-            let cut = asked.path.contains("blobs").then_some(cut);
+        let server = Server::new(move |request| {
+            let reply = from_directory(&root, request);
+            let cut = request.path.contains("blobs").then_some(cut);
             Reply { cut, ..reply }
         })
         .await;
@@ -43,20 +45,25 @@ async fn a_download_that_is_cut_anywhere_goes_on_where_it_stopped() {
             }
         };
         assert_eq!(tree(&staged.directory), expected, "cut after {cut}");
-        let bytes = |asked: &Asked| asked.range.map_or(0, |(from, to)| (to + 1 - from).min(cut));
-        let fetched: usize = server.asked().iter().map(bytes).sum();
+        let bytes = |request: &ReceivedRequest| {
+            request.range.map_or(0, |(from, to)| (to + 1 - from).min(cut))
+        };
+        let fetched: usize = server.requests().iter().map(bytes).sum();
         let total = usize::try_from(built.manifest.total_size()).unwrap();
         assert_eq!(fetched, total, "no byte is fetched twice, cut after {cut}");
     }
 }
 
 #[tokio::test]
-async fn a_head_that_is_cut_is_torn_and_nothing_stays() {
+async fn an_interrupted_head_is_an_error_and_leaves_nothing() {
     let world = World::new();
     let (directory, _) = world.build("b");
     for cut in [0, 1, 100, 511] {
         let root = directory.clone();
-        let reply = move |asked: &Asked| Reply { cut: Some(cut), ..from_directory(&root, asked) };
+        let reply = move |request: &ReceivedRequest| Reply {
+            cut: Some(cut),
+            ..from_directory(&root, request)
+        };
         let server = Server::new(reply).await;
         let error = world.stage(&server.url(""), "s").await.unwrap_err();
         assert!(error.is_retriable(), "{cut}: {error}");
@@ -64,12 +71,12 @@ async fn a_head_that_is_cut_is_torn_and_nothing_stays() {
     }
 }
 
-/// Whatever a server does, in whatever order: what is staged is what was signed, or nothing is.
+/// Whatever a server does, in any order: either the signed bundle is staged, or nothing.
 #[tokio::test]
-async fn a_server_that_errs_at_random_never_gets_a_wrong_byte_through() {
+async fn random_server_errors_never_let_a_wrong_byte_through() {
     let world = World::new();
     let (directory, _) = world.build("b");
-    // All but the line of a signature that nobody vouches for.
+    // Everything except the signature file, which contains an untrusted line.
     let vouched = |directory: &Path| {
         let mut tree = tree(directory);
         tree.remove("refit-bundle.json.minisig");
@@ -80,11 +87,11 @@ async fn a_server_that_errs_at_random_never_gets_a_wrong_byte_through() {
     for seed in 1..=12u64 {
         let root = directory.clone();
         let count = AtomicUsize::new(0);
-        let server = Server::new(move |asked| {
+        let server = Server::new(move |request| {
             let turn = count.fetch_add(1, Ordering::SeqCst) as u64;
             let [fault, at] = <[u8; 2]>::try_from(noise(seed * 1_000 + turn, 2)).unwrap();
-            let whole = Asked { range: None, ..asked.clone() };
-            let mut reply = from_directory(&root, asked);
+            let whole = ReceivedRequest { range: None, ..request.clone() };
+            let mut reply = from_directory(&root, request);
             let at = usize::from(at) * reply.body.len() / 256;
             match fault {
                 0..40 => Reply { cut: Some(at), ..reply },
@@ -125,9 +132,9 @@ async fn a_wrong_byte_names_its_file_and_leaves_nothing_of_it() {
     for blob in built.manifest.blobs() {
         let root = directory.clone();
         let bad = format!("/blobs/sha256/{}", blob.sha256);
-        let server = Server::new(move |asked| {
-            let mut reply = from_directory(&root, asked);
-            if asked.path == bad {
+        let server = Server::new(move |request| {
+            let mut reply = from_directory(&root, request);
+            if request.path == bad {
                 reply.body[0] ^= 1;
             }
             reply
@@ -149,7 +156,7 @@ async fn a_wrong_byte_names_its_file_and_leaves_nothing_of_it() {
 }
 
 #[tokio::test]
-async fn a_bad_beginning_that_an_earlier_try_left_is_fetched_anew() {
+async fn a_wrong_partial_download_is_fetched_again() {
     let world = World::new();
     let (directory, built) = world.build("b");
     let server = Server::directory(directory).await;
@@ -172,7 +179,7 @@ async fn a_bad_beginning_that_an_earlier_try_left_is_fetched_anew() {
 }
 
 #[tokio::test]
-async fn servers_that_do_not_keep_to_the_rules_are_told_apart() {
+async fn each_protocol_violation_of_a_server_has_its_own_error() {
     type Change = fn(Reply) -> Reply;
     let world = World::new();
     let (directory, _) = world.build("b");
@@ -195,9 +202,9 @@ async fn servers_that_do_not_keep_to_the_rules_are_told_apart() {
     ];
     for (reason, retriable, change) in cases {
         let root = directory.clone();
-        let server = Server::new(move |asked| {
-            let reply = from_directory(&root, asked);
-            if asked.path.contains("blobs") { change(reply) } else { reply }
+        let server = Server::new(move |request| {
+            let reply = from_directory(&root, request);
+            if request.path.contains("blobs") { change(reply) } else { reply }
         })
         .await;
         let error = world.stage(&server.url(""), "s").await.unwrap_err();
@@ -208,15 +215,15 @@ async fn servers_that_do_not_keep_to_the_rules_are_told_apart() {
 }
 
 #[tokio::test]
-async fn a_server_without_ranges_is_good_enough() {
+async fn a_server_without_ranges_is_supported() {
     let world = World::new();
     let (_, built) = world.build("b");
     let root = world.directory.path().to_owned();
     let tries = Arc::new(AtomicUsize::new(0));
     let count = tries.clone();
-    let server = Server::new(move |asked| {
-        let reply = from_directory(&root, &Asked { range: None, ..asked.clone() });
-        let first = asked.path.contains("blobs") && count.fetch_add(1, Ordering::SeqCst) == 0;
+    let server = Server::new(move |request| {
+        let reply = from_directory(&root, &ReceivedRequest { range: None, ..request.clone() });
+        let first = request.path.contains("blobs") && count.fetch_add(1, Ordering::SeqCst) == 0;
         Reply { cut: first.then_some(1000), ..reply }
     })
     .await;
@@ -226,13 +233,13 @@ async fn a_server_without_ranges_is_good_enough() {
 }
 
 #[tokio::test]
-async fn redirects_are_followed_so_far_and_silence_is_not_waited_for() {
+async fn redirects_are_limited_and_a_silent_server_times_out() {
     let world = World::new();
     let (directory, _) = world.build("b");
     let storage = Server::directory(directory.clone()).await;
     let elsewhere = storage.url("");
-    let front = Server::new(move |asked| {
-        let path = asked.path.trim_start_matches('/');
+    let front = Server::new(move |request| {
+        let path = request.path.trim_start_matches('/');
         Reply::status(307).with("Location", format!("{elsewhere}{path}"))
     })
     .await;
@@ -240,22 +247,22 @@ async fn redirects_are_followed_so_far_and_silence_is_not_waited_for() {
     let endless = Server::new(|_| Reply::status(307).with("Location", "/again")).await;
     let error = world.stage(&endless.url(""), "t").await.unwrap_err();
     assert!(error.to_string().contains("redirects more than 5 times"), "{error}");
-    let silent = Server::new(move |asked| {
-        let reply = from_directory(&directory, asked);
-        let stall = asked.path.contains("blobs");
+    let silent = Server::new(move |request| {
+        let reply = from_directory(&directory, request);
+        let stall = request.path.contains("blobs");
         let end = if stall { 10 } else { reply.body.len() };
         Reply { cut: Some(end), stall, ..reply }
     })
     .await;
     let error = world.stage(&silent.url(""), "u").await.unwrap_err();
     assert!(matches!(error, Error::Torn { found: 10, .. }), "{error}");
-    let nobody = "http://127.0.0.1:1/b";
-    let error = world.stage(nobody, "v").await.unwrap_err();
+    let unreachable = "http://127.0.0.1:1/b";
+    let error = world.stage(unreachable, "v").await.unwrap_err();
     assert!(matches!(error, Error::Unreachable { .. }) && error.is_retriable(), "{error}");
 }
 
 #[tokio::test]
-async fn a_stage_that_is_dropped_halfway_goes_on_the_next_time() {
+async fn a_cancelled_stage_resumes_the_next_time() {
     let world = World::new();
     let (directory, built) = world.build("b");
     let server = Server::directory(directory).await;
@@ -265,23 +272,23 @@ async fn a_stage_that_is_dropped_halfway_goes_on_the_next_time() {
     let first = world.stage_wanted(&url, "s", &wanted, &slow);
     let first = tokio::time::timeout(Duration::from_millis(400), first).await;
     assert!(first.is_err(), "130 kB at 100 kB/s take longer");
-    // What it had in hand may still be written.
+    // A write that was in progress may still finish.
     tokio::time::sleep(Duration::from_millis(50)).await;
     server.forget();
     world.stage(&url, "s").await.unwrap();
-    let ranges = server.asked().into_iter().filter_map(|asked| asked.range);
+    let ranges = server.requests().into_iter().filter_map(|request| request.range);
     let fetched: usize = ranges.map(|(from, to)| to + 1 - from).sum();
     assert!(fetched + 10_000 < usize::try_from(built.manifest.total_size()).unwrap(), "{fetched}");
 }
 
 #[tokio::test]
-async fn a_single_file_goes_on_where_it_stopped_and_is_never_another() {
+async fn a_single_file_resumes_and_is_always_verified() {
     let world = World::new();
     let bytes = noise(3, 90_000);
     let (served, cut) = (bytes.clone(), AtomicBool::new(true));
-    let server = Server::new(move |asked| {
+    let server = Server::new(move |request| {
         let first = cut.swap(false, Ordering::Relaxed);
-        Reply { cut: first.then_some(30_000), ..Reply::ranged(asked, &served) }
+        Reply { cut: first.then_some(30_000), ..Reply::ranged(request, &served) }
     })
     .await;
     let (url, to) = (server.url("node.tar.gz?x=1"), world.path("d/node.tar.gz"));

@@ -1,6 +1,6 @@
-//! Staging from everywhere, and what is refused on the way.
+//! Staging from every kind of location, and the bundles that are refused.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic fails the test")]
 
 mod support;
 
@@ -15,7 +15,7 @@ use refit_bundle::{
 use support::{Reply, Server, World, deb, from_directory, leftovers, limits, registry, text, tree};
 
 #[tokio::test]
-async fn every_way_gives_the_same_files() {
+async fn every_kind_of_location_gives_the_same_files() {
     let world = World::new();
     let (directory, built) = world.build("b");
     let server = Server::directory(world.directory.path().to_owned()).await;
@@ -43,7 +43,7 @@ async fn every_way_gives_the_same_files() {
 }
 
 #[tokio::test]
-async fn what_is_staged_is_ready_for_the_steps() {
+async fn a_staged_bundle_is_ready_for_the_steps() {
     let world = World::new();
     let (directory, _) = world.build("b");
     let staged = world.stage(&text(&directory), "s").await.unwrap();
@@ -57,7 +57,7 @@ async fn what_is_staged_is_ready_for_the_steps() {
     let mode =
         fs::metadata(staged.package_directory().join("kubelet.deb")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o644);
-    // The archive is an image input again, so it is one that image tools read.
+    // The archive is used as an image input again, so image tools can read it.
     let archive = world.path("images.tar");
     let size = staged.write_image_archive(&archive, 0).await.unwrap();
     assert_eq!(size, fs::metadata(&archive).unwrap().len());
@@ -70,7 +70,7 @@ async fn what_is_staged_is_ready_for_the_steps() {
 }
 
 #[tokio::test]
-async fn nothing_is_fetched_of_a_bundle_that_is_not_trusted_or_not_wanted() {
+async fn no_content_of_an_untrusted_or_unwanted_bundle_is_fetched() {
     let mut world = World::new();
     let (directory, built) = world.build("b");
     let server = Server::directory(directory.clone()).await;
@@ -99,7 +99,7 @@ async fn nothing_is_fetched_of_a_bundle_that_is_not_trusted_or_not_wanted() {
     world.keys = PublicKeys::default();
     let error = world.stage(&server.url(""), "s").await.unwrap_err();
     assert!(error.to_string().contains("no public key is trusted"), "{error}");
-    // Signed by another key after it was changed.
+    // The bundle was changed and then signed with another key.
     world.keys = own;
     let forger = SecretKey::load(&other.secret, None).unwrap();
     let manifest = fs::read(directory.join("refit-bundle.json")).unwrap();
@@ -107,7 +107,7 @@ async fn nothing_is_fetched_of_a_bundle_that_is_not_trusted_or_not_wanted() {
         .unwrap();
     let error = world.stage(&server.url(""), "s").await.unwrap_err();
     assert_eq!(error.reason(), "BundleUntrusted", "{error}");
-    let blobs = server.asked().iter().filter(|asked| asked.path.contains("blobs")).count();
+    let blobs = server.requests().iter().filter(|request| request.path.contains("blobs")).count();
     assert_eq!(blobs, 0);
     assert_eq!(leftovers(&world, "s"), [""; 0]);
     assert_eq!(built.manifest.kubernetes_version.to_string(), "v1.35.0");
@@ -140,7 +140,7 @@ async fn links_in_a_bundle_or_a_staging_directory_lead_nowhere() {
     assert_eq!(error.reason(), "StagingFailed", "{error}");
     fs::remove_file(&path).unwrap();
     fs::rename(world.path("moved"), &path).unwrap();
-    // Somebody who could write there once left a link where a download goes.
+    // An attacker who could write there earlier left a link in place of a download.
     let victim = world.path("victim");
     fs::write(&victim, "precious").unwrap();
     let partial = world.path("s/partial").join(blob.sha256.as_str());
@@ -154,13 +154,13 @@ async fn links_in_a_bundle_or_a_staging_directory_lead_nowhere() {
 }
 
 #[tokio::test]
-async fn two_at_once_do_not_mix() {
+async fn concurrent_stages_do_not_interfere() {
     let world = World::new();
     let (directory, _) = world.build("b");
     let root = directory.clone();
-    let server = Server::new(move |asked| {
-        let stall = asked.path.contains("blobs");
-        Reply { stall, ..from_directory(&root, asked) }
+    let server = Server::new(move |request| {
+        let stall = request.path.contains("blobs");
+        Reply { stall, ..from_directory(&root, request) }
     })
     .await;
     let (slow_url, quick_path) = (server.url(""), text(&directory));
@@ -175,7 +175,7 @@ async fn two_at_once_do_not_mix() {
 }
 
 #[tokio::test]
-async fn the_next_bundle_fetches_only_what_is_new_and_pruning_leaves_what_is_used() {
+async fn a_second_bundle_fetches_only_new_contents() {
     let world = World::new();
     let (directory, first) = world.build("b");
     let staged = world.stage(&text(&directory), "s").await.unwrap();
@@ -184,7 +184,7 @@ async fn the_next_bundle_fetches_only_what_is_new_and_pruning_leaves_what_is_use
     assert_ne!(first.manifest_sha256, second.manifest_sha256);
     let server = Server::directory(directory).await;
     let newer = world.stage(&server.url(""), "s").await.unwrap();
-    let blobs = server.asked().iter().filter(|asked| asked.path.contains("blobs")).count();
+    let blobs = server.requests().iter().filter(|request| request.path.contains("blobs")).count();
     assert_eq!(blobs, 1);
     let freed = prune(&world.path("s"), 1, None).await.unwrap();
     let old = first.manifest.files.iter().find(|file| file.path.contains("kubeadm")).unwrap();
@@ -196,8 +196,8 @@ async fn the_next_bundle_fetches_only_what_is_new_and_pruning_leaves_what_is_use
     assert_eq!(tree(&newer.directory), before);
 }
 
-/// A bundle that is in use counts as the newest, also where staging found it whole and asked no
-/// server, and where the clock was set back.
+/// A bundle in use counts as the newest, even if staging found it complete without asking a server,
+/// or if the clock was set back.
 #[tokio::test]
 async fn pruning_never_takes_the_bundle_that_was_staged_last() {
     let world = World::new();
@@ -218,10 +218,10 @@ async fn pruning_never_takes_the_bundle_that_was_staged_last() {
     assert!(older.directory.exists() && !newer.directory.exists());
 }
 
-/// A disk without room for the archive of images says so before it is filled, also where nothing
-/// is downloaded; and where nothing is to be written, no room is asked for.
+/// A disk without room for the image archive is reported before it fills up, even if nothing is
+/// downloaded. If nothing is written, no space is checked.
 #[tokio::test]
-async fn room_is_asked_for_what_is_written_and_for_nothing_else() {
+async fn space_is_checked_only_for_what_is_written() {
     let world = World::new();
     let (directory, _) = world.build("b");
     let staged = world.stage(&text(&directory), "s").await.unwrap();
@@ -236,21 +236,21 @@ async fn room_is_asked_for_what_is_written_and_for_nothing_else() {
 }
 
 #[tokio::test]
-async fn what_is_there_whole_needs_no_server() {
+async fn a_complete_bundle_needs_no_server() {
     let world = World::new();
     let (directory, built) = world.build("b");
     world.stage(&text(&directory), "s").await.unwrap();
     let wanted = Wanted { manifest_sha256: Some(built.manifest_sha256), ..Wanted::default() };
     let gone = "http://127.0.0.1:1/b";
     let staged = world.stage_wanted(gone, "s", &wanted, &limits()).await.unwrap();
-    // A byte that changed on the disk is found, and mended from the bundle.
+    // A byte that changed on the disk is detected and repaired from the bundle.
     let victim = staged.directory.join("packages/kubelet.deb");
     fs::write(&victim, "x").unwrap();
     assert!(find(&world.path("s"), &world.keys, &wanted).await.unwrap().is_none());
     assert!(world.stage_wanted(gone, "s", &wanted, &limits()).await.is_err());
     world.stage_wanted(&text(&directory), "s", &wanted, &limits()).await.unwrap();
     assert_eq!(fs::read(&victim).unwrap(), fs::read(world.path("inputs/kubelet.deb")).unwrap());
-    // So is a file that was removed or replaced in the directory alone.
+    // The same holds for a file that was removed or replaced only in the directory.
     fs::remove_file(&victim).unwrap();
     fs::write(&victim, "y").unwrap();
     world.stage_wanted(&text(&directory), "s", &wanted, &limits()).await.unwrap();

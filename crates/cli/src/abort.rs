@@ -23,33 +23,35 @@ Examples:
   refit abort machine/edge-1-md-0-x7k2p
   refit abort cluster/edge-1 --dry-run
 
-An update stops before the point of no return, and what it did until then is undone. Once kubeadm has begun on a
-machine its update ends first: a half-upgraded machine helps nobody.
+An update stops before kubeadm starts on its machine, and the agent rolls back what it changed. \
+Once kubeadm has started, the update runs to completion: a half-upgraded machine is never left \
+behind.
 
-Aborting does not change what the owner asks for: its rollout waits at the machines that were stopped. To stay on the old
-version set the owner's version back with kubectl; to go on after all: `refit retry`.
+An abort does not change the owner's version, so its rollout waits at the stopped machines. To \
+stay on the old version, set the owner's version back with kubectl. To continue, use `refit \
+retry`.
 
--o json writes one array of {namespace, nodeUpdate, machine, phase, action, message}; action is abort (asked to stop
-now), already (asked before) or tooLate (asked; the update ends first).
+-o json writes one array of {namespace, nodeUpdate, machine, phase, action, message}; action is \
+abort (stops now), already (requested before) or tooLate (the update ends first).
 
 Exit codes:
-  0  every unfinished update was asked to stop, or there was none
-  1  the cluster cannot be read or written; the text says why
-  2  the command line is wrong")]
+  0  every unfinished update was asked to stop, or there is no unfinished update
+  1  the cluster cannot be read or written
+  2  the command line is invalid")]
 pub(crate) struct Args {
     #[command(flatten)]
     ask: AskArgs,
 }
 
-/// What is done about one update.
+/// The action on one update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 enum Action {
-    /// It is asked to stop.
+    /// The update is asked to stop.
     Abort,
-    /// It was asked before.
+    /// An abort was requested before.
     Already,
-    /// It is asked, and ends first.
+    /// The abort is requested, but the update runs to completion.
     TooLate,
 }
 
@@ -82,7 +84,7 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
     })
 }
 
-/// What is to be done about an update; `None` where it has ended.
+/// Decides what to do about an update; returns `None` if it has ended.
 fn decide(update: &NodeUpdate) -> Option<Decision<Row>> {
     let phase = update.status.as_ref().map(|s| s.phase).unwrap_or_default();
     if phase.is_final() {
@@ -135,7 +137,7 @@ fn show(printer: Printer, args: &AskArgs, rows: &[Row]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What happens to the rest, and how to go on.
+/// Describes the remaining updates and how to continue.
 fn advice(rows: &[Row], target: &Target) -> String {
     if rows.iter().any(|row| row.past_return) {
         return "The group's other machines follow after that, as long as its owner asks for the new version: to \

@@ -1,5 +1,5 @@
-//! What `refit abort` and `refit retry` share: asking objects one at a time for something, and
-//! reporting what became of each.
+//! Shared code of `refit abort` and `refit retry`: sends a request to objects one at a time and
+//! reports each result.
 
 use std::fmt::Debug;
 
@@ -20,16 +20,16 @@ use crate::{
     target::Target,
 };
 
-/// How often an object may change under our hands until we give up.
+/// How often a write is repeated if the object changed in the meantime.
 const ATTEMPTS: u32 = 5;
 
-/// Flags of a command that asks.
+/// Flags of `refit abort` and `refit retry`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct AskArgs {
     /// cluster/NAME, kcp/NAME, md/NAME, ms/NAME or machine/NAME.
     #[arg(value_name = "KIND/NAME")]
     pub(crate) target: Target,
-    /// Say what would happen, and write nothing.
+    /// Report what would happen, without writing anything.
     #[arg(long)]
     pub(crate) dry_run: bool,
     /// Output format.
@@ -38,22 +38,23 @@ pub(crate) struct AskArgs {
 }
 
 impl AskArgs {
-    /// Where the report goes.
+    /// Returns the printer for the report.
     pub(crate) fn printer(&self, global: &GlobalArgs) -> Printer {
         Printer::new(self.output, global)
     }
 }
 
-/// What is to be done about one object.
+/// The decision about one object.
 pub(crate) struct Decision<R> {
-    /// The line of the report.
+    /// The row of the report.
     pub(crate) row: R,
-    /// The merge patch that asks; `None` where nothing is to be written.
+    /// The merge patch that sends the request; `None` if nothing has to be written.
     pub(crate) patch: Option<Value>,
 }
 
-/// Decides about an object and asks, again where it changed meanwhile. Returns the row that was
-/// true at the write; `None` where there is nothing to report, or the object is gone.
+/// Decides about an object and writes the request; decides again if the object changed in the
+/// meantime. Returns the row of the decision that was written; `None` if there is nothing to report
+/// or the object is gone.
 pub(crate) async fn ask<K, R>(
     cluster: &Cluster,
     object: &K,
@@ -92,7 +93,7 @@ where
     anyhow::bail!("{} {name} keeps changing: try again", K::kind(&()))
 }
 
-/// Prints the rows: one JSON document, or one line each, `empty` where there is none.
+/// Prints the rows as one JSON document or one line each; prints `empty` if there are no rows.
 pub(crate) fn report<R: Serialize>(
     printer: Printer,
     rows: &[R],

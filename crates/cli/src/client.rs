@@ -1,4 +1,4 @@
-//! The one way to a cluster: which one is meant, a client for it, and errors that say what to do.
+//! Access to a cluster: chooses the cluster, builds a client for it, and explains errors.
 
 use std::{
     error::Error as _,
@@ -19,9 +19,9 @@ use serde::de::DeserializeOwned;
 
 use crate::global::{GlobalArgs, program};
 
-/// How many objects a list brings at once: few enough for a quick answer, enough for few answers.
+/// Page size of a list: small enough for fast responses, large enough for few requests.
 const PAGE: u32 = 500;
-/// The group of our own kinds.
+/// API group of Refit's own kinds.
 const OUR_GROUP: &str = "refit.dev";
 
 /// The cluster that a command works on.
@@ -29,16 +29,16 @@ const OUR_GROUP: &str = "refit.dev";
 pub(crate) struct Cluster {
     /// A client with deadlines on every call, and no retries of its own.
     pub(crate) client: Client,
-    /// The namespace that was asked for, or the context's.
+    /// The requested namespace, or that of the context.
     pub(crate) namespace: String,
     /// URL of the API server.
     pub(crate) url: String,
-    /// What time it is here.
+    /// Clock of this host.
     pub(crate) clock: Clock,
 }
 
-/// Finds the cluster that flags and environment name, and builds a client for it. Nothing is sent
-/// yet, but a credential plugin of the kubeconfig may run.
+/// Finds the cluster that flags and environment select, and builds a client for it. It sends no
+/// request, but a credential plugin of the kubeconfig may run.
 pub(crate) async fn connect(global: &GlobalArgs) -> anyhow::Result<Cluster> {
     let config = config(global).await?;
     if config.proxy_url.is_some() {
@@ -97,7 +97,7 @@ async fn config(global: &GlobalArgs) -> anyhow::Result<Config> {
         .with_context(|| format!("context {wanted:?} of the kubeconfig cannot be used"))
 }
 
-/// The kubeconfig that is meant; `None` where there is none at all.
+/// Loads the selected kubeconfig; returns `None` if no file exists.
 fn kubeconfig(global: &GlobalArgs) -> anyhow::Result<Option<Kubeconfig>> {
     if let Some(path) = &global.kubeconfig {
         return Ok(Some(read(path)?));
@@ -109,7 +109,7 @@ fn kubeconfig(global: &GlobalArgs) -> anyhow::Result<Option<Kubeconfig>> {
         }
         None => std::env::home_dir().map(|home| home.join(".kube/config")).into_iter().collect(),
     };
-    // As kubectl does: a list may name files that are not there.
+    // Like kubectl: the list may contain files that do not exist.
     let there: Vec<&PathBuf> = paths.iter().filter(|path| path.exists()).collect();
     if there.is_empty() {
         return match (named.is_some(), paths.first()) {
@@ -136,7 +136,7 @@ fn read(path: &Path) -> anyhow::Result<Kubeconfig> {
 }
 
 impl Cluster {
-    /// The objects of a kind in one namespace, or in all of them.
+    /// Returns the API of a kind in one namespace, or in all of them.
     pub(crate) fn api<K>(&self, namespace: Option<&str>) -> Api<K>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
@@ -147,7 +147,7 @@ impl Cluster {
         }
     }
 
-    /// The objects of a kind in the namespace that was asked for.
+    /// Returns the API of a kind in the requested namespace.
     pub(crate) fn here<K>(&self) -> Api<K>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
@@ -155,7 +155,7 @@ impl Cluster {
         self.api(Some(&self.namespace))
     }
 
-    /// One object, `None` where there is none of that name.
+    /// Gets an object by name; returns `None` if it does not exist.
     pub(crate) async fn get<K>(&self, name: &str) -> anyhow::Result<Option<K>>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -170,7 +170,7 @@ impl Cluster {
         }
     }
 
-    /// All objects of a kind that `selector` selects, page by page.
+    /// Lists all objects of a kind that match `selector`, page by page.
     pub(crate) async fn list<K>(&self, api: &Api<K>, selector: &str) -> anyhow::Result<Vec<K>>
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
@@ -193,7 +193,7 @@ impl Cluster {
         }
     }
 
-    /// What went wrong when `attempt` was tried, and what to do about it.
+    /// Explains why `attempt` failed and what to do about it.
     pub(crate) fn explain(&self, error: kube::Error, attempt: &Attempt) -> anyhow::Error {
         if let kube::Error::Api(status) = &error {
             self.refused(status, attempt)
@@ -205,16 +205,16 @@ impl Cluster {
     }
 
     fn refused(&self, status: &kube::core::Status, attempt: &Attempt) -> anyhow::Error {
-        let said = status.message.trim_end_matches('.');
+        let message = status.message.trim_end_matches('.');
         match status.code {
             401 => anyhow!(
-                "{} does not accept the credentials of this context ({said}): log in again, or name \
-                 another one with --context",
+                "{} does not accept the credentials of this context ({message}): log in again, or \
+                 name another one with --context",
                 self.url
             ),
             403 => anyhow!(
-                "you may not {attempt}: {said}. Ask for that right; `kubectl auth can-i {} {}` looks \
-                 whether you have it",
+                "you may not {attempt}: {message}. Ask for that right; `kubectl auth can-i {} {}` \
+                 looks whether you have it",
                 attempt.verb,
                 attempt.resource()
             ),
@@ -231,7 +231,7 @@ impl Cluster {
                 attempt.resource(),
                 attempt.version
             ),
-            _ => anyhow!("cannot {attempt} at {}: {said}", self.url),
+            _ => anyhow!("cannot {attempt} at {}: {message}", self.url),
         }
     }
 
@@ -252,20 +252,21 @@ impl Cluster {
             next = cause.source();
         }
         causes.dedup();
-        let said = causes.last().cloned().unwrap_or_else(|| error.to_string());
-        if said.contains("certificate") {
+        let reason = causes.last().cloned().unwrap_or_else(|| error.to_string());
+        if reason.contains("certificate") {
             return anyhow!(
-                "no trusted connection to {url}: {said}. The kubeconfig may belong to an earlier \
+                "no trusted connection to {url}: {reason}. The kubeconfig may belong to an earlier \
                  cluster at that address"
             );
         }
         anyhow!(
-            "{url} cannot be reached: {said}. Check the network, or name another cluster with --context"
+            "{url} cannot be reached: {reason}. Check the network, or name another cluster with \
+             --context"
         )
     }
 }
 
-/// Something that was asked of an API server.
+/// A call to an API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Attempt {
     verb: &'static str,
@@ -276,7 +277,7 @@ pub(crate) struct Attempt {
 }
 
 impl Attempt {
-    /// The resource as `kubectl` takes it.
+    /// Returns the resource in kubectl's notation.
     fn resource(&self) -> String {
         if self.group.is_empty() {
             self.plural.clone()
@@ -309,7 +310,7 @@ pub(crate) fn attempt_on<K: Resource<DynamicType = ()>>(verb: &'static str, name
     }
 }
 
-/// Whether a 404 is about the object; else it is about its kind.
+/// Reports whether a 404 is about the object; otherwise it is about the kind.
 fn is_no_such_name(status: &kube::core::Status) -> bool {
     status.code == 404 && status.details.as_ref().is_some_and(|details| !details.name.is_empty())
 }
@@ -335,7 +336,7 @@ mod tests {
         }
     }
 
-    fn said<K: Resource<DynamicType = ()>>(code: u16, name: &str) -> String {
+    fn explanation<K: Resource<DynamicType = ()>>(code: u16, name: &str) -> String {
         let status = Status {
             code,
             message: "because".into(),
@@ -354,16 +355,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_an_api_server_refuses_comes_with_the_way_out() {
-        assert!(said::<NodeUpdate>(404, "").contains("`refit install`"));
-        assert!(said::<Machine>(404, "").contains("management cluster"));
-        let forbidden = said::<Machine>(403, "");
+    async fn refusals_of_an_api_server_name_a_remedy() {
+        assert!(explanation::<NodeUpdate>(404, "").contains("`refit install`"));
+        assert!(explanation::<Machine>(404, "").contains("management cluster"));
+        let forbidden = explanation::<Machine>(403, "");
         assert!(
             forbidden.contains("kubectl auth can-i list machines.cluster.x-k8s.io"),
             "{forbidden}"
         );
-        assert!(said::<Machine>(401, "").contains("--context"));
-        assert!(said::<Machine>(500, "").contains("because"));
+        assert!(explanation::<Machine>(401, "").contains("--context"));
+        assert!(explanation::<Machine>(500, "").contains("because"));
     }
 
     #[tokio::test]

@@ -1,4 +1,4 @@
-//! How a command ends: exit codes, signals, and errors that carry a code of their own.
+//! Exit codes, signals, and errors that carry their own exit code.
 
 use std::{
     fmt,
@@ -9,10 +9,10 @@ use std::{
 
 use anyhow::Context as _;
 
-/// Exit code of a process that a signal ended, as shells count: this and the signal's number.
+/// Base of the exit code for a signal, as in shells: 128 plus the signal number.
 const BY_SIGNAL: u8 = 128;
 
-/// An error that ends the program with a code of its own.
+/// An error with its own exit code.
 #[derive(Debug)]
 struct Coded {
     code: u8,
@@ -27,17 +27,17 @@ impl fmt::Display for Coded {
 
 impl std::error::Error for Coded {}
 
-/// An error with an exit code of its own; the command's `--help` documents the code.
+/// Creates an error with its own exit code; the command's `--help` documents the code.
 pub(crate) fn error(code: u8, message: impl Into<String>) -> anyhow::Error {
     anyhow::Error::new(Coded { code, message: message.into() })
 }
 
-/// The exit code that an error asks for: 1 unless it has its own.
+/// Returns the exit code of an error: 1 unless it has its own.
 pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
     error.downcast_ref::<Coded>().map_or(ExitCode::FAILURE, |coded| ExitCode::from(coded.code))
 }
 
-/// Whether whoever read our output went away, as `head` does.
+/// Reports whether the reader of the output closed the pipe, as `head` does.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error
         .chain()
@@ -57,7 +57,7 @@ pub(crate) fn run(
         tokio::select! {
             biased;
             number = interrupted() => {
-                // What was drawn stays; the shell goes on below it.
+                // Keep the drawn bars; the shell prompt appears below them.
                 if io::stderr().is_terminal() {
                     let _ = writeln!(io::stderr().lock());
                 }
@@ -66,12 +66,12 @@ pub(crate) fn run(
             code = command => code,
         }
     });
-    // A credential plugin or a name look-up may still be under way; nothing waits for it.
+    // A credential plugin or a name lookup may still be running; do not wait for it.
     runtime.shutdown_background();
     code
 }
 
-/// Exit code of a process that this signal ended.
+/// Returns the exit code of a process that this signal ended.
 pub(crate) fn by_signal(number: u8) -> ExitCode {
     ExitCode::from(BY_SIGNAL + number)
 }
@@ -83,7 +83,7 @@ pub(crate) async fn interrupted() -> u8 {
         Ok(mut stream) => {
             stream.recv().await;
         }
-        // Without a handler the signal ends the process by itself.
+        // Without a handler, the signal terminates the process.
         Err(_) => std::future::pending().await,
     };
     tokio::select! {
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_s_own_code_survives_context() {
+    fn an_exit_code_survives_context() {
         let refused = error(4, "no").context("while upgrading");
         assert_eq!(code_of(&refused), ExitCode::from(4));
         assert_eq!(code_of(&anyhow::anyhow!("x")), ExitCode::FAILURE);

@@ -31,9 +31,10 @@ mod watch;
 
 use global::GlobalArgs;
 
-/// Upgrades Kubernetes machines where they stand.
+/// Upgrades Kubernetes machines in place.
 ///
-/// Refit takes fleets that Cluster API manages from version to version without replacing a machine.
+/// Refit upgrades fleets that Cluster API manages from version to version without replacing a
+/// machine.
 #[derive(Debug, Parser)]
 #[command(name = "refit", version, propagate_version = true)]
 struct Args {
@@ -45,31 +46,31 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Say what a change will do to the machines, before it is made.
+    /// Predict what a change does to the machines.
     Plan(plan::Args),
-    /// Ask a control plane, a group of workers or a whole cluster for a Kubernetes version.
+    /// Upgrade a control plane, a MachineDeployment or a whole cluster.
     Upgrade(upgrade::Args),
-    /// Show how far updates are, until they are done.
+    /// Watch updates until they finish.
     Watch(watch::Args),
-    /// Ask updates that are under way to stop.
+    /// Abort updates that are in progress.
     Abort(abort::Args),
-    /// Try again where an update failed for good or was aborted.
+    /// Retry updates that failed or were aborted.
     Retry(retry::Args),
-    /// Say whether an installation is sound, and what to do where it is not.
+    /// Check the installation and suggest fixes.
     Doctor(doctor::Args),
     /// Upgrade a simulated cluster in place and show that every machine was kept.
     #[cfg(feature = "sandbox")]
     Demo(demo::Args),
-    /// Print what a cluster needs, or apply it.
+    /// Print or apply the installation manifests.
     Install(install::Args),
-    /// Pack what hosts without the internet need for a Kubernetes version, and sign it.
+    /// Build and verify signed bundles for hosts without internet access.
     Bundle(bundle::Args),
-    /// Run a simulated fleet that stays up and answers kubectl.
+    /// Run a simulated fleet for kubectl and Refit.
     #[cfg(feature = "sandbox")]
     Sandbox(sandbox::Args),
-    /// Write completions for a shell to stdout.
+    /// Print shell completions to stdout.
     Completions(reference::Completions),
-    /// Write man pages.
+    /// Generate man pages.
     Man(reference::Man),
 }
 
@@ -79,7 +80,7 @@ fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     if let Err(error) = init_logs(args.global.verbose) {
-        complain(&error.into());
+        print_error(&error.into());
         return ExitCode::FAILURE;
     }
     refit_runtime::tls::install_provider();
@@ -104,13 +105,13 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if exit::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            complain(&error);
+            print_error(&error);
             exit::code_of(&error)
         }
     }
 }
 
-/// The command line, as somebody sees it who calls it by this name.
+/// Builds the command line, as shown under this program name.
 fn command(program: &str) -> clap::Command {
     let command = Args::command();
     if program == global::PROGRAM {
@@ -120,7 +121,7 @@ fn command(program: &str) -> clap::Command {
     command.bin_name(program).mut_subcommands(rename)
 }
 
-/// A subcommand whose examples call the program by this name, and so for its own subcommands.
+/// Renames the program in the examples of a command and its subcommands.
 fn renamed(command: clap::Command, program: &str) -> clap::Command {
     let command = match command.get_after_help() {
         Some(text) => {
@@ -132,9 +133,9 @@ fn renamed(command: clap::Command, program: &str) -> clap::Command {
     command.mut_subcommands(|sub| renamed(sub, program))
 }
 
-/// Says what went wrong. Problems of manifests stand on lines of their own, as a compiler's do.
-#[expect(clippy::print_stderr, reason = "the program's own last word")]
-fn complain(error: &anyhow::Error) {
+/// Prints an error. Problems in manifests get one line each, as compilers print them.
+#[expect(clippy::print_stderr, reason = "the final error message of the program")]
+fn print_error(error: &anyhow::Error) {
     if let Some(LoadError::Invalid(problems)) = error.downcast_ref() {
         for problem in problems {
             eprintln!("{problem}");
@@ -147,7 +148,7 @@ fn complain(error: &anyhow::Error) {
     }
 }
 
-/// Logs go to stderr, and only where somebody asked for them: progress is shown otherwise.
+/// Logs go to stderr, and only on request: progress has its own output.
 fn init_logs(verbose: u8) -> Result<(), StartError> {
     let level = match verbose {
         0 => "off",

@@ -1,4 +1,4 @@
-//! The one place that decides what goes to the terminal.
+//! Decides what the program writes to the terminal.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
@@ -9,19 +9,16 @@ use crate::global::GlobalArgs;
 /// Output format of a result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Format {
-    /// For people.
+    /// Text for people.
     #[default]
     Text,
-    /// For programs: one JSON document on stdout, everything else on stderr.
+    /// One JSON document on stdout for programs; everything else goes to stderr.
     Json,
 }
 
 /// Decides where results and progress go, and how they look.
 #[derive(Clone, Copy, Debug)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "each is a fact of its own about streams and flags"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about streams and flags")]
 pub(crate) struct Printer {
     format: Format,
     stdout_is_terminal: bool,
@@ -31,7 +28,7 @@ pub(crate) struct Printer {
 }
 
 impl Printer {
-    /// Looks at the process's own streams, its flags, `NO_COLOR` and `TERM`.
+    /// Inspects the standard streams, the flags, `NO_COLOR` and `TERM`.
     pub(crate) fn new(format: Format, global: &GlobalArgs) -> Self {
         let stdout_is_terminal = io::stdout().is_terminal();
         let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -45,23 +42,23 @@ impl Printer {
         }
     }
 
-    /// Whether the result is JSON.
+    /// Reports whether the result is JSON.
     pub(crate) fn is_json(self) -> bool {
         self.format == Format::Json
     }
 
-    /// Whether progress is shown as bars that redraw themselves.
+    /// Reports whether progress is shown as bars that redraw themselves.
     pub(crate) fn shows_bars(self) -> bool {
         !self.quiet && self.stderr_is_terminal && (self.is_json() || self.stdout_is_terminal)
     }
 
-    /// How many columns the terminal has on which bars are drawn.
+    /// Returns the width of the terminal that shows the bars.
     pub(crate) fn columns(self) -> Option<u16> {
         let (_, columns) = console::Term::stderr().size_checked()?;
         self.shows_bars().then_some(columns)
     }
 
-    /// Where bars are drawn.
+    /// Returns the draw target of the bars.
     pub(crate) fn draw_target(self) -> ProgressDrawTarget {
         if self.shows_bars() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() }
     }
@@ -72,8 +69,8 @@ impl Printer {
         writeln!(io::stdout().lock(), "{line}")
     }
 
-    /// Writes a line that tells what goes on: stdout for people, stderr where stdout is JSON,
-    /// nothing with `--quiet`.
+    /// Writes a progress line: to stdout for text, to stderr if stdout is JSON, nowhere with
+    /// `--quiet`.
     pub(crate) fn note(self, line: &str) -> io::Result<()> {
         if self.quiet {
             Ok(())
@@ -84,22 +81,22 @@ impl Printer {
         }
     }
 
-    /// Makes text bold where colours are shown.
+    /// Makes text bold if colours are enabled.
     pub(crate) fn bold(self, text: &str) -> String {
         self.paint("1", text)
     }
 
-    /// Makes text green where colours are shown.
+    /// Makes text green if colours are enabled.
     pub(crate) fn good(self, text: &str) -> String {
         self.paint("32", text)
     }
 
-    /// Makes text red where colours are shown.
+    /// Makes text red if colours are enabled.
     pub(crate) fn bad(self, text: &str) -> String {
         self.paint("1;31", text)
     }
 
-    /// Makes text yellow where colours are shown.
+    /// Makes text yellow if colours are enabled.
     pub(crate) fn notable(self, text: &str) -> String {
         self.paint("33", text)
     }
@@ -109,7 +106,7 @@ impl Printer {
     }
 }
 
-/// A duration as people say it: `42s`, `3m05s`, `1h02m`.
+/// Formats a duration for display: `42s`, `3m05s`, `1h02m`.
 pub(crate) fn duration(seconds: i64) -> String {
     let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     match (hours, minutes) {
@@ -119,7 +116,7 @@ pub(crate) fn duration(seconds: i64) -> String {
     }
 }
 
-/// Lays out rows in columns; the first row is the heading. Widths are counted without colours.
+/// Aligns rows in columns; the first row is the heading. Widths are counted without colour codes.
 pub(crate) fn columns(rows: &[Vec<String>]) -> Vec<String> {
     let count = rows.iter().map(Vec::len).max().unwrap_or_default();
     let width = |column: usize| {
@@ -135,7 +132,7 @@ pub(crate) fn columns(rows: &[Vec<String>]) -> Vec<String> {
     rows.iter().map(line).collect()
 }
 
-/// How many columns a text takes on the terminal.
+/// Returns the width of a text on the terminal.
 fn visible(text: &str) -> usize {
     let mut count = 0;
     let mut in_escape = false;

@@ -1,5 +1,5 @@
-//! Whether Cluster API asks Refit about a group: the facts for [`refit_predict::reach()`], read
-//! from a live cluster.
+//! Reads the facts for [`refit_predict::reach()`] from a live cluster: whether Cluster API calls
+//! Refit for a group.
 
 use std::{collections::BTreeMap, fmt::Debug};
 
@@ -15,7 +15,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::client::{Cluster, attempt, attempt_on};
 
-/// What decides for every group of a namespace.
+/// Facts that apply to every group of a namespace.
 #[derive(Clone, Debug)]
 pub(crate) struct Surroundings {
     /// All ExtensionConfigs.
@@ -28,7 +28,7 @@ pub(crate) struct Surroundings {
 }
 
 impl Surroundings {
-    /// Reads them. What one may not read is noted; a cluster that does not answer is an error.
+    /// Reads the facts. A forbidden read is noted; an unreachable cluster is an error.
     pub(crate) async fn read(cluster: &Cluster) -> anyhow::Result<Self> {
         let extensions = list::<ExtensionConfig>(cluster, "").await?;
         let managers = list::<Deployment>(cluster, PROVIDER_LABEL).await?;
@@ -52,7 +52,7 @@ impl Surroundings {
         })
     }
 
-    /// The facts for a control plane.
+    /// Returns the facts for a control plane.
     pub(crate) fn of_control_plane(
         &self,
         object: &KubeadmControlPlane,
@@ -61,7 +61,7 @@ impl Surroundings {
         self.facts("KubeadmControlPlane", object, cluster, shape(object), None)
     }
 
-    /// The facts for a MachineDeployment.
+    /// Returns the facts for a MachineDeployment.
     pub(crate) fn of_deployment(
         &self,
         object: &MachineDeployment,
@@ -88,16 +88,17 @@ impl Surroundings {
         let this = format!("{kind} {name}");
         let above = cluster.map(|cluster| format!("Cluster {}", cluster.name_any()));
         let none = BTreeMap::new();
-        let theirs = cluster.map_or(&none, |cluster| cluster.annotations());
+        let cluster_annotations = cluster.map_or(&none, |cluster| cluster.annotations());
         let is_paused =
             |annotations: &BTreeMap<String, String>| annotations.contains_key(keys::PAUSED);
-        let stopped = cluster.is_some_and(|c| c.spec.paused == Some(true) || is_paused(theirs));
+        let stopped =
+            cluster.is_some_and(|c| c.spec.paused == Some(true) || is_paused(cluster_annotations));
         let policy = |own: &BTreeMap<String, String>, cluster: &BTreeMap<String, String>| {
             change::policy(own, cluster, change::OnUncovered::default()).disabled
         };
         let disabled = if policy(object.annotations(), &none) {
             Some(this.clone())
-        } else if policy(object.annotations(), theirs) {
+        } else if policy(object.annotations(), cluster_annotations) {
             above.clone()
         } else {
             None
@@ -115,7 +116,7 @@ impl Surroundings {
     }
 }
 
-/// How a group rolls out.
+/// Returns how a group rolls out.
 fn shape(owner: &impl Serialize) -> Shape {
     serde_json::to_value(owner).map_or(Shape::Unknown, |owner| Shape::of(&owner))
 }
@@ -127,7 +128,7 @@ fn map<T, U>(read: Read<T>, change: impl FnOnce(T) -> U) -> Read<U> {
     }
 }
 
-/// All objects of a kind that the whole cluster has; none where it does not have the kind.
+/// Lists all objects of a kind in the cluster; returns none if the cluster does not know the kind.
 async fn list<K>(cluster: &Cluster, selector: &str) -> anyhow::Result<Read<Vec<K>>>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,

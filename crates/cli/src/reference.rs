@@ -1,4 +1,4 @@
-//! What is generated from the command line's own definition: completions, man pages, and in a test
+//! Output generated from the definition of the command line: completions, man pages and, in a test,
 //! docs/cli.md.
 
 use std::{fs, io, path::PathBuf, process::ExitCode};
@@ -18,7 +18,7 @@ Examples:
   refit completions zsh > \"${fpath[1]}/_refit\"
   refit completions fish > ~/.config/fish/completions/refit.fish")]
 pub(crate) struct Completions {
-    /// The shell.
+    /// Generate completions for this shell.
     #[arg(value_enum)]
     shell: clap_complete::Shell,
 }
@@ -30,7 +30,7 @@ Examples:
   refit man | man -l -
   refit man --dir /usr/local/share/man/man1    one page per command")]
 pub(crate) struct Man {
-    /// Write one page per command into this directory instead of the first one to stdout.
+    /// Write one page per command to this directory, instead of the first page to stdout.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn every_command_has_examples_or_needs_none() {
+    fn every_command_has_examples() {
         let command = crate::command(global::PROGRAM);
         for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
             let help = sub.get_after_help().map(ToString::to_string).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `refit retry`: asks for one more attempt where an update failed for good or was stopped.
+//! `refit retry`: requests one more attempt for updates that failed for good or were stopped.
 
 use std::process::ExitCode;
 
@@ -26,34 +26,35 @@ Examples:
   refit retry machine/edge-1-md-0-x7k2p
   refit retry cluster/edge-1 --dry-run
 
-An update that failed for good or was aborted stays as it is until somebody asks: the cause has to go first. This asks for
-exactly one more attempt on each such machine, by annotating it with refit.dev/retry and the name of its NodeUpdate.
+Fix the cause first: a failed or aborted update is not repeated by itself. The command requests \
+exactly one more attempt on each such machine, by annotating it with refit.dev/retry and the \
+name of its NodeUpdate.
 
--o json writes one array of {namespace, machine, nodeUpdate, action, message}; action is retry, already (asked before) or
-none (message says why not).
+-o json writes one array of {namespace, machine, nodeUpdate, action, message}; action is retry, \
+already (requested before) or none (with the reason in message).
 
 Exit codes:
-  0  asked for, or asked for before, on at least one machine
-  1  the cluster cannot be read or written; the text says why
-  2  the command line is wrong
-  3  there is nothing to try again; the text says why not, machine by machine")]
+  0  an attempt is requested, or was before, on at least one machine
+  1  the cluster cannot be read or written
+  2  the command line is invalid
+  3  no machine can be retried; the output has the reason for each")]
 pub(crate) struct Args {
     #[command(flatten)]
     ask: AskArgs,
 }
 
-/// Exit code where there is nothing to try again.
+/// Exit code if there is nothing to retry.
 const EXIT_NOTHING: u8 = 3;
 
-/// What is done about one machine.
+/// The action on one machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 enum Action {
-    /// One more attempt is asked for.
+    /// One more attempt is requested.
     Retry,
-    /// It was asked for before.
+    /// A retry was requested before.
     Already,
-    /// There is nothing to try again.
+    /// There is nothing to retry.
     None,
 }
 
@@ -78,7 +79,7 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
         for machine in &found.machines {
             let decide = |machine: &Machine| Some(decide(machine, &found.updates));
             let asked = ask(&cluster, machine, args.dry_run, decide).await?;
-            rows.push(asked.unwrap_or_else(|| gone(machine, &found.updates)));
+            rows.push(asked.unwrap_or_else(|| deleted_row(machine, &found.updates)));
         }
         show(printer, args, &rows)?;
         let asked = rows.iter().any(|row| row.action != Action::None);
@@ -86,12 +87,12 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
     })
 }
 
-/// A machine that was deleted while we looked.
-fn gone(machine: &Machine, updates: &[NodeUpdate]) -> Row {
+/// Returns the row for a machine that was deleted in the meantime.
+fn deleted_row(machine: &Machine, updates: &[NodeUpdate]) -> Row {
     Row { action: Action::None, message: "it is gone".to_owned(), ..decide(machine, updates).row }
 }
 
-/// What is to be done about a machine.
+/// Decides what to do about a machine.
 fn decide(machine: &Machine, updates: &[NodeUpdate]) -> Decision<Row> {
     let newest = speaker(updates, &MachineUid::of(&machine.metadata));
     let name = newest.map(NodeUpdate::name_any).unwrap_or_default();
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_or_was_stopped_is_tried_again_once() {
+    fn failed_and_stopped_updates_are_retried_once() {
         for phase in [Phase::Failed, Phase::Stopped] {
             let row = decide(&machine(true, None), &update(phase, "Hook")).row;
             assert_eq!((row.action, row.node_update.as_str()), (Action::Retry, "m-1"));
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn why_nothing_is_tried_again_is_said() {
+    fn the_reason_for_no_retry_is_reported() {
         let failed = update(Phase::Failed, "Hook");
         let mut deleting = machine(true, None);
         deleting.metadata.deletion_timestamp =

@@ -1,4 +1,4 @@
-//! What a command is about: `KIND/NAME`, and the objects that belong to it.
+//! The target of a command, `KIND/NAME`, and the objects that belong to it.
 
 use std::{fmt, str::FromStr};
 
@@ -14,7 +14,7 @@ use refit_kinds::{
 
 use crate::client::Cluster;
 
-/// The kinds that a target may have.
+/// The kind of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum TargetKind {
     /// A whole Cluster.
@@ -38,7 +38,7 @@ impl TargetKind {
         Self::Machine,
     ];
 
-    /// The kind as manifests write it.
+    /// Returns the kind as written in manifests.
     pub(crate) fn kind(self) -> &'static str {
         match self {
             Self::Cluster => "Cluster",
@@ -49,7 +49,7 @@ impl TargetKind {
         }
     }
 
-    /// Singular, short name and plural, as kubectl takes them.
+    /// Returns singular, short name and plural, as kubectl accepts them.
     fn names(self) -> [String; 3] {
         match self {
             Self::Cluster => names::<ClusterObject>("cl"),
@@ -69,7 +69,8 @@ impl TargetKind {
         }
     }
 
-    /// Reads a kind as kubectl does: singular, plural or short, with or without group (and version).
+    /// Parses a kind as kubectl does: singular, plural or short name, with or without group (and
+    /// version).
     fn read(text: &str) -> Option<Self> {
         let text = text.to_ascii_lowercase();
         let (name, group) = match text.split_once('.') {
@@ -94,12 +95,12 @@ fn names<K: Resource<DynamicType = ()>>(short: &str) -> [String; 3] {
     [K::kind(&()).to_ascii_lowercase(), short.to_owned(), K::plural(&()).into_owned()]
 }
 
-/// What a command is about.
+/// The target of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
-    /// Its kind.
+    /// Kind of the object.
     pub(crate) kind: TargetKind,
-    /// Its name, in the namespace of the command.
+    /// Name of the object, in the namespace of the command.
     pub(crate) name: String,
 }
 
@@ -131,12 +132,12 @@ impl FromStr for Target {
     }
 }
 
-/// A target's objects, each kind in order of its names.
+/// The objects of a target, each kind sorted by name.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Gathered {
-    /// The Cluster, where it is the target.
+    /// The Cluster, if it is the target.
     pub(crate) cluster: Option<ClusterObject>,
-    /// The control plane, where it is the target or belongs to it.
+    /// The control plane, if it is the target or belongs to it.
     pub(crate) control_plane: Option<KubeadmControlPlane>,
     /// The MachineDeployments that are or belong to the target.
     pub(crate) deployments: Vec<MachineDeployment>,
@@ -149,37 +150,37 @@ pub(crate) struct Gathered {
 }
 
 impl Target {
-    /// Reads the target and what belongs to it. One that is not there is an error.
+    /// Reads the target and the objects that belong to it. A missing target is an error.
     pub(crate) async fn gather(&self, cluster: &Cluster) -> anyhow::Result<Gathered> {
         let mut found = Gathered::default();
         let mut of_cluster = String::new();
         match self.kind {
             TargetKind::Cluster => {
-                let own: ClusterObject = self.own(cluster).await?;
-                found.control_plane = control_plane_of(cluster, &own).await?;
+                let object: ClusterObject = self.get_object(cluster).await?;
+                found.control_plane = control_plane_of(cluster, &object).await?;
                 let deployments: Vec<MachineDeployment> = cluster.list(&cluster.here(), "").await?;
                 found.deployments = deployments
                     .into_iter()
                     .filter(|deployment| deployment.spec.cluster_name == self.name)
                     .collect();
                 of_cluster.clone_from(&self.name);
-                found.cluster = Some(own);
+                found.cluster = Some(object);
             }
             TargetKind::ControlPlane => {
-                let own: KubeadmControlPlane = self.own(cluster).await?;
-                of_cluster = cluster_of(&own);
-                found.control_plane = Some(own);
+                let object: KubeadmControlPlane = self.get_object(cluster).await?;
+                of_cluster = cluster_of(&object);
+                found.control_plane = Some(object);
             }
             TargetKind::MachineDeployment => {
-                let own: MachineDeployment = self.own(cluster).await?;
-                of_cluster.clone_from(&own.spec.cluster_name);
-                found.deployments.push(own);
+                let object: MachineDeployment = self.get_object(cluster).await?;
+                of_cluster.clone_from(&object.spec.cluster_name);
+                found.deployments.push(object);
             }
             TargetKind::MachineSet => {
-                let own: MachineSet = self.own(cluster).await?;
-                of_cluster.clone_from(&own.spec.cluster_name);
+                let object: MachineSet = self.get_object(cluster).await?;
+                of_cluster.clone_from(&object.spec.cluster_name);
             }
-            TargetKind::Machine => found.machines.push(self.own(cluster).await?),
+            TargetKind::Machine => found.machines.push(self.get_object(cluster).await?),
         }
         let selector = match of_cluster.as_str() {
             "" => String::new(),
@@ -201,19 +202,23 @@ impl Target {
         Ok(found)
     }
 
-    /// Makes sure that the target is there.
+    /// Checks that the target exists.
     pub(crate) async fn check(&self, cluster: &Cluster) -> anyhow::Result<()> {
         match self.kind {
-            TargetKind::Cluster => self.own::<ClusterObject>(cluster).await.map(drop),
-            TargetKind::ControlPlane => self.own::<KubeadmControlPlane>(cluster).await.map(drop),
-            TargetKind::MachineDeployment => self.own::<MachineDeployment>(cluster).await.map(drop),
-            TargetKind::MachineSet => self.own::<MachineSet>(cluster).await.map(drop),
-            TargetKind::Machine => self.own::<Machine>(cluster).await.map(drop),
+            TargetKind::Cluster => self.get_object::<ClusterObject>(cluster).await.map(drop),
+            TargetKind::ControlPlane => {
+                self.get_object::<KubeadmControlPlane>(cluster).await.map(drop)
+            }
+            TargetKind::MachineDeployment => {
+                self.get_object::<MachineDeployment>(cluster).await.map(drop)
+            }
+            TargetKind::MachineSet => self.get_object::<MachineSet>(cluster).await.map(drop),
+            TargetKind::Machine => self.get_object::<Machine>(cluster).await.map(drop),
         }
     }
 
-    /// The object itself.
-    async fn own<K>(&self, cluster: &Cluster) -> anyhow::Result<K>
+    /// Gets the target object.
+    async fn get_object<K>(&self, cluster: &Cluster) -> anyhow::Result<K>
     where
         K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
             + Clone
@@ -226,7 +231,7 @@ impl Target {
         }
     }
 
-    /// The target is not there.
+    /// Creates the error for a missing target.
     pub(crate) fn missing(&self, cluster: &Cluster) -> anyhow::Error {
         anyhow!(
             "there is no {self} in namespace {} at {}; -n names another namespace",
@@ -235,7 +240,7 @@ impl Target {
         )
     }
 
-    /// Whether a Machine is the target, or belongs to it.
+    /// Reports whether a Machine is the target or belongs to it.
     pub(crate) fn holds(&self, machine: &Machine) -> bool {
         let owned_by = |kind: &str| {
             machine
@@ -253,7 +258,7 @@ impl Target {
         }
     }
 
-    /// Whether an UpdateGroup is the target's, or one of the target's. A Machine alone has none.
+    /// Reports whether an UpdateGroup belongs to the target. A single Machine has none.
     pub(crate) fn concerns(&self, group: &UpdateGroup) -> bool {
         let spec = &group.spec;
         match self.kind {
@@ -266,12 +271,13 @@ impl Target {
     }
 }
 
-/// The KubeadmControlPlane of a Cluster; `None` where its control plane is of another kind.
+/// Gets the KubeadmControlPlane of a Cluster; returns `None` if its control plane is of another
+/// kind.
 async fn control_plane_of(
     cluster: &Cluster,
-    own: &ClusterObject,
+    object: &ClusterObject,
 ) -> anyhow::Result<Option<KubeadmControlPlane>> {
-    match &own.spec.control_plane_ref {
+    match &object.spec.control_plane_ref {
         Some(reference) if reference.kind == KubeadmControlPlane::kind(&()) => {
             cluster.get(&reference.name).await
         }
@@ -279,7 +285,7 @@ async fn control_plane_of(
     }
 }
 
-/// Name of the Cluster of a control plane, empty where nothing says so.
+/// Returns the name of a control plane's Cluster; empty if neither label nor owner gives it.
 pub(crate) fn cluster_of(control_plane: &KubeadmControlPlane) -> String {
     if let Some(name) = control_plane.labels().get(keys::CLUSTER_NAME) {
         return name.clone();
@@ -322,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_target_is_refused_with_the_forms_that_are() {
+    fn an_invalid_target_lists_the_valid_forms() {
         for text in [
             "edge-1",
             "pod/x",

@@ -1,6 +1,6 @@
-//! `refit bundle` as a person runs it.
+//! Runs `refit bundle` as a user does.
 
-#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use serde_json::Value;
 struct Directory(tempfile::TempDir);
 
 impl Directory {
-    /// A directory with a key, a tarball and a file that says what goes in.
+    /// A directory with a key, a tarball and a bundle spec.
     fn new() -> Self {
         let directory = Self(tempfile::tempdir().unwrap());
         fs::write(directory.path().join("kubernetes-node.tar.gz"), "binaries").unwrap();
@@ -81,7 +81,7 @@ fn a_bundle_is_built_looked_at_and_verified() {
 }
 
 #[test]
-fn verify_says_by_its_exit_code_what_is_wrong() {
+fn the_exit_code_of_verify_shows_the_problem() {
     let directory = Directory::new();
     assert!(directory.build("b").status.success());
     assert_eq!(directory.verify(&["--kubernetes-version", "v1.36.0", "b"]).0, Some(5));
@@ -113,7 +113,7 @@ fn verify_says_by_its_exit_code_what_is_wrong() {
 }
 
 #[test]
-fn flags_do_what_the_file_does_and_an_encrypted_key_wants_its_password() {
+fn flags_equal_the_spec_file_and_encrypted_keys_need_a_password() {
     let directory = Directory::new();
     fs::write(directory.path().join("pass"), "open sesame\n").unwrap();
     let made = directory.refit(&["keygen", "--password-file", "pass", "locked"]);

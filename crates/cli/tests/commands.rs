@@ -1,4 +1,5 @@
-//! What all commands have in common, and the short ones: `abort`, `retry`, `completions`, `man`.
+//! Behaviour that all commands share, and the short commands: `abort`, `retry`, `completions`,
+//! `man`.
 
 mod stage;
 
@@ -12,7 +13,7 @@ fn run(command: &mut Command) -> Ended {
 }
 
 #[test]
-fn abort_asks_every_unfinished_update_and_says_what_it_does() {
+fn abort_stops_every_unfinished_update_and_reports_it() {
     let stage = Stage::new().with_cluster();
     stage.update("edge-1-a", json!({"phase": "Staging"}));
     stage.update("edge-1-b", json!({"phase": "Draining"}));
@@ -48,7 +49,7 @@ fn abort_asks_every_unfinished_update_and_says_what_it_does() {
 }
 
 #[test]
-fn a_log_filter_that_is_none_is_named_before_anything_is_done() {
+fn an_invalid_log_filter_is_reported_first() {
     let ended = run(refit(&["man", "--help"]).env("REFIT_LOG", "refit=loud"));
     assert_eq!(ended.code, Some(0), "help needs no logs: {ended:?}");
     let ended = run(refit(&["completions", "bash"]).env("REFIT_LOG", "refit=loud"));
@@ -58,7 +59,7 @@ fn a_log_filter_that_is_none_is_named_before_anything_is_done() {
 }
 
 #[test]
-fn retry_annotates_the_machines_whose_update_ended_badly() {
+fn retry_annotates_the_machines_with_a_failed_update() {
     let stage = Stage::new().with_cluster();
     stage.update("edge-1-a", json!({"phase": "Failed", "failureReason": "HostStepFailed"}));
     stage.update("edge-1-b", json!({"phase": "Stopped", "failureReason": "Aborted"}));
@@ -83,7 +84,7 @@ fn retry_annotates_the_machines_whose_update_ended_badly() {
 }
 
 #[test]
-fn without_a_cluster_the_error_says_what_to_do() {
+fn without_a_cluster_the_error_names_a_remedy() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let none = run(refit(&["watch"]).env("HOME", directory.path()));
     assert_eq!(none.code, Some(1));
@@ -98,7 +99,7 @@ fn without_a_cluster_the_error_says_what_to_do() {
 }
 
 #[test]
-fn an_unknown_context_is_answered_with_those_that_there_are() {
+fn an_unknown_context_lists_the_known_ones() {
     let stage = Stage::new();
     let ended = stage.run(&["watch", "--context", "other"]);
     assert_eq!(ended.code, Some(1));
@@ -117,7 +118,7 @@ fn several_kubeconfigs_are_read_as_kubectl_reads_them() {
 }
 
 #[test]
-fn a_cluster_without_refit_or_cluster_api_is_named_as_such() {
+fn a_cluster_without_refit_or_cluster_api_is_reported() {
     let bare = Stage::bare();
     let ended = bare.run(&["watch"]);
     assert_eq!(ended.code, Some(1));
@@ -167,7 +168,7 @@ fn interrupting_a_watch_ends_it_as_shells_expect() {
 }
 
 #[test]
-fn as_a_plugin_of_kubectl_the_usage_says_so() {
+fn the_usage_shows_the_kubectl_plugin() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let plugin = directory.path().join("kubectl-refit");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_refit"), &plugin).unwrap();

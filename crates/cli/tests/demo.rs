@@ -1,4 +1,4 @@
-//! `refit demo` as its users meet it: output, exit codes, refusals.
+//! `refit demo` from the user's side: output, exit codes, refusals.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 const EXAMPLE: &str = include_str!("../../../examples/cluster.yaml");
 
-/// A word that only a replacement that nobody asked for may bring.
+/// A word that may appear only for an unexpected replacement.
 const ALARM: &str = "REPLACED";
 
 fn demo(args: &[&str]) -> Command {
@@ -31,7 +31,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("output is UTF-8")
 }
 
-/// A manifest file of this test run.
+/// Writes a manifest file for this test run.
 fn file(name: &str, content: &str) -> String {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::write(&path, content).expect("the directory is cargo's own");
@@ -69,7 +69,7 @@ fn piped_each_machine_has_one_line_with_both_versions() {
 }
 
 #[test]
-fn json_stands_alone_on_stdout_and_names_what_max_surge_replaced() {
+fn json_is_alone_on_stdout_and_lists_surge_replacements() {
     let manifests = file("surge.yaml", &small_with_surge());
     let output = run(&["-o", "json", "--manifests", &manifests]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
@@ -93,7 +93,7 @@ fn json_stands_alone_on_stdout_and_names_what_max_surge_replaced() {
 }
 
 #[test]
-fn broken_manifests_are_refused_all_at_once_before_anything_runs() {
+fn all_errors_in_manifests_are_reported_before_the_run() {
     let broken = EXAMPLE
         .replacen("replicas: 3\n  version: v1.34.2", "replicas: three\n  version: 1.34.2", 1)
         .replacen(
@@ -126,7 +126,7 @@ fn broken_manifests_are_refused_all_at_once_before_anything_runs() {
 }
 
 #[test]
-fn what_the_api_server_would_refuse_is_refused_with_its_line() {
+fn objects_the_api_server_would_refuse_are_reported_with_line() {
     let secret = "apiVersion: v1\nkind: Secret\nmetadata:\n  name: x\ndata:\n  a: \"%%%\"\n";
     let name = file("secret.yaml", &format!("{secret}---\n{EXAMPLE}"));
     let output = run(&["--manifests", &name]);
@@ -159,7 +159,7 @@ fn a_missing_file_is_named() {
 }
 
 #[test]
-fn the_help_does_not_cry_wolf() {
+fn the_help_does_not_contain_the_alarm_word() {
     let output = run(&["--help"]);
     assert_eq!(output.status.code(), Some(0));
     assert!(!text(&output.stdout).contains(ALARM));
@@ -180,7 +180,7 @@ fn an_interrupt_ends_it_at_once() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
+fn a_closed_pipe_is_not_an_error() {
     let mut child = demo(&[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();

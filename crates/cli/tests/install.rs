@@ -1,6 +1,6 @@
-//! `refit install` as a person runs it.
+//! Runs `refit install` as a user does.
 
-#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::process::{Command, Output};
 
@@ -18,13 +18,13 @@ fn printed(args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Kind of each document, in order.
+/// Returns the kind of each document, in order.
 fn kinds(text: &str) -> Vec<&str> {
     text.lines().filter_map(|line| line.strip_prefix("kind: ")).collect()
 }
 
 #[test]
-fn without_apply_every_manifest_of_a_management_cluster_is_printed() {
+fn without_apply_all_manifests_are_printed() {
     let text = printed(&["install"]);
     assert_eq!(
         kinds(&text),
@@ -66,7 +66,7 @@ fn parts_image_and_replicas_are_chosen() {
 }
 
 #[test]
-fn what_cannot_be_done_is_said_and_nothing_is_printed() {
+fn an_invalid_request_is_reported_and_prints_nothing() {
     for (args, expected) in [
         (["install", "--image", "a b"], "is no image"),
         (["install", "--replicas", "0"], "0 is not in 1..=9"),

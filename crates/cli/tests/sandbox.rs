@@ -1,6 +1,6 @@
-//! `refit sandbox` as its users meet it: a kubeconfig that works and a clean end.
+//! `refit sandbox` from the user's side: a working kubeconfig and a clean shutdown.
 
-#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::{
     collections::BTreeMap,
@@ -24,11 +24,11 @@ use serde_json::json;
 
 const EXAMPLE: &str = include_str!("../../../examples/cluster.yaml");
 
-/// A sandbox that runs. It is killed when a test fails.
+/// A running sandbox. It is killed when a test fails.
 struct Sandbox {
     child: Child,
     kubeconfig: PathBuf,
-    /// What follows the path.
+    /// The lines after the path.
     hints: Vec<String>,
 }
 
@@ -127,7 +127,7 @@ fn uids(machines: &[Machine]) -> BTreeMap<String, String> {
     machines.iter().map(pair).collect()
 }
 
-/// Asks for the control plane's version on the worker.
+/// Sets the control plane's version on the worker.
 async fn upgrade_worker(client: Client) {
     let body = json!({"spec": {"template": {"spec": {"version": "v1.34.2"}}}});
     Api::<MachineDeployment>::namespaced(client, "default")
@@ -137,7 +137,7 @@ async fn upgrade_worker(client: Client) {
 }
 
 #[test]
-fn a_client_finds_ready_machines_and_ctrl_c_leaves_nothing_behind() {
+fn machines_are_ready_and_ctrl_c_leaves_nothing_behind() {
     let sandbox = Sandbox::start(&[]);
     let path = sandbox.kubeconfig.clone();
     assert!(path.is_absolute());
@@ -158,7 +158,7 @@ fn a_client_finds_ready_machines_and_ctrl_c_leaves_nothing_behind() {
         let me = me.create(&PostParams::default(), &SelfSubjectReview::default()).await.unwrap();
         let user = me.status.unwrap().user_info.unwrap();
         assert_eq!(user.username.as_deref(), Some("refit-admin"));
-        // Who shows no certificate is nobody.
+        // A client without a certificate is anonymous.
         stranger.auth_info = kube::config::AuthInfo::default();
         let refused = Api::<Machine>::all(Client::try_from(stranger).unwrap())
             .list(&ListParams::default())
@@ -202,7 +202,7 @@ fn an_upgrade_keeps_every_machine() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_named_before_anything_takes_time() {
+fn a_port_in_use_is_reported_immediately() {
     let taken = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let output = command(&["--port", &port]).output().unwrap();
@@ -240,7 +240,7 @@ fn a_cluster_that_is_applied_later_gets_a_context() {
     assert_eq!(sandbox.contexts(), ["refit", "edge-1", "edge-2"]);
 }
 
-/// Creates an object whatever its kind.
+/// Creates an object of any kind.
 async fn apply(client: &Client, object: serde_json::Value) {
     let object: kube::core::DynamicObject = serde_json::from_value(object).unwrap();
     let kind = object.types.clone().unwrap();

@@ -16,7 +16,7 @@ fn version(stage: &Stage, kind: &str, name: &str) -> String {
 }
 
 #[test]
-fn of_a_cluster_the_control_plane_is_asked_first_and_the_workers_when_it_is_done() {
+fn the_workers_follow_when_the_control_plane_is_done() {
     let stage = Stage::new().with_cluster();
     let mut upgrade = stage.start(&["upgrade", "cluster/edge-1", "--to", NEW]);
     let line = upgrade.until("spec.version");
@@ -42,7 +42,7 @@ fn of_a_cluster_the_control_plane_is_asked_first_and_the_workers_when_it_is_done
     );
     assert_eq!(version(&stage, DEPLOYMENT, "edge-1-md"), NEW);
 
-    // The same again writes nothing, and with --watch it waits for the workers.
+    // A second run writes nothing; with --watch it waits for the workers.
     let before = stage.server().revision();
     let mut again = stage.start(&["upgrade", "cluster/edge-1", "--to", NEW, "--watch"]);
     again.until("asks for v1.35.0 already");
@@ -56,7 +56,7 @@ fn of_a_cluster_the_control_plane_is_asked_first_and_the_workers_when_it_is_done
 }
 
 #[test]
-fn what_must_not_be_written_is_refused_and_nothing_is() {
+fn a_refused_upgrade_writes_nothing() {
     let stage = Stage::new().with_cluster();
     let before = stage.server().revision();
     let table = [
@@ -80,7 +80,7 @@ fn what_must_not_be_written_is_refused_and_nothing_is() {
 }
 
 #[test]
-fn where_cluster_api_does_not_ask_refit_nothing_is_written() {
+fn without_calls_from_cluster_api_nothing_is_written() {
     let stage = Stage::new().with_cluster();
     let refused = |words: &str| {
         let before = stage.server().revision();
@@ -167,7 +167,7 @@ fn an_upgrade_that_is_under_way_is_named() {
 }
 
 #[test]
-fn whoever_applied_the_version_before_is_named() {
+fn the_manager_that_applied_the_version_is_named() {
     let stage = Stage::new().with_cluster();
     stage.apply(CONTROL_PLANE, "edge-1", "gitops", json!({"spec": {"version": OLD}}));
     let ended = stage.run(&["upgrade", "kcp/edge-1", "--to", NEW]);

@@ -22,7 +22,7 @@ fn block(stage: &Stage, reason: &str, message: &str) {
 }
 
 #[test]
-fn piped_each_change_has_a_line_and_what_blocks_is_said() {
+fn piped_output_has_a_line_per_change_and_blocker() {
     let stage = Stage::new().with_cluster();
     stage.patch(CONTROL_PLANE, "edge-1", json!({"spec": {"version": NEW}}));
     let mut watch = stage.start(&["watch", "kcp/edge-1"]);
@@ -63,8 +63,8 @@ fn json_lines_carry_each_change_and_the_end() {
     let ended = stage.run(&["watch", "-o", "json"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let lines = ended.json_lines();
-    let of = |kind: &str| lines.iter().filter(|line| line["type"] == kind).count();
-    assert_eq!((of("group"), of("machine"), of("end")), (2, 4, 1), "{ended:?}");
+    let count = |kind: &str| lines.iter().filter(|line| line["type"] == kind).count();
+    assert_eq!((count("group"), count("machine"), count("end")), (2, 4, 1), "{ended:?}");
     let end = lines.last().unwrap();
     assert_eq!(end["outcome"], "done");
     assert_eq!((&end["machines"], &end["done"]), (&json!(4), &json!(4)));
@@ -97,7 +97,7 @@ fn a_timeout_ends_the_watch_with_its_own_code() {
 }
 
 #[test]
-fn an_update_that_failed_for_good_ends_the_watch_and_says_how_to_go_on() {
+fn a_final_failure_ends_the_watch_and_names_a_remedy() {
     let stage = Stage::new().with_cluster();
     stage.patch(CONTROL_PLANE, "edge-1", json!({"spec": {"version": NEW}}));
     stage.update("edge-1-a", json!({"phase": "Upgrading"}));
@@ -121,7 +121,7 @@ fn an_update_that_failed_for_good_ends_the_watch_and_says_how_to_go_on() {
 }
 
 #[test]
-fn a_machine_that_goes_is_said_to_be_gone() {
+fn a_deleted_machine_is_reported_as_gone() {
     let stage = Stage::new().with_cluster();
     stage.patch(CONTROL_PLANE, "edge-1", json!({"spec": {"version": NEW}}));
     let mut watch = stage.start(&["watch", "kcp/edge-1"]);

@@ -1,4 +1,4 @@
-//! The CustomResourceDefinitions that stand in for Cluster API's.
+//! Stand-ins for Cluster API's CustomResourceDefinitions.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::core::crd::CustomResourceExt as _;
@@ -10,7 +10,7 @@ use crate::kinds::{
     MachineSet,
 };
 
-/// CRDs that stand in for Cluster API's where no Cluster API runs, with its contract labels.
+/// Returns stand-in CRDs with Cluster API's contract labels, for clusters without Cluster API.
 pub fn crds() -> Vec<CustomResourceDefinition> {
     let mut crds = vec![
         Cluster::crd(),

@@ -1,14 +1,14 @@
-//! A count, or a share of the replicas: the one place that reads and rounds them.
+//! A number or a percentage of the replicas: the only code that parses and rounds them.
 
 use std::{fmt, str::FromStr};
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::Value;
 
-/// A count, or a share of the replicas.
+/// A number or a percentage of the replicas.
 ///
-/// On the wire it is Kubernetes' own [`IntOrString`], which keeps what a user wrote and reads what
-/// means nothing here: a value that one user got wrong must not make a watch fail.
+/// Kinds use Kubernetes' [`IntOrString`], which keeps the text as the user wrote it and also
+/// accepts invalid values: one invalid value must not make a watch fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum IntOrPercent {
     /// A number of machines.
@@ -17,13 +17,13 @@ pub enum IntOrPercent {
     Percent(i64),
 }
 
-/// Says what is wrong with a value that is neither a count nor a percentage.
+/// The value is neither a number nor a percentage.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("got {0:?}, want a number of machines or a percentage such as \"25%\"")]
 pub struct ParseIntOrPercentError(pub String);
 
 impl IntOrPercent {
-    /// The number of machines that this is of `total`, rounded up.
+    /// Returns the number of machines out of `total`, rounded up.
     pub fn rounded_up(self, total: i64) -> i64 {
         match self {
             Self::Int(count) => count,
@@ -34,7 +34,7 @@ impl IntOrPercent {
         }
     }
 
-    /// The number of machines that this is of `total`, rounded down.
+    /// Returns the number of machines out of `total`, rounded down.
     pub fn rounded_down(self, total: i64) -> i64 {
         match self {
             Self::Int(count) => count,
@@ -44,7 +44,7 @@ impl IntOrPercent {
 }
 
 impl IntOrPercent {
-    /// Reads an optional field.
+    /// Parses an optional field.
     pub fn read(field: Option<&IntOrString>, default: i64) -> Result<Self, ParseIntOrPercentError> {
         field.map_or(Ok(Self::Int(default)), Self::try_from)
     }
@@ -64,13 +64,13 @@ impl TryFrom<&IntOrString> for IntOrPercent {
 impl TryFrom<&Value> for IntOrPercent {
     type Error = ParseIntOrPercentError;
 
-    /// Reads a field that is a number or a string.
+    /// Parses a number or a string.
     fn try_from(value: &Value) -> Result<Self, Self::Error> {
         value.as_str().map_or_else(|| value.to_string().parse(), percentage)
     }
 }
 
-/// A field's text is a percentage: Kubernetes refuses a number in quotes.
+/// A string must be a percentage: Kubernetes refuses a number in quotes.
 fn percentage(text: &str) -> Result<IntOrPercent, ParseIntOrPercentError> {
     if !text.ends_with('%') {
         return Err(ParseIntOrPercentError(text.to_owned()));

@@ -1,8 +1,9 @@
-//! KubeadmConfigs: what a control plane asks for, and which differences count.
+//! KubeadmConfigs: the desired spec of a control plane, and which differences count.
 //!
-//! Cluster API compares them as typed Go structs with go-cmp (`spec/capi.md 2.3`), after
-//! `PrepareKubeadmConfigsForDiff` has removed from both sides what it changes by itself. A JSON
-//! model of that comparison therefore has to know what an absent field decodes to:
+//! Cluster API compares them as typed Go structs with go-cmp
+//! (`docs/facts/control-plane.md#kubeadmconfig-comparison`), after `PrepareKubeadmConfigsForDiff`
+//! has removed from both sides the fields that it changes by itself. A JSON model of that
+//! comparison therefore has to know what an absent field decodes to:
 //!
 //! | field | absent is the same as | why |
 //! |---|---|---|
@@ -10,26 +11,25 @@
 //! | `value` of `extraArgs` and `kubeletExtraArgs` | nothing else | a `*string`: `""` passes an empty argument |
 //! | lists and maps | `[]`, `{}` | `dropOmittableFields` sets empty ones to nil |
 //! | `nodeRegistration.taints` | nothing else | a pointer to a list: `[]` registers without taints, nil with kubeadm's own |
-//! | objects | `{}` | a Go struct; `joinConfiguration.controlPlane`, a pointer, is set to nil where empty |
+//! | objects | `{}` | a Go struct; `joinConfiguration.controlPlane`, a pointer, is set to nil if empty |
 //! | booleans and numbers | nothing else | `*bool`, `*int32`; the few `int32` reject 0 |
 //! | `format`, `imagePullPolicy` | `cloud-config`, `IfNotPresent` | older releases wrote these defaults down |
 //!
-//! Most of the empty forms are rejected by the v1beta2 CRD and come from objects that were written
+//! The v1beta2 CRD rejects most of the empty forms; they come from objects that were written
 //! through v1beta1. `testdata/kubeadm_config_verdicts.json` lists verdicts; this module's tests and
-//! the test bed's flow against real Cluster API both judge that table.
+//! the test bed's flow against real Cluster API both check that table.
 
 use refit_kinds::version::KubernetesVersion;
 use serde_json::{Map, Value, json};
 
 /// The feature gate that Cluster API sets by itself for the minors of [`LOCAL_MODE_MINORS`].
 const LOCAL_MODE: &str = "ControlPlaneKubeletLocalMode";
-/// The minors of Kubernetes 1 for which Cluster API sets [`LOCAL_MODE`]: from the first, up to but
-/// without the last.
+/// Minor versions of Kubernetes 1 for which Cluster API sets [`LOCAL_MODE`]; the end is exclusive.
 const LOCAL_MODE_MINORS: std::ops::Range<u64> = 31..36;
-/// Lists of arguments, whose empty values mean something.
+/// Lists of arguments, whose empty values are significant.
 const ARGUMENT_LISTS: [&str; 2] = ["extraArgs", "kubeletExtraArgs"];
 
-/// How a control plane machine comes into its cluster.
+/// How a control plane machine joins its cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// With `kubeadm init`: the first machine.
@@ -38,9 +38,9 @@ pub enum Entry {
     Join,
 }
 
-/// Spec of the KubeadmConfig that a control plane wants for a machine.
+/// Returns the KubeadmConfig spec that a control plane wants for a machine.
 ///
-/// A joining machine keeps the cluster configuration: it says whether etcd is external.
+/// A joining machine keeps the cluster configuration, because it defines whether etcd is external.
 pub fn desired_spec(control_plane: &Value, entry: Entry) -> Value {
     let mut spec = control_plane["spec"]["kubeadmConfigSpec"].clone();
     if !spec.is_object() {
@@ -59,12 +59,12 @@ pub fn desired_spec(control_plane: &Value, entry: Entry) -> Value {
     spec
 }
 
-/// Whether Cluster API turns [`LOCAL_MODE`] on for this version.
+/// Reports whether Cluster API enables [`LOCAL_MODE`] for this version.
 fn sets_local_mode(version: &KubernetesVersion) -> bool {
     version.major() == 1 && LOCAL_MODE_MINORS.contains(&version.minor())
 }
 
-/// Turns [`LOCAL_MODE`] on where the control plane does not say. A pure version bump can therefore
+/// Enables [`LOCAL_MODE`] unless the control plane sets it. A pure version change can therefore
 /// change the bootstrap config.
 fn set_local_mode(spec: &mut Value) {
     let configuration = spec.as_object_mut().and_then(|spec| child(spec, "clusterConfiguration"));
@@ -75,8 +75,8 @@ fn set_local_mode(spec: &mut Value) {
     }
 }
 
-/// Whether a KubeadmConfig is what the control plane wants. A machine that initialised the cluster
-/// may match either form.
+/// Reports whether a KubeadmConfig matches the control plane's spec. A machine that initialised the
+/// cluster may match either form.
 pub fn is_up_to_date(current: &Value, control_plane: &Value) -> bool {
     let equal = |entry: Entry| {
         let (mut desired, mut current) = (desired_spec(control_plane, entry), current.clone());
@@ -86,8 +86,8 @@ pub fn is_up_to_date(current: &Value, control_plane: &Value) -> bool {
     equal(Entry::Join) || (is_set(&current["initConfiguration"]) && equal(Entry::Init))
 }
 
-/// Prepares two KubeadmConfig specs for a comparison, and for a hook. A current config that
-/// initialised the cluster is brought into the form of one that joins, where that is desired.
+/// Prepares two KubeadmConfig specs for a comparison and for a hook request. If the desired config
+/// joins, a current config that initialised the cluster is converted to the joining form.
 pub fn prepare(desired: &mut Value, current: &mut Value, entry: Entry) {
     for spec in [&mut *desired, &mut *current] {
         if !spec.is_object() {
@@ -110,8 +110,8 @@ pub fn prepare(desired: &mut Value, current: &mut Value, entry: Entry) {
     }
 }
 
-/// One KubeadmConfig spec without what Cluster API changes by itself, for a comparison across
-/// versions: what [`prepare`] ignores, and the feature gate that follows the version.
+/// Removes from a KubeadmConfig spec what Cluster API changes by itself, for a comparison across
+/// versions: the fields that [`prepare`] ignores, and the feature gate that depends on the version.
 pub fn normalised(spec: &Value, version: Option<&KubernetesVersion>) -> Value {
     let mut spec = if spec.is_object() { spec.clone() } else { json!({}) };
     remove(&mut spec, &["initConfiguration"]);
@@ -133,7 +133,7 @@ pub fn normalised(spec: &Value, version: Option<&KubernetesVersion>) -> Value {
     spec
 }
 
-/// Writes an init configuration as the join configuration that Cluster API makes of it.
+/// Converts an init configuration to the join configuration that Cluster API makes of it.
 pub fn init_to_join(current: &mut Value, desired: &Value) {
     if !is_set(&current["initConfiguration"]) {
         return;
@@ -153,7 +153,8 @@ pub fn init_to_join(current: &mut Value, desired: &Value) {
     if let Some(endpoint) = init.get("localAPIEndpoint").filter(|endpoint| is_set(endpoint)) {
         set("controlPlane", Some(&json!({"localAPIEndpoint": endpoint})));
     }
-    // Only a join has this field: it never counts against a machine that initialised the cluster.
+    // Only a join configuration has this field: it never counts as a difference of a machine that
+    // initialised the cluster.
     set("caCertPath", desired.pointer("/joinConfiguration/caCertPath"));
 }
 
@@ -175,7 +176,8 @@ fn remove(spec: &mut Value, path: &[&str]) {
     }
 }
 
-/// Makes a field of the current cluster configuration what is desired: it is not compared.
+/// Copies a field of the desired cluster configuration to the current one, so that it is not
+/// compared.
 fn take_over(desired: &Value, current: &mut Value, field: &str) {
     let wanted = desired.pointer("/clusterConfiguration").and_then(|found| found.get(field));
     let configuration =
@@ -188,7 +190,7 @@ fn take_over(desired: &Value, current: &mut Value, field: &str) {
     }
 }
 
-/// Sets the defaults that older releases of Cluster API wrote down and newer ones leave out.
+/// Sets the defaults that older releases of Cluster API wrote and newer ones omit.
 fn previous_defaults(spec: &mut Value) {
     let Some(spec) = spec.as_object_mut() else {
         return;
@@ -209,7 +211,7 @@ fn default_text(map: &mut Map<String, Value>, key: &str, default: &str) {
     }
 }
 
-/// The object at a key, made where there is nothing; `None` where there is something else.
+/// Returns the object at a key; creates it if the key is missing. Returns `None` for another type.
 fn child<'a>(map: &'a mut Map<String, Value>, key: &str) -> Option<&'a mut Map<String, Value>> {
     let member = map.entry(key).or_insert(Value::Null);
     if member.is_null() {
@@ -218,8 +220,8 @@ fn child<'a>(map: &'a mut Map<String, Value>, key: &str) -> Option<&'a mut Map<S
     member.as_object_mut()
 }
 
-/// Removes members that are the same as absent (see the table of this module). `list` is the key of
-/// the list that `value` is in or is an element of.
+/// Removes members that are equivalent to absent ones (see the table of this module). `list` is the
+/// key of the list that `value` is in or is an element of.
 fn drop_omittable(value: &mut Value, list: &str) {
     match value {
         Value::Object(map) => {

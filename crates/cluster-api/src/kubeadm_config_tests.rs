@@ -10,7 +10,7 @@ fn same(desired: Value, current: Value) -> bool {
     desired == current
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "tables of literals read best without ceremony")]
+#[expect(clippy::needless_pass_by_value, reason = "keeps tables of literals short")]
 fn join(registration: Value) -> Value {
     json!({"joinConfiguration": {"nodeRegistration": registration}})
 }
@@ -28,7 +28,7 @@ fn any_config() -> Value {
     })
 }
 
-/// A KubeadmConfig as the bootstrap provider leaves it on the machine.
+/// A KubeadmConfig as the bootstrap provider writes it for the machine.
 fn on_a_machine(control_plane: &Value, entry: Entry) -> Value {
     let mut spec = desired_spec(control_plane, entry);
     spec["clusterConfiguration"]["controlPlaneEndpoint"] = json!("10.0.0.10:6443");
@@ -59,7 +59,7 @@ fn the_table_of_verdicts_holds() {
             let machine = on_a_machine(&before, entry);
             assert!(is_up_to_date(&machine, &before), "{entry:?} before: {}", row["what"]);
             assert_eq!(is_up_to_date(&machine, &after), !counts, "{entry:?}: {}", row["what"]);
-            // What the updater and the goal compare agrees, but for defaults that were written down.
+            // The updater's comparison with the goal agrees, except for defaults that were written.
             let (mut machine, version) = (machine, "v1.34.2".parse().ok());
             let wanted = desired_spec(&after, Entry::Join);
             init_to_join(&mut machine, &wanted);
@@ -82,7 +82,7 @@ fn an_init_config_is_compared_as_a_join_config() {
             "nodeRegistration": {"criSocket": "s"}, "localAPIEndpoint": {"bindPort": 6443},
             "bootstrapTokens": [{"token": "secret"}],
         },
-        // Left by a conversion from v1beta1.
+        // A remnant of a conversion from v1beta1.
         "joinConfiguration": {"timeouts": {"kubeletHealthCheckSeconds": 3}},
     });
     let (desired, current) = prepared(desired, current);
@@ -91,7 +91,7 @@ fn an_init_config_is_compared_as_a_join_config() {
 }
 
 #[test]
-fn what_cluster_api_fills_in_does_not_count() {
+fn defaults_of_cluster_api_do_not_count() {
     let desired = join(json!({"criSocket": "s"}));
     let mut current = desired.clone();
     current["joinConfiguration"]["discovery"] = json!({"bootstrapToken": {"token": "t"}});
@@ -156,7 +156,7 @@ fn a_machine_that_initialised_the_cluster_may_match_either_form() {
 }
 
 #[test]
-fn what_is_no_config_is_compared_as_an_empty_one() {
+fn an_invalid_config_is_compared_as_an_empty_one() {
     assert!(same(json!({}), json!({})));
     assert!(same(Value::Null, json!({"files": []})));
     assert!(is_up_to_date(&Value::Null, &json!({})));
@@ -198,17 +198,17 @@ fn a_minor_version_can_change_the_bootstrap_config() {
 }
 
 #[test]
-fn the_gate_that_follows_the_version_is_no_difference_between_versions() {
-    let of = |version: &str| {
+fn the_version_dependent_gate_does_not_count_across_versions() {
+    let normalised_for = |version: &str| {
         let plane = control_plane(version, &any_config());
         normalised(&desired_spec(&plane, Entry::Join), version.parse().ok().as_ref())
     };
-    assert_eq!(of("v1.30.0"), of("v1.31.0"));
-    assert_eq!(of("v1.35.0"), of("v1.36.0"));
+    assert_eq!(normalised_for("v1.30.0"), normalised_for("v1.31.0"));
+    assert_eq!(normalised_for("v1.35.0"), normalised_for("v1.36.0"));
 }
 
 #[test]
-fn what_is_no_configuration_stays_as_it_is() {
+fn an_invalid_configuration_is_unchanged() {
     assert_eq!(desired_spec(&json!({"spec": {"version": "v1.36.0"}}), Entry::Join), json!({}));
     for configuration in [json!("none"), json!({"featureGates": [1]})] {
         let mut config = any_config();

@@ -1,14 +1,15 @@
-//! The model of Cluster API: its kinds and its own decisions, as pure functions.
+//! A model of Cluster API: its kinds and its own decisions, as pure functions.
 //!
-//! No client, no socket, no clock. `refit plan`, the controller and the shell that stands in for
-//! Cluster API in the sandbox call the same functions.
+//! No client, no socket, no clock. `refit plan`, the controller and the sandbox's stand-in for
+//! Cluster API call the same functions.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`kinds`] | the part of Cluster API's kinds that Refit reads |
-//! | [`desired`] | Machines, MachineSets and what Machines are made of, as Cluster API wants them |
-//! | [`crds`] | CRDs that stand in for Cluster API's where it is not installed |
-//! | [`kubeadm_config`] | the KubeadmConfig that a control plane wants, and which differences count |
+//! | [`desired`] | the desired Machines, MachineSets and bootstrap and infrastructure objects |
+//! | [`crds`] | stand-in CRDs for clusters without Cluster API |
+//! | [`kubeadm_config`] | the desired KubeadmConfig of a control plane, and which differences count
+//! |
 //! | [`rollout`] | which machine of a group is next |
 
 #![expect(

@@ -1,17 +1,17 @@
-//! No other crate models Cluster API by itself: words that give such code away stand in this crate
-//! alone, but for the places listed here with their reasons.
+//! No other crate models Cluster API: words that reveal such code appear only in this crate, except
+//! in the files listed here with their reasons.
 
-#![expect(clippy::unwrap_used, reason = "a test helper may fail as a test does")]
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-/// A word, and the files outside this crate that may have it.
+/// A word, and the files outside this crate that may contain it.
 struct Telltale {
     word: &'static str,
-    /// This crate has it; else the word is what a copy would have.
+    /// Whether this crate contains the word; if not, only a copy of the model would contain it.
     at_home: bool,
     allowed: &'static [(&'static str, &'static str)],
 }
@@ -96,7 +96,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Every source file of the workspace that is no test, by its path from the root.
+/// Every source file of the workspace except tests, by path from the root.
 fn sources() -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut directories = vec![root().join("crates"), root().join("lab")];

@@ -1,4 +1,4 @@
-//! Rollouts with random parameters in random order keep within their limits and end.
+//! Rollouts with random parameters in random order keep within their limits and finish.
 
 #![allow(clippy::cast_possible_wrap, clippy::cast_possible_truncation, reason = "small numbers")]
 
@@ -46,7 +46,7 @@ fn names(numbers: impl IntoIterator<Item = i64>) -> Vec<String> {
     numbers.into_iter().map(|number| format!("m{number}")).collect()
 }
 
-/// Runs a scenario in upstream's random order for some seeds; it has to end with these machines.
+/// Runs a scenario in upstream's random order for some seeds; it must end with these machines.
 fn ends_with(setup: &Setup, expected: &[String]) {
     for seed in 0..60 {
         let mut simulator = Simulator::new(setup);
@@ -73,7 +73,7 @@ fn regular_rollouts_replace_every_machine_in_any_order() {
 }
 
 #[test]
-fn in_place_rollouts_keep_the_machines_that_they_may_in_any_order() {
+fn in_place_rollouts_keep_machines_in_any_order() {
     let six: [i64; 6] = [1, 2, 3, 4, 5, 6];
     ends_with(&setup(rolling(1, 0), &[&[1, 2, 3]], true), &names([1, 2, 4]));
     ends_with(&setup(rolling(0, 1), &[&[1, 2, 3]], true), &names(1..=3));
@@ -84,7 +84,7 @@ fn in_place_rollouts_keep_the_machines_that_they_may_in_any_order() {
 }
 
 #[test]
-fn scaling_in_the_middle_of_a_rollout_ends_well_in_any_order() {
+fn scaling_during_a_rollout_succeeds_in_any_order() {
     let nine: [i64; 9] = [4, 5, 6, 7, 8, 9, 10, 11, 12];
     let up = |sets: &[&[i64]], in_place| Setup {
         replicas: 12,
@@ -104,7 +104,7 @@ fn scaling_in_the_middle_of_a_rollout_ends_well_in_any_order() {
 }
 
 #[test]
-fn a_change_in_the_middle_of_a_rollout_ends_well_in_any_order() {
+fn a_change_during_a_rollout_succeeds_in_any_order() {
     let change =
         |sets: &[&[i64]], in_place| Setup { version: 3, ..setup(rolling(3, 1), sets, in_place) };
     ends_with(&change(&[&[4, 5, 6], &[7, 8, 9]], false), &names(10..=15));
@@ -144,7 +144,7 @@ proptest! {
         prop_assert!(result.is_ok(), "{}\n{}", result.unwrap_err(), simulator.log_so_far());
     }
 
-    /// An order is all that a log has to be replayed from.
+    /// A log can be reproduced from its order alone.
     #[test]
     fn a_recorded_order_gives_the_same_log(
         replicas in 1_i64..=8,
@@ -160,7 +160,7 @@ proptest! {
         prop_assert_eq!(Simulator::new(&setup).run("", Order::Recorded(trace)), log);
     }
 
-    /// What is predicted is what happens, one reconcile after the other.
+    /// The prediction matches the real reconciles.
     #[test]
     fn a_prediction_is_what_happens(
         replicas in 1_i64..=12,
@@ -177,7 +177,7 @@ proptest! {
         prop_assert_eq!(prediction.kept, kept as i64);
     }
 
-    /// Machines are only lost to the surge that was asked for: at most one for the whole rollout.
+    /// Only the requested surge replaces machines: at most one for the whole rollout.
     #[test]
     fn an_in_place_rollout_replaces_at_most_one_machine(
         replicas in 1_i64..=12,

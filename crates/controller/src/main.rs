@@ -272,7 +272,7 @@ async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
     tokio::select! {
         biased;
         outcome = controller => outcome,
-        () = certificates.keep(cert) => anyhow::bail!("nobody keeps the certificate any more"),
+        () = certificates.keep(cert) => anyhow::bail!("the certificate renewal task exited"),
     }
 }
 

@@ -120,7 +120,7 @@ fn request(
     path: &str,
     body: impl Into<bytes::Bytes>,
 ) -> Request<Full<bytes::Bytes>> {
-    // No Content-Type and no Accept, as Cluster API (`spec/capi.md 1.1`).
+    // No Content-Type and no Accept, as Cluster API (`docs/facts/hooks.md#paths-and-http`).
     Request::builder()
         .method(method)
         .uri(path)

@@ -25,7 +25,7 @@ pub const LEAF_VALIDITY: SignedDuration = SignedDuration::from_hours(24 * 90);
 pub const LEAF_RENEW_BEFORE: SignedDuration = SignedDuration::from_hours(24 * 30);
 /// How long two authorities are trusted before the newer one is used, and before the older one is
 /// removed. Cluster API picks up a changed bundle immediately, after its sync period of ten
-/// minutes, or at startup (`spec/capi.md 1.3`).
+/// minutes, or at startup (`docs/facts/hooks.md#extensionconfig`).
 pub const OVERLAP: SignedDuration = SignedDuration::from_hours(1);
 /// How far certificates are backdated, because the clocks of clients may be slow.
 pub const BACKDATE: SignedDuration = SignedDuration::from_mins(10);

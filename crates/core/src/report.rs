@@ -316,10 +316,10 @@ impl Refusal {
                 "waiting for the control plane: a kubelet of {goal} would be newer than its API server"
             ),
             Self::NoFreshReport { node } => format!(
-                "waiting for a report of the agent on node {node}: look whether refit-agent runs there"
+                "waiting for a report of the agent on node {node}: check that refit-agent runs there"
             ),
             Self::AgentTooOld { node, step } => format!(
-                "waiting for a newer agent on node {node}: this one does not know step {step:?}"
+                "waiting for a newer agent on node {node}: this version does not support step {step:?}"
             ),
             Self::HostSettingsUnreadable { object, why } => {
                 format!(
@@ -333,10 +333,10 @@ impl Refusal {
                 "waiting to evict pod {pod}: PodDisruptionBudget {budget} does not allow it now"
             ),
             Self::EvictionRefused { pod, message } => {
-                format!("waiting to evict pod {pod}: the API server refuses it: {message}")
+                format!("waiting to evict pod {pod}: the API server rejects it: {message}")
             }
             Self::ApiUnreachable { cluster } => {
-                format!("waiting for the API server of cluster {cluster}: it does not answer")
+                format!("waiting for the API server of cluster {cluster}: it is not reachable")
             }
             Self::NodeNotReady { node } => format!("waiting until node {node} is Ready"),
             Self::NodeNotVerified { node, why } => format!("waiting for node {node}: {why}"),
@@ -354,12 +354,12 @@ impl Refusal {
             Self::Paused { object } => format!("waiting until {object} is no longer paused"),
             Self::NoGroup { machine } => format!(
                 "Machine {machine} belongs to no control plane, MachineDeployment or MachineSet \
-                 that is known, so nothing says whether it may be down"
+                 that is known, so its limit of unavailable machines is unknown"
             ),
             Self::GroupNotReady => "waiting for the UpdateGroup of the machine".to_owned(),
             Self::ApiRefused { what, message } => {
                 format!(
-                    "waiting for {what}, which the API server refuses: {}",
+                    "waiting for {what}, which the API server rejects: {}",
                     message.trim_end_matches('.')
                 )
             }

@@ -1,7 +1,8 @@
-//! The Runtime SDK's messages for in-place updates, as they go over the wire (`spec/capi.md 1`).
+//! The Runtime SDK's messages for in-place updates, as they go over the wire
+//! (`docs/facts/hooks.md`).
 //!
 //! Objects are kept as raw JSON: a patch must make `current` exactly equal to `desired`, and a
-//! typed struct would lose unknown fields (`spec/capi.md 8`, rule 4).
+//! typed struct would lose unknown fields (`docs/facts/hooks.md#patches`).
 
 use std::collections::BTreeMap;
 
@@ -14,10 +15,11 @@ pub const API_VERSION: &str = "hooks.runtime.cluster.x-k8s.io/v1alpha1";
 pub const GROUP: &str = "hooks.runtime.cluster.x-k8s.io";
 /// Version in the paths of the hooks.
 pub const VERSION: &str = "v1alpha1";
-/// Largest request body that a server must accept: 20 MiB (`spec/capi.md 1.1`).
+/// Largest request body that a server must accept: 20 MiB (`docs/facts/hooks.md#paths-and-http`).
 pub const MAX_BODY_BYTES: usize = 20 * 1024 * 1024;
 
-/// `Success` or `Failure`; anything else is an error on Cluster API's side (`spec/capi.md 1.3`).
+/// `Success` or `Failure`; anything else is an error on Cluster API's side
+/// (`docs/facts/hooks.md#requests-and-responses`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
     /// The response is valid.
@@ -36,7 +38,8 @@ pub struct Handler {
     pub request_hook: RequestHook,
     /// How long Cluster API waits, 1 to 30 s.
     pub timeout_seconds: i32,
-    /// Always `Fail`: `Ignore` turns a network error into a completed update (`spec/capi.md 1.5`).
+    /// Always `Fail`: `Ignore` turns a network error into a completed update
+    /// (`docs/facts/hooks.md#failure-policy`).
     pub failure_policy: String,
 }
 
@@ -50,7 +53,7 @@ pub struct RequestHook {
     pub hook: String,
 }
 
-/// Response to a Discovery call (`spec/capi.md 1.4`).
+/// Response to a Discovery call (`docs/facts/hooks.md#discovery`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DiscoveryResponse {
@@ -113,7 +116,8 @@ pub struct CanUpdateRequest<T> {
     pub desired: T,
 }
 
-/// Request of the UpdateMachine hook (`spec/capi.md 1.10`). It carries secrets: never log it.
+/// Request of the UpdateMachine hook (`docs/facts/hooks.md#updatemachine`). It carries secrets:
+/// never log it.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UpdateMachineRequest {
@@ -139,7 +143,7 @@ pub enum PatchType {
     JSONMergePatch,
 }
 
-/// A patch in a response: the JSON of the patch as base64 (`spec/capi.md 1.8`).
+/// A patch in a response: the JSON of the patch as base64 (`docs/facts/hooks.md#canupdate-hooks`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HookPatch {
@@ -205,16 +209,19 @@ pub struct UpdateMachineResponse {
     pub api_version: String,
     /// `UpdateMachineResponse`.
     pub kind: String,
-    /// `Failure` hides Refit's message and backs off to 1000 s (`spec/capi.md 4.1`).
+    /// `Failure` hides Refit's message and backs off to 1000 s
+    /// (`docs/facts/machine.md#in-place-update`).
     pub status: Verdict,
     /// Shown in the Machine's `Updating` condition.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// 0 means done; a negative number would mean done too (`spec/capi.md 1.12`).
+    /// 0 means done; a negative number would mean done too
+    /// (`docs/facts/hooks.md#effects-of-a-response`).
     pub retry_after_seconds: i32,
 }
 
-/// Path of a hook below a server's base, as Cluster API builds it (`spec/capi.md 1.1`).
+/// Path of a hook below a server's base, as Cluster API builds it
+/// (`docs/facts/hooks.md#paths-and-http`).
 ///
 /// ```
 /// assert_eq!(

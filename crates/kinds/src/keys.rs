@@ -53,7 +53,7 @@ pub const CONTROL_PLANE: &str = "cluster.x-k8s.io/control-plane";
 pub const CONTROL_PLANE_NAME: &str = "cluster.x-k8s.io/control-plane-name";
 /// Label that distinguishes the MachineSets of one MachineDeployment.
 pub const MACHINE_TEMPLATE_HASH: &str = "machine-template-hash";
-/// Contract label of a provider's CRD (`spec/capi.md 6.3`).
+/// Contract label of a provider's CRD (`docs/facts/machine.md#contract-labels`).
 pub const CONTRACT_V1BETA2: &str = "cluster.x-k8s.io/v1beta2";
 /// Finalizer of a Machine.
 pub const MACHINE_FINALIZER: &str = "machine.cluster.x-k8s.io";

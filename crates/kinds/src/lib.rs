@@ -5,7 +5,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`hooks`] | the Runtime SDK's messages (`spec/capi.md 1`) |
+//! | [`hooks`] | the Runtime SDK's messages (`docs/facts/hooks.md`) |
 //! | [`refit`] | the kinds [`refit::NodeUpdate`], [`refit::UpdateGroup`], [`refit::HostPlan`] |
 //! | [`json`] | reading untyped objects |
 //! | [`keys`] | annotations, labels, finalizers and field managers |

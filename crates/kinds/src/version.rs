@@ -49,7 +49,7 @@ pub struct KubernetesVersion(Version);
 
 /// Why a text is not a Kubernetes version.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a Kubernetes version: {reason}; want vX.Y.Z")]
+#[error("{text:?} is not a Kubernetes version: {reason}; expected vX.Y.Z")]
 pub struct VersionError {
     /// The text that was given.
     pub text: String,
@@ -381,7 +381,7 @@ mod tests {
         ];
         for text in bad {
             let error = text.parse::<KubernetesVersion>().unwrap_err();
-            assert!(error.to_string().contains("want vX.Y.Z"), "{error}");
+            assert!(error.to_string().contains("expected vX.Y.Z"), "{error}");
         }
     }
 

@@ -109,8 +109,9 @@ fn answers(
     (answers, refusals)
 }
 
-/// The machine that Cluster API replaces first because its health check failed (`spec/capi.md
-/// 2.8`). One at a time: the next one is replaced only when this one has a successor.
+/// The machine that Cluster API replaces first because its health check failed
+/// (`docs/facts/control-plane.md#remediation`). One at a time: the next one is replaced only when
+/// this one has a successor.
 fn remediated(view: &mut View<'_>, members: &[Member<'_>]) -> Option<String> {
     let plane = Wanted { object: view.now, cluster: &view.plan.cluster };
     let machines = members.iter().map(|member| member.machine);
@@ -226,7 +227,7 @@ fn explain_one(view: &mut View<'_>, member: &Member<'_>, reason: ScaleDownReason
                     "Machine {of} alone is not healthy ({failing}): Cluster API deletes it instead \
                      of updating it"
                 ),
-                format!("heal Machine {of} before the change"),
+                format!("repair Machine {of} before the change"),
             );
         }
         (ScaleDownReason::NotCovered, ..) if matches!(member.sides.sides, Sides::NotCloned) => {
@@ -234,8 +235,8 @@ fn explain_one(view: &mut View<'_>, member: &Member<'_>, reason: ScaleDownReason
                 CauseReason::NotCloned,
                 object,
                 format!(
-                    "Machine {of} does not say which template it was made of, so that Cluster API \
-                     asks nobody and replaces it"
+                    "Machine {of} does not name the template that it was cloned from, so Cluster \
+                     API replaces it without calling Refit"
                 ),
                 format!(
                     "annotate its infrastructure machine with {} and {}",

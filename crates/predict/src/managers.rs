@@ -35,7 +35,7 @@ impl Provider {
     }
 
     /// The feature gates that it requires; only the core provider serves ExtensionConfigs
-    /// (`spec/capi.md 6.3`).
+    /// (`docs/facts/machine.md#feature-gates`).
     pub fn gates(self) -> &'static [&'static str] {
         match self {
             Self::Core => &[RUNTIME_SDK, IN_PLACE_UPDATES],

@@ -326,7 +326,9 @@ fn served(facts: &Reach) -> Result<(), Unreached> {
     Ok(())
 }
 
-/// Whether the group's strategy calls a hook for any of its machines (`spec/capi.md 2.2, 3.3`).
+/// Whether the group's strategy calls a hook for any of its machines
+/// (`docs/facts/control-plane.md#rollout` and
+/// `docs/facts/machine-deployment.md#surge-and-in-place-updates`).
 fn asked(facts: &Reach) -> Result<(), Unreached> {
     let only_surge = |replicas: i64, max_surge: String, remedy| Unreached::OnlySurge {
         group: facts.group.clone(),

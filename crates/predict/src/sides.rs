@@ -1,5 +1,6 @@
 //! The current and the desired objects of a machine or MachineSet: the two sides that Cluster API
-//! would send to the hooks (`spec/capi.md 2.4, 3.4`).
+//! would send to the hooks (`docs/facts/control-plane.md#canupdatemachine` and
+//! `docs/facts/machine-deployment.md#canupdatemachineset`).
 
 use refit_cluster_api::{
     desired::{

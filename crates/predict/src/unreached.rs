@@ -57,7 +57,7 @@ pub enum Unreached {
     },
     /// The strategy is OnDelete: a machine is renewed when a user deletes it.
     #[error(
-        "{group} has rollout strategy OnDelete: a machine gets the change when somebody deletes it, never in place; set spec.rollout.strategy.type to RollingUpdate with maxSurge 0 and maxUnavailable 1"
+        "{group} has rollout strategy OnDelete: a machine gets the change when it is deleted, never in place; set spec.rollout.strategy.type to RollingUpdate with maxSurge 0 and maxUnavailable 1"
     )]
     OnDelete {
         /// The group.
@@ -79,7 +79,7 @@ pub enum Unreached {
     },
     /// Refit's ExtensionConfig does not exist.
     #[error(
-        "there is no ExtensionConfig refit, so that Cluster API asks nobody and replaces machines; install Refit here (refit install)"
+        "there is no ExtensionConfig refit, so Cluster API does not call Refit and replaces machines; install Refit (refit install)"
     )]
     NotInstalled,
     /// Refit's ExtensionConfig is paused.
@@ -164,7 +164,7 @@ pub enum Unreached {
         gate: &'static str,
     },
     /// It is unknown whether Cluster API calls the hooks.
-    #[error("it cannot be told whether Cluster API asks Refit about {group}: {why}")]
+    #[error("it is unknown whether Cluster API calls Refit for {group}: {why}")]
     NotKnown {
         /// The group.
         group: GroupRef,

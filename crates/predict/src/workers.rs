@@ -232,7 +232,7 @@ fn explain(
         view.cause(
             CauseReason::OnDelete,
             title,
-            "strategy OnDelete: a machine is replaced when somebody deletes it, and never updated in \
+            "strategy OnDelete: a machine is replaced when it is deleted, and never updated in \
              place",
             "set spec.rollout.strategy.type to RollingUpdate, with maxSurge 0 and maxUnavailable 1",
         );
@@ -252,7 +252,7 @@ fn explain(
                 CauseReason::Remediation,
                 format!("Machine/{of}"),
                 format!("a health check of Machine {of} failed: it is replaced instead of updated"),
-                format!("heal Machine {of} before the change"),
+                format!("repair Machine {of} before the change"),
             );
         }
     }

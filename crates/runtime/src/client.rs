@@ -1,7 +1,7 @@
 //! The one client stack: every Kubernetes client of every process is built here.
 //!
 //! No retry by itself, a deadline on every call (on a watch: until it begins), each write past the
-//! process's [`Gate`] (`design/rust.md 0.3, 0.4`).
+//! process's [`Gate`] (`docs/facts/kube-rs.md`).
 
 mod connect;
 mod discipline;

@@ -1,5 +1,5 @@
 //! One watch per kind: store and trigger come from the same stream, deletes included
-//! (`design/rust.md 2.3`; kube's shared reflectors can hang, 0.2).
+//! (`docs/facts/kube-rs.md#one-watch-per-kind`; kube's shared reflectors can hang).
 
 mod reflect;
 

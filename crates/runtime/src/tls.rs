@@ -241,7 +241,7 @@ fn roots(pem: &[u8], what: &'static str) -> Result<RootCertStore, TlsError> {
 }
 
 /// The server configuration of production: TLS 1.2 or newer, HTTP/2 and 1.1, client certificates
-/// required where a client CA is given (`spec/capi.md 1.2`).
+/// required where a client CA is given (`docs/facts/hooks.md#client-certificates`).
 pub fn server_config(
     cert: Arc<ReloadableCert>,
     client_ca_pem: Option<&[u8]>,

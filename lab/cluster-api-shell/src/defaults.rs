@@ -1,4 +1,5 @@
-//! What Cluster API's webhooks fill in, for objects that no webhook has seen (`spec/capi.md 6.4`).
+//! What Cluster API's webhooks fill in, for objects that no webhook has seen
+//! (`docs/facts/machine.md#webhook-defaults`).
 
 use refit_cluster_api::kinds;
 use refit_kinds::keys;

@@ -1,4 +1,5 @@
-//! ExtensionConfig: CA injection and discovery (`spec/capi.md 1.4, 1.6`).
+//! ExtensionConfig: CA injection and discovery (`docs/facts/hooks.md#discovery` and
+//! `docs/facts/hooks.md#extensionconfig`).
 
 use std::sync::Arc;
 

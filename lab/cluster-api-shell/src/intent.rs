@@ -6,8 +6,9 @@ use serde_json::{Map, Value};
 const SET_LISTS: [&str; 2] = ["finalizers", "ownerReferences"];
 
 /// Whether applying `intent` as `manager` would change `live`: a value differs, the manager owns
-/// nothing yet, or it owns a field that it no longer wants (`spec/capi.md 3.2`: that is how a
-/// MachineSet loses its move annotations).
+/// nothing yet, or it owns a field that it no longer wants
+/// (`docs/facts/machine-deployment.md#machineset-intents`: that is how a MachineSet loses its move
+/// annotations).
 pub(crate) fn would_change(live: &Value, intent: &Value, manager: &str) -> bool {
     let Some(owned) = owned_fields(live, manager) else {
         return true;

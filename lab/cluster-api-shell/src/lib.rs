@@ -1,9 +1,10 @@
 //! Cluster API's own side of in-place updates, where no Cluster API runs.
 //!
 //! MachineDeployment, MachineSet, KubeadmControlPlane, Machine, MachineHealthCheck and
-//! ExtensionConfig controllers with
-//! the annotations, conditions and order of Cluster API v1.12 to v1.14 (`spec/capi.md` 1 to 4). They
-//! stand in for it in the sandbox, in simulation and in tests, and refuse to start beside it.
+//! ExtensionConfig controllers with the annotations, conditions and order of Cluster API v1.12 to
+//! v1.14 (`docs/facts/hooks.md`, `docs/facts/control-plane.md`, `docs/facts/machine-deployment.md`
+//! and `docs/facts/machine.md`). They stand in for it in the sandbox, in simulation and in tests,
+//! and refuse to start beside it.
 //!
 //! | module | is for |
 //! |---|---|

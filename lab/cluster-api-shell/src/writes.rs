@@ -30,7 +30,7 @@ impl Context {
     /// Applies the full intent of `manager`, unless `live` is that already.
     ///
     /// With `live` given, its uid goes along so that an object which is gone is not made again
-    /// (`spec/capi.md 2.6`).
+    /// (`docs/facts/control-plane.md#starting-an-update`).
     pub(crate) async fn apply<K: Typed>(
         &self,
         cache: &Cache<K>,

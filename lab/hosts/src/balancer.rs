@@ -1,5 +1,5 @@
-//! The way to the API servers of a real cluster: a balancer on the bridge that knows which of them
-//! are ready, and a look at whether requests by that way were answered.
+//! Access to the API servers of a real cluster: a balancer on the bridge that routes to ready API
+//! servers, and a probe that records whether requests through it succeed.
 
 use std::{
     sync::{
@@ -20,22 +20,22 @@ use crate::{management::admin_config_at, net};
 pub const PORT: u16 = 6444;
 /// Port of each API server.
 const BACKEND_PORT: u16 = 6443;
-/// How often an API server is asked whether it is ready, and how long it may think.
+/// Interval between readiness checks of an API server, and timeout of a check.
 const CHECK: Duration = Duration::from_millis(200);
 const DEADLINE: Duration = Duration::from_secs(1);
-/// So many looks on end have to find it unready before its callers are sent away.
+/// Number of consecutive failed checks before callers are disconnected.
 const UNREADY_LOOKS: u32 = 3;
-/// How often a request is made by the way of everybody.
+/// Interval between the probe requests through the balancer.
 const PROBE: Duration = Duration::from_millis(200);
 
-/// A balancer, until the runtime ends.
+/// A balancer that runs until the runtime ends.
 #[derive(Clone, Debug)]
 pub struct Balancer(Arc<Vec<Backend>>);
 
 #[derive(Debug)]
 struct Backend {
     address: String,
-    /// How many looks on end have found it unready.
+    /// Number of consecutive failed checks.
     unready: AtomicU32,
 }
 
@@ -44,7 +44,7 @@ impl Backend {
         self.unready.load(Ordering::SeqCst) == 0
     }
 
-    /// Waits until it is not ready by several looks on end, as balancers commonly do.
+    /// Waits until several consecutive checks have failed, as balancers commonly do.
     async fn until_unready(&self) {
         while self.unready.load(Ordering::SeqCst) < UNREADY_LOOKS {
             tokio::time::sleep(CHECK).await;
@@ -53,7 +53,7 @@ impl Backend {
 }
 
 impl Balancer {
-    /// Balances among the API servers at these addresses.
+    /// Starts a balancer for the API servers at these addresses.
     pub async fn start(addresses: Vec<String>, authority: &Authority) -> anyhow::Result<Self> {
         let backends =
             addresses.into_iter().map(|address| Backend { address, unready: AtomicU32::new(1) });
@@ -69,7 +69,7 @@ impl Balancer {
         Ok(balancer)
     }
 
-    /// Keeps asking one of them whether it is ready, each time on a new connection.
+    /// Checks an API server repeatedly, each time on a new connection.
     async fn check(self, at: usize, stack: ClientStack, config: kube::Config) {
         let Some(backend) = self.0.get(at) else {
             return;
@@ -97,9 +97,9 @@ impl Balancer {
         }
     }
 
-    /// Connects a caller with one that is ready. One that is not is left out, and who is connected
-    /// with one that no longer is has to come again: an API server that ends, or whose etcd is away,
-    /// would keep its callers waiting for most of a minute.
+    /// Connects a caller to a ready API server, and disconnects the caller when that server is no
+    /// longer ready: an API server that shuts down or has lost its etcd would keep its callers
+    /// waiting for most of a minute.
     async fn pass(self, mut caller: TcpStream, turn: usize) {
         for at in 0..self.0.len() {
             let Some(backend) = self.0.get((turn + at) % self.0.len()) else {
@@ -111,7 +111,7 @@ impl Balancer {
             let address = format!("{}:{BACKEND_PORT}", backend.address);
             let dialled = tokio::time::timeout(DEADLINE, TcpStream::connect(address)).await;
             if let Ok(Ok(mut server)) = dialled {
-                // Either end may close; there is nobody to tell.
+                // Either end may close the connection; there is no caller to report an error to.
                 tokio::select! {
                     _ = tokio::io::copy_bidirectional(&mut caller, &mut server) => {}
                     () = backend.until_unready() => {}
@@ -130,31 +130,31 @@ async fn is_ready(client: &Client) -> bool {
     }
 }
 
-/// What requests found that were made all the time.
+/// Continuous probe of an API.
 #[derive(Clone, Debug, Default)]
-pub struct Availability(Arc<Mutex<Seen>>);
+pub struct Availability(Arc<Mutex<ProbeResults>>);
 
-/// What they found.
+/// Results of the probe requests.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Seen {
-    /// How many were answered.
+pub struct ProbeResults {
+    /// Number of successful requests.
     pub answered: u32,
-    /// How many were not.
+    /// Number of failed requests.
     pub failed: u32,
-    /// The longest time between two that were answered.
+    /// Longest time between two successful requests.
     pub longest_gap: Duration,
 }
 
 impl Availability {
-    /// Watches until the runtime ends.
+    /// Probes until the runtime ends.
     pub fn watch(client: Client) -> Self {
         let availability = Self::default();
         tokio::spawn(availability.clone().probe(client));
         availability
     }
 
-    /// What was found so far.
-    pub fn seen(&self) -> Seen {
+    /// Returns the results so far.
+    pub fn results(&self) -> ProbeResults {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -170,12 +170,12 @@ impl Availability {
                 Err(_) => false,
             };
             {
-                let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut results = self.0.lock().unwrap_or_else(PoisonError::into_inner);
                 if answered {
-                    seen.answered += 1;
-                    seen.longest_gap = seen.longest_gap.max(last.elapsed());
+                    results.answered += 1;
+                    results.longest_gap = results.longest_gap.max(last.elapsed());
                 } else {
-                    seen.failed += 1;
+                    results.failed += 1;
                 }
             }
             if answered {

@@ -1,7 +1,7 @@
-//! The Debian root that all hosts share, made once.
+//! The Debian root that all hosts share, built once.
 //!
-//! It is kept outside of the checkout, by release and list of packages. The mirror is the one that
-//! the machine's own apt uses.
+//! It is cached outside of the checkout, by release and package list. It uses the mirror of the
+//! machine's own apt.
 
 use std::{
     env, fs,
@@ -12,9 +12,9 @@ use std::{
 use anyhow::{Context as _, bail};
 use sha2::{Digest as _, Sha256};
 
-use crate::say;
+use crate::print_line;
 
-/// What every host has.
+/// Packages of every host.
 const PACKAGES: [&str; 10] = [
     "apt-utils",
     "ca-certificates",
@@ -31,7 +31,7 @@ const PACKAGES: [&str; 10] = [
 const RELEASES: [&str; 2] = ["trixie", "bookworm"];
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// What hosts of a real Kubernetes have beside that.
+/// Additional packages for hosts of a real Kubernetes cluster.
 pub const KUBERNETES: [&str; 11] = [
     "busybox-static",
     "conntrack",
@@ -46,8 +46,8 @@ pub const KUBERNETES: [&str; 11] = [
     "socat",
 ];
 
-/// The directory of the root with `more` packages than every host has, made where it is missing:
-/// about a minute.
+/// Returns the directory of the root with the packages in `more` added. Builds it if it is missing,
+/// which takes about a minute.
 pub fn ensure(more: &[&str]) -> anyhow::Result<PathBuf> {
     let mut packages = [PACKAGES.as_slice(), more].concat();
     packages.sort_unstable();
@@ -71,7 +71,7 @@ pub fn ensure(more: &[&str]) -> anyhow::Result<PathBuf> {
     bail!("no Debian root can be made; {}", problems.join("; "))
 }
 
-/// `REFIT_CACHE`, by default `~/.cache/refit`.
+/// Returns `REFIT_CACHE`, by default `~/.cache/refit`.
 fn cache() -> anyhow::Result<PathBuf> {
     if let Some(path) = env::var_os("REFIT_CACHE") {
         return Ok(PathBuf::from(path));
@@ -80,7 +80,7 @@ fn cache() -> anyhow::Result<PathBuf> {
     Ok(PathBuf::from(home).join(".cache/refit"))
 }
 
-/// The mirror of Debian's own packages that apt uses on this machine.
+/// Returns the mirror of Debian's own packages that apt uses on this machine.
 fn mirror() -> anyhow::Result<String> {
     let directory = Path::new("/etc/apt/sources.list.d");
     let mut files = vec![PathBuf::from("/etc/apt/sources.list")];
@@ -95,7 +95,7 @@ fn mirror() -> anyhow::Result<String> {
     )
 }
 
-/// The first address that ends in `/debian`, from either format of apt's sources.
+/// Finds the first address that ends in `/debian`, in either format of apt's sources.
 fn find_mirror(text: &str) -> Option<String> {
     let lines = text.lines().map(str::trim);
     let used = lines.filter(|line| line.starts_with("deb ") || line.starts_with("URIs:"));
@@ -107,7 +107,7 @@ fn find_mirror(text: &str) -> Option<String> {
 
 fn build(release: &str, packages: &str, mirror: &str, directory: &Path) -> anyhow::Result<()> {
     let partial = directory.with_extension(format!("partial-{}", std::process::id()));
-    say(&format!("making a root of Debian {release}: about a minute, once"));
+    print_line(&format!("making a root of Debian {release}: about a minute, once"));
     let status = Command::new("mmdebstrap")
         .args(["--quiet", "--variant=apt", "--format=directory"])
         .arg(format!("--include={packages}"))
@@ -119,12 +119,12 @@ fn build(release: &str, packages: &str, mirror: &str, directory: &Path) -> anyho
         .status()
         .context("mmdebstrap cannot be run: `apt-get install mmdebstrap`")?;
     if !status.success() {
-        // It is all ours: nothing else was ever in it.
+        // The directory is always Refit's own: it never holds anything else.
         let _ = fs::remove_dir_all(&partial);
         bail!("mmdebstrap ended with {status}");
     }
     match fs::rename(&partial, directory) {
-        // Somebody else was faster.
+        // Another process was faster.
         Err(_) if directory.is_dir() => Ok(fs::remove_dir_all(&partial)?),
         outcome => outcome.with_context(|| format!("{} cannot be written", directory.display())),
     }

@@ -1,4 +1,4 @@
-//! Management and workload API on the bridge, for hosts whose Kubernetes is made of stand-ins.
+//! Management and workload API on the bridge, for hosts that run stand-ins for Kubernetes.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use k8s_openapi::api::core::v1::Node;
@@ -17,11 +17,11 @@ use crate::{
 
 const WORKLOAD_PORT: u16 = 6444;
 
-/// Two API servers on the bridge and what runs beside them, until the runtime ends.
+/// Two API servers on the bridge with their controllers, until the runtime ends.
 pub struct Cluster {
     /// The management cluster.
     pub management: Management,
-    /// Client of the workload cluster that may do everything.
+    /// Client of the workload cluster with all permissions.
     pub workload: Client,
     workload_authority: Authority,
     /// Names of the control plane nodes, in order.
@@ -36,10 +36,10 @@ impl std::fmt::Debug for Cluster {
     }
 }
 
-/// What a node has of its cluster.
+/// Files of a node for access to its cluster.
 #[derive(Debug)]
 pub struct NodeFiles {
-    /// PEM of the cluster's authority.
+    /// PEM of the cluster's certificate authority.
     pub ca: String,
     /// The kubelet's kubeconfig.
     pub kubelet_conf: String,
@@ -50,13 +50,13 @@ pub struct NodeFiles {
 }
 
 impl Cluster {
-    /// Names of all nodes: the control planes', then the workers', in order.
+    /// Returns the names of all nodes: control planes, then workers, in order.
     pub fn names(&self) -> Vec<String> {
         [&self.control_planes[..], &self.workers].concat()
     }
 
-    /// Serves a cluster of three control plane machines and this many workers, whose machines are at
-    /// the first version of the packages. Nobody drives it yet.
+    /// Serves a cluster of three control plane machines and this many workers, whose machines are
+    /// at the first version of the packages. No controller runs yet.
     pub async fn start(workers: u32) -> anyhow::Result<Self> {
         let version = format!("v{}", VERSIONS[0].0);
         let objects = Objects::of(Shape { control_planes: 3, workers, version: &version }).await?;
@@ -71,7 +71,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// What kubeadm leaves on a node of this name.
+    /// Returns the files that kubeadm leaves on a node of this name.
     pub fn node_files(&self, node: &str) -> anyhow::Result<NodeFiles> {
         let authority = &self.workload_authority;
         let user = format!("system:node:{node}");
@@ -94,7 +94,7 @@ impl Cluster {
         })
     }
 
-    /// What the node authorizer allows a kubelet.
+    /// Grants the permissions that the node authorizer would grant to kubelets.
     async fn give_nodes_their_rights(&self) -> anyhow::Result<()> {
         let rbac = "rbac.authorization.k8s.io";
         let role = json!({
@@ -121,7 +121,8 @@ impl Cluster {
         self.management.drive(&self.kubeconfig()?, true).await
     }
 
-    /// Starts a controller that reboots every host it updates; the one before has to be stopped.
+    /// Starts a controller that reboots every host it updates; the previous controller must be
+    /// stopped.
     pub async fn drive_by_reboots(&self) -> anyhow::Result<Controller> {
         self.management.control(&self.kubeconfig()?, Reboot::Always).await
     }
@@ -130,13 +131,13 @@ impl Cluster {
         Ok(admin_kubeconfig(&self.workload_authority, WORKLOAD_PORT)?.to_string())
     }
 
-    /// All objects of a custom kind of the management cluster, such as
+    /// Lists the objects of a custom kind in the management cluster, such as
     /// `/apis/cluster.x-k8s.io/v1beta2/machines`.
     pub async fn list(&self, path: &str) -> anyhow::Result<Vec<Value>> {
         self.management.list(path).await
     }
 
-    /// The Nodes, by name.
+    /// Lists the Nodes, by name.
     pub async fn nodes(&self) -> anyhow::Result<Vec<Node>> {
         let nodes = Api::<Node>::all(self.workload.clone());
         Ok(nodes.list(&ListParams::default()).await?.items)

@@ -1,4 +1,4 @@
-//! Hosts as nodes of a cluster: what `kubeadm init` and `kubeadm join` leave on them.
+//! Makes hosts nodes of a cluster: writes what `kubeadm init` and `kubeadm join` leave on them.
 
 use anyhow::Context as _;
 
@@ -10,7 +10,7 @@ use crate::{
     packages::{Repository, VERSIONS},
 };
 
-/// Directory of the host on which the stand-ins look for what a test has left for them.
+/// Directory of the host where the stand-ins look for scripts of a test.
 pub const POINTS: &str = "var/lib/stub";
 const KUBELET_CONFIG: &str = "\
 apiVersion: kubelet.config.k8s.io/v1beta1
@@ -19,18 +19,18 @@ clusterDNS: [10.96.0.10]
 failCgroupV1: false
 ";
 
-/// The programs that a test puts on its hosts.
+/// The programs that a test installs on its hosts.
 #[derive(Clone, Copy, Debug)]
 pub struct Programs<'a> {
-    /// Our stand-in.
+    /// The stand-in.
     pub stub: &'a str,
     /// `refit-agent`.
     pub agent: &'a str,
 }
 
 impl Programs<'_> {
-    /// The agent that was built beside the test.
-    pub fn agent_beside(test: &std::path::Path) -> anyhow::Result<String> {
+    /// Returns the agent that was built next to the test.
+    pub fn agent_next_to(test: &std::path::Path) -> anyhow::Result<String> {
         if let Ok(path) = std::env::var("REFIT_AGENT_BIN") {
             return Ok(path);
         }
@@ -41,7 +41,7 @@ impl Programs<'_> {
     }
 }
 
-/// Makes the repository, and the layers of hosts with everything of the first version installed.
+/// Builds the repository, and the layers of hosts with all packages of the first version installed.
 pub async fn prepare(
     isolation: &Isolation,
     programs: Programs<'_>,
@@ -76,7 +76,8 @@ pub async fn prepare(
     overlay.finish().await
 }
 
-/// Makes a host a node of the cluster, as kubeadm of the first version leaves it. It must not run.
+/// Makes a host a node of the cluster, as kubeadm of the first version leaves it. The host must not
+/// be running.
 pub fn join(host: &Host, cluster: &Cluster, control_plane: bool) -> anyhow::Result<()> {
     let files = cluster.node_files(&host.name)?;
     host.write("etc/kubernetes/pki/ca.crt", &files.ca)?;
@@ -106,12 +107,12 @@ fn manifest(host: &Host, name: &str, version: &str) -> anyhow::Result<()> {
     host.write(&format!("etc/kubernetes/manifests/{name}.yaml"), &text)
 }
 
-/// Leaves text of a shell for a point of a stand-in, such as `kubeadm.start`; it runs once.
+/// Writes a shell script for a point of a stand-in, such as `kubeadm.start`; it runs once.
 pub fn order(host: &Host, point: &str, script: &str) -> anyhow::Result<()> {
     host.write(&format!("{POINTS}/{point}"), script)
 }
 
-/// Takes everything back that was ordered and has not run.
+/// Removes all scripts that have not run.
 pub fn forget_orders(host: &Host) -> anyhow::Result<()> {
     let directory = host.root().join(POINTS);
     if directory.exists() {

@@ -1,7 +1,7 @@
-//! A host's own disk: a file system of its own, which a power cut catches as it is.
+//! A disk with its own file system for each host, so that a power cut can be simulated.
 //!
-//! It is mounted in a mount namespace of its own: whoever starts a container keeps a copy of every
-//! mount that it sees, and a file system ends only with its last mount.
+//! It is mounted in its own mount namespace: a program that starts a container keeps a copy of
+//! every mount that it sees, and a file system is released only with its last mount.
 
 use std::{
     fs, io,
@@ -15,23 +15,23 @@ use tokio::process::{Child, Command};
 
 use crate::{eventually, run};
 
-/// How long those that ended may need to let go of a mount, in seconds.
+/// Time for terminated processes to release a mount, in seconds.
 const LET_GO_SECONDS: u64 = 10;
 
-/// A disk with a file system, mounted, and the host's root made of it and of layers below.
+/// A mounted disk with a file system, and the host's root made of it and of the layers below.
 #[derive(Debug)]
 pub struct Disk {
     image: PathBuf,
     mounted: PathBuf,
     root: PathBuf,
     layers: Vec<PathBuf>,
-    /// Keeps the mount namespace.
+    /// Process that keeps the mount namespace alive.
     holder: Child,
 }
 
 impl Disk {
-    /// An empty disk of this many MiB below `directory`; what a host writes goes there, everything
-    /// else it sees is in `layers`, the upper first.
+    /// Creates an empty disk of this many MiB below `directory`. The host's writes go to the disk;
+    /// the rest of its root comes from `layers`, the uppermost first.
     pub async fn new(directory: &Path, layers: &[PathBuf], mebibytes: u64) -> anyhow::Result<Self> {
         let paths = ["disk.img", "disk", "root"].map(|name| directory.join(name));
         let [image, mounted, root] = paths;
@@ -61,30 +61,31 @@ impl Disk {
         Ok(disk)
     }
 
-    /// The process in whose mount namespace the disk is.
+    /// Returns the process in whose mount namespace the disk is mounted.
     pub fn holder(&self) -> anyhow::Result<u32> {
         self.holder.id().context("nobody keeps the mount namespace any more")
     }
 
-    /// A directory on the disk itself, beside the root, in that namespace; it is made here.
-    pub fn beside(&self, name: &str) -> anyhow::Result<PathBuf> {
+    /// Creates a directory on the disk itself, next to the root, and returns its path in that
+    /// namespace.
+    pub fn create_directory(&self, name: &str) -> anyhow::Result<PathBuf> {
         let directory = self.mounted.join(name);
-        let seen = self.seen(&directory);
-        fs::create_dir_all(&seen).with_context(|| format!("{} cannot be made", seen.display()))?;
+        let path = self.outside_path(&directory);
+        fs::create_dir_all(&path).with_context(|| format!("{} cannot be made", path.display()))?;
         Ok(directory)
     }
 
-    /// The host's root directory in that namespace.
+    /// Returns the host's root directory in that namespace.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The same, seen from here.
+    /// Returns the host's root directory as seen from this process.
     pub fn path(&self) -> PathBuf {
-        self.seen(&self.root)
+        self.outside_path(&self.root)
     }
 
-    fn seen(&self, path: &Path) -> PathBuf {
+    fn outside_path(&self, path: &Path) -> PathBuf {
         let holder = self.holder.id().unwrap_or_default();
         let inside = path.strip_prefix("/").unwrap_or(path);
         Path::new("/proc").join(holder.to_string()).join("root").join(inside)
@@ -108,7 +109,7 @@ impl Disk {
         self.inside(&mount).await.map(drop)
     }
 
-    /// Gives its room back. Nobody may run on it any more.
+    /// Releases the disk. No process may use it any more.
     pub async fn end(mut self) -> anyhow::Result<()> {
         self.detach().await?;
         self.holder.kill().await?;
@@ -116,10 +117,11 @@ impl Disk {
             .with_context(|| format!("{} cannot be removed", self.image.display()))
     }
 
-    /// What a power cut leaves: nothing that was not synced. Nobody may run on it any more.
+    /// Simulates a power cut: data that was not synced is lost. No process may use the disk any
+    /// more.
     pub async fn cut(&self) -> anyhow::Result<()> {
         let disk = self.mounted.display().to_string();
-        // The file system stops without writing anything more; the next mount replays its journal.
+        // The file system shuts down without further writes; the next mount replays its journal.
         self.inside(&["xfs_io", "-x", "-c", "shutdown", &disk]).await?;
         self.detach().await?;
         self.attach().await
@@ -138,8 +140,8 @@ impl Disk {
             })
             .await?;
         }
-        // The file system holds the device, and the device the file. By its name alone a device
-        // says nothing: once it is free, another host's disk takes it.
+        // The file system holds the device, and the device holds the file. The device name alone
+        // proves nothing: once the device is free, another host's disk may use it.
         eventually("the file system ends", Duration::from_secs(LET_GO_SECONDS), async || match self
             .backs(&device)
         {
@@ -150,18 +152,18 @@ impl Disk {
         .await
     }
 
-    /// Whether this loop device's file is this disk's.
+    /// Reports whether this loop device is backed by this disk's file.
     fn backs(&self, device: &str) -> io::Result<bool> {
         let file = Path::new("/sys/block").join(device).join("loop/backing_file");
         match fs::read_to_string(file) {
             Ok(path) => Ok(Path::new(path.trim_end()) == self.image),
-            // A device that has no file, or one that is gone.
+            // A device without a file, or one that no longer exists.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(error) => Err(error),
         }
     }
 
-    /// Name of the loop device, `loop3`.
+    /// Returns the name of the loop device, such as `loop3`.
     fn device(&self) -> Option<String> {
         let mounts = fs::read_to_string(format!("/proc/{}/mounts", self.holder.id()?)).ok()?;
         let mounted = self.mounted.to_str()?;

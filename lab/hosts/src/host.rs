@@ -1,4 +1,4 @@
-//! One host: boot, reboot, power cut, commands in it.
+//! One host: boot, reboot, power cut, and commands in it.
 
 use std::{
     fs::{self, OpenOptions},
@@ -17,37 +17,37 @@ use tokio::{process::Command, sync::Mutex, task::JoinHandle};
 
 use crate::{disk::Disk, eventually, isolation::Isolation, net, run};
 
-/// What systemd-nspawn ends with where the host asked for a reboot and nobody manages it.
+/// Exit code of systemd-nspawn if the host requested a reboot and no service manager handles it.
 const REBOOT: i32 = 133;
-/// How long a boot may take on a busy machine, in seconds.
+/// Timeout of a boot on a busy machine, in seconds.
 const BOOT_SECONDS: u64 = 60;
-/// Room on a host's disk, in MiB; what is not written takes none.
+/// Size of a host's disk in MiB; unwritten blocks take no space.
 const DISK_MEBIBYTES: u64 = 6 * 1024;
-/// System calls beyond those that systemd-nspawn allows; container runtimes want them.
+/// System calls that container runtimes need beyond those that systemd-nspawn allows.
 const CALLS: &str = "--system-call-filter=add_key keyctl bpf perf_event_open @keyring";
 
 /// A host. It ends with the test.
 #[derive(Debug)]
 pub struct Host {
-    /// Its name, also that of its Node.
+    /// Name of the host and of its Node.
     pub name: String,
-    /// Its address.
+    /// IP address of the host.
     pub address: String,
     disk: Disk,
-    /// Directories of it that are on the disk itself, not on the layers above it.
+    /// Directories that are on the disk itself, not on the layers.
     own: Vec<String>,
-    /// Its network namespace and interface: short, whatever the name.
+    /// Name of its network namespace and interface; short, whatever the name of the host.
     short: String,
     console: PathBuf,
     groups: Vec<PathBuf>,
-    /// Process id of systemd-nspawn; 0 while nothing runs.
+    /// Process ID of systemd-nspawn; 0 while it is not running.
     keeper: Arc<AtomicU32>,
     boots: Arc<AtomicU32>,
     running: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Host {
-    /// Makes the host with this number, from 1, of a test; it does not run yet.
+    /// Creates the host with this number, from 1, of a test; it is not running yet.
     pub async fn new(
         isolation: &Isolation,
         number: u8,
@@ -56,7 +56,8 @@ impl Host {
     ) -> anyhow::Result<Self> {
         let (short, address) = (format!("h{number}"), net::address(number));
         let directory = isolation.directory.join(&short);
-        // First: the disk's mount namespace has a copy of what is mounted by then.
+        // Before the disk: the disk's mount namespace copies the mounts that exist when it is
+        // created.
         net::attach(&short, &address).await?;
         let disk = Disk::new(&directory, layers, DISK_MEBIBYTES).await?;
         let host = Self {
@@ -74,25 +75,26 @@ impl Host {
         host.write("etc/hostname", &format!("{name}\n"))?;
         let hosts = format!("127.0.0.1 localhost\n{} {name}\n", host.address);
         host.write("etc/hosts", &hosts)?;
-        // Empty: the first boot gives the host an identity of its own.
+        // Empty: the first boot generates a machine ID.
         host.write("etc/machine-id", "")?;
         Ok(host)
     }
 
-    /// The same, with a directory that is on the disk itself: container runtimes lay file systems
-    /// over one another there, which is not possible above layers.
+    /// Puts a directory on the disk itself: container runtimes create overlay file systems there,
+    /// which is not possible on top of layers.
     #[must_use]
     pub fn with_own_disk(mut self, directory: &str) -> Self {
         self.own.push(directory.to_owned());
         self
     }
 
-    /// The host's root directory, whether it runs or not.
+    /// Returns the host's root directory, whether the host is running or not.
     pub fn root(&self) -> PathBuf {
         self.disk.path()
     }
 
-    /// Writes a file of the host, with its directories; no power cut takes it away.
+    /// Writes a file of the host and creates its directories; the file is synced, so it survives a
+    /// power cut.
     pub fn write(&self, path: &str, text: &str) -> anyhow::Result<()> {
         let path = self.root().join(path);
         let directory = path.parent().context("a file is in a directory")?;
@@ -105,24 +107,24 @@ impl Host {
         written().with_context(|| format!("{} cannot be written", path.display()))
     }
 
-    /// Reads a file of the host; empty where there is none.
+    /// Reads a file of the host; returns an empty string if there is no such file.
     pub fn read(&self, path: &str) -> String {
         let bytes = fs::read(self.root().join(path)).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// How often it has booted, reboots included.
+    /// Returns the number of boots, including reboots.
     pub fn boots(&self) -> u32 {
         self.boots.load(Ordering::SeqCst)
     }
 
-    /// Boots it and waits until it is up.
+    /// Boots the host and waits until it is up.
     pub async fn boot(&self) -> anyhow::Result<()> {
         self.start().await?;
         self.wait_up().await
     }
 
-    /// Boots it without waiting.
+    /// Boots the host without waiting.
     pub async fn start(&self) -> anyhow::Result<()> {
         let mut running = self.running.lock().await;
         if running.as_ref().is_some_and(|task| !task.is_finished()) {
@@ -131,8 +133,8 @@ impl Host {
         let mut binds = Vec::new();
         for directory in &self.own {
             let name = directory.trim_matches('/').replace('/', "-");
-            let beside = self.disk.beside(&name)?;
-            binds.push(format!("--bind={}:{directory}", beside.display()));
+            let bound = self.disk.create_directory(&name)?;
+            binds.push(format!("--bind={}:{directory}", bound.display()));
         }
         let container = Container {
             binds,
@@ -169,7 +171,7 @@ impl Host {
             let state = self.exec(["systemctl", "is-system-running"]).await;
             match state {
                 Ok(_) => Ok(()),
-                // It is up, but a unit has failed: the test says whether that matters.
+                // The host is up, but a unit has failed: the test decides whether that matters.
                 Err(error) if error.to_string().contains("degraded") => Ok(()),
                 Err(error) => Err(format!("{error:#}")),
             }
@@ -183,7 +185,8 @@ impl Host {
         })
     }
 
-    /// The host's first process, seen from here; `None` while none runs.
+    /// Returns the host's first process as seen from this process; `None` if the host is not
+    /// running.
     pub fn leader(&self) -> Option<u32> {
         let keeper = self.keeper.load(Ordering::SeqCst);
         if keeper == 0 {
@@ -203,26 +206,26 @@ impl Host {
         run("nsenter", enter.into_iter().chain(command)).await
     }
 
-    /// Whether a file is there while it runs, `/run` included.
+    /// Reports whether a file exists while the host is running, including `/run`.
     pub fn has(&self, path: &str) -> bool {
         self.leader()
             .is_some_and(|leader| Path::new(&format!("/proc/{leader}/root/{path}")).exists())
     }
 
-    /// Takes its power away: every process is gone at once, and of the disk what was not synced.
-    /// It does not boot again by itself.
+    /// Cuts the power: kills every process at once and drops disk data that was not synced. The
+    /// host does not boot again by itself.
     pub async fn cut(&self) -> anyhow::Result<()> {
         self.kill().await;
         self.disk.cut().await
     }
 
-    /// Ends every process of the host at once. The disk keeps what was written.
+    /// Kills every process of the host at once. The disk keeps what was written.
     pub async fn kill(&self) {
         let mut running = self.running.lock().await;
         let Some(task) = running.take() else {
             return;
         };
-        // Between two boots of a reboot there is nobody to kill.
+        // During a reboot there may be no process to kill.
         while !task.is_finished() {
             let keeper = self.keeper.load(Ordering::SeqCst);
             for pid in self.leader().into_iter().chain((keeper != 0).then_some(keeper)) {
@@ -232,13 +235,13 @@ impl Host {
         }
     }
 
-    /// Ends it, and gives the room back that it took.
+    /// Stops the host and releases its disk.
     pub async fn end(self) -> anyhow::Result<()> {
         self.kill().await;
         self.disk.end().await
     }
 
-    /// What is worth reading after a failure.
+    /// Collects information for the report of a failure.
     pub async fn report(&self) -> String {
         let mut text = format!("--- {} ---\n", self.name);
         let journal = [
@@ -263,7 +266,7 @@ impl Host {
     }
 }
 
-/// Adds to an error what the hosts have to say.
+/// Adds the reports of the hosts to an error.
 pub async fn with_reports<T>(outcome: anyhow::Result<T>, hosts: &[Host]) -> anyhow::Result<T> {
     let Err(error) = outcome else {
         return outcome;
@@ -273,7 +276,7 @@ pub async fn with_reports<T>(outcome: anyhow::Result<T>, hosts: &[Host]) -> anyh
         text.push_str(&host.report().await);
         text.push('\n');
     }
-    // The reason at the end, where it is looked for.
+    // The reason comes last, where readers look for it.
     Err(anyhow::anyhow!("{text}\nthe reason: {error:#}"))
 }
 
@@ -286,12 +289,12 @@ fn end_of(text: &str, bytes: usize) -> &str {
 fn kill(pid: u32) {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     if let Some(pid) = pid {
-        // Gone already is as good.
+        // The process may have exited already.
         let _ = kill_process(pid, Signal::KILL);
     }
 }
 
-/// Whether a process is the first of a process namespace below ours.
+/// Reports whether a process is the first of a process namespace below this one.
 fn is_first(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
@@ -299,11 +302,11 @@ fn is_first(pid: u32) -> bool {
     ids.len() > 1 && ids.last() == Some(&"1")
 }
 
-/// What a boot needs.
+/// The parameters of a boot.
 struct Container {
-    /// Further directories, as arguments of systemd-nspawn.
+    /// Additional directories, as arguments of systemd-nspawn.
     binds: Vec<String>,
-    /// The process whose mount namespace has the root.
+    /// The process whose mount namespace contains the root.
     holder: u32,
     root: PathBuf,
     short: String,
@@ -312,14 +315,14 @@ struct Container {
 }
 
 impl Container {
-    /// One boot, to its end; the code that systemd-nspawn ended with.
+    /// Runs one boot to its end; returns the exit code of systemd-nspawn.
     async fn boot_once(
         &self,
         keeper: &AtomicU32,
         boots: &AtomicU32,
     ) -> anyhow::Result<Option<i32>> {
         let console = OpenOptions::new().create(true).append(true).open(&self.console)?;
-        // The shell moves itself into the host's control groups, so that hosts share none.
+        // The shell moves itself into the host's control groups, so that hosts do not share any.
         let script = "for g in $GROUPS_OF_HOST; do echo $$ > $g/cgroup.procs || exit 1; done; \
                       exec systemd-nspawn \"$@\"";
         let groups: Vec<String> =
@@ -346,7 +349,7 @@ impl Container {
     }
 }
 
-/// In each hierarchy of control groups, the group that this process is in.
+/// Returns the control group of this process in each hierarchy.
 pub(crate) fn group_parents() -> Vec<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -363,7 +366,7 @@ pub(crate) fn group_parents() -> Vec<PathBuf> {
     parents
 }
 
-/// Where the hierarchy of these controllers is mounted; none names that of version 2.
+/// Finds the mount point of the hierarchy with these controllers; no controllers means version 2.
 fn mounted_at<'a>(mounts: &'a str, controllers: &str) -> Option<&'a str> {
     mounts.lines().find_map(|line| {
         let mut fields = line.split_whitespace().skip(1);
@@ -382,7 +385,7 @@ fn mounted_at<'a>(mounts: &'a str, controllers: &str) -> Option<&'a str> {
     })
 }
 
-/// Makes a host's own group in each hierarchy.
+/// Creates a host's own group in each hierarchy.
 fn make_groups(run: &str, host: &str) -> anyhow::Result<Vec<PathBuf>> {
     let mut groups = Vec::new();
     for parent in group_parents() {
@@ -390,7 +393,7 @@ fn make_groups(run: &str, host: &str) -> anyhow::Result<Vec<PathBuf>> {
             fs::create_dir_all(&group)
                 .with_context(|| format!("the control group {} cannot be made", group.display()))?;
             for file in ["cpuset.cpus", "cpuset.mems"] {
-                // A group without processors and memory takes no process.
+                // A group without processors and memory accepts no process.
                 let above = group.parent().map(|above| above.join(file));
                 let above = above.and_then(|path| fs::read_to_string(path).ok());
                 if let Some(above) = above.filter(|_| group.join(file).exists()) {

@@ -1,9 +1,9 @@
-//! Namespaces of a test's own: whatever happens, nothing of it stays on the machine.
+//! Runs a test in its own namespaces, so that it leaves nothing behind on the machine.
 //!
-//! The test program starts itself again in process, mount and network namespaces of its own. When
-//! the process outside ends, however, the one inside is killed, and with it goes every process,
-//! mount, loop device and interface. Only control groups are left to remove; the next run removes
-//! those of a run that was killed itself.
+//! The test program starts itself again in new process, mount and network namespaces. When the
+//! outer process ends for any reason, the inner one is killed, and with it every process, mount,
+//! loop device and interface. Only control groups have to be removed; the next run removes those of
+//! a killed run.
 
 use std::{
     env, fs,
@@ -16,14 +16,14 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use refit_runtime::process::{LogFormat, init_logs};
 use tokio::{process::Command, signal::unix::SignalKind};
 
-use crate::{base, host, net, run, say};
+use crate::{base, host, net, print_line, run};
 
-/// Tells a program that it is inside; the value is the run's name.
+/// Set inside the namespaces; the value is the name of the run.
 const INSIDE: &str = "REFIT_HOSTS_INSIDE";
-/// Where the root is.
+/// Path of the Debian root.
 const BASE: &str = "REFIT_HOSTS_BASE";
 const PREFIX: &str = "refit-hosts-";
-/// Programs that the tests call, and the packages that they are in.
+/// Programs that the tests call, with their packages.
 const PROGRAMS: [(&str, &str); 9] = [
     ("dpkg-deb", "dpkg"),
     ("ip", "iproute2"),
@@ -36,29 +36,29 @@ const PROGRAMS: [(&str, &str); 9] = [
     ("xfs_io", "xfsprogs"),
 ];
 
-/// What a test knows of the place that it runs in.
+/// The environment of a test.
 #[derive(Clone, Debug)]
 pub struct Isolation {
     /// The Debian root.
     pub base: PathBuf,
-    /// For everything that the test makes: in memory, gone with it.
+    /// Directory for all files of the test; in memory, and removed with the test.
     pub directory: PathBuf,
-    /// Name of the run, also of its control groups.
+    /// Name of the run and of its control groups.
     pub name: String,
 }
 
-/// One test: what it is called, and what it does inside.
+/// A test: its name, and the function to run inside.
 pub type Test = (&'static str, fn(&Isolation) -> anyhow::Result<()>);
 
-/// The whole program of a test: run it outside, and it runs its tests inside, one after another.
+/// Main function of a test program: run outside, it runs its tests inside, one after another.
 pub fn main(tests: &[Test]) -> ExitCode {
     main_with(&[], tests)
 }
 
-/// The same on hosts that have more of Debian's packages.
+/// Like [`main`], on hosts with additional Debian packages.
 pub fn main_with(packages: &[&str], tests: &[Test]) -> ExitCode {
     let mut arguments = Arguments::from_args();
-    // They share the machine's two cores, and each starts several hosts.
+    // The tests share the machine's two cores, and each starts several hosts.
     arguments.test_threads = Some(1);
     if arguments.list {
         return libtest_mimic::run(&arguments, trials(tests, None)).exit_code();
@@ -70,7 +70,7 @@ pub fn main_with(packages: &[&str], tests: &[Test]) -> ExitCode {
         Err(_) => outside(packages),
     };
     outcome.unwrap_or_else(|error| {
-        say(&format!("error: {error:#}"));
+        print_line(&format!("error: {error:#}"));
         ExitCode::FAILURE
     })
 }
@@ -128,13 +128,13 @@ async fn enclosed(name: &str, base: &Path) -> anyhow::Result<ExitCode> {
         _ = terminated.recv() => 143,
         status = child.wait() => status?.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1),
     };
-    // Nothing to do where it has ended.
+    // The child may have exited already.
     let _ = child.start_kill();
     let _ = child.wait().await;
     Ok(ExitCode::from(code))
 }
 
-/// Prepares the inside: a directory in memory, a bridge.
+/// Prepares the inside: a directory in memory and a bridge.
 fn inside(name: String) -> anyhow::Result<Isolation> {
     let base = env::var_os(BASE).map(PathBuf::from);
     let base = base.with_context(|| format!("{BASE} is not set"))?;
@@ -143,7 +143,7 @@ fn inside(name: String) -> anyhow::Result<Isolation> {
     refit_runtime::tls::install_provider();
     let directory = PathBuf::from("/run").join(&name);
     runtime()?.block_on(async {
-        // systemd-nspawn and ip keep what they know there: it is not the machine's.
+        // systemd-nspawn and ip store their state there; it must not be the machine's.
         run("mount", ["-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run"]).await?;
         fs::create_dir_all(&directory)?;
         net::bridge().await
@@ -151,7 +151,7 @@ fn inside(name: String) -> anyhow::Result<Isolation> {
     Ok(Isolation { base, directory, name })
 }
 
-/// A runtime for a test.
+/// Creates a runtime for a test.
 pub fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     Ok(builder.worker_threads(2).enable_all().build()?)
@@ -168,13 +168,13 @@ fn missing() -> Vec<&'static str> {
     missing.map(|(_, package)| *package).collect()
 }
 
-/// Process id and start time: what nobody else ever has.
+/// Process ID and start time: unique on this machine.
 fn own_mark() -> String {
     let pid = std::process::id();
     format!("{pid}-{}", started(pid).unwrap_or_default())
 }
 
-/// When a process started, in the kernel's ticks.
+/// Returns the start time of a process, in the kernel's ticks.
 fn started(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, fields) = stat.rsplit_once(')')?;
@@ -205,7 +205,7 @@ fn sweep() {
     }
 }
 
-/// Removes the control groups of a run; returns those that stay.
+/// Removes the control groups of a run; returns those that cannot be removed.
 fn remove_groups(name: &str) -> Vec<String> {
     let mut left = Vec::new();
     for parent in host::group_parents() {
@@ -215,7 +215,7 @@ fn remove_groups(name: &str) -> Vec<String> {
             if !group.exists() {
                 break;
             }
-            // What was killed may not be gone yet.
+            // Killed processes may not be gone yet.
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
         if group.exists() {
@@ -234,7 +234,7 @@ fn remove_below(group: &Path) {
     let _ = fs::remove_dir(group);
 }
 
-/// Loop devices whose file was the run's.
+/// Returns the loop devices whose file belonged to the run.
 fn loops(name: &str) -> Vec<String> {
     let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
     devices

@@ -1,6 +1,6 @@
-//! A real cluster: hosts with Debian's containerd, of which kubeadm makes nodes.
+//! A real cluster: kubeadm makes nodes of hosts with Debian's containerd.
 //!
-//! There is neither CoreDNS nor kube-proxy: nothing here needs names or services.
+//! There is neither CoreDNS nor kube-proxy, because the tests need no DNS names and no Services.
 
 use std::time::Duration;
 
@@ -19,24 +19,24 @@ use crate::{
     net,
 };
 
-/// How long one command of kubeadm may take, in seconds.
+/// Timeout of one kubeadm command, in seconds.
 const KUBEADM_SECONDS: u64 = 600;
-/// What holds everywhere here: no CoreDNS to migrate, control groups of version 1.
+/// Preflight errors that always apply here: no CoreDNS to migrate, control groups of version 1.
 pub const IGNORED: [&str; 3] =
     ["CoreDNSUnsupportedPlugins", "CoreDNSMigration", "SystemVerification"];
 
-/// A node that is to be made of a host.
+/// A node to create from a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Its name, also that of its host.
+    /// Name of the node and its host.
     pub name: String,
-    /// The identity that its Machine has.
+    /// Provider ID of its Machine.
     pub provider_id: String,
-    /// Whether it is one of the control plane.
+    /// Whether it is a control plane node.
     pub control_plane: bool,
 }
 
-/// The nodes that the Machines of a management cluster have, control planes first.
+/// Returns the nodes for the Machines of a management cluster, control planes first.
 pub async fn nodes(management: &Management) -> anyhow::Result<Vec<Node>> {
     let machines = management.list("/apis/cluster.x-k8s.io/v1beta2/machines").await?;
     let mut nodes: Vec<Node> = machines
@@ -57,17 +57,17 @@ pub async fn nodes(management: &Management) -> anyhow::Result<Vec<Node>> {
     Ok(nodes)
 }
 
-/// A cluster that kubeadm has made.
+/// A cluster that kubeadm has created.
 pub struct Cluster {
     /// Its hosts, control planes first.
     pub hosts: Vec<Host>,
     /// Its nodes, in the same order.
     pub nodes: Vec<Node>,
-    /// The way to its API servers.
+    /// The balancer in front of its API servers.
     pub balancer: Balancer,
-    /// An administrator's kubeconfig, by that way.
+    /// An administrator's kubeconfig, through the balancer.
     pub kubeconfig: String,
-    /// A client of that administrator.
+    /// A client with that kubeconfig.
     pub client: Client,
 }
 
@@ -78,7 +78,7 @@ impl std::fmt::Debug for Cluster {
 }
 
 impl Cluster {
-    /// Boots hosts, numbered from `first`, and makes a cluster of the lower version of them.
+    /// Boots hosts, numbered from `first`, and creates a cluster of the lower version on them.
     pub async fn create(
         isolation: &Isolation,
         build: &KubernetesBuild,
@@ -118,7 +118,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Ends its hosts, and gives the room back that they took.
+    /// Stops its hosts and releases their disks.
     pub async fn end(self) -> anyhow::Result<()> {
         for host in self.hosts {
             host.end().await?;
@@ -144,7 +144,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Waits until every node is Ready, takes pods and has a kubelet of this version.
+    /// Waits until every node is Ready, schedulable and has a kubelet of this version.
     pub async fn ready(&self, version: &str, seconds: u64) -> anyhow::Result<()> {
         let nodes: kube::Api<k8s_openapi::api::core::v1::Node> =
             kube::Api::all(self.client.clone());
@@ -176,7 +176,7 @@ async fn kubeadm(host: &Host, command: &str) -> anyhow::Result<()> {
     outcome.map(drop)
 }
 
-/// A network of pods on one host.
+/// Returns the pod network of one host.
 fn pod_network(number: u8) -> String {
     serde_json::json!({
         "cniVersion": "1.0.0",
@@ -204,7 +204,8 @@ fn registration(node: &Node) -> Value {
         "criSocket": "unix:///run/containerd/containerd.sock",
         "kubeletExtraArgs": [{"name": "provider-id", "value": node.provider_id}],
         "ignorePreflightErrors": ["all"],
-        // Small clusters run everything everywhere, and pods of the one worker need another place.
+        // In small clusters pods run on all nodes, and pods of the only worker need another node
+        // during its drain.
         "taints": [],
     })
 }

@@ -1,7 +1,8 @@
-//! What hosts of a real cluster are made of.
+//! Builds packages, images and layers for hosts of a real cluster.
 //!
-//! Programs come from a directory per version (`REFIT_K8S_BIN`): as packages of the tests' own
-//! repository on hosts, as images of the tests' own registry for the control plane.
+//! The programs come from one directory per version (`REFIT_K8S_BIN`). Hosts get them as packages
+//! from the tests' own repository; the control plane gets them as images from the tests' own
+//! registry.
 
 use std::{
     collections::BTreeMap,
@@ -21,9 +22,9 @@ use crate::{
     registry::{self, Registry},
 };
 
-/// Names the directory with the programs.
+/// Environment variable with the directory of the programs.
 pub const PROGRAMS_DIRECTORY: &str = "REFIT_K8S_BIN";
-/// What each version's directory holds.
+/// Programs in the directory of each version.
 const PROGRAMS: [&str; 6] = [
     "kubeadm",
     "kubectl",
@@ -32,9 +33,9 @@ const PROGRAMS: [&str; 6] = [
     "kube-controller-manager",
     "kube-scheduler",
 ];
-/// Of these a host has packages.
+/// Programs that hosts get as packages.
 const PACKAGED: [&str; 3] = ["kubeadm", "kubectl", "kubelet"];
-/// Tag of etcd's image: kubeadm chooses flags by it. The program is Debian's.
+/// Tag of etcd's image, by which kubeadm chooses flags. The program itself is Debian's.
 pub(crate) const ETCD_TAG: &str = "3.5.16-0";
 const KUBELET_UNIT: &str = "\
 [Unit]
@@ -52,9 +53,9 @@ RestartSec=5
 [Install]
 WantedBy=multi-user.target
 ";
-/// The kernel is the machine's, and its settings are read-only here: a kubelet that finds other
-/// values would end, so it finds files with those that it asks for. The control groups are the
-/// host's own from their root on, but for who may write there.
+/// Files that stand in for kernel settings. The kernel belongs to the machine and its settings are
+/// read-only here; a kubelet that finds other values would exit. The control groups are the host's
+/// own from their root down; they only have to be mounted writable.
 const KERNEL_SETTINGS: &str = "\
 #!/bin/sh
 set -e
@@ -88,7 +89,7 @@ pub struct Programs {
     pub directory: PathBuf,
 }
 
-/// The two versions of `REFIT_K8S_BIN`, the lower first.
+/// Returns the two versions of `REFIT_K8S_BIN`, the lower first.
 pub fn programs() -> anyhow::Result<[Programs; 2]> {
     let how = "`cargo xtask hosts build` makes such directories and prints the one that holds them";
     let Some(directory) = env::var_os(PROGRAMS_DIRECTORY).map(PathBuf::from) else {
@@ -135,7 +136,7 @@ pub fn programs() -> anyhow::Result<[Programs; 2]> {
     Ok([from, to])
 }
 
-/// What all hosts of a test share.
+/// The builds that all hosts of a test share.
 #[derive(Debug)]
 pub struct KubernetesBuild {
     /// The versions, the lower first.
@@ -146,7 +147,7 @@ pub struct KubernetesBuild {
 }
 
 impl KubernetesBuild {
-    /// Makes packages, images and the layers of hosts.
+    /// Builds packages, images and the layers of hosts.
     pub async fn new(isolation: &Isolation, agent: &Path) -> anyhow::Result<Self> {
         let versions = programs()?;
         let mut repository = Repository::new(&isolation.directory)?;
@@ -172,7 +173,7 @@ impl KubernetesBuild {
     }
 }
 
-/// `1.34.10-1.1`, as packages of `v1.34.10` are called.
+/// Returns the package version of a Kubernetes version, such as `1.34.10-1.1` for `v1.34.10`.
 pub fn package_version(version: &str) -> String {
     format!("{}-1.1", version.trim_start_matches('v'))
 }

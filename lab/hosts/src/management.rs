@@ -1,7 +1,7 @@
 //! A management cluster on the bridge: its API, Cluster API's side and Refit's controller.
 //!
 //! The objects come from a sandbox that ran in simulated time: a cluster whose machines are Ready.
-//! Real hosts then take the places of the simulated ones.
+//! Real hosts then replace the simulated ones.
 
 use std::{
     convert::Infallible,
@@ -43,23 +43,23 @@ use crate::{eventually, net};
 pub const CLUSTER: &str = "default/edge-1";
 const PORT: u16 = 6443;
 const HOOK_PORT: u16 = 9443;
-/// How far back in time the sandbox begins.
+/// How long before the current time the sandbox starts.
 const AGE: SignedDuration = SignedDuration::from_mins(5);
 /// Version of the example cluster.
 const EXAMPLE_VERSION: &str = "v1.34.2";
 
-/// What cluster the sandbox brings up.
+/// The cluster that the sandbox brings up.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape<'a> {
-    /// How many control plane machines.
+    /// Number of control plane machines.
     pub control_planes: u32,
-    /// How many workers.
+    /// Number of workers.
     pub workers: u32,
     /// Kubernetes version, `vX.Y.Z`.
     pub version: &'a str,
 }
 
-/// The objects of a cluster that has come up.
+/// The objects of a cluster that is up.
 pub struct Objects {
     pub(crate) management: StoreSnapshot,
     pub(crate) workload: StoreSnapshot,
@@ -72,22 +72,22 @@ impl std::fmt::Debug for Objects {
 }
 
 impl Objects {
-    /// Those of the management cluster.
+    /// Returns the objects of the management cluster.
     pub fn into_management(self) -> StoreSnapshot {
         self.management
     }
 
-    /// Lets a sandbox of this shape run until now.
+    /// Runs a sandbox of this shape up to the current time.
     pub async fn of(shape: Shape<'_>) -> anyhow::Result<Self> {
         let manifests = manifests(shape)?;
-        // Not in this runtime: it has one of its own.
+        // On another thread: the sandbox has its own runtime.
         tokio::task::spawn_blocking(move || bring_up(manifests)).await?
     }
 }
 
 /// A management API server on the bridge, until the runtime ends.
 pub struct Management {
-    /// A client that may do everything.
+    /// A client with all permissions.
     pub client: Client,
     config: kube::Config,
 }
@@ -98,12 +98,12 @@ impl std::fmt::Debug for Management {
     }
 }
 
-/// A controller that runs until it is stopped, or the runtime ends.
+/// A controller that runs until it is stopped or the runtime ends.
 #[derive(Debug)]
 pub struct Controller(JoinHandle<()>);
 
 impl Controller {
-    /// Stops it as a kill would.
+    /// Stops the controller as a kill would.
     pub async fn stop(self) {
         self.0.abort();
         let _ = self.0.await;
@@ -111,7 +111,7 @@ impl Controller {
 }
 
 impl Management {
-    /// Makes a NodeUpdate by hand, as a task of somebody's who does without Cluster API.
+    /// Creates a NodeUpdate directly, as a user without Cluster API does.
     pub async fn ask(
         &self,
         machine: &str,
@@ -134,7 +134,7 @@ impl Management {
         send(&self.client, "POST", path, &body).await.map(drop)
     }
 
-    /// Serves these objects. Nobody drives them yet.
+    /// Serves these objects. No controller runs yet.
     pub async fn serve(objects: StoreSnapshot) -> anyhow::Result<Self> {
         let authority = Authority::new("management", validity())?;
         serve_api(objects, &authority, PORT).await?;
@@ -143,8 +143,8 @@ impl Management {
         Ok(Self { client, config })
     }
 
-    /// Starts Refit's controller, and Cluster API's side where that is asked for, against a workload
-    /// cluster that is reached by this kubeconfig.
+    /// Starts Refit's controller, and Cluster API's side if requested, against the workload cluster
+    /// of this kubeconfig.
     pub async fn drive(&self, kubeconfig: &str, cluster_api: bool) -> anyhow::Result<Controller> {
         let controller = self.control(kubeconfig, Reboot::IfNeeded).await?;
         if cluster_api {
@@ -158,7 +158,7 @@ impl Management {
         Ok(controller)
     }
 
-    /// Starts Refit's controller. One that ran before has to be stopped.
+    /// Starts Refit's controller. The previous controller must be stopped.
     pub async fn control(&self, kubeconfig: &str, reboot: Reboot) -> anyhow::Result<Controller> {
         let body = json!({"data": {"value": STANDARD.encode(kubeconfig)}});
         let path = "/api/v1/namespaces/default/secrets/edge-1-kubeconfig";
@@ -186,7 +186,7 @@ impl Management {
         Ok(Controller(tokio::spawn(ended("refit-controller", controller))))
     }
 
-    /// Asks for another version of the control plane and, once all its machines are done, of the
+    /// Sets another version on the control plane and, once all its machines are done, on the
     /// workers, as `refit upgrade cluster/edge-1` does.
     pub async fn upgrade(&self, version: &str, seconds: u64) -> anyhow::Result<()> {
         let before = self.succeeded().await?;
@@ -211,14 +211,14 @@ impl Management {
         Ok(done.count())
     }
 
-    /// All objects of a custom kind, such as `/apis/cluster.x-k8s.io/v1beta2/machines`.
+    /// Lists the objects of a custom kind, such as `/apis/cluster.x-k8s.io/v1beta2/machines`.
     pub async fn list(&self, path: &str) -> anyhow::Result<Vec<Value>> {
         let answer = send(&self.client, "GET", path, &Value::Null).await?;
         Ok(answer["items"].as_array().cloned().unwrap_or_default())
     }
 }
 
-/// Path of the KubeadmControlPlane or the MachineDeployment, by name.
+/// Returns the path of the KubeadmControlPlane or MachineDeployment of this name.
 pub fn owner(name: &str) -> String {
     let (group, kind) = if name == "edge-1" {
         ("controlplane.cluster.x-k8s.io", "kubeadmcontrolplanes")
@@ -262,7 +262,7 @@ fn bring_up(manifests: Vec<Value>) -> anyhow::Result<Objects> {
     outcome
 }
 
-/// Manifests of the example cluster in this shape.
+/// Returns the manifests of the example cluster in this shape.
 fn manifests(shape: Shape<'_>) -> anyhow::Result<Vec<Value>> {
     let text = include_str!("../../../examples/cluster.yaml")
         .replace("replicas: 5", &format!("replicas: {}", shape.workers))
@@ -322,7 +322,7 @@ pub(crate) async fn admin_config(authority: &Authority, port: u16) -> anyhow::Re
     admin_config_at(authority, &url(port)).await
 }
 
-/// How an administrator reaches one of several API servers.
+/// Returns an administrator's client configuration for one of several API servers.
 pub(crate) async fn admin_config_at(
     authority: &Authority,
     server: &str,
@@ -336,7 +336,7 @@ pub(crate) async fn admin_config_at(
     .await?)
 }
 
-/// Serves the objects of a store on the bridge, over TLS, to callers who say who they are.
+/// Serves the objects of a store on the bridge, over TLS, to authenticated callers.
 pub(crate) async fn serve_api(
     store: StoreSnapshot,
     authority: &Authority,
@@ -359,7 +359,7 @@ pub(crate) async fn serve_api(
     Ok(())
 }
 
-/// An API server behind hyper that is told which certificate a caller showed.
+/// An API server behind hyper that receives the caller's client certificate.
 #[derive(Clone)]
 struct Served(ApiServer);
 
@@ -380,7 +380,7 @@ impl tower::Service<Request<Incoming>> for Served {
         let answer = self.0.call(request);
         Box::pin(async move {
             Ok(answer.await.unwrap_or_else(|error| {
-                // The head is out, then the stream breaks: the client sees a transport error.
+                // The headers are sent, then the stream breaks: the client sees a transport error.
                 let broken = futures::stream::iter([Err(error)]);
                 Response::new(http_body_util::StreamBody::new(broken).boxed_unsync())
             }))

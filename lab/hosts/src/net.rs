@@ -2,15 +2,15 @@
 
 use crate::run;
 
-/// Where the test itself listens.
+/// Address of the test itself.
 pub const SWITCH: &str = "10.77.0.1";
 
-/// The address of the host with this number, from 1.
+/// Returns the address of the host with this number, from 1.
 pub fn address(number: u8) -> String {
     format!("10.77.0.{}", 10 + u32::from(number))
 }
 
-/// Makes the bridge. Once per test process.
+/// Creates the bridge. Call it once per test process.
 pub async fn bridge() -> anyhow::Result<()> {
     ip("link set lo up").await?;
     ip("link add br0 type bridge").await?;
@@ -18,7 +18,7 @@ pub async fn bridge() -> anyhow::Result<()> {
     ip("link set br0 up").await
 }
 
-/// Makes the namespace of a host. It stays through reboots.
+/// Creates the namespace of a host. It persists across reboots.
 pub async fn attach(name: &str, address: &str) -> anyhow::Result<()> {
     ip(&format!("netns add {name}")).await?;
     ip(&format!("link add v{name} type veth peer name eth0 netns {name}")).await?;
@@ -29,7 +29,7 @@ pub async fn attach(name: &str, address: &str) -> anyhow::Result<()> {
     ip(&format!("-n {name} route add default via {SWITCH}")).await
 }
 
-/// Plugs a host in, or pulls its cable.
+/// Connects a host to the network or disconnects it.
 pub async fn plug(name: &str, plugged: bool) -> anyhow::Result<()> {
     let state = if plugged { "up" } else { "down" };
     ip(&format!("link set v{name} {state}")).await

@@ -1,4 +1,5 @@
-//! What all hosts of a test have on top of Debian: packages installed, the agent, its unit.
+//! The layer that all hosts of a test have on top of Debian: installed packages, the agent and its
+//! unit.
 
 use std::{
     fs,
@@ -13,7 +14,7 @@ use crate::{isolation::Isolation, net, run};
 /// Port of the repository.
 pub const REPOSITORY_PORT: u16 = 8080;
 
-/// What hosts of a test do not start: it costs each boot some tenths of a second.
+/// Units that the hosts do not start: each boot takes some tenths of a second less.
 const MASKED: [&str; 11] = [
     "apt-daily-upgrade.timer",
     "apt-daily.timer",
@@ -28,7 +29,7 @@ const MASKED: [&str; 11] = [
     "systemd-udevd.service",
 ];
 
-/// A directory that is made by changing a root and is a layer of hosts from then on.
+/// A directory that is built by changing a root, and then used as a layer of hosts.
 #[derive(Debug)]
 pub struct Overlay {
     base: PathBuf,
@@ -37,7 +38,7 @@ pub struct Overlay {
 }
 
 impl Overlay {
-    /// Begins one on top of the Debian root.
+    /// Starts an overlay on top of the Debian root.
     pub async fn begin(isolation: &Isolation) -> anyhow::Result<Self> {
         let directory = isolation.directory.join("layer");
         let overlay = Self {
@@ -61,15 +62,15 @@ impl Overlay {
         Ok(overlay)
     }
 
-    /// The root as it is so far.
+    /// Returns the root in its current state.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The only source of packages is the test's own.
+    /// Makes the test's repository the only package source.
     fn take_sources(&self) -> anyhow::Result<()> {
         let apt = self.root.join("etc/apt");
-        // Debian's own are not reached from here.
+        // Debian's own repositories are not reachable from here.
         let _ = fs::remove_file(apt.join("sources.list"));
         for entry in fs::read_dir(apt.join("sources.list.d")).into_iter().flatten() {
             fs::remove_file(entry?.path())?;
@@ -86,7 +87,7 @@ impl Overlay {
         run("chroot", std::iter::once(root.as_str()).chain(command)).await
     }
 
-    /// Puts a program in, without what a debugger wants of it.
+    /// Adds a program, without its debug information.
     pub async fn program(&self, from: &Path, to: &str) -> anyhow::Result<()> {
         let to = self.root.join(to);
         if let Some(directory) = to.parent() {
@@ -96,7 +97,7 @@ impl Overlay {
         run("strip", ["-o", &to, &from]).await.map(drop)
     }
 
-    /// Installs the agent as deploy/agent says, enabled.
+    /// Installs and enables the agent as documented in deploy/agent.
     pub async fn agent(&self, program: &Path, unit: &str) -> anyhow::Result<()> {
         let started = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/"));
         let path = started.and_then(|line| line.split_whitespace().next());
@@ -113,21 +114,21 @@ impl Overlay {
         fs::write(&path, text).with_context(|| format!("{} cannot be written", path.display()))
     }
 
-    /// Writes a program.
+    /// Writes an executable file.
     pub fn script(&self, path: &str, bytes: &[u8]) -> anyhow::Result<()> {
         let path = self.root.join(path);
         fs::write(&path, bytes)?;
         Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o755))?)
     }
 
-    /// Starts a unit at boot.
+    /// Enables a unit, so that it starts at boot.
     pub fn enable(&self, unit: &str) -> anyhow::Result<()> {
         let wants = self.root.join("etc/systemd/system/multi-user.target.wants");
         fs::create_dir_all(&wants)?;
         Ok(symlink(Path::new("/etc/systemd/system").join(unit), wants.join(unit))?)
     }
 
-    /// Ends it: the directories that a host's root is made of, the upper first.
+    /// Finishes the overlay and returns the directories of a host's root, the uppermost first.
     pub async fn finish(self) -> anyhow::Result<Vec<PathBuf>> {
         for unit in MASKED {
             let path = self.root.join("etc/systemd/system").join(unit);

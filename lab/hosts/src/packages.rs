@@ -1,4 +1,4 @@
-//! Our own packages and the repository that serves them.
+//! The tests' own packages and the repository that serves them.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{net, overlay::REPOSITORY_PORT, run};
 
-/// The Kubernetes versions that the repository holds, each with its container runtime.
+/// The Kubernetes versions in the repository, each with its container runtime.
 pub const VERSIONS: [(&str, &str); 3] =
     [("1.34.2", "1.7.24"), ("1.35.0", "2.1.4"), ("1.35.1", "2.1.5")];
 
@@ -50,7 +50,7 @@ KillMode=process
 [Install]
 WantedBy=multi-user.target
 ";
-/// Runs what a test has left for a point of a package's installation, once.
+/// Runs the script that a test left for a point of a package's installation, once.
 const SCRIPT: &str = "\
 #!/bin/sh
 set -e
@@ -70,43 +70,46 @@ pub struct Repository {
 }
 
 impl Repository {
-    /// An empty one below `directory`.
+    /// Creates an empty repository below `directory`.
     pub fn new(directory: &Path) -> anyhow::Result<Self> {
         let directory = directory.join("repository");
         fs::create_dir_all(&directory)?;
         Ok(Self { directory, stanzas: Vec::new() })
     }
 
-    /// Where it is.
+    /// Returns the directory of the repository.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Adds the stand-ins of every version, made of our one program.
+    /// Adds the stand-ins of every version, all made from one program.
     pub async fn add_stubs(&mut self, stub: &Path) -> anyhow::Result<()> {
         let stripped = self.directory.join("stub");
         let arguments = ["-o".as_ref(), stripped.as_os_str(), stub.as_os_str()];
         run("strip", arguments).await?;
         let program = fs::read(&stripped)?;
-        // Debian's own name for it; hosts get it without a package.
+        // It has Debian's name; hosts get it without a package.
         fs::write(self.directory.join("etcdctl"), named(&program, "etcdctl", "3.6.5"))?;
         for (kubernetes, runtime) in VERSIONS {
-            let of = |name: &str, version: &str| named(&program, name, version);
+            let stub_named = |name: &str, version: &str| named(&program, name, version);
             for name in ["kubeadm", "kubectl", "kubelet"] {
                 let version = format!("{kubernetes}-1.1");
-                let files = BTreeMap::from([(format!("usr/bin/{name}"), of(name, kubernetes))]);
+                let files =
+                    BTreeMap::from([(format!("usr/bin/{name}"), stub_named(name, kubernetes))]);
                 self.add(name, &version, files, (name == "kubelet").then_some(KUBELET_UNIT))
                     .await?;
             }
-            let files =
-                BTreeMap::from([("usr/bin/containerd".to_owned(), of("containerd", runtime))]);
+            let files = BTreeMap::from([(
+                "usr/bin/containerd".to_owned(),
+                stub_named("containerd", runtime),
+            )]);
             let version = format!("{runtime}-1");
             self.add("containerd", &version, files, Some(CONTAINERD_UNIT)).await?;
         }
         Ok(())
     }
 
-    /// Adds a package of these programs; with a unit it is a service, enabled when installed.
+    /// Adds a package with these programs. With a unit, it is a service, enabled on installation.
     pub async fn add(
         &mut self,
         name: &str,
@@ -153,7 +156,7 @@ impl Repository {
         Ok(())
     }
 
-    /// Serves it on the bridge until the runtime ends.
+    /// Serves the repository on the bridge until the runtime ends.
     pub async fn serve(&self) -> anyhow::Result<()> {
         let packages = self.stanzas.join("\n");
         let release = format!(
@@ -171,7 +174,7 @@ impl Repository {
     }
 }
 
-/// Our program with its last line.
+/// Returns the program with its identity as the last line.
 fn named(program: &[u8], name: &str, version: &str) -> Vec<u8> {
     [program, format!("\n{name} v{version}\n").as_bytes()].concat()
 }

@@ -1,4 +1,4 @@
-//! HostPlans written by hand, and what an agent says of them.
+//! HostPlans written by hand, and the agent's reports about them.
 
 use std::time::Duration;
 
@@ -18,20 +18,20 @@ use crate::{cluster::Cluster, eventually, host::Host, management::send};
 /// A plan for a host.
 #[derive(Clone, Copy, Debug)]
 pub struct Order<'a> {
-    /// What tells it from others.
+    /// ID of the plan.
     pub id: &'a str,
     /// Role of the host.
     pub role: Role,
-    /// The version that it is to reach.
+    /// The version to reach.
     pub goal: &'a str,
-    /// When it reboots.
+    /// When to reboot.
     pub reboot: Reboot,
-    /// How far the agent may go.
+    /// How far the agent may proceed.
     pub gate: Gate,
 }
 
 impl Order<'_> {
-    /// The steps, and the first that cannot be taken back.
+    /// Returns the steps, and the first step that cannot be rolled back.
     pub fn steps(&self) -> (Vec<PlannedStep>, &'static str) {
         let version = self.goal.parse().expect("the tests' own versions are versions");
         let work = HostWork {
@@ -49,7 +49,7 @@ fn path(node: &str) -> String {
     format!("/apis/refit.dev/v1alpha1/namespaces/{}/hostplans/{node}", keys::HOST_PLAN_NAMESPACE)
 }
 
-/// Gives the host a plan, as the controller does, with the gate open.
+/// Creates a plan for the host, as the controller does, with the gate open.
 pub async fn order(cluster: &Cluster, host: &Host, order: Order<'_>) -> anyhow::Result<()> {
     let (steps, point_of_no_return) = order.steps();
     let body = json!({"spec": {
@@ -63,20 +63,20 @@ pub async fn order(cluster: &Cluster, host: &Host, order: Order<'_>) -> anyhow::
     send(&cluster.workload, "PATCH", &path(&host.name), &body).await.map(drop)
 }
 
-/// Tells the agent to stop.
+/// Requests an abort from the agent.
 pub async fn abort(cluster: &Cluster, host: &Host) -> anyhow::Result<()> {
     let body = json!({"spec": {"abort": true}});
     send(&cluster.workload, "PATCH", &path(&host.name), &body).await.map(drop)
 }
 
-/// What the agent says.
+/// Returns the status that the agent reports.
 pub async fn status(cluster: &Cluster, host: &Host) -> anyhow::Result<HostPlanStatus> {
     let plans: Api<HostPlan> = Api::namespaced(cluster.workload.clone(), keys::HOST_PLAN_NAMESPACE);
     let plan = plans.get(&host.name).await?;
     plan.status.with_context(|| format!("the agent of {} has said nothing", host.name))
 }
 
-/// Waits until the agent says that this plan is over; says how.
+/// Waits until the agent reports that this plan has ended, and returns the result.
 pub async fn ended(
     cluster: &Cluster,
     host: &Host,
@@ -100,8 +100,8 @@ pub async fn ended(
     eventually(&format!("plan {id} of {} ends", host.name), Duration::from_secs(seconds), ask).await
 }
 
-/// The records of the agent's journal, oldest first, each as `Type step`; a torn last one is left
-/// out.
+/// Returns the records of the agent's journal, oldest first, each as `Type step`; an incomplete
+/// last record is omitted.
 pub fn records(host: &Host) -> Vec<String> {
     let text = host.read("var/lib/refit-agent/journal.jsonl");
     let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));

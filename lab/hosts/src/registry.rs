@@ -24,21 +24,20 @@ pub const PORT: u16 = 5000;
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
-/// What kubeadm calls a control plane's programs, each an image of its own.
+/// kubeadm's names of the control plane programs; each has its own image.
 const CONTROL_PLANE: [&str; 3] = ["kube-apiserver", "kube-controller-manager", "kube-scheduler"];
-/// Does nothing until it is asked to end. With `-v` it ends at once: kubeadm's health check runs it
-/// so.
+/// Waits for a termination signal. With `-v` it exits immediately: kubeadm's health check runs it
+/// that way.
 const PAUSE: &str = "\
 #!/bin/busybox sh
 [ \"$1\" = -v ] && exit 0
 trap 'exit 0' TERM INT
 while :; do /bin/busybox sleep 3600 & wait $!; done
 ";
-/// Tags of the image that pods begin with, as kubelets and kubeadm of different versions ask for
-/// it.
+/// Tags of the pause image, as kubelets and kubeadm of different versions request it.
 const PAUSE_TAGS: [&str; 5] = ["3.8", "3.9", "3.10", "3.10.1", "3.10.2"];
 
-/// Images by name and tag, ready to be served.
+/// Images by name and tag.
 #[derive(Clone, Debug, Default)]
 pub struct Registry {
     blobs: BTreeMap<String, (&'static str, Bytes)>,
@@ -52,8 +51,8 @@ struct File {
 }
 
 impl Registry {
-    /// Images of the control plane of each of these versions, of Debian's etcd, and of what a pod
-    /// begins with; the last runs the tests' application, too.
+    /// Builds the images of these control plane versions, of Debian's etcd, and of pause; the pause
+    /// image also runs the tests' application.
     pub async fn of(
         versions: &[(String, PathBuf)],
         base: &Path,
@@ -119,7 +118,7 @@ impl Registry {
         digest
     }
 
-    /// Serves them on the bridge until the runtime ends.
+    /// Serves the images on the bridge until the runtime ends.
     pub async fn serve(self: &Arc<Self>) -> anyhow::Result<()> {
         let address = format!("{}:{PORT}", net::SWITCH).parse()?;
         let listener = Listener::tcp(address).await?;
@@ -128,7 +127,7 @@ impl Registry {
         Ok(())
     }
 
-    /// What is at `/v2/NAME/manifests/REFERENCE` or `/v2/NAME/blobs/DIGEST`.
+    /// Finds the content at `/v2/NAME/manifests/REFERENCE` or `/v2/NAME/blobs/DIGEST`.
     fn find(&self, path: &str) -> Option<(&str, &'static str, Bytes)> {
         let mut words = path.trim_start_matches("/v2/").rsplitn(3, '/');
         let (reference, _, name) = (words.next()?, words.next()?, words.next()?);
@@ -149,11 +148,11 @@ impl File {
     }
 }
 
-/// A program of a root, and the libraries that it needs.
+/// Returns a program of a root and the libraries that it needs.
 async fn with_libraries(base: &Path, program: &str) -> anyhow::Result<Vec<File>> {
     let root = base.display().to_string();
     let list = run("chroot", [&root, "ldd", &format!("/{program}")]).await;
-    // A program that is linked statically has none, and ldd calls that a failure.
+    // A statically linked program has none, and ldd reports that as a failure.
     let list = list.unwrap_or_default();
     let libraries = list.lines().filter_map(|line| {
         let paths = line.split_whitespace().filter(|word| word.starts_with('/'));

@@ -1,11 +1,11 @@
-//! Programs of the machine.
+//! Runs programs of the machine.
 
 use std::{ffi::OsStr, process::Stdio};
 
 use anyhow::{Context as _, bail};
 use tokio::process::Command;
 
-/// Runs a program to its end; its output is the answer, and part of the error.
+/// Runs a program to its end; returns its output, which is also part of the error.
 pub async fn run<S: AsRef<OsStr>>(
     program: &str,
     arguments: impl IntoIterator<Item = S>,
@@ -23,7 +23,7 @@ pub async fn run<S: AsRef<OsStr>>(
 }
 
 /// Writes a line of progress.
-#[expect(clippy::print_stderr, reason = "people wait for what takes long")]
-pub fn say(line: &str) {
+#[expect(clippy::print_stderr, reason = "tests print their progress")]
+pub fn print_line(line: &str) {
     eprintln!("{line}");
 }

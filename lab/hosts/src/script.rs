@@ -1,4 +1,5 @@
-//! The upgrade as a person does it: the same commands, one host after the other, by a plain script.
+//! The upgrade as an operator does it: the same commands, one host after the other, in a shell
+//! script.
 
 use std::time::Duration;
 
@@ -8,21 +9,21 @@ use crate::{
     host::Host,
     kubernetes::{Cluster, IGNORED, Node},
     kubernetes_build::package_version,
-    say,
+    print_line,
 };
 
-/// How long one host may take.
+/// Timeout of one host.
 const HOST_SECONDS: u64 = 1200;
 
-/// Begins a line that says when a part ended.
+/// Prefix of the line that a script prints at the end of each part.
 const END_OF_PART: &str = "ended: ";
 
-/// What is done on a host that has not been touched yet.
+/// Part for a host before any change.
 const STAGE: &str = "\
 apt-get update -q
 apt-get install -q -y --download-only --allow-change-held-packages kubeadm=$P kubelet=$P kubectl=$P
 ";
-/// What is done before that on a control plane.
+/// Part before [`STAGE`] on a control plane host.
 const SAVE: &str = "\
 images=$(kubeadm config images list --kubernetes-version $V)
 for image in $images; do
@@ -52,7 +53,7 @@ until kubectl --kubeconfig /root/admin.conf get node $N \
 -o jsonpath='{.status.nodeInfo.kubeletVersion} {.status.conditions[?(@.type==\"Ready\")].status}' \
 | grep -q \"^$V True\"; do sleep 0.5; done
 ";
-/// What has to be well again on a control plane before another may be touched.
+/// Part that waits until a control plane is healthy, before the next host is changed.
 const WELL: &str = "\
 kubectl --kubeconfig /root/admin.conf -n kube-system wait --for=condition=Ready pod \
 -l tier=control-plane --field-selector spec.nodeName=$N --timeout=300s
@@ -67,20 +68,20 @@ pub async fn upgrade(cluster: &Cluster, version: &str) -> anyhow::Result<()> {
     for (at, (host, node)) in cluster.hosts.iter().zip(&cluster.nodes).enumerate() {
         host.write("root/admin.conf", &cluster.kubeconfig)?;
         let text = script(at, node, version, drained);
-        one(host, &text).await?;
+        run_script(host, &text).await?;
     }
     cluster.ready(version, 60).await
 }
 
-/// Runs the script of one host, and says when each of its parts ended.
-async fn one(host: &Host, text: &str) -> anyhow::Result<()> {
+/// Runs the script of one host, and prints when each of its parts ended.
+async fn run_script(host: &Host, text: &str) -> anyhow::Result<()> {
     let run = host.exec(["bash", "-c", text]);
     let outcome = tokio::time::timeout(Duration::from_secs(HOST_SECONDS), run).await;
     let output =
         outcome.with_context(|| format!("the script takes too long on {}", host.name))??;
     let ends: Vec<&str> =
         output.lines().filter_map(|line| line.strip_prefix(END_OF_PART)).collect();
-    say(&format!("{}: {}", host.name, ends.join(" ")));
+    print_line(&format!("{}: {}", host.name, ends.join(" ")));
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! What runs in a real cluster under a disruption budget, and whether that was kept.
+//! An application with a disruption budget in a real cluster, and checks that the budget is kept.
 
 use std::{
     collections::BTreeSet,
@@ -12,23 +12,23 @@ use serde_json::{Value, json};
 
 use crate::{eventually, management::send};
 
-/// How often its pods are looked at.
+/// Interval between the checks of its pods.
 const PERIOD: Duration = Duration::from_millis(200);
 const LABEL: &str = "app=web";
 
-/// What was seen of its pods since all of them were ready.
+/// Observations of its pods since all of them were ready.
 #[derive(Clone, Debug, Default)]
-pub struct Seen {
-    /// The fewest that ran and were to stay at any time.
+pub struct Observations {
+    /// Lowest number of running pods without a deletion request.
     pub fewest: usize,
-    /// All pods at that time, for a person.
+    /// All pods at that time, for the report.
     pub then: String,
-    /// The most of these that were not Ready: their node's kubelet was not heard of for a while, as
-    /// where its API server is made anew.
+    /// The highest number of such pods that were not Ready: the kubelet of their node did not
+    /// report for some time, for example because its API server was recreated.
     pub unheard: usize,
-    /// How often a container was started again where it stood, at most.
+    /// Highest number of restarts of a container in place.
     pub restarts: i32,
-    /// uid of each pod that there ever was.
+    /// uid of each pod that ever existed.
     pub pods: BTreeSet<String>,
 }
 
@@ -37,7 +37,7 @@ pub struct Seen {
 pub struct Workload {
     client: Client,
     replicas: usize,
-    seen: Arc<Mutex<Seen>>,
+    observations: Arc<Mutex<Observations>>,
 }
 
 impl std::fmt::Debug for Workload {
@@ -47,15 +47,15 @@ impl std::fmt::Debug for Workload {
 }
 
 impl Workload {
-    /// Starts it with this many pods, of which one may miss, and waits until all are ready; from then
-    /// on they are watched until the runtime ends.
+    /// Starts it with this many pods, of which one may be missing, and waits until all are ready.
+    /// From then on it is watched until the runtime ends.
     pub async fn start(client: &Client, replicas: usize) -> anyhow::Result<Self> {
         let [deployment, budget] = objects(replicas);
         let path = "/apis/apps/v1/namespaces/default/deployments";
         send(client, "POST", path, &deployment).await?;
         let path = "/apis/policy/v1/namespaces/default/poddisruptionbudgets";
         send(client, "POST", path, &budget).await?;
-        let workload = Self { client: client.clone(), replicas, seen: Arc::default() };
+        let workload = Self { client: client.clone(), replicas, observations: Arc::default() };
         eventually("the application is ready", Duration::from_mins(2), async || {
             let pods = workload.pods().await;
             let pods = pods.map_err(|error| format!("{error:#}"))?;
@@ -68,18 +68,18 @@ impl Workload {
         Ok(workload)
     }
 
-    /// What was seen so far.
-    pub fn seen(&self) -> Seen {
+    /// Returns the observations so far.
+    pub fn observations(&self) -> Observations {
         self.lock().clone()
     }
 
-    /// How many of its pods must be ready at any time.
+    /// Returns how many of its pods must be ready at any time.
     pub fn budget(&self) -> usize {
         self.replicas - 1
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, Observations> {
+        self.observations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn pods(&self) -> anyhow::Result<Vec<Pod>> {
@@ -90,19 +90,19 @@ impl Workload {
 
     async fn watch(self) {
         loop {
-            // An API server that is away says nothing of the pods.
+            // While the API server is unreachable there is no information about the pods.
             if let Ok(pods) = self.pods().await {
-                let mut seen = self.lock();
+                let mut observed = self.lock();
                 let running = pods.iter().filter(|pod| runs(pod)).count();
-                if running < seen.fewest {
-                    seen.fewest = running;
-                    seen.then = shown(&pods);
+                if running < observed.fewest {
+                    observed.fewest = running;
+                    observed.then = shown(&pods);
                 }
                 let unheard = pods.iter().filter(|pod| runs(pod) && !is(pod, "Ready"));
-                seen.unheard = seen.unheard.max(unheard.count());
-                seen.restarts = pods.iter().map(restarts).fold(seen.restarts, i32::max);
+                observed.unheard = observed.unheard.max(unheard.count());
+                observed.restarts = pods.iter().map(restarts).fold(observed.restarts, i32::max);
                 let uids = pods.iter().filter_map(|pod| pod.metadata.uid.clone());
-                seen.pods.extend(uids);
+                observed.pods.extend(uids);
             }
             tokio::time::sleep(PERIOD).await;
         }
@@ -115,8 +115,8 @@ fn is(pod: &Pod, condition: &str) -> bool {
     conditions.any(|c| c.type_ == condition && c.status == "True")
 }
 
-/// By its kubelet's word, and nobody has asked it to go. That it is Ready is a word which others take
-/// away where they have not heard of the kubelet.
+/// Reports whether the kubelet reports the pod as running and no deletion was requested. The
+/// condition Ready is not used: other components reset it if the kubelet has not reported.
 fn runs(pod: &Pod) -> bool {
     is(pod, "ContainersReady") && pod.metadata.deletion_timestamp.is_none()
 }
@@ -128,7 +128,7 @@ fn restarts(pod: &Pod) -> i32 {
     containers.next().map_or(0, |one| one.restart_count)
 }
 
-/// Pods, their nodes and how they are.
+/// Formats pods with their nodes and states.
 fn shown(pods: &[Pod]) -> String {
     let one = |pod: &Pod| {
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
@@ -143,7 +143,7 @@ fn shown(pods: &[Pod]) -> String {
     pods.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-/// A Deployment that runs everywhere, one pod beside another only where it must be, and its budget.
+/// A Deployment that runs on every kind of node and spreads its pods if possible, and its budget.
 fn objects(replicas: usize) -> [Value; 2] {
     let labels = json!({"app": "web"});
     let apart = json!({"preferredDuringSchedulingIgnoredDuringExecution": [{

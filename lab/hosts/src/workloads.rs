@@ -1,5 +1,6 @@
-//! What runs pods of a workload cluster, and watches its budget: ReplicaSet and DaemonSet
-//! controllers, the scheduler, and the part of kubelets that ends and starts ordinary pods.
+//! Simple workload controllers for a workload cluster, and a check of its budget: ReplicaSet and
+//! DaemonSet controllers, the scheduler, and the part of kubelets that starts and stops ordinary
+//! pods.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,18 +19,18 @@ use serde_json::{Value, json};
 
 use crate::management::send;
 
-/// How often everything is looked at.
+/// Interval between reconciles.
 const PERIOD: Duration = Duration::from_millis(300);
 const PODS: &str = "/api/v1/namespaces";
 
-/// What was seen of the application.
+/// Observations of the application.
 #[derive(Clone, Debug, Default)]
 pub struct Watched {
     fewest: Arc<AtomicUsize>,
 }
 
 impl Watched {
-    /// The fewest ready pods that it had at any time since it had all.
+    /// Returns the lowest number of ready pods since all were ready.
     pub fn fewest_ready(&self) -> usize {
         self.fewest.load(Ordering::SeqCst)
     }
@@ -50,7 +51,7 @@ pub fn keep(client: Client) -> Watched {
     watched
 }
 
-struct Seen {
+struct Snapshot {
     pods: Vec<Value>,
     nodes: Vec<Value>,
 }
@@ -61,18 +62,18 @@ async fn list(client: &Client, path: &str) -> anyhow::Result<Vec<Value>> {
 }
 
 async fn pass(client: &Client, fewest: &AtomicUsize) -> anyhow::Result<()> {
-    let seen = Seen {
+    let snapshot = Snapshot {
         pods: list(client, "/api/v1/pods").await?,
         nodes: list(client, "/api/v1/nodes").await?,
     };
-    for pod in &seen.pods {
+    for pod in &snapshot.pods {
         kubelet(client, pod).await?;
     }
     for set in list(client, "/apis/apps/v1/daemonsets").await? {
-        daemons(client, &seen, &set).await?;
+        daemons(client, &snapshot, &set).await?;
     }
     for set in list(client, "/apis/apps/v1/replicasets").await? {
-        let (ready, wanted) = replicas(client, &seen, &set).await?;
+        let (ready, wanted) = replicas(client, &snapshot, &set).await?;
         if ready >= wanted || fewest.load(Ordering::SeqCst) != usize::MAX {
             fewest.fetch_min(ready, Ordering::SeqCst);
         }
@@ -84,7 +85,8 @@ fn path_of(pod: &Value) -> String {
     format!("{PODS}/{}/pods/{}", namespace(pod), name(pod))
 }
 
-/// Ends a pod that is to go and starts one that has come. Mirror pods are the stand-in kubelet's.
+/// Removes a pod that is being deleted and starts a new one. The stand-in kubelet manages mirror
+/// pods.
 async fn kubelet(client: &Client, pod: &Value) -> anyhow::Result<()> {
     let mirror = &pod["metadata"]["annotations"][MIRROR_POD];
     if text(pod, "/spec/nodeName").is_empty() || !mirror.is_null() {
@@ -130,10 +132,10 @@ async fn create(client: &Client, set: &Value, pod: &Value) -> anyhow::Result<()>
     send(client, "POST", &path, pod).await.map(drop)
 }
 
-async fn daemons(client: &Client, seen: &Seen, set: &Value) -> anyhow::Result<()> {
-    let own = seen.pods.iter().filter(|pod| is_owned(pod, set));
+async fn daemons(client: &Client, snapshot: &Snapshot, set: &Value) -> anyhow::Result<()> {
+    let own = snapshot.pods.iter().filter(|pod| is_owned(pod, set));
     let there: BTreeSet<&str> = own.map(|pod| text(pod, "/spec/nodeName")).collect();
-    for node in &seen.nodes {
+    for node in &snapshot.nodes {
         let node = name(node);
         if !there.contains(node) {
             create(client, set, &pod_of(set, "DaemonSet", node)).await?;
@@ -142,15 +144,19 @@ async fn daemons(client: &Client, seen: &Seen, set: &Value) -> anyhow::Result<()
     Ok(())
 }
 
-/// Keeps as many pods as are asked for, on nodes that take them; says how many are ready, and how
+/// Keeps the requested number of pods on schedulable nodes; returns how many are ready, and how
 /// many should be.
-async fn replicas(client: &Client, seen: &Seen, set: &Value) -> anyhow::Result<(usize, usize)> {
-    let open = seen.nodes.iter().filter(|node| {
+async fn replicas(
+    client: &Client,
+    snapshot: &Snapshot,
+    set: &Value,
+) -> anyhow::Result<(usize, usize)> {
+    let open = snapshot.nodes.iter().filter(|node| {
         let tainted = node["spec"]["taints"].as_array().is_some_and(|taints| !taints.is_empty());
         is_ready(node) && !tainted && node["spec"]["unschedulable"] != true
     });
     let mut load: BTreeMap<&str, usize> = open.map(|node| (name(node), 0)).collect();
-    let own = seen.pods.iter().filter(|pod| is_owned(pod, set));
+    let own = snapshot.pods.iter().filter(|pod| is_owned(pod, set));
     let live: Vec<&Value> = own.filter(|pod| !is_deleting(pod)).collect();
     for pod in &live {
         if let Some(count) = load.get_mut(text(pod, "/spec/nodeName")) {

@@ -1,5 +1,5 @@
-//! Real kubeadm, kubelet and control plane: a cluster goes from one version to the next through
-//! Refit, beside one of the same shape that goes there by a plain script.
+//! Real kubeadm, kubelet and control plane: Refit upgrades one cluster, and a shell script upgrades
+//! another one of the same shape.
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +22,7 @@ use lab_hosts::{
     kubernetes::{self, Cluster, IGNORED},
     kubernetes_build::{self, KubernetesBuild},
     management::{Management, Objects, Shape, owner, send},
-    say, script,
+    print_line, script,
     workload::{self, Workload},
 };
 use refit_kinds::{keys, refit::Goal};
@@ -32,15 +32,15 @@ use serde_json::{Value, json};
 const MACHINES: &str = "/apis/cluster.x-k8s.io/v1beta2/machines";
 const NODE_UPDATES: &str = "/apis/refit.dev/v1alpha1/nodeupdates";
 
-/// How long an upgrade of a cluster may take.
+/// Timeout of the upgrade of a cluster.
 const UPGRADE_SECONDS: u64 = 2400;
 
 /// Static pods that read kubeadm's certificates.
 const COMPONENTS: [&str; 4] =
     ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 
-/// How long nothing may be answered where there are several API servers: a request that is under way
-/// when one ends is lost, and is made again.
+/// Longest allowed time without a successful request if there are several API servers: a request in
+/// progress is lost when its API server ends, and is repeated.
 const LONGEST_GAP: Duration = Duration::from_secs(5);
 
 static NUMBERS: AtomicU8 = AtomicU8::new(1);
@@ -48,17 +48,17 @@ static BUILD: OnceLock<KubernetesBuild> = OnceLock::new();
 
 fn main() -> ExitCode {
     if let Err(error) = kubernetes_build::programs() {
-        say(&format!("error: {error:#}"));
+        print_line(&format!("error: {error:#}"));
         return ExitCode::FAILURE;
     }
     let tests: [isolation::Test; 2] = [
-        ("a_cluster_of_one_is_upgraded_by_real_kubeadm", one),
+        ("a_cluster_of_one_is_upgraded_by_real_kubeadm", single_node),
         ("three_control_planes_and_a_worker_are_upgraded_while_their_api_answers", three_and_one),
     ];
     isolation::main_with(&base::KUBERNETES, &tests)
 }
 
-fn one(isolation: &Isolation) -> anyhow::Result<()> {
+fn single_node(isolation: &Isolation) -> anyhow::Result<()> {
     both_ways(isolation, 1, 0)
 }
 
@@ -66,29 +66,29 @@ fn three_and_one(isolation: &Isolation) -> anyhow::Result<()> {
     both_ways(isolation, 3, 1)
 }
 
-/// What all hosts are made of: made once.
+/// Builds what all hosts share, once.
 fn kubernetes_build(isolation: &Isolation) -> anyhow::Result<&'static KubernetesBuild> {
     if let Some(build) = BUILD.get() {
         return Ok(build);
     }
-    let agent = Programs::agent_beside(&std::env::current_exe()?)?;
+    let agent = Programs::agent_next_to(&std::env::current_exe()?)?;
     let build = runtime()?.block_on(KubernetesBuild::new(isolation, agent.as_ref()))?;
     Ok(BUILD.get_or_init(|| build))
 }
 
-/// Through Refit, then by script.
+/// Upgrades with Refit, then with the script.
 fn both_ways(isolation: &Isolation, control_planes: u32, workers: u32) -> anyhow::Result<()> {
     let build = kubernetes_build(isolation)?;
     let way = |first, through_refit| {
         let shape = Shape { control_planes, workers, version: &build.versions[0].version };
         runtime()?.block_on(upgrade(isolation, build, shape, first, through_refit))
     };
-    // Numbers of hosts are taken once in a run.
+    // Host numbers are unique within a run.
     let numbers = NUMBERS.fetch_add(20, Ordering::SeqCst);
     let by_refit = way(numbers, true)?;
     let by_script = way(numbers + 10, false)?;
     let overhead = by_refit.as_secs_f64() / by_script.as_secs_f64() * 100.0 - 100.0;
-    say(&format!(
+    print_line(&format!(
         "{control_planes}+{workers}: {:.1} s by script, {:.1} s through Refit: {overhead:+.1} %",
         by_script.as_secs_f64(),
         by_refit.as_secs_f64()
@@ -96,7 +96,7 @@ fn both_ways(isolation: &Isolation, control_planes: u32, workers: u32) -> anyhow
     Ok(())
 }
 
-/// Makes a cluster and upgrades it; how long that took.
+/// Creates a cluster and upgrades it; returns the duration.
 async fn upgrade(
     isolation: &Isolation,
     build: &KubernetesBuild,
@@ -113,7 +113,7 @@ async fn upgrade(
     ensure!(nodes.len() == wanted, "{wanted} nodes: {nodes:?}");
     let cluster = Cluster::create(isolation, build, first, nodes).await?;
     let workload = Workload::start(&cluster.client, wanted.max(2)).await?;
-    say(&format!("a cluster of {wanted} in {:.1} s", begun.elapsed().as_secs_f64()));
+    print_line(&format!("a cluster of {wanted} in {:.1} s", begun.elapsed().as_secs_f64()));
     let outcome = go(&cluster, &management, &workload, build, through_refit).await;
     let took = with_reports(outcome, &cluster.hosts).await?;
     cluster.end().await?;
@@ -137,7 +137,7 @@ async fn go(
     }
     let begun = instant();
     if through_refit {
-        // The workers are asked for when the control plane is done: meanwhile it is said how it goes.
+        // The workers are upgraded when the control plane is done; print the progress meanwhile.
         tokio::try_join!(
             order(cluster, management, version),
             updated(management, 1, cluster.nodes.len()),
@@ -147,8 +147,8 @@ async fn go(
         script::upgrade(cluster, version).await?;
     }
     let took = begun.elapsed();
-    let (api, pods) = (availability.seen(), workload.seen());
-    say(&format!(
+    let (api, pods) = (availability.results(), workload.observations());
+    print_line(&format!(
         "{} in {:.1} s; API: {} answers, {} failures, longest gap {:.1} s; application: at least {} \
          ran, at most {} of those not heard of, {} pods in all",
         if through_refit { "Refit" } else { "script" },
@@ -170,14 +170,15 @@ async fn go(
     Ok(took)
 }
 
-/// Whether the API went on answering and the application went on running, as far as that is promised.
+/// Checks that the API stayed available and the application kept running, as far as Refit promises
+/// it.
 fn unharmed(
     cluster: &Cluster,
-    api: &balancer::Seen,
-    pods: &workload::Seen,
+    api: &balancer::ProbeResults,
+    pods: &workload::Observations,
     budget: usize,
 ) -> anyhow::Result<()> {
-    // One API server is away while it is replaced; behind a balancer others answer.
+    // One API server is unavailable while it is replaced; behind a balancer others respond.
     ensure!(
         cluster.nodes.len() == 1 || api.longest_gap <= LONGEST_GAP,
         "the API did not answer for {:.1} s",
@@ -189,7 +190,7 @@ fn unharmed(
         pods.fewest,
         pods.then
     );
-    // A node that is not drained makes its pods anew where its new kubelet wants that.
+    // On a node that is not drained, a new kubelet may recreate the containers of its pods.
     ensure!(
         cluster.nodes.len() == 1 || pods.restarts == 0,
         "a container of the application was started {} times",
@@ -207,8 +208,8 @@ async fn uids(management: &Management) -> anyhow::Result<BTreeMap<String, String
     Ok(machines.iter().map(|m| (word(m, "name"), word(m, "uid"))).collect())
 }
 
-/// Starts the controller, says what is particular to these hosts, and waits until their agents have
-/// reported.
+/// Starts the controller, writes the host settings that these hosts need, and waits for the reports
+/// of their agents.
 async fn prepare(cluster: &Cluster, management: &Management) -> anyhow::Result<()> {
     settle(management, &json!({})).await?;
     management.drive(&cluster.kubeconfig, cluster.nodes.len() > 1).await?;
@@ -224,7 +225,7 @@ async fn prepare(cluster: &Cluster, management: &Management) -> anyhow::Result<(
     .await
 }
 
-/// Says what is particular to these hosts, and more.
+/// Writes the host settings that these hosts need, together with `more`.
 async fn settle(management: &Management, more: &Value) -> anyhow::Result<()> {
     let mut settings = json!({"kubeadm": {
         "skipPhases": ["addon"],
@@ -240,8 +241,8 @@ async fn settle(management: &Management, more: &Value) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Certificates of a single node that is at its version are renewed by an update of their own, and
-/// its static pods are made anew to read them.
+/// Renews the certificates of a single node that runs the target version already, with a separate
+/// update that also recreates its static pods.
 async fn renew(cluster: &Cluster, management: &Management, version: &str) -> anyhow::Result<()> {
     let (host, node) = (cluster.hosts.first()).zip(cluster.nodes.first()).context("a host")?;
     let certificates = || {
@@ -249,7 +250,7 @@ async fn renew(cluster: &Cluster, management: &Management, version: &str) -> any
         names.map(|name| host.read(&format!("etc/kubernetes/{name}")))
     };
     let before = certificates();
-    // kubeadm's live for a year.
+    // kubeadm's certificates are valid for one year.
     settle(management, &json!({"certificates": {"renewWithinDays": 400}})).await?;
     ask(management, 2, version).await?;
     updated(management, 2, 1).await?;
@@ -271,8 +272,8 @@ async fn renew(cluster: &Cluster, management: &Management, version: &str) -> any
     cluster.ready(version, 60).await
 }
 
-/// Asks for the version: of the owners, or, where there is one machine that no Cluster API would update
-/// in place, of that machine.
+/// Requests the version: from the owners, or, if there is only one machine, which Cluster API would
+/// not update in place, from that machine.
 async fn order(cluster: &Cluster, management: &Management, version: &str) -> anyhow::Result<()> {
     if cluster.nodes.len() > 1 {
         return management.upgrade(version, UPGRADE_SECONDS).await;
@@ -280,7 +281,7 @@ async fn order(cluster: &Cluster, management: &Management, version: &str) -> any
     ask(management, 1, version).await
 }
 
-/// Asks for an update of the only machine.
+/// Requests an update of the only machine.
 async fn ask(management: &Management, ordinal: u32, version: &str) -> anyhow::Result<()> {
     let machines = uids(management).await?;
     let (name, uid) = machines.first_key_value().context("there is a machine")?;
@@ -288,10 +289,10 @@ async fn ask(management: &Management, ordinal: u32, version: &str) -> anyhow::Re
     management.ask(name, uid, ordinal, &goal).await
 }
 
-/// Waits until so many machines are done with their updates of an ordinal.
+/// Waits until this many machines have finished their update of an ordinal.
 async fn updated(management: &Management, ordinal: u32, count: usize) -> anyhow::Result<()> {
     let begun = instant();
-    let mut told = BTreeMap::new();
+    let mut printed = BTreeMap::new();
     let ask = async || {
         let updates = of_ordinal(management, ordinal).await;
         let updates = updates.map_err(|error| format!("{error:#}"))?;
@@ -311,9 +312,9 @@ async fn updated(management: &Management, ordinal: u32, count: usize) -> anyhow:
                 why.join(", "),
                 status["failureMessage"]
             );
-            if told.get(&name) != Some(&line) {
-                say(&format!("{:6.1} {line}", begun.elapsed().as_secs_f64()));
-                told.insert(name, line.clone());
+            if printed.get(&name) != Some(&line) {
+                print_line(&format!("{:6.1} {line}", begun.elapsed().as_secs_f64()));
+                printed.insert(name, line.clone());
             }
             if phase == "Failed" {
                 return Ok(Err(line));
@@ -330,15 +331,15 @@ async fn updated(management: &Management, ordinal: u32, count: usize) -> anyhow:
     outcome.map_err(anyhow::Error::msg)?;
     let mut in_steps = 0.0;
     for update in of_ordinal(management, ordinal).await? {
-        say(&timeline(&update));
+        print_line(&timeline(&update));
         in_steps += seconds_in_steps(&update);
     }
     let between = begun.elapsed().as_secs_f64() - in_steps;
-    say(&format!("{in_steps:.0} s in steps, {between:.0} s between them"));
+    print_line(&format!("{in_steps:.0} s in steps, {between:.0} s between them"));
     Ok(())
 }
 
-/// Each machine's update of this ordinal, as far as there is one.
+/// Returns each machine's update of this ordinal, if there is one.
 async fn of_ordinal(management: &Management, ordinal: u32) -> anyhow::Result<Vec<Value>> {
     let end = format!("-{ordinal}");
     let mut updates = management.list(NODE_UPDATES).await?;
@@ -349,7 +350,7 @@ async fn of_ordinal(management: &Management, ordinal: u32) -> anyhow::Result<Vec
     Ok(updates)
 }
 
-/// How long the steps of an update took, from the first moment of each to its last, in seconds.
+/// Returns the duration of an update's steps in seconds, from the start to the end of each.
 fn seconds_in_steps(update: &Value) -> f64 {
     let steps = update["status"]["steps"].as_array().into_iter().flatten();
     steps
@@ -360,7 +361,7 @@ fn seconds_in_steps(update: &Value) -> f64 {
         .sum()
 }
 
-/// When each step of an update ran.
+/// Formats when each step of an update ran.
 fn timeline(update: &Value) -> String {
     let steps = update["status"]["steps"].as_array().cloned().unwrap_or_default();
     let spans = steps.iter().map(|step| {

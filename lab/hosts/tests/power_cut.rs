@@ -1,5 +1,5 @@
-//! Power cuts: the whole host is gone at once, and of its disk what was not synced. It comes back
-//! and finishes, or undoes.
+//! Power cuts: all processes of the host end at once, and disk data that was not synced is lost.
+//! After the boot the host completes the plan or rolls back.
 
 mod common;
 
@@ -13,7 +13,7 @@ use lab_hosts::{
     host::{Host, with_reports},
     isolation::{self, Isolation, runtime},
     plans::{self, Order},
-    say,
+    print_line,
 };
 use refit_core::node::Reboot;
 use refit_kinds::refit::{Gate, PlanState, Role};
@@ -27,7 +27,8 @@ fn main() -> ExitCode {
     isolation::main(&tests)
 }
 
-/// All at once, each on a host of its own: they wait for one another's boots otherwise.
+/// Runs all tests in parallel, each on its own host; otherwise each would wait for the boots of the
+/// others.
 fn everything(isolation: &Isolation) -> anyhow::Result<()> {
     runtime()?.block_on(async {
         let layers = common::layers(isolation).await?;
@@ -48,7 +49,7 @@ fn everything(isolation: &Isolation) -> anyhow::Result<()> {
     })
 }
 
-/// Everything that a control plane's host does.
+/// A plan with every step of a control plane host.
 fn whole(id: &str) -> Order<'_> {
     Order {
         id,
@@ -59,8 +60,8 @@ fn whole(id: &str) -> Order<'_> {
     }
 }
 
-/// The power goes as soon as a new record shows in the journal, for half of them before it can be
-/// synced, for the others once it is.
+/// Cuts the power as soon as a new record appears in the journal: half of the time before it can be
+/// synced, otherwise after.
 async fn at_every_boundary(
     cluster: &Cluster,
     host: &Host,
@@ -87,11 +88,11 @@ async fn at_every_boundary(
     finished(cluster, host, plan, 90).await?;
     let steps = plan.steps().0.len();
     ensure!(cuts > 2 * steps, "the power went only {cuts} times in a plan of {steps} steps");
-    say(&format!("{}: {cuts} cuts at boundaries: {}", host.name, shown(&seen)));
+    print_line(&format!("{}: {cuts} cuts at boundaries: {}", host.name, shown(&seen)));
     Ok(())
 }
 
-/// The next record of a kind that was not seen yet; `None` once the plan has ended.
+/// Waits for the next new kind of record; returns `None` once the plan has ended.
 async fn next_record(
     host: &Host,
     seen: &BTreeSet<String>,
@@ -118,8 +119,8 @@ fn shown(records: &BTreeSet<String>) -> String {
     records.join(", ")
 }
 
-/// Points within steps, in the order in which a plan comes by them. A step that was interrupted
-/// counts as tried, and there are three tries: no more than two for each step of a host.
+/// Points within steps, in the order in which a plan reaches them. An interrupted step counts as an
+/// attempt, and there are three attempts: use at most two points for each step of a host.
 const WITHIN: [&str; 5] = [
     "etcdctl.start",
     "dpkg-kubeadm.preinst",
@@ -127,13 +128,13 @@ const WITHIN: [&str; 5] = [
     "kubeadm.kube-controller-manager.gap",
     "dpkg-kubelet.preinst",
 ];
-/// The same, with half of a record at the end of the journal each time.
+/// As [`WITHIN`], with half of a record at the end of the journal each time.
 const WITHIN_AND_TORN: [&str; 4] =
     ["dpkg-kubeadm.postinst", "kubeadm.start", "kubeadm.kube-apiserver", "dpkg-kubelet.postinst"];
-/// The same, on a worker.
+/// As [`WITHIN`], on a worker.
 const WITHIN_OF_WORKER: [&str; 2] = ["kubeadm.kubelet-config", "kubeadm.end"];
 
-/// A program of a step stops at a point until the power goes.
+/// Blocks a program of a step at a point, then cuts the power.
 async fn within_steps(
     cluster: &Cluster,
     host: &Host,
@@ -173,8 +174,8 @@ async fn stopped_at(host: &Host, point: &str, seconds: u64) -> anyhow::Result<()
     eventually(&format!("{} comes to {point}", host.name), Duration::from_secs(seconds), ask).await
 }
 
-/// Half of another record at the end, as a write that the power interrupted leaves it: cut short,
-/// or with a block of zeros.
+/// Appends half of another record, as an interrupted write leaves it: truncated, or with a block of
+/// zeros.
 fn tear(host: &Host, count: usize) -> anyhow::Result<()> {
     let text = host.read(JOURNAL);
     let Some(last) = text.lines().last() else {
@@ -185,8 +186,8 @@ fn tear(host: &Host, count: usize) -> anyhow::Result<()> {
     host.write(JOURNAL, &format!("{text}{half}{zeros}"))
 }
 
-/// An abort before the point of no return, with a cut within the step and within its undo. Then the
-/// same again, to the end.
+/// An abort before the point of no return, with a power cut within the step and within its
+/// rollback. Then the same plan again, to the end.
 async fn while_undoing(cluster: &Cluster, host: &Host) -> anyhow::Result<()> {
     let plan = Order {
         id: "undone",
@@ -202,7 +203,7 @@ async fn while_undoing(cluster: &Cluster, host: &Host) -> anyhow::Result<()> {
     abort_is_known(host, 30).await?;
     host.cut().await?;
     forget_orders(host)?;
-    // The package of before is put back: in the middle of that, too.
+    // A cut while the previous package is being restored.
     stop_at(host, "dpkg-kubeadm.preinst")?;
     host.start().await?;
     stopped_at(host, "dpkg-kubeadm.preinst", 90).await?;

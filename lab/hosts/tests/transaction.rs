@@ -1,5 +1,5 @@
-//! The whole transaction on three control plane and two worker hosts at once, driven through the
-//! controllers, while things go wrong on each of them.
+//! The whole transaction on three control plane and two worker hosts at once, driven by the
+//! controllers, with a different failure on each host.
 
 mod common;
 
@@ -13,7 +13,7 @@ use lab_hosts::{
     host::{Host, with_reports},
     isolation::{self, Isolation, runtime},
     management::{owner, send},
-    say,
+    print_line,
     workloads::{self, Watched},
 };
 use refit_kinds::{
@@ -27,7 +27,7 @@ const MACHINES: &str = "/apis/cluster.x-k8s.io/v1beta2/machines";
 const NODE_UPDATES: &str = "/apis/refit.dev/v1alpha1/nodeupdates";
 const GOAL: &str = "v1.35.0";
 const RUNTIME: &str = "2.1.4";
-/// How many pods the application has, less those that its budget lets miss.
+/// Number of pods of the application minus those that its budget allows to be missing.
 const FEWEST: usize = 6;
 
 fn main() -> ExitCode {
@@ -61,7 +61,7 @@ async fn roll_out(cluster: &Cluster, hosts: &[Host]) -> anyhow::Result<()> {
     fill_disk(worker_of(hosts)?).await?;
     cluster.management.upgrade(GOAL, 240).await?;
     no_room_then_room(cluster, worker_of(hosts)?).await?;
-    // The one that failed for want of room stays in the list.
+    // The update that failed for lack of disk space stays in the list.
     all_updated(cluster, hosts.len(), 300).await?;
     nodes_are(cluster, hosts, GOAL, 30).await?;
     are_at_goal(cluster, hosts, 1).await?;
@@ -83,17 +83,17 @@ async fn roll_out(cluster: &Cluster, hosts: &[Host]) -> anyhow::Result<()> {
     budget_was_kept(&watched)
 }
 
-/// What goes wrong on each host, once.
+/// Causes one failure on each host.
 fn trouble(hosts: &[Host]) -> anyhow::Result<()> {
     let [first, second, third, worker, last] = hosts else {
         anyhow::bail!("there are five hosts");
     };
     order(first, "kubeadm.start", "sleep 4\n")?;
     order(second, "kubeadm.kube-apiserver", "echo no route to host; exit 1\n")?;
-    // dpkg dies while it unpacks: the package is neither the old one nor the new one.
+    // dpkg dies while unpacking: the package is neither the old nor the new one.
     order(third, "dpkg-kubelet.preinst", "kill -9 $PPID\n")?;
     order(worker, "kubeadm.start", "kill -9 $STUB_PID\n")?;
-    // dpkg itself dies between unpacking and configuring.
+    // dpkg dies between unpacking and configuring.
     order(last, "dpkg-kubelet.postinst", "kill -9 $PPID\n")
 }
 
@@ -101,7 +101,7 @@ fn worker_of(hosts: &[Host]) -> anyhow::Result<&Host> {
     hosts.get(3).context("the fourth host is a worker")
 }
 
-/// Every host is to have another container runtime, too.
+/// Requests another container runtime for every host as well.
 async fn ask_for_a_runtime(cluster: &Cluster) -> anyhow::Result<()> {
     let packages = json!([{"name": "containerd", "version": format!("{RUNTIME}-1")}]);
     let settings = json!({"containerRuntime": packages}).to_string();
@@ -112,15 +112,15 @@ async fn ask_for_a_runtime(cluster: &Cluster) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Leaves less room than an update needs, and enough for the agent's own journal.
+/// Leaves less space than an update needs, but enough for the agent's own journal.
 async fn fill_disk(host: &Host) -> anyhow::Result<()> {
     let script = "free=$(df --output=avail --block-size=1M / | tail -n 1); \
                   fallocate --length $((free - 200))M /var/filler";
     host.exec(["sh", "-c", script]).await.map(drop)
 }
 
-/// The host refuses, its machine says why and stays as it is; with room again, one word of a person
-/// is enough.
+/// The host refuses the plan, and its Machine reports the reason and stays unchanged. After space
+/// is freed, one retry is enough.
 async fn no_room_then_room(cluster: &Cluster, host: &Host) -> anyhow::Result<()> {
     let (machine, _) = machine_of(cluster, &host.name).await?;
     let failed = eventually("the host without room refuses", Duration::from_mins(4), async || {
@@ -152,17 +152,17 @@ async fn machine_of(cluster: &Cluster, node: &str) -> anyhow::Result<(String, St
     Ok((name(found).to_owned(), text(found, "/metadata/uid").to_owned()))
 }
 
-/// Waits until Cluster API has taken note of every update. Until then it asks for its own goal, and
-/// another goal of the machine gives way.
+/// Waits until Cluster API has observed every update. Until then it requests its own goal, which
+/// takes precedence over another goal of the machine.
 async fn handed_over(cluster: &Cluster) -> anyhow::Result<()> {
     let ask = async || {
         let machines = cluster.list(MACHINES).await;
         let machines = machines.map_err(|error| format!("{error:#}"))?;
-        let of = |machine: &&Value| {
+        let is_updating = |machine: &&Value| {
             let annotations = machine.pointer("/metadata/annotations");
             annotations.is_some_and(|all| all.get(keys::UPDATE_IN_PROGRESS).is_some())
         };
-        match machines.iter().find(of) {
+        match machines.iter().find(is_updating) {
             Some(machine) => Err(name(machine).to_owned()),
             None => Ok(()),
         }
@@ -170,17 +170,17 @@ async fn handed_over(cluster: &Cluster) -> anyhow::Result<()> {
     eventually("Cluster API takes note", Duration::from_mins(2), ask).await
 }
 
-/// Asks for the version that every host has, machine by machine, of a controller that reboots.
+/// Requests the version that every host has, machine by machine, from a controller that reboots.
 async fn ask_again(cluster: &Cluster) -> anyhow::Result<()> {
     let goal = Goal::of_version(GOAL.parse()?);
     for (name, uid) in machines(cluster).await? {
-        // None has had so many.
+        // No machine has had that many.
         cluster.management.ask(&name, &uid, 9, &goal).await?;
     }
     Ok(())
 }
 
-/// Every host is what was asked for, and booted so often.
+/// Checks that every host reached its goal after this many boots.
 async fn are_at_goal(cluster: &Cluster, hosts: &[Host], boots: u32) -> anyhow::Result<()> {
     for host in hosts {
         let control_plane = cluster.control_planes.contains(&host.name);
@@ -203,7 +203,7 @@ async fn machines(cluster: &Cluster) -> anyhow::Result<BTreeMap<String, String>>
         .collect())
 }
 
-/// Waits until every Node is Ready, takes pods, and shows version and boot of its host.
+/// Waits until every Node is Ready, schedulable, and reports version and boot of its host.
 async fn nodes_are(
     cluster: &Cluster,
     hosts: &[Host],
@@ -248,22 +248,22 @@ fn line(update: &Value) -> String {
     )
 }
 
-/// Waits until so many updates are done, and says how long each took. One may have failed for want
-/// of room.
+/// Waits until this many updates are done, and prints the duration of each. One may have failed for
+/// lack of disk space.
 async fn all_updated(cluster: &Cluster, count: usize, seconds: u64) -> anyhow::Result<()> {
     let ask = async || {
         let updates = cluster.list(NODE_UPDATES).await;
         let updates = updates.map_err(|error| format!("{error:#}"))?;
-        let of = |phase: &'static str| {
+        let in_phase = |phase: &'static str| {
             let all = updates.iter();
             all.filter(move |update| text(update, "/status/phase") == phase)
         };
         let no_room =
             |update: &&Value| text(update, "/status/failureMessage").contains("MiB left and needs");
-        if let Some(failed) = of("Failed").find(|update| !no_room(update)) {
+        if let Some(failed) = in_phase("Failed").find(|update| !no_room(update)) {
             return Ok(Err(line(failed)));
         }
-        if of("Succeeded").count() == count {
+        if in_phase("Succeeded").count() == count {
             return Ok(Ok(()));
         }
         Err(updates.iter().map(line).collect::<Vec<_>>().join("\n"))
@@ -285,7 +285,7 @@ async fn timeline(cluster: &Cluster) -> anyhow::Result<()> {
             .filter(|step| step["attempt"].as_i64() > Some(1))
             .map(|step| format!("{} tried {} times", text(step, "/name"), step["attempt"]))
             .collect();
-        say(&format!("{} {begin} {end} {}", name(update), tries.join(", ")));
+        print_line(&format!("{} {begin} {end} {}", name(update), tries.join(", ")));
     }
     Ok(())
 }

@@ -170,7 +170,7 @@ async fn get_readyz(port: u16) -> anyhow::Result<http::Response<Incoming>> {
 }
 
 /// Applies the definitions, labelled with the versions of Cluster API's contract that they serve
-/// (`spec/capi.md 6.3`).
+/// (`docs/facts/machine.md#contract-labels`).
 async fn install_definitions(client: &Client, cluster_api: &Path) -> anyhow::Result<()> {
     let mut definitions = Vec::new();
     for manager in Manager::ALL {

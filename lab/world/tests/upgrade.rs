@@ -94,7 +94,8 @@ fn only_the_first_control_plane_machine_runs_kubeadm_apply() {
             })
             .await
             .unwrap();
-        // Cluster API updates kubeadm-config before it calls any hook (`spec/node.md 2.3`).
+        // Cluster API updates kubeadm-config before it calls any hook
+        // (`docs/facts/control-plane.md#kubeadm-config`).
         let server = world.workload(CLUSTER).unwrap();
         let config = server.get_value("", "configmaps", "kube-system", "kubeadm-config").unwrap();
         let text_of = text(&config, "/data/ClusterConfiguration").to_owned();

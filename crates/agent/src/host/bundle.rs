@@ -187,9 +187,9 @@ fn keys(site: &Site, named: &str) -> Result<PublicKeys, WorkError> {
     };
     if keys.is_empty() {
         return Err(of_host(
-            &"there is none, so no bundle is trusted, whichever key a plan names; put the .pub file \
-              of whoever signs bundles there, by whatever sets hosts up or by `refit-agent install \
-              --bundle-key FILE`",
+            &"there is no key, so no bundle is trusted, whichever key a plan names; put the .pub file \
+              of the signer there when you set up the host, or with `refit-agent install --bundle-key \
+              FILE`",
         ));
     }
     if named.is_empty() {

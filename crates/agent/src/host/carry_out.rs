@@ -266,7 +266,7 @@ fn require_done(evidence: &Evidence) -> Result<(), WorkError> {
     match evidence {
         Evidence::Done => Ok(()),
         Evidence::Missing { what } | Evidence::Refused { what, .. } => {
-            Err(WorkError::retriable(format!("it ended well, but {what}")))
+            Err(WorkError::retriable(format!("it succeeded, but {what}")))
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Flags are in `kubeadm-flags.env`, which kubeadm writes, and in files of the administrator. A
 //! flag that the next version no longer supports keeps the kubelet from starting. The flags are
 //! therefore checked with the installed kubelet before the running one is stopped
-//! (`spec/node.md 2.5`).
+//! (`docs/facts/kubeadm.md#kubelet-flags`).
 
 use refit_kinds::refit::KubeletArgs;
 use refit_kinds::version::KubernetesVersion;
@@ -196,9 +196,7 @@ pub(super) async fn check_flags(site: &Site) -> Result<(), WorkError> {
     let unknown = output.split("unknown flag: --").nth(1);
     let Some(name) = unknown.and_then(|rest| rest.split_whitespace().next()) else {
         // Any other problem shows when the kubelet runs.
-        site.log(&format!(
-            "the installed kubelet does not tell whether it knows its flags: {error}"
-        ));
+        site.log(&format!("the installed kubelet could not validate its flags: {error}"));
         return Ok(());
     };
     let file =

@@ -128,7 +128,7 @@ impl Site {
                 ("PATH", SEARCH_PATH),
                 ("DEBIAN_FRONTEND", "noninteractive"),
                 // needrestart would restart containerd during the installation
-                // (`spec/node.md 2.6`).
+                // (`docs/facts/hosts.md#apt`).
                 ("NEEDRESTART_SUSPEND", "1"),
             ]
             .map(|(name, value)| (name.to_owned(), value.to_owned())),

@@ -366,7 +366,7 @@ impl Installation<'_> {
         if output.starts_with("refit-agent ") {
             Ok(())
         } else {
-            Err(broken(format!("it says {:?}", output.trim())))
+            Err(broken(format!("it printed {:?}", output.trim())))
         }
     }
 

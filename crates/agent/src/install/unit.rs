@@ -20,7 +20,7 @@ pub fn unit() -> String {
     PACKAGED.replace(
         PACKAGED_START,
         &format!(
-            "# The version of before looks after a new one until that has reported.\n\
+            "# The previous version guards a new one until that has reported.\n\
              ExecStartPre=-{BASE}/previous/{PROGRAM} guard\n\
              ExecStart={BASE}/current/{PROGRAM}\n"
         ),
@@ -52,7 +52,7 @@ pub fn setting(text: &str) -> Result<(String, String), BadSetting> {
 pub(crate) fn settings_file(there: &str, settings: &BTreeMap<String, String>) -> String {
     let mut text = String::new();
     if there.is_empty() {
-        text += "# Written by refit-agent install. Your own settings go to agent.env beside it.\n";
+        text += "# Written by refit-agent install. Your own settings go to agent.env next to it.\n";
     }
     let mut left = settings.clone();
     for line in there.lines() {

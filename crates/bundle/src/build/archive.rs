@@ -1,4 +1,4 @@
-//! Files of an OCI layout or of a tar, by name, without unpacking them.
+//! Reads the files of an OCI layout or a tar by name, without unpacking them.
 
 use std::{
     collections::BTreeMap,
@@ -13,11 +13,11 @@ use tempfile::{NamedTempFile, TempPath};
 
 use super::{BuildError, content::Content};
 
-/// Most entries of an archive.
+/// Maximum number of entries in an archive.
 const MAX_ENTRIES: usize = 200_000;
-/// How far links are followed.
+/// Maximum number of links to follow for one file.
 const MAX_LINKS: usize = 8;
-/// Largest JSON in an image.
+/// Size limit of a JSON document in an image, in bytes.
 pub(crate) const MAX_JSON_BYTES: u64 = 16 << 20;
 
 /// Files of an OCI layout or of a tar, by name.
@@ -45,12 +45,12 @@ impl Archive {
         Ok(archive)
     }
 
-    /// What keeps the unpacked archive on the disk.
+    /// Returns the unpacked temporary file; the file is removed when the value is dropped.
     pub(crate) fn into_unpacked(self) -> Option<TempPath> {
         self.unpacked
     }
 
-    /// The file of that name.
+    /// Finds the file with this name.
     pub(crate) fn find(&self, name: &str) -> Result<Option<Content>, BuildError> {
         match &self.files {
             Files::Directory => {
@@ -78,18 +78,18 @@ impl Archive {
         }
     }
 
-    /// The file of that name, which has to be there.
+    /// Finds the file with this name; an error if it is missing.
     pub(crate) fn need(&self, name: &str) -> Result<Content, BuildError> {
-        self.find(name)?.ok_or_else(|| self.odd(format!("it has no {name}")))
+        self.find(name)?.ok_or_else(|| self.invalid(format!("it has no {name}")))
     }
 
-    /// JSON of that name.
+    /// Reads and parses the JSON file with this name.
     pub(crate) fn json<T: serde::de::DeserializeOwned>(&self, name: &str) -> Result<T, BuildError> {
         let bytes = self.need(name)?.read_small(MAX_JSON_BYTES)?;
         self.parse(name, &bytes)
     }
 
-    /// Reads JSON that came from it.
+    /// Parses JSON that was read from this archive.
     pub(crate) fn parse<T: serde::de::DeserializeOwned>(
         &self,
         name: &str,
@@ -97,16 +97,16 @@ impl Archive {
     ) -> Result<T, BuildError> {
         let mut json = serde_json::Deserializer::from_slice(bytes);
         serde_path_to_error::deserialize(&mut json)
-            .map_err(|error| self.odd(format!("{name} cannot be read: {error}")))
+            .map_err(|error| self.invalid(format!("{name} cannot be read: {error}")))
     }
 
-    /// An error about it.
-    pub(crate) fn odd(&self, problem: impl Into<String>) -> BuildError {
+    /// Creates an error about this archive.
+    pub(crate) fn invalid(&self, problem: impl Into<String>) -> BuildError {
         BuildError::input(&self.path, problem)
     }
 }
 
-/// Unpacks gzip or zstd; `None` where it is neither.
+/// Unpacks gzip or zstd; returns `None` for any other format.
 fn decompress(path: &Path, scratch: &Path) -> Result<Option<TempPath>, BuildError> {
     let open = || fs::File::open(path).map(BufReader::new).map_err(BuildError::read(path));
     let mut magic = [0; 4];
@@ -131,7 +131,7 @@ fn decompress(path: &Path, scratch: &Path) -> Result<Option<TempPath>, BuildErro
     Ok(Some(temporary.into_temp_path()))
 }
 
-/// Lists a tar: where each file is in it, and what links point to.
+/// Lists a tar: the position of each file and the target of each link.
 fn list(path: &Path, tar: &Path) -> Result<Files, BuildError> {
     let broken = |error: io::Error| BuildError::input(path, format!("it is no tar: {error}"));
     let file = fs::File::open(tar).map_err(BuildError::read(tar))?;
@@ -157,7 +157,8 @@ fn list(path: &Path, tar: &Path) -> Result<Files, BuildError> {
         } else if (kind.is_symlink() || kind.is_hard_link())
             && let Ok(Some(target)) = entry.link_name()
         {
-            // Docker names a layer that two images share once and links to it from the other.
+            // If two images share a layer, Docker stores it once and links to it from the other
+            // image.
             let base = if kind.is_symlink() {
                 Path::new(&name).parent().unwrap_or(Path::new(""))
             } else {
@@ -171,7 +172,7 @@ fn list(path: &Path, tar: &Path) -> Result<Files, BuildError> {
     Ok(Files::Tar { found, links })
 }
 
-/// A name without `.` and `..`; `None` where it leads out of the archive.
+/// Normalizes `.` and `..` in a name; returns `None` if the name points outside the archive.
 fn plain(path: &Path) -> Option<String> {
     let mut parts: Vec<&str> = Vec::new();
     for component in path.components() {

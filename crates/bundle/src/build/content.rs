@@ -1,4 +1,4 @@
-//! Where the bytes of a bundle come from while it is made.
+//! The bytes of a bundle while it is built: part of a file, or in memory.
 
 use std::{
     fs,
@@ -9,27 +9,27 @@ use std::{
 use super::BuildError;
 use crate::digest::{Digest, Hasher};
 
-/// How many bytes are read at once.
+/// Bytes per read.
 const CHUNK: usize = 256 << 10;
 
-/// Where some bytes are.
+/// The source of some bytes.
 #[derive(Clone, Debug)]
 pub(crate) enum Content {
-    /// So many bytes of a file.
+    /// A range of a file.
     Piece {
-        /// The file.
         path: PathBuf,
-        /// Where they start.
+        /// Offset of the first byte.
         offset: u64,
-        /// How many.
+        /// Number of bytes.
         size: u64,
     },
-    /// Here.
+    /// Bytes in memory.
     Bytes(Vec<u8>),
 }
 
 impl Content {
-    /// A whole file, with its digest. Links are refused: they would pack what nobody named.
+    /// A whole file and its digest. Refuses links, which would pack a file that the spec does not
+    /// name.
     pub(crate) fn of_file(path: &Path) -> Result<(Digest, Self), BuildError> {
         let found = fs::symlink_metadata(path).map_err(BuildError::read(path))?;
         if !found.is_file() {
@@ -39,7 +39,7 @@ impl Content {
         Ok((content.digest()?, content))
     }
 
-    /// How many bytes there are.
+    /// Returns the number of bytes.
     pub(crate) fn size(&self) -> u64 {
         match self {
             Self::Piece { size, .. } => *size,
@@ -47,7 +47,7 @@ impl Content {
         }
     }
 
-    /// Where they are, for messages.
+    /// Returns the path of the source, for error messages.
     pub(crate) fn path(&self) -> &Path {
         match self {
             Self::Piece { path, .. } => path,
@@ -55,7 +55,7 @@ impl Content {
         }
     }
 
-    /// Opens them.
+    /// Opens the source for reading.
     pub(crate) fn open(&self) -> Result<Box<dyn Read + '_>, BuildError> {
         match self {
             Self::Bytes(bytes) => Ok(Box::new(bytes.as_slice())),
@@ -67,12 +67,12 @@ impl Content {
         }
     }
 
-    /// Their digest.
+    /// Computes the digest of the bytes.
     pub(crate) fn digest(&self) -> Result<Digest, BuildError> {
         self.copy(&mut io::sink(), self.path())
     }
 
-    /// Copies them and returns their digest; `to` is what to name where writing fails.
+    /// Copies the bytes and returns their digest; a write error names `to`.
     pub(crate) fn copy(&self, output: &mut dyn io::Write, to: &Path) -> Result<Digest, BuildError> {
         let mut input = self.open()?;
         let mut hasher = Hasher::default();
@@ -93,7 +93,7 @@ impl Content {
         Ok(hasher.finish())
     }
 
-    /// All of them, if they are few.
+    /// Reads all bytes, up to `limit`.
     pub(crate) fn read_small(&self, limit: u64) -> Result<Vec<u8>, BuildError> {
         if self.size() > limit {
             let problem = format!("{} bytes are more than {limit}", self.size());

@@ -1,4 +1,4 @@
-//! Archives as `docker save` wrote them before it knew OCI.
+//! Archives written by `docker save` before it supported OCI.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::{
     manifest::Architecture,
 };
 
-/// The list of images in such an archive.
+/// Name of the image list in such an archive.
 pub(crate) const MANIFEST: &str = "manifest.json";
 
 #[derive(Deserialize)]
@@ -28,7 +28,7 @@ struct Entry {
     layers: Vec<String>,
 }
 
-/// The part of an image's configuration that matters here.
+/// The fields of an image configuration that Refit reads.
 #[derive(Default, Deserialize)]
 pub(crate) struct Config {
     #[serde(default)]
@@ -46,18 +46,18 @@ struct RootFs {
 }
 
 impl Config {
-    /// Whether it is for such hosts.
+    /// Checks that the image is for the wanted architecture.
     pub(crate) fn check(&self, archive: &Archive, wanted: Architecture) -> Result<(), BuildError> {
         if self.os == "linux" && self.architecture == wanted.as_str() {
             return Ok(());
         }
         let (os, found) = (&self.os, &self.architecture);
         let wanted = wanted.as_str();
-        Err(archive.odd(format!("it is for {os}/{found}, and the bundle for linux/{wanted}")))
+        Err(archive.invalid(format!("it is for {os}/{found}, and the bundle for linux/{wanted}")))
     }
 }
 
-/// Reads every image, with a manifest made for it.
+/// Reads every image and generates an OCI manifest for it.
 pub(crate) fn read(
     archive: &Archive,
     architecture: Architecture,
@@ -78,7 +78,7 @@ fn read_image(
     let diff_ids = &parsed.rootfs.diff_ids;
     if diff_ids.len() != entry.layers.len() {
         let (layers, ids) = (entry.layers.len(), diff_ids.len());
-        return Err(archive.odd(format!("it has {layers} layers, and its configuration {ids}")));
+        return Err(archive.invalid(format!("it has {layers} layers, and its configuration {ids}")));
     }
     let mut contents = BTreeMap::new();
     let config_descriptor = descriptor(OCI_CONFIG, &Digest::of(&text), &config);
@@ -94,7 +94,7 @@ fn read_image(
         } else {
             let problem =
                 format!("{name} is damaged: expected {diff_id}, found {}", digest.to_oci());
-            return Err(archive.odd(problem));
+            return Err(archive.invalid(problem));
         };
         layers.push(descriptor(media_type, &digest, &layer));
         contents.insert(digest, layer);

@@ -1,4 +1,4 @@
-//! Container images from whatever they come in.
+//! Reads container images from every supported archive format.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -12,18 +12,18 @@ use crate::{
     names,
 };
 
-/// An image and where its blobs are.
-pub(crate) type Found = (Image, BTreeMap<Digest, Content>);
+/// An image and the location of its blobs.
+pub(crate) type ImageWithBlobs = (Image, BTreeMap<Digest, Content>);
 
-/// An image whose name may still be missing.
+/// An image that may not have a name yet.
 pub(crate) struct Unnamed {
-    /// What the archive calls it: none, one or several names.
+    /// Names of the image in the archive; may be empty.
     pub(crate) names: Vec<String>,
-    /// Its manifest.
+    /// Digest of the image manifest.
     pub(crate) manifest: Digest,
-    /// Media type of that.
+    /// Media type of the image manifest.
     pub(crate) media_type: String,
-    /// Everything that it consists of.
+    /// Every blob of the image.
     pub(crate) contents: BTreeMap<Digest, Content>,
 }
 
@@ -32,9 +32,9 @@ pub(crate) fn read(
     spec: &ImageSpec,
     architecture: Architecture,
     scratch: &Path,
-) -> Result<(Vec<Found>, Option<TempPath>), BuildError> {
+) -> Result<(Vec<ImageWithBlobs>, Option<TempPath>), BuildError> {
     let archive = Archive::open(&spec.path, scratch)?;
-    // `docker save` writes both since Docker 25, and the OCI side says more.
+    // Since Docker 25 `docker save` writes both formats; the OCI format holds more information.
     let unnamed = if archive.find(layout::OCI_INDEX)?.is_some() {
         oci::read(&archive, architecture)?
     } else if archive.find(docker::MANIFEST)?.is_some() {
@@ -42,7 +42,7 @@ pub(crate) fn read(
     } else {
         let problem =
             "it is neither an OCI layout (index.json) nor a docker archive (manifest.json)";
-        return Err(archive.odd(problem));
+        return Err(archive.invalid(problem));
     };
     let found = name_all(&archive, spec, unnamed)?;
     Ok((found, archive.into_unpacked()))
@@ -52,22 +52,22 @@ fn name_all(
     archive: &Archive,
     spec: &ImageSpec,
     mut unnamed: Vec<Unnamed>,
-) -> Result<Vec<Found>, BuildError> {
+) -> Result<Vec<ImageWithBlobs>, BuildError> {
     if let Some(name) = &spec.name {
         let [image] = unnamed.as_mut_slice() else {
             let problem = format!("name is given, and it has {} images, not one", unnamed.len());
-            return Err(archive.odd(problem));
+            return Err(archive.invalid(problem));
         };
         image.names = vec![name.clone()];
     }
     if unnamed.is_empty() {
-        return Err(archive.odd("it has no image"));
+        return Err(archive.invalid("it has no image"));
     }
     let mut found = Vec::new();
     for image in unnamed {
         if image.names.is_empty() {
             let problem = format!("image {} has no name in it: give one with name", image.manifest);
-            return Err(archive.odd(problem));
+            return Err(archive.invalid(problem));
         }
         let blobs = image
             .contents
@@ -87,7 +87,7 @@ fn name_all(
     Ok(found)
 }
 
-/// A name as containerd and the kubelet have it: Docker leaves out its own registry.
+/// Returns the full image name as containerd and the kubelet use it: Docker omits its own registry.
 pub(crate) fn full_name(name: &str) -> String {
     let first = name.split('/').next().unwrap_or_default();
     let is_host = name.contains('/') && (first.contains(['.', ':']) || first == "localhost");
@@ -98,7 +98,7 @@ pub(crate) fn full_name(name: &str) -> String {
     }
 }
 
-/// Whether a text can be an image's whole name, rather than a tag alone.
+/// Reports whether a text can be a full image name rather than only a tag.
 pub(crate) fn is_name(text: &str) -> bool {
     names::is_image_name(&full_name(text)) && text.contains(':')
 }
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn docker_s_short_names_become_whole() {
+    fn docker_short_names_are_completed() {
         assert_eq!(full_name("busybox:1"), "docker.io/library/busybox:1");
         assert_eq!(full_name("calico/node:v3"), "docker.io/calico/node:v3");
         assert_eq!(full_name("registry.k8s.io/pause:3.10"), "registry.k8s.io/pause:3.10");

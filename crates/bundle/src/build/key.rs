@@ -1,7 +1,7 @@
-//! Secret keys: making them, reading them, signing with them.
+//! Generates and reads secret keys, and signs with them.
 //!
-//! Files are minisign's. Signing itself is here, because minisign's own library mixes randomness
-//! into each signature, and the same bundle should have the same bytes.
+//! Files use the minisign format. The signing code is here because minisign's own library adds
+//! randomness to each signature, and building the same bundle twice must give the same bytes.
 
 use std::{
     fs,
@@ -17,13 +17,13 @@ use ring::signature::Ed25519KeyPair;
 
 use super::BuildError;
 
-/// Algorithm of a signature over a hash, as minisign writes it.
+/// Algorithm of a signature over a hash, as minisign encodes it.
 const PREHASHED: &[u8] = b"ED";
-/// Where the key's number starts in a decoded secret key: after algorithms, salt and limits.
+/// Offset of the key number in a decoded secret key, after algorithms, salt and limits.
 const NUMBER_AT: usize = 2 + 2 + 2 + 32 + 8 + 8;
-/// Bytes of the key's number.
+/// Length of the key number.
 const NUMBER_LEN: usize = 8;
-/// Bytes of a seed, and of a public key.
+/// Length of a seed, and of a public key.
 const HALF_LEN: usize = 32;
 
 /// A key that signs.
@@ -39,7 +39,7 @@ impl std::fmt::Debug for SecretKey {
 }
 
 impl SecretKey {
-    /// Reads a secret key, `password` for one that is encrypted.
+    /// Reads a secret key; `password` decrypts an encrypted key.
     pub fn load(path: &Path, password: Option<String>) -> Result<Self, BuildError> {
         let refused = |problem: String| BuildError::Key { path: path.to_owned(), problem };
         let found = fs::metadata(path).map_err(BuildError::read(path))?;
@@ -74,7 +74,7 @@ impl SecretKey {
         })
     }
 
-    /// Signs some bytes, and a comment that cannot be changed later.
+    /// Signs bytes together with a trusted comment, which cannot be changed later.
     pub fn sign(&self, bytes: &[u8], comment: &str) -> String {
         let signature = self.pair.sign(&Blake2b512::digest(bytes));
         let first = [PREHASHED, &self.number, signature.as_ref()].concat();
@@ -87,16 +87,16 @@ impl SecretKey {
     }
 }
 
-/// The two files of a new key.
+/// Paths of the two files of a new key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyFiles {
-    /// The secret one, mode 0600.
+    /// The secret key, mode 0600.
     pub secret: PathBuf,
-    /// The public one, for the hosts.
+    /// The public key, for the hosts.
     pub public: PathBuf,
 }
 
-/// Makes a key: `<name>.key`, encrypted where there is a password, and `<name>.pub`.
+/// Generates a key pair: `<name>.key`, encrypted if `password` is given, and `<name>.pub`.
 pub fn generate(name: &Path, password: Option<String>) -> Result<KeyFiles, BuildError> {
     let with = |ending: &str| {
         let mut file = name.as_os_str().to_owned();
@@ -142,7 +142,7 @@ mod tests {
     use crate::keys::PublicKeys;
 
     #[test]
-    fn minisign_s_own_library_believes_our_signatures_and_they_are_always_the_same() {
+    fn signatures_are_reproducible_and_minisign_accepts_them() {
         let directory = tempfile::tempdir().unwrap();
         let files = generate(&directory.path().join("release"), None).unwrap();
         assert_eq!(fs::metadata(&files.secret).unwrap().mode() & 0o777, 0o600);

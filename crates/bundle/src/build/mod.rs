@@ -1,7 +1,7 @@
-//! Making bundles: reading packages and images, packing them, signing the manifest.
+//! Builds bundles: reads packages and images, packs them and signs the manifest.
 //!
-//! The same inputs make the same bytes, whenever and wherever: no times, no users, no order of a
-//! directory gets in, and ed25519 needs no randomness.
+//! Builds are reproducible: a bundle contains no timestamps and no users, does not depend on
+//! directory order, and ed25519 needs no randomness.
 
 mod archive;
 mod content;
@@ -29,21 +29,21 @@ use crate::{
 };
 use content::Content;
 
-/// Why a bundle cannot be made.
+/// Why a bundle cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
-    /// The file that says what goes in cannot be read.
+    /// The bundle spec file cannot be read.
     #[error("{}: {problem}", path.display())]
     Spec {
-        /// The file.
+        /// The spec file.
         path: PathBuf,
         /// What is wrong, and where.
         problem: String,
     },
-    /// Something to pack cannot be used.
+    /// An input cannot be packed.
     #[error("{}: {problem}", path.display())]
     Input {
-        /// Which.
+        /// Path of the input.
         path: PathBuf,
         /// What is wrong.
         problem: String,
@@ -51,28 +51,28 @@ pub enum BuildError {
     /// A file cannot be read or written.
     #[error("{} cannot be {action}: {source}", path.display())]
     Io {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// What was tried.
+        /// The operation that failed.
         action: &'static str,
-        /// Why.
+        /// The underlying error.
         source: io::Error,
     },
-    /// The manifest would be refused.
+    /// The resulting manifest would be invalid.
     #[error("the bundle would be refused: {0}")]
     Manifest(#[from] ManifestError),
     /// The key cannot be used.
     #[error("the key {} cannot be used: {problem}", path.display())]
     Key {
-        /// Which.
+        /// Path of the key.
         path: PathBuf,
         /// What is wrong.
         problem: String,
     },
-    /// What should be written is there already.
+    /// The output exists already.
     #[error("{} is there already: remove it, or choose another name", path.display())]
     Exists {
-        /// Which.
+        /// Path of the output.
         path: PathBuf,
     },
 }
@@ -93,28 +93,28 @@ impl BuildError {
     }
 }
 
-/// A bundle that was made.
+/// The result of a build.
 #[derive(Clone, Debug)]
 pub struct Built {
-    /// What is in it.
+    /// The manifest of the bundle.
     pub manifest: Manifest,
-    /// Digest of its manifest.
+    /// Digest of the manifest.
     pub manifest_sha256: Digest,
-    /// Digest under which a registry has it: what follows the `@` of an `oci://` location.
+    /// Digest of the artifact in a registry: the part after `@` in an `oci://` location.
     pub artifact: Digest,
 }
 
-/// What goes into a bundle, read and hashed.
+/// All inputs of a bundle, read and hashed.
 pub(crate) struct Gathered {
     manifest: Manifest,
     contents: BTreeMap<Digest, Content>,
-    /// Archives that had to be unpacked; gone with this.
+    /// Archives that were unpacked to temporary files; dropping them removes the files.
     unpacked: Vec<tempfile::TempPath>,
 }
 
-/// Packs what the spec names into a directory.
+/// Builds the bundle that `spec` describes into the directory `output`.
 ///
-/// Nothing is there under that name unless all of it is.
+/// Either the whole bundle appears under that name, or nothing.
 pub fn build(spec: &Spec, key: &SecretKey, output: &Path) -> Result<Built, BuildError> {
     if fs::symlink_metadata(output).is_ok() {
         let path = output.to_owned();
@@ -138,7 +138,8 @@ pub fn build(spec: &Spec, key: &SecretKey, output: &Path) -> Result<Built, Build
     })
 }
 
-/// What the signature protects beside the manifest: what a person wants to see of it first.
+/// Formats the trusted comment, which the signature protects together with the manifest: a summary
+/// for readers.
 fn comment(manifest: &Manifest, digest: &Digest) -> String {
     let (version, os) = (&manifest.kubernetes_version, manifest.os_family.as_str());
     let architecture = manifest.architecture.as_str();
@@ -147,7 +148,7 @@ fn comment(manifest: &Manifest, digest: &Digest) -> String {
     )
 }
 
-/// The directory that a path is in.
+/// Returns the parent directory of a path.
 pub(crate) fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -184,7 +185,7 @@ fn gather(spec: &Spec, scratch: &Path) -> Result<Gathered, BuildError> {
         let (images, unpacked) = image::read(image, spec.architecture, scratch)?;
         for (image, contents) in images {
             gathered.contents.extend(contents);
-            // The same image from two archives is one image.
+            // The same image in two archives counts once.
             if !gathered.manifest.images.contains(&image) {
                 gathered.manifest.images.push(image);
             }
@@ -218,18 +219,18 @@ impl Gathered {
         Ok(())
     }
 
-    /// Every content, by digest.
+    /// Returns every content by digest.
     pub(crate) fn contents(&self) -> &BTreeMap<Digest, Content> {
         &self.contents
     }
 
-    /// What is in the bundle.
+    /// Returns the manifest.
     pub(crate) fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 }
 
-/// The package files that a path means: itself, or those in the directory, in order.
+/// Lists the package files of a path: the file itself, or the packages in the directory, sorted.
 fn package_files(path: &Path) -> Result<Vec<PathBuf>, BuildError> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -246,7 +247,7 @@ fn package_files(path: &Path) -> Result<Vec<PathBuf>, BuildError> {
     Ok(paths)
 }
 
-/// The path of a content inside a bundle.
-pub(crate) fn place(digest: &Digest) -> String {
+/// Returns the path of a content inside a bundle.
+pub(crate) fn content_path(digest: &Digest) -> String {
     layout::blob_path(digest)
 }

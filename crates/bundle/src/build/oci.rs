@@ -18,10 +18,10 @@ use crate::{
     manifest::Architecture,
 };
 
-/// How deep indexes may be nested.
+/// Maximum nesting depth of indexes.
 const DEEPEST: usize = 4;
 
-/// Reads every image of a layout that is for these hosts.
+/// Reads every image of a layout that matches the wanted architecture.
 pub(crate) fn read(
     archive: &Archive,
     architecture: Architecture,
@@ -30,7 +30,7 @@ pub(crate) fn read(
     let mut by_manifest: BTreeMap<Digest, (Descriptor, BTreeSet<String>)> = BTreeMap::new();
     for entry in index.manifests {
         let name = name_of(&entry);
-        // A list of platforms at the top is one image, as a nested one is.
+        // A multi-platform index at the top level is one image, like a nested one.
         let Some(image) = resolve(archive, architecture, &entry, DEEPEST)? else {
             continue;
         };
@@ -47,7 +47,7 @@ fn name_of(entry: &Descriptor) -> Option<String> {
     annotation(CONTAINERD_NAME).or_else(|| annotation(REF_NAME)).cloned()
 }
 
-/// The manifest that an entry means for these hosts; `None` where it means none.
+/// Resolves an entry to the manifest for these hosts; returns `None` if it has none.
 fn resolve(
     archive: &Archive,
     architecture: Architecture,
@@ -74,7 +74,7 @@ fn resolve(
         }
     }
     let wanted = architecture.as_str();
-    Err(archive.odd(format!("{} has nothing for linux/{wanted}", entry.digest)))
+    Err(archive.invalid(format!("{} has nothing for linux/{wanted}", entry.digest)))
 }
 
 fn read_image(
@@ -104,7 +104,7 @@ fn read_image(
     })
 }
 
-/// A small blob, verified.
+/// Reads and verifies a small blob.
 fn blob(archive: &Archive, descriptor: &Descriptor) -> Result<(Vec<u8>, Content), BuildError> {
     let content = find(archive, descriptor)?;
     let bytes = content.read_small(MAX_JSON_BYTES)?;
@@ -116,17 +116,17 @@ fn find(archive: &Archive, descriptor: &Descriptor) -> Result<Content, BuildErro
     let digest = digest_of(archive, descriptor)?;
     let content = archive.find(&layout::blob_path(&digest))?;
     content.ok_or_else(|| {
-        archive.odd(format!("it has no blob {digest}: it was saved without all of its layers"))
+        archive.invalid(format!("it has no blob {digest}: it was saved without all of its layers"))
     })
 }
 
 fn digest_of(archive: &Archive, descriptor: &Descriptor) -> Result<Digest, BuildError> {
-    Digest::from_oci(&descriptor.digest).map_err(|error| archive.odd(error.to_string()))
+    Digest::from_oci(&descriptor.digest).map_err(|error| archive.invalid(error.to_string()))
 }
 
 fn check(archive: &Archive, expected: &Digest, found: &Digest) -> Result<(), BuildError> {
     if expected == found {
         return Ok(());
     }
-    Err(archive.odd(format!("a blob is damaged: expected sha256 {expected}, found {found}")))
+    Err(archive.invalid(format!("a blob is damaged: expected sha256 {expected}, found {found}")))
 }

@@ -1,4 +1,4 @@
-//! Reading what a package is from the package itself, not from its file name.
+//! Reads package metadata from the package itself, not from its file name.
 
 use std::{
     fs,
@@ -13,14 +13,14 @@ use ruzstd::decoding::StreamingDecoder;
 use super::{BuildError, PackageSpec, Spec};
 use crate::manifest::{Package, PackageFormat};
 
-/// Largest control file that is read.
+/// Size limit of a control file, in bytes.
 const MAX_CONTROL_BYTES: u64 = 4 << 20;
-/// Largest header of a .rpm that is read.
+/// Size limit of a .rpm header, in bytes.
 const MAX_RPM_HEADER_BYTES: u64 = 64 << 20;
-/// Memory for unpacking a control file, in KiB.
+/// Memory limit for unpacking a control file, in KiB.
 const XZ_MEMORY_KIB: u32 = 128 << 10;
 
-/// How a package is packed, as its name says.
+/// Determines the package format from the file name.
 pub(crate) fn format_of(path: &Path) -> Option<PackageFormat> {
     let name = path.file_name()?.to_str()?;
     match path.extension().and_then(|ending| ending.to_str()) {
@@ -33,7 +33,7 @@ pub(crate) fn format_of(path: &Path) -> Option<PackageFormat> {
     is_tarball.then_some(PackageFormat::Tarball)
 }
 
-/// Reads what a package is.
+/// Reads the metadata of a package.
 pub(crate) fn read(path: &Path, given: &PackageSpec, spec: &Spec) -> Result<Package, BuildError> {
     let format = format_of(path).ok_or_else(|| {
         BuildError::input(
@@ -62,27 +62,27 @@ pub(crate) fn read(path: &Path, given: &PackageSpec, spec: &Spec) -> Result<Pack
     }
 }
 
-fn odd(problem: impl Into<String>) -> io::Error {
+fn invalid_package(problem: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, problem.into())
 }
 
-/// A .deb: an `ar` archive whose second member has the control file.
+/// Reads a .deb: an `ar` archive with the control file in its second member.
 fn deb(mut file: fs::File) -> io::Result<Package> {
     let mut magic = [0; 8];
     file.read_exact(&mut magic)?;
     if magic != *b"!<arch>\n" {
-        return Err(odd("it is no ar archive"));
+        return Err(invalid_package("it is no ar archive"));
     }
     loop {
         let mut header = [0; 60];
-        file.read_exact(&mut header).map_err(|_| odd("it has no control file"))?;
+        file.read_exact(&mut header).map_err(|_| invalid_package("it has no control file"))?;
         let text = |from: usize, to: usize| {
             let field = header.get(from..to).and_then(|field| std::str::from_utf8(field).ok());
             field.map(|field| field.trim().trim_end_matches('/').to_owned())
         };
-        let name = text(0, 16).ok_or_else(|| odd("a member has no name"))?;
+        let name = text(0, 16).ok_or_else(|| invalid_package("a member has no name"))?;
         let size = text(48, 58).and_then(|size| size.parse::<u64>().ok());
-        let size = size.ok_or_else(|| odd("a member has no size"))?;
+        let size = size.ok_or_else(|| invalid_package("a member has no size"))?;
         if name.starts_with("control.tar") {
             let member = BufReader::new(file.take(size));
             let control = match name.as_str() {
@@ -93,13 +93,14 @@ fn deb(mut file: fs::File) -> io::Result<Package> {
                 }
                 "control.tar.zst" => {
                     let decoder = StreamingDecoder::new(member);
-                    control_file(decoder.map_err(|error| odd(error.to_string()))?)
+                    control_file(decoder.map_err(|error| invalid_package(error.to_string()))?)
                 }
-                _ => Err(odd(format!("{name} is packed in an unknown way"))),
+                _ => Err(invalid_package(format!("{name} is packed in an unknown way"))),
             };
             return from_control(&control?);
         }
-        let skip = i64::try_from(size + size % 2).map_err(|_| odd("a member is too large"))?;
+        let skip =
+            i64::try_from(size + size % 2).map_err(|_| invalid_package("a member is too large"))?;
         file.seek(SeekFrom::Current(skip))?;
     }
 }
@@ -115,7 +116,7 @@ fn control_file(tar: impl Read) -> io::Result<String> {
             return Ok(text);
         }
     }
-    Err(odd("it has no control file"))
+    Err(invalid_package("it has no control file"))
 }
 
 fn from_control(text: &str) -> io::Result<Package> {
@@ -124,7 +125,7 @@ fn from_control(text: &str) -> io::Result<Package> {
         let value = lines.find(|(key, _)| key.eq_ignore_ascii_case(name));
         value
             .map(|(_, value)| value.trim().to_owned())
-            .ok_or_else(|| odd(format!("its control file has no {name}")))
+            .ok_or_else(|| invalid_package(format!("its control file has no {name}")))
     };
     Ok(Package {
         architecture: field("Architecture")?,
@@ -134,7 +135,7 @@ fn from_control(text: &str) -> io::Result<Package> {
     })
 }
 
-/// Tags of a .rpm's header.
+/// Tags of a .rpm header.
 mod tag {
     pub(super) const NAME: u32 = 1000;
     pub(super) const VERSION: u32 = 1001;
@@ -143,24 +144,25 @@ mod tag {
     pub(super) const ARCH: u32 = 1022;
 }
 
-/// A header of a .rpm: entries that point into a store.
+/// A .rpm header: entries that point into a data store.
 struct RpmHeader {
     index: Vec<u8>,
     store: Vec<u8>,
 }
 
-/// A .rpm: a lead, a header with signatures, and the header that matters.
+/// Reads a .rpm: a lead, a header with signatures, and the main header.
 fn rpm(mut file: impl Read) -> io::Result<Package> {
     let mut lead = [0; 96];
     file.read_exact(&mut lead)?;
     if !lead.starts_with(&[0xed, 0xab, 0xee, 0xdb]) {
-        return Err(odd("it is no rpm"));
+        return Err(invalid_package("it is no rpm"));
     }
     let signatures = RpmHeader::read(&mut file)?;
     let padding = (8 - signatures.store.len() % 8) % 8;
     io::copy(&mut file.by_ref().take(padding as u64), &mut io::sink())?;
     let header = RpmHeader::read(&mut file)?;
-    let text = |tag: u32| header.text(tag).ok_or_else(|| odd(format!("it has no tag {tag}")));
+    let text =
+        |tag: u32| header.text(tag).ok_or_else(|| invalid_package(format!("it has no tag {tag}")));
     let version = format!("{}-{}", text(tag::VERSION)?, text(tag::RELEASE)?);
     Ok(Package {
         architecture: text(tag::ARCH)?,
@@ -178,20 +180,20 @@ impl RpmHeader {
         let mut intro = [0; 16];
         file.read_exact(&mut intro)?;
         if !intro.starts_with(&[0x8e, 0xad, 0xe8, 0x01]) {
-            return Err(odd("a header does not start as one"));
+            return Err(invalid_package("a header does not start as one"));
         }
         let (entries, store) = (number_at(&intro, 8), number_at(&intro, 12));
         let (Some(entries), Some(store)) = (entries, store) else {
-            return Err(odd("a header has no length"));
+            return Err(invalid_package("a header has no length"));
         };
         let (index, store) = (u64::from(entries) * 16, u64::from(store));
         if index + store > MAX_RPM_HEADER_BYTES {
-            return Err(odd("a header is too large"));
+            return Err(invalid_package("a header is too large"));
         }
         Ok(Self { index: exactly(file, index)?, store: exactly(file, store)? })
     }
 
-    /// Where the value of a tag starts.
+    /// Returns the data of a tag, from its first byte on.
     fn value(&self, tag: u32) -> Option<&[u8]> {
         let entry = self.index.chunks_exact(16).find(|entry| number_at(entry, 0) == Some(tag))?;
         let offset = usize::try_from(number_at(entry, 8)?).ok()?;
@@ -215,7 +217,7 @@ fn exactly(file: &mut impl Read, length: u64) -> io::Result<Vec<u8>> {
     if bytes.len() as u64 == length {
         Ok(bytes)
     } else {
-        Err(odd("it ends in the middle of a header"))
+        Err(invalid_package("it ends in the middle of a header"))
     }
 }
 

@@ -74,7 +74,7 @@ fn rpm_bytes(tags: &[(u32, &str)], epoch: Option<u32>) -> Vec<u8> {
 }
 
 #[test]
-fn a_deb_says_itself_what_it_is_however_its_control_is_packed() {
+fn a_deb_is_read_with_every_compression_of_its_control_file() {
     let tar = tar_of("./control", CONTROL);
     let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     gz.write_all(&tar).unwrap();
@@ -105,7 +105,7 @@ fn a_deb_that_dpkg_made_is_read() {
             .arg(directory.path().join("p"))
             .arg(&path)
             .output();
-        // Where there is no dpkg, the test above is what there is.
+        // Without dpkg, only the test above covers .deb files.
         let Ok(built) = built else { return };
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
         let spec = Spec::new("v1.35.0".parse().unwrap(), Architecture::Amd64);
@@ -119,7 +119,7 @@ fn a_deb_that_dpkg_made_is_read() {
 }
 
 #[test]
-fn an_rpm_says_itself_what_it_is() {
+fn an_rpm_is_read_from_its_header() {
     let tags = [(1000, "kubelet"), (1001, "1.35.0"), (1002, "150500.1.1"), (1022, "x86_64")];
     let package = read_bytes("k.rpm", &rpm_bytes(&tags, None)).unwrap();
     assert_eq!(package.version, "1.35.0-150500.1.1");
@@ -144,13 +144,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn rubbish_is_refused_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn random_bytes_are_refused_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         prop_assert!(read_bytes("x.deb", &bytes).is_err());
         prop_assert!(read_bytes("x.rpm", &bytes).is_err());
     }
 
     #[test]
-    fn a_torn_or_changed_package_never_panics(cut in 0usize..900, at in 0usize..900, byte in any::<u8>()) {
+    fn a_truncated_or_changed_package_never_panics(cut in 0usize..900, at in 0usize..900, byte in any::<u8>()) {
         let deb = ar(&[("debian-binary", b"2.0\n"), ("control.tar", &tar_of("control", CONTROL))]);
         let tags = [(1000, "kubelet"), (1001, "1.35.0"), (1002, "1"), (1022, "x86_64")];
         for (name, mut bytes) in [("x.deb", deb), ("x.rpm", rpm_bytes(&tags, Some(1)))] {

@@ -1,4 +1,4 @@
-//! The file that says what goes into a bundle.
+//! The bundle spec: the file that lists the contents of a bundle.
 
 use std::{
     fs,
@@ -11,30 +11,31 @@ use serde::Deserialize;
 use super::BuildError;
 use crate::manifest::{API_VERSION, Architecture, OsFamily};
 
-/// What goes into a bundle. Paths are relative to the file that says so.
+/// The contents of a bundle. Paths are relative to the spec file.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Spec {
-    /// Version of the format; may be left out.
+    /// Version of the format; may be omitted.
     #[serde(default = "current")]
     pub api_version: String,
-    /// Kubernetes version that the bundle brings.
+    /// Kubernetes version that the bundle installs.
     pub kubernetes_version: KubernetesVersion,
     /// Architecture of the hosts.
     pub architecture: Architecture,
-    /// Operating system of the hosts; left out: any, without .deb and .rpm.
+    /// Operating system of the hosts. If omitted, the bundle fits any Linux and has no .deb or
+    /// .rpm.
     #[serde(default)]
     pub os_family: Option<OsFamily>,
-    /// Packages.
+    /// Packages to include.
     #[serde(default)]
     pub packages: Vec<PackageSpec>,
-    /// Container images.
+    /// Container images to include.
     #[serde(default)]
     pub images: Vec<ImageSpec>,
-    /// Images of the operating system.
+    /// Operating system images to include.
     #[serde(default)]
     pub os_images: Vec<FileSpec>,
-    /// Anything else.
+    /// Other files to include.
     #[serde(default)]
     pub files: Vec<FileSpec>,
 }
@@ -43,12 +44,12 @@ pub struct Spec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PackageSpec {
-    /// A .deb, a .rpm, a tarball, or a directory with such.
+    /// A .deb, a .rpm, a tarball, or a directory that contains them.
     pub path: PathBuf,
-    /// Name of a tarball's package [default: that of the file].
+    /// Name of the package in a tarball [default: the file name].
     #[serde(default)]
     pub name: Option<String>,
-    /// Version of a tarball's package [default: the Kubernetes version].
+    /// Version of the package in a tarball [default: the Kubernetes version].
     #[serde(default)]
     pub version: Option<String>,
 }
@@ -59,18 +60,18 @@ pub struct PackageSpec {
 pub struct ImageSpec {
     /// A `docker save` or OCI archive, gzip allowed, or an OCI layout.
     pub path: PathBuf,
-    /// What the one image in it is called [default: what the archive says].
+    /// Name of the image if the archive has exactly one [default: the name in the archive].
     #[serde(default)]
     pub name: Option<String>,
 }
 
-/// Any file.
+/// A file to include.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FileSpec {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// What it is called in the bundle [default: its own name].
+    /// Name of the file in the bundle [default: its own name].
     #[serde(default)]
     pub name: Option<String>,
 }
@@ -80,7 +81,7 @@ fn current() -> String {
 }
 
 impl Spec {
-    /// Nothing yet, for these hosts.
+    /// Creates an empty spec for these hosts.
     pub fn new(kubernetes_version: KubernetesVersion, architecture: Architecture) -> Self {
         Self {
             api_version: current(),
@@ -94,7 +95,7 @@ impl Spec {
         }
     }
 
-    /// Reads a file.
+    /// Reads a spec file.
     pub fn load(path: &Path) -> Result<Self, BuildError> {
         let text = fs::read_to_string(path).map_err(BuildError::read(path))?;
         let refused = |problem: String| BuildError::Spec { path: path.to_owned(), problem };

@@ -1,8 +1,8 @@
-//! Writing a bundle: a directory that is an OCI layout.
+//! Writes a bundle: a directory that is an OCI layout.
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
-use super::{BuildError, Gathered, content::Content, parent, place};
+use super::{BuildError, Gathered, content::Content, content_path, parent};
 use crate::{
     digest::Digest,
     images::{
@@ -13,22 +13,22 @@ use crate::{
     manifest::Manifest,
 };
 
-/// Everything that a bundle consists of.
+/// All files of a bundle.
 pub(crate) struct Parts {
-    /// The manifest.
+    /// The canonical manifest.
     pub(crate) manifest: Vec<u8>,
     signature: Vec<u8>,
-    /// What the manifest lists.
+    /// Contents that the manifest lists.
     contents: BTreeMap<Digest, Content>,
-    /// What only OCI tools read.
+    /// Contents that only OCI tools read.
     oci: BTreeMap<Digest, Content>,
     index: Vec<u8>,
-    /// Digest under which a registry has it.
+    /// Digest of the artifact in a registry.
     pub(crate) artifact: Digest,
 }
 
 impl Parts {
-    /// Puts them together.
+    /// Assembles the files of a bundle.
     pub(crate) fn new(gathered: &Gathered, manifest: Vec<u8>, signature: String) -> Self {
         let signature = signature.into_bytes();
         let read = gathered.manifest();
@@ -55,20 +55,20 @@ impl Parts {
         }
     }
 
-    /// Blobs in the order in which they are written: first those that hosts look for.
+    /// Returns the blobs in writing order: first those that hosts read first.
     fn blobs(&self) -> impl Iterator<Item = (&Digest, &Content)> {
         let rest = self.oci.iter().filter(|(digest, _)| !self.contents.contains_key(digest));
         self.contents.iter().chain(rest)
     }
 }
 
-/// Under which tag OCI tools find the artifact in the layout.
+/// Returns the tag by which OCI tools find the artifact in the layout.
 pub(crate) fn tag(manifest: &Manifest) -> String {
     let (architecture, os) = (manifest.architecture.as_str(), manifest.os_family.as_str());
     format!("{}-{os}-{architecture}", manifest.kubernetes_version.image_tag())
 }
 
-/// What a registry keeps: each content as a layer, so that pushing this pushes all.
+/// Builds the OCI artifact: each content is a layer, so pushing the artifact pushes everything.
 fn artifact_of(read: &Manifest, manifest: &[u8], signature: &[u8]) -> ImageManifest {
     let titled = |media_type: &str, bytes: &[u8], title: &str| Descriptor {
         annotations: [(TITLE.to_owned(), title.to_owned())].into(),
@@ -79,7 +79,7 @@ fn artifact_of(read: &Manifest, manifest: &[u8], signature: &[u8]) -> ImageManif
         titled(BUNDLE_SIGNATURE, signature, layout::SIGNATURE),
     ];
     for blob in read.blobs() {
-        let title = place(&blob.sha256);
+        let title = content_path(&blob.sha256);
         layers.push(Descriptor {
             media_type: BUNDLE_BLOB.to_owned(),
             digest: blob.sha256.to_oci(),
@@ -106,7 +106,7 @@ fn descriptor(media_type: &str, bytes: &[u8]) -> Descriptor {
     }
 }
 
-/// Writes the directory.
+/// Writes the bundle to the directory `output`.
 pub(crate) fn directory(parts: &Parts, output: &Path) -> Result<(), BuildError> {
     let near = parent(output);
     let made = tempfile::Builder::new().prefix(".refit-bundle-").tempdir_in(near);
@@ -114,7 +114,7 @@ pub(crate) fn directory(parts: &Parts, output: &Path) -> Result<(), BuildError> 
     let inside = |name: &str| made.path().join(name);
     fs::create_dir_all(inside(layout::BLOBS)).map_err(BuildError::written(output))?;
     for (digest, content) in parts.blobs() {
-        let path = inside(&place(digest));
+        let path = inside(&content_path(digest));
         let mut file = fs::File::create_new(&path).map_err(BuildError::written(&path))?;
         copy_checked(digest, content, &mut file, &path)?;
         file.sync_all().map_err(BuildError::written(&path))?;
@@ -129,18 +129,18 @@ pub(crate) fn directory(parts: &Parts, output: &Path) -> Result<(), BuildError> 
         let path = inside(name);
         fs::write(&path, text).map_err(BuildError::written(&path))?;
     }
-    // A temporary directory is the maker's alone; a bundle is for everyone.
+    // A temporary directory is private to its owner; everyone may read a bundle.
     let readable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(made.path(), readable).map_err(BuildError::written(output))?;
     let path = made.keep();
     fs::rename(&path, output).map_err(|error| {
-        // Nothing half done stays; that it could not be moved is what there is to say.
+        // Remove the partial bundle; the failed rename is the error to report.
         let _ = fs::remove_dir_all(&path);
         BuildError::written(output)(error)
     })
 }
 
-/// Copies a content that must still be what it was when it was hashed.
+/// Copies a content, and fails if it changed since it was hashed.
 fn copy_checked(
     digest: &Digest,
     content: &Content,

@@ -1,4 +1,4 @@
-//! Credentials for registries and HTTP servers, and what a server asks for.
+//! Credentials for registries and HTTP servers, and the authentication challenges of servers.
 
 use std::{collections::BTreeMap, fmt, fs, io, path::Path};
 
@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use crate::error::Error;
 
-/// Largest credentials file that is read.
+/// Size limit of a credentials file, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// User names and passwords by host.
@@ -39,7 +39,7 @@ struct Entry {
 }
 
 impl Credentials {
-    /// Reads a file; one that is not there holds none.
+    /// Reads a credentials file; a missing file means no credentials.
     pub(crate) fn load(path: &Path) -> Result<Self, Error> {
         let text = match fs::metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
@@ -48,7 +48,7 @@ impl Credentials {
             }
             _ => fs::read_to_string(path).map_err(|error| Error::read(path, error))?,
         };
-        // serde_json's message would quote what it could not read.
+        // serde_json's error message would quote the input, which may hold a password.
         let no_json = || io::Error::other("it is no config.json as Docker and the kubelet keep it");
         let config = serde_json::from_str(&text).map_err(|_| Error::read(path, no_json()))?;
         Ok(Self::from_config(config))
@@ -73,7 +73,7 @@ impl Credentials {
         Self(by_host.collect())
     }
 
-    /// What to send to this server: nothing unless it is asked over HTTPS.
+    /// Returns the Basic credentials for a server, only if the URL uses HTTPS.
     pub(crate) fn basic_for(&self, uri: &Uri) -> Option<HeaderValue> {
         match (uri.scheme_str(), uri.authority()) {
             (Some("https"), Some(authority)) => self.0.get(authority.as_str()).cloned(),
@@ -82,22 +82,22 @@ impl Credentials {
     }
 }
 
-/// What a `WWW-Authenticate` header asks for.
+/// The authentication that a `WWW-Authenticate` header asks for.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Challenge {
     /// User name and password.
     Basic,
-    /// A token from another server.
+    /// A token from a token server.
     Bearer {
-        /// Where tokens are.
+        /// URL of the token server.
         realm: String,
-        /// Whom the token is for.
+        /// The service that the token is for.
         service: String,
     },
 }
 
 impl Challenge {
-    /// Reads a header.
+    /// Parses a `WWW-Authenticate` header.
     pub(crate) fn parse(header: &str) -> Option<Self> {
         let (scheme, rest) = header.split_once(' ').unwrap_or((header, ""));
         if scheme.eq_ignore_ascii_case("basic") {
@@ -114,7 +114,7 @@ impl Challenge {
     }
 }
 
-/// `key="value",...`; a comma inside quotes belongs to the value.
+/// Parses `key="value",...`; a comma inside quotes belongs to the value.
 fn parameters(text: &str) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let mut rest = text;
@@ -130,7 +130,7 @@ fn parameters(text: &str) -> BTreeMap<String, String> {
     found
 }
 
-/// Text that stands for itself in a query.
+/// Percent-encodes a text for use in a query.
 pub(crate) fn percent_encoded(text: &str) -> String {
     use fmt::Write as _;
     let mut encoded = String::with_capacity(text.len());
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_challenge_says_where_tokens_are() {
+    fn a_challenge_names_the_token_server() {
         let header = r#"Bearer realm="https://auth.example/token",service="reg,istry",scope="repository:a/b:pull""#;
         let expected = Challenge::Bearer {
             realm: "https://auth.example/token".into(),
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn credentials_go_to_their_host_over_https_alone_and_are_not_shown() {
+    fn credentials_are_sent_only_over_https_and_never_shown() {
         let text = r#"{"auths":{"https://r.example:5000/v2/":{"auth":"bWU6aHVudGVyMg=="},
             "q.example":{"username":"me","password":"hunter2"},"empty.example":{}}}"#;
         let credentials = Credentials::from_config(serde_json::from_str(text).unwrap());

@@ -1,4 +1,4 @@
-//! Bundles on an HTTP server, and what registries share with them.
+//! Fetches bundles from an HTTP server; the registry client shares this code.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -28,15 +28,15 @@ use rustls::{
 use super::{Limits, auth::Credentials, location::shown};
 use crate::error::Error;
 
-/// Redirects that are followed: a registry's to its storage, and one more on either side.
+/// Maximum number of redirects: a registry redirects to its storage, plus one on either side.
 const MAX_REDIRECTS: usize = 5;
-/// Most bytes that are read ahead of us on one connection.
+/// Maximum number of bytes buffered ahead per connection.
 const READ_AHEAD: usize = 64 << 10;
 
 /// An HTTP client with time limits.
 pub(crate) struct Http {
     plain: Client<HttpConnector, Empty<Bytes>>,
-    /// Made when it is needed: reading the system's certificates takes time and memory.
+    /// Created on first use: reading the system's certificates takes time and memory.
     secure: OnceLock<Client<HttpsConnector<HttpConnector>, Empty<Bytes>>>,
     limits: Limits,
     answer_timeout: Duration,
@@ -44,56 +44,56 @@ pub(crate) struct Http {
     credentials: Credentials,
 }
 
-/// Bytes of a file, the end not included.
+/// A byte range of a file; the end is exclusive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Range {
     from: u64,
-    /// `None`: up to its end, wherever that is.
+    /// `None` means up to the end of the file.
     to: Option<u64>,
 }
 
 impl Range {
-    /// From one byte up to before another.
+    /// The range from `from` (inclusive) to `to` (exclusive).
     pub(crate) fn new(from: u64, to: u64) -> Self {
         Self { from, to: Some(to) }
     }
 }
 
-/// What goes with a request.
+/// Optional headers of a request.
 #[derive(Default)]
-pub(crate) struct Ask {
-    /// Only these bytes.
+pub(crate) struct RequestOptions {
+    /// Fetch only this range.
     pub(crate) range: Option<Range>,
-    /// Media types that are understood.
+    /// Accepted media types.
     pub(crate) accept: Option<&'static str>,
-    /// Who asks.
+    /// The `Authorization` header.
     pub(crate) authorization: Option<HeaderValue>,
 }
 
-impl Ask {
-    /// Asks for some bytes.
+impl RequestOptions {
+    /// Requests a byte range.
     pub(crate) fn range(from: u64, to: u64) -> Self {
         Self { range: Some(Range::new(from, to)), ..Self::default() }
     }
 
-    /// Asks for what comes after so many bytes.
+    /// Requests all bytes from an offset on.
     pub(crate) fn from(from: u64) -> Self {
         Self { range: Some(Range { from, to: None }), ..Self::default() }
     }
 }
 
-/// A body while it comes.
+/// A response body that is being received.
 pub(crate) struct Stream {
-    /// The byte that it starts with.
+    /// Offset of the first byte.
     pub(crate) start: u64,
-    /// How many bytes it has, where the server said so.
+    /// Length of the body, if the server sent it.
     pub(crate) length: Option<u64>,
     body: Incoming,
     silence_timeout: Duration,
 }
 
 impl Http {
-    /// A client for any server.
+    /// Creates a client for any server.
     pub(crate) fn new(limits: &Limits) -> Result<Self, Error> {
         let credentials = match &limits.credentials_file {
             Some(path) => Credentials::load(path)?,
@@ -109,7 +109,7 @@ impl Http {
         })
     }
 
-    /// The client for HTTPS.
+    /// Returns the HTTPS client; creates it on first use.
     fn secure(&self) -> Result<&Client<HttpsConnector<HttpConnector>, Empty<Bytes>>, Error> {
         if let Some(client) = self.secure.get() {
             return Ok(client);
@@ -122,50 +122,54 @@ impl Http {
         Ok(self.secure.get_or_init(|| builder().build(connector)))
     }
 
-    /// What is known to log in to a host.
+    /// Returns the known credentials.
     pub(crate) fn credentials(&self) -> &Credentials {
         &self.credentials
     }
 
-    /// Asks for a file and takes no other answer.
-    pub(crate) async fn open(&self, uri: &Uri, ask: &Ask) -> Result<Stream, Error> {
-        let basic = match &ask.authorization {
+    /// Requests a file; any response except success is an error.
+    pub(crate) async fn open(&self, uri: &Uri, options: &RequestOptions) -> Result<Stream, Error> {
+        let basic = match &options.authorization {
             None => self.credentials.basic_for(uri),
             given => given.clone(),
         };
-        let ask = Ask { authorization: basic, ..*ask };
-        let response = self.get(uri, &ask).await?;
+        let options = RequestOptions { authorization: basic, ..*options };
+        let response = self.get(uri, &options).await?;
         if response.status() == StatusCode::UNAUTHORIZED {
             return Err(refused(uri, StatusCode::UNAUTHORIZED));
         }
-        self.stream(uri, &ask, response)
+        self.stream(uri, &options, response)
     }
 
-    /// Reads what an answer says of its body.
+    /// Reads offset and length of the body from the response headers.
     pub(crate) fn stream(
         &self,
         uri: &Uri,
-        ask: &Ask,
+        options: &RequestOptions,
         response: Response<Incoming>,
     ) -> Result<Stream, Error> {
-        let odd = |problem: String| Error::Answer { url: shown(uri), problem };
+        let invalid_answer = |problem: String| Error::Answer { url: shown(uri), problem };
         let headers = response.headers();
         if let Some(encoding) = headers.get(CONTENT_ENCODING)
             && encoding != "identity"
         {
-            return Err(odd(format!("the content is encoded ({encoding:?})")));
+            return Err(invalid_answer(format!("the content is encoded ({encoding:?})")));
         }
         let length = number(headers, &CONTENT_LENGTH);
-        let start = match (response.status(), ask.range) {
+        let start = match (response.status(), options.range) {
             (StatusCode::PARTIAL_CONTENT, Some(range)) => {
                 let start = headers.get(CONTENT_RANGE).and_then(range_start);
                 match start {
                     Some(start) if start == range.from => start,
-                    _ => return Err(odd("it sent other bytes than it was asked for".into())),
+                    _ => {
+                        return Err(invalid_answer(
+                            "it sent other bytes than it was asked for".into(),
+                        ));
+                    }
                 }
             }
             (StatusCode::PARTIAL_CONTENT, None) => {
-                return Err(odd("it sent some of the bytes, unasked".into()));
+                return Err(invalid_answer("it sent some of the bytes, unasked".into()));
             }
             _ => 0,
         };
@@ -177,12 +181,17 @@ impl Http {
         })
     }
 
-    /// Sends a GET, follows redirects, and returns what is good, or 401 for whoever can log in.
-    pub(crate) async fn get(&self, uri: &Uri, ask: &Ask) -> Result<Response<Incoming>, Error> {
+    /// Sends a GET, follows redirects, and returns a success or a 401, so that the caller can log
+    /// in.
+    pub(crate) async fn get(
+        &self,
+        uri: &Uri,
+        options: &RequestOptions,
+    ) -> Result<Response<Incoming>, Error> {
         let mut at = uri.clone();
-        let mut authorization = ask.authorization.clone();
+        let mut authorization = options.authorization.clone();
         for _ in 0..=MAX_REDIRECTS {
-            let response = self.send(&at, ask, authorization.as_ref()).await?;
+            let response = self.send(&at, options, authorization.as_ref()).await?;
             let status = response.status();
             if !status.is_redirection() || status == StatusCode::NOT_MODIFIED {
                 return match status {
@@ -194,7 +203,7 @@ impl Http {
             }
             let next = redirected(&at, response.headers())?;
             if next.authority() != at.authority() || next.scheme() != at.scheme() {
-                // A token is for the server that it was made for.
+                // A token is only valid for the server that issued it.
                 authorization = None;
             }
             at = next;
@@ -208,7 +217,7 @@ impl Http {
     async fn send(
         &self,
         uri: &Uri,
-        ask: &Ask,
+        options: &RequestOptions,
         authorization: Option<&HeaderValue>,
     ) -> Result<Response<Incoming>, Error> {
         let mut request = Request::builder()
@@ -216,8 +225,8 @@ impl Http {
             .uri(uri)
             .header(USER_AGENT, concat!("refit/", env!("CARGO_PKG_VERSION")))
             .header(ACCEPT_ENCODING, "identity")
-            .header(ACCEPT, ask.accept.unwrap_or("*/*"));
-        if let Some(Range { from, to }) = ask.range {
+            .header(ACCEPT, options.accept.unwrap_or("*/*"));
+        if let Some(Range { from, to }) = options.range {
             let last = to.map_or_else(String::new, |to| to.saturating_sub(1).to_string());
             request = request.header(RANGE, format!("bytes={from}-{last}"));
         }
@@ -241,7 +250,7 @@ impl Http {
 }
 
 impl Stream {
-    /// The next bytes; `None` at the end. An error is what broke it off.
+    /// Returns the next chunk; `None` at the end. An error gives the cause of the interruption.
     pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, String> {
         loop {
             let next = tokio::time::timeout(self.silence_timeout, self.body.frame()).await;
@@ -254,7 +263,7 @@ impl Stream {
                 Some(Err(error)) => return Err(chain(&error)),
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) if !data.is_empty() => return Ok(Some(data)),
-                    // Trailers, or nothing.
+                    // Trailers, or an empty frame.
                     _ => {}
                 },
             }
@@ -300,7 +309,7 @@ fn tls(limits: &Limits) -> Result<ClientConfig, Error> {
     Ok(builder.with_no_client_auth())
 }
 
-/// What a status that is no success means.
+/// Converts a status that is not a success to an error.
 pub(crate) fn refused(uri: &Uri, status: StatusCode) -> Error {
     let url = shown(uri);
     match status {
@@ -319,11 +328,12 @@ pub(crate) fn refused(uri: &Uri, status: StatusCode) -> Error {
     }
 }
 
-/// Where a redirect leads.
+/// Resolves the target of a redirect.
 fn redirected(from: &Uri, headers: &HeaderMap) -> Result<Uri, Error> {
-    let odd = |problem: &str| Error::Answer { url: shown(from), problem: problem.to_owned() };
+    let invalid_redirect =
+        |problem: &str| Error::Answer { url: shown(from), problem: problem.to_owned() };
     let location = headers.get(LOCATION).and_then(|value| value.to_str().ok());
-    let location = location.ok_or_else(|| odd("it redirects to nowhere"))?;
+    let location = location.ok_or_else(|| invalid_redirect("it redirects to nowhere"))?;
     let scheme = from.scheme_str().unwrap_or("http");
     let authority = from.authority().map(ToString::to_string).unwrap_or_default();
     let text = if is_absolute(location) {
@@ -338,16 +348,16 @@ fn redirected(from: &Uri, headers: &HeaderMap) -> Result<Uri, Error> {
         let directory = from.path().rsplit_once('/').map_or("", |(directory, _)| directory);
         format!("{scheme}://{authority}{directory}/{location}")
     };
-    let uri: Uri = text.parse().map_err(|_| odd("it redirects to what is no URL"))?;
+    let uri: Uri = text.parse().map_err(|_| invalid_redirect("it redirects to what is no URL"))?;
     match uri.scheme_str() {
         Some("https") => Ok(uri),
         Some("http") if scheme == "http" => Ok(uri),
-        Some("http") => Err(odd("it redirects from HTTPS to plain HTTP")),
-        _ => Err(odd("it redirects to another protocol")),
+        Some("http") => Err(invalid_redirect("it redirects from HTTPS to plain HTTP")),
+        _ => Err(invalid_redirect("it redirects to another protocol")),
     }
 }
 
-/// Whether a reference begins with a scheme of its own; one further on is part of a query.
+/// Reports whether a reference begins with a scheme. A scheme later in the text is part of a query.
 fn is_absolute(location: &str) -> bool {
     location.split_once("://").is_some_and(|(scheme, _)| {
         scheme.starts_with(|c: char| c.is_ascii_alphabetic())
@@ -359,13 +369,13 @@ fn number(headers: &HeaderMap, name: &http::HeaderName) -> Option<u64> {
     headers.get(name)?.to_str().ok()?.trim().parse().ok()
 }
 
-/// The first byte of `bytes 5-9/10`.
+/// Returns the first offset of `bytes 5-9/10`.
 fn range_start(value: &HeaderValue) -> Option<u64> {
     let text = value.to_str().ok()?.strip_prefix("bytes ")?;
     text.split_once('-')?.0.trim().parse().ok()
 }
 
-/// An error and what caused it, in one line.
+/// Formats an error and its causes in one line.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -390,12 +400,12 @@ mod tests {
     }
 
     #[test]
-    fn a_redirect_leads_where_it_says_and_never_from_https_to_http() {
+    fn a_redirect_is_resolved_but_never_from_https_to_http() {
         assert_eq!(to("https://a/b/c", "/d").unwrap(), "https://a/d");
         assert_eq!(to("https://a/b/c", "d").unwrap(), "https://a/b/d");
         assert_eq!(to("http://a/b", "//c/d").unwrap(), "http://c/d");
         assert_eq!(to("http://a/b", "https://c/d").unwrap(), "https://c/d");
-        // A URL in a query leads nowhere by itself.
+        // A URL in the query does not make the reference absolute.
         let signed = "/get?from=https://c/d";
         assert_eq!(to("https://a/b", signed).unwrap(), format!("https://a{signed}"));
         assert_eq!(
@@ -409,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_content_range_says_where_it_starts() {
+    fn the_start_of_a_content_range_is_parsed() {
         let start = |text: &str| range_start(&text.parse().unwrap());
         assert_eq!(start("bytes 5-9/10"), Some(5));
         assert_eq!(start("bytes */10"), None);

@@ -1,29 +1,29 @@
-//! How much a download may take: bytes, bytes per second, and silence.
+//! Limits of a download: size, bandwidth and timeouts.
 
 use std::{num::NonZeroU64, path::PathBuf, time::Duration};
 
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 
-/// How often bytes are granted.
+/// Interval at which bytes are granted.
 const TICK: Duration = Duration::from_millis(20);
 
-/// What a host allows for a bundle.
+/// Limits of a host for staging a bundle.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Most bytes per second of a download; `None` is as fast as it goes.
+    /// Maximum download rate; `None` means unlimited.
     pub bytes_per_second: Option<NonZeroU64>,
-    /// How long a server may take to accept a connection.
+    /// Timeout for establishing a connection.
     pub connect_timeout: Duration,
-    /// How long a server may say nothing in the middle of an answer.
+    /// Maximum time without data during a response.
     pub silence_timeout: Duration,
-    /// Most bytes that a bundle may have.
+    /// Maximum size of a bundle in bytes.
     pub max_bytes: u64,
-    /// Bytes that stay free on the disk.
+    /// Bytes that must stay free on the disk.
     pub keep_free: u64,
-    /// Certificates of authorities, PEM, to trust for HTTPS instead of the system's.
+    /// PEM file of certificate authorities to trust for HTTPS instead of the system's.
     pub ca_file: Option<PathBuf>,
-    /// Registry credentials as Docker and the kubelet keep them (`config.json`). One that is not
-    /// there holds none.
+    /// Registry credentials in the format of Docker and the kubelet (`config.json`). A missing file
+    /// means no credentials.
     pub credentials_file: Option<PathBuf>,
 }
 
@@ -33,9 +33,9 @@ impl Default for Limits {
             bytes_per_second: None,
             connect_timeout: Duration::from_secs(10),
             silence_timeout: Duration::from_secs(30),
-            // An OS image of 8 GiB, and packages and images beside it.
+            // Room for an OS image of 8 GiB plus packages and container images.
             max_bytes: 16 << 30,
-            // What dpkg, kubeadm's copies and the journal need while they work.
+            // Room for the temporary files of dpkg, kubeadm's backups and the journal.
             keep_free: 512 << 20,
             ca_file: None,
             credentials_file: None,
@@ -43,21 +43,21 @@ impl Default for Limits {
     }
 }
 
-/// A token bucket: grants so many bytes per second, and at most a tenth of a second's at once.
+/// A token bucket: grants bytes at a fixed rate, with a burst of at most a tenth of a second.
 pub(crate) struct Bucket {
     rate: u64,
-    /// Bytes that may pass now; negative after a chunk that was larger.
+    /// Bytes that may pass now; negative after a chunk larger than the balance.
     tokens: i128,
     ticks: Option<(Interval, Instant)>,
 }
 
 impl Bucket {
-    /// A bucket for this rate.
+    /// Creates a bucket for this rate.
     pub(crate) fn new(bytes_per_second: Option<NonZeroU64>) -> Self {
         Self { rate: bytes_per_second.map_or(0, NonZeroU64::get), tokens: 0, ticks: None }
     }
 
-    /// Largest chunk to ask for, so that a slow rate flows instead of jumping.
+    /// Returns the largest chunk to request, so that a slow rate gives a steady flow.
     pub(crate) fn chunk(&self, most: usize) -> usize {
         match self.rate {
             0 => most,
@@ -65,7 +65,7 @@ impl Bucket {
         }
     }
 
-    /// Waits until these bytes may pass.
+    /// Waits until this number of bytes may pass.
     pub(crate) async fn take(&mut self, bytes: usize) {
         if self.rate == 0 {
             return;
@@ -77,7 +77,7 @@ impl Bucket {
             } else {
                 let mut ticks = tokio::time::interval(TICK);
                 ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-                // The first tick is at once, and is where counting starts.
+                // The first tick fires immediately; counting starts there.
                 let start = ticks.tick().await;
                 self.ticks.insert((ticks, start))
             };
@@ -85,7 +85,7 @@ impl Bucket {
             let elapsed = now.saturating_duration_since(*last).as_micros();
             *last = now;
             let granted = u128::from(self.rate).saturating_mul(elapsed) / 1_000_000;
-            // A pause between two chunks saves up no more than that.
+            // A pause between two chunks saves up no more than this.
             let burst = u128::from(self.rate / 10).max(1);
             let granted = i128::try_from(granted.min(burst)).unwrap_or(i128::MAX);
             self.tokens = self.tokens.saturating_add(granted);
@@ -97,7 +97,7 @@ impl Bucket {
 mod tests {
     use super::*;
 
-    /// Tells the time to a millisecond: the first tick after a pause is one that was missed.
+    /// Returns the current time to the millisecond: the first tick after a pause is a missed one.
     async fn now(clock: &mut Interval) -> Instant {
         clock.set_missed_tick_behavior(MissedTickBehavior::Skip);
         clock.tick().await;

@@ -1,4 +1,4 @@
-//! Bundles on this host.
+//! Reads bundles from a directory on this host.
 
 use std::{
     fs,
@@ -13,17 +13,17 @@ use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
 use super::{limits::Bucket, location};
 use crate::error::Error;
 
-/// How many bytes are read at once.
+/// Bytes per read.
 pub(crate) const CHUNK: usize = 64 << 10;
 
-/// Some bytes of a file.
+/// A range of an open file.
 pub(crate) struct Piece {
     file: tokio::fs::File,
     path: PathBuf,
     left: u64,
 }
 
-/// Whether a path can hold a bundle.
+/// Checks that a path can hold a bundle.
 pub(crate) fn check_directory(path: &Path) -> Result<(), Error> {
     match fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => Ok(()),
@@ -38,7 +38,7 @@ pub(crate) fn check_directory(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Opens a file of that size, to read from that byte on.
+/// Opens a file of exactly `size` bytes and seeks to `from`.
 pub(crate) async fn open(path: &Path, file: &str, size: u64, from: u64) -> Result<Piece, Error> {
     let (opened, found) = open_regular(path, file).await?;
     if found != size {
@@ -47,7 +47,7 @@ pub(crate) async fn open(path: &Path, file: &str, size: u64, from: u64) -> Resul
     piece(opened, path, from, size - from).await
 }
 
-/// Opens a file of up to that size.
+/// Opens a file of at most `limit` bytes.
 pub(crate) async fn open_small(path: &Path, file: &str, limit: u64) -> Result<(Piece, u64), Error> {
     let (opened, size) = open_regular(path, file).await?;
     if size > limit {
@@ -57,7 +57,7 @@ pub(crate) async fn open_small(path: &Path, file: &str, limit: u64) -> Result<(P
     Ok((piece(opened, path, 0, size).await?, size))
 }
 
-/// Opens a plain file: a link could lead anywhere, and a pipe would never end.
+/// Opens a regular file. A link could point anywhere, and a pipe would never end.
 async fn open_regular(path: &Path, file: &str) -> Result<(tokio::fs::File, u64), Error> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC).bits();
     let opened =
@@ -87,7 +87,7 @@ async fn piece(mut file: tokio::fs::File, path: &Path, at: u64, left: u64) -> Re
 }
 
 impl Piece {
-    /// The next bytes; `None` at the end of the piece or of the file.
+    /// Returns the next chunk; `None` at the end of the range or of the file.
     pub(crate) async fn chunk(&mut self, bucket: &Bucket) -> Result<Option<Bytes>, Error> {
         let most = usize::try_from(self.left).unwrap_or(CHUNK).min(bucket.chunk(CHUNK));
         let mut buffer = vec![0; most];

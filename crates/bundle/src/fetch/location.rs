@@ -1,4 +1,4 @@
-//! Where a bundle is.
+//! Parses the location of a bundle.
 
 use std::{
     fmt,
@@ -10,16 +10,16 @@ use http::Uri;
 
 use crate::{digest::Digest, error::Error};
 
-/// What to do with a bundle in one file.
+/// Hint for a bundle that was packed into a single file.
 pub(crate) const NO_TAR: &str =
     "a bundle is a directory: unpack the tar, or serve the unpacked directory over HTTP";
 
-/// Where a bundle is.
+/// The location of a bundle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Location {
     /// A directory on this host.
     Path(PathBuf),
-    /// A directory that an HTTP server serves; ends with a slash.
+    /// A directory on an HTTP server; ends with a slash.
     Http(Uri),
     /// An artifact in a registry.
     Registry(Reference),
@@ -28,27 +28,27 @@ pub enum Location {
 /// An artifact in a registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reference {
-    /// Whether the registry speaks plain HTTP (`oci+http://`).
+    /// Whether the registry uses plain HTTP (`oci+http://`).
     pub plain: bool,
     /// `HOST` or `HOST:PORT`.
     pub host: String,
-    /// Repository in it.
+    /// Repository in the registry.
     pub repository: String,
-    /// Which artifact.
+    /// Version of the artifact.
     pub version: Version,
 }
 
-/// Which artifact of a repository.
+/// Version of an artifact in a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// Exactly this one.
+    /// The artifact with this digest.
     Digest(Digest),
-    /// Whatever has this tag now; the signature says whether it is good.
+    /// The artifact that has this tag now; the signature decides whether to trust it.
     Tag(String),
 }
 
 impl Version {
-    /// As it stands in the registry's paths.
+    /// Returns the version as used in the registry's paths.
     pub(crate) fn to_path(&self) -> String {
         match self {
             Self::Digest(digest) => digest.to_oci(),
@@ -58,7 +58,7 @@ impl Version {
 }
 
 impl Location {
-    /// A directory on this host.
+    /// Creates a location for a directory on this host.
     pub fn path(path: impl AsRef<Path>) -> Self {
         Self::Path(path.as_ref().to_owned())
     }
@@ -117,7 +117,7 @@ fn parse_registry(rest: &str, plain: bool) -> Result<Location, &'static str> {
     let (repository, version) = match path.split_once('@') {
         Some((repository, digest)) => {
             let digest = Digest::from_oci(digest).map_err(|_| "its digest is no sha256")?;
-            // A tag before a digest says nothing that the digest does not.
+            // If there is a digest, the tag before it adds nothing.
             let repository = repository.split_once(':').map_or(repository, |(name, _)| name);
             (repository, Version::Digest(digest))
         }
@@ -147,7 +147,7 @@ fn is_tag(tag: &str) -> bool {
     (1..=128).contains(&tag.len()) && !tag.starts_with(['.', '-']) && tag.chars().all(allowed)
 }
 
-/// The text without what may be a password: user, and a query that may be a signature.
+/// Removes what may be a secret: the user part, and the query, which may hold a signature.
 pub(crate) fn without_password(text: &str) -> String {
     let Some((scheme, rest)) =
         text.split_once("://").filter(|(scheme, _)| scheme.starts_with("http"))
@@ -182,7 +182,7 @@ impl fmt::Display for Reference {
     }
 }
 
-/// A URL as it may be told: without its query.
+/// Formats a URL for messages, without its query.
 pub(crate) fn shown(uri: &Uri) -> String {
     let text = uri.to_string();
     match text.split_once('?') {
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_form_is_told_from_the_others() {
+    fn each_form_of_a_location_is_recognized() {
         let digest = Digest::of(b"").to_oci();
         let cases = [
             ("/mnt/usb/bundle", "/mnt/usb/bundle"),
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_bundle_is_refused_without_telling_a_password() {
+    fn an_invalid_location_is_refused_without_showing_a_password() {
         for bad in [
             "",
             "relative/path",

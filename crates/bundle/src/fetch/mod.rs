@@ -1,12 +1,13 @@
-//! Getting a bundle onto a host: from a path, an HTTP server or a registry.
+//! Stages a bundle on a host, from a path, an HTTP server or a registry.
 //!
-//! Signature and manifest are checked before anything else is fetched; each file while it streams;
-//! and what a step may use appears by one rename when all of it is there. A download that broke
-//! off goes on where it stopped. Retries are the caller's: [`Error::is_retriable`] says when.
+//! Signature and manifest are checked before anything else is fetched, and each file while it
+//! streams. The finished bundle appears by one rename, after all of it was verified. An interrupted
+//! download resumes where it stopped. The caller is responsible for retries; see
+//! [`Error::is_retriable`].
 //!
 //! ```text
 //! <directory>/blobs/<sha256>      verified contents, shared by all bundles on the host
-//! <directory>/partial/<sha256>    what came of a download
+//! <directory>/partial/<sha256>    a partial download
 //! <directory>/bundles/<sha256>/   a whole bundle: packages/, os/, files/, images/ (an OCI layout)
 //! ```
 
@@ -40,24 +41,24 @@ use crate::{
 use session::Session;
 use store::Store;
 
-/// What to stage, from where, and what to trust.
+/// A request to stage a bundle.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
-    /// Where the bundle is.
+    /// Where to fetch the bundle from.
     pub location: &'a Location,
-    /// Who may have signed it.
+    /// Keys whose signature is trusted.
     pub keys: &'a PublicKeys,
-    /// Where it goes: a directory that nobody else may write, made where it is not there.
+    /// The staging directory. Only its owner may write to it; it is created if missing.
     pub directory: &'a Path,
-    /// How much it may take.
+    /// Limits of the download.
     pub limits: &'a Limits,
-    /// What it must be.
+    /// Properties that the bundle must have.
     pub wanted: &'a Wanted,
-    /// Who is told how far it is.
+    /// Called after each verified file.
     pub progress: Option<&'a (dyn Fn(&Progress<'_>) + Send + Sync)>,
 }
 
-/// What a bundle must be; `None` takes any.
+/// Required properties of a bundle; `None` accepts any value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
     /// Digest of its manifest.
@@ -66,44 +67,45 @@ pub struct Wanted {
     pub kubernetes_version: Option<KubernetesVersion>,
     /// Processor architecture.
     pub architecture: Option<Architecture>,
-    /// Operating system; a bundle for any fits too.
+    /// Operating system; a bundle for any system is accepted too.
     pub os_family: Option<OsFamily>,
 }
 
-/// How far it is.
+/// Progress of staging a bundle.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
-    /// What is fetched or checked.
+    /// The file that is fetched or checked.
     pub file: &'a str,
-    /// Bytes that are there and verified.
+    /// Bytes present and verified.
     pub done_bytes: u64,
-    /// Bytes of the bundle.
+    /// Size of the bundle in bytes.
     pub total_bytes: u64,
 }
 
-/// The head of a bundle: what all else is checked against.
+/// The verified head of a bundle: the rest of the bundle is checked against it.
 #[derive(Clone, Debug)]
 pub struct Head {
-    /// What is in it.
+    /// The manifest.
     pub manifest: Manifest,
-    /// Digest of the manifest: the name of the whole bundle.
+    /// Digest of the manifest: identifies the whole bundle.
     pub manifest_sha256: Digest,
-    /// Whose signature holds.
+    /// The valid signature.
     pub signed: Signed,
     pub(crate) manifest_bytes: Vec<u8>,
     pub(crate) signature: String,
 }
 
-/// Fetches a bundle and makes it ready for use, or says why not and leaves nothing half done.
+/// Fetches and verifies a bundle and makes it ready for use. A failure never leaves a partial
+/// bundle visible.
 ///
-/// Calling it again fetches only what is missing. Contents that are there are verified again.
+/// A second call fetches only what is missing and verifies existing contents again.
 pub async fn stage(request: &Request<'_>) -> Result<Staged, Error> {
     let store = Store::open(request.directory).await?;
-    // What is there whole needs no server: hosts go on while theirs is down.
+    // A complete bundle on the host needs no server: hosts continue while the server is down.
     if request.wanted.manifest_sha256.is_some()
         && let Ok(Some(staged)) = staged::look(&store, request.keys, request.wanted).await
     {
-        // It is in use again: the older of the others goes before it.
+        // The bundle is in use again, so pruning removes the older ones first.
         view::make_newest(&staged.directory).await?;
         return Ok(staged);
     }
@@ -124,20 +126,20 @@ pub async fn stage(request: &Request<'_>) -> Result<Staged, Error> {
         let file = manifest.name_of(&blob.sha256);
         store.fetch(&mut session, &blob, &file).await?;
         done += blob.size;
-        tell(request, &file, done, total);
+        report_progress(request, &file, done, total);
     }
     view::publish(&store, &head).await?;
     Ok(Staged::new(&store, head))
 }
 
-fn tell(request: &Request<'_>, file: &str, done_bytes: u64, total_bytes: u64) {
+fn report_progress(request: &Request<'_>, file: &str, done_bytes: u64, total_bytes: u64) {
     tracing::debug!(file, done_bytes, total_bytes, "a part of the bundle is verified");
     if let Some(progress) = request.progress {
         progress(&Progress { file, done_bytes, total_bytes });
     }
 }
 
-/// Reads a bundle from its first to its last byte and checks all of it, keeping nothing.
+/// Reads a whole bundle and verifies all of it, without keeping anything.
 pub async fn verify(
     location: &Location,
     keys: &PublicKeys,
@@ -167,7 +169,7 @@ async fn verify_blob(session: &mut Session, blob: &Blob, file: &str) -> Result<(
     Err(Error::Content { file: file.to_owned(), expected: blob.sha256.clone(), found })
 }
 
-/// Reads the manifest alone, whoever signed it: to look, not to trust.
+/// Reads only the manifest, with any signature: for display, not to trust it.
 pub async fn peek(location: &Location, limits: &Limits) -> Result<(Manifest, Digest), Error> {
     let mut session = Session::open(location, limits)?;
     let (bytes, _) = session.head().await?;
@@ -184,7 +186,7 @@ async fn trusted_head(
     check_head(session.location(), keys, wanted, bytes, signature)
 }
 
-/// Trusts these bytes as a manifest, or says why not.
+/// Checks the signature of a manifest and then parses it.
 pub(crate) fn check_head(
     location: &Location,
     keys: &PublicKeys,
@@ -192,7 +194,7 @@ pub(crate) fn check_head(
     manifest_bytes: Vec<u8>,
     signature: String,
 ) -> Result<Head, Error> {
-    // The signature first: what nobody signed is not even parsed.
+    // Check the signature first: an unsigned manifest is not parsed.
     let signed = keys
         .verify(&manifest_bytes, &signature)
         .map_err(|problem| Error::Signature { location: location.to_string(), problem })?;

@@ -1,4 +1,4 @@
-//! Bundles in a registry: the pull side of the OCI distribution API.
+//! Fetches bundles from a registry, with the pull part of the OCI distribution API.
 
 use http::{HeaderValue, StatusCode, Uri, header::WWW_AUTHENTICATE};
 use serde::Deserialize;
@@ -6,7 +6,7 @@ use serde::Deserialize;
 use super::{
     Limits, Reference, Version,
     auth::{Challenge, percent_encoded},
-    http::{Ask, Http, Range, Stream, refused},
+    http::{Http, Range, RequestOptions, Stream, refused},
 };
 use crate::{
     digest::Digest,
@@ -15,10 +15,10 @@ use crate::{
     layout,
 };
 
-/// Largest artifact manifest or token answer that is read.
+/// Size limit of an artifact manifest or token response, in bytes.
 const MAX_ANSWER_BYTES: u64 = 16 << 20;
 
-/// A registry, and one artifact in it.
+/// A registry and one artifact in it.
 pub(crate) struct Registry {
     http: Http,
     reference: Reference,
@@ -36,7 +36,7 @@ struct Token {
 }
 
 impl Registry {
-    /// Gets ready to pull; nothing is asked for yet.
+    /// Prepares the client; sends no request yet.
     pub(crate) fn new(reference: &Reference, limits: &Limits) -> Result<Self, Error> {
         let scheme = if reference.plain { "http" } else { "https" };
         let base = format!("{scheme}://{}/v2/{}", reference.host, reference.repository);
@@ -44,7 +44,7 @@ impl Registry {
         Ok(Self { http, reference: reference.clone(), base, authorization: None, artifact: None })
     }
 
-    /// Manifest or signature of the bundle.
+    /// Fetches the manifest or the signature of the bundle.
     pub(crate) async fn named(&mut self, name: &str) -> Result<Stream, Error> {
         let media_type = match name {
             layout::MANIFEST => images::BUNDLE_MANIFEST,
@@ -55,26 +55,27 @@ impl Registry {
         let digest = layer.map(|layer| Digest::from_oci(&layer.digest));
         match digest {
             Some(Ok(digest)) => {
-                self.get(&format!("/blobs/{}", digest.to_oci()), Ask::default()).await
+                self.get(&format!("/blobs/{}", digest.to_oci()), RequestOptions::default()).await
             }
-            Some(Err(error)) => Err(self.odd(error.to_string())),
+            Some(Err(error)) => Err(self.invalid_answer(error.to_string())),
             None => Err(Error::Missing { what: format!("{name} of {}", self.reference) }),
         }
     }
 
-    /// A content, or some of it.
+    /// Fetches a content, or a range of it.
     pub(crate) async fn blob(&mut self, digest: &Digest, range: Range) -> Result<Stream, Error> {
-        let ask = Ask { range: Some(range), ..Ask::default() };
-        self.get(&format!("/blobs/{}", digest.to_oci()), ask).await
+        let options = RequestOptions { range: Some(range), ..RequestOptions::default() };
+        self.get(&format!("/blobs/{}", digest.to_oci()), options).await
     }
 
     async fn layers(&mut self) -> Result<Vec<Descriptor>, Error> {
         if let Some(artifact) = &self.artifact {
             return Ok(artifact.layers.clone());
         }
-        let ask = Ask { accept: Some(images::OCI_MANIFEST), ..Ask::default() };
+        let options =
+            RequestOptions { accept: Some(images::OCI_MANIFEST), ..RequestOptions::default() };
         let path = format!("/manifests/{}", self.reference.version.to_path());
-        let stream = self.get(&path, ask).await?;
+        let stream = self.get(&path, options).await?;
         let bytes = self.all(stream).await?;
         if let Version::Digest(expected) = &self.reference.version {
             let found = Digest::of(&bytes);
@@ -87,30 +88,31 @@ impl Registry {
             }
         }
         let artifact: ImageManifest = serde_json::from_slice(&bytes).map_err(|error| {
-            self.odd(format!("the artifact's manifest cannot be read: {error}"))
+            self.invalid_answer(format!("the artifact's manifest cannot be read: {error}"))
         })?;
         if artifact.artifact_type.as_deref() != Some(images::ARTIFACT) {
-            return Err(self.odd(format!("it is no bundle, which has type {}", images::ARTIFACT)));
+            return Err(self
+                .invalid_answer(format!("it is no bundle, which has type {}", images::ARTIFACT)));
         }
         Ok(self.artifact.insert(artifact).layers.clone())
     }
 
-    /// Asks, logs in where that is wanted, and asks again.
-    async fn get(&mut self, path: &str, mut ask: Ask) -> Result<Stream, Error> {
+    /// Sends a request; if the registry requires a login, logs in and repeats the request.
+    async fn get(&mut self, path: &str, mut options: RequestOptions) -> Result<Stream, Error> {
         let uri = url(&format!("{}{path}", self.base))?;
-        ask.authorization.clone_from(&self.authorization);
-        let mut response = self.http.get(&uri, &ask).await?;
+        options.authorization.clone_from(&self.authorization);
+        let mut response = self.http.get(&uri, &options).await?;
         if response.status() == StatusCode::UNAUTHORIZED {
             let header = response.headers().get(WWW_AUTHENTICATE);
             let challenge = header.and_then(|value| value.to_str().ok()).and_then(Challenge::parse);
             self.authorization = Some(self.log_in(&uri, challenge).await?);
-            ask.authorization.clone_from(&self.authorization);
-            response = self.http.get(&uri, &ask).await?;
+            options.authorization.clone_from(&self.authorization);
+            response = self.http.get(&uri, &options).await?;
             if response.status() == StatusCode::UNAUTHORIZED {
                 return Err(refused(&uri, StatusCode::UNAUTHORIZED));
             }
         }
-        self.http.stream(&uri, &ask, response)
+        self.http.stream(&uri, &options, response)
     }
 
     async fn log_in(&self, uri: &Uri, challenge: Option<Challenge>) -> Result<HeaderValue, Error> {
@@ -120,32 +122,36 @@ impl Registry {
             Some(Challenge::Basic) => {
                 return basic.ok_or_else(|| refused(uri, StatusCode::UNAUTHORIZED));
             }
-            None => return Err(self.odd("it asks for a login that is not known".to_owned())),
+            None => {
+                return Err(self.invalid_answer("it asks for a login that is not known".to_owned()));
+            }
         };
         if !self.reference.plain && !realm.starts_with("https://") {
-            return Err(self.odd(format!("its tokens are at {realm}, which is no HTTPS")));
+            return Err(
+                self.invalid_answer(format!("its tokens are at {realm}, which is no HTTPS"))
+            );
         }
         let scope = format!("repository:{}:pull", self.reference.repository);
         let separator = if realm.contains('?') { '&' } else { '?' };
         let query =
             format!("service={}&scope={}", percent_encoded(&service), percent_encoded(&scope));
         let realm = url(&format!("{realm}{separator}{query}"))?;
-        let ask = Ask {
-            // The registry says where its tokens are, so its credentials go there.
+        let options = RequestOptions {
+            // The registry names its token server, so the registry's credentials may go there.
             authorization: basic.filter(|_| realm.scheme_str() == Some("https")),
-            ..Ask::default()
+            ..RequestOptions::default()
         };
-        let response = self.http.get(&realm, &ask).await?;
+        let response = self.http.get(&realm, &options).await?;
         if response.status() == StatusCode::UNAUTHORIZED {
             return Err(refused(&realm, StatusCode::UNAUTHORIZED));
         }
-        let bytes = self.all(self.http.stream(&realm, &ask, response)?).await?;
-        // serde_json's message would quote the token.
+        let bytes = self.all(self.http.stream(&realm, &options, response)?).await?;
+        // serde_json's error message would quote the token.
         let token: Token = serde_json::from_slice(&bytes)
-            .map_err(|_| self.odd("its token cannot be read".to_owned()))?;
+            .map_err(|_| self.invalid_answer("its token cannot be read".to_owned()))?;
         let token = if token.token.is_empty() { token.access_token } else { token.token };
         let mut header = HeaderValue::try_from(format!("Bearer {token}"))
-            .map_err(|_| self.odd("its token is no header".to_owned()))?;
+            .map_err(|_| self.invalid_answer("its token is no header".to_owned()))?;
         header.set_sensitive(true);
         Ok(header)
     }
@@ -168,7 +174,7 @@ impl Registry {
         }
     }
 
-    fn odd(&self, problem: String) -> Error {
+    fn invalid_answer(&self, problem: String) -> Error {
         Error::Answer { url: self.reference.to_string(), problem }
     }
 }

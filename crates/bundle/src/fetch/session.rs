@@ -1,4 +1,4 @@
-//! One bundle while it is read, wherever it is.
+//! One bundle that is being read, from any location.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::{
     Limits, Location,
-    http::{Ask, Http, Range, Stream},
+    http::{Http, Range, RequestOptions, Stream},
     limits::Bucket,
     local::{self, Piece},
     registry::Registry,
@@ -18,7 +18,7 @@ use crate::{
     manifest::{Blob, MAX_MANIFEST_BYTES},
 };
 
-/// One bundle while it is read.
+/// One bundle that is being read.
 pub(crate) struct Session {
     location: Location,
     bucket: Bucket,
@@ -32,12 +32,12 @@ enum Kind {
 }
 
 impl Session {
-    /// Gets ready to read; nothing is asked for yet.
+    /// Prepares the session; sends no request yet.
     pub(crate) fn open(location: &Location, limits: &Limits) -> Result<Self, Error> {
         let (kind, rate) = match location {
             Location::Path(path) => {
                 local::check_directory(path)?;
-                // A path is no download.
+                // Reading from a path is not a download.
                 (Kind::Directory(path.clone()), None)
             }
             Location::Http(uri) => {
@@ -52,25 +52,25 @@ impl Session {
         Ok(Self { location: location.clone(), bucket: Bucket::new(rate), kind })
     }
 
-    /// Where the bundle is.
+    /// Returns the location of the bundle.
     pub(crate) fn location(&self) -> &Location {
         &self.location
     }
 
-    /// What slows the download down.
+    /// Returns the rate limiter of the download.
     pub(crate) fn bucket(&mut self) -> &mut Bucket {
         &mut self.bucket
     }
 
-    /// Reads manifest and signature, both of bounded size.
+    /// Reads the manifest and the signature, both with a size limit.
     pub(crate) async fn head(&mut self) -> Result<(Vec<u8>, String), Error> {
         let manifest = self.named(layout::MANIFEST, MAX_MANIFEST_BYTES).await?;
         let signature = self.named(layout::SIGNATURE, layout::MAX_SIGNATURE_BYTES).await?;
-        // A signature that is no text is none of any key.
+        // A signature that is not text fails verification with every key.
         Ok((manifest, String::from_utf8_lossy(&signature).into_owned()))
     }
 
-    /// Starts reading a content, from that byte on or from an earlier one.
+    /// Starts reading a content at this offset or at an earlier one.
     pub(crate) async fn blob(
         &mut self,
         blob: &Blob,
@@ -80,7 +80,7 @@ impl Session {
         let path = layout::blob_path(&blob.sha256);
         let mut download =
             Download { file: file.to_owned(), at: from, size: blob.size, body: Body::Nothing };
-        // Asking for no bytes is an error to some servers.
+        // Some servers answer a request for zero bytes with an error.
         if from >= blob.size {
             return Ok(download);
         }
@@ -90,8 +90,8 @@ impl Session {
                     Body::Piece(local::open(&directory.join(path), file, blob.size, from).await?);
             }
             Kind::Http { http, base } => {
-                let ask = Ask::range(from, blob.size);
-                download.answered(http.open(&join(base, &path)?, &ask).await?)?;
+                let options = RequestOptions::range(from, blob.size);
+                download.answered(http.open(&join(base, &path)?, &options).await?)?;
             }
             Kind::Registry(registry) => {
                 let stream = registry.blob(&blob.sha256, Range::new(from, blob.size)).await?;
@@ -101,7 +101,7 @@ impl Session {
         Ok(download)
     }
 
-    /// A file at the top of a directory or of an artifact.
+    /// Reads a file at the top level of a directory or artifact.
     async fn named(&mut self, name: &str, limit: u64) -> Result<Vec<u8>, Error> {
         let file = format!("{name} of {}", self.location);
         let mut download = Download::unknown(file.clone(), limit);
@@ -111,7 +111,7 @@ impl Session {
                 (download.body, download.size) = (Body::Piece(piece), size);
             }
             Kind::Http { http, base } => {
-                let stream = http.open(&join(base, name)?, &Ask::default()).await?;
+                let stream = http.open(&join(base, name)?, &RequestOptions::default()).await?;
                 download.sized(stream, limit)?;
             }
             Kind::Registry(registry) => {
@@ -123,16 +123,16 @@ impl Session {
     }
 }
 
-/// A URL below another.
+/// Appends a path to a URL.
 fn join(base: &Uri, path: &str) -> Result<Uri, Error> {
     let text = format!("{base}{path}");
     text.parse().map_err(|_| Error::Location { location: text, problem: "it is no URL".to_owned() })
 }
 
-/// A file while it is read.
+/// A file that is being read.
 pub(crate) struct Download {
     file: String,
-    /// The next byte.
+    /// Offset of the next byte.
     at: u64,
     size: u64,
     body: Body,
@@ -149,12 +149,13 @@ impl Download {
         Self { file, at: 0, size, body: Body::Nothing }
     }
 
-    /// The byte that the next chunk starts with.
+    /// Returns the offset of the next chunk.
     pub(crate) fn at(&self) -> u64 {
         self.at
     }
 
-    /// Takes what a server answered to the range from `self.at` on: that, or all of it.
+    /// Accepts the response to a request for the range from `self.at` on: that range, or the whole
+    /// file.
     fn answered(&mut self, stream: Stream) -> Result<(), Error> {
         if stream.start != self.at && stream.start != 0 {
             return Err(Error::Answer {
@@ -176,7 +177,7 @@ impl Download {
         Ok(())
     }
 
-    /// Takes a whole answer of up to that size.
+    /// Accepts a complete response of at most `limit` bytes.
     fn sized(&mut self, stream: Stream, limit: u64) -> Result<(), Error> {
         self.size = stream.length.unwrap_or(limit);
         if self.size > limit {
@@ -187,7 +188,7 @@ impl Download {
         Ok(())
     }
 
-    /// The next bytes; `None` at the end.
+    /// Returns the next chunk; `None` at the end.
     pub(crate) async fn chunk(&mut self, bucket: &mut Bucket) -> Result<Option<Bytes>, Error> {
         let chunk = match &mut self.body {
             Body::Nothing => None,
@@ -210,7 +211,7 @@ impl Download {
         Ok(Some(chunk))
     }
 
-    /// Whether the end came where it belongs.
+    /// Checks that the file was received completely.
     pub(crate) fn check_whole(&self) -> Result<(), Error> {
         if self.at == self.size {
             return Ok(());
@@ -227,7 +228,7 @@ impl Download {
         Error::Torn { file: self.file.clone(), found: self.at, expected: self.size, reason }
     }
 
-    /// All of it, up to that size.
+    /// Reads the whole file, up to `limit` bytes.
     async fn all(mut self, limit: u64) -> Result<Vec<u8>, Error> {
         let exact = match &self.body {
             Body::Stream(stream) => stream.length.is_some(),

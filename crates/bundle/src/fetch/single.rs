@@ -1,4 +1,4 @@
-//! One file of an HTTP server, outside of any bundle: whoever wants it knows its sha256.
+//! Downloads one file outside of any bundle, with a known sha256, from an HTTP server.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use ::http::{StatusCode, Uri};
 
 use super::{
     Limits,
-    http::{Ask, Http, Stream},
+    http::{Http, RequestOptions, Stream},
     limits::Bucket,
     store,
 };
@@ -19,24 +19,24 @@ use crate::{
     error::Error,
 };
 
-/// Fetches a file to `to`, or says why not. What comes is kept beside it until all of it is there
-/// and is what was wanted, so that another try goes on where this one stopped; at `to` there is
-/// never anything else.
+/// Downloads a file to `to`. The received bytes are kept in a partial file next to it until they
+/// are complete and verified, so that another attempt resumes there. `to` itself never holds
+/// anything else.
 pub async fn file(url: &str, sha256: &Digest, to: &Path, limits: &Limits) -> Result<(), Error> {
     let uri = parse(url)?;
-    let partial = beside(to);
+    let partial = partial_path(to);
     let (mut hasher, mut output, there) = open(&partial)?;
     if there > 0 && hasher.clone().finish() == *sha256 {
         return publish(&partial, to);
     }
     let http = Http::new(limits)?;
-    let first = http.open(&uri, &ask(there)).await;
+    let first = http.open(&uri, &options_from(there)).await;
     let mut stream = match first {
-        // Shorter than what an earlier try got: it is another file now.
+        // The file is shorter than what an earlier attempt received: it was replaced.
         Err(Error::Refused { status, .. })
             if there > 0 && status == StatusCode::RANGE_NOT_SATISFIABLE.as_u16() =>
         {
-            http.open(&uri, &ask(0)).await?
+            http.open(&uri, &options_from(0)).await?
         }
         answer => answer?,
     };
@@ -93,16 +93,16 @@ fn parse(url: &str) -> Result<Uri, Error> {
     }
 }
 
-fn ask(from: u64) -> Ask {
-    if from == 0 { Ask::default() } else { Ask::from(from) }
+fn options_from(from: u64) -> RequestOptions {
+    if from == 0 { RequestOptions::default() } else { RequestOptions::from(from) }
 }
 
-fn beside(to: &Path) -> PathBuf {
+fn partial_path(to: &Path) -> PathBuf {
     let name = to.file_name().unwrap_or_default().to_string_lossy();
     to.with_file_name(format!(".{name}.partial"))
 }
 
-/// What came before, and where it goes on.
+/// Opens and hashes the bytes of an earlier attempt, and returns the offset to resume at.
 fn open(partial: &Path) -> Result<(Hasher, fs::File, u64), Error> {
     let written = |error| Error::written(partial, error);
     if let Some(directory) = partial.parent() {
@@ -119,7 +119,7 @@ fn open(partial: &Path) -> Result<(Hasher, fs::File, u64), Error> {
     Ok((hasher, file, there))
 }
 
-/// Before the first byte is written: what the server says that is still to come has room.
+/// Checks, before the first byte is written, that the announced size fits on the disk.
 fn check_size(url: &str, to: &Path, stream: &Stream, limits: &Limits) -> Result<(), Error> {
     let Some(length) = stream.length else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! A bundle that is on the host, verified: what a step uses.
+//! A verified bundle on the host, ready for the steps to use.
 
 use std::{
     collections::BTreeSet,
@@ -22,19 +22,19 @@ use crate::{
     manifest::{File, FileKind, MAX_MANIFEST_BYTES, Manifest, Package, PackageFormat},
 };
 
-/// Directory of the images in a bundle's directory.
+/// Directory of the images inside a bundle's directory.
 pub(crate) const IMAGES: &str = "images";
 
-/// A bundle that is on the host, verified.
+/// A verified bundle on the host.
 #[derive(Clone, Debug)]
 pub struct Staged {
-    /// Its directory.
+    /// Directory of the bundle.
     pub directory: PathBuf,
-    /// What is in it.
+    /// The manifest.
     pub manifest: Manifest,
-    /// Digest of its manifest.
+    /// Digest of the manifest.
     pub manifest_sha256: Digest,
-    /// Who signed it.
+    /// The valid signature.
     pub signed: Signed,
 }
 
@@ -48,12 +48,12 @@ impl Staged {
         }
     }
 
-    /// Where a file is.
+    /// Returns the path of a file.
     pub fn path_of(&self, file: &File) -> PathBuf {
         self.directory.join(&file.path)
     }
 
-    /// The packages of a format, each with its path.
+    /// Returns the packages of a format, each with its path.
     pub fn packages(&self, format: PackageFormat) -> Vec<(Package, PathBuf)> {
         let packages = self.manifest.files.iter().filter_map(|file| {
             let package = file.package.clone().filter(|package| package.format == format)?;
@@ -62,31 +62,31 @@ impl Staged {
         packages.collect()
     }
 
-    /// Where the packages are.
+    /// Returns the directory of the packages.
     pub fn package_directory(&self) -> PathBuf {
         self.directory.join(FileKind::Package.directory())
     }
 
-    /// The images of an operating system.
+    /// Returns the paths of the operating system images.
     pub fn os_images(&self) -> Vec<PathBuf> {
         let files = self.manifest.files.iter();
         let images = files.filter(|file| file.kind == FileKind::OsImage);
         images.map(|file| self.path_of(file)).collect()
     }
 
-    /// Names of the container images.
+    /// Returns the names of the container images.
     pub fn image_names(&self) -> Vec<&str> {
         self.manifest.images.iter().map(|image| image.name.as_str()).collect()
     }
 
-    /// The OCI layout with the container images; `None` where the bundle has none.
+    /// Returns the OCI layout with the container images; `None` if the bundle has none.
     pub fn image_layout(&self) -> Option<PathBuf> {
         (!self.manifest.images.is_empty()).then(|| self.directory.join(IMAGES))
     }
 
     /// Writes the container images as one OCI archive, as `ctr --namespace k8s.io images import`
-    /// takes it, and says how many bytes it has. It replaces what is there, and is not begun where
-    /// less than `keep_free` bytes would be left.
+    /// accepts it, and returns its size in bytes. It replaces an existing file. It fails before
+    /// writing if less than `keep_free` bytes would remain free.
     pub async fn write_image_archive(&self, path: &Path, keep_free: u64) -> Result<u64, Error> {
         let (staged, path) = (self.clone(), path.to_owned());
         store::blocking(move || staged.write_archive(&path, keep_free)).await
@@ -125,7 +125,7 @@ impl Staged {
     }
 }
 
-/// Appends a file to a tar and says how many bytes that took.
+/// Appends a file to a tar and returns the number of bytes written.
 pub(crate) fn append(
     output: &mut impl io::Write,
     name: &str,
@@ -155,8 +155,8 @@ pub(crate) fn append(
     Ok(layout::BLOCK + size + padding)
 }
 
-/// Looks for a bundle that is on the host already, and verifies all of it again. The newest that
-/// fits wins. Needs no server.
+/// Finds a bundle that is already on the host, and verifies all of it again. The newest match wins.
+/// Needs no server.
 pub async fn find(
     directory: &Path,
     keys: &PublicKeys,
@@ -177,7 +177,7 @@ pub(crate) async fn look(
 
 fn look_now(store: &Store, keys: &PublicKeys, wanted: &Wanted) -> Result<Option<Staged>, Error> {
     for place in newest_first(&store.bundles())? {
-        // One that is of no use says nothing about the others.
+        // An unusable bundle does not affect the others.
         if let Ok(staged) = reopen(store, &place, keys, wanted) {
             return Ok(Some(staged));
         }
@@ -251,11 +251,11 @@ fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// Removes all but the newest bundles, contents that none of those uses, and what came of
-/// downloads. Says how many bytes of contents that freed. The bundle `in_use` is among those that
-/// stay, whatever the clock says of its age.
+/// Removes all but the newest bundles, contents that no remaining bundle uses, and partial
+/// downloads. Returns the number of content bytes freed. The bundle `in_use` always stays, even if
+/// the clock makes it look old.
 ///
-/// Keep two: a failed update goes back to the packages of the one before.
+/// Keep two: a failed update rolls back to the packages of the previous bundle.
 pub async fn prune(directory: &Path, keep: usize, in_use: Option<&Digest>) -> Result<u64, Error> {
     let (store, in_use) = (Store::open(directory).await?, in_use.cloned());
     store::blocking(move || prune_now(&store, keep, in_use.as_ref())).await
@@ -265,8 +265,8 @@ fn prune_now(store: &Store, keep: usize, in_use: Option<&Digest>) -> Result<u64,
     use std::os::unix::fs::MetadataExt as _;
     let bundles = store.bundles();
     let mut found = newest_first(&bundles)?;
-    // A clock that was set back makes the one that was just staged the oldest. Stable: the others
-    // keep their order.
+    // If the clock was set back, the bundle that was just staged looks like the oldest. The sort is
+    // stable: the others keep their order.
     let place = in_use.map(|digest| bundles.join(digest.as_str()));
     found.sort_by_key(|path| place.as_ref() != Some(path));
     let kept: BTreeSet<PathBuf> = found.into_iter().take(keep).collect();

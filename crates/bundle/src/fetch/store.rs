@@ -1,4 +1,4 @@
-//! The staging directory: verified contents, and what came of downloads.
+//! The staging directory: verified contents and partial downloads.
 
 use std::{
     fs,
@@ -20,25 +20,25 @@ use crate::{
 
 /// Directory of verified contents.
 const BLOBS: &str = "blobs";
-/// Directory of what came of downloads.
+/// Directory of partial downloads.
 const PARTIAL: &str = "partial";
-/// Directory of whole bundles.
+/// Directory of complete bundles.
 const BUNDLES: &str = "bundles";
-/// File that is locked while something is staged.
+/// Lock file that is held while a bundle is staged.
 const LOCK: &str = "lock";
-/// Directories and small files that a bundle needs beside its contents.
+/// Directories and small files that a bundle needs in addition to its contents.
 const EXTRA_FILES: u64 = 64;
 
 /// A staging directory, locked for this process.
 #[derive(Clone)]
 pub(crate) struct Store {
     directory: PathBuf,
-    /// Held, not used: the lock goes with it.
+    /// Not read; keeps the lock held.
     _lock: Arc<fs::File>,
 }
 
 impl Store {
-    /// Makes the directory where it is not there, and takes its lock.
+    /// Creates the directory if it is missing, and takes its lock.
     pub(crate) async fn open(directory: &Path) -> Result<Self, Error> {
         let directory = directory.to_owned();
         blocking(move || Self::open_now(directory)).await
@@ -65,30 +65,30 @@ impl Store {
         }
     }
 
-    /// Where a content is when it is verified.
+    /// Returns the path of a verified content.
     pub(crate) fn blob(&self, digest: &Digest) -> PathBuf {
         self.directory.join(BLOBS).join(digest.as_str())
     }
 
-    /// Where a content is while it comes.
+    /// Returns the path of a content during the download.
     fn partial(&self, digest: &Digest) -> PathBuf {
         self.directory.join(PARTIAL).join(digest.as_str())
     }
 
-    /// Where whole bundles are.
+    /// Returns the directory of complete bundles.
     pub(crate) fn bundles(&self) -> PathBuf {
         self.directory.join(BUNDLES)
     }
 
-    /// Every directory that holds contents by digest.
+    /// Returns every directory that holds contents by digest.
     pub(crate) fn content_directories(&self) -> [PathBuf; 2] {
         [self.directory.join(BLOBS), self.directory.join(PARTIAL)]
     }
 
-    /// Whether what is missing fits, with so much left over.
+    /// Checks that the missing contents fit on the disk with `keep_free` bytes to spare.
     pub(crate) async fn make_room(&self, manifest: &Manifest, keep_free: u64) -> Result<(), Error> {
         let (store, blobs) = (self.clone(), manifest.blobs());
-        // Images stand there twice while they are imported: runtimes take an archive.
+        // Importing images needs their size twice: runtimes import an archive.
         let archive = manifest.image_size();
         let spare = keep_free.saturating_add(archive);
         blocking(move || store.check_room(&blobs, spare)).await
@@ -102,14 +102,14 @@ impl Store {
         };
         let bytes = blobs.iter().map(missing).fold(0, u64::saturating_add);
         if bytes == 0 {
-            // Nothing is downloaded; whoever writes the archive of the images asks for its room.
+            // Nothing to download. The code that writes the image archive checks its own space.
             return Ok(());
         }
         let files = 2 * blobs.len() as u64 + EXTRA_FILES;
         check_free(&self.directory, bytes.saturating_add(spare), files)
     }
 
-    /// Makes a content be there, verified.
+    /// Makes sure that a content is present and verified.
     pub(crate) async fn fetch(
         &self,
         session: &mut Session,
@@ -122,7 +122,7 @@ impl Store {
         }
         match self.download(session, blob, file).await? {
             DownloadOutcome::Whole => {}
-            // What an earlier try left may have been bad, not what comes now.
+            // The bytes of an earlier attempt may be wrong; download the whole file.
             DownloadOutcome::Different { resumed: true, .. } => {
                 if let DownloadOutcome::Different { found, .. } =
                     self.download(session, blob, file).await?
@@ -149,7 +149,7 @@ impl Store {
         output.set_max_buf_size(CHUNK);
         let mut download = session.blob(blob, there, file).await?;
         if download.at() != there {
-            // The server sends all of it, whatever it was asked for.
+            // The server sent the whole file despite the requested range.
             hasher = Hasher::default();
             output.set_len(0).await.map_err(written)?;
             output.rewind().await.map_err(written)?;
@@ -168,7 +168,7 @@ impl Store {
         output.flush().await.map_err(written)?;
         if let Err(error) = ended {
             if !error.is_retriable() {
-                // What a bad source gave is of no use to the next try.
+                // Wrong bytes are of no use to the next attempt.
                 drop(output);
                 remove(&path)?;
             }
@@ -185,7 +185,7 @@ impl Store {
     }
 }
 
-/// Whether so many more bytes and files have room where a directory is.
+/// Checks that a directory's file system has room for this many bytes and files.
 pub(crate) fn check_free(directory: &Path, bytes: u64, files: u64) -> Result<(), Error> {
     let free =
         rustix::fs::statvfs(directory).map_err(|error| Error::read(directory, error.into()))?;
@@ -195,7 +195,7 @@ pub(crate) fn check_free(directory: &Path, bytes: u64, files: u64) -> Result<(),
     if bytes > free_bytes {
         return Err(space(bytes, free_bytes, "bytes"));
     }
-    // Some file systems make inodes as they go and count none.
+    // Some file systems create inodes on demand and report none.
     if free.f_files > 0 && files > free.f_favail {
         return Err(space(files, free.f_favail, "files"));
     }
@@ -212,7 +212,7 @@ fn different(file: &str, blob: &Blob, found: Digest) -> Error {
     Error::Content { file: file.to_owned(), expected: blob.sha256.clone(), found }
 }
 
-/// Refuses a directory in which somebody else could change what was verified.
+/// Refuses a directory in which another user could change verified files.
 fn check_directory(path: &Path) -> Result<(), Error> {
     let unsafe_directory =
         |problem: String| Error::Directory { directory: path.to_owned(), problem };
@@ -235,14 +235,14 @@ fn check_directory(path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// A file that is opened itself, never what a link points to.
+/// Opens the file itself, never the target of a link.
 pub(crate) fn no_follow(options: &mut fs::OpenOptions, mode: u32) -> &mut fs::OpenOptions {
     use std::os::unix::fs::OpenOptionsExt as _;
     let flags = OFlags::NOFOLLOW.bits().cast_signed();
     options.custom_flags(flags).mode(mode)
 }
 
-/// Opens what came of a download and hashes it; what cannot be a beginning is dropped.
+/// Opens a partial download and hashes it; discards it if it cannot be the beginning of the file.
 async fn open_partial(path: PathBuf, size: u64) -> Result<(Hasher, u64, fs::File), Error> {
     blocking(move || {
         let written = |error| Error::written(&path, error);
@@ -264,7 +264,7 @@ async fn open_partial(path: PathBuf, size: u64) -> Result<(Hasher, u64, fs::File
     .await
 }
 
-/// Whether a content is there and is what it should be; what is not is removed.
+/// Reports whether a content is present and valid; removes it if it is not valid.
 async fn is_whole(path: PathBuf, blob: Blob) -> Result<bool, Error> {
     blocking(move || {
         let read = |error| Error::read(&path, error);
@@ -299,23 +299,23 @@ pub(crate) fn hash_into(file: &mut fs::File, hasher: &mut Hasher) -> io::Result<
     }
 }
 
-/// Moves a verified, synced file to where it is found. That its new name lasts is seen to once for
-/// all, before the bundle appears.
+/// Moves a verified, synced file to its final path. The directory is synced once for all files,
+/// before the bundle appears.
 fn publish_file(from: &Path, to: &Path) -> Result<(), Error> {
     let written = |error| Error::written(to, error);
-    // Package managers read as their own users.
+    // Package managers read the file as their own users.
     fs::set_permissions(from, fs::Permissions::from_mode(0o644)).map_err(written)?;
     fs::rename(from, to).map_err(written)
 }
 
-/// Makes names in the directory of this path last.
+/// Syncs the parent directory of this path, so that new names survive a power loss.
 pub(crate) fn sync_parent(path: &Path) -> Result<(), Error> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     let synced = fs::File::open(directory).and_then(|directory| directory.sync_all());
     synced.map_err(|error| Error::written(directory, error))
 }
 
-/// Removes a file that may be gone already.
+/// Removes a file; a missing file is not an error.
 pub(crate) fn remove(path: &Path) -> Result<(), Error> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::written(path, error)),
@@ -323,7 +323,7 @@ pub(crate) fn remove(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Runs what blocks beside the runtime.
+/// Runs blocking code outside the async runtime.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
@@ -331,7 +331,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
         Ok(result) => result,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            // Only a runtime that ends cancels it, and then nobody waits.
+            // The task is cancelled only when the runtime shuts down; then no caller waits for it.
             Err(_) => std::future::pending().await,
         },
     }

@@ -1,4 +1,4 @@
-//! A whole bundle, made of links to verified contents, that appears by one rename.
+//! Publishes a complete bundle: a directory of links to verified contents, created by one rename.
 
 use std::{
     fs, io,
@@ -22,10 +22,10 @@ use crate::{
     manifest::Manifest,
 };
 
-/// What a bundle's directory starts with while it is made.
+/// Prefix of a bundle's directory while it is being built.
 pub(crate) const UNFINISHED: &str = ".new-";
 
-/// Makes the directory of a bundle whose contents are all there.
+/// Creates the directory of a bundle whose contents are all present.
 pub(crate) async fn publish(store: &Store, head: &Head) -> Result<(), Error> {
     let (store, head) = (store.clone(), head.clone());
     store::blocking(move || publish_now(&store, &head)).await
@@ -36,7 +36,7 @@ fn publish_now(store: &Store, head: &Head) -> Result<(), Error> {
     let (bundles, contents) = (store.bundles(), Contents::new(head));
     let place = bundles.join(name);
     if contents.holds(store, &place) {
-        // The one that was staged last is the newest.
+        // The bundle that was staged last is the newest.
         return touch(&place);
     }
     let unfinished = bundles.join(format!("{UNFINISHED}{name}"));
@@ -61,7 +61,7 @@ fn touch(directory: &Path) -> Result<(), Error> {
     touched.map_err(|error| Error::written(directory, error))
 }
 
-/// What stands in a bundle's directory.
+/// Expected entries of a bundle's directory.
 struct Contents {
     texts: Vec<(PathBuf, Vec<u8>)>,
     links: Vec<(PathBuf, Digest)>,
@@ -89,18 +89,18 @@ impl Contents {
         Self { texts, links }
     }
 
-    /// Whether the directory is there as it should be: the same texts, the same files.
+    /// Reports whether the directory is as expected: the same texts, the same files.
     fn holds(&self, store: &Store, place: &Path) -> bool {
         let same_text = |(path, text): &(PathBuf, Vec<u8>)| {
             fs::read(place.join(path)).is_ok_and(|found| found == *text)
         };
         let same_file = |(path, digest): &(PathBuf, Digest)| {
-            let of = |path: PathBuf| {
+            let inode = |path: PathBuf| {
                 let found = fs::symlink_metadata(path).ok()?;
                 Some((found.dev(), found.ino()))
             };
-            let found = of(place.join(path));
-            found.is_some() && found == of(store.blob(digest))
+            let found = inode(place.join(path));
+            found.is_some() && found == inode(store.blob(digest))
         };
         self.texts.iter().all(same_text) && self.links.iter().all(same_file)
     }
@@ -126,7 +126,7 @@ impl Contents {
     }
 }
 
-/// Digests of everything that images consist of, each once.
+/// Returns the digest of each blob of the images once.
 pub(crate) fn image_blobs(manifest: &Manifest) -> Vec<Digest> {
     let blobs = manifest.images.iter().flat_map(|image| &image.blobs);
     let mut digests: Vec<_> = blobs.map(|blob| blob.sha256.clone()).collect();
@@ -135,7 +135,7 @@ pub(crate) fn image_blobs(manifest: &Manifest) -> Vec<Digest> {
     digests
 }
 
-/// The `index.json` of a bundle's images alone.
+/// Builds the `index.json` of the bundle's images only.
 pub(crate) fn image_index(manifest: &Manifest) -> Vec<u8> {
     index_json(manifest.images.iter().map(images::named_descriptor).collect())
 }
@@ -153,7 +153,7 @@ fn make_parent(path: &Path, made: &mut Vec<PathBuf>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Writes a file that is not there yet, and makes it last.
+/// Creates a new file and syncs it.
 pub(crate) fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut options = fs::OpenOptions::new();
     let options = store::no_follow(options.create_new(true).write(true), 0o644);
@@ -162,7 +162,7 @@ pub(crate) fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Removes a directory that may be gone already.
+/// Removes a directory; a missing directory is not an error.
 pub(crate) fn remove_directory(path: &Path) -> Result<(), Error> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::written(path, error)),

@@ -1,6 +1,6 @@
-//! Inputs for bundles, and a web server that misbehaves on demand.
+//! Inputs for bundles, and an HTTP server that misbehaves on demand.
 
-#![allow(dead_code, reason = "each test takes what it needs")]
+#![allow(dead_code, reason = "each test file uses only a part")]
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-/// Inputs, a key, and room for bundles and staging directories.
+/// Inputs, a key, and directories for bundles and staging.
 pub(crate) struct World {
     pub(crate) directory: tempfile::TempDir,
     pub(crate) key: SecretKey,
@@ -30,7 +30,7 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new() -> Self {
-        // In memory where there is such a place: what is synced here need not last.
+        // Use memory if possible: these files need not survive a power loss.
         let memory = tempfile::tempdir_in("/dev/shm");
         let directory = memory.or_else(|_| tempfile::tempdir()).unwrap();
         let inputs = directory.path().join("inputs");
@@ -68,7 +68,7 @@ impl World {
         }
     }
 
-    /// Without the images: their archives would be taken for tarballs of binaries.
+    /// Without the images: their archives would be treated as tarballs of binaries.
     pub(crate) fn packages(&self) -> Vec<PackageSpec> {
         let deb = |name: &str| PackageSpec {
             path: self.path("inputs").join(name),
@@ -133,7 +133,7 @@ pub(crate) fn noise(seed: u64, length: usize) -> Vec<u8> {
     std::iter::repeat_with(next).take(length).collect()
 }
 
-/// Every file below a directory, by its path.
+/// Reads every file below a directory, by path.
 pub(crate) fn tree(directory: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     let mut open = vec![directory.to_owned()];
@@ -186,7 +186,7 @@ pub(crate) fn deb(name: &str, filler: usize) -> Vec<u8> {
     bytes
 }
 
-/// What `docker save` wrote before Docker 25.
+/// The format of `docker save` before Docker 25.
 pub(crate) fn docker_archive(name: &str, shared: &[u8]) -> Vec<u8> {
     let layers = [shared.repeat(2000), noise(name.len() as u64, 9000)];
     let ids = layers.each_ref().map(|layer| Digest::of(layer).to_oci());
@@ -205,25 +205,25 @@ pub(crate) fn docker_archive(name: &str, shared: &[u8]) -> Vec<u8> {
     ])
 }
 
-/// What somebody asked for.
+/// A request that the server received.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Asked {
+pub(crate) struct ReceivedRequest {
     pub(crate) path: String,
     pub(crate) range: Option<(usize, usize)>,
     pub(crate) authorization: Option<String>,
 }
 
-/// What they get.
+/// A response of the server.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Reply {
     pub(crate) status: u16,
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: Vec<u8>,
-    /// Ends the connection after so many bytes of the body.
+    /// Closes the connection after this many bytes of the body.
     pub(crate) cut: Option<usize>,
-    /// Says nothing after the body, but stays.
+    /// Sends nothing after the body but keeps the connection open.
     pub(crate) stall: bool,
-    /// Leaves the length out and ends with the connection.
+    /// Omits the length and closes the connection after the body.
     pub(crate) endless: bool,
 }
 
@@ -241,9 +241,9 @@ impl Reply {
         self
     }
 
-    /// These bytes, or the range of them that was asked for.
-    pub(crate) fn ranged(asked: &Asked, body: &[u8]) -> Self {
-        match asked.range {
+    /// Serves these bytes, or the requested range of them.
+    pub(crate) fn ranged(request: &ReceivedRequest, body: &[u8]) -> Self {
+        match request.range {
             None => Self::ok(body.to_vec()),
             Some((from, _)) if from >= body.len() => Self::status(416),
             Some((from, to)) => {
@@ -256,49 +256,51 @@ impl Reply {
     }
 }
 
-/// A web server.
+/// An HTTP server.
 pub(crate) struct Server {
     pub(crate) address: String,
-    asked: Arc<Mutex<Vec<Asked>>>,
+    requests: Arc<Mutex<Vec<ReceivedRequest>>>,
     task: tokio::task::JoinHandle<()>,
 }
 
 impl Server {
-    pub(crate) async fn new(handler: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Self {
+    pub(crate) async fn new(
+        handler: impl Fn(&ReceivedRequest) -> Reply + Send + Sync + 'static,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let (log, handler) = (asked.clone(), Arc::new(handler));
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let (log, handler) = (requests.clone(), Arc::new(handler));
         let task = tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 stream.set_nodelay(true).unwrap();
                 let (log, handler) = (log.clone(), handler.clone());
                 tokio::spawn(async move {
-                    // The client may go away whenever it likes.
+                    // The client may disconnect at any time.
                     let _ = converse(stream, &log, &*handler).await;
                 });
             }
         });
-        Self { address, asked, task }
+        Self { address, requests, task }
     }
 
     /// Serves a directory as it is.
     pub(crate) async fn directory(root: PathBuf) -> Self {
-        Self::new(move |asked| from_directory(&root, asked)).await
+        Self::new(move |request| from_directory(&root, request)).await
     }
 
     pub(crate) fn url(&self, path: &str) -> String {
         format!("http://{}/{path}", self.address)
     }
 
-    /// What was asked for so far.
-    pub(crate) fn asked(&self) -> Vec<Asked> {
-        self.asked.lock().unwrap().clone()
+    /// Returns the requests received so far.
+    pub(crate) fn requests(&self) -> Vec<ReceivedRequest> {
+        self.requests.lock().unwrap().clone()
     }
 
     pub(crate) fn forget(&self) {
-        self.asked.lock().unwrap().clear();
+        self.requests.lock().unwrap().clear();
     }
 }
 
@@ -309,26 +311,26 @@ impl Drop for Server {
 }
 
 /// Serves a file of a directory.
-pub(crate) fn from_directory(root: &Path, asked: &Asked) -> Reply {
-    match fs::read(root.join(asked.path.trim_start_matches('/'))) {
-        Ok(bytes) => Reply::ranged(asked, &bytes),
+pub(crate) fn from_directory(root: &Path, request: &ReceivedRequest) -> Reply {
+    match fs::read(root.join(request.path.trim_start_matches('/'))) {
+        Ok(bytes) => Reply::ranged(request, &bytes),
         Err(_) => Reply::status(404),
     }
 }
 
 async fn converse(
     mut stream: TcpStream,
-    log: &Mutex<Vec<Asked>>,
-    handler: &(dyn Fn(&Asked) -> Reply + Send + Sync),
+    log: &Mutex<Vec<ReceivedRequest>>,
+    handler: &(dyn Fn(&ReceivedRequest) -> Reply + Send + Sync),
 ) -> std::io::Result<()> {
     loop {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
             head.push(stream.read_u8().await?);
         }
-        let asked = parse(&String::from_utf8(head).unwrap());
-        log.lock().unwrap().push(asked.clone());
-        let reply = handler(&asked);
+        let request = parse(&String::from_utf8(head).unwrap());
+        log.lock().unwrap().push(request.clone());
+        let reply = handler(&request);
         let mut text = format!("HTTP/1.1 {} X\r\n", reply.status);
         let has_length = reply.headers.iter().any(|(name, _)| name == "Content-Length");
         if !reply.endless && !has_length {
@@ -355,7 +357,7 @@ async fn converse(
     }
 }
 
-fn parse(head: &str) -> Asked {
+fn parse(head: &str) -> ReceivedRequest {
     let header = |name: &str| {
         let lines = head.lines().skip(1).filter_map(|line| line.split_once(':'));
         let mut found = lines.filter(|(key, _)| key.eq_ignore_ascii_case(name));
@@ -366,7 +368,7 @@ fn parse(head: &str) -> Asked {
         let last = if to.is_empty() { usize::MAX - 1 } else { to.parse().ok()? };
         Some((from.parse().ok()?, last))
     });
-    Asked {
+    ReceivedRequest {
         path: head.split(' ').nth(1).unwrap_or_default().to_owned(),
         range,
         authorization: header("authorization"),
@@ -377,13 +379,13 @@ pub(crate) fn text(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// Names of what is in the staging directory, but for its directories and lock.
+/// Lists the staging directory without its subdirectories and lock file.
 pub(crate) fn leftovers(world: &World, directory: &str) -> Vec<String> {
     let names = tree(&world.path(directory)).into_keys();
     names.filter(|name| name != "lock").collect()
 }
 
-/// A registry with one artifact, pushed from a bundle as OCI tools do it.
+/// A registry with one artifact, pushed from a bundle the way OCI tools do.
 pub(crate) async fn registry(directory: &Path, login: Option<&'static str>) -> Server {
     let root: PathBuf = directory.to_owned();
     let index: serde_json::Value =
@@ -392,24 +394,28 @@ pub(crate) async fn registry(directory: &Path, login: Option<&'static str>) -> S
     let name = |key: &str| entry["annotations"][key].as_str().unwrap().to_owned();
     let (tag, digest) =
         (name("org.opencontainers.image.ref.name"), entry["digest"].as_str().unwrap().to_owned());
-    Server::new(move |asked| {
-        if asked.path.starts_with("/token") {
-            assert!(asked.path.contains("scope=repository:mirror/bundle:pull"), "{}", asked.path);
+    Server::new(move |request| {
+        if request.path.starts_with("/token") {
+            assert!(
+                request.path.contains("scope=repository:mirror/bundle:pull"),
+                "{}",
+                request.path
+            );
             return Reply::ok(br#"{"token":"good"}"#.to_vec());
         }
         if let Some(challenge) = login
-            && asked.authorization.as_deref() != Some("Bearer good")
+            && request.authorization.as_deref() != Some("Bearer good")
         {
             return Reply::status(401).with("WWW-Authenticate", challenge);
         }
-        let rest = asked.path.strip_prefix("/v2/mirror/bundle/").unwrap_or_default();
+        let rest = request.path.strip_prefix("/v2/mirror/bundle/").unwrap_or_default();
         let digest = match rest.split_once('/') {
             Some(("manifests", version)) if version == tag || version == digest => &digest,
             Some(("blobs", digest)) => digest,
             _ => return Reply::status(404),
         };
         let path = format!("/blobs/sha256/{}", digest.trim_start_matches("sha256:"));
-        from_directory(&root, &Asked { path, ..asked.clone() })
+        from_directory(&root, &ReceivedRequest { path, ..request.clone() })
     })
     .await
 }

@@ -14,8 +14,9 @@ use crate::{
 
 /// Pack packages and images into a bundle and sign it.
 ///
-/// What goes in stands in a file (--from), in flags, or in both. Packages say themselves what they
-/// are: one for another architecture or system is refused. The same inputs make the same bytes.
+/// List the contents in a file (--from), in flags, or in both. Refit reads the metadata inside each
+/// package and refuses a package for another architecture or system. The same inputs give the same
+/// bytes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -43,37 +44,37 @@ Exit codes:
   1  something cannot be packed; nothing was written
   2  the command line is wrong")]
 pub(crate) struct Args {
-    /// The directory to make.
+    /// Create the bundle in this directory.
     #[arg(value_name = "OUTPUT")]
     path: PathBuf,
-    /// File that says what goes in.
+    /// Read the bundle contents from this file.
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
-    /// Kubernetes version that the bundle brings.
+    /// Set the Kubernetes version that the bundle installs.
     #[arg(long, value_name = "VERSION", required_unless_present = "from")]
     kubernetes_version: Option<KubernetesVersion>,
-    /// Processor architecture of the hosts.
+    /// Set the processor architecture of the hosts.
     #[arg(long, value_enum, value_name = "ARCH", required_unless_present = "from")]
     architecture: Option<ArchitectureName>,
-    /// Operating system of the hosts [default: any, without .deb and .rpm].
+    /// Set the operating system of the hosts [default: any, without .deb and .rpm].
     #[arg(long, value_enum, value_name = "FAMILY")]
     os_family: Option<OsFamilyName>,
-    /// A .deb, .rpm or tarball, or a directory with such; may be given again.
+    /// Add a .deb, .rpm or tarball, or a directory that contains them; may be repeated.
     #[arg(long, value_name = "PATH")]
     package: Vec<PathBuf>,
-    /// A `docker save` or OCI archive, or an OCI layout; may be given again.
+    /// Add a `docker save` or OCI archive, or an OCI layout; may be repeated.
     #[arg(long, value_name = "PATH")]
     image: Vec<PathBuf>,
-    /// An image of the operating system; may be given again.
+    /// Add an operating system image; may be repeated.
     #[arg(long, value_name = "PATH")]
     os_image: Vec<PathBuf>,
-    /// Any other file; may be given again.
+    /// Add any other file; may be repeated.
     #[arg(long, value_name = "PATH")]
     file: Vec<PathBuf>,
-    /// The secret key that signs, from `refit bundle keygen` or `minisign -G`.
+    /// Sign with this secret key, from `refit bundle keygen` or `minisign -G`.
     #[arg(long, value_name = "FILE")]
     key: PathBuf,
-    /// The key's password is on the first line of this file.
+    /// Read the password of the key from the first line of this file.
     #[arg(long, value_name = "FILE")]
     password_file: Option<PathBuf>,
     /// Output format.

@@ -12,12 +12,12 @@ use crate::{
     printer::{Format, Printer, columns},
 };
 
-/// How much of a digest tells it from the others.
+/// Number of digits that identify a digest in the output.
 const SHORT: usize = 12;
 
-/// Show what is in a bundle.
+/// Show the contents of a bundle.
 ///
-/// Reads the manifest alone, and believes it: `refit bundle verify` says whether it is true.
+/// Reads only the manifest and does not verify it; use `refit bundle verify` for that.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -9,17 +9,17 @@ use crate::{
     printer::{Format, Printer},
 };
 
-/// Make a key that signs bundles.
+/// Generate a key that signs bundles.
 ///
-/// NAME.key is the secret one, readable by you alone; keep it where bundles are built, or offline.
-/// NAME.pub goes to the hosts, into /etc/refit/keys. Both are minisign's files.
+/// NAME.key is the secret key, readable only by you; keep it on the build host, or offline.
+/// Copy NAME.pub to /etc/refit/keys on the hosts. Both are minisign files.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   refit bundle keygen release
   refit bundle keygen --password-file pass.txt release")]
 pub(crate) struct Args {
-    /// Name of the two files, without ending.
+    /// Name of the two files, without extension.
     #[arg(value_name = "NAME")]
     name: PathBuf,
     /// Encrypt the secret key with the password on the first line of this file.

@@ -1,4 +1,5 @@
-//! `refit bundle`: what hosts without the internet need, packed, signed, looked at and verified.
+//! `refit bundle`: builds, signs, inspects and verifies the bundles for hosts without internet
+//! access.
 
 mod build;
 mod inspect;
@@ -16,10 +17,10 @@ use refit_bundle::{
 
 use crate::global::GlobalArgs;
 
-/// Pack what hosts without the internet need for a Kubernetes version, and sign it.
+/// Build and verify signed bundles for hosts without internet access.
 ///
-/// A bundle is a directory with packages, container images and a signed manifest. Hosts take
-/// it from a path, a web server or a registry; docs/bundle.md has the whole way.
+/// A bundle is a directory with packages, container images and a signed manifest. Hosts fetch it
+/// from a path, a web server or a registry; see docs/bundle.md.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -34,13 +35,13 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Make a key that signs bundles.
+    /// Generate a key that signs bundles.
     Keygen(keygen::Args),
     /// Pack packages and images into a bundle and sign it.
     Build(build::Args),
     /// Verify the signature of a bundle and every byte in it.
     Verify(verify::Args),
-    /// Show what is in a bundle.
+    /// Show the contents of a bundle.
     Inspect(inspect::Args),
 }
 
@@ -54,16 +55,18 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
     }
 }
 
-/// Where a bundle is, and what it takes to get there.
+/// Location of a bundle and how to access it.
 #[derive(Debug, clap::Args)]
 struct SourceArgs {
-    /// The bundle: a directory, http(s)://HOST/DIRECTORY/ or oci://REGISTRY/REPOSITORY@sha256:DIGEST.
+    /// The bundle: a directory, http(s)://HOST/DIRECTORY/ or
+    /// oci://REGISTRY/REPOSITORY@sha256:DIGEST.
     #[arg(value_name = "LOCATION")]
     location: String,
-    /// Trust these certificates of authorities, PEM, for HTTPS instead of the system's.
+    /// Trust the certificate authorities in this PEM file for HTTPS instead of the system's.
     #[arg(long, value_name = "FILE")]
     ca_file: Option<std::path::PathBuf>,
-    /// Credentials of registries and web servers, as Docker keeps them (config.json).
+    /// Read credentials for registries and web servers from this file, in Docker's format
+    /// (config.json).
     #[arg(long, value_name = "FILE")]
     credentials_file: Option<std::path::PathBuf>,
 }
@@ -86,7 +89,7 @@ impl SourceArgs {
     }
 }
 
-/// Processor architecture, as flags call it.
+/// Values of the flags for the processor architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum ArchitectureName {
     Amd64,
@@ -108,16 +111,16 @@ impl From<ArchitectureName> for Architecture {
     }
 }
 
-/// Operating system, as flags call it.
+/// Values of the flags for the operating system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum OsFamilyName {
     /// Tarballs and images only.
     Any,
     /// Azure Linux.
     Azurelinux,
-    /// Debian, Ubuntu and what follows them.
+    /// Debian, Ubuntu and their derivatives.
     Debian,
-    /// Red Hat and what follows it.
+    /// Red Hat and its derivatives.
     Rhel,
 }
 
@@ -132,7 +135,8 @@ impl From<OsFamilyName> for OsFamily {
     }
 }
 
-/// The first line of a file: a password stands in a file, since other users see the command line.
+/// Reads the first line of a file. Passwords are not flags, because other users can see the command
+/// line.
 fn password(path: Option<&Path>) -> anyhow::Result<Option<String>> {
     let Some(path) = path else {
         return Ok(None);
@@ -145,7 +149,7 @@ fn password(path: Option<&Path>) -> anyhow::Result<Option<String>> {
     }
 }
 
-/// How many bytes, as people say it.
+/// Formats a number of bytes for display.
 fn bytes(count: u64) -> String {
     const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
     match UNITS.into_iter().find(|(_, size)| count >= *size) {
@@ -157,7 +161,7 @@ fn bytes(count: u64) -> String {
     }
 }
 
-/// One line on what a bundle is.
+/// Describes a bundle in one line.
 fn summary(manifest: &Manifest) -> String {
     let plural = |count: usize, noun: &str| match count {
         1 => format!("1 {noun}"),

@@ -16,16 +16,17 @@ use crate::{
     printer::{Format, Printer},
 };
 
-/// Exit code where nobody trusted signed it.
+/// Exit code if no trusted key signed the bundle.
 const EXIT_UNTRUSTED: u8 = 3;
-/// Exit code where it is not what was signed.
+/// Exit code if the contents differ from what was signed.
 const EXIT_DAMAGED: u8 = 4;
-/// Exit code where it is good, and another one.
+/// Exit code if the bundle is valid but not the requested one.
 const EXIT_OTHER: u8 = 5;
 
 /// Verify the signature of a bundle and every byte in it.
 ///
-/// Reads all of it, wherever it is, and keeps nothing: what hosts do before they use any of it.
+/// Reads the whole bundle from any location and keeps nothing. Hosts make the same checks before
+/// they use a bundle.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -44,19 +45,19 @@ Exit codes:
 pub(crate) struct Args {
     #[command(flatten)]
     source: SourceArgs,
-    /// A public key, or a directory with such; may be given again.
+    /// Trust this public key, or all public keys in this directory; may be repeated.
     #[arg(long, value_name = "PATH", required = true)]
     public_key: Vec<PathBuf>,
-    /// It must bring this Kubernetes version.
+    /// Require this Kubernetes version.
     #[arg(long, value_name = "VERSION")]
     kubernetes_version: Option<KubernetesVersion>,
-    /// It must be for this processor architecture.
+    /// Require this processor architecture.
     #[arg(long, value_enum, value_name = "ARCH")]
     architecture: Option<ArchitectureName>,
-    /// It must be for this operating system, or for any.
+    /// Require this operating system; a bundle for any system is accepted too.
     #[arg(long, value_enum, value_name = "FAMILY")]
     os_family: Option<OsFamilyName>,
-    /// Its manifest must have this sha256.
+    /// Require this sha256 of the manifest.
     #[arg(long, value_name = "DIGEST")]
     manifest_sha256: Option<Digest>,
     /// Output format.

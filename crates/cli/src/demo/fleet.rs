@@ -1,5 +1,5 @@
-//! The machines that a demo or sandbox runs: their objects and groups, the target, and what each
-//! group's strategy will do.
+//! The machines that a demo or sandbox runs: objects and groups, the target version, and the
+//! expected effect of each group's strategy.
 
 use anyhow::{Context as _, bail};
 use lab_world::manifests;
@@ -18,24 +18,25 @@ use super::report::GroupRule;
 const EXAMPLE: (&str, &str) =
     ("examples/cluster.yaml", include_str!("../../../../examples/cluster.yaml"));
 
-/// Control plane machines from which on Cluster API takes maxSurge 0 (`spec/capi.md 2.2`).
+/// Smallest control plane for which Cluster API accepts maxSurge 0
+/// (`docs/facts/control-plane.md#admission`).
 const LEAST_WITHOUT_SURGE: i64 = 3;
 
 /// One group of machines of the demo.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Group {
-    /// Name of the group and what its strategy does.
+    /// Name of the group and the effect of its strategy.
     pub(crate) rule: GroupRule,
-    /// How many machines it has.
+    /// Number of machines.
     pub(crate) replicas: i64,
-    /// Its version.
+    /// Version of the machines.
     pub(crate) version: KubernetesVersion,
     /// Whether it is a control plane.
     pub(crate) control_plane: bool,
 }
 
 impl Group {
-    /// The fields that would make Cluster API keep every machine, as text.
+    /// Returns the fields that would make Cluster API keep every machine, as text.
     pub(crate) fn fields_to_set(&self) -> Vec<String> {
         let group = &self.rule.group;
         let surge = format!("{group}: spec.rollout.strategy.rollingUpdate.maxSurge: 0");
@@ -51,33 +52,33 @@ impl Group {
     }
 }
 
-/// Everything that is known before the first write.
+/// The fleet as known before the first write.
 #[derive(Debug)]
 pub(crate) struct Fleet {
-    /// The objects, in the order of the files.
+    /// The objects, in file order.
     pub(crate) objects: Vec<Value>,
-    /// `Kind/name` of the objects that nothing acts on.
+    /// `Kind/name` of the objects that no controller acts on.
     pub(crate) kept: Vec<String>,
     /// The groups, control planes first.
     pub(crate) groups: Vec<Group>,
-    /// Where to go.
+    /// Version to upgrade to.
     pub(crate) target: KubernetesVersion,
 }
 
 impl Fleet {
-    /// Whether `--no-surge` asks for what Cluster API itself refuses.
+    /// Reports whether `--no-surge` asks for a setting that Cluster API refuses.
     pub(crate) fn forbids_too_much(&self) -> bool {
         let small = |group: &Group| group.control_plane && group.replicas < LEAST_WITHOUT_SURGE;
         self.groups.iter().any(small)
     }
 
-    /// How many machines there are to be.
+    /// Returns the number of machines.
     pub(crate) fn machines(&self) -> i64 {
         self.groups.iter().map(|group| group.replicas).sum()
     }
 }
 
-/// Reads the manifests, or takes the example.
+/// Reads the manifests, or the built-in example.
 pub(crate) fn read(files: &[std::path::PathBuf]) -> Result<Vec<Manifest>, LoadError> {
     if files.is_empty() {
         manifests::parse([(EXAMPLE.0, EXAMPLE.1.as_bytes())])
@@ -86,7 +87,7 @@ pub(crate) fn read(files: &[std::path::PathBuf]) -> Result<Vec<Manifest>, LoadEr
     }
 }
 
-/// Works out what will happen.
+/// Computes what the run will do.
 pub(crate) fn make(
     loaded: Vec<Manifest>,
     no_surge: bool,
@@ -113,7 +114,8 @@ pub(crate) fn make(
     Ok(Fleet { objects, kept, groups, target })
 }
 
-/// With `OnDelete` Cluster API waits for somebody to delete machines and never updates in place.
+/// With `OnDelete` Cluster API waits until an operator deletes machines, and never updates in
+/// place.
 fn refuse_on_delete(loaded: &[Manifest]) -> Result<(), LoadError> {
     let pointer = "/spec/rollout/strategy/type";
     let waits = |manifest: &&Manifest| {
@@ -162,8 +164,8 @@ fn group(object: &Value) -> anyhow::Result<Option<Group>> {
     }))
 }
 
-/// A group as it is shown, and told from its namesakes: `Kind/name`, and the namespace where that
-/// is not `default`.
+/// Returns the unique display name of a group: `Kind/name`, plus the namespace unless it is
+/// `default`.
 pub(crate) fn group_name(namespace: &str, owner: &str) -> String {
     match namespace {
         "" | "default" => owner.to_owned(),
@@ -171,7 +173,7 @@ pub(crate) fn group_name(namespace: &str, owner: &str) -> String {
     }
 }
 
-/// The version to go to, if every group can go there in one step.
+/// Returns the target version, if every group can reach it in one step.
 fn target(groups: &[Group], to: Option<&str>) -> anyhow::Result<KubernetesVersion> {
     let Some(lowest) = groups.iter().map(|group| &group.version).min() else {
         bail!(
@@ -192,7 +194,7 @@ fn target(groups: &[Group], to: Option<&str>) -> anyhow::Result<KubernetesVersio
                 work = true;
                 continue;
             }
-            // A group that is there already, as after half an upgrade, is left alone.
+            // A group that runs the version already, as after half an upgrade, is left alone.
             Hop::Same => continue,
             Hop::TooFar { .. } => {
                 format!("kubeadm does not skip minors: go to {} first", version.next_minor_zero())
@@ -238,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_cannot_be_reached_is_refused_with_the_way_out() {
+    fn an_unreachable_target_is_refused_with_a_remedy() {
         let error = |to| example(false, Some(to)).unwrap_err().to_string();
         assert!(error("v1.36.0").contains("go to v1.35.0 first"));
         assert!(error("v1.33.0").contains("does not go back"));
@@ -247,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_is_there_already_is_left_alone() {
+    fn a_group_at_the_target_is_left_alone() {
         let text = EXAMPLE.1.replacen("version: v1.34.2", "version: v1.35.0", 1);
         let loaded = manifests::parse([("half.yaml", text.as_bytes())]).unwrap();
         let fleet = make(loaded, false, None).unwrap();
@@ -257,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strategy_that_waits_for_somebody_is_refused_where_it_stands() {
+    fn an_on_delete_strategy_is_refused_with_its_position() {
         let second = EXAMPLE.1.rfind("type: RollingUpdate").unwrap();
         let (head, tail) = EXAMPLE.1.split_at(second);
         let text = head.to_owned() + &tail.replacen("RollingUpdate", "OnDelete", 1);

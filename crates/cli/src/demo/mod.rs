@@ -1,4 +1,4 @@
-//! `refit demo`: the product's main job on simulated hosts.
+//! `refit demo`: an in-place upgrade on simulated hosts.
 
 pub(crate) mod fleet;
 mod outcome;
@@ -13,7 +13,7 @@ use crate::{
     printer::{Format, Printer},
 };
 
-/// Exit code where a machine was replaced that nobody asked to replace.
+/// Exit code if a machine was replaced unexpectedly.
 const EXIT_REPLACED: u8 = 3;
 
 /// Flags of `refit demo`.
@@ -26,22 +26,24 @@ Examples:
   refit demo -o json | jq '.machines[] | {machine, sameMachine}'
 
 Exit codes:
-  0  every machine runs the new version, none was replaced but by its group's own maxSurge
-  1  the manifests are wrong, or the run did not end well; the text says why
+  0  every machine runs the new version; only a group's own maxSurge replaced machines
+  1  the manifests are invalid, or the run failed
   2  the command line is wrong
-  3  a machine was replaced that nobody asked to replace
+  3  a machine was replaced unexpectedly
   130, 143  interrupted by Ctrl-C or SIGTERM; nothing is left behind")]
 pub(crate) struct Args {
-    /// Cluster manifests to run instead of the built-in example.
+    /// Run these Cluster manifests instead of the built-in example.
     #[arg(long, value_name = "FILE", num_args = 1..)]
     manifests: Vec<PathBuf>,
-    /// Version to go to [default: v1.35.0 where that is at most one minor up, else the next minor's .0].
+    /// Upgrade to this version [default: v1.35.0 if that is at most one minor up, else the next
+    /// minor's .0].
     #[arg(long, value_name = "VERSION")]
     to: Option<String>,
-    /// Set KubeadmControlPlane maxSurge 0 and MachineDeployment maxSurge 0, maxUnavailable 1 before the run.
+    /// Set KubeadmControlPlane maxSurge 0 and MachineDeployment maxSurge 0, maxUnavailable 1 before
+    /// the run.
     #[arg(long)]
     no_surge: bool,
-    /// Simulated seconds per second.
+    /// Set the number of simulated seconds per second.
     #[arg(long, value_name = "N", default_value_t = 60.0, value_parser = speed)]
     speed: f64,
     /// Output format.
@@ -70,7 +72,7 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
         tokio::select! {
             biased;
             number = interrupted() => {
-                // Whoever interrupts may have closed our output already.
+                // After an interrupt, stdout may be closed already.
                 let line = if printer.shows_bars() { "\n" } else { "" };
                 let _ = printer.note(&format!("{line}interrupted; nothing is left behind"));
                 Ok(by_signal(number))
@@ -78,7 +80,7 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
             code = demo => code,
         }
     });
-    // A blocking beat of the pacer may still be under way; nothing waits for it.
+    // A blocking tick of the pacer may still be running; do not wait for it.
     runtime.shutdown_background();
     code
 }

@@ -1,4 +1,4 @@
-//! What is shown at the end.
+//! Prints the result of a demo.
 
 use std::process::ExitCode;
 
@@ -11,10 +11,10 @@ use super::{
 };
 use crate::printer::{Printer, columns, duration};
 
-/// How long it took.
+/// Durations of the run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timing {
-    /// From the change to the last machine, in simulated seconds.
+    /// Simulated seconds from the version change to the last machine.
     pub(super) fleet_seconds: i64,
     /// Simulated seconds per second.
     pub(super) speed: f64,
@@ -22,13 +22,13 @@ pub(super) struct Timing {
 
 /// The whole result.
 pub(super) struct DemoOutcome<'a> {
-    /// What was to be done.
+    /// The planned run.
     pub(super) fleet: &'a Fleet,
-    /// What became of each machine.
+    /// The result of each machine.
     pub(super) rows: Vec<Row>,
-    /// How long it took.
+    /// Durations of the run.
     pub(super) timing: Timing,
-    /// Invariants that did not hold.
+    /// Invariants that were violated.
     pub(super) violations: Vec<String>,
 }
 
@@ -49,7 +49,7 @@ struct Json<'a> {
 }
 
 impl DemoOutcome<'_> {
-    /// The exit code that goes with the result.
+    /// Returns the exit code for the result.
     pub(super) fn exit_code(&self) -> ExitCode {
         if self.count(|v| *v == Verdict::Unasked) > 0 {
             ExitCode::from(EXIT_REPLACED)
@@ -133,8 +133,8 @@ impl DemoOutcome<'_> {
             table.push(vec![
                 row.before.machine.clone(),
                 match (&row.before, &after) {
-                    // The old node's name stands in the first column already.
-                    (was, is) if was.node_name == was.machine && !same_or_none(was, is) => {
+                    // The first column already shows the old node's name.
+                    (was, is) if was.node_name == was.machine && !is_same_or_unset(was, is) => {
                         format!("-> {}", is.node_name)
                     }
                     (was, is) => arrow(&was.node_name, &is.node_name),
@@ -185,7 +185,7 @@ impl DemoOutcome<'_> {
     }
 }
 
-fn same_or_none(was: &Identity, is: &Identity) -> bool {
+fn is_same_or_unset(was: &Identity, is: &Identity) -> bool {
     is.node_name.is_empty() || was.node_name == is.node_name
 }
 
@@ -213,7 +213,7 @@ fn next_steps(printer: Printer, fleet: &Fleet, no_surge: bool) -> anyhow::Result
     Ok(())
 }
 
-/// How the demo was started: from the checkout by cargo, or as an installed program.
+/// Returns the command that started the demo: through cargo in a checkout, or an installed program.
 fn command() -> &'static str {
     match std::env::var_os("CARGO") {
         Some(_) => "cargo run --release -- demo",

@@ -1,11 +1,11 @@
-//! What became of each machine, judged by what was read before and after.
+//! Classifies each machine by comparing reads before and after the run.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use refit_kinds::version::StatedVersion;
 use serde::Serialize;
 
-/// What identifies a machine, as an independent client read it.
+/// The identity of a machine, as read by an independent client.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Identity {
@@ -13,7 +13,7 @@ pub(crate) struct Identity {
     pub(crate) machine: String,
     /// uid of the Machine.
     pub(crate) uid: String,
-    /// Identity at the provider.
+    /// Provider ID of the Machine.
     #[serde(rename = "providerID")]
     pub(crate) provider_id: String,
     /// Name of the Node.
@@ -21,48 +21,48 @@ pub(crate) struct Identity {
     /// Boot id that the Node reports.
     #[serde(rename = "bootID")]
     pub(crate) boot_id: String,
-    /// Version of the kubelet that runs.
+    /// Version of the running kubelet.
     pub(crate) version: StatedVersion,
     /// `Kind/name` of the group that owns the machine.
     #[serde(skip)]
     pub(crate) group: String,
 }
 
-/// What a group's own strategy lets Cluster API do.
+/// What a group's own strategy allows Cluster API to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GroupRule {
     /// `Kind/name`.
     pub(crate) group: String,
-    /// How many machines the strategy replaces.
+    /// Number of machines that the strategy replaces.
     pub(crate) replaces: i64,
-    /// The strategy's maxSurge as it stands in the object, for the text.
+    /// maxSurge of the strategy as written in the object, for display.
     pub(crate) max_surge: String,
 }
 
-/// What was done on one machine.
+/// The work done on one machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Work {
-    /// Steps that ended well.
+    /// Number of steps that succeeded.
     pub(crate) steps: usize,
     /// Seconds from the first step to the last.
     pub(crate) seconds: i64,
-    /// Seconds that the host itself worked.
+    /// Seconds of the steps that ran on the host.
     pub(crate) host_seconds: i64,
 }
 
-/// What became of a machine.
+/// The result of one machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// The same machine, updated where it stands.
+    /// The same machine, updated in place.
     Same,
-    /// The group's own maxSurge made Cluster API replace it.
+    /// Replaced by Cluster API because of the group's maxSurge.
     Surge(String),
-    /// Replaced, and nobody asked for it.
+    /// Replaced although no strategy asks for it.
     Unasked,
 }
 
 impl Verdict {
-    /// The word in the table.
+    /// Returns the text for the result table.
     pub(crate) fn text(&self) -> String {
         match self {
             Self::Same => "yes".to_owned(),
@@ -75,20 +75,21 @@ impl Verdict {
 /// One machine of the report.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
-    /// As it was.
+    /// Identity before the run.
     pub(crate) before: Identity,
-    /// As it is, or the machine that stands in its place.
+    /// Identity after the run, or that of the machine that replaced it.
     pub(crate) after: Option<Identity>,
-    /// What became of it.
+    /// The classification.
     pub(crate) verdict: Verdict,
-    /// What was done.
+    /// The work done on it.
     pub(crate) work: Work,
 }
 
-/// Pairs what was with what is.
+/// Pairs the machines before the run with those after it.
 ///
-/// A machine is the same if Machine uid, providerID and Node name are. One that is gone was replaced
-/// by its group's maxSurge as long as the strategy accounts for it; any other was not asked for.
+/// A machine is the same if its Machine uid, providerID and Node name are unchanged. A missing
+/// machine counts as replaced by its group's maxSurge as long as the strategy accounts for it;
+/// every other replacement is unexpected.
 pub(crate) fn rows(
     before: &[Identity],
     after: &[Identity],
@@ -111,7 +112,7 @@ pub(crate) fn rows(
                 Some(is) => (Some(is), Verdict::Unasked),
                 None => {
                     let is = newcomers.get_mut(was.group.as_str()).and_then(Vec::pop);
-                    (is, gone(was, rules, &mut budget))
+                    (is, verdict_of_missing(was, rules, &mut budget))
                 }
             };
             let name = is.map_or(&was.machine, |is| &is.machine);
@@ -125,7 +126,11 @@ fn same(was: &Identity, is: &Identity) -> bool {
     was.uid == is.uid && was.provider_id == is.provider_id && was.node_name == is.node_name
 }
 
-fn gone(was: &Identity, rules: &[GroupRule], budget: &mut BTreeMap<&str, i64>) -> Verdict {
+fn verdict_of_missing(
+    was: &Identity,
+    rules: &[GroupRule],
+    budget: &mut BTreeMap<&str, i64>,
+) -> Verdict {
     let rule = rules.iter().find(|rule| rule.group == was.group);
     match (rule, budget.get_mut(was.group.as_str())) {
         (Some(rule), Some(left)) if *left > 0 => {
@@ -221,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn another_uid_provider_id_or_node_under_the_same_name_is_a_replacement() {
+    fn a_changed_uid_provider_id_or_node_is_a_replacement() {
         let before = [machine("m1", "a")];
         let changes: [fn(&mut Identity); 3] = [
             |m| m.uid = "b".into(),
@@ -236,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reboot_is_no_replacement() {
+    fn a_reboot_is_not_a_replacement() {
         let before = [machine("m1", "a")];
         let mut after = before.clone();
         after[0].boot_id = "c".into();
@@ -246,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_strategy_accounts_for_as_many_replacements_as_it_asks_for() {
+    fn the_strategy_accounts_for_its_own_replacements() {
         let before = [machine("m1", "a"), machine("m2", "b")];
         let after = [machine("m3", "c"), machine("m4", "d")];
         assert_eq!(verdicts(&before, &after, 1), ["replaced (maxSurge 1)", "REPLACED"]);
@@ -263,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn the_json_says_whether_it_is_the_same_machine() {
+    fn the_json_shows_whether_a_machine_is_the_same() {
         let before = [machine("m1", "a")];
         let row = &rows(&before, &[], &[], &BTreeMap::new())[0];
         let json = serde_json::to_value(MachineJson::from(row)).unwrap();

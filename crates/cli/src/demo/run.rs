@@ -1,4 +1,4 @@
-//! Brings the cluster up, changes the version as a user would, and watches.
+//! Brings the cluster up, changes the version as a user would, and watches the upgrade.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,13 +26,13 @@ use crate::{
     progress::{Board, Step, is_done},
 };
 
-/// How long the machines may take to come up, in simulated time.
+/// Time limit for bringing the machines up, in simulated time.
 const BRING_UP: Duration = Duration::from_hours(1);
-/// How long nothing may move before the run counts as stuck, in simulated seconds.
+/// The run counts as stuck after this many simulated seconds without a change.
 const STUCK_SECONDS: i64 = 45 * 60;
-/// Steps of a NodeUpdate that are the cluster's, not the host's.
+/// Steps of a NodeUpdate that run in the cluster, not on the host.
 const CLUSTER_STEPS: [&str; 4] = ["cordon", "drain", "node-ready", "uncordon"];
-/// User agent of the client that reads before and after.
+/// User agent of the client that reads machines before and after the run.
 const READER: &str = "refit-demo-reader";
 
 /// Runs the whole demo.
@@ -140,13 +140,13 @@ async fn bring_up(
     Ok(())
 }
 
-/// Characters of the longest name.
+/// Returns the length of the longest name.
 fn widest(rows: &[MachineProgress]) -> usize {
     let names = rows.iter().map(|row| row.machine.len());
     names.max().unwrap_or_default()
 }
 
-/// Shows progress until every machine is done, or nothing moves any more.
+/// Shows progress until every machine is done or nothing changes any more.
 async fn watch(
     printer: Printer,
     world: &World,
@@ -171,7 +171,7 @@ async fn watch(
             let untouched = done_before.contains(&row.machine);
             board.show(&row.machine, &step(row, &target, untouched), elapsed)?;
         }
-        board.gone(|machine| !rows.iter().any(|row| row.machine == machine), elapsed)?;
+        board.report_gone(|machine| !rows.iter().any(|row| row.machine == machine), elapsed)?;
         let done = rows.iter().filter(|row| is_done(row, &target)).count();
         board.sum_up(done, rows.len(), format!("{} of simulated time", duration(elapsed)));
         if world.is_updated(&fleet.target.to_string())
@@ -201,7 +201,7 @@ async fn watch(
     }
 }
 
-/// Where a machine is; one that came up during the run is a new one.
+/// Returns the current step of a machine; a machine that appeared during the run is new.
 fn step(row: &MachineProgress, target: &StatedVersion, untouched: bool) -> Step {
     let mut step = crate::progress::step(row, target);
     if is_done(row, target) && row.phase.is_none() {
@@ -211,7 +211,7 @@ fn step(row: &MachineProgress, target: &StatedVersion, untouched: bool) -> Step 
     step
 }
 
-/// What the groups and updates say they wait for.
+/// Collects the blocking reasons that groups and updates report.
 async fn blockers(world: &World) -> anyhow::Result<String> {
     let client = world.client(READER)?;
     let mut lines = Vec::new();
@@ -262,7 +262,7 @@ fn identities(facts: Vec<MachineFacts>) -> Vec<Identity> {
     machines.into_iter().map(|(_, identity)| identity).collect()
 }
 
-/// What was done on each machine, by its newest NodeUpdate.
+/// Summarizes the work on each machine from its newest NodeUpdate.
 async fn work(world: &World) -> anyhow::Result<BTreeMap<String, Work>> {
     let updates: Api<NodeUpdate> = Api::all(world.client(READER)?);
     let mut list = updates.list(&ListParams::default()).await?.items;

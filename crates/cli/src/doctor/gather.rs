@@ -1,4 +1,4 @@
-//! Everything that a diagnosis looks at, read from a live cluster.
+//! Reads the facts for a diagnosis from a live cluster.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -42,26 +42,27 @@ pub(super) const SYSTEM: &str = "refit-system";
 pub(super) const CONTROLLER: &str = "refit-controller";
 /// Name of the Secret with the hook server's certificate.
 const CERTIFICATE: &str = "refit-webhook-tls";
-/// Who reads.
+/// User agent of the client.
 const READER: &str = "doctor";
 
-/// How long what looks left behind gets to be cleared: it is no finding if it moves.
+/// Apparent leftovers get this long to be cleaned up; whatever changes in this time is not a
+/// finding.
 const SETTLE: Duration = Duration::from_secs(5);
 
-/// Reads everything, and what looks left behind twice.
+/// Reads the facts; reads apparent leftovers twice.
 pub(super) async fn gather(reader: &Reader) -> anyhow::Result<Facts> {
-    let mut facts = look(reader).await?;
+    let mut facts = read_once(reader).await?;
     if facts.unfinished == 0 && !facts.violations.is_empty() {
         tokio::time::sleep(SETTLE).await;
-        let again = look(reader).await?;
+        let again = read_once(reader).await?;
         facts.unfinished = again.unfinished;
         facts.violations.retain(|one| again.violations.contains(one));
     }
     Ok(facts)
 }
 
-/// Reads everything. A cluster that does not answer is an error; what may not be read is not.
-async fn look(reader: &Reader) -> anyhow::Result<Facts> {
+/// Reads the facts once. An unreachable cluster is an error; a forbidden read is not.
+async fn read_once(reader: &Reader) -> anyhow::Result<Facts> {
     let client = &reader.cluster.client;
     let clusters = reader.everywhere::<ClusterObject>().await?;
     let machines = reader.everywhere::<Machine>().await?;
@@ -117,9 +118,9 @@ async fn look(reader: &Reader) -> anyhow::Result<Facts> {
     })
 }
 
-/// Tells the checker of invariants what there is.
+/// Feeds the existing objects to the invariant checker.
 fn feed(world: &mut World, group: &str, cluster: Option<&str>, object: &Value) {
-    // What is found is no write of ours, so that it breaks nothing.
+    // Existing objects are not writes by Refit, so they cannot violate an invariant.
     let kind = text(object, "/kind");
     drop(world.observe(group, kind, cluster, None, Some(object), READER));
 }
@@ -143,7 +144,7 @@ where
     }
 }
 
-/// One object of the installation's namespace.
+/// Reads one object in the installation's namespace.
 pub(super) async fn system<K>(client: &Client, name: &str) -> Read<Option<K>>
 where
     K: kube::Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
@@ -226,7 +227,7 @@ async fn certificate(
     }))
 }
 
-/// The first certificate of a PEM file.
+/// Reads the first certificate of a PEM file.
 fn leaf(pem: &[u8]) -> Result<CertificateFacts, String> {
     let (_, pem) = parse_x509_pem(pem).map_err(|error| format!("key tls.crt: {error}"))?;
     let certificate = pem.parse_x509().map_err(|error| format!("key tls.crt: {error}"))?;
@@ -276,7 +277,7 @@ async fn lease(client: &Client) -> Read<Option<doctor::Lease>> {
     })
 }
 
-/// The namespaces that hold Clusters.
+/// Reads the namespaces that contain Clusters.
 async fn namespaces(client: &Client, clusters: &[Value]) -> Read<Vec<doctor::Namespace>> {
     let api: Api<Namespace> = Api::all(client.clone());
     let names: BTreeSet<&str> = clusters.iter().map(namespace).collect();
@@ -299,7 +300,7 @@ async fn namespaces(client: &Client, clusters: &[Value]) -> Read<Vec<doctor::Nam
     Read::Known(found)
 }
 
-/// The hosts of a Cluster, for their agents and for what is left on their Nodes.
+/// Reads the hosts of a Cluster, to check their agents and leftovers on their Nodes.
 async fn hosts_of(
     reader: &Reader,
     cluster: &Value,
@@ -308,8 +309,8 @@ async fn hosts_of(
 ) -> Read<Vec<Host>> {
     let mut reader = reader.clone();
     namespace(cluster).clone_into(&mut reader.cluster.namespace);
-    let of = name(cluster);
-    let client = match reader.workload(of).await {
+    let cluster_name = name(cluster);
+    let client = match reader.workload(cluster_name).await {
         Ok(client) => client,
         Err(why) => return Read::Unknown(why),
     };
@@ -324,14 +325,15 @@ async fn hosts_of(
             Err(why) => return Read::Unknown(why),
         };
         for object in &objects {
-            feed(world, group, Some(of), object);
+            feed(world, group, Some(cluster_name), object);
         }
         if group == "refit.dev" {
             plans = objects;
         }
     }
-    let own = machines.iter().filter(|machine| {
-        namespace(machine) == namespace(cluster) && text(machine, "/spec/clusterName") == of
+    let members = machines.iter().filter(|machine| {
+        namespace(machine) == namespace(cluster)
+            && text(machine, "/spec/clusterName") == cluster_name
     });
     let host = |machine: &Value| {
         let node = text(machine, "/status/nodeRef/name");
@@ -350,5 +352,5 @@ async fn hosts_of(
             reported_at: plan.and_then(|plan| time(plan, "/status/reportedAt")),
         })
     };
-    Read::Known(own.filter_map(host).collect())
+    Read::Known(members.filter_map(host).collect())
 }

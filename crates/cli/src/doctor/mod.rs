@@ -1,4 +1,4 @@
-//! `refit doctor`: whether an installation is sound.
+//! `refit doctor`: checks whether an installation works.
 
 mod gather;
 mod rights;
@@ -20,7 +20,7 @@ use crate::{
     printer::{Format, Printer},
 };
 
-/// Exit code where something does not work.
+/// Exit code if a check fails.
 const EXIT_UNSOUND: u8 = 3;
 
 /// Flags of `refit doctor`.
@@ -30,19 +30,21 @@ Examples:
   refit doctor
   refit doctor -o json
 
-It writes nothing. It looks at our CustomResourceDefinitions, the rights of the controller's ServiceAccount, the
-ExtensionConfig and the namespaces with Clusters, the hook server's certificate, version and feature gates of Cluster
-API, the controller's Deployment and Lease, the agents on the hosts, the versions of kubelets and API servers, and at
-what an ended update must not leave behind (cordons, marks on Machines, slots). What it may not read is a warning.
+The command writes nothing. It checks Refit's CustomResourceDefinitions, the permissions of the \
+controller's ServiceAccount, the ExtensionConfig and the namespaces with Clusters, the hook \
+server's certificate, version and feature gates of Cluster API, the controller's Deployment and \
+Lease, the agents on the hosts, the versions of kubelets and API servers, and leftovers of ended \
+updates (cordons, annotations on Machines, slots). An object that you lack permission to read is \
+a warning.
 
--o json writes one document: sound (whether nothing failed), findings [{check, level (Ok, Warn, Fail), object, message,
-remedy}].
+-o json writes one document: sound (whether no check failed), findings [{check, level (Ok, Warn, \
+Fail), object, message, remedy}].
 
 Exit codes:
-  0  sound; there may be warnings
-  1  the cluster cannot be read; the text says why
-  2  the command line is wrong
-  3  something does not work
+  0  no check failed; there may be warnings
+  1  the cluster cannot be read
+  2  the command line is invalid
+  3  a check failed
   130, 143  interrupted by Ctrl-C or SIGTERM")]
 pub(crate) struct Args {
     /// Output format.

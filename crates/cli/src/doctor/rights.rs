@@ -1,4 +1,4 @@
-//! Whether the controller's ServiceAccount has the rights of an installation.
+//! Checks that the controller's ServiceAccount has the permissions of an installation.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use refit_predict::{Read, doctor::Right};
 use super::gather::{CONTROLLER, SYSTEM, system};
 use crate::plan::reader::reason_of;
 
-/// Asks for each right of the installation's roles whether the controller has it.
+/// Checks each permission in the installation's roles against the controller's ServiceAccount.
 pub(super) async fn rights(client: &Client) -> Read<Vec<Right>> {
     match system::<ServiceAccount>(client, CONTROLLER).await {
         Read::Known(Some(_)) => {}
@@ -74,7 +74,7 @@ fn shown(attributes: &ResourceAttributes, space: &str) -> String {
     if space.is_empty() { text } else { format!("{text} in {space}") }
 }
 
-/// The rights of the roles that an installation brings.
+/// Lists the permissions in the roles of an installation.
 fn needed() -> Vec<(String, ResourceAttributes)> {
     let mut all = Vec::new();
     for role in objects(&manifests(&[Part::Rbac], &Choices::default())) {

@@ -1,4 +1,4 @@
-//! The diagnosis of a simulated installation.
+//! Diagnoses of a simulated installation.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,7 +27,7 @@ fn silent() -> AccessRecorder {
     Arc::new(|_: &AccessRecord<'_>| {})
 }
 
-/// What a test gives the controller in workload clusters: the role that `deploy/` describes.
+/// The role that `deploy/` describes for the controller in workload clusters.
 fn workload() -> Vec<Value> {
     let manifest = refit_install::Manifest {
         path: "workload_role.yaml",
@@ -50,7 +50,7 @@ async fn installed() -> World {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/cluster.yaml");
     let manifest_objects = load(&[file]).unwrap().into_iter().map(|m| m.object).collect();
     let world = World::new(WorldOptions {
-        // Certificates are made by the world's time and checked by the machine's.
+        // Certificates are issued at simulated time and checked at real time.
         epoch: Clock::real().now_seconds() - jiff::SignedDuration::from_hours(48),
         two_controllers: true,
         enforced: Some(Enforced {
@@ -68,7 +68,7 @@ async fn installed() -> World {
         .await
         .unwrap();
     world.pass(Duration::from_secs(40)).await;
-    // Nobody runs Deployments of the management cluster here.
+    // No controller runs the Deployments of the management cluster here.
     let api: Api<Deployment> =
         Api::namespaced(world.client("doctor-test").unwrap(), "refit-system");
     let body = json!({"status": {"replicas": 2, "readyReplicas": 2}});
@@ -95,7 +95,7 @@ fn bad(found: &[Finding]) -> Vec<(Check, Level)> {
 }
 
 #[test]
-fn an_installation_is_sound_until_something_is_taken_from_it() {
+fn a_damaged_installation_is_reported() {
     runtime().unwrap().block_on(async {
         let world = installed().await;
         let found = findings(&world).await;

@@ -1,4 +1,4 @@
-//! `refit install`: prints what a cluster needs, or applies it.
+//! `refit install`: prints or applies the manifests of an installation.
 
 use std::process::ExitCode;
 
@@ -11,11 +11,12 @@ use crate::{
     printer::{Format, Printer},
 };
 
-/// Print what a cluster needs, or apply it.
+/// Print or apply the manifests of an installation.
 ///
-/// Without --apply nothing is written: the manifests go to stdout, ready for `kubectl apply
-/// --server-side -f -` or a repository. With --apply they are applied server-side as field manager
-/// `refit`, in order; running it again changes nothing, and is how to upgrade.
+/// Without --apply, Refit writes nothing to the cluster: it prints the manifests to stdout, for
+/// `kubectl apply --server-side -f -` or a repository. With --apply, it applies them in order with
+/// server-side apply, as field manager `refit`. Running it again changes nothing; run a newer
+/// version to upgrade.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -29,13 +30,13 @@ pub(crate) struct Args {
     /// Apply the manifests instead of printing them.
     #[arg(long)]
     apply: bool,
-    /// Only these parts [default: all of a management cluster's, which is all but agent].
+    /// Select parts [default: all parts of a management cluster, which is every part except agent].
     #[arg(long, value_enum, value_name = "PART", value_delimiter = ',')]
     only: Vec<PartName>,
-    /// Image with refit-controller and refit-agent.
+    /// Use this image for refit-controller and refit-agent.
     #[arg(long, value_name = "IMAGE", default_value = refit_install::manifests::IMAGE)]
     image: String,
-    /// How many controllers run.
+    /// Set the number of controller replicas.
     #[arg(
         long,
         value_name = "COUNT",
@@ -43,7 +44,8 @@ pub(crate) struct Args {
         value_parser = clap::value_parser!(u32).range(1..=9)
     )]
     replicas: u32,
-    /// Print how new hosts get the agent from their first boot, instead of manifests.
+    /// Print the configuration that installs the agent on new hosts at first boot, instead of
+    /// manifests.
     #[arg(
         long = "for",
         value_enum,
@@ -52,22 +54,22 @@ pub(crate) struct Args {
         conflicts_with_all = ["apply", "only", "image", "replicas"]
     )]
     target: Option<Target>,
-    /// Where hosts fetch the program of the agent (with --for).
+    /// Download the agent program from this URL (with --for).
     #[arg(long, value_name = "URL", requires_all = ["target", "agent_sha256"])]
     agent_url: Option<String>,
-    /// The sha256 that it must have (with --for).
+    /// Require this sha256 of the agent program (with --for).
     #[arg(long, value_name = "HEX", requires = "agent_url")]
     agent_sha256: Option<String>,
 }
 
-/// What brings the agent to a host.
+/// How the agent gets onto a new host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Target {
     /// `files` and `preKubeadmCommands` of a KubeadmConfig.
     KubeadmConfig,
 }
 
-/// A part of an installation, as flags call it.
+/// A part of an installation; values of `--only`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum PartName {
     /// Namespace refit-system of the management cluster.
@@ -78,7 +80,7 @@ enum PartName {
     Rbac,
     /// Deployment, Services, PodDisruptionBudget and NetworkPolicy of the controller.
     Controller,
-    /// ExtensionConfig: Cluster API begins to call Refit.
+    /// ExtensionConfig: makes Cluster API call Refit.
     Extension,
     /// Namespace, admission policy and DaemonSet of the agents, for a workload cluster.
     Agent,
@@ -148,7 +150,7 @@ fn parts(args: &Args) -> Vec<Part> {
     args.only.iter().map(|&part| part.into()).collect()
 }
 
-/// What would not be an image in YAML is refused here.
+/// Refuses a text that would not be a valid image in YAML.
 fn check_image(image: &str) -> anyhow::Result<()> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "._-/:@".contains(c);
     if image.is_empty() || !image.chars().all(allowed) || !image.starts_with(char::is_alphanumeric)
@@ -196,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_an_image_goes_into_a_manifest() {
+    fn only_a_valid_image_is_accepted() {
         for good in ["refit", "refit:0.1.0", "localhost:5000/a/refit@sha256:ab12"] {
             assert!(check_image(good).is_ok(), "{good}");
         }
@@ -206,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_that_is_applied_says_what_comes_next() {
+    fn every_applied_part_names_the_next_step() {
         let text = next_steps(&Part::MANAGEMENT).join("\n");
         assert!(text.contains("refit.dev/in-place=enabled"), "{text}");
         assert!(next_steps(&[Part::Agent]).join("\n").contains("hostplans"));

@@ -1,4 +1,4 @@
-//! Everything that a plan is made of, read from a live cluster with as few reads as do.
+//! Reads the input of a plan from a live cluster, with as few requests as possible.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +24,7 @@ use crate::{
     target::{Target, TargetKind},
 };
 
-/// Where kubectl keeps what was applied last.
+/// Annotation where kubectl keeps the configuration that was applied last.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Sets the version in a group's spec.
@@ -37,15 +37,15 @@ fn ask_for(group: &mut Value, version: &str) {
     }
 }
 
-/// What is to be changed.
+/// The change to plan.
 pub(crate) enum Change<'a> {
-    /// The version of a target.
+    /// A new version of a target.
     Version(&'a Target, &'a KubernetesVersion),
-    /// These objects are to be applied.
+    /// Objects to apply.
     Objects(&'a [Value]),
 }
 
-/// Reads everything and makes the change on paper.
+/// Reads all objects and computes their desired state after the change.
 pub(crate) async fn gather(reader: &mut Reader, change: &Change<'_>) -> anyhow::Result<Input> {
     if let Change::Objects(objects) = change {
         reader.cluster.namespace = only_namespace(objects)?;
@@ -97,7 +97,7 @@ pub(crate) async fn gather(reader: &mut Reader, change: &Change<'_>) -> anyhow::
     })
 }
 
-/// The namespace that all objects are in.
+/// Returns the namespace of the objects; it must be the same for all.
 fn only_namespace(objects: &[Value]) -> anyhow::Result<String> {
     let all: BTreeSet<&str> = objects.iter().map(namespace).collect();
     match all.iter().collect::<Vec<_>>()[..] {
@@ -110,7 +110,7 @@ fn only_namespace(objects: &[Value]) -> anyhow::Result<String> {
     }
 }
 
-/// Clusters and groups of the namespace.
+/// Reads Clusters and groups of the namespace.
 async fn owners(reader: &Reader) -> anyhow::Result<Objects> {
     let mut all = Objects::new();
     all.extend(reader.all::<ClusterObject>("").await?);
@@ -120,8 +120,8 @@ async fn owners(reader: &Reader) -> anyhow::Result<Objects> {
     Ok(all)
 }
 
-/// The objects with the version of a target in them, the groups that it concerns, and whether it
-/// goes through a topology.
+/// Sets the version of a target in the objects. Returns the objects, the affected groups, and
+/// whether the change goes through a topology.
 fn set_version(
     reader: &Reader,
     current: &Objects,
@@ -157,7 +157,7 @@ fn set_version(
         TargetKind::ControlPlane | TargetKind::MachineDeployment | TargetKind::MachineSet => {
             groups.push(GroupRef::of(own));
         }
-        // Refused above.
+        // Refused earlier.
         TargetKind::Machine => {}
     }
     for group in &groups {
@@ -191,7 +191,7 @@ async fn fetch_same(
     Ok(())
 }
 
-/// What applying the objects makes, and the groups that this concerns.
+/// Computes the objects after applying `objects`, and the affected groups.
 pub(crate) fn applied(current: &Objects, objects: &[Value]) -> (Objects, Vec<GroupRef>) {
     let mut desired = current.clone();
     let mut targets = Vec::new();
@@ -210,7 +210,7 @@ pub(crate) fn applied(current: &Objects, objects: &[Value]) -> (Objects, Vec<Gro
     (desired, targets)
 }
 
-/// Kinds that own machines and that Refit does not serve.
+/// Reports whether the kind owns machines but is not supported by Refit.
 fn is_foreign_group(object: &Value) -> bool {
     kind(object) == "MachinePool"
         || (text(object, "/apiVersion").starts_with("controlplane.")
@@ -222,7 +222,7 @@ fn last_applied(live: &Value) -> Option<Value> {
     serde_json::from_str(annotations.get(LAST_APPLIED)?.as_str()?).ok()
 }
 
-/// Carries the version of a changed topology to the groups of its Cluster.
+/// Copies the version of a changed topology to the groups of its Cluster.
 fn carry_topology(
     desired: &mut Objects,
     current: &Objects,
@@ -255,7 +255,7 @@ fn carry_topology(
     targets.dedup();
 }
 
-/// Names of the Clusters of the groups.
+/// Returns the names of the Clusters of the groups.
 fn clusters_of(desired: &Objects, targets: &[GroupRef]) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for target in targets {
@@ -275,13 +275,14 @@ fn clusters_of(desired: &Objects, targets: &[GroupRef]) -> BTreeSet<String> {
                 })
                 .map(name)
         };
-        let of = Some(by_field).filter(|name| !name.is_empty()).or(by_label).or_else(refers);
-        found.extend(of.map(str::to_owned));
+        let cluster = Some(by_field).filter(|name| !name.is_empty()).or(by_label).or_else(refers);
+        found.extend(cluster.map(str::to_owned));
     }
     found
 }
 
-/// Machines of the Clusters, what they are made of, and our own objects about them.
+/// Reads the Machines of the Clusters, the objects that they refer to, and Refit's objects about
+/// them.
 async fn members(
     reader: &mut Reader,
     current: &mut Objects,
@@ -319,7 +320,7 @@ async fn members(
     Ok(())
 }
 
-/// Reads every template that a group, one of its MachineSets or one of its machines refers to.
+/// Reads every template that a group, one of its MachineSets or one of its machines references.
 async fn follow_templates(
     reader: &mut Reader,
     current: &mut Objects,
@@ -378,14 +379,15 @@ fn references(object: &Value, wanted: &mut BTreeSet<(String, String, String)>) {
     }
 }
 
-/// The desired objects with everything that the change does not touch.
+/// Adds the objects that the change does not touch to the desired objects.
 fn completed(desired: &Objects, current: &Objects) -> Objects {
     let mut all = current.clone();
     all.extend(desired.iter().cloned());
     all
 }
 
-/// What the controller does where neither owner nor Cluster says, as its Deployment has it.
+/// Returns the controller's default policy for groups where neither owner nor Cluster sets one,
+/// from its Deployment.
 async fn default_policy(reader: &Reader) -> OnUncovered {
     let api: Api<Deployment> = Api::namespaced(reader.cluster.client.clone(), "refit-system");
     let Ok(Some(deployment)) = api.get_opt("refit-controller").await else {
@@ -398,8 +400,8 @@ async fn default_policy(reader: &Reader) -> OnUncovered {
         .unwrap_or_default();
     let args: Vec<String> =
         containers.into_iter().flat_map(|container| container.args.unwrap_or_default()).collect();
-    let said = args.iter().zip(args.iter().skip(1).map(Some).chain([None]));
-    let replace = said
+    let pairs = args.iter().zip(args.iter().skip(1).map(Some).chain([None]));
+    let replace = pairs
         .filter_map(|(arg, next)| {
             let rest = arg.strip_prefix("--default-on-uncovered")?;
             rest.strip_prefix('=').or(next.map(String::as_str))

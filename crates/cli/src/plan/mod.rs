@@ -1,4 +1,4 @@
-//! `refit plan`: what a change will do to the machines, before it is made.
+//! `refit plan`: predicts what a change will do to the machines.
 
 mod gather;
 pub(crate) mod reader;
@@ -27,9 +27,9 @@ use crate::{
     target::Target,
 };
 
-/// Exit code where a machine is created or deleted.
+/// Exit code if a machine will be created or deleted.
 const EXIT_REPLACED: u8 = 3;
-/// Exit code where something keeps the change from being made.
+/// Exit code if the change is blocked.
 const EXIT_BLOCKED: u8 = 4;
 
 /// Flags of `refit plan`.
@@ -41,36 +41,39 @@ Examples:
   refit plan -f new-template.yaml -f edge-1-md-0.yaml
   refit plan -f wanted.yaml --current as-it-is.yaml      without any cluster
 
-It writes nothing. Cluster API's own decisions are run to their end on paper, with the answers that Refit would
-give: how many machines of each group are updated in place, created and deleted, by which updater each path is
-changed, what blocks, and which machines Cluster API replaces without asking, with the field to set against it.
+The command writes nothing. It simulates Cluster API's rollout with the answers that Refit's \
+hooks would return, and shows how many machines of each group are updated in place, created and \
+deleted, which updater changes each path, what blocks the change, and which machines Cluster API \
+replaces without calling Refit, with the field that prevents it.
 
-With -f the objects are taken as `kubectl apply` would apply them, on top of the live objects, or on top of those of
---current, and then no cluster is asked; an absent namespace is \"default\". A template that is rotated is named by its
-new name in the group that refers to it.
+With -f, the objects are applied as `kubectl apply` would apply them, on top of the live \
+objects. With --current, they are applied on top of those files and no cluster is read. A \
+missing namespace is \"default\". To rotate a template, create it under a new name and refer to \
+that name in the group.
 
--o json writes one document: outcome (Unchanged, InPlace, Blocked, Replaced), groups (namespace, kind, name, cluster,
-turn, from, to, outcome, machines {now, inPlace, new, deleted}, paths {line, updater, objects}, causes {reason, object,
-message, remedy}, blockedBy {reason, object, message}, notes, seconds), notes.
+-o json writes one document: outcome (Unchanged, InPlace, Blocked, Replaced), groups (namespace, \
+kind, name, cluster, turn, from, to, outcome, machines {now, inPlace, new, deleted}, paths \
+{line, updater, objects}, causes {reason, object, message, remedy}, blockedBy {reason, object, \
+message}, notes, seconds), notes.
 
 Exit codes:
-  0  every machine stays: in place, or nothing changes
-  1  the cluster or a file cannot be read; the text says why
-  2  the command line is wrong
-  3  a machine is created or deleted somewhere
-  4  no machine is replaced, and something blocks
+  0  every machine stays: it is updated in place, or nothing changes
+  1  the cluster or a file cannot be read
+  2  the command line is invalid
+  3  at least one machine is created or deleted
+  4  no machine is replaced, and the change is blocked
   130, 143  interrupted by Ctrl-C or SIGTERM")]
 pub(crate) struct Args {
     /// cluster/NAME, kcp/NAME, md/NAME or ms/NAME.
     #[arg(value_name = "KIND/NAME", requires = "to", required_unless_present = "filename")]
     target: Option<Target>,
-    /// Version to go to.
+    /// Plan an upgrade to this version.
     #[arg(long, value_name = "VERSION", requires = "target")]
     to: Option<KubernetesVersion>,
-    /// Manifests of what is wanted. May be given several times.
+    /// Plan to apply these manifests. May be repeated.
     #[arg(short, long, value_name = "FILE", conflicts_with = "target")]
     filename: Vec<PathBuf>,
-    /// Manifests of what there is, instead of a cluster. May be given several times.
+    /// Read the current objects from these manifests instead of a cluster. May be repeated.
     #[arg(long, value_name = "FILE", requires = "filename")]
     current: Vec<PathBuf>,
     /// Output format.
@@ -83,7 +86,7 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
     let printer = Printer::new(args.output, global);
     if !args.current.is_empty() {
         let found = predict(&offline(&args.filename, &args.current)?);
-        return tell(printer, &found);
+        return print_plan(printer, &found);
     }
     exit::run(async {
         let objects = objects(&args.filename)?;
@@ -93,11 +96,11 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
         };
         let mut reader = Reader::new(client::connect(global).await?);
         let input = gather(&mut reader, &change).await?;
-        tell(printer, &noted(predict(&input), &input, &objects))
+        print_plan(printer, &noted(predict(&input), &input, &objects))
     })
 }
 
-fn tell(printer: Printer, plan: &Prediction) -> anyhow::Result<ExitCode> {
+fn print_plan(printer: Printer, plan: &Prediction) -> anyhow::Result<ExitCode> {
     if printer.is_json() {
         printer.result(&serde_json::to_string_pretty(plan)?)?;
     } else {
@@ -114,7 +117,7 @@ fn objects(files: &[PathBuf]) -> Result<Vec<Value>, LoadError> {
     Ok(load(files)?.into_iter().map(|manifest| manifest.object).collect())
 }
 
-/// The input of a plan that asks no cluster.
+/// Builds the input of a plan that needs no cluster.
 fn offline(wanted: &[PathBuf], current: &[PathBuf]) -> anyhow::Result<Input> {
     let wanted = objects(wanted)?;
     let current: Objects = objects(current)?.into_iter().collect();
@@ -123,8 +126,8 @@ fn offline(wanted: &[PathBuf], current: &[PathBuf]) -> anyhow::Result<Input> {
     Ok(Input::offline(Clock::real().now(), current, desired, targets))
 }
 
-/// An object as kubectl keeps it: what a file says was applied last, so that what the next file
-/// leaves out goes.
+/// Adds kubectl's last-applied annotation to an object, so that fields missing from the next file
+/// are removed.
 fn as_applied(object: Value) -> Value {
     let text = object.to_string();
     let mut object = object;
@@ -133,16 +136,16 @@ fn as_applied(object: Value) -> Value {
     object
 }
 
-/// The plan with what the files hold and Cluster API does not look at.
+/// Adds notes about content of the files that Cluster API ignores.
 fn noted(plan: Prediction, input: &Input, objects: &[Value]) -> Prediction {
     use refit_kinds::json::{kind, name, namespace};
     let Prediction { groups, mut notes, .. } = plan;
     for object in objects.iter().filter(|object| kind(object).ends_with("Template")) {
-        let of = |objects: &Objects| {
+        let spec_of = |objects: &Objects| {
             let found = objects.get(kind(object), namespace(object), name(object));
             found.and_then(|found| found.get("spec").cloned())
         };
-        let (now, wanted) = (of(&input.current), of(&input.desired));
+        let (now, wanted) = (spec_of(&input.current), spec_of(&input.desired));
         if now.is_some() && now != wanted {
             notes.push(format!(
                 "{}/{} changes under its name: Cluster API does not look into it, and no machine is \

@@ -1,4 +1,4 @@
-//! Reads of a live cluster as JSON, which loses nothing that a typed object would not know.
+//! Reads a live cluster as JSON, which keeps fields that a typed object does not know.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,55 +13,55 @@ use serde_json::Value;
 
 use crate::client::{Cluster, attempt};
 
-/// How many objects a list brings at once.
+/// Page size of a list.
 const PAGE: u32 = 500;
 
-/// How workload clusters are reached.
+/// How to reach workload clusters.
 #[derive(Clone)]
 pub(crate) enum Access {
     /// Through their kubeconfig Secrets.
     Secrets(Workloads),
-    /// Through clients that are there already, by the Cluster's name.
+    /// Through existing clients, by Cluster name.
     #[cfg(all(test, feature = "sandbox"))]
     Given(BTreeMap<String, Client>),
 }
 
-/// Reads what a plan or a diagnosis needs.
+/// Reads the objects for a plan or a diagnosis.
 #[derive(Clone)]
 pub(crate) struct Reader {
     /// The management cluster.
     pub(crate) cluster: Cluster,
-    /// Its workload clusters.
+    /// Access to its workload clusters.
     pub(crate) access: Access,
     known: BTreeMap<(String, String), Option<ApiResource>>,
-    /// Kinds that may not be read.
+    /// Kinds that the user has no permission to read.
     pub(crate) unread: BTreeSet<String>,
 }
 
-/// What a read brought.
+/// The result of a read.
 pub(crate) enum Found<T> {
-    /// It was read.
+    /// The read succeeded.
     Read(T),
-    /// There is no such kind or object.
+    /// The kind or object does not exist.
     Absent,
-    /// It may not be read.
+    /// The read is forbidden.
     Forbidden,
 }
 
 impl Reader {
-    /// A reader of this cluster.
+    /// Creates a reader of this cluster.
     pub(crate) fn new(cluster: Cluster) -> Self {
         let stack = ClientStack::production(concat!("refit-cli/", env!("CARGO_PKG_VERSION")));
         let workloads = Workloads::new(cluster.client.clone(), stack, cluster.clock);
         Self::with(cluster, Access::Secrets(workloads))
     }
 
-    /// A reader with its own way to workload clusters.
+    /// Creates a reader with its own access to workload clusters.
     pub(crate) fn with(cluster: Cluster, access: Access) -> Self {
         Self { cluster, access, known: BTreeMap::new(), unread: BTreeSet::new() }
     }
 
-    /// A client of a workload cluster, or why there is none.
+    /// Returns a client of a workload cluster, or why it cannot be created.
     pub(crate) async fn workload(&self, name: &str) -> Result<Client, String> {
         match &self.access {
             Access::Secrets(workloads) => workloads
@@ -75,7 +75,7 @@ impl Reader {
         }
     }
 
-    /// All objects of a kind of ours or of Cluster API's in the namespace.
+    /// Lists the objects of a Refit or Cluster API kind in the namespace.
     pub(crate) async fn list<K>(&self, selector: &str) -> anyhow::Result<Found<Vec<Value>>>
     where
         K: Resource<DynamicType = ()>,
@@ -93,8 +93,8 @@ impl Reader {
         }
     }
 
-    /// All objects of a kind in all namespaces; where that is forbidden, in the one that was asked
-    /// for.
+    /// Lists the objects of a kind in all namespaces; if that is forbidden, in the requested
+    /// namespace.
     pub(crate) async fn everywhere<K>(&self) -> anyhow::Result<Vec<Value>>
     where
         K: Resource<DynamicType = ()>,
@@ -108,7 +108,7 @@ impl Reader {
         }
     }
 
-    /// All objects of a kind that must be there.
+    /// Lists the objects of a kind that must exist.
     pub(crate) async fn all<K>(&self, selector: &str) -> anyhow::Result<Vec<Value>>
     where
         K: Resource<DynamicType = ()>,
@@ -121,7 +121,7 @@ impl Reader {
             .map_err(|error| self.cluster.explain(error, &attempt::<K>("list")))
     }
 
-    /// One object by the reference that leads to it; its version is asked for once per kind.
+    /// Gets an object by reference; discovers the API version once per kind.
     pub(crate) async fn follow(
         &mut self,
         group: &str,
@@ -144,7 +144,7 @@ impl Reader {
         }
     }
 
-    /// All objects of a kind that a reference names.
+    /// Lists all objects of the kind that a reference names.
     pub(crate) async fn list_kind(
         &mut self,
         group: &str,
@@ -226,7 +226,7 @@ async fn pages(
     }
 }
 
-/// All objects of a kind in a cluster; none where the cluster does not know the kind.
+/// Lists all objects of a kind in a cluster; returns none if the cluster does not know the kind.
 pub(crate) async fn everything(
     client: &Client,
     resource: &ApiResource,
@@ -238,7 +238,7 @@ pub(crate) async fn everything(
     }
 }
 
-/// Why a read failed, to the last cause: the outermost error only says that it did.
+/// Returns the last cause of a read error: the outermost error only reports that the read failed.
 pub(crate) fn reason_of(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error {
         return format!("cannot be read: {}", status.message);
@@ -250,7 +250,7 @@ pub(crate) fn reason_of(error: &kube::Error) -> String {
     format!("cannot be read, the API server is not reached: {last}")
 }
 
-/// What is read of a workload cluster.
+/// The objects read from a workload cluster.
 pub(crate) struct Workload {
     /// HostPlans.
     pub(crate) plans: Vec<Value>,
@@ -262,22 +262,24 @@ pub(crate) struct Workload {
     pub(crate) pods: Vec<Value>,
 }
 
-/// Reads a workload cluster, or says why it cannot be.
+/// Reads a workload cluster; the error gives the reason.
 pub(crate) async fn workload(client: &Client) -> Result<Workload, String> {
     use k8s_openapi::api::policy::v1::PodDisruptionBudget;
     use refit_kinds::refit::HostPlan;
-    async fn of<K: Resource<DynamicType = ()>>(client: &Client) -> Result<Vec<Value>, String> {
+    async fn list_all<K: Resource<DynamicType = ()>>(
+        client: &Client,
+    ) -> Result<Vec<Value>, String> {
         everything(client, &ApiResource::erase::<K>(&())).await
     }
-    let budgets = of::<PodDisruptionBudget>(client).await?;
+    let budgets = list_all::<PodDisruptionBudget>(client).await?;
     let tight = budgets
         .iter()
         .any(|budget| budget.pointer("/status/disruptionsAllowed") == Some(&Value::from(0)));
     Ok(Workload {
-        plans: of::<HostPlan>(client).await?,
-        nodes: of::<Node>(client).await?,
-        // Most are read for nothing where every budget has room.
-        pods: if tight { of::<Pod>(client).await? } else { Vec::new() },
+        plans: list_all::<HostPlan>(client).await?,
+        nodes: list_all::<Node>(client).await?,
+        // Read pods only if a budget has no room left; usually this saves the request.
+        pods: if tight { list_all::<Pod>(client).await? } else { Vec::new() },
         budgets,
     })
 }

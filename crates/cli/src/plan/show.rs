@@ -1,4 +1,4 @@
-//! A plan as people read it.
+//! Prints a plan as text.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use refit_predict::{GroupPrediction, PredictedOutcome, Prediction};
 
 use crate::printer::{Printer, columns, duration};
 
-/// Shows a plan.
+/// Prints a plan.
 pub(crate) fn show(printer: Printer, plan: &Prediction) -> io::Result<()> {
     if plan.groups.is_empty() {
         printer.result("Nothing to plan: no group of machines is concerned.")?;

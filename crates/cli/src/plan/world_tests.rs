@@ -1,4 +1,4 @@
-//! Plans against simulated worlds, and then the change itself: what was foretold is what happens.
+//! Compares plans with the outcome of the change in simulated worlds.
 
 use std::{collections::BTreeSet, sync::OnceLock, time::Duration};
 
@@ -21,11 +21,11 @@ use super::{
 };
 use crate::client::Cluster;
 
-/// Goes to the control plane's own minor: workers need not wait for it.
+/// A version of the control plane's own minor: workers need not wait for it.
 const PATCH: &str = "v1.34.3";
 const MINOR: &str = "v1.35.0";
 
-/// The example with fewer workers and, if wanted, one control plane machine.
+/// The example with fewer workers and, if requested, one control plane machine.
 fn objects(control_planes: i64, workers: i64) -> Vec<Value> {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/cluster.yaml");
     let loaded = manifests::load(&[file]).unwrap();
@@ -55,7 +55,7 @@ async fn come_up(objects: Vec<Value>) -> World {
     world
 }
 
-/// Three control plane machines and three workers; they come up once for all tests.
+/// Three control plane machines and three workers, brought up once for all tests.
 fn up() -> World {
     static UP: OnceLock<Snapshot> = OnceLock::new();
     let bring_up = || {
@@ -83,7 +83,7 @@ fn reader(world: &World) -> Reader {
     Reader::with(cluster, Access::Given([("edge-1".to_owned(), workload)].into()))
 }
 
-/// Merges a patch into an object, or makes the object.
+/// Merges a patch into an object, or creates the object.
 async fn write(world: &World, api_version: &str, kind: &str, name: &str, body: &Value) {
     let client = world.client("plan-test").unwrap();
     let (group, _) = api_version.split_once('/').unwrap();
@@ -129,7 +129,7 @@ fn machine_template(name: &str, cpus: i64, memory: i64) -> Value {
         "spec": {"template": {"spec": {"cpus": cpus, "memoryMiB": memory}}}})
 }
 
-/// What tells a machine that got the change from one that did not.
+/// Returns what distinguishes a machine with the change from one without.
 async fn changed(world: &World) -> BTreeSet<(String, String)> {
     let machines = world.machines();
     let infrastructure =
@@ -138,9 +138,11 @@ async fn changed(world: &World) -> BTreeSet<(String, String)> {
     for fact in facts(world).await.unwrap() {
         let machine =
             machines.iter().find(|machine| machine["metadata"]["uid"] == fact.uid).unwrap();
-        let of = machine["spec"]["infrastructureRef"]["name"].as_str().unwrap();
-        let made_of =
-            infrastructure.iter().find(|object| object["metadata"]["name"] == of).map(|object| {
+        let reference = machine["spec"]["infrastructureRef"]["name"].as_str().unwrap();
+        let made_of = infrastructure
+            .iter()
+            .find(|object| object["metadata"]["name"] == reference)
+            .map(|object| {
                 object["metadata"]["annotations"]["cluster.x-k8s.io/cloned-from-name"].to_string()
             });
         let what = format!("{} {}", fact.kubelet_version, made_of.unwrap_or_default());
@@ -150,29 +152,29 @@ async fn changed(world: &World) -> BTreeSet<(String, String)> {
 }
 
 fn of_group<'a>(facts: &'a [MachineFacts], owner: &str) -> BTreeSet<&'a str> {
-    let of = facts.iter().filter(|fact| fact.owner == owner);
-    of.map(|fact| fact.uid.as_str()).collect()
+    let of_owner = facts.iter().filter(|fact| fact.owner == owner);
+    of_owner.map(|fact| fact.uid.as_str()).collect()
 }
 
-/// Plans a change, makes it, waits, and compares. Returns what was foretold.
+/// Plans a change, makes it, waits, and compares. Returns the prediction.
 async fn comes_true(world: &World, objects: &[Value]) -> Vec<GroupPrediction> {
     let mut reader = reader(world);
     let input = gather(&mut reader, &Change::Objects(objects)).await.unwrap();
-    let foretold = predict(&input);
+    let predicted = predict(&input);
     let (before, marks) = (facts(world).await.unwrap(), changed(world).await);
     for object in objects {
         apply(world, object).await;
     }
     world.pass(Duration::from_mins(30)).await;
     let (after, marks_after) = (facts(world).await.unwrap(), changed(world).await);
-    for group in &foretold.groups {
+    for group in &predicted.groups {
         let owner = format!("{}/{}", group.kind, group.name);
         let (old, new) = (of_group(&before, &owner), of_group(&after, &owner));
         let moved = |uid: &&&str| {
-            let of = |marks: &BTreeSet<(String, String)>| {
+            let mark = |marks: &BTreeSet<(String, String)>| {
                 marks.iter().find(|(known, _)| known == **uid).cloned()
             };
-            of(&marks) != of(&marks_after)
+            mark(&marks) != mark(&marks_after)
         };
         let count = |number: usize| i64::try_from(number).unwrap();
         let happened = Counts {
@@ -184,7 +186,7 @@ async fn comes_true(world: &World, objects: &[Value]) -> Vec<GroupPrediction> {
         assert_eq!(group.machines, happened, "{owner}: {group:#?}");
     }
     assert!(world.violations_at_rest().is_empty(), "{:#?}", world.violations_at_rest());
-    foretold.groups
+    predicted.groups
 }
 
 fn only(groups: Vec<GroupPrediction>) -> GroupPrediction {
@@ -210,7 +212,7 @@ fn without_surge_every_machine_stays() {
         assert_eq!(by_version.groups, by_file);
         assert_eq!(by_file[0].machines.in_place, 3);
         assert_eq!(by_file[1].machines.in_place, 3);
-        // The next one is foretold with how long it takes.
+        // The prediction of the next change includes its duration.
         let to = "v1.35.1".parse().unwrap();
         let input = gather(&mut reader(&world), &Change::Version(&target, &to)).await;
         let next = predict(&input.unwrap());
@@ -241,7 +243,7 @@ fn a_control_plane_of_one_is_replaced() {
 }
 
 #[test]
-fn surge_of_workers_is_foretold() {
+fn surge_of_workers_is_predicted() {
     in_world(async {
         for (surge, unavailable, in_place, new) in [(1, 0, 2, 1), (1, 1, 3, 0)] {
             let world = up();
@@ -269,7 +271,7 @@ fn on_delete_does_nothing_by_itself() {
     });
 }
 
-/// A new template for the workers, and the workers that refer to it.
+/// A new template for the workers, and the workers that reference it.
 fn rotation(cpus: i64) -> [Value; 2] {
     let reference = json!({"template": {"spec": {"infrastructureRef": {"name": "next"}}}});
     [machine_template("next", cpus, 16384), workers(&reference)]
@@ -286,7 +288,7 @@ fn a_template_of_equal_spec_goes_in_place() {
 }
 
 #[test]
-fn what_nobody_covers_stops_under_preserve() {
+fn uncovered_changes_stop_under_preserve() {
     in_world(async {
         let world = up();
         let group = only(comes_true(&world, &rotation(16)).await);
@@ -295,15 +297,15 @@ fn what_nobody_covers_stops_under_preserve() {
         let line =
             "SandboxMachineTemplate/edge-1-md-0 spec.template.spec.cpus: 8 -> 16 (no updater)";
         assert_eq!(group.paths[0].line, line);
-        // The hook said the very same.
+        // The hook gave the same reason.
         let groups = world.update_groups();
-        let said = groups.iter().find(|g| g["spec"]["owner"]["name"] == "edge-1-md-0").unwrap();
-        assert_eq!(said["status"]["uncovered"], json!([line]));
+        let stored = groups.iter().find(|g| g["spec"]["owner"]["name"] == "edge-1-md-0").unwrap();
+        assert_eq!(stored["status"]["uncovered"], json!([line]));
     });
 }
 
 #[test]
-fn what_nobody_covers_is_replaced_under_replace() {
+fn uncovered_changes_replace_machines_under_replace() {
     in_world(async {
         let world = up();
         let mut objects = rotation(16);
@@ -316,7 +318,7 @@ fn what_nobody_covers_is_replaced_under_replace() {
 }
 
 #[test]
-fn a_control_planes_template_is_told_apart_by_its_content() {
+fn a_control_plane_template_is_compared_by_content() {
     in_world(async {
         let reference =
             json!({"machineTemplate": {"spec": {"infrastructureRef": {"name": "next"}}}});

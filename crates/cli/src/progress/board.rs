@@ -1,4 +1,4 @@
-//! Shows each machine's progress: bars on a terminal, lines elsewhere.
+//! Shows the progress of each machine: bars on a terminal, lines elsewhere.
 
 use std::{collections::BTreeMap, io};
 
@@ -7,14 +7,14 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use super::Step;
 use crate::printer::{Printer, duration};
 
-/// Columns of a bar where there is room for it.
+/// Width of a bar if the terminal is wide enough.
 const BAR: usize = 24;
 /// Terminals narrower than this get shorter bars.
 const NARROW: u16 = 90;
 /// Terminals narrower than this get no bars, only percentages.
 const TINY: u16 = 60;
 
-/// Shows the progress of a number of machines, and what blocks their groups.
+/// Shows the progress of machines, and what blocks their groups.
 pub(crate) struct Board {
     printer: Printer,
     bars: MultiProgress,
@@ -27,7 +27,7 @@ pub(crate) struct Board {
 }
 
 impl Board {
-    /// A board for machines whose names have at most `width` characters.
+    /// Creates a board for machine names of at most `width` characters.
     pub(crate) fn new(printer: Printer, width: usize) -> Self {
         let target = printer.draw_target();
         let bar = match printer.columns() {
@@ -50,13 +50,13 @@ impl Board {
         }
     }
 
-    /// The same board without the lines that stand for bars where there are none.
+    /// Disables the lines that replace bars on outputs without bars.
     pub(crate) fn without_lines(mut self) -> Self {
         self.lines = false;
         self
     }
 
-    /// Makes room for names of this many characters.
+    /// Widens the name column to this many characters.
     pub(crate) fn widen(&mut self, width: usize) {
         if width <= self.width {
             return;
@@ -68,7 +68,7 @@ impl Board {
         self.sum.set_prefix(format!("{:<width$}", "all machines"));
     }
 
-    /// Shows where a machine is, `seconds` after the start. The same again shows nothing.
+    /// Shows the step of a machine, `seconds` after the start. An unchanged step shows nothing.
     pub(crate) fn show(&mut self, machine: &str, step: &Step, seconds: i64) -> io::Result<()> {
         let mut news = true;
         let bar = match self.machines.get_mut(machine) {
@@ -101,21 +101,26 @@ impl Board {
         )
     }
 
-    /// Whether a machine is shown.
+    /// Reports whether a machine is shown.
     pub(crate) fn has(&self, machine: &str) -> bool {
         self.machines.contains_key(machine)
     }
 
-    /// Takes a machine's bar away.
+    /// Removes the bar of a machine.
     pub(crate) fn hide(&mut self, machine: &str) {
         if let Some((bar, _)) = self.machines.remove(machine) {
             self.bars.remove(&bar);
         }
     }
 
-    /// Shows a text about something that is no machine, such as what blocks a group; `None` takes it
-    /// away. The same again shows nothing.
-    pub(crate) fn tell(&mut self, about: &str, text: Option<&str>, seconds: i64) -> io::Result<()> {
+    /// Shows a text about something other than a machine, such as what blocks a group; `None`
+    /// removes it. An unchanged text shows nothing.
+    pub(crate) fn show_note(
+        &mut self,
+        about: &str,
+        text: Option<&str>,
+        seconds: i64,
+    ) -> io::Result<()> {
         match (self.notes.get_mut(about), text) {
             (Some((_, shown)), Some(text)) if shown == text => return Ok(()),
             (None, None) => return Ok(()),
@@ -140,26 +145,31 @@ impl Board {
         self.line(seconds, &format!("{about}: {}", text.unwrap_or_default()))
     }
 
-    /// Says of the machines that are no more that they are gone.
-    pub(crate) fn gone(&mut self, gone: impl Fn(&str) -> bool, seconds: i64) -> io::Result<()> {
+    /// Reports the machines that no longer exist as gone.
+    pub(crate) fn report_gone(
+        &mut self,
+        is_gone: impl Fn(&str) -> bool,
+        seconds: i64,
+    ) -> io::Result<()> {
         let step = Step {
             phase: "Gone".to_owned(),
             detail: "a new machine stands in its place".to_owned(),
             percent: 100,
             remaining_seconds: None,
         };
-        let names: Vec<String> = self.machines.keys().filter(|name| gone(name)).cloned().collect();
+        let names: Vec<String> =
+            self.machines.keys().filter(|name| is_gone(name)).cloned().collect();
         names.iter().try_for_each(|name| self.show(name, &step, seconds))
     }
 
-    /// Shows how far all machines are together, below the others.
+    /// Shows the total progress of all machines below the bars.
     pub(crate) fn sum_up(&self, done: usize, machines: usize, message: String) {
         self.sum.set_length(machines as u64);
         self.sum.set_position(done as u64);
         self.sum.set_message(message);
     }
 
-    /// Leaves the bars as they are and gives the terminal back.
+    /// Keeps the bars as drawn and releases the terminal.
     pub(crate) fn finish(&self) -> io::Result<()> {
         for (bar, _) in self.machines.values() {
             bar.abandon();
@@ -168,14 +178,14 @@ impl Board {
             bar.abandon();
         }
         self.sum.abandon();
-        // The last bar has no end of line of its own.
+        // The last bar does not end with a newline.
         if self.printer.shows_bars() {
             self.printer.note("")?;
         }
         Ok(())
     }
 
-    /// A line for those who see no bars.
+    /// Writes a line if no bars are shown.
     fn line(&self, seconds: i64, text: &str) -> io::Result<()> {
         if self.printer.shows_bars() || !self.lines {
             return Ok(());

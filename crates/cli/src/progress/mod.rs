@@ -1,4 +1,4 @@
-//! How far machines are, as people see it: what the demo and every command that waits have in common.
+//! Progress of machines for display, shared by the demo and the commands that wait.
 
 mod board;
 mod step;

@@ -1,29 +1,29 @@
-//! Where one machine is, in words.
+//! Describes the current step of one machine.
 
 use refit_core::progress::MachineProgress;
 use refit_kinds::refit::Phase;
 use refit_kinds::version::StatedVersion;
 
-/// Where one machine is.
+/// The current step of one machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Step {
-    /// What is going on, such as `Draining`.
+    /// Name of the phase, such as `Draining`.
     pub(crate) phase: String,
-    /// More words on it, such as the host's step or what blocks.
+    /// Details, such as the step on the host or the blocker.
     pub(crate) detail: String,
-    /// 0 to 100.
+    /// Progress from 0 to 100.
     pub(crate) percent: u64,
-    /// Predicted rest, where there is something to predict from.
+    /// Predicted remaining time, if there is data for a prediction.
     pub(crate) remaining_seconds: Option<i32>,
 }
 
 impl Step {
-    /// Whether a line would say the same.
+    /// Reports whether both steps give the same line.
     pub(super) fn reads_as(&self, other: &Self) -> bool {
         (&self.phase, &self.detail, self.percent) == (&other.phase, &other.detail, other.percent)
     }
 
-    /// Phase and detail in one text.
+    /// Joins phase and detail.
     pub(crate) fn words(&self) -> String {
         if self.detail.is_empty() {
             self.phase.clone()
@@ -33,8 +33,8 @@ impl Step {
     }
 }
 
-/// Whether a machine has reached the version `target`, its owner wants nothing else of it, and
-/// nothing goes on there any more.
+/// Reports whether a machine has reached the version `target`, its owner requests no other change,
+/// and no work is in progress.
 pub(crate) fn is_done(row: &MachineProgress, target: &StatedVersion) -> bool {
     row.wanted_version == *target
         && row.kubelet_version == *target
@@ -44,7 +44,7 @@ pub(crate) fn is_done(row: &MachineProgress, target: &StatedVersion) -> bool {
         && row.phase.is_none_or(Phase::is_final)
 }
 
-/// Where a machine is on its way to the version `target`.
+/// Returns the current step of a machine on its way to the version `target`.
 pub(crate) fn step(row: &MachineProgress, target: &StatedVersion) -> Step {
     let percent = u64::try_from(row.percent.clamp(0, 100)).unwrap_or_default();
     let at = |phase: &str, detail: &str, percent| Step {
@@ -63,10 +63,10 @@ pub(crate) fn step(row: &MachineProgress, target: &StatedVersion) -> Step {
     if row.retry_asked && row.phase.is_some_and(Phase::is_final) {
         return at("Waiting", "it is tried once more", percent);
     }
-    // An update that has ended says nothing about a version that was asked for since.
+    // An update that has ended is irrelevant for a version requested later.
     let speaks = |phase: &Phase| !phase.is_final() || row.goal_version == row.wanted_version;
-    // There, and something else than the version is wanted. Just after an update the condition that
-    // says so is still the old one.
+    // The version is reached, and another change is requested. Just after an update, the condition
+    // for that may be stale.
     let settled = !row.in_progress && row.machine_phase == "Running";
     let again = row.outdated && settled && row.phase == Some(Phase::Succeeded);
     match row.phase.filter(speaks) {
@@ -87,7 +87,7 @@ pub(crate) fn step(row: &MachineProgress, target: &StatedVersion) -> Step {
     }
 }
 
-/// What blocks counts more than the step that is under way; how it ended, more than either.
+/// Chooses the detail: the final message first, then the blocker, then the current step.
 fn detail(row: &MachineProgress, phase: Phase) -> &str {
     let blocker = row.blocked_by.first().map(|blocker| blocker.message.as_str());
     match blocker.filter(|message| !message.is_empty()) {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_blocks_is_said_before_the_step() {
+    fn a_blocker_is_shown_instead_of_the_step() {
         let mut blocked = row(NEW, OLD, Some(Phase::Draining));
         blocked.blocked_by.push(Blocker {
             reason: "PodDisruptionBudget".into(),
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_end_is_not_taken_for_the_new_update() {
+    fn an_earlier_result_is_not_taken_for_the_new_update() {
         let mut ended = row(OLD, OLD, Some(Phase::Succeeded));
         ended.goal_version = OLD.into();
         assert_eq!(words(&ended), "Waiting: not its turn yet");

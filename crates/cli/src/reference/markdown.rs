@@ -1,4 +1,4 @@
-//! docs/cli.md, written from the command line's own definition.
+//! Generates docs/cli.md from the definition of the command line.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use clap::{Arg, Command};
 
 use crate::global;
 
-/// docs/cli.md.
+/// Generates docs/cli.md.
 pub(super) fn markdown() -> String {
     let mut command = crate::command(global::PROGRAM).term_width(100);
     command.build();
@@ -43,9 +43,9 @@ fn describe(text: &mut String, command: &Command, name: &str, depth: usize) {
     }
     let usage = command.clone().render_usage().to_string();
     let _ = writeln!(text, "```\n{}\n```\n", usage.trim_start_matches("Usage: ").trim());
-    let own = |arg: &&Arg| !arg.is_global_set() && !arg.is_hide_set() && arg.get_id() != "help";
+    let is_own = |arg: &&Arg| !arg.is_global_set() && !arg.is_hide_set() && arg.get_id() != "help";
     let own: Vec<&Arg> =
-        command.get_arguments().filter(|arg| own(arg) && arg.get_id() != "version").collect();
+        command.get_arguments().filter(|arg| is_own(arg) && arg.get_id() != "version").collect();
     if !own.is_empty() {
         options(text, own.into_iter());
     }
@@ -58,7 +58,7 @@ fn describe(text: &mut String, command: &Command, name: &str, depth: usize) {
     }
 }
 
-/// A table of options and arguments.
+/// Writes a table of options and arguments.
 fn options<'a>(text: &mut String, args: impl Iterator<Item = &'a Arg>) {
     text.push_str("| option | is for |\n|---|---|\n");
     for arg in args.filter(|arg| arg.get_id() != "help" && arg.get_id() != "version") {
@@ -66,7 +66,7 @@ fn options<'a>(text: &mut String, args: impl Iterator<Item = &'a Arg>) {
     }
 }
 
-/// How an option is written.
+/// Returns the notation of an option.
 fn spelling(arg: &Arg) -> String {
     let values: Vec<String> =
         arg.get_value_names().unwrap_or_default().iter().map(|name| format!("<{name}>")).collect();
@@ -86,7 +86,7 @@ fn spelling(arg: &Arg) -> String {
     format!("`{}`", text.trim())
 }
 
-/// What an option is for, with its values and default.
+/// Returns the help of an option, with its values and default.
 fn meaning(arg: &Arg) -> String {
     let help = arg.get_long_help().or(arg.get_help());
     let mut text = help.map(ToString::to_string).unwrap_or_default();
@@ -110,7 +110,7 @@ fn meaning(arg: &Arg) -> String {
     text
 }
 
-/// Text that may stand in a cell of a table.
+/// Escapes text for a table cell.
 fn cell(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|").replace('<', "&lt;")
 }

@@ -1,4 +1,4 @@
-//! What to try in a sandbox that has come up.
+//! Suggests commands to try in a running sandbox.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::quoted;
 
-/// What a person may want to do next, for this world.
+/// Suggests the next commands for this world.
 pub(super) fn lines(world: &World, kubeconfig: &Path, speed: u32) -> Vec<String> {
     let mut lines = vec![
         String::new(),
@@ -35,7 +35,7 @@ pub(super) fn lines(world: &World, kubeconfig: &Path, speed: u32) -> Vec<String>
     lines
 }
 
-/// The version that a cluster may go to.
+/// Returns the version that a cluster can be upgraded to.
 fn target<'a>(machines: impl Iterator<Item = &'a Value>, cluster: &str) -> Option<String> {
     let versions = machines.filter(|machine| machine["spec"]["clusterName"] == cluster).filter_map(
         |machine| {
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_machine_says_where_a_cluster_may_go() {
+    fn the_oldest_machine_limits_the_target_version() {
         let machine = |cluster: &str, version: &str| json!({"spec": {"clusterName": cluster, "version": version}});
         let machines = [machine("a", "v1.35.0"), machine("a", "v1.34.2"), machine("b", "v1.30.1")];
         assert_eq!(target(machines.iter(), "a").as_deref(), Some("v1.35.0"));

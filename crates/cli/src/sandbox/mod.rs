@@ -1,4 +1,4 @@
-//! `refit sandbox`: a simulated fleet that stays up and answers kubectl.
+//! `refit sandbox`: a simulated fleet that stays up and serves the Kubernetes API.
 
 mod hints;
 mod script;
@@ -33,24 +33,24 @@ Examples:
   refit sandbox
   refit sandbox --manifests cluster.yaml     what `clusterctl generate cluster` prints
   refit sandbox --port 6443 --speed 1        hosts that take as long as real ones
-  refit sandbox --script scenario.txt        a script on simulated time; `help` in a script tells how
+  refit sandbox --script scenario.txt        a script in simulated time; `help` in a script lists the commands
 
 The first line of the output is the path of a kubeconfig. Its context `refit` is the management
 cluster; each workload cluster has a context of its own name. The APIs listen on 127.0.0.1 only, and
 the kubeconfig, which only you may read, is what lets you in.
 
 Exit codes:
-  0  ended by Ctrl-C or SIGTERM, which is how a sandbox ends; a script did what it says
-  1  it cannot run, and the text says why; a wait of a script ran out
+  0  ended by Ctrl-C or SIGTERM, as intended; the script succeeded
+  1  it cannot run; a wait of the script timed out
   2  the command line is wrong")]
 pub(crate) struct Args {
-    /// Cluster manifests to run instead of the built-in example.
+    /// Run these Cluster manifests instead of the built-in example.
     #[arg(long, value_name = "FILE", num_args = 1..)]
     manifests: Vec<PathBuf>,
-    /// Port of the management API on 127.0.0.1 [default: a free one].
+    /// Serve the management API on this port of 127.0.0.1 [default: a free one].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
-    /// How many times faster than real ones the hosts work. Everything else runs in real time.
+    /// Speed up the hosts by this factor. Everything else runs in real time.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100))]
     speed: u32,
     /// Run a scenario script on simulated time instead, print its output and exit. Opens no port.
@@ -58,13 +58,13 @@ pub(crate) struct Args {
     script: Option<PathBuf>,
 }
 
-/// Runs the sandbox until somebody ends it.
+/// Runs the sandbox until a signal ends it.
 pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
     if let Some(file) = &args.script {
         return script::run(file);
     }
     let printer = Printer::new(Format::Text, global);
-    // First of all, so that a port that is taken is known before anything takes time.
+    // Bind the port first, so that a port in use is reported before any slow work.
     let ports = Ports::take(args.port)?;
     let world = make(args, global)?;
     let runtime = sandbox::runtime()?;
@@ -73,18 +73,18 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
     outcome
 }
 
-/// Makes a new world.
+/// Creates a new world.
 fn make(args: &Args, global: &GlobalArgs) -> anyhow::Result<Snapshot> {
     let loaded = fleet::read(&args.manifests)?;
     world::runtime()?.block_on(manifests::rehearse(&loaded))?;
     for manifest in loaded.iter().filter(|manifest| !manifests::is_acted_on(&manifest.object)) {
-        tell(global, &format!("kept, not acted on: {}", manifest.title()));
+        print_progress(global, &format!("kept, not acted on: {}", manifest.title()));
     }
     let objects: Vec<_> = loaded.into_iter().map(|manifest| manifest.object).collect();
-    tell(global, "Bringing the machines up in simulated time ...");
+    print_progress(global, "Bringing the machines up in simulated time ...");
     let made = sandbox::bring_up(&objects, args.speed)?;
     let (available, machines) = (made.available, made.machines);
-    tell(global, &format!("{available} of {machines} machines are available."));
+    print_progress(global, &format!("{available} of {machines} machines are available."));
     Ok(made.world)
 }
 
@@ -98,7 +98,7 @@ async fn stay_up(
 ) -> anyhow::Result<ExitCode> {
     let ended = interrupted();
     tokio::pin!(ended);
-    // From the first poll on the signals are ours: nothing is left behind by one that comes early.
+    // After the first poll, signals are handled: even an early one leaves nothing behind.
     if futures::poll!(&mut ended).is_ready() {
         return Ok(ExitCode::SUCCESS);
     }
@@ -108,12 +108,12 @@ async fn stay_up(
     announce(printer, args, &sandbox)?;
     ended.await;
     drop(sandbox);
-    tell(global, "Ended; nothing is left behind.");
+    print_progress(global, "Ended; nothing is left behind.");
     Ok(ExitCode::SUCCESS)
 }
 
-/// The directory of the kubeconfig, which ends with the sandbox. The kubeconfig holds keys, so only
-/// its owner may read it.
+/// Creates the directory of the kubeconfig, which is removed with the sandbox. The kubeconfig holds
+/// keys, so only its owner may read it.
 fn temporary_directory() -> anyhow::Result<tempfile::TempDir> {
     tempfile::Builder::new()
         .prefix("refit-sandbox-")
@@ -122,7 +122,7 @@ fn temporary_directory() -> anyhow::Result<tempfile::TempDir> {
         .context("failed to create a temporary directory for the kubeconfig; check TMPDIR")
 }
 
-/// The path alone on a line, then what to do with it.
+/// Prints the path on its own line, followed by hints.
 fn announce(printer: Printer, args: &Args, sandbox: &Sandbox) -> anyhow::Result<()> {
     let path = sandbox.kubeconfig();
     printer.result(&path.display().to_string())?;
@@ -133,15 +133,15 @@ fn announce(printer: Printer, args: &Args, sandbox: &Sandbox) -> anyhow::Result<
     Ok(())
 }
 
-/// Tells how it goes, on stderr: stdout is for the path.
-fn tell(global: &GlobalArgs, line: &str) {
+/// Writes a progress line to stderr: stdout is for the path.
+fn print_progress(global: &GlobalArgs, line: &str) {
     if !global.quiet {
-        // Whoever does not listen any more misses nothing that matters.
+        // If stderr is closed, nothing important is lost.
         let _ = writeln!(io::stderr().lock(), "{line}");
     }
 }
 
-/// A path as a shell takes it.
+/// Quotes a path for a shell.
 fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%,=".contains(c);

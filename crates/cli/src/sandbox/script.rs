@@ -5,7 +5,7 @@ use std::{fs, io, path::Path, process::ExitCode};
 use anyhow::Context as _;
 use lab_world::script::{self, ScriptOutcome};
 
-/// Runs a script and prints its output; exit 1 where a wait ran out.
+/// Runs a script and prints its output; exits with 1 if a wait times out.
 pub(super) fn run(file: &Path) -> anyhow::Result<ExitCode> {
     let text =
         fs::read_to_string(file).with_context(|| format!("{} cannot be read", file.display()))?;

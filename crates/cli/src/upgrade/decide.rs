@@ -1,4 +1,4 @@
-//! What has to be written to bring a group or a cluster to a version, and whether it may be. Pure.
+//! Decides what to write to bring a group or cluster to a version, and whether it is allowed. Pure.
 
 use std::fmt;
 
@@ -6,19 +6,19 @@ use refit_kinds::version::{Hop, KubernetesVersion, StatedVersion};
 use refit_predict::Unreached;
 use serde_json::{Value, json};
 
-/// Where an object keeps the version that it asks for.
+/// The version field of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Field {
-    /// A KubeadmControlPlane's.
+    /// In a KubeadmControlPlane.
     ControlPlane,
-    /// A MachineDeployment's.
+    /// In a MachineDeployment.
     Deployment,
-    /// A topology Cluster's.
+    /// In the topology of a Cluster.
     Topology,
 }
 
 impl Field {
-    /// The path, as people write it.
+    /// Returns the field path for display.
     pub(crate) fn path(self) -> &'static str {
         match self {
             Self::ControlPlane => "spec.version",
@@ -27,7 +27,8 @@ impl Field {
         }
     }
 
-    /// The merge patch that sets it, if the object still is what was read.
+    /// Builds the merge patch that sets the version, only if the object is unchanged since it was
+    /// read.
     pub(crate) fn patch(self, resource_version: &str, to: &KubernetesVersion) -> Value {
         let to = to.to_string();
         let spec = match self {
@@ -39,28 +40,28 @@ impl Field {
     }
 }
 
-/// A group of machines as far as an upgrade cares.
+/// The facts about a group of machines that an upgrade needs.
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
     /// `Kind/name`.
     pub(crate) object: String,
     /// Name of the object.
     pub(crate) name: String,
-    /// The version that it asks for, empty where it asks for none.
+    /// The requested version; empty if the object sets no version.
     pub(crate) version: StatedVersion,
-    /// For the patch.
+    /// resourceVersion for the patch.
     pub(crate) resource_version: String,
-    /// Whether every machine of it is what it asks for.
+    /// Whether every machine matches the spec.
     pub(crate) settled: bool,
-    /// What is under way on its machines: name and phase.
+    /// Updates in progress: machine name and phase.
     pub(crate) under_way: Vec<(String, String)>,
-    /// What of an earlier change no updater covers.
+    /// Paths of an earlier change that no updater covers.
     pub(crate) uncovered: Option<String>,
-    /// Versions of its machines' kubelets.
+    /// Kubelet versions of the machines.
     pub(crate) kubelets: Vec<StatedVersion>,
-    /// A topology's controller writes it.
+    /// Whether a topology's controller writes the object.
     pub(crate) managed: bool,
-    /// Whether Cluster API asks Refit about it.
+    /// Whether Cluster API calls Refit for this group.
     pub(crate) reach: Result<(), Unreached>,
 }
 
@@ -71,77 +72,77 @@ pub(crate) struct Topology {
     pub(crate) object: String,
     /// Name of the Cluster.
     pub(crate) name: String,
-    /// The version that it asks for.
+    /// The requested version.
     pub(crate) version: StatedVersion,
-    /// For the patch.
+    /// resourceVersion for the patch.
     pub(crate) resource_version: String,
 }
 
-/// What is to be upgraded, and what it has to fit.
+/// The objects to upgrade, and those that they must be compatible with.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
-    /// The Cluster's topology, where the target is a Cluster that has one.
+    /// The Cluster's topology, if the target is a Cluster that has one.
     pub(crate) topology: Option<Topology>,
-    /// The control plane: to be upgraded, or what workers have to fit.
+    /// The control plane: to be upgraded, or checked for compatibility with the workers.
     pub(crate) control_plane: Option<Group>,
-    /// The MachineDeployments: to be upgraded, or what the control plane has to fit.
+    /// The MachineDeployments: to be upgraded, or checked for compatibility with the control plane.
     pub(crate) deployments: Vec<Group>,
-    /// The control plane is part of the target.
+    /// Whether the control plane is part of the target.
     pub(crate) with_control_plane: bool,
-    /// The MachineDeployments are part of the target.
+    /// Whether the MachineDeployments are part of the target.
     pub(crate) with_deployments: bool,
 }
 
-/// One version to write.
+/// A version to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Write {
-    /// Where the version stands.
+    /// The field to write.
     pub(crate) field: Field,
     /// `Kind/name`.
     pub(crate) object: String,
     /// Name of the object.
     pub(crate) name: String,
-    /// The version that is there.
+    /// The current version.
     pub(crate) from: StatedVersion,
-    /// For the patch.
+    /// resourceVersion for the patch.
     pub(crate) resource_version: String,
 }
 
-/// What comes next.
+/// The next step of an upgrade.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Write these.
+    /// Write these versions.
     Write(Vec<Write>),
-    /// The control plane was asked and is not done; then look again.
+    /// Wait until the control plane is done, then decide again.
     AwaitControlPlane,
-    /// Everything asks for the version already.
+    /// Every object requests the version already.
     Asked,
 }
 
-/// Why nothing is written.
+/// Why an upgrade is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The object has no version that could be compared.
+    /// The object has no valid version to compare.
     NoVersion { object: String, version: StatedVersion },
-    /// kubeadm does not go that way.
+    /// kubeadm does not support this upgrade.
     Hop { object: String, from: KubernetesVersion, to: KubernetesVersion, hop: Hop },
-    /// Cluster API would not ask Refit.
+    /// Cluster API would not call Refit.
     Unreached(Unreached),
-    /// A topology's controller would set it back.
+    /// The topology's controller would revert the change.
     Managed { object: String },
-    /// Another upgrade is under way.
+    /// Another upgrade is in progress.
     UnderWay { object: String, version: StatedVersion, machines: Vec<(String, String)> },
-    /// An earlier change waits that nobody covers.
+    /// An earlier change that no updater covers is waiting.
     Uncovered { object: String, paths: String },
     /// Kubelets would be newer than their API servers.
     ControlPlaneFirst { object: String, control_plane: String, version: KubernetesVersion },
     /// Kubelets would be too old for their API servers.
     WorkersFirst { object: String, why: String },
-    /// The target has nothing that Refit upgrades.
+    /// The target has no object that Refit upgrades.
     Nothing,
 }
 
-/// What comes next on the way of the target to `to`; asked again after each step.
+/// Returns the next step to bring the target to `to`; call it again after each step.
 pub(crate) fn next(facts: &Facts, to: &KubernetesVersion) -> Result<Next, Refusal> {
     let control_plane = facts.control_plane.as_ref();
     let mut writes = Vec::new();
@@ -186,7 +187,7 @@ pub(crate) fn next(facts: &Facts, to: &KubernetesVersion) -> Result<Next, Refusa
     if let Some(group) = control_plane
         && let Err(refusal) = control_plane_is_there(group, &workers, to)
     {
-        // It was asked for the version, by us or before: it only takes its time.
+        // The control plane has the version in its spec already; it only needs more time.
         return if facts.with_control_plane { Ok(Next::AwaitControlPlane) } else { Err(refusal) };
     }
     Ok(Next::Write(workers))
@@ -213,7 +214,7 @@ fn unmanaged(group: &Group) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether a group may be asked for another version.
+/// Checks that another version may be written to a group.
 fn may_change(group: &Group, to: &KubernetesVersion) -> Result<(), Refusal> {
     hop(&group.object, &group.version, to)?;
     group.reach.clone().map_err(Refusal::Unreached)?;
@@ -241,10 +242,10 @@ fn hop(object: &str, version: &StatedVersion, to: &KubernetesVersion) -> Result<
     Err(Refusal::Hop { object: object.to_owned(), from: from.clone(), to: to.clone(), hop })
 }
 
-/// Whether every worker may run beside an API server of `to`.
+/// Checks that the kubelets of all workers are compatible with an API server of version `to`.
 fn workers_fit(deployments: &[Group], to: &KubernetesVersion) -> Result<(), Refusal> {
     for group in deployments {
-        // One that is newer than the API server is not made worse.
+        // The upgrade does not worsen the skew of a kubelet that is newer than the API server.
         let kubelets = group.kubelets.iter().filter_map(StatedVersion::version);
         for kubelet in kubelets.filter(|kubelet| *kubelet <= to) {
             kubelet.check_kubelet_of(to).map_err(|error| Refusal::WorkersFirst {
@@ -256,7 +257,7 @@ fn workers_fit(deployments: &[Group], to: &KubernetesVersion) -> Result<(), Refu
     Ok(())
 }
 
-/// Whether the control plane runs a version that workers of `to` may run beside.
+/// Checks that the control plane runs a version that supports workers of version `to`.
 fn control_plane_is_there(
     group: &Group,
     workers: &[Write],
@@ -293,12 +294,12 @@ impl fmt::Display for Refusal {
         match self {
             Self::NoVersion { object, version } if version.is_absent() => write!(
                 f,
-                "{object} asks for no version, so that nobody knows what it runs: set it to what its \
+                "{object} asks for no version, so its current version is unknown: set it to the version that its \
                  machines run first"
             ),
             Self::NoVersion { object, version } => write!(
                 f,
-                "{object} asks for version \"{version}\", which is none: want vX.Y.Z"
+                "{object} has an invalid version \"{version}\", expected vX.Y.Z"
             ),
             Self::Hop { object, from, to, hop } => f.write_str(&no_way(object, from, to, *hop)),
             Self::Unreached(why) if why.replaces() => write!(
@@ -326,7 +327,7 @@ impl fmt::Display for Refusal {
             Self::Uncovered { object, paths } => write!(
                 f,
                 "an earlier change of {object} is not covered by any updater and would go along: \
-                 {paths}. Take it back first"
+                 {paths}. Revert it first"
             ),
             Self::ControlPlaneFirst { object, control_plane, version } => write!(
                 f,
@@ -345,7 +346,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Why kubeadm does not go from one version to the other.
+/// Explains why kubeadm does not support the upgrade.
 fn no_way(object: &str, from: &KubernetesVersion, to: &KubernetesVersion, hop: Hop) -> String {
     match hop {
         Hop::TooFar { .. } => format!(

@@ -42,7 +42,7 @@ fn written(next: Result<Next, Refusal>) -> Vec<String> {
 }
 
 #[test]
-fn of_a_cluster_the_control_plane_goes_first_then_the_workers() {
+fn in_a_cluster_the_control_plane_precedes_the_workers() {
     let to = v(NEW);
     let mut facts = cluster(OLD, OLD);
     assert_eq!(written(next(&facts, &to)), ["KubeadmControlPlane/cp"]);
@@ -50,7 +50,7 @@ fn of_a_cluster_the_control_plane_goes_first_then_the_workers() {
     control_plane.version = NEW.into();
     control_plane.settled = false;
     assert_eq!(next(&facts, &to), Ok(Next::AwaitControlPlane));
-    // Its status has not caught up, or one machine is still behind.
+    // The status is stale, or one machine is still behind.
     facts.control_plane.as_mut().unwrap().settled = true;
     assert_eq!(next(&facts, &to), Ok(Next::AwaitControlPlane));
     facts.control_plane.as_mut().unwrap().kubelets = vec![NEW.into()];
@@ -60,19 +60,19 @@ fn of_a_cluster_the_control_plane_goes_first_then_the_workers() {
 }
 
 #[test]
-fn a_group_that_cluster_api_does_not_ask_about_keeps_the_whole_cluster_as_it_is() {
+fn an_unreached_group_stops_the_upgrade_of_its_cluster() {
     let mut facts = cluster(OLD, OLD);
     facts.deployments[0].reach = Err(Unreached::NotInstalled);
     let refusal = next(&facts, &v(NEW)).unwrap_err();
     assert_eq!(refusal, Refusal::Unreached(Unreached::NotInstalled));
     assert!(refusal.to_string().ends_with("Cluster API would replace the machines"));
-    // One that is there already does not matter any more.
+    // A group that has the version already does not matter any more.
     facts.deployments[0].version = NEW.into();
     assert_eq!(written(next(&facts, &v(NEW))), ["KubeadmControlPlane/cp"]);
 }
 
 #[test]
-fn what_does_not_replace_is_not_said_to_replace() {
+fn a_refusal_mentions_replacement_only_if_it_would_happen() {
     let mut facts = cluster(OLD, OLD);
     facts.control_plane.as_mut().unwrap().reach = Err(Unreached::Paused {
         group: GroupRef {
@@ -93,7 +93,7 @@ fn versions_that_kubeadm_cannot_reach_are_refused_with_the_way() {
         (NEW, OLD, "does not go back"),
         (OLD, "v2.0.0", "another major version"),
         ("", NEW, "asks for no version"),
-        ("latest", NEW, "want vX.Y.Z"),
+        ("latest", NEW, "expected vX.Y.Z"),
     ];
     for (from, to, words) in table {
         let text = next(&cluster(from, from), &v(to)).unwrap_err().to_string();
@@ -109,7 +109,7 @@ fn workers_do_not_overtake_their_control_plane() {
     assert!(refusal.to_string().contains("the control plane goes first"), "{refusal}");
     facts.control_plane = Some(group("KubeadmControlPlane/cp", NEW));
     assert_eq!(written(next(&facts, &v(NEW))), ["MachineDeployment/md"]);
-    // A newer patch than the control plane's is within the skew.
+    // A newer patch version than the control plane's is within the skew.
     assert_eq!(written(next(&facts, &v("v1.35.1"))), ["MachineDeployment/md"]);
 }
 
@@ -130,19 +130,19 @@ fn an_upgrade_that_is_under_way_is_named() {
     control_plane.under_way = vec![("cp-a".into(), "Draining".into())];
     let text = next(&facts, &v(NEW)).unwrap_err().to_string();
     assert!(text.contains("cp-a is Draining"), "{text}");
-    // The same upgrade asked for again is simply the one that runs.
+    // Requesting the same upgrade again continues the running one.
     let mut same = cluster(NEW, NEW);
     same.control_plane.as_mut().unwrap().under_way = vec![("cp-a".into(), "Draining".into())];
     assert_eq!(next(&same, &v(NEW)), Ok(Next::Asked));
 }
 
 #[test]
-fn a_change_that_nobody_covers_is_not_taken_along() {
+fn an_uncovered_change_is_refused() {
     let mut facts = cluster(OLD, OLD);
     facts.deployments[0].uncovered =
         Some("T/x spec.template.spec.cpus: 8 -> 16 (no updater)".into());
     let text = next(&facts, &v(NEW)).unwrap_err().to_string();
-    assert!(text.contains("cpus: 8 -> 16") && text.contains("Take it back"), "{text}");
+    assert!(text.contains("cpus: 8 -> 16") && text.contains("Revert it"), "{text}");
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn a_target_without_groups_is_refused() {
 }
 
 #[test]
-fn the_patch_holds_only_while_the_object_is_what_was_read() {
+fn the_patch_applies_only_to_the_object_that_was_read() {
     let table = [
         (Field::ControlPlane, "/spec/version"),
         (Field::Deployment, "/spec/template/spec/version"),

@@ -1,4 +1,4 @@
-//! What is known of a target before its version is changed.
+//! Reads the facts about a target before its version is changed.
 
 use std::sync::Arc;
 
@@ -19,16 +19,16 @@ use crate::{
     watch::{GroupRow, Objects, Scope, View},
 };
 
-/// Label of what a topology's controller writes.
+/// Label of the objects that a topology's controller writes.
 const TOPOLOGY_OWNED: &str = "topology.cluster.x-k8s.io/owned";
 
-/// Facts, and what could not be looked at.
+/// The facts, and notes about what could not be read.
 pub(super) struct Read {
     pub(super) facts: Facts,
     pub(super) notes: Vec<String>,
 }
 
-/// Reads everything that decides about an upgrade of the target.
+/// Reads the facts for an upgrade of the target.
 pub(super) async fn read(cluster: &Cluster, target: &Target) -> anyhow::Result<Read> {
     let whole = Target { kind: TargetKind::Cluster, name: cluster_name(cluster, target).await? };
     let found = whole.gather(cluster).await?;
@@ -59,7 +59,7 @@ pub(super) async fn read(cluster: &Cluster, target: &Target) -> anyhow::Result<R
     for object in &found.deployments {
         let facts_of = surroundings.of_deployment(object, found.cluster.as_ref());
         let part = is_target(TargetKind::MachineDeployment, &object.name_any());
-        // The others still have to fit a new control plane.
+        // The other MachineDeployments must still be compatible with a new control plane.
         if part || target.kind == TargetKind::ControlPlane {
             facts.deployments.push(group(object, &view, &facts_of));
         }
@@ -78,7 +78,7 @@ pub(super) async fn read(cluster: &Cluster, target: &Target) -> anyhow::Result<R
     Ok(Read { facts, notes })
 }
 
-/// Name of the Cluster that the target is, or belongs to.
+/// Returns the name of the target's Cluster.
 async fn cluster_name(cluster: &Cluster, target: &Target) -> anyhow::Result<String> {
     let name = match target.kind {
         TargetKind::Cluster => return Ok(target.name.clone()),
@@ -101,7 +101,8 @@ async fn cluster_name(cluster: &Cluster, target: &Target) -> anyhow::Result<Stri
     }
 }
 
-/// Name of the Cluster that names this control plane as its own, empty where none does.
+/// Returns the name of the Cluster that references this control plane; empty if no Cluster
+/// does.
 async fn cluster_with(cluster: &Cluster, control_plane: &str) -> anyhow::Result<String> {
     let kind = KubeadmControlPlane::kind(&());
     let all: Vec<refit_cluster_api::kinds::Cluster> = cluster.list(&cluster.here(), "").await?;
@@ -112,7 +113,8 @@ async fn cluster_with(cluster: &Cluster, control_plane: &str) -> anyhow::Result<
     Ok(owner.map(kube::ResourceExt::name_any).unwrap_or_default())
 }
 
-/// Whoever applied the version before, and so may set it back: GitOps, most of all.
+/// Returns the field managers that applied the version earlier and may revert the change, typically
+/// GitOps tools.
 fn keepers<K: Resource<DynamicType = ()>>(object: &K, field: Field) -> Vec<String> {
     let path = format!("/f:{}", field.path().replace('.', "/f:"));
     object

@@ -1,4 +1,4 @@
-//! `refit upgrade`: asks a control plane, a MachineDeployment or a whole cluster for a version.
+//! `refit upgrade`: upgrades a control plane, a MachineDeployment or a whole cluster to a version.
 
 mod decide;
 mod facts;
@@ -26,11 +26,11 @@ use crate::{
     watch::{Line, Scope, follow, time, write_line},
 };
 
-/// Exit code where nothing was written, because it must not be.
+/// Exit code if the upgrade was refused and nothing was written.
 const EXIT_REFUSED: u8 = 4;
-/// What is told before a cluster's workers are asked.
+/// Message before the workers of a cluster are upgraded.
 const WORKERS_FOLLOW: &str = "The workers follow when the control plane is done.";
-/// How often an object may change under our hands until we give up.
+/// How often a write is repeated if the object changed in the meantime.
 const ATTEMPTS: u32 = 5;
 
 /// Flags of `refit upgrade`.
@@ -42,39 +42,40 @@ Examples:
   refit upgrade cluster/edge-1 --to v1.35.0    the control plane, and when it is done the workers
   refit upgrade cluster/edge-1 --to v1.35.0 --dry-run
 
-It sets spec.version of a KubeadmControlPlane, spec.template.spec.version of a MachineDeployment, or
-spec.topology.version of a Cluster with a topology, and nothing else: Cluster API and Refit do the rest. Before that it
-makes sure that Cluster API asks Refit about these machines; where it does not, it would replace them, and nothing is
-written. `refit plan` says in more detail what will happen.
+The command sets spec.version of a KubeadmControlPlane, spec.template.spec.version of a \
+MachineDeployment, or spec.topology.version of a Cluster with a topology, and nothing else: \
+Cluster API and Refit do the rest. It first checks that Cluster API calls Refit for these \
+machines; otherwise Cluster API would replace them, and nothing is written. `refit plan` \
+predicts the upgrade in detail.
 
-A cluster's workers are asked once its control plane is done; until then the command waits. Ctrl-C leaves everything as
-it is, and the same command goes on from there.
+The workers of a cluster are upgraded after its control plane; the command waits until then. \
+After Ctrl-C the upgrade stays as it is, and the same command continues it.
 
--o json writes {\"type\": \"written\", object, field, from, to, dryRun} for each write, and while it waits the lines of
-`refit watch -o json`.
+-o json writes {\"type\": \"written\", object, field, from, to, dryRun} for each write and, \
+while it waits, the lines of `refit watch -o json`.
 
 Exit codes:
-  0  the version is set (with --watch: and reached), or was asked for already
-  1  the cluster cannot be read or written; the text says why
-  2  the command line is wrong
-  3  an update failed or was stopped for good while the command waited
-  4  refused, and nothing (more) was written; the text says why
-  5  --timeout ran out; the upgrade goes on
-  130, 143  interrupted by Ctrl-C or SIGTERM; the upgrade goes on")]
+  0  the version is set (with --watch: and reached), or was set before
+  1  the cluster cannot be read or written
+  2  the command line is invalid
+  3  an update failed or was aborted while the command waited
+  4  refused, and nothing (more) was written
+  5  --timeout has passed; the upgrade continues
+  130, 143  interrupted by Ctrl-C or SIGTERM; the upgrade continues")]
 pub(crate) struct Args {
     /// cluster/NAME, kcp/NAME or md/NAME.
     #[arg(value_name = "KIND/NAME")]
     target: Target,
-    /// Version to go to.
+    /// Upgrade to this version.
     #[arg(long, value_name = "VERSION")]
     to: KubernetesVersion,
-    /// Stay until every machine runs the version.
+    /// Wait until every machine runs the version.
     #[arg(short, long)]
     watch: bool,
-    /// Look at everything, let the API server check the change, and write nothing.
+    /// Run all checks, including the API server's, without writing anything.
     #[arg(long, conflicts_with = "watch")]
     dry_run: bool,
-    /// Wait no longer than this, such as 90s, 30m or 2h.
+    /// Wait no longer than this duration, such as 90s, 30m or 2h.
     #[arg(long, value_name = "TIME", value_parser = time)]
     timeout: Option<Duration>,
     /// Output format.
@@ -106,9 +107,9 @@ fn upgradable(target: &Target) -> anyhow::Result<()> {
     }
 }
 
-/// What became of the request.
+/// The result of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asked {
+enum RequestState {
     /// Nothing had to be written.
     Before,
     /// A version was written.
@@ -117,11 +118,11 @@ enum Asked {
     Rehearsed,
 }
 
-fn refused(refusal: &decide::Refusal, asked: Asked) -> anyhow::Error {
+fn refused(refusal: &decide::Refusal, state: RequestState) -> anyhow::Error {
     let text = refusal.to_string().replace("`refit ", &format!("`{} ", program()));
-    let what = match asked {
-        Asked::Now => "the workers were not asked",
-        Asked::Before | Asked::Rehearsed => "nothing was written",
+    let what = match state {
+        RequestState::Now => "the workers were not asked",
+        RequestState::Before | RequestState::Rehearsed => "nothing was written",
     };
     exit::error(EXIT_REFUSED, format!("{what}: {text}"))
 }
@@ -136,13 +137,13 @@ struct Upgrade<'a> {
 impl Upgrade<'_> {
     async fn run(&self) -> anyhow::Result<ExitCode> {
         let target = &self.args.target;
-        match self.ask().await? {
-            Asked::Rehearsed => return Ok(ExitCode::SUCCESS),
-            Asked::Before if !self.printer.is_json() => {
+        match self.write_versions().await? {
+            RequestState::Rehearsed => return Ok(ExitCode::SUCCESS),
+            RequestState::Before if !self.printer.is_json() => {
                 let line = format!("{target} asks for {} already", self.args.to);
                 self.printer.result(&line)?;
             }
-            Asked::Before | Asked::Now => {}
+            RequestState::Before | RequestState::Now => {}
         }
         if self.args.watch {
             self.follow(target).await?;
@@ -152,18 +153,18 @@ impl Upgrade<'_> {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Writes what is to be written, one step after the other.
-    async fn ask(&self) -> anyhow::Result<Asked> {
+    /// Writes the versions, one step after the other.
+    async fn write_versions(&self) -> anyhow::Result<RequestState> {
         let target = &self.args.target;
-        let (mut asked, mut conflicts, mut awaited) = (Asked::Before, 0, false);
+        let (mut state, mut conflicts, mut awaited) = (RequestState::Before, 0, false);
         loop {
             let read = facts::read(&self.cluster, target).await?;
             let next = decide::next(&read.facts, &self.args.to);
-            match next.map_err(|refusal| refused(&refusal, asked))? {
-                Next::Asked => return Ok(asked),
+            match next.map_err(|refusal| refused(&refusal, state))? {
+                Next::Asked => return Ok(state),
                 Next::AwaitControlPlane if self.args.dry_run => {
                     self.note(WORKERS_FOLLOW)?;
-                    return Ok(Asked::Rehearsed);
+                    return Ok(RequestState::Rehearsed);
                 }
                 Next::AwaitControlPlane => {
                     let Some(group) = read.facts.control_plane.filter(|_| !awaited) else {
@@ -173,14 +174,14 @@ impl Upgrade<'_> {
                     self.await_control_plane(group.name).await?;
                 }
                 Next::Write(writes) => {
-                    if asked == Asked::Before && conflicts == 0 {
+                    if state == RequestState::Before && conflicts == 0 {
                         for note in &read.notes {
                             self.note(&format!("note: {note}"))?;
                         }
                     }
                     match self.write(&writes).await? {
                         true if self.args.dry_run => return self.rehearsed(&writes),
-                        true => asked = Asked::Now,
+                        true => state = RequestState::Now,
                         false if conflicts < ATTEMPTS => conflicts += 1,
                         false => bail!("{target} keeps changing: try again"),
                     }
@@ -197,16 +198,16 @@ impl Upgrade<'_> {
         self.follow(&Target { kind, name }).await
     }
 
-    fn rehearsed(&self, writes: &[Write]) -> anyhow::Result<Asked> {
+    fn rehearsed(&self, writes: &[Write]) -> anyhow::Result<RequestState> {
         let more = self.args.target.kind == TargetKind::Cluster
             && writes.iter().all(|write| write.field == Field::ControlPlane);
         if more {
             self.note(WORKERS_FOLLOW)?;
         }
-        Ok(Asked::Rehearsed)
+        Ok(RequestState::Rehearsed)
     }
 
-    /// What goes on, for people.
+    /// Prints a progress line.
     fn note(&self, text: &str) -> anyhow::Result<()> {
         if !self.printer.is_json() {
             self.printer.note(text)?;
@@ -224,7 +225,7 @@ impl Upgrade<'_> {
         follow(&self.cluster, &scope, self.printer, self.args.timeout).await
     }
 
-    /// Writes these; `false` where an object is not what was read any more.
+    /// Writes these versions; returns `false` if an object changed since it was read.
     async fn write(&self, writes: &[Write]) -> anyhow::Result<bool> {
         let cluster = &self.cluster;
         for write in writes {

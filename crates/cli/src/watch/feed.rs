@@ -1,4 +1,4 @@
-//! The watches that a command follows: one per kind, and a signal when anything changed.
+//! The watches of a command: one per kind, and a notification on every change.
 
 use std::{fmt::Debug, hash::Hash, sync::Arc};
 
@@ -15,7 +15,7 @@ use tokio::{sync::Notify, task::AbortHandle};
 
 use crate::client::{Cluster, attempt};
 
-/// What is known of everything that is watched. Dropping it ends the watches.
+/// The current state of all watched objects. Dropping it stops the watches.
 pub(crate) struct Feed {
     pub(super) machines: Store<Machine>,
     pub(super) updates: Store<NodeUpdate>,
@@ -35,8 +35,8 @@ impl Drop for Feed {
 }
 
 impl Feed {
-    /// Watches one namespace, or all of them, and waits until everything is known. What may not be
-    /// read is an error here; what breaks later is taken up again.
+    /// Watches one namespace or all of them, and waits for the initial lists. A forbidden read is
+    /// an error here; a watch that breaks later is restarted.
     pub(crate) async fn open(cluster: &Cluster, namespace: Option<&str>) -> anyhow::Result<Self> {
         let mut feed = Self {
             machines: Store::default(),
@@ -55,8 +55,8 @@ impl Feed {
         feed.start(cluster.api(namespace), feed.deployments.clone());
         feed.start(cluster.api(namespace), feed.updates.clone());
         feed.start(cluster.api(namespace), feed.groups.clone());
-        // Without the kubeadm provider there are no such control planes, and nothing to watch.
-        if knows::<KubeadmControlPlane>(cluster, namespace).await? {
+        // Without the kubeadm provider the kind does not exist, so there is nothing to watch.
+        if has_kind::<KubeadmControlPlane>(cluster, namespace).await? {
             feed.start(cluster.api(namespace), feed.control_planes.clone());
         } else {
             feed.control_planes.mark_ready();
@@ -65,7 +65,7 @@ impl Feed {
         Ok(feed)
     }
 
-    /// Waits until something changed since the last call.
+    /// Waits for a change since the last call.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
     }
@@ -91,7 +91,7 @@ impl Feed {
     }
 }
 
-/// Reads one object of a kind: whoever may not do that is told so at once.
+/// Reads one object of a kind, to report a missing permission immediately.
 async fn probe<K>(cluster: &Cluster, namespace: Option<&str>) -> anyhow::Result<()>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -106,8 +106,8 @@ where
     }
 }
 
-/// Whether the API server has the kind at all.
-async fn knows<K>(cluster: &Cluster, namespace: Option<&str>) -> anyhow::Result<bool>
+/// Reports whether the API server knows the kind.
+async fn has_kind<K>(cluster: &Cluster, namespace: Option<&str>) -> anyhow::Result<bool>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone

@@ -1,4 +1,4 @@
-//! Follows the progress of a scope until its end.
+//! Follows the progress of a scope to the end.
 
 use std::{collections::BTreeSet, io, time::Duration};
 
@@ -16,21 +16,21 @@ use crate::{
     progress::{Board, step},
 };
 
-/// Exit code where an update failed or was stopped for good.
+/// Exit code if an update failed or was stopped for good.
 pub(crate) const EXIT_FAILED: u8 = 3;
-/// Exit code where `--timeout` ran out.
+/// Exit code if `--timeout` expired.
 pub(crate) const EXIT_TIMEOUT: u8 = 5;
-/// How long nothing may change after a failure until it counts as the end: the next machine's update
-/// is made within seconds where the failed one does not hold the group up, and Cluster API asks every
-/// 15 s at the latest.
+/// A failure counts as final after this long without a change. If the failed update does not block
+/// its group, the next machine's update is created within seconds, and Cluster API calls at least
+/// every 15 s.
 const GRACE: Duration = Duration::from_secs(30);
-/// How often the time on the screen moves.
+/// Refresh interval of the times on the screen.
 const TICK: Duration = Duration::from_secs(1);
-/// More machines than this are shown only while something happens to them.
+/// If there are more machines than this, only those with activity are shown.
 const SHOWN: usize = 24;
 
-/// Follows `scope` until everything is where it is to be. An update that failed for good, or the
-/// timeout, is an error with an exit code of its own.
+/// Follows `scope` until everything is up to date. An update that failed for good, or an expired
+/// timeout, is an error with its own exit code.
 pub(crate) async fn follow(
     cluster: &Cluster,
     scope: &Scope,
@@ -62,7 +62,7 @@ pub(crate) async fn follow(
             }
         };
         tokio::pin!(grace);
-        // Only the clock on the screen moves between two changes.
+        // Between two changes only the times on the screen change.
         loop {
             tokio::select! {
                 biased;
@@ -87,7 +87,7 @@ impl Feed {
     }
 }
 
-/// Where progress is shown.
+/// The output of the progress.
 struct Screen<'a> {
     printer: Printer,
     clock: Clock,
@@ -113,7 +113,7 @@ impl<'a> Screen<'a> {
         }
     }
 
-    /// A machine's name, with its namespace where there may be several.
+    /// Formats a machine's name, with its namespace if there may be several.
     fn name(&self, row: &MachineRow) -> String {
         let row = &row.progress;
         match &self.scope.namespace {
@@ -139,7 +139,7 @@ impl<'a> Screen<'a> {
                 self.board.hide(name);
             }
         }
-        self.board.gone(|name| !names.iter().any(|there| there == name), seconds)?;
+        self.board.report_gone(|name| !names.iter().any(|there| there == name), seconds)?;
         for group in &view.groups {
             let about = match &self.scope.namespace {
                 Some(_) => group.owner.clone(),
@@ -148,7 +148,7 @@ impl<'a> Screen<'a> {
             let text = group.blocked.as_ref().map(|(reason, message)| {
                 format!("blocked ({reason}): {}", message.replace('\n', "; "))
             });
-            self.board.tell(&about, text.as_deref(), seconds)?;
+            self.board.show_note(&about, text.as_deref(), seconds)?;
         }
         self.sum_up(view);
         Ok(())
@@ -158,14 +158,14 @@ impl<'a> Screen<'a> {
         self.clock.now().duration_since(self.start).as_secs()
     }
 
-    /// How far all of it is, and how long it took and will take.
+    /// Shows the total progress, the elapsed time and the remaining time.
     fn sum_up(&self, view: &View) {
         let passed = duration(self.seconds());
-        let told = match view.rest_seconds() {
+        let summary = match view.rest_seconds() {
             Some(rest) => format!("{passed}, about {} left", duration(rest)),
             None => passed,
         };
-        self.board.sum_up(view.done(), view.machines.len(), told);
+        self.board.sum_up(view.done(), view.machines.len(), summary);
     }
 
     fn end(&self, outcome: &'static str, view: &View, message: &str) -> io::Result<()> {
@@ -204,7 +204,7 @@ impl<'a> Screen<'a> {
 
     fn failed(&self, view: &View) -> anyhow::Result<()> {
         let failed = view.failed();
-        let told: Vec<String> = failed
+        let lines: Vec<String> = failed
             .iter()
             .map(|row| {
                 let progress = &row.progress;
@@ -218,13 +218,13 @@ impl<'a> Screen<'a> {
                 )
             })
             .collect();
-        let message = told.join("\n");
+        let message = lines.join("\n");
         self.end("failed", view, &message)?;
         let first = failed.first().map(|row| row.progress.machine.clone());
         Err(exit::error(
             EXIT_FAILED,
             format!(
-                "{} of {} machines will not be updated until somebody asks again:\n{message}\nWhen the \
+                "{} of {} machines will not be updated without a retry:\n{message}\nWhen the \
                  cause is gone: `{} retry machine/{}`",
                 failed.len(),
                 view.machines.len(),

@@ -11,11 +11,11 @@ use serde::Serialize;
 use super::view::{GroupRow, MachineRow, View};
 use crate::{printer::Printer, progress::step};
 
-/// One line.
+/// One line of output.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub(crate) enum Line {
-    /// A machine has changed.
+    /// A machine changed.
     Machine {
         namespace: String,
         name: String,
@@ -33,9 +33,9 @@ pub(crate) enum Line {
         done: bool,
         failed: bool,
     },
-    /// A machine is no more.
+    /// A machine no longer exists.
     Gone { namespace: String, name: String },
-    /// A control plane or MachineDeployment has changed.
+    /// A control plane or MachineDeployment changed.
     Group {
         namespace: String,
         owner: String,
@@ -64,7 +64,7 @@ pub(crate) enum Line {
     },
 }
 
-/// Writes a line for what changed since the last call.
+/// Writes a line for each change since the last call.
 #[derive(Debug)]
 pub(crate) struct Lines {
     printer: Printer,
@@ -72,12 +72,12 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// Nothing has been shown yet.
+    /// Creates an instance that has not shown anything yet.
     pub(crate) fn new(printer: Printer) -> Self {
         Self { printer, shown: BTreeMap::new() }
     }
 
-    /// Shows what is new.
+    /// Writes the changes.
     pub(crate) fn show(&mut self, view: &View) -> io::Result<()> {
         let mut now = BTreeMap::new();
         for group in &view.groups {

@@ -1,4 +1,4 @@
-//! `refit watch`: how far updates are, until they are done.
+//! `refit watch`: shows the progress of updates until they are done.
 
 mod feed;
 mod follow;
@@ -27,8 +27,8 @@ Examples:
   refit watch md/edge-1-md-0 --timeout 1h
   refit watch -A -o json | jq 'select(.type == \"machine\")'
 
-On a terminal each machine has a bar; elsewhere each change has a line. What blocks a group is said with its reason:
-`refit doctor` and docs/troubleshooting.md say what to do about it.
+On a terminal each machine has a progress bar; otherwise each change is a line. Blockers of a \
+group are shown with their reason; docs/troubleshooting.md lists the remedies.
 
 -o json writes one object per line, each with a type:
   machine  namespace, name, owner, node, version (asked for), kubeletVersion, nodeUpdate, phase, step, percent,
@@ -39,19 +39,19 @@ On a terminal each machine has a bar; elsewhere each change has a line. What blo
 
 Exit codes:
   0  every machine runs the version that its owner asks for
-  1  the cluster cannot be read; the text says why
-  2  the command line is wrong
-  3  an update failed or was stopped for good, and nothing else goes on
-  5  --timeout ran out; the update goes on
-  130, 143  interrupted by Ctrl-C or SIGTERM; the update goes on")]
+  1  the cluster cannot be read
+  2  the command line is invalid
+  3  an update failed or was aborted, and no other update is in progress
+  5  --timeout has passed; the update continues
+  130, 143  interrupted by Ctrl-C or SIGTERM; the update continues")]
 pub(crate) struct Args {
     /// cluster/NAME, kcp/NAME, md/NAME, ms/NAME or machine/NAME [default: everything].
     #[arg(value_name = "KIND/NAME")]
     target: Option<Target>,
-    /// Everything in all namespaces.
+    /// Watch all namespaces.
     #[arg(short = 'A', long, conflicts_with = "target")]
     all_namespaces: bool,
-    /// Stop watching after this time, such as 90s, 30m or 2h.
+    /// Stop watching after this duration, such as 90s, 30m or 2h.
     #[arg(long, value_name = "TIME", value_parser = time)]
     timeout: Option<Duration>,
     /// Output format.
@@ -59,7 +59,7 @@ pub(crate) struct Args {
     output: Format,
 }
 
-/// Reads `90s`, `30m`, `1h30m`.
+/// Parses a duration such as `90s`, `30m`, `1h30m`.
 pub(crate) fn time(text: &str) -> Result<Duration, String> {
     let parsed = text.parse::<jiff::SignedDuration>().ok();
     parsed

@@ -1,4 +1,4 @@
-//! What there is to see at one moment, and whether that is the end. Pure.
+//! The state of a watch at one moment, and whether it is final. Pure.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -19,20 +19,20 @@ use crate::{
     target::{Target, TargetKind, cluster_of},
 };
 
-/// What is looked at.
+/// The part of the cluster to watch.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scope {
-    /// Only this and what belongs to it.
+    /// Limits the scope to this target and what belongs to it.
     pub(crate) target: Option<Target>,
-    /// Only this namespace.
+    /// Limits the scope to this namespace.
     pub(crate) namespace: Option<String>,
-    /// Nothing counts as done before the owners ask for this version.
+    /// Nothing counts as done until the owners request this version.
     pub(crate) wanted: Option<KubernetesVersion>,
-    /// When it began, where that was before this scope was looked at.
+    /// Start of the operation, if it began before the watch.
     pub(crate) since: Option<jiff::Timestamp>,
 }
 
-/// Everything that was read.
+/// All objects that were read.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Objects {
     pub(crate) machines: Vec<Arc<Machine>>,
@@ -42,17 +42,17 @@ pub(crate) struct Objects {
     pub(crate) deployments: Vec<Arc<MachineDeployment>>,
 }
 
-/// One machine and where it is to go.
+/// One machine and its target version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MachineRow {
-    /// How far it is.
+    /// Progress of the machine's update.
     pub(crate) progress: MachineProgress,
-    /// Version that its owner asks for.
+    /// Version that the owner requests.
     pub(crate) target: StatedVersion,
 }
 
 impl MachineRow {
-    /// Whether it is where it is to go.
+    /// Reports whether the machine is up to date.
     pub(crate) fn is_done(&self) -> bool {
         is_done(&self.progress, &self.target)
     }
@@ -61,25 +61,25 @@ impl MachineRow {
 /// One control plane or MachineDeployment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct GroupRow {
-    /// Its namespace.
+    /// Namespace of the owner.
     pub(crate) namespace: String,
     /// `Kind/name`.
     pub(crate) owner: String,
-    /// Its Cluster.
+    /// Name of the Cluster.
     pub(crate) cluster: String,
-    /// Whether it is the control plane.
+    /// Whether the owner is a control plane.
     pub(crate) control_plane: bool,
-    /// Version that it asks for.
+    /// The requested version.
     pub(crate) version: StatedVersion,
-    /// Whether its controller has seen its spec, and every replica matches it.
+    /// Whether its controller has observed the spec, and every replica matches it.
     pub(crate) settled: bool,
-    /// Reason and message of what blocks it and does not end by itself.
+    /// Reason and message of a block that does not resolve by itself.
     pub(crate) blocked: Option<(String, String)>,
-    /// Predicted seconds until it is done, where there is something to predict from.
+    /// Predicted seconds until it is done, if there is data for a prediction.
     pub(crate) rest_seconds: Option<i64>,
 }
 
-/// What there is to see.
+/// The state to show.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct View {
     /// The groups, control planes first.
@@ -88,25 +88,25 @@ pub(crate) struct View {
     pub(crate) machines: Vec<MachineRow>,
 }
 
-/// How things stand.
+/// The overall state of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// Something is still to happen.
+    /// Work is still in progress or pending.
     Going,
-    /// Everything is where it is to be.
+    /// Everything is up to date.
     Done,
-    /// Machines failed or were stopped for good, and nothing else is under way.
+    /// Machines failed or were stopped for good, and no other update is in progress.
     Failed {
-        /// They hold their groups up, so that nothing else will be.
+        /// Whether the failed machines block their groups, so that no other update will start.
         held_up: bool,
     },
 }
 
 impl View {
-    /// What `scope` holds of all this.
+    /// Selects the objects of `scope`.
     pub(crate) fn of(objects: &Objects, scope: &Scope) -> Self {
         let mut owners = owners(objects);
-        // A control plane says only by label which Cluster's it is, and not every one has it.
+        // A control plane names its Cluster only in a label, which may be missing.
         for machine in &objects.machines {
             let key = (machine.namespace().unwrap_or_default(), owner_of(machine));
             if let Some(group) = owners.get_mut(&key).filter(|group| group.cluster.is_empty()) {
@@ -150,16 +150,17 @@ impl View {
         Self { groups, machines }
     }
 
-    /// How many machines are where they are to go.
+    /// Returns the number of machines that are up to date.
     pub(crate) fn done(&self) -> usize {
         self.machines.iter().filter(|row| row.is_done()).count()
     }
 
-    /// How things stand for this scope.
+    /// Returns the overall state of this scope.
     pub(crate) fn standing(&self, scope: &Scope) -> Standing {
         let whole = scope.target.as_ref().is_none_or(|target| target.kind != TargetKind::Machine);
-        let asked = |version: &StatedVersion| scope.wanted.as_ref().is_none_or(|w| version.is(w));
-        let settled = !whole || self.groups.iter().all(|g| g.settled && asked(&g.version));
+        let is_wanted =
+            |version: &StatedVersion| scope.wanted.as_ref().is_none_or(|w| version.is(w));
+        let settled = !whole || self.groups.iter().all(|g| g.settled && is_wanted(&g.version));
         if settled && self.machines.iter().all(MachineRow::is_done) {
             return Standing::Done;
         }
@@ -178,14 +179,14 @@ impl View {
         Standing::Failed { held_up }
     }
 
-    /// The machines whose update failed or was stopped for good.
+    /// Returns the machines whose update failed or was stopped for good.
     pub(crate) fn failed(&self) -> Vec<&MachineRow> {
         let failed = |row: &&MachineRow| row.progress.has_failed() && !row.is_done();
         self.machines.iter().filter(failed).collect()
     }
 
-    /// Predicted seconds until everything is done: a cluster's workers follow its control plane, its
-    /// MachineDeployments and all clusters go on side by side.
+    /// Predicts the seconds until everything is done: workers follow the control plane of their
+    /// cluster; MachineDeployments and clusters progress in parallel.
     pub(crate) fn rest_seconds(&self) -> Option<i64> {
         let mut clusters: BTreeMap<(&str, &str), (i64, i64)> = BTreeMap::new();
         for group in &self.groups {
@@ -221,7 +222,7 @@ fn concerns(target: Option<&Target>, group: &GroupRow) -> bool {
     }
 }
 
-/// Every control plane and MachineDeployment, by namespace and `Kind/name`.
+/// Returns every control plane and MachineDeployment, by namespace and `Kind/name`.
 fn owners(objects: &Objects) -> BTreeMap<(String, String), GroupRow> {
     let control_planes = objects.control_planes.iter().map(|object| {
         let status = object.status.clone().unwrap_or_default();
@@ -232,7 +233,7 @@ fn owners(objects: &Objects) -> BTreeMap<(String, String), GroupRow> {
             cluster: cluster_of(object),
             control_plane: true,
             version: object.spec.version.clone(),
-            settled: seen(object.metadata.generation, status.observed_generation)
+            settled: is_observed(object.metadata.generation, status.observed_generation)
                 && [status.replicas, status.up_to_date_replicas] == [Some(wanted); 2],
             ..GroupRow::default()
         }
@@ -247,7 +248,7 @@ fn owners(objects: &Objects) -> BTreeMap<(String, String), GroupRow> {
             cluster: object.spec.cluster_name.clone(),
             control_plane: false,
             version: object.spec.template.spec.version.clone(),
-            settled: seen(object.metadata.generation, status.observed_generation)
+            settled: is_observed(object.metadata.generation, status.observed_generation)
                 && counts.map(Option::unwrap_or_default) == [wanted; 2],
             ..GroupRow::default()
         }
@@ -258,7 +259,7 @@ fn owners(objects: &Objects) -> BTreeMap<(String, String), GroupRow> {
         .collect()
 }
 
-fn seen(generation: Option<i64>, observed: Option<i64>) -> bool {
+fn is_observed(generation: Option<i64>, observed: Option<i64>) -> bool {
     generation.is_none() || observed >= generation
 }
 
@@ -280,7 +281,7 @@ impl GroupRow {
     }
 }
 
-/// Predicted seconds until these machines are done, by past durations of their group.
+/// Predicts the seconds until these machines are done, from past durations of their group.
 fn rest(members: &[&MachineRow], status: &refit_kinds::refit::UpdateGroupStatus) -> Option<i64> {
     let under_way = members.iter().filter(|row| row.progress.is_under_way());
     let running = under_way

@@ -60,14 +60,19 @@ fn group() -> UpdateGroup {
 
 fn blocked_group(reason: &str) -> Arc<UpdateGroup> {
     let mut group = group();
-    let said = ("Blocked", "True", reason, "words");
+    let condition = ("Blocked", "True", reason, "words");
     let status = group.status.as_mut().unwrap();
-    conditions::set(&mut status.conditions, "2026-03-02T08:00:00Z".parse().unwrap(), None, said);
+    conditions::set(
+        &mut status.conditions,
+        "2026-03-02T08:00:00Z".parse().unwrap(),
+        None,
+        condition,
+    );
     Arc::new(group)
 }
 
 #[test]
-fn done_is_when_owner_and_machines_say_so() {
+fn owner_and_machines_decide_when_it_is_done() {
     let both = vec![machine("a", NEW, NEW), machine("b", NEW, NEW)];
     let mut objects = objects(both, vec![update("a", Phase::Succeeded)]);
     for target in ["md/md", "cluster/c", "machine/a"] {
@@ -88,7 +93,7 @@ fn a_machine_alone_waits_for_the_version_of_its_owner() {
 }
 
 #[test]
-fn a_version_that_is_yet_to_be_written_is_waited_for() {
+fn a_version_not_written_yet_is_waited_for() {
     let both = vec![machine("a", NEW, NEW), machine("b", NEW, NEW)];
     let objects = objects(both, Vec::new());
     let mut scope = on("md/md");
@@ -99,7 +104,7 @@ fn a_version_that_is_yet_to_be_written_is_waited_for() {
 }
 
 #[test]
-fn a_failure_is_the_end_only_when_nothing_else_is_under_way() {
+fn a_failure_is_final_only_when_no_other_update_runs() {
     let machines = vec![machine("a", NEW, OLD), machine("b", NEW, OLD)];
     let failed = update("a", Phase::Failed);
     let going = objects(machines.clone(), vec![failed.clone(), update("b", Phase::Draining)]);
@@ -131,6 +136,6 @@ fn the_rest_is_predicted_from_what_past_updates_took() {
     group.status.as_mut().unwrap().durations =
         durations.map(|(step, seconds)| StepDurations { step: step.into(), seconds }).to_vec();
     objects.groups = vec![Arc::new(group)];
-    // 30 s of the one that runs, then two rounds of 20 + 40 s.
+    // 30 s for the running update, then two rounds of 20 + 40 s.
     assert_eq!(View::of(&objects, &on("md/md")).rest_seconds(), Some(150));
 }

@@ -1,7 +1,6 @@
-//! A management cluster that stands still: a real API over TCP, without controllers. Tests play
-//! them.
+//! A management cluster without controllers: a real API over TCP. Tests play the controllers.
 
-#![allow(dead_code, unused_imports, reason = "each test file uses its part of this")]
+#![allow(dead_code, unused_imports, reason = "each test file uses only a part")]
 #![allow(
     clippy::unwrap_used,
     clippy::needless_pass_by_value,
@@ -25,9 +24,9 @@ use tower::Service as _;
 
 pub(crate) use process::{Ended, Running, refit};
 
-/// The version before.
+/// The current version.
 pub(crate) const OLD: &str = "v1.34.2";
-/// The version to go to.
+/// The version to upgrade to.
 pub(crate) const NEW: &str = "v1.35.0";
 
 /// A management cluster with a kubeconfig.
@@ -41,7 +40,7 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// An empty one: Refit and Cluster API are installed, the default namespace is opted in.
+    /// An empty cluster with Refit and Cluster API installed; the default namespace is opted in.
     pub(crate) fn new() -> Self {
         let stage = Self::bare();
         let crds = refit_kinds::crds::refit_crds().into_iter().chain(refit_cluster_api::crds());
@@ -81,7 +80,7 @@ impl Stage {
         stage
     }
 
-    /// One without any CRD.
+    /// A cluster without any CRD.
     pub(crate) fn bare() -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -109,7 +108,7 @@ impl Stage {
         Self { runtime, server, client, directory, address, serving }
     }
 
-    /// Ends the API server's listener and everybody's connections, then listens again.
+    /// Closes the API server's listener and all connections, then listens again.
     pub(crate) fn restart(&mut self) {
         self.serving.abort();
         std::thread::sleep(Duration::from_millis(300));
@@ -117,17 +116,17 @@ impl Stage {
         self.serving = listen(&self.runtime, &self.server, port).1;
     }
 
-    /// The API server itself.
+    /// Returns the API server.
     pub(crate) fn server(&self) -> &ApiServer {
         &self.server
     }
 
-    /// A file beside the kubeconfig.
+    /// Returns the path of a file next to the kubeconfig.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    /// The command with this cluster's kubeconfig.
+    /// Builds the command with this cluster's kubeconfig.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = refit(args);
         command.env("KUBECONFIG", self.path("kubeconfig"));
@@ -139,7 +138,7 @@ impl Stage {
         Ended::of(self.command(args).output().expect("the binary runs"))
     }
 
-    /// Starts the command, to read its lines while it runs.
+    /// Starts the command, to read its output while it runs.
     pub(crate) fn start(&self, args: &[&str]) -> Running {
         Running::start(self.command(args))
     }
@@ -159,7 +158,7 @@ impl Stage {
         }
     }
 
-    /// Creates an object of `group/version/Kind`; a `status` in it is written, too.
+    /// Creates an object of `group/version/Kind`; also writes its `status`.
     pub(crate) fn create(&self, kind: &str, mut object: Value) {
         let api = self.api(kind);
         let (api_version, name) = kind.rsplit_once('/').unwrap();
@@ -177,7 +176,7 @@ impl Stage {
         }
     }
 
-    /// Merges into an object.
+    /// Merges a patch into an object.
     pub(crate) fn patch(&self, kind: &str, name: &str, patch: Value) {
         let api = self.api(kind);
         self.runtime.block_on(async {
@@ -203,7 +202,7 @@ impl Stage {
         });
     }
 
-    /// Merges into an object's status.
+    /// Merges a patch into an object's status.
     pub(crate) fn status(&self, kind: &str, name: &str, status: Value) {
         let api = self.api(kind);
         self.runtime.block_on(async {
@@ -229,8 +228,7 @@ impl Stage {
         serde_json::to_value(object).unwrap()
     }
 
-    /// A cluster `edge-1` with three control plane machines and one worker, all at [`OLD`] and
-    /// whole.
+    /// A healthy cluster `edge-1` with three control plane machines and one worker, all at [`OLD`].
     pub(crate) fn with_cluster(self) -> Self {
         self.create(
             CLUSTER,
@@ -275,7 +273,7 @@ impl Stage {
         self
     }
 
-    /// Plays Cluster API: the owner has seen its spec, and all of its machines match it.
+    /// Plays Cluster API: the owner has observed its spec, and all machines match it.
     pub(crate) fn settle(&self, kind: &str, name: &str, replicas: i32) {
         let generation = self.get(kind, name)["metadata"]["generation"].clone();
         self.status(kind, name, json!({
@@ -283,7 +281,7 @@ impl Stage {
         }));
     }
 
-    /// Plays Cluster API: what a Machine shows.
+    /// Plays Cluster API: sets the kubelet version and phase of a Machine.
     pub(crate) fn machine(&self, name: &str, kubelet: &str, phase: &str) {
         self.status(
             MACHINE,
@@ -295,8 +293,7 @@ impl Stage {
         );
     }
 
-    /// Plays Cluster API and Refit: a Machine's update to [`NEW`] is asked for, and is in this
-    /// phase.
+    /// Plays Cluster API and Refit: requests a Machine's update to [`NEW`] and sets its status.
     pub(crate) fn update(&self, machine: &str, status: Value) {
         let uid = self.get(MACHINE, machine)["metadata"]["uid"].clone();
         self.patch(MACHINE, machine, json!({
@@ -331,7 +328,7 @@ impl Stage {
 
 /// All machines of [`Stage::with_cluster`].
 pub(crate) const MACHINES: [&str; 4] = ["edge-1-a", "edge-1-b", "edge-1-c", "edge-1-md-a"];
-/// Kinds, for [`Stage::create`] and its like.
+/// Kinds for [`Stage::create`] and similar functions.
 pub(crate) const CLUSTER: &str = "cluster.x-k8s.io/v1beta2/Cluster";
 pub(crate) const CONTROL_PLANE: &str = "controlplane.cluster.x-k8s.io/v1beta2/KubeadmControlPlane";
 pub(crate) const DEPLOYMENT: &str = "cluster.x-k8s.io/v1beta2/MachineDeployment";

@@ -1,4 +1,4 @@
-//! The command as a process: run to its end, or read while it runs.
+//! Runs the command as a process: to its end, or reading its output while it runs.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -8,10 +8,10 @@ use std::{
 
 use serde_json::Value;
 
-/// How long a test waits for what must come.
+/// How long a test waits for an expected event.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The binary, in an environment of its own.
+/// The binary, in a clean environment.
 pub(crate) fn refit(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_refit"));
     command.args(args);
@@ -22,7 +22,7 @@ pub(crate) fn refit(args: &[&str]) -> Command {
     command
 }
 
-/// A command that has ended.
+/// A command that has exited.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) code: Option<i32>,
@@ -39,14 +39,14 @@ impl Ended {
         }
     }
 
-    /// The lines of stdout as JSON.
+    /// Parses the lines of stdout as JSON.
     pub(crate) fn json_lines(&self) -> Vec<Value> {
         let lines = self.stdout.lines();
         lines.map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 }
 
-/// A command that runs.
+/// A running command.
 pub(crate) struct Running {
     child: Option<Child>,
     lines: std::sync::mpsc::Receiver<String>,
@@ -63,7 +63,7 @@ impl Drop for Running {
 }
 
 impl Running {
-    /// Starts a command whose lines are read while it runs.
+    /// Starts a command and reads its lines while it runs.
     pub(crate) fn start(mut command: Command) -> Self {
         let mut child =
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
@@ -79,7 +79,7 @@ impl Running {
         Self { child: Some(child), lines, seen: Vec::new() }
     }
 
-    /// Waits for a line with these words and returns it.
+    /// Waits for a line that contains these words and returns it.
     pub(crate) fn until(&mut self, words: &str) -> String {
         loop {
             match self.lines.recv_timeout(PATIENCE) {
@@ -96,16 +96,16 @@ impl Running {
         }
     }
 
-    /// The process's number.
+    /// Returns the process ID.
     pub(crate) fn id(&self) -> u32 {
         self.child.as_ref().unwrap().id()
     }
 
-    /// Waits for the end.
+    /// Waits for the command to exit.
     pub(crate) fn end(mut self) -> Ended {
         let output = self.child.take().unwrap().wait_with_output().unwrap();
         self.seen.extend(self.lines.try_iter());
-        // The reader ends with the pipe; what it still holds comes now.
+        // The reader ends with the pipe; read its remaining lines now.
         while let Ok(line) = self.lines.recv_timeout(Duration::from_millis(200)) {
             self.seen.push(line);
         }

@@ -1,4 +1,4 @@
-//! Machine, infrastructure machine and KubeadmConfig as a control plane wants them.
+//! The desired Machine, infrastructure machine and KubeadmConfig of a control plane.
 
 use refit_kinds::{
     json::{name, namespace, pairs, text},
@@ -13,10 +13,10 @@ use crate::{
     rollout::control_plane::Component,
 };
 
-/// Annotation of a Machine that was made for one that was remediated: what is known of the latter.
+/// Annotation of a Machine that replaces a remediated one: data about the remediation.
 pub const REMEDIATION_FOR: &str = "controlplane.cluster.x-k8s.io/remediation-for";
 
-/// A KubeadmControlPlane, with Cluster API's defaults where they matter, and its Cluster.
+/// A KubeadmControlPlane, with Cluster API's defaults where needed, and its Cluster.
 #[derive(Clone, Copy, Debug)]
 pub struct ControlPlane<'a> {
     /// The whole object.
@@ -25,8 +25,8 @@ pub struct ControlPlane<'a> {
     pub cluster: &'a str,
 }
 
-/// What makes an object of one machine differ from those of the others.
-struct Own<'a> {
+/// The parts of an object that differ between machines.
+struct MachineParts<'a> {
     name: &'a str,
     version: &'a Value,
     failure_domain: Value,
@@ -35,7 +35,7 @@ struct Own<'a> {
 }
 
 impl ControlPlane<'_> {
-    /// Labels of its Machines and of what they are made of.
+    /// Returns the labels of its Machines and of their bootstrap and infrastructure objects.
     pub fn labels(self) -> Pairs {
         let mut labels = pairs(self.object.pointer("/spec/machineTemplate/metadata/labels"));
         labels.insert(keys::CLUSTER_NAME.to_owned(), self.cluster.to_owned());
@@ -53,14 +53,14 @@ impl ControlPlane<'_> {
         annotations
     }
 
-    /// Whether it runs etcd itself.
+    /// Reports whether kubeadm runs etcd on the machines.
     pub fn has_managed_etcd(self) -> bool {
         self.object
             .pointer("/spec/kubeadmConfigSpec/clusterConfiguration/etcd/external")
             .is_none_or(Value::is_null)
     }
 
-    /// What has to be healthy before a Machine is Ready.
+    /// Returns the components that must be healthy before a Machine is Ready.
     pub fn components(self) -> Vec<Component> {
         let mut all =
             vec![Component::ApiServer, Component::ControllerManager, Component::Scheduler];
@@ -70,7 +70,7 @@ impl ControlPlane<'_> {
         all
     }
 
-    fn machine(self, own: &Own<'_>) -> Value {
+    fn machine(self, parts: &MachineParts<'_>) -> Value {
         let template = &self.object["spec"]["machineTemplate"]["spec"];
         let mut gates: Vec<Value> = self
             .components()
@@ -81,7 +81,7 @@ impl ControlPlane<'_> {
         let mut machine = json!({
             "metadata": {
                 "namespace": namespace(self.object),
-                "name": own.name,
+                "name": parts.name,
                 "labels": self.labels(),
                 "annotations": self.annotations(false),
                 "finalizers": [keys::MACHINE_FINALIZER],
@@ -89,14 +89,14 @@ impl ControlPlane<'_> {
             },
             "spec": {
                 "clusterName": self.cluster,
-                "bootstrap": {"configRef": own.bootstrap},
-                "infrastructureRef": own.infrastructure,
+                "bootstrap": {"configRef": parts.bootstrap},
+                "infrastructureRef": parts.infrastructure,
                 "readinessGates": gates,
             },
         });
         let optional = [
-            ("version", own.version),
-            ("failureDomain", &own.failure_domain),
+            ("version", parts.version),
+            ("failureDomain", &parts.failure_domain),
             ("deletion", &template["deletion"]),
             ("taints", &template["taints"]),
         ];
@@ -108,14 +108,14 @@ impl ControlPlane<'_> {
         machine
     }
 
-    /// A Machine that does not exist yet.
+    /// Builds a Machine that does not exist yet.
     pub fn new_machine(
         self,
         name: &str,
         infrastructure: &ContractRef,
         failure_domain: Option<&str>,
     ) -> Value {
-        self.machine(&Own {
+        self.machine(&MachineParts {
             name,
             version: &self.object["spec"]["version"],
             failure_domain: json!(failure_domain),
@@ -124,38 +124,38 @@ impl ControlPlane<'_> {
         })
     }
 
-    /// A Machine that exists: its version stays as it is.
+    /// Builds an existing Machine; its version does not change.
     pub fn existing_machine(self, live: &Value) -> Value {
         self.of_live(live, &live["spec"]["version"])
     }
 
-    /// A Machine that is to be updated: its failure domain stays as it is.
+    /// Builds a Machine that is to be updated; its failure domain does not change.
     pub fn updated_machine(self, live: &Value) -> Value {
         self.of_live(live, &self.object["spec"]["version"])
     }
 
     fn of_live(self, live: &Value, version: &Value) -> Value {
-        let mut intent = self.machine(&Own {
+        let mut intent = self.machine(&MachineParts {
             name: name(live),
             version,
             failure_domain: live["spec"]["failureDomain"].clone(),
             infrastructure: live["spec"]["infrastructureRef"].clone(),
             bootstrap: live["spec"]["bootstrap"]["configRef"].clone(),
         });
-        // Given at its creation, by the same manager: an intent without it would remove it.
+        // The same field manager set it at creation: an intent without it would remove it.
         if let Some(made_for) = refit_kinds::json::annotations(live).get(REMEDIATION_FOR) {
             intent["metadata"]["annotations"][REMEDIATION_FOR] = json!(made_for);
         }
         intent
     }
 
-    /// An infrastructure machine; `marked` while it is being updated.
+    /// Builds an infrastructure machine; `marked` while it is being updated.
     pub fn infrastructure(self, template: &Template, name: &str, marked: bool) -> Value {
         let annotations = self.annotations(marked);
         template.instance(namespace(self.object), name, &self.labels(), &annotations)
     }
 
-    /// A KubeadmConfig; `marked` while its machine is being updated.
+    /// Builds a KubeadmConfig; `marked` while its machine is being updated.
     pub fn bootstrap(self, name: &str, entry: Entry, marked: bool) -> Value {
         json!({
             "metadata": {
@@ -168,7 +168,7 @@ impl ControlPlane<'_> {
         })
     }
 
-    /// Reference to the template of its infrastructure machines.
+    /// Returns the reference to the template of its infrastructure machines.
     pub fn infrastructure_template(self) -> ContractRef {
         let at = |field: &str| {
             let pointer = format!("/spec/machineTemplate/spec/infrastructureRef/{field}");
@@ -178,7 +178,7 @@ impl ControlPlane<'_> {
     }
 }
 
-/// Reference to the KubeadmConfig of this name.
+/// Returns the reference to the KubeadmConfig of this name.
 pub fn bootstrap_reference(name: &str) -> ContractRef {
     ContractRef {
         api_group: BOOTSTRAP_GROUP.to_owned(),
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_being_updated_is_marked() {
+    fn objects_being_updated_are_marked() {
         let object = object();
         let plane = ControlPlane { object: &object, cluster: "edge" };
         for marked in [false, true] {

@@ -1,4 +1,5 @@
-//! A MachineSet as its MachineDeployment wants it (`spec/capi.md 3.2`).
+//! The desired MachineSet of a MachineDeployment
+//! (`docs/facts/machine-deployment.md#machineset-intents`).
 
 use refit_kinds::{
     json::{annotations, label, namespace, pairs},
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 use super::{Pairs, controlled_by, keep};
 use crate::kinds::MachineDeployment;
 
-/// Annotations of a MachineDeployment that are not passed on to its MachineSets.
+/// Annotations of a MachineDeployment that are not propagated to its MachineSets.
 const NOT_PASSED_ON: [&str; 9] = [
     "kubectl.kubernetes.io/last-applied-configuration",
     keys::PAUSED,
@@ -22,21 +23,21 @@ const NOT_PASSED_ON: [&str; 9] = [
     keys::ACKNOWLEDGED_MOVE,
     keys::DISABLE_MACHINE_CREATE,
 ];
-/// Fields of a machine template that only a rollout changes.
+/// Fields of a machine template that change only by a rollout.
 const ROLLOUT_FIELDS: [&str; 5] =
     ["clusterName", "version", "bootstrap", "infrastructureRef", "failureDomain"];
 
-/// What a rollout decided about one MachineSet.
+/// The result of a rollout decision for one MachineSet.
 #[derive(Clone, Debug, Default)]
 pub struct Step {
     /// `spec.replicas`.
     pub replicas: i64,
-    /// The annotations of the rollout.
+    /// Annotations set by the rollout.
     pub annotations: Pairs,
 }
 
-/// The full intent for a MachineSet, existing or to be created. `deployment` has Cluster API's
-/// defaults; `suffix` ends the label that tells a new MachineSet apart.
+/// Builds the full intent for an existing or new MachineSet. `deployment` has Cluster API's
+/// defaults; `suffix` ends the label that makes a new MachineSet unique.
 pub fn machine_set(
     deployment: &Value,
     existing: Option<&Value>,
@@ -66,7 +67,7 @@ pub fn machine_set(
     })
 }
 
-/// A number that follows from a value: the first half of the label `machine-template-hash`.
+/// Returns a hash of a value: the first half of the label `machine-template-hash`.
 fn short_hash(template: &Value) -> u32 {
     u32::from_str_radix(&hash_json(template)[..8], 16).expect("a sha256 in hex has 64 digits")
 }
@@ -116,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn an_existing_set_keeps_its_selector_and_a_new_one_is_told_apart() {
+    fn an_existing_set_keeps_its_selector_and_a_new_one_is_unique() {
         let deployment = json!({
             "metadata": {"name": "md", "annotations": {"n": "1", keys::REVISION: "3"}},
             "spec": {"clusterName": "c", "selector": {"matchLabels": {"a": "b"}},

@@ -1,4 +1,4 @@
-//! A Machine as its MachineSet wants it.
+//! The desired Machine of a MachineSet.
 
 use refit_kinds::{
     json::{label, name, namespace, pairs, text},
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{Pairs, controlled_by, keep};
 use crate::kinds::{ContractRef, MachineSet};
 
-/// Labels of a MachineSet's Machines and of what they are made of.
+/// Returns the labels of a MachineSet's Machines and of their bootstrap and infrastructure objects.
 pub fn labels(set: &Value) -> Pairs {
     let mut labels = pairs(set.pointer("/spec/template/metadata/labels"));
     labels.extend(pairs(set.pointer("/spec/selector/matchLabels")));
@@ -21,7 +21,7 @@ pub fn labels(set: &Value) -> Pairs {
     labels
 }
 
-/// A Machine of a MachineSet, still without what is its own.
+/// Builds the part of a Machine that all Machines of the MachineSet share.
 fn base(set: &Value, name: &str) -> Value {
     json!({
         "metadata": {
@@ -36,7 +36,7 @@ fn base(set: &Value, name: &str) -> Value {
     })
 }
 
-/// A Machine that does not exist yet.
+/// Builds a Machine that does not exist yet.
 pub fn new_machine(
     set: &Value,
     name: &str,
@@ -51,14 +51,14 @@ pub fn new_machine(
     machine
 }
 
-/// A Machine that exists: what only a rollout changes stays as it is.
+/// Builds an existing Machine; fields that change only by a rollout keep their values.
 pub fn existing_machine(set: &Value, live: &Value) -> Value {
     let mut intent = moved_machine(set, live);
     keep(&mut intent["spec"], &live["spec"], &["version", "failureDomain"]);
     intent
 }
 
-/// A Machine that was moved here: version and failure domain are the MachineSet's.
+/// Builds a Machine that was moved here, with version and failure domain of the MachineSet.
 pub fn moved_machine(set: &Value, live: &Value) -> Value {
     let mut intent = base(set, name(live));
     keep(&mut intent["spec"], &live["spec"], &["infrastructureRef"]);
@@ -125,14 +125,14 @@ mod tests {
     }
 
     #[test]
-    fn what_the_machine_controller_writes_is_not_claimed() {
+    fn fields_of_the_machine_controller_are_not_claimed() {
         let intent = existing_machine(&set(), &machine());
         assert!(intent["spec"].get("providerID").is_none());
         assert!(intent["spec"]["bootstrap"].get("dataSecretName").is_none());
     }
 
     #[test]
-    fn a_moved_machine_gets_version_and_failure_domain_of_its_new_set() {
+    fn a_moved_machine_gets_version_and_domain_of_its_new_set() {
         let intent = moved_machine(&set(), &machine());
         assert_eq!(intent["spec"]["version"], "v1.35.0");
         assert!(intent["spec"].get("failureDomain").is_none());

@@ -1,12 +1,13 @@
-//! What Cluster API wants: Machines, their bootstrap configs and infrastructure machines, and
-//! MachineSets, as full intents for a server-side apply.
+//! Cluster API's desired objects: Machines, their bootstrap configs and infrastructure machines,
+//! and MachineSets, as full intents for server-side apply.
 //!
-//! Owners are read as JSON: an intent carries fields that no struct of ours knows. Reads and writes
-//! are the caller's.
+//! Owners are read as JSON, because an intent carries fields that no struct of Refit knows. The
+//! caller does the reads and writes.
 //!
-//! | module | intents of |
+//! | module | builds intents of |
 //! |---|---|
-//! | [`control_plane`] | a KubeadmControlPlane: Machines and what they are made of |
+//! | [`control_plane`] | a KubeadmControlPlane: Machines and their bootstrap and infrastructure
+//! objects |
 //! | [`machine_set`] | a MachineSet: Machines |
 //! | [`machine_deployment`] | a MachineDeployment: MachineSets |
 
@@ -28,18 +29,18 @@ use crate::kinds::ContractRef;
 /// Labels or annotations.
 pub type Pairs = BTreeMap<String, String>;
 
-/// A template as it is stored, with the reference that led to it.
+/// A stored template and the reference to it.
 #[derive(Clone, Debug)]
 pub struct Template {
-    /// What refers to it.
+    /// The reference to the template.
     pub reference: ContractRef,
-    /// The whole object, with apiVersion and kind.
+    /// The whole template object, with apiVersion and kind.
     pub json: Value,
 }
 
 impl Template {
-    /// The full intent for an object made of this template: the template's labels and annotations,
-    /// then the given ones, then where it was cloned from.
+    /// Builds the full intent for an object cloned from this template: the template's labels and
+    /// annotations, the given ones, and the clone annotations.
     pub fn instance(
         &self,
         namespace: &str,
@@ -69,7 +70,8 @@ impl Template {
     }
 }
 
-/// The kind of what is made of a template: `XMachine` of `XMachineTemplate`.
+/// Returns the reference to an object cloned from a template: kind `XMachine` for
+/// `XMachineTemplate`.
 pub fn made_of(template: &ContractRef, name: &str) -> ContractRef {
     let kind = template.kind.strip_suffix("Template");
     ContractRef {
@@ -79,7 +81,7 @@ pub fn made_of(template: &ContractRef, name: &str) -> ContractRef {
     }
 }
 
-/// The annotations that say which template an object was made of.
+/// Returns the annotations that name the template that an object was cloned from.
 fn cloned_from(template: &ContractRef) -> Pairs {
     Pairs::from([
         (keys::CLONED_FROM_NAME.to_owned(), template.name.clone()),
@@ -87,23 +89,23 @@ fn cloned_from(template: &ContractRef) -> Pairs {
     ])
 }
 
-/// Whether an object with these annotations was made of a template; one that does not say counts as
-/// a match (`spec/capi.md 2.3`).
+/// Reports whether an object with these annotations was cloned from a template. Missing annotations
+/// count as a match (`docs/facts/control-plane.md#differences`).
 pub fn is_clone_of(annotations: &Pairs, template: &ContractRef) -> bool {
-    let said =
+    let source =
         (annotations.get(keys::CLONED_FROM_NAME), annotations.get(keys::CLONED_FROM_GROUPKIND));
-    match said {
+    match source {
         (Some(name), Some(kind)) => *name == template.name && *kind == group_kind(template),
         (None, _) | (_, None) => true,
     }
 }
 
-/// `Kind.group`, as Cluster API writes it.
+/// Returns `Kind.group`, in Cluster API's notation.
 fn group_kind(reference: &ContractRef) -> String {
     format!("{}.{}", reference.kind, reference.api_group)
 }
 
-/// An owner reference as JSON.
+/// Builds an owner reference as JSON.
 pub fn owner(resource: &ApiResource, name: &str, uid: &str, controller: bool) -> Value {
     let mut owner = json!({
         "apiVersion": resource.api_version,
@@ -118,12 +120,12 @@ pub fn owner(resource: &ApiResource, name: &str, uid: &str, controller: bool) ->
     owner
 }
 
-/// The reference to an object that controls what is made for it.
+/// Builds a controller owner reference to an object.
 fn controlled_by<K: Resource<DynamicType = ()>>(object: &Value) -> Value {
     owner(&ApiResource::erase::<K>(&()), name(object), text(object, "/metadata/uid"), true)
 }
 
-/// Makes each field what `from` has, or removes it where `from` has none.
+/// Copies each field from `from`, or removes it if `from` does not have it.
 fn keep(into: &mut Value, from: &Value, fields: &[&str]) {
     if !into.is_object() {
         *into = Value::Object(Map::new());

@@ -1,4 +1,4 @@
-//! Cluster.
+//! The kind Cluster.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{ContractRef, Opaque};
 
-/// A workload cluster: where its API is and which objects make it up.
+/// A workload cluster: its API endpoint and the objects that it consists of.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "cluster.x-k8s.io",
@@ -27,19 +27,19 @@ use super::{ContractRef, Opaque};
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct ClusterSpec {
-    /// Cluster API's controllers stop for the whole cluster.
+    /// Pauses Cluster API's controllers for the whole cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused: Option<bool>,
-    /// Pod and service networks.
+    /// Pod and Service networks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster_network: Option<Opaque>,
-    /// Where the workload API answers.
+    /// Endpoint of the workload API.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control_plane_endpoint: Option<Endpoint>,
-    /// The control plane object.
+    /// Reference to the control plane object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control_plane_ref: Option<ContractRef>,
-    /// The infrastructure cluster.
+    /// Reference to the infrastructure cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub infrastructure_ref: Option<ContractRef>,
     /// A managed topology (ClusterClass).
@@ -58,7 +58,7 @@ pub struct Endpoint {
     pub port: i32,
 }
 
-/// What is known of a Cluster.
+/// Observed state of a Cluster.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
@@ -70,10 +70,10 @@ pub struct ClusterStatus {
     /// One-way milestones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub initialization: Option<ClusterInitialization>,
-    /// `Provisioned` and the like.
+    /// Phase, such as `Provisioned`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
-    /// Generation that the status speaks of.
+    /// Generation that the status was computed for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 }
@@ -82,10 +82,10 @@ pub struct ClusterStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterInitialization {
-    /// Networks, load balancer and the like exist.
+    /// The infrastructure exists: networks, load balancer and so on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub infrastructure_provisioned: Option<bool>,
-    /// The workload API answered for the first time.
+    /// The workload API was reachable for the first time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control_plane_initialized: Option<bool>,
 }

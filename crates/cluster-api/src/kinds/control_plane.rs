@@ -1,4 +1,4 @@
-//! KubeadmControlPlane.
+//! The kind KubeadmControlPlane.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -37,23 +37,23 @@ use super::{ContractRef, MachineDeletion, Opaque, TemplateMeta};
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct KubeadmControlPlaneSpec {
-    /// How many Machines.
+    /// Number of Machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
     /// Kubernetes version, `vX.Y.Z`.
     pub version: StatedVersion,
-    /// What the Machines are made of.
+    /// Template of the Machines.
     #[serde(default)]
     pub machine_template: ControlPlaneMachineTemplate,
     /// Spec of the Machines' KubeadmConfigs.
     #[serde(default)]
     pub kubeadm_config_spec: Opaque,
-    /// How a change reaches the Machines.
+    /// How changes are rolled out to the Machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<ControlPlaneRollout>,
 }
 
-/// What control plane Machines are made of.
+/// Template of control plane Machines.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct ControlPlaneMachineTemplate {
@@ -78,11 +78,11 @@ pub struct ControlPlaneMachineTemplateSpec {
     pub deletion: Option<MachineDeletion>,
 }
 
-/// How a change reaches control plane Machines.
+/// How changes are rolled out to control plane Machines.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct ControlPlaneRollout {
-    /// RFC 3339: everything older is to be rolled out.
+    /// RFC 3339 timestamp: Machines older than this are rolled out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
     /// Only `RollingUpdate` exists.
@@ -90,7 +90,7 @@ pub struct ControlPlaneRollout {
     pub strategy: Option<ControlPlaneStrategy>,
 }
 
-/// Strategy of a control plane's rollout.
+/// Rollout strategy of a control plane.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
@@ -103,7 +103,7 @@ pub struct ControlPlaneStrategy {
     pub rolling_update: Option<ControlPlaneRollingUpdate>,
 }
 
-/// How many machines a control plane may have too many during a rollout.
+/// Limit of additional machines during a rollout of a control plane.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ControlPlaneRollingUpdate {
@@ -112,7 +112,7 @@ pub struct ControlPlaneRollingUpdate {
     pub max_surge: Option<IntOrString>,
 }
 
-/// What is known of a KubeadmControlPlane.
+/// Observed state of a KubeadmControlPlane.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
@@ -124,22 +124,22 @@ pub struct KubeadmControlPlaneStatus {
     /// One-way milestones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub initialization: Option<ControlPlaneInitialization>,
-    /// Machines that there are.
+    /// Number of Machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
-    /// Machines that are Ready.
+    /// Number of Machines that are Ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_replicas: Option<i32>,
-    /// Machines that are Available.
+    /// Number of Machines that are Available.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub available_replicas: Option<i32>,
-    /// Machines that match the spec.
+    /// Number of Machines that match the spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub up_to_date_replicas: Option<i32>,
     /// Lowest version among the Machines.
     #[serde(default, skip_serializing_if = "StatedVersion::is_absent")]
     pub version: StatedVersion,
-    /// Generation that the status speaks of.
+    /// Generation that the status was computed for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 }
@@ -148,7 +148,7 @@ pub struct KubeadmControlPlaneStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ControlPlaneInitialization {
-    /// The first member came up.
+    /// The first machine of the control plane is up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control_plane_initialized: Option<bool>,
 }

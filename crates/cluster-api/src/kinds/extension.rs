@@ -1,4 +1,4 @@
-//! ExtensionConfig.
+//! The kind ExtensionConfig.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use refit_kinds::hooks::RequestHook;
 
-/// Registers a runtime extension with Cluster API (`spec/capi.md 1.6`).
+/// Registers a runtime extension with Cluster API (`docs/facts/hooks.md#extensionconfig`).
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "runtime.cluster.x-k8s.io",
@@ -31,17 +31,17 @@ use refit_kinds::hooks::RequestHook;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ExtensionConfigSpec {
-    /// How the extension is reached.
+    /// How to reach the extension.
     pub client_config: ExtensionClientConfig,
-    /// Namespaces whose objects the extension is called for; absent matches none.
+    /// Namespaces whose objects Cluster API calls the extension for; absent matches none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace_selector: Option<LabelSelector>,
-    /// Passed on in each request.
+    /// Settings that Cluster API passes in each request.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub settings: BTreeMap<String, String>,
 }
 
-/// How an extension is reached: by `url` or by `service`.
+/// How to reach an extension: by `url` or by `service`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ExtensionClientConfig {
@@ -71,7 +71,7 @@ pub struct ExtensionService {
     pub port: Option<i32>,
 }
 
-/// What Cluster API discovered.
+/// Result of the discovery by Cluster API.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ExtensionConfigStatus {
@@ -91,7 +91,7 @@ pub struct ExtensionConfigStatus {
 pub struct DiscoveredHandler {
     /// `<handler>.<ExtensionConfig>`.
     pub name: String,
-    /// Which hook it answers.
+    /// The hook that the handler serves.
     #[schemars(with = "RequestHookSchema")]
     pub request_hook: RequestHook,
     /// Call timeout in seconds.

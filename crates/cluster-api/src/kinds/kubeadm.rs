@@ -36,7 +36,7 @@ pub struct KubeadmConfigSpec {
     pub join_configuration: Option<Opaque>,
 }
 
-/// What is known of a KubeadmConfig.
+/// Observed state of a KubeadmConfig.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
@@ -57,7 +57,7 @@ pub struct KubeadmConfigStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct KubeadmConfigInitialization {
-    /// The bootstrap data is there.
+    /// The bootstrap data exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_secret_created: Option<bool>,
 }
@@ -76,12 +76,12 @@ pub struct KubeadmConfigInitialization {
     derive = "Default"
 )]
 pub struct KubeadmConfigTemplateSpec {
-    /// What a KubeadmConfig made of this looks like.
+    /// The KubeadmConfig that is created from this template.
     #[serde(default)]
     pub template: KubeadmConfigTemplateResource,
 }
 
-/// What a KubeadmConfig made of a template looks like.
+/// The KubeadmConfig that is created from a template.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct KubeadmConfigTemplateResource {

@@ -1,4 +1,4 @@
-//! Machine.
+//! The kind Machine.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ContractRef;
 
-/// One machine of a cluster and what it should be.
+/// One machine of a cluster and its desired state.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "cluster.x-k8s.io",
@@ -52,22 +52,22 @@ use super::ContractRef;
 pub struct MachineSpec {
     /// Name of the Cluster.
     pub cluster_name: String,
-    /// How the machine joins.
+    /// How the machine joins the cluster.
     #[serde(default)]
     pub bootstrap: Bootstrap,
-    /// The infrastructure machine.
+    /// Reference to the infrastructure machine.
     #[serde(default)]
     pub infrastructure_ref: ContractRef,
-    /// Kubernetes version, `vX.Y.Z`. It is the target already while an update runs.
+    /// Kubernetes version, `vX.Y.Z`. During an update this is already the target version.
     #[serde(default, skip_serializing_if = "StatedVersion::is_absent")]
     pub version: StatedVersion,
-    /// Identity of the machine at its provider.
+    /// ID of the machine at its provider.
     #[serde(default, rename = "providerID", skip_serializing_if = "Option::is_none")]
     pub provider_id: Option<String>,
-    /// Where the machine stands.
+    /// Failure domain of the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure_domain: Option<String>,
-    /// How long a Machine must be Ready before it counts as Available, in seconds.
+    /// Seconds that a Machine must be Ready before it counts as Available.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_ready_seconds: Option<i32>,
     /// Timeouts of a deletion.
@@ -80,10 +80,10 @@ pub struct MachineSpec {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Bootstrap {
-    /// The bootstrap config, or in a template its template.
+    /// Reference to the bootstrap config; in a template, to its template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config_ref: Option<ContractRef>,
-    /// Secret with the bootstrap data, once it is made.
+    /// Secret with the bootstrap data, once it exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_secret_name: Option<String>,
 }
@@ -93,18 +93,18 @@ pub struct Bootstrap {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct MachineDeletion {
-    /// How long the drain may take.
+    /// Timeout of the drain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_drain_timeout_seconds: Option<i32>,
-    /// How long the volumes of the Node may take to be detached.
+    /// Timeout for detaching the volumes of the Node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_volume_detach_timeout_seconds: Option<i32>,
-    /// How long the Node's deletion may take.
+    /// Timeout of the Node's deletion.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_deletion_timeout_seconds: Option<i32>,
 }
 
-/// What is known of a Machine.
+/// Observed state of a Machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
@@ -116,16 +116,16 @@ pub struct MachineStatus {
     /// One-way milestones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub initialization: Option<MachineInitialization>,
-    /// The Node, once it registered.
+    /// Reference to the Node, once it has registered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_ref: Option<NodeRef>,
-    /// The Node's own report: the version that really runs is `kubeletVersion` here.
+    /// Information reported by the Node; `kubeletVersion` is the version that really runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_info: Option<NodeInfo>,
-    /// `Running`, `Updating`, `Deleting` and the like.
+    /// Phase: `Running`, `Updating`, `Deleting` and others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
-    /// Generation that the status speaks of.
+    /// Generation that the status was computed for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 }
@@ -134,46 +134,47 @@ pub struct MachineStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineInitialization {
-    /// The infrastructure machine is there.
+    /// The infrastructure machine exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub infrastructure_provisioned: Option<bool>,
-    /// The bootstrap data is there.
+    /// The bootstrap data exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootstrap_data_secret_created: Option<bool>,
 }
 
-/// Names a Node of the workload cluster.
+/// Reference to a Node of the workload cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct NodeRef {
     /// Name of the Node.
     pub name: String,
 }
 
-/// The part of `Node.status.nodeInfo` that we read.
+/// The part of `Node.status.nodeInfo` that Refit reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct NodeInfo {
-    /// Version of the kubelet that runs.
+    /// Version of the running kubelet.
     #[serde(default)]
     pub kubelet_version: StatedVersion,
-    /// Changes with each boot.
+    /// Boot ID; changes with each boot.
     #[serde(default, rename = "bootID")]
     pub boot_id: String,
 }
 
-/// Whether this object (Machine, infrastructure machine or bootstrap config) is being updated in
-/// place: by annotation, or because the UpdateMachine hook is pending (`spec/capi.md 4.2`).
+/// Reports whether this object (Machine, infrastructure machine or bootstrap config) is being
+/// updated in place: by annotation, or because the UpdateMachine hook is pending
+/// (`docs/facts/machine.md#conditions`).
 pub fn update_in_progress(object: &impl kube::ResourceExt) -> bool {
     annotations_show_update(object.annotations())
 }
 
-/// The same by the annotations alone.
+/// Like [`update_in_progress`], from the annotations alone.
 pub fn annotations_show_update(annotations: &BTreeMap<String, String>) -> bool {
     annotations.contains_key(keys::UPDATE_IN_PROGRESS) || update_hook_pending(annotations)
 }
 
-/// Whether Cluster API still has to call UpdateMachine for the Machine with these annotations.
+/// Reports whether the UpdateMachine hook is pending on a Machine with these annotations.
 pub fn update_hook_pending(annotations: &BTreeMap<String, String>) -> bool {
     annotations
         .get(keys::PENDING_HOOKS)

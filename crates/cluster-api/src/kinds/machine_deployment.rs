@@ -1,4 +1,4 @@
-//! MachineDeployment.
+//! The kind MachineDeployment.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{MachineSetDeletion, MachineTemplate};
 use crate::IntOrPercent;
 
-/// Workers of a cluster that are rolled from one template to the next.
+/// Workers of a cluster, rolled out from one template to the next.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "cluster.x-k8s.io",
@@ -40,39 +40,40 @@ use crate::IntOrPercent;
 pub struct MachineDeploymentSpec {
     /// Name of the Cluster.
     pub cluster_name: String,
-    /// How many Machines.
+    /// Number of Machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
-    /// Which Machines belong to the deployment.
+    /// Selects the Machines of the deployment.
     #[serde(default)]
     pub selector: LabelSelector,
-    /// What a Machine looks like.
+    /// Template of the Machines.
     #[serde(default)]
     pub template: MachineTemplate,
-    /// How a change reaches the Machines.
+    /// How changes are rolled out to the Machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<MachineDeploymentRollout>,
-    /// Stops the rollout, but not the syncing of MachineSets (`spec/capi.md 3.3`).
+    /// Pauses the rollout, but not the syncing of MachineSets
+    /// (`docs/facts/machine-deployment.md#paused-machinedeployment`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused: Option<bool>,
-    /// In which order Machines go at a scale-down.
+    /// Order in which Machines are deleted at a scale-down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deletion: Option<MachineSetDeletion>,
 }
 
-/// How a change reaches the Machines of a MachineDeployment.
+/// How changes are rolled out to the Machines of a MachineDeployment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct MachineDeploymentRollout {
-    /// RFC 3339: everything older is to be rolled out.
+    /// RFC 3339 timestamp: Machines older than this are rolled out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-    /// Rolling or on delete.
+    /// Rolling update or on delete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strategy: Option<MachineDeploymentStrategy>,
 }
 
-/// Strategy of a MachineDeployment's rollout.
+/// Rollout strategy of a MachineDeployment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
@@ -86,8 +87,8 @@ pub struct MachineDeploymentStrategy {
 }
 
 impl MachineDeployment {
-    /// How many of `replicas` machines its `maxUnavailable` lets be unavailable. What Cluster API's
-    /// webhooks would reject counts as not set.
+    /// Returns how many of `replicas` machines may be unavailable by its `maxUnavailable`. A value
+    /// that Cluster API's webhooks would reject counts as not set.
     pub fn max_unavailable(&self, replicas: i64) -> i64 {
         let rollout = self.spec.rollout.as_ref();
         let rolling =
@@ -97,19 +98,19 @@ impl MachineDeployment {
     }
 }
 
-/// How many machines may be missing or too many during a rolling update.
+/// How many machines may be missing or additional during a rolling update.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RollingUpdate {
-    /// How many machines may be unavailable; Cluster API's default is 0.
+    /// Maximum number of unavailable machines; Cluster API's default is 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_unavailable: Option<IntOrString>,
-    /// How many machines may be made on top; Cluster API's default is 1.
+    /// Maximum number of additional machines; Cluster API's default is 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_surge: Option<IntOrString>,
 }
 
-/// What is known of a MachineDeployment.
+/// Observed state of a MachineDeployment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
@@ -118,22 +119,22 @@ pub struct MachineDeploymentStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
-    /// Machines that there are.
+    /// Number of Machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
-    /// Machines that are Ready.
+    /// Number of Machines that are Ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_replicas: Option<i32>,
-    /// Machines that are Available.
+    /// Number of Machines that are Available.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub available_replicas: Option<i32>,
-    /// Machines that match the template.
+    /// Number of Machines that match the template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub up_to_date_replicas: Option<i32>,
-    /// `Running`, `ScalingUp` and the like.
+    /// Phase, such as `Running` or `ScalingUp`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
-    /// Generation that the status speaks of.
+    /// Generation that the status was computed for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 }

@@ -1,12 +1,12 @@
-//! MachineDrainRule.
+//! The kind MachineDrainRule.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Whether and in which order pods leave the nodes of some Machines of its namespace. Of several
-/// rules that apply to a pod, the first by name counts.
+/// Whether and in which order pods leave the nodes of some Machines in its namespace. If several
+/// rules apply to a pod, the first by name counts.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "cluster.x-k8s.io",
@@ -25,39 +25,39 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct MachineDrainRuleSpec {
-    /// What happens to the pods.
+    /// What to do with the pods.
     pub drain: DrainConfig,
-    /// The Machines, any of these; all of the namespace if nothing is said.
+    /// Machines that match any of these; all Machines of the namespace if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub machines: Vec<DrainMachines>,
-    /// The pods, any of these; all if nothing is said.
+    /// Pods that match any of these; all pods if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub pods: Vec<DrainPods>,
 }
 
-/// What happens to the pods of a rule.
+/// What to do with the pods of a rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DrainConfig {
-    /// [`DRAIN`], [`SKIP`] or [`WAIT_COMPLETED`]. Text, so that a word of a newer Cluster API does
-    /// not make the whole rule unreadable.
+    /// [`DRAIN`], [`SKIP`] or [`WAIT_COMPLETED`]. It is a string, so that a value from a newer
+    /// Cluster API does not make the whole rule unreadable.
     #[schemars(extend("enum" = ["Drain", "Skip", "WaitCompleted"]))]
     pub behavior: String,
-    /// Lower ones leave first; 0 if nothing is said. With [`DRAIN`] only.
+    /// Pods with a lower order leave first; the default is 0. Only with [`DRAIN`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order: Option<i32>,
 }
 
-/// The pods are evicted.
+/// Evict the pods.
 pub const DRAIN: &str = "Drain";
-/// The pods stay, and nobody waits for them.
+/// Leave the pods, and do not wait for them.
 pub const SKIP: &str = "Skip";
-/// The pods stay until they have completed by themselves.
+/// Leave the pods, and wait until they complete.
 pub const WAIT_COMPLETED: &str = "WaitCompleted";
 
-/// Machines of a rule: both selectors must match, one that is not there matches.
+/// Machines of a rule: both selectors must match; an absent selector matches.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DrainMachines {
@@ -69,7 +69,7 @@ pub struct DrainMachines {
     pub cluster_selector: Option<LabelSelector>,
 }
 
-/// Pods of a rule: both selectors must match, one that is not there matches.
+/// Pods of a rule: both selectors must match; an absent selector matches.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DrainPods {

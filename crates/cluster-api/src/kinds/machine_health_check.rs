@@ -1,4 +1,4 @@
-//! MachineHealthCheck.
+//! The kind MachineHealthCheck.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Opaque;
 
-/// When the Machines of a selector count as unhealthy, and when they may be remediated.
+/// When Machines count as unhealthy, and when they may be remediated.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "cluster.x-k8s.io",
@@ -38,23 +38,23 @@ use super::Opaque;
 pub struct MachineHealthCheckSpec {
     /// Name of the Cluster.
     pub cluster_name: String,
-    /// Which Machines are checked.
+    /// Selects the Machines to check.
     #[serde(default)]
     pub selector: LabelSelector,
-    /// What makes a Machine unhealthy.
+    /// Checks that make a Machine unhealthy.
     #[serde(default)]
     pub checks: HealthChecks,
-    /// What is done about it.
+    /// How to remediate unhealthy Machines.
     #[serde(default)]
     pub remediation: HealthRemediation,
 }
 
-/// What makes a Machine unhealthy.
+/// Checks that make a Machine unhealthy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct HealthChecks {
-    /// How long a Machine may be without a Node, in seconds; 600 by default, 0 means for ever.
+    /// Seconds that a Machine may be without a Node; the default is 600, 0 means no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub node_startup_timeout_seconds: Option<i32>,
@@ -66,7 +66,7 @@ pub struct HealthChecks {
     pub unhealthy_machine_conditions: Vec<UnhealthyCondition>,
 }
 
-/// A status that a condition may have for a time only.
+/// A condition status that makes a Machine unhealthy after a timeout.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct UnhealthyCondition {
@@ -75,38 +75,38 @@ pub struct UnhealthyCondition {
     pub type_: String,
     /// The unhealthy status: `True`, `False` or `Unknown`.
     pub status: String,
-    /// For how long it may be so, in seconds.
+    /// Seconds after which the status makes the Machine unhealthy.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub timeout_seconds: i32,
 }
 
-/// What is done about unhealthy Machines.
+/// How to remediate unhealthy Machines.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct HealthRemediation {
-    /// When remediation is allowed; always, if nothing is said.
+    /// When remediation is allowed; always if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trigger_if: Option<RemediationTrigger>,
-    /// Template of an object that remediates in the owner's place.
+    /// Template of an object that remediates instead of the owner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template_ref: Option<Opaque>,
 }
 
-/// How many unhealthy Machines still allow remediation: more of them speak of another trouble.
+/// How many unhealthy Machines still allow remediation; more than that suggest a different cause.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RemediationTrigger {
-    /// At most this many, or this share of all.
+    /// Maximum number or percentage of unhealthy Machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unhealthy_less_than_or_equal_to: Option<IntOrString>,
-    /// A number in this range, such as `[3-5]`.
+    /// Allowed range of the number of unhealthy Machines, such as `[3-5]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unhealthy_in_range: Option<String>,
 }
 
-/// What is known of the checked Machines.
+/// Observed state of the checked Machines.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
@@ -115,10 +115,10 @@ pub struct MachineHealthCheckStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
-    /// Machines that are checked.
+    /// Number of Machines that are checked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expected_machines: Option<i32>,
-    /// Machines among them that are healthy.
+    /// Number of checked Machines that are healthy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_healthy: Option<i32>,
     /// How many more may become unhealthy before remediation stops.

@@ -1,4 +1,4 @@
-//! MachineSet.
+//! The kind MachineSet.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
 use kube::{CustomResource, KubeSchema};
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{MachineSpec, TemplateMeta};
 
-/// A number of Machines made of one template.
+/// A number of Machines with the same template.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "cluster.x-k8s.io",
@@ -37,21 +37,21 @@ use super::{MachineSpec, TemplateMeta};
 pub struct MachineSetSpec {
     /// Name of the Cluster.
     pub cluster_name: String,
-    /// How many Machines.
+    /// Number of Machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
-    /// Which Machines belong to the set.
+    /// Selects the Machines of the set.
     #[serde(default)]
     pub selector: LabelSelector,
-    /// What a Machine of the set looks like.
+    /// Template of the Machines.
     #[serde(default)]
     pub template: MachineTemplate,
-    /// In which order Machines go at a scale-down.
+    /// Order in which Machines are deleted at a scale-down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deletion: Option<MachineSetDeletion>,
 }
 
-/// What a Machine looks like when it is made.
+/// Template of a Machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct MachineTemplate {
@@ -71,7 +71,7 @@ pub struct MachineSetDeletion {
     pub order: Option<String>,
 }
 
-/// What is known of a MachineSet.
+/// Observed state of a MachineSet.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
@@ -80,19 +80,19 @@ pub struct MachineSetStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
-    /// Machines that there are.
+    /// Number of Machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
-    /// Machines that are Ready.
+    /// Number of Machines that are Ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_replicas: Option<i32>,
-    /// Machines that are Available; one that is being updated is not.
+    /// Number of Machines that are Available; a Machine that is being updated is not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub available_replicas: Option<i32>,
-    /// Machines that match what the owner wants.
+    /// Number of Machines that match the owner's spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub up_to_date_replicas: Option<i32>,
-    /// Generation that the status speaks of.
+    /// Generation that the status was computed for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 }

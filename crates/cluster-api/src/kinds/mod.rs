@@ -1,6 +1,6 @@
 //! The part of Cluster API's kinds (contract v1beta2) that Refit reads.
 //!
-//! Each struct is typed where we read and keeps unknown fields in its CRD
+//! Each struct types the fields that Refit reads and keeps unknown fields in its CRD
 //! (`x-kubernetes-preserve-unknown-fields`), but *not* in the Rust value: write these objects by
 //! patch or apply, never by replacing them.
 
@@ -28,7 +28,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// A reference to an object of any version of a kind, as contract v1beta2 writes it.
+/// A reference to an object of any version of a kind, as in contract v1beta2.
 #[derive(
     Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
@@ -38,11 +38,11 @@ pub struct ContractRef {
     pub api_group: String,
     /// Kind of the object.
     pub kind: String,
-    /// Name of the object, in the namespace of the object that refers to it.
+    /// Name of the object, in the namespace of the referring object.
     pub name: String,
 }
 
-/// Labels and annotations that a template gives to what is made of it.
+/// Labels and annotations that a template gives to the objects created from it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TemplateMeta {
@@ -54,7 +54,7 @@ pub struct TemplateMeta {
     pub annotations: std::collections::BTreeMap<String, String>,
 }
 
-/// A free-form object whose fields we carry but do not read.
+/// A free-form object whose fields Refit carries but does not read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Opaque(pub Map<String, Value>);
@@ -67,5 +67,5 @@ pub const CONTROL_PLANE_GROUP: &str = "controlplane.cluster.x-k8s.io";
 pub const BOOTSTRAP_GROUP: &str = "bootstrap.cluster.x-k8s.io";
 /// Group of the infrastructure kinds.
 pub const INFRASTRUCTURE_GROUP: &str = "infrastructure.cluster.x-k8s.io";
-/// The contract version that we speak.
+/// The contract version that Refit uses.
 pub const CONTRACT_VERSION: &str = "v1beta2";

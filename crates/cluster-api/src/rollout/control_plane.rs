@@ -1,4 +1,6 @@
-//! What a KubeadmControlPlane does next, and to which machine (`spec/capi.md` 2.1, 2.2, 2.5).
+//! Decides the next step of a KubeadmControlPlane, and for which machine
+//! (`docs/facts/control-plane.md#reconcile-order`, `docs/facts/control-plane.md#rollout` and
+//! `docs/facts/control-plane.md#preflight`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -18,15 +20,15 @@ pub struct ControlPlane {
     pub max_surge: i64,
     /// The feature gate `InPlaceUpdates`.
     pub in_place_updates: bool,
-    /// Its version differs from the topology's, and no upgrade step explains it.
+    /// Whether its version differs from the topology's without an upgrade step that explains it.
     pub topology_version_mismatch: bool,
-    /// etcd runs on these machines.
+    /// Whether etcd runs on these machines.
     pub managed_etcd: bool,
-    /// The failure domains that the cluster offers to control planes.
+    /// Failure domains of the cluster for control planes.
     pub failure_domains: BTreeSet<String>,
     /// Its machines.
     pub machines: Vec<ControlPlaneMachine>,
-    /// Whether a machine can be updated in place: the extension's answers so far.
+    /// Whether a machine can be updated in place: the extension's responses so far.
     pub can_update: BTreeMap<String, bool>,
 }
 
@@ -42,19 +44,20 @@ pub struct ControlPlaneMachine {
     pub failure_domain: Option<String>,
     /// Its annotations.
     pub annotations: BTreeMap<String, String>,
-    /// It has a deletionTimestamp.
+    /// Whether it has a deletionTimestamp.
     pub deleting: bool,
-    /// It matches the control plane's spec.
+    /// Whether it matches the control plane's spec.
     pub up_to_date: bool,
-    /// It needs renewal by date (`rollout.after`, certificates), which no in-place update gives.
+    /// Whether it must be replaced by date (`rollout.after`, certificates), which no in-place
+    /// update can satisfy.
     pub expired: bool,
-    /// `status.nodeRef` is set.
+    /// Whether `status.nodeRef` is set.
     pub has_node: bool,
-    /// Which of its components are not known to be healthy.
+    /// Components that are unhealthy or have no known health.
     pub unhealthy: BTreeSet<Component>,
 }
 
-/// A part of a control plane machine that has to be healthy.
+/// A component of a control plane machine that must be healthy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Component {
     /// `APIServerPodHealthy`.
@@ -70,7 +73,7 @@ pub enum Component {
 }
 
 impl Component {
-    /// All of them.
+    /// All components.
     pub const ALL: [Self; 5] = [
         Self::ApiServer,
         Self::ControllerManager,
@@ -79,7 +82,7 @@ impl Component {
         Self::EtcdMember,
     ];
 
-    /// The condition of a Machine that reports it.
+    /// Returns the Machine condition that reports the component.
     pub fn condition(self) -> &'static str {
         match self {
             Self::ApiServer => "APIServerPodHealthy",
@@ -95,16 +98,16 @@ impl Component {
     }
 }
 
-/// Why nothing may be changed now.
+/// Why a change is not allowed now.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PreflightFailure {
-    /// The topology controller has not caught up.
+    /// The topology controller has not updated the control plane yet.
     TopologyVersionMismatch,
     /// A machine is being deleted.
     MachineDeleting(String),
     /// A machine has no node yet.
     NoNode(String),
-    /// A component is not healthy, or not known to be.
+    /// A component is unhealthy, or its health is not known.
     Unhealthy(String, Component),
 }
 
@@ -128,8 +131,8 @@ impl fmt::Display for PreflightFailure {
 pub enum ScaleDownReason {
     /// There are more machines than replicas.
     TooManyMachines,
-    /// A rollout, and this machine may not be updated in place: the gate is off, a user annotated
-    /// it, it expired, or enough machines are up to date already.
+    /// During a rollout, this machine may not be updated in place: the gate is off, a user
+    /// annotated it, it expired, or enough machines are up to date already.
     NotEligible,
     /// Only this machine fails the preflight checks.
     FailsPreflight,
@@ -146,21 +149,21 @@ pub enum ScaleUpReason {
     Surge,
 }
 
-/// What a control plane does next.
+/// The next step of a control plane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
-    /// Nothing is to be done.
+    /// Nothing to do.
     UpToDate,
-    /// Finish what was begun: this machine was marked, and its desired objects or its hook are
-    /// still to be written. Not gated.
+    /// Complete an update that was started: this machine was marked, and its desired objects or its
+    /// hook still have to be written. Not gated.
     CompleteTrigger(String),
-    /// An in-place update is under way: everything else waits. Not gated.
+    /// An in-place update is in progress: everything else waits. Not gated.
     WaitForUpdate(String),
-    /// The checks forbid any change.
+    /// The preflight checks forbid any change.
     Wait(Vec<PreflightFailure>),
     /// Create a machine.
     ScaleUp(ScaleUpReason),
-    /// Ask the extension whether this machine can be updated in place, then decide again.
+    /// Call the extension for this machine, then decide again.
     AskExtension(String),
     /// Start the in-place update of this machine.
     TriggerInPlace(String),
@@ -211,7 +214,7 @@ fn rolling_update(control_plane: &ControlPlane, count: i64) -> Decision {
     }
     let failures = preflight(control_plane, None);
     if !failures.is_empty() {
-        // A machine that is itself the problem is replaced, not updated.
+        // A machine that itself fails the checks is replaced, not updated.
         return if preflight(control_plane, Some(&machine.name)).is_empty() {
             Decision::ScaleDown(machine.name.clone(), ScaleDownReason::FailsPreflight)
         } else {
@@ -243,7 +246,7 @@ fn scale_down(
     }
 }
 
-/// The checks before any change; the health of the machine `without` does not count.
+/// Runs the checks before any change; ignores the health of the machine `without`.
 pub fn preflight(control_plane: &ControlPlane, without: Option<&str>) -> Vec<PreflightFailure> {
     let mut failures = BTreeSet::new();
     if control_plane.topology_version_mismatch {
@@ -271,8 +274,9 @@ pub fn preflight(control_plane: &ControlPlane, without: Option<&str>) -> Vec<Pre
     failures.into_iter().collect()
 }
 
-/// The machine that goes, or is updated, next: among those that a user marked, the broken, the
-/// outdated or all; there the failure domain with most machines, and in it the oldest.
+/// Selects the next machine to delete or update: from those that a user marked, else the broken,
+/// else the outdated, else all; among these, the oldest in the failure domain with the most
+/// machines.
 pub fn select(control_plane: &ControlPlane) -> Option<&ControlPlaneMachine> {
     let machines = &control_plane.machines;
     let outdated = |machine: &&ControlPlaneMachine| !machine.up_to_date || machine.expired;
@@ -294,8 +298,9 @@ pub fn select(control_plane: &ControlPlane) -> Option<&ControlPlaneMachine> {
     oldest(there.copied(), ControlPlaneMachine::age)
 }
 
-/// A domain that the cluster does not offer comes first (its oldest machine's), then the one with
-/// most machines of the whole control plane, by name when equal.
+/// Returns the failure domain to shrink: one that the cluster does not offer (that of its oldest
+/// machine), else the one with the most machines of the whole control plane; ties go to the first
+/// name.
 fn fullest_failure_domain(
     control_plane: &ControlPlane,
     eligible: &[&ControlPlaneMachine],
@@ -315,7 +320,7 @@ fn fullest_failure_domain(
     };
     let domains: BTreeSet<&Option<String>> =
         eligible.iter().map(|machine| &machine.failure_domain).collect();
-    // The last of equals would win: go backwards, so that the first name does.
+    // `max_by_key` returns the last of equal elements; reverse, so that the first name wins.
     domains.into_iter().rev().max_by_key(|domain| count(domain)).cloned().flatten()
 }
 
@@ -338,12 +343,13 @@ impl ControlPlaneMachine {
         update_hook_pending(&self.annotations)
     }
 
-    /// Whether an in-place update of it has started and not ended.
+    /// Reports whether an in-place update is in progress.
     pub fn is_updating(&self) -> bool {
         annotations_show_update(&self.annotations)
     }
 
-    /// Whether an in-place update could bring it up to date, as far as the control plane knows.
+    /// Reports whether an in-place update could bring the machine up to date, as far as the control
+    /// plane knows.
     pub fn is_eligible_for_in_place(&self) -> bool {
         !self.up_to_date
             && !self.expired

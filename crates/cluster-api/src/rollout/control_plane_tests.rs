@@ -1,4 +1,4 @@
-//! The tables of the control plane: order, eligibility, preflight.
+//! Table tests of the control plane: order, eligibility, preflight.
 
 use std::collections::BTreeSet;
 
@@ -56,7 +56,7 @@ fn deletes(name: &str, reason: ScaleDownReason) -> Decision {
 }
 
 #[test]
-fn without_surge_the_oldest_outdated_machine_is_updated_in_place() {
+fn without_surge_the_oldest_outdated_machine_goes_in_place() {
     let mut state = control_plane(0, three(0));
     assert_eq!(decide(&state), asks("a"));
     state.can_update.insert("a".into(), true);
@@ -77,7 +77,7 @@ fn surge_comes_first_and_the_surplus_goes_last() {
     };
     assert_eq!(decide(&surged(0)), asks("a"));
     assert_eq!(decide(&surged(1)), asks("b"));
-    // Three are up to date: the last old one is not worth an update.
+    // Three machines are up to date: the last old one is deleted instead of updated.
     assert_eq!(decide(&surged(2)), deletes("c", ScaleDownReason::NotEligible));
 }
 
@@ -107,14 +107,14 @@ fn scaling_without_a_rollout() {
 }
 
 #[test]
-fn what_was_begun_is_finished_before_anything_else_even_with_the_gate_off() {
+fn started_updates_finish_first_even_with_the_gate_off() {
     let mut state = control_plane(0, three(1));
     state.in_place_updates = false;
     state.machines[0].annotations.insert(keys::UPDATE_IN_PROGRESS.into(), String::new());
     assert_eq!(decide(&state), Decision::CompleteTrigger("a".into()));
     state.machines[0].annotations.insert(keys::PENDING_HOOKS.into(), "UpdateMachine".into());
     assert_eq!(decide(&state), Decision::WaitForUpdate("a".into()));
-    // The annotation went first; the hook is still pending.
+    // The annotation is removed first; the hook is still pending.
     state.machines[0].annotations.remove(keys::UPDATE_IN_PROGRESS);
     assert_eq!(decide(&state), Decision::WaitForUpdate("a".into()));
 }
@@ -150,13 +150,13 @@ fn the_failure_domain_with_most_machines_goes_first() {
     );
     state.failure_domains = BTreeSet::from(["one".into(), "two".into()]);
     assert_eq!(selected(&state), Some("b".to_owned()));
-    // Machines that are up to date count too, but are not picked.
+    // Machines that are up to date count too, but are not selected.
     state.machines[1].up_to_date = true;
     assert_eq!(selected(&state), Some("c".to_owned()));
-    // Equal: the first name.
+    // A tie goes to the first name.
     state.machines.remove(1);
     assert_eq!(selected(&state), Some("a".to_owned()));
-    // A domain that the cluster does not offer any more goes before all others.
+    // A domain that the cluster does not offer any more comes first.
     state.machines[1].failure_domain = Some("gone".into());
     assert_eq!(selected(&state), Some("c".to_owned()));
 }
@@ -191,7 +191,7 @@ fn preflight_names_everything_that_is_wrong() {
             PreflightFailure::Unhealthy("c".into(), Component::ApiServer),
         ]
     );
-    // A deleting machine counts even where its health does not.
+    // A deleting machine counts even if its health does not.
     assert!(preflight(&state, Some("a")).contains(&PreflightFailure::MachineDeleting("a".into())));
     assert_eq!(
         PreflightFailure::Unhealthy("c".into(), Component::ApiServer).to_string(),
@@ -200,7 +200,7 @@ fn preflight_names_everything_that_is_wrong() {
 }
 
 #[test]
-fn the_health_of_external_etcd_is_not_asked_for() {
+fn the_health_of_external_etcd_is_not_required() {
     let machines = vec![broken(machine("a", false), Component::EtcdPod)];
     let mut state = control_plane(0, machines);
     assert_eq!(preflight(&state, None).len(), 1);
@@ -209,12 +209,12 @@ fn the_health_of_external_etcd_is_not_asked_for() {
 }
 
 #[test]
-fn a_machine_that_alone_fails_preflight_is_replaced_and_others_are_waited_for() {
+fn only_a_sole_preflight_failure_is_replaced() {
     let mut machines = three(0);
     machines[0] = broken(machines[0].clone(), Component::Scheduler);
     let alone = control_plane(0, machines.clone());
     assert_eq!(decide(&alone), deletes("a", ScaleDownReason::FailsPreflight));
-    // The one that was updated before is not healthy yet: nothing moves.
+    // The previously updated machine is not healthy yet: nothing changes.
     let mut machines = three(1);
     machines[0] = broken(machines[0].clone(), Component::EtcdMember);
     assert_eq!(

@@ -1,4 +1,5 @@
-//! What differs between a control plane Machine and its control plane (`spec/capi.md` 2.2, 2.3).
+//! The differences between a control plane Machine and its control plane
+//! (`docs/facts/control-plane.md#rollout` and `docs/facts/control-plane.md#differences`).
 
 use std::fmt;
 
@@ -12,25 +13,24 @@ use crate::{
     kubeadm_config,
 };
 
-/// Why a Machine is not as its control plane wants it. Shows as Cluster API's condition `UpToDate`
-/// words it.
+/// Why a Machine is not up to date. `Display` uses the text of Cluster API's condition `UpToDate`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Difference {
     /// `spec.rollout.after` has passed, and the Machine is older.
     RolloutAfter,
-    /// Its certificates end within `spec.rollout.before.certificatesExpiryDays`. When they end is
-    /// reported on the Machine; where it is not, nothing is known.
+    /// Its certificates expire within `spec.rollout.before.certificatesExpiryDays`. The Machine
+    /// reports the expiry; if it does not, the expiry is unknown.
     Certificates,
-    /// Its version is another.
+    /// Its version differs.
     Version {
         /// `spec.version` of the Machine.
         has: StatedVersion,
         /// `spec.version` of the control plane.
         wants: StatedVersion,
     },
-    /// Its KubeadmConfig is not what the control plane would make.
+    /// Its KubeadmConfig differs from the desired one.
     KubeadmConfig,
-    /// Its infrastructure machine was made of another template.
+    /// Its infrastructure machine was cloned from another template.
     Infrastructure {
         /// Kind of the infrastructure machine.
         kind: String,
@@ -50,7 +50,7 @@ impl fmt::Display for Difference {
 }
 
 impl Difference {
-    /// Every difference of a Machine, dates first. A part that is not known counts as equal.
+    /// Returns every difference of a Machine, dates first. An unknown part counts as equal.
     pub fn all(
         plane: ControlPlane<'_>,
         machine: &Value,
@@ -76,7 +76,8 @@ impl Difference {
         found
     }
 
-    /// The differences that no update in place helps against: it does not make a Machine younger.
+    /// Returns the differences that an in-place update cannot remove, because it does not change
+    /// the age of the Machine.
     fn by_date(control_plane: &Value, machine: &Value, now: Timestamp) -> Vec<Self> {
         let after = time(control_plane, "/spec/rollout/after");
         let days = control_plane
@@ -96,7 +97,7 @@ impl Difference {
         found
     }
 
-    /// Whether only a new Machine removes this difference.
+    /// Reports whether only a new Machine removes this difference.
     pub fn is_by_date(&self) -> bool {
         match self {
             Self::RolloutAfter | Self::Certificates => true,
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_like_its_spec_has_none() {
+    fn a_machine_like_its_spec_has_no_difference() {
         let rollout = json!({"after": "2026-03-01T00:00:00Z"});
         let parts = (infrastructure("new"), config("n"));
         let found = differences(&rollout, "v1.35.0", Some(parts), "2026-02-01T00:00:00Z");

@@ -1,11 +1,11 @@
-//! Which MachineSet is the current one (`spec/capi.md` 3.1).
+//! Finds the current MachineSet (`docs/facts/machine-deployment.md#current-machineset`).
 
 use jiff::Timestamp;
 use serde_json::Value;
 
 use super::types::{MachineDeployment, MachineSet, Template};
 
-/// What differs between a MachineSet's template and its MachineDeployment's.
+/// The differences between the templates of a MachineSet and its MachineDeployment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct UpToDate {
     /// For conditions: `Version v1, v2 required`.
@@ -15,15 +15,15 @@ pub struct UpToDate {
 }
 
 impl UpToDate {
-    /// Nothing differs.
+    /// Reports whether there is no difference.
     pub fn is_up_to_date(&self) -> bool {
         self.log_messages.is_empty()
     }
 }
 
-/// Compares the fields of two templates that a rollout is needed for.
+/// Compares the fields of two templates that require a rollout.
 ///
-/// Labels, annotations, timeouts, readiness gates and taints are not among them: they are
+/// Labels, annotations, timeouts, readiness gates and taints do not require one: they are
 /// propagated in place.
 pub fn template_up_to_date(current: &Template, desired: &Template) -> UpToDate {
     let mut result = UpToDate::default();
@@ -83,32 +83,32 @@ fn kind_without_template(value: &Value) -> &str {
     kind.strip_suffix("Template").unwrap_or(kind)
 }
 
-/// A MachineSet that is not the current one.
+/// A MachineSet other than the current one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OldMachineSet {
     /// The MachineSet.
     pub machine_set: MachineSet,
-    /// What differs from the MachineDeployment's template.
+    /// Its differences from the MachineDeployment's template.
     pub up_to_date: UpToDate,
-    /// Its machines may be updated in place if the extension agrees.
+    /// Whether its machines may be updated in place if the extension agrees.
     pub eligible_for_in_place: bool,
 }
 
-/// The MachineSets of a MachineDeployment, told apart.
+/// The MachineSets of a MachineDeployment, split into current and old.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewAndOld {
-    /// The one whose template is the MachineDeployment's, if there is any.
+    /// The MachineSet with the MachineDeployment's template, if it exists.
     pub new: Option<MachineSet>,
-    /// All the others.
+    /// All other MachineSets.
     pub old: Vec<OldMachineSet>,
-    /// Why a new one has to be created; empty when there is one.
+    /// Why a new MachineSet has to be created; empty if there is a current one.
     pub create_reason: String,
 }
 
-/// Tells the current MachineSet from the old ones.
+/// Splits the MachineSets into the current one and the old ones.
 ///
-/// Among several that match, the one with most replicas wins, then the oldest; the losers are old
-/// and not eligible for in place, because there would be nothing to update.
+/// If several match, the one with the most replicas wins, then the oldest. The others count as old
+/// and are not eligible for in-place updates, because there would be nothing to update.
 pub fn find_new_and_old(
     deployment: &MachineDeployment,
     machine_sets: &[MachineSet],
@@ -288,7 +288,7 @@ mod tests {
         assert_eq!(found.new, None);
         assert!(found.old.iter().all(|old| !old.eligible_for_in_place));
         assert!(found.create_reason.starts_with("spec.rollout.after on MachineDeployment set to"));
-        // In the future it changes nothing.
+        // A date in the future changes nothing.
         let found = find_new_and_old(&md, &sets, at(40));
         assert_eq!(found.new.unwrap().name, "before");
         // A set created at that time satisfies it.

@@ -1,7 +1,9 @@
-//! What each MachineSet of a MachineDeployment should look like now (`spec/capi.md` 3.2, 3.3).
+//! Computes the desired state of each MachineSet of a MachineDeployment
+//! (`docs/facts/machine-deployment.md#machineset-intents` and
+//! `docs/facts/machine-deployment.md#rolling-update`).
 //!
-//! An intent is full: a server-side apply drops every annotation that is not in it.
-//! That is how `move`, `receive` and `acknowledged-move` vanish when they are no longer wanted.
+//! An intent is full: a server-side apply drops every annotation that is not in it. This removes
+//! `move`, `receive` and `acknowledged-move` once they are no longer needed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,10 +16,10 @@ use super::types::{Fenceposts, Machine, MachineDeployment, MachineSet, Strategy}
 use super::{on_delete, rolling_update};
 
 /// Whether the machines of an old MachineSet can be updated in place to a new one's template, by
-/// `(old, new)` name: the extension's answers, asked for beforehand.
+/// `(old, new)` name: the extension's responses, requested beforehand.
 pub type Decisions = BTreeMap<(String, String), bool>;
 
-/// Everything that an intent is made of.
+/// The input of an intent.
 #[derive(Debug, Clone, Copy)]
 pub struct IntentInput<'a> {
     /// The MachineDeployment.
@@ -28,20 +30,20 @@ pub struct IntentInput<'a> {
     pub machines: &'a [Machine],
     /// The feature gate `InPlaceUpdates`.
     pub in_place_updates: bool,
-    /// The extension's answers so far.
+    /// The extension's responses so far.
     pub decisions: &'a Decisions,
-    /// The name of the MachineSet to create, should one be needed.
+    /// Name for a new MachineSet, if one is needed.
     pub new_name: &'a str,
     /// The time of the snapshot.
     pub now: Timestamp,
 }
 
-/// What a MachineSet is to its MachineDeployment.
+/// Role of a MachineSet in its MachineDeployment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Its template is the MachineDeployment's.
+    /// It has the MachineDeployment's template.
     Current,
-    /// It shrinks.
+    /// It is scaled down.
     Old,
 }
 
@@ -116,25 +118,25 @@ impl fmt::Display for Note {
     }
 }
 
-/// What an existing MachineSet should become.
+/// The desired state of an existing MachineSet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MachineSetIntent {
-    /// What it is to the MachineDeployment.
+    /// Role in the MachineDeployment.
     pub role: Role,
-    /// `spec.replicas` before.
+    /// Current `spec.replicas`.
     pub replicas_before: i64,
     /// `spec.replicas` to write.
     pub replicas: i64,
-    /// All annotations of this protocol to write; any other of its keys has to go.
+    /// All annotations of this protocol to write; its other keys must be removed.
     pub annotations: BTreeMap<String, String>,
-    /// Why, in order and without repeats.
+    /// The reasons, in order and without duplicates.
     pub notes: Vec<Note>,
 }
 
 /// A MachineSet to create.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewMachineSet {
-    /// Its name, as given by the caller.
+    /// Name given by the caller.
     pub name: String,
     /// Its `spec.replicas`.
     pub replicas: i64,
@@ -142,11 +144,11 @@ pub struct NewMachineSet {
     pub annotations: BTreeMap<String, String>,
     /// Why it is needed.
     pub create_reason: String,
-    /// Why it has these replicas.
+    /// The reasons for its replicas.
     pub notes: Vec<Note>,
 }
 
-/// What should be written for a MachineDeployment now.
+/// The writes for a MachineDeployment.
 ///
 /// Write the current MachineSet first, then the old ones in their order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -155,25 +157,25 @@ pub struct RolloutIntent {
     pub current: String,
     /// The MachineSet to create first, if there is no current one.
     pub create: Option<NewMachineSet>,
-    /// What every existing MachineSet should become.
+    /// The desired state of every existing MachineSet.
     pub machine_sets: BTreeMap<String, MachineSetIntent>,
     /// Old MachineSets, oldest first.
     pub old_in_order: Vec<String>,
-    /// `(old, new)` pairs that the extension has not been asked about. The intent takes them as "no":
-    /// ask, add the answers and decide again before anything is written.
+    /// `(old, new)` pairs that the extension has not been called for. The intent treats them as
+    /// refused: call the extension, add the responses and decide again before writing anything.
     pub pairs_to_ask: BTreeSet<(String, String)>,
     /// The MachineDeployment's revision.
     pub revision: String,
 }
 
 impl RolloutIntent {
-    /// Nothing is left to ask: this intent may be written.
+    /// Reports whether every response is known, so that this intent may be written.
     pub fn is_complete(&self) -> bool {
         self.pairs_to_ask.is_empty()
     }
 }
 
-/// Joins notes to the reason that events and logs give.
+/// Joins notes to the reason for events and logs.
 pub fn reason(notes: &[Note]) -> String {
     notes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
@@ -188,15 +190,16 @@ pub fn intend(input: &IntentInput<'_>) -> RolloutIntent {
     planner.finish()
 }
 
-/// What a MachineDeployment with `spec.paused: true` still writes: its MachineSets as they are,
-/// without the annotations of a move, which are dropped (`spec/capi.md` 3.3). It creates nothing.
+/// Plans the writes for a MachineDeployment with `spec.paused: true`: its MachineSets unchanged,
+/// but without the annotations of a move
+/// (`docs/facts/machine-deployment.md#paused-machinedeployment`). It creates nothing.
 pub fn intend_paused(input: &IntentInput<'_>) -> RolloutIntent {
     let mut intent = Planner::new(input).finish();
     intent.create = None;
     intent
 }
 
-/// A MachineSet while its intent is being made.
+/// A MachineSet while its intent is being computed.
 #[derive(Debug, Clone)]
 pub(super) struct Draft {
     pub(super) name: String,
@@ -249,7 +252,7 @@ impl Draft {
         }
     }
 
-    /// What `spec.replicas` will be, as far as is decided.
+    /// Returns `spec.replicas` as decided so far.
     pub(super) fn intended(&self) -> i64 {
         self.intent.unwrap_or(self.spec)
     }
@@ -261,7 +264,7 @@ impl Draft {
     }
 }
 
-/// The intent in the making.
+/// The state of the computation.
 pub(super) struct Planner<'a> {
     pub(super) input: &'a IntentInput<'a>,
     pub(super) fenceposts: Fenceposts,
@@ -315,13 +318,14 @@ impl<'a> Planner<'a> {
         self.old.iter().chain([&self.new])
     }
 
-    /// Old MachineSets shrink oldest first; names break ties.
+    /// Sorts old MachineSets by age, the oldest first; names break ties.
     pub(super) fn sort_old_by_age(&mut self) {
         self.old.sort_by(|a, b| (a.created_at, &a.name).cmp(&(b.created_at, &b.name)));
     }
 
     /// Sets the current MachineSet's replicas: down to the MachineDeployment's, or up as far as
-    /// the machines that exist or are asked for leave room (`spec/capi.md` 3.3 B).
+    /// existing and requested machines leave room
+    /// (`docs/facts/machine-deployment.md#rolling-update`, section B).
     pub(super) fn reconcile_new_machine_set(&mut self) {
         let replicas = self.replicas();
         if self.new.spec == replicas {
@@ -388,8 +392,8 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// The current MachineSet's revision is above every other's, so that the history shows the order
-/// in which they became current.
+/// Returns a revision above every other MachineSet's, so that the history shows the order in which
+/// they became current.
 fn next_revision(before: Option<&str>, old: &[Draft]) -> String {
     let number = |text: &String| text.parse::<i64>().ok();
     let highest =

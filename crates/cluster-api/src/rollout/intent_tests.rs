@@ -1,4 +1,4 @@
-//! The tables of the planner: what it decides in each of its sections, and the full intent.
+//! Table tests of the planner: the decisions of each section, and the full intent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -45,7 +45,7 @@ fn moved(name: &str) -> Machine {
     machine(name, "new", &[keys::UPDATE_IN_PROGRESS, keys::PENDING_ACKNOWLEDGE_MOVE])
 }
 
-/// A MachineDeployment at v2 with a snapshot around it.
+/// A MachineDeployment at v2 in a snapshot.
 struct Case {
     deployment: MachineDeployment,
     sets: Vec<MachineSet>,
@@ -108,7 +108,7 @@ impl Case {
         intend(&self.input())
     }
 
-    /// `name before->after (reason)` of every MachineSet that is scaled, in order of name.
+    /// Returns `name before->after (reason)` of every scaled MachineSet, sorted by name.
     fn scaled(&self) -> Vec<String> {
         let intent = self.intent();
         intent
@@ -130,7 +130,7 @@ impl Case {
 // --- A: acknowledge moved machines ------------------------------------------------------------
 
 #[test]
-fn a_moved_machine_is_counted_once_and_listed_while_it_is_pending() {
+fn a_moved_machine_counts_once_and_is_listed_while_pending() {
     let case = case(3, 0, 1, vec![set("old", "v1", 2, 2, 2), set("new", "v2", 0, 1, 0)])
         .machines([moved("m1")])
         .answer("old", true);
@@ -139,7 +139,7 @@ fn a_moved_machine_is_counted_once_and_listed_while_it_is_pending() {
 }
 
 #[test]
-fn a_machine_that_was_counted_before_is_listed_but_not_counted_again() {
+fn an_acknowledged_machine_is_listed_but_not_counted_again() {
     let mut new = set("new", "v2", 1, 2, 0);
     new.annotations.insert(keys::ACKNOWLEDGED_MOVE.into(), "m1".into());
     let case = case(3, 0, 2, vec![set("old", "v1", 1, 1, 1), new])
@@ -153,7 +153,7 @@ fn a_machine_that_was_counted_before_is_listed_but_not_counted_again() {
 }
 
 #[test]
-fn the_list_of_acknowledged_machines_goes_when_none_is_pending() {
+fn the_acknowledged_list_is_removed_when_none_is_pending() {
     let mut new = set("new", "v2", 1, 1, 0);
     new.annotations.insert(keys::ACKNOWLEDGED_MOVE.into(), "m1".into());
     let case = case(3, 0, 1, vec![set("old", "v1", 2, 2, 2), new])
@@ -197,8 +197,8 @@ fn the_new_set_grows_as_far_as_surge_leaves_room() {
 }
 
 #[test]
-fn machines_that_still_exist_take_room_even_if_they_are_not_wanted_any_more() {
-    // The old set was scaled to 1, but two of its machines are not gone yet.
+fn existing_machines_use_surge_even_if_not_wanted() {
+    // The old set was scaled to 1, but two of its machines still exist.
     let case = case(3, 1, 1, vec![set("old", "v1", 1, 3, 1), set("new", "v2", 1, 1, 1)]).gate_off();
     assert_eq!(case.intent().machine_sets["new"].replicas, 1);
 }
@@ -218,7 +218,7 @@ fn a_new_set_that_is_too_large_shrinks_to_the_replicas() {
 
 #[test]
 fn old_sets_shrink_down_to_the_minimum_of_available_machines() {
-    // (replicas, surge, unavailable), old (spec, status, available), new likewise -> old after
+    // (replicas, surge, unavailable), old (spec, status, available), new (same) -> old after
     let table = [
         ((3, 1, 0), (3, 3, 3), (0, 0, 0), 3),
         ((3, 1, 0), (3, 3, 3), (1, 0, 0), 3),
@@ -227,7 +227,7 @@ fn old_sets_shrink_down_to_the_minimum_of_available_machines() {
         ((6, 0, 10), (6, 6, 6), (0, 0, 0), 0),
         ((6, 3, 1), (5, 6, 6), (3, 0, 0), 5),
         ((10, 0, 2), (10, 10, 9), (0, 0, 0), 9),
-        // Fewer than the minimum are available: only section E gives one up.
+        // Fewer than the minimum are available: only section E scales down.
         ((10, 0, 2), (10, 10, 7), (0, 0, 0), 9),
         ((10, 0, 2), (10, 8, 8), (0, 0, 0), 8),
         ((10, 0, 2), (2, 2, 0), (8, 8, 8), 0),
@@ -269,7 +269,7 @@ fn unavailable_replicas_of_any_old_set_go_before_available_ones() {
 }
 
 #[test]
-fn unavailable_machines_of_the_new_set_stop_the_old_ones_from_shrinking() {
+fn unavailable_new_machines_stop_the_old_sets_from_shrinking() {
     let case = case(6, 0, 1, vec![set("old", "v1", 5, 5, 5), set("new", "v2", 1, 1, 0)]).gate_off();
     assert_eq!(case.intent().machine_sets["old"].replicas, 5);
 }
@@ -297,12 +297,12 @@ fn each_old_set_has_its_own_answer() {
     let case = case(3, 0, 1, sets).answer("a", false).answer("b", true);
     assert_eq!(case.annotation("a", keys::MOVE_MACHINES), None);
     assert_eq!(case.annotation("new", keys::RECEIVE_MACHINES).as_deref(), Some("b"));
-    // The one that cannot be updated shrinks by deletion.
+    // The set that cannot be updated is scaled down by deletion.
     assert_eq!(case.scaled(), ["a 2->1 (3 available replicas > 2 minimum available replicas)"]);
 }
 
 #[test]
-fn a_plan_says_what_it_wants_to_know() {
+fn a_plan_lists_the_pairs_to_ask_about() {
     let sets = vec![set("a", "v0", 2, 2, 2), set("b", "v1", 1, 1, 1), set("new", "v2", 0, 0, 0)];
     let case = case(3, 0, 1, sets).answer("a", true);
     let intent = case.intent();
@@ -311,7 +311,7 @@ fn a_plan_says_what_it_wants_to_know() {
 }
 
 #[test]
-fn nobody_is_asked_when_no_machine_is_missing_or_the_gate_is_off() {
+fn no_pairs_are_asked_at_full_size_or_with_the_gate_off() {
     let full = case(3, 1, 0, vec![set("old", "v1", 1, 1, 1), set("new", "v2", 3, 3, 3)]);
     assert!(full.intent().is_complete());
     let off = case(3, 1, 0, vec![set("old", "v1", 3, 3, 3), set("new", "v2", 0, 0, 0)]).gate_off();
@@ -338,18 +338,18 @@ fn surge_is_dropped_while_the_rollout_moves_by_itself() {
         let new = &intent.machine_sets["new"];
         (new.replicas, new.notes.contains(&Note::SurgeAllowed))
     };
-    // Old machines may go down by one: no surge machine is needed.
+    // Old sets may scale down by one: no surge machine is needed.
     let old = set("old", "v1", 6, 6, 6);
     assert_eq!(up(vec![old.clone(), set("new", "v2", 0, 0, 0)], Vec::new()), (0, false));
-    // Nothing may go down, one machine is updating.
+    // No set may scale down, and one machine is updating.
     let updating = machine("m1", "new", &[keys::UPDATE_IN_PROGRESS]);
     let sets = vec![set("old", "v1", 5, 5, 5), set("new", "v2", 1, 1, 0)];
     assert_eq!(up(sets, vec![updating]), (1, false));
 }
 
 #[test]
-fn what_scaling_up_needs_without_surge_is_not_dropped() {
-    // Scaled from 6 to 12 in the middle: 6 of 9 new machines are wanted for themselves.
+fn replicas_needed_for_a_scale_up_are_not_dropped_as_surge() {
+    // Scaled from 6 to 12 during the rollout: 6 of 9 new machines are needed for the scale-up.
     let case = case(12, 3, 1, vec![set("old", "v1", 3, 3, 3), set("new", "v2", 3, 3, 3)])
         .answer("old", true);
     assert_eq!(
@@ -424,7 +424,7 @@ fn on_delete_only_follows_the_user() {
 }
 
 #[test]
-fn on_delete_scales_down_with_the_deployment_and_counts_what_the_user_deleted() {
+fn on_delete_scales_down_and_counts_user_deletions() {
     let case =
         case(3, 0, 0, vec![set("old", "v1", 5, 4, 4), set("new", "v2", 1, 1, 1)]).on_delete();
     assert_eq!(
@@ -470,7 +470,7 @@ fn a_missing_set_is_created_with_the_next_revision() {
 }
 
 #[test]
-fn an_old_set_that_becomes_current_again_gets_the_highest_revision() {
+fn an_old_set_made_current_again_gets_the_highest_revision() {
     let mut back = set("back", "v2", 0, 0, 0);
     back.annotations.insert(keys::REVISION.into(), "1".into());
     let mut old = set("old", "v3", 3, 3, 3);
@@ -484,7 +484,7 @@ fn an_old_set_that_becomes_current_again_gets_the_highest_revision() {
 }
 
 #[test]
-fn a_paused_deployment_scales_nothing_creates_nothing_and_drops_moves() {
+fn a_paused_deployment_only_drops_moves() {
     let mut old = set("old", "v1", 3, 3, 3);
     old.annotations.insert(keys::MOVE_MACHINES.into(), "new".into());
     let case = case(3, 0, 1, vec![old]).answer("old", true);

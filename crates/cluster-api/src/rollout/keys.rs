@@ -1,4 +1,4 @@
-//! The annotation keys of the rollout protocol, and the lists that their values are.
+//! Annotation keys of the rollout protocol, and their list values.
 
 pub use refit_kinds::keys::{
     ACKNOWLEDGED_MOVE, DELETE_MACHINE, DESIRED_REPLICAS, DISABLE_MACHINE_CREATE, MAX_REPLICAS,
@@ -6,12 +6,12 @@ pub use refit_kinds::keys::{
     REVISION, UPDATE_IN_PROGRESS, UPDATE_MACHINE_HOOK,
 };
 
-/// The members of a comma-separated annotation value; an empty value has none.
+/// Splits a comma-separated annotation value; an empty value has no members.
 pub fn split_list(value: &str) -> impl Iterator<Item = &str> {
     value.split(',').filter(|name| !name.is_empty())
 }
 
-/// The annotation value for a set of names: sorted as strings, so that it never churns.
+/// Joins names to an annotation value, sorted as strings, so that the value is stable.
 pub fn join_sorted<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let sorted: std::collections::BTreeSet<&str> = names.into_iter().collect();
     sorted.into_iter().collect::<Vec<_>>().join(",")

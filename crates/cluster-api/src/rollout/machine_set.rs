@@ -1,6 +1,7 @@
-//! What a MachineSet does to have the machines that it should have (`spec/capi.md` 3.5).
+//! Decides how a MachineSet reaches its number of machines
+//! (`docs/facts/machine-deployment.md#machineset-reconcile`).
 //!
-//! Moving a machine takes both sides, each with a write that survives a crash:
+//! A move takes writes on both sides, each of which survives a crash:
 //!
 //! 1. The old MachineSet hands it over: owner, label and the two annotations in one patch
 //!    ([`sync_replicas`] answers [`MachineSetAction::Move`]).
@@ -16,10 +17,10 @@ use jiff::Timestamp;
 use super::keys;
 use super::types::{Machine, MachineSet};
 
-/// Which machine goes first when nothing else tells them apart.
+/// Which machine is deleted first if there is no other preference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DeletionOrder {
-    /// By name: stable, but without meaning.
+    /// By name: stable, but arbitrary.
     #[default]
     Random,
     /// The newest first.
@@ -29,7 +30,7 @@ pub enum DeletionOrder {
 }
 
 impl DeletionOrder {
-    /// Reads `spec.deletion.order`; an unknown value counts as `Random`.
+    /// Parses `spec.deletion.order`; an unknown value counts as `Random`.
     pub fn from_spec(value: &str) -> Self {
         match value {
             "Newest" => Self::Newest,
@@ -39,14 +40,14 @@ impl DeletionOrder {
     }
 }
 
-/// How much a machine wants to go; a greater value goes first.
+/// Priority of a machine for deletion; the greatest value is deleted first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeletePriority {
-    /// Nothing speaks for this one.
+    /// No reason to prefer this machine.
     Ordinary,
     /// It is unhealthy.
     Unhealthy,
-    /// It is being updated in place: deleting it wastes least.
+    /// It is being updated in place: deleting it wastes the least work.
     Updating,
     /// A user annotated it.
     Annotated,
@@ -54,7 +55,7 @@ pub enum DeletePriority {
     Deleting,
 }
 
-/// How much a machine wants to go.
+/// Returns the priority of a machine for deletion.
 pub fn delete_priority(machine: &Machine) -> DeletePriority {
     if machine.deleting {
         DeletePriority::Deleting
@@ -69,7 +70,7 @@ pub fn delete_priority(machine: &Machine) -> DeletePriority {
     }
 }
 
-/// All machines, the first to go first.
+/// Returns all machines in deletion order.
 pub fn in_deletion_order(machines: &[Machine], order: DeletionOrder) -> Vec<&Machine> {
     let age = |machine: &Machine| -> i128 {
         let created = machine.created_at.as_nanosecond();
@@ -86,38 +87,38 @@ pub fn in_deletion_order(machines: &[Machine], order: DeletionOrder) -> Vec<&Mac
     sorted
 }
 
-/// What a MachineSet has to do about its number of machines.
+/// The action of a MachineSet to reach its number of machines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MachineSetAction {
-    /// Nothing.
+    /// Nothing to do.
     None,
-    /// Nothing, although machines are missing: creation is disabled.
+    /// Machines are missing, but creation is disabled.
     CreateDisabled {
-        /// How many are missing.
+        /// Number of missing machines.
         missing: usize,
     },
     /// Create this many machines.
     Create(usize),
-    /// Give machines to another MachineSet.
+    /// Move machines to another MachineSet.
     Move(Move),
     /// Delete these machines, in this order.
     Delete(Vec<String>),
 }
 
-/// What a MachineSet that gives machines away has to do.
+/// A move of machines to another MachineSet.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Move {
-    /// The MachineSet that takes them.
+    /// The MachineSet that receives the machines.
     pub target: String,
-    /// Machines to hand over.
+    /// Machines to move.
     pub machines: Vec<String>,
     /// Machines to delete instead, because they wait for remediation.
     pub delete: Vec<String>,
-    /// How many more should go, but cannot yet: they are being updated or have no node.
+    /// Number of machines that cannot be moved yet: they are being updated or have no node.
     pub held_back: usize,
 }
 
-/// Why a MachineSet can do nothing although it should.
+/// Why a MachineSet cannot act.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SyncError {
     /// The MachineSet to move machines to does not exist.
@@ -125,10 +126,10 @@ pub enum SyncError {
     TargetMissing {
         /// This MachineSet.
         name: String,
-        /// The one that is missing.
+        /// The missing MachineSet.
         target: String,
     },
-    /// Both sides have to agree on a move.
+    /// The target does not accept machines from this MachineSet.
     #[error(
         "MachineSet {name} is set to move replicas to {target}, but {target} only accepts Machines \
          from {accepted}"
@@ -136,15 +137,15 @@ pub enum SyncError {
     TargetDoesNotAccept {
         /// This MachineSet.
         name: String,
-        /// The one that should take the machines.
+        /// The MachineSet that should receive the machines.
         target: String,
-        /// From whom it takes machines.
+        /// The MachineSets whose machines it accepts.
         accepted: String,
     },
 }
 
-/// The machines that a MachineSet was given and that its MachineDeployment has not counted: they
-/// are not in `spec.replicas` yet, so they must not be taken for surplus.
+/// Returns the machines that were moved to a MachineSet and that its MachineDeployment has not
+/// counted: they are not in `spec.replicas` yet, so they must not count as surplus.
 pub fn not_acknowledged<'a>(set: &MachineSet, machines: &'a [Machine]) -> Vec<&'a str> {
     if !set.receives_machines() {
         return Vec::new();
@@ -156,17 +157,17 @@ pub fn not_acknowledged<'a>(set: &MachineSet, machines: &'a [Machine]) -> Vec<&'
         .collect()
 }
 
-/// How many machines a MachineSet has beyond its replicas, without those that nobody counts yet.
-/// Not positive: there is nothing to give away.
+/// Returns how many machines a MachineSet has beyond its replicas, without those that are not
+/// counted yet. Zero or negative: there is no surplus.
 pub fn surplus(set: &MachineSet, machines: &[Machine]) -> i64 {
     let pending = not_acknowledged(set, machines).len();
     i64::try_from(machines.len() - pending).unwrap_or(i64::MAX).saturating_sub(set.spec_replicas)
 }
 
-/// Decides what a MachineSet does about its number of machines.
+/// Decides the action of a MachineSet to reach its number of machines.
 ///
-/// `machines` are the ones that it controls; `target` is the MachineSet of its `move` annotation,
-/// if that exists. Call it after [`trigger_in_place`], as Cluster API does.
+/// `machines` are those that it controls; `target` is the MachineSet of its `move` annotation, if
+/// it exists. Call it after [`trigger_in_place`], as Cluster API does.
 pub fn sync_replicas(
     set: &MachineSet,
     machines: &[Machine],
@@ -197,7 +198,7 @@ pub fn sync_replicas(
     ))
 }
 
-/// Checks that the MachineSet of a `move` annotation takes machines from this one.
+/// Checks that the MachineSet of a `move` annotation accepts machines from this one.
 pub fn check_target(
     set: &MachineSet,
     target_name: &str,
@@ -238,7 +239,7 @@ fn start_move(
         if machine.deleting {
             left -= 1;
         } else if machine.needs_remediation {
-            // A broken machine would stay broken where it is moved to.
+            // A broken machine would stay broken after a move.
             result.delete.push(machine.name.clone());
             left -= 1;
         } else if !machine.is_updating() && machine.has_node {
@@ -250,10 +251,10 @@ fn start_move(
     Ok(result)
 }
 
-/// What the new MachineSet does with a machine whose in-place update has to be started.
+/// The action of the new MachineSet on a machine whose in-place update has to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Trigger {
-    /// The MachineDeployment has not counted it yet.
+    /// The MachineDeployment has not counted the machine yet.
     WaitForAcknowledge {
         /// The Machine.
         machine: String,
@@ -268,8 +269,8 @@ pub enum Trigger {
     },
 }
 
-/// Decides what to do with every machine that carries `update-in-progress` without a pending hook:
-/// freshly moved ones, and those where a former attempt died half-way.
+/// Decides about every machine with `update-in-progress` and without a pending hook: machines that
+/// were just moved, and those whose earlier attempt was interrupted.
 pub fn trigger_in_place(set: &MachineSet, machines: &[Machine]) -> Vec<Trigger> {
     let acknowledged: BTreeSet<&str> = set.acknowledged_machines().collect();
     let started = machines.iter().filter(|machine| {
@@ -289,7 +290,7 @@ pub fn trigger_in_place(set: &MachineSet, machines: &[Machine]) -> Vec<Trigger> 
         .collect()
 }
 
-/// What a MachineSet's status says, as far as rollouts depend on it.
+/// Counts of a MachineSet's status that rollouts depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
     /// `status.replicas`.
@@ -305,15 +306,16 @@ pub struct Counts {
 /// The facts about one machine that a MachineSet's status counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MachineFacts {
-    /// Its condition `Ready` is true.
+    /// Whether its condition `Ready` is true.
     pub ready: bool,
-    /// Its condition `Available` is true.
+    /// Whether its condition `Available` is true.
     pub available: bool,
-    /// Its condition `UpToDate` is true.
+    /// Whether its condition `UpToDate` is true.
     pub up_to_date: bool,
 }
 
-/// Counts machines for a MachineSet's status: one that is being updated counts only as existing.
+/// Counts machines for a MachineSet's status: a machine that is being updated counts only in
+/// `replicas`.
 pub fn counts<'a>(machines: impl IntoIterator<Item = (&'a Machine, MachineFacts)>) -> Counts {
     let mut counts = Counts::default();
     for (machine, facts) in machines {
@@ -327,7 +329,7 @@ pub fn counts<'a>(machines: impl IntoIterator<Item = (&'a Machine, MachineFacts)
     counts
 }
 
-/// The oldest of some machines, by creation time and then by name.
+/// Returns the oldest of some machines, by creation time and then by name.
 pub(super) fn oldest<'a, T>(
     items: impl IntoIterator<Item = &'a T>,
     key: impl Fn(&T) -> (Timestamp, &str),

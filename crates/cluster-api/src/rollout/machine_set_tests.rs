@@ -1,4 +1,4 @@
-//! The table of what a MachineSet does.
+//! Table tests of a MachineSet's actions.
 
 use super::*;
 
@@ -56,7 +56,7 @@ fn the_right_number_of_machines_needs_nothing() {
 }
 
 #[test]
-fn updating_machines_are_deleted_before_unhealthy_and_ordinary_ones() {
+fn updating_machines_are_deleted_before_unhealthy_ones() {
     let mut unhealthy = machine("b");
     unhealthy.unhealthy = true;
     let mut deleting = machine("e");
@@ -91,13 +91,13 @@ fn the_order_of_a_spec_decides_among_ordinary_machines() {
 }
 
 #[test]
-fn machines_that_nobody_counts_yet_are_not_surplus() {
+fn machines_not_counted_yet_are_not_surplus() {
     let receiving = set(1, &[(keys::RECEIVE_MACHINES, "other")]);
     let machines = [machine("a"), with(machine("b"), keys::PENDING_ACKNOWLEDGE_MOVE)];
     assert_eq!(sync(&receiving, &machines), MachineSetAction::None);
-    // A set that receives nothing treats them like any other.
+    // A set that receives nothing counts them like any other machine.
     assert_eq!(sync(&set(1, &[]), &machines), MachineSetAction::Delete(vec!["a".into()]));
-    // More pending machines than surplus: still nothing to give away.
+    // More pending machines than surplus: nothing to move.
     let behind = set(2, &[(keys::RECEIVE_MACHINES, "other")]);
     let machines = [
         machine("a"),
@@ -108,7 +108,7 @@ fn machines_that_nobody_counts_yet_are_not_surplus() {
 }
 
 #[test]
-fn surplus_machines_are_moved_where_the_annotation_says() {
+fn surplus_machines_move_to_the_annotated_set() {
     let moving = set(1, &[(keys::MOVE_MACHINES, "new")]);
     let result = moved(&moving, &[machine("a"), machine("b"), machine("c")]);
     assert_eq!(result.target, "new");
@@ -151,7 +151,7 @@ fn machines_in_an_update_or_without_a_node_are_not_moved() {
 }
 
 #[test]
-fn a_machine_that_waits_for_remediation_is_deleted_instead_of_moved() {
+fn a_machine_awaiting_remediation_is_deleted_not_moved() {
     let mut broken = machine("b");
     broken.needs_remediation = true;
     broken.unhealthy = true;
@@ -173,7 +173,7 @@ fn an_update_is_triggered_once_the_move_is_acknowledged() {
     let acknowledged =
         set(1, &[(keys::RECEIVE_MACHINES, "other"), (keys::ACKNOWLEDGED_MOVE, "a,b")]);
     assert_eq!(trigger_in_place(&acknowledged, std::slice::from_ref(&moved)), complete);
-    // The spec changed meanwhile: this set receives nothing any more.
+    // The spec changed in the meantime: this set no longer receives machines.
     assert_eq!(trigger_in_place(&set(1, &[]), std::slice::from_ref(&moved)), complete);
 }
 

@@ -1,18 +1,19 @@
-//! Which machine next: Cluster API's own rollout decisions, as pure functions.
+//! Cluster API's own rollout decisions, as pure functions.
 //!
 //! | module | decides |
 //! |---|---|
 //! | [`find`] | which MachineSet is the current one, and why a new one is needed |
-//! | [`intent`] | what each MachineSet of a MachineDeployment should look like now |
-//! | [`machine_set`] | what a MachineSet does about it: create, move, delete, complete a move |
-//! | [`difference`] | what differs between a control plane Machine and its control plane |
-//! | [`control_plane`] | what a KubeadmControlPlane does next, and to which machine |
+//! | [`intent`] | the desired state of each MachineSet of a MachineDeployment |
+//! | [`machine_set`] | how a MachineSet reaches it: create, move, delete, complete a move |
+//! | [`difference`] | the differences between a control plane Machine and its control plane |
+//! | [`control_plane`] | the next step of a KubeadmControlPlane, and for which machine |
 //! | [`remediation`] | which unhealthy machine a KubeadmControlPlane replaces |
-//! | [`simulate`] | what becomes of each machine of a MachineDeployment, from where it stands |
+//! | [`simulate`] | the outcome for each machine of a MachineDeployment, from its current state |
 //! | [`predict`] | how many machines a whole rollout keeps, and how many it replaces |
 //!
-//! Behaviour is Cluster API v1.12 to v1.14's (`spec/capi.md` 2 and 3); upstream's rollout logs are
-//! replayed byte for byte by `tests/rollout_goldens`.
+//! The behaviour is that of Cluster API v1.12 to v1.14 (`docs/facts/control-plane.md` and
+//! `docs/facts/machine-deployment.md`); upstream's rollout logs are replayed byte for byte by
+//! `tests/rollout_goldens`.
 //!
 //! ```
 //! use refit_cluster_api::{IntOrPercent, rollout::{Strategy, predict}};

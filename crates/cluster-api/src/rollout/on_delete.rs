@@ -1,4 +1,4 @@
-//! The planner of the `OnDelete` strategy: it only ever follows what a user deletes.
+//! The planner of the `OnDelete` strategy: it only follows the user's deletions.
 
 use super::intent::{Note, Planner};
 
@@ -16,8 +16,8 @@ fn reconcile_old_machine_sets(planner: &mut Planner<'_>) {
     let mut down = (total - planner.replicas()).max(0);
     planner.sort_old_by_age();
 
-    // Replicas without a machine: a user deleted it. They go, whatever else is to be done, and
-    // they count as scaled down.
+    // Replicas without a machine: a user deleted it. They are always removed, and they count as
+    // scaled down.
     for old in &mut planner.old {
         let missing = old.spec - old.status;
         if old.spec > 0 && missing > 0 {

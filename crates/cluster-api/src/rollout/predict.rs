@@ -1,7 +1,7 @@
-//! How a whole rollout ends: which machines stay, and which are replaced by the group's own surge.
+//! Predicts a whole rollout: how many machines stay, and how many the group's surge replaces.
 //!
-//! The real planner is run to its end on an imaginary group in which every machine is healthy and
-//! the extension covers the change. There is no second formula that could drift from it.
+//! It runs the real planner to the end on an imaginary group in which every machine is healthy and
+//! the extension covers the change. There is no second formula that could diverge from it.
 
 use std::collections::BTreeSet;
 
@@ -12,17 +12,18 @@ use super::machine_set::DeletionOrder;
 use super::simulate::{Answer, End, Workers};
 use super::types::{Machine, MachineDeployment, MachineSet, Strategy, Template};
 
-/// More steps than any rollout needs per machine; a guard against a planner that never ends.
+/// Guard against a planner that never ends: more steps per machine than any rollout needs.
 const STEPS_PER_MACHINE: i64 = 64;
 
-/// How many machines of a group are still the same after a rollout.
+/// How many machines of a group survive a rollout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Prediction {
     /// Machines that are updated in place.
     pub kept: i64,
     /// Machines that are replaced, or deleted because a surge machine took their place.
     pub replaced: i64,
-    /// The rollout ends by itself. OnDelete does not: it waits for a user to delete machines.
+    /// Whether the rollout ends by itself. OnDelete does not: it waits for a user to delete
+    /// machines.
     pub ends: bool,
 }
 
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_control_plane_with_surge_replaces_one_and_without_none() {
+    fn a_control_plane_replaces_one_machine_only_with_surge() {
         assert_eq!(control_plane(3, 1), Prediction { kept: 2, replaced: 1, ends: true });
         assert_eq!(control_plane(5, 1), Prediction { kept: 4, replaced: 1, ends: true });
         assert_eq!(control_plane(3, 0), Prediction { kept: 3, replaced: 0, ends: true });

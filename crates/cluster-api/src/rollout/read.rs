@@ -1,4 +1,4 @@
-//! Objects as rollout decisions see them, read from the API server's JSON.
+//! Reads the inputs of rollout decisions from the API server's JSON.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,8 +30,8 @@ impl Template {
 
 impl Strategy {
     /// Reads `spec.rollout.strategy` of a MachineDeployment or a KubeadmControlPlane, with Cluster
-    /// API's defaults: maxSurge 1, maxUnavailable 0. Fails for a limit that is neither a number nor a
-    /// percentage; Cluster API's webhooks let none pass.
+    /// API's defaults: maxSurge 1, maxUnavailable 0. Fails if a limit is neither a number nor a
+    /// percentage; Cluster API's webhooks reject such values.
     pub fn of(owner: &Value) -> Result<Self, ParseIntOrPercentError> {
         if text(owner, "/spec/rollout/strategy/type") == "OnDelete" {
             return Ok(Self::OnDelete);
@@ -67,8 +67,8 @@ impl Machine {
 }
 
 impl ControlPlane {
-    /// Reads a control plane, with the feature gate `InPlaceUpdates` on. What Cluster API's webhooks
-    /// would reject counts as not set.
+    /// Reads a control plane, with the feature gate `InPlaceUpdates` on. A value that Cluster API's
+    /// webhooks would reject counts as not set.
     pub fn of(plane: Wanted<'_>, cluster: &Value, machines: Vec<ControlPlaneMachine>) -> Self {
         let wanted = plane.object;
         let replicas = wanted.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(1);
@@ -88,7 +88,7 @@ impl ControlPlane {
     }
 }
 
-/// The failure domains that a Cluster offers to control planes.
+/// Returns the failure domains of a Cluster for control planes.
 pub fn failure_domains(cluster: &Value) -> BTreeSet<String> {
     let domains = cluster.pointer("/status/failureDomains").and_then(Value::as_array);
     domains
@@ -100,7 +100,7 @@ pub fn failure_domains(cluster: &Value) -> BTreeSet<String> {
 }
 
 impl ControlPlaneMachine {
-    /// Reads a Machine that has these differences from its control plane.
+    /// Reads a Machine with these differences from its control plane.
     pub fn of(machine: &Value, differences: &[Difference]) -> Self {
         let domain = text(machine, "/spec/failureDomain");
         let unhealthy =
@@ -127,17 +127,17 @@ mod tests {
 
     #[test]
     fn a_strategy_has_cluster_apis_defaults() {
-        let of =
+        let strategy_of =
             |strategy: Value| Strategy::of(&json!({"spec": {"rollout": {"strategy": strategy}}}));
         let rolling = |surge, unavailable| {
             Ok(Strategy::rolling_update(IntOrPercent::Int(surge), IntOrPercent::Int(unavailable)))
         };
         assert_eq!(Strategy::of(&json!({})), rolling(1, 0));
-        assert_eq!(of(json!({"rollingUpdate": null})), rolling(1, 0));
-        assert_eq!(of(json!({"rollingUpdate": {"maxUnavailable": 2}})), rolling(1, 2));
-        assert_eq!(of(json!({"rollingUpdate": {"maxSurge": 0}})), rolling(0, 0));
-        assert_eq!(of(json!({"type": "OnDelete"})), Ok(Strategy::OnDelete));
-        assert!(of(json!({"rollingUpdate": {"maxSurge": "many"}})).is_err());
+        assert_eq!(strategy_of(json!({"rollingUpdate": null})), rolling(1, 0));
+        assert_eq!(strategy_of(json!({"rollingUpdate": {"maxUnavailable": 2}})), rolling(1, 2));
+        assert_eq!(strategy_of(json!({"rollingUpdate": {"maxSurge": 0}})), rolling(0, 0));
+        assert_eq!(strategy_of(json!({"type": "OnDelete"})), Ok(Strategy::OnDelete));
+        assert!(strategy_of(json!({"rollingUpdate": {"maxSurge": "many"}})).is_err());
     }
 
     #[test]
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_component_that_nobody_reported_is_unhealthy() {
+    fn a_component_without_a_condition_is_unhealthy() {
         let found = ControlPlaneMachine::of(&json!({"metadata": {"name": "m"}}), &[]);
         assert_eq!(found.unhealthy.len(), 5);
         assert!(!found.has_node && found.up_to_date && !found.expired);

@@ -1,6 +1,6 @@
-//! What a failed MachineHealthCheck asks of a Machine's owner, and what a control plane does about it:
-//! one machine at a time is deleted, where etcd keeps its quorum, and a new one takes its place
-//! (`spec/capi.md` 2.8).
+//! What a failed MachineHealthCheck requests from a Machine's owner, and how a control plane
+//! responds: it deletes one machine at a time, if etcd keeps its quorum, and creates a new one
+//! (`docs/facts/control-plane.md#remediation`).
 
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{
@@ -13,21 +13,21 @@ use serde_json::Value;
 use super::control_plane::Component;
 use crate::desired::control_plane::{ControlPlane, REMEDIATION_FOR};
 
-/// On a KubeadmControlPlane: the machine that is being remediated, until its successor is made.
+/// On a KubeadmControlPlane: the machine that is being remediated, until its successor is created.
 pub const IN_PROGRESS: &str = "controlplane.cluster.x-k8s.io/remediation-in-progress";
-/// How long a machine has to be healthy before its failure is a new one, in seconds.
+/// A failure counts as a new one if the machine was healthy for at least this many seconds.
 const MIN_HEALTHY_PERIOD_SECONDS: i64 = 3600;
 
-/// What a Machine's conditions ask of its owner.
+/// What a Machine's conditions request from its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// Nothing.
+    /// No remediation.
     None,
-    /// It is unhealthy, and its owner has to remediate it.
+    /// The machine is unhealthy, and its owner has to remediate it.
     Owner,
-    /// It was unhealthy and is well again, before its owner did anything.
+    /// The machine became healthy again before its owner acted.
     Recovered,
-    /// It is unhealthy and on its way out.
+    /// The machine is unhealthy and its deletion is in progress.
     Leaving,
 }
 
@@ -45,15 +45,15 @@ impl Need {
     }
 }
 
-/// One remediation, as the annotations carry it.
+/// One remediation, as stored in the annotations.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Remediation {
-    /// The machine that is replaced.
+    /// The machine to replace.
     pub machine: String,
-    /// When it was decided.
+    /// When the remediation was decided.
     pub timestamp: Timestamp,
-    /// How many failed before it in a row.
+    /// Number of consecutive failed remediations before it.
     pub retry_count: i32,
 }
 
@@ -65,17 +65,17 @@ pub struct Member {
     pub name: String,
     /// When it was created.
     pub created_at: Timestamp,
-    /// What its conditions ask for.
+    /// What its conditions request.
     pub need: Need,
-    /// It has a deletionTimestamp.
+    /// Whether it has a deletionTimestamp.
     pub deleting: bool,
-    /// `status.nodeRef` is set.
+    /// Whether `status.nodeRef` is set.
     pub has_node: bool,
-    /// etcd is known to be healthy on it.
+    /// Whether etcd on it is known to be healthy.
     pub etcd_healthy: bool,
-    /// Every other component is known to be healthy.
+    /// Whether every other component is known to be healthy.
     pub components_healthy: bool,
-    /// The remediation that it was made for.
+    /// The remediation that this machine was created for.
     pub made_for: Option<Remediation>,
 }
 
@@ -110,7 +110,7 @@ struct Limits {
     min_healthy_period_seconds: Option<i64>,
 }
 
-/// A control plane, as remediation is decided on.
+/// The facts about a control plane that remediation depends on.
 #[derive(Clone, Debug)]
 pub struct Situation {
     replicas: usize,
@@ -118,7 +118,7 @@ pub struct Situation {
     managed_etcd: bool,
     /// Its machines.
     pub members: Vec<Member>,
-    /// The remediation that it has noted.
+    /// The remediation recorded on the control plane.
     pub in_progress: Option<Remediation>,
     limits: Limits,
     now: Timestamp,
@@ -149,20 +149,20 @@ impl Situation {
     }
 }
 
-/// What is done.
+/// The next step of a remediation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing: no machine asks for it.
+    /// No machine needs remediation.
     Nothing,
-    /// The machine is well again: the request is dropped.
+    /// The machine is healthy again: remove the request.
     Forget(String),
-    /// The note on the control plane has served.
+    /// Remove the completed remediation from the control plane.
     Close,
-    /// Not now.
+    /// Wait: remediation is not possible now.
     Defer(String, String),
-    /// Not at all, as things are.
+    /// Remediation is not possible in this state.
     Cannot(String, String),
-    /// The machine is deleted.
+    /// Delete the machine.
     Delete(Remediation),
 }
 
@@ -200,8 +200,8 @@ fn find(input: &Situation, wanted: impl Fn(&Member) -> bool) -> Option<&Member> 
     input.members.iter().find(|member| wanted(member))
 }
 
-/// Whether the remediation that the control plane has noted is over: its successor is there, the
-/// machine is well again, or nobody is to succeed it.
+/// Reports whether the recorded remediation is complete: its successor exists, the machine is
+/// healthy again, or no successor is needed.
 fn is_over(input: &Situation) -> bool {
     let Some(known) = &input.in_progress else {
         return false;
@@ -215,8 +215,8 @@ fn is_over(input: &Situation) -> bool {
     }
 }
 
-/// The machine to remediate next: the one that was begun, then the oldest that never came up, then
-/// the oldest.
+/// Selects the machine to remediate next: the one already in remediation, else the oldest that
+/// never came up, else the oldest.
 fn candidate(input: &Situation) -> Option<&Member> {
     let begun = input.in_progress.as_ref().map(|known| known.machine.as_str());
     let waiting = input.members.iter().filter(|one| one.need == Need::Owner);
@@ -225,7 +225,7 @@ fn candidate(input: &Situation) -> Option<&Member> {
     })
 }
 
-/// How many remediations in a row have failed, if one more is allowed.
+/// Returns the number of consecutive failed remediations, if one more is allowed.
 fn retry_count(input: &Situation, member: &Member) -> Result<i32, Step> {
     let Some(last) = &member.made_for else {
         return Ok(0);
@@ -259,7 +259,7 @@ fn retry_count(input: &Situation, member: &Member) -> Result<i32, Step> {
     }
 }
 
-/// Why the control plane would not stand the loss of this machine.
+/// Returns why the control plane would not survive the loss of this machine.
 fn unsafe_to_remove(input: &Situation, member: &Member) -> Option<Step> {
     if !input.initialized {
         return None;
@@ -388,12 +388,12 @@ mod tests {
         let members = vec![sick("a"), never, member("c"), member("d"), member("e")];
         let mut all = input(members);
         all.replicas = 5;
-        // The other one counts as a lost member; three of four are left.
+        // The other one counts as a lost member; three of four remain.
         assert_eq!(word(&decide(&all)), "delete b 0");
     }
 
     #[test]
-    fn what_was_begun_is_ended_and_then_closed() {
+    fn a_started_remediation_finishes_and_is_then_closed() {
         let known = remediation("a", 0);
         let with = |members| Situation { in_progress: Some(known.clone()), ..input(members) };
         let leaving = Member { deleting: true, need: Need::Leaving, ..sick("a") };
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_successor_that_fails_too_counts_until_one_was_healthy_for_long_enough() {
+    fn failed_successors_count_until_one_was_healthy_long_enough() {
         let again =
             |retry_count| Member { made_for: Some(remediation("x", retry_count)), ..sick("a") };
         let limits = |max_retry, retry_period_seconds, min_healthy_period_seconds| Limits {

@@ -1,4 +1,5 @@
-//! The planner of the `RollingUpdate` strategy (`spec/capi.md` 3.3, sections A to E).
+//! The planner of the `RollingUpdate` strategy (`docs/facts/machine-deployment.md#rolling-update`,
+//! sections A to E).
 
 use std::collections::BTreeSet;
 
@@ -15,7 +16,7 @@ pub(super) fn decide(planner: &mut Planner<'_>) {
 }
 
 /// A: counts the machines that were moved to the current MachineSet, each once. The annotation
-/// tells the MachineSet controller which ones, and this planner which ones it has counted.
+/// lists the counted machines, for the MachineSet controller and for this planner.
 fn acknowledge_moved_machines(planner: &mut Planner<'_>) {
     let input = planner.input;
     if !input.in_place_updates {
@@ -46,9 +47,9 @@ fn acknowledge_moved_machines(planner: &mut Planner<'_>) {
     new.annotations.insert(keys::ACKNOWLEDGED_MOVE.to_owned(), machines);
 }
 
-/// C: how far the old MachineSets may shrink without going below the minimum of available
-/// machines. Unavailable ones go first; which one really goes is not known here, so that each
-/// existing machine counts as if it were available.
+/// C: scales down old MachineSets as far as the minimum of available machines allows, unavailable
+/// machines first. The planner does not know which machine will be deleted, so each existing
+/// machine counts as available.
 fn reconcile_old_machine_sets(planner: &mut Planner<'_>) {
     if planner.old.iter().all(|old| old.spec == 0) {
         return;
@@ -69,7 +70,7 @@ fn reconcile_old_machine_sets(planner: &mut Planner<'_>) {
     room.scale_down(planner, false);
 }
 
-/// What is left to scale down, and above which minimum.
+/// The remaining scale-down, and the minimum of available machines.
 struct Room {
     down: i64,
     available: i64,
@@ -120,8 +121,8 @@ impl Room {
     }
 }
 
-/// D: turns scaling down into moving where the extension can update in place, and keeps surge
-/// down to what an in-place update needs.
+/// D: turns scale-downs into moves if the extension can update in place, and limits surge to what
+/// an in-place update needs.
 fn prefer_in_place(planner: &mut Planner<'_>) {
     if !planner.input.in_place_updates || planner.new.spec >= planner.replicas() {
         return;
@@ -174,7 +175,7 @@ fn limit_surge(planner: &mut Planner<'_>) {
     planner.new.intent = (without_surge > 0).then_some(spec + without_surge);
 }
 
-/// The rollout moves by itself: another machine is not needed to get it going.
+/// Reports whether the rollout progresses by itself, so that no additional machine is needed.
 fn is_scaling_or_updating(planner: &Planner<'_>) -> bool {
     let new = &planner.new;
     new.spec != new.status
@@ -184,8 +185,8 @@ fn is_scaling_or_updating(planner: &Planner<'_>) -> bool {
         || planner.input.machines.iter().any(Machine::is_updating)
 }
 
-/// E: nothing moves because an old MachineSet has an unavailable machine that C had to take for
-/// an available one. Machines of old MachineSets are not remediated, so one replica is given up.
+/// E: the rollout is stuck because an old MachineSet has an unavailable machine that C counted as
+/// available. Machines of old MachineSets are not remediated, so one replica is given up.
 fn break_deadlock(planner: &mut Planner<'_>) {
     let old_status: i64 = planner.old.iter().map(|old| old.status).sum();
     let old_available: i64 = planner.old.iter().map(|old| old.available).sum();

@@ -1,8 +1,8 @@
-//! The rollout of a MachineDeployment run to its end on paper: the real planner and the real
+//! Simulates the rollout of a MachineDeployment to the end, with the real planner and the real
 //! MachineSet decisions, one reconcile of each per step.
 //!
-//! Every machine that is updated or created is available one step later; one that is not
-//! available now stays so, for nobody says what would heal it.
+//! Every machine that is updated or created is available one step later. A machine that is
+//! unavailable now stays unavailable, because its recovery cannot be predicted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,35 +16,35 @@ use super::machine_set::{
 };
 use super::types::{Machine, MachineDeployment, MachineSet};
 
-/// More steps than any rollout needs per machine; a guard against a planner that never ends.
+/// Guard against a planner that never ends: more steps per machine than any rollout needs.
 const STEPS_PER_MACHINE: i64 = 64;
 
-/// What the extension answers about the machines of an old MachineSet.
+/// The extension's response about the machines of an old MachineSet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// They can be updated in place.
+    /// The machines can be updated in place.
     InPlace,
-    /// They cannot: they are replaced.
+    /// The machines cannot be updated in place: they are replaced.
     Replace,
-    /// No answer that counts: nothing is written until there is one.
+    /// No valid response: nothing is written until there is one.
     Wait,
 }
 
 /// How a rollout ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// Every machine is of the new template.
+    /// Every machine has the new template.
     Done,
-    /// The extension lets it wait.
+    /// The extension delays the rollout.
     Waits,
-    /// Nothing moves any more, and old machines are left.
+    /// The rollout is stuck with old machines left.
     Stuck,
 }
 
-/// A MachineDeployment with its MachineSets and machines, and what it will be asked.
+/// A MachineDeployment with its MachineSets and machines, and the expected responses.
 #[derive(Debug, Clone)]
 pub struct Workers {
-    /// The MachineDeployment as it is wanted.
+    /// The desired MachineDeployment.
     pub deployment: MachineDeployment,
     /// Its MachineSets.
     pub sets: Vec<MachineSet>,
@@ -52,36 +52,36 @@ pub struct Workers {
     pub machines: Vec<Machine>,
     /// Machines that are not available, by name.
     pub unavailable: BTreeSet<String>,
-    /// Answers by the names of old MachineSets; one that is not named is replaced.
+    /// Responses by name of the old MachineSet; machines of other sets are replaced.
     pub answers: BTreeMap<String, Answer>,
     /// The feature gate `InPlaceUpdates`.
     pub in_place_updates: bool,
-    /// Which machine goes first where one is deleted.
+    /// Which machine is deleted first.
     pub order: DeletionOrder,
     /// The time of the snapshot.
     pub now: Timestamp,
 }
 
-/// What became of the machines.
+/// The result of a simulation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SimulatedRollout {
     /// How it ended.
     pub end: End,
-    /// Machines that were there before and have the new template now.
+    /// Existing machines that have the new template now.
     pub in_place: BTreeSet<String>,
-    /// Machines that were there before and are gone.
+    /// Existing machines that were deleted.
     pub deleted: BTreeSet<String>,
-    /// How many machines were created, kept or not.
+    /// Number of machines created, kept or not.
     pub created: i64,
-    /// Whether the extension was asked at all.
+    /// Whether the extension was called at all.
     pub asked: bool,
-    /// How many machines there are in the end.
+    /// Number of machines at the end.
     pub total: i64,
 }
 
 /// Name of the MachineSet that a simulation creates; no object may have it.
 const NEW: &str = "\u{1}new";
-/// Name of the machines that it creates, with a number.
+/// Name prefix of the machines that it creates; a number follows.
 const CREATED: &str = "\u{1}created";
 
 struct Run {
@@ -93,7 +93,7 @@ struct Run {
 }
 
 impl Workers {
-    /// Runs the rollout to its end.
+    /// Runs the rollout to the end.
     pub fn run(self) -> SimulatedRollout {
         let before: BTreeSet<String> = self.machines.iter().map(|m| m.name.clone()).collect();
         let old_sets = self.old_sets();
@@ -123,7 +123,7 @@ impl Workers {
         run.outcome(end, &before, &started_old)
     }
 
-    /// MachineSets whose template is not the wanted one.
+    /// Returns the MachineSets whose template differs from the desired one.
     fn old_sets(&self) -> BTreeSet<String> {
         find_new_and_old(&self.deployment, &self.sets, self.now)
             .old
@@ -157,7 +157,7 @@ impl Run {
         }
     }
 
-    /// One round of all controllers; how it ended, where nothing is left to do.
+    /// Runs one round of all controllers; returns the end if nothing is left to do.
     fn step(&mut self) -> Option<End> {
         let before = (self.workers.sets.clone(), self.workers.machines.clone());
         self.intent();
@@ -232,7 +232,7 @@ impl Run {
             machine.annotations.remove(keys::UPDATE_IN_PROGRESS);
             machine.annotations.remove(keys::PENDING_HOOKS);
         }
-        for trigger in trigger_in_place(&set, &own(machines, &set)) {
+        for trigger in trigger_in_place(&set, &machines_of(machines, &set)) {
             if let Trigger::CompleteMove { machine, .. } = trigger {
                 for found in machines.iter_mut().filter(|found| found.name == machine) {
                     found.annotations.remove(keys::PENDING_ACKNOWLEDGE_MOVE);
@@ -242,7 +242,7 @@ impl Run {
         let target = set
             .annotation(keys::MOVE_MACHINES)
             .and_then(|name| self.workers.sets.iter().find(|other| other.name == name));
-        let action = sync_replicas(&set, &own(machines, &set), target, self.workers.order);
+        let action = sync_replicas(&set, &machines_of(machines, &set), target, self.workers.order);
         match action {
             Ok(MachineSetAction::Create(count)) => {
                 for _ in 0..count {
@@ -299,7 +299,7 @@ impl Run {
     }
 }
 
-fn own(machines: &[Machine], set: &MachineSet) -> Vec<Machine> {
+fn machines_of(machines: &[Machine], set: &MachineSet) -> Vec<Machine> {
     machines.iter().filter(|machine| machine.owner == set.name).cloned().collect()
 }
 
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_healthy_group_ends_as_the_prediction_says() {
+    fn a_healthy_group_ends_as_predicted() {
         for replicas in 0..6 {
             for (surge, unavailable) in [(0, 1), (1, 0), (1, 1), (0, 3), (2, 0), (3, 2)] {
                 let outcome = workers(replicas, surge, unavailable).run();
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_extension_says_decides() {
+    fn the_response_of_the_extension_decides() {
         let with = |answer| {
             let mut workers = workers(3, 0, 1);
             workers.answers.insert("old".into(), answer);
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_gate_nobody_is_asked_and_all_are_replaced() {
+    fn without_the_gate_all_are_replaced_without_a_call() {
         let mut off = workers(3, 1, 0);
         off.in_place_updates = false;
         let outcome = off.run();
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_waits_for_remediation_is_deleted_instead_of_moved() {
+    fn a_machine_awaiting_remediation_is_deleted_not_moved() {
         let mut group = workers(3, 0, 1);
         group.machines[1].needs_remediation = true;
         group.machines[1].unhealthy = true;

@@ -1,4 +1,4 @@
-//! The snapshot that every rollout decision is made of: plain data, no client types.
+//! The snapshot that all rollout decisions use: plain data, no client types.
 
 use std::collections::BTreeMap;
 
@@ -15,32 +15,33 @@ use crate::kinds::{annotations_show_update, update_hook_pending};
 pub enum Strategy {
     /// The controller replaces or updates machines by itself.
     RollingUpdate {
-        /// How many machines may exist beyond the replicas.
+        /// Maximum number of machines beyond the replicas.
         max_surge: IntOrPercent,
-        /// How many machines may be missing from the replicas.
+        /// Maximum number of machines missing from the replicas.
         max_unavailable: IntOrPercent,
     },
-    /// Machines are renewed when a user deletes them; never in place.
+    /// Machines are replaced only when a user deletes them; never updated in place.
     OnDelete,
 }
 
-/// How far a rollout may go above and below the replicas, in machines.
+/// The limits of a rollout above and below the replicas, in machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Fenceposts {
-    /// Machines that may exist beyond the replicas.
+    /// Maximum number of machines beyond the replicas.
     pub surge: i64,
-    /// Machines that may be unavailable.
+    /// Maximum number of unavailable machines.
     pub unavailable: i64,
 }
 
 impl Strategy {
-    /// The rolling update with these two limits.
+    /// Creates a rolling update with these limits.
     pub fn rolling_update(max_surge: IntOrPercent, max_unavailable: IntOrPercent) -> Self {
         Self::RollingUpdate { max_surge, max_unavailable }
     }
 
-    /// The limits in machines: surge rounded up, unavailable rounded down; if both are 0 one
-    /// machine may be unavailable, otherwise nothing could ever move (`spec/capi.md` 3.3).
+    /// Returns the limits in machines: surge rounded up, unavailable rounded down. If both are 0,
+    /// one machine may be unavailable; otherwise the rollout could never progress
+    /// (`docs/facts/machine-deployment.md#rolling-update`).
     pub fn fenceposts(&self, replicas: i64) -> Fenceposts {
         let Self::RollingUpdate { max_surge, max_unavailable } = self else {
             return Fenceposts::default();
@@ -54,12 +55,12 @@ impl Strategy {
     }
 }
 
-/// The fields of a machine template that decide whether a rollout is needed.
+/// The fields of a machine template whose change requires a rollout.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Template {
     /// `spec.version`.
     pub version: StatedVersion,
-    /// `spec.bootstrap`, whole.
+    /// `spec.bootstrap`, complete.
     pub bootstrap: Value,
     /// `spec.infrastructureRef`.
     pub infrastructure_ref: Value,
@@ -67,7 +68,7 @@ pub struct Template {
     pub failure_domain: String,
 }
 
-/// A MachineDeployment as the planner sees it.
+/// A MachineDeployment as input of the planner.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MachineDeployment {
     /// Its name.
@@ -78,23 +79,23 @@ pub struct MachineDeployment {
     pub strategy: Strategy,
     /// `spec.template.spec`.
     pub template: Template,
-    /// `spec.rollout.after`: machines created before it are renewed once it has passed.
+    /// `spec.rollout.after`: machines created before it are replaced once it has passed.
     pub rollout_after: Option<Timestamp>,
 }
 
 impl MachineDeployment {
-    /// Its limits in machines.
+    /// Returns its limits in machines.
     pub fn fenceposts(&self) -> Fenceposts {
         self.strategy.fenceposts(self.replicas)
     }
 }
 
-/// A MachineSet as the planner and its own controller see it.
+/// A MachineSet as input of the planner and of its own decisions.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct MachineSet {
     /// Its name.
     pub name: String,
-    /// When it was created: old MachineSets shrink in this order.
+    /// Creation time: old MachineSets are scaled down in this order.
     pub created_at: Timestamp,
     /// `spec.replicas`.
     pub spec_replicas: i64,
@@ -111,17 +112,17 @@ pub struct MachineSet {
 }
 
 impl MachineSet {
-    /// The value of an annotation that is set and not empty.
+    /// Returns the value of an annotation that is set and not empty.
     pub fn annotation(&self, key: &str) -> Option<&str> {
         self.annotations.get(key).map(String::as_str).filter(|value| !value.is_empty())
     }
 
-    /// Whether it takes machines from any other MachineSet.
+    /// Reports whether it accepts machines from other MachineSets.
     pub fn receives_machines(&self) -> bool {
         self.annotation(keys::RECEIVE_MACHINES).is_some()
     }
 
-    /// The machines that its MachineDeployment has counted after a move.
+    /// Returns the machines that its MachineDeployment has counted after a move.
     pub fn acknowledged_machines(&self) -> impl Iterator<Item = &str> {
         keys::split_list(self.annotation(keys::ACKNOWLEDGED_MOVE).unwrap_or_default())
     }
@@ -139,28 +140,28 @@ pub struct Machine {
     pub created_at: Timestamp,
     /// Its annotations.
     pub annotations: BTreeMap<String, String>,
-    /// It has a deletionTimestamp.
+    /// Whether it has a deletionTimestamp.
     pub deleting: bool,
-    /// `status.nodeRef` is set.
+    /// Whether `status.nodeRef` is set.
     pub has_node: bool,
-    /// It counts as unhealthy when machines are picked for deletion.
+    /// Whether it counts as unhealthy in the order of deletion.
     pub unhealthy: bool,
-    /// A MachineHealthCheck failed and the owner has not remediated it yet.
+    /// Whether a MachineHealthCheck failed and the owner has not remediated it yet.
     pub needs_remediation: bool,
 }
 
 impl Machine {
-    /// Whether Cluster API still has to call UpdateMachine for it.
+    /// Reports whether the UpdateMachine hook is pending.
     pub fn has_pending_update_hook(&self) -> bool {
         update_hook_pending(&self.annotations)
     }
 
-    /// Whether an in-place update of it has started and not ended.
+    /// Reports whether an in-place update is in progress.
     pub fn is_updating(&self) -> bool {
         annotations_show_update(&self.annotations)
     }
 
-    /// Whether it was moved and is not counted by the MachineDeployment yet.
+    /// Reports whether it was moved and the MachineDeployment has not counted it yet.
     pub fn is_pending_acknowledge(&self) -> bool {
         self.annotations.contains_key(keys::PENDING_ACKNOWLEDGE_MOVE)
     }

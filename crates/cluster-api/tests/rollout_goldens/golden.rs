@@ -1,8 +1,9 @@
-//! One golden: reads what may be read from it, computes the rest, compares.
+//! One golden file: reads the inputs from it, computes the rest, compares.
 //!
 //! | taken from the file | computed |
 //! |---|---|
-//! | title: sizes, limits, what happens on the way | every number of the `Rollout` line and of the initial state |
+//! | title: sizes, limits, events during the rollout | every number of the `Rollout` line and of
+//! the initial state |
 //! | initial state: which machine is in which MachineSet | everything after it |
 //! | order of the tasks, for `random(N)` only | the order of all others, and Go's order for seed N |
 
@@ -12,7 +13,7 @@ use crate::gorand::GoRand;
 use crate::simulator::{Order, Simulator, Task};
 use crate::world::Setup;
 
-/// What a title says.
+/// The parameters in a title.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Title {
     machines: i64,
@@ -26,7 +27,7 @@ pub(crate) struct Title {
 }
 
 impl Title {
-    /// Reads a title; case does not matter, so that file names can be read too.
+    /// Parses a title; case does not matter, so that file names can be parsed too.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let lower = text.to_lowercase();
         let mut parts = lower.split(',').map(str::trim).peekable();
@@ -136,7 +137,7 @@ impl Title {
     }
 }
 
-/// A golden, read.
+/// A parsed golden file.
 #[derive(Debug)]
 pub(crate) struct Golden {
     heading: String,
@@ -145,7 +146,7 @@ pub(crate) struct Golden {
 }
 
 impl Golden {
-    /// Reads the heading and the initial state.
+    /// Parses the heading and the initial state.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let mut lines = text.lines();
         let heading = lines.next().unwrap_or_default().to_owned();
@@ -184,7 +185,7 @@ impl Golden {
         Ok(Self { heading, title, setup })
     }
 
-    /// The log of this rollout in its own order: the listed one, or that of its seed.
+    /// Renders the log of this rollout in its own order: the listed one, or that of its seed.
     pub(crate) fn render(&self) -> Result<String, String> {
         let order = self.own_order();
         self.run(&self.setup, order).0
@@ -209,7 +210,7 @@ impl Golden {
         (result, simulator.trace)
     }
 
-    /// Compares the file with what is computed.
+    /// Compares the file with the computed log.
     pub(crate) fn check(&self, text: &str) -> Result<(), String> {
         let (own, own_trace) = self.run(&self.setup, self.own_order());
         if self.title.seed.is_none() {
@@ -218,11 +219,11 @@ impl Golden {
         if own.as_ref().is_ok_and(|own| own == text) {
             return Ok(());
         }
-        // Not Go's order for this seed: then the order is the file's own, all else is computed.
+        // It is not Go's order for this seed: use the file's order and compute everything else.
         let recorded = recorded_order(text);
         let (replayed, _) = self.run(&self.setup, Order::Recorded(recorded.clone()));
         compare(&replayed?, text)?;
-        // It does hold together. An order that is Go's but for one place was tampered with.
+        // The log is consistent. An order that differs from Go's in only one place was edited.
         if is_nearly(&own_trace, &recorded) {
             return Err(format!(
                 "the order is that of its seed but for the tasks from {:?} on",
@@ -235,7 +236,7 @@ impl Golden {
         Ok(())
     }
 
-    /// A user limit that another log's order belongs to was changed in the title.
+    /// Fails if the title has a changed user limit, so that the order is that of another log.
     fn check_other_limits(&self, text: &str) -> Result<(), String> {
         for max_user_unavailable in 0..=self.setup.replicas {
             let setup = Setup { max_user_unavailable, ..self.setup.clone() };
@@ -249,7 +250,7 @@ impl Golden {
     }
 }
 
-/// The tasks that a log names, in its order.
+/// Returns the tasks that a log names, in its order.
 fn recorded_order(text: &str) -> Vec<(u32, Task)> {
     text.lines().filter_map(recorded_task).collect()
 }
@@ -268,7 +269,7 @@ fn recorded_task(line: &str) -> Option<(u32, Task)> {
     Some((iteration, task))
 }
 
-/// Two orders share so much at both ends that one must be an edit of the other.
+/// Reports whether two orders share so much at both ends that one must be an edit of the other.
 fn is_nearly(own: &[(u32, Task)], recorded: &[(u32, Task)]) -> bool {
     let same = |pairs: &mut dyn Iterator<Item = bool>| pairs.take_while(|same| *same).count();
     let from_start = same(&mut own.iter().zip(recorded).map(|(a, b)| a == b));
@@ -277,15 +278,16 @@ fn is_nearly(own: &[(u32, Task)], recorded: &[(u32, Task)]) -> bool {
     longer > 4 && (from_start + from_end) * 4 >= longer * 3
 }
 
-/// Compares byte for byte; an error shows the first line that differs, and what is around it.
+/// Compares byte for byte; the error shows the first line that differs, with context.
 pub(crate) fn compare(computed: &str, golden: &str) -> Result<(), String> {
     if computed == golden {
         return Ok(());
     }
-    let (ours, theirs): (Vec<&str>, Vec<&str>) =
+    let (computed_lines, golden_lines): (Vec<&str>, Vec<&str>) =
         (computed.split('\n').collect(), golden.split('\n').collect());
-    let at = ours.iter().zip(&theirs).take_while(|(a, b)| a == b).count();
-    let before = ours[at.saturating_sub(3)..at].iter().map(|line| format!("      {line}\n"));
+    let at = computed_lines.iter().zip(&golden_lines).take_while(|(a, b)| a == b).count();
+    let before =
+        computed_lines[at.saturating_sub(3)..at].iter().map(|line| format!("      {line}\n"));
     let show = |lines: &[&str]| match lines.get(at) {
         None | Some(&"") if at + 1 >= lines.len() => "(end of log)".to_owned(),
         Some(line) => (*line).to_owned(),
@@ -295,7 +297,7 @@ pub(crate) fn compare(computed: &str, golden: &str) -> Result<(), String> {
         "line {} differs\n{}    - golden:   {}\n    + computed: {}",
         at + 1,
         before.collect::<String>(),
-        show(&theirs),
-        show(&ours)
+        show(&golden_lines),
+        show(&computed_lines)
     ))
 }

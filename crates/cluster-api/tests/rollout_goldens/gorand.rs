@@ -1,4 +1,4 @@
-//! Go's `math/rand` for a seed, bit for bit: the order of a `random(N)` log comes from it.
+//! Go's `math/rand` for a seed, bit for bit: it determines the order of a `random(N)` log.
 //!
 //! It is an additive lagged Fibonacci generator, z[k] = z[k-607] + z[k-273] modulo 2^64, whose
 //! seeds are mixed into its own state after 7.8e12 steps. That state is not a table here: the
@@ -18,7 +18,7 @@ pub(crate) struct GoRand {
 }
 
 impl GoRand {
-    /// The generator for a seed.
+    /// Creates the generator for a seed.
     pub(crate) fn new(seed: u32) -> Self {
         let warmed_up = warmed_up_state();
         let mut state = raw_state(seed, 40, 20);
@@ -36,7 +36,7 @@ impl GoRand {
         sum
     }
 
-    /// `Intn`: a number below `bound`.
+    /// Go's `Intn`: returns a number below `bound`.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         let bound = bound as u64;
         let mut draw = || (self.next() & (u64::MAX >> 1)) >> 32;
@@ -52,7 +52,7 @@ impl GoRand {
     }
 }
 
-/// Go's seeding: a Lehmer generator fills the state, three draws a word.
+/// Go's seeding: a Lehmer generator fills the state, three draws per word.
 fn raw_state(seed: u32, first_shift: u32, second_shift: u32) -> Vec<u64> {
     const MODULUS: u64 = (1 << 31) - 1;
     let mut lehmer = match u64::from(seed) % MODULUS {
@@ -69,7 +69,7 @@ fn raw_state(seed: u32, first_shift: u32, second_shift: u32) -> Vec<u64> {
     (0..LEN).map(|_| (draw() << first_shift) ^ (draw() << second_shift) ^ draw()).collect()
 }
 
-/// The state that a generator seeded with 1 has after its warm-up, by position in the ring.
+/// The state of a generator with seed 1 after its warm-up, by position in the ring.
 fn warmed_up_state() -> &'static [u64] {
     static STATE: OnceLock<Vec<u64>> = OnceLock::new();
     STATE.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! The lines of a log that say what a plan changed.
+//! The lines of a log that show what a plan changed.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use refit_cluster_api::{
     rollout::{MachineSet, Note, Role, keys},
 };
 
-/// Names sorted as strings, as the log has them.
+/// Names sorted as strings, as in the log.
 pub(crate) fn sorted_names(mut names: Vec<String>) -> String {
     names.sort();
     names.join(",")
@@ -29,7 +29,7 @@ pub(crate) fn reason_line(notes: &[Note]) -> String {
     format!("        - Reason: {}\n", rollout::intent::reason(notes))
 }
 
-/// What changed on an existing MachineSet, as the log says it.
+/// The changes to an existing MachineSet, in the format of the log.
 pub(crate) fn change_lines(
     before: &MachineSet,
     after: &MachineSet,

@@ -1,9 +1,9 @@
-//! Replays rollout logs byte for byte: upstream's from a directory, our own from `tests/goldens`.
+//! Replays rollout logs byte for byte: upstream's from a directory, Refit's from `tests/goldens`.
 //!
 //! `cargo xtask goldens DIR` runs it with upstream's. `ROLLOUT_GOLDENS=DIR` names the directory of
 //! upstream's (default: `../shared/data/rollout-goldens` from the project's root); it is searched
-//! recursively for `*.golden`. `UPDATE_GOLDENS=1` rewrites our own from their titles and initial
-//! states: a new scenario needs no more than these.
+//! recursively for `*.golden`. `UPDATE_GOLDENS=1` rewrites Refit's from their titles and initial
+//! states: a new scenario needs only these.
 #![expect(
     clippy::print_stdout,
     reason = "this program is a test harness: its output is the result"
@@ -27,7 +27,7 @@ use gorand::GoRand;
 const VARIABLE: &str = "ROLLOUT_GOLDENS";
 const SUFFIX: &str = ".golden";
 
-/// What libtest's command line says, as far as it means something here.
+/// The options of libtest's command line that have a meaning here.
 #[derive(Default)]
 struct Arguments {
     list: bool,
@@ -72,7 +72,7 @@ struct Test {
     run: Box<dyn Fn() -> Result<(), String>>,
 }
 
-/// How the tests of one kind went.
+/// Results of the tests of one kind.
 #[derive(Default)]
 struct Tally {
     run: usize,
@@ -87,7 +87,8 @@ fn main() -> ExitCode {
     let own_directory = crate_directory.join("tests/goldens");
     let given = std::env::var_os(VARIABLE).map(PathBuf::from);
     let directory = match &given {
-        // Cargo runs tests in the crate's directory; a relative name was typed in the project's.
+        // Cargo runs tests in the crate's directory; a relative path is meant from the project's
+        // root.
         Some(directory) if project.join(directory).exists() => project.join(directory),
         Some(directory) => directory.clone(),
         None => project.join("../shared/data/rollout-goldens"),
@@ -163,7 +164,7 @@ fn run(arguments: &Arguments, tests: &[Test], failures: &mut Vec<String>) -> Tal
     tally
 }
 
-/// All goldens in a directory and below it, in a stable order.
+/// Finds all golden files below a directory, in a stable order.
 fn golden_files(directory: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(directory) else {
         return Vec::new();
@@ -201,7 +202,7 @@ fn check(text: &str) -> Result<(), String> {
     Golden::parse(text)?.check(text)
 }
 
-/// A file that is named like a title has that title.
+/// Checks that a file named after a title has that title.
 fn check_name(path: &Path, text: &str) -> Result<(), String> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let Some(name) = name.strip_suffix(".test.log.golden") else {
@@ -265,7 +266,7 @@ fn random_numbers_are_those_of_go() -> Result<(), String> {
     }
 }
 
-/// Changes digits one at a time, here and there, always at the same places.
+/// Changes digits one at a time, always at the same places.
 fn a_changed_digit_is_found(text: &str) -> Result<(), String> {
     let digits = text.bytes().enumerate().filter(|(_, byte)| byte.is_ascii_digit());
     for (nth, (at, digit)) in digits.enumerate() {
@@ -279,7 +280,7 @@ fn a_changed_digit_is_found(text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Drops, repeats and alters whole lines.
+/// Removes, repeats and alters whole lines.
 fn a_changed_or_missing_line_is_found(text: &str) -> Result<(), String> {
     let lines: Vec<&str> = text.lines().collect();
     for at in (0..lines.len()).step_by(7) {
@@ -298,14 +299,15 @@ fn a_changed_or_missing_line_is_found(text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Cuts the log at line ends; what is left must not pass for a whole one.
+/// Cuts the log at line ends; the rest must not pass for a complete log.
 fn a_cut_log_is_found(text: &str) -> Result<(), String> {
     let ends = text.match_indices('\n').map(|(at, _)| at + 1);
     ends.filter(|at| *at < text.len())
         .try_for_each(|at| must_fail(&text.as_bytes()[..at], text, at))
 }
 
-/// A random log under another seed's name: its order is its own, all else is still computed.
+/// A random log under another seed's name: the order is taken from the log, everything else is
+/// computed.
 fn an_order_that_no_seed_gives_is_replayed(text: &str) -> Result<(), String> {
     let Some(at) = text.find("random(") else {
         return Ok(());

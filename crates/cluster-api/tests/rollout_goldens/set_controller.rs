@@ -1,4 +1,4 @@
-//! The fake MachineSet controller: the real protocol, with machines picked by their number.
+//! The fake MachineSet controller: the real protocol, but machines are selected by number.
 
 use refit_cluster_api::rollout::machine_set::{
     Trigger, check_target, not_acknowledged, surplus, trigger_in_place,
@@ -138,7 +138,8 @@ impl Simulator {
         Ok(())
     }
 
-    /// Updating machines first, the highest number first; then the unhealthy; then the lowest.
+    /// Deletes updating machines first, by descending number; then the unhealthy; then by ascending
+    /// number.
     fn delete_machines(&mut self, index: usize, count: usize) -> String {
         let set = &mut self.sets[index];
         let mut order: Vec<(u8, i64)> = set

@@ -1,8 +1,9 @@
 //! The world of upstream's rollout logs: a MachineDeployment, its MachineSets and Machines, and
-//! fake controllers around the real planner and MachineSet protocol (`spec/capi.md` 5.4).
+//! fake controllers around the real planner and MachineSet protocol
+//! (`docs/facts/machine-deployment.md#rollout-simulator`).
 //!
-//! What is odd about that world lives here, not in the planner: annotations are never cleared,
-//! all objects have the same age, machines go by their number, an update takes one reconcile.
+//! The peculiarities of that world are here, not in the planner: annotations are never cleared, all
+//! objects have the same age, machines are deleted by number, an update takes one reconcile.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -24,26 +25,26 @@ pub(crate) enum Task {
     Deployment,
     /// The MachineSet controller, for this MachineSet.
     Set(String),
-    /// A user who may delete a machine; in a recorded order, the one that was deleted.
+    /// A user who may delete a machine; in a recorded order, the machine that was deleted.
     User(Option<String>),
     /// The Machine controller, for this Machine.
     Machine(String),
 }
 
-/// Where the order of the tasks comes from.
+/// The source of the order of the tasks.
 pub(crate) enum Order {
-    /// Each task once, in its place.
+    /// Each task once, in a fixed order.
     Listed,
-    /// As upstream's random runs draw it.
+    /// As in upstream's random runs.
     Seeded(GoRand),
-    /// As a log has it: `(iteration, task)`.
+    /// As recorded in a log: `(iteration, task)`.
     Recorded(Vec<(u32, Task)>),
 }
 
 /// Iterations after which a rollout counts as stuck.
 const MAX_ITERATIONS: u32 = 400;
 
-/// A rollout under way.
+/// A rollout in progress.
 pub(crate) struct Simulator {
     pub(crate) setup: Setup,
     deployment: MachineDeployment,
@@ -61,7 +62,7 @@ pub(crate) struct Simulator {
 }
 
 impl Simulator {
-    /// The state before the first iteration.
+    /// Creates the state before the first iteration.
     pub(crate) fn new(setup: &Setup) -> Self {
         let sets: Vec<SimSet> = setup
             .sets
@@ -104,7 +105,7 @@ impl Simulator {
         }
     }
 
-    /// Runs the rollout to its end; returns the log from the initial to the final state.
+    /// Runs the rollout to the end; returns the log from the initial to the final state.
     pub(crate) fn run(&mut self, rollout_line: &str, order: Order) -> Result<String, String> {
         self.line("[Test] Initial state");
         self.log_state("    ");
@@ -115,7 +116,7 @@ impl Simulator {
         Ok(std::mem::take(&mut self.log))
     }
 
-    /// The log so far, for a run that failed.
+    /// Returns the log so far, for a run that failed.
     pub(crate) fn log_so_far(&self) -> &str {
         &self.log
     }
@@ -210,7 +211,7 @@ impl Simulator {
         let machines: Vec<Machine> = self.sets.iter().flat_map(SimSet::snapshots).collect();
         let new_name = format!("ms{}", self.sets.len() + 1);
         let mut decisions = Decisions::new();
-        // As in production: plan, ask what the plan wants to know, plan again.
+        // As in production: plan, call the extension for the pairs that the plan needs, plan again.
         loop {
             let plan = rollout::intend(&IntentInput {
                 deployment: &self.deployment,
@@ -229,7 +230,7 @@ impl Simulator {
         }
     }
 
-    /// Writes the plan as upstream's simulator does: annotations are added and never removed.
+    /// Writes the plan like upstream's simulator: annotations are added and never removed.
     fn apply(&mut self, plan: &RolloutIntent) -> String {
         let mut results = String::new();
         for set in &mut self.sets {
@@ -375,8 +376,8 @@ impl Simulator {
         })
     }
 
-    /// The names of the machines of the current MachineSet.
-    #[allow(dead_code, reason = "the property tests ask, the golden tests do not")]
+    /// Returns the names of the machines of the current MachineSet.
+    #[allow(dead_code, reason = "only the property tests call it")]
     pub(crate) fn machine_names(&self) -> Vec<String> {
         self.sets.iter().flat_map(|set| &set.machines).map(SimMachine::name).collect()
     }
@@ -417,8 +418,8 @@ fn check_listed(listed: &[Task], task: &Task) -> Result<(), String> {
     if fits { Ok(()) } else { Err(format!("{task:?} is not among the tasks of its iteration")) }
 }
 
-/// Draws the tasks of one iteration: each comes up, three in ten are skipped, three in ten of the
-/// others come up again.
+/// Draws the tasks of one iteration: three in ten are skipped, and three in ten of the others are
+/// repeated.
 fn random_order(count: usize, random: &mut GoRand) -> Vec<usize> {
     let mut order = Vec::new();
     let mut drawn = BTreeSet::new();

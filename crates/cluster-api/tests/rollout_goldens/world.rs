@@ -4,24 +4,24 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use refit_cluster_api::rollout::{Machine, MachineSet, Strategy, Template, keys};
 
-/// What a rollout is started with.
+/// The initial parameters of a rollout.
 #[derive(Debug, Clone)]
 pub(crate) struct Setup {
     /// `spec.replicas` of the MachineDeployment.
     pub(crate) replicas: i64,
     /// Its strategy.
     pub(crate) strategy: Strategy,
-    /// Its template's version, as the number of the MachineSet that has it.
+    /// Its template's version, as the number of the MachineSet with that version.
     pub(crate) version: usize,
     /// The machines of ms1, ms2, ...
     pub(crate) sets: Vec<Vec<i64>>,
-    /// The extension covers every change.
+    /// Whether the extension covers every change.
     pub(crate) in_place: bool,
-    /// The user keeps this many machines from being missing.
+    /// Maximum number of machines that the user makes unavailable.
     pub(crate) max_user_unavailable: i64,
-    /// Too few machines available is part of the scenario.
+    /// Whether the scenario allows too few available machines.
     pub(crate) tolerate_unavailable: bool,
-    /// Too many machines is part of the scenario.
+    /// Whether the scenario allows too many machines.
     pub(crate) tolerate_surge: bool,
     /// A machine that never becomes available.
     pub(crate) unhealthy: Option<i64>,

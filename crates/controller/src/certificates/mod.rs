@@ -129,7 +129,7 @@ impl Certificates {
             match self.first().await {
                 Ok(Some(cert)) => return cert,
                 Ok(None) => {
-                    tracing::warn!(secret = %self.key(), "waiting for a certificate from whoever keeps the Secret");
+                    tracing::warn!(secret = %self.key(), "waiting for the owner of the Secret to write a certificate");
                 }
                 Err(error) => tracing::warn!(%error, "there is no certificate for the hooks yet"),
             }
@@ -212,7 +212,7 @@ impl Certificates {
                 {
                     tracing::warn!(
                         secret = %self.key(), %until,
-                        "the certificate has ended, and whoever keeps the Secret does not renew it"
+                        "the certificate has expired, and the owner of the Secret has not renewed it"
                     );
                 }
                 return Ok((found, self.clock.until(now + LOOK)));

@@ -31,7 +31,7 @@ use crate::context::Context;
 
 /// Cluster API's timeout if a request has none.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The longest timeout that Cluster API allows for a handler (`spec/capi.md 1.4`).
+/// The longest timeout that Cluster API allows for a handler (`docs/facts/hooks.md#discovery`).
 const MAX_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bodies up to this size are read without waiting. Real requests are a tenth of it.
 const SMALL_BODY_BYTES: usize = 1024 * 1024;
@@ -94,7 +94,7 @@ enum Route {
 }
 
 /// Parses a path. Hook and handler are case-insensitive, and a trailing slash is allowed: a
-/// redirect would be an error for Cluster API (`spec/capi.md 1.1`).
+/// redirect would be an error for Cluster API (`docs/facts/hooks.md#paths-and-http`).
 fn route(path: &str) -> Route {
     let path = path.to_lowercase();
     let segments: Vec<&str> = path.split('/').filter(|s| !s.is_empty()).collect();
@@ -155,7 +155,7 @@ impl HookService {
 
     /// Ready once the caches have been complete. A watch that breaks later does not make the
     /// process unready: it can still serve Discovery and respond with a Failure
-    /// (`spec/capi.md 1.7`).
+    /// (`docs/facts/hooks.md#manager-startup`).
     fn ready(&self) -> Response<Full<Bytes>> {
         let Shared { ctx, synced_once, .. } = self.shared.as_ref();
         if ctx.is_ending() {

@@ -1,4 +1,4 @@
-//! The hook server, which Cluster API calls (`spec/capi.md 1 and 8`).
+//! The hook server, which Cluster API calls (`docs/facts/hooks.md`).
 //!
 //! | module | does |
 //! |---|---|

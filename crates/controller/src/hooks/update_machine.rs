@@ -32,7 +32,7 @@ const ROUNDS: usize = 5;
 const SOON_SECONDS: i32 = 2;
 
 /// Why a request cannot be served at all. All other problems are a Success with a message: a
-/// Failure hides the message and backs off for long (`spec/capi.md 4.1`).
+/// Failure hides the message and backs off for long (`docs/facts/machine.md#in-place-update`).
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unservable {
     #[error("the request cannot be served: {0}")]

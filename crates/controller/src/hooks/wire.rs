@@ -1,4 +1,4 @@
-//! Requests and responses in their wire format (`spec/capi.md 1`).
+//! Requests and responses in their wire format (`docs/facts/hooks.md`).
 //!
 //! Requests are parsed by hand: an error names the wrong member without its value, which may be a
 //! secret.
@@ -132,7 +132,8 @@ pub(crate) fn key_of(object: &Value) -> Option<ObjectKey> {
     (!namespace.is_empty() && !name.is_empty()).then(|| ObjectKey::new(namespace, name))
 }
 
-/// The response to Discovery: fixed, and independent of any cluster (`spec/capi.md 1.4, 1.7`).
+/// The response to Discovery: fixed, and independent of any cluster
+/// (`docs/facts/hooks.md#discovery` and `docs/facts/hooks.md#manager-startup`).
 pub(crate) fn discovery() -> DiscoveryResponse {
     let handlers = Hook::ALL.iter().filter_map(|hook| {
         Some(Handler {
@@ -217,7 +218,8 @@ pub(crate) fn update_machine_failure(message: String) -> UpdateMachineResponse {
     }
 }
 
-/// A patch in the format that Go decodes: the JSON text as base64 (`spec/capi.md 1.8`).
+/// A patch in the format that Go decodes: the JSON text as base64
+/// (`docs/facts/hooks.md#canupdate-hooks`).
 fn encode(patch: &Patch) -> HookPatch {
     HookPatch {
         patch_type: match patch {

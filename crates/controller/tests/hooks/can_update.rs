@@ -99,7 +99,7 @@ async fn policy_is_read_from_the_live_owner_and_cluster() {
     fleet.annotate::<KubeadmControlPlane>("edge-1", keys::IN_PLACE, "Disabled").await;
     settle().await;
     let answer = fleet.can_bump("edge-1-cp-0").await;
-    assert!(answer.leaves_it("Refit is switched off here"), "{answer:?}");
+    assert!(answer.leaves_it("Refit is disabled here"), "{answer:?}");
     assert_eq!(fleet.reason().await, "Disabled");
 }
 

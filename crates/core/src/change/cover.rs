@@ -206,7 +206,7 @@ fn shorten(text: &str) -> String {
 }
 
 /// Whether a value must be hidden: path lines appear in conditions, events and logs, and bootstrap
-/// configs contain file contents and tokens (`spec/capi.md 8`, rule 7).
+/// configs contain file contents and tokens (`docs/facts/hooks.md#secrets-in-requests`).
 fn is_secret(part: Part, path: &Path, value: &Value) -> bool {
     let compound = value.is_object() || value.is_array();
     let named = path.segments().iter().any(|segment| match segment {

@@ -78,7 +78,8 @@ impl Objects {
     }
 }
 
-/// The path in each object below which Cluster API compares (`spec/capi.md 2.4, 3.4`).
+/// The path in each object below which Cluster API compares
+/// (`docs/facts/control-plane.md#compared-fields`).
 pub fn root(level: Level) -> Path {
     match level {
         Level::Machine => Path::of(&["spec"]),
@@ -87,7 +88,7 @@ pub fn root(level: Level) -> Path {
 }
 
 /// The only fields of a Machine spec that count: Cluster API changes all others in place itself or
-/// does not compare them (`spec/capi.md 2.4`).
+/// does not compare them (`docs/facts/control-plane.md#compared-fields`).
 const OWNER_FIELDS: [&str; 2] = ["failureDomain", "version"];
 
 /// Every path that Cluster API will find to differ in one of the objects.

@@ -36,7 +36,7 @@ pub struct MachineFacts {
 }
 
 /// The response to UpdateMachine. It is always a Success: for a Failure, Cluster API hides the
-/// message (`spec/capi.md 4.1`).
+/// message (`docs/facts/machine.md#in-place-update`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// Message to show. It changes with the step, not every second.
@@ -197,9 +197,9 @@ fn running(update: &NodeUpdate, now: Timestamp) -> Answer {
 }
 
 /// When Cluster API should call again, from the predicted remaining time. Cluster API never calls
-/// earlier than requested, so it does not notice an end in between (`spec/capi.md 4.1`, step 8).
-/// The wait is half of the remaining time, or half of the delay if the update is late. `None` if
-/// there is no prediction.
+/// earlier than requested, so it does not notice an end in between
+/// (`docs/facts/machine.md#in-place-update`, step 8). The wait is half of the remaining time, or
+/// half of the delay if the update is late. `None` if there is no prediction.
 ///
 /// The prediction changes only with a step, so the time since the last step change is subtracted.
 /// It may come from another machine's clock: a wrong clock costs at most the longest interval.
@@ -223,14 +223,13 @@ fn failed(update: &NodeUpdate) -> Answer {
     let status = update.status.as_ref();
     let reason = status.map_or("", |s| s.failure_reason.as_str());
     let reason = if reason.is_empty() { "Unknown" } else { reason };
-    let told = status.map_or("", |s| s.failure_message.as_str());
-    let told = match told {
+    let details = match status.map_or("", |s| s.failure_message.as_str()) {
         "" => format!("see NodeUpdate {name}."),
-        told if told.ends_with('.') => told.to_owned(),
-        told => format!("{told}."),
+        message if message.ends_with('.') => message.to_owned(),
+        message => format!("{message}."),
     };
     let text = format!(
-        "failed: {reason}; {told} To try again, annotate the Machine with {}={name}",
+        "failed: {reason}; {details} To try again, annotate the Machine with {}={name}",
         keys::RETRY
     );
     Answer::retry(text, RETRY_MAX_SECONDS)
@@ -238,13 +237,13 @@ fn failed(update: &NodeUpdate) -> Answer {
 
 fn stopped(update: &NodeUpdate) -> Answer {
     let View { name, message, .. } = View::of(update);
-    let told = if message.is_empty() {
+    let cause = if message.is_empty() {
         format!("NodeUpdate {name} was aborted")
     } else {
         message.trim_end_matches('.').to_owned()
     };
     let text =
-        format!("stopped: {told}. To go on, annotate the Machine with {}={name}", keys::RETRY);
+        format!("stopped: {cause}. To continue, annotate the Machine with {}={name}", keys::RETRY);
     Answer::retry(text, RETRY_MAX_SECONDS)
 }
 

@@ -44,7 +44,8 @@ pub enum Verdict {
 }
 
 /// Why a response must wait. Cluster API receives a Failure and calls again; an empty Success would
-/// delete machines and be cached for a day (`spec/capi.md 3.4`).
+/// delete machines and be cached for a day
+/// (`docs/facts/machine-deployment.md#canupdatemachineset`).
 ///
 /// Variants that only [`super::can_update()`] decides cannot be constructed outside this crate.
 #[derive(Clone, Debug, PartialEq, Eq, IntoStaticStr)]
@@ -151,7 +152,7 @@ impl fmt::Display for NotReady {
                 f,
                 "kubelets must not be newer than the API server: control plane Machine {machine} runs {runs}, {target} is wanted"
             ),
-            Self::Deadline => f.write_str("no answer in time; the next call may do"),
+            Self::Deadline => f.write_str("timed out; Cluster API will call again"),
         }
     }
 }
@@ -167,14 +168,14 @@ impl Verdict {
         match self {
             Self::Cover(_) => "the change is made in place".to_owned(),
             Self::Replace { uncovered } => format!(
-                "{}; Cluster API replaces the machines, as {} says",
+                "{}; Cluster API replaces the machines, as {} requires",
                 listed(uncovered),
                 keys::ON_UNCOVERED
             ),
             Self::Preserve { message, .. } => message.clone(),
             Self::NotReady(why) => why.to_string(),
             Self::Disabled => format!(
-                "Refit is switched off here by {}: Cluster API rolls out new machines",
+                "Refit is disabled here by {}: Cluster API rolls out new machines",
                 keys::IN_PLACE
             ),
         }

@@ -2,7 +2,8 @@
 //!
 //! Everything here turns one [`UpdateGroupStatus`] into the next. The caller writes the result with
 //! the resourceVersion that it read, so only one of two concurrent claims succeeds. This enforces
-//! the limit, not a Lease or a single replica (architecture, section 4).
+//! the limit, not a Lease or a single replica
+//! (`docs/adr/0004-a-lease-a-fence-and-compare-and-swap.md`).
 
 mod durations;
 mod summary;

@@ -99,8 +99,8 @@ pub fn answer_blocks(verdict: &Verdict) -> bool {
 
 /// Clears a blocking verdict once the owner's spec has changed: Cluster API does not ask about a
 /// change that was reverted, so the verdict would block the group forever. If a difference remains
-/// uncovered, Cluster API calls the hook again, because a Failure is not cached (`spec/capi.md
-/// 3.4`).
+/// uncovered, Cluster API calls the hook again, because a Failure is not cached
+/// (`docs/facts/machine-deployment.md#canupdatemachineset`).
 pub fn forget_old_answer(
     status: &UpdateGroupStatus,
     owner_generation: Option<i64>,
@@ -112,7 +112,7 @@ pub fn forget_old_answer(
         && answered < current
     {
         next.uncovered.clear();
-        let message = "the owner has changed since, and Cluster API has not asked again";
+        let message = "the owner has changed since, and Cluster API has not called again";
         let covered = (COVERED, "Unknown", OWNER_CHANGED, message);
         conditions::set(&mut next.conditions, now, None, covered);
     }
@@ -169,11 +169,7 @@ fn blocked(
         .filter(|member| member.phase == Phase::Failed)
         .find(|member| holds(member) || running == 0);
     if let Some(failed) = failed {
-        let so = if holds(failed) {
-            "it is not available"
-        } else {
-            "nothing more happens until somebody asks for another try"
-        };
+        let so = if holds(failed) { "it is not available" } else { "it waits for refit retry" };
         let message = format!("the update of {} failed, and {so}", failed.machine);
         return ("True", conditions::REASON_FAILED.to_owned(), message);
     }

@@ -264,7 +264,7 @@ fn an_available_failed_machine_blocks_once_no_other_runs() {
     let alone = summarise(&none, FIVE, std::slice::from_ref(&failed), None, at(0));
     let blocked = conditions::get(&alone.conditions, BLOCKED).unwrap();
     assert_eq!((&*blocked.status, &*blocked.reason), ("True", "Failed"));
-    assert!(blocked.message.contains("another try"), "{}", blocked.message);
+    assert!(blocked.message.contains("refit retry"), "{}", blocked.message);
     let both = [failed, member("m-2", Phase::Upgrading)];
     let going_on = summarise(&none, FIVE, &both, None, at(0));
     assert!(!conditions::is_true(&going_on.conditions, BLOCKED));

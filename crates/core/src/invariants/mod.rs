@@ -1,4 +1,4 @@
-//! Safety invariants, checked after every write: section 5 of the architecture as code.
+//! Safety invariants, checked after every write: the invariants of `docs/architecture.md` as code.
 //!
 //! A [`World`] receives every write of a simulation (or every watch event in production) and
 //! returns the violations of that write; [`World::at_rest`] checks the final state. The module

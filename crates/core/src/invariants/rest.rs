@@ -28,7 +28,7 @@ impl World {
                 |message: &str| found.push(violation(5, "NodeUpdate", name, message.to_owned()));
             let badly = matches!(update.phase, Phase::Failed | Phase::Stopped);
             if badly && update.failure_reason.is_empty() {
-                wrong("it ended badly without a reason");
+                wrong("it failed without a reason");
             } else if !update.phase.is_final() && !update.blocked {
                 wrong("it is unfinished, and nothing blocks it");
             }
@@ -40,14 +40,14 @@ impl World {
             let speaker = self.speaker(&machine.uid).map(|(_, update)| update);
             let mut wrong = |message: String| found.push(violation(5, "Machine", name, message));
             if machine.updating && speaker.is_none_or(|u| u.phase == Phase::Succeeded) {
-                wrong("it is marked as being updated, and nobody updates it".to_owned());
+                wrong("it is marked as being updated, but no NodeUpdate is in progress".to_owned());
             }
             let Some(done) = speaker.filter(|update| update.phase == Phase::Succeeded) else {
                 continue;
             };
             let runs = self.node_of(machine).map(|node| node.version.clone()).unwrap_or_default();
             if runs != done.goal {
-                wrong(format!("its update to {} ended well, and it runs \"{runs}\"", done.goal));
+                wrong(format!("its update to {} succeeded, but it runs \"{runs}\"", done.goal));
             }
         }
         found

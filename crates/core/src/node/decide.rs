@@ -171,7 +171,7 @@ impl Work<'_> {
             steps: work.steps(),
         };
         steps::mirror(&mut self.status, &spec.steps, None);
-        Standing::new(self.status.phase, "the host is given its plan")
+        Standing::new(self.status.phase, "sending the plan to the host")
             .write(Some(Write::HostPlan(spec)))
     }
 
@@ -261,7 +261,7 @@ impl Work<'_> {
         let (end, why) = if ran {
             (StepState::Done, "")
         } else {
-            (StepState::Skipped, "the node has no cordon of ours")
+            (StepState::Skipped, "the node has no cordon of Refit's")
         };
         steps::advance(&mut self.status, STEP_UNCORDON, end, now, why);
         Standing::new(Phase::Succeeded, format!("the machine runs {goal}"))

@@ -44,7 +44,7 @@ const MOST_BLOCKERS: usize = 20;
 const MOST_NAMES: usize = 3;
 
 /// Whether another node can take the pods of this one: it has no lasting taint that this node does
-/// not have too (`spec/node.md 2.8`).
+/// not have too (`docs/facts/kubernetes.md#nodes-without-spare-capacity`).
 ///
 /// Only lasting taints count. A node that is cordoned or restarts for its own update takes pods
 /// again soon: skipping the drain because of it would end pods without checking their budgets. If
@@ -169,7 +169,7 @@ impl Work<'_> {
             let left = sorted.leaving.iter().map(|(pod, _)| pod.pod.to_string());
             let waited = sorted.waited.iter().map(|(pod, _)| pod.pod.to_string());
             let names = listed(left.chain(waited));
-            return self.give_up(&format!("nodeDrainTimeoutSeconds is over: {names} stay"));
+            return self.give_up(&format!("nodeDrainTimeoutSeconds has passed: {names} stay"));
         }
         Some(self.move_pods(&sorted, turn))
     }
@@ -235,7 +235,7 @@ impl Work<'_> {
         let timeout = self.deletion(|deletion| deletion.node_volume_detach_timeout_seconds);
         let names = listed(attached.iter().map(|one| one.name.clone()));
         if timeout.is_some_and(|timeout| waited >= timeout) {
-            let why = format!("nodeVolumeDetachTimeoutSeconds is over: {names} stay attached");
+            let why = format!("nodeVolumeDetachTimeoutSeconds has passed: {names} stay attached");
             return self.give_up(&why);
         }
         let limit = self.s.drain.policy.notify_after;

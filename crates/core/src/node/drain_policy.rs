@@ -87,7 +87,7 @@ impl DrainChoice {
 
 /// An invalid duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no length of time such as 90s, 15m or 1h30m, of at most ten years")]
+#[error("{0:?} is not a valid duration: expected e.g. 90s, 15m or 1h30m, at most ten years")]
 pub struct NotATime(String);
 
 /// Parses a duration such as `90s`, `15m` or `1h30m`; no sign, at most ten years.

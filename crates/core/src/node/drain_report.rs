@@ -94,18 +94,18 @@ impl DrainRefusal {
                  pod, or let Refit delete pods with refit.dev/drain-delete-after"
             ),
             Self::PodUnreplicated { pod } => format!(
-                "waiting until pod {pod} is gone: no controller would make it anew; delete it, or set \
+                "waiting until pod {pod} is gone: no controller would recreate it; delete it, or set \
                  refit.dev/drain-unreplicated to Evict or Leave"
             ),
             Self::PodLocalStorage { pod } => format!(
-                "waiting until pod {pod} is gone: what is in its emptyDir would be lost; delete it, or \
+                "waiting until pod {pod} is gone: the data in its emptyDir would be lost; delete it, or \
                  set refit.dev/drain-local-storage to Evict or Leave"
             ),
             Self::PodWaitCompleted { pod, says } => {
-                format!("waiting until pod {pod} has completed, as {says} says")
+                format!("waiting until pod {pod} has completed, as {says} requires")
             }
             Self::DrainRuleNotUnderstood { pod, says } => format!(
-                "waiting until pod {pod} is gone: {says} is not understood, so the pod is not evicted"
+                "waiting until pod {pod} is gone: {says} is invalid, so the pod is not evicted"
             ),
             Self::PodTerminating { pod } => format!(
                 "waiting until pod {pod} has ended: it is being deleted, and takes longer than usual"

@@ -145,7 +145,8 @@ fn applies(rule: &MachineDrainRule, pod: &PodView, namespaces: &BTreeMap<String,
         })
 }
 
-/// Sorts the pods of a node (`spec/node.md 2.7`). Labels and rules follow Cluster API.
+/// Sorts the pods of a node (`docs/facts/kubernetes.md#drain`). Labels and rules follow Cluster
+/// API.
 pub fn sort<'a>(
     view: &'a DrainView,
     policy: &DrainPolicy,

@@ -41,7 +41,7 @@ impl Work<'_> {
             return Some(Standing::failed(
                 "DowngradeNotAsked",
                 format!(
-                    "{goal} is older than what the node runs, and its owner does not ask for it"
+                    "{goal} is older than the node's version, and the owner does not ask for it"
                 ),
             ));
         }
@@ -84,7 +84,8 @@ impl Work<'_> {
         self.same_machine().find(|other| is_unfinished(other) && is_newer(&self.s.update, other))
     }
 
-    /// A kubelet is never newer than an API server that it may talk to (`spec/node.md 2.1`).
+    /// A kubelet is never newer than an API server that it may talk to
+    /// (`docs/facts/kubernetes.md#version-skew`).
     fn behind(&self) -> Option<Refusal> {
         if self.control_plane() {
             return None;

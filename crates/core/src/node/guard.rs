@@ -1,5 +1,5 @@
 //! The guard of a Machine under update: no remediation, and no deletion before its host has stopped
-//! (`spec/capi.md 4.3`).
+//! (`docs/facts/machine.md#guarding-a-machine`).
 
 use std::collections::BTreeMap;
 

@@ -30,7 +30,7 @@ pub fn control_plane_health(seen: &Seen, node: &NodeName) -> Result<(), Refusal>
 fn health_problem(seen: &Seen, member: &NodeName) -> Option<String> {
     let node: Option<&NodeView> = seen.nodes.iter().find(|node| node.name == *member);
     let Some(node) = node else {
-        return Some("its Node is not there".to_owned());
+        return Some("its Node does not exist".to_owned());
     };
     if !node.ready {
         return Some("its Node is not Ready".to_owned());
@@ -41,7 +41,7 @@ fn health_problem(seen: &Seen, member: &NodeName) -> Option<String> {
     }
     let shown = seen.static_pods.iter().any(|pod| pod.component == "kube-apiserver");
     let has_api_server = pods.iter().any(|pod| pod.component == "kube-apiserver");
-    (shown && !has_api_server).then(|| "its kube-apiserver is not there".to_owned())
+    (shown && !has_api_server).then(|| "its kube-apiserver pod does not exist".to_owned())
 }
 
 /// The lowest version of the control plane's API servers, or of its kubelets if the pods have no

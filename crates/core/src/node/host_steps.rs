@@ -9,7 +9,7 @@
 //! Between Upgrade and Disrupt the controller drains the node. Steps that the goal and the settings
 //! do not require are not planned.
 //!
-//! The point of no return (`spec/node.md 2.9`):
+//! The point of no return (`docs/facts/kubeadm.md#rolling-back`):
 //! - a control plane: `kubeadm-upgrade`. API objects, static pods and etcd have the new version;
 //!   kubeadm itself restores manifests if a new static pod does not start.
 //! - a worker that reboots: `reboot`. Rolling back would require another reboot.
@@ -52,9 +52,10 @@ pub struct HostWork<'a> {
 }
 
 impl HostWork<'_> {
-    /// The steps that bring the host to the target, in the order of `spec/node.md 2.6`: first
-    /// everything that does not disturb, then kubeadm, then the remaining steps on a drained node.
-    /// A reboot replaces the kubelet restart and comes after everything else.
+    /// The steps that bring the host to the target, in the order of
+    /// `docs/facts/hosts.md#order-of-steps`: first everything that does not disturb, then kubeadm,
+    /// then the remaining steps on a drained node. A reboot replaces the kubelet restart and comes
+    /// after everything else.
     ///
     /// Every step is safe to repeat, so the plan does not depend on the progress of an earlier
     /// plan.
@@ -176,8 +177,9 @@ impl HostWork<'_> {
         packages
     }
 
-    /// kubeadm's own images are pulled before its upgrade stops anything (`spec/node.md 2.6`). For
-    /// a control plane they are pulled by default, if the host can reach them.
+    /// kubeadm's own images are pulled before its upgrade stops anything
+    /// (`docs/facts/hosts.md#order-of-steps`). For a control plane they are pulled by default, if
+    /// the host can reach them.
     fn staged_images(&self) -> Option<ImageArgs> {
         let asked = self.settings.images.as_ref();
         if asked.is_none() && self.role == Role::Worker {

@@ -15,7 +15,7 @@
 //!
 //! A worker's host downloads before it holds a slot. A control plane member claims its slot first:
 //! only then is it certain which other members already run the target version, and so which member
-//! must run `kubeadm upgrade apply` (`spec/node.md 2.3`).
+//! must run `kubeadm upgrade apply` (`docs/facts/kubeadm.md#first-control-plane`).
 //!
 //! The point of no return is `HostPlan.spec.gate: Upgrade`. An abort before it stops the update and
 //! rolls it back; after it, the update runs to completion.

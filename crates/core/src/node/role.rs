@@ -7,7 +7,7 @@ use super::snapshot::{ImageVersion, StaticPod};
 /// Decides the role of a machine for kubeadm, once.
 ///
 /// The ConfigMap `kubeadm-config` does not count: Cluster API rewrites it before the first machine
-/// is updated (`spec/node.md 2.3`). The API servers' mirror pods decide:
+/// is updated (`docs/facts/kubeadm.md#first-control-plane`). The API servers' mirror pods decide:
 ///
 /// | API servers | last NodeUpdate with the role first | role |
 /// |---|---|---|

@@ -92,7 +92,7 @@ pub(super) fn host_gave_up(plan: &HostPlan) -> Option<Standing> {
         PlanState::Failed => {
             let failed = |step: &&HostStepStatus| step.state == StepState::Failed;
             let Some(step) = report.steps.iter().find(failed) else {
-                let message = "the host gave no reason";
+                let message = "the agent reported no reason";
                 return Some(Standing::failed("HostStepFailed", message));
             };
             let reason = match &*step.reason {
@@ -108,7 +108,7 @@ pub(super) fn host_gave_up(plan: &HostPlan) -> Option<Standing> {
         }
         PlanState::Stopped => Some(Standing::stopped(
             "HostStopped",
-            "the host stopped the plan, though nobody asked this NodeUpdate to stop",
+            "the host stopped the plan, although this NodeUpdate was not aborted",
         )),
         PlanState::Idle
         | PlanState::Running
@@ -126,11 +126,11 @@ fn afterwards(report: &HostPlanStatus, failure: Option<FailureKind>) -> Vec<&str
     let mut list: Vec<&str> =
         report.left_behind.iter().map(|sentence| sentence.trim_end_matches('.')).collect();
     if undone && list.is_empty() {
-        list.push("the host has taken back what it did");
+        list.push("the host has rolled back");
     }
     match failure {
-        Some(FailureKind::NeedsPerson) => list.push("it needs a person"),
-        Some(FailureKind::Final) => list.push("no further try can help"),
+        Some(FailureKind::NeedsPerson) => list.push("manual intervention is required"),
+        Some(FailureKind::Final) => list.push("another attempt cannot succeed"),
         Some(FailureKind::Retriable) | None => {}
     }
     list
@@ -142,7 +142,7 @@ pub(super) fn machine_gone(s: &Snapshot) -> Standing {
         None => Standing::stopped("MachineGone", format!("Machine {name} is gone")),
         Some(_) => Standing::stopped(
             "MachineReplaced",
-            format!("Machine {name} is another one than this NodeUpdate is about"),
+            format!("Machine {name} is not the Machine of this NodeUpdate"),
         ),
     }
 }

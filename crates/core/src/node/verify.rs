@@ -14,7 +14,7 @@ const VERSIONED: [&str; 3] = ["kube-apiserver", "kube-controller-manager", "kube
 
 /// Checks that the node is Ready with a heartbeat after the restart, runs exactly the goal version,
 /// has rebooted if a reboot was planned, and, on a control plane, runs its static pods in the new
-/// version (`spec/node.md 2.6`, step 8).
+/// version (`docs/facts/kubernetes.md#verifying-a-node`).
 pub(super) fn verify(
     seen: &Seen,
     node_name: &NodeName,
@@ -107,7 +107,7 @@ fn static_pods(seen: &Seen, node: &NodeName, goal: &KubernetesVersion) -> Result
     let shown = seen.static_pods.iter().any(|pod| pod.component == "kube-apiserver");
     let own_pods = || seen.static_pods.iter().filter(|pod| pod.node == *node);
     if shown && !own_pods().any(|pod| pod.component == "kube-apiserver") {
-        return Err("its kube-apiserver is not there".to_owned());
+        return Err("its kube-apiserver pod does not exist".to_owned());
     }
     for pod in own_pods() {
         let old = VERSIONED.contains(&pod.component.as_str())

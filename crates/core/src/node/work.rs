@@ -84,7 +84,7 @@ impl<'a> Work<'a> {
     pub(super) fn host_line(&self) -> String {
         if self.own_plan().and_then(report).is_some_and(|report| report.state == PlanState::Undoing)
         {
-            return "the host takes back what it did".to_owned();
+            return "the host is rolling back".to_owned();
         }
         let ended = |state| matches!(state, StepState::Done | StepState::Skipped);
         let next = self.own_plan().and_then(|plan| {
@@ -98,7 +98,7 @@ impl<'a> Work<'a> {
         }
         match next {
             Some(step) => format!("step {} on the host", step.id),
-            None => "the host takes up its plan".to_owned(),
+            None => "the agent is starting the plan".to_owned(),
         }
     }
 

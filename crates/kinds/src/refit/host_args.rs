@@ -139,9 +139,9 @@ pub struct OsImageArgs {
     /// changed.
     #[schemars(length(min = 1, max = 256))]
     pub name: String,
-    /// URL of the image (`file:///...` too); a bare path is invalid (`spec/node.md 1.9`).
-    /// `bundle:///os/NAME` is the image of that name in the step's bundle. The image must still be
-    /// available when it is finalized.
+    /// URL of the image (`file:///...` too); a bare path is invalid
+    /// (`docs/facts/trident.md#image-url`). `bundle:///os/NAME` is the image of that name in the
+    /// step's bundle. The image must still be available when it is finalized.
     #[schemars(length(min = 1, max = 1024))]
     pub url: String,
     /// sha384 of the image's metadata, in hex.

@@ -17,7 +17,7 @@ use crate::version::{self, KubernetesVersion};
     group = "refit.dev",
     version = "v1alpha1",
     kind = "HostPlan",
-    doc = "What the agent on a host is to do, how far it may go, and what it says of itself.",
+    doc = "The steps for the agent on a host, the gate up to which it may go, and its report.",
     plural = "hostplans",
     shortname = "hp",
     category = "refit",

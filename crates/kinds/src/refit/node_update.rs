@@ -119,7 +119,7 @@ impl Phase {
     }
 }
 
-/// Role of a machine in its cluster for kubeadm (`spec/node.md 2.3`).
+/// Role of a machine in its cluster for kubeadm (`docs/facts/kubeadm.md#first-control-plane`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Role {
     /// Runs `kubeadm upgrade apply`.

@@ -241,7 +241,7 @@ mod tests {
             ),
             (
                 json!({"verify": {"version": "1.35"}}),
-                "verify: \"1.35\" is not a Kubernetes version: it does not start with v; want vX.Y.Z",
+                "verify: \"1.35\" is not a Kubernetes version: it does not start with v; expected vX.Y.Z",
             ),
             (
                 json!({"certificatesRenew": {"renewWithinDays": 0}}),

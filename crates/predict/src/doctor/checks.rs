@@ -240,7 +240,9 @@ pub(super) fn lease(facts: &Facts, found: &mut Findings) {
     };
     let held = SignedDuration::from_secs(lease.duration_seconds.clamp(1, 3600)) + LEASE_GRACE;
     match lease.renewed_at {
-        _ if lease.holder.is_empty() => found.fail(OBJECT, "nobody holds it".to_owned(), remedy),
+        _ if lease.holder.is_empty() => {
+            found.fail(OBJECT, "no replica holds it".to_owned(), remedy);
+        }
         Some(at) if facts.now.duration_since(at) <= held => {}
         _ => {
             let message = format!("{} holds it and does not renew it", lease.holder);
@@ -341,7 +343,7 @@ pub(super) fn skew(facts: &Facts, found: &mut Findings) {
                 && let Err(error) = kubelet.check_kubelet_of(server)
             {
                 let object = format!("Node/{} ({cluster})", host.node);
-                let remedy = "bring the older side on: refit plan says how";
+                let remedy = "upgrade the older side: refit plan shows how";
                 found.fail(&object, error.to_string(), remedy);
             }
         }

@@ -12,7 +12,8 @@ use crate::gate::{Fate, Gate, never};
 
 /// Posts JSON over HTTPS to a server that is not Kubernetes: how Cluster API calls a hook.
 ///
-/// As there, no Content-Type is set and no redirect is followed (`spec/capi.md 1.1`).
+/// As there, no Content-Type is set and no redirect is followed
+/// (`docs/facts/hooks.md#paths-and-http`).
 #[derive(Clone)]
 pub struct HttpsPoster {
     client: hyper_util::client::legacy::Client<Connector, Full<Bytes>>,

@@ -1,4 +1,5 @@
-//! Whether one control plane Machine can be updated in place (`spec/capi.md 2.4`).
+//! Whether one control plane Machine can be updated in place
+//! (`docs/facts/control-plane.md#canupdatemachine`).
 
 use std::sync::Arc;
 

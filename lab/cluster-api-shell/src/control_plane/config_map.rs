@@ -1,5 +1,5 @@
 //! The ConfigMap `kube-system/kubeadm-config`: Cluster API brings it to the target before it touches
-//! any machine (`spec/capi.md 2.1`).
+//! any machine (`docs/facts/control-plane.md#kubeadm-config`).
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{

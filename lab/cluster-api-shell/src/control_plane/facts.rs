@@ -1,4 +1,5 @@
-//! Reads a control plane and its Machines for the next decision (`spec/capi.md 2.1 and 2.2`).
+//! Reads a control plane and its Machines for the next decision
+//! (`docs/facts/control-plane.md#reconcile-order` and `docs/facts/control-plane.md#rollout`).
 
 use std::{collections::BTreeMap, sync::Arc};
 

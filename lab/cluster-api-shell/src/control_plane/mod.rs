@@ -1,5 +1,5 @@
-//! KubeadmControlPlane: its machines, one at a time (`spec/capi.md 2`; the numbers in comments are
-//! the steps of its section 2.1).
+//! KubeadmControlPlane: its machines, one at a time (`docs/facts/control-plane.md`; the numbers in
+//! comments are the steps of its reconcile order).
 //!
 //! Not done here, because no test or sandbox needs it: adoption of foreign Machines, etcd membership (a member's health is its pod's), kube-proxy and CoreDNS, certificates.
 

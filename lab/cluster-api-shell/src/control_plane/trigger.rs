@@ -1,5 +1,5 @@
-//! Starting the update of one control plane Machine (`spec/capi.md 2.6`; the numbers in comments are
-//! its steps).
+//! Starting the update of one control plane Machine
+//! (`docs/facts/control-plane.md#starting-an-update`; the numbers in comments are its steps).
 
 use std::sync::Arc;
 

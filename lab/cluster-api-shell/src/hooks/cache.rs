@@ -9,7 +9,7 @@ use refit_runtime::ObjectKey;
 const TTL: SignedDuration = SignedDuration::from_hours(24);
 
 /// Answers of CanUpdateMachineSet by the pair of MachineSets; both yes and no are remembered
-/// (`spec/capi.md 3.4`).
+/// (`docs/facts/machine-deployment.md#canupdatemachineset`).
 #[derive(Debug, Default)]
 pub(crate) struct DecisionCache(BTreeMap<(ObjectKey, ObjectKey), (bool, Timestamp)>);
 
@@ -33,7 +33,7 @@ impl DecisionCache {
 }
 
 /// When UpdateMachine may be called again for a Machine, and what it said last
-/// (`spec/capi.md 4.1`, step 8).
+/// (`docs/facts/machine.md#in-place-update`, step 8).
 #[derive(Debug, Default)]
 pub(crate) struct CallCache(BTreeMap<ObjectKey, Call>);
 

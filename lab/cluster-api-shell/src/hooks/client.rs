@@ -1,4 +1,4 @@
-//! One call of a hook over HTTPS (`spec/capi.md 1.1`).
+//! One call of a hook over HTTPS (`docs/facts/hooks.md#paths-and-http`).
 
 use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
@@ -92,8 +92,8 @@ impl HookClient {
 
     /// Calls one hook and returns its answer, which says `Success`.
     ///
-    /// Requests carry secrets (`spec/capi.md 1.10`): neither they nor what is made of them is ever
-    /// logged here.
+    /// Requests carry secrets (`docs/facts/hooks.md#secrets-in-requests`): neither they nor what is
+    /// made of them is ever logged here.
     pub(crate) async fn call(
         &self,
         target: &Target,
@@ -126,7 +126,8 @@ impl HookClient {
 /// Why a call gave no answer that counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// It did not go through: only this is what failurePolicy is about (`spec/capi.md 1.5`).
+    /// It did not go through: only this is what failurePolicy is about
+    /// (`docs/facts/hooks.md#failure-policy`).
     Call(String),
     /// The extension said `Failure`, or nothing that is known.
     Answer(String),

@@ -1,4 +1,4 @@
-//! What a Discovery answer may say (`spec/capi.md 1.4`).
+//! What a Discovery answer may say (`docs/facts/hooks.md#discovery`).
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Calling runtime extensions as Cluster API does (`spec/capi.md 1`).
+//! Calling runtime extensions as Cluster API does (`docs/facts/hooks.md`).
 //!
 //! | module | is for |
 //! |---|---|

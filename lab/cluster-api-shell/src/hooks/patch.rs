@@ -1,4 +1,5 @@
-//! Applying an extension's patches and comparing the result (`spec/capi.md 1.11, 2.4, 3.4`).
+//! Applying an extension's patches and comparing the result (`docs/facts/hooks.md#patches` and
+//! `docs/facts/control-plane.md#compared-fields`).
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use refit_cluster_api::kinds::MachineSpec;
@@ -95,7 +96,7 @@ fn merge_patch(object: &Value, bytes: &[u8]) -> Result<Value, String> {
 }
 
 /// What counts of a Machine's spec: version and failure domain; all else changes in place or not at
-/// all (`spec/capi.md 2.4`).
+/// all (`docs/facts/control-plane.md#compared-fields`).
 fn machine_diff_fields(spec: &Value) -> Result<(StatedVersion, String), HookError> {
     let spec = MachineSpec::deserialize(spec)
         .map_err(|error| HookError::Patch(format!("not a Machine any more: {error}")))?;

@@ -1,4 +1,4 @@
-//! Which extension is called for which hook and namespace (`spec/capi.md 1.6`).
+//! Which extension is called for which hook and namespace (`docs/facts/hooks.md#extensionconfig`).
 
 use std::collections::BTreeMap;
 
@@ -127,7 +127,7 @@ impl Registration {
     /// Calls the handler. `request` gets apiVersion, kind and settings.
     ///
     /// With failurePolicy Ignore a call that does not go through counts as an empty Success
-    /// (`spec/capi.md 1.5`).
+    /// (`docs/facts/hooks.md#failure-policy`).
     pub(crate) async fn call(
         &self,
         context: &Context,

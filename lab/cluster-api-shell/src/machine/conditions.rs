@@ -1,4 +1,4 @@
-//! The conditions of a Machine (`spec/capi.md 4.2`), computed from what was seen.
+//! The conditions of a Machine (`docs/facts/machine.md#conditions`), computed from what was seen.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;

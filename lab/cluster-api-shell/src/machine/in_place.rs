@@ -1,5 +1,5 @@
 //! A Machine's update in place: polling the UpdateMachine hook until it is done
-//! (`spec/capi.md 4.1`; the numbers in comments are its steps).
+//! (`docs/facts/machine.md#in-place-update`; the numbers in comments are its steps).
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,5 @@
-//! Machine: what its providers and its Node say, its update in place, its end (`spec/capi.md 4`).
+//! Machine: what its providers and its Node say, its update in place, its end
+//! (`docs/facts/machine.md`).
 
 mod conditions;
 mod delete;
@@ -197,7 +198,7 @@ fn mirrored(machine: &Live<Machine>, parts: &Parts) -> Map<String, Value> {
 }
 
 /// Finds the Machine's Node by its providerID. An unreachable workload cluster stops nothing else
-/// (`spec/capi.md 4`).
+/// (`docs/facts/machine.md#reconcile`).
 async fn look_for_node(
     context: &Arc<Context>,
     cluster: &Live<Cluster>,

@@ -1,4 +1,4 @@
-//! The condition `UpToDate` of a Machine (`spec/capi.md 2.7, 4.2`).
+//! The condition `UpToDate` of a Machine (`docs/facts/machine.md#uptodate-condition`).
 
 use refit_cluster_api::{
     kinds::{Machine, update_in_progress},

@@ -1,4 +1,5 @@
-//! Whether the Machines of an old MachineSet can be updated in place (`spec/capi.md 3.4`).
+//! Whether the Machines of an old MachineSet can be updated in place
+//! (`docs/facts/machine-deployment.md#canupdatemachineset`).
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! MachineDeployment: which MachineSets there should be now (`spec/capi.md 3`).
+//! MachineDeployment: which MachineSets there should be now (`docs/facts/machine-deployment.md`).
 
 mod can_update;
 mod cleanup;
@@ -164,7 +164,8 @@ async fn roll_out(context: &Arc<Context>, group: &Group) -> Result<String, Error
     Ok(plan.current)
 }
 
-/// Writes the current MachineSet first, then the old ones, oldest first (`spec/capi.md 3.2`).
+/// Writes the current MachineSet first, then the old ones, oldest first
+/// (`docs/facts/machine-deployment.md#machineset-intents`).
 async fn write(context: &Arc<Context>, group: &Group, plan: &RolloutIntent) -> Result<(), Error> {
     if let Some(new) = &plan.create {
         let message = format!("Created MachineSet {}", new.name);

@@ -1,4 +1,5 @@
-//! MachineSet: which Machines there should be, and both sides of a move (`spec/capi.md 3.5`).
+//! MachineSet: which Machines there should be, and both sides of a move
+//! (`docs/facts/machine-deployment.md#machineset-reconcile`).
 
 mod adoption;
 mod create;

@@ -136,7 +136,7 @@ fn limit(context: &Context, set: &Live<MachineSet>) -> Option<Limit> {
 }
 
 /// Whether a MachineSet is the newest of its MachineDeployment: Machines of others go with the
-/// rollout (`spec/capi.md 3.5`).
+/// rollout (`docs/facts/machine-deployment.md#machineset-remediation`).
 fn is_current(context: &Context, set: &Live<MachineSet>) -> bool {
     let Some(owner) = controller_uid(set) else {
         return true;

@@ -1,8 +1,8 @@
-//! Stands in for kubeadm, kubelet, kubectl, containerd and etcdctl in the tests' own packages.
+//! Stand-in for kubeadm, kubelet, kubectl, containerd and etcdctl in the tests' own packages.
 //!
-//! Which of them it is, and which version, the last line of its own file says. At named
-//! points it runs `/var/lib/stub/NAME.POINT` once, where a test has put one there: that makes it
-//! slow, ends it with another code, kills it or holds it up.
+//! The last line of its own file defines which program it is, and in which version. At named points
+//! it runs `/var/lib/stub/NAME.POINT` once, if a test created that file: the script makes the
+//! program slow, sets its exit code, kills it or blocks it.
 
 use std::{
     env, fs,
@@ -47,8 +47,8 @@ fn version() -> String {
     identity().1
 }
 
-/// The last line of this program's file, `NAME VERSION`. Its path says nothing: a program that has
-/// been replaced while it runs is started by its entry in `/proc`.
+/// Reads the last line of this program's file, `NAME VERSION`. The path is not reliable: a program
+/// that was replaced while it runs is started by its entry in `/proc`.
 fn identity() -> (String, String) {
     let bytes = fs::read("/proc/self/exe").unwrap_or_default();
     let end = bytes.len().saturating_sub(64);
@@ -58,8 +58,8 @@ fn identity() -> (String, String) {
     (name.to_owned(), version.to_owned())
 }
 
-/// Runs what a test has left for this point, once; its code ends the program.
-#[expect(clippy::exit, reason = "a program that is made to fail does so at once")]
+/// Runs the script that a test left for this point, once; its exit code ends the program.
+#[expect(clippy::exit, reason = "a scripted failure exits immediately")]
 fn point(name: &str) -> Result<(), Box<dyn std::error::Error>> {
     let ordered = PathBuf::from(format!("/var/lib/stub/{name}"));
     if !ordered.exists() {
@@ -102,7 +102,7 @@ fn etcdctl(arguments: &[&str]) -> Outcome {
     answer("127.0.0.1:2379 is healthy: successfully committed proposal: took = 2ms")
 }
 
-/// As the real one: the data with the mark of its store, then its sum.
+/// Like the real program: the data with the marker of its store, then its checksum.
 fn save(path: &str) -> Result<(), Box<dyn std::error::Error>> {
     let mut data = fs::read("/var/lib/etcd/member/snap/db")?;
     let mark = data.get_mut(16..20).ok_or("etcd has no data")?;
@@ -142,7 +142,7 @@ fn kubeadm(arguments: &[&str]) -> Outcome {
     }
 }
 
-/// What `kubeadm upgrade` does on a disk, in its order.
+/// What `kubeadm upgrade` does on disk, in the same order.
 fn upgrade() -> Outcome {
     let version = version();
     writeln!(io::stdout(), "[preflight] Running pre-flight checks.")?;
@@ -190,7 +190,7 @@ fn static_pods(version: &str) -> Result<(), Box<dyn std::error::Error>> {
             continue;
         }
         fs::write(next.join(&file), &new)?;
-        // As the real one: for a moment there is no manifest at all.
+        // Like the real program: for a moment there is no manifest at all.
         fs::rename(&manifest, backup.join(&file))?;
         point(&format!("kubeadm.{component}.gap"))?;
         fs::rename(next.join(&file), &manifest)?;
@@ -230,13 +230,13 @@ fn kubelet(arguments: &[&str]) -> Outcome {
         return Err(format!("failed to load kubelet config file {KUBELET_CONFIG}").into());
     }
     let node = Node::read()?;
-    let mut said = String::new();
+    let mut reported = String::new();
     let mut beat = 0;
     loop {
         let pods = Node::pods();
         let state = format!("{}{pods:?}", node.status(0));
-        if (state != said || now() >= beat + 5) && node.report(&pods) {
-            said = state;
+        if (state != reported || now() >= beat + 5) && node.report(&pods) {
+            reported = state;
             beat = now();
         }
         thread::sleep(Duration::from_millis(500));
@@ -270,7 +270,7 @@ impl Node {
         })
     }
 
-    /// Static pods: name and image.
+    /// Returns the static pods: name and image.
     fn pods() -> Vec<(String, String)> {
         let read = |component: &&str| {
             let path = Path::new(MANIFESTS).join(format!("{component}.yaml"));
@@ -298,7 +298,7 @@ impl Node {
         well
     }
 
-    /// Keeps the pod that stands for a manifest.
+    /// Creates and updates the mirror pod of a manifest.
     fn mirror(&self, component: &str, image: &str) -> bool {
         let name = format!("{component}-{}", self.name);
         let pods = "/api/v1/namespaces/kube-system/pods";
@@ -318,7 +318,7 @@ impl Node {
             && self.call("PATCH", &format!("{path}/status"), &running(component, image)).is_some()
     }
 
-    /// Asks the API server; `None` where it refuses or is not there.
+    /// Calls the API server; returns `None` if it refuses the call or is unreachable.
     fn call(&self, method: &str, path: &str, body: &str) -> Option<String> {
         let kind = if method == "PATCH" {
             "Content-Type: application/strategic-merge-patch+json"
@@ -351,10 +351,10 @@ fn running(component: &str, image: &str) -> String {
     )
 }
 
-/// Seconds since 1970 as Kubernetes writes times.
+/// Formats seconds since 1970 as a Kubernetes timestamp.
 fn stamp(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // Days to a date, after Howard Hinnant's civil_from_days.
+    // Converts days to a date, after Howard Hinnant's civil_from_days.
     let z = days + 719_468;
     let era = z / 146_097;
     let doe = z % 146_097;

@@ -1,4 +1,4 @@
-//! What both tests share: programs, hosts as nodes, a look at the end.
+//! Shared by both tests: programs, hosts as nodes, and the final checks.
 
 use std::path::PathBuf;
 
@@ -10,15 +10,15 @@ use lab_hosts::{
     isolation::Isolation,
 };
 
-/// The layers of hosts, with our stand-ins and the agent that was built beside this test.
+/// The layers of hosts, with the stand-ins and the agent that was built next to this test.
 pub(crate) async fn layers(isolation: &Isolation) -> anyhow::Result<Vec<PathBuf>> {
     let test = std::env::current_exe()?;
-    let agent = Programs::agent_beside(&test)?;
+    let agent = Programs::agent_next_to(&test)?;
     let programs = Programs { stub: env!("CARGO_BIN_EXE_lab-hosts-stub"), agent: &agent };
     cluster_nodes::prepare(isolation, programs).await
 }
 
-/// Makes these nodes of the cluster, numbered from 1, and boots them all at once.
+/// Makes these hosts nodes of the cluster, numbered from 1, and boots them all at once.
 pub(crate) async fn hosts(
     isolation: &Isolation,
     cluster: &Cluster,
@@ -38,8 +38,8 @@ pub(crate) async fn hosts(
     Ok(hosts)
 }
 
-/// What must hold of a host that was brought to a version: packages whole, of the version and
-/// held; manifests of the version, all of them; the kubelet of the version runs.
+/// Checks a host after an upgrade: packages are complete, of the version and held; all manifests
+/// have the version; the kubelet of the version is running.
 pub(crate) async fn is_at(host: &Host, version: &str, control_plane: bool) -> anyhow::Result<()> {
     let audit = host.exec(["dpkg", "--audit"]).await?;
     ensure!(audit.is_empty(), "{}: packages are not whole: {audit}", host.name);

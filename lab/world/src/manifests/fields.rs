@@ -91,7 +91,7 @@ pub(super) fn wrong_values(manifest: &Manifest, group: &str, kind: &str) -> Vec<
     problems
 }
 
-/// The rules of KubeadmControlPlane's own admission (`spec/capi.md 2.2`).
+/// The rules of KubeadmControlPlane's own admission (`docs/facts/control-plane.md#admission`).
 fn control_plane_rules(manifest: &Manifest, replicas: Option<i64>) -> Vec<Problem> {
     let mut problems = Vec::new();
     if let Some(replicas) = replicas.filter(|replicas| replicas % 2 == 0) {

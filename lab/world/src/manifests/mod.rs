@@ -55,7 +55,8 @@ pub fn parse<'a>(
 }
 
 /// Sets KubeadmControlPlane `maxSurge: 0` and MachineDeployment `maxSurge: 0, maxUnavailable: 1`,
-/// so that Cluster API creates no extra machine (`spec/capi.md 2.2, 3.3`).
+/// so that Cluster API creates no extra machine (`docs/facts/control-plane.md#rollout` and
+/// `docs/facts/machine-deployment.md#surge-and-in-place-updates`).
 pub fn forbid_surge(objects: &mut [Value]) {
     for object in objects {
         let rolling = match kind(object) {

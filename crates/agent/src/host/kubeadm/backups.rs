@@ -1,6 +1,6 @@
 //! Backups that kubeadm writes to `/etc/kubernetes/tmp` at each upgrade and never removes: old
-//! manifests, a copy of etcd's data, kubelet configurations (`spec/node.md 2.4`). They fill root
-//! file systems.
+//! manifests, a copy of etcd's data, kubelet configurations
+//! (`docs/facts/kubeadm.md#backups-of-kubeadm`). They fill root file systems.
 
 use std::{
     collections::BTreeMap,

@@ -2,9 +2,9 @@
 //!
 //! `kubeadm upgrade` renews the certificates, which is not enough for clusters that are upgraded
 //! less than once a year. `kubeadm certs renew` leaves the static pods with the old certificates
-//! until each pod is restarted (`spec/node.md 2.4`). A changed annotation in the manifest makes the
-//! kubelet restart a static pod. The manifest is replaced atomically, so a power cut does not leave
-//! a host without its API server.
+//! until each pod is restarted (`docs/facts/kubeadm.md#certificates`). A changed annotation in the
+//! manifest makes the kubelet restart a static pod. The manifest is replaced atomically, so a power
+//! cut does not leave a host without its API server.
 //!
 //! Certificates of an authority whose key is not on the host are renewed by their owner.
 
@@ -143,8 +143,7 @@ fn end_of(name: &str, pem: &[u8]) -> Result<Timestamp, WorkError> {
 
 fn unreadable(name: &str) -> WorkError {
     WorkError::needs_person(format!(
-        "{KUBERNETES}/{name} holds no certificate that can be read: mend it, or have kubeadm make it \
-         anew"
+        "{KUBERNETES}/{name} holds no readable certificate: repair it, or recreate it with kubeadm"
     ))
 }
 
@@ -180,7 +179,7 @@ async fn restart(site: &Site, name: &str, sum: &str, patience: Duration) -> Resu
     if !atomic::replace(&path, changed.as_bytes(), Access::of(&file))? {
         return Ok(());
     }
-    site.log(&format!("{name} starts anew"));
+    site.log(&format!("restarting {name}"));
     if !site.has(Program::Crictl) || before.is_empty() {
         return Ok(());
     }
@@ -196,7 +195,7 @@ async fn restart(site: &Site, name: &str, sum: &str, patience: Duration) -> Resu
     let outcome = tokio::time::timeout(patience, started).await;
     outcome.map_err(|_| {
         WorkError::retriable(format!(
-            "{name} has not started anew with its new certificates within {} s",
+            "{name} has not restarted with its new certificates within {} s",
             patience.as_secs()
         ))
     })

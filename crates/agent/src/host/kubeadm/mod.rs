@@ -34,7 +34,7 @@ const APPLY_PHASES_MINOR: u64 = 32;
 #[derive(Clone, Debug)]
 pub(super) struct Upgrade<'a> {
     /// `apply` for the first control plane, `node` for every other machine. The controller decides
-    /// which machine is first, never kubeadm-config (`spec/node.md 2.3`).
+    /// which machine is first, never kubeadm-config (`docs/facts/kubeadm.md#first-control-plane`).
     pub role: Role,
     /// Target version of the upgrade.
     pub version: &'a KubernetesVersion,
@@ -73,7 +73,7 @@ pub(super) async fn upgrade(site: &Site, upgrade: &Upgrade<'_>) -> Result<(), Wo
     let call = prepare(site, upgrade)?;
     let outcome = site.run(&call).await;
     // kubeadm makes a backup as large as etcd at each upgrade and never removes one
-    // (`spec/node.md 2.4`).
+    // (`docs/facts/kubeadm.md#backups-of-kubeadm`).
     backups::prune(site, backups::KEPT);
     match outcome {
         Ok(_) => Ok(()),

@@ -13,8 +13,8 @@ use refit_kinds::version::KubernetesVersion;
 /// Disk space that binaries, images and packages need on the root file system, without the copies
 /// of etcd.
 const ROOM_BYTES: u64 = 2 << 30;
-/// Temporary copies of etcd's data: kubeadm's copy (`spec/node.md 2.4`), Refit's snapshot, and the
-/// file that the etcd container writes before it is copied out.
+/// Temporary copies of etcd's data: kubeadm's copy (`docs/facts/kubeadm.md#backups-of-kubeadm`),
+/// Refit's snapshot, and the file that the etcd container writes before it is copied out.
 const COPIES_OF_ETCD: u64 = 3;
 /// The first kubelet that needs version 1 of the CRI: containerd 1.6.
 const CRI_V1_MINOR: u64 = 26;
@@ -101,7 +101,8 @@ fn cgroup(site: &Site, version: &KubernetesVersion) -> Result<(), WorkError> {
     )))
 }
 
-/// The container runtime endpoint must have a scheme: `unix://` (`spec/node.md 2.5`).
+/// The container runtime endpoint must have a scheme: `unix://`
+/// (`docs/facts/kubeadm.md#container-runtime`).
 fn endpoint(site: &Site) -> Result<(), WorkError> {
     let flag = kubelet::flags(site).into_iter().find_map(|(flag, _)| {
         flag.strip_prefix("--container-runtime-endpoint=").map(str::to_owned)

@@ -341,7 +341,7 @@ impl<'a> Apt<'a> {
             let found = versions.iter().find(|version| want.version.matches(version));
             let version = found.ok_or_else(|| {
                 let there = match versions.as_slice() {
-                    [] => "there is none of that name".to_owned(),
+                    [] => "no package has that name".to_owned(),
                     some => format!("there are {}", some[..some.len().min(5)].join(", ")),
                 };
                 let way_out = match want.version {
@@ -403,7 +403,7 @@ fn is_locked(error: &ProgramError) -> bool {
 fn explain(error: ProgramError) -> WorkError {
     let output = error.output_tail().to_lowercase();
     let known = [
-        ("held packages were changed", "a package that somebody holds would have to change"),
+        ("held packages were changed", "a held package would have to change"),
         ("packages need to be removed", "something would have to be removed"),
         ("unmet dependencies", "dependencies are not met"),
         ("pkgproblemresolver::resolve generated breaks", "dependencies are not met"),

@@ -1,10 +1,10 @@
 //! Where apt takes packages from: the host's own sources, the repository of one minor version of
 //! Kubernetes, or a directory of files.
 //!
-//! Kubernetes has one repository per minor version (`spec/node.md 2.5`), so the source is changed
-//! before the next minor version is installed. If the host has a source for another minor version
-//! of the same repository, that line is changed; otherwise Refit adds its own file. A rollback
-//! restores either.
+//! Kubernetes has one repository per minor version (`docs/facts/kubeadm.md#package-repositories`),
+//! so the source is changed before the next minor version is installed. If the host has a source
+//! for another minor version of the same repository, that line is changed; otherwise Refit adds its
+//! own file. A rollback restores either.
 
 use std::{fs, path::Path, sync::LazyLock};
 

@@ -1,8 +1,8 @@
 //! Packages with dnf and rpm.
 //!
 //! The Kubernetes repository is configured to exclude its own packages, so that ordinary updates do
-//! not change them. Each call overrides this (`spec/node.md 2.6`), with an option that differs
-//! between dnf 4, dnf 5 and tdnf.
+//! not change them. Each call overrides this (`docs/facts/hosts.md#dnf`), with an option that
+//! differs between dnf 4, dnf 5 and tdnf.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

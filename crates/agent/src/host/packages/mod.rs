@@ -85,7 +85,7 @@ impl Want {
             && version.bytes().all(|b| b.is_ascii_alphanumeric() || b"+.:~_-^".contains(&b));
         if !is_name(&package.name) || !is_version {
             return Err(WorkError::permanent(format!(
-                "package {:?} at version {:?} is none that a package manager could have",
+                "package {:?} at version {:?} is not a valid package version",
                 package.name, package.version
             )));
         }

@@ -325,7 +325,7 @@ async fn check_version(
         return Ok(());
     }
     Err(WorkError::permanent(format!(
-        "{name} in the tarball says {:?} of itself, not {version}",
+        "{name} in the tarball has version {:?}, expected {version}",
         output.trim()
     )))
 }

@@ -1,5 +1,5 @@
 //! Trident's command line. The packaged version has neither state nor rollback in its gRPC API
-//! (`spec/node.md 1.6`).
+//! (`docs/facts/trident.md#command-line`).
 
 use std::path::Path;
 

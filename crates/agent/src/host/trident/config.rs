@@ -1,10 +1,12 @@
 //! The HostConfiguration that updates a host to an image.
 //!
-//! A configuration is complete and declarative: anything left out is removed (`spec/node.md 1.4`).
-//! Refit therefore submits the host's own configuration from Trident with another image and Refit's
-//! health checks. Scripts of the host stay, because they carry over data that the next root needs.
-//! Refit adds no scripts: each submission of a configuration with scripts is a full update
-//! (`spec/node.md 1.9 c`), so a configuration is submitted only if another image is wanted.
+//! A configuration is complete and declarative: anything left out is removed
+//! (`docs/facts/trident.md#host-configuration`). Refit therefore submits the host's own
+//! configuration from Trident with another image and Refit's health checks. Scripts of the host
+//! stay, because they carry over data that the next root needs. Refit adds no scripts: each
+//! submission of a configuration with scripts is a full update
+//! (`docs/facts/trident.md#scripts-force-an-update`), so a configuration is submitted only if
+//! another image is wanted.
 
 use refit_kinds::refit::{HealthCheck, OsImageArgs};
 use serde_json::{Map, Value, json};
@@ -63,7 +65,8 @@ fn is_refit_check(check: &Value) -> bool {
 
 /// A health check of Refit. It always sets `runOn`, because an empty list never matches. It checks
 /// services and runs no script: a script has no timeout, and if it hangs, the commit hangs forever
-/// (`spec/node.md 1.9 a, l`).
+/// (`docs/facts/trident.md#a-check-without-runon` and
+/// `docs/facts/trident.md#checks-without-a-timeout`).
 fn health_check(check: &HealthCheck) -> Value {
     json!({
         "name": format!("{CHECK_PREFIX}{}", check.name),
@@ -94,7 +97,7 @@ fn check(wanted: &OsImageArgs) -> Result<(), WorkError> {
     if sum.len() != 96 || !sum.bytes().all(|b| b.is_ascii_hexdigit()) {
         return Err(WorkError::permanent(format!(
             "osImage.sha384 {sum:?} is not the sha384 of an image's metadata in hex: Trident checks no \
-             signature, so nothing else says which image it is"
+             signature, so only this value identifies the image"
         )));
     }
     for check in &wanted.health_checks {
@@ -109,8 +112,8 @@ fn check(wanted: &OsImageArgs) -> Result<(), WorkError> {
 }
 
 /// Settings in a host's own configuration that do not have the expected effect
-/// (`spec/node.md 1.9`). They are logged in the step's output, because the owner of the host has to
-/// correct them.
+/// (`docs/facts/trident.md#traps`). They are logged in the step's output, because the owner of the
+/// host has to correct them.
 pub(super) fn warnings(config: &Value) -> Vec<String> {
     let mut found = Vec::new();
     for phase in SCRIPTS {

@@ -9,8 +9,9 @@
 //! | undo | any | depending on the progress: leave it staged, delete the next boot entry, or roll back |
 //!
 //! A configuration is submitted only if another image is wanted: an identical configuration with
-//! scripts would be another full update (`spec/node.md 1.9 c`), and a change of anything else would
-//! be recorded but not applied (`1.9 d`).
+//! scripts would be another full update (`docs/facts/trident.md#scripts-force-an-update`), and a
+//! change of anything else would be recorded but not applied
+//! (`docs/facts/trident.md#changes-that-are-not-applied`).
 
 mod cli;
 mod config;
@@ -131,7 +132,7 @@ impl<'a> OsImage<'a> {
         let found = self.situation().await?;
         if found != Situation::Staged {
             return Err(WorkError::retriable(format!(
-                "Trident has staged the image and says {found:?} of the host"
+                "Trident has staged the image and reports the host as {found:?}"
             )));
         }
         Ok(())
@@ -166,7 +167,7 @@ impl<'a> OsImage<'a> {
         let found = self.situation().await?;
         if found != Situation::AwaitsBoot {
             return Err(WorkError::retriable(format!(
-                "Trident has finalized the image and says {found:?} of the host"
+                "Trident has finalized the image and reports the host as {found:?}"
             )));
         }
         Ok(())
@@ -183,7 +184,7 @@ impl<'a> OsImage<'a> {
                     asked = true;
                     // Trident's own service also commits. The second commit does nothing.
                     if let Err(error) = self.trident.commit().await {
-                        self.site.log(&format!("the commit says: {error}"));
+                        self.site.log(&format!("the commit reports: {error}"));
                     }
                     continue;
                 }
@@ -199,7 +200,7 @@ impl<'a> OsImage<'a> {
             tokio::time::sleep(POLL).await;
         }
         Err(WorkError::retriable(
-            "the host has booted the image, but Trident has not said in 10 minutes whether it stays: \
+            "the host has booted the image, but Trident did not report within 10 minutes whether it stays: \
              look at `journalctl -u trident`",
         ))
     }
@@ -226,7 +227,7 @@ impl<'a> OsImage<'a> {
                 // An error is expected: as after a failed boot, the commit finds the old root
                 // running.
                 if let Err(error) = self.trident.commit().await {
-                    self.site.log(&format!("the commit says, as it should: {error}"));
+                    self.site.log(&format!("the commit reports, as expected: {error}"));
                 }
                 match self.situation().await? {
                     Situation::NeedsUpdate | Situation::RolledBack { .. } => Ok(()),
@@ -237,11 +238,11 @@ impl<'a> OsImage<'a> {
                     | Situation::AwaitsCommit
                     | Situation::RollingBack
                     | Situation::Done
-                    | Situation::Busy { .. }) => Err(refused(&other, "taken back")),
+                    | Situation::Busy { .. }) => Err(refused(&other, "rolled back")),
                 }
             }
             other @ (Situation::AwaitsCommit | Situation::RollingBack | Situation::Busy { .. }) => {
-                Err(refused(&other, "taken back"))
+                Err(refused(&other, "rolled back"))
             }
         }
     }
@@ -315,9 +316,11 @@ fn describe(found: &Situation) -> String {
         }
         Situation::Done => "the image runs".to_owned(),
         Situation::RolledBack { error } => {
-            format!("the host is back on the image of before, because: {error}")
+            format!("the host has booted the previous image again: {error}")
         }
-        Situation::Busy { what } => format!("Trident is in state {what:?}, by somebody else"),
+        Situation::Busy { what } => {
+            format!("Trident is in state {what:?}, which Refit did not start")
+        }
     }
 }
 

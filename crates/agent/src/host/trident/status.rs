@@ -1,4 +1,5 @@
-//! Trident's status of a host, and what it means for the wanted image (`spec/node.md 1.7`, `1.8`).
+//! Trident's status of a host, and what it means for the wanted image
+//! (`docs/facts/trident.md#host-status` and `docs/facts/trident.md#reading-the-situation`).
 
 use refit_kinds::refit::OsImageArgs;
 use serde::{Deserialize, Serialize};
@@ -183,7 +184,7 @@ fn provisioned(status: &HostStatus, is_wanted: bool, before: Option<&Before>) ->
     }
     match (finalized, error) {
         (true, error) => Situation::RolledBack {
-            error: error.unwrap_or_else(|| "the host booted the image of before".to_owned()),
+            error: error.unwrap_or_else(|| "the host booted the previous image".to_owned()),
         },
         (false, _) => Situation::NeedsUpdate,
     }
@@ -262,7 +263,7 @@ mod tests {
                 "volume-a",
                 "null",
                 "boot-1",
-                rolled_back("the host booted the image of before"),
+                rolled_back("the host booted the previous image"),
             ),
             ("not-provisioned", "aa", "volume-a", "null", "", Situation::NotManaged),
             (

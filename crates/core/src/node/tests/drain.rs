@@ -246,7 +246,7 @@ fn the_machines_timeout_ends_a_drain_and_names_the_rest() {
     assert_eq!((one.gate(), one.pods.len()), (Gate::Disrupt, 1));
     let (state, why) = step(&one, "drain");
     assert_eq!(state, StepState::Done);
-    assert_eq!(why, "nodeDrainTimeoutSeconds is over: default/web-1 stay");
+    assert_eq!(why, "nodeDrainTimeoutSeconds has passed: default/web-1 stay");
     let mut endless = One::worker().upgraded();
     tight(&mut endless);
     deletion(

@@ -317,14 +317,14 @@ fn an_unexpected_os_image_is_detected() {
 fn a_failure_reports_the_host_state_and_the_remedy() {
     use refit_kinds::refit::{FailureKind, StepState};
     for (left, failure, undone, ending) in [
-        (vec![], FailureKind::Retriable, true, "; the host has taken back what it did"),
+        (vec![], FailureKind::Retriable, true, "; the host has rolled back"),
         (
             vec!["Step kubeadm-install is done, and stays so.".to_owned()],
             FailureKind::NeedsPerson,
             true,
-            "; Step kubeadm-install is done, and stays so; it needs a person",
+            "; Step kubeadm-install is done, and stays so; manual intervention is required",
         ),
-        (vec![], FailureKind::Final, false, "; no further try can help"),
+        (vec![], FailureKind::Final, false, "; another attempt cannot succeed"),
     ] {
         let mut one = One::worker().upgraded();
         one.host_fails("kubelet-install");
