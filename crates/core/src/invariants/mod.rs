@@ -1,8 +1,8 @@
 //! Safety invariants, checked after every write: the invariants of `docs/architecture.md` as code.
 //!
-//! A [`World`] receives every write of a simulation (or every watch event in production) and
-//! returns the violations of that write; [`World::at_rest`] checks the final state. The module
-//! shares no code with the decisions that it checks, only the objects.
+//! A [`World`] receives every write of a simulation and returns the violations of that write;
+//! [`World::at_rest`] checks the final state. `refit doctor` checks the objects of a cluster at
+//! rest. The module shares no code with the decisions that it checks, only the objects.
 //!
 //! | number | after every write |
 //! |---|---|
