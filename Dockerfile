@@ -4,7 +4,7 @@ WORKDIR /src
 COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    # One call each: what one needs of shared libraries would be in the others, too.
+    # One call each: a joint call would build shared libraries with the features of all three.
     cargo build --profile ship --locked -p refit-controller \
     && cargo build --profile ship --locked -p refit --no-default-features \
     && cargo build --profile dist --locked -p refit-agent \
@@ -16,6 +16,6 @@ LABEL org.opencontainers.image.title="refit" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /out/refit-controller /out/refit-agent /out/refit /
 COPY LICENSE NOTICE /licenses/
-# The agent needs root on its host: its DaemonSet says so.
+# The agent needs root on its host; its DaemonSet overrides this user.
 USER 65532:65532
 ENTRYPOINT ["/refit-controller"]

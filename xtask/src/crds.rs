@@ -15,7 +15,7 @@ pub(crate) fn run(directory: &Path, check: bool) -> anyhow::Result<ExitCode> {
         if !check {
             fs::create_dir_all(directory)
                 .and_then(|()| fs::write(&path, &text))
-                .with_context(|| format!("{} cannot be written", path.display()))?;
+                .with_context(|| format!("failed to write {}", path.display()))?;
         }
         stale.push(name);
     }

@@ -20,7 +20,7 @@ pub(crate) fn run(root: &Path, check: bool) -> anyhow::Result<ExitCode> {
     if !check {
         test.env("UPDATE_DOCS", "1");
     }
-    let status = test.status().context("cargo cannot be started")?;
+    let status = test.status().context("failed to start cargo")?;
     let line = match (status.success(), check) {
         (true, true) => "up to date",
         (true, false) => "written: docs/cli.md",

@@ -20,7 +20,7 @@ pub(crate) struct GoldensArgs {
 /// Runs the test of the crate with the rollout decisions; its count is the last line on stdout.
 pub(crate) fn run(root: &Path, args: &GoldensArgs) -> anyhow::Result<ExitCode> {
     let dir = args.dir.canonicalize();
-    let dir = dir.with_context(|| format!("{} cannot be read", args.dir.display()))?;
+    let dir = dir.with_context(|| format!("failed to read {}", args.dir.display()))?;
     // With the features of the whole workspace, so that the builds of its tests are reused.
     let output = cargo::command(root)
         .args(["test", "--quiet", "--workspace", "--test", "rollout_goldens"])
@@ -28,7 +28,7 @@ pub(crate) fn run(root: &Path, args: &GoldensArgs) -> anyhow::Result<ExitCode> {
         .env_remove("UPDATE_GOLDENS")
         .stderr(Stdio::inherit())
         .output()
-        .context("cargo cannot be started")?;
+        .context("failed to start cargo")?;
     std::io::stderr().write_all(&output.stdout)?;
     let text = String::from_utf8_lossy(&output.stdout);
     let Some(count) = text.lines().rev().find(|line| is_count(line)) else {

@@ -55,7 +55,8 @@ fn programs_directory() -> anyhow::Result<Option<PathBuf>> {
         return Ok(None);
     };
     let directory = std::path::absolute(&directory);
-    let directory = directory.with_context(|| format!("{PROGRAMS_DIRECTORY} is no path"))?;
+    let directory =
+        directory.with_context(|| format!("invalid {PROGRAMS_DIRECTORY}, expected a path"))?;
     Ok(Some(directory))
 }
 
@@ -63,10 +64,10 @@ fn programs_directory() -> anyhow::Result<Option<PathBuf>> {
 fn numbers(which: Option<u8>, programs: bool) -> anyhow::Result<Vec<u8>> {
     match which {
         Some(KUBERNETES) if !programs => bail!(
-            "test 3 needs {PROGRAMS_DIRECTORY}: a directory with two directories called by version, such as \
-             v1.34.10 and v1.35.8, each with kubeadm, kubelet, kubectl, kube-apiserver, \
-             kube-controller-manager and kube-scheduler; `{PROGRAMS_DIRECTORY}=$(cargo xtask hosts \
-             build)` makes them, once, in half an hour"
+            "test 3 needs {PROGRAMS_DIRECTORY}: a directory with two subdirectories named after \
+             their version, such as v1.34.10 and v1.35.8, each with kubeadm, kubelet, kubectl, \
+             kube-apiserver, kube-controller-manager and kube-scheduler; \
+             `{PROGRAMS_DIRECTORY}=$(cargo xtask hosts build)` builds them, once, in half an hour"
         ),
         Some(number) => Ok(vec![number]),
         None if programs => Ok(vec![1, 2, KUBERNETES]),
@@ -85,9 +86,9 @@ fn call_cargo(root: &Path, arguments: &[&str]) -> anyhow::Result<()> {
         .args(arguments)
         .stdout(Stdio::null())
         .status()
-        .context("cargo cannot be run")?;
+        .context("failed to run cargo")?;
     if !status.success() {
-        bail!("cargo {} ended with {status}", arguments.join(" "));
+        bail!("cargo {} failed with {status}", arguments.join(" "));
     }
     Ok(())
 }
@@ -108,15 +109,15 @@ fn test(
         .args(["--profile", profile, "--test", name, "--", "--nocapture"])
         .stdout(Stdio::piped())
         .spawn()
-        .context("cargo cannot be run")?;
+        .context("failed to run cargo")?;
     let mut counts = None;
-    let output = child.stdout.take().context("the output is piped")?;
+    let output = child.stdout.take().context("the output is not piped")?;
     for line in BufReader::new(output).lines() {
-        let line = line.context("the output of the test cannot be read")?;
+        let line = line.context("failed to read the output of the test")?;
         counts = counts.or_else(|| read_counts(&line));
-        writeln!(std::io::stderr(), "{line}").context("stderr is closed")?;
+        writeln!(std::io::stderr(), "{line}").context("failed to write to stderr")?;
     }
-    let status = child.wait().context("the test cannot be waited for")?;
+    let status = child.wait().context("failed to wait for the test")?;
     // Without a summary the tests never ran. What a test leaves behind is a failure too.
     Ok(match counts {
         Some((passed, failed)) if status.success() || failed > 0 => (passed, failed),

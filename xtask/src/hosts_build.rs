@@ -55,10 +55,7 @@ fn build(root: &Path, wanted: &[String]) -> anyhow::Result<PathBuf> {
         wanted.iter().find(|wanted| !versions.iter().any(|(version, _)| is(version, wanted)))
     {
         let known: Vec<&str> = versions.iter().map(|(version, _)| *version).collect();
-        bail!(
-            "there is no Kubernetes {unknown} in lab/hosts/go: there are {}",
-            known.join(" and ")
-        );
+        bail!("unknown Kubernetes version {unknown}, lab/hosts/go has {}", known.join(" and "));
     }
     // One directory contains them all, even if a module requires a newer toolchain: the directory
     // depends only on the installed toolchain and go.mod.
@@ -78,10 +75,10 @@ fn is(version: &str, wanted: &str) -> bool {
 
 /// The modules of the tree, one per minor version of Kubernetes, in the order of their directories.
 fn modules(go: &Path) -> anyhow::Result<Vec<Module>> {
-    let entries = fs::read_dir(go).with_context(|| format!("{} cannot be read", go.display()))?;
+    let entries = fs::read_dir(go).with_context(|| format!("failed to read {}", go.display()))?;
     let mut directories = Vec::new();
     for entry in entries {
-        let entry = entry.with_context(|| format!("{} cannot be read", go.display()))?;
+        let entry = entry.with_context(|| format!("failed to read {}", go.display()))?;
         directories.push(entry.path());
     }
     directories.sort();

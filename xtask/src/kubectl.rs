@@ -36,7 +36,8 @@ pub(crate) fn build(root: &Path) -> anyhow::Result<PathBuf> {
         go::print_progress(&format!(
             "building kubectl {version} with {toolchain}: this takes some minutes, once"
         ))?;
-        fs::create_dir_all(&home).with_context(|| format!("{} cannot be made", home.display()))?;
+        fs::create_dir_all(&home)
+            .with_context(|| format!("failed to create {}", home.display()))?;
         module.build(".", &go::stamps(&STAMPED, &release(version)), &path)?;
     }
     Ok(path)

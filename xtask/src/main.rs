@@ -22,7 +22,7 @@ mod testbed;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "Generates what is generated and runs what takes long")]
+#[command(name = "cargo xtask", about = "Run the project's code generation, builds and long tests")]
 struct Args {
     #[command(subcommand)]
     task: Task,
@@ -82,7 +82,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(error) => {
-            #[expect(clippy::print_stderr, reason = "the program's own last word")]
+            #[expect(clippy::print_stderr, reason = "the program prints its final error")]
             {
                 eprintln!("error: {error:#}");
             }

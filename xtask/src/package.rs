@@ -16,9 +16,9 @@ use rpm::{BuildConfig, CompressionWithLevel, Dependency, FileOptions, PackageBui
 use crate::cargo;
 
 const NAME: &str = "refit-agent";
-const SUMMARY: &str = "Upgrades this Kubernetes machine where it stands";
-const DESCRIPTION: &str = "The host side of Refit: takes the steps of this node's HostPlan \
-    (packages, kubeadm, kubelet, OS image, reboot) as far as the controller lets it go, and reports.";
+const SUMMARY: &str = "Upgrades this Kubernetes machine in place";
+const DESCRIPTION: &str = "The host side of Refit: runs the steps of this node's HostPlan \
+    (packages, kubeadm, kubelet, OS image, reboot) that the controller allows, and reports them.";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Options of the task.
@@ -60,7 +60,7 @@ struct Machine {
 pub(crate) fn run(root: &Path, args: &PackageArgs) -> anyhow::Result<ExitCode> {
     let out = args.out.clone();
     let out = out.unwrap_or_else(|| target(root).join("packages"));
-    fs::create_dir_all(&out).with_context(|| format!("{} cannot be made", out.display()))?;
+    fs::create_dir_all(&out).with_context(|| format!("failed to create {}", out.display()))?;
     let program = match &args.program {
         Some(program) => program.clone(),
         None => build(root)?,
@@ -89,9 +89,10 @@ fn build(root: &Path) -> anyhow::Result<PathBuf> {
 fn stripped(program: &Path, out: &Path) -> anyhow::Result<Vec<u8>> {
     let copy = out.join(format!(".{NAME}"));
     let mut strip = Command::new("strip");
-    called(strip.arg("-o").arg(&copy).arg(program)).context("`strip` comes with binutils")?;
-    let content = fs::read(&copy).context("the stripped program cannot be read")?;
-    fs::remove_file(&copy).context("the stripped program cannot be removed")?;
+    called(strip.arg("-o").arg(&copy).arg(program))
+        .context("failed to run `strip`: install binutils")?;
+    let content = fs::read(&copy).context("failed to read the stripped program")?;
+    fs::remove_file(&copy).context("failed to remove the stripped program")?;
     Ok(content)
 }
 
@@ -99,14 +100,14 @@ fn called(command: &mut Command) -> anyhow::Result<()> {
     let name = command.get_program().to_owned();
     let status = command
         .status()
-        .with_context(|| format!("{} cannot be started", Path::new(&name).display()))?;
+        .with_context(|| format!("failed to start {}", Path::new(&name).display()))?;
     ensure!(status.success(), "{} ended with {status}", Path::new(&name).display());
     Ok(())
 }
 
 fn agent(root: &Path, program: &[u8]) -> anyhow::Result<Agent> {
     let read =
-        |path: &str| fs::read(root.join(path)).with_context(|| format!("{path} cannot be read"));
+        |path: &str| fs::read(root.join(path)).with_context(|| format!("failed to read {path}"));
     let item = |path, content, mode, config| Item { path, content, mode, config };
     let unit = "/usr/lib/systemd/system/refit-agent.service";
     let items = vec![
@@ -128,11 +129,11 @@ fn time(root: &Path) -> anyhow::Result<u32> {
             .args(["log", "-1", "--format=%ct"])
             .current_dir(root)
             .output()
-            .context("git cannot be started; set SOURCE_DATE_EPOCH")?;
+            .context("failed to start git; set SOURCE_DATE_EPOCH")?;
         String::from_utf8_lossy(&git.stdout).into_owned()
     };
     text.trim().parse().with_context(|| {
-        format!("{text:?} is no time; set SOURCE_DATE_EPOCH to seconds since 1970")
+        format!("invalid timestamp {text:?}; set SOURCE_DATE_EPOCH to seconds since 1970")
     })
 }
 
@@ -143,9 +144,9 @@ fn machine(program: &[u8]) -> anyhow::Result<Machine> {
         Some([0x3e, 0]) => Ok(Machine { deb: "amd64", rpm: "x86_64" }),
         Some([0xb7, 0]) => Ok(Machine { deb: "arm64", rpm: "aarch64" }),
         Some(other) => {
-            bail!("the program is for processor {other:02x?}: amd64 and arm64 are known")
+            bail!("invalid ELF machine type {other:02x?}, expected amd64 or arm64")
         }
-        None => bail!("the program is no ELF file"),
+        None => bail!("the program is not an ELF file"),
     }
 }
 
@@ -165,7 +166,8 @@ fn glibc(program: &[u8]) -> String {
 fn deb(root: &Path, agent: &Agent, out: &Path) -> anyhow::Result<PathBuf> {
     let tree = out.join(".deb");
     if tree.exists() {
-        fs::remove_dir_all(&tree).with_context(|| format!("{} cannot go", tree.display()))?;
+        fs::remove_dir_all(&tree)
+            .with_context(|| format!("failed to remove {}", tree.display()))?;
     }
     let put = |path: &str, content: &[u8], mode: u32| -> anyhow::Result<()> {
         let path = tree.join(path.trim_start_matches('/'));
@@ -173,7 +175,7 @@ fn deb(root: &Path, agent: &Agent, out: &Path) -> anyhow::Result<PathBuf> {
         fs::create_dir_all(directory)
             .and_then(|()| fs::write(&path, content))
             .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(mode)))
-            .with_context(|| format!("{} cannot be written", path.display()))
+            .with_context(|| format!("failed to write {}", path.display()))
     };
     for item in &agent.items {
         put(item.path, &item.content, item.mode.into())?;
@@ -186,13 +188,13 @@ fn deb(root: &Path, agent: &Agent, out: &Path) -> anyhow::Result<PathBuf> {
     put("DEBIAN/conffiles", configs.join("\n").as_bytes(), 0o644)?;
     for script in ["postinst", "prerm", "postrm"] {
         let content = fs::read(root.join("deploy/agent/package").join(script))
-            .with_context(|| format!("deploy/agent/package/{script} cannot be read"))?;
+            .with_context(|| format!("failed to read deploy/agent/package/{script}"))?;
         put(&format!("DEBIAN/{script}"), &content, 0o755)?;
     }
     // New directories depend on the umask; set a fixed mode.
     for directory in directories(&tree)? {
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o755))
-            .with_context(|| format!("{} cannot be opened", directory.display()))?;
+            .with_context(|| format!("failed to open {}", directory.display()))?;
     }
     let path = out.join(format!("{NAME}_{VERSION}-1_{}.deb", agent.machine.deb));
     let mut pack = Command::new("dpkg-deb");
@@ -200,15 +202,15 @@ fn deb(root: &Path, agent: &Agent, out: &Path) -> anyhow::Result<PathBuf> {
         .args([tree.as_os_str(), path.as_os_str()])
         .env("SOURCE_DATE_EPOCH", agent.time.to_string())
         .stdout(std::io::stderr());
-    called(&mut pack).context("`dpkg-deb` comes with dpkg")?;
-    fs::remove_dir_all(&tree).with_context(|| format!("{} cannot go", tree.display()))?;
+    called(&mut pack).context("failed to run `dpkg-deb`: install dpkg")?;
+    fs::remove_dir_all(&tree).with_context(|| format!("failed to remove {}", tree.display()))?;
     Ok(path)
 }
 
 fn directories(tree: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut found = vec![tree.to_owned()];
     let entries =
-        fs::read_dir(tree).with_context(|| format!("{} is unreadable", tree.display()))?;
+        fs::read_dir(tree).with_context(|| format!("failed to read {}", tree.display()))?;
     for entry in entries {
         let path = entry?.path();
         if path.is_dir() {
@@ -237,7 +239,7 @@ fn control(agent: &Agent) -> String {
 fn rpm(root: &Path, agent: &Agent, out: &Path) -> anyhow::Result<PathBuf> {
     let script = |name: &str| {
         fs::read_to_string(root.join("deploy/agent/package").join(name))
-            .with_context(|| format!("deploy/agent/package/{name} cannot be read"))
+            .with_context(|| format!("failed to read deploy/agent/package/{name}"))
     };
     let config =
         BuildConfig::v4().compression(CompressionWithLevel::Gzip(9)).source_date(agent.time);
@@ -259,8 +261,8 @@ fn rpm(root: &Path, agent: &Agent, out: &Path) -> anyhow::Result<PathBuf> {
         builder.with_file_contents(item.content.clone(), options)?;
     }
     let path = out.join(format!("{NAME}-{VERSION}-1.{}.rpm", agent.machine.rpm));
-    let package = builder.build().context("the .rpm cannot be built")?;
-    package.write_file(&path).with_context(|| format!("{} cannot be written", path.display()))?;
+    let package = builder.build().context("failed to build the .rpm")?;
+    package.write_file(&path).with_context(|| format!("failed to write {}", path.display()))?;
     Ok(path)
 }
 

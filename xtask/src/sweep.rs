@@ -69,7 +69,7 @@ fn optimised() -> anyhow::Result<ExitCode> {
         .args(["run", "--quiet", "--release", "--package", "xtask", "--"])
         .args(std::env::args_os().skip(1))
         .status()
-        .context("cargo cannot be started")?;
+        .context("failed to start cargo")?;
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     Ok(ExitCode::from(code.unwrap_or(1)))
 }
@@ -77,7 +77,7 @@ fn optimised() -> anyhow::Result<ExitCode> {
 fn again(file: &Path) -> anyhow::Result<ExitCode> {
     let (point, problems) = continue_from(file)?;
     if problems.is_empty() {
-        print_result(&format!("{point}: nothing is wrong any more"));
+        print_result(&format!("{point}: no problems found"));
         return Ok(ExitCode::SUCCESS);
     }
     let failure = Failure { point, problems, file: None };

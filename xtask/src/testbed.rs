@@ -113,7 +113,7 @@ pub(crate) fn run(root: &Path, task: &TestbedTask) -> anyhow::Result<ExitCode> {
 fn bed(root: &Path, args: &[&str]) -> anyhow::Result<ExitCode> {
     let run = ["run", "-p", "lab-testbed", "--features", "real", "--"];
     let error = cargo::command(root).args(run).args(args).exec();
-    Err(error).context("cargo cannot be run")
+    Err(error).context("failed to run cargo")
 }
 
 /// Runs every flow for every minor version of Cluster API; the last line on stdout is the result.
@@ -122,14 +122,14 @@ fn all(root: &Path) -> anyhow::Result<ExitCode> {
     let tests = ["test", "--workspace", "--features", "lab-testbed/all", "--no-fail-fast"];
     let lines = ["--test", "v1_12", "--test", "v1_14", "--test", "agent_trust"];
     let child = cargo::command(root).args(tests).args(lines).stdout(Stdio::piped()).spawn();
-    let mut child = child.context("cargo cannot be run")?;
+    let mut child = child.context("failed to run cargo")?;
     let mut outcome = FlowCounts::default();
     for line in child.stdout.take().into_iter().flat_map(|out| BufReader::new(out).lines()) {
-        let line = line.context("the output of the tests cannot be read")?;
+        let line = line.context("failed to read the output of the tests")?;
         println!("{line}");
         outcome.read_line(&line);
     }
-    let status = child.wait().context("cargo cannot be waited for")?;
+    let status = child.wait().context("failed to wait for cargo")?;
     println!("{}", outcome.summary(status.success()));
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -151,7 +151,7 @@ impl FlowCounts {
         };
         if how == "ok" {
             let version = name.split_once("::").filter(|(version, _)| version.starts_with('v'));
-            let version = version.map_or("beside the flows", |(version, _)| version);
+            let version = version.map_or("other tests", |(version, _)| version);
             *self.passed.entry(version.to_owned()).or_default() += 1;
         } else {
             self.failed.push(name.to_owned());
@@ -176,10 +176,7 @@ fn build(root: &Path, wanted: &[String]) -> anyhow::Result<String> {
     let lines = lines(&root.join("lab/testbed/go"))?;
     if let Some(unknown) = wanted.iter().find(|line| !lines.contains_key(*line)) {
         let known: Vec<&str> = lines.keys().map(String::as_str).collect();
-        bail!(
-            "there is no line {unknown} of Cluster API in lab/testbed/go: there are {}",
-            known.join(" and ")
-        );
+        bail!("unknown Cluster API version {unknown}, lab/testbed/go has {}", known.join(" and "));
     }
     // Before the long builds: a missing etcd is reported immediately.
     let etcd = etcd()?;
@@ -199,21 +196,21 @@ fn build(root: &Path, wanted: &[String]) -> anyhow::Result<String> {
         kubectl: Part { path: kubectl },
         cluster_api,
     };
-    let text = serde_json::to_string(&parts).context("the parts cannot be written as JSON")?;
+    let text = serde_json::to_string(&parts).context("failed to serialize the parts as JSON")?;
     let path = cache.join("parts.json");
     let partial = cache.join(format!("parts.json.partial-{}", std::process::id()));
     fs::write(&partial, format!("{text}\n"))
         .and_then(|()| fs::rename(&partial, &path))
-        .with_context(|| format!("{} cannot be written", path.display()))?;
+        .with_context(|| format!("failed to write {}", path.display()))?;
     Ok(text)
 }
 
 /// The minor versions of Cluster API that have a module: `v1.14` and its directory.
 fn lines(go: &Path) -> anyhow::Result<BTreeMap<String, PathBuf>> {
-    let entries = fs::read_dir(go).with_context(|| format!("{} cannot be read", go.display()))?;
+    let entries = fs::read_dir(go).with_context(|| format!("failed to read {}", go.display()))?;
     let mut lines = BTreeMap::new();
     for entry in entries {
-        let path = entry.with_context(|| format!("{} cannot be read", go.display()))?.path();
+        let path = entry.with_context(|| format!("failed to read {}", go.display()))?.path();
         if let Some(line) = path.file_name().and_then(|name| name.to_str()?.strip_prefix("capi-")) {
             lines.insert(line.to_owned(), path.clone());
         }
@@ -294,14 +291,14 @@ fn managers(
 fn copy_config(config: &Path, home: &Path, name: &str) -> anyhow::Result<()> {
     let crds = home.join("crds").join(name);
     let webhooks = home.join("webhooks");
-    fs::create_dir_all(&crds).with_context(|| format!("{} cannot be made", crds.display()))?;
+    fs::create_dir_all(&crds).with_context(|| format!("failed to create {}", crds.display()))?;
     fs::create_dir_all(&webhooks)
-        .with_context(|| format!("{} cannot be made", webhooks.display()))?;
+        .with_context(|| format!("failed to create {}", webhooks.display()))?;
     let bases = config.join("crd/bases");
     let entries =
-        fs::read_dir(&bases).with_context(|| format!("{} cannot be read", bases.display()))?;
+        fs::read_dir(&bases).with_context(|| format!("failed to read {}", bases.display()))?;
     for entry in entries {
-        let path = entry.with_context(|| format!("{} cannot be read", bases.display()))?.path();
+        let path = entry.with_context(|| format!("failed to read {}", bases.display()))?.path();
         if let Some(file) = path.file_name()
             && path.extension().is_some_and(|kind| kind == "yaml")
         {
@@ -313,8 +310,8 @@ fn copy_config(config: &Path, home: &Path, name: &str) -> anyhow::Result<()> {
 
 /// Copies the content of a file without its mode: files in the module cache are read-only.
 fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
-    let bytes = fs::read(from).with_context(|| format!("{} cannot be read", from.display()))?;
-    fs::write(to, bytes).with_context(|| format!("{} cannot be written", to.display()))
+    let bytes = fs::read(from).with_context(|| format!("failed to read {}", from.display()))?;
+    fs::write(to, bytes).with_context(|| format!("failed to write {}", to.display()))
 }
 
 #[cfg(test)]
@@ -361,7 +358,7 @@ mod tests {
             outcome.read_line(line);
         }
         let summary = outcome.summary(true);
-        assert_eq!(summary, "testbed all: ok; passed: beside the flows 1, v1.12 1, v1.14 2");
+        assert_eq!(summary, "testbed all: ok; passed: other tests 1, v1.12 1, v1.14 2");
         outcome.read_line("test v1.12::a_third ... FAILED");
         assert!(outcome.summary(false).starts_with("testbed all: FAILED: v1.12::a_third; passed:"));
     }

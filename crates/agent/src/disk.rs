@@ -102,8 +102,8 @@ fn refuse_writable_by_others(directory: &Path) -> io::Result<()> {
     Err(io::Error::new(
         io::ErrorKind::PermissionDenied,
         format!(
-            "others may write to {} (mode {:04o}), and could put words into the journal's mouth; \
-             choose a directory of its own, or close it by chmod go-w",
+            "{} is writable by other users (mode {:04o}), who could forge the journal; choose \
+             another directory, or run chmod go-w on it",
             directory.display(),
             mode & 0o7777
         ),

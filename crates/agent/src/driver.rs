@@ -73,13 +73,13 @@ impl Driver {
                 }
             };
             if let Err(Pause::Host(error)) = self.refresh(&journal).await {
-                tracing::warn!(%error, "the host does not answer");
+                tracing::warn!(%error, "cannot read the state of the host");
             }
             loop {
                 match self.step(&mut journal).await {
                     Ok(()) => {}
                     Err(Pause::Host(error)) => {
-                        tracing::warn!(error = %error, "the host does not answer");
+                        tracing::warn!(error = %error, "cannot read the state of the host");
                         tokio::time::sleep(LOCAL_RETRY).await;
                     }
                     Err(Pause::Journal(error)) => {
@@ -93,7 +93,7 @@ impl Driver {
 
     /// Reports that the journal cannot be used, and waits.
     async fn report_journal_error(&mut self, journal: Option<&Journal>, error: &JournalError) {
-        tracing::warn!(%error, "nothing is done while the journal cannot be used");
+        tracing::warn!(%error, "journal unavailable, pausing");
         if let Ok(facts) = self.host.facts().await {
             self.facts = facts;
         }
@@ -172,7 +172,7 @@ impl Driver {
             Err(error) => {
                 let refused = Refused::new(plan.spec.clone(), &error);
                 if self.refused.as_ref() != Some(&refused) {
-                    tracing::warn!(plan = %plan.spec.plan_id, %error, "a plan is not taken up");
+                    tracing::warn!(plan = %plan.spec.plan_id, %error, "plan rejected");
                     self.refused = Some(refused);
                 }
                 None
@@ -197,7 +197,7 @@ impl Driver {
             at: self.clock.now(),
         };
         self.write(journal, record).await?;
-        tracing::info!(step = job.step, attempt, unit = job.unit, "a step starts");
+        tracing::info!(step = job.step, attempt, unit = job.unit, "starting step");
         self.start_unit(journal, plan, &job, attempt).await
     }
 
@@ -301,7 +301,7 @@ impl Driver {
         let unchanged = ended.is_err() && self.is_unchanged(journal, &job.step).await?;
         let failure = ended.err();
         let (step, reason) = (&job.step, failure.as_ref().map(|failure| failure.reason));
-        tracing::info!(step, attempt, reason, unchanged, "a step ended");
+        tracing::info!(step, attempt, reason, unchanged, "step ended");
         let record = Record::StepFinished {
             plan,
             step: job.step.clone(),

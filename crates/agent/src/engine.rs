@@ -39,7 +39,7 @@ pub(crate) enum InvalidStep {
         error: StepError,
     },
     /// The step was started, but it is neither in the plan nor an undo step of the plan.
-    #[error("step {step} was started, and the plan does not say what it is")]
+    #[error("step {step} was started, but the plan does not contain it")]
     Missing {
         /// Id of the step.
         step: String,

@@ -306,7 +306,12 @@ fn a_step_that_names_no_version_is_refused_and_fails_the_plan() {
     state.plan.as_mut().unwrap().steps[1].action = action;
     let Next::Refuse { attempt: 1, why, .. } = next(&state, None, at(20)) else { panic!() };
     let message = why.to_string();
-    assert!(message.starts_with("step kubeadm-install: kubeadmInstall: \"v1.35\" is"), "{message}");
+    assert!(
+        message.starts_with(
+            "step kubeadm-install: kubeadmInstall: invalid Kubernetes version \"v1.35\""
+        ),
+        "{message}"
+    );
     finish(&mut state, "kubeadm-install", 1, StepOutcome::FailedForGood, 21);
     assert_eq!(ended(&next(&state, None, at(22))), PlanState::Failed);
 }
@@ -372,7 +377,7 @@ fn a_step_that_this_agent_does_not_know_is_refused() {
     let Next::Refuse { attempt: 1, why, .. } = next(&state, None, at(20)) else { panic!() };
     let failure = crate::reason::Failure::invalid(&why);
     assert_eq!((failure.reason, failure.kind), ("StepUnknown", FailureKind::NeedsPerson));
-    assert!(failure.message.contains("\"firmwareUpdate\": install a newer one"));
+    assert!(failure.message.contains("\"firmwareUpdate\"; install a newer version of the program"));
 }
 
 #[test]

@@ -33,7 +33,7 @@ const END: &str = "}";
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// Reading or writing the disk failed.
-    #[error("the journal could not be {attempt}: {source}")]
+    #[error("the journal cannot be {attempt}: {source}")]
     Disk {
         /// The attempted operation.
         attempt: &'static str,
@@ -42,8 +42,8 @@ pub enum JournalError {
     },
     /// A record other than the last is damaged: what happened on this host is unknown.
     #[error(
-        "the journal is damaged at line {line} ({reason}); look at what runs on the host, then \
-         move the file away"
+        "the journal is damaged at line {line} ({reason}); check the state of the host, then move \
+         the file away"
     )]
     Corrupt {
         /// Number of the line, from 1.
@@ -66,7 +66,7 @@ pub struct Recovered {
 
 /// Encodes one record as a line.
 pub fn encode(seq: u64, record: &Record) -> String {
-    let entry = serde_json::to_string(record).expect("a record has string keys only");
+    let entry = serde_json::to_string(record).expect("the map keys of a record are strings");
     let sum = sum(seq, &entry);
     format!("{SEQ}{seq}{SUM}{sum}{ENTRY}{entry}{END}\n")
 }
@@ -81,7 +81,7 @@ fn sum(seq: u64, entry: &str) -> String {
 }
 
 fn decode(line: &[u8]) -> Result<(u64, Record), String> {
-    let shape = || "not the shape of a record".to_owned();
+    let shape = || "not a journal record".to_owned();
     let line = std::str::from_utf8(line).map_err(|e| e.to_string())?;
     let rest = line.strip_prefix(SEQ).ok_or_else(shape)?;
     let (seq, rest) = rest.split_once(SUM).ok_or_else(shape)?;
@@ -106,12 +106,12 @@ pub fn recover(bytes: &[u8]) -> Result<Recovered, JournalError> {
         rest -= line.len();
         let outcome = line
             .strip_suffix(b"\n")
-            .ok_or_else(|| "it has no end".to_owned())
+            .ok_or_else(|| "the line has no end".to_owned())
             .and_then(decode)
             .and_then(|(seq, record)| {
                 let expected = recovered.seq + 1;
                 if index > 0 && seq != expected {
-                    Err(format!("record {seq} where {expected} should be"))
+                    Err(format!("record {seq}, expected {expected}"))
                 } else {
                     Ok((seq, record))
                 }
@@ -179,10 +179,10 @@ impl Journal {
         if valid.len() < bytes.len() {
             tracing::warn!(
                 bytes = bytes.len() - valid.len(),
-                "the journal ends in half a record, which is cut off"
+                "dropping an incomplete record at the end of the journal"
             );
             self.disk
-                .write_atomic(PATH, valid, "torn record cut off")
+                .write_atomic(PATH, valid, "incomplete record dropped")
                 .await
                 .map_err(failed("repaired"))?;
         } else if self.doubt == Doubt::Unsynced {

@@ -115,7 +115,7 @@ fn unknown(known: Known<'_>) -> Verdict {
         Some(Evidence::Missing { what }) => Verdict::Fail(Failure::new(
             FailureKind::Retriable,
             "Interrupted",
-            format!("the host booted in the middle of it, and {what}"),
+            format!("the host rebooted during the step, and {what}"),
         )),
     }
 }

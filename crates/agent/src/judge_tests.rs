@@ -61,14 +61,14 @@ fn exited(code: i32) -> UnitState {
 }
 
 fn missing() -> Evidence {
-    Evidence::Missing { what: "it is not there".to_owned() }
+    Evidence::Missing { what: "it does not exist".to_owned() }
 }
 
 fn refused() -> Evidence {
     Evidence::Refused {
         kind: FailureKind::NeedsPerson,
         reason: "NoEtcdctl",
-        what: "etcd cannot be saved".to_owned(),
+        what: "cannot save etcd".to_owned(),
     }
 }
 

@@ -42,9 +42,9 @@ Examples:
   In a privileged pod that sees the host's root at /host:
     refit-agent --host-root /host --node-name \"$NODE_NAME\"
 
-It must run as root: it installs packages, runs kubeadm and restarts the kubelet. Its journal in the
-state directory remembers what was begun, so stopping or killing it at any point loses nothing; what it
-has started on the host goes on and is found again.";
+The agent must run as root: it installs packages, runs kubeadm and restarts the kubelet. Its journal in
+the state directory records what was started, so it can be stopped or killed at any point; a step that
+runs on the host continues, and the agent finds it again.";
 
 /// Run the steps of this host's HostPlan as far as its gate allows, and report the results
 #[derive(Debug, Parser)]
@@ -130,7 +130,7 @@ fn start(args: &Args) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .context("no runtime can be made")?;
+        .context("cannot start the async runtime")?;
     let stop = CancellationToken::new();
     let outcome = runtime.block_on(async {
         let work = async {
@@ -157,11 +157,11 @@ fn start(args: &Args) -> anyhow::Result<ExitCode> {
 fn enter(root: &Path) -> anyhow::Result<()> {
     chroot(root).with_context(|| {
         format!(
-            "{} cannot be made the root directory; the container must be privileged",
+            "cannot change the root directory to {}; the container must be privileged",
             root.display()
         )
     })?;
-    std::env::set_current_dir("/").context("the host's root directory cannot be entered")
+    std::env::set_current_dir("/").context("cannot enter the host's root directory")
 }
 
 async fn serve(args: &Args, stop: &CancellationToken) -> anyhow::Result<()> {
@@ -171,19 +171,19 @@ async fn serve(args: &Args, stop: &CancellationToken) -> anyhow::Result<()> {
     };
     anyhow::ensure!(
         is_plain(&args.state_dir),
-        "the state directory {} must be an absolute path of letters, digits and `.`, `_`, `-`: it \
-         stands in units of systemd; choose another by --state-dir",
+        "invalid state directory {}: systemd units contain it, so it must be an absolute path of \
+         letters, digits and `.`, `_`, `-`; choose another with --state-dir",
         args.state_dir.display()
     );
     let disk = RealDisk::open(&args.state_dir).with_context(|| {
         let directory = args.state_dir.display();
-        format!("the state directory {directory} cannot be used; choose another by --state-dir")
+        format!("cannot use the state directory {directory}; choose another with --state-dir")
     })?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         node = node_name,
         state = %args.state_dir.display(),
-        "refit-agent starts"
+        "starting refit-agent"
     );
     let stack = ClientStack::production(concat!("refit-agent/", env!("CARGO_PKG_VERSION")));
     let (reported, between_steps) = (watch::Sender::new(false), watch::Sender::new(false));
@@ -225,15 +225,15 @@ async fn serve(args: &Args, stop: &CancellationToken) -> anyhow::Result<()> {
             () = stop.cancelled() => return Ok(()),
             // Polled before the agent, so that no step starts between this check and the exit.
             wanted = handover => {
-                tracing::info!(wanted, "another version takes over: this one ends");
+                tracing::info!(wanted, "handing over to another version");
                 return Ok(());
             }
             () = changed(args, &before) => {
-                tracing::info!("credentials or keys have changed: beginning again with the new ones");
+                tracing::info!("credentials or keys changed, restarting");
                 continue;
             }
             outcome = agent => if let Err(error) = outcome {
-                tracing::warn!("the agent begins again: {error:#}");
+                tracing::warn!("restarting after an error: {error:#}");
             }
         }
         tokio::select! {
@@ -250,7 +250,7 @@ fn plan_key(text: &str) -> Result<ObjectKey, String> {
         Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => {
             Ok(ObjectKey::new(namespace, name))
         }
-        _ => Err("it is NAMESPACE/MACHINE, such as fleet/edge-1-x7k2p".to_owned()),
+        _ => Err("expected NAMESPACE/MACHINE, such as fleet/edge-1-x7k2p".to_owned()),
     }
 }
 
@@ -267,11 +267,11 @@ fn trust(args: &Args, disk: &RealDisk) -> anyhow::Result<Option<PlanTrust>> {
         return Ok(None);
     };
     let shown = file.display();
-    let text = fs::read_to_string(file)
-        .with_context(|| format!("the keys that sign plans, {shown}, cannot be read"))?;
-    let keys = PlanKeys::from_pem(&text).with_context(|| format!("{shown} cannot be used"))?;
+    let text =
+        fs::read_to_string(file).with_context(|| format!("cannot read the plan keys {shown}"))?;
+    let keys = PlanKeys::from_pem(&text).with_context(|| format!("invalid plan keys {shown}"))?;
     let ids: Vec<&str> = keys.ids().collect();
-    tracing::info!(keys = ids.join(" "), "only signed plans are taken up");
+    tracing::info!(keys = ids.join(" "), "accepting signed plans only");
     Ok(Some(PlanTrust::new(keys, Arc::new(disk.clone()))))
 }
 
@@ -313,9 +313,9 @@ fn fingerprint(args: &Args) -> Vec<u8> {
 /// Returns the host's name, which a kubelet uses as its Node name by default.
 fn host_name() -> anyhow::Result<String> {
     let path = "/proc/sys/kernel/hostname";
-    let name = fs::read_to_string(path).with_context(|| format!("{path} cannot be read"))?;
+    let name = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
     let name = name.trim().to_lowercase();
-    anyhow::ensure!(!name.is_empty(), "this host has no name; give --node-name");
+    anyhow::ensure!(!name.is_empty(), "this host has no name; set --node-name");
     Ok(name)
 }
 

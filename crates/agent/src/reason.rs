@@ -50,13 +50,13 @@ const RULES: [Rule; 15] = [
         "DiskFull",
         PERSON,
         &["No space left on device", "Disk quota exceeded", "You don't have enough free space"],
-        "free some room on the host",
+        "free some space on the host",
     ),
     rule(
         "DiskBroken",
         PERSON,
         &["Read-only file system", "Input/output error", "Structure needs cleaning"],
-        "look at the host's disk",
+        "check the host's disk",
     ),
     rule(
         "PackagesLocked",
@@ -74,7 +74,7 @@ const RULES: [Rule; 15] = [
         "SignatureInvalid",
         PERSON,
         &["NO_PUBKEY", "couldn't be verified", "is not signed", "GPG check FAILED", "BADSIG"],
-        "give the host the key that signs its packages, or take the wrong ones away",
+        "install the key that signs the packages on the host, or remove the wrong package sources",
     ),
     rule(
         "PackageMissing",
@@ -86,7 +86,7 @@ const RULES: [Rule; 15] = [
             "No match for argument",
             "Unable to find a match",
         ],
-        "put the packages of this version where the host looks for them",
+        "add the packages of this version to a repository of the host",
     ),
     // The mirror may be changing at this moment, the package lists may be older than the mirror, or
     // only one of several sources may fail: a retry can succeed. If the error persists, the output
@@ -96,7 +96,7 @@ const RULES: [Rule; 15] = [
         "PackageConflict",
         PERSON,
         &["unmet dependencies", "held broken packages", "nothing provides", "conflicting requests"],
-        "make the packages fit each other on the host",
+        "resolve the package conflict on the host",
     ),
     rule(
         "VersionRefused",
@@ -106,19 +106,19 @@ const RULES: [Rule; 15] = [
             "[upgrade/version] FATAL",
             "can only upgrade one minor",
         ],
-        "ask for a version that kubeadm can go to from here",
+        "choose a version that kubeadm can upgrade to from here",
     ),
     rule(
         "CoreDnsRefused",
         PERSON,
         &["CoreDNSUnsupportedPlugins", "CoreDNSMigration"],
-        "mend the Corefile, or let this preflight error be ignored",
+        "fix the Corefile, or ignore this preflight error",
     ),
     rule(
         "CertificateExpired",
         PERSON,
         &["certificate has expired", "certificate is not yet valid"],
-        "renew the certificate, and see that the host's clock is right",
+        "renew the certificate, and check the host's clock",
     ),
     rule(
         "StaticPodNotReplaced",
@@ -180,7 +180,7 @@ impl Failure {
     /// A command that ended with a nonzero exit code.
     pub(crate) fn of_exit(job: &Job, code: i32, tail: &str, took: SignedDuration) -> Self {
         let name = job.command.name();
-        let summary = format!("{name} ended with exit code {code}; its output ends: {tail}");
+        let summary = format!("{name} failed with exit code {code}; last output: {tail}");
         // The exit code of a Refit worker is more precise than the output of the programs that it
         // ran.
         let worker_kind = Some(failure_of(code)).filter(|kind| *kind != RETRIABLE);

@@ -88,7 +88,7 @@ impl Reporter {
                     wait
                 }
                 Err(error) => {
-                    tracing::debug!(%error, "the report is not accepted and is made again");
+                    tracing::debug!(%error, "report rejected, retrying");
                     tokio::time::sleep(API_RETRY).await;
                     continue;
                 }

@@ -83,7 +83,7 @@ pub(crate) async fn run(
 ) -> anyhow::Result<ExitCode> {
     let program = match task {
         Task::Install { .. } | Task::Installed => {
-            fs::read("/proc/self/exe").context("this program's own file cannot be read")?
+            fs::read("/proc/self/exe").context("cannot read the program's own file")?
         }
         Task::Uninstall { .. } | Task::CarryOut { .. } | Task::Guard | Task::EndTrial => Vec::new(),
     };
@@ -110,7 +110,7 @@ pub(crate) async fn run(
         }
         Task::Uninstall { purge, stay } => {
             host.uninstall(purge.then_some(state)).await?;
-            tracing::info!("the agent is removed from this host");
+            tracing::info!("agent removed from this host");
             if *stay {
                 stop.cancelled().await;
             }
@@ -119,7 +119,9 @@ pub(crate) async fn run(
         Task::Guard => guard(&host.layout, &units).await?,
         Task::EndTrial => {
             if end_trial(&host.layout, &host.root, &units, Clock::real().now()).await? {
-                tracing::warn!("the new version did not report: the one before runs again");
+                tracing::warn!(
+                    "the new version did not report, rolled back to the previous version"
+                );
             }
         }
     }
@@ -131,7 +133,7 @@ fn read_keys(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<String, String>> {
     let mut keys = BTreeMap::new();
     for path in paths {
         let shown = path.display().to_string();
-        let text = fs::read_to_string(path).with_context(|| format!("{shown} cannot be read"))?;
+        let text = fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
         PublicKeys::parse(&shown, &text)?;
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         keys.insert(format!("{stem}.pub"), text);
@@ -179,16 +181,16 @@ async fn install(
         let outcome = host.install(program, &settings, Clock::real().now()).await?;
         if known.as_ref() != Some(&outcome) {
             match &outcome {
-                ExchangeOutcome::Installed => tracing::info!("the agent runs on this host"),
+                ExchangeOutcome::Installed => tracing::info!("agent installed and running"),
                 ExchangeOutcome::Reconfigured => {
-                    tracing::info!("the agent restarted with other settings");
+                    tracing::info!("agent restarted with new settings");
                 }
-                ExchangeOutcome::Unchanged => tracing::info!("the host runs this version"),
+                ExchangeOutcome::Unchanged => tracing::info!("this version already runs"),
                 ExchangeOutcome::Replaced => {
-                    tracing::info!("this version runs in place of another");
+                    tracing::info!("agent upgraded to this version");
                 }
                 ExchangeOutcome::Wanted { running } => {
-                    tracing::info!(running, "that version gives way when no step is under way");
+                    tracing::info!(running, "the running version will hand over once it is idle");
                 }
             }
             known = Some(outcome);
@@ -226,7 +228,7 @@ pub(crate) async fn wait_for_handover(
         };
         match handover.await {
             Ok(wanted) => return wanted,
-            Err(error) => tracing::warn!(%error, "another version cannot take over yet"),
+            Err(error) => tracing::warn!(%error, "cannot hand over to another version yet"),
         }
         tokio::time::sleep(RETRY).await;
     }

@@ -24,10 +24,10 @@ const MARK: &str = "believed-plan.json";
 #[derive(Debug, thiserror::Error)]
 pub enum TrustError {
     /// The plan is not trusted.
-    #[error("{0}; this host takes up signed plans only (--plan-keys)")]
+    #[error("{0}; this host accepts signed plans only (--plan-keys)")]
     Distrust(#[from] Distrust),
     /// The record of the last trusted plan cannot be read or written.
-    #[error("{MARK} in the state directory cannot be used: {0}")]
+    #[error("cannot use {MARK} in the state directory: {0}")]
     Disk(#[from] io::Error),
 }
 
@@ -76,7 +76,7 @@ impl PlanTrust {
             }
             _ => {
                 let bytes = serde_json::to_vec(&mark).map_err(io::Error::from)?;
-                let written = self.disk.write_atomic(MARK, &bytes, "a plan is believed");
+                let written = self.disk.write_atomic(MARK, &bytes, "trusted plan recorded");
                 Ok(written.await?)
             }
         }

@@ -72,7 +72,7 @@ async fn an_older_plan_is_not_trusted_even_if_signed() {
     assert_eq!(why(trust(&disk).believe(&plan("b", 200)).await), None);
     // Another process with the same disk.
     let refused = why(trust(&disk).believe(&plan("a", 100)).await).unwrap();
-    assert!(refused.contains("accepted already"), "{refused}");
+    assert!(refused.contains("already accepted"), "{refused}");
     assert_eq!(why(trust(&disk).believe(&plan("b", 200)).await), None);
 }
 

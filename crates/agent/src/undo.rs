@@ -157,16 +157,16 @@ pub(crate) fn left_behind(plan: &Progress) -> Vec<(String, String)> {
             if !past && (nothing || plan.is_done(&undo)) {
                 return Some((step.id.clone(), left_packages_message(&new_packages(plan, step))?));
             }
-            let what = if run.is_done() { "is done" } else { "was begun and has failed" };
+            let what = if run.is_done() { "was applied" } else { "failed" };
             let why = if past {
                 let point = plan.irreversible().first().map_or("", |step| &step.id);
-                format!("nothing is rolled back past the point of no return ({point})")
+                format!("nothing is rolled back after the point of no return ({point})")
             } else if planned {
                 undo_failure(plan, &undo)
             } else {
-                "it has no way back".to_owned()
+                "it cannot be rolled back".to_owned()
             };
-            let sentence = format!("Step {} {what}, and stays so: {why}.", step.id);
+            let sentence = format!("Step {} {what} and was not rolled back: {why}.", step.id);
             Some((step.id.clone(), sentence))
         })
         .collect()
@@ -176,12 +176,8 @@ fn left_packages_message(packages: &[String]) -> Option<String> {
     let list = packages.join(", ");
     match packages.len() {
         0 => None,
-        1 => {
-            Some(format!("Package {list} was not there before the plan, and is left on the host."))
-        }
-        _ => Some(format!(
-            "Packages {list} were not there before the plan, and are left on the host."
-        )),
+        1 => Some(format!("Package {list} was installed by the plan and is left on the host.")),
+        _ => Some(format!("Packages {list} were installed by the plan and are left on the host.")),
     }
 }
 
@@ -192,7 +188,7 @@ fn undo_failure(plan: &Progress, undo: &str) -> String {
             let message = message.trim_end_matches('.').replace('\n', " ");
             format!("{undo} failed ({}): {message}", run.reason)
         }
-        _ => format!("{undo} was not taken"),
+        _ => format!("{undo} did not run"),
     }
 }
 
@@ -229,14 +225,14 @@ fn changes_the_host(step: &PlannedStep) -> bool {
 pub(crate) fn not_taken(plan: &Progress) -> String {
     let why = match (plan.ended, plan.abort) {
         (Some(PlanState::Failed), _) => "an earlier step failed",
-        (_, Some(AbortCause::Superseded)) => "another plan took the place of this one",
+        (_, Some(AbortCause::Superseded)) => "another plan replaced this one",
         _ => "the plan was aborted",
     };
     let left: Vec<String> = left_behind(plan).into_iter().map(|(id, _)| id).collect();
     if left.is_empty() {
-        format!("{why}; nothing of it is left on the host")
+        format!("{why}; the plan left nothing on the host")
     } else {
-        format!("{why}; what stays done on the host: {}", left.join(", "))
+        format!("{why}; the plan left these steps applied on the host: {}", left.join(", "))
     }
 }
 

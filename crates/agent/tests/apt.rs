@@ -105,7 +105,7 @@ impl World {
         world.repository("repo", &stubs);
         world.source("main", "repo");
         let from = PackageArgs::default();
-        let order = Order { plan: "the plan of before", ..Self::order("v1.34.2", &NAMES, &from) };
+        let order = Order { plan: "the previous plan", ..Self::order("v1.34.2", &NAMES, &from) };
         world.apt().install(&order).await.unwrap();
         Some(world)
     }
@@ -125,7 +125,7 @@ impl World {
             fs::create_dir_all(tree.join("usr/bin")).unwrap();
             fs::write(tree.join("usr/bin").join(stub.name), stub.version).unwrap();
             let control = format!(
-                "Package: {}\nVersion: {}\nArchitecture: amd64\nMaintainer: Nobody <n@example.org>\n\
+                "Package: {}\nVersion: {}\nArchitecture: amd64\nMaintainer: Test <t@example.org>\n\
                  Description: a stub\n{}",
                 stub.name, stub.version, stub.fields
             );
@@ -328,7 +328,7 @@ async fn an_interrupted_dpkg_is_repaired() {
 }
 
 #[tokio::test]
-async fn somebody_elses_lock_is_waited_for() {
+async fn a_foreign_lock_is_waited_for() {
     let Some(world) = World::at_134().await else {
         return;
     };
@@ -352,7 +352,7 @@ async fn somebody_elses_lock_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_package_that_somebody_else_holds_is_not_changed() {
+async fn a_package_held_by_an_administrator_is_not_changed() {
     let Some(world) = World::at_134().await else {
         return;
     };
@@ -413,7 +413,7 @@ async fn the_repository_of_the_next_minor_is_used_and_left_again() {
     let none = PackageArgs::default();
     world.install("v1.34.2", &["kubeadm"], &none).await.unwrap();
     let error = world.install("v1.35.0", &["kubeadm"], &none).await.unwrap_err();
-    assert!(error.message.contains("one per minor version"), "{error}");
+    assert!(error.message.contains("one repository per minor version"), "{error}");
     let before = world.apt().installed().await.unwrap();
     let directory = world.path("v1.35/deb").display().to_string();
     let from = PackageArgs { repository: format!("file:{directory}/"), ..PackageArgs::default() };

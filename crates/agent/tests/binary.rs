@@ -26,7 +26,7 @@ fn it_waits_for_credentials_and_stops_cleanly_on_sigterm() {
     let mut lines = BufReader::new(agent.stderr.take().unwrap()).lines();
     let waits = lines.by_ref().map(Result::unwrap).find(|line| {
         serde_json::from_str::<serde_json::Value>(line).unwrap();
-        line.contains("/nonexistent/kubelet.conf cannot be used")
+        line.contains("invalid kubeconfig /nonexistent/kubelet.conf")
     });
     assert!(waits.is_some());
     let mode = fs::metadata(&state).unwrap().permissions().mode();

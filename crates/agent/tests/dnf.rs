@@ -223,7 +223,7 @@ async fn a_repository_of_the_host_serves_the_upgrade_and_the_rollback() {
     world.dnf().restore("p", &back).await.unwrap();
     assert_eq!(world.versions().await["kubeadm"], "1.34.2-1.1");
     let other = order("v1.36.0", &["kubeadm"], &from);
-    assert!(world.dnf().install(&other).await.is_err(), "nobody has it");
+    assert!(world.dnf().install(&other).await.is_err(), "no repository has it");
 }
 
 #[tokio::test]

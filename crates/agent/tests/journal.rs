@@ -185,7 +185,7 @@ fn a_missing_record_in_the_middle_is_reported() {
         .map(|seq| encode(seq, &records[usize::try_from(seq).unwrap() - 1]))
         .collect();
     let error = recover(text.as_bytes()).unwrap_err();
-    assert!(error.to_string().contains("record 4 where 3 should be"), "{error}");
+    assert!(error.to_string().contains("record 4, expected 3"), "{error}");
 }
 
 #[test]
@@ -369,7 +369,7 @@ async fn a_failed_sync_rewrites_the_file() {
     journal.append(records[1].clone()).await.unwrap();
     let before = journal.state().clone();
     let error = journal.append(records[2].clone()).await.unwrap_err();
-    assert!(error.to_string().contains("could not be synced"), "{error}");
+    assert!(error.to_string().contains("cannot be synced"), "{error}");
     assert_eq!(journal.state(), &before, "nothing is assumed");
     journal.append(records[3].clone()).await.unwrap();
     assert!(!*broken.lied.lock().unwrap(), "a sync that cannot be believed was asked");

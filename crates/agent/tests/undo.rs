@@ -183,7 +183,7 @@ async fn a_step_that_always_crashes_its_host_is_rolled_back() {
 }
 
 fn power_cut(world: &World) {
-    let mut host = world.host.lock().expect("nobody panics while holding it");
+    let mut host = world.host.lock().expect("no holder panics");
     host.power_off(world.clock.now());
     host.power_on(world.clock.now());
 }

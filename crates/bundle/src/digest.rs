@@ -15,7 +15,7 @@ pub struct Digest(String);
 
 /// The text is not a sha256 digest.
 #[derive(Debug, thiserror::Error)]
-#[error("{0:?} is no sha256: it takes 64 lower-case hexadecimal digits")]
+#[error("invalid sha256 {0:?}, expected 64 lower-case hexadecimal digits")]
 pub struct NoDigest(String);
 
 impl Digest {

@@ -13,7 +13,8 @@ use crate::{
 pub enum Error {
     /// The text is not a valid bundle location.
     #[error(
-        "{location:?} names no bundle: {problem}. Expected an absolute path of a directory, http(s)://HOST/DIRECTORY/ or oci://REGISTRY/REPOSITORY@sha256:DIGEST"
+        "invalid bundle location {location:?}: {problem}; expected an absolute path of a \
+         directory, http(s)://HOST/DIRECTORY/ or oci://REGISTRY/REPOSITORY@sha256:DIGEST"
     )]
     Location {
         /// The location as given.
@@ -22,7 +23,7 @@ pub enum Error {
         problem: String,
     },
     /// A server cannot be reached.
-    #[error("{url} cannot be reached: {reason}")]
+    #[error("cannot reach {url}: {reason}")]
     Unreachable {
         /// The requested URL.
         url: String,
@@ -30,7 +31,7 @@ pub enum Error {
         reason: String,
     },
     /// A server sent no data before the timeout.
-    #[error("{url} said nothing for {seconds} s")]
+    #[error("{url} sent nothing for {seconds} s")]
     Silent {
         /// The requested URL.
         url: String,
@@ -48,7 +49,7 @@ pub enum Error {
         hint: &'static str,
     },
     /// A server sent an invalid response.
-    #[error("{url} answered what cannot be used: {problem}")]
+    #[error("invalid response from {url}: {problem}")]
     Answer {
         /// The requested URL.
         url: String,
@@ -56,7 +57,7 @@ pub enum Error {
         problem: String,
     },
     /// A download was interrupted. The received bytes are kept; the next attempt resumes there.
-    #[error("{file} broke off after {found} of {expected} bytes: {reason}")]
+    #[error("{file} ended after {found} of {expected} bytes: {reason}")]
     Torn {
         /// Name of the file.
         file: String,
@@ -68,13 +69,13 @@ pub enum Error {
         reason: String,
     },
     /// A file does not exist.
-    #[error("{what} is not there: a bundle has it beside its other parts")]
+    #[error("{what} does not exist; every bundle contains it")]
     Missing {
         /// The missing file.
         what: String,
     },
     /// The size of a file differs from the manifest.
-    #[error("{file} has {found} bytes, and the manifest says {expected}")]
+    #[error("{file} has {found} bytes, but {expected} in the manifest")]
     Size {
         /// Name of the file.
         file: String,
@@ -84,7 +85,7 @@ pub enum Error {
         found: u64,
     },
     /// The digest of a file differs from the manifest.
-    #[error("{file} is not what was signed: expected sha256 {expected}, found {found}")]
+    #[error("{file} does not match the signed manifest: expected sha256 {expected}, found {found}")]
     Content {
         /// Name of the file.
         file: String,
@@ -94,7 +95,7 @@ pub enum Error {
         found: Digest,
     },
     /// A part of a bundle exceeds its size limit.
-    #[error("{file} is larger than {limit} bytes, the most that it can have")]
+    #[error("{file} exceeds its limit of {limit} bytes")]
     Large {
         /// Name of the file.
         file: String,
@@ -102,7 +103,7 @@ pub enum Error {
         limit: u64,
     },
     /// The signature is not valid.
-    #[error("the signature of {location} is refused: {problem}")]
+    #[error("invalid signature of {location}: {problem}")]
     Signature {
         /// Location of the bundle.
         location: String,
@@ -110,7 +111,7 @@ pub enum Error {
         problem: SignatureError,
     },
     /// The manifest is not valid.
-    #[error("the manifest of {location} is refused: {problem}")]
+    #[error("invalid manifest of {location}: {problem}")]
     Manifest {
         /// Location of the bundle.
         location: String,
@@ -118,7 +119,7 @@ pub enum Error {
         problem: Box<ManifestError>,
     },
     /// The bundle is valid, but it is not the requested one.
-    #[error("{location} is not the bundle that is wanted: its {field} is {found}, not {expected}")]
+    #[error("wrong bundle {location}: its {field} is {found}, expected {expected}")]
     Other {
         /// Location of the bundle.
         location: String,
@@ -130,7 +131,7 @@ pub enum Error {
         found: String,
     },
     /// The bundle exceeds the size limit.
-    #[error("{location} has {found} bytes, and at most {limit} may be staged")]
+    #[error("{location} has {found} bytes, which exceeds the staging limit of {limit}")]
     Limit {
         /// Location of the bundle.
         location: String,
@@ -140,7 +141,10 @@ pub enum Error {
         found: u64,
     },
     /// The disk has not enough free space or inodes.
-    #[error("{} has room for {free} more {unit}, and the bundle needs {needed}: make room and try again", directory.display())]
+    #[error(
+        "{} has {free} {unit} free, but the bundle needs {needed}; free some space and try again",
+        directory.display()
+    )]
     Space {
         /// The directory to write to.
         directory: PathBuf,
@@ -152,7 +156,7 @@ pub enum Error {
         unit: &'static str,
     },
     /// Another user could change the staged files.
-    #[error("{} cannot hold staged files: {problem}", directory.display())]
+    #[error("cannot stage files in {}: {problem}", directory.display())]
     Directory {
         /// The staging directory.
         directory: PathBuf,

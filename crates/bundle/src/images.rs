@@ -140,5 +140,5 @@ pub fn named_descriptor(image: &Image) -> Descriptor {
 /// Builds an `index.json` with these entries.
 pub fn index_json(manifests: Vec<Descriptor>) -> Vec<u8> {
     let index = Index { schema_version: 2, media_type: Some(OCI_INDEX.to_owned()), manifests };
-    serde_json::to_vec(&index).expect("no map with other keys, no failing type")
+    serde_json::to_vec(&index).expect("the keys of all maps are strings and no type fails")
 }

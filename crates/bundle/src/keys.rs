@@ -23,7 +23,7 @@ pub struct PublicKeys(Vec<(String, PublicKey)>);
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The file cannot be read.
-    #[error("{} cannot be read: {source}", path.display())]
+    #[error("cannot read {}: {source}", path.display())]
     Read {
         /// Path of the file.
         path: PathBuf,
@@ -32,7 +32,8 @@ pub enum KeyError {
     },
     /// The text is not a public key.
     #[error(
-        "{name} holds no minisign public key ({problem}): it takes the .pub file that `refit bundle keygen` or `minisign -G` wrote, or its second line"
+        "invalid minisign public key {name} ({problem}), expected the .pub file that `refit \
+         bundle keygen` or `minisign -G` wrote, or its second line"
     )]
     Form {
         /// Origin of the key.
@@ -42,7 +43,8 @@ pub enum KeyError {
     },
     /// A plan or another source names a key that the host does not trust.
     #[error(
-        "the host does not trust the public key {key}, and whoever names a key cannot make it trusted ({trusted}): put its .pub file among the host's own keys"
+        "the host does not trust the public key {key}, and naming a key in a plan does not make \
+         it trusted ({trusted}); add its .pub file to the host's keys"
     )]
     Untrusted {
         /// The untrusted key.
@@ -59,10 +61,10 @@ pub enum SignatureError {
     #[error("no public key is trusted")]
     NoKeys,
     /// The text is not a signature.
-    #[error("it is no minisign signature: {0}")]
+    #[error("not a minisign signature: {0}")]
     Form(String),
     /// The signature matches none of the keys.
-    #[error("none of the trusted keys made it for these bytes (tried: {tried})")]
+    #[error("no trusted key verifies it (tried: {tried})")]
     NoMatch {
         /// Origins of the keys that were tried.
         tried: String,
@@ -87,9 +89,7 @@ impl PublicKeys {
             (Some(key), None, None) => key,
             (Some(comment), Some(key), None) if comment.starts_with("untrusted comment:") => key,
             _ => {
-                return Err(failed(
-                    "it takes a line with a comment and a line with the key".into(),
-                ));
+                return Err(failed("expected a comment line and a key line".into()));
             }
         };
         // Without the comment, so that the same key in two files compares equal.
@@ -149,7 +149,7 @@ impl PublicKeys {
                 return Err(KeyError::Untrusted {
                     key: name.clone(),
                     trusted: match self.names() {
-                        names if names.is_empty() => "it trusts none".to_owned(),
+                        names if names.is_empty() => "it trusts no key".to_owned(),
                         names => format!("it trusts {names}"),
                     },
                 });
@@ -189,7 +189,7 @@ fn load_file(path: &Path) -> Result<PublicKeys, KeyError> {
     let size = fs::metadata(path).map_err(failed)?.len();
     let name = path.display().to_string();
     if size > MAX_KEY_BYTES {
-        let problem = format!("it has {size} bytes");
+        let problem = format!("the key has {size} bytes");
         return Err(KeyError::Form { name, problem });
     }
     let text = fs::read_to_string(path).map_err(failed)?;
@@ -250,7 +250,7 @@ QtKMXWyYcwdpZAlPF7tE2ENJkRd1ujvKjlj1m9RtHTBnZPa5WKU5uWRs5GoP5M/VqE81QFuMKI5k/SfN
         let same = PublicKeys::parse("plan", KEY).unwrap();
         assert_eq!(own.narrowed_to(&same).unwrap().names(), "plan");
         let refused = PublicKeys::default().narrowed_to(&same).unwrap_err();
-        assert!(refused.to_string().contains("it trusts none"), "{refused}");
+        assert!(refused.to_string().contains("it trusts no key"), "{refused}");
         assert_eq!(own.narrowed_to(&PublicKeys::default()).unwrap().names(), "own");
     }
 
@@ -265,7 +265,7 @@ QtKMXWyYcwdpZAlPF7tE2ENJkRd1ujvKjlj1m9RtHTBnZPa5WKU5uWRs5GoP5M/VqE81QFuMKI5k/SfN
         assert_eq!(PublicKeys::load(&directory.path().join("a.pub")).unwrap().len(), 1);
         fs::write(directory.path().join("b.pub"), "rubbish").unwrap();
         let error = PublicKeys::load(directory.path()).unwrap_err().to_string();
-        assert!(error.contains("b.pub holds no minisign public key"), "{error}");
+        assert!(error.contains("invalid minisign public key"), "{error}");
     }
 
     proptest! {

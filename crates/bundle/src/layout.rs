@@ -36,7 +36,7 @@ pub fn tar_header(name: &str, size: u64) -> Option<[u8; BLOCK_LEN]> {
     let mut put = |at: usize, text: &[u8]| {
         header
             .get_mut(at..at + text.len())
-            .expect("the fields of a header are inside it")
+            .expect("all fields are within the header")
             .copy_from_slice(text);
     };
     put(0, name.as_bytes());
@@ -53,7 +53,7 @@ pub fn tar_header(name: &str, size: u64) -> Option<[u8; BLOCK_LEN]> {
     let text = format!("{sum:06o}\0 ");
     header
         .get_mut(148..156)
-        .expect("the checksum is inside the header")
+        .expect("the checksum is within the header")
         .copy_from_slice(text.as_bytes());
     Some(header)
 }

@@ -134,24 +134,25 @@ pub struct Blob {
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
     /// The manifest exceeds the size limit.
-    #[error("it has {found} bytes, and a manifest has at most {MAX_MANIFEST_BYTES}")]
+    #[error("{found} bytes exceed the limit of {MAX_MANIFEST_BYTES}")]
     Large {
         /// Its size in bytes.
         found: u64,
     },
     /// The format version is not supported.
     #[error(
-        "its apiVersion is {found:?}, and this version of Refit reads {API_VERSION:?}: build it with the same version, or upgrade"
+        "unknown apiVersion {found:?}, expected {API_VERSION:?}; build the bundle with the same \
+         version of Refit, or upgrade Refit"
     )]
     Version {
         /// The version in the manifest.
         found: String,
     },
     /// The text is not JSON of the expected form.
-    #[error("it cannot be read: {0}")]
+    #[error("cannot parse it: {0}")]
     Json(#[from] serde_json::Error),
     /// The bytes are not the canonical encoding of the content.
-    #[error("it is not written canonically, so it was changed after `refit bundle build`")]
+    #[error("not in canonical form: it was changed after `refit bundle build`")]
     NotCanonical,
     /// A field has an invalid value.
     #[error("{field}: {problem}")]
@@ -162,7 +163,7 @@ pub enum ManifestError {
         problem: String,
     },
     /// A path is not allowed in a bundle.
-    #[error("files: the path {path:?} is refused: {problem}")]
+    #[error("files: invalid path {path:?}: {problem}")]
     Path {
         /// The invalid path.
         path: String,
@@ -211,7 +212,8 @@ impl Manifest {
     /// Encodes the manifest to the bytes that are signed.
     pub fn to_canonical(&self) -> Vec<u8> {
         // Fields are declared in alphabetical order.
-        let mut bytes = serde_json::to_vec(self).expect("no map with other keys, no failing type");
+        let mut bytes =
+            serde_json::to_vec(self).expect("the keys of all maps are strings and no type fails");
         bytes.push(b'\n');
         bytes
     }
@@ -261,7 +263,7 @@ impl Manifest {
             return Err(field("files", "the bundle is empty".to_owned()));
         }
         if count > MAX_FILES {
-            return Err(field("files", format!("{count} files are more than {MAX_FILES}")));
+            return Err(field("files", format!("{count} files exceed the limit of {MAX_FILES}")));
         }
         self.validate_sizes()?;
         self.files.iter().try_for_each(|file| self.validate_file(file))?;
@@ -269,11 +271,11 @@ impl Manifest {
         names::check_together(paths)
             .map_err(|(path, problem)| ManifestError::Path { path, problem })?;
         if !self.files.is_sorted_by(|a, b| a.path < b.path) {
-            return Err(field("files", "they are not sorted by path".to_owned()));
+            return Err(field("files", "not sorted by path".to_owned()));
         }
         self.images.iter().try_for_each(validate_image)?;
         if !self.images.is_sorted_by(|a, b| a.name < b.name) {
-            let problem = "they are not sorted by name, or a name stands twice".to_owned();
+            let problem = "not sorted by name, or a duplicate name".to_owned();
             return Err(field("images", problem));
         }
         Ok(())
@@ -284,11 +286,11 @@ impl Manifest {
         for (digest, size) in self.contents() {
             let at = || format!("size of {}", self.name_of(digest));
             if size > MAX_FILE_BYTES {
-                let problem = format!("{size} bytes are more than {MAX_FILE_BYTES}");
+                let problem = format!("{size} bytes exceed the limit of {MAX_FILE_BYTES}");
                 return Err(field(at(), problem));
             }
             if sizes.insert(digest, size).is_some_and(|other| other != size) {
-                return Err(field(at(), "the same digest stands with two sizes".to_owned()));
+                return Err(field(at(), "the same digest has two sizes".to_owned()));
             }
         }
         Ok(())
@@ -306,9 +308,9 @@ impl Manifest {
         match (file.kind, &file.package) {
             (FileKind::Package, Some(package)) => self.validate_package(path, package),
             (FileKind::Package, None) => {
-                Err(field(path, "it says not which package it is".to_owned()))
+                Err(field(path, "package, version and architecture are missing".to_owned()))
             }
-            (_, Some(_)) => Err(field(path, "it is no package".to_owned())),
+            (_, Some(_)) => Err(field(path, "not a package, but it has package fields".to_owned())),
             (_, None) => Ok(()),
         }
     }
@@ -316,12 +318,12 @@ impl Manifest {
     fn validate_package(&self, path: &str, package: &Package) -> Result<(), ManifestError> {
         let words = [&package.architecture, &package.name, &package.version];
         if let Some(word) = words.iter().find(|word| !names::is_package_word(word)) {
-            let problem = format!("{word:?} is no name, version or architecture of a package");
+            let problem = format!("invalid name, version or architecture {word:?} of a package");
             return Err(field(path, problem));
         }
         if !self.os_family.takes(package.format) {
             let family = self.os_family.as_str();
-            let problem = format!("hosts of osFamily {family} cannot install it");
+            let problem = format!("hosts with osFamily {family} cannot install it");
             return Err(field(path, problem));
         }
         let own = match package.format {
@@ -331,7 +333,7 @@ impl Manifest {
         };
         if !own.contains(&package.architecture.as_str()) {
             let (found, wanted) = (&package.architecture, self.architecture.as_str());
-            let problem = format!("it is for {found}, and the bundle for {wanted}");
+            let problem = format!("it is for {found}, the bundle is for {wanted}");
             return Err(field(path, problem));
         }
         Ok(())
@@ -341,17 +343,18 @@ impl Manifest {
 fn validate_image(image: &Image) -> Result<(), ManifestError> {
     let name = &image.name;
     if !names::is_image_name(name) {
-        let problem = format!("{name:?} is no image like registry.example/pause:3.10");
+        let problem =
+            format!("invalid image name {name:?}, expected one like registry.example/pause:3.10");
         return Err(field("images", problem));
     }
     if !crate::images::is_image_manifest(&image.media_type) {
-        return Err(field(name, format!("{:?} is no media type of an image", image.media_type)));
+        return Err(field(name, format!("unknown image media type {:?}", image.media_type)));
     }
     if !image.blobs.is_sorted_by(|a, b| a.sha256 < b.sha256) {
-        return Err(field(name, "its blobs are not sorted by digest".to_owned()));
+        return Err(field(name, "the blobs are not sorted by digest".to_owned()));
     }
     if !image.blobs.iter().any(|blob| blob.sha256 == image.manifest) {
-        return Err(field(name, "its manifest is not among its blobs".to_owned()));
+        return Err(field(name, "the manifest is not among the blobs".to_owned()));
     }
     Ok(())
 }

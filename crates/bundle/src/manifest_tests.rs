@@ -104,11 +104,11 @@ fn an_inconsistent_manifest_names_the_field() {
             m.images.clear();
         }),
         ("two sizes", |m| m.files[0].sha256 = digest("layer")),
-        ("more than 8589934591", |m| m.files[0].size = u64::MAX),
+        ("exceed the limit of 8589934591", |m| m.files[0].size = u64::MAX),
         ("starts with '.'", |m| {
             m.files[0].path = "packages/../shadow".into();
         }),
-        ("has the character", |m| {
+        ("contains the character", |m| {
             m.files[0].path = "packages/a;b".into();
         }),
         ("stands in packages/", |m| {
@@ -117,12 +117,12 @@ fn an_inconsistent_manifest_names_the_field() {
         ("stands in packages/", |m| {
             m.files[0].path = "packages".into();
         }),
-        ("not which package", |m| m.files[0].package = None),
+        ("package, version and architecture are missing", |m| m.files[0].package = None),
         ("cannot install it", |m| m.os_family = OsFamily::Rhel),
         ("it is for amd64", |m| m.architecture = Architecture::Arm64),
         ("not sorted by path", |m| m.files.reverse()),
-        ("a name stands twice", |m| m.images[0].name = "a/b:2".into()),
-        ("not among its blobs", |m| {
+        ("a duplicate name", |m| m.images[0].name = "a/b:2".into()),
+        ("not among the blobs", |m| {
             m.images[0].manifest = digest("other");
         }),
     ];
@@ -139,7 +139,7 @@ fn a_version_that_reads_as_an_option_is_refused() {
             package.version = "-oDPkg::Pre-Invoke=x".into();
         }
     });
-    assert!(found.contains("is no name, version or architecture"), "{found}");
+    assert!(found.contains("invalid name, version or architecture"), "{found}");
 }
 
 #[test]

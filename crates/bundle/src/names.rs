@@ -13,25 +13,25 @@ const DEEPEST: usize = 4;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PathProblem {
     /// The path or one of its components is empty.
-    #[error("it has an empty part")]
+    #[error("it has an empty component")]
     Empty,
     /// The path is too long.
-    #[error("it is longer than {LONGEST_PATH} bytes, or a part of it than {LONGEST_PART}")]
+    #[error("it exceeds {LONGEST_PATH} bytes, or a component exceeds {LONGEST_PART}")]
     Long,
     /// The path has too many components.
-    #[error("it has more than {DEEPEST} parts")]
+    #[error("it has more than {DEEPEST} components")]
     Deep,
     /// A component starts with a dot or a dash: a hidden file, a parent directory, or an option.
-    #[error("a part of it starts with {0:?}")]
+    #[error("a component starts with {0:?}")]
     Start(char),
     /// The path contains a character that is not allowed.
-    #[error("it has the character {0:?}")]
+    #[error("it contains the character {0:?}")]
     Character(char),
     /// Two paths name the same file on some file systems.
-    #[error("it differs from {0} in nothing but case")]
+    #[error("it differs from {0} only in case")]
     Twice(String),
     /// The path is both a file and a directory.
-    #[error("it is a file, and {0} needs it to be a directory")]
+    #[error("it is a file, but {0} requires a directory")]
     Directory(String),
 }
 

@@ -118,7 +118,7 @@ fn an_unsuitable_input_is_named_and_leaves_no_output() {
     let world = World::new();
     let message = |change: Change| refused(&world, change).to_string();
     let cases: [(&str, Change); 9] = [
-        ("it is for amd64, and the bundle for arm64", |spec, _| {
+        ("it is for amd64, the bundle is for arm64", |spec, _| {
             spec.architecture = Architecture::Arm64;
             spec.images.clear();
         }),
@@ -138,15 +138,15 @@ fn an_unsuitable_input_is_named_and_leaves_no_output() {
         ("starts with '.'", |spec, inputs| {
             spec.files = vec![FileSpec { path: inputs.join("os.cosi"), name: Some("../x".into()) }];
         }),
-        ("no plain file", |spec, inputs| {
+        ("not a regular file", |spec, inputs| {
             std::os::unix::fs::symlink("/etc/passwd", inputs.join("link")).unwrap();
             spec.files = vec![FileSpec { path: inputs.join("link"), name: None }];
         }),
-        ("name is given, and it has 2 images", |spec, inputs| {
+        ("name is set, but the archive has 2 images", |spec, inputs| {
             let path = inputs.parent().unwrap().join("two-images");
             spec.images = vec![ImageSpec { path, name: Some("a.example/b:c".into()) }];
         }),
-        ("none of .deb", |spec, inputs| {
+        ("expected .deb", |spec, inputs| {
             spec.packages =
                 vec![PackageSpec { path: inputs.join("os.cosi"), ..PackageSpec::default() }];
         }),
@@ -178,7 +178,7 @@ fn a_duplicate_image_counts_once_and_a_name_clash_is_refused() {
     let error = refused(&world, |spec, _| {
         spec.images.push(ImageSpec { path: twin, name: None });
     });
-    assert!(error.to_string().contains("a name stands twice"), "{error}");
+    assert!(error.to_string().contains("a duplicate name"), "{error}");
     let mut spec = Spec { packages: world.packages(), ..world.spec() };
     spec.images.push(spec.images[0].clone());
     let built = build::build(&spec, &world.key, &world.path("b")).unwrap();

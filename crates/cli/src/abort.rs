@@ -35,7 +35,7 @@ retry`.
 abort (stops now), already (requested before) or tooLate (the update ends first).
 
 Exit codes:
-  0  every unfinished update was asked to stop, or there is no unfinished update
+  0  every unfinished update was requested to stop, or there is none
   1  the cluster cannot be read or written
   2  the command line is invalid")]
 pub(crate) struct Args {
@@ -47,7 +47,7 @@ pub(crate) struct Args {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 enum Action {
-    /// The update is asked to stop.
+    /// The update is requested to stop.
     Abort,
     /// An abort was requested before.
     Already,
@@ -92,13 +92,13 @@ fn decide(update: &NodeUpdate) -> Option<Decision<Row>> {
     }
     let version = &update.spec.goal.kubernetes_version;
     let (action, message) = if is_past_return(phase) {
-        let text = format!("past the point of no return, it ends first: on {version}");
+        let text = format!("past the point of no return, runs to completion: on {version}");
         (Action::TooLate, text)
     } else {
         let text = if matches!(phase, Phase::Pending | Phase::Waiting) {
-            "nothing was begun: it stops at once"
+            "not started: stops immediately"
         } else {
-            "before the point of no return: the host stops at its next safe step"
+            "before the point of no return: stops at the next safe step"
         };
         (Action::Abort, text.to_owned())
     };
@@ -117,12 +117,12 @@ fn decide(update: &NodeUpdate) -> Option<Decision<Row>> {
 }
 
 fn show(printer: Printer, args: &AskArgs, rows: &[Row]) -> anyhow::Result<()> {
-    let empty = format!("{}: no update is under way", args.target);
+    let empty = format!("{}: no update is in progress", args.target);
     report(printer, rows, &empty, |row| {
         let what = match (row.action, args.dry_run) {
-            (Action::Already, _) => "was asked to stop before",
-            (Action::Abort, true) => "would be asked to stop",
-            (Action::Abort, false) => "is asked to stop",
+            (Action::Already, _) => "was already requested to stop",
+            (Action::Abort, true) => "would be requested to stop",
+            (Action::Abort, false) => "is requested to stop",
             (Action::TooLate, _) => "too late to stop",
         };
         format!("{} ({}): {what}; {}", row.node_update, row.phase, row.message)
@@ -140,14 +140,14 @@ fn show(printer: Printer, args: &AskArgs, rows: &[Row]) -> anyhow::Result<()> {
 /// Describes the remaining updates and how to continue.
 fn advice(rows: &[Row], target: &Target) -> String {
     if rows.iter().any(|row| row.past_return) {
-        return "The group's other machines follow after that, as long as its owner asks for the new version: to \
-                keep them as they are, pause the owner (annotation cluster.x-k8s.io/paused) or set its version \
-                back."
+        return "The group's other machines follow after that while its owner requests the new \
+            version. To keep them as they are, pause the owner (annotation \
+            cluster.x-k8s.io/paused) or restore its previous version."
             .to_owned();
     }
     format!(
-        "The rollout waits at these machines, as long as the owner asks for the new version. To stay on the old \
-         one set its version back; to go on: `{} retry {target}`",
+        "The rollout waits at these machines while the owner requests the new version. To stay on \
+         the old version, restore it in the owner; to continue: `{} retry {target}`",
         program()
     )
 }

@@ -90,7 +90,7 @@ where
             Err(error) => return Err(cluster.explain(error, &attempt_on::<K>("patch", &name))),
         }
     }
-    anyhow::bail!("{} {name} keeps changing: try again", K::kind(&()))
+    anyhow::bail!("{} {name} keeps changing; try again", K::kind(&()))
 }
 
 /// Prints the rows as one JSON document or one line each; prints `empty` if there are no rows.

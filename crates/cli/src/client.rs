@@ -43,15 +43,15 @@ pub(crate) async fn connect(global: &GlobalArgs) -> anyhow::Result<Cluster> {
     let config = config(global).await?;
     if config.proxy_url.is_some() {
         bail!(
-            "the kubeconfig names a proxy for {}, and Refit calls API servers directly: run it where \
-             the API server can be reached, or take proxy-url out of the kubeconfig",
+            "the kubeconfig sets a proxy for {}, but Refit calls API servers directly; run it \
+             where the API server is reachable, or remove proxy-url from the kubeconfig",
             config.cluster_url
         );
     }
     let stack = ClientStack::production(concat!("refit-cli/", env!("CARGO_PKG_VERSION")));
     let url = config.cluster_url.to_string();
     let client = stack.client(&config).with_context(|| {
-        format!("the credentials for {url} cannot be used; look at the user of this context")
+        format!("invalid credentials for {url}; check the user of this context")
     })?;
     let namespace = global.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
     Ok(Cluster {
@@ -66,11 +66,11 @@ async fn config(global: &GlobalArgs) -> anyhow::Result<Config> {
     let Some(kubeconfig) = kubeconfig(global)? else {
         if global.context.is_none() && std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() {
             return Config::incluster()
-                .context("the pod's own service account cannot be used; mount its token");
+                .context("cannot use the pod's service account; mount its token");
         }
         bail!(
-            "no kubeconfig: there is no ~/.kube/config, and KUBECONFIG is not set. Name one with \
-             --kubeconfig FILE, or start a cluster to try things on with `{} sandbox`",
+            "no kubeconfig: ~/.kube/config does not exist, and KUBECONFIG is not set. Set \
+             --kubeconfig FILE, or start a simulated cluster with `{} sandbox`",
             program()
         );
     };
@@ -85,7 +85,7 @@ async fn config(global: &GlobalArgs) -> anyhow::Result<Config> {
         .or_else(|| kubeconfig.current_context.clone())
         .filter(|name| !name.is_empty());
     let Some(wanted) = wanted else {
-        bail!("the kubeconfig has no current context: name one with --context ({list})");
+        bail!("the kubeconfig has no current context; select one with --context ({list})");
     };
     if !contexts.contains(&wanted) {
         bail!("the kubeconfig has no context {wanted:?}: {list}");
@@ -94,7 +94,7 @@ async fn config(global: &GlobalArgs) -> anyhow::Result<Config> {
         KubeConfigOptions { context: Some(wanted.clone()), ..KubeConfigOptions::default() };
     Config::from_custom_kubeconfig(kubeconfig, &options)
         .await
-        .with_context(|| format!("context {wanted:?} of the kubeconfig cannot be used"))
+        .with_context(|| format!("invalid context {wanted:?} in the kubeconfig"))
 }
 
 /// Loads the selected kubeconfig; returns `None` if no file exists.
@@ -113,7 +113,9 @@ fn kubeconfig(global: &GlobalArgs) -> anyhow::Result<Option<Kubeconfig>> {
     let there: Vec<&PathBuf> = paths.iter().filter(|path| path.exists()).collect();
     if there.is_empty() {
         return match (named.is_some(), paths.first()) {
-            (true, Some(path)) => bail!("KUBECONFIG names {}, which is not there", path.display()),
+            (true, Some(path)) => {
+                bail!("KUBECONFIG names {}, which does not exist", path.display())
+            }
             _ => Ok(None),
         };
     }
@@ -123,16 +125,16 @@ fn kubeconfig(global: &GlobalArgs) -> anyhow::Result<Option<Kubeconfig>> {
             let next = read(path)?;
             merged
                 .merge(next)
-                .with_context(|| format!("{} does not fit the files before it", path.display()))
+                .with_context(|| format!("{} conflicts with the previous files", path.display()))
         })
         .map(Some)
 }
 
 fn read(path: &Path) -> anyhow::Result<Kubeconfig> {
     if !path.exists() {
-        bail!("there is no kubeconfig {}", path.display());
+        bail!("kubeconfig {} does not exist", path.display());
     }
-    Kubeconfig::read_from(path).with_context(|| format!("{} is no kubeconfig", path.display()))
+    Kubeconfig::read_from(path).with_context(|| format!("{} is not a kubeconfig", path.display()))
 }
 
 impl Cluster {
@@ -208,25 +210,25 @@ impl Cluster {
         let message = status.message.trim_end_matches('.');
         match status.code {
             401 => anyhow!(
-                "{} does not accept the credentials of this context ({message}): log in again, or \
-                 name another one with --context",
+                "{} rejects the credentials of this context ({message}); log in again, or select \
+                 another context with --context",
                 self.url
             ),
             403 => anyhow!(
-                "you may not {attempt}: {message}. Ask for that right; `kubectl auth can-i {} {}` \
-                 looks whether you have it",
+                "you are not allowed to {attempt}: {message}. Request the permission; `kubectl \
+                 auth can-i {} {}` checks it",
                 attempt.verb,
                 attempt.resource()
             ),
             404 if !is_no_such_name(status) && attempt.group == OUR_GROUP => anyhow!(
-                "{} does not know {}: Refit is not installed there. `{} install` does that",
+                "{} does not serve {}: Refit is not installed there. Install it with `{} install`",
                 self.url,
                 attempt.resource(),
                 program()
             ),
             404 if !is_no_such_name(status) => anyhow!(
-                "{} does not know {} {}: no Cluster API of that version is installed there. Is this \
-                 the management cluster? --context names another one",
+                "{} does not serve {} {}: Cluster API of that version is not installed there. \
+                 Check that this is the management cluster; --context selects another",
                 self.url,
                 attempt.resource(),
                 attempt.version
@@ -245,7 +247,7 @@ impl Cluster {
                 && io.kind() == io::ErrorKind::ConnectionRefused
             {
                 return anyhow!(
-                    "{url} refuses connections: no API server listens there. Start it, or name \
+                    "{url} refuses connections: no API server listens there. Start it, or select \
                      another cluster with --context or --kubeconfig"
                 );
             }
@@ -255,12 +257,12 @@ impl Cluster {
         let reason = causes.last().cloned().unwrap_or_else(|| error.to_string());
         if reason.contains("certificate") {
             return anyhow!(
-                "no trusted connection to {url}: {reason}. The kubeconfig may belong to an earlier \
-                 cluster at that address"
+                "cannot establish a trusted connection to {url}: {reason}. The kubeconfig may \
+                 belong to a previous cluster at that address"
             );
         }
         anyhow!(
-            "{url} cannot be reached: {reason}. Check the network, or name another cluster with \
+            "cannot reach {url}: {reason}. Check the network, or select another cluster with \
              --context"
         )
     }

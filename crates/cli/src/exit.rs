@@ -52,7 +52,7 @@ pub(crate) fn run(
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .context("this process cannot start its runtime")?;
+        .context("cannot start the async runtime")?;
     let code = runtime.block_on(async {
         tokio::select! {
             biased;

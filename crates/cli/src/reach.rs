@@ -36,7 +36,7 @@ impl Surroundings {
         let namespace_labels = match namespaces.get(&cluster.namespace).await {
             Ok(namespace) => Read::Known(namespace.labels().clone()),
             Err(kube::Error::Api(status)) if status.code == 403 => Read::Unknown(format!(
-                "you may not read namespace {} ({})",
+                "you are not allowed to read namespace {} ({})",
                 cluster.namespace, status.message
             )),
             Err(error) => {
@@ -138,9 +138,11 @@ where
     match api.list(&params).await {
         Ok(list) => Ok(Read::Known(list.items)),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(Read::Known(Vec::new())),
-        Err(kube::Error::Api(status)) if status.code == 403 => {
-            Ok(Read::Unknown(format!("you may not list {} ({})", K::plural(&()), status.message)))
-        }
+        Err(kube::Error::Api(status)) if status.code == 403 => Ok(Read::Unknown(format!(
+            "you are not allowed to list {} ({})",
+            K::plural(&()),
+            status.message
+        ))),
         Err(error) => Err(cluster.explain(error, &attempt::<K>("list"))),
     }
 }

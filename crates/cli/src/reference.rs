@@ -53,7 +53,7 @@ pub(crate) fn man(args: &Man, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     };
     fs::create_dir_all(dir)
-        .with_context(|| format!("the directory {} cannot be made", dir.display()))?;
+        .with_context(|| format!("cannot create the directory {}", dir.display()))?;
     let mut pages = vec![(global::PROGRAM.to_owned(), command.clone())];
     for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
         let name = format!("{}-{}", global::PROGRAM, sub.get_name());
@@ -68,7 +68,7 @@ pub(crate) fn man(args: &Man, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let mut text = Vec::new();
         clap_mangen::Man::new(page).render(&mut text)?;
         let path = dir.join(format!("{name}.1"));
-        fs::write(&path, text).with_context(|| format!("{} cannot be written", path.display()))?;
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
         printer.note(&path.display().to_string())?;
     }
     Ok(ExitCode::SUCCESS)

@@ -89,7 +89,11 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
 
 /// Returns the row for a machine that was deleted in the meantime.
 fn deleted_row(machine: &Machine, updates: &[NodeUpdate]) -> Row {
-    Row { action: Action::None, message: "it is gone".to_owned(), ..decide(machine, updates).row }
+    Row {
+        action: Action::None,
+        message: "it no longer exists".to_owned(),
+        ..decide(machine, updates).row
+    }
 }
 
 /// Decides what to do about a machine.
@@ -124,20 +128,20 @@ fn decide(machine: &Machine, updates: &[NodeUpdate]) -> Decision<Row> {
         | Phase::Verifying
         | Phase::Uncordoning
         | Phase::Stopping) => {
-            return row(Action::None, format!("its update is under way: {phase:?}"));
+            return row(Action::None, format!("its update is in progress: {phase:?}"));
         }
     }
     if machine.metadata.deletion_timestamp.is_some() {
         return none("it is being deleted");
     }
     if update.spec.origin != Origin::Hook {
-        return none("its update was not asked for by Cluster API: make a new NodeUpdate");
+        return none("its update was not requested by Cluster API; create a new NodeUpdate");
     }
     if !update_in_progress(machine) {
-        return none("Cluster API does not ask for an update of it any more");
+        return none("Cluster API no longer requests its update");
     }
     if machine.annotations().get(keys::RETRY) == Some(&name) {
-        return row(Action::Already, format!("{name} is to be tried again already"));
+        return row(Action::Already, format!("a retry of {name} is already requested"));
     }
     let how = format!("{:?}", status.phase).to_lowercase();
     let why = match status.failure_reason.as_str() {
@@ -150,10 +154,10 @@ fn decide(machine: &Machine, updates: &[NodeUpdate]) -> Decision<Row> {
 fn show(printer: Printer, args: &AskArgs, rows: &[Row]) -> anyhow::Result<()> {
     report(printer, rows, &format!("{} has no machines", args.target), |row| {
         let what = match row.action {
-            Action::Retry if args.dry_run => "would be tried again (dry run: nothing was written)",
-            Action::Retry => "is tried once more",
+            Action::Retry if args.dry_run => "would be retried (dry run: nothing was written)",
+            Action::Retry => "will be retried",
             Action::Already => "unchanged",
-            Action::None => "nothing to try again",
+            Action::None => "nothing to retry",
         };
         format!("{}: {what}: {}", row.machine, row.message)
     })
@@ -215,9 +219,9 @@ mod tests {
         let table = [
             (machine(true, None), Vec::new(), "never updated"),
             (machine(true, None), update(Phase::Succeeded, "Hook"), "succeeded"),
-            (machine(true, None), update(Phase::Draining, "Hook"), "under way"),
-            (machine(false, None), failed.clone(), "does not ask"),
-            (machine(true, None), update(Phase::Failed, "Task"), "make a new NodeUpdate"),
+            (machine(true, None), update(Phase::Draining, "Hook"), "in progress"),
+            (machine(false, None), failed.clone(), "no longer requests"),
+            (machine(true, None), update(Phase::Failed, "Task"), "create a new NodeUpdate"),
             (deleting, failed, "being deleted"),
         ];
         for (machine, updates, words) in table {

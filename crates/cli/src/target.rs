@@ -115,18 +115,18 @@ impl FromStr for Target {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        const WANT: &str =
-            "want cluster/NAME, kcp/NAME, md/NAME, ms/NAME or machine/NAME (long forms work, too)";
+        const WANT: &str = "expected cluster/NAME, kcp/NAME, md/NAME, ms/NAME or machine/NAME \
+            (long forms work, too)";
         let Some((kind, name)) = text.split_once('/') else {
-            return Err(format!("{text:?} names no kind: {WANT}"));
+            return Err(format!("invalid target {text:?} without a kind, {WANT}"));
         };
         let Some(kind) = TargetKind::read(kind) else {
-            return Err(format!("{kind:?} is no kind that Refit works on: {WANT}"));
+            return Err(format!("unknown kind {kind:?}, {WANT}"));
         };
         let legal =
             |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
         if name.is_empty() || !name.chars().all(legal) {
-            return Err(format!("{name:?} is no name of an object: {WANT}"));
+            return Err(format!("invalid object name {name:?}, {WANT}"));
         }
         Ok(Self { kind, name: name.to_owned() })
     }
@@ -234,7 +234,7 @@ impl Target {
     /// Creates the error for a missing target.
     pub(crate) fn missing(&self, cluster: &Cluster) -> anyhow::Error {
         anyhow!(
-            "there is no {self} in namespace {} at {}; -n names another namespace",
+            "{self} does not exist in namespace {} at {}; -n selects another namespace",
             cluster.namespace,
             cluster.url
         )
@@ -339,7 +339,7 @@ mod tests {
             "md.apps/x",
         ] {
             let error = text.parse::<Target>().unwrap_err();
-            assert!(error.contains("want cluster/NAME"), "{text}: {error}");
+            assert!(error.contains("expected cluster/NAME"), "{text}: {error}");
         }
     }
 

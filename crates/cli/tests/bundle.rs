@@ -107,7 +107,9 @@ fn the_exit_code_of_verify_shows_the_problem() {
     let (code, text) = directory.verify(&["b"]);
     assert_eq!(code, Some(4));
     assert!(
-        text.contains("packages/kubernetes-node.tar.gz is not what was signed: expected sha256 "),
+        text.contains(
+            "packages/kubernetes-node.tar.gz does not match the signed manifest: expected sha256 "
+        ),
         "{text}"
     );
 }

@@ -21,7 +21,7 @@ fn abort_stops_every_unfinished_update_and_reports_it() {
     let before = stage.server().revision();
     let rehearsed = stage.run(&["abort", "cluster/edge-1", "--dry-run"]);
     assert!(
-        rehearsed.stdout.contains("edge-1-a-1 (Staging): would be asked to stop"),
+        rehearsed.stdout.contains("edge-1-a-1 (Staging): would be requested to stop"),
         "{rehearsed:?}"
     );
     assert_eq!(stage.server().revision(), before);
@@ -30,7 +30,7 @@ fn abort_stops_every_unfinished_update_and_reports_it() {
     assert!(
         ended
             .stdout
-            .contains("edge-1-a-1 (Staging): is asked to stop; before the point of no return")
+            .contains("edge-1-a-1 (Staging): is requested to stop; before the point of no return")
     );
     assert!(
         ended
@@ -54,7 +54,7 @@ fn an_invalid_log_filter_is_reported_first() {
     assert_eq!(ended.code, Some(0), "help needs no logs: {ended:?}");
     let ended = run(refit(&["completions", "bash"]).env("REFIT_LOG", "refit=loud"));
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(ended.stderr.starts_with("error: \"refit=loud\" is no log filter: "), "{ended:?}");
+    assert!(ended.stderr.starts_with("error: invalid log filter \"refit=loud\": "), "{ended:?}");
     assert_eq!(ended.stdout, "");
 }
 
@@ -65,13 +65,8 @@ fn retry_annotates_the_machines_with_a_failed_update() {
     stage.update("edge-1-b", json!({"phase": "Stopped", "failureReason": "Aborted"}));
     let ended = stage.run(&["retry", "kcp/edge-1"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(
-        ended.stdout.contains("edge-1-a: is tried once more: edge-1-a-1 failed (HostStepFailed)")
-    );
-    assert!(
-        ended.stdout.contains("edge-1-c: nothing to try again: it was never updated"),
-        "{ended:?}"
-    );
+    assert!(ended.stdout.contains("edge-1-a: will be retried: edge-1-a-1 failed (HostStepFailed)"));
+    assert!(ended.stdout.contains("edge-1-c: nothing to retry: it was never updated"), "{ended:?}");
     for name in ["edge-1-a", "edge-1-b"] {
         let annotations = &stage.get(MACHINE, name)["metadata"]["annotations"];
         assert_eq!(annotations["refit.dev/retry"], format!("{name}-1"));
@@ -93,9 +88,9 @@ fn without_a_cluster_the_error_names_a_remedy() {
         "{none:?}"
     );
     let missing = run(refit(&["watch"]).env("KUBECONFIG", directory.path().join("none")));
-    assert!(missing.stderr.contains("which is not there"), "{missing:?}");
+    assert!(missing.stderr.contains("which does not exist"), "{missing:?}");
     let named = run(&mut refit(&["watch", "--kubeconfig", "/none"]));
-    assert!(named.stderr.contains("there is no kubeconfig /none"), "{named:?}");
+    assert!(named.stderr.contains("kubeconfig /none does not exist"), "{named:?}");
 }
 
 #[test]
@@ -122,14 +117,14 @@ fn a_cluster_without_refit_or_cluster_api_is_reported() {
     let bare = Stage::bare();
     let ended = bare.run(&["watch"]);
     assert_eq!(ended.code, Some(1));
-    assert!(ended.stderr.contains("does not know machines.cluster.x-k8s.io"), "{ended:?}");
+    assert!(ended.stderr.contains("does not serve machines.cluster.x-k8s.io"), "{ended:?}");
     let crds = refit_cluster_api::crds();
     for crd in crds {
         let crd = serde_json::to_value(crd).unwrap();
         bare.create("apiextensions.k8s.io/v1/CustomResourceDefinition", crd);
     }
     let ended = bare.run(&["watch"]);
-    assert!(ended.stderr.contains("`refit install` does that"), "{ended:?}");
+    assert!(ended.stderr.contains("Install it with `refit install`"), "{ended:?}");
 }
 
 #[test]
@@ -177,7 +172,7 @@ fn the_usage_shows_the_kubectl_plugin() {
     assert!(help.stdout.contains("\n  kubectl refit watch cluster/edge-1"), "{help:?}");
     let wrong = run(Command::new(&plugin).args(["watch", "nothing"]));
     assert_eq!(wrong.code, Some(2));
-    assert!(wrong.stderr.contains("want cluster/NAME"), "{wrong:?}");
+    assert!(wrong.stderr.contains("expected cluster/NAME"), "{wrong:?}");
 }
 
 #[test]

@@ -68,7 +68,7 @@ fn parts_image_and_replicas_are_chosen() {
 #[test]
 fn an_invalid_request_is_reported_and_prints_nothing() {
     for (args, expected) in [
-        (["install", "--image", "a b"], "is no image"),
+        (["install", "--image", "a b"], "invalid --image"),
         (["install", "--replicas", "0"], "0 is not in 1..=9"),
         (["install", "--apply", "-v"], "/nonexistent"),
     ] {

@@ -21,7 +21,7 @@ fn the_workers_follow_when_the_control_plane_is_done() {
     let mut upgrade = stage.start(&["upgrade", "cluster/edge-1", "--to", NEW]);
     let line = upgrade.until("spec.version");
     assert_eq!(line, format!("KubeadmControlPlane/edge-1: spec.version {OLD} -> {NEW}"));
-    upgrade.until("same command goes on");
+    upgrade.until("run the same command to continue");
     for name in &MACHINES[..3] {
         stage.update(name, json!({"phase": "Upgrading", "progress": {"percent": 40}}));
         upgrade.until(&format!("{name}   40%  Upgrading"));
@@ -36,16 +36,13 @@ fn the_workers_follow_when_the_control_plane_is_done() {
     );
     let ended = upgrade.end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(
-        ended.stdout.ends_with("`refit watch Cluster/edge-1` shows how far it is"),
-        "{ended:?}"
-    );
+    assert!(ended.stdout.ends_with("`refit watch Cluster/edge-1` shows the progress"), "{ended:?}");
     assert_eq!(version(&stage, DEPLOYMENT, "edge-1-md"), NEW);
 
     // A second run writes nothing; with --watch it waits for the workers.
     let before = stage.server().revision();
     let mut again = stage.start(&["upgrade", "cluster/edge-1", "--to", NEW, "--watch"]);
-    again.until("asks for v1.35.0 already");
+    again.until("already requests v1.35.0");
     again.until("Waiting: not its turn yet");
     assert_eq!(stage.server().revision(), before);
     stage.update("edge-1-md-a", json!({"phase": "Draining"}));
@@ -60,8 +57,8 @@ fn a_refused_upgrade_writes_nothing() {
     let stage = Stage::new().with_cluster();
     let before = stage.server().revision();
     let table = [
-        ("kcp/edge-1", "v1.36.0", "go to v1.35.0 first"),
-        ("kcp/edge-1", "v1.33.0", "does not go back"),
+        ("kcp/edge-1", "v1.36.0", "upgrade to v1.35.0 first"),
+        ("kcp/edge-1", "v1.33.0", "does not downgrade"),
         ("md/edge-1-md", NEW, "the control plane goes first"),
         ("machine/edge-1-a", NEW, "gets its version from its owner"),
     ];
@@ -73,7 +70,7 @@ fn a_refused_upgrade_writes_nothing() {
     }
     let ended = stage.run(&["upgrade", "kcp/none", "--to", NEW]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(ended.stderr.contains("there is no KubeadmControlPlane/none in namespace default"));
+    assert!(ended.stderr.contains("KubeadmControlPlane/none does not exist in namespace default"));
     let ended = stage.run(&["upgrade", "kcp/edge-1", "--to", "1.35"]);
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert_eq!(stage.server().revision(), before);

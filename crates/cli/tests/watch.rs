@@ -93,7 +93,7 @@ fn a_timeout_ends_the_watch_with_its_own_code() {
     stage.patch(CONTROL_PLANE, "edge-1", json!({"spec": {"version": NEW}}));
     let ended = stage.run(&["watch", "cluster/edge-1", "--timeout", "1s"]);
     assert_eq!(ended.code, Some(5), "{ended:?}");
-    assert!(ended.stderr.contains("1 of 4 machines are done after 1s"), "{ended:?}");
+    assert!(ended.stderr.contains("1 of 4 machines have finished after 1s"), "{ended:?}");
 }
 
 #[test]

@@ -19,7 +19,7 @@ pub enum IntOrPercent {
 
 /// The value is neither a number nor a percentage.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("got {0:?}, want a number of machines or a percentage such as \"25%\"")]
+#[error("invalid value {0:?}, expected a number of machines or a percentage such as \"25%\"")]
 pub struct ParseIntOrPercentError(pub String);
 
 impl IntOrPercent {

@@ -71,7 +71,7 @@ impl AgentAccess {
             match self.pass(client, nodes, &mut looked).await {
                 Ok(()) => self.changed.notified().await,
                 Err(error) => {
-                    tracing::debug!(%error, "agents wait for their rights");
+                    tracing::debug!(%error, "cannot grant the agents their rights yet");
                     tokio::time::sleep(RETRY).await;
                 }
             }

@@ -29,7 +29,7 @@ pub(crate) async fn ensure(client: &Client) -> kube::Result<()> {
     };
     match applied.await {
         Err(error) if apply::is_not_found(&error) => {
-            tracing::debug!(%error, "a workload cluster knows no ValidatingAdmissionPolicies");
+            tracing::debug!(%error, "workload cluster does not serve ValidatingAdmissionPolicies");
             Ok(())
         }
         outcome => outcome,

@@ -22,15 +22,15 @@ pub(crate) struct DrainFlags {
     /// refit.dev/drain-grace-period
     #[arg(long, value_name = "TIME", env = "REFIT_DRAIN_GRACE_PERIOD", value_parser = parse_span)]
     drain_grace_period: Option<SignedDuration>,
-    /// Emit a warning event when a drain has run this long, or Never; annotation
+    /// Emit a warning event when a drain takes longer than this, or Never; annotation
     /// refit.dev/drain-notify-after
     #[arg(long, value_name = "TIME", env = "REFIT_DRAIN_NOTIFY_AFTER", default_value = "15m")]
     drain_notify_after: Limit,
-    /// Delete a pod despite its budget when its eviction was refused this long, or Never;
+    /// Delete a pod despite its budget when its eviction has been refused for this time, or Never;
     /// annotation refit.dev/drain-delete-after
     #[arg(long, value_name = "TIME", env = "REFIT_DRAIN_DELETE_AFTER", default_value = "Never")]
     drain_delete_after: Limit,
-    /// Delete a pod without a grace period when it is still there after this long, or Never;
+    /// Delete a pod without a grace period when it still exists after this time, or Never;
     /// annotation refit.dev/drain-force-after
     #[arg(long, value_name = "TIME", env = "REFIT_DRAIN_FORCE_AFTER", default_value = "Never")]
     drain_force_after: Limit,

@@ -42,7 +42,7 @@ pub(crate) fn host_report(ctx: &Context, machine: &Machine) -> HostReport {
     };
     if !view.host_plans.is_ready() {
         return HostReport::Unknown {
-            reason: format!("the HostPlans of cluster {cluster} are not known yet"),
+            reason: format!("the HostPlans of cluster {cluster} have not been read yet"),
         };
     }
     let plan = view.host_plans.get(&plan_key(ctx, machine, &node));

@@ -107,11 +107,11 @@ async fn run_to_end(
     let fenced = stack.clone().fenced(fence);
     let client = |stack: &ClientStack| {
         let client = stack.client(&config);
-        client.context("the management cluster's client cannot be built")
+        client.context("cannot create the client of the management cluster")
     };
     let (open, control) = (client(&stack)?, client(&fenced)?);
     let tls = tls::server_config(server.cert, server.client_ca_pem.as_deref())
-        .context("the hook server's TLS configuration cannot be built")?;
+        .context("cannot create the TLS configuration of the hook server")?;
     let ctx = Context::new(open, stack, clock, settings).with_leadership(leadership);
     #[cfg(feature = "sabotage")]
     let ctx = ctx.with_sabotage(sabotage);
@@ -177,7 +177,7 @@ async fn lead(ctx: Arc<Context>) -> anyhow::Result<()> {
         tokio::select! {
             biased;
             () = lost() => {
-                tracing::warn!("this replica does not lead any more");
+                tracing::warn!("lost leadership");
             }
             outcome = async {
                 futures::try_join!(node_update::run(ctx.clone()), update_group::run(ctx.clone()))

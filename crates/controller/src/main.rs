@@ -40,18 +40,18 @@ Examples:
   In a cluster, as the Deployment of `refit install` runs it:
     refit-controller --webhook-bind 0.0.0.0:9443 --health-bind 0.0.0.0:8081
 
-  On a workstation, against the current context, alone, with a certificate of one's own:
+  On a workstation, without leader election, with your own certificate:
     refit-controller --leader-elect=false --cert-dir ./certs --webhook-bind 127.0.0.1:9443
 
-Signals: SIGTERM or SIGINT ends it well (not ready, hooks answered, Lease given back); a second one
-ends it at once.";
+Signals: SIGTERM or SIGINT shuts down gracefully: the process reports not ready, answers pending hooks
+and releases the Lease. A second signal exits immediately.";
 
 /// Upgrade Kubernetes machines in place: answer Cluster API's hooks and carry out NodeUpdates
 #[derive(Debug, Parser)]
 #[command(name = "refit-controller", version, after_help = EXAMPLES)]
 struct Args {
     /// Use this kubeconfig of the management cluster [default: KUBECONFIG, ~/.kube/config, the
-    /// pod's own]
+    /// pod's service account]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Use this context of the kubeconfig [default: its current one]
@@ -185,7 +185,7 @@ fn main() -> ExitCode {
     match start(&Args::parse()) {
         Ok(code) => code,
         Err(error) => {
-            #[expect(clippy::print_stderr, reason = "the program's own last word")]
+            #[expect(clippy::print_stderr, reason = "the program prints its final error")]
             {
                 eprintln!("error: {error:#}");
             }
@@ -204,7 +204,7 @@ fn start(args: &Args) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-        .context("no runtime can be made")?;
+        .context("cannot start the async runtime")?;
     let stop = CancellationToken::new();
     let outcome = runtime.block_on(until_stopped(serve(args, stop.clone()), &stop));
     runtime.shutdown_background();
@@ -213,10 +213,11 @@ fn start(args: &Args) -> anyhow::Result<ExitCode> {
 
 fn signer(file: &Path) -> anyhow::Result<Arc<PlanSigner>> {
     let shown = file.display();
-    let text = fs::read_to_string(file)
-        .with_context(|| format!("the signing key {shown} cannot be read"))?;
-    let signer = PlanSigner::from_pem(&text).with_context(|| format!("{shown} cannot be used"))?;
-    tracing::info!(key = signer.key_id(), "HostPlans are signed");
+    let text =
+        fs::read_to_string(file).with_context(|| format!("cannot read the signing key {shown}"))?;
+    let signer =
+        PlanSigner::from_pem(&text).with_context(|| format!("invalid signing key {shown}"))?;
+    tracing::info!(key = signer.key_id(), "signing HostPlans");
     Ok(Arc::new(signer))
 }
 
@@ -234,7 +235,7 @@ async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
         hooks = %args.webhook_bind,
         probes = %args.health_bind,
         identity = lease.as_ref().map(|lease| lease.identity.as_str()),
-        "refit-controller starts"
+        "starting refit-controller"
     );
     let certificates = Certificate::of(args, &stack, &config, clock)?;
     let cert = tokio::select! {
@@ -278,7 +279,8 @@ async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
 
 async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<Listener> {
     let listener = Listener::tcp(address).await;
-    listener.with_context(|| format!("{address} cannot be listened on; choose another by {flag}"))
+    listener
+        .with_context(|| format!("cannot listen on {address}; choose another address with {flag}"))
 }
 
 fn lease(args: &Args, clock: Clock) -> LeaseSettings {
@@ -305,7 +307,7 @@ fn seconds(seconds: u32) -> Duration {
 }
 
 fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
-    fs::read(path).with_context(|| format!("{} cannot be read", path.display()))
+    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
 /// Source of the hook server's certificate.
@@ -327,7 +329,7 @@ impl Certificate {
         }
         let settings = CertificateSettings::of_service(&args.namespace, &args.service);
         let client =
-            stack.client(config).context("the management cluster's client cannot be built")?;
+            stack.client(config).context("cannot create the client of the management cluster")?;
         Ok(Self::Secret(Certificates::new(client, clock, settings)))
     }
 
@@ -351,9 +353,14 @@ impl Certificate {
                 Ok(found) if shown.as_ref() == Some(&found.cert_pem) => {}
                 Ok(found) => match cert.reload(&found) {
                     Ok(()) => shown = Some(found.cert_pem),
-                    Err(error) => tracing::warn!(%error, "the old certificate stays"),
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot load the new certificate, keeping the \
+                            current one");
+                    }
                 },
-                Err(error) => tracing::warn!("the old certificate stays: {error:#}"),
+                Err(error) => tracing::warn!(
+                    "cannot load the new certificate, keeping the current one: {error:#}"
+                ),
             }
             tokio::time::sleep(CERTIFICATE_RECHECK).await;
         }
@@ -363,7 +370,7 @@ impl Certificate {
 fn files(directory: &Path) -> anyhow::Result<KeyAndCert> {
     let text = |name: &str| {
         let path = directory.join(name);
-        fs::read_to_string(&path).with_context(|| format!("{} cannot be read", path.display()))
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
     };
     Ok(KeyAndCert { cert_pem: text("tls.crt")?, key_pem: text("tls.key")? })
 }

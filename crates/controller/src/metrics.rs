@@ -81,13 +81,13 @@ impl Metrics {
         );
         registry.register_with_unit(
             "hook_duration",
-            "How long hooks took, by hook and verdict",
+            "Duration of hooks, by hook and verdict",
             Unit::Seconds,
             hooks.clone(),
         );
         registry.register_with_unit(
             "reconcile_duration",
-            "How long reconciles took, by controller",
+            "Duration of reconciles, by controller",
             Unit::Seconds,
             reconciles.clone(),
         );

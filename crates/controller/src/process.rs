@@ -51,7 +51,7 @@ impl Candidate {
         clock: Clock,
     ) -> anyhow::Result<Self> {
         if let Some(problem) = settings.problem() {
-            anyhow::bail!("the Lease cannot be used: {problem}");
+            anyhow::bail!("invalid Lease settings: {problem}");
         }
         // Two attempts fit within the renew deadline.
         let deadline = settings.renew_deadline / 2;
@@ -59,7 +59,7 @@ impl Candidate {
             .clone()
             .with_deadline(deadline)
             .client(config)
-            .context("the Lease's client cannot be built")?;
+            .context("cannot create the client of the Lease")?;
         Ok(Self { settings, client, clock })
     }
 
@@ -74,9 +74,9 @@ impl Candidate {
         let release = lease::release(self.client.clone(), self.clock, &self.settings);
         match tokio::time::timeout(RELEASE_DEADLINE, release).await {
             Ok(Ok(false)) => {}
-            Ok(Ok(true)) => tracing::info!(lease = self.settings.name, "the Lease is given back"),
-            Ok(Err(error)) => tracing::warn!(%error, "the Lease stays until it runs out"),
-            Err(_) => tracing::warn!("the Lease stays until it runs out: no answer"),
+            Ok(Ok(true)) => tracing::info!(lease = self.settings.name, "Lease released"),
+            Ok(Err(error)) => tracing::warn!(%error, "cannot release the Lease, it will expire"),
+            Err(_) => tracing::warn!("cannot release the Lease, it will expire: no answer"),
         }
     }
 }
@@ -91,13 +91,13 @@ pub(crate) async fn end(
     served: &CancellationToken,
 ) {
     stop.cancelled().await;
-    tracing::info!("asked to end: not ready any more");
+    tracing::info!("shutting down, no longer ready");
     ctx.begin_to_end();
     tokio::time::sleep(drain_delay).await;
     closing.cancel();
     served.cancelled().await;
     ctx.leadership.resign();
     if tokio::time::timeout(LAST_WRITES, ctx.leadership.idle()).await.is_err() {
-        tracing::warn!("a write is still on its way at the end");
+        tracing::warn!("exiting with a write in flight");
     }
 }

@@ -175,7 +175,7 @@ fn initialised(clusters: &Store<Cluster>) -> Vec<ObjectKey> {
 async fn watch_cluster(ctx: &Context, key: ObjectKey, view: Arc<ClusterView>) {
     loop {
         if let Err(error) = Box::pin(session(ctx, &key, &view)).await {
-            tracing::debug!(cluster = %key, error = format!("{error:#}"), "no session with a workload cluster");
+            tracing::debug!(cluster = %key, error = format!("{error:#}"), "cannot connect to the workload cluster");
         }
         view.unreachable.store(true, Ordering::Relaxed);
         wake_all(ctx, &key);
@@ -268,11 +268,11 @@ async fn keep_probing(
         }
         match namespaces.get_opt(keys::HOST_PLAN_NAMESPACE).await {
             // Everything that was installed is gone with it: a new session installs it again.
-            Ok(None) if installed => anyhow::bail!("the namespace of the agents is gone"),
+            Ok(None) if installed => anyhow::bail!("the namespace of the agents was deleted"),
             Ok(_) => set_reachable(ctx, key, view),
             Err(kube::Error::Api(status)) if matches!(status.code, 401 | 403) => {
                 ctx.workloads.forget(&key.namespace, &key.name);
-                return Err(kube::Error::Api(status)).context("our credentials are refused");
+                return Err(kube::Error::Api(status)).context("the credentials were rejected");
             }
             Err(_) => {
                 if !view.unreachable.swap(true, Ordering::Relaxed) {

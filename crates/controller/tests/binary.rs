@@ -132,7 +132,7 @@ impl Setup {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), "refit-system");
         let lease = leases.get_opt("refit-controller").await.unwrap();
         let holder = lease.and_then(|lease| lease.spec?.holder_identity);
-        holder.unwrap_or_else(|| "nobody".to_owned())
+        holder.unwrap_or_else(|| "no holder".to_owned())
     }
 
     async fn held_by(&self, name: &str) {
@@ -223,7 +223,7 @@ async fn one_of_two_replicas_leads_and_the_other_takes_over() {
     a.child.kill().unwrap();
     ended(&mut a).await;
     setup.held_by("b").await;
-    until("b says that it leads", async || leads(&b).await).await;
+    until("b reports that it leads", async || leads(&b).await).await;
 
     let c = setup.start("c");
     ready(&c).await;
@@ -232,7 +232,7 @@ async fn one_of_two_replicas_leads_and_the_other_takes_over() {
     assert!(ended(&mut b).await.success(), "{}", setup.log("b"));
     setup.held_by("c").await;
     let took = Clock::real().elapsed(asked);
-    assert!(setup.log("b").contains("the Lease is given back"), "{}", setup.log("b"));
+    assert!(setup.log("b").contains("Lease released"), "{}", setup.log("b"));
     assert!(took < PATIENCE, "{took:?}");
     for line in setup.log("b").lines() {
         serde_json::from_str::<Value>(line).unwrap();
@@ -248,5 +248,5 @@ fn a_command_line_error_names_a_remedy() {
         .unwrap();
     let text = String::from_utf8(out.stderr).unwrap();
     assert!(!out.status.success());
-    assert!(text.contains("/nonexistent/kubeconfig cannot be used"), "{text}");
+    assert!(text.contains("invalid kubeconfig /nonexistent/kubeconfig"), "{text}");
 }

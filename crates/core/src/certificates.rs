@@ -109,7 +109,7 @@ pub enum Decision {
 pub fn decide(found: &Found, names: &[String], now: Timestamp) -> Decision {
     match found {
         Found::Foreign => Decision::Leave,
-        Found::Absent => Decision::Create { reason: "there is none yet".to_owned() },
+        Found::Absent => Decision::Create { reason: "no certificate exists yet".to_owned() },
         Found::Broken { reason } => Decision::Create { reason: reason.clone() },
         Found::Ours(held) => decide_held(held, names, now),
     }
@@ -118,24 +118,26 @@ pub fn decide(found: &Found, names: &[String], now: Timestamp) -> Decision {
 fn decide_held(held: &Held, names: &[String], now: Timestamp) -> Decision {
     let Held { authority, older, leaf } = held;
     if authority.until <= now {
-        return Decision::Create { reason: format!("the authority ended at {}", authority.until) };
+        return Decision::Create {
+            reason: format!("the authority expired at {}", authority.until),
+        };
     }
     let renew = |reason: String| Decision::RenewLeaf { reason };
     let Some(leaf) = leaf else {
-        return renew("there is no certificate that can be used".to_owned());
+        return renew("no valid certificate exists".to_owned());
     };
     let trusted = |issuer: &str| {
         authority.subject == issuer
             || older.iter().any(|other| other.subject == issuer && other.until > now)
     };
     if leaf.until <= now {
-        return renew(format!("the certificate ended at {}", leaf.until));
+        return renew(format!("the certificate expired at {}", leaf.until));
     }
     if !trusted(&leaf.issuer) {
-        return renew(format!("no authority here vouches for {}", leaf.issuer));
+        return renew(format!("no trusted authority is named {}", leaf.issuer));
     }
     if let Some(missing) = names.iter().find(|name| !leaf.names.contains(name)) {
-        return renew(format!("the certificate does not name {missing}"));
+        return renew(format!("the certificate is not valid for {missing}"));
     }
     let rotate_at = authority.until - AUTHORITY_RENEW_BEFORE;
     if now >= rotate_at {
@@ -144,13 +146,13 @@ fn decide_held(held: &Held, names: &[String], now: Timestamp) -> Decision {
     if leaf.issuer != authority.subject {
         let switch_at = authority.issued_at() + OVERLAP;
         if now >= switch_at {
-            return renew(format!("the authority is now {}", authority.subject));
+            return renew(format!("the current authority is {}", authority.subject));
         }
         return Decision::Keep { until: switch_at.min(rotate_at).min(leaf.until) };
     }
     let renew_at = leaf.until - LEAF_RENEW_BEFORE;
     if now >= renew_at {
-        return renew(format!("the certificate ends at {}", leaf.until));
+        return renew(format!("the certificate expires at {}", leaf.until));
     }
     let mut until = renew_at.min(rotate_at);
     if !older.is_empty() {
@@ -228,7 +230,7 @@ mod tests {
         let (new, young) = (|| authority("a", hours(48)), hours(24));
         let cases = [
             ("nothing", Found::Absent, "create"),
-            ("somebody else's", Found::Foreign, "leave"),
+            ("another component's", Found::Foreign, "leave"),
             ("rubbish", Found::Broken { reason: "no PEM".to_owned() }, "create"),
             ("fresh", managed(new(), &[], leaf("a", young)), "keep"),
             ("two thirds of its life", managed(new(), &[], leaf("a", hours(24 * 60))), "renew"),
@@ -256,7 +258,7 @@ mod tests {
                 "keep",
             ),
             (
-                "an authority that nobody needs",
+                "an authority that is no longer needed",
                 managed(authority("b", hours(2)), &[authority("a", old)], leaf("b", hours(1))),
                 "drop",
             ),

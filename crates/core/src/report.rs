@@ -18,7 +18,7 @@ use crate::node::{DrainReason, DrainRefusal};
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr, EnumDiscriminants)]
 #[strum_discriminants(
     name(RefusalReason),
-    doc = "Why an update does not go on, without what it is about.",
+    doc = "Why an update does not continue.",
     derive(EnumString, VariantNames)
 )]
 pub enum Refusal {
@@ -304,26 +304,30 @@ impl Refusal {
     pub fn sentence(&self) -> String {
         match self {
             Self::SlotBusy { machine } => {
-                format!("waiting for {machine}: no more machines of the group may be down at once")
+                format!("waiting for {machine}: no more machines of the group may be unavailable")
             }
             Self::GroupUnavailable { available, needed } => format!(
-                "waiting until {needed} other machines of the group are available, now {available} are"
+                "waiting until {needed} other machines of the group are available, now \
+                 {available} are"
             ),
             Self::ControlPlaneUnhealthy { member, why } => {
                 format!("waiting until control plane member {member} is healthy: {why}")
             }
             Self::ControlPlaneBehind { goal, .. } => format!(
-                "waiting for the control plane: a kubelet of {goal} would be newer than its API server"
+                "waiting for the control plane: a kubelet of {goal} would be newer than its API \
+                 server"
             ),
             Self::NoFreshReport { node } => format!(
-                "waiting for a report of the agent on node {node}: check that refit-agent runs there"
+                "waiting for a report of the agent on node {node}: check that refit-agent runs \
+                 there"
             ),
             Self::AgentTooOld { node, step } => format!(
-                "waiting for a newer agent on node {node}: this version does not support step {step:?}"
+                "waiting for a newer agent on node {node}: this version does not support step \
+                 {step:?}"
             ),
             Self::HostSettingsUnreadable { object, why } => {
                 format!(
-                    "waiting until annotation refit.dev/host-settings of {object} is right: {why}"
+                    "waiting until annotation refit.dev/host-settings of {object} is valid: {why}"
                 )
             }
             Self::PodDisruptionBudget { budget, pod } if budget.is_empty() => {
@@ -336,16 +340,16 @@ impl Refusal {
                 format!("waiting to evict pod {pod}: the API server rejects it: {message}")
             }
             Self::ApiUnreachable { cluster } => {
-                format!("waiting for the API server of cluster {cluster}: it is not reachable")
+                format!("waiting for the API server of cluster {cluster}: it is unreachable")
             }
             Self::NodeNotReady { node } => format!("waiting until node {node} is Ready"),
             Self::NodeNotVerified { node, why } => format!("waiting for node {node}: {why}"),
             Self::NoNode { machine } => format!("waiting until Machine {machine} has a Node"),
             Self::OlderUpdateUnfinished { node_update } => {
-                format!("waiting until the older NodeUpdate {node_update} has ended")
+                format!("waiting until the older NodeUpdate {node_update} has finished")
             }
             Self::OlderPlanRunning { node, node_update } => format!(
-                "waiting until node {node} has ended the plan of {}",
+                "waiting until node {node} has finished the plan of {}",
                 if node_update.is_empty() { "another NodeUpdate" } else { node_update }
             ),
             Self::MachineDeleting { machine } => {
@@ -353,8 +357,8 @@ impl Refusal {
             }
             Self::Paused { object } => format!("waiting until {object} is no longer paused"),
             Self::NoGroup { machine } => format!(
-                "Machine {machine} belongs to no control plane, MachineDeployment or MachineSet \
-                 that is known, so its limit of unavailable machines is unknown"
+                "Machine {machine} belongs to no known control plane, MachineDeployment or \
+                 MachineSet, so its limit of unavailable machines is unknown"
             ),
             Self::GroupNotReady => "waiting for the UpdateGroup of the machine".to_owned(),
             Self::ApiRefused { what, message } => {
@@ -423,18 +427,17 @@ mod tests {
 
     fn drains() -> impl Iterator<Item = DrainRefusal> {
         let pod = || String::from("default/web-1");
-        let says = String::from;
         [
             DrainRefusal::EvictionUnavailable { pod: pod() },
             DrainRefusal::PodUnreplicated { pod: pod() },
             DrainRefusal::PodLocalStorage { pod: pod() },
-            DrainRefusal::PodWaitCompleted { pod: pod(), says: says("its label") },
-            DrainRefusal::DrainRuleNotUnderstood { pod: pod(), says: says("its label") },
+            DrainRefusal::PodWaitCompleted { pod: pod(), rule: String::from("its label") },
+            DrainRefusal::DrainRuleNotUnderstood { pod: pod(), rule: String::from("its label") },
             DrainRefusal::PodTerminating { pod: pod() },
             DrainRefusal::PodCameBack { pod: pod() },
             DrainRefusal::VolumeAttached {
-                attachment: says("csi-1"),
-                volume: says("pv-1"),
+                attachment: String::from("csi-1"),
+                volume: String::from("pv-1"),
                 node: "n".into(),
             },
         ]

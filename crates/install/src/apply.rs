@@ -31,15 +31,15 @@ pub enum InstallError {
     NoClusterApi,
     /// Cluster API's webhook rejects ExtensionConfigs.
     #[error(
-        "Cluster API refuses the ExtensionConfig ({message}): switch the feature gates RuntimeSDK \
-         and InPlaceUpdates on for its core and control plane managers (docs/install.md)"
+        "Cluster API rejects the ExtensionConfig ({message}); enable the feature gates RuntimeSDK \
+         and InPlaceUpdates for its core and control plane managers (docs/install.md)"
     )]
     Gate {
         /// Message of the webhook.
         message: String,
     },
     /// The API server rejects an object.
-    #[error("{object} cannot be applied: {source}{}", hint(source))]
+    #[error("cannot apply {object}: {source}{}", hint(source))]
     Refused {
         /// The object.
         object: String,
@@ -48,7 +48,7 @@ pub enum InstallError {
     },
     /// A CustomResourceDefinition is not served in time.
     #[error(
-        "{object} is applied, but the API server does not serve it after {} s: {reason}",
+        "applied {object}, but the API server did not serve it within {} s: {reason}",
         ESTABLISHED_WITHIN.as_secs()
     )]
     NotEstablished {
@@ -61,7 +61,7 @@ pub enum InstallError {
 
 fn hint(error: &kube::Error) -> &'static str {
     if matches!(error, kube::Error::Api(status) if status.code == 403) {
-        "; an installation takes the rights of a cluster administrator"
+        "; an installation needs the rights of a cluster administrator"
     } else {
         ""
     }
@@ -108,11 +108,11 @@ impl fmt::Display for Applied {
 pub async fn apply(
     client: &Client,
     objects: &[Value],
-    mut tell: impl FnMut(&Applied),
+    mut report: impl FnMut(&Applied),
 ) -> Result<(), InstallError> {
     for object in objects {
         let applied = apply_one(client, object).await?;
-        tell(&applied);
+        report(&applied);
     }
     for object in objects {
         if object["kind"] == "CustomResourceDefinition" {

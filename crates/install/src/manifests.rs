@@ -119,10 +119,10 @@ const EXAMPLE_SHA256: &str = "00000000000000000000000000000000000000000000000000
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramSourceError {
     /// The URL has characters that are not safe in a shell script.
-    #[error("{0:?} is no URL of the agent: it takes a form like {EXAMPLE_URL}")]
+    #[error("invalid URL of the agent {0:?}, expected one like {EXAMPLE_URL}")]
     Url(String),
     /// The checksum is not valid.
-    #[error("{0:?} is no sha256 of the agent: it takes the 64 hex digits that sha256sum prints")]
+    #[error("invalid sha256 of the agent {0:?}, expected the 64 hex digits that sha256sum prints")]
     Sha256(String),
 }
 

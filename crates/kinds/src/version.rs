@@ -49,7 +49,7 @@ pub struct KubernetesVersion(Version);
 
 /// Why a text is not a Kubernetes version.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a Kubernetes version: {reason}; expected vX.Y.Z")]
+#[error("invalid Kubernetes version {text:?}: {reason}; expected vX.Y.Z")]
 pub struct VersionError {
     /// The text that was given.
     pub text: String,
@@ -97,7 +97,8 @@ pub enum SkewError {
     },
     /// The kubelet is too old.
     #[error(
-        "a kubelet of {kubelet} is more than {KUBELET_MAX_MINORS_BEHIND} minors older than its API server of {server}"
+        "a kubelet of {kubelet} is more than {KUBELET_MAX_MINORS_BEHIND} minors older than its \
+         API server of {server}"
     )]
     KubeletTooOld {
         /// Version of the kubelet.
@@ -471,7 +472,7 @@ mod tests {
         let version: KubernetesVersion = serde_json::from_str("\"v1.34.2+a\"").unwrap();
         assert_eq!(serde_json::to_string(&version).unwrap(), "\"v1.34.2+a\"");
         let error = serde_json::from_str::<KubernetesVersion>("\"1.34\"").unwrap_err();
-        assert!(error.to_string().contains("\"1.34\" is not a Kubernetes version"), "{error}");
+        assert!(error.to_string().contains("invalid Kubernetes version \"1.34\""), "{error}");
     }
 
     fn any_version() -> impl Strategy<Value = KubernetesVersion> {

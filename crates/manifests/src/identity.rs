@@ -65,7 +65,7 @@ pub(super) fn check(manifests: &mut [Manifest]) -> Vec<Problem> {
                 .map(str::to_owned);
         let line = manifest.line();
         if let Some((file, first)) = seen.get(&key) {
-            let want = format!("each object once: it stands at {file}:{first} already");
+            let want = format!("each object once; the first is at {file}:{first}");
             problems.push(manifest.problem(
                 "/metadata/name",
                 shown(object.pointer("/metadata/name")),

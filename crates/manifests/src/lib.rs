@@ -47,7 +47,7 @@ impl fmt::Display for Problem {
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// A file cannot be read.
-    #[error("{file} cannot be read")]
+    #[error("cannot read {file}")]
     Read {
         /// The file.
         file: String,
@@ -55,7 +55,7 @@ pub enum LoadError {
         source: std::io::Error,
     },
     /// A file is too large to be a manifest.
-    #[error("{file} has {bytes} bytes, and a manifest may have at most {MAX_FILE_BYTES}")]
+    #[error("{file} has {bytes} bytes, which exceeds the limit of {MAX_FILE_BYTES} for a manifest")]
     TooLarge {
         /// The file.
         file: String,

@@ -39,7 +39,7 @@ fn an_object_without_name_kind_or_version_is_refused() {
 #[test]
 fn a_duplicate_object_is_refused() {
     let found = problems(&format!("{GOOD}\n---\n{GOOD}"));
-    assert!(found[0].contains("want each object once: it stands at f.yaml:"), "{found:?}");
+    assert!(found[0].contains("want each object once; the first is at f.yaml:"), "{found:?}");
 }
 
 #[test]

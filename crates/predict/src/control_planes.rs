@@ -128,8 +128,14 @@ fn remediated(view: &mut View<'_>, members: &[Member<'_>]) -> Option<String> {
     view.cause(
         CauseReason::Remediation,
         format!("Machine/{machine}"),
-        format!("a health check of Machine {machine} failed: the control plane replaces it first"),
-        format!("heal the machine, or annotate Machine {machine} with {}=", keys::SKIP_REMEDIATION),
+        format!(
+            "a health check of Machine {machine} failed: the control plane replaces that \
+            machine first"
+        ),
+        format!(
+            "repair the machine, or annotate Machine {machine} with {}=",
+            keys::SKIP_REMEDIATION
+        ),
     );
     Some(machine)
 }
@@ -149,7 +155,7 @@ fn stuck(view: &mut View<'_>, end: &End) {
                 ("ControlPlaneUnhealthy", format!("Machine/{machine}"))
             }
         };
-        let message = format!("Cluster API changes nothing now: {failure}");
+        let message = format!("Cluster API makes no changes now: {failure}");
         view.block(reason, object, message);
     }
 }
@@ -196,7 +202,7 @@ fn explain_one(view: &mut View<'_>, member: &Member<'_>, reason: ScaleDownReason
                 why,
                 object,
                 format!("Machine {of} is replaced: {message}"),
-                format!("take {field} out of {}", view.title()),
+                format!("remove {field} from {}", view.title()),
             );
         }
         (ScaleDownReason::NotEligible | ScaleDownReason::TooManyMachines, None, Some(key)) => {
@@ -204,7 +210,7 @@ fn explain_one(view: &mut View<'_>, member: &Member<'_>, reason: ScaleDownReason
                 CauseReason::Marked,
                 object,
                 format!("Machine {of} is annotated with {key} and is deleted"),
-                format!("take the annotation {key} off Machine {of}"),
+                format!("remove the annotation {key} from Machine {of}"),
             );
         }
         (ScaleDownReason::NotEligible, None, None) => surge(view, max_surge),
@@ -235,8 +241,8 @@ fn explain_one(view: &mut View<'_>, member: &Member<'_>, reason: ScaleDownReason
                 CauseReason::NotCloned,
                 object,
                 format!(
-                    "Machine {of} does not name the template that it was cloned from, so Cluster \
-                     API replaces it without calling Refit"
+                    "Machine {of} does not record the template that it was cloned from, so \
+                     Cluster API replaces it without calling Refit"
                 ),
                 format!(
                     "annotate its infrastructure machine with {} and {}",
@@ -273,8 +279,8 @@ fn surge(view: &mut View<'_>, max_surge: i64) {
     let (title, replicas) = (view.title(), view.wanted.pointer("/spec/replicas"));
     let few = replicas.and_then(Value::as_i64).unwrap_or(1) < 3;
     let remedy = if few {
-        "set spec.replicas to 3 first (Cluster API takes maxSurge 0 from three on), then \
-         spec.rollout.strategy.rollingUpdate.maxSurge to 0"
+        "set spec.replicas to 3 first (Cluster API accepts maxSurge 0 only with at least three), \
+         then spec.rollout.strategy.rollingUpdate.maxSurge to 0"
     } else {
         "set spec.rollout.strategy.rollingUpdate.maxSurge to 0"
     };
@@ -283,7 +289,7 @@ fn surge(view: &mut View<'_>, max_surge: i64) {
         title,
         format!(
             "maxSurge {max_surge} creates a machine before any is updated, and an old machine is \
-             deleted for it without asking"
+             deleted for it without calling Refit"
         ),
         remedy,
     );
@@ -291,12 +297,7 @@ fn surge(view: &mut View<'_>, max_surge: i64) {
 
 fn replicas(view: &mut View<'_>) {
     let title = view.title();
-    view.cause(
-        CauseReason::Replicas,
-        title,
-        "the number of machines is brought to spec.replicas",
-        "",
-    );
+    view.cause(CauseReason::Replicas, title, "scaling to spec.replicas", "");
 }
 
 /// A machine as input of the next step. An imagined machine is healthy.

@@ -254,9 +254,9 @@ impl Findings {
 
     /// Adds a warning for data that could not be read.
     fn unknown(&mut self, object: &str, why: &str) {
-        let message = format!("could not be looked at: {why}");
+        let message = format!("cannot be checked: {why}");
         let remedy = if why.contains("forbidden") {
-            "run it again with an account that may read it"
+            "run the command again with an account that may read it"
         } else {
             ""
         };

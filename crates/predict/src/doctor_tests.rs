@@ -259,7 +259,7 @@ fn leftovers_are_not_checked_while_updates_run() {
         f.violations = vec![Violation {
             invariant: 7,
             object: "Machine/m".into(),
-            message: "our guard is left".into(),
+            message: "Refit's guard remains".into(),
         }];
     });
     assert!(examine(&facts).iter().all(|finding| finding.level == Level::Ok));

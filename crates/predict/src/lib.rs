@@ -70,7 +70,7 @@ pub fn predict(input: &Input) -> Prediction {
         };
         match found {
             Some(plan) => planned.push(plan),
-            None => notes.push(format!("{target} is not there")),
+            None => notes.push(format!("{target} does not exist")),
         }
     }
     Prediction::of(planned, notes)

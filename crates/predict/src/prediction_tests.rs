@@ -410,7 +410,7 @@ fn an_undrainable_node_is_noted_and_not_held_by_a_budget() {
     facts.exhausted = [("default/web".to_owned(), ["edge-1-1".to_owned()].into())].into();
     let found = only(predict(&alone));
     assert!(found.blocked_by.iter().all(|b| b.reason != "PodDisruptionBudget"), "{found:#?}");
-    let note_start = "Node edge-1-1 is not drained: no other node could take its pods";
+    let note_start = "Node edge-1-1 is not drained: no other node can run its pods";
     assert!(found.notes.iter().any(|note| note.starts_with(note_start)), "{found:#?}");
 }
 
@@ -482,7 +482,7 @@ fn workers_wait_for_the_control_plane_or_follow_it() {
     let found = predict(&input);
     assert_eq!(found.outcome, PredictedOutcome::InPlace, "{found:#?}");
     assert_eq!(counts(&found.groups[1]), (3, 3, 0, 0));
-    assert!(found.groups[1].notes.iter().any(|n| n.contains("after the control plane")));
+    assert!(found.groups[1].notes.iter().any(|n| n.contains("follows the control plane")));
     // Without the control plane they would become newer than their API server.
     input.targets.remove(0);
     let found = only(predict(&input));

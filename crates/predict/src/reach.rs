@@ -283,21 +283,23 @@ pub fn reach(facts: &Reach) -> Result<(), Unreached> {
 pub fn notes(facts: &Reach) -> Vec<String> {
     let unknown = |why: &str| {
         format!(
-            "{why}: that Cluster API is v1.12 or newer and has the gates RuntimeSDK and \
-             InPlaceUpdates is taken from ExtensionConfig refit alone"
+            "{why}: only ExtensionConfig refit shows that Cluster API is v1.12 or newer and has \
+             the feature gates RuntimeSDK and InPlaceUpdates"
         )
     };
     match &facts.managers {
         Read::Unknown(why) => vec![unknown(why)],
         Read::Known(managers) if managers.is_empty() => {
-            vec![unknown("no Deployment of Cluster API is labelled cluster.x-k8s.io/provider here")]
+            vec![unknown(
+                "no Deployment of Cluster API with the label cluster.x-k8s.io/provider found",
+            )]
         }
         Read::Known(managers) => managers
             .iter()
             .filter(|manager| manager.version.is_none())
             .map(|manager| {
                 format!(
-                    "the version of {} is not known: its image is {:?}",
+                    "the version of {} is unknown: its image is {:?}",
                     manager.deployment, manager.image
                 )
             })
@@ -343,7 +345,8 @@ fn asked(facts: &Reach) -> Result<(), Unreached> {
             if *replicas < 1 || predict::control_plane(*replicas, *max_surge).kept > 0 {
                 return Ok(());
             }
-            let remedy = "a control plane of one machine is never updated in place; three replicas with maxSurge 0 are";
+            let remedy = "a control plane with one machine is never updated in place; one with \
+                three replicas and maxSurge 0 is";
             Err(only_surge(*replicas, max_surge.to_string(), remedy))
         }
         Shape::Deployment { strategy: Strategy::OnDelete, .. } => {

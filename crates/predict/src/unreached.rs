@@ -10,7 +10,8 @@ use super::reach::GroupRef;
 pub enum Unreached {
     /// The kind has no in-place hooks, or none that Refit serves.
     #[error(
-        "{group} is of a kind that Cluster API does not update in place through Refit; served are KubeadmControlPlane and MachineDeployment"
+        "{group} has a kind that Cluster API does not update in place through Refit; supported \
+         are KubeadmControlPlane and MachineDeployment"
     )]
     Kind {
         /// The group.
@@ -18,7 +19,8 @@ pub enum Unreached {
     },
     /// The machines are not bootstrapped by kubeadm.
     #[error(
-        "the machines of {group} are bootstrapped by {kind}; Refit updates machines of KubeadmConfig only"
+        "the machines of {group} are bootstrapped by {kind}; Refit updates machines of \
+         KubeadmConfig only"
     )]
     Bootstrap {
         /// The group.
@@ -28,7 +30,8 @@ pub enum Unreached {
     },
     /// A MachineSet without a MachineDeployment: Cluster API never changes its machines.
     #[error(
-        "{group} belongs to no MachineDeployment: Cluster API changes only machines that it creates from now on; put it under a MachineDeployment"
+        "{group} belongs to no MachineDeployment: Cluster API applies the change only to machines \
+         that it creates from now on; use a MachineDeployment"
     )]
     #[strum(serialize = "LoneMachineSet")]
     LoneSet {
@@ -37,7 +40,8 @@ pub enum Unreached {
     },
     /// An annotation disables Refit.
     #[error(
-        "annotation refit.dev/in-place: Disabled on {object} leaves {group} to Cluster API's own rollout, which replaces machines; remove the annotation"
+        "annotation refit.dev/in-place: Disabled on {object} leaves {group} to Cluster API's own \
+         rollout, which replaces machines; remove the annotation"
     )]
     Disabled {
         /// The group.
@@ -47,7 +51,8 @@ pub enum Unreached {
     },
     /// The Cluster or the group is paused.
     #[error(
-        "{object} is paused: Cluster API does nothing with {group} until it is not; unpause it (spec.paused of a Cluster, annotation cluster.x-k8s.io/paused)"
+        "{object} is paused: Cluster API does not reconcile {group}; unpause it (spec.paused of a \
+         Cluster, annotation cluster.x-k8s.io/paused)"
     )]
     Paused {
         /// The group.
@@ -57,7 +62,9 @@ pub enum Unreached {
     },
     /// The strategy is OnDelete: a machine is renewed when a user deletes it.
     #[error(
-        "{group} has rollout strategy OnDelete: a machine gets the change when it is deleted, never in place; set spec.rollout.strategy.type to RollingUpdate with maxSurge 0 and maxUnavailable 1"
+        "{group} has rollout strategy OnDelete: a machine is replaced when it is deleted, never \
+         updated in place; set spec.rollout.strategy.type to RollingUpdate with maxSurge 0 and \
+         maxUnavailable 1"
     )]
     OnDelete {
         /// The group.
@@ -65,7 +72,8 @@ pub enum Unreached {
     },
     /// The surge replaces every existing machine.
     #[error(
-        "{group} has {replicas} replica(s) and maxSurge {max_surge}: Cluster API creates a new machine and deletes the old one without asking; {remedy}"
+        "{group} has {replicas} replica(s) and maxSurge {max_surge}: Cluster API creates a new \
+         machine and deletes the old one without calling Refit; {remedy}"
     )]
     OnlySurge {
         /// The group.
@@ -79,7 +87,8 @@ pub enum Unreached {
     },
     /// Refit's ExtensionConfig does not exist.
     #[error(
-        "there is no ExtensionConfig refit, so Cluster API does not call Refit and replaces machines; install Refit (refit install)"
+        "there is no ExtensionConfig refit, so Cluster API does not call Refit and replaces \
+         machines; install Refit (refit install)"
     )]
     NotInstalled,
     /// Refit's ExtensionConfig is paused.
@@ -87,12 +96,15 @@ pub enum Unreached {
     ExtensionPaused,
     /// Cluster API has not processed the ExtensionConfig since its last change.
     #[error(
-        "Cluster API has not discovered ExtensionConfig refit (as it is now): wait a few seconds; if it stays so, look whether capi-controller-manager runs with --feature-gates=RuntimeSDK=true"
+        "Cluster API has not discovered the current ExtensionConfig refit; if this does not \
+         change within a minute, check that capi-controller-manager runs with \
+         --feature-gates=RuntimeSDK=true"
     )]
     NotDiscoveredYet,
     /// Cluster API could not reach Refit.
     #[error(
-        "Cluster API cannot discover ExtensionConfig refit: {message}; look whether refit-controller runs and its Service and certificate are right (refit doctor)"
+        "Cluster API cannot discover ExtensionConfig refit: {message}; check refit-controller, \
+         its Service and its certificate (refit doctor)"
     )]
     DiscoveryFailed {
         /// Message of Cluster API.
@@ -100,7 +112,8 @@ pub enum Unreached {
     },
     /// The discovery did not return one of Refit's hooks.
     #[error(
-        "ExtensionConfig refit does not serve {hook}; the controller is of another version or something else answers on its Service (refit doctor)"
+        "ExtensionConfig refit does not serve {hook}; the controller has another version, or its \
+         Service leads elsewhere (refit doctor)"
     )]
     HookMissing {
         /// The hook.
@@ -108,12 +121,14 @@ pub enum Unreached {
     },
     /// The CA bundle is missing: the control plane's manager ignores the extension.
     #[error(
-        "ExtensionConfig refit has no spec.clientConfig.caBundle; annotate it with runtime.cluster.x-k8s.io/inject-ca-from-secret: refit-system/refit-webhook-tls"
+        "ExtensionConfig refit has no spec.clientConfig.caBundle; annotate it with \
+         runtime.cluster.x-k8s.io/inject-ca-from-secret: refit-system/refit-webhook-tls"
     )]
     NoCaBundle,
     /// The namespace is not opted in.
     #[error(
-        "namespace {namespace} does not match the namespaceSelector of ExtensionConfig refit ({selector}); {remedy}"
+        "namespace {namespace} does not match the namespaceSelector of ExtensionConfig refit \
+         ({selector}); {remedy}"
     )]
     NotSelected {
         /// The namespace.
@@ -125,7 +140,8 @@ pub enum Unreached {
     },
     /// The selector is invalid: Cluster API drops the extension from its registry.
     #[error(
-        "spec.namespaceSelector of ExtensionConfig refit is invalid ({error}): until it is corrected Cluster API calls no hook of it"
+        "spec.namespaceSelector of ExtensionConfig refit is invalid ({error}): Cluster API calls \
+         none of its hooks until it is corrected"
     )]
     InvalidSelector {
         /// The error in the selector.
@@ -133,7 +149,9 @@ pub enum Unreached {
     },
     /// Two extensions serve one hook: Cluster API calls neither.
     #[error(
-        "ExtensionConfigs refit and {other} both serve {hook} in namespace {namespace}: Cluster API takes one only and stops every rollout there; narrow the namespaceSelector of one of them"
+        "ExtensionConfigs refit and {other} both serve {hook} in namespace {namespace}: Cluster \
+         API supports only one and stops every rollout there; narrow the namespaceSelector of one \
+         of them"
     )]
     Shared {
         /// The other extension.
@@ -145,7 +163,8 @@ pub enum Unreached {
     },
     /// Cluster API is too old.
     #[error(
-        "{deployment} is Cluster API {version}; in-place updates begin with v1.12: upgrade Cluster API (clusterctl upgrade)"
+        "{deployment} is Cluster API {version}; in-place updates need v1.12 or newer: upgrade \
+         Cluster API (clusterctl upgrade)"
     )]
     TooOld {
         /// The manager.
@@ -155,7 +174,8 @@ pub enum Unreached {
     },
     /// A feature gate is off.
     #[error(
-        "{deployment} runs without feature gate {gate}, so that it replaces machines without asking; set {gate}=true in its --feature-gates"
+        "{deployment} runs without feature gate {gate}, so it replaces machines without calling \
+         Refit; set {gate}=true in its --feature-gates"
     )]
     GateOff {
         /// The manager.

@@ -79,9 +79,8 @@ impl<'a> View<'a> {
         };
         let cluster = input.desired.get("Cluster", &group.namespace, &cluster_name);
         let labels = input.namespaces.get(&group.namespace).cloned();
-        let labels = labels.unwrap_or_else(|| {
-            Read::Unknown(format!("Namespace {} cannot be read", group.namespace))
-        });
+        let labels = labels
+            .unwrap_or_else(|| Read::Unknown(format!("cannot read Namespace {}", group.namespace)));
         let facts =
             Reach::of(wanted, cluster, input.extensions.clone(), labels, input.managers.clone());
         let of_cluster = cluster.map(annotations).unwrap_or_default();
@@ -177,7 +176,7 @@ impl<'a> View<'a> {
             Sides::NotCloned => return Answer::Replace,
             Sides::Missing(template) => {
                 let message = format!(
-                    "{} refers to {template}, which is not there: Cluster API waits for it",
+                    "{} refers to {template}, which does not exist: Cluster API waits for it",
                     self.title()
                 );
                 self.block("TemplateMissing", template.clone(), message);
@@ -278,12 +277,13 @@ impl<'a> View<'a> {
             };
             let message = match &what {
                 Unfinished::NodeUpdate(update) => format!(
-                    "NodeUpdate {update} of Machine {} has not ended: refit watch shows it",
+                    "NodeUpdate {update} of Machine {} has not finished; refit watch shows its \
+                     progress",
                     name(machine)
                 ),
                 Unfinished::Marked => format!(
-                    "Machine {} is still being updated in place; if its NodeUpdate failed, refit \
-                     retry machine/{} asks for another attempt",
+                    "Machine {} is still being updated in place; if its NodeUpdate failed, \
+                     request another attempt with refit retry machine/{}",
                     name(machine),
                     name(machine)
                 ),
@@ -300,8 +300,7 @@ impl<'a> View<'a> {
         let hosts = match self.hosts() {
             None => return,
             Some(Read::Unknown(why)) => {
-                let note =
-                    format!("agents, kubelets and PodDisruptionBudgets are not known: {why}");
+                let note = format!("agents, kubelets and PodDisruptionBudgets are unknown: {why}");
                 self.plan.notes.push(note);
                 return;
             }
@@ -313,8 +312,8 @@ impl<'a> View<'a> {
         };
         for node in nodes_of_machines().filter(|node| hosts.alone.contains(*node)) {
             self.plan.notes.push(format!(
-                "Node {node} is not drained: no other node could take its pods, so they see it \
-                 restart"
+                "Node {node} is not drained: no other node can run its pods, so they stay while \
+                 it restarts"
             ));
         }
         for (budget, nodes) in &hosts.exhausted {
@@ -325,8 +324,8 @@ impl<'a> View<'a> {
                 continue;
             }
             let message = format!(
-                "PodDisruptionBudget {budget} allows no eviction now, so that {} cannot be drained: \
-                 let more of its pods be missing, or wait until they are all ready",
+                "PodDisruptionBudget {budget} allows no eviction now, so {} cannot be drained; \
+                 allow more of its pods to be unavailable, or wait until all are ready",
                 here.join(", ")
             );
             let object = format!("PodDisruptionBudget/{budget}");
@@ -358,7 +357,7 @@ impl<'a> View<'a> {
         let owned = owned.is_some_and(|labels| labels.get(TOPOLOGY_OWNED).is_some());
         if owned && !self.input.through_topology && self.plan.from != self.plan.to {
             let message = format!(
-                "{} belongs to the topology of Cluster {}, which takes the change back: change \
+                "{} belongs to the topology of Cluster {}, which reverts the change; change \
                  spec.topology of the Cluster (cluster/{})",
                 self.title(),
                 self.plan.cluster,

@@ -211,7 +211,7 @@ fn servers(
             && plan.to.version().is_some_and(|to| !to.minor_below(target))
     });
     if follows && behind(&servers, target).is_some() {
-        let note = format!("goes after the control plane: workers wait until it runs {target}");
+        let note = format!("follows the control plane: workers wait until it runs {target}");
         view.plan.notes.push(note);
         return Vec::new();
     }
@@ -232,8 +232,7 @@ fn explain(
         view.cause(
             CauseReason::OnDelete,
             title,
-            "strategy OnDelete: a machine is replaced when it is deleted, and never updated in \
-             place",
+            "strategy OnDelete: a machine is replaced when it is deleted, never updated in place",
             "set spec.rollout.strategy.type to RollingUpdate, with maxSurge 0 and maxUnavailable 1",
         );
         return;
@@ -261,9 +260,9 @@ fn explain(
         view.cause(
             CauseReason::RolloutAfter,
             title,
-            "spec.rollout.after has passed: every MachineSet made before it is replaced without \
-             asking",
-            "take spec.rollout.after out",
+            "spec.rollout.after has passed: every older MachineSet is replaced without calling \
+             Refit",
+            "remove spec.rollout.after",
         );
         return;
     }
@@ -279,7 +278,7 @@ fn explain(
         || template(view.now) != template(view.wanted);
     if *max_surge == IntOrPercent::Int(0) || !changes {
         if view.plan.causes.is_empty() {
-            let message = "the number of machines is brought to spec.replicas";
+            let message = "scaling to spec.replicas";
             view.cause(CauseReason::Replicas, title, message, "");
         }
         return;
@@ -288,8 +287,8 @@ fn explain(
         CauseReason::Surge,
         title,
         format!(
-            "maxSurge {max_surge} with too little maxUnavailable creates a machine on top, and one \
-             is deleted for it in the end"
+            "maxSurge {max_surge} with this maxUnavailable creates an additional machine, and an \
+             old one is deleted at the end"
         ),
         "set spec.rollout.strategy.rollingUpdate to maxSurge 0 and maxUnavailable 1",
     );
@@ -311,12 +310,11 @@ fn stuck(
         .map(|machine| name(machine))
         .collect();
     let why = if down.is_empty() {
-        "machines of the old template are left".to_owned()
+        "machines of the old template remain".to_owned()
     } else {
         format!("not available: {}", down.join(", "))
     };
-    let message =
-        format!("Cluster API's rollout comes to a halt ({why}): heal or delete those machines");
+    let message = format!("Cluster API's rollout stops ({why}): repair or delete those machines");
     let title = view.title();
     view.block("GroupUnavailable", title, message);
 }

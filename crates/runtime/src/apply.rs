@@ -1,4 +1,4 @@
-//! Patches and applies, each a value: what is written can be tested without a server.
+//! Patches and applies, built as values so that tests need no server.
 
 use std::fmt::Debug;
 
@@ -9,16 +9,16 @@ use kube::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-/// What a write did.
+/// Whether a create made the object or found it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ensured {
-    /// The object is new.
+    /// The object was created.
     Created,
-    /// It was there already.
+    /// The object already existed.
     Found,
 }
 
-/// Applies `body` to an object with our field manager, taking over fields of others.
+/// Applies `body` to an object with Refit's field manager, and takes over fields of other managers.
 pub async fn apply<K>(api: &Api<K>, manager: &str, name: &str, body: &Value) -> kube::Result<K>
 where
     K: Clone + DeserializeOwned + Debug,
@@ -26,7 +26,7 @@ where
     api.patch(name, &PatchParams::apply(manager).force(), &Patch::Apply(body)).await
 }
 
-/// Applies `status` to an object's status with our field manager.
+/// Applies `status` to an object's status with Refit's field manager.
 pub async fn apply_status<K>(
     api: &Api<K>,
     manager: &str,
@@ -45,11 +45,11 @@ where
     api.patch_status(name, &PatchParams::apply(manager).force(), &Patch::Apply(&body)).await
 }
 
-/// Merges `status` into an object's status only if it still is what was read: a compare-and-swap by
-/// merge patch with the resourceVersion. A conflict comes back as the API's 409.
+/// Merges `status` into an object's status only if it has not changed since it was read: a
+/// compare-and-swap by merge patch with the resourceVersion. A conflict returns the API's 409.
 ///
-/// What `status` does not name stays, `null` removes: pass what [`merge_diff`] says. For a whole
-/// status there is [`replace_status`].
+/// Fields missing from `status` are kept, `null` removes a field: pass the result of
+/// [`merge_diff`]. To replace a whole status use [`replace_status`].
 pub async fn swap_status<K>(
     api: &Api<K>,
     name: &str,
@@ -63,9 +63,9 @@ where
     api.patch_status(name, &PatchParams::default(), &Patch::Merge(&body)).await
 }
 
-/// Replaces an object's whole status only if it still is what was read: a compare-and-swap. A
-/// conflict comes back as the API's 409. Fields that `status` does not name are gone afterwards,
-/// those of newer versions of the kind too.
+/// Replaces an object's whole status only if it has not changed since it was read: a
+/// compare-and-swap. A conflict returns the API's 409. Fields missing from `status` are removed,
+/// fields of newer versions of the kind included.
 pub async fn replace_status<K>(
     api: &Api<K>,
     name: &str,
@@ -75,7 +75,7 @@ pub async fn replace_status<K>(
 where
     K: Clone + DeserializeOwned + Debug,
 {
-    // Not a `test` of the version: one that fails is no 409.
+    // Not a JSON patch `test` of the version: a failed `test` does not return 409.
     let patch = json!([
         { "op": "replace", "path": "/metadata/resourceVersion", "value": resource_version },
         { "op": "add", "path": "/status", "value": status },
@@ -104,7 +104,7 @@ where
     merge(api, name, &annotations_patch(annotations)).await
 }
 
-/// The merge patch that sets (`Some`) or removes (`None`) annotations.
+/// Builds the merge patch that sets (`Some`) or removes (`None`) annotations.
 pub fn annotations_patch(annotations: &[(&str, Option<&str>)]) -> Value {
     let map: serde_json::Map<String, Value> = annotations
         .iter()
@@ -113,7 +113,7 @@ pub fn annotations_patch(annotations: &[(&str, Option<&str>)]) -> Value {
     json!({ "metadata": { "annotations": map } })
 }
 
-/// Creates an object, or reads the one that is there: the create is the compare-and-swap.
+/// Creates an object, or reads the existing one: the create is the compare-and-swap.
 pub async fn create_or_get<K>(api: &Api<K>, object: &K) -> kube::Result<(K, Ensured)>
 where
     K: Resource + Clone + DeserializeOwned + Serialize + Debug,
@@ -128,8 +128,8 @@ where
     }
 }
 
-/// The merge patch that turns `old` into `new`, with `null` for what went; `None` if they are equal.
-/// Lists are replaced whole, so it belongs beside a resourceVersion.
+/// The merge patch that turns `old` into `new`, with `null` for removed fields; `None` if they are
+/// equal. Lists are replaced whole, so send it with a resourceVersion.
 pub fn merge_diff(old: &Value, new: &Value) -> Option<Value> {
     match (old, new) {
         (Value::Object(old), Value::Object(new)) => {
@@ -161,12 +161,12 @@ pub fn is_not_found(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_not_found())
 }
 
-/// Whether the error is the API's 409: somebody else wrote first.
+/// Whether the error is the API's 409: another client wrote first.
 pub fn is_conflict(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_conflict())
 }
 
-/// Makes a missing object `None`.
+/// Turns a 404 into `None`.
 pub fn optional<K>(outcome: kube::Result<K>) -> kube::Result<Option<K>> {
     match outcome {
         Ok(object) => Ok(Some(object)),
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_merge_diff_names_only_what_changed_and_what_went() {
+    fn a_merge_diff_contains_only_changes_and_removals() {
         let old = json!({"a": 1, "b": {"c": 1, "d": [1]}, "e": "x"});
         let new = json!({"a": 1, "b": {"c": 2, "d": [1]}});
         assert_eq!(merge_diff(&old, &new), Some(json!({"b": {"c": 2}, "e": null})));

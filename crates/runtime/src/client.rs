@@ -1,7 +1,7 @@
-//! The one client stack: every Kubernetes client of every process is built here.
+//! The client stack: builds every Kubernetes client of every process.
 //!
-//! No retry by itself, a deadline on every call (on a watch: until it begins), each write past the
-//! process's [`Gate`] (`docs/facts/kube-rs.md`).
+//! It never retries, sets a deadline on every call (for a watch: until it begins) and passes each
+//! write through the process's [`Gate`] (`docs/facts/kube-rs.md`).
 
 mod connect;
 mod discipline;
@@ -19,26 +19,26 @@ use crate::{gate::Gate, lease::Leadership, net::Dialer};
 
 pub use post::{HttpsPoster, PostError};
 
-/// How long a call may take until it is answered, and how long its answer may then stall.
+/// How long a call may take until the response begins, and how long the response may then stall.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(30);
-/// How long an idle connection is kept. API servers close theirs after 90 s, our own server after
-/// longer still, load balancers after 60 s: whoever closes first does so safely, and a write that
-/// meets a closing connection ends in doubt.
+/// How long an idle connection is kept. API servers close idle connections after 90 s, Refit's own
+/// server later still, load balancers after 60 s. Only the side that closes first closes safely:
+/// the outcome of a write on a closing connection is unknown.
 const POOL_IDLE: Duration = Duration::from_secs(55);
 
 /// Why a client could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The configuration names credentials that cannot be used.
-    #[error("the client configuration for {url} cannot be used: {source}")]
+    /// The configuration names unusable credentials.
+    #[error("invalid client configuration for {url}: {source}")]
     Config {
         /// URL of the API server.
         url: String,
-        /// What is wrong.
+        /// The underlying error.
         source: Box<kube::Error>,
     },
-    /// The user agent is not a header value.
-    #[error("{0:?} cannot be a user agent")]
+    /// The user agent is not a valid header value.
+    #[error("invalid user agent {0:?}")]
     UserAgent(String),
 }
 
@@ -59,42 +59,42 @@ impl std::fmt::Debug for ClientStack {
 }
 
 impl ClientStack {
-    /// A stack for a process of this name (`refit-controller/0.1.0`).
+    /// A stack for the process with this user agent (`refit-controller/0.1.0`).
     pub fn new(dialer: Dialer, gate: Arc<dyn Gate>, user_agent: impl Into<String>) -> Self {
         Self { dialer, gate, user_agent: user_agent.into(), deadline: CALL_DEADLINE, fence: None }
     }
 
-    /// A stack over TCP with nothing in its way.
+    /// A stack over TCP whose gate lets everything pass.
     pub fn production(user_agent: impl Into<String>) -> Self {
         Self::new(Dialer::Tcp, Arc::new(crate::gate::Open), user_agent)
     }
 
-    /// The same stack with another deadline for its calls.
+    /// Returns the stack with another deadline for its calls.
     #[must_use]
     pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// The same stack for writes that are the leader's: each asks first, and is given up before
-    /// another replica can lead. Reads pass.
+    /// Returns the stack for writes that only the leader may make: each write checks the leadership
+    /// first, and is dropped before another replica can lead. Reads pass.
     #[must_use]
     pub fn fenced(mut self, leadership: Leadership) -> Self {
         self.fence = Some(leadership);
         self
     }
 
-    /// How this process opens streams.
+    /// The dialer of this process.
     pub fn dialer(&self) -> &Dialer {
         &self.dialer
     }
 
-    /// The process's gate.
+    /// The gate of this process.
     pub fn gate(&self) -> &Arc<dyn Gate> {
         &self.gate
     }
 
-    /// A client for the cluster that `config` names. Proxies are not used.
+    /// Builds a client for the cluster in `config`. Proxies are not used.
     pub fn client(&self, config: &Config) -> Result<Client, ClientError> {
         let wrong = |source: kube::Error| ClientError::Config {
             url: config.cluster_url.to_string(),
@@ -105,7 +105,7 @@ impl ClientStack {
         if matches!(self.dialer, Dialer::Tcp) && config.proxy_url.is_some() {
             tracing::warn!(
                 cluster = %config.cluster_url,
-                "a proxy is configured, but API servers are always called directly"
+                "ignoring the configured proxy, API servers are always called directly"
             );
         }
         crate::tls::install_provider();
@@ -115,7 +115,7 @@ impl ClientStack {
             tls: Arc::new(tls),
             server_name: config.tls_server_name.clone(),
         };
-        // Outermost, so that a credential that has to be fetched first counts, too.
+        // Outermost, so the deadline also covers fetching a credential.
         let service = ServiceBuilder::new()
             .layer(DisciplineLayer {
                 gate: self.gate.clone(),
@@ -132,7 +132,7 @@ impl ClientStack {
     }
 }
 
-/// An HTTP client that keeps its connections.
+/// An HTTP client that pools its connections.
 fn pooled<B>(connector: Connector) -> hyper_util::client::legacy::Client<Connector, B>
 where
     B: http_body::Body + Send,

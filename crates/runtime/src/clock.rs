@@ -1,13 +1,13 @@
-//! The one source of time.
+//! The only source of time.
 
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 
-/// Tells the time: the machine's own, or a simulated one that follows tokio's (paused) clock.
+/// Reads the time: the system clock, or a simulated clock that follows tokio's (paused) clock.
 ///
-/// Cheap to copy. Everything that compares, stores or waits for a time takes it from here, so that
+/// Cheap to copy. All code that compares, stores or waits for a timestamp uses this clock, so
 /// production and simulation run the same code.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
@@ -21,19 +21,19 @@ struct Simulated {
 }
 
 impl Clock {
-    /// The machine's own clock.
+    /// The system clock.
     pub fn real() -> Self {
         Self { simulated: None }
     }
 
-    /// A clock that says `epoch` now and advances with tokio's clock.
-    #[expect(clippy::disallowed_methods, reason = "this is the one place")]
+    /// A clock that starts at `epoch` and advances with tokio's clock.
+    #[expect(clippy::disallowed_methods, reason = "the only module that reads the clock")]
     pub fn simulated(epoch: Timestamp) -> Self {
         Self { simulated: Some(Simulated { epoch, started: Instant::now() }) }
     }
 
-    /// The time, in whole microseconds.
-    #[expect(clippy::disallowed_methods, reason = "this is the one place")]
+    /// The current time, in whole microseconds.
+    #[expect(clippy::disallowed_methods, reason = "the only module that reads the clock")]
     pub fn now(&self) -> Timestamp {
         match self.simulated {
             None => {
@@ -50,23 +50,23 @@ impl Clock {
         }
     }
 
-    /// The time, in whole seconds, as API objects carry it.
+    /// The current time, in whole seconds, as API objects store it.
     pub fn now_seconds(&self) -> Timestamp {
         let now = self.now();
         Timestamp::from_second(now.as_second()).unwrap_or(now)
     }
 
-    /// Whether the time is a simulated one.
+    /// Whether the clock is simulated.
     pub fn is_simulated(&self) -> bool {
         self.simulated.is_some()
     }
 
-    /// How long it is from now until `when`; zero if that is past.
+    /// The duration from now until `when`; zero if `when` is past.
     pub fn until(&self, when: Timestamp) -> Duration {
         Duration::try_from(when.duration_since(self.now())).unwrap_or(Duration::ZERO)
     }
 
-    /// How long ago `when` was; zero if that is still to come.
+    /// The duration since `when`; zero if `when` is in the future.
     pub fn elapsed(&self, when: Timestamp) -> Duration {
         Duration::try_from(self.now().duration_since(when)).unwrap_or(Duration::ZERO)
     }
@@ -77,8 +77,8 @@ impl Clock {
     }
 }
 
-/// A moment to measure waits from: monotonic, and nothing that is told or stored.
-#[expect(clippy::disallowed_methods, reason = "this is the one place")]
+/// A monotonic instant for measuring waits; never stored or reported.
+#[expect(clippy::disallowed_methods, reason = "the only module that reads the clock")]
 pub fn instant() -> Instant {
     Instant::now()
 }
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_to_come_has_not_elapsed() {
+    async fn a_future_timestamp_has_elapsed_zero() {
         let epoch: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         let clock = Clock::simulated(epoch);
         tokio::time::sleep(Duration::from_secs(7)).await;
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn real_time_is_told_in_whole_microseconds() {
+    fn real_time_is_in_whole_microseconds() {
         assert_eq!(Clock::real().now().subsec_nanosecond() % 1000, 0);
     }
 }

@@ -1,7 +1,7 @@
 //! Events on state changes.
 //!
-//! An event is written before the change that it announces, under a name that follows from what it
-//! says: a crash between the two neither loses nor doubles it (`docs/adr/0002`).
+//! An event is written before the change that it announces, under a name derived from its content:
+//! a crash between the two neither loses nor duplicates it (`docs/adr/0002`).
 
 use k8s_openapi::{
     api::core::v1::{Event, EventSource, ObjectReference},
@@ -11,32 +11,33 @@ use kube::{Api, Client, api::PostParams};
 
 use crate::Clock;
 
-/// Longest name of an object.
+/// Maximum length of an object name.
 const NAME_BYTES: usize = 253;
-/// Longest message that the API server takes.
+/// Maximum length of a message that the API server accepts.
 const MESSAGE_BYTES: usize = 1024;
 
 /// Severity of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventType {
-    /// As planned.
+    /// Expected.
     Normal,
-    /// Somebody should look.
+    /// An operator should look at it.
     Warning,
 }
 
-/// What is announced.
+/// The content of an event.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Announcement {
-    /// The object that the event is about; its namespace is the event's.
+    /// The object that the event is about; the event is in its namespace.
     pub about: ObjectReference,
     /// Severity.
     pub type_: EventType,
     /// CamelCase reason.
     pub reason: String,
-    /// A whole sentence.
+    /// The message, in whole sentences.
     pub message: String,
-    /// Tells this occurrence from an earlier one of the same words, such as a NodeUpdate's name.
+    /// Distinguishes this occurrence from an earlier one with the same text, such as a NodeUpdate's
+    /// name.
     pub occurrence: String,
 }
 
@@ -55,13 +56,13 @@ impl std::fmt::Debug for Recorder {
 }
 
 impl Recorder {
-    /// A recorder for events of this component, such as `refit-controller`.
+    /// A recorder for the events of a component, such as `refit-controller`.
     pub fn new(client: Client, clock: Clock, component: impl Into<String>) -> Self {
         Self { client, clock, component: component.into() }
     }
 
-    /// Writes the event unless it is there already. A failure is logged: no work stops for want of
-    /// an event.
+    /// Writes the event unless it already exists. A failure is only logged: a missing event stops
+    /// no work.
     pub async fn announce(&self, announcement: &Announcement) {
         let event = self.event(announcement);
         let namespace = event.metadata.namespace.clone().unwrap_or_default();
@@ -70,7 +71,7 @@ impl Recorder {
             Ok(_) => {}
             Err(kube::Error::Api(status)) if status.is_already_exists() => {}
             Err(error) => {
-                tracing::warn!(%error, reason = announcement.reason, "an event could not be written");
+                tracing::warn!(%error, reason = announcement.reason, "cannot write an event");
             }
         }
     }
@@ -99,7 +100,7 @@ impl Recorder {
     }
 }
 
-/// The name that follows from what an event says.
+/// The event name, derived from the event's content.
 fn event_name(announcement: &Announcement) -> String {
     let about = &announcement.about;
     let hash = refit_kinds::refit::hash_json(&serde_json::json!([
@@ -121,13 +122,13 @@ fn event_name(announcement: &Announcement) -> String {
         })
         .take(NAME_BYTES - suffix.len())
         .collect();
-    // The name of the object may have been cut at a dash or a dot.
+    // The cut may have left a trailing dash or dot.
     let name = name.trim_matches(['-', '.']);
     let name = if name.is_empty() { "object" } else { name };
     format!("{name}{suffix}")
 }
 
-/// Events live beside what they are about; what has no namespace has its events in `default`.
+/// An event is in the namespace of its object; for cluster-scoped objects that is `default`.
 fn namespace_of(about: &ObjectReference) -> String {
     about
         .namespace
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_is_valid_whatever_the_object_is_called() {
+    fn the_name_is_valid_for_any_object_name() {
         let mut long = announcement("o");
         long.about.name = Some(format!("{}.x", "M".repeat(235)));
         let name = event_name(&long);

@@ -1,14 +1,14 @@
-//! The switch that every write of a process passes.
+//! The gate that every write of a process passes.
 //!
-//! In production it is [`Open`] and costs nothing. A crash sweep puts its kill switch here: it sees
-//! each effect before and after it happens and may end the process at either point, so that after
-//! the kill nothing of that process takes effect or gets an answer.
+//! In production it is [`Open`] and costs nothing. A crash sweep installs its kill switch here: the
+//! gate sees each effect before and after it happens and may end the process at either point. After
+//! the kill no call of that process takes effect or gets a response.
 
 use std::fmt;
 
 use futures::future::BoxFuture;
 
-/// Something that a process does to the world outside it.
+/// An action of a process on the outside world.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Effect {
     /// A mutating API request.
@@ -20,12 +20,12 @@ pub enum Effect {
     },
     /// A durable journal append.
     Journal {
-        /// What was appended, in a few words.
+        /// A short description of the record.
         record: String,
     },
     /// A command on a host.
     Host {
-        /// Which command.
+        /// The command.
         command: String,
     },
 }
@@ -40,31 +40,31 @@ impl fmt::Display for Effect {
     }
 }
 
-/// Whether a process lives on.
+/// Whether a process is still alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It does.
+    /// The process is alive.
     Alive,
-    /// It does not: whatever asked never gets an answer.
+    /// The process is dead: its calls never return.
     Dead,
 }
 
-/// Sees each effect of one incarnation of a process.
+/// Observes each effect of one incarnation of a process.
 pub trait Gate: Send + Sync + 'static {
-    /// Called before the effect happens. `Dead`: it does not happen.
+    /// Called before the effect. On `Dead` the effect does not happen.
     fn before(&self, effect: &Effect) -> Fate;
-    /// Called after the effect happened. `Dead`: nobody hears of it.
+    /// Called after the effect. On `Dead` its result is never delivered.
     fn after(&self, effect: &Effect) -> Fate;
-    /// Whether the process still lives. Reads are held back too once it does not.
+    /// Whether the process is alive. Once it is dead, reads are held back too.
     fn fate(&self) -> Fate;
-    /// What an effect has to wait for between [`Gate::before`] and the fence: a simulation stops a
-    /// whole process here for a while. Nothing in production.
+    /// A wait between [`Gate::before`] and the fence: a simulation pauses a whole process here.
+    /// Production has no wait.
     fn stall(&self) -> Option<BoxFuture<'static, ()>> {
         None
     }
 }
 
-/// The gate of production: everything passes.
+/// The production gate: everything passes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Open;
 
@@ -82,7 +82,7 @@ impl Gate for Open {
     }
 }
 
-/// Waits for ever: what a dead process does.
+/// Never completes, like a call of a dead process.
 pub async fn never<T>() -> T {
     std::future::pending().await
 }

@@ -1,4 +1,4 @@
-//! Objects that may not be what their kind promises.
+//! Tolerates objects that do not match their kind's schema.
 
 use std::borrow::Cow;
 
@@ -7,20 +7,21 @@ use kube::{Resource, core::DynamicResourceScope, discovery::ApiResource};
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::Value;
 
-/// An object as an API server sent it. Every watch is one of these, whatever its kind: kube's watcher
-/// and the JSON of its events are compiled once.
+/// An object as the API server sent it. Every watch uses this type, whatever its kind, so kube's
+/// watcher and its JSON decoding are compiled once.
 #[derive(Clone, Debug)]
 pub(crate) struct Raw {
     metadata: ObjectMeta,
     value: Value,
 }
 
-/// An object, or what is known of one that cannot be read. Lists and watches of these go on where
-/// one malformed object would end them. (kube's own guard buffers each object twice.)
+/// An object, or the metadata of an object that could not be decoded. Lists and watches of this
+/// type continue past a malformed object, which would end a typed watch. (kube's own guard buffers
+/// each object twice.)
 #[derive(Clone, Debug)]
 pub(crate) struct Guarded<K>(pub(crate) Result<K, Unreadable>);
 
-/// An object that cannot be read.
+/// An object that could not be decoded.
 #[derive(Clone, Debug)]
 pub(crate) struct Unreadable {
     pub(crate) reason: String,
@@ -78,7 +79,7 @@ impl Resource for Raw {
 }
 
 impl<K: Resource> Guarded<K> {
-    /// What is known of it in any case.
+    /// The metadata, which is known in either case.
     pub(crate) fn metadata(&self) -> &ObjectMeta {
         match &self.0 {
             Ok(object) => object.meta(),
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_metadata_is_no_object() {
+    fn a_value_without_metadata_is_not_an_object() {
         assert!(serde_json::from_value::<Raw>(json!({"spec": {"containers": 1}})).is_err());
         assert!(serde_json::from_value::<Raw>(json!("pod")).is_err());
     }

@@ -1,12 +1,13 @@
-//! Which replica leads, and the fence that its writes pass (`docs/adr/0004`).
+//! Leader election, and the fence that the leader's writes pass (`docs/adr/0004`).
 //!
-//! A Lease object names the leader. Nobody trusts another machine's clock: a replica takes over
-//! once it has seen the Lease unchanged for its whole duration by its own clock. The leader counts
-//! from the moment at which it *sent* its last successful renewal, so its own time is up first.
+//! A Lease object names the leader. No replica trusts another machine's clock: a replica takes over
+//! once it has seen the Lease unchanged for the Lease's duration by its own clock. The leader
+//! counts from the moment at which it *sent* its last successful renewal, so its own leadership
+//! expires first.
 //!
-//! [`Leadership`] is asked at the moment of each write: [`ClientStack::fenced`] puts it into a
-//! client stack. A write begins only before the renew deadline, and is given up before the Lease
-//! can be another's.
+//! [`Leadership`] is checked at the moment of each write: [`ClientStack::fenced`] adds it to a
+//! client stack. A write begins only before the renew deadline, and is dropped before another
+//! replica can take the Lease.
 //!
 //! [`ClientStack::fenced`]: crate::client::ClientStack::fenced
 
@@ -24,30 +25,31 @@ use crate::{Clock, clock::instant};
 
 pub use elect::{LeaseError, elect, release};
 
-/// How long before the end of the Lease a write has to be over: clocks of two machines may run at
+/// How long before the Lease expires a write must be over: clocks of two machines may run at
 /// slightly different speeds.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Who leads, and how quickly another takes over. The defaults are those of Kubernetes' own
-/// controllers.
+/// The Lease of this replica, and how quickly another replica takes over. The defaults are those of
+/// Kubernetes' own controllers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseSettings {
     /// Namespace of the Lease.
     pub namespace: String,
     /// Name of the Lease.
     pub name: String,
-    /// Who this replica is. No two processes may ever use the same, one after the other included.
+    /// Identity of this replica. Two processes must never use the same identity, not even one after
+    /// the other.
     pub identity: String,
-    /// How long the Lease holds without a renewal.
+    /// How long the Lease is valid without a renewal.
     pub duration: Duration,
-    /// How long the leader goes on without a successful renewal; shorter than the duration.
+    /// How long the leader continues without a successful renewal; shorter than the duration.
     pub renew_deadline: Duration,
-    /// How often it is renewed, and looked at by the others.
+    /// How often the leader renews the Lease, and how often other replicas read it.
     pub retry_period: Duration,
 }
 
 impl LeaseSettings {
-    /// The usual times for a replica of this identity.
+    /// The default durations for a replica with this identity.
     pub fn new(
         namespace: impl Into<String>,
         name: impl Into<String>,
@@ -63,7 +65,7 @@ impl LeaseSettings {
         }
     }
 
-    /// What is wrong with the times; `None` if they keep two replicas apart.
+    /// What is wrong with the durations; `None` if they keep two replicas apart.
     pub fn problem(&self) -> Option<String> {
         let Self { duration, renew_deadline, retry_period, .. } = self;
         let seconds = Duration::as_secs_f64;
@@ -73,7 +75,7 @@ impl LeaseSettings {
         if *renew_deadline + 2 * GRACE > *duration {
             return Some(format!(
                 "the renew deadline ({} s) must be at least {} s shorter than the lease duration \
-                 ({} s): a write that begins last must be over before another replica leads",
+                 ({} s): the last write must finish before another replica can lead",
                 seconds(renew_deadline),
                 seconds(&(2 * GRACE)),
                 seconds(duration),
@@ -82,7 +84,7 @@ impl LeaseSettings {
         if retry_period.is_zero() || *retry_period * 2 > *renew_deadline {
             return Some(format!(
                 "the retry period ({} s) must be more than 0 and at most half of the renew \
-                 deadline ({} s): one lost renewal must not end the leadership",
+                 deadline ({} s): one failed renewal must not end leadership",
                 seconds(retry_period),
                 seconds(renew_deadline),
             ));
@@ -91,9 +93,9 @@ impl LeaseSettings {
     }
 }
 
-/// A write was refused because this replica does not lead.
+/// A write was rejected because this replica does not lead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this replica does not hold the Lease, or not for long enough: the write is the leader's")]
+#[error("this replica does not hold the Lease for long enough to write; the leader writes")]
 pub struct NotLeader;
 
 /// Whether a call failed because this replica does not lead.
@@ -101,7 +103,7 @@ pub fn is_fenced(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Service(source) if source.is::<NotLeader>())
 }
 
-/// Whether this replica leads: asked at each write, shared by everything in the process.
+/// Whether this replica leads. Checked at each write and shared by the whole process.
 #[derive(Clone, Debug)]
 pub struct Leadership(Arc<Shared>);
 
@@ -109,7 +111,7 @@ pub struct Leadership(Arc<Shared>);
 struct Shared {
     clock: Clock,
     state: Mutex<State>,
-    /// Counts changes, for those who wait for one.
+    /// Counts changes, to wake waiting tasks.
     changed: watch::Sender<u64>,
 }
 
@@ -117,23 +119,23 @@ struct Shared {
 struct State {
     held: Held,
     resigned: bool,
-    /// Writes on their way.
+    /// Number of writes in flight.
     passes: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Held {
-    /// There is nobody else.
+    /// This is the only replica.
     Alone,
     No,
     Since(Renewal),
 }
 
-/// A renewal that the API server took.
+/// A renewal that the API server accepted.
 #[derive(Clone, Copy, Debug)]
 struct Renewal {
-    /// When it was sent, by the clock that only goes forward, and by the one that also counts
-    /// while the machine sleeps. Whichever has moved on further is believed.
+    /// When it was sent, by the monotonic clock and by the wall clock, which also advances while
+    /// the machine sleeps. The larger elapsed time counts.
     sent: Instant,
     sent_at: Timestamp,
     renew_deadline: Duration,
@@ -141,12 +143,12 @@ struct Renewal {
 }
 
 impl Leadership {
-    /// Of a replica that has to win the Lease first.
+    /// Leadership of a replica that must win the Lease first.
     pub fn candidate(clock: Clock) -> Self {
         Self::of(clock, Held::No)
     }
 
-    /// Of a process that has no other beside it.
+    /// Leadership of a single-replica process: always held.
     pub fn alone(clock: Clock) -> Self {
         Self::of(clock, Held::Alone)
     }
@@ -168,7 +170,7 @@ impl Leadership {
         self.0.changed.send_modify(|count| *count += 1);
     }
 
-    /// How long ago a renewal was sent, by the clock that has moved on further.
+    /// How long ago a renewal was sent, by the clock that has advanced further.
     fn age(&self, renewal: &Renewal) -> Duration {
         let forward = instant().saturating_duration_since(renewal.sent);
         forward.max(self.0.clock.elapsed(renewal.sent_at))
@@ -179,7 +181,7 @@ impl Leadership {
         self.left().is_some()
     }
 
-    /// For how long writes may still begin; `None` if they may not.
+    /// How much longer writes may begin; `None` if they may not.
     fn left(&self) -> Option<Duration> {
         self.left_of(&self.lock())
     }
@@ -196,9 +198,10 @@ impl Leadership {
         }
     }
 
-    /// Lets one write begin, and says by when it must be over.
+    /// Permits one write to begin; the pass carries the write's deadline.
     pub fn pass(&self) -> Result<Pass, NotLeader> {
-        // One look: who resigns in between must see this write, or it must not begin.
+        // One lock for both checks: a concurrent `resign` either sees this write, or the write does
+        // not begin.
         let mut state = self.lock();
         self.left_of(&state).ok_or(NotLeader)?;
         let within = match state.held {
@@ -217,12 +220,12 @@ impl Leadership {
     pub async fn held(&self) {
         let mut changed = self.0.changed.subscribe();
         while !self.is_held() {
-            // The sender lives in this value, so the channel cannot be closed while we wait.
+            // This value owns the sender, so the channel stays open during the wait.
             let _ = changed.changed().await;
         }
     }
 
-    /// Waits until this replica does not lead any more.
+    /// Waits until this replica no longer leads.
     pub async fn lost(&self) {
         let mut changed = self.0.changed.subscribe();
         while let Some(left) = self.left() {
@@ -234,12 +237,12 @@ impl Leadership {
         }
     }
 
-    /// Begins no write any more, for good; what is on its way goes on.
+    /// Permits no more writes, permanently; writes in flight continue.
     pub fn resign(&self) {
         self.change(|state| state.resigned = true);
     }
 
-    /// Waits until no write is on its way.
+    /// Waits until no write is in flight.
     pub async fn idle(&self) {
         let mut changed = self.0.changed.subscribe();
         while self.lock().passes > 0 {
@@ -265,7 +268,7 @@ impl Leadership {
     }
 }
 
-/// The permission for one write, as long as it is on its way.
+/// The permission for one write, held while the write is in flight.
 #[derive(Debug)]
 pub struct Pass {
     leadership: Leadership,
@@ -302,7 +305,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn writes_end_before_the_lease_can_be_anothers() {
+    async fn writes_end_before_another_replica_can_take_the_lease() {
         let leadership = candidate();
         assert_eq!(leadership.pass().unwrap_err(), NotLeader);
         renew(&leadership);
@@ -314,7 +317,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_leadership_that_is_not_renewed_ends_by_itself() {
+    async fn a_leadership_without_renewal_expires() {
         let leadership = candidate();
         renew(&leadership);
         let begin = leadership.0.clock.now();
@@ -324,7 +327,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_resigns_lets_writes_end_that_are_on_their_way() {
+    async fn writes_in_flight_finish_after_a_resignation() {
         let leadership = candidate();
         renew(&leadership);
         let pass = leadership.pass().unwrap();
@@ -339,7 +342,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_is_not_renewed_can_wait_for_its_last_write() {
+    async fn an_expired_leader_can_wait_for_its_last_write() {
         let leadership = candidate();
         renew(&leadership);
         let pass = leadership.pass().unwrap();
@@ -354,7 +357,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_is_alone_leads_for_ever() {
+    async fn a_single_replica_always_leads() {
         let alone = Leadership::alone(Clock::real());
         alone.held().await;
         assert_eq!(alone.pass().unwrap().within, Duration::MAX);
@@ -365,13 +368,13 @@ mod tests {
     #[test]
     fn times_that_do_not_keep_replicas_apart_are_refused() {
         assert_eq!(settings().problem(), None);
-        let of = |change: fn(&mut LeaseSettings)| {
+        let problem_after = |change: fn(&mut LeaseSettings)| {
             let mut settings = settings();
             change(&mut settings);
             settings.problem().unwrap_or_default()
         };
-        assert!(of(|s| s.renew_deadline = s.duration).contains("renew deadline (15 s)"));
-        assert!(of(|s| s.retry_period = Duration::ZERO).contains("retry period (0 s)"));
-        assert!(of(|s| s.identity.clear()).contains("identity"));
+        assert!(problem_after(|s| s.renew_deadline = s.duration).contains("renew deadline (15 s)"));
+        assert!(problem_after(|s| s.retry_period = Duration::ZERO).contains("retry period (0 s)"));
+        assert!(problem_after(|s| s.identity.clear()).contains("identity"));
     }
 }

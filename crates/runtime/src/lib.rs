@@ -1,23 +1,23 @@
-//! What every shell shares: clock, client stack, watches, events and TLS.
+//! Shared by all shells: clock, client stack, watches, events and TLS.
 //!
-//! | module | is for |
+//! | module | purpose |
 //! |---|---|
-//! | [`clock`] | the one source of time |
+//! | [`clock`] | the only source of time |
 //! | [`net`] | dialling and listening, over TCP or in memory |
-//! | [`gate`] | the switch that every write of a process passes |
-//! | [`lease`] | which replica leads, and the fence that its writes pass |
-//! | [`client`] | the one client stack |
+//! | [`gate`] | the gate that every write of a process passes |
+//! | [`lease`] | leader election, and the fence that the leader's writes pass |
+//! | [`client`] | builds every Kubernetes client |
 //! | [`workload`] | reaching workload clusters through their kubeconfig Secret |
 //! | [`store`] | one watch per kind: store and trigger from the same stream |
 //! | [`queue`] | reconcile keys: deduplicated, delayed, backed off |
-//! | [`apply`] | patches and applies, each a value |
+//! | [`apply`] | patches and applies, built as values |
 //! | [`events`] | events on state changes |
 //! | [`process`] | logs, credentials and signals of long-running programs |
 //! | [`plan_signing`] | signatures of HostPlans |
 //! | [`tls`] | certificates and server configuration with reload |
-//! | `serve` | HTTP over TLS over any stream; a feature |
+//! | `serve` | HTTP over TLS over any stream (Cargo feature) |
 //!
-//! No decision is made here.
+//! This crate makes no decisions.
 
 pub mod apply;
 pub mod client;

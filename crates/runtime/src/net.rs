@@ -1,7 +1,7 @@
 //! Dialling and listening, over TCP or in memory.
 //!
-//! In a simulation no socket leads outside the runtime: a paused clock jumps while a real socket
-//! waits. So the same TLS and HTTP run over in-memory streams there.
+//! A simulation uses no real sockets, because a paused clock jumps while a real socket waits. There
+//! the same TLS and HTTP run over in-memory streams.
 
 use std::{
     collections::BTreeMap,
@@ -19,9 +19,9 @@ use tokio::{
 
 use crate::gate::{Fate, Gate};
 
-/// How much an in-memory stream holds before its writer waits.
+/// Capacity of an in-memory stream; a writer waits when it is full.
 const STREAM_BYTES: usize = 256 * 1024;
-/// How many connections may wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: usize = 1024;
 
 /// A byte stream between a client and a server.
@@ -29,7 +29,7 @@ pub struct Stream {
     inner: Inner,
     /// Gate of the process that dialled.
     gate: Option<Arc<dyn Gate>>,
-    /// Gate of the process that accepted, at its own end.
+    /// Gate of the process that accepted, set only at its own end.
     acceptor: Option<Arc<dyn Gate>>,
 }
 
@@ -63,7 +63,7 @@ impl std::fmt::Debug for Stream {
 }
 
 fn gone() -> io::Error {
-    io::Error::new(io::ErrorKind::ConnectionReset, "the process at the other end is gone")
+    io::Error::new(io::ErrorKind::ConnectionReset, "the peer process has exited")
 }
 
 impl AsyncRead for Stream {
@@ -117,8 +117,8 @@ impl AsyncWrite for Stream {
 pub enum Dialer {
     /// Over TCP.
     Tcp,
-    /// To listeners of a [`MemoryNetwork`], for one incarnation of a process: when its gate says
-    /// it is dead, both ends of all its streams fail.
+    /// To listeners of a [`MemoryNetwork`], for one incarnation of a process: once its gate reports
+    /// it dead, both ends of all its streams fail.
     Memory(MemoryNetwork, Arc<dyn Gate>),
 }
 
@@ -146,27 +146,27 @@ impl Dialer {
 pub struct MemoryNetwork(Arc<Mutex<BTreeMap<String, mpsc::Sender<Stream>>>>);
 
 impl MemoryNetwork {
-    /// Listens at `host:port`; an earlier listener there is replaced.
+    /// Listens at `host:port`, and replaces an earlier listener there.
     pub fn listen(&self, host: &str, port: u16) -> Listener {
         let (sender, receiver) = mpsc::channel(BACKLOG);
         self.lock().insert(format!("{host}:{port}"), sender);
         Listener { inner: ListenerInner::Memory(receiver), gate: None }
     }
 
-    /// Listens at `host:port` as one of several, as the endpoints of a Service do. Who dials comes to
-    /// the last living one in the order of their names.
+    /// Listens at `host:port` as one of several, as the endpoints of a Service do. A dialled stream
+    /// goes to the last live listener in the order of their names.
     pub fn join(&self, host: &str, port: u16, name: &str) -> Listener {
         let (sender, receiver) = mpsc::channel(BACKLOG);
         self.lock().insert(endpoint(host, port, name), sender);
         Listener { inner: ListenerInner::Memory(receiver), gate: None }
     }
 
-    /// Takes one of several out again.
+    /// Removes one of several listeners.
     pub fn leave(&self, host: &str, port: u16, name: &str) {
         self.lock().remove(&endpoint(host, port, name));
     }
 
-    /// Ends listening at `host:port`: connections are refused from now on.
+    /// Stops listening at `host:port`: further connections are refused.
     pub fn close(&self, host: &str, port: u16) {
         self.lock().remove(&format!("{host}:{port}"));
     }
@@ -175,7 +175,7 @@ impl MemoryNetwork {
         let refused = || {
             io::Error::new(
                 io::ErrorKind::ConnectionRefused,
-                format!("nobody listens at {host}:{port}"),
+                format!("nothing listens on {host}:{port}"),
             )
         };
         let sender = self.listener(host, port).ok_or_else(refused)?;
@@ -233,21 +233,21 @@ impl Listener {
         Ok(Self { inner: ListenerInner::Tcp(TcpListener::bind(address).await?), gate: None })
     }
 
-    /// Takes up a listener that listens already.
+    /// Wraps a listener that is already bound.
     pub fn listening(listener: std::net::TcpListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         Ok(Self { inner: ListenerInner::Tcp(TcpListener::from_std(listener)?), gate: None })
     }
 
-    /// The same listener for one incarnation of a process: when its gate says it is dead, it
-    /// neither accepts nor answers any more.
+    /// Returns the listener for one incarnation of a process: once its gate reports it dead, it
+    /// neither accepts nor responds.
     #[must_use]
     pub fn behind(mut self, gate: Arc<dyn Gate>) -> Self {
         self.gate = Some(gate);
         self
     }
 
-    /// The address, where the listener is on TCP.
+    /// The local address, if the listener is on TCP.
     pub fn local_addr(&self) -> Option<std::net::SocketAddr> {
         match &self.inner {
             ListenerInner::Tcp(listener) => listener.local_addr().ok(),
@@ -255,7 +255,7 @@ impl Listener {
         }
     }
 
-    /// Waits for the next stream; `None` once nobody can dial any more.
+    /// Waits for the next stream; `None` once no dialer is left.
     pub async fn accept(&mut self) -> Option<io::Result<Stream>> {
         let mut accepted = match &mut self.inner {
             ListenerInner::Tcp(listener) => {
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn dialling_where_nobody_listens_is_refused() {
+    async fn dialling_without_a_listener_is_refused() {
         let error = Dialer::Memory(MemoryNetwork::default(), Arc::new(Open))
             .dial("api", 1)
             .await
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_several_listeners_a_living_one_is_dialled() {
+    async fn a_live_listener_is_dialled_among_several() {
         let network = MemoryNetwork::default();
         let dialer = Dialer::Memory(network.clone(), Arc::new(Open));
         let mut a = network.join("hooks", 443, "a");
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_killed_process_wrote_is_never_read() {
+    async fn bytes_from_a_killed_process_are_never_read() {
         let network = MemoryNetwork::default();
         let mut listener = network.listen("api", 6443);
         let switch = Arc::new(Switch(AtomicBool::new(false)));
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_killed_server_answers_is_never_read() {
+    async fn responses_of_a_killed_server_are_never_read() {
         let network = MemoryNetwork::default();
         let switch = Arc::new(Switch(AtomicBool::new(false)));
         let mut listener = network.listen("hooks", 443).behind(switch.clone());

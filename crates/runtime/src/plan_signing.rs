@@ -1,12 +1,13 @@
-//! Signed HostPlans: what a controller signs, and what an agent that asks for signatures believes.
+//! Signed HostPlans: the controller signs them, and agents that require signatures verify them.
 //!
-//! A signature is ed25519 over the sha256 of the canonical JSON (keys sorted) of the plan's spec and
-//! of what it is for: the HostPlan by namespace, name and uid, and so one node of one cluster; the
-//! goal; and when the NodeUpdate was made, so that an older plan cannot be put in place of a newer
+//! A signature is ed25519 over the sha256 of the canonical JSON (keys sorted) of the plan's spec
+//! and its context: the HostPlan's namespace, name and uid, which identify one node of one cluster;
+//! the goal; and the creation time of the NodeUpdate, so that an older plan cannot replace a newer
 //! one. The spec holds the uid of the NodeUpdate, the gate and the abort, so each move of a gate is
-//! signed anew. It stands in an annotation, because a spec cannot hold a signature of itself.
+//! signed again. The signature is in an annotation, because a spec cannot contain a signature of
+//! itself.
 //!
-//! Pure: no clock, no I/O. The same plan and key always have the same signature.
+//! Pure: no clock, no I/O. The same plan and key always produce the same signature.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -21,9 +22,9 @@ use rustls::pki_types::{PrivatePkcs8KeyDer, SubjectPublicKeyInfoDer, pem::PemObj
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-/// What is signed starts with it: a signature of this kind is good for nothing else.
+/// Prefix of the signed message, so that a signature is valid for HostPlans only.
 const CONTEXT: &str = "refit.dev/host-plan/v1 ";
-/// What every ed25519 public key starts with in DER (RFC 8410): algorithm and length never differ.
+/// DER prefix of every ed25519 public key (RFC 8410): algorithm and length never differ.
 const SPKI_PREFIX: [u8; 12] =
     [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
 const PUBLIC_KEY_BYTES: usize = 32;
@@ -33,71 +34,73 @@ const PUBLIC_KEY_BYTES: usize = 32;
 pub enum PlanKeyError {
     /// The text holds no private key.
     #[error(
-        "the signing key is no ed25519 key in PEM ({reason}); make one with `openssl genpkey \
-         -algorithm ed25519`"
+        "invalid signing key ({reason}), expected an ed25519 key in PEM; create one with `openssl \
+         genpkey -algorithm ed25519`"
     )]
     Private {
         /// What is wrong.
         reason: String,
     },
-    /// The text holds no public key, or something beside public keys.
+    /// The text holds no public key, or something other than public keys.
     #[error(
-        "public key {number} of the file is no ed25519 key in PEM ({reason}); `openssl pkey -pubout` \
-         makes it from the signing key"
+        "invalid public key {number} in the file ({reason}), expected an ed25519 key in PEM; \
+         `openssl pkey -pubout` derives it from the signing key"
     )]
     Public {
-        /// Which one, from 1.
+        /// Position of the key in the file, from 1.
         number: usize,
         /// What is wrong.
         reason: String,
     },
 }
 
-/// Why a plan is not believed.
+/// Why a plan is not trusted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Distrust {
-    /// It has no signature.
+    /// The plan has no signature.
     #[error("the plan is not signed")]
     Unsigned,
-    /// Its annotation is not one of ours.
-    #[error("the signature of the plan cannot be read: {reason}")]
+    /// The annotation is not a valid Refit signature.
+    #[error("cannot read the signature of the plan: {reason}")]
     Unreadable {
         /// What is wrong.
         reason: String,
     },
-    /// Nobody here knows the key.
-    #[error("the plan is signed with key {key}, which this host does not know")]
+    /// The key is unknown to this host.
+    #[error("the plan is signed with key {key}, which this host does not trust")]
     UnknownKey {
-        /// Its id.
+        /// Id of the key.
         key: String,
     },
-    /// The plan is not what was signed.
+    /// The signature does not match the plan.
     #[error(
-        "the signature of the plan does not match it: it was changed, is of another host, or was made \
-         by another version, whose plans have other fields"
+        "the signature does not match the plan: the plan was changed, belongs to another host, or \
+         was signed by a version of Refit whose plans have other fields"
     )]
     Wrong,
-    /// A newer plan was accepted before.
-    #[error("the plan is of {issued_at}, and one of {accepted} was accepted already")]
+    /// A newer plan was already accepted.
+    #[error(
+        "the plan was issued at {issued_at}, but one issued at {accepted} was already accepted"
+    )]
     Older {
-        /// When its NodeUpdate was made.
+        /// When the NodeUpdate of this plan was created.
         issued_at: Timestamp,
-        /// When that of the accepted one was.
+        /// When the NodeUpdate of the accepted plan was created.
         accepted: Timestamp,
     },
 }
 
-/// What a signature says beside the plan itself.
+/// What a signature covers in addition to the plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Claims {
     /// Hash of the goal of the NodeUpdate.
     pub goal_hash: String,
-    /// When the NodeUpdate was made: orders the plans of a host.
+    /// When the NodeUpdate was created: orders the plans of a host.
     pub issued_at: Timestamp,
 }
 
-/// The annotation.
+/// The content of the annotation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Signature {
@@ -107,7 +110,7 @@ struct Signature {
     value: String,
 }
 
-/// Signs plans. Its key is never shown.
+/// Signs plans. `Debug` never shows its key.
 pub struct PlanSigner {
     pair: Ed25519KeyPair,
     key: String,
@@ -120,23 +123,23 @@ impl std::fmt::Debug for PlanSigner {
 }
 
 impl PlanSigner {
-    /// A signer with the private key of a PEM text.
+    /// A signer with the private key in a PEM text.
     pub fn from_pem(text: &str) -> Result<Self, PlanKeyError> {
         let der = PrivatePkcs8KeyDer::from_pem_slice(text.as_bytes())
             .map_err(|error| PlanKeyError::Private { reason: error.to_string() })?;
-        // OpenSSL's files hold no public half: there is nothing that it could be compared with.
+        // Files from OpenSSL contain no public half to compare with.
         let pair = Ed25519KeyPair::from_pkcs8_maybe_unchecked(der.secret_pkcs8_der())
             .map_err(|error| PlanKeyError::Private { reason: error.to_string() })?;
         let key = key_id(pair.public_key().as_ref());
         Ok(Self { pair, key })
     }
 
-    /// Id of the key: the start of the public key's sha256.
+    /// Id of the key: the start of the sha256 of the public key.
     pub fn key_id(&self) -> &str {
         &self.key
     }
 
-    /// The annotation for a plan with this spec.
+    /// Signs a plan with this spec; returns the annotation's value.
     pub fn sign(&self, plan: &HostPlan, spec: &HostPlanSpec, claims: &Claims) -> String {
         let value = self.pair.sign(&message(plan, spec, claims));
         let signature = Signature {
@@ -144,22 +147,22 @@ impl PlanSigner {
             claims: claims.clone(),
             value: BASE64_STANDARD.encode(value),
         };
-        serde_json::to_string(&signature).expect("text and a time are JSON")
+        serde_json::to_string(&signature).expect("text and a timestamp serialise to JSON")
     }
 
-    /// Whether a plan carries a signature of this key that matches it.
+    /// Whether the plan carries a valid signature of this key.
     pub fn has_signed(&self, plan: &HostPlan) -> bool {
         let public = self.pair.public_key().as_ref();
         verified(plan, |key| (key == self.key).then_some(public)).is_ok()
     }
 }
 
-/// What an agent believes: public keys by their id.
+/// The public keys that an agent trusts, by id.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlanKeys(BTreeMap<String, Vec<u8>>);
 
 impl PlanKeys {
-    /// The public keys of a PEM text, at least one.
+    /// Reads the public keys of a PEM text; it must contain at least one.
     pub fn from_pem(text: &str) -> Result<Self, PlanKeyError> {
         let mut keys = BTreeMap::new();
         for (index, found) in SubjectPublicKeyInfoDer::pem_slice_iter(text.as_bytes()).enumerate() {
@@ -168,11 +171,14 @@ impl PlanKeys {
             let public = der
                 .strip_prefix(&SPKI_PREFIX)
                 .filter(|public| public.len() == PUBLIC_KEY_BYTES)
-                .ok_or_else(|| bad("it is of another kind".to_owned()))?;
+                .ok_or_else(|| bad("the PEM block has another type".to_owned()))?;
             keys.insert(key_id(public), public.to_vec());
         }
         if keys.is_empty() {
-            return Err(PlanKeyError::Public { number: 1, reason: "there is none".to_owned() });
+            return Err(PlanKeyError::Public {
+                number: 1,
+                reason: "the file has no PEM block".to_owned(),
+            });
         }
         Ok(Self(keys))
     }
@@ -182,13 +188,13 @@ impl PlanKeys {
         self.0.keys().map(String::as_str)
     }
 
-    /// Whether a plan is signed by one of the keys, and what its signature says.
+    /// Verifies that one of the keys signed the plan, and returns the signature's claims.
     pub fn verify(&self, plan: &HostPlan) -> Result<Claims, Distrust> {
         verified(plan, |key| self.0.get(key).map(Vec::as_slice))
     }
 }
 
-/// What the signature of a plan says, whether it is right or not.
+/// The claims of a plan's signature, verified or not.
 pub fn claims_of(plan: &HostPlan) -> Option<Claims> {
     read(plan).ok().map(|signature| signature.claims)
 }
@@ -253,7 +259,7 @@ mod tests {
         format!("-----BEGIN {label}-----\n{text}\n-----END {label}-----\n")
     }
 
-    /// The file that `openssl genpkey` would make of a seed.
+    /// A private key file as `openssl genpkey` would make it from a seed.
     fn private(seed: u8) -> String {
         let head = [
             0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22,
@@ -262,7 +268,7 @@ mod tests {
         pem("PRIVATE KEY", &[&head[..], &[seed; 32]].concat())
     }
 
-    /// The file that `openssl pkey -pubout` makes of it.
+    /// The public key file as `openssl pkey -pubout` makes it.
     fn public(seed: u8) -> String {
         let signer = PlanSigner::from_pem(&private(seed)).unwrap();
         let der = [&SPKI_PREFIX, signer.pair.public_key().as_ref()].concat();
@@ -301,16 +307,16 @@ mod tests {
     }
 
     #[test]
-    fn what_the_controller_signs_the_agent_believes() {
+    fn the_agent_accepts_plans_signed_by_the_controller() {
         assert_eq!(check(&signed()), Ok(claims()));
         assert!(signer().has_signed(&signed()));
-        // An API server keeps it as JSON and gives it back with its keys in another order.
+        // An API server stores it as JSON and may return its keys in another order.
         let text = serde_json::to_string(&signed()).unwrap();
         assert_eq!(check(&serde_json::from_str(&text).unwrap()), Ok(claims()));
     }
 
     #[test]
-    fn whatever_is_changed_is_not_believed() {
+    fn a_changed_plan_is_not_trusted() {
         let changes: [fn(&mut HostPlan); 7] = [
             |plan| plan.spec.gate = Gate::Disrupt,
             |plan| plan.spec.plan_id = "u2".into(),
@@ -340,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_that_moved_is_signed_anew() {
+    fn a_moved_gate_is_signed_again() {
         let mut plan = signed();
         plan.spec.gate = Gate::Upgrade;
         assert!(!signer().has_signed(&plan));
@@ -349,12 +355,12 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_without_signature_or_of_an_unknown_key_says_so() {
+    fn unsigned_plans_and_unknown_keys_have_their_own_errors() {
         let mut plan = signed();
         let strangers = PlanKeys::from_pem(&public(2)).unwrap();
         let key = signer().key_id().to_owned();
         assert_eq!(strangers.verify(&plan), Err(Distrust::UnknownKey { key }));
-        // Two keys in one file: an exchange of keys passes through this.
+        // Two keys in one file, as during a key rotation.
         let both = PlanKeys::from_pem(&[public(2), public(1)].concat()).unwrap();
         assert_eq!(both.ids().count(), 2);
         assert_eq!(both.verify(&plan), Ok(claims()));
@@ -366,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_holds_no_key_is_refused_with_the_way_to_make_one() {
+    fn a_file_without_a_key_is_rejected_with_the_openssl_command() {
         let error = PlanSigner::from_pem(&public(1)).unwrap_err().to_string();
         assert!(error.contains("openssl genpkey"), "{error}");
         let error = PlanKeys::from_pem("").unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! What every long-running program does: logs, credentials, signals.
+//! Common parts of every long-running program: logs, credentials, signals.
 
 use std::{io, path::Path, process::ExitCode};
 
@@ -17,49 +17,48 @@ use tracing_subscriber::{
 
 use crate::workload::without_content;
 
-/// Exit code of a program that a second signal ended.
+/// Exit code after a second signal.
 const INTERRUPTED: u8 = 130;
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Human-readable text.
     #[default]
     Text,
     /// One JSON object per line.
     Json,
 }
 
-/// Why a program cannot begin.
+/// Why a program cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The log filter is none.
-    #[error("{filter:?} is no log filter: {reason}; try info or refit=debug,info")]
+    /// The log filter is not valid.
+    #[error("invalid log filter {filter:?}: {reason}; examples: info, refit=debug,info")]
     Filter {
-        /// What was given.
+        /// The given filter.
         filter: String,
         /// What is wrong.
         reason: String,
     },
     /// The kubeconfig cannot be used.
-    #[error("the kubeconfig {path} cannot be used: {reason}")]
+    #[error("invalid kubeconfig {path}: {reason}")]
     Kubeconfig {
         /// The file.
         path: String,
         /// What is wrong.
         reason: String,
     },
-    /// There are no credentials.
-    #[error(
-        "there is no cluster to talk to: {0}; give --kubeconfig FILE, set KUBECONFIG, or run in a pod"
-    )]
+    /// No credentials were found.
+    #[error("no cluster configured: {0}; set --kubeconfig FILE or KUBECONFIG, or run in a pod")]
     NoCluster(String),
-    /// Signals cannot be heard.
-    #[error("signals cannot be listened to: {0}")]
+    /// Signal handlers could not be installed.
+    #[error("cannot listen for signals: {0}")]
     Signals(#[from] io::Error),
 }
 
-/// Sends logs to stderr. Filters are those of `tracing`: `info`, `refit_controller=debug,info`.
+/// Sends logs to stderr. Filters have the syntax of `tracing`: `info`,
+/// `refit_controller=debug,info`.
 pub fn init_logs(filter: &str, format: LogFormat) -> Result<(), StartError> {
     let filter = log_filter(filter)?;
     let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
@@ -71,21 +70,21 @@ pub fn init_logs(filter: &str, format: LogFormat) -> Result<(), StartError> {
     Ok(())
 }
 
-/// A filter of logs by level and module: `info`, `refit_controller=debug,info`; an empty one leaves
-/// errors. `tracing`'s other filter, which takes fields and spans too, brings regular expressions
-/// along, and the agent is to be small.
+/// Parses a log filter by level and module: `info`, `refit_controller=debug,info`; an empty filter
+/// keeps errors only. `tracing`'s other filter, which supports fields and spans, would add regular
+/// expressions to the agent, which must stay small.
 pub fn log_filter(filter: &str) -> Result<Targets, StartError> {
     let refused = |reason: String| StartError::Filter { filter: filter.to_owned(), reason };
     if filter.contains('[') {
-        return Err(refused("fields and spans are not filtered by".to_owned()));
+        return Err(refused("filters do not use fields and spans".to_owned()));
     }
     let parts = filter.split(',').map(str::trim);
     let parts: Vec<&str> = parts.filter(|part| !part.is_empty()).collect();
     parts.join(",").parse().map_err(|error: ParseError| refused(error.to_string()))
 }
 
-/// The cluster of a kubeconfig file, or, without one, that of `KUBECONFIG`, `~/.kube/config` or the
-/// pod's own ServiceAccount, whichever is there first.
+/// The cluster of a kubeconfig file, or, if none is given, of `KUBECONFIG`, `~/.kube/config` or the
+/// pod's own ServiceAccount, in this order.
 pub async fn cluster(
     kubeconfig: Option<&Path>,
     context: Option<&str>,
@@ -106,8 +105,8 @@ pub async fn cluster(
     Config::from_custom_kubeconfig(file, &options).await.map_err(|error| wrong(error.to_string()))
 }
 
-/// Runs a program until it ends by itself, or is asked to by SIGTERM or SIGINT: the first one
-/// cancels `stop`, on which it should end well; a second one ends it at once.
+/// Runs a program until it returns, or until SIGTERM or SIGINT: the first signal cancels `stop`, on
+/// which the program should shut down gracefully; a second signal exits immediately.
 pub async fn until_stopped<E: From<StartError>>(
     program: impl Future<Output = Result<(), E>>,
     stop: &CancellationToken,
@@ -131,7 +130,7 @@ pub async fn until_stopped<E: From<StartError>>(
         biased;
         outcome = &mut program => outcome.map(|()| ExitCode::SUCCESS),
         () = asked() => {
-            tracing::warn!("asked to end a second time: ending at once");
+            tracing::warn!("received a second signal, exiting immediately");
             Ok(ExitCode::from(INTERRUPTED))
         }
     }
@@ -144,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_filter_goes_by_level_and_module() {
+    fn a_filter_selects_by_level_and_module() {
         let cases = [
             ("refit_runtime=debug,info", "refit_runtime::store", Level::DEBUG, true),
             ("refit_runtime=debug,info", "hyper", Level::DEBUG, false),
@@ -155,23 +154,23 @@ mod tests {
             ("", "refit_runtime", Level::ERROR, true),
             ("", "refit_runtime", Level::WARN, false),
         ];
-        for (filter, module, level, told) in cases {
+        for (filter, module, level, enabled) in cases {
             let parsed = log_filter(filter).unwrap();
             assert_eq!(
                 parsed.would_enable(module, &level),
-                told,
+                enabled,
                 "{filter:?} of {module} at {level}"
             );
         }
     }
 
     #[test]
-    fn what_is_no_filter_is_named_with_what_would_be_one() {
+    fn an_invalid_filter_is_rejected_with_a_valid_example() {
         for filter in ["refit=loud", "a=b=info", "refit[span]=debug", "[{name=m}]=info"] {
             let error = log_filter(filter).unwrap_err().to_string();
             assert!(
-                error.starts_with(&format!("{filter:?} is no log filter: "))
-                    && error.ends_with("; try info or refit=debug,info"),
+                error.starts_with(&format!("invalid log filter {filter:?}: "))
+                    && error.ends_with("; examples: info, refit=debug,info"),
                 "{error}"
             );
         }

@@ -12,22 +12,22 @@ use tokio::{sync::Notify, time::Instant};
 
 use crate::clock::instant;
 
-/// First wait after a failed reconcile.
+/// First delay after a failed reconcile.
 const BACKOFF_FLOOR: Duration = Duration::from_secs(1);
-/// Longest wait after failed reconciles.
+/// Maximum delay after failed reconciles.
 const BACKOFF_CEILING: Duration = Duration::from_mins(1);
 
-/// What a reconcile asks for.
+/// When a key is reconciled next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Nothing until something changes.
+    /// When something changes.
     Done,
-    /// Come back after this time, or earlier if something changes.
+    /// After this duration, or earlier if something changes.
     RequeueAfter(Duration),
 }
 
-/// A queue of keys. A key that waits is there once; one that is being worked on is not given out a
-/// second time until it is done.
+/// A queue of keys. A waiting key is queued once; a key in progress is not handed out again until
+/// it is done.
 pub struct Queue<K>(Arc<Shared<K>>);
 
 impl<K> Clone for Queue<K> {
@@ -48,16 +48,16 @@ struct Shared<K> {
 }
 
 struct State<K> {
-    /// When each key is due that was asked for.
+    /// When each requested key is due.
     due: BTreeMap<K, Instant>,
-    /// The same in order, without the keys that are worked on.
+    /// The same keys in order, without those in progress.
     order: BTreeSet<(Instant, K)>,
     running: BTreeSet<K>,
     failures: BTreeMap<K, u32>,
 }
 
 impl<K: Ord + Clone> State<K> {
-    /// Notes that a key is due then, or earlier if it was asked for before.
+    /// Records that a key is due at `due`, or earlier if it was requested before.
     fn ask(&mut self, key: K, due: Instant) {
         match self.due.insert(key.clone(), due) {
             Some(known) if known <= due => {
@@ -74,7 +74,7 @@ impl<K: Ord + Clone> State<K> {
         }
     }
 
-    /// Gives out the first key that is due, or says when there will be one.
+    /// Hands out the first due key, or returns when the next one is due.
     fn take(&mut self, now: Instant) -> Result<K, Option<Instant>> {
         match self.order.pop_first() {
             None => Err(None),
@@ -90,7 +90,7 @@ impl<K: Ord + Clone> State<K> {
         }
     }
 
-    /// Notes that nobody works on a key any more. It may have been asked for meanwhile.
+    /// Records that a key is no longer in progress. It may have been requested meanwhile.
     fn release(&mut self, key: &K) {
         if self.running.remove(key)
             && let Some(due) = self.due.get(key)
@@ -115,18 +115,18 @@ impl<K: Ord + Clone> Default for Queue<K> {
 }
 
 impl<K: Ord + Clone> Queue<K> {
-    /// Asks for a reconcile now.
+    /// Requests a reconcile now.
     pub fn add(&self, key: K) {
         self.add_after(key, Duration::ZERO);
     }
 
-    /// Asks for a reconcile after a time. An earlier request stays.
+    /// Requests a reconcile after a delay. An earlier request is kept.
     pub fn add_after(&self, key: K, delay: Duration) {
         self.lock().ask(key, instant() + delay);
         self.0.changed.notify_one();
     }
 
-    /// How many keys wait or are worked on.
+    /// How many keys wait or are in progress.
     pub fn depth(&self) -> usize {
         let state = self.lock();
         state.due.len() + state.running.len()
@@ -136,8 +136,8 @@ impl<K: Ord + Clone> Queue<K> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the next key. A key is given out in the poll that ends the wait, so a wait that is
-    /// dropped takes none with it; nor a notification, as each wait begins with a look.
+    /// Waits for the next key. The poll that ends the wait hands out the key, so a dropped wait
+    /// loses no key. It loses no notification either, because each wait first checks the queue.
     async fn next(&self) -> K {
         loop {
             let wait = self.lock().take(instant());
@@ -174,13 +174,13 @@ impl<K: Ord + Clone> Queue<K> {
             state.ask(key, instant() + delay);
         }
         drop(state);
-        // Also without a delay: a key that was added while it ran may be due.
+        // Also without a delay: a key that was added during its reconcile may be due.
         self.0.changed.notify_one();
     }
 
-    /// Works on keys for ever, at most `concurrency` at once and never one key twice at once.
-    /// A failed reconcile comes back after a growing wait. Dropping the future stops the work; what
-    /// it was at is due again at once, for whoever works on the queue next.
+    /// Reconciles keys until dropped, at most `concurrency` at once and never one key twice at
+    /// once. A failed reconcile is retried after an increasing delay. If the future is dropped, its
+    /// keys in progress are due again at once for the next worker.
     pub async fn work<F, Fut, E>(&self, name: &str, concurrency: usize, mut reconcile: F)
     where
         F: FnMut(K) -> Fut,
@@ -189,7 +189,7 @@ impl<K: Ord + Clone> Queue<K> {
         K: std::fmt::Debug,
     {
         let concurrency = concurrency.max(1);
-        // Before the futures, so that it is dropped after them.
+        // Declared before the futures, so that it is dropped after them.
         let mut taken = Taken { queue: self, keys: BTreeSet::new() };
         let mut running = FuturesUnordered::new();
         loop {
@@ -212,7 +212,7 @@ impl<K: Ord + Clone> Queue<K> {
     }
 }
 
-/// The keys that one [`Queue::work`] is at.
+/// The keys in progress in one [`Queue::work`].
 struct Taken<'a, K: Ord + Clone> {
     queue: &'a Queue<K>,
     keys: BTreeSet<K>,
@@ -287,8 +287,8 @@ mod tests {
         assert_eq!(seen.len(), 4);
     }
 
-    /// Works on `queue` for some seconds with reconciles that take a second, and returns what began
-    /// when, in seconds.
+    /// Works on `queue` for some seconds with reconciles that take one second each, and returns
+    /// which key began when, in seconds.
     async fn trace(
         seconds: u64,
         queue: &Queue<&'static str>,
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_key_that_is_asked_for_while_it_runs_runs_again_afterwards() {
+    async fn a_key_requested_during_its_reconcile_runs_again() {
         let queue = Queue::default();
         queue.add("a");
         let ask = async {
@@ -389,7 +389,7 @@ mod tests {
             let wait = tokio::time::timeout(Duration::from_secs(1), queue.next());
             assert!(wait.await.is_err());
         }
-        // Notified, but dropped before it looked.
+        // Notified, but dropped before its check.
         let mut wait = Box::pin(queue.next());
         assert!(futures::poll!(&mut wait).is_pending());
         queue.add("a");
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_was_under_way_when_the_work_was_dropped_is_due_again() {
+    async fn keys_in_progress_are_due_again_after_a_dropped_worker() {
         let queue = Queue::default();
         queue.add("a");
         let work = queue.work("test", 1, |_| std::future::pending::<Result<Action, String>>());

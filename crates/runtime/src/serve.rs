@@ -20,27 +20,26 @@ use tower::{BoxError, Service, util::MapRequest};
 
 use crate::net::{Listener, Stream};
 
-/// How long a handshake may take.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
-/// How long the head of the next HTTP/1 request may take, and so how long a connection may idle:
-/// longer than clients keep theirs, so that no request meets a closing connection.
+/// How long the head of the next HTTP/1 request may take, and thus how long a connection may be
+/// idle: longer than clients keep idle connections, so that no request meets a closing connection.
 const HEAD_DEADLINE: Duration = Duration::from_secs(100);
-/// How often a quiet HTTP/2 peer is asked whether it is still there, and how long it may think.
+/// How often a silent HTTP/2 peer is pinged, and how long it may take to respond.
 const PING: (Duration, Duration) = (Duration::from_mins(1), Duration::from_secs(20));
-/// How long open connections may go on once the server stops: longer than the 10 s that Cluster API
-/// gives a hook by default.
+/// How long open connections may continue after the server stops: longer than the 10 s that Cluster
+/// API gives a hook by default.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(11);
-/// How many connections are served at once; further ones wait to be accepted.
+/// Maximum number of connections served at once; further ones wait to be accepted.
 const MAX_CONNECTIONS: usize = 4096;
 
-/// The certificate that a client proved on its connection, as DER, in the extensions of each of its
+/// The verified client certificate of a connection, as DER, in the extensions of each of its
 /// requests. TLS has checked it against the client CA.
 #[derive(Clone, Debug)]
 pub struct PeerCertificate(pub Arc<[u8]>);
 
 /// Serves until `stop` completes, then ends open connections gracefully for at most 11 s.
 ///
-/// With `tls` absent the streams carry plain HTTP/1. Dropping the future ends everything at once.
+/// Without `tls` the streams carry plain HTTP/1. Dropping the future ends everything at once.
 pub async fn serve<S, B>(
     mut listener: Listener,
     tls: Option<Arc<rustls::ServerConfig>>,
@@ -68,7 +67,7 @@ pub async fn serve<S, B>(
             accepted = listener.accept(), if room => match accepted {
                 None => break,
                 Some(Err(error)) => {
-                    tracing::warn!(%error, "a connection could not be accepted");
+                    tracing::warn!(%error, "cannot accept a connection");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
                 Some(Ok(stream)) => {
@@ -76,19 +75,19 @@ pub async fn serve<S, B>(
                         connection(stream, acceptor.clone(), service.clone(), closing.clone());
                     connections.spawn(async move {
                         if let Err(error) = connection.await {
-                            tracing::debug!(%error, "a connection ended early");
+                            tracing::debug!(%error, "connection ended early");
                         }
                     });
                 }
             },
         }
     }
-    // Who dials from now on is refused at once instead of waiting for an answer.
+    // Clients that dial from now on are refused at once instead of waiting for a response.
     drop(listener);
     closing.cancel();
     let drained = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(DRAIN_DEADLINE, drained).await.is_err() {
-        tracing::debug!("open connections were cut at shutdown");
+        tracing::debug!("closed open connections at shutdown");
     }
 }
 
@@ -129,8 +128,8 @@ where
     talk(TokioIo::new(stream), h2, service, closing).await
 }
 
-/// Speaks HTTP to the end of a connection. The version is what TLS agreed on: waiting for the
-/// first bytes to tell it would have no deadline.
+/// Serves HTTP until the connection ends. The HTTP version is the one negotiated by TLS: detecting
+/// it from the first bytes would have no deadline.
 async fn talk<I, S, B>(
     io: I,
     h2: bool,
@@ -164,8 +163,8 @@ where
     connection.await
 }
 
-/// Runs the streams of an HTTP/2 connection for as long as the connection lives: none is left
-/// behind when its server is dropped.
+/// Runs the streams of an HTTP/2 connection while the connection lives: dropping the server leaves
+/// none behind.
 #[derive(Clone)]
 struct Owned(CancellationToken);
 

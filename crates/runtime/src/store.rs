@@ -27,7 +27,7 @@ pub struct ObjectKey {
 }
 
 impl ObjectKey {
-    /// The key of these two.
+    /// The key for this namespace and name.
     pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }
@@ -48,10 +48,10 @@ impl fmt::Display for ObjectKey {
     }
 }
 
-/// What a watch saw of one kind, in order of namespace and name.
+/// The objects of one kind as a watch delivered them, in order of namespace and name.
 ///
-/// managedFields of the typed metadata are left out: no user of a store reads them there, and they
-/// are half of most objects.
+/// managedFields are removed from the typed metadata: no user of a store reads them, and they make
+/// up half of most objects.
 pub struct Store<K>(Arc<Shared<K>>);
 
 struct Shared<K> {
@@ -61,29 +61,30 @@ struct Shared<K> {
 
 struct State<K> {
     objects: BTreeMap<ObjectKey, Arc<K>>,
-    /// Objects of which the last version could not be read, with the reason.
+    /// Objects whose latest version could not be read, with the reason.
     unreadable: BTreeMap<ObjectKey, String>,
-    /// The newest resourceVersion that the watch brought. What is not here and not newer is gone.
+    /// The newest resourceVersion from the watch. An object that is not in the store and not newer
+    /// is deleted.
     seen: u64,
-    /// Our own writes that the watch has not brought yet.
+    /// Refit's own writes that the watch has not delivered yet.
     ahead: BTreeMap<ObjectKey, Ahead<K>>,
 }
 
-/// A write of ours that is in the store before its event.
+/// An own write that is in the store before its event arrives.
 struct Ahead<K> {
-    /// What the watch had brought before.
+    /// The object that the watch had delivered before.
     before: Option<Arc<K>>,
-    /// The resourceVersion of the answer; for a deletion, the last one known of the object.
+    /// The resourceVersion of the response; for a deletion, the last known one of the object.
     version: u64,
-    /// Whether it was answered after the list that is under way was requested.
+    /// Whether the response arrived after the list in progress was requested.
     since_list: bool,
 }
 
-/// An object that came (`before` is empty), changed, or went (`now` is empty). One of the two is
-/// always there.
+/// An object that was added (`before` is `None`), changed, or deleted (`now` is `None`). At least
+/// one of the two is set.
 #[derive(Debug)]
 pub struct Change<K> {
-    /// What the watch brought before.
+    /// The previous object from the watch.
     pub before: Option<Arc<K>>,
     /// What is in the store now.
     pub now: Option<Arc<K>>,
@@ -94,10 +95,10 @@ impl<K> Change<K> {
         (before.is_some() || now.is_some()).then_some(Self { before, now })
     }
 
-    /// The object as it is, or as it was last.
+    /// The current object, or the last one before its deletion.
     pub fn object(&self) -> &K {
         let object = self.now.as_ref().or(self.before.as_ref());
-        object.expect("a change is about an object that is or was there")
+        object.expect("a change concerns an object that exists or existed")
     }
 }
 
@@ -149,7 +150,7 @@ impl<K> Store<K> {
         self.0.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One object.
+    /// Returns one object.
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<K>> {
         self.read().objects.get(key).cloned()
     }
@@ -175,8 +176,8 @@ impl<K> Store<K> {
             .collect()
     }
 
-    /// The objects whose last version could not be read, with the reason. For them the store holds
-    /// the version before, or nothing.
+    /// The objects whose latest version could not be read, with the reason. For these the store
+    /// holds the previous version, or nothing.
     pub fn unreadable(&self) -> BTreeMap<ObjectKey, String> {
         self.read().unreadable.clone()
     }
@@ -189,7 +190,7 @@ impl<K> Store<K> {
     /// Waits until the first list is complete.
     pub async fn ready(&self) {
         let mut receiver = self.0.ready.subscribe();
-        // The sender lives in this store, so the channel cannot be closed while we wait.
+        // This store owns the sender, so the channel stays open during the wait.
         let _ = receiver.wait_for(|ready| *ready).await;
     }
 
@@ -214,7 +215,7 @@ impl<K: Resource> Store<K> {
         }
     }
 
-    /// Removes an object that a write deleted, unless a newer one of that name is known.
+    /// Removes an object that an own write deleted, unless a newer object of that name is known.
     pub fn remove(&self, object: &K) {
         let mut state = self.write();
         let key = key_of(object.meta());
@@ -225,7 +226,7 @@ impl<K: Resource> Store<K> {
         state.note_write(key, before, version(object));
     }
 
-    /// Notes that a list is requested: what we write from now on may not be in it.
+    /// Records that a list is requested: it may miss own writes from now on.
     fn list_begins(&self) {
         for ahead in self.write().ahead.values_mut() {
             ahead.since_list = false;
@@ -245,7 +246,7 @@ impl<K: Resource> Store<K> {
             Ok(object) => object,
         };
         state.unreadable.remove(&key);
-        if state.is_older_than_ours(&key, &object) {
+        if state.is_older_than_own_write(&key, &object) {
             return None;
         }
         object.meta_mut().managed_fields = None;
@@ -262,7 +263,7 @@ impl<K: Resource> Store<K> {
         let mut state = self.write();
         state.saw(&object);
         state.unreadable.remove(&key);
-        // One of the same name may have been made since, and be known from its create.
+        // A new object of the same name may have been created since, and be known from its create.
         let known = state.objects.get(&key).and_then(|known| version(known.as_ref()));
         if known.is_some_and(|known| known > gone) {
             let ahead = state.ahead.get_mut(&key);
@@ -274,8 +275,8 @@ impl<K: Resource> Store<K> {
         Change::of(object.0.ok().map(Arc::new).or(known).or(before), None)
     }
 
-    /// Stores a whole list and returns what it changes: first what went, then what came. An object
-    /// that was changed or deleted by us since the list was requested stays so.
+    /// Stores a whole list and returns the changes: first deletions, then additions and updates. An
+    /// object that Refit changed or deleted since the list was requested keeps that state.
     fn replaced(&self, list: Vec<Guarded<K>>) -> Vec<Change<K>> {
         let mut state = self.write();
         let mut old = std::mem::take(&mut state.objects);
@@ -323,7 +324,7 @@ impl<K: Resource> State<K> {
         self.seen = self.seen.max(version_of(object.metadata()).unwrap_or_default());
     }
 
-    /// The newest resourceVersion that is known of an object, or of its being gone.
+    /// The newest known resourceVersion of an object, or of its deletion.
     fn newest(&self, key: &ObjectKey) -> Option<u64> {
         if let Some(known) = self.objects.get(key) {
             return version(known.as_ref());
@@ -332,22 +333,23 @@ impl<K: Resource> State<K> {
         Some(self.seen.max(deleted))
     }
 
-    /// Notes a write of ours, after which the watch lags behind the store.
+    /// Records an own write, after which the watch lags behind the store.
     fn note_write(&mut self, key: ObjectKey, before: Option<Arc<K>>, version: Option<u64>) {
         let ahead = self.ahead.entry(key).or_insert(Ahead { before, version: 0, since_list: true });
         ahead.version = version.unwrap_or_default();
         ahead.since_list = true;
     }
 
-    /// Whether an event is older than what a write of ours returned.
-    fn is_older_than_ours(&self, key: &ObjectKey, object: &K) -> bool {
+    /// Whether an event is older than the result of an own write.
+    fn is_older_than_own_write(&self, key: &ObjectKey, object: &K) -> bool {
         match self.objects.get(key) {
             Some(known) => newer(known.as_ref(), object),
             None => self.ahead.get(key).is_some_and(|deleted| is_at_most(object, deleted.version)),
         }
     }
 
-    /// Whether we changed or deleted an object after the list was requested that has an older state.
+    /// Whether Refit changed or deleted an object after requesting the list that has an older
+    /// state.
     fn wrote_since(&self, key: &ObjectKey, known: Option<&Arc<K>>, listed: &K) -> bool {
         let Some(ahead) = self.ahead.get(key).filter(|ahead| ahead.since_list) else {
             return false;
@@ -358,20 +360,20 @@ impl<K: Resource> State<K> {
         }
     }
 
-    /// What goes because a list does not have it: all of `old`, and what we deleted ourselves. An
-    /// object that we created since the list was requested comes back with its event.
+    /// The deletions that follow from a list: all objects in `old`, and those that Refit itself
+    /// deleted. An object that Refit created since the list was requested returns with its event.
     fn not_listed(&mut self, old: BTreeMap<ObjectKey, Arc<K>>) -> Vec<Change<K>> {
-        let mut went = BTreeMap::new();
+        let mut deletions = BTreeMap::new();
         for (key, known) in old {
             let before = self.ahead.remove(&key).and_then(|ahead| ahead.before);
-            went.insert(key, Change { before: before.or(Some(known)), now: None });
+            deletions.insert(key, Change { before: before.or(Some(known)), now: None });
         }
         let objects = &self.objects;
         let deleted = self.ahead.extract_if(.., |key, _| !objects.contains_key(key));
-        went.extend(
+        deletions.extend(
             deleted.filter_map(|(key, ahead)| Some((key, Change::of(ahead.before, None)?))),
         );
-        went.into_values().collect()
+        deletions.into_values().collect()
     }
 }
 
@@ -387,213 +389,4 @@ fn key_of(meta: &ObjectMeta) -> ObjectKey {
 }
 
 #[cfg(test)]
-mod tests {
-    use k8s_openapi::api::core::v1::ConfigMap;
-    use kube::ResourceExt as _;
-
-    use super::*;
-    use crate::guard::Raw;
-
-    fn config_map(namespace: &str, name: &str) -> ConfigMap {
-        let mut object = ConfigMap::default();
-        object.metadata.namespace = Some(namespace.into());
-        object.metadata.name = Some(name.into());
-        object
-    }
-
-    fn at(name: &str, version: u64) -> ConfigMap {
-        let mut object = config_map("d", name);
-        object.metadata.resource_version = Some(version.to_string());
-        object
-    }
-
-    fn versions(store: &Store<ConfigMap>) -> Vec<(String, u64)> {
-        let row = |object: &Arc<ConfigMap>| {
-            let version = version(object.as_ref()).unwrap();
-            (object.name_any(), version)
-        };
-        store.list().iter().map(row).collect()
-    }
-
-    fn read(object: ConfigMap) -> Guarded<ConfigMap> {
-        Guarded(Ok(object))
-    }
-
-    fn changed(changes: &[Change<ConfigMap>]) -> Vec<String> {
-        let sign = |change: &Change<ConfigMap>| if change.now.is_some() { '+' } else { '-' };
-        changes.iter().map(|one| format!("{}{}", sign(one), one.object().name_any())).collect()
-    }
-
-    #[test]
-    fn a_namespace_lists_only_its_own() {
-        let store = Store::default();
-        for (namespace, name) in [("a", "x"), ("b", "y"), ("b", "z"), ("bb", "w")] {
-            store.insert(config_map(namespace, name));
-        }
-        let names: Vec<_> = store.list_in("b").iter().map(|c| c.name_any()).collect();
-        assert_eq!(names, ["y", "z"]);
-    }
-
-    #[test]
-    fn cluster_scoped_keys_show_without_a_slash() {
-        assert_eq!(ObjectKey::new("", "n").to_string(), "n");
-        assert_eq!(ObjectKey::new("d", "n").to_string(), "d/n");
-    }
-
-    #[test]
-    fn a_late_event_does_not_undo_our_own_write() {
-        let store = Store::default();
-        store.insert(at("a", 5));
-        assert!(store.applied(read(at("a", 4))).is_none());
-        assert_eq!(versions(&store), [("a".to_owned(), 5)]);
-        assert!(store.applied(read(at("a", 5))).is_some());
-    }
-
-    #[test]
-    fn a_late_event_does_not_undo_our_own_deletion() {
-        let store = Store::default();
-        store.applied(read(at("a", 5)));
-        store.remove(&at("a", 5));
-        assert!(store.applied(read(at("a", 5))).is_none());
-        assert!(store.list().is_empty());
-        assert!(store.applied(read(at("a", 8))).is_some(), "the name was used again");
-    }
-
-    #[test]
-    fn our_own_deletion_does_not_take_the_next_object_of_that_name() {
-        let store = Store::default();
-        store.applied(read(at("a", 9)));
-        store.remove(&at("a", 5));
-        assert_eq!(versions(&store), [("a".to_owned(), 9)]);
-    }
-
-    #[test]
-    fn a_late_answer_does_not_undo_an_event_or_a_deletion() {
-        let store = Store::default();
-        store.applied(read(at("a", 6)));
-        store.insert(at("a", 5));
-        assert_eq!(versions(&store), [("a".to_owned(), 6)]);
-        store.remove(&at("a", 7));
-        store.insert(at("a", 7));
-        assert!(store.list().is_empty());
-    }
-
-    #[test]
-    fn a_late_answer_does_not_bring_a_deleted_object_back() {
-        let store = Store::default();
-        store.applied(read(at("a", 5)));
-        store.deleted(read(at("a", 7)));
-        store.insert(at("a", 6));
-        assert!(store.list().is_empty());
-        store.insert(at("a", 8));
-        assert_eq!(store.list().len(), 1, "a new one of that name");
-    }
-
-    #[test]
-    fn a_late_delete_does_not_take_the_next_object_of_that_name() {
-        let store = Store::default();
-        store.applied(read(at("a", 5)));
-        store.insert(at("a", 9));
-        store.deleted(read(at("a", 7)));
-        assert_eq!(versions(&store), [("a".to_owned(), 9)]);
-    }
-
-    #[test]
-    fn a_deletion_of_ours_is_announced_although_its_event_cannot_be_read() {
-        let store = Store::default();
-        store.applied(read(at("a", 5)));
-        store.remove(&at("a", 5));
-        let event = serde_json::json!({
-            "metadata": {"namespace": "d", "name": "a", "resourceVersion": "7"}, "data": 1,
-        });
-        let event: Raw = serde_json::from_value(event).unwrap();
-        let event: Guarded<ConfigMap> = event.into();
-        assert!(event.0.is_err());
-        let change = store.deleted(event).unwrap();
-        assert_eq!(change.before.as_deref().and_then(version), Some(5));
-    }
-
-    #[test]
-    fn an_event_of_our_own_write_reports_what_the_watch_had_brought_before() {
-        let store = Store::default();
-        store.applied(read(at("a", 5)));
-        store.insert(at("a", 6));
-        store.insert(at("a", 7));
-        assert!(store.applied(read(at("a", 6))).is_none(), "there is a newer one to come");
-        let change = store.applied(read(at("a", 7))).unwrap();
-        assert_eq!(change.before.as_deref().and_then(version), Some(5));
-        assert_eq!(change.now.as_deref().and_then(version), Some(7));
-    }
-
-    #[test]
-    fn a_list_tells_first_what_went_then_what_came_in_order() {
-        let store = Store::default();
-        for name in ["c", "b", "a"] {
-            store.applied(read(at(name, 5)));
-        }
-        let list = vec![read(at("z", 8)), read(at("b", 5)), read(at("d", 7))];
-        assert_eq!(changed(&store.replaced(list)), ["-a", "-c", "+d", "+z"]);
-    }
-
-    #[test]
-    fn a_list_may_go_back_in_time() {
-        // As after a restored backup: the list is the truth, also about what we wrote before it.
-        let store = Store::default();
-        store.applied(read(at("a", 50)));
-        store.insert(at("b", 51));
-        store.list_begins();
-        assert_eq!(changed(&store.replaced(vec![read(at("a", 9))])), ["-b", "+a"]);
-        assert_eq!(versions(&store), [("a".to_owned(), 9)]);
-        store.insert(at("a", 12));
-        store.list_begins();
-        let restored = vec![read(at("a", 9))];
-        assert_eq!(changed(&store.replaced(restored)), ["+a"], "our write is lost, too");
-    }
-
-    #[test]
-    fn a_list_does_not_undo_what_was_written_since_it_was_requested() {
-        let store = Store::default();
-        for name in ["changed", "deleted"] {
-            store.applied(read(at(name, 3)));
-        }
-        store.list_begins();
-        store.insert(at("changed", 9));
-        store.insert(at("created", 8));
-        store.remove(&at("deleted", 3));
-        let list = vec![read(at("changed", 3)), read(at("deleted", 3))];
-        assert_eq!(changed(&store.replaced(list)), ["-created"]);
-        assert_eq!(versions(&store), [("changed".to_owned(), 9)]);
-        let change = store.applied(read(at("created", 8))).unwrap();
-        assert!(change.before.is_none(), "the watch delivers it for the first time");
-        assert!(store.deleted(read(at("deleted", 10))).is_some());
-        let ours = [("changed".to_owned(), 9), ("created".to_owned(), 8)];
-        assert_eq!(versions(&store), ours);
-    }
-
-    #[test]
-    fn a_list_that_brings_our_own_writes_announces_them() {
-        let store = Store::default();
-        for name in ["changed", "deleted", "same"] {
-            store.applied(read(at(name, 3)));
-        }
-        store.insert(at("changed", 9));
-        store.remove(&at("deleted", 3));
-        store.insert(at("same", 3));
-        store.list_begins();
-        let list = vec![read(at("changed", 9)), read(at("same", 3))];
-        assert_eq!(changed(&store.replaced(list)), ["-deleted", "+changed"]);
-    }
-
-    #[test]
-    fn managed_fields_are_not_kept() {
-        let store = Store::default();
-        let mut object = at("a", 5);
-        object.metadata.managed_fields = Some(vec![
-            k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry::default(),
-        ]);
-        store.insert(object.clone());
-        assert!(store.list()[0].managed_fields().is_empty());
-        object.metadata.resource_version = Some("6".into());
-        assert!(store.applied(read(object)).unwrap().object().managed_fields().is_empty());
-    }
-}
+mod tests;

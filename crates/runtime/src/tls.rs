@@ -20,27 +20,27 @@ use rustls::{
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// The PEM text holds no certificate or key.
-    #[error("{what} is not usable PEM: {reason}")]
+    #[error("invalid PEM in {what}: {reason}")]
     Pem {
-        /// What was read.
+        /// The kind of text that was read.
         what: &'static str,
         /// What is wrong.
         reason: String,
     },
-    /// Making a certificate failed.
-    #[error("the certificate for {name} could not be made: {source}")]
+    /// A certificate could not be created.
+    #[error("cannot create the certificate for {name}: {source}")]
     Issue {
-        /// Subject.
+        /// The subject.
         name: String,
-        /// What is wrong.
+        /// The underlying error.
         source: rcgen::Error,
     },
-    /// rustls refuses the material.
-    #[error("rustls refuses the {what}: {reason}")]
+    /// rustls rejects the certificate, key or configuration.
+    #[error("rustls rejects the {what}: {reason}")]
     Rustls {
-        /// What it refuses.
+        /// What rustls rejects.
         what: &'static str,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
@@ -60,12 +60,12 @@ impl std::fmt::Debug for KeyAndCert {
     }
 }
 
-/// From when until when a certificate is good, to the second; before 1970 counts as 1970.
+/// The validity period of a certificate, to the second; times before 1970 count as 1970.
 #[derive(Clone, Copy, Debug)]
 pub struct Validity {
-    /// Not before.
+    /// Start (`notBefore`).
     pub from: Timestamp,
-    /// Not after.
+    /// End (`notAfter`).
     pub until: Timestamp,
 }
 
@@ -94,7 +94,7 @@ impl std::fmt::Debug for Authority {
 }
 
 impl Authority {
-    /// Makes a new authority.
+    /// Creates a new authority.
     pub fn new(name: &str, validity: Validity) -> Result<Self, TlsError> {
         let issue = |source| TlsError::Issue { name: name.to_owned(), source };
         let key = KeyPair::generate().map_err(issue)?;
@@ -108,7 +108,7 @@ impl Authority {
         Ok(Self { issuer: Issuer::new(params, key), material })
     }
 
-    /// Takes up an authority that was made before.
+    /// Loads an existing authority.
     pub fn from_pem(material: KeyAndCert) -> Result<Self, TlsError> {
         let issue = |source| TlsError::Issue { name: "a stored authority".to_owned(), source };
         let key = KeyPair::from_pem(&material.key_pem).map_err(issue)?;
@@ -132,8 +132,8 @@ impl Authority {
         self.client_in(name, &[], validity)
     }
 
-    /// Issues a client certificate for a user of Kubernetes and the groups they are in: common name
-    /// and organisations.
+    /// Issues a client certificate for a Kubernetes user and their groups: common name and
+    /// organisations.
     pub fn client_in(
         &self,
         name: &str,
@@ -191,7 +191,7 @@ fn common_name(name: &str) -> DistinguishedName {
     dn
 }
 
-/// The certificate that a server shows; it may be exchanged while the server runs.
+/// The certificate that a server presents; it can be replaced while the server runs.
 #[derive(Debug)]
 pub struct ReloadableCert(ArcSwap<CertifiedKey>);
 
@@ -201,7 +201,7 @@ impl ReloadableCert {
         Ok(Arc::new(Self(ArcSwap::from_pointee(certified(material)?))))
     }
 
-    /// Shows this certificate from the next handshake on. A bad one changes nothing.
+    /// Presents this certificate from the next handshake on. An invalid one changes nothing.
     pub fn reload(&self, material: &KeyAndCert) -> Result<(), TlsError> {
         self.0.store(Arc::new(certified(material)?));
         Ok(())
@@ -227,7 +227,7 @@ fn certificates(pem: &[u8], what: &'static str) -> Result<Vec<CertificateDer<'st
         .collect::<Result<Vec<_>, _>>()
         .map_err(|e| TlsError::Pem { what, reason: e.to_string() })?;
     if chain.is_empty() {
-        return Err(TlsError::Pem { what, reason: "no certificate in it".to_owned() });
+        return Err(TlsError::Pem { what, reason: "no certificate in the file".to_owned() });
     }
     Ok(chain)
 }
@@ -240,8 +240,8 @@ fn roots(pem: &[u8], what: &'static str) -> Result<RootCertStore, TlsError> {
     Ok(store)
 }
 
-/// The server configuration of production: TLS 1.2 or newer, HTTP/2 and 1.1, client certificates
-/// required where a client CA is given (`docs/facts/hooks.md#client-certificates`).
+/// The production server configuration: TLS 1.2 or newer, HTTP/2 and 1.1, client certificates
+/// required if a client CA is given (`docs/facts/hooks.md#client-certificates`).
 pub fn server_config(
     cert: Arc<ReloadableCert>,
     client_ca_pem: Option<&[u8]>,
@@ -249,8 +249,8 @@ pub fn server_config(
     configure(cert, client_ca_pem, false)
 }
 
-/// The same for an API server: a client may show a certificate of this CA, or say who it is in
-/// another way. `serve::PeerCertificate` tells the service what was shown.
+/// The server configuration for an API server: a client may present a certificate of this CA, or
+/// authenticate in another way. `serve::PeerCertificate` passes the certificate to the service.
 pub fn api_server_config(
     cert: Arc<ReloadableCert>,
     client_ca_pem: &[u8],
@@ -288,7 +288,7 @@ fn configure(
     Ok(Arc::new(config))
 }
 
-/// A client configuration that trusts the given PEM bundle, and nothing else.
+/// A client configuration that trusts only the given PEM bundle.
 pub fn client_config(ca_pem: &[u8]) -> Result<rustls::ClientConfig, TlsError> {
     let roots = roots(ca_pem, "the CA bundle")?;
     rustls::ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -299,7 +299,7 @@ pub fn client_config(ca_pem: &[u8]) -> Result<rustls::ClientConfig, TlsError> {
 
 /// Installs the process's crypto provider; a second call changes nothing.
 pub fn install_provider() {
-    // Err means that one is installed already, which is what we want.
+    // An error means that a provider is already installed, which is fine.
     let _ = ring::default_provider().install_default();
 }
 
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_read_back_issues_what_its_certificate_vouches_for() {
+    fn a_reloaded_authority_issues_valid_certificates() {
         let made = Authority::new("test", validity()).unwrap();
         let again = Authority::from_pem(made.material().clone()).unwrap();
         let server = again.server(&["localhost", "127.0.0.1"], validity()).unwrap();
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn rubbish_is_refused_and_the_old_certificate_stays() {
+    fn an_invalid_certificate_is_rejected_and_the_old_one_stays() {
         let authority = Authority::new("test", validity()).unwrap();
         let good = authority.server(&["localhost"], validity()).unwrap();
         let cert = ReloadableCert::new(&good).unwrap();

@@ -1,4 +1,4 @@
-//! Reaching workload clusters through their kubeconfig Secret, in one place.
+//! Access to workload clusters through their kubeconfig Secrets.
 
 use std::{
     collections::BTreeMap,
@@ -18,20 +18,20 @@ use crate::{
     client::{ClientError, ClientStack},
 };
 
-/// How long a kubeconfig is trusted before its Secret is looked at again.
+/// How long a kubeconfig is trusted before its Secret is read again.
 const RECHECK: SignedDuration = SignedDuration::from_mins(10);
 
 /// Why a workload cluster cannot be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkloadError {
     /// The Secret cannot be read.
-    #[error("the kubeconfig Secret {secret} of cluster {cluster} cannot be read: {source}")]
+    #[error("cannot read the kubeconfig Secret {secret} of cluster {cluster}: {source}")]
     Secret {
         /// The Secret.
         secret: ObjectKey,
         /// The Cluster.
         cluster: String,
-        /// Why.
+        /// The underlying error.
         source: Box<kube::Error>,
     },
     /// The Secret's content is not a kubeconfig.
@@ -39,15 +39,15 @@ pub enum WorkloadError {
     Content {
         /// The Secret.
         secret: ObjectKey,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// No client can be made of it.
+    /// No client could be built from the kubeconfig.
     #[error(transparent)]
     Client(#[from] ClientError),
 }
 
-/// Clients of workload clusters, one per kubeconfig Secret, remade when the Secret changes.
+/// Clients of workload clusters, one per kubeconfig Secret, rebuilt when the Secret changes.
 #[derive(Clone)]
 pub struct Workloads {
     management: Client,
@@ -59,7 +59,7 @@ pub struct Workloads {
 #[derive(Clone)]
 struct Known {
     secret_version: String,
-    /// When the Secret was last read; `None` asks for another look.
+    /// When the Secret was last read; `None` forces another read.
     checked: Option<Timestamp>,
     client: Client,
 }
@@ -76,7 +76,7 @@ impl Workloads {
         Self { management, stack, clock, clients: Arc::default() }
     }
 
-    /// The client of a Cluster's workload API. Its Secret is read again every ten minutes, or after
+    /// The client of a Cluster's workload API. The Secret is read again every ten minutes, or after
     /// [`Workloads::forget`].
     pub async fn client(&self, namespace: &str, cluster: &str) -> Result<Client, WorkloadError> {
         let key = ObjectKey::new(namespace, kubeconfig_secret_name(cluster));
@@ -91,7 +91,7 @@ impl Workloads {
         let api: Api<Secret> = Api::namespaced(self.management.clone(), namespace);
         let secret = api.get(&key.name).await.map_err(|source| {
             if is_not_found(&source) {
-                // The cluster is gone, or its access was withdrawn.
+                // The cluster is gone, or its access was revoked.
                 self.lock().remove(&key);
             }
             WorkloadError::Secret {
@@ -110,8 +110,9 @@ impl Workloads {
         Ok(client)
     }
 
-    /// Reads the Secret again at the next call: for when the cluster does not answer or refuses our
-    /// credentials. Only a changed Secret makes a new client, so this costs no connection.
+    /// Makes the next call read the Secret again: use it when the cluster does not respond or
+    /// rejects the credentials. Only a changed Secret builds a new client, so this costs no
+    /// connection.
     pub fn forget(&self, namespace: &str, cluster: &str) {
         let key = ObjectKey::new(namespace, kubeconfig_secret_name(cluster));
         if let Some(known) = self.lock().get_mut(&key) {
@@ -139,26 +140,26 @@ async fn config_of(key: &ObjectKey, secret: &Secret) -> Result<Config, WorkloadE
     let text = std::str::from_utf8(&data.0).map_err(|e| wrong(e.to_string()))?;
     let kubeconfig = Kubeconfig::from_yaml(text).map_err(|e| wrong(without_content(&e)))?;
     if let Some(what) = reaches_out(&kubeconfig) {
-        return Err(wrong(format!("it names {what}, which is not followed")));
+        return Err(wrong(format!("it contains {what}, which is not supported")));
     }
     Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
         .await
         .map_err(|e| wrong(e.to_string()))
 }
 
-/// What is wrong with a kubeconfig, without what it holds: a parser shows the lines around a mistake,
-/// and they are credentials.
+/// What is wrong with a kubeconfig, without its content: a parser shows the lines around an error,
+/// and they contain credentials.
 pub(crate) fn without_content(error: &KubeconfigError) -> String {
     let KubeconfigError::Parse(error) = error else {
         return error.to_string();
     };
     let place =
         error.location().map_or_else(String::new, |at| format!(", from line {} on", at.line()));
-    format!("it is no YAML of a kubeconfig{place}")
+    format!("not the YAML of a kubeconfig{place}")
 }
 
-/// What in a kubeconfig would make us run a program or read a file of our own host. Whoever may
-/// write a Secret in some namespace must not have that power over this process.
+/// What in a kubeconfig would make this process run a program or read a local file. Write access to
+/// a Secret in some namespace must not give that power over this process.
 fn reaches_out(kubeconfig: &Kubeconfig) -> Option<&'static str> {
     let clusters = kubeconfig.clusters.iter().filter_map(|c| c.cluster.as_ref());
     if clusters.into_iter().any(|c| c.certificate_authority.is_some()) {
@@ -197,19 +198,19 @@ mod tests {
         let cases = ["s3cret-token", "users:\n- name: u\n  user: s3cret\n", "{s3cret"];
         for text in cases {
             let error = Kubeconfig::from_yaml(text).unwrap_err();
-            let told = without_content(&error);
-            assert!(told.contains("no YAML") && !told.contains("s3cret"), "{told}");
+            let shown = without_content(&error);
+            assert!(shown.contains("not the YAML") && !shown.contains("s3cret"), "{shown}");
         }
     }
 
     #[test]
-    fn a_kubeconfig_that_carries_its_credentials_is_taken() {
+    fn a_kubeconfig_with_inline_credentials_is_accepted() {
         let inline = kubeconfig("certificate-authority-data: eA==", "token: t");
         assert_eq!(reaches_out(&inline), None);
     }
 
     #[test]
-    fn a_kubeconfig_that_runs_a_program_or_reads_a_file_is_not() {
+    fn a_kubeconfig_with_programs_or_files_is_rejected() {
         let program = "exec: {apiVersion: client.authentication.k8s.io/v1, command: id}";
         assert!(reaches_out(&kubeconfig("", program)).is_some());
         assert!(reaches_out(&kubeconfig("", "tokenFile: /t")).is_some());

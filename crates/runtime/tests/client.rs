@@ -3,7 +3,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::duration_suboptimal_units,
-    reason = "tests state facts in the units of the rule"
+    reason = "tests use the units of the rule under test"
 )]
 
 mod common;
@@ -98,7 +98,7 @@ async fn a_process_that_dies_before_a_write_writes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_process_that_dies_after_a_write_wrote_and_never_hears_of_it() {
+async fn a_process_killed_after_a_write_gets_no_response() {
     let world = World::new();
     let api: Api<ConfigMap> = Api::namespaced(world.client_of(Switch::after(1)).await, "default");
     assert!(hangs(api.create(&post(), &config_map("a", "1"))).await);
@@ -121,7 +121,7 @@ async fn reads_are_no_effects_and_are_held_back_after_the_kill() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_under_way_at_the_kill_gets_no_answer() {
+async fn calls_in_flight_at_the_kill_get_no_response() {
     let world = World::new();
     let switch = Arc::new(Switch::default());
     let api: Api<ConfigMap> = Api::namespaced(world.client_of(switch.clone()).await, "default");
@@ -141,7 +141,7 @@ async fn what_was_under_way_at_the_kill_gets_no_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_write_that_the_server_has_not_come_to_dies_with_its_process() {
+async fn an_unprocessed_write_dies_with_its_process() {
     let world = World::new();
     world.server.faults().set_latency(Duration::from_secs(5));
     let switch = Arc::new(Switch::default());
@@ -224,7 +224,7 @@ async fn a_watch_that_has_begun_may_be_silent_for_long() {
 async fn an_answer_that_stalls_ends_and_a_slow_one_does_not() {
     let world = World::new();
     world.stop();
-    // A piece every 20 s, and after the given number of pieces nothing.
+    // One chunk every 20 s, and nothing after the given number of chunks.
     let answer = |pieces: usize| {
         move |_| async move {
             let text = json!({"metadata": {"name": "a"}}).to_string();
@@ -276,7 +276,7 @@ async fn a_server_of_another_name_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_that_nobody_accepts_ends_after_ten_seconds() {
+async fn an_unaccepted_connection_fails_after_ten_seconds() {
     let world = World::new();
     world.stop();
     let _listener = world.network.listen(HOST, PORT);
@@ -286,7 +286,7 @@ async fn a_connection_that_nobody_accepts_ends_after_ten_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_that_is_away_is_told_at_once_and_found_again() {
+async fn an_unavailable_api_fails_at_once_and_recovers() {
     let world = World::new();
     let api = world.configs().await;
     api.create(&post(), &config_map("a", "1")).await.unwrap();

@@ -3,7 +3,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::duration_suboptimal_units,
-    reason = "tests state facts in the units of the rule"
+    reason = "tests use the units of the rule under test"
 )]
 
 mod common;
@@ -22,7 +22,6 @@ use refit_runtime::{
 };
 use tokio::task::JoinHandle;
 
-/// A replica that stands for election.
 struct Replica {
     settings: LeaseSettings,
     leadership: Leadership,
@@ -42,12 +41,15 @@ impl Replica {
         let leadership = Leadership::candidate(world.clock);
         let switch = Arc::new(Switch::default());
         let client = world.client_of(switch.clone()).await;
-        let (theirs, own, clock) = (settings.clone(), leadership.clone(), world.clock);
-        let task = tokio::spawn(async move { match elect(client, clock, &theirs, &own).await {} });
+        let (elect_settings, elect_leadership, clock) =
+            (settings.clone(), leadership.clone(), world.clock);
+        let task = tokio::spawn(async move {
+            match elect(client, clock, &elect_settings, &elect_leadership).await {}
+        });
         Self { settings, leadership, switch, task }
     }
 
-    /// Cuts it off without its noticing.
+    /// Cuts the replica off without its noticing.
     fn cut(&self) {
         self.switch.dead.store(true, Ordering::SeqCst);
     }
@@ -63,7 +65,7 @@ async fn seconds(seconds: u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_leads_and_the_other_stands_by() {
+async fn one_replica_leads_and_the_other_waits() {
     let world = World::new();
     let a = Replica::start(&world, "a").await;
     seconds(1).await;
@@ -79,7 +81,7 @@ async fn one_leads_and_the_other_stands_by() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn there_is_never_more_than_one_and_the_gap_is_short() {
+async fn there_is_never_more_than_one_leader_and_the_gap_is_short() {
     let world = World::new();
     let a = Replica::start(&world, "a").await;
     seconds(1).await;
@@ -107,7 +109,7 @@ async fn there_is_never_more_than_one_and_the_gap_is_short() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_is_given_back_is_taken_at_once() {
+async fn a_released_lease_is_taken_at_once() {
     let world = World::new();
     let a = Replica::start(&world, "a").await;
     seconds(1).await;
@@ -121,14 +123,14 @@ async fn a_lease_that_is_given_back_is_taken_at_once() {
     assert!(given.unwrap());
     seconds(3).await;
     assert!(b.leadership.is_held());
-    // Who is not the holder gives nothing back.
+    // A replica that does not hold the Lease releases nothing.
     assert!(!release(client, world.clock, &a.settings).await.unwrap());
     seconds(3).await;
     assert!(b.leadership.is_held());
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_the_leaders_client_writes_and_everybody_reads() {
+async fn only_the_leaders_client_writes_and_every_client_reads() {
     let world = World::new();
     let leadership = Leadership::candidate(world.clock);
     let stack = world.stack(Arc::new(Open)).fenced(leadership);

@@ -1,9 +1,9 @@
-//! What processes do with their clients: workload clusters, events, patches, hook calls.
+//! How processes use their clients: workload clusters, events, patches, hook calls.
 
 #![allow(
     clippy::unwrap_used,
     clippy::duration_suboptimal_units,
-    reason = "tests state facts in the units of the rule"
+    reason = "tests use the units of the rule under test"
 )]
 
 mod common;
@@ -118,12 +118,13 @@ async fn an_unchanged_secret_keeps_the_connections() {
         client.apiserver_version().await.unwrap();
         fleet.workloads.forget("default", "edge");
     }
-    // One of the writer in this test, one to the management and one to the workload cluster.
+    // One for the writer in this test, one for the management cluster and one for the workload
+    // cluster.
     assert_eq!(fleet.world.handshakes(), 3);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_rotated_authority_is_taken_up() {
+async fn a_rotated_authority_is_used() {
     let fleet = Fleet::new().await;
     fleet.write(&kubeconfig(&World::url(), Pki::new(&[HOST]).ca())).await;
     let client = fleet.workloads.client("default", "edge").await.unwrap();
@@ -135,7 +136,7 @@ async fn a_rotated_authority_is_taken_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_missing_or_unusable_secret_is_told_by_name() {
+async fn a_missing_or_unusable_secret_is_named_in_the_error() {
     let fleet = Fleet::new().await;
     let error = fleet.refused().await;
     assert!(matches!(&error, WorkloadError::Secret { source, .. } if is_not_found(source)));
@@ -153,7 +154,7 @@ async fn a_missing_or_unusable_secret_is_told_by_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cluster_whose_secret_went_is_not_reached_any_more() {
+async fn a_cluster_with_a_deleted_secret_is_unreachable() {
     let fleet = Fleet::new().await;
     fleet.write_good().await;
     fleet.workloads.client("default", "edge").await.unwrap();
@@ -190,7 +191,7 @@ async fn events(world: &World) -> Vec<Event> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_same_occurrence_is_announced_once_by_whoever() {
+async fn the_same_occurrence_is_announced_once_by_all_processes() {
     let world = World::new();
     for _ in 0..3 {
         // A new process each time.
@@ -222,7 +223,7 @@ async fn an_event_about_a_cluster_scoped_object_is_taken() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_work_stops_for_want_of_an_event() {
+async fn a_failed_event_stops_no_work() {
     let world = World::new();
     let recorder = Recorder::new(world.client().await, world.clock, "refit-controller");
     world.stop();
@@ -245,7 +246,7 @@ fn status_of(world: &World) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_status_is_swapped_only_if_it_is_what_was_read() {
+async fn a_status_is_swapped_only_if_unchanged() {
     let world = World::new();
     let (api, read) = node(&world).await;
     let version = read.resource_version().unwrap();
@@ -268,7 +269,7 @@ async fn a_replaced_status_keeps_nothing_of_the_old_one() {
     let version = read.resource_version().unwrap();
     let old = json!({"phase": "Pending", "capacity": {"cpu": "4"}});
     let written = replace_status(&api, "n", &version, &old).await.unwrap();
-    assert_eq!(status_of(&world), old, "also where there was none");
+    assert_eq!(status_of(&world), old, "also if no status existed");
     let new = json!({"capacity": {"memory": "1Gi"}});
     let error = replace_status(&api, "n", &version, &new).await.unwrap_err();
     assert!(is_conflict(&error), "{error}");
@@ -279,7 +280,7 @@ async fn a_replaced_status_keeps_nothing_of_the_old_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_two_swaps_at_once_one_wins() {
+async fn one_of_two_concurrent_swaps_wins() {
     let world = World::new();
     let (api, read) = node(&world).await;
     let version = read.resource_version().unwrap();
@@ -312,7 +313,7 @@ async fn applying_the_same_twice_writes_once() {
     let first = apply(&api, "us", "a", &body).await.unwrap();
     let again = apply(&api, "us", "a", &body).await.unwrap();
     assert_eq!(first.resource_version(), again.resource_version());
-    // Another's field is taken over.
+    // A field of another manager is taken over.
     let other = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"},
         "data": {"x": "2"}});
     let taken = apply(&api, "them", "a", &other).await.unwrap();
@@ -325,7 +326,7 @@ async fn applying_the_same_twice_writes_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_create_of_what_is_there_reads_it() {
+async fn a_create_of_an_existing_object_reads_it() {
     let world = World::new();
     let api = world.configs().await;
     let (first, outcome) = create_or_get(&api, &config_map("a", "1")).await.unwrap();
@@ -336,7 +337,7 @@ async fn a_create_of_what_is_there_reads_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_annotation_is_set_and_removed_and_a_missing_object_is_none() {
+async fn annotations_are_set_and_removed_and_404_is_optional() {
     let world = World::new();
     let api = world.configs().await;
     api.create(&PostParams::default(), &config_map("a", "1")).await.unwrap();
@@ -361,7 +362,7 @@ async fn post(poster: &HttpsPoster, path: &str, body: &str) -> Result<(u16, Byte
     poster.post(&url, body.into(), Duration::from_secs(10)).await
 }
 
-/// Echoes; `/big/N` answers with N bytes, `/slow` after a minute, `/moved` elsewhere.
+/// Echoes; `/big/N` returns N bytes, `/slow` responds after a minute, `/moved` redirects.
 async fn hook(request: Request<Incoming>) -> Response<Full<Bytes>> {
     let path = request.uri().path().to_owned();
     let typed = request.headers().contains_key("content-type");
@@ -429,7 +430,7 @@ async fn an_answer_of_more_than_twenty_mebibytes_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hook_that_takes_too_long_is_given_up() {
+async fn a_hook_call_ends_at_its_deadline() {
     let world = World::new();
     let poster = poster(&world, &hooks(&world));
     let error = post(&poster, "/slow", "{}").await.unwrap_err();
@@ -448,7 +449,7 @@ async fn a_redirect_is_not_followed_and_plain_http_not_spoken() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_killed_process_hears_nothing_of_its_hook_calls() {
+async fn a_killed_process_gets_no_hook_responses() {
     let world = World::new();
     let pki = hooks(&world);
     let switch = Arc::new(Switch::default());
@@ -477,7 +478,7 @@ async fn a_hook_server_that_was_killed_does_not_answer() {
     let (count, gate) = (calls.clone(), switch.clone());
     serve_with(listener, &pki, move |request| {
         *count.lock().unwrap() += 1;
-        // It dies while it works on the answer.
+        // It dies while it prepares the response.
         gate.kill();
         hook(request)
     });

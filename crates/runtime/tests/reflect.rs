@@ -1,9 +1,9 @@
-//! Stores that follow an API server through what happens to it.
+//! Stores that follow an API server through outages, restarts and malformed objects.
 
 #![allow(
     clippy::unwrap_used,
     clippy::duration_suboptimal_units,
-    reason = "tests state facts in the units of the rule"
+    reason = "tests use the units of the rule under test"
 )]
 
 mod common;
@@ -101,7 +101,7 @@ async fn delete(world: &World, name: &str) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn adds_changes_and_deletes_reach_the_store_before_they_are_told() {
+async fn changes_reach_the_store_before_they_are_reported() {
     let world = World::new();
     create(&world, "a").await;
     let follower = follow(&world).await;
@@ -119,7 +119,7 @@ async fn adds_changes_and_deletes_reach_the_store_before_they_are_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_lives_through_an_api_that_is_away() {
+async fn a_store_survives_an_unavailable_api() {
     let world = World::new();
     create(&world, "a").await;
     create(&world, "b").await;
@@ -136,7 +136,7 @@ async fn a_store_lives_through_an_api_that_is_away() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_notices_what_went_while_its_place_in_the_history_was_lost() {
+async fn a_store_notices_deletions_behind_an_expired_version() {
     let world = World::with_ring(4);
     create(&world, "a").await;
     create(&world, "b").await;
@@ -157,7 +157,7 @@ async fn a_store_notices_what_went_while_its_place_in_the_history_was_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_is_dropped_goes_on_where_it_was() {
+async fn a_dropped_watch_resumes_at_its_position() {
     let world = World::new();
     create(&world, "a").await;
     let follower = follow(&world).await;
@@ -189,7 +189,7 @@ async fn a_quiet_day_costs_a_watch_each_five_minutes_and_loses_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_that_is_down_from_the_start_is_asked_ever_less_often() {
+async fn an_api_that_is_down_from_the_start_is_retried_with_backoff() {
     let world = World::new();
     world.server.faults().set_down(Some(Down::Unavailable));
     create_past_faults(&world).await;
@@ -210,7 +210,7 @@ async fn create_past_faults(world: &World) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_leaves_the_selection_leaves_the_store() {
+async fn an_object_that_leaves_the_selection_leaves_the_store() {
     let world = World::new();
     for name in ["a", "b"] {
         create(&world, name).await;
@@ -240,7 +240,7 @@ async fn a_long_list_comes_in_pages() {
     assert_eq!(lists, 5);
 }
 
-/// A ConfigMap of which we expect a number.
+/// A ConfigMap whose value must be a number.
 #[derive(Clone, Debug, Deserialize)]
 struct Counted {
     metadata: ObjectMeta,
@@ -343,7 +343,7 @@ async fn a_malformed_object_that_was_known_is_kept_through_a_new_list() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn our_own_write_is_in_the_store_at_once_and_stays() {
+async fn an_own_write_is_in_the_store_at_once_and_stays() {
     let world = World::new();
     create(&world, "a").await;
     let follower = follow(&world).await;
@@ -363,7 +363,7 @@ async fn our_own_write_is_in_the_store_at_once_and_stays() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_ends_at_the_failure_at_which_it_is_told_to() {
+async fn a_watch_ends_at_the_failure_chosen_by_its_callback() {
     let world = World::new();
     create(&world, "a").await;
     let store = Store::default();

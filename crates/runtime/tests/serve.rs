@@ -3,7 +3,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::duration_suboptimal_units,
-    reason = "tests state facts in the units of the rule"
+    reason = "tests use the units of the rule under test"
 )]
 
 mod common;
@@ -39,7 +39,7 @@ use tokio_util::sync::CancellationToken;
 
 const NAME: &str = "hooks.test";
 
-/// A server that answers after the seconds in the path.
+/// A server that responds after the number of seconds in the path.
 struct Server {
     network: MemoryNetwork,
     pki: Pki,
@@ -92,7 +92,7 @@ impl Server {
     }
 }
 
-/// One GET over HTTP/1.1; empty where the server closed instead.
+/// One GET over HTTP/1.1; empty if the server closed the connection instead.
 async fn get(stream: &mut TlsStream<Stream>, seconds: u64) -> String {
     let request = format!("GET /{seconds} HTTP/1.1\r\nhost: {NAME}\r\n\r\n");
     if stream.write_all(request.as_bytes()).await.is_err() {
@@ -110,7 +110,7 @@ async fn get(stream: &mut TlsStream<Stream>, seconds: u64) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_handshake_holds_up_nobody_and_is_cut() {
+async fn a_slow_handshake_delays_no_other_and_is_cut() {
     let server = Server::start(None);
     let mut silent = server.dial().await.unwrap();
     let mut stream = server.connect().await.unwrap();
@@ -121,7 +121,7 @@ async fn a_slow_handshake_holds_up_nobody_and_is_cut() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_that_says_nothing_is_closed() {
+async fn a_silent_connection_is_closed() {
     let server = Server::start(None);
     let mut never = server.connect().await.unwrap();
     let mut once = server.connect().await.unwrap();
@@ -136,7 +136,7 @@ async fn a_connection_that_says_nothing_is_closed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rubbish_instead_of_tls_holds_up_nobody() {
+async fn invalid_tls_delays_no_other_connection() {
     let server = Server::start(None);
     let mut stream = server.dial().await.unwrap();
     stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
@@ -146,7 +146,7 @@ async fn rubbish_instead_of_tls_holds_up_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_stops_finishes_what_it_began() {
+async fn a_stopping_server_finishes_open_requests() {
     let server = Server::start(None);
     let mut stream = server.connect().await.unwrap();
     let stop = async {
@@ -155,12 +155,12 @@ async fn a_server_that_stops_finishes_what_it_began() {
     };
     let (text, ()) = futures::join!(get(&mut stream, 3), stop);
     assert!(text.ends_with("done"));
-    assert!(server.dial().await.is_err(), "nobody new is let in");
+    assert!(server.dial().await.is_err(), "no new connection is accepted");
     server.task.await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_stops_waits_for_a_hook_and_no_longer() {
+async fn a_stopping_server_waits_for_a_hook_and_no_longer() {
     let server = Server::start(None);
     let mut idle = server.connect().await.unwrap();
     get(&mut idle, 0).await;
@@ -189,7 +189,7 @@ fn h2_request(seconds: u64) -> Request<Empty<Bytes>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn http_2_is_spoken_where_tls_agrees_on_it() {
+async fn http_2_is_used_if_tls_negotiates_it() {
     let server = Server::start(None);
     let mut sender = h2(&server).await;
     let (first, second) = futures::join!(
@@ -228,13 +228,13 @@ async fn with_a_client_authority_only_its_clients_are_served() {
     let clients = Pki::new(&[]);
     let strangers = Pki::new(&[]);
     let server = Server::start(Some(clients.ca()));
-    let config = |of: &Pki| {
-        let material = of.authority.client("capi", validity()).unwrap();
+    let config = |pki: &Pki| {
+        let material = pki.authority.client("capi", validity()).unwrap();
         showing(server.pki.ca(), &material)
     };
     let mut known = server.connect_with(config(&clients)).await.unwrap();
     assert!(get(&mut known, 0).await.ends_with("done"));
-    // With TLS 1.3 a client hears of the refusal at its first read.
+    // With TLS 1.3 a client learns of the refusal at its first read.
     for refused in [server.connect_with(config(&strangers)).await, server.connect().await] {
         let answer = match refused {
             Ok(mut stream) => get(&mut stream, 0).await,
@@ -244,7 +244,7 @@ async fn with_a_client_authority_only_its_clients_are_served() {
     }
 }
 
-/// Trusts `ca`, and shows a certificate.
+/// Trusts `ca`, and presents a certificate.
 fn showing(ca: &str, material: &KeyAndCert) -> rustls::ClientConfig {
     let (chain, key) = identity(material);
     let mut roots = rustls::RootCertStore::empty();
@@ -260,7 +260,7 @@ fn showing(ca: &str, material: &KeyAndCert) -> rustls::ClientConfig {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_server_hears_what_a_client_shows_and_serves_who_shows_nothing() {
+async fn an_api_server_gets_the_optional_client_certificate() {
     let (pki, strangers) = (Pki::new(&[NAME]), Pki::new(&[]));
     let network = MemoryNetwork::default();
     let cert = ReloadableCert::new(&pki.server).unwrap();
@@ -272,11 +272,11 @@ async fn an_api_server_hears_what_a_client_shows_and_serves_who_shows_nothing() 
     });
     let listener = network.listen(NAME, 443);
     let task = tokio::spawn(serve(listener, Some(tls), service, std::future::pending()));
-    let of = |pki: &Pki| pki.authority.client_in("jane", &["dev"], validity()).unwrap();
+    let client_cert = |pki: &Pki| pki.authority.client_in("jane", &["dev"], validity()).unwrap();
     let cases = [
         (client_config(pki.ca().as_bytes()).unwrap(), "shown: false"),
-        (showing(pki.ca(), &of(&pki)), "shown: true"),
-        (showing(pki.ca(), &of(&strangers)), ""),
+        (showing(pki.ca(), &client_cert(&pki)), "shown: true"),
+        (showing(pki.ca(), &client_cert(&strangers)), ""),
     ];
     for (config, expected) in cases {
         let dialer = Dialer::Memory(network.clone(), Arc::new(Open));
@@ -294,7 +294,7 @@ async fn an_api_server_hears_what_a_client_shows_and_serves_who_shows_nothing() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reloaded_certificate_is_shown_to_the_next_client() {
+async fn a_reloaded_certificate_is_presented_to_the_next_client() {
     let server = Server::start(None);
     let mut before = server.connect().await.unwrap();
     let next = Pki::new(&[NAME]);

@@ -1,9 +1,9 @@
-//! The same over real sockets in real time.
+//! A client and a store over real sockets in real time.
 
 #![allow(
     clippy::unwrap_used,
     clippy::duration_suboptimal_units,
-    reason = "tests state facts in the units of the rule"
+    reason = "tests use the units of the rule under test"
 )]
 
 mod common;

@@ -1,4 +1,4 @@
-//! Answers as HTTP: status, content type, warnings, and a body in as many pieces as it needs.
+//! HTTP responses: status, content type, warnings, and a body in one or more chunks.
 
 use std::convert::Infallible;
 
@@ -11,13 +11,13 @@ use crate::error::ApiError;
 use crate::server::AnswerBody;
 use crate::verbs::Reply;
 
-/// Lists up to this size are sent in one piece.
+/// Lists up to this size are sent in one chunk.
 const ONE_PIECE_BYTES: usize = 1024 * 1024;
 
-/// How many warnings one answer carries.
+/// Maximum number of warnings in a response.
 const MOST_WARNINGS: usize = 40;
 
-/// The answer that refuses a request.
+/// The response for a rejected request.
 pub(crate) fn refusal(error: &ApiError) -> Response<AnswerBody> {
     respond(Reply::from_error(error))
 }
@@ -26,14 +26,14 @@ fn whole(bytes: Bytes) -> AnswerBody {
     Full::new(bytes).map_err(|never: Infallible| match never {}).boxed_unsync()
 }
 
-/// An answer as HTTP.
+/// Converts a reply to an HTTP response.
 pub(crate) fn respond(reply: Reply) -> Response<AnswerBody> {
-    let mut heard = Vec::new();
+    let mut all_warnings = Vec::new();
     let (code, kind, body) = match reply {
         Reply::Json(code, bytes) => (code, "application/json", whole(bytes)),
         Reply::Typed(kind, bytes) => (200, kind, whole(bytes)),
         Reply::Warned(code, bytes, warnings) => {
-            heard = warnings;
+            all_warnings = warnings;
             (code, "application/json", whole(bytes))
         }
         Reply::Text(code, text) => (code, "text/plain; charset=utf-8", whole(Bytes::from(text))),
@@ -47,7 +47,7 @@ pub(crate) fn respond(reply: Reply) -> Response<AnswerBody> {
     *response.status_mut() =
         StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
-    for warning in heard.iter().take(MOST_WARNINGS) {
+    for warning in all_warnings.iter().take(MOST_WARNINGS) {
         let text = warning.replace('\\', "\\\\").replace('"', "\\\"");
         if let Ok(value) = header::HeaderValue::from_str(&format!("299 - \"{text}\"")) {
             response.headers_mut().append(header::WARNING, value);

@@ -1,4 +1,4 @@
-//! What is special about single built-in kinds: defaults, status on creation, validation.
+//! Special handling of single built-in kinds: defaults, status on creation, validation.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -14,13 +14,13 @@ fn spec_mut(value: &mut Value) -> &mut Map<String, Value> {
     if !value["spec"].is_object() {
         value["spec"] = json!({});
     }
-    value["spec"].as_object_mut().expect("made an object above")
+    value["spec"].as_object_mut().expect("converted to an object above")
 }
 
-/// Prepares a new object: status as Kubernetes starts it, then defaults.
+/// Prepares a new object: sets its initial status as Kubernetes does, then defaults.
 pub(crate) fn prepare_create(resource: &Resource, value: &mut Value, now: jiff::Timestamp) {
     if resource.has_status && &*resource.id != "nodes" {
-        // Kubelets register nodes with a status; nobody else may.
+        // Kubelets register Nodes with a status; for other kinds it is dropped.
         if let Some(map) = value.as_object_mut() {
             map.remove("status");
         }
@@ -41,7 +41,7 @@ pub(crate) fn prepare_create(resource: &Resource, value: &mut Value, now: jiff::
     }
 }
 
-/// Prepares an update: what holds on creation too.
+/// Prepares an update: keeps a namespace's finalizers, then sets the same defaults as on creation.
 pub(crate) fn prepare_update(
     resource: &Resource,
     old: &Value,
@@ -85,7 +85,7 @@ fn prepare(resource: &Resource, value: &mut Value) {
     }
 }
 
-/// `stringData` becomes `data`, as on the real server.
+/// Moves `stringData` into `data`, as the real server does.
 fn encode_secret(value: &mut Value) {
     let Some(map) = value.as_object_mut() else {
         return;
@@ -102,7 +102,7 @@ fn encode_secret(value: &mut Value) {
     map.entry("type").or_insert_with(|| json!("Opaque"));
 }
 
-/// Faults of a built-in object beyond its metadata.
+/// Validation errors of a built-in object beyond its metadata.
 pub(crate) fn validate(resource: &Resource, value: &Value, old: Option<&Value>) -> Vec<Cause> {
     match &*resource.id {
         crd::CRDS => crd::validate(value, old),

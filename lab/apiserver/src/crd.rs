@@ -1,4 +1,4 @@
-//! CustomResourceDefinitions: defaults, validation, status, and what they register.
+//! CustomResourceDefinitions: defaults, validation, status, and registration of their resources.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ fn versions(crd: &Value) -> &[Value] {
     member(crd, &["spec", "versions"]).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
-/// Fills in what Kubernetes defaults in a CRD.
+/// Sets the defaults of a CRD as Kubernetes does.
 pub(crate) fn default(crd: &mut Value) {
     let Some(spec) = crd.get_mut("spec").and_then(Value::as_object_mut) else {
         return;
@@ -36,7 +36,7 @@ pub(crate) fn default(crd: &mut Value) {
     }
 }
 
-/// Faults of a CRD.
+/// Validation errors of a CRD.
 pub(crate) fn validate(crd: &Value, old: Option<&Value>) -> Vec<Cause> {
     let mut causes = Vec::new();
     let group = text(crd, &["spec", "group"]);
@@ -105,7 +105,7 @@ pub(crate) fn validate(crd: &Value, old: Option<&Value>) -> Vec<Cause> {
     causes
 }
 
-/// Faults of a version's printer columns and scale.
+/// Validation errors of a version's printer columns and scale.
 fn validate_version(version: &Value, field: &str) -> Vec<Cause> {
     let mut causes = Vec::new();
     for (index, column) in columns(version).iter().enumerate() {
@@ -132,17 +132,17 @@ fn columns(version: &Value) -> &[Value] {
         .map_or(&[], Vec::as_slice)
 }
 
-/// The columns that tables of a version show; without any, the age.
+/// The table columns of a version; without any, the age.
 fn table_columns(version: &Value) -> Arc<[Column]> {
-    let own: Vec<Column> =
+    let declared: Vec<Column> =
         columns(version).iter().filter_map(|column| Column::read(column).ok()).collect();
-    if own.is_empty() {
+    if declared.is_empty() {
         return Arc::from([Column::age()]);
     }
-    own.into()
+    declared.into()
 }
 
-/// Writes the status of an established CRD; conditions that are there stay as they are.
+/// Writes the status of an established CRD; existing conditions are kept.
 pub(crate) fn establish(crd: &mut Value, now: jiff::Timestamp) {
     let names = crd["spec"]["names"].clone();
     let storage = versions(crd)
@@ -239,7 +239,7 @@ pub(crate) fn add_to(registry: &mut Registry, crd: &Value) {
     }
 }
 
-/// Follows a committed write of a CRD.
+/// Updates the registry after a committed write of a CRD.
 pub(crate) fn register(
     store: &mut Store,
     key: &str,
@@ -252,7 +252,7 @@ pub(crate) fn register(
         store.tables.remove(name_of(key));
         return;
     }
-    // Building schemas is the dear part, and most writes leave the spec alone.
+    // Building schemas is expensive, and most writes do not change the spec.
     if old.is_some_and(|old| old.value().get("spec") == crd.get("spec")) {
         return;
     }

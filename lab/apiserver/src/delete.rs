@@ -1,4 +1,4 @@
-//! Deleting: preconditions, propagation, graceful termination of pods.
+//! Deletion: preconditions, propagation, graceful termination of pods.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use crate::object::{
 use crate::resources::Resource;
 use crate::store::{Entry, Store, name_of, time_text};
 
-/// What happens to the objects that the deleted one owns.
+/// What happens to the dependents of a deleted object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Propagation {
-    /// They go after it.
+    /// They are deleted after it.
     Background,
-    /// It goes after them.
+    /// It is deleted after them.
     Foreground,
-    /// They stay.
+    /// They are kept.
     Orphan,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct DeleteOptions {
 }
 
 impl DeleteOptions {
-    /// Reads the options from a body; anything missing keeps what the query said.
+    /// Reads the options from a body; missing fields keep the values from the query.
     pub(crate) fn merge(mut self, body: &Value) -> Result<Self, ApiError> {
         if let Some(grace) = body.get("gracePeriodSeconds").and_then(Value::as_i64) {
             self.grace = Some(grace);
@@ -74,17 +74,17 @@ pub(crate) fn parse_propagation(text: &str) -> Result<Propagation, ApiError> {
     }
 }
 
-/// What a deletion led to.
+/// The result of a deletion.
 #[derive(Debug)]
 pub(crate) enum Deletion {
-    /// The object is gone; its last state.
+    /// The object was removed; its last state.
     Gone(Value),
-    /// The object waits for finalizers or its kubelet; its present state.
+    /// The object waits for finalizers or its kubelet; its current state.
     Waits(Value),
 }
 
 impl Store {
-    /// Deletes one object, or marks it.
+    /// Deletes one object, or marks it as being deleted.
     pub(crate) fn delete_entry(
         &mut self,
         resource: &Arc<Resource>,
@@ -137,7 +137,7 @@ impl Store {
             let before = member(old, &["metadata", "deletionGracePeriodSeconds"]);
             let before = before.and_then(Value::as_i64).unwrap_or(0);
             if grace < before {
-                // A second delete may only bring the end nearer.
+                // A second delete may only shorten the grace period.
                 let end: Option<jiff::Timestamp> = meta_text(old, "deletionTimestamp").parse().ok();
                 let end = end.unwrap_or(self.now) - SignedDuration::from_secs(before - grace);
                 mark_deleting(new, &time_text(end), grace);
@@ -179,10 +179,10 @@ fn check_preconditions(
     Ok(())
 }
 
-/// Ten years: longer than any pod is waited for, and far from the end of time.
+/// Ten years: longer than any grace period, and far from timestamp overflow.
 const LONGEST_GRACE_SECONDS: i64 = 315_360_000;
 
-/// Seconds that the object stays after the delete: only pods on a node have a kubelet to end them.
+/// Grace period in seconds: non-zero only for pods on a node, which have a kubelet to end them.
 fn grace_of(resource: &Resource, value: &Value, options: &DeleteOptions) -> i64 {
     if &*resource.id != "pods" {
         return 0;
@@ -191,14 +191,15 @@ fn grace_of(resource: &Resource, value: &Value, options: &DeleteOptions) -> i64 
     if ended || text(value, &["spec", "nodeName"]).is_empty() {
         return 0;
     }
-    let own = member(value, &["spec", "terminationGracePeriodSeconds"]).and_then(Value::as_i64);
+    let from_spec =
+        member(value, &["spec", "terminationGracePeriodSeconds"]).and_then(Value::as_i64);
     let current =
         member(value, &["metadata", "deletionGracePeriodSeconds"]).and_then(Value::as_i64);
-    let wanted = options.grace.filter(|grace| *grace >= 0).or(current).or(own).unwrap_or(30);
+    let wanted = options.grace.filter(|grace| *grace >= 0).or(current).or(from_spec).unwrap_or(30);
     current.map_or(wanted, |current| wanted.min(current)).clamp(0, LONGEST_GRACE_SECONDS)
 }
 
-/// The `Status` that answers a deletion which is complete.
+/// The `Status` response for a completed deletion.
 pub(crate) fn success(resource: &Resource, value: &Value) -> Value {
     let mut details = json!({
         "name": meta_text(value, "name"),

@@ -1,5 +1,5 @@
-//! Discovery documents: which groups, versions and resources there are, one document per group
-//! version, or all in one where the caller takes the aggregated form.
+//! Discovery documents of groups, versions and resources: one per group version, or a single one if
+//! the caller accepts the aggregated form.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::resources::{Registry, Resource, join_version};
 pub(crate) const AGGREGATED: &str =
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
-/// What can be done with a stored resource.
+/// The verbs of a stored resource.
 const VERBS: [&str; 8] =
     ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
 
@@ -21,7 +21,7 @@ struct ApiResource<'a> {
     name: String,
     singular: &'a str,
     namespaced: bool,
-    /// Group, version and kind of the objects that it takes.
+    /// Group, version and kind of the objects that it accepts.
     group: &'a str,
     version: &'a str,
     kind: &'a str,
@@ -60,7 +60,7 @@ pub(crate) fn document(registry: &Registry, segments: &[String]) -> Option<Value
     }
 }
 
-/// The aggregated document of `/api` or `/apis`; none for other paths.
+/// The aggregated document of `/api` or `/apis`; `None` for other paths.
 pub(crate) fn aggregated(registry: &Registry, segments: &[String]) -> Option<Value> {
     let words: Vec<&str> = segments.iter().map(String::as_str).collect();
     let groups = match words.as_slice() {
@@ -138,7 +138,7 @@ fn aggregated_resources(registry: &Registry, group: &str, version: &str) -> Vec<
     list
 }
 
-/// How Kubernetes ranks versions: GA before beta before alpha, newer first.
+/// Kubernetes' order of versions: GA before beta before alpha, newer first.
 fn rank(version: &str) -> (u8, u32, u32) {
     let rest = version.strip_prefix('v').unwrap_or(version);
     let digits = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
@@ -182,7 +182,7 @@ fn group_value(group: &str, versions: &[String]) -> Value {
     })
 }
 
-/// Everything in a group version, each resource before its subresources.
+/// All resources of a group version, each before its subresources.
 fn resources<'a>(registry: &'a Registry, group: &str, version: &str) -> Vec<ApiResource<'a>> {
     let mut list = Vec::new();
     let here = |resource: &&'a std::sync::Arc<Resource>| {
@@ -285,7 +285,7 @@ fn entry(resource: &ApiResource<'_>, group: &str, version: &str) -> Value {
     value
 }
 
-/// The answer of `/version`.
+/// The response of `/version`.
 pub(crate) fn version(git_version: &str) -> Value {
     let mut numbers = git_version.trim_start_matches('v').split(['.', '-', '+']);
     json!({

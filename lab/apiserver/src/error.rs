@@ -1,19 +1,19 @@
-//! Errors of the API, each a `metav1.Status` on the wire.
+//! Errors of the API; each is a `metav1.Status` on the wire.
 
 use serde_json::{Value, json};
 
 use crate::resources::Resource;
 use crate::schema::Cause;
 
-/// A request that the API refuses, with everything that the caller's `Status` needs.
+/// A rejected request, with the content of its `Status`.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
     /// HTTP status code.
     pub code: u16,
-    /// Machine-readable reason, as `metav1.StatusReason`; empty where Kubernetes leaves it out.
+    /// Machine-readable reason, as `metav1.StatusReason`; empty if Kubernetes omits it.
     pub reason: &'static str,
-    /// The sentence for people.
+    /// Human-readable message.
     pub message: String,
     /// `Status.details`, or null.
     pub details: Value,
@@ -47,7 +47,7 @@ impl ApiError {
         Self::about(resource, name, 404, "NotFound", message)
     }
 
-    /// 404 for a path that leads nowhere inside the API groups.
+    /// 404 for an unknown path inside the API groups.
     pub fn no_such_resource() -> Self {
         let mut error =
             Self::new(404, "NotFound", "the server could not find the requested resource");
@@ -55,13 +55,13 @@ impl ApiError {
         error
     }
 
-    /// 409 for a name that is taken.
+    /// 409 for a name that already exists.
     pub fn already_exists(resource: &Resource, name: &str) -> Self {
         let message = format!("{} \"{name}\" already exists", resource.id);
         Self::about(resource, name, 409, "AlreadyExists", message)
     }
 
-    /// 409 for a precondition that does not hold.
+    /// 409 for a failed precondition.
     pub fn conflict(resource: &Resource, name: &str, why: &str) -> Self {
         let message = format!("Operation cannot be fulfilled on {} \"{name}\": {why}", resource.id);
         Self::about(resource, name, 409, "Conflict", message)
@@ -83,12 +83,12 @@ impl ApiError {
         Self::about(resource, name, 403, "Forbidden", message)
     }
 
-    /// 422 for an object with faults; `causes` name the fields.
+    /// 422 for an invalid object; `causes` name the fields.
     pub fn invalid(resource: &Resource, name: &str, causes: &[Cause]) -> Self {
         Self::invalid_kind(&resource.group, &resource.kind, name, causes)
     }
 
-    /// 422 for an object that is no stored resource (options of a request).
+    /// 422 for an invalid object that is not a stored resource (options of a request).
     pub fn invalid_kind(group: &str, kind: &str, name: &str, causes: &[Cause]) -> Self {
         let mut lines: Vec<String> = Vec::new();
         for cause in causes {
@@ -125,7 +125,7 @@ impl ApiError {
         Self::new(400, "BadRequest", message)
     }
 
-    /// 405 for a verb that the resource does not know.
+    /// 405 for a verb that the resource does not support.
     pub fn method_not_allowed() -> Self {
         let mut error = Self::new(
             405,
@@ -136,7 +136,7 @@ impl ApiError {
         error
     }
 
-    /// 406 for an `Accept` header that leaves out JSON.
+    /// 406 for an `Accept` header that excludes JSON.
     pub fn not_acceptable() -> Self {
         Self::new(
             406,
@@ -145,7 +145,7 @@ impl ApiError {
         )
     }
 
-    /// 415 for a body in a format that the verb does not take.
+    /// 415 for a body in a format that the verb does not accept.
     pub fn unsupported_media_type(accepted: &str) -> Self {
         Self::new(
             415,
@@ -157,7 +157,7 @@ impl ApiError {
         )
     }
 
-    /// 410 for a resourceVersion that history has forgotten.
+    /// 410 for a resourceVersion that is no longer in the history.
     pub fn expired(message: impl Into<String>) -> Self {
         Self::new(410, "Expired", message)
     }
@@ -176,12 +176,12 @@ impl ApiError {
         Self::new(500, "InternalError", message)
     }
 
-    /// An error with nothing but a code, as the fault layer makes them.
+    /// An error with only a code, as the fault layer returns it.
     pub fn of_code(code: u16) -> Self {
         let (reason, message) = match code {
             400 => ("BadRequest", "the server rejected our request for an unknown reason"),
             401 => ("Unauthorized", "Unauthorized"),
-            403 => ("Forbidden", "forbidden: the fault layer refuses this request"),
+            403 => ("Forbidden", "forbidden: the fault layer rejects this request"),
             404 => ("NotFound", "the server could not find the requested resource"),
             409 => (
                 "Conflict",
@@ -223,7 +223,7 @@ impl ApiError {
     }
 }
 
-/// One cause, in the words of Kubernetes' field errors.
+/// One cause, worded like Kubernetes' field errors.
 pub(crate) fn cause(
     reason: &'static str,
     field: impl Into<String>,
@@ -232,7 +232,7 @@ pub(crate) fn cause(
     Cause { reason, field: field.into(), message: message.into() }
 }
 
-/// `FieldValueInvalid` with the value quoted as Kubernetes does.
+/// `FieldValueInvalid`, with the value quoted as Kubernetes does.
 pub(crate) fn invalid_value(field: impl Into<String>, value: &str, why: &str) -> Cause {
     cause("FieldValueInvalid", field, format!("Invalid value: {}: {why}", json!(value)))
 }

@@ -1,4 +1,4 @@
-//! Eviction, and the accounting of PodDisruptionBudgets that decides it.
+//! Eviction, and the PodDisruptionBudget accounting behind it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn is_ready(pod: &Value) -> bool {
     condition(pod, "Ready").is_some_and(|condition| condition["status"] == "True")
 }
 
-/// More pods than any cluster has: keeps sums of what users write from overflowing.
+/// More pods than any cluster has: prevents overflow of sums over user input.
 const MOST_PODS: i64 = 1_000_000_000;
 
 /// `minAvailable` or `maxUnavailable` of `total`: a percentage rounds up, as in Kubernetes.
@@ -40,7 +40,7 @@ fn scaled(value: &Value, total: i64) -> i64 {
     }
 }
 
-/// What a budget allows right now.
+/// The current counts of a budget.
 struct Count {
     expected: i64,
     healthy: i64,
@@ -67,8 +67,8 @@ impl Store {
             .collect()
     }
 
-    /// How many pods there should be: what their controllers ask for; a pod without a known one
-    /// stands for itself.
+    /// The expected number of pods: the sum of their controllers' replicas; a pod without a known
+    /// controller counts as one.
     fn expected_pods(&self, pods: &[Value]) -> i64 {
         let mut wanted: BTreeMap<&str, i64> = BTreeMap::new();
         for pod in pods {
@@ -116,7 +116,7 @@ impl Store {
         Count { expected, healthy: i64::try_from(healthy).unwrap_or(i64::MAX), desired }
     }
 
-    /// Recounts the budgets of a namespace, as Kubernetes' disruption controller does.
+    /// Recomputes the budgets of a namespace, as Kubernetes' disruption controller does.
     pub(crate) fn refresh_budgets(&mut self, namespace: &str) {
         let Some(resource) = self.registry.stored(BUDGETS).cloned() else {
             return;

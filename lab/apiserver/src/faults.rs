@@ -1,5 +1,6 @@
-//! Faults on purpose: an API that is down, slow, refuses, loses its answer, drops watches, or
-//! whose watch cache lags. All are set at run time and hit requests before or after the commit.
+//! Injected faults: an API that is down, slow, rejects requests, loses responses, drops watches, or
+//! has a lagging watch cache. All are set at run time and affect requests before or after the
+//! commit.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use jiff::Timestamp;
 
 use crate::server::Shared;
 
-/// How an API that is down answers.
+/// How a down API responds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Down {
     /// The connection fails.
@@ -17,22 +18,23 @@ pub enum Down {
     Unavailable,
 }
 
-/// What a fault does to a request that it hits.
+/// The effect of a fault on a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultAction {
-    /// Nothing is done; the caller gets this status code.
+    /// The request has no effect; the caller gets this status code.
     Status(u16),
     /// The request takes effect, but the caller gets this status code.
     StatusAfterCommit(u16),
-    /// Nothing is done; the connection fails.
+    /// The request has no effect; the connection fails.
     Refuse,
-    /// The request takes effect, but the connection fails before the answer.
+    /// The request takes effect, but the connection fails before the response.
     RefuseAfterCommit,
-    /// The request waits before it is handled.
+    /// The request is delayed before it is handled.
     Delay(Duration),
 }
 
-/// Which requests a fault hits, how often, and what it does. An empty filter matches everything.
+/// The requests that a fault affects, how often, and its action. An empty filter matches every
+/// request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FaultRule {
     /// Kubernetes verb: `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`,
@@ -40,24 +42,24 @@ pub struct FaultRule {
     pub verb: Option<String>,
     /// `plural.group`, or `plural` for core.
     pub resource: Option<String>,
-    /// Subresource; `Some("")` matches the object itself only.
+    /// Subresource; `Some("")` matches only the object itself.
     pub subresource: Option<String>,
     /// Namespace.
     pub namespace: Option<String>,
     /// Name of the object.
     pub name: Option<String>,
-    /// User agent, exactly.
+    /// Exact user agent.
     pub user_agent: Option<String>,
-    /// How many matching requests pass before the fault begins.
+    /// How many matching requests pass before the fault starts.
     pub after: u32,
-    /// How many requests it hits; `u32::MAX` for all.
+    /// How many requests it affects; `u32::MAX` for all.
     pub times: u32,
-    /// What it does.
+    /// The action.
     pub action: FaultAction,
 }
 
 impl FaultRule {
-    /// A rule that hits the next request, whatever it is.
+    /// A rule that affects the next request of any kind.
     pub fn next(action: FaultAction) -> Self {
         Self {
             verb: None,
@@ -102,7 +104,7 @@ impl FaultRule {
         self
     }
 
-    /// Hits this many requests.
+    /// Affects this many requests.
     pub fn times(mut self, times: u32) -> Self {
         self.times = times;
         self
@@ -127,21 +129,21 @@ impl FaultRule {
     }
 }
 
-/// A watch cache that lags for one client and one resource: its lists with `resourceVersion=0`
-/// show an older revision, and its watches deliver nothing until a given time.
+/// A lagging watch cache for one client and one resource: its lists with `resourceVersion=0` return
+/// an older revision, and its watches deliver nothing until a given time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StaleView {
-    /// User agent of the client, exactly.
+    /// Exact user agent of the client.
     pub user_agent: String,
     /// `plural.group`, or `plural` for core.
     pub resource: String,
-    /// The revision that lists show.
+    /// The revision that lists return.
     pub revision: u64,
     /// When the cache catches up.
     pub until: Timestamp,
 }
 
-/// What a rule looks at.
+/// The attributes of a request that rules match.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RequestInfo<'a> {
     pub(crate) verb: &'a str,
@@ -152,14 +154,14 @@ pub(crate) struct RequestInfo<'a> {
     pub(crate) user_agent: &'a str,
 }
 
-/// What the faults make of one request.
+/// The combined effect of the faults on one request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Verdict {
     pub(crate) delay: Duration,
     pub(crate) action: Option<FaultAction>,
 }
 
-/// All faults that are set.
+/// All active faults.
 #[derive(Debug, Default)]
 pub(crate) struct FaultState {
     down: Option<Down>,
@@ -175,7 +177,7 @@ impl FaultState {
         self.epoch
     }
 
-    /// Whether nothing of this client's gets through.
+    /// Whether all requests of this client fail.
     pub(crate) fn is_down(&self, user_agent: &str) -> bool {
         self.down.is_some() || self.cut.contains(user_agent)
     }
@@ -240,19 +242,19 @@ pub(crate) fn refused() -> std::io::Error {
     )
 }
 
-/// A handle on the faults of one server.
+/// A handle to the faults of one server.
 #[derive(Clone, Copy)]
 pub struct Faults<'a>(pub(crate) &'a Shared);
 
 impl Faults<'_> {
-    /// Takes the whole API down, or up again. Going down breaks running watches.
+    /// Takes the whole API down, or up again. Taking it down breaks running watches.
     pub fn set_down(&self, down: Option<Down>) {
         self.0.faults().down = down;
         self.0.lock().wake_all();
     }
 
-    /// Cuts one client off, or connects it again: its requests are refused, also those that wait
-    /// already, and its watches break.
+    /// Cuts one client off, or reconnects it: its requests fail, waiting ones included, and its
+    /// watches break.
     pub fn set_cut(&self, user_agent: &str, cut: bool) {
         {
             let mut faults = self.0.faults();
@@ -265,12 +267,12 @@ impl Faults<'_> {
         self.0.lock().wake_all();
     }
 
-    /// Makes every request wait.
+    /// Delays every request.
     pub fn set_latency(&self, latency: Duration) {
         self.0.faults().latency = latency;
     }
 
-    /// Adds a rule; rules are tried in the order of their setting.
+    /// Adds a rule; rules are tried in the order in which they were added.
     pub fn add(&self, rule: FaultRule) {
         self.0.faults().rules.push(rule);
     }
@@ -281,12 +283,12 @@ impl Faults<'_> {
         self.0.lock().wake_all();
     }
 
-    /// Lets a client's view of a resource lag.
+    /// Makes a client's view of a resource lag.
     pub fn add_stale(&self, view: StaleView) {
         self.0.faults().stale.push(view);
     }
 
-    /// Ends all faults.
+    /// Removes all faults.
     pub fn clear(&self) {
         {
             let mut faults = self.0.faults();

@@ -1,5 +1,5 @@
-//! What follows from a write: owner garbage collection, namespace and CRD termination, budgets.
-//! Kubernetes does this in controllers; here it runs to its end under the lock of the write.
+//! Follow-up of a write: owner garbage collection, namespace and CRD termination, budgets. In
+//! Kubernetes controllers do this; here it completes under the lock of the write.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,20 +19,20 @@ pub(crate) const NAMESPACES: &str = "namespaces";
 const PODS: &str = "pods";
 const BUDGETS: &str = "poddisruptionbudgets.policy";
 
-/// One thing to look at after a write.
+/// One check after a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// Do the owners of this object still exist?
+    /// Check whether the owners of this object still exist.
     Owners(ObjectId),
-    /// Are the dependents of this object gone, which waits for them?
+    /// Check whether the dependents of this object, which waits for them, are gone.
     Foreground(ObjectId),
-    /// Take this object out of its dependents' owners.
+    /// Remove this object from the ownerReferences of its dependents.
     Orphan(ObjectId),
-    /// Is this terminating namespace empty?
+    /// Check whether this terminating namespace is empty.
     Namespace(String),
-    /// Is this terminating CRD without objects?
+    /// Check whether this terminating CRD has no objects left.
     Definition(String),
-    /// Recount the disruption budgets of a namespace.
+    /// Recompute the disruption budgets of a namespace.
     Budgets(String),
 }
 
@@ -48,7 +48,7 @@ fn has_finalizer(entry: &Entry, name: &str) -> bool {
 }
 
 impl Store {
-    /// Notes what a change may lead to.
+    /// Queues the checks that a change requires.
     pub(crate) fn enqueue(&mut self, resource: &Resource, id: &ObjectId, change: &Change) {
         let namespace = namespace_of(&id.key).to_owned();
         if change.kind == ChangeKind::Deleted {
@@ -103,7 +103,7 @@ impl Store {
         self.get(resource, key).is_some_and(|entry| entry.deleting)
     }
 
-    /// Does everything that is pending, and what follows from that.
+    /// Processes all queued checks and their consequences.
     pub(crate) fn settle(&mut self) {
         while let Some(work) = self.pending.pop_front() {
             match work {
@@ -187,7 +187,7 @@ impl Store {
             return;
         };
         let options = DeleteOptions { propagation: Some(propagation), ..DeleteOptions::default() };
-        // An object that is gone already needs no collecting.
+        // An object that is already gone needs no collection.
         let _ = self.delete_entry(&resource, &id.key, &options);
     }
 
@@ -241,7 +241,7 @@ impl Store {
         }
     }
 
-    /// Commits an object's new state; an object under deletion without finalizers goes instead.
+    /// Commits an object's new state; an object being deleted is removed if it has no finalizers.
     pub(crate) fn commit_or_remove(
         &mut self,
         resource: &Arc<Resource>,
@@ -321,7 +321,7 @@ impl Store {
         }
     }
 
-    /// Sets what a namespace under deletion shows.
+    /// Sets the status of a namespace that is being deleted.
     pub(crate) fn mark_terminating(value: &mut Value) {
         if !value["status"].is_object() {
             value["status"] = json!({});
@@ -340,7 +340,7 @@ pub(crate) fn namespace_finalizers(value: &Value) -> Vec<&str> {
         .unwrap_or_default()
 }
 
-/// Stamps the deletion marks on an object.
+/// Sets the deletion metadata of an object.
 pub(crate) fn mark_deleting(value: &mut Value, at: &str, grace: i64) {
     set_meta(value, "deletionTimestamp", at);
     set_meta(value, "deletionGracePeriodSeconds", grace);

@@ -1,12 +1,12 @@
-//! The history ring: every committed write, in order, for watches that resume and lists that look
-//! back. The events share their objects' bytes with the store.
+//! The history ring: every committed write, in order, for resuming watches and lists at past
+//! revisions. The events share their objects' bytes with the store.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use crate::store::{Entry, Table};
 
-/// What a write did to an object.
+/// The effect of a write on an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum ChangeKind {
     /// It was created.
@@ -24,19 +24,19 @@ pub(crate) struct Change {
     pub(crate) resource: Arc<str>,
     pub(crate) key: Arc<str>,
     pub(crate) kind: ChangeKind,
-    /// The state before; none for `Added`.
+    /// The previous state; `None` for `Added`.
     pub(crate) old: Option<Arc<Entry>>,
-    /// The state after; for `Deleted` the last state, with the deletion's revision.
+    /// The new state; for `Deleted` the last state, with the deletion's revision.
     pub(crate) new: Arc<Entry>,
 }
 
-/// The last writes, oldest first. Revisions have no gaps: each write is one change.
+/// The most recent writes, oldest first. Revisions have no gaps: each write is one change.
 #[derive(Debug, Clone)]
 pub(crate) struct History {
     changes: VecDeque<Arc<Change>>,
     limit: usize,
-    /// Per resource, the newest change that is forgotten: a quiet resource can be followed from
-    /// far back, however busy the others are.
+    /// The newest dropped change per resource: a quiet resource can be followed from far back,
+    /// however busy other resources are.
     forgotten: BTreeMap<Arc<str>, u64>,
 }
 
@@ -79,12 +79,12 @@ impl History {
         self.changes.iter()
     }
 
-    /// The oldest revision from which a resource's changes are all known.
+    /// The oldest revision after which all changes of a resource are known.
     pub(crate) fn oldest_resumable(&self, resource: &str) -> u64 {
         self.forgotten.get(resource).copied().unwrap_or(0)
     }
 
-    /// The changes of all resources after a revision; none when one of `resource` is forgotten.
+    /// The changes of all resources after a revision; `None` if one of `resource` was dropped.
     pub(crate) fn after(
         &self,
         resource: &str,
@@ -98,7 +98,7 @@ impl History {
         Some(self.changes.range(skip.min(self.changes.len())..))
     }
 
-    /// A table as it was at a revision, by undoing newer changes, newest first.
+    /// A table at a past revision: undoes newer changes, newest first.
     pub(crate) fn rewind(&self, resource: &str, table: &Table, revision: u64) -> Option<Table> {
         if revision < self.oldest_resumable(resource) {
             return None;

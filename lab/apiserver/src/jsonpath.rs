@@ -1,9 +1,9 @@
-//! The JSONPath that CRDs use in `additionalPrinterColumns` and `scale`: Kubernetes' dialect, as
-//! far as one path goes (no templates).
+//! The JSONPath of CRDs' `additionalPrinterColumns` and `scale`: Kubernetes' dialect, restricted to
+//! a single path (no templates).
 
 use serde_json::Value;
 
-/// One path, parsed.
+/// A parsed path.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct JsonPath(Vec<Step>);
 
@@ -26,7 +26,7 @@ enum Step {
 #[derive(Debug, Clone, PartialEq)]
 struct Filter {
     path: JsonPath,
-    /// None asks whether the path leads anywhere.
+    /// `None` tests whether the path exists.
     test: Option<(Compare, Value)>,
 }
 
@@ -40,11 +40,11 @@ enum Compare {
     GreaterOrEqual,
 }
 
-/// Longest path that is read, in bytes, and so the deepest recursion of nested filters.
+/// Maximum length of a path in bytes, which also bounds the recursion of nested filters.
 const MOST_BYTES: usize = 1000;
 
 impl JsonPath {
-    /// Reads a path such as `.status.conditions[?(@.type=="Ready")].status`.
+    /// Parses a path such as `.status.conditions[?(@.type=="Ready")].status`.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
         let inner = text.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')).unwrap_or(text);
@@ -56,7 +56,7 @@ impl JsonPath {
         Ok(Self(steps))
     }
 
-    /// Everything that the path leads to, in order.
+    /// All values that the path matches, in order.
     pub(crate) fn find<'a>(&self, value: &'a Value) -> Vec<&'a Value> {
         let mut found = vec![value];
         for step in &self.0 {
@@ -69,12 +69,12 @@ impl JsonPath {
         found
     }
 
-    /// The first thing that the path leads to; null counts as nothing.
+    /// The first value that the path matches; null does not count.
     pub(crate) fn first<'a>(&self, value: &'a Value) -> Option<&'a Value> {
         self.find(value).into_iter().find(|value| !value.is_null())
     }
 
-    /// The names of a path that is made of names alone.
+    /// The names of a path that consists of names only.
     pub(crate) fn names(&self) -> Option<Vec<&str>> {
         self.0
             .iter()
@@ -200,7 +200,7 @@ impl<'a> Parser<'a> {
                 let inside = self.bracket()?;
                 steps.push(subscript(inside)?);
             } else if steps.is_empty() {
-                // A path may start without its dot.
+                // A path may start without a dot.
                 steps.push(Step::Field(self.name()?));
             } else {
                 return Err(format!("has an unexpected {:?}", self.rest));
@@ -209,7 +209,7 @@ impl<'a> Parser<'a> {
         Ok(steps)
     }
 
-    /// A name up to the next dot or bracket; a backslash takes the next letter as it is.
+    /// A name up to the next dot or bracket; a backslash escapes the next character.
     fn name(&mut self) -> Result<String, String> {
         let mut name = String::new();
         let mut letters = self.rest.char_indices();
@@ -234,7 +234,7 @@ impl<'a> Parser<'a> {
         Ok(name)
     }
 
-    /// The text up to the bracket that closes the one just read.
+    /// The text up to the bracket that closes the current one.
     fn bracket(&mut self) -> Result<&'a str, String> {
         let (mut open, mut quote) = (1, None);
         for (at, letter) in self.rest.char_indices() {
@@ -325,7 +325,7 @@ fn filter_of(text: &str) -> Result<Filter, String> {
     let wanted = match quoted(right) {
         Some(text) => Value::from(text),
         None => serde_json::from_str(right)
-            .map_err(|_| format!("compares with something that is no literal: {right:?}"))?,
+            .map_err(|_| format!("compares with a value that is not a literal: {right:?}"))?,
     };
     Ok(Filter { path: path(left)?, test: Some((compare, wanted)) })
 }
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_paths_say_what_is_wrong() {
+    fn an_invalid_path_has_a_specific_error() {
         for path in [".a[", ".a[x]", ".a[?(type==1)]", ".a[?(@.b==c)]", ".a\\", "....a", ".a]b[0]c"]
         {
             let parsed = JsonPath::parse(path);

@@ -1,14 +1,14 @@
-//! A Kubernetes API server in process, for the sandbox and for simulation
+//! An in-process Kubernetes API server for the sandbox and for simulation.
 //!
 //! [`ApiServer`] is a tower service: give it to `kube::Client::new`, or serve it with hyper. It
-//! keeps objects in memory under one revision, with a history that watches resume from, and does
-//! what Kubernetes does around them: validation, defaults, server-side apply, status, finalizers,
-//! garbage collection, eviction. Time and names come from its [`Options`], so the same requests
-//! give the same objects.
+//! keeps objects in memory under one revision, with a history for resuming watches, and implements
+//! Kubernetes' validation, defaults, server-side apply, status, finalizers, garbage collection and
+//! eviction. Time and seeds come from its [`Options`], so the same requests produce the same
+//! objects.
 //!
-//! It answers what kubectl asks besides: tables (`table`), discovery in one document (`discovery`),
-//! OpenAPI v3 for explain, apply and dry runs (`openapi`), and bodies in protocol buffers
-//! (`protobuf`), which are all that kubectl's typed clients send.
+//! It also serves what kubectl needs: tables (`table`), aggregated discovery (`discovery`), OpenAPI
+//! v3 for explain, apply and dry runs (`openapi`), and bodies in protocol buffers (`protobuf`), the
+//! only format of kubectl's typed clients.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Reading and writing the few members of an object that the server itself cares about.
+//! Reads and writes the members of an object that the server itself uses.
 
 use serde_json::{Map, Value};
 
@@ -20,17 +20,17 @@ pub(crate) fn meta_text<'a>(value: &'a Value, key: &str) -> &'a str {
     text(value, &["metadata", key])
 }
 
-/// `metadata` as a map, made when it is missing; anything that is no object is replaced.
+/// `metadata` as a map, created if it is missing; any other value is replaced.
 pub(crate) fn meta_mut(value: &mut Value) -> &mut Map<String, Value> {
     if !value.is_object() {
         *value = Value::Object(Map::new());
     }
-    let map = value.as_object_mut().expect("made an object above");
+    let map = value.as_object_mut().expect("converted to an object above");
     let meta = map.entry("metadata").or_insert_with(|| Value::Object(Map::new()));
     if !meta.is_object() {
         *meta = Value::Object(Map::new());
     }
-    meta.as_object_mut().expect("made an object above")
+    meta.as_object_mut().expect("converted to an object above")
 }
 
 /// Sets one member of `metadata`.
@@ -46,11 +46,11 @@ pub(crate) fn finalizers(value: &Value) -> Vec<&str> {
         .unwrap_or_default()
 }
 
-/// How deep objects may nest: their managedFields nest a little deeper, and both must stay within
-/// what the JSON parser takes.
+/// Maximum nesting of objects: their managedFields nest a little deeper, and both must stay within
+/// the JSON parser's limit.
 pub(crate) const MOST_DEPTH: usize = 100;
 
-/// How deep a value nests; a plain value is 0 deep.
+/// The nesting depth of a value; a scalar has depth 0.
 pub(crate) fn depth(value: &Value) -> usize {
     match value {
         Value::Array(list) => 1 + list.iter().map(depth).max().unwrap_or(0),
@@ -59,7 +59,7 @@ pub(crate) fn depth(value: &Value) -> usize {
     }
 }
 
-/// Adds a finalizer unless it is there.
+/// Adds a finalizer unless it is already present.
 pub(crate) fn add_finalizer(value: &mut Value, name: &str) {
     if finalizers(value).contains(&name) {
         return;
@@ -71,7 +71,7 @@ pub(crate) fn add_finalizer(value: &mut Value, name: &str) {
     }
 }
 
-/// Removes a finalizer; true when it was there.
+/// Removes a finalizer; returns whether it was present.
 pub(crate) fn remove_finalizer(value: &mut Value, name: &str) -> bool {
     let meta = meta_mut(value);
     let Some(list) = meta.get_mut("finalizers").and_then(Value::as_array_mut) else {
@@ -86,7 +86,7 @@ pub(crate) fn remove_finalizer(value: &mut Value, name: &str) -> bool {
     removed
 }
 
-/// Puts `metadata` into the form that Kubernetes gives back: no nulls, no empty collections.
+/// Normalises `metadata` as Kubernetes returns it: no nulls, no empty collections.
 pub(crate) fn normalise_meta(value: &mut Value) {
     let meta = meta_mut(value);
     meta.remove("selfLink");
@@ -108,7 +108,7 @@ pub(crate) fn normalise_meta(value: &mut Value) {
     });
 }
 
-/// Refuses metadata of the wrong types: what a typed decoder would not take.
+/// Rejects metadata with wrong types, as a typed decoder would.
 pub(crate) fn check_shape(value: &Value) -> Result<(), String> {
     let Some(map) = value.as_object() else {
         return Err("the request body is not a JSON object".to_owned());
@@ -164,7 +164,7 @@ fn owner_fits(owner: &Value) -> bool {
     })
 }
 
-/// How the names of a kind are checked.
+/// The validation rule for the names of a kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NameRule {
     /// RFC 1123 subdomain: most kinds.
@@ -173,7 +173,7 @@ pub(crate) enum NameRule {
     Label,
     /// RFC 1035 label: services.
     Service,
-    /// Anything that fits one segment of a path: RBAC.
+    /// Any valid path segment: RBAC.
     PathSegment,
 }
 
@@ -203,7 +203,7 @@ fn is_subdomain(text: &str) -> bool {
     text.split('.').all(is_label)
 }
 
-/// The fault of a name, if it has one.
+/// The validation error of a name, if there is one.
 pub(crate) fn check_name(rule: NameRule, name: &str) -> Option<Cause> {
     let field = "metadata.name";
     let (fits, limit, why) = match rule {
@@ -253,10 +253,10 @@ const VALUE_TEXT: &str = "a valid label must be an empty string or consist of al
     'MyValue',  or 'my_value',  or '12345', regex used for validation is \
     '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
 
-/// The most bytes that the annotations of one object may hold.
+/// Maximum total size of an object's annotations, in bytes.
 const ANNOTATION_LIMIT: usize = 256 * 1024;
 
-/// Faults in labels, annotations, finalizers and owner references.
+/// Validation errors of labels, annotations, finalizers and owner references.
 pub(crate) fn check_meta(value: &Value) -> Vec<Cause> {
     let mut causes = Vec::new();
     let empty = Map::new();
@@ -317,8 +317,8 @@ fn check_owners(meta: &Map<String, Value>) -> Vec<Cause> {
     causes
 }
 
-/// Whether two states of one object are the same but for `resourceVersion` and the times of
-/// managedFields: a write from one to the other changes nothing.
+/// Whether two states of one object are equal except for `resourceVersion` and the times of
+/// managedFields: such a write changes nothing.
 pub(crate) fn unchanged(old: &Value, new: &Value) -> bool {
     let (Some(old), Some(new)) = (old.as_object(), new.as_object()) else {
         return old == new;
@@ -359,7 +359,7 @@ fn same_managers(old: &Value, new: &Value) -> bool {
         })
 }
 
-/// Whether anything but `apiVersion`, `kind`, `metadata` and the named members differs.
+/// Whether anything except `apiVersion`, `kind`, `metadata` and the named members differs.
 pub(crate) fn content_differs(old: &Value, new: &Value, except: &[&str]) -> bool {
     let (Some(old), Some(new)) = (old.as_object(), new.as_object()) else {
         return old != new;

@@ -1,4 +1,4 @@
-//! Patches: reading them by content type, and applying JSON and merge patches.
+//! Patches: parses them by content type, and applies JSON and merge patches.
 
 use bytes::Bytes;
 use json_patch::PatchOperation;
@@ -13,19 +13,19 @@ const MERGE_PATCH: &str = "application/merge-patch+json";
 const STRATEGIC_PATCH: &str = "application/strategic-merge-patch+json";
 const APPLY_PATCH: &str = "application/apply-patch+yaml";
 
-/// How many operations one JSON patch may have, as in Kubernetes.
+/// Maximum number of operations in a JSON patch, as in Kubernetes.
 const MOST_OPERATIONS: usize = 10_000;
 
-/// How many bytes the copies of one JSON patch may bring.
+/// Maximum number of bytes that the copies of one JSON patch may add.
 const MOST_COPIED_BYTES: usize = 3 * 1024 * 1024;
 
-/// The content types of patches that a resource takes.
+/// The content types of the patches that a resource accepts.
 pub(crate) fn media_types(resource: &Resource) -> impl Iterator<Item = &'static str> {
     let strategic = (!resource.custom).then_some(STRATEGIC_PATCH);
     [JSON_PATCH, MERGE_PATCH, APPLY_PATCH].into_iter().chain(strategic)
 }
 
-/// A patch, read but not applied.
+/// A parsed patch that is not applied yet.
 pub(crate) enum Patch {
     Json(json_patch::Patch),
     Merge(Value),
@@ -34,7 +34,7 @@ pub(crate) enum Patch {
 }
 
 impl Patch {
-    /// Reads a patch.
+    /// Parses a patch.
     pub(crate) fn read(
         content_type: &str,
         body: &Bytes,
@@ -83,7 +83,7 @@ impl Patch {
         }
     }
 
-    /// The patched object.
+    /// Applies the patch and returns the new object.
     pub(crate) fn apply_to(
         &self,
         resource: &Resource,
@@ -106,14 +106,14 @@ impl Patch {
             }
             Self::Strategic(patch) => crate::strategic::merge(&resource.kind, &mut new, patch)
                 .map_err(|why| ApiError::bad_request(format!("error decoding patch: {why}")))?,
-            // An apply is merged by its own rules, not onto the live object.
+            // An apply is merged by its own rules, not into the live object here.
             Self::Apply(config) => new = config.clone(),
         }
         Ok(new)
     }
 }
 
-/// Applies the operations one by one, so that copies of copies cannot grow beyond bounds.
+/// Applies the operations one by one, to bound the size of copies of copies.
 fn apply_operations(object: &mut Value, patch: &json_patch::Patch) -> Result<(), String> {
     let mut copied = 0;
     for operation in &patch.0 {

@@ -1,4 +1,4 @@
-//! Requests as the API reads them: path, verb, query, headers.
+//! Parsed requests: path, verb, query, headers.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::error::{ApiError, invalid_value};
 use crate::selector::{FieldSelector, LabelSelector};
 use crate::write::{FieldValidation, WriteOptions};
 
-/// Where a path leads.
+/// The target of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Route {
     /// `/openapi/v3` and below: the rest of the path.
@@ -24,11 +24,11 @@ pub(crate) enum Route {
     Health,
     /// A collection or an object.
     Resource(Target),
-    /// Nothing of ours.
+    /// Not a path of this server.
     Unknown,
 }
 
-/// A collection or an object.
+/// The collection or object that a request addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) group: String,
@@ -40,7 +40,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// `plural.group`, as the store and the fault rules name resources.
+    /// `plural.group`, the resource id in the store and in fault rules.
     pub(crate) fn resource(&self) -> String {
         if self.group.is_empty() {
             self.plural.clone()
@@ -50,7 +50,7 @@ impl Target {
     }
 }
 
-/// Undoes percent encoding; `None` for what is no UTF-8.
+/// Percent-decodes a text; `None` if the result is not UTF-8.
 fn decode(text: &str, plus_is_space: bool) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -68,7 +68,7 @@ fn decode(text: &str, plus_is_space: bool) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Reads a path.
+/// Parses a path.
 pub(crate) fn route(path: &str) -> Route {
     let segments: Option<Vec<String>> = path
         .split('/')
@@ -92,7 +92,7 @@ pub(crate) fn route(path: &str) -> Route {
         _ => return Route::Unknown,
     };
     let (namespace, rest) = match rest {
-        // The namespaces themselves are a resource too, with a subresource.
+        // Namespaces are a resource themselves, with subresources.
         ["namespaces", _, "status" | "finalize"] if group.is_empty() => (None, rest),
         ["namespaces", namespace, rest @ ..] if !rest.is_empty() => {
             (Some((*namespace).to_owned()), rest)
@@ -115,7 +115,7 @@ pub(crate) fn route(path: &str) -> Route {
     })
 }
 
-/// A query, decoded.
+/// A decoded query.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Query(BTreeMap<String, String>);
 
@@ -184,7 +184,6 @@ impl Query {
         })
     }
 
-    /// `fieldValidation`.
     fn field_validation(&self) -> Result<FieldValidation, ApiError> {
         Ok(match self.get("fieldValidation") {
             "" => FieldValidation::Unset,
@@ -199,7 +198,7 @@ impl Query {
         })
     }
 
-    /// What the rows of a table carry.
+    /// What the rows of a table include.
     fn include(&self) -> Result<Include, ApiError> {
         Ok(match self.get("includeObject") {
             "None" => Include::Nothing,
@@ -247,18 +246,18 @@ pub(crate) struct ListOptions {
     pub(crate) timeout_seconds: Option<u64>,
 }
 
-/// What the caller wants objects to look like.
+/// The requested representation of objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum View {
     /// Whole objects.
     Full,
     /// `PartialObjectMetadata`.
     Metadata,
-    /// A `Table` for people to read.
+    /// A human-readable `Table`.
     Table(Include),
 }
 
-/// What the rows of a table carry beside their cells.
+/// What the rows of a table include in addition to their cells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Include {
     /// Nothing.
@@ -269,20 +268,20 @@ pub(crate) enum Include {
     Object,
 }
 
-/// The headers of a request that matter.
+/// The request headers that the server uses.
 #[derive(Debug, Clone)]
 pub(crate) struct Head {
     pub(crate) user_agent: String,
     pub(crate) content_type: String,
     pub(crate) view: Option<View>,
-    /// Whether discovery is wanted in its aggregated form.
+    /// Whether the aggregated form of discovery is requested.
     pub(crate) aggregated: bool,
-    /// Whether OpenAPI v2 is wanted as protocol buffers.
+    /// Whether OpenAPI v2 is requested as protocol buffers.
     pub(crate) protobuf: bool,
 }
 
 impl Head {
-    /// The form in which the caller wants its answer.
+    /// The requested representation of the response.
     pub(crate) fn view(&self, query: &Query) -> Result<View, ApiError> {
         match self.view.ok_or_else(ApiError::not_acceptable)? {
             View::Table(_) => Ok(View::Table(query.include()?)),
@@ -313,13 +312,13 @@ fn header_text(headers: &HeaderMap, name: header::HeaderName) -> String {
     headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
 }
 
-/// Whether an option of an `Accept` header is the aggregated form of discovery.
+/// Whether an option of an `Accept` header requests the aggregated form of discovery.
 fn wants_aggregated(option: &str) -> bool {
     let has = |wanted: &str| option.split(';').any(|part| part.trim() == wanted);
     has("application/json") && has("g=apidiscovery.k8s.io") && has("v=v2")
 }
 
-/// The first form of an `Accept` header that we can write.
+/// The first supported representation in an `Accept` header.
 fn accepted(accept: &str) -> Option<View> {
     if accept.trim().is_empty() {
         return Some(View::Full);

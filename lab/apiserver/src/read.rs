@@ -1,4 +1,4 @@
-//! Get and list: versions, selectors, pages, metadata only.
+//! Get and list: versions, selectors, pages, metadata-only.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::resources::Resource;
 use crate::store::{Entry, Store, Table, key_of, range};
 use crate::write::{bytes_as, to_bytes, value_as};
 
-/// An object as a reader wants it.
+/// An object in the requested representation.
 pub(crate) fn render(entry: &Entry, resource: &Resource, view: View, now: Timestamp) -> Bytes {
     match view {
         View::Full => bytes_as(entry, &resource.api_version()),
@@ -22,7 +22,7 @@ pub(crate) fn render(entry: &Entry, resource: &Resource, view: View, now: Timest
     }
 }
 
-/// An object that is not stored in this form, as a reader wants it.
+/// The same for an object that is not stored in this form.
 pub(crate) fn render_value(
     value: &Value,
     resource: &Resource,
@@ -36,7 +36,7 @@ pub(crate) fn render_value(
     }
 }
 
-/// An object cut down to `PartialObjectMetadata`.
+/// An object reduced to `PartialObjectMetadata`.
 pub(crate) fn metadata_only(value: &Value) -> Value {
     json!({
         "kind": "PartialObjectMetadata",
@@ -45,7 +45,7 @@ pub(crate) fn metadata_only(value: &Value) -> Value {
     })
 }
 
-/// Refuses a selector on fields that the resource does not offer.
+/// Rejects a selector on fields that the resource does not support.
 pub(crate) fn check_fields(resource: &Resource, options: &ListOptions) -> Result<(), ApiError> {
     for field in options.fields.fields() {
         let known = matches!(field, "metadata.name" | "metadata.namespace")
@@ -61,7 +61,7 @@ pub(crate) fn check_fields(resource: &Resource, options: &ListOptions) -> Result
     Ok(())
 }
 
-/// Reads a revision from a resourceVersion.
+/// Parses a resourceVersion.
 pub(crate) fn parse_version(text: &str) -> Result<u64, ApiError> {
     text.parse().map_err(|_| {
         ApiError::bad_request(format!(
@@ -71,7 +71,7 @@ pub(crate) fn parse_version(text: &str) -> Result<u64, ApiError> {
     })
 }
 
-/// What a 410 says.
+/// The 410 error for an expired resourceVersion.
 pub(crate) fn too_old(asked: u64, current: u64) -> ApiError {
     ApiError::expired(format!("too old resource version: {asked} ({current})"))
 }
@@ -90,7 +90,7 @@ fn too_large(asked: u64, current: u64) -> ApiError {
     error
 }
 
-/// Where a page ended. A revision of 0 goes on with what is there now.
+/// Where a page ended. A revision of 0 continues with the current objects.
 struct Continue {
     revision: u64,
     after: String,
@@ -112,7 +112,7 @@ impl Continue {
     }
 }
 
-/// A list's answer, in pieces that share the store's bytes.
+/// The response to a list, in chunks that share the store's bytes.
 pub(crate) struct ListAnswer {
     pub(crate) pieces: Vec<Bytes>,
 }
@@ -129,7 +129,7 @@ impl Store {
             .ok_or_else(|| ApiError::not_found(resource, name))
     }
 
-    /// A table as a reader at `revision` sees it.
+    /// A table at `revision`.
     pub(crate) fn table_at(
         &self,
         resource: &Resource,
@@ -146,7 +146,7 @@ impl Store {
             .ok_or_else(|| too_old(revision, self.revision))
     }
 
-    /// The revision that a list shows.
+    /// The revision that a list returns.
     fn list_revision(&self, options: &ListOptions, stale: Option<u64>) -> Result<u64, ApiError> {
         let exact = options.version_match == "Exact";
         match options.resource_version.as_str() {
@@ -157,7 +157,8 @@ impl Store {
                 if asked > self.revision {
                     return Err(too_large(asked, self.revision));
                 }
-                // A limited list at a version without a match is exact, as in Kubernetes.
+                // As in Kubernetes, a list with a limit and a version but without
+                // `resourceVersionMatch` is exact.
                 let limited = options.limit > 0 && options.version_match.is_empty();
                 if exact || limited {
                     return Ok(asked);
@@ -243,7 +244,8 @@ fn list_head(resource: &Resource, meta: &Value, view: View) -> String {
     format!("{{\"kind\":{kind},\"apiVersion\":{version},\"metadata\":{meta},\"items\":[")
 }
 
-/// 410 for a page whose list history has forgotten, with a token to go on all the same.
+/// 410 for a page whose revision is no longer in the history, with a token that continues with
+/// current objects.
 fn page_expired(after: &str) -> ApiError {
     let mut error = ApiError::expired(
         "The provided continue parameter is too old to display a consistent list result. You can \

@@ -1,4 +1,4 @@
-//! Which resources are served: the built-in kinds, and those that CRDs add.
+//! The served resources: built-in kinds, and those that CRDs add.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -11,7 +11,7 @@ use crate::table::Column;
 /// One version of one resource.
 #[expect(clippy::struct_excessive_bools, reason = "independent facts about a kind")]
 pub struct Resource {
-    /// `plural.group`, or `plural` alone for the core group: the name of its storage.
+    /// `plural.group`, or only `plural` for the core group: the id in the store.
     pub id: Arc<str>,
     /// API group, `""` for core.
     pub group: Arc<str>,
@@ -31,9 +31,9 @@ pub struct Resource {
     pub short_names: Vec<String>,
     /// Categories for kubectl.
     pub categories: Vec<String>,
-    /// Whether objects live in namespaces.
+    /// Whether objects are namespaced.
     pub namespaced: bool,
-    /// Whether there is a status subresource.
+    /// Whether it has a status subresource.
     pub has_status: bool,
     /// Whether a CRD defines it.
     pub custom: bool,
@@ -41,11 +41,11 @@ pub struct Resource {
     pub(crate) unconditional_update: bool,
     pub(crate) name_rule: NameRule,
     pub(crate) schema: Schema,
-    /// Dotted paths that field selectors may use besides name and namespace.
+    /// Dotted paths that field selectors may use in addition to name and namespace.
     pub(crate) fields: Arc<[String]>,
-    /// Columns that tables show besides the name; of custom kinds only.
+    /// Table columns after the name; only for custom kinds.
     pub(crate) columns: Arc<[Column]>,
-    /// Where the numbers of the `scale` subresource are, where there is one.
+    /// Paths of the `scale` subresource, if there is one.
     pub(crate) scale: Option<ScalePaths>,
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn join_version(group: &str, version: &str) -> String {
     if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") }
 }
 
-/// Everything that is served at one time.
+/// All served resources at one moment.
 #[derive(Clone, Default)]
 pub struct Registry {
     by_path: BTreeMap<String, Arc<Resource>>,
@@ -101,7 +101,7 @@ impl Registry {
         self.by_path.insert(path, resource);
     }
 
-    /// A storage version that no path leads to.
+    /// Adds a storage version that is not served.
     pub(crate) fn insert_unserved(&mut self, resource: Arc<Resource>) {
         self.by_id.insert(resource.id.clone(), resource);
     }
@@ -116,28 +116,28 @@ impl Registry {
         self.by_path.get(&format!("{group}/{version}/{plural}"))
     }
 
-    /// The resource that stores under this id, in its storage version.
+    /// The resource with this id, in its storage version.
     pub fn stored(&self, id: &str) -> Option<&Arc<Resource>> {
         self.by_id.get(id)
     }
 
-    /// Every version of every resource, by group, version and plural.
+    /// All versions of all resources, by group, version and plural.
     pub fn all(&self) -> impl Iterator<Item = &Arc<Resource>> {
         self.by_path.values()
     }
 
-    /// Every stored resource once.
+    /// Each stored resource once.
     pub fn all_stored(&self) -> impl Iterator<Item = &Arc<Resource>> {
         self.by_id.values()
     }
 }
 
-/// Name of the storage of a group's resource.
+/// The id of a resource in the store.
 pub(crate) fn resource_id(group: &str, plural: &str) -> Arc<str> {
     if group.is_empty() { plural.into() } else { format!("{plural}.{group}").into() }
 }
 
-/// How a built-in kind differs from a plain stored one.
+/// How a built-in kind differs from a plain stored kind.
 #[derive(Clone, Copy)]
 struct Builtin {
     group: &'static str,
@@ -214,7 +214,7 @@ impl Builtin {
         }
     }
 
-    /// `all` is what `kubectl get all` shows.
+    /// `all` is what `kubectl get all` lists.
     fn categories(&self) -> Vec<String> {
         let all = matches!(
             (self.group, self.kind),
@@ -247,7 +247,7 @@ const AUTHZ: &str = "rbac.authorization.k8s.io";
 const STORAGE: &str = "storage.k8s.io";
 
 const BUILTINS: &[Builtin] = &[
-    // Of these a sandbox keeps what it is given: no group can define them.
+    // These kinds are only stored: a CRD could not define them, because they are in the core group.
     row("", "v1", "Endpoints", "endpoints", "ep", "n"),
     row("", "v1", "LimitRange", "limitranges", "limits", "n"),
     row("", "v1", "PersistentVolume", "persistentvolumes", "pv", "s"),

@@ -1,5 +1,5 @@
-//! The rules that each write keeps, whatever it changes: types, identity, preconditions, what
-//! belongs to which endpoint, what only the server sets.
+//! The rules for every write: types, identity, preconditions, the fields of each endpoint, and the
+//! fields that only the server sets.
 
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ use crate::store::Entry;
 pub(crate) const SYSTEM: [&str; 5] =
     ["uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"];
 
-/// Checks apiVersion and kind of a body, and fills in what a built-in kind may leave out.
+/// Checks apiVersion and kind of a body, and adds them if a built-in kind omits them.
 pub(crate) fn check_type(resource: &Resource, body: &mut Value) -> Result<(), ApiError> {
     check_shape(body).map_err(|why| {
         ApiError::bad_request(format!(
@@ -98,7 +98,7 @@ pub(crate) fn check_identity(
     }
 }
 
-/// Takes out of an apply what its endpoint does not own.
+/// Removes the fields from an apply that its endpoint does not own.
 pub(crate) fn reset_fields(resource: &Resource, config: &mut Value, subresource: &str) {
     let Some(map) = config.as_object_mut() else {
         return;
@@ -184,7 +184,7 @@ fn set_or_remove(value: &mut Value, key: &str, to: Option<&Value>) {
     };
 }
 
-/// Each endpoint writes its part only.
+/// Restricts each endpoint to its own fields.
 pub(crate) fn separate_status(
     resource: &Resource,
     subresource: &str,
@@ -216,7 +216,7 @@ pub(crate) fn separate_status(
     new["metadata"] = meta;
 }
 
-/// What the system writes is kept; a client that says otherwise is told so.
+/// Keeps the system's metadata; returns a cause for each field that the client tried to change.
 pub(crate) fn carry_system_metadata(old: &Value, new: &mut Value) -> Vec<Cause> {
     let mut causes = Vec::new();
     for key in SYSTEM {

@@ -1,4 +1,4 @@
-//! The `scale` subresource: how many replicas a kind wants and has, wherever it keeps the numbers.
+//! The `scale` subresource: desired and current replicas of a kind, read from its own fields.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::selector::LabelSelector;
 use crate::store::{Store, name_of};
 use crate::write::{WriteOptions, Written, to_bytes, value_as};
 
-/// Where a kind keeps its numbers.
+/// The paths of a kind's replicas and selector.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ScalePaths {
     spec: Vec<String>,
@@ -49,7 +49,6 @@ impl ScalePaths {
         })
     }
 
-    /// The `Scale` of an object.
     fn scale(&self, object: &Value) -> Value {
         let number = |path: &[String]| at(object, path).and_then(Value::as_i64).unwrap_or(0);
         let mut meta = json!({});
@@ -96,7 +95,7 @@ fn selector_text(selector: &Value) -> Option<String> {
     if let Some(text) = selector.as_str() {
         return Some(text.to_owned());
     }
-    // A ReplicationController's is a plain map.
+    // A ReplicationController's selector is a plain map.
     let plain = selector.get("matchLabels").is_none() && selector.get("matchExpressions").is_none();
     let labels = if plain { selector } else { &selector["matchLabels"] };
     let whole = if plain { json!({"matchLabels": selector}) } else { selector.clone() };
@@ -122,11 +121,11 @@ fn selector_text(selector: &Value) -> Option<String> {
     Some(parts.join(","))
 }
 
-/// What a write of a scale asks for.
+/// The content of a write to a scale.
 pub(crate) enum ScaleChange {
     /// A whole `Scale`.
     Put(Value),
-    /// A patch of it.
+    /// A patch of the `Scale`.
     Patch(Patch),
 }
 
@@ -180,7 +179,7 @@ impl Store {
             Value::Null => 0,
             number => number.as_i64().ok_or_else(|| {
                 ApiError::bad_request(format!(
-                    "Scale in version \"v1\" cannot be handled as a Scale: spec.replicas is no \
+                    "Scale in version \"v1\" cannot be handled as a Scale: spec.replicas is not a \
                      whole number: {number}"
                 ))
             })?,

@@ -1,4 +1,4 @@
-//! Label and field selectors: parsing their text forms and matching them.
+//! Label and field selectors: parsing and matching.
 
 use serde_json::Value;
 
@@ -165,12 +165,12 @@ impl FieldSelector {
         self.0.is_empty()
     }
 
-    /// The fields that it names.
+    /// The fields that it uses.
     pub fn fields(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(field, _, _)| field.as_str())
     }
 
-    /// The name that `metadata.name=` asks for, which saves a list its scan.
+    /// The name in `metadata.name=`, which avoids scanning the list.
     pub fn name(&self) -> Option<&str> {
         self.0
             .iter()
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_selectors_are_rejected() {
         for text in ["a in b", "=x", "a in (b", "a b", "n>x"] {
             assert!(LabelSelector::parse(text).is_err(), "{text}");
         }

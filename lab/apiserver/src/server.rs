@@ -1,4 +1,5 @@
-//! The server as a tower service: a request in, faults, the verb under the lock, an answer out.
+//! The server as a tower service: a request passes faults, then the verb under the lock, and yields
+//! a response.
 
 use std::future::Future;
 use std::io;
@@ -30,35 +31,35 @@ use crate::write::{WriteOptions, to_bytes};
 /// An error of any kind, boxed.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The body of an answer.
+/// The body of a response.
 pub type AnswerBody = UnsyncBoxBody<Bytes, io::Error>;
 
-/// Where the server's time comes from.
+/// The server's clock.
 pub type ClockFn = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
-/// How a server is set up.
+/// The configuration of a server.
 #[derive(Clone)]
 pub struct Options {
-    /// Its time.
+    /// The clock.
     pub clock: ClockFn,
     /// Seed of uids and generated names.
     pub seed: u64,
-    /// How many writes the history holds.
+    /// Number of writes that the history keeps.
     pub ring: usize,
-    /// What `/version` says.
+    /// The version that `/version` returns.
     pub git_version: String,
-    /// The largest body that is read.
+    /// Maximum size of a request body.
     pub body_limit_bytes: usize,
     /// Namespaces that exist from the start.
     pub namespaces: Vec<String>,
-    /// Whether callers must say who they are and are held to RBAC.
+    /// Whether callers must authenticate and RBAC is enforced.
     pub authentication: Authentication,
-    /// Stands for the mutating webhooks of custom kinds.
+    /// Stands in for the mutating webhooks of custom kinds.
     pub webhook: Option<Webhook>,
 }
 
 impl Options {
-    /// The usual setup with a clock.
+    /// The default configuration with this clock.
     pub fn new(clock: ClockFn) -> Self {
         Self {
             clock,
@@ -85,7 +86,7 @@ impl std::fmt::Debug for Options {
     }
 }
 
-/// What all handles, requests and watches of one server share.
+/// State shared by all handles, requests and watches of one server.
 pub(crate) struct Shared {
     store: Mutex<Store>,
     faults: Mutex<FaultState>,
@@ -96,7 +97,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// The store, under its lock. A panic of an observer does not end the server.
+    /// Locks the store. A panic in an observer does not stop the server.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Store> {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -117,26 +118,26 @@ impl Shared {
         self.faults().is_down(user_agent)
     }
 
-    /// What a write takes beyond its verb.
+    /// Checks permissions beyond a write's verb.
     fn permit(&self, call: &Call) -> Result<(), ApiError> {
         let request = (call.verb, &call.target);
         let body = (call.head.content_type.as_str(), &call.body);
         auth::before_write(&self.access, &self.store, &call.identity, request, body)
     }
 
-    /// Answers a question about access; `None` for any other request.
+    /// Handles an access review; `None` for any other request.
     pub(crate) fn review(&self, call: &Call) -> Option<Result<Value, ApiError>> {
         let request = (call.verb, &call.target);
         let (access, store) = (&self.access, &self.store);
         auth::serve_review(access, store, self.now(), &call.identity, request, &call.body)
     }
 
-    /// What follows a write in other parts of a control plane.
+    /// Performs the follow-up of a write in other control plane components.
     pub(crate) fn written(&self, store: &mut Store, target: &Target) {
         auth::after_write(&self.access, store, target);
     }
 
-    /// How long a watch of this client has nothing to tell.
+    /// How long a lagging cache holds back this client's watch.
     pub(crate) fn watch_lag(
         &self,
         user_agent: &str,
@@ -145,7 +146,8 @@ impl Shared {
     ) -> Option<Duration> {
         let until = self.faults().stale(user_agent, resource, now)?.until;
         let wait = Duration::try_from(until.duration_since(now)).unwrap_or_default();
-        // The tokio clock counts in whole milliseconds; later is right, earlier would spin.
+        // tokio's clock has millisecond precision: waiting longer is fine, waiting shorter would
+        // spin.
         Some(wait + Duration::from_millis(1))
     }
 
@@ -159,7 +161,7 @@ impl Shared {
     }
 }
 
-/// A Kubernetes API server in process. Clones are handles on the same server.
+/// An in-process Kubernetes API server. Clones are handles to the same server.
 #[derive(Clone)]
 pub struct ApiServer {
     shared: Arc<Shared>,
@@ -172,7 +174,7 @@ impl std::fmt::Debug for ApiServer {
 }
 
 impl ApiServer {
-    /// An empty server with its first namespaces.
+    /// A new server with its initial namespaces.
     pub fn new(options: Options) -> Self {
         let now = (options.clock)();
         let mut store = Store::new(options.seed, options.ring, now, options.git_version.clone());
@@ -184,14 +186,14 @@ impl ApiServer {
         for name in &options.namespaces {
             let body = json!({"metadata": {"name": name}});
             if let Err(error) = store.create(&resource, "", body, &write) {
-                tracing::warn!(%name, %error, "a first namespace was refused");
+                tracing::warn!(%name, %error, "initial namespace rejected");
             }
         }
         Self::with_store(store, options)
     }
 
-    /// A server that goes on where a snapshot was taken. Seed and version are the snapshot's;
-    /// clock, ring and limits those of the options; faults and observers start empty.
+    /// A server that continues from a snapshot. Seed and version come from the snapshot; clock,
+    /// ring and limits from the options; faults and observers start empty.
     pub fn restore(snapshot: StoreSnapshot, options: Options) -> Self {
         let store = Store::from_snapshot(snapshot, options.ring, (options.clock)());
         Self::with_store(store, options)
@@ -213,12 +215,13 @@ impl ApiServer {
         }
     }
 
-    /// The whole store at this moment.
+    /// Takes a snapshot of the whole store.
     pub fn snapshot(&self) -> StoreSnapshot {
         self.shared.lock().snapshot()
     }
 
-    /// Calls this after every committed write, under the lock: it must not call the server.
+    /// Registers an observer of every committed write. It runs under the lock and must not call the
+    /// server.
     pub fn observe(&self, observer: Observer) {
         self.shared.lock().observe(observer);
     }
@@ -228,17 +231,17 @@ impl ApiServer {
         Faults(&self.shared)
     }
 
-    /// The store's revision: the resourceVersion of the last write.
+    /// The store's revision, which is the resourceVersion of the last write.
     pub fn revision(&self) -> u64 {
         self.shared.lock().revision
     }
 
-    /// What `/version` says from now on.
+    /// Sets the version that `/version` returns.
     pub fn set_git_version(&self, version: &str) {
         version.clone_into(&mut self.shared.lock().git_version);
     }
 
-    /// One object as it is stored, past HTTP and faults.
+    /// One stored object, bypassing HTTP and faults.
     pub fn get_value(
         &self,
         group: &str,
@@ -251,7 +254,7 @@ impl ApiServer {
         Some(entry.value())
     }
 
-    /// The objects of a resource as they are stored, past HTTP and faults, by namespace and name.
+    /// The stored objects of a resource by namespace and name, bypassing HTTP and faults.
     pub fn list_values(&self, group: &str, plural: &str, namespace: Option<&str>) -> Vec<Value> {
         let id = crate::resources::resource_id(group, plural);
         let table = self.shared.lock().table(&id).cloned().unwrap_or_default();
@@ -273,7 +276,7 @@ impl ApiServer {
         all
     }
 
-    /// Bytes of all stored objects: what they weigh without their index.
+    /// Total bytes of all stored objects, without their index.
     pub fn stored_bytes(&self) -> usize {
         let tables = self.shared.lock().tables.clone();
         tables.values().flat_map(|table| table.values()).map(|entry| entry.bytes.len()).sum()
@@ -353,7 +356,7 @@ where
         }
     };
     if shared.is_down(&head.user_agent) {
-        // It went down while this request waited: a client that is dead has no effect any more.
+        // The API went down while this request waited: a dead client's request has no effect.
         return Err(refused());
     }
     let (head, body) = match as_json(head, body) {
@@ -406,7 +409,7 @@ where
     }
 }
 
-/// A body in protocol buffers as the JSON that it stands for; any other as it is.
+/// Decodes a body in protocol buffers to JSON; any other body is returned unchanged.
 fn as_json(mut head: Head, body: Bytes) -> Result<(Head, Bytes), ApiError> {
     if head.content_type != PROTOBUF || body.is_empty() {
         return Ok((head, body));

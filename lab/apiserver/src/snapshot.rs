@@ -1,4 +1,4 @@
-//! Snapshots of the whole store: cheap to take, restorable, and JSON for a file.
+//! Snapshots of the whole store: cheap to take, restorable, and storable as JSON.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::object::meta_text;
 use crate::resources::Registry;
 use crate::store::{Entry, ObjectId, Store, Table};
 
-/// The store at one moment: objects, history, counters, registrations. Taking one clones pointers,
+/// The store at one moment: objects, history, counters, registrations. A snapshot clones pointers,
 /// not objects.
 #[derive(Clone)]
 pub struct StoreSnapshot {
@@ -87,7 +87,7 @@ impl Store {
     }
 }
 
-/// The JSON form. Objects that tables and history share are written once.
+/// The JSON form. Objects shared by tables and history are written once.
 #[derive(Serialize, Deserialize)]
 struct Wire {
     revision: u64,
@@ -182,7 +182,7 @@ impl StoreSnapshot {
     fn from_wire(wire: Wire) -> Result<Self, String> {
         let mut registry = Registry::builtin();
         let object = |index: usize| {
-            wire.objects.get(index).ok_or_else(|| format!("there is no object {index}"))
+            wire.objects.get(index).ok_or_else(|| format!("object {index} does not exist"))
         };
         for index in wire.tables.get(CRDS).into_iter().flat_map(BTreeMap::values) {
             crd::add_to(&mut registry, object(*index)?);
@@ -195,7 +195,7 @@ impl StoreSnapshot {
             let value = object(index)?;
             let revision = meta_text(value, "resourceVersion");
             let revision = revision.parse().map_err(|_| {
-                format!("object {index} has no whole number as resourceVersion: {revision:?}")
+                format!("object {index}: resourceVersion {revision:?} is not a whole number")
             })?;
             let fields = registry.stored(resource).map(|found| found.fields.clone());
             let made = Arc::new(Entry::new(&fields.unwrap_or_default(), revision, value));

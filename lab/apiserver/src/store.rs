@@ -1,5 +1,5 @@
-//! The store: one revision, one table per resource, serialised objects, and what selectors and
-//! garbage collection need beside them. Every change goes through `Store::commit`, under one lock.
+//! The store: one revision, one table per resource, serialised objects, and indexes for selectors
+//! and garbage collection. Every change goes through `Store::commit`, under one lock.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use crate::selector::{FieldSelector, LabelSelector};
 /// The objects of one resource, by `namespace NUL name`.
 pub(crate) type Table = BTreeMap<Arc<str>, Arc<Entry>>;
 
-/// Where an object is.
+/// The location of an object.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ObjectId {
     pub(crate) resource: Arc<str>,
     pub(crate) key: Arc<str>,
 }
 
-/// A reference to an owner, as far as garbage collection reads it.
+/// An owner reference, as garbage collection reads it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) uid: Box<str>,
@@ -138,7 +138,7 @@ pub(crate) fn name_of(key: &str) -> &str {
     key.split_once('\0').map_or(key, |(_, name)| name)
 }
 
-/// The part of a table that lies in one namespace, or all of it.
+/// The part of a table in one namespace, or the whole table.
 pub(crate) fn range<'a>(
     table: &'a Table,
     namespace: Option<&str>,
@@ -153,7 +153,7 @@ pub(crate) fn range<'a>(
     }
 }
 
-/// A committed write, as an observer sees it.
+/// A committed write, as passed to an observer.
 #[derive(Debug, Clone, Copy)]
 pub struct StoreEvent<'a> {
     /// Group, version, kind and plural of the object.
@@ -162,16 +162,15 @@ pub struct StoreEvent<'a> {
     pub namespace: &'a str,
     /// Name.
     pub name: &'a str,
-    /// What happened.
+    /// The kind of change.
     pub kind: ChangeKind,
-    /// The object before, as JSON; none for `Added`.
+    /// The previous object, as JSON; `None` for `Added`.
     pub old: Option<&'a Bytes>,
-    /// The object after, as JSON; for `Deleted` its last state.
+    /// The new object, as JSON; for `Deleted` its last state.
     pub new: &'a Bytes,
     /// The store's revision of this write.
     pub revision: u64,
-    /// User agent of the request that caused it (its consequences, such as garbage collection,
-    /// carry the same).
+    /// User agent of the request that caused it (also for consequences such as garbage collection).
     pub user_agent: &'a str,
     /// The server's time.
     pub now: Timestamp,
@@ -180,11 +179,11 @@ pub struct StoreEvent<'a> {
 /// Called under the lock after each committed write; must not call the server.
 pub type Observer = Box<dyn FnMut(&StoreEvent<'_>) + Send>;
 
-/// Stands for the mutating webhooks of custom kinds: called with each object that is about to be
+/// Stands in for the mutating webhooks of custom kinds: called with each object before it is
 /// written.
 pub type Webhook = Arc<dyn Fn(&mut Value) + Send + Sync>;
 
-/// All state of the server.
+/// The state of the server.
 pub(crate) struct Store {
     pub(crate) revision: u64,
     pub(crate) seed: u64,
@@ -194,9 +193,9 @@ pub(crate) struct Store {
     pub(crate) tables: BTreeMap<Arc<str>, Arc<Table>>,
     pub(crate) history: History,
     pub(crate) registry: Arc<Registry>,
-    /// How often a name was used before: makes uids of later objects of that name differ.
+    /// How many objects had a name before, so that later ones get different uids.
     pub(crate) incarnations: Arc<BTreeMap<String, u64>>,
-    /// How many names each `generateName` has given out.
+    /// How many names each `generateName` has generated.
     pub(crate) generated: Arc<BTreeMap<String, u64>>,
     pub(crate) uids: BTreeMap<Arc<str>, ObjectId>,
     pub(crate) dependents: BTreeMap<Box<str>, BTreeSet<ObjectId>>,
@@ -244,20 +243,20 @@ impl Store {
         self.get(&id.resource, &id.key)
     }
 
-    /// What watches of a resource wait for.
+    /// The notification that watches of a resource wait for.
     pub(crate) fn notify(&mut self, resource: &Arc<str>) -> Arc<Notify> {
         self.notifies.entry(resource.clone()).or_default().clone()
     }
 
-    /// Wakes every watch, so that each looks at its state again.
+    /// Wakes every watch, so that each checks its state again.
     pub(crate) fn wake_all(&self) {
         for notify in self.notifies.values() {
             notify.notify_waiters();
         }
     }
 
-    /// Commits one write: stamps the revision, stores, records, publishes. The caller holds the
-    /// lock, so what watches see is what the store holds.
+    /// Commits one write: sets the revision, stores, records, and notifies. The caller holds the
+    /// lock, so watches see the state of the store.
     pub(crate) fn commit(
         &mut self,
         resource: &Arc<Resource>,
@@ -338,8 +337,8 @@ impl Store {
         }
     }
 
-    /// A uid of UUID version 4's shape: the same for the same seed, resource, name and number of
-    /// earlier objects of that name, whatever else was written before.
+    /// A uid in UUID version 4 format, determined only by the seed, the resource, the name and the
+    /// number of earlier objects with that name.
     pub(crate) fn new_uid(&self, resource: &str, key: &str) -> String {
         let used = self.incarnations.get(&format!("{resource}/{key}")).copied().unwrap_or(0);
         let high = mix(hash(self.seed, &[resource, key]) ^ used.wrapping_mul(0x9E37_79B9));
@@ -354,7 +353,7 @@ impl Store {
         )
     }
 
-    /// A free name for a `generateName`.
+    /// Generates an unused name for a `generateName`.
     pub(crate) fn generate_name(
         &mut self,
         resource: &str,
@@ -378,11 +377,11 @@ impl Store {
     }
 }
 
-/// How many characters of a `generateName` count.
+/// Maximum length of a `generateName`; longer ones are cut.
 pub(crate) const GENERATED_BASE: usize = 58;
 
-/// The name that a `generateName` gives out as the `count`th; the parts are resource, namespace and
-/// the base of the name.
+/// The `count`th name of a `generateName`; the parts are resource, namespace and the base of the
+/// name.
 pub(crate) fn generated_name(seed: u64, parts: [&str; 3], count: u64) -> String {
     const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     let mut bits = mix(hash(seed, &parts) ^ mix(count));
@@ -412,7 +411,7 @@ fn mix(value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A time as Kubernetes writes it: RFC 3339 with whole seconds.
+/// A timestamp in Kubernetes' format: RFC 3339 with whole seconds.
 pub(crate) fn time_text(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

@@ -1,4 +1,4 @@
-//! Strategic merge patches of built-in kinds: what kubectl sends for nodes, pods and the like.
+//! Strategic merge patches of built-in kinds, which kubectl sends for nodes, pods and others.
 
 use serde_json::{Map, Value};
 
@@ -12,17 +12,17 @@ const SET_ORDER: &str = "$setElementOrder/";
 /// Merges a strategic patch into an object of a kind.
 pub(crate) fn merge(kind: &str, object: &mut Value, patch: &Value) -> Result<(), String> {
     let Value::Object(patch) = patch else {
-        return Err("a strategic merge patch is an object".to_owned());
+        return Err("a strategic merge patch must be an object".to_owned());
     };
     merge_map(kind, true, as_map(object), patch)
 }
 
-/// The map of a value, made when it is something else.
+/// The value as a map; any other value is replaced by an empty map.
 fn as_map(value: &mut Value) -> &mut Map<String, Value> {
     if !value.is_object() {
         *value = Value::Object(Map::new());
     }
-    value.as_object_mut().expect("made an object above")
+    value.as_object_mut().expect("converted to an object above")
 }
 
 fn directive(patch: &Map<String, Value>) -> Result<Option<&str>, String> {
@@ -33,11 +33,11 @@ fn directive(patch: &Map<String, Value>) -> Result<Option<&str>, String> {
             "replace" | "delete" => Ok(Some(word)),
             other => Err(format!("unknown {DIRECTIVE} {other:?} in a map")),
         },
-        Some(other) => Err(format!("{DIRECTIVE} is a word, not {other}")),
+        Some(other) => Err(format!("{DIRECTIVE} must be a string, got {other}")),
     }
 }
 
-/// The type of a field and how it merges.
+/// The type of a field and its merge rule.
 fn rule_of(of: &str, whole: bool, name: &str) -> (&'static str, Rule) {
     if whole && name == "metadata" {
         return ("ObjectMeta", Rule::Plain);
@@ -45,7 +45,7 @@ fn rule_of(of: &str, whole: bool, name: &str) -> (&'static str, Rule) {
     field(of, name)
 }
 
-/// Merges into a map; `whole` says that it is an object with metadata of its own.
+/// Merges into a map; `whole` marks a top-level object with its own metadata.
 fn merge_map(
     of: &str,
     whole: bool,
@@ -65,17 +65,17 @@ fn merge_map(
         None => {}
     }
     if let Some(keep) = patch.get(RETAIN) {
-        let keep = keep.as_array().ok_or_else(|| format!("{RETAIN} is a list of names"))?;
+        let keep = keep.as_array().ok_or_else(|| format!("{RETAIN} must be a list of names"))?;
         let kept = |key: &str| keep.iter().any(|item| item.as_str() == Some(key));
         if let Some(other) = patch
             .iter()
             .find(|(key, value)| !key.starts_with('$') && !value.is_null() && !kept(key))
         {
-            return Err(format!("{RETAIN} leaves out {:?}, which is set", other.0));
+            return Err(format!("{RETAIN} does not contain {:?}, which the patch sets", other.0));
         }
         map.retain(|key, _| kept(key));
     }
-    // The order is that of the list before anything changed.
+    // The order of the list before any change.
     let before: Vec<(&str, Vec<Value>)> = patch
         .keys()
         .filter_map(|key| key.strip_prefix(SET_ORDER))
@@ -93,7 +93,7 @@ fn merge_map(
         let Some(name) = key.strip_prefix(SET_ORDER) else {
             continue;
         };
-        let order = order.as_array().ok_or_else(|| format!("{key} is a list"))?;
+        let order = order.as_array().ok_or_else(|| format!("{key} must be a list"))?;
         let (_, rule) = rule_of(of, whole, name);
         if let Some(Value::Array(list)) = map.get_mut(name) {
             let before = before.iter().find(|(field, _)| *field == name);
@@ -105,7 +105,8 @@ fn merge_map(
 }
 
 fn delete_values(map: &mut Map<String, Value>, name: &str, gone: &Value) -> Result<(), String> {
-    let gone = gone.as_array().ok_or_else(|| format!("{DELETE_FROM}{name} is a list of values"))?;
+    let gone =
+        gone.as_array().ok_or_else(|| format!("{DELETE_FROM}{name} must be a list of values"))?;
     if let Some(Value::Array(list)) = map.get_mut(name) {
         list.retain(|item| !gone.contains(item));
     }
@@ -119,8 +120,8 @@ fn same(rule: Rule, one: &Value, other: &Value) -> bool {
     }
 }
 
-/// Items that the order names stand in that order; the others keep their places between them, as
-/// far as the order before says where that is.
+/// Sorts the items in `order`; other items keep their positions between them, as far as `before`
+/// determines these.
 fn ordered(rule: Rule, list: Vec<Value>, order: &[Value], before: &[Value]) -> Vec<Value> {
     let place =
         |places: &[Value], item: &Value| places.iter().position(|other| same(rule, other, item));
@@ -165,7 +166,7 @@ fn merge_field(
             if !value.is_array() {
                 *value = Value::Array(Vec::new());
             }
-            let list = value.as_array_mut().expect("made a list above");
+            let list = value.as_array_mut().expect("converted to a list above");
             let before = list.clone();
             merge_list(child, rule, list, key, change)?;
             if rule == Rule::Set || rule.key().is_some() {
@@ -210,7 +211,7 @@ fn merge_list(
     };
     for item in change {
         let Value::Object(patch) = item else {
-            return Err(format!("an item of {name} is no object"));
+            return Err(format!("an item of {name} is not an object"));
         };
         let id = patch
             .get(key)
@@ -316,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn items_that_the_order_leaves_out_keep_their_places() {
+    fn items_missing_from_the_order_keep_their_places() {
         let names = |list: &[&str]| -> Vec<Value> {
             list.iter().map(|name| json!({"name": name})).collect()
         };

@@ -1,26 +1,26 @@
-//! How the lists of built-in kinds merge in a strategic merge patch: Kubernetes' `patchStrategy` and
-//! `patchMergeKey`, by type and field. The server merges by it, and the published schemas carry it,
-//! so that kubectl makes its patches by the same rules.
+//! How the lists of built-in kinds merge in a strategic merge patch: Kubernetes' `patchStrategy`
+//! and `patchMergeKey`, by type and field. The server merges by these rules and publishes them in
+//! its schemas, so that kubectl builds its patches by the same rules.
 
 /// How one field merges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rule {
-    /// Maps merge member by member; lists and plain values are replaced.
+    /// Maps merge member by member; lists and scalars are replaced.
     Plain,
-    /// A list of objects that are told apart by this member.
+    /// A list of objects identified by this member.
     Key(&'static str),
-    /// The same, and each item keeps only the members that the patch names in `$retainKeys`.
+    /// Like `Key`, and each item keeps only the members that the patch lists in `$retainKeys`.
     KeyRetain(&'static str),
-    /// A list of plain values, merged as a set.
+    /// A list of scalars, merged as a set.
     Set,
-    /// A map that keeps only the members that the patch names in `$retainKeys`.
+    /// A map that keeps only the members that the patch lists in `$retainKeys`.
     Retain,
-    /// Replaced as a whole, even where it is a map.
+    /// Replaced as a whole, even if it is a map.
     Replace,
 }
 
 impl Rule {
-    /// The merge key, where there is one.
+    /// The merge key, if there is one.
     pub(crate) fn key(self) -> Option<&'static str> {
         match self {
             Self::Key(key) | Self::KeyRetain(key) => Some(key),
@@ -42,8 +42,8 @@ impl Rule {
 
 use Rule::{Key, KeyRetain, Plain, Replace, Retain, Set};
 
-/// Type, field, the type that the field holds (`""` where nothing below it differs from the rule),
-/// and how the field merges.
+/// Type, field, the type of the field's value (`""` if it has no exceptions below it), and the
+/// field's merge rule.
 pub(crate) const FIELDS: &[(&str, &str, &str, Rule)] = &[
     ("ObjectMeta", "finalizers", "", Set),
     ("ObjectMeta", "ownerReferences", "", Key("uid")),

@@ -1,4 +1,4 @@
-//! The verbs: from a parsed request to the store and back to an answer.
+//! The verbs: from a parsed request to the store and the response.
 
 use std::sync::Arc;
 
@@ -25,16 +25,16 @@ pub(crate) struct Call {
     pub(crate) query: Query,
     pub(crate) head: Head,
     pub(crate) body: Bytes,
-    /// Who calls.
+    /// The caller.
     pub(crate) identity: Arc<Identity>,
 }
 
-/// An answer before it becomes HTTP.
+/// A response before it becomes HTTP.
 pub(crate) enum Reply {
     Json(u16, Bytes),
-    /// JSON of a content type of its own.
+    /// JSON with a specific content type.
     Typed(&'static str, Bytes),
-    /// The outcome of a write, with warnings.
+    /// The result of a write, with warnings.
     Warned(u16, Bytes, Vec<String>),
     Text(u16, &'static str),
     Pieces(Vec<Bytes>),
@@ -130,7 +130,7 @@ impl Handler<'_> {
         }
     }
 
-    /// Containers do not run, so there is nobody to ask about them.
+    /// The error for logs, exec and similar requests: no containers run here.
     fn no_host(&self, store: &Store) -> ApiError {
         if let Err(error) = store.read(self.resource, self.namespace(), self.name()) {
             return error;
@@ -181,7 +181,7 @@ impl Handler<'_> {
         key_of(self.namespace(), self.name()).into()
     }
 
-    /// What a lagging cache shows to this caller.
+    /// The revision that a lagging cache returns to this caller.
     fn stale(&self, store: &Store) -> Option<u64> {
         self.shared.stale_revision(&self.call.head.user_agent, &self.resource.id, store.now)
     }
@@ -260,7 +260,7 @@ impl Handler<'_> {
         let mut options = call.query.write_options(&call.head.user_agent)?;
         let patch = Patch::read(&call.head.content_type, &call.body, self.resource)?;
         if matches!(patch, Patch::Apply(_)) {
-            // An apply must say who it is; a user agent is no manager of intents.
+            // An apply must name its field manager; it does not default to the user agent.
             call.query.get("fieldManager").clone_into(&mut options.manager);
         } else if options.force {
             return Err(ApiError::invalid_kind(
@@ -322,7 +322,7 @@ impl Handler<'_> {
         for (key, _) in selected(self.resource, &table, namespace, &list) {
             match store.delete_entry(self.resource, key, &options) {
                 Ok(Deletion::Gone(value) | Deletion::Waits(value)) => items.push(value),
-                // Something that an earlier deletion took with it is deleted all the same.
+                // An object that an earlier deletion already removed counts as deleted.
                 Err(error) if error.code == 404 => {}
                 Err(error) => return Err(error),
             }

@@ -1,5 +1,5 @@
-//! Watches. A watch holds a position in the history and no queue: it reads what came after when
-//! it is woken, so a slow reader costs nothing, and one that falls out of the ring gets a 410.
+//! Watches. A watch holds a position in the history and no queue: when woken it reads the changes
+//! after its position. A slow reader costs nothing, and one that falls out of the ring gets a 410.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,11 +20,10 @@ use crate::server::Shared;
 use crate::store::{Store, namespace_of};
 use crate::write::{to_bytes, value_as};
 
-/// How often a quiet watch gets a bookmark.
+/// How often an idle watch gets a bookmark.
 const BOOKMARK_PERIOD: Duration = Duration::from_mins(1);
-/// How long a watch lives whose caller does not say.
 const DEFAULT_TIMEOUT_SECONDS: u64 = 1800;
-/// How many bytes of events one frame gathers before it is sent.
+/// Maximum bytes of events in one frame.
 const FRAME_BYTES: usize = 256 * 1024;
 
 /// One running watch.
@@ -38,22 +37,23 @@ pub(crate) struct Watch {
     notify: Arc<Notify>,
     position: u64,
     epoch: u64,
-    /// Frames that are ready at the start.
+    /// Frames to send at the start.
     ready: Vec<Bytes>,
-    /// The initial events of a consistent start, which a lagging cache holds back.
+    /// Whether the initial events of a consistent start are still to be sent; a lagging cache holds
+    /// them back.
     initial: bool,
-    /// Whether the start is an error.
+    /// Whether the watch starts with an error.
     failed: bool,
 }
 
-/// What a watch is asked for.
+/// The parameters of a watch.
 pub(crate) struct WatchRequest {
     pub(crate) resource: Arc<Resource>,
     pub(crate) namespace: Option<String>,
     pub(crate) options: ListOptions,
     pub(crate) view: View,
     pub(crate) user_agent: String,
-    /// The revision that a lagging cache shows to this caller.
+    /// The revision that a lagging cache returns to this caller.
     pub(crate) stale: Option<u64>,
 }
 
@@ -80,7 +80,7 @@ fn error_frame(error: &ApiError) -> Bytes {
 }
 
 impl Watch {
-    /// Starts a watch at what its options say.
+    /// Starts a watch at the position in its options.
     pub(crate) fn start(
         shared: Arc<Shared>,
         store: &mut Store,
@@ -140,7 +140,7 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Frames of `ADDED` for what is there at the watch's position.
+    /// Queues frames of `ADDED` for the objects at the watch's position.
     fn send_initial(&mut self, store: &Store) -> Result<(), ApiError> {
         let table = store.table_at(&self.resource, self.position)?;
         let mut bytes = Vec::new();
@@ -166,10 +166,10 @@ impl Watch {
         if initial_end {
             meta["annotations"] = json!({"k8s.io/initial-events-end": "true"});
         }
-        let of = |kind: &str, version: &str| json!({"kind": kind, "apiVersion": version, "metadata": meta});
+        let empty = |kind: &str, version: &str| json!({"kind": kind, "apiVersion": version, "metadata": meta});
         let object = match self.view {
-            View::Full => of(&self.resource.kind, &self.resource.api_version()),
-            View::Metadata => of("PartialObjectMetadata", "meta.k8s.io/v1"),
+            View::Full => empty(&self.resource.kind, &self.resource.api_version()),
+            View::Metadata => empty("PartialObjectMetadata", "meta.k8s.io/v1"),
             View::Table(_) => crate::table::of_none(&self.resource, &meta),
         };
         let mut bytes = Vec::new();
@@ -177,13 +177,12 @@ impl Watch {
         Bytes::from(bytes)
     }
 
-    /// What to do now.
     fn step(&mut self) -> Step {
         let shared = self.shared.clone();
         let mut store = shared.lock();
         if !self.ready.is_empty() {
             let next = self.ready.remove(0);
-            // An error frame at the start is the watch's only one.
+            // An error frame at the start is the only frame of the watch.
             return if self.failed { Step::Last(next) } else { Step::Send(next) };
         }
         if self.epoch != shared.watch_epoch() {
@@ -230,8 +229,8 @@ impl Watch {
         if bytes.is_empty() { Step::Wait(None) } else { Step::Send(Bytes::from(bytes)) }
     }
 
-    /// Writes a change as this watch sees it: objects that come into its selection are ADDED,
-    /// those that leave it DELETED.
+    /// Writes a change as this watch sees it: objects that enter its selection are ADDED, those
+    /// that leave it DELETED.
     fn write_event(&self, change: &Change, now: Timestamp, into: &mut Vec<u8>) {
         let key = &change.key;
         if self.namespace.as_deref().is_some_and(|namespace| namespace != namespace_of(key)) {
@@ -260,7 +259,7 @@ impl Watch {
         frame(kind, &object, into);
     }
 
-    /// The old object with the revision of the write that took it out of the selection.
+    /// The old object with the revision of the write that removed it from the selection.
     fn left_selection(&self, change: &Change, now: Timestamp) -> Bytes {
         let entry = change.old.as_deref().unwrap_or(&change.new);
         let mut value: Value = value_as(entry, &self.resource);
@@ -268,7 +267,7 @@ impl Watch {
         crate::read::render_value(&value, &self.resource, self.view, now)
     }
 
-    /// The frames of the watch until its time is over.
+    /// The frames of the watch until its timeout.
     pub(crate) fn into_stream(self) -> impl Stream<Item = Result<Bytes, std::io::Error>> + Send {
         let seconds = self.options.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT_SECONDS);
         let end = Box::pin(tokio::time::sleep(Duration::from_secs(seconds)));
@@ -279,7 +278,8 @@ impl Watch {
                 let notify = watch.notify.clone();
                 let woken = notify.notified();
                 tokio::pin!(woken);
-                // Listening starts before looking, so a write in between is not missed.
+                // Registers for notifications before checking, so that no write in between is
+                // missed.
                 woken.as_mut().enable();
                 let wait = match watch.step() {
                     Step::Send(bytes) => return Some((Ok(bytes), Some((watch, end, bookmark)))),
@@ -298,7 +298,8 @@ impl Watch {
                     biased;
                     () = &mut woken => {}
                     () = &mut end => {
-                        // As the real server does, so that the next watch resumes late.
+                        // As on the real server, so that the next watch resumes from a recent
+                        // revision.
                         let last = watch.closing_bookmark();
                         return last.map(|bytes| (Ok(bytes), None));
                     }
@@ -314,8 +315,8 @@ impl Watch {
         })
     }
 
-    /// A bookmark at the store's revision, when the caller takes bookmarks and nothing is held
-    /// back from it.
+    /// A bookmark at the store's revision, if the caller accepts bookmarks and no events are held
+    /// back.
     fn closing_bookmark(&mut self) -> Option<Bytes> {
         if !self.options.bookmarks || self.initial {
             return None;
@@ -324,7 +325,8 @@ impl Watch {
         let store = shared.lock();
         let lags = shared.watch_lag(&self.user_agent, &self.resource.id, shared.now()).is_some();
         if !lags && self.ready.is_empty() {
-            // The step before found nothing up to this revision, under the same lock or an older.
+            // The previous step found nothing up to this revision, under this lock or an earlier
+            // one.
             let pending =
                 store.history.after(&self.resource.id, self.position).is_none_or(|mut changes| {
                     changes.any(|change| *change.resource == *self.resource.id)

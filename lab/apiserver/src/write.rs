@@ -1,4 +1,4 @@
-//! Create, update and patch: the rules of metadata, status, generation and no-op writes.
+//! Create, update and patch: the rules for metadata, status, generation and no-op writes.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::rules::{
 use crate::schema::Cause;
 use crate::store::{Entry, Store, key_of, name_of, namespace_of, time_text};
 
-/// What a mutating request asks for besides its object.
+/// The options of a mutating request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct WriteOptions {
     pub(crate) dry_run: bool,
@@ -33,32 +33,32 @@ pub(crate) struct WriteOptions {
     pub(crate) force: bool,
 }
 
-/// What happens to fields that a kind does not know; all but `Strict` drop them.
+/// What happens to unknown fields; all variants except `Strict` drop them.
 ///
-/// Built-in kinds are looked at only where a caller says `Warn` or `Strict`, as kubectl does: it
-/// takes their published schemas, which the simulations do without.
+/// Built-in kinds are checked only for `Warn` or `Strict`, which kubectl sends: the check needs
+/// their published schemas, which simulations avoid building.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum FieldValidation {
-    /// Nothing is said: custom kinds warn.
+    /// Not set: custom kinds warn.
     #[default]
     Unset,
-    /// They are dropped in silence.
+    /// Unknown fields are dropped silently.
     Ignore,
-    /// They are dropped with a warning.
+    /// Unknown fields are dropped with a warning.
     Warn,
-    /// They are refused.
+    /// Unknown fields are rejected.
     Strict,
 }
 
-/// The object that a write leaves behind.
+/// The object after a write.
 pub(crate) struct Written {
     pub(crate) bytes: Bytes,
     pub(crate) created: bool,
-    /// What the caller should hear besides.
+    /// Warnings for the caller.
     pub(crate) warnings: Vec<String>,
 }
 
-/// The object of an entry, in the version that the request speaks.
+/// The object of an entry, in the version of the request.
 pub(crate) fn value_as(entry: &Entry, resource: &Resource) -> Value {
     let mut value = entry.value();
     let wanted = resource.api_version();
@@ -68,7 +68,7 @@ pub(crate) fn value_as(entry: &Entry, resource: &Resource) -> Value {
     value
 }
 
-/// The bytes of an entry, in the version that the request speaks.
+/// The bytes of an entry, in the version of the request.
 pub(crate) fn bytes_as(entry: &Entry, api_version: &str) -> Bytes {
     if *api_version == *entry.api_version {
         return entry.bytes.clone();
@@ -78,8 +78,7 @@ pub(crate) fn bytes_as(entry: &Entry, api_version: &str) -> Bytes {
     to_bytes(&value)
 }
 
-/// Drops the fields that the kind does not know and returns a warning for each; a strict request
-/// is refused instead.
+/// Drops unknown fields and returns a warning for each; a strict request is rejected instead.
 fn drop_unknown(
     resource: &Resource,
     object: &mut Value,
@@ -143,7 +142,7 @@ impl Store {
         self.finish_create(resource, namespace, body, options, false)
     }
 
-    /// The namespace must be there and not be going.
+    /// Checks that the namespace exists and is not terminating.
     fn check_home(&self, resource: &Resource, namespace: &str, name: &str) -> Result<(), ApiError> {
         if !resource.namespaced {
             return Ok(());
@@ -229,8 +228,8 @@ impl Store {
         Ok(Written { bytes: bytes_as(&entry, &resource.api_version()), created: true, warnings })
     }
 
-    /// Prunes, defaults and validates; faults and warnings come back, a strict request's unknown
-    /// fields are an error at once.
+    /// Prunes, defaults and validates; returns validation errors and warnings. Unknown fields in a
+    /// strict request are an immediate error.
     fn admit(
         &self,
         resource: &Resource,
@@ -368,7 +367,7 @@ impl Store {
         Ok(written)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one write, every part of which matters")]
+    #[expect(clippy::too_many_arguments, reason = "all parts of one write")]
     fn finish_update(
         &mut self,
         resource: &Arc<Resource>,

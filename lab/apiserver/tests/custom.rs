@@ -97,7 +97,7 @@ async fn invalid_objects_name_every_field() {
         .map(|cause| cause["field"].as_str().unwrap())
         .collect();
     fields.sort_unstable();
-    // The first says that the rules were not looked at, as on the real server.
+    // The first one reports that the rules were not checked, as on the real server.
     assert_eq!(fields, ["<nil>", "spec.colour", "spec.size"]);
     let (_, status) = world.post(WIDGETS, &widget("w", &json!({}))).await;
     let message = status["message"].as_str().unwrap();
@@ -264,7 +264,7 @@ async fn an_update_takes_fields_over_from_an_applier() {
         world.apply(&path, "one", &intent("w", &json!({"size": 1, "owner": "x"}))).await;
     assert_eq!(code, 409);
     let (code, _) = world.apply(&path, "one", &intent("w", &json!({"owner": "x"}))).await;
-    assert_eq!(code, 200, "what is no longer wanted is no conflict");
+    assert_eq!(code, 200, "a field that is no longer applied causes no conflict");
     assert_eq!(world.object(&path).await["spec"]["size"], 2);
 }
 
@@ -339,7 +339,7 @@ async fn the_version_can_be_changed_while_it_runs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn everybody_may_do_everything() {
+async fn every_access_review_allows() {
     let world = World::new();
     let review = json!({"spec": {"resourceAttributes": {"verb": "list", "resource": "pods"}}});
     let answer =

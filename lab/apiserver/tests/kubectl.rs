@@ -1,7 +1,8 @@
-//! What kubectl asks beyond reading and writing objects: tables, discovery, schemas, dry runs, pages,
-//! scales. The suite with the real kubectl is a crate of its own; here are the answers one by one.
+//! What kubectl needs beyond reading and writing objects: tables, discovery, schemas, dry runs,
+//! pages, scales. The suite with the real kubectl is a separate crate; these tests check single
+//! responses.
 
-#![allow(clippy::unwrap_used, reason = "tests state facts")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -133,7 +134,7 @@ async fn a_watch_sends_tables_of_one_row() {
 }
 
 #[tokio::test]
-async fn discovery_comes_in_one_document_for_who_takes_it() {
+async fn discovery_is_aggregated_for_clients_that_accept_it() {
     let world = world().await;
     let accept =
         "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
@@ -186,7 +187,7 @@ async fn schemas_are_found_through_their_index() {
 }
 
 #[tokio::test]
-async fn unknown_fields_warn_are_refused_or_go_unnoticed() {
+async fn unknown_fields_warn_are_rejected_or_are_ignored() {
     let world = world().await;
     let mut object = thing("b");
     object["spec"]["odd"] = json!(1);
@@ -277,7 +278,7 @@ async fn a_scale_reads_and_writes_the_paths_of_its_kind() {
 }
 
 #[tokio::test]
-async fn a_page_whose_history_is_gone_says_how_to_go_on() {
+async fn an_expired_page_returns_a_token_to_continue() {
     let world = World::with_ring(3);
     for name in ["a", "b", "c"] {
         let map = json!({"metadata": {"name": name}});
@@ -304,7 +305,7 @@ async fn a_page_whose_history_is_gone_says_how_to_go_on() {
 #[tokio::test]
 async fn a_body_in_protocol_buffers_is_an_object_like_any_other() {
     let world = World::new();
-    // What `kubectl create namespace team` sends.
+    // The body of `kubectl create namespace team`.
     let meta = b"\x0a\x04team\x12\x00\x1a\x00\x22\x00\x2a\x00\x32\x00\x38\x00\x42\x00";
     let mut raw = vec![0x0a, u8::try_from(meta.len()).unwrap()];
     raw.extend_from_slice(meta);
@@ -334,7 +335,7 @@ async fn containers_that_do_not_run_have_no_logs() {
     assert_eq!(log.code, 501);
     assert!(log.body["message"].as_str().unwrap().contains("simulated"));
     assert_eq!(post(&world, &format!("{pods}/p/exec"), json!({})).await.code, 501);
-    assert_eq!(get(&world, &format!("{pods}/nobody/log"), "*/*").await.code, 404);
+    assert_eq!(get(&world, &format!("{pods}/missing/log"), "*/*").await.code, 404);
 }
 
 #[tokio::test]

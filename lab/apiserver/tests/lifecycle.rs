@@ -38,7 +38,7 @@ async fn a_finalizer_holds_an_object_until_it_goes() {
     assert_eq!(marked["metadata"]["generation"], 2);
     let revision = world.server.revision();
     world.pass(5);
-    assert_eq!(world.delete(&path, &Value::Null).await.1, marked, "a second delete is no write");
+    assert_eq!(world.delete(&path, &Value::Null).await.1, marked, "a second delete writes nothing");
     assert_eq!(world.server.revision(), revision);
     let (code, status) = world
         .merge(&path, &json!({"metadata": {"finalizers": ["example.dev/hold", "x.y/z"]}}))
@@ -87,7 +87,7 @@ async fn dependents_go_with_their_last_owner() {
     world.gone(&format!("{CONFIGS}/deep")).await;
     let left = world.object(&format!("{CONFIGS}/of-both")).await;
     let owners = left["metadata"]["ownerReferences"].as_array().unwrap();
-    assert_eq!(owners.len(), 1, "the reference to the owner that is gone is taken out");
+    assert_eq!(owners.len(), 1, "the reference to the deleted owner is removed");
     assert_eq!(owners[0]["name"], "b");
     world.delete(&format!("{CONFIGS}/b"), &Value::Null).await;
     world.gone(&format!("{CONFIGS}/of-both")).await;
@@ -104,7 +104,7 @@ async fn an_object_created_for_an_owner_that_is_gone_is_collected() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_owner_in_another_namespace_is_no_owner() {
+async fn an_owner_in_another_namespace_does_not_count() {
     let world = World::new();
     let there = "/api/v1/namespaces/kube-system/configmaps";
     let owner = world.create(there, &config("a", &json!({}))).await;
@@ -227,7 +227,7 @@ async fn evict(world: &World, name: &str) -> (u16, Value) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_on_a_node_ends_when_its_kubelet_says_so() {
+async fn a_pod_on_a_node_ends_when_its_kubelet_deletes_it() {
     let world = World::new();
     world.create(PODS, &pod("p", "n")).await;
     let path = format!("{PODS}/p");
@@ -284,7 +284,7 @@ async fn an_eviction_that_breaks_the_budget_is_too_many_requests() {
             "message": "The disruption budget web needs 1 healthy pods and has 1 currently",
         }])
     );
-    assert_eq!(evict(&world, "a").await.0, 201, "a pod that goes already may be evicted again");
+    assert_eq!(evict(&world, "a").await.0, 201, "a terminating pod may be evicted again");
     assert_eq!(evict(&world, "missing").await.0, 404);
 }
 

@@ -21,7 +21,7 @@ async fn an_object_is_created_read_changed_and_deleted_by_kube() {
     assert_eq!(patched.data.unwrap().len(), 2);
     assert_eq!(api.list(&ListParams::default()).await.unwrap().items.len(), 1);
     let deleted = api.delete("a", &DeleteParams::default()).await.unwrap();
-    assert!(deleted.is_right(), "an object without finalizers goes at once");
+    assert!(deleted.is_right(), "an object without finalizers is deleted immediately");
     assert!(api.get_opt("a").await.unwrap().is_none());
 }
 

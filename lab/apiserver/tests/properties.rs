@@ -1,6 +1,6 @@
-//! Any sequence of writes, watched, gives the listed state.
+//! A watch of any sequence of writes yields the listed state.
 
-#![expect(clippy::unwrap_used, reason = "a test helper may fail as a test does")]
+#![expect(clippy::unwrap_used, reason = "test helpers may panic")]
 
 mod common;
 
@@ -82,7 +82,8 @@ fn name_of(object: &Value) -> String {
     object["metadata"]["name"].as_str().unwrap().to_owned()
 }
 
-/// Follows a watch up to a revision, checking that types fit and versions only grow.
+/// Follows a watch up to a revision, and checks that event types are consistent and versions only
+/// increase.
 async fn follow(mut watch: WatchReader, mut state: State) -> State {
     let mut last = 0_u64;
     while let Ok(event) =

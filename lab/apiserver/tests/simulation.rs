@@ -1,4 +1,4 @@
-//! What simulation needs: snapshots, observers, faults, lagging views.
+//! Features for simulation: snapshots, observers, faults, lagging views.
 
 mod common;
 
@@ -17,7 +17,7 @@ fn restored(world: &World, snapshot: StoreSnapshot) -> World {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restored_server_goes_on_as_if_nothing_had_happened() {
+async fn a_restored_server_continues_unchanged() {
     let world = World::new();
     world.widgets().await;
     world.widget("w", &json!({"size": 1})).await;
@@ -142,7 +142,7 @@ async fn an_api_that_is_down_refuses_and_breaks_watches() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fault_hits_as_often_and_where_it_says() {
+async fn a_fault_affects_only_matching_requests_a_set_number_of_times() {
     let world = World::new();
     let faults = world.server.faults();
     faults.add(
@@ -155,13 +155,13 @@ async fn a_fault_hits_as_often_and_where_it_says() {
             .times(2),
     );
     world.create(CONFIGS, &config("a", &json!({}))).await;
-    let ours = world.as_agent("refit-controller/2");
+    let controller = world.as_agent("refit-controller/2");
     let path = format!("{CONFIGS}/a");
     let patch = json!({"data": {"x": "1"}});
     assert_eq!(world.merge(&path, &patch).await.0, 200);
     let mut codes = Vec::new();
     for _ in 0..4 {
-        codes.push(ours.merge(&path, &patch).await.0);
+        codes.push(controller.merge(&path, &patch).await.0);
     }
     assert_eq!(codes, [200, 409, 409, 200]);
 }
@@ -193,11 +193,11 @@ async fn requests_can_be_slow() {
 #[tokio::test(start_paused = true)]
 async fn a_client_that_is_cut_off_has_no_effect_any_more() {
     let world = World::new();
-    let ours = world.as_agent("refit-controller/2");
-    let mut watch = ours.watch(&format!("{CONFIGS}?watch=1")).await;
+    let controller = world.as_agent("refit-controller/2");
+    let mut watch = controller.watch(&format!("{CONFIGS}?watch=1")).await;
     world.server.faults().set_latency(Duration::from_secs(3));
     let body = config("late", &json!({})).to_string().into_bytes();
-    let late = async { ours.raw("POST", CONFIGS, &[], body).await.is_err() };
+    let late = async { controller.raw("POST", CONFIGS, &[], body).await.is_err() };
     let cut = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
         world.server.faults().set_cut("refit-controller/2", true);
@@ -205,10 +205,10 @@ async fn a_client_that_is_cut_off_has_no_effect_any_more() {
     assert!(futures::join!(late, cut).0, "a request under way is refused");
     assert_eq!(watch.next().await, None);
     world.server.faults().set_latency(Duration::ZERO);
-    assert!(ours.raw("GET", CONFIGS, &[], Vec::new()).await.is_err());
+    assert!(controller.raw("GET", CONFIGS, &[], Vec::new()).await.is_err());
     world.gone(&format!("{CONFIGS}/late")).await;
     world.server.faults().set_cut("refit-controller/2", false);
-    assert_eq!(ours.get(CONFIGS).await.0, 200);
+    assert_eq!(controller.get(CONFIGS).await.0, 200);
 }
 
 #[tokio::test(start_paused = true)]
@@ -239,25 +239,25 @@ async fn a_lagging_cache_shows_one_client_the_past() {
     world.merge(&format!("{WIDGETS}/a"), &json!({"spec": {"size": 2}})).await;
     world.delete(&format!("{WIDGETS}/b"), &Value::Null).await;
     world.create(WIDGETS, &widget("c", &json!({"size": 1}))).await;
-    let ours = world.as_agent("refit-controller/2");
-    let (_, stale) = ours.get(&format!("{WIDGETS}?resourceVersion=0")).await;
+    let controller = world.as_agent("refit-controller/2");
+    let (_, stale) = controller.get(&format!("{WIDGETS}?resourceVersion=0")).await;
     assert_eq!(rv(&stale), revision.to_string());
     assert_eq!(stale["items"].as_array().unwrap().len(), 1);
     assert_eq!(stale["items"][0]["spec"]["size"], 1);
-    let (_, fresh) = ours.get(WIDGETS).await;
+    let (_, fresh) = controller.get(WIDGETS).await;
     assert_eq!(fresh["items"].as_array().unwrap().len(), 2, "a consistent list is not stale");
     let (_, other) = world.get(&format!("{WIDGETS}?resourceVersion=0")).await;
-    assert_eq!(other["items"].as_array().unwrap().len(), 2, "other clients are not hit");
+    assert_eq!(other["items"].as_array().unwrap().len(), 2, "other clients are not affected");
 
     let path = format!("{WIDGETS}?watch=1&resourceVersion={revision}");
-    let mut watch = ours.watch(&path).await;
+    let mut watch = controller.watch(&path).await;
     watch.quiet().await;
     world.pass(61);
     watch.expect("ADDED", "b").await;
     watch.expect("MODIFIED", "a").await;
     watch.expect("DELETED", "b").await;
     watch.expect("ADDED", "c").await;
-    let (_, caught_up) = ours.get(&format!("{WIDGETS}?resourceVersion=0")).await;
+    let (_, caught_up) = controller.get(&format!("{WIDGETS}?resourceVersion=0")).await;
     assert_eq!(caught_up["items"].as_array().unwrap().len(), 2);
 }
 

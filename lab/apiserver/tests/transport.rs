@@ -14,14 +14,14 @@ use serde_json::{Value, json};
 async fn the_server_speaks_http_through_hyper() {
     let world = World::new();
     world.create(CONFIGS, &config("a", &json!({"x": "y".repeat(100_000)}))).await;
-    let (ours, theirs) = tokio::io::duplex(64 * 1024);
+    let (client_end, server_end) = tokio::io::duplex(64 * 1024);
     let service = TowerToHyperService::new(world.server.clone());
     let server = tokio::spawn(async move {
         let builder = Builder::new(TokioExecutor::new());
-        builder.serve_connection(TokioIo::new(theirs), service).await
+        builder.serve_connection(TokioIo::new(server_end), service).await
     });
     let (mut send, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(ours)).await.unwrap();
+        hyper::client::conn::http1::handshake(TokioIo::new(client_end)).await.unwrap();
     let client = tokio::spawn(connection);
     let request =
         Request::builder().uri(CONFIGS).header("host", "x").body(Empty::<bytes::Bytes>::new());

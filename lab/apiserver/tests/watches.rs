@@ -1,6 +1,6 @@
 //! Lists, selectors and watches.
 
-#![expect(clippy::unwrap_used, reason = "a test helper may fail as a test does")]
+#![expect(clippy::unwrap_used, reason = "test helpers may panic")]
 
 mod common;
 
@@ -133,7 +133,7 @@ async fn a_list_in_the_future_is_too_large_a_version() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_tells_what_is_written() {
+async fn a_watch_delivers_writes() {
     let world = World::new();
     let mut watch = world.watch(&format!("{CONFIGS}?watch=true")).await;
     world.create(CONFIGS, &config("a", &json!({}))).await;
@@ -181,7 +181,7 @@ async fn a_watch_past_the_ring_is_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watcher_that_falls_out_of_the_ring_is_told_so() {
+async fn a_watch_that_falls_out_of_the_ring_gets_410() {
     let world = World::with_ring(3);
     let mut watch = world.watch(&format!("{CONFIGS}?watch=1")).await;
     for index in 0..9 {
@@ -207,7 +207,7 @@ async fn a_quiet_watch_outlives_a_busy_ring() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_from_version_zero_starts_with_what_is_there() {
+async fn a_watch_from_version_zero_starts_with_current_objects() {
     let world = World::new();
     world.create(CONFIGS, &config("a", &json!({}))).await;
     for path in [format!("{CONFIGS}?watch=1&resourceVersion=0"), format!("{CONFIGS}?watch=1")] {
@@ -218,7 +218,7 @@ async fn a_watch_from_version_zero_starts_with_what_is_there() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_selective_watch_turns_changes_into_arrivals_and_departures() {
+async fn a_selective_watch_turns_changes_into_added_and_deleted() {
     let world = World::new();
     let mut watch = world.watch(&format!("{CONFIGS}?watch=1&labelSelector=app%3Dweb")).await;
     world.create(CONFIGS, &labelled("a", "db")).await;

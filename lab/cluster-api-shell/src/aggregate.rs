@@ -1,52 +1,54 @@
-//! What the owner of Machines says of them all.
+//! Conditions that summarise the Machines of an owner.
 
 use kube::ResourceExt as _;
 use refit_cluster_api::kinds::Machine;
 use refit_kinds::conditions;
 
-use crate::conditions::{Says, Status, lines};
+use crate::conditions::{DesiredCondition, Status, lines};
 
 /// `MachinesUpToDate` of a KubeadmControlPlane or MachineDeployment.
 ///
-/// Cluster API says each Machine's own message here; this names its reason, which does not change
-/// with every step of an update.
-pub(crate) fn machines_up_to_date<'a>(machines: impl IntoIterator<Item = &'a Machine>) -> Says {
+/// Cluster API copies each Machine's message here; this uses its reason, which does not change with
+/// every step of an update.
+pub(crate) fn machines_up_to_date<'a>(
+    machines: impl IntoIterator<Item = &'a Machine>,
+) -> DesiredCondition {
     const TYPE: &str = "MachinesUpToDate";
     let mut machines: Vec<&Machine> = machines.into_iter().collect();
     if machines.is_empty() {
-        return Says::new(TYPE, true, "NoReplicas", "");
+        return DesiredCondition::new(TYPE, true, "NoReplicas", "");
     }
     machines.sort_by_key(|machine| machine.name_any());
     let (mut outdated, mut unknown) = (Vec::new(), Vec::new());
     for machine in machines {
         let list = machine.status.as_ref().map(|status| &status.conditions[..]);
-        let said = conditions::get(list.unwrap_or_default(), conditions::UP_TO_DATE);
-        // Of one that is new nothing is said yet.
-        let Some(said) = said else {
+        let up_to_date = conditions::get(list.unwrap_or_default(), conditions::UP_TO_DATE);
+        // A new Machine has no condition yet.
+        let Some(up_to_date) = up_to_date else {
             continue;
         };
-        let line = format!("Machine {}: {}", machine.name_any(), said.reason);
-        match said.status.as_str() {
+        let line = format!("Machine {}: {}", machine.name_any(), up_to_date.reason);
+        match up_to_date.status.as_str() {
             "True" => {}
             "False" => outdated.push(line),
             _ => unknown.push(line),
         }
     }
     if !outdated.is_empty() {
-        return Says::new(TYPE, false, "NotUpToDate", lines(outdated));
+        return DesiredCondition::new(TYPE, false, "NotUpToDate", lines(outdated));
     }
     if !unknown.is_empty() {
-        return Says::new(TYPE, Status::Unknown, "UpToDateUnknown", lines(unknown));
+        return DesiredCondition::new(TYPE, Status::Unknown, "UpToDateUnknown", lines(unknown));
     }
-    Says::new(TYPE, true, "UpToDate", "")
+    DesiredCondition::new(TYPE, true, "UpToDate", "")
 }
 
-/// How many Machines say that they are not up to date.
+/// How many Machines report that they are not up to date.
 pub(crate) fn outdated<'a>(machines: impl IntoIterator<Item = &'a Machine>) -> usize {
     let behind = machines.into_iter().filter(|machine| {
         let list = machine.status.as_ref().map(|status| &status.conditions[..]);
-        let said = conditions::get(list.unwrap_or_default(), conditions::UP_TO_DATE);
-        said.is_some_and(|condition| condition.status == "False")
+        let up_to_date = conditions::get(list.unwrap_or_default(), conditions::UP_TO_DATE);
+        up_to_date.is_some_and(|condition| condition.status == "False")
     });
     behind.count()
 }
@@ -83,9 +85,9 @@ mod tests {
             (vec![&good, &unknown], Status::Unknown, "UpToDateUnknown", "* Machine c: U"),
         ];
         for (machines, status, reason, message) in cases {
-            let says = machines_up_to_date(machines);
-            assert_eq!((says.status, says.reason.as_str()), (status, reason));
-            assert_eq!(says.message, message);
+            let condition = machines_up_to_date(machines);
+            assert_eq!((condition.status, condition.reason.as_str()), (status, reason));
+            assert_eq!(condition.message, message);
         }
         assert_eq!(outdated([&good, &behind, &unknown, &new]), 1);
     }

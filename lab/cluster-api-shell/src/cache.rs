@@ -1,4 +1,4 @@
-//! What watches saw of one kind, and what we wrote ourselves meanwhile.
+//! The objects of one kind, from a watch and from the responses to own writes.
 
 use std::{
     fmt::{self, Debug},
@@ -11,13 +11,13 @@ use refit_runtime::{Store, store};
 
 use crate::live::{Live, Typed};
 
-/// Longest wait after a broken watch: workload clusters are looked at before they are up.
+/// Maximum delay after a failed watch: workload clusters are watched before they are up.
 const BACKOFF_CEILING: Duration = Duration::from_secs(10);
 
-/// That an object came, changed, or went.
+/// An object that was added, changed, or deleted.
 pub(crate) type Change<K> = store::Change<Live<K>>;
 
-/// The objects of one kind, and how they are served.
+/// The objects of one kind, and their API resource.
 pub(crate) struct Cache<K> {
     resource: ApiResource,
     store: Store<Live<K>>,
@@ -49,12 +49,12 @@ impl<K: Typed> Cache<K> {
         Self { resource, store: Store::default() }
     }
 
-    /// The kind of the objects.
+    /// The API resource of the objects.
     pub(crate) fn resource(&self) -> &ApiResource {
         &self.resource
     }
 
-    /// Access to the objects of a namespace, or to cluster-scoped ones where it is empty.
+    /// Access to the objects of a namespace, or to cluster-scoped ones if it is empty.
     pub(crate) fn api(&self, client: &Client, namespace: &str) -> Api<Live<K>> {
         if namespace.is_empty() {
             Api::all_with(client.clone(), &self.resource)
@@ -63,8 +63,8 @@ impl<K: Typed> Cache<K> {
         }
     }
 
-    /// Watches what `api` serves into this cache, until the watch breaks and `wanted` is over, or
-    /// the API server refuses our credentials.
+    /// Watches `api` into this cache, until the watch fails and `wanted` returns false, or the API
+    /// server rejects the credentials.
     pub(crate) async fn follow(
         &self,
         api: Api<Live<K>>,
@@ -88,9 +88,9 @@ impl<K: Typed> Cache<K> {
 /// Why a watch ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// The API server refuses our credentials.
+    /// The API server rejects the credentials.
     Unauthorized,
-    /// Its objects are not needed any more.
+    /// The objects are no longer needed.
     Unwanted,
 }
 

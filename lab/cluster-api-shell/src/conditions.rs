@@ -5,14 +5,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use refit_kinds::conditions;
 use serde_json::Value;
 
-/// What a condition can say.
+/// Status of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
-    /// It is so.
+    /// The condition holds.
     True,
-    /// It is not so.
+    /// The condition does not hold.
     False,
-    /// Nobody knows.
+    /// The status is unknown.
     Unknown,
 }
 
@@ -32,21 +32,21 @@ impl From<bool> for Status {
     }
 }
 
-/// What one condition should say.
+/// A condition to be merged into an object's list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Says {
+pub(crate) struct DesiredCondition {
     /// Its type.
     pub(crate) type_: String,
     /// Its status.
     pub(crate) status: Status,
     /// CamelCase reason.
     pub(crate) reason: String,
-    /// For people.
+    /// Human-readable message.
     pub(crate) message: String,
 }
 
-impl Says {
-    /// A condition.
+impl DesiredCondition {
+    /// Builds a condition.
     pub(crate) fn new(
         type_: &str,
         status: impl Into<Status>,
@@ -62,30 +62,31 @@ impl Says {
     }
 }
 
-/// An object's conditions with some set anew, as JSON for a status patch. Transition times move
-/// only with the status, and conditions of others stay.
+/// An object's conditions with some replaced, as JSON for a status patch. A transition time changes
+/// only with its status, and conditions of other owners are kept.
 pub(crate) fn merged(
     existing: &[Condition],
     now: Timestamp,
     generation: Option<i64>,
-    says: &[Says],
+    desired: &[DesiredCondition],
 ) -> Value {
     let mut list = existing.to_vec();
-    for one in says {
-        let status = one.status.as_str();
-        let text = (one.type_.as_str(), status, one.reason.as_str(), one.message.as_str());
+    for condition in desired {
+        let status = condition.status.as_str();
+        let reason = condition.reason.as_str();
+        let text = (condition.type_.as_str(), status, reason, condition.message.as_str());
         conditions::set(&mut list, now, generation, text);
     }
-    serde_json::to_value(&list).expect("conditions are plain texts and numbers")
+    serde_json::to_value(&list).expect("conditions contain only strings and numbers")
 }
 
-/// An object's conditions without those of a type, as JSON for a status patch.
+/// An object's conditions without one type, as JSON for a status patch.
 pub(crate) fn without(existing: &[Condition], type_: &str) -> Value {
     let list: Vec<&Condition> = existing.iter().filter(|one| one.type_ != type_).collect();
-    serde_json::to_value(&list).expect("conditions are plain texts and numbers")
+    serde_json::to_value(&list).expect("conditions contain only strings and numbers")
 }
 
-/// Text of several findings, one line each, as Cluster API writes them.
+/// Joins findings, one per line, as Cluster API formats them.
 pub(crate) fn lines<T: AsRef<str>>(findings: impl IntoIterator<Item = T>) -> String {
     let lines: Vec<String> =
         findings.into_iter().map(|finding| format!("* {}", finding.as_ref())).collect();
@@ -101,7 +102,7 @@ mod tests {
         let at = |second| Timestamp::from_second(second).unwrap();
         let mut existing = Vec::new();
         conditions::set(&mut existing, at(1), Some(1), ("Theirs", "True", "R", "m"));
-        let one = Says::new("Ours", true, "Good", "");
+        let one = DesiredCondition::new("Ours", true, "Good", "");
         let list = merged(&existing, at(5), Some(2), std::slice::from_ref(&one));
         assert_eq!(list[0]["type"], "Theirs");
         assert_eq!(list[1]["status"], "True");

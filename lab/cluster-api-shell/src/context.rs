@@ -1,4 +1,4 @@
-//! What all controllers of one process share: clients, caches, queues.
+//! State shared by all controllers of one process: clients, caches, queues.
 
 use std::{
     collections::BTreeMap,
@@ -27,7 +27,7 @@ use crate::{
     workload::Reached,
 };
 
-/// A future that runs for as long as the process does.
+/// A future that runs as long as the process.
 pub(crate) type Task = BoxFuture<'static, ()>;
 
 /// One queue per controller.
@@ -41,7 +41,7 @@ pub(crate) struct Queues {
     pub(crate) health_checks: Queue<ObjectKey>,
 }
 
-/// What all controllers of one process share.
+/// State shared by all controllers of one process.
 pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) clock: Clock,
@@ -57,14 +57,14 @@ pub(crate) struct Context {
     pub(crate) health_checks: Cache<MachineHealthCheck>,
     pub(crate) namespaces: Cache<Namespace>,
     pub(crate) queues: Queues,
-    /// Infrastructure machines and bootstrap configs by group and kind, watched once needed.
+    /// Infrastructure machines and bootstrap configs by group and kind, watched on first use.
     providers: Mutex<BTreeMap<(String, String), Cache<Bare>>>,
-    /// How providers' kinds are served, as far as was asked.
+    /// API resources of the providers' kinds that were resolved so far.
     pub(crate) resources: Mutex<BTreeMap<(String, String), ApiResource>>,
-    /// CA Secrets that ExtensionConfigs name, watched one by one.
+    /// CA Secrets named by ExtensionConfigs, each with its own watch.
     pub(crate) ca_secrets: Mutex<BTreeMap<ObjectKey, Cache<Secret>>>,
     pub(crate) reached: Mutex<BTreeMap<ObjectKey, Arc<Reached>>>,
-    /// Answers of CanUpdateMachineSet.
+    /// Cached results of CanUpdateMachineSet.
     pub(crate) decisions: Mutex<DecisionCache>,
     /// When UpdateMachine may be called next.
     pub(crate) calls: Mutex<CallCache>,
@@ -79,7 +79,7 @@ where
 }
 
 impl Context {
-    /// A context without anything in it. Futures sent to `spawner` have to be driven.
+    /// An empty context. The caller must drive the futures sent to `spawner`.
     pub(crate) fn new(
         client: Client,
         stack: &ClientStack,
@@ -111,13 +111,13 @@ impl Context {
         }
     }
 
-    /// Runs a future beside the controllers for as long as the process lives.
+    /// Runs a future next to the controllers as long as the process lives.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        // The receiver is gone only when the whole process is being dropped.
+        // The receiver is dropped only with the whole process.
         let _ = self.spawner.send(Box::pin(task));
     }
 
-    /// The time, in whole seconds.
+    /// The current time, in whole seconds.
     pub(crate) fn now(&self) -> Timestamp {
         self.clock.now_seconds()
     }
@@ -127,15 +127,15 @@ impl Context {
         self.clusters.get(&ObjectKey::new(namespace, name))
     }
 
-    /// The Machines that the owner with this uid controls, in order of their names.
+    /// The Machines that the owner with this uid controls, ordered by name.
     pub(crate) fn machines_of(&self, namespace: &str, owner_uid: &str) -> Vec<Arc<Live<Machine>>> {
         let mut machines = self.machines.list_in(namespace);
         machines.retain(|machine| controller_uid(machine.as_ref()) == Some(owner_uid));
         machines
     }
 
-    /// The cache of a provider's kind, with its first list complete; its watch starts when it is
-    /// asked for the first time.
+    /// The cache of a provider's kind, with its first list complete; the first call starts the
+    /// watch.
     pub(crate) async fn provider(
         self: &Arc<Self>,
         reference: &ContractRef,
@@ -161,7 +161,7 @@ impl Context {
         Ok(cache)
     }
 
-    /// The object of a provider that `reference` names, with the cache of its kind.
+    /// The provider object named by `reference`, with the cache of its kind.
     pub(crate) async fn provided(
         self: &Arc<Self>,
         namespace: &str,
@@ -173,7 +173,8 @@ impl Context {
     }
 }
 
-/// Locks; what a panicked holder left is still whole, for every change is one insert or remove.
+/// Locks and ignores poisoning: each change is a single insert or remove, so the map stays
+/// consistent.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -192,12 +193,12 @@ pub(crate) fn controller_of(object: &impl kube::ResourceExt) -> Option<(&str, &s
     Some((&owner.kind, &owner.name))
 }
 
-/// Whether Cluster API's controllers leave an object alone: its Cluster or it itself is paused.
+/// Whether Cluster API's controllers skip an object: its Cluster or the object itself is paused.
 pub(crate) fn is_paused(cluster: &Cluster, object: &impl kube::ResourceExt) -> bool {
     cluster.spec.paused == Some(true) || object.annotations().contains_key(keys::PAUSED)
 }
 
-/// Namespace of a namespaced object, empty where it has none.
+/// Namespace of an object, empty if it is cluster-scoped.
 pub(crate) fn namespace_of<K: Typed>(object: &Live<K>) -> String {
     object.namespace().unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Which version of a provider's kind to use: its CRD says so by label.
+//! Resolves the API version of a provider's kind from the labels of its CRD.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
@@ -13,7 +13,7 @@ use crate::{
     error::Error,
 };
 
-/// Finds out how the objects that `reference` is about are served.
+/// Resolves the API resource of the objects that `reference` points to.
 pub(crate) async fn resolve(
     context: &Context,
     reference: &ContractRef,
@@ -37,7 +37,7 @@ async fn look_up(context: &Context, reference: &ContractRef) -> Result<ApiResour
     if let Some(resource) = guessed.as_ref().and_then(|crd| resource_of(crd, reference)) {
         return Ok(resource);
     }
-    // The plural is not the one that the kind suggests: look for it.
+    // The plural differs from the one derived from the kind: search all CRDs.
     let all = api.list(&ListParams::default()).await;
     let all = all.map_err(Error::api("list CustomResourceDefinitions"))?;
     let found = all.items.iter().find_map(|crd| resource_of(crd, reference));
@@ -61,7 +61,7 @@ fn resource_of(crd: &CustomResourceDefinition, reference: &ContractRef) -> Optio
     Some(ApiResource::from_gvk_with_plural(&gvk, &crd.spec.names.plural))
 }
 
-/// The newest of some API versions: stable before beta before alpha, then by number.
+/// The newest API version: stable before beta before alpha, then by number.
 fn newest<'a>(versions: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     versions.max_by_key(|version| {
         let text = version.trim_start_matches('v');

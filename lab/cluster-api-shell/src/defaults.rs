@@ -1,18 +1,18 @@
-//! What Cluster API's webhooks fill in, for objects that no webhook has seen
+//! The defaults of Cluster API's webhooks, for objects that passed no webhook
 //! (`docs/facts/machine.md#webhook-defaults`).
 
 use refit_cluster_api::kinds;
 use refit_kinds::keys;
 use serde_json::{Map, Value, json};
 
-/// How long a Node's deletion may take where nobody says otherwise, in seconds.
+/// Default timeout of a Node's deletion, in seconds.
 const NODE_DELETION_TIMEOUT_SECONDS: i64 = 10;
-/// How long a Machine may be without a Node where its MachineHealthCheck does not say, in seconds.
+/// Default time that a Machine may be without a Node under a MachineHealthCheck, in seconds.
 const NODE_STARTUP_TIMEOUT_SECONDS: i64 = 600;
 
-/// Fills in what Cluster API's webhooks would: `Cluster`, `MachineDeployment`, `MachineSet`,
-/// `Machine`, `MachineHealthCheck`, `KubeadmControlPlane` and `ExtensionConfig`. Other kinds, and fields that are set,
-/// stay as they are.
+/// Sets the defaults of Cluster API's webhooks for `Cluster`, `MachineDeployment`, `MachineSet`,
+/// `Machine`, `MachineHealthCheck`, `KubeadmControlPlane` and `ExtensionConfig`. Other kinds, and
+/// fields that are already set, are not changed.
 ///
 /// ```
 /// let mut object = serde_json::json!({
@@ -41,7 +41,7 @@ pub fn default_object(object: &mut Value) {
     }
 }
 
-/// The object at a path, made where there is none; `None` where something else stands there.
+/// The object at a path, created if missing; `None` if the path holds another type of value.
 fn at<'a>(object: &'a mut Value, path: &[&str]) -> Option<&'a mut Map<String, Value>> {
     let mut current = object;
     for key in path {
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_deployment_surges_by_one_unless_it_says_otherwise() {
+    fn a_machine_deployment_surges_by_one_by_default() {
         let object = defaulted(deployment(json!({"clusterName": "edge-1"})));
         let rolling = &object["spec"]["rollout"]["strategy"]["rollingUpdate"];
         assert_eq!(*rolling, json!({"maxSurge": 1, "maxUnavailable": 0}));
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_gets_its_v() {
+    fn a_version_gets_a_v_prefix() {
         let object = defaulted(json!({
             "apiVersion": "controlplane.cluster.x-k8s.io/v1beta2", "kind": "KubeadmControlPlane",
             "metadata": {"name": "k"}, "spec": {"version": "1.34.2"},
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn an_extension_matches_every_namespace_unless_it_says_otherwise() {
+    fn an_extension_matches_every_namespace_by_default() {
         let object = defaulted(json!({
             "apiVersion": "runtime.cluster.x-k8s.io/v1beta2", "kind": "ExtensionConfig",
             "metadata": {"name": "refit"},

@@ -1,31 +1,31 @@
-//! Why a reconcile could not do what it should.
+//! The error of a reconcile.
 
 use refit_cluster_api::rollout::machine_set::SyncError;
 use refit_runtime::workload::WorkloadError;
 
 use crate::hooks::HookError;
 
-/// Why a reconcile could not do what it should.
+/// Why a reconcile failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The API server did not do what it was asked.
+    /// A call to the API server failed.
     #[error("could not {attempt}: {source}")]
     Api {
-        /// What was asked.
+        /// What was attempted.
         attempt: String,
-        /// Its answer.
+        /// The error.
         source: Box<kube::Error>,
     },
-    /// A runtime extension did not answer as it should.
+    /// A call of a runtime extension failed.
     #[error(transparent)]
     Hook(#[from] HookError),
     /// The workload cluster cannot be reached.
     #[error(transparent)]
     Workload(#[from] WorkloadError),
-    /// A MachineSet may not give its machines away.
+    /// A MachineSet may not hand its Machines over.
     #[error(transparent)]
     Sync(#[from] SyncError),
-    /// An object that is needed does not exist.
+    /// A required object does not exist.
     #[error("{kind} {name} does not exist")]
     Missing {
         /// Its kind.
@@ -35,8 +35,8 @@ pub(crate) enum Error {
     },
     /// No CustomResourceDefinition serves a kind under the contract.
     #[error(
-        "no CustomResourceDefinition of {kind}.{group} says by label cluster.x-k8s.io/v1beta2 \
-         which version to use"
+        "no CustomResourceDefinition of {kind}.{group} has the label cluster.x-k8s.io/v1beta2 \
+         with a version"
     )]
     NoContract {
         /// The kind.
@@ -44,24 +44,24 @@ pub(crate) enum Error {
         /// Its group.
         group: String,
     },
-    /// An object is not what it should be.
+    /// An object is not valid.
     #[error("{0}")]
     Invalid(String),
 }
 
 impl Error {
-    /// The API error that stopped an attempt.
+    /// Builds the error of a failed API call.
     pub(crate) fn api(attempt: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
         let attempt = attempt.into();
         move |source| Self::Api { attempt, source: Box::new(source) }
     }
 
-    /// Whether somebody else wrote first, so that the next look will do.
+    /// Whether another client wrote first, so that a retry is enough.
     pub(crate) fn is_conflict(&self) -> bool {
         matches!(self, Self::Api { source, .. } if refit_runtime::apply::is_conflict(source))
     }
 
-    /// Whether what was asked for is not there.
+    /// Whether the requested object does not exist.
     pub(crate) fn is_not_found(&self) -> bool {
         match self {
             Self::Api { source, .. } => refit_runtime::apply::is_not_found(source),

@@ -12,7 +12,7 @@ use refit_runtime::{ObjectKey, queue::Action};
 use serde_json::json;
 
 use crate::{
-    conditions::{Says, merged},
+    conditions::{DesiredCondition, merged},
     context::Context,
     error::Error,
     hooks::{HookError, Target, validate},
@@ -20,11 +20,11 @@ use crate::{
     wiring,
 };
 
-/// How long an extension has to answer a discovery, in seconds.
+/// Timeout of a discovery call, in seconds.
 const TIMEOUT_SECONDS: i32 = 10;
 
-/// Injects the CA bundle and discovers what an extension serves. It happens when the ExtensionConfig
-/// or its CA Secret changes and when this process starts, as in Cluster API.
+/// Injects the CA bundle and discovers an extension's handlers. As in Cluster API, this runs when
+/// the ExtensionConfig or its CA Secret changes, and when the process starts.
 pub(crate) async fn reconcile(context: &Arc<Context>, key: &ObjectKey) -> Result<Action, Error> {
     let Some(extension) = context.extensions.get(key) else {
         return Ok(Action::Done);
@@ -41,7 +41,7 @@ pub(crate) async fn reconcile(context: &Arc<Context>, key: &ObjectKey) -> Result
     })
 }
 
-/// Takes the CA bundle from the Secret that an annotation names.
+/// Copies the CA bundle from the Secret named by an annotation.
 async fn inject_ca(
     context: &Arc<Context>,
     extension: &Arc<Live<ExtensionConfig>>,
@@ -92,16 +92,18 @@ async fn write_status(
     outcome: &Result<Vec<DiscoveredHandler>, String>,
 ) -> Result<(), Error> {
     let existing: ExtensionConfigStatus = extension.status.clone().unwrap_or_default();
-    let (says, handlers) = match outcome {
-        Ok(handlers) => (Says::new("Discovered", true, "Discovered", ""), handlers.clone()),
+    let (condition, handlers) = match outcome {
+        Ok(handlers) => {
+            (DesiredCondition::new("Discovered", true, "Discovered", ""), handlers.clone())
+        }
         Err(reason) => {
             let message = format!("Error in discovery: {reason}");
-            let says = Says::new("Discovered", false, "NotDiscovered", message);
-            (says, existing.handlers.clone())
+            let condition = DesiredCondition::new("Discovered", false, "NotDiscovered", message);
+            (condition, existing.handlers.clone())
         }
     };
     let generation = extension.metadata.generation;
-    let conditions = merged(&existing.conditions, context.now(), generation, &[says]);
+    let conditions = merged(&existing.conditions, context.now(), generation, &[condition]);
     let status = json!({"conditions": conditions, "handlers": handlers});
     context.merge_status(&context.extensions, extension, &status).await?;
     Ok(())

@@ -1,14 +1,13 @@
-//! Whether a server-side apply would change anything: no write that changes nothing is sent.
+//! Whether a server-side apply would change anything: a write without effect is not sent.
 
 use serde_json::{Map, Value};
 
-/// Lists whose items are owned one by one. Every other list is replaced as a whole.
+/// Lists whose items are owned individually. Every other list is replaced as a whole.
 const SET_LISTS: [&str; 2] = ["finalizers", "ownerReferences"];
 
 /// Whether applying `intent` as `manager` would change `live`: a value differs, the manager owns
-/// nothing yet, or it owns a field that it no longer wants
-/// (`docs/facts/machine-deployment.md#machineset-intents`: that is how a MachineSet loses its move
-/// annotations).
+/// nothing yet, or it owns a field that is no longer in the intent (this is how a MachineSet loses
+/// its move annotations, `docs/facts/machine-deployment.md#machineset-intents`).
 pub(crate) fn would_change(live: &Value, intent: &Value, manager: &str) -> bool {
     let Some(owned) = owned_fields(live, manager) else {
         return true;
@@ -16,19 +15,19 @@ pub(crate) fn would_change(live: &Value, intent: &Value, manager: &str) -> bool 
     !contains(live, intent, "") || abandons(owned, intent, "")
 }
 
-/// Whether `live` lacks something of `intent`, whoever owns it.
+/// Whether a value of `intent` is missing from `live`, regardless of its owner.
 pub(crate) fn lacks(live: &Value, intent: &Value) -> bool {
     !contains(live, intent, "")
 }
 
-/// What a manager owns by apply, as `fieldsV1`.
+/// The fields that a manager owns by apply, as `fieldsV1`.
 fn owned_fields<'a>(live: &'a Value, manager: &str) -> Option<&'a Value> {
     let entries = live.pointer("/metadata/managedFields")?.as_array()?;
-    let ours = entries.iter().find(|entry| {
+    let applied = entries.iter().find(|entry| {
         let subresource = entry["subresource"].as_str().unwrap_or_default();
         entry["manager"] == manager && entry["operation"] == "Apply" && subresource.is_empty()
     })?;
-    Some(&ours["fieldsV1"])
+    Some(&applied["fieldsV1"])
 }
 
 fn contains(live: &Value, intent: &Value, key: &str) -> bool {
@@ -120,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_and_owned_needs_no_apply() {
+    fn an_equal_owned_value_needs_no_apply() {
         assert!(!would_change(&live(owned()), &intent(), "m"));
     }
 

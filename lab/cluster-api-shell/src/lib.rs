@@ -1,23 +1,24 @@
-//! Cluster API's own side of in-place updates, where no Cluster API runs.
+//! Stands in for Cluster API's side of in-place updates if no Cluster API runs.
 //!
 //! MachineDeployment, MachineSet, KubeadmControlPlane, Machine, MachineHealthCheck and
 //! ExtensionConfig controllers with the annotations, conditions and order of Cluster API v1.12 to
 //! v1.14 (`docs/facts/hooks.md`, `docs/facts/control-plane.md`, `docs/facts/machine-deployment.md`
-//! and `docs/facts/machine.md`). They stand in for it in the sandbox, in simulation and in tests,
-//! and refuse to start beside it.
+//! and `docs/facts/machine.md`). The sandbox, simulations and tests use them; they refuse to start
+//! next to the real Cluster API.
 //!
-//! | module | is for |
+//! | module | purpose |
 //! |---|---|
-//! | `machine_deployment` | which MachineSets there should be; moving instead of replacing |
-//! | `machine_set` | which Machines there should be; both sides of a move |
-//! | `control_plane` | control plane machines, one at a time |
-//! | `machine` | one Machine: what its providers and its Node say, its update, its end |
-//! | `health_check` | which Machines are unhealthy; their owners remediate them |
+//! | `machine_deployment` | creates and scales MachineSets; moves Machines instead of replacing
+//! them |
+//! | `machine_set` | creates, deletes and moves Machines |
+//! | `control_plane` | updates control plane machines, one at a time |
+//! | `machine` | one Machine: state from its providers and its Node, its update, its deletion |
+//! | `health_check` | marks unhealthy Machines; their owners remediate them |
 //! | `extension`, `hooks` | runtime extensions: discovery and calls |
-//! | [`defaults`] | what Cluster API's webhooks fill in |
+//! | [`defaults`] | the defaults of Cluster API's webhooks |
 //!
-//! What happens next is decided by [`refit_cluster_api::rollout`]; here is what that needs and does. Every
-//! write follows from what is stored, so that a process which died goes on where it stood.
+//! [`refit_cluster_api::rollout`] makes the decisions; this crate collects their input and executes
+//! them. Every write follows from stored state, so a restarted process continues where it stopped.
 
 #![cfg_attr(
     test,
@@ -25,12 +26,11 @@
         clippy::needless_pass_by_value,
         clippy::type_complexity,
         clippy::unnecessary_wraps,
-        reason = "tables of literals read best without ceremony"
+        reason = "plain literals are the most readable in tables"
     )
 )]
 
 mod aggregate;
-mod beside;
 mod cache;
 mod conditions;
 mod context;
@@ -47,6 +47,7 @@ mod machine;
 mod machine_deployment;
 mod machine_set;
 mod names;
+mod real_cluster_api;
 mod run;
 mod snapshot;
 mod templates;
@@ -54,5 +55,5 @@ mod wiring;
 mod workload;
 mod writes;
 
-pub use beside::RealClusterApi;
+pub use real_cluster_api::RealClusterApi;
 pub use run::{CapiOptions, run};

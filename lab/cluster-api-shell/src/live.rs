@@ -1,4 +1,4 @@
-//! An object as the API server has it: typed where we read it, whole where we write it.
+//! An object as the API server has it: typed for reading, whole JSON for writing.
 
 use std::{borrow::Cow, fmt::Debug, ops::Deref, sync::Arc};
 
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::defaults;
 
-/// What can be the typed part of a [`Live`] object.
+/// The typed part of a [`Live`] object.
 pub(crate) trait Typed: DeserializeOwned + Clone + Debug + Send + Sync + 'static {
     /// Whether absent fields get Cluster API's defaults before the typed part is read.
     const DEFAULTED: bool = false;
@@ -21,7 +21,7 @@ pub(crate) trait Typed: DeserializeOwned + Clone + Debug + Send + Sync + 'static
     /// The object's metadata.
     fn metadata(&self) -> &ObjectMeta;
 
-    /// The object's metadata, to be changed.
+    /// The object's metadata, mutable.
     fn metadata_mut(&mut self) -> &mut ObjectMeta;
 }
 
@@ -56,7 +56,7 @@ typed! {
     Secret: false,
 }
 
-/// Metadata alone: the typed part of kinds that only their providers know.
+/// Metadata only: the typed part of provider kinds.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct Bare {
     /// The object's metadata.
@@ -66,8 +66,8 @@ pub(crate) struct Bare {
 
 /// An object as the API server has it.
 ///
-/// A typed struct loses the fields that it does not know, and what we apply has to carry them: a
-/// MachineSet's template, for one. So the JSON stays beside it. A clone shares both.
+/// A typed struct drops unknown fields, but an applied object must keep them, for example in a
+/// MachineSet's template. So the JSON is kept too. A clone shares both.
 #[derive(Clone, Debug)]
 pub(crate) struct Live<K> {
     typed: Arc<K>,
@@ -75,7 +75,7 @@ pub(crate) struct Live<K> {
 }
 
 impl<K: Typed> Live<K> {
-    /// Reads an object.
+    /// Parses an object.
     pub(crate) fn read(json: Value) -> Result<Self, serde_json::Error> {
         let typed = if K::DEFAULTED {
             let mut defaulted = json.clone();
@@ -92,7 +92,7 @@ impl<K: Typed> Live<K> {
         &self.json
     }
 
-    /// One field of the object, `Null` where there is none.
+    /// One field of the object, `Null` if it is missing.
     pub(crate) fn at(&self, pointer: &str) -> &Value {
         self.json.pointer(pointer).unwrap_or(&Value::Null)
     }
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_that_we_do_not_know_stay_in_the_json() {
+    fn unknown_fields_stay_in_the_json() {
         let object = json!({
             "metadata": {"name": "m", "resourceVersion": "17"},
             "spec": {"clusterName": "c", "taints": [{"key": "a"}]},

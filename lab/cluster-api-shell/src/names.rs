@@ -1,37 +1,36 @@
-//! Names that a restart computes again: nothing is created twice.
+//! Deterministic names: after a restart no object is created twice.
 //!
-//! They look like Cluster API's (`<owner>-<5 characters>`), but follow from what is stored: a
-//! process that died between creating a bootstrap config and its Machine finds the config under
-//! the name that it would give it now.
+//! The names look like Cluster API's (`<owner>-<5 characters>`), but are derived from stored state:
+//! if a process crashes between creating a bootstrap config and its Machine, the next one computes
+//! the same name and finds the config.
 
 use std::collections::BTreeSet;
 
 use refit_kinds::refit::hash_json;
 use serde_json::{Value, json};
 
-/// The characters of generated names, as Kubernetes has them: no vowels, no look-alikes.
+/// The alphabet of Kubernetes' generated names: no vowels, no look-alikes.
 const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
-/// Length of a generated suffix.
 const SUFFIX_LEN: usize = 5;
-/// Longest name that can be a label's value.
+/// Maximum length of a name that can be a label's value.
 const MAX_NAME_LEN: usize = 63;
-/// How many names in a row may be missing before the search for the highest one ends.
+/// The search for the highest name ends after this many missing names in a row.
 const GAP: usize = 512;
 
-/// Five characters that follow from a value.
+/// Five characters derived from a value.
 pub(crate) fn suffix(seed: &Value) -> String {
     let hash = hash_json(seed);
     let mut number = u64::from_str_radix(&hash[..16], 16).expect("a sha256 in hex has 64 digits");
     let mut text = String::with_capacity(SUFFIX_LEN);
     for _ in 0..SUFFIX_LEN {
-        let index = usize::try_from(number % 27).expect("a remainder of 27 fits");
+        let index = usize::try_from(number % 27).expect("a remainder below 27 fits");
         text.push(char::from(ALPHABET[index]));
         number /= 27;
     }
     text
 }
 
-/// `<base>-<suffix>`, shortened where it would be longer than a label allows.
+/// `<base>-<suffix>`, shortened to the maximum length of a label value.
 pub(crate) fn with_suffix(base: &str, suffix: &str) -> String {
     let room = MAX_NAME_LEN - suffix.len() - 1;
     let end = base
@@ -43,10 +42,10 @@ pub(crate) fn with_suffix(base: &str, suffix: &str) -> String {
     format!("{}-{suffix}", base[..end].trim_end_matches(['-', '.']))
 }
 
-/// The name of the next object that an owner creates: the one after the highest that is taken.
+/// The name of the next object that an owner creates: the one after the highest name in use.
 ///
-/// The names of one owner form a sequence that follows from its uid. A name is not given out again
-/// while a later one of its sequence is taken.
+/// The names of one owner form a sequence derived from its uid. A name is not reused while a later
+/// one of its sequence is in use.
 pub(crate) fn next(base: &str, owner_uid: &str, taken: &BTreeSet<String>) -> String {
     let name = |index: usize| with_suffix(base, &suffix(&json!([owner_uid, index])));
     let mut next = 0;
@@ -99,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn long_names_are_shortened_to_what_a_label_takes() {
+    fn long_names_are_shortened_to_a_label_value() {
         let name = with_suffix(&"a".repeat(80), "bcdfg");
         assert_eq!(name.len(), 63);
         assert!(name.ends_with("-bcdfg"));

@@ -16,45 +16,43 @@ use refit_runtime::{
 use tokio::sync::mpsc;
 
 use crate::{
-    beside,
     context::{Context, Task},
     control_plane,
     error::Error,
-    extension, health_check, machine, machine_deployment, machine_set, wiring,
+    extension, health_check, machine, machine_deployment, machine_set, real_cluster_api, wiring,
 };
 
-/// How many Machines are worked on at once; they are independent of each other.
+/// How many Machines are reconciled at once; they are independent of each other.
 const MACHINES_AT_ONCE: usize = 4;
-/// How long to wait when somebody else wrote first.
+/// How long to wait after a write conflict.
 const CONFLICT_WAIT: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// What [`run`] needs.
+/// The options of [`run`].
 #[derive(Clone, Debug)]
 pub struct CapiOptions {
     /// Builds every client of this process.
     pub stack: ClientStack,
     /// The management cluster.
     pub config: kube::Config,
-    /// The time.
+    /// The clock.
     pub clock: Clock,
 }
 
 /// Runs Cluster API's controllers until the future is dropped.
 ///
-/// It returns early only if it cannot start: the management cluster does not answer, or the real
-/// Cluster API is there ([`crate::RealClusterApi`]).
+/// It returns early only if it cannot start: the management cluster is unreachable, or the real
+/// Cluster API runs there ([`crate::RealClusterApi`]).
 ///
-/// Boxed, so that all of it is compiled here and not in whatever crate awaits it.
+/// Boxed, so that it is compiled in this crate and not in the crate that awaits it.
 pub fn run(options: CapiOptions) -> BoxFuture<'static, anyhow::Result<()>> {
     Box::pin(process(options))
 }
 
 async fn process(options: CapiOptions) -> anyhow::Result<()> {
     let CapiOptions { stack, config, clock } = options;
-    let client = stack
-        .client(&config)
-        .context("the management cluster's client configuration cannot be used")?;
-    beside::refuse(&client).await?;
+    let client =
+        stack.client(&config).context("invalid client configuration for the management cluster")?;
+    real_cluster_api::refuse(&client).await?;
     let (spawner, mut spawned) = mpsc::unbounded_channel();
     let context = Arc::new(Context::new(client, &stack, clock, spawner));
     let mut tasks: FuturesUnordered<Task> = FuturesUnordered::new();
@@ -64,13 +62,13 @@ async fn process(options: CapiOptions) -> anyhow::Result<()> {
         tokio::select! {
             biased;
             Some(task) = spawned.recv() => tasks.push(task),
-            // Watches and controllers run for ever; a workload cluster's watch may end.
+            // Watches and controllers never end; a workload cluster's watch may.
             Some(()) = tasks.next() => {}
         }
     }
 }
 
-/// Runs all controllers, once they know what there is.
+/// Runs all controllers once the caches are filled.
 async fn controllers(context: Arc<Context>) {
     context.clusters.ready().await;
     context.deployments.ready().await;
@@ -125,11 +123,11 @@ fn work(
     })
 }
 
-/// A conflict is no failure: the watch brings what somebody else wrote, and the next look decides.
+/// A conflict is not a failure: the watch delivers the other write, and the next reconcile decides.
 fn settle(outcome: Result<Action, Error>) -> Result<Action, Error> {
     match outcome {
         Err(error) if error.is_conflict() => {
-            tracing::debug!(%error, "somebody else wrote first");
+            tracing::debug!(%error, "conflict: another client wrote first");
             Ok(Action::RequeueAfter(CONFLICT_WAIT))
         }
         outcome => outcome,

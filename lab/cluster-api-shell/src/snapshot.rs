@@ -1,4 +1,4 @@
-//! Live objects as the plain data that [`refit_cluster_api::rollout`] decides on.
+//! Converts live objects to the plain data that [`refit_cluster_api::rollout`] decides on.
 
 use jiff::Timestamp;
 use kube::ResourceExt as _;

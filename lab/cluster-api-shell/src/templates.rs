@@ -1,4 +1,4 @@
-//! Reading templates: what an infrastructure machine or bootstrap config is made of.
+//! Reads the templates of infrastructure machines and bootstrap configs.
 
 use kube::{Api, api::DynamicObject, discovery::ApiResource};
 use refit_cluster_api::{desired::Template, kinds::ContractRef};

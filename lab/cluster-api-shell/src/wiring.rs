@@ -1,4 +1,4 @@
-//! Which change makes which controller look.
+//! Which change triggers which controller.
 
 use std::sync::Arc;
 
@@ -32,12 +32,12 @@ pub(crate) fn watches(context: &Arc<Context>) -> Vec<Task> {
     ]
 }
 
-/// Watches a provider's kind from now on.
+/// Starts the watch of a provider's kind.
 pub(crate) fn watch_provider(context: &Arc<Context>, cache: &Cache<Bare>) {
     context.spawn(whole(context, cache, provided_changed));
 }
 
-/// Watches the Secret that an ExtensionConfig takes its CA bundle from.
+/// Watches the Secret with the CA bundle of an ExtensionConfig.
 pub(crate) fn watch_ca_secret(context: &Arc<Context>, secret: &ObjectKey) {
     let mut watched = lock(&context.ca_secrets);
     if watched.contains_key(secret) {
@@ -50,7 +50,7 @@ pub(crate) fn watch_ca_secret(context: &Arc<Context>, secret: &ObjectKey) {
     let context_of_watch = context.clone();
     context.spawn(async move {
         let context = context_of_watch;
-        cache.follow(api, config, || true, |_| extensions_look(&context)).await;
+        cache.follow(api, config, || true, |_| enqueue_extensions(&context)).await;
     });
 }
 
@@ -65,14 +65,15 @@ fn whole<K: Typed>(
         loop {
             let api = cache.api(&context.client, "");
             let changed = |change: &Change<K>| changed(&context, change);
-            // Refused credentials may be accepted again: a cluster-wide token was rotated.
+            // Rejected credentials may become valid again, for example after a cluster-wide token
+            // rotation.
             cache.follow(api, everything(), || true, changed).await;
             tokio::time::sleep(std::time::Duration::from_secs(5)).await;
         }
     })
 }
 
-fn extensions_look(context: &Context) {
+fn enqueue_extensions(context: &Context) {
     for extension in context.extensions.list() {
         let key = ObjectKey::of(extension.as_ref());
         context.queues.extensions.add(key);
@@ -99,7 +100,7 @@ fn cluster_changed(context: &Context, change: &Change<Cluster>) {
             context.queues.machines.add(key);
         }
     }
-    checks_look(context, &namespace, |check| check.spec.cluster_name == name);
+    enqueue_checks(context, &namespace, |check| check.spec.cluster_name == name);
     if let Some(reference) = &cluster.spec.control_plane_ref {
         let key = ObjectKey::new(namespace, &reference.name);
         context.queues.control_planes.add(key);
@@ -111,8 +112,8 @@ fn health_check_changed(context: &Context, change: &Change<MachineHealthCheck>) 
     context.queues.health_checks.add(key);
 }
 
-/// Wakes the MachineHealthChecks of a namespace that `concerned` picks.
-pub(crate) fn checks_look(
+/// Enqueues the MachineHealthChecks of a namespace for which `concerned` returns true.
+pub(crate) fn enqueue_checks(
     context: &Context,
     namespace: &str,
     concerned: impl Fn(&Live<MachineHealthCheck>) -> bool,
@@ -125,7 +126,7 @@ pub(crate) fn checks_look(
     }
 }
 
-/// Whether the spec changed, or the object came or went.
+/// Whether the spec changed, or the object was added or deleted.
 fn spec_changed<K: Typed>(change: &Change<K>) -> bool {
     match (&change.before, &change.now) {
         (Some(before), Some(now)) => before.metadata().generation != now.metadata().generation,
@@ -137,7 +138,7 @@ fn deployment_changed(context: &Context, change: &Change<MachineDeployment>) {
     let deployment = change.object();
     let key = ObjectKey::of(deployment);
     if spec_changed(change) {
-        // Whether a Machine is up to date is a question of its MachineDeployment's template.
+        // Whether a Machine is up to date depends on its MachineDeployment's template.
         for machine in context.machines.list_in(&key.namespace) {
             if machine.labels().get(keys::DEPLOYMENT_NAME) == Some(&key.name) {
                 let key = ObjectKey::of(machine.as_ref());
@@ -159,7 +160,7 @@ fn set_changed(context: &Context, change: &Change<MachineSet>) {
 
 fn machine_changed(context: &Context, change: &Change<Machine>) {
     for machine in change.before.iter().chain(&change.now) {
-        owner_looks(context, machine);
+        enqueue_owner(context, machine);
     }
     let machine = change.object();
     if let Some(deployment) = machine.labels().get(keys::DEPLOYMENT_NAME) {
@@ -167,14 +168,14 @@ fn machine_changed(context: &Context, change: &Change<Machine>) {
         context.queues.deployments.add(key);
     }
     for machine in change.before.iter().chain(&change.now) {
-        checks_look(context, &namespace_of(machine), |check| {
+        enqueue_checks(context, &namespace_of(machine), |check| {
             health_check::concerns(check, machine)
         });
     }
     context.queues.machines.add(ObjectKey::of(machine));
 }
 
-fn owner_looks(context: &Context, machine: &Live<Machine>) {
+fn enqueue_owner(context: &Context, machine: &Live<Machine>) {
     let namespace = namespace_of(machine);
     match controller_of(machine) {
         Some(("MachineSet", name)) => context.queues.sets.add(ObjectKey::new(namespace, name)),
@@ -183,7 +184,7 @@ fn owner_looks(context: &Context, machine: &Live<Machine>) {
             context.queues.control_planes.add(key);
         }
         Some(_) => {}
-        // Some MachineSet may adopt it.
+        // Any MachineSet may adopt it.
         None => {
             for set in context.sets.list_in(&namespace) {
                 context.queues.sets.add(ObjectKey::of(set.as_ref()));
@@ -201,7 +202,7 @@ fn control_plane_changed(context: &Context, change: &Change<KubeadmControlPlane>
         _ => true,
     };
     if moved || spec_changed(change) {
-        // Creating workers waits for a control plane that is stable and new enough.
+        // New workers wait for a control plane that is stable and new enough.
         for set in context.sets.list_in(&key.namespace) {
             context.queues.sets.add(ObjectKey::of(set.as_ref()));
         }
@@ -213,7 +214,7 @@ fn extension_changed(context: &Context, change: &Change<ExtensionConfig>) {
     let extension = change.object();
     let key = ObjectKey::of(extension);
     context.queues.extensions.add(key);
-    // Whoever waits for a discovery may go on.
+    // Objects that wait for a discovery may continue.
     for deployment in context.deployments.list() {
         let key = ObjectKey::of(deployment.as_ref());
         context.queues.deployments.add(key);
@@ -229,7 +230,7 @@ fn provided_changed(context: &Context, change: &Change<Bare>) {
     if let Some(("Machine", name)) = controller_of(object) {
         let key = ObjectKey::new(namespace_of(object), name);
         if let Some(machine) = context.machines.get(&key) {
-            owner_looks(context, &machine);
+            enqueue_owner(context, &machine);
         }
         context.queues.machines.add(key);
     }

@@ -1,4 +1,4 @@
-//! What workload clusters say: Nodes and the control planes' static pods.
+//! State of workload clusters: Nodes and the static pods of control planes.
 
 use std::sync::Arc;
 
@@ -18,10 +18,10 @@ use crate::{
 /// Namespace of the static pods.
 pub(crate) const SYSTEM_NAMESPACE: &str = "kube-system";
 
-/// A workload cluster that is being watched.
+/// A watched workload cluster.
 #[derive(Debug)]
 pub(crate) struct Reached {
-    /// Access to it.
+    /// A client for it.
     pub(crate) client: ClientHandle,
     /// Its Nodes.
     pub(crate) nodes: Cache<Node>,
@@ -29,7 +29,7 @@ pub(crate) struct Reached {
     pub(crate) pods: Cache<Pod>,
 }
 
-/// A client that can be shown in a debug text.
+/// A client that implements `Debug`.
 #[derive(Clone)]
 pub(crate) struct ClientHandle(pub(crate) Client);
 
@@ -45,7 +45,7 @@ impl Reached {
         self.nodes.is_ready() && self.pods.is_ready()
     }
 
-    /// The Node with a provider's identity.
+    /// The Node with this providerID.
     pub(crate) fn node_of(&self, provider_id: &str) -> Option<Arc<Live<Node>>> {
         let id = |node: &Live<Node>| {
             let spec = node.spec.as_ref();
@@ -56,8 +56,8 @@ impl Reached {
     }
 }
 
-/// The workload cluster of a Cluster, `None` while it has no endpoint or no kubeconfig yet. Its
-/// watches start when it is asked for the first time, so that what they know may still be empty.
+/// The workload cluster of a Cluster, `None` while it has no endpoint or no kubeconfig. The first
+/// call starts the watches, so their caches may still be empty.
 pub(crate) async fn reach(
     context: &Arc<Context>,
     cluster: &Live<Cluster>,
@@ -95,8 +95,8 @@ pub(crate) async fn reach(
     Ok(Some(reached))
 }
 
-/// Watches a workload cluster until its Cluster is gone or it refuses our credentials; then it has
-/// to be reached anew.
+/// Watches a workload cluster until its Cluster is deleted or rejects the credentials; then it must
+/// be reached again.
 async fn watch_all(context: Arc<Context>, cluster: ObjectKey, reached: Arc<Reached>) {
     let wanted = || context.clusters.get(&cluster).is_some();
     let nodes = reached.nodes.follow(
@@ -153,13 +153,13 @@ fn node_changed(context: &Context, cluster: &ObjectKey, node: &Live<Node>) {
             context.queues.machines.add(ObjectKey::of(machine.as_ref()));
         }
     }
-    wiring::checks_look(context, &cluster.namespace, |check| {
+    wiring::enqueue_checks(context, &cluster.namespace, |check| {
         check.spec.cluster_name == cluster.name
     });
     control_plane_changed(context, cluster);
 }
 
-/// Heartbeats move a Node's resourceVersion all the time; only these parts matter to a Machine.
+/// Heartbeats change a Node's resourceVersion constantly; only these parts matter to a Machine.
 fn node_matters(change: &Change<Node>) -> bool {
     fn parts(node: &Live<Node>) -> impl PartialEq + use<> {
         let status = node.status.as_ref();
@@ -175,7 +175,7 @@ fn node_matters(change: &Change<Node>) -> bool {
     differs(change, parts)
 }
 
-/// Types and statuses of a Node's conditions: a MachineHealthCheck may ask for any.
+/// Types and statuses of a Node's conditions: a MachineHealthCheck may check any of them.
 fn statuses(node: &Node) -> Vec<(String, String)> {
     let status = node.status.as_ref();
     let list = status.and_then(|status| status.conditions.as_ref());

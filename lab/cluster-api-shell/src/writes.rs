@@ -1,4 +1,4 @@
-//! Every write of this process: sent only where it changes something, and its answer taken into the
+//! Every write of this process: sent only if it changes something, and its response stored in the
 //! cache at once.
 
 use std::sync::Arc;
@@ -27,9 +27,9 @@ use crate::{
 const MANAGER: &str = "manager";
 
 impl Context {
-    /// Applies the full intent of `manager`, unless `live` is that already.
+    /// Applies the full intent of `manager`, unless `live` already matches it.
     ///
-    /// With `live` given, its uid goes along so that an object which is gone is not made again
+    /// If `live` is given, its uid is sent too, so that a deleted object is not created again
     /// (`docs/facts/control-plane.md#starting-an-update`).
     pub(crate) async fn apply<K: Typed>(
         &self,
@@ -58,7 +58,7 @@ impl Context {
         Ok(keep(cache, outcome.map_err(Error::api(attempt))?))
     }
 
-    /// What applying `intent` would make of an object, with the server's defaulting and checks.
+    /// The result of applying `intent` to an object, with the server's defaulting and validation.
     pub(crate) async fn dry_run<K: Typed>(
         &self,
         cache: &Cache<K>,
@@ -94,8 +94,8 @@ impl Context {
 
     /// Merges `status` into an object's status.
     ///
-    /// Lists are replaced by a merge patch, and other controllers have conditions of their own in
-    /// the same list: where those change, the object still has to be what was read.
+    /// A merge patch replaces lists, and other controllers have conditions in the same list: a
+    /// patch that changes conditions is conditional on the resourceVersion.
     pub(crate) async fn merge_status<K: Typed>(
         &self,
         cache: &Cache<K>,
@@ -119,7 +119,7 @@ impl Context {
         Ok(keep(cache, outcome.map_err(Error::api(attempt))?))
     }
 
-    /// Asks for an object's deletion, unless that is under way. An object that is gone is fine.
+    /// Requests an object's deletion, unless it is already being deleted. A missing object is fine.
     pub(crate) async fn delete<K: Typed>(
         &self,
         cache: &Cache<K>,
@@ -153,8 +153,8 @@ impl Context {
         }
     }
 
-    /// Announces something about an object. `occurrence` tells it from an earlier one of the same
-    /// words; it has to follow from what is stored.
+    /// Emits an event about an object. `occurrence` distinguishes it from an earlier event with the
+    /// same text; it must be derived from stored state.
     pub(crate) async fn announce<K: Typed>(
         &self,
         cache: &Cache<K>,
@@ -183,7 +183,7 @@ impl Context {
     }
 }
 
-/// Takes an answer into the cache. An object whose last finalizer is gone no longer exists.
+/// Stores a response in the cache. An object without its last finalizer no longer exists.
 fn keep<K: Typed>(cache: &Cache<K>, object: Live<K>) -> Arc<Live<K>> {
     let over = object.is_deleting() && object.finalizers().is_empty();
     if over {
@@ -194,7 +194,7 @@ fn keep<K: Typed>(cache: &Cache<K>, object: Live<K>) -> Arc<Live<K>> {
     Arc::new(object)
 }
 
-/// Labels and annotations of which there are none are not stored: they are no intent either.
+/// Empty labels and annotations are not stored, so they do not belong in an intent either.
 fn drop_empty(intent: &mut Value) {
     if let Some(metadata) = intent["metadata"].as_object_mut() {
         metadata.retain(|_, value| value.as_object().is_none_or(|map| !map.is_empty()));
@@ -209,8 +209,8 @@ fn key_of(object: &Value) -> ObjectKey {
     ObjectKey::new(text("/metadata/namespace"), text("/metadata/name"))
 }
 
-/// The merge patch that brings the fields of `wanted` into `live`; fields that `wanted` does not
-/// have stay. `null` in `wanted` removes.
+/// The merge patch that writes the fields of `wanted` into `live`; fields missing from `wanted` are
+/// kept. `null` in `wanted` removes a field.
 fn difference(live: &Value, wanted: &Value) -> Value {
     let (Value::Object(live), Value::Object(wanted)) = (live, wanted) else {
         return wanted.clone();
@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_patch_carries_only_what_differs() {
+    fn a_status_patch_carries_only_differences() {
         let live = json!({"replicas": 3, "ready": 1, "initialization": {"a": true}});
         let wanted = json!({
             "replicas": 3, "ready": 2, "initialization": {"a": true, "b": true}, "gone": null,

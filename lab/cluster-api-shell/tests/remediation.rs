@@ -1,9 +1,9 @@
-//! MachineHealthChecks and what owners do about unhealthy Machines.
+//! MachineHealthChecks and how owners remediate unhealthy Machines.
 
 #![allow(
     clippy::unwrap_used,
     clippy::needless_pass_by_value,
-    reason = "what fails here fails the test, and literals read best without ceremony"
+    reason = "a panic fails the test, and plain literals are the most readable"
 )]
 
 mod common;
@@ -50,7 +50,7 @@ fn of_control_plane() -> Value {
     check(json!({"cluster.x-k8s.io/control-plane": ""}), json!({}))
 }
 
-/// A cluster that is up and checked.
+/// A running cluster with a MachineHealthCheck.
 async fn world(control_planes: i64, workers: i64, check: Value) -> World {
     let world = World::new(&[
         manifests::extension_config(),
@@ -95,7 +95,7 @@ fn condition(world: &World, machine: &str, type_: &str) -> (String, String) {
     (text("status"), text("reason"))
 }
 
-async fn node_says(world: &World, node: &str, status: &str) {
+async fn set_node_ready(world: &World, node: &str, status: &str) {
     let nodes: Api<DynamicObject> =
         Api::all_with(world.workload_admin.clone(), &resource("v1", "Node"));
     let now = world.clock.now_seconds().to_string();
@@ -120,7 +120,7 @@ fn uid_of(world: &World, name: &str) -> String {
     uid.unwrap_or_default().to_owned()
 }
 
-/// Whether a Machine is gone and everybody is well. The name of the last one may be given again.
+/// Whether a Machine is gone and all others are healthy. Its successor may have the same name.
 fn is_replaced(world: &World, uid: &str) -> bool {
     let machines = world.machines();
     !machines.iter().any(|one| one["metadata"]["uid"] == uid) && is_up(world)
@@ -132,13 +132,13 @@ fn uids(world: &World, control_plane: bool) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_worker_whose_kubelet_fell_silent_is_replaced() {
+async fn a_worker_with_a_silent_kubelet_is_replaced() {
     let world = world(1, 3, of_workers(json!({}))).await;
     world.run_open(10, is_up).await;
     let before = names(&world, false);
     let uids_before = uids(&world, false);
     let started = world.clock.now();
-    node_says(&world, &before[0], "Unknown").await;
+    set_node_ready(&world, &before[0], "Unknown").await;
     world.run_open(30, |world| is_replaced(world, &uids_before[0])).await;
     assert!(world.clock.now().duration_since(started).as_secs() >= 300);
     let after = uids(&world, false);
@@ -171,27 +171,27 @@ async fn more_unhealthy_workers_than_allowed_are_left_alone() {
     let world = world(1, 3, of_workers(trigger)).await;
     world.run_open(10, is_up).await;
     let before = names(&world, false);
-    node_says(&world, &before[0], "Unknown").await;
-    node_says(&world, &before[1], "Unknown").await;
+    set_node_ready(&world, &before[0], "Unknown").await;
+    set_node_ready(&world, &before[1], "Unknown").await;
     world.run_for(Arc::new(Open), 1800).await;
     assert_eq!(names(&world, false), before);
     let check = world.one("cluster.x-k8s.io", "machinehealthchecks", "edge-1");
     assert_eq!(check["status"]["conditions"][0]["reason"], "TooManyUnhealthy");
     assert_eq!(condition(&world, &before[0], "HealthCheckSucceeded").0, "False");
     assert_eq!(condition(&world, &before[0], "OwnerRemediated").0, "");
-    // One is back: the other one alone is no trouble of the whole site.
-    node_says(&world, &before[1], "True").await;
+    // One is back: the other one alone does not indicate a site-wide failure.
+    set_node_ready(&world, &before[1], "True").await;
     let sick = uid_of(&world, &before[0]);
     world.run_open(30, |world| is_replaced(world, &sick)).await;
     assert!(names(&world, false).contains(&before[1]));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_machine_that_failed_for_good_is_replaced_and_one_that_waits_is_not() {
+async fn a_failed_machine_is_replaced_and_a_waiting_one_is_not() {
     let world = world(1, 2, of_workers(json!({}))).await;
     world.run_open(10, is_up).await;
     let before = names(&world, false);
-    let say = async |machine: &str, status: &str, reason: &str| {
+    let set_up_to_date = async |machine: &str, status: &str, reason: &str| {
         let machine_now = world.one("cluster.x-k8s.io", "machines", machine);
         let mut conditions = machine_now["status"]["conditions"].as_array().unwrap().clone();
         conditions.retain(|one| one["type"] != "MachineUpToDate");
@@ -205,11 +205,11 @@ async fn a_machine_that_failed_for_good_is_replaced_and_one_that_waits_is_not() 
             .await
             .unwrap();
     };
-    say(&before[0], "Unknown", "Waiting").await;
-    say(&before[1], "Unknown", "Updating").await;
+    set_up_to_date(&before[0], "Unknown", "Waiting").await;
+    set_up_to_date(&before[1], "Unknown", "Updating").await;
     world.run_for(Arc::new(Open), 1800).await;
     assert_eq!(names(&world, false), before);
-    say(&before[0], "False", "Failed").await;
+    set_up_to_date(&before[0], "False", "Failed").await;
     let sick = uid_of(&world, &before[0]);
     world.run_open(30, |world| is_replaced(world, &sick)).await;
     assert!(names(&world, false).contains(&before[1]));
@@ -236,16 +236,16 @@ async fn a_machine_that_is_well_again_in_time_is_kept() {
     let world = world(1, 2, of_workers(json!({}))).await;
     world.run_open(10, is_up).await;
     let before = names(&world, false);
-    node_says(&world, &before[0], "Unknown").await;
+    set_node_ready(&world, &before[0], "Unknown").await;
     world.run_for(Arc::new(Open), 240).await;
-    node_says(&world, &before[0], "True").await;
+    set_node_ready(&world, &before[0], "True").await;
     world.run_for(Arc::new(Open), 900).await;
     assert_eq!(names(&world, false), before);
     assert_eq!(condition(&world, &before[0], "HealthCheckSucceeded").0, "True");
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_of_three_control_plane_machines_is_replaced_and_a_second_one_is_not() {
+async fn only_one_of_three_control_plane_machines_is_replaced() {
     let world = world(3, 1, of_control_plane()).await;
     world.run_open(20, is_up).await;
     let before = names(&world, true);
@@ -263,7 +263,7 @@ async fn one_of_three_control_plane_machines_is_replaced_and_a_second_one_is_not
     let made_for = machine["metadata"]["annotations"][FOR].as_str().unwrap();
     assert!(made_for.contains(&before[1]), "{made_for}");
     assert!(world.control_plane()["metadata"]["annotations"][IN_PROGRESS].is_null());
-    // Both that are left are healthy, but two of three cannot go.
+    // Both remaining machines are healthy, but two of three may not be deleted.
     let api = api(&world.admin, CORE, "MachineHealthCheck");
     let body = json!({"spec": {"checks": {"unhealthyNodeConditions": [
         {"type": "Ready", "status": "True", "timeoutSeconds": 0},
@@ -305,11 +305,12 @@ async fn a_machine_without_a_controller_is_adopted() {
     world.run_for(Arc::new(Open), 120).await;
     let machine = world.one("cluster.x-k8s.io", "machines", &before[0]);
     assert_eq!(machine["metadata"]["ownerReferences"][0]["kind"], "MachineSet");
-    // Nobody made another one meanwhile.
+    // No other Machine was created meanwhile.
     assert_eq!(names(&world, false), before);
 }
 
-/// Remediates one machine of a role while the process is killed at an effect; tells how it ended.
+/// Remediates one machine of a role while the process is killed at an effect; returns the end
+/// state, and whether the kill took place.
 async fn killed(control_plane: bool, at: usize, after: bool) -> (Vec<String>, bool) {
     let check = if control_plane { of_control_plane() } else { of_workers(json!({})) };
     let world = world(if control_plane { 3 } else { 1 }, 2, check).await;
@@ -351,11 +352,11 @@ async fn sweep(control_plane: bool, step: usize) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_process_killed_while_a_control_plane_machine_is_remediated_ends_the_same() {
+async fn control_plane_remediation_survives_a_kill() {
     sweep(true, 13).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_process_killed_while_a_worker_is_remediated_ends_the_same() {
+async fn worker_remediation_survives_a_kill() {
     sweep(false, 7).await;
 }

@@ -1,6 +1,6 @@
-//! Machines that are replaced, and MachineSets that go: what Cluster API does without updates in place.
+//! Replaced Machines and deleted MachineSets: Cluster API's behaviour without in-place updates.
 
-#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -60,7 +60,7 @@ async fn change_deployment(world: &World, spec: Value) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_old_machine_set_goes_once_its_rollout_is_complete() {
+async fn an_old_machine_set_is_deleted_once_its_rollout_is_complete() {
     let world = workers(2, 0, 1).await;
     world.run_open(10, is_up).await;
     let first = sets(&world);
@@ -75,7 +75,7 @@ async fn an_old_machine_set_goes_once_its_rollout_is_complete() {
     let left = sets(&world);
     assert_eq!(left.len(), 1);
     assert_ne!(left, first);
-    // There and back: the same template again makes a set of the same name, and works.
+    // Change back: the same template yields a set with the same name, which must work.
     change_workers(&world, OLD).await;
     world.run_open(30, is_up).await;
     world.run_for(Arc::new(Open), 10).await;

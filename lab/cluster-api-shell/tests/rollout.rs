@@ -1,6 +1,6 @@
 //! The controllers against an API server, a fake environment and a fake extension.
 
-#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -36,8 +36,8 @@ fn uids(world: &World, role: &str) -> Vec<Value> {
     machines.iter().filter(is_worker).map(|machine| machine["metadata"]["uid"].clone()).collect()
 }
 
-/// The workers' version changes alone: their minor may not be newer than the control plane's for
-/// new machines, so that surge tests stay within one minor.
+/// Changes only the workers' version: for new machines their minor may not be newer than the
+/// control plane's, so surge tests stay within one minor.
 async fn change_workers(world: &World, version: &str) {
     world.set_version("MachineDeployment", "edge-1-md-0", version).await;
 }
@@ -94,7 +94,7 @@ async fn workers_are_updated_in_place_one_at_a_time() {
         assert!(annotations.is_none_or(serde_json::Map::is_empty), "{machine}");
     }
     let extension = &world.extension;
-    // The answer about a pair of MachineSets is remembered.
+    // The result for a pair of MachineSets is cached.
     assert_eq!(extension.calls("canupdatemachineset").len(), 1);
     assert_eq!(extension.calls("updatemachine").len(), 6);
     let seen = extension.seen.lock().unwrap();
@@ -135,7 +135,7 @@ async fn surge_replaces_one_worker_and_keeps_the_others() {
     assert_eq!(after.len(), 3);
     let kept = after.iter().filter(|uid| before.contains(uid)).count();
     assert_eq!(kept, 2);
-    // What the replaced machine was made of is gone, its Node too.
+    // The provider objects and the Node of the replaced machine are gone.
     let hosts = world.list("infrastructure.cluster.x-k8s.io", "dockermachines");
     assert_eq!(hosts.len(), 4);
     let configs = world.list("bootstrap.cluster.x-k8s.io", "kubeadmconfigs");
@@ -144,7 +144,7 @@ async fn surge_replaces_one_worker_and_keeps_the_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_that_nobody_covers_replaces_every_worker() {
+async fn a_change_no_extension_covers_replaces_every_worker() {
     let world = workers(2, 1, 0).await;
     world.extension.covers.store(false, Ordering::SeqCst);
     world.run_open(10, is_up).await;
@@ -166,7 +166,7 @@ async fn a_failure_stops_the_rollout_and_replaces_nothing() {
     world.run_for(Arc::new(Open), 1200).await;
     assert_eq!(uids(&world, "worker"), before);
     assert!(world.machines().iter().all(|one| one["spec"]["version"] == OLD));
-    // The answer was not remembered: once it changes, the rollout goes on.
+    // The failure was not cached: once the response changes, the rollout continues.
     world.extension.fails.store(false, Ordering::SeqCst);
     world.run_open(30, is_up).await;
     assert_eq!(uids(&world, "worker"), before);
@@ -195,7 +195,7 @@ async fn control_planes_are_updated_in_place_one_at_a_time() {
         .unwrap();
     let text = map["data"]["ClusterConfiguration"].as_str().unwrap();
     assert!(text.contains("kubernetesVersion: v1.35.0"), "{text}");
-    // The config that initialised the cluster is one that joins now.
+    // The config that initialised the cluster is now a joining one.
     for config in world.list("bootstrap.cluster.x-k8s.io", "kubeadmconfigs") {
         assert!(config["spec"]["initConfiguration"].is_null(), "{config}");
     }
@@ -222,7 +222,7 @@ async fn a_control_plane_with_surge_replaces_one_machine() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_does_not_start_beside_the_real_cluster_api() {
+async fn it_does_not_start_next_to_the_real_cluster_api() {
     let world = workers(1, 0, 1).await;
     common::create(
         &world.admin,
@@ -269,7 +269,7 @@ async fn a_machine_waits_for_its_pre_drain_hooks() {
     assert_eq!(world.nodes().len(), 3);
 }
 
-/// The one Machine of a MachineDeployment.
+/// The only Machine of a MachineDeployment.
 fn only_worker(world: &World) -> Value {
     let machines = world.machines();
     let found = machines
@@ -284,7 +284,7 @@ fn condition(object: &Value, type_: &str) -> Value {
 
 const MARK: &str = "in-place-updates.internal.cluster.x-k8s.io/update-in-progress";
 
-/// Brings one worker up and starts an update that never ends.
+/// Brings up one worker and starts an update that never finishes.
 async fn hanging_update() -> World {
     let world = workers(1, 0, 1).await;
     world.run_open(10, is_up).await;
@@ -299,7 +299,7 @@ async fn hanging_update() -> World {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_hook_shows_a_fixed_message_and_is_tried_again() {
+async fn a_failed_hook_shows_a_fixed_message_and_is_retried() {
     let world = hanging_update().await;
     let before = only_worker(&world)["metadata"]["uid"].clone();
     world.extension.fails.store(true, Ordering::SeqCst);
@@ -319,7 +319,7 @@ async fn a_failed_hook_shows_a_fixed_message_and_is_tried_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn taking_the_mark_away_gives_an_update_up() {
+async fn removing_the_annotation_abandons_an_update() {
     use kube::api::{Patch, PatchParams};
     use serde_json::json;
 
@@ -345,7 +345,7 @@ async fn taking_the_mark_away_gives_an_update_up() {
         let object = world.one(group, plural, name);
         assert!(object["metadata"]["annotations"][MARK].is_null());
     }
-    // The spec is the target's, and the Node shows that nothing was done.
+    // The spec has the target version, and the Node shows that nothing was updated.
     let machine = only_worker(&world);
     assert_eq!(machine["spec"]["version"], NEW);
     assert_eq!(
@@ -412,11 +412,11 @@ async fn an_immutable_infrastructure_machine_is_replaced() {
     world.run_open(60, is_up).await;
     let after = uids(&world, "control plane");
     assert!(after.iter().all(|uid| !before.contains(uid)));
-    // The extension was not even asked.
+    // The extension was not even called.
     assert!(world.extension.calls("canupdatemachine").is_empty());
 }
 
-/// What is brought up and changed while the process is killed.
+/// The objects that are created and changed while the process is killed.
 #[derive(Clone, Copy)]
 struct Scenario {
     control_planes: i64,
@@ -426,7 +426,7 @@ struct Scenario {
     version: &'static str,
 }
 
-/// Kills the process before or after an effect, starts it again, and tells how it ended and whether
+/// Kills the process before or after an effect and restarts it; returns the end state, and whether
 /// the kill took place.
 async fn killed(scenario: Scenario, at: usize, after: bool) -> (Vec<String>, bool) {
     let Scenario { control_planes, workers, max_surge, .. } = scenario;
@@ -452,7 +452,8 @@ async fn killed(scenario: Scenario, at: usize, after: bool) -> (Vec<String>, boo
     (world.end_state(), switch.is_dead())
 }
 
-/// Kills at every `step`-th effect until there is none; each end is like the undisturbed one.
+/// Kills at every `step`-th effect until no kill takes place; each end state must equal the
+/// undisturbed one.
 async fn sweep(scenario: Scenario, step: usize, at_least: usize) {
     let (undisturbed, _) = killed(scenario, usize::MAX, false).await;
     let mut fired = 0;
@@ -472,7 +473,7 @@ async fn sweep(scenario: Scenario, step: usize, at_least: usize) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_process_killed_while_workers_are_updated_goes_on_where_it_stood() {
+async fn a_worker_update_survives_a_kill() {
     let scenario = Scenario {
         control_planes: 1,
         workers: 2,
@@ -484,7 +485,7 @@ async fn a_process_killed_while_workers_are_updated_goes_on_where_it_stood() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_process_killed_while_a_worker_is_replaced_goes_on_where_it_stood() {
+async fn a_worker_replacement_survives_a_kill() {
     let scenario = Scenario {
         control_planes: 1,
         workers: 2,
@@ -496,7 +497,7 @@ async fn a_process_killed_while_a_worker_is_replaced_goes_on_where_it_stood() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_process_killed_while_control_planes_are_updated_goes_on_where_it_stood() {
+async fn a_control_plane_update_survives_a_kill() {
     let scenario = Scenario {
         control_planes: 3,
         workers: 1,

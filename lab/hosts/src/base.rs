@@ -55,7 +55,7 @@ pub fn ensure(more: &[&str]) -> anyhow::Result<PathBuf> {
     let digest = Sha256::digest(packages.as_bytes());
     let key = digest[..6].iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"));
     let cache = cache()?.join("hosts");
-    fs::create_dir_all(&cache).with_context(|| format!("{} cannot be made", cache.display()))?;
+    fs::create_dir_all(&cache).with_context(|| format!("failed to create {}", cache.display()))?;
     let directory = |release: &str| cache.join(format!("{release}-{key}"));
     if let Some(found) = RELEASES.map(directory).into_iter().find(|path| path.is_dir()) {
         return Ok(found);
@@ -68,7 +68,7 @@ pub fn ensure(more: &[&str]) -> anyhow::Result<PathBuf> {
             Err(error) => problems.push(format!("{release}: {error:#}")),
         }
     }
-    bail!("no Debian root can be made; {}", problems.join("; "))
+    bail!("failed to create a Debian root; {}", problems.join("; "))
 }
 
 /// Returns `REFIT_CACHE`, by default `~/.cache/refit`.
@@ -91,7 +91,7 @@ fn mirror() -> anyhow::Result<String> {
     let texts = files.iter().filter_map(|path| fs::read_to_string(path).ok());
     let text: Vec<String> = texts.collect();
     find_mirror(&text.join("\n")).context(
-        "no source of apt on this machine ends in /debian: the tests take the mirror from there",
+        "no apt source on this machine ends in /debian; the tests need one as their mirror",
     )
 }
 
@@ -107,7 +107,7 @@ fn find_mirror(text: &str) -> Option<String> {
 
 fn build(release: &str, packages: &str, mirror: &str, directory: &Path) -> anyhow::Result<()> {
     let partial = directory.with_extension(format!("partial-{}", std::process::id()));
-    print_line(&format!("making a root of Debian {release}: about a minute, once"));
+    print_line(&format!("creating a root of Debian {release} (once, takes about a minute)"));
     let status = Command::new("mmdebstrap")
         .args(["--quiet", "--variant=apt", "--format=directory"])
         .arg(format!("--include={packages}"))
@@ -117,15 +117,15 @@ fn build(release: &str, packages: &str, mirror: &str, directory: &Path) -> anyho
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .status()
-        .context("mmdebstrap cannot be run: `apt-get install mmdebstrap`")?;
+        .context("failed to run mmdebstrap; install it with `apt-get install mmdebstrap`")?;
     if !status.success() {
         // The directory is always Refit's own: it never holds anything else.
         let _ = fs::remove_dir_all(&partial);
-        bail!("mmdebstrap ended with {status}");
+        bail!("mmdebstrap failed with {status}");
     }
     match fs::rename(&partial, directory) {
         // Another process was faster.
         Err(_) if directory.is_dir() => Ok(fs::remove_dir_all(&partial)?),
-        outcome => outcome.with_context(|| format!("{} cannot be written", directory.display())),
+        outcome => outcome.with_context(|| format!("failed to write {}", directory.display())),
     }
 }

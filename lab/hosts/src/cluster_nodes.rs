@@ -36,7 +36,7 @@ impl Programs<'_> {
         }
         let built = test.ancestors().nth(2).map(|directory| directory.join("refit-agent"));
         let built = built.filter(|path| path.is_file());
-        let built = built.context("no refit-agent is built: `cargo build -p refit-agent`")?;
+        let built = built.context("refit-agent is not built; run `cargo build -p refit-agent`")?;
         Ok(built.display().to_string())
     }
 }
@@ -65,7 +65,7 @@ pub async fn prepare(
         names.push(format!("/debs/{file}"));
     }
     let [a, b, c, d] = names.as_slice() else {
-        anyhow::bail!("four packages are installed");
+        anyhow::bail!("expected exactly four packages");
     };
     overlay.chroot(["dpkg", "--install", a, b, c, d]).await?;
     overlay.chroot(["apt-mark", "hold", "kubeadm", "kubectl", "kubelet"]).await?;

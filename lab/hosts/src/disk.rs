@@ -37,7 +37,7 @@ impl Disk {
         let [image, mounted, root] = paths;
         for path in [&mounted, &root] {
             fs::create_dir_all(path)
-                .with_context(|| format!("{} cannot be made", path.display()))?;
+                .with_context(|| format!("failed to create {}", path.display()))?;
         }
         fs::File::create(&image)?.set_len(mebibytes << 20)?;
         let file = image.display().to_string();
@@ -49,10 +49,10 @@ impl Disk {
             .stdin(Stdio::null())
             .kill_on_drop(true)
             .spawn()
-            .context("unshare cannot be run")?;
+            .context("failed to run unshare")?;
         let disk = Self { image, mounted, root, layers: layers.to_vec(), holder };
         let name = format!("/proc/{}/comm", disk.holder()?);
-        eventually("a mount namespace", Duration::from_secs(LET_GO_SECONDS), async || {
+        eventually("the mount namespace exists", Duration::from_secs(LET_GO_SECONDS), async || {
             let now = fs::read_to_string(&name).unwrap_or_default();
             (now.trim() == "sleep").then_some(()).ok_or(now)
         })
@@ -63,7 +63,7 @@ impl Disk {
 
     /// Returns the process in whose mount namespace the disk is mounted.
     pub fn holder(&self) -> anyhow::Result<u32> {
-        self.holder.id().context("nobody keeps the mount namespace any more")
+        self.holder.id().context("the process that holds the mount namespace has exited")
     }
 
     /// Creates a directory on the disk itself, next to the root, and returns its path in that
@@ -71,7 +71,8 @@ impl Disk {
     pub fn create_directory(&self, name: &str) -> anyhow::Result<PathBuf> {
         let directory = self.mounted.join(name);
         let path = self.outside_path(&directory);
-        fs::create_dir_all(&path).with_context(|| format!("{} cannot be made", path.display()))?;
+        fs::create_dir_all(&path)
+            .with_context(|| format!("failed to create {}", path.display()))?;
         Ok(directory)
     }
 
@@ -114,7 +115,7 @@ impl Disk {
         self.detach().await?;
         self.holder.kill().await?;
         fs::remove_file(&self.image)
-            .with_context(|| format!("{} cannot be removed", self.image.display()))
+            .with_context(|| format!("failed to remove {}", self.image.display()))
     }
 
     /// Simulates a power cut: data that was not synced is lost. No process may use the disk any
@@ -134,7 +135,7 @@ impl Disk {
         }
         for path in [&self.root, &self.mounted] {
             let path = path.display().to_string();
-            eventually("unmounting", Duration::from_secs(LET_GO_SECONDS), async || {
+            eventually("the disk is unmounted", Duration::from_secs(LET_GO_SECONDS), async || {
                 let outcome = self.inside(&["umount", &path]).await;
                 outcome.map(drop).map_err(|error| format!("{error:#}"))
             })
@@ -142,13 +143,15 @@ impl Disk {
         }
         // The file system holds the device, and the device holds the file. The device name alone
         // proves nothing: once the device is free, another host's disk may use it.
-        eventually("the file system ends", Duration::from_secs(LET_GO_SECONDS), async || match self
-            .backs(&device)
-        {
-            Ok(false) => Ok(()),
-            Ok(true) => Err(format!("{device} still has {}", self.image.display())),
-            Err(error) => Err(error.to_string()),
-        })
+        eventually(
+            "the file system releases its device",
+            Duration::from_secs(LET_GO_SECONDS),
+            async || match self.backs(&device) {
+                Ok(false) => Ok(()),
+                Ok(true) => Err(format!("{device} is still backed by {}", self.image.display())),
+                Err(error) => Err(error.to_string()),
+            },
+        )
         .await
     }
 

@@ -97,14 +97,14 @@ impl Host {
     /// power cut.
     pub fn write(&self, path: &str, text: &str) -> anyhow::Result<()> {
         let path = self.root().join(path);
-        let directory = path.parent().context("a file is in a directory")?;
+        let directory = path.parent().context("the path has no parent directory")?;
         let written = || {
             fs::create_dir_all(directory)?;
             fs::write(&path, text)?;
             fs::File::open(&path)?.sync_all()?;
             fs::File::open(directory)?.sync_all()
         };
-        written().with_context(|| format!("{} cannot be written", path.display()))
+        written().with_context(|| format!("failed to write {}", path.display()))
     }
 
     /// Reads a file of the host; returns an empty string if there is no such file.
@@ -128,7 +128,7 @@ impl Host {
     pub async fn start(&self) -> anyhow::Result<()> {
         let mut running = self.running.lock().await;
         if running.as_ref().is_some_and(|task| !task.is_finished()) {
-            bail!("{} runs already", self.name);
+            bail!("{} is already running", self.name);
         }
         let mut binds = Vec::new();
         for directory in &self.own {
@@ -152,11 +152,14 @@ impl Host {
                 match outcome {
                     Ok(Some(REBOOT)) => {}
                     Ok(code) => {
-                        tracing::debug!(host = container.short, ?code, "ended");
+                        tracing::debug!(host = container.short, ?code, "container exited");
                         return;
                     }
                     Err(error) => {
-                        tracing::warn!(host = container.short, "cannot run: {error:#}");
+                        tracing::warn!(
+                            host = container.short,
+                            "failed to run the container: {error:#}"
+                        );
                         return;
                     }
                 }
@@ -176,12 +179,15 @@ impl Host {
                 Err(error) => Err(format!("{error:#}")),
             }
         };
-        let up =
-            eventually(&format!("{} boots", self.name), Duration::from_secs(BOOT_SECONDS), ask)
-                .await;
+        let up = eventually(
+            &format!("{} has booted", self.name),
+            Duration::from_secs(BOOT_SECONDS),
+            ask,
+        )
+        .await;
         up.with_context(|| {
             let console = fs::read_to_string(&self.console).unwrap_or_default();
-            format!("its console ends: {}", end_of(&console, 1500))
+            format!("last console output: {}", end_of(&console, 1500))
         })
     }
 
@@ -199,7 +205,7 @@ impl Host {
     /// Runs a command in the host and returns its output.
     pub async fn exec<const N: usize>(&self, command: [&str; N]) -> anyhow::Result<String> {
         let leader = self.leader();
-        let leader = leader.with_context(|| format!("{} does not run", self.name))?;
+        let leader = leader.with_context(|| format!("{} is not running", self.name))?;
         let target = leader.to_string();
         let path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
         let enter = ["--target", &target, "--all", "--", "env", "-i", path, "LC_ALL=C"];
@@ -271,13 +277,13 @@ pub async fn with_reports<T>(outcome: anyhow::Result<T>, hosts: &[Host]) -> anyh
     let Err(error) = outcome else {
         return outcome;
     };
-    let mut text = String::from("what the hosts say:\n");
+    let mut text = String::from("reports of the hosts:\n");
     for host in hosts {
         text.push_str(&host.report().await);
         text.push('\n');
     }
     // The reason comes last, where readers look for it.
-    Err(anyhow::anyhow!("{text}\nthe reason: {error:#}"))
+    Err(anyhow::anyhow!("{text}\nerror: {error:#}"))
 }
 
 fn end_of(text: &str, bytes: usize) -> &str {
@@ -390,8 +396,9 @@ fn make_groups(run: &str, host: &str) -> anyhow::Result<Vec<PathBuf>> {
     let mut groups = Vec::new();
     for parent in group_parents() {
         for group in [parent.join(run), parent.join(run).join(host)] {
-            fs::create_dir_all(&group)
-                .with_context(|| format!("the control group {} cannot be made", group.display()))?;
+            fs::create_dir_all(&group).with_context(|| {
+                format!("failed to create the control group {}", group.display())
+            })?;
             for file in ["cpuset.cpus", "cpuset.mems"] {
                 // A group without processors and memory accepts no process.
                 let above = group.parent().map(|above| above.join(file));

@@ -79,7 +79,8 @@ fn trials(tests: &[Test], isolation: Option<&Isolation>) -> Vec<Trial> {
     let one = |&(name, test): &Test| {
         let isolation = isolation.cloned();
         Trial::test(name, move || {
-            let isolation = isolation.ok_or_else(|| Failed::from("a list runs nothing"))?;
+            let isolation =
+                isolation.ok_or_else(|| Failed::from("tests do not run in list mode"))?;
             test(&isolation).map_err(|error| Failed::from(format!("{error:#}")))
         })
     };
@@ -88,11 +89,11 @@ fn trials(tests: &[Test], isolation: Option<&Isolation>) -> Vec<Trial> {
 
 fn outside(packages: &[&str]) -> anyhow::Result<ExitCode> {
     if !rustix::process::geteuid().is_root() {
-        bail!("hosts need root: systemd-nspawn, mounts and network namespaces");
+        bail!("root is required for systemd-nspawn, mounts and network namespaces");
     }
     let missing = missing();
     if !missing.is_empty() {
-        bail!("these packages are missing: apt-get install {}", missing.join(" "));
+        bail!("missing packages; run `apt-get install {}`", missing.join(" "));
     }
     sweep();
     let base = base::ensure(packages)?;
@@ -103,13 +104,13 @@ fn outside(packages: &[&str]) -> anyhow::Result<ExitCode> {
     let left = remove_groups(&name).into_iter().chain(loops(&name));
     let left: Vec<String> = left.collect();
     if !left.is_empty() {
-        bail!("this is left of the run: {}", left.join(", "));
+        bail!("the run left resources behind: {}", left.join(", "));
     }
     outcome
 }
 
 async fn enclosed(name: &str, base: &Path) -> anyhow::Result<ExitCode> {
-    let program = env::current_exe().context("this program does not know its own path")?;
+    let program = env::current_exe().context("failed to determine the path of this program")?;
     let mut child = Command::new("setpriv")
         .args(["--pdeathsig", "KILL", "--", "unshare", "--mount", "--net", "--pid"])
         .args(["--fork", "--kill-child", "--mount-proc", "--"])
@@ -119,7 +120,7 @@ async fn enclosed(name: &str, base: &Path) -> anyhow::Result<ExitCode> {
         .env(BASE, base)
         .kill_on_drop(true)
         .spawn()
-        .context("unshare cannot be run")?;
+        .context("failed to run unshare")?;
     let mut interrupted = tokio::signal::unix::signal(SignalKind::interrupt())?;
     let mut terminated = tokio::signal::unix::signal(SignalKind::terminate())?;
     let code = tokio::select! {

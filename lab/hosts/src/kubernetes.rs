@@ -172,7 +172,7 @@ impl Cluster {
 async fn kubeadm(host: &Host, command: &str) -> anyhow::Result<()> {
     let run = host.exec(["sh", "-c", command]);
     let outcome = tokio::time::timeout(Duration::from_secs(KUBEADM_SECONDS), run).await;
-    let outcome = outcome.with_context(|| format!("{command} takes too long on {}", host.name))?;
+    let outcome = outcome.with_context(|| format!("`{command}` timed out on {}", host.name))?;
     outcome.map(drop)
 }
 

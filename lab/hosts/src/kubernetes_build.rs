@@ -72,7 +72,7 @@ done
 ";
 const KERNEL_SETTINGS_UNIT: &str = "\
 [Unit]
-Description=Kernel settings that a kubelet asks for
+Description=Kernel settings that the kubelet requires
 
 [Service]
 Type=oneshot
@@ -91,18 +91,18 @@ pub struct Programs {
 
 /// Returns the two versions of `REFIT_K8S_BIN`, the lower first.
 pub fn programs() -> anyhow::Result<[Programs; 2]> {
-    let how = "`cargo xtask hosts build` makes such directories and prints the one that holds them";
+    let how = "`cargo xtask hosts build` creates such directories and prints their parent";
     let Some(directory) = env::var_os(PROGRAMS_DIRECTORY).map(PathBuf::from) else {
         bail!(
-            "{PROGRAMS_DIRECTORY} is not set: it names a directory with two directories called by version, \
-             such as v1.34.10 and v1.35.8, each with {}; {how}",
+            "{PROGRAMS_DIRECTORY} is not set: set it to a directory with two subdirectories named \
+             after their version, such as v1.34.10 and v1.35.8, each with {}; {how}",
             PROGRAMS.join(", ")
         );
     };
     let shown = directory.display();
     let entries = std::fs::read_dir(&directory);
     let entries =
-        entries.with_context(|| format!("{PROGRAMS_DIRECTORY}={shown} cannot be read"))?;
+        entries.with_context(|| format!("failed to read {PROGRAMS_DIRECTORY}={shown}"))?;
     let mut found = BTreeMap::new();
     for entry in entries {
         let path = entry?.path();
@@ -118,7 +118,8 @@ pub fn programs() -> anyhow::Result<[Programs; 2]> {
     let [from, to] = <[Programs; 2]>::try_from(all).map_err(|all| {
         let names: Vec<&str> = all.iter().map(|one| one.version.as_str()).collect();
         anyhow::anyhow!(
-            "{PROGRAMS_DIRECTORY}={shown} holds {} directories called by version ({}) instead of two; {how}",
+            "{PROGRAMS_DIRECTORY}={shown} contains {} directories named after a version ({}) instead \
+             of two; {how}",
             names.len(),
             names.join(", ")
         )

@@ -252,10 +252,13 @@ fn bring_up(manifests: Vec<Value>) -> anyhow::Result<Objects> {
             }
             world.pass(left.min(Duration::from_secs(10))).await;
         }
-        anyhow::ensure!(world.is_ready(), "the sandbox does not get ready");
+        anyhow::ensure!(world.is_ready(), "the sandbox did not become ready in time");
         Ok(Objects {
             management: world.management().snapshot(),
-            workload: world.workload(CLUSTER).context("no workload API")?.snapshot(),
+            workload: world
+                .workload(CLUSTER)
+                .context("the workload cluster has no API server")?
+                .snapshot(),
         })
     });
     runtime.shutdown_background();
@@ -269,13 +272,13 @@ fn manifests(shape: Shape<'_>) -> anyhow::Result<Vec<Value>> {
         .replace("replicas: 3", &format!("replicas: {}", shape.control_planes))
         .replace(EXAMPLE_VERSION, shape.version);
     text.split("\n---\n")
-        .map(|part| serde_saphyr::from_str(part).context("the example cannot be read"))
+        .map(|part| serde_saphyr::from_str(part).context("failed to parse the example"))
         .collect()
 }
 
 async fn ended(name: &str, process: impl Future<Output = anyhow::Result<()>>) {
     let outcome = process.await;
-    tracing::error!(name, ?outcome, "a process of the test ended");
+    tracing::error!(name, ?outcome, "a process of the test exited");
 }
 
 pub(crate) fn url(port: u16) -> String {

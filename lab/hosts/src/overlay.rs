@@ -101,7 +101,7 @@ impl Overlay {
     pub async fn agent(&self, program: &Path, unit: &str) -> anyhow::Result<()> {
         let started = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/"));
         let path = started.and_then(|line| line.split_whitespace().next());
-        self.program(program, path.context("the unit starts a program")?).await?;
+        self.program(program, path.context("the unit has no ExecStart program")?).await?;
         self.write("etc/systemd/system/refit-agent.service", unit)?;
         self.enable("refit-agent.service")
     }
@@ -109,9 +109,9 @@ impl Overlay {
     /// Writes a file.
     pub fn write(&self, path: &str, text: &str) -> anyhow::Result<()> {
         let path = self.root.join(path);
-        let directory = path.parent().context("a file is in a directory")?;
+        let directory = path.parent().context("the path has no parent directory")?;
         fs::create_dir_all(directory)?;
-        fs::write(&path, text).with_context(|| format!("{} cannot be written", path.display()))
+        fs::write(&path, text).with_context(|| format!("failed to write {}", path.display()))
     }
 
     /// Writes an executable file.

@@ -120,7 +120,7 @@ impl Repository {
         let build = self.directory.join("build");
         let write = |path: &str, bytes: &[u8], mode: u32| -> anyhow::Result<()> {
             let path = build.join(path);
-            fs::create_dir_all(path.parent().context("a file is in a directory")?)?;
+            fs::create_dir_all(path.parent().context("the path has no parent directory")?)?;
             fs::write(&path, bytes)?;
             Ok(fs::set_permissions(&path, fs::Permissions::from_mode(mode))?)
         };

@@ -33,7 +33,7 @@ pub struct Order<'a> {
 impl Order<'_> {
     /// Returns the steps, and the first step that cannot be rolled back.
     pub fn steps(&self) -> (Vec<PlannedStep>, &'static str) {
-        let version = self.goal.parse().expect("the tests' own versions are versions");
+        let version = self.goal.parse().expect("the tests use valid versions");
         let work = HostWork {
             role: self.role,
             version: &version,
@@ -73,7 +73,7 @@ pub async fn abort(cluster: &Cluster, host: &Host) -> anyhow::Result<()> {
 pub async fn status(cluster: &Cluster, host: &Host) -> anyhow::Result<HostPlanStatus> {
     let plans: Api<HostPlan> = Api::namespaced(cluster.workload.clone(), keys::HOST_PLAN_NAMESPACE);
     let plan = plans.get(&host.name).await?;
-    plan.status.with_context(|| format!("the agent of {} has said nothing", host.name))
+    plan.status.with_context(|| format!("the agent of {} has not reported a status", host.name))
 }
 
 /// Waits until the agent reports that this plan has ended, and returns the result.
@@ -97,7 +97,8 @@ pub async fn ended(
             .collect();
         Err(format!("{} {:?}: {}", status.plan_id, status.state, steps.join("; ")))
     };
-    eventually(&format!("plan {id} of {} ends", host.name), Duration::from_secs(seconds), ask).await
+    eventually(&format!("plan {id} of {} has ended", host.name), Duration::from_secs(seconds), ask)
+        .await
 }
 
 /// Returns the records of the agent's journal, oldest first, each as `Type step`; an incomplete

@@ -143,7 +143,7 @@ impl Registry {
 impl File {
     fn read(from: &Path, path: &str) -> anyhow::Result<Self> {
         let bytes =
-            std::fs::read(from).with_context(|| format!("{} cannot be read", from.display()))?;
+            std::fs::read(from).with_context(|| format!("failed to read {}", from.display()))?;
         Ok(Self { path: path.to_owned(), bytes })
     }
 }

@@ -13,11 +13,11 @@ pub async fn run<S: AsRef<OsStr>>(
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).kill_on_drop(true);
     let shown = format!("{:?}", command.as_std());
-    let output = command.output().await.with_context(|| format!("{shown} did not run"))?;
+    let output = command.output().await.with_context(|| format!("failed to run {shown}"))?;
     let out = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {
         let errors = String::from_utf8_lossy(&output.stderr);
-        bail!("{shown} ended with {}: {out}{errors}", output.status);
+        bail!("{shown} failed with {}: {out}{errors}", output.status);
     }
     Ok(out)
 }

@@ -77,8 +77,7 @@ pub async fn upgrade(cluster: &Cluster, version: &str) -> anyhow::Result<()> {
 async fn run_script(host: &Host, text: &str) -> anyhow::Result<()> {
     let run = host.exec(["bash", "-c", text]);
     let outcome = tokio::time::timeout(Duration::from_secs(HOST_SECONDS), run).await;
-    let output =
-        outcome.with_context(|| format!("the script takes too long on {}", host.name))??;
+    let output = outcome.with_context(|| format!("the script timed out on {}", host.name))??;
     let ends: Vec<&str> =
         output.lines().filter_map(|line| line.strip_prefix(END_OF_PART)).collect();
     print_line(&format!("{}: {}", host.name, ends.join(" ")));

@@ -133,9 +133,9 @@ fn shown(pods: &[Pod]) -> String {
     let one = |pod: &Pod| {
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
         let state = match &pod.metadata.deletion_timestamp {
-            Some(_) => "leaves",
-            None if runs(pod) => "runs",
-            None => "does not run yet",
+            Some(_) => "is terminating",
+            None if runs(pod) => "is running",
+            None => "is not running yet",
         };
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         format!("{name} on {} {state}", node.unwrap_or("no node"))

@@ -43,7 +43,7 @@ pub fn keep(client: Client) -> Watched {
     tokio::spawn(async move {
         loop {
             if let Err(error) = pass(&client, &sink).await {
-                tracing::debug!("the workloads are looked at again: {error:#}");
+                tracing::debug!("failed to observe the workloads, retrying: {error:#}");
             }
             tokio::time::sleep(PERIOD).await;
         }

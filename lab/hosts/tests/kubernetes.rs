@@ -150,7 +150,7 @@ async fn go(
     let (api, pods) = (availability.results(), workload.observations());
     print_line(&format!(
         "{} in {:.1} s; API: {} answers, {} failures, longest gap {:.1} s; application: at least {} \
-         ran, at most {} of those not heard of, {} pods in all",
+         ran, at most {} of those reported as not Ready, {} pods in all",
         if through_refit { "Refit" } else { "script" },
         took.as_secs_f64(),
         api.answered,
@@ -256,7 +256,7 @@ async fn renew(cluster: &Cluster, management: &Management, version: &str) -> any
     updated(management, 2, 1).await?;
     let same = before.iter().zip(&certificates()).any(|(a, b)| a == b || b.is_empty());
     ensure!(!same, "certificates of {} stay", node.name);
-    eventually("static pods are made anew", Duration::from_mins(2), async || {
+    eventually("static pods are recreated", Duration::from_mins(2), async || {
         for component in COMPONENTS {
             let path = format!("/api/v1/namespaces/kube-system/pods/{component}-{}", node.name);
             let pod = send(&cluster.client, "GET", &path, &Value::Null).await;

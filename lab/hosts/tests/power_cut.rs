@@ -87,7 +87,7 @@ async fn at_every_boundary(
     }
     finished(cluster, host, plan, 90).await?;
     let steps = plan.steps().0.len();
-    ensure!(cuts > 2 * steps, "the power went only {cuts} times in a plan of {steps} steps");
+    ensure!(cuts > 2 * steps, "the power was cut only {cuts} times in a plan of {steps} steps");
     print_line(&format!("{}: {cuts} cuts at boundaries: {}", host.name, shown(&seen)));
     Ok(())
 }
@@ -171,7 +171,7 @@ async fn stopped_at(host: &Host, point: &str, seconds: u64) -> anyhow::Result<()
         let there = host.has(&format!("run/at-{point}"));
         there.then_some(()).ok_or_else(|| plans::records(host).join(", "))
     };
-    eventually(&format!("{} comes to {point}", host.name), Duration::from_secs(seconds), ask).await
+    eventually(&format!("{} reaches {point}", host.name), Duration::from_secs(seconds), ask).await
 }
 
 /// Appends half of another record, as an interrupted write leaves it: truncated, or with a block of

@@ -134,7 +134,7 @@ async fn no_room_then_room(cluster: &Cluster, host: &Host) -> anyhow::Result<()>
     })
     .await?;
     let message = text(&failed, "/status/failureMessage");
-    ensure!(message.contains("MiB left and needs"), "it says what is missing: {message}");
+    ensure!(message.contains("MiB free and needs"), "the message names what is missing: {message}");
     ensure!(host.boots() == 1, "nothing was done");
     host.exec(["rm", "/var/filler"]).await?;
     let failed = name(&failed);
@@ -167,7 +167,7 @@ async fn handed_over(cluster: &Cluster) -> anyhow::Result<()> {
             None => Ok(()),
         }
     };
-    eventually("Cluster API takes note", Duration::from_mins(2), ask).await
+    eventually("Cluster API has reacted", Duration::from_mins(2), ask).await
 }
 
 /// Requests the version that every host has, machine by machine, from a controller that reboots.
@@ -259,7 +259,7 @@ async fn all_updated(cluster: &Cluster, count: usize, seconds: u64) -> anyhow::R
             all.filter(move |update| text(update, "/status/phase") == phase)
         };
         let no_room =
-            |update: &&Value| text(update, "/status/failureMessage").contains("MiB left and needs");
+            |update: &&Value| text(update, "/status/failureMessage").contains("MiB free and needs");
         if let Some(failed) = in_phase("Failed").find(|update| !no_room(update)) {
             return Ok(Err(line(failed)));
         }

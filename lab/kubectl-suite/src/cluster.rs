@@ -1,4 +1,4 @@
-//! An API server over HTTPS on loopback, with what a kubelet does to pods that are deleted.
+//! An API server over HTTPS on loopback, which ends deleted pods as a kubelet would.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -29,21 +29,21 @@ use refit_runtime::tls::{Authority, ReloadableCert, TlsError, Validity, server_c
 use serde_json::{Value, json};
 use tower::{Service, ServiceExt as _};
 
-/// How often deleted pods are looked for.
+/// How often it looks for deleted pods.
 const KUBELET_PERIOD: Duration = Duration::from_millis(50);
 
-/// Why a cluster does not start.
+/// Why a cluster could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    /// Its certificates cannot be made.
+    /// The certificates could not be created.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// Its port, its thread or its files cannot be had.
+    /// The port, the thread or the files could not be created.
     #[error("the cluster cannot start: {0}")]
     Io(#[from] io::Error),
 }
 
-/// A served API server with a kubeconfig. It serves until the process ends.
+/// A served API server with a kubeconfig. It serves until the process exits.
 #[derive(Debug)]
 pub struct Cluster {
     kubeconfig: PathBuf,
@@ -51,7 +51,7 @@ pub struct Cluster {
 
 impl Cluster {
     /// Serves a new API server that enforces RBAC, and writes its kubeconfig into `directory`:
-    /// context `admin` may do everything, context `ann` what RBAC gives the user `ann`.
+    /// context `admin` has all permissions, context `ann` those that RBAC gives to the user `ann`.
     pub fn start(directory: &Path) -> Result<Self, ClusterError> {
         let clock = Clock::real();
         let mut required = Required::new(*b"a key for tests, 32 bytes long..");
@@ -72,7 +72,7 @@ impl Cluster {
         let port = run(server, tls)?;
         let kubeconfig = directory.join("kubeconfig");
         let text = config(port, &authority.material().cert_pem).to_string();
-        // It holds tokens.
+        // The file holds tokens.
         OpenOptions::new()
             .write(true)
             .create(true)
@@ -83,7 +83,7 @@ impl Cluster {
         Ok(Self { kubeconfig })
     }
 
-    /// The file that kubectl reads.
+    /// Path of the kubeconfig.
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
@@ -105,7 +105,7 @@ fn config(port: u16, ca: &str) -> Value {
     })
 }
 
-/// Serves on a thread of its own and returns the port.
+/// Serves on its own thread and returns the port.
 fn run(server: ApiServer, tls: Arc<rustls::ServerConfig>) -> io::Result<u16> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (sender, receiver) = mpsc::channel();
@@ -128,7 +128,7 @@ fn run(server: ApiServer, tls: Arc<rustls::ServerConfig>) -> io::Result<u16> {
     receiver.recv().unwrap_or_else(|_| Err(io::Error::other("the cluster's thread ended")))
 }
 
-/// Deletes for good what waits for its kubelet.
+/// Deletes the pods that wait for their kubelet.
 async fn end_pods(server: ApiServer) {
     loop {
         tokio::time::sleep(KUBELET_PERIOD).await;
@@ -148,13 +148,13 @@ async fn end_pods(server: ApiServer) {
                 .extension(Identity::admin())
                 .body(Full::new(Bytes::new()))
                 .expect("names of objects are URL-safe");
-            // Whoever else deleted it did the same.
+            // If another client deleted it first, the result is the same.
             let _ = server.clone().oneshot(request).await;
         }
     }
 }
 
-/// The server behind hyper: its transport errors become broken connections.
+/// Adapts the server to hyper: its transport errors become broken connections.
 #[derive(Clone)]
 struct Served(ApiServer);
 

@@ -1,4 +1,4 @@
-//! Running kubectl.
+//! Runs kubectl.
 
 use std::ffi::OsStr;
 use std::io::Write as _;
@@ -6,28 +6,28 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::{env, fs};
 
-/// There is no kubectl to run.
+/// kubectl was not found.
 #[derive(Debug, thiserror::Error)]
-#[error("there is no kubectl {version} below {}: run `cargo xtask kubectl`", directory.display())]
+#[error("kubectl {version} not found in {}; run `cargo xtask kubectl`", directory.display())]
 pub struct MissingKubectl {
     version: String,
     directory: PathBuf,
 }
 
-/// A kubectl with its kubeconfig and a home of its own.
+/// A kubectl with its own kubeconfig and home directory.
 #[derive(Debug, Clone)]
 pub struct Kubectl {
     program: PathBuf,
     kubeconfig: PathBuf,
     home: PathBuf,
-    /// Flags that come before every command.
+    /// Flags before every command.
     flags: Vec<String>,
 }
 
-/// What one run left behind.
+/// The result of one run.
 #[derive(Debug)]
 pub struct Output {
-    /// Exit code; -1 where a signal ended it.
+    /// Exit code; -1 if a signal ended it.
     pub code: i32,
     /// Standard output.
     pub stdout: String,
@@ -37,7 +37,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// The output of a command that must succeed.
+    /// The standard output; panics if the command failed.
     #[track_caller]
     pub fn ok(self) -> String {
         assert!(
@@ -51,7 +51,7 @@ impl Output {
         self.stdout
     }
 
-    /// What a command that must fail says.
+    /// The standard error; panics if the command succeeded.
     #[track_caller]
     pub fn err(self) -> String {
         assert!(
@@ -94,7 +94,7 @@ fn program() -> Result<PathBuf, MissingKubectl> {
 }
 
 impl Kubectl {
-    /// The project's kubectl, with caches and configuration below `home`.
+    /// The project's kubectl, with caches and configuration in `home`.
     pub fn new(kubeconfig: &Path, home: &Path) -> Result<Self, MissingKubectl> {
         Ok(Self {
             program: program()?,
@@ -159,14 +159,14 @@ impl Kubectl {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .unwrap_or_else(|error| panic!("{} cannot run: {error}", self.program.display()));
+            .unwrap_or_else(|error| panic!("failed to run {}: {error}", self.program.display()));
         if let Some(mut pipe) = child.stdin.take() {
-            // A command that reads nothing may be gone already.
+            // A command that reads nothing may have exited already.
             let _ = pipe.write_all(stdin.as_bytes());
         }
         let output = child
             .wait_with_output()
-            .unwrap_or_else(|error| panic!("kubectl cannot be waited for: {error}"));
+            .unwrap_or_else(|error| panic!("failed to wait for kubectl: {error}"));
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         Output {
             code: output.status.code().unwrap_or(-1),
@@ -183,6 +183,6 @@ impl Kubectl {
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
-            .unwrap_or_else(|error| panic!("{} cannot run: {error}", self.program.display()))
+            .unwrap_or_else(|error| panic!("failed to run {}: {error}", self.program.display()))
     }
 }

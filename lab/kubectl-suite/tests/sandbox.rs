@@ -1,8 +1,8 @@
 //! The real kubectl against `refit sandbox`: its management cluster and a workload cluster.
 //!
-//! `REFIT_BIN` names the program; by default it is the one beside the tests.
+//! `REFIT_BIN` names the program; the default is the one in the tests' target directory.
 
-#![allow(clippy::unwrap_used, reason = "tests state facts")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::io::{BufRead as _, BufReader, Lines};
 use std::path::PathBuf;
@@ -11,8 +11,8 @@ use std::{env, fs};
 
 use lab_kubectl_suite::Kubectl;
 
-/// What the sandbox prints last before it is only there.
-const UP: &str = "Ctrl-C ends it.";
+/// The last output of the sandbox before it waits.
+const UP: &str = "Press Ctrl-C to stop.";
 
 struct Sandbox {
     process: Child,
@@ -33,7 +33,7 @@ fn program() -> PathBuf {
     }
     let tests = env::current_exe().unwrap();
     let path = tests.ancestors().nth(2).unwrap().join("refit");
-    assert!(path.is_file(), "there is no {}: run `cargo build -p refit`", path.display());
+    assert!(path.is_file(), "{} does not exist; run `cargo build -p refit`", path.display());
     path
 }
 

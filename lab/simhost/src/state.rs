@@ -304,7 +304,7 @@ impl HostState {
             let seconds = unit.ends.duration_since(unit.started).as_secs();
             let timeout = unit.timeout_seconds;
             if timeout > 0 && seconds >= i64::from(timeout) {
-                (1, format!("ended after {timeout} seconds: it hung"))
+                (1, format!("timed out after {timeout} seconds"))
             } else {
                 (1, format!("{}: simulated failure", unit.step))
             }
@@ -329,7 +329,7 @@ impl HostState {
 
     pub(super) fn has_package(&self, package: &str, version: &KubernetesVersion) -> Evidence {
         Evidence::from_check(self.installed(package).as_ref() == Some(version), || {
-            format!("package {package} is not {version}")
+            format!("package {package} is not at version {version}")
         })
     }
 

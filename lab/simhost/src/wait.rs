@@ -22,11 +22,11 @@ pub async fn eventually<T>(
         let last = match timeout(LOOK_TIMEOUT, look()).await {
             Ok(Ok(found)) => return Ok(found),
             Ok(Err(why)) => why,
-            Err(_) => "a look got no answer".to_owned(),
+            Err(_) => "the check did not finish".to_owned(),
         };
         anyhow::ensure!(
             clock.elapsed(since) < within,
-            "{what}: not within {} s: {last}",
+            "timed out after {} s waiting until {what}: {last}",
             within.as_secs()
         );
         sleep(LOOK_PERIOD).await;
@@ -39,7 +39,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_check_is_not_cut_off_by_the_deadline() {
-        let found = eventually("it", Duration::ZERO, async || {
+        let found = eventually("it holds", Duration::ZERO, async || {
             sleep(Duration::from_millis(5)).await;
             Ok(7)
         });
@@ -48,7 +48,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_timeout_returns_the_last_error() {
-        let found = eventually("it", Duration::ZERO, async || Err::<(), _>("no Node".to_owned()));
-        assert_eq!(found.await.unwrap_err().to_string(), "it: not within 0 s: no Node");
+        let found =
+            eventually("it holds", Duration::ZERO, async || Err::<(), _>("no Node".to_owned()));
+        assert_eq!(
+            found.await.unwrap_err().to_string(),
+            "timed out after 0 s waiting until it holds: no Node"
+        );
     }
 }

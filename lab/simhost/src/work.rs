@@ -50,13 +50,13 @@ impl HostState {
                 let other = packages.install.iter().find(|p| self.package(&p.name) != p.version);
                 Evidence::from_check(other.is_none(), || {
                     let name = other.map_or("", |package| package.name.as_str());
-                    format!("package {name} is not at its version")
+                    format!("package {name} is not at the planned version")
                 })
             }
             Command::Step(HostStep::ImagePreload { images, .. }) => {
                 let other = images.names.iter().find(|name| !self.has(&image_path(name)));
                 Evidence::from_check(other.is_none(), || {
-                    format!("image {} is not there", other.map_or("", |name| name))
+                    format!("image {} is missing", other.map_or("", |name| name))
                 })
             }
             Command::Step(HostStep::Files(files)) => {
@@ -66,7 +66,7 @@ impl HostState {
                     .find(|file| self.root.get(&file.path) != Some(&content(file)));
                 Evidence::from_check(other.is_none(), || {
                     let path = other.map_or("", |file| file.path.as_str());
-                    format!("{path} is not as planned")
+                    format!("{path} does not match the plan")
                 })
             }
             Command::Undo(Undo::Files { step }) => {
@@ -74,20 +74,22 @@ impl HostState {
                 let other = kept.iter().find(|(path, was)| self.root.get(*path) != was.as_ref());
                 Evidence::from_check(other.is_none(), || {
                     let path = other.map_or("", |(path, _)| path.as_str());
-                    format!("{path} is not as it was before")
+                    format!("{path} is not restored")
                 })
             }
             Command::Step(HostStep::Ntp(ntp)) => Evidence::from_check(
                 self.root.get(TIME_SERVERS) == Some(&ntp.servers.join(" ")),
-                || format!("{TIME_SERVERS} does not name the planned servers"),
+                || format!("{TIME_SERVERS} does not contain the planned servers"),
             ),
             Command::Step(HostStep::KubeletFlags(kubelet)) => {
                 Evidence::from_check(self.root.get(KUBELET_FLAGS) == Some(&flags(kubelet)), || {
-                    format!("{KUBELET_FLAGS} has other flags")
+                    format!("{KUBELET_FLAGS} does not contain the planned flags")
                 })
             }
             Command::Step(HostStep::CertificatesRenew(_)) => {
-                Evidence::from_check(self.has(CERTIFICATES), || "they end soon".to_owned())
+                Evidence::from_check(self.has(CERTIFICATES), || {
+                    "the certificates expire soon".to_owned()
+                })
             }
             Command::Step(HostStep::OsImageStage { os_image, .. }) => Evidence::from_check(
                 [OS_STAGED, OS_NEXT, OS_RUNNING].iter().any(|at| self.is_at(at, os_image)),
@@ -95,11 +97,11 @@ impl HostState {
             ),
             Command::Step(HostStep::OsImageFinalize { os_image }) => Evidence::from_check(
                 [OS_NEXT, OS_RUNNING].iter().any(|at| self.is_at(at, os_image)),
-                || "the image does not boot next".to_owned(),
+                || "the image is not set for the next boot".to_owned(),
             ),
             Command::Step(HostStep::OsImageCommit { os_image }) => {
                 Evidence::from_check(self.is_at(OS_RUNNING, os_image), || {
-                    "the image does not run".to_owned()
+                    "the image is not running".to_owned()
                 })
             }
             Command::Undo(Undo::OsImage { os_image }) => {
@@ -108,20 +110,22 @@ impl HostState {
                     || (self.is_at(OS_RUNNING, os_image)
                         && before.is_some()
                         && self.root.get(OS_NEXT) != before);
-                Evidence::from_check(!left, || "the image still boots next".to_owned())
+                Evidence::from_check(!left, || {
+                    "the image is still set for the next boot".to_owned()
+                })
             }
             Command::Step(HostStep::KubeadmUpgrade { version, .. }) => Evidence::from_check(
                 self.root.get(KUBELET_CONFIG) == Some(&kubelet_config(&version.to_string())),
-                || format!("{KUBELET_CONFIG} is not that of {version}"),
+                || format!("{KUBELET_CONFIG} does not match {version}"),
             ),
             Command::Step(HostStep::KubeletRestart {}) | Command::Undo(Undo::KubeletRestart) => {
                 Evidence::from_check(self.kubelet_up_at > since.at, || {
-                    "the kubelet has not started again".to_owned()
+                    "the kubelet has not restarted".to_owned()
                 })
             }
             Command::Step(HostStep::Reboot {}) => {
                 Evidence::from_check(self.boot_id != since.boot_id, || {
-                    "the host has not booted again".to_owned()
+                    "the host has not rebooted".to_owned()
                 })
             }
             Command::Step(HostStep::Verify { version }) => match self.verify(version.as_ref()) {
@@ -133,13 +137,13 @@ impl HostState {
                     packages.iter().find(|(name, version)| self.package(name) != version.as_str());
                 Evidence::from_check(other.is_none(), || {
                     let name = other.map_or("", |(name, _)| name.as_str());
-                    format!("package {name} is not what it was before")
+                    format!("package {name} is not at its previous version")
                 })
             }
             Command::Undo(Undo::Configuration) => {
                 let saved = self.saved_config();
                 let back = saved.is_none() || self.root.get(KUBELET_CONFIG) == saved.as_ref();
-                Evidence::from_check(back, || format!("{KUBELET_CONFIG} is not what it was before"))
+                Evidence::from_check(back, || format!("{KUBELET_CONFIG} is not restored"))
             }
         }
     }
@@ -181,20 +185,20 @@ impl HostState {
                     let path = package_path(&package.name);
                     self.root.insert(path, package.version.clone());
                 }
-                Ok("the container runtime is installed".to_owned())
+                Ok("container runtime installed".to_owned())
             }
             Command::Step(HostStep::ImagePreload { images, .. }) => {
                 for name in &images.names {
                     self.root.insert(image_path(name), name.clone());
                 }
-                Ok(format!("{} images are there", images.names.len()))
+                Ok(format!("{} images preloaded", images.names.len()))
             }
             Command::Step(HostStep::Files(files)) => {
                 for file in &files.files {
                     self.keep(step, &file.path);
                     self.root.insert(file.path.clone(), content(file));
                 }
-                Ok(format!("{} files are written", files.files.len()))
+                Ok(format!("{} files written", files.files.len()))
             }
             Command::Undo(Undo::Files { step }) => {
                 for (path, was) in self.kept(step) {
@@ -203,21 +207,21 @@ impl HostState {
                         None => self.root.remove(&path),
                     };
                 }
-                Ok("files are back".to_owned())
+                Ok("files restored".to_owned())
             }
             Command::Step(HostStep::Ntp(ntp)) => {
                 self.keep(step, TIME_SERVERS);
                 self.root.insert(TIME_SERVERS.to_owned(), ntp.servers.join(" "));
-                Ok("time servers are set".to_owned())
+                Ok("time servers set".to_owned())
             }
             Command::Step(HostStep::KubeletFlags(kubelet)) => {
                 self.keep(step, KUBELET_FLAGS);
                 self.root.insert(KUBELET_FLAGS.to_owned(), flags(kubelet));
-                Ok("the kubelet's flags are set".to_owned())
+                Ok("kubelet flags set".to_owned())
             }
             Command::Step(HostStep::CertificatesRenew(_)) => {
                 self.root.insert(CERTIFICATES.to_owned(), "renewed".to_owned());
-                Ok("certificates are renewed".to_owned())
+                Ok("certificates renewed".to_owned())
             }
             Command::Step(HostStep::OsImageStage { os_image, .. }) => {
                 if !self.is_at(OS_RUNNING, os_image) && !self.is_at(OS_NEXT, os_image) {
@@ -234,17 +238,17 @@ impl HostState {
             }
             Command::Undo(Undo::OsImage { os_image }) => {
                 self.forget(os_image);
-                Ok("nothing of the image boots next".to_owned())
+                Ok("the image is no longer set for the next boot".to_owned())
             }
             Command::Step(HostStep::KubeletRestart {}) | Command::Undo(Undo::KubeletRestart) => {
                 self.start_kubelet();
                 Ok(String::new())
             }
             // Only a reboot that was made to fail gets here: all others end in a boot.
-            Command::Step(HostStep::Reboot {}) => Err("the host did not go down".to_owned()),
+            Command::Step(HostStep::Reboot {}) => Err("the host did not shut down".to_owned()),
             Command::Step(HostStep::Verify { version }) => {
                 self.verify(version.as_ref())?;
-                Ok(format!("kubelet {} runs", self.kubelet_version))
+                Ok(format!("kubelet {} is running", self.kubelet_version))
             }
             Command::Undo(Undo::Packages { packages }) => {
                 for (name, version) in packages {
@@ -254,13 +258,13 @@ impl HostState {
                         self.root.insert(package_path(name), version.clone());
                     }
                 }
-                Ok("packages are back".to_owned())
+                Ok("packages restored".to_owned())
             }
             Command::Undo(Undo::Configuration) => {
                 if let Some(saved) = self.saved_config() {
                     self.root.insert(KUBELET_CONFIG.to_owned(), saved);
                 }
-                Ok("the configuration is back".to_owned())
+                Ok("configuration restored".to_owned())
             }
         }
     }
@@ -273,7 +277,7 @@ impl HostState {
         let installed = self.installed("kubeadm");
         if installed.as_ref() != Some(version) {
             let found = installed.map_or_else(|| "missing".to_owned(), |v| v.to_string());
-            return Err(format!("kubeadm is {found}, {version} is needed"));
+            return Err(format!("kubeadm is {found}, expected {version}"));
         }
         if (role == Role::Worker) == self.control_plane {
             return Err(format!("this host is not a {role:?}"));
@@ -302,13 +306,13 @@ impl HostState {
         let installed = self.installed("kubelet").ok_or("no kubelet is installed")?;
         let wanted = version.unwrap_or(&installed);
         if *running != wanted.to_string() {
-            return Err(format!("the kubelet runs {running}, {wanted} is needed"));
+            return Err(format!("the kubelet runs {running}, expected {wanted}"));
         }
         if version.is_some() && self.control_plane {
             for component in CONTROL_PLANE {
                 let found = self.static_pod_version(component).unwrap_or_default();
                 if found != wanted.image_tag() {
-                    return Err(format!("{component} is {found}, {wanted} is needed"));
+                    return Err(format!("{component} is {found}, expected {wanted}"));
                 }
             }
         }

@@ -53,7 +53,7 @@ impl Bed {
                 Ok(bed)
             }
             Err(error) => Err(error
-                .context(format!("the bed does not come up; logs are in {}", directory.display()))),
+                .context(format!("failed to start the bed; logs are in {}", directory.display()))),
         }
     }
 

@@ -49,7 +49,7 @@ impl Certs {
     /// Writes `tls.crt`, `tls.key` and `ca.crt` of a server on this machine.
     pub fn write_server(&self, directory: &Path) -> anyhow::Result<()> {
         fs::create_dir_all(directory)
-            .with_context(|| format!("{} cannot be made", directory.display()))?;
+            .with_context(|| format!("failed to create {}", directory.display()))?;
         write_secret(&directory.join("ca.crt"), self.ca_pem())?;
         let server = self.server()?;
         write_secret(&directory.join("tls.crt"), &server.cert_pem)?;

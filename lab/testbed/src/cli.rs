@@ -23,9 +23,9 @@ pub async fn json(bed: &Bed, namespace: &str, args: &[&str]) -> anyhow::Result<V
         .arg(bed.directory.join("admin.kubeconfig"))
         .output()
         .await
-        .context("refit cannot be started")?;
+        .context("failed to start refit")?;
     serde_json::from_slice(&output.stdout).with_context(|| {
         let errors = String::from_utf8_lossy(&output.stderr);
-        format!("`refit {}` says: {errors}", args.join(" "))
+        format!("`refit {}` printed no JSON: {errors}", args.join(" "))
     })
 }

@@ -260,7 +260,7 @@ impl Cluster {
                     .map(|u| format!("{} {}", objects::name(u), text(u, "/status/phase")))
                     .collect();
                 return Err(format!(
-                    "Machine {name} asks for {found}, its kubelet is {kubelet}; {}; {phases:?}",
+                    "Machine {name} requests {found}, its kubelet is {kubelet}; {}; {phases:?}",
                     condition_text(machine, "Updating")
                 ));
             }
@@ -278,13 +278,13 @@ impl Cluster {
         let stack = ClientStack::production("refit-testbed");
         let workloads = Workloads::new(self.management.clone(), stack, Clock::real());
         let client = workloads.client(&self.namespace, &self.name).await;
-        client.context("the workload cluster has no client")
+        client.context("failed to create a client for the workload cluster")
     }
 
     /// Deletes the cluster and waits until its Machines are gone.
     pub async fn delete(&self) -> anyhow::Result<()> {
         self.objects.delete(CLUSTER, &self.name).await?;
-        let what = format!("cluster {} goes", self.name);
+        let what = format!("cluster {} is deleted", self.name);
         eventually(&what, READY, async || {
             match self.objects.find(CLUSTER, &self.name).await.map_err(error_text)? {
                 None => Ok(()),
@@ -341,7 +341,7 @@ pub fn settled(owner: &Value, conditions: &[&str]) -> Result<(), String> {
     let generation = number(owner, "/metadata/generation");
     let observed = number(owner, "/status/observedGeneration");
     if generation != observed {
-        return Err(format!("generation {observed} of {generation} is seen"));
+        return Err(format!("observedGeneration is {observed}, generation is {generation}"));
     }
     let replicas = number(owner, "/spec/replicas");
     for key in ["replicas", "readyReplicas", "availableReplicas", "upToDateReplicas"] {

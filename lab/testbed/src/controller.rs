@@ -134,7 +134,7 @@ impl Controller {
     /// Waits until Cluster API has discovered the hooks.
     pub async fn discovered(&self) -> anyhow::Result<()> {
         let objects = Objects::of_cluster(self.client.clone());
-        eventually("Cluster API finds our hooks", READY, async || {
+        eventually("Cluster API has discovered our hooks", READY, async || {
             let found = objects.get(EXTENSION_CONFIG, EXTENSION).await;
             let found = found.map_err(|error| format!("{error:#}"))?;
             let current = condition_is_current(&found, "Discovered");
@@ -183,12 +183,12 @@ pub async fn program(package: &str, name: &str) -> anyhow::Result<PathBuf> {
         .stderr(Stdio::inherit())
         .output()
         .await
-        .context("cargo cannot be started")?;
-    anyhow::ensure!(built.status.success(), "{name} cannot be built");
+        .context("failed to start cargo")?;
+    anyhow::ensure!(built.status.success(), "failed to build {name}");
     let text = String::from_utf8_lossy(&built.stdout);
     let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let found = messages
         .filter(|message| message["target"]["name"] == name)
         .find_map(|message| Some(PathBuf::from(message["executable"].as_str()?)));
-    found.with_context(|| format!("cargo does not say where {name} is"))
+    found.with_context(|| format!("cargo did not report the path of {name}"))
 }

@@ -49,12 +49,12 @@ pub struct Turn {
 pub async fn turn(clock: Clock) -> anyhow::Result<Turn> {
     let directory = cache()?;
     fs::create_dir_all(&directory)
-        .with_context(|| format!("{} cannot be made", directory.display()))?;
+        .with_context(|| format!("failed to create {}", directory.display()))?;
     let name = SocketAddr::from_abstract_name(INFRASTRUCTURE)?;
     let infrastructure = wait_for(clock, || match UnixListener::bind_addr(&name) {
         Ok(bound) => Ok(Some(bound)),
         Err(error) if error.kind() == ErrorKind::AddrInUse => Ok(None),
-        Err(error) => Err(error).context("the name of the bed cannot be bound"),
+        Err(error) => Err(error).context("failed to bind the name of the bed"),
     });
     Ok(Turn {
         _infrastructure: infrastructure.await?,
@@ -67,7 +67,7 @@ fn lock_free_bed(directory: &Path) -> anyhow::Result<Option<File>> {
     for bed in 0..BEDS {
         let path = directory.join(format!("bed-{bed}.lock"));
         let file =
-            File::create(&path).with_context(|| format!("{} cannot be written", path.display()))?;
+            File::create(&path).with_context(|| format!("failed to write {}", path.display()))?;
         if file.try_lock().is_ok() {
             return Ok(Some(file));
         }
@@ -88,11 +88,12 @@ async fn wait_for<T>(
         }
         anyhow::ensure!(
             clock.elapsed(since) < TURN,
-            "other test beds have been up for {} minutes; end them with `cargo xtask testbed down`",
+            "other test beds have been up for {} minutes: stop them with `cargo xtask testbed \
+             down`",
             TURN.as_secs() / 60
         );
         if !std::mem::replace(&mut logged, true) {
-            tracing::info!("another test bed is up: waiting for its end");
+            tracing::info!("waiting for another test bed to stop");
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
@@ -106,7 +107,7 @@ pub fn run(clock: Clock, name: &str) -> anyhow::Result<PathBuf> {
         clock.now().strftime("%Y%m%d-%H%M%S"),
         std::process::id()
     ));
-    fs::create_dir_all(&path).with_context(|| format!("{} cannot be made", path.display()))?;
+    fs::create_dir_all(&path).with_context(|| format!("failed to create {}", path.display()))?;
     let mut old: Vec<PathBuf> = fs::read_dir(&runs)?
         .filter_map(|entry| Some(entry.ok()?.path()))
         .filter(|other| *other != path)
@@ -125,13 +126,13 @@ pub fn write_secret(path: &Path, text: &str) -> anyhow::Result<()> {
     use std::{io::Write as _, os::unix::fs::OpenOptionsExt as _};
     let mut options = fs::OpenOptions::new();
     let file = options.write(true).create(true).truncate(true).mode(0o600).open(path);
-    let mut file = file.with_context(|| format!("{} cannot be written", path.display()))?;
-    file.write_all(text.as_bytes()).with_context(|| format!("{} cannot be written", path.display()))
+    let mut file = file.with_context(|| format!("failed to write {}", path.display()))?;
+    file.write_all(text.as_bytes()).with_context(|| format!("failed to write {}", path.display()))
 }
 
 /// Returns a loopback port that no process listens on.
 pub fn free_port() -> anyhow::Result<u16> {
-    let listener = std::net::TcpListener::bind(("127.0.0.1", 0))
-        .context("no port of 127.0.0.1 can be listened on")?;
+    let listener =
+        std::net::TcpListener::bind(("127.0.0.1", 0)).context("failed to listen on 127.0.0.1")?;
     Ok(listener.local_addr()?.port())
 }

@@ -23,7 +23,7 @@ pub fn directory() -> PathBuf {
 /// Reads a fixture.
 pub fn read(path: &Path) -> anyhow::Result<String> {
     fs::read_to_string(path).with_context(|| {
-        format!("{} cannot be read; run the flow with {RECORD}=1 to write it", path.display())
+        format!("failed to read {}; run the flow with {RECORD}=1 to write it", path.display())
     })
 }
 
@@ -31,5 +31,5 @@ pub fn read(path: &Path) -> anyhow::Result<String> {
 pub fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     let written =
         path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(path, text));
-    written.with_context(|| format!("{} cannot be written", path.display()))
+    written.with_context(|| format!("failed to write {}", path.display()))
 }

@@ -135,7 +135,7 @@ impl ObjectHistory {
             return turns;
         }
         match (was_there, is_there) {
-            (false, true) => self.steps.push("is made".to_owned()),
+            (false, true) => self.steps.push("is created".to_owned()),
             (_, false) => {
                 self.steps.push("is gone".to_owned());
                 return vec!["is gone"];
@@ -161,7 +161,7 @@ impl ObjectHistory {
             });
         }
         if !was_there {
-            turns.push("is made");
+            turns.push("is created");
         }
         let marked = |facets: &Facets| facets.contains_key(UPDATING);
         let busy = |facets: &Facets| marked(facets) || facets.contains_key(PENDING);

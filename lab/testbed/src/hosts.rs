@@ -296,7 +296,7 @@ async fn agent(
             disk: Arc::new(SimDisk::new(disk.clone(), Arc::new(Open))),
         };
         if let Err(error) = run_for(options, plan.clone()).await {
-            tracing::warn!(%plan, "an agent begins again: {error:#}");
+            tracing::warn!(%plan, "restarting agent: {error:#}");
         }
         tokio::time::sleep(RESTART_DELAY).await;
     }

@@ -65,7 +65,7 @@ fn start(args: &Args) -> anyhow::Result<ExitCode> {
         down()?;
         return Ok(ExitCode::SUCCESS);
     };
-    let runtime = tokio::runtime::Runtime::new().context("no runtime can be made")?;
+    let runtime = tokio::runtime::Runtime::new().context("failed to create a runtime")?;
     let stop = CancellationToken::new();
     let outcome = runtime.block_on(until_stopped(up(capi, workers, &stop), &stop));
     runtime.shutdown_background();
@@ -76,7 +76,8 @@ async fn up(line: Line, workers: u32, stop: &CancellationToken) -> anyhow::Resul
     let file = pid_file()?;
     if let Some(pid) = running(&file) {
         anyhow::bail!(
-            "a bed is up or coming up already (process {}): `cargo xtask testbed down` ends it",
+            "a bed is already running or starting (process {}): stop it with `cargo xtask testbed \
+             down`",
             pid.as_raw_nonzero()
         );
     }
@@ -84,11 +85,11 @@ async fn up(line: Line, workers: u32, stop: &CancellationToken) -> anyhow::Resul
         fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
     }
     fs::write(&file, std::process::id().to_string())
-        .with_context(|| format!("{} cannot be written", file.display()))?;
+        .with_context(|| format!("failed to write {}", file.display()))?;
     let serving = async {
         print_line("starting kube-apiserver, Cluster API and Refit: about a minute");
         let bed = Bed::start(line).await?;
-        print_line("making cluster edge-1: about a minute");
+        print_line("creating cluster edge-1: about a minute");
         let spec = ClusterSpec { workers: vec![("md-0", workers, 0, 1)], ..ClusterSpec::default() };
         let _cluster = bed.cluster("edge-1", &spec).await?;
         print_line(&usage(&bed));
@@ -97,7 +98,7 @@ async fn up(line: Line, workers: u32, stop: &CancellationToken) -> anyhow::Resul
     let outcome = tokio::select! {
         biased;
         () = stop.cancelled() => {
-            print_line("the bed is ended");
+            print_line("the bed has stopped");
             Ok(())
         }
         outcome = serving => outcome,
@@ -123,13 +124,13 @@ fn usage(bed: &Bed) -> String {
          export KUBECONFIG={}\n  \
          alias k='{kubectl} -n edge-1'\n  \
          k get machines,nodeupdates,hostplans\n\n\
-         An upgrade in place, one machine after the other, planned and done:\n  \
+         Plan and run an in-place upgrade, one machine after the other:\n  \
          cargo run -p refit -- plan cluster/edge-1 -n edge-1 --to {to}\n  \
          k patch kubeadmcontrolplane edge-1 --type merge -p '{{\"spec\":{{\"version\":\"{to}\"}}}}'\n  \
          k get nodeupdates -w\n\
-         and, when the control plane is there, the workers:\n  \
+         When the control plane is upgraded, upgrade the workers:\n  \
          k patch machinedeployment edge-1-md-0 --type merge -p '{{\"spec\":{{\"template\":{{\"spec\":{{\"version\":\"{to}\"}}}}}}}}'\n\n\
-         Ctrl-C or `cargo xtask testbed down` ends it.",
+         Stop it with Ctrl-C or `cargo xtask testbed down`.",
         bed.parts.api_server.1,
         bed.parts.cluster_api_version,
         bed.directory.display(),
@@ -152,19 +153,19 @@ fn running(file: &Path) -> Option<Pid> {
 fn down() -> anyhow::Result<()> {
     let file = pid_file()?;
     let Some(pid) = running(&file) else {
-        print_line("no bed is up");
+        print_line("no bed is running");
         return Ok(());
     };
-    kill_process(pid, Signal::TERM).context("the bed cannot be ended")?;
+    kill_process(pid, Signal::TERM).context("failed to stop the bed")?;
     for _ in 0..END.as_millis() / POLL.as_millis() {
         if running(&file) != Some(pid) {
-            print_line("the bed is ended");
+            print_line("the bed has stopped");
             return Ok(());
         }
         std::thread::sleep(POLL);
     }
     anyhow::bail!(
-        "process {} does not end within {} s: `kill -9 {0}` ends it and all that it started",
+        "process {} did not exit within {} s: `kill -9 {0}` ends it and all its children",
         pid.as_raw_nonzero(),
         END.as_secs()
     )

@@ -182,10 +182,14 @@ async fn install_definitions(client: &Client, cluster_api: &Path) -> anyhow::Res
             definitions.push(definition);
         }
     }
-    anyhow::ensure!(!definitions.is_empty(), "{} has no definitions", cluster_api.display());
+    anyhow::ensure!(
+        !definitions.is_empty(),
+        "{} contains no CustomResourceDefinitions",
+        cluster_api.display()
+    );
     apply_all(client, &definitions).await?;
     let names: Vec<&str> = definitions.iter().map(objects::name).collect();
-    eventually("the definitions are served", READY, async || {
+    eventually("the CustomResourceDefinitions are established", READY, async || {
         let found = objects::Objects::of_cluster(client.clone())
             .list(objects::DEFINITION)
             .await
@@ -195,7 +199,7 @@ async fn install_definitions(client: &Client, cluster_api: &Path) -> anyhow::Res
                 objects::name(definition) == **name && objects::is_true(definition, "Established")
             })
         });
-        missing.map_or(Ok(()), |name| Err(format!("{name} is not")))
+        missing.map_or(Ok(()), |name| Err(format!("{name} is not established")))
     })
     .await
 }

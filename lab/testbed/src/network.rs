@@ -32,12 +32,12 @@ pub fn enter_own_namespace() {
         tried.is_ok_and(|status| status.success())
     });
     let Some(way) = possible else {
-        tracing::info!("no network namespace can be had: one bed at a time on this machine");
+        tracing::info!("failed to create a network namespace: only one bed can run at a time");
         return;
     };
     let arguments: Vec<OsString> = env::args_os().skip(1).collect();
     let failed = within(way, program.as_os_str()).args(arguments).env(MARK, "own").exec();
-    tracing::warn!("the program cannot be begun again in a network namespace: {failed}");
+    tracing::warn!("failed to restart the program in a network namespace: {failed}");
 }
 
 /// Whether this program runs in its own network namespace.

@@ -114,14 +114,14 @@ impl Objects {
     /// Returns an object, or `None` if it does not exist.
     pub async fn find(&self, kind: Kind, name: &str) -> anyhow::Result<Option<Value>> {
         let found = self.api(kind).get_opt(name).await;
-        let found = found.with_context(|| format!("{} {name} cannot be read", kind.kind))?;
+        let found = found.with_context(|| format!("failed to read {} {name}", kind.kind))?;
         Ok(found.map(|object| value(&object)))
     }
 
     /// Returns an object that must exist.
     pub async fn get(&self, kind: Kind, name: &str) -> anyhow::Result<Value> {
         let found = self.find(kind, name).await?;
-        found.with_context(|| format!("there is no {} {name}", kind.kind))
+        found.with_context(|| format!("{} {name} does not exist", kind.kind))
     }
 
     /// Returns all objects of a kind, by name.
@@ -133,7 +133,7 @@ impl Objects {
     pub async fn select(&self, kind: Kind, labels: &str) -> anyhow::Result<Vec<Value>> {
         let params = ListParams::default().labels(labels);
         let list = self.api(kind).list(&params).await;
-        let list = list.with_context(|| format!("{}s cannot be listed", kind.kind))?;
+        let list = list.with_context(|| format!("failed to list {}s", kind.kind))?;
         let mut objects: Vec<Value> = list.items.iter().map(value).collect();
         objects.sort_by(|a, b| name(a).cmp(name(b)));
         Ok(objects)
@@ -147,7 +147,7 @@ impl Objects {
     /// Returns all objects of a kind, and the resourceVersion of the list.
     pub async fn list_at(&self, kind: Kind) -> anyhow::Result<(Vec<Value>, String)> {
         let list = self.api(kind).list(&ListParams::default()).await;
-        let list = list.with_context(|| format!("{}s cannot be listed", kind.kind))?;
+        let list = list.with_context(|| format!("failed to list {}s", kind.kind))?;
         let revision = list.metadata.resource_version.unwrap_or_default();
         // Items of a list have no kind.
         let all = list.items.iter().map(|item| {
@@ -162,7 +162,7 @@ impl Objects {
     pub async fn merge(&self, kind: Kind, name: &str, patch: &Value) -> anyhow::Result<Value> {
         let (params, body) = (PatchParams::default(), Patch::Merge(patch));
         let patched = self.api(kind).patch(name, &params, &body).await;
-        let patched = patched.with_context(|| format!("{} {name} cannot be patched", kind.kind))?;
+        let patched = patched.with_context(|| format!("failed to patch {} {name}", kind.kind))?;
         Ok(value(&patched))
     }
 
@@ -170,7 +170,7 @@ impl Objects {
     pub async fn merge_status(&self, kind: Kind, name: &str, patch: &Value) -> anyhow::Result<()> {
         let params = PatchParams::default();
         let patched = self.api(kind).patch_status(name, &params, &Patch::Merge(patch)).await;
-        patched.with_context(|| format!("the status of {} {name} cannot be patched", kind.kind))?;
+        patched.with_context(|| format!("failed to patch the status of {} {name}", kind.kind))?;
         Ok(())
     }
 
@@ -191,7 +191,7 @@ impl Objects {
     pub async fn delete(&self, kind: Kind, name: &str) -> anyhow::Result<()> {
         match self.api(kind).delete(name, &DeleteParams::default()).await {
             Err(error) if !refit_runtime::apply::is_not_found(&error) => {
-                Err(error).with_context(|| format!("{} {name} cannot be deleted", kind.kind))
+                Err(error).with_context(|| format!("failed to delete {} {name}", kind.kind))
             }
             _ => Ok(()),
         }
@@ -211,7 +211,7 @@ pub async fn apply(client: &Client, object: &Value) -> anyhow::Result<Value> {
     let params = PatchParams::apply(MANAGER).force();
     let applied = api.patch(name(object), &params, &Patch::Apply(object)).await;
     let applied = applied
-        .with_context(|| format!("{} {} cannot be applied", text(object, "/kind"), name(object)))?;
+        .with_context(|| format!("failed to apply {} {}", text(object, "/kind"), name(object)))?;
     Ok(value(&applied))
 }
 
@@ -223,19 +223,19 @@ pub fn documents(yaml: &str, values: &[(&str, &str)]) -> anyhow::Result<Vec<Valu
     }
     if let Some(at) = text.find("${") {
         let rest: String = text.chars().skip(at).take(40).collect();
-        anyhow::bail!("nobody says what {rest:?} is");
+        anyhow::bail!("no value is given for {rest:?}");
     }
     let documents = text.split("\n---").map(|part| part.trim_start_matches("---"));
     let documents = documents.filter(|part| {
         part.lines().any(|line| !line.trim().is_empty() && !line.trim_start().starts_with('#'))
     });
-    documents.map(|part| serde_saphyr::from_str(part).context("it is no YAML")).collect()
+    documents.map(|part| serde_saphyr::from_str(part).context("invalid YAML")).collect()
 }
 
 /// Parses the documents of all YAML files of a directory, by file name.
 pub fn directory(path: &Path) -> anyhow::Result<Vec<Value>> {
     let entries =
-        std::fs::read_dir(path).with_context(|| format!("{} cannot be read", path.display()))?;
+        std::fs::read_dir(path).with_context(|| format!("failed to read {}", path.display()))?;
     let mut files: Vec<_> = entries
         .filter_map(|entry| Some(entry.ok()?.path()))
         .filter(|file| file.extension().is_some_and(|extension| extension == "yaml"))
@@ -251,14 +251,14 @@ pub fn directory(path: &Path) -> anyhow::Result<Vec<Value>> {
 /// Parses the documents of one file.
 pub fn file_documents(path: &Path) -> anyhow::Result<Vec<Value>> {
     let text = std::fs::read_to_string(path)
-        .with_context(|| format!("{} cannot be read", path.display()))?;
+        .with_context(|| format!("failed to read {}", path.display()))?;
     // Field descriptions may contain `${`.
     let text = text.replace("${", "$ {");
     documents(&text, &[]).with_context(|| path.display().to_string())
 }
 
 fn value(object: &DynamicObject) -> Value {
-    serde_json::to_value(object).expect("what was JSON is JSON")
+    serde_json::to_value(object).expect("an object of the API is valid JSON")
 }
 
 /// Returns the number at a pointer, or 0 if it is missing.

@@ -44,7 +44,7 @@ impl std::str::FromStr for Line {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|line| line.name() == text);
-        found.ok_or_else(|| format!("{text:?} is none of v1.12, v1.14"))
+        found.ok_or_else(|| format!("invalid version {text:?}, expected v1.12 or v1.14"))
     }
 }
 
@@ -91,12 +91,12 @@ pub fn find(line: Line) -> anyhow::Result<Parts> {
     let path = directory::cache()?.join("parts.json");
     let file: File = read(&path).with_context(|| {
         format!(
-            "the parts of the test bed are not known ({}): run `cargo xtask testbed build`",
+            "failed to read the parts of the test bed from {}: run `cargo xtask testbed build`",
             path.display()
         )
     })?;
     let managers = file.cluster_api.get(line.name()).with_context(|| {
-        format!("Cluster API {line} was not built: run `cargo xtask testbed build --capi {line}`")
+        format!("Cluster API {line} is not built: run `cargo xtask testbed build --capi {line}`")
     })?;
     let parts = Parts {
         api_server: (file.kube_apiserver.path, file.kube_apiserver.version),
@@ -108,7 +108,7 @@ pub fn find(line: Line) -> anyhow::Result<Parts> {
     for path in [&parts.api_server.0, &parts.etcd, &parts.cluster_api] {
         anyhow::ensure!(
             path.exists(),
-            "{} is gone: run `cargo xtask testbed build`",
+            "{} does not exist: run `cargo xtask testbed build`",
             path.display()
         );
     }

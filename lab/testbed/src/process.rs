@@ -105,7 +105,7 @@ impl Part {
     pub fn start(program: Program, directory: &Path) -> anyhow::Result<Self> {
         anyhow::ensure!(
             program.path.exists(),
-            "{} is not there: run `cargo xtask testbed build`",
+            "{} does not exist: run `cargo xtask testbed build`",
             program.path.display()
         );
         let shared = Arc::new(Shared {
@@ -214,7 +214,7 @@ impl Shared {
             let _ = desired.wait_for(|desired| *desired == Desired::Run).await;
             let exit = match self.once(&mut desired).await {
                 Ok(exit) => exit,
-                Err(error) => Exit::without_success(format!("cannot be run: {error:#}")),
+                Err(error) => Exit::without_success(format!("failed to start: {error:#}")),
             };
             self.running.send_replace(None);
             if *desired.borrow() != Desired::Run {
@@ -248,7 +248,7 @@ impl Shared {
             .stdout(log.try_clone()?)
             .stderr(log)
             .spawn()
-            .context("/bin/sh cannot be started")?;
+            .context("failed to start /bin/sh")?;
         self.running.send_replace(child.id());
         // Waiting closes stdin, and the program would then end.
         let _held = child.stdin.take();
@@ -258,7 +258,7 @@ impl Shared {
                 let status = status?;
                 return Ok(Exit {
                     success: status.success(),
-                    description: format!("ended by itself: {status}"),
+                    description: format!("exited: {status}"),
                 });
             }
             requested = desired.wait_for(|desired| *desired != Desired::Run) => *requested?,
@@ -276,7 +276,7 @@ impl Shared {
 
     fn open_log(&self) -> anyhow::Result<File> {
         let file = OpenOptions::new().create(true).append(true).open(&self.log);
-        file.with_context(|| format!("{} cannot be written", self.log.display()))
+        file.with_context(|| format!("failed to write {}", self.log.display()))
     }
 }
 
@@ -308,7 +308,7 @@ mod tests {
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        panic!("not within 4 s");
+        panic!("timed out after 4 s");
     }
 
     #[tokio::test]

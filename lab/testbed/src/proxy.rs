@@ -61,7 +61,7 @@ impl Proxy {
     /// the endpoint of its API server exist.
     pub async fn start(management: Client, namespace: &str, cluster: &str) -> anyhow::Result<Self> {
         let listener = TcpListener::bind((NAMES[1], 0)).await;
-        let listener = listener.context("no port of 127.0.0.1 can be listened on")?;
+        let listener = listener.context("failed to listen on 127.0.0.1")?;
         let port = listener.local_addr()?.port();
         let objects = Objects::in_namespace(management, namespace);
         let cluster = cluster.to_owned();
@@ -76,7 +76,7 @@ impl Proxy {
             };
             match Backend::new(&authority, upstream) {
                 Ok(backend) => serve(listener, &authority, Arc::new(backend)).await,
-                Err(error) => tracing::error!("a proxy cannot be: {error:#}"),
+                Err(error) => tracing::error!("failed to create the proxy: {error:#}"),
             }
         });
         Ok(Self { port, task })
@@ -113,7 +113,7 @@ async fn authority(secrets: &Objects, name: &str) -> anyhow::Result<Option<KeyAn
         let encoded = secret["data"][key].as_str().unwrap_or_default();
         let decoded = BASE64_STANDARD.decode(encoded);
         let decoded = decoded.with_context(|| format!("Secret {name}: {key} is not base64"))?;
-        String::from_utf8(decoded).with_context(|| format!("Secret {name}: {key} is no text"))
+        String::from_utf8(decoded).with_context(|| format!("Secret {name}: {key} is not UTF-8"))
     };
     Ok(Some(KeyAndCert { cert_pem: part("tls.crt")?, key_pem: as_pkcs8(&part("tls.key")?)? }))
 }
@@ -131,7 +131,7 @@ fn as_pkcs8(pem: &str) -> anyhow::Result<String> {
     }
     let lines = pem.lines().filter(|line| !line.starts_with("-----"));
     let text: String = lines.map(str::trim).collect();
-    let key = BASE64_STANDARD.decode(text).context("the key of the cluster is no PEM")?;
+    let key = BASE64_STANDARD.decode(text).context("the key of the cluster is not PEM")?;
     let mut inner = HEAD.to_vec();
     inner.extend(der(0x04, &key));
     let whole = BASE64_STANDARD.encode(der(0x30, &inner));
@@ -157,7 +157,7 @@ async fn serve(listener: TcpListener, authority: &KeyAndCert, backend: Arc<Backe
     let acceptor = match acceptor(authority) {
         Ok(acceptor) => acceptor,
         Err(error) => {
-            tracing::error!("a proxy cannot serve: {error:#}");
+            tracing::error!("failed to start the proxy: {error:#}");
             return;
         }
     };

@@ -91,7 +91,7 @@ impl Recorder {
         let differences = history::differences(&wanted, &found);
         anyhow::ensure!(
             differences.is_empty(),
-            "what happened is not what {} says; if it is as it should be, run this flow with {}=1:\n{}",
+            "the history differs from {}; if the change is intended, run this flow with {}=1:\n{}",
             path.display(),
             fixtures::RECORD,
             differences.join("\n")
@@ -141,5 +141,5 @@ async fn watch(
 }
 
 fn value(object: &DynamicObject) -> serde_json::Value {
-    serde_json::to_value(object).expect("what was JSON is JSON")
+    serde_json::to_value(object).expect("an object of the API is valid JSON")
 }

@@ -112,7 +112,8 @@ impl Tap {
                 kept.push(exchange.fixture());
             }
         }
-        let text = serde_json::to_string_pretty(&kept).context("it is JSON")?;
+        let text =
+            serde_json::to_string_pretty(&kept).context("failed to serialize the exchanges")?;
         fixtures::write(&fixture(line, name), &format!("{text}\n"))
     }
 }

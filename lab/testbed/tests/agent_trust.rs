@@ -244,7 +244,7 @@ async fn the_policy_holds_without_rbac(lab: &Lab, one: &Plans, two: &Plans) {
     refused_by(&two.make("n1", json!({})).await, ITS_OWN);
     refused_by(&two.change("n1", json!({"spec": {"abort": true}})).await, ITS_OWN);
     refused_by(&two.delete("n1").await, ITS_OWN);
-    refused_by(&one.delete("n1").await, "deletes no HostPlan");
+    refused_by(&one.delete("n1").await, "must not delete a HostPlan");
     refused_by(&one.change("n1", json!({"spec": {"gate": "Disrupt"}})).await, "not its spec");
     let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": "n2", "uid": "u"}]);
     let owned = json!({"metadata": {"ownerReferences": owner}});

@@ -55,7 +55,7 @@ impl Model {
                 });
             }
         }));
-        let up = world.until("that every machine is available", WITHIN, World::is_ready);
+        let up = world.until("every machine is available", WITHIN, World::is_ready);
         up.await.unwrap();
         world.pass(QUIET).await;
         let since = world.management().revision();

@@ -112,7 +112,7 @@ pub(crate) fn client_config(host: &str, port: u16, ca: &Pem) -> kube::Config {
     let bracketed = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
     let url: http::Uri = format!("https://{bracketed}:{port}")
         .parse()
-        .expect("hosts of a sandbox are checked names or addresses");
+        .expect("hosts of a sandbox are valid names or addresses");
     let mut config = kube::Config::new(url);
     config.root_cert = der(ca.cert()).map(|der| vec![der]);
     config

@@ -49,7 +49,7 @@ pub(crate) struct WorkloadSnapshot {
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     /// The file cannot be read or written.
-    #[error("{path} cannot be used: {source}")]
+    #[error("failed to access {path}: {source}")]
     File {
         /// Path of the file.
         path: String,

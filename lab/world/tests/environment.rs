@@ -110,7 +110,10 @@ async fn three_nodes() -> World {
     for worker in ["edge-w-0", "edge-w-1"] {
         hand_over_bootstrap(&world, &client, worker).await;
     }
-    world.until("three Nodes", Duration::from_mins(2), |w| w.nodes().len() == 3).await.unwrap();
+    world
+        .until("there are three Nodes", Duration::from_mins(2), |w| w.nodes().len() == 3)
+        .await
+        .unwrap();
     world.pass(Duration::from_secs(15)).await;
     world
 }
@@ -260,6 +263,9 @@ fn a_restored_world_continues_by_itself() {
         let text = serde_json::to_string(&snapshot).unwrap();
         let snapshot = serde_json::from_str(&text).unwrap();
         let world = World::restore(&snapshot, &WorldOptions::new(Vec::new())).unwrap();
-        world.until("a Node", Duration::from_mins(1), |w| w.nodes().len() == 1).await.unwrap();
+        world
+            .until("there is a Node", Duration::from_mins(1), |w| w.nodes().len() == 1)
+            .await
+            .unwrap();
     });
 }

@@ -41,15 +41,16 @@ fn sample(line: &str) -> Sample {
     let (series, value) = line.rsplit_once(' ').unwrap();
     let value = match value {
         "+Inf" => f64::INFINITY,
-        value => value.parse().unwrap_or_else(|_| panic!("no value: {line}")),
+        value => value.parse().unwrap_or_else(|_| panic!("sample without a value: {line}")),
     };
     let Some((name, labels)) = series.split_once('{') else {
         return (series.to_owned(), BTreeMap::new(), value);
     };
-    let labels = labels.strip_suffix('}').unwrap_or_else(|| panic!("no end: {line}"));
+    let labels = labels.strip_suffix('}').unwrap_or_else(|| panic!("unterminated labels: {line}"));
     let labels = labels.split("\",").filter(|pair| !pair.is_empty());
     let labels = labels.map(|pair| {
-        let (key, text) = pair.split_once("=\"").unwrap_or_else(|| panic!("no pair: {line}"));
+        let (key, text) =
+            pair.split_once("=\"").unwrap_or_else(|| panic!("label without a value: {line}"));
         (key.to_owned(), text.trim_end_matches('"').to_owned())
     });
     (name.to_owned(), labels.collect(), value)
@@ -75,10 +76,10 @@ fn parse(text: &str) -> Vec<Sample> {
         if let Some(comment) = line.strip_prefix("# ") {
             let words: Vec<&str> = comment.splitn(3, ' ').collect();
             match words[0] {
-                "HELP" => assert!(helped.insert(words[1]), "helped twice: {line}"),
+                "HELP" => assert!(helped.insert(words[1]), "duplicate HELP line: {line}"),
                 "TYPE" => assert_eq!(types.insert(words[1], words[2]), None, "{line}"),
                 "UNIT" => assert!(words[1].ends_with(words[2]), "{line}"),
-                _ => panic!("what is this: {line}"),
+                _ => panic!("unknown line: {line}"),
             }
             continue;
         }
@@ -95,12 +96,12 @@ fn parse(text: &str) -> Vec<Sample> {
             };
             sample.0.strip_prefix(**name).is_some_and(|rest| suffixes.contains(&rest))
         });
-        let (name, _) = family.unwrap_or_else(|| panic!("of no family: {line}"));
-        assert!(helped.contains(name), "no help: {line}");
+        let (name, _) = family.unwrap_or_else(|| panic!("sample without a family: {line}"));
+        assert!(helped.contains(name), "family without a HELP line: {line}");
         assert!(name.starts_with("refit_"), "{line}");
         samples.push(sample);
     }
-    assert_eq!(lines.next(), None, "something after the end");
+    assert_eq!(lines.next(), None, "unexpected text after the end");
     samples
 }
 

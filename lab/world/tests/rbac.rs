@@ -179,7 +179,7 @@ fn missing(asked: &[(Attributes, u32, u32)], may_wait: bool) -> Vec<String> {
 
 async fn until_phase(world: &World, phase: &str) {
     world
-        .until(phase, Duration::from_hours(1), |world| {
+        .until(&format!("an update is {phase}"), Duration::from_hours(1), |world| {
             let updates = world.node_updates();
             updates.iter().any(|u| text(u, "/status/phase") == phase)
         })
@@ -218,7 +218,7 @@ async fn rare_events(world: &World) {
     let machine = text(staging, "/spec/machineRef/name");
     machines.patch(machine, &params, &Patch::Merge(&further)).await.unwrap();
     world
-        .until("an abort", Duration::from_hours(1), |world| {
+        .until("an update is aborted", Duration::from_hours(1), |world| {
             let updates = world.node_updates();
             updates.iter().any(|u| text(u, "/spec/stage") == "Abort")
         })

@@ -55,7 +55,7 @@ fn printed(file: &Path) -> String {
     match outcome {
         Ok(ScriptOutcome::Passed) => out.push_str("passed\n"),
         Ok(ScriptOutcome::WaitRanOut { line, what }) => {
-            writeln!(out, "line {line}: the wait ran out: {what}").unwrap();
+            writeln!(out, "line {line}: the wait timed out: {what}").unwrap();
         }
         Err(error) => writeln!(out, "failed: {error}").unwrap(),
     }
@@ -131,12 +131,12 @@ fn wrong() -> Result<(), Failed> {
     let wanted = [
         "x.txt:1: script: got a command before any load, want load FILE... first",
         "x.txt:3: load: got a second load",
-        "x.txt:4: time: got 5, want a time such as 30s, 10m or 1h30m",
+        "x.txt:4: time: got 5, want a duration such as 30s, 10m or 1h30m",
         "x.txt:5: command: got fly, want load, apply",
         "x.txt:6: step: got x, want preflight",
         "x.txt:7: condition: got sleeping, want ready",
         "x.txt:8: field: got spec..x, want names with dots",
-        "x.txt:9: at: got wait 1m, want a command that takes no time",
+        "x.txt:9: at: got wait 1m, want a command that does not wait",
         "x.txt:10: here-document: got the end of the script, want a line END",
     ];
     let lines: Vec<&str> = error.lines().collect();
@@ -152,14 +152,17 @@ fn missing() -> Result<(), Failed> {
     for (command, wanted) in [
         (
             "change md/nope spec.replicas 1",
-            "x.txt:3: object: got md/nope, want a MachineDeployment that is there",
+            "x.txt:3: object: got md/nope, want an existing MachineDeployment",
         ),
-        ("change kcp/nope spec.replicas 1", "want one that is there: edge-1"),
-        ("change kcp/edge-1 spec.replicas many", "a request that the API server takes"),
+        ("change kcp/nope spec.replicas 1", "want one of edge-1"),
+        ("change kcp/edge-1 spec.replicas many", "a request that the API server accepts"),
         ("kill agent nope", "x.txt:3: host: got nope, want one that has booted: edge-1-1"),
         ("show nothing/x", "x.txt:3: kind: got nothing, want a kind that the API server serves"),
         ("break api nope", "x.txt:3: cluster: got nope, want one of the workload clusters: edge-1"),
-        ("apply nope.yaml", "x.txt:3: file: got nope.yaml, want a file beside the script"),
+        (
+            "apply nope.yaml",
+            "x.txt:3: file: got nope.yaml, want a file in the directory of the script",
+        ),
         ("at 5m kill capi", "x.txt:3: at: got a command for"),
     ] {
         let error = error_of(&format!("{load}{command}\n"));

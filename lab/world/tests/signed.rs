@@ -54,7 +54,7 @@ async fn until_phase(world: &World, phase: &str) -> String {
         found = first.map_or_else(String::new, |u| text(u, "/spec/machineRef/name").to_owned());
         !found.is_empty()
     };
-    let what = format!("an update that is {phase}");
+    let what = format!("an update is {phase}");
     world
         .until(&what, UPGRADE, looks)
         .await
@@ -97,12 +97,9 @@ fn a_modified_plan_is_rejected_and_reported() {
         }
         patch(json!({ "steps": steps })).await;
         let refused = |world: &World| update_status(world, &machine).contains("PlanNotTrusted");
-        world
-            .until("that the plan is refused", Duration::from_mins(30), refused)
-            .await
-            .unwrap_or_else(|error| {
-                panic!("{error}\n{}\n{}", update_status(&world, &machine), picture(&world))
-            });
+        world.until("the plan is rejected", Duration::from_mins(30), refused).await.unwrap_or_else(
+            |error| panic!("{error}\n{}\n{}", update_status(&world, &machine), picture(&world)),
+        );
         world.pass(Duration::from_mins(15)).await;
         let version = |world: &World| {
             let found = world.with_host(&machine, |host| host.kubelet_version.clone());
@@ -124,12 +121,9 @@ fn no_agent_runs_plans_signed_with_another_key() {
         world.upgrade(NEW).await.unwrap();
         let machine = until_phase(&world, "Staging").await;
         let refused = |world: &World| update_status(world, &machine).contains("PlanNotTrusted");
-        world
-            .until("that the plan is refused", Duration::from_mins(30), refused)
-            .await
-            .unwrap_or_else(|error| {
-                panic!("{error}\n{}\n{}", update_status(&world, &machine), picture(&world))
-            });
+        world.until("the plan is rejected", Duration::from_mins(30), refused).await.unwrap_or_else(
+            |error| panic!("{error}\n{}\n{}", update_status(&world, &machine), picture(&world)),
+        );
         world.pass(Duration::from_mins(15)).await;
         for machine in world.host_nodes() {
             let runs = world.with_host(&machine, |host| host.runs.clone()).unwrap();

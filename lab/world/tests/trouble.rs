@@ -24,7 +24,7 @@ use serde_json::json;
 async fn until_phase(world: &World, phase: &str) -> String {
     let mut found = String::new();
     world
-        .until(&format!("a NodeUpdate that is {phase}"), UPGRADE, |world| {
+        .until(&format!("a NodeUpdate is {phase}"), UPGRADE, |world| {
             let updates = world.node_updates();
             let first = updates.iter().find(|u| text(u, "/status/phase") == phase);
             found = first.map(|u| text(u, "/spec/machineRef/name").to_owned()).unwrap_or_default();
@@ -127,7 +127,7 @@ fn a_drain_blocked_by_a_budget_is_reported() {
             })
         };
         world
-            .until("that a drain is blocked", UPGRADE, blocked)
+            .until("a drain is blocked", UPGRADE, blocked)
             .await
             .unwrap_or_else(|error| panic!("{error}\n{}", picture(&world)));
         world.pass(Duration::from_mins(10)).await;
@@ -170,7 +170,7 @@ fn a_users_own_guard_against_remediation_survives() {
             world.node_updates().iter().all(|u| text(u, "/status/phase") == "Succeeded")
                 && world.node_updates().len() == 8
         };
-        world.until("the upgrade", UPGRADE, done).await.unwrap();
+        world.until("the upgrade is complete", UPGRADE, done).await.unwrap();
         world.pass(Duration::from_mins(1)).await;
         let machine = machines.get(&worker).await.unwrap();
         assert_eq!(machine.metadata.annotations.unwrap()[key], "mine");
@@ -243,7 +243,7 @@ fn a_requested_update_repairs_a_kubelet_changed_by_hand() {
         let api = Api::default_namespaced(world.client(TEST).unwrap());
         api.create(&kube::api::PostParams::default(), &again).await.unwrap();
         world
-            .until("the second update", UPGRADE, |world| world.is_updated(NEW))
+            .until("the second update is complete", UPGRADE, |world| world.is_updated(NEW))
             .await
             .unwrap_or_else(|error| panic!("{error}\n{}", picture(&world)));
         assert_eq!(updates_of(&world, &worker).len(), 2);

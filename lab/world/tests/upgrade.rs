@@ -89,7 +89,7 @@ fn only_the_first_control_plane_machine_runs_kubeadm_apply() {
         let world = up().await;
         world.upgrade(NEW).await.unwrap();
         world
-            .until("a first step", Duration::from_mins(10), |world| {
+            .until("a first step has started", Duration::from_mins(10), |world| {
                 world.node_updates().iter().any(|u| !text(u, "/status/role").is_empty())
             })
             .await

@@ -75,7 +75,7 @@ impl Remembered {
     }
 
     fn save(&self, site: &Site, plan: &str) -> Result<(), WorkError> {
-        let text = serde_json::to_vec(self).expect("plain data can be written as JSON");
+        let text = serde_json::to_vec(self).expect("plain data serialises to JSON");
         atomic::replace(&remembered(site, plan), &text, Access::of_mode(0o600)).map(|_| ())
     }
 
@@ -109,7 +109,7 @@ pub async fn stage(
     let staged = fetch(site, bundle, version).await?;
     Remembered::of(&staged).save(site, plan)?;
     site.log(&format!(
-        "bundle {} is verified, signed by {}",
+        "verified bundle {}, signed by {}",
         staged.manifest_sha256.as_str(),
         staged.signed.key
     ));
@@ -118,7 +118,7 @@ pub async fn stage(
         fetch::prune(&site.state().join("bundle"), KEPT, Some(&staged.manifest_sha256)).await
     {
         // Old bundles only take disk space.
-        site.log(&format!("older bundles could not be removed: {error}"));
+        site.log(&format!("cannot remove older bundles: {error}"));
     }
     Ok(staged)
 }
@@ -129,7 +129,7 @@ async fn fetch(
     version: Option<&KubernetesVersion>,
 ) -> Result<Staged, WorkError> {
     let refused = |what: &str, error: &dyn std::fmt::Display| {
-        WorkError::permanent(format!("bundle.{what} of the plan is of no use: {error}"))
+        WorkError::permanent(format!("invalid bundle.{what} in the plan: {error}"))
     };
     let location: Location =
         bundle.location.parse().map_err(|error| refused("location", &error))?;
@@ -177,7 +177,7 @@ async fn fetch(
 /// trusted: the author of a plan could otherwise sign its content too.
 fn keys(site: &Site, named: &str) -> Result<PublicKeys, WorkError> {
     let of_host = |error: &dyn std::fmt::Display| {
-        WorkError::needs_person(format!("the host's keys in {KEYS} are of no use: {error}"))
+        WorkError::needs_person(format!("invalid bundle keys in {KEYS} on the host: {error}"))
     };
     let directory = site.path(KEYS);
     let keys = if directory.exists() {
@@ -187,9 +187,9 @@ fn keys(site: &Site, named: &str) -> Result<PublicKeys, WorkError> {
     };
     if keys.is_empty() {
         return Err(of_host(
-            &"there is no key, so no bundle is trusted, whichever key a plan names; put the .pub file \
-              of the signer there when you set up the host, or with `refit-agent install --bundle-key \
-              FILE`",
+            &"the directory has no key, so no bundle is trusted, whichever key a plan names; put \
+              the signer's .pub file there when you set up the host, or with `refit-agent install \
+              --bundle-key FILE`",
         ));
     }
     if named.is_empty() {
@@ -267,22 +267,21 @@ pub(crate) fn os_image(
         return Ok(image.clone());
     };
     let refused = |problem: String| {
-        WorkError::permanent(format!("osImage.url {:?} is of no use: {problem}", image.url))
+        WorkError::permanent(format!("invalid osImage.url {:?}: {problem}", image.url))
     };
-    let bundle = Remembered::load(site, plan).ok_or_else(|| {
-        refused("the plan's steps name no bundle; set bundle.location".to_owned())
-    })?;
+    let bundle = Remembered::load(site, plan)
+        .ok_or_else(|| refused("the plan names no bundle; set bundle.location".to_owned()))?;
     if !bundle.os_images.iter().any(|known| known == path) {
         return Err(refused(match bundle.os_images.join(", ") {
             names if names.is_empty() => "the bundle has no OS image".to_owned(),
-            names => format!("the bundle's OS images are {names}"),
+            names => format!("the bundle has these OS images: {names}"),
         }));
     }
     let file = bundle.directory.join(path).display().to_string();
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+~".contains(&byte);
     if !file.bytes().all(plain) {
         return Err(refused(format!(
-            "{file} would be another in a URL; name the file by letters, digits and ._-+~"
+            "the file name {file} changes in a URL; use only letters, digits and ._-+~"
         )));
     }
     Ok(OsImageArgs { url: format!("file://{file}"), ..image.clone() })

@@ -76,7 +76,7 @@ async fn only_a_bundle_of_the_planned_version_is_staged() {
     let newer = "v1.36.0".parse::<KubernetesVersion>().unwrap();
     let error = stage(&site, "q", &bundle, Some(&newer)).await.unwrap_err();
     assert_eq!(error.kind, FailureKind::NeedsPerson);
-    assert!(error.message.contains("Kubernetes version is v1.35.0, not v1.36.0"), "{error}");
+    assert!(error.message.contains("Kubernetes version is v1.35.0, expected v1.36.0"), "{error}");
     assert_eq!(packages(&site, "q", &by_tarball()).unwrap().path, "");
     // A plan cannot add a key that the host's administrator did not choose.
     let (_, other) = make_bundle(directory.path(), "v1.34.0", &[TARBALL]);
@@ -94,7 +94,10 @@ async fn a_plan_cannot_make_a_key_trusted() {
         BundleRef { location: path.display().to_string(), public_key, ..BundleRef::default() };
     let error = stage(&site, "p", &bundle, None).await.unwrap_err();
     assert_eq!(error.kind, FailureKind::NeedsPerson);
-    assert!(error.message.contains("whichever key a plan names; put the .pub file"), "{error}");
+    assert!(
+        error.message.contains("whichever key a plan names; put the signer's .pub file"),
+        "{error}"
+    );
     assert!(!site.state().join("bundle").exists(), "nothing was fetched");
 }
 
@@ -111,7 +114,7 @@ async fn a_bundled_os_image_resolves_to_its_verified_file() {
     };
     let wanted = image("bundle:///os/azl-3.cosi");
     let error = os_image(&site, "p", &wanted).unwrap_err();
-    assert!(error.message.contains("name no bundle"), "{error}");
+    assert!(error.message.contains("names no bundle"), "{error}");
     let staged = stage(&site, "p", &bundle, None).await.unwrap();
     let found = os_image(&site, "p", &wanted).unwrap();
     let file = found.url.strip_prefix("file://").unwrap();

@@ -57,13 +57,14 @@ impl JobFile {
     /// Reads a job file.
     pub fn load(path: &Path) -> Result<Self, WorkError> {
         let text = fs::read(path).map_err(|error| WorkError::file(path, &error))?;
-        serde_json::from_slice(&text)
-            .map_err(|error| WorkError::retriable(format!("{} is no job: {error}", path.display())))
+        serde_json::from_slice(&text).map_err(|error| {
+            WorkError::retriable(format!("invalid job file {}: {error}", path.display()))
+        })
     }
 
     /// Writes the job file atomically: a reader finds all of it or nothing.
     pub fn save(&self, path: &Path) -> Result<(), WorkError> {
-        let text = serde_json::to_vec(self).expect("plain data can be written as JSON");
+        let text = serde_json::to_vec(self).expect("plain data serialises to JSON");
         atomic::replace(path, &text, Access::of_mode(0o600)).map(|_| ())
     }
 }
@@ -95,7 +96,7 @@ fn sync_kubernetes(site: &Site) {
         let synced = std::fs::File::open(site.path(directory))
             .and_then(|directory| Ok(rustix::fs::syncfs(&directory)?));
         if let Err(error) = synced {
-            tracing::debug!(%error, directory, "not synced");
+            tracing::debug!(%error, directory, "directory not synced");
         }
     }
 }
@@ -266,7 +267,7 @@ fn require_done(evidence: &Evidence) -> Result<(), WorkError> {
     match evidence {
         Evidence::Done => Ok(()),
         Evidence::Missing { what } | Evidence::Refused { what, .. } => {
-            Err(WorkError::retriable(format!("it succeeded, but {what}")))
+            Err(WorkError::retriable(format!("the command succeeded, but {what}")))
         }
     }
 }

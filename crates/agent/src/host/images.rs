@@ -18,7 +18,7 @@ pub(super) async fn preload(
 ) -> Result<(), WorkError> {
     match fetch(site, version, args).await {
         Err(error) if args.optional => {
-            site.log(&format!("images are left to kubeadm: {error}"));
+            site.log(&format!("leaving the images to kubeadm: {error}"));
             Ok(())
         }
         outcome => outcome,
@@ -37,7 +37,7 @@ async fn fetch(
         match pull(site, &image).await {
             // The other images are still useful.
             Err(error) if args.optional => {
-                site.log(&format!("{image} is left to kubeadm: {error}"));
+                site.log(&format!("leaving {image} to kubeadm: {error}"));
             }
             outcome => outcome?,
         }
@@ -82,7 +82,7 @@ async fn wanted(
         images.extend(list.lines().map(str::trim).filter(|l| !l.is_empty()).map(str::to_owned));
     }
     match images.iter().find(|image| !is_image(image)) {
-        Some(bad) => Err(WorkError::permanent(format!("{bad:?} is no name of an image"))),
+        Some(bad) => Err(WorkError::permanent(format!("invalid image name {bad:?}"))),
         None => Ok(images),
     }
 }
@@ -173,7 +173,7 @@ mod tests {
     #[tokio::test]
     async fn ctr_uses_the_mirrors_and_skips_a_missing_optional_image() {
         let (directory, site) = site();
-        let calls = directory.path().join("said");
+        let calls = directory.path().join("calls");
         let shown = calls.display();
         let ctr = directory.path().join("ctr");
         let text = format!(

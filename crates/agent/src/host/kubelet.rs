@@ -59,7 +59,7 @@ pub(super) fn set_flags(
             continue;
         }
         keep::keep(site, plan, group, file)?;
-        site.log(&format!("{file} has other flags now"));
+        site.log(&format!("updated the flags in {file}"));
         let path = site.path(file);
         let access = Access::like(&path, 0o644);
         atomic::replace(&path, changed.as_bytes(), access)?;
@@ -86,12 +86,12 @@ fn check(args: &KubeletArgs) -> Result<(), WorkError> {
     };
     let mut names = args.extra_args.iter().map(|arg| &arg.name).chain(&args.remove_args);
     if let Some(bad) = names.find(|text| !name(text)) {
-        return Err(WorkError::permanent(format!("{bad:?} is no flag of a kubelet")));
+        return Err(WorkError::permanent(format!("invalid kubelet flag {bad:?}")));
     }
     match args.extra_args.iter().find(|arg| !value(&arg.value)) {
         Some(bad) => Err(WorkError::permanent(format!(
-            "the value {:?} of the kubelet's flag {} cannot stand in an environment file: it has \
-             blanks, quotes, $, % or \\",
+            "the value {:?} of the kubelet's flag {} cannot be written to an environment file: it \
+             has blanks, quotes, $, % or \\",
             bad.value, bad.name
         ))),
         None => Ok(()),
@@ -202,8 +202,9 @@ pub(super) async fn check_flags(site: &Site) -> Result<(), WorkError> {
     let file =
         flags.iter().find(|(flag, _)| name_of(flag) == name).map_or("a file", |(_, file)| file);
     Err(WorkError::needs_person(format!(
-        "the installed kubelet knows no flag --{name}, which {file} has: it would not start. Name the \
-         flag in kubelet.removeArgs of the plan, or take it out of the file; the old kubelet still runs"
+        "the installed kubelet does not support the flag --{name} in {file}, and would not start; \
+         list the flag in kubelet.removeArgs of the plan, or remove it from the file (the old \
+         kubelet still runs)"
     )))
 }
 
@@ -244,7 +245,7 @@ pub(super) fn use_local_endpoint(
         return Ok(());
     }
     keep::keep(site, plan, keep::KUBELET, KUBELET_CONF)?;
-    site.log(&format!("{KUBELET_CONF} names the API server of this host now"));
+    site.log(&format!("pointed {KUBELET_CONF} to the API server of this host"));
     let path = site.path(KUBELET_CONF);
     let access = Access::like(&path, 0o600);
     atomic::replace(&path, changed.as_bytes(), access)?;

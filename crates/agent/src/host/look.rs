@@ -30,7 +30,7 @@ pub(crate) async fn look(
 ) -> Result<Evidence, HostError> {
     let proof = job.command.rules().evidence;
     if proof != StepEvidence::Host && !mark_path(site, &job.unit).exists() {
-        let what = format!("{} has not run to its end", job.command.name());
+        let what = format!("{} did not run to completion", job.command.name());
         return Ok(Evidence::Missing { what });
     }
     if proof == StepEvidence::Mark {
@@ -92,7 +92,7 @@ async fn undo_shows(site: &Site, plan: &str, undo: &Undo) -> Result<Evidence, Wo
         Undo::Packages { packages } => restored(site, packages).await,
         Undo::Files { step } => keep::is_back(site, plan, step).map(|other| {
             let path = other.clone().unwrap_or_default();
-            Evidence::from_check(other.is_none(), || format!("{path} is not as it was before"))
+            Evidence::from_check(other.is_none(), || format!("{path} was not restored"))
         }),
         Undo::OsImage { os_image } => {
             OsImage::new(site, &TridentCli::new(site), plan, os_image).is_undone().await
@@ -117,14 +117,14 @@ fn runs(
     wanted: Option<&KubernetesVersion>,
 ) -> Evidence {
     match (running, wanted) {
-        (None, None) => Evidence::Missing { what: "no kubelet runs".to_owned() },
+        (None, None) => Evidence::Missing { what: "no kubelet is running".to_owned() },
         (Some(_), None) => Evidence::Done,
         (Some(running), Some(wanted)) if running == *wanted => {
             static_pods_at(&site.path(MANIFESTS), wanted)
         }
         (running, Some(wanted)) => {
             let running = running.map_or_else(String::new, |version| version.to_string());
-            let what = format!("the kubelet runs {running:?}, {wanted} is needed");
+            let what = format!("the kubelet runs {running:?}, expected {wanted}");
             Evidence::Missing { what }
         }
     }
@@ -136,7 +136,7 @@ async fn installed(site: &Site, wanted: &PackageSet<'_>) -> Result<Evidence, Wor
 
 fn flags_set(site: &Site, kubelet: &KubeletArgs) -> Evidence {
     Evidence::from_check(kubelet::has_flags(site, kubelet), || {
-        "the kubelet's flags are not as planned".to_owned()
+        "the kubelet's flags differ from the plan".to_owned()
     })
 }
 

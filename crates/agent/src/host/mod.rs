@@ -146,7 +146,7 @@ pub enum HostError {
     #[error(transparent)]
     Program(#[from] ProgramError),
     /// A file could not be read or written.
-    #[error("{path} could not be used: {source}")]
+    #[error("{path}: {source}")]
     File {
         /// Path of the file.
         path: String,
@@ -154,7 +154,7 @@ pub enum HostError {
         source: std::io::Error,
     },
     /// The output of a program could not be parsed.
-    #[error("{program} answered what cannot be read: {answer}")]
+    #[error("unexpected output of {program}: {answer}")]
     Answer {
         /// Name of the program.
         program: String,

@@ -69,16 +69,14 @@ pub(super) async fn apply(
     args: &NtpArgs,
 ) -> Result<(), WorkError> {
     if let Some(bad) = args.servers.iter().find(|server| !is_server(server)) {
-        return Err(WorkError::permanent(format!(
-            "ntp.servers holds {bad:?}, which is no name of a host"
-        )));
+        return Err(WorkError::permanent(format!("invalid host name {bad:?} in ntp.servers")));
     }
     let Some(daemon) = daemon(site) else {
         if !args.enabled {
             return Ok(());
         }
         return Err(WorkError::needs_person(
-            "the host has neither chrony nor systemd-timesyncd: install one of them",
+            "the host has neither chrony nor systemd-timesyncd; install one of them",
         ));
     };
     remember(site, plan, step, daemon).await?;
@@ -144,7 +142,7 @@ async fn remember(site: &Site, plan: &str, step: &str, daemon: &Daemon) -> Resul
             active: field("ActiveState=") == "active",
         });
     }
-    let text = serde_json::to_vec(&all).expect("plain data can be written as JSON");
+    let text = serde_json::to_vec(&all).expect("plain data serialises to JSON");
     atomic::replace(&path, &text, Access::of_mode(0o600))?;
     Ok(())
 }
@@ -158,7 +156,7 @@ pub(super) async fn put_back(site: &Site, plan: &str, step: &str) -> Result<(), 
     };
     let all: Vec<ServiceState> = serde_json::from_slice(&text).map_err(|error| {
         WorkError::needs_person(format!(
-            "{} cannot be read, so it is not known what ran before: {error}",
+            "cannot read {}, so the previous time service is unknown: {error}",
             path.display()
         ))
     })?;
@@ -203,7 +201,7 @@ pub(super) fn check(site: &Site, args: &NtpArgs) -> Evidence {
     };
     let set =
         !args.enabled || args.servers.is_empty() || site.read(daemon.file) == text(daemon, args);
-    Evidence::from_check(set, || format!("{} does not name the planned servers", daemon.file))
+    Evidence::from_check(set, || format!("{} does not list the planned servers", daemon.file))
 }
 
 #[cfg(test)]

@@ -286,7 +286,7 @@ impl fmt::Display for Invocation {
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     /// The program could not be run, or exceeded its deadline.
-    #[error("`{command}` did not run: {source}")]
+    #[error("cannot run `{command}`: {source}")]
     NotRun {
         /// Program and arguments, secrets masked.
         command: String,
@@ -294,7 +294,7 @@ pub enum ProgramError {
         source: std::io::Error,
     },
     /// The program failed.
-    #[error("`{command}` ended with {}; its output ends: {tail}", exit(*code))]
+    #[error("`{command}` failed with {}; last output: {tail}", exit(*code))]
     Failed {
         /// Program and arguments, secrets masked.
         command: String,
@@ -427,6 +427,6 @@ mod tests {
     async fn a_missing_program_is_named() {
         let invocation = Invocation::at("/no/such/program", ["x"]);
         let text = invocation.output().await.unwrap_err().to_string();
-        assert!(text.contains("`/no/such/program x` did not run"), "{text}");
+        assert!(text.contains("cannot run `/no/such/program x`"), "{text}");
     }
 }

@@ -137,7 +137,7 @@ impl RealHost {
         let main: u32 = answer.trim().parse().unwrap_or_default();
         let Some(pid) = kubelet_process(&self.site, main) else {
             if main != 0 {
-                tracing::warn!(main, "the kubelet's service runs no program called kubelet");
+                tracing::warn!(main, "the main process of the kubelet's service is not a kubelet");
             }
             return Ok(None);
         };
@@ -284,13 +284,13 @@ impl Host for RealHost {
             for verb in ["stop", "reset-failed"] {
                 if let Err(error) = self.site.ask(Program::Systemctl, [verb, &name]).await {
                     // One of the two verbs always fails: the unit is either active or failed.
-                    tracing::debug!(%error, unit, "an ended unit was not let go of");
+                    tracing::debug!(%error, unit, "transient unit not released");
                 }
             }
             let mark = mark_path(&self.site, unit);
             for path in [self.output_path(unit), self.job_path(unit), mark] {
                 if let Err(error) = fs::remove_file(&path) {
-                    tracing::debug!(%error, path = %path.display(), "not removed");
+                    tracing::debug!(%error, path = %path.display(), "file not removed");
                 }
             }
         })

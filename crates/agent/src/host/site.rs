@@ -156,7 +156,7 @@ impl Site {
         use std::io::Write as _;
         let written = open_log(&self.log).and_then(|mut log| writeln!(log, "{text}"));
         if let Err(error) = written {
-            tracing::debug!(%error, "the log of a unit cannot be written");
+            tracing::debug!(%error, "cannot write the log of a unit");
         }
     }
 

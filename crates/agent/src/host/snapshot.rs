@@ -79,8 +79,8 @@ fn etcd_tool(site: &Site) -> Result<EtcdTool, WorkError> {
     let found = tools.into_iter().find(|(program, _)| site.has(*program));
     found.map(|(_, tool)| tool).ok_or_else(|| {
         WorkError::needs_person(
-            "etcd runs here and cannot be saved: the host has neither etcdctl nor crictl nor ctr; \
-             install cri-tools or etcd-client",
+            "cannot save etcd, which runs on this host: neither etcdctl nor crictl nor ctr is \
+             installed; install cri-tools or etcd-client",
         )
     })
 }
@@ -100,7 +100,7 @@ async fn save(
     keep_configuration(site, plan)?;
     let list = directory.join("packages.json");
     if !list.exists() {
-        let text = serde_json::to_vec_pretty(packages).expect("plain data can be written as JSON");
+        let text = serde_json::to_vec_pretty(packages).expect("plain data serialises to JSON");
         atomic::replace(&list, &text, Access::of_mode(0o600))?;
     }
     if Etcd::of(site) != Etcd::Elsewhere {
@@ -128,7 +128,7 @@ pub(super) fn keep_configuration(site: &Site, plan: &str) -> Result<(), WorkErro
 /// Restores the files that [`keep_configuration`] saved.
 pub(super) fn put_back(site: &Site, plan: &str) -> Result<(), WorkError> {
     for path in keep::put_back(site, plan, CONFIGURATION)? {
-        site.log(&format!("{path} is as it was"));
+        site.log(&format!("restored {path}"));
     }
     Ok(())
 }
@@ -146,7 +146,7 @@ fn make_directory(site: &Site, plan: &str) -> Result<PathBuf, WorkError> {
 async fn save_etcd(site: &Site, directory: &Path) -> Result<(), WorkError> {
     let target = directory.join("etcd.db");
     if is_snapshot(&target).unwrap_or(false) {
-        site.log("etcd is saved already");
+        site.log("the snapshot of etcd already exists");
         return Ok(());
     }
     let new = directory.join("etcd.db.new");
@@ -174,7 +174,7 @@ async fn save_etcd(site: &Site, directory: &Path) -> Result<(), WorkError> {
     let sound = is_snapshot(&new).map_err(|error| WorkError::file(&new, &error))?;
     if !sound {
         return Err(WorkError::retriable(format!(
-            "{} is no whole snapshot of etcd: its checksum does not match",
+            "incomplete etcd snapshot {}: its checksum does not match",
             new.display()
         )));
     }
@@ -216,9 +216,9 @@ async fn ctr_container(site: &Site) -> Result<String, WorkError> {
 fn first_id(answer: &str) -> Result<String, WorkError> {
     let id = answer.lines().map(str::trim).find(|line| !line.is_empty());
     let plain = |id: &&str| id.bytes().all(|byte| byte.is_ascii_alphanumeric());
-    id.filter(plain).map(str::to_owned).ok_or_else(|| {
-        WorkError::retriable("etcd cannot be saved: its container does not run at the moment")
-    })
+    id.filter(plain)
+        .map(str::to_owned)
+        .ok_or_else(|| WorkError::retriable("cannot save etcd: its container is not running"))
 }
 
 /// Has the container write into etcd's directory, and copies the result out. The file is removed

@@ -45,7 +45,7 @@ impl WorkError {
 
     /// A failed file operation.
     pub fn file(path: &std::path::Path, error: &std::io::Error) -> Self {
-        let message = format!("{} could not be used: {error}", path.display());
+        let message = format!("{}: {error}", path.display());
         if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::ReadOnlyFilesystem) {
             Self::needs_person(message)
         } else {
@@ -77,7 +77,7 @@ impl From<ProgramError> for WorkError {
         let full = error.output_tail().contains("No space left on device");
         let message = error.to_string();
         if full {
-            Self::needs_person(format!("{message}; make room on the host"))
+            Self::needs_person(format!("{message}; free some space on the host"))
         } else {
             Self::retriable(message)
         }

@@ -84,7 +84,7 @@ pub async fn confirmed(
         remove(&layout.previous_unit())?;
         units.forget_trial().await;
         layout.prune();
-        tracing::info!(version = own, "this version has reported and stays");
+        tracing::info!(version = own, "new agent version has reported, trial ended");
     }
     Ok(())
 }
@@ -132,7 +132,7 @@ pub async fn end_trial(
         layout.end_trial()?;
         return Ok(false);
     };
-    let why = format!("it did not report within {TRIAL_SECONDS} s");
+    let why = format!("the version did not report within {TRIAL_SECONDS} s");
     reject(&layout.rejection(&trial), now, &why)?;
     layout.set(Link::Current, &previous)?;
     if layout.get(Link::Wanted).as_deref() == Some(trial.as_str()) {

@@ -51,7 +51,7 @@ impl Link {
 
 /// An error of a file, with its path.
 #[derive(Debug, thiserror::Error)]
-#[error("{} could not be used: {source}", path.display())]
+#[error("{}: {source}", path.display())]
 pub struct FileError {
     /// Path of the file.
     pub path: PathBuf,
@@ -175,7 +175,7 @@ impl Layout {
             write_atomic(&path, program, 0o755)?;
             let there = fs::read(&path).map_err(at(&path))?;
             if id_of(&there) != id {
-                let error = io::Error::new(io::ErrorKind::InvalidData, "it was not written whole");
+                let error = io::Error::new(io::ErrorKind::InvalidData, "the file is incomplete");
                 return Err(at(&path)(error));
             }
         }
@@ -201,7 +201,8 @@ impl Layout {
                 continue;
             }
             if let Err(error) = fs::remove_dir_all(entry.path()) {
-                tracing::debug!(%error, path = %entry.path().display(), "an old version stays");
+                tracing::debug!(%error, path = %entry.path().display(), "old agent version not \
+                    removed");
             }
         }
     }

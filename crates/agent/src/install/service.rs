@@ -45,12 +45,12 @@ pub enum InstallError {
         reason: String,
     },
     /// Another installation is in progress.
-    #[error("another installation is under way on this host; try again when it has ended")]
+    #[error("another installation is in progress on this host; try again when it has finished")]
     Busy,
     /// The version was tried on this host and did not report.
     #[error(
-        "version {id} was rejected on this host {minutes} min ago: {why}; it is tried again after an \
-         hour, or at once where {} is removed",
+        "version {id} was rejected on this host {minutes} min ago: {why}; it is tried again after \
+         an hour, or immediately after {} is removed",
         file.display()
     )]
     Rejected {
@@ -177,7 +177,7 @@ impl Units for SystemdUnits {
         Box::pin(async {
             let timer = format!("{TRIAL}.timer");
             if let Err(error) = run_systemctl(&["stop", &timer]).await {
-                tracing::debug!(%error, "no trial was watched");
+                tracing::debug!(%error, "no trial of an agent version was watched");
             }
         })
     }
@@ -408,7 +408,7 @@ impl Installation<'_> {
         }
         let base = self.layout.base().display().to_string();
         if let Err(error) = self.units.run(Path::new(RESTORECON), &["-RF", &base]).await {
-            tracing::warn!(%error, "the program may not be labelled for SELinux");
+            tracing::warn!(%error, "cannot set the SELinux label of the program");
         }
     }
 }

@@ -161,7 +161,7 @@ async fn a_new_version_waits_for_idle_and_stays_once_it_reported() {
     let waiting = exchanged(&layout, &old, reported, between);
     tokio::pin!(waiting);
     let soon = tokio::time::timeout(Duration::from_hours(1), &mut waiting);
-    assert!(soon.await.is_err(), "a step is under way");
+    assert!(soon.await.is_err(), "a step is in progress");
     assert_eq!(lab.current(), Some(old.clone()));
     steps.send_replace(true);
     assert_eq!(waiting.await.unwrap(), new);
@@ -306,7 +306,7 @@ async fn a_running_packaged_agent_is_replaced() {
     assert_eq!(lab.install(b"one").await.unwrap(), ExchangeOutcome::Replaced);
     assert_eq!(lab.units.taken(), ["reload", "enable", "restart"]);
     assert_eq!(lab.current(), Some(id_of(b"one")));
-    assert_eq!(lab.layout().trial(), None, "there is none to go back to");
+    assert_eq!(lab.layout().trial(), None, "there is no previous version to roll back to");
 }
 
 #[tokio::test(start_paused = true)]

@@ -20,7 +20,7 @@ pub fn unit() -> String {
     PACKAGED.replace(
         PACKAGED_START,
         &format!(
-            "# The previous version guards a new one until that has reported.\n\
+            "# The previous version watches a new one until it has reported.\n\
              ExecStartPre=-{BASE}/previous/{PROGRAM} guard\n\
              ExecStart={BASE}/current/{PROGRAM}\n"
         ),
@@ -30,8 +30,8 @@ pub fn unit() -> String {
 /// A setting that systemd would not read literally.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "--set {setting:?} is no NAME=VALUE of capital letters, digits and `_`, and plain text without \
-     quotes, backslashes and line breaks"
+    "invalid --set {setting:?}, expected NAME=VALUE with a name of capital letters, digits and \
+     `_` and a value without quotes, backslashes and line breaks"
 )]
 pub struct BadSetting {
     setting: String,

@@ -67,7 +67,7 @@ impl Host {
 
     fn file() -> PathBuf {
         let directory =
-            std::env::var_os(DIRECTORY).expect("the stand-in is told where its host is");
+            std::env::var_os(DIRECTORY).expect("the test sets the directory of the host");
         PathBuf::from(directory).join("host.json")
     }
 

@@ -317,7 +317,10 @@ fn an_image_server_that_is_gone_at_the_finalizing_is_named(bench: &Bench) {
     });
     let error = bench.finalize().unwrap_err();
     assert_eq!(error.kind, FailureKind::Retriable);
-    assert!(error.message.contains("must answer at the finalizing too"), "{error}");
+    assert!(
+        error.message.contains("must also be reachable when the image is finalized"),
+        "{error}"
+    );
     bench.change(|host| {
         host.images.insert(NEW.to_owned(), "bb".repeat(48));
     });

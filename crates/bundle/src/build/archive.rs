@@ -80,7 +80,7 @@ impl Archive {
 
     /// Finds the file with this name; an error if it is missing.
     pub(crate) fn need(&self, name: &str) -> Result<Content, BuildError> {
-        self.find(name)?.ok_or_else(|| self.invalid(format!("it has no {name}")))
+        self.find(name)?.ok_or_else(|| self.invalid(format!("{name} is missing")))
     }
 
     /// Reads and parses the JSON file with this name.
@@ -97,7 +97,7 @@ impl Archive {
     ) -> Result<T, BuildError> {
         let mut json = serde_json::Deserializer::from_slice(bytes);
         serde_path_to_error::deserialize(&mut json)
-            .map_err(|error| self.invalid(format!("{name} cannot be read: {error}")))
+            .map_err(|error| self.invalid(format!("cannot read {name}: {error}")))
     }
 
     /// Creates an error about this archive.
@@ -133,14 +133,14 @@ fn decompress(path: &Path, scratch: &Path) -> Result<Option<TempPath>, BuildErro
 
 /// Lists a tar: the position of each file and the target of each link.
 fn list(path: &Path, tar: &Path) -> Result<Files, BuildError> {
-    let broken = |error: io::Error| BuildError::input(path, format!("it is no tar: {error}"));
+    let broken = |error: io::Error| BuildError::input(path, format!("not a tar archive: {error}"));
     let file = fs::File::open(tar).map_err(BuildError::read(tar))?;
     let mut archive = tar::Archive::new(BufReader::new(file));
     let (mut found, mut links) = (BTreeMap::new(), BTreeMap::new());
     for (count, entry) in archive.entries_with_seek().map_err(broken)?.enumerate() {
         let entry = entry.map_err(broken)?;
         if count > MAX_ENTRIES {
-            return Err(BuildError::input(path, format!("it has more than {MAX_ENTRIES} entries")));
+            return Err(BuildError::input(path, format!("more than {MAX_ENTRIES} entries")));
         }
         let name = entry.path().map_err(broken)?.into_owned();
         let Some(name) = plain(&name) else {

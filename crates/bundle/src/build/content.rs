@@ -33,7 +33,7 @@ impl Content {
     pub(crate) fn of_file(path: &Path) -> Result<(Digest, Self), BuildError> {
         let found = fs::symlink_metadata(path).map_err(BuildError::read(path))?;
         if !found.is_file() {
-            return Err(BuildError::input(path, "it is no plain file: name the file itself"));
+            return Err(BuildError::input(path, "not a regular file; specify the file itself"));
         }
         let content = Self::Piece { path: path.to_owned(), offset: 0, size: found.len() };
         Ok((content.digest()?, content))
@@ -88,7 +88,7 @@ impl Content {
             left = left.saturating_sub(read as u64);
         }
         if left > 0 {
-            return Err(BuildError::input(self.path(), "it became shorter while it was read"));
+            return Err(BuildError::input(self.path(), "the file was truncated while it was read"));
         }
         Ok(hasher.finish())
     }
@@ -96,7 +96,7 @@ impl Content {
     /// Reads all bytes, up to `limit`.
     pub(crate) fn read_small(&self, limit: u64) -> Result<Vec<u8>, BuildError> {
         if self.size() > limit {
-            let problem = format!("{} bytes are more than {limit}", self.size());
+            let problem = format!("{} bytes exceed the limit of {limit}", self.size());
             return Err(BuildError::input(self.path(), problem));
         }
         let mut bytes = Vec::new();

@@ -53,7 +53,8 @@ impl Config {
         }
         let (os, found) = (&self.os, &self.architecture);
         let wanted = wanted.as_str();
-        Err(archive.invalid(format!("it is for {os}/{found}, and the bundle for linux/{wanted}")))
+        Err(archive
+            .invalid(format!("the image is for {os}/{found}, the bundle for linux/{wanted}")))
     }
 }
 
@@ -78,7 +79,8 @@ fn read_image(
     let diff_ids = &parsed.rootfs.diff_ids;
     if diff_ids.len() != entry.layers.len() {
         let (layers, ids) = (entry.layers.len(), diff_ids.len());
-        return Err(archive.invalid(format!("it has {layers} layers, and its configuration {ids}")));
+        return Err(archive
+            .invalid(format!("the image has {layers} layers, but its configuration lists {ids}")));
     }
     let mut contents = BTreeMap::new();
     let config_descriptor = descriptor(OCI_CONFIG, &Digest::of(&text), &config);
@@ -106,7 +108,8 @@ fn read_image(
         config: config_descriptor,
         layers,
     };
-    let manifest = serde_json::to_vec(&manifest).expect("no map with other keys, no failing type");
+    let manifest =
+        serde_json::to_vec(&manifest).expect("the keys of all maps are strings and no type fails");
     let digest = Digest::of(&manifest);
     contents.insert(digest.clone(), Content::Bytes(manifest));
     Ok(Unnamed {

@@ -40,8 +40,7 @@ pub(crate) fn read(
     } else if archive.find(docker::MANIFEST)?.is_some() {
         docker::read(&archive, architecture)?
     } else {
-        let problem =
-            "it is neither an OCI layout (index.json) nor a docker archive (manifest.json)";
+        let problem = "neither an OCI layout (index.json) nor a docker archive (manifest.json)";
         return Err(archive.invalid(problem));
     };
     let found = name_all(&archive, spec, unnamed)?;
@@ -55,18 +54,19 @@ fn name_all(
 ) -> Result<Vec<ImageWithBlobs>, BuildError> {
     if let Some(name) = &spec.name {
         let [image] = unnamed.as_mut_slice() else {
-            let problem = format!("name is given, and it has {} images, not one", unnamed.len());
+            let problem =
+                format!("name is set, but the archive has {} images, expected one", unnamed.len());
             return Err(archive.invalid(problem));
         };
         image.names = vec![name.clone()];
     }
     if unnamed.is_empty() {
-        return Err(archive.invalid("it has no image"));
+        return Err(archive.invalid("no image in the archive"));
     }
     let mut found = Vec::new();
     for image in unnamed {
         if image.names.is_empty() {
-            let problem = format!("image {} has no name in it: give one with name", image.manifest);
+            let problem = format!("image {} has no name in the archive; set name", image.manifest);
             return Err(archive.invalid(problem));
         }
         let blobs = image

@@ -45,7 +45,8 @@ impl SecretKey {
         let found = fs::metadata(path).map_err(BuildError::read(path))?;
         let mode = found.mode() & 0o777;
         if mode & 0o077 != 0 {
-            let problem = format!("others may read it (mode {mode:03o}): chmod 600");
+            let problem =
+                format!("the file is readable by other users (mode {mode:03o}); run chmod 600");
             return Err(refused(problem));
         }
         let text = fs::read_to_string(path).map_err(BuildError::read(path))?;
@@ -57,10 +58,11 @@ impl SecretKey {
         };
         let key = key.map_err(|error| {
             refused(format!(
-                "{error} (an encrypted key wants --password-file, another must not have it)"
+                "{error} (an encrypted key requires --password-file, an unencrypted key must not \
+                 have it)"
             ))
         })?;
-        Self::from_minisign(&key).ok_or_else(|| refused("it is no ed25519 key".to_owned()))
+        Self::from_minisign(&key).ok_or_else(|| refused("not an ed25519 key".to_owned()))
     }
 
     fn from_minisign(key: &minisign::SecretKey) -> Option<Self> {
@@ -147,11 +149,11 @@ mod tests {
         let files = generate(&directory.path().join("release"), None).unwrap();
         assert_eq!(fs::metadata(&files.secret).unwrap().mode() & 0o777, 0o600);
         let key = SecretKey::load(&files.secret, None).unwrap();
-        let signature = key.sign(b"manifest", "what it is");
-        assert_eq!(signature, key.sign(b"manifest", "what it is"));
+        let signature = key.sign(b"manifest", "a comment");
+        assert_eq!(signature, key.sign(b"manifest", "a comment"));
         let signed =
             PublicKeys::load(&files.public).unwrap().verify(b"manifest", &signature).unwrap();
-        assert_eq!(signed.comment, "what it is");
+        assert_eq!(signed.comment, "a comment");
         let public = minisign::PublicKey::from_file(&files.public).unwrap();
         let own = minisign::SignatureBox::from_string(&signature).unwrap();
         minisign::verify(&public, &own, Cursor::new(b"manifest"), true, false, false).unwrap();
@@ -182,6 +184,6 @@ mod tests {
         let error = SecretKey::load(&files.secret, None).unwrap_err().to_string();
         assert!(error.contains("chmod 600"), "{error}");
         let error = SecretKey::load(&files.public, None).unwrap_err().to_string();
-        assert!(error.contains("k.pub cannot be used"), "{error}");
+        assert!(error.contains("invalid key"), "{error}");
     }
 }

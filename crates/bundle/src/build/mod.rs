@@ -59,10 +59,10 @@ pub enum BuildError {
         source: io::Error,
     },
     /// The resulting manifest would be invalid.
-    #[error("the bundle would be refused: {0}")]
+    #[error("the bundle would be rejected: {0}")]
     Manifest(#[from] ManifestError),
     /// The key cannot be used.
-    #[error("the key {} cannot be used: {problem}", path.display())]
+    #[error("invalid key {}: {problem}", path.display())]
     Key {
         /// Path of the key.
         path: PathBuf,
@@ -70,7 +70,7 @@ pub enum BuildError {
         problem: String,
     },
     /// The output exists already.
-    #[error("{} is there already: remove it, or choose another name", path.display())]
+    #[error("{} already exists; remove it, or choose another name", path.display())]
     Exists {
         /// Path of the output.
         path: PathBuf,
@@ -122,7 +122,7 @@ pub fn build(spec: &Spec, key: &SecretKey, output: &Path) -> Result<Built, Build
     }
     if output.extension().is_some_and(|ending| ending == "tar") {
         let problem =
-            "a bundle is a directory: choose a name without .tar, and pack it for transport only";
+            "a bundle is a directory; choose a name without .tar, and pack it for transport only";
         return Err(BuildError::input(output, problem));
     }
     let gathered = gather(spec, parent(output))?;
@@ -206,7 +206,8 @@ impl Gathered {
         package: Option<crate::manifest::Package>,
     ) -> Result<(), BuildError> {
         let own = path.file_name().and_then(|name| name.to_str());
-        let name = name.or(own).ok_or_else(|| BuildError::input(path, "its name is no text"))?;
+        let name =
+            name.or(own).ok_or_else(|| BuildError::input(path, "the file name is not UTF-8"))?;
         let (digest, content) = Content::of_file(path)?;
         self.manifest.files.push(File {
             kind,
@@ -241,7 +242,7 @@ fn package_files(path: &Path) -> Result<Vec<PathBuf>, BuildError> {
     paths.retain(|path| package::format_of(path).is_some());
     paths.sort();
     if paths.is_empty() {
-        let problem = "the directory has no .deb, .rpm, .tar.gz, .tgz or .tar.xz";
+        let problem = "the directory contains no .deb, .rpm, .tar.gz, .tgz or .tar.xz";
         return Err(BuildError::input(path, problem));
     }
     Ok(paths)

@@ -74,7 +74,7 @@ fn resolve(
         }
     }
     let wanted = architecture.as_str();
-    Err(archive.invalid(format!("{} has nothing for linux/{wanted}", entry.digest)))
+    Err(archive.invalid(format!("{} has no image for linux/{wanted}", entry.digest)))
 }
 
 fn read_image(
@@ -116,7 +116,9 @@ fn find(archive: &Archive, descriptor: &Descriptor) -> Result<Content, BuildErro
     let digest = digest_of(archive, descriptor)?;
     let content = archive.find(&layout::blob_path(&digest))?;
     content.ok_or_else(|| {
-        archive.invalid(format!("it has no blob {digest}: it was saved without all of its layers"))
+        archive.invalid(format!(
+            "blob {digest} is missing: the image was saved without all of its layers"
+        ))
     })
 }
 
@@ -128,5 +130,5 @@ fn check(archive: &Archive, expected: &Digest, found: &Digest) -> Result<(), Bui
     if expected == found {
         return Ok(());
     }
-    Err(archive.invalid(format!("a blob is damaged: expected sha256 {expected}, found {found}")))
+    Err(archive.invalid(format!("damaged blob: expected sha256 {expected}, found {found}")))
 }

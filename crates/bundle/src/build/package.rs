@@ -38,13 +38,16 @@ pub(crate) fn read(path: &Path, given: &PackageSpec, spec: &Spec) -> Result<Pack
     let format = format_of(path).ok_or_else(|| {
         BuildError::input(
             path,
-            "it is none of .deb, .rpm, .tar.gz, .tgz, .tar.xz, .tar.zst and .tar",
+            "unknown file type, expected .deb, .rpm, .tar.gz, .tgz, .tar.xz, .tar.zst or .tar",
         )
     })?;
-    let broken = |error: io::Error| BuildError::input(path, format!("it cannot be read: {error}"));
+    let broken = |error: io::Error| BuildError::input(path, format!("cannot read it: {error}"));
     let open = || fs::File::open(path).map_err(BuildError::read(path));
     if format != PackageFormat::Tarball && (given.name.is_some() || given.version.is_some()) {
-        return Err(BuildError::input(path, "it says its name and version itself"));
+        return Err(BuildError::input(
+            path,
+            "the package contains its own name and version; remove them here",
+        ));
     }
     match format {
         PackageFormat::Deb => deb(open()?).map_err(broken),
@@ -71,11 +74,11 @@ fn deb(mut file: fs::File) -> io::Result<Package> {
     let mut magic = [0; 8];
     file.read_exact(&mut magic)?;
     if magic != *b"!<arch>\n" {
-        return Err(invalid_package("it is no ar archive"));
+        return Err(invalid_package("not an ar archive"));
     }
     loop {
         let mut header = [0; 60];
-        file.read_exact(&mut header).map_err(|_| invalid_package("it has no control file"))?;
+        file.read_exact(&mut header).map_err(|_| invalid_package("no control file"))?;
         let text = |from: usize, to: usize| {
             let field = header.get(from..to).and_then(|field| std::str::from_utf8(field).ok());
             field.map(|field| field.trim().trim_end_matches('/').to_owned())
@@ -95,7 +98,7 @@ fn deb(mut file: fs::File) -> io::Result<Package> {
                     let decoder = StreamingDecoder::new(member);
                     control_file(decoder.map_err(|error| invalid_package(error.to_string()))?)
                 }
-                _ => Err(invalid_package(format!("{name} is packed in an unknown way"))),
+                _ => Err(invalid_package(format!("unknown compression of {name}"))),
             };
             return from_control(&control?);
         }
@@ -116,7 +119,7 @@ fn control_file(tar: impl Read) -> io::Result<String> {
             return Ok(text);
         }
     }
-    Err(invalid_package("it has no control file"))
+    Err(invalid_package("no control file"))
 }
 
 fn from_control(text: &str) -> io::Result<Package> {
@@ -125,7 +128,7 @@ fn from_control(text: &str) -> io::Result<Package> {
         let value = lines.find(|(key, _)| key.eq_ignore_ascii_case(name));
         value
             .map(|(_, value)| value.trim().to_owned())
-            .ok_or_else(|| invalid_package(format!("its control file has no {name}")))
+            .ok_or_else(|| invalid_package(format!("no {name} in the control file")))
     };
     Ok(Package {
         architecture: field("Architecture")?,
@@ -155,14 +158,14 @@ fn rpm(mut file: impl Read) -> io::Result<Package> {
     let mut lead = [0; 96];
     file.read_exact(&mut lead)?;
     if !lead.starts_with(&[0xed, 0xab, 0xee, 0xdb]) {
-        return Err(invalid_package("it is no rpm"));
+        return Err(invalid_package("not an rpm package"));
     }
     let signatures = RpmHeader::read(&mut file)?;
     let padding = (8 - signatures.store.len() % 8) % 8;
     io::copy(&mut file.by_ref().take(padding as u64), &mut io::sink())?;
     let header = RpmHeader::read(&mut file)?;
     let text =
-        |tag: u32| header.text(tag).ok_or_else(|| invalid_package(format!("it has no tag {tag}")));
+        |tag: u32| header.text(tag).ok_or_else(|| invalid_package(format!("tag {tag} is missing")));
     let version = format!("{}-{}", text(tag::VERSION)?, text(tag::RELEASE)?);
     Ok(Package {
         architecture: text(tag::ARCH)?,
@@ -180,7 +183,7 @@ impl RpmHeader {
         let mut intro = [0; 16];
         file.read_exact(&mut intro)?;
         if !intro.starts_with(&[0x8e, 0xad, 0xe8, 0x01]) {
-            return Err(invalid_package("a header does not start as one"));
+            return Err(invalid_package("a header has the wrong magic bytes"));
         }
         let (entries, store) = (number_at(&intro, 8), number_at(&intro, 12));
         let (Some(entries), Some(store)) = (entries, store) else {
@@ -217,7 +220,7 @@ fn exactly(file: &mut impl Read, length: u64) -> io::Result<Vec<u8>> {
     if bytes.len() as u64 == length {
         Ok(bytes)
     } else {
-        Err(invalid_package("it ends in the middle of a header"))
+        Err(invalid_package("the file ends within a header"))
     }
 }
 

@@ -137,7 +137,7 @@ fn a_tarball_takes_name_and_version_from_the_spec_or_the_bundle() {
         ("kubernetes-node-linux", "1.35.0")
     );
     let error = read_bytes("notes.txt", b"").unwrap_err().to_string();
-    assert!(error.contains("none of .deb"), "{error}");
+    assert!(error.contains("expected .deb"), "{error}");
 }
 
 proptest! {

@@ -103,7 +103,7 @@ impl Spec {
             serde_saphyr::from_str(&text).map_err(|error| refused(error.to_string()))?;
         if spec.api_version != API_VERSION {
             let found = &spec.api_version;
-            return Err(refused(format!("apiVersion is {found:?}, and it takes {API_VERSION:?}")));
+            return Err(refused(format!("unknown apiVersion {found:?}, expected {API_VERSION:?}")));
         }
         spec.relative_to(super::parent(path));
         Ok(spec)

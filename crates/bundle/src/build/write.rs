@@ -33,8 +33,8 @@ impl Parts {
         let signature = signature.into_bytes();
         let read = gathered.manifest();
         let artifact = artifact_of(read, &manifest, &signature);
-        let artifact =
-            serde_json::to_vec(&artifact).expect("no map with other keys, no failing type");
+        let artifact = serde_json::to_vec(&artifact)
+            .expect("the keys of all maps are strings and no type fails");
         let digest = Digest::of(&artifact);
         let entry = Descriptor {
             artifact_type: Some(ARTIFACT.to_owned()),
@@ -150,5 +150,5 @@ fn copy_checked(
     if content.copy(output, path)? == *digest {
         return Ok(());
     }
-    Err(BuildError::input(content.path(), "it changed while the bundle was made"))
+    Err(BuildError::input(content.path(), "the file changed while the bundle was built"))
 }

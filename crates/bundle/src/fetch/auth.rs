@@ -44,12 +44,13 @@ impl Credentials {
         let text = match fs::metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
             Ok(metadata) if metadata.len() > MAX_FILE_BYTES => {
-                return Err(Error::read(path, io::Error::other("it is too large")));
+                return Err(Error::read(path, io::Error::other("the file is too large")));
             }
             _ => fs::read_to_string(path).map_err(|error| Error::read(path, error))?,
         };
         // serde_json's error message would quote the input, which may hold a password.
-        let no_json = || io::Error::other("it is no config.json as Docker and the kubelet keep it");
+        let no_json =
+            || io::Error::other("not a config.json in the format of Docker and the kubelet");
         let config = serde_json::from_str(&text).map_err(|_| Error::read(path, no_json()))?;
         Ok(Self::from_config(config))
     }

@@ -153,7 +153,7 @@ impl Http {
         if let Some(encoding) = headers.get(CONTENT_ENCODING)
             && encoding != "identity"
         {
-            return Err(invalid_answer(format!("the content is encoded ({encoding:?})")));
+            return Err(invalid_answer(format!("unsupported content encoding {encoding:?}")));
         }
         let length = number(headers, &CONTENT_LENGTH);
         let start = match (response.status(), options.range) {
@@ -163,13 +163,15 @@ impl Http {
                     Some(start) if start == range.from => start,
                     _ => {
                         return Err(invalid_answer(
-                            "it sent other bytes than it was asked for".into(),
+                            "the server sent a range that was not requested".into(),
                         ));
                     }
                 }
             }
             (StatusCode::PARTIAL_CONTENT, None) => {
-                return Err(invalid_answer("it sent some of the bytes, unasked".into()));
+                return Err(invalid_answer(
+                    "the server sent a range although none was requested".into(),
+                ));
             }
             _ => 0,
         };
@@ -210,7 +212,7 @@ impl Http {
         }
         Err(Error::Answer {
             url: shown(uri),
-            problem: format!("it redirects more than {MAX_REDIRECTS} times"),
+            problem: format!("more than {MAX_REDIRECTS} redirects"),
         })
     }
 
@@ -234,7 +236,7 @@ impl Http {
             request = request.header(AUTHORIZATION, authorization);
         }
         let request =
-            request.body(Empty::new()).expect("method, URL and headers are of their types already");
+            request.body(Empty::new()).expect("method, URL and headers are valid by type");
         let answer = match uri.scheme_str() {
             Some("https") => self.secure()?.request(request),
             _ => self.plain.request(request),
@@ -256,7 +258,7 @@ impl Stream {
             let next = tokio::time::timeout(self.silence_timeout, self.body.frame()).await;
             let Ok(frame) = next else {
                 let seconds = self.silence_timeout.as_secs();
-                return Err(format!("the server said nothing for {seconds} s"));
+                return Err(format!("the server sent nothing for {seconds} s"));
             };
             match frame {
                 None => return Ok(None),
@@ -300,7 +302,7 @@ fn tls(limits: &Limits) -> Result<ClientConfig, Error> {
             roots.add(certificate).map_err(|error| failed(error.to_string()))?;
         }
         if roots.is_empty() {
-            return Err(failed("it holds no certificate".to_owned()));
+            return Err(failed("no certificate in the file".to_owned()));
         }
         return Ok(builder.with_root_certificates(roots).with_no_client_auth());
     }
@@ -319,9 +321,11 @@ pub(crate) fn refused(uri: &Uri, status: StatusCode) -> Error {
             status: status.as_u16(),
             hint: match status {
                 StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                    ": it wants other credentials than the credentials file has for it"
+                    ": the server rejects the credentials in the credentials file"
                 }
-                StatusCode::RANGE_NOT_SATISFIABLE => ": its file is shorter than the manifest says",
+                StatusCode::RANGE_NOT_SATISFIABLE => {
+                    ": the file is shorter than stated in the manifest"
+                }
                 _ => "",
             },
         },
@@ -333,7 +337,7 @@ fn redirected(from: &Uri, headers: &HeaderMap) -> Result<Uri, Error> {
     let invalid_redirect =
         |problem: &str| Error::Answer { url: shown(from), problem: problem.to_owned() };
     let location = headers.get(LOCATION).and_then(|value| value.to_str().ok());
-    let location = location.ok_or_else(|| invalid_redirect("it redirects to nowhere"))?;
+    let location = location.ok_or_else(|| invalid_redirect("redirect without a location"))?;
     let scheme = from.scheme_str().unwrap_or("http");
     let authority = from.authority().map(ToString::to_string).unwrap_or_default();
     let text = if is_absolute(location) {
@@ -348,12 +352,12 @@ fn redirected(from: &Uri, headers: &HeaderMap) -> Result<Uri, Error> {
         let directory = from.path().rsplit_once('/').map_or("", |(directory, _)| directory);
         format!("{scheme}://{authority}{directory}/{location}")
     };
-    let uri: Uri = text.parse().map_err(|_| invalid_redirect("it redirects to what is no URL"))?;
+    let uri: Uri = text.parse().map_err(|_| invalid_redirect("redirect to an invalid URL"))?;
     match uri.scheme_str() {
         Some("https") => Ok(uri),
         Some("http") if scheme == "http" => Ok(uri),
-        Some("http") => Err(invalid_redirect("it redirects from HTTPS to plain HTTP")),
-        _ => Err(invalid_redirect("it redirects to another protocol")),
+        Some("http") => Err(invalid_redirect("redirect from HTTPS to plain HTTP")),
+        _ => Err(invalid_redirect("redirect to another protocol")),
     }
 }
 

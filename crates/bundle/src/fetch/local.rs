@@ -71,7 +71,7 @@ async fn open_regular(path: &Path, file: &str) -> Result<(tokio::fs::File, u64),
     })?;
     let metadata = opened.metadata().await.map_err(|error| Error::read(path, error))?;
     if !metadata.is_file() {
-        let error = io::Error::new(io::ErrorKind::InvalidInput, "it is no plain file");
+        let error = io::Error::new(io::ErrorKind::InvalidInput, "not a regular file");
         return Err(Error::read(path, error));
     }
     Ok((opened, metadata.len()))

@@ -12,7 +12,7 @@ use crate::{digest::Digest, error::Error};
 
 /// Hint for a bundle that was packed into a single file.
 pub(crate) const NO_TAR: &str =
-    "a bundle is a directory: unpack the tar, or serve the unpacked directory over HTTP";
+    "a bundle is a directory; unpack the tar, or serve the unpacked directory over HTTP";
 
 /// The location of a bundle.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,50 +81,50 @@ impl FromStr for Location {
         };
         match scheme {
             "file" if rest.starts_with('/') => Ok(Self::path(rest)),
-            "file" => Err(refused("file:// goes on with an absolute path")),
+            "file" => Err(refused("file:// must be followed by an absolute path")),
             "http" | "https" => parse_http(text).map_err(refused),
             "oci" | "oci+http" => parse_registry(rest, scheme == "oci+http").map_err(refused),
-            _ => Err(refused("its scheme is not known")),
+            _ => Err(refused("unknown scheme")),
         }
     }
 }
 
 fn parse_http(text: &str) -> Result<Location, &'static str> {
-    let uri: Uri = text.parse().map_err(|_| "it is no URL")?;
-    let authority = uri.authority().ok_or("it has no host")?;
+    let uri: Uri = text.parse().map_err(|_| "not a URL")?;
+    let authority = uri.authority().ok_or("the URL has no host")?;
     if authority.as_str().contains('@') {
-        return Err("credentials stand in a file, not in the URL");
+        return Err("the URL must not contain credentials; put them into the credentials file");
     }
     if Path::new(uri.path()).extension().is_some_and(|ending| ending == "tar") {
         return Err(NO_TAR);
     }
     if uri.query().is_some() {
-        return Err("a directory has no query");
+        return Err("the URL of a directory must not have a query");
     }
     if uri.path().ends_with('/') {
         return Ok(Location::Http(uri));
     }
-    let with_slash = format!("{text}/").parse().map_err(|_| "it is no URL")?;
+    let with_slash = format!("{text}/").parse().map_err(|_| "not a URL")?;
     Ok(Location::Http(with_slash))
 }
 
 fn parse_registry(rest: &str, plain: bool) -> Result<Location, &'static str> {
-    let (host, path) = rest.split_once('/').ok_or("it has no repository")?;
+    let (host, path) = rest.split_once('/').ok_or("the repository is missing")?;
     let host_char = |c: char| c.is_ascii_alphanumeric() || ".-:[]".contains(c);
     if host.is_empty() || !host.chars().all(host_char) {
-        return Err("its registry is no HOST or HOST:PORT");
+        return Err("invalid registry, expected HOST or HOST:PORT");
     }
     let (repository, version) = match path.split_once('@') {
         Some((repository, digest)) => {
-            let digest = Digest::from_oci(digest).map_err(|_| "its digest is no sha256")?;
+            let digest = Digest::from_oci(digest).map_err(|_| "invalid digest, expected sha256")?;
             // If there is a digest, the tag before it adds nothing.
             let repository = repository.split_once(':').map_or(repository, |(name, _)| name);
             (repository, Version::Digest(digest))
         }
         None => match path.split_once(':') {
             Some((repository, tag)) if is_tag(tag) => (repository, Version::Tag(tag.to_owned())),
-            Some(_) => return Err("its tag is no tag"),
-            None => return Err("it has neither digest nor tag"),
+            Some(_) => return Err("invalid tag"),
+            None => return Err("neither a digest nor a tag"),
         },
     };
     let part = |part: &str| {
@@ -132,7 +132,7 @@ fn parse_registry(rest: &str, plain: bool) -> Result<Location, &'static str> {
         part.starts_with(|c: char| c.is_ascii_alphanumeric()) && part.chars().all(allowed)
     };
     if repository.len() > 255 || !repository.split('/').all(part) {
-        return Err("its repository is no repository");
+        return Err("invalid repository");
     }
     Ok(Location::Registry(Reference {
         plain,

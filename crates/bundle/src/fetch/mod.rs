@@ -133,7 +133,7 @@ pub async fn stage(request: &Request<'_>) -> Result<Staged, Error> {
 }
 
 fn report_progress(request: &Request<'_>, file: &str, done_bytes: u64, total_bytes: u64) {
-    tracing::debug!(file, done_bytes, total_bytes, "a part of the bundle is verified");
+    tracing::debug!(file, done_bytes, total_bytes, "verified a part of the bundle");
     if let Some(progress) = request.progress {
         progress(&Progress { file, done_bytes, total_bytes });
     }

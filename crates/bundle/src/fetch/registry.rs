@@ -88,11 +88,12 @@ impl Registry {
             }
         }
         let artifact: ImageManifest = serde_json::from_slice(&bytes).map_err(|error| {
-            self.invalid_answer(format!("the artifact's manifest cannot be read: {error}"))
+            self.invalid_answer(format!("cannot read the artifact's manifest: {error}"))
         })?;
         if artifact.artifact_type.as_deref() != Some(images::ARTIFACT) {
-            return Err(self
-                .invalid_answer(format!("it is no bundle, which has type {}", images::ARTIFACT)));
+            return Err(
+                self.invalid_answer(format!("not a bundle, whose type is {}", images::ARTIFACT))
+            );
         }
         Ok(self.artifact.insert(artifact).layers.clone())
     }
@@ -123,13 +124,11 @@ impl Registry {
                 return basic.ok_or_else(|| refused(uri, StatusCode::UNAUTHORIZED));
             }
             None => {
-                return Err(self.invalid_answer("it asks for a login that is not known".to_owned()));
+                return Err(self.invalid_answer("unsupported authentication scheme".to_owned()));
             }
         };
         if !self.reference.plain && !realm.starts_with("https://") {
-            return Err(
-                self.invalid_answer(format!("its tokens are at {realm}, which is no HTTPS"))
-            );
+            return Err(self.invalid_answer(format!("the token endpoint {realm} is not HTTPS")));
         }
         let scope = format!("repository:{}:pull", self.reference.repository);
         let separator = if realm.contains('?') { '&' } else { '?' };
@@ -148,10 +147,10 @@ impl Registry {
         let bytes = self.all(self.http.stream(&realm, &options, response)?).await?;
         // serde_json's error message would quote the token.
         let token: Token = serde_json::from_slice(&bytes)
-            .map_err(|_| self.invalid_answer("its token cannot be read".to_owned()))?;
+            .map_err(|_| self.invalid_answer("cannot read the token".to_owned()))?;
         let token = if token.token.is_empty() { token.access_token } else { token.token };
         let mut header = HeaderValue::try_from(format!("Bearer {token}"))
-            .map_err(|_| self.invalid_answer("its token is no header".to_owned()))?;
+            .map_err(|_| self.invalid_answer("the token is not a valid header value".to_owned()))?;
         header.set_sensitive(true);
         Ok(header)
     }
@@ -180,8 +179,6 @@ impl Registry {
 }
 
 fn url(text: &str) -> Result<Uri, Error> {
-    text.parse().map_err(|_| Error::Location {
-        location: text.to_owned(),
-        problem: "it is no URL".to_owned(),
-    })
+    text.parse()
+        .map_err(|_| Error::Location { location: text.to_owned(), problem: "not a URL".to_owned() })
 }

@@ -126,7 +126,7 @@ impl Session {
 /// Appends a path to a URL.
 fn join(base: &Uri, path: &str) -> Result<Uri, Error> {
     let text = format!("{base}{path}");
-    text.parse().map_err(|_| Error::Location { location: text, problem: "it is no URL".to_owned() })
+    text.parse().map_err(|_| Error::Location { location: text, problem: "not a URL".to_owned() })
 }
 
 /// A file that is being read.
@@ -160,7 +160,10 @@ impl Download {
         if stream.start != self.at && stream.start != 0 {
             return Err(Error::Answer {
                 url: self.file.clone(),
-                problem: format!("it starts at byte {}, not {}", stream.start, self.at),
+                problem: format!(
+                    "the response starts at byte {}, expected {}",
+                    stream.start, self.at
+                ),
             });
         }
         if let Some(length) = stream.length
@@ -217,7 +220,7 @@ impl Download {
             return Ok(());
         }
         Err(match &self.body {
-            Body::Stream(_) => self.torn("the connection ended".to_owned()),
+            Body::Stream(_) => self.torn("connection closed".to_owned()),
             Body::Piece(_) | Body::Nothing => {
                 Error::Size { file: self.file.clone(), expected: self.size, found: self.at }
             }
@@ -239,7 +242,7 @@ impl Download {
         while let Some(chunk) = self.chunk(&mut bucket).await? {
             bytes.extend_from_slice(&chunk);
         }
-        debug_assert!(bytes.len() as u64 <= limit, "each chunk was counted");
+        debug_assert!(bytes.len() as u64 <= limit, "every chunk was counted before");
         if exact {
             self.check_whole()?;
         }

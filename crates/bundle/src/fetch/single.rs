@@ -67,7 +67,7 @@ pub async fn file(url: &str, sha256: &Digest, to: &Path, limits: &Limits) -> Res
         output.write_all(&chunk).map_err(|error| Error::written(&partial, error))?;
     }
     if length.is_some_and(|length| at != start.saturating_add(length)) {
-        return Err(torn(at, "the connection ended".to_owned()));
+        return Err(torn(at, "connection closed".to_owned()));
     }
     output.sync_all().map_err(|error| Error::written(&partial, error))?;
     let found = hasher.finish();
@@ -83,13 +83,13 @@ fn parse(url: &str) -> Result<Uri, Error> {
         location: super::location::without_password(url),
         problem: problem.to_owned(),
     };
-    let uri: Uri = url.parse().map_err(|_| refused("it is no URL"))?;
+    let uri: Uri = url.parse().map_err(|_| refused("not a URL"))?;
     match (uri.scheme_str(), uri.authority()) {
         (Some("http" | "https"), Some(authority)) if !authority.as_str().contains('@') => Ok(uri),
         (Some("http" | "https"), Some(_)) => {
-            Err(refused("credentials stand in a file, not in the URL"))
+            Err(refused("the URL must not contain credentials; put them into the credentials file"))
         }
-        _ => Err(refused("it is no http:// or https:// URL of a file")),
+        _ => Err(refused("not an http:// or https:// URL of a file")),
     }
 }
 
@@ -112,7 +112,7 @@ fn open(partial: &Path) -> Result<(Hasher, fs::File, u64), Error> {
     options.create(true).truncate(false).read(true).write(true);
     let mut file = store::no_follow(&mut options, 0o600).open(partial).map_err(written)?;
     if !file.metadata().map_err(written)?.is_file() {
-        return Err(written(io::Error::other("it is no plain file")));
+        return Err(written(io::Error::other("not a regular file")));
     }
     let mut hasher = Hasher::default();
     let there = store::hash_into(&mut file, &mut hasher).map_err(written)?;

@@ -133,7 +133,7 @@ pub(crate) fn append(
     input: &mut impl io::Read,
 ) -> io::Result<u64> {
     let header = layout::tar_header(name, size)
-        .ok_or_else(|| io::Error::other(format!("{name} does not fit into a tar")))?;
+        .ok_or_else(|| io::Error::other(format!("{name} does not fit into a tar archive")))?;
     output.write_all(&header)?;
     let mut buffer = vec![0; CHUNK];
     let mut left = size;
@@ -144,7 +144,7 @@ pub(crate) fn append(
             None => 0,
         };
         let Some(bytes) = buffer.get(..read).filter(|bytes| !bytes.is_empty()) else {
-            let error = format!("{name} became shorter while it was read");
+            let error = format!("{name} was truncated while it was read");
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, error));
         };
         output.write_all(bytes)?;

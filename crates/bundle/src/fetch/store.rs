@@ -219,17 +219,17 @@ fn check_directory(path: &Path) -> Result<(), Error> {
     let found = fs::symlink_metadata(path).map_err(|error| Error::read(path, error))?;
     if !found.is_dir() {
         return Err(unsafe_directory(
-            "it is a link or a file; name the directory itself".to_owned(),
+            "it is a link or a file; specify the directory itself".to_owned(),
         ));
     }
     let us = rustix::process::geteuid().as_raw();
     if found.uid() != us {
-        let problem = format!("it belongs to user {}, and this process is {us}", found.uid());
+        let problem = format!("it belongs to user {}, but this process runs as {us}", found.uid());
         return Err(unsafe_directory(problem));
     }
     let mode = found.mode() & 0o777;
     if mode & 0o022 != 0 {
-        let problem = format!("others may write to it (mode {mode:03o}): chmod go-w");
+        let problem = format!("it is writable by other users (mode {mode:03o}); run chmod go-w");
         return Err(unsafe_directory(problem));
     }
     Ok(())
@@ -251,7 +251,7 @@ async fn open_partial(path: PathBuf, size: u64) -> Result<(Hasher, u64, fs::File
         let mut file = no_follow(&mut options, 0o600).open(&path).map_err(written)?;
         let found = file.metadata().map_err(written)?;
         if !found.is_file() || found.nlink() != 1 {
-            let error = io::Error::other("it is no plain file of its own");
+            let error = io::Error::other("not a regular file with one link");
             return Err(Error::written(&path, error));
         }
         if found.len() > size {

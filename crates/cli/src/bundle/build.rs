@@ -28,7 +28,7 @@ The file of --from, paths relative to it:
   kubernetesVersion: v1.35.0
   architecture: amd64
   osFamily: debian
-  packages:                  # .deb, .rpm, tarballs, or directories with such
+  packages:                  # .deb, .rpm, tarballs, or directories of these
   - path: debs/
   images:                    # docker save archives, OCI archives or layouts
   - path: images/kube-apiserver.tar
@@ -40,9 +40,9 @@ The file of --from, paths relative to it:
   - path: notes.txt
 
 Exit codes:
-  0  the bundle is there, whole
-  1  something cannot be packed; nothing was written
-  2  the command line is wrong")]
+  0  the bundle was created
+  1  the input is invalid; nothing was written
+  2  the command line is invalid")]
 pub(crate) struct Args {
     /// Create the bundle in this directory.
     #[arg(value_name = "OUTPUT")]
@@ -115,7 +115,7 @@ fn spec(args: &Args) -> anyhow::Result<Spec> {
             Spec::new(version.clone(), architecture.into())
         }
         (None, _, _) => {
-            anyhow::bail!("--kubernetes-version and --architecture are wanted without --from")
+            anyhow::bail!("--kubernetes-version and --architecture are required without --from")
         }
     };
     if let Some(version) = &args.kubernetes_version {

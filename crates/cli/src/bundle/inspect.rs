@@ -25,9 +25,9 @@ Examples:
   refit bundle inspect -o json https://mirror.example/v1.35.0/
 
 Exit codes:
-  0  it is shown
-  1  it cannot be read, or its manifest is refused
-  2  the command line is wrong")]
+  0  the bundle is shown
+  1  the bundle cannot be read, or its manifest is invalid
+  2  the command line is invalid")]
 pub(crate) struct Args {
     #[command(flatten)]
     source: SourceArgs,

@@ -142,10 +142,10 @@ fn password(path: Option<&Path>) -> anyhow::Result<Option<String>> {
         return Ok(None);
     };
     let text = fs::read_to_string(path)
-        .with_context(|| format!("the password in {} cannot be read", path.display()))?;
+        .with_context(|| format!("cannot read the password in {}", path.display()))?;
     match text.lines().next() {
         Some(password) if !password.is_empty() => Ok(Some(password.to_owned())),
-        _ => anyhow::bail!("{} holds no password on its first line", path.display()),
+        _ => anyhow::bail!("the first line of {} is empty, expected a password", path.display()),
     }
 }
 

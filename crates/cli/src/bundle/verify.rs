@@ -35,12 +35,12 @@ Examples:
   refit bundle verify --public-key release.pub -o json oci://registry.example/refit/bundle:v1.35.0
 
 Exit codes:
-  0  whoever has the public key signed it, and every byte is as it was
-  1  it cannot be read
-  2  the command line is wrong
-  3  none of the keys signed it
-  4  something in it is missing or changed, or its manifest is refused; the text names it
-  5  it is good, but not the version, architecture, system or manifest that is wanted
+  0  the holder of the key signed it, and every byte is unchanged
+  1  the bundle cannot be read
+  2  the command line is invalid
+  3  the bundle is not signed by any of the keys
+  4  a part is missing or changed, or the manifest is invalid; the error names it
+  5  the bundle is valid, but has another version, architecture, system or manifest than required
   130, 143  interrupted by Ctrl-C or SIGTERM")]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -72,7 +72,7 @@ pub(super) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
     for path in &args.public_key {
         let loaded = PublicKeys::load(path)?;
         if loaded.is_empty() {
-            anyhow::bail!("{} has no public key: it takes .pub files", path.display());
+            anyhow::bail!("{} contains no public key, expected .pub files", path.display());
         }
         keys.extend(loaded);
     }
@@ -102,7 +102,7 @@ pub(super) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
             let good = printer.good("good");
             printer.result(&format!("{good}: {}", super::summary(manifest)))?;
             printer.note(&format!("signed with      {}", head.signed.key))?;
-            printer.note(&format!("the signer says  {}", head.signed.comment))?;
+            printer.note(&format!("signer's comment {}", head.signed.comment))?;
             printer.note(&format!("manifest sha256  {}", head.manifest_sha256))?;
         }
         Ok(ExitCode::SUCCESS)

@@ -46,7 +46,7 @@ impl Group {
         }
         if self.replicas < LEAST_WITHOUT_SURGE {
             let replicas = format!("{group}: spec.replicas: {LEAST_WITHOUT_SURGE}");
-            return vec![format!("{replicas} (with fewer, Cluster API refuses maxSurge 0)"), surge];
+            return vec![format!("{replicas} (with fewer, Cluster API rejects maxSurge 0)"), surge];
         }
         vec![surge]
     }
@@ -127,8 +127,8 @@ fn refuse_on_delete(loaded: &[Manifest]) -> Result<(), LoadError> {
         .iter()
         .filter(waits)
         .map(|manifest| {
-            let want = "RollingUpdate (or --no-surge): with OnDelete Cluster API waits for somebody \
-                        to delete machines and never updates in place";
+            let want = "RollingUpdate (or --no-surge): with OnDelete, Cluster API waits until \
+                machines are deleted and never updates in place";
             manifest.problem(pointer, format!("{:?}", "OnDelete"), want)
         })
         .collect();
@@ -177,8 +177,8 @@ pub(crate) fn group_name(namespace: &str, owner: &str) -> String {
 fn target(groups: &[Group], to: Option<&str>) -> anyhow::Result<KubernetesVersion> {
     let Some(lowest) = groups.iter().map(|group| &group.version).min() else {
         bail!(
-            "the manifests hold no KubeadmControlPlane and no MachineDeployment: there is nothing \
-             to upgrade"
+            "the manifests contain neither a KubeadmControlPlane nor a MachineDeployment, so \
+             there is nothing to upgrade"
         );
     };
     let target = match to {
@@ -197,15 +197,18 @@ fn target(groups: &[Group], to: Option<&str>) -> anyhow::Result<KubernetesVersio
             // A group that runs the version already, as after half an upgrade, is left alone.
             Hop::Same => continue,
             Hop::TooFar { .. } => {
-                format!("kubeadm does not skip minors: go to {} first", version.next_minor_zero())
+                format!(
+                    "kubeadm does not skip minor versions: upgrade to {} first",
+                    version.next_minor_zero()
+                )
             }
-            Hop::Downgrade => "kubeadm does not go back to an older version".to_owned(),
+            Hop::Downgrade => "kubeadm does not downgrade".to_owned(),
             Hop::OtherMajor => "that is another major version".to_owned(),
         };
         bail!("{what} {target}: {} runs {version}: {fault}", group.rule.group);
     }
     if !work {
-        bail!("{what} {target}: that is what every group runs already");
+        bail!("{what} {target}: every group already runs it");
     }
     Ok(target)
 }
@@ -242,9 +245,9 @@ mod tests {
     #[test]
     fn an_unreachable_target_is_refused_with_a_remedy() {
         let error = |to| example(false, Some(to)).unwrap_err().to_string();
-        assert!(error("v1.36.0").contains("go to v1.35.0 first"));
-        assert!(error("v1.33.0").contains("does not go back"));
-        assert!(error("v1.34.2").contains("every group runs already"));
+        assert!(error("v1.36.0").contains("upgrade to v1.35.0 first"));
+        assert!(error("v1.33.0").contains("does not downgrade"));
+        assert!(error("v1.34.2").contains("every group already runs it"));
         assert!(format!("{:#}", example(false, Some("1.35")).unwrap_err()).contains("vX.Y.Z"));
     }
 

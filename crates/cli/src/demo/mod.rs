@@ -22,15 +22,15 @@ const EXIT_REPLACED: u8 = 3;
 Examples:
   refit demo
   refit demo --manifests cluster.yaml             what `clusterctl generate cluster` prints
-  refit demo --manifests cluster.yaml --no-surge  every machine in place
+  refit demo --manifests cluster.yaml --no-surge  every machine is updated in place
   refit demo -o json | jq '.machines[] | {machine, sameMachine}'
 
 Exit codes:
   0  every machine runs the new version; only a group's own maxSurge replaced machines
   1  the manifests are invalid, or the run failed
-  2  the command line is wrong
+  2  the command line is invalid
   3  a machine was replaced unexpectedly
-  130, 143  interrupted by Ctrl-C or SIGTERM; nothing is left behind")]
+  130, 143  interrupted by Ctrl-C or SIGTERM; everything was removed")]
 pub(crate) struct Args {
     /// Run these Cluster manifests instead of the built-in example.
     #[arg(long, value_name = "FILE", num_args = 1..)]
@@ -54,7 +54,7 @@ pub(crate) struct Args {
 fn speed(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(speed) if speed.is_finite() && (0.1..=100_000.0).contains(&speed) => Ok(speed),
-        _ => Err("want a number from 0.1 to 100000".to_owned()),
+        _ => Err("expected a number from 0.1 to 100000".to_owned()),
     }
 }
 
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
             number = interrupted() => {
                 // After an interrupt, stdout may be closed already.
                 let line = if printer.shows_bars() { "\n" } else { "" };
-                let _ = printer.note(&format!("{line}interrupted; nothing is left behind"));
+                let _ = printer.note(&format!("{line}interrupted; everything was removed"));
                 Ok(by_signal(number))
             }
             code = demo => code,

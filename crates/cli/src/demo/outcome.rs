@@ -154,7 +154,7 @@ impl DemoOutcome<'_> {
         printer.result(&printer.bold(&line))?;
         let host = self.host_seconds();
         printer.result(&format!(
-            "The fleet took {}; the hosts' own work adds up to {} (simulated).",
+            "The upgrade took {}; the work on the hosts adds up to {} (simulated).",
             duration(self.timing.fleet_seconds),
             duration(host),
         ))?;
@@ -173,7 +173,8 @@ impl DemoOutcome<'_> {
         }
         printer.result("")?;
         printer.result(
-            "Cluster API replaced machines because of their groups' own maxSurge. To keep every machine, set",
+            "Cluster API replaced machines because of their groups' own maxSurge. To keep every \
+             machine, set",
         )?;
         for group in groups {
             for field in group.fields_to_set() {
@@ -201,10 +202,10 @@ fn next_steps(printer: Printer, fleet: &Fleet, no_surge: bool) -> anyhow::Result
             "yours, as `clusterctl generate cluster` prints it",
         );
     } else if !no_surge {
-        row(format!("  {demo} --no-surge --manifests ..."), "the same without machines on top");
+        row(format!("  {demo} --no-surge --manifests ..."), "the same without additional machines");
     }
     row(format!("  {demo} -o json"), "uids, providerIDs and boot ids, before and after");
-    row("  docs/demo.md".to_owned(), "what you saw, word by word");
+    row("  docs/demo.md".to_owned(), "explains this output");
     printer.result("")?;
     printer.result("What to try next")?;
     for line in columns(&rows) {

@@ -89,27 +89,26 @@ fn introduce(printer: Printer, fleet: &Fleet, speed: f64, no_surge: bool) -> any
     ))?;
     if no_surge {
         printer.note(
-            "--no-surge: KubeadmControlPlane maxSurge 0, MachineDeployment maxSurge 0 and maxUnavailable 1.",
+            "--no-surge: KubeadmControlPlane maxSurge 0, MachineDeployment maxSurge 0 and \
+             maxUnavailable 1.",
         )?;
     }
     if no_surge && fleet.forbids_too_much() {
         printer.note(
-            "Cluster API itself takes maxSurge 0 only from 3 control plane machines on; the sandbox takes it.",
+            "Cluster API itself accepts maxSurge 0 only with 3 or more control plane machines; \
+             the sandbox accepts it.",
         )?;
     }
     for title in &fleet.kept {
-        printer.note(&format!("kept, not acted on: {title}"))?;
+        printer.note(&format!("stored, without effect: {title}"))?;
     }
     printer.note("")?;
     for group in &fleet.groups {
         let machines = if group.replicas == 1 { "machine" } else { "machines" };
         let fate = match group.rule.replaces {
-            _ if group.version == fleet.target => "left alone: that is the target".to_owned(),
+            _ if group.version == fleet.target => "unchanged: already at the target".to_owned(),
             0 => "all updated in place".to_owned(),
-            n => format!(
-                "{n} of them replaced by Cluster API, for its maxSurge is {}",
-                group.rule.max_surge
-            ),
+            n => format!("{n} of them replaced by Cluster API (maxSurge {})", group.rule.max_surge),
         };
         printer.note(&format!(
             "{}: {} {machines} at {}, {fate}",
@@ -183,7 +182,7 @@ async fn watch(
         if world.now().duration_since(moved).as_secs() > STUCK_SECONDS {
             board.finish()?;
             bail!(
-                "nothing moved for {} of simulated time\n{}",
+                "no progress for {} of simulated time\n{}",
                 duration(STUCK_SECONDS),
                 blockers(world).await?
             );
@@ -192,7 +191,7 @@ async fn watch(
             biased;
             changed = feed.next() => {
                 if changed.is_none() {
-                    bail!("the sandbox ended before the upgrade did");
+                    bail!("the sandbox stopped before the upgrade finished");
                 }
                 moved = world.now();
             }
@@ -235,7 +234,8 @@ async fn blockers(world: &World) -> anyhow::Result<String> {
     }
     if lines.is_empty() {
         lines.push(
-            "  no UpdateGroup and no NodeUpdate says why; run with -v to see the controllers' logs"
+            "  no UpdateGroup or NodeUpdate states a reason; run with -v to see the controllers' \
+             logs"
                 .to_owned(),
         );
     }

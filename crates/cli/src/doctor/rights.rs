@@ -20,7 +20,8 @@ pub(super) async fn rights(client: &Client) -> Read<Vec<Right>> {
         Read::Known(Some(_)) => {}
         Read::Known(None) => {
             let why = format!(
-                "there is no ServiceAccount {CONTROLLER} in {SYSTEM}; the controller has another account"
+                "ServiceAccount {CONTROLLER} does not exist in {SYSTEM}; the controller uses \
+                 another account"
             );
             return Read::Unknown(why);
         }

@@ -64,7 +64,7 @@ async fn installed() -> World {
     .await
     .unwrap();
     world
-        .until("that every machine is available", Duration::from_mins(30), World::is_ready)
+        .until("every machine is available", Duration::from_mins(30), World::is_ready)
         .await
         .unwrap();
     world.pass(Duration::from_secs(40)).await;

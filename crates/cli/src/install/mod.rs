@@ -155,9 +155,7 @@ fn check_image(image: &str) -> anyhow::Result<()> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "._-/:@".contains(c);
     if image.is_empty() || !image.chars().all(allowed) || !image.starts_with(char::is_alphanumeric)
     {
-        anyhow::bail!(
-            "--image {image:?} is no image: it takes a form like registry.example/refit:0.1.0"
-        );
+        anyhow::bail!("invalid --image {image:?}, expected one like registry.example/refit:0.1.0");
     }
     Ok(())
 }

@@ -102,9 +102,9 @@ fn only_namespace(objects: &[Value]) -> anyhow::Result<String> {
     let all: BTreeSet<&str> = objects.iter().map(namespace).collect();
     match all.iter().collect::<Vec<_>>()[..] {
         [one] => Ok((*one).to_owned()),
-        [] => bail!("the files hold no objects"),
+        [] => bail!("the files contain no objects"),
         _ => bail!(
-            "the files hold objects of several namespaces ({}): plan one namespace at a time",
+            "the files contain objects of several namespaces ({}); plan one namespace at a time",
             all.iter().copied().collect::<Vec<_>>().join(", ")
         ),
     }
@@ -129,7 +129,7 @@ fn set_version(
     to: &str,
 ) -> anyhow::Result<(Objects, Vec<GroupRef>, bool)> {
     if target.kind == TargetKind::Machine {
-        bail!("{target} gets its version from its owner: plan kcp/NAME, md/NAME or cluster/NAME");
+        bail!("{target} gets its version from its owner; plan kcp/NAME, md/NAME or cluster/NAME");
     }
     let space = reader.cluster.namespace.as_str();
     let Some(own) = current.get(target.kind.kind(), space, &target.name) else {

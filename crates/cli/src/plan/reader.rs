@@ -70,7 +70,7 @@ impl Reader {
                 .map_err(|error| error.to_string()),
             #[cfg(all(test, feature = "sandbox"))]
             Access::Given(clients) => {
-                clients.get(name).cloned().ok_or_else(|| format!("there is no client for {name}"))
+                clients.get(name).cloned().ok_or_else(|| format!("no client for {name}"))
             }
         }
     }
@@ -247,7 +247,7 @@ pub(crate) fn reason_of(error: &kube::Error) -> String {
     while let Some(cause) = last.source() {
         last = cause;
     }
-    format!("cannot be read, the API server is not reached: {last}")
+    format!("cannot be read, the API server is unreachable: {last}")
 }
 
 /// The objects read from a workload cluster.

@@ -9,7 +9,7 @@ use crate::printer::{Printer, columns, duration};
 /// Prints a plan.
 pub(crate) fn show(printer: Printer, plan: &Prediction) -> io::Result<()> {
     if plan.groups.is_empty() {
-        printer.result("Nothing to plan: no group of machines is concerned.")?;
+        printer.result("Nothing to plan: no group of machines is affected.")?;
     } else {
         for line in table(printer, plan) {
             printer.result(&line)?;

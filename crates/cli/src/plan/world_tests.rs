@@ -48,7 +48,7 @@ fn objects(control_planes: i64, workers: i64) -> Vec<Value> {
 async fn come_up(objects: Vec<Value>) -> World {
     let world = World::new(WorldOptions::new(objects)).await.unwrap();
     world
-        .until("that every machine is available", Duration::from_mins(30), World::is_ready)
+        .until("every machine is available", Duration::from_mins(30), World::is_ready)
         .await
         .unwrap();
     world.pass(Duration::from_secs(40)).await;

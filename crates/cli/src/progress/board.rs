@@ -153,7 +153,7 @@ impl Board {
     ) -> io::Result<()> {
         let step = Step {
             phase: "Gone".to_owned(),
-            detail: "a new machine stands in its place".to_owned(),
+            detail: "replaced by a new machine".to_owned(),
             percent: 100,
             remaining_seconds: None,
         };
@@ -217,6 +217,6 @@ fn note_style() -> ProgressStyle {
 
 fn template(text: &str) -> ProgressStyle {
     ProgressStyle::with_template(text)
-        .expect("the templates are constants but for a width")
+        .expect("the templates are constant except for a width")
         .progress_chars("━╸─")
 }

@@ -61,7 +61,7 @@ pub(crate) fn step(row: &MachineProgress, target: &StatedVersion) -> Step {
         return at("Deleting", "Cluster API replaces it", percent);
     }
     if row.retry_asked && row.phase.is_some_and(Phase::is_final) {
-        return at("Waiting", "it is tried once more", percent);
+        return at("Waiting", "retrying", percent);
     }
     // An update that has ended is irrelevant for a version requested later.
     let speaks = |phase: &Phase| !phase.is_final() || row.goal_version == row.wanted_version;
@@ -159,7 +159,7 @@ mod tests {
         let mut failed = row(NEW, OLD, Some(Phase::Failed));
         assert_eq!(words(&failed), "Failed: words");
         failed.retry_asked = true;
-        assert_eq!(words(&failed), "Waiting: it is tried once more");
+        assert_eq!(words(&failed), "Waiting: retrying");
     }
 
     #[test]

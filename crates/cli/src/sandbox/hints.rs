@@ -29,8 +29,8 @@ pub(super) fn lines(world: &World, kubeconfig: &Path, speed: u32) -> Vec<String>
     lines.push("  kubectl get machines -w".to_owned());
     lines.push(String::new());
     lines.push(format!(
-        "Hosts work {speed} times as fast as real ones (--speed); all else runs in real time. \
-         Ctrl-C ends it."
+        "Hosts work {speed} times as fast as real ones (--speed); everything else runs in real \
+         time. Press Ctrl-C to stop."
     ));
     lines
 }

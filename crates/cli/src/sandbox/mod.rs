@@ -32,17 +32,17 @@ use crate::{
 Examples:
   refit sandbox
   refit sandbox --manifests cluster.yaml     what `clusterctl generate cluster` prints
-  refit sandbox --port 6443 --speed 1        hosts that take as long as real ones
+  refit sandbox --port 6443 --speed 1        hosts take as long as real ones
   refit sandbox --script scenario.txt        a script in simulated time; `help` in a script lists the commands
 
 The first line of the output is the path of a kubeconfig. Its context `refit` is the management
-cluster; each workload cluster has a context of its own name. The APIs listen on 127.0.0.1 only, and
-the kubeconfig, which only you may read, is what lets you in.
+cluster; each workload cluster has a context of its own name. The APIs listen on 127.0.0.1 only and
+accept the credentials in the kubeconfig, which only you can read.
 
 Exit codes:
-  0  ended by Ctrl-C or SIGTERM, as intended; the script succeeded
-  1  it cannot run; a wait of the script timed out
-  2  the command line is wrong")]
+  0  stopped by Ctrl-C or SIGTERM, or the script succeeded
+  1  the sandbox cannot run, or a wait of the script timed out
+  2  the command line is invalid")]
 pub(crate) struct Args {
     /// Run these Cluster manifests instead of the built-in example.
     #[arg(long, value_name = "FILE", num_args = 1..)]
@@ -78,10 +78,10 @@ fn make(args: &Args, global: &GlobalArgs) -> anyhow::Result<Snapshot> {
     let loaded = fleet::read(&args.manifests)?;
     world::runtime()?.block_on(manifests::rehearse(&loaded))?;
     for manifest in loaded.iter().filter(|manifest| !manifests::is_acted_on(&manifest.object)) {
-        print_progress(global, &format!("kept, not acted on: {}", manifest.title()));
+        print_progress(global, &format!("stored, without effect: {}", manifest.title()));
     }
     let objects: Vec<_> = loaded.into_iter().map(|manifest| manifest.object).collect();
-    print_progress(global, "Bringing the machines up in simulated time ...");
+    print_progress(global, "Starting the machines in simulated time ...");
     let made = sandbox::bring_up(&objects, args.speed)?;
     let (available, machines) = (made.available, made.machines);
     print_progress(global, &format!("{available} of {machines} machines are available."));
@@ -108,7 +108,7 @@ async fn stay_up(
     announce(printer, args, &sandbox)?;
     ended.await;
     drop(sandbox);
-    print_progress(global, "Ended; nothing is left behind.");
+    print_progress(global, "Stopped; everything was removed.");
     Ok(ExitCode::SUCCESS)
 }
 

@@ -294,18 +294,18 @@ impl fmt::Display for Refusal {
         match self {
             Self::NoVersion { object, version } if version.is_absent() => write!(
                 f,
-                "{object} asks for no version, so its current version is unknown: set it to the version that its \
-                 machines run first"
+                "{object} specifies no version, so its current version is unknown; first set the \
+                 version that its machines run"
             ),
             Self::NoVersion { object, version } => write!(
                 f,
-                "{object} has an invalid version \"{version}\", expected vX.Y.Z"
+                "{object} has an invalid version {:?}, expected vX.Y.Z",
+                version.to_string()
             ),
             Self::Hop { object, from, to, hop } => f.write_str(&no_way(object, from, to, *hop)),
-            Self::Unreached(why) if why.replaces() => write!(
-                f,
-                "{why}. Cluster API would replace the machines"
-            ),
+            Self::Unreached(why) if why.replaces() => {
+                write!(f, "{why}. Cluster API would replace the machines")
+            }
             Self::Unreached(why) => write!(f, "{why}"),
             Self::Managed { object } => write!(
                 f,
@@ -319,15 +319,15 @@ impl fmt::Display for Refusal {
                     .collect();
                 write!(
                     f,
-                    "{object} is on its way to {version}: {}. `refit watch {object}` shows it; try again \
-                     when it is done",
+                    "{object} is being upgraded to {version}: {}. `refit watch {object}` shows \
+                     the progress; try again when it has finished",
                     list.join(", ")
                 )
             }
             Self::Uncovered { object, paths } => write!(
                 f,
-                "an earlier change of {object} is not covered by any updater and would go along: \
-                 {paths}. Revert it first"
+                "an earlier change of {object} is not covered by any updater and would be applied \
+                 too: {paths}. Revert it first"
             ),
             Self::ControlPlaneFirst { object, control_plane, version } => write!(
                 f,
@@ -340,7 +340,7 @@ impl fmt::Display for Refusal {
                  version"
             ),
             Self::Nothing => f.write_str(
-                "there is no KubeadmControlPlane and no MachineDeployment here that Refit could upgrade",
+                "no KubeadmControlPlane or MachineDeployment found that Refit can upgrade",
             ),
         }
     }
@@ -350,14 +350,14 @@ impl fmt::Display for Refusal {
 fn no_way(object: &str, from: &KubernetesVersion, to: &KubernetesVersion, hop: Hop) -> String {
     match hop {
         Hop::TooFar { .. } => format!(
-            "{object} is at {from}, and kubeadm does not skip minors on the way to {to}: go to {} \
-             first",
+            "{object} is at {from}, and kubeadm does not skip minor versions on the way to {to}: \
+             upgrade to {} first",
             from.next_minor_zero()
         ),
         Hop::OtherMajor => format!("{object} is at {from}: {to} is another major version"),
         Hop::Same | Hop::Patch | Hop::Minor | Hop::Downgrade => format!(
-            "{object} asks for {from} already, and kubeadm does not go back to {to}. To give up an \
-             upgrade that is under way: `refit abort {object}`"
+            "{object} already requests {from}, and kubeadm does not downgrade to {to}. To give up \
+             an upgrade in progress: `refit abort {object}`"
         ),
     }
 }

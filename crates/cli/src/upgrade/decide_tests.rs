@@ -89,10 +89,10 @@ fn a_refusal_mentions_replacement_only_if_it_would_happen() {
 #[test]
 fn versions_that_kubeadm_cannot_reach_are_refused_with_the_way() {
     let table = [
-        (OLD, "v1.36.0", "go to v1.35.0 first"),
-        (NEW, OLD, "does not go back"),
+        (OLD, "v1.36.0", "upgrade to v1.35.0 first"),
+        (NEW, OLD, "does not downgrade"),
         (OLD, "v2.0.0", "another major version"),
-        ("", NEW, "asks for no version"),
+        ("", NEW, "specifies no version"),
         ("latest", NEW, "expected vX.Y.Z"),
     ];
     for (from, to, words) in table {

@@ -96,7 +96,7 @@ async fn cluster_name(cluster: &Cluster, target: &Target) -> anyhow::Result<Stri
     };
     match name {
         Some(name) if !name.is_empty() => Ok(name),
-        Some(_) => bail!("{target} belongs to no Cluster yet: Cluster API has not taken it in"),
+        Some(_) => bail!("{target} belongs to no Cluster yet: Cluster API has not adopted it"),
         None => Err(target.missing(cluster)),
     }
 }
@@ -129,7 +129,8 @@ fn keepers<K: Resource<DynamicType = ()>>(object: &K, field: Field) -> Vec<Strin
         .filter(|manager| *manager != keys::MANAGER)
         .map(|manager| {
             format!(
-                "{}/{} {} was applied by {manager}, which may set it back: change the version there, too",
+                "{}/{} {} was applied by {manager}, which may revert it; change the version \
+                 there, too",
                 K::kind(&()),
                 object.name_any(),
                 field.path()

@@ -29,7 +29,7 @@ use crate::{
 /// Exit code if the upgrade was refused and nothing was written.
 const EXIT_REFUSED: u8 = 4;
 /// Message before the workers of a cluster are upgraded.
-const WORKERS_FOLLOW: &str = "The workers follow when the control plane is done.";
+const WORKERS_FOLLOW: &str = "The workers follow when the control plane has finished.";
 /// How often a write is repeated if the object changed in the meantime.
 const ATTEMPTS: u32 = 5;
 
@@ -121,7 +121,7 @@ enum RequestState {
 fn refused(refusal: &decide::Refusal, state: RequestState) -> anyhow::Error {
     let text = refusal.to_string().replace("`refit ", &format!("`{} ", program()));
     let what = match state {
-        RequestState::Now => "the workers were not asked",
+        RequestState::Now => "the workers were not changed",
         RequestState::Before | RequestState::Rehearsed => "nothing was written",
     };
     exit::error(EXIT_REFUSED, format!("{what}: {text}"))
@@ -140,7 +140,7 @@ impl Upgrade<'_> {
         match self.write_versions().await? {
             RequestState::Rehearsed => return Ok(ExitCode::SUCCESS),
             RequestState::Before if !self.printer.is_json() => {
-                let line = format!("{target} asks for {} already", self.args.to);
+                let line = format!("{target} already requests {}", self.args.to);
                 self.printer.result(&line)?;
             }
             RequestState::Before | RequestState::Now => {}
@@ -148,7 +148,7 @@ impl Upgrade<'_> {
         if self.args.watch {
             self.follow(target).await?;
         } else {
-            self.note(&format!("`{} watch {target}` shows how far it is", program()))?;
+            self.note(&format!("`{} watch {target}` shows the progress", program()))?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -168,7 +168,7 @@ impl Upgrade<'_> {
                 }
                 Next::AwaitControlPlane => {
                     let Some(group) = read.facts.control_plane.filter(|_| !awaited) else {
-                        bail!("the control plane of {target} changed meanwhile: try again");
+                        bail!("the control plane of {target} changed in the meantime; try again");
                     };
                     awaited = true;
                     self.await_control_plane(group.name).await?;
@@ -183,7 +183,7 @@ impl Upgrade<'_> {
                         true if self.args.dry_run => return self.rehearsed(&writes),
                         true => state = RequestState::Now,
                         false if conflicts < ATTEMPTS => conflicts += 1,
-                        false => bail!("{target} keeps changing: try again"),
+                        false => bail!("{target} keeps changing; try again"),
                     }
                 }
             }
@@ -192,7 +192,7 @@ impl Upgrade<'_> {
 
     async fn await_control_plane(&self, name: String) -> anyhow::Result<()> {
         self.note(&format!(
-            "{WORKERS_FOLLOW} Ctrl-C leaves everything as it is; the same command goes on from there."
+            "{WORKERS_FOLLOW} Ctrl-C changes nothing; run the same command to continue."
         ))?;
         let kind = TargetKind::ControlPlane;
         self.follow(&Target { kind, name }).await

@@ -224,8 +224,7 @@ impl<'a> Screen<'a> {
         Err(exit::error(
             EXIT_FAILED,
             format!(
-                "{} of {} machines will not be updated without a retry:\n{message}\nWhen the \
-                 cause is gone: `{} retry machine/{}`",
+                "{} of {} machines will not be updated without a retry:\n{message}\nWhen the cause is fixed: `{} retry machine/{}`",
                 failed.len(),
                 view.machines.len(),
                 crate::global::program(),
@@ -237,7 +236,7 @@ impl<'a> Screen<'a> {
     fn late(&self, view: &View, timeout: Duration) -> anyhow::Result<()> {
         let seconds = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
         let message = format!(
-            "{} of {} machines are done after {}; the update goes on without being watched",
+            "{} of {} machines have finished after {}; the update continues without being watched",
             view.done(),
             view.machines.len(),
             duration(seconds)

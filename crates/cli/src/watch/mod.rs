@@ -31,14 +31,14 @@ On a terminal each machine has a progress bar; otherwise each change is a line. 
 group are shown with their reason; docs/troubleshooting.md lists the remedies.
 
 -o json writes one object per line, each with a type:
-  machine  namespace, name, owner, node, version (asked for), kubeletVersion, nodeUpdate, phase, step, percent,
+  machine  namespace, name, owner, node, version (requested), kubeletVersion, nodeUpdate, phase, step, percent,
            remainingSeconds, blockedBy [{reason, object, pod, message, since}], message, done, failed
   gone     namespace, name
   group    namespace, owner, version, blocked, reason, message, remainingSeconds, done
   end      target, outcome (done, failed or timeout), message, machines, done
 
 Exit codes:
-  0  every machine runs the version that its owner asks for
+  0  every machine runs the version that its owner requests
   1  the cluster cannot be read
   2  the command line is invalid
   3  an update failed or was aborted, and no other update is in progress
@@ -65,7 +65,7 @@ pub(crate) fn time(text: &str) -> Result<Duration, String> {
     parsed
         .and_then(|duration| Duration::try_from(duration).ok())
         .filter(|duration| !duration.is_zero())
-        .ok_or_else(|| format!("{text:?} is no time: want one such as 90s, 30m or 1h30m"))
+        .ok_or_else(|| format!("invalid duration {text:?}; examples: 90s, 30m, 1h30m"))
 }
 
 /// Runs `refit watch`.
@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(time("90s"), Ok(Duration::from_secs(90)));
         assert_eq!(time("1h30m"), Ok(Duration::from_mins(90)));
         for bad in ["", "0s", "-5m", "soon", "10"] {
-            assert!(time(bad).unwrap_err().contains("such as 90s"), "{bad}");
+            assert!(time(bad).unwrap_err().contains("examples: 90s"), "{bad}");
         }
     }
 }

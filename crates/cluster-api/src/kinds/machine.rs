@@ -17,7 +17,7 @@ use super::ContractRef;
     group = "cluster.x-k8s.io",
     version = "v1beta2",
     kind = "Machine",
-    doc = "One machine of a cluster and what it should be.",
+    doc = "A machine of a cluster and its desired state.",
     plural = "machines",
     shortname = "ma",
     category = "cluster-api",

@@ -15,7 +15,7 @@ use crate::IntOrPercent;
     group = "cluster.x-k8s.io",
     version = "v1beta2",
     kind = "MachineDeployment",
-    doc = "Workers of a cluster that are rolled from one template to the next.",
+    doc = "Workers of a cluster, rolled out from one template to the next.",
     plural = "machinedeployments",
     shortname = "md",
     category = "cluster-api",

@@ -108,7 +108,7 @@ impl Title {
         let machines = sets.iter().map(Vec::len).sum::<usize>() as i64;
         if machines != self.machines {
             return Err(format!(
-                "the title says {} machines, the initial state has {machines}",
+                "the title states {} machines, but the initial state has {machines}",
                 self.machines
             ));
         }

@@ -78,7 +78,7 @@ impl Default for CertificateSettings {
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
     /// The API server rejected or did not complete a request.
-    #[error("Secret {secret} cannot be read or written: {source}")]
+    #[error("cannot read or write Secret {secret}: {source}")]
     Api {
         /// The Secret.
         secret: ObjectKey,
@@ -129,9 +129,12 @@ impl Certificates {
             match self.first().await {
                 Ok(Some(cert)) => return cert,
                 Ok(None) => {
-                    tracing::warn!(secret = %self.key(), "waiting for the owner of the Secret to write a certificate");
+                    tracing::warn!(secret = %self.key(), "waiting for the owner of the Secret to \
+                        provide a certificate");
                 }
-                Err(error) => tracing::warn!(%error, "there is no certificate for the hooks yet"),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot obtain a certificate for the hooks yet");
+                }
             }
             tokio::time::sleep(RETRY).await;
         }
@@ -173,7 +176,8 @@ impl Certificates {
                 match cert.reload(&material) {
                     Ok(()) => shown = material.cert_pem,
                     Err(error) => {
-                        tracing::warn!(secret = %self.key(), %error, "the old certificate stays");
+                        tracing::warn!(secret = %self.key(), %error, "cannot load the new \
+                            certificate, keeping the current one");
                     }
                 }
             }
@@ -185,7 +189,7 @@ impl Certificates {
                     wait
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "the certificate is looked at again");
+                    tracing::warn!(%error, "cannot check the certificate, retrying");
                     RETRY
                 }
             };
@@ -212,7 +216,7 @@ impl Certificates {
                 {
                     tracing::warn!(
                         secret = %self.key(), %until,
-                        "the certificate has expired, and the owner of the Secret has not renewed it"
+                        "certificate expired and not renewed by the owner of the Secret"
                     );
                 }
                 return Ok((found, self.clock.until(now + LOOK)));
@@ -255,13 +259,14 @@ impl Certificates {
         let secret = self.key();
         match decision {
             Decision::Create { reason } => {
-                tracing::info!(%secret, reason, "makes an authority and a certificate for the hooks");
+                tracing::info!(%secret, reason, "creating an authority and a certificate for the \
+                    hooks");
             }
             Decision::RenewLeaf { reason } => {
-                tracing::info!(%secret, reason, "renews the certificate of the hooks");
+                tracing::info!(%secret, reason, "renewing the certificate of the hooks");
             }
-            Decision::RotateAuthority => tracing::info!(%secret, "adds a new authority"),
-            Decision::DropOlder => tracing::info!(%secret, "drops the older authority"),
+            Decision::RotateAuthority => tracing::info!(%secret, "adding a new authority"),
+            Decision::DropOlder => tracing::info!(%secret, "removing the older authority"),
             Decision::Keep { .. } | Decision::Leave => {}
         }
     }

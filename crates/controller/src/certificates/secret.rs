@@ -68,7 +68,7 @@ fn held(secret: &Secret) -> Result<Held, String> {
         .filter(|shown| ReloadableCert::new(shown).is_ok())
         .and_then(|shown| facts(&shown.cert_pem).ok());
     let authorities = split(part(secret, CA));
-    let first = authorities.first().ok_or("it holds no authority")?;
+    let first = authorities.first().ok_or("it contains no authority")?;
     let material = KeyAndCert { cert_pem: first.clone(), key_pem: part(secret, CA_KEY).to_owned() };
     // This check also verifies that the key belongs to the certificate.
     ReloadableCert::new(&material).map_err(|error| format!("ca.key: {error}"))?;

@@ -72,7 +72,7 @@ async fn rules(ctx: &Context, machine: &Machine) -> Result<Vec<MachineDrainRule>
     if let Some((key, why)) = unreadable.iter().find(|(key, _)| key.namespace == namespace) {
         return Err(DrainReadError::Rules(Refusal::ApiRefused {
             what: format!("MachineDrainRule {key}"),
-            message: format!("it cannot be read: {why}"),
+            message: format!("cannot read it: {why}"),
         }));
     }
     let all = if store.is_ready() {

@@ -41,10 +41,10 @@ pub(super) async fn record(ctx: &Context, group: &Group, policy: &Policy, verdic
     match tokio::time::timeout(RECORD_DEADLINE, write).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => {
-            tracing::warn!(group = %group.key, %error, "a decision could not be recorded");
+            tracing::warn!(group = %group.key, %error, "cannot record a decision");
         }
         Err(_) => {
-            tracing::warn!(group = %group.key, "a decision could not be recorded in time");
+            tracing::warn!(group = %group.key, "decision not recorded in time");
         }
     }
 }

@@ -137,9 +137,7 @@ impl HookService {
             Route::Unknown => refuse(
                 StatusCode::NOT_FOUND,
                 "NotFound",
-                &format!(
-                    "nothing is served here; hooks are at /{GROUP}/{VERSION}/<hook>[/<handler>]"
-                ),
+                &format!("unknown path; hooks are at /{GROUP}/{VERSION}/<hook>[/<handler>]"),
             ),
             _ if method != wanted => refuse(
                 StatusCode::METHOD_NOT_ALLOWED,
@@ -159,7 +157,7 @@ impl HookService {
     fn ready(&self) -> Response<Full<Bytes>> {
         let Shared { ctx, synced_once, .. } = self.shared.as_ref();
         if ctx.is_ending() {
-            return text(StatusCode::SERVICE_UNAVAILABLE, "the process is about to end");
+            return text(StatusCode::SERVICE_UNAVAILABLE, "the process is shutting down");
         }
         if ctx.stores.synced() {
             synced_once.store(true, Ordering::Relaxed);
@@ -167,7 +165,7 @@ impl HookService {
         if synced_once.load(Ordering::Relaxed) {
             text(StatusCode::OK, "ok")
         } else {
-            text(StatusCode::SERVICE_UNAVAILABLE, "the caches are not complete yet")
+            text(StatusCode::SERVICE_UNAVAILABLE, "the caches are not synced yet")
         }
     }
 
@@ -267,7 +265,7 @@ where
     let mut turn = None;
     while let Some(frame) = body.as_mut().frame().await {
         let frame = frame
-            .map_err(|_| refuse(StatusCode::BAD_REQUEST, "BadRequest", "the body broke off"))?;
+            .map_err(|_| refuse(StatusCode::BAD_REQUEST, "BadRequest", "the body ended early"))?;
         let Ok(data) = frame.into_data() else {
             continue;
         };
@@ -285,7 +283,7 @@ where
         return Err(refuse(
             StatusCode::PAYLOAD_TOO_LARGE,
             "RequestEntityTooLarge",
-            &format!("a body of at most {MAX_BODY_BYTES} bytes is taken"),
+            &format!("the body exceeds the limit of {MAX_BODY_BYTES} bytes"),
         ));
     }
     Ok((kept.freeze(), turn))
@@ -297,7 +295,7 @@ fn metrics(ctx: &Context) -> Response<Full<Bytes>> {
 }
 
 fn json(value: &impl Serialize) -> Response<Full<Bytes>> {
-    let body = serde_json::to_vec(value).expect("our answers are plain structs");
+    let body = serde_json::to_vec(value).expect("responses are plain structs");
     with_type(StatusCode::OK, "application/json", body.into())
 }
 

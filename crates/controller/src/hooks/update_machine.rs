@@ -39,7 +39,7 @@ pub(super) enum Unservable {
     BadRequest(#[from] wire::BadRequest),
     #[error("the request cannot be served: {0}")]
     Goal(#[from] GoalError),
-    #[error("Machine {0} is not known to Refit")]
+    #[error("Refit does not know Machine {0}")]
     MachineUnknown(ObjectKey),
 }
 
@@ -74,7 +74,7 @@ pub(super) async fn update_machine(ctx: &Context, body: &[u8]) -> Result<Answer,
         goal,
     };
     Ok(request.answer().await.unwrap_or_else(|error| {
-        tracing::warn!(machine = %request.key, %error, "an UpdateMachine could not be carried out");
+        tracing::warn!(machine = %request.key, %error, "UpdateMachine failed");
         Answer::retry("the management cluster's API server did not answer", SOON_SECONDS)
     }))
 }
@@ -128,7 +128,7 @@ impl Request<'_> {
             };
             live.insert(seen.name_any(), Arc::new(seen));
         }
-        let text = "several requests for this Machine at once; the next call finds one of them";
+        let text = "several requests for this Machine at the same time; Cluster API will retry";
         Ok(Answer::retry(text, SOON_SECONDS))
     }
 
@@ -170,13 +170,14 @@ impl Request<'_> {
             return Ok((made, Ensured::Created));
         }
         let (found, outcome) = apply::create_or_get(&self.api, &wanted).await?;
-        tracing::info!(machine = %self.key, ordinal, ?outcome, "NodeUpdate asked for");
+        tracing::info!(machine = %self.key, ordinal, ?outcome, "requested NodeUpdate");
         Ok((found, outcome))
     }
 
     async fn abort(&self, name: &str) -> kube::Result<()> {
         apply::merge(&self.api, name, &json!({ "spec": { "stage": "Abort" } })).await?;
-        tracing::info!(machine = %self.key, node_update = name, "stopped for another goal");
+        tracing::info!(machine = %self.key, node_update = name, "aborted NodeUpdate, its goal \
+            changed");
         Ok(())
     }
 }

@@ -92,48 +92,48 @@ impl Gauges {
         );
         registry.register(
             "slots_claimed",
-            "Machines of a group that may be disturbed now",
+            "Machines of a group that hold a claim, and may be disturbed",
             all.slots_claimed.clone(),
         );
         registry.register(
             "slots_limit",
-            "How many machines of a group may be disturbed at once",
+            "Machines of a group that may be disturbed at the same time",
             all.slots_limit.clone(),
         );
         registry.register_with_unit(
             "drain_blocked",
-            "For how long the drain of a group's node that is blocked longest has been so",
+            "Duration of the longest blocked drain of a group",
             Unit::Seconds,
             all.drain_blocked.clone(),
         );
         registry.register(
             "agents",
-            "Agents, by cluster and by whether they reported lately: fresh, stale, missing",
+            "Agents, by cluster and by the age of their report: fresh, stale, missing",
             all.agents.clone(),
         );
         registry.register_with_unit(
             "agent_report_age",
-            "How old the oldest report of an agent of a cluster is",
+            "Age of the oldest report of an agent of a cluster",
             Unit::Seconds,
             all.report_age.clone(),
         );
         registry.register(
             "workload_api_up",
-            "1 while the API of a workload cluster answers",
+            "1 while the API of a workload cluster is reachable",
             all.api_up.clone(),
         );
         registry.register(
             "workqueue_depth",
-            "Keys that wait or are worked on, by controller",
+            "Keys that are queued or being reconciled, by controller",
             all.depth.clone(),
         );
         registry.register(
             "series_omitted",
-            "Groups and clusters without series of their own, because there are too many",
+            "Groups and clusters without their own series because of the limit",
             all.omitted.clone(),
         );
-        registry.register("leader", "1 while this replica leads", all.leader.clone());
-        registry.register("synced", "1 once the caches are complete", all.synced.clone());
+        registry.register("leader", "1 while this replica is the leader", all.leader.clone());
+        registry.register("synced", "1 once the caches are synced", all.synced.clone());
         all
     }
 

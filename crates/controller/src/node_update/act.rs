@@ -213,7 +213,8 @@ async fn in_workload(
     let client = match ctx.workloads.client(&cluster.key.namespace, &cluster.key.name).await {
         Ok(client) => client,
         Err(error) => {
-            tracing::debug!(cluster = %cluster.key, %error, "no client of a workload cluster");
+            tracing::debug!(cluster = %cluster.key, %error, "cannot create a client for the \
+                workload cluster");
             cluster.view.mark_unreachable();
             return Ok(Done::Again(AFTER_CONFLICT));
         }
@@ -221,7 +222,7 @@ async fn in_workload(
     match made(&client, cluster).await {
         Ok(Some(refused)) => Ok(Done::Evicted(refused)),
         Err(error) if is_silence(&error) => {
-            tracing::debug!(cluster = %cluster.key, %error, "a workload cluster does not answer");
+            tracing::debug!(cluster = %cluster.key, %error, "workload cluster unreachable");
             cluster.view.mark_unreachable();
             Ok(Done::Again(AFTER_CONFLICT))
         }
@@ -396,7 +397,7 @@ where
 }
 
 fn value_of(object: &impl serde::Serialize) -> Value {
-    serde_json::to_value(object).expect("our own types have string keys only")
+    serde_json::to_value(object).expect("the map keys of our types are strings")
 }
 
 #[cfg(test)]

@@ -86,7 +86,7 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
             Ok(wait(&decision))
         }
         Done::Refused(refused) => {
-            tracing::warn!(node_update = %key, why = refused.sentence(), "a write is refused");
+            tracing::warn!(node_update = %key, why = refused.sentence(), "write rejected");
             ctx.metrics.reconcile_error("node-update", "Refused");
             look.snapshot.refused = Some(refused);
             show(ctx, &mut look).await?;

@@ -110,7 +110,7 @@ async fn another_goal_aborts_the_waiting_update_and_continues() {
     fleet.update("edge-1-w-0", NEW).await;
     settle().await;
     let answer = fleet.update("edge-1-w-0", NEWER).await;
-    assert!(answer.waits("another goal is wanted"), "{answer:?}");
+    assert!(answer.waits("the goal has changed"), "{answer:?}");
     assert_eq!(fleet.updates().await[0].spec.stage, Stage::Abort);
     settle().await;
     assert_eq!(fleet.updates().await[0].status.as_ref().unwrap().phase, Phase::Stopped);
@@ -148,7 +148,10 @@ async fn an_api_server_outage_is_a_retry_not_a_failure() {
 async fn an_invalid_request_is_a_failure_without_values() {
     let fleet = Fleet::new().await;
     let table = [
-        (json!({"desired": machine_side("nobody", NEW, 2)}), "nobody is not known"),
+        (
+            json!({"desired": machine_side("unknown", NEW, 2)}),
+            "does not know Machine default/unknown",
+        ),
         (
             json!({"desired": machine_side("edge-1-w-0", "latest", 2)}),
             "the request cannot be served",

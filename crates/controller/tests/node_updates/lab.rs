@@ -63,7 +63,7 @@ impl Lab {
                 let old = event.old.map(parse);
                 let new = (event.kind != ChangeKind::Deleted).then(|| parse(event.new));
                 let by_controller = event.user_agent.starts_with("refit-controller");
-                let actor = if by_controller { "controller" } else { "somebody" };
+                let actor = if by_controller { "controller" } else { "user" };
                 let found = world.lock().unwrap().observe(
                     &event.resource.group,
                     &event.resource.kind,

@@ -126,7 +126,7 @@ fn object(value: &mut Value) -> &mut Map<String, Value> {
     if !value.is_object() {
         *value = Value::Object(Map::new());
     }
-    value.as_object_mut().expect("it was made an object above")
+    value.as_object_mut().expect("it is an object, set above")
 }
 
 impl fmt::Display for Path {

@@ -33,9 +33,7 @@ impl Policy {
     pub fn complaint(&self) -> String {
         self.not_understood
             .as_ref()
-            .map(|(key, value)| {
-                format!("{key}: {value:?} is not understood; the careful choice is taken")
-            })
+            .map(|(key, value)| format!("invalid value {value:?} of {key}; using the safe default"))
             .unwrap_or_default()
     }
 }

@@ -173,8 +173,10 @@ fn succeeded(
     if machine.kubelet_version.is_some() && !may_lag {
         return None;
     }
-    let text =
-        format!("waiting for Machine {} to show kubelet {}", machine.name, goal.kubernetes_version);
+    let text = format!(
+        "waiting until Machine {} reports kubelet {}",
+        machine.name, goal.kubernetes_version
+    );
     Some(Decision::Answer(Answer::retry(text, RETRY_UNKNOWN_SECONDS)))
 }
 
@@ -257,7 +259,7 @@ fn supersede(update: &NodeUpdate) -> Decision {
         return Decision::Answer(Answer::retry(text, RETRY_UNKNOWN_SECONDS));
     }
     if phase.is_undisturbed() {
-        let text = format!("stopping NodeUpdate {name} to {version}: another goal is wanted");
+        let text = format!("stopping NodeUpdate {name} to {version}: the goal has changed");
         return Decision::Abort {
             name: name.to_owned(),
             answer: Answer::retry(text, RETRY_MIN_SECONDS),
@@ -291,7 +293,7 @@ fn not_covered(machine: &MachineFacts, goal: &Goal, updates: &[&NodeUpdate]) -> 
     }
     let newest_name = View::of(newest(updates.iter().copied(), &machine.uid)?).name;
     Some(format!(
-        "not covered: {} changed since NodeUpdate {} and no updater brings that about. Revert it, \
+        "not covered: {} changed since NodeUpdate {}, and no updater can apply that. Revert it, \
          or accept it by annotating the Machine with {}={newest_name}",
         what.join(" and "),
         View::of(reached).name,

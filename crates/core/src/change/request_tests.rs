@@ -106,7 +106,7 @@ fn a_lagging_report_is_waited_for() {
     done.status.as_mut().unwrap().finished_at = Some(Time(now() - SignedDuration::from_secs(20)));
     for kubelet in ["v1.34.2", ""] {
         let got = answer(decide_for(&facts(kubelet), "v1.35.0", std::slice::from_ref(&done)));
-        assert_eq!(got.message, "waiting for Machine m to show kubelet v1.35.0");
+        assert_eq!(got.message, "waiting until Machine m reports kubelet v1.35.0");
         assert!(!got.is_done());
     }
 }

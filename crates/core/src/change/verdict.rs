@@ -126,17 +126,19 @@ impl fmt::Display for NotReady {
             Self::NotSynced => f.write_str("Refit is starting and has not read the cluster yet"),
             Self::BadRequest { reason } => write!(f, "the request cannot be served: {reason}"),
             Self::ObjectUnknown { kind, name } => {
-                write!(f, "{kind} {name} is not known to Refit (yet)")
+                write!(f, "Refit does not know {kind} {name} (yet)")
             }
             Self::OwnerUnknown { machine } => write!(
                 f,
-                "Machine {machine} has no control plane or MachineSet as owner that Refit knows"
+                "Machine {machine} has no owner that Refit knows, neither a control plane nor a \
+                 MachineSet"
             ),
             Self::Deleting { machine } => write!(f, "Machine {machine} is being deleted"),
             Self::AnotherMachine { machine, what } => match what {
                 Unfinished::NodeUpdate(name) => write!(
                     f,
-                    "Machine {machine} of the same control plane is not finished (NodeUpdate {name})"
+                    "Machine {machine} of the same control plane is not finished (NodeUpdate \
+                     {name})"
                 ),
                 Unfinished::Marked => write!(
                     f,
@@ -150,7 +152,8 @@ impl fmt::Display for NotReady {
             ),
             Self::ControlPlaneBehind { machine, runs, target } => write!(
                 f,
-                "kubelets must not be newer than the API server: control plane Machine {machine} runs {runs}, {target} is wanted"
+                "kubelets must not be newer than the API server: control plane Machine {machine} \
+                 runs {runs}, but {target} is desired"
             ),
             Self::Deadline => f.write_str("timed out; Cluster API will call again"),
         }
@@ -223,14 +226,14 @@ pub fn verdict(
 fn preserved(policy: &Policy, uncovered: &[String]) -> String {
     let why = match &policy.not_understood {
         Some((key, value)) if key == keys::ON_UNCOVERED => {
-            format!("{key}: {value:?} is not understood and counts as Preserve")
+            format!("invalid value {value:?} of {key}, using Preserve")
         }
         _ => format!(
             "revert the change, or let Cluster API replace machines with {}: Replace",
             keys::ON_UNCOVERED
         ),
     };
-    format!("{}; nothing is replaced: {why}", listed(uncovered))
+    format!("{}; no machine is replaced: {why}", listed(uncovered))
 }
 
 fn listed(lines: &[String]) -> String {
@@ -315,7 +318,7 @@ mod tests {
         assert_eq!(uncovered, ["K/n spec.f0: (absent) -> 1 (no updater)"]);
         assert_eq!(
             message,
-            "K/n spec.f0: (absent) -> 1 (no updater); nothing is replaced: revert the change, or \
+            "K/n spec.f0: (absent) -> 1 (no updater); no machine is replaced: revert the change, or \
              let Cluster API replace machines with refit.dev/on-uncovered: Replace"
         );
     }
@@ -334,7 +337,7 @@ mod tests {
             ..Policy::default()
         };
         let got = verdict(&policy, &uncovered(1), None, None);
-        assert!(got.message().contains("\"replace\" is not understood"), "{}", got.message());
+        assert!(got.message().contains("invalid value \"replace\""), "{}", got.message());
     }
 
     #[test]

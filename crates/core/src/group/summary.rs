@@ -112,7 +112,7 @@ pub fn forget_old_answer(
         && answered < current
     {
         next.uncovered.clear();
-        let message = "the owner has changed since, and Cluster API has not called again";
+        let message = "the owner has changed since the last call of Cluster API";
         let covered = (COVERED, "Unknown", OWNER_CHANGED, message);
         conditions::set(&mut next.conditions, now, None, covered);
     }
@@ -169,7 +169,7 @@ fn blocked(
         .filter(|member| member.phase == Phase::Failed)
         .find(|member| holds(member) || running == 0);
     if let Some(failed) = failed {
-        let so = if holds(failed) { "it is not available" } else { "it waits for refit retry" };
+        let so = if holds(failed) { "it is not available" } else { "it needs refit retry" };
         let message = format!("the update of {} failed, and {so}", failed.machine);
         return ("True", conditions::REASON_FAILED.to_owned(), message);
     }

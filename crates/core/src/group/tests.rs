@@ -242,7 +242,7 @@ fn an_invalid_policy_has_a_condition_until_corrected() {
     let status = show_policy(&fine, &confused, at(0));
     let condition = conditions::get(&status.conditions, POLICY_UNDERSTOOD).unwrap();
     assert_eq!((&*condition.status, &*condition.reason), ("False", "UnknownValue"));
-    assert!(condition.message.contains("\"replace\" is not understood"));
+    assert!(condition.message.contains("invalid value \"replace\""));
     assert_eq!(show_policy(&status, &confused, at(9)), status);
     let status = show_policy(&status, &Policy::default(), at(9));
     assert!(conditions::is_true(&status.conditions, POLICY_UNDERSTOOD));

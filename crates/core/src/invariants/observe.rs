@@ -128,7 +128,7 @@ impl World {
             || too_many;
         (!asked).then(|| {
             format!(
-                "it is deleted though {} {} has no surge, asks for {} machines and has {live}",
+                "it is deleted although {} {} has no surge, wants {} machines and has {live}",
                 group.1,
                 group.2,
                 owner.replicas.unwrap_or_default()
@@ -150,13 +150,16 @@ impl World {
                     update.machine_uid == after.machine_uid && !update.phase.is_final()
                 });
                 if let Some((other, _)) = other {
-                    wrong(format!("it is made while {} is unfinished", other.1));
+                    wrong(format!("it is created while {} is unfinished", other.1));
                 }
             }
             None => {}
             Some(before) => {
                 if before.phase.is_final() && before.phase != after.phase {
-                    wrong(format!("it goes from {:?} to {:?}", before.phase, after.phase));
+                    wrong(format!(
+                        "its phase changes from {:?} to {:?}",
+                        before.phase, after.phase
+                    ));
                 }
                 if !before.started_at.is_empty() && before.started_at != after.started_at {
                     wrong("it starts a second time".to_owned());
@@ -196,8 +199,9 @@ impl World {
         let (old, new) = (before.version()?, after.version()?);
         let (machine_key, machine) = self.machine_of(&key.0, &key.1)?;
         let owner = self.owners.get(&self.group_of(&machine_key.0, machine)?)?;
-        (new < old && !owner.version.is(new))
-            .then(|| violation(4, "Node", &key.1, format!("it goes down from {before} to {after}")))
+        (new < old && !owner.version.is(new)).then(|| {
+            violation(4, "Node", &key.1, format!("its version decreases from {before} to {after}"))
+        })
     }
 
     fn pod(
@@ -231,7 +235,7 @@ impl World {
         let mut found = Vec::new();
         let same = before.plan_id == after.plan_id;
         if same && after.gate < before.gate {
-            let message = format!("its gate goes back from {:?} to {:?}", before.gate, after.gate);
+            let message = format!("its gate is lowered from {:?} to {:?}", before.gate, after.gate);
             found.push(violation(4, "HostPlan", &key.1, message));
         }
         let raised = after.gate >= Gate::Upgrade && (!same || before.gate < after.gate);
@@ -259,7 +263,8 @@ impl World {
             let present = i32::try_from(members.len()).unwrap_or(i32::MAX);
             let needed = owner.replicas.unwrap_or(present) - owner.slots;
             if i32::try_from(available).unwrap_or(i32::MAX) < needed {
-                let message = format!("{how} while {available} others are available, not {needed}");
+                let message =
+                    format!("{how} while {available} others are available, expected {needed}");
                 found.push(violation(1, "Machine", &key.1, message));
             }
         }
@@ -284,7 +289,7 @@ impl World {
                 })
                 .find(|(_, pod)| !pod.ready);
             let why = if self.is_disturbed(member) {
-                "is being updated too".to_owned()
+                "is also being updated".to_owned()
             } else if !ready {
                 "is not Ready".to_owned()
             } else if let Some((_, pod)) = ill {
@@ -306,7 +311,7 @@ fn overruled(name: &str, before: &Node, after: &Node) -> Vec<Violation> {
         if !after.unschedulable {
             wrong("the controller lifts a cordon that is not ours");
         } else if after.cordoned_by.is_some() {
-            wrong("the controller takes a cordon for its own that is not");
+            wrong("the controller claims a cordon that is not its own");
         }
     }
     // Refit may set one label if it is missing, and remove it if Refit set it.

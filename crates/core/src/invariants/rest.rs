@@ -30,7 +30,7 @@ impl World {
             if badly && update.failure_reason.is_empty() {
                 wrong("it failed without a reason");
             } else if !update.phase.is_final() && !update.blocked {
-                wrong("it is unfinished, and nothing blocks it");
+                wrong("it is unfinished, but not blocked");
             }
         }
         for ((_, name), machine) in &self.machines {
@@ -77,8 +77,8 @@ impl World {
                 continue;
             }
             let message = format!(
-                "it is at {} in MachineSet {set} of {wanted}, and no annotation {} asks for its \
-                 update",
+                "it has version {} in MachineSet {set} of {wanted}, but no annotation {} requests \
+                 its update",
                 machine.version,
                 keys::UPDATE_IN_PROGRESS,
             );
@@ -112,7 +112,7 @@ impl World {
                 | Phase::Stopping => update.blocked,
             });
             if !known {
-                let message = format!("the {what} of {by} is left, and no status speaks of it");
+                let message = format!("the {what} by {by} remains, and no status mentions it");
                 found.push(violation(6, "Node", name, message));
             }
         }
@@ -126,12 +126,12 @@ impl World {
             let ended =
                 self.speaker(&machine.uid).is_none_or(|(_, update)| update.phase.is_final());
             if ended {
-                let message = "our guard is left on it".to_owned();
+                let message = "Refit's guard remains on it".to_owned();
                 found.push(violation(7, "Machine", name, message));
             }
             let held = machine.deleted_at.is_some_and(|at| now.duration_since(at) > LONGEST_HOLD);
             if held {
-                let message = "our hook holds its deletion".to_owned();
+                let message = "Refit's hook still delays its deletion".to_owned();
                 found.push(violation(7, "Machine", name, message));
             }
         }
@@ -153,7 +153,7 @@ impl World {
                     Some(holder) if over && self.is_available(holder) => "is available",
                     Some(_) => continue,
                 };
-                let message = format!("a slot is left of {machine}, which {why}");
+                let message = format!("a slot of {machine} remains, which {why}");
                 found.push(violation(7, "UpdateGroup", group, message));
             }
         }

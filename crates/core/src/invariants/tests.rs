@@ -426,8 +426,8 @@ fn a_machine_behind_its_machine_set_must_be_marked() {
     put(&mut world, CAPI, "Machine", &with(behind.clone(), leaving));
     assert_eq!(rest(&world), OK);
     put(&mut world, CAPI, "Machine", &behind);
-    let of_nobody = with(set, json!({"metadata": {"ownerReferences": []}}));
-    put(&mut world, CAPI, "MachineSet", &of_nobody);
+    let unowned = with(set, json!({"metadata": {"ownerReferences": []}}));
+    put(&mut world, CAPI, "MachineSet", &unowned);
     assert_eq!(rest(&world), OK, "its template is for new Machines only");
 }
 
@@ -474,6 +474,6 @@ fn a_violation_is_displayed_in_one_line() {
     );
     assert_eq!(
         found[0].to_string(),
-        "invariant 1: Machine w-1: its gate is raised to Upgrade while 3 others are available, not 4"
+        "invariant 1: Machine w-1: its gate is raised to Upgrade while 3 others are available, expected 4"
     );
 }

@@ -99,7 +99,7 @@ impl Work<'_> {
             let abort = self.own_plan().filter(|plan| !gate::host_ended(plan));
             return match abort.and_then(abort_write) {
                 Some(write) => {
-                    Standing::new(Phase::Stopping, "the Machine is gone").write(Some(write))
+                    Standing::new(Phase::Stopping, "the Machine was deleted").write(Some(write))
                 }
                 None => machine_gone(self.s),
             };
@@ -247,21 +247,21 @@ impl Work<'_> {
         steps::advance(&mut self.status, STEP_NODE_READY, StepState::Done, now, "");
         let back = |node: &NodeView| node.excluded_by.is_some();
         if self.seen.node().is_some_and(back) {
-            let line = "the node goes back to its load balancers";
+            let line = "adding the node to its load balancers again";
             return Standing::new(Phase::Uncordoning, line)
                 .write(Some(Write::Workload(WorkloadWrite::Include)));
         }
         // The note decides, not the cordon: an admin may have uncordoned the node meanwhile.
         if self.seen.node().is_some_and(|node| node.cordoned_by.is_some()) {
             steps::advance(&mut self.status, STEP_UNCORDON, StepState::Running, now, "");
-            return Standing::new(Phase::Uncordoning, "the node is opened for pods again")
+            return Standing::new(Phase::Uncordoning, "uncordoning the node")
                 .write(Some(Write::Workload(WorkloadWrite::Uncordon)));
         }
         let ran = steps::state_of(&self.status, STEP_UNCORDON) == StepState::Running;
         let (end, why) = if ran {
             (StepState::Done, "")
         } else {
-            (StepState::Skipped, "the node has no cordon of Refit's")
+            (StepState::Skipped, "Refit did not cordon the node")
         };
         steps::advance(&mut self.status, STEP_UNCORDON, end, now, why);
         Standing::new(Phase::Succeeded, format!("the machine runs {goal}"))

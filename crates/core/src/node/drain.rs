@@ -37,7 +37,7 @@ const LOOK_AGAIN: u64 = 2;
 /// The same interval while an eviction is refused: the cause takes longer to resolve.
 const LOOK_AGAIN_REFUSED: u64 = 5;
 /// Message of a draining update that nothing blocks.
-pub(super) const DRAIN_LINE: &str = "pods leave the node";
+pub(super) const DRAIN_LINE: &str = "evicting pods from the node";
 /// Maximum number of blockers in a status, to limit the size of the object.
 const MOST_BLOCKERS: usize = 20;
 /// Maximum number of pods named in an event.
@@ -77,7 +77,7 @@ impl Work<'_> {
         };
         let skipped = steps::state_of(&self.status, STEP_DRAIN) == StepState::Skipped;
         if skipped || (!node.unschedulable && !another_could_take(node, &self.seen.nodes)) {
-            let why = "no other node could take the pods";
+            let why = "no other node can run the pods";
             for step in [STEP_CORDON, STEP_DRAIN] {
                 self.advance(step, StepState::Skipped, why);
             }
@@ -90,7 +90,7 @@ impl Work<'_> {
                     .write(Some(Write::Workload(WorkloadWrite::Cordon))),
             );
         }
-        let cordon_note = if node.cordoned_by_us() { "" } else { "it was cordoned before" };
+        let cordon_note = if node.cordoned_by_us() { "" } else { "the node was already cordoned" };
         self.advance(STEP_CORDON, StepState::Done, cordon_note);
         if self.has_annotation(keys::EXCLUDE_NODE_DRAINING) {
             let why = format!("the Machine has annotation {}", keys::EXCLUDE_NODE_DRAINING);
@@ -130,7 +130,7 @@ impl Work<'_> {
         if wait.is_zero() {
             return None;
         }
-        let line = "load balancers get time to forget the node";
+        let line = "waiting for load balancers to remove the node";
         if !node.excluded {
             return Some(
                 Standing::new(Phase::Draining, line)
@@ -169,7 +169,9 @@ impl Work<'_> {
             let left = sorted.leaving.iter().map(|(pod, _)| pod.pod.to_string());
             let waited = sorted.waited.iter().map(|(pod, _)| pod.pod.to_string());
             let names = listed(left.chain(waited));
-            return self.give_up(&format!("nodeDrainTimeoutSeconds has passed: {names} stay"));
+            return self.give_up(&format!(
+                "nodeDrainTimeoutSeconds exceeded, pods remain on the node: {names}"
+            ));
         }
         Some(self.move_pods(&sorted, turn))
     }
@@ -235,7 +237,9 @@ impl Work<'_> {
         let timeout = self.deletion(|deletion| deletion.node_volume_detach_timeout_seconds);
         let names = listed(attached.iter().map(|one| one.name.clone()));
         if timeout.is_some_and(|timeout| waited >= timeout) {
-            let why = format!("nodeVolumeDetachTimeoutSeconds has passed: {names} stay attached");
+            let why = format!(
+                "nodeVolumeDetachTimeoutSeconds exceeded, volumes remain attached: {names}"
+            );
             return self.give_up(&why);
         }
         let limit = self.s.drain.policy.notify_after;
@@ -250,7 +254,8 @@ impl Work<'_> {
                 node: node.clone(),
             })
         };
-        let mut outcome = Standing::new(Phase::Draining, "volumes leave the node");
+        let mut outcome =
+            Standing::new(Phase::Draining, "waiting for volumes to detach from the node");
         outcome.blockers = attached.iter().take(MOST_BLOCKERS).map(blocker).collect();
         Some(outcome.again_after(LOOK_AGAIN_REFUSED))
     }
@@ -269,14 +274,14 @@ impl Work<'_> {
         let why = match rung {
             DrainRung::Evict | DrainRung::GivenUp => return,
             DrainRung::Notified => {
-                format!("{names}: still there after {:#}", after(policy.notify_after))
+                format!("{names}: not gone after {:#}", after(policy.notify_after))
             }
             DrainRung::Delete => format!(
-                "{names}: not evicted within {:#}, deleted with their grace",
+                "{names}: not evicted within {:#}, deleted with their grace period",
                 after(policy.delete_after)
             ),
             DrainRung::Force => format!(
-                "{names}: not gone within {:#}, removed without grace",
+                "{names}: not gone within {:#}, deleted without a grace period",
                 after(policy.force_after)
             ),
         };

@@ -80,14 +80,13 @@ impl DrainChoice {
         if all.is_empty() {
             return String::new();
         }
-        let are = if all.len() == 1 { "is" } else { "are" };
-        format!("{} {are} not understood; the careful choice is taken", all.join(", "))
+        format!("invalid values: {}; using the safe defaults", all.join(", "))
     }
 }
 
 /// An invalid duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a valid duration: expected e.g. 90s, 15m or 1h30m, at most ten years")]
+#[error("invalid duration {0:?}, expected one such as 90s, 15m or 1h30m, at most ten years")]
 pub struct NotATime(String);
 
 /// Parses a duration such as `90s`, `15m` or `1h30m`; no sign, at most ten years.

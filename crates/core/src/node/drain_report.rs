@@ -7,7 +7,7 @@ use strum::{EnumDiscriminants, EnumString, IntoStaticStr, VariantNames};
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr, EnumDiscriminants)]
 #[strum_discriminants(
     name(DrainReason),
-    doc = "Why a pod or a volume is still there, without which.",
+    doc = "Why a pod or a volume remains on the node.",
     derive(EnumString, VariantNames)
 )]
 pub enum DrainRefusal {
@@ -31,14 +31,14 @@ pub enum DrainRefusal {
         /// `namespace/name` of the pod.
         pod: String,
         /// What requires the wait: a MachineDrainRule, or the pod's label.
-        says: String,
+        rule: String,
     },
     /// A MachineDrainRule or the pod's label requests an unknown behavior.
     DrainRuleNotUnderstood {
         /// `namespace/name` of the pod.
         pod: String,
         /// The rule or label with its value.
-        says: String,
+        rule: String,
     },
     /// The pod has been terminating for longer than usual.
     PodTerminating {
@@ -101,18 +101,18 @@ impl DrainRefusal {
                 "waiting until pod {pod} is gone: the data in its emptyDir would be lost; delete it, or \
                  set refit.dev/drain-local-storage to Evict or Leave"
             ),
-            Self::PodWaitCompleted { pod, says } => {
-                format!("waiting until pod {pod} has completed, as {says} requires")
+            Self::PodWaitCompleted { pod, rule } => {
+                format!("waiting until pod {pod} has completed, as {rule} requires")
             }
-            Self::DrainRuleNotUnderstood { pod, says } => format!(
-                "waiting until pod {pod} is gone: {says} is invalid, so the pod is not evicted"
+            Self::DrainRuleNotUnderstood { pod, rule } => format!(
+                "waiting until pod {pod} is gone: {rule} is invalid, so the pod is not evicted"
             ),
             Self::PodTerminating { pod } => format!(
-                "waiting until pod {pod} has ended: it is being deleted, and takes longer than usual"
+                "waiting until pod {pod} has terminated: its deletion takes longer than usual"
             ),
             Self::PodCameBack { pod } => format!(
-                "pod {pod} came to the node after its drain had begun: it is evicted again; make its \
-                 controller respect the cordon, or give it the label cluster.x-k8s.io/drain: skip"
+                "pod {pod} was scheduled to the node during its drain, evicting it again; make \
+                 its controller respect the cordon, or label the pod cluster.x-k8s.io/drain: skip"
             ),
             Self::VolumeAttached { attachment, volume, node } => {
                 let what = if volume.is_empty() {
@@ -121,8 +121,9 @@ impl DrainRefusal {
                     format!("volume {volume}")
                 };
                 format!(
-                    "waiting until {what} is detached from node {node}: VolumeAttachment {attachment} \
-                     is still there; look at its attacher, or set nodeVolumeDetachTimeoutSeconds"
+                    "waiting until {what} is detached from node {node}: VolumeAttachment \
+                     {attachment} still exists; check its attacher, or set \
+                     nodeVolumeDetachTimeoutSeconds"
                 )
             }
         }

@@ -187,13 +187,13 @@ fn fate(
         {
             return Fate::Waited(DrainRefusal::PodWaitCompleted {
                 pod: name(),
-                says: format!("its label {}", keys::POD_DRAIN),
+                rule: format!("its label {}", keys::POD_DRAIN),
             });
         }
         Some(word) => {
             return Fate::Waited(DrainRefusal::DrainRuleNotUnderstood {
                 pod: name(),
-                says: format!("its label {}: {word:?}", keys::POD_DRAIN),
+                rule: format!("its label {}: {word:?}", keys::POD_DRAIN),
             });
         }
         None => {}
@@ -208,13 +208,13 @@ fn fate(
             kinds::WAIT_COMPLETED => {
                 return Fate::Waited(DrainRefusal::PodWaitCompleted {
                     pod: name(),
-                    says: format!("MachineDrainRule {title}"),
+                    rule: format!("MachineDrainRule {title}"),
                 });
             }
             other => {
                 return Fate::Waited(DrainRefusal::DrainRuleNotUnderstood {
                     pod: name(),
-                    says: format!("MachineDrainRule {title} with behavior {other:?}"),
+                    rule: format!("MachineDrainRule {title} with behavior {other:?}"),
                 });
             }
         }

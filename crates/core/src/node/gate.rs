@@ -41,7 +41,7 @@ impl Work<'_> {
             return Some(Standing::failed(
                 "DowngradeNotAsked",
                 format!(
-                    "{goal} is older than the node's version, and the owner does not ask for it"
+                    "{goal} is older than the node's version, and the owner does not request it"
                 ),
             ));
         }
@@ -50,7 +50,8 @@ impl Work<'_> {
             Standing::failed(
                 "SkipsMinor",
                 format!(
-                    "{goal} is more than one minor up, which kubeadm refuses; go minor by minor"
+                    "{goal} is more than one minor version ahead, which kubeadm rejects; upgrade \
+                     one minor version at a time"
                 ),
             )
         })

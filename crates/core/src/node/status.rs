@@ -17,7 +17,7 @@ use super::{
 use crate::report::{Reason, Refusal, RefusalReason};
 
 /// Suffix for an update whose abort was requested too late.
-const TOO_LATE: &str = " (too late to abort: the update ends first)";
+const TOO_LATE: &str = " (too late to abort: the update runs to completion)";
 
 /// Whether an update in this phase has passed the point of no return and has not ended.
 pub fn is_past_return(phase: Phase) -> bool {
@@ -230,12 +230,12 @@ fn phase_announcement(new: &NodeUpdateStatus) -> Option<(Severity, &'static str,
     let ended = || format!("{}.", sentence(&new.message));
     match new.phase {
         Phase::Upgrading => {
-            Some((Severity::Normal, "UpdateStarted", "The update of the host begins.".to_owned()))
+            Some((Severity::Normal, "UpdateStarted", "Starting the update of the host.".to_owned()))
         }
         Phase::Draining => Some((
             Severity::Normal,
             "Draining",
-            format!("Pods are evicted from node {}.", new.node_name),
+            format!("Evicting pods from node {}.", new.node_name),
         )),
         Phase::Succeeded => Some((Severity::Normal, "UpdateSucceeded", ended())),
         Phase::Failed => Some((Severity::Warning, "UpdateFailed", ended())),
@@ -310,7 +310,7 @@ fn wanted_condition(
             // The condition must not report a rejected write that may be the condition itself.
             let reportable = |blocker: &&Blocker| !is_api_refusal(blocker);
             let message = status.blocked_by.iter().find(reportable).map_or_else(
-                || format!("NodeUpdate {name} prepares the host"),
+                || format!("NodeUpdate {name} is preparing the host"),
                 |blocker| blocker.message.clone(),
             );
             Some(("Unknown", conditions::REASON_WAITING, message))
@@ -329,7 +329,7 @@ fn wanted_condition(
         | Phase::Stopping => Some((
             "Unknown",
             conditions::REASON_UPDATING,
-            format!("NodeUpdate {name} brings the machine to {goal}"),
+            format!("NodeUpdate {name} is updating the machine to {goal}"),
         )),
     }
 }

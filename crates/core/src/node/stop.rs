@@ -55,7 +55,7 @@ impl Work<'_> {
         let stopped = match stop {
             Stop::Deleting => stopped_by_deletion(machine),
             Stop::Aborted => {
-                let message = and_left("the update was aborted as asked".to_owned());
+                let message = and_left("the update was aborted on request".to_owned());
                 Standing::stopped("Aborted", message)
             }
             Stop::Superseded(by) => {
@@ -78,7 +78,7 @@ impl Work<'_> {
             ),
             Stop::Aborted | Stop::Superseded(_) => match self.silent_agent() {
                 Some(silent) => Standing::blocked(Phase::Stopping, silent),
-                None => Standing::new(Phase::Stopping, "the host stops at the next safe step"),
+                None => Standing::new(Phase::Stopping, "the host will stop at the next safe step"),
             },
         };
         outcome.write(abort_write(plan))
@@ -139,7 +139,7 @@ fn afterwards(report: &HostPlanStatus, failure: Option<FailureKind>) -> Vec<&str
 pub(super) fn machine_gone(s: &Snapshot) -> Standing {
     let name = &s.update.spec.machine_ref.name;
     match &s.machine {
-        None => Standing::stopped("MachineGone", format!("Machine {name} is gone")),
+        None => Standing::stopped("MachineGone", format!("Machine {name} was deleted")),
         Some(_) => Standing::stopped(
             "MachineReplaced",
             format!("Machine {name} is not the Machine of this NodeUpdate"),

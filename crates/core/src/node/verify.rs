@@ -37,13 +37,13 @@ pub(super) fn verify(
         return Err(not_yet(format!("its kubelet still reports {reported}")));
     }
     if !heard_since_restart(node, plan) {
-        return Err(not_yet("no heartbeat came since its kubelet was restarted".to_owned()));
+        return Err(not_yet("no heartbeat since its kubelet was restarted".to_owned()));
     }
     if !booted(node, plan) {
-        return Err(not_yet("its Node still shows the boot before the reboot".to_owned()));
+        return Err(not_yet("its Node still reports the previous boot".to_owned()));
     }
     if let Some((wanted, found)) = other_os_image(plan) {
-        return Err(not_yet(format!("its host runs OS image {found:?} and not {wanted:?}")));
+        return Err(not_yet(format!("its host runs OS image {found:?}, expected {wanted:?}")));
     }
     if control_plane {
         static_pods(seen, node_name, goal).map_err(not_yet)?;
@@ -68,7 +68,7 @@ pub(super) fn seconds_to_settle(since: Timestamp, now: Timestamp) -> Option<u64>
 pub(super) fn static_pods_unsettled(node: NodeName) -> Refusal {
     Refusal::NodeNotVerified {
         node,
-        why: format!("its static pods count {SETTLE_SECONDS} s after its kubelet's restart"),
+        why: format!("its static pods are checked {SETTLE_SECONDS} s after its kubelet's restart"),
     }
 }
 

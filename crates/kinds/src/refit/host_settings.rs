@@ -74,7 +74,7 @@ impl HostSettings {
     /// let settings = HostSettings::parse(r#"{"kubeadm": {"skipPhases": ["addon/coredns"]}}"#).unwrap();
     /// assert_eq!(settings.kubeadm.unwrap().skip_phases, ["addon/coredns"]);
     /// let error = HostSettings::parse(r#"{"kubeadm": {"skipPhase": ["addon/coredns"]}}"#).unwrap_err();
-    /// assert_eq!(error, "kubeadm.skipPhase is not known");
+    /// assert_eq!(error, "unknown field kubeadm.skipPhase");
     /// ```
     pub fn parse(text: &str) -> Result<Self, String> {
         let input: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
@@ -82,7 +82,7 @@ impl HostSettings {
             serde_json::from_value(input.clone()).map_err(|error| error.to_string())?;
         let known = serde_json::to_value(&settings).map_err(|error| error.to_string())?;
         match unknown_field(&input, &known, "") {
-            Some(field) => Err(format!("{field} is not known")),
+            Some(field) => Err(format!("unknown field {field}")),
             None => Ok(settings),
         }
     }
@@ -148,7 +148,7 @@ mod tests {
             (r#"{"ntpp": {}}"#, "ntpp"),
             (
                 r#"{"files": {"files": [{"path": "/x", "mode": "0600"}]}}"#,
-                "files.files[0].mode is not known",
+                "unknown field files.files[0].mode",
             ),
             (r#"{"limits": {"stage": {"timeout": 5}}}"#, "timeout"),
             (r#"{"packages": {"driver": "Yum"}}"#, "Yum"),

@@ -30,7 +30,7 @@ pub(super) fn lower_first(name: &str) -> String {
 #[schemars(transform = one_member)]
 #[strum_discriminants(
     name(StepType),
-    doc = "The type of a step, as agents report which they know.",
+    doc = "The type of a step, as agents report the supported ones.",
     derive(PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema, IntoStaticStr, VariantArray),
     strum(serialize_all = "kebab-case")
 )]
@@ -264,7 +264,7 @@ impl StepType {
     /// kubeadm waits 5 minutes for each of four static pods, and etcd's is the slow one; a download
     /// over a slow connection takes as long. The health checks of a new OS image run in its commit,
     /// and have no timeout of their own.
-    #[expect(clippy::match_same_arms, reason = "each step has its row")]
+    #[expect(clippy::match_same_arms, reason = "every step has a row")]
     pub const fn rules(self) -> StepRules {
         use Gate::{Disrupt, Stage, Upgrade};
         use StepEvidence::{Both, Host, Mark};

@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 use super::{Goal, MachineUid, NodeName};
 use crate::version::{self, KubernetesVersion};
 
-/// One request to bring one Machine to one goal. Its name is `<machine>-<ordinal>`: creating it is
+/// A request to update one Machine to one goal. Its name is `<machine>-<ordinal>`: creating it is
 /// a compare-and-swap that only one of several requests wins.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "refit.dev",
     version = "v1alpha1",
     kind = "NodeUpdate",
-    doc = "One request to bring one Machine to one goal.",
+    doc = "A request to update one Machine to one goal.",
     plural = "nodeupdates",
     shortname = "nu",
     category = "refit",
@@ -31,8 +31,9 @@ use crate::version::{self, KubernetesVersion};
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = ("self.machineRef == oldSelf.machineRef && self.goal == oldSelf.goal && self.goalHash == oldSelf.goalHash && self.origin == oldSelf.origin", "spec is immutable but for stage"))]
-#[x_kube(validation = ("oldSelf.stage != 'Abort' || self.stage == 'Abort'", "an aborted NodeUpdate stays aborted: ask for a new one"))]
+#[x_kube(validation = ("self.machineRef == oldSelf.machineRef && self.goal == oldSelf.goal && \
+    self.goalHash == oldSelf.goalHash && self.origin == oldSelf.origin", "spec is immutable but for stage"))]
+#[x_kube(validation = ("oldSelf.stage != 'Abort' || self.stage == 'Abort'", "an aborted NodeUpdate stays aborted; create a new one"))]
 pub struct NodeUpdateSpec {
     /// Whether the update continues or is to stop.
     #[serde(default)]

@@ -69,7 +69,7 @@ impl PlannedStep {
 
 /// The action of a planned step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "nearly every one is known, and there are few")]
+#[expect(clippy::large_enum_variant, reason = "the set is small and nearly always complete")]
 pub enum PlannedAction {
     /// A step that this program can carry out.
     Known(HostStep),
@@ -92,7 +92,7 @@ pub struct UnknownStep {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StepError {
     /// The action's member is not a member of [`HostStep`].
-    #[error("this program does not know the step {member:?}: install a newer one")]
+    #[error("unknown step {member:?}; install a newer version of the program")]
     Member {
         /// Name of the member.
         member: String,
@@ -106,12 +106,12 @@ pub enum StepError {
         why: String,
     },
     /// The action does not have exactly one member.
-    #[error("an action has exactly one member, such as kubeadmUpgrade; this one has {0}")]
+    #[error("invalid action with {0} members, expected exactly one, such as kubeadmUpgrade")]
     NotOne(usize),
     /// The action has no member: none was written, or the API server pruned it.
     #[error(
-        "the action is empty: the HostPlan's CRD does not know its member, or the plan is from \
-         before the CRD; let the controller make a new plan"
+        "the action is empty: the CRD of HostPlan lacks its member, or the plan is older than the \
+         CRD; let the controller create a new plan"
     )]
     Empty,
 }
@@ -233,7 +233,7 @@ mod tests {
         for (action, why) in [
             (
                 json!({"firmwareUpdate": {"version": "2"}}),
-                "this program does not know the step \"firmwareUpdate\": install a newer one",
+                "unknown step \"firmwareUpdate\"; install a newer version of the program",
             ),
             (
                 json!({"kubeadmUpgrade": {"version": "v1.35.0"}}),
@@ -241,7 +241,7 @@ mod tests {
             ),
             (
                 json!({"verify": {"version": "1.35"}}),
-                "verify: \"1.35\" is not a Kubernetes version: it does not start with v; expected vX.Y.Z",
+                "verify: invalid Kubernetes version \"1.35\": it does not start with v; expected vX.Y.Z",
             ),
             (
                 json!({"certificatesRenew": {"renewWithinDays": 0}}),
@@ -253,12 +253,12 @@ mod tests {
             ),
             (
                 json!({}),
-                "the action is empty: the HostPlan's CRD does not know its member, or the plan is \
-                 from before the CRD; let the controller make a new plan",
+                "the action is empty: the CRD of HostPlan lacks its member, or the plan is older \
+                 than the CRD; let the controller create a new plan",
             ),
             (
                 json!({"reboot": {}, "verify": {}}),
-                "an action has exactly one member, such as kubeadmUpgrade; this one has 2",
+                "invalid action with 2 members, expected exactly one, such as kubeadmUpgrade",
             ),
         ] {
             let PlannedAction::Unknown(unknown) = read(action.clone()) else {

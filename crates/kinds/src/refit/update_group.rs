@@ -14,7 +14,7 @@ use super::{ClaimId, MachineUid};
     group = "refit.dev",
     version = "v1alpha1",
     kind = "UpdateGroup",
-    doc = "How many machines of one group may be down, who waits and why.",
+    doc = "How many machines of a group may be unavailable, which machines wait, and why.",
     plural = "updategroups",
     shortname = "ug",
     category = "refit",
@@ -37,13 +37,13 @@ use super::{ClaimId, MachineUid};
     printcolumn(
         name = "Why",
         type_ = "string",
-        description = "What blocks the group; for a change that no updater covers its first path",
+        description = "What blocks the group; for a change that no updater covers, its first path",
         json_path = ".status.conditions[?(@.type==\"Blocked\")].message"
     ),
     printcolumn(
         name = "Answer",
         type_ = "string",
-        description = "What Cluster API was answered last: in place, replaced, preserved, not now",
+        description = "The last answer to Cluster API: in place, replaced, preserved, not now",
         json_path = ".status.conditions[?(@.type==\"Covered\")].reason"
     ),
     printcolumn(

@@ -26,11 +26,11 @@ pub(super) fn crds(facts: &Facts, found: &mut Findings) {
     for wanted in &facts.wanted_crds {
         let object = format!("CustomResourceDefinition/{}", wanted.name);
         let Some(crd) = there.iter().find(|crd| crd.name == wanted.name) else {
-            found.fail(&object, "it is not there".to_owned(), APPLY);
+            found.fail(&object, "it does not exist".to_owned(), APPLY);
             continue;
         };
         if !crd.established {
-            let remedy = "look at its conditions: kubectl describe crd";
+            let remedy = "check its conditions: kubectl describe crd";
             found.fail(&object, "the API server does not serve it".to_owned(), remedy);
         }
         for version in &wanted.served {
@@ -38,21 +38,24 @@ pub(super) fn crds(facts: &Facts, found: &mut Findings) {
                 found.fail(&object, format!("it does not serve {version}"), APPLY);
             } else if crd.schemas.get(version) != wanted.schemas.get(version) {
                 let message = format!(
-                    "its schema of {version} is another one than this program's ({})",
+                    "its schema of {version} differs from the schema of this program ({})",
                     facts.version
                 );
-                found.warn(&object, message, "install the version that runs, or use its program");
+                found.warn(
+                    &object,
+                    message,
+                    "install this version, or use the program of the installed version",
+                );
             }
         }
         for version in crd.stored.difference(&wanted.served) {
-            let message =
-                format!("objects may be stored as {version}, which is not served any more");
-            let remedy = "migrate them and take the version out of status.storedVersions";
+            let message = format!("objects may be stored as {version}, which is no longer served");
+            let remedy = "migrate them and remove the version from status.storedVersions";
             found.warn(&object, message, remedy);
         }
     }
     let count = facts.wanted_crds.len();
-    found.or_ok("CustomResourceDefinitions", format!("all {count} are there, as they should be"));
+    found.or_ok("CustomResourceDefinitions", format!("all {count} are installed and current"));
 }
 
 pub(super) fn rights(facts: &Facts, found: &mut Findings) {
@@ -64,10 +67,10 @@ pub(super) fn rights(facts: &Facts, found: &mut Findings) {
     let missing: Vec<&str> =
         rights.iter().filter(|right| !right.allowed).map(|right| right.what.as_str()).collect();
     if !missing.is_empty() {
-        let message = format!("it may not {}", missing.join("; nor "));
+        let message = format!("it is not allowed to {}", missing.join("; nor "));
         found.fail(ACCOUNT, message, "refit install --apply (its RBAC objects)");
     }
-    found.or_ok(ACCOUNT, format!("it has all {} rights that it needs", rights.len()));
+    found.or_ok(ACCOUNT, format!("it has all {} required permissions", rights.len()));
 }
 
 /// The installation as seen from an opted-in namespace, whatever its labels.
@@ -107,27 +110,29 @@ pub(super) fn extension(facts: &Facts, found: &mut Findings) {
 
 pub(super) fn certificate(facts: &Facts, found: &mut Findings) {
     const SECRET: &str = "Secret/refit-system/refit-webhook-tls";
-    const REMEDY: &str = "delete the Secret, and the controller makes another; where cert-manager keeps it, look there";
+    const REMEDY: &str = "delete the Secret, and the controller creates another; if cert-manager \
+        manages it, check there";
     let certificate = match &facts.certificate {
         Read::Known(Some(certificate)) => certificate,
         Read::Known(None) => {
-            let remedy = "the controller makes it when it starts: look at its logs";
-            return found.fail(SECRET, "it is not there".to_owned(), remedy);
+            let remedy = "the controller creates it when it starts; check its logs";
+            return found.fail(SECRET, "it does not exist".to_owned(), remedy);
         }
         Read::Unknown(why) => return found.unknown(SECRET, why),
     };
     match &certificate.leaf {
-        Err(why) => found.fail(SECRET, format!("its certificate cannot be read: {why}"), REMEDY),
+        Err(why) => found.fail(SECRET, format!("cannot read its certificate: {why}"), REMEDY),
         Ok(leaf) => {
             if leaf.until <= facts.now {
-                found.fail(SECRET, format!("its certificate ended at {}", leaf.until), REMEDY);
+                found.fail(SECRET, format!("its certificate expired at {}", leaf.until), REMEDY);
             } else if leaf.until.duration_since(facts.now) < LEAF_RENEW_BEFORE / 2 {
-                let message = format!("its certificate ends at {} and was not renewed", leaf.until);
+                let message =
+                    format!("its certificate expires at {} and was not renewed", leaf.until);
                 found.warn(SECRET, message, REMEDY);
             }
             if leaf.from > facts.now {
-                let message = format!("its certificate begins at {} only", leaf.from);
-                found.fail(SECRET, message, "look at the clocks of the machines");
+                let message = format!("its certificate is not valid before {}", leaf.from);
+                found.fail(SECRET, message, "check the clocks of the machines");
             }
             let missing: Vec<&str> = certificate
                 .wanted_names
@@ -136,19 +141,20 @@ pub(super) fn certificate(facts: &Facts, found: &mut Findings) {
                 .map(String::as_str)
                 .collect();
             if !missing.is_empty() {
-                let message = format!("its certificate is not good for {}", missing.join(", "));
+                let message = format!("its certificate is not valid for {}", missing.join(", "));
                 found.fail(SECRET, message, REMEDY);
             }
         }
     }
     if !certificate.bundle_matches {
-        let message = "ExtensionConfig refit trusts another ca.crt than this one".to_owned();
-        let remedy = "Cluster API copies it within ten minutes; look whether the ExtensionConfig has \
-                      runtime.cluster.x-k8s.io/inject-ca-from-secret: refit-system/refit-webhook-tls";
+        let message = "ExtensionConfig refit trusts a different ca.crt".to_owned();
+        let remedy = "Cluster API copies it within ten minutes; check that the ExtensionConfig \
+            has the annotation runtime.cluster.x-k8s.io/inject-ca-from-secret: \
+            refit-system/refit-webhook-tls";
         found.fail(SECRET, message, remedy);
     }
     if let Ok(leaf) = &certificate.leaf {
-        found.or_ok(SECRET, format!("its certificate is good until {}", leaf.until));
+        found.or_ok(SECRET, format!("its certificate is valid until {}", leaf.until));
     }
 }
 
@@ -160,26 +166,31 @@ pub(super) fn cluster_api(facts: &Facts, found: &mut Findings) {
     for provider in Provider::ALL {
         let object = format!("provider {}", provider.label());
         let Some(manager) = managers.iter().find(|m| m.provider == provider) else {
-            let message = "no Deployment is labelled cluster.x-k8s.io/provider with it".to_owned();
-            found.warn(&object, message, "is this the management cluster? --context names another");
+            let message =
+                "no Deployment has the label cluster.x-k8s.io/provider with this value".to_owned();
+            found.warn(
+                &object,
+                message,
+                "check that this is the management cluster; --context selects another",
+            );
             continue;
         };
         let object = format!("Deployment/{}", manager.deployment);
         match &manager.version {
             None => {
-                let message = format!("its version is not known: the image is {:?}", manager.image);
+                let message = format!("its version is unknown: the image is {:?}", manager.image);
                 found.warn(&object, message, "");
             }
             Some(version) if version.minor_below(&first_version()) => {
                 let message =
-                    format!("it is Cluster API {version}; in-place updates begin with v1.12");
+                    format!("it is Cluster API {version}; in-place updates need v1.12 or newer");
                 found.fail(&object, message, "clusterctl upgrade");
             }
             Some(_) => {}
         }
         for gate in provider.gates() {
             if !manager.gate(gate) {
-                let message = format!("feature gate {gate} is off");
+                let message = format!("feature gate {gate} is disabled");
                 let remedy = format!("add {gate}=true to its --feature-gates");
                 found.fail(&object, message, &remedy);
             }
@@ -187,7 +198,7 @@ pub(super) fn cluster_api(facts: &Facts, found: &mut Findings) {
     }
     let version = managers.iter().find_map(|manager| manager.version.clone());
     let version = version.map_or_else(String::new, |version| format!(" {version}"));
-    found.or_ok("Cluster API", format!("Cluster API{version} has its gates on"));
+    found.or_ok("Cluster API", format!("Cluster API{version} has its feature gates enabled"));
 }
 
 pub(super) fn controller(facts: &Facts, found: &mut Findings) {
@@ -197,9 +208,9 @@ pub(super) fn controller(facts: &Facts, found: &mut Findings) {
         Read::Known(None) => {
             let discovered = matches!(&facts.extensions, Read::Known(all)
                 if all.iter().any(|e| e.name == EXTENSION && e.discovered.as_ref().is_some_and(|(s, _)| s == "True")));
-            let message = "it is not there".to_owned();
+            let message = "it does not exist".to_owned();
             if discovered {
-                let remedy = "something else answers the hooks: a controller that runs elsewhere";
+                let remedy = "the hooks are served by a controller that runs elsewhere";
                 return found.warn(OBJECT, message, remedy);
             }
             return found.fail(OBJECT, message, APPLY);
@@ -207,21 +218,23 @@ pub(super) fn controller(facts: &Facts, found: &mut Findings) {
         Read::Unknown(why) => return found.unknown(OBJECT, why),
     };
     let Workload { replicas, ready, image } = workload;
-    let remedy = "kubectl -n refit-system describe pods; kubectl -n refit-system logs deploy/refit-controller";
+    let remedy = "kubectl -n refit-system describe pods; kubectl -n refit-system logs \
+        deploy/refit-controller";
     if *ready == 0 {
         found.fail(OBJECT, format!("none of {replicas} replicas is ready"), remedy);
     } else if ready < replicas {
         found.warn(OBJECT, format!("{ready} of {replicas} replicas are ready"), remedy);
     }
     if *replicas < 2 {
-        let message =
-            format!("{replicas} replica(s): Cluster API does not start while none answers");
+        let message = format!(
+            "{replicas} replica(s): Cluster API does not start while no replica serves the hooks"
+        );
         found.warn(OBJECT, message, "set spec.replicas to 2");
     }
     let tag = image.rsplit_once(':').map(|(_, tag)| tag.trim_start_matches('v'));
     if tag.is_some_and(|tag| tag != facts.version && tag.parse::<semver::Version>().is_ok()) {
-        let message = format!("it runs {image}, and this program is {}", facts.version);
-        found.warn(OBJECT, message, "use programs of one version");
+        let message = format!("it runs {image}, but this program is {}", facts.version);
+        found.warn(OBJECT, message, "use the same version everywhere");
     }
     found.or_ok(OBJECT, format!("{ready} of {replicas} replicas are ready"));
 }
@@ -233,7 +246,7 @@ pub(super) fn lease(facts: &Facts, found: &mut Findings) {
         Read::Known(Some(lease)) => lease,
         Read::Known(None) => {
             let message =
-                "it is not there: no controller with more than one replica leads".to_owned();
+                "it does not exist: no controller with more than one replica is running".to_owned();
             return found.warn(OBJECT, message, remedy);
         }
         Read::Unknown(why) => return found.unknown(OBJECT, why),
@@ -245,7 +258,7 @@ pub(super) fn lease(facts: &Facts, found: &mut Findings) {
         }
         Some(at) if facts.now.duration_since(at) <= held => {}
         _ => {
-            let message = format!("{} holds it and does not renew it", lease.holder);
+            let message = format!("{} holds it, but does not renew it", lease.holder);
             found.fail(OBJECT, message, remedy);
         }
     }
@@ -258,10 +271,10 @@ pub(super) fn namespaces(facts: &Facts, found: &mut Findings) {
         Read::Unknown(why) => return found.unknown("Namespaces", why),
     };
     let Read::Known(extensions) = &facts.extensions else {
-        return found.unknown("Namespaces", "the ExtensionConfigs are not known");
+        return found.unknown("Namespaces", "the ExtensionConfigs are unknown");
     };
     let Some(refit) = extensions.iter().find(|e| e.name == EXTENSION) else {
-        let message = "are selected by ExtensionConfig refit, which is not there".to_owned();
+        let message = "cannot be matched: ExtensionConfig refit does not exist".to_owned();
         return found.add(Level::Ok, "Namespaces", message, "");
     };
     let mut reached = 0;
@@ -310,7 +323,7 @@ pub(super) fn agents(facts: &Facts, found: &mut Findings) {
         for host in hosts {
             let object = format!("Node/{} ({cluster})", host.node);
             let remedy = format!(
-                "look at refit-agent on that host: systemctl status refit-agent, or its pod in \
+                "check refit-agent on that host: systemctl status refit-agent, or its pod in \
                  refit-system of {cluster}"
             );
             match host.reported_at {
@@ -320,10 +333,10 @@ pub(super) fn agents(facts: &Facts, found: &mut Findings) {
                 }
                 Some(_) if host.agent != facts.version => {
                     let message = format!(
-                        "its agent is {}, and this program is {}",
+                        "its agent is {}, but this program is {}",
                         host.agent, facts.version
                     );
-                    found.warn(&object, message, "use programs of one version");
+                    found.warn(&object, message, "use the same version everywhere");
                 }
                 Some(_) => fresh += 1,
             }
@@ -348,34 +361,39 @@ pub(super) fn skew(facts: &Facts, found: &mut Findings) {
             }
         }
     }
-    found.or_ok("versions", "kubelets and API servers fit together".to_owned());
+    found.or_ok("versions", "the versions of kubelets and API servers are compatible".to_owned());
 }
 
 pub(super) fn invariants(facts: &Facts, found: &mut Findings) {
     if facts.unfinished > 0 {
         let message = format!(
-            "{} updates are under way: what is left behind is looked at when they have ended",
+            "{} updates are in progress; leftovers are checked when they have finished",
             facts.unfinished
         );
         return found.add(Level::Ok, "NodeUpdates", message, "");
     }
     if facts.hosts.values().any(|hosts| matches!(hosts, Read::Unknown(_))) {
-        let why = "the Nodes of a Cluster are not known";
+        let why = "the Nodes of a Cluster are unknown";
         return found.unknown("invariants", why);
     }
     for violation in &facts.violations {
         let message = format!("invariant {}: {}", violation.invariant, violation.message);
         let remedy = match violation.invariant {
-            5 => "kubectl describe it; refit retry machine/NAME asks for another attempt",
-            6 => "kubectl uncordon the node once it is healthy",
+            5 => {
+                "inspect it with kubectl describe; refit retry machine/NAME requests another \
+                 attempt"
+            }
+            6 => "run kubectl uncordon once the node is healthy",
             8 => {
-                "Cluster API counts it as up to date and leaves it: the next change of its \
-                 MachineDeployment's template takes it along, annotation \
+                "Cluster API counts it as up to date and does not change it; the next change of \
+                 its MachineDeployment's template updates it too, annotation \
                  cluster.x-k8s.io/remediate-machine replaces it"
             }
-            _ => "restart the controller: it clears what it finds; if it stays, report it",
+            _ => {
+                "restart the controller, which removes leftovers; if it remains, report it as a bug"
+            }
         };
         found.fail(&violation.object, message, remedy);
     }
-    found.or_ok("invariants", "nothing of an ended update is left behind".to_owned());
+    found.or_ok("invariants", "no leftovers of finished updates".to_owned());
 }

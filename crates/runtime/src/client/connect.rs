@@ -21,7 +21,6 @@ use tower::Service;
 
 use crate::net::{Dialer, Stream};
 
-/// How long a connection may take to be made.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Opens TLS streams through a [`Dialer`].

@@ -1,4 +1,4 @@
-//! What every call of a process obeys: its gate, its deadline, its name.
+//! The rules for every call of a process: its gate, its deadline, its user agent.
 
 use std::{
     future::Future,
@@ -72,7 +72,7 @@ where
             if entry == Fate::Dead {
                 return never().await;
             }
-            // A process may be stopped at any point, and come back when it leads no more.
+            // A process may be paused here and resume after it has lost its leadership.
             if effect.is_some()
                 && let Some(stall) = gate.stall()
             {
@@ -83,7 +83,7 @@ where
                 _ => None,
             };
             let deadline = pass.as_ref().map_or(deadline, |pass| deadline.min(pass.within));
-            // A watch has no end, but it has a beginning.
+            // A watch has no end, but its start has a deadline.
             let outcome = match tokio::time::timeout(deadline, inner.oneshot(request)).await {
                 Ok(outcome) => outcome.map_err(Into::into),
                 Err(_) => Err(late("no answer from the API server within", deadline)),
@@ -112,7 +112,7 @@ fn asks(request: &Request<Body>, pairs: &[&str]) -> bool {
     query.split('&').any(|pair| pairs.contains(&pair))
 }
 
-/// What a request does to the cluster: nothing, if it only reads or is a dry run.
+/// The effect of a request on the cluster; `None` for reads and dry runs.
 fn effect_of(request: &Request<Body>) -> Option<Effect> {
     let reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
     (!reads && !asks(request, &["dryRun=All"])).then(|| Effect::Api {
@@ -121,13 +121,13 @@ fn effect_of(request: &Request<Body>) -> Option<Effect> {
     })
 }
 
-/// The body of an answer: a dead process reads no more of it, and it may not stall.
+/// A response body: a dead process reads no more of it, and it may not stall.
 pub(super) struct Answer<B> {
     inner: B,
     gate: Arc<dyn Gate>,
-    /// How long the next piece may take; a watch waits as long as it likes.
+    /// How long the next chunk may take; `None` for a watch, which may be silent.
     stall: Option<Duration>,
-    /// Runs only while we wait.
+    /// Set only while waiting for a chunk.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
@@ -145,7 +145,7 @@ where
     ) -> Poll<Option<Result<Frame<B::Data>, BoxError>>> {
         let this = self.get_mut();
         let frame = Pin::new(&mut this.inner).poll_frame(cx);
-        // Asked after the poll: the error of a stream that the kill cut is an answer, too.
+        // Checked after the poll, because the error of a stream cut by the kill is a response too.
         if this.gate.fate() == Fate::Dead {
             return Poll::Pending;
         }

@@ -12,7 +12,7 @@ use crate::gate::{Fate, Gate, never};
 
 /// Posts JSON over HTTPS to a server that is not Kubernetes: how Cluster API calls a hook.
 ///
-/// As there, no Content-Type is set and no redirect is followed
+/// Like Cluster API, it sets no Content-Type and follows no redirect
 /// (`docs/facts/hooks.md#paths-and-http`).
 #[derive(Clone)]
 pub struct HttpsPoster {
@@ -26,36 +26,36 @@ impl std::fmt::Debug for HttpsPoster {
     }
 }
 
-/// Why a POST gave no answer.
+/// Why a POST got no response.
 #[derive(Debug, thiserror::Error)]
 pub enum PostError {
-    /// Nothing came back.
+    /// No response arrived.
     #[error("no answer from {url}: {}", chain(source.as_ref()))]
     Transport {
-        /// Where to.
+        /// The URL.
         url: String,
-        /// Why.
+        /// The underlying error.
         source: BoxError,
     },
-    /// It took too long.
+    /// The response took too long.
     #[error("no answer from {url} within {seconds} s")]
     Timeout {
-        /// Where to.
+        /// The URL.
         url: String,
-        /// The deadline.
+        /// The deadline in seconds.
         seconds: u64,
     },
     /// The trust roots cannot be used.
-    #[error("the CA bundle cannot be used: {reason}")]
+    #[error("invalid CA bundle: {reason}")]
     CaBundle {
-        /// Where to; empty where it is not known yet.
+        /// The URL; empty if it is not known yet.
         url: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// An error with what is behind it: the outermost alone says as little as `client error`.
+/// An error with its sources: the outermost error alone reads only `client error`.
 fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -68,7 +68,7 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
 }
 
 impl HttpsPoster {
-    /// A poster that trusts the given PEM bundle, and nothing else.
+    /// A poster that trusts only the given PEM bundle.
     pub fn new(stack: &ClientStack, ca_bundle_pem: &[u8]) -> Result<Self, PostError> {
         let tls = crate::tls::client_config(ca_bundle_pem)
             .map_err(|e| PostError::CaBundle { url: String::new(), reason: e.to_string() })?;
@@ -77,7 +77,7 @@ impl HttpsPoster {
         Ok(Self { client: pooled(connector), gate: stack.gate.clone() })
     }
 
-    /// Posts `body` and returns the status and the whole answer, at most 20 MiB.
+    /// Posts `body` and returns the status and the whole response, at most 20 MiB.
     pub async fn post(
         &self,
         url: &str,
@@ -90,7 +90,7 @@ impl HttpsPoster {
         let transport = |source: BoxError| PostError::Transport { url: url.to_owned(), source };
         let target: Uri = url.parse().map_err(|e: http::uri::InvalidUri| transport(e.into()))?;
         if target.scheme() != Some(&Scheme::HTTPS) {
-            return Err(transport("it is not an https URL".into()));
+            return Err(transport("not an https URL".into()));
         }
         let request = Request::post(target)
             .body(Full::new(Bytes::from(body)))

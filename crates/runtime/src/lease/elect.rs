@@ -1,4 +1,4 @@
-//! The election: winning the Lease, keeping it, giving it back.
+//! Leader election: acquires, renews and releases the Lease.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -17,42 +17,42 @@ use tokio::time::Instant;
 use super::{Leadership, LeaseSettings};
 use crate::{Clock, apply, clock::instant};
 
-/// How often giving back is tried against a renewal that is still on its way.
+/// How often a release is attempted against a renewal that is still in flight.
 const RELEASE_ATTEMPTS: usize = 3;
 
-/// Why the Lease could not be given back.
+/// Why the Lease could not be released.
 #[derive(Debug, thiserror::Error)]
-#[error("Lease {namespace}/{name} could not be given back: {source}; it runs out by itself")]
+#[error("cannot release Lease {namespace}/{name}: {source}; it will expire")]
 pub struct LeaseError {
     namespace: String,
     name: String,
     source: Box<kube::Error>,
 }
 
-/// What another replica's Lease said, and since when by our own clock.
+/// Another replica's Lease as last read, and since when by this replica's clock.
 #[derive(Clone, Debug)]
-struct Seen {
+struct ObservedLease {
     holder: String,
     renewed: Option<Timestamp>,
     version: String,
     since: Instant,
 }
 
-/// What is to be done about the Lease.
+/// The next action on the Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
-    /// There is none.
+    /// The Lease does not exist.
     Create,
-    /// It is ours.
+    /// This replica holds it.
     Renew,
-    /// It is nobody's any more.
+    /// It is free or expired.
     Take,
-    /// It is another's.
+    /// Another replica holds it.
     Wait,
 }
 
-/// Stands for election for ever: wins the Lease whenever it is free, and keeps it. Dropping the
-/// future stops the renewals.
+/// Runs the election until dropped: acquires the Lease whenever it is free, and keeps it. Dropping
+/// the future stops the renewals.
 pub async fn elect(
     client: Client,
     clock: Clock,
@@ -60,11 +60,11 @@ pub async fn elect(
     leadership: &Leadership,
 ) -> Infallible {
     let api: Api<Lease> = Api::namespaced(client, &settings.namespace);
-    let mut seen: Option<Seen> = None;
+    let mut seen: Option<ObservedLease> = None;
     let mut led = false;
     loop {
         if let Err(error) = attempt(&api, clock, settings, leadership, &mut seen).await {
-            tracing::warn!(lease = settings.name, %error, "the Lease could not be looked at or renewed");
+            tracing::warn!(lease = settings.name, %error, "cannot read or renew the Lease");
         }
         let leads = leadership.is_held();
         if leads != led {
@@ -73,7 +73,7 @@ pub async fn elect(
                 lease = settings.name,
                 identity = settings.identity,
                 leads,
-                "leadership"
+                "leadership changed"
             );
         }
         tokio::time::sleep(settings.retry_period).await;
@@ -85,7 +85,7 @@ async fn attempt(
     clock: Clock,
     settings: &LeaseSettings,
     leadership: &Leadership,
-    seen: &mut Option<Seen>,
+    seen: &mut Option<ObservedLease>,
 ) -> kube::Result<()> {
     let known = api.get_opt(&settings.name).await?;
     let next = next(known.as_ref(), settings, seen, instant());
@@ -93,7 +93,7 @@ async fn attempt(
         leadership.taken_by_another();
         return Ok(());
     }
-    // Before it is sent: nobody can have seen it earlier.
+    // Taken before the request is sent: no replica can have seen the renewal earlier.
     let (sent, sent_at) = (instant(), clock.now());
     let spec = wanted(known.as_ref(), settings, sent_at, next);
     let written = match known {
@@ -117,17 +117,17 @@ async fn attempt(
             leadership.renewed(sent, sent_at, settings);
             Ok(())
         }
-        // Another was faster: the next look says who.
+        // Another replica was faster: the next read shows which.
         Err(error) if apply::is_conflict(&error) => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// Decides, and notes what another's Lease says.
+/// Decides the next action, and records another replica's Lease in `seen`.
 fn next(
     lease: Option<&Lease>,
     settings: &LeaseSettings,
-    seen: &mut Option<Seen>,
+    seen: &mut Option<ObservedLease>,
     now: Instant,
 ) -> Next {
     let Some(lease) = lease else {
@@ -149,13 +149,13 @@ fn next(
         .as_ref()
         .filter(|seen| seen.holder == holder && seen.renewed == renewed && seen.version == version);
     let Some(same) = same else {
-        *seen = Some(Seen { holder, renewed, version, since: now });
+        *seen = Some(ObservedLease { holder, renewed, version, since: now });
         return Next::Wait;
     };
-    // The holder's own duration counts, and never less than ours.
+    // The holder's own duration counts, but at least the configured one.
     let seconds = spec.lease_duration_seconds.unwrap_or_default();
-    let theirs = Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
-    let over = now.saturating_duration_since(same.since) >= theirs.max(settings.duration);
+    let holder_duration = Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
+    let over = now.saturating_duration_since(same.since) >= holder_duration.max(settings.duration);
     if over { Next::Take } else { Next::Wait }
 }
 
@@ -182,15 +182,15 @@ fn wanted(
     }
 }
 
-/// Seconds, rounded up: nobody may take the Lease for shorter than it is held.
+/// Seconds, rounded up: no replica may see a shorter duration than the holder uses.
 fn whole_seconds(duration: Duration) -> i32 {
     let up = u64::from(duration.subsec_nanos() > 0);
     i32::try_from(duration.as_secs().saturating_add(up)).unwrap_or(i32::MAX)
 }
 
-/// Gives the Lease back if it is ours, so that another replica takes over at once, and says whether
-/// it was. Only after [`Leadership::resign`] and [`Leadership::idle`]: from here on another one
-/// writes.
+/// Releases the Lease if this replica holds it, so that another replica takes over at once; returns
+/// whether it held it. Call it only after [`Leadership::resign`] and [`Leadership::idle`]: from
+/// here on another replica writes.
 pub async fn release(
     client: Client,
     clock: Clock,
@@ -204,15 +204,15 @@ pub async fn release(
     };
     for attempt in 1..=RELEASE_ATTEMPTS {
         let lease = api.get_opt(&settings.name).await.map_err(failed)?;
-        let ours = lease.filter(|lease| {
+        let own_lease = lease.filter(|lease| {
             let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_ref());
             holder == Some(&settings.identity)
         });
-        let Some(ours) = ours else {
+        let Some(own_lease) = own_lease else {
             return Ok(false);
         };
         let body = json!({
-            "metadata": { "resourceVersion": ours.resource_version() },
+            "metadata": { "resourceVersion": own_lease.resource_version() },
             "spec": {
                 "holderIdentity": "",
                 "leaseDurationSeconds": 1,
@@ -246,10 +246,10 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn another_is_given_its_whole_duration_by_our_own_clock() {
+    async fn another_holder_keeps_its_duration_by_the_local_clock() {
         let (me, mut seen) = (settings("b"), None);
         let mut look = |lease: &Lease| next(Some(lease), &me, &mut seen, instant());
-        // Its renewTime is long past by our clock: that says nothing.
+        // Its renewTime is long past by this replica's clock, which must not matter.
         assert_eq!(look(&lease("a", 1)), Next::Wait);
         tokio::time::sleep(Duration::from_secs(14)).await;
         assert_eq!(look(&lease("a", 1)), Next::Wait);
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_lease_that_was_given_back_is_free_at_once() {
+    async fn a_released_lease_is_free_at_once() {
         let (me, mut seen) = (settings("b"), None);
         let free = lease("", 7);
         assert_eq!(next(Some(&free), &me, &mut seen, instant()), Next::Take);
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_told_in_whole_seconds_rounded_up() {
+    fn durations_are_rounded_up_to_whole_seconds() {
         assert_eq!(whole_seconds(Duration::from_millis(15_001)), 16);
         assert_eq!(whole_seconds(Duration::from_secs(15)), 15);
     }

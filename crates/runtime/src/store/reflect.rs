@@ -23,19 +23,19 @@ use crate::{
     guard::{Guarded, Raw},
 };
 
-/// First wait after a broken watch.
+/// First delay after a failed watch.
 const BACKOFF_FLOOR: Duration = Duration::from_millis(500);
-/// Longest wait after a broken watch.
+/// Maximum delay after failed watches.
 const BACKOFF_CEILING: Duration = Duration::from_secs(20);
-/// How long a watch must hold for its next failure to count as the first; longer than a call that
+/// How long a watch must run for its next failure to count as the first; longer than a call that
 /// ends at its deadline.
 const BACKOFF_RESET: Duration = Duration::from_mins(1);
 
-/// Watches a kind for ever into `store` and calls `changed` with each object that came, changed or
-/// went, after the store has it. Dropping the future ends the watch.
+/// Watches a kind until dropped, updates `store`, and calls `changed` for each object that was
+/// added, changed or deleted, after the store has it. Dropping the future ends the watch.
 ///
-/// An object that cannot be read is logged and left as it was ([`Store::unreadable`]); the others
-/// go on.
+/// An object that cannot be read is logged and keeps its previous state ([`Store::unreadable`]);
+/// other objects are not affected.
 pub async fn reflect<K>(
     api: Api<K>,
     config: watcher::Config,
@@ -51,9 +51,9 @@ pub async fn reflect<K>(
     match follow(api, &kind, config, store, changed, go_on).await {}
 }
 
-/// As [`reflect`], of a kind that is known at run time only, and with whole changes. Calls `broken`
-/// after each failure: it returns the longest wait before the next attempt, or ends the watch with
-/// a value.
+/// Like [`reflect`], for a kind that is known only at run time, and with whole changes. Calls
+/// `broken` after each failure: it returns the maximum delay before the next attempt, or ends the
+/// watch with a value.
 pub async fn follow<K, E>(
     api: Api<K>,
     kind: &K::DynamicType,
@@ -80,11 +80,11 @@ where
                         ControlFlow::Break(end) => return end,
                         Continue(ceiling) => ceiling,
                     };
-                    let wait = backoff.failed(lost_its_place(&error), ceiling);
+                    let wait = backoff.failed(is_expired(&error), ceiling);
                     if wait >= ceiling {
-                        tracing::warn!(%kind, %error, "a watch keeps breaking off");
+                        tracing::warn!(%kind, %error, "watch keeps failing");
                     } else {
-                        tracing::debug!(%kind, %error, "a watch broke off and starts again");
+                        tracing::debug!(%kind, %error, "watch failed, restarting");
                     }
                     tokio::time::sleep(wait).await;
                     if never_resumes(&error) {
@@ -92,7 +92,7 @@ where
                     }
                     continue;
                 }
-                // The list itself may fail yet.
+                // The list itself may still fail.
                 Ok(Event::Init) => {
                     store.list_begins();
                     listed.clear();
@@ -119,17 +119,17 @@ where
     }
 }
 
-/// Reads an object of a kind, and logs one that cannot be read.
+/// Decodes an object of a kind, and logs a failure.
 fn read<K: Resource + DeserializeOwned>(kind: &str, object: Raw) -> Guarded<K> {
     let object = Guarded::from(object);
     if let Err(unreadable) = &object.0 {
         let key = key_of(object.metadata());
-        tracing::warn!(%kind, %key, reason = unreadable.reason, "an object cannot be read");
+        tracing::warn!(%kind, %key, reason = unreadable.reason, "cannot read an object");
     }
     object
 }
 
-/// The same API for objects as they were sent.
+/// The same API for objects as the server sent them.
 fn raw<K: Resource>(api: Api<K>, kind: &K::DynamicType) -> Api<Raw> {
     let resource = ApiResource::erase::<K>(kind);
     match api.namespace().map(str::to_owned) {
@@ -138,15 +138,15 @@ fn raw<K: Resource>(api: Api<K>, kind: &K::DynamicType) -> Api<Raw> {
     }
 }
 
-/// Whether a watch was refused as a whole because its place in the history is lost. kube lists
-/// again where the stream says so, and asks for the same place for ever where the status does.
+/// Whether the whole watch was refused because its resourceVersion is expired. kube lists again if
+/// the stream reports this, but retries the same resourceVersion for ever if the HTTP status does.
 fn never_resumes(error: &watcher::Error) -> bool {
     matches!(error, watcher::Error::WatchStartFailed(kube::Error::Api(status)) if status.code == 410)
 }
 
-/// Whether an API server answers, but no longer knows the place in its history: it has started anew,
-/// or has forgotten it.
-fn lost_its_place(error: &watcher::Error) -> bool {
+/// Whether an API server responds but no longer knows the resourceVersion: it has restarted, or has
+/// compacted its history.
+fn is_expired(error: &watcher::Error) -> bool {
     matches!(
         error,
         watcher::Error::WatchStartFailed(kube::Error::Api(status))
@@ -154,31 +154,31 @@ fn lost_its_place(error: &watcher::Error) -> bool {
     )
 }
 
-/// Waits that grow while nothing works. Without jitter, so that a simulation repeats itself.
+/// Delays that grow while attempts fail. Without jitter, so that a simulation is reproducible.
 struct Backoff {
     next: Duration,
     since: Instant,
-    /// Whether the last failure was a place that was lost.
-    lost: bool,
+    /// Whether the last failure was an expired resourceVersion.
+    expired: bool,
 }
 
 impl Backoff {
     fn new() -> Self {
-        Self { next: BACKOFF_FLOOR, since: instant(), lost: false }
+        Self { next: BACKOFF_FLOOR, since: instant(), expired: false }
     }
 
     fn worked(&mut self) {
         self.next = BACKOFF_FLOOR;
-        self.lost = false;
+        self.expired = false;
     }
 
-    /// How long to wait after a failure. One after a long quiet time is a first one, and so is a lost
-    /// place after failures of another kind: an API server that was away and is back says that, and
-    /// waiting on would only make everybody late.
-    fn failed(&mut self, lost: bool, ceiling: Duration) -> Duration {
+    /// How long to wait after a failure. A failure after a long quiet period counts as a first one.
+    /// So does an expired resourceVersion after failures of another kind: it means that an API
+    /// server is back, and a longer delay would only keep the store stale.
+    fn failed(&mut self, expired: bool, ceiling: Duration) -> Duration {
         let now = instant();
-        let before = std::mem::replace(&mut self.lost, lost);
-        let back = lost && !before;
+        let before = std::mem::replace(&mut self.expired, expired);
+        let back = expired && !before;
         if back || now.saturating_duration_since(self.since) > BACKOFF_RESET {
             self.next = BACKOFF_FLOOR;
         }
@@ -189,8 +189,8 @@ impl Backoff {
     }
 }
 
-/// Watch configuration for a whole kind: a list in pages, then the watch. Pages are read from etcd:
-/// kube leaves out the `resourceVersion=0` that would ask the API server's cache where it pages.
+/// Watch configuration for a whole kind: a paged list, then the watch. Pages are read from etcd:
+/// when kube pages, it omits the `resourceVersion=0` that would read from the API server's cache.
 pub fn everything() -> watcher::Config {
     watcher::Config::default()
 }
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn waits_grow_and_a_long_quiet_time_makes_them_short_again() {
+    async fn delays_grow_and_a_long_quiet_period_resets_them() {
         let mut backoff = Backoff::new();
         let mut waits = Vec::new();
         for _ in 0..8 {
@@ -214,11 +214,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_api_server_that_is_back_is_asked_at_once_but_not_again_and_again() {
+    async fn an_expired_version_after_other_failures_resets_the_delay() {
         let mut backoff = Backoff::new();
         let mut waits = Vec::new();
-        for lost in [false, false, false, true, true, true, false, true] {
-            let wait = backoff.failed(lost, BACKOFF_CEILING);
+        for expired in [false, false, false, true, true, true, false, true] {
+            let wait = backoff.failed(expired, BACKOFF_CEILING);
             tokio::time::sleep(wait).await;
             waits.push(wait.as_millis());
         }
@@ -226,11 +226,11 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_place_is_told_apart_in_each_way_that_it_is_said() {
+    fn every_form_of_an_expired_version_is_recognised() {
         let status = |code| Box::new(kube::core::Status { code, ..kube::core::Status::default() });
-        assert!(lost_its_place(&watcher::Error::WatchError(status(410))));
+        assert!(is_expired(&watcher::Error::WatchError(status(410))));
         let refused = kube::Error::Api(status(410));
-        assert!(lost_its_place(&watcher::Error::WatchStartFailed(refused)));
-        assert!(!lost_its_place(&watcher::Error::WatchError(status(429))));
+        assert!(is_expired(&watcher::Error::WatchStartFailed(refused)));
+        assert!(!is_expired(&watcher::Error::WatchError(status(429))));
     }
 }

@@ -1,7 +1,6 @@
-//! What the tests share: an API server behind TLS on an in-memory network, and processes that talk
-//! to it.
+//! Shared by the tests: an API server behind TLS on an in-memory network, and client processes.
 
-#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test file uses its part")]
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test file uses a part")]
 
 use std::{
     convert::Infallible,
@@ -90,7 +89,7 @@ pub async fn config(kubeconfig: &str) -> Config {
     Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap()
 }
 
-/// A switch that kills at the effect of that number, counted from 1, on that side.
+/// A switch that kills at the effect with this number, counted from 1, before or after it.
 #[derive(Default)]
 pub struct Switch {
     pub dead: AtomicBool,
@@ -143,7 +142,7 @@ impl Gate for Switch {
     }
 }
 
-/// Serves an API server and writes down each request.
+/// Serves an API server and records each request.
 #[derive(Clone)]
 pub struct Served {
     pub server: ApiServer,
@@ -216,7 +215,7 @@ impl World {
         world
     }
 
-    /// Serves the API, in place of who served before.
+    /// Serves the API, in place of the previous server.
     pub fn start(&self) {
         let cert = ReloadableCert::new(&self.pki.server).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -235,7 +234,7 @@ impl World {
         }
     }
 
-    /// The API is away: connections break, new ones are refused.
+    /// The API becomes unavailable: connections break, new ones are refused.
     pub fn stop(&self) {
         self.network.close(HOST, PORT);
         if let Some(old) = self.serving.lock().unwrap().take() {
@@ -269,7 +268,7 @@ impl World {
         Api::namespaced(self.client().await, "default")
     }
 
-    /// A client in the same process as the server, past everything that is tested.
+    /// A client in the server's own process that bypasses everything under test.
     pub fn direct(&self) -> Api<ConfigMap> {
         Api::namespaced(Client::new(self.server.clone(), "default"), "default")
     }
@@ -300,7 +299,7 @@ pub async fn hangs<T>(future: impl Future<Output = T>) -> bool {
     tokio::time::timeout(Duration::from_secs(3600), future).await.is_err()
 }
 
-/// Waits until something holds, for at most that many seconds.
+/// Waits until `holds` returns true, for at most `seconds`.
 pub async fn within(seconds: u64, what: &str, holds: impl Fn() -> bool) {
     let wait = async {
         while !holds() {
@@ -311,7 +310,7 @@ pub async fn within(seconds: u64, what: &str, holds: impl Fn() -> bool) {
     assert!(waited.is_ok(), "not within {seconds} s: {what}");
 }
 
-/// Serves something else than an API on HTTPS.
+/// Serves something other than an API over HTTPS.
 pub fn serve_with<F, Fut, B>(listener: Listener, pki: &Pki, answer: F) -> AbortHandle
 where
     F: Fn(Request<Incoming>) -> Fut + Clone + Send + 'static,

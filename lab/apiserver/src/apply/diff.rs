@@ -1,4 +1,4 @@
-//! What changed between two states of an object, as sets of paths
+//! Differences between two states of an object, as sets of paths.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::merge::{View, all_fields, field_element, view};
 use super::path_set::PathSet;
 use crate::schema::{Node, list_element};
 
-/// The paths that only one of two objects has, and those where the values differ
+/// The paths that only one of two objects has, and those whose values differ.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     pub(crate) added: PathSet,
@@ -24,7 +24,7 @@ impl Changes {
     }
 }
 
-/// Compares two states of a whole object; containers count as paths where they come or go
+/// Compares two states of a whole object; added and removed containers count as paths too.
 pub(crate) fn diff(old: Option<&Value>, new: &Value, node: &Node) -> Changes {
     let mut changes = Changes::default();
     compare(old, Some(new), node, &mut changes);
@@ -79,7 +79,8 @@ fn descend(
     changes.graft(element, below);
 }
 
-/// A value of another type in the same place: the place changed, all below it went and came
+/// A value of another type at the same path: the path changed, and everything below it was removed
+/// and added.
 fn replaced(old: &Value, new: &Value, node: &Node, changes: &mut Changes) {
     changes.modified.own = true;
     let below = |value| PathSet { own: false, ..all_fields(value, node) };
@@ -87,7 +88,7 @@ fn replaced(old: &Value, new: &Value, node: &Node, changes: &mut Changes) {
     changes.added.merge(below(new));
 }
 
-/// A list's items by identity; of equal ones the first counts
+/// A list's items by identity; of duplicates the first counts.
 fn by_element<'a>(items: &'a [Value], node: &Node) -> BTreeMap<String, &'a Value> {
     let mut map = BTreeMap::new();
     for item in items {

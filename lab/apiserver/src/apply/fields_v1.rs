@@ -1,4 +1,4 @@
-//! `fieldsV1`: a set of paths as JSON
+//! `fieldsV1`: a set of paths as JSON.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::path_set::PathSet;
 
-/// Writes a set: an own path without children is `{}`, one with children has the member `"."`
+/// Encodes a set: an own path without children is `{}`, one with children has the member `"."`.
 pub(crate) fn encode(set: &PathSet) -> Value {
     let mut fields = Map::new();
     for (element, child) in &set.children {
@@ -22,7 +22,7 @@ pub(crate) fn encode(set: &PathSet) -> Value {
     Value::Object(fields)
 }
 
-/// Reads a set; None when it is not `fieldsV1`
+/// Decodes a set; `None` if it is not `fieldsV1`.
 pub(crate) fn decode(value: &Value) -> Option<PathSet> {
     let mut set = decode_children(value)?;
     set.own = false;
@@ -42,7 +42,7 @@ fn decode_children(value: &Value) -> Option<PathSet> {
     Some(set)
 }
 
-/// An element as we write it: keys sorted, no spaces
+/// An element in canonical form: keys sorted, no spaces.
 fn canonical(element: &str) -> Option<String> {
     let (kind, text) = element.split_at_checked(2)?;
     match kind {

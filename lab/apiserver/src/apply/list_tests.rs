@@ -1,4 +1,4 @@
-//! How lists and maps merge
+//! Merging of lists and maps.
 
 use serde_json::{Value, json};
 
@@ -25,7 +25,7 @@ fn a_field_of_a_list_map_item_conflicts_by_its_key() {
 }
 
 #[test]
-fn an_abandoned_item_of_a_list_map_goes() {
+fn an_abandoned_item_of_a_list_map_is_removed() {
     let live = applied(None, "a", &json!({"items": [{"name": "x"}, {"name": "y"}]}));
     let live = applied(Some(&live), "a", &json!({"items": [{"name": "y"}]}));
     assert_eq!(live["spec"]["items"], json!([{"name": "y"}]));
@@ -71,7 +71,7 @@ fn an_item_without_its_key_is_refused() {
 }
 
 #[test]
-fn an_item_that_comes_twice_is_refused() {
+fn a_duplicate_item_is_rejected() {
     let live = applied(None, "a", &json!({}));
     let error = refused(&live, "a", &json!({"items": [{"name": "x"}, {"name": "x"}]}));
     assert_eq!(error.to_string(), ".spec.items: duplicate entries for key [{\"name\":\"x\"}]");

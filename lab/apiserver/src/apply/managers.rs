@@ -1,4 +1,4 @@
-//! `metadata.managedFields`: who wrote what, how and when
+//! `metadata.managedFields`: which manager wrote which fields, how and when.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +7,13 @@ use serde_json::{Map, Value, json};
 use super::path_set::PathSet;
 use super::{Conflict, fields_v1};
 
-/// More Update entries than this are folded into one, the oldest first
+/// Update entries beyond this number are folded into one, the oldest first.
 const MAX_UPDATE_ENTRIES: usize = 10;
 
-/// The manager that the folded entries go to
+/// The manager of the folded entries.
 const ANCIENT_CHANGES: &str = "ancient-changes";
 
-/// How a manager wrote its fields
+/// How a manager wrote its fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Operation {
     Apply,
@@ -29,18 +29,18 @@ impl Operation {
     }
 }
 
-/// What tells one entry from another
+/// The identity of an entry.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Writer {
     pub(crate) operation: Operation,
     pub(crate) manager: String,
-    /// Empty for Apply: an applier stays the same through versions
+    /// Empty for Apply: an applier keeps its entry across versions.
     pub(crate) api_version: String,
     pub(crate) subresource: String,
 }
 
 impl Writer {
-    /// A manager that applies
+    /// A manager that applies.
     pub(crate) fn apply(manager: &str, subresource: &str) -> Self {
         Self {
             operation: Operation::Apply,
@@ -50,7 +50,7 @@ impl Writer {
         }
     }
 
-    /// A manager that creates, updates or patches
+    /// A manager that creates, updates or patches.
     pub(crate) fn update(manager: &str, api_version: &str, subresource: &str) -> Self {
         Self {
             operation: Operation::Update,
@@ -60,7 +60,7 @@ impl Writer {
         }
     }
 
-    /// What a conflict with it says
+    /// The message of a conflict with this writer.
     fn conflict(&self) -> String {
         let mut text = format!("conflict with {:?}", self.manager);
         if !self.subresource.is_empty() {
@@ -73,7 +73,7 @@ impl Writer {
     }
 }
 
-/// What a writer owns
+/// The fields that a writer owns.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
     pub(crate) api_version: String,
@@ -81,19 +81,19 @@ pub(crate) struct Entry {
     pub(crate) set: PathSet,
 }
 
-/// Entries are equal when they own the same, whenever that was
+/// Entries are equal if they own the same fields; the time does not count.
 impl PartialEq for Entry {
     fn eq(&self, other: &Self) -> bool {
         self.api_version == other.api_version && self.set == other.set
     }
 }
 
-/// Every entry of an object
+/// All entries of an object.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Managers(BTreeMap<Writer, Entry>);
 
 impl Managers {
-    /// Reads an object's entries; entries that cannot be read count as none, as in Kubernetes
+    /// Reads an object's entries; as in Kubernetes, invalid entries count as no entries.
     pub(crate) fn of_object(object: Option<&Value>) -> Self {
         let list = object.and_then(|object| object.pointer("/metadata/managedFields"));
         let entries = list.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
@@ -116,7 +116,7 @@ impl Managers {
         self.0.insert(writer, entry);
     }
 
-    /// Adds to what a writer owns
+    /// Adds fields to a writer's entry.
     pub(crate) fn add(&mut self, writer: Writer, api_version: &str, set: PathSet, now: String) {
         let entry = self.0.entry(writer).or_insert_with(|| Entry {
             api_version: api_version.to_owned(),
@@ -127,7 +127,7 @@ impl Managers {
         entry.time = Some(now);
     }
 
-    /// Everything that anybody owns
+    /// All fields that have an owner.
     pub(crate) fn union(&self) -> PathSet {
         let mut union = PathSet::default();
         for entry in self.0.values() {
@@ -136,7 +136,7 @@ impl Managers {
         union
     }
 
-    /// The fields of others among those that `me` would change
+    /// The fields of other writers among those that `me` would change.
     pub(crate) fn conflicts(&self, me: &Writer, touched: &PathSet) -> Vec<Conflict> {
         let mut conflicts = Vec::new();
         if touched.is_empty() {
@@ -152,33 +152,33 @@ impl Managers {
         conflicts
     }
 
-    /// Ends the ownership of everybody but `me`
+    /// Removes the fields from all entries except that of `me`.
     pub(crate) fn take_from_others(&mut self, me: &Writer, set: &PathSet) {
         for (_, entry) in self.0.iter_mut().filter(|(writer, _)| *writer != me) {
             entry.set.subtract(set);
         }
     }
 
-    /// Ends everybody's ownership
+    /// Removes the fields from all entries.
     pub(crate) fn take_from_all(&mut self, set: &PathSet) {
         for entry in self.0.values_mut() {
             entry.set.subtract(set);
         }
     }
 
-    /// Forgets writers that own nothing
+    /// Removes entries without fields.
     pub(crate) fn drop_empty(&mut self) {
         self.0.retain(|_, entry| !entry.set.is_empty());
     }
 
-    /// Notes when a writer last changed something
+    /// Sets the time at which a writer last changed something.
     pub(crate) fn stamp(&mut self, writer: &Writer, now: jiff::Timestamp) {
         if let Some(entry) = self.0.get_mut(writer) {
             entry.time = Some(time(now));
         }
     }
 
-    /// Folds the oldest Update entries of a version into one once there are too many
+    /// Folds the oldest Update entries of a version into one if there are too many.
     pub(crate) fn cap_updates(&mut self) {
         let mut updates: Vec<(Option<String>, Writer)> = self
             .0
@@ -191,7 +191,7 @@ impl Managers {
         }
         updates.sort();
         let excess = updates.len() - MAX_UPDATE_ENTRIES;
-        // One more than the excess: the entry that they are folded into counts too.
+        // One more than the excess, because the folded entry counts too.
         for (time, writer) in updates.into_iter().take(excess + 1) {
             if let Some(entry) = self.0.remove(&writer) {
                 let ancient = Writer { manager: ANCIENT_CHANGES.to_owned(), ..writer };
@@ -200,7 +200,7 @@ impl Managers {
         }
     }
 
-    /// Writes the entries into an object's metadata in Kubernetes' order
+    /// Writes the entries into an object's metadata, in Kubernetes' order.
     pub(crate) fn write_to(&self, object: &mut Value) {
         let Some(object) = object.as_object_mut() else {
             return;
@@ -223,17 +223,17 @@ impl Managers {
     }
 }
 
-/// A time as the API writes it: whole seconds in UTC
+/// A timestamp in the API's format: whole seconds in UTC.
 pub(crate) fn time(now: jiff::Timestamp) -> String {
     now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// Takes the entries out of an object
+/// Removes the entries from an object and returns them.
 pub(crate) fn take_managed_fields(object: &mut Value) -> Option<Value> {
     object.get_mut("metadata")?.as_object_mut()?.remove("managedFields")
 }
 
-/// A copy of an object without its entries
+/// A copy of an object without its entries.
 pub(crate) fn without_managed_fields(object: &Value) -> Value {
     let mut object = object.clone();
     take_managed_fields(&mut object);

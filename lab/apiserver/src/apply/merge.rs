@@ -1,4 +1,4 @@
-//! Merging a configuration into an object, and taking out what is no longer applied
+//! Merges a configuration into an object, and removes fields that are no longer applied.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,14 +8,14 @@ use super::ApplyError;
 use super::path_set::PathSet;
 use crate::schema::{ListType, Node, list_element};
 
-/// How a value is owned: as one thing, or piece by piece
+/// How a value is owned: as a whole, or part by part.
 pub(crate) enum View<'a> {
     Leaf,
     Map(&'a Map<String, Value>),
     List(&'a [Value]),
 }
 
-/// How a node's schema lets a value be owned
+/// How a value is owned according to its schema node.
 pub(crate) fn view<'a>(value: &'a Value, node: &Node) -> View<'a> {
     match value {
         Value::Object(fields) if !node.atomic => View::Map(fields),
@@ -24,7 +24,7 @@ pub(crate) fn view<'a>(value: &'a Value, node: &Node) -> View<'a> {
     }
 }
 
-/// A field's name as a path element
+/// A field's name as a path element.
 pub(crate) fn field_element(key: &str) -> String {
     let mut element = String::with_capacity(key.len() + 2);
     element.push_str("f:");
@@ -32,14 +32,14 @@ pub(crate) fn field_element(key: &str) -> String {
     element
 }
 
-/// The paths that applying a configuration owns
+/// The paths that an applied configuration owns.
 ///
-/// Leaves, items of lists, keys of maps, and empty containers; not the structs on the way.
+/// Leaves, list items, map keys, and empty containers; not the structs above them.
 pub(crate) fn applied_fields(value: &Value, node: &Node) -> PathSet {
     fields_of(value, node, false)
 }
 
-/// Every path of a value, containers included; the value's own path too
+/// All paths of a value, including containers and the value itself.
 pub(crate) fn all_fields(value: &Value, node: &Node) -> PathSet {
     fields_of(value, node, true)
 }
@@ -55,7 +55,7 @@ fn fields_of(value: &Value, node: &Node, all: bool) -> PathSet {
                 below.own |= !named || is_empty(value);
                 set.children.insert(field_element(key), below);
             }
-            // A struct whose fields own nothing is left out.
+            // A struct whose fields own nothing is omitted.
             set.children.retain(|_, below| !below.is_empty());
         }
         View::List(items) => {
@@ -79,7 +79,7 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// Merges a configuration into a live object
+/// Merges a configuration into a live object.
 pub(crate) fn merge(live: &mut Value, config: &Value, node: &Node) -> Result<(), ApplyError> {
     merge_value(live, config, node, &mut String::new())
 }
@@ -113,8 +113,8 @@ fn merge_value(
     Ok(())
 }
 
-/// Merges a set or a list with keys: the configuration's order, live items between them where they
-/// stood
+/// Merges a set or a list with keys: items are in the configuration's order, and other live items
+/// keep their positions between them.
 fn merge_list(
     live: &mut Value,
     items: &[Value],
@@ -145,7 +145,7 @@ fn merge_list(
     let mut placed: BTreeSet<&str> = BTreeSet::new();
     let mut rest = rest.into_iter().peekable();
     for (item, element) in items.iter().zip(&wanted) {
-        // Live items that nobody applies here, up to the next one that is still to be placed.
+        // Live items that this configuration does not apply, up to the next one to be placed.
         while let Some((placed_before, item)) =
             rest.next_if(|(element, _)| element.is_none_or(|element| placed.contains(element)))
         {
@@ -168,7 +168,7 @@ fn merge_list(
     Ok(())
 }
 
-/// The identities of a configuration's items, each its own
+/// The unique identities of a configuration's items.
 fn elements(items: &[Value], node: &Node, path: &str) -> Result<Vec<String>, ApplyError> {
     let mut seen = BTreeSet::new();
     let mut elements = Vec::with_capacity(items.len());
@@ -201,15 +201,15 @@ fn missing_key(item: &Value, node: &Node, path: &str, index: usize) -> String {
     )
 }
 
-/// Takes out of an object what is in `last` and owned by nobody any more
+/// Removes the fields in `last` that have no owner any more.
 ///
-/// `managed` is what all managers own now. Fields that nobody ever owned (defaults) stay, unless
-/// the item or the key of a map that they hang on goes.
+/// `managed` holds all fields owned now. Fields that never had an owner (defaults) stay, unless
+/// their item or map key is removed.
 pub(crate) fn remove_abandoned(object: &mut Value, node: &Node, last: &PathSet, managed: &PathSet) {
     remove(object, node, last, managed, &[]);
 }
 
-/// Returns whether the value was a container and has nothing left
+/// Removes such fields; returns whether the value is a container that is now empty.
 fn remove(
     value: &mut Value,
     node: &Node,
@@ -237,7 +237,7 @@ fn remove_fields(
     managed: &PathSet,
     keys: &[String],
 ) {
-    let nobody = PathSet::default();
+    let unmanaged = PathSet::default();
     for (element, last) in &last.children {
         let Some(key) = element.strip_prefix("f:") else {
             continue;
@@ -253,7 +253,7 @@ fn remove_fields(
             true
         } else {
             let (child, _) = node.child(key);
-            let managed = managed.unwrap_or(&nobody);
+            let managed = managed.unwrap_or(&unmanaged);
             let empty_before = is_empty(value);
             remove(value, child, last, managed, &[]) && !empty_before && !managed.own
         };
@@ -264,7 +264,7 @@ fn remove_fields(
 }
 
 fn remove_items(items: &mut Vec<Value>, node: &Node, last: &PathSet, managed: &PathSet) {
-    let nobody = PathSet::default();
+    let unmanaged = PathSet::default();
     let keys = match &node.list {
         ListType::Map(keys) => keys.as_slice(),
         _ => &[],
@@ -276,7 +276,7 @@ fn remove_items(items: &mut Vec<Value>, node: &Node, last: &PathSet, managed: &P
         let Some(last) = last.children.get(&element) else {
             return true;
         };
-        let managed = managed.children.get(&element).unwrap_or(&nobody);
+        let managed = managed.children.get(&element).unwrap_or(&unmanaged);
         if last.own && !managed.own {
             return false;
         }

@@ -1,7 +1,8 @@
-//! Who owns which field: server-side apply, and the bookkeeping of every other write
+//! Field ownership: server-side apply, and the tracking of every other write.
 //!
 //! Objects are whole JSON values with their `metadata.managedFields`. Nothing here reads a clock or
-//! a store; the caller compares the answer with what it had to see a write that changes nothing.
+//! a store; the caller compares the result with the old object to detect a write that changes
+//! nothing.
 
 mod diff;
 mod fields_v1;
@@ -29,18 +30,18 @@ use path_set::PathSet;
 
 pub use update::track_update;
 
-/// The manager that stands for everything that was there before anybody applied
+/// The manager of all fields that existed before the first apply.
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";
 
-/// The manager that kubectl's server-side apply has unless somebody names another
+/// The default manager of kubectl's server-side apply.
 const KUBECTL: &str = "kubectl";
 
-/// Where kubectl's client-side apply keeps what it applied
+/// The annotation in which kubectl's client-side apply stores the applied configuration.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 const LAST_APPLIED_POINTER: &str =
     "/metadata/annotations/kubectl.kubernetes.io~1last-applied-configuration";
 
-/// Fields of `metadata` that the server writes: nobody owns them, and an apply cannot set them
+/// Fields of `metadata` that the server writes: they have no owner, and an apply cannot set them.
 const SERVER_METADATA: [&str; 8] = [
     "creationTimestamp",
     "deletionGracePeriodSeconds",
@@ -52,55 +53,55 @@ const SERVER_METADATA: [&str; 8] = [
     "uid",
 ];
 
-/// One apply: what there is, what is wanted, and by whom
+/// One apply: the live object, the configuration, and the manager.
 #[derive(Debug, Clone, Copy)]
 pub struct ApplyRequest<'a> {
-    /// The stored object; None creates it
+    /// The stored object; `None` creates it.
     pub live: Option<&'a Value>,
-    /// The applied configuration
+    /// The applied configuration.
     pub config: &'a Value,
-    /// The field manager
+    /// The field manager.
     pub manager: &'a str,
-    /// Takes fields that others own
+    /// Whether to take over fields that other managers own.
     pub force: bool,
-    /// Empty, or `status`
+    /// Empty, or `status`.
     pub subresource: &'a str,
-    /// The version that the request came in
+    /// The API version of the request.
     pub api_version: &'a str,
-    /// The time of the request
+    /// The time of the request.
     pub now: jiff::Timestamp,
-    /// The kind's schema
+    /// The kind's schema.
     pub schema: &'a Schema,
 }
 
-/// Another manager's field that the configuration would change
+/// Another manager's field that the configuration would change.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Conflict {
-    /// The other manager's name
+    /// The other manager's name.
     pub manager: String,
-    /// The field, for example `.spec.replicas`
+    /// The field, for example `.spec.replicas`.
     pub field: String,
-    /// What a Status cause says: `conflict with "name" using v1`
+    /// The message of a Status cause: `conflict with "name" using v1`.
     pub message: String,
 }
 
-/// Says why an apply is refused
+/// Why an apply is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ApplyError {
-    /// Others own fields that the configuration would change, sorted by manager and field
+    /// Other managers own fields that the configuration would change, sorted by manager and field.
     #[error("{}", conflict_message(.0))]
     Conflicts(Vec<Conflict>),
-    /// The configuration cannot be merged
+    /// The configuration cannot be merged.
     #[error("{0}")]
     Invalid(String),
 }
 
-/// Merges a configuration into the live object and returns it with its `managedFields`
+/// Merges a configuration into the live object and returns it with its `managedFields`.
 ///
-/// Fields that the manager applied before and no longer does leave the object unless somebody else
-/// owns them. Metadata that the server writes is ignored in the configuration. When nothing
-/// changes, the answer equals the live object, times included. The caller fills in defaults and
-/// validates afterwards.
+/// Fields that the manager applied before and no longer applies are removed unless another manager
+/// owns them. Metadata that the server writes is ignored in the configuration. If nothing changes,
+/// the result equals the live object, times included. The caller sets defaults and validates
+/// afterwards.
 pub fn apply(r: ApplyRequest<'_>) -> Result<Value, ApplyError> {
     let node = r.schema.root();
     let config = prepare_config(&r)?;
@@ -149,8 +150,8 @@ pub fn apply(r: ApplyRequest<'_>) -> Result<Value, ApplyError> {
     Ok(merged)
 }
 
-/// The configuration without what an apply cannot set: nulls of fields that may not be null,
-/// metadata of the server's, and what another endpoint owns
+/// The configuration without the fields that an apply cannot set: nulls of non-nullable fields, the
+/// server's metadata, and fields of another endpoint.
 fn prepare_config(r: &ApplyRequest<'_>) -> Result<Value, ApplyError> {
     let Value::Object(fields) = r.config else {
         return Err(ApplyError::Invalid("the applied configuration must be an object".to_owned()));
@@ -175,8 +176,8 @@ fn prepare_config(r: &ApplyRequest<'_>) -> Result<Value, ApplyError> {
     Ok(config)
 }
 
-/// The fields that kubectl's client-side apply set and that are still as it set them: its
-/// server-side apply takes them over without a conflict
+/// The unchanged fields of kubectl's client-side apply: its server-side apply takes them over
+/// without a conflict.
 fn client_side(r: &ApplyRequest<'_>) -> PathSet {
     let last = r
         .live
@@ -192,7 +193,7 @@ fn client_side(r: &ApplyRequest<'_>) -> PathSet {
     fields
 }
 
-/// Keeps the annotation of kubectl's client-side apply true after its server-side apply
+/// Updates the annotation of kubectl's client-side apply after its server-side apply.
 pub(crate) fn update_last_applied(manager: &str, config: &Value, merged: &mut Value) {
     if manager != KUBECTL {
         return;
@@ -206,7 +207,7 @@ pub(crate) fn update_last_applied(manager: &str, config: &Value, merged: &mut Va
     }
 }
 
-/// The part of a set that a request through this endpoint may own
+/// The part of a set that a request through this endpoint may own.
 fn owned_by_request(mut set: PathSet, subresource: &str) -> PathSet {
     set.strip_unowned();
     if subresource == "status" {
@@ -215,8 +216,8 @@ fn owned_by_request(mut set: PathSet, subresource: &str) -> PathSet {
     set
 }
 
-/// An object that nobody has tracked yet belongs to a manager of its own, so that the first apply
-/// does not silently take it over
+/// Assigns an object without any entries to a separate manager, so that the first apply does not
+/// silently take it over.
 fn remember_before_first_apply(managers: &mut Managers, live: &Value, r: &ApplyRequest<'_>) {
     let mut set = merge::all_fields(live, r.schema.root());
     set.strip_unowned();
@@ -241,10 +242,10 @@ fn conflict_message(conflicts: &[Conflict]) -> String {
         if conflict.message != last {
             let separator = if last.is_empty() { "" } else { "\n" };
             let rest = conflict.message.strip_prefix("conflict").unwrap_or(&conflict.message);
-            write!(text, "{separator}conflicts{rest}:").expect("a String takes every text");
+            write!(text, "{separator}conflicts{rest}:").expect("writing to a String cannot fail");
             last = &conflict.message;
         }
-        write!(text, "\n- {}", conflict.field).expect("a String takes every text");
+        write!(text, "\n- {}", conflict.field).expect("writing to a String cannot fail");
     }
     text
 }

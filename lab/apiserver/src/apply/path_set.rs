@@ -1,4 +1,4 @@
-//! Sets of field paths
+//! Sets of field paths.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,31 +7,31 @@ use serde_json::{Map, Value};
 
 use super::SERVER_METADATA;
 
-/// A set of paths as a tree; this node stands for the path that leads to it
+/// A set of paths as a tree; a node represents the path from the root to it.
 ///
 /// Elements are written as in `fieldsV1`: `f:replicas`, `k:{"name":"x"}`, `v:"x"`. A child is never
 /// empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct PathSet {
-    /// The path itself is a member
+    /// Whether this path itself is a member.
     pub(crate) own: bool,
     pub(crate) children: BTreeMap<String, Self>,
 }
 
 impl PathSet {
-    /// Whether no path is a member
+    /// Whether no path is a member.
     pub(crate) fn is_empty(&self) -> bool {
         !self.own && self.children.is_empty()
     }
 
-    /// Puts a set under an element; an empty one leaves no trace
+    /// Inserts a set under an element; an empty set inserts nothing.
     pub(crate) fn graft(&mut self, element: impl Into<String>, set: Self) {
         if !set.is_empty() {
             self.children.entry(element.into()).or_default().merge(set);
         }
     }
 
-    /// Adds every path of another set
+    /// Adds every path of another set.
     pub(crate) fn merge(&mut self, other: Self) {
         self.own |= other.own;
         if self.children.is_empty() {
@@ -43,7 +43,7 @@ impl PathSet {
         }
     }
 
-    /// Removes every path of another set
+    /// Removes every path of another set.
     pub(crate) fn subtract(&mut self, other: &Self) {
         self.own &= !other.own;
         for (element, set) in &other.children {
@@ -56,7 +56,7 @@ impl PathSet {
         }
     }
 
-    /// The paths that are in both
+    /// The paths that are in both sets.
     pub(crate) fn intersection(&self, other: &Self) -> Self {
         let mut both = Self { own: self.own && other.own, children: BTreeMap::new() };
         for (element, set) in &self.children {
@@ -67,7 +67,7 @@ impl PathSet {
         both
     }
 
-    /// Removes the paths that nobody owns: the object's identity and what the server writes
+    /// Removes the paths that have no owner: the object's identity and server-written fields.
     pub(crate) fn strip_unowned(&mut self) {
         self.own = false;
         self.children.remove("f:apiVersion");
@@ -83,7 +83,7 @@ impl PathSet {
         }
     }
 
-    /// Every path as messages write it: `.spec.items[name="x"].value`
+    /// All paths in message format: `.spec.items[name="x"].value`.
     pub(crate) fn paths(&self) -> Vec<String> {
         let mut paths = Vec::new();
         self.collect(&mut String::new(), &mut paths);
@@ -115,11 +115,11 @@ fn push_element(path: &mut String, element: &str) {
             path.push('[');
             for (index, (key, value)) in keys.iter().enumerate() {
                 let comma = if index == 0 { "" } else { "," };
-                write!(path, "{comma}{key}={value}").expect("a String takes every text");
+                write!(path, "{comma}{key}={value}").expect("writing to a String cannot fail");
             }
             path.push(']');
         }
-        "v:" => write!(path, "[={text}]").expect("a String takes every text"),
-        _ => write!(path, "[{text}]").expect("a String takes every text"),
+        "v:" => write!(path, "[={text}]").expect("writing to a String cannot fail"),
+        _ => write!(path, "[{text}]").expect("writing to a String cannot fail"),
     }
 }

@@ -1,4 +1,4 @@
-//! What holds for every configuration
+//! Properties that hold for every configuration.
 
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -7,7 +7,7 @@ use super::path_set::PathSet;
 use super::tests::{object, request, schema};
 use super::{ApplyRequest, apply, fields_v1, merge, track_update};
 
-/// A part of a spec whose names all start with a prefix, so that two of them never meet
+/// A part of a spec whose names all start with a prefix, so that two parts are disjoint.
 fn spec(prefix: &'static str) -> impl Strategy<Value = Value> {
     let name = move || (0..4u8).prop_map(move |n| format!("{prefix}{n}"));
     let text = "[a-c]{0,2}";
@@ -45,7 +45,7 @@ fn applied(live: Option<&Value>, spec: &Value, manager: &str, force: bool) -> Va
     apply(ApplyRequest { force, ..request(live, &config, manager, &schema()) }).unwrap()
 }
 
-/// Everything in `part` is in `whole`: fields, items of sets, and items with a name
+/// Whether `whole` contains all of `part`: fields, items of sets, and items with a name.
 fn contains(whole: &Value, part: &Value) -> bool {
     match (whole, part) {
         (Value::Object(whole), Value::Object(part)) => {
@@ -77,7 +77,7 @@ proptest! {
     }
 
     #[test]
-    fn what_a_second_manager_added_goes_with_its_empty_apply(a in spec("a"), b in spec("b")) {
+    fn an_empty_apply_removes_a_second_managers_fields(a in spec("a"), b in spec("b")) {
         let before = applied(None, &a, "a", false);
         let live = applied(Some(&before), &b, "b", false);
         let after = applied(Some(&live), &json!({}), "b", false);
@@ -136,7 +136,7 @@ proptest! {
         let mut owned = PathSet::default();
         for entry in &entries {
             let set = fields_v1::decode(&entry["fieldsV1"]).unwrap();
-            prop_assert!(owned.intersection(&set).is_empty(), "one owner each");
+            prop_assert!(owned.intersection(&set).is_empty(), "each field has one owner");
             owned.merge(set);
         }
         prop_assert_eq!(owned, all);

@@ -1,11 +1,11 @@
-//! Server-side apply, fact by fact
+//! Server-side apply, rule by rule.
 
 use serde_json::{Value, json};
 
 use super::{ApplyError, ApplyRequest, Conflict, apply, track_update, update_last_applied};
 use crate::schema::Schema;
 
-/// A CRD with every kind of list and map
+/// A CRD with every kind of list and map.
 pub(super) fn schema() -> Schema {
     let text = json!({"type": "string"});
     let item = json!({
@@ -42,7 +42,7 @@ pub(super) fn schema() -> Schema {
     .unwrap()
 }
 
-/// A request that the tests vary
+/// A default request that the tests modify.
 pub(super) fn request<'a>(
     live: Option<&'a Value>,
     config: &'a Value,
@@ -91,7 +91,7 @@ pub(super) fn conflicts(live: &Value, manager: &str, spec: &Value) -> Vec<Confli
     }
 }
 
-/// The object after a plain write by a manager
+/// The object after a plain write by a manager.
 pub(super) fn updated(old: Option<&Value>, mut new: Value, manager: &str) -> Value {
     track_update(old, &mut new, manager, "example.com/v1", "", at(5), &schema());
     new
@@ -162,7 +162,7 @@ fn an_abandoned_field_that_another_manager_applies_stays() {
 }
 
 #[test]
-fn a_field_that_nobody_owns_survives_an_apply() {
+fn a_field_without_an_owner_survives_an_apply() {
     let mut live = applied(None, "a", &json!({"replicas": 3}));
     live["spec"]["paused"] = json!(false);
     let live = applied(Some(&live), "a", &json!({"replicas": 4}));
@@ -170,7 +170,7 @@ fn a_field_that_nobody_owns_survives_an_apply() {
 }
 
 #[test]
-fn a_struct_that_an_abandoned_field_leaves_empty_goes() {
+fn a_struct_left_empty_by_an_abandoned_field_is_removed() {
     let live = applied(None, "a", &json!({"labels": {"x": "1"}, "replicas": 1}));
     let live = applied(Some(&live), "a", &json!({"replicas": 1}));
     assert_eq!(live["spec"], json!({"replicas": 1}));
@@ -219,7 +219,7 @@ fn force_takes_the_field_from_its_owner() {
 }
 
 #[test]
-fn a_manager_that_owns_nothing_any_more_is_forgotten() {
+fn a_manager_without_fields_is_removed() {
     let live = applied(None, "a", &json!({"replicas": 3}));
     let live = forced(&live, "b", &json!({"replicas": 4}));
     assert!(entry(&live, "a", "Apply").is_none());
@@ -234,7 +234,7 @@ fn the_fields_of_an_update_conflict_with_an_apply() {
 }
 
 #[test]
-fn identity_and_what_the_server_writes_are_owned_by_nobody() {
+fn identity_and_server_fields_have_no_owner() {
     let config = json!({
         "apiVersion": "example.com/v1", "kind": "Thing",
         "metadata": {"name": "x", "namespace": "n", "uid": "u", "resourceVersion": "1",
@@ -308,7 +308,7 @@ fn a_configuration_with_managed_fields_is_refused() {
 }
 
 #[test]
-fn what_was_there_before_the_first_apply_has_a_manager_of_its_own() {
+fn fields_before_the_first_apply_have_a_separate_manager() {
     let live = object(&json!({"replicas": 3, "paused": true}));
     let conflicts = conflicts(&live, "a", &json!({"replicas": 4}));
     assert_eq!(conflicts[0].manager, "before-first-apply");
@@ -318,7 +318,7 @@ fn what_was_there_before_the_first_apply_has_a_manager_of_its_own() {
 }
 
 #[test]
-fn an_applier_stays_the_same_through_versions() {
+fn an_applier_keeps_its_entry_across_versions() {
     let live = applied(None, "a", &json!({"replicas": 3}));
     let config = object(&json!({"paused": true}));
     let schema = schema();
@@ -332,7 +332,7 @@ fn an_applier_stays_the_same_through_versions() {
     assert_eq!(live["metadata"]["managedFields"][0]["apiVersion"], "example.com/v2");
 }
 
-/// A copy with one value set
+/// A copy with one value set.
 pub(super) fn with(object: &Value, pointer: &str, value: Value) -> Value {
     let mut object = object.clone();
     let (parent, key) = pointer.rsplit_once('/').unwrap();
@@ -341,7 +341,7 @@ pub(super) fn with(object: &Value, pointer: &str, value: Value) -> Value {
 }
 
 #[test]
-fn kubectl_takes_over_what_it_applied_client_side_and_nobody_changed() {
+fn kubectl_takes_over_its_unchanged_client_side_fields() {
     let schema = schema();
     let last = r#"{"spec":{"replicas":1,"paused":true}}"#;
     let note = "kubectl.kubernetes.io/last-applied-configuration";
@@ -360,7 +360,7 @@ fn kubectl_takes_over_what_it_applied_client_side_and_nobody_changed() {
     update_last_applied("kubectl", &wanted, &mut merged);
     let kept = merged["metadata"]["annotations"][note].as_str().unwrap();
     assert_eq!(serde_json::from_str::<Value>(kept).unwrap(), wanted);
-    // Somebody changed it since, or another manager asks: a conflict as ever.
+    // The field was changed since, or another manager applies: a conflict as usual.
     let wanted = config(json!({"paused": true}));
     assert!(apply(request(Some(&live), &wanted, "kubectl", &schema)).is_err());
     let wanted = config(json!({"replicas": 3}));

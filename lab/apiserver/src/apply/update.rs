@@ -1,4 +1,4 @@
-//! Ownership through writes that are not an apply: create, update, patch
+//! Ownership through writes other than apply: create, update, patch.
 
 use serde_json::Value;
 
@@ -6,11 +6,11 @@ use super::managers::{Managers, Writer, take_managed_fields, time};
 use super::{diff, owned_by_request};
 use crate::schema::Schema;
 
-/// Brings the `managedFields` of a new object up to date after a create, an update or a patch
+/// Updates the `managedFields` of a new object after a create, an update or a patch.
 ///
-/// Fields that changed or came belong to the manager's Update entry and to nobody else; fields that
-/// went leave all entries. Entries that the writer sends along count, as in Kubernetes: `[{}]`
-/// clears them all. Nothing changed: the entries stay as they were.
+/// Changed and added fields belong only to the manager's Update entry; removed fields leave all
+/// entries. As in Kubernetes, entries in the request are used: `[{}]` clears all entries. If
+/// nothing changed, the entries do not change either.
 pub fn track_update(
     old: Option<&Value>,
     new: &mut Value,
@@ -37,17 +37,17 @@ pub fn track_update(
     let mut managers = start(old, sent);
     managers.take_from_all(&touched);
     managers.take_from_all(&changes.removed);
-    let mine = owned_by_request(touched, subresource);
-    if !mine.is_empty() {
+    let owned = owned_by_request(touched, subresource);
+    if !owned.is_empty() {
         let me = Writer::update(manager, api_version, subresource);
-        managers.add(me, api_version, mine, time(now));
+        managers.add(me, api_version, owned, time(now));
     }
     managers.drop_empty();
     managers.cap_updates();
     managers.write_to(new);
 }
 
-/// The entries to begin with: those that the writer sent, else those that are stored
+/// The initial entries: those in the request, otherwise the stored ones.
 fn start(old: Option<&Value>, sent: Option<Value>) -> Managers {
     let Some(sent) = sent else {
         return Managers::of_object(old);

@@ -1,4 +1,4 @@
-//! Ownership through creates, updates and patches
+//! Ownership through creates, updates and patches.
 
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ fn a_create_owns_every_field_and_container() {
 }
 
 #[test]
-fn an_update_owns_what_it_changed_and_others_lose_it() {
+fn an_update_takes_ownership_of_changed_fields() {
     let live = applied(None, "a", &json!({"replicas": 3, "paused": true}));
     let new = updated(Some(&live), with(&live, "/spec/replicas", json!(4)), "u");
     assert_eq!(owned_by_update(&new, "u"), json!({"f:spec": {"f:replicas": {}}}));

@@ -1,4 +1,4 @@
-//! Authentication: from what a request carries to who calls.
+//! Authentication: determines the caller of a request.
 
 use std::sync::Mutex;
 
@@ -16,8 +16,8 @@ const GROUP: &str = "impersonate-group";
 const UID: &str = "impersonate-uid";
 const EXTRA: &str = "impersonate-extra-";
 
-/// Who calls: an extension is believed, then a certificate, then a bearer token. A token that is
-/// not good is refused; without any of them the caller is anonymous.
+/// The caller of a request: from an extension, which is trusted, then a certificate, then a bearer
+/// token. An invalid token is rejected; a request without credentials is anonymous.
 pub(super) fn authenticate(
     access: &Access,
     store: &Mutex<Store>,
@@ -55,7 +55,7 @@ pub(super) fn of_certificate(der: &[u8]) -> Option<Identity> {
     (!user.is_empty()).then(|| Identity::new(user, &groups))
 }
 
-/// Whose token it is, and for which audiences, if it is good.
+/// The identity of a valid token, and the audiences that it is valid for.
 pub(super) fn of_token(
     access: &Access,
     store: &Mutex<Store>,
@@ -79,7 +79,7 @@ pub(super) fn of_token(
     claims.identity(&store).map(|identity| (identity, fits))
 }
 
-/// Who the caller wants to be, where they may.
+/// The impersonated identity, if the caller requests one and has the permission.
 pub(super) fn impersonate(
     access: &Access,
     store: &Mutex<Store>,
@@ -128,7 +128,7 @@ pub(super) fn impersonate(
     Ok(wanted)
 }
 
-/// The right to be somebody or something.
+/// The permission to impersonate a user, group or other subject.
 fn ask(group: &str, resource: &str, subresource: &str, namespace: &str, name: &str) -> Attributes {
     Attributes {
         verb: "impersonate".to_owned(),

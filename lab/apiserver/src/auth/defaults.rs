@@ -1,4 +1,5 @@
-//! What a control plane brings by itself: default roles, aggregated roles, ServiceAccounts.
+//! Objects that a control plane creates by itself: default roles, aggregated roles,
+//! ServiceAccounts.
 
 use std::sync::Arc;
 
@@ -13,15 +14,15 @@ use crate::write::WriteOptions;
 
 const AGGREGATE: &str = "rbac.authorization.k8s.io/aggregate-to-";
 
-/// One entry of the file with the defaults.
+/// One entry of the defaults file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Entry {
     kind: String,
     name: String,
-    /// Roles that this one is aggregated to.
+    /// The roles that this role is aggregated to.
     labels: Vec<String>,
-    /// What this role collects.
+    /// The label by which this role aggregates other roles.
     aggregates: String,
     rules: Vec<Value>,
     role: String,
@@ -66,7 +67,7 @@ fn resource(store: &Store, id: &str) -> Arc<Resource> {
     found.expect("the kinds of RBAC and ServiceAccounts are built in")
 }
 
-/// Makes what is missing of the default roles and bindings, aggregates, and makes ServiceAccounts.
+/// Creates missing default roles and bindings, aggregates, and creates ServiceAccounts.
 pub(super) fn bootstrap(store: &mut Store) {
     let all: Vec<Entry> = serde_saphyr::from_str(include_str!("defaults.yaml"))
         .expect("the file with the defaults is tested");
@@ -85,11 +86,11 @@ fn create(store: &mut Store, resource: &Arc<Resource>, namespace: &str, name: &s
         return;
     }
     if let Err(error) = store.create(resource, namespace, body, &options()) {
-        tracing::warn!(%namespace, %name, %error, "a default object was refused");
+        tracing::warn!(%namespace, %name, %error, "default object rejected");
     }
 }
 
-/// Gives each namespace its `default` ServiceAccount.
+/// Creates the `default` ServiceAccount of each namespace.
 pub(super) fn ensure_accounts(store: &mut Store) {
     let accounts = resource(store, "serviceaccounts");
     let table = store.table(crate::gc::NAMESPACES).cloned();
@@ -100,7 +101,7 @@ pub(super) fn ensure_accounts(store: &mut Store) {
     }
 }
 
-/// Fills in the rules of aggregated roles. Roles may collect from collected roles: it goes on until
+/// Sets the rules of aggregated roles. A role may aggregate aggregated roles, so this repeats until
 /// nothing changes.
 pub(super) fn aggregate(store: &mut Store) {
     let roles = resource(store, &resource_id(RBAC, "clusterroles"));

@@ -1,4 +1,5 @@
-//! Nobody grants what they do not hold, unless a rule lets them `escalate` or `bind`.
+//! Prevents privilege escalation: a user cannot grant permissions they lack, unless a rule allows
+//! `escalate` or `bind`.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -12,8 +13,8 @@ use crate::error::ApiError;
 use crate::resources::Resource;
 use crate::store::Store;
 
-/// Refuses a write of a role or binding by which its writer would give away more than they have.
-/// `new` is what the object would become, `old` what it is.
+/// Rejects a write of a role or binding that would grant more than the writer holds. `new` is the
+/// object after the write, `old` before it.
 pub(super) fn check(
     access: &Access,
     store: &Mutex<Store>,
@@ -31,7 +32,7 @@ pub(super) fn check(
         let selectors = selectors.and_then(Value::as_array);
         selectors.is_some_and(|selectors| !selectors.is_empty())
     };
-    // By a label a role gives its rules to those that gather them.
+    // By its labels a role contributes its rules to aggregated roles.
     let labels = |value: &Value| value.pointer("/metadata/labels").cloned();
     let is_cluster_role = &*resource.plural == "clusterroles";
     if old.is_some_and(|old| {
@@ -53,9 +54,9 @@ pub(super) fn check(
     let held = policy.rules_for(identity, namespace);
     let mut missing = BTreeSet::new();
     for atom in rules.iter().flat_map(|rule| atoms(rule, namespace)) {
-        // A right to any name needs a rule without names: `allows` says so.
+        // A permission for all names needs a rule without names; `allows` ensures this.
         if held.iter().any(|rule| rule.allows(&atom)) {
-            // The recorder hears of the right as of any other that was needed.
+            // The recorder records this permission like any other that was needed.
             let _ = access.authorize(store, identity, &atom);
         } else {
             missing.insert(shown(&atom));
@@ -79,8 +80,8 @@ pub(super) fn check(
     Err(ApiError::forbidden(resource, name, &why))
 }
 
-/// Whether these are the rights of a cluster administrator: a role that gathers others may come to
-/// hold anything.
+/// Whether these are the permissions of a cluster administrator: an aggregated role may come to
+/// hold any permission.
 fn holds_everything(held: &[&Rule]) -> bool {
     let all = || "*".to_owned();
     let anything =
@@ -90,8 +91,8 @@ fn holds_everything(held: &[&Rule]) -> bool {
     allowed(&anything) && allowed(&anywhere)
 }
 
-/// The right with which a write is free to give away anything, and the rules that it gives away.
-/// Rules that cannot be told are an error, never none.
+/// The permission that allows a write to grant anything, and the rules that it grants. Rules that
+/// cannot be determined are an error, not an empty list.
 fn given_away(
     policy: &Policy,
     resource: &Resource,
@@ -123,7 +124,7 @@ fn given_away(
     (ask("bind", plural, &role.name), rules)
 }
 
-/// A rule, cut into single rights.
+/// Splits a rule into single permissions.
 fn atoms(rule: &Rule, namespace: &str) -> Vec<Attributes> {
     let none = [String::new()];
     let names = if rule.resource_names.is_empty() { &none[..] } else { &rule.resource_names };

@@ -1,16 +1,17 @@
-//! Who calls, and what they may do: authentication, RBAC, access reviews, ServiceAccount tokens.
+//! Authentication, RBAC, access reviews and ServiceAccount tokens.
 //!
-//! | module | is for |
+//! | module | purpose |
 //! |---|---|
-//! | `authn` | from certificate, token or request extension to an [`Identity`]; impersonation |
-//! | `token` | ServiceAccount tokens: issued, and read back |
-//! | `rbac` | roles and bindings, and whether they allow a request |
-//! | `escalation` | nobody grants what they do not hold |
+//! | `authn` | an [`Identity`] from a certificate, token or request extension; impersonation |
+//! | `token` | issues and reads ServiceAccount tokens |
+//! | `rbac` | evaluates roles and bindings for a request |
+//! | `escalation` | prevents privilege escalation |
 //! | `defaults` | roles that every cluster has, aggregated roles, `default` ServiceAccounts |
 //! | `reviews` | TokenRequest, TokenReview, access reviews, SelfSubjectReview |
 //!
-//! With [`Authentication::Open`] whoever calls is `system:masters` and nothing is enforced: that is
-//! for callers in the same process. With [`Authentication::Required`] every request is.
+//! With [`Authentication::Open`] every caller is `system:masters` and nothing is enforced, which
+//! suits callers in the same process. With [`Authentication::Required`] every request is
+//! authenticated and authorised.
 
 mod authn;
 mod defaults;
@@ -42,25 +43,25 @@ use self::rbac::Policy;
 pub(crate) use reviews::serve as serve_review;
 pub use reviews::{VIRTUAL_RESOURCES, VirtualResource};
 
-/// Group of RBAC's kinds.
+/// API group of RBAC's kinds.
 pub(crate) const RBAC: &str = "rbac.authorization.k8s.io";
-/// Whose members may do everything.
+/// The group whose members have all permissions.
 pub const MASTERS: &str = "system:masters";
-/// Everybody who said who they are.
+/// The group of all authenticated callers.
 pub const AUTHENTICATED: &str = "system:authenticated";
-/// Everybody who did not.
+/// The group of all anonymous callers.
 pub const UNAUTHENTICATED: &str = "system:unauthenticated";
 
-/// Who calls. It may travel in a request's extensions: then it is believed.
+/// The identity of a caller. In a request's extensions it is trusted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Identity {
     /// Name of the user.
     pub user: String,
-    /// Unique id, where there is one.
+    /// Unique id, if there is one.
     pub uid: String,
     /// Groups.
     pub groups: Vec<String>,
-    /// Further facts.
+    /// Extra attributes.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
@@ -74,12 +75,12 @@ impl Identity {
         Self { user: user.into(), groups, ..Self::default() }
     }
 
-    /// Somebody who may do everything.
+    /// An administrator with all permissions.
     pub fn admin() -> Self {
         Self::new("system:admin", &[MASTERS])
     }
 
-    /// Somebody who did not say who they are.
+    /// An anonymous caller.
     pub fn anonymous() -> Self {
         Self {
             user: "system:anonymous".to_owned(),
@@ -88,7 +89,7 @@ impl Identity {
         }
     }
 
-    /// A ServiceAccount.
+    /// The identity of a ServiceAccount.
     pub fn service_account(namespace: &str, name: &str, uid: &str) -> Self {
         let groups =
             ["system:serviceaccounts".to_owned(), format!("system:serviceaccounts:{namespace}")];
@@ -105,34 +106,34 @@ impl Identity {
     }
 }
 
-/// The certificate that a caller proved on its connection, as DER. Whoever accepts connections has
-/// checked it against its client CA and puts it into the extensions of each request.
+/// The verified client certificate of a connection, as DER. The listener has checked it against its
+/// client CA and adds it to the extensions of each request.
 #[derive(Clone, Debug)]
 pub struct PeerCertificate(pub Arc<[u8]>);
 
-/// Whether callers must say who they are.
+/// Whether callers must authenticate.
 #[derive(Clone, Debug, Default)]
 pub enum Authentication {
-    /// No: whoever calls may do everything.
+    /// No: every caller has all permissions.
     #[default]
     Open,
     /// Yes, and RBAC decides.
     Required(Required),
 }
 
-/// How callers say who they are, besides certificates and request extensions.
+/// How callers authenticate, besides certificates and request extensions.
 #[derive(Clone)]
 pub struct Required {
     /// Bearer tokens that never expire.
     pub tokens: BTreeMap<String, Identity>,
-    /// Signs ServiceAccount tokens: with the same key they outlive a restart. A secret.
+    /// Signs ServiceAccount tokens: with the same key they remain valid after a restart. A secret.
     pub signing_key: Vec<u8>,
-    /// Told of each decision.
+    /// Called for each decision.
     pub recorder: Option<AccessRecorder>,
 }
 
 impl Required {
-    /// Certificates, ServiceAccount tokens signed with this key, and nothing else.
+    /// Accepts only certificates, and ServiceAccount tokens signed with this key.
     pub fn new(signing_key: impl Into<Vec<u8>>) -> Self {
         Self { tokens: BTreeMap::new(), signing_key: signing_key.into(), recorder: None }
     }
@@ -147,14 +148,14 @@ impl std::fmt::Debug for Required {
 /// Called for each decision; must not call the server.
 pub type AccessRecorder = Arc<dyn Fn(&AccessRecord<'_>) + Send + Sync>;
 
-/// One decision, as a recorder sees it.
+/// One decision, as passed to a recorder.
 #[derive(Clone, Copy, Debug)]
 pub struct AccessRecord<'a> {
-    /// Who.
+    /// The caller.
     pub identity: &'a Identity,
-    /// What they asked for.
+    /// The requested permission.
     pub attributes: &'a Attributes,
-    /// Which rule allows it; `None` where it was refused.
+    /// The rule that allows it; `None` if it was denied.
     pub allowed_by: Option<&'a Grant>,
 }
 
@@ -165,14 +166,14 @@ pub struct Grant {
     pub binding: String,
     /// `ClusterRole/NAME` or `Role/NAMESPACE/NAME`; empty for `system:masters`.
     pub role: String,
-    /// Which of its rules, from 0.
+    /// Index of the rule in the role, from 0.
     pub rule: usize,
 }
 
-/// What a request asks for, as RBAC sees it.
+/// The attributes of a request that RBAC checks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Attributes {
-    /// Kubernetes verb, or the HTTP method in small letters for a path.
+    /// Kubernetes verb, or the lower-case HTTP method for a path.
     pub verb: String,
     /// API group, `""` for core.
     pub group: String,
@@ -180,18 +181,19 @@ pub struct Attributes {
     pub resource: String,
     /// Subresource.
     pub subresource: String,
-    /// Namespace; empty for all of the cluster.
+    /// Namespace; empty for the whole cluster.
     pub namespace: String,
     /// Name of the object; empty for a collection.
     pub name: String,
-    /// A path that is no resource.
+    /// A path that is not a resource.
     pub path: String,
 }
 
 impl Attributes {
     fn of_target(verb: &str, target: &Target) -> Self {
         let name = target.name.clone().unwrap_or_default();
-        // A Namespace is in itself: who may do so in it may read it.
+        // A Namespace object counts as inside itself: permission to read namespaces there allows
+        // reading it.
         let is_namespace = target.group.is_empty() && target.plural == "namespaces";
         let home = target.namespace.clone();
         let home = home.or_else(|| is_namespace.then(|| name.clone()));
@@ -206,7 +208,7 @@ impl Attributes {
         }
     }
 
-    /// `pods/status`, as rules name it.
+    /// `pods/status`, as in rules.
     pub fn combined(&self) -> String {
         if self.subresource.is_empty() {
             self.resource.clone()
@@ -251,16 +253,16 @@ impl Attributes {
     }
 }
 
-/// The server's gatekeeper.
+/// Authentication and authorisation of the server.
 pub(crate) struct Access {
     required: Option<Required>,
-    /// A role or binding changed since the policy was read.
+    /// Whether a role or binding has changed since the policy was read.
     stale: Arc<AtomicBool>,
     policy: Mutex<Arc<Policy>>,
 }
 
 impl Access {
-    /// Prepares a store for its gatekeeper: default roles, and a note of each change of RBAC.
+    /// Prepares a store: creates the default roles, and tracks changes of RBAC objects.
     pub(crate) fn new(authentication: Authentication, store: &mut Store) -> Self {
         let stale = Arc::new(AtomicBool::new(true));
         let required = match authentication {
@@ -283,7 +285,7 @@ impl Access {
         self.required.as_ref()
     }
 
-    /// What roles and bindings say now.
+    /// The policy of the current roles and bindings.
     fn policy(&self, store: &Mutex<Store>) -> Arc<Policy> {
         let mut policy = self.policy.lock().unwrap_or_else(PoisonError::into_inner);
         if self.stale.swap(false, Ordering::AcqRel) {
@@ -293,7 +295,7 @@ impl Access {
         policy.clone()
     }
 
-    /// Whether an identity may do this; the recorder hears of it.
+    /// Whether an identity has this permission; calls the recorder.
     pub(crate) fn authorize(
         &self,
         store: &Mutex<Store>,
@@ -310,7 +312,7 @@ impl Access {
         outcome.map(|_| ())
     }
 
-    /// The same as [`Access::authorize`] without telling anybody: for questions.
+    /// Like [`Access::authorize`] without calling the recorder: for access reviews.
     fn decide(
         &self,
         store: &Mutex<Store>,
@@ -324,8 +326,8 @@ impl Access {
     }
 }
 
-/// Lets a request pass, or says why not. The identity that comes back is the one that counts:
-/// impersonated, where the caller may and wants to be somebody else.
+/// Admits a request or returns why not. The returned identity is the effective one: the
+/// impersonated one, if the caller requests it and has the permission.
 pub(crate) fn admit(
     access: &Access,
     store: &Mutex<Store>,
@@ -350,7 +352,7 @@ pub(crate) fn admit(
     if attributes.verb.is_empty() {
         attributes.verb = parts.method.as_str().to_ascii_lowercase();
     }
-    // Who lists by name asks for one object, so a rule may name it.
+    // A list by name reads one object, so a rule with that name may allow it.
     if attributes.name.is_empty()
         && matches!(verb, "list" | "watch")
         && let Ok(selector) = FieldSelector::parse(field_selector)
@@ -364,8 +366,8 @@ pub(crate) fn admit(
     Ok(Arc::new(identity))
 }
 
-/// What a write takes beyond its verb: an apply that creates needs that right too, and roles are
-/// given only by who holds them.
+/// Checks permissions beyond a write's verb: an apply that creates needs `create` too, and granting
+/// roles requires holding them.
 pub(crate) fn before_write(
     access: &Access,
     store: &Mutex<Store>,
@@ -409,7 +411,7 @@ pub(crate) fn before_write(
     escalation::check(access, store, identity, &resource, place, objects)
 }
 
-/// What an object would be after a write; `None` where there is nothing to patch.
+/// The object after a write; `None` if there is no object to patch.
 fn becomes(
     resource: &Resource,
     target: &Target,
@@ -431,13 +433,13 @@ fn becomes(
     }
 }
 
-/// What a role or binding would say after an apply: lists are replaced, labels added. What the
-/// configuration leaves out counts as still there.
+/// A role or binding after an apply: lists are replaced, labels added. Fields missing from the
+/// configuration are assumed to stay.
 fn laid_over(old: &Value, config: &Value) -> Value {
     let mut new = old.clone();
-    let said = |value: &&Value| !value.is_null();
+    let is_set = |value: &&Value| !value.is_null();
     for key in ["aggregationRule", "roleRef", "rules", "subjects"] {
-        if let Some(value) = config.get(key).filter(said) {
+        if let Some(value) = config.get(key).filter(is_set) {
             new[key] = value.clone();
         }
     }
@@ -448,8 +450,8 @@ fn laid_over(old: &Value, config: &Value) -> Value {
     new
 }
 
-/// What other parts of a control plane do after a write: roles are aggregated, namespaces get their
-/// `default` ServiceAccount.
+/// Performs the follow-up writes of other control plane components: aggregates roles, creates
+/// `default` ServiceAccounts.
 pub(crate) fn after_write(access: &Access, store: &mut Store, target: &Target) {
     if access.required.is_none() {
         return;

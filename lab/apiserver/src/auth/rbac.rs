@@ -1,4 +1,4 @@
-//! RBAC: roles and bindings as the store has them, and whether they allow a request.
+//! RBAC: evaluates the stored roles and bindings for a request.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer};
 use super::{Attributes, Grant, Identity};
 use crate::store::{Table, name_of, namespace_of};
 
-/// `null` is as good as nothing: clients of Go write empty lists so.
+/// `null` counts as missing: Go clients write empty lists as `null`.
 fn or_null<'de, D, T>(value: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -67,7 +67,6 @@ impl Rule {
     }
 }
 
-/// Whom a binding is for.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct Subject {
@@ -180,7 +179,7 @@ impl Policy {
         policy
     }
 
-    /// The rules of a role, and how it is called in messages.
+    /// The rules of a role, and its name for messages.
     pub(super) fn rules_of(&self, namespace: &str, role: &RoleRef) -> (Option<&[Rule]>, String) {
         if role.kind == "Role" {
             let key = (namespace.to_owned(), role.name.clone());
@@ -191,7 +190,7 @@ impl Policy {
         (self.cluster_roles.get(&role.name).map(Vec::as_slice), label)
     }
 
-    /// Bindings of an identity that hold in a namespace, or in all of the cluster.
+    /// The bindings of an identity that apply in a namespace, or in the whole cluster.
     fn bindings_of<'a>(
         &'a self,
         identity: &'a Identity,
@@ -201,7 +200,7 @@ impl Policy {
         self.cluster_bindings.iter().chain(local).filter(move |binding| binding.binds(identity))
     }
 
-    /// Every rule that an identity holds in a namespace.
+    /// All rules that an identity holds in a namespace.
     pub(super) fn rules_for(&self, identity: &Identity, namespace: &str) -> Vec<&Rule> {
         self.bindings_of(identity, namespace)
             .filter_map(|binding| self.rules_of(&binding.namespace, &binding.body.role_ref).0)
@@ -209,7 +208,7 @@ impl Policy {
             .collect()
     }
 
-    /// Which rule allows a request; otherwise what is broken about the caller's bindings.
+    /// The rule that allows a request; otherwise what is wrong with the caller's bindings.
     pub(super) fn decide(&self, identity: &Identity, asked: &Attributes) -> Result<Grant, String> {
         let mut broken = Vec::new();
         for binding in self.bindings_of(identity, &asked.namespace) {

@@ -1,4 +1,4 @@
-//! Resources that are questions: what may I do, whose token is this, who am I, give me a token.
+//! Virtual resources: access reviews, token reviews, SelfSubjectReview and token requests.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -16,17 +16,17 @@ use crate::store::{Store, key_of, time_text};
 
 const AUTHORIZATION: &str = "authorization.k8s.io";
 const AUTHENTICATION: &str = "authentication.k8s.io";
-/// The shortest life of a token, in seconds.
+/// Minimum lifetime of a token, in seconds.
 const SHORTEST_SECONDS: i64 = 600;
-/// The life of a token where nobody says, in seconds.
+/// Default lifetime of a token, in seconds.
 const USUAL_SECONDS: i64 = 3600;
-/// The longest, in seconds.
+/// Maximum lifetime of a token, in seconds.
 const LONGEST_SECONDS: i64 = 1 << 32;
 
 /// A resource that stores nothing; its only verb is `create`.
 #[derive(Clone, Copy, Debug)]
 pub struct VirtualResource {
-    /// API group it is served in, in version `v1`.
+    /// Its API group; the version is `v1`.
     pub group: &'static str,
     /// Plural, with its subresource.
     pub name: &'static str,
@@ -34,9 +34,9 @@ pub struct VirtualResource {
     pub singular: &'static str,
     /// Kind.
     pub kind: &'static str,
-    /// Group of the kind, where it is not that of the resource.
+    /// Group of the kind, if it differs from that of the resource.
     pub kind_group: &'static str,
-    /// Whether it lives in namespaces.
+    /// Whether it is namespaced.
     pub namespaced: bool,
 }
 
@@ -50,7 +50,7 @@ const fn of(
     VirtualResource { group, name, singular, kind, kind_group: group, namespaced }
 }
 
-/// What is served here, for discovery.
+/// The virtual resources that the server serves, for discovery.
 pub const VIRTUAL_RESOURCES: &[VirtualResource] = &[
     VirtualResource {
         group: "",
@@ -86,14 +86,14 @@ pub const VIRTUAL_RESOURCES: &[VirtualResource] = &[
     of(AUTHORIZATION, "subjectaccessreviews", "subjectaccessreview", "SubjectAccessReview", false),
 ];
 
-fn is_ours(target: &Target) -> bool {
+fn is_virtual(target: &Target) -> bool {
     matches!(target.group.as_str(), AUTHORIZATION | AUTHENTICATION)
         || (target.group.is_empty()
             && target.plural == "serviceaccounts"
             && target.subresource == "token")
 }
 
-/// Answers a request for one of [`VIRTUAL_RESOURCES`]; `None` for any other.
+/// Handles a request for one of [`VIRTUAL_RESOURCES`]; `None` for any other request.
 pub(crate) fn serve(
     access: &Access,
     store: &Mutex<Store>,
@@ -102,7 +102,7 @@ pub(crate) fn serve(
     (verb, target): (&str, &Target),
     body: &[u8],
 ) -> Option<Result<Value, ApiError>> {
-    if !is_ours(target) {
+    if !is_virtual(target) {
         return None;
     }
     let desk = Desk { access, store, now, identity };
@@ -213,11 +213,16 @@ impl Desk<'_> {
         Ok(review)
     }
 
-    fn access_review(&self, review: &Value, own: bool, target: &Target) -> Result<Value, ApiError> {
+    fn access_review(
+        &self,
+        review: &Value,
+        for_self: bool,
+        target: &Target,
+    ) -> Result<Value, ApiError> {
         let spec: AccessSpec = spec(review)?;
         let kind = review["kind"].as_str().unwrap_or_default();
         let wrong = |cause| ApiError::invalid_kind(AUTHORIZATION, kind, "", &[cause]);
-        let subject = if own {
+        let subject = if for_self {
             self.identity.clone()
         } else {
             if spec.user.is_empty() && spec.groups.is_empty() {
@@ -315,13 +320,13 @@ impl Desk<'_> {
         })
     }
 
-    /// TokenRequest: a token for the ServiceAccount that the path names.
+    /// TokenRequest: issues a token for the ServiceAccount in the path.
     fn issue(&self, target: &Target, review: &mut Value) -> Result<Value, ApiError> {
         let Some(settings) = self.access.required() else {
             return Err(ApiError::new(
                 404,
                 "NotFound",
-                "this API server asks nobody who they are, and issues no tokens",
+                "this API server does not authenticate clients and issues no tokens",
             ));
         };
         let wanted: TokenSpec = spec(review)?;
@@ -345,7 +350,7 @@ impl Desk<'_> {
         let place = self.place(target, wanted.bound_object_ref.as_ref())?;
         let claims = Claims::new(place, audiences.clone(), self.now, seconds);
         let expires = Timestamp::from_second(claims.expires)
-            .map_err(|_| wrong(seconds, "leads beyond the end of time"))?;
+            .map_err(|_| wrong(seconds, "exceeds the maximum timestamp"))?;
         if !review["spec"].is_object() {
             review["spec"] = json!({});
         }

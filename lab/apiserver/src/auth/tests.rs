@@ -1,4 +1,4 @@
-//! Who may do what, through the server.
+//! Authentication and authorisation through the server.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -19,10 +19,10 @@ const ROLES: &str = "/apis/rbac.authorization.k8s.io/v1";
 struct World {
     server: ApiServer,
     seconds: Arc<AtomicI64>,
-    seen: Arc<Mutex<Vec<String>>>,
+    recorded: Arc<Mutex<Vec<String>>>,
 }
 
-/// One request: method, path, body, and headers besides.
+/// One request: method, path, body, and additional headers.
 struct Ask<'a>(&'a str, &'a str, Value, &'a [(&'a str, &'a str)]);
 
 impl World {
@@ -32,8 +32,8 @@ impl World {
         let mut options = Options::new(Arc::new(move || {
             Timestamp::from_second(clock.load(Ordering::SeqCst)).unwrap()
         }));
-        let seen: Arc<Mutex<Vec<String>>> = Arc::default();
-        let log = seen.clone();
+        let recorded: Arc<Mutex<Vec<String>>> = Arc::default();
+        let log = recorded.clone();
         let mut required = Required::new("a key for tests");
         required.tokens =
             BTreeMap::from([("secret-of-jane".to_owned(), Identity::new("jane", &["dev"]))]);
@@ -48,10 +48,10 @@ impl World {
             ));
         }));
         options.authentication = Authentication::Required(required);
-        Self { server: ApiServer::new(options), seconds, seen }
+        Self { server: ApiServer::new(options), seconds, recorded }
     }
 
-    async fn send(&self, who: Option<Identity>, ask: Ask<'_>) -> (u16, Value) {
+    async fn send(&self, identity: Option<Identity>, ask: Ask<'_>) -> (u16, Value) {
         let Ask(method, path, body, headers) = ask;
         let mut request = Request::builder().method(method).uri(path);
         if method == "PATCH" {
@@ -62,8 +62,8 @@ impl World {
         }
         let bytes = if body.is_null() { Bytes::new() } else { Bytes::from(body.to_string()) };
         let mut request = request.body(Full::new(bytes)).unwrap();
-        if let Some(who) = who {
-            request.extensions_mut().insert(who);
+        if let Some(identity) = identity {
+            request.extensions_mut().insert(identity);
         }
         let answer = self.server.clone().oneshot(request).await.unwrap();
         let code = answer.status().as_u16();
@@ -83,12 +83,12 @@ impl World {
         self.send(None, Ask(method, path, body, &token)).await
     }
 
-    async fn jane_hears(&self, method: &str, path: &str, body: Value) -> (u16, String) {
+    async fn jane_message(&self, method: &str, path: &str, body: Value) -> (u16, String) {
         let (code, value) = self.jane(method, path, body).await;
         (code, value["message"].as_str().unwrap_or_default().to_owned())
     }
 
-    /// Gives jane a Role in namespace `default`.
+    /// Grants jane a Role in namespace `default`.
     async fn role(&self, rules: Value) {
         let body = json!({"metadata": {"name": "r"}, "rules": rules});
         let roles = format!("{ROLES}/namespaces/default/roles");
@@ -102,7 +102,7 @@ impl World {
         self.admin("POST", &bindings, body).await;
     }
 
-    /// Binds a ClusterRole to jane, everywhere.
+    /// Binds a ClusterRole to jane, cluster-wide.
     async fn cluster_role(&self, name: &str) {
         let body = json!({
             "metadata": {"name": format!("jane-{name}")},
@@ -121,7 +121,7 @@ fn map(name: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_refusal_reads_as_kubernetes_words_it() {
+async fn a_denial_has_kubernetes_wording() {
     let world = World::new();
     let cases = [
         (
@@ -145,7 +145,7 @@ async fn a_refusal_reads_as_kubernetes_words_it() {
         ("GET", "/metrics", "forbidden: User \"jane\" cannot get path \"/metrics\""),
     ];
     for (method, path, expected) in cases {
-        let (code, message) = world.jane_hears(method, path, Value::Null).await;
+        let (code, message) = world.jane_message(method, path, Value::Null).await;
         assert_eq!((code, message.as_str()), (403, expected));
     }
     let (_, status) = world.jane("GET", MAPS, Value::Null).await;
@@ -154,7 +154,7 @@ async fn a_refusal_reads_as_kubernetes_words_it() {
 }
 
 #[tokio::test]
-async fn a_certificate_says_who_calls_by_name_and_organisations() {
+async fn a_certificate_gives_user_and_groups() {
     let mut params = rcgen::CertificateParams::default();
     params.distinguished_name = rcgen::DistinguishedName::new();
     let subject = &mut params.distinguished_name;
@@ -162,13 +162,13 @@ async fn a_certificate_says_who_calls_by_name_and_organisations() {
     subject.push(rcgen::DnType::CommonName, "system:node:n1");
     let key = rcgen::KeyPair::generate().unwrap();
     let certificate = params.self_signed(&key).unwrap();
-    let who = authn::of_certificate(certificate.der()).unwrap();
-    assert_eq!(who, Identity::new("system:node:n1", &["system:nodes"]));
+    let identity = authn::of_certificate(certificate.der()).unwrap();
+    assert_eq!(identity, Identity::new("system:node:n1", &["system:nodes"]));
     assert_eq!(authn::of_certificate(b"no certificate"), None);
 }
 
 #[tokio::test]
-async fn who_says_nothing_is_anonymous_and_who_lies_is_nobody() {
+async fn no_token_is_anonymous_and_an_invalid_token_is_rejected() {
     let world = World::new();
     let (code, status) = world.send(None, Ask("GET", MAPS, Value::Null, &[])).await;
     assert_eq!(code, 403);
@@ -205,7 +205,7 @@ async fn a_rule_may_name_objects_and_lists_of_one_name_count_as_one() {
 }
 
 #[tokio::test]
-async fn an_apply_that_creates_takes_the_right_to_create_that_name() {
+async fn an_apply_that_creates_needs_create_for_that_name() {
     let world = World::new();
     world
         .role(json!([
@@ -257,7 +257,7 @@ async fn wildcards_and_subresources_match_as_in_kubernetes() {
 }
 
 #[tokio::test]
-async fn default_roles_are_aggregated_and_take_in_roles_of_users() {
+async fn default_roles_aggregate_roles_of_users() {
     let world = World::new();
     world.cluster_role("view").await;
     let (code, _) = world.jane("GET", MAPS, Value::Null).await;
@@ -281,7 +281,7 @@ async fn default_roles_are_aggregated_and_take_in_roles_of_users() {
 }
 
 #[tokio::test]
-async fn nobody_gives_away_what_they_do_not_hold() {
+async fn users_cannot_grant_permissions_they_lack() {
     let world = World::new();
     world
         .role(json!([
@@ -296,7 +296,7 @@ async fn nobody_gives_away_what_they_do_not_hold() {
     };
     let (code, _) = world.jane("POST", &roles, role("a", "get")).await;
     assert_eq!(code, 201);
-    let (code, message) = world.jane_hears("POST", &roles, role("b", "delete")).await;
+    let (code, message) = world.jane_message("POST", &roles, role("b", "delete")).await;
     assert_eq!(code, 403);
     assert!(
         message.contains("is attempting to grant RBAC permissions not currently held")
@@ -317,7 +317,7 @@ async fn nobody_gives_away_what_they_do_not_hold() {
 }
 
 #[tokio::test]
-async fn no_way_around_leads_to_rights_that_one_does_not_hold() {
+async fn no_detour_grants_permissions_the_writer_lacks() {
     let world = World::new();
     let body = json!({"metadata": {"name": "keeper"}, "rules": [
         {"verbs": ["create", "patch"], "apiGroups": [RBAC],
@@ -346,14 +346,14 @@ async fn no_way_around_leads_to_rights_that_one_does_not_hold() {
     };
     let apply = "?fieldManager=jane&force=true";
     let cases = [
-        // Oneself put into a binding whose role the patch does not name.
+        // Adding oneself to a binding whose role the patch does not name.
         (
             "PATCH",
             format!("{bindings}/all{apply}"),
             typed("RoleBinding", "all", json!({"subjects": subjects})),
             403,
         ),
-        // A role that is to come.
+        // A role that does not exist yet.
         (
             "POST",
             bindings.clone(),
@@ -364,21 +364,21 @@ async fn no_way_around_leads_to_rights_that_one_does_not_hold() {
             ),
             404,
         ),
-        // A role that others gather.
+        // A role that is aggregated to others.
         (
             "PATCH",
             format!("{cluster_roles}/strong{apply}"),
             typed("ClusterRole", "strong", json!({"metadata": {"labels": labels}})),
             403,
         ),
-        // A role that gathers others.
+        // A role that aggregates others.
         (
             "POST",
             cluster_roles.clone(),
             typed("ClusterRole", "net", json!({"aggregationRule": gathering})),
             403,
         ),
-        // Rules that the store reads and the check does not.
+        // Rules that the store accepts and the check cannot read.
         ("POST", cluster_roles, typed("ClusterRole", "nulls", json!({"rules": nulls})), 403),
     ];
     for (method, path, body, expected) in cases {
@@ -388,7 +388,7 @@ async fn no_way_around_leads_to_rights_that_one_does_not_hold() {
 }
 
 #[tokio::test]
-async fn who_may_read_namespaces_inside_one_may_read_it() {
+async fn namespace_read_permission_inside_one_covers_it() {
     let world = World::new();
     world.role(json!([{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}])).await;
     let reviews = "authorization.k8s.io/v1/namespaces/default/subjectaccessreviews";
@@ -396,7 +396,7 @@ async fn who_may_read_namespaces_inside_one_may_read_it() {
         ("GET", "/api/v1/namespaces/default".to_owned(), 200),
         ("GET", "/api/v1/namespaces/kube-system".to_owned(), 403),
         ("GET", "/api/v1/namespaces".to_owned(), 403),
-        // What has no namespace is in none.
+        // A resource without a namespace is not served inside one.
         ("POST", format!("/apis/{reviews}"), 404),
     ] {
         let (code, answer) = world.jane(method, &path, json!({})).await;
@@ -441,7 +441,7 @@ async fn a_service_account_token_is_good_until_it_expires_or_its_account_goes() 
 }
 
 #[tokio::test]
-async fn a_token_that_somebody_else_signed_or_changed_is_refused() {
+async fn a_token_with_a_foreign_or_broken_signature_is_rejected() {
     let now = Timestamp::from_second(0).unwrap();
     let place = token::Place {
         namespace: "a".to_owned(),
@@ -462,17 +462,17 @@ async fn a_token_that_somebody_else_signed_or_changed_is_refused() {
 }
 
 #[tokio::test]
-async fn questions_about_access_are_answered_for_oneself_and_for_others() {
+async fn access_reviews_work_for_oneself_and_for_others() {
     let world = World::new();
     world.role(json!([{"verbs": ["get"], "apiGroups": [""], "resources": ["configmaps"]}])).await;
     let group = "/apis/authorization.k8s.io/v1";
-    let own = format!("{group}/selfsubjectaccessreviews");
+    let self_reviews = format!("{group}/selfsubjectaccessreviews");
     let asked = |verb: &str| {
         json!({"kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": {
             "namespace": "default", "verb": verb, "resource": "configmaps"}}})
     };
     for (verb, expected) in [("get", true), ("delete", false)] {
-        let (code, answer) = world.jane("POST", &own, asked(verb)).await;
+        let (code, answer) = world.jane("POST", &self_reviews, asked(verb)).await;
         assert_eq!((code, &answer["status"]["allowed"]), (201, &json!(expected)));
     }
     let others = format!("{group}/subjectaccessreviews");
@@ -490,7 +490,7 @@ async fn questions_about_access_are_answered_for_oneself_and_for_others() {
 }
 
 #[tokio::test]
-async fn who_may_impersonate_is_somebody_else_for_a_request() {
+async fn permitted_impersonation_changes_the_identity() {
     let world = World::new();
     let whoami = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
     let mask = [("impersonate-user", "joe"), ("impersonate-group", "ops")];
@@ -510,7 +510,7 @@ async fn who_may_impersonate_is_somebody_else_for_a_request() {
 }
 
 #[tokio::test]
-async fn a_namespace_gets_its_service_account_and_the_recorder_hears_everything() {
+async fn a_namespace_gets_its_account_and_decisions_are_recorded() {
     let world = World::new();
     let body = json!({"metadata": {"name": "new"}});
     world.admin("POST", "/api/v1/namespaces", body).await;
@@ -519,8 +519,8 @@ async fn a_namespace_gets_its_service_account_and_the_recorder_hears_everything(
     world.cluster_role("view").await;
     world.jane("GET", MAPS, Value::Null).await;
     world.jane("POST", MAPS, map("x")).await;
-    let seen = world.seen.lock().unwrap().clone();
-    let tail = &seen[seen.len() - 2..];
+    let recorded = world.recorded.lock().unwrap().clone();
+    let tail = &recorded[recorded.len() - 2..];
     assert_eq!(
         tail,
         ["jane list configmaps Some(\"ClusterRole/view\")", "jane create configmaps None",]
@@ -543,13 +543,13 @@ async fn a_restored_server_keeps_tokens_and_rights() {
 }
 
 #[tokio::test]
-async fn whoever_calls_an_open_server_may_do_everything() {
+async fn every_caller_of_an_open_server_has_all_permissions() {
     let world = World::new();
     let server = ApiServer::new(Options::new(Arc::new(|| Timestamp::from_second(0).unwrap())));
     assert!(server.list_values(RBAC, "clusterroles", None).is_empty());
     let open = World { server, ..world };
-    let nobody = || Ask("GET", MAPS, Value::Null, &[]);
-    assert_eq!(open.send(None, nobody()).await.0, 200);
+    let anonymous = || Ask("GET", MAPS, Value::Null, &[]);
+    assert_eq!(open.send(None, anonymous()).await.0, 200);
     let bad = [("authorization", "Bearer made-up")];
     let ask = Ask("GET", MAPS, Value::Null, &bad);
     assert_eq!(open.send(None, ask).await.0, 200);

@@ -1,5 +1,5 @@
-//! ServiceAccount tokens: signed statements that expire by the server's clock and are good for as
-//! long as what they are bound to is there.
+//! ServiceAccount tokens: signed claims that expire by the server's clock and are valid as long as
+//! the objects that they are bound to exist.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -10,19 +10,19 @@ use serde::{Deserialize, Serialize};
 use super::Identity;
 use crate::store::{Store, key_of};
 
-/// Whom tokens are for where nobody says: this server.
+/// Default audience of tokens: this server.
 pub(super) const AUDIENCE: &str = "https://kubernetes.default.svc.cluster.local";
-/// The only header that we write, and so the only one that we read.
+/// The only header that is written, and thus the only one accepted.
 const HEADER: &str = r#"{"alg":"HS256","typ":"JWT"}"#;
 
-/// Something that a token is bound to.
+/// An object that a token is bound to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Bound {
     pub(super) name: String,
     pub(super) uid: String,
 }
 
-/// Where a token belongs.
+/// The namespace, ServiceAccount and bound objects of a token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Place {
     pub(super) namespace: String,
@@ -35,7 +35,7 @@ pub(super) struct Place {
     pub(super) node: Option<Bound>,
 }
 
-/// What a token says.
+/// The claims of a token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Claims {
     #[serde(rename = "iss")]
@@ -53,7 +53,7 @@ pub(super) struct Claims {
 }
 
 impl Claims {
-    /// Claims of a ServiceAccount for this long.
+    /// Claims of a ServiceAccount that are valid for `seconds`.
     pub(super) fn new(place: Place, audiences: Vec<String>, now: Timestamp, seconds: i64) -> Self {
         let (namespace, name) = (&place.namespace, &place.serviceaccount.name);
         Self {
@@ -66,7 +66,7 @@ impl Claims {
         }
     }
 
-    /// Who that is, if everything that the token is bound to is still there.
+    /// The identity of the token, if all objects that it is bound to still exist.
     pub(super) fn identity(&self, store: &Store) -> Option<Identity> {
         let place = &self.place;
         let there = |resource: &str, namespace: &str, bound: &Bound| {
@@ -110,7 +110,7 @@ pub(super) fn sign(key: &[u8], claims: &Claims) -> String {
     format!("{text}.{}", URL_SAFE_NO_PAD.encode(tag))
 }
 
-/// What a token says, if we signed it and it has not expired.
+/// The claims of a token, if its signature is valid and it has not expired.
 pub(super) fn read(key: &[u8], token: &str, now: Timestamp) -> Option<Claims> {
     let (text, tag) = token.rsplit_once('.')?;
     let (header, body) = text.split_once('.')?;

@@ -1,5 +1,5 @@
-//! The figures that the server must reach with a fleet: 30,000 Machines of 4 KiB posted, listed,
-//! and kept in memory.
+//! Measures the server with a fleet: posts and lists 30,000 Machines of 4 KiB, and checks time and
+//! memory.
 
 #![expect(clippy::print_stdout, reason = "the figures are this program's output")]
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures real time")]
@@ -179,7 +179,7 @@ async fn run() -> bool {
 
 fn main() -> std::process::ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.expect("a runtime without threads needs nothing");
+    let runtime = runtime.expect("a current-thread runtime can be created");
     if runtime.block_on(run()) {
         std::process::ExitCode::SUCCESS
     } else {

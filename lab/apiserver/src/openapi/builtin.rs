@@ -1,4 +1,4 @@
-//! Schemas of the built-in kinds, as Kubernetes publishes them, made when somebody first asks.
+//! Schemas of the built-in kinds, as Kubernetes publishes them, built on first use.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,19 +25,19 @@ pub(super) const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Objec
 pub(super) const LIST_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta";
 /// Name of the schema of a scale.
 pub(super) const SCALE: &str = "io.k8s.api.autoscaling.v1.Scale";
-/// What a reference to a schema starts with.
+/// Prefix of a reference to a schema.
 const REFERENCE: &str = "#/components/schemas/";
 
-/// Where the types of CRDs are.
+/// Prefix of the names of CRD types.
 const EXTENSIONS: &str = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1";
-/// Types of CRDs that may be of any JSON type.
+/// CRD types that accept any JSON type.
 const ANYTHING: [&str; 4] =
     ["JSON", "JSONSchemaPropsOrArray", "JSONSchemaPropsOrBool", "JSONSchemaPropsOrStringArray"];
 
 /// All schemas, by name.
 pub(crate) struct Schemas {
     by_name: BTreeMap<String, Value>,
-    /// Name of the schema of each group, version and kind.
+    /// Schema name of each group, version and kind.
     names: BTreeMap<Kind, String>,
 }
 
@@ -63,7 +63,7 @@ macro_rules! kinds {
 }
 
 impl Schemas {
-    /// The schemas of this build.
+    /// The schemas of the built-in kinds.
     pub(crate) fn get() -> &'static Self {
         static SCHEMAS: OnceLock<Schemas> = OnceLock::new();
         SCHEMAS.get_or_init(Self::make)
@@ -122,7 +122,7 @@ impl Schemas {
         self.by_name.get(name)
     }
 
-    /// Name of the schema of a built-in kind.
+    /// Schema name of a built-in kind.
     pub(super) fn name_of(&self, resource: &Resource) -> Option<&str> {
         let key = [&resource.group, &resource.version, &resource.kind];
         let key = key.map(|word| Cow::Owned(word.to_string()));
@@ -134,13 +134,13 @@ impl Schemas {
         self.named(self.name_of(resource)?)
     }
 
-    /// A schema with its reference followed, where it is one.
+    /// Follows a schema's reference, if it is one.
     pub(super) fn resolve<'a>(&'a self, schema: &'a Value) -> &'a Value {
         let target = referred(schema).or_else(|| referred(schema["allOf"].get(0)?));
         target.and_then(|name| self.named(name)).unwrap_or(schema)
     }
 
-    /// The named schemas and everything that they refer to.
+    /// The named schemas and all schemas that they refer to.
     pub(super) fn closure(&self, names: &BTreeSet<String>) -> BTreeMap<String, Value> {
         let mut found = BTreeMap::new();
         let mut open: Vec<String> = names.iter().cloned().collect();
@@ -158,7 +158,7 @@ impl Schemas {
     }
 }
 
-/// Name of the schema that a reference leads to.
+/// Name of the schema that a reference points to.
 fn referred(schema: &Value) -> Option<&str> {
     schema["$ref"].as_str()?.strip_prefix(REFERENCE)
 }
@@ -193,7 +193,7 @@ mod tests {
     use crate::resources::Registry;
 
     #[test]
-    fn every_built_in_kind_has_a_schema_that_says_which_it_is() {
+    fn every_built_in_kind_has_a_schema_with_its_kind() {
         let schemas = Schemas::get();
         for resource in Registry::builtin().all() {
             let schema = schemas.of(resource).unwrap_or_else(|| panic!("{resource:?}"));
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_anything_has_no_type() {
+    fn a_value_of_any_type_has_no_type_in_its_schema() {
         for name in ANYTHING {
             let schema = Schemas::get().named(&format!("{EXTENSIONS}.{name}"));
             assert!(schema.is_some_and(|schema| schema.get("type").is_none()), "{name}");
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn no_reference_leads_nowhere() {
+    fn every_reference_resolves() {
         let schemas = Schemas::get();
         for (name, schema) in &schemas.by_name {
             let mut names = Vec::new();

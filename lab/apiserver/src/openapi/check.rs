@@ -1,20 +1,21 @@
-//! What a decoder of a built-in kind would say: fields that it does not know, values of another type.
+//! Checks objects of built-in kinds as a typed decoder would: unknown fields and values of the
+//! wrong type.
 
 use serde_json::Value;
 
 use super::builtin::Schemas;
 use crate::resources::Resource;
 
-/// What is wrong with an object of a built-in kind.
+/// The errors in an object of a built-in kind.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Findings {
     /// Paths of fields that the kind does not have.
     pub(crate) unknown: Vec<String>,
-    /// The first value that has the wrong type.
+    /// The first value of the wrong type.
     pub(crate) mistyped: Option<String>,
 }
 
-/// Looks at an object of a built-in kind and, with `remove`, takes out what the kind does not know.
+/// Checks an object of a built-in kind and, with `remove`, removes unknown fields.
 pub(crate) fn check(resource: &Resource, object: &mut Value, remove: bool) -> Findings {
     let schemas = Schemas::get();
     let mut findings = Findings::default();
@@ -77,7 +78,7 @@ impl Walk<'_> {
     }
 }
 
-/// The type that a schema wants, where the value has another.
+/// The type that a schema requires, if the value has another.
 fn mismatch<'a>(schema: &'a Value, value: &Value) -> Option<&'a str> {
     let wanted = schema["type"].as_str()?;
     let fits = match wanted {
@@ -86,7 +87,7 @@ fn mismatch<'a>(schema: &'a Value, value: &Value) -> Option<&'a str> {
         "boolean" => value.is_boolean(),
         "integer" => value.is_i64() || value.is_u64(),
         "number" => value.is_number(),
-        // Quantities may be written as numbers, but only they.
+        // Only quantities may be written as numbers.
         "string" => value.is_string() || (value.is_number() && is_quantity(schema)),
         _ => true,
     };

@@ -1,5 +1,5 @@
-//! OpenAPI v3: one document per group version, for `kubectl explain`, for its patches, and for what
-//! it asks before a dry run. Documents are made when asked for and kept until a CRD changes.
+//! OpenAPI v3: one document per group version, which kubectl uses for `explain`, for patches, and
+//! before a dry run. Documents are built on request and cached until a CRD changes.
 
 mod builtin;
 mod check;
@@ -25,19 +25,19 @@ use builtin::{LIST_META, OBJECT_META, SCALE, Schemas, reference};
 pub(crate) use check::check;
 pub(crate) use v2::{V2_PROTOBUF_NAME, document as document_v2};
 
-/// Documents that were made before, each with the hash that it belongs to.
+/// Cached documents, each with its hash.
 #[derive(Default)]
 pub(crate) struct Cache(Mutex<BTreeMap<String, (String, Bytes)>>);
 
-/// What the documents of one group version are made of, read under the store's lock.
+/// The inputs of one group version's document, read under the store's lock.
 struct Part {
     resources: Vec<Arc<Resource>>,
-    /// The CRDs of the custom ones, by name.
+    /// The CRDs of its custom resources, by name.
     crds: BTreeMap<Arc<str>, Arc<Entry>>,
 }
 
 impl Part {
-    /// Changes whenever the document would.
+    /// A hash that changes whenever the document would.
     fn hash(&self, git_version: &str) -> String {
         let mut words = vec![env!("CARGO_PKG_VERSION").to_owned(), git_version.to_owned()];
         for (name, entry) in &self.crds {
@@ -73,7 +73,7 @@ fn parts(store: &Store) -> BTreeMap<String, Part> {
     parts
 }
 
-/// The document at a path below `/openapi/v3`; the path's empty form is the index.
+/// The document at a path below `/openapi/v3`; an empty path returns the index.
 pub(crate) fn document(store: &Mutex<Store>, cache: &Cache, path: &str) -> Option<Bytes> {
     let (mut parts, git_version) = {
         let store = store.lock().unwrap_or_else(PoisonError::into_inner);
@@ -170,7 +170,7 @@ fn add_type_fields(properties: &mut Map<String, Value>) {
     properties.insert("kind".to_owned(), json!({"type": "string", "description": KIND_HELP}));
 }
 
-/// The schema of a custom kind: the CRD's, with what every object has.
+/// The schema of a custom kind: the CRD's schema plus the fields of every object.
 fn custom_schema(resource: &Resource, crd: &Value) -> Option<Value> {
     let versions = member(crd, &["spec", "versions"])?.as_array()?;
     let version = versions.iter().find(|version| version["name"] == *resource.version)?;

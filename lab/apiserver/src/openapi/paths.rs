@@ -1,4 +1,4 @@
-//! The paths of a document: which requests a kind takes, with which parameters and bodies.
+//! The paths of a document: the requests of a kind, with their parameters and bodies.
 
 use serde_json::{Map, Value, json};
 
@@ -61,28 +61,28 @@ fn in_path(name: &str, help: &str) -> Value {
 
 fn writing() -> Vec<Value> {
     vec![
-        parameter("dryRun", "string", "All processes the request in full and stores nothing."),
-        parameter("fieldManager", "string", "The name of the actor that writes."),
+        parameter("dryRun", "string", "With All, nothing is stored."),
+        parameter("fieldManager", "string", "The name of the field manager."),
         parameter(
             "fieldValidation",
             "string",
-            "What happens to unknown fields: Ignore, Warn or Strict.",
+            "How to handle unknown fields: Ignore, Warn or Strict.",
         ),
     ]
 }
 
 fn listing() -> Vec<Value> {
     [
-        ("allowWatchBookmarks", "boolean", "Asks a watch for bookmarks."),
-        ("continue", "string", "The token of the page before."),
+        ("allowWatchBookmarks", "boolean", "Requests bookmarks in a watch."),
+        ("continue", "string", "The continue token of the previous page."),
         ("fieldSelector", "string", "Restricts the list by fields."),
         ("labelSelector", "string", "Restricts the list by labels."),
-        ("limit", "integer", "The most objects of one page."),
-        ("resourceVersion", "string", "The version that is read."),
-        ("resourceVersionMatch", "string", "How resourceVersion is meant."),
-        ("sendInitialEvents", "boolean", "Starts a watch with what is there."),
-        ("timeoutSeconds", "integer", "How long the request may take."),
-        ("watch", "boolean", "Follows changes instead of listing."),
+        ("limit", "integer", "The maximum number of objects per page."),
+        ("resourceVersion", "string", "The resource version to read."),
+        ("resourceVersionMatch", "string", "How to interpret resourceVersion."),
+        ("sendInitialEvents", "boolean", "Starts a watch with the existing objects."),
+        ("timeoutSeconds", "integer", "The timeout of the request in seconds."),
+        ("watch", "boolean", "Watches for changes instead of listing."),
     ]
     .map(|(name, kind, help)| parameter(name, kind, help))
     .to_vec()
@@ -90,11 +90,11 @@ fn listing() -> Vec<Value> {
 
 fn deleting() -> Vec<Value> {
     let mut all = vec![
-        parameter("gracePeriodSeconds", "integer", "How long an object may take to end."),
+        parameter("gracePeriodSeconds", "integer", "The grace period of the deletion in seconds."),
         parameter(
             "propagationPolicy",
             "string",
-            "What happens to what the object owns: Orphan, Background or Foreground.",
+            "How to handle the dependents: Orphan, Background or Foreground.",
         ),
     ];
     all.extend(writing().into_iter().take(1));
@@ -150,7 +150,7 @@ impl Maker<'_> {
         parameters.push(parameter(
             "force",
             "boolean",
-            "Lets an apply take fields that others own.",
+            "Takes ownership of fields that other managers own.",
         ));
         let mut patch = self.operation("patch", what, parameters, schema, kind);
         let bodies: Map<String, Value> = media_types(self.resource)
@@ -210,7 +210,7 @@ impl Maker<'_> {
         })
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "made for this call")]
+    #[expect(clippy::needless_pass_by_value, reason = "the object is built for this call")]
     fn subresource(&self, name: &str, schema: &str, kind: Value) -> Value {
         let what = if name == "scale" { "Scale" } else { "Status" };
         let put = self.operation("put", what, writing(), schema, &kind);

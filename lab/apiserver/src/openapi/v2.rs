@@ -1,19 +1,19 @@
-//! OpenAPI v2, as little as kubectl needs: it reads it, as protocol buffers, before it sends the
-//! items of a `List`, and takes what has no definition there as it is. The definitions are in v3.
+//! OpenAPI v2, the minimum for kubectl: it reads the document as protocol buffers before it sends
+//! the items of a `List`, and does not check kinds without a definition. The definitions are in v3.
 
 use bytes::Bytes;
 use serde_json::json;
 
 use crate::write::to_bytes;
 
-/// What an `Accept` header for the binary form contains.
+/// The part of an `Accept` header that requests the binary form.
 pub(crate) const V2_PROTOBUF_NAME: &str = "com.github.proto-openapi.spec.v2";
 const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
 const JSON: &str = "application/json";
 
 const TITLE: &str = "Kubernetes";
 
-/// Content type and document.
+/// The content type and the document.
 pub(crate) fn document(git_version: &str, protobuf: bool) -> (&'static str, Bytes) {
     if protobuf {
         let mut info = Vec::new();
@@ -33,7 +33,7 @@ pub(crate) fn document(git_version: &str, protobuf: bool) -> (&'static str, Byte
     (JSON, to_bytes(&document))
 }
 
-/// Writes a length-delimited field. Numbers of fields are below 16 here, so each tag is one byte.
+/// Writes a length-delimited field. Field numbers are below 16 here, so each tag is one byte.
 fn text(into: &mut Vec<u8>, field: u8, bytes: &[u8]) {
     into.push(field << 3 | 2);
     let mut length = bytes.len();

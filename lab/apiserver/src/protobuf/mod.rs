@@ -1,6 +1,6 @@
-//! Bodies in protocol buffers. kubectl's typed clients (create, drain, `auth can-i`, ...) send
-//! nothing else for built-in kinds; they take JSON in return. `fields.txt` says where each field is;
-//! `tools/kubectl/fields` writes it.
+//! Bodies in protocol buffers. kubectl's typed clients (create, drain, `auth can-i`, ...) send no
+//! other format for built-in kinds; they accept JSON responses. `fields.txt` lists all fields;
+//! `tools/kubectl/fields` generates it.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -19,13 +19,12 @@ use wire::{Reader, Wire};
 /// The content type of such a body.
 pub(crate) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
-/// What such a body starts with.
+/// Prefix of such a body.
 const MAGIC: &[u8] = b"k8s\0";
 
-/// How deep messages may nest.
 const MOST_DEPTH: usize = crate::object::MOST_DEPTH;
 
-/// How a field is laid out, and what it is in JSON.
+/// How a field is encoded, and its form in JSON.
 #[derive(Debug, Clone, PartialEq)]
 enum Layout {
     Text,
@@ -76,16 +75,16 @@ impl Layout {
 
 #[derive(Debug)]
 struct Field {
-    /// Its JSON leaves out a value that is not set.
+    /// Whether JSON omits an unset value.
     omit_zero: bool,
-    /// None where the fields of the message stand beside the others.
+    /// `None` if the message is inline: its fields are members of the parent.
     name: Option<&'static str>,
     layout: Layout,
 }
 
 type Fields = BTreeMap<u32, Field>;
 
-/// What `fields.txt` says.
+/// The content of `fields.txt`.
 struct Tables {
     /// Type of each `group/version/kind`.
     kinds: BTreeMap<&'static str, &'static str>,
@@ -127,11 +126,11 @@ impl Tables {
     }
 }
 
-/// The object in a body.
+/// Decodes the object in a body.
 pub(crate) fn decode(body: &[u8]) -> Result<Value, String> {
     let envelope = body
         .strip_prefix(MAGIC)
-        .ok_or("the body does not start as protocol buffers of Kubernetes do")?;
+        .ok_or("the body does not start with the prefix of Kubernetes protocol buffers")?;
     let (mut meta, mut raw) = (&[][..], &[][..]);
     let mut reader = Reader(envelope);
     while let Some((number, value)) = reader.next()? {
@@ -155,12 +154,12 @@ pub(crate) fn decode(body: &[u8]) -> Result<Value, String> {
         kind => format!("{api_version}/{kind}"),
     };
     let tables = Tables::get();
-    let of = tables
+    let type_name = tables
         .kinds
         .get(name.as_str())
         .ok_or_else(|| format!("no kind {kind:?} is registered for version {api_version:?}"))?;
     let mut object = Map::new();
-    message(tables, of, raw, &mut object, 0)?;
+    message(tables, type_name, raw, &mut object, 0)?;
     object.insert("apiVersion".to_owned(), json!(api_version));
     object.insert("kind".to_owned(), json!(kind));
     Ok(Value::Object(object))
@@ -173,7 +172,7 @@ fn text(value: &Wire<'_>) -> Result<String, String> {
 /// Adds the fields of a message to a map.
 fn message(
     tables: &Tables,
-    of: &str,
+    type_name: &str,
     bytes: &[u8],
     into: &mut Map<String, Value>,
     depth: usize,
@@ -181,7 +180,7 @@ fn message(
     if depth > MOST_DEPTH {
         return Err(format!("messages nest more than {MOST_DEPTH} levels deep"));
     }
-    let Some(fields) = tables.types.get(of) else {
+    let Some(fields) = tables.types.get(type_name) else {
         return Ok(());
     };
     let mut reader = Reader(bytes);
@@ -190,12 +189,12 @@ fn message(
             continue;
         };
         let Some(name) = field.name else {
-            if let Layout::Message(of) = &field.layout {
-                message(tables, of, value.bytes()?, into, depth + 1)?;
+            if let Layout::Message(type_name) = &field.layout {
+                message(tables, type_name, value.bytes()?, into, depth + 1)?;
             }
             continue;
         };
-        let wrong = |why: String| format!("{of}.{name}: {why}");
+        let wrong = |why: String| format!("{type_name}.{name}: {why}");
         match &field.layout {
             Layout::List(item) => {
                 let list = into.entry(name).or_insert_with(|| json!([]));
@@ -232,7 +231,7 @@ fn is_zero(value: &Value) -> bool {
     }
 }
 
-/// One item, or a run of packed numbers.
+/// One item, or a sequence of packed numbers.
 fn items(
     tables: &Tables,
     layout: &Layout,
@@ -274,7 +273,7 @@ fn pair(
     Ok((key, found))
 }
 
-/// A value that is neither list nor map.
+/// A value that is neither a list nor a map.
 fn single(
     tables: &Tables,
     layout: &Layout,
@@ -292,16 +291,18 @@ fn single(
         Layout::IntOrString => int_or_string(value.bytes()?)?,
         Layout::Json => json_inside(value.bytes()?)?,
         Layout::Strings => json!(strings(value.bytes()?)?),
-        Layout::Message(of) => {
+        Layout::Message(type_name) => {
             let mut map = Map::new();
-            message(tables, of, value.bytes()?, &mut map, depth + 1)?;
+            message(tables, type_name, value.bytes()?, &mut map, depth + 1)?;
             Value::Object(map)
         }
-        Layout::List(_) | Layout::Map(_) => return Err("a list inside a list".to_owned()),
+        Layout::List(_) | Layout::Map(_) => {
+            return Err("a list inside a list is not supported".to_owned());
+        }
     })
 }
 
-/// A time is seconds and nanoseconds since 1970; an empty message is no time.
+/// A timestamp is seconds and nanoseconds since 1970; an empty message is null.
 fn time(bytes: &[u8], micro: bool) -> Result<Value, String> {
     if bytes.is_empty() {
         return Ok(Value::Null);
@@ -315,7 +316,7 @@ fn time(bytes: &[u8], micro: bool) -> Result<Value, String> {
             _ => {}
         }
     }
-    let nanos = i32::try_from(nanos).map_err(|_| "a time has too many nanoseconds")?;
+    let nanos = i32::try_from(nanos).map_err(|_| "a timestamp has too many nanoseconds")?;
     let time = jiff::Timestamp::new(seconds, nanos).map_err(|error| error.to_string())?;
     let format = if micro { "%Y-%m-%dT%H:%M:%S.%6fZ" } else { "%Y-%m-%dT%H:%M:%SZ" };
     Ok(json!(time.strftime(format).to_string()))
@@ -358,5 +359,5 @@ fn json_inside(bytes: &[u8]) -> Result<Value, String> {
     if raw.is_empty() {
         return Ok(Value::Null);
     }
-    serde_json::from_slice(raw).map_err(|error| format!("holds JSON that cannot be read: {error}"))
+    serde_json::from_slice(raw).map_err(|error| format!("contains invalid JSON: {error}"))
 }

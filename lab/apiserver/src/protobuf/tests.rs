@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::resources::Registry;
 
-/// A field of bytes.
+/// A length-delimited field.
 fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     let mut all = vec![number << 3 | 2, u8::try_from(bytes.len()).unwrap()];
     all.extend_from_slice(bytes);
@@ -26,7 +26,7 @@ fn every_served_kind_but_those_of_extensions_is_in_the_table() {
         if resource.group.starts_with("api") && resource.group.ends_with(".k8s.io") {
             continue;
         }
-        // Manifests bring these, as JSON; no command of kubectl for a sandbox makes them.
+        // These come from manifests, as JSON; no kubectl command that a sandbox needs creates them.
         if matches!(
             &*resource.kind,
             "Endpoints"
@@ -101,7 +101,7 @@ fn unset_values_stay_out_and_set_pointers_stay_in() {
 }
 
 #[test]
-fn fields_of_inline_messages_stand_beside_the_others() {
+fn fields_of_inline_messages_are_members_of_the_parent() {
     let volume = [field(1, b"v"), field(2, &field(2, &field(1, b"Memory")))].concat();
     let pod = decode(&body("v1", "Pod", &field(2, &field(1, &volume)))).unwrap();
     assert_eq!(pod["spec"]["volumes"], json!([{"name": "v", "emptyDir": {"medium": "Memory"}}]));
@@ -123,7 +123,7 @@ fn times_numbers_and_quantities_become_their_json() {
 }
 
 #[test]
-fn what_is_no_object_is_refused() {
+fn a_body_without_an_object_is_rejected() {
     assert!(decode(b"{}").is_err());
     assert!(decode(&body("v1", "Wombat", b"")).unwrap_err().contains("Wombat"));
     assert!(decode(&body("v1", "Pod", &[0x0a, 0x7f])).unwrap_err().contains("ends early"));

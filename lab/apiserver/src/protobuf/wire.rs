@@ -1,6 +1,6 @@
-//! The wire format: numbered fields, one after another.
+//! The protobuf wire format: a sequence of numbered fields.
 
-/// The value of a field, as far as the wire tells.
+/// The value of a field, as encoded on the wire.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Wire<'a> {
     Number(u64),
@@ -14,41 +14,41 @@ impl<'a> Wire<'a> {
     pub(super) fn bytes(&self) -> Result<&'a [u8], String> {
         match self {
             Wire::Bytes(bytes) => Ok(bytes),
-            _ => Err("is no string and no message".to_owned()),
+            _ => Err("is neither a string nor a message".to_owned()),
         }
     }
 
-    /// A whole number.
+    /// An integer.
     pub(super) fn number(&self) -> Result<u64, String> {
         match self {
             Wire::Number(number) => Ok(*number),
-            _ => Err("is no number".to_owned()),
+            _ => Err("is not a number".to_owned()),
         }
     }
 
-    /// A number with a fraction.
+    /// A floating-point number.
     pub(super) fn double(&self) -> Result<f64, String> {
         match self {
             Wire::Eight(bytes) => Ok(f64::from_le_bytes(*bytes)),
             Wire::Four(bytes) => Ok(f64::from(f32::from_le_bytes(*bytes))),
-            _ => Err("is no number with a fraction".to_owned()),
+            _ => Err("is not a floating-point number".to_owned()),
         }
     }
 }
 
-/// Reads field after field.
+/// Reads fields one by one.
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
 const SHORT: &str = "the message ends early";
 
 impl<'a> Reader<'a> {
-    /// The next field and its number; none at the end.
+    /// The next field and its number; `None` at the end.
     pub(super) fn next(&mut self) -> Result<Option<(u32, Wire<'a>)>, String> {
         if self.0.is_empty() {
             return Ok(None);
         }
         let tag = self.varint()?;
-        let number = u32::try_from(tag >> 3).map_err(|_| "a field has no valid number")?;
+        let number = u32::try_from(tag >> 3).map_err(|_| "a field number is invalid")?;
         let value = match tag & 7 {
             0 => Wire::Number(self.varint()?),
             1 => Wire::Eight(self.fixed()?),
@@ -57,12 +57,12 @@ impl<'a> Reader<'a> {
                 Wire::Bytes(self.take(length)?)
             }
             5 => Wire::Four(self.fixed()?),
-            other => return Err(format!("wire type {other} is not known")),
+            other => return Err(format!("unknown wire type {other}")),
         };
         Ok(Some((number, value)))
     }
 
-    /// The next number of a packed list; none at the end.
+    /// The next number of a packed list; `None` at the end.
     pub(super) fn packed(&mut self) -> Result<Option<u64>, String> {
         if self.0.is_empty() {
             return Ok(None);

@@ -1,4 +1,5 @@
-//! How the lists and maps of built-in kinds merge: the exceptions to "lists are atomic, maps by key"
+//! How the lists and maps of built-in kinds merge: the exceptions to "lists are atomic, maps by
+//! key".
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,18 +8,18 @@ use serde_json::json;
 
 use super::{ANY, ListType, NAMED, Node, OBJECT_META};
 
-/// What a table says about one path
+/// The merge rule of one path.
 #[derive(Debug, Clone, Copy)]
 enum Shape {
-    /// A list of objects, told apart by these fields
+    /// A list of objects, identified by these fields.
     Items(&'static [&'static str]),
-    /// A list of scalars, each with its own owners
+    /// A list of scalars, each with its own owners.
     Set,
-    /// A map with one owner for all of it
+    /// A map with one owner for the whole map.
     Whole,
-    /// A map from free keys to values (labels, data), as opposed to a struct
+    /// A map from arbitrary keys to values (labels, data), as opposed to a struct.
     Keys,
-    /// An `ObjectMeta`
+    /// An `ObjectMeta`.
     Meta,
 }
 
@@ -90,7 +91,7 @@ const VOLUME_CLAIM: Table = &[
 
 const ROLE: Table = &[("roleRef", Whole)];
 
-/// The node of a whole built-in object
+/// The node of a whole built-in object.
 pub(super) fn root(group: &str, kind: &str) -> Node {
     let mut root = named();
     root.properties.insert("metadata".to_owned(), OBJECT_META.clone());
@@ -119,7 +120,7 @@ pub(super) fn root(group: &str, kind: &str) -> Node {
     root
 }
 
-/// The node of `metadata`
+/// The node of `metadata`.
 pub(super) fn object_meta() -> Node {
     let mut node = named();
     add(&mut node, "", OBJECT_META_TABLE);
@@ -144,7 +145,7 @@ fn add_pod_spec(root: &mut Node, path: &str) {
     }
 }
 
-/// A port without a protocol is TCP, and the protocol is part of its identity
+/// Makes TCP the default protocol of a port: the protocol is part of its identity.
 fn default_protocol(root: &mut Node, ports: &str) {
     at(root, ports, |list| {
         let mut item = named();
@@ -173,8 +174,8 @@ fn set_shape(node: &mut Node, shape: Shape) {
     }
 }
 
-/// Calls `change` with the node at a dotted path, made where missing; a list's name means its items
-/// when the path goes on
+/// Calls `change` with the node at a dotted path, created if missing; a list's name refers to its
+/// items if the path continues.
 fn at(root: &mut Node, path: &str, change: impl FnOnce(&mut Node)) {
     let mut node = root;
     for segment in path.split('.') {

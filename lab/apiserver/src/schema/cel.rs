@@ -1,4 +1,4 @@
-//! Validation rules in CEL: `x-kubernetes-validations`
+//! Validation rules in CEL: `x-kubernetes-validations`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::prune::{push_field, push_index};
 use super::{Cause, Kind, Node, SchemaError, list_element};
 
-/// Words that CEL keeps for itself; a field of that name is written `__name__`
+/// Reserved words of CEL; a field with such a name is written `__name__`.
 const RESERVED: [&str; 21] = [
     "as",
     "break",
@@ -38,8 +38,8 @@ const RESERVED: [&str; 21] = [
 ];
 
 thread_local! {
-    /// Every function of Kubernetes' CEL libraries; building it for each object would cost more
-    /// than most rules
+    /// All functions of Kubernetes' CEL libraries; building them for each object would cost more
+    /// than most rules.
     static FUNCTIONS: Context<'static> = Context::default().with_all();
     static TIMESTAMP: Program =
         Program::compile("timestamp(value)").expect("the expression is valid");
@@ -47,7 +47,7 @@ thread_local! {
         Program::compile("duration(value)").expect("the expression is valid");
 }
 
-/// One compiled rule of a node
+/// One compiled rule of a node.
 pub(crate) struct Rule {
     text: String,
     program: Program,
@@ -55,9 +55,9 @@ pub(crate) struct Rule {
     message_program: Option<Program>,
     reason: &'static str,
     field_path: String,
-    /// The rule compares with the stored object
+    /// Whether the rule compares with the stored object.
     transition: bool,
-    /// The rule also runs on a create, with an empty optional for `oldSelf`
+    /// Whether the rule also runs on a create, with an empty optional as `oldSelf`.
     optional_old: bool,
 }
 
@@ -67,7 +67,7 @@ impl fmt::Debug for Rule {
     }
 }
 
-/// Compiles the rules of a node
+/// Compiles the rules of a node.
 pub(super) fn rules(list: Option<&Value>, path: &str) -> Result<Vec<Arc<Rule>>, SchemaError> {
     let Some(list) = list else {
         return Ok(Vec::new());
@@ -130,7 +130,7 @@ fn compile(text: &str, path: &str) -> Result<Program, SchemaError> {
     })
 }
 
-/// Runs every rule at and below a node
+/// Runs all rules at and below a node.
 pub(super) fn evaluate(root: &Node, value: &Value, old: Option<&Value>) -> Vec<Cause> {
     FUNCTIONS.with(|functions| {
         let mut walk = Walk { functions, path: String::new(), causes: Vec::new() };
@@ -169,7 +169,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Items meet their old selves by key; items of other lists have none
+    /// Matches items with their old values by key; items of other lists have no old value.
     fn items(&mut self, node: &Node, items: &[Value], old: Option<&Value>) {
         let Some(child) = node.items.as_ref().filter(|child| child.has_rules) else {
             return;
@@ -260,12 +260,13 @@ impl Rule {
     }
 }
 
-/// The value that a rule sees; the schema says which strings are times and which names are escaped
+/// Converts a value for a rule; the schema determines which strings are timestamps and which names
+/// are escaped.
 fn to_cel(node: &Node, value: &Value) -> CelValue {
     match value {
         Value::Null => CelValue::Null,
         Value::Bool(value) => CelValue::Bool(*value),
-        // A field of type number is a double for CEL, whatever its digits.
+        // A field of type number is a double in CEL, even if it has no fraction.
         Value::Number(number) => match number.as_i64() {
             Some(whole) if node.kind != Some(Kind::Number) => CelValue::Int(whole),
             _ => CelValue::Float(number.as_f64().unwrap_or(f64::NAN)),
@@ -303,7 +304,7 @@ fn string_to_cel(node: &Node, text: &str) -> CelValue {
     })
 }
 
-/// A field's name as a rule writes it
+/// A field's name as a rule writes it.
 fn escape(name: &str) -> String {
     if RESERVED.contains(&name) {
         return format!("__{name}__");

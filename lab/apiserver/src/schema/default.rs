@@ -1,10 +1,10 @@
-//! Fills in a schema's defaults
+//! Sets a schema's defaults.
 
 use serde_json::Value;
 
 use super::Node;
 
-/// Sets every missing field that has a default, inside other defaults too
+/// Sets every missing field that has a default, inside other defaults too.
 pub(super) fn fill(node: &Node, value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -50,9 +50,9 @@ fn fill_element(node: &Node, value: &mut Value) {
     fill(node, value);
 }
 
-/// Drops nulls from fields that may not be null and have no default
+/// Drops nulls from fields that are not nullable and have no default.
 ///
-/// Clients in Go write `creationTimestamp: null` for what they do not set.
+/// Go clients write `creationTimestamp: null` for an unset field.
 pub(crate) fn drop_nulls(node: &Node, value: &mut Value) {
     match value {
         Value::Object(fields) => fields.retain(|key, value| {

@@ -1,4 +1,4 @@
-//! Reads single keywords of `openAPIV3Schema`; a wrong type is an error that names the place
+//! Reads single keywords of `openAPIV3Schema`; a wrong type is an error with the path.
 
 use regex::Regex;
 use serde_json::{Map, Value};
@@ -45,7 +45,7 @@ pub(super) fn object<'a>(schema: &'a Value, path: &str) -> Parsed<&'a Fields> {
     schema.as_object().ok_or_else(|| SchemaError::invalid(path, "Invalid value: must be an object"))
 }
 
-/// Reads one keyword; a wrong type is an error that names the place
+/// Reads one keyword; a wrong type is an error with the path.
 pub(super) fn keyword<'a, T>(
     fields: &'a Fields,
     name: &str,

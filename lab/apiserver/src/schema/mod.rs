@@ -1,6 +1,6 @@
-//! What a kind's objects may hold: pruning, defaults, validation, and how lists and maps merge
+//! Schemas: pruning, defaults, validation, and how lists and maps merge.
 //!
-//! A [`Schema`] is made once per served version and shared. The same tree of nodes serves the four
+//! A [`Schema`] is built once per served version and shared. The same tree of nodes serves the four
 //! passes over an object and, in [`crate::apply`], the ownership of its fields.
 
 mod builtin;
@@ -24,25 +24,25 @@ use serde_json::Value;
 
 pub(crate) use default::drop_nulls;
 
-/// Says why a CRD's schema is refused
+/// Why a CRD's schema is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SchemaError {
-    /// The schema is not structural, or says something that Kubernetes forbids
+    /// The schema is not structural, or uses a feature that Kubernetes forbids.
     #[error("{path}: {message}")]
     Invalid {
-        /// The place in the schema, for example `properties[spec].type`
+        /// The path in the schema, for example `properties[spec].type`.
         path: String,
-        /// What is wrong there, as Kubernetes phrases it
+        /// The error in Kubernetes' words.
         message: String,
     },
-    /// A validation rule does not compile
+    /// A validation rule does not compile.
     #[error("{path}: Invalid value: {rule:?}: compilation failed: {message}")]
     Rule {
-        /// The place in the schema
+        /// The path in the schema.
         path: String,
-        /// The rule's text
+        /// The rule's text.
         rule: String,
-        /// What the compiler said
+        /// The compiler's error.
         message: String,
     },
 }
@@ -54,30 +54,31 @@ impl SchemaError {
     }
 }
 
-/// One reason why an object is refused: an entry of `details.causes` in a `metav1.Status`
+/// One reason why an object is rejected: an entry of `details.causes` in a `metav1.Status`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cause {
-    /// The machine's word for it, for example `FieldValueRequired`
+    /// Machine-readable reason, for example `FieldValueRequired`.
     pub reason: &'static str,
-    /// The field's path, for example `spec.replicas`
+    /// The field's path, for example `spec.replicas`.
     pub field: String,
-    /// The sentence for people, without the field
+    /// Human-readable message, without the field.
     pub message: String,
 }
 
-/// The structural schema of one CRD version or built-in kind; cheap to clone
+/// The structural schema of one CRD version or built-in kind; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Schema {
     root: Arc<Node>,
 }
 
 impl Schema {
-    /// Reads `openAPIV3Schema`; refuses what is not structural, and rules that do not compile
+    /// Reads `openAPIV3Schema`; rejects schemas that are not structural, and rules that do not
+    /// compile.
     pub fn from_open_api(schema: &Value) -> Result<Self, SchemaError> {
         Ok(Self { root: Arc::new(parse::root(schema)?) })
     }
 
-    /// The schema that keeps everything and knows only an object's metadata
+    /// The schema that keeps all fields and knows only an object's metadata.
     pub fn schemaless() -> Self {
         let root = Node {
             preserve: true,
@@ -87,37 +88,37 @@ impl Schema {
         Self { root: Arc::new(root) }
     }
 
-    /// The list and map types of a built-in kind; unknown fields are kept
+    /// The list and map types of a built-in kind; unknown fields are kept.
     pub fn builtin(group: &str, kind: &str) -> Self {
         Self { root: Arc::new(builtin::root(group, kind)) }
     }
 
-    /// Removes the fields that the schema does not know and returns their paths
+    /// Removes unknown fields and returns their paths.
     pub fn prune(&self, object: &mut Value) -> Vec<String> {
         prune::prune(&self.root, object)
     }
 
-    /// Fills in the defaults, and drops nulls from fields that may not be null
+    /// Sets defaults, and drops nulls from fields that are not nullable.
     pub fn default(&self, object: &mut Value) {
         drop_nulls(&self.root, object);
         default::fill(&self.root, object);
     }
 
-    /// Says everything that is wrong with an object; an empty answer accepts it
+    /// Returns all validation errors of an object; none if it is valid.
     ///
-    /// `old` is the stored object on an update: transition rules see it as `oldSelf`, and what was
-    /// wrong before and is untouched is accepted, as Kubernetes does since 1.33.
+    /// `old` is the stored object on an update: transition rules read it as `oldSelf`, and, as in
+    /// Kubernetes since 1.33, an unchanged value that was already invalid is accepted.
     pub fn validate(&self, object: &Value, old: Option<&Value>) -> Vec<Cause> {
         validate::validate(&self.root, object, old)
     }
 
-    /// The node of the whole object
+    /// The node of the whole object.
     pub(crate) fn root(&self) -> &Node {
         &self.root
     }
 }
 
-/// The type of a value, as a schema names it
+/// The type of a value, as in a schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Object,
@@ -129,7 +130,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// The word that stands in a schema's `type`
+    /// The name in a schema's `type`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Object => "object",
@@ -142,48 +143,48 @@ impl Kind {
     }
 }
 
-/// How two writers share a list
+/// How two writers share a list.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum ListType {
-    /// One owner for all of it
+    /// One owner for the whole list.
     #[default]
     Atomic,
-    /// Items are scalars, each with its own owners
+    /// Items are scalars, each with its own owners.
     Set,
-    /// Items are objects, told apart by these fields
+    /// Items are objects, identified by these fields.
     Map(Vec<String>),
 }
 
-/// What a schema says about one place in an object
+/// The schema of one place in an object.
 #[expect(clippy::struct_excessive_bools, reason = "each is a keyword of the schema language")]
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Node {
-    /// None accepts every type
+    /// `None` accepts every type.
     pub(crate) kind: Option<Kind>,
     pub(crate) int_or_string: bool,
     pub(crate) nullable: bool,
-    /// Unknown fields stay
+    /// Whether unknown fields are kept.
     pub(crate) preserve: bool,
-    /// A whole object of its own, with apiVersion, kind and metadata
+    /// Whether it is a complete embedded object with apiVersion, kind and metadata.
     pub(crate) embedded: bool,
-    /// Fields that `properties` does not list are fields of a struct and not keys of a map: the
-    /// tables of the built-in kinds list only what differs from the rule
+    /// Whether fields not listed in `properties` are fields of a struct and not keys of a map: the
+    /// tables of the built-in kinds list only exceptions.
     pub(crate) named: bool,
-    /// A map with one owner for all of it
+    /// Whether it is a map with one owner for the whole map.
     pub(crate) atomic: bool,
     pub(crate) properties: BTreeMap<String, Arc<Self>>,
-    /// The schema of a map's values
+    /// The schema of a map's values.
     pub(crate) additional: Option<Arc<Self>>,
     pub(crate) items: Option<Arc<Self>>,
     pub(crate) list: ListType,
     pub(crate) default: Option<Value>,
     pub(crate) checks: Checks,
     pub(crate) rules: Vec<Arc<cel::Rule>>,
-    /// Whether this node or one below it has rules
+    /// Whether this node or one below it has rules.
     pub(crate) has_rules: bool,
 }
 
-/// The value validations of a node, which may also stand inside `allOf`, `anyOf`, `oneOf`, `not`
+/// The value validations of a node, which may also be inside `allOf`, `anyOf`, `oneOf`, `not`.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Checks {
     pub(crate) allowed: Option<Vec<Value>>,
@@ -207,19 +208,19 @@ pub(crate) struct Checks {
     pub(crate) not: Option<Box<Node>>,
 }
 
-/// A place of which nothing is known: maps merge by key, lists are atomic
+/// A place without a schema: maps merge by key, lists are atomic.
 static ANY: LazyLock<Arc<Node>> =
     LazyLock::new(|| Arc::new(Node { preserve: true, ..Node::default() }));
 
-/// A place inside a built-in kind that the tables do not mention
+/// A place inside a built-in kind that the tables do not mention.
 static NAMED: LazyLock<Arc<Node>> =
     LazyLock::new(|| Arc::new(Node { preserve: true, named: true, ..Node::default() }));
 
-/// `ObjectMeta`, the same for every kind
+/// `ObjectMeta`, the same for every kind.
 static OBJECT_META: LazyLock<Arc<Node>> = LazyLock::new(|| Arc::new(builtin::object_meta()));
 
 impl Node {
-    /// The node of a field, and whether it is a field of a struct rather than a key of a map
+    /// The node of a field, and whether it is a field of a struct rather than a key of a map.
     pub(crate) fn child(&self, key: &str) -> (&Self, bool) {
         if let Some(node) = self.properties.get(key) {
             (node, true)
@@ -232,7 +233,7 @@ impl Node {
         }
     }
 
-    /// The node of a list's items
+    /// The node of a list's items.
     pub(crate) fn item(&self) -> &Self {
         match &self.items {
             Some(node) => node,
@@ -241,15 +242,15 @@ impl Node {
         }
     }
 
-    /// The type's name for messages
+    /// The type's name for messages.
     pub(crate) fn type_name(&self) -> &'static str {
         self.kind.map_or("object", Kind::name)
     }
 }
 
-/// An item's identity within its list, as `fieldsV1` writes it (`k:{"name":"x"}`, `v:"x"`)
+/// An item's identity within its list, as in `fieldsV1` (`k:{"name":"x"}`, `v:"x"`).
 ///
-/// None where the list is atomic or a key is missing that has no default.
+/// `None` if the list is atomic, or if a key without a default is missing.
 pub(crate) fn list_element(list: &Node, item: &Value) -> Option<String> {
     match &list.list {
         ListType::Atomic => None,

@@ -1,4 +1,4 @@
-//! Reads `openAPIV3Schema` into nodes and refuses what is not structural
+//! Parses `openAPIV3Schema` into nodes and rejects schemas that are not structural.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::keywords::{
 };
 use super::{Checks, Kind, ListType, Node, OBJECT_META, SchemaError, cel, default, validate};
 
-/// A schema deeper than this is refused before the stack feels it
+/// A deeper schema is rejected, to protect the stack.
 const MAX_DEPTH: usize = 64;
 
 const FORBIDDEN: [&str; 11] = [
@@ -28,7 +28,7 @@ const FORBIDDEN: [&str; 11] = [
     "additionalItems",
 ];
 
-/// Keywords of structure, which have no place inside `allOf`, `anyOf`, `oneOf` and `not`
+/// Structural keywords, which are not allowed inside `allOf`, `anyOf`, `oneOf` and `not`.
 const FORBIDDEN_IN_LOGIC: [&str; 11] = [
     "additionalProperties",
     "default",
@@ -53,7 +53,7 @@ const EXTENSIONS: [&str; 7] = [
     "x-kubernetes-validations",
 ];
 
-/// Reads the schema of a whole object
+/// Parses the schema of a whole object.
 pub(super) fn root(schema: &Value) -> Parsed<Node> {
     let fields = object(schema, "")?;
     if fields.get("type").and_then(Value::as_str) != Some("object") {
@@ -64,7 +64,7 @@ pub(super) fn root(schema: &Value) -> Parsed<Node> {
     Ok(node)
 }
 
-/// `metadata` is what it is for every kind; a schema may only restrict the name
+/// `metadata` is the same for every kind; a schema may only restrict the name.
 fn root_metadata(root: &Node, fields: &Fields) -> Parsed<Arc<Node>> {
     let path = "properties[metadata]";
     let Some(own) = root.properties.get("metadata") else {
@@ -198,7 +198,7 @@ fn properties<T>(
     Ok(properties)
 }
 
-/// Reads the value validations; `structure` is the node that they stand in
+/// Parses the value validations; `structure` is the node that contains them.
 fn checks(fields: &Fields, path: &str, structure: Option<&Node>, depth: usize) -> Parsed<Checks> {
     let logic = |keyword: &str| -> Parsed<Vec<Node>> {
         let Some(list) = fields.get(keyword) else {
@@ -238,8 +238,8 @@ fn checks(fields: &Fields, path: &str, structure: Option<&Node>, depth: usize) -
     })
 }
 
-/// Reads a schema inside `allOf`, `anyOf`, `oneOf` or `not`, which may only restrict values of
-/// fields that the structure around it declares
+/// Parses a schema inside `allOf`, `anyOf`, `oneOf` or `not`, which may only restrict values of
+/// fields that the surrounding structure declares.
 fn junctor(schema: &Value, path: &str, structure: Option<&Node>, depth: usize) -> Parsed<Node> {
     if depth > MAX_DEPTH {
         return Err(SchemaError::invalid(path, format!("must not be deeper than {MAX_DEPTH}")));

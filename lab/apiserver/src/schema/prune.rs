@@ -1,10 +1,10 @@
-//! Removes the fields that a schema does not know
+//! Removes unknown fields.
 
 use serde_json::{Map, Value};
 
 use super::Node;
 
-/// Prunes a whole object and returns the paths of what it removed
+/// Prunes a whole object and returns the paths of the removed fields.
 pub(super) fn prune(root: &Node, object: &mut Value) -> Vec<String> {
     let mut pruner = Pruner { path: String::new(), removed: Vec::new() };
     if let Value::Object(fields) = object {
@@ -13,12 +13,12 @@ pub(super) fn prune(root: &Node, object: &mut Value) -> Vec<String> {
     pruner.removed
 }
 
-/// The fields of an object that are not the schema's business
+/// The fields of an object that a schema does not describe.
 pub(super) fn is_type_or_object_meta(key: &str) -> bool {
     matches!(key, "apiVersion" | "kind" | "metadata")
 }
 
-/// Appends a field's name to a path and returns the length to go back to
+/// Appends a field's name to a path and returns the length to truncate to afterwards.
 pub(super) fn push_field(path: &mut String, key: &str) -> usize {
     let length = path.len();
     if length > 0 {
@@ -28,7 +28,7 @@ pub(super) fn push_field(path: &mut String, key: &str) -> usize {
     length
 }
 
-/// Appends an index to a path and returns the length to go back to
+/// Appends an index to a path and returns the length to truncate to afterwards.
 pub(super) fn push_index(path: &mut String, index: usize) -> usize {
     let length = path.len();
     path.push('[');

@@ -1,4 +1,4 @@
-//! Reading schemas, pruning, defaults
+//! Parsing schemas, pruning, defaults.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -236,7 +236,7 @@ fn a_missing_parent_without_a_default_gets_no_children() {
 }
 
 #[test]
-fn a_null_becomes_the_default_or_goes_or_stays_where_nullable() {
+fn a_null_is_defaulted_or_dropped_unless_nullable() {
     let schema = schema(&json!({
         "defaulted": {"type": "integer", "default": 3},
         "plain": {"type": "integer"},
@@ -291,7 +291,7 @@ fn a_service_port_of_a_built_in_service_is_tcp() {
     assert_eq!(object["spec"]["ports"][0]["protocol"], "TCP");
 }
 
-/// Any JSON from a few keys, so that it often meets the schema
+/// Any JSON with a few keys, so that it often matches the schema.
 fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),

@@ -1,4 +1,4 @@
-//! Checks an object against a schema, in Kubernetes' words
+//! Validates an object against a schema, in Kubernetes' words.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -8,18 +8,18 @@ use serde_json::{Map, Value};
 use super::prune::{push_field, push_index};
 use super::{Cause, Kind, ListType, Node, cel, list_element};
 
-/// A message shows at most this much of a value
+/// A message shows at most this many bytes of a value.
 const MAX_SHOWN: usize = 2048;
 
-/// Reasons after which rules are not run: their answer would be about a broken object
+/// Reasons after which rules are not run: their results would be about a malformed object.
 const BLOCKING: [&str; 4] =
     ["FieldValueRequired", "FieldValueTooLong", "FieldValueTooMany", "FieldValueTypeInvalid"];
 
-/// Everything that is wrong with an object
+/// All validation errors of an object.
 pub(super) fn validate(root: &Node, object: &Value, old: Option<&Value>) -> Vec<Cause> {
     let mut causes = structural(root, object);
     if !causes.is_empty() && old.is_some() {
-        // Once more, with the old object beside it: what was wrong before and is untouched stays.
+        // A second pass compares with the old object: unchanged invalid values are accepted.
         let mut walk = Walk::default();
         walk.node(root, object, old);
         causes = walk.causes;
@@ -41,7 +41,7 @@ pub(super) fn validate(root: &Node, object: &Value, old: Option<&Value>) -> Vec<
     causes
 }
 
-/// Everything that is wrong with a value but for its rules
+/// All validation errors of a value except those of its rules.
 pub(super) fn structural(node: &Node, value: &Value) -> Vec<Cause> {
     let mut walk = Walk::default();
     walk.node(node, value, None);
@@ -300,7 +300,7 @@ impl Walk {
     }
 }
 
-/// The old items of a list by identity; None where there is no old list or no identity
+/// The old items of a list by identity; `None` if there is no old list or no identity.
 fn old_items<'a>(node: &Node, old: Option<&'a Value>) -> Option<BTreeMap<String, &'a Value>> {
     let items = old?.as_array()?;
     Some(items.iter().filter_map(|item| Some((list_element(node, item)?, item))).collect())
@@ -322,7 +322,7 @@ fn type_of(value: &Value) -> &'static str {
     }
 }
 
-/// A value as a message shows it
+/// A value as messages show it.
 fn shown(value: &Value) -> String {
     let mut text = value.to_string();
     if text.len() > MAX_SHOWN {
@@ -333,7 +333,7 @@ fn shown(value: &Value) -> String {
     text
 }
 
-/// Whether a string has a format; formats that nobody here knows accept everything
+/// Whether a string has a format; unknown formats accept everything.
 fn has_format(format: &str, text: &str) -> bool {
     match format {
         "date-time" | "datetime" => {
@@ -352,7 +352,7 @@ fn has_format(format: &str, text: &str) -> bool {
     }
 }
 
-/// Go's notation, `1h30m`, or a number with a unit in words, `3 days`
+/// Go's notation, `1h30m`, or a number with a unit in words, `3 days`.
 fn is_duration(text: &str) -> bool {
     let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
     if unsigned == "0" {

@@ -1,4 +1,4 @@
-//! Validation, rules in CEL included
+//! Validation, including rules in CEL.
 
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ fn causes(properties: &Value, spec: &Value) -> Vec<Cause> {
     schema(properties).validate(&json!({"spec": spec}), None)
 }
 
-/// The one thing that is wrong with `spec.x`
+/// The only validation error of `spec.x`.
 fn wrong(x: &Value, value: &Value) -> String {
     let causes = causes(&json!({"x": x}), &json!({"x": value}));
     let [cause] = causes.as_slice() else { panic!("{causes:?}") };
@@ -92,7 +92,7 @@ fn a_pattern_must_match() {
 }
 
 #[test]
-fn bounds_are_inclusive_unless_said_otherwise() {
+fn bounds_are_inclusive_by_default() {
     let x = json!({"type": "integer", "minimum": 1, "maximum": 3});
     right(&x, &json!(1));
     right(&x, &json!(3));
@@ -128,7 +128,7 @@ fn lists_and_maps_have_sizes() {
 }
 
 #[test]
-fn an_item_of_a_list_map_may_not_come_twice() {
+fn a_duplicate_item_of_a_list_map_is_invalid() {
     let x = json!({
         "type": "array",
         "items": {"type": "object", "required": ["name"], "properties": {
@@ -143,7 +143,7 @@ fn an_item_of_a_list_map_may_not_come_twice() {
 }
 
 #[test]
-fn an_item_of_a_set_may_not_come_twice() {
+fn a_duplicate_item_of_a_set_is_invalid() {
     let x = json!({"type": "array", "items": {"type": "string"}, "x-kubernetes-list-type": "set"});
     assert_eq!(
         wrong(&x, &json!(["a", "b", "a"])),
@@ -220,7 +220,7 @@ fn an_embedded_resource_needs_a_type() {
 }
 
 #[test]
-fn what_was_wrong_before_and_is_untouched_is_accepted() {
+fn an_unchanged_invalid_value_is_accepted() {
     let schema = schema(&json!({"x": {"type": "integer", "maximum": 3}, "y": {"type": "string"}}));
     let old = json!({"spec": {"x": 5, "y": "a"}});
     assert_eq!(schema.validate(&json!({"spec": {"x": 5, "y": "b"}}), Some(&old)), []);
@@ -228,7 +228,7 @@ fn what_was_wrong_before_and_is_untouched_is_accepted() {
 }
 
 #[test]
-fn a_rule_that_fails_says_its_message() {
+fn a_failed_rule_returns_its_message() {
     let schema = rule(&json!({"rule": "self.min <= self.max", "message": "min above max"}));
     assert_eq!(ruled(&schema, &json!({"min": 1, "max": 2}), None), []);
     let expected =
@@ -237,7 +237,7 @@ fn a_rule_that_fails_says_its_message() {
 }
 
 #[test]
-fn a_rule_without_a_message_says_its_text() {
+fn a_rule_without_a_message_returns_its_text() {
     let schema = rule(&json!({"rule": "self.min <= self.max"}));
     let causes = ruled(&schema, &json!({"min": 3, "max": 2}), None);
     assert!(causes[0].1.ends_with("failed rule: self.min <= self.max"));
@@ -282,7 +282,7 @@ fn an_optional_old_self_runs_on_create_too() {
 }
 
 #[test]
-fn items_of_a_list_map_meet_their_old_selves_by_key() {
+fn items_of_a_list_map_match_their_old_values_by_key() {
     let schema = schema(&json!({"list": {
         "type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"],
         "items": {

@@ -1,4 +1,4 @@
-//! Roles and their bindings, disruption budgets.
+//! Tables of roles, bindings and disruption budgets.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -37,7 +37,7 @@ pub(super) fn printer(kind: &str) -> Option<&'static Printer> {
     })
 }
 
-/// When the object was made, as a time.
+/// The creation timestamp of the object.
 pub(super) fn created_at(object: &Value, _: Timestamp) -> Vec<Value> {
     vec![words(object, &["metadata", "creationTimestamp"])]
 }

@@ -1,23 +1,23 @@
-//! How long ago something was, in the words of `kubectl get`.
+//! Ages in the format of `kubectl get`.
 
 use jiff::Timestamp;
 use serde_json::Value;
 
-/// What stands where a time is not known.
+/// The text for an unknown timestamp.
 pub(super) const UNKNOWN: &str = "<unknown>";
 
-/// The age of a time in an object.
+/// The age of a timestamp in an object.
 pub(super) fn age(time: &Value, now: Timestamp) -> String {
     since(time, now).unwrap_or_else(|| UNKNOWN.to_owned())
 }
 
-/// The age of a time, if it is one.
+/// The age of a timestamp, if it is valid.
 pub(super) fn since(time: &Value, now: Timestamp) -> Option<String> {
     let time: Timestamp = time.as_str()?.parse().ok()?;
     Some(human(now.duration_since(time).as_secs()))
 }
 
-/// A number of seconds with at most two units: short of ten minutes to the second, and so on.
+/// Formats seconds with at most two units: precise to the second below ten minutes, coarser above.
 pub(super) fn human(seconds: i64) -> String {
     const MINUTE: i64 = 60;
     const HOUR: i64 = 60 * MINUTE;
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time_has_no_age() {
+    fn an_invalid_timestamp_has_no_age() {
         let now = "2026-01-01T00:01:00Z".parse().unwrap();
         assert_eq!(age(&Value::Null, now), UNKNOWN);
         assert_eq!(age(&Value::from("soon"), now), UNKNOWN);

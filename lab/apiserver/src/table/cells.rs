@@ -1,4 +1,4 @@
-//! The parts that several printers share.
+//! Helpers shared by several printers.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -6,9 +6,9 @@ use serde_json::Value;
 use super::age::age;
 use crate::object::{member, text};
 
-/// What stands where there is nothing.
+/// The text for an empty value.
 pub(super) const NONE: &str = "<none>";
-/// What stands where something is not set.
+/// The text for an unset value.
 pub(super) const UNSET: &str = "<unset>";
 
 /// The age of an object.
@@ -16,8 +16,8 @@ pub(super) fn age_of(object: &Value, now: Timestamp) -> Value {
     Value::from(age(&object["metadata"]["creationTimestamp"], now))
 }
 
-/// A string at a path, `<none>` where it is empty.
-pub(super) fn text_or_none(object: &Value, path: &[&str]) -> Value {
+/// A string at a path, `<none>` if it is empty.
+pub(super) fn text_or_placeholder(object: &Value, path: &[&str]) -> Value {
     Value::from(match text(object, path) {
         "" => NONE,
         text => text,
@@ -29,7 +29,7 @@ pub(super) fn words(object: &Value, path: &[&str]) -> Value {
     Value::from(text(object, path))
 }
 
-/// A whole number at a path, 0 where there is none.
+/// An integer at a path, 0 if it is missing.
 pub(super) fn number(object: &Value, path: &[&str]) -> i64 {
     member(object, path).and_then(Value::as_i64).unwrap_or(0)
 }
@@ -53,7 +53,7 @@ pub(super) fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> 
     list(object, &["status", "conditions"]).iter().find(|condition| condition["type"] == kind)
 }
 
-/// A plain value as text: strings without quotes.
+/// A scalar as text: strings without quotes.
 pub(super) fn plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -72,7 +72,7 @@ pub(super) fn labels(map: &Value) -> String {
     pairs.join(",")
 }
 
-/// A label selector object in the form of a query.
+/// A label selector object in query format.
 pub(super) fn selector(selector: &Value) -> String {
     let mut parts: Vec<String> = selector["matchLabels"]
         .as_object()

@@ -1,4 +1,4 @@
-//! Leases, CRDs, volume attachments, network policies.
+//! Tables of Leases, CRDs, volume attachments, network policies.
 
 use serde_json::json;
 

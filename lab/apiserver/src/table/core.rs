@@ -1,11 +1,11 @@
-//! The rest of the core group: namespaces, services, configuration, events, volume claims.
+//! Tables of the other core kinds: namespaces, services, configuration, events, volume claims.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::age::{age, since};
 use super::cells::{
-    NONE, UNSET, age_of, labels, list, number, plain as text_of, size, text_or_none, words,
+    NONE, UNSET, age_of, labels, list, number, plain as text_of, size, text_or_placeholder, words,
 };
 use super::{AGE, Col, Printer, plain};
 use crate::object::{member, meta_text, text};
@@ -120,7 +120,7 @@ fn service(service: &Value, now: Timestamp) -> Vec<Value> {
     let ports = if ports.is_empty() { NONE.to_owned() } else { ports.join(",") };
     vec![
         json!(kind),
-        text_or_none(service, &["spec", "clusterIP"]),
+        text_or_placeholder(service, &["spec", "clusterIP"]),
         json!(external),
         json!(ports),
         age_of(service, now),
@@ -128,7 +128,7 @@ fn service(service: &Value, now: Timestamp) -> Vec<Value> {
     ]
 }
 
-/// The last time of an event, wherever its writer put it.
+/// Cells of an event; its last timestamp comes from whichever field is set.
 fn event(event: &Value, now: Timestamp) -> Vec<Value> {
     let time = |paths: &[&[&str]]| {
         paths

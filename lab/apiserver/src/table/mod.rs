@@ -1,5 +1,5 @@
-//! Tables: what `kubectl get` shows. The server chooses columns and cells: those of the CRD for
-//! custom kinds, those that Kubernetes prints for built-in ones.
+//! Tables, the output of `kubectl get`. The server chooses columns and cells: those of the CRD for
+//! custom kinds, those of Kubernetes for built-in ones.
 
 mod access;
 mod age;
@@ -41,7 +41,7 @@ pub(crate) struct Column {
 }
 
 impl Column {
-    /// Reads an entry of `additionalPrinterColumns`.
+    /// Parses an entry of `additionalPrinterColumns`.
     pub(crate) fn read(column: &Value) -> Result<Self, String> {
         let text = |key: &str| column[key].as_str().unwrap_or_default().to_owned();
         Ok(Self {
@@ -54,7 +54,7 @@ impl Column {
         })
     }
 
-    /// The column that a kind without columns of its own has besides the name.
+    /// The column after the name for a kind without columns of its own.
     pub(crate) fn age() -> Self {
         Self {
             name: "Age".to_owned(),
@@ -104,7 +104,7 @@ struct Printer {
     columns: &'static [Col],
     /// The cells after the name.
     cells: fn(&Value, Timestamp) -> Vec<Value>,
-    /// Whether the name comes first; events name themselves last.
+    /// Whether the name comes first; events print theirs last.
     named: bool,
 }
 
@@ -140,18 +140,17 @@ fn printer(resource: &Resource) -> &'static Printer {
 fn columns(resource: &Resource) -> Vec<Value> {
     let name = definition("Name", "string", "name", NAME_HELP, 0);
     if resource.custom {
-        let own = resource.columns.iter().map(Column::definition);
-        return std::iter::once(name).chain(own).collect();
+        let others = resource.columns.iter().map(Column::definition);
+        return std::iter::once(name).chain(others).collect();
     }
     let printer = printer(resource);
-    let own = printer.columns.iter().map(|Col(label, kind, priority)| {
+    let others = printer.columns.iter().map(|Col(label, kind, priority)| {
         let format = if *label == "Name" { "name" } else { "" };
         definition(label, kind, format, "", i64::from(*priority))
     });
-    printer.named.then_some(name).into_iter().chain(own).collect()
+    printer.named.then_some(name).into_iter().chain(others).collect()
 }
 
-/// One row.
 fn row(resource: &Resource, object: &Value, include: Include, now: Timestamp) -> Value {
     let mut cells = vec![Value::from(meta_text(object, "name"))];
     if resource.custom {
@@ -172,7 +171,7 @@ fn row(resource: &Resource, object: &Value, include: Include, now: Timestamp) ->
     row
 }
 
-/// The start of a table of many objects; the rows follow, divided by commas, then `]}`.
+/// The start of a table of many objects; the rows follow, separated by commas, then `]}`.
 pub(crate) fn list_head(resource: &Resource, meta: &Value) -> String {
     let columns = Value::Array(columns(resource));
     format!(
@@ -208,7 +207,7 @@ pub(crate) fn of_one(
     })
 }
 
-/// The table of no object, at a revision: what a watch's bookmark is.
+/// An empty table at a revision, used for a watch's bookmark.
 pub(crate) fn of_none(resource: &Resource, meta: &Value) -> Value {
     json!({
         "kind": "Table",

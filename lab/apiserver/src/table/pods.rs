@@ -1,10 +1,10 @@
-//! Pods and nodes.
+//! Tables of pods and nodes.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::age::since;
-use super::cells::{age_of, condition, list, number, text_or_none};
+use super::cells::{age_of, condition, list, number, text_or_placeholder};
 use super::{AGE, Col, Printer, plain};
 use crate::object::{meta_text, text};
 
@@ -49,7 +49,7 @@ fn is_true(object: &Value, kind: &str) -> bool {
     condition(object, kind).is_some_and(|condition| condition["status"] == "True")
 }
 
-/// What a pod's containers add up to.
+/// The summary of a pod's containers.
 struct Containers {
     status: String,
     ready: usize,
@@ -69,7 +69,7 @@ fn ended(state: &Value) -> Option<String> {
     })
 }
 
-/// The state of the first init container that is not done, unless initialisation is over.
+/// The state of the first unfinished init container, unless initialisation is complete.
 fn initialising(pod: &Value) -> Option<String> {
     let all = list(pod, &["spec", "initContainers"]).len();
     for (index, status) in list(pod, &["status", "initContainerStatuses"]).iter().enumerate() {
@@ -158,9 +158,9 @@ fn pod(pod: &Value, now: Timestamp) -> Vec<Value> {
         json!(sum.status),
         json!(restarts),
         age_of(pod, now),
-        text_or_none(pod, &["status", "podIP"]),
-        text_or_none(pod, &["spec", "nodeName"]),
-        text_or_none(pod, &["status", "nominatedNodeName"]),
+        text_or_placeholder(pod, &["status", "podIP"]),
+        text_or_placeholder(pod, &["spec", "nodeName"]),
+        text_or_placeholder(pod, &["status", "nominatedNodeName"]),
         json!(gates),
     ]
 }

@@ -7,7 +7,7 @@ fn now() -> Timestamp {
     "2026-01-01T00:10:00Z".parse().unwrap()
 }
 
-/// The cells of an object by column name, those of `-o wide` too.
+/// The cells of an object by column name, including those of `-o wide`.
 fn cells(group: &str, plural: &str, object: &Value) -> Value {
     let registry = Registry::builtin();
     let resource = registry.find(group, "v1", plural).unwrap();

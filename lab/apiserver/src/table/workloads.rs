@@ -1,4 +1,4 @@
-//! Deployments and the sets.
+//! Tables of Deployments, ReplicaSets, StatefulSets and DaemonSets.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};

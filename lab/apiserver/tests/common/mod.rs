@@ -1,7 +1,7 @@
-//! What the tests of the API share: a server with a clock of its own, raw requests, watches.
+//! Shared by the API tests: a server with its own clock, raw requests, watches.
 
-#![allow(clippy::unwrap_used, reason = "a test helper may fail as a test does")]
-#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test file uses its part")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test file uses a part")]
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -92,7 +92,7 @@ impl World {
         self.send("GET", path, "", &Value::Null).await
     }
 
-    /// The object at a path, which must be there.
+    /// The object at a path; panics if it is missing.
     pub async fn object(&self, path: &str) -> Value {
         let (code, value) = self.get(path).await;
         assert_eq!(code, 200, "{path}: {value}");
@@ -257,7 +257,7 @@ pub struct WatchReader {
 }
 
 impl WatchReader {
-    /// The next event, or none when the watch ends.
+    /// The next event; `None` when the watch ends.
     pub async fn next(&mut self) -> Option<Value> {
         loop {
             if let Some(event) = self.ready.pop_front() {
@@ -273,7 +273,7 @@ impl WatchReader {
     }
 
     /// Type and name of the next event.
-    pub async fn what(&mut self) -> (String, String) {
+    pub async fn next_type_and_name(&mut self) -> (String, String) {
         let event = self.next().await.expect("the watch ended");
         (
             event["type"].as_str().unwrap().to_owned(),
@@ -282,10 +282,10 @@ impl WatchReader {
     }
 
     pub async fn expect(&mut self, kind: &str, name: &str) {
-        assert_eq!(self.what().await, (kind.to_owned(), name.to_owned()));
+        assert_eq!(self.next_type_and_name().await, (kind.to_owned(), name.to_owned()));
     }
 
-    /// Nothing comes within a second.
+    /// Asserts that no event arrives within a second.
     pub async fn quiet(&mut self) {
         let next = tokio::time::timeout(Duration::from_secs(1), self.next()).await;
         assert!(next.is_err(), "an event came: {next:?}");

@@ -23,10 +23,9 @@ use crate::{
     templates,
 };
 
-/// The hook.
 const HOOK: &str = "CanUpdateMachine";
 
-/// Asks the extension. "No" replaces the machine; an error stops the rollout.
+/// Calls the extension. A negative result replaces the machine; an error stops the rollout.
 pub(super) async fn ask(context: &Arc<Context>, plane: &Plane, name: &str) -> Result<bool, Error> {
     let key = ObjectKey::new(&plane.namespace, name);
     let Some(machine) = context.machines.get(&key) else {
@@ -51,7 +50,8 @@ pub(super) async fn ask(context: &Arc<Context>, plane: &Plane, name: &str) -> Re
     Ok(uncovered.is_empty())
 }
 
-/// Current and desired objects; `None` if the machine cannot be updated whatever an extension says.
+/// Current and desired objects; `None` if the machine cannot be updated in place, whatever an
+/// extension returns.
 async fn request(
     context: &Arc<Context>,
     plane: &Plane,
@@ -104,8 +104,8 @@ async fn request(
     Ok(Some((current, wanted)))
 }
 
-/// What the server would make of an infrastructure machine. One that it refuses cannot be updated:
-/// its fields are immutable, for instance.
+/// Dry-runs the desired infrastructure machine. If the server rejects it, for example because of
+/// immutable fields, the machine cannot be updated.
 async fn try_infrastructure(
     context: &Context,
     cache: &Cache<Bare>,
@@ -128,13 +128,14 @@ async fn try_infrastructure(
     }
 }
 
-/// Both KubeadmConfigs, without what Cluster API changes by itself; the desired one joins.
+/// Both KubeadmConfigs, without the fields that Cluster API changes by itself; the desired one is
+/// for a joining machine.
 fn configs(plane: &Plane, cache: &Cache<Bare>, live: &Live<Bare>) -> (Value, Value) {
     let mut wanted = plane.desired().bootstrap(&live.name_any(), Entry::Join, false);
     let mut current_spec = live.at("/spec").clone();
     kubeadm_config::prepare(&mut wanted["spec"], &mut current_spec, Entry::Join);
     let mut current = live.json().clone();
-    // Labels and annotations change in place anyway: they are no difference.
+    // Labels and annotations are updated in place anyway, so they are no difference.
     for key in ["labels", "annotations"] {
         current["metadata"][key] = wanted["metadata"][key].clone();
     }

@@ -1,5 +1,5 @@
-//! The ConfigMap `kube-system/kubeadm-config`: Cluster API brings it to the target before it touches
-//! any machine (`docs/facts/control-plane.md#kubeadm-config`).
+//! The ConfigMap `kube-system/kubeadm-config`: Cluster API updates it to the target before it
+//! changes any machine (`docs/facts/control-plane.md#kubeadm-config`).
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
@@ -10,11 +10,10 @@ use serde_json::{Value, json};
 
 use crate::{error::Error, workload::SYSTEM_NAMESPACE};
 
-/// Name of the ConfigMap.
 const NAME: &str = "kubeadm-config";
-/// The key that everything is under.
+/// The key that holds the configuration.
 const KEY: &str = "ClusterConfiguration";
-/// Fields of a control plane's cluster configuration that go into the ConfigMap.
+/// Fields of a control plane's cluster configuration that are copied to the ConfigMap.
 const FIELDS: [&str; 6] = [
     "imageRepository",
     "featureGates",
@@ -28,12 +27,12 @@ fn api(client: &Client) -> Api<ConfigMap> {
     Api::namespaced(client.clone(), SYSTEM_NAMESPACE)
 }
 
-/// Whether the ConfigMap is there: kubeadm writes it when it has initialised the cluster.
+/// Whether the ConfigMap exists: kubeadm writes it once it has initialised the cluster.
 pub(super) async fn exists(client: &Client) -> bool {
     api(client).get(NAME).await.is_ok()
 }
 
-/// Brings the ConfigMap to what the control plane wants.
+/// Updates the ConfigMap to the control plane's spec.
 pub(super) async fn update(client: &Client, control_plane: &Value) -> Result<(), Error> {
     let map = api(client).get(NAME).await;
     let map = map.map_err(Error::api(format!("read ConfigMap {SYSTEM_NAMESPACE}/{NAME}")))?;
@@ -48,12 +47,10 @@ pub(super) async fn update(client: &Client, control_plane: &Value) -> Result<(),
     Ok(())
 }
 
-/// The configuration as it should be, `None` if it is that already.
+/// The updated configuration, `None` if nothing changes.
 fn updated(text: &str, control_plane: &Value) -> Result<Option<String>, Error> {
     let wrong = |reason: String| {
-        Error::Invalid(format!(
-            "ConfigMap {SYSTEM_NAMESPACE}/{NAME}: {KEY} cannot be used: {reason}"
-        ))
+        Error::Invalid(format!("ConfigMap {SYSTEM_NAMESPACE}/{NAME}: {KEY} is invalid: {reason}"))
     };
     let before: Value = if text.trim().is_empty() {
         json!({})
@@ -116,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_version_goes_to_the_target_and_the_rest_stays() {
+    fn the_version_is_updated_and_the_rest_is_kept() {
         let text = updated(TEXT, &control_plane(json!({}))).unwrap().unwrap();
         let after = read(&text);
         assert_eq!(after["kubernetesVersion"], "v1.35.0");
@@ -151,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_no_configuration_is_an_error() {
+    fn an_invalid_configuration_is_an_error() {
         assert!(updated("[1, 2]", &control_plane(json!({}))).is_err());
         assert!(updated("a: [", &control_plane(json!({}))).is_err());
         let etcd = control_plane(json!({"etcd": {"local": {"dataDir": "/var/lib/etcd"}}}));

@@ -12,7 +12,7 @@ use refit_cluster_api::rollout::{
 use super::Plane;
 use crate::{context::Context, error::Error, live::Live, machine::Parts};
 
-/// What differs, by the Machines' names.
+/// The differences between each Machine and the spec, by Machine name.
 pub(super) async fn all(
     context: &Arc<Context>,
     plane: &Plane,
@@ -34,7 +34,7 @@ pub(super) async fn all(
     Ok(differences)
 }
 
-/// The control plane as the plain data that the next step is decided on.
+/// The control plane as plain data for the next decision.
 pub(super) fn snapshot(
     context: &Context,
     plane: &Plane,

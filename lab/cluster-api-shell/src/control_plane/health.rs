@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::Plane;
 use crate::{
-    conditions::{Says, Status, merged},
+    conditions::{DesiredCondition, Status, merged},
     context::Context,
     error::Error,
     live::Live,
@@ -20,7 +20,7 @@ use crate::{
     workload::{Reached, SYSTEM_NAMESPACE, pod_state},
 };
 
-/// Writes each Machine's conditions where they changed.
+/// Writes each Machine's conditions if they changed.
 pub(super) async fn write(
     context: &Arc<Context>,
     plane: &Plane,
@@ -30,36 +30,36 @@ pub(super) async fn write(
         if machine.is_deleting() {
             continue;
         }
-        let mut says = Vec::new();
+        let mut desired = Vec::new();
         let node = machine.at("/status/nodeRef/name").as_str();
         if let (Some(reached), Some(node)) = (&plane.reached, node) {
-            says.extend(
+            desired.extend(
                 plane
                     .desired()
                     .components()
                     .into_iter()
-                    .map(|component| component_says(reached, component, node)),
+                    .map(|component| component_condition(reached, component, node)),
             );
         }
         if let Some(found) = differences.get(&machine.name_any()) {
-            says.push(up_to_date_says(&machine, found));
+            desired.push(up_to_date_condition(&machine, found));
         }
         let existing: MachineStatus = machine.status.clone().unwrap_or_default();
         let generation = machine.metadata.generation;
-        let list = merged(&existing.conditions, context.now(), generation, &says);
+        let list = merged(&existing.conditions, context.now(), generation, &desired);
         let status = json!({ "conditions": list });
         context.merge_status(&context.machines, &machine, &status).await?;
     }
     Ok(())
 }
 
-fn up_to_date_says(machine: &Live<Machine>, differences: &[Difference]) -> Says {
+fn up_to_date_condition(machine: &Live<Machine>, differences: &[Difference]) -> DesiredCondition {
     let updating = up_to_date::updating_message(machine);
     let messages: Vec<String> = differences.iter().map(ToString::to_string).collect();
     up_to_date::verdict(machine, &messages, updating)
 }
 
-fn component_says(reached: &Reached, component: Component, node: &str) -> Says {
+fn component_condition(reached: &Reached, component: Component, node: &str) -> DesiredCondition {
     let name = match component {
         Component::ApiServer => "kube-apiserver",
         Component::ControllerManager => "kube-controller-manager",
@@ -69,33 +69,40 @@ fn component_says(reached: &Reached, component: Component, node: &str) -> Says {
     let name = format!("{name}-{node}");
     let pod = reached.pods.get(&ObjectKey::new(SYSTEM_NAMESPACE, &name));
     let state = pod.as_ref().map(|pod| pod_state(pod));
-    says(component, &name, state)
+    pod_condition(component, &name, state)
 }
 
-/// What a component's condition says; an etcd member is as healthy as its pod.
-fn says(component: Component, pod: &str, state: Option<(String, bool)>) -> Says {
+/// The condition of a component; an etcd member is as healthy as its pod.
+fn pod_condition(
+    component: Component,
+    pod: &str,
+    state: Option<(String, bool)>,
+) -> DesiredCondition {
     let type_ = component.condition();
     if component == Component::EtcdMember {
         return if matches!(state, Some((_, true))) {
-            Says::new(type_, true, "Healthy", "")
+            DesiredCondition::new(type_, true, "Healthy", "")
         } else {
             let message = format!("Pod {pod} is not ready");
-            Says::new(type_, Status::Unknown, "InspectionFailed", message)
+            DesiredCondition::new(type_, Status::Unknown, "InspectionFailed", message)
         };
     }
     match state {
         None => {
             let message = format!("Pod {pod} does not exist");
-            Says::new(type_, false, "PodDoesNotExist", message)
+            DesiredCondition::new(type_, false, "PodDoesNotExist", message)
         }
-        Some((_, true)) => Says::new(type_, true, "PodRunning", ""),
+        Some((_, true)) => DesiredCondition::new(type_, true, "PodRunning", ""),
         Some((phase, _)) if phase == "Pending" => {
-            Says::new(type_, false, "PodProvisioning", "Pod is pending")
+            DesiredCondition::new(type_, false, "PodProvisioning", "Pod is pending")
         }
-        Some((phase, _)) if phase == "Failed" || phase == "Succeeded" => {
-            Says::new(type_, false, "PodFailed", "All the containers have been terminated")
-        }
-        Some(_) => Says::new(type_, false, "PodProvisioning", "Pod is not ready"),
+        Some((phase, _)) if phase == "Failed" || phase == "Succeeded" => DesiredCondition::new(
+            type_,
+            false,
+            "PodFailed",
+            "All the containers have been terminated",
+        ),
+        Some(_) => DesiredCondition::new(type_, false, "PodProvisioning", "Pod is not ready"),
     }
 }
 
@@ -116,9 +123,9 @@ mod tests {
             (Component::EtcdMember, state("Running", false), Status::Unknown, "InspectionFailed"),
         ];
         for (component, state, status, reason) in cases {
-            let said = says(component, "p", state);
-            assert_eq!((said.status, said.reason.as_str()), (status, reason));
-            assert_eq!(said.type_, component.condition());
+            let condition = pod_condition(component, "p", state);
+            assert_eq!((condition.status, condition.reason.as_str()), (status, reason));
+            assert_eq!(condition.type_, component.condition());
         }
     }
 }

@@ -1,7 +1,8 @@
-//! KubeadmControlPlane: its machines, one at a time (`docs/facts/control-plane.md`; the numbers in
-//! comments are the steps of its reconcile order).
+//! KubeadmControlPlane: updates its machines, one at a time (`docs/facts/control-plane.md`; the
+//! numbers in comments are the steps of its reconcile order).
 //!
-//! Not done here, because no test or sandbox needs it: adoption of foreign Machines, etcd membership (a member's health is its pod's), kube-proxy and CoreDNS, certificates.
+//! Not implemented, because no test or sandbox needs it: adoption of existing Machines, etcd
+//! membership (a member is as healthy as its pod), kube-proxy and CoreDNS, certificates.
 
 mod can_update;
 mod config_map;
@@ -33,33 +34,33 @@ use crate::{
     workload::{self, Reached},
 };
 
-/// Field manager of labels that are passed on to provider objects.
+/// Field manager of the labels and annotations on provider objects.
 const MANAGER_METADATA: &str = "capi-kubeadmcontrolplane-metadata";
 /// How long to wait after failed preflight checks.
 const PREFLIGHT_WAIT: Duration = Duration::from_secs(15);
 /// How long to wait for a machine that is being deleted.
 const DELETE_WAIT: Duration = Duration::from_secs(30);
-/// How long to wait for a workload cluster that cannot be reached yet.
+/// How long to wait for an unreachable workload cluster.
 const REACH_WAIT: Duration = Duration::from_secs(5);
 
-/// A control plane with everything that is its.
+/// A control plane with its Cluster and workload cluster.
 pub(crate) struct Plane {
     pub(crate) object: Arc<Live<KubeadmControlPlane>>,
     /// The control plane with Cluster API's defaults.
     pub(crate) json: Value,
     pub(crate) cluster: Arc<Live<Cluster>>,
     pub(crate) namespace: String,
-    /// The workload cluster, once it answers.
+    /// The workload cluster, if it is reachable.
     pub(crate) reached: Option<Arc<Reached>>,
 }
 
 impl Plane {
-    /// Its Machines, as they are now.
+    /// The current Machines of the control plane.
     pub(crate) fn machines(&self, context: &Context) -> Vec<Arc<Live<Machine>>> {
         context.machines_of(&self.namespace, self.object.uid_text())
     }
 
-    /// What it wants.
+    /// The desired objects of the control plane.
     fn desired(&self) -> ControlPlaneIntents<'_> {
         let cluster = self.cluster.metadata.name.as_deref().unwrap_or_default();
         ControlPlaneIntents { object: &self.json, cluster }
@@ -70,7 +71,7 @@ impl Plane {
     }
 }
 
-/// Brings a control plane one step on.
+/// Advances a control plane by one step.
 pub(crate) async fn reconcile(context: &Arc<Context>, key: &ObjectKey) -> Result<Action, Error> {
     let Some(object) = context.control_planes.get(key) else {
         return Ok(Action::Done);
@@ -98,7 +99,7 @@ pub(crate) async fn reconcile(context: &Arc<Context>, key: &ObjectKey) -> Result
     plane.reached = reach(context, &plane).await;
     let initialized = is_initialized(context, &plane).await;
     let outcome = step(context, &plane).await;
-    // As in Cluster API, status is written however the step went.
+    // As in Cluster API, status is written even if the step failed.
     status::write(context, &plane, initialized).await?;
     let waits_for_first = !initialized && !plane.machines(context).is_empty();
     match outcome? {
@@ -118,7 +119,7 @@ fn cluster_of(context: &Context, key: &ObjectKey) -> Option<Arc<Live<Cluster>>> 
     owners.next()
 }
 
-/// The workload cluster, where it answers. There is none before the first machine.
+/// The workload cluster, if it is reachable. It does not exist before the first machine.
 async fn reach(context: &Arc<Context>, plane: &Plane) -> Option<Arc<Reached>> {
     if plane.machines(context).is_empty() {
         return None;
@@ -126,14 +127,13 @@ async fn reach(context: &Arc<Context>, plane: &Plane) -> Option<Arc<Reached>> {
     match workload::reach(context, &plane.cluster).await {
         Ok(reached) => reached.filter(|reached| reached.is_ready()),
         Err(error) => {
-            tracing::debug!(%error, "the workload cluster cannot be reached");
+            tracing::debug!(%error, "failed to reach the workload cluster");
             None
         }
     }
 }
 
-/// Whether the first machine came up: then there is a kubeadm configuration in the workload
-/// cluster.
+/// Whether the first machine is up: then the workload cluster has a kubeadm configuration.
 async fn is_initialized(context: &Context, plane: &Plane) -> bool {
     if plane.is_initialized() {
         return true;
@@ -151,7 +151,7 @@ async fn step(context: &Arc<Context>, plane: &Plane) -> Result<Action, Error> {
     health::write(context, plane, &differences).await?; // 6
     let mut input = facts::snapshot(context, plane, &differences);
     let mut decision = decide(&input);
-    // 9 goes before 10: what was begun is written to its end.
+    // 9 before 10: an update that has begun to start is completed first.
     if !matches!(decision, Decision::CompleteTrigger(_))
         && let Some(action) = remediate::run(context, plane).await?
     {
@@ -174,7 +174,7 @@ async fn step(context: &Arc<Context>, plane: &Plane) -> Result<Action, Error> {
     act(context, plane, decision).await
 }
 
-/// Passes labels, annotations and the fields that change in place on to the Machines.
+/// Copies labels, annotations and the fields that change in place to the Machines.
 async fn sync_machines(context: &Arc<Context>, plane: &Plane) -> Result<(), Error> {
     for machine in plane.machines(context) {
         if machine.is_deleting() {

@@ -1,4 +1,4 @@
-//! Carrying out what [`refit_cluster_api::rollout::remediation`] decides.
+//! Executes the decisions of [`refit_cluster_api::rollout::remediation`].
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use serde_json::json;
 
 use super::{PREFLIGHT_WAIT, Plane};
 use crate::{
-    conditions::{Says, merged, without},
+    conditions::{DesiredCondition, merged, without},
     context::Context,
     error::Error,
     live::Live,
 };
 
-/// Takes remediation one step on; `None` if no machine needs any and the rest may go on.
+/// Advances remediation by one step; `None` if no machine needs any and the reconcile may continue.
 pub(super) async fn run(context: &Arc<Context>, plane: &Plane) -> Result<Option<Action>, Error> {
     let machines = plane.machines(context);
     let json = machines.iter().map(|machine| machine.json());
@@ -39,12 +39,12 @@ pub(super) async fn run(context: &Arc<Context>, plane: &Plane) -> Result<Option<
             Ok(None)
         }
         Step::Defer(name, message) => {
-            say(context, plane, &name, "RemediationDeferred", &message).await?;
-            // A deletion or a new machine that it waits for goes on below.
+            set_condition(context, plane, &name, "RemediationDeferred", &message).await?;
+            // The rest of the reconcile performs the deletion or creation that it waits for.
             Ok(None)
         }
         Step::Cannot(name, message) => {
-            say(context, plane, &name, "CannotBeRemediated", &message).await?;
+            set_condition(context, plane, &name, "CannotBeRemediated", &message).await?;
             Ok(None)
         }
         Step::Delete(remediation) => {
@@ -53,8 +53,8 @@ pub(super) async fn run(context: &Arc<Context>, plane: &Plane) -> Result<Option<
     }
 }
 
-/// Notes the remediation first, then says it on the Machine, then deletes: whoever dies in between
-/// leaves what the next look goes on with.
+/// Records the remediation first, then sets the Machine's condition, then deletes it: after a crash
+/// in between, the next reconcile continues.
 async fn delete(
     context: &Arc<Context>,
     plane: &Plane,
@@ -66,15 +66,15 @@ async fn delete(
         note(context, plane, Some(remediation)).await?;
     }
     let message = "Machine is being deleted";
-    say(context, plane, name, "MachineDeleting", message).await?;
+    set_condition(context, plane, name, "MachineDeleting", message).await?;
     if let Some(machine) = find(context, plane, name) {
-        tracing::info!(machine = name, "an unhealthy control plane Machine is deleted");
+        tracing::info!(machine = name, "deleting unhealthy control plane Machine");
         context.delete(&context.machines, &machine).await?;
     }
     Ok(Action::RequeueAfter(PREFLIGHT_WAIT))
 }
 
-/// The note of a remediation as it stands on the control plane.
+/// The remediation recorded in the control plane's annotation.
 pub(super) fn noted(plane: &Plane) -> Option<&String> {
     plane.object.annotations().get(IN_PROGRESS)
 }
@@ -103,7 +103,7 @@ fn conditions_of(
     status.map_or(&[][..], |status| &status.conditions)
 }
 
-async fn say(
+async fn set_condition(
     context: &Context,
     plane: &Plane,
     name: &str,
@@ -114,9 +114,9 @@ async fn say(
         return Ok(());
     };
     let existing: MachineStatus = machine.status.clone().unwrap_or_default();
-    let says = Says::new(OWNER_REMEDIATED, false, reason, message);
+    let condition = DesiredCondition::new(OWNER_REMEDIATED, false, reason, message);
     let generation = machine.metadata.generation;
-    let list = merged(&existing.conditions, context.now(), generation, &[says]);
+    let list = merged(&existing.conditions, context.now(), generation, &[condition]);
     let status = json!({ "conditions": list });
     context.merge_status(&context.machines, &machine, &status).await?;
     Ok(())

@@ -22,8 +22,8 @@ use serde_json::json;
 use super::{Plane, remediate};
 use crate::{context::Context, error::Error, names, templates};
 
-/// Creates the next machine: infrastructure machine, KubeadmConfig, Machine. The very first one
-/// initialises the cluster. A process that dies in between goes on with the same names.
+/// Creates the next machine: infrastructure machine, KubeadmConfig, Machine. The first machine
+/// initialises the cluster. After a crash in between, the next call uses the same names.
 pub(super) async fn up(context: &Arc<Context>, plane: &Plane) -> Result<(), Error> {
     let machines = context.machines.list_in(&plane.namespace);
     let taken: BTreeSet<String> = machines.iter().map(|machine| machine.name_any()).collect();
@@ -51,7 +51,8 @@ pub(super) async fn up(context: &Arc<Context>, plane: &Plane) -> Result<(), Erro
 
     let domain = emptiest_failure_domain(context, plane);
     let mut intent = plane.desired().new_machine(&name, &infrastructure, domain.as_deref());
-    // A remediation has one successor; the note on the control plane may outlive it by one look.
+    // A remediation has one successor; its annotation on the control plane may last for one more
+    // reconcile.
     let is_successor = |noted: &&String| {
         let mut machines = present.iter();
         !machines.any(|machine| machine.annotations().get(REMEDIATION_FOR) == Some(*noted))
@@ -59,12 +60,12 @@ pub(super) async fn up(context: &Arc<Context>, plane: &Plane) -> Result<(), Erro
     if let Some(noted) = remediate::noted(plane).filter(is_successor) {
         intent["metadata"]["annotations"][REMEDIATION_FOR] = json!(noted);
     }
-    tracing::info!(machine = name, ?entry, "a control plane Machine is created");
+    tracing::info!(machine = name, ?entry, "creating control plane Machine");
     context.apply(&context.machines, manager, None, intent).await?;
     Ok(())
 }
 
-/// The offered failure domain with fewest machines, the first by name among equals.
+/// The available failure domain with the fewest machines; the first by name among equals.
 fn emptiest_failure_domain(context: &Context, plane: &Plane) -> Option<String> {
     let domains = rollout::failure_domains(plane.cluster.json());
     let mut used: BTreeMap<String, usize> = domains.into_iter().map(|name| (name, 0)).collect();
@@ -88,6 +89,6 @@ pub(super) async fn down(
     let Some(machine) = context.machines.get(&key) else {
         return Ok(());
     };
-    tracing::info!(machine = name, ?reason, "a control plane Machine is deleted");
+    tracing::info!(machine = name, ?reason, "deleting control plane Machine");
     context.delete(&context.machines, &machine).await
 }

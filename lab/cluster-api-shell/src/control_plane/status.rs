@@ -1,4 +1,4 @@
-//! What a control plane's status says.
+//! The status of a control plane.
 
 use refit_cluster_api::{
     kinds::{KubeadmControlPlaneStatus, Machine},
@@ -10,13 +10,13 @@ use serde_json::json;
 use super::Plane;
 use crate::{
     aggregate::machines_up_to_date,
-    conditions::{Says, merged},
+    conditions::{DesiredCondition, merged},
     context::Context,
     error::Error,
     live::Live,
 };
 
-/// Writes the status where it changed.
+/// Writes the status if it changed.
 pub(super) async fn write(
     context: &Context,
     plane: &Plane,
@@ -28,14 +28,14 @@ pub(super) async fn write(
     let existing: KubeadmControlPlaneStatus = object.status.clone().unwrap_or_default();
     let count = |type_: &str| machines.iter().filter(|one| is(one, type_)).count();
     let generation = object.metadata.generation;
-    let says = says(&machines, &plane.desired().components(), initialized);
+    let desired = desired_conditions(&machines, &plane.desired().components(), initialized);
     let mut status = json!({
         "replicas": machines.len(),
         "readyReplicas": count(conditions::READY),
         "availableReplicas": count(conditions::AVAILABLE),
         "upToDateReplicas": count(conditions::UP_TO_DATE),
         "observedGeneration": generation,
-        "conditions": merged(&existing.conditions, context.now(), generation, &says),
+        "conditions": merged(&existing.conditions, context.now(), generation, &desired),
     });
     if let Some(version) = lowest_version(&machines) {
         status["version"] = json!(version);
@@ -56,18 +56,22 @@ fn lowest_version<'a>(machines: &[&'a Live<Machine>]) -> Option<&'a KubernetesVe
     machines.iter().filter_map(|machine| machine.spec.version.version()).min()
 }
 
-fn says(machines: &[&Live<Machine>], components: &[Component], initialized: bool) -> Vec<Says> {
+fn desired_conditions(
+    machines: &[&Live<Machine>],
+    components: &[Component],
+    initialized: bool,
+) -> Vec<DesiredCondition> {
     let outdated = machines.iter().filter(|machine| !is(machine, conditions::UP_TO_DATE)).count();
     let rolling = if initialized && outdated > 0 {
         let message = format!("Rolling out {outdated} not up-to-date replicas");
-        Says::new("RollingOut", true, "RollingOut", message)
+        DesiredCondition::new("RollingOut", true, "RollingOut", message)
     } else {
-        Says::new("RollingOut", false, "NotRollingOut", "")
+        DesiredCondition::new("RollingOut", false, "NotRollingOut", "")
     };
     let initialization = if initialized {
-        Says::new("Initialized", true, "Initialized", "")
+        DesiredCondition::new("Initialized", true, "Initialized", "")
     } else {
-        Says::new("Initialized", false, "NotInitialized", "")
+        DesiredCondition::new("Initialized", false, "NotInitialized", "")
     };
     vec![
         initialization,
@@ -77,12 +81,16 @@ fn says(machines: &[&Live<Machine>], components: &[Component], initialized: bool
     ]
 }
 
-/// A control plane is available while one of its machines serves and etcd has its quorum.
-fn available(machines: &[&Live<Machine>], components: &[Component], initialized: bool) -> Says {
+/// A control plane is available while one of its machines serves the API and etcd has quorum.
+fn available(
+    machines: &[&Live<Machine>],
+    components: &[Component],
+    initialized: bool,
+) -> DesiredCondition {
     let type_ = conditions::AVAILABLE;
     if !initialized {
         let message = "Control plane not yet initialized";
-        return Says::new(type_, false, "NotAvailable", message);
+        return DesiredCondition::new(type_, false, "NotAvailable", message);
     }
     let healthy = |machine: &&&Live<Machine>, etcd: bool| {
         components
@@ -95,7 +103,7 @@ fn available(machines: &[&Live<Machine>], components: &[Component], initialized:
     if serving == 0 {
         let message = "There are no Machines with healthy control plane components, at least 1 \
                        required";
-        return Says::new(type_, false, "NotAvailable", message);
+        return DesiredCondition::new(type_, false, "NotAvailable", message);
     }
     if members * 2 <= machines.len() {
         let message = format!(
@@ -103,9 +111,9 @@ fn available(machines: &[&Live<Machine>], components: &[Component], initialized:
             machines.len(),
             machines.len() / 2 + 1
         );
-        return Says::new(type_, false, "NotAvailable", message);
+        return DesiredCondition::new(type_, false, "NotAvailable", message);
     }
-    Says::new(type_, true, "Available", "")
+    DesiredCondition::new(type_, true, "Available", "")
 }
 
 #[cfg(test)]

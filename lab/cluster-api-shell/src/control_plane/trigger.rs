@@ -1,4 +1,4 @@
-//! Starting the update of one control plane Machine
+//! Starts the update of one control plane Machine
 //! (`docs/facts/control-plane.md#starting-an-update`; the numbers in comments are its steps).
 
 use std::sync::Arc;
@@ -19,8 +19,8 @@ use crate::{
     templates,
 };
 
-/// Starts the update, or finishes starting it: each step that is done already is skipped. The
-/// desired objects are those of the present spec.
+/// Starts the update, or continues a start that was interrupted: completed steps are skipped. The
+/// desired objects follow from the current spec.
 pub(super) async fn start(context: &Arc<Context>, plane: &Plane, name: &str) -> Result<(), Error> {
     let key = ObjectKey::new(&plane.namespace, name);
     let Some(mut machine) = context.machines.get(&key) else {
@@ -31,7 +31,7 @@ pub(super) async fn start(context: &Arc<Context>, plane: &Plane, name: &str) -> 
     let template = templates::fetch(context, &plane.namespace, &template).await?;
     // 1: the point of no return.
     if !machine.annotations().contains_key(keys::UPDATE_IN_PROGRESS) {
-        tracing::info!(machine = name, "an in-place update starts");
+        tracing::info!(machine = name, "starting in-place update");
         let body = json!({"metadata": {"annotations": {keys::UPDATE_IN_PROGRESS: ""}}});
         machine = context.merge(&context.machines, &machine, &body).await?;
     }
@@ -48,7 +48,7 @@ pub(super) async fn start(context: &Arc<Context>, plane: &Plane, name: &str) -> 
         let intent = plane.desired().bootstrap(&config.name_any(), Entry::Join, true);
         let config = context.apply(&part.cache, manager, Some(config), intent).await?;
         if !config.at("/spec/initConfiguration").is_null() {
-            // Another field manager owns it: an apply alone does not remove it.
+            // Another field manager owns the field: an apply does not remove it.
             let body = json!({"spec": {"initConfiguration": null}});
             context.merge(&part.cache, &config, &body).await?;
         }

@@ -1,19 +1,20 @@
-//! Whether so many unhealthy Machines may be remediated: more than a few speak of another trouble.
+//! Whether the number of unhealthy Machines permits remediation: many unhealthy Machines indicate a
+//! common cause.
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use refit_cluster_api::{IntOrPercent, kinds::RemediationTrigger};
 
-/// What a MachineHealthCheck allows.
+/// Whether a MachineHealthCheck allows remediation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Allowed {
-    /// Unhealthy Machines are handed to their owners; this many more may become unhealthy.
+    /// Allowed: owners remediate the unhealthy Machines; this many more may become unhealthy.
     Yes(i32),
-    /// Too many, or too few for a range.
+    /// Not allowed: too many are unhealthy, or too few for the range.
     No(String),
 }
 
-/// Decides on `expected` checked Machines of which `healthy` are known to be healthy. One that has
-/// not started counts as unhealthy.
+/// Decides for `expected` checked Machines of which `healthy` are known to be healthy. A Machine
+/// that has not started counts as unhealthy.
 pub(super) fn allowed(trigger: &RemediationTrigger, expected: i32, healthy: i32) -> Allowed {
     let unhealthy = expected - healthy;
     if let Some(range) = &trigger.unhealthy_in_range {
@@ -28,7 +29,7 @@ pub(super) fn allowed(trigger: &RemediationTrigger, expected: i32, healthy: i32)
             )),
             None => Allowed::No(format!(
                 "Remediation is not allowed: spec.remediation.triggerIf.unhealthyInRange {range:?} \
-                 is no range; write it as [1-3]"
+                 is not a range; write it as [1-3]"
             )),
         };
     }
@@ -54,7 +55,7 @@ fn text(amount: &IntOrString) -> String {
     }
 }
 
-/// Reads `[least-most]`.
+/// Parses `[least-most]`.
 fn parse(range: &str) -> Option<(i32, i32)> {
     let inner = range.strip_prefix('[')?.strip_suffix(']')?;
     let (least, most) = inner.split_once('-')?;

@@ -1,49 +1,49 @@
-//! Whether one Machine is healthy: a pure decision over what was seen of it.
+//! Whether one Machine is healthy: a pure decision over observed state.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use refit_cluster_api::kinds::{HealthChecks, UnhealthyCondition};
 use refit_kinds::{conditions, keys};
 
-/// How long a Machine may be without a Node where nobody says otherwise, in seconds.
+/// Default time that a Machine may be without a Node, in seconds.
 const NODE_STARTUP_TIMEOUT_SECONDS: i32 = 600;
 
-/// What was seen of a Machine's Node.
+/// The observed Node of a Machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum NodeSeen {
-    /// None has registered so far.
+pub(super) enum ObservedNode {
+    /// Not registered yet.
     Awaited,
-    /// It was there and is gone.
+    /// Registered before and now missing.
     Gone(String),
     /// Its conditions: type, status, since when.
     Known(Vec<(String, String, Timestamp)>),
 }
 
-/// What was seen of a Machine that is checked.
+/// The observed state of a checked Machine.
 #[derive(Clone, Debug)]
-pub(super) struct Seen<'a> {
-    /// It carries `cluster.x-k8s.io/remediate-machine`.
+pub(super) struct CheckedMachine<'a> {
+    /// The Machine has the annotation `cluster.x-k8s.io/remediate-machine`.
     pub(super) marked: bool,
     /// Its conditions.
     pub(super) conditions: &'a [Condition],
     /// The Cluster's conditions.
     pub(super) cluster_conditions: &'a [Condition],
-    /// When it was created.
+    /// Creation time.
     pub(super) created_at: Timestamp,
-    /// It is being deleted.
+    /// The Machine is being deleted.
     pub(super) deleting: bool,
     /// Its Node.
-    pub(super) node: NodeSeen,
+    pub(super) node: ObservedNode,
 }
 
-/// What a check says of a Machine.
+/// The result of a check for one Machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Nothing speaks against it.
+    /// No check fails.
     Healthy,
-    /// Something does, but not for long enough; or it is not known.
+    /// A check fails, but not for long enough yet; or its state is unknown.
     Waiting(Option<Timestamp>),
-    /// Something does.
+    /// A check fails.
     Unhealthy {
         /// Reason of the condition `HealthCheckSucceeded`.
         reason: &'static str,
@@ -56,29 +56,31 @@ fn unhealthy(reason: &'static str, what: &str) -> Verdict {
     Verdict::Unhealthy { reason, message: format!("Health check failed: {what}") }
 }
 
-/// Judges a Machine as Cluster API's MachineHealthCheck controller does.
-pub(super) fn judge(checks: &HealthChecks, seen: &Seen<'_>, now: Timestamp) -> Verdict {
+/// Checks a Machine as Cluster API's MachineHealthCheck controller does.
+pub(super) fn judge(checks: &HealthChecks, seen: &CheckedMachine<'_>, now: Timestamp) -> Verdict {
     if seen.marked {
         let what = format!("marked for remediation via {} annotation", keys::REMEDIATE_MACHINE);
         return unhealthy("HasRemediateAnnotation", &what);
     }
-    let own = |check: &UnhealthyCondition| {
+    let machine_condition = |check: &UnhealthyCondition| {
         let condition = conditions::get(seen.conditions, &check.type_)?;
         Some((condition.status.clone(), condition.last_transition_time.0))
     };
-    let machine = bad_for_long("Machine", &checks.unhealthy_machine_conditions, own, now);
+    let machine =
+        bad_for_long("Machine", &checks.unhealthy_machine_conditions, machine_condition, now);
     if let Bad::Unhealthy(what) = machine {
         return unhealthy("UnhealthyMachine", &what);
     }
-    // A Cluster that is still coming up has no healthy Nodes, and that is nobody's fault.
+    // A Cluster that is still coming up has no healthy Nodes yet, which is not the Machine's
+    // failure.
     let initialized = conditions::is_true(seen.cluster_conditions, "ControlPlaneInitialized");
     let node = match &seen.node {
-        NodeSeen::Gone(name) => {
+        ObservedNode::Gone(name) => {
             return unhealthy("NodeDeleted", &format!("Node {name} has been deleted"));
         }
         _ if !initialized => return Verdict::Waiting(machine.next()),
-        NodeSeen::Awaited => return startup(checks, seen, now, machine.next()),
-        NodeSeen::Known(known) => bad_for_long(
+        ObservedNode::Awaited => return startup(checks, seen, now, machine.next()),
+        ObservedNode::Known(known) => bad_for_long(
             "Node",
             &checks.unhealthy_node_conditions,
             |check| {
@@ -98,11 +100,11 @@ pub(super) fn judge(checks: &HealthChecks, seen: &Seen<'_>, now: Timestamp) -> V
     }
 }
 
-/// What a list of conditions says.
+/// The result of checking a list of conditions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Bad {
     No,
-    /// One is bad, and will have been for too long at this time.
+    /// A condition is bad, and will exceed its timeout at this time.
     Until(Timestamp),
     Unhealthy(String),
 }
@@ -143,10 +145,10 @@ fn bad_for_long(
     next.map_or(Bad::No, Bad::Until)
 }
 
-/// A Machine without a Node has from the last of the things that it needs until the timeout.
+/// A Machine without a Node has the startup timeout, counted from the last of its prerequisites.
 fn startup(
     checks: &HealthChecks,
-    seen: &Seen<'_>,
+    seen: &CheckedMachine<'_>,
     now: Timestamp,
     other: Option<Timestamp>,
 ) -> Verdict {
@@ -173,13 +175,13 @@ fn startup(
     Verdict::Waiting(other.into_iter().chain([end]).min())
 }
 
-/// The end of a timeout; the last of all times where the start is one that nobody can reach.
+/// The end of a timeout; the maximum timestamp if the sum would overflow.
 fn later(since: Timestamp, seconds: i32) -> Timestamp {
     let end = since.checked_add(SignedDuration::from_secs(i64::from(seconds)));
     end.unwrap_or(Timestamp::MAX)
 }
 
-/// Seconds as Cluster API shows them: `5m0s`.
+/// Formats seconds as Cluster API does: `5m0s`.
 fn duration(seconds: i32) -> String {
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     match (hours, minutes) {
@@ -198,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_that_changed_at_the_end_of_time_is_waited_for() {
+    fn a_condition_with_the_maximum_timestamp_is_waited_for() {
         assert_eq!(later(Timestamp::MAX, 300), Timestamp::MAX);
         assert_eq!(later(at(5), 300), at(305));
     }
@@ -226,14 +228,14 @@ mod tests {
         all
     }
 
-    fn node(status: &str, since: i64) -> NodeSeen {
-        NodeSeen::Known(vec![("Ready".to_owned(), status.to_owned(), at(since))])
+    fn node(status: &str, since: i64) -> ObservedNode {
+        ObservedNode::Known(vec![("Ready".to_owned(), status.to_owned(), at(since))])
     }
 
-    fn judged(machine: &[(&str, &str, i64)], node: NodeSeen, now: i64) -> Verdict {
+    fn judged(machine: &[(&str, &str, i64)], node: ObservedNode, now: i64) -> Verdict {
         let cluster = conditions_of(&[("ControlPlaneInitialized", "True", 50)]);
         let machine = conditions_of(machine);
-        let seen = Seen {
+        let seen = CheckedMachine {
             marked: false,
             conditions: &machine,
             cluster_conditions: &cluster,
@@ -253,15 +255,15 @@ mod tests {
     }
 
     #[test]
-    fn a_node_may_be_bad_for_as_long_as_its_check_says() {
+    fn a_node_may_be_bad_until_its_checks_timeout() {
         let table = [
             (node("True", 0), 1000, "Healthy"),
             (node("Unknown", 700), 999, "Waiting"),
             (node("Unknown", 700), 1000, "UnhealthyNode"),
             (node("False", 700), 1000, "Waiting"),
             (node("False", 700), 1100, "UnhealthyNode"),
-            (NodeSeen::Gone("n".into()), 1000, "NodeDeleted"),
-            (NodeSeen::Known(Vec::new()), 1000, "Healthy"),
+            (ObservedNode::Gone("n".into()), 1000, "NodeDeleted"),
+            (ObservedNode::Known(Vec::new()), 1000, "Healthy"),
         ];
         for (node, now, want) in table {
             let got = judged(&[], node.clone(), now);
@@ -302,21 +304,21 @@ mod tests {
             (&[("InfrastructureReady", "True", 200)][..], 800, "NodeStartupTimeout"),
         ];
         for (machine, now, want) in table {
-            let got = judged(machine, NodeSeen::Awaited, now);
+            let got = judged(machine, ObservedNode::Awaited, now);
             assert_eq!(reason(&got), want, "{machine:?} {now}");
         }
     }
 
     #[test]
-    fn a_startup_timeout_of_zero_waits_for_ever_and_a_cluster_that_comes_up_is_left_alone() {
+    fn a_zero_timeout_or_a_starting_cluster_never_fails_startup() {
         let none = Vec::new();
-        let mut seen = Seen {
+        let mut seen = CheckedMachine {
             marked: false,
             conditions: &none,
             cluster_conditions: &none,
             created_at: at(0),
             deleting: false,
-            node: NodeSeen::Awaited,
+            node: ObservedNode::Awaited,
         };
         assert_eq!(judge(&checks(), &seen, at(100_000)), Verdict::Waiting(None));
         let cluster = conditions_of(&[("ControlPlaneInitialized", "True", 50)]);
@@ -329,13 +331,13 @@ mod tests {
     #[test]
     fn an_annotation_is_enough() {
         let none = Vec::new();
-        let seen = Seen {
+        let seen = CheckedMachine {
             marked: true,
             conditions: &none,
             cluster_conditions: &none,
             created_at: at(0),
             deleting: false,
-            node: NodeSeen::Awaited,
+            node: ObservedNode::Awaited,
         };
         let verdict = judge(&checks(), &seen, at(1));
         assert_eq!(reason(&verdict), "HasRemediateAnnotation");

@@ -1,13 +1,13 @@
-//! MachineHealthCheck: which Machines are unhealthy, and whom that is told. It never deletes: it
-//! marks a Machine, and the Machine's owner remediates it.
+//! MachineHealthCheck: finds unhealthy Machines. It never deletes: it marks a Machine, and the
+//! Machine's owner remediates it.
 //!
 //! | module | decides |
 //! |---|---|
 //! | `judge` | whether one Machine is healthy |
-//! | `budget` | whether so many unhealthy Machines may be remediated |
+//! | `budget` | whether the number of unhealthy Machines permits remediation |
 //!
-//! Not done here, because no test or sandbox needs it: external remediation templates. A Machine
-//! under such a check is marked as unhealthy and left to nobody.
+//! Not implemented, because no test or sandbox needs it: external remediation templates. A Machine
+//! under such a check is marked as unhealthy, and no controller remediates it.
 
 mod budget;
 mod judge;
@@ -26,10 +26,10 @@ use serde_json::json;
 
 use self::{
     budget::{Allowed, allowed},
-    judge::{NodeSeen, Seen, Verdict, judge},
+    judge::{CheckedMachine, ObservedNode, Verdict, judge},
 };
 use crate::{
-    conditions::{Says, merged},
+    conditions::{DesiredCondition, merged},
     context::{Context, is_paused, namespace_of},
     error::Error,
     hooks::selects,
@@ -38,7 +38,7 @@ use crate::{
     workload::{self, Reached},
 };
 
-/// How long to wait for a workload cluster that cannot be reached yet.
+/// How long to wait for an unreachable workload cluster.
 const REACH_WAIT: Duration = Duration::from_secs(5);
 
 /// Checks the Machines of a MachineHealthCheck.
@@ -57,21 +57,21 @@ pub(crate) async fn reconcile(context: &Arc<Context>, key: &ObjectKey) -> Result
     let reached = match workload::reach(context, &cluster).await {
         Ok(reached) => reached.filter(|reached| reached.is_ready()),
         Err(error) => {
-            tracing::debug!(%error, "the workload cluster cannot be reached");
+            tracing::debug!(%error, "failed to reach the workload cluster");
             None
         }
     };
     let has_node = |machine: &Arc<Live<Machine>>| machine.at("/status/nodeRef/name").is_string();
     if reached.is_none() && machines.iter().any(has_node) {
-        // Nothing is known of any Node: that is no judgement.
+        // No Node is known, so no Machine can be judged.
         return Ok(Action::RequeueAfter(REACH_WAIT));
     }
     let now = context.now();
     let verdicts: Vec<Verdict> = machines
         .iter()
         .map(|machine| {
-            let seen = seen(machine, &cluster, reached.as_deref());
-            judge(&check.spec.checks, &seen, now)
+            let observed = observe(machine, &cluster, reached.as_deref());
+            judge(&check.spec.checks, &observed, now)
         })
         .collect();
     let count = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
@@ -84,11 +84,11 @@ pub(crate) async fn reconcile(context: &Arc<Context>, key: &ObjectKey) -> Result
     for (machine, verdict) in machines.iter().zip(&verdicts) {
         mark(context, &check, machine, verdict, hand_over).await?;
     }
-    Ok(next_look(&verdicts, now))
+    Ok(next_requeue(&verdicts, now))
 }
 
-/// When the next Machine may have been unhealthy for too long.
-fn next_look(verdicts: &[Verdict], now: jiff::Timestamp) -> Action {
+/// When the next Machine may exceed its timeout.
+fn next_requeue(verdicts: &[Verdict], now: jiff::Timestamp) -> Action {
     let due = verdicts
         .iter()
         .filter_map(|verdict| match verdict {
@@ -103,8 +103,8 @@ fn next_look(verdicts: &[Verdict], now: jiff::Timestamp) -> Action {
     }
 }
 
-/// The Machines that a check looks at, in order of their names. One that a person paused or that
-/// carries `cluster.x-k8s.io/skip-remediation` is none of them.
+/// The Machines under a check, ordered by name. Paused Machines and those with
+/// `cluster.x-k8s.io/skip-remediation` are excluded.
 fn targets(context: &Context, check: &Live<MachineHealthCheck>) -> Vec<Arc<Live<Machine>>> {
     let mut machines = context.machines.list_in(&namespace_of(check));
     machines.retain(|machine| {
@@ -116,7 +116,7 @@ fn targets(context: &Context, check: &Live<MachineHealthCheck>) -> Vec<Arc<Live<
     machines
 }
 
-/// Whether a check looks at a Machine or did before its annotations changed.
+/// Whether a Machine is under a check, or was before its annotations changed.
 pub(crate) fn concerns(check: &Live<MachineHealthCheck>, machine: &Live<Machine>) -> bool {
     machine.spec.cluster_name == check.spec.cluster_name
         && selects(Some(&check.spec.selector), machine.labels())
@@ -127,13 +127,13 @@ fn conditions_of(machine: &Machine) -> &[Condition] {
     status.map_or(&[][..], |status| &status.conditions)
 }
 
-fn seen<'a>(
+fn observe<'a>(
     machine: &'a Live<Machine>,
     cluster: &'a Live<Cluster>,
     reached: Option<&Reached>,
-) -> Seen<'a> {
+) -> CheckedMachine<'a> {
     let cluster_status = cluster.status.as_ref();
-    Seen {
+    CheckedMachine {
         marked: machine.annotations().contains_key(keys::REMEDIATE_MACHINE),
         conditions: conditions_of(machine),
         cluster_conditions: cluster_status.map_or(&[][..], |status| &status.conditions),
@@ -143,14 +143,14 @@ fn seen<'a>(
     }
 }
 
-fn node_of(machine: &Live<Machine>, reached: Option<&Reached>) -> NodeSeen {
+fn node_of(machine: &Live<Machine>, reached: Option<&Reached>) -> ObservedNode {
     let node_ref = machine.at("/status/nodeRef/name").as_str();
     let (Some(name), Some(reached)) = (node_ref, reached) else {
-        return NodeSeen::Awaited;
+        return ObservedNode::Awaited;
     };
     match reached.nodes.get(&ObjectKey::new("", name)) {
-        None => NodeSeen::Gone(name.to_owned()),
-        Some(node) => NodeSeen::Known(node_conditions(&node)),
+        None => ObservedNode::Gone(name.to_owned()),
+        Some(node) => ObservedNode::Known(node_conditions(&node)),
     }
 }
 
@@ -176,9 +176,11 @@ async fn write_status(
     let existing: MachineHealthCheckStatus = check.status.clone().unwrap_or_default();
     let generation = check.metadata.generation;
     let type_ = "RemediationAllowed";
-    let (says, left) = match permission {
-        Allowed::Yes(left) => (Says::new(type_, true, "RemediationAllowed", ""), *left),
-        Allowed::No(message) => (Says::new(type_, false, "TooManyUnhealthy", message), 0),
+    let (condition, left) = match permission {
+        Allowed::Yes(left) => (DesiredCondition::new(type_, true, "RemediationAllowed", ""), *left),
+        Allowed::No(message) => {
+            (DesiredCondition::new(type_, false, "TooManyUnhealthy", message), 0)
+        }
     };
     let names: Vec<String> = machines.iter().map(|machine| machine.name_any()).collect();
     let status = json!({
@@ -187,15 +189,15 @@ async fn write_status(
         "remediationsAllowed": left,
         "targets": names,
         "observedGeneration": generation,
-        "conditions": merged(&existing.conditions, context.now(), generation, &[says]),
+        "conditions": merged(&existing.conditions, context.now(), generation, &[condition]),
     });
     context.merge_status(&context.health_checks, check, &status).await?;
     Ok(())
 }
 
-/// Writes what was found into the Machine's conditions, where it is not there yet.
+/// Writes the result into the Machine's conditions if it changed.
 ///
-/// `OwnerRemediated` is set once and then belongs to the owner, until it has remediated.
+/// `OwnerRemediated` is set once and then belongs to the owner until it has remediated.
 async fn mark(
     context: &Context,
     check: &Live<MachineHealthCheck>,
@@ -204,31 +206,42 @@ async fn mark(
     hand_over: bool,
 ) -> Result<(), Error> {
     let existing = conditions_of(machine);
-    let mut says = Vec::new();
+    let mut desired = Vec::new();
     match verdict {
         Verdict::Waiting(_) => return Ok(()),
         Verdict::Healthy => {
-            says.push(Says::new(HEALTH_CHECK_SUCCEEDED, true, "HealthCheckSucceeded", ""));
+            desired.push(DesiredCondition::new(
+                HEALTH_CHECK_SUCCEEDED,
+                true,
+                "HealthCheckSucceeded",
+                "",
+            ));
         }
         Verdict::Unhealthy { reason, message } => {
-            says.push(Says::new(HEALTH_CHECK_SUCCEEDED, false, reason, message));
-            let theirs = conditions::get(existing, OWNER_REMEDIATED)
+            desired.push(DesiredCondition::new(HEALTH_CHECK_SUCCEEDED, false, reason, message));
+            let handed_over = conditions::get(existing, OWNER_REMEDIATED)
                 .is_some_and(|condition| condition.status != "True");
-            if hand_over && !theirs && !machine.is_deleting() {
+            if hand_over && !handed_over && !machine.is_deleting() {
                 let text = "Waiting for remediation";
-                says.push(Says::new(OWNER_REMEDIATED, false, "WaitingForRemediation", text));
+                desired.push(DesiredCondition::new(
+                    OWNER_REMEDIATED,
+                    false,
+                    "WaitingForRemediation",
+                    text,
+                ));
                 announce(context, check, machine, message).await;
             }
         }
     }
     let generation = machine.metadata.generation;
-    let list = merged(existing, context.now(), generation, &says);
+    let list = merged(existing, context.now(), generation, &desired);
     let status = json!({ "conditions": list });
     context.merge_status(&context.machines, machine, &status).await?;
     Ok(())
 }
 
-/// Tells of a Machine that its owner is to remediate. The occurrence follows from what is stored.
+/// Emits an event for a Machine that its owner must remediate. The occurrence is derived from
+/// stored state.
 async fn announce(
     context: &Context,
     check: &Live<MachineHealthCheck>,

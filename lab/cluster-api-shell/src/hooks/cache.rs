@@ -1,38 +1,38 @@
-//! What is remembered between calls, in memory as in Cluster API: a restart forgets it.
+//! Results cached between calls, in memory as in Cluster API: a restart loses them.
 
 use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 use refit_runtime::ObjectKey;
 
-/// How long anything is remembered.
+/// How long a result is cached.
 const TTL: SignedDuration = SignedDuration::from_hours(24);
 
-/// Answers of CanUpdateMachineSet by the pair of MachineSets; both yes and no are remembered
+/// Results of CanUpdateMachineSet by the pair of MachineSets; positive and negative ones are cached
 /// (`docs/facts/machine-deployment.md#canupdatemachineset`).
 #[derive(Debug, Default)]
 pub(crate) struct DecisionCache(BTreeMap<(ObjectKey, ObjectKey), (bool, Timestamp)>);
 
 impl DecisionCache {
-    /// The answer for a pair, unless it is too old.
+    /// The result for a pair, unless it has expired.
     pub(crate) fn get(&self, old: &ObjectKey, new: &ObjectKey, now: Timestamp) -> Option<bool> {
         let (answer, since) = self.0.get(&(old.clone(), new.clone()))?;
         (now.duration_since(*since) < TTL).then_some(*answer)
     }
 
-    /// Remembers an answer.
+    /// Caches a result.
     pub(crate) fn put(&mut self, old: ObjectKey, new: ObjectKey, answer: bool, now: Timestamp) {
         self.0.retain(|_, (_, since)| now.duration_since(*since) < TTL);
         self.0.insert((old, new), (answer, now));
     }
 
-    /// Forgets what was answered about a MachineSet that is gone.
+    /// Removes the results for a deleted MachineSet.
     pub(crate) fn forget(&mut self, set: &ObjectKey) {
         self.0.retain(|(old, new), _| old != set && new != set);
     }
 }
 
-/// When UpdateMachine may be called again for a Machine, and what it said last
+/// When UpdateMachine may be called again for a Machine, and its last message
 /// (`docs/facts/machine.md#in-place-update`, step 8).
 #[derive(Debug, Default)]
 pub(crate) struct CallCache(BTreeMap<ObjectKey, Call>);
@@ -45,7 +45,7 @@ struct Call {
 }
 
 impl CallCache {
-    /// How long to wait for the next call, and the last message; `None` when the call is due.
+    /// How long to wait for the next call, and the last message; `None` if the call is due.
     pub(crate) fn wait(
         &self,
         machine: &ObjectKey,
@@ -56,7 +56,7 @@ impl CallCache {
         (rest > SignedDuration::ZERO).then(|| (rest, call.message.clone()))
     }
 
-    /// Remembers that the extension wants to be asked again after some time.
+    /// Records that the extension asked for another call after some seconds.
     pub(crate) fn put(
         &mut self,
         machine: ObjectKey,
@@ -69,7 +69,7 @@ impl CallCache {
         self.0.insert(machine, Call { at: now, due, message });
     }
 
-    /// Forgets a Machine whose update is over.
+    /// Removes a Machine whose update is complete.
     pub(crate) fn forget(&mut self, machine: &ObjectKey) {
         self.0.remove(machine);
     }
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_no_is_remembered_as_long_as_a_yes() {
+    fn negative_and_positive_results_are_cached_equally_long() {
         let mut cache = DecisionCache::default();
         cache.put(key("old"), key("new"), false, at(0));
         cache.put(key("older"), key("new"), true, at(0));
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_due_after_the_time_that_the_extension_asked_for() {
+    fn a_call_is_due_after_the_extensions_retry_seconds() {
         let mut cache = CallCache::default();
         assert_eq!(cache.wait(&key("m"), at(0)), None);
         cache.put(key("m"), at(0), 5, "draining".to_owned());

@@ -9,13 +9,13 @@ use serde_json::Value;
 
 use crate::context::lock;
 
-/// How much of an error's body is shown.
+/// How much of an error response is shown.
 const SHOWN_CHARACTERS: usize = 512;
 
-/// Where an extension answers, and whom to trust there.
+/// The URL of an extension, and the CA bundle to trust.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Target {
-    /// `https://host[:port][/base]`, without a slash at its end.
+    /// `https://host[:port][/base]`, without a trailing slash.
     pub(crate) base: String,
     /// PEM bundle.
     pub(crate) ca_pem: Vec<u8>,
@@ -70,7 +70,7 @@ impl Target {
     }
 }
 
-/// Seconds as Go prints a duration.
+/// Formats seconds as Go formats a duration.
 fn go_duration(seconds: i32) -> String {
     match (seconds / 60, seconds % 60) {
         (0, seconds) => format!("{seconds}s"),
@@ -85,15 +85,15 @@ pub(crate) struct HookClient {
 }
 
 impl HookClient {
-    /// A client whose connections are made by `stack`.
+    /// A client that connects through `stack`.
     pub(crate) fn new(stack: ClientStack) -> Self {
         Self { stack, posters: Mutex::default() }
     }
 
-    /// Calls one hook and returns its answer, which says `Success`.
+    /// Calls one hook and returns its response, whose status is `Success`.
     ///
-    /// Requests carry secrets (`docs/facts/hooks.md#secrets-in-requests`): neither they nor what is
-    /// made of them is ever logged here.
+    /// Requests contain secrets (`docs/facts/hooks.md#secrets-in-requests`): neither a request nor
+    /// anything derived from it is logged here.
     pub(crate) async fn call(
         &self,
         target: &Target,
@@ -123,18 +123,18 @@ impl HookClient {
     }
 }
 
-/// Why a call gave no answer that counts.
+/// Why a call returned no usable response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// It did not go through: only this is what failurePolicy is about
+    /// The call failed: failurePolicy applies only to this case
     /// (`docs/facts/hooks.md#failure-policy`).
     Call(String),
-    /// The extension said `Failure`, or nothing that is known.
+    /// The extension returned `Failure` or an unknown status.
     Answer(String),
 }
 
 impl Refusal {
-    /// What went wrong.
+    /// The reason as text.
     pub(crate) fn into_reason(self) -> String {
         match self {
             Self::Call(reason) | Self::Answer(reason) => reason,

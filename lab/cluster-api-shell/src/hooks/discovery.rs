@@ -1,4 +1,4 @@
-//! What a Discovery answer may say (`docs/facts/hooks.md#discovery`).
+//! Validates a Discovery response (`docs/facts/hooks.md#discovery`).
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,8 @@ use refit_cluster_api::kinds::DiscoveredHandler;
 use refit_kinds::hooks::{API_VERSION, RequestHook};
 use serde_json::Value;
 
-/// Every hook of the Runtime SDK's catalog. A handler of another one makes the whole answer void.
+/// Every hook of the Runtime SDK's catalog. A handler of any other hook invalidates the whole
+/// response.
 const CATALOG: [&str; 16] = [
     "AfterClusterUpgrade",
     "AfterControlPlaneInitialized",
@@ -25,13 +26,13 @@ const CATALOG: [&str; 16] = [
     "UpdateMachine",
     "ValidateTopology",
 ];
-/// Timeout of a handler that names none.
+/// Default timeout of a handler.
 const DEFAULT_TIMEOUT_SECONDS: i64 = 10;
-/// Longest timeout of a handler.
+/// Maximum timeout of a handler.
 const MAX_TIMEOUT_SECONDS: i64 = 30;
 
-/// Fills in defaults and checks a Discovery answer. All errors come in one text; one error is
-/// enough to register nothing.
+/// Sets defaults and validates a Discovery response. All errors are returned in one text; a single
+/// error rejects all handlers.
 pub(crate) fn validate(extension: &str, answer: &Value) -> Result<Vec<DiscoveredHandler>, String> {
     let mut errors = Vec::new();
     if extension.contains('.') {
@@ -101,7 +102,6 @@ fn check(
     }
 }
 
-/// Whether a text is a DNS-1123 label.
 fn is_dns_label(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let bytes = text.as_bytes();
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn each_mistake_has_its_text() {
+    fn each_error_has_its_text() {
         let with = |key: &str, value: Value| {
             let mut handler = handler("h", "UpdateMachine");
             handler[key] = value;
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn all_mistakes_come_in_one_text_and_nothing_is_registered() {
+    fn all_errors_are_in_one_text_and_nothing_is_registered() {
         let text = refused(&[
             handler("h", "UpdateMachine"),
             handler("h", "CanUpdateMachine"),
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn an_extension_name_with_a_dot_cannot_be_told_from_a_handler() {
+    fn an_extension_name_with_a_dot_is_ambiguous() {
         assert!(validate("a.b", &json!({})).is_err());
         assert_eq!(validate("a-b", &json!({})).unwrap(), []);
     }

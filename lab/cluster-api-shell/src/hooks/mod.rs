@@ -1,12 +1,12 @@
-//! Calling runtime extensions as Cluster API does (`docs/facts/hooks.md`).
+//! Calls runtime extensions as Cluster API does (`docs/facts/hooks.md`).
 //!
-//! | module | is for |
+//! | module | purpose |
 //! |---|---|
-//! | `client` | one call over HTTPS: path, timeout, answer |
-//! | `discovery` | what a Discovery answer may say |
+//! | `client` | one call over HTTPS: path, timeout, response |
+//! | `discovery` | validates a Discovery response |
 //! | `registry` | which extension is called for which hook and namespace |
-//! | `patch` | applying an extension's patches and comparing the result |
-//! | `cache` | what is remembered between calls |
+//! | `patch` | applies an extension's patches and compares the result |
+//! | `cache` | results cached between calls |
 
 mod cache;
 mod client;
@@ -20,7 +20,7 @@ pub(crate) use discovery::validate;
 pub(crate) use patch::{MachineSetVerdict, MachineVerdict, strip};
 pub(crate) use registry::{only_one, selects};
 
-/// Why a hook could not be called, or gave no answer that counts. The texts are Cluster API's.
+/// Why a hook could not be called, or returned no usable response. The texts are Cluster API's.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HookError {
     /// The call itself failed.
@@ -31,10 +31,10 @@ pub(crate) enum HookError {
         /// What went wrong.
         reason: String,
     },
-    /// Nothing was found to call.
+    /// No extension is registered for the hook.
     #[error("no extensions registered for {0} hook")]
     NoExtension(&'static str),
-    /// More than one extension wants to answer.
+    /// More than one extension is registered for the hook.
     #[error("found multiple {hook} hooks ({handlers}): only one hook is supported")]
     Multiple {
         /// The hook.
@@ -45,7 +45,7 @@ pub(crate) enum HookError {
     /// An ExtensionConfig that selects the namespace has not been discovered yet.
     #[error("ExtensionConfig {0} has not been discovered yet")]
     NotDiscovered(String),
-    /// An ExtensionConfig cannot be used.
+    /// An ExtensionConfig is not usable.
     #[error("ExtensionConfig {name}: {reason}")]
     Config {
         /// Its name.

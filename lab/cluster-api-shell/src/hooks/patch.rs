@@ -1,4 +1,4 @@
-//! Applying an extension's patches and comparing the result (`docs/facts/hooks.md#patches` and
+//! Applies an extension's patches and compares the result (`docs/facts/hooks.md#patches` and
 //! `docs/facts/control-plane.md#compared-fields`).
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -9,12 +9,12 @@ use serde_json::{Map, Value, json};
 
 use super::HookError;
 
-/// What counts of an object when a Machine's hook is asked: its spec.
+/// The compared part of an object for a Machine's hook: its spec.
 const SPEC: &str = "/spec";
-/// What counts of an object when a MachineSet's hook is asked.
+/// The compared part of an object for a MachineSet's hook.
 const TEMPLATE_SPEC: &str = "/spec/template/spec";
 
-/// An object as hooks see it: apiVersion, kind, name, namespace, labels, annotations and spec.
+/// An object as hooks receive it: apiVersion, kind, name, namespace, labels, annotations and spec.
 pub(crate) fn strip(object: &Value) -> Value {
     let mut metadata = Map::new();
     for key in ["name", "namespace", "labels", "annotations"] {
@@ -37,8 +37,8 @@ pub(crate) fn strip(object: &Value) -> Value {
     stripped
 }
 
-/// Applies the patch that stands under `key` of an answer to `object`; only what stands at `path`
-/// is taken over.
+/// Applies the patch under `key` of a response to `object`, and keeps only the value at `path` of
+/// the result.
 fn apply(object: &Value, answer: &Value, key: &str, path: &str) -> Result<Value, HookError> {
     let patch = &answer[key];
     let text = |key: &str| patch[key].as_str().unwrap_or_default();
@@ -64,7 +64,7 @@ fn apply(object: &Value, answer: &Value, key: &str, path: &str) -> Result<Value,
     Ok(result)
 }
 
-/// Puts a value at a path of object keys.
+/// Sets a value at a path of object keys.
 fn put_at(object: &mut Value, path: &str, value: Value) {
     let mut place = object;
     for key in path.split('/').skip(1) {
@@ -79,7 +79,7 @@ fn put_at(object: &mut Value, path: &str, value: Value) {
 fn json_patch(object: &Value, bytes: &[u8]) -> Result<Value, String> {
     let patch: json_patch::Patch =
         serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-    // A clone is patched: `patch` would undo a patch that fails halfway, and panic where it cannot.
+    // Patches a clone: `patch` would roll back a patch that fails halfway, and panic if it cannot.
     let mut patched = object.clone();
     json_patch::patch_unsafe(&mut patched, &patch).map_err(|error| error.to_string())?;
     Ok(patched)
@@ -95,15 +95,15 @@ fn merge_patch(object: &Value, bytes: &[u8]) -> Result<Value, String> {
     Ok(patched)
 }
 
-/// What counts of a Machine's spec: version and failure domain; all else changes in place or not at
-/// all (`docs/facts/control-plane.md#compared-fields`).
+/// The compared fields of a Machine's spec: version and failure domain; all other fields change in
+/// place or not at all (`docs/facts/control-plane.md#compared-fields`).
 fn machine_diff_fields(spec: &Value) -> Result<(StatedVersion, String), HookError> {
     let spec = MachineSpec::deserialize(spec)
-        .map_err(|error| HookError::Patch(format!("not a Machine any more: {error}")))?;
+        .map_err(|error| HookError::Patch(format!("the result is not a valid Machine: {error}")))?;
     Ok((spec.version, spec.failure_domain.unwrap_or_default()))
 }
 
-/// Compares what an extension made of `current` with `desired`, and names what is not covered.
+/// Compares the patched `current` with `desired`, and names the parts that differ.
 struct Comparison<'a> {
     current: &'a Value,
     desired: &'a Value,
@@ -140,11 +140,11 @@ impl Comparison<'_> {
     }
 }
 
-/// Whether an extension's answer to CanUpdateMachine covers the change.
+/// Whether an extension's response to CanUpdateMachine covers the change.
 pub(crate) struct MachineVerdict;
 
 impl MachineVerdict {
-    /// The parts that are not covered, by their key in the request; none is a yes.
+    /// The parts that are not covered, by their key in the request; an empty list means yes.
     pub(crate) fn uncovered(
         current: &Value,
         desired: &Value,
@@ -159,11 +159,11 @@ impl MachineVerdict {
     }
 }
 
-/// Whether an extension's answer to CanUpdateMachineSet covers the change.
+/// Whether an extension's response to CanUpdateMachineSet covers the change.
 pub(crate) struct MachineSetVerdict;
 
 impl MachineSetVerdict {
-    /// The parts that are not covered, by their key in the request; none is a yes.
+    /// The parts that are not covered, by their key in the request; an empty list means yes.
     pub(crate) fn uncovered(
         current: &Value,
         desired: &Value,

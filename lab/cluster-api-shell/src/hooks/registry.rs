@@ -1,4 +1,5 @@
-//! Which extension is called for which hook and namespace (`docs/facts/hooks.md#extensionconfig`).
+//! Selects the extension to call for a hook and a namespace
+//! (`docs/facts/hooks.md#extensionconfig`).
 
 use std::collections::BTreeMap;
 
@@ -18,7 +19,7 @@ use super::{
 };
 use crate::{context::Context, live::Live};
 
-/// A handler that answers a hook.
+/// A registered handler of a hook.
 #[derive(Clone, Debug)]
 pub(crate) struct Registration {
     /// `<handler>.<ExtensionConfig>`.
@@ -29,10 +30,10 @@ pub(crate) struct Registration {
     target: Target,
 }
 
-/// The handlers of a hook for objects of a namespace, in order of their names.
+/// The handlers of a hook for objects in a namespace, ordered by name.
 ///
-/// An ExtensionConfig that selects the namespace and has not been discovered stops everything: to
-/// take it for "no extension" would replace machines.
+/// An ExtensionConfig that selects the namespace and is not discovered yet is an error: ignoring it
+/// would replace machines.
 fn registrations(
     context: &Context,
     hook: &str,
@@ -55,7 +56,7 @@ fn registrations(
     Ok(found)
 }
 
-/// The one handler of a hook, if there is any; more than one is an error.
+/// The only handler of a hook, if there is one; more than one is an error.
 pub(crate) fn only_one(
     context: &Context,
     hook: &'static str,
@@ -69,8 +70,8 @@ pub(crate) fn only_one(
     Ok(found.pop())
 }
 
-/// Whether an ExtensionConfig selects a namespace with these labels. A selector that cannot be read
-/// and a namespace that is not known stop everything too, as in Cluster API.
+/// Whether an ExtensionConfig selects a namespace with these labels. As in Cluster API, an invalid
+/// selector and an unknown namespace are errors.
 fn is_for(
     extension: &Live<ExtensionConfig>,
     namespace: &str,
@@ -81,7 +82,7 @@ fn is_for(
         return Ok(false);
     };
     let selector = Selector::try_from(selector.clone())
-        .map_err(|error| wrong(format!("spec.namespaceSelector cannot be used: {error}")))?;
+        .map_err(|error| wrong(format!("invalid spec.namespaceSelector: {error}")))?;
     let labels = labels.ok_or_else(|| wrong(format!("Namespace {namespace} is not known")))?;
     Ok(selector.matches(labels))
 }
@@ -116,7 +117,7 @@ fn handlers_of(
         .collect()
 }
 
-/// Whether a selector selects labels. None at all selects nothing.
+/// Whether a selector matches labels. A missing selector matches nothing.
 pub(crate) fn selects(selector: Option<&LabelSelector>, labels: &BTreeMap<String, String>) -> bool {
     selector
         .and_then(|selector| Selector::try_from(selector.clone()).ok())
@@ -126,7 +127,7 @@ pub(crate) fn selects(selector: Option<&LabelSelector>, labels: &BTreeMap<String
 impl Registration {
     /// Calls the handler. `request` gets apiVersion, kind and settings.
     ///
-    /// With failurePolicy Ignore a call that does not go through counts as an empty Success
+    /// With failurePolicy Ignore a failed call counts as an empty Success
     /// (`docs/facts/hooks.md#failure-policy`).
     pub(crate) async fn call(
         &self,
@@ -145,7 +146,7 @@ impl Registration {
         match outcome {
             Ok(answer) => Ok(answer),
             Err(Refusal::Call(reason)) if self.ignore_failures => {
-                tracing::info!(handler = self.name, reason, "a failed hook call is ignored");
+                tracing::info!(handler = self.name, reason, "ignoring failed hook call");
                 Ok(json!({"status": "Success"}))
             }
             Err(refusal) => {
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_matched_is_no_answer() {
+    fn an_undecidable_match_is_an_error() {
         let extension = |selector: Value| {
             Live::<ExtensionConfig>::read(json!({
                 "apiVersion": "runtime.cluster.x-k8s.io/v1beta2", "kind": "ExtensionConfig",

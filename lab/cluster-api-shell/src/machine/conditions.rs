@@ -1,80 +1,86 @@
-//! The conditions of a Machine (`docs/facts/machine.md#conditions`), computed from what was seen.
+//! The conditions of a Machine (`docs/facts/machine.md#conditions`), computed from observed state.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use refit_kinds::conditions;
 
-use crate::conditions::{Says, Status};
+use crate::conditions::{DesiredCondition, Status};
 
-/// What was seen of an infrastructure machine or bootstrap config.
+/// The observed state of an infrastructure machine or bootstrap config.
 #[derive(Clone, Debug, Default)]
-pub(super) struct PartSeen {
+pub(super) struct ObservedPart {
     /// Its kind.
     pub(super) kind: String,
-    /// It exists.
+    /// Whether it exists.
     pub(super) exists: bool,
-    /// Its provider is done.
+    /// Whether its provider reports it as ready.
     pub(super) ready: bool,
-    /// The field of its status that says so.
+    /// The status field that reports readiness.
     pub(super) field: &'static str,
 }
 
-/// What was seen of a Node.
+/// The observed state of a Node.
 #[derive(Clone, Debug)]
 pub(super) enum NodeState {
-    /// The workload cluster cannot be asked: what was said stays.
+    /// The workload cluster is unreachable: the previous condition is kept.
     NotConnected,
-    /// It has not registered.
+    /// The Node has not registered yet.
     Awaited {
-        /// By which identity it will be known.
+        /// The expected providerID.
         provider_id: Option<String>,
     },
-    /// It was there and is gone.
+    /// Registered before and now missing.
     Gone(String),
     /// Its Ready condition: status, reason, message.
     Known(Option<(String, String, String)>),
 }
 
-/// Everything that a Machine's conditions are made of.
+/// The inputs of a Machine's conditions.
 #[derive(Clone, Debug)]
-pub(super) struct Seen {
+pub(super) struct MachineObservation {
     /// Infrastructure machine.
-    pub(super) infrastructure: PartSeen,
-    /// Bootstrap config, where there is one.
-    pub(super) bootstrap: Option<PartSeen>,
+    pub(super) infrastructure: ObservedPart,
+    /// Bootstrap config, if the Machine has one.
+    pub(super) bootstrap: Option<ObservedPart>,
     /// Node.
     pub(super) node: NodeState,
-    /// A Node was found once, whether or not it can be seen now.
+    /// Whether a Node was ever found, even if it is not visible now.
     pub(super) registered: bool,
-    /// Reason and message of an update that is under way.
+    /// Reason and message of an update in progress.
     pub(super) updating: Option<(String, String)>,
-    /// Reason and message of a deletion that is under way.
+    /// Reason and message of a deletion in progress.
     pub(super) deleting: Option<(String, String)>,
-    /// `UpToDate`, where this controller says it.
-    pub(super) up_to_date: Option<Says>,
-    /// Types of conditions that have to be true besides.
+    /// `UpToDate`, if this controller sets it.
+    pub(super) up_to_date: Option<DesiredCondition>,
+    /// Types of further conditions that must be true.
     pub(super) gates: Vec<String>,
     /// `spec.minReadySeconds`.
     pub(super) min_ready_seconds: i64,
 }
 
-/// All conditions, in the order in which they are made of each other.
-pub(super) fn all(seen: &Seen, existing: &[Condition], now: Timestamp) -> Vec<Says> {
+/// All conditions, in order of dependency.
+pub(super) fn all(
+    seen: &MachineObservation,
+    existing: &[Condition],
+    now: Timestamp,
+) -> Vec<DesiredCondition> {
     let mut list = vec![
         part("InfrastructureReady", &seen.infrastructure),
         seen.bootstrap.as_ref().map_or_else(
-            || Says::new("BootstrapConfigReady", true, "DataSecretProvided", ""),
+            || DesiredCondition::new("BootstrapConfigReady", true, "DataSecretProvided", ""),
             |bootstrap| part("BootstrapConfigReady", bootstrap),
         ),
     ];
     list.extend(node(&seen.node, existing));
     list.push(match &seen.updating {
-        Some((reason, message)) => Says::new(conditions::UPDATING, true, reason, message),
-        None => Says::new(conditions::UPDATING, false, "NotUpdating", ""),
+        Some((reason, message)) => {
+            DesiredCondition::new(conditions::UPDATING, true, reason, message)
+        }
+        None => DesiredCondition::new(conditions::UPDATING, false, "NotUpdating", ""),
     });
     list.push(match &seen.deleting {
-        Some((reason, message)) => Says::new("Deleting", true, reason, message),
-        None => Says::new("Deleting", false, "NotDeleting", ""),
+        Some((reason, message)) => DesiredCondition::new("Deleting", true, reason, message),
+        None => DesiredCondition::new("Deleting", false, "NotDeleting", ""),
     });
     list.extend(seen.up_to_date.clone());
     let ready = ready(&list, &seen.gates, existing);
@@ -84,7 +90,7 @@ pub(super) fn all(seen: &Seen, existing: &[Condition], now: Timestamp) -> Vec<Sa
     list
 }
 
-/// How long until a Ready Machine has been Ready for long enough.
+/// How long until a Ready Machine has been Ready for `minReadySeconds`.
 pub(super) fn wait_for_available(
     min_ready_seconds: i64,
     conditions_now: &[Condition],
@@ -102,23 +108,23 @@ pub(super) fn wait_for_available(
     (rest > SignedDuration::ZERO).then_some(rest)
 }
 
-fn part(type_: &str, seen: &PartSeen) -> Says {
+fn part(type_: &str, seen: &ObservedPart) -> DesiredCondition {
     if seen.ready && seen.exists {
-        Says::new(type_, true, "Ready", "")
+        DesiredCondition::new(type_, true, "Ready", "")
     } else if seen.exists {
         let message = format!("{} {} is false", seen.kind, seen.field);
-        Says::new(type_, false, "NotReady", message)
+        DesiredCondition::new(type_, false, "NotReady", message)
     } else {
         let message = format!("{} does not exist", seen.kind);
-        Says::new(type_, false, "DoesNotExist", message)
+        DesiredCondition::new(type_, false, "DoesNotExist", message)
     }
 }
 
-fn node(seen: &NodeState, existing: &[Condition]) -> Vec<Says> {
+fn node(seen: &NodeState, existing: &[Condition]) -> Vec<DesiredCondition> {
     let both = |status: Status, reasons: [&str; 2], message: &str| {
         vec![
-            Says::new("NodeReady", status, reasons[0], message),
-            Says::new("NodeHealthy", status, reasons[1], message),
+            DesiredCondition::new("NodeReady", status, reasons[0], message),
+            DesiredCondition::new("NodeHealthy", status, reasons[1], message),
         ]
     };
     match seen {
@@ -160,9 +166,9 @@ fn node(seen: &NodeState, existing: &[Condition]) -> Vec<Says> {
     }
 }
 
-/// The summary: all of the conditions that count have to be good; `Updating` and `Deleting` are
-/// good when they are false.
-fn ready(list: &[Says], gates: &[String], existing: &[Condition]) -> Says {
+/// The summary: all counted conditions must be good; `Updating` and `Deleting` are good if they are
+/// false.
+fn ready(list: &[DesiredCondition], gates: &[String], existing: &[Condition]) -> DesiredCondition {
     let stored = |type_: &str| {
         let condition = conditions::get(existing, type_)?;
         let status = match condition.status.as_str() {
@@ -170,15 +176,15 @@ fn ready(list: &[Says], gates: &[String], existing: &[Condition]) -> Says {
             "False" => Status::False,
             _ => Status::Unknown,
         };
-        Some(Says::new(type_, status, &condition.reason, &condition.message))
+        Some(DesiredCondition::new(type_, status, &condition.reason, &condition.message))
     };
     let find = |type_: &str| {
-        let said = list.iter().find(|one| one.type_ == type_).cloned();
-        said.or_else(|| stored(type_))
+        let computed = list.iter().find(|one| one.type_ == type_).cloned();
+        computed.or_else(|| stored(type_))
     };
     let mut bad = Vec::new();
     let mut unknown = Vec::new();
-    let mut look = |type_: &str, good: Status| match find(type_) {
+    let mut check = |type_: &str, good: Status| match find(type_) {
         Some(one) if one.status == good => {}
         Some(one) if one.status == Status::Unknown => {
             unknown.push(line(type_, &one));
@@ -186,44 +192,51 @@ fn ready(list: &[Says], gates: &[String], existing: &[Condition]) -> Says {
         Some(one) => bad.push(line(type_, &one)),
         None => unknown.push(format!("* {type_}: Condition not yet reported")),
     };
-    look("Deleting", Status::False);
-    look("BootstrapConfigReady", Status::True);
-    look("InfrastructureReady", Status::True);
-    look("NodeHealthy", Status::True);
+    check("Deleting", Status::False);
+    check("BootstrapConfigReady", Status::True);
+    check("InfrastructureReady", Status::True);
+    check("NodeHealthy", Status::True);
     if stored("HealthCheckSucceeded").is_some() {
-        look("HealthCheckSucceeded", Status::True);
+        check("HealthCheckSucceeded", Status::True);
     }
     for gate in gates {
-        look(gate, Status::True);
+        check(gate, Status::True);
     }
-    look(conditions::UPDATING, Status::False);
+    check(conditions::UPDATING, Status::False);
     let is_bad = !bad.is_empty();
     let message = bad.into_iter().chain(unknown).collect::<Vec<_>>();
     match (is_bad, message.is_empty()) {
-        (true, _) => Says::new(conditions::READY, false, "NotReady", message.join("\n")),
+        (true, _) => {
+            DesiredCondition::new(conditions::READY, false, "NotReady", message.join("\n"))
+        }
         (false, false) => {
             let message = message.join("\n");
-            Says::new(conditions::READY, Status::Unknown, "ReadyUnknown", message)
+            DesiredCondition::new(conditions::READY, Status::Unknown, "ReadyUnknown", message)
         }
-        (false, true) => Says::new(conditions::READY, true, "Ready", ""),
+        (false, true) => DesiredCondition::new(conditions::READY, true, "Ready", ""),
     }
 }
 
-/// `* Type: message`, with a message of several lines set below it.
-fn line(type_: &str, says: &Says) -> String {
-    if says.message.starts_with("* ") {
-        let below = says.message.replace('\n', "\n  ");
+/// Formats `* Type: message`, with a multi-line message indented below it.
+fn line(type_: &str, condition: &DesiredCondition) -> String {
+    if condition.message.starts_with("* ") {
+        let below = condition.message.replace('\n', "\n  ");
         format!("* {type_}:\n  {below}")
-    } else if says.message.is_empty() {
-        format!("* {type_}: {}", says.reason)
+    } else if condition.message.is_empty() {
+        format!("* {type_}: {}", condition.reason)
     } else {
-        format!("* {type_}: {}", says.message)
+        format!("* {type_}: {}", condition.message)
     }
 }
 
-fn available(ready: &Says, min_ready_seconds: i64, existing: &[Condition], now: Timestamp) -> Says {
+fn available(
+    ready: &DesiredCondition,
+    min_ready_seconds: i64,
+    existing: &[Condition],
+    now: Timestamp,
+) -> DesiredCondition {
     if ready.status != Status::True {
-        return Says::new(conditions::AVAILABLE, false, "NotReady", "");
+        return DesiredCondition::new(conditions::AVAILABLE, false, "NotReady", "");
     }
     let was_ready = conditions::is_true(existing, conditions::READY);
     let waits = if was_ready {
@@ -233,9 +246,9 @@ fn available(ready: &Says, min_ready_seconds: i64, existing: &[Condition], now: 
     };
     if waits {
         let reason = "WaitingForMinReadySeconds";
-        Says::new(conditions::AVAILABLE, false, reason, "")
+        DesiredCondition::new(conditions::AVAILABLE, false, reason, "")
     } else {
-        Says::new(conditions::AVAILABLE, true, "Available", "")
+        DesiredCondition::new(conditions::AVAILABLE, true, "Available", "")
     }
 }
 

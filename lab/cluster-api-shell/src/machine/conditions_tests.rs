@@ -4,10 +4,14 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
 
-fn good() -> Seen {
-    let part =
-        |kind: &str, field| PartSeen { kind: kind.to_owned(), exists: true, ready: true, field };
-    Seen {
+fn good() -> MachineObservation {
+    let part = |kind: &str, field| ObservedPart {
+        kind: kind.to_owned(),
+        exists: true,
+        ready: true,
+        field,
+    };
+    MachineObservation {
         infrastructure: part("DockerMachine", "status.initialization.provisioned"),
         bootstrap: Some(part("KubeadmConfig", "status.initialization.dataSecretCreated")),
         node: NodeState::Known(Some(("True".into(), "KubeletReady".into(), "fine".into()))),
@@ -20,11 +24,11 @@ fn good() -> Seen {
     }
 }
 
-fn find(list: &[Says], type_: &str) -> Says {
+fn find(list: &[DesiredCondition], type_: &str) -> DesiredCondition {
     list.iter().find(|one| one.type_ == type_).cloned().unwrap()
 }
 
-fn say(seen: &Seen, type_: &str) -> Says {
+fn computed(seen: &MachineObservation, type_: &str) -> DesiredCondition {
     find(&all(seen, &[], at(100)), type_)
 }
 
@@ -38,10 +42,10 @@ fn stored(conditions_: &[(&str, &str, i64)]) -> Vec<Condition> {
 
 #[test]
 fn a_machine_whose_parts_are_good_is_ready_and_available() {
-    assert_eq!(say(&good(), "Ready").status, Status::True);
-    assert_eq!(say(&good(), "Available").status, Status::True);
-    assert_eq!(say(&good(), "Updating").reason, "NotUpdating");
-    assert_eq!(say(&good(), "Deleting").reason, "NotDeleting");
+    assert_eq!(computed(&good(), "Ready").status, Status::True);
+    assert_eq!(computed(&good(), "Available").status, Status::True);
+    assert_eq!(computed(&good(), "Updating").reason, "NotUpdating");
+    assert_eq!(computed(&good(), "Deleting").reason, "NotDeleting");
 }
 
 #[test]
@@ -49,15 +53,15 @@ fn each_bad_part_is_named() {
     let mut seen = good();
     seen.infrastructure.ready = false;
     assert_eq!(
-        say(&seen, "Ready").message,
+        computed(&seen, "Ready").message,
         "* InfrastructureReady: DockerMachine status.initialization.provisioned is false"
     );
     seen.infrastructure.exists = false;
-    assert_eq!(say(&seen, "InfrastructureReady").reason, "DoesNotExist");
+    assert_eq!(computed(&seen, "InfrastructureReady").reason, "DoesNotExist");
     let mut seen = good();
     seen.node = NodeState::Known(Some(("False".into(), "R".into(), "kubelet stopped".into())));
-    assert_eq!(say(&seen, "NodeHealthy").reason, "NodeNotHealthy");
-    assert_eq!(say(&seen, "Ready").message, "* NodeHealthy:\n  * Node.Ready: kubelet stopped");
+    assert_eq!(computed(&seen, "NodeHealthy").reason, "NodeNotHealthy");
+    assert_eq!(computed(&seen, "Ready").message, "* NodeHealthy:\n  * Node.Ready: kubelet stopped");
 }
 
 #[test]
@@ -65,10 +69,10 @@ fn an_update_makes_a_machine_unready_and_unavailable() {
     let mut seen = good();
     seen.updating =
         Some(("InPlaceUpdating".to_owned(), "In-place update in progress: draining".to_owned()));
-    let ready = say(&seen, "Ready");
+    let ready = computed(&seen, "Ready");
     assert_eq!((ready.status, ready.reason.as_str()), (Status::False, "NotReady"));
     assert_eq!(ready.message, "* Updating: In-place update in progress: draining");
-    let available = say(&seen, "Available");
+    let available = computed(&seen, "Available");
     assert_eq!((available.status, available.reason.as_str()), (Status::False, "NotReady"));
 }
 
@@ -76,33 +80,33 @@ fn an_update_makes_a_machine_unready_and_unavailable() {
 fn a_node_that_has_not_registered_makes_readiness_unknown() {
     let mut seen = good();
     seen.node = NodeState::Awaited { provider_id: Some("sandbox://m".to_owned()) };
-    let ready = say(&seen, "Ready");
+    let ready = computed(&seen, "Ready");
     assert_eq!((ready.status, ready.reason.as_str()), (Status::Unknown, "ReadyUnknown"));
     assert_eq!(
         ready.message,
         "* NodeHealthy: Waiting for a Node with spec.providerID sandbox://m to exist"
     );
-    assert_eq!(say(&seen, "Available").status, Status::False);
+    assert_eq!(computed(&seen, "Available").status, Status::False);
     seen.node = NodeState::Gone("m".to_owned());
-    assert_eq!(say(&seen, "NodeReady").reason, "NodeDeleted");
+    assert_eq!(computed(&seen, "NodeReady").reason, "NodeDeleted");
 }
 
 #[test]
-fn an_unreachable_workload_cluster_changes_nothing_that_was_said() {
+fn an_unreachable_workload_cluster_keeps_node_conditions() {
     let mut seen = good();
     seen.node = NodeState::NotConnected;
     let existing = stored(&[("NodeReady", "True", 1), ("NodeHealthy", "True", 1)]);
     let list = all(&seen, &existing, at(100));
     assert!(list.iter().all(|one| one.type_ != "NodeHealthy"));
     assert_eq!(find(&list, "Ready").status, Status::True);
-    assert_eq!(say(&seen, "NodeHealthy").reason, "ConnectionDown");
+    assert_eq!(computed(&seen, "NodeHealthy").reason, "ConnectionDown");
 }
 
 #[test]
 fn gates_and_health_checks_count() {
     let mut seen = good();
     seen.gates = vec!["EtcdPodHealthy".to_owned()];
-    assert_eq!(say(&seen, "Ready").message, "* EtcdPodHealthy: Condition not yet reported");
+    assert_eq!(computed(&seen, "Ready").message, "* EtcdPodHealthy: Condition not yet reported");
     let list = all(&seen, &stored(&[("EtcdPodHealthy", "True", 1)]), at(100));
     assert_eq!(find(&list, "Ready").status, Status::True);
     let list = all(&good(), &stored(&[("HealthCheckSucceeded", "False", 1)]), at(100));
@@ -128,13 +132,13 @@ fn a_machine_is_available_after_its_minimum_of_ready_seconds() {
 fn a_deletion_makes_a_machine_unready() {
     let mut seen = good();
     seen.deleting = Some(("DrainingNode".to_owned(), "Drain not completed yet".to_owned()));
-    assert_eq!(say(&seen, "Ready").message, "* Deleting: Drain not completed yet");
+    assert_eq!(computed(&seen, "Ready").message, "* Deleting: Drain not completed yet");
 }
 
 #[test]
 fn a_machine_without_bootstrap_config_brings_its_secret() {
     let mut seen = good();
     seen.bootstrap = None;
-    assert_eq!(say(&seen, "BootstrapConfigReady").reason, "DataSecretProvided");
-    assert_eq!(say(&seen, "Ready").status, Status::True);
+    assert_eq!(computed(&seen, "BootstrapConfigReady").reason, "DataSecretProvided");
+    assert_eq!(computed(&seen, "Ready").status, Status::True);
 }

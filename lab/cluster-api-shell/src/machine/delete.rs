@@ -1,4 +1,4 @@
-//! The end of a Machine: hooks, drain, infrastructure, bootstrap, Node, finalizer.
+//! Deletion of a Machine: hooks, drain, infrastructure, bootstrap, Node, finalizer.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,25 +18,26 @@ use crate::{
     workload,
 };
 
-/// How often a drain looks whether its pods are gone.
+/// How often a drain checks whether its pods are gone.
 const DRAIN_WAIT: Duration = Duration::from_secs(5);
-/// On a Machine: its Node is not drained.
+/// Annotation of a Machine whose Node is not drained.
 const EXCLUDE_DRAIN: &str = "machine.cluster.x-k8s.io/exclude-node-draining";
 
-/// Takes the deletion of a Machine one step on.
+/// Advances the deletion of a Machine by one step.
 pub(super) async fn reconcile(
     context: &Arc<Context>,
     cluster: &Live<Cluster>,
     machine: &Live<Machine>,
     parts: &Parts,
 ) -> Result<Action, Error> {
-    let says = |reason, message: String| Wait { reason, message, requeue: None, extra: Map::new() };
+    let wait_for =
+        |reason, message: String| Wait { reason, message, requeue: None, extra: Map::new() };
     let hooks = hooks_of(machine, keys::PRE_DRAIN_HOOK_PREFIX);
     let wait = if hooks.is_empty() {
         None
     } else {
         let message = format!("Waiting for pre-drain hooks to succeed (hooks: {hooks})");
-        Some(says("WaitingForPreDrainHook", message))
+        Some(wait_for("WaitingForPreDrainHook", message))
     };
     let wait = match wait {
         Some(wait) => Some(wait),
@@ -48,7 +49,7 @@ pub(super) async fn reconcile(
     let hooks = hooks_of(machine, keys::PRE_TERMINATE_HOOK_PREFIX);
     if !hooks.is_empty() {
         let message = format!("Waiting for pre-terminate hooks to succeed (hooks: {hooks})");
-        let wait = says("WaitingForPreTerminateHook", message);
+        let wait = wait_for("WaitingForPreTerminateHook", message);
         return hold(context, machine, parts, wait).await;
     }
     let in_order = [
@@ -59,11 +60,11 @@ pub(super) async fn reconcile(
         if let Some(part) = part
             && let Some(object) = &part.object
         {
-            let wait = says(reason, still_there(part));
+            let wait = wait_for(reason, still_there(part));
             hold(context, machine, parts, wait).await?;
             context.delete(&part.cache, object).await?;
-            // Its end makes us look again, once it is ours: a Machine that was deleted before it
-            // adopted its parts hears nothing of them.
+            // If this Machine owns the object, its deletion triggers a reconcile. A Machine that
+            // was deleted before it adopted its parts gets no such trigger.
             return Ok(if controller_uid(object.as_ref()) == Some(machine.uid_text()) {
                 Action::Done
             } else {
@@ -76,7 +77,7 @@ pub(super) async fn reconcile(
     Ok(Action::Done)
 }
 
-/// Why a deletion does not go on yet.
+/// Why a deletion waits.
 struct Wait {
     reason: &'static str,
     message: String,
@@ -90,12 +91,12 @@ async fn hold(
     parts: &Parts,
     wait: Wait,
 ) -> Result<Action, Error> {
-    let says = (wait.reason, wait.message.as_str());
-    status::write_deleting(context, machine, parts, says, wait.extra).await?;
+    let condition = (wait.reason, wait.message.as_str());
+    status::write_deleting(context, machine, parts, condition, wait.extra).await?;
     Ok(wait.requeue.map_or(Action::Done, Action::RequeueAfter))
 }
 
-/// The hooks of a kind that hold a Machine, sorted.
+/// The hooks with this prefix that block a Machine, sorted.
 fn hooks_of(machine: &Live<Machine>, prefix: &str) -> String {
     let annotations = machine.annotations().keys();
     let hooks: Vec<&str> = annotations
@@ -112,7 +113,7 @@ fn still_there(part: &Part) -> String {
     format!("{} {} is being deleted", part.reference.kind, part.reference.name)
 }
 
-/// Whether the Node is emptied; `None` means it is, or need not be.
+/// Drains the Node; `None` if it is drained or needs no drain.
 async fn drained(
     context: &Arc<Context>,
     cluster: &Live<Cluster>,
@@ -127,7 +128,7 @@ async fn drained(
     let now = context.now();
     let started = drain_started(machine);
     if drain_is_over(machine, started, now) {
-        tracing::warn!(node, "the drain took too long and is given up");
+        tracing::warn!(node, "drain timed out, giving up");
         return Ok(None);
     }
     let Some(reached) = workload::reach(context, cluster).await? else {
@@ -153,7 +154,7 @@ async fn drained(
     }))
 }
 
-/// The drain ended before: its Node may be half gone by now.
+/// Whether the drain has already ended: the Node may be partly deleted by now.
 fn past_draining(machine: &Live<Machine>) -> bool {
     let status = machine.status.as_ref();
     let deleting = status
@@ -167,7 +168,7 @@ fn drain_started(machine: &Live<Machine>) -> Option<Timestamp> {
     text.parse().ok()
 }
 
-/// Whether a drain took longer than it may; without a timeout it may take for ever.
+/// Whether a drain exceeded its timeout; without a timeout it never does.
 fn drain_is_over(machine: &Live<Machine>, started: Option<Timestamp>, now: Timestamp) -> bool {
     let deletion = machine.spec.deletion.as_ref();
     let timeout = deletion.and_then(|deletion| deletion.node_drain_timeout_seconds);
@@ -178,8 +179,8 @@ fn drain_is_over(machine: &Live<Machine>, started: Option<Timestamp>, now: Times
     now.duration_since(started) >= SignedDuration::from_secs(timeout)
 }
 
-/// The Node that goes with a Machine. None with a Cluster that goes altogether, and not with the
-/// last control plane machine: nobody would be left to tell.
+/// The Node to delete with a Machine. `None` if the whole Cluster is deleted, or with the last
+/// control plane machine, because no API server would be left.
 fn node_to_delete(
     context: &Context,
     cluster: &Live<Cluster>,
@@ -211,9 +212,9 @@ async fn delete_node(
     let deletion = machine.spec.deletion.as_ref();
     let timeout = deletion.and_then(|deletion| deletion.node_deletion_timeout_seconds);
     match outcome {
-        // 0 means to try for ever.
+        // 0 means to retry for ever.
         Err(error) if timeout != Some(0) && !error.is_not_found() => {
-            tracing::warn!(node, %error, "the Node could not be deleted and is left behind");
+            tracing::warn!(node, %error, "failed to delete the Node, leaving it");
             Ok(())
         }
         outcome => outcome,

@@ -1,4 +1,4 @@
-//! Emptying the Node of a Machine that is being deleted, as well as that goes.
+//! Best-effort drain of the Node of a Machine that is being deleted.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -11,12 +11,14 @@ use serde_json::json;
 
 use crate::{error::Error, workload::ready_condition};
 
-/// Marks the mirror of a static pod: the API server cannot evict what only the kubelet runs.
+/// Annotation of a static pod's mirror: the API server cannot evict pods that only the kubelet
+/// runs.
 const MIRROR: &str = "kubernetes.io/config.mirror";
-/// For how long a pod of an unreachable Node is waited for after its end.
+/// How long a drain waits for a pod of an unreachable Node after the end of its grace period.
 const GIVEN_UP: SignedDuration = SignedDuration::from_mins(5);
 
-/// Cordons a Node and evicts its pods. Answers which pods are still there; none means it is empty.
+/// Cordons a Node and evicts its pods. Returns the remaining pods; an empty list means the Node is
+/// drained.
 pub(super) async fn drain(
     client: &Client,
     node: &str,
@@ -41,7 +43,7 @@ pub(super) async fn drain(
             match api.evict(&name, &EvictParams::default()).await {
                 Ok(_) => {}
                 Err(error) if is_not_found(&error) => continue,
-                // A PodDisruptionBudget holds it back for now.
+                // A PodDisruptionBudget blocks the eviction for now.
                 Err(kube::Error::Api(status)) if status.code == 429 => {}
                 Err(error) => {
                     return Err(Error::api(format!("evict pod {namespace}/{name}"))(error));
@@ -53,7 +55,8 @@ pub(super) async fn drain(
     Ok(left)
 }
 
-/// Cordons a Node, and answers whether its kubelet fell silent; `None` if there is no such Node.
+/// Cordons a Node, and returns whether its kubelet is unreachable; `None` if the Node does not
+/// exist.
 async fn cordon(client: &Client, node: &str) -> Result<Option<bool>, Error> {
     let api: Api<Node> = Api::all(client.clone());
     let found = match api.get(node).await {
@@ -71,19 +74,18 @@ async fn cordon(client: &Client, node: &str) -> Result<Option<bool>, Error> {
     Ok(Some(unreachable))
 }
 
-/// Whether nobody has heard of a Node's kubelet: its pods never end.
+/// Whether a Node's kubelet is unreachable, so that its pods never terminate.
 fn is_unreachable(node: &Node) -> bool {
     ready_condition(node).is_some_and(|(status, _, _)| status == "Unknown")
 }
 
-/// Whether a pod should have ended so long ago that its kubelet will not end it any more.
+/// Whether a pod's grace period ended so long ago that its kubelet will not terminate it any more.
 fn is_given_up(pod: &Pod, now: Timestamp) -> bool {
     let end = pod.metadata.deletion_timestamp.as_ref();
     end.is_some_and(|end| now.duration_since(end.0) > GIVEN_UP)
 }
 
-/// Whether a pod has to leave before its Node can go: not those of DaemonSets, static pods and
-/// pods that are over.
+/// Whether a pod must be evicted: DaemonSet pods, static pods and finished pods need not.
 fn has_to_go(pod: &Pod) -> bool {
     let owners = pod.owner_references().iter();
     let mut controllers = owners.filter(|owner| owner.controller == Some(true));
@@ -104,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_of_a_silent_kubelet_are_given_up_after_a_while() {
+    fn pods_of_a_silent_kubelet_are_skipped_after_a_timeout() {
         let at = |second| Timestamp::from_second(second).unwrap();
         let leaving =
             pod(json!({"name": "p", "deletionTimestamp": "1970-01-01T00:00:30Z"}), "Running");
@@ -122,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn only_pods_that_would_miss_the_node_have_to_go() {
+    fn only_pods_that_need_the_node_are_evicted() {
         let owned = |kind: &str| {
             json!({"name": "p", "ownerReferences": [{
                 "apiVersion": "apps/v1", "kind": kind, "name": "o", "uid": "u", "controller": true,

@@ -1,4 +1,4 @@
-//! A Machine's update in place: polling the UpdateMachine hook until it is done
+//! In-place update of a Machine: polls the UpdateMachine hook until it is done
 //! (`docs/facts/machine.md#in-place-update`; the numbers in comments are its steps).
 
 use std::{sync::Arc, time::Duration};
@@ -17,26 +17,25 @@ use crate::{
     live::{Live, Typed},
 };
 
-/// The hook.
 const HOOK: &str = keys::UPDATE_MACHINE_HOOK;
-/// What a Machine says when the hook failed; the reason is in the log only (step 11).
+/// The message of a Machine whose hook failed; the reason is only in the log (step 11).
 const FAILED: &str = "UpdateMachine hook failed: please check controller logs for errors";
 
-/// What became of a Machine's update in this reconcile.
+/// The result of one reconcile of a Machine's update.
 #[derive(Debug, Default)]
 pub(super) struct Update {
-    /// Reason and message of the condition `Updating`, where they differ from the usual ones.
-    pub(super) says: Option<(&'static str, String)>,
-    /// When to come back.
+    /// Reason and message of the condition `Updating`, if they differ from the default.
+    pub(super) condition: Option<(&'static str, String)>,
+    /// When to reconcile again.
     pub(super) requeue: Option<Duration>,
-    /// What went wrong; status is written first.
+    /// The error, returned after status is written.
     pub(super) error: Option<Error>,
 }
 
 impl Update {
     fn failed(message: &str, error: impl Into<Error>) -> Self {
         Self {
-            says: Some(("InPlaceUpdateFailed", message.to_owned())),
+            condition: Some(("InPlaceUpdateFailed", message.to_owned())),
             requeue: None,
             error: Some(error.into()),
         }
@@ -45,7 +44,7 @@ impl Update {
     fn running(message: &str, wait: Duration) -> Self {
         let text =
             if message.is_empty() { UPDATING.to_owned() } else { format!("{UPDATING}: {message}") };
-        Self { says: Some(("InPlaceUpdating", text)), requeue: Some(wait), error: None }
+        Self { condition: Some(("InPlaceUpdating", text)), requeue: Some(wait), error: None }
     }
 }
 
@@ -55,7 +54,7 @@ impl From<Result<(), Error>> for Update {
     }
 }
 
-/// Takes a Machine's update one step on.
+/// Advances a Machine's update by one step.
 pub(super) async fn reconcile(
     context: &Arc<Context>,
     machine: &Live<Machine>,
@@ -87,18 +86,16 @@ pub(super) async fn reconcile(
     }
 }
 
-/// Where a Machine's update stands.
+/// The stage of a Machine's update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// There is none.
     None,
-    /// The annotation was removed: that is how an update is given up.
+    /// The annotation was removed, which abandons an update.
     Orphaned,
-    /// Somebody else has to act first.
+    /// Waiting for another controller.
     Waiting(&'static str),
     /// The infrastructure machine is gone.
     NoInfrastructure,
-    /// The hook is to be called.
     Call,
 }
 
@@ -124,7 +121,7 @@ fn stage(machine: &Live<Machine>, parts: &Parts) -> Stage {
     let bootstrapped = reached.bootstrap_data_secret_created == Some(true)
         || machine.spec.bootstrap.config_ref.is_none();
     if !provisioned || !bootstrapped || status.node_ref.is_none() {
-        return Stage::Waiting("the Machine is not fully up yet");
+        return Stage::Waiting("the Machine is not fully provisioned yet");
     }
     // 5
     if parts.infrastructure.object.is_none() {
@@ -185,8 +182,8 @@ async fn call(context: &Arc<Context>, machine: &Live<Machine>, parts: &Parts) ->
     complete(context, machine, parts).await.into()
 }
 
-/// When an extension wants to be asked again. What Go cannot decode is an error: to take it for 0
-/// would call an update done that is not.
+/// When the extension wants another call. A value that Go cannot decode is an error: as 0 it would
+/// end an unfinished update.
 fn retry_after_seconds(answer: &Value) -> Result<i32, String> {
     let value = &answer["retryAfterSeconds"];
     if value.is_null() {
@@ -219,8 +216,8 @@ fn desired(context: &Context, machine: &Live<Machine>, parts: &Parts) -> Value {
     desired
 }
 
-/// Ends an update: the mark is taken from the Machine, then from what it is made of, and last the
-/// hook is no longer pending. What is done already is skipped, so that this can be tried again.
+/// Completes an update: removes the annotation from the Machine, then from its parts, and finally
+/// clears the pending hook. Completed steps are skipped, so a retry is safe.
 async fn complete(
     context: &Arc<Context>,
     machine: &Live<Machine>,

@@ -54,7 +54,7 @@ fn without_marks_there_is_no_update() {
 }
 
 #[test]
-fn a_pending_hook_without_the_mark_is_given_up() {
+fn a_pending_hook_without_the_annotation_is_abandoned() {
     let machine = machine(json!({keys::PENDING_HOOKS: "UpdateMachine"}));
     assert_eq!(stage(&machine, &parts(marked(), marked())), Stage::Orphaned);
 }
@@ -72,7 +72,7 @@ fn a_machine_that_is_not_up_waits() {
         *json.pointer_mut(missing).unwrap() = Value::Null;
         let machine = Live::read(json).unwrap();
         let stage = stage(&machine, &parts(marked(), marked()));
-        assert_eq!(stage, Stage::Waiting("the Machine is not fully up yet"));
+        assert_eq!(stage, Stage::Waiting("the Machine is not fully provisioned yet"));
     }
 }
 
@@ -103,14 +103,17 @@ fn a_machine_without_bootstrap_config_needs_no_bootstrap() {
 fn messages_are_those_of_cluster_api() {
     let running = Update::running("draining", Duration::from_secs(5));
     assert_eq!(
-        running.says,
+        running.condition,
         Some(("InPlaceUpdating", "In-place update in progress: draining".to_owned()))
     );
     let running = Update::running("", Duration::from_secs(5));
-    assert_eq!(running.says, Some(("InPlaceUpdating", "In-place update in progress".to_owned())));
+    assert_eq!(
+        running.condition,
+        Some(("InPlaceUpdating", "In-place update in progress".to_owned()))
+    );
     let failed = Update::failed(FAILED, HookError::NoExtension(HOOK));
     assert_eq!(
-        failed.says,
+        failed.condition,
         Some((
             "InPlaceUpdateFailed",
             "UpdateMachine hook failed: please check controller logs for errors".to_owned()
@@ -123,7 +126,7 @@ fn messages_are_those_of_cluster_api() {
 }
 
 #[test]
-fn only_a_number_that_go_can_decode_says_when_to_come_back() {
+fn only_numbers_that_go_can_decode_set_the_requeue() {
     let read = |value: Value| retry_after_seconds(&json!({"retryAfterSeconds": value}));
     assert_eq!(retry_after_seconds(&json!({})), Ok(0));
     assert_eq!(read(Value::Null), Ok(0));

@@ -1,4 +1,4 @@
-//! Machine: what its providers and its Node say, its update in place, its end
+//! Machine: state from its providers and its Node, its in-place update, its deletion
 //! (`docs/facts/machine.md`).
 
 mod conditions;
@@ -28,17 +28,17 @@ use crate::{
     workload,
 };
 
-/// How long to wait for a workload cluster that cannot be reached yet.
+/// How long to wait for an unreachable workload cluster.
 const REACH_WAIT: Duration = Duration::from_secs(5);
 
-/// An object that a provider takes care of: infrastructure machine or bootstrap config.
+/// An object of a provider: infrastructure machine or bootstrap config.
 pub(crate) struct Part {
     pub(crate) cache: Cache<Bare>,
     pub(crate) reference: ContractRef,
     pub(crate) object: Option<Arc<Live<Bare>>>,
 }
 
-/// What a Machine is made of.
+/// The provider objects of a Machine.
 pub(crate) struct Parts {
     pub(crate) infrastructure: Part,
     pub(crate) bootstrap: Option<Part>,
@@ -54,14 +54,14 @@ impl Part {
         Ok(Self { cache, reference: reference.clone(), object })
     }
 
-    /// One field of the object, `Null` where there is none.
+    /// One field of the object, `Null` if it is missing.
     pub(crate) fn at(&self, pointer: &str) -> &Value {
         self.object.as_ref().map_or(&Value::Null, |object| object.at(pointer))
     }
 }
 
 impl Parts {
-    /// Reads what a Machine is made of.
+    /// Reads the provider objects of a Machine.
     pub(crate) async fn load(
         context: &Arc<Context>,
         machine: &Live<Machine>,
@@ -81,18 +81,18 @@ impl Parts {
     }
 }
 
-/// What is known of a Machine's Node.
+/// The Node of a Machine, as far as it is known.
 #[derive(Clone, Debug)]
-pub(crate) enum NodeSeen {
-    /// The workload cluster cannot be asked.
+pub(crate) enum ObservedNode {
+    /// The workload cluster is unreachable.
     NotConnected,
     /// No Node has the Machine's providerID.
     None,
-    /// This one.
+    /// The Node.
     Node(Arc<Live<Node>>),
 }
 
-/// Brings a Machine one step on.
+/// Advances a Machine by one step.
 pub(crate) async fn reconcile(context: &Arc<Context>, key: &ObjectKey) -> Result<Action, Error> {
     let Some(machine) = context.machines.get(key) else {
         return Ok(Action::Done);
@@ -123,8 +123,8 @@ pub(crate) async fn reconcile(context: &Arc<Context>, key: &ObjectKey) -> Result
     })
 }
 
-/// Makes the Machine the owner of what it is made of; the MachineSet or control plane that made it
-/// owns it no longer.
+/// Makes the Machine the owner of its provider objects, in place of the MachineSet or control plane
+/// that created them.
 async fn adopt(
     context: &Arc<Context>,
     machine: &Live<Machine>,
@@ -165,7 +165,7 @@ fn adoption(machine: &Live<Machine>, object: &Live<Bare>) -> Value {
     json!({ "metadata": metadata })
 }
 
-/// Writes what the providers found out into the Machine's spec.
+/// Copies the results of the providers into the Machine's spec.
 async fn mirror(
     context: &Arc<Context>,
     machine: &Arc<Live<Machine>>,
@@ -203,21 +203,21 @@ async fn look_for_node(
     context: &Arc<Context>,
     cluster: &Live<Cluster>,
     machine: &Live<Machine>,
-) -> (NodeSeen, Option<Duration>) {
+) -> (ObservedNode, Option<Duration>) {
     let Some(provider_id) = &machine.spec.provider_id else {
-        return (NodeSeen::None, None);
+        return (ObservedNode::None, None);
     };
     match workload::reach(context, cluster).await {
         Ok(Some(reached)) if reached.nodes.is_ready() => {
             let node = reached.node_of(provider_id);
-            (node.map_or(NodeSeen::None, NodeSeen::Node), None)
+            (node.map_or(ObservedNode::None, ObservedNode::Node), None)
         }
-        // Its first list will bring us back.
-        Ok(Some(_)) => (NodeSeen::NotConnected, None),
-        Ok(None) => (NodeSeen::NotConnected, Some(REACH_WAIT)),
+        // Its first list triggers a reconcile.
+        Ok(Some(_)) => (ObservedNode::NotConnected, None),
+        Ok(None) => (ObservedNode::NotConnected, Some(REACH_WAIT)),
         Err(error) => {
-            tracing::debug!(%error, "the workload cluster cannot be reached");
-            (NodeSeen::NotConnected, Some(REACH_WAIT))
+            tracing::debug!(%error, "failed to reach the workload cluster");
+            (ObservedNode::NotConnected, Some(REACH_WAIT))
         }
     }
 }
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_takes_over_what_it_is_made_of() {
+    fn a_machine_adopts_its_provider_objects() {
         let object = Live::<Bare>::read(json!({"metadata": {
             "name": "m", "resourceVersion": "4",
             "ownerReferences": [
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_providers_finished_reaches_the_spec() {
+    fn only_finished_provider_results_reach_the_spec() {
         let infrastructure = |provisioned: bool| {
             part(json!({
                 "metadata": {"name": "m"}, "spec": {"providerID": "x://1"},

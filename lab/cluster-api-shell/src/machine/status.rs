@@ -1,4 +1,4 @@
-//! What a Machine's status says.
+//! The status of a Machine.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,13 +8,13 @@ use refit_runtime::ObjectKey;
 use serde_json::{Map, Value, json};
 
 use super::{
-    NodeSeen, Part, Parts,
-    conditions::{self, NodeState, PartSeen, Seen},
+    ObservedNode, Part, Parts,
+    conditions::{self, MachineObservation, NodeState, ObservedPart},
     in_place::Update,
     up_to_date,
 };
 use crate::{
-    conditions::{Says, merged},
+    conditions::{DesiredCondition, merged},
     context::{Context, controller_of, namespace_of},
     error::Error,
     live::Live,
@@ -22,20 +22,20 @@ use crate::{
     workload::ready_condition,
 };
 
-/// Writes the status where it changed. Answers when to look again.
+/// Writes the status if it changed. Returns when to reconcile again.
 pub(super) async fn write(
     context: &Arc<Context>,
     key: &ObjectKey,
     parts: &Parts,
-    node: &NodeSeen,
+    node: &ObservedNode,
     update: &Update,
 ) -> Result<Option<Duration>, Error> {
-    // What was just written counts, annotations above all.
+    // Read again to include this reconcile's own writes, above all annotations.
     let Some(machine) = context.machines.get(key) else {
         return Ok(None);
     };
     let is_updating = update_in_progress(machine.as_ref());
-    let updating = is_updating.then(|| match &update.says {
+    let updating = is_updating.then(|| match &update.condition {
         Some((reason, message)) => ((*reason).to_owned(), message.clone()),
         None => ("InPlaceUpdating".to_owned(), up_to_date::UPDATING.to_owned()),
     });
@@ -43,7 +43,7 @@ pub(super) async fn write(
     let with_facts = with_status(&machine, &status)?;
     let message = updating.as_ref().map(|(_, message)| message.as_str());
     let up_to_date = worker_up_to_date(context, &with_facts, message)?;
-    let mut seen = seen(&machine, parts, node);
+    let mut seen = observe(&machine, parts, node);
     seen.updating = updating;
     seen.up_to_date = up_to_date;
     finish(context, &machine, &seen, &mut status).await
@@ -58,7 +58,7 @@ pub(super) async fn write_deleting(
     extra: Map<String, Value>,
 ) -> Result<(), Error> {
     let mut status = extra;
-    let mut seen = seen(machine, parts, &NodeSeen::NotConnected);
+    let mut seen = observe(machine, parts, &ObservedNode::NotConnected);
     seen.deleting = Some((reason.to_owned(), message.to_owned()));
     if update_in_progress(machine) {
         let message = up_to_date::updating_message(machine).unwrap_or(up_to_date::UPDATING);
@@ -71,14 +71,14 @@ pub(super) async fn write_deleting(
 async fn finish(
     context: &Arc<Context>,
     machine: &Live<Machine>,
-    seen: &Seen,
+    seen: &MachineObservation,
     status: &mut Map<String, Value>,
 ) -> Result<Option<Duration>, Error> {
     let existing: MachineStatus = machine.status.clone().unwrap_or_default();
     let now = context.now();
-    let says = conditions::all(seen, &existing.conditions, now);
+    let desired = conditions::all(seen, &existing.conditions, now);
     let generation = machine.metadata.generation;
-    let list = merged(&existing.conditions, now, generation, &says);
+    let list = merged(&existing.conditions, now, generation, &desired);
     let parsed: MachineStatus = parse(&json!({ "conditions": list }))?;
     let wait = conditions::wait_for_available(seen.min_ready_seconds, &parsed.conditions, now);
     status.insert("conditions".to_owned(), list);
@@ -93,7 +93,7 @@ fn parse<T: serde::de::DeserializeOwned>(value: &Value) -> Result<T, Error> {
     serde_json::from_value(value.clone()).map_err(|error| Error::Invalid(error.to_string()))
 }
 
-/// The Machine as it will be once these facts are written.
+/// The Machine with these facts in its status.
 fn with_status(
     machine: &Live<Machine>,
     facts: &Map<String, Value>,
@@ -103,14 +103,14 @@ fn with_status(
     Live::read(json).map_err(|error| Error::Invalid(error.to_string()))
 }
 
-/// What the providers and the Node say, apart from conditions.
-fn facts(machine: &Live<Machine>, parts: &Parts, node: &NodeSeen) -> Map<String, Value> {
+/// The facts from the providers and the Node, apart from conditions.
+fn facts(machine: &Live<Machine>, parts: &Parts, node: &ObservedNode) -> Map<String, Value> {
     let mut initialization = Map::new();
-    if part_seen(&parts.infrastructure, INFRASTRUCTURE).ready {
+    if observe_part(&parts.infrastructure, INFRASTRUCTURE).ready {
         initialization.insert("infrastructureProvisioned".to_owned(), json!(true));
     }
     let bootstrapped = match &parts.bootstrap {
-        Some(bootstrap) => part_seen(bootstrap, BOOTSTRAP).ready,
+        Some(bootstrap) => observe_part(bootstrap, BOOTSTRAP).ready,
         None => machine.spec.bootstrap.data_secret_name.is_some(),
     };
     if bootstrapped {
@@ -124,7 +124,7 @@ fn facts(machine: &Live<Machine>, parts: &Parts, node: &NodeSeen) -> Map<String,
     if addresses.is_array() {
         facts.insert("addresses".to_owned(), addresses.clone());
     }
-    if let NodeSeen::Node(node) = node {
+    if let ObservedNode::Node(node) = node {
         facts.insert("nodeRef".to_owned(), json!({"name": node.name_any()}));
         let info = node.at("/status/nodeInfo");
         if info.is_object() {
@@ -134,14 +134,14 @@ fn facts(machine: &Live<Machine>, parts: &Parts, node: &NodeSeen) -> Map<String,
     facts
 }
 
-/// The field of an infrastructure machine's status that says it is there.
+/// The status field of an infrastructure machine that reports it as provisioned.
 const INFRASTRUCTURE: &str = "status.initialization.provisioned";
-/// The field of a bootstrap config's status that says its data is there.
+/// The status field of a bootstrap config that reports its data as created.
 const BOOTSTRAP: &str = "status.initialization.dataSecretCreated";
 
-fn part_seen(part: &Part, field: &'static str) -> PartSeen {
+fn observe_part(part: &Part, field: &'static str) -> ObservedPart {
     let pointer = format!("/{}", field.replace('.', "/"));
-    PartSeen {
+    ObservedPart {
         kind: part.reference.kind.clone(),
         exists: part.object.is_some(),
         ready: part.at(&pointer) == true,
@@ -149,23 +149,23 @@ fn part_seen(part: &Part, field: &'static str) -> PartSeen {
     }
 }
 
-fn seen(machine: &Live<Machine>, parts: &Parts, node: &NodeSeen) -> Seen {
+fn observe(machine: &Live<Machine>, parts: &Parts, node: &ObservedNode) -> MachineObservation {
     let status = machine.status.as_ref();
     let node_ref = status.and_then(|status| status.node_ref.as_ref());
-    let registered = node_ref.is_some() || matches!(node, NodeSeen::Node(_));
+    let registered = node_ref.is_some() || matches!(node, ObservedNode::Node(_));
     let node = match (node, node_ref) {
-        (NodeSeen::NotConnected, _) => NodeState::NotConnected,
-        (NodeSeen::None, Some(node)) => NodeState::Gone(node.name.clone()),
-        (NodeSeen::None, None) => {
+        (ObservedNode::NotConnected, _) => NodeState::NotConnected,
+        (ObservedNode::None, Some(node)) => NodeState::Gone(node.name.clone()),
+        (ObservedNode::None, None) => {
             NodeState::Awaited { provider_id: machine.spec.provider_id.clone() }
         }
-        (NodeSeen::Node(node), _) => NodeState::Known(ready_condition(node)),
+        (ObservedNode::Node(node), _) => NodeState::Known(ready_condition(node)),
     };
     let gates = machine.at("/spec/readinessGates").as_array();
     let gate = |gate: &Value| Some(gate["conditionType"].as_str()?.to_owned());
-    Seen {
-        infrastructure: part_seen(&parts.infrastructure, INFRASTRUCTURE),
-        bootstrap: parts.bootstrap.as_ref().map(|part| part_seen(part, BOOTSTRAP)),
+    MachineObservation {
+        infrastructure: observe_part(&parts.infrastructure, INFRASTRUCTURE),
+        bootstrap: parts.bootstrap.as_ref().map(|part| observe_part(part, BOOTSTRAP)),
         node,
         registered,
         updating: None,
@@ -176,12 +176,12 @@ fn seen(machine: &Live<Machine>, parts: &Parts, node: &NodeSeen) -> Seen {
     }
 }
 
-/// `UpToDate` of a worker; control plane Machines get it from their control plane.
+/// `UpToDate` of a worker; the control plane sets it for its own Machines.
 fn worker_up_to_date(
     context: &Context,
     machine: &Live<Machine>,
     updating: Option<&str>,
-) -> Result<Option<Says>, Error> {
+) -> Result<Option<DesiredCondition>, Error> {
     let Some(("MachineSet", set)) = controller_of(machine) else {
         return Ok(None);
     };
@@ -204,7 +204,7 @@ fn worker_up_to_date(
     Ok(Some(up_to_date::verdict(machine, &differences, updating)))
 }
 
-fn phase(seen: &Seen) -> &'static str {
+fn phase(seen: &MachineObservation) -> &'static str {
     let bootstrapped = seen.bootstrap.as_ref().is_none_or(|part| part.ready);
     match seen {
         _ if seen.deleting.is_some() => "Deleting",
@@ -220,10 +220,14 @@ fn phase(seen: &Seen) -> &'static str {
 mod tests {
     use super::*;
 
-    fn seen(infrastructure: bool, bootstrap: bool, registered: bool) -> Seen {
-        let part =
-            |ready| PartSeen { kind: "X".to_owned(), exists: true, ready, field: INFRASTRUCTURE };
-        Seen {
+    fn observation(infrastructure: bool, bootstrap: bool, registered: bool) -> MachineObservation {
+        let part = |ready| ObservedPart {
+            kind: "X".to_owned(),
+            exists: true,
+            ready,
+            field: INFRASTRUCTURE,
+        };
+        MachineObservation {
             infrastructure: part(infrastructure),
             bootstrap: Some(part(bootstrap)),
             node: NodeState::NotConnected,
@@ -238,10 +242,10 @@ mod tests {
 
     #[test]
     fn the_phase_follows_a_machines_life() {
-        assert_eq!(phase(&seen(false, false, false)), "Pending");
-        assert_eq!(phase(&seen(false, true, false)), "Provisioning");
-        assert_eq!(phase(&seen(true, true, false)), "Provisioned");
-        let mut all = seen(true, true, true);
+        assert_eq!(phase(&observation(false, false, false)), "Pending");
+        assert_eq!(phase(&observation(false, true, false)), "Provisioning");
+        assert_eq!(phase(&observation(true, true, false)), "Provisioned");
+        let mut all = observation(true, true, true);
         assert_eq!(phase(&all), "Running");
         all.updating = Some((String::new(), String::new()));
         assert_eq!(phase(&all), "Updating");

@@ -7,28 +7,28 @@ use refit_cluster_api::{
 use refit_kinds::conditions;
 
 use crate::{
-    conditions::{Says, lines},
+    conditions::{DesiredCondition, lines},
     live::Live,
 };
 
-/// What a Machine in an update says where its extension said nothing yet.
+/// The message of a Machine in an update whose extension has sent no message yet.
 pub(crate) const UPDATING: &str = "In-place update in progress";
 
-/// Says whether a Machine is what its owner wants; `differences` are the owner's findings.
+/// Whether a Machine matches its owner's spec; `differences` are the owner's findings.
 ///
-/// A Machine whose spec is right is not up to date before its kubelet runs that version.
+/// A Machine with the right spec is not up to date until its kubelet runs that version.
 pub(crate) fn verdict(
     machine: &Live<Machine>,
     differences: &[String],
     updating: Option<&str>,
-) -> Says {
+) -> DesiredCondition {
     if !differences.is_empty() {
         let message = lines(differences);
-        return Says::new(conditions::UP_TO_DATE, false, "NotUpToDate", message);
+        return DesiredCondition::new(conditions::UP_TO_DATE, false, "NotUpToDate", message);
     }
     if update_in_progress(machine) {
         let message = lines([updating.unwrap_or(UPDATING)]);
-        return Says::new(conditions::UP_TO_DATE, false, "Updating", message);
+        return DesiredCondition::new(conditions::UP_TO_DATE, false, "Updating", message);
     }
     let status = machine.status.as_ref();
     let runs = status.and_then(|status| status.node_info.as_ref());
@@ -39,9 +39,9 @@ pub(crate) fn verdict(
                 "Node.status.nodeInfo.kubeletVersion {}, {wants} required",
                 info.kubelet_version
             );
-            Says::new(conditions::UP_TO_DATE, false, "Updating", lines([finding]))
+            DesiredCondition::new(conditions::UP_TO_DATE, false, "Updating", lines([finding]))
         }
-        _ => Says::new(conditions::UP_TO_DATE, true, "UpToDate", ""),
+        _ => DesiredCondition::new(conditions::UP_TO_DATE, true, "UpToDate", ""),
     }
 }
 
@@ -52,8 +52,8 @@ pub(crate) fn updating_message(machine: &Machine) -> Option<&str> {
     (updating.status == "True").then_some(updating.message.as_str())
 }
 
-/// What a worker differs in: its MachineSet's template from its MachineDeployment's, not from its
-/// own spec.
+/// The differences of a worker: between its MachineSet's template and its MachineDeployment's, not
+/// its own spec.
 pub(crate) fn worker_differences(set: &MachineSet, deployment: &MachineDeployment) -> Vec<String> {
     let mut found = template_up_to_date(&set.template, &deployment.template).condition_messages;
     if deployment.rollout_after.is_some_and(|after| set.created_at < after) {
@@ -126,16 +126,16 @@ mod tests {
             (machine(json!({}), "v1.35.0"), &[], None, Status::True, "UpToDate", ""),
         ];
         for (machine, differences, updating, status, reason, message) in cases {
-            let says = verdict(&machine, differences, updating);
-            assert_eq!((says.status, says.reason.as_str()), (status, reason));
-            assert_eq!(says.message, message);
+            let condition = verdict(&machine, differences, updating);
+            assert_eq!((condition.status, condition.reason.as_str()), (status, reason));
+            assert_eq!(condition.message, message);
         }
     }
 
     #[test]
     fn a_pending_hook_counts_as_an_update() {
         let pending = json!({"runtime.cluster.x-k8s.io/pending-hooks": "UpdateMachine"});
-        let says = verdict(&machine(pending, "v1.35.0"), &[], None);
-        assert_eq!(says.reason, "Updating");
+        let condition = verdict(&machine(pending, "v1.35.0"), &[], None);
+        assert_eq!(condition.reason, "Updating");
     }
 }

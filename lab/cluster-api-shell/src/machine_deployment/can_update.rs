@@ -17,13 +17,12 @@ use crate::{
     templates,
 };
 
-/// The hook.
 const HOOK: &str = "CanUpdateMachineSet";
 
-/// Asks the extension whether Machines can go from one MachineSet to another in place.
+/// Asks the extension whether Machines can move from one MachineSet to another in place.
 ///
-/// Answers are remembered for a day, yes and no alike. An answer that is an error is not, and
-/// stops the rollout.
+/// Positive and negative results are cached for a day. An error is not cached, and stops the
+/// rollout.
 pub(super) async fn ask(
     context: &Arc<Context>,
     group: &Group,
@@ -61,7 +60,7 @@ pub(super) async fn ask(
     Ok(answer)
 }
 
-/// What a MachineSet makes Machines of, as the hook sees it.
+/// The templates of a MachineSet, as the hook receives them.
 async fn objects(
     context: &Context,
     group: &Group,

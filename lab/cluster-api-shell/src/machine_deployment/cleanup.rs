@@ -1,4 +1,4 @@
-//! Old MachineSets that have served: once a rollout is complete they go.
+//! Deletes old MachineSets once a rollout is complete.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::{
     live::Live,
 };
 
-/// Deletes the empty MachineSets of a MachineDeployment whose rollout is complete, but for the
+/// Deletes the empty MachineSets of a MachineDeployment whose rollout is complete, except the
 /// current one.
 pub(super) async fn run(context: &Arc<Context>, group: &Group, current: &str) -> Result<(), Error> {
     if !status::is_complete(group) || group.deployment.spec.paused == Some(true) {
@@ -25,17 +25,17 @@ pub(super) async fn run(context: &Arc<Context>, group: &Group, current: &str) ->
         if name == current || !is_empty(set) || !machines.is_empty() {
             continue;
         }
-        tracing::info!(set = name, "an old MachineSet is deleted");
+        tracing::info!(set = name, "deleting old MachineSet");
         let message = format!("Deleted MachineSet {name}");
         announce(context, group, ("SuccessfulDelete", message), set.uid_text()).await;
         context.delete(&context.sets, set).await?;
-        // Its name may be given again.
+        // Its name may be used again.
         lock(&context.decisions).forget(&refit_runtime::ObjectKey::of(set.as_ref()));
     }
     Ok(())
 }
 
-/// Whether a MachineSet wants no Machine, and says that it has none.
+/// Whether a MachineSet wants no Machines and reports none.
 fn is_empty(set: &Live<MachineSet>) -> bool {
     let none = |pointer: &str| *set.at(pointer) == json!(0);
     let seen = set.at("/status/observedGeneration").as_i64();
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_set_that_is_known_to_be_empty_goes() {
+    fn only_a_set_known_to_be_empty_is_deleted() {
         let set = |replicas: i64, status: Value| {
             Live::<MachineSet>::read(json!({
                 "metadata": {"name": "ms", "generation": 3},

@@ -1,4 +1,4 @@
-//! MachineDeployment: which MachineSets there should be now (`docs/facts/machine-deployment.md`).
+//! MachineDeployment: creates and scales its MachineSets (`docs/facts/machine-deployment.md`).
 
 mod can_update;
 mod cleanup;
@@ -23,7 +23,7 @@ use crate::{
     names, snapshot,
 };
 
-/// A MachineDeployment with everything that is its.
+/// A MachineDeployment with its Cluster and MachineSets.
 pub(crate) struct Group {
     pub(crate) deployment: Arc<Live<MachineDeployment>>,
     /// The MachineDeployment with Cluster API's defaults.
@@ -34,12 +34,12 @@ pub(crate) struct Group {
     set_snapshots: Vec<rollout::MachineSet>,
     machines: Vec<Arc<Live<Machine>>>,
     machine_snapshots: Vec<rollout::Machine>,
-    /// The name of the MachineSet to create, should one be needed.
+    /// The name for a new MachineSet, if one is needed.
     pub(crate) new_name: String,
     new_suffix: String,
 }
 
-/// Brings a MachineDeployment one step on.
+/// Advances a MachineDeployment by one step.
 pub(crate) async fn reconcile(context: &Arc<Context>, key: &ObjectKey) -> Result<Action, Error> {
     let Some(deployment) = context.deployments.get(key) else {
         return Ok(Action::Done);
@@ -53,7 +53,7 @@ pub(crate) async fn reconcile(context: &Arc<Context>, key: &ObjectKey) -> Result
     }
     let group = Group::load(context, deployment)?;
     let outcome = roll_out(context, &group).await;
-    // As in Cluster API, status is written however the rollout went.
+    // As in Cluster API, status is written even if the rollout failed.
     let group = Group::load(context, group.deployment)?;
     status::write(context, &group).await?;
     cleanup::run(context, &group, &outcome?).await?;
@@ -97,7 +97,7 @@ impl Group {
         self.sets.iter().find(|set| set.name_any() == name)
     }
 
-    /// A MachineSet of the plan as it is wanted, existing or to be created.
+    /// The intent for a MachineSet of the plan, existing or new.
     fn set_intent(&self, plan: &RolloutIntent, name: &str) -> Value {
         let step = match (&plan.create, plan.machine_sets.get(name)) {
             (_, Some(step)) => {
@@ -113,8 +113,8 @@ impl Group {
     }
 }
 
-/// Name and suffix of a MachineSet for the present template. A restart between the decision and
-/// the write computes the same.
+/// Name and suffix of a MachineSet for the current template. After a restart the result is the
+/// same.
 fn new_name(
     deployment: &str,
     uid: &str,
@@ -134,8 +134,8 @@ fn new_name(
     }
 }
 
-/// Plans, asks the extension what the plan needs to know, and writes the plan. Answers which
-/// MachineSet is the current one.
+/// Plans, asks the extension if the plan requires it, and writes the plan. Returns the name of the
+/// current MachineSet.
 async fn roll_out(context: &Arc<Context>, group: &Group) -> Result<String, Error> {
     let mut decisions = Decisions::new();
     let plan = loop {
@@ -174,7 +174,7 @@ async fn write(context: &Arc<Context>, group: &Group, plan: &RolloutIntent) -> R
             deployment = group.deployment.name_any(),
             set = new.name,
             reason = new.create_reason,
-            "a MachineSet is created"
+            "creating MachineSet"
         );
         let intent = group.set_intent(plan, &new.name);
         let manager = MANAGER_MACHINE_DEPLOYMENT;
@@ -206,7 +206,7 @@ async fn write_set(
         );
         let reason: Vec<String> = step.notes.iter().map(Note::to_string).collect();
         tracing::info!(message, reason = reason.join(", "));
-        // The generation moves with each scaling, so that the same words later are another event.
+        // The generation changes with each scaling, so the same message later is another event.
         let generation = set.metadata.generation.unwrap_or_default();
         let occurrence = format!("{name} {generation}");
         announce(context, group, ("SuccessfulScale", message), &occurrence).await;

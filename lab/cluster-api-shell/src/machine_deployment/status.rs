@@ -1,4 +1,4 @@
-//! What a MachineDeployment's status says.
+//! The status of a MachineDeployment.
 
 use std::cmp::Ordering;
 
@@ -9,20 +9,20 @@ use serde_json::{Value, json};
 use super::Group;
 use crate::{
     aggregate::{machines_up_to_date, outdated},
-    conditions::{Says, merged},
+    conditions::{DesiredCondition, merged},
     context::Context,
     error::Error,
 };
 
-/// Writes the status where it changed.
+/// Writes the status if it changed.
 pub(super) async fn write(context: &Context, group: &Group) -> Result<(), Error> {
     let deployment = &group.deployment;
     let counts = count(group);
     let existing: MachineDeploymentStatus = deployment.status.clone().unwrap_or_default();
     let generation = deployment.metadata.generation;
     let machines = || group.machines.iter().map(|machine| &***machine);
-    let mut says = conditions(&group.snapshot, counts, outdated(machines()));
-    says.push(machines_up_to_date(machines()));
+    let mut desired = conditions(&group.snapshot, counts, outdated(machines()));
+    desired.push(machines_up_to_date(machines()));
     let status = json!({
         "replicas": counts.replicas,
         "readyReplicas": counts.ready,
@@ -30,20 +30,20 @@ pub(super) async fn write(context: &Context, group: &Group) -> Result<(), Error>
         "upToDateReplicas": counts.up_to_date,
         "phase": phase(&group.snapshot, counts),
         "observedGeneration": generation,
-        "conditions": merged(&existing.conditions, context.now(), generation, &says),
+        "conditions": merged(&existing.conditions, context.now(), generation, &desired),
     });
     context.merge_status(&context.deployments, deployment, &status).await?;
     Ok(())
 }
 
-/// Whether a rollout has nothing left to do: every Machine is there, current and available.
+/// Whether a rollout is complete: every Machine exists, is current and available.
 pub(super) fn is_complete(group: &Group) -> bool {
     let counts = count(group);
     let wanted = group.snapshot.replicas;
     [counts.replicas, counts.up_to_date, counts.available].iter().all(|count| *count == wanted)
 }
 
-/// What all MachineSets say together.
+/// The sums over all MachineSets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts {
     replicas: i64,
@@ -72,27 +72,31 @@ fn phase(deployment: &MachineDeployment, counts: Counts) -> &'static str {
     }
 }
 
-/// What it says, where so many Machines are `outdated` by what they say themselves: the counts of
-/// its MachineSets are behind while a Machine goes from one to another.
-fn conditions(deployment: &MachineDeployment, counts: Counts, outdated: usize) -> Vec<Says> {
+/// The conditions, with `outdated` counted from the Machines' own conditions: the counts of the
+/// MachineSets lag while a Machine moves from one to another.
+fn conditions(
+    deployment: &MachineDeployment,
+    counts: Counts,
+    outdated: usize,
+) -> Vec<DesiredCondition> {
     let posts = deployment.fenceposts();
     let least = (deployment.replicas - posts.unavailable).max(0);
     let enough = counts.available >= least;
     let available = if enough {
-        Says::new("Available", true, "Available", "")
+        DesiredCondition::new("Available", true, "Available", "")
     } else {
         let message = format!(
             "{} available replicas, at least {least} required (maxUnavailable is {}, spec.replicas \
              is {})",
             counts.available, posts.unavailable, deployment.replicas
         );
-        Says::new("Available", false, "NotAvailable", message)
+        DesiredCondition::new("Available", false, "NotAvailable", message)
     };
     let rolling = if outdated > 0 {
         let message = format!("Rolling out {outdated} not up-to-date replicas");
-        Says::new("RollingOut", true, "RollingOut", message)
+        DesiredCondition::new("RollingOut", true, "RollingOut", message)
     } else {
-        Says::new("RollingOut", false, "NotRollingOut", "")
+        DesiredCondition::new("RollingOut", false, "NotRollingOut", "")
     };
     vec![available, rolling]
 }
@@ -122,32 +126,32 @@ mod tests {
     }
 
     #[test]
-    fn one_machine_may_be_missing_where_the_strategy_says_so() {
-        let says = conditions(&deployment(5), counts(5, 4, 5), 0);
-        assert_eq!(says[0].status, Status::True);
-        let says = conditions(&deployment(5), counts(5, 3, 5), 0);
+    fn one_machine_may_be_missing_if_the_strategy_allows_it() {
+        let desired = conditions(&deployment(5), counts(5, 4, 5), 0);
+        assert_eq!(desired[0].status, Status::True);
+        let desired = conditions(&deployment(5), counts(5, 3, 5), 0);
         assert_eq!(
-            says[0].message,
+            desired[0].message,
             "3 available replicas, at least 4 required (maxUnavailable is 1, spec.replicas is 5)"
         );
     }
 
     #[test]
     fn a_rollout_goes_on_while_machines_are_outdated() {
-        let says = conditions(&deployment(5), counts(5, 5, 2), 3);
-        assert_eq!(says[1].message, "Rolling out 3 not up-to-date replicas");
-        let says = conditions(&deployment(5), counts(5, 5, 5), 0);
-        assert_eq!(says[1].status, Status::False);
+        let desired = conditions(&deployment(5), counts(5, 5, 2), 3);
+        assert_eq!(desired[1].message, "Rolling out 3 not up-to-date replicas");
+        let desired = conditions(&deployment(5), counts(5, 5, 5), 0);
+        assert_eq!(desired[1].status, Status::False);
     }
 
     #[test]
     fn a_machine_on_its_way_between_two_sets_ends_no_rollout() {
-        // The old set has let go of it, and the new one has not counted it yet.
-        let says = conditions(&deployment(5), counts(4, 4, 4), 1);
-        assert_eq!(says[1].status, Status::True);
-        // And the other way round.
-        let says = conditions(&deployment(5), counts(5, 5, 4), 0);
-        assert_eq!(says[1].status, Status::False);
+        // The old set has handed it over, and the new one has not counted it yet.
+        let desired = conditions(&deployment(5), counts(4, 4, 4), 1);
+        assert_eq!(desired[1].status, Status::True);
+        // The reverse order.
+        let desired = conditions(&deployment(5), counts(5, 5, 4), 0);
+        assert_eq!(desired[1].status, Status::False);
     }
 
     #[test]

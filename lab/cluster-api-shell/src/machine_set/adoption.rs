@@ -1,4 +1,4 @@
-//! Machines that nobody controls and that a MachineSet's selector selects: it takes them.
+//! Adopts Machines without a controller that match a MachineSet's selector.
 
 use std::sync::Arc;
 
@@ -22,12 +22,12 @@ pub(super) async fn adopt(context: &Arc<Context>, set: &Live<MachineSet>) -> Res
         if !is_orphan_of(set, &machine) {
             continue;
         }
-        tracing::info!(machine = machine.name_any(), set = set.name_any(), "a Machine is adopted");
+        tracing::info!(machine = machine.name_any(), set = set.name_any(), "adopting Machine");
         let mut owners: Vec<Value> =
             machine.at("/metadata/ownerReferences").as_array().cloned().unwrap_or_default();
         let resource = context.sets.resource();
         owners.push(owner(resource, &set.name_any(), set.uid_text(), true));
-        // Another MachineSet may take it at the same time.
+        // Another MachineSet may adopt it at the same time.
         let body = json!({"metadata": {
             "resourceVersion": machine.resource_version(),
             "ownerReferences": owners,
@@ -37,8 +37,8 @@ pub(super) async fn adopt(context: &Arc<Context>, set: &Live<MachineSet>) -> Res
     Ok(())
 }
 
-/// Whether a Machine has no controller and the MachineSet selects it. An empty selector selects
-/// nothing here: it would take every orphan.
+/// Whether a Machine has no controller and matches the MachineSet's selector. An empty selector
+/// matches nothing here: it would adopt every orphan.
 fn is_orphan_of(set: &Live<MachineSet>, machine: &Live<Machine>) -> bool {
     let labels = set.spec.selector.match_labels.as_ref();
     controller_uid(machine).is_none()

@@ -1,4 +1,4 @@
-//! Creating a Machine with what it is made of.
+//! Creates a Machine with its provider objects.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -21,8 +21,8 @@ use crate::{
     names, templates,
 };
 
-/// Creates the next Machine of a MachineSet: bootstrap config, infrastructure machine, Machine. A
-/// process that dies in between goes on with the same names.
+/// Creates the next Machine of a MachineSet: bootstrap config, infrastructure machine, Machine.
+/// After a crash in between, the next call uses the same names.
 pub(super) async fn machine(context: &Arc<Context>, set: &Live<MachineSet>) -> Result<(), Error> {
     let namespace = namespace_of(set);
     let machines = context.machines.list_in(&namespace);
@@ -36,11 +36,11 @@ pub(super) async fn machine(context: &Arc<Context>, set: &Live<MachineSet>) -> R
     let infrastructure = clone(context, set, &spec.infrastructure_ref, &name).await?;
     let intent = new_machine(set.json(), &name, &infrastructure, bootstrap.as_ref());
     context.apply(&context.machines, MANAGER_MACHINE_SET, None, intent).await?;
-    tracing::info!(machine = name, set = set.name_any(), "a Machine is created");
+    tracing::info!(machine = name, set = set.name_any(), "created Machine");
     Ok(())
 }
 
-/// Makes an object of a template. Until its Machine is there, the MachineSet owns it.
+/// Creates an object from a template. The MachineSet owns it until its Machine exists.
 async fn clone(
     context: &Arc<Context>,
     set: &Live<MachineSet>,

@@ -1,4 +1,4 @@
-//! MachineSet: which Machines there should be, and both sides of a move
+//! MachineSet: creates and deletes Machines, and executes both sides of a move
 //! (`docs/facts/machine-deployment.md#machineset-reconcile`).
 
 mod adoption;
@@ -32,12 +32,12 @@ use crate::{
     snapshot,
 };
 
-/// Field manager of labels and annotations that are passed on to provider objects.
+/// Field manager of the labels and annotations on provider objects.
 const MANAGER_METADATA: &str = "capi-machineset-metadata";
 /// How long to wait for a control plane that new Machines cannot join yet.
 const PREFLIGHT_WAIT: Duration = Duration::from_secs(15);
 
-/// Brings a MachineSet one step on.
+/// Advances a MachineSet by one step.
 pub(crate) async fn reconcile(context: &Arc<Context>, key: &ObjectKey) -> Result<Action, Error> {
     let Some(set) = context.sets.get(key) else {
         return Ok(Action::Done);
@@ -50,7 +50,7 @@ pub(crate) async fn reconcile(context: &Arc<Context>, key: &ObjectKey) -> Result
         return Ok(Action::Done);
     }
     let outcome = step(context, &set).await;
-    // As in Cluster API, status is written however the step went.
+    // As in Cluster API, status is written even if the step failed.
     write_status(context, &set).await?;
     outcome
 }
@@ -71,7 +71,7 @@ fn machines(context: &Context, set: &Live<MachineSet>) -> Vec<Arc<Live<Machine>>
     context.machines_of(&namespace_of(set), set.uid_text())
 }
 
-/// Passes labels, annotations and the fields that change in place on to the Machines.
+/// Copies labels, annotations and the fields that change in place to the Machines.
 async fn sync_machines(context: &Arc<Context>, set: &Live<MachineSet>) -> Result<(), Error> {
     for machine in machines(context, set) {
         if machine.is_deleting() {
@@ -88,8 +88,8 @@ async fn sync_machines(context: &Arc<Context>, set: &Live<MachineSet>) -> Result
     Ok(())
 }
 
-/// Passes labels on to a Machine's infrastructure machine and bootstrap config, where they lack
-/// some. Not during an update: what is applied then carries them anyway.
+/// Copies labels to a Machine's infrastructure machine and bootstrap config if some are missing.
+/// Skipped during an update, which applies them anyway.
 pub(crate) async fn sync_metadata(
     context: &Arc<Context>,
     machine: &Live<Machine>,
@@ -169,7 +169,7 @@ async fn create_some(
         tracing::info!(
             set = set.name_any(),
             reason = failures.join(", "),
-            "creating Machines is on hold"
+            "preflight checks failed, not creating Machines"
         );
         return Ok(Action::RequeueAfter(PREFLIGHT_WAIT));
     }
@@ -197,7 +197,7 @@ async fn write_status(context: &Context, set: &Live<MachineSet>) -> Result<(), E
     Ok(())
 }
 
-/// What a Machine's conditions say.
+/// The facts from a Machine's conditions.
 fn facts(machine: &Machine) -> MachineFacts {
     let status = machine.status.as_ref();
     let list = status.map_or(&[][..], |status| &status.conditions);

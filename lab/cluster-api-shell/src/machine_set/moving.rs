@@ -1,4 +1,4 @@
-//! Both sides of a move: handing a Machine over, and starting its update where it arrived.
+//! Both sides of a move: hands a Machine over, and starts its update in the new MachineSet.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -27,7 +27,7 @@ use crate::{
     snapshot, templates,
 };
 
-/// The old MachineSet's side: gives a Machine to another MachineSet, in one patch.
+/// The old MachineSet's side: hands a Machine over to another MachineSet, in one patch.
 pub(super) async fn hand_over(
     context: &Arc<Context>,
     set: &Live<MachineSet>,
@@ -38,7 +38,7 @@ pub(super) async fn hand_over(
     let Some(machine) = context.machines.get(&key) else {
         return Ok(());
     };
-    tracing::info!(machine = name, to = target.name_any(), "a Machine is moved");
+    tracing::info!(machine = name, to = target.name_any(), "moving Machine");
     let body = hand_over_patch(set, target, &machine, context.sets.resource());
     context.merge(&context.machines, &machine, &body).await?;
     Ok(())
@@ -64,7 +64,7 @@ fn hand_over_patch(
     }})
 }
 
-/// The new MachineSet's side: starts the update of every Machine that arrived and is counted.
+/// The new MachineSet's side: starts the update of every Machine that has arrived and is counted.
 pub(super) async fn trigger(context: &Arc<Context>, set: &Live<MachineSet>) -> Result<(), Error> {
     let machines = machines(context, set);
     let alive: Vec<_> = machines.iter().filter(|machine| !machine.is_deleting()).collect();
@@ -86,8 +86,8 @@ pub(super) async fn trigger(context: &Arc<Context>, set: &Live<MachineSet>) -> R
     Ok(())
 }
 
-/// Writes what the Machine should be, part by part, and then marks the hook as pending. Each part
-/// that is written already is skipped.
+/// Writes the desired state of the Machine's parts and the Machine, then marks the hook as pending.
+/// Parts that are already written are skipped.
 async fn complete_move(
     context: &Arc<Context>,
     set: &Live<MachineSet>,
@@ -133,7 +133,7 @@ pub(crate) async fn mark_pending(
     drop_pending_acknowledge: bool,
 ) -> Result<(), Error> {
     let what = ("SuccessfulStartInPlaceUpdate", "Machine starting in-place update".to_owned());
-    // The spec is written and does not change any more: its generation names this update.
+    // The spec is final here: its generation identifies this update.
     let generation = machine.metadata.generation.unwrap_or_default();
     let cache = &context.machines;
     context.announce(cache, machine, what, generation.to_string()).await;

@@ -1,4 +1,4 @@
-//! Checks before a MachineSet creates Machines: could they join?
+//! Checks before a MachineSet creates Machines: whether they could join.
 
 use kube::ResourceExt as _;
 use refit_cluster_api::kinds::{BOOTSTRAP_GROUP, KubeadmControlPlane, MachineSet};
@@ -9,7 +9,7 @@ use crate::{
     live::Live,
 };
 
-/// Why Machines should not be created now; none of it is an error.
+/// Why Machines should not be created now; none of the reasons is an error.
 pub(super) fn failures(context: &Context, set: &Live<MachineSet>) -> Vec<String> {
     let cluster = context.cluster(&namespace_of(set), &set.spec.cluster_name);
     let reference = cluster.as_ref().and_then(|cluster| cluster.spec.control_plane_ref.as_ref());
@@ -39,10 +39,11 @@ fn check(control_plane: &Live<KubeadmControlPlane>, set: &Live<MachineSet>) -> V
             "KubeadmControlPlane {name} is upgrading (\"ControlPlaneIsStable\" preflight check failed)"
         ));
     }
-    let (Some(own), Some(wanted)) = (set.spec.template.spec.version.version(), wanted) else {
+    let (Some(set_version), Some(wanted)) = (set.spec.template.spec.version.version(), wanted)
+    else {
         return failures;
     };
-    if own.check_kubelet_of(wanted).is_err() {
+    if set_version.check_kubelet_of(wanted).is_err() {
         failures.push(format!(
             "MachineSet version and control plane version {} do not conform to the Kubernetes \
              version skew policy (\"KubernetesVersionSkew\" preflight check failed)",
@@ -51,7 +52,7 @@ fn check(control_plane: &Live<KubeadmControlPlane>, set: &Live<MachineSet>) -> V
     }
     let bootstrap = set.spec.template.spec.bootstrap.config_ref.as_ref();
     let kubeadm = bootstrap.is_some_and(|reference| reference.api_group == BOOTSTRAP_GROUP);
-    if kubeadm && own.minor() != wanted.minor() {
+    if kubeadm && set_version.minor() != wanted.minor() {
         failures.push(format!(
             "MachineSet version and control plane version {} do not conform to the kubeadm version \
              skew policy (\"KubeadmVersionSkew\" preflight check failed)",
@@ -100,8 +101,8 @@ mod tests {
             ("v1.34.2", Some("v1.34.2"), "v1.35.0", vec!["Kubernetes version", "kubeadm version"]),
             ("v1.35.0", Some("v1.35.0"), "v1.31.0", vec!["Kubernetes version", "kubeadm version"]),
         ];
-        for (wanted, reported, own, want) in cases {
-            let failures = check(&control_plane(wanted, reported), &set(own));
+        for (wanted, reported, set_version, want) in cases {
+            let failures = check(&control_plane(wanted, reported), &set(set_version));
             assert_eq!(failures.len(), want.len(), "{failures:?}");
             for (failure, want) in failures.iter().zip(want) {
                 assert!(failure.contains(want), "{failure}");

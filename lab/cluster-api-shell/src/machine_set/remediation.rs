@@ -1,5 +1,5 @@
-//! Machines that a MachineHealthCheck found unhealthy: their MachineSet deletes them, and makes new
-//! ones as for any Machine that is missing.
+//! Remediation of Machines that a MachineHealthCheck found unhealthy: their MachineSet deletes
+//! them, and replaces them like any missing Machine.
 
 use std::sync::Arc;
 
@@ -16,27 +16,26 @@ use serde_json::{Value, json};
 
 use super::{PREFLIGHT_WAIT, machines, preflight};
 use crate::{
-    conditions::{Says, merged, without},
+    conditions::{DesiredCondition, merged, without},
     context::{Context, controller_of, controller_uid, namespace_of},
     error::Error,
     live::Live,
     snapshot,
 };
 
-/// What happens to one Machine.
+/// The next step for one Machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
-    /// It is well again: the request is dropped.
+    /// The Machine is healthy again: the condition is removed.
     Forget,
-    /// Its MachineSet is on its way out.
+    /// The Machine's MachineSet is being replaced.
     Leave,
-    /// Too many others are being remediated.
+    /// Too many other Machines are being remediated.
     Defer(String),
-    /// It is deleted.
     Delete,
 }
 
-/// What is decided on.
+/// A Machine to decide on.
 #[derive(Clone, Debug)]
 struct Candidate {
     name: String,
@@ -44,7 +43,7 @@ struct Candidate {
     need: Need,
 }
 
-/// Remediates; answers when to look again, if something has to wait.
+/// Remediates; returns when to reconcile again, if a step has to wait.
 pub(super) async fn run(
     context: &Arc<Context>,
     set: &Live<MachineSet>,
@@ -66,7 +65,7 @@ pub(super) async fn run(
     if steps.iter().any(|(_, step)| *step == Step::Delete) {
         let failures = preflight::failures(context, set);
         if !failures.is_empty() {
-            // A Machine that could not be replaced is better than none.
+            // Keep an unhealthy Machine that could not be replaced.
             let message = failures.join(", ");
             for (_, step) in &mut steps {
                 if *step == Step::Delete {
@@ -79,14 +78,14 @@ pub(super) async fn run(
     for (name, step) in steps {
         let key = ObjectKey::new(namespace_of(set), name);
         if let Some(machine) = context.machines.get(&key) {
-            take(context, &machine, step).await?;
+            execute(context, &machine, step).await?;
         }
     }
     Ok(action)
 }
 
-/// Decides on every Machine that a check has spoken of. The newest go first: there is a chance that
-/// nothing runs on them yet.
+/// Decides for every Machine with a request for remediation. The newest go first: they are the
+/// least likely to run workloads.
 fn plan(candidates: &[Candidate], current: bool, limit: Option<&Limit>) -> Vec<(String, Step)> {
     let mut steps: Vec<(String, Step)> = candidates
         .iter()
@@ -135,8 +134,8 @@ fn limit(context: &Context, set: &Live<MachineSet>) -> Option<Limit> {
     })
 }
 
-/// Whether a MachineSet is the newest of its MachineDeployment: Machines of others go with the
-/// rollout (`docs/facts/machine-deployment.md#machineset-remediation`).
+/// Whether a MachineSet is the newest of its MachineDeployment: the rollout replaces the Machines
+/// of others (`docs/facts/machine-deployment.md#machineset-remediation`).
 fn is_current(context: &Context, set: &Live<MachineSet>) -> bool {
     let Some(owner) = controller_uid(set) else {
         return true;
@@ -145,18 +144,19 @@ fn is_current(context: &Context, set: &Live<MachineSet>) -> bool {
         let text = set.annotations().get(keys::REVISION);
         text.and_then(|text| text.parse().ok()).unwrap_or(0)
     };
-    let own = revision(set);
+    let own_revision = revision(set);
     context
         .sets
         .list_in(&namespace_of(set))
         .iter()
         .filter(|other| controller_uid(other.as_ref()) == Some(owner) && !other.is_deleting())
-        .all(|other| revision(other) <= own)
+        .all(|other| revision(other) <= own_revision)
 }
 
-async fn take(context: &Context, machine: &Live<Machine>, step: Step) -> Result<(), Error> {
-    let says = |reason, message: &str| Says::new(OWNER_REMEDIATED, false, reason, message);
-    let (says, delete) = match step {
+async fn execute(context: &Context, machine: &Live<Machine>, step: Step) -> Result<(), Error> {
+    let owner_remediated =
+        |reason, message: &str| DesiredCondition::new(OWNER_REMEDIATED, false, reason, message);
+    let (condition, delete) = match step {
         Step::Forget => {
             let list = without(conditions_of(machine), OWNER_REMEDIATED);
             let status = json!({ "conditions": list });
@@ -166,15 +166,15 @@ async fn take(context: &Context, machine: &Live<Machine>, step: Step) -> Result<
         Step::Leave => {
             let message =
                 "Machine won't be remediated because it is pending removal due to rollout";
-            (says("CannotBeRemediated", message), false)
+            (owner_remediated("CannotBeRemediated", message), false)
         }
-        Step::Defer(message) => (says("RemediationDeferred", &message), false),
-        Step::Delete => (says("MachineDeleting", "Machine is being deleted"), true),
+        Step::Defer(message) => (owner_remediated("RemediationDeferred", &message), false),
+        Step::Delete => (owner_remediated("MachineDeleting", "Machine is being deleted"), true),
     };
-    // First the word, then the deed: a Machine that is being deleted is not looked at again.
-    let machine = say(context, machine, says).await?;
+    // The condition is set first: a Machine that is being deleted is not processed again.
+    let machine = set_condition(context, machine, condition).await?;
     if delete {
-        tracing::info!(machine = machine.name_any(), "an unhealthy Machine is deleted");
+        tracing::info!(machine = machine.name_any(), "deleting unhealthy Machine");
         context.delete(&context.machines, &machine).await?;
     }
     Ok(())
@@ -187,14 +187,14 @@ fn conditions_of(
     status.map_or(&[][..], |status| &status.conditions)
 }
 
-async fn say(
+async fn set_condition(
     context: &Context,
     machine: &Live<Machine>,
-    says: Says,
+    condition: DesiredCondition,
 ) -> Result<Arc<Live<Machine>>, Error> {
     let existing: MachineStatus = machine.status.clone().unwrap_or_default();
     let generation = machine.metadata.generation;
-    let list: Value = merged(&existing.conditions, context.now(), generation, &[says]);
+    let list: Value = merged(&existing.conditions, context.now(), generation, &[condition]);
     let status = json!({ "conditions": list });
     context.merge_status(&context.machines, machine, &status).await
 }
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_set_leaves_its_machines_to_the_rollout() {
+    fn an_old_sets_machines_are_left_to_the_rollout() {
         let all = [machine("a", 1, Need::Owner)];
         assert_eq!(words(&all, false, None), ["a leave"]);
     }

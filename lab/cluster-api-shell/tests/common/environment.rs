@@ -1,4 +1,4 @@
-//! Providers and kubelets, faked: whatever is asked for is there a second later.
+//! Fake providers and kubelets: every requested machine is up a second later.
 
 use std::time::Duration;
 
@@ -66,7 +66,7 @@ impl Environment {
         }
     }
 
-    /// A host for each infrastructure machine: a Node, and on control planes static pods.
+    /// Creates a host for each infrastructure machine: a Node, and static pods on control planes.
     async fn hosts(&self) {
         let hosts = self.list(INFRASTRUCTURE, "dockermachines");
         let nodes = self.workload.list_values("", "nodes", None);
@@ -87,7 +87,7 @@ impl Environment {
 
     async fn boot(&self, machine: &Value) {
         let name = name(machine);
-        // A successor may have the name of a machine whose Node Cluster API took away itself.
+        // A successor may have the name of a machine whose Node Cluster API deleted itself.
         self.lose(name).await;
         create(
             &self.workload_admin,
@@ -130,7 +130,7 @@ impl Environment {
         }
     }
 
-    /// The host is gone, and its kubelet with it.
+    /// Removes the host and its kubelet.
     async fn lose(&self, node: &str) {
         let nodes: Api<DynamicObject> =
             Api::all_with(self.workload_admin.clone(), &resource("v1", "Node"));

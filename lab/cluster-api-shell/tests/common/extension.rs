@@ -22,24 +22,24 @@ use serde_json::{Value, json};
 use super::{environment::node_info, resource};
 
 #[derive(Default)]
-pub struct Seen {
-    /// Hooks and what they were about, in order.
+pub struct ReceivedCalls {
+    /// The called hooks with their objects, in order.
     pub calls: Vec<String>,
-    /// Headers that should not be there.
+    /// Requests with a Content-Type, which Cluster API never sends.
     pub content_types: usize,
-    /// Machines that were updated at the same time, at most.
+    /// Maximum number of Machines updated at the same time.
     pub most_at_once: usize,
     running: BTreeMap<String, String>,
 }
 
 pub struct Extension {
     workload: Client,
-    pub seen: Mutex<Seen>,
-    /// Whether CanUpdate* hooks are answered with patches.
+    pub seen: Mutex<ReceivedCalls>,
+    /// Whether CanUpdate* hooks return patches.
     pub covers: AtomicBool,
-    /// Whether every answer is a Failure.
+    /// Whether every response is a Failure.
     pub fails: AtomicBool,
-    /// Whether updates never end.
+    /// Whether updates never finish.
     pub hangs: AtomicBool,
 }
 
@@ -112,7 +112,7 @@ impl Extension {
         }})
     }
 
-    /// The first call starts an update, a later one finds it done.
+    /// The first call starts an update, a later one reports it as done.
     async fn update(&self, body: &Value) -> Value {
         self.note("updatemachine", body);
         let machine = &body["desired"]["machine"];

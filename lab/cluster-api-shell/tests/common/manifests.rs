@@ -1,4 +1,4 @@
-//! The objects of the small world.
+//! The objects of the test world.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use refit_runtime::tls::KeyAndCert;
@@ -45,7 +45,7 @@ pub fn crds() -> Vec<Value> {
     crds
 }
 
-/// What every test needs: Cluster, kubeconfig, templates, extension.
+/// The objects that every test needs: Cluster, kubeconfig, templates, extension.
 pub fn base(ca: &KeyAndCert, kubeconfig: &str) -> Vec<Value> {
     vec![
         json!({
@@ -154,7 +154,7 @@ pub fn control_plane(replicas: i64, max_surge: i64) -> Value {
     })
 }
 
-/// What kubeadm leaves in the workload cluster.
+/// The ConfigMap that kubeadm leaves in the workload cluster.
 pub fn kubeadm_config() -> Value {
     json!({
         "apiVersion": "v1", "kind": "ConfigMap",

@@ -1,8 +1,8 @@
-//! A small world for the tests: two API servers, a fake environment, a fake extension, and
-//! Cluster API's stand-in between them, all over in-memory streams with real TLS.
+//! A test world: two API servers, a fake environment, a fake extension, and the stand-in for
+//! Cluster API between them, all over in-memory streams with real TLS.
 
-#![allow(clippy::unwrap_used, reason = "a test helper may fail as a test does")]
-#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test file uses its part")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test file uses a part")]
 
 pub mod environment;
 pub mod extension;
@@ -45,7 +45,7 @@ pub const WORKLOAD: &str = "edge-1.refit.sandbox";
 pub const EXTENSION: &str = "refit-webhook.refit-system.svc";
 pub const NAMESPACE: &str = "default";
 
-/// Counts what a process does, and ends it after some of it.
+/// Counts the effects of a process, and kills it at one of them.
 #[derive(Default)]
 pub struct Switch {
     pub effects: AtomicUsize,
@@ -55,7 +55,7 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// A switch that ends the process before or after its n-th effect.
+    /// A switch that kills the process before or after its n-th effect.
     pub fn killing(at: usize, after: bool) -> Self {
         Self { kill_at: Some((at, after)), ..Self::default() }
     }
@@ -98,7 +98,7 @@ impl Gate for Switch {
     }
 }
 
-/// Everything there is.
+/// The servers, clients and fakes of one test.
 pub struct World {
     pub clock: Clock,
     pub network: MemoryNetwork,
@@ -111,7 +111,7 @@ pub struct World {
     tasks: JoinSet<()>,
 }
 
-/// The certificates are made once: keys take their time in a debug build.
+/// Created once, because creating keys is slow in a debug build.
 struct Certificates {
     ca: KeyAndCert,
     server: KeyAndCert,
@@ -158,13 +158,13 @@ pub async fn create(client: &Client, object: &Value) {
 }
 
 impl World {
-    /// A world with the CRDs, the cluster's objects and an extension; nothing has happened yet.
+    /// A world with the CRDs, the cluster's objects and an extension; no controller has run yet.
     pub async fn new(manifests: &[Value]) -> Self {
         tls::install_provider();
         let filter = std::env::var("RUST_LOG").unwrap_or_default();
         let lines = tracing_subscriber::fmt::layer().with_test_writer().without_time();
         let logs = tracing_subscriber::registry().with(log_filter(&filter).unwrap());
-        // Every test tries; one of them is the first.
+        // Every test tries this; only the first one succeeds.
         let _ = logs.with(lines).try_init();
         let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
         let options = |seed: u64| {
@@ -259,7 +259,7 @@ impl World {
         .to_string()
     }
 
-    /// What a process of ours is started with.
+    /// The options for a process under test.
     pub fn options(&self, gate: Arc<dyn Gate>) -> CapiOptions {
         let dialer = Dialer::Memory(self.network.clone(), gate.clone());
         let stack = ClientStack::new(dialer, gate, "refit-capi/test");
@@ -271,7 +271,8 @@ impl World {
         CapiOptions { stack, config, clock: self.clock }
     }
 
-    /// Runs Cluster API's stand-in until `until` holds, for at most some simulated minutes.
+    /// Runs the stand-in for Cluster API until `until` returns true, for at most some simulated
+    /// minutes.
     pub async fn run(&self, gate: Arc<dyn Gate>, minutes: u64, until: impl Fn(&Self) -> bool) {
         let process = lab_cluster_api_shell::run(self.options(gate));
         let watcher = async {
@@ -285,15 +286,15 @@ impl World {
             ended = process => panic!("the process ended: {ended:?}"),
             ended = tokio::time::timeout(limit, watcher) => ended,
         };
-        assert!(ended.is_ok(), "not within {minutes} minutes:\n{}", self.summary());
+        assert!(ended.is_ok(), "timed out after {minutes} minutes:\n{}", self.summary());
     }
 
-    /// The same with nothing in the way.
+    /// Like [`World::run`], with a gate that lets everything pass.
     pub async fn run_open(&self, minutes: u64, until: impl Fn(&Self) -> bool) {
         self.run(Arc::new(Open), minutes, until).await;
     }
 
-    /// Runs for a time.
+    /// Runs for some simulated seconds.
     pub async fn run_for(&self, gate: Arc<dyn Gate>, seconds: u64) {
         let end = self.clock.now() + jiff::SignedDuration::from_secs(seconds.cast_signed());
         self.run(gate, seconds / 60 + 2, |world| world.clock.now() >= end).await;
@@ -325,7 +326,7 @@ impl World {
         self.workload.list_values("", "nodes", None)
     }
 
-    /// Whether all machines of the group are available, up to date, and no one is too many.
+    /// Whether all machines of the group are available and up to date, and none is surplus.
     pub fn is_done(object: &Value) -> bool {
         let replicas = &object["spec"]["replicas"];
         let status = &object["status"];
@@ -335,7 +336,7 @@ impl World {
             && status["observedGeneration"] == object["metadata"]["generation"]
     }
 
-    /// What a change of version leaves: name, uid and version of each Machine, and its Node's.
+    /// The result of a version change: name, uid and version of each Machine, and of its Node.
     pub fn end_state(&self) -> Vec<String> {
         let nodes = self.nodes();
         let kubelet = |name: &Value| {

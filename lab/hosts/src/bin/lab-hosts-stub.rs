@@ -95,7 +95,7 @@ fn containerd(arguments: &[&str]) -> Outcome {
 fn etcdctl(arguments: &[&str]) -> Outcome {
     point("etcdctl.start")?;
     if let Some(at) = arguments.iter().position(|word| *word == "save") {
-        let path = arguments.get(at + 1).ok_or("save where?")?;
+        let path = arguments.get(at + 1).ok_or("snapshot save expects one argument")?;
         save(path)?;
         return answer(&format!("Snapshot saved at {path}"));
     }
@@ -115,7 +115,7 @@ fn save(path: &str) -> Result<(), Box<dyn std::error::Error>> {
         u8::from_str_radix(pair, 16).ok()
     };
     let sum: Option<Vec<u8>> = (0..64).step_by(2).map(byte).collect();
-    data.extend(sum.ok_or("the data has no sum")?);
+    data.extend(sum.ok_or("sha256sum printed no valid checksum")?);
     Ok(fs::write(path, data)?)
 }
 
@@ -258,7 +258,7 @@ impl Node {
         let server = config
             .lines()
             .find_map(|line| line.trim().strip_prefix("server: "))
-            .ok_or("kubelet.conf names no server")?;
+            .ok_or("kubelet.conf contains no server")?;
         let release = fs::read_to_string("/etc/os-release")?;
         let os_image = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
         Ok(Self {

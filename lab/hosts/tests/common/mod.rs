@@ -42,7 +42,7 @@ pub(crate) async fn hosts(
 /// have the version; the kubelet of the version is running.
 pub(crate) async fn is_at(host: &Host, version: &str, control_plane: bool) -> anyhow::Result<()> {
     let audit = host.exec(["dpkg", "--audit"]).await?;
-    ensure!(audit.is_empty(), "{}: packages are not whole: {audit}", host.name);
+    ensure!(audit.is_empty(), "{}: packages are not fully installed: {audit}", host.name);
     let format = "--showformat=${Package} ${Version} ${db:Status-Status}\\n";
     for name in ["kubeadm", "kubectl", "kubelet"] {
         let found = host.exec(["dpkg-query", "--show", format, name]).await?;
@@ -61,7 +61,11 @@ pub(crate) async fn is_at(host: &Host, version: &str, control_plane: bool) -> an
         for name in ["kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
             let manifest = host.read(&format!("etc/kubernetes/manifests/{name}.yaml"));
             let image = format!("image: registry.k8s.io/{name}:{version}\n");
-            ensure!(manifest.contains(&image), "{}: {name} has not {image}: {manifest}", host.name);
+            ensure!(
+                manifest.contains(&image),
+                "{}: {name} does not have {image}: {manifest}",
+                host.name
+            );
         }
         let etcd = host.read("etc/kubernetes/manifests/etcd.yaml");
         ensure!(etcd.contains("image: registry.k8s.io/etcd:3.6.5-0\n"), "{}: {etcd}", host.name);

@@ -1,9 +1,9 @@
-//! Finding out: kinds, schemas, versions, rights.
+//! Discovery: kinds, schemas, versions, permissions.
 
 use crate::{has, namespace, row, suite};
 
 #[test]
-fn the_server_says_which_version_it_is() {
+fn the_server_returns_its_version() {
     has(
         &suite().kubectl.run("version").ok(),
         &["Client Version: v1.35", "Server Version: v1.35.0"],
@@ -98,7 +98,7 @@ fn can_i_asks_rbac() {
 }
 
 #[test]
-fn a_token_of_a_service_account_opens_what_rbac_gives() {
+fn a_service_account_token_has_its_rbac_permissions() {
     let kubectl = namespace("tokens");
     kubectl.run("create serviceaccount robot").ok();
     kubectl.run("create rolebinding robot --clusterrole=view --serviceaccount=tokens:robot").ok();
@@ -106,6 +106,6 @@ fn a_token_of_a_service_account_opens_what_rbac_gives() {
     assert_eq!(token.trim().split('.').count(), 3);
     let flag = format!("--token={}", token.trim());
     let robot = kubectl.with("--user=").with(&flag);
-    let said = robot.run("auth whoami -o jsonpath={.status.userInfo.username}");
-    has(&said.ok(), &["system:serviceaccount:tokens:robot"]);
+    let output = robot.run("auth whoami -o jsonpath={.status.userInfo.username}");
+    has(&output.ok(), &["system:serviceaccount:tokens:robot"]);
 }

@@ -1,4 +1,4 @@
-//! Reading: every form of output, selections, pages, watches.
+//! Reading: output formats, selectors, pages, watches.
 
 use std::io::{BufRead as _, BufReader};
 
@@ -144,11 +144,11 @@ fn a_watch_prints_each_change() {
 }
 
 #[test]
-fn what_is_not_there_is_an_error() {
+fn a_missing_object_is_an_error() {
     let kubectl = namespace("get-missing");
     has(
-        &kubectl.run("get machine nobody").err(),
-        &["NotFound", "machines.cluster.x-k8s.io \"nobody\" not found"],
+        &kubectl.run("get machine missing").err(),
+        &["NotFound", "machines.cluster.x-k8s.io \"missing\" not found"],
     );
     has(
         &kubectl.run("get wombats").err(),

@@ -1,7 +1,7 @@
-//! What a current kubectl can do with the API server: one cluster for all, a namespace for each.
+//! A current kubectl against the API server: one cluster for all tests, a namespace for each.
 
-#![allow(clippy::unwrap_used, reason = "tests state facts")]
-#![allow(clippy::needless_pass_by_value, reason = "objects are made for one call")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
+#![allow(clippy::needless_pass_by_value, reason = "the objects are built for one call")]
 
 mod apply;
 mod discover;
@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use lab_kubectl_suite::{Cluster, Kubectl};
 use serde_json::{Value, json};
 
-/// kubectl for the cluster of all tests, with the project's kinds in it.
+/// kubectl for the cluster of all tests, with the project's CRDs installed.
 pub(crate) struct Suite {
     pub(crate) kubectl: Kubectl,
 }
@@ -49,12 +49,12 @@ pub(crate) fn namespace(name: &str) -> Kubectl {
     suite.kubectl.with(&format!("--namespace={name}"))
 }
 
-/// Several objects as one document.
+/// Several objects in one document.
 pub(crate) fn list(items: Vec<Value>) -> String {
     json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()
 }
 
-/// Asserts that a text has all of these parts.
+/// Asserts that a text contains all of these parts.
 #[track_caller]
 pub(crate) fn has(text: &str, parts: &[&str]) {
     for part in parts {
@@ -62,7 +62,7 @@ pub(crate) fn has(text: &str, parts: &[&str]) {
     }
 }
 
-/// The words of a line that starts with one of them.
+/// The words of the line whose first word is `first`.
 #[track_caller]
 pub(crate) fn row<'a>(text: &'a str, first: &str) -> Vec<&'a str> {
     text.lines()

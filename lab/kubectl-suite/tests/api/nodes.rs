@@ -109,7 +109,7 @@ fn event(namespace: &str, about: &Value, uid: &str) -> Value {
             "name": about["name"], "namespace": namespace, "uid": uid},
         "type": "Warning",
         "reason": "Uncovered",
-        "message": "nobody covers this path",
+        "message": "no updater covers this path",
         "source": {"component": "refit"},
         "firstTimestamp": "2026-01-01T00:00:00Z",
         "lastTimestamp": "2026-01-01T00:00:00Z",
@@ -132,11 +132,14 @@ fn describe_shows_an_object_with_its_events() {
             "Kind:         Machine",
             "Events:",
             "Uncovered",
-            "nobody covers this path",
+            "no updater covers this path",
         ],
     );
     has(&kubectl.run("describe pod p").ok(), &["Node:", "Containers:", "example.com/app:1"]);
-    has(&kubectl.run("get events").ok(), &["LAST SEEN", "machine/m", "nobody covers this path"]);
+    has(
+        &kubectl.run("get events").ok(),
+        &["LAST SEEN", "machine/m", "no updater covers this path"],
+    );
     let selected =
         kubectl.run("get events --field-selector involvedObject.name=m,type=Warning -o name").ok();
     assert_eq!(selected, "event/e-m\n");
@@ -172,7 +175,7 @@ fn describe_covers_nodes_secrets_and_crds() {
 }
 
 #[test]
-fn containers_that_do_not_run_say_so() {
+fn containers_that_do_not_run_are_reported() {
     let kubectl = namespace("logs");
     kubectl.feed("create -f -", &pod("p", "n", "x").to_string()).ok();
     kubectl.args(["patch", "pod", "p", "--subresource=status", "--type=merge", "-p", READY]).ok();

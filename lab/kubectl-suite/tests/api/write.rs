@@ -82,7 +82,7 @@ fn replace_swaps_the_whole_object() {
     assert_ne!(kubectl.run("get cm c -o jsonpath={.metadata.uid}").ok(), before);
 }
 
-/// A program that kubectl edit starts: it replaces one text by another.
+/// An editor for kubectl edit: it replaces one text by another.
 fn editor(name: &str, from: &str, to: &str) -> PathBuf {
     let path =
         PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
@@ -164,7 +164,7 @@ fn labels_and_annotations_come_change_and_go() {
 }
 
 #[test]
-fn scale_sets_the_replicas_of_what_can_be_scaled() {
+fn scale_sets_the_replicas_of_scalable_kinds() {
     let kubectl = namespace("write-scale");
     kubectl
         .feed("create -f -", &list(vec![machine_deployment("md"), deployment("web", "i:1")]))

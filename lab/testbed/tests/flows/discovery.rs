@@ -48,7 +48,7 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
                 "url": format!("https://localhost:{}/", server.port),
                 "caBundle": bed.certs().ca_bundle(),
             },
-            "namespaceSelector": {"matchLabels": {"nobody": "has-it"}},
+            "namespaceSelector": {"matchLabels": {"no-namespace": "has-it"}},
         },
     });
     objects::apply(bed.client(), &other).await?;
@@ -60,7 +60,7 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
 
 async fn refused(objects: &Objects) -> anyhow::Result<()> {
     let within = Duration::from_mins(1);
-    let found = eventually("the Discovery is refused", within, async || {
+    let found = eventually("the Discovery is rejected", within, async || {
         let found = objects.get(EXTENSION_CONFIG, OTHER).await;
         let found = found.map_err(|error| format!("{error:#}"))?;
         let condition = objects::condition_text(&found, "Discovered");
@@ -71,7 +71,7 @@ async fn refused(objects: &Objects) -> anyhow::Result<()> {
     ensure!(condition.contains("Discover"), "{condition}");
     ensure!(
         found["status"]["handlers"].as_array().is_none_or(Vec::is_empty),
-        "one hook that is not known takes none of the others with it: {found}"
+        "one unknown hook does not affect the others: {found}"
     );
     Ok(())
 }

@@ -96,7 +96,7 @@ async fn for_good(bed: &Bed, cluster: &Cluster) -> anyhow::Result<()> {
             }
         } else if refit.starts_with("False") {
             // A health check would act on this condition.
-            return Err(format!("it is {phase}, and says {refit}"));
+            return Err(format!("it is {phase}, and its condition is {refit}"));
         }
         Err(format!("{phase}: {refit}; {cluster_api}"))
     })

@@ -65,7 +65,7 @@ fn config(change: &Value) -> Value {
 }
 
 async fn all_machines(cluster: &Cluster, outdated: bool) -> anyhow::Result<()> {
-    eventually("Cluster API has judged", WITHIN, async || verdict(cluster, outdated).await).await
+    eventually("Cluster API has decided", WITHIN, async || verdict(cluster, outdated).await).await
 }
 
 /// Checks that all Machines of the control plane are outdated, or that none is.
@@ -76,7 +76,7 @@ async fn verdict(cluster: &Cluster, outdated: bool) -> Result<(), String> {
     // The generation of a change that counts is not observed: no updater covers the change, and
     // Cluster API retries.
     if generation != observed && !outdated {
-        return Err(format!("generation {observed} of {generation} is seen"));
+        return Err(format!("observedGeneration is {observed}, generation is {generation}"));
     }
     for machine in cluster.control_plane_machines().await.map_err(error_text)? {
         let condition = condition_text(&machine, "UpToDate");

@@ -64,7 +64,7 @@ impl Midway<'_> {
         let machine = text(&held, "/spec/machineRef/name");
         let nothing = [(IN_PROGRESS, None)];
         self.cluster.objects.annotate(MACHINE, machine, &nothing).await?;
-        let second = eventually("Cluster API takes the next machine", WITHIN, async || {
+        let second = eventually("Cluster API updates the next machine", WITHIN, async || {
             let updates = look::of_goal(&self.cluster, goal).await.map_err(error_text)?;
             let other = updates.into_iter().find(|one| uid(one) != uid(&held));
             other.ok_or_else(|| "it does not".to_owned())
@@ -148,7 +148,7 @@ impl Midway<'_> {
         let (old, new) = ("v1.35.2", "v1.35.3");
         let held = self.held(old).await?;
         self.ask(new).await?;
-        let asked = "the new goal is asked of a host that is not done with the old one";
+        let asked = "a host receives the new goal before it is done with the old one";
         wait::never(asked, QUIET, async || {
             self.nothing_is_done_that_is_not(new).await?;
             let updates = look::of_goal(&self.cluster, new).await.map_err(error_text)?;
@@ -168,15 +168,15 @@ impl Midway<'_> {
         if let Err(error) = reached.await {
             forgotten = self.forgotten(new).await?;
             ensure!(!forgotten.is_empty(), error);
-            tracing::warn!(?forgotten, "Cluster API forgot to have these updated");
+            tracing::warn!(?forgotten, "Cluster API skipped the update of these Machines");
         }
         let held = self.cluster.objects.get(NODE_UPDATE, name(&held)).await?;
         let (phase, ended) = (text(&held, "/status/phase"), text(&held, "/status/finishedAt"));
-        ensure!(phase == "Succeeded", "the goal on its way is {phase}");
+        ensure!(phase == "Succeeded", "the NodeUpdate of the old goal is {phase}");
         let done = look::of_goal(&self.cluster, new).await?;
         ensure!(
             done.len() + forgotten.len() == 2,
-            "{} NodeUpdates brought two Machines to the new goal, but for {forgotten:?}",
+            "{} NodeUpdates updated two Machines to the new goal, except {forgotten:?}",
             done.len()
         );
         for update in &done {
@@ -215,7 +215,7 @@ impl Midway<'_> {
         let held = self.held(NEWEST).await?;
         let machine = text(&held, "/spec/machineRef/name");
         self.cluster.objects.delete(MACHINE, machine).await?;
-        eventually("the host is told to stop", WITHIN, async || {
+        eventually("the host is ordered to stop", WITHIN, async || {
             let plan = self.cluster.objects.get(HOST_PLAN, machine).await;
             let plan = plan.map_err(error_text)?;
             let aborts = plan["spec"]["abort"] == true;
@@ -232,7 +232,7 @@ impl Midway<'_> {
         })
         .await?;
         self.resume()?;
-        eventually("the Machine goes", WITHIN, async || {
+        eventually("the Machine is deleted", WITHIN, async || {
             let update = self.cluster.objects.get(NODE_UPDATE, name(&held)).await;
             let update = update.map_err(error_text)?;
             let found = self.cluster.objects.find(MACHINE, machine).await;
@@ -262,7 +262,7 @@ impl Midway<'_> {
             hosts.hold(&self.cluster.namespace, name(&machine), STEP)?;
         }
         self.ask(goal).await?;
-        let held = eventually("a host is in the middle of it", WITHIN, async || {
+        let held = eventually("a host is in the middle of the update", WITHIN, async || {
             let updates = look::of_goal(&self.cluster, goal).await.map_err(error_text)?;
             let at = |update: &Value| look::step(update, STEP) == "Running";
             let found = updates.iter().position(at);

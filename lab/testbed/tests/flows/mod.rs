@@ -22,19 +22,19 @@ const BOTH: &[Line] = &[Line::V1_12, Line::V1_14];
 /// All flows. The longest come first, because they run in parallel.
 pub(crate) const ALL: &[Flow] = &[
     Flow {
-        name: "whoever_dies_in_the_middle_the_run_ends_as_an_undisturbed_one",
+        name: "a_run_with_killed_components_ends_in_the_same_state",
         lines: &[Line::V1_14],
         on: On::Own,
         run: |bed| Box::pin(killed::run(bed)),
     },
     Flow {
-        name: "what_is_changed_midway_ends_well",
+        name: "changes_during_an_update_succeed",
         lines: &[Line::V1_14],
         on: On::Shared,
         run: |bed| Box::pin(midway::run(bed)),
     },
     Flow {
-        name: "what_surge_creates_and_deletes_is_what_the_plan_said",
+        name: "surge_creates_and_deletes_the_planned_machines",
         lines: &[Line::V1_14],
         on: On::Shared,
         run: |bed| Box::pin(surge::run(bed)),
@@ -52,7 +52,7 @@ pub(crate) const ALL: &[Flow] = &[
         run: |bed| Box::pin(failing::run(bed)),
     },
     Flow {
-        name: "a_health_check_leaves_a_machine_alone_that_is_being_restarted",
+        name: "a_health_check_ignores_a_machine_that_is_restarting",
         lines: &[Line::V1_14],
         on: On::Shared,
         run: |bed| Box::pin(health_check::run(bed)),
@@ -72,13 +72,13 @@ pub(crate) const ALL: &[Flow] = &[
         run: |bed| Box::pin(control_plane_in_place::run(bed)),
     },
     Flow {
-        name: "a_change_that_nobody_covers_is_held_or_replaced_as_policy_says",
+        name: "an_uncovered_change_is_held_or_replaced_by_policy",
         lines: BOTH,
         on: On::Shared,
         run: |bed| Box::pin(uncovered::run(bed)),
     },
     Flow {
-        name: "a_discovery_with_an_unknown_hook_is_refused_and_ours_has_none",
+        name: "a_discovery_with_an_unknown_hook_is_rejected_and_ours_is_accepted",
         lines: BOTH,
         on: On::Shared,
         run: |bed| Box::pin(discovery::run(bed)),

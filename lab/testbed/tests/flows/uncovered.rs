@@ -98,7 +98,7 @@ async fn group(cluster: &Cluster) -> anyhow::Result<serde_json::Value> {
 
 /// The path is reported on the UpdateGroup and in an event, and nothing else happens.
 async fn held(cluster: &Cluster, before: &BTreeSet<String>) -> anyhow::Result<()> {
-    eventually("the user is told what nobody covers", WITHIN, async || {
+    eventually("the uncovered path is reported", WITHIN, async || {
         let group = group(cluster).await.map_err(error_text)?;
         let uncovered = group["status"]["uncovered"].to_string();
         if !uncovered.contains("startupDuration") || !objects::is_true(&group, "Blocked") {

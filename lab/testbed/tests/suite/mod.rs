@@ -58,7 +58,7 @@ type Started = Arc<OnceLock<Result<Bed, String>>>;
 pub(crate) fn run(line: Line, flows: &[Flow]) -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = arguments.test_threads.or(Some(AT_ONCE));
-    init_logs("lab_testbed=info,warn", LogFormat::Text).expect("nobody else writes logs");
+    init_logs("lab_testbed=info,warn", LogFormat::Text).expect("no other logger is installed");
     network::enter_own_namespace();
     tls::install_provider();
     let runtime = Arc::new(Runtime::new().expect("threads can be started"));

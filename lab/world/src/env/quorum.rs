@@ -79,7 +79,7 @@ fn begin(inner: &Arc<Inner>, key: &str, cluster: &ClusterState) -> Result<(), Wo
 fn end(inner: &Inner, key: &str, cluster: &ClusterState) {
     let serving = lock(&inner.workloads).get_mut(key).and_then(|workload| workload.serving.take());
     if let Some(serving) = serving {
-        tracing::info!(cluster = key, "the API does not answer any more");
+        tracing::info!(cluster = key, "stopping the API server");
         // New connections are refused, existing ones are cut.
         inner.network.close(&cluster.host, cluster.port);
         serving.abort();

@@ -23,7 +23,7 @@ pub(crate) async fn run(inner: Arc<Inner>) {
         let due = match pass(&inner).await {
             Ok(due) => due,
             Err(error) => {
-                tracing::warn!("the environment tries again: {error}");
+                tracing::warn!("pass of the environment failed, retrying: {error}");
                 Some(retry_time(&inner))
             }
         };
@@ -59,7 +59,7 @@ async fn pass(inner: &Arc<Inner>) -> Result<Option<Timestamp>, WorldError> {
     for (target, call) in plan.calls {
         if let Err(error) = send(inner, &target, call).await {
             // Another writer was faster, or the API is down: the next pass decides again.
-            tracing::debug!(?target, "the environment's write was refused: {error}");
+            tracing::debug!(?target, "write of the environment rejected: {error}");
             earlier(retry_time(inner));
         }
     }

@@ -102,8 +102,7 @@ fn made_here(manifest: &Manifest, all: &[Manifest], group: &str, kind: &str) -> 
             && text(&other.object, "/metadata/name") == cluster
     };
     (group.is_empty() && kind == "Secret" && all.iter().any(is_cluster)).then(|| {
-        let want =
-            "no such Secret: the sandbox makes the kubeconfig of its simulated cluster itself";
+        let want = "no such Secret: the sandbox creates the kubeconfig of its simulated cluster";
         manifest.problem("/metadata/name", shown(manifest.object.pointer("/metadata/name")), want)
     })
 }
@@ -115,8 +114,9 @@ fn topology(manifest: &Manifest) -> Problem {
         pointer,
         shown(manifest.object.pointer(pointer)),
         "a Cluster with its own KubeadmControlPlane and MachineDeployments: the sandbox has no \
-         topology controller to make them of a ClusterClass. Take them from a running cluster \
-         (kubectl get cluster,kubeadmcontrolplane,machinedeployment -o yaml) and drop spec.topology",
+         topology controller to create them from a ClusterClass. Take them from a running cluster \
+         (kubectl get cluster,kubeadmcontrolplane,machinedeployment -o yaml) and remove \
+         spec.topology",
     )
 }
 
@@ -141,8 +141,9 @@ pub(super) fn no_cluster(file: &str, manifests: &[Manifest]) -> Option<Problem> 
         object: "manifests".to_owned(),
         field: "kind".to_owned(),
         got: "no Cluster".to_owned(),
-        want: "what `clusterctl generate cluster` prints: a Cluster, its KubeadmControlPlane and \
+        want:
+            "the output of `clusterctl generate cluster`: a Cluster, its KubeadmControlPlane and \
                MachineDeployments"
-            .to_owned(),
+                .to_owned(),
     })
 }

@@ -75,7 +75,7 @@ pub(super) fn wrong_values(manifest: &Manifest, group: &str, kind: &str) -> Vec<
         let [group, template] = ["/spec/clusterName", "/spec/template/spec/clusterName"];
         let [group_value, value] = [group, template].map(|p| manifest.object.pointer(p));
         if value != group_value {
-            let want = format!("what spec.clusterName says: {}", shown(group_value));
+            let want = format!("the value of spec.clusterName: {}", shown(group_value));
             problems.push(manifest.problem(template, shown(value), want));
         }
     }
@@ -95,14 +95,14 @@ pub(super) fn wrong_values(manifest: &Manifest, group: &str, kind: &str) -> Vec<
 fn control_plane_rules(manifest: &Manifest, replicas: Option<i64>) -> Vec<Problem> {
     let mut problems = Vec::new();
     if let Some(replicas) = replicas.filter(|replicas| replicas % 2 == 0) {
-        let want = "an odd number: etcd gains nothing from an even one, and Cluster API refuses it";
+        let want = "an odd number: Cluster API rejects even ones, with which etcd gains nothing";
         problems.push(manifest.problem("/spec/replicas", replicas.to_string(), want));
     }
     let pointer = "/spec/rollout/strategy/rollingUpdate/maxSurge";
     if let Some(surge) = manifest.object.pointer(pointer) {
         let want = match surge.as_i64() {
             Some(0) if replicas.is_some_and(|replicas| replicas < 3) => {
-                "1: with fewer than 3 replicas Cluster API refuses maxSurge 0"
+                "1: with fewer than 3 replicas Cluster API rejects maxSurge 0"
             }
             Some(0 | 1) => return problems,
             _ => "0 or 1",

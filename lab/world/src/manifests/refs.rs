@@ -17,7 +17,8 @@ pub(super) fn shared_endpoint(manifest: &Manifest, all: &[Manifest]) -> Option<P
     let has_host = !text(endpoint, "/host").is_empty();
     (has_host && kind.ends_with("Cluster") && place(first) != place(manifest)).then(|| {
         let (file, line) = place(first);
-        let want = format!("an endpoint of its own: {} at {file}:{line} has it", first.title());
+        let want =
+            format!("a unique endpoint: {} at {file}:{line} has the same one", first.title());
         manifest.problem(pointer, shown(Some(endpoint)), want)
     })
 }
@@ -77,7 +78,7 @@ pub(super) fn dangling(
                 ),
                 other => shown(other),
             };
-            let want = format!("an object of namespace {namespace} that is among the manifests");
+            let want = format!("an object of namespace {namespace} in the manifests");
             problems.push(manifest.problem(pointer, got, want));
         }
     }
@@ -85,7 +86,7 @@ pub(super) fn dangling(
         let pointer = "/spec/clusterName";
         let name = text(&manifest.object, pointer);
         if !exists(kinds::CORE_GROUP, "Cluster", name) {
-            let want = format!("a Cluster of namespace {namespace} that is among the manifests");
+            let want = format!("a Cluster of namespace {namespace} in the manifests");
             problems.push(manifest.problem(pointer, shown(manifest.object.pointer(pointer)), want));
         }
     }

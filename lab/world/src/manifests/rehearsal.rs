@@ -69,7 +69,7 @@ fn not_served(manifest: &Manifest) -> Problem {
     let same = registry.all().find(|resource| *resource.group == *group && *resource.kind == *kind);
     let (pointer, want) = match same {
         Some(resource) => ("/apiVersion", resource.api_version()),
-        None => ("/kind", format!("a kind of {version} that the embedded API server knows")),
+        None => ("/kind", format!("a kind of {version} that the embedded API server supports")),
     };
     manifest.problem(pointer, shown(manifest.object.pointer(pointer)), want)
 }
@@ -83,7 +83,7 @@ fn refused(manifest: &Manifest, error: &DirectError) -> Vec<Problem> {
         let got = shown(manifest.object.pointer(&pointer));
         let want = match message {
             "" | "Required value" => "a value: the field is required".to_owned(),
-            message => format!("what the API takes: {message}"),
+            message => format!("a value that the API accepts: {message}"),
         };
         manifest.problem(&pointer, got, want)
     };

@@ -83,7 +83,7 @@ fn a_surge_that_cluster_api_refuses_is_refused() {
         "        maxSurge: 2\n",
         "rollingUpdate.maxSurge: got 2, want 0 or 1",
     );
-    refused("  replicas: 3\n", "  replicas: 1\n", "with fewer than 3 replicas Cluster API refuses");
+    refused("  replicas: 3\n", "  replicas: 1\n", "with fewer than 3 replicas Cluster API rejects");
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn values_that_cluster_api_refuses_are_refused() {
     refused(
         "      clusterName: edge-1\n",
         "      clusterName: edge-5\n",
-        "spec.template.spec.clusterName: got \"edge-5\", want what spec.clusterName says",
+        "spec.template.spec.clusterName: got \"edge-5\", want the value of spec.clusterName",
     );
     refused("type: RollingUpdate", "type: OnDelete", "got \"OnDelete\", want RollingUpdate");
     refused("  clusterNetwork:", "  paused: true\n  clusterNetwork:", "spec.paused: got true");
@@ -197,7 +197,7 @@ async fn a_rehearsal_reports_objects_that_the_api_server_rejects() {
     let parsed = |text: &str| parse([("f.yaml", text.as_bytes())]).unwrap();
     rehearse(&parsed(GOOD)).await.unwrap();
     let Err(LoadError::Invalid(found)) = rehearse(&parsed(&format!("{GOOD}{extra}"))).await else {
-        panic!("nothing is refused");
+        panic!("nothing is rejected");
     };
     let fields: Vec<_> = found.iter().map(|p| (p.field.as_str(), p.want.as_str())).collect();
     assert!(fields[0].1.contains("illegal base64"), "{fields:?}");
@@ -220,7 +220,7 @@ fn two_clusters_do_not_share_an_endpoint() {
     let text = format!("{GOOD}\n---\n{}", GOOD.replace("namespace: default", "namespace: other"));
     let found = problems(&text);
     assert_eq!(found.len(), 1, "{found:?}");
-    assert!(found[0].contains("want an endpoint of its own: SandboxCluster/edge-1 at f.yaml:25"));
+    assert!(found[0].contains("want a unique endpoint: SandboxCluster/edge-1 at f.yaml:25"));
     assert_eq!(problems(&text.replacen("edge-1.example", "x.example", 1)), [""; 0]);
 }
 

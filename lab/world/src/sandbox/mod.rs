@@ -35,15 +35,15 @@ use crate::world::WorldError;
 pub enum SandboxError {
     /// The port is in use.
     #[error(
-        "port {port} of 127.0.0.1 is in use; end what listens there (`ss -ltnp 'sport = :{port}'` \
-         names it), or choose another port with --port"
+        "port {port} of 127.0.0.1 is in use; stop the process that `ss -ltnp 'sport = :{port}'` \
+         shows, or choose another port with --port"
     )]
     PortInUse {
         /// The port.
         port: u16,
     },
     /// The listener cannot be opened.
-    #[error("127.0.0.1:{port} cannot be listened at: {source}")]
+    #[error("failed to listen on 127.0.0.1:{port}: {source}")]
     Listen {
         /// The port; 0 for any.
         port: u16,
@@ -54,7 +54,7 @@ pub enum SandboxError {
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// The kubeconfig cannot be written.
-    #[error("{path} cannot be written: {source}")]
+    #[error("failed to write {path}: {source}")]
     Kubeconfig {
         /// Path of the kubeconfig.
         path: PathBuf,
@@ -65,6 +65,6 @@ pub enum SandboxError {
     #[error(transparent)]
     World(#[from] WorldError),
     /// The runtime cannot be created.
-    #[error("a runtime cannot be made: {0}")]
+    #[error("failed to create a runtime: {0}")]
     Runtime(#[from] std::io::Error),
 }

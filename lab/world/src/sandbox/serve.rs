@@ -292,7 +292,7 @@ impl Front {
             let entry = api.entry(cluster);
             let written = secret::publish(&self.inner.management, namespace, &entry).await;
             if let Err(error) = written {
-                tracing::warn!(cluster = key, "its kubeconfig is not published yet: {error}");
+                tracing::warn!(cluster = key, "the kubeconfig is not published yet: {error}");
                 complete = false;
             } else {
                 api.published = true;

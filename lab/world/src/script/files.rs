@@ -23,7 +23,8 @@ pub(super) fn find(directories: &[PathBuf], name: &str) -> Result<PathBuf, Wrong
     let found =
         directories.iter().map(|directory| directory.join(name)).find(|path| path.is_file());
     found.ok_or_else(|| {
-        let want = "a file beside the script, in a directory above it, or in the current one";
+        let want =
+            "a file in the directory of the script, in a parent of it, or in the current one";
         wrong("file", name, want)
     })
 }

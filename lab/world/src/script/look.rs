@@ -258,20 +258,20 @@ pub(super) fn behind(world: &World, owners: &[Value], machine: &Value) -> Option
     if let Some(owner) = owner {
         let wanted = wanted_version(owner);
         if version != wanted {
-            return Some(format!("its spec says {version}, {wanted} is wanted"));
+            return Some(format!("its spec.version is {version}, expected {wanted}"));
         }
         let template = text(owner, template_reference(owner));
         let cloned = cloned_from(world, machine);
         if cloned.as_deref().is_some_and(|cloned| cloned != template) {
             return Some(format!(
-                "it was made from {}, {template} is wanted",
+                "it was created from {}, expected {template}",
                 cloned.unwrap_or_default()
             ));
         }
         let (seen, generation) =
             (at(owner, "/status/observedGeneration"), at(owner, "/metadata/generation"));
         if seen.is_some() && seen != generation {
-            return Some(format!("{} was not looked at since it changed", name(owner)));
+            return Some(format!("{} was not reconciled since it changed", name(owner)));
         }
     }
     let kubelet = world
@@ -280,7 +280,7 @@ pub(super) fn behind(world: &World, owners: &[Value], machine: &Value) -> Option
     match kubelet {
         None => return Some("it has no Node".to_owned()),
         Some(kubelet) if kubelet != version => {
-            return Some(format!("its node runs {kubelet}, {version} is wanted"));
+            return Some(format!("its node runs {kubelet}, expected {version}"));
         }
         Some(_) => {}
     }
@@ -289,7 +289,7 @@ pub(super) fn behind(world: &World, owners: &[Value], machine: &Value) -> Option
     }
     let passing =
         PASSING.iter().find(|key| machine["metadata"]["annotations"].get(**key).is_some());
-    passing.map(|key| format!("it carries {key}"))
+    passing.map(|key| format!("it has annotation {key}"))
 }
 
 fn owns(owner: &Value, machine: &Value) -> bool {

@@ -83,7 +83,7 @@ pub enum ScriptError {
     #[error("{}", joined(.0))]
     Wrong(Vec<Problem>),
     /// Manifests that the script loads are invalid.
-    #[error("{file}:{line}: the manifests cannot be loaded: {source}")]
+    #[error("{file}:{line}: failed to load the manifests: {source}")]
     Load {
         /// File name of the script.
         file: String,
@@ -113,7 +113,7 @@ pub enum ScriptError {
         violations: Vec<String>,
     },
     /// The output cannot be written.
-    #[error("the output cannot be written: {0}")]
+    #[error("failed to write the output: {0}")]
     Output(#[from] std::io::Error),
 }
 

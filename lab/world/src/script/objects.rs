@@ -169,9 +169,9 @@ impl Found {
             let all = self.server.list_values(group, plural, Some(&self.namespace));
             let there: Vec<&str> = all.iter().take(12).map(name).collect();
             let want = if there.is_empty() {
-                format!("a {} that is there; there is none", self.kind.kind)
+                format!("an existing {0}; no {0} exists", self.kind.kind)
             } else {
-                format!("one that is there: {}", there.join(", "))
+                format!("one of {}", there.join(", "))
             };
             wrong("object", self.title.as_str(), want)
         })
@@ -185,7 +185,7 @@ impl Found {
         for setting in settings {
             let before = setting.field.shown(&new);
             if !setting.apply(&mut new) {
-                let want = "a field below an object or a list that is there";
+                let want = "a field of an existing object or list";
                 return Err(wrong("change", setting.field.text.as_str(), want));
             }
             let line =
@@ -224,7 +224,7 @@ impl Found {
 
 fn refused(what: &str, error: &DirectError) -> Wrong {
     let want = match error {
-        DirectError::Status { .. } => "a request that the API server takes",
+        DirectError::Status { .. } => "a request that the API server accepts",
         DirectError::Transport { .. } => "an API server that answers",
     };
     wrong(what, error.to_string(), want)

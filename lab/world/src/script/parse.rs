@@ -86,11 +86,9 @@ pub(super) fn again(line: usize, text: &str) -> Result<Statement, Wrong> {
 /// Requires exactly one `load`, before any other command except `help`.
 fn in_order(command: Option<&Command>, loaded: &mut bool) -> Result<(), Wrong> {
     match command {
-        Some(Command::Load(_)) if *loaded => Err(wrong(
-            "load",
-            "a second load",
-            "apply, which adds objects to the world that is there",
-        )),
+        Some(Command::Load(_)) if *loaded => {
+            Err(wrong("load", "a second load", "apply, which adds objects to the existing world"))
+        }
         Some(Command::Load(_)) => {
             *loaded = true;
             Ok(())
@@ -117,7 +115,7 @@ fn command(words: &[Word], here: Option<String>, line: usize) -> Result<Option<C
             let time = rest.time("TIME")?;
             let inner = rest.rest();
             let Some(now @ Command::Now(_)) = command(inner, here, line)? else {
-                let want = "a command that takes no time: apply, change, delete, break, mend, kill \
+                let want = "a command that does not wait: apply, change, delete, break, mend, kill \
                             or show";
                 return Err(wrong("at", words::join(inner), want));
             };
@@ -293,7 +291,7 @@ fn kind_of(word: &str, rest: &mut Rest<'_>) -> Result<Show, Wrong> {
 
 /// `[CLUSTER:]KIND/[NAMESPACE/]NAME`.
 pub(super) fn reference(word: &str) -> Result<Reference, Wrong> {
-    let want = "KIND/NAME, KIND/NAMESPACE/NAME, or one of these after CLUSTER:";
+    let want = "KIND/NAME or KIND/NAMESPACE/NAME, optionally after CLUSTER:";
     let (cluster, rest) = match word.split_once(':') {
         Some((cluster, rest)) => (Some(cluster.to_owned()), rest),
         None => (None, word),

@@ -124,7 +124,7 @@ impl Runner<'_> {
                 line,
                 what: "wait".to_owned(),
                 got: what,
-                want: "it in time".to_owned(),
+                want: "it to hold in time".to_owned(),
             }]),
         }
     }
@@ -243,7 +243,7 @@ impl Runner<'_> {
                 if !broken.is_empty() {
                     return Err(session.violated());
                 }
-                "nothing moves any more".to_owned()
+                "the world is quiet".to_owned()
             }
             Goal::Object(object, condition) => {
                 let found = machine.as_ref().map(|machine| format!(": {machine}"));
@@ -262,7 +262,7 @@ impl Runner<'_> {
         let (what, object) = match goal {
             Goal::Quiet => ("the world is not quiet".to_owned(), None),
             Goal::Object(object, condition) => {
-                (format!("not so: {object} {}", describe(condition)), Some(object))
+                (format!("condition not met: {object} {}", describe(condition)), Some(object))
             }
         };
         let why = look::obstacles(&session.world, &session.names, object);

@@ -47,7 +47,7 @@ pub(super) fn make(session: &mut Session, trouble: &Trouble) -> Result<String, W
             Ok(format!("step {step} of {node} {how}"))
         }
         Trouble::Place(Place::Host(node)) => {
-            Err(wrong("break host", node.as_str(), "step STEP after it"))
+            Err(wrong("break host", node.as_str(), "step STEP after NODE"))
         }
         Trouble::Place(Place::Disk(node)) => {
             with_host(session, node, |host| host.troubles.disk_full = true)?;
@@ -66,7 +66,7 @@ pub(super) fn make(session: &mut Session, trouble: &Trouble) -> Result<String, W
                 session.mute.insert(key);
             }
             keep_mute(session);
-            Ok(format!("the agent of {node} reaches no API"))
+            Ok(format!("the agent of {node} cannot reach its API"))
         }
         Trouble::Place(Place::Api(name)) => {
             api(session, name, Some(Down::Refuse))?;
@@ -106,7 +106,7 @@ pub(super) fn mend(
         }
         Place::Disk(node) => {
             with_host(session, node, |host| host.troubles.disk_full = false)?;
-            (format!("the disk of {node} has room"), None)
+            (format!("the disk of {node} has free space"), None)
         }
         Place::Node(node) => {
             let agent = agent(session, node)?;
@@ -114,7 +114,7 @@ pub(super) fn mend(
             let boot = with_host(session, node, |host| host.power_on(now))?;
             let what = match boot {
                 Some(_) => format!("{node} boots"),
-                None => format!("{node} was on"),
+                None => format!("{node} is already on"),
             };
             (what, boot.map(|at| (at, agent)))
         }
@@ -123,7 +123,7 @@ pub(super) fn mend(
                 cut(session, &key, false);
                 session.mute.remove(&key);
             }
-            (format!("the agent of {node} reaches its API"), None)
+            (format!("the agent of {node} can reach its API"), None)
         }
         Place::Api(name) => {
             api(session, name, None)?;

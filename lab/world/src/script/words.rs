@@ -41,7 +41,7 @@ pub(super) fn split(line: &str) -> Result<Vec<Word>, Wrong> {
             }
         }
         if let Some(open) = quote {
-            return Err(wrong("quotes", source, format!("{open} at the end of it")));
+            return Err(wrong("quotes", source, format!("a closing {open}")));
         }
         let whole = matches!(first, '"' | '\'')
             && source.len() >= 2
@@ -76,7 +76,7 @@ pub(super) fn split_outside_quotes(word: &str, mark: char) -> Option<(&str, &str
 
 /// Parses a duration such as `1h30m`.
 pub(super) fn time(word: &str) -> Result<SignedDuration, Wrong> {
-    let bad = || wrong("time", word, "a time such as 30s, 10m or 1h30m");
+    let bad = || wrong("time", word, "a duration such as 30s, 10m or 1h30m");
     if !word.starts_with(|c: char| c.is_ascii_digit()) || word.contains(char::is_whitespace) {
         return Err(bad());
     }

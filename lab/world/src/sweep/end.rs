@@ -115,7 +115,7 @@ impl EndState {
                 problems.push(format!("the node of {machine} is cordoned"));
             }
             if !end.left.is_empty() {
-                problems.push(format!("{machine} still carries {}", end.left.join(", ")));
+                problems.push(format!("{machine} still has {}", end.left.join(", ")));
             }
         }
         for (machine, phases) in &self.node_updates {
@@ -150,7 +150,7 @@ fn compare<T: PartialEq + std::fmt::Debug + Serialize>(
 ) {
     for (name, expected) in expected {
         match found.get(name) {
-            None => problems.push(format!("{what} {name} is gone")),
+            None => problems.push(format!("{what} {name} is missing")),
             Some(found) if found != expected => {
                 problems.push(format!("{what} {name}: {}", fields(found, expected)));
             }
@@ -158,7 +158,7 @@ fn compare<T: PartialEq + std::fmt::Debug + Serialize>(
         }
     }
     for name in found.keys().filter(|name| !expected.contains_key(*name)) {
-        problems.push(format!("{what} {name} should not be there"));
+        problems.push(format!("{what} {name} is unexpected"));
     }
 }
 

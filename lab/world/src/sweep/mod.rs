@@ -67,9 +67,9 @@ impl std::str::FromStr for Sabotage {
             "journal" => Ok(Self::Journal),
             "ordinal" => Ok(Self::Ordinal),
             "lease" => Ok(Self::Lease),
-            other => {
-                Err(format!("{other:?} is no safeguard: slot, journal, ordinal and lease are"))
-            }
+            other => Err(format!(
+                "invalid safeguard {other:?}, expected slot, journal, ordinal or lease"
+            )),
         }
     }
 }
@@ -169,7 +169,7 @@ impl fmt::Display for Failure {
             write!(f, "\n    {problem}")?;
         }
         if let Some(file) = &self.file {
-            write!(f, "\n    again: cargo xtask sweep demo --from {}", file.display())?;
+            write!(f, "\n    reproduce: cargo xtask sweep demo --from {}", file.display())?;
         }
         Ok(())
     }
@@ -190,16 +190,16 @@ pub struct SweepReport {
 #[derive(Debug, thiserror::Error)]
 pub enum SweepError {
     /// The undisturbed run failed.
-    #[error("the undisturbed run: {0}")]
+    #[error("the undisturbed run failed: {0}")]
     Undisturbed(String),
     /// A world cannot be created.
     #[error(transparent)]
     World(#[from] WorldError),
     /// A condition was not met in time.
-    #[error("the undisturbed run: {0}")]
+    #[error("the undisturbed run failed: {0}")]
     TimedOut(#[from] TimedOut),
     /// The runtime cannot be created.
-    #[error("a runtime cannot be made: {0}")]
+    #[error("failed to create a runtime: {0}")]
     Runtime(#[from] std::io::Error),
     /// A saved point cannot be read or written.
     #[error(transparent)]

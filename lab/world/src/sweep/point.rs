@@ -30,7 +30,7 @@ pub struct Point {
 impl fmt::Display for Point {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { index, actor, effect, side } = self;
-        let what = if *side == Side::Paused { "" } else { "killed " };
+        let what = if matches!(side, Side::Paused | Side::Other) { "" } else { "killed " };
         write!(f, "{actor} {what}{side} effect {index}: {effect}")
     }
 }
@@ -106,7 +106,7 @@ pub(crate) fn save(
     match snapshot::write(&path, &file) {
         Ok(()) => Some(path),
         Err(error) => {
-            tracing::warn!("a failing point is not saved: {error}");
+            tracing::warn!("failed to save a failing point: {error}");
             None
         }
     }
@@ -121,7 +121,7 @@ fn continue_at(
 ) -> Vec<String> {
     let runtime = match world::runtime() {
         Ok(runtime) => runtime,
-        Err(error) => return vec![format!("a runtime cannot be made: {error}")],
+        Err(error) => return vec![format!("failed to create a runtime: {error}")],
     };
     runtime.block_on(async {
         let mut options = scenario.options(Vec::new());
@@ -130,7 +130,7 @@ fn continue_at(
         }
         let world = match World::restore(before, &options) {
             Ok(world) => world,
-            Err(error) => return vec![format!("the world cannot be restored: {error}")],
+            Err(error) => return vec![format!("failed to restore the world: {error}")],
         };
         world.hub().arm(Kill {
             actor: point.actor.clone(),
@@ -142,7 +142,7 @@ fn continue_at(
             problems.push(error.to_string());
         }
         if world.hub().fired().is_none() {
-            problems.push("the kill did not happen: the effect did not come again".to_owned());
+            problems.push("the kill did not happen: the effect was not repeated".to_owned());
         }
         problems.extend(world.violations_at_rest().iter().map(ToString::to_string));
         problems.extend(world.fence_breaks().iter().map(ToString::to_string));

@@ -61,7 +61,7 @@ impl Scenario {
 
     /// Waits until the cluster is up.
     pub async fn prepare(&self, world: &World) -> Result<(), SweepError> {
-        world.until("that every machine is available", COMES_UP, World::is_ready).await?;
+        world.until("every machine is available", COMES_UP, World::is_ready).await?;
         world.pass(SETTLE).await;
         Ok(())
     }
@@ -85,7 +85,7 @@ impl Scenario {
             }
             if world.now() >= end {
                 return Err(TimedOut {
-                    what: "that every machine is upgraded".to_owned(),
+                    what: "every machine is upgraded".to_owned(),
                     within: Duration::try_from(UPGRADE).unwrap_or_default(),
                 });
             }
@@ -115,7 +115,7 @@ impl Scenario {
         match create(world, machine, &self.version).await {
             Ok(()) => true,
             Err(error) => {
-                tracing::debug!("the NodeUpdate by hand is tried again: {error}");
+                tracing::debug!("failed to create the manual NodeUpdate, retrying: {error}");
                 false
             }
         }
@@ -143,7 +143,7 @@ async fn create(world: &World, machine: &Value, version: &str) -> Result<(), Dir
     let infrastructure = part("/spec/infrastructureRef");
     let infrastructure = infrastructure.as_deref().unwrap_or(&Value::Null);
     let Ok(goal) = refit_core::change::goal(&wanted, bootstrap.as_deref(), infrastructure) else {
-        tracing::warn!(machine = name(machine), "no goal can be made of the Machine");
+        tracing::warn!(machine = name(machine), "failed to derive a goal from the Machine");
         return Ok(());
     };
     let new = NewNodeUpdate {

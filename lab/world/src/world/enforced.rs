@@ -143,7 +143,7 @@ impl Inner {
             tokio::select! {
                 biased;
                 outcome = refit_controller::run(options) => outcome,
-                () = certificates.run(cert) => anyhow::bail!("nobody keeps the certificate"),
+                () = certificates.run(cert) => anyhow::bail!("the certificate task ended"),
             }
         })
     }

@@ -52,7 +52,7 @@ pub enum FactsError {
     #[error(transparent)]
     World(#[from] WorldError),
     /// A request failed.
-    #[error("{what} cannot be read: {source}")]
+    #[error("failed to read {what}: {source}")]
     Read {
         /// The objects that were requested.
         what: String,

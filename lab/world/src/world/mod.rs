@@ -128,13 +128,13 @@ pub enum WorldError {
     #[error(transparent)]
     Client(#[from] ClientError),
     /// Refit cannot be installed.
-    #[error("Refit cannot be installed: {0:#}")]
+    #[error("failed to install Refit: {0:#}")]
     Install(anyhow::Error),
     /// The embedded API server rejected a write.
-    #[error("the embedded API server refuses a write: {0}")]
+    #[error("the embedded API server rejected a write: {0}")]
     Refused(#[from] DirectError),
     /// The cluster does not exist, or its API is not up yet.
-    #[error("there is no workload cluster {0}, or its API does not answer yet")]
+    #[error("workload cluster {0} does not exist, or its API does not answer yet")]
     NoCluster(String),
 }
 

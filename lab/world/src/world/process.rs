@@ -88,8 +88,8 @@ impl fmt::Display for Side {
             Self::Before => "before",
             Self::After => "after",
             Self::Paused => "paused before",
-            Self::Other => "only beside it, before",
-            Self::Both => "with the other, before",
+            Self::Other => "with the other replica killed before",
+            Self::Both => "with the other replica before",
         })
     }
 }

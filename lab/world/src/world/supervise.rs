@@ -137,15 +137,16 @@ impl Inner {
                 }))
             }
             Actor::Agent(key) => {
-                let (cluster, node) =
-                    key.rsplit_once('/').ok_or_else(|| anyhow::anyhow!("{key} is no host"))?;
+                let (cluster, node) = key
+                    .rsplit_once('/')
+                    .ok_or_else(|| anyhow::anyhow!("invalid host {key}, expected CLUSTER/NODE"))?;
                 let config = self
                     .workload_config(cluster)
-                    .ok_or_else(|| anyhow::anyhow!("there is no cluster {cluster}"))?;
+                    .ok_or_else(|| anyhow::anyhow!("cluster {cluster} does not exist"))?;
                 let host = lock(&self.hosts)
                     .get(key)
                     .cloned()
-                    .ok_or_else(|| anyhow::anyhow!("there is no host {key}"))?;
+                    .ok_or_else(|| anyhow::anyhow!("host {key} does not exist"))?;
                 let disk = SimDisk::new(host.disk, gate.clone()).forgetful(!self.journal);
                 let disk: Arc<dyn Disk> = Arc::new(disk);
                 let extras = Extras {
@@ -193,14 +194,14 @@ async fn watch_over(
 ) {
     loop {
         match inner.incarnation(&actor, incarnation, &switch) {
-            Err(error) => tracing::warn!(%actor, "a process cannot start: {error:#}"),
+            Err(error) => tracing::warn!(%actor, "failed to start process: {error:#}"),
             Ok(process) => {
                 tokio::select! {
                     biased;
                     () = switch.killed() => tracing::debug!(%actor, incarnation, "killed"),
                     outcome = with_pauses(&switch, process) => match outcome {
-                        Ok(()) => tracing::warn!(%actor, "a process ended by itself"),
-                        Err(error) => tracing::warn!(%actor, "a process failed: {error:#}"),
+                        Ok(()) => tracing::warn!(%actor, "process exited"),
+                        Err(error) => tracing::warn!(%actor, "process failed: {error:#}"),
                     },
                 }
             }

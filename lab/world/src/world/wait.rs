@@ -9,7 +9,7 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// A condition was not met in time.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what} did not happen within {} simulated seconds", .within.as_secs())]
+#[error("timed out after {} simulated seconds waiting until {what}", .within.as_secs())]
 pub struct TimedOut {
     /// Description of the condition.
     pub what: String,

@@ -77,7 +77,7 @@ pub async fn up() -> World {
 pub async fn up_with(options: WorldOptions) -> World {
     let world = World::new(options).await.unwrap();
     world
-        .until("that every machine is available", COMES_UP, World::is_ready)
+        .until("every machine is available", COMES_UP, World::is_ready)
         .await
         .unwrap_or_else(|error| panic!("{error}\n{}", picture(&world)));
     world.pass(Duration::from_secs(40)).await;
@@ -87,7 +87,7 @@ pub async fn up_with(options: WorldOptions) -> World {
 /// Waits until everything is upgraded and quiet.
 pub async fn upgraded(world: &World, version: &str) {
     world
-        .until("the upgrade", UPGRADE, |world| world.is_updated(version))
+        .until("the upgrade is complete", UPGRADE, |world| world.is_updated(version))
         .await
         .unwrap_or_else(|error| panic!("{error}\n{}", picture(world)));
     assert_clean(world);

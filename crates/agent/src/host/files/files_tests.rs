@@ -67,7 +67,7 @@ async fn files_have_their_content_permissions_and_owner_and_go_back() {
     let written = fs::metadata(world.site.path("/etc/deep/new.conf")).unwrap();
     assert_eq!(written.mode() & 0o7777, 0o600);
     assert_eq!(fs::metadata(world.site.path("/etc/old")).unwrap().mode() & 0o7777, 0o644);
-    fs::write(world.site.path("/etc/old"), "somebody else").unwrap();
+    fs::write(world.site.path("/etc/old"), "changed later").unwrap();
     assert!(matches!(check(&world.site, &args), Evidence::Missing { .. }));
     keep::put_back(&world.site, "p", "files").unwrap();
     assert_eq!(world.site.read("/etc/old"), "before");
@@ -146,7 +146,7 @@ async fn wrong_paths_modes_and_owners_are_refused() {
     odd.permissions = "rw".to_owned();
     assert!(world.apply(vec![odd], "").await.is_err());
     let mut unknown = file("/etc/x", "");
-    unknown.owner = "nobody-here:root".to_owned();
+    unknown.owner = "missing-user:root".to_owned();
     let error = world.apply(vec![unknown], "").await.unwrap_err();
     assert_eq!(error.kind, FailureKind::NeedsPerson);
 }

@@ -47,7 +47,7 @@ fn index(directory: &Path) -> Result<Vec<Kept>, WorkError> {
     match fs::read(&path) {
         Ok(text) => serde_json::from_slice(&text).map_err(|error| {
             WorkError::needs_person(format!(
-                "{} cannot be read, so what was there before is not known: {error}",
+                "cannot read {}, so the previous files are unknown: {error}",
                 path.display()
             ))
         }),
@@ -98,7 +98,7 @@ pub(crate) fn keep_itself(
         Original::Absent
     };
     kept.push(Kept { path: absolute.to_owned(), was });
-    let text = serde_json::to_vec_pretty(&kept).expect("plain data can be written as JSON");
+    let text = serde_json::to_vec_pretty(&kept).expect("plain data serialises to JSON");
     atomic::replace(&directory.join("index.json"), &text, Access::of_mode(0o600))?;
     Ok(())
 }
@@ -163,7 +163,7 @@ pub(crate) fn prune(site: &Site, plan: &str, newest: usize) {
     let drop = others.len().saturating_sub(newest);
     for (_, path) in others.into_iter().take(drop) {
         if let Err(error) = fs::remove_dir_all(&path) {
-            site.log(&format!("{} is not removed: {error}", path.display()));
+            site.log(&format!("cannot remove {}: {error}", path.display()));
         }
     }
 }

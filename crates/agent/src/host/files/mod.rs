@@ -46,7 +46,7 @@ pub(crate) async fn apply(
 pub(crate) fn check(site: &Site, args: &FileArgs) -> Evidence {
     for user in &args.users {
         if users::find(site, &user.name).is_none() {
-            let what = format!("there is no user {}", user.name);
+            let what = format!("user {} does not exist", user.name);
             return Evidence::Missing { what };
         }
     }
@@ -60,7 +60,7 @@ pub(crate) fn check(site: &Site, args: &FileArgs) -> Evidence {
             }),
         });
         if !same {
-            let what = format!("{} is not as planned", file.path);
+            let what = format!("{} differs from the plan", file.path);
             return Evidence::Missing { what };
         }
     }
@@ -85,8 +85,8 @@ async fn write(
         && !file.sha256.eq_ignore_ascii_case(&hex_sum(&content))
     {
         return Err(WorkError::retriable(format!(
-            "the secret for {} has another content than the plan was made for; the next plan has \
-             its new sum",
+            "the secret for {} has changed since the plan was made; the next plan will have its \
+             new checksum",
             file.path
         )));
     }
@@ -116,7 +116,9 @@ fn check_path(path: &str) -> Result<(), WorkError> {
     if good {
         Ok(())
     } else {
-        Err(WorkError::permanent(format!("{path:?} is no absolute path of a file")))
+        Err(WorkError::permanent(format!(
+            "invalid path {path:?}, expected the absolute path of a file"
+        )))
     }
 }
 
@@ -126,7 +128,7 @@ fn access(site: &Site, file: &PlannedFile) -> Result<Access, WorkError> {
         text => {
             u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o7777).ok_or_else(|| {
                 WorkError::permanent(format!(
-                    "{} has permissions {text:?}, which are not octal",
+                    "invalid permissions {text:?} of {}, expected an octal number",
                     file.path
                 ))
             })?
@@ -138,7 +140,7 @@ fn access(site: &Site, file: &PlannedFile) -> Result<Access, WorkError> {
     };
     let unknown = |kind: &str, name: &str| {
         WorkError::needs_person(format!(
-            "{} is to belong to the {kind} {name:?}, which the host does not have",
+            "{} shall belong to the {kind} {name:?}, which does not exist on the host",
             file.path
         ))
     };
@@ -157,8 +159,9 @@ fn access(site: &Site, file: &PlannedFile) -> Result<Access, WorkError> {
 
 fn decode(file: &PlannedFile, raw: &[u8]) -> Result<Vec<u8>, WorkError> {
     // The error leaves out the content, which may be a secret.
-    let wrong =
-        |what: &str| WorkError::permanent(format!("the content of {} is no {what}", file.path));
+    let wrong = |what: &str| {
+        WorkError::permanent(format!("the content of {} is not valid {what}", file.path))
+    };
     let from_base64 = |raw: &[u8]| {
         let text: Vec<u8> = raw.iter().copied().filter(|b| !b.is_ascii_whitespace()).collect();
         STANDARD.decode(text).map_err(|_| wrong("base64"))

@@ -152,7 +152,7 @@ impl Place {
         if metadata.is_file() {
             Ok(Some((file, metadata)))
         } else {
-            Err(io::Error::other("it is no plain file"))
+            Err(io::Error::other("not a regular file"))
         }
     }
 

@@ -48,7 +48,10 @@ pub struct NoSecrets;
 impl SecretSource for NoSecrets {
     fn fetch<'a>(&'a self, key: &'a SecretKey) -> BoxFuture<'a, Result<Secret, WorkError>> {
         Box::pin(async move {
-            Err(WorkError::permanent(format!("secret {} is asked for where none is", key.name)))
+            Err(WorkError::permanent(format!(
+                "secret {} requested where no secrets are available",
+                key.name
+            )))
         })
     }
 }
@@ -70,9 +73,8 @@ impl NodeSecrets {
 
     async fn read(&self, key: &SecretKey) -> Result<Secret, WorkError> {
         let name = format!("secret {}/{}", self.namespace, key.name);
-        let unusable = |error: &dyn fmt::Display| {
-            WorkError::retriable(format!("{name} cannot be read: {error}"))
-        };
+        let unusable =
+            |error: &dyn fmt::Display| WorkError::retriable(format!("cannot read {name}: {error}"));
         let config = cluster(Some(&self.kubeconfig), None).await;
         let config = config.map_err(|error| unusable(&error))?;
         let stack = ClientStack::production(concat!("refit-agent/", env!("CARGO_PKG_VERSION")));
@@ -81,8 +83,8 @@ impl NodeSecrets {
         let secret = api.get_opt(&key.name).await.map_err(|error| {
             if matches!(&error, kube::Error::Api(status) if status.code == 403) {
                 WorkError::needs_person(format!(
-                    "this host may not read {name}; give its node the right to get it by name: \
-                     {error}"
+                    "this host is not allowed to read {name}; grant its Node permission to get it \
+                     by name: {error}"
                 ))
             } else {
                 unusable(&error)
@@ -91,7 +93,7 @@ impl NodeSecrets {
         let data = secret.and_then(|secret| secret.data);
         let value = data.and_then(|mut data| data.remove(&key.key));
         value.map(|value| Secret::new(value.0)).ok_or_else(|| {
-            WorkError::retriable(format!("{name} is not there, or has no key {}", key.key))
+            WorkError::retriable(format!("{name} does not exist or has no key {}", key.key))
         })
     }
 }

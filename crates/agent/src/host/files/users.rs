@@ -103,7 +103,7 @@ fn check(user: &PlannedUser) -> Result<(), WorkError> {
         Ok(())
     } else {
         Err(WorkError::permanent(format!(
-            "user {:?} has a field that /etc/passwd, sudoers or authorized_keys cannot hold",
+            "user {:?} has a field that /etc/passwd, sudoers or authorized_keys cannot contain",
             user.name
         )))
     }
@@ -126,21 +126,21 @@ fn keys(site: &Site, plan: &str, step: &str, user: &PlannedUser) -> Result<(), W
     }
     let (Some((uid, gid)), Some(home)) = (find(site, &user.name), home(site, &user.name)) else {
         let name = &user.name;
-        return Err(WorkError::retriable(format!("user {name} was made but is not there")));
+        return Err(WorkError::retriable(format!("created user {name}, but it does not exist")));
     };
     let path = format!("{home}/.ssh/authorized_keys");
     // The owner of the home directory can create links in it, which root must not follow.
     for place in [format!("{home}/.ssh"), path.clone()] {
         if std::fs::symlink_metadata(site.path(&place)).is_ok_and(|meta| meta.is_symlink()) {
             return Err(WorkError::needs_person(format!(
-                "{place} is a symbolic link, and keys are not written through one: remove it"
+                "{place} is a symbolic link, and keys are not written through a link; remove it"
             )));
         }
     }
     let file = site.path(&path);
     let found = atomic::read(&file)?.map_or_else(Vec::new, |(found, _)| found);
     let mut text = String::from_utf8(found).map_err(|_| {
-        WorkError::needs_person(format!("{path} is no text, so no keys are added to it"))
+        WorkError::needs_person(format!("{path} is not a text file, so no keys can be added to it"))
     })?;
     for key in &user.ssh_authorized_keys {
         if !text.lines().any(|line| line == key) {

@@ -53,8 +53,10 @@ pub(super) fn prune(site: &Site, keep: usize) {
             let outcome =
                 if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
             match outcome {
-                Ok(()) => site.log(&format!("{} of an older upgrade is removed", path.display())),
-                Err(error) => site.log(&format!("{} is not removed: {error}", path.display())),
+                Ok(()) => {
+                    site.log(&format!("removing {}, left by an older upgrade", path.display()));
+                }
+                Err(error) => site.log(&format!("cannot remove {}: {error}", path.display())),
             }
         }
     }

@@ -59,10 +59,12 @@ pub(crate) async fn renew(
     // An interrupted attempt may have renewed the certificates without restarting all pods.
     let begun = site.snapshot(plan).join("certificates");
     match soon.first() {
-        Some((name, ends)) => site.log(&format!("{name} ends {ends}: certificates are renewed")),
-        None if begun.exists() => site.log("certificates are renewed: going on with it"),
+        Some((name, ends)) => {
+            site.log(&format!("{name} expires {ends}, renewing the certificates"));
+        }
+        None if begun.exists() => site.log("continuing an interrupted renewal of the certificates"),
         None => {
-            site.log("no certificate ends soon");
+            site.log("no certificate expires soon");
             return Ok(());
         }
     }
@@ -73,7 +75,7 @@ pub(crate) async fn renew(
     let same = |name: &str, ends: &Timestamp| after.get(name).is_none_or(|now| now <= ends);
     if let Some((name, _)) = soon.iter().find(|(name, ends)| same(name, ends)) {
         return Err(WorkError::retriable(format!(
-            "kubeadm has renewed its certificates, but {name} ends no later than before"
+            "kubeadm renewed its certificates, but {name} expires no later than before"
         )));
     }
     let sum = fingerprint(site);
@@ -143,7 +145,8 @@ fn end_of(name: &str, pem: &[u8]) -> Result<Timestamp, WorkError> {
 
 fn unreadable(name: &str) -> WorkError {
     WorkError::needs_person(format!(
-        "{KUBERNETES}/{name} holds no readable certificate: repair it, or recreate it with kubeadm"
+        "{KUBERNETES}/{name} contains no readable certificate; repair it, or recreate it with \
+         kubeadm"
     ))
 }
 
@@ -170,7 +173,7 @@ async fn restart(site: &Site, name: &str, sum: &str, patience: Duration) -> Resu
     let text = String::from_utf8_lossy(&text);
     let changed = annotated(&text, sum).ok_or_else(|| {
         WorkError::needs_person(format!(
-            "{} is no manifest as kubeadm writes it, so {name} still has its old certificates: \
+            "{} is not a manifest written by kubeadm, so {name} still uses its old certificates; \
              restart it",
             path.display()
         ))

@@ -128,7 +128,7 @@ async fn a_try_that_was_interrupted_after_the_renewal_restarts_the_pods() {
 async fn a_renewal_that_renews_nothing_fails() {
     let world = World::new(10, "true");
     let error = world.renew("p").await.unwrap_err();
-    assert!(error.message.contains("admin.conf ends no later"), "{error}");
+    assert!(error.message.contains("admin.conf expires no later"), "{error}");
     assert_eq!(world.manifest("kube-apiserver"), API_SERVER);
 }
 

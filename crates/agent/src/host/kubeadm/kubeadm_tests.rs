@@ -110,7 +110,7 @@ fn phases_that_a_version_does_not_know_are_not_passed() {
     let args =
         KubeadmArgs { skip_phases: vec!["addon/coredns".to_owned()], ..KubeadmArgs::default() };
     let error = world.call(Role::FirstControlPlane, "v1.31.4", &args).unwrap_err();
-    assert!(error.message.contains("from v1.32 on"), "{error}");
+    assert!(error.message.contains("v1.32 and newer can"), "{error}");
     assert_eq!(world.call(Role::Worker, "v1.30.4", &args).unwrap(), "upgrade node");
 }
 
@@ -134,7 +134,7 @@ fn only_names_reach_the_command_line() {
 }
 
 #[test]
-fn failures_are_told_apart() {
+fn failures_are_classified() {
     let failed = |tail: &str| {
         explain(&ProgramError::Failed {
             command: "kubeadm upgrade".to_owned(),

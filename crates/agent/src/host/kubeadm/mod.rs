@@ -125,15 +125,13 @@ fn check(site: &Site, args: &KubeadmArgs) -> Result<(), WorkError> {
         ("ignorePreflightErrors", &args.ignore_preflight_errors),
     ] {
         if let Some(bad) = words.iter().find(|text| !word(text)) {
-            return Err(WorkError::permanent(format!(
-                "kubeadm.{field} holds {bad:?}, which is no name"
-            )));
+            return Err(WorkError::permanent(format!("invalid name {bad:?} in kubeadm.{field}")));
         }
     }
     if !args.patches.is_empty() && !site.path(&args.patches).is_dir() {
         return Err(WorkError::needs_person(format!(
-            "kubeadm.patches is {}, but the host has no such directory: without it local changes of \
-             manifests would be lost",
+            "kubeadm.patches is {}, but that directory does not exist on the host; without it \
+             local changes of manifests would be lost",
             args.patches
         )));
     }
@@ -146,8 +144,8 @@ fn skipped(upgrade: &Upgrade<'_>) -> Result<Vec<String>, WorkError> {
     let apply = upgrade.role == Role::FirstControlPlane;
     if apply && minor < APPLY_PHASES_MINOR && !upgrade.args.skip_phases.is_empty() {
         return Err(WorkError::permanent(format!(
-            "kubeadm.skipPhases is set, but `kubeadm upgrade apply` of v1.{minor} skips none: it \
-             can from v1.{APPLY_PHASES_MINOR} on"
+            "kubeadm.skipPhases is set, but `kubeadm upgrade apply` of v1.{minor} cannot skip \
+             phases; v1.{APPLY_PHASES_MINOR} and newer can"
         )));
     }
     let known = |phase: &&String| apply || minor >= CONFIG_MINOR || !phase.starts_with("addon");
@@ -232,13 +230,13 @@ pub(super) fn explain(error: &ProgramError) -> WorkError {
         |name: &&str| ["ControlPlaneNodesReady", "CreateJob", "ImagePull"].contains(name);
     if !failed.is_empty() && !failed.iter().all(transient) {
         return WorkError::needs_person(format!(
-            "kubeadm refuses by its checks {}; mend what they say, or name them in \
+            "kubeadm's preflight checks {} failed; fix what they report, or list them in \
              kubeadm.ignorePreflightErrors: {error}",
             failed.join(", ")
         ));
     }
     if output.contains("is invalid due to these fatal errors") {
-        return WorkError::permanent(format!("kubeadm does not go to that version: {error}"));
+        return WorkError::permanent(format!("kubeadm cannot upgrade to that version: {error}"));
     }
     // A static pod whose hash did not change in time may do so on a retry: an upgrade is
     // idempotent.
@@ -252,13 +250,15 @@ pub(super) fn static_pods_at(manifests: &Path, version: &KubernetesVersion) -> E
         let Some(image) = image_of(&path) else {
             // A power cut leaves files empty that were not synced.
             if path.exists() {
-                return Evidence::Missing { what: format!("{} names no image", path.display()) };
+                return Evidence::Missing {
+                    what: format!("{} specifies no image", path.display()),
+                };
             }
             continue;
         };
         if KubernetesVersion::of_image(&image).as_ref() != Some(version) {
             return Evidence::Missing {
-                what: format!("{} is of {image}, not of {version}", path.display()),
+                what: format!("{} runs {image}, expected {version}", path.display()),
             };
         }
     }

@@ -34,7 +34,7 @@ pub(crate) async fn check(
         cgroup(site, version)?;
         endpoint(site)?;
     }
-    site.log("the host can be updated");
+    site.log("preflight passed: the host can be updated");
     Ok(())
 }
 
@@ -43,13 +43,15 @@ async fn room(site: &Site) -> Result<(), WorkError> {
     let answer = site.ask(Program::Df, ["--output=avail", "--block-size=1", &root]).await?;
     let last = answer.lines().last().unwrap_or_default().trim();
     let free: u64 = last.parse().map_err(|_| {
-        WorkError::retriable(format!("df answered {answer:?}, where the room left was expected"))
+        WorkError::retriable(format!(
+            "unexpected output of df {answer:?}, expected the free space in bytes"
+        ))
     })?;
     let needed = ROOM_BYTES + COPIES_OF_ETCD * backups::etcd_bytes(site);
     if free < needed {
         return Err(WorkError::needs_person(format!(
-            "the root file system has {} MiB left and needs {} MiB, with the snapshot and kubeadm's \
-             copy of etcd's data: No space left on device is how it would end",
+            "the root file system has {} MiB free and needs {} MiB, including the snapshot and \
+             kubeadm's copy of etcd's data; the update would fail with: No space left on device",
             free >> 20,
             needed >> 20
         )));
@@ -64,8 +66,8 @@ async fn runtime(site: &Site, version: &KubernetesVersion) -> Result<(), WorkErr
     let answer = site.ask(Program::Containerd, ["--version"]).await?;
     match containerd_version(&answer) {
         Some(found) if found < (1, 6) => Err(WorkError::needs_person(format!(
-            "containerd is {}.{}, but the kubelet of {version} needs version 1 of the CRI, which \
-             containerd has from 1.6 on: have the plan update the container runtime first",
+            "containerd is {}.{}, but the kubelet of {version} needs CRI version 1, which \
+             containerd has since 1.6; let the plan update the container runtime first",
             found.0, found.1
         ))),
         _ => Ok(()),
@@ -96,7 +98,7 @@ fn cgroup(site: &Site, version: &KubernetesVersion) -> Result<(), WorkError> {
         return Ok(());
     }
     Err(WorkError::needs_person(format!(
-        "the host has cgroup v1, on which the kubelet of {version} does not start: boot it with \
+        "the host has cgroup v1, with which the kubelet of {version} does not start; boot it with \
          cgroup v2, or set failCgroupV1: false in the kubelet's configuration"
     )))
 }
@@ -116,9 +118,9 @@ fn endpoint(site: &Site) -> Result<(), WorkError> {
     for found in flag.into_iter().chain(config) {
         if Path::new(&found).is_absolute() {
             return Err(WorkError::needs_person(format!(
-                "the kubelet's way to the container runtime is {found}, which newer versions do not \
-                 take: it must be unix://{found}, in the kubelet's flags or configuration and in the \
-                 Node's annotation kubeadm.alpha.kubernetes.io/cri-socket"
+                "the kubelet's container runtime endpoint {found} is not accepted by newer \
+                 versions; set it to unix://{found}, in the kubelet's flags or configuration and \
+                 in the Node's annotation kubeadm.alpha.kubernetes.io/cri-socket"
             )));
         }
     }
@@ -202,7 +204,7 @@ mod tests {
         let site = site.with_tool(Program::Df, tool);
         let error = check(&site, None).await.unwrap_err();
         assert_eq!(error.kind, FailureKind::NeedsPerson);
-        assert!(error.message.contains("has 1 MiB left and needs 2048 MiB"), "{error}");
+        assert!(error.message.contains("has 1 MiB free and needs 2048 MiB"), "{error}");
         // Three more copies of etcd exist temporarily.
         fs::create_dir_all(site.path("/var/lib/etcd/member")).unwrap();
         let data = fs::File::create(site.path("/var/lib/etcd/member/db")).unwrap();

@@ -89,7 +89,7 @@ impl<'a> Apt<'a> {
         if !self.is_broken().await? {
             return Ok(());
         }
-        self.site.log("dpkg was interrupted: ending what it had begun");
+        self.site.log("dpkg was interrupted, completing its work");
         // First, because apt-get refuses to continue without it.
         let configure =
             self.site.call(Program::Dpkg, ["--force-confold", "--configure", "--pending"]);
@@ -101,8 +101,8 @@ impl<'a> Apt<'a> {
             let error = configured.err().or(mended.err());
             let cause = error.map_or_else(String::new, |error| format!(": {error}"));
             return Err(WorkError::retriable(format!(
-                "dpkg was interrupted and neither `dpkg --configure -a` nor `apt-get -f install` \
-                 ends what it had begun{cause}"
+                "dpkg was interrupted, and neither `dpkg --configure -a` nor `apt-get -f install` \
+                 completes its work{cause}"
             )));
         }
         Ok(())
@@ -128,7 +128,7 @@ impl<'a> Apt<'a> {
                     &wanted,
                 ]);
                 if let Err(error) = self.run_with_lock_retries(&again).await {
-                    self.site.log(&format!("{wanted} is not unpacked again: {error}"));
+                    self.site.log(&format!("cannot unpack {wanted} again: {error}"));
                 }
             }
         }
@@ -306,7 +306,8 @@ impl<'a> Apt<'a> {
             .collect();
         if !others.is_empty() {
             return Err(WorkError::needs_person(format!(
-                "package {name} was not there before, but {} need it now; remove it by hand",
+                "package {name} was installed by the plan, but {} now depend on it; remove it by \
+                 hand",
                 others.join(", ")
             )));
         }
@@ -341,18 +342,18 @@ impl<'a> Apt<'a> {
             let found = versions.iter().find(|version| want.version.matches(version));
             let version = found.ok_or_else(|| {
                 let there = match versions.as_slice() {
-                    [] => "no package has that name".to_owned(),
-                    some => format!("there are {}", some[..some.len().min(5)].join(", ")),
+                    [] => "there is no package of that name".to_owned(),
+                    some => format!("available: {}", some[..some.len().min(5)].join(", ")),
                 };
                 let way_out = match want.version {
                     Wanted::Kubernetes(_) => {
-                        "; repositories of Kubernetes are one per minor version: is \
-                         packages.repository that of this one?"
+                        "; Kubernetes has one repository per minor version: check \
+                         packages.repository"
                     }
                     Wanted::Text(_) => "",
                 };
                 WorkError::retriable(format!(
-                    "no package {} of {} is in the repositories of the host: {there}{way_out}",
+                    "the repositories of the host have no package {} at {}: {there}{way_out}",
                     want.name, want.version
                 ))
             })?;
@@ -404,15 +405,15 @@ fn explain(error: ProgramError) -> WorkError {
     let output = error.output_tail().to_lowercase();
     let known = [
         ("held packages were changed", "a held package would have to change"),
-        ("packages need to be removed", "something would have to be removed"),
-        ("unmet dependencies", "dependencies are not met"),
-        ("pkgproblemresolver::resolve generated breaks", "dependencies are not met"),
-        ("not authenticated", "the repository is not signed by a key of the host"),
-        ("is not signed", "the repository is not signed by a key of the host"),
+        ("packages need to be removed", "other packages would have to be removed"),
+        ("unmet dependencies", "dependencies cannot be satisfied"),
+        ("pkgproblemresolver::resolve generated breaks", "dependencies cannot be satisfied"),
+        ("not authenticated", "the host does not trust the key that signed the repository"),
+        ("is not signed", "the host does not trust the key that signed the repository"),
     ];
     match known.iter().find(|(text, _)| output.contains(text)) {
         Some((_, what)) => WorkError::needs_person(format!(
-            "{what}; mend it on the host by apt, nothing was changed: {error}"
+            "{what}; nothing was changed, fix it on the host with apt: {error}"
         )),
         None => error.into(),
     }

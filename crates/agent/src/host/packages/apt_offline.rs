@@ -44,7 +44,7 @@ pub(super) async fn repository(apt: &Apt<'_>, directory: &Path) -> Result<PathBu
     }
     if index.is_empty() {
         return Err(WorkError::permanent(format!(
-            "packages.path {} holds no .deb file",
+            "packages.path {} contains no .deb file",
             directory.display()
         )));
     }
@@ -120,7 +120,7 @@ pub(super) async fn keep_old(apt: &Apt<'_>, wants: &[Want], installed: &BTreeMap
     let site = apt.site;
     let directory = directory(site);
     if let Err(error) = fs::create_dir_all(&directory) {
-        site.log(&format!("{} cannot be made: {error}", directory.display()));
+        site.log(&format!("cannot create {}: {error}", directory.display()));
         return;
     }
     let old: Vec<(&str, &str)> = wants
@@ -145,7 +145,7 @@ pub(super) async fn keep_old(apt: &Apt<'_>, wants: &[Want], installed: &BTreeMap
         call.arguments.extend(super::apt::as_root());
         if let Err(error) = apt.run_with_lock_retries(&call).await {
             site.log(&format!(
-                "package {wanted} cannot be kept, so going back would need its repository: {error}"
+                "cannot keep package {wanted}, so a rollback would need its repository: {error}"
             ));
         }
     }
@@ -162,7 +162,7 @@ fn prune(site: &Site, directory: &Path, old: &[(&str, &str)]) {
         if !needed.contains(&path)
             && let Err(error) = fs::remove_file(&path)
         {
-            site.log(&format!("{} is not removed: {error}", path.display()));
+            site.log(&format!("cannot remove {}: {error}", path.display()));
         }
     }
 }

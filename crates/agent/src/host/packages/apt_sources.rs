@@ -99,8 +99,7 @@ fn use_repository(site: &Site, plan: &str, url: &str) -> Result<(), WorkError> {
         let keyring = KEYRINGS.iter().find(|path| site.path(path).exists());
         let keyring = keyring.ok_or_else(|| {
             WorkError::needs_person(format!(
-                "no source of the host is a repository like {url}, and the host has no key for it: \
-                 put its key at {}",
+                "the host has no package source like {url} and no key for it; put the key at {}",
                 KEYRINGS[0]
             ))
         })?;
@@ -118,7 +117,7 @@ fn checked(url: &str) -> Result<String, WorkError> {
         && url.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._~:/%+@".contains(&b));
     if !good {
         return Err(WorkError::permanent(format!(
-            "packages.repository {url:?} is no http, https or file URL"
+            "invalid packages.repository {url:?}, expected an http, https or file URL"
         )));
     }
     Ok(format!("{}/", url.trim_end_matches('/')))
@@ -215,7 +214,7 @@ mod tests {
     fn a_missing_repository_is_added_if_the_host_has_its_key() {
         let (_directory, site) = site();
         let error = use_repository(&site, "p", NEW).unwrap_err();
-        assert!(error.message.contains("has no key"), "{error}");
+        assert!(error.message.contains("no key for it"), "{error}");
         fs::create_dir_all(site.path("/etc/apt/keyrings")).unwrap();
         fs::write(site.path(KEYRINGS[0]), "key").unwrap();
         use_repository(&site, "p", NEW).unwrap();

@@ -311,7 +311,7 @@ impl<'a> Dnf<'a> {
             // The query fails for a package that is not installed.
             let answer = self.site.ask(Program::Rpm, query).await.unwrap_or_default();
             for entry in outdated_entries(&answer) {
-                self.site.log(&format!("{entry} is left of a transaction that was cut off"));
+                self.site.log(&format!("removing {entry}, left by an interrupted transaction"));
                 let call = self.site.call(Program::Rpm, ["--erase", "--nodeps", entry]);
                 self.site.run(&call).await?;
             }
@@ -329,7 +329,7 @@ impl<'a> Dnf<'a> {
             && url.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._~:/%+@".contains(&b));
         if !good {
             return Err(WorkError::permanent(format!(
-                "packages.repository {url:?} is no http, https or file URL"
+                "invalid packages.repository {url:?}, expected an http, https or file URL"
             )));
         }
         use_repository(self.site, order.plan, url)
@@ -438,7 +438,7 @@ fn explain(error: ProgramError) -> WorkError {
     let known = ["nothing provides", "conflicting requests", "GPG check FAILED", "is not signed"];
     if known.iter().any(|text| output.contains(text)) {
         return WorkError::needs_person(format!(
-            "dnf cannot install it; mend it on the host, nothing was changed: {error}"
+            "dnf cannot install it; nothing was changed, fix it on the host: {error}"
         ));
     }
     error.into()

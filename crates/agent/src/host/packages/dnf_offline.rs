@@ -55,7 +55,7 @@ pub(super) async fn repository(site: &Site, directory: &Path) -> Result<PathBuf,
     let files = package_files(directory).map_err(|error| WorkError::file(directory, &error))?;
     if files.is_empty() {
         return Err(WorkError::permanent(format!(
-            "packages.path {} holds neither {REPOMD} nor an .rpm file",
+            "packages.path {} contains neither {REPOMD} nor an .rpm file",
             directory.display()
         )));
     }
@@ -101,7 +101,9 @@ async fn read(site: &Site, paths: Vec<PathBuf>) -> Result<Vec<PackageFile>, Work
         let query = ["--query", "--package", "--nosignature", "--queryformat", QUERY, &shown];
         let header = site.ask(Program::Rpm, query).await?;
         files.push(parse(&path, &header).ok_or_else(|| {
-            WorkError::permanent(format!("{shown} has no header that rpm can name: is it whole?"))
+            WorkError::permanent(format!(
+                "rpm cannot read the header of {shown}; the file may be incomplete"
+            ))
         })?);
     }
     Ok(files)
@@ -269,8 +271,10 @@ mod tests {
         let text = entry(&package, "0-k.rpm").unwrap();
         for part in [
             "<version epoch=\"0\" ver=\"1.35.0\" rel=\"1.1\"/>",
-            "<rpm:provides><rpm:entry name=\"kubeadm\" flags=\"EQ\" epoch=\"0\" ver=\"1.35.0\" rel=\"1.1\"/></rpm:provides>",
-            "<rpm:requires><rpm:entry name=\"cri-tools\" flags=\"GE\" epoch=\"1\" ver=\"1.30.0\"/><rpm:entry name=\"/bin/sh\"/></rpm:requires>",
+            "<rpm:provides><rpm:entry name=\"kubeadm\" flags=\"EQ\" epoch=\"0\" ver=\"1.35.0\" \
+             rel=\"1.1\"/></rpm:provides>",
+            "<rpm:requires><rpm:entry name=\"cri-tools\" flags=\"GE\" epoch=\"1\" \
+             ver=\"1.30.0\"/><rpm:entry name=\"/bin/sh\"/></rpm:requires>",
             "<file>/usr/bin/kubeadm</file></format>",
         ] {
             assert!(text.contains(part), "{part}\n{text}");

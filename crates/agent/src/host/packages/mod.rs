@@ -85,7 +85,7 @@ impl Want {
             && version.bytes().all(|b| b.is_ascii_alphanumeric() || b"+.:~_-^".contains(&b));
         if !is_name(&package.name) || !is_version {
             return Err(WorkError::permanent(format!(
-                "package {:?} at version {:?} is not a valid package version",
+                "invalid version {1:?} of package {0:?}",
                 package.name, package.version
             )));
         }
@@ -198,7 +198,7 @@ pub(crate) fn compare(installed: &BTreeMap<String, String>, wants: &[Want]) -> E
         if !found.is_some_and(|found| want.version.matches(found)) {
             let found = found.unwrap_or("missing");
             return Evidence::Missing {
-                what: format!("package {} is {found}, {} is needed", want.name, want.version),
+                what: format!("package {} is {found}, expected {}", want.name, want.version),
             };
         }
     }
@@ -218,7 +218,7 @@ pub(crate) fn compare_restored(
             };
             return Evidence::Missing {
                 what: format!(
-                    "package {name} is {}, before it was {}",
+                    "package {name} is {}, the previous version was {}",
                     shown(found),
                     shown(version)
                 ),
@@ -271,7 +271,7 @@ mod tests {
         let Evidence::Missing { what } = compare(&installed, &wants) else {
             panic!("an old package is enough");
         };
-        assert_eq!(what, "package kubelet is 1.34.2-1.1, v1.35.0 is needed");
+        assert_eq!(what, "package kubelet is 1.34.2-1.1, expected v1.35.0");
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub(super) fn are_kept(site: &Site, plan: &str) -> bool {
 
 /// Records the pinned packages.
 pub(super) fn keep(site: &Site, plan: &str, pinned: &BTreeSet<String>) -> Result<(), WorkError> {
-    let text = serde_json::to_vec(pinned).expect("names can be written as JSON");
+    let text = serde_json::to_vec(pinned).expect("names serialise to JSON");
     atomic::replace(&path(site, plan), &text, Access::of_mode(0o600))?;
     Ok(())
 }

@@ -97,7 +97,7 @@ impl<'a> Tarball<'a> {
         for want in &order.wants {
             if !has(want) {
                 return Err(WorkError::permanent(format!(
-                    "the tarball {} holds no program {}",
+                    "the tarball {} does not contain the program {}",
                     archive.display(),
                     want.name
                 )));
@@ -159,7 +159,8 @@ impl<'a> Tarball<'a> {
         let path = match (from.path.as_str(), from.url.as_str()) {
             ("", "") => {
                 return Err(WorkError::permanent(
-                    "the plan names no tarball: set packages.path, packages.url, or a bundle with one",
+                    "the plan names no tarball: set packages.path, packages.url, or a bundle with \
+                     one",
                 ));
             }
             ("", url) => match url.strip_prefix("file://") {
@@ -171,7 +172,7 @@ impl<'a> Tarball<'a> {
         let path = self.site.path(path);
         if path.is_dir() {
             return Err(WorkError::permanent(format!(
-                "packages.path {} is a directory: name the tarball in it",
+                "packages.path {} is a directory; specify the tarball in it",
                 path.display()
             )));
         }
@@ -182,7 +183,7 @@ impl<'a> Tarball<'a> {
     async fn download(&self, url: &str, sha256: &str) -> Result<PathBuf, WorkError> {
         let sum = Digest::try_from(sha256.to_lowercase()).map_err(|error| {
             WorkError::permanent(format!(
-                "packages.sha256 of {url} is of no use, and nothing is fetched unchecked: {error}"
+                "invalid packages.sha256 of {url}, without which it is not fetched: {error}"
             ))
         })?;
         let to = self.downloads().join(sum.as_str());
@@ -264,7 +265,7 @@ impl<'a> Tarball<'a> {
         others.pop();
         for (_, path) in others {
             if let Err(error) = fs::remove_dir_all(&path) {
-                self.site.log(&format!("{} is not removed: {error}", path.display()));
+                self.site.log(&format!("cannot remove {}: {error}", path.display()));
             }
         }
     }
@@ -284,7 +285,7 @@ fn version_of(wants: &[Want]) -> Result<Option<&KubernetesVersion>, WorkError> {
             }
             Wanted::Kubernetes(_) | Wanted::Text(_) => {
                 return Err(WorkError::permanent(format!(
-                    "package {} cannot come from a tarball of Kubernetes; install it by apt or dnf",
+                    "package {} is not part of a Kubernetes tarball; install it with apt or dnf",
                     want.name
                 )));
             }
@@ -296,7 +297,7 @@ fn version_of(wants: &[Want]) -> Result<Option<&KubernetesVersion>, WorkError> {
 fn check_sha256(archive: &Path, wanted: &str) -> Result<(), WorkError> {
     if wanted.is_empty() {
         return Err(WorkError::permanent(
-            "packages.sha256 is empty: a tarball is not unpacked unchecked",
+            "packages.sha256 is empty; a tarball is not unpacked without its checksum",
         ));
     }
     let (_, found) = digest(archive)?;

@@ -94,7 +94,7 @@ async fn a_tarball_with_another_sum_is_not_unpacked() {
     assert!(!world.site.path(STORE).exists());
     from.sha256.clear();
     let error = world.install(&from, &["kubeadm"], "v1.35.0").await.unwrap_err();
-    assert!(error.message.contains("unchecked"), "{error}");
+    assert!(error.message.contains("without its checksum"), "{error}");
 }
 
 #[tokio::test]
@@ -171,5 +171,5 @@ async fn a_directory_is_refused_as_a_tarball() {
     let error = world.install(&from, &["kubeadm"], "v1.35.0").await;
     let error = error.unwrap_err();
     assert_eq!(error.kind, FailureKind::Final);
-    assert!(error.message.contains("name the tarball in it"), "{error}");
+    assert!(error.message.contains("specify the tarball in it"), "{error}");
 }

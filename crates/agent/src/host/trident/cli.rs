@@ -98,7 +98,7 @@ impl Trident for TridentCli<'_> {
             let text = self.ask("configuration").await.map_err(|error| explain(&error))?;
             serde_saphyr::from_str(&text).map_err(|error| {
                 WorkError::needs_person(format!(
-                    "`trident get configuration` answers what this agent cannot read: {error}"
+                    "cannot parse the output of `trident get configuration`: {error}"
                 ))
             })
         })
@@ -112,7 +112,7 @@ impl Trident for TridentCli<'_> {
                 Ok(_) => Ok(()),
                 Err(error) if is_busy(&error) => Err(explain(&error)),
                 Err(error) => {
-                    let message = format!("Trident does not take the configuration: {error}");
+                    let message = format!("Trident rejects the configuration: {error}");
                     Err(WorkError::permanent(message))
                 }
             }
@@ -137,7 +137,9 @@ impl Trident for TridentCli<'_> {
     fn rollback(&self) -> BoxFuture<'_, Result<(), WorkError>> {
         Box::pin(async move {
             self.run(&["rollback", "--check"]).await.map_err(|error| {
-                WorkError::needs_person(format!("Trident knows no way back from here: {error}"))
+                WorkError::needs_person(format!(
+                    "Trident cannot roll back from this state: {error}"
+                ))
             })?;
             self.run(&["rollback", "--ab", "--allowed-operations", "stage,finalize"]).await
         })
@@ -174,16 +176,14 @@ fn explain(error: &ProgramError) -> WorkError {
     let mentions = |words: &[&str]| words.iter().any(|words| output.contains(words));
     if error.code() == Some(EXIT_REBOOT) {
         return WorkError::needs_person(format!(
-            "Trident asked for a reboot that did not come: {error}; reboot the host"
+            "Trident requested a reboot that did not happen: {error}; reboot the host"
         ));
     }
     if is_busy(error) {
-        return WorkError::retriable(format!("Trident does something else: {error}"));
+        return WorkError::retriable(format!("Trident is busy with another operation: {error}"));
     }
     if mentions(&["distro", "architecture"]) {
-        return WorkError::permanent(format!(
-            "the image is made for other hosts than this one: {error}"
-        ));
+        return WorkError::permanent(format!("the image does not match this host: {error}"));
     }
     if mentions(&[
         "Failed to load COSI",
@@ -192,7 +192,8 @@ fn explain(error: &ProgramError) -> WorkError {
         "404 Not Found",
     ]) {
         return WorkError::retriable(format!(
-            "the image cannot be fetched; its server must answer at the finalizing too: {error}"
+            "cannot fetch the image; its server must also be reachable when the image is \
+             finalized: {error}"
         ));
     }
     WorkError::retriable(error.to_string())
@@ -205,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_are_told_apart() {
+    fn failures_are_classified() {
         let failed = |code, tail: &str| {
             explain(&ProgramError::Failed {
                 command: "trident update".to_owned(),

@@ -82,15 +82,15 @@ fn check(wanted: &OsImageArgs) -> Result<(), WorkError> {
     let url = &wanted.url;
     if !known.iter().any(|scheme| url.starts_with(scheme)) || url.contains(char::is_whitespace) {
         return Err(WorkError::permanent(format!(
-            "osImage.url {url:?} is no URL that Trident takes: https://, http://, file:/// or oci://, \
-             never a bare path"
+            "invalid osImage.url {url:?}: Trident accepts https://, http://, file:/// and oci://, \
+             not a bare path"
         )));
     }
     let place = url.split_once("://").map_or("", |(_, rest)| rest);
     if place.split('/').next().is_some_and(|host| host.contains('@')) {
         return Err(WorkError::permanent(
-            "osImage.url carries a user: Trident gives registries and servers no credentials, and a \
-             plan is no place for them",
+            "osImage.url contains a user; Trident sends no credentials to registries and servers, \
+             and a plan must not contain any",
         ));
     }
     let sum = &wanted.sha384;
@@ -103,7 +103,7 @@ fn check(wanted: &OsImageArgs) -> Result<(), WorkError> {
     for check in &wanted.health_checks {
         if check.systemd_services.is_empty() {
             return Err(WorkError::permanent(format!(
-                "health check {} of osImage names no service",
+                "health check {} of osImage lists no service",
                 check.name
             )));
         }
@@ -154,7 +154,7 @@ pub(super) fn warnings(config: &Value) -> Vec<String> {
     if verity && config.get("os").is_some_and(|os| os.as_object().is_some_and(|os| !os.is_empty()))
     {
         found.push(
-            "the root is verified by dm-verity: what `os` sets may be left out without an error"
+            "the root is verified by dm-verity: settings of `os` may be ignored without an error"
                 .to_owned(),
         );
     }
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_do_what_it_seems_to_is_said() {
+    fn ineffective_configuration_is_reported() {
         let config = json!({
             "scripts": {
                 "preServicing": [

@@ -75,7 +75,7 @@ impl<'a> OsImage<'a> {
     }
 
     fn keep(&self, before: &Before) -> Result<(), WorkError> {
-        let text = serde_json::to_vec(before).expect("plain data can be written as JSON");
+        let text = serde_json::to_vec(before).expect("plain data serialises to JSON");
         atomic::replace(&self.before_path(), &text, Access::of_mode(0o600))?;
         Ok(())
     }
@@ -132,7 +132,7 @@ impl<'a> OsImage<'a> {
         let found = self.situation().await?;
         if found != Situation::Staged {
             return Err(WorkError::retriable(format!(
-                "Trident has staged the image and reports the host as {found:?}"
+                "Trident staged the image, but reports the host as {found:?}"
             )));
         }
         Ok(())
@@ -156,8 +156,8 @@ impl<'a> OsImage<'a> {
             && !self.site.path(path).exists()
         {
             return Err(WorkError::needs_person(format!(
-                "{path} is not there any more, and Trident reads the image's metadata once more when \
-                 it finalizes: put it back"
+                "{path} no longer exists, but Trident reads the image's metadata again when it \
+                 finalizes; restore the file"
             )));
         }
         // Recorded first: after a kill it shows which boot was the last without the new image.
@@ -167,7 +167,7 @@ impl<'a> OsImage<'a> {
         let found = self.situation().await?;
         if found != Situation::AwaitsBoot {
             return Err(WorkError::retriable(format!(
-                "Trident has finalized the image and reports the host as {found:?}"
+                "Trident finalized the image, but reports the host as {found:?}"
             )));
         }
         Ok(())
@@ -200,8 +200,8 @@ impl<'a> OsImage<'a> {
             tokio::time::sleep(POLL).await;
         }
         Err(WorkError::retriable(
-            "the host has booted the image, but Trident did not report within 10 minutes whether it stays: \
-             look at `journalctl -u trident`",
+            "the host booted the image, but Trident did not commit or reject it within 10 \
+             minutes; check `journalctl -u trident`",
         ))
     }
 
@@ -253,7 +253,7 @@ impl<'a> OsImage<'a> {
     async fn unstage(&self) -> Result<(), WorkError> {
         let status = self.trident.status().await?.unwrap_or_default();
         if status.spec_old.is_null() || config::has_scripts(&status.spec_old) {
-            self.site.log("the image stays staged; nothing boots it");
+            self.site.log("the image stays staged, but will not boot");
             return Ok(());
         }
         let file = self.config_path();
@@ -328,11 +328,11 @@ fn refused(found: &Situation, verb: &str) -> WorkError {
     let what = describe(found);
     match found {
         Situation::NotManaged => WorkError::needs_person(format!(
-            "the OS image cannot be {verb}: {what}; install the host by Trident"
+            "the OS image cannot be {verb}: {what}; install the host with Trident"
         )),
         Situation::RolledBack { .. } => WorkError::needs_person(format!(
-            "the OS image cannot be {verb}: {what}. The old OS runs; mend the image, or what its \
-             checks look at, and ask again"
+            "the OS image cannot be {verb}: {what}; the old OS runs: fix the image, or what its \
+             health checks test, and try again"
         )),
         Situation::AwaitsCommit | Situation::RollingBack | Situation::AwaitsBoot => {
             WorkError::retriable(format!("the OS image cannot be {verb} yet: {what}"))

@@ -65,7 +65,7 @@ impl HostStatus {
     pub fn parse(text: &str) -> Result<Self, WorkError> {
         serde_saphyr::from_str(text).map_err(|error| {
             WorkError::needs_person(format!(
-                "`trident get status` answers what this agent cannot read: {error}; is Trident too new?"
+                "cannot parse the output of `trident get status`: {error}; Trident may be too new"
             ))
         })
     }

@@ -108,7 +108,7 @@ fn the_drain_escalates_by_its_deadlines() {
     let message = &one.events.iter().rfind(|e| e.reason == "DrainDeletesPods").unwrap().message;
     assert_eq!(
         message,
-        "Node m-0: default/web-1: not evicted within 30m, deleted with their grace."
+        "Node m-0: default/web-1: not evicted within 30m, deleted with their grace period."
     );
 }
 
@@ -246,7 +246,7 @@ fn the_machines_timeout_ends_a_drain_and_names_the_rest() {
     assert_eq!((one.gate(), one.pods.len()), (Gate::Disrupt, 1));
     let (state, why) = step(&one, "drain");
     assert_eq!(state, StepState::Done);
-    assert_eq!(why, "nodeDrainTimeoutSeconds has passed: default/web-1 stay");
+    assert_eq!(why, "nodeDrainTimeoutSeconds exceeded, pods remain on the node: default/web-1");
     let mut endless = One::worker().upgraded();
     tight(&mut endless);
     deletion(

@@ -62,7 +62,7 @@ fn an_abort_after_the_point_of_no_return_is_too_late() {
     one.update.spec.stage = Stage::Abort;
     one.settle();
     let line = one.status().message;
-    assert!(line.ends_with("(too late to abort: the update ends first)"), "{line}");
+    assert!(line.ends_with("(too late to abort: the update runs to completion)"), "{line}");
     one.host_works();
     one.settle();
     one.host_works();

@@ -117,7 +117,7 @@ fn staging_needs_no_slot_on_a_worker() {
     assert_eq!(one.blocked_by(), ["SlotBusy"]);
     assert_eq!(
         one.status().message,
-        "waiting for m-1: no more machines of the group may be down at once"
+        "waiting for m-1: no more machines of the group may be unavailable"
     );
     assert_eq!(one.condition(), Some(("Unknown".into(), "Waiting".into())));
     one.group.as_mut().unwrap().slots.clear();
@@ -185,7 +185,7 @@ fn a_single_node_is_not_drained_and_the_status_shows_it() {
     for name in ["cordon", "drain"] {
         let step = one.status().steps.into_iter().find(|step| step.name == name).unwrap();
         assert_eq!(step.state, StepState::Skipped);
-        assert_eq!(step.message, "no other node could take the pods");
+        assert_eq!(step.message, "no other node can run the pods");
     }
 }
 
@@ -351,7 +351,7 @@ fn static_pods_must_settle_after_a_kubelet_restart() {
     let mut one = One::control_plane().disrupted();
     one.settle();
     let why = &one.status().blocked_by[0].message;
-    assert!(why.contains("count 10 s after"), "{why}");
+    assert!(why.contains("checked 10 s after"), "{why}");
     let before = one.decide().requeue.unwrap();
     one.now += 2;
     let later = one.decide().requeue.unwrap();

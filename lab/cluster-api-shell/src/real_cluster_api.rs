@@ -1,4 +1,4 @@
-//! Refusing to start beside the real Cluster API: two of them would fight over every Machine.
+//! Refuses to start next to the real Cluster API: both would act on every Machine.
 
 use std::fmt::Debug;
 
@@ -8,7 +8,7 @@ use refit_kinds::keys;
 use refit_runtime::{ObjectKey, apply::is_not_found};
 use serde::de::DeserializeOwned;
 
-/// Beginning of the names of the Leases that Cluster API's managers elect their leader with.
+/// Name prefix of the Leases for the leader election of Cluster API's managers.
 const LEASE_PREFIX: &str = "controller-leader-election-capi";
 /// Deployments of Cluster API's managers.
 const DEPLOYMENTS: [&str; 2] =
@@ -18,10 +18,10 @@ const DEPLOYMENTS: [&str; 2] =
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{kind} {name} belongs to a real Cluster API in this management cluster; Refit's stand-in for \
-     it does not run beside it"
+     it must not run next to it"
 )]
 pub struct RealClusterApi {
-    /// Kind of the object that says so.
+    /// Kind of the object that shows it.
     pub kind: &'static str,
     /// Its namespace and name.
     pub name: String,
