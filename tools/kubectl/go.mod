@@ -2,10 +2,11 @@ module refit.dev/tools/kubectl
 
 go 1.25.0
 
+// The version of lab/testbed/go/apiserver: both share their compiled packages.
 require (
-	k8s.io/apimachinery v0.35.10
-	k8s.io/component-base v0.35.10
-	k8s.io/kubectl v0.35.10
+	k8s.io/apimachinery v0.35.8
+	k8s.io/component-base v0.35.8
+	k8s.io/kubectl v0.35.8
 )
 
 require (
@@ -74,13 +75,13 @@ require (
 	gopkg.in/evanphx/json-patch.v4 v4.13.0 // indirect
 	gopkg.in/inf.v0 v0.9.1 // indirect
 	gopkg.in/yaml.v3 v3.0.1 // indirect
-	k8s.io/api v0.35.10 // indirect
-	k8s.io/cli-runtime v0.35.10 // indirect
-	k8s.io/client-go v0.35.10 // indirect
-	k8s.io/component-helpers v0.35.10 // indirect
+	k8s.io/api v0.35.8 // indirect
+	k8s.io/cli-runtime v0.35.8 // indirect
+	k8s.io/client-go v0.35.8 // indirect
+	k8s.io/component-helpers v0.35.8 // indirect
 	k8s.io/klog/v2 v2.130.1 // indirect
 	k8s.io/kube-openapi v0.0.0-20250910181357-589584f1c912 // indirect
-	k8s.io/metrics v0.35.10 // indirect
+	k8s.io/metrics v0.35.8 // indirect
 	k8s.io/utils v0.0.0-20251002143259-bc988d571ff4 // indirect
 	sigs.k8s.io/json v0.0.0-20250730193827-2d320260d730 // indirect
 	sigs.k8s.io/kustomize/api v0.20.1 // indirect

@@ -1,5 +1,5 @@
-// Command fields prints how the kinds that kubectl sends are laid out in protocol buffers: for each
-// type its fields with number, JSON name and type. The API server of the sandbox reads the table.
+// Command fields prints the protocol buffer layout of the kinds that kubectl sends: for each type
+// its fields with number, JSON name and type. The API server of the sandbox reads the table.
 //
 //	go run ./fields > ../../lab/apiserver/src/protobuf/fields.txt
 package main
@@ -17,7 +17,7 @@ import (
 	"k8s.io/kubectl/pkg/scheme"
 )
 
-// The kinds that the API server takes, by group and version.
+// The kinds that the API server accepts, by group and version.
 var kinds = map[string]string{
 	"admissionregistration.k8s.io/v1": "ValidatingAdmissionPolicy ValidatingAdmissionPolicyBinding",
 	"apps/v1":                         "DaemonSet Deployment ReplicaSet StatefulSet",
@@ -33,7 +33,7 @@ var kinds = map[string]string{
 	"v1":                              "ConfigMap Event Namespace Node PersistentVolumeClaim Pod Secret Service ServiceAccount",
 }
 
-// Types whose JSON is not that of their message.
+// Types whose JSON differs from the layout of their message.
 var special = map[string]string{
 	"k8s.io/apimachinery/pkg/api/resource.Quantity":   "quantity",
 	"k8s.io/apimachinery/pkg/apis/meta/v1.Duration":   "duration",
@@ -46,7 +46,7 @@ var special = map[string]string{
 	"k8s.io/api/authorization/v1.ExtraValue":          "strings",
 }
 
-// Types that are still to be printed, and those that were.
+// The types that are still to be printed, and all types found so far.
 var (
 	open []reflect.Type
 	seen = map[reflect.Type]bool{}
@@ -106,7 +106,7 @@ func lines(t reflect.Type) []string {
 		if label == "" {
 			label = "-"
 		}
-		// A value that is not set is sent all the same; its JSON leaves it out.
+		// The message contains the field even if it is not set; JSON omits it.
 		flag := "="
 		if strings.Contains(options, "omitempty") && field.Type.Kind() != reflect.Pointer {
 			flag = "?"
