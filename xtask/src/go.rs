@@ -82,7 +82,7 @@ impl Module {
             .arg(&partial)
             .arg(package)
             .env("CGO_ENABLED", "0")
-            // The compiler spends a tenth of its time on collecting garbage below the limit.
+            // Without this, the compiler spends a tenth of its time on garbage collection.
             .env("GOGC", "off")
             .env("GOMEMLIMIT", "4GiB")
             .stdout(Stdio::null())

@@ -89,8 +89,7 @@ fn build(root: &Path) -> anyhow::Result<PathBuf> {
 fn stripped(program: &Path, out: &Path) -> anyhow::Result<Vec<u8>> {
     let copy = out.join(format!(".{NAME}"));
     let mut strip = Command::new("strip");
-    called(strip.arg("-o").arg(&copy).arg(program))
-        .context("failed to run `strip`: install binutils")?;
+    called(strip.arg("-o").arg(&copy).arg(program)).context("failed to run `strip` of binutils")?;
     let content = fs::read(&copy).context("failed to read the stripped program")?;
     fs::remove_file(&copy).context("failed to remove the stripped program")?;
     Ok(content)
@@ -202,7 +201,7 @@ fn deb(root: &Path, agent: &Agent, out: &Path) -> anyhow::Result<PathBuf> {
         .args([tree.as_os_str(), path.as_os_str()])
         .env("SOURCE_DATE_EPOCH", agent.time.to_string())
         .stdout(std::io::stderr());
-    called(&mut pack).context("failed to run `dpkg-deb`: install dpkg")?;
+    called(&mut pack).context("failed to run `dpkg-deb` of dpkg")?;
     fs::remove_dir_all(&tree).with_context(|| format!("failed to remove {}", tree.display()))?;
     Ok(path)
 }

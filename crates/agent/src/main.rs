@@ -42,9 +42,9 @@ Examples:
   In a privileged pod that sees the host's root at /host:
     refit-agent --host-root /host --node-name \"$NODE_NAME\"
 
-The agent must run as root: it installs packages, runs kubeadm and restarts the kubelet. Its journal in
-the state directory records what was started, so it can be stopped or killed at any point; a step that
-runs on the host continues, and the agent finds it again.";
+The agent must run as root: it installs packages, runs kubeadm and restarts the kubelet. Its journal
+in the state directory records what was started, so it can be stopped or killed at any point; a
+step that runs on the host continues, and the agent finds it again.";
 
 /// Run the steps of this host's HostPlan as far as its gate allows, and report the results
 #[derive(Debug, Parser)]

@@ -74,7 +74,7 @@ const RULES: [Rule; 15] = [
         "SignatureInvalid",
         PERSON,
         &["NO_PUBKEY", "couldn't be verified", "is not signed", "GPG check FAILED", "BADSIG"],
-        "install the key that signs the packages on the host, or remove the wrong package sources",
+        "install the signing key of the packages on the host, or correct the package sources",
     ),
     rule(
         "PackageMissing",

@@ -187,7 +187,7 @@ async fn install(
                 }
                 ExchangeOutcome::Unchanged => tracing::info!("this version already runs"),
                 ExchangeOutcome::Replaced => {
-                    tracing::info!("agent upgraded to this version");
+                    tracing::info!("agent replaced by this version");
                 }
                 ExchangeOutcome::Wanted { running } => {
                     tracing::info!(running, "the running version will hand over once it is idle");

@@ -232,7 +232,7 @@ pub(crate) fn not_taken(plan: &Progress) -> String {
     if left.is_empty() {
         format!("{why}; the plan left nothing on the host")
     } else {
-        format!("{why}; the plan left these steps applied on the host: {}", left.join(", "))
+        format!("{why}; the plan left changes of these steps on the host: {}", left.join(", "))
     }
 }
 

@@ -22,6 +22,14 @@ pub enum Error {
         /// What is wrong.
         problem: String,
     },
+    /// The text is not a valid URL of a file.
+    #[error("invalid URL {url:?}: {problem}")]
+    Url {
+        /// The URL, without a password.
+        url: String,
+        /// What is wrong.
+        problem: String,
+    },
     /// A server cannot be reached.
     #[error("cannot reach {url}: {reason}")]
     Unreachable {
@@ -69,7 +77,7 @@ pub enum Error {
         reason: String,
     },
     /// A file does not exist.
-    #[error("{what} does not exist; every bundle contains it")]
+    #[error("{what} does not exist")]
     Missing {
         /// The missing file.
         what: String,
@@ -164,7 +172,7 @@ pub enum Error {
         problem: String,
     },
     /// Another process is staging into the same directory.
-    #[error("another process is staging into {}", directory.display())]
+    #[error("another process is staging into {}; wait until it has finished", directory.display())]
     Busy {
         /// The staging directory.
         directory: PathBuf,
@@ -200,7 +208,7 @@ impl Error {
     /// Returns a CamelCase reason for conditions and reports.
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::Location { .. } => "BundleLocationInvalid",
+            Self::Location { .. } | Self::Url { .. } => "BundleLocationInvalid",
             Self::Unreachable { .. } | Self::Silent { .. } => "BundleUnreachable",
             Self::Refused { .. } => "BundleRefused",
             Self::Answer { .. } => "BundleServerAnswer",

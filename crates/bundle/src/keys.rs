@@ -189,7 +189,7 @@ fn load_file(path: &Path) -> Result<PublicKeys, KeyError> {
     let size = fs::metadata(path).map_err(failed)?.len();
     let name = path.display().to_string();
     if size > MAX_KEY_BYTES {
-        let problem = format!("the key has {size} bytes");
+        let problem = format!("{size} bytes exceed the limit of {MAX_KEY_BYTES}");
         return Err(KeyError::Form { name, problem });
     }
     let text = fs::read_to_string(path).map_err(failed)?;

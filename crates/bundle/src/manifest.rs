@@ -275,7 +275,7 @@ impl Manifest {
         }
         self.images.iter().try_for_each(validate_image)?;
         if !self.images.is_sorted_by(|a, b| a.name < b.name) {
-            let problem = "not sorted by name, or a duplicate name".to_owned();
+            let problem = "not sorted by name, or a name occurs twice".to_owned();
             return Err(field("images", problem));
         }
         Ok(())
@@ -303,7 +303,10 @@ impl Manifest {
         let directory = file.kind.directory();
         let inside = path.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'));
         if !inside {
-            return Err(field(path, format!("a {:?} stands in {directory}/", file.kind)));
+            return Err(field(
+                path,
+                format!("expected a file of kind {:?} in {directory}/", file.kind),
+            ));
         }
         match (file.kind, &file.package) {
             (FileKind::Package, Some(package)) => self.validate_package(path, package),

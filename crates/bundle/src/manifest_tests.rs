@@ -111,17 +111,17 @@ fn an_inconsistent_manifest_names_the_field() {
         ("contains the character", |m| {
             m.files[0].path = "packages/a;b".into();
         }),
-        ("stands in packages/", |m| {
+        ("expected a file of kind Package in packages/", |m| {
             m.files[0].path = "os/kubeadm.deb".into();
         }),
-        ("stands in packages/", |m| {
+        ("expected a file of kind Package in packages/", |m| {
             m.files[0].path = "packages".into();
         }),
         ("package, version and architecture are missing", |m| m.files[0].package = None),
         ("cannot install it", |m| m.os_family = OsFamily::Rhel),
         ("it is for amd64", |m| m.architecture = Architecture::Arm64),
         ("not sorted by path", |m| m.files.reverse()),
-        ("a duplicate name", |m| m.images[0].name = "a/b:2".into()),
+        ("a name occurs twice", |m| m.images[0].name = "a/b:2".into()),
         ("not among the blobs", |m| {
             m.images[0].manifest = digest("other");
         }),

@@ -178,7 +178,7 @@ fn a_duplicate_image_counts_once_and_a_name_clash_is_refused() {
     let error = refused(&world, |spec, _| {
         spec.images.push(ImageSpec { path: twin, name: None });
     });
-    assert!(error.to_string().contains("a duplicate name"), "{error}");
+    assert!(error.to_string().contains("a name occurs twice"), "{error}");
     let mut spec = Spec { packages: world.packages(), ..world.spec() };
     spec.images.push(spec.images[0].clone());
     let built = build::build(&spec, &world.key, &world.path("b")).unwrap();

@@ -27,15 +27,13 @@ An update stops before kubeadm starts on its machine, and the agent rolls back w
 Once kubeadm has started, the update runs to completion: a half-upgraded machine is never left \
 behind.
 
-An abort does not change the owner's version, so its rollout waits at the stopped machines. To \
-stay on the old version, set the owner's version back with kubectl. To continue, use `refit \
-retry`.
+An abort does not change the owner's version, so its rollout waits at the stopped machines. To continue, use `refit retry`. To keep the other machines as they are, pause the owner (annotation cluster.x-k8s.io/paused).
 
 -o json writes one array of {namespace, nodeUpdate, machine, phase, action, message}; action is \
 abort (stops now), already (requested before) or tooLate (the update ends first).
 
 Exit codes:
-  0  every unfinished update was requested to stop, or there is none
+  0  a stop was requested for every unfinished update, or no update is unfinished
   1  the cluster cannot be read or written
   2  the command line is invalid")]
 pub(crate) struct Args {
@@ -47,7 +45,7 @@ pub(crate) struct Args {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 enum Action {
-    /// The update is requested to stop.
+    /// The update stop requested.
     Abort,
     /// An abort was requested before.
     Already,
@@ -92,7 +90,8 @@ fn decide(update: &NodeUpdate) -> Option<Decision<Row>> {
     }
     let version = &update.spec.goal.kubernetes_version;
     let (action, message) = if is_past_return(phase) {
-        let text = format!("past the point of no return, runs to completion: on {version}");
+        let text =
+            format!("past the point of no return: the update to {version} runs to completion");
         (Action::TooLate, text)
     } else {
         let text = if matches!(phase, Phase::Pending | Phase::Waiting) {
@@ -120,9 +119,9 @@ fn show(printer: Printer, args: &AskArgs, rows: &[Row]) -> anyhow::Result<()> {
     let empty = format!("{}: no update is in progress", args.target);
     report(printer, rows, &empty, |row| {
         let what = match (row.action, args.dry_run) {
-            (Action::Already, _) => "was already requested to stop",
-            (Action::Abort, true) => "would be requested to stop",
-            (Action::Abort, false) => "is requested to stop",
+            (Action::Already, _) => "stop was already requested",
+            (Action::Abort, true) => "stop would be requested",
+            (Action::Abort, false) => "stop requested",
             (Action::TooLate, _) => "too late to stop",
         };
         format!("{} ({}): {what}; {}", row.node_update, row.phase, row.message)
@@ -141,13 +140,13 @@ fn show(printer: Printer, args: &AskArgs, rows: &[Row]) -> anyhow::Result<()> {
 fn advice(rows: &[Row], target: &Target) -> String {
     if rows.iter().any(|row| row.past_return) {
         return "The group's other machines follow after that while its owner requests the new \
-            version. To keep them as they are, pause the owner (annotation \
-            cluster.x-k8s.io/paused) or restore its previous version."
+            version. To keep them as they are, pause the owner (annotation cluster.x-k8s.io/paused)."
             .to_owned();
     }
     format!(
-        "The rollout waits at these machines while the owner requests the new version. To stay on \
-         the old version, restore it in the owner; to continue: `{} retry {target}`",
+        "The rollout waits at these machines while the owner requests the new version. To \
+         continue: `{} retry {target}`. To keep the other machines as they are, pause the owner \
+         (annotation cluster.x-k8s.io/paused).",
         program()
     )
 }

@@ -76,8 +76,8 @@ async fn config(global: &GlobalArgs) -> anyhow::Result<Config> {
     };
     let contexts: Vec<String> = kubeconfig.contexts.iter().map(|c| c.name.clone()).collect();
     let list = match contexts.as_slice() {
-        [] => "it has none".to_owned(),
-        names => format!("it has {}", names.join(", ")),
+        [] => "no contexts".to_owned(),
+        names => format!("contexts: {}", names.join(", ")),
     };
     let wanted = global
         .context
@@ -88,7 +88,7 @@ async fn config(global: &GlobalArgs) -> anyhow::Result<Config> {
         bail!("the kubeconfig has no current context; select one with --context ({list})");
     };
     if !contexts.contains(&wanted) {
-        bail!("the kubeconfig has no context {wanted:?}: {list}");
+        bail!("the kubeconfig has no context {wanted:?}; {list}");
     }
     let options =
         KubeConfigOptions { context: Some(wanted.clone()), ..KubeConfigOptions::default() };
@@ -134,7 +134,8 @@ fn read(path: &Path) -> anyhow::Result<Kubeconfig> {
     if !path.exists() {
         bail!("kubeconfig {} does not exist", path.display());
     }
-    Kubeconfig::read_from(path).with_context(|| format!("{} is not a kubeconfig", path.display()))
+    Kubeconfig::read_from(path)
+        .with_context(|| format!("cannot read the kubeconfig {}", path.display()))
 }
 
 impl Cluster {

@@ -21,7 +21,7 @@ fn abort_stops_every_unfinished_update_and_reports_it() {
     let before = stage.server().revision();
     let rehearsed = stage.run(&["abort", "cluster/edge-1", "--dry-run"]);
     assert!(
-        rehearsed.stdout.contains("edge-1-a-1 (Staging): would be requested to stop"),
+        rehearsed.stdout.contains("edge-1-a-1 (Staging): stop would be requested"),
         "{rehearsed:?}"
     );
     assert_eq!(stage.server().revision(), before);
@@ -30,7 +30,7 @@ fn abort_stops_every_unfinished_update_and_reports_it() {
     assert!(
         ended
             .stdout
-            .contains("edge-1-a-1 (Staging): is requested to stop; before the point of no return")
+            .contains("edge-1-a-1 (Staging): stop requested; before the point of no return")
     );
     assert!(
         ended
@@ -98,7 +98,7 @@ fn an_unknown_context_lists_the_known_ones() {
     let stage = Stage::new();
     let ended = stage.run(&["watch", "--context", "other"]);
     assert_eq!(ended.code, Some(1));
-    assert!(ended.stderr.contains("no context \"other\": it has stage"), "{ended:?}");
+    assert!(ended.stderr.contains("no context \"other\"; contexts: stage"), "{ended:?}");
 }
 
 #[test]

@@ -175,7 +175,7 @@ fn an_interrupt_ends_it_at_once() {
         assert!(sent.unwrap().success());
         assert_eq!(child.wait().unwrap().code(), Some(code));
         let rest: Vec<String> = lines.map(Result::unwrap).collect();
-        assert_eq!(rest.last().unwrap(), "interrupted; everything was removed");
+        assert_eq!(rest.last().unwrap(), "interrupted; the simulated cluster was removed");
     }
 }
 

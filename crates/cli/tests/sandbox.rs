@@ -169,7 +169,7 @@ fn machines_are_ready_and_ctrl_c_leaves_nothing_behind() {
     let (status, text) = sandbox.end("-INT");
     assert_eq!(status.code(), Some(0), "{text}");
     assert!(text.contains("8 of 8 machines are available"), "{text}");
-    assert!(text.ends_with("Stopped; everything was removed.\n"), "{text}");
+    assert!(text.ends_with("Stopped; the simulated clusters were removed.\n"), "{text}");
     assert!(!path.parent().unwrap().exists());
 }
 

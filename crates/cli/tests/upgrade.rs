@@ -43,7 +43,7 @@ fn the_workers_follow_when_the_control_plane_is_done() {
     let before = stage.server().revision();
     let mut again = stage.start(&["upgrade", "cluster/edge-1", "--to", NEW, "--watch"]);
     again.until("already requests v1.35.0");
-    again.until("Waiting: not its turn yet");
+    again.until("Waiting: other machines go first");
     assert_eq!(stage.server().revision(), before);
     stage.update("edge-1-md-a", json!({"phase": "Draining"}));
     stage.updated("edge-1-md-a");

@@ -26,7 +26,7 @@ fn piped_output_has_a_line_per_change_and_blocker() {
     let stage = Stage::new().with_cluster();
     stage.patch(CONTROL_PLANE, "edge-1", json!({"spec": {"version": NEW}}));
     let mut watch = stage.start(&["watch", "kcp/edge-1"]);
-    watch.until("edge-1-a    0%  Waiting: not its turn yet");
+    watch.until("edge-1-a    0%  Waiting: other machines go first");
     stage.update(
         "edge-1-a",
         json!({"phase": "Draining", "progress": {"percent": 60}, "blockedBy": blocker()}),
@@ -43,7 +43,7 @@ fn piped_output_has_a_line_per_change_and_blocker() {
     let conditions = json!({"conditions": [{"type": "Blocked", "status": "False", "reason": "NotBlocked",
         "message": "", "lastTransitionTime": "2026-03-02T08:00:00Z"}]});
     stage.status(UPDATE_GROUP, "kubeadmcontrolplane-edge-1", conditions);
-    watch.until("KubeadmControlPlane/edge-1: goes on");
+    watch.until("KubeadmControlPlane/edge-1: continuing");
     stage.updated("edge-1-a");
     watch.until("Updated: same machine");
     for name in &MACHINES[1..3] {
@@ -78,7 +78,7 @@ fn an_api_server_that_restarts_does_not_end_the_watch() {
     let mut stage = Stage::new().with_cluster();
     stage.patch(CONTROL_PLANE, "edge-1", json!({"spec": {"version": NEW}}));
     let mut watch = stage.start(&["watch", "machine/edge-1-b"]);
-    watch.until("Waiting: not its turn yet");
+    watch.until("Waiting: other machines go first");
     stage.restart();
     stage.update("edge-1-b", json!({"phase": "Upgrading"}));
     watch.until("Upgrading");

@@ -43,8 +43,8 @@ Examples:
   On a workstation, without leader election, with your own certificate:
     refit-controller --leader-elect=false --cert-dir ./certs --webhook-bind 127.0.0.1:9443
 
-Signals: SIGTERM or SIGINT shuts down gracefully: the process reports not ready, answers pending hooks
-and releases the Lease. A second signal exits immediately.";
+Signals: SIGTERM or SIGINT shuts down gracefully: the process reports not ready, answers pending
+hooks and releases the Lease. A second signal exits immediately.";
 
 /// Upgrade Kubernetes machines in place: answer Cluster API's hooks and carry out NodeUpdates
 #[derive(Debug, Parser)]

@@ -134,7 +134,7 @@ fn decide_held(held: &Held, names: &[String], now: Timestamp) -> Decision {
         return renew(format!("the certificate expired at {}", leaf.until));
     }
     if !trusted(&leaf.issuer) {
-        return renew(format!("no trusted authority is named {}", leaf.issuer));
+        return renew(format!("the issuer {} is not a trusted authority", leaf.issuer));
     }
     if let Some(missing) = names.iter().find(|name| !leaf.names.contains(name)) {
         return renew(format!("the certificate is not valid for {missing}"));

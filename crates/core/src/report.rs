@@ -304,7 +304,10 @@ impl Refusal {
     pub fn sentence(&self) -> String {
         match self {
             Self::SlotBusy { machine } => {
-                format!("waiting for {machine}: no more machines of the group may be unavailable")
+                format!(
+                    "waiting for {machine}: as many machines of the group are unavailable as \
+                     allowed"
+                )
             }
             Self::GroupUnavailable { available, needed } => format!(
                 "waiting until {needed} other machines of the group are available, now \

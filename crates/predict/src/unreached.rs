@@ -88,7 +88,7 @@ pub enum Unreached {
     /// Refit's ExtensionConfig does not exist.
     #[error(
         "there is no ExtensionConfig refit, so Cluster API does not call Refit and replaces \
-         machines; install Refit (refit install)"
+         machines; install Refit (refit install --image IMAGE --apply)"
     )]
     NotInstalled,
     /// Refit's ExtensionConfig is paused.

@@ -95,7 +95,7 @@ impl LeaseSettings {
 
 /// A write was rejected because this replica does not lead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this replica does not hold the Lease for long enough to write; the leader writes")]
+#[error("this replica does not hold the Lease, or not for long enough: only the leader writes")]
 pub struct NotLeader;
 
 /// Whether a call failed because this replica does not lead.

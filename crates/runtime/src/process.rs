@@ -76,7 +76,7 @@ pub fn init_logs(filter: &str, format: LogFormat) -> Result<(), StartError> {
 pub fn log_filter(filter: &str) -> Result<Targets, StartError> {
     let refused = |reason: String| StartError::Filter { filter: filter.to_owned(), reason };
     if filter.contains('[') {
-        return Err(refused("filters do not use fields and spans".to_owned()));
+        return Err(refused("fields and spans are not supported".to_owned()));
     }
     let parts = filter.split(',').map(str::trim);
     let parts: Vec<&str> = parts.filter(|part| !part.is_empty()).collect();

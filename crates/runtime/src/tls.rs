@@ -227,7 +227,7 @@ fn certificates(pem: &[u8], what: &'static str) -> Result<Vec<CertificateDer<'st
         .collect::<Result<Vec<_>, _>>()
         .map_err(|e| TlsError::Pem { what, reason: e.to_string() })?;
     if chain.is_empty() {
-        return Err(TlsError::Pem { what, reason: "no certificate in the file".to_owned() });
+        return Err(TlsError::Pem { what, reason: "no certificate found".to_owned() });
     }
     Ok(chain)
 }

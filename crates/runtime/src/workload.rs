@@ -136,7 +136,7 @@ async fn config_of(key: &ObjectKey, secret: &Secret) -> Result<Config, WorkloadE
         .data
         .as_ref()
         .and_then(|data| data.get("value"))
-        .ok_or_else(|| wrong("there is no such key".to_owned()))?;
+        .ok_or_else(|| wrong("the key is missing".to_owned()))?;
     let text = std::str::from_utf8(&data.0).map_err(|e| wrong(e.to_string()))?;
     let kubeconfig = Kubeconfig::from_yaml(text).map_err(|e| wrong(without_content(&e)))?;
     if let Some(what) = reaches_out(&kubeconfig) {

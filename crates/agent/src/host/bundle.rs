@@ -91,8 +91,8 @@ impl Remembered {
                 Ok(Some((self.directory.join(path).display().to_string(), sum)))
             }
             _ => Err(WorkError::permanent(format!(
-                "the bundle has more than one tarball that may hold kubeadm, kubelet and kubectl \
-                 ({}): build it with one",
+                "the bundle has several tarballs that may contain kubeadm, kubelet and kubectl \
+                 ({}); build it with only one",
                 self.tarballs.keys().cloned().collect::<Vec<_>>().join(", ")
             ))),
         }
@@ -164,7 +164,7 @@ async fn fetch(
         progress: None,
     };
     Box::pin(fetch::stage(&request)).await.map_err(|error| {
-        let message = format!("the bundle cannot be used: {error}");
+        let message = format!("cannot stage the bundle: {error}");
         if error.is_retriable() {
             WorkError::retriable(message)
         } else {

@@ -159,5 +159,5 @@ fn later_steps_use_the_packages_of_the_bundle() {
     bundle.tarballs.extend([tarball("kubernetes-server.tar.gz")]);
     bundle.save(&site, "p").unwrap();
     let error = packages(&site, "p", &args(PackageDriver::Tarball)).unwrap_err();
-    assert!(error.message.contains("build it with one"), "{error}");
+    assert!(error.message.contains("build it with only one"), "{error}");
 }

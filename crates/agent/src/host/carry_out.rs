@@ -210,7 +210,7 @@ async fn roll_back(site: &Site, job: &JobFile, undo: &Undo) -> Result<(), WorkEr
         Undo::Files { step } => {
             let mut back = keep::put_back(site, plan, step)?;
             back.extend(keep::put_back(site, plan, keep::PACKAGES)?);
-            site.log(&format!("put back: {}", back.join(", ")));
+            site.log(&format!("restored {}", back.join(", ")));
             ntp::put_back(site, plan, step).await
         }
         Undo::OsImage { os_image } => {

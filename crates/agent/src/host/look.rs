@@ -105,9 +105,7 @@ async fn undo_shows(site: &Site, plan: &str, undo: &Undo) -> Result<Evidence, Wo
 fn booted(since: &Since) -> Result<Evidence, HostError> {
     let now = fs::read_to_string(BOOT_ID)
         .map_err(|source| HostError::File { path: BOOT_ID.to_owned(), source })?;
-    Ok(Evidence::from_check(now.trim() != since.boot_id, || {
-        "the host has not booted again".to_owned()
-    }))
+    Ok(Evidence::from_check(now.trim() != since.boot_id, || "the host has not rebooted".to_owned()))
 }
 
 /// Whether the new version is running; without a version, whether any kubelet is.

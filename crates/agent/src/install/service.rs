@@ -35,8 +35,8 @@ pub enum InstallError {
     Program(#[from] ProgramError),
     /// The program does not run on this host.
     #[error(
-        "{program} does not run on this host ({reason}); it needs the same processor and a C library \
-         that is not older than the one it was built with"
+        "{program} does not run on this host ({reason}); it needs the same CPU architecture and a \
+         C library at least as new as the one it was built with"
     )]
     DoesNotRun {
         /// Path of the program.
@@ -366,7 +366,7 @@ impl Installation<'_> {
         if output.starts_with("refit-agent ") {
             Ok(())
         } else {
-            Err(broken(format!("it printed {:?}", output.trim())))
+            Err(broken(format!("unexpected output {:?}", output.trim())))
         }
     }
 

@@ -321,7 +321,7 @@ pub(crate) fn refused(uri: &Uri, status: StatusCode) -> Error {
             status: status.as_u16(),
             hint: match status {
                 StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                    ": the server rejects the credentials in the credentials file"
+                    ": the server requires other credentials; add them to the credentials file"
                 }
                 StatusCode::RANGE_NOT_SATISFIABLE => {
                     ": the file is shorter than stated in the manifest"

@@ -91,9 +91,10 @@ impl Registry {
             self.invalid_answer(format!("cannot read the artifact's manifest: {error}"))
         })?;
         if artifact.artifact_type.as_deref() != Some(images::ARTIFACT) {
-            return Err(
-                self.invalid_answer(format!("not a bundle, whose type is {}", images::ARTIFACT))
-            );
+            return Err(self.invalid_answer(format!(
+                "not a bundle, expected artifact type {}",
+                images::ARTIFACT
+            )));
         }
         Ok(self.artifact.insert(artifact).layers.clone())
     }
@@ -179,6 +180,5 @@ impl Registry {
 }
 
 fn url(text: &str) -> Result<Uri, Error> {
-    text.parse()
-        .map_err(|_| Error::Location { location: text.to_owned(), problem: "not a URL".to_owned() })
+    text.parse().map_err(|_| Error::Url { url: text.to_owned(), problem: "not a URL".to_owned() })
 }

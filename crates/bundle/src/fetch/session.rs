@@ -126,7 +126,7 @@ impl Session {
 /// Appends a path to a URL.
 fn join(base: &Uri, path: &str) -> Result<Uri, Error> {
     let text = format!("{base}{path}");
-    text.parse().map_err(|_| Error::Location { location: text, problem: "not a URL".to_owned() })
+    text.parse().map_err(|_| Error::Url { url: text, problem: "not a URL".to_owned() })
 }
 
 /// A file that is being read.

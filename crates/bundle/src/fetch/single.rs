@@ -79,8 +79,8 @@ pub async fn file(url: &str, sha256: &Digest, to: &Path, limits: &Limits) -> Res
 }
 
 fn parse(url: &str) -> Result<Uri, Error> {
-    let refused = |problem: &str| Error::Location {
-        location: super::location::without_password(url),
+    let refused = |problem: &str| Error::Url {
+        url: super::location::without_password(url),
         problem: problem.to_owned(),
     };
     let uri: Uri = url.parse().map_err(|_| refused("not a URL"))?;
@@ -89,7 +89,7 @@ fn parse(url: &str) -> Result<Uri, Error> {
         (Some("http" | "https"), Some(_)) => {
             Err(refused("the URL must not contain credentials; put them into the credentials file"))
         }
-        _ => Err(refused("not an http:// or https:// URL of a file")),
+        _ => Err(refused("expected an http:// or https:// URL of a file")),
     }
 }
 

@@ -41,7 +41,7 @@ The file of --from, paths relative to it:
 
 Exit codes:
   0  the bundle was created
-  1  the input is invalid; nothing was written
+  1  the bundle cannot be built; nothing was written
   2  the command line is invalid")]
 pub(crate) struct Args {
     /// Create the bundle in this directory.

@@ -119,6 +119,7 @@ fn coded(error: Error) -> anyhow::Error {
         | Error::Manifest { .. } => EXIT_DAMAGED,
         Error::Other { .. } => EXIT_OTHER,
         Error::Location { .. }
+        | Error::Url { .. }
         | Error::Unreachable { .. }
         | Error::Silent { .. }
         | Error::Refused { .. }

@@ -30,7 +30,7 @@ Exit codes:
   1  the manifests are invalid, or the run failed
   2  the command line is invalid
   3  a machine was replaced unexpectedly
-  130, 143  interrupted by Ctrl-C or SIGTERM; everything was removed")]
+  130, 143  interrupted by Ctrl-C or SIGTERM; the simulated cluster was removed")]
 pub(crate) struct Args {
     /// Run these Cluster manifests instead of the built-in example.
     #[arg(long, value_name = "FILE", num_args = 1..)]
@@ -74,7 +74,8 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
             number = interrupted() => {
                 // After an interrupt, stdout may be closed already.
                 let line = if printer.shows_bars() { "\n" } else { "" };
-                let _ = printer.note(&format!("{line}interrupted; everything was removed"));
+                let _ = printer.note(&format!("{line}interrupted; the simulated cluster was \
+                    removed"));
                 Ok(by_signal(number))
             }
             code = demo => code,

@@ -199,7 +199,7 @@ fn next_steps(printer: Printer, fleet: &Fleet, no_surge: bool) -> anyhow::Result
         row(format!("  {demo} --manifests examples/bare-metal.yaml"), "another cluster");
         row(
             format!("  {demo} --manifests YOUR.yaml"),
-            "yours, as `clusterctl generate cluster` prints it",
+            "your manifests, as printed by `clusterctl generate cluster`",
         );
     } else if !no_surge {
         row(format!("  {demo} --no-surge --manifests ..."), "the same without additional machines");

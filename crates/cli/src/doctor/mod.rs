@@ -90,7 +90,7 @@ fn show(printer: Printer, found: &[Finding]) -> io::Result<()> {
     let (failed, warned) = (count(Level::Fail), count(Level::Warn));
     printer.result(&match (failed, warned) {
         (0, 0) => printer.good("Sound."),
-        (0, _) => format!("Sound, with {warned} to look at."),
-        _ => printer.bad(&format!("{failed} failed, {warned} to look at.")),
+        (0, _) => format!("No check failed; warnings: {warned}."),
+        _ => printer.bad(&format!("Checks failed: {failed}; warnings: {warned}.")),
     })
 }

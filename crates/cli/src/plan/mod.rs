@@ -148,8 +148,8 @@ fn noted(plan: Prediction, input: &Input, objects: &[Value]) -> Prediction {
         let (now, wanted) = (spec_of(&input.current), spec_of(&input.desired));
         if now.is_some() && now != wanted {
             notes.push(format!(
-                "{}/{} changes under its name: Cluster API does not look into it, and no machine is \
-                 updated; make a template of another name and let the group refer to that",
+                "the change of {}/{} keeps its name, so Cluster API ignores it and updates no \
+                 machine; create a template with a new name and refer to it in the group",
                 kind(object),
                 name(object)
             ));

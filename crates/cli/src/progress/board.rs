@@ -132,7 +132,7 @@ impl Board {
                 if let Some((bar, _)) = self.notes.remove(about) {
                     self.bars.remove(&bar);
                 }
-                return self.line(seconds, &format!("{about}: goes on"));
+                return self.line(seconds, &format!("{about}: continuing"));
             }
             (None, Some(text)) => {
                 let bar = ProgressBar::new(1).with_style(note_style());

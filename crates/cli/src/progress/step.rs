@@ -71,7 +71,7 @@ pub(crate) fn step(row: &MachineProgress, target: &StatedVersion) -> Step {
     let again = row.outdated && settled && row.phase == Some(Phase::Succeeded);
     match row.phase.filter(speaks) {
         _ if (row.wanted_version != *target || again) && !row.is_under_way() => {
-            at("Waiting", "not its turn yet", 0)
+            at("Waiting", "other machines go first", 0)
         }
         Some(phase) => Step {
             remaining_seconds: row.remaining_seconds.filter(|rest| *rest > 0),
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_machine_goes_from_waiting_to_updated() {
-        assert_eq!(words(&row(OLD, OLD, None)), "Waiting: not its turn yet");
+        assert_eq!(words(&row(OLD, OLD, None)), "Waiting: other machines go first");
         let busy = row(NEW, OLD, Some(Phase::Upgrading));
         assert_eq!(words(&busy), "Upgrading: kubeadm-upgrade");
         let done = row(NEW, NEW, Some(Phase::Succeeded));
@@ -153,7 +153,7 @@ mod tests {
     fn an_earlier_result_is_not_taken_for_the_new_update() {
         let mut ended = row(OLD, OLD, Some(Phase::Succeeded));
         ended.goal_version = OLD.into();
-        assert_eq!(words(&ended), "Waiting: not its turn yet");
+        assert_eq!(words(&ended), "Waiting: other machines go first");
         ended.wanted_version = NEW.into();
         assert_eq!(words(&ended), "Running");
         let mut failed = row(NEW, OLD, Some(Phase::Failed));
@@ -166,7 +166,7 @@ mod tests {
     fn a_machine_whose_owner_wants_more_than_a_version_waits() {
         let mut outdated = row(NEW, NEW, Some(Phase::Succeeded));
         outdated.outdated = true;
-        assert_eq!(words(&outdated), "Waiting: not its turn yet");
+        assert_eq!(words(&outdated), "Waiting: other machines go first");
         assert!(!is_done(&outdated, &NEW.into()));
     }
 

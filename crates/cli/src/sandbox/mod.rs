@@ -108,7 +108,7 @@ async fn stay_up(
     announce(printer, args, &sandbox)?;
     ended.await;
     drop(sandbox);
-    print_progress(global, "Stopped; everything was removed.");
+    print_progress(global, "Stopped; the simulated clusters were removed.");
     Ok(ExitCode::SUCCESS)
 }
 

@@ -336,7 +336,7 @@ impl fmt::Display for Refusal {
             ),
             Self::WorkersFirst { object, why } => write!(
                 f,
-                "the workers of {object} go first: {why}. Upgrade {object} to the control plane's \
+                "upgrade the workers of {object} first: {why}. Upgrade {object} to the control plane's \
                  version"
             ),
             Self::Nothing => f.write_str(

@@ -224,7 +224,8 @@ impl<'a> Screen<'a> {
         Err(exit::error(
             EXIT_FAILED,
             format!(
-                "{} of {} machines will not be updated without a retry:\n{message}\nWhen the cause is fixed: `{} retry machine/{}`",
+                "{} of {} machines will not be updated without a retry:\n{message}\n\
+                 When the cause is fixed: `{} retry machine/{}`",
                 failed.len(),
                 view.machines.len(),
                 crate::global::program(),

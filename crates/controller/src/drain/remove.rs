@@ -38,7 +38,7 @@ pub(crate) async fn remove(
         Some((removal, error)) => {
             let refusal = Refusal::EvictionRefused {
                 pod: removal.pod.to_string(),
-                message: format!("the API server gave no answer: {error}"),
+                message: format!("the API server did not respond: {error}"),
             };
             refused.push(eviction_refusal(removal, refusal));
         }

@@ -33,7 +33,9 @@ impl Policy {
     pub fn complaint(&self) -> String {
         self.not_understood
             .as_ref()
-            .map(|(key, value)| format!("invalid value {value:?} of {key}; using the safe default"))
+            .map(|(key, value)| {
+                format!("invalid value {value:?} of {key}; the safest setting applies instead")
+            })
             .unwrap_or_default()
     }
 }

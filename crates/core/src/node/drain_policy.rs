@@ -80,7 +80,7 @@ impl DrainChoice {
         if all.is_empty() {
             return String::new();
         }
-        format!("invalid values: {}; using the safe defaults", all.join(", "))
+        format!("invalid values: {}; the safest settings apply instead", all.join(", "))
     }
 }
 

@@ -111,7 +111,7 @@ impl DrainRefusal {
                 "waiting until pod {pod} has terminated: its deletion takes longer than usual"
             ),
             Self::PodCameBack { pod } => format!(
-                "pod {pod} was scheduled to the node during its drain, evicting it again; make \
+                "pod {pod} was scheduled to the node during its drain and is evicted again; make \
                  its controller respect the cordon, or label the pod cluster.x-k8s.io/drain: skip"
             ),
             Self::VolumeAttached { attachment, volume, node } => {

@@ -59,7 +59,8 @@ impl Work<'_> {
                 Standing::stopped("Aborted", message)
             }
             Stop::Superseded(by) => {
-                let message = and_left(format!("NodeUpdate {by} has another goal"));
+                let message =
+                    and_left(format!("superseded by NodeUpdate {by}, which has another goal"));
                 Standing::stopped("Superseded", message)
             }
         };

@@ -98,7 +98,7 @@ impl<'a> Work<'a> {
         }
         match next {
             Some(step) => format!("step {} on the host", step.id),
-            None => "the agent is starting the plan".to_owned(),
+            None => "the agent starts the plan".to_owned(),
         }
     }
 

@@ -16,7 +16,7 @@ use crate::{
 /// How long after its expiry a Lease still counts as held.
 const LEASE_GRACE: SignedDuration = SignedDuration::from_secs(15);
 /// The command that repairs an installation.
-const APPLY: &str = "refit install --apply";
+const APPLY: &str = "refit install --image IMAGE --apply";
 
 pub(super) fn crds(facts: &Facts, found: &mut Findings) {
     let there = match &facts.crds {
@@ -67,8 +67,8 @@ pub(super) fn rights(facts: &Facts, found: &mut Findings) {
     let missing: Vec<&str> =
         rights.iter().filter(|right| !right.allowed).map(|right| right.what.as_str()).collect();
     if !missing.is_empty() {
-        let message = format!("it is not allowed to {}", missing.join("; nor "));
-        found.fail(ACCOUNT, message, "refit install --apply (its RBAC objects)");
+        let message = format!("it is not allowed to {}", missing.join(", or to "));
+        found.fail(ACCOUNT, message, "refit install --only rbac --apply");
     }
     found.or_ok(ACCOUNT, format!("it has all {} required permissions", rights.len()));
 }
@@ -246,7 +246,8 @@ pub(super) fn lease(facts: &Facts, found: &mut Findings) {
         Read::Known(Some(lease)) => lease,
         Read::Known(None) => {
             let message =
-                "it does not exist: no controller with more than one replica is running".to_owned();
+                "it does not exist: no controller with leader election has become the leader"
+                    .to_owned();
             return found.warn(OBJECT, message, remedy);
         }
         Read::Unknown(why) => return found.unknown(OBJECT, why),
@@ -342,7 +343,7 @@ pub(super) fn agents(facts: &Facts, found: &mut Findings) {
             }
         }
     }
-    found.or_ok("agents", format!("{fresh} reported lately"));
+    found.or_ok("agents", format!("{fresh} agents reported recently"));
 }
 
 pub(super) fn skew(facts: &Facts, found: &mut Findings) {

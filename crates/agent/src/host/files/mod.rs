@@ -104,7 +104,7 @@ async fn write(
     }
     keep::keep(site, plan, step, &file.path)?;
     atomic::replace(&path, &content, access)?;
-    site.log(&format!("{} is written", file.path));
+    site.log(&format!("wrote {}", file.path));
     Ok(())
 }
 
@@ -140,7 +140,8 @@ fn access(site: &Site, file: &PlannedFile) -> Result<Access, WorkError> {
     };
     let unknown = |kind: &str, name: &str| {
         WorkError::needs_person(format!(
-            "{} shall belong to the {kind} {name:?}, which does not exist on the host",
+            "cannot set the owner of {}: the {kind} {name:?} does not exist on the host; create \
+             it, or change the owner in the plan",
             file.path
         ))
     };

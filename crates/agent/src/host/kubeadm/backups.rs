@@ -54,7 +54,7 @@ pub(super) fn prune(site: &Site, keep: usize) {
                 if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
             match outcome {
                 Ok(()) => {
-                    site.log(&format!("removing {}, left by an older upgrade", path.display()));
+                    site.log(&format!("removed {}, left by an older upgrade", path.display()));
                 }
                 Err(error) => site.log(&format!("cannot remove {}: {error}", path.display())),
             }

@@ -198,7 +198,7 @@ async fn restart(site: &Site, name: &str, sum: &str, patience: Duration) -> Resu
     let outcome = tokio::time::timeout(patience, started).await;
     outcome.map_err(|_| {
         WorkError::retriable(format!(
-            "{name} has not restarted with its new certificates within {} s",
+            "{name} did not restart within {} s after the renewal of its certificates",
             patience.as_secs()
         ))
     })

@@ -306,8 +306,8 @@ impl<'a> Apt<'a> {
             .collect();
         if !others.is_empty() {
             return Err(WorkError::needs_person(format!(
-                "package {name} was installed by the plan, but {} now depend on it; remove it by \
-                 hand",
+                "package {name} was installed by the plan, but {} now depend on it; remove {name} \
+                 by hand",
                 others.join(", ")
             )));
         }
@@ -343,7 +343,7 @@ impl<'a> Apt<'a> {
             let version = found.ok_or_else(|| {
                 let there = match versions.as_slice() {
                     [] => "there is no package of that name".to_owned(),
-                    some => format!("available: {}", some[..some.len().min(5)].join(", ")),
+                    some => format!("available versions: {}", some[..some.len().min(5)].join(", ")),
                 };
                 let way_out = match want.version {
                     Wanted::Kubernetes(_) => {
@@ -353,7 +353,7 @@ impl<'a> Apt<'a> {
                     Wanted::Text(_) => "",
                 };
                 WorkError::retriable(format!(
-                    "the repositories of the host have no package {} at {}: {there}{way_out}",
+                    "the repositories of the host have no package {} at {}; {there}{way_out}",
                     want.name, want.version
                 ))
             })?;
@@ -408,8 +408,8 @@ fn explain(error: ProgramError) -> WorkError {
         ("packages need to be removed", "other packages would have to be removed"),
         ("unmet dependencies", "dependencies cannot be satisfied"),
         ("pkgproblemresolver::resolve generated breaks", "dependencies cannot be satisfied"),
-        ("not authenticated", "the host does not trust the key that signed the repository"),
-        ("is not signed", "the host does not trust the key that signed the repository"),
+        ("not authenticated", "the repository has no signature that the host trusts"),
+        ("is not signed", "the repository has no signature that the host trusts"),
     ];
     match known.iter().find(|(text, _)| output.contains(text)) {
         Some((_, what)) => WorkError::needs_person(format!(

@@ -438,7 +438,7 @@ fn explain(error: ProgramError) -> WorkError {
     let known = ["nothing provides", "conflicting requests", "GPG check FAILED", "is not signed"];
     if known.iter().any(|text| output.contains(text)) {
         return WorkError::needs_person(format!(
-            "dnf cannot install it; nothing was changed, fix it on the host: {error}"
+            "dnf cannot install the packages; nothing was changed, fix it on the host: {error}"
         ));
     }
     error.into()

@@ -85,7 +85,8 @@ impl Want {
             && version.bytes().all(|b| b.is_ascii_alphanumeric() || b"+.:~_-^".contains(&b));
         if !is_name(&package.name) || !is_version {
             return Err(WorkError::permanent(format!(
-                "invalid version {1:?} of package {0:?}",
+                "invalid package {:?} at version {:?}: the name or the version has characters \
+                 that are not allowed",
                 package.name, package.version
             )));
         }
@@ -218,7 +219,7 @@ pub(crate) fn compare_restored(
             };
             return Evidence::Missing {
                 what: format!(
-                    "package {name} is {}, the previous version was {}",
+                    "package {name} is {}, expected {} as before the plan",
                     shown(found),
                     shown(version)
                 ),

@@ -182,9 +182,7 @@ impl<'a> Tarball<'a> {
     /// Downloads a tarball. An interrupted download is resumed.
     async fn download(&self, url: &str, sha256: &str) -> Result<PathBuf, WorkError> {
         let sum = Digest::try_from(sha256.to_lowercase()).map_err(|error| {
-            WorkError::permanent(format!(
-                "invalid packages.sha256 of {url}, without which it is not fetched: {error}"
-            ))
+            WorkError::permanent(format!("invalid packages.sha256 for {url}: {error}"))
         })?;
         let to = self.downloads().join(sum.as_str());
         if to.is_file() {
@@ -194,10 +192,10 @@ impl<'a> Tarball<'a> {
         let limits = Limits::default();
         let fetched = Box::pin(fetch::file(url, &sum, &to, &limits)).await;
         fetched.map_err(|error| {
-            let message = format!("the tarball cannot be used: {error}");
+            let message = format!("cannot fetch the tarball: {error}");
             if error.is_retriable() {
                 WorkError::retriable(message)
-            } else if matches!(error, refit_bundle::Error::Location { .. }) {
+            } else if matches!(error, refit_bundle::Error::Url { .. }) {
                 WorkError::permanent(message)
             } else {
                 WorkError::needs_person(message)

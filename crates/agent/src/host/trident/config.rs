@@ -124,7 +124,8 @@ pub(super) fn warnings(config: &Value) -> Vec<String> {
                 found.push(format!("script {name} of {phase} has no runOn: it never runs"));
             } else if phase == "preServicing" && !runs_on.contains(&"all") {
                 found.push(format!(
-                    "script {name} of preServicing runs on {}: at an update only `all` matches",
+                    "script {name} of preServicing runs on {}: during an update, only `all` \
+                     matches",
                     runs_on.join(", ")
                 ));
             }
@@ -138,7 +139,8 @@ pub(super) fn warnings(config: &Value) -> Vec<String> {
         let content = check.get("content").and_then(Value::as_str).unwrap_or_default();
         if (check.get("path").is_some() || !content.is_empty()) && !content.contains("timeout ") {
             found.push(format!(
-                "health check {name} is a script without `timeout`: if it hangs, the commit does"
+                "health check {name} is a script without `timeout`: if it hangs, the commit hangs \
+                 too"
             ));
         }
     }
@@ -305,7 +307,7 @@ mod tests {
         });
         let found = warnings(&config).join("\n");
         for words in [
-            "script gate of preServicing runs on ab-update: at an update only `all` matches",
+            "script gate of preServicing runs on ab-update: during an update, only `all` matches",
             "script never of postProvision has no runOn: it never runs",
             "health check hangs is a script without `timeout`",
             "additional file /etc/x has no permissions",

@@ -307,10 +307,10 @@ fn describe(found: &Situation) -> String {
         Situation::NeedsUpdate => {
             "the host runs another image, and this one is not staged".to_owned()
         }
-        Situation::Staged => "the image is staged, and does not boot next".to_owned(),
+        Situation::Staged => "the image is staged, but the next boot does not use it".to_owned(),
         Situation::OtherStaged => "another image is staged".to_owned(),
         Situation::AwaitsBoot => "the host has not booted the image yet".to_owned(),
-        Situation::AwaitsCommit => "the image has booted, and is not committed yet".to_owned(),
+        Situation::AwaitsCommit => "the image has booted, but is not committed yet".to_owned(),
         Situation::RollingBack => {
             "the image failed its health checks; the old one boots again".to_owned()
         }

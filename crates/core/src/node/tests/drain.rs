@@ -254,7 +254,7 @@ fn the_machines_timeout_ends_a_drain_and_names_the_rest() {
         MachineDeletion { node_drain_timeout_seconds: Some(0), ..MachineDeletion::default() },
     );
     pass(&mut endless, 60);
-    assert_eq!(endless.gate(), Gate::Upgrade, "0 is no limit, as in Cluster API");
+    assert_eq!(endless.gate(), Gate::Upgrade, "0 means no limit, as in Cluster API");
 }
 
 #[test]

@@ -117,7 +117,7 @@ fn staging_needs_no_slot_on_a_worker() {
     assert_eq!(one.blocked_by(), ["SlotBusy"]);
     assert_eq!(
         one.status().message,
-        "waiting for m-1: no more machines of the group may be unavailable"
+        "waiting for m-1: as many machines of the group are unavailable as allowed"
     );
     assert_eq!(one.condition(), Some(("Unknown".into(), "Waiting".into())));
     one.group.as_mut().unwrap().slots.clear();
