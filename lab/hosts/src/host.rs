@@ -20,7 +20,7 @@ use crate::{disk::Disk, eventually, isolation::Isolation, net, run};
 /// Exit code of systemd-nspawn if the host requested a reboot and no service manager handles it.
 const REBOOT: i32 = 133;
 /// Timeout of a boot on a busy machine, in seconds.
-const BOOT_SECONDS: u64 = 60;
+const BOOT_SECONDS: u64 = 180;
 /// Size of a host's disk in MiB; unwritten blocks take no space.
 const DISK_MEBIBYTES: u64 = 6 * 1024;
 /// System calls that container runtimes need beyond those that systemd-nspawn allows.
