@@ -1,3 +1,4 @@
+mod aged_views;
 mod drain;
 mod drain_sorting;
 mod ends;

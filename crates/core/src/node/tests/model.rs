@@ -20,6 +20,42 @@ use crate::{
 
 const MACHINES: usize = 5;
 
+/// The kinds that decisions read. Writes are made to the first five.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    NodeUpdate,
+    UpdateGroup,
+    Machine,
+    HostPlan,
+    Node,
+    MirrorPod,
+    Owner,
+    Cluster,
+}
+
+/// The kind of the object whose resourceVersion guards a write; `None` for a write that is safe to
+/// repeat.
+pub(super) fn guard_of(write: &Write) -> Option<Kind> {
+    match write {
+        Write::Management(ManagementWrite::Status) => Some(Kind::NodeUpdate),
+        Write::Management(ManagementWrite::ClaimSlot(_) | ManagementWrite::ReleaseSlot(_)) => {
+            Some(Kind::UpdateGroup)
+        }
+        Write::Management(ManagementWrite::Guard(_) | ManagementWrite::Unguard(_)) => {
+            Some(Kind::Machine)
+        }
+        Write::HostPlan(_) => Some(Kind::HostPlan),
+        Write::Workload(
+            WorkloadWrite::Cordon
+            | WorkloadWrite::Uncordon
+            | WorkloadWrite::Exclude
+            | WorkloadWrite::Include,
+        ) => Some(Kind::Node),
+        Write::Workload(WorkloadWrite::Evict(_))
+        | Write::Management(ManagementWrite::MachineCondition(_)) => None,
+    }
+}
+
 /// One snapshot, with the versions of the objects that guard its write.
 #[derive(Clone)]
 struct Look {
@@ -125,20 +161,7 @@ impl Five {
             return false;
         };
         let who = look.who;
-        let guard = match write {
-            Write::Management(ManagementWrite::Status) => 0,
-            Write::Management(ManagementWrite::ClaimSlot(_) | ManagementWrite::ReleaseSlot(_)) => 1,
-            Write::Management(ManagementWrite::Guard(_) | ManagementWrite::Unguard(_)) => 2,
-            Write::HostPlan(_) => 3,
-            Write::Workload(
-                WorkloadWrite::Cordon
-                | WorkloadWrite::Uncordon
-                | WorkloadWrite::Exclude
-                | WorkloadWrite::Include,
-            ) => 4,
-            Write::Workload(WorkloadWrite::Evict(_))
-            | Write::Management(ManagementWrite::MachineCondition(_)) => usize::MAX,
-        };
+        let guard = guard_of(&write).map_or(usize::MAX, |kind| kind as usize);
         let now = self.guards(who);
         if guard < now.len() && look.versions[guard] != now[guard] {
             return false;
@@ -149,18 +172,13 @@ impl Five {
         one.group = Some(self.group.clone());
         one.plan = Some(self.plans[who].clone());
         one.nodes = self.nodes.clone();
-        one.nodes.rotate_left(who);
-        one.nodes[0].name = "m-0".into();
         one.pods = self.pods[who].clone();
         one.apply_alone(&look.decision, write);
         self.updates[who] = one.update;
         self.machines[who] = one.machine.unwrap();
         self.plans[who] = one.plan.unwrap();
         self.pods[who] = one.pods;
-        let (unschedulable, cordoned_by) =
-            (one.nodes[0].unschedulable, one.nodes[0].cordoned_by.clone());
-        self.nodes[who].unschedulable = unschedulable;
-        self.nodes[who].cordoned_by = cordoned_by;
+        self.nodes = one.nodes;
         self.group = one.group.unwrap();
         match guard {
             0 => self.versions[who].update += 1,

@@ -143,7 +143,7 @@ pub(super) fn snapshot(update: &NodeUpdate, machine: Option<&Machine>) -> Snapsh
     }
 }
 
-/// The environment of NodeUpdate `m-0-1` of Machine `m-0`.
+/// The environment of one NodeUpdate: `m-0-1` of Machine `m-0`, unless a test replaces it.
 #[derive(Clone, Debug)]
 pub(super) struct One {
     pub(super) now: i64,
@@ -184,25 +184,36 @@ impl One {
         let mut plan = HostPlan::new("m-0", HostPlanSpec::default());
         plan.status = Some(report(0));
         Self {
+            limits: Limits { replicas: 5, max_unavailable: 1 },
+            others,
+            nodes: (0..5).map(|n| node(&format!("m-{n}"))).collect(),
+            pods: vec![pod("web-1")],
+            ..Self::of(update("m-0", 1), machine("m-0"), plan)
+        }
+    }
+
+    /// A NodeUpdate in a cluster without Nodes.
+    pub(super) fn of(update: NodeUpdate, machine: Machine, plan: HostPlan) -> Self {
+        Self {
             now: 0,
-            update: update("m-0", 1),
+            update,
             siblings: Vec::new(),
-            machine: Some(machine("m-0")),
+            machine: Some(machine),
             paused: None,
             owner_version: GOAL.into(),
             settings: HostSettings::default(),
             settings_refused: None,
             reboot: Reboot::default(),
             group: Some(UpdateGroupStatus::default()),
-            limits: Limits { replicas: 5, max_unavailable: 1 },
-            others,
+            limits: Limits { replicas: 0, max_unavailable: 0 },
+            others: Vec::new(),
             last_first_passed: None,
             reachable: true,
             plan: Some(plan),
-            nodes: (0..5).map(|n| node(&format!("m-{n}"))).collect(),
+            nodes: Vec::new(),
             static_pods: Vec::new(),
             control_plane: Vec::new(),
-            pods: vec![pod("web-1")],
+            pods: Vec::new(),
             around: DrainView { attachments: Some(Vec::new()), ..DrainView::default() },
             drain: DrainChoice::default(),
             refusals: Vec::new(),
@@ -264,7 +275,7 @@ impl One {
         let view = DrainView { pods: self.pods.clone(), ..self.around.clone() };
         let seen = Seen {
             host_plan: self.plan.clone().map(Arc::new),
-            node_name: "m-0".into(),
+            node_name: self.machine_name().into(),
             nodes: self.nodes.clone(),
             static_pods: self.static_pods.clone(),
             control_plane: self.control_plane.clone(),
@@ -301,12 +312,18 @@ impl One {
         decide(&snapshot, at(self.now))
     }
 
+    /// Name of the Machine, which is also the name of its Node.
+    fn machine_name(&self) -> &str {
+        &self.update.spec.machine_ref.name
+    }
+
     pub(super) fn node(&self) -> Option<&NodeView> {
-        self.nodes.iter().find(|node| node.name == "m-0")
+        self.nodes.iter().find(|node| *node.name == *self.machine_name())
     }
 
     pub(super) fn node_mut(&mut self) -> &mut NodeView {
-        self.nodes.iter_mut().find(|node| node.name == "m-0").unwrap()
+        let name = &self.update.spec.machine_ref.name;
+        self.nodes.iter_mut().find(|node| *node.name == **name).unwrap()
     }
 
     pub(super) fn phase(&self) -> refit_kinds::refit::Phase {
@@ -479,7 +496,8 @@ impl One {
         node.ready = true;
         node.kubelet_version = GOAL.into();
         node.heartbeat = Some(at(now));
-        for pod in self.static_pods.iter_mut().filter(|pod| pod.node == "m-0") {
+        let name = &self.update.spec.machine_ref.name;
+        for pod in self.static_pods.iter_mut().filter(|pod| *pod.node == **name) {
             if pod.component != "etcd" {
                 pod.version = ImageVersion::of_tag(GOAL);
             }

@@ -1,0 +1,205 @@
+//! Decisions from views of independent age: a controller has one watch per kind, and any of them
+//! may be behind the others, such as after an outage of an API server.
+//!
+//! A write is rejected if its own object is newer than the view. But whether the other machines are
+//! healthy is in no object that is written. The tests state which kinds a controller must read live
+//! before which write; all other views may be arbitrarily old. A live read happens in the same
+//! instant as its write: what happens between the two is not part of the model.
+//!
+//! A claim requires no live read, because it disturbs nothing: the gate after it is checked again.
+
+mod judge;
+mod objects;
+mod world;
+
+use proptest::{
+    prelude::*,
+    test_runner::{RngSeed, TestError, TestRunner},
+};
+
+use self::{
+    objects::{Fleet, MACHINES},
+    world::{CONTROLLERS, Finding, Move, World},
+};
+use super::model::Kind;
+
+const KINDS: [Kind; 8] = [
+    Kind::NodeUpdate,
+    Kind::UpdateGroup,
+    Kind::Machine,
+    Kind::HostPlan,
+    Kind::Node,
+    Kind::MirrorPod,
+    Kind::Owner,
+    Kind::Cluster,
+];
+
+const UPGRADE: &str = "gate Upgrade";
+const DISRUPT: &str = "gate Disrupt";
+/// Writes of a drain, which begins and continues while other members of a control plane fail.
+const DRAIN: [&str; 2] = ["cordon", "evict"];
+
+const SEED: u64 = 1;
+
+/// What a controller must read live before which write.
+///
+/// | kind | because of |
+/// |---|---|
+/// | Node, mirror pod | another machine that has failed |
+/// | Machine | another Machine that is being deleted |
+/// | owner | a lower `maxUnavailable` |
+/// | UpdateGroup | a slot that another controller has claimed, if the group has several |
+const REQUIRED: [(Kind, &str); 7] = [
+    (Kind::Node, UPGRADE),
+    (Kind::MirrorPod, UPGRADE),
+    (Kind::Machine, UPGRADE),
+    (Kind::Owner, UPGRADE),
+    (Kind::UpdateGroup, UPGRADE),
+    (Kind::Node, DISRUPT),
+    (Kind::MirrorPod, DISRUPT),
+];
+
+/// The required live reads except one.
+fn all_but(kind: Kind, write: &str) -> Vec<(Kind, &'static str)> {
+    REQUIRED.into_iter().filter(|read| *read != (kind, write)).collect()
+}
+
+/// A move of a world in which views of these kinds may be aged.
+fn any_move(fleet: Fleet, aged: &[Kind]) -> impl Strategy<Value = Move> {
+    let aged = prop_oneof![
+        2 => Just(Vec::new()),
+        2 => prop::sample::subsequence(aged.to_vec(), 1),
+        1 => prop::sample::subsequence(aged.to_vec(), 1..=aged.len()),
+    ];
+    let machines = prop_oneof![
+        2 => prop::sample::subsequence(&[0, 1, 2][..], 1),
+        1 => prop::sample::subsequence(&[0, 1, 2][..], 1..=MACHINES),
+    ];
+    let reconcile = (0..CONTROLLERS, machines, aged);
+    let reconcile = reconcile.prop_map(|(controller, machines, aged)| Move::Reconcile {
+        controller,
+        machines,
+        aged,
+    });
+    let who = || 0..MACHINES;
+    let mirror_pods = u32::from(fleet == Fleet::ControlPlane);
+    prop_oneof![
+        20 => reconcile,
+        8 => who().prop_map(Move::HostWorks),
+        2 => who().prop_map(Move::NodeFails),
+        2 * mirror_pods => who().prop_map(Move::ApiServerFails),
+        1 => who().prop_map(Move::Delete),
+        1 - mirror_pods => (1..3).prop_map(Move::MaxUnavailable),
+        1 => prop_oneof![
+            who().prop_map(Move::HostFails),
+            who().prop_map(Move::MachineUpdated),
+            who().prop_map(Move::Abort),
+            any::<bool>().prop_map(Move::Pause),
+        ],
+    ]
+}
+
+/// A controller has sent the plans that it may send, and the hosts have staged them.
+fn staged(fleet: Fleet, max_unavailable: i32) -> World {
+    let mut world = World::new(fleet, max_unavailable);
+    for _ in 0..2 {
+        world.make(&reconcile(0, &[0, 1, 2], &[]), &[]);
+    }
+    for who in 0..MACHINES {
+        world.make(&Move::HostWorks(who), &[]);
+    }
+    world
+}
+
+fn reconcile(controller: usize, machines: &[usize], aged: &[Kind]) -> Move {
+    Move::Reconcile { controller, machines: machines.to_vec(), aged: aged.to_vec() }
+}
+
+/// Searches for moves that end with a violation, other than that of a drain. The seed is fixed.
+fn search(
+    fleet: Fleet,
+    aged: &[Kind],
+    live: &[(Kind, &str)],
+) -> Result<(), TestError<(usize, Vec<Move>)>> {
+    let config = ProptestConfig {
+        cases: 500,
+        failure_persistence: None,
+        rng_seed: RngSeed::Fixed(SEED),
+        ..ProptestConfig::default()
+    };
+    let worlds = [1, 2].map(|max_unavailable| staged(fleet, max_unavailable));
+    let moves = prop::collection::vec(any_move(fleet, aged), 0..40);
+    TestRunner::new(config).run(&(prop::sample::select(vec![0, 1]), moves), |(world, moves)| {
+        let mut world = worlds[world].clone();
+        let found = moves.iter().flat_map(|what| world.make(what, live));
+        let mut found = found.filter(|found| !DRAIN.contains(&&*found.write));
+        let fail =
+            |found: Finding| TestCaseError::fail(format!("{}: {}", found.write, found.violation));
+        found.next().map_or(Ok(()), |found| Err(fail(found)))
+    })
+}
+
+/// A gate may be raised although an invariant forbids it, if the view of this kind alone is aged.
+fn assert_required(fleet: Fleet, kind: Kind, write: &str) {
+    let found = search(fleet, &[kind], &all_but(kind, write));
+    let at_write =
+        matches!(&found, Err(TestError::Fail(why, _)) if why.message().starts_with(write));
+    assert!(at_write, "{kind:?} may be aged before {write}: {found:?}");
+}
+
+#[test]
+fn a_workers_gate_requires_live_nodes_machines_and_owners() {
+    for kind in [Kind::Node, Kind::Machine, Kind::Owner] {
+        assert_required(Fleet::Workers, kind, UPGRADE);
+    }
+}
+
+#[test]
+fn the_gates_of_a_control_plane_require_live_nodes_and_mirror_pods() {
+    for kind in [Kind::Node, Kind::MirrorPod] {
+        for write in [UPGRADE, DISRUPT] {
+            assert_required(Fleet::ControlPlane, kind, write);
+        }
+    }
+}
+
+#[test]
+fn a_gate_requires_the_slots_that_another_controller_has_claimed() {
+    let raise = |other: usize, live: &[(Kind, &str)]| {
+        let mut world = staged(Fleet::Workers, 2);
+        let moves = [
+            reconcile(0, &[0], &[]),
+            reconcile(other, &[1], &[]),
+            reconcile(other, &[1], &[]),
+            Move::NodeFails(2),
+            reconcile(0, &[0], &[Kind::UpdateGroup]),
+        ];
+        moves.iter().any(|what| !world.make(what, live).is_empty())
+    };
+    assert!(raise(1, &all_but(Kind::UpdateGroup, UPGRADE)));
+    assert!(!raise(1, &REQUIRED));
+    assert!(!raise(0, &[]), "a controller sees its own claims");
+}
+
+#[test]
+fn every_other_view_of_workers_may_be_arbitrarily_old() {
+    assert_eq!(search(Fleet::Workers, &KINDS, &REQUIRED), Ok(()));
+}
+
+#[test]
+fn every_other_view_of_a_control_plane_may_be_arbitrarily_old() {
+    assert_eq!(search(Fleet::ControlPlane, &KINDS, &REQUIRED), Ok(()));
+}
+
+/// Even with current views: only the gates depend on the other members.
+#[test]
+fn a_drain_does_not_wait_for_another_member_that_has_failed() {
+    let mut world = staged(Fleet::ControlPlane, 1);
+    let mut make = |what| world.make(&what, &[]);
+    make(reconcile(0, &[0], &[]));
+    make(Move::HostWorks(0));
+    make(Move::NodeFails(1));
+    let drain = [(); 3].map(|()| make(reconcile(0, &[0], &[])));
+    let writes: Vec<_> = drain.iter().flatten().map(|found| &*found.write).collect();
+    assert_eq!(writes, DRAIN);
+}

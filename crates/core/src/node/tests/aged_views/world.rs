@@ -1,0 +1,268 @@
+//! The true objects, two controllers whose view of each kind has its own age, and everything else
+//! that changes the objects.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use refit_kinds::{
+    conditions, keys,
+    refit::{Gate, Phase, Stage},
+};
+
+use super::{
+    super::{
+        model::{Kind, guard_of},
+        world::{One, at, pod, word},
+    },
+    KINDS,
+    judge::Judge,
+    objects::{Fleet, MACHINES, Objects, phase},
+};
+use crate::{
+    group::holds,
+    invariants::Violation,
+    node::{gate::host_ended, *},
+};
+
+pub(super) const CONTROLLERS: usize = 2;
+/// Simulated seconds per move.
+const TICK: i64 = 5;
+/// Writes of one reconcile. The status may alternate between two views.
+const MAX_WRITES: usize = 6;
+
+/// Kinds that a controller reads live, each before a write.
+pub(super) type LiveReads<'a> = &'a [(Kind, &'a str)];
+
+/// One thing that happens.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Move {
+    /// The watches of a controller deliver all events, except those of the aged kinds. Then it
+    /// reconciles these machines.
+    Reconcile {
+        controller: usize,
+        machines: Vec<usize>,
+        aged: Vec<Kind>,
+    },
+    /// The agent and the kubelet of a host advance by one step.
+    HostWorks(usize),
+    /// The agent fails permanently.
+    HostFails(usize),
+    NodeFails(usize),
+    ApiServerFails(usize),
+    /// Cluster API sees that an update has succeeded.
+    MachineUpdated(usize),
+    Abort(usize),
+    Delete(usize),
+    Pause(bool),
+    MaxUnavailable(i32),
+}
+
+/// A violation, and the write that caused it.
+#[derive(Clone, Debug)]
+pub(super) struct Finding {
+    pub(super) write: String,
+    pub(super) violation: String,
+}
+
+#[derive(Clone)]
+pub(super) struct World {
+    fleet: Fleet,
+    now: i64,
+    truth: Objects,
+    /// Pods are not watched: the controller lists those of a node that it drains.
+    pods: Vec<Vec<PodView>>,
+    views: [Objects; CONTROLLERS],
+    judge: Judge,
+}
+
+impl World {
+    pub(super) fn new(fleet: Fleet, max_unavailable: i32) -> Self {
+        let truth = Objects::new(fleet, max_unavailable);
+        Self {
+            fleet,
+            now: 0,
+            pods: (0..MACHINES).map(|n| vec![pod(&format!("web-{n}"))]).collect(),
+            views: [truth.clone(), truth.clone()],
+            judge: Judge::new(fleet, &truth),
+            truth,
+        }
+    }
+
+    /// Makes a move; returns the violations of its writes.
+    pub(super) fn make(&mut self, what: &Move, live: LiveReads<'_>) -> Vec<Finding> {
+        self.now += TICK;
+        match *what {
+            Move::Reconcile { controller, ref machines, ref aged } => {
+                for kind in KINDS.into_iter().filter(|kind| !aged.contains(kind)) {
+                    self.views[controller].copy(kind, &self.truth);
+                }
+                let reconcile = |who: &usize| self.reconcile(controller, *who, live);
+                return machines.iter().flat_map(reconcile).collect();
+            }
+            Move::HostWorks(who) => self.host_works(who),
+            Move::HostFails(who) => self.host_fails(who),
+            Move::NodeFails(who) => {
+                self.change(Kind::Node, who, |one| one.node_mut().ready = false);
+            }
+            Move::ApiServerFails(who) => self.change(Kind::MirrorPod, who, |one| {
+                one.static_pods.iter_mut().skip(who).take(1).for_each(|pod| pod.ready = false);
+            }),
+            Move::MachineUpdated(who) => self.machine_updated(who),
+            Move::Abort(who) => {
+                self.change(Kind::NodeUpdate, who, |one| one.update.spec.stage = Stage::Abort);
+            }
+            Move::Delete(who) => self.change(Kind::Machine, who, |one| {
+                let now = Time(at(one.now));
+                one.machine.as_mut().unwrap().metadata.deletion_timestamp.get_or_insert(now);
+            }),
+            Move::Pause(paused) => self.truth.paused = paused,
+            Move::MaxUnavailable(limit) => {
+                self.truth.limits = self.fleet.limits(limit);
+                self.judge.owner(self.fleet, self.truth.limits);
+            }
+        }
+        Vec::new()
+    }
+
+    fn environment(&self, objects: &Objects, who: usize) -> One {
+        One { now: self.now, pods: self.pods[who].clone(), ..objects.environment(who) }
+    }
+
+    /// Decides about a machine and writes, up to the first write that is not only a report.
+    fn reconcile(&mut self, controller: usize, who: usize, live: LiveReads<'_>) -> Vec<Finding> {
+        let mut found = Vec::new();
+        for _ in 0..MAX_WRITES {
+            let (view, decision) = self.decide(controller, who, live);
+            let Some(write) = decision.write.clone() else { break };
+            let conflicts = |kind| !view.is_current(kind, who, &self.truth);
+            if guard_of(&write).is_some_and(conflicts) {
+                break;
+            }
+            let (word, reports) = (word(&write), is_report(&write));
+            let violations = self.write(controller, who, &decision, write);
+            let violations = violations.iter().map(ToString::to_string).chain(self.without_slot());
+            found.extend(violations.map(|text| Finding { write: word.clone(), violation: text }));
+            if !reports {
+                break;
+            }
+        }
+        found
+    }
+
+    /// Unfinished updates that may disturb their machine without a slot.
+    fn without_slot(&self) -> impl Iterator<Item = String> {
+        let unclaimed = (0..MACHINES).filter(|n| {
+            self.truth.plans[*n].spec.gate >= Gate::Upgrade
+                && !phase(&self.truth.updates[*n]).is_final()
+                && !holds(&self.truth.group, &format!("uid-m-{n}").into())
+        });
+        unclaimed.map(|n| format!("m-{n} is disturbed without a slot"))
+    }
+
+    /// The decision of a controller, and the view that it rests on. If the write requires live
+    /// reads, the decision is made again with them. They are in the same instant as the write.
+    fn decide(&self, controller: usize, who: usize, live: LiveReads<'_>) -> (Objects, Decision) {
+        let mut view = self.views[controller].clone();
+        let mut unread = live.to_vec();
+        loop {
+            let decision = self.environment(&view, who).decide();
+            let word = decision.write.as_ref().map(word).unwrap_or_default();
+            let (required, rest) = unread.into_iter().partition::<Vec<_>, _>(|(_, w)| *w == word);
+            if required.is_empty() {
+                return (view, decision);
+            }
+            for (kind, _) in required {
+                view.copy(kind, &self.truth);
+            }
+            unread = rest;
+        }
+    }
+
+    fn write(
+        &mut self,
+        controller: usize,
+        who: usize,
+        decision: &Decision,
+        write: Write,
+    ) -> Vec<Violation> {
+        let evicts = matches!(write, Write::Workload(WorkloadWrite::Evict(_)));
+        // The remaining write without a guard is the Machine's condition.
+        let kind = guard_of(&write).unwrap_or(Kind::Machine);
+        let mut one = self.environment(&self.truth, who);
+        one.apply_alone(decision, write);
+        if evicts {
+            let before = std::mem::replace(&mut self.pods[who], one.pods);
+            let evicted = before.iter().filter(|pod| !self.pods[who].contains(pod));
+            return evicted.flat_map(|pod| self.judge.evicted(who, pod)).collect();
+        }
+        self.truth.store(kind, who, one);
+        self.views[controller].copy_one(kind, who, &self.truth);
+        self.judge.observe(&self.truth, kind, who, "controller")
+    }
+
+    /// Changes an object of a machine without a controller.
+    fn change(&mut self, kind: Kind, who: usize, change: impl FnOnce(&mut One)) {
+        let mut one = self.environment(&self.truth, who);
+        change(&mut one);
+        self.truth.store(kind, who, one);
+        self.judge.observe(&self.truth, kind, who, "other");
+    }
+
+    /// Advances the agent and the kubelet of a host by one step; what has failed recovers first.
+    fn host_works(&mut self, who: usize) {
+        let plan = &self.truth.plans[who];
+        let passed = plan.status.as_ref().unwrap().passed;
+        let pod_failed = self.truth.static_pods.get(who).is_some_and(|pod| !pod.ready);
+        if !self.truth.nodes[who].ready || pod_failed {
+            let recover = move |one: &mut One| {
+                if passed == Gate::Disrupt {
+                    one.kubelet_returns();
+                }
+                one.node_mut().ready = true;
+                one.static_pods.iter_mut().skip(who).take(1).for_each(|pod| pod.ready = true);
+            };
+            self.change(Kind::Node, who, recover);
+            self.change(Kind::MirrorPod, who, recover);
+        } else if !host_ended(plan) && (plan.spec.abort || passed < plan.spec.gate) {
+            let disrupted = plan.spec.gate == Gate::Disrupt && !plan.spec.abort;
+            self.change(Kind::HostPlan, who, One::host_works);
+            if disrupted {
+                self.change(Kind::Node, who, |one| one.node_mut().ready = false);
+            }
+        }
+    }
+
+    /// The first step of the plan fails, if the host is at work.
+    fn host_fails(&mut self, who: usize) {
+        let plan = &self.truth.plans[who];
+        let passed = plan.status.as_ref().unwrap().passed;
+        if !host_ended(plan) && !plan.spec.abort && passed < plan.spec.gate {
+            let id = plan.spec.steps[0].id.clone();
+            self.change(Kind::HostPlan, who, |one| one.host_fails(&id));
+        }
+    }
+
+    fn machine_updated(&mut self, who: usize) {
+        if phase(&self.truth.updates[who]) != Phase::Succeeded {
+            return;
+        }
+        let available = (conditions::AVAILABLE, "True", "Available", "");
+        self.change(Kind::Machine, who, |one| {
+            let machine = one.machine.as_mut().unwrap();
+            machine.metadata.annotations.as_mut().unwrap().remove(keys::UPDATE_IN_PROGRESS);
+            let list = &mut machine.status.as_mut().unwrap().conditions;
+            conditions::set(list, at(one.now), None, available);
+        });
+    }
+}
+
+/// Whether a write only reports what happens, or protects the Machine meanwhile.
+fn is_report(write: &Write) -> bool {
+    matches!(
+        write,
+        Write::Management(
+            ManagementWrite::Status
+                | ManagementWrite::MachineCondition(_)
+                | ManagementWrite::Guard(_)
+                | ManagementWrite::Unguard(_)
+        )
+    )
+}
