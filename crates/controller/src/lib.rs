@@ -43,7 +43,10 @@ use refit_runtime::{Clock, client::ClientStack, lease::Leadership, net::Listener
 use tokio_util::sync::CancellationToken;
 
 pub use agent_access::rights as agent_rights;
-pub use hooks::create::{NewNodeUpdate, node_update};
+pub use hooks::{
+    create::{NewNodeUpdate, node_update},
+    wire,
+};
 pub use process::Process;
 pub use settings::{PlanLocation, Settings};
 

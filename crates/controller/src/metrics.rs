@@ -15,6 +15,7 @@ use prometheus_client::{
     metrics::{
         counter::Counter,
         family::Family,
+        gauge::Gauge,
         histogram::{Histogram, exponential_buckets},
         info::Info,
     },
@@ -51,6 +52,8 @@ pub(crate) struct Metrics {
     hooks: Durations<HookLabels>,
     reconciles: Durations<ControllerLabels>,
     errors: Family<ErrorLabels, Counter>,
+    /// Bytes of the request bodies that are being read or served.
+    pub(crate) hook_body_bytes: Gauge,
     gauges: Gauges,
     /// Held by the scrape that fills the gauges.
     scrape: Mutex<()>,
@@ -85,6 +88,13 @@ impl Metrics {
             Unit::Seconds,
             hooks.clone(),
         );
+        let hook_body_bytes = Gauge::default();
+        registry.register_with_unit(
+            "hook_body",
+            "Request bodies of hooks that are being read or served",
+            Unit::Bytes,
+            hook_body_bytes.clone(),
+        );
         registry.register_with_unit(
             "reconcile_duration",
             "Duration of reconciles, by controller",
@@ -97,7 +107,15 @@ impl Metrics {
             errors.clone(),
         );
         let gauges = Gauges::register(&mut registry);
-        Self { registry, hooks, reconciles, errors, gauges, scrape: Mutex::default() }
+        Self {
+            registry,
+            hooks,
+            reconciles,
+            errors,
+            hook_body_bytes,
+            gauges,
+            scrape: Mutex::default(),
+        }
     }
 
     /// Counts one hook call.

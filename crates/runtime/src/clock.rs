@@ -1,6 +1,9 @@
 //! The only source of time.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicI64, Ordering},
+    time::Duration,
+};
 
 use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
@@ -18,6 +21,8 @@ pub struct Clock {
 struct Simulated {
     epoch: Timestamp,
     started: Instant,
+    /// By how many seconds this clock is ahead of the others of its simulation.
+    ahead: Option<&'static AtomicI64>,
 }
 
 impl Clock {
@@ -29,7 +34,14 @@ impl Clock {
     /// A clock that starts at `epoch` and advances with tokio's clock.
     #[expect(clippy::disallowed_methods, reason = "the only module that reads the clock")]
     pub fn simulated(epoch: Timestamp) -> Self {
-        Self { simulated: Some(Simulated { epoch, started: Instant::now() }) }
+        Self { simulated: Some(Simulated { epoch, started: Instant::now(), ahead: None }) }
+    }
+
+    /// The same simulated clock as one host sees it: it is `ahead` seconds ahead, and steps when
+    /// that number changes. The system clock is not affected.
+    #[must_use]
+    pub fn stepped_by(self, ahead: &'static AtomicI64) -> Self {
+        Self { simulated: self.simulated.map(|clock| Simulated { ahead: Some(ahead), ..clock }) }
     }
 
     /// The current time, in whole microseconds.
@@ -40,10 +52,12 @@ impl Clock {
                 let now = Timestamp::now();
                 Timestamp::from_microsecond(now.as_microsecond()).unwrap_or(now)
             }
-            Some(Simulated { epoch, started }) => {
+            Some(Simulated { epoch, started, ahead }) => {
                 let elapsed = Instant::now().saturating_duration_since(started);
+                let ahead = ahead.map_or(0, |seconds| seconds.load(Ordering::Relaxed));
                 SignedDuration::try_from(elapsed)
                     .ok()
+                    .and_then(|elapsed| elapsed.checked_add(SignedDuration::from_secs(ahead)))
                     .and_then(|elapsed| epoch.checked_add(elapsed).ok())
                     .unwrap_or(Timestamp::MAX)
             }
@@ -93,6 +107,16 @@ mod tests {
         let clock = Clock::simulated(epoch);
         tokio::time::sleep(Duration::from_secs(90)).await;
         assert_eq!(clock.now_seconds().to_string(), "2026-01-01T00:01:30Z");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_step_of_one_clock_leaves_the_others_alone() {
+        static AHEAD: AtomicI64 = AtomicI64::new(0);
+        let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
+        let stepped = clock.stepped_by(&AHEAD);
+        assert_eq!(stepped.now(), clock.now());
+        AHEAD.store(-90, Ordering::Relaxed);
+        assert_eq!(clock.now().duration_since(stepped.now()).as_secs(), 90);
     }
 
     #[tokio::test(start_paused = true)]

@@ -6,8 +6,12 @@
 use std::{
     collections::BTreeMap,
     io,
+    net::IpAddr,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll},
 };
 
@@ -31,6 +35,8 @@ pub struct Stream {
     gate: Option<Arc<dyn Gate>>,
     /// Gate of the process that accepted, set only at its own end.
     acceptor: Option<Arc<dyn Gate>>,
+    /// Whether the stream is half-open: shared by both ends of an in-memory stream.
+    silent: Arc<AtomicBool>,
 }
 
 enum Inner {
@@ -39,13 +45,26 @@ enum Inner {
 }
 
 impl Stream {
-    fn memory(inner: DuplexStream, gate: Option<Arc<dyn Gate>>) -> Self {
-        Self { inner: Inner::Memory(inner), gate, acceptor: None }
+    fn memory(inner: DuplexStream, gate: &Arc<dyn Gate>, silent: &Arc<AtomicBool>) -> Self {
+        Self {
+            inner: Inner::Memory(inner),
+            gate: Some(gate.clone()),
+            acceptor: None,
+            silent: silent.clone(),
+        }
     }
 
     fn tcp(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
-        Ok(Self { inner: Inner::Tcp(stream), gate: None, acceptor: None })
+        Ok(Self { inner: Inner::Tcp(stream), gate: None, acceptor: None, silent: Arc::default() })
+    }
+
+    /// The address of the peer, if the stream is on TCP.
+    pub fn peer(&self) -> Option<IpAddr> {
+        match &self.inner {
+            Inner::Tcp(stream) => stream.peer_addr().ok().map(|peer| peer.ip()),
+            Inner::Memory(_) => None,
+        }
     }
 
     fn dead(&self) -> bool {
@@ -53,6 +72,10 @@ impl Stream {
             gate.as_ref().is_some_and(|gate| gate.fate() == Fate::Dead)
         };
         dead(&self.gate) || dead(&self.acceptor)
+    }
+
+    fn is_silent(&self) -> bool {
+        self.silent.load(Ordering::Relaxed)
     }
 }
 
@@ -75,6 +98,9 @@ impl AsyncRead for Stream {
         if self.dead() {
             return Poll::Ready(Err(gone()));
         }
+        if self.is_silent() {
+            return Poll::Pending;
+        }
         match &mut self.inner {
             Inner::Tcp(s) => Pin::new(s).poll_read(cx, buf),
             Inner::Memory(s) => Pin::new(s).poll_read(cx, buf),
@@ -90,6 +116,9 @@ impl AsyncWrite for Stream {
     ) -> Poll<io::Result<usize>> {
         if self.dead() {
             return Poll::Ready(Err(gone()));
+        }
+        if self.is_silent() {
+            return Poll::Ready(Ok(data.len()));
         }
         match &mut self.inner {
             Inner::Tcp(s) => Pin::new(s).poll_write(cx, data),
@@ -143,13 +172,20 @@ impl Dialer {
 
 /// Listeners by `host:port`, inside one process.
 #[derive(Clone, Debug, Default)]
-pub struct MemoryNetwork(Arc<Mutex<BTreeMap<String, mpsc::Sender<Stream>>>>);
+pub struct MemoryNetwork(Arc<Mutex<Network>>);
+
+#[derive(Debug, Default)]
+struct Network {
+    listeners: BTreeMap<String, mpsc::Sender<Stream>>,
+    /// For each open stream to `host:port`, whether it is half-open.
+    streams: BTreeMap<String, Vec<Weak<AtomicBool>>>,
+}
 
 impl MemoryNetwork {
     /// Listens at `host:port`, and replaces an earlier listener there.
     pub fn listen(&self, host: &str, port: u16) -> Listener {
         let (sender, receiver) = mpsc::channel(BACKLOG);
-        self.lock().insert(format!("{host}:{port}"), sender);
+        self.lock().listeners.insert(format!("{host}:{port}"), sender);
         Listener { inner: ListenerInner::Memory(receiver), gate: None }
     }
 
@@ -157,18 +193,28 @@ impl MemoryNetwork {
     /// goes to the last live listener in the order of their names.
     pub fn join(&self, host: &str, port: u16, name: &str) -> Listener {
         let (sender, receiver) = mpsc::channel(BACKLOG);
-        self.lock().insert(endpoint(host, port, name), sender);
+        self.lock().listeners.insert(endpoint(host, port, name), sender);
         Listener { inner: ListenerInner::Memory(receiver), gate: None }
     }
 
     /// Removes one of several listeners.
     pub fn leave(&self, host: &str, port: u16, name: &str) {
-        self.lock().remove(&endpoint(host, port, name));
+        self.lock().listeners.remove(&endpoint(host, port, name));
     }
 
     /// Stops listening at `host:port`: further connections are refused.
     pub fn close(&self, host: &str, port: u16) {
-        self.lock().remove(&format!("{host}:{port}"));
+        self.lock().listeners.remove(&format!("{host}:{port}"));
+    }
+
+    /// Makes the open streams to `host:port` half-open, as if the host lost power behind an address
+    /// that another host takes over: whatever is written vanishes, and neither end sees an end. New
+    /// streams work.
+    pub fn silence(&self, host: &str, port: u16) {
+        let streams = self.lock().streams.remove(&format!("{host}:{port}"));
+        for stream in streams.iter().flatten().filter_map(Weak::upgrade) {
+            stream.store(true, Ordering::Relaxed);
+        }
     }
 
     async fn dial(&self, host: &str, port: u16, gate: &Arc<dyn Gate>) -> io::Result<Stream> {
@@ -180,12 +226,24 @@ impl MemoryNetwork {
         };
         let sender = self.listener(host, port).ok_or_else(refused)?;
         let (near, far) = tokio::io::duplex(STREAM_BYTES);
-        sender.send(Stream::memory(far, Some(gate.clone()))).await.map_err(|_| refused())?;
-        Ok(Stream::memory(near, Some(gate.clone())))
+        let silent = self.opened(host, port);
+        sender.send(Stream::memory(far, gate, &silent)).await.map_err(|_| refused())?;
+        Ok(Stream::memory(near, gate, &silent))
+    }
+
+    /// Records a new stream, and forgets those that were closed.
+    fn opened(&self, host: &str, port: u16) -> Arc<AtomicBool> {
+        let silent = Arc::default();
+        let mut network = self.lock();
+        let streams = network.streams.entry(format!("{host}:{port}")).or_default();
+        streams.retain(|stream| stream.strong_count() > 0);
+        streams.push(Arc::downgrade(&silent));
+        silent
     }
 
     fn listener(&self, host: &str, port: u16) -> Option<mpsc::Sender<Stream>> {
-        let listeners = self.lock();
+        let network = self.lock();
+        let listeners = &network.listeners;
         let alone = listeners.get(&format!("{host}:{port}"));
         let one_of = || {
             let first = endpoint(host, port, "");
@@ -199,7 +257,7 @@ impl MemoryNetwork {
         alone.or_else(one_of).cloned()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, mpsc::Sender<Stream>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Network> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -328,6 +386,26 @@ mod tests {
         assert!(a.accept().await.unwrap().is_ok());
         network.leave("hooks", 443, "a");
         assert!(dialer.dial("hooks", 443).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_silenced_stream_swallows_bytes_and_never_ends() {
+        let network = MemoryNetwork::default();
+        let mut listener = network.listen("api", 6443);
+        let dialer = Dialer::Memory(network.clone(), Arc::new(Open));
+        let mut near = dialer.dial("api", 6443).await.unwrap();
+        let mut far = listener.accept().await.unwrap().unwrap();
+        network.silence("api", 6443);
+        near.write_all(b"lost").await.unwrap();
+        drop(near);
+        let mut text = [0; 4];
+        assert!(futures::poll!(std::pin::pin!(far.read(&mut text))).is_pending());
+
+        let mut near = dialer.dial("api", 6443).await.unwrap();
+        near.write_all(b"kept").await.unwrap();
+        let mut far = listener.accept().await.unwrap().unwrap();
+        far.read_exact(&mut text).await.unwrap();
+        assert_eq!(&text, b"kept");
     }
 
     #[tokio::test]

@@ -1,9 +1,17 @@
 //! HTTP over TLS over any stream.
 
-use std::{convert::Infallible, future::Future, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    future::Future,
+    net::IpAddr,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{Request, Response};
+use http_body_util::{BodyExt as _, Either};
 use hyper::{
     body::Incoming,
     rt::{Executor, Read, Write},
@@ -13,24 +21,33 @@ use hyper_util::{
     server::conn::auto::Builder,
     service::TowerToHyperService,
 };
-use tokio::task::JoinSet;
+use tokio::{sync::watch, task::JoinSet};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
-use tower::{BoxError, Service, util::MapRequest};
+use tower::{BoxError, Service, ServiceExt as _, util::MapRequest};
 
 use crate::net::{Listener, Stream};
 
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
-/// How long the head of the next HTTP/1 request may take, and thus how long a connection may be
-/// idle: longer than clients keep idle connections, so that no request meets a closing connection.
-const HEAD_DEADLINE: Duration = Duration::from_secs(100);
+/// How long a connection may serve no request: longer than clients keep idle connections, so that
+/// no request meets a closing connection. The head of an HTTP/1 request may take as long.
+const IDLE_DEADLINE: Duration = Duration::from_secs(100);
 /// How often a silent HTTP/2 peer is pinged, and how long it may take to respond.
 const PING: (Duration, Duration) = (Duration::from_mins(1), Duration::from_secs(20));
-/// How long open connections may continue after the server stops: longer than the 10 s that Cluster
-/// API gives a hook by default.
+/// How long a connection may continue after it was idle or the server stops: longer than the 10 s
+/// that Cluster API gives a hook by default.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(11);
 /// Maximum number of connections served at once; further ones wait to be accepted.
 const MAX_CONNECTIONS: usize = 4096;
+/// Maximum number of connections of one address; further ones are closed. One client, or the
+/// clients of one node behind its address, cannot take the connections of all others.
+const MAX_CONNECTIONS_PER_PEER: usize = 256;
+/// Maximum number of requests that an HTTP/2 connection serves at once. A client with more opens
+/// another connection.
+const MAX_STREAMS: u32 = 16;
+/// Maximum number of bytes of an HTTP/2 request that are received before the service reads them. A
+/// request that waits leaves room for the others of its connection.
+const STREAM_WINDOW_BYTES: u32 = 16 * 1024;
 
 /// The verified client certificate of a connection, as DER, in the extensions of each of its
 /// requests. TLS has checked it against the client CA.
@@ -56,6 +73,7 @@ pub async fn serve<S, B>(
 {
     let acceptor = tls.map(TlsAcceptor::from);
     let mut connections = JoinSet::new();
+    let mut peers = Peers::default();
     let closing = CancellationToken::new();
     tokio::pin!(stop);
     loop {
@@ -71,12 +89,17 @@ pub async fn serve<S, B>(
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
                 Some(Ok(stream)) => {
+                    let Some(place) = peers.place(stream.peer()) else {
+                        tracing::debug!(peer = ?stream.peer(), "closed a connection over the limit");
+                        continue;
+                    };
                     let connection =
                         connection(stream, acceptor.clone(), service.clone(), closing.clone());
                     connections.spawn(async move {
                         if let Err(error) = connection.await {
                             tracing::debug!(%error, "connection ended early");
                         }
+                        drop(place);
                     });
                 }
             },
@@ -149,18 +172,93 @@ where
     let ended = CancellationToken::new();
     let _guard = ended.clone().drop_guard();
     let mut builder = Builder::new(Owned(ended));
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_DEADLINE);
-    builder.http2().timer(TokioTimer::new()).keep_alive_interval(PING.0).keep_alive_timeout(PING.1);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_DEADLINE);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(PING.0)
+        .keep_alive_timeout(PING.1)
+        .max_concurrent_streams(MAX_STREAMS)
+        .initial_connection_window_size(MAX_STREAMS * STREAM_WINDOW_BYTES)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES);
     let builder = if h2 { builder.http2_only() } else { builder.http1_only() };
-    let connection = builder.serve_connection(io, TowerToHyperService::new(service));
+    let (requests, idle) = watch::channel(0_usize);
+    let counted = tower::service_fn(move |request| {
+        let active = Active::new(&requests);
+        let answer = service.clone().oneshot(request);
+        async move {
+            let response = answer.await?;
+            // A response of unknown length, such as a watch, may pause for longer than a client
+            // may take to receive one of known length.
+            let length = http_body::Body::size_hint(response.body()).exact();
+            Ok::<_, Infallible>(response.map(|body| match length {
+                Some(_) => Either::Left(body),
+                None => Either::Right(body.map_frame(move |frame| {
+                    let _ = &active;
+                    frame
+                })),
+            }))
+        }
+    });
+    let connection = builder.serve_connection(io, TowerToHyperService::new(counted));
     tokio::pin!(connection);
     tokio::select! {
         biased;
         outcome = connection.as_mut() => return outcome,
         () = closing.cancelled() => {}
+        () = idle_for_too_long(idle) => {}
     }
     connection.as_mut().graceful_shutdown();
-    connection.await
+    tokio::time::timeout(DRAIN_DEADLINE, connection)
+        .await
+        .map_err(|_| "it did not close in time")?
+}
+
+/// A request that is served or whose response is being streamed.
+struct Active(watch::Sender<usize>);
+
+impl Active {
+    fn new(requests: &watch::Sender<usize>) -> Self {
+        requests.send_modify(|active| *active += 1);
+        Self(requests.clone())
+    }
+}
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        self.0.send_modify(|active| *active -= 1);
+    }
+}
+
+/// Completes once no request was active for [`IDLE_DEADLINE`].
+async fn idle_for_too_long(mut requests: watch::Receiver<usize>) {
+    while requests.wait_for(|active| *active == 0).await.is_ok() {
+        if tokio::time::timeout(IDLE_DEADLINE, requests.changed()).await.is_err() {
+            break;
+        }
+    }
+}
+
+/// The open connections of each address.
+#[derive(Default)]
+struct Peers(BTreeMap<IpAddr, Weak<()>>);
+
+impl Peers {
+    /// Counts a connection for as long as the place is held; `None` if its address has too many.
+    /// In-memory streams have no address, and no limit.
+    fn place(&mut self, peer: Option<IpAddr>) -> Option<Arc<()>> {
+        self.0.retain(|_, open| open.strong_count() > 0);
+        let Some(peer) = peer else {
+            return Some(Arc::default());
+        };
+        let open = self.0.entry(peer).or_default();
+        if open.strong_count() >= MAX_CONNECTIONS_PER_PEER {
+            return None;
+        }
+        let place = open.upgrade().unwrap_or_default();
+        *open = Arc::downgrade(&place);
+        Some(place)
+    }
 }
 
 /// Runs the streams of an HTTP/2 connection while the connection lives: dropping the server leaves

@@ -130,7 +130,9 @@ pub fn kubeconfig_secret_name(cluster: &str) -> String {
     format!("{cluster}-kubeconfig")
 }
 
-async fn config_of(key: &ObjectKey, secret: &Secret) -> Result<Config, WorkloadError> {
+/// Reads the client configuration of a workload cluster from its kubeconfig Secret. Programs and
+/// local files are refused, and an error contains nothing of the Secret's content.
+pub async fn config_of(key: &ObjectKey, secret: &Secret) -> Result<Config, WorkloadError> {
     let wrong = |reason: String| WorkloadError::Content { secret: key.clone(), reason };
     let data = secret
         .data

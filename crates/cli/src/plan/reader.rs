@@ -20,7 +20,7 @@ const PAGE: u32 = 500;
 #[derive(Clone)]
 pub(crate) enum Access {
     /// Through their kubeconfig Secrets.
-    Secrets(Workloads),
+    Secrets(Box<Workloads>),
     /// Through existing clients, by Cluster name.
     #[cfg(all(test, feature = "sandbox"))]
     Given(BTreeMap<String, Client>),
@@ -53,7 +53,7 @@ impl Reader {
     pub(crate) fn new(cluster: Cluster) -> Self {
         let stack = ClientStack::production(concat!("refit-cli/", env!("CARGO_PKG_VERSION")));
         let workloads = Workloads::new(cluster.client.clone(), stack, cluster.clock);
-        Self::with(cluster, Access::Secrets(workloads))
+        Self::with(cluster, Access::Secrets(Box::new(workloads)))
     }
 
     /// Creates a reader with its own access to workload clusters.

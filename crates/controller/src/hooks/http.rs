@@ -13,16 +13,16 @@ use std::{
 };
 
 use ::http::{HeaderValue, Method, Request, Response, StatusCode, Uri, header};
-use bytes::{Bytes, BytesMut};
-use http_body_util::{BodyExt as _, Full};
+use bytes::Bytes;
+use http_body_util::Full;
 use hyper::body::{Body, Incoming};
 use refit_core::change::{NotReady, Verdict, request::Answer};
 use refit_kinds::hooks::{GROUP, MAX_BODY_BYTES, VERSION};
 use serde::Serialize;
-use tokio::sync::{Semaphore, SemaphorePermit};
 use tower::{BoxError, Service};
 
 use super::{
+    body::{Bodies, BodyError},
     can_update,
     update_machine::update_machine,
     wire::{self, Hook},
@@ -33,13 +33,6 @@ use crate::context::Context;
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest timeout that Cluster API allows for a handler (`docs/facts/hooks.md#discovery`).
 const MAX_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bodies up to this size are read without waiting. Real requests are a tenth of it.
-const SMALL_BODY_BYTES: usize = 1024 * 1024;
-/// How many larger bodies are read and served at once: they and their parsed content are the
-/// largest part of the process's memory. Further ones wait until their deadline.
-const LARGE_BODIES: usize = 8;
-/// How much of an oversized body is read before the connection is closed.
-const DISCARD_BYTES: usize = 3 * MAX_BODY_BYTES;
 /// Delay until the next UpdateMachine call after a missed deadline, in seconds.
 const LATE_RETRY_SECONDS: i32 = 5;
 
@@ -53,17 +46,14 @@ pub(crate) struct HookService {
 struct Shared {
     ctx: Arc<Context>,
     synced_once: AtomicBool,
-    large_bodies: Semaphore,
+    bodies: Bodies,
 }
 
 /// The service of one process.
 pub(crate) fn service(ctx: Arc<Context>) -> HookService {
+    let bodies = Bodies::new(ctx.metrics.hook_body_bytes.clone());
     HookService {
-        shared: Arc::new(Shared {
-            ctx,
-            synced_once: AtomicBool::new(false),
-            large_bodies: Semaphore::new(LARGE_BODIES),
-        }),
+        shared: Arc::new(Shared { ctx, synced_once: AtomicBool::new(false), bodies }),
         hooks: true,
     }
 }
@@ -198,23 +188,32 @@ impl HookService {
         B: Body<Data = Bytes>,
         B::Error: Into<BoxError>,
     {
-        let Shared { ctx, large_bodies, .. } = self.shared.as_ref();
-        // A large body holds its permit until its response.
-        let (body, _turn) = match body_of(request, large_bodies).await {
-            Ok(read) => read,
-            Err(refused) => return (refused, "Refused"),
+        let Shared { ctx, bodies, .. } = self.shared.as_ref();
+        let body = request.into_body();
+        let read = match hook {
+            // Its response depends on nothing, so it waits for no budget.
+            Hook::Discovery => bodies.discard(body).await,
+            Hook::CanUpdateMachine | Hook::CanUpdateMachineSet | Hook::UpdateMachine => {
+                bodies.read(body).await
+            }
         };
+        // A body holds its share of the budget until its response.
+        let held = match read {
+            Ok(held) => held,
+            Err(error) => return (refuse_body(&error), "Refused"),
+        };
+        let body = held.content.as_ref();
         match hook {
             Hook::Discovery => (json(&wire::discovery()), "Success"),
             Hook::CanUpdateMachine => {
-                let verdict = can_update::machine(ctx, &body).await;
+                let verdict = can_update::machine(ctx, body).await;
                 (json(&wire::can_update_machine(&verdict)), verdict.reason())
             }
             Hook::CanUpdateMachineSet => {
-                let verdict = can_update::machine_set(ctx, &body).await;
+                let verdict = can_update::machine_set(ctx, body).await;
                 (json(&wire::can_update_machine_set(&verdict)), verdict.reason())
             }
-            Hook::UpdateMachine => match update_machine(ctx, &body).await {
+            Hook::UpdateMachine => match update_machine(ctx, body).await {
                 Ok(answer) => {
                     let word = if answer.is_done() { "Done" } else { "Retry" };
                     (json(&wire::update_machine(&answer)), word)
@@ -249,44 +248,15 @@ fn deadline(uri: &Uri, margin: Duration) -> Duration {
     timeout.saturating_sub(margin).max(timeout / 2)
 }
 
-/// Reads a body up to the limit. A bounded part beyond the limit is read and discarded: a caller
-/// that is still writing when the connection closes would never see why it was refused.
-async fn body_of<B>(
-    request: Request<B>,
-    large_bodies: &Semaphore,
-) -> Result<(Bytes, Option<SemaphorePermit<'_>>), Response<Full<Bytes>>>
-where
-    B: Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
-{
-    let mut body = std::pin::pin!(request.into_body());
-    let mut kept = BytesMut::new();
-    let mut read = 0_usize;
-    let mut turn = None;
-    while let Some(frame) = body.as_mut().frame().await {
-        let frame = frame
-            .map_err(|_| refuse(StatusCode::BAD_REQUEST, "BadRequest", "the body ended early"))?;
-        let Ok(data) = frame.into_data() else {
-            continue;
-        };
-        read = read.saturating_add(data.len());
-        if read > SMALL_BODY_BYTES && turn.is_none() {
-            turn = large_bodies.acquire().await.ok();
-        }
-        if read <= MAX_BODY_BYTES {
-            kept.extend_from_slice(&data);
-        } else if read > DISCARD_BYTES {
-            break;
-        }
-    }
-    if read > MAX_BODY_BYTES {
-        return Err(refuse(
+fn refuse_body(error: &BodyError) -> Response<Full<Bytes>> {
+    match error {
+        BodyError::Ended => refuse(StatusCode::BAD_REQUEST, "BadRequest", "the body ended early"),
+        BodyError::TooLarge => refuse(
             StatusCode::PAYLOAD_TOO_LARGE,
             "RequestEntityTooLarge",
             &format!("the body exceeds the limit of {MAX_BODY_BYTES} bytes"),
-        ));
+        ),
     }
-    Ok((kept.freeze(), turn))
 }
 
 fn metrics(ctx: &Context) -> Response<Full<Bytes>> {

@@ -3,17 +3,19 @@
 //! | module | does |
 //! |---|---|
 //! | `http` | paths, limits, deadlines; `/healthz`, `/readyz`, `/metrics` |
+//! | `body` | reads request bodies within a budget |
 //! | `wire` | requests and responses |
 //! | `can_update` | CanUpdateMachine and CanUpdateMachineSet |
 //! | `decision` | records the decision in the UpdateGroup and in an event on the owner |
 //! | `update_machine` | UpdateMachine |
 //! | `create` | the object of a new NodeUpdate |
 
+mod body;
 mod can_update;
 pub(crate) mod create;
 mod decision;
 mod http;
 mod update_machine;
-mod wire;
+pub mod wire;
 
 pub(crate) use http::service;

@@ -54,17 +54,27 @@ impl Hook {
 
 /// Why a request cannot be served. It contains no value of the request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum BadRequest {
+pub enum BadRequest {
     /// The body is not JSON.
     #[error("the body is not JSON (line {line}, column {column})")]
-    NotJson { line: usize, column: usize },
+    NotJson {
+        /// The line of the error, from 1.
+        line: usize,
+        /// The column of the error.
+        column: usize,
+    },
     /// A member is missing or has another type.
     #[error("{path} is missing or not {want}")]
-    Member { path: String, want: &'static str },
+    Member {
+        /// Path of the member in the request.
+        path: String,
+        /// What the member must be.
+        want: &'static str,
+    },
 }
 
 /// Parses a body, which must be one JSON object.
-pub(crate) fn parse(body: &[u8]) -> Result<Value, BadRequest> {
+pub fn parse(body: &[u8]) -> Result<Value, BadRequest> {
     let value: Value = serde_json::from_slice(body)
         .map_err(|e| BadRequest::NotJson { line: e.line(), column: e.column() })?;
     if value.is_object() { Ok(value) } else { Err(missing("the request", "an object")) }
@@ -76,32 +86,28 @@ fn missing(path: &str, want: &'static str) -> BadRequest {
 
 /// Names of the three members of one side of a request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Members {
+pub struct Members {
     owner: &'static str,
     infrastructure: &'static str,
     bootstrap: &'static str,
 }
 
 /// Members of CanUpdateMachine and UpdateMachine.
-pub(crate) const MACHINE: Members = Members {
+pub const MACHINE: Members = Members {
     owner: "machine",
     infrastructure: "infrastructureMachine",
     bootstrap: "bootstrapConfig",
 };
 
 /// Members of CanUpdateMachineSet.
-pub(crate) const MACHINE_SET: Members = Members {
+pub const MACHINE_SET: Members = Members {
     owner: "machineSet",
     infrastructure: "infrastructureMachineTemplate",
     bootstrap: "bootstrapConfigTemplate",
 };
 
 /// Takes one side (`current` or `desired`) out of a request.
-pub(crate) fn side(
-    request: &mut Value,
-    side: &str,
-    members: Members,
-) -> Result<Objects, BadRequest> {
+pub fn side(request: &mut Value, side: &str, members: Members) -> Result<Objects, BadRequest> {
     let mut object = |member: &str| {
         let value = request.get_mut(side).and_then(|s| s.get_mut(member));
         match value.map(Value::take) {
@@ -169,7 +175,7 @@ fn status_of(verdict: &Verdict) -> (Status, String, Patches) {
 }
 
 /// The response to CanUpdateMachine.
-pub(crate) fn can_update_machine(verdict: &Verdict) -> CanUpdateMachineResponse {
+pub fn can_update_machine(verdict: &Verdict) -> CanUpdateMachineResponse {
     let (status, message, patches) = status_of(verdict);
     CanUpdateMachineResponse {
         api_version: API_VERSION.to_owned(),
@@ -183,7 +189,7 @@ pub(crate) fn can_update_machine(verdict: &Verdict) -> CanUpdateMachineResponse 
 }
 
 /// The response to CanUpdateMachineSet.
-pub(crate) fn can_update_machine_set(verdict: &Verdict) -> CanUpdateMachineSetResponse {
+pub fn can_update_machine_set(verdict: &Verdict) -> CanUpdateMachineSetResponse {
     let (status, message, patches) = status_of(verdict);
     CanUpdateMachineSetResponse {
         api_version: API_VERSION.to_owned(),
@@ -231,7 +237,7 @@ fn encode(patch: &Patch) -> HookPatch {
 }
 
 /// Parses `timeout` in a query: a Go duration such as `10s`, `1m0s` or `1.5s`.
-pub(crate) fn timeout_of(query: Option<&str>) -> Option<Duration> {
+pub fn timeout_of(query: Option<&str>) -> Option<Duration> {
     let value = query?.split('&').find_map(|pair| pair.strip_prefix("timeout="))?;
     go_duration(value)
 }
