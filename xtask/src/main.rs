@@ -14,6 +14,8 @@ mod hosts;
 mod hosts_build;
 mod kubectl;
 mod package;
+mod print;
+mod simulate;
 mod sweep;
 mod testbed;
 
@@ -54,6 +56,9 @@ enum Task {
     Testbed(testbed::TestbedTask),
     /// Build the agent as .deb and .rpm and print their paths.
     Package(package::PackageArgs),
+    /// Break the world around Refit in seeded runs and judge what happens; the last line is
+    /// `N seeds, F failures`.
+    Simulate(simulate::SimulateArgs),
     /// Kill every process at every effect of a demo run and check that the final state is the same.
     Sweep(sweep::SweepArgs),
 }
@@ -77,6 +82,7 @@ fn main() -> ExitCode {
         Task::Hosts(HostsTask::Test(args)) => hosts::run(&root(), &args),
         Task::Testbed(task) => testbed::run(&root(), &task),
         Task::Package(args) => package::run(&root(), &args),
+        Task::Simulate(args) => simulate::run(&root(), &args),
         Task::Sweep(args) => sweep::run(&root(), &args),
     };
     match outcome {

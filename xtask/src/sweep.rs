@@ -5,14 +5,13 @@ use std::{
     process::ExitCode,
 };
 
-use anyhow::Context as _;
 use clap::Args;
 use lab_world::{
     manifests,
     sweep::{Event, Failure, Sabotage, Scenario, SweepOptions, continue_from, sweep},
 };
 
-use crate::cargo;
+use crate::{cargo, print};
 
 /// Options of a sweep.
 #[derive(Args, Clone, Debug)]
@@ -38,7 +37,7 @@ pub(crate) struct SweepArgs {
 /// Runs the sweep; the exit code reports whether it found a problem.
 pub(crate) fn run(root: &Path, args: &SweepArgs) -> anyhow::Result<ExitCode> {
     if cfg!(debug_assertions) {
-        return optimised();
+        return cargo::optimised();
     }
     if let Some(file) = &args.from {
         return again(file);
@@ -57,56 +56,35 @@ pub(crate) fn run(root: &Path, args: &SweepArgs) -> anyhow::Result<ExitCode> {
         ..SweepOptions::new(manifests.into_iter().map(|m| m.object).collect())
     };
     let report = sweep(&options, print_event)?;
-    print_result(&report.counts.to_string());
+    print::result(&report.counts.to_string());
     let failures = report.failures.len();
-    print_result(&format!("{} points, {failures} failures", report.points));
+    print::result(&format!("{} points, {failures} failures", report.points));
     Ok(if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// Restarts the sweep in an optimised build: it does the work of some hundred upgrades.
-fn optimised() -> anyhow::Result<ExitCode> {
-    let status = cargo::command(Path::new("."))
-        .args(["run", "--quiet", "--release", "--package", "xtask", "--"])
-        .args(std::env::args_os().skip(1))
-        .status()
-        .context("failed to start cargo")?;
-    let code = status.code().and_then(|code| u8::try_from(code).ok());
-    Ok(ExitCode::from(code.unwrap_or(1)))
 }
 
 fn again(file: &Path) -> anyhow::Result<ExitCode> {
     let (point, problems) = continue_from(file)?;
     if problems.is_empty() {
-        print_result(&format!("{point}: no problems found"));
+        print::result(&format!("{point}: no problems found"));
         return Ok(ExitCode::SUCCESS);
     }
     let failure = Failure { point, problems, file: None };
-    print_result(&failure.to_string());
+    print::result(&failure.to_string());
     Ok(ExitCode::FAILURE)
 }
 
 fn print_event(event: &Event<'_>) {
     match event {
         Event::Recorded { counts, points } => {
-            print_progress(&format!("{counts}; {points} points to run"));
+            print::progress(&format!("{counts}; {points} points to run"));
         }
         Event::Point { done, points, failure } => {
             if let Some(failure) = failure {
-                print_progress(&format!("FAILED {failure}"));
+                print::progress(&format!("FAILED {failure}"));
             }
             if done % 50 == 0 || done == points {
-                print_progress(&format!("{done} of {points} points"));
+                print::progress(&format!("{done} of {points} points"));
             }
         }
     }
-}
-
-#[expect(clippy::print_stdout, reason = "the result")]
-fn print_result(line: &str) {
-    println!("{line}");
-}
-
-#[expect(clippy::print_stderr, reason = "progress")]
-fn print_progress(line: &str) {
-    eprintln!("{line}");
 }

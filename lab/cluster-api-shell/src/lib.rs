@@ -55,5 +55,6 @@ mod wiring;
 mod workload;
 mod writes;
 
+pub use hooks::strip;
 pub use real_cluster_api::RealClusterApi;
 pub use run::{CapiOptions, run};

@@ -10,6 +10,7 @@
 //! | [`invariants`] | safety invariants, checked after every write |
 //! | [`script`] | scenario scripts: commands to a world, and its state as text |
 //! | `sweep` | with the feature `sabotage`: kills every process at every effect |
+//! | `simulate` | with the feature `sabotage`: seeded runs with faults of every kind |
 //!
 //! ```no_run
 //! # async fn example(manifests: Vec<serde_json::Value>) -> Result<(), Box<dyn std::error::Error>> {
@@ -30,8 +31,12 @@ mod leaders;
 pub mod manifests;
 mod mirror;
 pub mod pki;
+#[cfg(feature = "sabotage")]
+mod random;
 pub mod sandbox;
 pub mod script;
+#[cfg(feature = "sabotage")]
+pub mod simulate;
 pub mod snapshot;
 #[cfg(feature = "sabotage")]
 pub mod sweep;

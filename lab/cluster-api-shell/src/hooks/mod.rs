@@ -17,7 +17,8 @@ mod registry;
 pub(crate) use cache::{CallCache, DecisionCache};
 pub(crate) use client::{HookClient, Refusal, Target};
 pub(crate) use discovery::validate;
-pub(crate) use patch::{MachineSetVerdict, MachineVerdict, strip};
+pub use patch::strip;
+pub(crate) use patch::{MachineSetVerdict, MachineVerdict};
 pub(crate) use registry::{only_one, selects};
 
 /// Why a hook could not be called, or returned no usable response. The texts are Cluster API's.

@@ -6,11 +6,11 @@ use super::field::{Field, Setting};
 
 /// A line of a script, or several lines if it has a here-document.
 #[derive(Clone, Debug)]
-pub(super) struct Statement {
+pub(crate) struct Statement {
     /// Line number, from 1.
     pub(super) line: usize,
     /// The source text; comments and empty lines are statements too.
-    pub(super) text: String,
+    pub(crate) text: String,
     /// The parsed command; `None` for a comment or an empty line.
     pub(super) command: Option<Command>,
 }
@@ -18,8 +18,8 @@ pub(super) struct Statement {
 /// A command.
 #[derive(Clone, Debug)]
 pub(super) enum Command {
-    /// Creates the world.
-    Load(Vec<String>),
+    /// Creates the world, optionally with a second replica of the controller.
+    Load(Vec<String>, bool),
     /// Lets time pass.
     Pass(SignedDuration),
     /// Waits for a goal, with a time limit.
@@ -75,6 +75,8 @@ pub(super) enum Action {
     Mend(Place),
     /// Kills a process; with a duration, it restarts only after that time.
     Kill(Process, Option<SignedDuration>),
+    /// Sends the first UpdateMachine request of a Machine's update again.
+    Repeat(String),
     /// Shows a part of the world.
     Show(Show),
     /// Prints the help text of the language.
@@ -128,6 +130,26 @@ pub(super) enum Trouble {
         /// How the step misbehaves.
         how: How,
     },
+    /// The open streams to an API become half-open.
+    Streams(String),
+    /// An API rejects requests with an HTTP status.
+    Requests {
+        /// `management`, or a workload cluster.
+        api: String,
+        /// The status.
+        code: u16,
+        /// Number of requests.
+        times: u32,
+    },
+    /// An API carries out requests, but its responses are lost.
+    Answers {
+        /// `management`, or a workload cluster.
+        api: String,
+        /// Number of requests.
+        times: u32,
+    },
+    /// The last record of an agent's journal is torn, and the agent is killed.
+    Journal(String),
     /// A place is out of order.
     Place(Place),
 }
@@ -156,13 +178,23 @@ pub(super) enum Place {
     Agent(String),
     /// An API server: `management`, or a workload cluster.
     Api(String),
+    /// The speed of an API: each request is delayed.
+    Latency(String, SignedDuration),
+    /// The connection of a process to an API.
+    Link(Process, String),
+    /// The clock of a process, by so much ahead of the others.
+    Clock(Process, SignedDuration),
+    /// What the processes see of a kind in an API.
+    View(Option<String>, String),
 }
 
-/// A process that a script can kill.
+/// A process that a script can kill or disconnect.
 #[derive(Clone, Debug)]
 pub(super) enum Process {
     /// refit-controller.
     Controller,
+    /// The second replica of refit-controller.
+    Standby,
     /// The Cluster API stand-in.
     Capi,
     /// The agent of a host.
@@ -206,7 +238,7 @@ pub(super) enum Table {
 }
 
 /// An error in one line: the subject, the actual value, the expected value.
-pub(super) type Wrong = (String, String, String);
+pub(crate) type Wrong = (String, String, String);
 
 pub(super) fn wrong(what: &str, got: impl Into<String>, want: impl Into<String>) -> Wrong {
     (what.to_owned(), got.into(), want.into())

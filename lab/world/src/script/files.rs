@@ -46,7 +46,7 @@ pub(super) fn read(path: &Path, name: &str) -> Result<String, Wrong> {
 }
 
 /// Parses the objects of a YAML text.
-pub(super) fn objects(name: &str, text: &str) -> Result<Vec<Value>, Wrong> {
+pub(crate) fn objects(name: &str, text: &str) -> Result<Vec<Value>, Wrong> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text)
         .map_err(|error| wrong("YAML", format!("{name}: {error}"), "Kubernetes objects"))?;
     let objects: Vec<Value> = documents.into_iter().filter(|value| !value.is_null()).collect();

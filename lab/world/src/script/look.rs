@@ -87,7 +87,7 @@ pub(super) fn machines_of(
 }
 
 /// The newest NodeUpdate of a Machine.
-pub(super) fn newest_update(world: &World, machine: &Value) -> Option<Arc<Value>> {
+pub(crate) fn newest_update(world: &World, machine: &Value) -> Option<Arc<Value>> {
     let uid = text(machine, "/metadata/uid");
     world
         .node_updates()
@@ -156,7 +156,7 @@ pub(super) fn running_step(update: &Value) -> &str {
 }
 
 /// The blockers of an update.
-pub(super) fn blockers(update: &Value) -> impl Iterator<Item = &Value> {
+pub(crate) fn blockers(update: &Value) -> impl Iterator<Item = &Value> {
     let all = update["status"]["blockedBy"].as_array();
     all.into_iter().flatten()
 }

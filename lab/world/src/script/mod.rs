@@ -16,16 +16,18 @@
 //! # Ok::<(), lab_world::script::ScriptError>(())
 //! ```
 
-mod command;
+pub(crate) mod command;
 mod field;
-mod files;
-mod look;
-mod names;
+pub(crate) mod files;
+pub(crate) mod look;
+pub(crate) mod names;
+pub(crate) mod network;
 mod objects;
-mod parse;
+pub(crate) mod parse;
 mod quiet;
-mod run;
-mod session;
+mod request;
+pub(crate) mod run;
+pub(crate) mod session;
 mod show;
 mod table;
 mod trouble;

@@ -26,7 +26,7 @@ static UIDS: LazyLock<Regex> = LazyLock::new(|| {
 
 /// The names that a script uses.
 #[derive(Debug)]
-pub(super) struct Names {
+pub(crate) struct Names {
     start: Timestamp,
     /// Script names by real name.
     given: BTreeMap<String, String>,
@@ -121,7 +121,7 @@ impl Names {
     }
 
     /// A text with script names, times as offsets, and without uids.
-    pub(super) fn shown(&self, text: &str) -> String {
+    pub(crate) fn shown(&self, text: &str) -> String {
         let mut shown = text.to_owned();
         let mut known: Vec<(&String, &String)> = self.given.iter().collect();
         known.sort_by_key(|(real, _)| std::cmp::Reverse(real.len()));

@@ -38,6 +38,12 @@ impl Kind {
         )
     }
 
+    /// `plural.group`, or `plural` for a core kind.
+    pub(super) fn resource(&self) -> String {
+        let Self { group, plural, .. } = self;
+        if group.is_empty() { plural.clone() } else { format!("{plural}.{group}") }
+    }
+
     fn path(&self, namespace: &str, name: &str) -> String {
         let Self { group, version, plural, .. } = self;
         let base = if group.is_empty() {
@@ -118,12 +124,21 @@ pub(super) fn server(world: &World, cluster: Option<&str>) -> Result<ApiServer, 
     let Some(cluster) = cluster else {
         return Ok(world.management().clone());
     };
+    let key = cluster_key(world, cluster)?;
+    world.workload(&key).ok_or_else(|| unknown_cluster(world, cluster))
+}
+
+/// Key of the workload cluster that a script names.
+pub(super) fn cluster_key(world: &World, cluster: &str) -> Result<String, Wrong> {
     let known = world.clusters();
     let key = known.iter().find(|key| *key == cluster || key.rsplit('/').next() == Some(cluster));
-    key.and_then(|key| world.workload(key)).ok_or_else(|| {
-        let names: Vec<&str> = known.iter().filter_map(|key| key.rsplit('/').next()).collect();
-        wrong("cluster", cluster, format!("one of the workload clusters: {}", names.join(", ")))
-    })
+    key.cloned().ok_or_else(|| unknown_cluster(world, cluster))
+}
+
+fn unknown_cluster(world: &World, cluster: &str) -> Wrong {
+    let known = world.clusters();
+    let names: Vec<&str> = known.iter().filter_map(|key| key.rsplit('/').next()).collect();
+    wrong("cluster", cluster, format!("one of the workload clusters: {}", names.join(", ")))
 }
 
 /// An object that a script names, whether it exists or not.

@@ -13,7 +13,7 @@ use super::{
 };
 
 /// The steps of a host that a script can break.
-const STEPS: [&str; 9] = [
+pub(crate) const STEPS: [&str; 9] = [
     "preflight",
     "stage",
     "snapshot",
@@ -26,7 +26,7 @@ const STEPS: [&str; 9] = [
 ];
 
 /// Parses a script.
-pub(super) fn script(file: &str, text: &str) -> Result<Vec<Statement>, Vec<Problem>> {
+pub(crate) fn script(file: &str, text: &str) -> Result<Vec<Statement>, Vec<Problem>> {
     let mut lines = text.lines().enumerate();
     let (mut statements, mut problems) = (Vec::new(), Vec::new());
     let mut loaded = false;
@@ -86,10 +86,10 @@ pub(super) fn again(line: usize, text: &str) -> Result<Statement, Wrong> {
 /// Requires exactly one `load`, before any other command except `help`.
 fn in_order(command: Option<&Command>, loaded: &mut bool) -> Result<(), Wrong> {
     match command {
-        Some(Command::Load(_)) if *loaded => {
+        Some(Command::Load(..)) if *loaded => {
             Err(wrong("load", "a second load", "apply, which adds objects to the existing world"))
         }
-        Some(Command::Load(_)) => {
+        Some(Command::Load(..)) => {
             *loaded = true;
             Ok(())
         }
@@ -101,7 +101,8 @@ fn in_order(command: Option<&Command>, loaded: &mut bool) -> Result<(), Wrong> {
     }
 }
 
-const COMMANDS: &str = "load, apply, change, delete, wait, at, break, mend, kill, show or help";
+const COMMANDS: &str =
+    "load, apply, change, delete, wait, at, break, mend, kill, repeat, show or help";
 
 fn command(words: &[Word], here: Option<String>, line: usize) -> Result<Option<Command>, Wrong> {
     let Some((first, rest)) = words.split_first() else {
@@ -109,14 +110,14 @@ fn command(words: &[Word], here: Option<String>, line: usize) -> Result<Option<C
     };
     let mut rest = Rest::new(first.text.clone(), rest);
     let command = match first.text.as_str() {
-        "load" => Command::Load(rest.all("FILE...")?),
+        "load" => load(&mut rest)?,
         "wait" => wait(&mut rest)?,
         "at" => {
             let time = rest.time("TIME")?;
             let inner = rest.rest();
             let Some(now @ Command::Now(_)) = command(inner, here, line)? else {
-                let want = "a command that does not wait: apply, change, delete, break, mend, kill \
-                            or show";
+                let want = "a command that does not wait: apply, change, delete, break, mend, kill, \
+                            repeat or show";
                 return Err(wrong("at", words::join(inner), want));
             };
             let statement = Statement { line, text: words::join(inner), command: Some(now) };
@@ -128,12 +129,25 @@ fn command(words: &[Word], here: Option<String>, line: usize) -> Result<Option<C
         "break" => Command::Now(trouble(&mut rest)?),
         "mend" => Command::Now(Action::Mend(place(&mut rest)?)),
         "kill" => Command::Now(kill(&mut rest)?),
+        "repeat" => Command::Now(Action::Repeat(rest.next("MACHINE")?.text.clone())),
         "show" => Command::Now(Action::Show(show(&mut rest)?)),
         "help" => Command::Now(Action::Help),
         other => return Err(wrong("command", other, COMMANDS)),
     };
     rest.end()?;
     Ok(Some(command))
+}
+
+fn load(rest: &mut Rest<'_>) -> Result<Command, Wrong> {
+    let mut files = rest.all("FILE...")?;
+    let standby = files.ends_with(&["with".to_owned(), "standby".to_owned()]);
+    if standby {
+        files.truncate(files.len() - 2);
+    }
+    if files.is_empty() {
+        return Err(wrong("load", "with standby", "FILE... before it"));
+    }
+    Ok(Command::Load(files, standby))
 }
 
 fn wait(rest: &mut Rest<'_>) -> Result<Command, Wrong> {
@@ -204,17 +218,51 @@ fn change(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
     }
 }
 
+const TROUBLES: &str = "host, disk, node, agent, api, streams, requests, answers, latency, view, link, \
+                        clock or journal";
+const API: &str = "management or CLUSTER";
+
 fn trouble(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
-    if rest.peek() != Some("host") {
-        let place = place(rest)?;
-        let time = match &place {
-            Place::Host(_) | Place::Disk(_) => None,
-            _ => rest.optional_time("for")?,
-        };
-        return Ok(Action::Break(Trouble::Place(place), time));
+    let trouble = match rest.peek().unwrap_or_default() {
+        "host" => return step_trouble(rest),
+        "streams" => Trouble::Streams(rest.named("streams", API)?),
+        "requests" => {
+            let api = rest.named("requests", API)?;
+            let code = rest.next("CODE")?.text.as_str();
+            let valid = code.parse().ok().filter(|code| (400..600).contains(code));
+            let code = valid.ok_or_else(|| wrong("status", code, "a status from 400 to 599"))?;
+            Trouble::Requests { api, code, times: rest.times()? }
+        }
+        "answers" => {
+            let api = rest.named("answers", API)?;
+            Trouble::Answers { api, times: rest.times()? }
+        }
+        "journal" => Trouble::Journal(rest.named("journal", "NODE")?),
+        _ => Trouble::Place(place(rest)?),
+    };
+    if let Trouble::Place(Place::Latency(_, by) | Place::Clock(_, by)) = &trouble
+        && by.is_zero()
+    {
+        return Err(wrong("break", "the end of the line", "TIME"));
     }
-    rest.next("host")?;
-    let node = rest.next("NODE")?.text.clone();
+    let time = match &trouble {
+        Trouble::Place(Place::View(..)) => {
+            let time = rest.optional_time("for")?;
+            Some(time.ok_or_else(|| wrong("break view", "the end of the line", "for TIME"))?)
+        }
+        Trouble::Place(Place::Host(_) | Place::Disk(_))
+        | Trouble::Step { .. }
+        | Trouble::Streams(_)
+        | Trouble::Requests { .. }
+        | Trouble::Answers { .. }
+        | Trouble::Journal(_) => None,
+        Trouble::Place(_) => rest.optional_time("for")?,
+    };
+    Ok(Action::Break(trouble, time))
+}
+
+fn step_trouble(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
+    let node = rest.named("host", "NODE")?;
     if !rest.skip("step") {
         let got = rest.peek().unwrap_or("the end of the line");
         return Err(wrong("break host", got, "step STEP"));
@@ -234,26 +282,59 @@ fn trouble(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
 }
 
 fn place(rest: &mut Rest<'_>) -> Result<Place, Wrong> {
-    let kind = rest.next("host, disk, node, agent or api")?.text.clone();
-    let mut name = |what| rest.next(what).map(|word| word.text.clone());
+    let kind = rest.next(TROUBLES)?.text.clone();
+    let name = |rest: &mut Rest<'_>, what| rest.next(what).map(|word| word.text.clone());
     Ok(match kind.as_str() {
-        "host" => Place::Host(name("NODE")?),
-        "disk" => Place::Disk(name("NODE")?),
-        "node" => Place::Node(name("NODE")?),
-        "agent" => Place::Agent(name("NODE")?),
-        "api" => Place::Api(name("management or CLUSTER")?),
-        other => return Err(wrong("trouble", other, "host, disk, node, agent or api")),
+        "host" => Place::Host(name(rest, "NODE")?),
+        "disk" => Place::Disk(name(rest, "NODE")?),
+        "node" => Place::Node(name(rest, "NODE")?),
+        "agent" => Place::Agent(name(rest, "NODE")?),
+        "api" => Place::Api(name(rest, API)?),
+        "latency" => {
+            let api = name(rest, API)?;
+            let delay = if rest.is_over() { SignedDuration::ZERO } else { rest.time("TIME")? };
+            Place::Latency(api, delay)
+        }
+        "link" => Place::Link(process(rest)?, name(rest, API)?),
+        "clock" => Place::Clock(process(rest)?, step_of_clock(rest)?),
+        "view" => {
+            let word = name(rest, "KIND or CLUSTER:KIND")?;
+            match word.split_once(':') {
+                Some((cluster, kind)) => Place::View(Some(cluster.to_owned()), kind.to_owned()),
+                None => Place::View(None, word),
+            }
+        }
+        other => return Err(wrong("trouble", other, TROUBLES)),
+    })
+}
+
+/// `TIME ahead` or `TIME behind`; nothing after `mend`.
+fn step_of_clock(rest: &mut Rest<'_>) -> Result<SignedDuration, Wrong> {
+    if rest.is_over() {
+        return Ok(SignedDuration::ZERO);
+    }
+    let time = rest.time("TIME")?;
+    let word = rest.next("ahead or behind")?;
+    match word.text.as_str() {
+        "ahead" => Ok(time),
+        "behind" => Ok(-time),
+        other => Err(wrong("break clock", other, "ahead or behind")),
+    }
+}
+
+fn process(rest: &mut Rest<'_>) -> Result<Process, Wrong> {
+    let want = "controller, standby, capi or agent NODE";
+    Ok(match rest.next(want)?.text.as_str() {
+        "controller" => Process::Controller,
+        "standby" => Process::Standby,
+        "capi" => Process::Capi,
+        "agent" => Process::Agent(rest.next("NODE")?.text.clone()),
+        other => return Err(wrong("process", other, want)),
     })
 }
 
 fn kill(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
-    let process = match rest.next("controller, capi or agent NODE")?.text.as_str() {
-        "controller" => Process::Controller,
-        "capi" => Process::Capi,
-        "agent" => Process::Agent(rest.next("NODE")?.text.clone()),
-        other => return Err(wrong("process", other, "controller, capi or agent NODE")),
-    };
-    Ok(Action::Kill(process, rest.optional_time("for")?))
+    Ok(Action::Kill(process(rest)?, rest.optional_time("for")?))
 }
 
 fn show(rest: &mut Rest<'_>) -> Result<Show, Wrong> {
@@ -333,6 +414,12 @@ impl<'a> Rest<'a> {
 
     fn is_over(&self) -> bool {
         self.words.is_empty()
+    }
+
+    /// The name after a word that was already recognized.
+    fn named(&mut self, word: &str, want: &str) -> Result<String, Wrong> {
+        self.skip(word);
+        Ok(self.next(want)?.text.clone())
     }
 
     fn skip(&mut self, word: &str) -> bool {

@@ -26,7 +26,7 @@ const MACHINE: &str = "$machine";
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Why a command was not completed.
-pub(super) enum Stop {
+pub(crate) enum Stop {
     /// The script is invalid, or names something that does not exist.
     Wrong(Wrong),
     /// Manifests are invalid.
@@ -39,6 +39,21 @@ pub(super) enum Stop {
     Output(std::io::Error),
     /// The world cannot be created.
     World(crate::world::WorldError),
+}
+
+#[cfg(feature = "sabotage")]
+impl Stop {
+    /// What stopped the script.
+    pub(crate) fn cause(&self) -> String {
+        match self {
+            Self::Wrong((what, got, want)) => format!("{what}: got {got}, want {want}"),
+            Self::Load(error) => error.to_string(),
+            Self::Violated(violations) => violations.join("; "),
+            Self::RanOut(what) => what.clone(),
+            Self::Output(error) => error.to_string(),
+            Self::World(error) => error.to_string(),
+        }
+    }
 }
 
 impl From<Wrong> for Stop {
@@ -54,12 +69,12 @@ impl From<std::io::Error> for Stop {
 }
 
 /// Runs a script.
-pub(super) struct Runner<'a> {
-    pub(super) file: String,
+pub(crate) struct Runner<'a> {
+    pub(crate) file: String,
     /// Directories in which files are searched, in this order.
-    pub(super) directories: Vec<PathBuf>,
-    pub(super) out: &'a mut dyn Write,
-    pub(super) session: Option<Session>,
+    pub(crate) directories: Vec<PathBuf>,
+    pub(crate) out: &'a mut dyn Write,
+    pub(crate) session: Option<Session>,
 }
 
 impl Runner<'_> {
@@ -142,11 +157,11 @@ impl Runner<'_> {
         parse::again(statement.line, &statement.text.replace(MACHINE, found))
     }
 
-    async fn statement(&mut self, statement: &Statement) -> Result<(), Stop> {
+    pub(crate) async fn statement(&mut self, statement: &Statement) -> Result<(), Stop> {
         let statement = &self.bound(statement)?;
         match &statement.command {
             None => return Ok(()),
-            Some(Command::Load(files)) => self.load(files).await?,
+            Some(Command::Load(files, standby)) => self.load(files, *standby).await?,
             Some(Command::Pass(time)) => self.pass(*time).await?,
             Some(Command::Wait(goal, time)) => self.wait(goal, *time).await?,
             Some(Command::At(time, inner)) => {
@@ -159,7 +174,7 @@ impl Runner<'_> {
         self.check()
     }
 
-    fn session(&mut self) -> Result<&mut Session, Stop> {
+    pub(crate) fn session(&mut self) -> Result<&mut Session, Stop> {
         self.session.as_mut().ok_or_else(|| {
             let missing = ("script", "a command before any load", "load FILE... first");
             Stop::Wrong((missing.0.to_owned(), missing.1.to_owned(), missing.2.to_owned()))
@@ -167,7 +182,7 @@ impl Runner<'_> {
     }
 
     /// Prints a line, prefixed with the time.
-    pub(super) fn print_line(&mut self, what: &str) -> Result<(), Stop> {
+    pub(crate) fn print_line(&mut self, what: &str) -> Result<(), Stop> {
         let (at, what) = match &mut self.session {
             Some(session) => {
                 session.names.learn_all(&session.world);
@@ -179,7 +194,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    async fn load(&mut self, files: &[String]) -> Result<(), Stop> {
+    async fn load(&mut self, files: &[String], standby: bool) -> Result<(), Stop> {
         let paths = files
             .iter()
             .map(|file| files::find(&self.directories, file))
@@ -194,12 +209,13 @@ impl Runner<'_> {
         manifests::rehearse(&loaded).await.map_err(Stop::Load)?;
         let objects: Vec<Value> = loaded.into_iter().map(|manifest| manifest.object).collect();
         let count = objects.len();
-        let world = World::new(WorldOptions::new(objects)).await.map_err(Stop::World)?;
+        let options = WorldOptions { two_controllers: standby, ..WorldOptions::new(objects) };
+        let world = World::new(options).await.map_err(Stop::World)?;
         self.session = Some(Session::new(world));
         self.print_line(&format!("{count} objects"))
     }
 
-    async fn pass(&mut self, time: SignedDuration) -> Result<(), Stop> {
+    pub(crate) async fn pass(&mut self, time: SignedDuration) -> Result<(), Stop> {
         let end = self.session()?.world.now() + time;
         while self.session()?.world.now() < end {
             self.tick(end).await?;
@@ -275,7 +291,7 @@ impl Runner<'_> {
     }
 
     /// Lets a short time pass, but not beyond `end`.
-    async fn tick(&mut self, end: Timestamp) -> Result<(), Stop> {
+    pub(crate) async fn tick(&mut self, end: Timestamp) -> Result<(), Stop> {
         let session = self.session()?;
         let rest = Duration::try_from(end.duration_since(session.world.now())).unwrap_or(LOOK);
         session.world.pass(rest.min(LOOK)).await;
@@ -350,7 +366,11 @@ impl Runner<'_> {
                 self.print_line(&format!("{}/{name} deleted", object.kind))
             }
             Action::Break(trouble, time) => {
-                let what = trouble::make(self.session()?, trouble)?;
+                let what = trouble::make(self.session()?, trouble, *time)?;
+                #[cfg(feature = "sabotage")]
+                if trouble::impairs(trouble) {
+                    self.session()?.impair(time.unwrap_or(trouble::LINGERS));
+                }
                 self.print_line(&what)?;
                 if let (Some(time), Some(place)) = (time, trouble::place(trouble)) {
                     let session = self.session()?;
@@ -368,6 +388,12 @@ impl Runner<'_> {
                     session.later(due, line, Due::Start(actor), false);
                 }
                 self.print_line(&what)
+            }
+            Action::Repeat(machine) => {
+                let session = self.session()?;
+                let real = session.names.real(machine);
+                let answer = session.requests.repeat(&session.world, &real).await?;
+                self.print_line(&format!("UpdateMachine of {machine} again: {answer}"))
             }
             Action::Show(what) => self.show(what),
         }

@@ -11,19 +11,23 @@ use super::{
     command::{Goal, Reference, Wrong},
     look,
     names::Names,
+    network::{self, Link},
     objects::Found,
     quiet::Quiet,
+    request::Requests,
     run::Stop,
     show,
-    trouble::{self, Due},
+    trouble::Due,
 };
+#[cfg(feature = "sabotage")]
+use crate::simulate::Oracle;
 use crate::world::World;
 
 /// How long there must be no write before a world counts as quiet.
 const QUIET: SignedDuration = SignedDuration::from_mins(5);
 
 /// A scheduled event that happens while the script waits.
-pub(super) struct Later {
+pub(crate) struct Later {
     pub(super) due: Timestamp,
     pub(super) line: usize,
     pub(super) what: Due,
@@ -32,31 +36,44 @@ pub(super) struct Later {
 }
 
 /// A world, and the script's own state.
-pub(super) struct Session {
-    pub(super) world: World,
-    pub(super) names: Names,
+pub(crate) struct Session {
+    pub(crate) world: World,
+    pub(crate) names: Names,
     /// Identities of the machines when all of them were ready for the first time, by name.
     pub(super) first: Option<BTreeMap<String, show::Identity>>,
-    /// Agents that are disconnected from all APIs.
-    pub(super) mute: BTreeSet<String>,
+    /// Connections that are cut.
+    pub(crate) cut: BTreeSet<Link>,
+    /// The requests that Cluster API sent.
+    pub(super) requests: Requests,
     quiet: Arc<Quiet>,
     /// Number of violations already reported.
     pub(super) seen_violations: usize,
+    /// Judges waits in a simulation.
+    #[cfg(feature = "sabotage")]
+    pub(crate) oracle: Option<Oracle>,
+    /// Until when an API or a process of Refit is impaired by the script.
+    #[cfg(feature = "sabotage")]
+    pub(crate) impaired_until: Timestamp,
     /// Scheduled events, in order of time.
-    pub(super) later: Vec<Later>,
+    pub(crate) later: Vec<Later>,
 }
 
 impl Session {
     /// Starts a session in a new world.
-    pub(super) fn new(world: World) -> Self {
+    pub(crate) fn new(world: World) -> Self {
         let start = world.now();
         Self {
             quiet: Quiet::follow(world.management(), start),
             names: Names::new(start),
             world,
             first: None,
-            mute: BTreeSet::new(),
+            cut: BTreeSet::new(),
+            requests: Requests::default(),
             seen_violations: 0,
+            #[cfg(feature = "sabotage")]
+            oracle: None,
+            #[cfg(feature = "sabotage")]
+            impaired_until: start,
             later: Vec::new(),
         }
     }
@@ -91,10 +108,22 @@ impl Session {
     /// Records state that cannot be determined later.
     pub(super) fn observe(&mut self) {
         self.names.learn(&self.world);
-        trouble::keep_mute(self);
+        self.requests.learn(&self.world);
+        network::keep_cut(self);
         if self.first.is_none() && self.world.is_ready() {
             self.first = Some(show::identities(&self.world));
         }
+        #[cfg(feature = "sabotage")]
+        if let Some(mut oracle) = self.oracle.take() {
+            oracle.look(self);
+            self.oracle = Some(oracle);
+        }
+    }
+
+    /// Records that an API or a process of Refit is impaired for some time.
+    #[cfg(feature = "sabotage")]
+    pub(super) fn impair(&mut self, time: SignedDuration) {
+        self.impaired_until = self.impaired_until.max(self.world.now() + time);
     }
 
     /// The violations as an error.

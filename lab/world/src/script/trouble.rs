@@ -1,18 +1,16 @@
 //! Injects failures and ends them.
 
-use jiff::Timestamp;
-use lab_apiserver::Down;
+use jiff::{SignedDuration, Timestamp};
 use lab_simhost::HostState;
+use refit_agent::journal;
 
 use super::{
     command::{How, Place, Process, Statement, Trouble, Wrong, wrong},
-    objects,
+    network::{self, Link},
     session::Session,
+    words,
 };
-use crate::{
-    pki,
-    world::{Actor, World, lock},
-};
+use crate::world::{Actor, World, lock};
 
 /// A scheduled event.
 pub(super) enum Due {
@@ -27,13 +25,23 @@ pub(super) enum Due {
 /// The place of a failure, if it can have a limited duration.
 pub(super) fn place(trouble: &Trouble) -> Option<Place> {
     match trouble {
+        // A view catches up by itself.
+        Trouble::Place(Place::View(..))
+        | Trouble::Step { .. }
+        | Trouble::Streams(_)
+        | Trouble::Requests { .. }
+        | Trouble::Answers { .. }
+        | Trouble::Journal(_) => None,
         Trouble::Place(place) => Some(place.clone()),
-        Trouble::Step { .. } => None,
     }
 }
 
-/// Injects a failure; returns the output line.
-pub(super) fn make(session: &mut Session, trouble: &Trouble) -> Result<String, Wrong> {
+/// Injects a failure, for `time` if it is limited; returns the output line.
+pub(super) fn make(
+    session: &mut Session,
+    trouble: &Trouble,
+    time: Option<SignedDuration>,
+) -> Result<String, Wrong> {
     match trouble {
         Trouble::Step { node, step, how } => {
             with_host(session, node, |host| break_step(host, step, *how))?;
@@ -46,32 +54,92 @@ pub(super) fn make(session: &mut Session, trouble: &Trouble) -> Result<String, W
             };
             Ok(format!("step {step} of {node} {how}"))
         }
-        Trouble::Place(Place::Host(node)) => {
-            Err(wrong("break host", node.as_str(), "step STEP after NODE"))
+        Trouble::Streams(api) => network::silence(session, api),
+        Trouble::Requests { api, code, times } => network::reject(session, api, *code, *times),
+        Trouble::Answers { api, times } => network::lose_answers(session, api, *times),
+        Trouble::Journal(node) => tear_journal(session, node),
+        Trouble::Place(place) => break_place(session, place, time),
+    }
+}
+
+fn break_place(
+    session: &mut Session,
+    place: &Place,
+    time: Option<SignedDuration>,
+) -> Result<String, Wrong> {
+    Ok(match place {
+        Place::Host(node) => {
+            return Err(wrong("break host", node.as_str(), "step STEP after NODE"));
         }
-        Trouble::Place(Place::Disk(node)) => {
+        Place::Disk(node) => {
             with_host(session, node, |host| host.troubles.disk_full = true)?;
-            Ok(format!("the disk of {node} is full"))
+            format!("the disk of {node} is full")
         }
-        Trouble::Place(Place::Node(node)) => {
+        Place::Node(node) => {
             let agent = agent(session, node)?;
             session.world.inner.dismiss(&agent);
             let now = session.world.now();
             with_host(session, node, |host| host.power_off(now))?;
-            Ok(format!("{node} is off"))
+            format!("{node} is off")
         }
-        Trouble::Place(Place::Agent(node)) => {
-            let agent = agent(session, node)?;
-            if let Actor::Agent(key) = agent {
-                session.mute.insert(key);
-            }
-            keep_mute(session);
-            Ok(format!("the agent of {node} cannot reach its API"))
+        Place::Agent(node) => {
+            let link = Link::of_agent(agent(session, node)?);
+            network::cut(session, link);
+            format!("the agent of {node} cannot reach its API")
         }
-        Trouble::Place(Place::Api(name)) => {
-            api(session, name, Some(Down::Refuse))?;
-            Ok(format!("the API server of {name} does not answer"))
+        Place::Api(name) => network::stop(session, name)?,
+        Place::Latency(name, delay) => network::slow_down(session, name, *delay)?,
+        Place::Link(process, name) => {
+            let (actor, title) = found(session, process)?;
+            let link = Link { api: network::api_key(session, name)?, actor };
+            network::cut(session, link);
+            format!("{title} cannot reach the API server of {name}")
         }
+        Place::Clock(process, by) => {
+            let (actor, title) = found(session, process)?;
+            session.world.inner.step_clock(&actor, by.as_secs());
+            let way = if by.is_negative() { "behind" } else { "ahead" };
+            format!("the clock of {title} is {} {way}", words::shown(by.abs()))
+        }
+        Place::View(cluster, kind) => {
+            network::hold_back(session, cluster.as_deref(), kind, time.unwrap_or_default())?
+        }
+    })
+}
+
+/// Cuts the last record of an agent's journal in half, as a power cut during a write does.
+fn tear_journal(session: &mut Session, node: &str) -> Result<String, Wrong> {
+    let agent = agent(session, node)?;
+    if let Actor::Agent(key) = &agent
+        && let Some(host) = lock(&session.world.inner.hosts).get(key)
+        && let Some(records) = lock(&host.disk).files.get_mut(journal::PATH)
+    {
+        let last = records.trim_end().rfind('\n').map_or(0, |end| end + 1);
+        records.truncate(last.midpoint(records.len()));
+    }
+    session.world.kill(&agent);
+    Ok(format!("the last record in the journal of {node} is torn"))
+}
+
+/// How long the effect of a failure without a time limit may last: a silent stream is noticed by
+/// the idle timeout of a watch.
+#[cfg(feature = "sabotage")]
+pub(super) const LINGERS: SignedDuration = SignedDuration::from_mins(6);
+
+/// Whether a failure impairs an API or a process of Refit; the other failures are of hosts.
+#[cfg(feature = "sabotage")]
+pub(super) fn impairs(trouble: &Trouble) -> bool {
+    match trouble {
+        Trouble::Step { .. } | Trouble::Journal(_) => false,
+        Trouble::Streams(_) | Trouble::Requests { .. } | Trouble::Answers { .. } => true,
+        Trouble::Place(place) => match place {
+            Place::Host(_) | Place::Disk(_) | Place::Node(_) | Place::Agent(_) => false,
+            Place::Api(_)
+            | Place::Latency(..)
+            | Place::Link(..)
+            | Place::Clock(..)
+            | Place::View(..) => true,
+        },
     }
 }
 
@@ -99,14 +167,14 @@ pub(super) fn mend(
     session: &mut Session,
     place: &Place,
 ) -> Result<(String, Option<(Timestamp, Actor)>), Wrong> {
-    Ok(match place {
+    let what = match place {
         Place::Host(node) => {
             with_host(session, node, HostState::mend)?;
-            (format!("{node} is mended"), None)
+            format!("{node} is mended")
         }
         Place::Disk(node) => {
             with_host(session, node, |host| host.troubles.disk_full = false)?;
-            (format!("the disk of {node} has free space"), None)
+            format!("the disk of {node} has free space")
         }
         Place::Node(node) => {
             let agent = agent(session, node)?;
@@ -116,48 +184,48 @@ pub(super) fn mend(
                 Some(_) => format!("{node} boots"),
                 None => format!("{node} is already on"),
             };
-            (what, boot.map(|at| (at, agent)))
+            return Ok((what, boot.map(|at| (at, agent))));
         }
         Place::Agent(node) => {
-            if let Actor::Agent(key) = agent(session, node)? {
-                cut(session, &key, false);
-                session.mute.remove(&key);
-            }
-            (format!("the agent of {node} can reach its API"), None)
+            network::connect(session, &Link::of_agent(agent(session, node)?));
+            format!("the agent of {node} can reach its API")
         }
-        Place::Api(name) => {
-            api(session, name, None)?;
-            (format!("the API server of {name} answers"), None)
+        Place::Api(name) => network::start(session, name)?,
+        Place::Latency(name, _) => {
+            network::slow_down(session, name, SignedDuration::ZERO)?;
+            format!("the API server of {name} answers without delay")
         }
-    })
-}
-
-fn api(session: &Session, name: &str, down: Option<Down>) -> Result<(), Wrong> {
-    let cluster = (name != "management").then_some(name);
-    let server = objects::server(&session.world, cluster)?;
-    server.faults().set_down(down);
-    // The environment has to write again.
-    session.world.inner.woken.notify_one();
-    Ok(())
-}
-
-/// Disconnects the agents that are muted, including agents started since.
-pub(super) fn keep_mute(session: &Session) {
-    for key in &session.mute {
-        cut(session, key, true);
-    }
-}
-
-fn cut(session: &Session, key: &str, mute: bool) {
-    let actor = Actor::Agent(key.to_owned());
-    let incarnation = {
-        let processes = lock(&session.world.inner.processes);
-        processes.get(&actor).map(|running| running.incarnation)
+        Place::Link(process, name) => {
+            let (actor, title) = found(session, process)?;
+            network::connect(session, &Link { api: network::api_key(session, name)?, actor });
+            format!("{title} can reach the API server of {name}")
+        }
+        Place::Clock(process, _) => {
+            let (actor, title) = found(session, process)?;
+            session.world.inner.step_clock(&actor, 0);
+            format!("the clock of {title} is right")
+        }
+        Place::View(_, kind) => {
+            return Err(wrong("mend view", kind.as_str(), "no mend: a view catches up by itself"));
+        }
     };
-    let cluster = key.rsplit_once('/').map_or("", |(cluster, _)| cluster);
-    if let (Some(incarnation), Some(server)) = (incarnation, session.world.workload(cluster)) {
-        server.faults().set_cut(&actor.user_agent(incarnation), mute);
-    }
+    Ok((what, None))
+}
+
+/// The actor that a script names, and its name in the output.
+fn found(session: &Session, process: &Process) -> Result<(Actor, String), Wrong> {
+    Ok(match process {
+        Process::Controller => (Actor::Controller, "the controller".to_owned()),
+        Process::Standby => {
+            if !session.world.inner.two_controllers {
+                let want = "a world that is loaded with standby: load FILE... with standby";
+                return Err(wrong("process", "standby", want));
+            }
+            (Actor::Standby, "the standby".to_owned())
+        }
+        Process::Capi => (Actor::Capi, "Cluster API".to_owned()),
+        Process::Agent(node) => (agent(session, node)?, format!("the agent of {node}")),
+    })
 }
 
 /// Kills a process. With `for_long` it stays down until the caller starts it. Returns the output
@@ -167,15 +235,11 @@ pub(super) fn kill(
     process: &Process,
     for_long: bool,
 ) -> Result<(String, Actor), Wrong> {
-    let (actor, name) = match process {
-        Process::Controller => (Actor::Controller, "the controller".to_owned()),
-        Process::Capi => (Actor::Capi, "Cluster API".to_owned()),
-        Process::Agent(node) => (agent(session, node)?, format!("the agent of {node}")),
-    };
+    let (actor, name) = found(session, process)?;
     if for_long {
         session.world.inner.dismiss(&actor);
-        if actor == Actor::Controller {
-            session.world.inner.network.close(pki::HOOK_HOST, pki::HOOK_PORT);
+        if actor.is_controller() {
+            session.world.inner.close_hooks(&actor);
         }
     } else {
         session.world.kill(&actor);

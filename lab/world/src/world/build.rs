@@ -338,6 +338,7 @@ impl Parts {
             hosts: Mutex::default(),
             processes: Mutex::default(),
             incarnations: Mutex::new(self.incarnations),
+            clock_steps: Mutex::default(),
             woken,
             checker: Checker::default(),
             tasks: Mutex::default(),

@@ -20,7 +20,7 @@ mod wait;
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicI64},
 };
 
 use jiff::Timestamp;
@@ -188,6 +188,8 @@ pub(crate) struct Inner {
     pub(crate) processes: Mutex<BTreeMap<Actor, Running>>,
     /// How often each process was started, including agents of removed hosts.
     pub(crate) incarnations: Mutex<BTreeMap<Actor, u32>>,
+    /// By how many seconds the clock of each process is ahead of the world's.
+    pub(crate) clock_steps: Mutex<BTreeMap<Actor, &'static AtomicI64>>,
     pub(crate) hub: Hub,
     pub(crate) woken: Arc<Notify>,
     pub(crate) checker: Checker,
@@ -200,7 +202,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Inner {
     /// A stack for clients that are never killed.
-    fn stack(&self, user_agent: &str) -> ClientStack {
+    pub(crate) fn stack(&self, user_agent: &str) -> ClientStack {
         let gate = Arc::new(Open);
         ClientStack::new(Dialer::Memory(self.network.clone(), gate.clone()), gate, user_agent)
     }
@@ -210,12 +212,15 @@ impl Inner {
         pki::client_config(pki::MANAGEMENT_HOST, pki::MANAGEMENT_PORT, ca)
     }
 
+    /// Host and port of a workload cluster's API.
+    pub(crate) fn endpoint(&self, cluster: &str) -> Option<(String, u16)> {
+        let env = lock(&self.env);
+        let known = env.clusters.get(cluster)?;
+        Some((known.host.clone(), known.port))
+    }
+
     pub(crate) fn workload_config(&self, cluster: &str) -> Option<kube::Config> {
-        let (host, port) = {
-            let env = lock(&self.env);
-            let known = env.clusters.get(cluster)?;
-            (known.host.clone(), known.port)
-        };
+        let (host, port) = self.endpoint(cluster)?;
         let workloads = lock(&self.workloads);
         let identity = &workloads.get(cluster)?.identity;
         Some(pki::client_config(&host, port, &identity.ca))

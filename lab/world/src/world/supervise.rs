@@ -1,6 +1,12 @@
 //! Starts processes, and restarts them when they die.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
 
 use futures::future::BoxFuture;
 use jiff::SignedDuration;
@@ -10,7 +16,7 @@ use refit_agent::{AgentOptions, Disk, Extras, PlanTrust};
 use refit_controller::{ControllerOptions, HookServer, Process};
 use refit_kinds::keys;
 use refit_runtime::{
-    ObjectKey,
+    Clock, ObjectKey,
     client::ClientStack,
     gate::Gate,
     lease::LeaseSettings,
@@ -80,13 +86,30 @@ impl Inner {
         }
     }
 
-    fn close_hooks(&self, actor: &Actor) {
+    pub(crate) fn close_hooks(&self, actor: &Actor) {
         let (host, port) = (pki::HOOK_HOST, pki::HOOK_PORT);
         if self.two_controllers {
             self.network.leave(host, port, &actor.to_string());
         } else {
             self.network.close(host, port);
         }
+    }
+
+    /// The clock that a process sees.
+    fn clock_of(&self, actor: &Actor) -> Clock {
+        self.clock.stepped_by(self.step_of(actor))
+    }
+
+    fn step_of(&self, actor: &Actor) -> &'static AtomicI64 {
+        let mut steps = lock(&self.clock_steps);
+        // A clock is copied into everything that a process runs, so its step lives as long as the
+        // simulation: eight bytes for each process.
+        steps.entry(actor.clone()).or_insert_with(|| Box::leak(Box::default()))
+    }
+
+    /// Steps the clock of a process: from now on it is `ahead` seconds ahead of the others.
+    pub(crate) fn step_clock(&self, actor: &Actor, ahead: i64) {
+        self.step_of(actor).store(ahead, Ordering::Relaxed);
     }
 
     /// Creates one incarnation of a process.
@@ -99,7 +122,7 @@ impl Inner {
         let gate: Arc<dyn Gate> = switch.clone();
         let dialer = Dialer::Memory(self.network.clone(), gate.clone());
         let stack = ClientStack::new(dialer, gate.clone(), actor.user_agent(incarnation));
-        let clock = self.clock;
+        let clock = self.clock_of(actor);
         Ok(match actor {
             Actor::Controller | Actor::Standby => {
                 let options = ControllerOptions {
@@ -158,7 +181,7 @@ impl Inner {
                     config,
                     clock,
                     node_name: node.to_owned(),
-                    host: Arc::new(SimHost::new(host.state, clock, gate)),
+                    host: Arc::new(SimHost::new(host.state, self.clock, gate)),
                     disk,
                 };
                 let plan = ObjectKey::new(keys::HOST_PLAN_NAMESPACE, node);

@@ -1,0 +1,83 @@
+//! UpdateMachine requests that Cluster API sent, to send them again: a retry may arrive long after
+//! the request was answered, even from a Cluster API that has lost its leadership.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use lab_cluster_api_shell::strip;
+use refit_cluster_api::kinds::update_hook_pending;
+use refit_kinds::{
+    hooks,
+    json::{annotation, annotations, name, namespace, text},
+    keys,
+};
+use refit_runtime::client::HttpsPoster;
+use serde_json::{Value, json};
+
+use super::command::{Wrong, wrong};
+use crate::{pki, world::World};
+
+/// How long Cluster API waits for an answer.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The first request of each update, oldest first, by the Machine's name.
+#[derive(Debug, Default)]
+pub(super) struct Requests(BTreeMap<String, Vec<Value>>);
+
+impl Requests {
+    /// Remembers the requests that Cluster API can send now.
+    pub(super) fn learn(&mut self, world: &World) {
+        for machine in world.machines() {
+            // Most Machines have no pending hook, and this looks at all of them each second.
+            let has_hooks = annotation(&machine, keys::PENDING_HOOKS).is_some();
+            if !has_hooks || !update_hook_pending(&annotations(&machine)) {
+                continue;
+            }
+            let sent = self.0.entry(name(&machine).to_owned()).or_default();
+            let version = text(&machine, "/spec/version");
+            let known =
+                sent.iter().any(|one| text(one, "/desired/machine/spec/version") == version);
+            if !known {
+                sent.push(request(world, &machine));
+            }
+        }
+    }
+
+    /// Sends the first request about a Machine again and returns the answer's message.
+    pub(super) async fn repeat(&self, world: &World, machine: &str) -> Result<String, Wrong> {
+        let request = self.0.get(machine).and_then(|sent| sent.first()).ok_or_else(|| {
+            wrong("repeat", machine, "a Machine for which UpdateMachine was called before")
+        })?;
+        let stack = world.inner.stack("refit-capi-retry");
+        let url = format!(
+            "https://{}:{}{}",
+            pki::HOOK_HOST,
+            pki::HOOK_PORT,
+            hooks::path("UpdateMachine", Some("update-machine"))
+        );
+        let failed = |error: String| wrong("repeat", error, "a controller that answers");
+        let ca = world.inner.hook_identity.ca.cert().as_bytes().to_vec();
+        let poster = HttpsPoster::new(&stack, &ca).map_err(|error| failed(error.to_string()))?;
+        let body = request.to_string().into_bytes();
+        let answer = poster.post(&url, body, TIMEOUT).await;
+        let (status, body) = answer.map_err(|error| failed(error.to_string()))?;
+        let answer: Value = serde_json::from_slice(&body).unwrap_or_default();
+        Ok(format!("{status}: {}", text(&answer, "/message")))
+    }
+}
+
+fn request(world: &World, machine: &Value) -> Value {
+    let mirror = &world.inner.management_mirror;
+    let part = |pointer: &str| {
+        let reference = machine.pointer(pointer).unwrap_or(&Value::Null);
+        mirror.referred(reference, namespace(machine)).map(|(_, object)| strip(&object))
+    };
+    json!({
+        "apiVersion": hooks::API_VERSION,
+        "kind": "UpdateMachineRequest",
+        "desired": {
+            "machine": strip(machine),
+            "infrastructureMachine": part("/spec/infrastructureRef"),
+            "bootstrapConfig": part("/spec/bootstrap/configRef"),
+        },
+    })
+}

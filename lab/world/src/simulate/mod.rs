@@ -1,0 +1,258 @@
+//! Seeded fault simulation: breaks the world around Refit, and judges what Refit does.
+//!
+//! A seed gives a cluster, an upgrade and a schedule of faults, as a scenario script. The script runs
+//! in a [`crate::world::World`] in which an oracle judges every write and every wait
+//! ([`refit_core::invariants`], `oracle`). A run that fails is repeated with fewer faults, until
+//! the shortest prefix of its schedule that still fails is found. The same seed gives the same run,
+//! byte for byte.
+//!
+//! | module | is for |
+//! |---|---|
+//! | `shape`, `fault`, `plan` | what happens in the run of a seed |
+//! | `run` | runs it |
+//! | `oracle`, `end` | judges it, during the run and at its end |
+//! | `known` | failures that are known and not fixed yet |
+
+mod end;
+pub(crate) mod fault;
+mod known;
+mod oracle;
+mod plan;
+mod run;
+mod shape;
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    ops::Range,
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
+};
+
+use refit_core::report::Reason;
+use strum::VariantArray as _;
+
+pub use fault::FaultKind;
+pub use known::{Known, KnownError};
+pub(crate) use oracle::Oracle;
+pub use oracle::{Problem, Rule};
+
+use crate::{sweep::Sabotage, world::lock};
+use plan::Plan;
+use run::Run;
+
+/// Options of a simulation.
+#[derive(Clone, Debug)]
+pub struct SimulationOptions {
+    /// The seeds to run.
+    pub seeds: Range<u64>,
+    /// Number of faults in each run.
+    pub faults: usize,
+    /// The kinds of faults; all of them if empty.
+    pub kinds: Vec<FaultKind>,
+    /// The safeguard that is disabled.
+    pub sabotage: Option<Sabotage>,
+    /// Failures that are known.
+    pub known: Vec<Known>,
+    /// Number of worker threads.
+    pub threads: usize,
+}
+
+/// A run that failed.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The seed.
+    pub seed: u64,
+    /// The problems of the shortest run that still fails.
+    pub problems: Vec<Problem>,
+    /// Kinds of the faults of that run, in their order.
+    pub faults: Vec<FaultKind>,
+    /// Manifests of its cluster.
+    pub manifests: String,
+    /// Its scenario script.
+    pub script: String,
+    /// The known finding that explains every problem.
+    pub finding: Option<String>,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let faults: Vec<String> = self.faults.iter().map(ToString::to_string).collect();
+        write!(f, "seed {} fails after {}", self.seed, faults.join(", "))?;
+        if let Some(finding) = &self.finding {
+            write!(f, " (known: {finding})")?;
+        }
+        for problem in &self.problems {
+            write!(f, "\n    {problem}")?;
+        }
+        Ok(())
+    }
+}
+
+/// How often each fault, phase and reason occurred.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Faults that were injected.
+    pub faults: BTreeMap<String, u64>,
+    /// Phases of NodeUpdates that were written.
+    pub phases: BTreeMap<String, u64>,
+    /// Reasons of waits that were written.
+    pub reasons: BTreeMap<String, u64>,
+}
+
+impl Counts {
+    fn add(&mut self, other: &Self) {
+        for (into, from) in [
+            (&mut self.faults, &other.faults),
+            (&mut self.phases, &other.phases),
+            (&mut self.reasons, &other.reasons),
+        ] {
+            for (name, count) in from {
+                *into.entry(name.clone()).or_default() += count;
+            }
+        }
+    }
+
+    /// The faults, phases and reasons that never occurred.
+    pub fn missing(&self) -> Vec<String> {
+        let lacks = |known: &BTreeMap<String, u64>, name: &str| {
+            (!known.contains_key(name)).then(|| name.to_owned())
+        };
+        let faults = FaultKind::VARIANTS.iter().map(ToString::to_string);
+        let faults = faults.filter_map(|name| lacks(&self.faults, &name));
+        let phases = PHASES.iter().filter_map(|name| lacks(&self.phases, name));
+        let reasons = Reason::all().filter_map(|name| lacks(&self.reasons, name));
+        faults.chain(phases).chain(reasons).collect()
+    }
+}
+
+const PHASES: [&str; 12] = [
+    "Pending",
+    "Staging",
+    "Waiting",
+    "Upgrading",
+    "Draining",
+    "Disrupting",
+    "Verifying",
+    "Uncordoning",
+    "Stopping",
+    "Succeeded",
+    "Failed",
+    "Stopped",
+];
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let line = |counts: &BTreeMap<String, u64>| {
+            let all: Vec<String> = counts.iter().map(|(name, n)| format!("{name} {n}")).collect();
+            all.join(", ")
+        };
+        writeln!(f, "faults: {}", line(&self.faults))?;
+        writeln!(f, "phases: {}", line(&self.phases))?;
+        write!(f, "reasons: {}", line(&self.reasons))
+    }
+}
+
+/// Result of a simulation.
+#[derive(Clone, Debug, Default)]
+pub struct SimulationReport {
+    /// Number of seeds that were run.
+    pub seeds: u64,
+    /// The runs that failed, in order of their seeds.
+    pub failures: Vec<Failure>,
+    /// What occurred.
+    pub counts: Counts,
+}
+
+impl SimulationReport {
+    /// The failures that no known finding explains.
+    pub fn unknown(&self) -> impl Iterator<Item = &Failure> {
+        self.failures.iter().filter(|failure| failure.finding.is_none())
+    }
+
+    /// How many failures each known finding explains.
+    pub fn known(&self) -> BTreeMap<&str, u64> {
+        let mut counts = BTreeMap::new();
+        for finding in self.failures.iter().filter_map(|failure| failure.finding.as_deref()) {
+            *counts.entry(finding).or_default() += 1;
+        }
+        counts
+    }
+}
+
+/// Runs a simulation. `watch` is called after each seed, with the number of finished seeds.
+pub fn simulate(
+    options: &SimulationOptions,
+    mut watch: impl FnMut(u64, Option<&Failure>),
+) -> SimulationReport {
+    let next = AtomicU64::new(options.seeds.start);
+    let counts = Mutex::new(Counts::default());
+    let mut report = SimulationReport::default();
+    std::thread::scope(|scope| {
+        let (sender, receiver) = mpsc::channel();
+        for _ in 0..options.threads.max(1) {
+            let sender = sender.clone();
+            let (next, counts) = (&next, &counts);
+            scope.spawn(move || {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if !options.seeds.contains(&seed) {
+                        return;
+                    }
+                    let (run, failure) = simulate_seed(options, seed);
+                    lock(counts).add(&run.counts);
+                    if sender.send(failure).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        for failure in receiver {
+            report.seeds += 1;
+            watch(report.seeds, failure.as_ref());
+            report.failures.extend(failure);
+        }
+    });
+    report.failures.sort_by_key(|failure| failure.seed);
+    report.counts = counts.into_inner().unwrap_or_default();
+    report
+}
+
+/// Runs one seed and, if it fails for an unknown reason, finds the shortest prefix of its faults
+/// that still fails.
+fn simulate_seed(options: &SimulationOptions, seed: u64) -> (Run, Option<Failure>) {
+    let plan = Plan::new(seed, options.faults, &options.kinds);
+    let whole = run::run(&plan, options.sabotage);
+    if whole.problems.is_empty() {
+        return (whole, None);
+    }
+    let finding = known::explain(&options.known, &plan, &whole.problems);
+    let shorter = || {
+        (0..plan.steps.len()).find_map(|faults| {
+            let plan = plan.prefix(faults);
+            let run = run::run(&plan, options.sabotage);
+            (!run.problems.is_empty()).then_some((plan, run))
+        })
+    };
+    let shortest = if finding.is_none() { shorter() } else { None };
+    let (plan, run) = shortest.unwrap_or_else(|| (plan.clone(), whole.clone()));
+    let failure = Failure {
+        seed,
+        problems: run.problems,
+        faults: plan.steps.iter().map(|step| step.kind).collect(),
+        manifests: plan.shape.manifests(),
+        script: run.script,
+        finding,
+    };
+    (whole, Some(failure))
+}
+
+/// The output of the run of a seed: the same on every machine.
+pub fn transcript(options: &SimulationOptions, seed: u64) -> String {
+    let plan = Plan::new(seed, options.faults, &options.kinds);
+    run::run(&plan, options.sabotage).output
+}

@@ -1,0 +1,152 @@
+//! The script of a seed: a cluster, an upgrade, and a schedule of faults.
+
+use strum::VariantArray as _;
+
+use super::{
+    fault::{FaultKind, Setting},
+    shape::{CLUSTER, Shape},
+};
+use crate::random::Random;
+
+/// File name of the manifests that the script loads.
+const MANIFESTS: &str = "cluster.yaml";
+
+/// One fault of the schedule.
+#[derive(Clone, Debug)]
+pub(super) struct Step {
+    pub(super) kind: FaultKind,
+    /// The lines of the script: a wait, then the fault.
+    pub(super) lines: Vec<String>,
+}
+
+/// Everything that happens in the run of a seed.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub(super) seed: u64,
+    pub(super) shape: Shape,
+    /// The lines that wait for the cluster and request its first upgrade.
+    pub(super) start: Vec<String>,
+    pub(super) steps: Vec<Step>,
+}
+
+impl Plan {
+    /// The plan of a seed with so many faults, of these kinds or, if none is given, of all.
+    pub(super) fn new(seed: u64, faults: usize, kinds: &[FaultKind]) -> Self {
+        let mut random = Random::new(seed);
+        let shape = Shape::new(&mut random);
+        let kinds = if kinds.is_empty() { FaultKind::VARIANTS } else { kinds };
+        let kinds: Vec<_> = kinds.iter().copied().filter(|kind| kind.suits(&shape)).collect();
+        let mut version = Shape::versions();
+        version.advance(random.chance(1, 2));
+        let mut start = vec![format!("wait cluster/{CLUSTER} ready 15m")];
+        start.extend(shape.request(&version.now));
+        let mut steps: Vec<Step> = Vec::new();
+        let mut blind = false;
+        while steps.len() < faults && !kinds.is_empty() {
+            let (wait, found) = wait(&mut random, &shape, blind);
+            let mut kind = *random.pick(&kinds);
+            let follows = FaultKind::HostOff;
+            if blind && kinds.contains(&follows) && random.chance(2, 3) {
+                kind = follows;
+            }
+            // One host at most is lost for good: with more, etcd loses its quorum for good.
+            let lost = steps.iter().any(|step| step.kind == FaultKind::HostLost);
+            if kind == FaultKind::HostLost && lost {
+                kind = follows;
+            }
+            let machine = if found && !blind && random.chance(3, 4) {
+                "$machine".to_owned()
+            } else {
+                random.pick(&shape.machines()).clone()
+            };
+            let mut setting = Setting { shape: &shape, machine, version: &mut version };
+            let mut lines = vec![wait];
+            lines.extend(kind.script(&mut random, &mut setting));
+            steps.push(Step { kind, lines });
+            blind = kind.blinds();
+        }
+        Self { seed, shape, start, steps }
+    }
+
+    /// The plan with only its first faults.
+    pub(super) fn prefix(&self, faults: usize) -> Self {
+        let mut plan = self.clone();
+        plan.steps.truncate(faults);
+        plan
+    }
+
+    /// Whether a fault of this kind is in the plan.
+    pub(super) fn has(&self, kind: FaultKind) -> bool {
+        self.steps.iter().any(|step| step.kind == kind)
+    }
+
+    /// The first lines of the plan's script.
+    pub(super) fn head(&self) -> String {
+        let standby = if self.shape.standby { " with standby" } else { "" };
+        format!("# Seed {}.\nload {MANIFESTS}{standby}\n", self.seed)
+    }
+}
+
+/// The wait before a fault, and whether it finds a machine. Soon after a fault that hides the world,
+/// the next one happens unseen.
+fn wait(random: &mut Random, shape: &Shape, blind: bool) -> (String, bool) {
+    if blind {
+        return (format!("wait {}s", random.between(1, 30)), false);
+    }
+    let owner = shape.owner(random);
+    match random.between(0, 9) {
+        0..=3 => (format!("wait {}s", random.between(1, 180)), false),
+        4..=7 => {
+            let phases = [
+                "Pending",
+                "Staging",
+                "Staging",
+                "Waiting",
+                "Upgrading",
+                "Draining",
+                "Disrupting",
+                "Verifying",
+            ];
+            (format!("wait {owner} phase={} 4m", random.pick(&phases)), true)
+        }
+        _ => {
+            let steps = ["stage", "kubeadm-install", "kubeadm-upgrade", "kubelet-install"];
+            (format!("wait {owner} step={} 4m", random.pick(&steps)), true)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn script(seed: u64) -> String {
+        let plan = Plan::new(seed, 8, &[]);
+        let faults = plan.steps.iter().flat_map(|step| &step.lines);
+        let lines: Vec<&str> = plan.start.iter().chain(faults).map(String::as_str).collect();
+        plan.head() + &lines.join("\n")
+    }
+
+    #[test]
+    fn a_seed_always_has_the_same_script() {
+        assert_eq!(script(17), script(17));
+        assert_ne!(script(17), script(18));
+    }
+
+    #[test]
+    fn every_script_can_be_parsed() {
+        for seed in 0..300 {
+            let script = script(seed);
+            let parsed = crate::script::parse::script("seed", &script);
+            assert!(parsed.is_ok(), "{script}\\n{:?}", parsed.err());
+        }
+    }
+
+    #[test]
+    fn only_the_wanted_kinds_of_faults_occur() {
+        let wanted = [FaultKind::Outage, FaultKind::Kill];
+        let plan = Plan::new(5, 20, &wanted);
+        assert_eq!(plan.steps.len(), 20);
+        assert!(plan.steps.iter().all(|step| wanted.contains(&step.kind)));
+    }
+}

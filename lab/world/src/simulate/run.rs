@@ -1,0 +1,219 @@
+//! Runs the script of a plan and judges it.
+
+use std::sync::{Arc, Mutex};
+
+use jiff::SignedDuration;
+use lab_apiserver::StoreEvent;
+use refit_kinds::{json::text, refit};
+use serde_json::Value;
+
+use super::{
+    Counts, end,
+    oracle::{Oracle, Problem, Rule},
+    plan::{Plan, Step},
+};
+use crate::{
+    script::{
+        command::Statement,
+        files, parse,
+        run::{Runner, Stop},
+        session::Session,
+    },
+    sweep::Sabotage,
+    world::{self, World, WorldOptions, lock},
+};
+
+/// How long a world may take to settle after the last line of its script.
+const SETTLE: SignedDuration = SignedDuration::from_hours(2);
+/// Interval between two checks whether it has settled.
+const CHECK: SignedDuration = SignedDuration::from_mins(1);
+/// In how many checks on end a settled world must be found so.
+const REST: u32 = 6;
+
+/// Result of one run.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Run {
+    pub(super) problems: Vec<Problem>,
+    pub(super) counts: Counts,
+    /// The output of the script, and the state of the management cluster at the end.
+    pub(super) output: String,
+    /// The lines as they were run, as a script that runs to its end by itself.
+    pub(super) script: String,
+}
+
+/// Runs a plan, with a safeguard disabled or not.
+pub(super) fn run(plan: &Plan, sabotage: Option<Sabotage>) -> Run {
+    match world::runtime() {
+        Ok(runtime) => runtime.block_on(run_in_world(plan, sabotage)),
+        Err(error) => failed_to_start(format!("failed to create a runtime: {error}")),
+    }
+}
+
+fn failed_to_start(text: String) -> Run {
+    Run { problems: vec![Problem { rule: Rule::Stuck, text }], ..Run::default() }
+}
+
+async fn run_in_world(plan: &Plan, sabotage: Option<Sabotage>) -> Run {
+    let objects = match files::objects("the manifests", &plan.shape.manifests()) {
+        Ok(objects) => objects,
+        Err(wrong) => return failed_to_start(format!("{wrong:?}")),
+    };
+    let mut options =
+        WorldOptions { two_controllers: plan.shape.standby, ..WorldOptions::new(objects) };
+    if let Some(sabotage) = sabotage {
+        sabotage.apply(&mut options);
+    }
+    let world = match World::new(options).await {
+        Ok(world) => world,
+        Err(error) => return failed_to_start(error.to_string()),
+    };
+    let seen = count(&world);
+    let mut session = Session::new(world);
+    session.oracle = Some(Oracle::default());
+    let mut out = Vec::new();
+    let mut runner = Runner {
+        file: format!("seed {}", plan.seed),
+        directories: Vec::new(),
+        out: &mut out,
+        session: Some(session),
+    };
+    let mut run = Run { script: plan.head(), ..Run::default() };
+    let outcome = drive(&mut runner, plan, &mut run).await;
+    if let Some(session) = runner.session.take() {
+        run.problems = judge(&session, plan, outcome);
+        run.counts.add(&lock(&seen));
+        let machines = session.world.machines();
+        let updates = session.world.node_updates();
+        for object in machines.iter().chain(&updates) {
+            run.output.push_str(&object.to_string());
+            run.output.push('\n');
+        }
+    }
+    run.output.insert_str(0, &String::from_utf8_lossy(&out));
+    run
+}
+
+/// Counts phases and reasons, write by write.
+fn count(world: &World) -> Arc<Mutex<Counts>> {
+    let seen: Arc<Mutex<Counts>> = Arc::default();
+    let counts = seen.clone();
+    world.management().observe(Box::new(move |event: &StoreEvent<'_>| {
+        let kind: &str = &event.resource.kind;
+        if &*event.resource.group != refit::GROUP || event.new.is_empty() {
+            return;
+        }
+        let object: Value = serde_json::from_slice(event.new).unwrap_or_default();
+        let old = event.old.and_then(|old| serde_json::from_slice::<Value>(old).ok());
+        let old = old.unwrap_or_default();
+        let mut counts = lock(&counts);
+        let phase = text(&object, "/status/phase");
+        if kind == "NodeUpdate" && !phase.is_empty() && phase != text(&old, "/status/phase") {
+            *counts.phases.entry(phase.to_owned()).or_default() += 1;
+        }
+        for pointer in ["/status/blockedBy", "/status/waiting"] {
+            let reasons = |object: &Value| -> Vec<String> {
+                let list = object.pointer(pointer).and_then(Value::as_array);
+                let list = list.into_iter().flatten();
+                list.map(|one| text(one, "/reason").to_owned()).collect()
+            };
+            let before = reasons(&old);
+            for reason in reasons(&object).into_iter().filter(|one| !before.contains(one)) {
+                *counts.reasons.entry(reason).or_default() += 1;
+            }
+        }
+    }));
+    seen
+}
+
+/// Runs all lines, and lets the world settle. A wait that is not met in time ends, and a line whose
+/// object does not exist is skipped: the schedule was made without knowledge of the run.
+async fn drive(runner: &mut Runner<'_>, plan: &Plan, run: &mut Run) -> Result<(), Stop> {
+    lines(runner, &plan.start, run).await?;
+    for Step { kind, lines: fault } in &plan.steps {
+        if lines(runner, fault, run).await? {
+            *run.counts.faults.entry(kind.to_string()).or_default() += 1;
+        }
+    }
+    let end = runner.session()?.world.now() + SETTLE;
+    let mut settled = 0;
+    while runner.session()?.world.now() < end && settled < REST {
+        if let Err(stop) = runner.pass(CHECK).await {
+            skipped(runner, stop)?;
+        }
+        let session = runner.session()?;
+        let is_settled = session.later.is_empty() && end::is_settled(session);
+        settled = if is_settled { settled + 1 } else { 0 };
+    }
+    Ok(())
+}
+
+/// Runs lines; returns whether the last one, the fault itself, took place.
+async fn lines(runner: &mut Runner<'_>, lines: &[String], run: &mut Run) -> Result<bool, Stop> {
+    // The world is there already: the line before the first one is not run.
+    let script = parse::script("", &format!("load loaded\n{}", lines.join("\n")));
+    let script = script.map_err(|problems| {
+        let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        Stop::Wrong(("script".to_owned(), problems.join("; "), "a valid script".to_owned()))
+    })?;
+    let mut done = true;
+    for statement in script.iter().skip(1) {
+        done = one(runner, statement, run).await?;
+    }
+    Ok(done)
+}
+
+async fn one(runner: &mut Runner<'_>, statement: &Statement, run: &mut Run) -> Result<bool, Stop> {
+    let text = &statement.text;
+    runner.print_line(&format!("> {text}"))?;
+    let outcome = runner.statement(statement).await;
+    let line = match &outcome {
+        // In a script, a wait that runs out would be the end.
+        Err(Stop::RanOut(_)) => format!("wait {}", text.rsplit(' ').next().unwrap_or_default()),
+        Err(Stop::Wrong(_)) => format!("# not possible: {}", text.replace('\n', " ")),
+        Ok(()) | Err(_) => text.clone(),
+    };
+    run.script.push_str(&line);
+    run.script.push('\n');
+    match outcome {
+        Ok(()) => Ok(true),
+        Err(Stop::RanOut(_)) => Ok(false),
+        Err(stop) => skipped(runner, stop).map(|()| false),
+    }
+}
+
+/// Goes on after a line, or a line for later, that names what does not exist any more.
+fn skipped(runner: &mut Runner<'_>, stop: Stop) -> Result<(), Stop> {
+    match stop {
+        Stop::Wrong(_) => runner.print_line(&format!("skipped: {}", stop.cause())),
+        stop => Err(stop),
+    }
+}
+
+fn judge(session: &Session, plan: &Plan, outcome: Result<(), Stop>) -> Vec<Problem> {
+    let world = &session.world;
+    let of_world = |found: Vec<crate::invariants::Violation>| {
+        found.into_iter().map(|violation| Problem {
+            rule: Rule::of_invariant(violation.what.invariant),
+            text: session.names.shown(&violation.to_string()),
+        })
+    };
+    let mut problems: Vec<Problem> = of_world(world.violations()).collect();
+    problems.extend(session.oracle.iter().flat_map(|oracle| oracle.problems.clone()));
+    problems.extend(world.fence_breaks().iter().map(|fence_break| Problem {
+        rule: Rule::Fence,
+        text: session.names.shown(&fence_break.to_string()),
+    }));
+    if let Err(stop) = outcome
+        && problems.is_empty()
+    {
+        problems.push(Problem { rule: Rule::Stuck, text: stop.cause() });
+    }
+    if problems.is_empty() {
+        problems.extend(end::problems(session, plan));
+        // Only a world that has settled is at rest.
+        if end::is_settled(session) {
+            problems.extend(of_world(world.violations_at_rest()));
+        }
+    }
+    problems
+}

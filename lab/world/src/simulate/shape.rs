@@ -1,0 +1,200 @@
+//! The cluster of a simulation.
+
+use std::fmt::Write as _;
+
+use super::fault::Version;
+use crate::random::Random;
+
+/// Name of the Cluster and of its control plane.
+pub(super) const CLUSTER: &str = "edge-1";
+/// Name of the MachineDeployment.
+pub(super) const DEPLOYMENT: &str = "edge-1-md-0";
+/// Version before the first upgrade.
+pub(super) const FIRST_VERSION: &str = "v1.34.2";
+
+/// The cluster of a simulation.
+#[derive(Clone, Debug)]
+pub(super) struct Shape {
+    /// Control plane machines: 1 or 3.
+    pub(super) control_plane: u32,
+    /// Workers.
+    pub(super) workers: u32,
+    max_unavailable: u32,
+    max_surge: u32,
+    /// Whether a MachineHealthCheck looks after the workers.
+    pub(super) health_check: bool,
+    /// Whether there are two controllers.
+    pub(super) standby: bool,
+}
+
+impl Shape {
+    /// The shape of a seed.
+    pub(super) fn new(random: &mut Random) -> Self {
+        // The application cannot leave the only worker, and must not leave all at once: its budget
+        // would hold both drains for ever.
+        let workers = *random.pick(&[0, 2, 3, 4]);
+        Self {
+            control_plane: if random.chance(1, 2) { 3 } else { 1 },
+            workers,
+            max_unavailable: random.between(1, workers.clamp(2, 3) - 1),
+            max_surge: u32::from(random.chance(1, 6)),
+            health_check: workers > 0 && random.chance(1, 3),
+            standby: random.chance(1, 4),
+        }
+    }
+
+    /// Names of all machines.
+    pub(super) fn machines(&self) -> Vec<String> {
+        let control_plane = (1..=self.control_plane).map(|i| format!("{CLUSTER}-{i}"));
+        control_plane.chain(self.worker_names()).collect()
+    }
+
+    fn worker_names(&self) -> impl Iterator<Item = String> {
+        (1..=self.workers).map(|i| format!("{DEPLOYMENT}-{i}"))
+    }
+
+    /// A machine without which the cluster still has an API.
+    pub(super) fn expendable(&self, random: &mut Random) -> String {
+        let all =
+            if self.control_plane > 1 { self.machines() } else { self.worker_names().collect() };
+        random.pick(&all).clone()
+    }
+
+    /// An owner of machines, as a script names it.
+    pub(super) fn owner(&self, random: &mut Random) -> String {
+        if self.workers > 0 && random.chance(1, 2) {
+            format!("md/{DEPLOYMENT}")
+        } else {
+            format!("kcp/{CLUSTER}")
+        }
+    }
+
+    /// The lines that request a version for all machines.
+    pub(super) fn request(&self, version: &str) -> Vec<String> {
+        let mut lines = vec![format!("change kcp/{CLUSTER} spec.version {version}")];
+        if self.workers > 0 {
+            lines.push(format!("change md/{DEPLOYMENT} spec.template.spec.version {version}"));
+        }
+        lines
+    }
+
+    /// The lines by which a provider's upgrade defaults a new field in templates and machines.
+    pub(super) fn new_default(&self) -> Vec<String> {
+        let mut lines = vec![format!(
+            "change sandboxmachinetemplate/{CLUSTER}-control-plane \
+             spec.template.spec.powerOffMode hard"
+        )];
+        if self.workers > 0 {
+            lines.push(format!(
+                "change sandboxmachinetemplate/{DEPLOYMENT} spec.template.spec.powerOffMode hard"
+            ));
+        }
+        let machines = self.machines();
+        lines.extend(
+            machines
+                .iter()
+                .map(|name| format!("change sandboxmachine/{name} spec.powerOffMode hard")),
+        );
+        lines
+    }
+
+    /// The manifests of the cluster.
+    pub(super) fn manifests(&self) -> String {
+        let mut yaml = String::new();
+        let template = |name: &str| {
+            format!(
+                "apiVersion: infrastructure.cluster.x-k8s.io/v1beta2\n\
+                 kind: SandboxMachineTemplate\n\
+                 metadata: {{name: {name}, namespace: default}}\n\
+                 spec: {{template: {{spec: {{cpus: 4, memoryMiB: 8192}}}}}}\n---\n"
+            )
+        };
+        let reference = |group: &str, kind: &str, name: &str| {
+            format!("{{apiGroup: {group}.cluster.x-k8s.io, kind: {kind}, name: {name}}}")
+        };
+        let _ = write!(
+            yaml,
+            "apiVersion: cluster.x-k8s.io/v1beta2\n\
+             kind: Cluster\n\
+             metadata: {{name: {CLUSTER}, namespace: default}}\n\
+             spec:\n  \
+               controlPlaneRef: {}\n  \
+               infrastructureRef: {}\n---\n\
+             apiVersion: infrastructure.cluster.x-k8s.io/v1beta2\n\
+             kind: SandboxCluster\n\
+             metadata: {{name: {CLUSTER}, namespace: default}}\n\
+             spec: {{controlPlaneEndpoint: {{host: {CLUSTER}.example.com, port: 6443}}}}\n---\n\
+             apiVersion: controlplane.cluster.x-k8s.io/v1beta2\n\
+             kind: KubeadmControlPlane\n\
+             metadata: {{name: {CLUSTER}, namespace: default}}\n\
+             spec:\n  \
+               replicas: {}\n  \
+               version: {FIRST_VERSION}\n  \
+               rollout: {{strategy: {{type: RollingUpdate, rollingUpdate: {{maxSurge: 0}}}}}}\n  \
+               machineTemplate: {{spec: {{infrastructureRef: {}}}}}\n---\n{}",
+            reference("controlplane", "KubeadmControlPlane", CLUSTER),
+            reference("infrastructure", "SandboxCluster", CLUSTER),
+            self.control_plane,
+            reference("infrastructure", "SandboxMachineTemplate", "edge-1-control-plane"),
+            template("edge-1-control-plane"),
+        );
+        if self.workers > 0 {
+            self.add_workers(&mut yaml, reference);
+            yaml.push_str(&template(DEPLOYMENT));
+        }
+        if self.health_check {
+            yaml.push_str(HEALTH_CHECK);
+        }
+        yaml
+    }
+
+    fn add_workers(&self, yaml: &mut String, reference: impl Fn(&str, &str, &str) -> String) {
+        let _ = write!(
+            yaml,
+            "apiVersion: bootstrap.cluster.x-k8s.io/v1beta2\n\
+             kind: KubeadmConfigTemplate\n\
+             metadata: {{name: {DEPLOYMENT}, namespace: default}}\n\
+             spec: {{template: {{spec: {{}}}}}}\n---\n\
+             apiVersion: cluster.x-k8s.io/v1beta2\n\
+             kind: MachineDeployment\n\
+             metadata: {{name: {DEPLOYMENT}, namespace: default}}\n\
+             spec:\n  \
+               clusterName: {CLUSTER}\n  \
+               replicas: {}\n  \
+               rollout:\n    \
+                 strategy:\n      \
+                   type: RollingUpdate\n      \
+                   rollingUpdate: {{maxSurge: {}, maxUnavailable: {}}}\n  \
+               selector: {{matchLabels: {{}}}}\n  \
+               template:\n    \
+                 spec:\n      \
+                   clusterName: {CLUSTER}\n      \
+                   version: {FIRST_VERSION}\n      \
+                   bootstrap: {{configRef: {}}}\n      \
+                   infrastructureRef: {}\n---\n",
+            self.workers,
+            self.max_surge,
+            self.max_unavailable,
+            reference("bootstrap", "KubeadmConfigTemplate", DEPLOYMENT),
+            reference("infrastructure", "SandboxMachineTemplate", DEPLOYMENT),
+        );
+    }
+
+    /// The versions of a run, before its first upgrade.
+    pub(super) fn versions() -> Version {
+        Version { previous: FIRST_VERSION.to_owned(), now: FIRST_VERSION.to_owned() }
+    }
+}
+
+const HEALTH_CHECK: &str = r#"apiVersion: cluster.x-k8s.io/v1beta2
+kind: MachineHealthCheck
+metadata: {name: edge-1-workers, namespace: default}
+spec:
+  clusterName: edge-1
+  selector: {matchLabels: {cluster.x-k8s.io/deployment-name: edge-1-md-0}}
+  checks:
+    unhealthyNodeConditions:
+    - {type: Ready, status: Unknown, timeoutSeconds: 300}
+    - {type: Ready, status: "False", timeoutSeconds: 300}
+  remediation: {triggerIf: {unhealthyLessThanOrEqualTo: 1}}
+"#;
