@@ -43,6 +43,9 @@ pub enum FaultKind {
     Kill,
     /// A process cannot reach an API.
     Split,
+    /// An operator pauses the cluster, its API goes away, a host dies meanwhile, and the operator
+    /// resumes the cluster shortly before the API returns.
+    Incident,
     /// Cluster API sends an old request again.
     Repeat,
     /// An operator pauses the cluster, and resumes it later.
@@ -65,7 +68,10 @@ pub enum FaultKind {
     GiveUp,
     /// An operator removes Cluster API's mark from a Machine that could not be updated.
     Cancel,
-    /// A version is changed, and changed back.
+    /// An operator removes Cluster API's mark from a Machine on which a step fails, mends the host,
+    /// and later requests the next minor version.
+    Forgo,
+    /// The version of a MachineDeployment or a Machine is changed, and changed back.
     Flip,
     /// A provider starts to default a field, and a second upgrade follows.
     Default,
@@ -124,11 +130,27 @@ impl FaultKind {
     pub(super) fn suits(self, shape: &Shape) -> bool {
         match self {
             // Without its only control plane host a cluster is gone.
-            Self::HostLost => shape.control_plane > 1 || shape.workers > 0,
+            Self::HostLost | Self::Incident => shape.control_plane > 1 || shape.workers > 0,
             Self::Scale | Self::Flip => shape.workers > 0,
             Self::Remediate => shape.health_check,
             _ => true,
         }
+    }
+
+    /// Whether the fault may be there before the first upgrade is requested.
+    pub(super) fn may_precede(self) -> bool {
+        matches!(
+            self,
+            Self::Outage
+                | Self::HalfOpen
+                | Self::Split
+                | Self::HostOff
+                | Self::HostLost
+                | Self::StepFails
+                | Self::DiskFull
+                | Self::Cordon
+                | Self::BarePod
+        )
     }
 
     /// The script of one fault.
@@ -141,6 +163,7 @@ impl FaultKind {
             | Self::Rejection
             | Self::LostAnswer
             | Self::Split => self.of_apis(random, setting),
+            Self::Incident => incident(random, setting),
             Self::HostOff
             | Self::HostLost
             | Self::StepFails
@@ -159,6 +182,7 @@ impl FaultKind {
             | Self::Abort
             | Self::GiveUp
             | Self::Cancel
+            | Self::Forgo
             | Self::Flip
             | Self::Default
             | Self::Upgrade
@@ -272,19 +296,20 @@ impl FaultKind {
                 lines.extend(setting.shape.request(&setting.version.now));
                 lines
             }
-            Self::Cancel => vec![format!(
-                "change machine/{machine} metadata.annotations.\
-                 \"in-place-updates.internal.cluster.x-k8s.io/update-in-progress\" -"
-            )],
-            Self::Flip => {
-                let version = format!("change md/{DEPLOYMENT} spec.template.spec.version");
-                let other = &setting.version.previous;
-                let seconds = random.between(1, 90);
-                vec![
-                    format!("{version} {other}"),
-                    format!("at {seconds}s {version} {}", setting.version.now),
-                ]
+            Self::Cancel => vec![cancel(&machine)],
+            Self::Forgo => {
+                let mut lines = vec![
+                    format!("break host {machine} step preflight times 50"),
+                    format!("wait {}m", random.between(5, 25)),
+                    cancel(&machine),
+                    format!("mend host {machine}"),
+                    "wait 20m".to_owned(),
+                ];
+                setting.version.advance(true);
+                lines.extend(setting.shape.request(&setting.version.now));
+                lines
             }
+            Self::Flip => flip(random, setting),
             Self::Default => {
                 let mut lines = vec![format!("wait cluster/{CLUSTER} updated 1h")];
                 lines.extend(setting.shape.new_default());
@@ -307,6 +332,44 @@ impl FaultKind {
             ],
         }
     }
+}
+
+/// Removes the annotation by which Cluster API remembers that it updates a Machine.
+fn cancel(machine: &str) -> String {
+    format!(
+        "change machine/{machine} metadata.annotations.\
+         \"in-place-updates.internal.cluster.x-k8s.io/update-in-progress\" -"
+    )
+}
+
+fn flip(random: &mut Random, setting: &Setting<'_>) -> Vec<String> {
+    let back = &setting.version.now;
+    if random.chance(1, 2) {
+        let target = format!("change md/{DEPLOYMENT} spec.template.spec.version");
+        let (other, seconds) = (&setting.version.previous, random.between(1, 90));
+        return vec![format!("{target} {other}"), format!("at {seconds}s {target} {back}")];
+    }
+    let mut other = setting.version.clone();
+    other.advance(false);
+    vec![
+        format!("wait md/{DEPLOYMENT} phase=Staging 10m"),
+        format!("change machine/$machine spec.version {}", other.now),
+        format!("at {}s change machine/$machine spec.version {back}", random.between(1, 10)),
+    ]
+}
+
+fn incident(random: &mut Random, setting: &Setting<'_>) -> Vec<String> {
+    let outage = random.between(10, 170);
+    let resumed = outage * random.between(5, 9) / 10;
+    vec![
+        format!("change cluster/{CLUSTER} spec.paused true"),
+        format!("wait {}s", random.between(30, 150)),
+        format!("break api {CLUSTER} for {outage}s"),
+        "wait 1s".to_owned(),
+        format!("break node {} for {}m", setting.shape.expendable(random), random.between(5, 30)),
+        format!("wait {resumed}s"),
+        format!("change cluster/{CLUSTER} spec.paused -"),
+    ]
 }
 
 fn process(random: &mut Random, setting: &Setting<'_>) -> String {

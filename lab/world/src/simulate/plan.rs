@@ -9,7 +9,7 @@ use super::{
 use crate::random::Random;
 
 /// File name of the manifests that the script loads.
-const MANIFESTS: &str = "cluster.yaml";
+pub(super) const MANIFESTS: &str = "cluster.yaml";
 
 /// One fault of the schedule.
 #[derive(Clone, Debug)]
@@ -39,8 +39,20 @@ impl Plan {
         let mut version = Shape::versions();
         version.advance(random.chance(1, 2));
         let mut start = vec![format!("wait cluster/{CLUSTER} ready 15m")];
-        start.extend(shape.request(&version.now));
+        let request = shape.request(&version.now);
         let mut steps: Vec<Step> = Vec::new();
+        let early: Vec<_> = kinds.iter().copied().filter(|kind| kind.may_precede()).collect();
+        if faults > 0 && !early.is_empty() && random.chance(1, 4) {
+            let kind = *random.pick(&early);
+            let machine = random.pick(&shape.machines()).clone();
+            let mut setting = Setting { shape: &shape, machine, version: &mut version };
+            let mut lines = kind.script(&mut random, &mut setting);
+            lines.push(format!("wait {}s", random.between(1, 600)));
+            lines.extend(request);
+            steps.push(Step { kind, lines });
+        } else {
+            start.extend(request);
+        }
         let mut blind = false;
         while steps.len() < faults && !kinds.is_empty() {
             let (wait, found) = wait(&mut random, &shape, blind);
@@ -139,6 +151,15 @@ mod tests {
             let script = script(seed);
             let parsed = crate::script::parse::script("seed", &script);
             assert!(parsed.is_ok(), "{script}\\n{:?}", parsed.err());
+        }
+    }
+
+    #[test]
+    fn every_cluster_can_be_loaded() {
+        for seed in 0..100 {
+            let manifests = Plan::new(seed, 0, &[]).shape.manifests();
+            let loaded = crate::manifests::parse([(MANIFESTS, manifests.as_bytes())]);
+            assert!(loaded.is_ok(), "{manifests}\n{:?}", loaded.err());
         }
     }
 

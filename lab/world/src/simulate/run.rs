@@ -10,12 +10,13 @@ use serde_json::Value;
 use super::{
     Counts, end,
     oracle::{Oracle, Problem, Rule},
-    plan::{Plan, Step},
+    plan::{MANIFESTS, Plan, Step},
 };
 use crate::{
+    manifests,
     script::{
         command::Statement,
-        files, parse,
+        parse,
         run::{Runner, Stop},
         session::Session,
     },
@@ -54,9 +55,10 @@ fn failed_to_start(text: String) -> Run {
 }
 
 async fn run_in_world(plan: &Plan, sabotage: Option<Sabotage>) -> Run {
-    let objects = match files::objects("the manifests", &plan.shape.manifests()) {
-        Ok(objects) => objects,
-        Err(wrong) => return failed_to_start(format!("{wrong:?}")),
+    let manifests = plan.shape.manifests();
+    let objects = match manifests::parse([(MANIFESTS, manifests.as_bytes())]) {
+        Ok(loaded) => loaded.into_iter().map(|manifest| manifest.object).collect(),
+        Err(error) => return failed_to_start(error.to_string()),
     };
     let mut options =
         WorldOptions { two_controllers: plan.shape.standby, ..WorldOptions::new(objects) };
@@ -147,7 +149,8 @@ async fn drive(runner: &mut Runner<'_>, plan: &Plan, run: &mut Run) -> Result<()
     Ok(())
 }
 
-/// Runs lines; returns whether the last one, the fault itself, took place.
+/// Runs lines; returns whether the last one, the fault itself, took place. The first line may be a
+/// wait for something that never comes. Each other line needs the ones before it.
 async fn lines(runner: &mut Runner<'_>, lines: &[String], run: &mut Run) -> Result<bool, Stop> {
     // The world is there already: the line before the first one is not run.
     let script = parse::script("", &format!("load loaded\n{}", lines.join("\n")));
@@ -156,8 +159,11 @@ async fn lines(runner: &mut Runner<'_>, lines: &[String], run: &mut Run) -> Resu
         Stop::Wrong(("script".to_owned(), problems.join("; "), "a valid script".to_owned()))
     })?;
     let mut done = true;
-    for statement in script.iter().skip(1) {
+    for (index, statement) in script.iter().skip(1).enumerate() {
         done = one(runner, statement, run).await?;
+        if !done && index > 0 {
+            break;
+        }
     }
     Ok(done)
 }

@@ -34,7 +34,7 @@ impl Shape {
         // would hold both drains for ever.
         let workers = *random.pick(&[0, 2, 3, 4]);
         Self {
-            control_plane: if random.chance(1, 2) { 3 } else { 1 },
+            control_plane: if workers == 0 || random.chance(2, 3) { 3 } else { 1 },
             workers,
             max_unavailable: random.between(1, workers.clamp(2, 3) - 1),
             max_surge: u32::from(random.chance(1, 6)),
@@ -130,11 +130,13 @@ impl Shape {
              spec:\n  \
                replicas: {}\n  \
                version: {FIRST_VERSION}\n  \
-               rollout: {{strategy: {{type: RollingUpdate, rollingUpdate: {{maxSurge: 0}}}}}}\n  \
+               {}\
                machineTemplate: {{spec: {{infrastructureRef: {}}}}}\n---\n{}",
             reference("controlplane", "KubeadmControlPlane", CLUSTER),
             reference("infrastructure", "SandboxCluster", CLUSTER),
             self.control_plane,
+            // Cluster API replaces the only machine of a control plane: it rejects maxSurge 0 there.
+            if self.control_plane > 1 { NO_SURGE } else { "" },
             reference("infrastructure", "SandboxMachineTemplate", "edge-1-control-plane"),
             template("edge-1-control-plane"),
         );
@@ -185,6 +187,9 @@ impl Shape {
         Version { previous: FIRST_VERSION.to_owned(), now: FIRST_VERSION.to_owned() }
     }
 }
+
+const NO_SURGE: &str =
+    "rollout: {strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: 0}}}\n  ";
 
 const HEALTH_CHECK: &str = r#"apiVersion: cluster.x-k8s.io/v1beta2
 kind: MachineHealthCheck
