@@ -1,12 +1,6 @@
 //! Starts Cargo for a task.
 
-use std::{
-    env,
-    path::Path,
-    process::{Command, ExitCode},
-};
-
-use anyhow::Context as _;
+use std::{env, path::Path, process::Command};
 
 /// Cargo in a directory, for other packages than this one.
 pub(crate) fn command(directory: &Path) -> Command {
@@ -22,15 +16,4 @@ pub(crate) fn command(directory: &Path) -> Command {
     }
     command.current_dir(directory);
     command
-}
-
-/// Restarts this task in an optimised build: it does the work of some hundred upgrades.
-pub(crate) fn optimised() -> anyhow::Result<ExitCode> {
-    let status = command(Path::new("."))
-        .args(["run", "--quiet", "--release", "--package", "xtask", "--"])
-        .args(std::env::args_os().skip(1))
-        .status()
-        .context("failed to start cargo")?;
-    let code = status.code().and_then(|code| u8::try_from(code).ok());
-    Ok(ExitCode::from(code.unwrap_or(1)))
 }

@@ -13,8 +13,9 @@ use lab_world::{
     simulate::{Failure, FaultKind, Known, SimulationOptions, simulate, transcript},
     sweep::Sabotage,
 };
+use strum::VariantArray as _;
 
-use crate::{cargo, print};
+use crate::print;
 
 /// Options of a simulation.
 #[derive(Args, Clone, Debug)]
@@ -22,17 +23,17 @@ pub(crate) struct SimulateArgs {
     /// Run the seeds from A to B; B itself is not run.
     #[arg(long, value_name = "A..B", value_parser = seeds)]
     seeds: Range<u64>,
-    /// Inject so many faults in each run.
+    /// Inject this number of faults in each run.
     #[arg(long, value_name = "N", default_value_t = 6)]
     steps: usize,
     /// Inject only faults of these kinds.
-    #[arg(long = "fault", value_name = "KIND", value_delimiter = ',')]
+    #[arg(long = "fault", value_name = "KIND", value_delimiter = ',', value_parser = fault)]
     kinds: Vec<FaultKind>,
     /// Leave one safeguard out: slot, journal, ordinal or lease. The simulation must detect it.
     #[arg(long, value_name = "SAFEGUARD")]
     sabotage: Option<Sabotage>,
     /// Fail if a fault, a phase or a reason of a wait never occurred.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "kinds")]
     complete: bool,
     /// Print the output of the first seed instead, as a script would.
     #[arg(long)]
@@ -50,11 +51,15 @@ fn seeds(text: &str) -> Result<Range<u64>, String> {
     if range.is_empty() { Err(invalid()) } else { Ok(range) }
 }
 
+fn fault(text: &str) -> Result<FaultKind, String> {
+    text.parse().map_err(|_| {
+        let kinds: Vec<String> = FaultKind::VARIANTS.iter().map(ToString::to_string).collect();
+        format!("expected one of {}", kinds.join(", "))
+    })
+}
+
 /// Runs the simulation; the exit code reports whether it found an unknown failure.
 pub(crate) fn run(root: &Path, args: &SimulateArgs) -> anyhow::Result<ExitCode> {
-    if cfg!(debug_assertions) {
-        return cargo::optimised();
-    }
     let file = root.join("lab/world/known-failures.yaml");
     let text = fs::read_to_string(&file).context(file.display().to_string())?;
     let options = SimulationOptions {

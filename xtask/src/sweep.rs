@@ -11,7 +11,7 @@ use lab_world::{
     sweep::{Event, Failure, Sabotage, Scenario, SweepOptions, continue_from, sweep},
 };
 
-use crate::{cargo, print};
+use crate::print;
 
 /// Options of a sweep.
 #[derive(Args, Clone, Debug)]
@@ -36,9 +36,6 @@ pub(crate) struct SweepArgs {
 
 /// Runs the sweep; the exit code reports whether it found a problem.
 pub(crate) fn run(root: &Path, args: &SweepArgs) -> anyhow::Result<ExitCode> {
-    if cfg!(debug_assertions) {
-        return cargo::optimised();
-    }
     if let Some(file) = &args.from {
         return again(file);
     }

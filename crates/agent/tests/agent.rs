@@ -1,10 +1,8 @@
 //! The whole agent against an in-process API server, a simulated disk and a simulated host.
 
-mod common;
-
 use std::{collections::BTreeMap, time::Duration};
 
-use common::{Kill, NEW, NODE, OLD, Switch, World, spec, worker_steps};
+use crate::common::{Kill, NEW, NODE, OLD, Switch, World, spec, worker_steps};
 use refit_kinds::refit::{Gate, PlanState, StepState};
 use refit_kinds::version::KubernetesVersion;
 use serde_json::json;

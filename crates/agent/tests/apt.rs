@@ -4,9 +4,6 @@
 //! packages of the machine are neither read nor changed: apt has its own configuration, dpkg its
 //! own root and database.
 
-#![allow(clippy::print_stderr, reason = "a skipped test prints why")]
-#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
-
 use std::{
     collections::BTreeMap,
     fmt::Write as _,

@@ -1,7 +1,5 @@
 //! Tests of the `refit-agent` program.
 
-#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
 use std::{
     fs,
     io::{BufRead as _, BufReader},

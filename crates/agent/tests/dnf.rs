@@ -4,9 +4,6 @@
 //! them each test prints that it is skipped, unless `REFIT_NEED_DNF` is set. The packages of the
 //! machine are neither read nor changed: dnf installs into a separate root with its own database.
 
-#![allow(clippy::print_stderr, reason = "a skipped test prints why")]
-#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
-
 use std::{
     collections::BTreeMap,
     fs,

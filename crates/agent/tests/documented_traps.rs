@@ -1,7 +1,5 @@
 //! Every documented trap has an existing test, or a reason why it has none.
 
-#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
-
 use std::{collections::BTreeSet, fs, path::Path};
 
 const TRAPS: &str = include_str!("../../../docs/agent-traps.md");

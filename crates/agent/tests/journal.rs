@@ -1,7 +1,5 @@
 //! The journal: every completely written record is read back, whatever the disk does.
 
-#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
-
 use std::{
     collections::BTreeMap,
     io,

@@ -1,11 +1,9 @@
 //! Failed and stopped plans: finished steps are rolled back whatever is killed and when, and what
 //! remains is reported.
 
-mod common;
-
 use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
 
-use common::{Kill, NEW, OLD, Switch, World, reversible, worker_steps};
+use crate::common::{Kill, NEW, OLD, Switch, World, reversible, worker_steps};
 use refit_kinds::refit::{FailureKind, Gate, HostPlanStatus, PlanState, Role, StepState};
 use serde_json::json;
 

@@ -1,18 +1,14 @@
 //! Tests of building bundles.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic fails the test")]
-
-mod support;
-
 use std::{fs, io::Write as _, path::Path};
 
+use crate::support::{World, deb, docker_archive, limits, tree};
 use refit_bundle::{
     Digest, Error, Manifest,
     build::{self, BuildError, FileSpec, ImageSpec, PackageSpec, Spec},
     fetch::{Location, Wanted, peek, verify},
     manifest::{Architecture, FileKind, OsFamily},
 };
-use support::{World, deb, docker_archive, limits, tree};
 
 #[test]
 fn the_same_inputs_give_the_same_bytes_in_any_order() {

@@ -1,13 +1,9 @@
 //! Bundles from a registry that requires a login or returns another artifact.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic fails the test")]
-
-mod support;
-
 use std::fs;
 
+use crate::support::{Reply, Server, World, registry};
 use refit_bundle::{Digest, Error};
-use support::{Reply, Server, World, registry};
 
 #[tokio::test]
 async fn a_registry_that_wants_a_token_gets_one() {

@@ -1,9 +1,5 @@
 //! Downloads from HTTP servers that cut connections, return errors and send wrong bytes.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic fails the test")]
-
-mod support;
-
 use std::{
     fs,
     os::unix::fs::PermissionsExt as _,
@@ -15,12 +11,12 @@ use std::{
     time::Duration,
 };
 
+use crate::support::{
+    ReceivedRequest, Reply, Server, World, from_directory, leftovers, limits, noise, text, tree,
+};
 use refit_bundle::{
     Digest, Error,
     fetch::{self, Limits, Wanted, find},
-};
-use support::{
-    ReceivedRequest, Reply, Server, World, from_directory, leftovers, limits, noise, text, tree,
 };
 
 #[tokio::test]

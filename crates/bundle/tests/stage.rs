@@ -1,18 +1,16 @@
 //! Staging from every kind of location, and the bundles that are refused.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic fails the test")]
-
-mod support;
-
 use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
 
+use crate::support::{
+    Reply, Server, World, deb, from_directory, leftovers, limits, registry, text, tree,
+};
 use refit_bundle::{
     Digest, Error, PublicKeys,
     build::{self, SecretKey, Spec},
     fetch::{Limits, Wanted, find, prune},
     manifest::{Architecture, OsFamily, PackageFormat},
 };
-use support::{Reply, Server, World, deb, from_directory, leftovers, limits, registry, text, tree};
 
 #[tokio::test]
 async fn every_kind_of_location_gives_the_same_files() {

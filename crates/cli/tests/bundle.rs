@@ -1,7 +1,5 @@
 //! Runs `refit bundle` as a user does.
 
-#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
-
 use std::{
     fs,
     os::unix::fs::PermissionsExt as _,

@@ -1,12 +1,10 @@
 //! Behaviour that all commands share, and the short commands: `abort`, `retry`, `completions`,
 //! `man`.
 
-mod stage;
-
 use std::{os::unix::fs::PermissionsExt as _, process::Command};
 
+use crate::stage::{Ended, MACHINE, NODE_UPDATE, Stage, refit};
 use serde_json::json;
-use stage::{Ended, MACHINE, NODE_UPDATE, Stage, refit};
 
 fn run(command: &mut Command) -> Ended {
     Ended::of(command.output().expect("the binary runs"))

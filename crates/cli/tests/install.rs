@@ -1,7 +1,5 @@
 //! Runs `refit install` as a user does.
 
-#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
-
 use std::process::{Command, Output};
 
 fn refit(args: &[&str]) -> Output {

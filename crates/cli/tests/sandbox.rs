@@ -1,7 +1,5 @@
 //! `refit sandbox` from the user's side: a working kubeconfig and a clean shutdown.
 
-#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
-
 use std::{
     collections::BTreeMap,
     fs,

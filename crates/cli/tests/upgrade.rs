@@ -1,9 +1,7 @@
 //! `refit upgrade` against an API over TCP.
 
-mod stage;
-
+use crate::stage::{CLUSTER, CONTROL_PLANE, DEPLOYMENT, MACHINES, NEW, OLD, Stage};
 use serde_json::json;
-use stage::{CLUSTER, CONTROL_PLANE, DEPLOYMENT, MACHINES, NEW, OLD, Stage};
 
 fn version(stage: &Stage, kind: &str, name: &str) -> String {
     let object = stage.get(kind, name);

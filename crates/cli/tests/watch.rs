@@ -1,9 +1,7 @@
 //! `refit watch` against an API over TCP.
 
-mod stage;
-
+use crate::stage::{CONTROL_PLANE, MACHINES, NEW, NODE_UPDATE, Stage, UPDATE_GROUP};
 use serde_json::{Value, json};
-use stage::{CONTROL_PLANE, MACHINES, NEW, NODE_UPDATE, Stage, UPDATE_GROUP};
 
 fn blocker() -> Value {
     json!([{"reason": "PodDisruptionBudget", "object": "default/web",
@@ -126,6 +124,6 @@ fn a_deleted_machine_is_reported_as_gone() {
     stage.patch(CONTROL_PLANE, "edge-1", json!({"spec": {"version": NEW}}));
     let mut watch = stage.start(&["watch", "kcp/edge-1"]);
     watch.until("edge-1-c");
-    stage.delete(stage::MACHINE, "edge-1-c");
+    stage.delete(crate::stage::MACHINE, "edge-1-c");
     watch.until("edge-1-c  100%  Gone");
 }

@@ -1,7 +1,5 @@
 //! The program itself: two replicas against an API server over TCP, in real time.
 
-#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
 use std::{
     convert::Infallible,
     fs,

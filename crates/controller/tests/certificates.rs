@@ -1,7 +1,5 @@
 //! The manager of the hooks' certificate against an API server in process.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
 use std::{sync::Arc, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};

@@ -1,12 +1,5 @@
 //! The hook server over real TLS: in memory on a paused clock, and over TCP in real time.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
-#[path = "common/hooks.rs"]
-mod hooks;
-#[path = "common/objects.rs"]
-mod objects;
-
 use std::{sync::Arc, time::Duration};
 
 use http::Method;
@@ -20,7 +13,7 @@ use rustls::pki_types::ServerName;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use self::{
+use crate::common::{
     hooks::{Answer, HOST, InMemory, Server, call, request, side},
     objects::validity,
 };

@@ -1,7 +1,5 @@
 //! The whole process against an API server in memory: the state that it leaves when it dies.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
 use std::{
     convert::Infallible,
     sync::{Arc, Mutex},

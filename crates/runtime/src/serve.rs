@@ -29,8 +29,8 @@ use tower::{BoxError, Service, ServiceExt as _, util::MapRequest};
 use crate::net::{Listener, Stream};
 
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
-/// How long a connection may serve no request: longer than clients keep idle connections, so that
-/// no request meets a closing connection. The head of an HTTP/1 request may take as long.
+/// How long a connection may serve no request: longer than the 90 s for which Go's clients keep idle
+/// connections (`net/http.DefaultTransport`), so that no request meets a closing connection. The head of an HTTP/1 request may take as long.
 const IDLE_DEADLINE: Duration = Duration::from_secs(100);
 /// How often a silent HTTP/2 peer is pinged, and how long it may take to respond.
 const PING: (Duration, Duration) = (Duration::from_mins(1), Duration::from_secs(20));
@@ -42,12 +42,15 @@ const MAX_CONNECTIONS: usize = 4096;
 /// Maximum number of connections of one address; further ones are closed. One client, or the
 /// clients of one node behind its address, cannot take the connections of all others.
 const MAX_CONNECTIONS_PER_PEER: usize = 256;
-/// Maximum number of requests that an HTTP/2 connection serves at once. A client with more opens
-/// another connection.
+/// Maximum number of requests that an HTTP/2 connection serves at once. Go's clients
+/// open another connection for more.
 const MAX_STREAMS: u32 = 16;
 /// Maximum number of bytes of an HTTP/2 request that are received before the service reads them. A
 /// request that waits leaves room for the others of its connection.
 const STREAM_WINDOW_BYTES: u32 = 16 * 1024;
+
+/// Maximum size of the receive buffer of an HTTP/1 connection, which also limits its headers.
+const MAX_HTTP1_BUFFER_BYTES: usize = 64 * 1024;
 
 /// The verified client certificate of a connection, as DER, in the extensions of each of its
 /// requests. TLS has checked it against the client CA.
@@ -172,7 +175,11 @@ where
     let ended = CancellationToken::new();
     let _guard = ended.clone().drop_guard();
     let mut builder = Builder::new(Owned(ended));
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_DEADLINE);
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(IDLE_DEADLINE)
+        .max_buf_size(MAX_HTTP1_BUFFER_BYTES);
     builder
         .http2()
         .timer(TokioTimer::new())

@@ -1,21 +1,15 @@
 //! The client stack against an API server behind TLS, in memory and on a paused clock.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::duration_suboptimal_units,
-    reason = "tests use the units of the rule under test"
-)]
-
-mod common;
-
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, atomic::Ordering},
     time::Duration,
 };
 
+use crate::common::{
+    HOST, PORT, Pki, Switch, World, config, config_map, hangs, kubeconfig, serve_with,
+};
 use bytes::Bytes;
-use common::{HOST, PORT, Pki, Switch, World, config, config_map, hangs, kubeconfig, serve_with};
 use futures::{StreamExt as _, TryStreamExt as _};
 use http::Response;
 use http_body::Frame;

@@ -1,19 +1,11 @@
 //! Two replicas and one Lease, on a paused clock.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::duration_suboptimal_units,
-    reason = "tests use the units of the rule under test"
-)]
-
-mod common;
-
 use std::{
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
-use common::{Switch, World, config_map};
+use crate::common::{Switch, World, config_map};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::ConfigMap};
 use kube::{Api, ResourceExt as _, api::PostParams};
 use refit_runtime::{

@@ -1,20 +1,12 @@
 //! How processes use their clients: workload clusters, events, patches, hook calls.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::duration_suboptimal_units,
-    reason = "tests use the units of the rule under test"
-)]
-
-mod common;
-
 use std::{
     sync::{Arc, Mutex},
     time::Duration,
 };
 
+use crate::common::{HOST, Pki, Switch, World, config_map, hangs, kubeconfig, serve_with};
 use bytes::Bytes;
-use common::{HOST, Pki, Switch, World, config_map, hangs, kubeconfig, serve_with};
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
@@ -207,7 +199,7 @@ async fn the_same_occurrence_is_announced_once_by_all_processes() {
     assert_eq!(first.type_.as_deref(), Some("Warning"));
     assert_eq!(first.involved_object.name.as_deref(), Some("a"));
     assert_eq!(first.reporting_component.as_deref(), Some("refit-controller"));
-    assert_eq!(first.first_timestamp.as_ref().unwrap().0, common::epoch());
+    assert_eq!(first.first_timestamp.as_ref().unwrap().0, crate::common::epoch());
     assert!(first.name_any().starts_with("a."));
 }
 

@@ -1,13 +1,5 @@
 //! Stores that follow an API server through outages, restarts and malformed objects.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::duration_suboptimal_units,
-    reason = "tests use the units of the rule under test"
-)]
-
-mod common;
-
 use std::{
     borrow::Cow,
     collections::BTreeMap,
@@ -16,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use common::{World, config_map, within};
+use crate::common::{World, config_map, within};
 use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kube::{
     Api, Resource, ResourceExt as _,

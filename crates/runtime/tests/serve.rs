@@ -1,13 +1,5 @@
 //! The server side: handshakes, deadlines, shutdown, certificates.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::duration_suboptimal_units,
-    reason = "tests use the units of the rule under test"
-)]
-
-mod common;
-
 use std::{
     convert::Infallible,
     sync::{
@@ -17,8 +9,8 @@ use std::{
     time::Duration,
 };
 
+use crate::common::{Pki, validity};
 use bytes::Bytes;
-use common::{Pki, validity};
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Empty, Full};
 use hyper::body::Incoming;

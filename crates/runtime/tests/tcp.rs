@@ -1,16 +1,8 @@
 //! A client and a store over real sockets in real time.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::duration_suboptimal_units,
-    reason = "tests use the units of the rule under test"
-)]
-
-mod common;
-
 use std::{sync::Arc, time::Duration};
 
-use common::{Pki, Served, config, config_map, kubeconfig, within};
+use crate::common::{Pki, Served, config, config_map, kubeconfig, within};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api, ResourceExt as _,

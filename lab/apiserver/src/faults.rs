@@ -166,6 +166,7 @@ pub(crate) struct Verdict {
 pub(crate) struct FaultState {
     down: Option<Down>,
     cut: BTreeSet<String>,
+    exempt: BTreeSet<String>,
     latency: Duration,
     rules: Vec<FaultRule>,
     stale: Vec<StaleView>,
@@ -179,10 +180,13 @@ impl FaultState {
 
     /// Whether all requests of this client fail.
     pub(crate) fn is_down(&self, user_agent: &str) -> bool {
-        self.down.is_some() || self.cut.contains(user_agent)
+        (self.down.is_some() && !self.exempt.contains(user_agent)) || self.cut.contains(user_agent)
     }
 
     pub(crate) fn judge(&mut self, request: &RequestInfo<'_>) -> Verdict {
+        if self.exempt.contains(request.user_agent) {
+            return Verdict::default();
+        }
         let mut verdict = Verdict { delay: self.latency, action: None };
         match self.down {
             Some(Down::Refuse) => {
@@ -265,6 +269,11 @@ impl Faults<'_> {
             }
         }
         self.0.lock().wake_all();
+    }
+
+    /// Spares one client all faults: it sets the stage and is not part of the play.
+    pub fn exempt(&self, user_agent: &str) {
+        self.0.faults().exempt.insert(user_agent.to_owned());
     }
 
     /// Delays every request.

@@ -1,9 +1,7 @@
 //! Custom resources end to end: registration, pruning, defaults, validation, server-side apply,
 //! discovery.
 
-mod common;
-
-use common::{CONFIGS, CRDS, WIDGETS, World, config, widget, widget_crd};
+use crate::common::{CONFIGS, CRDS, WIDGETS, World, config, widget, widget_crd};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use kube::core::{ApiResource, GroupVersionKind};

@@ -2,11 +2,7 @@
 //! pages, scales. The suite with the real kubectl is a separate crate; these tests check single
 //! responses.
 
-#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
-
-mod common;
-
-use common::World;
+use crate::common::World;
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 

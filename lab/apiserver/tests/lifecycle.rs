@@ -1,8 +1,6 @@
 //! Deletion, garbage collection, namespaces, eviction.
 
-mod common;
-
-use common::{CONFIGS, CRDS, PODS, WIDGETS, World, config, rv, widget};
+use crate::common::{CONFIGS, CRDS, PODS, WIDGETS, World, config, rv, widget};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, EvictParams};
 use serde_json::{Value, json};

@@ -1,8 +1,6 @@
 //! Creating, reading, changing and deleting objects.
 
-mod common;
-
-use common::{CONFIGS, PODS, WIDGETS, World, config, rv, widget};
+use crate::common::{CONFIGS, PODS, WIDGETS, World, config, rv, widget};
 use http_body_util::BodyExt;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};

@@ -1,12 +1,8 @@
 //! A watch of any sequence of writes yields the listed state.
 
-#![expect(clippy::unwrap_used, reason = "test helpers may panic")]
-
-mod common;
-
 use std::collections::BTreeMap;
 
-use common::{CONFIGS, WatchReader, World, config, rv};
+use crate::common::{CONFIGS, WatchReader, World, config, rv};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

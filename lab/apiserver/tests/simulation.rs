@@ -1,11 +1,9 @@
 //! Features for simulation: snapshots, observers, faults, lagging views.
 
-mod common;
-
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{CONFIGS, START, WIDGETS, World, config, options, rv, widget};
+use crate::common::{CONFIGS, START, WIDGETS, World, config, options, rv, widget};
 use lab_apiserver::{
     ApiServer, ChangeKind, Down, FaultAction, FaultRule, StaleView, StoreSnapshot,
 };

@@ -1,8 +1,6 @@
 //! The same service behind a real HTTP connection.
 
-mod common;
-
-use common::{CONFIGS, World, config};
+use crate::common::{CONFIGS, World, config};
 use http::Request;
 use http_body_util::{BodyExt, Empty};
 use hyper_util::rt::{TokioExecutor, TokioIo};

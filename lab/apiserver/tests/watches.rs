@@ -1,12 +1,8 @@
 //! Lists, selectors and watches.
 
-#![expect(clippy::unwrap_used, reason = "test helpers may panic")]
-
-mod common;
-
 use std::time::Duration;
 
-use common::{CONFIGS, PODS, WIDGETS, World, config, rv};
+use crate::common::{CONFIGS, PODS, WIDGETS, World, config, rv};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, ListParams, PostParams};
@@ -308,7 +304,7 @@ async fn other_served_versions_see_the_same_objects() {
 
 async fn follow(config: watcher::Config) {
     let world = World::new();
-    world.create(CONFIGS, &common::config("a", &json!({}))).await;
+    world.create(CONFIGS, &crate::common::config("a", &json!({}))).await;
     let api: Api<ConfigMap> = Api::namespaced(world.client(), "default");
     let mut events = Box::pin(watcher(api.clone(), config).default_backoff());
     let mut seen = Vec::new();
@@ -317,7 +313,8 @@ async fn follow(config: watcher::Config) {
         match event.unwrap().unwrap() {
             watcher::Event::InitDone => {
                 seen.push("done".to_owned());
-                let b: ConfigMap = serde_json::from_value(common::config("b", &json!({}))).unwrap();
+                let b: ConfigMap =
+                    serde_json::from_value(crate::common::config("b", &json!({}))).unwrap();
                 api.create(&PostParams::default(), &b).await.unwrap();
                 tokio::time::sleep(Duration::from_mins(10)).await;
                 world.delete(&format!("{CONFIGS}/b"), &Value::Null).await;

@@ -1,16 +1,8 @@
 //! MachineHealthChecks and how owners remediate unhealthy Machines.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::needless_pass_by_value,
-    reason = "a panic fails the test, and plain literals are the most readable"
-)]
-
-mod common;
-
 use std::sync::Arc;
 
-use common::{NAMESPACE, Switch, World, api, manifests, resource};
+use crate::common::{NAMESPACE, Switch, World, api, manifests, resource};
 use kube::{
     Api,
     api::{DynamicObject, Patch, PatchParams},

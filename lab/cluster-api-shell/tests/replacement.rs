@@ -1,12 +1,8 @@
 //! Replaced Machines and deleted MachineSets: Cluster API's behaviour without in-place updates.
 
-#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
-
-mod common;
-
 use std::sync::Arc;
 
-use common::{World, manifests};
+use crate::common::{World, manifests};
 use refit_kinds::json::whole_condition;
 use refit_runtime::gate::Open;
 use serde_json::Value;
@@ -53,7 +49,7 @@ fn sets(world: &World) -> Vec<String> {
 async fn change_deployment(world: &World, spec: Value) {
     use kube::api::{Patch, PatchParams};
     let body = serde_json::json!({ "spec": spec });
-    common::api(&world.admin, "cluster.x-k8s.io/v1beta2", "MachineDeployment")
+    crate::common::api(&world.admin, "cluster.x-k8s.io/v1beta2", "MachineDeployment")
         .patch("edge-1-md-0", &PatchParams::default(), &Patch::Merge(&body))
         .await
         .unwrap();
@@ -98,7 +94,7 @@ async fn on_delete_replaces_only_what_a_user_deletes() {
     let victim =
         world.machines().into_iter().find(|machine| machine["metadata"]["uid"] == before[0]);
     let victim = victim.unwrap()["metadata"]["name"].clone();
-    common::api(&world.admin, "cluster.x-k8s.io/v1beta2", "Machine")
+    crate::common::api(&world.admin, "cluster.x-k8s.io/v1beta2", "Machine")
         .delete(victim.as_str().unwrap(), &DeleteParams::default())
         .await
         .unwrap();

@@ -1,12 +1,8 @@
 //! The controllers against an API server, a fake environment and a fake extension.
 
-#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
-
-mod common;
-
 use std::sync::{Arc, atomic::Ordering};
 
-use common::{Switch, World, manifests};
+use crate::common::{Switch, World, manifests};
 use refit_kinds::json::whole_condition;
 use refit_runtime::gate::Open;
 use serde_json::Value;
@@ -224,7 +220,7 @@ async fn a_control_plane_with_surge_replaces_one_machine() {
 #[tokio::test(start_paused = true)]
 async fn it_does_not_start_next_to_the_real_cluster_api() {
     let world = workers(1, 0, 1).await;
-    common::create(
+    crate::common::create(
         &world.admin,
         &serde_json::json!({
             "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
@@ -252,7 +248,7 @@ async fn a_machine_waits_for_its_pre_drain_hooks() {
         .iter()
         .find(|one| one["metadata"]["labels"]["cluster.x-k8s.io/set-name"].is_string());
     let name = worker.unwrap()["metadata"]["name"].as_str().unwrap();
-    let api = common::api(&world.admin, "cluster.x-k8s.io/v1beta2", "Machine");
+    let api = crate::common::api(&world.admin, "cluster.x-k8s.io/v1beta2", "Machine");
     let hook = "pre-drain.delete.hook.machine.cluster.x-k8s.io/test";
     let body = |value: Value| json!({"metadata": {"annotations": {hook: value}}});
     let params = PatchParams::default();
@@ -327,7 +323,7 @@ async fn removing_the_annotation_abandons_an_update() {
     let machine = only_worker(&world);
     let name = machine["metadata"]["name"].as_str().unwrap();
     let body = json!({"metadata": {"annotations": {MARK: null}}});
-    common::api(&world.admin, "cluster.x-k8s.io/v1beta2", "Machine")
+    crate::common::api(&world.admin, "cluster.x-k8s.io/v1beta2", "Machine")
         .patch(name, &PatchParams::default(), &Patch::Merge(&body))
         .await
         .unwrap();
@@ -385,7 +381,7 @@ async fn an_immutable_infrastructure_machine_is_replaced() {
     }]}});
     let crds = kube::Api::<kube::api::DynamicObject>::all_with(
         world.admin.clone(),
-        &common::resource("apiextensions.k8s.io/v1", "CustomResourceDefinition"),
+        &crate::common::resource("apiextensions.k8s.io/v1", "CustomResourceDefinition"),
     );
     crds.patch(
         "dockermachines.infrastructure.cluster.x-k8s.io",
@@ -400,12 +396,12 @@ async fn an_immutable_infrastructure_machine_is_replaced() {
         "metadata": {"namespace": "default", "name": "edge-2"},
         "spec": {"template": {"spec": {"customImage": "another"}}},
     });
-    common::create(&world.admin, &template).await;
+    crate::common::create(&world.admin, &template).await;
     let body = json!({"spec": {"machineTemplate": {"spec": {
         "infrastructureRef": {"name": "edge-2"},
     }}}});
     let group = "controlplane.cluster.x-k8s.io/v1beta2";
-    common::api(&world.admin, group, "KubeadmControlPlane")
+    crate::common::api(&world.admin, group, "KubeadmControlPlane")
         .patch("edge-1", &PatchParams::default(), &Patch::Merge(&body))
         .await
         .unwrap();

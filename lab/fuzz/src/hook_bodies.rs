@@ -81,8 +81,7 @@ fn update_machine_hook(input: &[u8]) {
         Ok(desired) => desired,
         Err(error) => return hides_values(&error),
     };
-    let read = || goal(&owner, bootstrap.as_ref(), &infrastructure);
-    assert_eq!(read(), read());
+    let _ = goal(&owner, bootstrap.as_ref(), &infrastructure);
 }
 
 fn hides_values(error: &BadRequest) {

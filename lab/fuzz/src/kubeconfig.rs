@@ -22,6 +22,10 @@ const SECRET_CHARACTERS: usize = 8;
 /// Members of a user that are credentials.
 const CREDENTIALS: [&str; 4] = ["token", "password", "client-key-data", "client-certificate-data"];
 
+/// Members of a user that are not in the file itself.
+const REACHING: [&str; 5] =
+    ["exec", "auth-provider", "tokenFile", "client-key", "client-certificate"];
+
 /// Clients spawn a task.
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
     tls::install_provider();
@@ -36,6 +40,7 @@ pub fn kubeconfig(input: &[u8]) {
     let secret = Secret { data: Some(data), ..Secret::default() };
     let config = config_of(&key, &secret).now_or_never().expect("no program and no file is used");
     let error = match config {
+        Ok(_) if reaches_out(input) => panic!("a program would run, or a file be read"),
         Err(error) => error.to_string(),
         Ok(config) => {
             let network = Dialer::Memory(MemoryNetwork::default(), Arc::new(Open));
@@ -50,6 +55,18 @@ pub fn kubeconfig(input: &[u8]) {
     for credential in credentials(input) {
         assert!(!error.contains(&credential), "the error shows a credential: {error}");
     }
+}
+
+/// Whether a kubeconfig names a program to run or a file to read.
+fn reaches_out(input: &[u8]) -> bool {
+    let kubeconfig = Kubeconfig::from_yaml(&String::from_utf8_lossy(input));
+    let value = kubeconfig.ok().and_then(|kubeconfig| serde_json::to_value(kubeconfig).ok());
+    let any = |list: &str, one: &str, members: &[&str]| {
+        let all = value.iter().filter_map(|value| value[list].as_array()).flatten();
+        all.flat_map(|each| members.iter().map(|member| &each[one][*member]))
+            .any(|member| !member.is_null())
+    };
+    any("clusters", "cluster", &["certificate-authority"]) || any("users", "user", &REACHING)
 }
 
 /// The credentials of a kubeconfig that can be parsed; otherwise its lines, whatever they are.

@@ -1,9 +1,9 @@
-//! Fuzz targets for everything that is read from outside a process: each function takes arbitrary
+//! Fuzz targets for what is read from outside a process: each function takes arbitrary
 //! bytes and panics if a property does not hold.
 //!
 //! | target | reads | in addition to "never panics" |
 //! |---|---|---|
-//! | [`hook_bodies`] | requests of Cluster API | covered changes are complete patches; errors show no value; a time budget |
+//! | [`hook_bodies`] | requests of Cluster API | covered changes are complete patches; messages show no credential; a time budget |
 //! | [`kubeconfig`] | the Secret of a workload cluster | errors show no credential; no program runs, no file is read |
 //! | [`host_plan`] | a HostPlan, as the agent does | printing and parsing change nothing; a signature stays valid |
 //! | [`journal`] | the agent's journal | only a torn end is dropped; records before it survive |

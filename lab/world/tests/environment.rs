@@ -1,7 +1,5 @@
 //! The environment alone: Machines created by hand get hosts, Nodes and pods.
 
-#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
-
 use std::{
     sync::{Arc, Mutex},
     time::Duration,

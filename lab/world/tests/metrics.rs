@@ -1,16 +1,12 @@
 //! The output of `/metrics` after an upgrade, and whether a scraper can parse it.
 
-#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
-
-mod common;
-
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
+use crate::common::{NEW, TEST, in_world, up, upgraded};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use common::{NEW, TEST, in_world, up, upgraded};
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use lab_world::{

@@ -1,12 +1,8 @@
 //! The API of a workload cluster is up while its control plane allows it, and recovers by itself.
 
-#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
-
-mod common;
-
 use std::time::Duration;
 
-use common::{
+use crate::common::{
     CLUSTER, NEW, TEST, assert_same_machines, control_planes, example, in_world, up, up_with,
     upgraded, who,
 };

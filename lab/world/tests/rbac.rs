@@ -1,16 +1,12 @@
 //! Refit installed as `refit install --apply` does it, and restricted to exactly those rights.
 
-#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
-
-mod common;
-
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
     time::Duration,
 };
 
-use common::{
+use crate::common::{
     CLUSTER, NEW, TEST, assert_same_machines, example, in_world, picture, up, up_with, upgraded,
     who, workers,
 };

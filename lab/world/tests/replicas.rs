@@ -1,12 +1,8 @@
 //! Two replicas of the controller.
 
-#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
-
-mod common;
-
 use std::{path::PathBuf, sync::OnceLock, time::Duration};
 
-use common::{NEW, assert_clean, example, in_world, up_with, upgraded, who};
+use crate::common::{NEW, assert_clean, example, in_world, up_with, upgraded, who};
 use lab_world::{
     sweep::{
         Recording, Sabotage, Scenario, SweepOptions, SweepReport, record_scenario, sweep_recorded,
@@ -32,7 +28,7 @@ fn an_upgrade_continues_while_leader_after_leader_dies() {
         upgraded(&world, NEW).await;
         assert_eq!(world.fence_breaks(), []);
         assert_clean(&world);
-        common::assert_same_machines(&before, &who(&world).await);
+        crate::common::assert_same_machines(&before, &who(&world).await);
     });
 }
 

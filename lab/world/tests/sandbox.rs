@@ -1,16 +1,12 @@
 //! A live world over TCP: its ports open and close with its control planes.
 
-#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
-
-mod common;
-
 use std::{
     path::Path,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
-use common::{CLUSTER, control_planes, example};
+use crate::common::{CLUSTER, control_planes, example};
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Node;
 use kube::{

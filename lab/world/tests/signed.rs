@@ -1,13 +1,11 @@
 //! Plans that the controller signs and the agents verify, in a whole world.
 
-#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
-
-mod common;
-
 use std::{sync::Arc, time::Duration};
 
+use crate::common::{
+    CLUSTER, NEW, OLD, TEST, UPGRADE, example, in_world, picture, up_with, upgraded,
+};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use common::{CLUSTER, NEW, OLD, TEST, UPGRADE, example, in_world, picture, up_with, upgraded};
 use kube::{
     Api,
     api::{DeleteParams, Patch, PatchParams},

@@ -1,12 +1,8 @@
 //! The sweep on a few points, and whether it detects disabled safeguards.
 
-#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
-
-mod common;
-
 use std::{path::PathBuf, sync::OnceLock};
 
-use common::example;
+use crate::common::example;
 use lab_world::sweep::{
     Recording, Sabotage, SweepOptions, SweepReport, continue_from, record, sweep_recorded,
 };

@@ -1,12 +1,8 @@
 //! Upgrades despite failures and processes that die.
 
-#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
-
-mod common;
-
 use std::{path::PathBuf, time::Duration};
 
-use common::{
+use crate::common::{
     CLUSTER, NEW, OLD, TEST, UPGRADE, assert_clean, assert_same_machines, control_planes, in_world,
     load, picture, up, up_with, updates_of, upgraded, who, workers,
 };
@@ -270,7 +266,7 @@ fn a_world_restored_midway_ends_the_same() {
 #[test]
 fn default_strategies_replace_one_machine_of_each_group() {
     in_world(async {
-        let mut manifests = common::example();
+        let mut manifests = crate::common::example();
         for object in &mut manifests {
             if let Some(spec) = object["spec"].as_object_mut() {
                 spec.remove("rollout");

@@ -1,12 +1,8 @@
 //! Upgrades of a whole cluster, undisturbed.
 
-#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
-
-mod common;
-
 use std::time::Duration;
 
-use common::{
+use crate::common::{
     CLUSTER, NEW, OLD, assert_clean, assert_same_machines, control_planes, in_world, picture, up,
     updates_of, upgraded, who, workers,
 };

@@ -1,9 +1,6 @@
 //! A test environment with one host: an API server, a disk, a host, and an agent that can be
 //! killed.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at the first error")]
-#![allow(dead_code, reason = "each test program uses its part")]
-
 use std::{
     convert::Infallible,
     sync::{

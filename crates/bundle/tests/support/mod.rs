@@ -1,7 +1,5 @@
 //! Inputs for bundles, and an HTTP server that misbehaves on demand.
 
-#![allow(dead_code, reason = "each test file uses only a part")]
-
 use std::{
     collections::BTreeMap,
     fs,

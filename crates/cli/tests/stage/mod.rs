@@ -1,12 +1,5 @@
 //! A management cluster without controllers: a real API over TCP. Tests play the controllers.
 
-#![allow(dead_code, unused_imports, reason = "each test file uses only a part")]
-#![allow(
-    clippy::unwrap_used,
-    clippy::needless_pass_by_value,
-    reason = "a stage that cannot be set up fails its test"
-)]
-
 mod process;
 
 use std::{convert::Infallible, path::PathBuf, process::Command, sync::Arc, time::Duration};

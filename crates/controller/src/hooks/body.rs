@@ -1,6 +1,10 @@
-//! Reads request bodies within a budget, whatever the number of connections and requests.
+//! Reads request bodies within a budget, whatever the number of connections and requests. What the
+//! transport has received and no reader has taken yet is not part of it.
 
-use std::pin::{Pin, pin};
+use std::{
+    pin::{Pin, pin},
+    time::Duration,
+};
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
@@ -10,7 +14,7 @@ use refit_kinds::hooks::MAX_BODY_BYTES;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tower::BoxError;
 
-/// Bodies up to this size share [`SMALL_BODIES_BYTES`]. Real requests are a tenth of it.
+/// Bodies up to this size share [`SMALL_BODIES_BYTES`]. Real requests have about 100 KiB.
 const SMALL_BODY_BYTES: usize = 1024 * 1024;
 /// How many bytes of small bodies are held at once. A body waits for its next bytes until the
 /// deadline of its request, so slow clients hold only what they sent.
@@ -21,6 +25,9 @@ const LARGE_BODIES: usize = 7;
 /// How much of an oversized body is read and discarded before the connection is closed: a caller
 /// that is still writing would never see why it was refused.
 const DISCARD_BYTES: usize = 2 * MAX_BODY_BYTES;
+
+/// How long a body may deliver nothing: a stalled one must not keep its share of the budget.
+const STALL_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The budget of all request bodies.
 pub(super) struct Bodies {
@@ -43,6 +50,8 @@ pub(super) struct Held<'a> {
 pub(super) enum BodyError {
     /// The connection or stream ended before the body.
     Ended,
+    /// The body delivered nothing for [`STALL_DEADLINE`].
+    Stalled,
     /// The body exceeds [`MAX_BODY_BYTES`].
     TooLarge,
 }
@@ -61,7 +70,7 @@ impl Bodies {
         B::Error: Into<BoxError>,
     {
         let mut body = pin!(body);
-        let mut held = self.nothing();
+        let mut held = self.empty();
         while let Some(data) = next(body.as_mut()).await? {
             if held.content.len() + data.len() > MAX_BODY_BYTES {
                 drop(held);
@@ -78,10 +87,10 @@ impl Bodies {
         B: Body<Data = Bytes>,
         B::Error: Into<BoxError>,
     {
-        skip(pin!(body), MAX_BODY_BYTES).await.map(|()| self.nothing())
+        skip(pin!(body), MAX_BODY_BYTES).await.map(|()| self.empty())
     }
 
-    fn nothing(&self) -> Held<'_> {
+    fn empty(&self) -> Held<'_> {
         Held { content: BytesMut::new(), bodies: self, share: None, large: false }
     }
 }
@@ -109,8 +118,10 @@ impl Held<'_> {
                 Ok(turn) = large.acquire() => {
                     self.share = Some(turn);
                     self.large = true;
+                    // Growing by doubling would allocate up to twice the length.
+                    self.content.reserve(MAX_BODY_BYTES - self.content.len());
                 }
-                else => {}
+                else => unreachable!("the semaphores are never closed"),
             }
         }
         self.content.extend_from_slice(data);
@@ -126,12 +137,15 @@ impl Drop for Held<'_> {
 
 /// The next bytes of a body.
 async fn next<B: Body<Data = Bytes>>(mut body: Pin<&mut B>) -> Result<Option<Bytes>, BodyError> {
-    while let Some(frame) = body.frame().await {
+    loop {
+        let frame = tokio::time::timeout(STALL_DEADLINE, body.frame());
+        let Some(frame) = frame.await.map_err(|_| BodyError::Stalled)? else {
+            return Ok(None);
+        };
         if let Ok(data) = frame.map_err(|_| BodyError::Ended)?.into_data() {
             return Ok(Some(data));
         }
     }
-    Ok(None)
 }
 
 /// Reads the rest of a body, which must not exceed the limit.

@@ -251,6 +251,9 @@ fn deadline(uri: &Uri, margin: Duration) -> Duration {
 fn refuse_body(error: &BodyError) -> Response<Full<Bytes>> {
     match error {
         BodyError::Ended => refuse(StatusCode::BAD_REQUEST, "BadRequest", "the body ended early"),
+        BodyError::Stalled => {
+            refuse(StatusCode::REQUEST_TIMEOUT, "Timeout", "no byte of the body came for 5 s")
+        }
         BodyError::TooLarge => refuse(
             StatusCode::PAYLOAD_TOO_LARGE,
             "RequestEntityTooLarge",

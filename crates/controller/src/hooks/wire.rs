@@ -63,6 +63,9 @@ pub enum BadRequest {
         /// The column of the error.
         column: usize,
     },
+    /// The body has too many values.
+    #[error("the body has more than {MAX_VALUES} values")]
+    TooManyValues,
     /// A member is missing or has another type.
     #[error("{path} is missing or not {want}")]
     Member {
@@ -73,11 +76,35 @@ pub enum BadRequest {
     },
 }
 
+/// How many values a body may have. Parsed, a value takes up to 700 bytes. A request of Cluster API
+/// has about 2,000 values, and long texts are single ones.
+pub const MAX_VALUES: usize = 100_000;
+
 /// Parses a body, which must be one JSON object.
 pub fn parse(body: &[u8]) -> Result<Value, BadRequest> {
+    if more_values_than(MAX_VALUES, body) {
+        return Err(BadRequest::TooManyValues);
+    }
     let value: Value = serde_json::from_slice(body)
         .map_err(|e| BadRequest::NotJson { line: e.line(), column: e.column() })?;
     if value.is_object() { Ok(value) } else { Err(missing("the request", "an object")) }
+}
+
+/// Whether a JSON text has more values than this: each one follows an opening bracket or a comma
+/// outside of strings.
+fn more_values_than(most: usize, text: &[u8]) -> bool {
+    let (mut in_string, mut escaped) = (false, false);
+    let starts = text.iter().filter(|byte| {
+        let quoted = in_string;
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = in_string,
+            b'"' => in_string = !in_string,
+            _ => {}
+        }
+        !quoted && matches!(byte, b'{' | b'[' | b',')
+    });
+    starts.take(most + 1).count() > most
 }
 
 fn missing(path: &str, want: &'static str) -> BadRequest {

@@ -1,7 +1,5 @@
 //! A controller that serves hooks, and clients that call them over TLS.
 
-#![allow(dead_code, reason = "each test binary uses a part")]
-
 use std::{sync::Arc, time::Duration};
 
 use http::{Method, Request};
@@ -23,7 +21,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObjec
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use crate::objects::{install_kinds, made, made_in, owner, serve_api, server, status, validity};
+use super::objects::{install_kinds, made, made_in, owner, serve_api, server, status, validity};
 
 pub(crate) const HOST: &str = "refit-webhook.refit-system.svc";
 

@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tower::ServiceExt as _;
 
-use crate::objects::{made, serve_api, server, validity};
+use super::objects::{made, serve_api, server, validity};
 
 /// User agent of the controller, for faults that affect only it.
 pub(crate) const CONTROLLER: &str = "refit-controller/test";

@@ -8,10 +8,8 @@ use refit_core::group::COVERED;
 use refit_kinds::{conditions, keys, refit::Phase};
 use serde_json::json;
 
-use crate::{
-    fleet::{CONTROL_PLANE, Fleet, NEW},
-    site::settle,
-};
+use super::fleet::{CONTROL_PLANE, Fleet, NEW};
+use crate::common::site::settle;
 
 #[tokio::test(start_paused = true)]
 async fn a_version_bump_of_a_control_plane_machine_is_covered() {

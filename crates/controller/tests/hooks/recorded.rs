@@ -16,8 +16,8 @@ use refit_kinds::{
 };
 use serde_json::{Value, json};
 
-use crate::{
-    fleet::node_info,
+use super::fleet::node_info;
+use crate::common::{
     objects::{install_kinds, made, made_in, owner, status},
     site::{Running, Site, settle},
 };

@@ -10,10 +10,8 @@ use refit_kinds::{
 };
 use serde_json::json;
 
-use crate::{
-    fleet::{Fleet, NEW, OLD, machine_side},
-    site::settle,
-};
+use super::fleet::{Fleet, NEW, OLD, machine_side};
+use crate::common::site::settle;
 
 const NEWER: &str = "v1.35.1";
 

@@ -27,7 +27,7 @@ use refit_kinds::{
 };
 use serde_json::{Value, json};
 
-use crate::{
+use crate::common::{
     objects::{install_kinds, made, made_in, owner, status},
     site::Site,
 };

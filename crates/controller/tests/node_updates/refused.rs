@@ -12,8 +12,8 @@ use refit_kinds::{
 };
 use serde_json::json;
 
-use crate::{
-    lab::{GOAL, Lab, asked, phase},
+use super::lab::{GOAL, Lab, asked, phase};
+use crate::common::{
     objects::made,
     site::{CONTROLLER, settle},
 };

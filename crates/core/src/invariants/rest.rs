@@ -46,7 +46,8 @@ impl World {
                 continue;
             };
             let runs = self.node_of(machine).map(|node| node.version.clone()).unwrap_or_default();
-            if runs != done.goal {
+            // The record of a later update may have been deleted.
+            if runs != done.goal && runs != machine.version {
                 wrong(format!("its update to {} succeeded, but it runs \"{runs}\"", done.goal));
             }
         }

@@ -78,7 +78,18 @@ pub enum Origin {
 
 /// Phase of a NodeUpdate, in order of time.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    strum::VariantArray,
 )]
 pub enum Phase {
     /// Nothing has been decided yet, or the update waits for a precondition of its start.

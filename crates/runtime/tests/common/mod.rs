@@ -1,7 +1,5 @@
 //! Shared by the tests: an API server behind TLS on an in-memory network, and client processes.
 
-#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test file uses a part")]
-
 use std::{
     convert::Infallible,
     future::Future,

@@ -1,8 +1,5 @@
 //! Shared by the API tests: a server with its own clock, raw requests, watches.
 
-#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
-#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test file uses a part")]
-
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};

@@ -1,9 +1,6 @@
 //! A test world: two API servers, a fake environment, a fake extension, and the stand-in for
 //! Cluster API between them, all over in-memory streams with real TLS.
 
-#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
-#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test file uses a part")]
-
 pub mod environment;
 pub mod extension;
 pub mod manifests;

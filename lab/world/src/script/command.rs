@@ -77,6 +77,8 @@ pub(super) enum Action {
     Kill(Process, Option<SignedDuration>),
     /// Sends the first UpdateMachine request of a Machine's update again.
     Repeat(String),
+    /// Creates the first NodeUpdate of a machine by hand, to a version.
+    Update(String, String),
     /// Shows a part of the world.
     Show(Show),
     /// Prints the help text of the language.
@@ -166,7 +168,7 @@ pub(super) enum How {
 }
 
 /// The place of a failure.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// Steps and disk of a host, by node name.
     Host(String),
@@ -182,14 +184,25 @@ pub(super) enum Place {
     Latency(String, SignedDuration),
     /// The connection of a process to an API.
     Link(Process, String),
-    /// The clock of a process, by so much ahead of the others.
+    /// The clock of a process, this far ahead of the others.
     Clock(Process, SignedDuration),
     /// What the processes see of a kind in an API.
     View(Option<String>, String),
 }
 
+impl Place {
+    /// Whether a failure here and one there have the same end.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Latency(api, _), Self::Latency(other, _)) => api == other,
+            (Self::Clock(process, _), Self::Clock(other, _)) => process == other,
+            (one, other) => one == other,
+        }
+    }
+}
+
 /// A process that a script can kill or disconnect.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Process {
     /// refit-controller.
     Controller,

@@ -146,7 +146,7 @@ fn first(machines: &[Arc<Value>], holds: impl Fn(&Value) -> bool) -> Look {
 }
 
 /// The step that an update is at.
-pub(super) fn running_step(update: &Value) -> &str {
+pub(crate) fn running_step(update: &Value) -> &str {
     let steps = update["status"]["steps"].as_array();
     steps
         .into_iter()
@@ -244,7 +244,7 @@ fn replicas_of_cluster(world: &World, cluster: &Value) -> u64 {
 }
 
 /// All control planes and MachineDeployments.
-pub(super) fn owners(world: &World) -> Vec<Value> {
+pub(crate) fn owners(world: &World) -> Vec<Value> {
     let server = world.management();
     let mut owners = server.list_values(kinds::CONTROL_PLANE_GROUP, "kubeadmcontrolplanes", None);
     owners.extend(server.list_values(kinds::CORE_GROUP, "machinedeployments", None));
@@ -292,7 +292,7 @@ pub(super) fn behind(world: &World, owners: &[Value], machine: &Value) -> Option
     passing.map(|key| format!("it has annotation {key}"))
 }
 
-fn owns(owner: &Value, machine: &Value) -> bool {
+pub(crate) fn owns(owner: &Value, machine: &Value) -> bool {
     let group = match text(owner, "/kind") {
         "KubeadmControlPlane" => Group::ControlPlane,
         _ => Group::Deployment,
@@ -300,7 +300,7 @@ fn owns(owner: &Value, machine: &Value) -> bool {
     namespace(owner) == namespace(machine) && group.has(machine, name(owner))
 }
 
-fn wanted_version(owner: &Value) -> &str {
+pub(crate) fn wanted_version(owner: &Value) -> &str {
     match text(owner, "/kind") {
         "KubeadmControlPlane" => text(owner, "/spec/version"),
         _ => text(owner, "/spec/template/spec/version"),

@@ -31,7 +31,7 @@ pub(crate) mod session;
 mod show;
 mod table;
 mod trouble;
-mod words;
+pub(crate) mod words;
 
 use std::{fmt, io::Write, path::Path};
 

@@ -63,7 +63,10 @@ pub(super) fn start(session: &Session, name: &str) -> Result<String, Wrong> {
 pub(super) fn silence(session: &Session, name: &str) -> Result<String, Wrong> {
     let (host, port) = match api_key(session, name)? {
         None => (pki::MANAGEMENT_HOST.to_owned(), pki::MANAGEMENT_PORT),
-        Some(key) => session.world.inner.endpoint(&key).unwrap_or_default(),
+        Some(key) => session.world.inner.endpoint(&key).ok_or_else(|| {
+            let want = "a cluster whose API server has started";
+            super::command::wrong("break streams", name, want)
+        })?,
     };
     session.world.network().silence(&host, port);
     Ok(format!("open connections to the API server of {name} are silent"))

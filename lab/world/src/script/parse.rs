@@ -27,9 +27,18 @@ pub(crate) const STEPS: [&str; 9] = [
 
 /// Parses a script.
 pub(crate) fn script(file: &str, text: &str) -> Result<Vec<Statement>, Vec<Problem>> {
+    statements(file, text, false)
+}
+
+/// Parses lines for a world that is loaded.
+#[cfg(feature = "sabotage")]
+pub(crate) fn lines(text: &str) -> Result<Vec<Statement>, Vec<Problem>> {
+    statements("", text, true)
+}
+
+fn statements(file: &str, text: &str, mut loaded: bool) -> Result<Vec<Statement>, Vec<Problem>> {
     let mut lines = text.lines().enumerate();
     let (mut statements, mut problems) = (Vec::new(), Vec::new());
-    let mut loaded = false;
     while let Some((index, text)) = lines.next() {
         let mut statement =
             Statement { line: index + 1, text: text.trim_end().to_owned(), command: None };
@@ -102,7 +111,7 @@ fn in_order(command: Option<&Command>, loaded: &mut bool) -> Result<(), Wrong> {
 }
 
 const COMMANDS: &str =
-    "load, apply, change, delete, wait, at, break, mend, kill, repeat, show or help";
+    "load, apply, change, delete, update, wait, at, break, mend, kill, repeat, show or help";
 
 fn command(words: &[Word], here: Option<String>, line: usize) -> Result<Option<Command>, Wrong> {
     let Some((first, rest)) = words.split_first() else {
@@ -129,6 +138,11 @@ fn command(words: &[Word], here: Option<String>, line: usize) -> Result<Option<C
         "break" => Command::Now(trouble(&mut rest)?),
         "mend" => Command::Now(Action::Mend(place(&mut rest)?)),
         "kill" => Command::Now(kill(&mut rest)?),
+        "update" => {
+            let machine = rest.next("MACHINE")?.text.clone();
+            rest.next("to")?;
+            Command::Now(Action::Update(machine, rest.next("VERSION")?.text.clone()))
+        }
         "repeat" => Command::Now(Action::Repeat(rest.next("MACHINE")?.text.clone())),
         "show" => Command::Now(Action::Show(show(&mut rest)?)),
         "help" => Command::Now(Action::Help),

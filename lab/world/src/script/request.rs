@@ -13,8 +13,14 @@ use refit_kinds::{
 use refit_runtime::client::HttpsPoster;
 use serde_json::{Value, json};
 
-use super::command::{Wrong, wrong};
-use crate::{pki, world::World};
+use super::{
+    command::{Wrong, wrong},
+    session::Session,
+};
+use crate::{
+    pki,
+    world::{World, by_hand},
+};
 
 /// How long Cluster API waits for an answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -63,6 +69,21 @@ impl Requests {
         let answer: Value = serde_json::from_slice(&body).unwrap_or_default();
         Ok(format!("{status}: {}", text(&answer, "/message")))
     }
+}
+
+/// Creates the first NodeUpdate of a Machine as an operator does.
+pub(super) async fn update_by_hand(
+    session: &Session,
+    machine: &str,
+    version: &str,
+) -> Result<(), Wrong> {
+    let real = session.names.real(machine);
+    let machines = session.world.machines();
+    let found = machines.iter().find(|one| name(one) == real);
+    let found = found.ok_or_else(|| wrong("update", machine, "a Machine"))?;
+    by_hand::create(&session.world, found, version)
+        .await
+        .map_err(|error| wrong("update", error.to_string(), "a Machine without a NodeUpdate"))
 }
 
 fn request(world: &World, machine: &Value) -> Value {

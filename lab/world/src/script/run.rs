@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{
     HELP, Problem, ScriptError, ScriptOutcome,
     command::{Action, Command, Condition, Goal, Place, Show, Source, Statement, Wrong, wrong},
-    files, look, objects, parse,
+    files, look, objects, parse, request,
     session::{Later, Session},
     show,
     trouble::{self, Due},
@@ -155,6 +155,13 @@ impl Runner<'_> {
             return Err(wrong("script", MACHINE, want));
         };
         parse::again(statement.line, &statement.text.replace(MACHINE, found))
+    }
+
+    /// A line with the machine that the last wait found.
+    #[cfg(feature = "sabotage")]
+    pub(crate) fn named(&self, line: &str) -> String {
+        let found = self.session.as_ref().and_then(|session| session.names.found.as_deref());
+        line.replace(MACHINE, found.unwrap_or(MACHINE))
     }
 
     pub(crate) async fn statement(&mut self, statement: &Statement) -> Result<(), Stop> {
@@ -373,9 +380,7 @@ impl Runner<'_> {
                 }
                 self.print_line(&what)?;
                 if let (Some(time), Some(place)) = (time, trouble::place(trouble)) {
-                    let session = self.session()?;
-                    let due = session.world.now() + *time;
-                    session.later(due, line, Due::Mend(place), false);
+                    trouble::mend_later(self.session()?, place, *time, line);
                 }
                 Ok(())
             }
@@ -383,11 +388,17 @@ impl Runner<'_> {
             Action::Kill(process, time) => {
                 let session = self.session()?;
                 let (what, actor) = trouble::kill(session, process, time.is_some())?;
+                #[cfg(feature = "sabotage")]
+                session.impair(time.unwrap_or_default());
                 if let Some(time) = time {
                     let due = session.world.now() + *time;
                     session.later(due, line, Due::Start(actor), false);
                 }
                 self.print_line(&what)
+            }
+            Action::Update(machine, version) => {
+                request::update_by_hand(self.session()?, machine, version).await?;
+                self.print_line(&format!("NodeUpdate of {machine} to {version} created by hand"))
             }
             Action::Repeat(machine) => {
                 let session = self.session()?;

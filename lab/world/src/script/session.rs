@@ -101,8 +101,12 @@ impl Session {
             found.rename(&self.names, object);
             return look::look(&self.world, found, condition);
         }
-        let still = self.world.now().duration_since(self.quiet.since());
-        (still >= QUIET && self.later.is_empty()).into()
+        (self.still() >= QUIET && self.later.is_empty()).into()
+    }
+
+    /// How long nothing has been written to the management cluster.
+    pub(crate) fn still(&self) -> SignedDuration {
+        self.world.now().duration_since(self.quiet.since())
     }
 
     /// Records state that cannot be determined later.

@@ -7,7 +7,7 @@ use refit_agent::journal;
 use super::{
     command::{How, Place, Process, Statement, Trouble, Wrong, wrong},
     network::{self, Link},
-    session::Session,
+    session::{Later, Session},
     words,
 };
 use crate::world::{Actor, World, lock};
@@ -34,6 +34,17 @@ pub(super) fn place(trouble: &Trouble) -> Option<Place> {
         | Trouble::Journal(_) => None,
         Trouble::Place(place) => Some(place.clone()),
     }
+}
+
+/// Schedules the end of a failure. A longer one that is there already keeps its own end.
+pub(super) fn mend_later(session: &mut Session, place: Place, time: SignedDuration, line: usize) {
+    let due = session.world.now() + time;
+    let is_same = |later: &Later| matches!(&later.what, Due::Mend(other) if other.is_same(&place));
+    if session.later.iter().any(|later| is_same(later) && later.due >= due) {
+        return;
+    }
+    session.later.retain(|later| !is_same(later));
+    session.later(due, line, Due::Mend(place), false);
 }
 
 /// Injects a failure, for `time` if it is limited; returns the output line.
@@ -77,6 +88,9 @@ fn break_place(
         }
         Place::Node(node) => {
             let agent = agent(session, node)?;
+            if with_host(session, node, |host| host.down_until.is_some())? {
+                return Err(wrong("break node", node.as_str(), "a node that is on"));
+            }
             session.world.inner.dismiss(&agent);
             let now = session.world.now();
             with_host(session, node, |host| host.power_off(now))?;
@@ -90,13 +104,13 @@ fn break_place(
         Place::Api(name) => network::stop(session, name)?,
         Place::Latency(name, delay) => network::slow_down(session, name, *delay)?,
         Place::Link(process, name) => {
-            let (actor, title) = found(session, process)?;
+            let (actor, title) = actor_of(session, process)?;
             let link = Link { api: network::api_key(session, name)?, actor };
             network::cut(session, link);
             format!("{title} cannot reach the API server of {name}")
         }
         Place::Clock(process, by) => {
-            let (actor, title) = found(session, process)?;
+            let (actor, title) = actor_of(session, process)?;
             session.world.inner.step_clock(&actor, by.as_secs());
             let way = if by.is_negative() { "behind" } else { "ahead" };
             format!("the clock of {title} is {} {way}", words::shown(by.abs()))
@@ -107,16 +121,24 @@ fn break_place(
     })
 }
 
-/// Cuts the last record of an agent's journal in half, as a power cut during a write does.
+/// Appends half a record to an agent's journal, as a power cut during a write does. The records
+/// before it have been synced.
 fn tear_journal(session: &mut Session, node: &str) -> Result<String, Wrong> {
     let agent = agent(session, node)?;
-    if let Actor::Agent(key) = &agent
-        && let Some(host) = lock(&session.world.inner.hosts).get(key)
-        && let Some(records) = lock(&host.disk).files.get_mut(journal::PATH)
-    {
+    let torn = || {
+        let Actor::Agent(key) = &agent else {
+            return None;
+        };
+        let disk = lock(&session.world.inner.hosts).get(key)?.disk.clone();
+        let mut disk = lock(&disk);
+        let records = disk.files.get_mut(journal::PATH).filter(|records| !records.is_empty())?;
         let last = records.trim_end().rfind('\n').map_or(0, |end| end + 1);
-        records.truncate(last.midpoint(records.len()));
-    }
+        let half = records.floor_char_boundary(last.midpoint(records.len()));
+        let torn = records[last..half].to_owned();
+        records.push_str(&torn);
+        Some(())
+    };
+    torn().ok_or_else(|| wrong("journal", node, "a host whose agent has written its journal"))?;
     session.world.kill(&agent);
     Ok(format!("the last record in the journal of {node} is torn"))
 }
@@ -196,12 +218,12 @@ pub(super) fn mend(
             format!("the API server of {name} answers without delay")
         }
         Place::Link(process, name) => {
-            let (actor, title) = found(session, process)?;
+            let (actor, title) = actor_of(session, process)?;
             network::connect(session, &Link { api: network::api_key(session, name)?, actor });
             format!("{title} can reach the API server of {name}")
         }
         Place::Clock(process, _) => {
-            let (actor, title) = found(session, process)?;
+            let (actor, title) = actor_of(session, process)?;
             session.world.inner.step_clock(&actor, 0);
             format!("the clock of {title} is right")
         }
@@ -213,7 +235,7 @@ pub(super) fn mend(
 }
 
 /// The actor that a script names, and its name in the output.
-fn found(session: &Session, process: &Process) -> Result<(Actor, String), Wrong> {
+fn actor_of(session: &Session, process: &Process) -> Result<(Actor, String), Wrong> {
     Ok(match process {
         Process::Controller => (Actor::Controller, "the controller".to_owned()),
         Process::Standby => {
@@ -235,7 +257,7 @@ pub(super) fn kill(
     process: &Process,
     for_long: bool,
 ) -> Result<(String, Actor), Wrong> {
-    let (actor, name) = found(session, process)?;
+    let (actor, name) = actor_of(session, process)?;
     if for_long {
         session.world.inner.dismiss(&actor);
         if actor.is_controller() {

@@ -88,7 +88,7 @@ pub(super) fn time(word: &str) -> Result<SignedDuration, Wrong> {
 }
 
 /// Formats a duration: `1h02m03s`, `2m14s`, `5s`.
-pub(super) fn shown(time: SignedDuration) -> String {
+pub(crate) fn shown(time: SignedDuration) -> String {
     let seconds = time.as_secs();
     let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     if hours > 0 {

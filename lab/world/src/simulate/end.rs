@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use lab_simhost::kubelet::is_ready;
+use refit_core::report::{EndsBy, Reason, RefusalReason};
 use refit_kinds::{
     json::{annotation, condition, label, name, namespace, text, whole_condition},
     keys,
@@ -13,20 +15,22 @@ use serde_json::Value;
 
 use super::{
     fault::FaultKind,
-    oracle::{Problem, Rule, cause_holds, is_off},
-    plan::Plan,
+    oracle::{Problem, Rule, is_off},
+    run::Happened,
     shape::DEPLOYMENT,
 };
 use crate::{
     script::{
-        look::{blockers, newest_update},
+        look::{blockers, newest_update, owners, owns, wanted_version},
         session::Session,
     },
-    world::status::{PASSING, is_final, phase},
+    world::status::{PASSING, is_final, is_worker, phase},
 };
 
 /// Reasons of failures that an operator cannot end: no retry reaches the goal.
-const DEAD_ENDS: [&str; 1] = ["SkipsMinor"];
+const DEAD_ENDS: [&str; 2] = ["SkipsMinor", "DowngradeNotAsked"];
+/// Reason of an update that an operator has aborted.
+const ABORTED: &str = "Aborted";
 
 /// What became of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +39,10 @@ enum Fate {
     Done,
     /// Its host is off for good.
     Lost,
+    /// It never got a Node.
+    WithoutNode,
+    /// Its deletion has not ended.
+    Deleting,
     /// Its update failed or was stopped, and an operator has to act.
     Ended,
     /// Its update is unfinished.
@@ -46,7 +54,7 @@ enum Fate {
 }
 
 /// A machine, its newest NodeUpdate and its fate.
-struct Ended {
+struct MachineEnd {
     machine: Arc<Value>,
     update: Option<Arc<Value>>,
     fate: Fate,
@@ -60,46 +68,59 @@ pub(super) fn is_settled(session: &Session) -> bool {
     let groups = world.update_groups();
     world.is_ready()
         && updates.iter().all(|update| is_final(update))
-        && groups.iter().all(|group| group["status"]["slots"].as_array().is_none_or(Vec::is_empty))
-        && machines(session).iter().all(|ended| ended.fate == Fate::Done)
+        && groups.iter().all(|group| slots(group).next().is_none())
+        && machines(session).iter().all(|end| end.fate == Fate::Done)
+}
+
+fn slots(group: &Value) -> impl Iterator<Item = &Value> {
+    group["status"]["slots"].as_array().into_iter().flatten()
 }
 
 /// The problems of a world that had hours to settle.
-pub(super) fn problems(session: &Session, plan: &Plan) -> Vec<Problem> {
+pub(super) fn problems(session: &Session, happened: &[Happened]) -> Vec<Problem> {
     let all = machines(session);
-    all.iter().filter_map(|one| problem(session, plan, one, &all)).collect()
+    let of_machines = all.iter().filter_map(|one| problem(session, happened, one, &all));
+    let mut found: Vec<Problem> = of_machines.chain(older_updates(session, &all)).collect();
+    if found.is_empty() && !is_settled(session) && all.iter().all(|one| one.fate == Fate::Done) {
+        found.push(unsettled(session, all.len()));
+    }
+    found
 }
 
-fn machines(session: &Session) -> Vec<Ended> {
-    let mut machines = session.world.machines();
-    machines.retain(|machine| text(machine, "/metadata/deletionTimestamp").is_empty());
-    machines
-        .into_iter()
-        .map(|machine| {
-            let update = newest_update(&session.world, &machine);
-            let fate = fate(session, &machine, update.as_deref());
-            Ended { machine, update, fate }
-        })
-        .collect()
+fn machines(session: &Session) -> Vec<MachineEnd> {
+    let end = |machine: Arc<Value>| {
+        let update = newest_update(&session.world, &machine);
+        let fate = fate(session, &machine, update.as_deref());
+        MachineEnd { machine, update, fate }
+    };
+    session.world.machines().into_iter().map(end).collect()
 }
 
 fn fate(session: &Session, machine: &Value, update: Option<&Value>) -> Fate {
+    if machine["metadata"]["deletionTimestamp"].is_string() {
+        return Fate::Deleting;
+    }
+    let node_name = text(machine, "/status/nodeRef/name");
+    let Some(agent) = session.world.agent(node_name) else {
+        return Fate::WithoutNode;
+    };
+    if is_off(session, &agent) {
+        return Fate::Lost;
+    }
     let wanted = wanted(session, machine);
     let node = session.world.node_of(machine);
     let runs = node.as_deref().map_or("", |node| text(node, "/status/nodeInfo/kubeletVersion"));
     // An operator's request to try an update again means nothing once that update has succeeded.
     let mut passing = PASSING.iter().filter(|key| **key != keys::RETRY);
     let marked = passing.any(|key| annotation(machine, key).is_some());
-    let agent = session.world.agent(text(machine, "/status/nodeRef/name"));
-    let lost = agent.is_none_or(|agent| is_off(session, &agent));
-    if lost {
-        return Fate::Lost;
-    }
-    if runs == wanted && text(machine, "/spec/version") == wanted && !marked {
+    let unfinished = update.is_some_and(|update| !is_final(update));
+    let ready = node.as_deref().is_some_and(is_ready);
+    let updated = runs == wanted && text(machine, "/spec/version") == wanted;
+    if updated && ready && !marked && !unfinished {
         return Fate::Done;
     }
     match update {
-        Some(update) if !is_final(update) => Fate::Unfinished,
+        Some(_) if unfinished => Fate::Unfinished,
         Some(update) if matches!(phase(update), Phase::Failed | Phase::Stopped) => Fate::Ended,
         Some(_) | None if annotation(machine, keys::PENDING_HOOKS).is_some() => Fate::Refused,
         Some(_) | None => Fate::Untouched,
@@ -108,39 +129,29 @@ fn fate(session: &Session, machine: &Value, update: Option<&Value>) -> Fate {
 
 /// The version that the owner of a Machine requests.
 fn wanted(session: &Session, machine: &Value) -> String {
-    let management = session.world.management();
-    let owner = |group: &str, plural: &str, key: &str, pointer: &str| {
-        let owner = label(machine, key)?;
-        let object = management.get_value(group, plural, namespace(machine), owner)?;
-        Some(text(&object, pointer).to_owned())
-    };
-    owner(
-        refit_cluster_api::kinds::CORE_GROUP,
-        "machinedeployments",
-        keys::DEPLOYMENT_NAME,
-        "/spec/template/spec/version",
-    )
-    .or_else(|| {
-        owner(
-            refit_cluster_api::kinds::CONTROL_PLANE_GROUP,
-            "kubeadmcontrolplanes",
-            keys::CONTROL_PLANE_NAME,
-            "/spec/version",
-        )
-    })
-    .unwrap_or_default()
+    let owners = owners(&session.world);
+    let owner = owners.iter().find(|owner| owns(owner, machine));
+    owner.map(wanted_version).unwrap_or_default().to_owned()
 }
 
-fn problem(session: &Session, plan: &Plan, one: &Ended, all: &[Ended]) -> Option<Problem> {
+fn problem(
+    session: &Session,
+    happened: &[Happened],
+    one: &MachineEnd,
+    all: &[MachineEnd],
+) -> Option<Problem> {
     let (rule, what) = match one.fate {
         Fate::Done => None,
         Fate::Lost => {
             let update = one.update.as_deref().filter(|update| !is_final(update))?;
-            let what = format!("its host is off for good, and NodeUpdate {} waits", name(update));
+            let (name, phase) = (name(update), phase(update));
+            let what = format!("its host is off for good, and NodeUpdate {name} stays {phase:?}");
             Some((Rule::WaitWithoutEnd, what))
         }
-        Fate::Ended => wrong_end(plan, one.update.as_deref()?),
-        Fate::Unfinished => endless_wait(session, one, all),
+        Fate::WithoutNode => Some((Rule::WaitWithoutEnd, "it never got a Node".to_owned())),
+        Fate::Deleting => Some((Rule::WaitWithoutEnd, "its deletion never ends".to_owned())),
+        Fate::Ended => wrong_end(session, happened, one),
+        Fate::Unfinished => endless_wait(one, all),
         Fate::Refused => {
             let updating = whole_condition(&one.machine, "Updating");
             let why = updating.map(|condition| text(condition, "/message")).unwrap_or_default();
@@ -152,71 +163,123 @@ fn problem(session: &Session, plan: &Plan, one: &Ended, all: &[Ended]) -> Option
     Some(Problem { rule, text })
 }
 
+/// Unfinished NodeUpdates that are not the newest one of their Machine.
+fn older_updates(session: &Session, all: &[MachineEnd]) -> Vec<Problem> {
+    let newest: Vec<&str> = all.iter().filter_map(|one| one.update.as_deref()).map(name).collect();
+    let updates = session.world.node_updates();
+    let older = updates.iter().filter(|one| !is_final(one) && !newest.contains(&name(one)));
+    let problem = |update: &Arc<Value>| {
+        let text = format!("NodeUpdate {} is superseded, and never ends", name(update));
+        Problem { rule: Rule::WaitWithoutEnd, text: session.names.shown(&text) }
+    };
+    older.map(problem).collect()
+}
+
+/// A world whose machines are all updated, and which never settles.
+fn unsettled(session: &Session, machines: usize) -> Problem {
+    let groups = session.world.update_groups();
+    let slots = groups.iter().map(|group| slots(group).count()).sum::<usize>();
+    let wanted = session.world.wanted_machines();
+    let text = format!("{machines} of {wanted} machines are there, {slots} slots are taken");
+    Problem { rule: Rule::WaitWithoutEnd, text }
+}
+
 /// What is wrong with the end of an update that failed or was stopped.
-fn wrong_end(plan: &Plan, update: &Value) -> Option<(Rule, String)> {
+fn wrong_end(session: &Session, happened: &[Happened], one: &MachineEnd) -> Option<(Rule, String)> {
+    let update = one.update.as_deref()?;
     let reason = text(update, "/status/failureReason");
-    if phase(update) == Phase::Stopped && !plan.has(FaultKind::Abort) {
+    let title = session.names.shown(name(&one.machine));
+    let aborted = happened.iter().any(|fault| {
+        fault.kind == FaultKind::Abort && fault.line.contains(&format!("nodeupdate/{title}-"))
+    });
+    if phase(update) == Phase::Stopped && !(aborted && reason == ABORTED) {
         let what = format!("NodeUpdate {} is Stopped: {reason}", name(update));
         return Some((Rule::StoppedUnasked, what));
     }
+    if annotation(&one.machine, keys::RETRY) == Some(name(update)) {
+        let what = format!("NodeUpdate {} is not tried again as requested", name(update));
+        return Some((Rule::WaitWithoutEnd, what));
+    }
     let what = format!("its update failed: {reason}");
-    DEAD_ENDS.contains(&reason).then_some((Rule::FailedForGood, what))
+    (reason.is_empty() || DEAD_ENDS.contains(&reason)).then_some((Rule::FailedForGood, what))
 }
 
-/// What is wrong with an update that is unfinished after hours.
-fn endless_wait(session: &Session, one: &Ended, all: &[Ended]) -> Option<(Rule, String)> {
+/// What is wrong with an update that is unfinished after hours. All faults have ended, so only a
+/// machine that needs an operator can be what it waits for.
+fn endless_wait(one: &MachineEnd, all: &[MachineEnd]) -> Option<(Rule, String)> {
     let update = one.update.as_deref()?;
     if blockers(update).next().is_none() {
         let what = format!("its update is in phase {:?} for ever", phase(update));
         return Some((Rule::WaitWithoutEnd, what));
     }
-    let endless = blockers(update).find(|blocker| {
-        let reason = text(blocker, "/reason");
-        let excused = waits_for_others(reason) && others_are_stuck(one, all);
-        let holds = cause_holds(session, update, reason, text(blocker, "/object"));
-        !excused && holds != Some(true)
-    })?;
+    let endless = blockers(update)
+        .find(|blocker| !waits_for_others(blocker) || stuck_before(one, all).is_none())?;
     let what = format!("its update waits for ever: {}", text(endless, "/message"));
     Some((Rule::WaitWithoutEnd, what))
 }
 
 /// What is wrong with a machine that has no update to the version that its owner requests.
-fn left_out(session: &Session, one: &Ended, all: &[Ended]) -> Option<(Rule, String)> {
+fn left_out(session: &Session, one: &MachineEnd, all: &[MachineEnd]) -> Option<(Rule, String)> {
     let shows = |kind, status| has_condition(session, &one.machine, kind, status);
-    if is_downgrade(session, one) {
-        let what = "its version is above the requested one, and its UpdateGroup is Covered";
-        return (!shows("Covered", "False")).then(|| (Rule::NotShown, what.to_owned()));
+    if let Some(why) = uncovered(session, one) {
+        let what = format!("{why}, and its UpdateGroup does not say so");
+        let said = shows("Covered", "False") || shows("Blocked", "True");
+        return (!said).then_some((Rule::NotShown, what));
     }
-    if !others_are_stuck(one, all) || has_room(session, one, all) {
+    let Some(stuck) = stuck_before(one, all).filter(|_| !has_room(session, one, all)) else {
         let (has, wanted) = (text(&one.machine, "/spec/version"), wanted(session, &one.machine));
-        return Some((Rule::TurnNeverComes, format!("it has {has} and never gets {wanted}")));
-    }
-    let what = "it waits, and its UpdateGroup is not Blocked";
-    (!shows("Blocked", "True")).then(|| (Rule::NotShown, what.to_owned()))
+        let lost = all.iter().find(|other| other.fate == Fate::Lost && is_before(other, one));
+        let why = lost.map(|other| format!(" while the host of {} is off", name(&other.machine)));
+        let what = format!("it has {has} and never gets {wanted}{}", why.unwrap_or_default());
+        return Some((Rule::TurnNeverComes, what));
+    };
+    let update = stuck.update.as_deref();
+    let why = update.map(|update| text(update, "/status/failureReason")).unwrap_or_default();
+    let (other, fate) = (name(&stuck.machine), stuck.fate);
+    let what = format!("it waits for {other} ({fate:?} {why}), and its UpdateGroup is not Blocked");
+    (!shows("Blocked", "True")).then_some((Rule::NotShown, what))
 }
 
-/// Whether a wait for this reason ends only with another machine.
-fn waits_for_others(reason: &str) -> bool {
-    matches!(
-        reason,
-        "SlotBusy" | "GroupUnavailable" | "ControlPlaneUnhealthy" | "ControlPlaneBehind"
-    )
+/// Whether only other machines end a wait: a budget counts pods on hosts that are off, too.
+fn waits_for_others(blocker: &Value) -> bool {
+    let Some(reason) = Reason::of(text(blocker, "/reason")) else {
+        return false;
+    };
+    let for_others = [RefusalReason::ControlPlaneBehind, RefusalReason::PodDisruptionBudget];
+    for_others.map(Reason::Update).contains(&reason)
+        || match reason.ends_by() {
+            EndsBy::Progress | EndsBy::OthersRecover => true,
+            EndsBy::ObjectChange | EndsBy::Deadline | EndsBy::Command => false,
+        }
 }
 
-fn others_are_stuck(one: &Ended, all: &[Ended]) -> bool {
-    all.iter().any(|other| {
-        name(&other.machine) != name(&one.machine)
-            && matches!(other.fate, Fate::Lost | Fate::Ended | Fate::Unfinished | Fate::Refused)
-    })
+/// Whether a machine may have to wait for another one: a worker for the control plane and for the
+/// workers of its group, a member of the control plane for the other members.
+fn is_before(other: &MachineEnd, one: &MachineEnd) -> bool {
+    name(&other.machine) != name(&one.machine)
+        && (is_worker(&one.machine) || !is_worker(&other.machine))
+}
+
+/// Another machine that needs an operator, and for which this one may have to wait.
+fn stuck_before<'a>(one: &MachineEnd, all: &'a [MachineEnd]) -> Option<&'a MachineEnd> {
+    let needs_operator = |other: &&MachineEnd| match other.fate {
+        Fate::Lost | Fate::WithoutNode | Fate::Deleting | Fate::Ended | Fate::Refused => true,
+        Fate::Unfinished => {
+            let update = other.update.as_deref();
+            update.is_some_and(|update| blockers(update).any(|one| !waits_for_others(one)))
+        }
+        Fate::Done | Fate::Untouched => false,
+    };
+    all.iter().find(|other| is_before(other, one) && needs_operator(other))
 }
 
 /// Whether the group of a worker may have one more machine down than it has, and no member of the
 /// control plane is in the way.
-fn has_room(session: &Session, one: &Ended, all: &[Ended]) -> bool {
-    let is_worker = |ended: &Ended| label(&ended.machine, keys::DEPLOYMENT_NAME).is_some();
-    let stuck = |ended: &&Ended| ended.fate != Fate::Done && ended.fate != Fate::Untouched;
-    let down = all.iter().filter(|ended| is_worker(ended)).filter(stuck).count();
-    let members_stuck = all.iter().filter(|ended| !is_worker(ended)).any(|e| e.fate != Fate::Done);
+fn has_room(session: &Session, one: &MachineEnd, all: &[MachineEnd]) -> bool {
+    let stuck = |end: &&MachineEnd| end.fate != Fate::Done && end.fate != Fate::Untouched;
+    let down = all.iter().filter(|end| is_worker(&end.machine)).filter(stuck).count();
+    let mut members = all.iter().filter(|end| !is_worker(&end.machine));
+    let members_stuck = members.any(|end| end.fate != Fate::Done);
     let deployment = session.world.management().get_value(
         refit_cluster_api::kinds::CORE_GROUP,
         "machinedeployments",
@@ -226,15 +289,22 @@ fn has_room(session: &Session, one: &Ended, all: &[Ended]) -> bool {
     let limit = deployment.as_ref().and_then(|object| {
         object.pointer("/spec/rollout/strategy/rollingUpdate/maxUnavailable")?.as_u64()
     });
-    is_worker(one) && !members_stuck && u64::try_from(down).is_ok_and(|n| n < limit.unwrap_or(1))
+    let room = u64::try_from(down).is_ok_and(|down| down < limit.unwrap_or(1));
+    is_worker(&one.machine) && !members_stuck && room
 }
 
-/// Whether the owner requests a lower version than the node runs: no updater covers that.
-fn is_downgrade(session: &Session, one: &Ended) -> bool {
+/// Why no updater covers the way from the version that a node runs to the one that its owner
+/// requests.
+fn uncovered(session: &Session, one: &MachineEnd) -> Option<&'static str> {
+    let node = session.world.node_of(&one.machine)?;
     let version = |text: &str| StatedVersion::from(text).version().cloned();
-    let node = session.world.node_of(&one.machine);
-    let runs = node.and_then(|node| version(text(&node, "/status/nodeInfo/kubeletVersion")));
-    runs > version(&wanted(session, &one.machine))
+    let runs = version(text(&node, "/status/nodeInfo/kubeletVersion"))?;
+    let wanted = version(&wanted(session, &one.machine))?;
+    if runs > wanted {
+        return Some("its version is above the requested one");
+    }
+    let minors = wanted.minor().saturating_sub(runs.minor());
+    (minors > 1).then_some("the requested version skips a minor one")
 }
 
 /// Whether the UpdateGroup of a Machine has a condition of this status.

@@ -1,14 +1,30 @@
 //! The faults of a simulation, as lines of a scenario script.
 
+use serde::Deserialize;
 use strum::{Display, EnumString, VariantArray};
 
-use super::shape::{CLUSTER, DEPLOYMENT, Shape};
+use super::{
+    operator,
+    shape::{CLUSTER, Shape},
+};
 use crate::{random::Random, script::parse};
 
 /// A kind of fault.
 #[derive(
-    Clone, Copy, Debug, Display, EnumString, VariantArray, PartialEq, Eq, PartialOrd, Ord, Hash,
+    Clone,
+    Copy,
+    Debug,
+    Deserialize,
+    Display,
+    EnumString,
+    VariantArray,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
 )]
+#[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum FaultKind {
     /// An API server does not answer.
@@ -19,7 +35,7 @@ pub enum FaultKind {
     StaleView,
     /// An API server answers late.
     Latency,
-    /// An API server rejects requests with 409, 429, 500 or 503.
+    /// An API server rejects requests with 403, 404, 409, 422, 429, 500 or 503.
     Rejection,
     /// An API server carries out requests, but the answers are lost.
     LostAnswer,
@@ -35,7 +51,7 @@ pub enum FaultKind {
     StepSlow,
     /// A disk is full.
     DiskFull,
-    /// The last record of an agent's journal is torn.
+    /// An agent dies while it writes a record to its journal.
     TornJournal,
     /// The clock of a process steps.
     ClockStep,
@@ -52,10 +68,14 @@ pub enum FaultKind {
     Pause,
     /// An operator cordons a node, and uncordons it later.
     Cordon,
-    /// A pod without a controller runs on a node, and an operator decides about it.
-    BarePod,
-    /// A PodDisruptionBudget allows no eviction for a time.
+    /// A pod that a drain does not evict by itself runs on a node, and an operator decides about it.
+    StuckPod,
+    /// A volume is attached to a node for some time.
+    Volume,
+    /// A PodDisruptionBudget temporarily allows no eviction.
     Budget,
+    /// The host settings of an owner are temporarily invalid.
+    Settings,
     /// An operator changes the number of machines.
     Scale,
     /// An operator deletes a Machine.
@@ -79,6 +99,8 @@ pub enum FaultKind {
     Upgrade,
     /// An operator requests the remediation of a Machine.
     Remediate,
+    /// An operator creates a NodeUpdate by hand while another machine is being updated.
+    ByHand,
 }
 
 const KINDS: [&str; 9] = [
@@ -107,6 +129,8 @@ pub(super) struct Setting<'a> {
 pub(super) struct Version {
     pub(super) previous: String,
     pub(super) now: String,
+    /// Number of upgrades so far.
+    pub(super) upgrades: u32,
 }
 
 impl Version {
@@ -117,6 +141,7 @@ impl Version {
         let (a, b): (u32, u32) = (a.parse().unwrap_or(34), b.parse().unwrap_or(0));
         let next = if minor { format!("v1.{}.0", a + 1) } else { format!("v1.{a}.{}", b + 1) };
         self.previous = std::mem::replace(&mut self.now, next);
+        self.upgrades += 1;
     }
 }
 
@@ -131,7 +156,7 @@ impl FaultKind {
         match self {
             // Without its only control plane host a cluster is gone.
             Self::HostLost | Self::Incident => shape.control_plane > 1 || shape.workers > 0,
-            Self::Scale | Self::Flip => shape.workers > 0,
+            Self::Scale | Self::Flip | Self::ByHand => shape.workers > 0,
             Self::Remediate => shape.health_check,
             _ => true,
         }
@@ -149,7 +174,7 @@ impl FaultKind {
                 | Self::StepFails
                 | Self::DiskFull
                 | Self::Cordon
-                | Self::BarePod
+                | Self::StuckPod
         )
     }
 
@@ -174,8 +199,10 @@ impl FaultKind {
             Self::ClockStep | Self::Kill | Self::Repeat => self.of_processes(random, setting),
             Self::Pause
             | Self::Cordon
-            | Self::BarePod
+            | Self::StuckPod
+            | Self::Volume
             | Self::Budget
+            | Self::Settings
             | Self::Scale
             | Self::DeleteMachine
             | Self::DeleteUpdate
@@ -186,7 +213,8 @@ impl FaultKind {
             | Self::Flip
             | Self::Default
             | Self::Upgrade
-            | Self::Remediate => self.of_operators(random, setting),
+            | Self::Remediate
+            | Self::ByHand => operator::script(self, random, setting),
         }
     }
 
@@ -195,15 +223,18 @@ impl FaultKind {
         let line = match self {
             Self::HalfOpen => format!("break streams {api}"),
             Self::StaleView => {
-                let kind = random.pick(&KINDS);
-                format!("break view {kind} for {}s", random.between(10, 120))
+                let view = |_| {
+                    let kind = random.pick(&KINDS);
+                    format!("break view {kind} for {}s", random.between(10, 120))
+                };
+                return (0..3).map(view).collect();
             }
             Self::Latency => {
                 let delay = random.between(1, 8);
                 format!("break latency {api} {delay}s for {}s", random.between(30, 300))
             }
             Self::Rejection => {
-                let code = random.pick(&[409, 429, 500, 503]);
+                let code = random.pick(&[403, 404, 409, 422, 429, 500, 503]);
                 format!("break requests {api} {code} times {}", random.between(1, 20))
             }
             Self::LostAnswer => format!("break answers {api} times {}", random.between(1, 10)),
@@ -249,126 +280,25 @@ impl FaultKind {
                 let seconds = random.between(30, 1200);
                 let way = random.pick(&["ahead", "behind"]);
                 let time = random.between(30, 600);
-                vec![
-                    format!("break clock {process} {seconds}s {way}"),
-                    format!("at {time}s mend clock {process}"),
-                ]
+                vec![format!("break clock {process} {seconds}s {way} for {time}s")]
             }
             Self::Repeat => vec![format!("repeat {}", setting.machine)],
             _ if random.chance(1, 2) => vec![format!("kill {process}")],
             _ => vec![format!("kill {process} for {}s", random.between(5, 120))],
         }
     }
-
-    fn of_operators(self, random: &mut Random, setting: &mut Setting<'_>) -> Vec<String> {
-        let machine = setting.machine.clone();
-        let update = format!("nodeupdate/{machine}-1");
-        let time = random.between(1, 15);
-        match self {
-            Self::Cordon => vec![
-                format!("change {CLUSTER}:node/{machine} spec.unschedulable true"),
-                format!("at {time}m change {CLUSTER}:node/{machine} spec.unschedulable -"),
-            ],
-            Self::BarePod => bare_pod(random, &machine),
-            Self::Budget => {
-                let budget = format!("{CLUSTER}:poddisruptionbudget/web spec.maxUnavailable");
-                vec![format!("change {budget} 0"), format!("at {time}m change {budget} 2")]
-            }
-            Self::Scale => {
-                let count = setting.shape.workers;
-                let other = if random.chance(1, 2) { count + 1 } else { count.max(2) - 1 };
-                let replicas = format!("change md/{DEPLOYMENT} spec.replicas");
-                vec![format!("{replicas} {other}"), format!("at {time}m {replicas} {count}")]
-            }
-            Self::DeleteMachine => vec![format!("delete machine/{machine}")],
-            Self::DeleteUpdate => vec![format!("delete {update}")],
-            Self::Abort => vec![
-                format!("change {update} spec.stage Abort"),
-                format!(
-                    "at {time}m change machine/{machine} \
-                     metadata.annotations.\"refit.dev/retry\" {machine}-1"
-                ),
-            ],
-            Self::GiveUp => {
-                let mut lines = vec![format!("change {update} spec.stage Abort")];
-                std::mem::swap(&mut setting.version.now, &mut setting.version.previous);
-                lines.push(format!("wait {}s", random.between(1, 20)));
-                lines.extend(setting.shape.request(&setting.version.now));
-                lines
-            }
-            Self::Cancel => vec![cancel(&machine)],
-            Self::Forgo => {
-                let mut lines = vec![
-                    format!("break host {machine} step preflight times 50"),
-                    format!("wait {}m", random.between(5, 25)),
-                    cancel(&machine),
-                    format!("mend host {machine}"),
-                    "wait 20m".to_owned(),
-                ];
-                setting.version.advance(true);
-                lines.extend(setting.shape.request(&setting.version.now));
-                lines
-            }
-            Self::Flip => flip(random, setting),
-            Self::Default => {
-                let mut lines = vec![format!("wait cluster/{CLUSTER} updated 1h")];
-                lines.extend(setting.shape.new_default());
-                lines.push("wait 1m".to_owned());
-                setting.version.advance(false);
-                lines.extend(setting.shape.request(&setting.version.now));
-                lines
-            }
-            Self::Upgrade => {
-                setting.version.advance(random.chance(1, 2));
-                setting.shape.request(&setting.version.now)
-            }
-            Self::Remediate => vec![format!(
-                "change machine/{machine} metadata.annotations.\
-                 \"cluster.x-k8s.io/remediate-machine\" \"\""
-            )],
-            _ => vec![
-                format!("change cluster/{CLUSTER} spec.paused true"),
-                format!("at {time}m change cluster/{CLUSTER} spec.paused -"),
-            ],
-        }
-    }
-}
-
-/// Removes the annotation by which Cluster API remembers that it updates a Machine.
-fn cancel(machine: &str) -> String {
-    format!(
-        "change machine/{machine} metadata.annotations.\
-         \"in-place-updates.internal.cluster.x-k8s.io/update-in-progress\" -"
-    )
-}
-
-fn flip(random: &mut Random, setting: &Setting<'_>) -> Vec<String> {
-    let back = &setting.version.now;
-    if random.chance(1, 2) {
-        let target = format!("change md/{DEPLOYMENT} spec.template.spec.version");
-        let (other, seconds) = (&setting.version.previous, random.between(1, 90));
-        return vec![format!("{target} {other}"), format!("at {seconds}s {target} {back}")];
-    }
-    let mut other = setting.version.clone();
-    other.advance(false);
-    vec![
-        format!("wait md/{DEPLOYMENT} phase=Staging 10m"),
-        format!("change machine/$machine spec.version {}", other.now),
-        format!("at {}s change machine/$machine spec.version {back}", random.between(1, 10)),
-    ]
 }
 
 fn incident(random: &mut Random, setting: &Setting<'_>) -> Vec<String> {
-    let outage = random.between(10, 170);
-    let resumed = outage * random.between(5, 9) / 10;
+    let (pause, outage) = (random.between(30, 150), random.between(10, 170));
+    let resumed = pause + 1 + outage * random.between(5, 9) / 10;
     vec![
         format!("change cluster/{CLUSTER} spec.paused true"),
-        format!("wait {}s", random.between(30, 150)),
+        format!("at {resumed}s change cluster/{CLUSTER} spec.paused -"),
+        format!("wait {pause}s"),
         format!("break api {CLUSTER} for {outage}s"),
         "wait 1s".to_owned(),
         format!("break node {} for {}m", setting.shape.expendable(random), random.between(5, 30)),
-        format!("wait {resumed}s"),
-        format!("change cluster/{CLUSTER} spec.paused -"),
     ]
 }
 
@@ -376,23 +306,4 @@ fn process(random: &mut Random, setting: &Setting<'_>) -> String {
     let standby = if setting.shape.standby { "standby" } else { "controller" };
     let agent = format!("agent {}", setting.machine);
     (*random.pick(&["controller", standby, "capi", &agent])).to_owned()
-}
-
-/// A pod that no controller would recreate, and the operator's answer: it may be evicted, stays, or
-/// is deleted.
-fn bare_pod(random: &mut Random, machine: &str) -> Vec<String> {
-    let pod = format!(
-        "apply to {CLUSTER} <<END\n{{apiVersion: v1, kind: Pod, \
-         metadata: {{name: once, namespace: default}}, \
-         spec: {{nodeName: {machine}, containers: [{{name: c, image: x}}]}}}}\nEND"
-    );
-    let time = random.between(1, 15);
-    let answer = match random.between(0, 2) {
-        0 => format!("delete {CLUSTER}:pod/once"),
-        choice => format!(
-            "change machine/{machine} metadata.annotations.\"refit.dev/drain-unreplicated\" {}",
-            if choice == 1 { "Leave" } else { "Evict" }
-        ),
-    };
-    vec![pod, format!("at {time}m {answer}")]
 }

@@ -5,7 +5,6 @@ use serde::Deserialize;
 use super::{
     fault::FaultKind,
     oracle::{Problem, Rule},
-    plan::Plan,
 };
 
 /// A finding, and the problems that it causes.
@@ -19,9 +18,12 @@ pub struct Known {
     /// A text that the problem contains; any by default.
     #[serde(default)]
     pub contains: String,
-    /// Kinds of faults, one of which must be in the schedule; any by default.
+    /// A text that the problem does not contain.
     #[serde(default)]
-    pub after: Vec<String>,
+    pub lacks: Option<String>,
+    /// Kinds of faults, one of which must have happened before; any by default.
+    #[serde(default)]
+    pub after: Vec<FaultKind>,
 }
 
 /// Why a list of known failures cannot be used.
@@ -32,27 +34,25 @@ pub struct KnownError(String);
 impl Known {
     /// Parses a list of known failures.
     pub fn parse(yaml: &str) -> Result<Vec<Self>, KnownError> {
-        let list: Vec<Self> =
-            serde_saphyr::from_str(yaml).map_err(|error| KnownError(error.to_string()))?;
-        for kind in list.iter().flat_map(|known| &known.after) {
-            kind.parse::<FaultKind>()
-                .map_err(|_| KnownError(format!("unknown kind of fault {kind:?}")))?;
-        }
-        Ok(list)
+        serde_saphyr::from_str(yaml).map_err(|error| KnownError(error.to_string()))
     }
 
-    fn explains(&self, plan: &Plan, problem: &Problem) -> bool {
-        let mut after = self.after.iter().filter_map(|kind| kind.parse().ok());
+    fn explains(&self, happened: &[FaultKind], problem: &Problem) -> bool {
         self.breaks.contains(&problem.rule)
             && problem.text.contains(&self.contains)
-            && (self.after.is_empty() || after.any(|kind| plan.has(kind)))
+            && self.lacks.as_ref().is_none_or(|lacks| !problem.text.contains(lacks))
+            && (self.after.is_empty() || self.after.iter().any(|kind| happened.contains(kind)))
     }
 }
 
-/// The finding that explains a run: the one that explains its first problem, if each problem is
-/// explained by one.
-pub(super) fn explain(known: &[Known], plan: &Plan, problems: &[Problem]) -> Option<String> {
-    let finding = |problem: &Problem| known.iter().find(|known| known.explains(plan, problem));
+/// The finding that explains a run in which these faults happened: the one that explains its first
+/// problem, if each problem is explained by one.
+pub(super) fn explain(
+    known: &[Known],
+    happened: &[FaultKind],
+    problems: &[Problem],
+) -> Option<String> {
+    let finding = |problem: &Problem| known.iter().find(|known| known.explains(happened, problem));
     let all: Option<Vec<&Known>> = problems.iter().map(finding).collect();
     Some(all?.first()?.finding.clone())
 }

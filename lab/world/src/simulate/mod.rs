@@ -8,7 +8,7 @@
 //!
 //! | module | is for |
 //! |---|---|
-//! | `shape`, `fault`, `plan` | what happens in the run of a seed |
+//! | `shape`, `fault`, `operator`, `plan` | what happens in the run of a seed |
 //! | `run` | runs it |
 //! | `oracle`, `end` | judges it, during the run and at its end |
 //! | `known` | failures that are known and not fixed yet |
@@ -16,6 +16,7 @@
 mod end;
 pub(crate) mod fault;
 mod known;
+mod operator;
 mod oracle;
 mod plan;
 mod run;
@@ -33,6 +34,7 @@ use std::{
 };
 
 use refit_core::report::Reason;
+use refit_kinds::refit::Phase;
 use strum::VariantArray as _;
 
 pub use fault::FaultKind;
@@ -81,7 +83,8 @@ pub struct Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let faults: Vec<String> = self.faults.iter().map(ToString::to_string).collect();
-        write!(f, "seed {} fails after {}", self.seed, faults.join(", "))?;
+        let faults = if faults.is_empty() { "no fault".to_owned() } else { faults.join(", ") };
+        write!(f, "seed {} fails after {faults}", self.seed)?;
         if let Some(finding) = &self.finding {
             write!(f, " (known: {finding})")?;
         }
@@ -123,26 +126,12 @@ impl Counts {
         };
         let faults = FaultKind::VARIANTS.iter().map(ToString::to_string);
         let faults = faults.filter_map(|name| lacks(&self.faults, &name));
-        let phases = PHASES.iter().filter_map(|name| lacks(&self.phases, name));
+        let phases = Phase::VARIANTS.iter().map(|phase| format!("{phase:?}"));
+        let phases = phases.filter_map(|name| lacks(&self.phases, &name));
         let reasons = Reason::all().filter_map(|name| lacks(&self.reasons, name));
         faults.chain(phases).chain(reasons).collect()
     }
 }
-
-const PHASES: [&str; 12] = [
-    "Pending",
-    "Staging",
-    "Waiting",
-    "Upgrading",
-    "Draining",
-    "Disrupting",
-    "Verifying",
-    "Uncordoning",
-    "Stopping",
-    "Succeeded",
-    "Failed",
-    "Stopped",
-];
 
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -223,21 +212,28 @@ pub fn simulate(
 }
 
 /// Runs one seed and, if it fails for an unknown reason, finds the shortest prefix of its faults
-/// that still fails.
+/// that still does.
 fn simulate_seed(options: &SimulationOptions, seed: u64) -> (Run, Option<Failure>) {
     let plan = Plan::new(seed, options.faults, &options.kinds);
     let whole = run::run(&plan, options.sabotage);
-    if whole.problems.is_empty() {
+    // A safeguard that is left out must be the cause of a failure.
+    let fails_anyway = || !run::run(&plan, None).problems.is_empty();
+    if whole.problems.is_empty() || options.sabotage.is_some() && fails_anyway() {
         return (whole, None);
     }
-    let finding = known::explain(&options.known, &plan, &whole.problems);
+    let explained = |run: &Run| match options.sabotage {
+        None => known::explain(&options.known, &run.happened_kinds(), &run.problems),
+        Some(_) => None,
+    };
     let shorter = || {
         (0..plan.steps.len()).find_map(|faults| {
             let plan = plan.prefix(faults);
             let run = run::run(&plan, options.sabotage);
-            (!run.problems.is_empty()).then_some((plan, run))
+            let fails = !run.problems.is_empty() && explained(&run).is_none();
+            fails.then_some((plan, run))
         })
     };
+    let finding = explained(&whole);
     let shortest = if finding.is_none() { shorter() } else { None };
     let (plan, run) = shortest.unwrap_or_else(|| (plan.clone(), whole.clone()));
     let failure = Failure {
@@ -254,5 +250,7 @@ fn simulate_seed(options: &SimulationOptions, seed: u64) -> (Run, Option<Failure
 /// The output of the run of a seed: the same on every machine.
 pub fn transcript(options: &SimulationOptions, seed: u64) -> String {
     let plan = Plan::new(seed, options.faults, &options.kinds);
-    run::run(&plan, options.sabotage).output
+    let run = run::run(&plan, options.sabotage);
+    let problems = run.problems.iter().map(|problem| format!("{problem}\n"));
+    run.output + &problems.collect::<String>()
 }

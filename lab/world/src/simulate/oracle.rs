@@ -8,9 +8,13 @@ use std::{
 
 use jiff::{SignedDuration, Timestamp};
 use lab_simhost::kubelet::is_ready;
-use refit_core::report::{Reason, RefusalReason};
+use refit_core::{
+    node::DrainReason,
+    report::{Reason, RefusalReason},
+};
 use refit_kinds::{
-    json::{label, name, text},
+    json::{annotation, label, name, namespace, text},
+    keys,
     refit::Phase,
 };
 use serde::{Deserialize, Serialize};
@@ -18,7 +22,10 @@ use serde_json::Value;
 use strum::Display;
 
 use crate::{
-    script::{look::blockers, session::Session},
+    script::{
+        look::{blockers, owners, running_step},
+        session::Session,
+    },
     world::{
         Actor, World, lock,
         status::{is_final, phase},
@@ -29,10 +36,12 @@ use crate::{
 const SILENT: SignedDuration = SignedDuration::from_secs(90);
 /// How long the host may be at work on one step: longer than the longest timeout of a step.
 const AT_WORK: SignedDuration = SignedDuration::from_mins(65);
+/// How long a host whose turn it is may be silent: as long as its last report counts as fresh.
+const NO_REPORT: SignedDuration = SignedDuration::from_mins(16);
 /// How long a wait may go on after its cause is gone: polls of the controller, the restart of an
 /// agent, and the longest back-off of a watch.
 const OUTLIVES: SignedDuration = SignedDuration::from_mins(5);
-/// How long after a failure of an API or a process no wait is judged.
+/// Waits are not judged for this long after a failure of an API or a process.
 const GRACE: SignedDuration = SignedDuration::from_mins(3);
 /// Interval between two looks.
 const INTERVAL: SignedDuration = SignedDuration::from_secs(5);
@@ -78,8 +87,10 @@ pub enum Rule {
     TurnNeverComes,
     /// A group stands still, and its UpdateGroup does not say so.
     NotShown,
+    /// Code panicked.
+    Panic,
     /// The run itself failed.
-    Stuck,
+    RunFailed,
 }
 
 impl Rule {
@@ -93,7 +104,8 @@ impl Rule {
             5 => Self::Invariant5,
             6 => Self::Invariant6,
             7 => Self::Invariant7,
-            _ => Self::Invariant8,
+            8 => Self::Invariant8,
+            _ => unreachable!("invariants have the numbers 1 to 8"),
         }
     }
 }
@@ -121,7 +133,7 @@ type Wait = (String, String, String);
 pub(crate) struct Oracle {
     pub(super) problems: Vec<Problem>,
     last_look: Option<Timestamp>,
-    /// Revision of each unfinished NodeUpdate, and since when it has it.
+    /// What each unfinished NodeUpdate does, and since when.
     unchanged: BTreeMap<String, (String, Timestamp)>,
     /// Since when the cause of a wait is gone.
     over: BTreeMap<Wait, Timestamp>,
@@ -147,6 +159,10 @@ impl Oracle {
             self.silence(session, update, now);
             for blocker in blockers(update) {
                 let reason = text(blocker, "/reason");
+                if Reason::of(reason).is_none() {
+                    let text = format!("NodeUpdate {} waits for unknown {reason}", name(update));
+                    self.add(session, Rule::SilentWait, &text);
+                }
                 let object = text(blocker, "/object");
                 let wait = (name(update).to_owned(), reason.to_owned(), object.to_owned());
                 if cause_holds(session, update, reason, object) == Some(false) {
@@ -161,15 +177,16 @@ impl Oracle {
     }
 
     fn silence(&mut self, session: &Session, update: &Value, now: Timestamp) {
-        let revision = text(update, "/metadata/resourceVersion");
-        let since = self.unchanged.entry(name(update).to_owned());
-        let since = since.or_insert_with(|| (revision.to_owned(), now));
-        if since.0 != revision {
-            *since = (revision.to_owned(), now);
-        }
         let phase = phase(update);
+        let does = format!("{phase:?} {} {}", update["status"]["steps"], update["status"]["drain"]);
+        let since = self.unchanged.entry(name(update).to_owned());
+        let since = since.or_insert_with(|| (does.clone(), now));
+        if since.0 != does || blockers(update).next().is_some() {
+            *since = (does, now);
+        }
         let limit = match phase {
-            Phase::Staging | Phase::Upgrading | Phase::Disrupting | Phase::Stopping => AT_WORK,
+            _ if !running_step(update).is_empty() => AT_WORK,
+            Phase::Staging | Phase::Upgrading | Phase::Disrupting | Phase::Stopping => NO_REPORT,
             Phase::Pending
             | Phase::Waiting
             | Phase::Draining
@@ -217,11 +234,22 @@ pub(super) fn cause_holds(
     reason: &str,
     object: &str,
 ) -> Option<bool> {
-    let Some(Reason::Update(reason)) = Reason::of(reason) else {
-        // Drains have their own deadlines.
-        return None;
-    };
     let world = &session.world;
+    let reason = match Reason::of(reason)? {
+        Reason::Update(reason) => reason,
+        Reason::Drain(DrainReason::VolumeAttached) => {
+            return Some(is_in_workload(world, update, "volumeattachments.storage.k8s.io", object));
+        }
+        Reason::Drain(
+            DrainReason::EvictionUnavailable
+            | DrainReason::PodUnreplicated
+            | DrainReason::PodLocalStorage
+            | DrainReason::PodWaitCompleted
+            | DrainReason::DrainRuleNotUnderstood
+            | DrainReason::PodTerminating
+            | DrainReason::PodCameBack,
+        ) => return Some(is_in_workload(world, update, "pods", object)),
+    };
     let machines = world.machines();
     let machine = |wanted: &str| machines.iter().find(|machine| name(machine) == wanted);
     let own = machine(text(update, "/spec/machineRef/name"));
@@ -250,20 +278,52 @@ pub(super) fn cause_holds(
             let apis = world.inner.apis.borrow();
             Some(apis.iter().any(|(key, up)| key.ends_with(&format!("/{object}")) && !up))
         }
+        RefusalReason::EvictionRefused => Some(is_in_workload(world, update, "pods", object)),
+        RefusalReason::Paused => Some(is_paused(world, own?)),
+        RefusalReason::HostSettingsUnreadable => {
+            let (_, owner) = object.rsplit_once(' ').unwrap_or_default();
+            let owners = owners(world).into_iter().filter(|one| name(one) == owner);
+            Some(owners.into_iter().any(|one| annotation(&one, keys::HOST_SETTINGS).is_some()))
+        }
+        // The world shows these only to the code that finds them.
         RefusalReason::GroupUnavailable
         | RefusalReason::ControlPlaneBehind
         | RefusalReason::AgentTooOld
-        | RefusalReason::HostSettingsUnreadable
         | RefusalReason::PodDisruptionBudget
-        | RefusalReason::EvictionRefused
         | RefusalReason::NodeNotVerified
         | RefusalReason::OlderPlanRunning
-        | RefusalReason::Paused
         | RefusalReason::NoGroup
         | RefusalReason::GroupNotReady
         | RefusalReason::ApiRefused
         | RefusalReason::Drain => None,
     }
+}
+
+/// Whether an object that a reason names as `namespace/name` or `name` is in the workload cluster.
+fn is_in_workload(world: &World, update: &Value, resource: &str, object: &str) -> bool {
+    let machine = text(update, "/spec/machineRef/name");
+    let machines = world.machines();
+    let Some(machine) = machines.iter().find(|one| name(one) == machine) else {
+        return false;
+    };
+    let key = format!("{}/{}", namespace(machine), text(machine, "/spec/clusterName"));
+    let (namespace, name) = object.split_once('/').unwrap_or(("", object));
+    let (plural, group) = resource.split_once('.').unwrap_or((resource, ""));
+    let server = world.workload(&key);
+    server.is_some_and(|server| server.get_value(group, plural, namespace, name).is_some())
+}
+
+/// Whether an operator has paused a Machine or its Cluster.
+fn is_paused(world: &World, machine: &Value) -> bool {
+    let cluster = world.management().get_value(
+        refit_cluster_api::kinds::CORE_GROUP,
+        "clusters",
+        namespace(machine),
+        text(machine, "/spec/clusterName"),
+    );
+    let paused = |object: &Value| annotation(object, keys::PAUSED).is_some();
+    paused(machine)
+        || cluster.is_some_and(|cluster| cluster["spec"]["paused"] == true || paused(&cluster))
 }
 
 /// Whether the agent of a node runs and can reach its API.
@@ -285,18 +345,22 @@ pub(super) fn is_off(session: &Session, agent: &Actor) -> bool {
     host.is_none_or(|host| lock(&host.state).down_until.is_some())
 }
 
-/// Whether the control plane member on a node is Ready, with all of its components.
+/// Whether the control plane member on a node is Ready, with all of its components, and stays.
 fn is_healthy(world: &World, node: &str) -> bool {
-    world.nodes().iter().filter(|((_, name), _)| name == node).all(|((cluster, _), object)| {
-        let pods = lock(&world.inner.workloads)
-            .get(cluster)
-            .map(|workload| workload.mirror.list("pods"))
-            .unwrap_or_default();
-        let ill = pods.iter().any(|pod| {
-            label(pod, "tier") == Some("control-plane")
-                && text(pod, "/spec/nodeName") == node
-                && !is_ready(pod)
-        });
-        is_ready(object) && !ill
-    })
+    let leaves = world.machines().iter().any(|machine| {
+        let names = [name(machine), text(machine, "/status/nodeRef/name")];
+        names.contains(&node) && machine["metadata"]["deletionTimestamp"].is_string()
+    });
+    let nodes = world.nodes();
+    let found = nodes.iter().find(|((_, name), _)| name == node);
+    !leaves
+        && found.is_some_and(|((cluster, _), object)| {
+            let workloads = lock(&world.inner.workloads);
+            let pods = workloads.get(cluster).map(|workload| workload.mirror.list("pods"));
+            let mut pods = pods.unwrap_or_default();
+            pods.retain(|pod| {
+                label(pod, "tier") == Some("control-plane") && text(pod, "/spec/nodeName") == node
+            });
+            is_ready(object) && !pods.is_empty() && pods.iter().all(|pod| is_ready(pod))
+        })
 }

@@ -6,7 +6,7 @@ use super::{
     fault::{FaultKind, Setting},
     shape::{CLUSTER, Shape},
 };
-use crate::random::Random;
+use crate::{random::Random, script::parse};
 
 /// File name of the manifests that the script loads.
 pub(super) const MANIFESTS: &str = "cluster.yaml";
@@ -30,7 +30,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// The plan of a seed with so many faults, of these kinds or, if none is given, of all.
+    /// The plan of a seed with this number of faults, of these kinds or, if none is given, of all.
     pub(super) fn new(seed: u64, faults: usize, kinds: &[FaultKind]) -> Self {
         let mut random = Random::new(seed);
         let shape = Shape::new(&mut random);
@@ -47,7 +47,8 @@ impl Plan {
             let machine = random.pick(&shape.machines()).clone();
             let mut setting = Setting { shape: &shape, machine, version: &mut version };
             let mut lines = kind.script(&mut random, &mut setting);
-            lines.push(format!("wait {}s", random.between(1, 600)));
+            // Longer than a report of an agent counts as fresh, or not.
+            lines.push(format!("wait {}s", random.between(1, 1800)));
             lines.extend(request);
             steps.push(Step { kind, lines });
         } else {
@@ -64,7 +65,11 @@ impl Plan {
             // One host at most is lost for good: with more, etcd loses its quorum for good.
             let lost = steps.iter().any(|step| step.kind == FaultKind::HostLost);
             if kind == FaultKind::HostLost && lost {
-                kind = follows;
+                let others: Vec<_> = kinds.iter().filter(|other| **other != kind).collect();
+                if others.is_empty() {
+                    break;
+                }
+                kind = **random.pick(&others);
             }
             let machine = if found && !blind && random.chance(3, 4) {
                 "$machine".to_owned()
@@ -85,11 +90,6 @@ impl Plan {
         let mut plan = self.clone();
         plan.steps.truncate(faults);
         plan
-    }
-
-    /// Whether a fault of this kind is in the plan.
-    pub(super) fn has(&self, kind: FaultKind) -> bool {
-        self.steps.iter().any(|step| step.kind == kind)
     }
 
     /// The first lines of the plan's script.
@@ -118,13 +118,12 @@ fn wait(random: &mut Random, shape: &Shape, blind: bool) -> (String, bool) {
                 "Draining",
                 "Disrupting",
                 "Verifying",
+                "Uncordoning",
+                "Stopping",
             ];
             (format!("wait {owner} phase={} 4m", random.pick(&phases)), true)
         }
-        _ => {
-            let steps = ["stage", "kubeadm-install", "kubeadm-upgrade", "kubelet-install"];
-            (format!("wait {owner} step={} 4m", random.pick(&steps)), true)
-        }
+        _ => (format!("wait {owner} step={} 4m", random.pick(&parse::STEPS)), true),
     }
 }
 
@@ -149,7 +148,7 @@ mod tests {
     fn every_script_can_be_parsed() {
         for seed in 0..300 {
             let script = script(seed);
-            let parsed = crate::script::parse::script("seed", &script);
+            let parsed = parse::script("seed", &script);
             assert!(parsed.is_ok(), "{script}\\n{:?}", parsed.err());
         }
     }
@@ -165,9 +164,13 @@ mod tests {
 
     #[test]
     fn only_the_wanted_kinds_of_faults_occur() {
+        for wanted in FaultKind::VARIANTS {
+            for seed in 0..10 {
+                let plan = Plan::new(seed, 20, &[*wanted]);
+                assert!(plan.steps.iter().all(|step| step.kind == *wanted), "{wanted}");
+            }
+        }
         let wanted = [FaultKind::Outage, FaultKind::Kill];
-        let plan = Plan::new(5, 20, &wanted);
-        assert_eq!(plan.steps.len(), 20);
-        assert!(plan.steps.iter().all(|step| wanted.contains(&step.kind)));
+        assert_eq!(Plan::new(5, 20, &wanted).steps.len(), 20);
     }
 }

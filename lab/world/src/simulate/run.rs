@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::{
     Counts, end,
+    fault::FaultKind,
     oracle::{Oracle, Problem, Rule},
     plan::{MANIFESTS, Plan, Step},
 };
@@ -16,9 +17,11 @@ use crate::{
     manifests,
     script::{
         command::Statement,
+        look::running_step,
         parse,
         run::{Runner, Stop},
         session::Session,
+        words,
     },
     sweep::Sabotage,
     world::{self, World, WorldOptions, lock},
@@ -28,13 +31,28 @@ use crate::{
 const SETTLE: SignedDuration = SignedDuration::from_hours(2);
 /// Interval between two checks whether it has settled.
 const CHECK: SignedDuration = SignedDuration::from_mins(1);
-/// In how many checks on end a settled world must be found so.
+/// Number of consecutive checks in which the world must be settled.
 const REST: u32 = 6;
+/// How long nothing may change in a world that is at rest although it has not settled.
+const STILL: SignedDuration = SignedDuration::from_mins(30);
+
+/// The last lines of a script.
+const END: &str = "show machines\nshow updates\nshow groups\n";
+
+/// A fault that took place.
+#[derive(Clone, Debug)]
+pub(super) struct Happened {
+    pub(super) kind: FaultKind,
+    /// The line of the script that injected it.
+    pub(super) line: String,
+}
 
 /// Result of one run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Run {
     pub(super) problems: Vec<Problem>,
+    /// What happened of the faults of the plan.
+    pub(super) happened: Vec<Happened>,
     pub(super) counts: Counts,
     /// The output of the script, and the state of the management cluster at the end.
     pub(super) output: String,
@@ -42,16 +60,53 @@ pub(super) struct Run {
     pub(super) script: String,
 }
 
-/// Runs a plan, with a safeguard disabled or not.
-pub(super) fn run(plan: &Plan, sabotage: Option<Sabotage>) -> Run {
-    match world::runtime() {
-        Ok(runtime) => runtime.block_on(run_in_world(plan, sabotage)),
-        Err(error) => failed_to_start(format!("failed to create a runtime: {error}")),
+impl Run {
+    /// The kinds of the faults that took place.
+    pub(super) fn happened_kinds(&self) -> Vec<FaultKind> {
+        self.happened.iter().map(|happened| happened.kind).collect()
     }
 }
 
+/// Runs a plan, with a safeguard disabled or not.
+pub(super) fn run(plan: &Plan, sabotage: Option<Sabotage>) -> Run {
+    panics::forget();
+    let mut run = match world::runtime() {
+        Ok(runtime) => runtime.block_on(run_in_world(plan, sabotage)),
+        Err(error) => failed_to_start(format!("failed to create a runtime: {error}")),
+    };
+    let panics = panics::seen();
+    run.problems.extend(panics.into_iter().map(|text| Problem { rule: Rule::Panic, text }));
+    run
+}
+
 fn failed_to_start(text: String) -> Run {
-    Run { problems: vec![Problem { rule: Rule::Stuck, text }], ..Run::default() }
+    Run { problems: vec![Problem { rule: Rule::RunFailed, text }], ..Run::default() }
+}
+
+/// The panics of the tasks of a world, which all run in the thread of its simulation. The runtime
+/// would only end the task.
+mod panics {
+    use std::{cell::RefCell, panic, sync::Once};
+
+    thread_local! {
+        static SEEN: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+    }
+
+    pub(super) fn forget() {
+        static HOOK: Once = Once::new();
+        HOOK.call_once(|| {
+            let default = panic::take_hook();
+            panic::set_hook(Box::new(move |info| {
+                SEEN.with_borrow_mut(|seen| seen.push(info.to_string()));
+                default(info);
+            }));
+        });
+        SEEN.take();
+    }
+
+    pub(super) fn seen() -> Vec<String> {
+        SEEN.take()
+    }
 }
 
 async fn run_in_world(plan: &Plan, sabotage: Option<Sabotage>) -> Run {
@@ -60,8 +115,11 @@ async fn run_in_world(plan: &Plan, sabotage: Option<Sabotage>) -> Run {
         Ok(loaded) => loaded.into_iter().map(|manifest| manifest.object).collect(),
         Err(error) => return failed_to_start(error.to_string()),
     };
-    let mut options =
-        WorldOptions { two_controllers: plan.shape.standby, ..WorldOptions::new(objects) };
+    let mut options = WorldOptions {
+        seed: plan.seed,
+        two_controllers: plan.shape.standby,
+        ..WorldOptions::new(objects)
+    };
     if let Some(sabotage) = sabotage {
         sabotage.apply(&mut options);
     }
@@ -82,11 +140,12 @@ async fn run_in_world(plan: &Plan, sabotage: Option<Sabotage>) -> Run {
     let mut run = Run { script: plan.head(), ..Run::default() };
     let outcome = drive(&mut runner, plan, &mut run).await;
     if let Some(session) = runner.session.take() {
-        run.problems = judge(&session, plan, outcome);
+        run.problems = judge(&session, &run.happened, outcome);
         run.counts.add(&lock(&seen));
         let machines = session.world.machines();
         let updates = session.world.node_updates();
-        for object in machines.iter().chain(&updates) {
+        let groups = session.world.update_groups();
+        for object in machines.iter().chain(&updates).chain(&groups) {
             run.output.push_str(&object.to_string());
             run.output.push('\n');
         }
@@ -130,45 +189,70 @@ fn count(world: &World) -> Arc<Mutex<Counts>> {
 /// Runs all lines, and lets the world settle. A wait that is not met in time ends, and a line whose
 /// object does not exist is skipped: the schedule was made without knowledge of the run.
 async fn drive(runner: &mut Runner<'_>, plan: &Plan, run: &mut Run) -> Result<(), Stop> {
-    lines(runner, &plan.start, run).await?;
-    for Step { kind, lines: fault } in &plan.steps {
-        if lines(runner, fault, run).await? {
+    run_lines(runner, &plan.start, run).await?;
+    for Step { kind, lines } in &plan.steps {
+        let (all, done) = run_lines(runner, lines, run).await?;
+        if all {
             *run.counts.faults.entry(kind.to_string()).or_default() += 1;
         }
+        let faults = done.into_iter().filter(|line| !line.starts_with("wait"));
+        run.happened.extend(faults.map(|line| Happened { kind: *kind, line }));
     }
-    let end = runner.session()?.world.now() + SETTLE;
+    let start = runner.session()?.world.now();
     let mut settled = 0;
-    while runner.session()?.world.now() < end && settled < REST {
+    while settled < REST && !is_at_rest(runner.session()?) {
+        if runner.session()?.world.now() > start + SETTLE {
+            break;
+        }
         if let Err(stop) = runner.pass(CHECK).await {
-            skipped(runner, stop)?;
+            continue_if_skipped(runner, stop)?;
         }
         let session = runner.session()?;
         let is_settled = session.later.is_empty() && end::is_settled(session);
         settled = if is_settled { settled + 1 } else { 0 };
     }
+    let passed = runner.session()?.world.now().duration_since(start);
+    run.script.push_str(&["wait ", &words::shown(passed), "\n", END].concat());
     Ok(())
 }
 
-/// Runs lines; returns whether the last one, the fault itself, took place. The first line may be a
-/// wait for something that never comes. Each other line needs the ones before it.
-async fn lines(runner: &mut Runner<'_>, lines: &[String], run: &mut Run) -> Result<bool, Stop> {
-    // The world is there already: the line before the first one is not run.
-    let script = parse::script("", &format!("load loaded\n{}", lines.join("\n")));
-    let script = script.map_err(|problems| {
+/// Whether nothing changes any more, and nothing is due.
+fn is_at_rest(session: &Session) -> bool {
+    let updates = session.world.node_updates();
+    session.later.is_empty()
+        && session.still() >= STILL
+        && updates.iter().all(|update| running_step(update).is_empty())
+}
+
+/// Runs lines; returns those that were carried out, and whether the last one, the fault itself, is
+/// one of them. The first line may be a wait for something that never comes. Each other line needs
+/// the ones before it.
+async fn run_lines(
+    runner: &mut Runner<'_>,
+    lines: &[String],
+    run: &mut Run,
+) -> Result<(bool, Vec<String>), Stop> {
+    let script = parse::lines(&lines.join("\n")).map_err(|problems| {
         let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
         Stop::Wrong(("script".to_owned(), problems.join("; "), "a valid script".to_owned()))
     })?;
-    let mut done = true;
-    for (index, statement) in script.iter().skip(1).enumerate() {
-        done = one(runner, statement, run).await?;
-        if !done && index > 0 {
+    let (mut all, mut done) = (true, Vec::new());
+    for (index, statement) in script.iter().enumerate() {
+        all = run_line(runner, statement, run).await?;
+        if all {
+            done.push(runner.named(&statement.text));
+        } else if index > 0 {
             break;
         }
     }
-    Ok(done)
+    Ok((all, done))
 }
 
-async fn one(runner: &mut Runner<'_>, statement: &Statement, run: &mut Run) -> Result<bool, Stop> {
+async fn run_line(
+    runner: &mut Runner<'_>,
+    statement: &Statement,
+    run: &mut Run,
+) -> Result<bool, Stop> {
     let text = &statement.text;
     runner.print_line(&format!("> {text}"))?;
     let outcome = runner.statement(statement).await;
@@ -183,19 +267,19 @@ async fn one(runner: &mut Runner<'_>, statement: &Statement, run: &mut Run) -> R
     match outcome {
         Ok(()) => Ok(true),
         Err(Stop::RanOut(_)) => Ok(false),
-        Err(stop) => skipped(runner, stop).map(|()| false),
+        Err(stop) => continue_if_skipped(runner, stop).map(|()| false),
     }
 }
 
 /// Goes on after a line, or a line for later, that names what does not exist any more.
-fn skipped(runner: &mut Runner<'_>, stop: Stop) -> Result<(), Stop> {
+fn continue_if_skipped(runner: &mut Runner<'_>, stop: Stop) -> Result<(), Stop> {
     match stop {
         Stop::Wrong(_) => runner.print_line(&format!("skipped: {}", stop.cause())),
         stop => Err(stop),
     }
 }
 
-fn judge(session: &Session, plan: &Plan, outcome: Result<(), Stop>) -> Vec<Problem> {
+fn judge(session: &Session, happened: &[Happened], outcome: Result<(), Stop>) -> Vec<Problem> {
     let world = &session.world;
     let of_world = |found: Vec<crate::invariants::Violation>| {
         found.into_iter().map(|violation| Problem {
@@ -212,12 +296,11 @@ fn judge(session: &Session, plan: &Plan, outcome: Result<(), Stop>) -> Vec<Probl
     if let Err(stop) = outcome
         && problems.is_empty()
     {
-        problems.push(Problem { rule: Rule::Stuck, text: stop.cause() });
+        problems.push(Problem { rule: Rule::RunFailed, text: stop.cause() });
     }
     if problems.is_empty() {
-        problems.extend(end::problems(session, plan));
-        // Only a world that has settled is at rest.
-        if end::is_settled(session) {
+        problems.extend(end::problems(session, happened));
+        if end::is_settled(session) || is_at_rest(session) {
             problems.extend(of_world(world.violations_at_rest()));
         }
     }

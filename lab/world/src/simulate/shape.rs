@@ -43,13 +43,19 @@ impl Shape {
         }
     }
 
+    /// The owners of machines, as a script names them.
+    pub(super) fn owners(&self) -> Vec<String> {
+        let deployment = (self.workers > 0).then(|| format!("md/{DEPLOYMENT}"));
+        std::iter::once(format!("kcp/{CLUSTER}")).chain(deployment).collect()
+    }
+
     /// Names of all machines.
     pub(super) fn machines(&self) -> Vec<String> {
         let control_plane = (1..=self.control_plane).map(|i| format!("{CLUSTER}-{i}"));
         control_plane.chain(self.worker_names()).collect()
     }
 
-    fn worker_names(&self) -> impl Iterator<Item = String> {
+    pub(super) fn worker_names(&self) -> impl Iterator<Item = String> {
         (1..=self.workers).map(|i| format!("{DEPLOYMENT}-{i}"))
     }
 
@@ -184,7 +190,7 @@ impl Shape {
 
     /// The versions of a run, before its first upgrade.
     pub(super) fn versions() -> Version {
-        Version { previous: FIRST_VERSION.to_owned(), now: FIRST_VERSION.to_owned() }
+        Version { previous: FIRST_VERSION.to_owned(), now: FIRST_VERSION.to_owned(), upgrades: 0 }
     }
 }
 

@@ -308,6 +308,7 @@ fn signing_key(management: &Identity) -> Vec<u8> {
 impl Parts {
     fn assemble(self, options: &WorldOptions) -> Inner {
         tls::install_provider();
+        self.management.faults().exempt(USER);
         let woken = Arc::new(Notify::new());
         Inner {
             clock: self.clock,
@@ -381,6 +382,7 @@ impl Inner {
 
     /// Creates the workload cluster of an API server.
     pub(crate) fn workload_of(&self, key: &str, server: ApiServer, identity: Identity) -> Workload {
+        server.faults().exempt(USER);
         let mirror = Mirror::follow(&server, workload_resources, self.woken.clone());
         self.checker.follow_workload(key, &server);
         if self.two_controllers {

@@ -7,6 +7,7 @@
 //! production TLS configuration. The same seed, manifests and calls result in the same world.
 
 mod build;
+pub(crate) mod by_hand;
 mod enforced;
 mod facts;
 mod hosts;

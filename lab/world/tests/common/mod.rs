@@ -1,7 +1,5 @@
 //! Helpers shared by the tests of whole worlds.
 
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
-
 use std::{
     path::PathBuf,
     sync::{Arc, OnceLock},

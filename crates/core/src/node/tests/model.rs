@@ -20,7 +20,7 @@ use crate::{
 
 const MACHINES: usize = 5;
 
-/// The kinds that decisions read. Writes are made to the first five.
+/// The kinds that decisions read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     NodeUpdate,
@@ -61,7 +61,8 @@ pub(super) fn guard_of(write: &Write) -> Option<Kind> {
 struct Look {
     who: usize,
     decision: Decision,
-    versions: [u64; 5],
+    /// Version of the object that guards the write.
+    guard: Option<u64>,
 }
 
 /// Versions of the objects that may guard a write.
@@ -109,9 +110,17 @@ impl Five {
         }
     }
 
-    fn guards(&self, who: usize) -> [u64; 5] {
-        let Versions { update, machine, plan, node } = self.versions[who];
-        [update, self.group_version, machine, plan, node]
+    /// Version of the object that guards a write to a machine.
+    fn guard(&mut self, who: usize, write: &Write) -> Option<&mut u64> {
+        let versions = &mut self.versions[who];
+        match guard_of(write)? {
+            Kind::NodeUpdate => Some(&mut versions.update),
+            Kind::UpdateGroup => Some(&mut self.group_version),
+            Kind::Machine => Some(&mut versions.machine),
+            Kind::HostPlan => Some(&mut versions.plan),
+            Kind::Node => Some(&mut versions.node),
+            Kind::MirrorPod | Kind::Owner | Kind::Cluster => None,
+        }
     }
 
     /// Every machine is available unless its Node shows otherwise: Cluster API marked them all.
@@ -125,7 +134,7 @@ impl Five {
             .collect()
     }
 
-    fn look(&self, who: usize) -> Look {
+    fn look(&mut self, who: usize) -> Look {
         let view = DrainView {
             pods: self.pods[who].clone(),
             attachments: Some(Vec::new()),
@@ -152,7 +161,8 @@ impl Five {
             ..snapshot(&self.updates[who], Some(&self.machines[who]))
         };
         let decision = decide(&snapshot, at(self.now));
-        Look { who, decision, versions: self.guards(who) }
+        let guard = decision.write.as_ref().and_then(|write| self.guard(who, write).copied());
+        Look { who, decision, guard }
     }
 
     /// Applies a write if its guards are unchanged since the snapshot; returns whether it did.
@@ -161,9 +171,7 @@ impl Five {
             return false;
         };
         let who = look.who;
-        let guard = guard_of(&write).map_or(usize::MAX, |kind| kind as usize);
-        let now = self.guards(who);
-        if guard < now.len() && look.versions[guard] != now[guard] {
+        if self.guard(who, &write).copied() != look.guard {
             return false;
         }
         let mut one = One::worker();
@@ -173,6 +181,9 @@ impl Five {
         one.plan = Some(self.plans[who].clone());
         one.nodes = self.nodes.clone();
         one.pods = self.pods[who].clone();
+        if let Some(version) = self.guard(who, &write) {
+            *version += 1;
+        }
         one.apply_alone(&look.decision, write);
         self.updates[who] = one.update;
         self.machines[who] = one.machine.unwrap();
@@ -180,14 +191,6 @@ impl Five {
         self.pods[who] = one.pods;
         self.nodes = one.nodes;
         self.group = one.group.unwrap();
-        match guard {
-            0 => self.versions[who].update += 1,
-            1 => self.group_version += 1,
-            2 => self.versions[who].machine += 1,
-            3 => self.versions[who].plan += 1,
-            4 => self.versions[who].node += 1,
-            _ => {}
-        }
         true
     }
 
@@ -233,7 +236,7 @@ impl Five {
         }
     }
 
-    fn over(&self) -> bool {
+    fn over(&mut self) -> bool {
         self.updates
             .iter()
             .all(|update| update.status.as_ref().is_some_and(|s| s.phase == Phase::Succeeded))

@@ -17,7 +17,7 @@ use crate::{
 
 const CLUSTER: Option<&str> = Some("edge-1");
 
-/// The invariants, with the objects as they were at the last look.
+/// The invariants, with the objects as they were last observed.
 #[derive(Clone)]
 pub(super) struct Judge(World);
 
@@ -57,23 +57,26 @@ impl Judge {
         who: usize,
         actor: &str,
     ) -> Vec<Violation> {
-        let mut look = |group: &str, kind: &str, cluster: Option<&str>, object: &Value| {
-            self.0.observe(group, kind, cluster, None, Some(object), actor)
-        };
+        let mut observe_object =
+            |group: &str, kind: &str, cluster: Option<&str>, object: &Value| {
+                self.0.observe(group, kind, cluster, None, Some(object), actor)
+            };
         match kind {
             Kind::NodeUpdate => {
-                look("refit.dev", "NodeUpdate", None, &value(&objects.updates[who]))
+                observe_object("refit.dev", "NodeUpdate", None, &value(&objects.updates[who]))
             }
             Kind::Machine => {
-                look("cluster.x-k8s.io", "Machine", None, &value(&objects.machines[who]))
+                observe_object("cluster.x-k8s.io", "Machine", None, &value(&objects.machines[who]))
             }
-            Kind::HostPlan => look("refit.dev", "HostPlan", CLUSTER, &value(&objects.plans[who])),
-            Kind::Node => look("", "Node", CLUSTER, &node(&objects.nodes[who])),
+            Kind::HostPlan => {
+                observe_object("refit.dev", "HostPlan", CLUSTER, &value(&objects.plans[who]))
+            }
+            Kind::Node => observe_object("", "Node", CLUSTER, &node(&objects.nodes[who])),
             Kind::MirrorPod => objects
                 .static_pods
                 .get(who)
                 .into_iter()
-                .flat_map(|pod| look("", "Pod", CLUSTER, &mirror_pod(pod)))
+                .flat_map(|pod| observe_object("", "Pod", CLUSTER, &mirror_pod(pod)))
                 .collect(),
             Kind::UpdateGroup | Kind::Owner | Kind::Cluster => Vec::new(),
         }

@@ -39,7 +39,12 @@ const DISRUPT: &str = "gate Disrupt";
 /// Writes of a drain, which begins and continues while other members of a control plane fail.
 const DRAIN: [&str; 2] = ["cordon", "evict"];
 
-const SEED: u64 = 1;
+/// Seed and number of cases of a search; for longer ones, set `AGED_VIEWS_SEED` and
+/// `AGED_VIEWS_CASES`.
+fn sample() -> (u64, u32) {
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u32>().ok();
+    (number("AGED_VIEWS_SEED").unwrap_or(1).into(), number("AGED_VIEWS_CASES").unwrap_or(500))
+}
 
 /// What a controller must read live before which write.
 ///
@@ -115,16 +120,17 @@ fn reconcile(controller: usize, machines: &[usize], aged: &[Kind]) -> Move {
     Move::Reconcile { controller, machines: machines.to_vec(), aged: aged.to_vec() }
 }
 
-/// Searches for moves that end with a violation, other than that of a drain. The seed is fixed.
+/// Searches for moves that end with a violation, other than the known one of a drain.
 fn search(
     fleet: Fleet,
     aged: &[Kind],
     live: &[(Kind, &str)],
 ) -> Result<(), TestError<(usize, Vec<Move>)>> {
+    let (seed, cases) = sample();
     let config = ProptestConfig {
-        cases: 500,
+        cases,
         failure_persistence: None,
-        rng_seed: RngSeed::Fixed(SEED),
+        rng_seed: RngSeed::Fixed(seed),
         ..ProptestConfig::default()
     };
     let worlds = [1, 2].map(|max_unavailable| staged(fleet, max_unavailable));
@@ -132,7 +138,10 @@ fn search(
     TestRunner::new(config).run(&(prop::sample::select(vec![0, 1]), moves), |(world, moves)| {
         let mut world = worlds[world].clone();
         let found = moves.iter().flat_map(|what| world.make(what, live));
-        let mut found = found.filter(|found| !DRAIN.contains(&&*found.write));
+        let known = |found: &Finding| {
+            DRAIN.contains(&&*found.write) && found.violation.starts_with("invariant 2")
+        };
+        let mut found = found.filter(|found| !known(found));
         let fail =
             |found: Finding| TestCaseError::fail(format!("{}: {}", found.write, found.violation));
         found.next().map_or(Ok(()), |found| Err(fail(found)))

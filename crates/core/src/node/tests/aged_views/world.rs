@@ -136,10 +136,10 @@ impl World {
             if guard_of(&write).is_some_and(conflicts) {
                 break;
             }
-            let (word, reports) = (word(&write), is_report(&write));
+            let (name, reports) = (word(&write), is_report(&write));
             let violations = self.write(controller, who, &decision, write);
             let violations = violations.iter().map(ToString::to_string).chain(self.without_slot());
-            found.extend(violations.map(|text| Finding { write: word.clone(), violation: text }));
+            found.extend(violations.map(|text| Finding { write: name.clone(), violation: text }));
             if !reports {
                 break;
             }

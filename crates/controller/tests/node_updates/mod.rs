@@ -1,13 +1,7 @@
 //! The complete update of three workers through real API servers.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
 mod lab;
-#[path = "../common/objects.rs"]
-mod objects;
 mod refused;
-#[path = "../common/site.rs"]
-mod site;
 
 use std::time::Duration;
 
@@ -26,10 +20,8 @@ use refit_kinds::{
 };
 use serde_json::json;
 
-use self::{
-    lab::{Lab, WORKERS, phase},
-    objects::made_in,
-};
+use self::lab::{Lab, WORKERS, phase};
+use crate::common::objects::made_in;
 
 #[tokio::test(start_paused = true)]
 async fn three_workers_are_updated_one_after_the_other() {

@@ -1,14 +1,8 @@
 //! Responses to Cluster API over the wire, by a controller that watches a fleet.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
 mod can_update;
 mod fleet;
-#[path = "../common/objects.rs"]
-mod objects;
 mod recorded;
-#[path = "../common/site.rs"]
-mod site;
 mod update_machine;
 
 use self::fleet::Fleet;

@@ -1,0 +1,14 @@
+//! The program `refit`, as an operator runs it.
+
+#![allow(clippy::needless_pass_by_value, clippy::unwrap_used, reason = "a panic fails the test")]
+
+mod bundle;
+mod commands;
+#[cfg(feature = "sandbox")]
+mod demo;
+mod install;
+#[cfg(feature = "sandbox")]
+mod sandbox;
+mod stage;
+mod upgrade;
+mod watch;

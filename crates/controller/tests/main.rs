@@ -1,0 +1,12 @@
+//! The controller, through its hooks and the API servers that it watches.
+
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
+
+mod binary;
+mod certificates;
+mod common;
+mod hook_server;
+mod hooks;
+mod hostile_clients;
+mod node_updates;
+mod process;

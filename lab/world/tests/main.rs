@@ -1,0 +1,16 @@
+//! Whole worlds: clusters, controllers and agents in one process.
+
+#![allow(clippy::unwrap_used, unreachable_pub, reason = "a panic fails the test")]
+
+mod common;
+mod environment;
+mod metrics;
+mod quorum;
+mod rbac;
+mod replicas;
+mod sandbox;
+mod signed;
+mod simulate;
+mod sweep;
+mod trouble;
+mod upgrade;
