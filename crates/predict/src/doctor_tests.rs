@@ -1,6 +1,7 @@
 use jiff::SignedDuration;
 
 use super::*;
+use refit_core::invariants::Invariant;
 use refit_kinds::version::KubernetesVersion;
 
 fn now() -> Timestamp {
@@ -218,7 +219,7 @@ fn the_table_of_findings() {
         (
             with(|f| {
                 f.violations = vec![Violation {
-                    invariant: 6,
+                    invariant: Invariant::Cordons,
                     object: "Node/w".into(),
                     message: "a cordon is left".into(),
                 }];
@@ -241,7 +242,7 @@ fn leftovers_are_not_judged_without_the_nodes() {
     let facts = with(|f| {
         f.hosts.insert("default/edge-2".into(), Read::Unknown("no route".into()));
         f.violations = vec![Violation {
-            invariant: 5,
+            invariant: Invariant::NoneForgotten,
             object: "Machine/m".into(),
             message: "it runs nothing".into(),
         }];
@@ -257,7 +258,7 @@ fn leftovers_are_not_checked_while_updates_run() {
     let facts = with(|f| {
         f.unfinished = 2;
         f.violations = vec![Violation {
-            invariant: 7,
+            invariant: Invariant::NothingLeft,
             object: "Machine/m".into(),
             message: "Refit's guard remains".into(),
         }];

@@ -219,15 +219,16 @@ impl Store {
                 ));
             }
         };
-        let count = self.count(namespace, budget);
+        // As in Kubernetes, the budget's status decides. `settle` keeps it up to date.
+        let counted = |field: &str| budget["status"][field].as_i64().unwrap_or(0);
+        let (healthy, desired) = (counted("currentHealthy"), counted("desiredHealthy"));
         if !is_ready(pod) {
             let policy = text(budget, &["spec", "unhealthyPodEvictionPolicy"]);
-            let healthy_enough = count.healthy >= count.desired && count.desired > 0;
-            if policy == "AlwaysAllow" || healthy_enough {
+            if policy == "AlwaysAllow" || (healthy >= desired && desired > 0) {
                 return Ok(());
             }
         }
-        if count.allowed() > 0 {
+        if counted("disruptionsAllowed") > 0 {
             return Ok(());
         }
         let mut error = ApiError::new(
@@ -238,10 +239,8 @@ impl Store {
         error.details = json!({"causes": [{
             "reason": "DisruptionBudget",
             "message": format!(
-                "The disruption budget {} needs {} healthy pods and has {} currently",
+                "The disruption budget {} needs {desired} healthy pods and has {healthy} currently",
                 meta_text(budget, "name"),
-                count.desired,
-                count.healthy
             ),
         }]});
         Err(error)

@@ -76,7 +76,9 @@ impl Store {
                 self.pending.push_back(Work::Foreground(owner));
             }
         }
-        if matches!(&*id.resource, PODS | BUDGETS) {
+        // Whatever can be scaled can be the controller of pods.
+        if matches!(&*id.resource, PODS | BUDGETS) || (resource.scale.is_some() && !resource.custom)
+        {
             let work = Work::Budgets(namespace);
             if !self.pending.contains(&work) {
                 self.pending.push_back(work);

@@ -55,6 +55,6 @@ mod wiring;
 mod workload;
 mod writes;
 
-pub use hooks::strip;
+pub use hooks::for_hooks;
 pub use real_cluster_api::RealClusterApi;
 pub use run::{CapiOptions, run};

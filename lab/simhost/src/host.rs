@@ -104,7 +104,7 @@ impl Host for SimHost {
         job: &'a Job,
         since: &'a Since,
     ) -> BoxFuture<'a, Result<Evidence, HostError>> {
-        Box::pin(async move { Ok(self.enter().await.look(&job.command, since)) })
+        Box::pin(async move { Ok(self.enter().await.look(job, since)) })
     }
 
     fn wait<'a>(&'a self, unit: &'a str) -> BoxFuture<'a, ()> {

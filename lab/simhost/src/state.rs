@@ -3,7 +3,7 @@
 //! Pure and serializable: a snapshot of the world stores it, and a restored state behaves the same.
 //! Time advances through [`HostState::tick`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use refit_agent::host::{CONTROL_PLANE, Command, Evidence, Job, Undo, UnitState};
@@ -51,6 +51,12 @@ pub struct HostState {
     pub units: BTreeMap<String, Unit>,
     /// How often each command that is not idempotent was started, by command name.
     pub runs: BTreeMap<String, u32>,
+    /// Titles of the commands that have succeeded.
+    #[serde(default)]
+    pub succeeded: BTreeSet<String>,
+    /// Those of them that were started again, which a journal prevents.
+    #[serde(default)]
+    pub repeated: BTreeSet<String>,
     /// Steps that will fail, with the number of failures left.
     pub faults: BTreeMap<String, u32>,
     /// Other injected failures.
@@ -72,6 +78,9 @@ fn unhurried() -> u32 {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Unit {
+    /// Command, step and plan.
+    #[serde(default)]
+    pub title: String,
     /// Id of the step.
     pub step: String,
     /// The command that runs.
@@ -87,6 +96,10 @@ pub struct Unit {
     pub timeout_seconds: u32,
     /// Exit code and output, once it has finished.
     pub exit: Option<(i32, String)>,
+}
+
+pub(super) fn title(job: &Job) -> String {
+    format!("{} of step {} of plan {}", job.command.name(), job.step, job.plan)
 }
 
 /// A change made by a tick. For logs only: the first caller to tick receives it.
@@ -122,6 +135,8 @@ impl HostState {
             kubelet_up_at: now,
             units: BTreeMap::new(),
             runs: BTreeMap::new(),
+            succeeded: BTreeSet::new(),
+            repeated: BTreeSet::new(),
             faults: BTreeMap::new(),
             troubles: Troubles::default(),
             hurry: unhurried(),
@@ -225,6 +240,7 @@ impl HostState {
             _ => {}
         }
         let unit = Unit {
+            title: title(job),
             step: job.step.clone(),
             command: job.command.clone(),
             started: now,
@@ -233,6 +249,9 @@ impl HostState {
             timeout_seconds: job.timeout_seconds,
             exit: None,
         };
+        if self.succeeded.contains(&unit.title) {
+            self.repeated.insert(unit.title.clone());
+        }
         self.units.insert(job.unit.clone(), unit);
     }
 
@@ -288,7 +307,11 @@ impl HostState {
 
     fn boot(&mut self) -> Change {
         self.down_until = None;
-        self.units.clear();
+        for unit in std::mem::take(&mut self.units).into_values() {
+            if matches!(unit.command, Command::Step(HostStep::Reboot {})) && !unit.fails {
+                self.succeeded.insert(unit.title);
+            }
+        }
         self.boots += 1;
         self.boot_id = boot_id(&self.node, self.boots);
         self.boot_os();
@@ -315,6 +338,9 @@ impl HostState {
             }
         };
         let code = exit.0;
+        if code == 0 {
+            self.succeeded.insert(unit.title);
+        }
         if let Some(unit) = self.units.get_mut(&name) {
             unit.exit = Some(exit);
         }

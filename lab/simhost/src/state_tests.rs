@@ -115,11 +115,12 @@ fn a_reboot_changes_the_boot_id_and_runs_the_installed_kubelet() {
     let mut host = worker();
     let (end, _) = run(&mut host, 1, install_kubelet());
     let before = since(end, &host);
-    host.start(&job("reboot", Command::Step(HostStep::Reboot {})), at(end));
+    let reboot = job("reboot", Command::Step(HostStep::Reboot {}));
+    host.start(&reboot, at(end));
     assert!(!host.is_up(at(end + 1)));
     let back = host.down_until.unwrap();
     assert_eq!(host.tick(back), [Change::Booted]);
-    assert_eq!(host.look(&Command::Step(HostStep::Reboot {}), &before), Evidence::Done);
+    assert_eq!(host.look(&reboot, &before), Evidence::Done);
     assert_eq!((host.boots, host.kubelet_version.as_str()), (2, "v1.35.0"));
     assert!(host.units.is_empty(), "units do not outlive a boot");
     assert!(!host.kubelet_up(back) && host.kubelet_up(host.kubelet_up_at));
@@ -131,14 +132,15 @@ fn kubeadm_replaces_the_static_pods_of_a_control_plane() {
     run(&mut host, 1, install_kubeadm());
     let before = since(20, &host);
     let command = upgrade(Role::FirstControlPlane);
-    assert!(matches!(host.look(&command, &before), Evidence::Missing { .. }));
-    let (_, code) = run(&mut host, 20, command.clone());
+    let upgrade = job("kubeadm-upgrade", command.clone());
+    assert!(matches!(host.look(&upgrade, &before), Evidence::Missing { .. }));
+    let (_, code) = run(&mut host, 20, command);
     assert_eq!(code, 0);
     for component in CONTROL_PLANE {
         assert_eq!(host.static_pod_version(component).as_deref(), Some("v1.35.0"));
     }
     assert_eq!(host.static_pod_image("etcd").as_deref(), Some(ETCD_IMAGE));
-    assert_eq!(host.look(&command, &before), Evidence::Done);
+    assert_eq!(host.look(&upgrade, &before), Evidence::Done);
 }
 
 #[test]
@@ -197,6 +199,19 @@ fn an_existing_unit_is_not_started_again() {
     host.start(&job, at(1));
     host.start(&job, at(2));
     assert_eq!(host.runs["kubelet-restart"], 1);
+}
+
+#[test]
+fn a_command_that_runs_again_after_it_succeeded_is_noted() {
+    let mut host = worker();
+    host.break_step("kubelet-install", 1);
+    let mut second = 1;
+    for (expected, repeated) in [(1, 0), (0, 0), (0, 1)] {
+        let (end, code) = run(&mut host, second, install_kubelet());
+        assert_eq!((code, host.repeated.len()), (expected, repeated));
+        second = end + 11;
+        host.tick(at(second));
+    }
 }
 
 #[test]

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use refit_agent::host::{CONTROL_PLANE, Command, Evidence, Since, Undo};
+use refit_agent::host::{CONTROL_PLANE, Command, Evidence, Job, Since, Undo};
 use refit_kinds::{
     refit::{HostStep, KubeletArgs, OsImageArgs, PlannedFile, Role},
     version::KubernetesVersion,
 };
 
 use crate::state::{
-    HostState, KUBELET_CONFIG, PACKAGES, SAVED_CONFIG, kubelet_config, package_path,
+    HostState, KUBELET_CONFIG, PACKAGES, SAVED_CONFIG, kubelet_config, package_path, title,
 };
 
 /// sha384 of the OS image that is staged but will not boot.
@@ -31,9 +31,9 @@ const TIME_SERVERS: &str = "/etc/time-servers";
 const KEPT: &str = "/var/lib/refit/kept";
 
 impl HostState {
-    /// Checks whether the work of a command is done.
-    pub fn look(&self, command: &Command, since: &Since) -> Evidence {
-        match command {
+    /// Checks whether the work of a job's command is done.
+    pub fn look(&self, job: &Job, since: &Since) -> Evidence {
+        match &job.command {
             Command::Step(
                 HostStep::Preflight { .. } | HostStep::Stage { .. } | HostStep::Snapshot {},
             ) => Evidence::Done,
@@ -119,7 +119,7 @@ impl HostState {
                 || format!("{KUBELET_CONFIG} does not match {version}"),
             ),
             Command::Step(HostStep::KubeletRestart {}) | Command::Undo(Undo::KubeletRestart) => {
-                Evidence::from_check(self.kubelet_up_at > since.at, || {
+                Evidence::from_check(self.succeeded.contains(&title(job)), || {
                     "the kubelet has not restarted".to_owned()
                 })
             }

@@ -18,7 +18,8 @@ fn since(host: &HostState) -> Since {
 /// Carries out a command and asserts that its work is detected as done.
 fn done(host: &mut HostState, step: &str, command: &Command) {
     host.carry_out(step, command).unwrap();
-    assert_eq!(host.look(command, &since(host)), Evidence::Done, "{}", command.name());
+    let job = Job::new("p", "u", step, command.clone());
+    assert_eq!(host.look(&job, &since(host)), Evidence::Done, "{}", command.name());
 }
 
 fn image() -> OsImageArgs {
@@ -49,7 +50,7 @@ fn the_work_of_a_command_is_detected_only_afterwards() {
         stage_image(),
     ] {
         let mut host = host();
-        let before = host.look(&command, &since(&host));
+        let before = host.look(&Job::new("p", "u", "step", command.clone()), &since(&host));
         assert!(matches!(before, Evidence::Missing { .. }), "{}", command.name());
         done(&mut host, "step", &command);
     }

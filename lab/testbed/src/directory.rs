@@ -4,11 +4,13 @@ use std::{
     env,
     fs::{self, File},
     io::ErrorKind,
+    net::{Ipv4Addr, TcpListener},
     os::{
         linux::net::SocketAddrExt as _,
         unix::net::{SocketAddr, UnixListener},
     },
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
@@ -130,9 +132,21 @@ pub fn write_secret(path: &Path, text: &str) -> anyhow::Result<()> {
     file.write_all(text.as_bytes()).with_context(|| format!("failed to write {}", path.display()))
 }
 
-/// Returns a loopback port that no process listens on.
+/// Returns a port that no process listens on, and never the same one twice. It lies below the ports
+/// that the system gives to outgoing connections, so that none takes it before the program listens;
+/// each process starts its search elsewhere.
 pub fn free_port() -> anyhow::Result<u16> {
-    let listener =
-        std::net::TcpListener::bind(("127.0.0.1", 0)).context("failed to listen on 127.0.0.1")?;
-    Ok(listener.local_addr()?.port())
+    const PORTS: std::ops::Range<u32> = 16_384..32_768;
+    /// More than a bed needs.
+    const PER_PROCESS: u32 = 64;
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+
+    for _ in PORTS {
+        let offset = std::process::id() * PER_PROCESS + TAKEN.fetch_add(1, Ordering::Relaxed);
+        let port = u16::try_from(PORTS.start + offset % (PORTS.end - PORTS.start))?;
+        if TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    anyhow::bail!("no port from {} to {} is free", PORTS.start, PORTS.end - 1)
 }

@@ -10,14 +10,17 @@
 //! | 2 | one control plane member at a time, while the others are healthy |
 //! | 3 | no machine is replaced unless policy, surge, a user or remediation asks for it |
 //! | 4 | one unfinished NodeUpdate per Machine; none starts twice, reopens, or goes down unasked |
-//! | 6 | a cordon, taint or label of an admin survives |
+//! | 7 | a cordon, taint or label of an admin survives |
+//! | 8 | no gate lets an aborted update change the host |
 //!
 //! | number | at rest |
 //! |---|---|
-//! | 5 | every machine is updated, untouched, or failed or stopped with a reason |
-//! | 6 | no cordon of Refit remains after success; after a failure the status reports it |
-//! | 7 | no annotation or slot of Refit remains on a healthy Machine |
-//! | 8 | a Machine behind its MachineDeployment's MachineSet has an update request |
+//! | 6 | every machine is updated, untouched, or failed or stopped with a reason; one that is behind its MachineDeployment's MachineSet has an update request |
+//! | 7 | no cordon of Refit remains after success; after a failure the status reports it |
+//! | 8 | no annotation or slot of Refit remains on a Machine that is whole |
+//!
+//! Invariant 5, that whatever waits has a reason, needs the world around the objects: the fault
+//! simulation checks it.
 //!
 //! A machine is *disturbed* from the moment its HostPlan's gate is `Upgrade` or wider, or its Node
 //! has Refit's cordon, until its NodeUpdate has ended and its Node is Ready and schedulable. It is
@@ -37,11 +40,47 @@ use std::fmt;
 
 pub use state::World;
 
+/// An invariant that a [`World`] checks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Invariant {
+    /// Enough others of the group of a disturbed machine are available.
+    EnoughAvailable,
+    /// One control plane member at a time, while the others are healthy.
+    OneMember,
+    /// No machine is replaced unasked.
+    NoReplacement,
+    /// One unfinished NodeUpdate per Machine, which starts once and lowers no version unasked.
+    OneUpdate,
+    /// Every machine is updated, untouched, or failed or stopped with a reason.
+    NoneForgotten,
+    /// A Machine behind its MachineSet has an update request.
+    UpdateRequested,
+    /// No cordon of Refit is left; a cordon, taint or label of an admin survives.
+    Cordons,
+    /// An aborted update goes no further, and nothing of Refit is left on a Machine that is whole.
+    NothingLeft,
+}
+
+impl Invariant {
+    /// Its number in `docs/architecture.md`.
+    pub fn number(self) -> u8 {
+        match self {
+            Self::EnoughAvailable => 1,
+            Self::OneMember => 2,
+            Self::NoReplacement => 3,
+            Self::OneUpdate => 4,
+            Self::NoneForgotten | Self::UpdateRequested => 6,
+            Self::Cordons => 7,
+            Self::NothingLeft => 8,
+        }
+    }
+}
+
 /// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Violation {
-    /// Number of the invariant, 1 to 8.
-    pub invariant: u8,
+    /// The invariant.
+    pub invariant: Invariant,
     /// Kind and name of the violating object.
     pub object: String,
     /// What is wrong.
@@ -50,6 +89,6 @@ pub struct Violation {
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "invariant {}: {}: {}", self.invariant, self.object, self.message)
+        write!(f, "invariant {}: {}: {}", self.invariant.number(), self.object, self.message)
     }
 }

@@ -128,6 +128,7 @@ pub(super) struct Update {
     pub(super) started_at: String,
     pub(super) failure_reason: String,
     pub(super) blocked: bool,
+    pub(super) aborted: bool,
     pub(super) cordoned_by_us: bool,
     pub(super) rank: (bool, Option<u32>, String, String),
 }
@@ -146,6 +147,7 @@ impl Update {
             started_at: text(value, "/status/startedAt").to_owned(),
             failure_reason: text(value, "/status/failureReason").to_owned(),
             blocked: blocked.is_some_and(|list| !list.is_empty()),
+            aborted: text(value, "/spec/stage") == "Abort",
             cordoned_by_us: value.pointer("/status/cordonedByUs") == Some(&Value::Bool(true)),
             rank: (
                 !phase.is_final(),

@@ -9,7 +9,7 @@ use refit_kinds::{
 use serde_json::Value;
 
 use super::{
-    Violation,
+    Invariant, Violation,
     objects::{self, Machine, Node, Owner, Plan, Policy, StaticPod, Update},
     state::{Key, World},
 };
@@ -98,7 +98,10 @@ impl World {
                 CAPI => self.unasked_deletion(key, &before),
                 _ => None,
             };
-            found.extend(wrong.map(|message| violation(3, "Machine", &key.1, message)));
+            found
+                .extend(wrong.map(|message| {
+                    violation(Invariant::NoReplacement, "Machine", &key.1, message)
+                }));
         }
         match after {
             Some(machine) => self.machines.insert(key.clone(), machine),
@@ -143,7 +146,9 @@ impl World {
             return Vec::new();
         };
         let mut found = Vec::new();
-        let mut wrong = |message: String| found.push(violation(4, "NodeUpdate", &key.1, message));
+        let mut wrong = |message: String| {
+            found.push(violation(Invariant::OneUpdate, "NodeUpdate", &key.1, message));
+        };
         match &before {
             None if actor == CONTROLLER && !after.phase.is_final() => {
                 let other = self.updates.iter().find(|(_, update)| {
@@ -200,7 +205,12 @@ impl World {
         let (machine_key, machine) = self.machine_of(&key.0, &key.1)?;
         let owner = self.owners.get(&self.group_of(&machine_key.0, machine)?)?;
         (new < old && !owner.version.is(new)).then(|| {
-            violation(4, "Node", &key.1, format!("its version decreases from {before} to {after}"))
+            violation(
+                Invariant::OneUpdate,
+                "Node",
+                &key.1,
+                format!("its version decreases from {before} to {after}"),
+            )
         })
     }
 
@@ -236,9 +246,16 @@ impl World {
         let same = before.plan_id == after.plan_id;
         if same && after.gate < before.gate {
             let message = format!("its gate is lowered from {:?} to {:?}", before.gate, after.gate);
-            found.push(violation(4, "HostPlan", &key.1, message));
+            found.push(violation(Invariant::OneUpdate, "HostPlan", &key.1, message));
         }
         let raised = after.gate >= Gate::Upgrade && (!same || before.gate < after.gate);
+        let first = !same || before.gate < Gate::Upgrade;
+        let aborted =
+            self.updates.values().any(|update| update.uid == after.plan_id && update.aborted);
+        if raised && first && aborted && actor == CONTROLLER {
+            let message = format!("its gate is raised to {:?} after an abort", after.gate);
+            found.push(violation(Invariant::NothingLeft, "HostPlan", &key.1, message));
+        }
         if raised && actor == CONTROLLER {
             found.extend(self.disturbs(&key, &format!("its gate is raised to {:?}", after.gate)));
         }
@@ -265,7 +282,7 @@ impl World {
             if i32::try_from(available).unwrap_or(i32::MAX) < needed {
                 let message =
                     format!("{how} while {available} others are available, expected {needed}");
-                found.push(violation(1, "Machine", &key.1, message));
+                found.push(violation(Invariant::EnoughAvailable, "Machine", &key.1, message));
             }
         }
         if machine.control_plane {
@@ -297,7 +314,12 @@ impl World {
             } else {
                 continue;
             };
-            found.push(violation(2, "Machine", &key.1, format!("{how} while {} {why}", peer.1)));
+            found.push(violation(
+                Invariant::OneMember,
+                "Machine",
+                &key.1,
+                format!("{how} while {} {why}", peer.1),
+            ));
         }
         found
     }
@@ -306,7 +328,8 @@ impl World {
 /// An admin's settings that a write of the controller overrides.
 fn overruled(name: &str, before: &Node, after: &Node) -> Vec<Violation> {
     let mut found = Vec::new();
-    let mut wrong = |what: &str| found.push(violation(6, "Node", name, what.to_owned()));
+    let mut wrong =
+        |what: &str| found.push(violation(Invariant::Cordons, "Node", name, what.to_owned()));
     if before.unschedulable && before.cordoned_by.is_none() {
         if !after.unschedulable {
             wrong("the controller lifts a cordon that is not ours");
@@ -335,6 +358,11 @@ fn overruled(name: &str, before: &Node, after: &Node) -> Vec<Violation> {
     found
 }
 
-pub(super) fn violation(invariant: u8, kind: &str, name: &str, message: String) -> Violation {
+pub(super) fn violation(
+    invariant: Invariant,
+    kind: &str,
+    name: &str,
+    message: String,
+) -> Violation {
     Violation { invariant, object: format!("{kind} {name}"), message }
 }

@@ -3,7 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{keys, refit::Phase};
 
-use super::{Violation, observe::violation, state::World};
+use super::{Invariant, Violation, observe::violation, state::World};
 
 /// How long Refit's hook may delay the deletion of a Machine: twice as long as a report counts as
 /// fresh.
@@ -20,12 +20,18 @@ impl World {
         found
     }
 
-    /// Invariant 5.
+    /// Invariant 6.
     fn forgotten(&self) -> Vec<Violation> {
         let mut found = Vec::new();
         for ((_, name), update) in &self.updates {
-            let mut wrong =
-                |message: &str| found.push(violation(5, "NodeUpdate", name, message.to_owned()));
+            let mut wrong = |message: &str| {
+                found.push(violation(
+                    Invariant::NoneForgotten,
+                    "NodeUpdate",
+                    name,
+                    message.to_owned(),
+                ));
+            };
             let badly = matches!(update.phase, Phase::Failed | Phase::Stopped);
             if badly && update.failure_reason.is_empty() {
                 wrong("it failed without a reason");
@@ -38,7 +44,9 @@ impl World {
                 continue;
             }
             let speaker = self.speaker(&machine.uid).map(|(_, update)| update);
-            let mut wrong = |message: String| found.push(violation(5, "Machine", name, message));
+            let mut wrong = |message: String| {
+                found.push(violation(Invariant::NoneForgotten, "Machine", name, message));
+            };
             if machine.updating && speaker.is_none_or(|u| u.phase == Phase::Succeeded) {
                 wrong("it is marked as being updated, but no NodeUpdate is in progress".to_owned());
             }
@@ -54,7 +62,7 @@ impl World {
         found
     }
 
-    /// Invariant 8: a Machine that is behind its MachineSet and has no update request. Its
+    /// Invariant 6: a Machine that is behind its MachineSet and has no update request. Its
     /// MachineDeployment counts it as up to date; Cluster API v1.14.2 can lose the mark if a
     /// template changes while the previous update ends. A MachineSet without an owner leaves its
     /// Machines unchanged.
@@ -83,12 +91,12 @@ impl World {
                 machine.version,
                 keys::UPDATE_IN_PROGRESS,
             );
-            found.push(violation(8, "Machine", name, message));
+            found.push(violation(Invariant::UpdateRequested, "Machine", name, message));
         }
         found
     }
 
-    /// Invariant 6.
+    /// Invariant 7.
     fn left_cordons(&self) -> Vec<Violation> {
         let mut found = Vec::new();
         for ((cluster, name), node) in &self.nodes {
@@ -114,13 +122,13 @@ impl World {
             });
             if !known {
                 let message = format!("the {what} by {by} remains, and no status mentions it");
-                found.push(violation(6, "Node", name, message));
+                found.push(violation(Invariant::Cordons, "Node", name, message));
             }
         }
         found
     }
 
-    /// Invariant 7: the guard.
+    /// Invariant 8: the guard.
     fn left_guards(&self, now: Timestamp) -> Vec<Violation> {
         let mut found = Vec::new();
         for ((_, name), machine) in self.machines.iter().filter(|(_, machine)| machine.guarded) {
@@ -128,18 +136,18 @@ impl World {
                 self.speaker(&machine.uid).is_none_or(|(_, update)| update.phase.is_final());
             if ended {
                 let message = "Refit's guard remains on it".to_owned();
-                found.push(violation(7, "Machine", name, message));
+                found.push(violation(Invariant::NothingLeft, "Machine", name, message));
             }
             let held = machine.deleted_at.is_some_and(|at| now.duration_since(at) > LONGEST_HOLD);
             if held {
                 let message = "Refit's hook still delays its deletion".to_owned();
-                found.push(violation(7, "Machine", name, message));
+                found.push(violation(Invariant::NothingLeft, "Machine", name, message));
             }
         }
         found
     }
 
-    /// Invariant 7: slots.
+    /// Invariant 8: slots.
     fn left_slots(&self) -> Vec<Violation> {
         let mut found = Vec::new();
         for ((namespace, group), slots) in &self.slots {
@@ -155,7 +163,7 @@ impl World {
                     Some(_) => continue,
                 };
                 let message = format!("a slot of {machine} remains, which {why}");
-                found.push(violation(7, "UpdateGroup", group, message));
+                found.push(violation(Invariant::NothingLeft, "UpdateGroup", group, message));
             }
         }
         found

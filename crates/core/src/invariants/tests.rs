@@ -168,7 +168,7 @@ fn observe_update(world: &mut World, object: &Value) -> Vec<u8> {
 }
 
 fn numbers(found: &[Violation]) -> Vec<u8> {
-    found.iter().map(|violation| violation.invariant).collect()
+    found.iter().map(|violation| violation.invariant.number()).collect()
 }
 
 #[test]
@@ -317,6 +317,19 @@ fn a_narrowed_gate_is_found() {
 }
 
 #[test]
+fn a_gate_that_opens_after_an_abort_is_found() {
+    let aborted = with(update("w-0", 1, "Waiting"), json!({"spec": {"stage": "Abort"}}));
+    let mut early = world();
+    assert_eq!(raise(&mut early, "w-0", "Stage"), OK);
+    observe_update(&mut early, &aborted);
+    assert_eq!(raise(&mut early, "w-0", "Upgrade"), [8]);
+    let mut late = world();
+    assert_eq!(raise(&mut late, "w-0", "Upgrade"), OK);
+    observe_update(&mut late, &aborted);
+    assert_eq!(raise(&mut late, "w-0", "Disrupt"), OK, "what has begun may finish");
+}
+
+#[test]
 fn a_node_is_downgraded_only_if_its_owner_requests_it() {
     let mut world = world();
     let runs = |version: &str| {
@@ -337,12 +350,12 @@ fn an_admins_cordon_labels_and_taints_must_survive() {
     let controller_writes = |world: &mut World, object: &Value| {
         numbers(&world.observe("", "Node", Some("edge-1"), None, Some(object), "controller"))
     };
-    assert_eq!(controller_writes(&mut world.clone(), &node("w-0")), [6]);
-    assert!(controller_writes(&mut world.clone(), &cordoned("w-0")).contains(&6));
+    assert_eq!(controller_writes(&mut world.clone(), &node("w-0")), [7]);
+    assert!(controller_writes(&mut world.clone(), &cordoned("w-0")).contains(&7));
     let label = with(cordoned_by_admin.clone(), json!({"metadata": {"labels": {"a": "b"}}}));
-    assert_eq!(controller_writes(&mut world.clone(), &label), [6]);
+    assert_eq!(controller_writes(&mut world.clone(), &label), [7]);
     let taint = with(cordoned_by_admin.clone(), json!({"spec": {"taints": [{"key": "a"}]}}));
-    assert_eq!(controller_writes(&mut world.clone(), &taint), [6]);
+    assert_eq!(controller_writes(&mut world.clone(), &taint), [7]);
     let unschedulable = json!({"spec": {"taints": [{"key": "node.kubernetes.io/unschedulable"}]}});
     assert_eq!(controller_writes(&mut world, &with(cordoned_by_admin, unschedulable)), OK);
 }
@@ -360,11 +373,11 @@ fn an_exclusion_is_removed_only_by_its_owner() {
     };
     assert_eq!(writes(&node("w-0"), &excluded_by_refit), OK);
     assert_eq!(writes(&excluded_by_refit, &node("w-0")), OK);
-    assert_eq!(writes(&excluded_by_admin, &node("w-0")), [6]);
-    assert_eq!(writes(&node("w-0"), &excluded_by_admin), [6]);
+    assert_eq!(writes(&excluded_by_admin, &node("w-0")), [7]);
+    assert_eq!(writes(&node("w-0"), &excluded_by_admin), [7]);
     let mut left = world();
     kubelet(&mut left, &excluded_by_refit);
-    assert_eq!(rest(&left), [6]);
+    assert_eq!(rest(&left), [7]);
 }
 
 fn rest(world: &World) -> Vec<u8> {
@@ -380,7 +393,7 @@ fn a_world_in_which_nothing_happened_is_at_rest() {
 fn an_unfinished_update_must_name_a_blocker() {
     let mut world = world();
     observe_update(&mut world, &update("w-0", 1, "Staging"));
-    assert_eq!(rest(&world), [5]);
+    assert_eq!(rest(&world), [6]);
     let blocked = json!({"status": {"blockedBy": [{"reason": "Paused"}]}});
     observe_update(&mut world, &with(update("w-0", 1, "Staging"), blocked));
     assert_eq!(rest(&world), OK);
@@ -391,7 +404,7 @@ fn a_failure_needs_a_reason_and_a_success_the_version() {
     let mut world = world();
     observe_update(&mut world, &update("w-0", 1, "Failed"));
     observe_update(&mut world, &update("w-1", 1, "Succeeded"));
-    assert_eq!(rest(&world), [5, 5]);
+    assert_eq!(rest(&world), [6, 6]);
     let reason = json!({"status": {"failureReason": "DiskFull"}});
     observe_update(&mut world, &with(update("w-0", 1, "Failed"), reason));
     let runs = json!({"status": {"nodeInfo": {"kubeletVersion": "v1.35.0"}}});
@@ -404,7 +417,7 @@ fn a_marked_machine_without_an_update_is_found() {
     let mut world = world();
     let marked = json!({"metadata": {"annotations": {keys::UPDATE_IN_PROGRESS: ""}}});
     put(&mut world, CAPI, "Machine", &with(machine("w-0", "MachineSet", "md-abc"), marked));
-    assert_eq!(rest(&world), [5]);
+    assert_eq!(rest(&world), [6]);
 }
 
 #[test]
@@ -418,7 +431,7 @@ fn a_machine_behind_its_machine_set_must_be_marked() {
     let behind =
         with(machine("w-0", "MachineSet", "md-def"), json!({"spec": {"version": "v1.35.0"}}));
     put(&mut world, CAPI, "Machine", &behind);
-    assert_eq!(rest(&world), [8]);
+    assert_eq!(rest(&world), [6]);
     let current = with(behind.clone(), json!({"spec": {"version": "v1.35.1"}}));
     put(&mut world, CAPI, "Machine", &current);
     assert_eq!(rest(&world), OK);
@@ -435,7 +448,7 @@ fn a_machine_behind_its_machine_set_must_be_marked() {
 fn a_leftover_cordon_must_be_reported() {
     let mut world = world();
     kubelet(&mut world, &cordoned("w-0"));
-    assert_eq!(rest(&world), [6]);
+    assert_eq!(rest(&world), [7]);
     let reported = json!({"status": {"failureReason": "DiskFull", "cordonedByUs": true}});
     observe_update(&mut world, &with(update("w-0", 1, "Failed"), reported));
     assert_eq!(rest(&world), OK);
@@ -454,9 +467,9 @@ fn a_leftover_guard_or_slot_is_found() {
         ]},
     });
     put(&mut world, "refit.dev", "UpdateGroup", &slots);
-    assert_eq!(rest(&world), [7, 7, 7]);
+    assert_eq!(rest(&world), [8, 8, 8]);
     kubelet(&mut world, &not_ready("w-1"));
-    assert_eq!(rest(&world), [7, 7]);
+    assert_eq!(rest(&world), [8, 8]);
 }
 
 #[test]

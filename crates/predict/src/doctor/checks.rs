@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::SignedDuration;
-use refit_core::certificates::LEAF_RENEW_BEFORE;
+use refit_core::{certificates::LEAF_RENEW_BEFORE, invariants::Invariant};
 
 use super::{Facts, Findings, Level, Workload};
 use crate::{
@@ -378,19 +378,23 @@ pub(super) fn invariants(facts: &Facts, found: &mut Findings) {
         return found.unknown("invariants", why);
     }
     for violation in &facts.violations {
-        let message = format!("invariant {}: {}", violation.invariant, violation.message);
+        let message = format!("invariant {}: {}", violation.invariant.number(), violation.message);
         let remedy = match violation.invariant {
-            5 => {
+            Invariant::NoneForgotten => {
                 "inspect it with kubectl describe; refit retry machine/NAME requests another \
                  attempt"
             }
-            6 => "run kubectl uncordon once the node is healthy",
-            8 => {
+            Invariant::Cordons => "run kubectl uncordon once the node is healthy",
+            Invariant::UpdateRequested => {
                 "Cluster API counts it as up to date and does not change it; the next change of \
                  its MachineDeployment's template updates it too, annotation \
                  cluster.x-k8s.io/remediate-machine replaces it"
             }
-            _ => {
+            Invariant::EnoughAvailable
+            | Invariant::OneMember
+            | Invariant::NoReplacement
+            | Invariant::OneUpdate
+            | Invariant::NothingLeft => {
                 "restart the controller, which removes leftovers; if it remains, report it as a bug"
             }
         };

@@ -38,6 +38,15 @@ struct ObservedLease {
     since: Instant,
 }
 
+/// What a replica knows of the Lease between two attempts.
+#[derive(Debug, Default)]
+struct Memory {
+    another: Option<ObservedLease>,
+    /// This replica's own last write: the next renewal needs no read, because it names the
+    /// resourceVersion, and is rejected if anybody has written the Lease since.
+    own: Option<Lease>,
+}
+
 /// The next action on the Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
@@ -60,10 +69,10 @@ pub async fn elect(
     leadership: &Leadership,
 ) -> Infallible {
     let api: Api<Lease> = Api::namespaced(client, &settings.namespace);
-    let mut seen: Option<ObservedLease> = None;
+    let mut memory = Memory::default();
     let mut led = false;
     loop {
-        if let Err(error) = attempt(&api, clock, settings, leadership, &mut seen).await {
+        if let Err(error) = attempt(&api, clock, settings, leadership, &mut memory).await {
             tracing::warn!(lease = settings.name, %error, "cannot read or renew the Lease");
         }
         let leads = leadership.is_held();
@@ -85,10 +94,13 @@ async fn attempt(
     clock: Clock,
     settings: &LeaseSettings,
     leadership: &Leadership,
-    seen: &mut Option<ObservedLease>,
+    memory: &mut Memory,
 ) -> kube::Result<()> {
-    let known = api.get_opt(&settings.name).await?;
-    let next = next(known.as_ref(), settings, seen, instant());
+    let known = match memory.own.take() {
+        Some(own) => Some(own),
+        None => api.get_opt(&settings.name).await?,
+    };
+    let next = next(known.as_ref(), settings, &mut memory.another, instant());
     if next == Next::Wait {
         leadership.taken_by_another();
         return Ok(());
@@ -113,11 +125,12 @@ async fn attempt(
         }
     };
     match written {
-        Ok(_) => {
+        Ok(own) => {
             leadership.renewed(sent, sent_at, settings);
+            memory.own = Some(own);
             Ok(())
         }
-        // Another replica was faster: the next read shows which.
+        // Another replica was faster: the next attempt reads which.
         Err(error) if apply::is_conflict(&error) => Ok(()),
         Err(error) => Err(error),
     }

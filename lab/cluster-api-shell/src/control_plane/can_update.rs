@@ -17,7 +17,7 @@ use crate::{
     cache::Cache,
     context::Context,
     error::Error,
-    hooks::{MachineVerdict, only_one, strip},
+    hooks::{MachineVerdict, for_hooks, only_one},
     live::{Bare, Live},
     machine::Parts,
     templates,
@@ -92,13 +92,13 @@ async fn request(
 
     let (current_config, wanted_config) = configs(plane, &bootstrap.cache, config);
     let current = json!({
-        "machine": strip(&typed(machine.json(), context.machines.resource())),
-        "infrastructureMachine": strip(&typed(&current_infrastructure, cache.resource())),
+        "machine": for_hooks(&typed(machine.json(), context.machines.resource())),
+        "infrastructureMachine": for_hooks(&typed(&current_infrastructure, cache.resource())),
         "bootstrapConfig": current_config,
     });
     let wanted = json!({
-        "machine": strip(&typed(&wanted_machine, context.machines.resource())),
-        "infrastructureMachine": strip(&typed(&wanted_infrastructure, cache.resource())),
+        "machine": for_hooks(&typed(&wanted_machine, context.machines.resource())),
+        "infrastructureMachine": for_hooks(&typed(&wanted_infrastructure, cache.resource())),
         "bootstrapConfig": wanted_config,
     });
     Ok(Some((current, wanted)))
@@ -140,7 +140,7 @@ fn configs(plane: &Plane, cache: &Cache<Bare>, live: &Live<Bare>) -> (Value, Val
         current["metadata"][key] = wanted["metadata"][key].clone();
     }
     current["spec"] = current_spec;
-    (strip(&typed(&current, cache.resource())), strip(&typed(&wanted, cache.resource())))
+    (for_hooks(&typed(&current, cache.resource())), for_hooks(&typed(&wanted, cache.resource())))
 }
 
 fn with_uid(mut intent: Value, uid: &str) -> Value {

@@ -17,7 +17,7 @@ mod registry;
 pub(crate) use cache::{CallCache, DecisionCache};
 pub(crate) use client::{HookClient, Refusal, Target};
 pub(crate) use discovery::validate;
-pub use patch::strip;
+pub use patch::for_hooks;
 pub(crate) use patch::{MachineSetVerdict, MachineVerdict};
 pub(crate) use registry::{only_one, selects};
 

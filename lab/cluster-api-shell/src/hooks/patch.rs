@@ -15,7 +15,7 @@ const SPEC: &str = "/spec";
 const TEMPLATE_SPEC: &str = "/spec/template/spec";
 
 /// An object as hooks receive it: apiVersion, kind, name, namespace, labels, annotations and spec.
-pub fn strip(object: &Value) -> Value {
+pub fn for_hooks(object: &Value) -> Value {
     let mut metadata = Map::new();
     for key in ["name", "namespace", "labels", "annotations"] {
         match object["metadata"].get(key) {

@@ -198,7 +198,7 @@ fn hooks_see_neither_status_nor_uid() {
         "spec": {"a": 1}, "status": {"b": 2},
     });
     assert_eq!(
-        strip(&object),
+        for_hooks(&object),
         json!({
             "apiVersion": "v1", "kind": "K",
             "metadata": {"name": "m", "namespace": "d", "labels": {"a": "b"}},

@@ -13,7 +13,7 @@ use super::{Part, Parts, up_to_date::UPDATING};
 use crate::{
     context::{Context, lock, namespace_of},
     error::Error,
-    hooks::{HookError, only_one, strip},
+    hooks::{HookError, for_hooks, only_one},
     live::{Live, Typed},
 };
 
@@ -196,13 +196,13 @@ fn retry_after_seconds(answer: &Value) -> Result<i32, String> {
 }
 
 fn desired(context: &Context, machine: &Live<Machine>, parts: &Parts) -> Value {
-    fn stripped<K: Typed>(resource: &kube::discovery::ApiResource, object: &Live<K>) -> Value {
-        let mut json = strip(object.json());
+    fn of_resource<K: Typed>(resource: &kube::discovery::ApiResource, object: &Live<K>) -> Value {
+        let mut json = for_hooks(object.json());
         json["apiVersion"] = json!(resource.api_version);
         json["kind"] = json!(resource.kind);
         json
     }
-    let mut desired = json!({ "machine": stripped(context.machines.resource(), machine) });
+    let mut desired = json!({ "machine": of_resource(context.machines.resource(), machine) });
     for (key, part) in [
         ("infrastructureMachine", Some(&parts.infrastructure)),
         ("bootstrapConfig", parts.bootstrap.as_ref()),
@@ -210,7 +210,7 @@ fn desired(context: &Context, machine: &Live<Machine>, parts: &Parts) -> Value {
         if let Some(part) = part
             && let Some(object) = &part.object
         {
-            desired[key] = stripped(part.cache.resource(), object);
+            desired[key] = of_resource(part.cache.resource(), object);
         }
     }
     desired

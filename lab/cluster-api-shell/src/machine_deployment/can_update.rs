@@ -13,7 +13,7 @@ use super::Group;
 use crate::{
     context::{Context, lock},
     error::Error,
-    hooks::{MachineSetVerdict, only_one, strip},
+    hooks::{MachineSetVerdict, for_hooks, only_one},
     templates,
 };
 
@@ -77,12 +77,12 @@ async fn objects(
     let infrastructure = templates::fetch(context, &group.namespace, &infrastructure).await?;
     let bootstrap = reference(&spec["bootstrap"]["configRef"]);
     let mut objects = json!({
-        "machineSet": strip(&set),
-        "infrastructureMachineTemplate": strip(&infrastructure.json),
+        "machineSet": for_hooks(&set),
+        "infrastructureMachineTemplate": for_hooks(&infrastructure.json),
     });
     if let Some(bootstrap) = bootstrap {
         let bootstrap = templates::fetch(context, &group.namespace, &bootstrap).await?;
-        objects["bootstrapConfigTemplate"] = strip(&bootstrap.json);
+        objects["bootstrapConfigTemplate"] = for_hooks(&bootstrap.json);
     }
     Ok(objects)
 }

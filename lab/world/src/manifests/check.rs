@@ -1,24 +1,15 @@
 //! Detects manifests that cannot run in the sandbox.
 
-use std::sync::LazyLock;
-
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use refit_cluster_api::kinds;
-use refit_kinds::{crds, json::text};
+use refit_kinds::json::text;
 use refit_manifests::{Manifest, Problem, group_of, shown};
 use serde_json::Value;
 
-use super::{fields, refs};
+use super::{BUNDLED_CRDS, fields, refs};
 
 /// Kinds of Cluster API's groups that the sandbox stores but does not act on.
 pub(super) const UNSUPPORTED_KINDS: [&str; 4] =
     ["ClusterResourceSet", "ClusterResourceSetBinding", "MachineHealthCheck", "MachinePool"];
-
-/// The CRDs that Refit and Cluster API bring. Generating their schemas is slow.
-static KNOWN: LazyLock<Vec<CustomResourceDefinition>> = LazyLock::new(|| {
-    let known = refit_cluster_api::crds().into_iter().chain(crds::refit_crds());
-    known.collect()
-});
 
 /// Checks field types and values, and that every reference resolves. `unread` holds the texts of
 /// documents that are not valid YAML.
@@ -64,7 +55,7 @@ fn unfit(manifest: &Manifest, all: &[Manifest], group: &str, kind: &str) -> Opti
         return Some(old_version(manifest, group, kind));
     }
     let got = shown(object.pointer("/kind"));
-    let crds_of_group = || KNOWN.iter().filter(|crd| crd.spec.group == group);
+    let crds_of_group = || BUNDLED_CRDS.iter().filter(|crd| crd.spec.group == group);
     if let Some(crd) = crds_of_group().find(|crd| crd.spec.names.kind == kind) {
         let version = text(object, "/apiVersion").rsplit('/').next();
         if !crd.spec.versions.iter().any(|v| Some(v.name.as_str()) == version) {

@@ -1,22 +1,29 @@
 //! CustomResourceDefinitions for kinds that no bundled CRD defines.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::LazyLock,
+};
 
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use lab_apiserver::Registry;
 use refit_cluster_api::kinds;
 use refit_kinds::{crds, json::text, keys};
 use refit_manifests::is_cluster_scoped_built_in;
 use serde_json::{Value, json};
 
+/// The CRDs that Refit and Cluster API bring. Generating their schemas is slow.
+pub static BUNDLED_CRDS: LazyLock<Vec<CustomResourceDefinition>> =
+    LazyLock::new(|| crds::refit_crds().into_iter().chain(refit_cluster_api::crds()).collect());
+
 /// Generates a schemaless CRD with the contract label for each kind of `objects` that neither
 /// Kubernetes nor the bundled CRDs define. `XMachineTemplate` also brings `XMachine`.
 ///
 /// CRDs that `objects` contains are not generated.
 pub fn schemaless_crds(objects: &[Value]) -> Vec<Value> {
-    let mut defined: BTreeSet<(String, String)> = refit_cluster_api::crds()
-        .into_iter()
-        .chain(crds::refit_crds())
-        .map(|crd| (crd.spec.group, crd.spec.names.kind))
+    let mut defined: BTreeSet<(String, String)> = BUNDLED_CRDS
+        .iter()
+        .map(|crd| (crd.spec.group.clone(), crd.spec.names.kind.clone()))
         .collect();
     for object in objects.iter().filter(|o| text(o, "/kind") == "CustomResourceDefinition") {
         let names = (text(object, "/spec/group"), text(object, "/spec/names/kind"));

@@ -14,7 +14,7 @@ use refit_kinds::json::{kind, text};
 use refit_manifests::{LoadError, Manifest, group_of, read, texts};
 use serde_json::{Value, json};
 
-pub use crds::schemaless_crds;
+pub use crds::{BUNDLED_CRDS, schemaless_crds};
 pub use rehearsal::rehearse;
 
 /// Whether a component of the sandbox acts on the object. Other objects are stored unchanged.

@@ -2,12 +2,12 @@
 //! write to the real one.
 
 use lab_apiserver::{ApiServer, Registry};
-use refit_kinds::{crds, json::text};
+use refit_kinds::json::text;
 use refit_manifests::{LoadError, Manifest, Problem, group_of, shown};
 use refit_runtime::Clock;
 use serde_json::Value;
 
-use super::schemaless_crds;
+use super::crds::{BUNDLED_CRDS, schemaless_crds};
 use crate::{
     direct::{Call, Direct, DirectError, USER, server_options},
     world::collection,
@@ -23,8 +23,8 @@ pub async fn rehearse(manifests: &[Manifest]) -> Result<(), LoadError> {
     let server = ApiServer::new(server_options(Clock::real(), 1));
     let api = Direct::new(server.clone(), USER);
     let objects: Vec<Value> = manifests.iter().map(|m| m.object.clone()).collect();
-    let bundled_crds = crds::refit_crds().into_iter().chain(refit_cluster_api::crds());
-    let bundled_crds = bundled_crds.map(|crd| serde_json::to_value(crd).expect("a CRD is JSON"));
+    let bundled_crds =
+        BUNDLED_CRDS.iter().map(|crd| serde_json::to_value(crd).expect("a CRD is JSON"));
     for crd in bundled_crds.chain(schemaless_crds(&objects)) {
         // Errors in a CRD show in the objects that need it.
         let _ = api.send(Call::create(DEFINITIONS, crd)).await;

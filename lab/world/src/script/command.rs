@@ -193,11 +193,13 @@ pub(super) enum Place {
 impl Place {
     /// Whether a failure here and one there have the same end.
     pub(super) fn is_same(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Latency(api, _), Self::Latency(other, _)) => api == other,
-            (Self::Clock(process, _), Self::Clock(other, _)) => process == other,
-            (one, other) => one == other,
+        if let (Self::Latency(api, _), Self::Latency(other, _)) = (self, other) {
+            return api == other;
         }
+        if let (Self::Clock(process, _), Self::Clock(other, _)) = (self, other) {
+            return process == other;
+        }
+        self == other
     }
 }
 

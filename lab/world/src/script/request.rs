@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use lab_cluster_api_shell::strip;
+use lab_cluster_api_shell::for_hooks;
 use refit_cluster_api::kinds::update_hook_pending;
 use refit_kinds::{
     hooks,
@@ -90,13 +90,13 @@ fn request(world: &World, machine: &Value) -> Value {
     let mirror = &world.inner.management_mirror;
     let part = |pointer: &str| {
         let reference = machine.pointer(pointer).unwrap_or(&Value::Null);
-        mirror.referred(reference, namespace(machine)).map(|(_, object)| strip(&object))
+        mirror.referred(reference, namespace(machine)).map(|(_, object)| for_hooks(&object))
     };
     json!({
         "apiVersion": hooks::API_VERSION,
         "kind": "UpdateMachineRequest",
         "desired": {
-            "machine": strip(machine),
+            "machine": for_hooks(machine),
             "infrastructureMachine": part("/spec/infrastructureRef"),
             "bootstrapConfig": part("/spec/bootstrap/configRef"),
         },

@@ -14,8 +14,9 @@ use refit_kinds::{
 use serde_json::Value;
 
 use super::{
+    cause::is_off,
     fault::FaultKind,
-    oracle::{Problem, Rule, is_off},
+    rule::{Problem, Rule},
     run::Happened,
     shape::DEPLOYMENT,
 };
@@ -24,7 +25,10 @@ use crate::{
         look::{blockers, newest_update, owners, owns, wanted_version},
         session::Session,
     },
-    world::status::{PASSING, is_final, is_worker, phase},
+    world::{
+        Actor, lock,
+        status::{PASSING, is_final, is_worker, phase},
+    },
 };
 
 /// Reasons of failures that an operator cannot end: no retry reaches the goal.
@@ -81,6 +85,7 @@ pub(super) fn problems(session: &Session, happened: &[Happened]) -> Vec<Problem>
     let all = machines(session);
     let of_machines = all.iter().filter_map(|one| problem(session, happened, one, &all));
     let mut found: Vec<Problem> = of_machines.chain(older_updates(session, &all)).collect();
+    found.extend(all.iter().filter_map(|one| half_rolled_back(session, one)));
     if found.is_empty() && !is_settled(session) && all.iter().all(|one| one.fate == Fate::Done) {
         found.push(unsettled(session, all.len()));
     }
@@ -161,6 +166,28 @@ fn problem(
     }?;
     let text = session.names.shown(&format!("Machine {}: {what}", name(&one.machine)));
     Some(Problem { rule, text })
+}
+
+/// A host whose update was stopped, and which runs neither the old version nor the new one as a
+/// whole.
+fn half_rolled_back(session: &Session, one: &MachineEnd) -> Option<Problem> {
+    one.update.as_deref().filter(|update| phase(update) == Phase::Stopped)?;
+    let Actor::Agent(key) = session.world.agent(text(&one.machine, "/status/nodeRef/name"))? else {
+        return None;
+    };
+    let host = lock(&session.world.inner.hosts).get(&key).cloned()?;
+    let host = lock(&host.state);
+    let of_package = |name| host.installed(name).map(|version| version.to_string());
+    let packages = ["kubeadm", "kubelet", "kubectl"].map(of_package).into_iter().flatten();
+    let pods = ["kube-apiserver", "kube-controller-manager", "kube-scheduler"];
+    let pods = pods.into_iter().filter_map(|pod| host.static_pod_version(pod));
+    let other = packages.chain(pods).find(|version| *version != host.kubelet_version)?;
+    let text = format!(
+        "Machine {}: its update was stopped; its kubelet runs {}, and {other} is left",
+        name(&one.machine),
+        host.kubelet_version
+    );
+    Some(Problem { rule: Rule::Invariant8, text: session.names.shown(&text) })
 }
 
 /// Unfinished NodeUpdates that are not the newest one of their Machine.

@@ -3,11 +3,8 @@
 use serde::Deserialize;
 use strum::{Display, EnumString, VariantArray};
 
-use super::{
-    operator,
-    shape::{CLUSTER, Shape},
-};
-use crate::{random::Random, script::parse};
+use super::{failure, operator, shape::Shape};
+use crate::random::Random;
 
 /// A kind of fault.
 #[derive(
@@ -103,18 +100,6 @@ pub enum FaultKind {
     ByHand,
 }
 
-const KINDS: [&str; 9] = [
-    "machine",
-    "nodeupdate",
-    "updategroup",
-    "cluster",
-    "md",
-    "kcp",
-    "edge-1:node",
-    "edge-1:pod",
-    "edge-1:hostplan",
-];
-
 /// What the lines of a fault depend on.
 pub(super) struct Setting<'a> {
     pub(super) shape: &'a Shape,
@@ -158,7 +143,36 @@ impl FaultKind {
             Self::HostLost | Self::Incident => shape.control_plane > 1 || shape.workers > 0,
             Self::Scale | Self::Flip | Self::ByHand => shape.workers > 0,
             Self::Remediate => shape.health_check,
-            _ => true,
+            Self::Outage
+            | Self::HalfOpen
+            | Self::StaleView
+            | Self::Latency
+            | Self::Rejection
+            | Self::LostAnswer
+            | Self::HostOff
+            | Self::StepFails
+            | Self::StepHangs
+            | Self::StepSlow
+            | Self::DiskFull
+            | Self::TornJournal
+            | Self::ClockStep
+            | Self::Kill
+            | Self::Split
+            | Self::Repeat
+            | Self::Pause
+            | Self::Cordon
+            | Self::StuckPod
+            | Self::Volume
+            | Self::Budget
+            | Self::Settings
+            | Self::DeleteMachine
+            | Self::DeleteUpdate
+            | Self::Abort
+            | Self::GiveUp
+            | Self::Cancel
+            | Self::Forgo
+            | Self::Default
+            | Self::Upgrade => true,
         }
     }
 
@@ -181,129 +195,45 @@ impl FaultKind {
     /// The script of one fault.
     pub(super) fn script(self, random: &mut Random, setting: &mut Setting<'_>) -> Vec<String> {
         match self {
-            Self::Outage
-            | Self::HalfOpen
-            | Self::StaleView
-            | Self::Latency
-            | Self::Rejection
-            | Self::LostAnswer
-            | Self::Split => self.of_apis(random, setting),
-            Self::Incident => incident(random, setting),
-            Self::HostOff
-            | Self::HostLost
-            | Self::StepFails
-            | Self::StepHangs
-            | Self::StepSlow
-            | Self::DiskFull
-            | Self::TornJournal => self.of_hosts(random, setting),
-            Self::ClockStep | Self::Kill | Self::Repeat => self.of_processes(random, setting),
-            Self::Pause
-            | Self::Cordon
-            | Self::StuckPod
-            | Self::Volume
-            | Self::Budget
-            | Self::Settings
-            | Self::Scale
-            | Self::DeleteMachine
-            | Self::DeleteUpdate
-            | Self::Abort
-            | Self::GiveUp
-            | Self::Cancel
-            | Self::Forgo
-            | Self::Flip
-            | Self::Default
-            | Self::Upgrade
-            | Self::Remediate
-            | Self::ByHand => operator::script(self, random, setting),
-        }
-    }
-
-    fn of_apis(self, random: &mut Random, setting: &Setting<'_>) -> Vec<String> {
-        let api = *random.pick(&[CLUSTER, CLUSTER, "management"]);
-        let line = match self {
-            Self::HalfOpen => format!("break streams {api}"),
-            Self::StaleView => {
-                let view = |_| {
-                    let kind = random.pick(&KINDS);
-                    format!("break view {kind} for {}s", random.between(10, 120))
-                };
-                return (0..3).map(view).collect();
-            }
-            Self::Latency => {
-                let delay = random.between(1, 8);
-                format!("break latency {api} {delay}s for {}s", random.between(30, 300))
-            }
-            Self::Rejection => {
-                let code = random.pick(&[403, 404, 409, 422, 429, 500, 503]);
-                format!("break requests {api} {code} times {}", random.between(1, 20))
-            }
-            Self::LostAnswer => format!("break answers {api} times {}", random.between(1, 10)),
-            Self::Split => {
-                let process = process(random, setting);
-                // An agent talks to its own cluster alone.
-                let api = if process.starts_with("agent") { CLUSTER } else { api };
-                format!("break link {process} {api} for {}s", random.between(10, 240))
-            }
-            _ => format!("break api {api} for {}s", random.between(5, 180)),
-        };
-        vec![line]
-    }
-
-    fn of_hosts(self, random: &mut Random, setting: &Setting<'_>) -> Vec<String> {
-        let node = &setting.machine;
-        let step = random.pick(&parse::STEPS);
-        let line = match self {
-            Self::HostLost => format!("break node {}", setting.shape.expendable(random)),
-            Self::StepFails => {
-                format!("break host {node} step {step} times {}", random.between(1, 6))
-            }
-            Self::StepHangs => format!("break host {node} step {step} hang times 1"),
-            Self::StepSlow => {
-                format!("break host {node} step {step} slow {}", random.between(2, 5))
-            }
-            Self::DiskFull => {
-                let time = random.between(1, 10);
-                return vec![format!("break disk {node}"), format!("at {time}m mend disk {node}")];
-            }
-            Self::TornJournal => format!("break journal {node}"),
-            _ => format!("break node {node} for {}m", random.between(1, 30)),
-        };
-        vec![line]
-    }
-
-    fn of_processes(self, random: &mut Random, setting: &Setting<'_>) -> Vec<String> {
-        let process = process(random, setting);
-        match self {
-            Self::ClockStep => {
-                // The stand-in for Cluster API has no clock of its own.
-                let process = if process == "capi" { "controller".to_owned() } else { process };
-                let seconds = random.between(30, 1200);
-                let way = random.pick(&["ahead", "behind"]);
-                let time = random.between(30, 600);
-                vec![format!("break clock {process} {seconds}s {way} for {time}s")]
-            }
+            Self::Outage => failure::outage(random),
+            Self::HalfOpen => failure::half_open(random),
+            Self::StaleView => failure::stale_view(random),
+            Self::Latency => failure::latency(random),
+            Self::Rejection => failure::rejection(random),
+            Self::LostAnswer => failure::lost_answer(random),
+            Self::Split => failure::split(random, setting),
+            Self::Incident => failure::incident(random, setting),
+            Self::HostOff => failure::host_off(random, &setting.machine),
+            Self::HostLost => failure::host_lost(random, setting),
+            Self::StepFails => failure::step_fails(random, &setting.machine),
+            Self::StepHangs => failure::step_hangs(random, &setting.machine),
+            Self::StepSlow => failure::step_slow(random, &setting.machine),
+            Self::DiskFull => failure::disk_full(random, &setting.machine),
+            Self::TornJournal => failure::torn_journal(&setting.machine),
+            Self::ClockStep => failure::clock_step(random, setting),
+            Self::Kill => failure::kill(random, setting),
             Self::Repeat => vec![format!("repeat {}", setting.machine)],
-            _ if random.chance(1, 2) => vec![format!("kill {process}")],
-            _ => vec![format!("kill {process} for {}s", random.between(5, 120))],
+            Self::Pause => operator::pause(random),
+            Self::Cordon => operator::cordon(random, &setting.machine),
+            Self::StuckPod => operator::stuck_pod(random, &setting.machine),
+            Self::Volume => operator::volume(random, &setting.machine),
+            Self::Budget => operator::budget(random),
+            Self::Settings => operator::settings(random, setting.shape),
+            Self::Scale => operator::scale(random, setting.shape),
+            Self::DeleteMachine => vec![format!("delete machine/{}", setting.machine)],
+            Self::DeleteUpdate => vec![format!("delete {}", operator::update(random, setting))],
+            Self::Abort => operator::abort(random, setting),
+            Self::GiveUp => operator::give_up(random, setting),
+            Self::Cancel => vec![operator::cancel(&setting.machine)],
+            Self::Forgo => operator::forgo(random, setting),
+            Self::Flip => operator::flip(random, setting),
+            Self::Default => operator::new_default(random, setting),
+            Self::Upgrade => {
+                let minor = random.chance(1, 2);
+                operator::upgrade(setting, minor)
+            }
+            Self::Remediate => operator::remediate(&setting.machine),
+            Self::ByHand => operator::by_hand(random, setting),
         }
     }
-}
-
-fn incident(random: &mut Random, setting: &Setting<'_>) -> Vec<String> {
-    let (pause, outage) = (random.between(30, 150), random.between(10, 170));
-    let resumed = pause + 1 + outage * random.between(5, 9) / 10;
-    vec![
-        format!("change cluster/{CLUSTER} spec.paused true"),
-        format!("at {resumed}s change cluster/{CLUSTER} spec.paused -"),
-        format!("wait {pause}s"),
-        format!("break api {CLUSTER} for {outage}s"),
-        "wait 1s".to_owned(),
-        format!("break node {} for {}m", setting.shape.expendable(random), random.between(5, 30)),
-    ]
-}
-
-fn process(random: &mut Random, setting: &Setting<'_>) -> String {
-    let standby = if setting.shape.standby { "standby" } else { "controller" };
-    let agent = format!("agent {}", setting.machine);
-    (*random.pick(&["controller", standby, "capi", &agent])).to_owned()
 }

@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use super::{
     fault::FaultKind,
-    oracle::{Problem, Rule},
+    rule::{Problem, Rule},
 };
 
 /// A finding, and the problems that it causes.

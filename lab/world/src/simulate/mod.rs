@@ -8,17 +8,21 @@
 //!
 //! | module | is for |
 //! |---|---|
-//! | `shape`, `fault`, `operator`, `plan` | what happens in the run of a seed |
+//! | `shape`, `fault`, `failure`, `operator`, `plan` | what happens in the run of a seed |
 //! | `run` | runs it |
-//! | `oracle`, `end` | judges it, during the run and at its end |
+//! | `rule` | what a run must keep |
+//! | `oracle`, `cause`, `end` | judges it, during the run and at its end |
 //! | `known` | failures that are known and not fixed yet |
 
+mod cause;
 mod end;
+mod failure;
 pub(crate) mod fault;
 mod known;
 mod operator;
 mod oracle;
 mod plan;
+mod rule;
 mod run;
 mod shape;
 
@@ -40,7 +44,7 @@ use strum::VariantArray as _;
 pub use fault::FaultKind;
 pub use known::{Known, KnownError};
 pub(crate) use oracle::Oracle;
-pub use oracle::{Problem, Rule};
+pub use rule::{Problem, Rule};
 
 use crate::{sweep::Sabotage, world::lock};
 use plan::Plan;
@@ -95,6 +99,14 @@ impl fmt::Display for Failure {
     }
 }
 
+/// Reasons that no world of the simulation can have.
+const OUT_OF_REACH: [&str; 2] = [
+    // Every Machine has an owner.
+    "NoGroup",
+    // Every agent is as new as the controller.
+    "AgentTooOld",
+];
+
 /// How often each fault, phase and reason occurred.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -104,6 +116,10 @@ pub struct Counts {
     pub phases: BTreeMap<String, u64>,
     /// Reasons of waits that were written.
     pub reasons: BTreeMap<String, u64>,
+    /// Reasons of updates that failed or were stopped.
+    pub failures: BTreeMap<String, u64>,
+    /// Reasons of events, such as the verdicts of hooks.
+    pub events: BTreeMap<String, u64>,
 }
 
 impl Counts {
@@ -112,6 +128,8 @@ impl Counts {
             (&mut self.faults, &other.faults),
             (&mut self.phases, &other.phases),
             (&mut self.reasons, &other.reasons),
+            (&mut self.failures, &other.failures),
+            (&mut self.events, &other.events),
         ] {
             for (name, count) in from {
                 *into.entry(name.clone()).or_default() += count;
@@ -119,7 +137,7 @@ impl Counts {
         }
     }
 
-    /// The faults, phases and reasons that never occurred.
+    /// The faults, phases and reasons of waits that never occurred, except those out of reach.
     pub fn missing(&self) -> Vec<String> {
         let lacks = |known: &BTreeMap<String, u64>, name: &str| {
             (!known.contains_key(name)).then(|| name.to_owned())
@@ -128,7 +146,8 @@ impl Counts {
         let faults = faults.filter_map(|name| lacks(&self.faults, &name));
         let phases = Phase::VARIANTS.iter().map(|phase| format!("{phase:?}"));
         let phases = phases.filter_map(|name| lacks(&self.phases, &name));
-        let reasons = Reason::all().filter_map(|name| lacks(&self.reasons, name));
+        let reasons = Reason::all().filter(|name| !OUT_OF_REACH.contains(name));
+        let reasons = reasons.filter_map(|name| lacks(&self.reasons, name));
         faults.chain(phases).chain(reasons).collect()
     }
 }
@@ -141,7 +160,9 @@ impl fmt::Display for Counts {
         };
         writeln!(f, "faults: {}", line(&self.faults))?;
         writeln!(f, "phases: {}", line(&self.phases))?;
-        write!(f, "reasons: {}", line(&self.reasons))
+        writeln!(f, "reasons: {}", line(&self.reasons))?;
+        writeln!(f, "failures: {}", line(&self.failures))?;
+        write!(f, "events: {}", line(&self.events))
     }
 }
 

@@ -1,6 +1,9 @@
 //! Runs the script of a plan and judges it.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use jiff::SignedDuration;
 use lab_apiserver::StoreEvent;
@@ -10,8 +13,9 @@ use serde_json::Value;
 use super::{
     Counts, end,
     fault::FaultKind,
-    oracle::{Oracle, Problem, Rule},
+    oracle::Oracle,
     plan::{MANIFESTS, Plan, Step},
+    rule::{Problem, Rule},
 };
 use crate::{
     manifests,
@@ -35,6 +39,9 @@ const CHECK: SignedDuration = SignedDuration::from_mins(1);
 const REST: u32 = 6;
 /// How long nothing may change in a world that is at rest although it has not settled.
 const STILL: SignedDuration = SignedDuration::from_mins(30);
+
+/// At the default, renewals would be half of all requests.
+const LEASE_RETRY: Duration = Duration::from_secs(5);
 
 /// The last lines of a script.
 const END: &str = "show machines\nshow updates\nshow groups\n";
@@ -118,6 +125,7 @@ async fn run_in_world(plan: &Plan, sabotage: Option<Sabotage>) -> Run {
     let mut options = WorldOptions {
         seed: plan.seed,
         two_controllers: plan.shape.standby,
+        lease_retry: Some(LEASE_RETRY),
         ..WorldOptions::new(objects)
     };
     if let Some(sabotage) = sabotage {
@@ -160,16 +168,23 @@ fn count(world: &World) -> Arc<Mutex<Counts>> {
     let counts = seen.clone();
     world.management().observe(Box::new(move |event: &StoreEvent<'_>| {
         let kind: &str = &event.resource.kind;
-        if &*event.resource.group != refit::GROUP || event.new.is_empty() {
+        let is_ours = &*event.resource.group == refit::GROUP;
+        if !(is_ours || kind == "Event") || event.new.is_empty() {
             return;
         }
         let object: Value = serde_json::from_slice(event.new).unwrap_or_default();
         let old = event.old.and_then(|old| serde_json::from_slice::<Value>(old).ok());
         let old = old.unwrap_or_default();
-        let mut counts = lock(&counts);
-        let phase = text(&object, "/status/phase");
-        if kind == "NodeUpdate" && !phase.is_empty() && phase != text(&old, "/status/phase") {
-            *counts.phases.entry(phase.to_owned()).or_default() += 1;
+        let counts = &mut *lock(&counts);
+        for (pointer, into) in [
+            ("/status/phase", &mut counts.phases),
+            ("/status/failureReason", &mut counts.failures),
+            ("/reason", &mut counts.events),
+        ] {
+            let now = text(&object, pointer);
+            if !now.is_empty() && now != text(&old, pointer) {
+                *into.entry(now.to_owned()).or_default() += 1;
+            }
         }
         for pointer in ["/status/blockedBy", "/status/waiting"] {
             let reasons = |object: &Value| -> Vec<String> {
@@ -293,6 +308,13 @@ fn judge(session: &Session, happened: &[Happened], outcome: Result<(), Stop>) ->
         rule: Rule::Fence,
         text: session.names.shown(&fence_break.to_string()),
     }));
+    for host in lock(&world.inner.hosts).values() {
+        let host = lock(&host.state);
+        problems.extend(host.repeated.iter().map(|command| {
+            let text = format!("host {} ran {command} again after it had succeeded", host.node);
+            Problem { rule: Rule::StepRepeated, text: session.names.shown(&text) }
+        }));
+    }
     if let Err(stop) = outcome
         && problems.is_empty()
     {

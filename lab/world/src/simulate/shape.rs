@@ -32,9 +32,9 @@ impl Shape {
     pub(super) fn new(random: &mut Random) -> Self {
         // The application cannot leave the only worker, and must not leave all at once: its budget
         // would hold both drains for ever.
-        let workers = *random.pick(&[0, 2, 3, 4]);
+        let workers = *random.pick(&[0, 2, 2, 3]);
         Self {
-            control_plane: if workers == 0 || random.chance(2, 3) { 3 } else { 1 },
+            control_plane: if workers == 0 || random.chance(1, 2) { 3 } else { 1 },
             workers,
             max_unavailable: random.between(1, workers.clamp(2, 3) - 1),
             max_surge: u32::from(random.chance(1, 6)),

@@ -10,7 +10,6 @@ use lab_apiserver::{
     auth::{Authentication, Required},
 };
 use refit_kinds::{
-    crds,
     json::{namespace, text},
     keys,
 };
@@ -25,7 +24,7 @@ use crate::{
     env::state::EnvState,
     invariants::Checker,
     leaders::Leaders,
-    manifests::schemaless_crds,
+    manifests::{BUNDLED_CRDS, schemaless_crds},
     mirror::{Mirror, management_resources, workload_resources},
     pki::{self, Identity},
     snapshot::Snapshot,
@@ -132,7 +131,7 @@ impl World {
     async fn load(&self, manifests: &[Value]) -> Result<(), WorldError> {
         let api = Direct::new(self.inner.management.clone(), USER);
         let definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-        for crd in crds::refit_crds().iter().chain(&refit_cluster_api::crds()) {
+        for crd in BUNDLED_CRDS.iter() {
             let body = serde_json::to_value(crd).expect("a CRD is JSON");
             api.send(Call::create(definitions, body)).await?;
         }
@@ -317,6 +316,7 @@ impl Parts {
             without: options.without,
             journal: options.journal,
             two_controllers: options.two_controllers,
+            lease_retry: options.lease_retry,
             leaders: Leaders::default(),
             hurry: options.hurry.max(1),
             enforced: options.enforced.clone(),

@@ -22,6 +22,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicI64},
+    time::Duration,
 };
 
 use jiff::Timestamp;
@@ -84,6 +85,8 @@ pub struct WorldOptions {
     pub plan_keys: Option<PlanKeys>,
     /// Whether there are two replicas of the controller, one of which leads.
     pub two_controllers: bool,
+    /// How often the leader of two controllers renews the Lease, if not as by default.
+    pub lease_retry: Option<Duration>,
     /// How many times faster than real hosts these work.
     pub hurry: u32,
     /// Whether a restored world uses the machine's own clock, in an ordinary runtime.
@@ -105,6 +108,7 @@ impl WorldOptions {
             settings: refit_controller::Settings::default(),
             plan_keys: None,
             two_controllers: false,
+            lease_retry: None,
             hurry: 1,
             real_time: false,
             enforced: None,
@@ -171,6 +175,7 @@ pub(crate) struct Inner {
     pub(crate) settings: refit_controller::Settings,
     pub(crate) plan_keys: Option<PlanKeys>,
     pub(crate) two_controllers: bool,
+    pub(crate) lease_retry: Option<Duration>,
     pub(crate) leaders: Leaders,
     pub(crate) hurry: u32,
     /// Whether callers from outside this process must authenticate.

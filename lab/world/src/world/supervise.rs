@@ -138,7 +138,9 @@ impl Inner {
                     process: Process {
                         lease: self.two_controllers.then(|| {
                             let identity = actor.user_agent(incarnation);
-                            LeaseSettings::new(pki::HOOK_NAMESPACE, LEASE, identity)
+                            let defaults = LeaseSettings::new(pki::HOOK_NAMESPACE, LEASE, identity);
+                            let retry_period = self.lease_retry.unwrap_or(defaults.retry_period);
+                            LeaseSettings { retry_period, ..defaults }
                         }),
                         ..Process::default()
                     },

@@ -54,7 +54,9 @@ fn sample() -> (u64, u32) {
 /// | Machine | another Machine that is being deleted |
 /// | owner | a lower `maxUnavailable` |
 /// | UpdateGroup | a slot that another controller has claimed, if the group has several |
-const REQUIRED: [(Kind, &str); 7] = [
+/// | NodeUpdate | an abort |
+const REQUIRED: [(Kind, &str); 8] = [
+    (Kind::NodeUpdate, UPGRADE),
     (Kind::Node, UPGRADE),
     (Kind::MirrorPod, UPGRADE),
     (Kind::Machine, UPGRADE),
@@ -157,8 +159,8 @@ fn assert_required(fleet: Fleet, kind: Kind, write: &str) {
 }
 
 #[test]
-fn a_workers_gate_requires_live_nodes_machines_and_owners() {
-    for kind in [Kind::Node, Kind::Machine, Kind::Owner] {
+fn a_workers_gate_requires_a_live_node_update_and_live_nodes_machines_and_owners() {
+    for kind in [Kind::NodeUpdate, Kind::Node, Kind::Machine, Kind::Owner] {
         assert_required(Fleet::Workers, kind, UPGRADE);
     }
 }
