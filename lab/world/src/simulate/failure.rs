@@ -1,6 +1,9 @@
 //! Failures of APIs, hosts and processes, as lines of a scenario script.
 
-use super::{fault::Setting, shape::CLUSTER};
+use super::{
+    fault::Setting,
+    shape::{CLUSTER, Shape},
+};
 use crate::{random::Random, script::parse};
 
 const KINDS: [&str; 9] = [
@@ -41,9 +44,17 @@ pub(super) fn latency(random: &mut Random) -> Vec<String> {
     vec![format!("break latency {api} {delay}s for {}s", random.between(30, 300))]
 }
 
-pub(super) fn rejection(random: &mut Random) -> Vec<String> {
+/// Requests of any kind, or those of a drain.
+pub(super) fn rejection(random: &mut Random, shape: &Shape) -> Vec<String> {
     let (api, code) = (api(random), random.pick(&[403, 404, 409, 422, 429, 500, 503]));
-    vec![format!("break requests {api} {code} times {}", random.between(1, 20))]
+    let times = random.between(1, 20);
+    if random.chance(1, 2) {
+        return vec![format!("break requests {api} {code} times {times}")];
+    }
+    vec![
+        format!("wait {} phase=Draining 10m", shape.owner(random)),
+        format!("break requests {CLUSTER} {code} times {times}"),
+    ]
 }
 
 pub(super) fn lost_answer(random: &mut Random) -> Vec<String> {

@@ -199,7 +199,7 @@ impl FaultKind {
             Self::HalfOpen => failure::half_open(random),
             Self::StaleView => failure::stale_view(random),
             Self::Latency => failure::latency(random),
-            Self::Rejection => failure::rejection(random),
+            Self::Rejection => failure::rejection(random, setting.shape),
             Self::LostAnswer => failure::lost_answer(random),
             Self::Split => failure::split(random, setting),
             Self::Incident => failure::incident(random, setting),

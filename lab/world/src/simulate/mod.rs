@@ -100,11 +100,15 @@ impl fmt::Display for Failure {
 }
 
 /// Reasons that no world of the simulation can have.
-const OUT_OF_REACH: [&str; 2] = [
+const OUT_OF_REACH: [&str; 4] = [
     // Every Machine has an owner.
     "NoGroup",
+    // Cluster API and operators request updates of machines with a Node.
+    "NoNode",
     // Every agent is as new as the controller.
     "AgentTooOld",
+    // Nothing creates a pod on a cordoned node.
+    "PodCameBack",
 ];
 
 /// How often each fault, phase and reason occurred.

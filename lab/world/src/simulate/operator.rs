@@ -83,11 +83,12 @@ pub(super) fn forgo(random: &mut Random, setting: &mut Setting<'_>) -> Vec<Strin
 
 pub(super) fn by_hand(random: &mut Random, setting: &Setting<'_>) -> Vec<String> {
     let workers: Vec<String> = setting.shape.worker_names().collect();
+    let update = format!("update {} to {}", random.pick(&workers), setting.version.now);
+    if random.chance(1, 3) {
+        return vec![update];
+    }
     let phase = random.pick(&["Upgrading", "Draining", "Disrupting", "Verifying"]);
-    vec![
-        format!("wait md/{DEPLOYMENT} phase={phase} 30m"),
-        format!("update {} to {}", random.pick(&workers), setting.version.now),
-    ]
+    vec![format!("wait md/{DEPLOYMENT} phase={phase} 30m"), update]
 }
 
 /// A provider starts to default a field.
