@@ -43,7 +43,7 @@ struct ObservedLease {
 struct Memory {
     another: Option<ObservedLease>,
     /// This replica's own last write: the next renewal needs no read, because it names the
-    /// resourceVersion, and is rejected if anybody has written the Lease since.
+    /// resourceVersion, and is rejected if the Lease was written since.
     own: Option<Lease>,
 }
 
