@@ -7,7 +7,10 @@ use std::{
 
 use crate::common::{Switch, World, config_map};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::ConfigMap};
-use kube::{Api, ResourceExt as _, api::PostParams};
+use kube::{
+    Api, ResourceExt as _,
+    api::{Patch, PostParams},
+};
 use refit_runtime::{
     gate::Open,
     lease::{Leadership, LeaseSettings, elect, is_fenced, release},
@@ -98,6 +101,34 @@ async fn there_is_never_more_than_one_leader_and_the_gap_is_short() {
     assert!(taken >= lost + Duration::from_secs(4), "a's last write has time: {lost:?} {taken:?}");
     assert!(taken <= Duration::from_secs(18), "{taken:?}");
     assert_eq!(lease(&world).await.spec.unwrap().lease_transitions, Some(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_leader_renews_without_a_read() {
+    let world = World::new();
+    let a = Replica::start(&world, "a").await;
+    seconds(1).await;
+    world.log();
+    seconds(20).await;
+    let log = world.log();
+    assert!(log.len() >= 9 && log.iter().all(|line| line.starts_with("PATCH")), "{log:?}");
+    assert!(a.leadership.is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_leader_keeps_a_lease_that_someone_edits_or_deletes() {
+    let world = World::new();
+    let a = Replica::start(&world, "a").await;
+    seconds(1).await;
+    let leases: Api<Lease> = Api::namespaced(world.client().await, "default");
+    let label = serde_json::json!({"metadata": {"labels": {"by": "someone"}}});
+    leases.patch("refit-controller", &<_>::default(), &Patch::Merge(label)).await.unwrap();
+    seconds(5).await;
+    assert!(a.leadership.is_held());
+    leases.delete("refit-controller", &<_>::default()).await.unwrap();
+    seconds(5).await;
+    assert!(a.leadership.is_held());
+    assert_eq!(lease(&world).await.spec.unwrap().holder_identity.as_deref(), Some("a"));
 }
 
 #[tokio::test(start_paused = true)]

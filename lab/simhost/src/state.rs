@@ -189,6 +189,17 @@ impl HostState {
         image.rsplit_once(':').map(|(_, tag)| tag.to_owned())
     }
 
+    /// The version of a package or static pod that differs from the kubelet's; `None` if the host
+    /// runs one version as a whole.
+    pub fn other_version(&self) -> Option<String> {
+        let packages = PACKAGES.into_iter().filter_map(|name| self.installed(name));
+        let packages = packages.map(|version| version.to_string());
+        let pods = CONTROL_PLANE.into_iter().filter_map(|name| self.static_pod_version(name));
+        // Image tags have no `+`.
+        let tag = |version: &str| version.replace('+', "_");
+        packages.chain(pods).find(|version| tag(version) != tag(&self.kubelet_version))
+    }
+
     /// The facts that the agent reports about the host.
     pub fn facts(&self) -> HostFacts {
         let packages = PACKAGES

@@ -111,6 +111,20 @@ fn the_kubelet_runs_the_old_version_until_it_is_restarted() {
 }
 
 #[test]
+fn a_host_between_two_versions_is_not_whole() {
+    let mut host = control_plane();
+    assert_eq!(host.other_version(), None);
+    run(&mut host, 1, install_kubeadm());
+    assert_eq!(host.other_version().as_deref(), Some("v1.35.0"), "a package");
+    run(&mut host, 40, upgrade(Role::FirstControlPlane));
+    run(&mut host, 120, install_kubelet());
+    host.start_kubelet();
+    assert_eq!(host.other_version(), None);
+    host.configure("v1.34.2");
+    assert_eq!(host.other_version().as_deref(), Some("v1.34.2"), "a static pod");
+}
+
+#[test]
 fn a_reboot_changes_the_boot_id_and_runs_the_installed_kubelet() {
     let mut host = worker();
     let (end, _) = run(&mut host, 1, install_kubelet());

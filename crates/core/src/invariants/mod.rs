@@ -57,7 +57,9 @@ pub enum Invariant {
     UpdateRequested,
     /// No cordon of Refit is left; a cordon, taint or label of an admin survives.
     Cordons,
-    /// An aborted update goes no further, and nothing of Refit is left on a Machine that is whole.
+    /// No gate lets an aborted update change the host.
+    AbortStops,
+    /// Nothing of Refit is left on a Machine that is whole.
     NothingLeft,
 }
 
@@ -71,7 +73,7 @@ impl Invariant {
             Self::OneUpdate => 4,
             Self::NoneForgotten | Self::UpdateRequested => 6,
             Self::Cordons => 7,
-            Self::NothingLeft => 8,
+            Self::AbortStops | Self::NothingLeft => 8,
         }
     }
 }

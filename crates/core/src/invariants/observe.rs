@@ -98,10 +98,8 @@ impl World {
                 CAPI => self.unasked_deletion(key, &before),
                 _ => None,
             };
-            found
-                .extend(wrong.map(|message| {
-                    violation(Invariant::NoReplacement, "Machine", &key.1, message)
-                }));
+            let broken = Invariant::NoReplacement;
+            found.extend(wrong.map(|message| violation(broken, "Machine", &key.1, message)));
         }
         match after {
             Some(machine) => self.machines.insert(key.clone(), machine),
@@ -254,7 +252,7 @@ impl World {
             self.updates.values().any(|update| update.uid == after.plan_id && update.aborted);
         if raised && first && aborted && actor == CONTROLLER {
             let message = format!("its gate is raised to {:?} after an abort", after.gate);
-            found.push(violation(Invariant::NothingLeft, "HostPlan", &key.1, message));
+            found.push(violation(Invariant::AbortStops, "HostPlan", &key.1, message));
         }
         if raised && actor == CONTROLLER {
             found.extend(self.disturbs(&key, &format!("its gate is raised to {:?}", after.gate)));

@@ -394,6 +394,7 @@ pub(super) fn invariants(facts: &Facts, found: &mut Findings) {
             | Invariant::OneMember
             | Invariant::NoReplacement
             | Invariant::OneUpdate
+            | Invariant::AbortStops
             | Invariant::NothingLeft => {
                 "restart the controller, which removes leftovers; if it remains, report it as a bug"
             }

@@ -177,11 +177,7 @@ fn half_rolled_back(session: &Session, one: &MachineEnd) -> Option<Problem> {
     };
     let host = lock(&session.world.inner.hosts).get(&key).cloned()?;
     let host = lock(&host.state);
-    let of_package = |name| host.installed(name).map(|version| version.to_string());
-    let packages = ["kubeadm", "kubelet", "kubectl"].map(of_package).into_iter().flatten();
-    let pods = ["kube-apiserver", "kube-controller-manager", "kube-scheduler"];
-    let pods = pods.into_iter().filter_map(|pod| host.static_pod_version(pod));
-    let other = packages.chain(pods).find(|version| *version != host.kubelet_version)?;
+    let other = host.other_version()?;
     let text = format!(
         "Machine {}: its update was stopped; its kubelet runs {}, and {other} is left",
         name(&one.machine),

@@ -63,7 +63,7 @@ impl Rule {
             Invariant::OneUpdate => Self::Invariant4,
             Invariant::NoneForgotten | Invariant::UpdateRequested => Self::Invariant6,
             Invariant::Cordons => Self::Invariant7,
-            Invariant::NothingLeft => Self::Invariant8,
+            Invariant::AbortStops | Invariant::NothingLeft => Self::Invariant8,
         }
     }
 }

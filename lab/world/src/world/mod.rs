@@ -85,7 +85,7 @@ pub struct WorldOptions {
     pub plan_keys: Option<PlanKeys>,
     /// Whether there are two replicas of the controller, one of which leads.
     pub two_controllers: bool,
-    /// How often the leader of two controllers renews the Lease, if not as by default.
+    /// How often the leader of two controllers renews the Lease; `None` for the default.
     pub lease_retry: Option<Duration>,
     /// How many times faster than real hosts these work.
     pub hurry: u32,
