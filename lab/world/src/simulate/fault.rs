@@ -77,7 +77,7 @@ pub enum FaultKind {
     Scale,
     /// An operator deletes a Machine.
     DeleteMachine,
-    /// Someone deletes a NodeUpdate.
+    /// Someone deletes a NodeUpdate, or an UpdateGroup.
     DeleteUpdate,
     /// An operator aborts an update, and later lets it be tried again.
     Abort,
@@ -221,7 +221,7 @@ impl FaultKind {
             Self::Settings => operator::settings(random, setting.shape),
             Self::Scale => operator::scale(random, setting.shape),
             Self::DeleteMachine => vec![format!("delete machine/{}", setting.machine)],
-            Self::DeleteUpdate => vec![format!("delete {}", operator::update(random, setting))],
+            Self::DeleteUpdate => operator::delete_update(random, setting),
             Self::Abort => operator::abort(random, setting),
             Self::GiveUp => operator::give_up(random, setting),
             Self::Cancel => vec![operator::cancel(&setting.machine)],

@@ -113,6 +113,18 @@ pub(super) fn update(random: &mut Random, setting: &Setting<'_>) -> String {
     format!("nodeupdate/{}-{ordinal}", setting.machine)
 }
 
+/// Someone deletes a NodeUpdate, or the UpdateGroup of an owner.
+pub(super) fn delete_update(random: &mut Random, setting: &Setting<'_>) -> Vec<String> {
+    if random.chance(2, 3) {
+        return vec![format!("delete {}", update(random, setting))];
+    }
+    let owner = setting.shape.owner(random);
+    let kind = if owner.starts_with("md/") { "machinedeployment" } else { "kubeadmcontrolplane" };
+    let name = owner.rsplit('/').next().unwrap_or_default();
+    let wait = format!("wait {owner} phase={} 4m", random.pick(&["Staging", "Waiting"]));
+    vec![wait, format!("delete updategroup/{kind}-{name}")]
+}
+
 /// Removes the annotation by which Cluster API remembers that it updates a Machine.
 pub(super) fn cancel(machine: &str) -> String {
     format!("change {} -", annotation(machine, keys::UPDATE_IN_PROGRESS))
