@@ -5,6 +5,7 @@ use std::{
     ops::Range,
     path::{Path, PathBuf},
     process::ExitCode,
+    str::FromStr,
 };
 
 use anyhow::Context as _;
@@ -13,7 +14,7 @@ use lab_world::{
     simulate::{Failure, FaultKind, Known, SimulationOptions, simulate, transcript},
     sweep::Sabotage,
 };
-use strum::VariantArray as _;
+use strum::VariantNames;
 
 use crate::print;
 
@@ -27,10 +28,12 @@ pub(crate) struct SimulateArgs {
     #[arg(long, value_name = "N", default_value_t = 6)]
     steps: usize,
     /// Inject only faults of these kinds.
-    #[arg(long = "fault", value_name = "KIND", value_delimiter = ',', value_parser = fault)]
+    #[arg(long = "fault", value_name = "KIND", value_delimiter = ',',
+          value_parser = one_of::<FaultKind>)]
     kinds: Vec<FaultKind>,
-    /// Leave one safeguard out: slot, journal, ordinal or lease. The simulation must detect it.
-    #[arg(long, value_name = "SAFEGUARD")]
+    /// Leave one safeguard out: slot, journal, ordinal, lease, liveread or hostlost. The simulation
+    /// must detect it.
+    #[arg(long, value_name = "SAFEGUARD", value_parser = one_of::<Sabotage>)]
     sabotage: Option<Sabotage>,
     /// Fail if a fault, a phase or a reason of a wait never occurred.
     #[arg(long, conflicts_with = "kinds")]
@@ -51,11 +54,9 @@ fn seeds(text: &str) -> Result<Range<u64>, String> {
     if range.is_empty() { Err(invalid()) } else { Ok(range) }
 }
 
-fn fault(text: &str) -> Result<FaultKind, String> {
-    text.parse().map_err(|_| {
-        let kinds: Vec<String> = FaultKind::VARIANTS.iter().map(ToString::to_string).collect();
-        format!("expected one of {}", kinds.join(", "))
-    })
+/// Parses the name of a variant.
+pub(crate) fn one_of<T: FromStr + VariantNames>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| format!("expected one of {}", T::VARIANTS.join(", ")))
 }
 
 /// Runs the simulation; the exit code reports whether it found an unknown failure.

@@ -11,7 +11,7 @@ use lab_world::{
     sweep::{Event, Failure, Sabotage, Scenario, SweepOptions, continue_from, sweep},
 };
 
-use crate::print;
+use crate::{print, simulate::one_of};
 
 /// Options of a sweep.
 #[derive(Args, Clone, Debug)]
@@ -24,7 +24,7 @@ pub(crate) struct SweepArgs {
     points: Option<usize>,
     /// Leave one safeguard out: slot, journal, ordinal or, with two replicas, lease. The sweep must
     /// detect it.
-    #[arg(long, value_name = "SAFEGUARD")]
+    #[arg(long, value_name = "SAFEGUARD", value_parser = one_of::<Sabotage>)]
     sabotage: Option<Sabotage>,
     /// Continue one point that failed before.
     #[arg(long, value_name = "FILE")]

@@ -5,7 +5,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::refit::{
     FailureKind, Gate, HostFacts, HostPlanSpec, HostPlanStatus, HostStepStatus, PlanId, PlanState,
-    PlannedStep, StepState, StepType,
+    PlannedStep, REPORT_INTERVAL_SECONDS, StepState, StepType,
 };
 use strum::VariantArray as _;
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Age at which an unchanged report is sent again.
-pub(crate) const HEARTBEAT: SignedDuration = SignedDuration::from_secs(300);
+pub(crate) const HEARTBEAT: SignedDuration = SignedDuration::from_secs(REPORT_INTERVAL_SECONDS);
 
 /// A condition that keeps the agent from running or recording anything.
 #[derive(Clone, Debug, PartialEq, Eq)]

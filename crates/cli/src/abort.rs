@@ -4,7 +4,10 @@ use std::process::ExitCode;
 
 use kube::ResourceExt as _;
 use refit_core::node::is_past_return;
-use refit_kinds::refit::{NodeUpdate, Phase, Stage};
+use refit_kinds::{
+    keys,
+    refit::{NodeUpdate, Phase, Stage},
+};
 use serde::Serialize;
 use serde_json::json;
 
@@ -101,7 +104,9 @@ fn decide(update: &NodeUpdate) -> Option<Decision<Row>> {
         };
         (Action::Abort, text.to_owned())
     };
-    let already = update.spec.stage == Stage::Abort;
+    // An abort because of another goal ends with it; this one lasts.
+    let already =
+        update.spec.stage == Stage::Abort && !update.annotations().contains_key(keys::GOAL_CHANGED);
     let row = Row {
         namespace: update.namespace().unwrap_or_default(),
         node_update: update.name_any(),
@@ -111,7 +116,12 @@ fn decide(update: &NodeUpdate) -> Option<Decision<Row>> {
         message,
         past_return: is_past_return(phase),
     };
-    let patch = (!already).then(|| json!({"spec": {"stage": Stage::Abort}}));
+    let patch = (!already).then(|| {
+        json!({
+            "metadata": {"annotations": {keys::GOAL_CHANGED: null}},
+            "spec": {"stage": Stage::Abort},
+        })
+    });
     Some(Decision { row, patch })
 }
 

@@ -45,7 +45,7 @@ pub(crate) struct DrainFlags {
 
 /// A duration, or none for `Never`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Limit(Option<SignedDuration>);
+pub(crate) struct Limit(pub(crate) Option<SignedDuration>);
 
 impl FromStr for Limit {
     type Err = NotATime;

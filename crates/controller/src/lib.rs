@@ -8,6 +8,7 @@
 //! | `host_plan`, `workload_watch` | HostPlans, and the watches of workload clusters |
 //! | `agent_access` | the rights of agents in workload clusters |
 //! | [`certificates`] | the hook server's certificate, without cert-manager |
+//! | `api_error` | what a failed request means |
 //! | `policy` | annotations for changes that no updater covers, for drains and for hosts |
 //! | `watches`, `groups` | one watch per kind, and the keys that a change wakes |
 //! | `process` | one of several replicas: Lease, probes, shutdown |
@@ -17,6 +18,7 @@
 
 mod agent_access;
 mod agent_policy;
+mod api_error;
 pub mod certificates;
 mod context;
 mod drain;

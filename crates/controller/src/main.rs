@@ -132,6 +132,10 @@ struct Args {
         default_value_t = 900
     )]
     report_stale_after_seconds: u32,
+    /// End an update as failed (HostLost) when its agent is silent for this time, and for the time
+    /// that its current step may take; or Never. Remediation of the Machine is allowed then
+    #[arg(long, value_name = "TIME", env = "REFIT_HOST_LOST_AFTER", default_value = "15m")]
+    host_lost_after: drain_flags::Limit,
     /// Set where HostPlans are: in each workload cluster, or next to the Machines
     #[arg(long, value_enum, env = "REFIT_PLAN_LOCATION", default_value_t = Location::Workload)]
     plan_location: Location,
@@ -255,6 +259,7 @@ async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
             },
             drain: args.drain.policy(),
             report_stale_after: seconds(args.report_stale_after_seconds),
+            host_lost_after: args.host_lost_after.0,
             plan_location: match args.plan_location {
                 Location::Workload => PlanLocation::Workload,
                 Location::Management => PlanLocation::Management,

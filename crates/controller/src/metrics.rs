@@ -6,7 +6,8 @@
 mod gauges;
 
 use std::{
-    sync::{Mutex, PoisonError},
+    error::Error,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -157,9 +158,15 @@ impl Metrics {
     }
 }
 
+/// The error of a request, which several reconciles may share.
+fn of_request<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a kube::Error> {
+    let shared = || error.downcast_ref::<Arc<kube::Error>>().map(AsRef::as_ref);
+    error.downcast_ref::<kube::Error>().or_else(shared)
+}
+
 /// The metric label for an error.
 fn reason_of(error: &anyhow::Error) -> &'static str {
-    let Some(error) = error.chain().find_map(|error| error.downcast_ref::<kube::Error>()) else {
+    let Some(error) = error.chain().find_map(of_request) else {
         return "Other";
     };
     if apply::is_conflict(error) {

@@ -8,7 +8,12 @@ use refit_cluster_api::kinds::{KubeadmControlPlane, MachineDeployment, MachineSe
 use refit_core::group::Limits;
 use refit_kinds::{refit::Owner, version::StatedVersion};
 
-use crate::{context::Stores, groups::Group};
+use crate::{
+    api_error::ReadError,
+    context::{Context, Stores},
+    groups::Group,
+    node_update::live::read_object,
+};
 
 /// The live owner of a group.
 pub(crate) enum LiveOwner {
@@ -25,6 +30,17 @@ impl LiveOwner {
             Owner::ControlPlane => stores.control_planes.get(&key).map(Self::ControlPlane),
             Owner::Deployment => stores.machine_deployments.get(&key).map(Self::Deployment),
             Owner::Set => stores.machine_sets.get(&key).map(Self::Set),
+        }
+    }
+
+    /// Brings the owner in the caches up to the present.
+    pub(crate) async fn read(ctx: &Context, group: &Group) -> Result<(), ReadError> {
+        let (stores, key) = (&ctx.stores, group.owner_key());
+        match Owner::of_kind(&group.spec.owner.kind) {
+            Some(Owner::ControlPlane) => read_object(ctx, &stores.control_planes, &key).await,
+            Some(Owner::Deployment) => read_object(ctx, &stores.machine_deployments, &key).await,
+            // The limit of a MachineSet without a MachineDeployment is fixed.
+            Some(Owner::Set) | None => Ok(()),
         }
     }
 

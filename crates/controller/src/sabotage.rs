@@ -9,6 +9,7 @@ use std::{
 };
 
 use futures::future::BoxFuture;
+use jiff::SignedDuration;
 use kube::{Api, ResourceExt as _, api::PostParams};
 use refit_core::group::Limits;
 use refit_kinds::refit::{MachineUid, NodeUpdate, Origin, Slot, UpdateGroupStatus};
@@ -27,6 +28,10 @@ pub enum Safeguard {
     Ordinal,
     /// Of several controllers, only the holder of the Lease makes the leader's writes.
     Lease,
+    /// What disturbs a machine is decided on a live read. Without it, the caches decide.
+    LiveRead,
+    /// The update of a host that does not return ends. Without it, the update waits for ever.
+    HostLost,
 }
 
 /// Runs the process as [`crate::run`] does, without one safeguard.
@@ -75,6 +80,16 @@ impl Sabotage {
         if self.lacks(Safeguard::Lease) {
             pending::<()>().await;
         }
+    }
+
+    /// Whether decisions rest on the caches alone.
+    pub(crate) fn trusts_caches(&self) -> bool {
+        self.lacks(Safeguard::LiveRead)
+    }
+
+    /// When a host counts as lost.
+    pub(crate) fn host_lost_after(&self, limit: Option<SignedDuration>) -> Option<SignedDuration> {
+        limit.filter(|_| !self.lacks(Safeguard::HostLost))
     }
 
     /// Limits a NodeUpdate's view to the slot that this process keeps for its Machine.

@@ -37,6 +37,9 @@ pub struct Settings {
     /// Maximum age of an agent's report before its host counts as unknown. The agent reports every
     /// five minutes: two reports may be lost.
     pub report_stale_after: Duration,
+    /// How long an agent may be silent during an update before its host counts as lost; `None` for
+    /// ever.
+    pub host_lost_after: Option<SignedDuration>,
     /// How long before the caller's deadline a hook responds that it ran out of time.
     pub hook_margin: Duration,
     /// How many NodeUpdates are reconciled at once.
@@ -61,6 +64,7 @@ impl Default for Settings {
             plan_location: PlanLocation::Workload,
             plan_signer: None,
             report_stale_after: Duration::from_mins(15),
+            host_lost_after: Some(SignedDuration::from_mins(15)),
             hook_margin: Duration::from_secs(1),
             node_update_workers: 16,
             update_group_workers: 8,

@@ -30,18 +30,20 @@ use crate::{
     PlanLocation,
     agent_access::AgentAccess,
     agent_policy,
+    api_error::is_silence,
     context::{Context, Stores},
     groups::node_update_keys_of_machine,
+    node_update::live::LiveReads,
 };
 
-/// How often a reachable cluster is probed.
+/// How often a cluster is probed.
 const PROBE_INTERVAL: Duration = Duration::from_mins(1);
-/// How often an unreachable cluster is probed.
+/// How long after a session the next one begins.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// How long the first lists may take before NodeUpdates report that they wait for them.
 const SYNC_OVERDUE: Duration = Duration::from_secs(30);
-/// Namespace of the control plane's mirror pods.
-const KUBE_SYSTEM: &str = "kube-system";
+/// Label of the control plane's mirror pods, in `kube-system`.
+pub(crate) const CONTROL_PLANE_PODS: &str = "tier=control-plane";
 /// On the CRD that Refit installs: hash of its spec. A CRD with an equal hash is not written again.
 const CRD_HASH: &str = "refit.dev/crd-hash";
 
@@ -63,10 +65,15 @@ pub(crate) struct ClusterView {
     pub(crate) static_pods: Store<Pod>,
     /// The Nodes that have a Role for their agent.
     agent_access: AgentAccess,
+    /// Reads apart from the watches.
+    pub(crate) live: LiveReads,
     unreachable: AtomicBool,
-    probe: Notify,
+    /// A call got no response.
+    silence: Notify,
     /// When the watch began.
     since: OnceLock<Timestamp>,
+    /// When all watches last had listed everything.
+    complete_since: Mutex<Option<Timestamp>>,
 }
 
 impl ClusterView {
@@ -75,23 +82,57 @@ impl ClusterView {
         self.host_plans.is_ready() && self.nodes.is_ready() && self.static_pods.is_ready()
     }
 
+    /// Since when the data has been complete; `None` before it was for the first time.
+    pub(crate) fn complete_since(&self) -> Option<Timestamp> {
+        *self.lock_complete_since()
+    }
+
+    fn lock_complete_since(&self) -> MutexGuard<'_, Option<Timestamp>> {
+        self.complete_since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the first list of every kind is complete.
+    async fn wait_synced(&self) {
+        futures::join!(self.host_plans.ready(), self.nodes.ready(), self.static_pods.ready());
+    }
+
+    /// Requires another list of every kind that is watched in the workload cluster.
+    fn expect_lists(&self, plans_in_workload: bool) {
+        if plans_in_workload {
+            self.host_plans.expect_list();
+        }
+        self.nodes.expect_list();
+        self.static_pods.expect_list();
+    }
+
     /// Whether the first lists are overdue and NodeUpdates must report it.
     pub(crate) fn is_overdue(&self, clock: &Clock) -> bool {
         let late = |since: &Timestamp| clock.elapsed(*since) > SYNC_OVERDUE;
         !self.synced() && self.since.get().is_some_and(late)
     }
 
-    /// Whether the last call to the cluster got no response.
+    /// Whether a call to the cluster got no response, and its watches have not listed everything
+    /// again since then.
     pub(crate) fn is_unreachable(&self) -> bool {
         self.unreachable.load(Ordering::Relaxed)
     }
 
-    /// Records that a call got no response, and triggers a probe soon.
+    /// Records that a call got no response: all watches begin again.
     pub(crate) fn mark_unreachable(&self) {
         if !self.unreachable.swap(true, Ordering::Relaxed) {
-            self.probe.notify_one();
+            self.silence.notify_one();
         }
     }
+}
+
+/// The Nodes of a workload cluster.
+pub(crate) fn nodes(client: &Client) -> Api<Node> {
+    Api::all(client.clone())
+}
+
+/// The pods of a workload cluster among which [`CONTROL_PLANE_PODS`] are the control plane's.
+pub(crate) fn control_plane_pods(client: &Client) -> Api<Pod> {
+    Api::namespaced(client.clone(), "kube-system")
 }
 
 impl WorkloadIndex {
@@ -175,28 +216,29 @@ fn initialised(clusters: &Store<Cluster>) -> Vec<ObjectKey> {
 async fn watch_cluster(ctx: &Context, key: ObjectKey, view: Arc<ClusterView>) {
     loop {
         if let Err(error) = Box::pin(session(ctx, &key, &view)).await {
-            tracing::debug!(cluster = %key, error = format!("{error:#}"), "cannot connect to the workload cluster");
+            tracing::debug!(cluster = %key, error = format!("{error:#}"), "session with the workload cluster ended");
         }
-        view.unreachable.store(true, Ordering::Relaxed);
-        wake_all(ctx, &key);
+        if !view.unreachable.swap(true, Ordering::Relaxed) {
+            wake_all(ctx, &key);
+        }
+        // The cluster may have moved, or its credentials may have changed.
+        ctx.workloads.forget(&key.namespace, &key.name);
         tokio::time::sleep(RETRY_INTERVAL).await;
     }
 }
 
-/// Watches a cluster with one set of credentials; returns when they are rejected.
+/// Watches a cluster over one set of connections, until it does not respond or rejects the
+/// credentials. What the watches of an earlier session delivered counts only after each watch has
+/// listed again: the world may have changed meanwhile, and a connection may be half-open.
 async fn session(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> anyhow::Result<()> {
     let client = ctx.workloads.client(&key.namespace, &key.name).await?;
     // A replica that is not the leader writes nothing: it watches what the leader installed.
     let plans_in_workload = ctx.settings.plan_location == PlanLocation::Workload;
     let leads = plans_in_workload && ctx.leadership.is_held();
     if leads {
-        let installed = ensure_installed(&client).await;
-        if installed.is_err() {
-            ctx.workloads.forget(&key.namespace, &key.name);
-        }
-        installed?;
-        set_reachable(ctx, key, view);
+        ensure_installed(&client).await?;
     }
+    view.expect_lists(plans_in_workload);
     let wake = |node: &str| wake_node(ctx, key, node);
     let plans = async {
         if plans_in_workload {
@@ -205,23 +247,18 @@ async fn session(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> anyhow::
             store::reflect(plans, store::everything(), view.host_plans.clone(), wake).await;
         }
     };
-    let nodes = store::reflect(
-        Api::<Node>::all(client.clone()),
-        store::everything(),
-        view.nodes.clone(),
-        |node| {
-            view.agent_access.saw(node);
-            wake(&node.name_any());
-        },
-    );
+    let nodes = store::reflect(nodes(&client), store::everything(), view.nodes.clone(), |node| {
+        view.agent_access.saw(node);
+        wake(&node.name_any());
+    });
     let access = async {
         if plans_in_workload {
             view.agent_access.keep(ctx, &client, &view.nodes).await;
         }
     };
     let pods = store::reflect(
-        Api::<Pod>::namespaced(client.clone(), KUBE_SYSTEM),
-        store::everything().labels("tier=control-plane"),
+        control_plane_pods(&client),
+        store::everything().labels(CONTROL_PLANE_PODS),
         view.static_pods.clone(),
         |pod| {
             if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) {
@@ -229,18 +266,23 @@ async fn session(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> anyhow::
             }
         },
     );
+    let synced = async {
+        view.wait_synced().await;
+        *view.lock_complete_since() = Some(ctx.clock.now());
+        view.unreachable.store(false, Ordering::Relaxed);
+        wake_all(ctx, key);
+    };
     tokio::select! {
         biased;
-        refused = keep_probing(ctx, key, view, &client, leads) => refused,
-        ((), (), (), ()) = async { futures::join!(plans, nodes, pods, access) } => Ok(()),
+        refused = keep_probing(ctx, view, &client, leads) => refused,
+        _ = async { futures::join!(plans, nodes, pods, access, synced) } => Ok(()),
     }
 }
 
-/// Probes the cluster regularly; returns when it rejects the credentials or has lost the installed
-/// objects.
+/// Probes the cluster regularly; returns when it does not respond, rejects the credentials, or has
+/// lost the installed objects.
 async fn keep_probing(
     ctx: &Context,
-    key: &ObjectKey,
     view: &ClusterView,
     client: &Client,
     mut installed: bool,
@@ -250,16 +292,16 @@ async fn keep_probing(
     // A replica that has not called the cluster yet probes it immediately.
     let mut known = installed;
     loop {
-        let wait = if !std::mem::replace(&mut known, true) {
-            Duration::ZERO
-        } else if view.is_unreachable() {
-            RETRY_INTERVAL
-        } else {
-            PROBE_INTERVAL
-        };
+        let probed = std::mem::replace(&mut known, true);
+        let wait = if probed { PROBE_INTERVAL } else { Duration::ZERO };
         tokio::select! {
             biased;
-            () = view.probe.notified() => tokio::time::sleep(RETRY_INTERVAL).await,
+            () = view.silence.notified() => {
+                // Before the lists are complete, this is the silence that ended the last session.
+                if view.synced() {
+                    anyhow::bail!("a call got no response");
+                }
+            }
             () = ctx.leadership.held(), if plans_in_workload && !installed => {
                 ensure_installed(client).await?;
                 installed = true;
@@ -269,23 +311,15 @@ async fn keep_probing(
         match namespaces.get_opt(keys::HOST_PLAN_NAMESPACE).await {
             // Everything that was installed is gone with it: a new session installs it again.
             Ok(None) if installed => anyhow::bail!("the namespace of the agents was deleted"),
-            Ok(_) => set_reachable(ctx, key, view),
             Err(kube::Error::Api(status)) if matches!(status.code, 401 | 403) => {
-                ctx.workloads.forget(&key.namespace, &key.name);
                 return Err(kube::Error::Api(status)).context("the credentials were rejected");
             }
-            Err(_) => {
-                if !view.unreachable.swap(true, Ordering::Relaxed) {
-                    wake_all(ctx, key);
-                }
+            Err(error) if is_silence(&error) => {
+                return Err(error).context("the cluster does not respond");
             }
+            // It responds. Whoever needs what it refuses reports that.
+            Ok(_) | Err(_) => {}
         }
-    }
-}
-
-fn set_reachable(ctx: &Context, key: &ObjectKey, view: &ClusterView) {
-    if view.unreachable.swap(false, Ordering::Relaxed) {
-        wake_all(ctx, key);
     }
 }
 

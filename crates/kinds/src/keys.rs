@@ -77,6 +77,9 @@ pub const ON_UNCOVERED: &str = "refit.dev/on-uncovered";
 pub const IN_PLACE: &str = "refit.dev/in-place";
 /// Requests one more attempt after the named NodeUpdate failed permanently.
 pub const RETRY: &str = "refit.dev/retry";
+/// On an aborted NodeUpdate: Refit stopped it because the goal of its Machine changed. Without it, an
+/// operator did, and only an operator lets the Machine continue.
+pub const GOAL_CHANGED: &str = "refit.dev/goal-changed";
 /// `Disabled` turns off the guard against remediation of a Machine during its update.
 pub const REMEDIATION_GUARD: &str = "refit.dev/remediation-guard";
 /// On a Machine: the annotations of the remediation guard that Refit set, comma-separated.

@@ -13,7 +13,7 @@ use refit_cluster_api::{
         simulate::Answer,
     },
 };
-use refit_core::change::Level;
+use refit_core::change::{Level, can_update::Known};
 use refit_kinds::{
     json::{annotations, condition, name, text},
     keys,
@@ -101,7 +101,8 @@ fn answers(
     for member in members.iter().filter(|m| !m.sides.is_up_to_date()) {
         let hosts = if asked { view.hosts_of(&[member.machine]) } else { Vec::new() };
         let before = view.plan.blocked_by.len();
-        let answer = view.answer(Level::Machine, &member.sides.sides, hosts, Vec::new());
+        let answer =
+            view.answer(Level::Machine, &member.sides.sides, Known { hosts, ..Known::default() });
         let machine_name = name(member.machine).to_owned();
         refusals.insert(machine_name.clone(), view.plan.blocked_by.split_off(before));
         answers.insert(machine_name, answer);

@@ -4,7 +4,7 @@ use refit_cluster_api::{kinds::annotations_show_update, rollout::simulate::Answe
 use refit_core::{
     change::{
         Coverage, Level, Policy, Verdict, can_update,
-        can_update::{ControlPlaneMachine, Host, HostReport, Judgement, Known, unfinished},
+        can_update::{Host, HostReport, Judgement, Known, unfinished},
         policy,
         verdict::Unfinished,
     },
@@ -164,13 +164,7 @@ impl<'a> View<'a> {
     }
 
     /// The predicted response for two sides; adds the blocker if the machines must wait.
-    pub(super) fn answer(
-        &mut self,
-        level: Level,
-        sides: &Sides,
-        hosts: Vec<Host>,
-        control_plane: Vec<ControlPlaneMachine>,
-    ) -> Answer {
+    pub(super) fn answer(&mut self, level: Level, sides: &Sides, known: Known) -> Answer {
         let (current, desired) = match sides {
             Sides::Known(both) => both.as_ref(),
             Sides::NotCloned => return Answer::Replace,
@@ -184,8 +178,7 @@ impl<'a> View<'a> {
             }
         };
         // Unfinished updates block the whole group: look_for_unfinished reports them.
-        let peers = Vec::new();
-        let known = Known { policy: self.policy.clone(), hosts, peers, control_plane };
+        let known = Known { policy: self.policy.clone(), peers: Vec::new(), ..known };
         let Judgement { coverage, verdict } = can_update(level, current, desired, &known);
         self.add_lines(&coverage);
         match &verdict {
@@ -258,6 +251,7 @@ impl<'a> View<'a> {
                 "" => HostReport::NoNode,
                 node => hosts.report(node, self.input.now),
             },
+            kubelet: text(machine, "/status/nodeInfo/kubeletVersion").into(),
         };
         machines.iter().map(host).collect()
     }

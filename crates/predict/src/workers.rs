@@ -19,7 +19,7 @@ use refit_cluster_api::{
 };
 use refit_core::change::{
     Level,
-    can_update::{ControlPlaneMachine, behind},
+    can_update::{ControlPlaneMachine, Known, behind},
 };
 use refit_kinds::{
     json::{
@@ -92,7 +92,9 @@ pub(super) fn predict(
         .map(|old| old.machine_set.name.clone())
         .collect();
     let asked = in_place_updates && strategy != Strategy::OnDelete;
-    let answers = answers(&mut view, &sets, &machines, &old, control_plane, asked);
+    let at_once = strategy.fenceposts(replicas).unavailable;
+    let tolerated = usize::try_from(at_once.max(1)).unwrap_or(1);
+    let answers = answers(&mut view, &sets, &machines, &old, control_plane, asked, tolerated);
     let outcome = Workers {
         deployment,
         sets: rollout_sets,
@@ -123,7 +125,6 @@ pub(super) fn predict(
         view.look_for_unfinished(&machines);
         view.look_for_budgets(&machines);
     }
-    let at_once = strategy.fenceposts(replicas).unavailable;
     view.predict_seconds(view.plan.machines.in_place, at_once);
     Some(view.conclude(waits_for_a_user))
 }
@@ -162,6 +163,7 @@ fn answers(
     old: &BTreeSet<String>,
     control_plane: Option<&GroupPrediction>,
     asked: bool,
+    tolerated: usize,
 ) -> BTreeMap<String, Answer> {
     let mut answers = BTreeMap::new();
     for set in sets.iter().filter(|set| old.contains(name(set))) {
@@ -172,10 +174,14 @@ fn answers(
             .collect();
         let sides = of_set(view.input, set, view.wanted);
         let servers = servers(view, control_plane);
-        let (hosts, servers) =
-            if asked { (view.hosts_of(&set_machines), servers) } else { (Vec::new(), Vec::new()) };
+        let known = if asked {
+            let hosts = view.hosts_of(&set_machines);
+            Known { hosts, tolerated, control_plane: servers, ..Known::default() }
+        } else {
+            Known::default()
+        };
         let before = view.plan.blocked_by.len();
-        let answer = view.answer(Level::MachineSet, &sides, hosts, servers);
+        let answer = view.answer(Level::MachineSet, &sides, known);
         if !asked {
             view.plan.blocked_by.truncate(before);
         }

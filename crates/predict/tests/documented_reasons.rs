@@ -9,6 +9,7 @@ use refit_core::{
     },
     report::Reason,
 };
+use refit_kinds::version::StatedVersion;
 use refit_predict::{BLOCKED_REASONS, CauseReason, Unreached, doctor::Check};
 use serde_json::json;
 use strum::VariantNames as _;
@@ -45,8 +46,14 @@ fn decided(known: &Known) -> NotReady {
 fn not_ready() -> Vec<NotReady> {
     let s = String::new;
     let peer = Peer { machine: s(), unfinished: Some(Unfinished::Marked) };
-    let host = Host { machine: s(), deleting: false, report: HostReport::NoNode };
+    let host = Host {
+        machine: s(),
+        deleting: false,
+        report: HostReport::NoNode,
+        kubelet: StatedVersion::Absent,
+    };
     let leaving = Host { deleting: true, ..host.clone() };
+    let old_kubelet = Host { kubelet: "v1.33.0".into(), ..host.clone() };
     let old = ControlPlaneMachine { machine: s(), runs: "v1.34.2".into() };
     let all = vec![
         NotReady::NotSynced,
@@ -57,6 +64,7 @@ fn not_ready() -> Vec<NotReady> {
         decided(&Known { peers: vec![peer], ..Known::default() }),
         decided(&Known { hosts: vec![host], ..Known::default() }),
         decided(&Known { control_plane: vec![old], ..Known::default() }),
+        decided(&Known { hosts: vec![old_kubelet], ..Known::default() }),
         NotReady::Deadline,
     ];
     for why in &all {
@@ -69,6 +77,7 @@ fn not_ready() -> Vec<NotReady> {
             | NotReady::AnotherMachine { .. }
             | NotReady::NoFreshReport { .. }
             | NotReady::ControlPlaneBehind { .. }
+            | NotReady::KubeletBehind { .. }
             | NotReady::Deadline => {}
         }
     }

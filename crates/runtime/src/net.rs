@@ -13,8 +13,10 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll},
+    time::Duration,
 };
 
+use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf},
     net::{TcpListener, TcpStream},
@@ -23,6 +25,11 @@ use tokio::{
 
 use crate::gate::{Fate, Gate};
 
+/// How long a TCP stream may be quiet before the kernel probes the peer, and how often it does.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+/// How long a TCP peer may leave data or probes unacknowledged. A host that loses power closes no
+/// stream: without this limit, a watch of it would stay open and silent for minutes.
+const PEER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Capacity of an in-memory stream; a writer waits when it is full.
 const STREAM_BYTES: usize = 256 * 1024;
 /// Maximum number of connections that wait to be accepted.
@@ -56,6 +63,12 @@ impl Stream {
 
     fn tcp(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
+        let socket = SockRef::from(&stream);
+        let probes = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
+        socket.set_tcp_keepalive(&probes)?;
+        // Limits the time without an acknowledgement, of data as of probes.
+        #[cfg(target_os = "linux")]
+        socket.set_tcp_user_timeout(Some(PEER_TIMEOUT))?;
         Ok(Self { inner: Inner::Tcp(stream), gate: None, acceptor: None, silent: Arc::default() })
     }
 
@@ -349,6 +362,21 @@ mod tests {
         fn fate(&self) -> Fate {
             if self.0.load(Ordering::SeqCst) { Fate::Dead } else { Fate::Alive }
         }
+    }
+
+    #[tokio::test]
+    async fn the_kernel_ends_streams_to_a_peer_that_is_gone() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let Inner::Tcp(stream) = Dialer::Tcp.dial("127.0.0.1", port).await.unwrap().inner else {
+            panic!("not on TCP")
+        };
+        let socket = SockRef::from(&stream);
+        assert!(socket.keepalive().unwrap());
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), KEEPALIVE);
+        assert_eq!(socket.tcp_keepalive_interval().unwrap(), KEEPALIVE);
+        #[cfg(target_os = "linux")]
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(PEER_TIMEOUT));
     }
 
     #[tokio::test]

@@ -4,7 +4,7 @@
 mod reflect;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt::{self, Debug},
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use crate::guard::Guarded;
 
-pub use reflect::{everything, follow, reflect};
+pub use reflect::{everything, follow, read_now, reflect};
 
 /// Namespace and name of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -66,11 +66,11 @@ struct State<K> {
     /// The newest resourceVersion from the watch. An object that is not in the store and not newer
     /// is deleted.
     seen: u64,
-    /// Refit's own writes that the watch has not delivered yet.
+    /// Refit's own writes, and what it read live, that the watch has not delivered yet.
     ahead: BTreeMap<ObjectKey, Ahead<K>>,
 }
 
-/// An own write that is in the store before its event arrives.
+/// An own write, or a live read, that is in the store before its event arrives.
 struct Ahead<K> {
     /// The object that the watch had delivered before.
     before: Option<Arc<K>>,
@@ -198,20 +198,49 @@ impl<K> Store<K> {
     pub fn mark_ready(&self) {
         self.0.ready.send_replace(true);
     }
+
+    /// Requires another complete list before the store is ready again, such as after an outage. The
+    /// objects stay.
+    pub fn expect_list(&self) {
+        self.0.ready.send_replace(false);
+    }
 }
 
 impl<K: Resource> Store<K> {
     /// Stores the object that a write returned, unless the watch has delivered a newer version or
     /// its deletion.
-    pub fn insert(&self, mut object: K) {
-        object.meta_mut().managed_fields = None;
+    pub fn insert(&self, object: K) {
+        self.write().learn(object);
+    }
+
+    /// Takes over objects that were listed apart from the watch, right before a decision. `covers`
+    /// says which objects the list would contain: those that it lacks were deleted.
+    pub(crate) fn learn_list(
+        &self,
+        list: Vec<Guarded<K>>,
+        list_version: u64,
+        covers: impl Fn(&K) -> bool,
+    ) {
         let mut state = self.write();
-        let key = key_of(object.meta());
-        let answered = version(&object);
-        let outdated = answered.is_some() && answered <= state.newest(&key);
-        if !outdated {
-            let before = state.objects.insert(key.clone(), Arc::new(object));
-            state.note_write(key, before, answered);
+        let mut listed = BTreeSet::new();
+        for object in list {
+            let key = key_of(object.metadata());
+            match object.0 {
+                Ok(object) => state.learn(object),
+                Err(unreadable) => {
+                    state.unreadable.insert(key.clone(), unreadable.reason);
+                }
+            }
+            listed.insert(key);
+        }
+        let is_gone = |key: &ObjectKey, known: &K| {
+            !listed.contains(key) && covers(known) && is_at_most(known, list_version)
+        };
+        let gone = state.objects.iter().filter(|(key, known)| is_gone(key, known.as_ref()));
+        let gone: Vec<_> = gone.map(|(key, _)| key.clone()).collect();
+        for key in gone {
+            let before = state.objects.remove(&key);
+            state.note_write(key, before, Some(list_version));
         }
     }
 
@@ -333,7 +362,20 @@ impl<K: Resource> State<K> {
         Some(self.seen.max(deleted))
     }
 
-    /// Records an own write, after which the watch lags behind the store.
+    /// Stores an object that was not delivered by the watch, unless the watch has delivered a newer
+    /// version or its deletion.
+    fn learn(&mut self, mut object: K) {
+        object.meta_mut().managed_fields = None;
+        let key = key_of(object.meta());
+        let answered = version(&object);
+        let outdated = answered.is_some() && answered <= self.newest(&key);
+        if !outdated {
+            let before = self.objects.insert(key.clone(), Arc::new(object));
+            self.note_write(key, before, answered);
+        }
+    }
+
+    /// Records what the store knows before the watch: the result of an own write, or of a read.
     fn note_write(&mut self, key: ObjectKey, before: Option<Arc<K>>, version: Option<u64>) {
         let ahead = self.ahead.entry(key).or_insert(Ahead { before, version: 0, since_list: true });
         ahead.version = version.unwrap_or_default();

@@ -2,11 +2,12 @@ use std::time::Duration;
 
 use refit_controller::wire::{self, BadRequest, MACHINE, MACHINE_SET, Members};
 use refit_core::change::{
-    Level, Objects, Patch, Verdict, can_update,
+    Level, Patch, Verdict, can_update,
     can_update::{Host, HostReport, Known},
     goal,
     objects::{PARTS, part_changes},
 };
+use refit_kinds::version::StatedVersion;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 
@@ -39,7 +40,12 @@ fn can_update_hook(input: &[u8], members: Members, level: Level) {
         Ok(sides) => sides,
         Err(error) => return hides_values(&error),
     };
-    let host = Host { machine: "edge-1-0".to_owned(), deleting: false, report: HostReport::Fresh };
+    let host = Host {
+        machine: "edge-1-0".to_owned(),
+        deleting: false,
+        report: HostReport::Fresh,
+        kubelet: StatedVersion::Absent,
+    };
     let known = Known { hosts: vec![host], ..Known::default() };
     let verdict = can_update(level, &current, &desired, &known).verdict;
     let response = match level {
@@ -77,11 +83,10 @@ fn apply(object: &mut Value, patch: Option<Patch>) {
 fn update_machine_hook(input: &[u8]) {
     let desired =
         wire::parse(input).and_then(|mut request| wire::side(&mut request, "desired", MACHINE));
-    let Objects { owner, infrastructure, bootstrap } = match desired {
-        Ok(desired) => desired,
-        Err(error) => return hides_values(&error),
-    };
-    let _ = goal(&owner, bootstrap.as_ref(), &infrastructure);
+    match desired {
+        Ok(desired) => drop(goal(&desired.owner)),
+        Err(error) => hides_values(&error),
+    }
 }
 
 fn hides_values(error: &BadRequest) {

@@ -16,7 +16,7 @@ use tokio::process::{Child, Command};
 use crate::{eventually, run};
 
 /// Time for terminated processes to release a mount, in seconds.
-const LET_GO_SECONDS: u64 = 10;
+const LET_GO_SECONDS: u64 = 60;
 
 /// A mounted disk with a file system, and the host's root made of it and of the layers below.
 #[derive(Debug)]

@@ -59,7 +59,7 @@ async fn roll_out(cluster: &Cluster, hosts: &[Host]) -> anyhow::Result<()> {
     let controller = cluster.drive().await?;
     trouble(hosts)?;
     fill_disk(worker_of(hosts)?).await?;
-    cluster.management.upgrade(GOAL, 240).await?;
+    cluster.management.upgrade(GOAL, 900).await?;
     no_room_then_room(cluster, worker_of(hosts)?).await?;
     // The update that failed for lack of disk space stays in the list.
     all_updated(cluster, hosts.len(), 300).await?;

@@ -5,6 +5,7 @@
 mod common;
 mod environment;
 mod metrics;
+mod outages;
 mod quorum;
 mod rbac;
 mod replicas;

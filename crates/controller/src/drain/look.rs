@@ -17,21 +17,12 @@ use refit_core::{
     report::Refusal,
 };
 
-use crate::{context::Context, groups::controller_of, host_plan::cluster_key};
+use crate::{
+    api_error::ReadError, context::Context, groups::controller_of, host_plan::cluster_key,
+};
 
 /// Annotation of a pod that the kubelet runs from a file.
 const MIRROR: &str = "kubernetes.io/config.mirror";
-
-/// Why the data for a drain could not be read.
-#[derive(Debug)]
-pub(crate) enum DrainReadError {
-    /// A MachineDrainRule cannot be read.
-    Rules(Refusal),
-    /// The management cluster did not respond, or refused the request.
-    Management(kube::Error),
-    /// The workload cluster did not respond, or refused the request.
-    Workload(kube::Error),
-}
 
 /// The node to drain, with its Machine and policy.
 #[derive(Clone, Copy, Debug)]
@@ -47,30 +38,31 @@ pub(crate) async fn look(
     ctx: &Context,
     client: &Client,
     target: DrainTarget<'_>,
-) -> Result<DrainView, DrainReadError> {
+) -> Result<DrainView, ReadError> {
+    let pods = || ReadError::workload("the list of pods");
     let mut view = DrainView {
         rules: rules(ctx, target.machine).await?,
-        pods: pods_on(client, target.node).await.map_err(DrainReadError::Workload)?,
+        pods: pods_on(client, target.node).await.map_err(pods())?,
         ..DrainView::default()
     };
     if asks_for_namespaces(&view.rules) {
-        view.namespaces = namespaces(client).await.map_err(DrainReadError::Workload)?;
+        view.namespaces = namespaces(client).await.map_err(pods())?;
     }
     let now = ctx.clock.now();
     if is_emptied(&view, target.policy, target.node_ready, now) {
         let volumes = attachments(client, target, &view, now).await;
-        view.attachments = Some(volumes.map_err(DrainReadError::Workload)?);
+        view.attachments = Some(volumes.map_err(pods())?);
     }
     Ok(view)
 }
 
 /// The MachineDrainRules of a Machine.
-async fn rules(ctx: &Context, machine: &Machine) -> Result<Vec<MachineDrainRule>, DrainReadError> {
+async fn rules(ctx: &Context, machine: &Machine) -> Result<Vec<MachineDrainRule>, ReadError> {
     let namespace = machine.namespace().unwrap_or_default();
     let store = &ctx.stores.drain_rules;
     let unreadable = store.unreadable();
     if let Some((key, why)) = unreadable.iter().find(|(key, _)| key.namespace == namespace) {
-        return Err(DrainReadError::Rules(Refusal::ApiRefused {
+        return Err(ReadError::Object(Refusal::ApiRefused {
             what: format!("MachineDrainRule {key}"),
             message: format!("cannot read it: {why}"),
         }));
@@ -84,7 +76,9 @@ async fn rules(ctx: &Context, machine: &Machine) -> Result<Vec<MachineDrainRule>
             Ok(list) => list.items,
             // 404 means that the kind does not exist: this Cluster API has no drain rules.
             Err(kube::Error::Api(status)) if status.code == 404 => Vec::new(),
-            Err(error) => return Err(DrainReadError::Management(error)),
+            Err(error) => {
+                return Err(ReadError::management("the list of MachineDrainRules")(error));
+            }
         }
     };
     let cluster = ctx.stores.clusters.get(&cluster_key(machine));
@@ -175,20 +169,6 @@ async fn attachments(
     here.retain(|one| !in_use.contains(&one.volume));
     here.sort();
     Ok(here)
-}
-
-impl DrainReadError {
-    /// The refusal, if its cause must be removed first.
-    pub(crate) fn refusal(
-        &self,
-        refusal_of: impl Fn(&str, &kube::Error) -> Option<Refusal>,
-    ) -> Option<Refusal> {
-        match self {
-            Self::Rules(refusal) => Some(refusal.clone()),
-            Self::Management(error) => refusal_of("the list of MachineDrainRules", error),
-            Self::Workload(error) => refusal_of("the list of pods", error),
-        }
-    }
 }
 
 #[cfg(test)]

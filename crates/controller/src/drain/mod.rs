@@ -3,5 +3,5 @@
 mod look;
 mod remove;
 
-pub(crate) use look::{DrainReadError, DrainTarget, look};
+pub(crate) use look::{DrainTarget, look};
 pub(crate) use remove::remove;

@@ -22,6 +22,7 @@ use crate::{
     context::Context,
     groups::{Group, controller_of, group_of, group_of_set, machines_of, phase_of},
     host_plan::host_report,
+    owner::limits_of,
     policy::{live_policy, unknown},
 };
 
@@ -81,7 +82,7 @@ fn about_machine(ctx: &Context, current: &Objects) -> Result<Question, NotReady>
         policy: live_policy(ctx, &group)?,
         hosts: vec![host(ctx, &machine)],
         peers: if group.spec.control_plane { peers(ctx, &group, &machine) } else { Vec::new() },
-        control_plane: Vec::new(),
+        ..Known::default()
     };
     Ok(Question { group, level: Level::Machine, known })
 }
@@ -90,9 +91,11 @@ fn about_machine_set(ctx: &Context, current: &Objects) -> Result<Question, NotRe
     let key = synced_key(ctx, current)?;
     let set = ctx.stores.machine_sets.get(&key).ok_or_else(|| unknown("MachineSet", &key))?;
     let group = group_of_set(&set);
+    let present = machines_of(&ctx.stores, &group.key).len();
     let known = Known {
         policy: live_policy(ctx, &group)?,
         hosts: machines_of_set(ctx, &key).iter().map(|machine| host(ctx, machine)).collect(),
+        tolerated: usize::try_from(limits_of(&ctx.stores, &group, present).slots()).unwrap_or(0),
         peers: Vec::new(),
         control_plane: control_plane_of(ctx, &key.namespace, &group),
     };
@@ -133,6 +136,7 @@ fn host(ctx: &Context, machine: &Machine) -> Host {
         machine: machine.name_any(),
         deleting: machine.metadata.deletion_timestamp.is_some(),
         report: host_report(ctx, machine),
+        kubelet: observed_version(machine),
     }
 }
 

@@ -6,6 +6,7 @@ use kube::{Api, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
     change::{
+        can_update::HostReport,
         goal,
         goal::GoalError,
         request::{Answer, Decision, MachineFacts, decide},
@@ -14,7 +15,9 @@ use refit_core::{
 };
 use refit_kinds::{
     keys,
-    refit::{Goal, MachineRef, MachineUid, NodeUpdate, Origin, node_update_name, ordinal_of},
+    refit::{
+        Goal, MachineRef, MachineUid, NodeUpdate, Origin, Stage, node_update_name, ordinal_of,
+    },
 };
 use refit_runtime::{ObjectKey, apply, apply::Ensured};
 use serde_json::json;
@@ -24,7 +27,7 @@ use super::{
     create::{NewNodeUpdate, node_update},
     wire,
 };
-use crate::{context::Context, groups::node_updates_of_machine};
+use crate::{context::Context, groups::node_updates_of_machine, host_plan::host_report};
 
 /// How often a request tries again after it lost a race.
 const ROUNDS: usize = 5;
@@ -65,11 +68,11 @@ pub(super) async fn update_machine(ctx: &Context, body: &[u8]) -> Result<Answer,
     let key = wire::key_of(&desired.owner).unwrap_or_default();
     let machine =
         ctx.stores.machines.get(&key).ok_or_else(|| Unservable::MachineUnknown(key.clone()))?;
-    let goal = goal(&desired.owner, desired.bootstrap.as_ref(), &desired.infrastructure)?;
+    let goal = goal(&desired.owner)?;
     let request = Request {
         ctx,
         api: Api::namespaced(ctx.client.clone(), &key.namespace),
-        facts: facts_of(&machine),
+        facts: facts_of(ctx, &machine),
         key,
         goal,
     };
@@ -79,13 +82,14 @@ pub(super) async fn update_machine(ctx: &Context, body: &[u8]) -> Result<Answer,
     }))
 }
 
-fn facts_of(machine: &Machine) -> MachineFacts {
+fn facts_of(ctx: &Context, machine: &Machine) -> MachineFacts {
     MachineFacts {
         name: machine.name_any(),
         uid: MachineUid::of(&machine.metadata),
         kubelet_version: observed_version(machine).version().cloned(),
         retry: machine.annotations().get(keys::RETRY).cloned(),
         deleting: machine.metadata.deletion_timestamp.is_some(),
+        host_reports: host_report(ctx, machine) == HostReport::Fresh,
     }
 }
 
@@ -175,7 +179,11 @@ impl Request<'_> {
     }
 
     async fn abort(&self, name: &str) -> kube::Result<()> {
-        apply::merge(&self.api, name, &json!({ "spec": { "stage": "Abort" } })).await?;
+        let body = json!({
+            "metadata": { "annotations": { keys::GOAL_CHANGED: "" } },
+            "spec": { "stage": Stage::Abort },
+        });
+        apply::merge(&self.api, name, &body).await?;
         tracing::info!(machine = %self.key, node_update = name, "aborted NodeUpdate, its goal \
             changed");
         Ok(())

@@ -18,14 +18,19 @@ use refit_kinds::{
     refit::{HostPlan, HostPlanSpec, NodeUpdate, PlanId, UpdateGroup, UpdateGroupStatus},
 };
 use refit_runtime::{
-    ObjectKey, apply, events, lease,
+    ObjectKey, apply, events,
     plan_signing::{Claims, claims_of},
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::look::{Look, WorkloadCluster};
-use crate::{PlanLocation, context::Context, drain};
+use crate::{
+    PlanLocation,
+    api_error::{is_silence, refusal},
+    context::Context,
+    drain,
+};
 
 /// Requeue delay after a write; the watch event of the write wakes the NodeUpdate as well.
 const AFTER_WRITE: Duration = Duration::from_millis(100);
@@ -121,13 +126,6 @@ fn settled(outcome: kube::Result<()>, write: &Write) -> anyhow::Result<Done> {
             _ => Err(error.into()),
         },
     }
-}
-
-/// A refusal by authorization or validation; `None` for errors that a retry may resolve.
-pub(super) fn refusal(what: &str, error: &kube::Error) -> Option<Refusal> {
-    let kube::Error::Api(status) = error else { return None };
-    matches!(status.code, 400 | 403 | 422)
-        .then(|| Refusal::ApiRefused { what: what.to_owned(), message: status.message.clone() })
 }
 
 async fn status(ctx: &Context, look: &Look, decision: &Decision) -> kube::Result<()> {
@@ -261,14 +259,6 @@ async fn workload(
     Ok(None)
 }
 
-/// Whether the error means that there was no response, not that the request was refused.
-pub(super) fn is_silence(error: &kube::Error) -> bool {
-    if let kube::Error::Api(status) = error {
-        return matches!(status.code, 502..=504);
-    }
-    !lease::is_fenced(error)
-}
-
 /// Writes the HostPlan next to its Machine. The Machine owns it, so that both are deleted together.
 async fn plan_in_management(ctx: &Context, look: &Look, spec: &HostPlanSpec) -> kube::Result<()> {
     let Some(machine) = &look.snapshot.machine else {
@@ -398,31 +388,4 @@ where
 
 fn value_of(object: &impl serde::Serialize) -> Value {
     serde_json::to_value(object).expect("the map keys of our types are strings")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_permanent_errors_are_refusals() {
-        let error = |code: u16| {
-            let status = json!({"status": "Failure", "message": "no", "reason": "", "code": code});
-            kube::Error::Api(serde_json::from_value(status).unwrap())
-        };
-        for (code, refused) in [
-            (400, true),
-            (401, false),
-            (403, true),
-            (404, false),
-            (409, false),
-            (422, true),
-            (429, false),
-            (500, false),
-            (503, false),
-        ] {
-            let got = refusal("a write to the Node", &error(code));
-            assert_eq!(got.is_some(), refused, "{code}");
-        }
-    }
 }

@@ -19,6 +19,7 @@ use refit_kinds::{
 use refit_runtime::ObjectKey;
 
 use crate::{
+    api_error::{ReadError, is_silence},
     context::{Context, Stores},
     groups::{self, group_of, machines_of, node_updates_of_machine},
     host_plan::{cluster_key, node_name, plan_key},
@@ -74,6 +75,9 @@ impl Look {
                 Some(Err(refusal)) => (HostSettings::default(), Some(refusal)),
                 None => (HostSettings::default(), None),
             };
+        let host_lost_after = ctx.settings.host_lost_after;
+        #[cfg(feature = "sabotage")]
+        let host_lost_after = ctx.sabotage.host_lost_after(host_lost_after);
         let policy = owner.as_ref().and_then(|owner| live_policy(ctx, owner).ok());
         let snapshot = Snapshot {
             siblings,
@@ -96,11 +100,48 @@ impl Look {
                 None => Workload::NotSynced,
             },
             report_stale_after: ctx.settings.stale_after(),
+            host_lost_after,
             refused: None,
             machine,
             update,
         };
         Self { snapshot, group: object, cluster }
+    }
+
+    /// Reads the caches again, which know more by now; returns whether the NodeUpdate still exists.
+    /// What was read apart from the caches stays.
+    pub(super) fn read_again(&mut self, ctx: &Context, key: &ObjectKey) -> bool {
+        let Some(update) = ctx.stores.node_updates.get(key) else {
+            return false;
+        };
+        let (drain, refused) =
+            (self.seen_mut().and_then(|seen| seen.drain.take()), self.snapshot.refused.take());
+        *self = Self::read(ctx, update);
+        self.snapshot.refused = refused;
+        if let Some(seen) = self.seen_mut() {
+            seen.drain = drain;
+        }
+        true
+    }
+
+    /// Notes a failed read for the next decision. An error that a retry may resolve is returned.
+    pub(super) fn note(&mut self, failure: &ReadError) -> Result<(), Arc<kube::Error>> {
+        if let Some(refusal) = failure.refusal() {
+            self.snapshot.refused = Some(refusal);
+            return Ok(());
+        }
+        match failure {
+            ReadError::Object(_) => Ok(()),
+            ReadError::Workload(request) if is_silence(&request.error) => {
+                if let Some(cluster) = &self.cluster {
+                    cluster.view.mark_unreachable();
+                }
+                Ok(())
+            }
+            ReadError::Workload(request) | ReadError::Management(request) => {
+                Err(request.error.clone())
+            }
+        }
     }
 
     /// Decides from the snapshot and the current state of its cluster.
@@ -157,6 +198,7 @@ fn seen(ctx: &Context, update: &NodeUpdate, machine: &Machine, cluster: &Workloa
         })
         .collect();
     Seen {
+        complete_since: view.complete_since().unwrap_or_else(|| ctx.clock.now()),
         host_plan: view.host_plans.get(&plan_key(ctx, machine, &node_name)),
         node_name,
         nodes: view.nodes.list().iter().map(|node| node_view(node)).collect(),

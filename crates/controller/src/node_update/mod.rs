@@ -1,16 +1,21 @@
 //! The controller of NodeUpdates: brings one Machine to one goal.
 //!
 //! Each reconcile reads the caches, calls `refit_core::node::decide`, and makes the one write of
-//! the decision. Nothing is remembered between reconciles.
+//! the decision. If the write disturbs a machine, it first brings the caches up to the present and
+//! decides again. Nothing is remembered between reconciles.
 
 mod act;
+pub(crate) mod live;
 pub(crate) mod look;
 
 use std::{sync::Arc, time::Duration};
 
 use kube::{Api, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
-use refit_core::node::{Decision, Snapshot, Workload, Write};
+use refit_core::{
+    node::{Decision, Snapshot, Workload, Write, requires_live_read},
+    report::Refusal,
+};
 use refit_kinds::refit::{MachineUid, Phase};
 use refit_runtime::{ObjectKey, queue::Action};
 
@@ -21,8 +26,9 @@ use self::{
     look::{Look, WorkloadCluster},
 };
 use crate::{
+    api_error::ReadError,
     context::Context,
-    drain::{self, DrainReadError, DrainTarget},
+    drain::{self, DrainTarget},
 };
 
 /// Requeue delay after a Machine was found that the cache lacked.
@@ -58,21 +64,27 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
         return Ok(Action::RequeueAfter(AFTER_FIND));
     }
     if let Err(failure) = look_at_pods(ctx, &mut look).await {
-        look.snapshot.refused = failure.refusal(act::refusal);
-        match failure {
-            _ if look.snapshot.refused.is_some() => {}
-            DrainReadError::Workload(error) if act::is_silence(&error) => {
-                if let Some(cluster) = &look.cluster {
-                    cluster.view.mark_unreachable();
-                }
-            }
-            DrainReadError::Workload(error) | DrainReadError::Management(error) => {
-                return Err(error.into());
-            }
-            DrainReadError::Rules(_) => {}
-        }
+        look.note(&failure)?;
     }
-    let decision = look.decide(ctx);
+    let mut decision = look.decide(ctx);
+    if is_decided_live(ctx, &look, &decision) {
+        if let Err(failure) = Box::pin(live::read(ctx, &look)).await {
+            look.note(&failure)?;
+            // A refused read prevents the write: so it stays shown until the write succeeds.
+            if let (Some(Refusal::ApiRefused { what, message }), Some(write)) =
+                (&mut look.snapshot.refused, &decision.write)
+            {
+                *message = format!("{what}: {message}");
+                write.target().clone_into(what);
+            }
+            let decision = show(ctx, &mut look).await?;
+            return Ok(Action::RequeueAfter(decision.requeue.unwrap_or(AFTER_REFUSAL)));
+        }
+        if !look.read_again(ctx, key) {
+            return Ok(Action::Done);
+        }
+        decision = look.decide(ctx);
+    }
     let Some(write) = decision.write.clone() else {
         return Ok(wait(&decision));
     };
@@ -93,6 +105,15 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
             Ok(Action::RequeueAfter(AFTER_REFUSAL))
         }
     }
+}
+
+/// Whether the decision must be made again on a live read.
+fn is_decided_live(ctx: &Context, look: &Look, decision: &Decision) -> bool {
+    #[cfg(feature = "sabotage")]
+    if ctx.sabotage.trusts_caches() {
+        return false;
+    }
+    requires_live_read(&look.snapshot, decision)
 }
 
 /// Decides again with the result of the last write, and writes the status.
@@ -124,7 +145,7 @@ fn wait(decision: &Decision) -> Action {
 }
 
 /// Reads the pods and volumes of a node that is being drained. No other phase needs them.
-async fn look_at_pods(ctx: &Context, look: &mut Look) -> Result<(), DrainReadError> {
+async fn look_at_pods(ctx: &Context, look: &mut Look) -> Result<(), ReadError> {
     let Snapshot { update, machine, drain: choice, workload, .. } = &mut look.snapshot;
     let draining = update.status.as_ref().is_some_and(|status| status.phase == Phase::Draining);
     let (Some(WorkloadCluster { key, view }), Some(machine), Workload::Seen(seen)) =

@@ -5,8 +5,7 @@ mod live;
 
 use std::{sync::Arc, time::Duration};
 
-use kube::ResourceExt as _;
-use refit_cluster_api::kinds::Machine;
+use refit_cluster_api::kinds::{Machine, update_in_progress};
 use refit_core::{
     group::{
         Member, POLICY_UNDERSTOOD, forget_old_answer, forget_replaced, release, show_policy,
@@ -16,7 +15,7 @@ use refit_core::{
 };
 use refit_kinds::{
     conditions,
-    refit::{MachineUid, NodeUpdate, Slot, UpdateGroup, UpdateGroupStatus},
+    refit::{MachineUid, NodeUpdate, NodeUpdateStatus, Slot, UpdateGroup, UpdateGroupStatus},
 };
 use refit_runtime::{
     ObjectKey, apply,
@@ -28,7 +27,7 @@ use crate::{
     context::{Context, Stores},
     groups::{
         Group, ensure_group, group_of, machines_of, node_updates_of_machine, owner_generation,
-        owner_object, phase_of,
+        owner_object,
     },
     host_plan::{cluster_key, node_name},
     node_update::{
@@ -112,14 +111,19 @@ fn next_status(
 ) -> UpdateGroupStatus {
     let stores = &ctx.stores;
     let group = Group { key: ObjectKey::of(object), spec: object.spec.clone() };
-    let names: Vec<String> = machines.iter().map(|machine| machine.name_any()).collect();
-    let members: Vec<Member<'_>> = names
+    let none = NodeUpdateStatus::default();
+    let members: Vec<Member<'_>> = machines
         .iter()
         .zip(speakers)
-        .filter_map(|(name, update)| {
+        .filter_map(|(machine, update)| {
             let update = (*update)?;
-            let blocked_by = update.status.as_ref().map_or(&[][..], |status| &status.blocked_by);
-            Some(Member { machine: name, phase: phase_of(update), blocked_by })
+            Some(Member {
+                machine: machine.metadata.name.as_deref()?,
+                in_progress: machine.metadata.deletion_timestamp.is_none()
+                    && update_in_progress(machine.as_ref()),
+                node_update: update.metadata.name.as_deref()?,
+                status: update.status.as_ref().unwrap_or(&none),
+            })
         })
         .collect();
     let mut next = status.clone();
@@ -193,5 +197,6 @@ fn is_free(ctx: &Context, group: &Group, slot: &Slot) -> bool {
         return false;
     };
     let node = view.nodes.get(&ObjectKey::new("", &*node)).map(|node| node_view(&node));
-    view.synced() && node.is_some_and(|node| node.ready && !node.cordoned_by_us())
+    let is_current = view.synced() && !view.is_unreachable();
+    is_current && node.is_some_and(|node| node.ready && !node.cordoned_by_us())
 }

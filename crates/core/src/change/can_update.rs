@@ -5,7 +5,7 @@
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{
     refit::{NodeName, Phase},
-    version::{KubernetesVersion, StatedVersion},
+    version::{Hop, KubernetesVersion, StatedVersion},
 };
 
 use super::{
@@ -22,6 +22,9 @@ pub struct Known {
     pub policy: Policy,
     /// The Machines whose hosts would be updated.
     pub hosts: Vec<Host>,
+    /// How many of several hosts may have no agent that reports: as many as the group may have
+    /// down. Their updates wait for their agents; those of the others need not.
+    pub tolerated: usize,
     /// The other Machines of the control plane, which is updated one Machine at a time. Empty for
     /// workers: the slots of their UpdateGroup limit them.
     pub peers: Vec<Peer>,
@@ -39,6 +42,8 @@ pub struct Host {
     pub deleting: bool,
     /// State of its agent's report.
     pub report: HostReport,
+    /// The version that its kubelet reports.
+    pub kubelet: StatedVersion,
 }
 
 /// State of the report of a host's agent.
@@ -124,8 +129,11 @@ pub fn can_update(level: Level, current: &Objects, desired: &Objects, known: &Kn
     let unready = desired
         .version(level)
         .version()
-        .and_then(|target| behind(&known.control_plane, target))
-        .or_else(|| no_fresh_report(&known.hosts));
+        .and_then(|target| {
+            let skips = || kubelet_behind(level, &known.hosts, target);
+            behind(&known.control_plane, target).or_else(skips)
+        })
+        .or_else(|| no_fresh_report(&known.hosts, known.tolerated));
     let verdict = verdict(&known.policy, &coverage, busy(&known.peers), unready);
     Judgement { coverage, verdict }
 }
@@ -156,6 +164,23 @@ pub fn behind(
     })
 }
 
+/// The Machine of a control plane whose kubelet cannot reach the target, although the version in its
+/// spec could: its last update has not succeeded. A worker may skip minor versions.
+fn kubelet_behind(level: Level, hosts: &[Host], target: &KubernetesVersion) -> Option<NotReady> {
+    let hosts = match level {
+        Level::Machine => hosts,
+        Level::MachineSet => &[],
+    };
+    hosts.iter().find_map(|host| {
+        let runs = host.kubelet.version()?;
+        matches!(runs.hop_to(target), Hop::TooFar { .. }).then(|| NotReady::KubeletBehind {
+            machine: host.machine.clone(),
+            runs: runs.clone(),
+            target: target.clone(),
+        })
+    })
+}
+
 /// The Machine of the request, if it is being deleted. Other Machines of a MachineSet may be
 /// deleted meanwhile.
 fn deleting(level: Level, hosts: &[Host]) -> Option<String> {
@@ -172,10 +197,11 @@ fn busy(peers: &[Peer]) -> Option<NotReady> {
     })
 }
 
-fn no_fresh_report(hosts: &[Host]) -> Option<NotReady> {
-    let nodes: Vec<String> = hosts
-        .iter()
-        .filter(|host| !host.deleting)
+/// The refusal if too many hosts have no agent that reports. At least one must have: otherwise
+/// Cluster API would pass its point of no return for nothing.
+fn no_fresh_report(hosts: &[Host], tolerated: usize) -> Option<NotReady> {
+    let staying = || hosts.iter().filter(|host| !host.deleting);
+    let nodes: Vec<String> = staying()
         .filter_map(|Host { machine, report, .. }| match report {
             HostReport::Fresh => None,
             HostReport::Silent { node } => Some(format!("Node {node}")),
@@ -183,7 +209,9 @@ fn no_fresh_report(hosts: &[Host]) -> Option<NotReady> {
             HostReport::Unknown { reason } => Some(format!("Machine {machine} ({reason})")),
         })
         .collect();
-    (!nodes.is_empty()).then_some(NotReady::NoFreshReport { nodes })
+    let any_fresh = nodes.len() < staying().count();
+    let too_many = !nodes.is_empty() && (nodes.len() > tolerated || !any_fresh);
+    too_many.then_some(NotReady::NoFreshReport { nodes })
 }
 
 #[cfg(test)]
@@ -202,7 +230,7 @@ mod tests {
     }
 
     fn host(machine: &str, report: HostReport) -> Host {
-        Host { machine: machine.into(), deleting: false, report }
+        Host { machine: machine.into(), deleting: false, report, kubelet: StatedVersion::Absent }
     }
 
     fn silent(node: &str) -> HostReport {
@@ -244,6 +272,13 @@ mod tests {
             ),
             (
                 Known {
+                    hosts: vec![Host { kubelet: "v1.33.9".into(), ..host("m", HostReport::Fresh) }],
+                    ..Known::default()
+                },
+                "KubeletBehind",
+            ),
+            (
+                Known {
                     peers: vec![running()],
                     hosts: vec![host("m", silent("n"))],
                     ..Known::default()
@@ -277,10 +312,32 @@ mod tests {
             host("d", HostReport::Unknown { reason: "not known".into() }),
             Host { deleting: true, ..host("e", HostReport::NoNode) },
         ];
-        let Some(NotReady::NoFreshReport { nodes }) = no_fresh_report(&hosts) else {
+        let Some(NotReady::NoFreshReport { nodes }) = no_fresh_report(&hosts, 0) else {
             panic!("hosts are silent");
         };
         assert_eq!(nodes, ["Node node-b", "Machine c (it has no Node)", "Machine d (not known)"]);
+    }
+
+    #[test]
+    fn a_group_tolerates_as_many_silent_hosts_as_it_may_have_down() {
+        let refused = |fresh: usize, silent_hosts: usize, tolerated| {
+            let fresh = (0..fresh).map(|n| host(&n.to_string(), HostReport::Fresh));
+            let hosts: Vec<Host> =
+                fresh.chain((0..silent_hosts).map(|_| host("s", silent("n")))).collect();
+            no_fresh_report(&hosts, tolerated).is_some()
+        };
+        let table = [
+            (9, 1, 0, true),
+            (9, 1, 1, false),
+            (8, 2, 1, true),
+            (7, 3, 3, false),
+            (0, 1, 1, true),
+            (0, 0, 1, false),
+        ];
+        for (fresh, silent_hosts, tolerated, wanted) in table {
+            let got = refused(fresh, silent_hosts, tolerated);
+            assert_eq!(got, wanted, "{fresh} {silent_hosts} {tolerated}");
+        }
     }
 
     #[test]

@@ -7,8 +7,7 @@ use refit_kinds::{
     version::KubernetesVersion,
 };
 
-use super::goal::same_goal;
-use crate::node::{is_past_return, newest};
+use crate::node::{HOST_LOST, SUPERSEDED, is_past_return, newest};
 
 /// Shortest interval between two calls for the same Machine.
 pub const RETRY_MIN_SECONDS: i32 = 1;
@@ -33,6 +32,8 @@ pub struct MachineFacts {
     pub retry: Option<String>,
     /// Whether it is being deleted.
     pub deleting: bool,
+    /// Whether the agent on its host has reported recently.
+    pub host_reports: bool,
 }
 
 /// The response to UpdateMachine. It is always a Success: for a Failure, Cluster API hides the
@@ -105,10 +106,14 @@ pub fn decide(
     };
     let View { name, phase, .. } = View::of(newest);
     let retry_asked = machine.retry.as_deref() == Some(name);
-    if same_goal(&newest.spec.goal, goal) {
+    if newest.spec.goal == *goal {
         return match phase {
             Phase::Succeeded => succeeded(machine, goal, newest, now).unwrap_or_else(create),
             Phase::Failed | Phase::Stopped if retry_asked => create(),
+            // It stopped for a goal that no one wants any more.
+            Phase::Stopped if ended_with(newest, SUPERSEDED) => create(),
+            // The host is back: the next update adopts what it finds there.
+            Phase::Failed if ended_with(newest, HOST_LOST) && machine.host_reports => create(),
             Phase::Failed => Decision::Answer(failed(newest)),
             Phase::Stopped => Decision::Answer(stopped(newest)),
             Phase::Pending
@@ -125,10 +130,11 @@ pub fn decide(
     if !phase.is_final() {
         return supersede(newest);
     }
-    match not_covered(machine, goal, updates) {
-        Some(text) if !retry_asked => Decision::Answer(Answer::retry(text, RETRY_MAX_SECONDS)),
-        _ => create(),
-    }
+    create()
+}
+
+fn ended_with(update: &NodeUpdate, reason: &str) -> bool {
+    update.status.as_ref().is_some_and(|status| status.failure_reason == reason)
 }
 
 struct View<'a> {
@@ -271,32 +277,4 @@ fn supersede(update: &NodeUpdate) -> Decision {
     };
     let text = format!("waiting for NodeUpdate {name} to {version} to finish first{rest}");
     Decision::Answer(Answer::retry(text, RETRY_UNKNOWN_SECONDS))
-}
-
-/// The change that no updater can make: a difference, other than the version, from the goal of the
-/// newest succeeded NodeUpdate. Without such a NodeUpdate nothing is known, and every updater runs.
-fn not_covered(machine: &MachineFacts, goal: &Goal, updates: &[&NodeUpdate]) -> Option<String> {
-    let succeeded =
-        updates.iter().copied().filter(|update| View::of(update).phase == Phase::Succeeded);
-    let reached = newest(succeeded, &machine.uid)?;
-    let before = &reached.spec.goal;
-    let differs = |before: &str, wanted: &str| !before.is_empty() && before != wanted;
-    let mut what = Vec::new();
-    if differs(&before.bootstrap_hash, &goal.bootstrap_hash) {
-        what.push("the bootstrap config");
-    }
-    if differs(&before.infrastructure_hash, &goal.infrastructure_hash) {
-        what.push("the infrastructure machine");
-    }
-    if what.is_empty() {
-        return None;
-    }
-    let newest_name = View::of(newest(updates.iter().copied(), &machine.uid)?).name;
-    Some(format!(
-        "not covered: {} changed since NodeUpdate {}, and no updater can apply that. Revert it, \
-         or accept it by annotating the Machine with {}={newest_name}",
-        what.join(" and "),
-        View::of(reached).name,
-        keys::RETRY
-    ))
 }

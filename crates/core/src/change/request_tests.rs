@@ -6,6 +6,7 @@ use refit_kinds::refit::{
 };
 
 use super::request::{Answer, Decision, MachineFacts, decide};
+use crate::node::{HOST_LOST, SUPERSEDED};
 
 const UNFINISHED: [Phase; 9] = [
     Phase::Pending,
@@ -24,11 +25,7 @@ fn now() -> Timestamp {
 }
 
 fn goal(version: &str) -> Goal {
-    Goal {
-        kubernetes_version: version.parse().unwrap(),
-        bootstrap_hash: "b".into(),
-        infrastructure_hash: "i".into(),
-    }
+    Goal::of_version(version.parse().unwrap())
 }
 
 fn facts(kubelet: &str) -> MachineFacts {
@@ -161,6 +158,26 @@ fn an_aborted_update_is_reported_and_can_be_retried() {
     assert_eq!(got.retry_after_seconds, 15);
     machine.retry = Some("m-1".into());
     assert_eq!(decide_for(&machine, "v1.35.0", &[aborted]), Decision::Create { ordinal: 2 });
+}
+
+#[test]
+fn an_update_that_stopped_for_another_goal_is_made_again_when_its_goal_returns() {
+    let mut stopped = update(1, "v1.35.0", Phase::Stopped);
+    stopped.status.as_mut().unwrap().failure_reason = SUPERSEDED.to_owned();
+    let got = decide_for(&facts("v1.34.2"), "v1.35.0", &[stopped]);
+    assert_eq!(got, Decision::Create { ordinal: 2 });
+}
+
+#[test]
+fn an_update_whose_host_was_lost_is_made_again_when_the_host_reports() {
+    let mut lost = update(1, "v1.35.0", Phase::Failed);
+    lost.status.as_mut().unwrap().failure_reason = HOST_LOST.to_owned();
+    let mut machine = facts("v1.34.2");
+    machine.host_reports = false;
+    let got = answer(decide_for(&machine, "v1.35.0", std::slice::from_ref(&lost)));
+    assert!(got.message.starts_with("failed: HostLost"), "{}", got.message);
+    machine.host_reports = true;
+    assert_eq!(decide_for(&machine, "v1.35.0", &[lost]), Decision::Create { ordinal: 2 });
 }
 
 #[test]
@@ -302,30 +319,6 @@ fn a_wait_for_a_slot_or_pods_does_not_count_as_progress() {
         let got = answer(decide_for(&facts("v1.34.2"), "v1.35.0", &[update]));
         assert_eq!(got.retry_after_seconds, 15, "{phase:?}");
     }
-}
-
-#[test]
-fn an_uncovered_change_is_never_reported_as_done() {
-    let mut reached = update(1, "v1.35.0", Phase::Succeeded);
-    reached.spec.goal.infrastructure_hash = "other".into();
-    let mut machine = facts("v1.35.0");
-    let got = answer(decide_for(&machine, "v1.35.0", std::slice::from_ref(&reached)));
-    assert!(
-        got.message
-            .starts_with("not covered: the infrastructure machine changed since NodeUpdate m-1"),
-        "{}",
-        got.message
-    );
-    machine.retry = Some("m-1".into());
-    assert_eq!(decide_for(&machine, "v1.35.0", &[reached]), Decision::Create { ordinal: 2 });
-}
-
-#[test]
-fn a_manual_goal_with_only_a_version_counts() {
-    let mut by_hand = update(1, "v1.35.0", Phase::Succeeded);
-    by_hand.spec.goal.bootstrap_hash = String::new();
-    by_hand.spec.goal.infrastructure_hash = String::new();
-    assert!(answer(decide_for(&facts("v1.35.0"), "v1.35.0", &[by_hand])).is_done());
 }
 
 #[test]

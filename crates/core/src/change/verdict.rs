@@ -100,6 +100,17 @@ pub enum NotReady {
         /// The target version.
         target: KubernetesVersion,
     },
+    /// The kubelet of a control plane Machine is further behind the target than kubeadm can go: an
+    /// earlier update of it has not succeeded.
+    #[non_exhaustive]
+    KubeletBehind {
+        /// Name of the Machine.
+        machine: String,
+        /// The version of its kubelet.
+        runs: KubernetesVersion,
+        /// The target version.
+        target: KubernetesVersion,
+    },
     /// The verdict took too long.
     Deadline,
 }
@@ -154,6 +165,13 @@ impl fmt::Display for NotReady {
                 f,
                 "kubelets must not be newer than the API server: control plane Machine {machine} \
                  runs {runs}, but {target} is desired"
+            ),
+            Self::KubeletBehind { machine, runs, target } => write!(
+                f,
+                "Machine {machine} runs kubelet {runs}, and kubeadm cannot skip a minor version on \
+                 the way to {target}: bring it to v{}.{} first, with a NodeUpdate of your own",
+                runs.major(),
+                runs.minor() + 1
             ),
             Self::Deadline => f.write_str("timed out; Cluster API will call again"),
         }

@@ -3,12 +3,13 @@
 use jiff::Timestamp;
 use refit_kinds::{
     conditions,
-    refit::{Blocker, Phase, UpdateGroupStatus, Waiting},
+    refit::{Blocker, NodeUpdateStatus, Phase, UpdateGroupStatus, Waiting},
 };
 
 use super::Limits;
 use crate::{
     change::{Policy, Verdict},
+    node::SUPERSEDED,
     report::{EndsBy, Reason, RefusalReason},
 };
 
@@ -25,18 +26,55 @@ pub const REASON_UNCOVERED: &str = "Uncovered";
 
 /// Condition of an UpdateGroup: whether the annotations of owner and Cluster are valid.
 pub const POLICY_UNDERSTOOD: &str = "PolicyUnderstood";
-/// Reason of [`COVERED`] if the verdict waits for agents: an operator must check them.
-const NO_FRESH_REPORT: &str = "NoFreshReport";
+/// Reasons of [`COVERED`] for verdicts that wait for an operator.
+const WAITS_FOR_OPERATOR: [&str; 2] = ["NoFreshReport", "KubeletBehind"];
 
-/// The newest NodeUpdate of one Machine of the group.
+/// A Machine of the group, with the NodeUpdate that speaks for it.
 #[derive(Clone, Debug)]
 pub struct Member<'a> {
     /// Name of the Machine.
     pub machine: &'a str,
-    /// Phase of its newest NodeUpdate.
-    pub phase: Phase,
-    /// What blocks the NodeUpdate.
-    pub blocked_by: &'a [Blocker],
+    /// Whether Cluster API waits for its update.
+    pub in_progress: bool,
+    /// Name of the NodeUpdate.
+    pub node_update: &'a str,
+    /// Status of the NodeUpdate.
+    pub status: &'a NodeUpdateStatus,
+}
+
+impl Member<'_> {
+    fn phase(&self) -> Phase {
+        self.status.phase
+    }
+
+    /// Reason and message for an update that has ended before its goal. It stays so until an
+    /// operator acts.
+    fn given_up(&self) -> Option<(&str, String)> {
+        let NodeUpdateStatus { failure_reason, failure_message, .. } = self.status;
+        let (reason, what) = match self.phase() {
+            Phase::Failed => (conditions::REASON_FAILED, "failed"),
+            // Cluster API's next call makes the update again.
+            Phase::Stopped if failure_reason == SUPERSEDED => return None,
+            Phase::Stopped => (failure_reason.as_str(), "was stopped"),
+            Phase::Pending
+            | Phase::Staging
+            | Phase::Waiting
+            | Phase::Upgrading
+            | Phase::Draining
+            | Phase::Disrupting
+            | Phase::Verifying
+            | Phase::Uncordoning
+            | Phase::Stopping
+            | Phase::Succeeded => return None,
+        };
+        let Self { machine, node_update, .. } = self;
+        let why = failure_message.trim_end_matches('.');
+        let message = format!(
+            "Machine {machine}: NodeUpdate {node_update} {what}: {failure_reason}; {why}. To try \
+             again: refit retry machine/{machine}"
+        );
+        Some((reason, message))
+    }
 }
 
 /// The status to show: limit, waiting machines, conditions. Slots, durations and the conditions set
@@ -53,8 +91,8 @@ pub fn summarise(
     next.observed_generation = generation;
     next.waiting = members.iter().filter_map(waiting).collect();
     let waits = |phase| matches!(phase, Phase::Pending | Phase::Waiting);
-    let running =
-        members.iter().filter(|member| !member.phase.is_final() && !waits(member.phase)).count();
+    let works = |phase: Phase| !phase.is_final() && !waits(phase);
+    let running = members.iter().filter(|member| works(member.phase())).count();
     let progressing = match running {
         0 => ("False", "Idle", "no machine is being updated".to_owned()),
         1 => ("True", "Updating", "1 machine is being updated".to_owned()),
@@ -66,7 +104,7 @@ pub fn summarise(
         generation,
         (PROGRESSING, progressing.0, progressing.1, &progressing.2),
     );
-    let (state, reason, message) = blocked(&next, members, running);
+    let (state, reason, message) = blocked(&next, members);
     conditions::set(&mut next.conditions, now, generation, (BLOCKED, state, &reason, &message));
     next
 }
@@ -94,7 +132,7 @@ pub fn show_policy(
 /// Whether a verdict blocks the group until an operator intervenes. Such a verdict must be stored
 /// so that it can be checked for being outdated.
 pub fn answer_blocks(verdict: &Verdict) -> bool {
-    !verdict.uncovered().is_empty() || verdict.reason() == NO_FRESH_REPORT
+    !verdict.uncovered().is_empty() || WAITS_FOR_OPERATOR.contains(&verdict.reason())
 }
 
 /// Clears a blocking verdict once the owner's spec has changed: Cluster API does not ask about a
@@ -136,7 +174,7 @@ fn was_replaced(status: &UpdateGroupStatus) -> bool {
 }
 
 fn waiting(member: &Member<'_>) -> Option<Waiting> {
-    let blocker = member.blocked_by.first().filter(|_| member.phase.is_undisturbed())?;
+    let blocker = member.status.blocked_by.first().filter(|_| member.phase().is_undisturbed())?;
     Some(Waiting {
         machine: member.machine.to_owned(),
         reason: blocker.reason.clone(),
@@ -144,17 +182,14 @@ fn waiting(member: &Member<'_>) -> Option<Waiting> {
     })
 }
 
-fn blocked(
-    status: &UpdateGroupStatus,
-    members: &[Member<'_>],
-    running: usize,
-) -> (&'static str, String, String) {
+fn blocked(status: &UpdateGroupStatus, members: &[Member<'_>]) -> (&'static str, String, String) {
     if !status.uncovered.is_empty() && !was_replaced(status) {
         let message = status.uncovered.join("\n");
         return ("True", REASON_UNCOVERED.to_owned(), message);
     }
-    let unanswered = conditions::get(&status.conditions, COVERED)
-        .filter(|answer| answer.status == "Unknown" && answer.reason == NO_FRESH_REPORT);
+    let unanswered = conditions::get(&status.conditions, COVERED).filter(|answer| {
+        answer.status == "Unknown" && WAITS_FOR_OPERATOR.contains(&&*answer.reason)
+    });
     if let Some(answer) = unanswered {
         return ("True", answer.reason.clone(), answer.message.clone());
     }
@@ -162,23 +197,21 @@ fn blocked(
         let mut slots = status.slots.iter();
         slots.any(|slot| slot.machine == member.machine)
     };
-    // A failed machine that is available does not block a slot, but its owner still waits for it
-    // once no other machine is being updated.
-    let failed = members
+    // Also if other machines are still being updated: this one will not be.
+    let given_up = members
         .iter()
-        .filter(|member| member.phase == Phase::Failed)
-        .find(|member| holds(member) || running == 0);
-    if let Some(failed) = failed {
-        let so = if holds(failed) { "it is not available" } else { "it needs refit retry" };
-        let message = format!("the update of {} failed, and {so}", failed.machine);
-        return ("True", conditions::REASON_FAILED.to_owned(), message);
+        .filter(|member| member.in_progress || holds(member))
+        .find_map(Member::given_up);
+    if let Some((reason, message)) = given_up {
+        return ("True", reason.to_owned(), message);
     }
     let stuck = members
         .iter()
-        .flat_map(|member| member.blocked_by.iter().map(move |blocker| (member, blocker)))
+        .flat_map(|member| member.status.blocked_by.iter().map(move |blocker| (member, blocker)))
         .filter(|(member, blocker)| {
             // Blockers of a working host resolve by themselves, except in these phases.
-            let held = member.phase.is_undisturbed() || member.phase == Phase::Draining;
+            let phase = member.phase();
+            let held = phase.is_undisturbed() || phase == Phase::Draining;
             let silent = [RefusalReason::NoFreshReport, RefusalReason::ApiRefused];
             let reason = Reason::of(&blocker.reason);
             held || silent.into_iter().map(Reason::Update).any(|one| reason == Some(one))

@@ -1,11 +1,11 @@
 use proptest::prelude::*;
 use refit_kinds::{
     conditions,
-    refit::{Blocker, Phase, StepState, StepStatus, Waiting},
+    refit::{Blocker, NodeUpdateStatus, Phase, StepState, StepStatus, Waiting},
 };
 
 use super::*;
-use crate::change::Policy;
+use crate::{change::Policy, node::SUPERSEDED};
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
@@ -145,9 +145,23 @@ fn blocker(reason: &str) -> Blocker {
     }
 }
 
+fn member<'a>(machine: &'a str, in_progress: bool, status: &'a NodeUpdateStatus) -> Member<'a> {
+    Member { machine, in_progress, node_update: "m-1-1", status }
+}
+
+fn ended(phase: Phase, reason: &str) -> NodeUpdateStatus {
+    NodeUpdateStatus {
+        phase,
+        failure_reason: reason.to_owned(),
+        failure_message: "step one: no.".to_owned(),
+        ..NodeUpdateStatus::default()
+    }
+}
+
 fn shown(phase: Phase, reason: &str) -> UpdateGroupStatus {
-    let blocked_by = [blocker(reason)];
-    let members = [Member { machine: "m-1", phase, blocked_by: &blocked_by }];
+    let status =
+        NodeUpdateStatus { phase, blocked_by: vec![blocker(reason)], ..Default::default() };
+    let members = [member("m-1", true, &status)];
     summarise(&UpdateGroupStatus::default(), FIVE, &members, Some(1), at(0))
 }
 
@@ -251,32 +265,41 @@ fn an_invalid_policy_has_a_condition_until_corrected() {
 #[test]
 fn a_failed_machine_that_is_down_blocks_its_group() {
     let status = taken(&UpdateGroupStatus::default(), 1, FIVE, 5);
-    let members = [Member { machine: "m-1", phase: Phase::Failed, blocked_by: &[] }];
-    let next = summarise(&status, FIVE, &members, None, at(0));
+    let failed = ended(Phase::Failed, "CommandFailed");
+    let next = summarise(&status, FIVE, &[member("m-1", false, &failed)], None, at(0));
     assert!(conditions::is_true(&next.conditions, BLOCKED));
 }
 
 #[test]
-fn an_available_failed_machine_blocks_once_no_other_runs() {
-    let none = UpdateGroupStatus::default();
-    let member = |machine, phase| Member { machine, phase, blocked_by: &[] };
-    let failed = member("m-1", Phase::Failed);
-    let alone = summarise(&none, FIVE, std::slice::from_ref(&failed), None, at(0));
-    let blocked = conditions::get(&alone.conditions, BLOCKED).unwrap();
-    assert_eq!((&*blocked.status, &*blocked.reason), ("True", "Failed"));
-    assert!(blocked.message.contains("refit retry"), "{}", blocked.message);
-    let both = [failed, member("m-2", Phase::Upgrading)];
-    let going_on = summarise(&none, FIVE, &both, None, at(0));
-    assert!(!conditions::is_true(&going_on.conditions, BLOCKED));
+fn a_machine_whose_update_was_given_up_blocks_until_cluster_api_no_longer_waits() {
+    let running = ended(Phase::Upgrading, "");
+    for (phase, reason, shown) in [
+        (Phase::Failed, "CommandFailed", Some("Failed")),
+        (Phase::Stopped, "Aborted", Some("Aborted")),
+        (Phase::Stopped, SUPERSEDED, None),
+    ] {
+        let status = ended(phase, reason);
+        let blocked = |in_progress| {
+            let members = [member("m-2", true, &running), member("m-1", in_progress, &status)];
+            let next = summarise(&UpdateGroupStatus::default(), FIVE, &members, None, at(0));
+            let condition = conditions::get(&next.conditions, BLOCKED).unwrap().clone();
+            (condition.status == "True").then_some(condition)
+        };
+        assert!(blocked(false).is_none(), "{reason}");
+        let condition = blocked(true);
+        assert_eq!(condition.as_ref().map(|one| &*one.reason), shown, "{reason}");
+        for part in ["m-1-1", reason, "step one: no", "refit retry machine/m-1"] {
+            assert!(condition.as_ref().is_none_or(|one| one.message.contains(part)), "{part}");
+        }
+    }
 }
 
 #[test]
 fn a_repeated_summary_changes_nothing() {
-    let blocked_by = [blocker("SlotBusy")];
-    let members = [
-        Member { machine: "m-1", phase: Phase::Upgrading, blocked_by: &[] },
-        Member { machine: "m-2", phase: Phase::Waiting, blocked_by: &blocked_by },
-    ];
+    let status = |phase, blocked_by| NodeUpdateStatus { phase, blocked_by, ..Default::default() };
+    let running = status(Phase::Upgrading, Vec::new());
+    let waiting = status(Phase::Waiting, vec![blocker("SlotBusy")]);
+    let members = [member("m-1", true, &running), member("m-2", true, &waiting)];
     let first = summarise(&UpdateGroupStatus::default(), FIVE, &members, Some(1), at(0));
     assert_eq!(summarise(&first, FIVE, &members, Some(1), at(99)), first);
 }

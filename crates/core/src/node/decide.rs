@@ -14,7 +14,7 @@ use super::{
     },
     status::{Standing, conclude},
     steps::{self, STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON},
-    stop::{abort_write, deletion_overdue, host_gave_up, machine_gone, stopped_by_deletion},
+    stop::{Stop, abort_write, deletion_overdue, host_gave_up, machine_gone, stopped_by_deletion},
     verify::{seconds_to_settle, static_pods_unsettled, verify},
     work::{Work, report},
 };
@@ -106,7 +106,14 @@ impl Work<'_> {
         };
         self.mirror_host();
         let gate = self.gate();
-        if let Some(stop) = self.stop(machine, gate) {
+        let stop = self.stop(machine, gate);
+        // A deletion has a deadline of its own.
+        if !matches!(stop, Some(Stop::Deleting))
+            && let Some(lost) = self.host_lost()
+        {
+            return lost;
+        }
+        if let Some(stop) = stop {
             return self.stopping(machine, &stop);
         }
         if self.status.node_name.is_empty() {
@@ -207,13 +214,14 @@ impl Work<'_> {
         if self.passed() < Gate::Upgrade {
             return self.host_at_work(Phase::Upgrading);
         }
-        if let Some(waiting) = self.drain() {
-            return waiting;
-        }
+        // Before each step of the drain, too: it would prepare an outage that must not happen.
         if self.control_plane()
             && let Err(refusal) = health::control_plane_health(self.seen, &self.status.node_name)
         {
             return Standing::blocked(Phase::Draining, refusal).again_after(10);
+        }
+        if let Some(waiting) = self.drain() {
+            return waiting;
         }
         Standing::new(Phase::Draining, DRAIN_LINE).write(Some(raised(plan, Gate::Disrupt)))
     }

@@ -1,16 +1,19 @@
 //! What must hold before anything starts, and before anything is disturbed.
 
 use refit_kinds::{
-    refit::{Gate, HostPlan, NodeUpdate, Phase, PlanId, PlanState, UpdateGroupStatus},
+    refit::{
+        Gate, HostPlan, NodeUpdate, NodeUpdateStatus, Phase, PlanId, PlanState, UpdateGroupStatus,
+    },
     version::Hop,
 };
 
 use super::{
     health,
+    lost::HOST_LOST,
     order::{is_newer, is_unfinished},
-    snapshot::{GroupState, ManagementWrite, Write},
+    snapshot::{Decision, GroupState, ManagementWrite, Snapshot, Workload, WorkloadWrite, Write},
     status::Standing,
-    work::Work,
+    work::{Work, is_control_plane},
 };
 use crate::{
     group::{self, Claim, GiveBack},
@@ -29,6 +32,45 @@ pub(super) fn host_ended(plan: &HostPlan) -> bool {
         status.plan_id == plan.spec.plan_id
             && matches!(status.state, PlanState::Succeeded | PlanState::Failed | PlanState::Stopped)
     })
+}
+
+/// Whether a write disturbs a machine, or reserves the right to. Whether the other machines are
+/// healthy is in no object that is written, so the decision must rest on a live read of them:
+///
+/// - of the Nodes, the control plane's mirror pods and the Machines of the cluster,
+/// - of the NodeUpdate, its UpdateGroup, and the owner and Cluster of its Machine.
+///
+/// A worker's drain needs none: it holds its slot, and its pods are listed before each eviction.
+///
+/// That a host is lost is decided live, too, on its HostPlan: an old view would end its update.
+pub fn requires_live_read(s: &Snapshot, decision: &Decision) -> bool {
+    let ends = |status: &NodeUpdateStatus| status.failure_reason == HOST_LOST;
+    let has_ended = s.update.status.as_ref().is_some_and(ends);
+    let disturbs = decision.write.as_ref().is_some_and(|write| disturbs(s, write));
+    disturbs || ends(&decision.status) && !has_ended
+}
+
+fn disturbs(s: &Snapshot, write: &Write) -> bool {
+    use ManagementWrite::{ClaimSlot, Guard, MachineCondition, ReleaseSlot, Status, Unguard};
+    use WorkloadWrite::{Cordon, Evict, Exclude, Include, Uncordon};
+    match write {
+        Write::Management(ClaimSlot(_)) => true,
+        Write::Management(
+            Status | ReleaseSlot(_) | Guard(_) | Unguard(_) | MachineCondition(_),
+        )
+        | Write::Workload(Uncordon | Include) => false,
+        Write::HostPlan(spec) => {
+            let known = match &s.workload {
+                Workload::Seen(seen) => seen.host_plan.as_deref(),
+                Workload::NotSynced | Workload::Unreachable { .. } => None,
+            };
+            let before = known.map(|plan| plan.spec.gate).unwrap_or_default();
+            spec.gate >= Gate::Upgrade && spec.gate > before
+        }
+        Write::Workload(Cordon | Exclude | Evict(_)) => {
+            s.machine.as_deref().is_some_and(is_control_plane)
+        }
+    }
 }
 
 impl Work<'_> {

@@ -32,6 +32,7 @@ mod gate;
 mod guard;
 mod health;
 mod host_steps;
+mod lost;
 mod order;
 mod role;
 mod snapshot;
@@ -56,8 +57,10 @@ pub use drain_sort::{
     Attachment, DrainView, Labels, PodView, Sorted, asks_for_namespaces, claims_that_stay,
     is_emptied, rules_of, sort,
 };
+pub use gate::requires_live_read;
 pub use health::control_plane_health;
 pub use host_steps::{HostWork, Reboot, plan_steps};
+pub use lost::HOST_LOST;
 pub use order::{newest, speaker};
 pub use role::decide_role;
 pub use snapshot::{
@@ -67,3 +70,4 @@ pub use snapshot::{
 };
 pub use status::is_past_return;
 pub use steps::{STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON, step_names};
+pub use stop::SUPERSEDED;

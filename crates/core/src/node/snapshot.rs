@@ -50,6 +50,8 @@ pub struct Snapshot {
     pub workload: Workload,
     /// Maximum age of an agent's report.
     pub report_stale_after: SignedDuration,
+    /// How long an agent may be silent before its host counts as lost; `None` for ever.
+    pub host_lost_after: Option<SignedDuration>,
     /// A request that an API server has just rejected, if any.
     pub refused: Option<Refusal>,
 }
@@ -89,6 +91,7 @@ pub struct Group {
 
 /// State of a workload cluster.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one per decision, and most are `Seen`")]
 pub enum Workload {
     /// Its first lists are not complete.
     NotSynced,
@@ -104,6 +107,8 @@ pub enum Workload {
 /// Data from the watches of a workload cluster.
 #[derive(Clone, Debug)]
 pub struct Seen {
+    /// Since when the watches have been complete: earlier, a report may have been missed.
+    pub complete_since: Timestamp,
     /// The HostPlan of the Machine's Node.
     pub host_plan: Option<Arc<HostPlan>>,
     /// Name of the Machine's Node; empty if it has none.

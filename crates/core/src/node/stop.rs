@@ -2,8 +2,12 @@
 
 use jiff::Timestamp;
 use refit_cluster_api::kinds::Machine;
-use refit_kinds::refit::{
-    FailureKind, Gate, HostPlan, HostPlanStatus, HostStepStatus, Phase, PlanState, Stage, StepState,
+use refit_kinds::{
+    keys,
+    refit::{
+        FailureKind, Gate, HostPlan, HostPlanStatus, HostStepStatus, Phase, PlanState, Stage,
+        StepState,
+    },
 };
 
 use super::{
@@ -15,9 +19,14 @@ use super::{
 };
 use crate::report::Refusal;
 
+/// Failure reason of an update that stopped for another goal.
+pub const SUPERSEDED: &str = "Superseded";
+
 /// Why work must stop.
 pub(super) enum Stop {
     Aborted,
+    /// The goal of the Machine has changed.
+    GoalChanged,
     Superseded(String),
     Deleting,
 }
@@ -32,7 +41,9 @@ impl Work<'_> {
             return None;
         }
         if self.s.update.spec.stage == Stage::Abort {
-            return Some(Stop::Aborted);
+            let annotations = self.s.update.metadata.annotations.as_ref();
+            let by_refit = annotations.is_some_and(|all| all.contains_key(keys::GOAL_CHANGED));
+            return Some(if by_refit { Stop::GoalChanged } else { Stop::Aborted });
         }
         if let Some(newer) = self
             .same_machine()
@@ -58,10 +69,14 @@ impl Work<'_> {
                 let message = and_left("the update was aborted on request".to_owned());
                 Standing::stopped("Aborted", message)
             }
+            Stop::GoalChanged => {
+                let message = and_left("the goal of the Machine changed".to_owned());
+                Standing::stopped(SUPERSEDED, message)
+            }
             Stop::Superseded(by) => {
                 let message =
                     and_left(format!("superseded by NodeUpdate {by}, which has another goal"));
-                Standing::stopped("Superseded", message)
+                Standing::stopped(SUPERSEDED, message)
             }
         };
         let Some(plan) = self.own_plan() else {
@@ -77,7 +92,7 @@ impl Work<'_> {
                 Phase::Stopping,
                 Refusal::MachineDeleting { machine: self.machine_name().to_owned() },
             ),
-            Stop::Aborted | Stop::Superseded(_) => match self.silent_agent() {
+            Stop::Aborted | Stop::GoalChanged | Stop::Superseded(_) => match self.silent_agent() {
                 Some(silent) => Standing::blocked(Phase::Stopping, silent),
                 None => Standing::new(Phase::Stopping, "the host will stop at the next safe step"),
             },

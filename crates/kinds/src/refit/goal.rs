@@ -7,28 +7,20 @@ use sha2::{Digest, Sha256};
 
 use crate::version::KubernetesVersion;
 
-/// The normalised desired state of a Machine, without secrets.
+/// What an update must reach: the part of a Machine's desired state that Refit's updater covers. The
+/// rest is equal before and after, or Cluster API would not have asked for an update in place, and may
+/// change meanwhile, such as by a provider that defaults a new field.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Goal {
     /// Kubernetes version, `vX.Y.Z`.
     pub kubernetes_version: KubernetesVersion,
-    /// Hash of the bootstrap spec without the fields that Cluster API changes itself.
-    #[serde(default)]
-    pub bootstrap_hash: String,
-    /// Hash of the infrastructure spec.
-    #[serde(default)]
-    pub infrastructure_hash: String,
 }
 
 impl Goal {
     /// A goal with only a Kubernetes version.
     pub fn of_version(kubernetes_version: KubernetesVersion) -> Self {
-        Self {
-            kubernetes_version,
-            bootstrap_hash: String::new(),
-            infrastructure_hash: String::new(),
-        }
+        Self { kubernetes_version }
     }
 
     /// sha256 of the goal's canonical JSON, in hex.
@@ -42,10 +34,10 @@ impl Goal {
     pub fn hash(&self) -> String {
         let value = serde_json::json!({
             "kubernetesVersion": self.kubernetes_version,
-            // Goals keep the hashes that they had with this removed field.
+            // Goals keep the hashes that they had with these removed fields.
             "osImage": "",
-            "bootstrapHash": self.bootstrap_hash,
-            "infrastructureHash": self.infrastructure_hash,
+            "bootstrapHash": "",
+            "infrastructureHash": "",
         });
         hash_json(&value)
     }
@@ -115,19 +107,8 @@ mod tests {
 
     #[test]
     fn a_goal_keeps_the_hash_that_it_had_in_earlier_versions() {
-        let version_only = Goal::of_version(KubernetesVersion::new(1, 35, 0));
-        let whole = Goal {
-            bootstrap_hash: "b".into(),
-            infrastructure_hash: "i".into(),
-            ..version_only.clone()
-        };
-        assert_eq!(
-            (version_only.hash().as_str(), whole.hash().as_str()),
-            (
-                "c3dceda53c851ac0489e991467387bcf83903af755d697d03edeca7c90af8014",
-                "54ebca1643b7b85e1f83ead16cb26d3ba28256ee7aea437252facdbe56b34346"
-            )
-        );
+        let goal = Goal::of_version(KubernetesVersion::new(1, 35, 0));
+        assert_eq!(goal.hash(), "c3dceda53c851ac0489e991467387bcf83903af755d697d03edeca7c90af8014");
     }
 
     #[test]

@@ -10,6 +10,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::{ClaimId, PackageDriver, PlanId, PlannedStep, StepState, StepType};
 use crate::version::{self, KubernetesVersion};
 
+/// How often an agent reports when nothing changes, in seconds.
+pub const REPORT_INTERVAL_SECONDS: i64 = 300;
+
 /// The plan for the agent on a host, and the agent's report. There is one HostPlan per node, with
 /// the node's name; the agent creates it with an empty plan and reports before it has a plan.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

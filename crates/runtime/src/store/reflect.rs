@@ -9,8 +9,10 @@ use std::{
 };
 
 use futures::StreamExt as _;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::{
     Api, Resource,
+    api::ListParams,
     discovery::ApiResource,
     runtime::watcher::{self, Event},
 };
@@ -30,6 +32,9 @@ const BACKOFF_CEILING: Duration = Duration::from_secs(20);
 /// How long a watch must run for its next failure to count as the first; longer than a call that
 /// ends at its deadline.
 const BACKOFF_RESET: Duration = Duration::from_mins(1);
+
+/// Maximum number of objects per page of a list.
+const PAGE: u32 = 500;
 
 /// Watches a kind until dropped, updates `store`, and calls `changed` for each object that was
 /// added, changed or deleted, after the store has it. Dropping the future ends the watch.
@@ -115,6 +120,40 @@ where
                 }
             }
             backoff.worked();
+        }
+    }
+}
+
+/// Brings a store up to the present: lists a kind from etcd, apart from the watch. `covers` says
+/// which objects of the store the list would contain.
+///
+/// # Errors
+/// As the first failed page. The store then stays as it is.
+pub async fn read_now<K>(
+    api: Api<K>,
+    labels: &str,
+    store: &Store<K>,
+    covers: impl Fn(&K) -> bool,
+) -> kube::Result<()>
+where
+    K: Resource + DeserializeOwned,
+    K::DynamicType: Default,
+{
+    let kind = K::DynamicType::default();
+    let api = raw(api, &kind);
+    let kind = K::kind(&kind);
+    // Without a resourceVersion: every page is of the state of etcd at the first request.
+    let mut page = ListParams::default().labels(labels).limit(PAGE);
+    let mut listed = Vec::new();
+    loop {
+        let list = api.list(&page).await?;
+        listed.extend(list.items.into_iter().map(|object| read(&kind, object)));
+        let ListMeta { continue_, resource_version, .. } = list.metadata;
+        page.continue_token = continue_.filter(|token| !token.is_empty());
+        if page.continue_token.is_none() {
+            let version = resource_version.and_then(|version| version.parse().ok());
+            store.learn_list(listed, version.unwrap_or_default(), covers);
+            return Ok(());
         }
     }
 }

@@ -206,3 +206,29 @@ fn managed_fields_are_not_kept() {
     object.metadata.resource_version = Some("6".into());
     assert!(store.applied(read(object)).unwrap().object().managed_fields().is_empty());
 }
+
+#[test]
+fn a_live_list_brings_the_store_ahead_of_its_watch() {
+    let store = Store::default();
+    store.replaced(vec![read(at("a", 1)), read(at("b", 2)), read(at("c", 3))]);
+    store
+        .learn_list(vec![read(at("a", 6)), read(at("d", 7))], 8, |object| object.name_any() != "c");
+    let now = [("a", 6), ("c", 3), ("d", 7)].map(|(name, version)| (name.to_owned(), version));
+    assert_eq!(versions(&store), now, "a new version, a deletion, an object outside of the list");
+    // The watch catches up: nothing returns, and every change is reported once.
+    assert!(store.applied(read(at("a", 4))).is_none());
+    assert!(store.applied(read(at("b", 5))).is_none());
+    assert_eq!(versions(&store), now);
+    let events = [store.applied(read(at("a", 6))), store.deleted(read(at("b", 8)))];
+    assert_eq!(changed(&events.into_iter().flatten().collect::<Vec<_>>()), ["+a", "-b"]);
+    assert_eq!(versions(&store), now);
+}
+
+#[test]
+fn an_object_that_is_newer_than_a_live_list_stays() {
+    let store = Store::default();
+    store.replaced(vec![read(at("a", 9))]);
+    store.insert(at("b", 10));
+    store.learn_list(vec![read(at("a", 7))], 8, |_| true);
+    assert_eq!(versions(&store), [("a".to_owned(), 9), ("b".to_owned(), 10)]);
+}

@@ -1,7 +1,7 @@
 //! The faults of a simulation, as lines of a scenario script.
 
 use serde::Deserialize;
-use strum::{Display, EnumString, VariantArray};
+use strum::{Display, EnumString, VariantArray, VariantNames};
 
 use super::{failure, operator, shape::Shape};
 use crate::random::Random;
@@ -15,6 +15,7 @@ use crate::random::Random;
     Display,
     EnumString,
     VariantArray,
+    VariantNames,
     PartialEq,
     Eq,
     PartialOrd,

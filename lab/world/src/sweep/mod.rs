@@ -33,6 +33,7 @@ use refit_controller::sabotage::Safeguard;
 use refit_runtime::gate::Effect;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use strum::{Display, EnumString, VariantNames};
 
 use crate::{
     snapshot::SnapshotError,
@@ -45,8 +46,11 @@ pub use record::{Counts, Recording, record, record_scenario};
 pub use scenario::Scenario;
 
 /// A safeguard that is disabled on purpose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, Display, EnumString, VariantNames,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Sabotage {
     /// NodeUpdates claim no slot.
     Slot,
@@ -56,33 +60,10 @@ pub enum Sabotage {
     Ordinal,
     /// A replica that has lost its Lease continues as the leader.
     Lease,
-}
-
-impl std::str::FromStr for Sabotage {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "slot" => Ok(Self::Slot),
-            "journal" => Ok(Self::Journal),
-            "ordinal" => Ok(Self::Ordinal),
-            "lease" => Ok(Self::Lease),
-            other => Err(format!(
-                "invalid safeguard {other:?}, expected slot, journal, ordinal or lease"
-            )),
-        }
-    }
-}
-
-impl fmt::Display for Sabotage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Slot => "slot",
-            Self::Journal => "journal",
-            Self::Ordinal => "ordinal",
-            Self::Lease => "lease",
-        })
-    }
+    /// What disturbs a machine is decided on caches.
+    LiveRead,
+    /// The update of a host that does not return never ends.
+    HostLost,
 }
 
 impl Sabotage {
@@ -91,6 +72,8 @@ impl Sabotage {
             Self::Slot => options.without = Some(Safeguard::Slot),
             Self::Ordinal => options.without = Some(Safeguard::Ordinal),
             Self::Lease => options.without = Some(Safeguard::Lease),
+            Self::LiveRead => options.without = Some(Safeguard::LiveRead),
+            Self::HostLost => options.without = Some(Safeguard::HostLost),
             Self::Journal => options.journal = false,
         }
     }

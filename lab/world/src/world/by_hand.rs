@@ -3,31 +3,21 @@
 use refit_controller::NewNodeUpdate;
 use refit_kinds::{
     json::{name, namespace, text},
-    refit::{MachineRef, Origin},
+    refit::{Goal, MachineRef, Origin},
 };
 use serde_json::Value;
 
 use super::World;
 use crate::direct::{Call, Direct, DirectError, USER};
 
-/// Creates the first NodeUpdate of a Machine, with the goal that Cluster API's hook will request.
+/// Creates the first NodeUpdate of a Machine, with the goal that Cluster API's hook would request.
 pub(crate) async fn create(
     world: &World,
     machine: &Value,
     version: &str,
 ) -> Result<(), DirectError> {
-    let mut wanted = machine.clone();
-    wanted["spec"]["version"] = Value::from(version);
-    let mirror = &world.inner.management_mirror;
-    let part = |pointer: &str| {
-        let reference = machine.pointer(pointer).unwrap_or(&Value::Null);
-        mirror.referred(reference, namespace(machine)).map(|(_, object)| object)
-    };
-    let bootstrap = part("/spec/bootstrap/configRef");
-    let infrastructure = part("/spec/infrastructureRef");
-    let infrastructure = infrastructure.as_deref().unwrap_or(&Value::Null);
-    let Ok(goal) = refit_core::change::goal(&wanted, bootstrap.as_deref(), infrastructure) else {
-        tracing::warn!(machine = name(machine), "failed to derive a goal from the Machine");
+    let Ok(goal) = version.parse().map(Goal::of_version) else {
+        tracing::warn!(version, "not a Kubernetes version");
         return Ok(());
     };
     let new = NewNodeUpdate {

@@ -1,12 +1,13 @@
 //! How updates end, and what remains of them.
 
+use kube::ResourceExt as _;
 use refit_kinds::{
     keys,
     refit::{Gate, NodeUpdateStatus, Phase, Stage},
 };
 
 use super::world::*;
-use crate::node::{ManagementWrite, Write, decide};
+use crate::node::{ManagementWrite, SUPERSEDED, Write, decide};
 
 fn aborted(mut one: One) -> One {
     one.update.spec.stage = Stage::Abort;
@@ -81,6 +82,20 @@ fn a_newer_request_stops_an_unstarted_older_one() {
     one.host_works();
     one.settle();
     assert_eq!((one.phase(), one.status().failure_reason.as_str()), (Phase::Stopped, "Superseded"));
+}
+
+#[test]
+fn an_abort_for_another_goal_is_not_an_operators() {
+    let mut one = One::worker().staged();
+    one.update.spec.stage = Stage::Abort;
+    let mut changed = one.clone();
+    changed.update.annotations_mut().insert(keys::GOAL_CHANGED.to_owned(), String::new());
+    for (mut one, reason) in [(one, "Aborted"), (changed, SUPERSEDED)] {
+        one.settle();
+        one.host_works();
+        one.settle();
+        assert_eq!((one.phase(), &*one.status().failure_reason), (Phase::Stopped, reason));
+    }
 }
 
 #[test]

@@ -141,6 +141,7 @@ impl Five {
             ..DrainView::default()
         };
         let seen = Seen {
+            complete_since: at(0),
             host_plan: Some(Arc::new(self.plans[who].clone())),
             node_name: self.nodes[who].name.clone(),
             nodes: self.nodes.clone(),
@@ -158,6 +159,7 @@ impl Five {
             }),
             workload: Workload::Seen(seen),
             report_stale_after: SignedDuration::from_hours(100),
+            host_lost_after: None,
             ..snapshot(&self.updates[who], Some(&self.machines[who]))
         };
         let decision = decide(&snapshot, at(self.now));

@@ -139,6 +139,7 @@ pub(super) fn snapshot(update: &NodeUpdate, machine: Option<&Machine>) -> Snapsh
         group: GroupState::Missing,
         workload: Workload::NotSynced,
         report_stale_after: SignedDuration::from_mins(15),
+        host_lost_after: None,
         refused: None,
     }
 }
@@ -160,6 +161,9 @@ pub(super) struct One {
     pub(super) others: Vec<Other>,
     pub(super) last_first_passed: Option<bool>,
     pub(super) reachable: bool,
+    /// Since when the watches have been complete.
+    pub(super) complete_since: i64,
+    pub(super) host_lost_after: Option<SignedDuration>,
     pub(super) plan: Option<HostPlan>,
     pub(super) nodes: Vec<NodeView>,
     pub(super) static_pods: Vec<StaticPod>,
@@ -209,6 +213,8 @@ impl One {
             others: Vec::new(),
             last_first_passed: None,
             reachable: true,
+            complete_since: 0,
+            host_lost_after: None,
             plan: Some(plan),
             nodes: Vec::new(),
             static_pods: Vec::new(),
@@ -272,8 +278,13 @@ impl One {
     }
 
     pub(super) fn decide_with(&self, evictions: Option<Vec<EvictionRefusal>>) -> Decision {
+        decide(&self.snapshot(evictions), at(self.now))
+    }
+
+    pub(super) fn snapshot(&self, evictions: Option<Vec<EvictionRefusal>>) -> Snapshot {
         let view = DrainView { pods: self.pods.clone(), ..self.around.clone() };
         let seen = Seen {
+            complete_since: at(self.complete_since),
             host_plan: self.plan.clone().map(Arc::new),
             node_name: self.machine_name().into(),
             nodes: self.nodes.clone(),
@@ -296,7 +307,7 @@ impl One {
         } else {
             Workload::Unreachable { cluster: "edge-1".into() }
         };
-        let snapshot = Snapshot {
+        Snapshot {
             siblings: self.siblings.iter().cloned().map(Arc::new).collect(),
             paused: self.paused.clone(),
             drain: self.drain.clone(),
@@ -304,12 +315,12 @@ impl One {
             settings_refused: self.settings_refused.clone(),
             reboot: self.reboot,
             owner_version: self.owner_version.clone(),
+            host_lost_after: self.host_lost_after,
             group,
             workload,
             refused: self.refused.clone(),
             ..snapshot(&self.update, self.machine.as_ref())
-        };
-        decide(&snapshot, at(self.now))
+        }
     }
 
     /// Name of the Machine, which is also the name of its Node.

@@ -12,7 +12,7 @@ use super::{
         model::{Kind, guard_of},
         world::{One, at, pod, word},
     },
-    KINDS,
+    CORDON, EVICT, KINDS,
     judge::Judge,
     objects::{Fleet, MACHINES, Objects, phase},
 };
@@ -122,6 +122,10 @@ impl World {
         Vec::new()
     }
 
+    pub(super) fn is_cordoned(&self, who: usize) -> bool {
+        self.truth.nodes[who].unschedulable
+    }
+
     fn environment(&self, objects: &Objects, who: usize) -> One {
         One { now: self.now, pods: self.pods[who].clone(), ..objects.environment(who) }
     }
@@ -163,12 +167,17 @@ impl World {
         let mut view = self.views[controller].clone();
         let mut unread = live.to_vec();
         loop {
-            let decision = self.environment(&view, who).decide();
+            let one = self.environment(&view, who);
+            let decision = one.decide();
             let word = decision.write.as_ref().map(word).unwrap_or_default();
             let (required, rest) = unread.into_iter().partition::<Vec<_>, _>(|(_, w)| *w == word);
             if required.is_empty() {
                 return (view, decision);
             }
+            let reads = requires_live_read(&one.snapshot(None), &decision);
+            // A worker's drain may rest on any view.
+            let workers_drain = [CORDON, EVICT].contains(&&*word) && self.fleet == Fleet::Workers;
+            assert_eq!(reads, !workers_drain, "{word}");
             for (kind, _) in required {
                 view.copy(kind, &self.truth);
             }

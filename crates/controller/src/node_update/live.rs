@@ -1,0 +1,215 @@
+//! Live reads before a write that disturbs a machine.
+//!
+//! The caches may be behind: after an outage, through a half-open stream, or for one kind alone.
+//! `refit_core::node::requires_live_read` says which writes must not rest on them.
+
+use std::{
+    fmt::Debug,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use k8s_openapi::NamespaceResourceScope;
+use kube::{Api, Client, Resource, ResourceExt as _};
+use refit_cluster_api::kinds::Machine;
+use refit_kinds::{keys, refit::NodeUpdate};
+use refit_runtime::{ObjectKey, Store, store};
+use serde::de::DeserializeOwned;
+use tokio::sync::Mutex;
+
+use super::look::{Look, WorkloadCluster};
+use crate::{
+    PlanLocation,
+    api_error::ReadError,
+    context::Context,
+    groups::group_of,
+    host_plan::{cluster_key, plan_key},
+    owner::LiveOwner,
+    workload_watch::{CONTROL_PLANE_PODS, control_plane_pods, nodes},
+};
+
+/// The live reads of one cluster. Only one is made at a time, and it serves everyone who asked for
+/// one before it began: a group of any size costs its API servers little.
+#[derive(Debug, Default)]
+pub(crate) struct LiveReads {
+    begun: AtomicU64,
+    last: Mutex<Option<LastRead>>,
+}
+
+#[derive(Debug)]
+struct LastRead {
+    number: u64,
+    outcome: Result<(), ReadError>,
+}
+
+impl LiveReads {
+    /// Makes a read, or waits for one that began after this call.
+    async fn share(
+        &self,
+        read: impl Future<Output = Result<(), ReadError>>,
+    ) -> Result<(), ReadError> {
+        let before = self.begun.load(Ordering::Relaxed);
+        let mut last = self.last.lock().await;
+        if let Some(shared) = last.as_ref().filter(|last| last.number > before) {
+            return shared.outcome.clone();
+        }
+        let number = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
+        let outcome = read.await;
+        *last = Some(LastRead { number, outcome: outcome.clone() });
+        outcome
+    }
+}
+
+/// Brings the caches up to the present with everything that a disturbing write rests on.
+pub(super) async fn read(ctx: &Context, look: &Look) -> Result<(), ReadError> {
+    let (Some(cluster), Some(machine)) = (&look.cluster, &look.snapshot.machine) else {
+        return Ok(());
+    };
+    cluster.view.live.share(read_cluster(ctx, cluster)).await?;
+    let stores = &ctx.stores;
+    let update = ObjectKey::of(look.snapshot.update.as_ref());
+    let (group, owning_cluster) = (group_of(stores, machine), cluster_key(machine));
+    let of_group = async {
+        let Some(group) = &group else { return Ok(()) };
+        read_object(ctx, &stores.update_groups, &group.key).await?;
+        LiveOwner::read(ctx, group).await
+    };
+    futures::try_join!(
+        read_object::<NodeUpdate>(ctx, &stores.node_updates, &update),
+        read_object(ctx, &stores.clusters, &owning_cluster),
+        of_group,
+        read_host_plan(ctx, cluster, look),
+    )?;
+    Ok(())
+}
+
+async fn read_host_plan(
+    ctx: &Context,
+    cluster: &WorkloadCluster,
+    look: &Look,
+) -> Result<(), ReadError> {
+    let (Some(machine), Some(seen)) = (&look.snapshot.machine, look.seen()) else {
+        return Ok(());
+    };
+    let (plans, key) = (&cluster.view.host_plans, plan_key(ctx, machine, &seen.node_name));
+    match ctx.settings.plan_location {
+        PlanLocation::Management => read_object(ctx, plans, &key).await,
+        PlanLocation::Workload => {
+            let Some(client) = client_of(ctx, cluster).await else { return Ok(()) };
+            let wrap = ReadError::workload(format!("a read of HostPlan {key}"));
+            get(&client, plans, &key).await.map_err(wrap)
+        }
+    }
+}
+
+/// A client of the workload cluster; `None` if its kubeconfig cannot be read.
+async fn client_of(
+    ctx: &Context,
+    WorkloadCluster { key, view }: &WorkloadCluster,
+) -> Option<Client> {
+    let client = ctx.workloads.client(&key.namespace, &key.name).await;
+    if client.is_err() {
+        view.mark_unreachable();
+    }
+    client.ok()
+}
+
+/// Reads the Nodes, the control plane's mirror pods and the Machines of a cluster.
+async fn read_cluster(ctx: &Context, cluster: &WorkloadCluster) -> Result<(), ReadError> {
+    let WorkloadCluster { key, view } = cluster;
+    let Some(client) = client_of(ctx, cluster).await else { return Ok(()) };
+    let machines: Api<Machine> = Api::namespaced(ctx.client.clone(), &key.namespace);
+    let of_cluster = format!("{}={}", keys::CLUSTER_NAME, key.name);
+    let covers = |machine: &Machine| {
+        machine.metadata.namespace.as_ref() == Some(&key.namespace)
+            && machine.labels().get(keys::CLUSTER_NAME) == Some(&key.name)
+    };
+    let read_nodes = async {
+        let read = store::read_now(nodes(&client), "", &view.nodes, |_| true);
+        read.await.map_err(ReadError::workload("the list of Nodes"))
+    };
+    let read_pods = async {
+        let pods = control_plane_pods(&client);
+        let read = store::read_now(pods, CONTROL_PLANE_PODS, &view.static_pods, |_| true);
+        read.await.map_err(ReadError::workload("the list of control plane pods"))
+    };
+    let read_machines = async {
+        let read = store::read_now(machines, &of_cluster, &ctx.stores.machines, covers);
+        read.await.map_err(ReadError::management("the list of Machines"))
+    };
+    futures::try_join!(read_nodes, read_pods, read_machines)?;
+    Ok(())
+}
+
+/// Reads one object of the management cluster.
+pub(crate) async fn read_object<K>(
+    ctx: &Context,
+    store: &Store<K>,
+    key: &ObjectKey,
+) -> Result<(), ReadError>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + DeserializeOwned,
+{
+    let wrap = ReadError::management(format!("a read of {} {key}", K::kind(&())));
+    get(&ctx.client, store, key).await.map_err(wrap)
+}
+
+/// Reads one object into its cache.
+async fn get<K>(client: &Client, store: &Store<K>, key: &ObjectKey) -> kube::Result<()>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + DeserializeOwned,
+{
+    let api: Api<K> = Api::namespaced(client.clone(), &key.namespace);
+    match api.get_opt(&key.name).await? {
+        Some(object) => store.insert(object),
+        None => {
+            if let Some(known) = store.get(key) {
+                store.remove(&known);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::Cell, time::Duration};
+
+    use super::*;
+
+    /// A live read that takes a second.
+    async fn count(reads: &Cell<u32>) -> Result<(), ReadError> {
+        reads.set(reads.get() + 1);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        Ok(())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_live_read_serves_all_who_asked_before_it_began() {
+        let (live, reads) = (LiveReads::default(), Cell::new(0));
+        let ask = |after| {
+            let (live, reads) = (&live, &reads);
+            async move {
+                tokio::time::sleep(Duration::from_millis(after)).await;
+                live.share(count(reads)).await.unwrap();
+                reads.get()
+            }
+        };
+        let served_by = futures::join!(ask(0), ask(100), ask(200), ask(1500), ask(3000));
+        assert_eq!(served_by, (1, 2, 2, 3, 4));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_live_read_that_is_given_up_serves_no_one() {
+        let (live, reads) = (LiveReads::default(), Cell::new(0));
+        let short = Duration::from_millis(100);
+        assert!(tokio::time::timeout(short, live.share(count(&reads))).await.is_err());
+        live.share(count(&reads)).await.unwrap();
+        assert_eq!(reads.get(), 2);
+    }
+}

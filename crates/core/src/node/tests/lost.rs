@@ -1,0 +1,89 @@
+//! When a host counts as lost, and what remains then.
+
+use jiff::SignedDuration;
+use refit_kinds::refit::{Phase, StepState};
+
+use super::world::*;
+use crate::report::Refusal;
+
+const LIMIT: Option<SignedDuration> = Some(SignedDuration::from_mins(15));
+
+/// The host last reported at this second, and not since.
+fn last_report(one: &One) -> i64 {
+    let plan = one.plan.as_ref().and_then(|plan| plan.status.as_ref());
+    plan.and_then(|status| status.reported_at.as_ref()).unwrap().0.as_second()
+}
+
+fn is_lost_after(one: &One, seconds: i64) -> bool {
+    let mut one = one.clone();
+    one.now = last_report(&one) + seconds;
+    one.host_lost_after = LIMIT;
+    one.settle();
+    one.status().failure_reason == "HostLost"
+}
+
+#[test]
+fn a_host_that_stops_reporting_is_lost_in_any_phase() {
+    let mut pending = One::worker();
+    pending.settle();
+    let mut draining = One::worker().upgraded();
+    draining.settle();
+    for one in [pending, One::worker().staged(), One::control_plane().staged(), draining] {
+        assert!(!is_lost_after(&one, 800), "{:?}", one.phase());
+        assert!(is_lost_after(&one, 900), "{:?}", one.phase());
+    }
+}
+
+#[test]
+fn a_lost_host_keeps_its_slot_and_may_be_remediated() {
+    let mut one = One::worker().upgraded();
+    one.settle();
+    assert!(!one.annotations().is_empty(), "it is guarded");
+    one.node_mut().ready = false;
+    one.now = last_report(&one) + 900;
+    one.host_lost_after = LIMIT;
+    one.settle();
+    assert_eq!(one.phase(), Phase::Failed);
+    assert!(one.annotations().is_empty(), "{:?}", one.annotations());
+    assert_eq!(one.slots(), 1);
+}
+
+#[test]
+fn a_host_is_not_lost_while_its_report_cannot_be_read() {
+    let mut one = One::worker().staged();
+    one.settle();
+    one.refused = Some(Refusal::ApiRefused {
+        what: "a write to the NodeUpdate".to_owned(),
+        message: "a read of HostPlan m-0: forbidden".to_owned(),
+    });
+    assert!(!is_lost_after(&one, 900));
+    one.refused = None;
+    assert!(is_lost_after(&one, 900));
+}
+
+#[test]
+fn a_step_may_take_its_time() {
+    let mut one = One::worker().staged();
+    one.settle();
+    let plan = one.plan.as_mut().unwrap();
+    let step = plan.spec.steps.iter_mut().last().unwrap();
+    step.timeout_seconds = Some(1200);
+    let id = step.id.clone();
+    let steps = &mut plan.status.as_mut().unwrap().steps;
+    steps.iter_mut().find(|step| step.id == id).unwrap().state = StepState::Running;
+    assert!(!is_lost_after(&one, 1400));
+    assert!(is_lost_after(&one, 1500), "its timeout and one report");
+}
+
+#[test]
+fn time_in_which_no_report_would_have_been_seen_does_not_count() {
+    let mut one = One::worker().staged();
+    one.settle();
+    one.complete_since = last_report(&one) + 600;
+    assert!(!is_lost_after(&one, 1400));
+    assert!(is_lost_after(&one, 1500));
+    one.update.metadata.creation_timestamp =
+        Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(last_report(&one) + 1000)));
+    assert!(!is_lost_after(&one, 1800), "the update was requested later");
+    assert!(is_lost_after(&one, 1900));
+}
