@@ -3,19 +3,23 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use refit_cluster_api::kinds::Machine;
+use refit_cluster_api::kinds::{Machine, update_in_progress};
 use refit_kinds::{
     keys,
-    refit::{NodeUpdateStatus, Phase},
+    refit::{NodeUpdateStatus, Phase, PlanState},
 };
 
 use super::{
+    gate::is_ours,
     guard,
+    lost::HOST_LOST,
     order::speaks,
     snapshot::{
         Decision, GroupState, ManagementWrite, NodeView, Snapshot, Workload, WorkloadWrite, Write,
     },
     status::machine_condition,
+    verify::verify,
+    work::{is_control_plane, report},
 };
 use crate::group;
 
@@ -40,7 +44,7 @@ pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) 
         }
         write = write.or_else(|| machine_condition(s, &status, now));
         write = write.or_else(|| show_cordon(s, &mut status));
-        write = write.or_else(|| include(s));
+        write = write.or_else(|| returned(s, machine, &status)).or_else(|| include(s));
     }
     let slot = match &s.group {
         GroupState::Present(group) => holds(s, speaks).then_some(&group.status),
@@ -104,6 +108,20 @@ fn available_again(s: &Snapshot, status: &NodeUpdateStatus) -> bool {
                 && status.from_version.as_ref().is_some_and(|from| node.kubelet_version.is(from))
     };
     seen.node().is_some_and(|node| node.ready && !node.cordoned_by_us() && right_version(node))
+}
+
+/// Makes the node of a lost host schedulable again after the host has returned and ended its plan by
+/// itself. While Cluster API waits for the update, the next NodeUpdate does so.
+fn returned(s: &Snapshot, machine: &Machine, status: &NodeUpdateStatus) -> Option<Write> {
+    let Workload::Seen(seen) = &s.workload else {
+        return None;
+    };
+    let lost = status.failure_reason == HOST_LOST && !update_in_progress(machine);
+    let plan = seen.host_plan.as_deref().filter(|plan| lost && is_ours(plan, &s.update))?;
+    report(plan).filter(|report| report.state == PlanState::Succeeded)?;
+    let goal = &s.update.spec.goal.kubernetes_version;
+    verify(seen, &status.node_name, goal, is_control_plane(machine), plan).ok()?;
+    seen.node()?.cordoned_by_us().then_some(Write::Workload(WorkloadWrite::Uncordon))
 }
 
 /// Returns a node to its load balancers once an operator uncordoned it after a failed update.

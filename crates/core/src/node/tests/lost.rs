@@ -1,7 +1,11 @@
 //! When a host counts as lost, and what remains then.
 
 use jiff::SignedDuration;
-use refit_kinds::refit::{Phase, StepState};
+use kube::ResourceExt as _;
+use refit_kinds::{
+    keys,
+    refit::{Phase, StepState},
+};
 
 use super::world::*;
 use crate::report::Refusal;
@@ -86,4 +90,29 @@ fn time_in_which_no_report_would_have_been_seen_does_not_count() {
         Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(last_report(&one) + 1000)));
     assert!(!is_lost_after(&one, 1800), "the update was requested later");
     assert!(is_lost_after(&one, 1900));
+}
+
+#[test]
+fn a_host_that_returns_is_uncordoned_if_no_further_update_will_do_so() {
+    let lost = || {
+        let mut one = One::worker().upgraded();
+        one.settle();
+        one.node_mut().ready = false;
+        one.now = last_report(&one) + 900;
+        one.host_lost_after = LIMIT;
+        one.settle();
+        one.host_works();
+        one.kubelet_returns();
+        one
+    };
+    let mut given_up = lost();
+    given_up.settle();
+    assert!(!given_up.node().unwrap().unschedulable);
+    assert_eq!(given_up.slots(), 0);
+    let mut awaited = lost();
+    let machine = awaited.machine.as_mut().unwrap();
+    machine.annotations_mut().insert(keys::UPDATE_IN_PROGRESS.to_owned(), String::new());
+    awaited.settle();
+    assert!(awaited.node().unwrap().unschedulable, "the next update finds it drained");
+    assert_eq!(awaited.slots(), 1);
 }
