@@ -317,7 +317,7 @@ async fn keep_probing(
             Err(error) if is_silence(&error) => {
                 return Err(error).context("the cluster does not respond");
             }
-            // It responds. Whoever needs what it refuses reports that.
+            // It responds. What it refuses is reported where it is needed.
             Ok(_) | Err(_) => {}
         }
     }

@@ -214,7 +214,7 @@ impl<K: Resource> Store<K> {
     }
 
     /// Takes over objects that were listed apart from the watch, right before a decision. `covers`
-    /// says which objects the list would contain: those that it lacks were deleted.
+    /// decides which objects the list would contain: those that it lacks were deleted.
     pub(crate) fn learn_list(
         &self,
         list: Vec<Guarded<K>>,

@@ -1,7 +1,7 @@
 //! Live reads before a write that disturbs a machine.
 //!
 //! The caches may be behind: after an outage, through a half-open stream, or for one kind alone.
-//! `refit_core::node::requires_live_read` says which writes must not rest on them.
+//! `refit_core::node::requires_live_read` lists which writes must not rest on them.
 
 use std::{
     fmt::Debug,

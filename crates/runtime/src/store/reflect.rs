@@ -124,7 +124,7 @@ where
     }
 }
 
-/// Brings a store up to the present: lists a kind from etcd, apart from the watch. `covers` says
+/// Brings a store up to the present: lists a kind from etcd, apart from the watch. `covers` decides
 /// which objects of the store the list would contain.
 ///
 /// # Errors
