@@ -214,11 +214,16 @@ fn initialised(clusters: &Store<Cluster>) -> Vec<ObjectKey> {
 }
 
 async fn watch_cluster(ctx: &Context, key: ObjectKey, view: Arc<ClusterView>) {
+    let plans_in_workload = ctx.settings.plan_location == PlanLocation::Workload;
     loop {
         if let Err(error) = Box::pin(session(ctx, &key, &view)).await {
             tracing::debug!(cluster = %key, error = format!("{error:#}"), "session with the workload cluster ended");
         }
-        if !view.unreachable.swap(true, Ordering::Relaxed) {
+        view.unreachable.store(true, Ordering::Relaxed);
+        let was_synced = view.synced();
+        view.expect_lists(plans_in_workload);
+        // Once per outage: every update of the cluster shows it.
+        if was_synced {
             wake_all(ctx, &key);
         }
         // The cluster may have moved, or its credentials may have changed.
@@ -238,7 +243,6 @@ async fn session(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> anyhow::
     if leads {
         ensure_installed(&client).await?;
     }
-    view.expect_lists(plans_in_workload);
     let wake = |node: &str| wake_node(ctx, key, node);
     let plans = async {
         if plans_in_workload {

@@ -67,7 +67,10 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
         look.note(&failure)?;
     }
     let mut decision = look.decide(ctx);
-    if is_decided_live(ctx, &look, &decision) {
+    let live = requires_live_read(&look.snapshot, &decision);
+    #[cfg(feature = "sabotage")]
+    let live = live && !ctx.sabotage.trusts_caches();
+    if live {
         if let Err(failure) = Box::pin(live::read(ctx, &look)).await {
             look.note(&failure)?;
             // A refused read prevents the write: so it stays shown until the write succeeds.
@@ -105,15 +108,6 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
             Ok(Action::RequeueAfter(AFTER_REFUSAL))
         }
     }
-}
-
-/// Whether the decision must be made again on a live read.
-fn is_decided_live(ctx: &Context, look: &Look, decision: &Decision) -> bool {
-    #[cfg(feature = "sabotage")]
-    if ctx.sabotage.trusts_caches() {
-        return false;
-    }
-    requires_live_read(&look.snapshot, decision)
 }
 
 /// Decides again with the result of the last write, and writes the status.

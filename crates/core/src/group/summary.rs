@@ -51,21 +51,13 @@ impl Member<'_> {
     /// operator acts.
     fn given_up(&self) -> Option<(&str, String)> {
         let NodeUpdateStatus { failure_reason, failure_message, .. } = self.status;
-        let (reason, what) = match self.phase() {
-            Phase::Failed => (conditions::REASON_FAILED, "failed"),
-            // Cluster API's next call makes the update again.
-            Phase::Stopped if failure_reason == SUPERSEDED => return None,
-            Phase::Stopped => (failure_reason.as_str(), "was stopped"),
-            Phase::Pending
-            | Phase::Staging
-            | Phase::Waiting
-            | Phase::Upgrading
-            | Phase::Draining
-            | Phase::Disrupting
-            | Phase::Verifying
-            | Phase::Uncordoning
-            | Phase::Stopping
-            | Phase::Succeeded => return None,
+        let (reason, what) = if self.phase() == Phase::Failed {
+            (conditions::REASON_FAILED, "failed")
+        } else if self.phase() == Phase::Stopped && failure_reason != SUPERSEDED {
+            (failure_reason.as_str(), "was stopped")
+        } else {
+            // Cluster API's next call makes a superseded update again.
+            return None;
         };
         let Self { machine, node_update, .. } = self;
         let why = failure_message.trim_end_matches('.');
