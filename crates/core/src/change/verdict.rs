@@ -169,7 +169,8 @@ impl fmt::Display for NotReady {
             Self::KubeletBehind { machine, runs, target } => write!(
                 f,
                 "Machine {machine} runs kubelet {runs}, and kubeadm cannot skip a minor version on \
-                 the way to {target}: bring it to v{}.{} first, with a NodeUpdate of your own",
+                 the way to {target}: pause its control plane, bring the machine to v{}.{} with a \
+                 NodeUpdate of your own, and end the pause",
                 runs.major(),
                 runs.minor() + 1
             ),

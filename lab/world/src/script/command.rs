@@ -77,7 +77,7 @@ pub(super) enum Action {
     Kill(Process, Option<SignedDuration>),
     /// Sends the first UpdateMachine request of a Machine's update again.
     Repeat(String),
-    /// Creates the first NodeUpdate of a machine by hand, to a version.
+    /// Creates the next NodeUpdate of a machine by hand, to a version.
     Update(String, String),
     /// Shows a part of the world.
     Show(Show),

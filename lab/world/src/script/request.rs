@@ -71,7 +71,7 @@ impl Requests {
     }
 }
 
-/// Creates the first NodeUpdate of a Machine as an operator does.
+/// Creates the next NodeUpdate of a Machine as an operator does.
 pub(super) async fn update_by_hand(
     session: &Session,
     machine: &str,
@@ -81,9 +81,9 @@ pub(super) async fn update_by_hand(
     let machines = session.world.machines();
     let found = machines.iter().find(|one| name(one) == real);
     let found = found.ok_or_else(|| wrong("update", machine, "a Machine"))?;
-    by_hand::create(&session.world, found, version)
-        .await
-        .map_err(|error| wrong("update", error.to_string(), "a Machine without a NodeUpdate"))
+    by_hand::create(&session.world, found, version).await.map_err(|error| {
+        wrong("update", error.to_string(), "a Machine without an unfinished NodeUpdate")
+    })
 }
 
 fn request(world: &World, machine: &Value) -> Value {

@@ -3,14 +3,15 @@
 use refit_controller::NewNodeUpdate;
 use refit_kinds::{
     json::{name, namespace, text},
-    refit::{Goal, MachineRef, Origin},
+    refit::{Goal, MachineRef, Origin, ordinal_of},
 };
 use serde_json::Value;
 
-use super::World;
+use super::{World, status::is_final};
 use crate::direct::{Call, Direct, DirectError, USER};
 
-/// Creates the first NodeUpdate of a Machine, with the goal that Cluster API's hook would request.
+/// Creates the next NodeUpdate of a Machine, with the goal that Cluster API's hook would request; an
+/// error if an earlier one is unfinished.
 pub(crate) async fn create(
     world: &World,
     machine: &Value,
@@ -29,7 +30,10 @@ pub(crate) async fn create(
         origin: Origin::Task,
         goal,
     };
-    let update = refit_controller::node_update(&new, 1);
+    let known = world.node_updates();
+    let ended = known.iter().filter(|update| is_final(update));
+    let last = ended.filter_map(|update| ordinal_of(name(update), name(machine))).max();
+    let update = refit_controller::node_update(&new, last.unwrap_or_default() + 1);
     let body = serde_json::to_value(update).expect("a NodeUpdate is JSON");
     let path = format!("/apis/refit.dev/v1alpha1/namespaces/{}/nodeupdates", namespace(machine));
     let api = Direct::new(world.management().clone(), USER);
