@@ -105,7 +105,7 @@ fn test(
     let mut child = cargo::command(root)
         .envs(programs.map(|directory| (PROGRAMS_DIRECTORY, directory)))
         // From the whole workspace, so that features are unified as in earlier builds.
-        .args(["test", "--workspace", "--features", "lab-hosts/real"])
+        .args(["test", "--workspace"])
         .args(["--profile", profile, "--test", name, "--", "--nocapture"])
         .stdout(Stdio::piped())
         .spawn()

@@ -111,7 +111,7 @@ pub(crate) fn run(root: &Path, task: &TestbedTask) -> anyhow::Result<ExitCode> {
 /// Replaces this process with the test bed's program by way of cargo, so that Ctrl-C reaches it and
 /// no process in between dies first.
 fn bed(root: &Path, args: &[&str]) -> anyhow::Result<ExitCode> {
-    let run = ["run", "-p", "lab-testbed", "--features", "real", "--"];
+    let run = ["run", "-p", "lab-testbed", "--"];
     let error = cargo::command(root).args(run).args(args).exec();
     Err(error).context("failed to run cargo")
 }
@@ -119,8 +119,9 @@ fn bed(root: &Path, args: &[&str]) -> anyhow::Result<ExitCode> {
 /// Runs every flow for every minor version of Cluster API; the last line on stdout is the result.
 #[expect(clippy::print_stdout, reason = "the output of the tests, and the result of the task")]
 fn all(root: &Path) -> anyhow::Result<ExitCode> {
-    let tests = ["test", "--workspace", "--features", "lab-testbed/all", "--no-fail-fast"];
-    let lines = ["--test", "v1_12", "--test", "v1_14", "--test", "agent_trust"];
+    let tests = ["test", "--workspace", "--no-fail-fast"];
+    let lines =
+        ["--test", "v1_12", "--test", "v1_14", "--test", "agent_trust", "--", "--include-ignored"];
     let child = cargo::command(root).args(tests).args(lines).stdout(Stdio::piped()).spawn();
     let mut child = child.context("failed to run cargo")?;
     let mut outcome = FlowCounts::default();

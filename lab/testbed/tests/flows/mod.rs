@@ -5,7 +5,6 @@ mod discovery;
 mod failing;
 mod health_check;
 mod killed;
-#[cfg(feature = "all")]
 mod kubeadm_config;
 mod look;
 mod midway;
@@ -58,10 +57,9 @@ pub(crate) const ALL: &[Flow] = &[
         run: |bed| Box::pin(health_check::run(bed)),
     },
     // Fourteen verdicts, one after another: too slow for every run.
-    #[cfg(feature = "all")]
     Flow {
         name: "the_model_judges_changes_of_a_kubeadm_config_as_cluster_api_does",
-        lines: BOTH,
+        lines: &[],
         on: On::Shared,
         run: |bed| Box::pin(kubeadm_config::run(bed)),
     },

@@ -43,7 +43,7 @@ pub(crate) enum On {
 pub(crate) struct Flow {
     /// Name of the flow, which states what it shows.
     pub(crate) name: &'static str,
-    /// Lines on which the flow runs without the feature `all`.
+    /// Lines on which the flow always runs; on the others it is an ignored test.
     pub(crate) lines: &'static [Line],
     /// The bed that the flow needs.
     pub(crate) on: On,
@@ -63,19 +63,18 @@ pub(crate) fn run(line: Line, flows: &[Flow]) -> ExitCode {
     tls::install_provider();
     let runtime = Arc::new(Runtime::new().expect("threads can be started"));
     let started = Started::default();
-    let all = cfg!(feature = "all");
     let trials = flows
         .iter()
-        .filter(|flow| all || flow.lines.contains(&line))
         .map(|flow| {
             // Without network namespaces there is only one bed, and such a flow uses it
             // exclusively.
             let second = network::in_own_namespace() && env::var_os(OWN).is_none();
-            if flow.on == On::Own && second {
+            let trial = if flow.on == On::Own && second {
                 trial_elsewhere(*flow, line, runtime.clone())
             } else {
                 trial(*flow, line, runtime.clone(), started.clone())
-            }
+            };
+            trial.with_ignored_flag(!flow.lines.contains(&line))
         })
         .collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
@@ -122,7 +121,7 @@ fn trial_elsewhere(flow: Flow, line: Line, runtime: Arc<Runtime>) -> Trial {
         let program = Program {
             name: format!("{line}-{}", flow.name),
             path: env::current_exe()?,
-            args: ["--exact", &name, "--nocapture"].map(str::to_owned).into(),
+            args: ["--exact", &name, "--nocapture", "--include-ignored"].map(str::to_owned).into(),
             env: [(OWN, "1"), (network::MARK, "")]
                 .map(|(key, value)| (key.to_owned(), value.to_owned()))
                 .into(),
