@@ -3,7 +3,9 @@
 
 use std::{os::unix::fs::PermissionsExt as _, process::Command};
 
-use crate::stage::{Ended, MACHINE, NODE_UPDATE, Stage, refit};
+use crate::stage::{
+    CONTROL_PLANE, DEPLOYMENT, Ended, MACHINE, NEW, NODE_UPDATE, OLD, Stage, refit,
+};
 use serde_json::json;
 
 fn run(command: &mut Command) -> Ended {
@@ -24,16 +26,14 @@ fn abort_stops_every_unfinished_update_and_reports_it() {
     );
     assert_eq!(stage.server().revision(), before);
     let ended = stage.run(&["abort", "cluster/edge-1"]);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(ended.code, Some(3), "one goes on: {ended:?}");
     assert!(
         ended
             .stdout
             .contains("edge-1-a-1 (Staging): stop requested; before the point of no return")
     );
     assert!(
-        ended
-            .stdout
-            .contains("edge-1-b-1 (Draining): too late to stop; past the point of no return")
+        ended.stdout.contains("edge-1-b-1 (Draining): too late to stop; the host is being changed")
     );
     assert!(!ended.stdout.contains("edge-1-c-1"), "{ended:?}");
     for name in ["edge-1-a-1", "edge-1-b-1"] {
@@ -44,6 +44,41 @@ fn abort_stops_every_unfinished_update_and_reports_it() {
     let rows: serde_json::Value = serde_json::from_str(&again.stdout).unwrap();
     assert_eq!(rows[0]["action"], "already", "{again:?}");
     assert_eq!(stage.server().revision(), before, "nothing is written twice");
+}
+
+#[test]
+fn abort_with_revert_waits_for_the_end_and_sets_the_version_back() {
+    let stage = Stage::new().with_cluster();
+    stage.patch(DEPLOYMENT, "edge-1-md", json!({"spec": {"template": {"spec": {"version": NEW}}}}));
+    stage.update("edge-1-md-a", json!({"phase": "Draining", "role": "Worker"}));
+    let rehearsed = stage.run(&["abort", "md/edge-1-md", "--revert", "--dry-run"]);
+    assert!(rehearsed.stdout.contains("edge-1-md-a-1 (Draining): stop would be requested"));
+    let mut running = stage.start(&["abort", "md/edge-1-md", "--revert"]);
+    running.until("stop requested");
+    assert_eq!(stage.get(DEPLOYMENT, "edge-1-md")["spec"]["template"]["spec"]["version"], NEW);
+    let stopped = json!({"phase": "Stopped", "failureReason": "Aborted"});
+    stage.status(NODE_UPDATE, "edge-1-md-a-1", stopped);
+    let ended = running.end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let line = "MachineDeployment/edge-1-md: spec.template.spec.version v1.35.0 -> v1.34.2";
+    assert!(ended.stdout.contains(line), "{ended:?}");
+    assert_eq!(stage.get(DEPLOYMENT, "edge-1-md")["spec"]["template"]["spec"]["version"], OLD);
+}
+
+#[test]
+fn revert_keeps_a_version_that_a_machine_runs() {
+    let stage = Stage::new().with_cluster();
+    stage.patch(CONTROL_PLANE, "edge-1", json!({"spec": {"version": NEW}}));
+    stage.update("edge-1-a", json!({"phase": "Succeeded"}));
+    stage.updated("edge-1-a");
+    stage.update("edge-1-b", json!({"phase": "Stopped", "failureReason": "Aborted"}));
+    let ended = stage.run(&["abort", "kcp/edge-1", "--revert", "-o", "json"]);
+    assert_eq!(ended.code, Some(3), "{ended:?}");
+    let rows: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(rows[0]["action"], "kept", "{ended:?}");
+    let message = rows[0]["message"].as_str().unwrap();
+    assert!(message.contains("some machines of KubeadmControlPlane/edge-1 run v1.35.0 already"));
+    assert_eq!(stage.get(CONTROL_PLANE, "edge-1")["spec"]["version"], NEW);
 }
 
 #[test]

@@ -82,7 +82,7 @@ const TELLTALES: [Telltale; 16] = [
     Telltale { word: "certificatesExpiryDate", at_home: true, allowed: &[] },
     Telltale { word: "min_healthy_period", at_home: true, allowed: &[] },
     Telltale { word: "failureDomains", at_home: true, allowed: &[] },
-    Telltale { word: ".rolling_update.as_ref()", at_home: true, allowed: &[] },
+    Telltale { word: ".rolling_update.", at_home: true, allowed: &[] },
     Telltale {
         word: "MACHINE_TEMPLATE_HASH",
         at_home: true,

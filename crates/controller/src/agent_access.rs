@@ -7,7 +7,7 @@
 //! so agents create their HostPlan by an apply, whose URL contains the name.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -84,7 +84,10 @@ impl AgentAccess {
         nodes: &Store<Node>,
         looked: &mut bool,
     ) -> kube::Result<()> {
-        if !nodes.list().iter().any(|node| self.lacks(node)) {
+        let nodes_now = nodes.list();
+        let names: BTreeSet<String> = nodes_now.iter().map(|node| node.name_any()).collect();
+        self.lock().retain(|name, _| names.contains(name));
+        if !nodes_now.iter().any(|node| self.lacks(node)) {
             return Ok(());
         }
         let roles: Api<Role> = Api::namespaced(client.clone(), keys::HOST_PLAN_NAMESPACE);

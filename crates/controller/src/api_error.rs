@@ -5,12 +5,13 @@ use std::sync::Arc;
 use refit_core::report::Refusal;
 use refit_runtime::lease;
 
-/// Whether the error means that there was no response, not that the request was refused.
+/// Whether the error means that there was no response, not that the request was refused or that its
+/// response makes no sense.
 pub(crate) fn is_silence(error: &kube::Error) -> bool {
     if let kube::Error::Api(status) = error {
         return matches!(status.code, 502..=504);
     }
-    !lease::is_fenced(error)
+    !matches!(error, kube::Error::SerdeError(_)) && !lease::is_fenced(error)
 }
 
 /// A refusal by authorization or validation; `None` for errors that a retry may resolve.
@@ -37,6 +38,17 @@ pub(crate) struct Request {
     /// What was requested, as a refusal names it.
     what: String,
     pub(crate) error: Arc<kube::Error>,
+}
+
+impl std::fmt::Display for ReadError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Object(refusal) => f.write_str(&refusal.sentence()),
+            Self::Management(request) | Self::Workload(request) => {
+                write!(f, "{} failed: {}", request.what, request.error)
+            }
+        }
+    }
 }
 
 impl ReadError {

@@ -159,7 +159,7 @@ impl Metrics {
 }
 
 /// The error of a request, which several reconciles may share.
-fn of_request<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a kube::Error> {
+pub(crate) fn of_request<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a kube::Error> {
     let shared = || error.downcast_ref::<Arc<kube::Error>>().map(AsRef::as_ref);
     error.downcast_ref::<kube::Error>().or_else(shared)
 }

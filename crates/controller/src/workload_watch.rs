@@ -186,6 +186,7 @@ pub(crate) async fn run(ctx: &Context) {
             if !stays {
                 handle.abort();
                 ctx.workload_index.lock().remove(key);
+                ctx.workloads.forget(&key.namespace, &key.name);
             }
             stays
         });

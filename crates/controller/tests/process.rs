@@ -13,7 +13,7 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Client, Config, ResourceExt,
-    api::{Patch, PostParams},
+    api::{Patch, PatchParams, PostParams},
 };
 use lab_apiserver::{ApiServer, Options};
 use refit_cluster_api::kinds::{Cluster, Machine, MachineSpec};
@@ -33,6 +33,8 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
+
+use crate::common::objects::update_asked;
 
 const API: &str = "management.refit.sandbox";
 const HOOKS: &str = "refit-webhook.refit-system.svc";
@@ -144,6 +146,9 @@ impl World {
     }
 
     async fn update_machine(&self, version: &str) -> Value {
+        let machines: Api<Machine> = Api::namespaced(self.client.clone(), "default");
+        let patch = Patch::Merge(update_asked(version));
+        machines.patch("edge-1-w-0", &PatchParams::default(), &patch).await.unwrap();
         let meta = json!({"name": "edge-1-w-0", "namespace": "default"});
         let body = json!({"desired": {
             "machine": {"kind": "Machine", "metadata": meta,

@@ -139,6 +139,13 @@ pub enum Refusal {
         /// Message of the API server.
         message: String,
     },
+    /// An API server answers with an error that may pass.
+    ApiErrors {
+        /// The request.
+        what: String,
+        /// Message of the API server.
+        message: String,
+    },
     /// A node that is being drained still has pods or volumes.
     #[strum(transparent)]
     #[strum_discriminants(strum(disabled))]
@@ -228,7 +235,8 @@ impl RefusalReason {
             | Self::NoNode
             | Self::MachineDeleting
             | Self::NoGroup
-            | Self::ApiRefused => EndsBy::ObjectChange,
+            | Self::ApiRefused
+            | Self::ApiErrors => EndsBy::ObjectChange,
         }
     }
 }
@@ -266,7 +274,7 @@ impl Refusal {
             Self::ApiUnreachable { cluster } => cluster.clone(),
             Self::OlderUpdateUnfinished { node_update } => node_update.clone(),
             Self::Paused { object } | Self::HostSettingsUnreadable { object, .. } => object.clone(),
-            Self::ApiRefused { what, .. } => what.clone(),
+            Self::ApiRefused { what, .. } | Self::ApiErrors { what, .. } => what.clone(),
             Self::Drain(drain) => drain.object().to_owned(),
             Self::GroupUnavailable { .. }
             | Self::ControlPlaneBehind { .. }
@@ -296,7 +304,8 @@ impl Refusal {
             | Self::Paused { .. }
             | Self::NoGroup { .. }
             | Self::GroupNotReady
-            | Self::ApiRefused { .. } => "",
+            | Self::ApiRefused { .. }
+            | Self::ApiErrors { .. } => "",
         }
     }
 
@@ -370,6 +379,12 @@ impl Refusal {
                     message.trim_end_matches('.')
                 )
             }
+            Self::ApiErrors { what, message } => {
+                format!(
+                    "trying {what} again, which fails at the API server: {}",
+                    message.trim_end_matches('.')
+                )
+            }
             Self::Drain(drain) => drain.sentence(),
         }
     }
@@ -422,6 +437,7 @@ mod tests {
             Refusal::NoGroup { machine: s("m") },
             Refusal::GroupNotReady,
             Refusal::ApiRefused { what: s("a write to the Node"), message: s("it is forbidden.") },
+            Refusal::ApiErrors { what: s("an eviction"), message: s("too many requests.") },
         ]
         .into_iter()
         .chain(drains().map(Refusal::Drain))

@@ -40,13 +40,15 @@ pub enum Check {
     Agents,
     /// Versions of kubelets and API servers.
     Skew,
+    /// Groups of machines whose rollout waits for an operator.
+    Rollouts,
     /// Safety invariants of the final state, including leftover cordons and marks.
     Invariants,
 }
 
 impl Check {
     /// All checks, in display order.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Crds,
         Self::Rbac,
         Self::Extension,
@@ -57,6 +59,7 @@ impl Check {
         Self::Namespaces,
         Self::Agents,
         Self::Skew,
+        Self::Rollouts,
         Self::Invariants,
     ];
 }
@@ -199,6 +202,8 @@ pub struct Facts {
     pub namespaces: Read<Vec<Namespace>>,
     /// Hosts, by `namespace/cluster`.
     pub hosts: BTreeMap<String, Read<Vec<Host>>>,
+    /// Groups that are blocked: `Kind/name` of the owner with its namespace, and the reason.
+    pub blocked: Vec<(String, String)>,
     /// Number of unfinished NodeUpdates, and of Machines that are about to get one.
     pub unfinished: usize,
     /// Violations of invariants while nothing is being updated.
@@ -221,6 +226,7 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
             Check::Namespaces => checks::namespaces(facts, &mut found),
             Check::Agents => checks::agents(facts, &mut found),
             Check::Skew => checks::skew(facts, &mut found),
+            Check::Rollouts => checks::rollouts(facts, &mut found),
             Check::Invariants => checks::invariants(facts, &mut found),
         }
         all.append(&mut found.list);

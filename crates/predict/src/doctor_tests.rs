@@ -80,6 +80,7 @@ fn sound() -> Facts {
             Read::Known(vec![host("cp", true), host("w", false)]),
         )]
         .into(),
+        blocked: Vec::new(),
         unfinished: 0,
         violations: Vec::new(),
     }

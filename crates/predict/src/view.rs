@@ -8,13 +8,13 @@ use refit_core::{
         policy,
         verdict::Unfinished,
     },
-    group::median_seconds,
-    node::{plan_steps, step_names},
+    group::{Member, median_seconds},
+    node::{newest, plan_steps, step_names},
 };
 use refit_kinds::{
     json::{annotations, controller, is_deleting, label, name, namespace, text},
     keys,
-    refit::{Owner, Phase, Role, StepDurations, update_group_name},
+    refit::{NodeUpdate, Owner, Phase, Role, StepDurations, update_group_name},
     version::SkewError,
 };
 use serde::Deserialize as _;
@@ -28,6 +28,8 @@ use super::{
     unreached::Unreached,
 };
 
+/// Reason of a blocker: another machine of the group is not finished.
+const ANOTHER_MACHINE: &str = "AnotherMachineUpdating";
 /// Label of objects owned by a Cluster's topology.
 const TOPOLOGY_OWNED: &str = "topology.cluster.x-k8s.io/owned";
 
@@ -252,6 +254,8 @@ impl<'a> View<'a> {
                 node => hosts.report(node, self.input.now),
             },
             kubelet: text(machine, "/status/nodeInfo/kubeletVersion").into(),
+            // look_for_unfinished reports it.
+            unfinished: None,
         };
         machines.iter().map(host).collect()
     }
@@ -264,28 +268,37 @@ impl<'a> View<'a> {
                 namespace(update) == self.group.namespace
                     && text(update, "/spec/machineRef/uid") == text(machine, "/metadata/uid")
             };
-            let updates = self.input.current.of_kind("NodeUpdate").filter(belongs_here);
-            let updates = updates.map(|update| (name(update), phase(update)));
-            let Some(what) = unfinished(updates, is_marked(machine)) else {
+            let updates: Vec<&Value> =
+                self.input.current.of_kind("NodeUpdate").filter(belongs_here).collect();
+            let requests = updates.iter().map(|update| (name(update), phase(update)));
+            let Some(what) = unfinished(requests, is_marked(machine)) else {
                 continue;
             };
-            let message = match &what {
-                Unfinished::NodeUpdate(update) => format!(
-                    "NodeUpdate {update} of Machine {} has not finished; refit watch shows its \
-                     progress",
-                    name(machine)
+            let (reason, message) = match &what {
+                Unfinished::NodeUpdate(update) => (
+                    ANOTHER_MACHINE.to_owned(),
+                    format!(
+                        "NodeUpdate {update} of Machine {} has not finished; refit watch shows its \
+                         progress",
+                        name(machine)
+                    ),
                 ),
-                Unfinished::Marked => format!(
-                    "Machine {} is still being updated in place; if its NodeUpdate failed, \
-                     request another attempt with refit retry machine/{}",
-                    name(machine),
-                    name(machine)
-                ),
+                // Its update is withdrawn.
+                Unfinished::Marked
+                    if text(machine, "/status/nodeInfo/kubeletVersion")
+                        == self.plan.to.to_string() =>
+                {
+                    continue;
+                }
+                Unfinished::Marked => given_up(machine, &updates).unwrap_or_else(|| {
+                    let text = "is still being updated in place; refit watch shows its progress";
+                    (ANOTHER_MACHINE.to_owned(), format!("Machine {} {text}", name(machine)))
+                }),
             };
-            found.push((format!("Machine/{}", name(machine)), message));
+            found.push((reason, format!("Machine/{}", name(machine)), message));
         }
-        for (object, message) in found {
-            self.block("AnotherMachineUpdating", object, message);
+        for (reason, object, message) in found {
+            self.block(&reason, object, message);
         }
     }
 
@@ -419,6 +432,20 @@ pub(super) fn version_at(group: &GroupRef) -> &'static str {
 }
 
 /// Phase of a NodeUpdate; `Pending` before its controller has seen it.
+/// Why the last of a Machine's updates did not reach its goal, as its UpdateGroup shows it.
+fn given_up(machine: &Value, updates: &[&Value]) -> Option<(String, String)> {
+    let read = |update: &&Value| NodeUpdate::deserialize(*update).ok();
+    let updates: Vec<NodeUpdate> = updates.iter().filter_map(read).collect();
+    let newest = newest(&updates, &text(machine, "/metadata/uid").into())?;
+    let member = Member {
+        machine: name(machine),
+        in_progress: true,
+        node_update: newest.metadata.name.as_deref()?,
+        status: newest.status.as_ref()?,
+    };
+    member.given_up().map(|(reason, message)| (reason.to_owned(), message))
+}
+
 fn phase(update: &Value) -> Phase {
     Phase::deserialize(&update["status"]["phase"]).unwrap_or_default()
 }

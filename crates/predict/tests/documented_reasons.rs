@@ -28,14 +28,19 @@ fn missing<'a>(text: &str, words: impl IntoIterator<Item = &'a str>) -> Vec<&'a 
     words.into_iter().filter(|word| !has(text, word)).collect()
 }
 
-/// The verdict of the hooks for these facts.
+/// The verdict of the hooks about an upgrade.
 fn decided(known: &Known) -> NotReady {
+    decided_for("v1.34.2", "v1.35.0", known)
+}
+
+/// The verdict of the hooks for these facts.
+fn decided_for(from: &str, to: &str, known: &Known) -> NotReady {
     let side = |version: &str| Objects {
         owner: json!({"kind": "Machine", "spec": {"version": version}}),
         infrastructure: json!({"kind": "DockerMachine", "spec": {}}),
         bootstrap: Some(json!({"kind": "KubeadmConfig", "spec": {}})),
     };
-    let answer = can_update(Level::Machine, &side("v1.34.2"), &side("v1.35.0"), known);
+    let answer = can_update(Level::Machine, &side(from), &side(to), known);
     match answer.verdict {
         Verdict::NotReady(why) => why,
         other => panic!("it waits for nothing: {other:?}"),
@@ -51,9 +56,12 @@ fn not_ready() -> Vec<NotReady> {
         deleting: false,
         report: HostReport::NoNode,
         kubelet: StatedVersion::Absent,
+        unfinished: None,
     };
     let leaving = Host { deleting: true, ..host.clone() };
     let old_kubelet = Host { kubelet: "v1.33.0".into(), ..host.clone() };
+    let returning =
+        Host { kubelet: "v1.34.2".into(), unfinished: Some(Unfinished::Marked), ..host.clone() };
     let old = ControlPlaneMachine { machine: s(), runs: "v1.34.2".into() };
     let all = vec![
         NotReady::NotSynced,
@@ -62,9 +70,11 @@ fn not_ready() -> Vec<NotReady> {
         NotReady::OwnerUnknown { machine: s() },
         decided(&Known { hosts: vec![leaving], ..Known::default() }),
         decided(&Known { peers: vec![peer], ..Known::default() }),
+        decided_for("v1.35.0", "v1.34.2", &Known { hosts: vec![returning], ..Known::default() }),
         decided(&Known { hosts: vec![host], ..Known::default() }),
         decided(&Known { control_plane: vec![old], ..Known::default() }),
         decided(&Known { hosts: vec![old_kubelet], ..Known::default() }),
+        NotReady::Unconfirmed { error: s() },
         NotReady::Deadline,
     ];
     for why in &all {
@@ -75,9 +85,11 @@ fn not_ready() -> Vec<NotReady> {
             | NotReady::OwnerUnknown { .. }
             | NotReady::Deleting { .. }
             | NotReady::AnotherMachine { .. }
+            | NotReady::Returning { .. }
             | NotReady::NoFreshReport { .. }
             | NotReady::ControlPlaneBehind { .. }
             | NotReady::KubeletBehind { .. }
+            | NotReady::Unconfirmed { .. }
             | NotReady::Deadline => {}
         }
     }

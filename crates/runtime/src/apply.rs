@@ -48,8 +48,8 @@ where
 /// Merges `status` into an object's status only if it has not changed since it was read: a
 /// compare-and-swap by merge patch with the resourceVersion. A conflict returns the API's 409.
 ///
-/// Fields missing from `status` are kept, `null` removes a field: pass the result of
-/// [`merge_diff`]. To replace a whole status use [`replace_status`].
+/// Fields missing from `status` are kept, those of newer versions of the kind included, and `null`
+/// removes a field: pass the result of [`merge_diff`].
 pub async fn swap_status<K>(
     api: &Api<K>,
     name: &str,
@@ -61,27 +61,6 @@ where
 {
     let body = json!({ "metadata": { "resourceVersion": resource_version }, "status": status });
     api.patch_status(name, &PatchParams::default(), &Patch::Merge(&body)).await
-}
-
-/// Replaces an object's whole status only if it has not changed since it was read: a
-/// compare-and-swap. A conflict returns the API's 409. Fields missing from `status` are removed,
-/// fields of newer versions of the kind included.
-pub async fn replace_status<K>(
-    api: &Api<K>,
-    name: &str,
-    resource_version: &str,
-    status: &Value,
-) -> kube::Result<K>
-where
-    K: Clone + DeserializeOwned + Debug,
-{
-    // Not a JSON patch `test` of the version: a failed `test` does not return 409.
-    let patch = json!([
-        { "op": "replace", "path": "/metadata/resourceVersion", "value": resource_version },
-        { "op": "add", "path": "/status", "value": status },
-    ]);
-    let patch = serde_json::from_value(patch).map_err(kube::Error::SerdeError)?;
-    api.patch_status(name, &PatchParams::default(), &Patch::Json::<()>(patch)).await
 }
 
 /// Merges `body` into an object.

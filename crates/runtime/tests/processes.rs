@@ -18,7 +18,7 @@ use kube::{
 use refit_runtime::{
     apply::{
         Ensured, annotate, apply, apply_status, create_or_get, is_conflict, is_not_found, merge,
-        merge_diff, optional, replace_status, swap_status,
+        merge_diff, optional, swap_status,
     },
     client::{HttpsPoster, PostError},
     events::{Announcement, EventType, Recorder},
@@ -251,23 +251,6 @@ async fn a_status_is_swapped_only_if_unchanged() {
     let version = written.resource_version().unwrap();
     let patch = merge_diff(&old, &new).unwrap();
     swap_status(&api, "n", &version, &patch).await.unwrap();
-    assert_eq!(status_of(&world), new);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_replaced_status_keeps_nothing_of_the_old_one() {
-    let world = World::new();
-    let (api, read) = node(&world).await;
-    let version = read.resource_version().unwrap();
-    let old = json!({"phase": "Pending", "capacity": {"cpu": "4"}});
-    let written = replace_status(&api, "n", &version, &old).await.unwrap();
-    assert_eq!(status_of(&world), old, "also if no status existed");
-    let new = json!({"capacity": {"memory": "1Gi"}});
-    let error = replace_status(&api, "n", &version, &new).await.unwrap_err();
-    assert!(is_conflict(&error), "{error}");
-    assert_eq!(status_of(&world), old);
-    let version = written.resource_version().unwrap();
-    replace_status(&api, "n", &version, &new).await.unwrap();
     assert_eq!(status_of(&world), new);
 }
 

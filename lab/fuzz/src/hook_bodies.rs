@@ -45,6 +45,7 @@ fn can_update_hook(input: &[u8], members: Members, level: Level) {
         deleting: false,
         report: HostReport::Fresh,
         kubelet: StatedVersion::Absent,
+        unfinished: None,
     };
     let known = Known { hosts: vec![host], ..Known::default() };
     let verdict = can_update(level, &current, &desired, &known).verdict;

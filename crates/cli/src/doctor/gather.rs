@@ -18,7 +18,7 @@ use refit_cluster_api::kinds::{
     Cluster as ClusterObject, ExtensionConfig, KubeadmControlPlane, Machine, MachineDeployment,
     MachineSet,
 };
-use refit_core::{certificates::CertificateFacts, invariants::World};
+use refit_core::{certificates::CertificateFacts, group::BLOCKED, invariants::World};
 use refit_kinds::{
     crds,
     json::{name, namespace, text, time},
@@ -67,6 +67,7 @@ async fn read_once(reader: &Reader) -> anyhow::Result<Facts> {
     let clusters = reader.everywhere::<ClusterObject>().await?;
     let machines = reader.everywhere::<Machine>().await?;
     let updates = reader.everywhere::<NodeUpdate>().await?;
+    let groups = reader.everywhere::<UpdateGroup>().await?;
     let mut world = World::new();
     let owners = [
         ("controlplane.cluster.x-k8s.io", reader.everywhere::<KubeadmControlPlane>().await?),
@@ -75,7 +76,7 @@ async fn read_once(reader: &Reader) -> anyhow::Result<Facts> {
         ("cluster.x-k8s.io", clusters.clone()),
         ("cluster.x-k8s.io", machines.clone()),
         ("refit.dev", updates.clone()),
-        ("refit.dev", reader.everywhere::<UpdateGroup>().await?),
+        ("refit.dev", groups.clone()),
     ];
     for (group, objects) in &owners {
         for object in objects {
@@ -113,9 +114,26 @@ async fn read_once(reader: &Reader) -> anyhow::Result<Facts> {
         lease: lease(client).await,
         namespaces: namespaces(client, &clusters).await,
         hosts,
+        blocked: groups.iter().filter_map(blocked).collect(),
         unfinished: updates.iter().filter(unfinished).count(),
         violations: world.at_rest(now),
     })
+}
+
+/// The owner of a group that is blocked, and why.
+fn blocked(group: &Value) -> Option<(String, String)> {
+    let conditions = group.pointer("/status/conditions")?.as_array()?;
+    let blocked = |one: &&Value| one["type"] == BLOCKED && one["status"] == "True";
+    let condition = conditions.iter().find(blocked)?;
+    let owner = |field| text(group, field);
+    let object = format!(
+        "{}/{} ({})",
+        owner("/spec/owner/kind"),
+        owner("/spec/owner/name"),
+        namespace(group)
+    );
+    let why = format!("{}: {}", text(condition, "/reason"), text(condition, "/message"));
+    Some((object, why))
 }
 
 /// Feeds the existing objects to the invariant checker.

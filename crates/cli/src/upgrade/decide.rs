@@ -108,6 +108,13 @@ pub(crate) struct Write {
     pub(crate) resource_version: String,
 }
 
+impl Write {
+    /// The write as text.
+    pub(crate) fn line(&self, to: &KubernetesVersion) -> String {
+        format!("{}: {} {} -> {to}", self.object, self.field.path(), self.from)
+    }
+}
+
 /// The next step of an upgrade.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
@@ -138,6 +145,8 @@ pub(crate) enum Refusal {
     ControlPlaneFirst { object: String, control_plane: String, version: KubernetesVersion },
     /// Kubelets would be too old for their API servers.
     WorkersFirst { object: String, why: String },
+    /// Some machines run the new version already.
+    Mixed { object: String, asked: KubernetesVersion },
     /// The target has no object that Refit upgrades.
     Nothing,
 }
@@ -216,7 +225,9 @@ fn unmanaged(group: &Group) -> Result<(), Refusal> {
 
 /// Checks that another version may be written to a group.
 fn may_change(group: &Group, to: &KubernetesVersion) -> Result<(), Refusal> {
-    hop(&group.object, &group.version, to)?;
+    if !group.all_run(to) {
+        hop(&group.object, &group.version, to)?;
+    }
     group.reach.clone().map_err(Refusal::Unreached)?;
     if !group.under_way.is_empty() {
         return Err(Refusal::UnderWay {
@@ -225,10 +236,16 @@ fn may_change(group: &Group, to: &KubernetesVersion) -> Result<(), Refusal> {
             machines: group.under_way.clone(),
         });
     }
-    if let Some(paths) = &group.uncovered {
+    if let Some(paths) = group.uncovered.as_ref().filter(|paths| !undoes(paths, to)) {
         return Err(Refusal::Uncovered { object: group.object.clone(), paths: paths.clone() });
     }
     Ok(())
+}
+
+/// Whether version `to` undoes every uncovered path.
+fn undoes(paths: &str, to: &KubernetesVersion) -> bool {
+    let undone = format!("version: \"{to}\" -> ");
+    paths.split("; ").all(|path| path.contains(&undone))
 }
 
 fn hop(object: &str, version: &StatedVersion, to: &KubernetesVersion) -> Result<(), Refusal> {
@@ -278,6 +295,27 @@ fn control_plane_is_there(
 }
 
 impl Group {
+    /// Whether every machine runs the version: a request for another one can be taken back.
+    fn all_run(&self, version: &KubernetesVersion) -> bool {
+        !self.kubelets.is_empty() && self.kubelets.iter().all(|kubelet| kubelet.is(version))
+    }
+
+    /// The version to return to, if the group asks for a newer one that no machine runs yet.
+    pub(crate) fn version_before(&self) -> Result<Option<KubernetesVersion>, Refusal> {
+        let (Some(asked), Some(runs)) =
+            (self.version.version(), self.kubelets.iter().filter_map(StatedVersion::version).min())
+        else {
+            return Ok(None);
+        };
+        if asked.hop_to(runs) != Hop::Downgrade {
+            return Ok(None);
+        }
+        if self.all_run(runs) {
+            return Ok(Some(runs.clone()));
+        }
+        Err(Refusal::Mixed { object: self.object.clone(), asked: asked.clone() })
+    }
+
     fn write(&self, field: Field) -> Write {
         Write {
             field,
@@ -339,6 +377,12 @@ impl fmt::Display for Refusal {
                 "upgrade the workers of {object} first: {why}. Upgrade {object} to the control plane's \
                  version"
             ),
+            Self::Mixed { object, asked } => write!(
+                f,
+                "some machines of {object} run {asked} already, and kubeadm does not downgrade: \
+                 `refit retry {object}` completes the upgrade; to keep the other machines as they \
+                 are, pause {object} (annotation cluster.x-k8s.io/paused)"
+            ),
             Self::Nothing => f.write_str(
                 "no KubeadmControlPlane or MachineDeployment found that Refit can upgrade",
             ),
@@ -357,7 +401,7 @@ fn no_way(object: &str, from: &KubernetesVersion, to: &KubernetesVersion, hop: H
         Hop::OtherMajor => format!("{object} is at {from}: {to} is another major version"),
         Hop::Same | Hop::Patch | Hop::Minor | Hop::Downgrade => format!(
             "{object} already requests {from}, and kubeadm does not downgrade to {to}. To give up \
-             an upgrade in progress: `refit abort {object}`"
+             an upgrade in progress: `refit abort {object} --revert`"
         ),
     }
 }

@@ -184,3 +184,35 @@ fn the_patch_applies_only_to_the_object_that_was_read() {
         assert_eq!(field.path(), pointer.trim_start_matches('/').replace('/', "."));
     }
 }
+
+#[test]
+fn a_version_that_every_machine_runs_can_be_taken_back_to() {
+    let mut facts = cluster(OLD, OLD);
+    facts.deployments[0].version = NEW.into();
+    facts.with_control_plane = false;
+    assert_eq!(facts.deployments[0].version_before(), Ok(Some(v(OLD))));
+    assert_eq!(written(next(&facts, &v(OLD))), ["MachineDeployment/md"]);
+    facts.deployments[0].kubelets.push(NEW.into());
+    assert!(matches!(facts.deployments[0].version_before(), Err(Refusal::Mixed { .. })));
+    assert!(matches!(next(&facts, &v(OLD)), Err(Refusal::Hop { .. })));
+    facts.deployments[0].kubelets = vec![NEW.into()];
+    assert_eq!(facts.deployments[0].version_before(), Ok(None));
+}
+
+#[test]
+fn a_version_that_undoes_the_uncovered_change_is_accepted() {
+    let mut facts = cluster(OLD, OLD);
+    facts.with_control_plane = false;
+    facts.control_plane = Some(group("KubeadmControlPlane/cp", NEW));
+    let line = |from: &str, to: &str| {
+        format!("MachineSet/x spec.template.spec.version: {from:?} -> {to:?} (no updater)")
+    };
+    for (uncovered, accepted) in [
+        (line(NEW, OLD), true),
+        (line("v1.35.1", OLD), false),
+        (format!("{}; DockerMachineTemplate/x spec.a: 1 -> 2 (no updater)", line(NEW, OLD)), false),
+    ] {
+        facts.deployments[0].uncovered = Some(uncovered.clone());
+        assert_eq!(next(&facts, &v(NEW)).is_ok(), accepted, "{uncovered}");
+    }
+}

@@ -2,6 +2,7 @@
 
 mod decide;
 mod facts;
+pub(crate) mod revert;
 
 use std::{process::ExitCode, time::Duration};
 
@@ -227,44 +228,18 @@ impl Upgrade<'_> {
 
     /// Writes these versions; returns `false` if an object changed since it was read.
     async fn write(&self, writes: &[Write]) -> anyhow::Result<bool> {
-        let cluster = &self.cluster;
+        let (to, dry_run) = (&self.args.to, self.args.dry_run);
         for write in writes {
-            let written = match write.field {
-                Field::ControlPlane => {
-                    self.set::<KubeadmControlPlane>(&cluster.here(), write).await?
-                }
-                Field::Deployment => self.set::<MachineDeployment>(&cluster.here(), write).await?,
-                Field::Topology => self.set::<ClusterObject>(&cluster.here(), write).await?,
-            };
-            if !written {
+            if !set_version(&self.cluster, write, to, dry_run).await? {
                 return Ok(false);
             }
+            self.show(write)?;
         }
         Ok(true)
     }
 
-    async fn set<K>(&self, api: &Api<K>, write: &Write) -> anyhow::Result<bool>
-    where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-            + Clone
-            + DeserializeOwned
-            + std::fmt::Debug,
-    {
+    fn show(&self, write: &Write) -> anyhow::Result<()> {
         let (to, dry_run) = (&self.args.to, self.args.dry_run);
-        let params = PatchParams {
-            dry_run,
-            field_manager: Some(keys::MANAGER.to_owned()),
-            ..PatchParams::default()
-        };
-        let patch = Patch::Merge(write.field.patch(&write.resource_version, to));
-        match api.patch(&write.name, &params, &patch).await {
-            Ok(_) => {}
-            Err(error) if is_conflict(&error) => return Ok(false),
-            Err(error) => {
-                let attempt = attempt_on::<K>("patch", &write.name);
-                return Err(self.cluster.explain(error, &attempt));
-            }
-        }
         if self.printer.is_json() {
             let line = Line::Written {
                 object: write.object.clone(),
@@ -274,15 +249,50 @@ impl Upgrade<'_> {
                 dry_run,
             };
             write_line(self.printer, &line)?;
-        } else {
-            let rest = if dry_run { " (dry run: nothing was written)" } else { "" };
-            self.printer.result(&format!(
-                "{}: {} {} -> {to}{rest}",
-                write.object,
-                write.field.path(),
-                write.from
-            ))?;
+            return Ok(());
         }
-        Ok(true)
+        let rest = if dry_run { " (dry run: nothing was written)" } else { "" };
+        self.printer.result(&format!("{}{rest}", write.line(to)))?;
+        Ok(())
+    }
+}
+
+/// Writes a version; returns `false` if the object changed since it was read.
+async fn set_version(
+    cluster: &Cluster,
+    write: &Write,
+    to: &KubernetesVersion,
+    dry_run: bool,
+) -> anyhow::Result<bool> {
+    match write.field {
+        Field::ControlPlane => patch::<KubeadmControlPlane>(cluster, write, to, dry_run).await,
+        Field::Deployment => patch::<MachineDeployment>(cluster, write, to, dry_run).await,
+        Field::Topology => patch::<ClusterObject>(cluster, write, to, dry_run).await,
+    }
+}
+
+async fn patch<K>(
+    cluster: &Cluster,
+    write: &Write,
+    to: &KubernetesVersion,
+    dry_run: bool,
+) -> anyhow::Result<bool>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + std::fmt::Debug,
+{
+    let api: Api<K> = cluster.here();
+    let params = PatchParams {
+        dry_run,
+        field_manager: Some(keys::MANAGER.to_owned()),
+        ..PatchParams::default()
+    };
+    let patch = Patch::Merge(write.field.patch(&write.resource_version, to));
+    match api.patch(&write.name, &params, &patch).await {
+        Ok(_) => Ok(true),
+        Err(error) if is_conflict(&error) => Ok(false),
+        Err(error) => Err(cluster.explain(error, &attempt_on::<K>("patch", &write.name))),
     }
 }

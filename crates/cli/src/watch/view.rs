@@ -174,7 +174,9 @@ impl View {
                 group.namespace == row.progress.namespace && group.owner == row.progress.owner
             });
             let blocked = group.and_then(|group| group.blocked.as_ref());
-            blocked.is_some_and(|(reason, _)| reason == conditions::REASON_FAILED)
+            blocked.is_some_and(|(reason, _)| {
+                *reason == conditions::REASON_FAILED || *reason == row.progress.failure_reason
+            })
         });
         Standing::Failed { held_up }
     }

@@ -87,14 +87,20 @@ pub struct MachineDeploymentStrategy {
 }
 
 impl MachineDeployment {
-    /// Returns how many of `replicas` machines may be unavailable by its `maxUnavailable`. A value
-    /// that Cluster API's webhooks would reject counts as not set.
+    /// Returns how many of `replicas` machines may be unavailable by its `maxUnavailable`: at least
+    /// one if it does not surge, as Cluster API decides. A value that Cluster API's webhooks would
+    /// reject counts as not set.
     pub fn max_unavailable(&self, replicas: i64) -> i64 {
         let rollout = self.spec.rollout.as_ref();
-        let rolling =
-            rollout.and_then(|rollout| rollout.strategy.as_ref()?.rolling_update.as_ref());
-        let limit = rolling.and_then(|rolling| rolling.max_unavailable.as_ref());
-        IntOrPercent::read(limit, 0).map_or(0, |limit| limit.rounded_down(replicas))
+        let strategy = rollout.and_then(|rollout| rollout.strategy.as_ref());
+        let on_delete = strategy.is_some_and(|s| s.type_.as_deref() == Some("OnDelete"));
+        let rolling = strategy.and_then(|strategy| strategy.rolling_update.clone());
+        let RollingUpdate { max_unavailable, max_surge } = rolling.unwrap_or_default();
+        let unavailable = IntOrPercent::read(max_unavailable.as_ref(), 0);
+        let surge = IntOrPercent::read(max_surge.as_ref(), 1);
+        let unavailable = unavailable.map_or(0, |limit| limit.rounded_down(replicas));
+        let surges = !on_delete && surge.map_or(1, |limit| limit.rounded_up(replicas)) > 0;
+        if surges { unavailable } else { unavailable.max(1) }
     }
 }
 

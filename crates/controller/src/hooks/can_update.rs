@@ -11,18 +11,23 @@ use refit_cluster_api::kinds::{Machine, update_in_progress};
 use refit_core::change::{
     Level, NotReady, Objects, Verdict, can_update,
     can_update::{ControlPlaneMachine, Host, Judgement, Known, Peer, unfinished},
+    verdict::Unfinished,
 };
-use refit_kinds::keys;
-use refit_kinds::refit::MachineUid;
-use refit_kinds::version::StatedVersion;
+use refit_kinds::{
+    keys,
+    refit::{MachineUid, NodeUpdate},
+    version::StatedVersion,
+};
 use refit_runtime::ObjectKey;
 
 use super::{decision, wire};
 use crate::{
+    api_error::ReadError,
     context::Context,
     groups::{Group, controller_of, group_of, group_of_set, machines_of, phase_of},
     host_plan::host_report,
-    owner::limits_of,
+    node_update::live::read_object,
+    owner::{LiveOwner, limits_of},
     policy::{live_policy, unknown},
 };
 
@@ -47,20 +52,50 @@ async fn answer(
     ctx: &Context,
     body: &[u8],
     members: wire::Members,
-    read: impl FnOnce(&Objects) -> Result<Question, NotReady>,
+    read: impl Fn(&Objects) -> Result<Question, NotReady>,
 ) -> Verdict {
-    let asked = both_sides(body, members).and_then(|(current, desired)| {
-        let question = read(&current)?;
-        Ok((current, desired, question))
-    });
-    match asked {
+    match judged(ctx, body, members, read).await {
         Err(why) => Verdict::NotReady(why),
-        Ok((current, desired, Question { group, level, known })) => {
-            let Judgement { verdict, .. } = can_update(level, &current, &desired, &known);
+        Ok((Question { group, known, .. }, verdict)) => {
             decision::record(ctx, &group, &known.policy, &verdict).await;
             verdict
         }
     }
+}
+
+/// The facts, and the verdict that follows from them. A verdict that lets Cluster API replace
+/// machines cannot be taken back, so the policy is then read live.
+async fn judged(
+    ctx: &Context,
+    body: &[u8],
+    members: wire::Members,
+    read: impl Fn(&Objects) -> Result<Question, NotReady>,
+) -> Result<(Question, Verdict), NotReady> {
+    let (current, desired) = both_sides(body, members)?;
+    let judge = || {
+        let question = read(&current)?;
+        let judgement = can_update(question.level, &current, &desired, &question.known);
+        let Judgement { verdict, .. } = judgement;
+        Ok((question, verdict))
+    };
+    let (question, verdict) = judge()?;
+    if !verdict.replaces() {
+        return Ok((question, verdict));
+    }
+    read_policy(ctx, &question.group)
+        .await
+        .map_err(|error| NotReady::Unconfirmed { error: error.to_string() })?;
+    judge()
+}
+
+/// Brings the objects with the policy of a group up to the present.
+async fn read_policy(ctx: &Context, group: &Group) -> Result<(), ReadError> {
+    let cluster = ObjectKey::new(&group.key.namespace, &group.spec.cluster_name);
+    futures::try_join!(
+        LiveOwner::read(ctx, group),
+        read_object(ctx, &ctx.stores.clusters, &cluster),
+    )?;
+    Ok(())
 }
 
 fn both_sides(body: &[u8], members: wire::Members) -> Result<(Objects, Objects), NotReady> {
@@ -78,10 +113,15 @@ fn about_machine(ctx: &Context, current: &Objects) -> Result<Question, NotReady>
     let machine = ctx.stores.machines.get(&key).ok_or_else(|| unknown("Machine", &key))?;
     let group =
         group_of(&ctx.stores, &machine).ok_or(NotReady::OwnerUnknown { machine: key.name })?;
+    let running = Running::in_namespace(ctx, &key.namespace);
     let known = Known {
         policy: live_policy(ctx, &group)?,
-        hosts: vec![host(ctx, &machine)],
-        peers: if group.spec.control_plane { peers(ctx, &group, &machine) } else { Vec::new() },
+        hosts: vec![host(ctx, &running, &machine)],
+        peers: if group.spec.control_plane {
+            peers(ctx, &running, &group, &machine)
+        } else {
+            Vec::new()
+        },
         ..Known::default()
     };
     Ok(Question { group, level: Level::Machine, known })
@@ -92,9 +132,11 @@ fn about_machine_set(ctx: &Context, current: &Objects) -> Result<Question, NotRe
     let set = ctx.stores.machine_sets.get(&key).ok_or_else(|| unknown("MachineSet", &key))?;
     let group = group_of_set(&set);
     let present = machines_of(&ctx.stores, &group.key).len();
+    let running = Running::in_namespace(ctx, &key.namespace);
+    let machines = machines_of_set(ctx, &key);
     let known = Known {
         policy: live_policy(ctx, &group)?,
-        hosts: machines_of_set(ctx, &key).iter().map(|machine| host(ctx, machine)).collect(),
+        hosts: machines.iter().map(|machine| host(ctx, &running, machine)).collect(),
         tolerated: usize::try_from(limits_of(&ctx.stores, &group, present).slots()).unwrap_or(0),
         peers: Vec::new(),
         control_plane: control_plane_of(ctx, &key.namespace, &group),
@@ -110,33 +152,42 @@ fn synced_key(ctx: &Context, current: &Objects) -> Result<ObjectKey, NotReady> {
         .ok_or_else(|| NotReady::BadRequest { reason: "the current object has no name".to_owned() })
 }
 
-fn peers(ctx: &Context, group: &Group, this: &Machine) -> Vec<Peer> {
-    let updates = ctx.stores.node_updates.list_in(&group.key.namespace);
+fn peers(ctx: &Context, running: &Running, group: &Group, this: &Machine) -> Vec<Peer> {
     machines_of(&ctx.stores, &group.key)
         .iter()
         .filter(|machine| machine.name_any() != this.name_any())
-        .map(|machine| {
-            let uid = MachineUid::of(&machine.metadata);
-            let requests = updates
-                .iter()
-                .filter(|update| !uid.is_empty() && update.spec.machine_ref.uid == uid)
-                .map(|update| {
-                    (update.metadata.name.as_deref().unwrap_or_default(), phase_of(update))
-                });
-            Peer {
-                machine: machine.name_any(),
-                unfinished: unfinished(requests, update_in_progress(machine.as_ref())),
-            }
-        })
+        .map(|machine| Peer { machine: machine.name_any(), unfinished: running.on(machine) })
         .collect()
 }
 
-fn host(ctx: &Context, machine: &Machine) -> Host {
+/// The NodeUpdates of a namespace that have not ended.
+struct Running(Vec<Arc<NodeUpdate>>);
+
+impl Running {
+    fn in_namespace(ctx: &Context, namespace: &str) -> Self {
+        let mut updates = ctx.stores.node_updates.list_in(namespace);
+        updates.retain(|update| !phase_of(update).is_final());
+        Self(updates)
+    }
+
+    fn on(&self, machine: &Machine) -> Option<Unfinished> {
+        let uid = MachineUid::of(&machine.metadata);
+        let requests = self
+            .0
+            .iter()
+            .filter(|update| !uid.is_empty() && update.spec.machine_ref.uid == uid)
+            .map(|update| (update.metadata.name.as_deref().unwrap_or_default(), phase_of(update)));
+        unfinished(requests, update_in_progress(machine))
+    }
+}
+
+fn host(ctx: &Context, running: &Running, machine: &Machine) -> Host {
     Host {
         machine: machine.name_any(),
         deleting: machine.metadata.deletion_timestamp.is_some(),
         report: host_report(ctx, machine),
         kubelet: observed_version(machine),
+        unfinished: running.on(machine),
     }
 }
 

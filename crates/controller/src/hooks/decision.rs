@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::{Api, ResourceExt as _};
+use kube::Api;
 use refit_core::{
     change::{NotReady, Policy, Verdict},
     group::{COVERED, answer_blocks, show_policy},
@@ -21,6 +21,7 @@ use refit_runtime::{
 use crate::{
     context::Context,
     groups::{Group, ensure_group, owner_generation, owner_object},
+    node_update::swap_group,
 };
 
 /// How many uncovered paths a status lists.
@@ -67,16 +68,11 @@ async fn try_record(
         if let Some(announcement) = announcement(ctx, group, &status, verdict) {
             ctx.recorder.announce(&announcement).await;
         }
-        let body = serde_json::to_value(&next).map_err(kube::Error::SerdeError)?;
-        let version = found.resource_version().unwrap_or_default();
-        match apply::replace_status(&api, &group.key.name, &version, &body).await {
+        match swap_group(ctx, &found, &status, &next).await {
             Err(error) if apply::is_conflict(&error) && attempt < ATTEMPTS => {
                 found = api.get(&group.key.name).await?;
             }
-            outcome => {
-                ctx.stores.update_groups.insert(outcome?);
-                return Ok(());
-            }
+            outcome => return outcome,
         }
     }
     Ok(())

@@ -24,7 +24,7 @@ use tower::{BoxError, Service};
 use super::{
     body::{Bodies, BodyError},
     can_update,
-    update_machine::update_machine,
+    update_machine::{Served, update_machine},
     wire::{self, Hook},
 };
 use crate::context::Context;
@@ -214,10 +214,7 @@ impl HookService {
                 (json(&wire::can_update_machine_set(&verdict)), verdict.reason())
             }
             Hook::UpdateMachine => match update_machine(ctx, body).await {
-                Ok(answer) => {
-                    let word = if answer.is_done() { "Done" } else { "Retry" };
-                    (json(&wire::update_machine(&answer)), word)
-                }
+                Ok(Served { answer, verdict }) => (json(&wire::update_machine(&answer)), verdict),
                 Err(why) => (json(&wire::update_machine_failure(why.to_string())), why.reason()),
             },
         }

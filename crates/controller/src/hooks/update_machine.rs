@@ -6,10 +6,11 @@ use kube::{Api, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
     change::{
+        asked::asked,
         can_update::HostReport,
         goal,
         goal::GoalError,
-        request::{Answer, Decision, MachineFacts, decide},
+        request::{Answer, Decision, MachineFacts, RETRY_MAX_SECONDS, decide},
     },
     node::newest,
 };
@@ -27,7 +28,10 @@ use super::{
     create::{NewNodeUpdate, node_update},
     wire,
 };
-use crate::{context::Context, groups::node_updates_of_machine, host_plan::host_report};
+use crate::{
+    api_error::is_silence, context::Context, groups::node_updates_of_machine,
+    host_plan::host_report,
+};
 
 /// How often a request tries again after it lost a race.
 const ROUNDS: usize = 5;
@@ -57,13 +61,26 @@ impl Unservable {
     }
 }
 
+/// An answer, and how it is counted.
+pub(super) struct Served {
+    pub(super) answer: Answer,
+    /// The metric label of the answer.
+    pub(super) verdict: &'static str,
+}
+
+impl From<Answer> for Served {
+    fn from(answer: Answer) -> Self {
+        Self { verdict: if answer.is_done() { "Done" } else { "Retry" }, answer }
+    }
+}
+
 /// Serves UpdateMachine.
-pub(super) async fn update_machine(ctx: &Context, body: &[u8]) -> Result<Answer, Unservable> {
+pub(super) async fn update_machine(ctx: &Context, body: &[u8]) -> Result<Served, Unservable> {
     let mut request = wire::parse(body)?;
     let desired = wire::side(&mut request, "desired", wire::MACHINE)?;
     if !ctx.stores.synced() {
         let text = "Refit is starting and has not read the cluster yet";
-        return Ok(Answer::retry(text, SOON_SECONDS));
+        return Ok(Answer::retry(text, SOON_SECONDS).into());
     }
     let key = wire::key_of(&desired.owner).unwrap_or_default();
     let machine =
@@ -78,7 +95,12 @@ pub(super) async fn update_machine(ctx: &Context, body: &[u8]) -> Result<Answer,
     };
     Ok(request.answer().await.unwrap_or_else(|error| {
         tracing::warn!(machine = %request.key, %error, "UpdateMachine failed");
-        Answer::retry("the management cluster's API server did not answer", SOON_SECONDS)
+        let text = if is_silence(&error) {
+            "the management cluster's API server did not answer".to_owned()
+        } else {
+            format!("the management cluster's API server refused the request: {error}")
+        };
+        Answer::retry(text, SOON_SECONDS).into()
     }))
 }
 
@@ -103,7 +125,7 @@ struct Request<'a> {
 
 impl Request<'_> {
     /// Decides, writes, and decides again if another request was faster.
-    async fn answer(&self) -> kube::Result<Answer> {
+    async fn answer(&self) -> kube::Result<Served> {
         // NodeUpdates read live in this request, which are newer than the cache or missing from it.
         let mut live: BTreeMap<String, Arc<NodeUpdate>> = BTreeMap::new();
         for _ in 0..ROUNDS {
@@ -113,27 +135,47 @@ impl Request<'_> {
             let seen = match decision {
                 Decision::Answer(answer) if answer.is_done() => {
                     match self.newer_than(newest(known, &self.facts.uid)).await? {
-                        None => return Ok(answer),
+                        None => return Ok(answer.into()),
                         Some(newer) => newer,
                     }
                 }
-                Decision::Answer(answer) => return Ok(answer),
+                Decision::Answer(answer) => return Ok(answer.into()),
                 Decision::Abort { name, answer } => {
-                    self.abort(&name).await?;
-                    return Ok(answer);
-                }
-                Decision::Create { ordinal } => match self.create(ordinal).await? {
-                    (made, Ensured::Created) => {
-                        self.ctx.stores.node_updates.insert(made);
-                        return Ok(Answer::retry("pending", SOON_SECONDS));
+                    if let Some(refused) = self.not_asked().await? {
+                        return Ok(refused);
                     }
-                    (found, Ensured::Found) => found,
-                },
+                    self.abort(&name).await?;
+                    return Ok(answer.into());
+                }
+                Decision::Create { ordinal } => {
+                    if let Some(refused) = self.not_asked().await? {
+                        return Ok(refused);
+                    }
+                    match self.create(ordinal).await? {
+                        (made, Ensured::Created) => {
+                            self.ctx.stores.node_updates.insert(made);
+                            return Ok(Answer::retry("pending", SOON_SECONDS).into());
+                        }
+                        (found, Ensured::Found) => found,
+                    }
+                }
             };
             live.insert(seen.name_any(), Arc::new(seen));
         }
         let text = "several requests for this Machine at the same time; Cluster API will retry";
-        Ok(Answer::retry(text, SOON_SECONDS))
+        Ok(Answer::retry(text, SOON_SECONDS).into())
+    }
+
+    /// The answer to a request that the live Machine does not confirm: it changes nothing.
+    async fn not_asked(&self) -> kube::Result<Option<Served>> {
+        let api: Api<Machine> = Api::namespaced(self.ctx.client.clone(), &self.key.namespace);
+        let live = api.get_opt(&self.key.name).await?;
+        let Err(why) = asked(live.as_ref(), &self.facts.uid, &self.goal) else {
+            return Ok(None);
+        };
+        tracing::warn!(machine = %self.key, %why, "ignored an UpdateMachine request");
+        let text = format!("Machine {} does not ask for this update: {why}", self.key.name);
+        Ok(Some(Served { answer: Answer::retry(text, RETRY_MAX_SECONDS), verdict: "NotAsked" }))
     }
 
     /// The NodeUpdates for the Machine's name, from the cache and from live reads.

@@ -102,6 +102,10 @@ async fn management(
                 .collect();
             guard(ctx, look, changes).await
         }
+        ManagementWrite::Withdraw => {
+            let mark = keys::UPDATE_IN_PROGRESS.to_owned();
+            guard(ctx, look, serde_json::Map::from_iter([(mark, Value::Null)])).await
+        }
         ManagementWrite::MachineCondition(condition) => {
             let status = match condition {
                 Some(condition) => json!({ "conditions": [condition] }),

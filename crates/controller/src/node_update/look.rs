@@ -35,6 +35,8 @@ pub(super) struct Look {
     /// The UpdateGroup, as it was read.
     pub(super) group: Option<Arc<UpdateGroup>>,
     pub(super) cluster: Option<WorkloadCluster>,
+    /// The request in progress, as a refusal names it.
+    pub(super) request: String,
 }
 
 pub(super) struct WorkloadCluster {
@@ -105,7 +107,7 @@ impl Look {
             machine,
             update,
         };
-        Self { snapshot, group: object, cluster }
+        Self { snapshot, group: object, cluster, request: String::new() }
     }
 
     /// Reads the caches again, which know more by now; returns whether the NodeUpdate still exists.
@@ -116,7 +118,8 @@ impl Look {
         };
         let (drain, refused) =
             (self.seen_mut().and_then(|seen| seen.drain.take()), self.snapshot.refused.take());
-        *self = Self::read(ctx, update);
+        let request = std::mem::take(&mut self.request);
+        *self = Self { request, ..Self::read(ctx, update) };
         self.snapshot.refused = refused;
         if let Some(seen) = self.seen_mut() {
             seen.drain = drain;

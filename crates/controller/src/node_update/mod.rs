@@ -26,9 +26,10 @@ use self::{
     look::{Look, WorkloadCluster},
 };
 use crate::{
-    api_error::ReadError,
+    api_error::{ReadError, is_silence},
     context::Context,
     drain::{self, DrainTarget},
+    metrics::of_request,
 };
 
 /// Requeue delay after a Machine was found that the cache lacked.
@@ -60,18 +61,30 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
         return Ok(Action::Done);
     };
     let mut look = Look::read(ctx, update);
-    if look.machine_is_missing() && find_machine(ctx, &look).await? {
+    let outcome = attempt(ctx, key, &mut look).await;
+    if let Err(error) = &outcome {
+        show_error(ctx, &mut look, error).await;
+    }
+    outcome
+}
+
+/// Decides, and makes the write that follows.
+async fn attempt(ctx: &Context, key: &ObjectKey, look: &mut Look) -> anyhow::Result<Action> {
+    if look.machine_is_missing() && find_machine(ctx, look).await? {
         return Ok(Action::RequeueAfter(AFTER_FIND));
     }
-    if let Err(failure) = look_at_pods(ctx, &mut look).await {
+    "the list of its Node's pods".clone_into(&mut look.request);
+    if let Err(failure) = look_at_pods(ctx, look).await {
         look.note(&failure)?;
     }
     let mut decision = look.decide(ctx);
+    let target = decision.write.as_ref().map_or("a live read", Write::target);
+    target.clone_into(&mut look.request);
     let live = requires_live_read(&look.snapshot, &decision);
     #[cfg(feature = "sabotage")]
     let live = live && !ctx.sabotage.trusts_caches();
     if live {
-        if let Err(failure) = Box::pin(live::read(ctx, &look)).await {
+        if let Err(failure) = Box::pin(live::read(ctx, look)).await {
             look.note(&failure)?;
             // A refused read prevents the write: so it stays shown until the write succeeds.
             if let (Some(Refusal::ApiRefused { what, message }), Some(write)) =
@@ -80,7 +93,7 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
                 *message = format!("{what}: {message}");
                 write.target().clone_into(what);
             }
-            let decision = show(ctx, &mut look).await?;
+            let decision = show(ctx, look).await?;
             return Ok(Action::RequeueAfter(decision.requeue.unwrap_or(AFTER_REFUSAL)));
         }
         if !look.read_again(ctx, key) {
@@ -91,22 +104,42 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
     let Some(write) = decision.write.clone() else {
         return Ok(wait(&decision));
     };
-    match perform(ctx, &look, &decision, &write).await? {
+    write.target().clone_into(&mut look.request);
+    match perform(ctx, look, &decision, &write).await? {
         Done::Again(after) => Ok(Action::RequeueAfter(after)),
         Done::Evicted(refused) => {
             if let Some(seen) = look.seen_mut() {
                 seen.evictions = Some(refused);
             }
-            let decision = show(ctx, &mut look).await?;
+            let decision = show(ctx, look).await?;
             Ok(wait(&decision))
         }
         Done::Refused(refused) => {
             tracing::warn!(node_update = %key, why = refused.sentence(), "write rejected");
             ctx.metrics.reconcile_error("node-update", "Refused");
             look.snapshot.refused = Some(refused);
-            show(ctx, &mut look).await?;
+            show(ctx, look).await?;
             Ok(Action::RequeueAfter(AFTER_REFUSAL))
         }
+    }
+}
+
+/// Shows the error of a request that is tried again: without it, nothing tells why nothing happens.
+async fn show_error(ctx: &Context, look: &mut Look, error: &anyhow::Error) {
+    let Some(error) = error.chain().find_map(of_request) else { return };
+    // An API server that does not answer takes no status either.
+    let message = if let kube::Error::SerdeError(error) = error {
+        format!("its response cannot be read: {error}")
+    } else if let kube::Error::Api(status) = error
+        && !is_silence(error)
+    {
+        status.message.clone()
+    } else {
+        return;
+    };
+    look.snapshot.refused = Some(Refusal::ApiErrors { what: look.request.clone(), message });
+    if let Err(error) = show(ctx, look).await {
+        tracing::debug!(%error, "cannot show the error of a request");
     }
 }
 

@@ -15,7 +15,9 @@ use refit_core::{
 };
 use refit_kinds::{
     conditions,
-    refit::{MachineUid, NodeUpdate, NodeUpdateStatus, Slot, UpdateGroup, UpdateGroupStatus},
+    refit::{
+        MachineUid, NodeUpdate, NodeUpdateStatus, Phase, Slot, UpdateGroup, UpdateGroupStatus,
+    },
 };
 use refit_runtime::{
     ObjectKey, apply,
@@ -27,7 +29,7 @@ use crate::{
     context::{Context, Stores},
     groups::{
         Group, ensure_group, group_of, machines_of, node_updates_of_machine, owner_generation,
-        owner_object,
+        owner_object, phase_of,
     },
     host_plan::{cluster_key, node_name},
     node_update::{
@@ -97,8 +99,33 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
             outcome => outcome?,
         }
     }
+    for key in given_up_for_another_version(stores, &group, &machines, &speakers) {
+        ctx.queues.node_updates.add(key);
+    }
     let idle = next.slots.is_empty();
     Ok(if idle { Action::Done } else { Action::RequeueAfter(SLOT_RECHECK) })
+}
+
+/// Keys of the updates that ended without success and whose owner asks for another version since:
+/// they may be withdrawn, and no change of theirs wakes them.
+fn given_up_for_another_version(
+    stores: &Stores,
+    group: &Group,
+    machines: &[Arc<Machine>],
+    speakers: &[Option<&NodeUpdate>],
+) -> Vec<ObjectKey> {
+    let wanted = LiveOwner::of(stores, group).map(|owner| owner.version().clone());
+    let Some(wanted) = wanted else { return Vec::new() };
+    machines
+        .iter()
+        .zip(speakers)
+        .filter(|(machine, _)| {
+            machine.spec.version != wanted && update_in_progress(machine.as_ref())
+        })
+        .filter_map(|(_, update)| *update)
+        .filter(|update| matches!(phase_of(update), Phase::Failed | Phase::Stopped))
+        .map(ObjectKey::of)
+        .collect()
 }
 
 fn next_status(

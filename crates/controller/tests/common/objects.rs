@@ -9,7 +9,7 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
 };
 use lab_apiserver::{AnswerBody, ApiServer, Options};
-use refit_kinds::crds;
+use refit_kinds::{crds, keys};
 use refit_runtime::{Clock, net::MemoryNetwork, serve, tls::Validity};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -100,4 +100,12 @@ where
     api.patch_status(&object.name_any(), &PatchParams::default(), &Patch::Merge(&body))
         .await
         .unwrap();
+}
+
+/// What Cluster API writes to a Machine before it calls UpdateMachine.
+pub(crate) fn update_asked(version: &str) -> Value {
+    let annotations = json!({
+        keys::UPDATE_IN_PROGRESS: "", keys::PENDING_HOOKS: keys::UPDATE_MACHINE_HOOK,
+    });
+    json!({"metadata": {"annotations": annotations}, "spec": {"version": version}})
 }

@@ -24,7 +24,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::common::{
-    objects::{install_kinds, made, made_in, owner, status},
+    objects::{install_kinds, made, made_in, owner, status, update_asked},
     site::{Running, Site, settle},
 };
 
@@ -191,7 +191,14 @@ impl Fleet {
         self.ask("CanUpdateMachineSet", "can-update-machineset", &body).await
     }
 
+    /// Marks the Machine as Cluster API does, and calls UpdateMachine.
     pub(crate) async fn update(&self, name: &str, version: &str) -> Answer {
+        self.patch::<Machine>(name, update_asked(version)).await;
+        self.call_update(name, version).await
+    }
+
+    /// Calls UpdateMachine as anyone can.
+    pub(crate) async fn call_update(&self, name: &str, version: &str) -> Answer {
         let body = json!({"desired": machine_side(name, version, 2)});
         self.ask("UpdateMachine", "update-machine", &body).await
     }

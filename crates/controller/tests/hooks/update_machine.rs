@@ -11,7 +11,7 @@ use refit_kinds::{
 use serde_json::json;
 
 use super::fleet::{Fleet, NEW, OLD, machine_side};
-use crate::common::site::settle;
+use crate::common::{objects::update_asked, site::settle};
 
 const NEWER: &str = "v1.35.1";
 
@@ -135,10 +135,26 @@ async fn a_failure_waits_for_the_retry_annotation() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_request_that_the_machine_does_not_show_changes_nothing() {
+    let fleet = Fleet::new().await;
+    let forged = fleet.call_update("edge-1-w-0", NEW).await;
+    assert!(forged.waits("Cluster API is not updating it in place"), "{forged:?}");
+    assert!(fleet.updates().await.is_empty());
+    fleet.assert_counted("UpdateMachine", "NotAsked").await;
+
+    fleet.update("edge-1-w-0", NEWER).await;
+    let late = fleet.call_update("edge-1-w-0", NEW).await;
+    assert!(late.waits("its spec.version is v1.35.1, and the request has v1.35.0"), "{late:?}");
+    let made = fleet.updates().await;
+    assert_eq!((made.len(), made[0].spec.stage), (1, Stage::Ongoing));
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_api_server_outage_is_a_retry_not_a_failure() {
     let fleet = Fleet::new().await;
+    fleet.patch::<Machine>("edge-1-w-0", update_asked(NEW)).await;
     fleet.site.management.faults().set_down(Some(Down::Unavailable));
-    let answer = fleet.update("edge-1-w-0", NEW).await;
+    let answer = fleet.call_update("edge-1-w-0", NEW).await;
     assert!(answer.waits("did not answer"), "{answer:?}");
 }
 

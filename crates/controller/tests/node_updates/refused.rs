@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::lab::{GOAL, Lab, asked, phase};
 use crate::common::{
-    objects::made,
+    objects::{made, update_asked},
     site::{CONTROLLER, settle},
 };
 
@@ -73,7 +73,11 @@ async fn an_uncached_machine_is_read_before_its_update_ends() {
     lab.site.hold_back(MACHINES);
     let client = lab.site.client();
     let spec = json!({"clusterName": "edge-1", "version": GOAL});
-    let machine: Machine = made(&client, json!({"metadata": {"name": "w-9"}, "spec": spec})).await;
+    let machine: Machine = made(&client, json!({
+        "metadata": {"name": "w-9", "annotations": update_asked(GOAL)["metadata"]["annotations"]},
+        "spec": spec,
+    }))
+    .await;
     let meta = json!({"name": "w-9", "namespace": "default"});
     let desired = json!({"desired": {
         "machine": {"kind": "Machine", "metadata": meta, "spec": spec},

@@ -44,6 +44,8 @@ pub struct Host {
     pub report: HostReport,
     /// The version that its kubelet reports.
     pub kubelet: StatedVersion,
+    /// Unfinished work on it.
+    pub unfinished: Option<Unfinished>,
 }
 
 /// State of the report of a host's agent.
@@ -51,7 +53,8 @@ pub struct Host {
 pub enum HostReport {
     /// The agent reported recently.
     Fresh,
-    /// The agent never reported, or its last report is too old.
+    /// The agent never reported, or its last report is too old; or it is from the future, when the
+    /// host's clock is that far ahead and an agent that is gone would not be noticed.
     Silent {
         /// The Node.
         node: NodeName,
@@ -74,7 +77,7 @@ impl HostReport {
         now: Timestamp,
     ) -> Self {
         match reported_at {
-            Some(at) if now.duration_since(at) <= stale_after => Self::Fresh,
+            Some(at) if now.duration_since(at).abs() <= stale_after => Self::Fresh,
             Some(_) | None => Self::Silent { node: node.clone() },
         }
     }
@@ -121,21 +124,43 @@ pub struct Judgement {
 
 /// Decides whether Machines can be brought from `current` to `desired` in place.
 pub fn can_update(level: Level, current: &Objects, desired: &Objects, known: &Known) -> Judgement {
-    let coverage = cover(level, current, desired, built_in());
+    let stated = desired.version(level);
+    let returns = returns(&current.version(level), &stated, &known.hosts);
+    let coverage = cover(level, current, desired, returns, built_in());
     if let Some(machine) = deleting(level, &known.hosts) {
         return Judgement { coverage, verdict: Verdict::NotReady(NotReady::Deleting { machine }) };
     }
     // A version that cannot be parsed is not covered, and the verdict reports it as uncovered.
-    let unready = desired
-        .version(level)
+    let unready = stated
         .version()
         .and_then(|target| {
             let skips = || kubelet_behind(level, &known.hosts, target);
             behind(&known.control_plane, target).or_else(skips)
         })
         .or_else(|| no_fresh_report(&known.hosts, known.tolerated));
-    let verdict = verdict(&known.policy, &coverage, busy(&known.peers), unready);
+    let busy = busy(&known.peers).or_else(|| returns.then(|| returning(&known.hosts)).flatten());
+    let verdict = verdict(&known.policy, &coverage, busy, unready);
     Judgement { coverage, verdict }
+}
+
+/// Whether the change only takes back a request for a newer version: every host runs the desired one,
+/// because nothing was changed there, or all of it was rolled back.
+fn returns(from: &StatedVersion, to: &StatedVersion, hosts: &[Host]) -> bool {
+    let (Some(from), Some(to)) = (from.version(), to.version()) else {
+        return false;
+    };
+    let staying = || hosts.iter().filter(|host| !host.deleting);
+    from.hop_to(to) == Hop::Downgrade
+        && staying().next().is_some()
+        && staying().all(|host| host.kubelet.is(to))
+}
+
+/// The Machine that must have ended its work before a request is taken back.
+fn returning(hosts: &[Host]) -> Option<NotReady> {
+    hosts.iter().find_map(|host| {
+        let what = host.unfinished.clone()?;
+        Some(NotReady::Returning { machine: host.machine.clone(), what })
+    })
 }
 
 /// Unfinished work on a Machine, from its NodeUpdates and Cluster API's own marks.
@@ -230,7 +255,13 @@ mod tests {
     }
 
     fn host(machine: &str, report: HostReport) -> Host {
-        Host { machine: machine.into(), deleting: false, report, kubelet: StatedVersion::Absent }
+        Host {
+            machine: machine.into(),
+            deleting: false,
+            report,
+            kubelet: StatedVersion::Absent,
+            unfinished: None,
+        }
     }
 
     fn silent(node: &str) -> HostReport {
@@ -374,6 +405,8 @@ mod tests {
         let limit = SignedDuration::from_mins(15);
         assert_eq!(HostReport::of(&"n".into(), Some(at(1000)), limit, at(1900)), HostReport::Fresh);
         assert_eq!(HostReport::of(&"n".into(), Some(at(1000)), limit, at(1901)), silent("n"));
+        assert_eq!(HostReport::of(&"n".into(), Some(at(1900)), limit, at(1000)), HostReport::Fresh);
+        assert_eq!(HostReport::of(&"n".into(), Some(at(1901)), limit, at(1000)), silent("n"));
         assert_eq!(HostReport::of(&"n".into(), None, limit, at(0)), silent("n"));
     }
 }

@@ -13,13 +13,16 @@ use super::{
     path::{Path, Segment},
 };
 
+/// Changes, each with the object that it is in.
+pub type PartChanges = Vec<(Part, Change)>;
+
 /// A way of updating a machine in place: its name and what it can change.
 #[derive(Clone, Copy)]
 pub struct Updater {
     /// Name, as shown in plans and messages.
     pub name: &'static str,
-    /// Whether the updater can make this change.
-    pub claims: fn(Part, &Change, &Case<'_>) -> bool,
+    /// The changes that the updater can make, of those that differ.
+    pub claims: fn(PartChanges, &Case<'_>) -> PartChanges,
 }
 
 impl fmt::Debug for Updater {
@@ -46,6 +49,8 @@ pub struct Case<'a> {
     pub from_version: Option<&'a KubernetesVersion>,
     /// The desired version, if it is valid.
     pub to_version: Option<&'a KubernetesVersion>,
+    /// Every host runs the desired version: the change only takes back a request for another one.
+    pub returns: bool,
 }
 
 /// Patches that make each current object exactly equal to the desired one.
@@ -99,10 +104,24 @@ impl Coverage {
     }
 }
 
+/// More paths than this are no change that an updater makes: none of them is covered. It bounds the
+/// time of a response.
+const MAX_CHANGES: usize = 2_000;
+
 /// Finds every path that differs, lets each updater in order claim what it can change, applies the
-/// claims and continues with the rest.
-pub fn cover(level: Level, current: &Objects, desired: &Objects, updaters: &[Updater]) -> Coverage {
+/// claims and continues with the rest. `returns` is for [`Case::returns`].
+pub fn cover(
+    level: Level,
+    current: &Objects,
+    desired: &Objects,
+    returns: bool,
+    updaters: &[Updater],
+) -> Coverage {
     let (from_version, to_version) = (current.version(level), desired.version(level));
+    let difference = |(part, change): (Part, Change)| {
+        let named = current.part(part).or(desired.part(part));
+        Difference { part, kind: word(named, "/kind"), name: word(named, "/metadata/name"), change }
+    };
     let mut patched = current.clone();
     let mut coverage = Coverage::default();
     for updater in updaters {
@@ -112,16 +131,13 @@ pub fn cover(level: Level, current: &Objects, desired: &Objects, updaters: &[Upd
             desired,
             from_version: from_version.version(),
             to_version: to_version.version(),
+            returns,
         };
-        let claimed: Vec<(Part, Change)> = PARTS
-            .iter()
-            .flat_map(|part| {
-                part_changes(level, *part, case.current, desired)
-                    .into_iter()
-                    .map(|change| (*part, change))
-            })
-            .filter(|(part, change)| (updater.claims)(*part, change, &case))
-            .collect();
+        let changes = all_changes(level, case.current, desired);
+        if changes.len() > MAX_CHANGES {
+            break;
+        }
+        let claimed = (updater.claims)(changes, &case);
         if !claimed.is_empty() {
             coverage.updaters.push(updater.name);
         }
@@ -129,14 +145,7 @@ pub fn cover(level: Level, current: &Objects, desired: &Objects, updaters: &[Upd
             if let Some(object) = patched.part_mut(part) {
                 change.apply(object);
             }
-            let named = current.part(part).or(desired.part(part));
-            let difference = Difference {
-                part,
-                kind: word(named, "/kind"),
-                name: word(named, "/metadata/name"),
-                change,
-            };
-            coverage.claimed.push((difference, updater.name));
+            coverage.claimed.push((difference((part, change)), updater.name));
         }
     }
     let between = |part: Part| Patch::between(current.part(part)?, patched.part(part)?);
@@ -145,21 +154,17 @@ pub fn cover(level: Level, current: &Objects, desired: &Objects, updaters: &[Upd
         infrastructure: between(Part::Infrastructure),
         bootstrap: between(Part::Bootstrap),
     };
-    coverage.uncovered = PARTS
-        .iter()
-        .flat_map(|part| {
-            let named = current.part(*part).or(desired.part(*part));
-            part_changes(level, *part, &patched, desired).into_iter().map(move |change| {
-                Difference {
-                    part: *part,
-                    kind: word(named, "/kind"),
-                    name: word(named, "/metadata/name"),
-                    change,
-                }
-            })
-        })
-        .collect();
+    let rest = all_changes(level, &patched, desired);
+    coverage.uncovered = rest.into_iter().map(difference).collect();
     coverage
+}
+
+fn all_changes(level: Level, current: &Objects, desired: &Objects) -> PartChanges {
+    let of_part = |part: &Part| {
+        let part = *part;
+        part_changes(level, part, current, desired).into_iter().map(move |change| (part, change))
+    };
+    PARTS.iter().flat_map(of_part).collect()
 }
 
 fn word(object: Option<&Value>, pointer: &str) -> String {

@@ -2,19 +2,21 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{
-    cover::{Case, Updater, built_in, cover},
-    diff::Change,
+    cover::{Case, PartChanges, Updater, built_in, cover},
     objects::{Level, Objects, Part},
     patch::Patch,
     testing::any_object,
 };
 
-fn everything(_: Part, _: &Change, _: &Case<'_>) -> bool {
-    true
+fn everything(changes: PartChanges, _: &Case<'_>) -> PartChanges {
+    changes
 }
 
-fn cpus(part: Part, change: &Change, _: &Case<'_>) -> bool {
-    part == Part::Infrastructure && change.path.to_string().ends_with("cpus")
+fn cpus(mut changes: PartChanges, _: &Case<'_>) -> PartChanges {
+    changes.retain(|(part, change)| {
+        *part == Part::Infrastructure && change.path.to_string().ends_with("cpus")
+    });
+    changes
 }
 
 const ALL: Updater = Updater { name: "all", claims: everything };
@@ -41,7 +43,7 @@ fn set(version: &str, template: &str, infrastructure: &Value, bootstrap: &Value)
 }
 
 fn lines(level: Level, current: &Objects, desired: &Objects) -> Vec<String> {
-    cover(level, current, desired, built_in()).lines()
+    cover(level, current, desired, false, built_in()).lines()
 }
 
 fn patched(value: &Value, patch: Option<&Patch>) -> Value {
@@ -61,12 +63,40 @@ fn patched(value: &Value, patch: Option<&Patch>) -> Value {
 fn a_version_bump_of_a_machine_is_covered_by_kubeadm() {
     let none = json!({});
     let (current, desired) = (machine("v1.34.2", &none, &none), machine("v1.35.0", &none, &none));
-    let coverage = cover(Level::Machine, &current, &desired, built_in());
+    let coverage = cover(Level::Machine, &current, &desired, false, built_in());
     assert!(coverage.is_complete());
     assert_eq!(coverage.updaters, ["kubeadm"]);
     assert_eq!(coverage.patches.owner, Some(Patch::Merge(json!({"spec": {"version": "v1.35.0"}}))));
     assert_eq!(coverage.patches.infrastructure, None);
     assert_eq!(coverage.patches.bootstrap, None);
+}
+
+#[test]
+fn a_lower_version_is_covered_if_every_host_still_runs_it() {
+    let none = json!({});
+    let (current, desired) = (machine("v1.35.0", &none, &none), machine("v1.34.2", &none, &none));
+    assert!(cover(Level::Machine, &current, &desired, true, built_in()).is_complete());
+    assert!(!cover(Level::Machine, &current, &desired, false, built_in()).is_complete());
+    let rubbish = machine("1.34", &none, &none);
+    assert!(!cover(Level::Machine, &current, &rubbish, true, built_in()).is_complete());
+}
+
+/// Each path was once compared with all others: this config took a minute.
+#[test]
+fn a_change_of_too_many_paths_is_not_covered() {
+    let config = |paths: usize, value: &str| {
+        let args: serde_json::Map<String, Value> =
+            (0..paths).map(|n| (format!("a{n}"), json!(value))).collect();
+        json!({"joinConfiguration": {"nodeRegistration": {"kubeletExtraArgs": args}}})
+    };
+    let none = json!({});
+    for paths in [1_900, 2_001, 20_000] {
+        let current = machine("v1.34.2", &none, &config(paths, "x"));
+        let desired = machine("v1.34.3", &none, &config(paths, "y"));
+        let coverage = cover(Level::Machine, &current, &desired, false, built_in());
+        let version = usize::from(paths > 2_000);
+        assert_eq!(coverage.uncovered.len(), paths + version, "{paths}");
+    }
 }
 
 #[test]
@@ -110,7 +140,7 @@ fn a_template_that_was_only_renamed_needs_no_patch() {
     let (infra, none) = (json!({"cpus": 4}), json!({}));
     let current = set("v1.34.2", "worker-1", &infra, &none);
     let desired = set("v1.35.0", "worker-2", &infra, &none);
-    let coverage = cover(Level::MachineSet, &current, &desired, built_in());
+    let coverage = cover(Level::MachineSet, &current, &desired, false, built_in());
     assert!(coverage.is_complete());
     assert_eq!(coverage.patches.infrastructure, None);
     assert_eq!(
@@ -128,7 +158,7 @@ fn only_version_and_failure_domain_of_a_machine_count() {
     desired.owner["spec"]["taints"] = json!([{"key": "x"}]);
     desired.owner["spec"]["failureDomain"] = json!("");
     desired.owner["metadata"]["labels"] = json!({"a": "b"});
-    let coverage = cover(Level::Machine, &current, &desired, built_in());
+    let coverage = cover(Level::Machine, &current, &desired, false, built_in());
     assert!(coverage.is_complete(), "{:?}", coverage.lines());
     assert_eq!(coverage.patches.owner, Some(Patch::Merge(json!({"spec": {"version": "v1.35.0"}}))));
     desired.owner["spec"]["failureDomain"] = json!("b");
@@ -153,7 +183,7 @@ fn the_feature_gate_that_follows_the_version_is_covered() {
     ];
     for (from, before, to, after, covered) in table {
         let (current, desired) = (machine(from, &none, before), machine(to, &none, after));
-        let coverage = cover(Level::Machine, &current, &desired, built_in());
+        let coverage = cover(Level::Machine, &current, &desired, false, built_in());
         assert_eq!(coverage.is_complete(), covered, "{from} -> {to}: {:?}", coverage.lines());
         if covered {
             let bootstrap = current.bootstrap.as_ref().unwrap();
@@ -190,14 +220,14 @@ fn an_init_configuration_may_become_the_same_join_configuration() {
     let none = json!({});
     let current = machine("v1.34.2", &none, &init);
     let desired = machine("v1.35.0", &none, &join);
-    let coverage = cover(Level::Machine, &current, &desired, built_in());
+    let coverage = cover(Level::Machine, &current, &desired, false, built_in());
     assert!(coverage.is_complete(), "{:?}", coverage.lines());
     let got = patched(current.bootstrap.as_ref().unwrap(), coverage.patches.bootstrap.as_ref());
     assert_eq!(got["spec"], join);
 
     join["joinConfiguration"]["nodeRegistration"]["name"] = json!("other");
     let desired = machine("v1.35.0", &none, &join);
-    assert!(!cover(Level::Machine, &current, &desired, built_in()).is_complete());
+    assert!(!cover(Level::Machine, &current, &desired, false, built_in()).is_complete());
 }
 
 #[test]
@@ -215,7 +245,7 @@ fn empty_members_of_a_bootstrap_config_are_covered() {
     let none = json!({});
     let current = machine("v1.34.2", &none, &json!({"files": [], "users": null, "ntp": {}}));
     let desired = machine("v1.35.0", &none, &json!({"mounts": []}));
-    let coverage = cover(Level::Machine, &current, &desired, built_in());
+    let coverage = cover(Level::Machine, &current, &desired, false, built_in());
     assert!(coverage.is_complete(), "{:?}", coverage.lines());
     let got = patched(current.bootstrap.as_ref().unwrap(), coverage.patches.bootstrap.as_ref());
     assert_eq!(got["spec"], json!({"mounts": []}));
@@ -307,10 +337,10 @@ fn updaters_claim_in_order_and_pass_on_the_rest() {
     let none = json!({});
     let current = machine("v1.34.2", &json!({"cpus": 2, "memory": 4}), &none);
     let desired = machine("v1.35.0", &json!({"cpus": 4, "memory": 8}), &none);
-    let both = cover(Level::Machine, &current, &desired, &[built_in()[0], CPUS]);
+    let both = cover(Level::Machine, &current, &desired, false, &[built_in()[0], CPUS]);
     assert_eq!(both.updaters, ["kubeadm", "cpus"]);
     assert_eq!(both.lines(), ["DockerMachine/edge-1-a spec.memory: 4 -> 8 (no updater)"]);
-    let late = cover(Level::Machine, &current, &desired, &[ALL, CPUS]);
+    let late = cover(Level::Machine, &current, &desired, false, &[ALL, CPUS]);
     assert_eq!(late.updaters, ["all"]);
     assert!(late.is_complete());
 }
@@ -319,7 +349,7 @@ fn updaters_claim_in_order_and_pass_on_the_rest() {
 fn equal_objects_have_complete_coverage() {
     let none = json!({});
     let same = machine("v1.34.2", &none, &none);
-    let coverage = cover(Level::Machine, &same, &same, built_in());
+    let coverage = cover(Level::Machine, &same, &same, false, built_in());
     assert!(coverage.is_complete() && coverage.updaters.is_empty());
     assert_eq!(coverage.patches, super::Patches::default());
 }
@@ -339,7 +369,7 @@ proptest! {
             let (a, b) = (machine("v1.34.2", &infra, &boot), machine("v1.36.0", &infra2, &boot2));
             (Level::Machine, a, b)
         };
-        let coverage = cover(level, &current, &desired, &[ALL]);
+        let coverage = cover(level, &current, &desired, false, &[ALL]);
         prop_assert!(coverage.is_complete());
         let root = super::objects::root(level);
         let infra = patched(&current.infrastructure, coverage.patches.infrastructure.as_ref());
@@ -355,7 +385,7 @@ proptest! {
     fn a_complete_claim_gives_the_desired_bootstrap_spec(boot in any_object(), boot2 in any_object()) {
         let none = json!({});
         let (current, desired) = (machine("v1.35.2", &none, &boot), machine("v1.36.0", &none, &boot2));
-        let coverage = cover(Level::Machine, &current, &desired, built_in());
+        let coverage = cover(Level::Machine, &current, &desired, false, built_in());
         if coverage.is_complete() {
             let got = patched(current.bootstrap.as_ref().unwrap(), coverage.patches.bootstrap.as_ref());
             prop_assert_eq!(&got["spec"], &boot2);

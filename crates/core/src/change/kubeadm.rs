@@ -1,46 +1,53 @@
 //! The built-in updater `kubeadm`: a Kubernetes version, and changes that follow from a version
 //! bump.
 
+use std::collections::BTreeSet;
+
 use refit_cluster_api::kubeadm_config::{init_to_join, normalised};
 
 use super::{
-    cover::{Case, Updater},
+    cover::{Case, PartChanges, Updater},
     diff::{Change, changes},
     objects::{Level, Part, root},
+    path::Path,
 };
 
 /// Upgrades Kubernetes with kubeadm and packages.
 pub const UPDATER: Updater = Updater { name: "kubeadm", claims };
 
-fn claims(part: Part, change: &Change, case: &Case<'_>) -> bool {
+fn claims(changes: PartChanges, case: &Case<'_>) -> PartChanges {
     if !case.current.is_kubeadm() || !case.desired.is_kubeadm() {
-        return false;
+        return Vec::new();
     }
-    match part {
-        Part::Owner => {
-            change.path == root(case.level).key("version")
-                && matches!((case.from_version, case.to_version), (Some(from), Some(to))
-                    if from.hop_to(to).is_upgrade())
-        }
+    let version = root(case.level).key("version");
+    let real = changes_that_matter(case);
+    let claimed = |(part, change): &(Part, Change)| match part {
+        Part::Owner => change.path == version && reachable(case),
         // Refit does not manage the infrastructure machine. A template that was only renamed has
         // equal specs and nothing to claim.
         Part::Infrastructure => false,
-        Part::Bootstrap => !matters(change, case),
+        Part::Bootstrap => real.as_ref().is_some_and(|real| !change.path.touches_any(real)),
+    };
+    changes.into_iter().filter(claimed).collect()
+}
+
+/// Whether the hosts can be brought to the desired version, or run it already.
+fn reachable(case: &Case<'_>) -> bool {
+    match (case.from_version, case.to_version) {
+        (Some(from), Some(to)) => case.returns || from.hop_to(to).is_upgrade(),
+        (_, None) | (None, _) => false,
     }
 }
 
-/// Whether a change of the bootstrap config affects a machine that is already running.
+/// The paths of the bootstrap config whose change affects a machine that is already running; `None`
+/// if the config is new or goes.
 ///
-/// It does if a difference remains after both sides are stripped of everything that Cluster API
-/// itself rewrites for a version bump or ignores in its comparison.
-fn matters(change: &Change, case: &Case<'_>) -> bool {
+/// They are what remains after both sides are stripped of everything that Cluster API itself rewrites
+/// for a version bump or ignores in its comparison.
+fn changes_that_matter(case: &Case<'_>) -> Option<BTreeSet<Path>> {
     let level = case.level;
-    let (Some(from), Some(to)) =
-        (case.current.bootstrap_spec(level), case.desired.bootstrap_spec(level))
-    else {
-        return true;
-    };
-    let mut from = from.clone();
+    let mut from = case.current.bootstrap_spec(level)?.clone();
+    let to = case.desired.bootstrap_spec(level)?;
     // An initialised machine is compared as if it had joined. If the desired side has an init
     // configuration, Cluster API has already converted the current one.
     if level == Level::Machine && to.get("initConfiguration").is_none() {
@@ -48,5 +55,6 @@ fn matters(change: &Change, case: &Case<'_>) -> bool {
     }
     let from = normalised(&from, case.from_version);
     let to = normalised(to, case.to_version);
-    changes(&root(level), Some(&from), Some(&to)).iter().any(|real| real.path.touches(&change.path))
+    let real = changes(&root(level), Some(&from), Some(&to));
+    Some(real.into_iter().map(|change| change.path).collect())
 }

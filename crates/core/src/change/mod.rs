@@ -12,6 +12,7 @@
 //! | [`mod@can_update`] | the verdict for a CanUpdate* request |
 //! | [`request`] | the response to UpdateMachine, and which NodeUpdate to create |
 
+pub mod asked;
 pub mod can_update;
 pub mod cover;
 pub mod diff;
@@ -25,7 +26,7 @@ pub mod request;
 pub mod verdict;
 
 pub use can_update::can_update;
-pub use cover::{Case, Coverage, Difference, Patches, Updater, built_in, cover};
+pub use cover::{Case, Coverage, Difference, PartChanges, Patches, Updater, built_in, cover};
 pub use goal::goal;
 pub use objects::{Level, Objects, Part};
 pub use patch::Patch;

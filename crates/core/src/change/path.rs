@@ -1,6 +1,6 @@
 //! Paths into JSON: how they are written and followed.
 
-use std::fmt;
+use std::{borrow::Borrow, collections::BTreeSet, fmt, ops::Bound};
 
 use serde_json::{Map, Value};
 
@@ -23,6 +23,12 @@ pub enum Segment {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Path(Vec<Segment>);
+
+impl Borrow<[Segment]> for Path {
+    fn borrow(&self) -> &[Segment] {
+        &self.0
+    }
+}
 
 impl Path {
     /// Builds a path of object members.
@@ -51,9 +57,13 @@ impl Path {
         &self.0
     }
 
-    /// Whether one of the two paths is a prefix of the other, or both are equal.
-    pub fn touches(&self, other: &Self) -> bool {
-        self.0.iter().zip(&other.0).all(|(a, b)| a == b)
+    /// Whether the path is one of `paths`, or a prefix of one, or extends one.
+    pub fn touches_any(&self, paths: &BTreeSet<Self>) -> bool {
+        let extends = (0..=self.0.len()).any(|length| paths.contains(&self.0[..length]));
+        // In order, the paths that extend this one come right after it.
+        let next =
+            paths.range::<[Segment], _>((Bound::Included(&*self.0), Bound::Unbounded)).next();
+        extends || next.is_some_and(|next| next.starts_with(self))
     }
 
     /// Whether `prefix` is a prefix of the path, or equal to it.
@@ -149,6 +159,7 @@ fn is_plain(key: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use serde_json::json;
 
     use super::*;
@@ -182,11 +193,20 @@ mod tests {
         assert_eq!(value, json!({"a": [1, 3]}));
     }
 
-    #[test]
-    fn paths_touch_if_one_is_a_prefix_of_the_other() {
-        let spec = Path::of(&["spec"]);
-        assert!(spec.touches(&spec.key("a")));
-        assert!(spec.key("a").touches(&spec));
-        assert!(!spec.key("a").touches(&spec.key("b")));
+    fn any_path() -> impl Strategy<Value = Path> {
+        let segment =
+            prop_oneof!["[ab]".prop_map(Segment::Key), (0..2_usize).prop_map(Segment::Index)];
+        proptest::collection::vec(segment, 0..4).prop_map(Path)
+    }
+
+    proptest! {
+        #[test]
+        fn paths_touch_if_one_is_a_prefix_of_the_other(
+            path in any_path(),
+            paths in proptest::collection::btree_set(any_path(), 0..6),
+        ) {
+            let touched = paths.iter().any(|o| o.starts_with(&path) || path.starts_with(o));
+            prop_assert_eq!(path.touches_any(&paths), touched);
+        }
     }
 }

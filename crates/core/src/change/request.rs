@@ -3,11 +3,17 @@
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{
     keys,
-    refit::{Goal, MachineUid, NodeUpdate, NodeUpdateStatus, Phase, Stage, StepStatus, ordinal_of},
+    refit::{
+        Goal, MachineUid, NodeUpdate, NodeUpdateStatus, Phase, Stage, StepState, StepStatus,
+        ordinal_of,
+    },
     version::KubernetesVersion,
 };
 
-use crate::node::{HOST_LOST, SUPERSEDED, is_past_return, newest};
+use crate::{
+    node::{HOST_LOST, SUPERSEDED, is_past_return, newest},
+    report::{Reason, RefusalReason},
+};
 
 /// Shortest interval between two calls for the same Machine.
 pub const RETRY_MIN_SECONDS: i32 = 1;
@@ -187,21 +193,40 @@ fn succeeded(
 }
 
 fn running(update: &NodeUpdate, now: Timestamp) -> Answer {
-    let View { phase, message, .. } = View::of(update);
-    if update.spec.stage == Stage::Abort && !is_past_return(phase) {
+    if update.spec.stage == Stage::Abort && !update.status.as_ref().is_some_and(is_past_return) {
         return Answer::retry("stopping at the next safe step", RETRY_UNKNOWN_SECONDS);
     }
     let status = update.status.as_ref();
-    let blocker = status.and_then(|s| s.blocked_by.first());
-    let text = match (message, blocker) {
-        ("", Some(blocker)) if !blocker.message.is_empty() => blocker.message.clone(),
-        ("", Some(blocker)) if blocker.object.is_empty() => format!("waiting: {}", blocker.reason),
-        ("", Some(blocker)) => format!("waiting for {}: {}", blocker.object, blocker.reason),
-        ("", None) => format!("{phase:?}").to_lowercase(),
-        (message, _) => message.to_owned(),
-    };
     let seconds = status.and_then(|status| seconds_to_next_call(status, now));
-    Answer::retry(text, seconds.unwrap_or(RETRY_UNKNOWN_SECONDS))
+    Answer::retry(progress(update), seconds.unwrap_or(RETRY_UNKNOWN_SECONDS))
+}
+
+/// What an update does or waits for. Cluster API copies it into a condition and asks for the same
+/// text in the same state: so without counters, times and percentages
+/// (`docs/facts/hooks.md#requests-and-responses`).
+fn progress(update: &NodeUpdate) -> String {
+    let View { phase, message, .. } = View::of(update);
+    let Some(status) = &update.status else {
+        return "pending".to_owned();
+    };
+    if let Some(blocker) = status.blocked_by.first() {
+        let counts =
+            Reason::of(&blocker.reason) == Some(Reason::Update(RefusalReason::GroupUnavailable));
+        return match (counts, blocker.message.as_str()) {
+            (true, _) => "waiting until enough other machines of the group are available".into(),
+            (false, "") => format!("waiting for {}: {}", blocker.object, blocker.reason),
+            (false, message) => message.to_owned(),
+        };
+    }
+    let tried = |step: &&StepStatus| {
+        !step.message.is_empty() && matches!(step.state, StepState::Running | StepState::Pending)
+    };
+    match (phase, status.steps.iter().find(tried)) {
+        (_, Some(step)) => format!("step {} is tried again: {}", step.name, step.message),
+        (Phase::Draining, None) => "draining the node".to_owned(),
+        (_, None) if message.is_empty() => format!("{phase:?}").to_lowercase(),
+        (_, None) => message.to_owned(),
+    }
 }
 
 /// When Cluster API should call again, from the predicted remaining time. Cluster API never calls
@@ -258,9 +283,9 @@ fn stopped(update: &NodeUpdate) -> Answer {
 /// Another goal is requested while this NodeUpdate is unfinished: it is stopped if kubeadm has not
 /// started, otherwise it must finish.
 fn supersede(update: &NodeUpdate) -> Decision {
-    let View { name, phase, message } = View::of(update);
+    let View { name, phase, .. } = View::of(update);
     let version = &update.spec.goal.kubernetes_version;
-    if update.spec.stage == Stage::Abort && !is_past_return(phase) {
+    if update.spec.stage == Stage::Abort && !update.status.as_ref().is_some_and(is_past_return) {
         let text = format!("waiting for NodeUpdate {name} to {version} to stop");
         return Decision::Answer(Answer::retry(text, RETRY_UNKNOWN_SECONDS));
     }
@@ -271,10 +296,7 @@ fn supersede(update: &NodeUpdate) -> Decision {
             answer: Answer::retry(text, RETRY_MIN_SECONDS),
         };
     }
-    let rest = match message {
-        "" => String::new(),
-        message => format!(": {message}"),
-    };
-    let text = format!("waiting for NodeUpdate {name} to {version} to finish first{rest}");
+    let text =
+        format!("waiting for NodeUpdate {name} to {version} to finish first: {}", progress(update));
     Decision::Answer(Answer::retry(text, RETRY_UNKNOWN_SECONDS))
 }

@@ -2,7 +2,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::refit::{
     Blocker, Goal, MachineRef, NodeUpdate, NodeUpdateSpec, NodeUpdateStatus, Origin, Phase,
-    Progress, Stage, StepStatus,
+    Progress, Stage, StepState, StepStatus,
 };
 
 use super::request::{Answer, Decision, MachineFacts, decide};
@@ -191,6 +191,7 @@ fn an_abort_in_progress_is_reported() {
             Phase::Pending | Phase::Waiting | Phase::Staging | Phase::Stopping => {
                 "stopping at the next safe step"
             }
+            Phase::Draining => "draining the node",
             _ => "the host works on",
         };
         assert_eq!(message, wanted, "{phase:?}");
@@ -202,7 +203,7 @@ fn a_late_abort_waits_for_the_update_to_end() {
     let mut late = update(1, "v1.35.0", Phase::Disrupting);
     late.spec.stage = Stage::Abort;
     let got = answer(decide_for(&facts("v1.34.2"), "v1.35.1", &[late]));
-    assert_eq!(got.message, "waiting for NodeUpdate m-1 to v1.35.0 to finish first");
+    assert_eq!(got.message, "waiting for NodeUpdate m-1 to v1.35.0 to finish first: disrupting");
 }
 
 #[test]
@@ -213,11 +214,11 @@ fn another_goal_stops_only_an_unstarted_update() {
             Phase::Pending | Phase::Waiting | Phase::Staging => {
                 assert!(matches!(&got, Decision::Abort { name, .. } if name == "m-1"), "{phase:?}");
             }
-            _ => assert_eq!(
-                answer(got).message,
-                "waiting for NodeUpdate m-1 to v1.35.0 to finish first",
-                "{phase:?}"
-            ),
+            _ => {
+                let message = answer(got).message;
+                let wanted = "waiting for NodeUpdate m-1 to v1.35.0 to finish first: ";
+                assert!(message.starts_with(wanted), "{phase:?}: {message}");
+            }
         }
     }
 }
@@ -264,9 +265,46 @@ fn the_message_comes_from_the_controller_or_the_blocker() {
     }];
     let got = answer(decide_for(&facts("v1.34.2"), "v1.35.0", std::slice::from_ref(&waiting)));
     assert_eq!(got.message, "waiting for default/web: PodDisruptionBudget");
-    waiting.status.as_mut().unwrap().message = "evicting default/web-1".into();
+    waiting.status.as_mut().unwrap().blocked_by[0].message = "evicting default/web-1".into();
     let got = answer(decide_for(&facts("v1.34.2"), "v1.35.0", &[waiting]));
     assert_eq!(got.message, "evicting default/web-1");
+}
+
+/// Cluster API writes a condition for each change of a message.
+#[test]
+fn a_message_stays_while_its_counters_change() {
+    let message = |change: &dyn Fn(&mut NodeUpdateStatus, i32), count| {
+        let mut one = update(1, "v1.35.0", Phase::Draining);
+        change(one.status.as_mut().unwrap(), count);
+        answer(decide_for(&facts("v1.34.2"), "v1.35.0", &[one])).message
+    };
+    let pods = |status: &mut NodeUpdateStatus, count| status.message = format!("{count} pods");
+    let tries = |status: &mut NodeUpdateStatus, count| {
+        status.message = format!("try {count}");
+        status.steps = vec![StepStatus {
+            name: "kubelet-install".into(),
+            state: StepState::Running,
+            attempt: count,
+            message: "CommandFailed: no".into(),
+            ..StepStatus::default()
+        }];
+    };
+    let others = |status: &mut NodeUpdateStatus, count| {
+        status.blocked_by = vec![Blocker {
+            reason: "GroupUnavailable".into(),
+            object: String::new(),
+            pod: String::new(),
+            message: format!("{count} are available"),
+            since: Time(now()),
+        }];
+    };
+    for (change, wanted) in [
+        (&pods as &dyn Fn(&mut NodeUpdateStatus, i32), "draining the node"),
+        (&tries, "step kubelet-install is tried again: CommandFailed: no"),
+        (&others, "waiting until enough other machines of the group are available"),
+    ] {
+        assert_eq!([message(change, 1), message(change, 2)], [wanted, wanted]);
+    }
 }
 
 #[test]

@@ -84,6 +84,14 @@ pub enum NotReady {
         /// The unfinished work.
         what: Unfinished,
     },
+    /// A machine whose update is taken back has unfinished work.
+    #[non_exhaustive]
+    Returning {
+        /// Name of that Machine.
+        machine: String,
+        /// The unfinished work.
+        what: Unfinished,
+    },
     /// Hosts without a recent report from their agent.
     #[non_exhaustive]
     NoFreshReport {
@@ -110,6 +118,11 @@ pub enum NotReady {
         runs: KubernetesVersion,
         /// The target version.
         target: KubernetesVersion,
+    },
+    /// The policy lets Cluster API replace machines, but it could not be read from the API server.
+    Unconfirmed {
+        /// What failed.
+        error: String,
     },
     /// The verdict took too long.
     Deadline,
@@ -156,6 +169,18 @@ impl fmt::Display for NotReady {
                     "Machine {machine} of the same control plane is still being updated in place"
                 ),
             },
+            Self::Returning { machine, what } => match what {
+                Unfinished::NodeUpdate(name) => write!(
+                    f,
+                    "the version that Machine {machine} runs is requested again, and NodeUpdate \
+                     {name} has not ended: wait, or end it with `refit abort machine/{machine}`"
+                ),
+                Unfinished::Marked => write!(
+                    f,
+                    "the version that Machine {machine} runs is requested again, and its update is \
+                     being withdrawn"
+                ),
+            },
             Self::NoFreshReport { nodes } => write!(
                 f,
                 "no recent report of refit-agent from {}: check that it runs there",
@@ -174,6 +199,11 @@ impl fmt::Display for NotReady {
                 runs.major(),
                 runs.minor() + 1
             ),
+            Self::Unconfirmed { error } => write!(
+                f,
+                "machines would be replaced, and the policy that allows it could not be confirmed: \
+                 {error}"
+            ),
             Self::Deadline => f.write_str("timed out; Cluster API will call again"),
         }
     }
@@ -183,6 +213,14 @@ impl Verdict {
     /// CamelCase reason for status and metrics.
     pub fn reason(&self) -> &'static str {
         self.into()
+    }
+
+    /// Whether Cluster API may replace machines after this response.
+    pub fn replaces(&self) -> bool {
+        match self {
+            Self::Replace { .. } | Self::Disabled => true,
+            Self::Cover(_) | Self::Preserve { .. } | Self::NotReady(_) => false,
+        }
     }
 
     /// A whole sentence for status and events.

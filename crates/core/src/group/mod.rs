@@ -42,15 +42,14 @@ impl Limits {
 
     /// How many machines may be disturbed at once.
     ///
-    /// At least one: an in-place rollout with `maxUnavailable` 0 has no surge machine to replace
-    /// the disturbed one, and neither has a group of one machine.
+    /// At least one: with `maxUnavailable` 0, a surge machine stands in for the disturbed one.
     pub fn slots(self) -> i32 {
         self.max_unavailable.max(1)
     }
 
     /// How many other machines must be available while one is disturbed.
     pub fn others_needed(self) -> i32 {
-        self.replicas.saturating_sub(self.slots()).max(0)
+        self.replicas.saturating_sub(self.max_unavailable.max(0)).max(0)
     }
 }
 

@@ -49,7 +49,7 @@ impl Member<'_> {
 
     /// Reason and message for an update that has ended before its goal. It stays so until an
     /// operator acts.
-    fn given_up(&self) -> Option<(&str, String)> {
+    pub fn given_up(&self) -> Option<(&str, String)> {
         let NodeUpdateStatus { failure_reason, failure_message, .. } = self.status;
         let (reason, what) = if self.phase() == Phase::Failed {
             (conditions::REASON_FAILED, "failed")
@@ -204,7 +204,8 @@ fn blocked(status: &UpdateGroupStatus, members: &[Member<'_>]) -> (&'static str,
             // Blockers of a working host resolve by themselves, except in these phases.
             let phase = member.phase();
             let held = phase.is_undisturbed() || phase == Phase::Draining;
-            let silent = [RefusalReason::NoFreshReport, RefusalReason::ApiRefused];
+            let silent =
+                [RefusalReason::NoFreshReport, RefusalReason::ApiRefused, RefusalReason::ApiErrors];
             let reason = Reason::of(&blocker.reason);
             held || silent.into_iter().map(Reason::Update).any(|one| reason == Some(one))
         })

@@ -64,7 +64,7 @@ impl Machine {
 pub(super) struct Owner {
     pub(super) parent: Option<(String, String)>,
     pub(super) replicas: Option<i32>,
-    pub(super) slots: i32,
+    pub(super) may_be_down: i32,
     pub(super) surges: bool,
     pub(super) on_delete: bool,
     pub(super) version: StatedVersion,
@@ -105,13 +105,15 @@ impl Owner {
         let unavailable = i32::try_from(unavailable).unwrap_or(i32::MAX);
         let owner = refit_kinds::refit::Owner::of_kind(kind);
         let deployment = owner == Some(refit_kinds::refit::Owner::Deployment);
+        // Cluster API's default is to surge by one.
+        let on_delete = text(value, "/spec/rollout/strategy/type") == "OnDelete";
+        let surges = limit("maxSurge").is_none_or(|limit| limit.rounded_up(desired) > 0);
         Self {
             parent: controller(value).map(owned),
             replicas,
-            slots: if deployment { unavailable.max(1) } else { 1 },
-            // Cluster API's default is to surge by one.
-            surges: limit("maxSurge").is_none_or(|limit| limit.rounded_up(desired) > 0),
-            on_delete: text(value, "/spec/rollout/strategy/type") == "OnDelete",
+            may_be_down: if deployment && surges { unavailable } else { unavailable.max(1) },
+            surges,
+            on_delete,
             version: owner.map_or("", |owner| text(value, owner.version_path())).into(),
             policy: Policy::of(value),
             deleting: deleted_at(value).is_some(),

@@ -276,7 +276,7 @@ impl World {
             let available =
                 members.iter().filter(|(k, m)| *k != key && self.is_available(m)).count();
             let present = i32::try_from(members.len()).unwrap_or(i32::MAX);
-            let needed = owner.replicas.unwrap_or(present) - owner.slots;
+            let needed = owner.replicas.unwrap_or(present) - owner.may_be_down;
             if i32::try_from(available).unwrap_or(i32::MAX) < needed {
                 let message =
                     format!("{how} while {available} others are available, expected {needed}");

@@ -9,12 +9,14 @@ use refit_kinds::refit::{
 use super::{
     drain::DRAIN_LINE,
     end, gate, guard, health,
-    snapshot::{
-        Decision, ManagementWrite, NodeView, Seen, Snapshot, Workload, WorkloadWrite, Write,
-    },
+    order::newest,
+    snapshot::{Decision, ManagementWrite, Seen, Snapshot, Workload, WorkloadWrite, Write},
     status::{Standing, conclude},
     steps::{self, STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON},
-    stop::{Stop, abort_write, deletion_overdue, host_gave_up, machine_gone, stopped_by_deletion},
+    stop::{
+        Stop, abort_write, deletion_overdue, host_gave_up, is_taken_back, machine_gone,
+        stopped_by_deletion,
+    },
     verify::{seconds_to_settle, static_pods_unsettled, verify},
     work::{Work, report},
 };
@@ -147,6 +149,13 @@ impl Work<'_> {
                 None => waiting,
             };
         }
+        if self.is_back() {
+            let goal = &self.s.update.spec.goal.kubernetes_version;
+            let back =
+                format!("the machine runs {goal}: an update to another version was taken back");
+            let done = Standing::new(Phase::Succeeded, back);
+            return self.serve_again(Phase::Uncordoning).unwrap_or(done);
+        }
         if self.control_plane() {
             if let Some(refusal) = self.disturb_refusal() {
                 return self.wait(Phase::Waiting, refusal);
@@ -180,6 +189,14 @@ impl Work<'_> {
         steps::mirror(&mut self.status, &spec.steps, None);
         Standing::new(self.status.phase, "sending the plan to the host")
             .write(Some(Write::HostPlan(spec)))
+    }
+
+    /// Whether the goal is what the host has been since its last update was taken back.
+    fn is_back(&self) -> bool {
+        let goal = &self.s.update.spec.goal.kubernetes_version;
+        let newest = newest(self.same_machine(), &self.s.update.spec.machine_ref.uid);
+        newest.is_some_and(|last| is_taken_back(last, self.seen.host_plan.as_deref()))
+            && self.seen.node().is_some_and(|node| node.ready && node.kubelet_version.is(goal))
     }
 
     /// The host has the plan, and nothing has been disturbed yet.
@@ -253,17 +270,8 @@ impl Work<'_> {
             return Standing::blocked(Phase::Verifying, refusal).again_after(seconds);
         }
         steps::advance(&mut self.status, STEP_NODE_READY, StepState::Done, now, "");
-        let back = |node: &NodeView| node.excluded_by.is_some();
-        if self.seen.node().is_some_and(back) {
-            let line = "adding the node to its load balancers again";
-            return Standing::new(Phase::Uncordoning, line)
-                .write(Some(Write::Workload(WorkloadWrite::Include)));
-        }
-        // The note decides, not the cordon: an admin may have uncordoned the node meanwhile.
-        if self.seen.node().is_some_and(|node| node.cordoned_by.is_some()) {
-            steps::advance(&mut self.status, STEP_UNCORDON, StepState::Running, now, "");
-            return Standing::new(Phase::Uncordoning, "uncordoning the node")
-                .write(Some(Write::Workload(WorkloadWrite::Uncordon)));
+        if let Some(returning) = self.serve_again(Phase::Uncordoning) {
+            return returning;
         }
         let ran = steps::state_of(&self.status, STEP_UNCORDON) == StepState::Running;
         let (end, why) = if ran {
@@ -273,6 +281,21 @@ impl Work<'_> {
         };
         steps::advance(&mut self.status, STEP_UNCORDON, end, now, why);
         Standing::new(Phase::Succeeded, format!("the machine runs {goal}"))
+    }
+
+    /// Returns the node to its load balancers and makes it schedulable, if Refit changed either.
+    pub(super) fn serve_again(&mut self, phase: Phase) -> Option<Standing> {
+        let node = self.seen.node()?;
+        if node.excluded_by.is_some() {
+            let line = "adding the node to its load balancers again";
+            let include = Write::Workload(WorkloadWrite::Include);
+            return Some(Standing::new(phase, line).write(Some(include)));
+        }
+        // The note decides, not the cordon: an admin may have uncordoned the node meanwhile.
+        node.cordoned_by.as_ref()?;
+        steps::advance(&mut self.status, STEP_UNCORDON, StepState::Running, self.now, "");
+        let uncordon = Write::Workload(WorkloadWrite::Uncordon);
+        Some(Standing::new(phase, "uncordoning the node").write(Some(uncordon)))
     }
 
     /// Waits for the host. A silent agent becomes a blocker, because the progress message would

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use refit_cluster_api::kinds::{Machine, update_in_progress};
+use refit_cluster_api::kinds::{Machine, update_hook_pending, update_in_progress};
 use refit_kinds::{
     keys,
     refit::{NodeUpdateStatus, Phase, PlanState},
@@ -15,9 +15,11 @@ use super::{
     lost::HOST_LOST,
     order::speaks,
     snapshot::{
-        Decision, GroupState, ManagementWrite, NodeView, Snapshot, Workload, WorkloadWrite, Write,
+        Announcement, Decision, GroupState, ManagementWrite, NodeView, Severity, Snapshot,
+        Workload, WorkloadWrite, Write,
     },
     status::machine_condition,
+    stop::is_taken_back,
     verify::verify,
     work::{is_control_plane, report},
 };
@@ -36,6 +38,7 @@ pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) 
     let machine = s.own_machine();
     let mut status = status;
     let mut write = None;
+    let mut announce = Vec::new();
     if speaks && let Some(machine) = machine {
         let mut changes = guard::remove(machine);
         changes.extend(retry_done(s, machine, &status));
@@ -45,6 +48,10 @@ pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) 
         write = write.or_else(|| machine_condition(s, &status, now));
         write = write.or_else(|| show_cordon(s, &mut status));
         write = write.or_else(|| returned(s, machine, &status)).or_else(|| include(s));
+        if write.is_none() && is_withdrawn(s, machine) {
+            announce.push(withdrawal(s, machine));
+            write = Some(Write::Management(ManagementWrite::Withdraw));
+        }
     }
     let slot = match &s.group {
         GroupState::Present(group) => holds(s, speaks).then_some(&group.status),
@@ -66,7 +73,39 @@ pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) 
             requeue = Some(KEPT_SLOT_RECHECK);
         }
     }
-    Decision { status, write, announce: Vec::new(), blockers: Vec::new(), requeue }
+    Decision { status, write, announce, blockers: Vec::new(), requeue }
+}
+
+/// Whether Cluster API still waits for an update that the Machine's owner no longer asks for, and
+/// whose host runs what the owner asks for, as before. Cluster API notices neither by itself
+/// (`docs/facts/machine.md#in-place-update`).
+fn is_withdrawn(s: &Snapshot, machine: &Machine) -> bool {
+    let Workload::Seen(seen) = &s.workload else {
+        return false;
+    };
+    let runs = seen.node().and_then(|node| node.kubelet_version.version());
+    let goal = &s.update.spec.goal.kubernetes_version;
+    let annotations = machine.metadata.annotations.as_ref();
+    // Cluster API sets the goal before it sets the hook.
+    annotations
+        .is_some_and(|all| all.contains_key(keys::UPDATE_IN_PROGRESS) && update_hook_pending(all))
+        && machine.metadata.deletion_timestamp.is_none()
+        && machine.spec.version.is(goal)
+        && runs.is_some_and(|runs| runs != goal && s.owner_version.is(runs))
+        && is_taken_back(&s.update, seen.host_plan.as_deref())
+}
+
+fn withdrawal(s: &Snapshot, machine: &Machine) -> Announcement {
+    let goal = &s.update.spec.goal.kubernetes_version;
+    Announcement {
+        severity: Severity::Normal,
+        reason: "UpdateWithdrawn",
+        message: format!(
+            "The update of Machine {} to {goal} is withdrawn: its owner asks for the version that \
+             it runs.",
+            machine.metadata.name.as_deref().unwrap_or_default()
+        ),
+    }
 }
 
 /// Removes the retry annotation once a later attempt than the one it names has succeeded. An

@@ -42,7 +42,8 @@ pub(super) fn host_ended(plan: &HostPlan) -> bool {
 ///
 /// A worker's drain needs none: it holds its slot, and its pods are listed before each eviction.
 ///
-/// That a host is lost is decided live, too, on its HostPlan: an old view would end its update.
+/// That a host is lost is decided live, too, on its HostPlan: an old view would end its update. So is
+/// that its owner has taken an update back: Cluster API would consider the old version the new one.
 pub fn requires_live_read(s: &Snapshot, decision: &Decision) -> bool {
     let ends = |status: &NodeUpdateStatus| status.failure_reason == HOST_LOST;
     let has_ended = s.update.status.as_ref().is_some_and(ends);
@@ -51,10 +52,12 @@ pub fn requires_live_read(s: &Snapshot, decision: &Decision) -> bool {
 }
 
 fn disturbs(s: &Snapshot, write: &Write) -> bool {
-    use ManagementWrite::{ClaimSlot, Guard, MachineCondition, ReleaseSlot, Status, Unguard};
+    use ManagementWrite::{
+        ClaimSlot, Guard, MachineCondition, ReleaseSlot, Status, Unguard, Withdraw,
+    };
     use WorkloadWrite::{Cordon, Evict, Exclude, Include, Uncordon};
     match write {
-        Write::Management(ClaimSlot(_)) => true,
+        Write::Management(ClaimSlot(_) | Withdraw) => true,
         Write::Management(
             Status | ReleaseSlot(_) | Guard(_) | Unguard(_) | MachineCondition(_),
         )

@@ -279,6 +279,8 @@ pub enum ManagementWrite {
     Guard(BTreeMap<String, Option<String>>),
     /// Removes them at the end of the update.
     Unguard(BTreeMap<String, Option<String>>),
+    /// Removes Cluster API's mark of an update in progress from the Machine, which cancels it.
+    Withdraw,
     /// Sets the Machine's condition `MachineUpToDate`, or removes it.
     MachineCondition(Option<Condition>),
 }
@@ -304,12 +306,14 @@ impl Write {
 
     /// The request to the API server, as a refusal names it.
     pub fn target(&self) -> &'static str {
-        use ManagementWrite::{ClaimSlot, Guard, MachineCondition, ReleaseSlot, Status, Unguard};
+        use ManagementWrite::{
+            ClaimSlot, Guard, MachineCondition, ReleaseSlot, Status, Unguard, Withdraw,
+        };
         use WorkloadWrite::{Cordon, Evict, Exclude, Include, Uncordon};
         match self {
             Self::Management(Status) => "a write to the NodeUpdate",
             Self::Management(ClaimSlot(_) | ReleaseSlot(_)) => "a write to the UpdateGroup",
-            Self::Management(Guard(_) | Unguard(_)) => "a write to the Machine",
+            Self::Management(Guard(_) | Unguard(_) | Withdraw) => "a write to the Machine",
             Self::Management(MachineCondition(_)) => "a write to the Machine's status",
             Self::HostPlan(_) => "a write to the HostPlan",
             Self::Workload(Cordon | Uncordon | Exclude | Include) => "a write to the Node",

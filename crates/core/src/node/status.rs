@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use refit_kinds::{
     conditions,
-    refit::{Blocker, DrainRung, NodeUpdateStatus, Phase, Stage, StepState},
+    refit::{Blocker, DrainRung, NodeUpdateStatus, Phase, Role, Stage, StepState},
 };
 
 use super::{
@@ -19,9 +19,14 @@ use crate::report::{Reason, Refusal, RefusalReason};
 /// Suffix for an update whose abort was requested too late.
 const TOO_LATE: &str = " (too late to abort: the update runs to completion)";
 
-/// Whether an update in this phase has passed the point of no return and has not ended.
-pub fn is_past_return(phase: Phase) -> bool {
-    (Phase::Upgrading..=Phase::Uncordoning).contains(&phase)
+/// Whether an abort comes too late for an update that has not ended. On a worker, what kubeadm
+/// changes is rolled back, and the old kubelet runs until the drain has ended.
+pub fn is_past_return(status: &NodeUpdateStatus) -> bool {
+    let first = match status.role {
+        Some(Role::Worker) => Phase::Disrupting,
+        Some(Role::FirstControlPlane | Role::ControlPlane) | None => Phase::Upgrading,
+    };
+    (first..=Phase::Uncordoning).contains(&status.phase)
 }
 
 /// Why an update failed.
@@ -105,7 +110,7 @@ pub(super) fn conclude(
         _ => outcome.message.clone(),
     };
     // Report a late abort, so that the request does not look ignored.
-    if s.update.spec.stage == Stage::Abort && is_past_return(status.phase) {
+    if s.update.spec.stage == Stage::Abort && is_past_return(&status) {
         status.message.push_str(TOO_LATE);
     }
     let retrying = retrying(&status);
@@ -156,7 +161,10 @@ fn blocked_by(old: &[Blocker], outcome: &Standing, now: Timestamp) -> Vec<Blocke
 
 /// Whether only the next attempt at the same write can resolve it.
 fn is_api_refusal(blocker: &Blocker) -> bool {
-    Reason::of(&blocker.reason) == Some(Reason::Update(RefusalReason::ApiRefused))
+    let reason = Reason::of(&blocker.reason);
+    [RefusalReason::ApiRefused, RefusalReason::ApiErrors]
+        .into_iter()
+        .any(|api| reason == Some(Reason::Update(api)))
 }
 
 fn same_blocker(a: &Blocker, b: &Blocker) -> bool {

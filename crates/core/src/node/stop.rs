@@ -5,8 +5,8 @@ use refit_cluster_api::kinds::Machine;
 use refit_kinds::{
     keys,
     refit::{
-        FailureKind, Gate, HostPlan, HostPlanStatus, HostStepStatus, Phase, PlanState, Stage,
-        StepState,
+        FailureKind, Gate, HostPlan, HostPlanStatus, HostStepStatus, NodeUpdate, Phase, PlanState,
+        Stage, StepState,
     },
 };
 
@@ -15,6 +15,7 @@ use super::{
     order::{is_newer, is_unfinished},
     snapshot::{Snapshot, Write},
     status::Standing,
+    steps::{self, STEP_CORDON, STEP_DRAIN, STEP_UNCORDON},
     work::{Work, report},
 };
 use crate::report::Refusal;
@@ -37,10 +38,17 @@ impl Work<'_> {
             return Some(Stop::Deleting);
         }
         let abort_sent = self.own_plan().is_some_and(|plan| plan.spec.abort);
-        if gate >= Gate::Upgrade && !abort_sent {
+        let asked = self.s.update.spec.stage == Stage::Abort;
+        let in_time = match gate {
+            Gate::Closed | Gate::Stage => true,
+            // The kubelet is still the old one, and a worker rolls back what kubeadm has changed.
+            Gate::Upgrade => asked && !self.control_plane(),
+            Gate::Disrupt => false,
+        };
+        if !in_time && !abort_sent {
             return None;
         }
-        if self.s.update.spec.stage == Stage::Abort {
+        if asked {
             let annotations = self.s.update.metadata.annotations.as_ref();
             let by_refit = annotations.is_some_and(|all| all.contains_key(keys::GOAL_CHANGED));
             return Some(if by_refit { Stop::GoalChanged } else { Stop::Aborted });
@@ -54,7 +62,7 @@ impl Work<'_> {
         (abort_sent || self.status.phase == Phase::Stopping).then_some(Stop::Aborted)
     }
 
-    pub(super) fn stopping(&self, machine: &Machine, stop: &Stop) -> Standing {
+    pub(super) fn stopping(&mut self, machine: &Machine, stop: &Stop) -> Standing {
         let left = self.own_plan().and_then(report).map_or(&[][..], |report| &report.left_behind);
         let and_left = |mut message: String| {
             for sentence in left {
@@ -85,6 +93,11 @@ impl Work<'_> {
         let overdue = matches!(stop, Stop::Deleting)
             && (self.fresh_plan().is_none() || deletion_overdue(machine, self.s, self.now));
         if gate::host_ended(plan) || overdue {
+            let serves = !matches!(stop, Stop::Deleting) && is_rolled_back(plan);
+            if let Some(returning) = serves.then(|| self.serve_again(Phase::Stopping)).flatten() {
+                return returning;
+            }
+            self.end_own_steps();
             return stopped;
         }
         let outcome = match stop {
@@ -99,6 +112,43 @@ impl Work<'_> {
         };
         outcome.write(abort_write(plan))
     }
+
+    /// Ends the controller's steps that an abort interrupts.
+    fn end_own_steps(&mut self) {
+        for (step, end) in [
+            (STEP_CORDON, StepState::Undone),
+            (STEP_DRAIN, StepState::Undone),
+            (STEP_UNCORDON, StepState::Done),
+        ] {
+            if steps::state_of(&self.status, step) == StepState::Running {
+                steps::advance(&mut self.status, step, end, self.now, "");
+            }
+        }
+    }
+}
+
+/// Whether the host has rolled the plan back: nothing was done past the point of no return, and no
+/// change is left behind.
+fn is_rolled_back(plan: &HostPlan) -> bool {
+    report(plan).is_some_and(|report| {
+        matches!(report.state, PlanState::Failed | PlanState::Stopped)
+            && !report.past_no_return
+            && report.left_behind.is_empty()
+    })
+}
+
+/// Whether an update has ended and its host is as it was before. `plan` is the one on the host.
+pub(super) fn is_taken_back(update: &NodeUpdate, plan: Option<&HostPlan>) -> bool {
+    let Some(status) = &update.status else {
+        return false;
+    };
+    let given_up = matches!(status.phase, Phase::Failed | Phase::Stopped);
+    given_up
+        && match plan.filter(|plan| gate::is_ours(plan, update)) {
+            Some(plan) => is_rolled_back(plan),
+            // An update lists its steps before it sends them to the host.
+            None => status.steps.is_empty(),
+        }
 }
 
 /// The standing of an update whose plan the host did not finish.

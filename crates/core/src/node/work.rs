@@ -111,7 +111,7 @@ impl<'a> Work<'a> {
     pub(super) fn fresh_plan(&self) -> Option<&'a HostPlan> {
         let plan = self.seen.host_plan.as_deref()?;
         let reported = plan.status.as_ref()?.reported_at.as_ref()?.0;
-        (self.now.duration_since(reported) <= self.s.report_stale_after).then_some(plan)
+        (self.now.duration_since(reported).abs() <= self.s.report_stale_after).then_some(plan)
     }
 
     /// The gate up to which the host may work for this NodeUpdate.

@@ -365,6 +365,13 @@ pub(super) fn skew(facts: &Facts, found: &mut Findings) {
     found.or_ok("versions", "the versions of kubelets and API servers are compatible".to_owned());
 }
 
+pub(super) fn rollouts(facts: &Facts, found: &mut Findings) {
+    for (owner, why) in &facts.blocked {
+        found.warn(owner, format!("its rollout is blocked: {why}"), "");
+    }
+    found.or_ok("rollouts", "no rollout is blocked".to_owned());
+}
+
 pub(super) fn invariants(facts: &Facts, found: &mut Findings) {
     if facts.unfinished > 0 {
         let message = format!(

@@ -84,6 +84,7 @@ pub(super) fn cause_holds(
         | RefusalReason::NoGroup
         | RefusalReason::GroupNotReady
         | RefusalReason::ApiRefused
+        | RefusalReason::ApiErrors
         | RefusalReason::Drain => None,
     }
 }

@@ -212,9 +212,13 @@ fn wrong_end(session: &Session, happened: &[Happened], one: &MachineEnd) -> Opti
     let update = one.update.as_deref()?;
     let reason = text(update, "/status/failureReason");
     let title = session.names.shown(name(&one.machine));
-    let aborted = happened.iter().any(|fault| {
-        fault.kind == FaultKind::Abort && fault.line.contains(&format!("nodeupdate/{title}-"))
-    });
+    let gone_on = has_condition(session, &one.machine, "Blocked", "True")
+        || wanted(session, &one.machine) == text(update, "/spec/goal/kubernetesVersion");
+    // An update that is given up is taken back, unless another machine has ended its own.
+    let asks = |kind| kind == FaultKind::Abort || kind == FaultKind::GiveUp && gone_on;
+    let aborted = happened
+        .iter()
+        .any(|fault| asks(fault.kind) && fault.line.contains(&format!("nodeupdate/{title}-")));
     if phase(update) == Phase::Stopped && !(aborted && reason == ABORTED) {
         let what = format!("NodeUpdate {} is Stopped: {reason}", name(update));
         return Some((Rule::StoppedUnasked, what));

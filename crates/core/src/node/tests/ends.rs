@@ -57,7 +57,7 @@ fn an_abort_releases_slot_and_guard() {
 
 #[test]
 fn an_abort_after_the_point_of_no_return_is_too_late() {
-    let mut one = One::worker().staged();
+    let mut one = One::control_plane().staged();
     one.settle();
     assert_eq!(one.gate(), Gate::Upgrade);
     one.update.spec.stage = Stage::Abort;
@@ -68,6 +68,8 @@ fn an_abort_after_the_point_of_no_return_is_too_late() {
     one.settle();
     one.host_works();
     one.kubelet_returns();
+    one.settle();
+    one.now += 10;
     one.settle();
     assert_eq!(one.phase(), Phase::Succeeded);
     assert!(!one.plan.as_ref().unwrap().spec.abort);

@@ -8,4 +8,5 @@ mod lost;
 mod model;
 mod phases;
 mod rules;
+mod taken_back;
 mod world;

@@ -41,9 +41,9 @@ pub(super) fn guard_of(write: &Write) -> Option<Kind> {
         Write::Management(ManagementWrite::ClaimSlot(_) | ManagementWrite::ReleaseSlot(_)) => {
             Some(Kind::UpdateGroup)
         }
-        Write::Management(ManagementWrite::Guard(_) | ManagementWrite::Unguard(_)) => {
-            Some(Kind::Machine)
-        }
+        Write::Management(
+            ManagementWrite::Guard(_) | ManagementWrite::Unguard(_) | ManagementWrite::Withdraw,
+        ) => Some(Kind::Machine),
         Write::HostPlan(_) => Some(Kind::HostPlan),
         Write::Workload(
             WorkloadWrite::Cordon
@@ -287,7 +287,7 @@ proptest! {
 
     #[test]
     fn the_limit_holds_and_updates_end_despite_crashes(
-        max_unavailable in 0_i32..4,
+        max_unavailable in 1_i32..4,
         moves in prop::collection::vec((0_u8..4, 0..MACHINES), 0..300),
     ) {
         let mut five = Five::new(max_unavailable);

@@ -399,6 +399,11 @@ impl One {
                     };
                 }
             }
+            Write::Management(ManagementWrite::Withdraw) => {
+                let machine = self.machine.as_mut().unwrap();
+                let annotations = machine.metadata.annotations.get_or_insert_default();
+                annotations.remove(keys::UPDATE_IN_PROGRESS);
+            }
             Write::HostPlan(spec) => self.plan.as_mut().unwrap().spec = spec,
             Write::Workload(WorkloadWrite::Cordon) => {
                 let name = self.update.metadata.name.clone();
@@ -547,6 +552,7 @@ pub(super) fn word(write: &Write) -> String {
         Write::Management(ManagementWrite::ReleaseSlot(_)) => "release".into(),
         Write::Management(ManagementWrite::Guard(_)) => "guard".into(),
         Write::Management(ManagementWrite::Unguard(_)) => "unguard".into(),
+        Write::Management(ManagementWrite::Withdraw) => "withdraw".into(),
         Write::HostPlan(spec) if spec.abort => "abort".into(),
         Write::HostPlan(spec) => format!("gate {:?}", spec.gate),
         Write::Workload(WorkloadWrite::Cordon) => "cordon".into(),

@@ -1,0 +1,85 @@
+//! Whether Cluster API asks for an update: a request alone proves nothing, since anyone who reaches
+//! the hooks can send one, and an old one may arrive late.
+
+use refit_cluster_api::kinds::{Machine, update_hook_pending};
+use refit_kinds::{
+    keys,
+    refit::{Goal, MachineUid},
+    version::StatedVersion,
+};
+
+/// Why a request for an update is not Cluster API's current one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotAsked {
+    /// The Machine was deleted, or replaced by another one of its name.
+    #[error("it was deleted")]
+    Gone,
+    /// Cluster API has not marked the Machine, or the hook is not pending.
+    #[error("Cluster API is not updating it in place")]
+    NotMarked,
+    /// The Machine has another version.
+    #[error("its spec.version is {wanted}, and the request has {goal}")]
+    OtherVersion {
+        /// The version in the Machine's spec.
+        wanted: StatedVersion,
+        /// The version in the request.
+        goal: StatedVersion,
+    },
+}
+
+/// Checks a request against the Machine as it is now (`docs/facts/machine.md#in-place-update`):
+/// Cluster API sends what it has written to the Machine, and marks it before.
+pub fn asked(machine: Option<&Machine>, uid: &MachineUid, goal: &Goal) -> Result<(), NotAsked> {
+    let machine = machine.filter(|machine| MachineUid::of(&machine.metadata) == *uid);
+    let machine = machine.ok_or(NotAsked::Gone)?;
+    let marked = machine.metadata.annotations.as_ref().is_some_and(|annotations| {
+        annotations.contains_key(keys::UPDATE_IN_PROGRESS) && update_hook_pending(annotations)
+    });
+    if !marked {
+        return Err(NotAsked::NotMarked);
+    }
+    if !machine.spec.version.is(&goal.kubernetes_version) {
+        return Err(NotAsked::OtherVersion {
+            wanted: machine.spec.version.clone(),
+            goal: goal.kubernetes_version.to_string().as_str().into(),
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn machine(annotations: &serde_json::Value) -> Machine {
+        serde_json::from_value(json!({
+            "metadata": {"name": "m", "uid": "u", "annotations": annotations},
+            "spec": {"clusterName": "c", "version": "v1.35.0"},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn only_what_the_live_machine_shows_is_asked_for() {
+        let marked = machine(&json!({
+            keys::UPDATE_IN_PROGRESS: "", keys::PENDING_HOOKS: keys::UPDATE_MACHINE_HOOK,
+        }));
+        let no_mark = machine(&json!({keys::PENDING_HOOKS: keys::UPDATE_MACHINE_HOOK}));
+        let no_hook = machine(&json!({keys::UPDATE_IN_PROGRESS: ""}));
+        let other = || NotAsked::OtherVersion { wanted: "v1.35.0".into(), goal: "v1.35.1".into() };
+        let table = [
+            (Some(&marked), "u", "v1.35.0", Ok(())),
+            (Some(&marked), "u", "v1.35.1", Err(other())),
+            (Some(&marked), "another", "v1.35.0", Err(NotAsked::Gone)),
+            (Some(&no_mark), "u", "v1.35.0", Err(NotAsked::NotMarked)),
+            (Some(&no_hook), "u", "v1.35.0", Err(NotAsked::NotMarked)),
+            (None, "u", "v1.35.0", Err(NotAsked::Gone)),
+        ];
+        for (live, uid, version, wanted) in table {
+            let goal = Goal::of_version(version.parse().unwrap());
+            assert_eq!(asked(live, &uid.into(), &goal), wanted, "{uid} {version}");
+        }
+    }
+}
