@@ -20,6 +20,9 @@ use refit_kinds::refit::{Gate, PlanState, Role};
 
 const GOAL: &str = "v1.35.0";
 const JOURNAL: &str = "var/lib/refit-agent/journal.jsonl";
+/// How long each wait may take. It only ends a test that hangs: on a new machine, five hosts boot next
+/// to the builds of other tests.
+const WAIT_SECONDS: u64 = 900;
 
 fn main() -> ExitCode {
     let tests: [isolation::Test; 1] =
@@ -72,7 +75,7 @@ async fn at_every_boundary(
     plans::order(cluster, host, plan).await?;
     let mut seen = BTreeSet::new();
     let mut cuts = 0;
-    while let Some(record) = next_record(host, &seen, 90).await? {
+    while let Some(record) = next_record(host, &seen, WAIT_SECONDS).await? {
         cuts += 1;
         if cuts % 2 == 0 {
             tokio::time::sleep(Duration::from_millis(60)).await;
@@ -85,7 +88,7 @@ async fn at_every_boundary(
             break;
         }
     }
-    finished(cluster, host, plan, 90).await?;
+    finished(cluster, host, plan, WAIT_SECONDS).await?;
     let steps = plan.steps().0.len();
     ensure!(cuts > 2 * steps, "the power was cut only {cuts} times in a plan of {steps} steps");
     print_line(&format!("{}: {cuts} cuts at boundaries: {}", host.name, shown(&seen)));
@@ -148,7 +151,7 @@ async fn within_steps(
     }
     plans::order(cluster, host, plan).await?;
     while let Some(point) = points.next() {
-        stopped_at(host, point, 90).await?;
+        stopped_at(host, point, WAIT_SECONDS).await?;
         host.cut().await?;
         forget_orders(host)?;
         if torn {
@@ -159,7 +162,7 @@ async fn within_steps(
         }
         host.start().await?;
     }
-    finished(cluster, host, plan, 120).await
+    finished(cluster, host, plan, WAIT_SECONDS).await
 }
 
 fn stop_at(host: &Host, point: &str) -> anyhow::Result<()> {
@@ -198,19 +201,19 @@ async fn while_undoing(cluster: &Cluster, host: &Host) -> anyhow::Result<()> {
     };
     stop_at(host, "dpkg-kubeadm.postinst")?;
     plans::order(cluster, host, plan).await?;
-    stopped_at(host, "dpkg-kubeadm.postinst", 90).await?;
+    stopped_at(host, "dpkg-kubeadm.postinst", WAIT_SECONDS).await?;
     plans::abort(cluster, host).await?;
-    abort_is_known(host, 30).await?;
+    abort_is_known(host, WAIT_SECONDS).await?;
     host.cut().await?;
     forget_orders(host)?;
     // A cut while the previous package is being restored.
     stop_at(host, "dpkg-kubeadm.preinst")?;
     host.start().await?;
-    stopped_at(host, "dpkg-kubeadm.preinst", 90).await?;
+    stopped_at(host, "dpkg-kubeadm.preinst", WAIT_SECONDS).await?;
     host.cut().await?;
     forget_orders(host)?;
     host.start().await?;
-    let status = plans::ended(cluster, host, plan.id, 120).await?;
+    let status = plans::ended(cluster, host, plan.id, WAIT_SECONDS).await?;
     ensure!(status.state == PlanState::Stopped, "{}: {:?}", host.name, status);
     host.wait_up().await?;
     common::is_at(host, "v1.34.2", false).await?;
