@@ -94,7 +94,7 @@ impl Surroundings {
         let stopped =
             cluster.is_some_and(|c| c.spec.paused == Some(true) || is_paused(cluster_annotations));
         let policy = |own: &BTreeMap<String, String>, cluster: &BTreeMap<String, String>| {
-            change::policy(own, cluster, change::OnUncovered::default()).disabled
+            change::policy(own, cluster, change::PolicyDefaults::default()).disabled
         };
         let disabled = if policy(object.annotations(), &none) {
             Some(this.clone())

@@ -12,9 +12,12 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::api::{
-    core::v1::Node,
-    rbac::v1::{Role, RoleBinding},
+use k8s_openapi::{
+    api::{
+        core::v1::Node,
+        rbac::v1::{Role, RoleBinding},
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use kube::{
     Api, Client, ResourceExt as _,
@@ -27,7 +30,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use crate::context::Context;
+use crate::{context::Context, workload_objects::NodeRecord};
 
 /// Delay before a failed grant is retried.
 const RETRY: Duration = Duration::from_secs(5);
@@ -45,15 +48,18 @@ pub(crate) struct AgentAccess {
 
 impl AgentAccess {
     /// Records that a Node was added or changed.
-    pub(crate) fn saw(&self, node: &Node) {
+    pub(crate) fn saw(&self, node: &ObjectMeta) {
         if self.lacks(node) {
             self.changed.notify_one();
         }
     }
 
-    fn lacks(&self, node: &Node) -> bool {
-        let uid = node.metadata.uid.as_deref();
-        self.lock().get(&node.name_any()).map(String::as_str) != uid
+    fn lacks(&self, node: &ObjectMeta) -> bool {
+        self.lock().get(name(node)).map(String::as_str) != node.uid.as_deref()
+    }
+
+    fn note(&self, node: &ObjectMeta) {
+        self.lock().insert(name(node).to_owned(), node.uid.clone().unwrap_or_default());
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
@@ -61,7 +67,7 @@ impl AgentAccess {
     }
 
     /// Grants each Node its rights while this process is the leader, until the future is dropped.
-    pub(crate) async fn keep(&self, ctx: &Context, client: &Client, nodes: &Store<Node>) {
+    pub(crate) async fn keep(&self, ctx: &Context, client: &Client, nodes: &Store<NodeRecord>) {
         nodes.ready().await;
         // Rights from before this watch may have been removed since.
         self.lock().clear();
@@ -81,13 +87,13 @@ impl AgentAccess {
     async fn pass(
         &self,
         client: &Client,
-        nodes: &Store<Node>,
+        nodes: &Store<NodeRecord>,
         looked: &mut bool,
     ) -> kube::Result<()> {
         let nodes_now = nodes.list();
         let names: BTreeSet<String> = nodes_now.iter().map(|node| node.name_any()).collect();
         self.lock().retain(|name, _| names.contains(name));
-        if !nodes_now.iter().any(|node| self.lacks(node)) {
+        if !nodes_now.iter().any(|node| self.lacks(node.meta())) {
             return Ok(());
         }
         let roles: Api<Role> = Api::namespaced(client.clone(), keys::HOST_PLAN_NAMESPACE);
@@ -97,14 +103,14 @@ impl AgentAccess {
             *looked = true;
         }
         for node in nodes.list() {
-            if !self.lacks(&node) {
+            let node = node.meta();
+            if !self.lacks(node) {
                 continue;
             }
-            let name = name_of(&node);
-            apply::apply(&roles, keys::MANAGER, &name, &role(&node)).await?;
-            apply::apply(&bindings, keys::MANAGER, &name, &binding(&node)).await?;
-            let uid = node.metadata.uid.clone().unwrap_or_default();
-            self.lock().insert(node.name_any(), uid);
+            let name = name_of(node);
+            apply::apply(&roles, keys::MANAGER, &name, &role(node)).await?;
+            apply::apply(&bindings, keys::MANAGER, &name, &binding(node)).await?;
+            self.note(node);
         }
         Ok(())
     }
@@ -114,17 +120,17 @@ impl AgentAccess {
         &self,
         roles: &Api<Role>,
         bindings: &Api<RoleBinding>,
-        nodes: &Store<Node>,
+        nodes: &Store<NodeRecord>,
     ) -> kube::Result<()> {
         let (roles, bindings) = (found(roles).await?, found(bindings).await?);
         for node in nodes.list() {
-            let name = name_of(&node);
+            let node = node.meta();
+            let name = name_of(node);
             let as_wanted = |found: &BTreeMap<String, Value>, wanted: &Value| {
                 found.get(&name).is_some_and(|existing| holds(existing, wanted))
             };
-            if as_wanted(&roles, &role(&node)) && as_wanted(&bindings, &binding(&node)) {
-                let uid = node.metadata.uid.clone().unwrap_or_default();
-                self.lock().insert(node.name_any(), uid);
+            if as_wanted(&roles, &role(node)) && as_wanted(&bindings, &binding(node)) {
+                self.note(node);
             }
         }
         Ok(())
@@ -163,11 +169,15 @@ pub(crate) fn holds(existing: &Value, wanted: &Value) -> bool {
     }
 }
 
-fn name_of(node: &Node) -> String {
-    format!("refit-agent-{}", node.name_any())
+fn name(node: &ObjectMeta) -> &str {
+    node.name.as_deref().unwrap_or_default()
 }
 
-fn metadata(node: &Node) -> Value {
+fn name_of(node: &ObjectMeta) -> String {
+    format!("refit-agent-{}", name(node))
+}
+
+fn metadata(node: &ObjectMeta) -> Value {
     json!({
         "name": name_of(node),
         "namespace": keys::HOST_PLAN_NAMESPACE,
@@ -179,19 +189,19 @@ fn metadata(node: &Node) -> Value {
         "ownerReferences": [{
             "apiVersion": "v1",
             "kind": "Node",
-            "name": node.name_any(),
-            "uid": node.metadata.uid.clone().unwrap_or_default(),
+            "name": name(node),
+            "uid": node.uid.as_deref().unwrap_or_default(),
         }],
     })
 }
 
 /// Role and RoleBinding of a Node's agent.
 pub fn rights(node: &Node) -> [Value; 2] {
-    [role(node), binding(node)]
+    [role(&node.metadata), binding(&node.metadata)]
 }
 
-fn role(node: &Node) -> Value {
-    let own = [node.name_any()];
+fn role(node: &ObjectMeta) -> Value {
+    let own = [name(node)];
     json!({
         "apiVersion": format!("{RBAC}/v1"),
         "kind": "Role",
@@ -213,7 +223,7 @@ fn role(node: &Node) -> Value {
     })
 }
 
-fn binding(node: &Node) -> Value {
+fn binding(node: &ObjectMeta) -> Value {
     json!({
         "apiVersion": format!("{RBAC}/v1"),
         "kind": "RoleBinding",
@@ -222,7 +232,7 @@ fn binding(node: &Node) -> Value {
         "subjects": [{
             "apiGroup": RBAC,
             "kind": "User",
-            "name": format!("system:node:{}", node.name_any()),
+            "name": format!("system:node:{}", name(node)),
         }],
     })
 }
@@ -231,11 +241,12 @@ fn binding(node: &Node) -> Value {
 mod tests {
     use super::*;
 
-    fn node(uid: &str) -> Node {
-        let mut node = Node::default();
-        node.metadata.name = Some("n1".to_owned());
-        node.metadata.uid = Some(uid.to_owned());
-        node
+    fn node(uid: &str) -> ObjectMeta {
+        ObjectMeta {
+            name: Some("n1".to_owned()),
+            uid: Some(uid.to_owned()),
+            ..ObjectMeta::default()
+        }
     }
 
     #[test]

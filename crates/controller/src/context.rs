@@ -1,8 +1,11 @@
 //! State that all controllers and hooks of the process share.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use kube::Client;
@@ -16,6 +19,12 @@ use refit_runtime::{
 };
 
 use crate::{Settings, metrics::Metrics, workload_watch::WorkloadIndex};
+
+/// Deadline of a call to a workload cluster. It answers within it, or waits for its next turn.
+const WORKLOAD_DEADLINE: Duration = Duration::from_secs(5);
+/// Maximum size of a response of a workload cluster, or of an event of a watch: a page of 100 Nodes
+/// that each list 50 images has some 6 MiB.
+const WORKLOAD_MAX_ANSWER: usize = 32 << 20;
 
 /// The process's shared state: clients, caches and queues. Nothing in it is authoritative; all of
 /// it is rebuilt from API objects after a restart.
@@ -61,7 +70,7 @@ impl Context {
         settings: Settings,
     ) -> Self {
         Self {
-            workloads: Workloads::new(client.clone(), stack, clock),
+            workloads: workloads(&client, stack, clock),
             workload_index: Arc::default(),
             recorder: Recorder::new(client.clone(), clock, "refit-controller"),
             stores: Stores::default(),
@@ -93,7 +102,7 @@ impl Context {
     /// those of the hooks are not.
     pub(crate) fn with_clients(&self, client: Client, stack: ClientStack) -> Self {
         Self {
-            workloads: Workloads::new(client.clone(), stack, self.clock),
+            workloads: workloads(&client, stack, self.clock),
             workload_index: self.workload_index.clone(),
             recorder: Recorder::new(client.clone(), self.clock, "refit-controller"),
             stores: self.stores.clone(),
@@ -118,6 +127,12 @@ impl Context {
     pub(crate) fn is_ending(&self) -> bool {
         self.ending.load(Ordering::Relaxed)
     }
+}
+
+/// Clients for API servers that others administer.
+fn workloads(management: &Client, stack: ClientStack, clock: Clock) -> Workloads {
+    let stack = stack.with_deadline(WORKLOAD_DEADLINE).with_max_answer(WORKLOAD_MAX_ANSWER);
+    Workloads::new(management.clone(), stack, clock)
 }
 
 /// Caches of the management cluster, one store per kind.

@@ -5,7 +5,7 @@
 //! | `hooks` | the hooks Discovery, CanUpdateMachine, CanUpdateMachineSet and UpdateMachine |
 //! | `node_update` | brings one Machine to one goal |
 //! | `update_group` | limits how many Machines of a group may be down, and reports why it waits |
-//! | `host_plan`, `workload_watch` | HostPlans, and the watches of workload clusters |
+//! | `host_plan`, `workload_watch`, `workload_objects` | HostPlans, the watches of workload clusters, and what they keep |
 //! | `agent_access` | the rights of agents in workload clusters |
 //! | [`certificates`] | the hook server's certificate, without cert-manager |
 //! | `api_error` | what a failed request means |
@@ -35,6 +35,7 @@ pub mod sabotage;
 mod settings;
 mod update_group;
 mod watches;
+mod workload_objects;
 mod workload_watch;
 
 use std::{future::pending, sync::Arc};
@@ -53,6 +54,9 @@ pub use process::Process;
 pub use settings::{PlanLocation, Settings};
 
 use crate::{context::Context, process::Candidate};
+
+/// How many calls to the management cluster are in progress at once, apart from watches.
+const MANAGEMENT_CALLS: usize = 64;
 
 /// Parts and settings of the controller process.
 #[derive(Debug)]
@@ -111,7 +115,7 @@ async fn run_to_end(
     let fence = sabotage.fence(fence, clock);
     let fenced = stack.clone().fenced(fence);
     let client = |stack: &ClientStack| {
-        let client = stack.client(&config);
+        let client = stack.clone().with_concurrency(MANAGEMENT_CALLS).client(&config);
         client.context("cannot create the client of the management cluster")
     };
     let (open, control) = (client(&stack)?, client(&fenced)?);

@@ -121,9 +121,9 @@ struct Args {
     default_on_uncovered: Uncovered,
     #[command(flatten)]
     drain: drain_flags::DrainFlags,
-    /// Set how many NodeUpdates are reconciled at once
-    #[arg(long, value_name = "NUMBER", env = "REFIT_WORKERS", default_value_t = 16)]
-    workers: usize,
+    /// Set how many NodeUpdates of one cluster are reconciled at once
+    #[arg(long, value_name = "NUMBER", env = "REFIT_WORKERS_PER_CLUSTER", default_value_t = 4)]
+    workers_per_cluster: usize,
     /// Set the maximum age of an agent's report; the agent reports every 300 s
     #[arg(
         long,
@@ -265,7 +265,7 @@ async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
                 Location::Management => PlanLocation::Management,
             },
             plan_signer: args.plan_signing_key.as_deref().map(signer).transpose()?,
-            node_update_workers: args.workers.max(1),
+            workers_per_cluster: args.workers_per_cluster.max(1),
             ..Settings::default()
         },
         process: Process {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kube::ResourceExt as _;
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
-    change::{NotReady, Policy, policy},
+    change::{NotReady, Policy, PolicyDefaults, policy},
     node::{DrainChoice, drain_policy},
     report::Refusal,
 };
@@ -13,6 +13,7 @@ use refit_kinds::{keys, refit::HostSettings};
 use refit_runtime::ObjectKey;
 
 use crate::{
+    Settings,
     context::Context,
     groups::{Group, group_of},
     host_plan::cluster_key,
@@ -24,7 +25,9 @@ pub(crate) fn live_policy(ctx: &Context, group: &Group) -> Result<Policy, NotRea
     let owner = owner_annotations(ctx, group)?;
     let key = ObjectKey::new(&group.key.namespace, &group.spec.cluster_name);
     let cluster = ctx.stores.clusters.get(&key).ok_or_else(|| unknown("Cluster", &key))?;
-    let mut policy = policy(&owner, cluster.annotations(), ctx.settings.on_uncovered);
+    let Settings { on_uncovered, host_lost_after, .. } = ctx.settings;
+    let default = PolicyDefaults { on_uncovered, host_lost_after };
+    let mut policy = policy(&owner, cluster.annotations(), default);
     let drain = drain_policy(&[&owner, cluster.annotations()], &ctx.settings.drain);
     policy.not_understood =
         policy.not_understood.or_else(|| drain.not_understood.into_iter().next());

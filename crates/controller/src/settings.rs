@@ -42,8 +42,9 @@ pub struct Settings {
     pub host_lost_after: Option<SignedDuration>,
     /// How long before the caller's deadline a hook responds that it ran out of time.
     pub hook_margin: Duration,
-    /// How many NodeUpdates are reconciled at once.
-    pub node_update_workers: usize,
+    /// How many NodeUpdates of one cluster are reconciled at once: a cluster that answers slowly
+    /// takes no more of the process.
+    pub workers_per_cluster: usize,
     /// How many UpdateGroups are reconciled at once.
     pub update_group_workers: usize,
 }
@@ -66,7 +67,7 @@ impl Default for Settings {
             report_stale_after: Duration::from_mins(15),
             host_lost_after: Some(SignedDuration::from_mins(15)),
             hook_margin: Duration::from_secs(1),
-            node_update_workers: 16,
+            workers_per_cluster: 4,
             update_group_workers: 8,
         }
     }

@@ -2,6 +2,8 @@
 
 use std::{
     collections::BTreeMap,
+    convert::Infallible,
+    future::pending,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -17,14 +19,22 @@ use futures::{
 };
 use jiff::Timestamp;
 use k8s_openapi::{
-    api::core::v1::{Namespace, Node, Pod},
+    api::core::v1::Namespace,
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
-use kube::{Api, Client, ResourceExt as _, api::ObjectMeta, core::crd::CustomResourceExt as _};
+use kube::{
+    Api, Client, Resource as _, ResourceExt as _, api::ObjectMeta,
+    core::crd::CustomResourceExt as _,
+};
 use refit_cluster_api::kinds::Cluster;
-use refit_kinds::{keys, refit::HostPlan};
-use refit_runtime::{Clock, ObjectKey, Store, apply, store};
-use tokio::sync::Notify;
+use refit_kinds::{keys, refit::HostPlan, version::StatedVersion};
+use refit_runtime::{
+    Clock, ObjectKey, Store, apply,
+    client::{TooLarge, too_large},
+    clock::instant,
+    store::{self, reflect_within},
+};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
 use crate::{
     PlanLocation,
@@ -34,12 +44,16 @@ use crate::{
     context::{Context, Stores},
     groups::node_update_keys_of_machine,
     node_update::live::LiveReads,
+    workload_objects::{HOST_PLANS, NODES, NodeRecord, PodRecord, STATIC_PODS},
 };
 
 /// How often a cluster is probed.
 const PROBE_INTERVAL: Duration = Duration::from_mins(1);
 /// How long after a session the next one begins.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// The same after a cluster that answers lists, and no other calls, has done so again and again, or
+/// after one that sends too much: each session costs many requests.
+const RETRY_CEILING: Duration = Duration::from_mins(5);
 /// How long the first lists may take before NodeUpdates report that they wait for them.
 const SYNC_OVERDUE: Duration = Duration::from_secs(30);
 /// Label of the control plane's mirror pods, in `kube-system`.
@@ -55,14 +69,14 @@ pub(crate) struct WorkloadIndex {
 }
 
 /// The data from the watches of one workload cluster.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct ClusterView {
     /// HostPlans in the namespace `refit-system`.
     pub(crate) host_plans: Store<HostPlan>,
     /// All Nodes.
-    pub(crate) nodes: Store<Node>,
+    pub(crate) nodes: Store<NodeRecord>,
     /// Mirror pods of the control plane, in `kube-system`.
-    pub(crate) static_pods: Store<Pod>,
+    pub(crate) static_pods: Store<PodRecord>,
     /// The Nodes that have a Role for their agent.
     agent_access: AgentAccess,
     /// Reads apart from the watches.
@@ -70,6 +84,12 @@ pub(crate) struct ClusterView {
     unreachable: AtomicBool,
     /// A call got no response.
     silence: Notify,
+    /// The version that the API server reports; read where the control plane has no Machines.
+    api_version: Mutex<StatedVersion>,
+    /// Why the cluster is not watched: it sends too much.
+    too_large: Mutex<Option<TooLarge>>,
+    /// The NodeUpdates that are being reconciled.
+    turns: Semaphore,
     /// When the watch began.
     since: OnceLock<Timestamp>,
     /// When all watches last had listed everything.
@@ -77,6 +97,53 @@ pub(crate) struct ClusterView {
 }
 
 impl ClusterView {
+    fn new(host_plans: Store<HostPlan>, turns: usize, since: Timestamp) -> Self {
+        Self {
+            host_plans,
+            nodes: Store::default(),
+            static_pods: Store::default(),
+            agent_access: AgentAccess::default(),
+            live: LiveReads::default(),
+            unreachable: AtomicBool::default(),
+            silence: Notify::default(),
+            api_version: Mutex::default(),
+            too_large: Mutex::default(),
+            turns: Semaphore::new(turns),
+            since: since.into(),
+            complete_since: Mutex::default(),
+        }
+    }
+
+    /// Waits until another NodeUpdate of the cluster may be reconciled.
+    pub(crate) async fn turn(&self) -> SemaphorePermit<'_> {
+        self.turns.acquire().await.expect("the semaphore is never closed")
+    }
+
+    /// What the cluster sends too much of, if that is why it is not watched.
+    pub(crate) fn too_large(&self) -> Option<TooLarge> {
+        self.lock_too_large().clone()
+    }
+
+    /// The version that the API server last reported; absent where the control plane has Machines.
+    pub(crate) fn api_version(&self) -> StatedVersion {
+        self.api_version.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Reads the version of the API server. An error of the API server leaves it unknown.
+    async fn read_api_version(&self, client: &Client) -> kube::Result<()> {
+        let read = match client.apiserver_version().await {
+            Ok(info) => info.git_version.as_str().into(),
+            Err(error) if is_silence(&error) => return Err(error),
+            Err(_) => StatedVersion::Absent,
+        };
+        *self.api_version.lock().unwrap_or_else(PoisonError::into_inner) = read;
+        Ok(())
+    }
+
+    fn lock_too_large(&self) -> MutexGuard<'_, Option<TooLarge>> {
+        self.too_large.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether the first list of every kind is complete.
     pub(crate) fn synced(&self) -> bool {
         self.host_plans.is_ready() && self.nodes.is_ready() && self.static_pods.is_ready()
@@ -126,12 +193,12 @@ impl ClusterView {
 }
 
 /// The Nodes of a workload cluster.
-pub(crate) fn nodes(client: &Client) -> Api<Node> {
+pub(crate) fn nodes(client: &Client) -> Api<NodeRecord> {
     Api::all(client.clone())
 }
 
 /// The pods of a workload cluster among which [`CONTROL_PLANE_PODS`] are the control plane's.
-pub(crate) fn control_plane_pods(client: &Client) -> Api<Pod> {
+pub(crate) fn control_plane_pods(client: &Client) -> Api<PodRecord> {
     Api::namespaced(client.clone(), "kube-system")
 }
 
@@ -167,14 +234,12 @@ pub(crate) async fn run(ctx: &Context) {
         let wanted: Vec<ObjectKey> = initialised(&ctx.stores.clusters);
         for key in &wanted {
             if !handles.contains_key(key) {
-                let view = Arc::new(ClusterView {
-                    host_plans: match ctx.settings.plan_location {
-                        PlanLocation::Workload => Store::default(),
-                        PlanLocation::Management => ctx.stores.host_plans.clone(),
-                    },
-                    since: ctx.clock.now().into(),
-                    ..ClusterView::default()
-                });
+                let host_plans = match ctx.settings.plan_location {
+                    PlanLocation::Workload => Store::default(),
+                    PlanLocation::Management => ctx.stores.host_plans.clone(),
+                };
+                let turns = ctx.settings.workers_per_cluster;
+                let view = Arc::new(ClusterView::new(host_plans, turns, ctx.clock.now()));
                 ctx.workload_index.lock().insert(key.clone(), view.clone());
                 let (watch, handle) = abortable(watch_cluster(ctx, key.clone(), view));
                 handles.insert(key.clone(), handle);
@@ -216,27 +281,56 @@ fn initialised(clusters: &Store<Cluster>) -> Vec<ObjectKey> {
 
 async fn watch_cluster(ctx: &Context, key: ObjectKey, view: Arc<ClusterView>) {
     let plans_in_workload = ctx.settings.plan_location == PlanLocation::Workload;
+    let mut wait = Wait::default();
     loop {
-        if let Err(error) = Box::pin(session(ctx, &key, &view)).await {
-            tracing::debug!(cluster = %key, error = format!("{error:#}"), "session with the workload cluster ended");
-        }
+        let begun = instant();
+        let Err(error) = Box::pin(session(ctx, &key, &view)).await;
+        tracing::debug!(cluster = %key, error = format!("{error:#}"), "session with the workload cluster ended");
+        let cause = error.chain().find_map(|cause| too_large(cause));
+        let delay = match &cause {
+            Some(_) => RETRY_CEILING,
+            None => wait.after(view.synced(), begun.elapsed()),
+        };
+        let changed = std::mem::replace(&mut *view.lock_too_large(), cause.clone()) != cause;
         view.unreachable.store(true, Ordering::Relaxed);
         let was_synced = view.synced();
         view.expect_lists(plans_in_workload);
         // Once per outage: every update of the cluster shows it.
-        if was_synced {
+        if was_synced || changed {
             wake_all(ctx, &key);
         }
         // The cluster may have moved, or its credentials may have changed.
         ctx.workloads.forget(&key.namespace, &key.name);
-        tokio::time::sleep(RETRY_INTERVAL).await;
+        tokio::time::sleep(delay).await;
+    }
+}
+
+/// The delay before the next session. A cluster may answer lists, and then no call of a NodeUpdate:
+/// after each such session the delay doubles.
+#[derive(Debug, Default)]
+struct Wait {
+    broken_in_a_row: u32,
+}
+
+impl Wait {
+    /// `synced` says whether the session listed everything, `lasted` how long it was.
+    fn after(&mut self, synced: bool, lasted: Duration) -> Duration {
+        if lasted > RETRY_CEILING {
+            self.broken_in_a_row = 0;
+        }
+        if !synced {
+            return RETRY_INTERVAL;
+        }
+        let delay = RETRY_INTERVAL * 2_u32.pow(self.broken_in_a_row.min(6));
+        self.broken_in_a_row += 1;
+        delay.min(RETRY_CEILING)
     }
 }
 
 /// Watches a cluster over one set of connections, until it does not respond or rejects the
 /// credentials. What the watches of an earlier session delivered counts only after each watch has
 /// listed again: the world may have changed meanwhile, and a connection may be half-open.
-async fn session(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> anyhow::Result<()> {
+async fn session(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> anyhow::Result<Infallible> {
     let client = ctx.workloads.client(&key.namespace, &key.name).await?;
     // A replica that is not the leader writes nothing: it watches what the leader installed.
     let plans_in_workload = ctx.settings.plan_location == PlanLocation::Workload;
@@ -249,11 +343,15 @@ async fn session(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> anyhow::
         if plans_in_workload {
             let plans = Api::<HostPlan>::namespaced(client.clone(), keys::HOST_PLAN_NAMESPACE);
             let wake = |plan: &HostPlan| wake(&plan.name_any());
-            store::reflect(plans, store::everything(), view.host_plans.clone(), wake).await;
+            let config = store::everything();
+            reflect_within(plans, config, HOST_PLANS, view.host_plans.clone(), wake).await
+        } else {
+            pending().await
         }
     };
-    let nodes = store::reflect(nodes(&client), store::everything(), view.nodes.clone(), |node| {
-        view.agent_access.saw(node);
+    let (api, config) = (nodes(&client), store::everything());
+    let nodes = reflect_within(api, config, NODES, view.nodes.clone(), |node| {
+        view.agent_access.saw(node.meta());
         wake(&node.name_any());
     });
     let access = async {
@@ -261,26 +359,30 @@ async fn session(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> anyhow::
             view.agent_access.keep(ctx, &client, &view.nodes).await;
         }
     };
-    let pods = store::reflect(
-        control_plane_pods(&client),
-        store::everything().labels(CONTROL_PLANE_PODS),
-        view.static_pods.clone(),
-        |pod| {
-            if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) {
-                wake(node);
-            }
-        },
-    );
+    let config = store::everything().labels(CONTROL_PLANE_PODS);
+    let pods = control_plane_pods(&client);
+    let pods = reflect_within(pods, config, STATIC_PODS, view.static_pods.clone(), |pod| {
+        if let Some(pod) = &pod.view {
+            wake(&pod.node);
+        }
+    });
     let synced = async {
         view.wait_synced().await;
         *view.lock_complete_since() = Some(ctx.clock.now());
+        *view.lock_too_large() = None;
         view.unreachable.store(false, Ordering::Relaxed);
         wake_all(ctx, key);
     };
     tokio::select! {
         biased;
-        refused = keep_probing(ctx, view, &client, leads) => refused,
-        _ = async { futures::join!(plans, nodes, pods, access, synced) } => Ok(()),
+        refused = keep_probing(ctx, key, view, &client, leads) => refused,
+        what = plans => Err(what.into()),
+        what = nodes => Err(what.into()),
+        what = pods => Err(what.into()),
+        never = async {
+            futures::join!(access, synced);
+            pending().await
+        } => never,
     }
 }
 
@@ -288,14 +390,16 @@ async fn session(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> anyhow::
 /// lost the installed objects.
 async fn keep_probing(
     ctx: &Context,
+    key: &ObjectKey,
     view: &ClusterView,
     client: &Client,
     mut installed: bool,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Infallible> {
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let plans_in_workload = ctx.settings.plan_location == PlanLocation::Workload;
-    // A replica that has not called the cluster yet probes it immediately.
-    let mut known = installed;
+    // A replica that has not called the cluster yet probes it immediately, and so does one that needs
+    // the version of the API server.
+    let mut known = installed && !has_hosted_control_plane(&ctx.stores, key);
     loop {
         let probed = std::mem::replace(&mut known, true);
         let wait = if probed { PROBE_INTERVAL } else { Duration::ZERO };
@@ -325,7 +429,18 @@ async fn keep_probing(
             // It responds. What it refuses is reported where it is needed.
             Ok(_) | Err(_) => {}
         }
+        if has_hosted_control_plane(&ctx.stores, key) {
+            view.read_api_version(client).await.context("the cluster does not respond")?;
+        }
     }
+}
+
+/// Whether a Cluster has no control plane Machines, as with hosted and managed control planes.
+pub(crate) fn has_hosted_control_plane(stores: &Stores, cluster: &ObjectKey) -> bool {
+    !stores.machines.list_in(&cluster.namespace).iter().any(|machine| {
+        machine.spec.cluster_name == cluster.name
+            && machine.labels().contains_key(keys::CONTROL_PLANE)
+    })
 }
 
 /// Installs the namespace of the agents and the HostPlan CRD.

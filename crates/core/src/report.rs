@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
     refit::{Blocker, NodeName, StepType},
-    version::KubernetesVersion,
+    version::{KubernetesVersion, StatedVersion},
 };
 use strum::{EnumDiscriminants, EnumString, IntoStaticStr, VariantNames};
 
@@ -43,8 +43,8 @@ pub enum Refusal {
     },
     /// A kubelet would become newer than an API server of its cluster.
     ControlPlaneBehind {
-        /// Lowest version in the control plane.
-        version: KubernetesVersion,
+        /// Lowest version in the control plane; absent if none is known.
+        version: StatedVersion,
         /// Target version.
         goal: KubernetesVersion,
     },
@@ -85,6 +85,13 @@ pub enum Refusal {
     ApiUnreachable {
         /// Name of the Cluster.
         cluster: String,
+    },
+    /// The workload cluster's API server sends more than Refit accepts from one cluster.
+    ClusterTooLarge {
+        /// Name of the Cluster.
+        cluster: String,
+        /// What it sends too much of.
+        what: String,
     },
     /// The node is not Ready.
     NodeNotReady {
@@ -230,6 +237,7 @@ impl RefusalReason {
             | Self::NoFreshReport
             | Self::HostSettingsUnreadable
             | Self::ApiUnreachable
+            | Self::ClusterTooLarge
             | Self::NodeNotReady
             | Self::NodeNotVerified
             | Self::NoNode
@@ -271,7 +279,9 @@ impl Refusal {
             Self::PodDisruptionBudget { budget, pod } if budget.is_empty() => pod.clone(),
             Self::PodDisruptionBudget { budget, .. } => budget.clone(),
             Self::EvictionRefused { pod, .. } => pod.clone(),
-            Self::ApiUnreachable { cluster } => cluster.clone(),
+            Self::ApiUnreachable { cluster } | Self::ClusterTooLarge { cluster, .. } => {
+                cluster.clone()
+            }
             Self::OlderUpdateUnfinished { node_update } => node_update.clone(),
             Self::Paused { object } | Self::HostSettingsUnreadable { object, .. } => object.clone(),
             Self::ApiRefused { what, .. } | Self::ApiErrors { what, .. } => what.clone(),
@@ -295,6 +305,7 @@ impl Refusal {
             | Self::AgentTooOld { .. }
             | Self::HostSettingsUnreadable { .. }
             | Self::ApiUnreachable { .. }
+            | Self::ClusterTooLarge { .. }
             | Self::NodeNotReady { .. }
             | Self::NodeNotVerified { .. }
             | Self::NoNode { .. }
@@ -325,6 +336,10 @@ impl Refusal {
             Self::ControlPlaneUnhealthy { member, why } => {
                 format!("waiting until control plane member {member} is healthy: {why}")
             }
+            Self::ControlPlaneBehind { version: StatedVersion::Absent, goal } => format!(
+                "waiting until the version of the control plane is known: a kubelet of {goal} must \
+                 not be newer than its API server"
+            ),
             Self::ControlPlaneBehind { goal, .. } => format!(
                 "waiting for the control plane: a kubelet of {goal} would be newer than its API \
                  server"
@@ -353,6 +368,9 @@ impl Refusal {
             }
             Self::ApiUnreachable { cluster } => {
                 format!("waiting for the API server of cluster {cluster}: it is unreachable")
+            }
+            Self::ClusterTooLarge { cluster, what } => {
+                format!("cluster {cluster} is not watched: {what}, which is more than Refit reads")
             }
             Self::NodeNotReady { node } => format!("waiting until node {node} is Ready"),
             Self::NodeNotVerified { node, why } => format!("waiting for node {node}: {why}"),
@@ -418,7 +436,7 @@ mod tests {
             Refusal::GroupUnavailable { available: 3, needed: 4 },
             Refusal::ControlPlaneUnhealthy { member: s("cp-1"), why: s("etcd is not Ready") },
             Refusal::ControlPlaneBehind {
-                version: KubernetesVersion::new(1, 34, 2),
+                version: StatedVersion::Version(KubernetesVersion::new(1, 34, 2)),
                 goal: KubernetesVersion::new(1, 35, 0),
             },
             Refusal::NoFreshReport { node: "n".into() },
@@ -427,6 +445,7 @@ mod tests {
             Refusal::PodDisruptionBudget { budget: s("default/web"), pod: s("default/web-1") },
             Refusal::EvictionRefused { pod: s("default/web-1"), message: s("no") },
             Refusal::ApiUnreachable { cluster: s("edge-1") },
+            Refusal::ClusterTooLarge { cluster: s("edge-1"), what: s("it has 501 Pods") },
             Refusal::NodeNotReady { node: "n".into() },
             Refusal::NodeNotVerified { node: "n".into(), why: s("it runs v1.34.2") },
             Refusal::NoNode { machine: s("m") },

@@ -71,6 +71,8 @@ pub const MANAGER_KUBEADM_CONTROL_PLANE: &str = "capi-kubeadmcontrolplane";
 /// Refit's field manager.
 pub const MANAGER: &str = "refit";
 
+/// How long an agent may be silent during an update before its host counts as lost, or `Never`.
+pub const HOST_LOST_AFTER: &str = "refit.dev/host-lost-after";
 /// How to handle a change that no updater covers: `Preserve` or `Replace`.
 pub const ON_UNCOVERED: &str = "refit.dev/on-uncovered";
 /// `Disabled` leaves the rollout of an owner or Cluster to Cluster API.

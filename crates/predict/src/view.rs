@@ -3,7 +3,7 @@
 use refit_cluster_api::{kinds::annotations_show_update, rollout::simulate::Answer};
 use refit_core::{
     change::{
-        Coverage, Level, Policy, Verdict, can_update,
+        Coverage, Level, Policy, PolicyDefaults, Verdict, can_update,
         can_update::{Host, HostReport, Judgement, Known, unfinished},
         policy,
         verdict::Unfinished,
@@ -86,6 +86,8 @@ impl<'a> View<'a> {
         let facts =
             Reach::of(wanted, cluster, input.extensions.clone(), labels, input.managers.clone());
         let of_cluster = cluster.map(annotations).unwrap_or_default();
+        let default =
+            PolicyDefaults { on_uncovered: input.on_uncovered, ..PolicyDefaults::default() };
         let version = version_at(group);
         Some(Self {
             input,
@@ -93,7 +95,7 @@ impl<'a> View<'a> {
             now,
             wanted,
             cluster,
-            policy: policy(&annotations(wanted), &of_cluster, input.on_uncovered),
+            policy: policy(&annotations(wanted), &of_cluster, default),
             reached: reach(&facts),
             plan: GroupPrediction {
                 namespace: group.namespace.clone(),
@@ -431,7 +433,6 @@ pub(super) fn version_at(group: &GroupRef) -> &'static str {
     group.owner().unwrap_or(Owner::Deployment).version_path()
 }
 
-/// Phase of a NodeUpdate; `Pending` before its controller has seen it.
 /// Why the last of a Machine's updates did not reach its goal, as its UpdateGroup shows it.
 fn given_up(machine: &Value, updates: &[&Value]) -> Option<(String, String)> {
     let read = |update: &&Value| NodeUpdate::deserialize(*update).ok();
@@ -446,6 +447,7 @@ fn given_up(machine: &Value, updates: &[&Value]) -> Option<(String, String)> {
     member.given_up().map(|(reason, message)| (reason.to_owned(), message))
 }
 
+/// Phase of a NodeUpdate; `Pending` before its controller has seen it.
 fn phase(update: &Value) -> Phase {
     Phase::deserialize(&update["status"]["phase"]).unwrap_or_default()
 }

@@ -73,6 +73,7 @@ fn not_ready() -> Vec<NotReady> {
         decided_for("v1.35.0", "v1.34.2", &Known { hosts: vec![returning], ..Known::default() }),
         decided(&Known { hosts: vec![host], ..Known::default() }),
         decided(&Known { control_plane: vec![old], ..Known::default() }),
+        decided(&Known { api_server: Some("v1.34.2".into()), ..Known::default() }),
         decided(&Known { hosts: vec![old_kubelet], ..Known::default() }),
         NotReady::Unconfirmed { error: s() },
         NotReady::Deadline,
@@ -88,6 +89,7 @@ fn not_ready() -> Vec<NotReady> {
             | NotReady::Returning { .. }
             | NotReady::NoFreshReport { .. }
             | NotReady::ControlPlaneBehind { .. }
+            | NotReady::ApiServerBehind { .. }
             | NotReady::KubeletBehind { .. }
             | NotReady::Unconfirmed { .. }
             | NotReady::Deadline => {}

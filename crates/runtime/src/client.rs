@@ -3,6 +3,7 @@
 //! It never retries, sets a deadline on every call (for a watch: until it begins) and passes each
 //! write through the process's [`Gate`] (`docs/facts/kube-rs.md`).
 
+mod answer;
 mod connect;
 mod discipline;
 mod post;
@@ -12,11 +13,12 @@ use std::{sync::Arc, time::Duration};
 use http::HeaderValue;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use kube::{Client, Config, client::ConfigExt as _};
-use tower::{BoxError, ServiceBuilder};
+use tower::{BoxError, ServiceBuilder, limit::ConcurrencyLimitLayer};
 
 use self::{connect::Connector, discipline::DisciplineLayer};
 use crate::{gate::Gate, lease::Leadership, net::Dialer};
 
+pub use answer::{TooLarge, too_large};
 pub use post::{HttpsPoster, PostError};
 
 /// How long a call may take until the response begins, and how long the response may then stall.
@@ -49,6 +51,8 @@ pub struct ClientStack {
     gate: Arc<dyn Gate>,
     user_agent: String,
     deadline: Duration,
+    max_answer: Option<usize>,
+    concurrency: Option<usize>,
     fence: Option<Leadership>,
 }
 
@@ -61,7 +65,15 @@ impl std::fmt::Debug for ClientStack {
 impl ClientStack {
     /// A stack for the process with this user agent (`refit-controller/0.1.0`).
     pub fn new(dialer: Dialer, gate: Arc<dyn Gate>, user_agent: impl Into<String>) -> Self {
-        Self { dialer, gate, user_agent: user_agent.into(), deadline: CALL_DEADLINE, fence: None }
+        Self {
+            dialer,
+            gate,
+            user_agent: user_agent.into(),
+            deadline: CALL_DEADLINE,
+            max_answer: None,
+            concurrency: None,
+            fence: None,
+        }
     }
 
     /// A stack over TCP whose gate lets everything pass.
@@ -73,6 +85,22 @@ impl ClientStack {
     #[must_use]
     pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// Returns the stack for API servers that are not trusted to limit what they send: a response, or
+    /// an event of a watch, of more than `bytes` fails as [`TooLarge`].
+    #[must_use]
+    pub fn with_max_answer(mut self, bytes: usize) -> Self {
+        self.max_answer = Some(bytes);
+        self
+    }
+
+    /// Returns the stack for clients that each wait for a response, or for the beginning of a watch,
+    /// in at most `calls` calls at once. More calls wait for their turn, within their deadline.
+    #[must_use]
+    pub fn with_concurrency(mut self, calls: usize) -> Self {
+        self.concurrency = Some(calls);
         self
     }
 
@@ -121,8 +149,10 @@ impl ClientStack {
                 gate: self.gate.clone(),
                 agent,
                 deadline: self.deadline,
+                max_answer: self.max_answer,
                 fence: self.fence.clone(),
             })
+            .option_layer(self.concurrency.map(ConcurrencyLimitLayer::new))
             .layer(config.base_uri_layer())
             .option_layer(config.auth_layer().map_err(wrong)?)
             .layer(config.extra_headers_layer().map_err(wrong)?)

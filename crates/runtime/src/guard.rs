@@ -5,14 +5,22 @@ use std::borrow::Cow;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource, core::DynamicResourceScope, discovery::ApiResource};
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
-use serde_json::Value;
+use serde_json::value::{RawValue, Value};
 
 /// An object as the API server sent it. Every watch uses this type, whatever its kind, so kube's
-/// watcher and its JSON decoding are compiled once.
+/// watcher and its JSON decoding are compiled once. A page of a list is kept as text until each
+/// object is decoded: parsed JSON takes several times as much memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Raw {
     metadata: ObjectMeta,
-    value: Value,
+    text: Box<RawValue>,
+}
+
+impl Raw {
+    /// Size of the object's JSON, in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.text.get().len()
+    }
 }
 
 /// An object, or the metadata of an object that could not be decoded. Lists and watches of this
@@ -30,22 +38,24 @@ pub(crate) struct Unreadable {
 
 impl<'de> Deserialize<'de> for Raw {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let value = Value::deserialize(deserializer)?;
-        let metadata = value.get("metadata").unwrap_or(&Value::Null);
-        match ObjectMeta::deserialize(metadata) {
-            Ok(metadata) => Ok(Self { metadata, value }),
-            Err(error) => Err(serde::de::Error::custom(error)),
+        #[derive(Deserialize)]
+        struct Named {
+            metadata: ObjectMeta,
         }
+        let text = Box::<RawValue>::deserialize(deserializer)?;
+        let Named { mut metadata } =
+            serde_json::from_str(text.get()).map_err(serde::de::Error::custom)?;
+        metadata.managed_fields = None;
+        Ok(Self { metadata, text })
     }
 }
 
 impl<K: DeserializeOwned> From<Raw> for Guarded<K> {
     fn from(raw: Raw) -> Self {
-        let Raw { metadata, value } = raw;
-        Self(
-            K::deserialize(&value)
-                .map_err(|error| Unreadable { reason: error.to_string(), metadata }),
-        )
+        let Raw { metadata, text } = raw;
+        // From a value, because an error names its field, and not a column of the text.
+        let read = serde_json::from_str::<Value>(text.get()).and_then(K::deserialize);
+        Self(read.map_err(|error| Unreadable { reason: error.to_string(), metadata }))
     }
 }
 

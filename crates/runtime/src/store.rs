@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use crate::guard::Guarded;
 
-pub use reflect::{everything, follow, read_now, reflect};
+pub use reflect::{Broken, Limits, everything, follow, read_now, reflect, reflect_within};
 
 /// Namespace and name of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -20,7 +20,7 @@ use kube::{
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
 };
 use lab_apiserver::{FaultAction, FaultRule};
-use refit_runtime::gate::Open;
+use refit_runtime::{client::too_large, gate::Open};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -373,4 +373,47 @@ async fn a_body_of_many_megabytes_passes_both_ways() {
     let request = http::Request::get("/version").body(Vec::new()).unwrap();
     let response = body.send(request.map(kube::client::Body::from)).await.unwrap();
     assert!(!response.into_body().collect().await.unwrap().to_bytes().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_of_more_than_the_limit_fails_as_too_large() {
+    let world = World::new();
+    let stack = world.stack(Arc::new(Open)).with_max_answer(1 << 20);
+    let api: Api<ConfigMap> =
+        Api::namespaced(stack.client(&world.config().await).unwrap(), "default");
+    let half = "x".repeat(1 << 19);
+    let mut events = watch(&api).await;
+    world.direct().create(&post(), &config_map("a", &half)).await.unwrap();
+    assert!(events.next().await.unwrap().is_ok());
+    assert_eq!(api.list(&ListParams::default()).await.unwrap().items.len(), 1);
+
+    world.direct().create(&post(), &config_map("b", &half)).await.unwrap();
+    assert!(events.next().await.unwrap().is_ok(), "each event is limited by itself");
+    let error = api.list(&ListParams::default()).await.unwrap_err();
+    let what = too_large(&error).expect("the size is the cause");
+    assert_eq!(what.to_string(), "it sends a response of more than 1 MiB");
+
+    world.direct().create(&post(), &config_map("c", &half.repeat(3))).await.unwrap();
+    let error = events.next().await.unwrap().unwrap_err();
+    let what = too_large(&error).expect("the size is the cause");
+    assert_eq!(what.to_string(), "it sends an event of more than 1 MiB");
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_beyond_the_concurrency_wait_for_their_turn() {
+    let world = World::new();
+    let stack = world.stack(Arc::new(Open)).with_concurrency(2);
+    let api: Api<ConfigMap> =
+        Api::namespaced(stack.client(&world.config().await).unwrap(), "default");
+    // An open watch is no call in progress.
+    let _events = [watch(&api).await, watch(&api).await];
+    world.server.faults().set_latency(Duration::from_secs(1));
+    let begin = instant();
+    let list = async || {
+        api.list(&ListParams::default()).await.unwrap();
+        begin.elapsed().as_secs()
+    };
+    let ended = futures::join!(list(), list(), list(), list(), list());
+    let seconds: Vec<u64> = [ended.0, ended.1, ended.2, ended.3, ended.4].into();
+    assert_eq!(seconds, [1, 1, 2, 2, 3]);
 }

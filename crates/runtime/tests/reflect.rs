@@ -19,7 +19,7 @@ use kube::{
 use lab_apiserver::Down;
 use refit_runtime::{
     ObjectKey, Store,
-    store::{everything, follow as follow_changes, reflect},
+    store::{Broken, Limits, everything, follow as follow_changes, reflect, reflect_within},
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -360,7 +360,7 @@ async fn a_watch_ends_at_the_failure_chosen_by_its_callback() {
     create(&world, "a").await;
     let store = Store::default();
     let mut left = 2;
-    let broken = |_: &watcher::Error| {
+    let broken = |_: Broken<'_>| {
         left -= 1;
         if left == 0 {
             ControlFlow::Break("enough")
@@ -368,8 +368,8 @@ async fn a_watch_ends_at_the_failure_chosen_by_its_callback() {
             ControlFlow::Continue(Duration::from_secs(1))
         }
     };
-    let following =
-        follow_changes(world.configs().await, &(), everything(), store.clone(), |_| {}, broken);
+    let (api, config) = (world.configs().await, everything());
+    let following = follow_changes(api, &(), config, None, store.clone(), |_| {}, broken);
     let outage = async {
         store.ready().await;
         world.server.faults().set_down(Some(Down::Unavailable));
@@ -381,4 +381,38 @@ async fn a_watch_ends_at_the_failure_chosen_by_its_callback() {
         () = outage => {}
     }
     assert!(store.get(&ObjectKey::new("default", "a")).is_some(), "it keeps what it saw");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_ends_when_there_is_more_than_its_limits_allow() {
+    for (limits, wanted) in [
+        (Limits { objects: 2, bytes: 1 << 20 }, "it has more than 2 ConfigMaps"),
+        (Limits { objects: 10, bytes: 1 << 20 }, "its ConfigMaps take more than 1 MiB"),
+    ] {
+        let world = World::new();
+        let big = "x".repeat((1 << 20) / 3);
+        for name in ["a", "b"] {
+            let object = config_map(name, &big);
+            world.direct().create(&PostParams::default(), &object).await.unwrap();
+        }
+        let store = Store::default();
+        let api = world.configs().await;
+        let watch = reflect_within(api, everything(), limits, store.clone(), |_| {});
+        let grow = async {
+            store.ready().await;
+            let object = config_map("c", &big);
+            world.direct().create(&PostParams::default(), &object).await.unwrap();
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            biased;
+            ended = watch => assert_eq!(ended.to_string(), wanted),
+            () = grow => {}
+        }
+        assert_eq!(store.list().len(), 2, "what came before it stays");
+        let (api, store) = (world.configs().await, Store::default());
+        let again = reflect_within(api, everything(), limits, store.clone(), |_| {}).await;
+        assert_eq!(again.to_string(), wanted, "the list is limited, too");
+        assert!(!store.is_ready());
+    }
 }

@@ -7,7 +7,10 @@ use std::{
 };
 
 use kube::{Api, Client, discovery::ApiResource, runtime::watcher};
-use refit_runtime::{Store, store};
+use refit_runtime::{
+    Store,
+    store::{self, Broken},
+};
 
 use crate::live::{Live, Typed};
 
@@ -72,16 +75,17 @@ impl<K: Typed> Cache<K> {
         wanted: impl Fn() -> bool,
         changed: impl FnMut(&Change<K>),
     ) -> Ended {
-        let broken = |error: &watcher::Error| {
-            if is_unauthorized(error) {
+        let broken = |broken: Broken<'_>| match broken {
+            Broken::Watch(error) if is_unauthorized(error) => {
                 ControlFlow::Break(Ended::Unauthorized)
-            } else if wanted() {
-                ControlFlow::Continue(BACKOFF_CEILING)
-            } else {
-                ControlFlow::Break(Ended::Unwanted)
             }
+            Broken::Watch(_) | Broken::TooLarge(_) if wanted() => {
+                ControlFlow::Continue(BACKOFF_CEILING)
+            }
+            Broken::Watch(_) | Broken::TooLarge(_) => ControlFlow::Break(Ended::Unwanted),
         };
-        store::follow(api, &self.resource, config, self.store.clone(), changed, broken).await
+        let (kind, store) = (&self.resource, self.store.clone());
+        store::follow(api, kind, config, None, store, changed, broken).await
     }
 }
 

@@ -29,6 +29,7 @@ use crate::{
     node_update::live::read_object,
     owner::{LiveOwner, limits_of},
     policy::{live_policy, unknown},
+    workload_watch::has_hosted_control_plane,
 };
 
 /// Serves CanUpdateMachine.
@@ -140,6 +141,7 @@ fn about_machine_set(ctx: &Context, current: &Objects) -> Result<Question, NotRe
         tolerated: usize::try_from(limits_of(&ctx.stores, &group, present).slots()).unwrap_or(0),
         peers: Vec::new(),
         control_plane: control_plane_of(ctx, &key.namespace, &group),
+        api_server: api_server_of(ctx, &key.namespace, &group),
     };
     Ok(Question { group, level: Level::MachineSet, known })
 }
@@ -215,6 +217,15 @@ fn control_plane_of(ctx: &Context, namespace: &str, group: &Group) -> Vec<Contro
             ControlPlaneMachine { machine: machine.name_any(), runs: observed.or(spec) }
         })
         .collect()
+}
+
+/// The version of an API server whose control plane has no Machines.
+fn api_server_of(ctx: &Context, namespace: &str, group: &Group) -> Option<StatedVersion> {
+    let cluster = ObjectKey::new(namespace, &group.spec.cluster_name);
+    has_hosted_control_plane(&ctx.stores, &cluster).then(|| {
+        let view = ctx.workload_index.view(&cluster);
+        view.map(|view| view.api_version()).unwrap_or_default()
+    })
 }
 
 /// The version that a Machine's kubelet reports.

@@ -120,7 +120,9 @@ fn announcement(
     let type_ = match verdict {
         Verdict::Cover(_)
         | Verdict::Disabled
-        | Verdict::NotReady(NotReady::ControlPlaneBehind { .. }) => EventType::Normal,
+        | Verdict::NotReady(
+            NotReady::ControlPlaneBehind { .. } | NotReady::ApiServerBehind { .. },
+        ) => EventType::Normal,
         Verdict::Replace { .. } | Verdict::Preserve { .. } | Verdict::NotReady(_) => {
             EventType::Warning
         }

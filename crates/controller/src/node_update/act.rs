@@ -347,7 +347,7 @@ async fn node(
     body["metadata"]["resourceVersion"] = known.resource_version().into();
     let api: Api<Node> = Api::all(client.clone());
     let written = apply::merge(&api, name, &body).await?;
-    cluster.view.nodes.insert(written);
+    cluster.view.nodes.insert(written.into());
     Ok(())
 }
 

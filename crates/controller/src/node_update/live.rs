@@ -24,6 +24,7 @@ use crate::{
     groups::group_of,
     host_plan::{cluster_key, plan_key},
     owner::LiveOwner,
+    workload_objects::{NODES, STATIC_PODS},
     workload_watch::{CONTROL_PLANE_PODS, control_plane_pods, nodes},
 };
 
@@ -124,16 +125,17 @@ async fn read_cluster(ctx: &Context, cluster: &WorkloadCluster) -> Result<(), Re
             && machine.labels().get(keys::CLUSTER_NAME) == Some(&key.name)
     };
     let read_nodes = async {
-        let read = store::read_now(nodes(&client), "", &view.nodes, |_| true);
+        let read = store::read_now(nodes(&client), "", Some(NODES), &view.nodes, |_| true);
         read.await.map_err(ReadError::workload("the list of Nodes"))
     };
     let read_pods = async {
         let pods = control_plane_pods(&client);
-        let read = store::read_now(pods, CONTROL_PLANE_PODS, &view.static_pods, |_| true);
+        let (labels, limits) = (CONTROL_PLANE_PODS, Some(STATIC_PODS));
+        let read = store::read_now(pods, labels, limits, &view.static_pods, |_| true);
         read.await.map_err(ReadError::workload("the list of control plane pods"))
     };
     let read_machines = async {
-        let read = store::read_now(machines, &of_cluster, &ctx.stores.machines, covers);
+        let read = store::read_now(machines, &of_cluster, None, &ctx.stores.machines, covers);
         read.await.map_err(ReadError::management("the list of Machines"))
     };
     futures::try_join!(read_nodes, read_pods, read_machines)?;

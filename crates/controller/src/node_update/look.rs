@@ -2,14 +2,13 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
     group::Other,
     node::{
-        ControlPlaneMember, Decision, Group, GroupState, ImageVersion, MachineView, NodeView, Seen,
-        Snapshot, StaticPod, Workload, decide, is_available, speaker,
+        ControlPlaneMember, Decision, Group, GroupState, MachineView, NodeView, Seen, Snapshot,
+        Workload, decide, is_available, speaker,
     },
 };
 use refit_kinds::{
@@ -77,10 +76,11 @@ impl Look {
                 Some(Err(refusal)) => (HostSettings::default(), Some(refusal)),
                 None => (HostSettings::default(), None),
             };
-        let host_lost_after = ctx.settings.host_lost_after;
+        let policy = owner.as_ref().and_then(|owner| live_policy(ctx, owner).ok());
+        let host_lost_after =
+            policy.as_ref().map_or(ctx.settings.host_lost_after, |policy| policy.host_lost_after);
         #[cfg(feature = "sabotage")]
         let host_lost_after = ctx.sabotage.host_lost_after(host_lost_after);
-        let policy = owner.as_ref().and_then(|owner| live_policy(ctx, owner).ok());
         let snapshot = Snapshot {
             siblings,
             paused: known.and_then(|machine| paused(stores, machine)),
@@ -150,8 +150,11 @@ impl Look {
     /// Decides from the snapshot and the current state of its cluster.
     pub(super) fn decide(&mut self, ctx: &Context) -> Decision {
         if let Some(WorkloadCluster { key, view }) = &self.cluster {
-            if view.is_unreachable() || view.is_overdue(&ctx.clock) {
-                self.snapshot.workload = Workload::Unreachable { cluster: key.name.clone() };
+            let cluster = key.name.clone();
+            if let Some(what) = view.too_large() {
+                self.snapshot.workload = Workload::TooLarge { cluster, what: what.to_string() };
+            } else if view.is_unreachable() || view.is_overdue(&ctx.clock) {
+                self.snapshot.workload = Workload::Unreachable { cluster };
             } else if !view.synced() {
                 self.snapshot.workload = Workload::NotSynced;
             }
@@ -169,7 +172,7 @@ impl Look {
     pub(super) fn seen(&self) -> Option<&Seen> {
         match &self.snapshot.workload {
             Workload::Seen(seen) => Some(seen),
-            Workload::NotSynced | Workload::Unreachable { .. } => None,
+            Workload::NotSynced | Workload::Unreachable { .. } | Workload::TooLarge { .. } => None,
         }
     }
 
@@ -177,7 +180,7 @@ impl Look {
     pub(super) fn seen_mut(&mut self) -> Option<&mut Seen> {
         match &mut self.snapshot.workload {
             Workload::Seen(seen) => Some(seen),
-            Workload::NotSynced | Workload::Unreachable { .. } => None,
+            Workload::NotSynced | Workload::Unreachable { .. } | Workload::TooLarge { .. } => None,
         }
     }
 }
@@ -204,9 +207,10 @@ fn seen(ctx: &Context, update: &NodeUpdate, machine: &Machine, cluster: &Workloa
         complete_since: view.complete_since().unwrap_or_else(|| ctx.clock.now()),
         host_plan: view.host_plans.get(&plan_key(ctx, machine, &node_name)),
         node_name,
-        nodes: view.nodes.list().iter().map(|node| node_view(node)).collect(),
-        static_pods: view.static_pods.list().iter().filter_map(|pod| static_pod(pod)).collect(),
+        nodes: view.nodes.list().iter().map(|node| node.view.clone()).collect(),
+        static_pods: view.static_pods.list().iter().filter_map(|pod| pod.view.clone()).collect(),
         control_plane,
+        api_server: view.api_version(),
         drain: None,
         evictions: None,
     }
@@ -306,107 +310,4 @@ fn paused(stores: &Stores, machine: &Machine) -> Option<String> {
     }
     let annotated = machine.annotations().contains_key(keys::PAUSED);
     annotated.then(|| format!("Machine {}", machine.name_any()))
-}
-
-/// The fields of a Node that decisions use.
-pub(crate) fn node_view(node: &Node) -> NodeView {
-    let status = node.status.as_ref();
-    let ready = status
-        .and_then(|status| status.conditions.as_ref())
-        .and_then(|conditions| conditions.iter().find(|c| c.type_ == "Ready"));
-    let info = status.and_then(|status| status.node_info.as_ref());
-    let spec = node.spec.as_ref();
-    let taints = spec.and_then(|spec| spec.taints.as_ref());
-    NodeView {
-        name: node.name_any().into(),
-        ready: ready.is_some_and(|c| c.status == "True"),
-        heartbeat: ready.and_then(|c| c.last_heartbeat_time.as_ref()).map(|time| time.0),
-        kubelet_version: info.map(|info| info.kubelet_version.as_str().into()).unwrap_or_default(),
-        boot_id: info.map(|info| info.boot_id.clone()).unwrap_or_default(),
-        unschedulable: spec.and_then(|spec| spec.unschedulable).unwrap_or_default(),
-        cordoned_by: node.annotations().get(keys::CORDONED_BY).cloned(),
-        excluded: node.labels().contains_key(keys::EXCLUDE_FROM_LOAD_BALANCERS),
-        excluded_by: node.annotations().get(keys::EXCLUDED_BY).cloned(),
-        taints: taints
-            .into_iter()
-            .flatten()
-            .filter(|taint| taint.effect != "PreferNoSchedule")
-            .filter(|taint| taint.key != "node.kubernetes.io/unschedulable")
-            .map(|taint| taint.key.clone())
-            .collect(),
-    }
-}
-
-/// The fields of a mirror pod that decisions use.
-fn static_pod(pod: &Pod) -> Option<StaticPod> {
-    let component = pod.labels().get("component")?.clone();
-    let spec = pod.spec.as_ref()?;
-    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-    let ready = conditions.into_iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True");
-    let image = spec
-        .containers
-        .iter()
-        .find(|container| container.name == component)
-        .or_else(|| spec.containers.first())
-        .and_then(|container| container.image.as_deref());
-    Some(StaticPod {
-        node: spec.node_name.clone()?.into(),
-        version: ImageVersion::of_image(image),
-        component,
-        ready,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn a_node_is_read_as_the_kubelet_reports_it() {
-        let node: Node = serde_json::from_value(json!({
-            "metadata": {"name": "n", "annotations": {"refit.dev/cordoned-by": "m-1"}},
-            "spec": {
-                "unschedulable": true,
-                "taints": [
-                    {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"},
-                    {"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"},
-                ],
-            },
-            "status": {
-                "conditions": [{
-                    "type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-01T00:00:05Z",
-                }],
-                "nodeInfo": {
-                    "kubeletVersion": "v1.34.2", "bootID": "b", "architecture": "",
-                    "containerRuntimeVersion": "", "kernelVersion": "", "kubeProxyVersion": "",
-                    "machineID": "", "operatingSystem": "", "osImage": "", "systemUUID": "",
-                },
-            },
-        }))
-        .unwrap();
-        let view = node_view(&node);
-        assert!(view.ready && view.cordoned_by_us());
-        assert_eq!(view.taints, ["node-role.kubernetes.io/control-plane"]);
-        assert_eq!(view.heartbeat, Some("2026-01-01T00:00:05Z".parse().unwrap()));
-        assert_eq!(view.kubelet_version, "v1.34.2".into());
-        assert_eq!(view.boot_id, "b");
-    }
-
-    #[test]
-    fn a_mirror_pod_is_read_by_its_component() {
-        let pod: Pod = serde_json::from_value(json!({
-            "metadata": {"name": "kube-apiserver-n", "labels": {"component": "kube-apiserver"}},
-            "spec": {"nodeName": "n", "containers": [
-                {"name": "sidecar", "image": "x:v9"},
-                {"name": "kube-apiserver", "image": "registry.k8s.io/kube-apiserver:v1.35.0"},
-            ]},
-            "status": {"conditions": [{"type": "Ready", "status": "True"}]},
-        }))
-        .unwrap();
-        let view = static_pod(&pod).unwrap();
-        assert_eq!(view.version, ImageVersion::of_tag("v1.35.0"));
-        assert!(view.ready);
-    }
 }

@@ -29,7 +29,9 @@ use crate::{
     api_error::{ReadError, is_silence},
     context::Context,
     drain::{self, DrainTarget},
+    host_plan::cluster_key,
     metrics::of_request,
+    workload_watch::ClusterView,
 };
 
 /// Requeue delay after a Machine was found that the cache lacked.
@@ -40,20 +42,34 @@ const AFTER_REFUSAL: Duration = Duration::from_secs(30);
 /// Reconciles NodeUpdates until the future is dropped.
 pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
     ctx.stores.wait_synced().await;
-    let workers = ctx.settings.node_update_workers;
     let queue = &ctx.queues.node_updates;
-    queue.work("node-update", workers, |key| measured(ctx.clone(), key)).await;
+    // Limited per cluster, and per client: with one limit for all, some slow clusters would take all
+    // of it.
+    queue.work("node-update", usize::MAX, |key| measured(ctx.clone(), key)).await;
     Ok(())
 }
 
 async fn measured(ctx: Arc<Context>, key: ObjectKey) -> anyhow::Result<Action> {
+    let view = view_of(&ctx, &key);
+    let _turn = match &view {
+        Some(view) => Some(view.turn().await),
+        None => None,
+    };
     let started = ctx.clock.now();
-    let outcome = reconcile(&ctx, &key).await;
+    // Boxed, so that waiting for a turn takes little memory.
+    let outcome = Box::pin(reconcile(&ctx, &key)).await;
     ctx.metrics.reconcile("node-update", ctx.clock.elapsed(started));
     if let Err(error) = &outcome {
         ctx.metrics.reconcile_failed("node-update", error);
     }
     outcome
+}
+
+/// The caches of the cluster of a NodeUpdate.
+fn view_of(ctx: &Context, key: &ObjectKey) -> Option<Arc<ClusterView>> {
+    let machine = ctx.stores.node_updates.get(key)?.spec.machine_ref.name.clone();
+    let machine = ctx.stores.machines.get(&ObjectKey::new(&key.namespace, machine))?;
+    ctx.workload_index.view(&cluster_key(&machine))
 }
 
 async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {

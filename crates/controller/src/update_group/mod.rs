@@ -33,7 +33,7 @@ use crate::{
     },
     host_plan::{cluster_key, node_name},
     node_update::{
-        look::{by_machine, node_view, of_machine},
+        look::{by_machine, of_machine},
         swap_group,
     },
     owner::{LiveOwner, limits_of},
@@ -223,7 +223,7 @@ fn is_free(ctx: &Context, group: &Group, slot: &Slot) -> bool {
     let Some(view) = ctx.workload_index.view(&cluster_key(&machine)) else {
         return false;
     };
-    let node = view.nodes.get(&ObjectKey::new("", &*node)).map(|node| node_view(&node));
+    let node = view.nodes.get(&ObjectKey::new("", &*node));
     let is_current = view.synced() && !view.is_unreachable();
-    is_current && node.is_some_and(|node| node.ready && !node.cordoned_by_us())
+    is_current && node.is_some_and(|node| node.view.ready && !node.view.cordoned_by_us())
 }

@@ -1,17 +1,18 @@
 //! A management cluster, a workload cluster and a controller on an in-memory network.
 
 use std::{
+    io,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use futures::future::BoxFuture;
-use http::{Method, Request};
+use http::{Method, Request, Response};
 use hyper::body::Incoming;
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
-use lab_apiserver::{ApiServer, StaleView};
+use lab_apiserver::{AnswerBody, ApiServer, StaleView};
 use refit_controller::{
     ControllerOptions, HookServer, Process, Settings, run,
     sabotage::{Safeguard, run_without},
@@ -25,7 +26,7 @@ use refit_runtime::{
 };
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
-use tower::ServiceExt as _;
+use tower::{Service, ServiceExt as _};
 
 use super::objects::{made, serve_api, server, validity};
 
@@ -93,9 +94,27 @@ impl Site {
 
     /// Gives the controller access to the workload cluster, as Cluster API does.
     pub(crate) async fn connect(&self, client: &Client, cluster: &str) {
+        self.connect_to(client, cluster, WORKLOAD).await;
+    }
+
+    /// Serves another workload cluster, and gives the controller access to it.
+    pub(crate) async fn add_workload<S>(&mut self, cluster: &str, server: &S)
+    where
+        S: Service<Request<Incoming>, Response = Response<AnswerBody>, Error = io::Error>
+            + Clone
+            + Send
+            + 'static,
+        S::Future: Send,
+    {
+        let host = format!("{cluster}.test");
+        self.servers.spawn(serve_api(&self.network, &host, server));
+        self.connect_to(&self.client(), cluster, &host).await;
+    }
+
+    async fn connect_to(&self, client: &Client, cluster: &str, host: &str) {
         let kubeconfig = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "c",
-            "clusters": [{"name": "k", "cluster": {"server": format!("http://{WORKLOAD}:80")}}],
+            "clusters": [{"name": "k", "cluster": {"server": format!("http://{host}:80")}}],
             "users": [{"name": "u", "user": {}}],
             "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
         });

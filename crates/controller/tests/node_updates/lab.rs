@@ -25,6 +25,7 @@ use refit_kinds::{
         Origin, Phase, PlanState, StepState, StepType, UpdateGroup,
     },
 };
+use refit_runtime::Clock;
 use serde_json::{Value, json};
 
 use crate::common::{
@@ -146,18 +147,7 @@ impl Lab {
 
     pub(crate) async fn kubelet_reports(&self, node: &str, version: &str) {
         let api: Api<Node> = Api::all(self.site.workload_client());
-        let body = json!({"status": {
-            "conditions": [{
-                "type": "Ready", "status": "True", "reason": "KubeletReady", "message": "",
-                "lastHeartbeatTime": self.site.clock.now_seconds().to_string(),
-                "lastTransitionTime": "2026-01-01T00:00:00Z",
-            }],
-            "nodeInfo": {
-                "kubeletVersion": version, "bootID": "b", "architecture": "", "kernelVersion": "",
-                "containerRuntimeVersion": "", "kubeProxyVersion": "", "machineID": "",
-                "operatingSystem": "", "osImage": "", "systemUUID": "",
-            },
-        }});
+        let body = kubelet_status(&self.site.clock, version);
         api.patch_status(node, &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
     }
 
@@ -216,13 +206,15 @@ impl Lab {
         api.list(&ListParams::default()).await.unwrap().items
     }
 
-    /// Runs hosts until every update has ended; each controller lives for `lifetime`.
+    /// Runs hosts until the update of every worker has succeeded; each controller lives for
+    /// `lifetime`.
     pub(crate) async fn run(&self, lifetime: Duration) {
         let work = async {
             for _ in 0..2000 {
                 tokio::time::sleep(Duration::from_secs(2)).await;
                 self.hosts_work().await;
-                let updates = self.updates().await;
+                let mut updates = self.updates().await;
+                updates.retain(|update| WORKERS.contains(&&*update.spec.machine_ref.name));
                 if updates.iter().all(|update| phase(update) == Phase::Succeeded) {
                     // The remaining cleanup needs no host.
                     tokio::time::sleep(Duration::from_mins(2)).await;
@@ -288,8 +280,24 @@ pub(crate) fn phase(update: &NodeUpdate) -> Phase {
     update.status.as_ref().map(|status| status.phase).unwrap_or_default()
 }
 
+/// The status of a Node whose kubelet has just reported this version.
+pub(crate) fn kubelet_status(clock: &Clock, version: &str) -> Value {
+    json!({"status": {
+        "conditions": [{
+            "type": "Ready", "status": "True", "reason": "KubeletReady", "message": "",
+            "lastHeartbeatTime": clock.now_seconds().to_string(),
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }],
+        "nodeInfo": {
+            "kubeletVersion": version, "bootID": "b", "architecture": "", "kernelVersion": "",
+            "containerRuntimeVersion": "", "kubeProxyVersion": "", "machineID": "",
+            "operatingSystem": "", "osImage": "", "systemUUID": "",
+        },
+    }})
+}
+
 /// An agent that immediately runs all steps that its gate allows.
-fn agent_status(plan: &HostPlan, now: Timestamp) -> HostPlanStatus {
+pub(crate) fn agent_status(plan: &HostPlan, now: Timestamp) -> HostPlanStatus {
     let old = plan.status.clone().unwrap_or_default();
     let gate = plan.spec.gate;
     if old.reported_at.is_some() && old.plan_id == plan.spec.plan_id && old.passed == gate {

@@ -1,6 +1,7 @@
 //! The complete update of three workers through real API servers.
 
 mod lab;
+mod neighbours;
 mod refused;
 
 use std::time::Duration;

@@ -31,6 +31,9 @@ pub struct Known {
     /// The Machines of the control plane that must be updated before these workers. Empty for a
     /// control plane.
     pub control_plane: Vec<ControlPlaneMachine>,
+    /// For workers of a control plane without Machines, as hosted and managed ones are: the version
+    /// that the API server reports.
+    pub api_server: Option<StatedVersion>,
 }
 
 /// A Machine whose host would be updated.
@@ -135,7 +138,9 @@ pub fn can_update(level: Level, current: &Objects, desired: &Objects, known: &Kn
         .version()
         .and_then(|target| {
             let skips = || kubelet_behind(level, &known.hosts, target);
-            behind(&known.control_plane, target).or_else(skips)
+            behind(&known.control_plane, target)
+                .or_else(|| hosted_behind(known.api_server.as_ref(), target))
+                .or_else(skips)
         })
         .or_else(|| no_fresh_report(&known.hosts, known.tolerated));
     let busy = busy(&known.peers).or_else(|| returns.then(|| returning(&known.hosts)).flatten());
@@ -187,6 +192,17 @@ pub fn behind(
         runs: machine.runs.clone(),
         target: target.clone(),
     })
+}
+
+/// The refusal for workers whose API server is too old, or has no known version.
+fn hosted_behind(
+    api_server: Option<&StatedVersion>,
+    target: &KubernetesVersion,
+) -> Option<NotReady> {
+    let runs = api_server?;
+    let is_new_enough = runs.version().is_some_and(|version| !version.minor_below(target));
+    (!is_new_enough)
+        .then(|| NotReady::ApiServerBehind { runs: runs.clone(), target: target.clone() })
 }
 
 /// The Machine of a control plane whose kubelet cannot reach the target, although the version in its
@@ -379,6 +395,24 @@ mod tests {
         assert_eq!(unfinished(updates, false), named("m-2"));
         assert_eq!(unfinished([("m-1", Phase::Failed)], true), Some(Unfinished::Marked));
         assert_eq!(unfinished([("m-1", Phase::Failed)], false), None);
+    }
+
+    #[test]
+    fn workers_of_a_hosted_control_plane_wait_for_the_version_of_its_api_server() {
+        let (current, desired) = (side("v1.34.2"), side("v1.35.0"));
+        for (runs, waits) in [
+            (None, false),
+            (Some("v1.35.0-eks-1"), false),
+            (Some("v1.36.1"), false),
+            (Some("v1.34.9"), true),
+            (Some(""), true),
+            (Some("rubbish"), true),
+        ] {
+            let api_server = runs.map(StatedVersion::from);
+            let known = Known { api_server, ..Known::default() };
+            let verdict = can_update(Level::Machine, &current, &desired, &known).verdict;
+            assert_eq!(verdict.reason() == "ControlPlaneBehind", waits, "{runs:?}: {verdict:?}");
+        }
     }
 
     #[test]

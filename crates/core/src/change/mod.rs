@@ -30,7 +30,7 @@ pub use cover::{Case, Coverage, Difference, PartChanges, Patches, Updater, built
 pub use goal::goal;
 pub use objects::{Level, Objects, Part};
 pub use patch::Patch;
-pub use policy::{OnUncovered, Policy, policy};
+pub use policy::{OnUncovered, Policy, PolicyDefaults, policy};
 pub use verdict::{NotReady, Verdict, verdict};
 
 #[cfg(test)]

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use jiff::SignedDuration;
 use refit_kinds::keys;
+
+use crate::node::parse_limit;
 
 /// What happens to a change that no updater covers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,6 +27,9 @@ pub struct Policy {
     /// Machines under update are not guarded against remediation; a Machine's annotation may
     /// override this.
     pub unguarded: bool,
+    /// How long an agent may be silent during an update before its host counts as lost; `None` for
+    /// ever.
+    pub host_lost_after: Option<SignedDuration>,
     /// Annotation and value that are invalid; the policy is then Preserve.
     pub not_understood: Option<(String, String)>,
 }
@@ -40,17 +46,27 @@ impl Policy {
     }
 }
 
+/// The controller's settings, which apply where no annotation does.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PolicyDefaults {
+    /// Default of [`Policy::on_uncovered`].
+    pub on_uncovered: OnUncovered,
+    /// Default of [`Policy::host_lost_after`].
+    pub host_lost_after: Option<SignedDuration>,
+}
+
 /// Reads the policy from the annotations of owner and Cluster, in this order, or else the default.
 ///
 /// An invalid value falls back to the safe choice: `Preserve` for `on-uncovered`, in place for
-/// `in-place` (the opposite replaces machines), and a guard for `remediation-guard`.
+/// `in-place` (the opposite replaces machines), a guard for `remediation-guard`, and the default for
+/// `host-lost-after`.
 pub fn policy(
     owner: &BTreeMap<String, String>,
     cluster: &BTreeMap<String, String>,
-    default: OnUncovered,
+    default: PolicyDefaults,
 ) -> Policy {
     let setting = |key: &str| owner.get(key).or_else(|| cluster.get(key)).map(String::as_str);
-    let mut policy = Policy { on_uncovered: default, ..Policy::default() };
+    let mut policy = Policy::default();
     let mut record_invalid = |key: &str, value: &str| {
         policy.not_understood = Some((key.to_owned(), value.to_owned()));
     };
@@ -66,7 +82,7 @@ pub fn policy(
     let unguarded = switched_off(keys::REMEDIATION_GUARD);
     let disabled = switched_off(keys::IN_PLACE);
     let on_uncovered = match setting(keys::ON_UNCOVERED) {
-        None => default,
+        None => default.on_uncovered,
         Some("Replace") => OnUncovered::Replace,
         Some("Preserve") => OnUncovered::Preserve,
         Some(other) => {
@@ -74,7 +90,16 @@ pub fn policy(
             OnUncovered::Preserve
         }
     };
-    Policy { on_uncovered, disabled, unguarded, ..policy }
+    let host_lost_after = match setting(keys::HOST_LOST_AFTER).map(|text| (text, parse_limit(text)))
+    {
+        None => default.host_lost_after,
+        Some((_, Ok(limit))) => limit,
+        Some((text, Err(_))) => {
+            record_invalid(keys::HOST_LOST_AFTER, text);
+            default.host_lost_after
+        }
+    };
+    Policy { on_uncovered, disabled, unguarded, host_lost_after, ..policy }
 }
 
 #[cfg(test)]
@@ -85,9 +110,29 @@ mod tests {
         [(key.to_owned(), value.to_owned())].into()
     }
 
+    fn by_default(on_uncovered: OnUncovered) -> PolicyDefaults {
+        PolicyDefaults { on_uncovered, ..PolicyDefaults::default() }
+    }
+
+    #[test]
+    fn the_time_after_which_a_host_is_lost_is_a_policy() {
+        let minutes = |minutes| Some(SignedDuration::from_mins(minutes));
+        let default = PolicyDefaults { host_lost_after: minutes(15), ..PolicyDefaults::default() };
+        let (none, hour) = (BTreeMap::new(), annotations(keys::HOST_LOST_AFTER, "1h"));
+        let never = annotations(keys::HOST_LOST_AFTER, "Never");
+        for (owner, cluster, wanted) in
+            [(&none, &none, minutes(15)), (&none, &hour, minutes(60)), (&never, &hour, None)]
+        {
+            assert_eq!(policy(owner, cluster, default).host_lost_after, wanted);
+        }
+        let wrong = policy(&annotations(keys::HOST_LOST_AFTER, "soon"), &hour, default);
+        assert_eq!(wrong.host_lost_after, minutes(15));
+        assert_eq!(wrong.not_understood, Some((keys::HOST_LOST_AFTER.into(), "soon".into())));
+    }
+
     #[test]
     fn preserve_is_the_default() {
-        let policy = policy(&BTreeMap::new(), &BTreeMap::new(), OnUncovered::default());
+        let policy = policy(&BTreeMap::new(), &BTreeMap::new(), PolicyDefaults::default());
         assert_eq!(policy, Policy::default());
         assert_eq!(policy.on_uncovered, OnUncovered::Preserve);
     }
@@ -98,7 +143,8 @@ mod tests {
             annotations(keys::ON_UNCOVERED, "Preserve"),
             annotations(keys::ON_UNCOVERED, "Replace"),
         );
-        let on_uncovered = |owner, cluster, default| policy(owner, cluster, default).on_uncovered;
+        let on_uncovered =
+            |owner, cluster, default| policy(owner, cluster, by_default(default)).on_uncovered;
         let none = BTreeMap::new();
         assert_eq!(on_uncovered(&preserve, &replace, OnUncovered::Replace), OnUncovered::Preserve);
         assert_eq!(on_uncovered(&none, &replace, OnUncovered::Preserve), OnUncovered::Replace);
@@ -111,7 +157,7 @@ mod tests {
             let policy = policy(
                 &annotations(keys::ON_UNCOVERED, wrong),
                 &BTreeMap::new(),
-                OnUncovered::Replace,
+                by_default(OnUncovered::Replace),
             );
             assert_eq!(policy.on_uncovered, OnUncovered::Preserve, "{wrong:?}");
             assert_eq!(policy.not_understood, Some((keys::ON_UNCOVERED.into(), wrong.into())));
@@ -121,7 +167,8 @@ mod tests {
     #[test]
     fn only_the_exact_word_disables() {
         let policy_for = |value| {
-            policy(&annotations(keys::IN_PLACE, value), &BTreeMap::new(), OnUncovered::Preserve)
+            let annotations = annotations(keys::IN_PLACE, value);
+            policy(&annotations, &BTreeMap::new(), PolicyDefaults::default())
         };
         assert!(policy_for("Disabled").disabled);
         assert!(!policy_for("disabled").disabled);
@@ -135,7 +182,7 @@ mod tests {
             policy(
                 &annotations(keys::REMEDIATION_GUARD, value),
                 &annotations(keys::REMEDIATION_GUARD, "Disabled"),
-                OnUncovered::Preserve,
+                PolicyDefaults::default(),
             )
         };
         assert!(policy_for("Disabled").unguarded);
@@ -152,7 +199,7 @@ mod tests {
         let policy = policy(
             &BTreeMap::new(),
             &annotations(keys::IN_PLACE, "Disabled"),
-            OnUncovered::Preserve,
+            PolicyDefaults::default(),
         );
         assert!(policy.disabled);
     }

@@ -108,6 +108,15 @@ pub enum NotReady {
         /// The target version.
         target: KubernetesVersion,
     },
+    /// The API server of a control plane without Machines must be updated first.
+    #[non_exhaustive]
+    #[strum(serialize = "ControlPlaneBehind")]
+    ApiServerBehind {
+        /// The version that it reports.
+        runs: StatedVersion,
+        /// The target version.
+        target: KubernetesVersion,
+    },
     /// The kubelet of a control plane Machine is further behind the target than kubeadm can go: an
     /// earlier update of it has not succeeded.
     #[non_exhaustive]
@@ -190,6 +199,16 @@ impl fmt::Display for NotReady {
                 f,
                 "kubelets must not be newer than the API server: control plane Machine {machine} \
                  runs {runs}, but {target} is desired"
+            ),
+            Self::ApiServerBehind { runs: StatedVersion::Absent, target } => write!(
+                f,
+                "kubelets must not be newer than the API server: {target} is desired, and the \
+                 version of the API server is not known (yet)"
+            ),
+            Self::ApiServerBehind { runs, target } => write!(
+                f,
+                "kubelets must not be newer than the API server, which runs {runs}, but {target} \
+                 is desired"
             ),
             Self::KubeletBehind { machine, runs, target } => write!(
                 f,

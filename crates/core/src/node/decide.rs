@@ -41,7 +41,13 @@ pub fn decide(s: &Snapshot, now: Timestamp) -> Decision {
         Workload::Seen(seen) => seen,
         Workload::NotSynced => return not_synced(s, status, now),
         Workload::Unreachable { cluster } => {
-            let outcome = unreachable(s, &status, cluster, now);
+            let refusal = Refusal::ApiUnreachable { cluster: cluster.clone() };
+            let outcome = unreachable(s, &status, refusal, now);
+            return conclude(s, status, outcome, now);
+        }
+        Workload::TooLarge { cluster, what } => {
+            let refusal = Refusal::ClusterTooLarge { cluster: cluster.clone(), what: what.clone() };
+            let outcome = unreachable(s, &status, refusal, now);
             return conclude(s, status, outcome, now);
         }
     };
@@ -68,14 +74,16 @@ fn not_synced(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) -> Decisio
     }
 }
 
-fn unreachable(s: &Snapshot, status: &NodeUpdateStatus, cluster: &str, now: Timestamp) -> Standing {
+fn unreachable(
+    s: &Snapshot,
+    status: &NodeUpdateStatus,
+    refusal: Refusal,
+    now: Timestamp,
+) -> Standing {
     match s.own_machine() {
         None => machine_gone(s),
         Some(machine) if deletion_overdue(machine, s, now) => stopped_by_deletion(machine),
-        Some(_) => {
-            let refusal = Refusal::ApiUnreachable { cluster: cluster.to_owned() };
-            Standing::blocked(status.phase, refusal).again_after(10)
-        }
+        Some(_) => Standing::blocked(status.phase, refusal).again_after(10),
     }
 }
 

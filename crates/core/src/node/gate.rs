@@ -4,7 +4,7 @@ use refit_kinds::{
     refit::{
         Gate, HostPlan, NodeUpdate, NodeUpdateStatus, Phase, PlanId, PlanState, UpdateGroupStatus,
     },
-    version::Hop,
+    version::{Hop, StatedVersion},
 };
 
 use super::{
@@ -65,7 +65,9 @@ fn disturbs(s: &Snapshot, write: &Write) -> bool {
         Write::HostPlan(spec) => {
             let known = match &s.workload {
                 Workload::Seen(seen) => seen.host_plan.as_deref(),
-                Workload::NotSynced | Workload::Unreachable { .. } => None,
+                Workload::NotSynced | Workload::Unreachable { .. } | Workload::TooLarge { .. } => {
+                    None
+                }
             };
             let before = known.map(|plan| plan.spec.gate).unwrap_or_default();
             spec.gate >= Gate::Upgrade && spec.gate > before
@@ -137,10 +139,12 @@ impl Work<'_> {
             return None;
         }
         let goal = &self.s.update.spec.goal.kubernetes_version;
-        let version = health::lowest_version(self.seen)?;
-        version
-            .minor_below(goal)
-            .then(|| Refusal::ControlPlaneBehind { version: version.clone(), goal: goal.clone() })
+        let version = health::lowest_version(self.seen);
+        let is_new_enough = version.is_some_and(|version| !version.minor_below(goal));
+        (!is_new_enough).then(|| Refusal::ControlPlaneBehind {
+            version: version.cloned().map_or(StatedVersion::Absent, StatedVersion::Version),
+            goal: goal.clone(),
+        })
     }
 
     /// The refusal for a host whose agent has not reported recently.

@@ -45,8 +45,12 @@ fn health_problem(seen: &Seen, member: &NodeName) -> Option<String> {
 }
 
 /// The lowest version of the control plane's API servers, or of its kubelets if the pods have no
-/// version; `None` if nothing is known.
+/// version; without control plane Machines, the version that the API server reports; `None` if
+/// nothing is known.
 pub(super) fn lowest_version(seen: &Seen) -> Option<&KubernetesVersion> {
+    if seen.control_plane.is_empty() {
+        return seen.api_server.version();
+    }
     let nodes = seen.control_plane.iter().filter_map(|member| member.node.as_ref());
     let version = |node: &NodeName| {
         let api_server = |pod: &&StaticPod| pod.node == *node && pod.component == "kube-apiserver";

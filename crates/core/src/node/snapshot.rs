@@ -100,6 +100,13 @@ pub enum Workload {
         /// Name of the Cluster.
         cluster: String,
     },
+    /// Its API server sends more than Refit accepts from one cluster.
+    TooLarge {
+        /// Name of the Cluster.
+        cluster: String,
+        /// What it sends too much of: `it has more than 500 Pods`.
+        what: String,
+    },
     /// Data from its watches.
     Seen(Seen),
 }
@@ -119,6 +126,8 @@ pub struct Seen {
     pub static_pods: Vec<StaticPod>,
     /// The cluster's control plane Machines.
     pub control_plane: Vec<ControlPlaneMember>,
+    /// The version that the API server reports, where the control plane has no Machines.
+    pub api_server: StatedVersion,
     /// Pods on the Node and related objects; `None` if they were not listed.
     pub drain: Option<DrainView>,
     /// Evictions that were just rejected; `None` if no eviction was attempted.

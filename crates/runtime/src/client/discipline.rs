@@ -10,11 +10,10 @@ use std::{
 };
 
 use http::{HeaderValue, Method, Request, Response, header};
-use http_body::{Frame, SizeHint};
 use kube::client::Body;
-use tokio::time::Sleep;
 use tower::{BoxError, Layer, Service, ServiceExt as _};
 
+use super::answer::{Answer, Room};
 use crate::{
     gate::{Effect, Fate, Gate, never},
     lease::Leadership,
@@ -25,6 +24,7 @@ pub(super) struct DisciplineLayer {
     pub(super) gate: Arc<dyn Gate>,
     pub(super) agent: HeaderValue,
     pub(super) deadline: Duration,
+    pub(super) max_answer: Option<usize>,
     pub(super) fence: Option<Leadership>,
 }
 
@@ -60,7 +60,7 @@ where
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let inner = self.inner.clone();
-        let DisciplineLayer { gate, agent, deadline, fence } = self.rules.clone();
+        let DisciplineLayer { gate, agent, deadline, max_answer, fence } = self.rules.clone();
         request.headers_mut().insert(header::USER_AGENT, agent);
         let effect = effect_of(&request);
         let watch = asks(&request, &["watch=true", "watch=1"]);
@@ -97,12 +97,13 @@ where
                 return never().await;
             }
             let stall = (!watch).then_some(deadline);
-            outcome.map(|response| response.map(|inner| Answer { inner, gate, stall, timer: None }))
+            let room = max_answer.map(|bytes| Room::new(bytes, watch));
+            outcome.map(|response| response.map(|inner| Answer::new(inner, gate, stall, room)))
         })
     }
 }
 
-fn late(what: &str, deadline: Duration) -> BoxError {
+pub(super) fn late(what: &str, deadline: Duration) -> BoxError {
     let text = format!("{what} {} s", deadline.as_secs_f64());
     io::Error::new(io::ErrorKind::TimedOut, text).into()
 }
@@ -119,57 +120,6 @@ fn effect_of(request: &Request<Body>) -> Option<Effect> {
         method: request.method().to_string(),
         path: request.uri().path().to_owned(),
     })
-}
-
-/// A response body: a dead process reads no more of it, and it may not stall.
-pub(super) struct Answer<B> {
-    inner: B,
-    gate: Arc<dyn Gate>,
-    /// How long the next chunk may take; `None` for a watch, which may be silent.
-    stall: Option<Duration>,
-    /// Set only while waiting for a chunk.
-    timer: Option<Pin<Box<Sleep>>>,
-}
-
-impl<B> http_body::Body for Answer<B>
-where
-    B: http_body::Body + Unpin,
-    B::Error: Into<BoxError>,
-{
-    type Data = B::Data;
-    type Error = BoxError;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<B::Data>, BoxError>>> {
-        let this = self.get_mut();
-        let frame = Pin::new(&mut this.inner).poll_frame(cx);
-        // Checked after the poll, because the error of a stream cut by the kill is a response too.
-        if this.gate.fate() == Fate::Dead {
-            return Poll::Pending;
-        }
-        if let Poll::Ready(frame) = frame {
-            this.timer = None;
-            return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
-        }
-        let Some(stall) = this.stall else {
-            return Poll::Pending;
-        };
-        let timer = this.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(stall)));
-        timer
-            .as_mut()
-            .poll(cx)
-            .map(|()| Some(Err(late("the API server's answer stalled for", stall))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The watch that feeds a store.
 
 use std::{
+    collections::BTreeMap,
     convert::Infallible,
     fmt::Debug,
     hash::Hash,
@@ -19,8 +20,9 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-use super::{Change, Store, key_of};
+use super::{Change, ObjectKey, Store, key_of};
 use crate::{
+    client::{TooLarge, too_large},
     clock::instant,
     guard::{Guarded, Raw},
 };
@@ -33,8 +35,29 @@ const BACKOFF_CEILING: Duration = Duration::from_secs(20);
 /// ends at its deadline.
 const BACKOFF_RESET: Duration = Duration::from_mins(1);
 
-/// Maximum number of objects per page of a list.
+/// Maximum number of objects per page of a list, where nothing limits the size of the objects.
 const PAGE: u32 = 500;
+/// The same where a response is limited: the largest Nodes have some 100 KiB.
+const LIMITED_PAGE: u32 = 100;
+
+/// What a watch keeps at most. The administrator of a workload cluster, who decides what its API
+/// server sends, must not be able to exhaust the memory of a process that serves all clusters.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Number of objects.
+    pub objects: usize,
+    /// Size of their JSON, in bytes.
+    pub bytes: usize,
+}
+
+/// Why a watch failed.
+#[derive(Debug)]
+pub enum Broken<'a> {
+    /// A request or its response failed; the watch tries again.
+    Watch(&'a watcher::Error),
+    /// There is more than its limits allow.
+    TooLarge(TooLarge),
+}
 
 /// Watches a kind until dropped, updates `store`, and calls `changed` for each object that was
 /// added, changed or deleted, after the store has it. Dropping the future ends the watch.
@@ -52,8 +75,30 @@ pub async fn reflect<K>(
 {
     let kind = K::DynamicType::default();
     let changed = |change: &Change<K>| changed(change.object());
-    let go_on = |_: &watcher::Error| Continue::<Infallible, _>(BACKOFF_CEILING);
-    match follow(api, &kind, config, store, changed, go_on).await {}
+    let go_on = |_: Broken<'_>| Continue::<Infallible, _>(BACKOFF_CEILING);
+    match follow(api, &kind, config, None, store, changed, go_on).await {}
+}
+
+/// Like [`reflect`], but ends when there is more than `limits` allow.
+pub async fn reflect_within<K>(
+    api: Api<K>,
+    config: watcher::Config,
+    limits: Limits,
+    store: Store<K>,
+    mut changed: impl FnMut(&K),
+) -> TooLarge
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+    K::DynamicType: Default + Eq + Hash + Clone,
+{
+    let kind = K::DynamicType::default();
+    let changed = |change: &Change<K>| changed(change.object());
+    let broken = |broken: Broken<'_>| match broken {
+        Broken::Watch(_) => Continue(BACKOFF_CEILING),
+        Broken::TooLarge(what) => ControlFlow::Break(what),
+    };
+    let config = config.page_size(LIMITED_PAGE);
+    follow(api, &kind, config, Some(limits), store, changed, broken).await
 }
 
 /// Like [`reflect`], for a kind that is known only at run time, and with whole changes. Calls
@@ -63,9 +108,10 @@ pub async fn follow<K, E>(
     api: Api<K>,
     kind: &K::DynamicType,
     config: watcher::Config,
+    limits: Option<Limits>,
     store: Store<K>,
     mut changed: impl FnMut(&Change<K>),
-    mut broken: impl FnMut(&watcher::Error) -> ControlFlow<E, Duration>,
+    mut broken: impl FnMut(Broken<'_>) -> ControlFlow<E, Duration>,
 ) -> E
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
@@ -74,14 +120,20 @@ where
     let api = raw(api, kind);
     let kind = K::kind(kind);
     let mut backoff = Backoff::new();
+    let mut tally = Tally { limits, sizes: BTreeMap::new(), bytes: 0 };
     loop {
         let mut listed = Vec::new();
         let stream = watcher::watcher(api.clone(), config.clone());
         tokio::pin!(stream);
         while let Some(event) = stream.next().await {
+            if let Some(what) = tally.exceeded_by(&kind, &event)
+                && let ControlFlow::Break(end) = broken(Broken::TooLarge(what))
+            {
+                return end;
+            }
             match event {
                 Err(error) => {
-                    let ceiling = match broken(&error) {
+                    let ceiling = match broken(Broken::Watch(&error)) {
                         ControlFlow::Break(end) => return end,
                         Continue(ceiling) => ceiling,
                     };
@@ -124,14 +176,59 @@ where
     }
 }
 
+/// The sizes of what a watch has delivered.
+struct Tally {
+    limits: Option<Limits>,
+    sizes: BTreeMap<ObjectKey, usize>,
+    bytes: usize,
+}
+
+impl Tally {
+    /// Counts an event; returns what exceeds the limits.
+    fn exceeded_by(&mut self, kind: &str, event: &watcher::Result<Event<Raw>>) -> Option<TooLarge> {
+        let limits = self.limits?;
+        let (object, bytes) = match event {
+            Err(error) => return too_large(error),
+            Ok(Event::Init) => {
+                self.sizes.clear();
+                self.bytes = 0;
+                return None;
+            }
+            Ok(Event::InitDone) => return None,
+            Ok(Event::InitApply(object) | Event::Apply(object)) => (object, Some(object.bytes())),
+            Ok(Event::Delete(object)) => (object, None),
+        };
+        let key = key_of(object.meta());
+        let before = match bytes {
+            Some(bytes) => self.sizes.insert(key, bytes),
+            None => self.sizes.remove(&key),
+        };
+        self.bytes = self.bytes + bytes.unwrap_or_default() - before.unwrap_or_default();
+        limits.exceeded(kind, self.sizes.len(), self.bytes)
+    }
+}
+
+impl Limits {
+    fn exceeded(&self, kind: &str, objects: usize, bytes: usize) -> Option<TooLarge> {
+        if objects > self.objects {
+            return Some(TooLarge::new(format!("it has more than {} {kind}s", self.objects)));
+        }
+        let mebibytes = self.bytes / (1 << 20);
+        (bytes > self.bytes)
+            .then(|| TooLarge::new(format!("its {kind}s take more than {mebibytes} MiB")))
+    }
+}
+
 /// Brings a store up to the present: lists a kind from etcd, apart from the watch. `covers` decides
 /// which objects of the store the list would contain.
 ///
 /// # Errors
-/// As the first failed page. The store then stays as it is.
+/// As the first failed page, and [`TooLarge`] where there is more than `limits` allow. The store then
+/// stays as it is.
 pub async fn read_now<K>(
     api: Api<K>,
     labels: &str,
+    limits: Option<Limits>,
     store: &Store<K>,
     covers: impl Fn(&K) -> bool,
 ) -> kube::Result<()>
@@ -143,10 +240,17 @@ where
     let api = raw(api, &kind);
     let kind = K::kind(&kind);
     // Without a resourceVersion: every page is of the state of etcd at the first request.
-    let mut page = ListParams::default().labels(labels).limit(PAGE);
+    let page_size = if limits.is_some() { LIMITED_PAGE } else { PAGE };
+    let mut page = ListParams::default().labels(labels).limit(page_size);
     let mut listed = Vec::new();
+    let mut bytes = 0;
     loop {
         let list = api.list(&page).await?;
+        bytes += list.items.iter().map(Raw::bytes).sum::<usize>();
+        let objects = listed.len() + list.items.len();
+        if let Some(what) = limits.and_then(|limits| limits.exceeded(&kind, objects, bytes)) {
+            return Err(kube::Error::Service(what.into()));
+        }
         listed.extend(list.items.into_iter().map(|object| read(&kind, object)));
         let ListMeta { continue_, resource_version, .. } = list.metadata;
         page.continue_token = continue_.filter(|token| !token.is_empty());

@@ -85,6 +85,7 @@ pub(super) fn cause_holds(
         | RefusalReason::GroupNotReady
         | RefusalReason::ApiRefused
         | RefusalReason::ApiErrors
+        | RefusalReason::ClusterTooLarge
         | RefusalReason::Drain => None,
     }
 }

@@ -100,7 +100,7 @@ impl fmt::Display for Failure {
 }
 
 /// Reasons that no world of the simulation can have.
-const OUT_OF_REACH: [&str; 5] = [
+const OUT_OF_REACH: [&str; 6] = [
     // A deleted UpdateGroup is back before a machine needs it.
     "GroupNotReady",
     // Every Machine has an owner.
@@ -111,6 +111,8 @@ const OUT_OF_REACH: [&str; 5] = [
     "AgentTooOld",
     // Nothing creates a pod on a cordoned node.
     "PodCameBack",
+    // Worlds are small.
+    "ClusterTooLarge",
 ];
 
 /// How often each fault, phase and reason occurred.

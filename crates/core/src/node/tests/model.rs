@@ -147,6 +147,7 @@ impl Five {
             nodes: self.nodes.clone(),
             static_pods: Vec::new(),
             control_plane: Vec::new(),
+            api_server: super::world::GOAL.into(),
             drain: Some(view),
             evictions: None,
         };

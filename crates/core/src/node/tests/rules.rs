@@ -93,6 +93,17 @@ fn a_worker_waits_for_the_control_plane_of_its_cluster() {
 }
 
 #[test]
+fn a_worker_waits_for_the_api_server_of_a_hosted_control_plane() {
+    for unfit in [FROM, "", "rubbish"] {
+        let one = One { api_server: unfit.into(), ..One::worker() };
+        let mut one = refused(one, "ControlPlaneBehind");
+        one.api_server = GOAL.into();
+        one.settle();
+        assert_eq!(one.phase(), Phase::Staging, "{unfit:?}");
+    }
+}
+
+#[test]
 fn the_lowest_control_plane_version_counts() {
     let mut one = One::worker();
     one.control_plane = vec![member("m-1"), member("m-2")];
@@ -273,6 +284,7 @@ fn a_control_plane_skips_no_minor_and_a_worker_may() {
     assert_eq!(member.status().failure_reason, "SkipsMinor");
     let mut worker = One::worker();
     worker.update.spec.goal.kubernetes_version = "v1.36.0".parse().unwrap();
+    worker.api_server = "v1.36.0".into();
     worker.settle();
     assert_eq!(worker.phase(), Phase::Staging);
 }

@@ -168,6 +168,8 @@ pub(super) struct One {
     pub(super) nodes: Vec<NodeView>,
     pub(super) static_pods: Vec<StaticPod>,
     pub(super) control_plane: Vec<ControlPlaneMember>,
+    /// The version of a control plane without Machines.
+    pub(super) api_server: StatedVersion,
     pub(super) pods: Vec<PodView>,
     /// Other input of the drain; `pods` replaces its own.
     pub(super) around: DrainView,
@@ -219,6 +221,7 @@ impl One {
             nodes: Vec::new(),
             static_pods: Vec::new(),
             control_plane: Vec::new(),
+            api_server: GOAL.into(),
             pods: Vec::new(),
             around: DrainView { attachments: Some(Vec::new()), ..DrainView::default() },
             drain: DrainChoice::default(),
@@ -290,6 +293,7 @@ impl One {
             nodes: self.nodes.clone(),
             static_pods: self.static_pods.clone(),
             control_plane: self.control_plane.clone(),
+            api_server: self.api_server.clone(),
             drain: Some(view),
             evictions,
         };
