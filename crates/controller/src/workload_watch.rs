@@ -286,7 +286,7 @@ async fn watch_cluster(ctx: &Context, key: ObjectKey, view: Arc<ClusterView>) {
         let begun = instant();
         let Err(error) = Box::pin(session(ctx, &key, &view)).await;
         tracing::debug!(cluster = %key, error = format!("{error:#}"), "session with the workload cluster ended");
-        let cause = error.chain().find_map(|cause| too_large(cause));
+        let cause = error.chain().find_map(too_large);
         let delay = match &cause {
             Some(_) => RETRY_CEILING,
             None => wait.after(view.synced(), begun.elapsed()),

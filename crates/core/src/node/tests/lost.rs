@@ -28,11 +28,15 @@ fn is_lost_after(one: &One, seconds: i64) -> bool {
 
 #[test]
 fn a_host_that_stops_reporting_is_lost_in_any_phase() {
-    let mut pending = One::worker();
-    pending.settle();
-    let mut draining = One::worker().upgraded();
-    draining.settle();
-    for one in [pending, One::worker().staged(), One::control_plane().staged(), draining] {
+    let phases: [fn() -> One; 4] = [
+        One::worker,
+        || One::worker().staged(),
+        || One::control_plane().staged(),
+        || One::worker().upgraded(),
+    ];
+    for phase in phases {
+        let mut one = phase();
+        one.settle();
         assert!(!is_lost_after(&one, 800), "{:?}", one.phase());
         assert!(is_lost_after(&one, 900), "{:?}", one.phase());
     }
