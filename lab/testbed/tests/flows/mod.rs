@@ -8,7 +8,9 @@ mod killed;
 mod kubeadm_config;
 mod look;
 mod midway;
+mod new_default;
 mod surge;
+mod taken_back;
 mod topology;
 mod uncovered;
 
@@ -31,6 +33,19 @@ pub(crate) const ALL: &[Flow] = &[
         lines: &[Line::V1_14],
         on: On::Shared,
         run: |bed| Box::pin(midway::run(bed)),
+    },
+    // On a bed of its own, because it changes definitions.
+    Flow {
+        name: "machines_are_updated_again_after_a_provider_started_to_default_a_field",
+        lines: &[Line::V1_14],
+        on: On::Own,
+        run: |bed| Box::pin(new_default::run(bed)),
+    },
+    Flow {
+        name: "an_update_that_is_aborted_and_reverted_leaves_every_machine_as_before",
+        lines: &[Line::V1_14],
+        on: On::Shared,
+        run: |bed| Box::pin(taken_back::run(bed)),
     },
     Flow {
         name: "surge_creates_and_deletes_the_planned_machines",

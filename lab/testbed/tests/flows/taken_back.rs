@@ -1,0 +1,96 @@
+//! `refit abort --revert`: an update is aborted, the version is set back, and every Machine is as
+//! before.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use lab_testbed::{
+    Bed, Cluster, ClusterSpec, cli,
+    cluster::{FROM, TO, error_text},
+    eventually,
+    objects::{HOST_PLAN, UPDATE_GROUP, annotation, condition_text, name, text},
+};
+use serde_json::{Value, json};
+
+use super::look;
+
+const WITHIN: Duration = Duration::from_mins(4);
+/// The step at which hosts are held: nothing is changed yet.
+const STEP: &str = "stage";
+const MARKS: [&str; 2] = [
+    "in-place-updates.internal.cluster.x-k8s.io/update-in-progress",
+    "runtime.cluster.x-k8s.io/pending-hooks",
+];
+
+pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
+    let _calm = bed.calm().await;
+    let spec = ClusterSpec { workers: vec![("md", 2, 0, 1)], ..ClusterSpec::default() };
+    let cluster = bed.cluster("taken-back", &spec).await?;
+    let before = look::identities(&cluster).await?;
+
+    hold(bed, &cluster)?;
+    cluster.change_control_plane(&json!({"version": TO})).await?;
+    take_back(bed, &cluster, TO, "kcp/taken-back").await?;
+    cluster.control_plane_is_at(FROM, WITHIN).await?;
+
+    hold(bed, &cluster)?;
+    let next = "v1.34.3";
+    let change = json!({"template": {"spec": {"version": next}}});
+    cluster.change_workers("md", &change).await?;
+    take_back(bed, &cluster, next, "md/taken-back-md").await?;
+    cluster.workers_are_at("md", FROM, WITHIN).await?;
+
+    let after = look::identities(&cluster).await?;
+    ensure!(before == after, "{before:#?} became {after:#?}");
+    for machine in cluster.machines().await? {
+        let left = MARKS.iter().find(|mark| annotation(&machine, mark).is_some());
+        ensure!(left.is_none(), "{} still has {left:?}", name(&machine));
+        let hosts = bed.hosts();
+        let runs =
+            hosts.with(&cluster.namespace, name(&machine), |host| host.kubelet_version.clone())?;
+        ensure!(runs == FROM, "{} runs {runs}", name(&machine));
+    }
+    for group in cluster.objects.list(UPDATE_GROUP).await? {
+        let blocked = condition_text(&group, "Blocked");
+        ensure!(blocked.starts_with("False"), "{}: {blocked}", name(&group));
+    }
+    Ok(())
+}
+
+fn hold(bed: &Bed, cluster: &Cluster) -> anyhow::Result<()> {
+    for machine in bed.hosts().machines(&cluster.namespace) {
+        bed.hosts().hold(&cluster.namespace, &machine, STEP)?;
+    }
+    Ok(())
+}
+
+/// Waits until a host works for a goal, and gives the goal up. The host goes on once it is ordered
+/// to stop.
+async fn take_back(bed: &Bed, cluster: &Cluster, goal: &str, owner: &str) -> anyhow::Result<()> {
+    eventually("a host is at work", WITHIN, async || {
+        let updates = look::of_goal(cluster, goal).await.map_err(error_text)?;
+        let at_work = updates.iter().any(|update| look::step(update, STEP) == "Running");
+        at_work.then_some(()).ok_or_else(|| "not yet".to_owned())
+    })
+    .await?;
+    let go_on = async {
+        eventually("a host is ordered to stop", WITHIN, async || {
+            let plans = cluster.objects.list(HOST_PLAN).await.map_err(error_text)?;
+            let aborts = plans.iter().any(|plan| plan["spec"]["abort"] == true);
+            aborts.then_some(()).ok_or_else(|| "not yet".to_owned())
+        })
+        .await?;
+        for machine in bed.hosts().machines(&cluster.namespace) {
+            bed.hosts().resume(&cluster.namespace, &machine)?;
+        }
+        anyhow::Ok(())
+    };
+    let args = ["abort", owner, "--revert"];
+    let (rows, gone_on) = futures::join!(cli::json(bed, &cluster.namespace, &args), go_on);
+    gone_on?;
+    let rows = rows?;
+    let reverted = |row: &Value| text(row, "/action") == "reverted" && text(row, "/to") == FROM;
+    let all = rows.as_array().is_some_and(|rows| rows.iter().any(reverted));
+    ensure!(all, "{owner} was not set back: {rows}");
+    Ok(())
+}
