@@ -1,20 +1,26 @@
 //! One watch per kind: store and trigger come from the same stream, deletes included
 //! (`docs/facts/kube-rs.md#one-watch-per-kind`; kube's shared reflectors can hang).
 
+mod objects;
 mod reflect;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::{self, Debug},
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::{
+        Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use tokio::sync::watch;
 
+use self::objects::Objects;
 use crate::guard::Guarded;
 
+pub use objects::Index;
 pub use reflect::{Broken, Limits, everything, follow, read_now, reflect, reflect_within};
 
 /// Namespace and name of an object.
@@ -57,10 +63,12 @@ pub struct Store<K>(Arc<Shared<K>>);
 struct Shared<K> {
     state: RwLock<State<K>>,
     ready: watch::Sender<bool>,
+    /// How often all objects, or those of a namespace, were listed.
+    scans: AtomicU64,
 }
 
 struct State<K> {
-    objects: BTreeMap<ObjectKey, Arc<K>>,
+    objects: Objects<K>,
     /// Objects whose latest version could not be read, with the reason.
     unreadable: BTreeMap<ObjectKey, String>,
     /// The newest resourceVersion from the watch. An object that is not in the store and not newer
@@ -110,21 +118,15 @@ impl<K> Clone for Store<K> {
 
 impl<K> Debug for Store<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Store").field("len", &self.read().objects.len()).finish_non_exhaustive()
+        f.debug_struct("Store")
+            .field("len", &self.read().objects.all().len())
+            .finish_non_exhaustive()
     }
 }
 
 impl<K> Default for Store<K> {
     fn default() -> Self {
-        Self(Arc::new(Shared {
-            state: RwLock::new(State {
-                objects: BTreeMap::new(),
-                unreadable: BTreeMap::new(),
-                seen: 0,
-                ahead: BTreeMap::new(),
-            }),
-            ready: watch::channel(false).0,
-        }))
+        Self::indexed(&[])
     }
 }
 
@@ -142,6 +144,20 @@ fn newer<K: Resource>(known: &K, other: &K) -> bool {
 }
 
 impl<K> Store<K> {
+    /// A store that keeps these indexes.
+    pub fn indexed(indexes: &[Index<K>]) -> Self {
+        Self(Arc::new(Shared {
+            state: RwLock::new(State {
+                objects: Objects::new(indexes),
+                unreadable: BTreeMap::new(),
+                seen: 0,
+                ahead: BTreeMap::new(),
+            }),
+            ready: watch::channel(false).0,
+            scans: AtomicU64::new(0),
+        }))
+    }
+
     fn read(&self) -> RwLockReadGuard<'_, State<K>> {
         self.0.state.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -157,11 +173,13 @@ impl<K> Store<K> {
 
     /// All objects, in order.
     pub fn list(&self) -> Vec<Arc<K>> {
-        self.read().objects.values().cloned().collect()
+        self.0.scans.fetch_add(1, Ordering::Relaxed);
+        self.read().objects.all().values().cloned().collect()
     }
 
     /// The objects of one namespace, in order.
     pub fn list_in(&self, namespace: &str) -> Vec<Arc<K>> {
+        self.0.scans.fetch_add(1, Ordering::Relaxed);
         self.list_prefixed(namespace, "")
     }
 
@@ -170,10 +188,25 @@ impl<K> Store<K> {
         let start = ObjectKey::new(namespace, prefix);
         self.read()
             .objects
+            .all()
             .range(start..)
             .take_while(|(key, _)| key.namespace == namespace && key.name.starts_with(prefix))
             .map(|(_, object)| object.clone())
             .collect()
+    }
+
+    /// The objects that an index lists under a key, in order.
+    ///
+    /// # Panics
+    /// If the store was created without this index.
+    pub fn listed(&self, index: &Index<K>, key: &ObjectKey) -> Vec<Arc<K>> {
+        self.read().objects.listed(index, key)
+    }
+
+    /// How often [`Store::list`] and [`Store::list_in`] were called. Tests ensure with it that the
+    /// cost of an event does not grow with the number of objects.
+    pub fn scans(&self) -> u64 {
+        self.0.scans.load(Ordering::Relaxed)
     }
 
     /// The objects whose latest version could not be read, with the reason. For these the store
@@ -236,7 +269,7 @@ impl<K: Resource> Store<K> {
         let is_gone = |key: &ObjectKey, known: &K| {
             !listed.contains(key) && covers(known) && is_at_most(known, list_version)
         };
-        let gone = state.objects.iter().filter(|(key, known)| is_gone(key, known.as_ref()));
+        let gone = state.objects.all().iter().filter(|(key, known)| is_gone(key, known.as_ref()));
         let gone: Vec<_> = gone.map(|(key, _)| key.clone()).collect();
         for key in gone {
             let before = state.objects.remove(&key);
@@ -308,7 +341,7 @@ impl<K: Resource> Store<K> {
     /// object that Refit changed or deleted since the list was requested keeps that state.
     fn replaced(&self, list: Vec<Guarded<K>>) -> Vec<Change<K>> {
         let mut state = self.write();
-        let mut old = std::mem::take(&mut state.objects);
+        let mut old = state.objects.take();
         state.unreadable.clear();
         let (mut came, mut kept) = (BTreeMap::new(), BTreeMap::new());
         for object in list {
@@ -318,14 +351,14 @@ impl<K: Resource> Store<K> {
             let mut object = match object.0 {
                 Err(unreadable) => {
                     state.unreadable.insert(key.clone(), unreadable.reason);
-                    state.objects.extend(known.map(|known| (key, known)));
+                    state.restore(key, known);
                     continue;
                 }
                 Ok(object) => object,
             };
             if state.wrote_since(&key, known.as_ref(), &object) {
                 kept.extend(state.ahead.remove_entry(&key));
-                state.objects.extend(known.map(|known| (key, known)));
+                state.restore(key, known);
                 continue;
             }
             let ahead = state.ahead.remove(&key);
@@ -375,6 +408,13 @@ impl<K: Resource> State<K> {
         }
     }
 
+    /// Stores the previous state of an object again.
+    fn restore(&mut self, key: ObjectKey, known: Option<Arc<K>>) {
+        if let Some(known) = known {
+            self.objects.insert(key, known);
+        }
+    }
+
     /// Records what the store knows before the watch: the result of an own write, or of a read.
     fn note_write(&mut self, key: ObjectKey, before: Option<Arc<K>>, version: Option<u64>) {
         let ahead = self.ahead.entry(key).or_insert(Ahead { before, version: 0, since_list: true });
@@ -411,7 +451,7 @@ impl<K: Resource> State<K> {
             deletions.insert(key, Change { before: before.or(Some(known)), now: None });
         }
         let objects = &self.objects;
-        let deleted = self.ahead.extract_if(.., |key, _| !objects.contains_key(key));
+        let deleted = self.ahead.extract_if(.., |key, _| objects.get(key).is_none());
         deletions.extend(
             deleted.filter_map(|(key, ahead)| Some((key, Change::of(ahead.before, None)?))),
         );
@@ -430,5 +470,7 @@ fn key_of(meta: &ObjectMeta) -> ObjectKey {
     )
 }
 
+#[cfg(test)]
+mod index_tests;
 #[cfg(test)]
 mod tests;
