@@ -135,8 +135,8 @@ fn workloads(management: &Client, stack: ClientStack, clock: Clock) -> Workloads
     Workloads::new(management.clone(), stack, clock)
 }
 
-/// Caches of the management cluster, one store per kind.
-#[derive(Clone, Debug, Default)]
+/// Caches of the management cluster, one store per kind, with the indexes of `indexes`.
+#[derive(Clone, Debug)]
 pub(crate) struct Stores {
     pub(crate) machines: Store<Machine>,
     pub(crate) machine_sets: Store<MachineSet>,

@@ -1,6 +1,6 @@
 //! The group of a Machine, and the keys that a change wakes.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::{
     api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::OwnerReference,
@@ -15,6 +15,10 @@ use refit_runtime::{ObjectKey, apply};
 
 use crate::{
     context::{Context, Stores},
+    indexes::{
+        CONTROL_PLANE_BY_CLUSTER, MACHINES_BY_OWNER, SETS_BY_GROUP, UPDATES_BY_MACHINE,
+        set_index_key,
+    },
     owner::LiveOwner,
 };
 
@@ -121,49 +125,48 @@ pub(crate) fn owner_generation(stores: &Stores, group: &Group) -> Option<i64> {
 }
 
 /// The Machines of a group, in order of their names.
-pub(crate) fn machines_of(stores: &Stores, group: &ObjectKey) -> Vec<std::sync::Arc<Machine>> {
-    stores
-        .machines
-        .list_in(&group.namespace)
-        .into_iter()
+pub(crate) fn machines_of(stores: &Stores, group: &ObjectKey) -> Vec<Arc<Machine>> {
+    let sets = stores.machine_sets.listed(&SETS_BY_GROUP, group);
+    let owners = sets.iter().map(|set| set_index_key(&ObjectKey::of(set.as_ref())));
+    let machines: BTreeMap<String, Arc<Machine>> = owners
+        .chain([group.clone()])
+        .flat_map(|owner| stores.machines.listed(&MACHINES_BY_OWNER, &owner))
         .filter(|machine| group_of(stores, machine).is_some_and(|g| g.key == *group))
-        .collect()
+        .map(|machine| (machine.name_any(), machine))
+        .collect();
+    machines.into_values().collect()
 }
 
-/// Keys of the NodeUpdates that a change of a Machine wakes: those with its name as prefix. A scan
-/// of all would make the first list of a large fleet quadratic.
+/// The Machines of a MachineSet, in order of their names.
+pub(crate) fn machines_of_set(stores: &Stores, set: &ObjectKey) -> Vec<Arc<Machine>> {
+    stores.machines.listed(&MACHINES_BY_OWNER, &set_index_key(set))
+}
+
+/// The control plane Machines of a Cluster, in order of their names.
+pub(crate) fn control_plane_of(stores: &Stores, cluster: &ObjectKey) -> Vec<Arc<Machine>> {
+    stores.machines.listed(&CONTROL_PLANE_BY_CLUSTER, cluster)
+}
+
+/// Keys of the NodeUpdates that a change of a Machine wakes.
 pub(crate) fn node_update_keys_of_machine(stores: &Stores, machine: &ObjectKey) -> Vec<ObjectKey> {
-    stores
-        .node_updates
-        .list_prefixed(&machine.namespace, &format!("{}-", machine.name))
-        .iter()
-        .filter(|update| update.spec.machine_ref.name == machine.name)
-        .map(|update| ObjectKey::of(update.as_ref()))
-        .collect()
+    let updates = node_updates_of_machine(stores, machine);
+    updates.iter().map(|update| ObjectKey::of(update.as_ref())).collect()
 }
 
 /// The NodeUpdates that refer to a Machine of this name, with any uid.
 pub(crate) fn node_updates_of_machine(
     stores: &Stores,
     machine: &ObjectKey,
-) -> Vec<std::sync::Arc<NodeUpdate>> {
-    stores
-        .node_updates
-        .list_in(&machine.namespace)
-        .into_iter()
-        .filter(|update| update.spec.machine_ref.name == machine.name)
-        .collect()
+) -> Vec<Arc<NodeUpdate>> {
+    stores.node_updates.listed(&UPDATES_BY_MACHINE, machine)
 }
 
 /// Keys of the unfinished NodeUpdates of a group's Machines.
-pub(crate) fn unfinished_of_group(stores: &Stores, group: &UpdateGroup) -> Vec<ObjectKey> {
-    let key = ObjectKey::of(group);
-    stores
-        .node_updates
-        .list_in(&key.namespace)
-        .into_iter()
+pub(crate) fn unfinished_of_group(stores: &Stores, group: &ObjectKey) -> Vec<ObjectKey> {
+    machines_of(stores, group)
+        .iter()
+        .flat_map(|machine| node_updates_of_machine(stores, &ObjectKey::of(machine.as_ref())))
         .filter(|update| !phase_of(update).is_final())
-        .filter(|update| group_of_update(stores, update).is_some_and(|g| g.key == key))
         .map(|update| ObjectKey::of(update.as_ref()))
         .collect()
 }

@@ -8,7 +8,7 @@ use refit_core::change::can_update::HostReport;
 use refit_kinds::{keys, refit::NodeName};
 use refit_runtime::ObjectKey;
 
-use crate::{PlanLocation, context::Context};
+use crate::{PlanLocation, context::Context, indexes::MACHINES_BY_CLUSTER};
 
 /// Key of the HostPlan of a Machine whose Node has this name.
 pub(crate) fn plan_key(ctx: &Context, machine: &Machine, node: &str) -> ObjectKey {
@@ -23,10 +23,8 @@ pub(crate) fn machines_by_node(
     ctx: &Context,
     cluster: &ObjectKey,
 ) -> BTreeMap<NodeName, Arc<Machine>> {
-    let machines = ctx.stores.machines.list_in(&cluster.namespace);
-    let of_cluster =
-        machines.into_iter().filter(|machine| machine.spec.cluster_name == cluster.name);
-    of_cluster.filter_map(|machine| Some((node_name(&machine)?, machine.clone()))).collect()
+    let machines = ctx.stores.machines.listed(&MACHINES_BY_CLUSTER, cluster);
+    machines.into_iter().filter_map(|machine| Some((node_name(&machine)?, machine))).collect()
 }
 
 /// The cached report of the agent on a Machine's host: a hook does not wait for a cluster.

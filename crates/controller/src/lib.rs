@@ -10,7 +10,7 @@
 //! | [`certificates`] | the hook server's certificate, without cert-manager |
 //! | `api_error` | what a failed request means |
 //! | `policy` | annotations for changes that no updater covers, for drains and for hosts |
-//! | `watches`, `groups` | one watch per kind, and the keys that a change wakes |
+//! | `watches`, `groups`, `indexes` | one watch per kind, and the keys that a change wakes |
 //! | `process` | one of several replicas: Lease, probes, shutdown |
 //! | `metrics` | the content of `/metrics` |
 //!
@@ -25,6 +25,7 @@ mod drain;
 mod groups;
 mod hooks;
 mod host_plan;
+mod indexes;
 mod metrics;
 mod node_update;
 mod owner;
@@ -32,6 +33,8 @@ mod policy;
 mod process;
 #[cfg(feature = "sabotage")]
 pub mod sabotage;
+#[cfg(test)]
+mod scan_tests;
 mod settings;
 mod update_group;
 mod watches;

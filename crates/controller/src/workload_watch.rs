@@ -1,7 +1,7 @@
 //! Watches HostPlans, Nodes and the control plane's mirror pods in workload clusters.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     convert::Infallible,
     future::pending,
     sync::{
@@ -42,8 +42,10 @@ use crate::{
     agent_policy,
     api_error::is_silence,
     context::{Context, Stores},
-    groups::node_update_keys_of_machine,
+    groups::control_plane_of,
+    indexes::{MACHINES_BY_CLUSTER, MACHINES_BY_NODE, node_index_key},
     node_update::live::LiveReads,
+    watches::wake_machine,
     workload_objects::{HOST_PLANS, NODES, NodeRecord, PodRecord, STATIC_PODS},
 };
 
@@ -65,7 +67,9 @@ const CRD_HASH: &str = "refit.dev/crd-hash";
 #[derive(Debug, Default)]
 pub(crate) struct WorkloadIndex {
     clusters: Mutex<BTreeMap<ObjectKey, Arc<ClusterView>>>,
-    changed: Notify,
+    /// The Clusters that were added, changed or deleted since they were last looked at.
+    changed: Mutex<BTreeSet<ObjectKey>>,
+    has_changed: Notify,
 }
 
 /// The data from the watches of one workload cluster.
@@ -204,8 +208,13 @@ pub(crate) fn control_plane_pods(client: &Client) -> Api<PodRecord> {
 
 impl WorkloadIndex {
     /// Records that a Cluster was added, changed or deleted.
-    pub(crate) fn clusters_changed(&self) {
-        self.changed.notify_one();
+    pub(crate) fn cluster_changed(&self, cluster: ObjectKey) {
+        self.lock_changed().insert(cluster);
+        self.has_changed.notify_one();
+    }
+
+    fn lock_changed(&self) -> MutexGuard<'_, BTreeSet<ObjectKey>> {
+        self.changed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The view of a Cluster; `None` before its control plane is initialised.
@@ -228,55 +237,44 @@ impl WorkloadIndex {
 /// Watches every workload cluster whose control plane is initialised, until the future is dropped.
 pub(crate) async fn run(ctx: &Context) {
     ctx.stores.clusters.ready().await;
+    let index = &ctx.workload_index;
     let mut watches = FuturesUnordered::new();
     let mut handles: BTreeMap<ObjectKey, AbortHandle> = BTreeMap::new();
     loop {
-        let wanted: Vec<ObjectKey> = initialised(&ctx.stores.clusters);
-        for key in &wanted {
-            if !handles.contains_key(key) {
-                let host_plans = match ctx.settings.plan_location {
-                    PlanLocation::Workload => Store::default(),
-                    PlanLocation::Management => ctx.stores.host_plans.clone(),
-                };
-                let turns = ctx.settings.workers_per_cluster;
-                let view = Arc::new(ClusterView::new(host_plans, turns, ctx.clock.now()));
-                ctx.workload_index.lock().insert(key.clone(), view.clone());
+        for key in std::mem::take(&mut *index.lock_changed()) {
+            let wanted = ctx.stores.clusters.get(&key).is_some_and(|cluster| initialised(&cluster));
+            if wanted && !handles.contains_key(&key) {
+                let view = Arc::new(new_view(ctx));
+                index.lock().insert(key.clone(), view.clone());
                 let (watch, handle) = abortable(watch_cluster(ctx, key.clone(), view));
-                handles.insert(key.clone(), handle);
+                handles.insert(key, handle);
                 watches.push(watch);
-            }
-        }
-        handles.retain(|key, handle| {
-            let stays = wanted.contains(key);
-            if !stays {
+            } else if !wanted && let Some(handle) = handles.remove(&key) {
                 handle.abort();
-                ctx.workload_index.lock().remove(key);
+                index.lock().remove(&key);
                 ctx.workloads.forget(&key.namespace, &key.name);
             }
-            stays
-        });
+        }
         tokio::select! {
             biased;
             Some(_) = watches.next(), if !watches.is_empty() => {}
-            () = ctx.workload_index.changed.notified() => {}
+            () = index.has_changed.notified() => {}
         }
     }
 }
 
-fn initialised(clusters: &Store<Cluster>) -> Vec<ObjectKey> {
-    clusters
-        .list()
-        .iter()
-        .filter(|cluster| {
-            cluster
-                .status
-                .as_ref()
-                .and_then(|status| status.initialization.as_ref())
-                .and_then(|milestones| milestones.control_plane_initialized)
-                .unwrap_or_default()
-        })
-        .map(|cluster| ObjectKey::of(cluster.as_ref()))
-        .collect()
+fn new_view(ctx: &Context) -> ClusterView {
+    let host_plans = match ctx.settings.plan_location {
+        PlanLocation::Workload => Store::default(),
+        PlanLocation::Management => ctx.stores.host_plans.clone(),
+    };
+    ClusterView::new(host_plans, ctx.settings.workers_per_cluster, ctx.clock.now())
+}
+
+fn initialised(cluster: &Cluster) -> bool {
+    let status = cluster.status.as_ref();
+    let milestones = status.and_then(|status| status.initialization.as_ref());
+    milestones.and_then(|milestones| milestones.control_plane_initialized).unwrap_or_default()
 }
 
 async fn watch_cluster(ctx: &Context, key: ObjectKey, view: Arc<ClusterView>) {
@@ -437,10 +435,7 @@ async fn keep_probing(
 
 /// Whether a Cluster has no control plane Machines, as with hosted and managed control planes.
 pub(crate) fn has_hosted_control_plane(stores: &Stores, cluster: &ObjectKey) -> bool {
-    !stores.machines.list_in(&cluster.namespace).iter().any(|machine| {
-        machine.spec.cluster_name == cluster.name
-            && machine.labels().contains_key(keys::CONTROL_PLANE)
-    })
+    control_plane_of(stores, cluster).is_empty()
 }
 
 /// Installs the namespace of the agents and the HostPlan CRD.
@@ -476,37 +471,17 @@ async fn ensure_installed(client: &Client) -> anyhow::Result<()> {
 }
 
 /// Wakes the NodeUpdates of the Machine that has this Node.
-fn wake_node(ctx: &Context, cluster: &ObjectKey, node: &str) {
-    for machine in ctx.stores.machines.list_in(&cluster.namespace) {
-        let of_node = machine
-            .status
-            .as_ref()
-            .and_then(|status| status.node_ref.as_ref())
-            .is_some_and(|node_ref| node_ref.name == node);
-        if machine.spec.cluster_name == cluster.name && of_node {
-            wake_machine(ctx, &ObjectKey::of(machine.as_ref()));
-        }
+pub(crate) fn wake_node(ctx: &Context, cluster: &ObjectKey, node: &str) {
+    let machines = ctx.stores.machines.listed(&MACHINES_BY_NODE, &node_index_key(cluster, node));
+    for machine in machines {
+        wake_machine(ctx, &ObjectKey::of(machine.as_ref()));
     }
 }
 
-fn wake_all(ctx: &Context, cluster: &ObjectKey) {
-    for machine in machines_of_cluster(&ctx.stores, cluster) {
-        wake_machine(ctx, &machine);
+/// Wakes the NodeUpdates of all Machines of a Cluster.
+pub(crate) fn wake_all(ctx: &Context, cluster: &ObjectKey) {
+    let machines = ctx.stores.machines.listed(&MACHINES_BY_CLUSTER, cluster);
+    for machine in machines {
+        wake_machine(ctx, &ObjectKey::of(machine.as_ref()));
     }
-}
-
-fn wake_machine(ctx: &Context, machine: &ObjectKey) {
-    for key in node_update_keys_of_machine(&ctx.stores, machine) {
-        ctx.queues.node_updates.add(key);
-    }
-}
-
-fn machines_of_cluster(stores: &Stores, cluster: &ObjectKey) -> Vec<ObjectKey> {
-    stores
-        .machines
-        .list_in(&cluster.namespace)
-        .iter()
-        .filter(|machine| machine.spec.cluster_name == cluster.name)
-        .map(|machine| ObjectKey::of(machine.as_ref()))
-        .collect()
 }

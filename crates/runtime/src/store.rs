@@ -180,17 +180,12 @@ impl<K> Store<K> {
     /// The objects of one namespace, in order.
     pub fn list_in(&self, namespace: &str) -> Vec<Arc<K>> {
         self.0.scans.fetch_add(1, Ordering::Relaxed);
-        self.list_prefixed(namespace, "")
-    }
-
-    /// The objects of one namespace whose names start with `prefix`, in order.
-    pub fn list_prefixed(&self, namespace: &str, prefix: &str) -> Vec<Arc<K>> {
-        let start = ObjectKey::new(namespace, prefix);
+        let start = ObjectKey::new(namespace, "");
         self.read()
             .objects
             .all()
             .range(start..)
-            .take_while(|(key, _)| key.namespace == namespace && key.name.starts_with(prefix))
+            .take_while(|(key, _)| key.namespace == namespace)
             .map(|(_, object)| object.clone())
             .collect()
     }

@@ -4,8 +4,6 @@
 //! All data comes from the caches. Annotations in the request are not trusted: policy is read from
 //! the live owner and Cluster.
 
-use std::sync::Arc;
-
 use kube::ResourceExt as _;
 use refit_cluster_api::kinds::{Machine, update_in_progress};
 use refit_core::change::{
@@ -13,19 +11,18 @@ use refit_core::change::{
     can_update::{ControlPlaneMachine, Host, Judgement, Known, Peer, unfinished},
     verdict::Unfinished,
 };
-use refit_kinds::{
-    keys,
-    refit::{MachineUid, NodeUpdate},
-    version::StatedVersion,
-};
+use refit_kinds::{refit::MachineUid, version::StatedVersion};
 use refit_runtime::ObjectKey;
 
 use super::{decision, wire};
 use crate::{
     api_error::ReadError,
     context::Context,
-    groups::{Group, controller_of, group_of, group_of_set, machines_of, phase_of},
+    groups::{
+        Group, control_plane_of, group_of, group_of_set, machines_of, machines_of_set, phase_of,
+    },
     host_plan::host_report,
+    indexes::UPDATES_BY_MACHINE_UID,
     node_update::live::read_object,
     owner::{LiveOwner, limits_of},
     policy::{live_policy, unknown},
@@ -33,12 +30,12 @@ use crate::{
 };
 
 /// Serves CanUpdateMachine.
-pub(super) async fn machine(ctx: &Context, body: &[u8]) -> Verdict {
+pub(crate) async fn machine(ctx: &Context, body: &[u8]) -> Verdict {
     answer(ctx, body, wire::MACHINE, |current| about_machine(ctx, current)).await
 }
 
 /// Serves CanUpdateMachineSet.
-pub(super) async fn machine_set(ctx: &Context, body: &[u8]) -> Verdict {
+pub(crate) async fn machine_set(ctx: &Context, body: &[u8]) -> Verdict {
     answer(ctx, body, wire::MACHINE_SET, |current| about_machine_set(ctx, current)).await
 }
 
@@ -114,15 +111,10 @@ fn about_machine(ctx: &Context, current: &Objects) -> Result<Question, NotReady>
     let machine = ctx.stores.machines.get(&key).ok_or_else(|| unknown("Machine", &key))?;
     let group =
         group_of(&ctx.stores, &machine).ok_or(NotReady::OwnerUnknown { machine: key.name })?;
-    let running = Running::in_namespace(ctx, &key.namespace);
     let known = Known {
         policy: live_policy(ctx, &group)?,
-        hosts: vec![host(ctx, &running, &machine)],
-        peers: if group.spec.control_plane {
-            peers(ctx, &running, &group, &machine)
-        } else {
-            Vec::new()
-        },
+        hosts: vec![host(ctx, &machine)],
+        peers: if group.spec.control_plane { peers(ctx, &group, &machine) } else { Vec::new() },
         ..Known::default()
     };
     Ok(Question { group, level: Level::Machine, known })
@@ -133,14 +125,13 @@ fn about_machine_set(ctx: &Context, current: &Objects) -> Result<Question, NotRe
     let set = ctx.stores.machine_sets.get(&key).ok_or_else(|| unknown("MachineSet", &key))?;
     let group = group_of_set(&set);
     let present = machines_of(&ctx.stores, &group.key).len();
-    let running = Running::in_namespace(ctx, &key.namespace);
-    let machines = machines_of_set(ctx, &key);
+    let machines = machines_of_set(&ctx.stores, &key);
     let known = Known {
         policy: live_policy(ctx, &group)?,
-        hosts: machines.iter().map(|machine| host(ctx, &running, machine)).collect(),
+        hosts: machines.iter().map(|machine| host(ctx, machine)).collect(),
         tolerated: usize::try_from(limits_of(&ctx.stores, &group, present).slots()).unwrap_or(0),
         peers: Vec::new(),
-        control_plane: control_plane_of(ctx, &key.namespace, &group),
+        control_plane: control_plane(ctx, &key.namespace, &group),
         api_server: api_server_of(ctx, &key.namespace, &group),
     };
     Ok(Question { group, level: Level::MachineSet, known })
@@ -154,64 +145,46 @@ fn synced_key(ctx: &Context, current: &Objects) -> Result<ObjectKey, NotReady> {
         .ok_or_else(|| NotReady::BadRequest { reason: "the current object has no name".to_owned() })
 }
 
-fn peers(ctx: &Context, running: &Running, group: &Group, this: &Machine) -> Vec<Peer> {
+fn peers(ctx: &Context, group: &Group, this: &Machine) -> Vec<Peer> {
     machines_of(&ctx.stores, &group.key)
         .iter()
         .filter(|machine| machine.name_any() != this.name_any())
-        .map(|machine| Peer { machine: machine.name_any(), unfinished: running.on(machine) })
+        .map(|machine| Peer {
+            machine: machine.name_any(),
+            unfinished: unfinished_on(ctx, machine),
+        })
         .collect()
 }
 
-/// The NodeUpdates of a namespace that have not ended.
-struct Running(Vec<Arc<NodeUpdate>>);
-
-impl Running {
-    fn in_namespace(ctx: &Context, namespace: &str) -> Self {
-        let mut updates = ctx.stores.node_updates.list_in(namespace);
-        updates.retain(|update| !phase_of(update).is_final());
-        Self(updates)
-    }
-
-    fn on(&self, machine: &Machine) -> Option<Unfinished> {
-        let uid = MachineUid::of(&machine.metadata);
-        let requests = self
-            .0
-            .iter()
-            .filter(|update| !uid.is_empty() && update.spec.machine_ref.uid == uid)
-            .map(|update| (update.metadata.name.as_deref().unwrap_or_default(), phase_of(update)));
-        unfinished(requests, update_in_progress(machine))
-    }
+/// The unfinished NodeUpdate of a Machine, or Cluster API's own mark.
+fn unfinished_on(ctx: &Context, machine: &Machine) -> Option<Unfinished> {
+    let uid = MachineUid::of(&machine.metadata);
+    let key = ObjectKey::new(machine.namespace().unwrap_or_default(), &*uid);
+    let updates = if uid.is_empty() {
+        Vec::new()
+    } else {
+        ctx.stores.node_updates.listed(&UPDATES_BY_MACHINE_UID, &key)
+    };
+    let requests = updates
+        .iter()
+        .filter(|update| !phase_of(update).is_final())
+        .map(|update| (update.metadata.name.as_deref().unwrap_or_default(), phase_of(update)));
+    unfinished(requests, update_in_progress(machine))
 }
 
-fn host(ctx: &Context, running: &Running, machine: &Machine) -> Host {
+fn host(ctx: &Context, machine: &Machine) -> Host {
     Host {
         machine: machine.name_any(),
         deleting: machine.metadata.deletion_timestamp.is_some(),
         report: host_report(ctx, machine),
         kubelet: observed_version(machine),
-        unfinished: running.on(machine),
+        unfinished: unfinished_on(ctx, machine),
     }
 }
 
-fn machines_of_set(ctx: &Context, set: &ObjectKey) -> Vec<Arc<Machine>> {
-    ctx.stores
-        .machines
-        .list_in(&set.namespace)
-        .into_iter()
-        .filter(|machine| {
-            controller_of(machine.owner_references())
-                .is_some_and(|owner| owner.kind == "MachineSet" && owner.name == set.name)
-        })
-        .collect()
-}
-
-fn control_plane_of(ctx: &Context, namespace: &str, group: &Group) -> Vec<ControlPlaneMachine> {
-    ctx.stores
-        .machines
-        .list_in(namespace)
+fn control_plane(ctx: &Context, namespace: &str, group: &Group) -> Vec<ControlPlaneMachine> {
+    control_plane_of(&ctx.stores, &ObjectKey::new(namespace, &group.spec.cluster_name))
         .iter()
-        .filter(|machine| machine.spec.cluster_name == group.spec.cluster_name)
-        .filter(|machine| machine.labels().contains_key(keys::CONTROL_PLANE))
         .map(|machine| {
             let (observed, spec) = (observed_version(machine), machine.spec.version.clone());
             ControlPlaneMachine { machine: machine.name_any(), runs: observed.or(spec) }

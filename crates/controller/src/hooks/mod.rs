@@ -11,7 +11,7 @@
 //! | `create` | the object of a new NodeUpdate |
 
 mod body;
-mod can_update;
+pub(crate) mod can_update;
 pub(crate) mod create;
 mod decision;
 mod http;

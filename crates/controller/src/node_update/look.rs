@@ -20,7 +20,7 @@ use refit_runtime::ObjectKey;
 use crate::{
     api_error::{ReadError, is_silence},
     context::{Context, Stores},
-    groups::{self, group_of, machines_of, node_updates_of_machine},
+    groups::{self, control_plane_of, group_of, machines_of, node_updates_of_machine},
     host_plan::{cluster_key, node_name, plan_key},
     owner::{LiveOwner, limits_of},
     policy::{live_drain_policy, live_host_settings, live_policy},
@@ -190,13 +190,8 @@ fn seen(ctx: &Context, update: &NodeUpdate, machine: &Machine, cluster: &Workloa
     let known = update.status.as_ref().map(|status| status.node_name.clone());
     let known = known.filter(|name| !name.is_empty());
     let node_name = known.or_else(|| self::node_name(machine)).unwrap_or_default();
-    let control_plane = ctx
-        .stores
-        .machines
-        .list_in(&key.namespace)
+    let control_plane = control_plane_of(&ctx.stores, key)
         .iter()
-        .filter(|other| other.spec.cluster_name == key.name)
-        .filter(|other| other.labels().contains_key(keys::CONTROL_PLANE))
         .map(|other| ControlPlaneMember {
             machine: other.name_any(),
             node: self::node_name(other),
@@ -226,14 +221,15 @@ fn group(
 ) -> Group {
     let stores = &ctx.stores;
     let machines = machines_of(stores, &owner.key);
-    let updates = by_machine(stores, &owner.key.namespace);
+    let updates = by_machine(stores, &machines);
     let name = machine.name_any();
+    let nodes = nodes.iter().map(|node| (&*node.name, node)).collect();
     let others = machines
         .iter()
         .filter(|other| other.name_any() != name)
         .map(|other| Other {
             machine_uid: MachineUid::of(&other.metadata),
-            available: available(&updates, other, nodes),
+            available: available(&updates, other, &nodes),
         })
         .collect();
     let status = object.status.clone().unwrap_or_default();
@@ -248,17 +244,16 @@ fn group(
     }
 }
 
-/// The NodeUpdates of a namespace by the name of their Machine: one scan serves all Machines.
+/// NodeUpdates by the name of their Machine.
 pub(crate) type ByMachine = BTreeMap<String, Vec<Arc<NodeUpdate>>>;
 
-/// Groups the NodeUpdates of a namespace by Machine.
-pub(crate) fn by_machine(stores: &Stores, namespace: &str) -> ByMachine {
-    let mut sorted = ByMachine::new();
-    for update in stores.node_updates.list_in(namespace) {
-        let machine = update.spec.machine_ref.name.clone();
-        sorted.entry(machine).or_default().push(update);
-    }
-    sorted
+/// The NodeUpdates of the Machines of a group.
+pub(crate) fn by_machine(stores: &Stores, machines: &[Arc<Machine>]) -> ByMachine {
+    let updates = |machine: &Arc<Machine>| {
+        let key = ObjectKey::of(machine.as_ref());
+        (machine.name_any(), node_updates_of_machine(stores, &key))
+    };
+    machines.iter().map(updates).collect()
 }
 
 /// The NodeUpdates that name this Machine.
@@ -267,12 +262,12 @@ pub(crate) fn of_machine<'a>(updates: &'a ByMachine, machine: &Machine) -> &'a [
 }
 
 /// Whether a machine can carry the load of another one.
-fn available(updates: &ByMachine, machine: &Machine, nodes: &[NodeView]) -> bool {
+fn available(updates: &ByMachine, machine: &Machine, nodes: &BTreeMap<&str, &NodeView>) -> bool {
     let uid = MachineUid::of(&machine.metadata);
     let newest = speaker(of_machine(updates, machine).iter().map(AsRef::as_ref), &uid);
     is_available(&MachineView {
         machine,
-        node: node_name(machine).and_then(|name| nodes.iter().find(|node| node.name == name)),
+        node: node_name(machine).and_then(|name| nodes.get(&*name).copied()),
         newest_phase: newest.map(groups::phase_of),
     })
 }

@@ -72,7 +72,7 @@ fn view_of(ctx: &Context, key: &ObjectKey) -> Option<Arc<ClusterView>> {
     ctx.workload_index.view(&cluster_key(&machine))
 }
 
-async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
+pub(crate) async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
     let Some(update) = ctx.stores.node_updates.get(key) else {
         return Ok(Action::Done);
     };

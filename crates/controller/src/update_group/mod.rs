@@ -65,10 +65,10 @@ async fn measured(ctx: Arc<Context>, key: ObjectKey) -> anyhow::Result<Action> {
     outcome
 }
 
-async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
+pub(crate) async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
     let stores = &ctx.stores;
     let machines = machines_of(stores, key);
-    let updates = by_machine(stores, &key.namespace);
+    let updates = by_machine(stores, &machines);
     let Some(object) = stores.update_groups.get(key) else {
         let asked_for = machines.iter().any(|m| !of_machine(&updates, m).is_empty());
         let group = machines.first().and_then(|machine| group_of(stores, machine));
