@@ -147,12 +147,6 @@ pub(crate) fn control_plane_of(stores: &Stores, cluster: &ObjectKey) -> Vec<Arc<
     stores.machines.listed(&CONTROL_PLANE_BY_CLUSTER, cluster)
 }
 
-/// Keys of the NodeUpdates that a change of a Machine wakes.
-pub(crate) fn node_update_keys_of_machine(stores: &Stores, machine: &ObjectKey) -> Vec<ObjectKey> {
-    let updates = node_updates_of_machine(stores, machine);
-    updates.iter().map(|update| ObjectKey::of(update.as_ref())).collect()
-}
-
 /// The NodeUpdates that refer to a Machine of this name, with any uid.
 pub(crate) fn node_updates_of_machine(
     stores: &Stores,

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use refit_kinds::keys;
+use refit_cluster_api::kinds::Machine;
+use refit_kinds::{keys, refit::NodeUpdate};
 use refit_runtime::{
     Clock, ObjectKey,
     client::ClientStack,
@@ -16,7 +17,8 @@ use crate::{
     Settings,
     context::{Context, Stores},
     hooks::can_update,
-    node_update, update_group,
+    node_update::reconcile as reconcile_update,
+    update_group::reconcile as reconcile_group,
     watches::{cluster_changed, group_changed, machine_changed, update_changed},
     workload_watch::{wake_all, wake_node},
 };
@@ -60,6 +62,23 @@ fn template() -> Value {
         "bootstrap": {"configRef": {"apiGroup": "a", "kind": "A", "name": "a"}},
         "infrastructureRef": {"apiGroup": "a", "kind": "A", "name": "a"},
     })
+}
+
+fn finished(machine: &str, ordinal: u32) -> NodeUpdate {
+    node_update(machine, ordinal, "Succeeded")
+}
+
+fn node_update(machine: &str, ordinal: u32, phase: &str) -> NodeUpdate {
+    object(
+        &format!("{machine}-{ordinal}"),
+        json!({
+            "spec": {
+                "machineRef": {"name": machine, "uid": format!("uid-{machine}")},
+                "origin": "Hook", "goalHash": "", "goal": {"kubernetesVersion": "v1.35.0"},
+            },
+            "status": {"phase": phase},
+        }),
+    )
 }
 
 fn fill(stores: &Stores) {
@@ -108,19 +127,8 @@ fn fill(stores: &Stores) {
                     "status": {"nodeRef": {"name": format!("node-{name}")}},
                 }),
             ));
-            for (ordinal, phase) in [(1, "Succeeded"), (2, "Pending")] {
-                stores.node_updates.insert(object(
-                    &format!("{name}-{ordinal}"),
-                    json!({
-                        "spec": {
-                            "machineRef": {"name": name, "uid": format!("uid-{name}")},
-                            "origin": "Hook", "goalHash": "",
-                            "goal": {"kubernetesVersion": "v1.35.0"},
-                        },
-                        "status": {"phase": phase},
-                    }),
-                ));
-            }
+            stores.node_updates.insert(finished(&name, 1));
+            stores.node_updates.insert(node_update(&name, 2, "Pending"));
         }
     }
     for (name, kind, owner) in [
@@ -193,7 +201,7 @@ fn an_event_wakes_its_node_updates_without_a_scan() {
                 let machine = ctx.stores.machines.get(&key("md-1-3")).unwrap();
                 machine_changed(ctx, &machine);
             }),
-            2,
+            1,
         ),
         (
             "NodeUpdate",
@@ -219,8 +227,8 @@ fn an_event_wakes_its_node_updates_without_a_scan() {
             }),
             2 * of_group,
         ),
-        ("Node or HostPlan", Box::new(|ctx| wake_node(ctx, &key("edge-1"), "node-cp-0")), 2),
-        ("outage", Box::new(|ctx| wake_all(ctx, &key("edge-1"))), 4 * of_group),
+        ("Node or HostPlan", Box::new(|ctx| wake_node(ctx, &key("edge-1"), "node-cp-0")), 1),
+        ("outage", Box::new(|ctx| wake_all(ctx, &key("edge-1"))), 2 * of_group),
     ];
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _entered = runtime.enter();
@@ -233,15 +241,45 @@ fn an_event_wakes_its_node_updates_without_a_scan() {
 }
 
 #[tokio::test]
+async fn finished_work_is_not_queued_unless_something_is_left() {
+    let ctx = context();
+    let condition = json!({
+        "type": "MachineUpToDate", "status": "True", "reason": "UpToDate",
+        "message": "the machine runs v1.35.0", "lastTransitionTime": "2026-01-01T00:00:00Z",
+    });
+    let put = |version: u32, conditions: Value| {
+        let body = json!({
+            "metadata": {"ownerReferences": owned_by(CORE, "MachineSet", "md-1")},
+            "spec": template(),
+            "status": {"nodeRef": {"name": "node-md-1-9"}, "conditions": conditions},
+        });
+        let mut machine: Machine = object("md-1-9", body);
+        machine.metadata.resource_version = Some(version.to_string());
+        ctx.stores.machines.insert(machine);
+        ctx.stores.machines.get(&key("md-1-9")).unwrap()
+    };
+    ctx.stores.node_updates.insert(finished("md-1-9", 1));
+    let done = put(1, json!([condition]));
+    for _ in 0..2 {
+        machine_changed(&ctx, &done);
+        update_changed(&ctx, &finished("md-1-9", 1));
+        wake_node(&ctx, &key("edge-1"), "node-md-1-9");
+        assert_eq!(queued(&ctx), 0);
+    }
+    machine_changed(&ctx, &put(2, json!([])));
+    assert_eq!(queued(&ctx), 1, "its condition is gone");
+}
+
+#[tokio::test]
 async fn a_reconcile_does_not_scan() {
     let ctx = context();
     // Writes fail, because no API server answers.
     for update in ["md-1-0-1", "md-1-0-2", "cp-0-1", "cp-0-2"] {
-        let _ = node_update::reconcile(&ctx, &key(update)).await;
+        let _ = reconcile_update(&ctx, &key(update)).await;
         assert_eq!(scans(&ctx.stores), 0, "NodeUpdate {update}");
     }
     for group in ["machinedeployment-md", "kubeadmcontrolplane-cp", "machinedeployment-unknown"] {
-        let _ = update_group::reconcile(&ctx, &key(group)).await;
+        let _ = reconcile_group(&ctx, &key(group)).await;
         assert_eq!(scans(&ctx.stores), 0, "UpdateGroup {group}");
     }
 }

@@ -1,7 +1,8 @@
 //! One watch per kind of the management cluster, and the keys that a change wakes.
 
-use kube::{Api, Client, Resource};
+use kube::{Api, Client, Resource, ResourceExt as _};
 use refit_cluster_api::kinds::{Cluster, Machine};
+use refit_core::node::Ended;
 use refit_kinds::refit::{NodeUpdate, Owner, UpdateGroup, update_group_name};
 use refit_runtime::{ObjectKey, Store, store};
 
@@ -9,9 +10,12 @@ use crate::{
     PlanLocation,
     context::Context,
     groups::{
-        group_of, group_of_set, group_of_update, node_update_keys_of_machine, unfinished_of_group,
+        group_of, group_of_set, group_of_update, node_updates_of_machine, phase_of,
+        unfinished_of_group,
     },
+    host_plan::cluster_key,
     indexes::GROUPS_BY_CLUSTER,
+    node_update::look::update_node_name,
 };
 
 /// Watches every kind until the future is dropped.
@@ -65,11 +69,42 @@ fn owned_group(kind: Owner, owner: &impl kube::ResourceExt) -> ObjectKey {
     )
 }
 
-/// Wakes the NodeUpdates of a Machine.
+/// Wakes the NodeUpdates of a Machine, except those that have ended and left nothing to do.
 pub(crate) fn wake_machine(ctx: &Context, machine: &ObjectKey) {
-    for key in node_update_keys_of_machine(&ctx.stores, machine) {
-        ctx.queues.node_updates.add(key);
+    for update in node_updates_of_machine(&ctx.stores, machine) {
+        wake_update(ctx, &update);
     }
+}
+
+/// Wakes a NodeUpdate, unless it has ended and left nothing to do.
+pub(crate) fn wake_update(ctx: &Context, update: &NodeUpdate) {
+    if !phase_of(update).is_final() || has_work_left(ctx, update) {
+        ctx.queues.node_updates.add(ObjectKey::of(update));
+    }
+}
+
+fn has_work_left(ctx: &Context, update: &NodeUpdate) -> bool {
+    let stores = &ctx.stores;
+    let namespace = update.namespace().unwrap_or_default();
+    let key = ObjectKey::new(namespace, &update.spec.machine_ref.name);
+    let machine = stores.machines.get(&key);
+    let group = machine.as_ref().and_then(|machine| group_of(stores, machine));
+    let group = group.and_then(|group| stores.update_groups.get(&group.key));
+    let status = group.as_ref().and_then(|group| group.status.as_ref());
+    let node = machine.as_ref().and_then(|machine| {
+        let view = ctx.workload_index.view(&cluster_key(machine))?;
+        view.nodes.get(&ObjectKey::new("", &*update_node_name(update, machine)))
+    });
+    let node = node.map(|node| node.view.clone());
+    let of_machine = node_updates_of_machine(stores, &key);
+    let ended = Ended {
+        update,
+        of_machine: &of_machine,
+        machine: machine.as_deref(),
+        slots: status.map_or(&[], |status| &status.slots),
+        node: node.as_ref(),
+    };
+    ended.may_have_work_left()
 }
 
 pub(crate) fn machine_changed(ctx: &Context, machine: &Machine) {
@@ -80,7 +115,7 @@ pub(crate) fn machine_changed(ctx: &Context, machine: &Machine) {
 }
 
 pub(crate) fn update_changed(ctx: &Context, update: &NodeUpdate) {
-    ctx.queues.node_updates.add(ObjectKey::of(update));
+    wake_update(ctx, update);
     if let Some(group) = group_of_update(&ctx.stores, update) {
         ctx.queues.groups.add(group.key);
     }

@@ -2,7 +2,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    future::Future,
+    future::{Future, poll_fn},
+    pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -16,6 +17,9 @@ use crate::clock::instant;
 const BACKOFF_FLOOR: Duration = Duration::from_secs(1);
 /// Maximum delay after failed reconciles.
 const BACKOFF_CEILING: Duration = Duration::from_mins(1);
+
+/// How many turns a worker takes before other futures of its task have theirs.
+const TURNS_WITHOUT_PAUSE: u32 = 64;
 
 /// When a key is reconciled next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,17 +196,38 @@ impl<K: Ord + Clone> Queue<K> {
         // Declared before the futures, so that it is dropped after them.
         let mut taken = Taken { queue: self, keys: BTreeSet::new() };
         let mut running = FuturesUnordered::new();
+        // Turns since the last pause. A reconcile that only reads caches has no pause of its own.
+        let mut turns = 0;
         loop {
-            tokio::select! {
-                biased;
-                Some((key, outcome)) = running.next(), if !running.is_empty() => {
+            if turns == TURNS_WITHOUT_PAUSE {
+                turns = 0;
+                tokio::task::yield_now().await;
+            }
+            turns += 1;
+            let is_full = running.len() >= concurrency;
+            let turn = async {
+                tokio::select! {
+                    biased;
+                    Some((key, outcome)) = running.next(), if !running.is_empty() => {
+                        Turn::Ended(key, outcome)
+                    }
+                    key = self.next(), if !is_full => Turn::Begins(key),
+                }
+            };
+            match noting_pauses(turn, &mut turns).await {
+                Turn::Ended(key, outcome) => {
                     if let Err(error) = &outcome {
-                        tracing::warn!(controller = name, ?key, error = format!("{error:#}"), "reconcile failed");
+                        tracing::warn!(
+                            controller = name,
+                            ?key,
+                            error = format!("{error:#}"),
+                            "reconcile failed"
+                        );
                     }
                     taken.keys.remove(&key);
                     self.done(key, &outcome);
                 }
-                key = self.next(), if running.len() < concurrency => {
+                Turn::Begins(key) => {
                     taken.keys.insert(key.clone());
                     let future = reconcile(key.clone());
                     running.push(async move { (key, future.await) });
@@ -210,6 +235,27 @@ impl<K: Ord + Clone> Queue<K> {
             }
         }
     }
+}
+
+/// What happens next in a worker.
+enum Turn<K, E> {
+    /// A reconcile has ended.
+    Ended(K, Result<Action, E>),
+    /// A key is due.
+    Begins(K),
+}
+
+/// Waits for a future, and sets `turns` to zero when it pauses.
+async fn noting_pauses<T>(future: impl Future<Output = T>, turns: &mut u32) -> T {
+    let mut future = pin!(future);
+    poll_fn(|context| {
+        let polled = future.as_mut().poll(context);
+        if polled.is_pending() {
+            *turns = 0;
+        }
+        polled
+    })
+    .await
 }
 
 /// The keys in progress in one [`Queue::work`].
@@ -425,6 +471,30 @@ mod tests {
         });
         let _ = tokio::time::timeout(Duration::from_secs(6), work).await;
         assert_eq!(*seen.borrow(), [0, 1, 3, 4, 5]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_reconciles_without_a_pause_let_others_have_their_turn() {
+        let (queue, reconciled, seen) =
+            (Queue::default(), RefCell::new(0), RefCell::new(Vec::new()));
+        (0..1000).for_each(|key| queue.add(key));
+        let work = queue.work("test", 16, |_: u32| {
+            *reconciled.borrow_mut() += 1;
+            async { Ok::<_, String>(Action::Done) }
+        });
+        let other = async {
+            while *reconciled.borrow() < 1000 {
+                seen.borrow_mut().push(*reconciled.borrow());
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = work => unreachable!(),
+            () = other => {}
+        }
+        let most = seen.borrow().windows(2).map(|two| two[1] - two[0]).max();
+        assert!(most.is_some_and(|most| most <= TURNS_WITHOUT_PAUSE), "{most:?}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -13,7 +13,7 @@ use refit_core::{
 };
 use refit_kinds::{
     keys,
-    refit::{HostSettings, MachineUid, NodeUpdate, Role, StepState, UpdateGroup},
+    refit::{HostSettings, MachineUid, NodeName, NodeUpdate, Role, StepState, UpdateGroup},
 };
 use refit_runtime::ObjectKey;
 
@@ -187,9 +187,7 @@ impl Look {
 
 fn seen(ctx: &Context, update: &NodeUpdate, machine: &Machine, cluster: &WorkloadCluster) -> Seen {
     let WorkloadCluster { key, view } = cluster;
-    let known = update.status.as_ref().map(|status| status.node_name.clone());
-    let known = known.filter(|name| !name.is_empty());
-    let node_name = known.or_else(|| self::node_name(machine)).unwrap_or_default();
+    let node_name = update_node_name(update, machine);
     let control_plane = control_plane_of(&ctx.stores, key)
         .iter()
         .map(|other| ControlPlaneMember {
@@ -209,6 +207,13 @@ fn seen(ctx: &Context, update: &NodeUpdate, machine: &Machine, cluster: &Workloa
         drain: None,
         evictions: None,
     }
+}
+
+/// The name of the Node that a NodeUpdate works on; empty if there is none yet.
+pub(crate) fn update_node_name(update: &NodeUpdate, machine: &Machine) -> NodeName {
+    let known = update.status.as_ref().map(|status| status.node_name.clone());
+    let known = known.filter(|name| !name.is_empty());
+    known.or_else(|| node_name(machine)).unwrap_or_default()
 }
 
 fn group(

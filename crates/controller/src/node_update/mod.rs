@@ -31,6 +31,7 @@ use crate::{
     drain::{self, DrainTarget},
     host_plan::cluster_key,
     metrics::of_request,
+    watches::wake_update,
     workload_watch::ClusterView,
 };
 
@@ -39,14 +40,29 @@ const AFTER_FIND: Duration = Duration::from_millis(100);
 /// Requeue delay after a refused write: its cause must be removed first.
 const AFTER_REFUSAL: Duration = Duration::from_secs(30);
 
+/// How many NodeUpdates are woken before other work has its turn.
+const WAKES_WITHOUT_PAUSE: usize = 500;
+
 /// Reconciles NodeUpdates until the future is dropped.
 pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
     ctx.stores.wait_synced().await;
+    wake_all(&ctx).await;
     let queue = &ctx.queues.node_updates;
     // Limited per cluster, and per client: with one limit for all, some slow clusters would take all
     // of it.
     queue.work("node-update", usize::MAX, |key| measured(ctx.clone(), key)).await;
     Ok(())
+}
+
+/// Wakes every NodeUpdate that has not ended or has left something to do. Before the caches were
+/// complete, it was not known which have.
+async fn wake_all(ctx: &Context) {
+    for (number, update) in ctx.stores.node_updates.list().iter().enumerate() {
+        if number % WAKES_WITHOUT_PAUSE == WAKES_WITHOUT_PAUSE - 1 {
+            tokio::task::yield_now().await;
+        }
+        wake_update(ctx, update);
+    }
 }
 
 async fn measured(ctx: Arc<Context>, key: ObjectKey) -> anyhow::Result<Action> {

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use refit_cluster_api::kinds::{Machine, update_hook_pending, update_in_progress};
 use refit_kinds::{
     keys,
-    refit::{NodeUpdateStatus, Phase, PlanState},
+    refit::{NodeUpdate, NodeUpdateStatus, Phase, PlanState},
 };
 
 use super::{
@@ -41,7 +41,7 @@ pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) 
     let mut announce = Vec::new();
     if speaks && let Some(machine) = machine {
         let mut changes = guard::remove(machine);
-        changes.extend(retry_done(s, machine, &status));
+        changes.extend(retry_done(&s.update, machine, &status));
         if !changes.is_empty() {
             write = Some(Write::Management(ManagementWrite::Unguard(changes)));
         }
@@ -110,13 +110,13 @@ fn withdrawal(s: &Snapshot, machine: &Machine) -> Announcement {
 
 /// Removes the retry annotation once a later attempt than the one it names has succeeded. An
 /// annotation that names this NodeUpdate requests a future attempt.
-fn retry_done(
-    s: &Snapshot,
+pub(super) fn retry_done(
+    update: &NodeUpdate,
     machine: &Machine,
     status: &NodeUpdateStatus,
 ) -> Option<(String, Option<String>)> {
     let asked = machine.metadata.annotations.as_ref()?.get(keys::RETRY)?;
-    let done = status.phase == Phase::Succeeded && s.update.metadata.name.as_ref() != Some(asked);
+    let done = status.phase == Phase::Succeeded && update.metadata.name.as_ref() != Some(asked);
     done.then(|| (keys::RETRY.to_owned(), None))
 }
 

@@ -32,6 +32,7 @@ mod gate;
 mod guard;
 mod health;
 mod host_steps;
+mod left;
 mod lost;
 mod order;
 mod role;
@@ -60,6 +61,7 @@ pub use drain_sort::{
 pub use gate::requires_live_read;
 pub use health::control_plane_health;
 pub use host_steps::{HostWork, Reboot, plan_steps};
+pub use left::Ended;
 pub use lost::HOST_LOST;
 pub use order::{newest, speaker};
 pub use role::decide_role;

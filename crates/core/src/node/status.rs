@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use refit_cluster_api::kinds::Machine;
 use refit_kinds::{
     conditions,
-    refit::{Blocker, DrainRung, NodeUpdateStatus, Phase, Role, Stage, StepState},
+    refit::{Blocker, DrainRung, NodeUpdate, NodeUpdateStatus, Phase, Role, Stage, StepState},
 };
 
 use super::{
@@ -292,12 +293,22 @@ pub(super) fn machine_condition(
 ) -> Option<Write> {
     let machine = s.own_machine()?;
     // An older NodeUpdate that is still ending must not contradict the newest.
-    if !speaks(s) || machine.metadata.deletion_timestamp.is_some() {
+    speaks(s).then(|| condition_change(&s.update, machine, status, now)).flatten()
+}
+
+/// The same for the NodeUpdate that speaks for the Machine.
+pub(super) fn condition_change(
+    update: &NodeUpdate,
+    machine: &Machine,
+    status: &NodeUpdateStatus,
+    now: Timestamp,
+) -> Option<Write> {
+    if machine.metadata.deletion_timestamp.is_some() {
         return None;
     }
     let conditions = machine.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let known = conditions::get(conditions, conditions::MACHINE_UP_TO_DATE);
-    let wanted = wanted_condition(s, status);
+    let wanted = wanted_condition(update, status);
     let Some((state, reason, message)) = wanted else {
         return known.map(|_| Write::Management(ManagementWrite::MachineCondition(None)));
     };
@@ -308,11 +319,11 @@ pub(super) fn machine_condition(
 }
 
 fn wanted_condition(
-    s: &Snapshot,
+    update: &NodeUpdate,
     status: &NodeUpdateStatus,
 ) -> Option<(&'static str, &'static str, String)> {
-    let name = s.update.metadata.name.as_deref().unwrap_or_default();
-    let goal = &s.update.spec.goal.kubernetes_version;
+    let name = update.metadata.name.as_deref().unwrap_or_default();
+    let goal = &update.spec.goal.kubernetes_version;
     match status.phase {
         Phase::Pending | Phase::Waiting | Phase::Staging => {
             // The condition must not report a rejected write that may be the condition itself.

@@ -4,6 +4,7 @@ mod drain_sorting;
 mod ends;
 mod handover;
 mod host_steps;
+mod left;
 mod lost;
 mod model;
 mod phases;

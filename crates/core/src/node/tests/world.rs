@@ -281,7 +281,27 @@ impl One {
     }
 
     pub(super) fn decide_with(&self, evictions: Option<Vec<EvictionRefusal>>) -> Decision {
-        decide(&self.snapshot(evictions), at(self.now))
+        let decision = decide(&self.snapshot(evictions), at(self.now));
+        let acts = decision.write.is_some() || decision.requeue.is_some();
+        assert!(
+            !acts || !self.phase().is_final() || self.may_have_work_left(),
+            "nothing wakes an ended update that does {:?}",
+            decision.write
+        );
+        decision
+    }
+
+    pub(super) fn may_have_work_left(&self) -> bool {
+        let of_machine: Vec<_> =
+            self.siblings.iter().chain([&self.update]).cloned().map(Arc::new).collect();
+        let ended = Ended {
+            update: &self.update,
+            of_machine: &of_machine,
+            machine: self.machine.as_ref(),
+            slots: self.group.as_ref().map_or(&[][..], |group| &group.slots),
+            node: self.node().filter(|_| self.reachable),
+        };
+        ended.may_have_work_left()
     }
 
     pub(super) fn snapshot(&self, evictions: Option<Vec<EvictionRefusal>>) -> Snapshot {
