@@ -11,7 +11,7 @@
 //! | `api_error` | what a failed request means |
 //! | `policy` | annotations for changes that no updater covers, for drains and for hosts |
 //! | `watches`, `groups`, `indexes` | one watch per kind, and the keys that a change wakes |
-//! | `process` | one of several replicas: Lease, probes, shutdown |
+//! | `process`, `liveness` | one of several replicas: Lease, probes, shutdown |
 //! | `metrics` | the content of `/metrics` |
 //!
 //! Every module is thin: it reads caches, calls `refit-core` and writes.
@@ -26,6 +26,7 @@ mod groups;
 mod hooks;
 mod host_plan;
 mod indexes;
+mod liveness;
 mod metrics;
 mod node_update;
 mod owner;
@@ -46,6 +47,7 @@ use std::{future::pending, sync::Arc};
 use anyhow::Context as _;
 use futures::future::BoxFuture;
 use refit_runtime::{Clock, client::ClientStack, lease::Leadership, net::Listener, serve, tls};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 pub use agent_access::rights as agent_rights;
@@ -56,7 +58,11 @@ pub use hooks::{
 pub use process::Process;
 pub use settings::{PlanLocation, Settings};
 
-use crate::{context::Context, process::Candidate};
+use crate::{
+    context::Context,
+    liveness::{Heartbeat, Liveness},
+    process::Candidate,
+};
 
 /// How many calls to the management cluster are in progress at once, apart from watches.
 const MANAGEMENT_CALLS: usize = 64;
@@ -108,6 +114,7 @@ async fn run_to_end(
     let ControllerOptions { stack, config, clock, hooks: server, settings, process } = options;
     let Process { lease, probes, stop, drain_delay } = process;
     let candidate = lease.map(|lease| Candidate::new(lease, &stack, &config, clock)).transpose()?;
+    let candidate = candidate.map(Arc::new);
     let leadership = match &candidate {
         Some(_) => Leadership::candidate(clock),
         None => Leadership::alone(clock),
@@ -140,19 +147,34 @@ async fn run_to_end(
         }
         pending().await
     };
-    let probing = async {
-        match probes {
-            Some(listener) => serve::serve(listener, None, service.probes(), pending()).await,
+    let heartbeat = Arc::<Heartbeat>::default();
+    let live = Liveness { probes: service.probes(), heartbeat: heartbeat.clone() };
+    // In tasks of their own: a long turn of the main task must neither cost the Lease nor keep a
+    // probe waiting. They end with this future.
+    let mut own_tasks = JoinSet::new();
+    let probed = probes.is_some();
+    if let Some(listener) = probes {
+        own_tasks.spawn(async move {
+            serve::serve(listener, None, live, pending()).await;
+            anyhow::anyhow!("the listener of the probes is closed")
+        });
+    }
+    if let Some(candidate) = candidate.clone() {
+        let leadership = ctx.leadership.clone();
+        own_tasks.spawn(async move { match candidate.run(&leadership).await {} });
+    }
+    let tasks_end = async {
+        match own_tasks.join_next().await {
+            Some(Ok(ended)) => Err(ended),
+            Some(Err(panicked)) => Err(panicked).context("a task of the process failed"),
             None => pending().await,
         }
-        anyhow::bail!("the listener of the probes is closed")
     };
-    let election = async {
-        match &candidate {
-            Some(candidate) => candidate.run(&ctx.leadership).await,
-            None => pending().await,
+    let beating = async {
+        if probed {
+            heartbeat.keep().await;
         }
-        anyhow::Ok(())
+        pending::<anyhow::Result<()>>().await
     };
     let watches = async {
         Box::pin(watches::run(&ctx)).await;
@@ -165,10 +187,12 @@ async fn run_to_end(
     tokio::select! {
         biased;
         outcome = async {
-            futures::try_join!(watches, workloads, serving, lead(control.clone()), election, probing)
+            futures::try_join!(watches, workloads, serving, lead(control.clone()), tasks_end, beating)
         } => outcome.map(|((), (), (), (), (), ())| ())?,
         () = process::end(&ctx, stop, drain_delay, &closing, &served) => {}
     }
+    // No renewal may follow the release.
+    own_tasks.shutdown().await;
     if let Some(candidate) = &candidate {
         candidate.release().await;
     }

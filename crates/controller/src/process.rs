@@ -1,6 +1,6 @@
 //! One of several replicas: its Lease candidacy, its probes, its shutdown.
 
-use std::time::Duration;
+use std::{convert::Infallible, time::Duration};
 
 use anyhow::Context as _;
 use kube::Client;
@@ -64,9 +64,8 @@ impl Candidate {
     }
 
     /// Runs for election until the future is dropped.
-    pub(crate) async fn run(&self, leadership: &Leadership) {
-        let client = self.client.clone();
-        match lease::elect(client, self.clock, &self.settings, leadership).await {}
+    pub(crate) async fn run(&self, leadership: &Leadership) -> Infallible {
+        lease::elect(self.client.clone(), self.clock, &self.settings, leadership).await
     }
 
     /// Releases the Lease.

@@ -2,13 +2,13 @@
 
 use std::{
     convert::Infallible,
-    sync::{Arc, Mutex},
+    sync::{Arc, Condvar, Mutex},
     time::Duration,
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use k8s_openapi::{
-    api::core::v1::Secret,
+    api::{coordination::v1::Lease, core::v1::Secret},
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{
@@ -22,7 +22,7 @@ use refit_kinds::{crds, hooks, refit::NodeUpdate};
 use refit_runtime::{
     Clock,
     client::{ClientStack, HttpsPoster},
-    gate::Open,
+    gate::{Effect, Fate, Gate, Open},
     lease::LeaseSettings,
     net::{Dialer, MemoryNetwork},
     serve,
@@ -103,8 +103,12 @@ impl World {
     }
 
     fn stack(&self) -> ClientStack {
+        self.gated(Arc::new(Open))
+    }
+
+    fn gated(&self, gate: Arc<dyn Gate>) -> ClientStack {
         let dialer = Dialer::Memory(self.network.clone(), Arc::new(Open));
-        ClientStack::new(dialer, Arc::new(Open), "refit-test/0")
+        ClientStack::new(dialer, gate, "refit-test/0")
     }
 
     fn start(&self) -> JoinHandle<anyhow::Result<()>> {
@@ -112,13 +116,17 @@ impl World {
     }
 
     fn start_as(&self, process: Process) -> JoinHandle<anyhow::Result<()>> {
+        self.start_with(process, self.stack())
+    }
+
+    fn start_with(&self, process: Process, stack: ClientStack) -> JoinHandle<anyhow::Result<()>> {
         let ca = &self.authority;
         let mut config = Config::new(format!("https://{API}:6443").parse().unwrap());
         let pem = ca.material().cert_pem.as_bytes();
         config.root_cert = Some(vec![CertificateDer::from_pem_slice(pem).unwrap().to_vec()]);
         let cert = ReloadableCert::new(&ca.server(&[HOOKS], validity()).unwrap()).unwrap();
         tokio::spawn(run(ControllerOptions {
-            stack: self.stack(),
+            stack,
             config,
             clock: self.clock,
             hooks: HookServer {
@@ -234,6 +242,89 @@ async fn shutdown_waits_for_writes_in_flight() {
         assert_eq!(begun(), ended(), "{:?}", world.calls.lock().unwrap());
         world.patches.lock().unwrap().0 = Duration::ZERO;
     }
+}
+
+/// Blocks the thread that writes to a NodeUpdate, as a turn of the main task that never ends.
+#[derive(Default)]
+struct BlockedWrites {
+    blocked: Mutex<bool>,
+    freed: Condvar,
+}
+
+impl BlockedWrites {
+    fn set(&self, blocked: bool) {
+        *self.blocked.lock().unwrap() = blocked;
+        self.freed.notify_all();
+    }
+}
+
+impl Gate for BlockedWrites {
+    fn before(&self, effect: &Effect) -> Fate {
+        let of_update = match effect {
+            Effect::Api { path, .. } => path.contains("/nodeupdates/"),
+            Effect::Journal { .. } | Effect::Host { .. } => false,
+        };
+        let blocked = self.blocked.lock().unwrap();
+        let _freed = self.freed.wait_while(blocked, |blocked| *blocked && of_update).unwrap();
+        Fate::Alive
+    }
+
+    fn after(&self, _: &Effect) -> Fate {
+        Fate::Alive
+    }
+
+    fn fate(&self) -> Fate {
+        Fate::Alive
+    }
+}
+
+/// Frees the writes at the end of a test, which could not end otherwise.
+struct Freed(Arc<BlockedWrites>);
+
+impl Drop for Freed {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_busy_main_task_keeps_its_lease_and_answers_probes() {
+    let world = World::new().await;
+    world.add_machine().await;
+    let clusters: Api<Cluster> = Api::namespaced(world.client.clone(), "default");
+    let ready = json!({"status": {"initialization": {"controlPlaneInitialized": true}}});
+    clusters.patch_status("edge-1", &<_>::default(), &Patch::Merge(&ready)).await.unwrap();
+    let gate = Arc::new(BlockedWrites::default());
+    let lease = LeaseSettings {
+        duration: Duration::from_secs(5),
+        renew_deadline: Duration::from_secs(3),
+        retry_period: Duration::from_millis(200),
+        ..LeaseSettings::new("default", "refit-controller", "a")
+    };
+    let probes = Some(world.network.listen("probes.test", 80));
+    let process = Process { lease: Some(lease), probes, ..Process::default() };
+    let process = world.start_with(process, world.gated(gate.clone()));
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    gate.set(true);
+    let _freed = Freed(gate.clone());
+    world.update_machine("v1.35.0").await;
+    // The status write begins within this time, and blocks the main task from then on.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let leases: Api<Lease> = Api::namespaced(world.client.clone(), "default");
+    let renewed = async || {
+        let lease = leases.get("refit-controller").await.unwrap();
+        lease.spec.unwrap().renew_time.unwrap().0
+    };
+    let before = renewed().await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(renewed().await > before, "the Lease is renewed");
+    let probes = Config::new("http://probes.test:80".parse().unwrap());
+    let probes = world.stack().client(&probes).unwrap();
+    let health = http::Request::get("/healthz").body(Vec::new()).unwrap();
+    let answer = tokio::time::timeout(Duration::from_secs(1), probes.request_text(health)).await;
+    assert_eq!(answer.unwrap().unwrap(), "ok");
+    assert!(world.node_updates().await[0].status.is_none(), "the main task is still blocked");
+    process.abort();
 }
 
 /// In this test, the management cluster is its own workload cluster.
