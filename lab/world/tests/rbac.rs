@@ -30,6 +30,7 @@ use lab_world::world::{Actor, Enforced, MachineFacts, WORKLOAD_USER, World, Worl
 use refit_cluster_api::kinds::{Machine, MachineDrainRule};
 use refit_install::{Choices, Part, manifests, manifests::WORKLOAD_ROLE, objects};
 use refit_kinds::json::{name, text};
+use refit_kinds::keys;
 use refit_kinds::refit::NodeUpdate;
 use refit_runtime::Clock;
 use serde_json::{Value, json};
@@ -205,6 +206,7 @@ async fn rare_events(world: &World) {
     assert!(world.kill(&Actor::Controller) && world.kill(&Actor::Standby));
     world.pass(Duration::from_mins(2)).await;
 
+    old_updates(world).await;
     world.upgrade("v1.35.1").await.unwrap();
     until_phase(world, "Staging").await;
     let updates = world.node_updates();
@@ -220,6 +222,23 @@ async fn rare_events(world: &World) {
         })
         .await
         .unwrap_or_else(|error| panic!("{error}\n{}", picture(world)));
+}
+
+/// More NodeUpdates of a Machine than stay, all of which ended long ago.
+async fn old_updates(world: &World) {
+    let updates: Api<NodeUpdate> = Api::namespaced(world.client(TEST).unwrap(), "default");
+    let known = world.node_updates()[0].as_ref().clone();
+    let machine = text(&known, "/spec/machineRef/name").to_owned();
+    for ordinal in 100..104 {
+        let mut aborted = known.clone();
+        aborted["metadata"] = json!({
+            "name": format!("{machine}-{ordinal}"), "namespace": "default",
+            "labels": {keys::MACHINE_NAME: machine},
+        });
+        aborted["spec"]["stage"] = "Abort".into();
+        create_object(&updates, aborted).await;
+    }
+    world.pass(Duration::from_mins(70)).await;
 }
 
 /// Prepares drains that use all of their rights: a drain rule that selects namespaces, a pod that

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use kube::{Api, ResourceExt as _};
+use kube::{Api, ResourceExt as _, api::ListParams};
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
     change::{
@@ -151,12 +151,16 @@ impl Request<'_> {
                     if let Some(refused) = self.not_asked().await? {
                         return Ok(refused);
                     }
-                    match self.create(ordinal).await? {
-                        (made, Ensured::Created) => {
-                            self.ctx.stores.node_updates.insert(made);
-                            return Ok(Answer::retry("pending", SOON_SECONDS).into());
-                        }
-                        (found, Ensured::Found) => found,
+                    let known = newest(known, &self.facts.uid);
+                    match self.newest_live(known).await? {
+                        Some(newer) => newer,
+                        None => match self.create(ordinal).await? {
+                            (made, Ensured::Created) => {
+                                self.ctx.stores.node_updates.insert(made);
+                                return Ok(Answer::retry("pending", SOON_SECONDS).into());
+                            }
+                            (found, Ensured::Found) => found,
+                        },
                     }
                 }
             };
@@ -190,9 +194,29 @@ impl Request<'_> {
         known
     }
 
-    /// The NodeUpdate of the next ordinal, if it exists: the cache may be stale, and "done" is the
-    /// only response that cannot be revoked.
+    /// The newest NodeUpdate of the Machine, read live, if it is newer than the newest known one.
+    /// The cache may be stale, and the ordinals that follow what it knows may be pruned already.
+    async fn newest_live(&self, known: Option<&NodeUpdate>) -> kube::Result<Option<NodeUpdate>> {
+        let of_machine = format!("{}={}", keys::MACHINE_NAME, self.key.name);
+        let list = self.api.list(&ListParams::default().labels(&of_machine)).await?;
+        let listed: Vec<_> = list.items.into_iter().map(Arc::new).collect();
+        #[cfg(feature = "sabotage")]
+        let listed = self.ctx.sabotage.forget_requests(listed);
+        let all = known.into_iter().chain(listed.iter().map(AsRef::as_ref));
+        let newest = newest(all, &self.facts.uid);
+        let is_known = |newest: &&NodeUpdate| {
+            known.is_some_and(|known| known.metadata.name == newest.metadata.name)
+        };
+        Ok(newest.filter(|newest| !is_known(newest)).cloned())
+    }
+
+    /// A NodeUpdate that is newer than the newest known one, read live: "done" is the only response
+    /// that cannot be revoked.
     async fn newer_than(&self, newest: Option<&NodeUpdate>) -> kube::Result<Option<NodeUpdate>> {
+        if let Some(newer) = self.newest_live(newest).await? {
+            return Ok(Some(newer));
+        }
+        // An operator's NodeUpdate may lack the label.
         let name = newest.map(kube::ResourceExt::name_any).unwrap_or_default();
         match ordinal_of(&name, &self.key.name) {
             None => Ok(None),

@@ -1,7 +1,8 @@
-//! The controller of UpdateGroups: creates them, shows which Machines wait and why, and frees the
-//! slots of Machines that are gone.
+//! The controller of UpdateGroups: creates them, shows which Machines wait and why, frees the
+//! slots of Machines that are gone, and deletes old NodeUpdates.
 
 mod live;
+mod prune;
 
 use std::{sync::Arc, time::Duration};
 
@@ -42,6 +43,8 @@ use crate::{
 
 /// Requeue delay after a write conflict.
 const AFTER_CONFLICT: Duration = Duration::from_millis(500);
+/// Requeue delay while old NodeUpdates are left to delete.
+const MORE_TO_PRUNE: Duration = Duration::from_secs(1);
 /// How often a group with slots is checked without an event: the deletion of a Machine may be
 /// missed.
 const SLOT_RECHECK: Duration = Duration::from_mins(1);
@@ -101,6 +104,9 @@ pub(crate) async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<
     }
     for key in given_up_for_another_version(stores, &group, &machines, &speakers) {
         ctx.queues.node_updates.add(key);
+    }
+    if prune::prune(ctx, &machines, &updates, &next.slots).await? {
+        return Ok(Action::RequeueAfter(MORE_TO_PRUNE));
     }
     let idle = next.slots.is_empty();
     Ok(if idle { Action::Done } else { Action::RequeueAfter(SLOT_RECHECK) })

@@ -1,6 +1,9 @@
 //! UpdateMachine, and the NodeUpdates that it creates.
 
-use kube::{ResourceExt as _, api::PostParams};
+use kube::{
+    ResourceExt,
+    api::{DeleteParams, PostParams},
+};
 use lab_apiserver::Down;
 use refit_cluster_api::kinds::Machine;
 use refit_controller::{NewNodeUpdate, node_update, sabotage::Safeguard};
@@ -100,6 +103,25 @@ async fn an_uncached_newer_node_update_prevents_done() {
     fleet.assert_metric("machines{phase=\"Succeeded\"} 1").await;
     let answer = fleet.update("edge-1-w-0", NEW).await;
     assert!(answer.waits("stopping NodeUpdate edge-1-w-0-2"), "{answer:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stale_cache_does_not_use_a_deleted_ordinal_again() {
+    let fleet = Fleet::new().await;
+    for ordinal in 1..=3 {
+        let goal = Goal::of_version(NEW.parse().unwrap());
+        another_replica_makes(&fleet, "edge-1-w-0", ordinal, goal).await;
+    }
+    fleet.end_updates(Phase::Stopped).await;
+    let updates = fleet.api::<NodeUpdate>();
+    for pruned in ["edge-1-w-0-1", "edge-1-w-0-2"] {
+        updates.delete(pruned, &DeleteParams::default()).await.unwrap();
+    }
+    fleet.assert_metric("machines{phase=\"None\"} 5").await;
+    let answer = fleet.update("edge-1-w-0", NEWER).await;
+    assert!(answer.waits("pending"), "{answer:?}");
+    let names: Vec<_> = fleet.updates().await.iter().map(ResourceExt::name_any).collect();
+    assert_eq!(names, ["edge-1-w-0-3", "edge-1-w-0-4"]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,6 +2,7 @@
 
 mod lab;
 mod neighbours;
+mod pruned;
 mod refused;
 
 use std::time::Duration;

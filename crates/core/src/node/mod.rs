@@ -35,6 +35,7 @@ mod host_steps;
 mod left;
 mod lost;
 mod order;
+mod prune;
 mod role;
 mod snapshot;
 mod status;
@@ -64,6 +65,7 @@ pub use host_steps::{HostWork, Reboot, plan_steps};
 pub use left::Ended;
 pub use lost::HOST_LOST;
 pub use order::{newest, speaker};
+pub use prune::{KEPT_FOR, KEPT_UPDATES, prunable};
 pub use role::decide_role;
 pub use snapshot::{
     Announcement, ControlPlaneMember, Decision, EvictionRefusal, Group, GroupState, ImageVersion,

@@ -20,7 +20,7 @@ pub(super) fn is_newer(a: &NodeUpdate, b: &NodeUpdate) -> bool {
     order(a) > order(b)
 }
 
-fn order(update: &NodeUpdate) -> Order {
+pub(super) fn order(update: &NodeUpdate) -> Order {
     let name = update.metadata.name.clone().unwrap_or_default();
     let ordinal = refit_kinds::refit::ordinal_of(&name, &update.spec.machine_ref.name);
     let created = update.metadata.creation_timestamp.as_ref().map(|time| time.0);
