@@ -8,10 +8,12 @@ use std::{
     time::Duration,
 };
 
-use kube::Client;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{Client, ResourceExt as _};
 use refit_cluster_api::kinds::{
     Cluster, KubeadmControlPlane, Machine, MachineDeployment, MachineDrainRule, MachineSet,
 };
+use refit_core::change::asked::opted_in;
 use refit_kinds::refit::{HostPlan, NodeUpdate, UpdateGroup};
 use refit_runtime::{
     Clock, ObjectKey, Store, client::ClientStack, events::Recorder, lease::Leadership,
@@ -118,6 +120,12 @@ impl Context {
         }
     }
 
+    /// Whether a namespace opted in: Refit acts in no other one.
+    pub(crate) fn opted_in(&self, namespace: &str) -> bool {
+        let found = self.stores.namespaces.get(&ObjectKey::new("", namespace));
+        found.is_some_and(|namespace| opted_in(namespace.labels()))
+    }
+
     /// Marks the process as shutting down: it is no longer ready.
     pub(crate) fn begin_to_end(&self) {
         self.ending.store(true, Ordering::Relaxed);
@@ -143,6 +151,7 @@ pub(crate) struct Stores {
     pub(crate) machine_deployments: Store<MachineDeployment>,
     pub(crate) control_planes: Store<KubeadmControlPlane>,
     pub(crate) clusters: Store<Cluster>,
+    pub(crate) namespaces: Store<Namespace>,
     pub(crate) node_updates: Store<NodeUpdate>,
     pub(crate) update_groups: Store<UpdateGroup>,
     /// MachineDrainRules, for drains. Startup does not wait for their first list: an older Cluster
@@ -161,6 +170,7 @@ impl Stores {
             && self.machine_deployments.is_ready()
             && self.control_planes.is_ready()
             && self.clusters.is_ready()
+            && self.namespaces.is_ready()
             && self.node_updates.is_ready()
             && self.update_groups.is_ready()
     }
@@ -172,6 +182,7 @@ impl Stores {
         self.machine_deployments.ready().await;
         self.control_planes.ready().await;
         self.clusters.ready().await;
+        self.namespaces.ready().await;
         self.node_updates.ready().await;
         self.update_groups.ready().await;
     }

@@ -109,6 +109,7 @@ impl Default for Stores {
             machine_deployments: Store::default(),
             control_planes: Store::default(),
             clusters: Store::default(),
+            namespaces: Store::default(),
             node_updates: Store::indexed(&[UPDATES_BY_MACHINE, UPDATES_BY_MACHINE_UID]),
             update_groups: Store::indexed(&[GROUPS_BY_CLUSTER]),
             drain_rules: Store::default(),

@@ -82,6 +82,10 @@ fn node_update(machine: &str, ordinal: u32, phase: &str) -> NodeUpdate {
 }
 
 fn fill(stores: &Stores) {
+    let opted_in = json!({"metadata": {
+        "name": NAMESPACE, "labels": {keys::IN_PLACE: keys::OPTED_IN},
+    }});
+    stores.namespaces.insert(serde_json::from_value(opted_in).unwrap());
     stores.clusters.insert(object(
         "edge-1",
         json!({
@@ -155,6 +159,7 @@ fn mark_ready(stores: &Stores) {
         machine_deployments,
         control_planes,
         clusters,
+        namespaces,
         node_updates,
         update_groups,
         drain_rules: _,
@@ -165,6 +170,7 @@ fn mark_ready(stores: &Stores) {
     machine_deployments.mark_ready();
     control_planes.mark_ready();
     clusters.mark_ready();
+    namespaces.mark_ready();
     node_updates.mark_ready();
     update_groups.mark_ready();
 }
@@ -175,6 +181,7 @@ fn scans(stores: &Stores) -> u64 {
         + stores.machine_deployments.scans()
         + stores.control_planes.scans()
         + stores.clusters.scans()
+        + stores.namespaces.scans()
         + stores.node_updates.scans()
         + stores.update_groups.scans()
 }

@@ -1,5 +1,6 @@
 //! One watch per kind of the management cluster, and the keys that a change wakes.
 
+use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use refit_cluster_api::kinds::{Cluster, Machine};
 use refit_core::node::Ended;
@@ -33,6 +34,13 @@ pub(crate) async fn run(ctx: &Context) {
             queues.groups.add(owned_group(Owner::ControlPlane, control_plane));
         }),
         watch(client, &stores.clusters, |cluster| cluster_changed(ctx, cluster)),
+        // Hooks look the labels up; nothing waits for their change.
+        store::reflect(
+            Api::all(client.clone()),
+            store::everything(),
+            stores.namespaces.clone(),
+            |_: &Namespace| {},
+        ),
         watch(client, &stores.node_updates, |update| update_changed(ctx, update)),
         watch(client, &stores.update_groups, |group| group_changed(ctx, group)),
         // A drain polls every few seconds anyway.

@@ -18,7 +18,7 @@ use kube::{
 use lab_apiserver::{ApiServer, Options};
 use refit_cluster_api::kinds::{Cluster, Machine, MachineSpec};
 use refit_controller::{ControllerOptions, HookServer, Process, Settings, run};
-use refit_kinds::{crds, hooks, refit::NodeUpdate};
+use refit_kinds::{crds, hooks, keys, refit::NodeUpdate};
 use refit_runtime::{
     Clock,
     client::{ClientStack, HttpsPoster},
@@ -34,7 +34,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
-use crate::common::objects::update_asked;
+use crate::common::objects::{label_default, update_asked};
 
 const API: &str = "management.refit.sandbox";
 const HOOKS: &str = "refit-webhook.refit-system.svc";
@@ -74,6 +74,7 @@ impl World {
         for crd in crds::refit_crds().into_iter().chain(refit_cluster_api::crds()) {
             crds.create(&PostParams::default(), &crd).await.unwrap();
         }
+        label_default(&client, json!({keys::IN_PLACE: keys::OPTED_IN})).await;
         let network = MemoryNetwork::default();
         let authority = Authority::new("sandbox", validity()).unwrap();
         let cert = ReloadableCert::new(&authority.server(&[API], validity()).unwrap()).unwrap();

@@ -75,8 +75,11 @@ pub const MANAGER: &str = "refit";
 pub const HOST_LOST_AFTER: &str = "refit.dev/host-lost-after";
 /// How to handle a change that no updater covers: `Preserve` or `Replace`.
 pub const ON_UNCOVERED: &str = "refit.dev/on-uncovered";
-/// `Disabled` leaves the rollout of an owner or Cluster to Cluster API.
+/// On an owner or Cluster: `Disabled` leaves its rollout to Cluster API. As a label of a Namespace:
+/// [`OPTED_IN`] lets Refit act there.
 pub const IN_PLACE: &str = "refit.dev/in-place";
+/// Value of the label [`IN_PLACE`] of a Namespace that opted in.
+pub const OPTED_IN: &str = "enabled";
 /// Requests one more attempt after the named NodeUpdate failed permanently.
 pub const RETRY: &str = "refit.dev/retry";
 /// On an aborted NodeUpdate: Refit stopped it because the goal of its Machine changed. Without it, an

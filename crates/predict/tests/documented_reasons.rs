@@ -66,6 +66,7 @@ fn not_ready() -> Vec<NotReady> {
     let all = vec![
         NotReady::NotSynced,
         NotReady::BadRequest { reason: s() },
+        NotReady::NotOptedIn { namespace: s() },
         NotReady::ObjectUnknown { kind: s(), name: s() },
         NotReady::OwnerUnknown { machine: s() },
         decided(&Known { hosts: vec![leaving], ..Known::default() }),
@@ -82,6 +83,7 @@ fn not_ready() -> Vec<NotReady> {
         match why {
             NotReady::NotSynced
             | NotReady::BadRequest { .. }
+            | NotReady::NotOptedIn { .. }
             | NotReady::ObjectUnknown { .. }
             | NotReady::OwnerUnknown { .. }
             | NotReady::Deleting { .. }

@@ -141,8 +141,12 @@ fn synced_key(ctx: &Context, current: &Objects) -> Result<ObjectKey, NotReady> {
     if !ctx.stores.synced() {
         return Err(NotReady::NotSynced);
     }
-    wire::key_of(&current.owner)
-        .ok_or_else(|| NotReady::BadRequest { reason: "the current object has no name".to_owned() })
+    let no_name = || NotReady::BadRequest { reason: "the current object has no name".to_owned() };
+    let key = wire::key_of(&current.owner).ok_or_else(no_name)?;
+    if !ctx.opted_in(&key.namespace) {
+        return Err(NotReady::NotOptedIn { namespace: key.namespace });
+    }
+    Ok(key)
 }
 
 fn peers(ctx: &Context, group: &Group, this: &Machine) -> Vec<Peer> {

@@ -11,6 +11,7 @@ use refit_core::{
         goal,
         goal::GoalError,
         request::{Answer, Decision, MachineFacts, RETRY_MAX_SECONDS, decide},
+        verdict::NotReady,
     },
     node::newest,
 };
@@ -83,6 +84,11 @@ pub(super) async fn update_machine(ctx: &Context, body: &[u8]) -> Result<Served,
         return Ok(Answer::retry(text, SOON_SECONDS).into());
     }
     let key = wire::key_of(&desired.owner).unwrap_or_default();
+    if !ctx.opted_in(&key.namespace) {
+        let why = NotReady::NotOptedIn { namespace: key.namespace };
+        let answer = Answer::retry(why.to_string(), RETRY_MAX_SECONDS);
+        return Ok(Served { answer, verdict: why.reason() });
+    }
     let machine =
         ctx.stores.machines.get(&key).ok_or_else(|| Unservable::MachineUnknown(key.clone()))?;
     let goal = goal(&desired.owner)?;

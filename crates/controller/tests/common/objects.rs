@@ -4,6 +4,7 @@ use std::{convert::Infallible, future::Future, io, sync::Arc, time::Duration};
 
 use http::{Request, Response};
 use hyper::body::Incoming;
+use k8s_openapi::api::core::v1::Namespace;
 use kube::{
     Api, Client, Resource, ResourceExt as _,
     api::{Patch, PatchParams, PostParams},
@@ -50,13 +51,21 @@ where
     serve::serve(network.listen(host, 80), None, service, std::future::pending())
 }
 
-/// Installs the kinds of Refit and Cluster API.
+/// Installs the kinds of Refit and Cluster API, and opts the namespace `default` in.
 pub(crate) async fn install_kinds(client: &Client) {
     let api = Api::all(client.clone());
     for crd in crds::refit_crds().iter().chain(&refit_cluster_api::crds()) {
         api.create(&PostParams::default(), crd).await.unwrap();
     }
+    label_default(client, json!({keys::IN_PLACE: keys::OPTED_IN})).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
+}
+
+/// Sets labels of the namespace `default`.
+pub(crate) async fn label_default(client: &Client, labels: Value) {
+    let body = json!({"metadata": {"labels": labels}});
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    namespaces.patch("default", &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
 }
 
 /// A reference to the object as a controller, for its dependents.

@@ -91,7 +91,8 @@ async fn around(side: &Value) -> (Site, Running, Client) {
     let object =
         if side["machineSet"].is_object() { &side["machineSet"] } else { &side["machine"] };
     let namespace = text(object, "/metadata/namespace");
-    let body = json!({"metadata": {"name": namespace}});
+    let labels = json!({keys::IN_PLACE: keys::OPTED_IN});
+    let body = json!({"metadata": {"name": namespace, "labels": labels}});
     let _: Namespace = made_in(&Api::all(site.client()), body).await;
     let client = Client::new(site.management.clone(), namespace);
     let spec = object.pointer("/spec/template/spec").unwrap_or(&object["spec"]);

@@ -14,7 +14,10 @@ use refit_kinds::{
 use serde_json::json;
 
 use super::fleet::{Fleet, NEW, OLD, machine_side};
-use crate::common::{objects::update_asked, site::settle};
+use crate::common::{
+    objects::{label_default, update_asked},
+    site::settle,
+};
 
 const NEWER: &str = "v1.35.1";
 
@@ -169,6 +172,47 @@ async fn a_request_that_the_machine_does_not_show_changes_nothing() {
     assert!(late.waits("its spec.version is v1.35.1, and the request has v1.35.0"), "{late:?}");
     let made = fleet.updates().await;
     assert_eq!((made.len(), made[0].spec.stage), (1, Stage::Ongoing));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replayed_request_changes_nothing() {
+    let fleet = Fleet::new().await;
+    fleet.update("edge-1-w-0", NEW).await;
+    fleet.end_updates(Phase::Succeeded).await;
+    fleet.kubelet("edge-1-w-0", NEW).await;
+    let ended = json!({keys::UPDATE_IN_PROGRESS: null, keys::PENDING_HOOKS: null});
+    fleet.patch::<Machine>("edge-1-w-0", json!({"metadata": {"annotations": ended}})).await;
+    settle().await;
+    let replayed = fleet.call_update("edge-1-w-0", NEW).await;
+    assert!(replayed.is_done(), "{replayed:?}");
+    // The host was restored since, which is no reason to run the update again unasked.
+    fleet.kubelet("edge-1-w-0", OLD).await;
+    settle().await;
+    let writes = fleet.site.writes();
+    let replayed = fleet.call_update("edge-1-w-0", NEW).await;
+    assert!(replayed.waits("Cluster API is not updating it in place"), "{replayed:?}");
+    assert_eq!(fleet.site.writes(), writes);
+    fleet.assert_counted("UpdateMachine", "NotAsked").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn hooks_change_nothing_in_a_namespace_that_did_not_opt_in() {
+    let fleet = Fleet::new().await;
+    fleet.patch::<Machine>("edge-1-w-0", update_asked(NEW)).await;
+    label_default(&fleet.client(), json!({keys::IN_PLACE: "Enabled"})).await;
+    settle().await;
+    let writes = fleet.site.writes();
+    let answer = fleet.call_update("edge-1-w-0", NEW).await;
+    assert!(answer.waits("namespace default has not opted in"), "{answer:?}");
+    let answer = fleet.can_bump("edge-1-cp-0").await;
+    assert!(answer.refuses("namespace default has not opted in"), "{answer:?}");
+    assert_eq!(fleet.site.writes(), writes);
+    for hook in ["UpdateMachine", "CanUpdateMachine"] {
+        fleet.assert_counted(hook, "NotOptedIn").await;
+    }
+    label_default(&fleet.client(), json!({keys::IN_PLACE: keys::OPTED_IN})).await;
+    settle().await;
+    assert!(fleet.can_bump("edge-1-cp-0").await.is_covered());
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,6 +1,8 @@
 //! Whether Cluster API asks for an update: a request alone proves nothing, since anyone who reaches
 //! the hooks can send one, and an old one may arrive late.
 
+use std::collections::BTreeMap;
+
 use refit_cluster_api::kinds::{Machine, update_hook_pending};
 use refit_kinds::{
     keys,
@@ -25,6 +27,12 @@ pub enum NotAsked {
         /// The version in the request.
         goal: StatedVersion,
     },
+}
+
+/// Whether a Namespace with these labels opted in: Refit acts in no other one, whatever the
+/// ExtensionConfig selects.
+pub fn opted_in(labels: &BTreeMap<String, String>) -> bool {
+    labels.get(keys::IN_PLACE).is_some_and(|value| value == keys::OPTED_IN)
 }
 
 /// Checks a request against the Machine as it is now (`docs/facts/machine.md#in-place-update`):
@@ -59,6 +67,22 @@ mod tests {
             "spec": {"clusterName": "c", "version": "v1.35.0"},
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn only_the_exact_label_opts_a_namespace_in() {
+        let table = [
+            (vec![], false),
+            (vec![(keys::IN_PLACE, "enabled"), ("team", "a")], true),
+            (vec![(keys::IN_PLACE, "Enabled")], false),
+            (vec![(keys::IN_PLACE, "")], false),
+            (vec![("in-place", "enabled")], false),
+        ];
+        for (labels, wanted) in table {
+            let labels = labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned()));
+            let labels: BTreeMap<String, String> = labels.collect();
+            assert_eq!(opted_in(&labels), wanted, "{labels:?}");
+        }
     }
 
     #[test]

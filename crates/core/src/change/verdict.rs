@@ -57,6 +57,11 @@ pub enum NotReady {
         /// What is wrong with it.
         reason: String,
     },
+    /// The namespace did not opt in.
+    NotOptedIn {
+        /// Its name.
+        namespace: String,
+    },
     /// The live object is not known.
     ObjectUnknown {
         /// Its kind.
@@ -158,6 +163,13 @@ impl fmt::Display for NotReady {
         match self {
             Self::NotSynced => f.write_str("Refit is starting and has not read the cluster yet"),
             Self::BadRequest { reason } => write!(f, "the request cannot be served: {reason}"),
+            Self::NotOptedIn { namespace } => write!(
+                f,
+                "namespace {namespace} has not opted in: kubectl label namespace {namespace} \
+                 {}={}",
+                keys::IN_PLACE,
+                keys::OPTED_IN
+            ),
             Self::ObjectUnknown { kind, name } => {
                 write!(f, "Refit does not know {kind} {name} (yet)")
             }
