@@ -43,6 +43,11 @@ impl Group {
     pub(crate) fn owner_key(&self) -> ObjectKey {
         ObjectKey::new(&self.key.namespace, &self.spec.owner.name)
     }
+
+    /// Key of the Cluster.
+    pub(crate) fn cluster_key(&self) -> ObjectKey {
+        ObjectKey::new(&self.key.namespace, &self.spec.cluster_name)
+    }
 }
 
 /// The group of a Machine; `None` for a Machine without a known owner.

@@ -34,12 +34,11 @@ pub(crate) async fn run(ctx: &Context) {
             queues.groups.add(owned_group(Owner::ControlPlane, control_plane));
         }),
         watch(client, &stores.clusters, |cluster| cluster_changed(ctx, cluster)),
-        // Hooks look the labels up; nothing waits for their change.
         store::reflect(
             Api::all(client.clone()),
             store::everything(),
             stores.namespaces.clone(),
-            |_: &Namespace| {},
+            |namespace: &Namespace| namespace_changed(ctx, namespace),
         ),
         watch(client, &stores.node_updates, |update| update_changed(ctx, update)),
         watch(client, &stores.update_groups, |group| group_changed(ctx, group)),
@@ -86,12 +85,16 @@ pub(crate) fn wake_machine(ctx: &Context, machine: &ObjectKey) {
 
 /// Wakes a NodeUpdate, unless it has ended and left nothing to do.
 pub(crate) fn wake_update(ctx: &Context, update: &NodeUpdate) {
-    if !phase_of(update).is_final() || has_work_left(ctx, update) {
+    if has_work_left(ctx, update) {
         ctx.queues.node_updates.add(ObjectKey::of(update));
     }
 }
 
-fn has_work_left(ctx: &Context, update: &NodeUpdate) -> bool {
+/// Whether a NodeUpdate has not ended, or has left something to do.
+pub(crate) fn has_work_left(ctx: &Context, update: &NodeUpdate) -> bool {
+    if !phase_of(update).is_final() {
+        return true;
+    }
     let stores = &ctx.stores;
     let namespace = update.namespace().unwrap_or_default();
     let key = ObjectKey::new(namespace, &update.spec.machine_ref.name);
@@ -116,6 +119,7 @@ fn has_work_left(ctx: &Context, update: &NodeUpdate) -> bool {
 }
 
 pub(crate) fn machine_changed(ctx: &Context, machine: &Machine) {
+    work_changed(ctx, &cluster_key(machine));
     wake_machine(ctx, &ObjectKey::of(machine));
     if let Some(group) = group_of(&ctx.stores, machine) {
         ctx.queues.groups.add(group.key);
@@ -125,16 +129,32 @@ pub(crate) fn machine_changed(ctx: &Context, machine: &Machine) {
 pub(crate) fn update_changed(ctx: &Context, update: &NodeUpdate) {
     wake_update(ctx, update);
     if let Some(group) = group_of_update(&ctx.stores, update) {
+        work_changed(ctx, &group.cluster_key());
         ctx.queues.groups.add(group.key);
     }
 }
 
 pub(crate) fn group_changed(ctx: &Context, group: &UpdateGroup) {
     let key = ObjectKey::of(group);
+    work_changed(ctx, &ObjectKey::new(&key.namespace, &group.spec.cluster_name));
     for update in unfinished_of_group(&ctx.stores, &key) {
         ctx.queues.node_updates.add(update);
     }
     ctx.queues.groups.add(key);
+}
+
+/// Opening or closing a namespace opens or closes the connections to its workload clusters.
+fn namespace_changed(ctx: &Context, namespace: &Namespace) {
+    for cluster in ctx.stores.clusters.list_in(&namespace.name_any()) {
+        ctx.workload_index.cluster_changed(ObjectKey::of(cluster.as_ref()));
+    }
+}
+
+/// Outside of namespaces that opted in, the work that is left decides about the connection.
+fn work_changed(ctx: &Context, cluster: &ObjectKey) {
+    if !ctx.opted_in(&cluster.namespace) {
+        ctx.workload_index.cluster_changed(cluster.clone());
+    }
 }
 
 /// A Cluster's policy, pause and endpoint affect all of its groups and unfinished NodeUpdates.

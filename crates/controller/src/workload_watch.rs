@@ -26,7 +26,7 @@ use kube::{
     Api, Client, Resource as _, ResourceExt as _, api::ObjectMeta,
     core::crd::CustomResourceExt as _,
 };
-use refit_cluster_api::kinds::Cluster;
+use refit_cluster_api::kinds::{Cluster, Machine};
 use refit_kinds::{keys, refit::HostPlan, version::StatedVersion};
 use refit_runtime::{
     Clock, ObjectKey, Store, apply,
@@ -42,10 +42,10 @@ use crate::{
     agent_policy,
     api_error::is_silence,
     context::{Context, Stores},
-    groups::control_plane_of,
+    groups::{control_plane_of, node_updates_of_machine},
     indexes::{MACHINES_BY_CLUSTER, MACHINES_BY_NODE, node_index_key},
     node_update::live::LiveReads,
-    watches::wake_machine,
+    watches::{has_work_left, wake_machine},
     workload_objects::{HOST_PLANS, NODES, NodeRecord, PodRecord, STATIC_PODS},
 };
 
@@ -217,9 +217,14 @@ impl WorkloadIndex {
         self.changed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The view of a Cluster; `None` before its control plane is initialised.
+    /// The view of a Cluster; `None` while Refit does not connect to it.
     pub(crate) fn view(&self, cluster: &ObjectKey) -> Option<Arc<ClusterView>> {
         self.lock().get(cluster).cloned()
+    }
+
+    /// Adds a view, or replaces it.
+    pub(crate) fn insert(&self, cluster: ObjectKey, view: Arc<ClusterView>) {
+        self.lock().insert(cluster, view);
     }
 
     /// Every view, in order of the Clusters' keys.
@@ -234,18 +239,19 @@ impl WorkloadIndex {
     }
 }
 
-/// Watches every workload cluster whose control plane is initialised, until the future is dropped.
+/// Watches the workload clusters that Refit works in, until the future is dropped.
 pub(crate) async fn run(ctx: &Context) {
-    ctx.stores.clusters.ready().await;
+    // Only then it is known which namespaces opted in, and which work is left.
+    ctx.stores.wait_synced().await;
     let index = &ctx.workload_index;
     let mut watches = FuturesUnordered::new();
     let mut handles: BTreeMap<ObjectKey, AbortHandle> = BTreeMap::new();
     loop {
         for key in std::mem::take(&mut *index.lock_changed()) {
-            let wanted = ctx.stores.clusters.get(&key).is_some_and(|cluster| initialised(&cluster));
+            let wanted = is_wanted(ctx, &key);
             if wanted && !handles.contains_key(&key) {
                 let view = Arc::new(new_view(ctx));
-                index.lock().insert(key.clone(), view.clone());
+                index.insert(key.clone(), view.clone());
                 let (watch, handle) = abortable(watch_cluster(ctx, key.clone(), view));
                 handles.insert(key, handle);
                 watches.push(watch);
@@ -269,6 +275,22 @@ fn new_view(ctx: &Context) -> ClusterView {
         PlanLocation::Management => ctx.stores.host_plans.clone(),
     };
     ClusterView::new(host_plans, ctx.settings.workers_per_cluster, ctx.clock.now())
+}
+
+/// Whether Refit connects to a cluster: its control plane is initialised, and its namespace opted in
+/// or has work that must still end.
+fn is_wanted(ctx: &Context, key: &ObjectKey) -> bool {
+    let cluster = ctx.stores.clusters.get(key);
+    cluster.is_some_and(|cluster| initialised(&cluster))
+        && (ctx.opted_in(&key.namespace) || is_at_work(ctx, key))
+}
+
+fn is_at_work(ctx: &Context, cluster: &ObjectKey) -> bool {
+    let machines = ctx.stores.machines.listed(&MACHINES_BY_CLUSTER, cluster);
+    let updates = |machine: &Arc<Machine>| {
+        node_updates_of_machine(&ctx.stores, &ObjectKey::of(machine.as_ref()))
+    };
+    machines.iter().flat_map(updates).any(|update| has_work_left(ctx, &update))
 }
 
 fn initialised(cluster: &Cluster) -> bool {

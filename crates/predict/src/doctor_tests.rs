@@ -2,7 +2,7 @@ use jiff::SignedDuration;
 
 use super::*;
 use refit_core::invariants::Invariant;
-use refit_kinds::version::KubernetesVersion;
+use refit_kinds::{keys, version::KubernetesVersion};
 
 fn now() -> Timestamp {
     "2026-03-02T08:00:00Z".parse().unwrap()
@@ -73,7 +73,7 @@ fn sound() -> Facts {
         namespaces: Read::Known(vec![Namespace {
             name: "default".into(),
             clusters: vec!["edge-1".into()],
-            labels: Read::Known(BTreeMap::new()),
+            labels: Read::Known([(keys::IN_PLACE.to_owned(), keys::OPTED_IN.to_owned())].into()),
         }]),
         hosts: [(
             "default/edge-1".to_owned(),
@@ -265,4 +265,28 @@ fn leftovers_are_not_checked_while_updates_run() {
         }];
     });
     assert!(examine(&facts).iter().all(|finding| finding.level == Level::Ok));
+}
+
+#[test]
+fn no_agent_is_expected_in_a_namespace_that_did_not_opt_in() {
+    let mut silent = with_host(|host| host.reported_at = None);
+    let levels = |facts: &Facts, check: Check| -> Vec<Level> {
+        let found = examine(facts).into_iter().filter(|finding| finding.check == check);
+        found.map(|finding| finding.level).collect()
+    };
+    assert_eq!(levels(&silent, Check::Agents), [Level::Fail]);
+    let Read::Known(namespaces) = &mut silent.namespaces else { unreachable!() };
+    namespaces[0].labels = Read::Known(BTreeMap::new());
+    assert_eq!(levels(&silent, Check::Agents), [Level::Ok]);
+    let mut selected = Extension::assumed();
+    selected.selector = Ok(serde_json::from_value(serde_json::json!({
+        "matchLabels": {keys::IN_PLACE: keys::OPTED_IN},
+    }))
+    .unwrap());
+    silent.extensions = Read::Known(vec![selected]);
+    let found = examine(&silent);
+    let namespace = found.iter().find(|finding| finding.check == Check::Namespaces).unwrap();
+    assert_eq!(namespace.level, Level::Warn);
+    let closed = "Refit does not connect to the Clusters there: edge-1";
+    assert!(namespace.message.contains(closed), "{}", namespace.message);
 }

@@ -20,10 +20,13 @@ use refit_kinds::{
     keys,
     refit::{Phase, node_update_name},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use self::lab::{Lab, WORKERS, phase};
-use crate::common::objects::made_in;
+use crate::common::{
+    objects::{label_default, made_in},
+    site::settle,
+};
 
 #[tokio::test(start_paused = true)]
 async fn three_workers_are_updated_one_after_the_other() {
@@ -118,4 +121,62 @@ async fn without_slots_the_invariants_are_violated() {
     Box::pin(lab.run(Duration::from_hours(100))).await;
     let violations = lab.violations.lock().unwrap().clone();
     assert!(violations.iter().any(|line| line.starts_with("invariant 1: ")), "{violations:?}");
+}
+
+/// Labels the namespace of the Machines, or removes the label.
+async fn opt_in(lab: &Lab, value: Value) {
+    label_default(&lab.site.client(), json!({ keys::IN_PLACE: value })).await;
+    settle().await;
+}
+
+async fn namespace_of_agents(lab: &Lab) -> Option<Namespace> {
+    let namespaces: Api<Namespace> = Api::all(lab.site.workload_client());
+    namespaces.get_opt(keys::HOST_PLAN_NAMESPACE).await.unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cluster_of_a_namespace_that_did_not_opt_in_is_left_alone() {
+    let lab = Lab::new().await;
+    opt_in(&lab, Value::Null).await;
+    let before = lab.site.workload.revision();
+    let _controller = lab.site.start(None);
+    tokio::time::sleep(Duration::from_hours(1)).await;
+    assert_eq!(lab.site.workload.revision(), before, "nothing is written there");
+    let metrics = lab.site.metrics().await;
+    assert!(!metrics.contains("edge-1"), "no agent is missing: {metrics}");
+    opt_in(&lab, keys::OPTED_IN.into()).await;
+    assert!(namespace_of_agents(&lab).await.is_some());
+    assert!(lab.site.metrics().await.contains("edge-1"));
+    opt_in(&lab, Value::Null).await;
+    assert!(!lab.site.metrics().await.contains("edge-1"), "the connection ends");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_update_ends_although_its_namespace_opted_out() {
+    let lab = Lab::new().await;
+    let opting_out = async {
+        lab.ask().await;
+        let mut opted_out = false;
+        loop {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            lab.hosts_work().await;
+            let updates = lab.updates().await;
+            if !opted_out && updates.iter().any(|update| phase(update) >= Phase::Upgrading) {
+                opt_in(&lab, Value::Null).await;
+                opted_out = true;
+            }
+            if updates.iter().all(|update| phase(update) == Phase::Succeeded) {
+                break;
+            }
+        }
+        assert!(opted_out);
+        tokio::time::sleep(Duration::from_mins(2)).await;
+        assert!(!lab.site.metrics().await.contains("edge-1"), "nothing is left to do there");
+    };
+    tokio::select! {
+        biased;
+        () = opting_out => {}
+        () = lab.lives(Duration::from_hours(100)) => panic!("the updates do not end"),
+    }
+    lab.assert_clean().await;
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::SignedDuration;
-use refit_core::{certificates::LEAF_RENEW_BEFORE, invariants::Invariant};
+use refit_core::{certificates::LEAF_RENEW_BEFORE, change::asked::opted_in, invariants::Invariant};
 
 use super::{Facts, Findings, Level, Workload};
 use crate::{
@@ -298,7 +298,12 @@ pub(super) fn namespaces(facts: &Facts, found: &mut Findings) {
             Ok(()) => reached += 1,
             Err(unreached) => {
                 let clusters = namespace.clusters.join(", ");
-                let message = format!("{unreached} (Clusters there: {clusters})");
+                let there = if opted_in(labels) {
+                    "Clusters there"
+                } else {
+                    "Refit does not connect to the Clusters there"
+                };
+                let message = format!("{unreached} ({there}: {clusters})");
                 let level = if matches!(unreached, Unreached::Shared { .. }) {
                     Level::Fail
                 } else {
@@ -311,9 +316,20 @@ pub(super) fn namespaces(facts: &Facts, found: &mut Findings) {
     found.or_ok("Namespaces", format!("{reached} with Clusters, all opted in"));
 }
 
+/// Whether the namespace of a cluster did not opt in: agents have nowhere to report there.
+fn is_closed(facts: &Facts, cluster: &str) -> bool {
+    let Read::Known(namespaces) = &facts.namespaces else { return false };
+    let namespace = cluster.split_once('/').map_or("", |(namespace, _)| namespace);
+    let of_cluster = namespaces.iter().find(|known| known.name == namespace);
+    of_cluster.is_some_and(|known| matches!(&known.labels, Read::Known(l) if !opted_in(l)))
+}
+
 pub(super) fn agents(facts: &Facts, found: &mut Findings) {
     let mut fresh = 0;
     for (cluster, hosts) in &facts.hosts {
+        if is_closed(facts, cluster) {
+            continue;
+        }
         let hosts = match hosts {
             Read::Known(hosts) => hosts,
             Read::Unknown(why) => {
