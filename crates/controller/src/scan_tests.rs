@@ -27,13 +27,17 @@ const NAMESPACE: &str = "fleet";
 /// Machines of each group, each with a finished NodeUpdate and an unfinished one.
 const MACHINES: u32 = 5;
 
-/// A process whose API servers cannot be reached.
-fn context() -> Context {
+/// A process with empty caches whose API servers cannot be reached.
+pub(crate) fn unconnected() -> Context {
     let dialer = Dialer::Memory(MemoryNetwork::default(), Arc::new(Open));
     let stack = ClientStack::new(dialer, Arc::new(Open), "refit-controller/test");
     let config = kube::Config::new("http://management.test:80".parse().unwrap());
     let client = stack.client(&config).unwrap();
-    let ctx = Context::new(client, stack, Clock::real(), Settings::default());
+    Context::new(client, stack, Clock::real(), Settings::default())
+}
+
+fn context() -> Context {
+    let ctx = unconnected();
     fill(&ctx.stores);
     ctx
 }

@@ -101,7 +101,7 @@ pub(crate) struct ClusterView {
 }
 
 impl ClusterView {
-    fn new(host_plans: Store<HostPlan>, turns: usize, since: Timestamp) -> Self {
+    pub(crate) fn new(host_plans: Store<HostPlan>, turns: usize, since: Timestamp) -> Self {
         Self {
             host_plans,
             nodes: Store::default(),

@@ -144,6 +144,8 @@ fn the_metrics_of_an_upgrade_can_be_scraped() {
         assert_eq!(of("refit_leader", labels([])), Some(1.0));
         assert_eq!(of("refit_workload_api_up", labels(cluster)), Some(1.0));
         assert_eq!(of("refit_agents", labels(agents)), Some(8.0));
+        assert_eq!(of("refit_clusters", labels([("state", "up")])), Some(1.0));
+        assert_eq!(of("refit_fleet_agents", labels([("state", "fresh")])), Some(8.0));
         assert_eq!(of("refit_slots_claimed", labels(group)), Some(0.0));
         assert_eq!(of("refit_slots_limit", labels(group)), Some(1.0));
         assert_eq!(of("refit_drain_blocked_seconds", labels(group)), Some(0.0));

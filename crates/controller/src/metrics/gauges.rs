@@ -1,8 +1,9 @@
 //! Gauges, read from the caches at each scrape.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, atomic::AtomicU64},
+    sync::atomic::AtomicU64,
 };
 
 use jiff::Timestamp;
@@ -24,7 +25,7 @@ use crate::{
 };
 
 /// Maximum number of groups, and of clusters, with their own series. A fleet may have thousands of
-/// groups; groups with activity come first, the others are only counted.
+/// both; groups with activity and clusters with problems come first, the others are only counted.
 const MAX_SERIES: usize = 500;
 /// The phase of a Machine without a NodeUpdate.
 const NO_UPDATE: &str = "None";
@@ -46,6 +47,11 @@ struct GroupLabels {
 struct ClusterLabels {
     namespace: String,
     cluster: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StateLabels {
+    state: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -72,6 +78,8 @@ pub(super) struct Gauges {
     slots_claimed: Family<GroupLabels, Gauge>,
     slots_limit: Family<GroupLabels, Gauge>,
     drain_blocked: Family<GroupLabels, Real>,
+    clusters: Family<StateLabels, Gauge>,
+    fleet_agents: Family<StateLabels, Gauge>,
     agents: Family<AgentLabels, Gauge>,
     report_age: Family<ClusterLabels, Real>,
     api_up: Family<ClusterLabels, Gauge>,
@@ -105,6 +113,16 @@ impl Gauges {
             "Duration of the longest blocked drain of a group",
             Unit::Seconds,
             all.drain_blocked.clone(),
+        );
+        registry.register(
+            "clusters",
+            "Workload clusters, by whether their API responds: up, syncing, unreachable",
+            all.clusters.clone(),
+        );
+        registry.register(
+            "fleet_agents",
+            "Agents of all clusters, by the age of their report: fresh, stale, missing",
+            all.fleet_agents.clone(),
         );
         registry.register(
             "agents",
@@ -214,54 +232,37 @@ impl Gauges {
         self.report_age.clear();
         self.api_up.clear();
         self.omit("Cluster", views.len());
-        for (key, view) in views.iter().take(MAX_SERIES) {
-            let labels =
-                ClusterLabels { namespace: key.namespace.clone(), cluster: key.name.clone() };
-            let up = view.synced() && !view.is_unreachable();
-            self.api_up.get_or_create(&labels).set(i64::from(up));
-            self.reports(ctx, &labels, view, now);
+        let mut clusters: Vec<_> =
+            views.iter().map(|(key, view)| (key, cluster_health(ctx, key, view))).collect();
+        let mut states = BTreeMap::from([("up", 0), ("syncing", 0), ("unreachable", 0)]);
+        let mut agents = BTreeMap::new();
+        for (_, health) in &clusters {
+            *states.entry(health.state).or_default() += 1;
+            for (state, number) in &health.agents {
+                *agents.entry(*state).or_default() += *number;
+            }
+        }
+        set_states(&self.clusters, states);
+        set_states(&self.fleet_agents, agents);
+        clusters.sort_by_key(|(key, health)| (Reverse(health.trouble()), *key));
+        for (key, health) in clusters.into_iter().take(MAX_SERIES) {
+            self.cluster(key, &health, now);
         }
     }
 
-    fn reports(
-        &self,
-        ctx: &Context,
-        labels: &ClusterLabels,
-        view: &Arc<ClusterView>,
-        now: Timestamp,
-    ) {
-        let mut states = BTreeMap::from([("fresh", 0), ("stale", 0), ("missing", 0)]);
-        let mut oldest: Option<Timestamp> = None;
-        let machines = machines_by_node(ctx, &ObjectKey::new(&labels.namespace, &labels.cluster));
-        for node in view.nodes.list() {
-            let name = NodeName::from(node.name_any());
-            let machine = machines.get(&name);
-            let plan =
-                machine.and_then(|machine| view.host_plans.get(&plan_key(ctx, machine, &name)));
-            let reported =
-                plan.and_then(|plan| plan.status.as_ref()?.reported_at.as_ref().map(|at| at.0));
-            let state = match reported {
-                None => "missing",
-                Some(at) if ctx.clock.elapsed(at) > ctx.settings.report_stale_after => "stale",
-                Some(_) => "fresh",
-            };
-            *states.entry(state).or_default() += 1;
-            oldest = match (oldest, reported) {
-                (Some(known), Some(at)) => Some(known.min(at)),
-                (known, at) => known.or(at),
-            };
-        }
-        for (state, agents) in states {
+    fn cluster(&self, key: &ObjectKey, health: &ClusterHealth, now: Timestamp) {
+        let labels = ClusterLabels { namespace: key.namespace.clone(), cluster: key.name.clone() };
+        self.api_up.get_or_create(&labels).set(i64::from(health.state == "up"));
+        for (state, agents) in &health.agents {
             let labels = AgentLabels {
-                namespace: labels.namespace.clone(),
-                cluster: labels.cluster.clone(),
-                state: state.to_owned(),
+                namespace: key.namespace.clone(),
+                cluster: key.name.clone(),
+                state: (*state).to_owned(),
             };
-            self.agents.get_or_create(&labels).set(count(agents));
+            self.agents.get_or_create(&labels).set(count(*agents));
         }
-        if let Some(oldest) = oldest {
-            let age = seconds(now, oldest);
-            self.report_age.get_or_create(labels).set(age);
+        if let Some(oldest) = health.oldest_report {
+            self.report_age.get_or_create(&labels).set(seconds(now, oldest));
         }
     }
 
@@ -269,6 +270,60 @@ impl Gauges {
         let labels = KindLabels { kind: kind.to_owned() };
         let omitted = count(known.saturating_sub(MAX_SERIES));
         self.omitted.get_or_create(&labels).set(omitted);
+    }
+}
+
+/// A workload cluster as its caches show it.
+struct ClusterHealth {
+    state: &'static str,
+    /// How many agents are fresh, stale and missing.
+    agents: BTreeMap<&'static str, usize>,
+    oldest_report: Option<Timestamp>,
+}
+
+impl ClusterHealth {
+    /// Orders clusters by what an operator should look at: silent APIs before silent agents.
+    fn trouble(&self) -> (bool, usize) {
+        let silent = |state: &str| self.agents.get(state).copied().unwrap_or_default();
+        (self.state != "up", silent("stale") + silent("missing"))
+    }
+}
+
+fn cluster_health(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> ClusterHealth {
+    let state = if view.is_unreachable() || view.is_overdue(&ctx.clock) {
+        "unreachable"
+    } else if view.synced() {
+        "up"
+    } else {
+        "syncing"
+    };
+    let mut agents = BTreeMap::from([("fresh", 0), ("stale", 0), ("missing", 0)]);
+    let mut oldest_report: Option<Timestamp> = None;
+    let machines = machines_by_node(ctx, key);
+    for node in view.nodes.list() {
+        let name = NodeName::from(node.name_any());
+        let machine = machines.get(&name);
+        let plan = machine.and_then(|machine| view.host_plans.get(&plan_key(ctx, machine, &name)));
+        let reported =
+            plan.and_then(|plan| plan.status.as_ref()?.reported_at.as_ref().map(|at| at.0));
+        let state = match reported {
+            None => "missing",
+            Some(at) if ctx.clock.elapsed(at) > ctx.settings.report_stale_after => "stale",
+            Some(_) => "fresh",
+        };
+        *agents.entry(state).or_default() += 1;
+        oldest_report = match (oldest_report, reported) {
+            (Some(known), Some(at)) => Some(known.min(at)),
+            (known, at) => known.or(at),
+        };
+    }
+    ClusterHealth { state, agents, oldest_report }
+}
+
+fn set_states(family: &Family<StateLabels, Gauge>, states: BTreeMap<&str, usize>) {
+    family.clear();
+    for (state, number) in states {
+        family.get_or_create(&StateLabels { state: state.to_owned() }).set(count(number));
     }
 }
 
@@ -296,4 +351,42 @@ fn seconds(now: Timestamp, since: Timestamp) -> f64 {
 
 fn count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use refit_runtime::Store;
+
+    use super::*;
+    use crate::scan_tests::unconnected;
+
+    #[tokio::test]
+    async fn an_unreachable_cluster_is_shown_however_many_there_are() {
+        let ctx = unconnected();
+        let clusters = MAX_SERIES + 100;
+        for number in 0..clusters {
+            let view = ClusterView::new(Store::default(), 1, ctx.clock.now());
+            view.host_plans.mark_ready();
+            view.nodes.mark_ready();
+            view.static_pods.mark_ready();
+            if number == clusters - 1 {
+                view.mark_unreachable();
+            }
+            let key = ObjectKey::new("fleet", format!("edge-{number:04}"));
+            ctx.workload_index.insert(key, Arc::new(view));
+        }
+        let text = ctx.metrics.render(&ctx);
+        for line in [
+            "refit_clusters{state=\"unreachable\"} 1".to_owned(),
+            format!("refit_clusters{{state=\"up\"}} {}", clusters - 1),
+            "refit_clusters{state=\"syncing\"} 0".to_owned(),
+            "refit_workload_api_up{namespace=\"fleet\",cluster=\"edge-0599\"} 0".to_owned(),
+            "refit_series_omitted{kind=\"Cluster\"} 100".to_owned(),
+        ] {
+            assert!(text.lines().any(|known| known == line), "{line} is missing");
+        }
+        assert_eq!(text.matches("refit_workload_api_up{").count(), MAX_SERIES);
+    }
 }
