@@ -1,4 +1,7 @@
 use jiff::SignedDuration;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::core::Selector;
+use serde_json::json;
 
 use super::*;
 use refit_core::invariants::Invariant;
@@ -47,6 +50,10 @@ fn certificate() -> Certificate {
     }
 }
 
+fn opted_in() -> BTreeMap<String, String> {
+    [("refit.dev/in-place".to_owned(), "enabled".to_owned())].into()
+}
+
 fn sound() -> Facts {
     Facts {
         now: now(),
@@ -73,7 +80,7 @@ fn sound() -> Facts {
         namespaces: Read::Known(vec![Namespace {
             name: "default".into(),
             clusters: vec!["edge-1".into()],
-            labels: Read::Known([(keys::IN_PLACE.to_owned(), keys::OPTED_IN.to_owned())].into()),
+            labels: Read::Known(opted_in()),
         }]),
         hosts: [(
             "default/edge-1".to_owned(),
@@ -172,8 +179,11 @@ fn the_table_of_findings() {
         (with_extension(|e| e.selector = Ok(None)), C::Namespaces, Warn),
         (
             with(|f| {
-                let other = Extension { name: "other".into(), ..Extension::assumed() };
-                f.extensions = Read::Known(vec![Extension::assumed(), other]);
+                f.namespaces = Read::Known(vec![Namespace {
+                    name: "default".into(),
+                    clusters: vec!["edge-1".into()],
+                    labels: Read::Known(BTreeMap::new()),
+                }]);
             }),
             C::Namespaces,
             Fail,
@@ -235,6 +245,41 @@ fn the_table_of_findings() {
         assert_eq!(worst.len(), 1, "{check:?}: {worst:#?}");
         assert_eq!((worst[0].check, worst[0].level), (check, level), "{worst:#?}");
         assert!(worst[0].message.len() > 10, "{worst:#?}");
+    }
+}
+
+#[test]
+fn another_extension_with_the_same_hooks_is_reported() {
+    use Check::{Extension as Selectors, Namespaces};
+    use Level::{Fail, Warn};
+    let selector = |key: &str| {
+        let labels = json!({"matchLabels": {key: "enabled"}});
+        let labels: LabelSelector = serde_json::from_value(labels).unwrap();
+        Ok(Some(Selector::try_from(labels).unwrap()))
+    };
+    let refit = Extension { selector: selector("refit.dev/in-place"), ..Extension::assumed() };
+    let other = Extension { name: "other".into(), ..Extension::assumed() };
+    let table = [
+        (other.clone(), vec![(Selectors, Fail), (Namespaces, Fail)]),
+        (Extension { selector: selector("team"), ..other.clone() }, vec![(Selectors, Warn)]),
+        (Extension { hooks: vec!["BeforeClusterUpgrade".into()], ..other.clone() }, vec![]),
+        (Extension { selector: Ok(None), ..other.clone() }, vec![]),
+        (Extension { selector: Err("no operator".into()), ..other }, vec![]),
+    ];
+    for (other, wanted) in table {
+        let shown = format!("{other:?}");
+        let facts = with(|f| {
+            f.extensions = Read::Known(vec![refit.clone(), other]);
+            f.namespaces = Read::Known(vec![Namespace {
+                name: "default".into(),
+                clusters: vec!["edge-1".into()],
+                labels: Read::Known(opted_in()),
+            }]);
+        });
+        let found = examine(&facts);
+        let bad = found.iter().filter(|finding| finding.level != Level::Ok);
+        let bad: Vec<_> = bad.map(|finding| (finding.check, finding.level)).collect();
+        assert_eq!(bad, wanted, "{shown}");
     }
 }
 

@@ -20,6 +20,7 @@ pub mod objects;
 pub mod outcome;
 mod plane;
 pub mod reach;
+mod selectors;
 mod sides;
 pub mod unreached;
 mod view;

@@ -27,7 +27,7 @@ use super::{
 /// Name of Refit's ExtensionConfig.
 pub const EXTENSION: &str = "refit";
 /// The hooks that Refit must serve.
-const HOOKS: [&str; 3] = ["CanUpdateMachine", "CanUpdateMachineSet", "UpdateMachine"];
+pub(crate) const HOOKS: [&str; 3] = ["CanUpdateMachine", "CanUpdateMachineSet", "UpdateMachine"];
 
 /// Data that was read, or the reason why it could not be.
 #[derive(Clone, Debug, PartialEq)]

@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 
 use jiff::SignedDuration;
 use refit_core::{certificates::LEAF_RENEW_BEFORE, change::asked::opted_in, invariants::Invariant};
+use refit_kinds::keys;
 
 use super::{Facts, Findings, Level, Workload};
 use crate::{
     Unreached,
     input::REPORT_STALE_AFTER,
     managers::{Provider, first_version},
-    reach::{EXTENSION, Extension, GroupRef, Reach, Read, Shape, reach},
+    reach::{EXTENSION, Extension, GroupRef, HOOKS, Reach, Read, Shape, reach},
+    selectors::{Overlap, overlap},
 };
 
 /// How long after its expiry a Lease still counts as held.
@@ -105,7 +107,37 @@ pub(super) fn extension(facts: &Facts, found: &mut Findings) {
     if let Err(unreached) = reach(&from_anywhere(extensions)) {
         found.fail(&object, unreached.to_string(), "");
     }
+    rivals(extensions, found);
     found.or_ok(&object, "Cluster API has discovered all hooks".to_owned());
+}
+
+/// Other extensions that serve one of Refit's hooks, in namespaces that Refit's selects too.
+fn rivals(extensions: &[Extension], found: &mut Findings) {
+    let selector = |extension: &Extension| extension.selector.clone().ok().flatten();
+    let refit = extensions.iter().find(|extension| extension.name == EXTENSION);
+    let Some(ours) = refit.and_then(selector) else {
+        return;
+    };
+    for other in extensions.iter().filter(|extension| extension.name != EXTENSION) {
+        let hook = other.hooks.iter().find(|hook| HOOKS.contains(&hook.as_str()));
+        let (Some(theirs), Some(hook)) = (selector(other), hook) else { continue };
+        let object = format!("ExtensionConfig/{}", other.name);
+        let why = format!(
+            "it serves {hook}, as ExtensionConfig {EXTENSION} does; Cluster API supports only one \
+             and stops every rollout in a namespace that both select"
+        );
+        let remedy = "narrow one namespaceSelector";
+        match overlap(&ours, &theirs) {
+            Overlap::None => {}
+            Overlap::Possible => {
+                let message = format!("{why}, and {ours} does not exclude {theirs}");
+                found.warn(&object, message, remedy);
+            }
+            Overlap::Certain => {
+                found.fail(&object, format!("{why}: here, every opted-in one"), remedy);
+            }
+        }
+    }
 }
 
 pub(super) fn certificate(facts: &Facts, found: &mut Findings) {
@@ -295,7 +327,16 @@ pub(super) fn namespaces(facts: &Facts, found: &mut Findings) {
         let this = Extension { selector: refit.selector.clone(), ..Extension::assumed() };
         facts.extensions = Read::Known(others.chain([this]).collect());
         match reach(&facts) {
-            Ok(()) => reached += 1,
+            Ok(()) if opted_in(labels) => reached += 1,
+            Ok(()) => {
+                let message = format!(
+                    "ExtensionConfig {EXTENSION} selects it, but it lacks the label {}={}: Refit \
+                     refuses every request for it",
+                    keys::IN_PLACE,
+                    keys::OPTED_IN
+                );
+                found.fail(&object, message, "set the label, or narrow the namespaceSelector");
+            }
             Err(unreached) => {
                 let clusters = namespace.clusters.join(", ");
                 let there = if opted_in(labels) {
