@@ -64,6 +64,19 @@ fn parts_image_and_replicas_are_chosen() {
 }
 
 #[test]
+fn the_commands_for_the_managers_are_printed_and_valid() {
+    let script = printed(&["install", "--for", "managers"]);
+    let checked = Command::new("sh").args(["-n", "-c", &script]).status().unwrap();
+    assert!(checked.success());
+    for wanted in ["--runtime-extension-client-cert-file=", "capi-controller-manager"] {
+        assert!(script.contains(wanted), "{script}");
+    }
+    let output = refit(&["install", "--for", "kubeadm-config"]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("--agent-url"), "{error}");
+}
+
+#[test]
 fn an_invalid_request_is_reported_and_prints_nothing() {
     for (args, expected) in [
         (["install", "--image", "a b"], "invalid --image"),

@@ -20,6 +20,7 @@ mod agent_access;
 mod agent_policy;
 mod api_error;
 pub mod certificates;
+mod client_trust;
 mod context;
 mod drain;
 mod groups;
@@ -51,6 +52,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 pub use agent_access::rights as agent_rights;
+pub use client_trust::{ClientRefusal, ClientTrust};
 pub use hooks::{
     create::{NewNodeUpdate, node_update},
     wire,
@@ -91,8 +93,8 @@ pub struct HookServer {
     pub listener: Listener,
     /// The server certificate; it may be replaced at any time.
     pub cert: Arc<tls::ReloadableCert>,
-    /// Only clients with a certificate of this CA are served.
-    pub client_ca_pem: Option<Vec<u8>>,
+    /// Which clients may call hooks; without it, all may. Discovery and probes answer any client.
+    pub clients: Option<Arc<ClientTrust>>,
 }
 
 /// Runs the process until the future is dropped, which stops all of its work, or until
@@ -129,14 +131,17 @@ async fn run_to_end(
         client.context("cannot create the client of the management cluster")
     };
     let (open, control) = (client(&stack)?, client(&fenced)?);
-    let tls = tls::server_config(server.cert, server.client_ca_pem.as_deref())
-        .context("cannot create the TLS configuration of the hook server")?;
+    let tls = match &server.clients {
+        Some(_) => tls::hook_server_config(server.cert),
+        None => tls::server_config(server.cert),
+    };
+    let tls = tls.context("cannot create the TLS configuration of the hook server")?;
     let ctx = Context::new(open, stack, clock, settings).with_leadership(leadership);
     #[cfg(feature = "sabotage")]
     let ctx = ctx.with_sabotage(sabotage);
     let ctx = Arc::new(ctx);
     let control = Arc::new(ctx.with_clients(control, fenced));
-    let service = hooks::service(ctx.clone());
+    let service = hooks::service(ctx.clone(), server.clients);
     let (closing, served) = (CancellationToken::new(), CancellationToken::new());
     let serving = async {
         let hooks = service.clone();

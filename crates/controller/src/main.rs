@@ -1,5 +1,6 @@
 //! The `refit-controller` program.
 
+mod certificate_sources;
 mod drain_flags;
 
 use std::{
@@ -26,12 +27,12 @@ use refit_runtime::{
     net::Listener,
     plan_signing::PlanSigner,
     process::{LogFormat, cluster, init_logs, until_stopped},
-    tls::{self, KeyAndCert, ReloadableCert},
+    tls,
 };
 use tokio_util::sync::CancellationToken;
 
-/// How often certificate files are checked for changes.
-const CERTIFICATE_RECHECK: Duration = Duration::from_mins(1);
+use crate::certificate_sources::{ClientSource, ServerSource};
+
 /// Default namespace of an installation.
 const NAMESPACE: &str = "refit-system";
 
@@ -72,10 +73,23 @@ struct Args {
     /// certificate is stored in the Secret <SERVICE>-tls
     #[arg(long, value_name = "DIRECTORY", env = "REFIT_CERT_DIR")]
     cert_dir: Option<PathBuf>,
-    /// Accept hook calls only from clients with a certificate of the authority in this PEM file.
-    /// Probes need no certificate
+    /// Require a client certificate for hook calls, or not. Discovery and probes need none
+    #[arg(long, value_enum, env = "REFIT_HOOK_CLIENT_AUTH", default_value_t = ClientAuth::Required)]
+    hook_client_auth: ClientAuth,
+    /// Accept client certificates of the authorities in this PEM file, read again when it changes;
+    /// without it, those of the Secret refit-hook-client
     #[arg(long, value_name = "FILE", env = "REFIT_CLIENT_CA")]
     client_ca: Option<PathBuf>,
+    /// Accept only client certificates with one of these names; without it, all of the authorities in
+    /// --client-ca, or those with the name of the Secret's certificate
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "REFIT_CLIENT_NAME",
+        value_delimiter = ',',
+        requires = "client_ca"
+    )]
+    client_name: Vec<String>,
     /// Expect Cluster API to call the hooks by this Service
     #[arg(long, value_name = "NAME", env = "REFIT_SERVICE", default_value = "refit-webhook")]
     service: String,
@@ -168,6 +182,16 @@ enum Format {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "PascalCase")]
+enum ClientAuth {
+    /// Only Cluster API's managers may call hooks
+    Required,
+    /// Every client that reaches the hook server may call hooks: until the managers have their
+    /// certificate
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "PascalCase")]
 enum Uncovered {
     /// The rollout stops, and nothing is replaced
     Preserve,
@@ -231,7 +255,6 @@ async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
     let stack = ClientStack::production(concat!("refit-controller/", env!("CARGO_PKG_VERSION")));
     let listener = listen(args.webhook_bind, "--webhook-bind").await?;
     let probes = listen(args.health_bind, "--health-bind").await?;
-    let client_ca_pem = args.client_ca.as_deref().map(read).transpose()?;
     let lease = args.leader_elect.then(|| lease(args, clock));
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
@@ -241,17 +264,21 @@ async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
         identity = lease.as_ref().map(|lease| lease.identity.as_str()),
         "starting refit-controller"
     );
-    let certificates = Certificate::of(args, &stack, &config, clock)?;
-    let cert = tokio::select! {
+    let client = stack.client(&config);
+    let client = client.context("cannot create the client of the management cluster")?;
+    let secret = |settings| Certificates::new(client.clone(), clock, settings);
+    let certificates = certificate(args, secret);
+    let clients = clients(args, secret)?;
+    let (cert, trust) = tokio::select! {
         biased;
         () = stop.cancelled() => return Ok(()),
-        cert = certificates.first() => cert?,
+        first = async { anyhow::Ok((certificates.first().await?, clients.first().await?)) } => first?,
     };
     let controller = run(ControllerOptions {
         stack,
         config,
         clock,
-        hooks: HookServer { listener, cert: cert.clone(), client_ca_pem },
+        hooks: HookServer { listener, cert: cert.clone(), clients: trust.clone() },
         settings: Settings {
             on_uncovered: match args.default_on_uncovered {
                 Uncovered::Preserve => OnUncovered::Preserve,
@@ -279,7 +306,38 @@ async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
         biased;
         outcome = controller => outcome,
         () = certificates.keep(cert) => anyhow::bail!("the certificate renewal task exited"),
+        () = clients.keep(trust) => anyhow::bail!("the client certificate renewal task exited"),
     }
+}
+
+fn certificate(args: &Args, secret: impl Fn(CertificateSettings) -> Certificates) -> ServerSource {
+    if let Some(directory) = &args.cert_dir {
+        return ServerSource::Files(directory.clone());
+    }
+    ServerSource::Secret(secret(CertificateSettings::of_service(&args.namespace, &args.service)))
+}
+
+fn clients(
+    args: &Args,
+    secret: impl Fn(CertificateSettings) -> Certificates,
+) -> anyhow::Result<ClientSource> {
+    let certificates = || secret(CertificateSettings::of_clients(&args.namespace));
+    Ok(match (args.hook_client_auth, &args.client_ca) {
+        (ClientAuth::Off, None) => {
+            tracing::warn!(
+                "serving hooks without client certificates: every client that reaches \
+                the hook server may call them"
+            );
+            ClientSource::Off(certificates())
+        }
+        (ClientAuth::Off, Some(_)) => {
+            anyhow::bail!("--hook-client-auth=Off ignores --client-ca; remove one of them")
+        }
+        (ClientAuth::Required, Some(file)) => {
+            ClientSource::File { ca: file.clone(), names: args.client_name.clone() }
+        }
+        (ClientAuth::Required, None) => ClientSource::Secret(certificates()),
+    })
 }
 
 async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<Listener> {
@@ -309,75 +367,6 @@ fn host_name() -> String {
 
 fn seconds(seconds: u32) -> Duration {
     Duration::from_secs(seconds.into())
-}
-
-fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
-    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
-}
-
-/// Source of the hook server's certificate.
-enum Certificate {
-    /// Files that another program manages.
-    Files(PathBuf),
-    Secret(Certificates),
-}
-
-impl Certificate {
-    fn of(
-        args: &Args,
-        stack: &ClientStack,
-        config: &kube::Config,
-        clock: Clock,
-    ) -> anyhow::Result<Self> {
-        if let Some(directory) = &args.cert_dir {
-            return Ok(Self::Files(directory.clone()));
-        }
-        let settings = CertificateSettings::of_service(&args.namespace, &args.service);
-        let client =
-            stack.client(config).context("cannot create the client of the management cluster")?;
-        Ok(Self::Secret(Certificates::new(client, clock, settings)))
-    }
-
-    /// The first certificate. Waits for a Secret, but not for files.
-    async fn first(&self) -> anyhow::Result<Arc<ReloadableCert>> {
-        match self {
-            Self::Files(directory) => Ok(ReloadableCert::new(&files(directory)?)?),
-            Self::Secret(certificates) => Ok(certificates.ensure().await),
-        }
-    }
-
-    /// Serves new certificates as they appear; never returns.
-    async fn keep(&self, cert: Arc<ReloadableCert>) {
-        let directory = match self {
-            Self::Secret(certificates) => return certificates.run(cert).await,
-            Self::Files(directory) => directory,
-        };
-        let mut shown = None;
-        loop {
-            match files(directory) {
-                Ok(found) if shown.as_ref() == Some(&found.cert_pem) => {}
-                Ok(found) => match cert.reload(&found) {
-                    Ok(()) => shown = Some(found.cert_pem),
-                    Err(error) => {
-                        tracing::warn!(%error, "cannot load the new certificate, keeping the \
-                            current one");
-                    }
-                },
-                Err(error) => tracing::warn!(
-                    "cannot load the new certificate, keeping the current one: {error:#}"
-                ),
-            }
-            tokio::time::sleep(CERTIFICATE_RECHECK).await;
-        }
-    }
-}
-
-fn files(directory: &Path) -> anyhow::Result<KeyAndCert> {
-    let text = |name: &str| {
-        let path = directory.join(name);
-        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
-    };
-    Ok(KeyAndCert { cert_pem: text("tls.crt")?, key_pem: text("tls.key")? })
 }
 
 #[cfg(test)]

@@ -13,18 +13,18 @@ use std::{
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use hyper_util::{client::legacy::Client as HttpClient, rt::TokioExecutor};
 use k8s_openapi::{
-    api::coordination::v1::Lease,
+    api::{coordination::v1::Lease, core::v1::Secret},
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{Api, Client, api::PostParams};
 use lab_apiserver::{ApiServer, Options};
-use refit_kinds::{crds, hooks};
+use refit_kinds::{crds, hooks, keys};
 use refit_runtime::{
     Clock,
     client::{ClientStack, HttpsPoster},
     net::Listener,
     serve,
-    tls::{self, Authority, ReloadableCert, Validity},
+    tls::{self, Authority, ClientIdentity, KeyAndCert, ReloadableCert, Validity},
 };
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
@@ -82,7 +82,7 @@ impl Setup {
         fs::write(directory.path().join("tls.key"), &cert.key_pem).unwrap();
         let listener = Listener::tcp("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let config = tls::server_config(ReloadableCert::new(&cert).unwrap(), None).unwrap();
+        let config = tls::server_config(ReloadableCert::new(&cert).unwrap()).unwrap();
         let service = tower::service_fn(move |request: http::Request<hyper::body::Incoming>| {
             let answer = server.clone().oneshot(request);
             async { Ok::<_, Infallible>(answer.await.expect("no connection is cut here")) }
@@ -139,10 +139,21 @@ impl Setup {
     }
 
     async fn discovery(&self, replica: &Replica) -> Value {
+        self.post(replica, &hooks::path("Discovery", None), None).await
+    }
+
+    /// The client certificate that the replicas keep for Cluster API's managers.
+    async fn hook_client(&self) -> ClientIdentity {
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), "refit-system");
+        let data = secrets.get(keys::HOOK_CLIENT).await.unwrap().data.unwrap();
+        let part = |key: &str| String::from_utf8(data[key].0.clone()).unwrap();
+        KeyAndCert { cert_pem: part("tls.crt"), key_pem: part("tls.key") }.into()
+    }
+
+    async fn post(&self, replica: &Replica, path: &str, client: Option<ClientIdentity>) -> Value {
         let stack = ClientStack::production("test/1");
         let pem = self.authority.material().cert_pem.as_bytes();
-        let poster = HttpsPoster::new(&stack, pem).unwrap();
-        let path = hooks::path("Discovery", None);
+        let poster = HttpsPoster::presenting(&stack, pem, client).unwrap();
         let url = format!("https://{}{path}?timeout=10s", replica.hooks);
         let answer = poster.post(&url, b"{}".to_vec(), Duration::from_secs(10)).await;
         let (status, body) = answer.unwrap();
@@ -235,6 +246,21 @@ async fn one_of_two_replicas_leads_and_the_other_takes_over() {
     for line in setup.log("b").lines() {
         serde_json::from_str::<Value>(line).unwrap();
     }
+}
+
+#[tokio::test]
+async fn by_default_only_the_managers_certificate_is_accepted() {
+    let setup = Setup::new().await;
+    let replica = setup.start("a");
+    ready(&replica).await;
+    let hook = hooks::path("UpdateMachine", Some("update-machine"));
+    let refused = setup.post(&replica, &hook, None).await;
+    let message = refused["message"].as_str().unwrap();
+    assert!(message.contains("--runtime-extension-client-cert-file"), "{refused}");
+    let known = setup.post(&replica, &hook, Some(setup.hook_client().await)).await;
+    let message = known["message"].as_str().unwrap();
+    assert!(message.contains("the request cannot be served"), "{known}");
+    assert_eq!(setup.discovery(&replica).await["status"], "Success");
 }
 
 #[test]

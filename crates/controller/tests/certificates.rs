@@ -9,11 +9,16 @@ use kube::{
     api::{ListParams, Patch, PatchParams, PostParams},
 };
 use lab_apiserver::{ApiServer, Options};
-use refit_controller::certificates::{CertificateSettings, Certificates};
+use refit_controller::{
+    ClientRefusal, ClientTrust,
+    certificates::{CertificateSettings, Certificates},
+};
 use refit_runtime::{
     Clock,
-    tls::{Authority, Validity},
+    serve::PeerCertificates,
+    tls::{Authority, KeyAndCert, Validity},
 };
+use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 use serde_json::json;
 use x509_parser::{
     extensions::GeneralName,
@@ -45,6 +50,29 @@ impl World {
 
     fn keeper(&self) -> Certificates {
         Certificates::new(self.client(), self.clock, CertificateSettings::default())
+    }
+
+    fn clients(&self) -> Certificates {
+        let settings = CertificateSettings::of_clients("refit-system");
+        Certificates::new(self.client(), self.clock, settings)
+    }
+
+    /// Performs due changes of the clients' Secret until nothing is due.
+    async fn settle_clients(&self) -> Arc<ClientTrust> {
+        for _ in 0..10 {
+            let revision = self.server.revision();
+            let trust = self.clients().clients().await;
+            if self.server.revision() == revision {
+                return trust;
+            }
+        }
+        panic!("the keeper never rests");
+    }
+
+    /// The certificates that a copy of the managers' Secret presents.
+    async fn client_copy(&self) -> PeerCertificates {
+        let data = self.secrets().get("refit-hook-client").await.unwrap().data.unwrap();
+        PeerCertificates([CertificateDer::from_pem_slice(&data["tls.crt"].0).unwrap()].into())
     }
 
     fn secrets(&self) -> Api<Secret> {
@@ -184,6 +212,73 @@ async fn unusable_parts_are_recreated_and_the_rest_stays() {
             .unwrap();
         assert_eq!(world.settle().await, 1, "{key}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_copy_of_the_client_certificate_is_accepted_until_it_expires() {
+    let world = World::new().await;
+    world.settle_clients().await;
+    // An operator copies the certificate every two years.
+    for _ in 0..20 {
+        let copy = world.client_copy().await;
+        for _ in 0..2 {
+            world.pass_days(365).await;
+            let trust = world.settle_clients().await;
+            assert_eq!(trust.check(Some(&copy), world.clock.now()), Ok(()));
+        }
+    }
+    let copy = world.client_copy().await;
+    world.secrets().delete("refit-hook-client", &<_>::default()).await.unwrap();
+    let trust = world.settle_clients().await;
+    assert!(trust.check(Some(&copy), world.clock.now()).is_err(), "its authority was deleted");
+    let renewed = world.client_copy().await;
+    assert_eq!(trust.check(Some(&renewed), world.clock.now()), Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_running_replica_accepts_the_clients_of_a_new_authority() {
+    let world = World::new().await;
+    let trust = world.clients().clients().await;
+    let runs = tokio::spawn({
+        let (clients, trust) = (world.clients(), trust.clone());
+        async move { clients.follow_clients(trust).await }
+    });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let copy = world.client_copy().await;
+    assert_eq!(trust.check(Some(&copy), world.clock.now()), Ok(()));
+    world.secrets().delete("refit-hook-client", &<_>::default()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let renewed = world.client_copy().await;
+    assert!(trust.check(Some(&copy), world.clock.now()).is_err());
+    assert_eq!(trust.check(Some(&renewed), world.clock.now()), Ok(()));
+    runs.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn clients_of_another_components_secret_are_accepted_by_their_name() {
+    let world = World::new().await;
+    let now = world.clock.now();
+    let validity = Validity { from: now, until: now + SignedDuration::from_hours(24) };
+    let authority = Authority::new("theirs", validity).unwrap();
+    let named = |name: &str| authority.client(name, validity).unwrap();
+    let body = json!({
+        "metadata": {"name": "refit-hook-client",
+                     "annotations": {"cert-manager.io/certificate-name": "refit-hook-client"}},
+        "type": "kubernetes.io/tls",
+        "stringData": {"tls.crt": named("capi").cert_pem, "tls.key": named("capi").key_pem,
+                       "ca.crt": authority.material().cert_pem},
+    });
+    let body = serde_json::from_value(body).unwrap();
+    world.secrets().create(&PostParams::default(), &body).await.unwrap();
+    let revision = world.server.revision();
+    let trust = world.clients().clients().await;
+    let check = |material: &KeyAndCert| {
+        let der = CertificateDer::from_pem_slice(material.cert_pem.as_bytes()).unwrap();
+        trust.check(Some(&PeerCertificates([der].into())), now)
+    };
+    assert_eq!(check(&named("capi")), Ok(()));
+    assert!(matches!(check(&named("other")), Err(ClientRefusal::OtherName { .. })));
+    assert_eq!(world.server.revision(), revision);
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use http::Method;
-use refit_kinds::hooks::{MAX_BODY_BYTES, path};
+use refit_kinds::hooks::{CLIENT_FLAGS, MAX_BODY_BYTES, path};
 use refit_runtime::{
     Clock,
     net::{Dialer, Listener, MemoryNetwork},
@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::common::{
-    hooks::{Answer, HOST, InMemory, Server, call, request, side},
+    hooks::{Answer, CLIENT, HOST, InMemory, Server, call, request, side},
     objects::validity,
 };
 
@@ -170,10 +170,10 @@ async fn large_bodies_are_limited_and_small_ones_pass() {
     assert_eq!(clock.now_seconds().to_string(), "2026-01-01T00:00:01Z", "it waits for its turn");
 }
 
-async fn over_tcp(client_ca: Option<&Authority>) -> (Server, u16) {
+async fn over_tcp() -> (Server, u16) {
     let listener = Listener::tcp(([127, 0, 0, 1], 0).into()).await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    (Server::start(&MemoryNetwork::default(), listener, client_ca), port)
+    (Server::start(&MemoryNetwork::default(), listener, None), port)
 }
 
 async fn discover(port: u16, tls: rustls::ClientConfig) -> Answer {
@@ -184,7 +184,7 @@ async fn discover(port: u16, tls: rustls::ClientConfig) -> Answer {
 
 #[tokio::test]
 async fn https_over_tcp_reloads_its_certificate() {
-    let (server, port) = over_tcp(None).await;
+    let (server, port) = over_tcp().await;
     let (status, body) = discover(port, server.trust()).await.unwrap();
     assert_eq!(status, 200);
     assert!(body.contains("can-update-machineset"));
@@ -195,14 +195,56 @@ async fn https_over_tcp_reloads_its_certificate() {
     assert_eq!(discover(port, trust).await.unwrap().0, 200);
 }
 
-#[tokio::test]
-async fn a_client_ca_rejects_other_clients() {
+/// What a client with this certificate gets from every hook but Discovery.
+async fn forged(server: &InMemory, tls: &rustls::ClientConfig, why: &str) {
+    let side = side("v1.35.0");
+    let hooks = [
+        ("CanUpdateMachine", "can-update-machine"),
+        ("CanUpdateMachineSet", "can-update-machineset"),
+        ("UpdateMachine", "update-machine"),
+    ];
+    for (hook, handler) in hooks {
+        let body = json!({"current": side, "desired": side}).to_string();
+        let request = request(Method::POST, &path(hook, Some(handler)), body);
+        let (status, answer) = server.send_with(tls.clone(), request).await;
+        assert_eq!((status, &answer["status"]), (200, &json!("Failure")), "{hook} {answer}");
+        assert_eq!(answer["kind"], format!("{hook}Response"));
+        let message = answer["message"].as_str().unwrap();
+        for wanted in [why, CLIENT_FLAGS[0], CLIENT_FLAGS[1]] {
+            assert!(message.contains(wanted), "{wanted} in {message}");
+        }
+    }
+    let discovery = request(Method::POST, &path("Discovery", None), "{}");
+    let (status, answer) = server.send_with(tls.clone(), discovery).await;
+    assert_eq!((status, &answer["status"]), (200, &json!("Success")), "{answer}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_forged_request_changes_nothing_and_is_counted() {
     let clients = Authority::new("clients", validity()).unwrap();
     let strangers = Authority::new("strangers", validity()).unwrap();
-    let (server, port) = over_tcp(Some(&clients)).await;
-    assert!(discover(port, server.trust()).await.is_err());
-    let stranger = strangers.client("capi", validity()).unwrap();
-    assert!(discover(port, server.trust_with_identity(&stranger)).await.is_err());
-    let known = clients.client("capi", validity()).unwrap();
-    assert_eq!(discover(port, server.trust_with_identity(&known)).await.unwrap().0, 200);
+    let (server, api) = InMemory::ready_for(Some(&clients)).await;
+    let before = api.revision();
+    let showing = |authority: &Authority, name: &str| {
+        let client = authority.client(name, validity()).unwrap();
+        server.server.trust_with_identity(&client)
+    };
+    forged(&server, &server.server.trust(), "no client certificate").await;
+    forged(&server, &showing(&strangers, CLIENT), "UnknownIssuer").await;
+    forged(&server, &showing(&clients, "other"), "is for other, not for capi").await;
+    assert_eq!(api.revision(), before);
+    let (_, metrics) = server.send(Method::GET, "/metrics", b"").await;
+    for hook in ["CanUpdateMachine", "CanUpdateMachineSet", "UpdateMachine"] {
+        for (verdict, count) in [("NoClientCertificate", 1), ("ClientNotTrusted", 2)] {
+            let line = format!(
+                "refit_hook_duration_seconds_count{{hook=\"{hook}\",verdict=\"{verdict}\"}} {count}"
+            );
+            assert!(metrics.as_str().unwrap().contains(&line), "{line} in {metrics}");
+        }
+    }
+    let body = json!({"current": side("v1.34.2"), "desired": side("v1.35.0")}).to_string();
+    let can_update = path("CanUpdateMachine", Some("can-update-machine"));
+    let request = request(Method::POST, &can_update, body);
+    let (_, answer) = server.send_with(showing(&clients, CLIENT), request).await;
+    assert_eq!(answer["status"], "Success", "{answer}");
 }

@@ -78,7 +78,7 @@ impl World {
         let network = MemoryNetwork::default();
         let authority = Authority::new("sandbox", validity()).unwrap();
         let cert = ReloadableCert::new(&authority.server(&[API], validity()).unwrap()).unwrap();
-        let config = tls::server_config(cert, None).unwrap();
+        let config = tls::server_config(cert).unwrap();
         let listener = network.listen(API, 6443);
         let calls = Arc::new(Mutex::new(Vec::new()));
         let seen = calls.clone();
@@ -130,11 +130,7 @@ impl World {
             stack,
             config,
             clock: self.clock,
-            hooks: HookServer {
-                listener: self.network.listen(HOOKS, 443),
-                cert,
-                client_ca_pem: None,
-            },
+            hooks: HookServer { listener: self.network.listen(HOOKS, 443), cert, clients: None },
             settings: Settings::default(),
             process,
         }))

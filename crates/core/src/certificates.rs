@@ -1,4 +1,5 @@
-//! When the hook server's certificate is renewed, and how its authority is rotated.
+//! When the certificate of the hook server and that of its clients are renewed, and how their
+//! authorities are rotated.
 //!
 //! The decision depends only on the contents of one Secret and the current time, so any replica can
 //! make it:
@@ -6,29 +7,59 @@
 //! | Secret contents | action |
 //! |---|---|
 //! | nothing | create an authority and a certificate |
-//! | an authority near its end ([`AUTHORITY_RENEW_BEFORE`]) | add a new one; clients trust both |
+//! | an authority near its end ([`Lifetimes`]) | add a new one; both are trusted |
 //! | a certificate of the older authority, [`OVERLAP`] after that | issue one from the newer |
-//! | an older authority, [`OVERLAP`] after that | remove the older authority |
-//! | a certificate near its end ([`LEAF_RENEW_BEFORE`]), or without a name | issue a new one |
+//! | an older authority, [`OVERLAP`] after that; if the certificate is copied, at its end | remove the older authority |
+//! | a certificate near its end ([`Lifetimes`]), or without a name | issue a new one |
 //! | data that another component manages, such as cert-manager | use it, never write it |
 
 use jiff::{SignedDuration, Timestamp};
 
-/// How long an authority is valid.
-pub const AUTHORITY_VALIDITY: SignedDuration = SignedDuration::from_hours(24 * 365 * 5);
-/// How long before its expiry an authority gets a successor. Longer than the lifetime of a
-/// certificate, so that no certificate outlives its authority.
-pub const AUTHORITY_RENEW_BEFORE: SignedDuration = SignedDuration::from_hours(24 * 180);
-/// How long a certificate is valid.
-pub const LEAF_VALIDITY: SignedDuration = SignedDuration::from_hours(24 * 90);
-/// How long before its expiry a certificate is renewed.
-pub const LEAF_RENEW_BEFORE: SignedDuration = SignedDuration::from_hours(24 * 30);
+/// How long certificates are valid, and when they are renewed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lifetimes {
+    /// How long an authority is valid.
+    pub authority: SignedDuration,
+    /// How long before its expiry an authority gets a successor. Longer than the lifetime of a
+    /// certificate, so that no certificate outlives its authority.
+    pub authority_renew_before: SignedDuration,
+    /// How long a certificate is valid.
+    pub leaf: SignedDuration,
+    /// How long before its expiry a certificate is renewed.
+    pub leaf_renew_before: SignedDuration,
+    /// Whether operators copy the certificate elsewhere: an older authority is trusted until it
+    /// expires, because a copy is as old as its operator left it.
+    pub copied: bool,
+}
+
+/// The certificate of the hook server, which every replica takes from the Secret.
+pub const SERVER: Lifetimes = Lifetimes {
+    authority: days(5 * 365),
+    authority_renew_before: days(180),
+    leaf: days(90),
+    leaf_renew_before: days(30),
+    copied: false,
+};
+/// The certificate of Cluster API's managers. Their namespaces hold copies of it, because a pod
+/// cannot mount the Secret of another namespace: a copy that is renewed within two years of its
+/// source never expires.
+pub const CLIENT: Lifetimes = Lifetimes {
+    authority: days(15 * 365),
+    authority_renew_before: days(6 * 365),
+    leaf: days(5 * 365),
+    leaf_renew_before: days(2 * 365),
+    copied: true,
+};
 /// How long two authorities are trusted before the newer one is used, and before the older one is
 /// removed. Cluster API picks up a changed bundle immediately, after its sync period of ten
 /// minutes, or at startup (`docs/facts/hooks.md#extensionconfig`).
 pub const OVERLAP: SignedDuration = SignedDuration::from_hours(1);
 /// How far certificates are backdated, because the clocks of clients may be slow.
 pub const BACKDATE: SignedDuration = SignedDuration::from_mins(10);
+
+const fn days(days: i64) -> SignedDuration {
+    SignedDuration::from_hours(24 * days)
+}
 
 /// The fields of a certificate that the decision needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +90,7 @@ pub struct Held {
     pub authority: CertificateFacts,
     /// Older authorities that are still trusted.
     pub older: Vec<CertificateFacts>,
-    /// The hook server's certificate; `None` if it is unusable.
+    /// The certificate; `None` if it is unusable.
     pub leaf: Option<CertificateFacts>,
 }
 
@@ -105,17 +136,17 @@ pub enum Decision {
     DropOlder,
 }
 
-/// Decides what to do with the hook server's certificate, which must contain `names`.
-pub fn decide(found: &Found, names: &[String], now: Timestamp) -> Decision {
+/// Decides what to do with a certificate, which must contain `names`.
+pub fn decide(found: &Found, names: &[String], lifetimes: &Lifetimes, now: Timestamp) -> Decision {
     match found {
         Found::Foreign => Decision::Leave,
         Found::Absent => Decision::Create { reason: "no certificate exists yet".to_owned() },
         Found::Broken { reason } => Decision::Create { reason: reason.clone() },
-        Found::Ours(held) => decide_held(held, names, now),
+        Found::Ours(held) => decide_held(held, names, lifetimes, now),
     }
 }
 
-fn decide_held(held: &Held, names: &[String], now: Timestamp) -> Decision {
+fn decide_held(held: &Held, names: &[String], lifetimes: &Lifetimes, now: Timestamp) -> Decision {
     let Held { authority, older, leaf } = held;
     if authority.until <= now {
         return Decision::Create {
@@ -139,7 +170,7 @@ fn decide_held(held: &Held, names: &[String], now: Timestamp) -> Decision {
     if let Some(missing) = names.iter().find(|name| !leaf.names.contains(name)) {
         return renew(format!("the certificate is not valid for {missing}"));
     }
-    let rotate_at = authority.until - AUTHORITY_RENEW_BEFORE;
+    let rotate_at = authority.until - lifetimes.authority_renew_before;
     if now >= rotate_at {
         return Decision::RotateAuthority;
     }
@@ -150,13 +181,13 @@ fn decide_held(held: &Held, names: &[String], now: Timestamp) -> Decision {
         }
         return Decision::Keep { until: switch_at.min(rotate_at).min(leaf.until) };
     }
-    let renew_at = leaf.until - LEAF_RENEW_BEFORE;
+    let renew_at = leaf.until - lifetimes.leaf_renew_before;
     if now >= renew_at {
         return renew(format!("the certificate expires at {}", leaf.until));
     }
     let mut until = renew_at.min(rotate_at);
-    if !older.is_empty() {
-        let drop_at = leaf.issued_at() + OVERLAP;
+    if let Some(last) = older.iter().map(|other| other.until).max() {
+        let drop_at = if lifetimes.copied { last } else { leaf.issued_at() + OVERLAP };
         if now >= drop_at {
             return Decision::DropOlder;
         }
@@ -168,6 +199,9 @@ fn decide_held(held: &Held, names: &[String], now: Timestamp) -> Decision {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const AUTHORITY_VALIDITY: SignedDuration = SERVER.authority;
+    const LEAF_VALIDITY: SignedDuration = SERVER.leaf;
 
     fn now() -> Timestamp {
         "2026-03-02T08:00:00Z".parse().unwrap()
@@ -209,7 +243,7 @@ mod tests {
     }
 
     fn kind(found: &Found) -> &'static str {
-        match decide(found, &names(), now()) {
+        match decide(found, &names(), &SERVER, now()) {
             Decision::Keep { until } => {
                 assert!(until > now(), "{until}");
                 "keep"
@@ -288,25 +322,30 @@ mod tests {
 
     #[test]
     fn no_certificate_outlives_its_authority() {
-        assert!(LEAF_VALIDITY < AUTHORITY_RENEW_BEFORE);
+        for lifetimes in [SERVER, CLIENT] {
+            assert!(lifetimes.leaf < lifetimes.authority_renew_before);
+        }
     }
 
     /// Follows the decisions for years: every state is valid, and an authority is used only after
-    /// it has been trusted for the overlap.
+    /// it has been trusted for the overlap. Copies of a certificate stay trusted until they expire.
     #[test]
     fn a_rotation_never_uses_an_untrusted_certificate() {
+        follow(&SERVER, 12);
+        follow(&CLIENT, 60);
+    }
+
+    fn follow(lifetimes: &Lifetimes, years: i64) {
         let start = now();
         let mut time = start;
         let mut generation = 0;
-        let make = |name: &str, time| certificate(name, name, time, AUTHORITY_VALIDITY);
-        let mut held = Held {
-            authority: make("ca-0", time),
-            older: Vec::new(),
-            leaf: Some(certificate("leaf", "ca-0", time, LEAF_VALIDITY)),
-        };
+        let make = |name: &str, time| certificate(name, name, time, lifetimes.authority);
+        let first = certificate("leaf", "ca-0", time, lifetimes.leaf);
+        let mut issued = vec![first.clone()];
+        let mut held = Held { authority: make("ca-0", time), older: Vec::new(), leaf: Some(first) };
         let mut trusted_since = std::collections::BTreeMap::from([("ca-0".to_owned(), time)]);
-        while time < start + SignedDuration::from_hours(24 * 365 * 12) {
-            match decide(&Found::Ours(Box::new(held.clone())), &names(), time) {
+        while time < start + days(365 * years) {
+            match decide(&Found::Ours(Box::new(held.clone())), &names(), lifetimes, time) {
                 Decision::Keep { until } => {
                     assert!(until > time);
                     time = until;
@@ -323,14 +362,20 @@ mod tests {
                     let issuer = held.authority.subject.clone();
                     let since = trusted_since[&issuer];
                     assert!(since == start || time - OVERLAP >= since);
-                    let leaf = certificate("leaf", &issuer, time, LEAF_VALIDITY);
+                    let leaf = certificate("leaf", &issuer, time, lifetimes.leaf);
                     assert!(leaf.until <= held.authority.until);
+                    issued.push(leaf.clone());
                     held.leaf = Some(leaf);
                 }
                 Decision::DropOlder => held.older.clear(),
                 other => panic!("{other:?}"),
             }
             assert!(held.leaf.as_ref().is_some_and(|leaf| leaf.until > time));
+            issued.retain(|leaf| lifetimes.copied && leaf.until > time);
+            for leaf in &issued {
+                let trusted = held.older.iter().chain([&held.authority]);
+                assert!(trusted.clone().any(|authority| authority.subject == leaf.issuer));
+            }
         }
         assert!(generation >= 2);
     }

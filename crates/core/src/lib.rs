@@ -5,7 +5,7 @@
 //!
 //! | module | decides |
 //! |---|---|
-//! | [`certificates`] | when the hook server's certificate and its authority are renewed |
+//! | [`certificates`] | when the certificates of the hooks and their authorities are renewed |
 //! | [`change`] | what differs, which updater covers it, how the hooks respond |
 //! | [`node`] | the next write of one machine's update, and what a failure means |
 //! | [`group`] | which machine may claim a slot, what an UpdateGroup shows |

@@ -110,6 +110,10 @@ const FILES: &[(Part, &str, &str)] = files![
 /// API's kubeconfig Secret is an administrator's.
 pub const WORKLOAD_ROLE: &str = include_str!("../../../deploy/agent/workload_role.yaml");
 
+/// A shell script that gives Cluster API's managers the client certificate for the hooks. It is
+/// printed and never run: the managers are not Refit's.
+pub const MANAGERS: &str = include_str!("../../../deploy/managers/client_certificate.sh");
+
 const KUBEADM_CONFIG: &str = include_str!("../../../deploy/agent/kubeadm_config.yaml");
 /// Placeholder URL in the file of `deploy/`; the operator supplies the real one.
 const EXAMPLE_URL: &str = "https://packages.example/refit-agent";
@@ -183,7 +187,7 @@ pub fn objects(manifests: &[Manifest]) -> Vec<Value> {
 mod tests {
     use std::{collections::BTreeSet, fs, path::PathBuf};
 
-    use refit_kinds::json;
+    use refit_kinds::{hooks, json, keys};
 
     use super::*;
 
@@ -285,6 +289,29 @@ mod tests {
         );
         let role: Value = serde_saphyr::from_str(WORKLOAD_ROLE).unwrap();
         assert_eq!(role["kind"], "ClusterRole");
+    }
+
+    #[test]
+    fn the_managers_get_a_copy_without_the_authority_and_both_flags() {
+        let quoted = |name: &str| {
+            let rest = MANAGERS.split_once(&format!("{name}='")).unwrap().1;
+            rest.split_once('\'').unwrap().0
+        };
+        let patch: Value = serde_json::from_str(quoted("patch")).unwrap();
+        let values: Vec<&Value> =
+            patch.as_array().unwrap().iter().map(|operation| &operation["value"]).collect();
+        assert_eq!(values[0]["secret"]["secretName"], keys::HOOK_CLIENT);
+        let mount = values[1]["mountPath"].as_str().unwrap();
+        for (flag, (value, file)) in
+            hooks::CLIENT_FLAGS.iter().zip(values[2..].iter().zip(["tls.crt", "tls.key"]))
+        {
+            assert_eq!(*value, &format!("{flag}={mount}/{file}"));
+        }
+        let copy = quoted("template");
+        assert!(copy.contains(&format!("name: {}\n", keys::HOOK_CLIENT)), "{copy}");
+        let copied: Vec<&str> =
+            copy.split("{{").skip(1).filter_map(|part| part.split("}}").next()).collect();
+        assert_eq!(copied, [r#"index .data "tls.crt""#, r#"index .data "tls.key""#]);
     }
 
     #[test]

@@ -15,6 +15,10 @@ pub const API_VERSION: &str = "hooks.runtime.cluster.x-k8s.io/v1alpha1";
 pub const GROUP: &str = "hooks.runtime.cluster.x-k8s.io";
 /// Version in the paths of the hooks.
 pub const VERSION: &str = "v1alpha1";
+/// The flags by which Cluster API's managers present a client certificate
+/// (`docs/facts/hooks.md#client-certificates`).
+pub const CLIENT_FLAGS: [&str; 2] =
+    ["--runtime-extension-client-cert-file", "--runtime-extension-client-key-file"];
 /// Largest request body that a server must accept: 20 MiB (`docs/facts/hooks.md#paths-and-http`).
 pub const MAX_BODY_BYTES: usize = 20 * 1024 * 1024;
 

@@ -80,6 +80,8 @@ pub const ON_UNCOVERED: &str = "refit.dev/on-uncovered";
 pub const IN_PLACE: &str = "refit.dev/in-place";
 /// Value of the label [`IN_PLACE`] of a Namespace that opted in.
 pub const OPTED_IN: &str = "enabled";
+/// Name of the Secret with the client certificate that Cluster API's managers present to the hooks.
+pub const HOOK_CLIENT: &str = "refit-hook-client";
 /// Requests one more attempt after the named NodeUpdate failed permanently.
 pub const RETRY: &str = "refit.dev/retry";
 /// On an aborted NodeUpdate: Refit stopped it because the goal of its Machine changed. Without it, an

@@ -4,6 +4,7 @@
 //! separate warning: nothing is reported as healthy without a check.
 
 mod checks;
+mod hook_clients;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,6 +31,8 @@ pub enum Check {
     Certificate,
     /// Version and feature gates of Cluster API.
     ClusterApi,
+    /// The client certificates of Cluster API's managers.
+    HookClients,
     /// The controller's Deployment.
     Controller,
     /// The Lease of the controller's replicas.
@@ -48,12 +51,13 @@ pub enum Check {
 
 impl Check {
     /// All checks, in display order.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Crds,
         Self::Rbac,
         Self::Extension,
         Self::Certificate,
         Self::ClusterApi,
+        Self::HookClients,
         Self::Controller,
         Self::Lease,
         Self::Namespaces,
@@ -125,6 +129,28 @@ pub struct Certificate {
     pub wanted_names: Vec<String>,
 }
 
+/// A copy of the Secret with the managers' client certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientCopy {
+    /// Its namespace.
+    pub namespace: String,
+    /// The certificate, or why it cannot be read.
+    pub leaf: Result<CertificateFacts, String>,
+    /// Whether Refit accepts its authority.
+    pub trusted: bool,
+}
+
+/// Whose hook calls the controller serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClientAuth {
+    /// Clients with a certificate of the Secret's authority.
+    Secret,
+    /// Clients with a certificate of the operator's own authority.
+    OwnAuthority,
+    /// Every client.
+    Off,
+}
+
 /// A Deployment of Refit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workload {
@@ -134,6 +160,8 @@ pub struct Workload {
     pub ready: i64,
     /// The image.
     pub image: String,
+    /// Whose hook calls it serves.
+    pub client_auth: ClientAuth,
 }
 
 /// The Lease of the controller's replicas.
@@ -194,6 +222,8 @@ pub struct Facts {
     pub certificate: Read<Option<Certificate>>,
     /// Cluster API's managers.
     pub managers: Read<Vec<Manager>>,
+    /// Copies of the client certificate in the managers' namespaces.
+    pub client_copies: Read<Vec<ClientCopy>>,
     /// The controller's Deployment; `None` if it does not exist.
     pub controller: Read<Option<Workload>>,
     /// The Lease; `None` if it does not exist.
@@ -221,6 +251,7 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
             Check::Extension => checks::extension(facts, &mut found),
             Check::Certificate => checks::certificate(facts, &mut found),
             Check::ClusterApi => checks::cluster_api(facts, &mut found),
+            Check::HookClients => hook_clients::check(facts, &mut found),
             Check::Controller => checks::controller(facts, &mut found),
             Check::Lease => checks::lease(facts, &mut found),
             Check::Namespaces => checks::namespaces(facts, &mut found),

@@ -67,10 +67,12 @@ fn sound() -> Facts {
         extensions: Read::Known(vec![Extension::assumed()]),
         certificate: Read::Known(Some(certificate())),
         managers: Read::Known(Manager::assumed()),
+        client_copies: Read::Known(vec![client_copy()]),
         controller: Read::Known(Some(Workload {
             replicas: 2,
             ready: 2,
             image: "registry/refit:v0.1.0".into(),
+            client_auth: ClientAuth::Secret,
         })),
         lease: Read::Known(Some(Lease {
             holder: "refit-controller-a".into(),
@@ -128,7 +130,44 @@ fn with_crd(change: impl FnOnce(&mut Crd)) -> Facts {
 
 fn with_workload(replicas: i64, ready: i64, image: &str) -> Facts {
     with(|f| {
-        f.controller = Read::Known(Some(Workload { replicas, ready, image: image.into() }));
+        f.controller = Read::Known(Some(Workload {
+            replicas,
+            ready,
+            image: image.into(),
+            client_auth: ClientAuth::Secret,
+        }));
+    })
+}
+
+fn client_copy() -> ClientCopy {
+    ClientCopy {
+        namespace: "capi-system".into(),
+        leaf: Ok(CertificateFacts {
+            subject: "refit-hook-client".into(),
+            issuer: "ca".into(),
+            from: ago(3600),
+            until: now() + SignedDuration::from_hours(24 * 365 * 4),
+            names: vec!["refit-hook-client".into()],
+        }),
+        trusted: true,
+    }
+}
+
+fn with_copy(change: impl FnOnce(&mut ClientCopy)) -> Facts {
+    let mut one = client_copy();
+    change(&mut one);
+    with(|f| f.client_copies = Read::Known(vec![one]))
+}
+
+/// Managers without their flags, and a controller that serves these clients.
+fn without_flags(client_auth: ClientAuth) -> Facts {
+    let mut managers = Manager::assumed();
+    managers[0].missing_flags = vec!["--runtime-extension-client-cert-file"];
+    with(|f| {
+        f.managers = Read::Known(managers);
+        if let Read::Known(Some(workload)) = &mut f.controller {
+            workload.client_auth = client_auth;
+        }
     })
 }
 
@@ -214,6 +253,20 @@ fn the_table_of_findings() {
             C::ClusterApi,
             Fail,
         ),
+        (without_flags(ClientAuth::Secret), C::HookClients, Fail),
+        (without_flags(ClientAuth::OwnAuthority), C::HookClients, Fail),
+        (without_flags(ClientAuth::Off), C::HookClients, Warn),
+        (with_copy(|c| c.leaf = Err("no PEM".into())), C::HookClients, Fail),
+        (with_copy(|c| c.leaf.as_mut().unwrap().until = ago(1)), C::HookClients, Fail),
+        (
+            with_copy(|c| {
+                c.leaf.as_mut().unwrap().until = now() + SignedDuration::from_hours(24 * 365);
+            }),
+            C::HookClients,
+            Warn,
+        ),
+        (with_copy(|c| c.trusted = false), C::HookClients, Fail),
+        (with(|f| f.client_copies = Read::Unknown(unknown())), C::HookClients, Warn),
         (with(|f| f.controller = Read::Known(None)), C::Controller, Warn),
         (with_workload(2, 0, "refit:0.1.0"), C::Controller, Fail),
         (with_workload(2, 1, "refit:0.1.0"), C::Controller, Warn),

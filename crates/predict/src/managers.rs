@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::Deployment;
 
-use refit_kinds::version::KubernetesVersion;
+use refit_kinds::{hooks::CLIENT_FLAGS, version::KubernetesVersion};
 
 /// Label of everything that belongs to a provider of Cluster API.
 pub const PROVIDER_LABEL: &str = "cluster.x-k8s.io/provider";
@@ -57,6 +57,8 @@ pub struct Manager {
     pub image: String,
     /// Feature gates set in the arguments.
     pub gates: BTreeMap<String, bool>,
+    /// The flags of [`CLIENT_FLAGS`] that are not in the arguments.
+    pub missing_flags: Vec<&'static str>,
 }
 
 /// The first minor version of Cluster API that has in-place updates.
@@ -77,6 +79,7 @@ impl Manager {
                 version: Some(first_version()),
                 image: String::new(),
                 gates: gates(provider).collect(),
+                missing_flags: Vec::new(),
             })
             .collect()
     }
@@ -103,6 +106,7 @@ impl Manager {
             version: tag(&image).and_then(|tag| tag.parse().ok()),
             image,
             gates: gates(container.args.iter().flatten().map(String::as_str)),
+            missing_flags: missing_flags(container.args.as_deref().unwrap_or_default()),
         })
     }
 
@@ -118,6 +122,18 @@ fn tag(image: &str) -> Option<&str> {
     let image = image.split('@').next()?;
     let name = image.rsplit('/').next()?;
     name.split_once(':').map(|(_, tag)| tag)
+}
+
+/// The flags of a client certificate that the arguments lack; the value may be an argument of its
+/// own.
+fn missing_flags(args: &[String]) -> Vec<&'static str> {
+    let is_set = |flag: &&str| {
+        args.iter().any(|arg| {
+            let name = arg.split('=').next().unwrap_or_default();
+            !name.is_empty() && name.trim_start_matches('-') == flag.trim_start_matches('-')
+        })
+    };
+    CLIENT_FLAGS.into_iter().filter(|flag| !is_set(flag)).collect()
 }
 
 /// The feature gates in the arguments: `--feature-gates=A=true,B=false`, in one or two arguments;
@@ -193,6 +209,22 @@ mod tests {
             let manager = Manager::of(&deployment("control-plane-kubeadm", "a/b", args)).unwrap();
             assert_eq!(manager.gate(IN_PLACE_UPDATES), on, "{args:?}");
             assert_eq!(manager.version, None);
+        }
+    }
+
+    #[test]
+    fn missing_client_flags_are_named() {
+        let [cert, key] = CLIENT_FLAGS;
+        let table = [
+            (vec![], vec![cert, key]),
+            (vec![format!("{cert}=/a"), format!("{key}=/b")], vec![]),
+            (vec![cert.to_owned(), "/a".to_owned()], vec![key]),
+            (vec![format!("{cert}-other=/a")], vec![cert, key]),
+        ];
+        for (args, wanted) in table {
+            let args: Vec<&str> = args.iter().map(String::as_str).collect();
+            let manager = Manager::of(&deployment("cluster-api", "a/b", &args)).unwrap();
+            assert_eq!(manager.missing_flags, wanted, "{args:?}");
         }
     }
 

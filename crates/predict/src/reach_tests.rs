@@ -34,6 +34,7 @@ fn manager(provider: Provider, version: &str, gates: &[&str]) -> Manager {
         version: version.parse().ok(),
         image: format!("controller:{version}"),
         gates: gates.iter().map(|gate| ((*gate).to_owned(), true)).collect(),
+        missing_flags: Vec::new(),
     }
 }
 

@@ -21,6 +21,7 @@ use hyper_util::{
     server::conn::auto::Builder,
     service::TowerToHyperService,
 };
+use rustls::pki_types::CertificateDer;
 use tokio::{sync::watch, task::JoinSet};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
@@ -52,10 +53,11 @@ const STREAM_WINDOW_BYTES: u32 = 16 * 1024;
 /// Maximum size of the receive buffer of an HTTP/1 connection, which also limits its headers.
 const MAX_HTTP1_BUFFER_BYTES: usize = 64 * 1024;
 
-/// The verified client certificate of a connection, as DER, in the extensions of each of its
-/// requests. TLS has checked it against the client CA.
+/// The certificates that a client presented, its own first, in the extensions of each of its
+/// requests. The client holds the key of its own. Which authorities TLS has accepted depends on the
+/// server's configuration: with `tls::hook_server_config`, any.
 #[derive(Clone, Debug)]
-pub struct PeerCertificate(pub Arc<[u8]>);
+pub struct PeerCertificates(pub Arc<[CertificateDer<'static>]>);
 
 /// Serves until `stop` completes, then ends open connections gracefully for at most 11 s.
 ///
@@ -143,8 +145,9 @@ where
     };
     let tls = stream.get_ref().1;
     let h2 = tls.alpn_protocol() == Some(b"h2");
-    let shown = tls.peer_certificates().and_then(<[_]>::first);
-    let Some(peer) = shown.map(|der| PeerCertificate(Arc::from(der.as_ref()))) else {
+    let shown = tls.peer_certificates().filter(|chain| !chain.is_empty());
+    let owned = |der: &CertificateDer<'_>| der.clone().into_owned();
+    let Some(peer) = shown.map(|chain| PeerCertificates(chain.iter().map(owned).collect())) else {
         return talk(TokioIo::new(stream), h2, service, closing).await;
     };
     let service = MapRequest::new(service, move |mut request: Request<Incoming>| {

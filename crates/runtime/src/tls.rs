@@ -9,10 +9,14 @@ use rcgen::{
     Issuer, KeyPair, KeyUsagePurpose, SanType,
 };
 use rustls::{
-    RootCertStore,
-    crypto::ring,
-    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
-    server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier},
+    DigitallySignedStruct, RootCertStore, SignatureScheme,
+    client::{ResolvesClientCert, danger::HandshakeSignatureValid},
+    crypto::{WebPkiSupportedAlgorithms, ring},
+    pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject as _},
+    server::{
+        ClientHello, ResolvesServerCert, WebPkiClientVerifier,
+        danger::{ClientCertVerified, ClientCertVerifier},
+    },
     sign::CertifiedKey,
 };
 
@@ -132,6 +136,13 @@ impl Authority {
         self.client_in(name, &[], validity)
     }
 
+    /// Issues a client certificate for these names: the first is its common name, and all are DNS
+    /// names.
+    pub fn named_client(&self, names: &[&str], validity: Validity) -> Result<KeyAndCert, TlsError> {
+        let name = names.first().copied().unwrap_or("client");
+        self.issue(name, names, ExtendedKeyUsagePurpose::ClientAuth, validity)
+    }
+
     /// Issues a client certificate for a Kubernetes user and their groups: common name and
     /// organisations.
     pub fn client_in(
@@ -215,11 +226,11 @@ impl ResolvesServerCert for ReloadableCert {
 }
 
 fn certified(material: &KeyAndCert) -> Result<CertifiedKey, TlsError> {
-    let chain = certificates(material.cert_pem.as_bytes(), "the server certificate")?;
+    let chain = certificates(material.cert_pem.as_bytes(), "the certificate")?;
     let key = PrivateKeyDer::from_pem_slice(material.key_pem.as_bytes())
-        .map_err(|e| TlsError::Pem { what: "the server key", reason: e.to_string() })?;
+        .map_err(|e| TlsError::Pem { what: "the key", reason: e.to_string() })?;
     CertifiedKey::from_der(chain, key, &ring::default_provider())
-        .map_err(|e| TlsError::Rustls { what: "server certificate", reason: e.to_string() })
+        .map_err(|e| TlsError::Rustls { what: "certificate", reason: e.to_string() })
 }
 
 fn certificates(pem: &[u8], what: &'static str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
@@ -240,52 +251,128 @@ fn roots(pem: &[u8], what: &'static str) -> Result<RootCertStore, TlsError> {
     Ok(store)
 }
 
-/// The production server configuration: TLS 1.2 or newer, HTTP/2 and 1.1, client certificates
-/// required if a client CA is given (`docs/facts/hooks.md#client-certificates`).
-pub fn server_config(
-    cert: Arc<ReloadableCert>,
-    client_ca_pem: Option<&[u8]>,
-) -> Result<Arc<rustls::ServerConfig>, TlsError> {
-    configure(cert, client_ca_pem, false)
+/// The production server configuration: TLS 1.2 or newer, HTTP/2 and 1.1, no client certificates.
+pub fn server_config(cert: Arc<ReloadableCert>) -> Result<Arc<rustls::ServerConfig>, TlsError> {
+    configure(cert, WebPkiClientVerifier::no_client_auth())
 }
 
 /// The server configuration for an API server: a client may present a certificate of this CA, or
-/// authenticate in another way. `serve::PeerCertificate` passes the certificate to the service.
+/// authenticate in another way. `serve::PeerCertificates` passes it to the service.
 pub fn api_server_config(
     cert: Arc<ReloadableCert>,
     client_ca_pem: &[u8],
 ) -> Result<Arc<rustls::ServerConfig>, TlsError> {
-    configure(cert, Some(client_ca_pem), true)
+    configure(cert, client_verifier(client_ca_pem)?)
+}
+
+/// The server configuration of the hook server: a client may present any certificate, and proves
+/// that it holds its key. The service decides whether it accepts `serve::PeerCertificates`, so that
+/// it can answer some requests without one (`docs/facts/hooks.md#manager-startup`).
+pub fn hook_server_config(
+    cert: Arc<ReloadableCert>,
+) -> Result<Arc<rustls::ServerConfig>, TlsError> {
+    configure(cert, Arc::new(AnyClient(ring::default_provider().signature_verification_algorithms)))
+}
+
+/// Verifies client certificates of the authorities in a PEM bundle; they are optional.
+pub fn client_verifier(ca_pem: &[u8]) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+    let roots = Arc::new(roots(ca_pem, "the client CA")?);
+    WebPkiClientVerifier::builder_with_provider(roots, Arc::new(ring::default_provider()))
+        .allow_unauthenticated()
+        .build()
+        .map_err(|e| TlsError::Rustls { what: "client CA", reason: e.to_string() })
 }
 
 fn configure(
     cert: Arc<ReloadableCert>,
-    client_ca_pem: Option<&[u8]>,
-    optional: bool,
+    clients: Arc<dyn ClientCertVerifier>,
 ) -> Result<Arc<rustls::ServerConfig>, TlsError> {
-    let refused = |e: &dyn std::fmt::Display| TlsError::Rustls {
-        what: "server configuration",
-        reason: e.to_string(),
-    };
     let provider = Arc::new(ring::default_provider());
-    let builder = rustls::ServerConfig::builder_with_provider(provider.clone())
+    let builder = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .map_err(|e| refused(&e))?;
-    let builder = match client_ca_pem {
-        None => builder.with_no_client_auth(),
-        Some(pem) => {
-            let roots = Arc::new(roots(pem, "the client CA")?);
-            let mut verifier = WebPkiClientVerifier::builder_with_provider(roots, provider);
-            if optional {
-                verifier = verifier.allow_unauthenticated();
-            }
-            let verifier = verifier.build().map_err(|e| refused(&e))?;
-            builder.with_client_cert_verifier(verifier)
-        }
-    };
-    let mut config = builder.with_cert_resolver(cert);
+        .map_err(|e| TlsError::Rustls { what: "server configuration", reason: e.to_string() })?;
+    let mut config = builder.with_client_cert_verifier(clients).with_cert_resolver(cert);
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(config))
+}
+
+/// Accepts every client certificate whose key the client holds, and no certificate.
+#[derive(Debug)]
+struct AnyClient(WebPkiSupportedAlgorithms);
+
+impl ClientCertVerifier for AnyClient {
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    // Without hints, a client presents the certificate that it has, of any issuer.
+    fn root_hint_subjects(&self) -> &[rustls::DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls12_signature(message, cert, dss, &self.0)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls13_signature(message, cert, dss, &self.0)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_schemes()
+    }
+}
+
+/// The certificate that a client presents, looked up for each handshake.
+#[derive(Clone)]
+pub struct ClientIdentity(Arc<dyn Fn() -> Option<KeyAndCert> + Send + Sync>);
+
+impl std::fmt::Debug for ClientIdentity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClientIdentity").finish_non_exhaustive()
+    }
+}
+
+impl ClientIdentity {
+    /// Presents what `look_up` returns; without a valid certificate, none.
+    pub fn new(look_up: impl Fn() -> Option<KeyAndCert> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(look_up))
+    }
+}
+
+impl From<KeyAndCert> for ClientIdentity {
+    fn from(material: KeyAndCert) -> Self {
+        Self::new(move || Some(material.clone()))
+    }
+}
+
+impl ResolvesClientCert for ClientIdentity {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        certified(&(self.0)()?).map(Arc::new).ok()
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
 }
 
 /// A client configuration that trusts only the given PEM bundle.

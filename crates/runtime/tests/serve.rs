@@ -18,8 +18,11 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use refit_runtime::{
     gate::Open,
     net::{Dialer, MemoryNetwork, Stream},
-    serve::{PeerCertificate, serve},
-    tls::{KeyAndCert, ReloadableCert, api_server_config, client_config, server_config},
+    serve::{PeerCertificates, serve},
+    tls::{
+        KeyAndCert, ReloadableCert, api_server_config, client_config, hook_server_config,
+        server_config,
+    },
 };
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
 use tokio::{
@@ -42,11 +45,11 @@ struct Server {
 }
 
 impl Server {
-    fn start(client_ca: Option<&str>) -> Self {
+    fn start() -> Self {
         let network = MemoryNetwork::default();
         let pki = Pki::new(&[NAME]);
         let cert = ReloadableCert::new(&pki.server).unwrap();
-        let tls = server_config(cert.clone(), client_ca.map(str::as_bytes)).unwrap();
+        let tls = server_config(cert.clone()).unwrap();
         let stop = CancellationToken::new();
         let finished = Arc::new(AtomicUsize::new(0));
         let count = finished.clone();
@@ -103,7 +106,7 @@ async fn get(stream: &mut TlsStream<Stream>, seconds: u64) -> String {
 
 #[tokio::test(start_paused = true)]
 async fn a_slow_handshake_delays_no_other_and_is_cut() {
-    let server = Server::start(None);
+    let server = Server::start();
     let mut silent = server.dial().await.unwrap();
     let mut stream = server.connect().await.unwrap();
     assert!(get(&mut stream, 0).await.starts_with("HTTP/1.1 200"));
@@ -114,7 +117,7 @@ async fn a_slow_handshake_delays_no_other_and_is_cut() {
 
 #[tokio::test(start_paused = true)]
 async fn a_silent_connection_is_closed() {
-    let server = Server::start(None);
+    let server = Server::start();
     let mut never = server.connect().await.unwrap();
     let mut once = server.connect().await.unwrap();
     assert!(get(&mut once, 0).await.ends_with("done"));
@@ -129,7 +132,7 @@ async fn a_silent_connection_is_closed() {
 
 #[tokio::test(start_paused = true)]
 async fn invalid_tls_delays_no_other_connection() {
-    let server = Server::start(None);
+    let server = Server::start();
     let mut stream = server.dial().await.unwrap();
     stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     let mut rest = Vec::new();
@@ -139,7 +142,7 @@ async fn invalid_tls_delays_no_other_connection() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stopping_server_finishes_open_requests() {
-    let server = Server::start(None);
+    let server = Server::start();
     let mut stream = server.connect().await.unwrap();
     let stop = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -153,7 +156,7 @@ async fn a_stopping_server_finishes_open_requests() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stopping_server_waits_for_a_hook_and_no_longer() {
-    let server = Server::start(None);
+    let server = Server::start();
     let mut idle = server.connect().await.unwrap();
     get(&mut idle, 0).await;
     let mut long = server.connect().await.unwrap();
@@ -182,7 +185,7 @@ fn h2_request(seconds: u64) -> Request<Empty<Bytes>> {
 
 #[tokio::test(start_paused = true)]
 async fn http_2_is_used_if_tls_negotiates_it() {
-    let server = Server::start(None);
+    let server = Server::start();
     let mut sender = h2(&server).await;
     let (first, second) = futures::join!(
         sender.clone().send_request(h2_request(2)),
@@ -196,7 +199,7 @@ async fn http_2_is_used_if_tls_negotiates_it() {
 
 #[tokio::test(start_paused = true)]
 async fn a_dropped_server_leaves_no_request_running() {
-    let server = Server::start(None);
+    let server = Server::start();
     let mut sender = h2(&server).await;
     let mut plain = server.connect().await.unwrap();
     let one = tokio::spawn(async move { get(&mut plain, 10).await });
@@ -215,27 +218,6 @@ fn identity(material: &KeyAndCert) -> (Vec<CertificateDer<'static>>, PrivateKeyD
     (vec![cert], key)
 }
 
-#[tokio::test(start_paused = true)]
-async fn with_a_client_authority_only_its_clients_are_served() {
-    let clients = Pki::new(&[]);
-    let strangers = Pki::new(&[]);
-    let server = Server::start(Some(clients.ca()));
-    let config = |pki: &Pki| {
-        let material = pki.authority.client("capi", validity()).unwrap();
-        showing(server.pki.ca(), &material)
-    };
-    let mut known = server.connect_with(config(&clients)).await.unwrap();
-    assert!(get(&mut known, 0).await.ends_with("done"));
-    // With TLS 1.3 a client learns of the refusal at its first read.
-    for refused in [server.connect_with(config(&strangers)).await, server.connect().await] {
-        let answer = match refused {
-            Ok(mut stream) => get(&mut stream, 0).await,
-            Err(_) => String::new(),
-        };
-        assert_eq!(answer, "");
-    }
-}
-
 /// Trusts `ca`, and presents a certificate.
 fn showing(ca: &str, material: &KeyAndCert) -> rustls::ClientConfig {
     let (chain, key) = identity(material);
@@ -251,43 +233,85 @@ fn showing(ca: &str, material: &KeyAndCert) -> rustls::ClientConfig {
         .unwrap()
 }
 
-#[tokio::test(start_paused = true)]
-async fn an_api_server_gets_the_optional_client_certificate() {
-    let (pki, strangers) = (Pki::new(&[NAME]), Pki::new(&[]));
+/// What a server reports of the certificates that it gets; empty if it refuses the connection.
+async fn shown(tls: Arc<rustls::ServerConfig>, client: rustls::ClientConfig) -> String {
     let network = MemoryNetwork::default();
-    let cert = ReloadableCert::new(&pki.server).unwrap();
-    let tls = api_server_config(cert, pki.ca().as_bytes()).unwrap();
     let service = tower::service_fn(|request: Request<Incoming>| async move {
-        let shown = request.extensions().get::<PeerCertificate>().is_some();
-        let text = format!("shown: {shown} done");
+        let shown = request.extensions().get::<PeerCertificates>().map(|chain| chain.0.len());
+        let text = format!("shown: {shown:?} done");
         Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(text))))
     });
     let listener = network.listen(NAME, 443);
     let task = tokio::spawn(serve(listener, Some(tls), service, std::future::pending()));
+    let dialer = Dialer::Memory(network.clone(), Arc::new(Open));
+    let stream = dialer.dial(NAME, 443).await.unwrap();
+    let name = ServerName::try_from(NAME).unwrap();
+    // With TLS 1.3 a client learns of a refusal at its first read.
+    let answer = match TlsConnector::from(Arc::new(client)).connect(name, stream).await {
+        Ok(mut stream) => get(&mut stream, 0).await,
+        Err(_) => String::new(),
+    };
+    task.abort();
+    answer
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_gets_the_optional_client_certificate() {
+    let (pki, strangers) = (Pki::new(&[NAME]), Pki::new(&[]));
+    let cert = ReloadableCert::new(&pki.server).unwrap();
+    let api = api_server_config(cert.clone(), pki.ca().as_bytes()).unwrap();
+    let hooks = hook_server_config(cert).unwrap();
     let client_cert = |pki: &Pki| pki.authority.client_in("jane", &["dev"], validity()).unwrap();
+    let nothing = || client_config(pki.ca().as_bytes()).unwrap();
     let cases = [
-        (client_config(pki.ca().as_bytes()).unwrap(), "shown: false"),
-        (showing(pki.ca(), &client_cert(&pki)), "shown: true"),
-        (showing(pki.ca(), &client_cert(&strangers)), ""),
+        (&api, nothing(), "shown: None"),
+        (&api, showing(pki.ca(), &client_cert(&pki)), "shown: Some(1)"),
+        (&api, showing(pki.ca(), &client_cert(&strangers)), ""),
+        (&hooks, nothing(), "shown: None"),
+        (&hooks, showing(pki.ca(), &client_cert(&pki)), "shown: Some(1)"),
+        (&hooks, showing(pki.ca(), &client_cert(&strangers)), "shown: Some(1)"),
     ];
-    for (config, expected) in cases {
-        let dialer = Dialer::Memory(network.clone(), Arc::new(Open));
-        let stream = dialer.dial(NAME, 443).await.unwrap();
-        let name = ServerName::try_from(NAME).unwrap();
-        let connector = TlsConnector::from(Arc::new(config));
-        let answer = match connector.connect(name, stream).await {
-            Ok(mut stream) => get(&mut stream, 0).await,
-            Err(_) => String::new(),
-        };
+    for (server, client, expected) in cases {
+        let answer = shown(server.clone(), client).await;
         assert!(answer.contains(expected), "{answer}");
         assert_eq!(answer.is_empty(), expected.is_empty());
     }
-    task.abort();
+}
+
+/// Signs with another key than that of the certificate that it presents.
+#[derive(Debug)]
+struct Forger(Arc<rustls::sign::CertifiedKey>);
+
+impl rustls::client::ResolvesClientCert for Forger {
+    fn resolve(
+        &self,
+        _: &[&[u8]],
+        _: &[rustls::SignatureScheme],
+    ) -> Option<Arc<rustls::sign::CertifiedKey>> {
+        Some(self.0.clone())
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_certificate_without_its_key_is_refused() {
+    let pki = Pki::new(&[NAME]);
+    let hooks = hook_server_config(ReloadableCert::new(&pki.server).unwrap()).unwrap();
+    let client = || pki.authority.client("capi", validity()).unwrap();
+    let (known, (_, key)) = (identity(&client()), identity(&client()));
+    let key = rustls::crypto::ring::sign::any_supported_type(&key).unwrap();
+    let forged = rustls::sign::CertifiedKey::new(known.0, key);
+    let mut config = client_config(pki.ca().as_bytes()).unwrap();
+    config.client_auth_cert_resolver = Arc::new(Forger(Arc::new(forged)));
+    assert_eq!(shown(hooks, config).await, "");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_reloaded_certificate_is_presented_to_the_next_client() {
-    let server = Server::start(None);
+    let server = Server::start();
     let mut before = server.connect().await.unwrap();
     let next = Pki::new(&[NAME]);
     server.cert.reload(&next.server).unwrap();

@@ -25,7 +25,7 @@ async fn over_tcp_a_client_writes_and_a_store_follows() {
     let server = ApiServer::new(Options::new(Arc::new(move || clock.now())));
     let pki = Pki::new(&["127.0.0.1", "localhost"]);
     let cert = ReloadableCert::new(&pki.server).unwrap();
-    let tls = server_config(cert, None).unwrap();
+    let tls = server_config(cert).unwrap();
     let listener = Listener::tcp("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let address = listener.local_addr().unwrap();
     let served = Served { server, log: Arc::default() };

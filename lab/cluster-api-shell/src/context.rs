@@ -84,12 +84,13 @@ impl Context {
         client: Client,
         stack: &ClientStack,
         clock: Clock,
+        hooks: HookClient,
         spawner: mpsc::UnboundedSender<Task>,
     ) -> Self {
         Self {
             workloads: Workloads::new(client.clone(), stack.clone(), clock),
             recorder: Recorder::new(client.clone(), clock, "refit-capi"),
-            hooks: HookClient::new(stack.clone()),
+            hooks,
             client,
             clock,
             clusters: cache(),

@@ -12,6 +12,7 @@ use refit_runtime::{
     Clock, ObjectKey,
     client::ClientStack,
     queue::{Action, Queue},
+    tls::ClientIdentity,
 };
 use tokio::sync::mpsc;
 
@@ -19,7 +20,9 @@ use crate::{
     context::{Context, Task},
     control_plane,
     error::Error,
-    extension, health_check, machine, machine_deployment, machine_set, real_cluster_api, wiring,
+    extension, health_check,
+    hooks::HookClient,
+    machine, machine_deployment, machine_set, real_cluster_api, wiring,
 };
 
 /// How many Machines are reconciled at once; they are independent of each other.
@@ -36,6 +39,9 @@ pub struct CapiOptions {
     pub config: kube::Config,
     /// The clock.
     pub clock: Clock,
+    /// The client certificate that hook calls present
+    /// (`docs/facts/hooks.md#client-certificates`).
+    pub hook_client: Option<ClientIdentity>,
 }
 
 /// Runs Cluster API's controllers until the future is dropped.
@@ -49,12 +55,13 @@ pub fn run(options: CapiOptions) -> BoxFuture<'static, anyhow::Result<()>> {
 }
 
 async fn process(options: CapiOptions) -> anyhow::Result<()> {
-    let CapiOptions { stack, config, clock } = options;
+    let CapiOptions { stack, config, clock, hook_client } = options;
     let client =
         stack.client(&config).context("invalid client configuration for the management cluster")?;
     real_cluster_api::refuse(&client).await?;
     let (spawner, mut spawned) = mpsc::unbounded_channel();
-    let context = Arc::new(Context::new(client, &stack, clock, spawner));
+    let hooks = HookClient::new(stack.clone(), hook_client);
+    let context = Arc::new(Context::new(client, &stack, clock, hooks, spawner));
     let mut tasks: FuturesUnordered<Task> = FuturesUnordered::new();
     tasks.extend(wiring::watches(&context));
     tasks.push(Box::pin(controllers(context.clone())));

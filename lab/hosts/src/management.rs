@@ -24,7 +24,7 @@ use lab_apiserver::{
     auth::{Authentication, MASTERS, PeerCertificate, Required},
 };
 use lab_world::world::{self, World, WorldOptions};
-use refit_controller::{ControllerOptions, HookServer, Process, Settings};
+use refit_controller::{ClientTrust, ControllerOptions, HookServer, Process, Settings};
 use refit_core::node::Reboot;
 use refit_kinds::refit::Goal;
 use refit_runtime::{
@@ -32,7 +32,7 @@ use refit_runtime::{
     client::ClientStack,
     net::Listener,
     serve,
-    tls::{self, Authority, ReloadableCert, Validity},
+    tls::{self, Authority, ClientIdentity, ReloadableCert, Validity},
 };
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -43,6 +43,8 @@ use crate::{eventually, net};
 pub const CLUSTER: &str = "default/edge-1";
 const PORT: u16 = 6443;
 const HOOK_PORT: u16 = 9443;
+/// Name in the client certificate of Cluster API's side.
+const HOOK_CLIENT: &str = "cluster-api";
 /// How long before the current time the sandbox starts.
 const AGE: SignedDuration = SignedDuration::from_mins(5);
 /// Version of the example cluster.
@@ -90,6 +92,9 @@ pub struct Management {
     /// A client with all permissions.
     pub client: Client,
     config: kube::Config,
+    /// How Cluster API's side calls hooks.
+    hook_client: ClientIdentity,
+    hook_clients: Arc<ClientTrust>,
 }
 
 impl std::fmt::Debug for Management {
@@ -140,7 +145,10 @@ impl Management {
         serve_api(objects, &authority, PORT).await?;
         let config = admin_config(&authority, PORT).await?;
         let client = ClientStack::production("refit-hosts").client(&config)?;
-        Ok(Self { client, config })
+        let clients = Authority::new("hook-clients", validity())?;
+        let hook_client = clients.client(HOOK_CLIENT, validity())?.into();
+        let pem = clients.material().cert_pem.as_bytes();
+        Ok(Self { client, config, hook_client, hook_clients: ClientTrust::of(pem, [HOOK_CLIENT])? })
     }
 
     /// Starts Refit's controller, and Cluster API's side if requested, against the workload cluster
@@ -152,6 +160,7 @@ impl Management {
                 stack: ClientStack::production("refit-capi/test"),
                 config: self.config.clone(),
                 clock: Clock::real(),
+                hook_client: Some(self.hook_client.clone()),
             });
             tokio::spawn(ended("refit-capi", capi));
         }
@@ -179,7 +188,7 @@ impl Management {
             stack: ClientStack::production("refit-controller/test"),
             config: self.config.clone(),
             clock: Clock::real(),
-            hooks: HookServer { listener, cert, client_ca_pem: None },
+            hooks: HookServer { listener, cert, clients: Some(self.hook_clients.clone()) },
             settings: Settings { reboot, ..Settings::default() },
             process: Process::default(),
         });
@@ -377,8 +386,10 @@ impl tower::Service<Request<Incoming>> for Served {
 
     fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
         let extensions = request.extensions_mut();
-        if let Some(serve::PeerCertificate(der)) = extensions.remove() {
-            extensions.insert(PeerCertificate(der));
+        if let Some(serve::PeerCertificates(chain)) = extensions.remove()
+            && let Some(own) = chain.first()
+        {
+            extensions.insert(PeerCertificate(Arc::from(own.as_ref())));
         }
         let answer = self.0.call(request);
         Box::pin(async move {

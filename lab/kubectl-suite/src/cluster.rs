@@ -68,7 +68,7 @@ impl Cluster {
         };
         let authority = Authority::new("kubectl suite", validity)?;
         let material = authority.server(&["127.0.0.1"], validity)?;
-        let tls = server_config(ReloadableCert::new(&material)?, None)?;
+        let tls = server_config(ReloadableCert::new(&material)?)?;
         let port = run(server, tls)?;
         let kubeconfig = directory.join("kubeconfig");
         let text = config(port, &authority.material().cert_pem).to_string();

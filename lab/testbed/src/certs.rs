@@ -16,6 +16,11 @@ use crate::directory::write_secret;
 /// Names of this machine in server certificates.
 pub const NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
 
+/// Name in the client certificate that Cluster API's managers present to the hooks.
+pub const HOOK_CLIENT: &str = "cluster-api";
+/// Directory of that certificate.
+pub const HOOK_CLIENT_DIRECTORY: &str = "hook-client";
+
 /// The certificate authority of a bed.
 #[derive(Debug)]
 pub struct Certs {
@@ -54,6 +59,21 @@ impl Certs {
         let server = self.server()?;
         write_secret(&directory.join("tls.crt"), &server.cert_pem)?;
         write_secret(&directory.join("tls.key"), &server.key_pem)
+    }
+
+    /// Creates a certificate with which Cluster API calls hooks.
+    pub fn hook_client(&self) -> anyhow::Result<KeyAndCert> {
+        Ok(self.authority.client(HOOK_CLIENT, self.validity)?)
+    }
+
+    /// Writes `tls.crt` and `tls.key` of Cluster API's managers.
+    pub fn write_hook_client(&self, directory: &Path) -> anyhow::Result<()> {
+        let directory = directory.join(HOOK_CLIENT_DIRECTORY);
+        fs::create_dir_all(&directory)
+            .with_context(|| format!("failed to create {}", directory.display()))?;
+        let client = self.hook_client()?;
+        write_secret(&directory.join("tls.crt"), &client.cert_pem)?;
+        write_secret(&directory.join("tls.key"), &client.key_pem)
     }
 
     /// Writes `signing.key`, for signing tokens, and `signing.crt` with its public half.

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::process::Command;
 
 use crate::{
-    certs::Certs,
+    certs::{Certs, HOOK_CLIENT},
     directory::free_port,
     fixtures,
     managers::probe,
@@ -73,6 +73,8 @@ impl Controller {
                 format!("--webhook-bind=127.0.0.1:{hooks}"),
                 format!("--health-bind=127.0.0.1:{health}"),
                 format!("--cert-dir={}", certificates.display()),
+                format!("--client-ca={}", certificates.join("ca.crt").display()),
+                format!("--client-name={HOOK_CLIENT}"),
                 "--plan-location=Management".to_owned(),
                 "--shutdown-delay-seconds=1".to_owned(),
                 // Short, because the next controller waits for the lease of a killed one.

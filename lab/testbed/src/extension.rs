@@ -37,7 +37,7 @@ impl Extension {
     ) -> anyhow::Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let port = listener.local_addr()?.port();
-        let acceptor = TlsAcceptor::from(server_config(ReloadableCert::new(cert)?, None)?);
+        let acceptor = TlsAcceptor::from(server_config(ReloadableCert::new(cert)?)?);
         let handler: Handler = Arc::new(handler);
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {

@@ -12,10 +12,11 @@ use http_body_util::{BodyExt as _, Collected, Empty};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use kube::Client;
+use refit_kinds::hooks::CLIENT_FLAGS;
 use serde_json::{Value, json};
 
 use crate::{
-    certs::Certs,
+    certs::{Certs, HOOK_CLIENT_DIRECTORY},
     directory::free_port,
     objects::{self, text},
     parts::Parts,
@@ -82,6 +83,7 @@ impl Managers {
         directory: &Path,
     ) -> anyhow::Result<Self> {
         install_definitions(client, &parts.cluster_api).await?;
+        certs.write_hook_client(directory)?;
         let mut started = Self { parts: BTreeMap::new() };
         let mut webhooks = BTreeMap::new();
         for manager in Manager::ALL {
@@ -134,6 +136,12 @@ fn program(
         "--v=2".to_owned(),
     ];
     args.extend(manager.gates().map(|gates| format!("--feature-gates={gates}")));
+    if matches!(manager, Manager::Core | Manager::ControlPlane) {
+        let files = ["tls.crt", "tls.key"];
+        args.extend(CLIENT_FLAGS.iter().zip(files).map(|(flag, file)| {
+            format!("{flag}={}", directory.join(HOOK_CLIENT_DIRECTORY).join(file).display())
+        }));
+    }
     let mut env = go_env("512MiB");
     env.insert("POD_IP".to_owned(), "127.0.0.1".to_owned());
     Ok(Program {

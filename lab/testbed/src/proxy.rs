@@ -186,7 +186,7 @@ async fn serve(listener: TcpListener, authority: &KeyAndCert, backend: Arc<Backe
 fn acceptor(authority: &KeyAndCert) -> anyhow::Result<TlsAcceptor> {
     let authority = Authority::from_pem(authority.clone())?;
     let server = authority.server(&NAMES, certs::validity(Clock::real()))?;
-    let config = tls::server_config(ReloadableCert::new(&server)?, None)?;
+    let config = tls::server_config(ReloadableCert::new(&server)?)?;
     let mut config = Arc::unwrap_or_clone(config);
     // HTTP/1.1: one upstream connection per client connection, and connections may be upgraded.
     config.alpn_protocols = vec![b"http/1.1".to_vec()];

@@ -13,7 +13,7 @@ use http::{Request, Response, header};
 use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use refit_runtime::tls::{ReloadableCert, client_config, server_config};
+use refit_runtime::tls::{ClientIdentity, ReloadableCert, client_config, server_config};
 use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
@@ -77,9 +77,10 @@ impl Tap {
         let listener = TcpListener::bind((NAMES[1], 0)).await?;
         let own = listener.local_addr()?.port();
         let cert = ReloadableCert::new(&certs.server()?)?;
-        let acceptor = TlsAcceptor::from(server_config(cert, None)?);
+        let acceptor = TlsAcceptor::from(server_config(cert)?);
         let exchanges: Arc<Mutex<Vec<Exchange>>> = Arc::default();
-        let config = client_config(certs.ca_pem().as_bytes())?;
+        let mut config = client_config(certs.ca_pem().as_bytes())?;
+        config.client_auth_cert_resolver = Arc::new(ClientIdentity::from(certs.hook_client()?));
         let hooks = Arc::new(Hooks {
             port,
             connector: TlsConnector::from(Arc::new(config)),

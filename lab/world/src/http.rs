@@ -4,6 +4,7 @@ use std::{
     convert::Infallible,
     future::Future,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -14,6 +15,7 @@ use lab_apiserver::{
     AnswerBody, ApiServer,
     auth::{Identity, PeerCertificate},
 };
+use refit_runtime::serve::PeerCertificates;
 use tower::Service;
 
 /// Serves an [`ApiServer`] over HTTP.
@@ -67,8 +69,10 @@ impl Served {
         let extensions = request.extensions_mut();
         if let Some(identity) = identity {
             extensions.insert(identity);
-        } else if let Some(refit_runtime::serve::PeerCertificate(der)) = extensions.remove() {
-            extensions.insert(PeerCertificate(der));
+        } else if let Some(PeerCertificates(chain)) = extensions.remove()
+            && let Some(own) = chain.first()
+        {
+            extensions.insert(PeerCertificate(Arc::from(own.as_ref())));
         }
     }
 }

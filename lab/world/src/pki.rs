@@ -1,6 +1,9 @@
 //! Certificates of a sandbox: one certificate authority per cluster, and one for the hook server.
 
-use refit_runtime::tls::{Authority, KeyAndCert, ReloadableCert, TlsError, Validity};
+use refit_controller::ClientTrust;
+use refit_runtime::tls::{
+    Authority, ClientIdentity, KeyAndCert, ReloadableCert, TlsError, Validity,
+};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -79,6 +82,27 @@ impl Identity {
         let authority = Authority::new(name, validity)?;
         let server = authority.server(hosts, validity)?;
         Ok(Self { ca: Pem::from(authority.material()), server: Pem::from(&server) })
+    }
+}
+
+/// Name in the client certificate of the sandbox's Cluster API.
+const CLUSTER_API: &str = "cluster-api";
+
+/// How Cluster API calls the hooks: what it presents, and what the controllers accept.
+#[derive(Clone, Debug)]
+pub(crate) struct HookClient {
+    pub(crate) identity: ClientIdentity,
+    pub(crate) trust: Arc<ClientTrust>,
+}
+
+impl HookClient {
+    /// A client certificate of the authority that issued the hook server's.
+    pub(crate) fn of(hooks: &Identity) -> Result<Self, TlsError> {
+        let Pem { cert, key } = hooks.ca.clone();
+        let authority = Authority::from_pem(KeyAndCert { cert_pem: cert, key_pem: key })?;
+        let trust = ClientTrust::of(hooks.ca.cert().as_bytes(), [CLUSTER_API])?;
+        let identity = authority.client(CLUSTER_API, validity())?.into();
+        Ok(Self { identity, trust })
     }
 }
 

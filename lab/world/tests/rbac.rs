@@ -184,14 +184,16 @@ async fn until_phase(world: &World, phase: &str) {
         .unwrap_or_else(|error| panic!("{error}\n{}", picture(world)));
 }
 
-/// A corrupted certificate, a NodeUpdate without a Machine, a CRD of an older version, a goal that
+/// Corrupted certificates, a NodeUpdate without a Machine, a CRD of an older version, a goal that
 /// changes midway.
 async fn rare_events(world: &World) {
     let client = world.client(TEST).unwrap();
     let params = PatchParams::default();
     let secrets: Api<Secret> = Api::namespaced(client.clone(), "refit-system");
     let spoiled = json!({"data": {"tls.crt": "bm90aGluZw=="}});
-    secrets.patch("refit-webhook-tls", &params, &Patch::Merge(&spoiled)).await.unwrap();
+    for name in ["refit-webhook-tls", "refit-hook-client"] {
+        secrets.patch(name, &params, &Patch::Merge(&spoiled)).await.unwrap();
+    }
 
     let mut ghost = world.node_updates()[0].as_ref().clone();
     ghost["metadata"] = json!({"name": "ghost-1", "namespace": "default"});

@@ -9,7 +9,7 @@ use k8s_openapi::{
     api::{
         apps::v1::Deployment,
         coordination::v1::Lease,
-        core::v1::{Namespace, Node, Pod, Secret},
+        core::v1::{Container, Namespace, Node, Pod, Secret},
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
@@ -27,11 +27,14 @@ use refit_kinds::{
 };
 use refit_predict::{
     Extension, Manager, Read,
-    doctor::{self, Certificate, Crd, Facts, Host},
+    doctor::{self, Certificate, ClientAuth, ClientCopy, Crd, Facts, Host},
     managers::PROVIDER_LABEL,
 };
 use serde_json::Value;
-use x509_parser::{extensions::GeneralName, pem::parse_x509_pem};
+use x509_parser::{
+    extensions::GeneralName,
+    pem::{Pem, parse_x509_pem},
+};
 
 use super::rights;
 use crate::plan::reader::{Reader, everything, reason_of};
@@ -96,6 +99,9 @@ async fn read_once(reader: &Reader) -> anyhow::Result<Facts> {
         }
         Read::Unknown(_) => None,
     };
+    let managers = map(read::<Deployment>(client, PROVIDER_LABEL).await, |all| {
+        all.iter().filter_map(Manager::of).collect::<Vec<_>>()
+    });
     let final_phases = ["Succeeded", "Failed", "Stopped"];
     let unfinished = |update: &&Value| !final_phases.contains(&text(update, "/status/phase"));
     let now = reader.cluster.clock.now();
@@ -107,9 +113,8 @@ async fn read_once(reader: &Reader) -> anyhow::Result<Facts> {
         rights: rights::rights(client).await,
         certificate: certificate(client, of_ours.as_ref()).await,
         extensions: map(extensions, |all| all.iter().map(Extension::of).collect()),
-        managers: map(read::<Deployment>(client, PROVIDER_LABEL).await, |all| {
-            all.iter().filter_map(Manager::of).collect()
-        }),
+        client_copies: client_copies(client, &managers).await,
+        managers,
         controller: controller(client).await,
         lease: lease(client).await,
         namespaces: namespaces(client, &clusters).await,
@@ -276,13 +281,66 @@ async fn controller(client: &Client) -> Read<Option<doctor::Workload>> {
         found.map(|deployment| {
             let spec = deployment.spec.unwrap_or_default();
             let containers = spec.template.spec.map(|pod| pod.containers).unwrap_or_default();
+            let client_auth = client_auth(&containers);
             doctor::Workload {
                 replicas: i64::from(spec.replicas.unwrap_or(1)),
                 ready: i64::from(deployment.status.and_then(|s| s.ready_replicas).unwrap_or(0)),
                 image: containers.into_iter().find_map(|c| c.image).unwrap_or_default(),
+                client_auth,
             }
         })
     })
+}
+
+/// Whose hook calls a controller with these containers serves.
+fn client_auth(containers: &[Container]) -> ClientAuth {
+    let args = containers.iter().flat_map(|one| one.args.iter().flatten().cloned());
+    let variables = containers.iter().flat_map(|one| one.env.iter().flatten());
+    let variables =
+        variables.map(|one| format!("{}={}", one.name, one.value.as_deref().unwrap_or_default()));
+    let all: Vec<String> = args.chain(variables).collect();
+    let is_off = |one: &String| {
+        matches!(one.as_str(), "--hook-client-auth=Off" | "REFIT_HOOK_CLIENT_AUTH=Off")
+    };
+    let own = |one: &String| one.starts_with("--client-ca") || one.starts_with("REFIT_CLIENT_CA=");
+    if all.iter().any(is_off) {
+        ClientAuth::Off
+    } else if all.iter().any(own) {
+        ClientAuth::OwnAuthority
+    } else {
+        ClientAuth::Secret
+    }
+}
+
+/// Copies of the managers' client certificate, in their namespaces.
+async fn client_copies(client: &Client, managers: &Read<Vec<Manager>>) -> Read<Vec<ClientCopy>> {
+    let Read::Known(managers) = managers else {
+        // The managers are reported as unknown.
+        return Read::Known(Vec::new());
+    };
+    let source = match system::<Secret>(client, keys::HOOK_CLIENT).await {
+        Read::Known(source) => source.and_then(|secret| secret.data).unwrap_or_default(),
+        Read::Unknown(why) => return Read::Unknown(why),
+    };
+    let bundle = source.get("ca.crt").map(|value| value.0.as_slice()).unwrap_or_default();
+    let authorities: Vec<String> = Pem::iter_from_buffer(bundle)
+        .filter_map(|pem| Some(pem.ok()?.parse_x509().ok()?.subject().to_string()))
+        .collect();
+    let namespaces: BTreeSet<&str> =
+        managers.iter().filter_map(|one| Some(one.deployment.split_once('/')?.0)).collect();
+    let mut copies = Vec::new();
+    for namespace in namespaces {
+        let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
+        let copy = match secrets.get_opt(keys::HOOK_CLIENT).await {
+            Ok(Some(copy)) => copy.data.unwrap_or_default(),
+            Ok(None) => continue,
+            Err(error) => return Read::Unknown(reason_of(&error)),
+        };
+        let leaf = leaf(copy.get("tls.crt").map(|value| value.0.as_slice()).unwrap_or_default());
+        let trusted = leaf.as_ref().is_ok_and(|leaf| authorities.contains(&leaf.issuer));
+        copies.push(ClientCopy { namespace: namespace.to_owned(), leaf, trusted });
+    }
+    Read::Known(copies)
 }
 
 async fn lease(client: &Client) -> Read<Option<doctor::Lease>> {

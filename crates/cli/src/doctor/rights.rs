@@ -89,20 +89,22 @@ fn needed() -> Vec<(String, ResourceAttributes)> {
                 let values = rule[key].as_array().into_iter().flatten();
                 values.filter_map(|v| Some(v.as_str()?.to_owned())).collect()
             };
-            let name = list("resourceNames").into_iter().next();
+            let names = list("resourceNames").into_iter().map(Some);
+            let names: Vec<Option<String>> = names.collect();
+            let names = if names.is_empty() { vec![None] } else { names };
             for group in list("apiGroups") {
                 for resource in list("resources") {
                     let (plural, sub) = match resource.split_once('/') {
                         Some((plural, sub)) => (plural.to_owned(), Some(sub.to_owned())),
                         None => (resource.clone(), None),
                     };
-                    for verb in list("verbs") {
+                    for (verb, name) in pairs(list("verbs"), &names) {
                         let attributes = ResourceAttributes {
                             group: Some(group.clone()),
                             resource: Some(plural.clone()),
                             subresource: sub.clone(),
                             verb: Some(verb),
-                            name: name.clone(),
+                            name,
                             namespace: Some(space.to_owned()).filter(|space| !space.is_empty()),
                             ..ResourceAttributes::default()
                         };
@@ -113,4 +115,12 @@ fn needed() -> Vec<(String, ResourceAttributes)> {
         }
     }
     all
+}
+
+/// Every verb with every name.
+fn pairs(
+    verbs: Vec<String>,
+    names: &[Option<String>],
+) -> impl Iterator<Item = (String, Option<String>)> {
+    verbs.into_iter().flat_map(|verb| names.iter().map(move |name| (verb.clone(), name.clone())))
 }

@@ -3,7 +3,12 @@
 use std::process::ExitCode;
 
 use clap::ValueEnum;
-use refit_install::{Choices, Part, apply, kubeadm_config, manifests, objects};
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::{Api, Client, api::ListParams};
+use refit_install::{
+    Choices, Part, apply, kubeadm_config, manifests, manifests::MANAGERS, objects,
+};
+use refit_predict::{Manager, managers::PROVIDER_LABEL};
 
 use crate::{
     client,
@@ -25,7 +30,12 @@ Examples:
   refit install --only crds,rbac
   refit install --only agent --image registry.example/refit:0.1.0 --apply --kubeconfig edge-1.yaml
   refit install --for kubeadm-config --agent-url https://packages.example/refit-agent \\
-    --agent-sha256 \"$(sha256sum refit-agent | cut -c1-64)\"")]
+    --agent-sha256 \"$(sha256sum refit-agent | cut -c1-64)\"
+  refit install --for managers > managers.sh
+
+Refit's hooks require a client certificate from Cluster API's managers. Refit does not edit their \
+Deployments: `--for managers` prints the commands that do, and `--apply` prints them if a manager \
+lacks its certificate.")]
 pub(crate) struct Args {
     /// Apply the manifests instead of printing them.
     #[arg(long)]
@@ -44,29 +54,35 @@ pub(crate) struct Args {
         value_parser = clap::value_parser!(u32).range(1..=9)
     )]
     replicas: u32,
-    /// Print the configuration that installs the agent on new hosts at first boot, instead of
-    /// manifests.
+    /// Print what installs the agent on new hosts at first boot, or gives Cluster API's managers their
+    /// client certificate, instead of manifests.
     #[arg(
         long = "for",
         value_enum,
         value_name = "WHAT",
-        requires = "agent_url",
         conflicts_with_all = ["apply", "only", "image", "replicas"]
     )]
     target: Option<Target>,
     /// Download the agent program from this URL (with --for).
-    #[arg(long, value_name = "URL", requires_all = ["target", "agent_sha256"])]
+    #[arg(
+        long,
+        value_name = "URL",
+        requires_all = ["target", "agent_sha256"],
+        required_if_eq("target", "kubeadm-config")
+    )]
     agent_url: Option<String>,
     /// Require this sha256 of the agent program (with --for).
     #[arg(long, value_name = "HEX", requires = "agent_url")]
     agent_sha256: Option<String>,
 }
 
-/// How the agent gets onto a new host.
+/// What is configured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Target {
-    /// `files` and `preKubeadmCommands` of a KubeadmConfig.
+    /// `files` and `preKubeadmCommands` of a KubeadmConfig, which install the agent.
     KubeadmConfig,
+    /// A shell script with the kubectl commands for Cluster API's managers.
+    Managers,
 }
 
 /// A part of an installation; values of `--only`.
@@ -102,6 +118,10 @@ impl From<PartName> for Part {
 /// Runs the command.
 pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
     let printer = Printer::new(Format::Text, global);
+    if args.target == Some(Target::Managers) {
+        printer.result(MANAGERS.trim_end())?;
+        return Ok(ExitCode::SUCCESS);
+    }
     if let (Some(Target::KubeadmConfig), Some(url), Some(sha256)) =
         (args.target, &args.agent_url, &args.agent_sha256)
     {
@@ -120,10 +140,17 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
                 manifest.text.trim_end()
             ))?;
         }
+        if parts.contains(&Part::Controller) {
+            printer.result(&format!(
+                "# Then give Cluster API's managers their client certificate: {} install --for \
+                 managers prints the commands.",
+                program()
+            ))?;
+        }
         return Ok(ExitCode::SUCCESS);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
+    let managers_lack = runtime.block_on(async {
         let cluster = client::connect(global).await?;
         let mut broken = None;
         let outcome = apply(&cluster.client, &objects(&manifests), |applied| {
@@ -133,14 +160,34 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
         })
         .await;
         match broken {
-            Some(error) => Err(error.into()),
-            None => outcome.map_err(anyhow::Error::from),
+            Some(error) => return Err(error.into()),
+            None => outcome?,
         }
+        anyhow::Ok(parts.contains(&Part::Controller) && managers_lack_flags(&cluster.client).await)
     })?;
     for line in next_steps(&parts) {
         printer.note(&line)?;
     }
+    if managers_lack {
+        printer.note(
+            "\nCluster API's managers lack the client certificate for Refit's hooks, and rollouts \
+             wait. These commands give it to them:\n",
+        )?;
+        printer.note(MANAGERS.trim_end())?;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether a manager of Cluster API presents no client certificate, as far as can be read.
+async fn managers_lack_flags(client: &Client) -> bool {
+    let api: Api<Deployment> = Api::all(client.clone());
+    match api.list(&ListParams::default().labels(PROVIDER_LABEL)).await {
+        Ok(found) => {
+            let managers: Vec<Manager> = found.iter().filter_map(Manager::of).collect();
+            managers.is_empty() || managers.iter().any(|one| !one.missing_flags.is_empty())
+        }
+        Err(_) => true,
+    }
 }
 
 fn parts(args: &Args) -> Vec<Part> {

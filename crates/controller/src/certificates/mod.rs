@@ -1,11 +1,13 @@
-//! The hook server's certificate, without cert-manager.
+//! The hook server's certificate, and that of its clients, without cert-manager.
 //!
-//! One Secret (`kubernetes.io/tls` with `ca.crt`, and with `ca.key` if Refit manages it) serves all
-//! replicas. [`Certificates::ensure`] returns once a certificate exists; [`Certificates::run`]
+//! One Secret for each (`kubernetes.io/tls` with `ca.crt`, and with `ca.key` if Refit manages it)
+//! serves all replicas. [`Certificates::ensure`] returns once a certificate exists; [`Certificates::run`]
 //! serves the certificate of the Secret, renews it in time and rotates the authority, with both
 //! trusted for some time (`refit_core::certificates`). Every replica may write: a write applies
 //! only to the version of the Secret that was read. A Secret of the same format that another
 //! component manages, such as cert-manager, is used unchanged and never written.
+//! [`Certificates::clients`] and [`Certificates::follow_clients`] do the same for the certificate
+//! that Cluster API's managers present: its authorities and names decide whose calls are served.
 //!
 //! ```no_run
 //! # async fn example(client: kube::Client, clock: refit_runtime::Clock) {
@@ -29,26 +31,70 @@ use kube::{
     Api, Client, ResourceExt as _,
     api::{Patch, PatchParams, PostParams},
 };
-use refit_core::certificates::{Decision, decide};
+use refit_core::certificates::{CLIENT, Decision, Lifetimes, SERVER, decide};
+use refit_kinds::keys;
 use refit_runtime::{
     Clock, ObjectKey, Store, apply, store,
-    tls::{ReloadableCert, TlsError},
+    tls::{Authority, KeyAndCert, ReloadableCert, TlsError, Validity},
 };
 use tokio::sync::Notify;
+
+use crate::client_trust::ClientTrust;
 
 /// Delay before a failed call or an unusable Secret is checked again.
 const RETRY: Duration = Duration::from_secs(5);
 /// The Secret is checked this often even if nothing is due.
 const LOOK: SignedDuration = SignedDuration::from_hours(12);
 
+/// Who presents a certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// The hook server.
+    Server,
+    /// Cluster API's managers, when they call hooks.
+    Client,
+}
+
+impl Purpose {
+    fn lifetimes(self) -> &'static Lifetimes {
+        match self {
+            Self::Server => &SERVER,
+            Self::Client => &CLIENT,
+        }
+    }
+
+    /// The start of its authorities' names.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Server => "refit-webhook",
+            Self::Client => keys::HOOK_CLIENT,
+        }
+    }
+
+    fn issue(
+        self,
+        authority: &Authority,
+        names: &[String],
+        validity: Validity,
+    ) -> Result<KeyAndCert, TlsError> {
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        match self {
+            Self::Server => authority.server(&names, validity),
+            Self::Client => authority.named_client(&names, validity),
+        }
+    }
+}
+
 /// The Secret, and the names in its certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateSettings {
+    /// Who presents the certificate.
+    pub purpose: Purpose,
     /// Namespace of the Secret.
     pub namespace: String,
     /// Name of the Secret.
     pub secret: String,
-    /// Host names of the hook server; the first is the subject.
+    /// Names of the certificate; the first is the subject.
     pub names: Vec<String>,
 }
 
@@ -56,6 +102,7 @@ impl CertificateSettings {
     /// The Secret `<service>-tls` and the names of a Service.
     pub fn of_service(namespace: &str, service: &str) -> Self {
         Self {
+            purpose: Purpose::Server,
             namespace: namespace.to_owned(),
             secret: format!("{service}-tls"),
             names: vec![
@@ -64,6 +111,16 @@ impl CertificateSettings {
                 format!("{service}.{namespace}"),
                 service.to_owned(),
             ],
+        }
+    }
+
+    /// The Secret with the certificate of Cluster API's managers.
+    pub fn of_clients(namespace: &str) -> Self {
+        Self {
+            purpose: Purpose::Client,
+            namespace: namespace.to_owned(),
+            secret: keys::HOOK_CLIENT.to_owned(),
+            names: vec![keys::HOOK_CLIENT.to_owned()],
         }
     }
 }
@@ -95,7 +152,7 @@ pub enum CertificateError {
     },
 }
 
-/// Manages the hook server's certificate.
+/// Manages the certificate in one Secret.
 #[derive(Clone)]
 pub struct Certificates {
     client: Client,
@@ -140,21 +197,66 @@ impl Certificates {
         }
     }
 
+    /// The Secret after the change that is due.
+    async fn current(&self) -> Result<Option<Secret>, CertificateError> {
+        let found = self.api().get_opt(&self.settings.secret).await;
+        let found = found.map_err(|source| self.api_error(source))?;
+        Ok(self.step(found).await?.0)
+    }
+
     async fn first(&self) -> Result<Option<Arc<ReloadableCert>>, CertificateError> {
-        let found = self
-            .api()
-            .get_opt(&self.settings.secret)
-            .await
-            .map_err(|source| self.api_error(source))?;
-        let (secret, _) = self.step(found).await?;
+        let secret = self.current().await?;
         let Some(material) = secret.as_ref().and_then(secret::shown) else {
             return Ok(None);
         };
         ReloadableCert::new(&material).map(Some).map_err(|source| self.tls_error(source))
     }
 
+    /// Accepts the clients of the Secret, and creates it if no other component manages it. If that
+    /// fails, no client is accepted until [`Certificates::follow_clients`] succeeds: the hook server
+    /// must not wait, because it also answers Discovery.
+    pub async fn clients(&self) -> Arc<ClientTrust> {
+        let trust: Arc<ClientTrust> = Arc::default();
+        match self.current().await {
+            Ok(Some(secret)) => self.log_failure(secret::trust(&secret, &trust)),
+            Ok(None) => {}
+            Err(error) => {
+                tracing::warn!(%error, "cannot obtain the client certificate of the hooks yet");
+            }
+        }
+        trust
+    }
+
+    /// Accepts the clients of the Secret, and renews its certificate, until the future is dropped.
+    pub async fn follow_clients(&self, trust: Arc<ClientTrust>) {
+        self.follow(|secret| secret::trust(secret, &trust)).await;
+    }
+
     /// Serves and renews the certificate of the Secret until the future is dropped.
     pub async fn run(&self, cert: Arc<ReloadableCert>) {
+        let mut shown = String::new();
+        self.follow(|secret| {
+            if let Some(material) = secret::shown(secret)
+                && material.cert_pem != shown
+            {
+                cert.reload(&material)?;
+                shown = material.cert_pem;
+            }
+            Ok(())
+        })
+        .await;
+    }
+
+    fn log_failure(&self, outcome: Result<(), TlsError>) {
+        if let Err(error) = outcome {
+            tracing::warn!(secret = %self.key(), %error, "cannot load the new certificate, keeping \
+                the current one");
+        }
+    }
+
+    /// Does what is due to the Secret, and calls `load` with its content, until the future is
+    /// dropped.
+    async fn follow(&self, load: impl FnMut(&Secret) -> Result<(), TlsError>) {
         let store: Store<Secret> = Store::default();
         let changed = Notify::new();
         let field = format!("metadata.name={}", self.settings.secret);
@@ -162,24 +264,20 @@ impl Certificates {
             store::reflect(self.api(), store::everything().fields(&field), store.clone(), |_| {
                 changed.notify_one();
             });
-        futures::join!(watching, self.keep(&store, &changed, &cert));
+        futures::join!(watching, self.keep(&store, &changed, load));
     }
 
-    async fn keep(&self, store: &Store<Secret>, changed: &Notify, cert: &ReloadableCert) {
+    async fn keep(
+        &self,
+        store: &Store<Secret>,
+        changed: &Notify,
+        mut load: impl FnMut(&Secret) -> Result<(), TlsError>,
+    ) {
         store.ready().await;
-        let mut shown = String::new();
         loop {
             let found = store.get(&self.key());
-            if let Some(material) = found.as_deref().and_then(secret::shown)
-                && material.cert_pem != shown
-            {
-                match cert.reload(&material) {
-                    Ok(()) => shown = material.cert_pem,
-                    Err(error) => {
-                        tracing::warn!(secret = %self.key(), %error, "cannot load the new \
-                            certificate, keeping the current one");
-                    }
-                }
+            if let Some(secret) = found.as_deref() {
+                self.log_failure(load(secret));
             }
             let wait = match self.step(found.as_deref().cloned()).await {
                 Ok((written, wait)) => {
@@ -208,7 +306,8 @@ impl Certificates {
     ) -> Result<(Option<Secret>, Duration), CertificateError> {
         let now = self.clock.now_seconds();
         let facts = secret::read(found.as_ref());
-        let decision = decide(&facts, &self.settings.names, now);
+        let lifetimes = self.settings.purpose.lifetimes();
+        let decision = decide(&facts, &self.settings.names, lifetimes, now);
         let data = match &decision {
             Decision::Leave => {
                 if let Some(until) = found.as_ref().and_then(secret::ends_at)
@@ -227,10 +326,8 @@ impl Certificates {
             change @ (Decision::Create { .. }
             | Decision::RenewLeaf { .. }
             | Decision::RotateAuthority
-            | Decision::DropOlder) => {
-                secret::changed(change, found.as_ref(), &self.settings.names, now)
-                    .map_err(|source| self.tls_error(source))?
-            }
+            | Decision::DropOlder) => secret::changed(change, found.as_ref(), &self.settings, now)
+                .map_err(|source| self.tls_error(source))?,
         };
         self.announce(&decision);
         let written = if let Some(old) = &found {

@@ -5,15 +5,14 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::{ResourceExt as _, api::ObjectMeta};
-use refit_core::certificates::{
-    AUTHORITY_VALIDITY, BACKDATE, CertificateFacts, Decision, Found, Held, LEAF_VALIDITY,
-};
+use refit_core::certificates::{BACKDATE, CertificateFacts, Decision, Found, Held};
 use refit_runtime::tls::{Authority, KeyAndCert, ReloadableCert, TlsError, Validity};
 use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 use serde_json::{Value, json};
 use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
 use super::CertificateSettings;
+use crate::client_trust::{ClientTrust, names_of_pem};
 
 const CERT: &str = "tls.crt";
 const KEY: &str = "tls.key";
@@ -38,6 +37,17 @@ pub(super) fn shown(secret: &Secret) -> Option<KeyAndCert> {
     let (cert, key) = (part(secret, CERT), part(secret, KEY));
     (!cert.is_empty() && !key.is_empty())
         .then(|| KeyAndCert { cert_pem: cert.to_owned(), key_pem: key.to_owned() })
+}
+
+/// Makes a server accept the clients of this Secret: those of its authorities with a name of its
+/// certificate.
+pub(super) fn trust(secret: &Secret, trust: &ClientTrust) -> Result<(), TlsError> {
+    let names = names_of_pem(part(secret, CERT));
+    if names.is_empty() {
+        let reason = "it names no client".to_owned();
+        return Err(TlsError::Pem { what: CERT, reason });
+    }
+    trust.accept(part(secret, CA).as_bytes(), names)
 }
 
 /// Expiry of the served certificate, if it can be read.
@@ -120,22 +130,25 @@ fn validity(now: Timestamp, length: SignedDuration) -> Validity {
 pub(super) fn changed(
     decision: &Decision,
     secret: Option<&Secret>,
-    names: &[String],
+    settings: &CertificateSettings,
     now: Timestamp,
 ) -> Result<Data, TlsError> {
     let bundle = secret.map(|secret| part(secret, CA)).unwrap_or_default();
     let authorities = split(bundle);
     let first = authorities.first().cloned().unwrap_or_default();
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let lifetimes = settings.purpose.lifetimes();
     let new_authority = || {
-        let name = format!("refit-webhook-ca-{}", now.as_second());
-        Authority::new(&name, validity(now, AUTHORITY_VALIDITY))
+        let name = format!("{}-ca-{}", settings.purpose.name(), now.as_second());
+        Authority::new(&name, validity(now, lifetimes.authority))
+    };
+    let new_leaf = |authority: &Authority| {
+        settings.purpose.issue(authority, &settings.names, validity(now, lifetimes.leaf))
     };
     let mut data = Data::new();
     match decision {
         Decision::Create { .. } => {
             let authority = new_authority()?;
-            let leaf = authority.server(&names, validity(now, LEAF_VALIDITY))?;
+            let leaf = new_leaf(&authority)?;
             data.insert(CA, authority.material().cert_pem.clone());
             data.insert(CA_KEY, authority.material().key_pem.clone());
             data.insert(CERT, leaf.cert_pem);
@@ -147,7 +160,7 @@ pub(super) fn changed(
                 cert_pem: first,
                 key_pem: key.unwrap_or_default().to_owned(),
             })?;
-            let leaf = authority.server(&names, validity(now, LEAF_VALIDITY))?;
+            let leaf = new_leaf(&authority)?;
             data.insert(CERT, leaf.cert_pem);
             data.insert(KEY, leaf.key_pem);
         }

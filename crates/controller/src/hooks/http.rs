@@ -17,7 +17,10 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::{Body, Incoming};
 use refit_core::change::{NotReady, Verdict, request::Answer};
-use refit_kinds::hooks::{GROUP, MAX_BODY_BYTES, VERSION};
+use refit_kinds::{
+    hooks::{CLIENT_FLAGS, GROUP, MAX_BODY_BYTES, VERSION},
+    keys,
+};
 use serde::Serialize;
 use tower::{BoxError, Service};
 
@@ -27,7 +30,10 @@ use super::{
     update_machine::{Served, update_machine},
     wire::{self, Hook},
 };
-use crate::context::Context;
+use crate::{
+    client_trust::{ClientRefusal, ClientTrust},
+    context::Context,
+};
 
 /// Cluster API's timeout if a request has none.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -47,15 +53,14 @@ struct Shared {
     ctx: Arc<Context>,
     synced_once: AtomicBool,
     bodies: Bodies,
+    clients: Option<Arc<ClientTrust>>,
 }
 
-/// The service of one process.
-pub(crate) fn service(ctx: Arc<Context>) -> HookService {
+/// The service of one process, for these clients.
+pub(crate) fn service(ctx: Arc<Context>, clients: Option<Arc<ClientTrust>>) -> HookService {
     let bodies = Bodies::new(ctx.metrics.hook_body_bytes.clone());
-    HookService {
-        shared: Arc::new(Shared { ctx, synced_once: AtomicBool::new(false), bodies }),
-        hooks: true,
-    }
+    let shared = Shared { ctx, synced_once: AtomicBool::new(false), bodies, clients };
+    HookService { shared: Arc::new(shared), hooks: true }
 }
 
 impl Service<Request<Incoming>> for HookService {
@@ -189,13 +194,13 @@ impl HookService {
         B::Error: Into<BoxError>,
     {
         let Shared { ctx, bodies, .. } = self.shared.as_ref();
+        let refusal = self.client_refusal(hook, &request);
         let body = request.into_body();
-        let read = match hook {
-            // Its response depends on nothing, so it waits for no budget.
-            Hook::Discovery => bodies.discard(body).await,
-            Hook::CanUpdateMachine | Hook::CanUpdateMachineSet | Hook::UpdateMachine => {
-                bodies.read(body).await
-            }
+        // A response that does not depend on the body waits for no budget.
+        let read = if hook == Hook::Discovery || refusal.is_some() {
+            bodies.discard(body).await
+        } else {
+            bodies.read(body).await
         };
         // A body holds its share of the budget until its response.
         let held = match read {
@@ -203,6 +208,9 @@ impl HookService {
             Err(error) => return (refuse_body(&error), "Refused"),
         };
         let body = held.content.as_ref();
+        if let Some(why) = refusal {
+            return (json(&wire::failure(hook, &client_failure(&why))), why.reason());
+        }
         match hook {
             Hook::Discovery => (json(&wire::discovery()), "Success"),
             Hook::CanUpdateMachine => {
@@ -215,10 +223,29 @@ impl HookService {
             }
             Hook::UpdateMachine => match update_machine(ctx, body).await {
                 Ok(Served { answer, verdict }) => (json(&wire::update_machine(&answer)), verdict),
-                Err(why) => (json(&wire::update_machine_failure(why.to_string())), why.reason()),
+                Err(why) => (json(&wire::failure(hook, &why.to_string())), why.reason()),
             },
         }
     }
+
+    /// Why the caller may not call the hook. Discovery answers every caller: Cluster API does not
+    /// start without it (`docs/facts/hooks.md#manager-startup`).
+    fn client_refusal<B>(&self, hook: Hook, request: &Request<B>) -> Option<ClientRefusal> {
+        let Shared { ctx, clients, .. } = self.shared.as_ref();
+        let clients = clients.as_ref().filter(|_| hook != Hook::Discovery)?;
+        clients.check(request.extensions().get(), ctx.clock.now()).err()
+    }
+}
+
+/// The message for a refused client: Cluster API writes it to its log.
+fn client_failure(why: &ClientRefusal) -> String {
+    format!(
+        "{why}. Refit serves only Cluster API's managers: give the core and the kubeadm control \
+         plane manager the flags {} and the certificate of Secret {} (refit install --for managers \
+         prints how)",
+        CLIENT_FLAGS.join(", "),
+        keys::HOOK_CLIENT
+    )
 }
 
 /// The response of a hook that ran out of time. UpdateMachine requests a retry instead of an error,

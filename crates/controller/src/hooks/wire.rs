@@ -15,7 +15,7 @@ use refit_kinds::{
     json::{name, text},
 };
 use refit_runtime::ObjectKey;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// The hooks that the server serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -240,15 +240,14 @@ pub(crate) fn update_machine(answer: &Answer) -> UpdateMachineResponse {
     }
 }
 
-/// The response to an UpdateMachine request that cannot be served.
-pub(crate) fn update_machine_failure(message: String) -> UpdateMachineResponse {
-    UpdateMachineResponse {
-        api_version: API_VERSION.to_owned(),
-        kind: "UpdateMachineResponse".to_owned(),
-        status: Status::Failure,
-        message,
-        retry_after_seconds: 0,
-    }
+/// The response to a request that is not served.
+pub(crate) fn failure(hook: Hook, message: &str) -> Value {
+    json!({
+        "apiVersion": API_VERSION,
+        "kind": format!("{}Response", hook.name()),
+        "status": Status::Failure,
+        "message": message,
+    })
 }
 
 /// A patch in the format that Go decodes: the JSON text as base64
@@ -289,8 +288,6 @@ fn go_duration(text: &str) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]

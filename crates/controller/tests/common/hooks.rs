@@ -7,8 +7,11 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http1;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, Client};
+use lab_apiserver::ApiServer;
 use refit_cluster_api::kinds::{Cluster, KubeadmControlPlane, Machine};
-use refit_controller::{ControllerOptions, HookServer, PlanLocation, Process, Settings, run};
+use refit_controller::{
+    ClientTrust, ControllerOptions, HookServer, PlanLocation, Process, Settings, run,
+};
 use refit_kinds::{hooks::path, keys, refit::HostPlan};
 use refit_runtime::{
     Clock,
@@ -24,6 +27,9 @@ use tokio::task::JoinHandle;
 use super::objects::{install_kinds, made, made_in, owner, serve_api, server, status, validity};
 
 pub(crate) const HOST: &str = "refit-webhook.refit-system.svc";
+
+/// The name of the clients that may call hooks, if the server requires a certificate.
+pub(crate) const CLIENT: &str = "capi";
 
 /// A controller that serves hooks at a listener; its management cluster is on `network`.
 pub(crate) struct Server {
@@ -56,7 +62,9 @@ impl Server {
             hooks: HookServer {
                 listener,
                 cert: cert.clone(),
-                client_ca_pem: client_ca.map(|ca| ca.material().cert_pem.clone().into_bytes()),
+                clients: client_ca.map(|ca| {
+                    ClientTrust::of(ca.material().cert_pem.as_bytes(), [CLIENT]).unwrap()
+                }),
             },
             // Agents report in the management cluster, so that no workload cluster is needed.
             settings: Settings { plan_location: PlanLocation::Management, ..Settings::default() },
@@ -137,6 +145,11 @@ impl InMemory {
 
     /// The controller has read a control plane of one Machine, whose agent has just reported.
     pub(crate) async fn ready() -> Self {
+        Self::ready_for(None).await.0
+    }
+
+    /// The same for clients of this authority, with the API server of the management cluster.
+    pub(crate) async fn ready_for(client_ca: Option<&Authority>) -> (Self, ApiServer) {
         let network = MemoryNetwork::default();
         let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
         let api = server(clock);
@@ -144,15 +157,12 @@ impl InMemory {
         install_kinds(&client).await;
         control_plane(&client, clock).await;
         tokio::spawn(serve_api(&network, "management.test", &api));
-        let server = Server::start(&network, network.listen(HOST, 443), None);
+        let server = Server::start(&network, network.listen(HOST, 443), client_ca);
         let ready = Self { server, dialer: Dialer::Memory(network, Arc::new(Open)) };
-        for _ in 0..100 {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            if ready.can_update().await.1["status"] == "Success" {
-                return ready;
-            }
-        }
-        panic!("it is never ready: {:?}", ready.can_update().await);
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let (status, _) = ready.send(Method::GET, "/readyz", b"").await;
+        assert_eq!(status, 200);
+        (ready, api)
     }
 
     pub(crate) async fn can_update(&self) -> (u16, Value) {
@@ -162,8 +172,14 @@ impl InMemory {
     }
 
     pub(crate) async fn send(&self, method: Method, path: &str, body: &[u8]) -> (u16, Value) {
-        let request = request(method, path, body.to_vec());
-        let tls = self.server.trust();
+        self.send_with(self.server.trust(), request(method, path, body.to_vec())).await
+    }
+
+    pub(crate) async fn send_with(
+        &self,
+        tls: rustls::ClientConfig,
+        request: Request<Full<bytes::Bytes>>,
+    ) -> (u16, Value) {
         let (status, text) = call(&self.dialer, (HOST, 443), tls, request).await.unwrap();
         let value = serde_json::from_str(&text).unwrap_or(Value::String(text));
         (status, value)

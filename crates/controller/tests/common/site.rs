@@ -148,7 +148,7 @@ impl Site {
             hooks: HookServer {
                 listener: self.network.listen(HOOKS, 443),
                 cert: ReloadableCert::new(&identity).unwrap(),
-                client_ca_pem: None,
+                clients: None,
             },
             settings: Settings::default(),
             process: Process {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::SignedDuration;
-use refit_core::{certificates::LEAF_RENEW_BEFORE, change::asked::opted_in, invariants::Invariant};
+use refit_core::{certificates::SERVER, change::asked::opted_in, invariants::Invariant};
 use refit_kinds::keys;
 
 use super::{Facts, Findings, Level, Workload};
@@ -17,6 +17,8 @@ use crate::{
 
 /// How long after its expiry a Lease still counts as held.
 const LEASE_GRACE: SignedDuration = SignedDuration::from_secs(15);
+/// The controller's Deployment.
+pub(super) const CONTROLLER: &str = "Deployment/refit-system/refit-controller";
 /// The command that repairs an installation.
 const APPLY: &str = "refit install --image IMAGE --apply";
 
@@ -157,7 +159,7 @@ pub(super) fn certificate(facts: &Facts, found: &mut Findings) {
         Ok(leaf) => {
             if leaf.until <= facts.now {
                 found.fail(SECRET, format!("its certificate expired at {}", leaf.until), REMEDY);
-            } else if leaf.until.duration_since(facts.now) < LEAF_RENEW_BEFORE / 2 {
+            } else if leaf.until.duration_since(facts.now) < SERVER.leaf_renew_before / 2 {
                 let message =
                     format!("its certificate expires at {} and was not renewed", leaf.until);
                 found.warn(SECRET, message, REMEDY);
@@ -234,7 +236,6 @@ pub(super) fn cluster_api(facts: &Facts, found: &mut Findings) {
 }
 
 pub(super) fn controller(facts: &Facts, found: &mut Findings) {
-    const OBJECT: &str = "Deployment/refit-system/refit-controller";
     let workload = match &facts.controller {
         Read::Known(Some(workload)) => workload,
         Read::Known(None) => {
@@ -243,32 +244,32 @@ pub(super) fn controller(facts: &Facts, found: &mut Findings) {
             let message = "it does not exist".to_owned();
             if discovered {
                 let remedy = "the hooks are served by a controller that runs elsewhere";
-                return found.warn(OBJECT, message, remedy);
+                return found.warn(CONTROLLER, message, remedy);
             }
-            return found.fail(OBJECT, message, APPLY);
+            return found.fail(CONTROLLER, message, APPLY);
         }
-        Read::Unknown(why) => return found.unknown(OBJECT, why),
+        Read::Unknown(why) => return found.unknown(CONTROLLER, why),
     };
-    let Workload { replicas, ready, image } = workload;
+    let Workload { replicas, ready, image, client_auth: _ } = workload;
     let remedy = "kubectl -n refit-system describe pods; kubectl -n refit-system logs \
         deploy/refit-controller";
     if *ready == 0 {
-        found.fail(OBJECT, format!("none of {replicas} replicas is ready"), remedy);
+        found.fail(CONTROLLER, format!("none of {replicas} replicas is ready"), remedy);
     } else if ready < replicas {
-        found.warn(OBJECT, format!("{ready} of {replicas} replicas are ready"), remedy);
+        found.warn(CONTROLLER, format!("{ready} of {replicas} replicas are ready"), remedy);
     }
     if *replicas < 2 {
         let message = format!(
             "{replicas} replica(s): Cluster API does not start while no replica serves the hooks"
         );
-        found.warn(OBJECT, message, "set spec.replicas to 2");
+        found.warn(CONTROLLER, message, "set spec.replicas to 2");
     }
     let tag = image.rsplit_once(':').map(|(_, tag)| tag.trim_start_matches('v'));
     if tag.is_some_and(|tag| tag != facts.version && tag.parse::<semver::Version>().is_ok()) {
         let message = format!("it runs {image}, but this program is {}", facts.version);
-        found.warn(OBJECT, message, "use the same version everywhere");
+        found.warn(CONTROLLER, message, "use the same version everywhere");
     }
-    found.or_ok(OBJECT, format!("{ready} of {replicas} replicas are ready"));
+    found.or_ok(CONTROLLER, format!("{ready} of {replicas} replicas are ready"));
 }
 
 pub(super) fn lease(facts: &Facts, found: &mut Findings) {

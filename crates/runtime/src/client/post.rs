@@ -8,7 +8,10 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use tower::BoxError;
 
 use super::{ClientStack, connect::Connector, pooled};
-use crate::gate::{Fate, Gate, never};
+use crate::{
+    gate::{Fate, Gate, never},
+    tls::{ClientIdentity, client_config},
+};
 
 /// Posts JSON over HTTPS to a server that is not Kubernetes: how Cluster API calls a hook.
 ///
@@ -70,8 +73,20 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
 impl HttpsPoster {
     /// A poster that trusts only the given PEM bundle.
     pub fn new(stack: &ClientStack, ca_bundle_pem: &[u8]) -> Result<Self, PostError> {
-        let tls = crate::tls::client_config(ca_bundle_pem)
+        Self::presenting(stack, ca_bundle_pem, None)
+    }
+
+    /// The same, and presents a client certificate.
+    pub fn presenting(
+        stack: &ClientStack,
+        ca_bundle_pem: &[u8],
+        identity: Option<ClientIdentity>,
+    ) -> Result<Self, PostError> {
+        let mut tls = client_config(ca_bundle_pem)
             .map_err(|e| PostError::CaBundle { url: String::new(), reason: e.to_string() })?;
+        if let Some(identity) = identity {
+            tls.client_auth_cert_resolver = Arc::new(identity);
+        }
         let connector =
             Connector { dialer: stack.dialer.clone(), tls: Arc::new(tls), server_name: None };
         Ok(Self { client: pooled(connector), gate: stack.gate.clone() })

@@ -317,7 +317,7 @@ where
     B::Error: Into<tower::BoxError>,
 {
     let cert = ReloadableCert::new(&pki.server).unwrap();
-    let tls = refit_runtime::tls::server_config(cert, None).unwrap();
+    let tls = refit_runtime::tls::server_config(cert).unwrap();
     let service = tower::service_fn(move |request| {
         let answer = answer(request);
         async move { Ok::<_, Infallible>(answer.await) }

@@ -4,7 +4,10 @@ use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use refit_cluster_api::kinds::ExtensionClientConfig;
-use refit_runtime::client::{ClientStack, HttpsPoster};
+use refit_runtime::{
+    client::{ClientStack, HttpsPoster},
+    tls::ClientIdentity,
+};
 use serde_json::Value;
 
 use crate::context::lock;
@@ -81,13 +84,14 @@ fn go_duration(seconds: i32) -> String {
 /// Calls hooks; connections are kept per target.
 pub(crate) struct HookClient {
     stack: ClientStack,
+    identity: Option<ClientIdentity>,
     posters: Mutex<BTreeMap<Target, HttpsPoster>>,
 }
 
 impl HookClient {
-    /// A client that connects through `stack`.
-    pub(crate) fn new(stack: ClientStack) -> Self {
-        Self { stack, posters: Mutex::default() }
+    /// A client that connects through `stack` and presents a certificate.
+    pub(crate) fn new(stack: ClientStack, identity: Option<ClientIdentity>) -> Self {
+        Self { stack, identity, posters: Mutex::default() }
     }
 
     /// Calls one hook and returns its response, whose status is `Success`.
@@ -116,7 +120,8 @@ impl HookClient {
         if let Some(poster) = posters.get(target) {
             return Ok(poster.clone());
         }
-        let poster = HttpsPoster::new(&self.stack, &target.ca_pem)
+        let identity = self.identity.clone();
+        let poster = HttpsPoster::presenting(&self.stack, &target.ca_pem, identity)
             .map_err(|error| Refusal::Call(error.to_string()))?;
         posters.insert(target.clone(), poster.clone());
         Ok(poster)

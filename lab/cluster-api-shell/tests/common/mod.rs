@@ -211,7 +211,7 @@ impl World {
 
     fn listen(&mut self) {
         let cert = ReloadableCert::new(&certificates().server).unwrap();
-        let config = tls::server_config(cert, None).unwrap();
+        let config = tls::server_config(cert).unwrap();
         for (host, port, server) in
             [(MANAGEMENT, 6443, self.management.clone()), (WORKLOAD, 6443, self.workload.clone())]
         {
@@ -265,7 +265,7 @@ impl World {
         let pem = self.ca.cert_pem.clone();
         let der: String = pem.lines().filter(|line| !line.starts_with('-')).collect();
         config.root_cert = Some(vec![STANDARD.decode(der).unwrap()]);
-        CapiOptions { stack, config, clock: self.clock }
+        CapiOptions { stack, config, clock: self.clock, hook_client: None }
     }
 
     /// Runs the stand-in for Cluster API until `until` returns true, for at most some simulated

@@ -1,7 +1,7 @@
 //! The Deployments of a Cluster API installation, so that its version and feature gates are read
 //! here as in a real management cluster. Nothing runs them: Refit's stand-in does their work.
 
-use refit_kinds::keys;
+use refit_kinds::{hooks::CLIENT_FLAGS, keys};
 use serde_json::{Value, json};
 
 use crate::direct::{Call, Direct, DirectError};
@@ -75,11 +75,26 @@ fn deployment(namespace: &str, name: &str, provider: &str, image: &str) -> Value
                     "name": "manager",
                     "image": format!("registry.k8s.io/cluster-api/{image}:{VERSION}"),
                     "command": ["/manager"],
-                    "args": ["--leader-elect", GATES],
+                    "args": args(provider),
                 }]},
             },
         },
     })
+}
+
+/// The arguments of a manager: those that call hooks present a client certificate.
+fn args(provider: &str) -> Vec<String> {
+    let mut args = vec!["--leader-elect".to_owned(), GATES.to_owned()];
+    if provider != "bootstrap-kubeadm" {
+        let files = ["tls.crt", "tls.key"];
+        args.extend(
+            CLIENT_FLAGS
+                .iter()
+                .zip(files)
+                .map(|(flag, file)| format!("{flag}=/etc/{}/{file}", keys::HOOK_CLIENT)),
+        );
+    }
+    args
 }
 
 #[cfg(test)]

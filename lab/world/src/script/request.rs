@@ -62,7 +62,9 @@ impl Requests {
         );
         let failed = |error: String| wrong("repeat", error, "a controller that answers");
         let ca = world.inner.hook_identity.ca.cert().as_bytes().to_vec();
-        let poster = HttpsPoster::new(&stack, &ca).map_err(|error| failed(error.to_string()))?;
+        let identity = Some(world.inner.hook_client.identity.clone());
+        let poster = HttpsPoster::presenting(&stack, &ca, identity);
+        let poster = poster.map_err(|error| failed(error.to_string()))?;
         let body = request.to_string().into_bytes();
         let answer = poster.post(&url, body, TIMEOUT).await;
         let (status, body) = answer.map_err(|error| failed(error.to_string()))?;

@@ -18,7 +18,9 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tokio::{sync::Notify, task::AbortHandle};
 
-use super::{Hub, Inner, Workload, World, WorldError, WorldOptions, hosts, lock, process::Actor};
+use super::{
+    Hub, Inner, Workload, World, WorldError, WorldOptions, enforced, hosts, lock, process::Actor,
+};
 use crate::{
     direct::{Call, Direct, USER, server_options},
     env::state::EnvState,
@@ -26,7 +28,7 @@ use crate::{
     leaders::Leaders,
     manifests::{BUNDLED_CRDS, schemaless_crds},
     mirror::{Mirror, management_resources, workload_resources},
-    pki::{self, Identity},
+    pki::{self, HookClient, Identity},
     snapshot::Snapshot,
 };
 
@@ -52,7 +54,7 @@ impl World {
             incarnations: BTreeMap::new(),
             authentication,
         };
-        let world = Self { inner: Arc::new(parts.assemble(&options)) };
+        let world = Self { inner: Arc::new(parts.assemble(&options)?) };
         world.load(&options.manifests).await?;
         world.start()?;
         Ok(world)
@@ -85,7 +87,7 @@ impl World {
             authentication,
         };
         let options = WorldOptions { seed: snapshot.seed, ..options.clone() };
-        let inner = parts.assemble(&options);
+        let inner = parts.assemble(&options)?;
         for (key, part) in &snapshot.workloads {
             let server = ApiServer::restore(part.store.clone(), inner.workload_options(key));
             let workload = inner.workload_of(key, server, part.identity.clone());
@@ -305,11 +307,15 @@ fn signing_key(management: &Identity) -> Vec<u8> {
 }
 
 impl Parts {
-    fn assemble(self, options: &WorldOptions) -> Inner {
+    fn assemble(self, options: &WorldOptions) -> Result<Inner, WorldError> {
         tls::install_provider();
         self.management.faults().exempt(USER);
         let woken = Arc::new(Notify::new());
-        Inner {
+        Ok(Inner {
+            hook_client: match &options.enforced {
+                Some(_) => enforced::hook_client(self.management.clone()),
+                None => HookClient::of(&self.hook_identity)?,
+            },
             clock: self.clock,
             seed: options.seed,
             #[cfg(feature = "sabotage")]
@@ -343,7 +349,7 @@ impl Parts {
             woken,
             checker: Checker::default(),
             tasks: Mutex::default(),
-        }
+        })
     }
 }
 
@@ -370,7 +376,7 @@ impl Inner {
         server: &ApiServer,
         identity: &Identity,
     ) -> Result<AbortHandle, WorldError> {
-        let tls = tls::server_config(identity.server.reloadable()?, None)?;
+        let tls = tls::server_config(identity.server.reloadable()?)?;
         let listener = self.network.listen(host, port);
         let service = if self.enforced.is_some() {
             crate::http::Served::enforced(server.clone(), host == pki::MANAGEMENT_HOST)

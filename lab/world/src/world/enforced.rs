@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use futures::future::BoxFuture;
 use http::Request;
 use lab_apiserver::{
@@ -16,13 +17,14 @@ use refit_controller::{
     ControllerOptions, HookServer,
     certificates::{CertificateSettings, Certificates},
 };
-use refit_runtime::tls::ReloadableCert;
+use refit_kinds::keys;
+use refit_runtime::tls::{ClientIdentity, KeyAndCert, ReloadableCert};
 use serde_json::{Value, json};
 
 use super::{Inner, WorldError, collection};
 use crate::{
     direct::{Call, Direct, DirectError, ENVIRONMENT, USER},
-    pki,
+    pki::{self, HookClient},
 };
 
 /// User name of the controller in a workload cluster.
@@ -115,6 +117,20 @@ pub(crate) fn caller(user_agent: &str, management: bool) -> Option<Identity> {
     })
 }
 
+/// Presents the client certificate that the controllers keep in their Secret, as a manager does
+/// that mounts a copy of it.
+pub(crate) fn hook_client(management: ApiServer) -> HookClient {
+    let identity = ClientIdentity::new(move || {
+        let secret = management.get_value("", "secrets", pki::HOOK_NAMESPACE, keys::HOOK_CLIENT)?;
+        let part = |key: &str| {
+            let bytes = STANDARD.decode(secret["data"][key].as_str()?).ok()?;
+            String::from_utf8(bytes).ok()
+        };
+        Some(KeyAndCert { cert_pem: part("tls.crt")?, key_pem: part("tls.key")? })
+    });
+    HookClient { identity, trust: Arc::default() }
+}
+
 impl Inner {
     /// A token of the controller's ServiceAccount.
     async fn token(&self) -> Result<String, WorldError> {
@@ -136,14 +152,18 @@ impl Inner {
         Box::pin(async move {
             options.config.auth_info.token = Some(inner.token().await?.into());
             let client = options.stack.client(&options.config)?;
-            let settings = CertificateSettings::default();
-            let certificates = Certificates::new(client, options.clock, settings);
+            let secret = |settings| Certificates::new(client.clone(), options.clock, settings);
+            let certificates = secret(CertificateSettings::default());
+            let clients = secret(CertificateSettings::of_clients(pki::HOOK_NAMESPACE));
             let cert: Arc<ReloadableCert> = certificates.ensure().await;
-            options.hooks = HookServer { cert: cert.clone(), ..options.hooks };
+            let trust = clients.clients().await;
+            options.hooks =
+                HookServer { cert: cert.clone(), clients: Some(trust.clone()), ..options.hooks };
             tokio::select! {
                 biased;
                 outcome = refit_controller::run(options) => outcome,
                 () = certificates.run(cert) => anyhow::bail!("the certificate task ended"),
+                () = clients.follow_clients(trust) => anyhow::bail!("the trust task ended"),
             }
         })
     }

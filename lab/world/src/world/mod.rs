@@ -62,7 +62,7 @@ use crate::{
     invariants::Checker,
     leaders::Leaders,
     mirror::Mirror,
-    pki::{self, Identity},
+    pki::{self, HookClient, Identity},
 };
 
 /// Options of a world.
@@ -188,6 +188,7 @@ pub(crate) struct Inner {
     pub(crate) management_mirror: Mirror,
     pub(crate) management_identity: Identity,
     pub(crate) hook_identity: Identity,
+    pub(crate) hook_client: HookClient,
     pub(crate) workloads: Mutex<BTreeMap<String, Workload>>,
     pub(crate) env: Mutex<EnvState>,
     pub(crate) hosts: Mutex<BTreeMap<String, HostHandle>>,

@@ -132,7 +132,7 @@ impl Inner {
                     hooks: HookServer {
                         listener: self.hook_listener(actor).behind(gate.clone()),
                         cert: self.hook_identity.server.reloadable()?,
-                        client_ca_pem: None,
+                        clients: Some(self.hook_client.trust.clone()),
                     },
                     settings: self.settings.clone(),
                     process: Process {
@@ -159,6 +159,7 @@ impl Inner {
                     stack,
                     config: self.management_config(),
                     clock,
+                    hook_client: Some(self.hook_client.identity.clone()),
                 }))
             }
             Actor::Agent(key) => {
