@@ -111,7 +111,12 @@ impl Driver {
         let spec = self.trusted_spec().await;
         let now = self.clock.now();
         let plan = journal.state().plan.as_ref().map(|plan| plan.id.clone()).unwrap_or_default();
-        match engine::next(journal.state(), spec.as_ref(), now) {
+        let next = engine::next(journal.state(), spec.as_ref(), now);
+        let next = match &self.extras.policy {
+            Some(policy) => policy.enforce(journal.state(), next),
+            None => next,
+        };
+        match next {
             Next::Accept { plan, node_update, steps, point_of_no_return } => {
                 let facts = self.host.facts().await?;
                 let mut packages = facts.packages;

@@ -9,7 +9,7 @@
 //! | aborted, before the point of no return | undo what is safe, end `Stopped` |
 //! | aborted, past it | continue up to the gate, end `Stopped` there |
 //! | the next step needs a closed gate | wait |
-//! | otherwise | start the next step |
+//! | otherwise | start the next step, if the host's own policy allows the rest of the plan |
 
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::refit::{
@@ -18,6 +18,7 @@ use refit_kinds::refit::{
 
 use crate::{
     host::{Command, Job, Since},
+    policy::PolicyRefusal,
     state::{AbortCause, JournalState, Progress, StepOutcome, StepRun, gate_of},
     undo::{UndoStep, undo_steps},
 };
@@ -38,6 +39,9 @@ pub(crate) enum InvalidStep {
         /// What is wrong with the action.
         error: StepError,
     },
+    /// This host's own policy does not allow it.
+    #[error("{0}")]
+    Refused(PolicyRefusal),
     /// The step was started, but it is neither in the plan nor an undo step of the plan.
     #[error("step {step} was started, but the plan does not contain it")]
     Missing {
@@ -118,6 +122,46 @@ pub(crate) enum Next {
     },
 }
 
+impl Next {
+    /// Whether a step of the plan starts, now or once its gate opens. An undo step does not count.
+    pub(crate) fn starts_a_step(&self) -> bool {
+        match self {
+            Self::Start { job, .. } => match job.command {
+                Command::Step(_) => true,
+                Command::Undo(_) => false,
+            },
+            Self::AtGate { .. } => true,
+            Self::Idle
+            | Self::Accept { .. }
+            | Self::SeeGate { .. }
+            | Self::SeeAbort { .. }
+            | Self::Backoff { .. }
+            | Self::Attend { .. }
+            | Self::Refuse { .. }
+            | Self::End { .. } => false,
+        }
+    }
+}
+
+/// Replaces the start of a step by a refusal if `refuses` returns one for any step that is left. All
+/// of them are asked, so that a plan is refused before its first step, and a policy that becomes
+/// stricter stops a plan before the node is drained and not after it.
+pub(crate) fn restrict(
+    state: &JournalState,
+    next: Next,
+    refuses: impl Fn(&PlannedStep) -> Option<PolicyRefusal>,
+) -> Next {
+    let Some(plan) = state.live().filter(|_| next.starts_a_step()) else {
+        return next;
+    };
+    let mut left = plan.steps.iter().filter(|step| !plan.is_done(&step.id));
+    let Some((step, why)) = left.find_map(|step| Some((&step.id, refuses(step)?))) else {
+        return next;
+    };
+    let attempt = plan.runs.get(step).map_or(1, |run| run.attempt + 1);
+    Next::Refuse { step: step.clone(), attempt, why: InvalidStep::Refused(why) }
+}
+
 /// Returns the next action. Without a spec (the API is unreachable) the journal alone decides.
 pub(crate) fn next(state: &JournalState, spec: Option<&HostPlanSpec>, now: Timestamp) -> Next {
     let Some(plan) = state.live() else {
@@ -132,14 +176,14 @@ pub(crate) fn next(state: &JournalState, spec: Option<&HostPlanSpec>, now: Times
     let Some(step) = plan.next_step() else {
         return Next::End { state: PlanState::Succeeded };
     };
+    // A later step than the next one is given up if it was refused in advance.
+    if plan.steps.iter().any(|step| is_given_up(plan, &step.id)) {
+        return undo(plan, now, PlanState::Failed);
+    }
     // Check all steps before the first one starts: an unknown last step must not leave a host half
     // upgraded.
     let unknown = plan.steps.iter().find(|step| step.step().is_none());
-    let unknown = unknown.filter(|step| plan.runs.is_empty() || is_given_up(plan, &step.id));
-    let step = unknown.unwrap_or(step);
-    if is_given_up(plan, &step.id) {
-        return undo(plan, now, PlanState::Failed);
-    }
+    let step = unknown.filter(|_| plan.runs.is_empty()).unwrap_or(step);
     if let Err(why) = job(plan, step, "") {
         return Next::Refuse { step: step.id.clone(), attempt: 1, why };
     }

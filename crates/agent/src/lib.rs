@@ -7,6 +7,7 @@
 //! | [`state`] | the state of the journal, as a pure fold |
 //! | `engine` | the next action, as pure functions |
 //! | `judge` | what to do about a started step, as a pure function |
+//! | `policy` | which steps the host's own policy allows |
 //! | `reason` | why a step failed, and what can resolve it |
 //! | `undo` | what is rolled back, and what remains |
 //! | `report` | the report to the API, from journal and host alone |
@@ -26,6 +27,7 @@ pub mod host;
 pub mod install;
 pub mod journal;
 mod judge;
+mod policy;
 mod reason;
 mod report;
 mod reporter;
@@ -36,5 +38,6 @@ mod undo;
 
 pub use disk::{Disk, RealDisk};
 pub use host::{Host, RealHost};
+pub use policy::PolicyFile;
 pub use run::{AgentOptions, run, run_for, run_with};
 pub use trust::{Extras, PlanTrust};

@@ -12,7 +12,7 @@ use std::{
 use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
 use kube::config::Kubeconfig;
-use refit_agent::{AgentOptions, Extras, PlanTrust, RealDisk, RealHost, run_with};
+use refit_agent::{AgentOptions, Extras, PlanTrust, PolicyFile, RealDisk, RealHost, run_with};
 use refit_kinds::keys;
 use refit_runtime::{
     Clock, ObjectKey,
@@ -88,6 +88,15 @@ struct Args {
     /// host [default: all plans]
     #[arg(long, value_name = "FILE", env = "REFIT_AGENT_PLAN_KEYS")]
     plan_keys: Option<PathBuf>,
+    /// Refuse plans that the policy in this file on the host does not allow [without the file: accept
+    /// all plans]
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "REFIT_AGENT_POLICY",
+        default_value = "/etc/refit-agent/policy.toml"
+    )]
+    policy: PathBuf,
     /// Select log lines by a filter such as info or refit_agent=debug,info
     #[arg(long, value_name = "FILTER", env = "REFIT_LOG", default_value = "info")]
     log: String,
@@ -207,6 +216,7 @@ async fn serve(args: &Args, stop: &CancellationToken) -> anyhow::Result<()> {
             };
             let extras = Extras {
                 trust: trust(args, &disk)?,
+                policy: Some(PolicyFile::new(&args.policy)),
                 reported: Some(reported.clone()),
                 between_steps: Some(between_steps.clone()),
             };

@@ -9,6 +9,7 @@ use refit_kinds::refit::{FailureKind, StepError};
 use crate::{
     engine::InvalidStep,
     host::{Job, work::failure_of},
+    policy::PolicyRefusal,
     state::StepOutcome,
 };
 
@@ -167,6 +168,12 @@ impl Failure {
         let (kind, reason) = match why {
             InvalidStep::Action { error: StepError::Member { .. }, .. } => {
                 (FailureKind::NeedsPerson, "StepUnknown")
+            }
+            InvalidStep::Refused(PolicyRefusal::Unusable { .. }) => {
+                (FailureKind::NeedsPerson, "PolicyUnusable")
+            }
+            InvalidStep::Refused(PolicyRefusal::Forbidden { .. }) => {
+                (FailureKind::NeedsPerson, "PolicyForbids")
             }
             InvalidStep::Action {
                 error: StepError::Arguments { .. } | StepError::NotOne(_) | StepError::Empty,

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 
 use crate::{
     disk::Disk,
+    policy::PolicyFile,
     report::{self, Trouble},
     state::JournalState,
 };
@@ -125,6 +126,8 @@ impl Refused {
 pub struct Extras {
     /// Which plans are trusted; if `None`, all of them.
     pub trust: Option<PlanTrust>,
+    /// The host's own policy; if `None`, all steps are allowed.
+    pub policy: Option<PolicyFile>,
     /// Receives whether no step is in progress.
     pub between_steps: Option<watch::Sender<bool>>,
     /// Receives `true` once the API has accepted a report.

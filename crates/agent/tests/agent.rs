@@ -1,9 +1,10 @@
 //! The whole agent against an in-process API server, a simulated disk and a simulated host.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt as _, time::Duration};
 
 use crate::common::{Kill, NEW, NODE, OLD, Switch, World, spec, worker_steps};
-use refit_kinds::refit::{Gate, PlanState, StepState};
+use refit_agent::PolicyFile;
+use refit_kinds::refit::{FailureKind, Gate, PlanState, StepState};
 use refit_kinds::version::KubernetesVersion;
 use serde_json::json;
 
@@ -45,6 +46,38 @@ async fn a_whole_plan_succeeds_and_reports_each_step() {
     let host = world.host_state();
     assert_eq!(host.boots, 2);
     assert_eq!(status.facts.boot_id, host.boot_id);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plan_that_the_hosts_policy_refuses_changes_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let policy = directory.path().join("policy.toml");
+    let write = |text: &str, mode| {
+        fs::write(&policy, text).unwrap();
+        fs::set_permissions(&policy, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let mut world = World::new().await;
+    world.policy = Some(PolicyFile::new(&policy));
+    for (id, text, mode, step, reason) in [
+        ("p1", "steps = [\"preflight\", \"stage\"]", 0o644, "kubeadm-install", "PolicyForbids"),
+        ("p2", "", 0o666, "preflight", "PolicyUnusable"),
+        ("p3", "step = []", 0o644, "preflight", "PolicyUnusable"),
+    ] {
+        write(text, mode);
+        world.order_plan(id, Gate::Stage, &worker_steps(NEW, false)).await;
+        let status = world.run_until_ended(id).await;
+        assert_eq!(status.state, PlanState::Failed, "{status:#?}");
+        let failed = status.steps.iter().find(|step| step.state == StepState::Failed).unwrap();
+        assert_eq!((&*failed.id, &*failed.reason), (step, reason), "{}", failed.message);
+        assert_eq!(failed.failure, Some(FailureKind::NeedsPerson));
+        assert!(failed.message.contains(&policy.display().to_string()), "{}", failed.message);
+        assert!(world.host_state().runs.is_empty() && status.left_behind.is_empty());
+    }
+    // It is read again for each plan.
+    write("paths = []\nrepositories = []", 0o644);
+    world.order_plan("p4", Gate::Disrupt, &worker_steps(NEW, false)).await;
+    let status = world.run_until_ended("p4").await;
+    assert_eq!(status.state, PlanState::Succeeded, "{status:#?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -275,6 +275,20 @@ async fn removing_keeps_the_journal_unless_purged() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn installing_and_removing_leave_the_hosts_policy_in_place() {
+    let lab = Lab::new();
+    let policy = lab.settings().with_file_name("policy.toml");
+    fs::create_dir_all(policy.parent().unwrap()).unwrap();
+    fs::write(&policy, "steps = []").unwrap();
+    for program in [b"one", b"two"] {
+        lab.install(program).await.unwrap();
+    }
+    lab.installation().uninstall(None).await.unwrap();
+    assert_eq!(fs::read_to_string(&policy).unwrap(), "steps = []");
+    assert!(!lab.settings().exists());
+}
+
+#[tokio::test(start_paused = true)]
 async fn new_settings_or_a_new_unit_restart_the_service() {
     let lab = Lab::new();
     lab.install(b"one").await.unwrap();

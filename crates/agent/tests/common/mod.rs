@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use kube::{Api, Client};
 use lab_apiserver::{ApiServer, Options};
 use lab_simhost::{DiskState, HostState, SimDisk, SimHost};
-use refit_agent::{AgentOptions, Disk};
+use refit_agent::{AgentOptions, Disk, Extras, PolicyFile};
 use refit_kinds::{
     keys,
     refit::{
@@ -25,7 +25,7 @@ use refit_kinds::{
     },
 };
 use refit_runtime::{
-    Clock, apply,
+    Clock, ObjectKey, apply,
     client::ClientStack,
     gate::{Effect, Fate, Gate},
     net::{Dialer, MemoryNetwork},
@@ -152,6 +152,8 @@ pub(crate) struct World {
     pub(crate) disk: Arc<Mutex<DiskState>>,
     pub(crate) host: Arc<Mutex<HostState>>,
     pub(crate) forgetful: bool,
+    /// The host's own policy.
+    pub(crate) policy: Option<PolicyFile>,
     /// Whether the agent's disk is full.
     pub(crate) disk_full: Arc<AtomicBool>,
     network: MemoryNetwork,
@@ -197,6 +199,7 @@ impl World {
             disk: Arc::default(),
             host: Arc::new(Mutex::new(host)),
             forgetful: false,
+            policy: None,
             disk_full: Arc::default(),
             network,
             serving,
@@ -259,7 +262,9 @@ impl World {
         seconds: u64,
         done: impl AsyncFn(&Self) -> bool,
     ) -> bool {
-        let agent = refit_agent::run(self.options(switch.clone()));
+        let plan = ObjectKey::new(keys::HOST_PLAN_NAMESPACE, NODE);
+        let extras = Extras { policy: self.policy.clone(), ..Extras::default() };
+        let agent = refit_agent::run_with(self.options(switch.clone()), plan, extras);
         let reached = async {
             loop {
                 if Box::pin(done(self)).await {
@@ -290,6 +295,20 @@ impl World {
             self.run_until(&switch, 2000, async |world| world.status().await.state == state).await;
         let status = self.status().await;
         assert!(reached, "{state:?} is not reached: {status:#?}");
+        status
+    }
+
+    /// Runs an undisturbed agent until it reports the end of this plan.
+    pub(crate) async fn run_until_ended(&self, id: &str) -> HostPlanStatus {
+        let switch = Switch::new(Kill::Never);
+        let over = [PlanState::Succeeded, PlanState::Failed, PlanState::Stopped];
+        let ended = async |world: &Self| {
+            let status = world.status().await;
+            status.plan_id == id && over.contains(&status.state)
+        };
+        let reached = self.run_until(&switch, 2000, ended).await;
+        let status = self.status().await;
+        assert!(reached, "the plan does not end: {status:#?}");
         status
     }
 

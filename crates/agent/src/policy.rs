@@ -1,0 +1,378 @@
+//! The host's own policy: what a plan may do on this host, decided on the host.
+//!
+//! A signature proves where a plan is from; it does not limit what the plan does. The policy is a file
+//! that only root can write. Without the file everything is allowed. With it, the agent refuses a
+//! plan before its first step, and each step again before it starts.
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    os::unix::fs::MetadataExt as _,
+    path::{Component, Path, PathBuf},
+};
+
+use refit_kinds::refit::{FileArgs, HostStep, PlannedStep, PlannedUser, StepType};
+use rustix::process::geteuid;
+use serde::Deserialize;
+use strum::VariantArray as _;
+
+use crate::{
+    engine::{self, Next},
+    state::JournalState,
+};
+
+/// Maximum size of the file.
+const MOST_BYTES: u64 = 64 << 10;
+/// Permission bits: others than the owner may write.
+const OTHERS_WRITE: u32 = 0o022;
+
+/// The location of the host's policy.
+#[derive(Clone, Debug)]
+pub struct PolicyFile(PathBuf);
+
+/// Why the host's policy refuses a plan.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum PolicyRefusal {
+    /// The policy cannot be used, so nothing is allowed.
+    #[error(
+        "cannot use this host's policy {}: {why}; correct it on the host, which accepts no plan \
+         until then", .file.display()
+    )]
+    Unusable {
+        /// The policy.
+        file: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The policy does not allow a part of a step.
+    #[error(
+        "{what} is not in `{key}` of this host's policy {}; change the plan, or the policy on the \
+         host", .file.display()
+    )]
+    Forbidden {
+        /// The policy.
+        file: PathBuf,
+        /// The key of the policy.
+        key: &'static str,
+        /// What is not allowed.
+        what: String,
+    },
+}
+
+/// What is not allowed, and the key of the policy that would allow it.
+type Forbidden = (&'static str, String);
+
+/// What plans may do on a host. Without a key, everything of its kind is allowed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HostPolicy {
+    /// The types of steps that may run.
+    steps: Option<BTreeSet<StepId>>,
+    /// Where a step may write files, and the files of users.
+    paths: Option<Vec<HostPath>>,
+    /// Where packages, bundles and OS images may come from.
+    repositories: Option<Vec<Source>>,
+}
+
+/// Id of a step type, such as `kubeadm-upgrade`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(try_from = "String")]
+struct StepId(StepType);
+
+/// An absolute path without `..`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+struct HostPath(PathBuf);
+
+/// Where packages, a bundle or an OS image come from.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+enum Source {
+    /// A path of the host, also as `file:///PATH`.
+    Local(HostPath),
+    /// A URL.
+    Remote { scheme: String, host: String, path: Vec<String> },
+}
+
+/// What a judgement reads of the host.
+trait HostView {
+    /// The path without symbolic links. Of a path that does not exist, the existing part is resolved.
+    fn resolved(&self, path: &Path) -> PathBuf;
+
+    /// Home directory of a user that exists.
+    fn home(&self, user: &str) -> Option<String>;
+}
+
+/// The host itself.
+struct ThisHost;
+
+impl PolicyFile {
+    /// The policy at this path. It is read whenever a step is about to start.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self(path.into())
+    }
+
+    /// Refuses the plan if the policy does not allow it to go on.
+    pub(crate) fn enforce(&self, state: &JournalState, next: Next) -> Next {
+        if !next.starts_a_step() {
+            return next;
+        }
+        match self.read() {
+            Ok(None) => next,
+            Ok(Some(policy)) => {
+                engine::restrict(state, next, |step| policy.refuses(step, &ThisHost, &self.0))
+            }
+            Err(refusal) => engine::restrict(state, next, |_| Some(refusal.clone())),
+        }
+    }
+
+    /// Reads the policy; `None` if there is none.
+    fn read(&self) -> Result<Option<HostPolicy>, PolicyRefusal> {
+        let unusable = |why: String| PolicyRefusal::Unusable { file: self.0.clone(), why };
+        let Some(text) = self.text().map_err(|error| unusable(error.to_string()))? else {
+            return Ok(None);
+        };
+        toml::from_str(&text).map(Some).map_err(|error| {
+            let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+            unusable(format!("line {}: {}", before.matches('\n').count() + 1, error.message()))
+        })
+    }
+
+    fn text(&self) -> io::Result<Option<String>> {
+        // A link to a missing file is an error, and not the absence of a policy.
+        if fs::symlink_metadata(&self.0).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
+            return Ok(None);
+        }
+        let found = fs::metadata(&self.0)?;
+        if !found.is_file() || found.len() > MOST_BYTES {
+            return Err(io::Error::other("it is not a regular file of at most 64 KiB"));
+        }
+        if found.uid() != 0 && found.uid() != geteuid().as_raw() {
+            return Err(io::Error::other("it does not belong to root"));
+        }
+        if found.mode() & OTHERS_WRITE != 0 {
+            return Err(io::Error::other("others than root may write to it"));
+        }
+        fs::read_to_string(&self.0).map(Some)
+    }
+}
+
+impl HostPolicy {
+    fn refuses(
+        &self,
+        step: &PlannedStep,
+        host: &dyn HostView,
+        file: &Path,
+    ) -> Option<PolicyRefusal> {
+        // An unknown step never starts.
+        let (key, what) = self.forbids(step.step()?, host)?;
+        let what = format!("step {}: {what}", step.id);
+        Some(PolicyRefusal::Forbidden { file: file.to_owned(), key, what })
+    }
+
+    /// What the policy does not allow in a step.
+    fn forbids(&self, step: &HostStep, host: &dyn HostView) -> Option<Forbidden> {
+        let type_ = StepType::from(step);
+        if self.steps.as_ref().is_some_and(|steps| !steps.contains(&StepId(type_))) {
+            return Some(("steps", format!("{:?}", type_.id())));
+        }
+        if let (Some(allowed), HostStep::Files(args)) = (&self.paths, step) {
+            let written = written(args, host);
+            let mut outside = written.into_iter().filter(|path| !is_allowed(path, allowed, host));
+            if let Some(path) = outside.next() {
+                return Some(("paths", format!("{path:?}")));
+            }
+        }
+        let allowed = self.repositories.as_ref()?;
+        let mut outside = sources(step).into_iter().filter(|source| {
+            Source::of_plan(source)
+                .is_none_or(|source| !allowed.iter().any(|one| one.covers(&source, host)))
+        });
+        outside.next().map(|source| ("repositories", format!("{source:?}")))
+    }
+}
+
+/// The paths that a step writes. Creating or changing a user writes `/etc/passwd`.
+fn written(args: &FileArgs, host: &dyn HostView) -> Vec<String> {
+    let of_user = |user: &PlannedUser| {
+        let name = &user.name;
+        let home = host.home(name).or_else(|| Some(user.home_dir.clone()));
+        let home = home.filter(|home| !home.is_empty()).unwrap_or_else(|| format!("/home/{name}"));
+        let keys = format!("{home}/.ssh/authorized_keys");
+        [
+            Some("/etc/passwd".to_owned()),
+            (!user.sudo.is_empty()).then(|| format!("/etc/sudoers.d/refit-{name}")),
+            (!user.ssh_authorized_keys.is_empty()).then_some(keys),
+        ]
+    };
+    let of_users = args.users.iter().flat_map(of_user).flatten();
+    of_users.chain(args.files.iter().map(|file| file.path.clone())).collect()
+}
+
+/// Whether a write to a path stays below the allowed ones. A link counts as what it is and as what it
+/// points to, because which of them a write changes depends on the owner of its directory.
+fn is_allowed(path: &str, allowed: &[HostPath], host: &dyn HostView) -> bool {
+    let Ok(HostPath(path)) = HostPath::try_from(path.to_owned()) else { return false };
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return false };
+    [host.resolved(parent).join(name), host.resolved(&path)]
+        .iter()
+        .all(|place| allowed.iter().any(|one| place.starts_with(host.resolved(&one.0))))
+}
+
+/// Where a step fetches packages, bundles and OS images from. An image of a bundle is part of it, and
+/// the host's own package sources are not in the plan.
+fn sources(step: &HostStep) -> Vec<&str> {
+    let (bundle, image) = match step {
+        HostStep::Stage { bundle, .. } | HostStep::ImagePreload { bundle, .. } => {
+            (bundle.as_ref(), None)
+        }
+        HostStep::OsImageStage { os_image, bundle } => (bundle.as_ref(), Some(os_image)),
+        HostStep::OsImageFinalize { os_image } | HostStep::OsImageCommit { os_image } => {
+            (None, Some(os_image))
+        }
+        HostStep::Preflight { .. }
+        | HostStep::Snapshot {}
+        | HostStep::KubeadmInstall { .. }
+        | HostStep::KubeadmUpgrade { .. }
+        | HostStep::CertificatesRenew(_)
+        | HostStep::Files(_)
+        | HostStep::Ntp(_)
+        | HostStep::ContainerRuntimeInstall { .. }
+        | HostStep::KubeletFlags(_)
+        | HostStep::KubeletInstall { .. }
+        | HostStep::KubectlInstall { .. }
+        | HostStep::KubeletRestart {}
+        | HostStep::Reboot {}
+        | HostStep::Verify { .. } => (None, None),
+    };
+    let packages = step.packages().into_iter();
+    let packages = packages.flat_map(|args| [&args.repository, &args.path, &args.url]);
+    let image = image.map(|image| &image.url).filter(|url| !url.starts_with("bundle:///"));
+    let all = packages.chain(bundle.map(|bundle| &bundle.location)).chain(image);
+    all.map(String::as_str).filter(|source| !source.is_empty()).collect()
+}
+
+impl Source {
+    /// A source in a plan; `None` if it cannot be compared safely. The tag or digest of a reference to
+    /// a registry is not part of its repository.
+    fn of_plan(text: &str) -> Option<Self> {
+        let mut source = Self::try_from(text.to_owned()).ok()?;
+        if let Self::Remote { scheme, path, .. } = &mut source
+            && scheme.starts_with("oci")
+            && let Some(last) = path.last_mut()
+        {
+            let end = last.find(['@', ':']).unwrap_or(last.len());
+            last.truncate(end);
+        }
+        Some(source)
+    }
+
+    /// Whether another source is this one, or below it.
+    fn covers(&self, other: &Self, view: &dyn HostView) -> bool {
+        match (self, other) {
+            (Self::Local(prefix), Self::Local(path)) => {
+                view.resolved(&path.0).starts_with(view.resolved(&prefix.0))
+            }
+            (
+                Self::Remote { scheme, host, path },
+                Self::Remote { scheme: other_scheme, host: other_host, path: other_path },
+            ) => scheme == other_scheme && host == other_host && other_path.starts_with(path),
+            (Self::Local(_), Self::Remote { .. }) | (Self::Remote { .. }, Self::Local(_)) => false,
+        }
+    }
+}
+
+impl TryFrom<String> for Source {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let wrong = || {
+            format!(
+                "invalid source {text:?}, expected an absolute path, or SCHEME://HOST/PATH without \
+                 user, `..` and escaped separators"
+            )
+        };
+        if text.starts_with('/') {
+            return HostPath::try_from(text.clone()).map(Self::Local).map_err(|_| wrong());
+        }
+        let (scheme, rest) = text.split_once("://").ok_or_else(wrong)?;
+        let scheme = scheme.to_ascii_lowercase();
+        let (host, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+        let path = path.split(['?', '#']).next().unwrap_or_default();
+        if scheme == "file" && host.is_empty() {
+            return HostPath::try_from(path.to_owned()).map(Self::Local).map_err(|_| wrong());
+        }
+        let escaped = path.to_ascii_lowercase();
+        let ambiguous = ["%2e", "%2f", "%5c"].iter().any(|code| escaped.contains(code));
+        let plain = |c: char| c.is_ascii_graphic() && c != '\\';
+        // An empty segment in front or in between is another path for many servers.
+        let path = path.strip_prefix('/').unwrap_or(path).trim_end_matches('/');
+        let segments = path.split('/').filter(|part| *part != "." && !path.is_empty());
+        let path: Vec<String> = segments.map(str::to_owned).collect();
+        let known = scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+.-".contains(c));
+        if scheme.is_empty()
+            || !known
+            || host.is_empty()
+            || host.contains('@')
+            || !text.chars().all(plain)
+            || ambiguous
+            || path.iter().any(|part| part == "..")
+        {
+            return Err(wrong());
+        }
+        Ok(Self::Remote { scheme, host: host.to_ascii_lowercase(), path })
+    }
+}
+
+impl TryFrom<String> for HostPath {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let path = Path::new(&text);
+        let plain = path.components().all(|part| match part {
+            Component::RootDir | Component::CurDir | Component::Normal(_) => true,
+            Component::ParentDir | Component::Prefix(_) => false,
+        });
+        if !path.is_absolute() || !plain || text.contains('\0') {
+            return Err(format!("invalid path {text:?}, expected an absolute path without `..`"));
+        }
+        Ok(Self(path.components().collect()))
+    }
+}
+
+impl TryFrom<String> for StepId {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let known = StepType::VARIANTS.iter().find(|type_| type_.id() == text);
+        known.copied().map(Self).ok_or_else(|| {
+            let ids: Vec<&str> = StepType::VARIANTS.iter().map(|type_| type_.id()).collect();
+            format!("unknown step {text:?}, expected one of {}", ids.join(", "))
+        })
+    }
+}
+
+impl HostView for ThisHost {
+    fn resolved(&self, path: &Path) -> PathBuf {
+        let found = path.ancestors().find_map(|there| Some((there, fs::canonicalize(there).ok()?)));
+        match found {
+            Some((there, real)) => match path.strip_prefix(there) {
+                Ok(rest) if !rest.as_os_str().is_empty() => real.join(rest),
+                Ok(_) | Err(_) => real,
+            },
+            None => path.to_owned(),
+        }
+    }
+
+    fn home(&self, user: &str) -> Option<String> {
+        let text = fs::read_to_string("/etc/passwd").ok()?;
+        let mut lines = text.lines().map(|line| line.split(':'));
+        lines.find_map(|mut fields| {
+            (fields.next() == Some(user)).then(|| fields.nth(4).map(str::to_owned))?
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "policy_tests.rs"]
+mod tests;
