@@ -14,7 +14,7 @@ use refit_cluster_api::kinds::{
     Cluster, KubeadmControlPlane, Machine, MachineDeployment, MachineDrainRule, MachineSet,
 };
 use refit_core::change::asked::opted_in;
-use refit_kinds::refit::{HostPlan, NodeUpdate, UpdateGroup};
+use refit_kinds::refit::{HostPlan, HostSettings, NodeUpdate, UpdateGroup};
 use refit_runtime::{
     Clock, ObjectKey, Store, client::ClientStack, events::Recorder, lease::Leadership,
     queue::Queue, workload::Workloads,
@@ -154,6 +154,7 @@ pub(crate) struct Stores {
     pub(crate) namespaces: Store<Namespace>,
     pub(crate) node_updates: Store<NodeUpdate>,
     pub(crate) update_groups: Store<UpdateGroup>,
+    pub(crate) host_settings: Store<HostSettings>,
     /// MachineDrainRules, for drains. Startup does not wait for their first list: an older Cluster
     /// API lacks the kind.
     pub(crate) drain_rules: Store<MachineDrainRule>,
@@ -173,6 +174,7 @@ impl Stores {
             && self.namespaces.is_ready()
             && self.node_updates.is_ready()
             && self.update_groups.is_ready()
+            && self.host_settings.is_ready()
     }
 
     /// Waits until the first list of every kind is complete.
@@ -185,6 +187,7 @@ impl Stores {
         self.namespaces.ready().await;
         self.node_updates.ready().await;
         self.update_groups.ready().await;
+        self.host_settings.ready().await;
     }
 }
 

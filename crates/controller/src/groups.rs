@@ -170,6 +170,15 @@ pub(crate) fn unfinished_of_group(stores: &Stores, group: &ObjectKey) -> Vec<Obj
         .collect()
 }
 
+/// Keys of the unfinished NodeUpdates of a namespace.
+pub(crate) fn unfinished_in(stores: &Stores, namespace: &str) -> Vec<ObjectKey> {
+    let updates = stores.node_updates.list_in(namespace).into_iter();
+    updates
+        .filter(|update| !phase_of(update).is_final())
+        .map(|update| ObjectKey::of(update.as_ref()))
+        .collect()
+}
+
 /// The group of a NodeUpdate's Machine.
 pub(crate) fn group_of_update(stores: &Stores, update: &NodeUpdate) -> Option<Group> {
     let namespace = update.namespace().unwrap_or_default();

@@ -112,6 +112,7 @@ impl Default for Stores {
             namespaces: Store::default(),
             node_updates: Store::indexed(&[UPDATES_BY_MACHINE, UPDATES_BY_MACHINE_UID]),
             update_groups: Store::indexed(&[GROUPS_BY_CLUSTER]),
+            host_settings: Store::default(),
             drain_rules: Store::default(),
             host_plans: Store::default(),
         }

@@ -1,4 +1,4 @@
-//! Policies in annotations of the live Machine, owner and Cluster.
+//! Policies in annotations of the live Machine, owner and Cluster, and the HostSettings that apply.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use kube::ResourceExt as _;
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
     change::{NotReady, Policy, PolicyDefaults, policy},
-    node::{DrainChoice, drain_policy},
+    node::{DrainChoice, SettingsSources, drain_policy, host_settings},
     report::Refusal,
 };
-use refit_kinds::{keys, refit::HostSettings};
+use refit_kinds::refit::PlanSettings;
 use refit_runtime::ObjectKey;
 
 use crate::{
@@ -49,37 +49,34 @@ pub(crate) fn live_drain_policy(ctx: &Context, machine: &Machine) -> DrainChoice
     drain_policy(&sources, &ctx.settings.drain)
 }
 
-/// The host settings of the live Machine, its owner or its Cluster. The first annotation found is
-/// used as a whole.
+/// The settings of the most specific HostSettings that applies to a Machine of this group.
 pub(crate) fn live_host_settings(
     ctx: &Context,
     machine: &Machine,
-) -> Result<HostSettings, Refusal> {
-    let group = group_of(&ctx.stores, machine);
-    let owner = group.as_ref().and_then(|group| owner_annotations(ctx, group).ok());
+    group: &Group,
+) -> Result<PlanSettings, Refusal> {
+    let (stores, owner) = (&ctx.stores, &group.spec.owner);
     let key = cluster_key(machine);
-    let cluster = ctx.stores.clusters.get(&key);
-    let named = |kind: &str, name: &str| format!("{kind} {name}");
-    let owner_name = group.as_ref().map(|group| {
-        let owner = &group.spec.owner;
-        named(&owner.kind, &owner.name)
-    });
+    let cluster = stores.clusters.get(&key);
+    let of_owner = owner_annotations(ctx, group).unwrap_or_default();
     let none = BTreeMap::new();
-    let sources = [
-        (named("Machine", &machine.name_any()), machine.annotations()),
-        (owner_name.unwrap_or_default(), owner.as_ref().unwrap_or(&none)),
+    let annotated = [
+        (format!("Machine {}", machine.name_any()), machine.annotations()),
+        (format!("{} {}", owner.kind, owner.name), &of_owner),
         (
-            named("Cluster", &key.name),
+            format!("Cluster {}", key.name),
             cluster.as_deref().map_or(&none, |cluster| cluster.annotations()),
         ),
     ];
-    for (object, annotations) in sources {
-        if let Some(text) = annotations.get(keys::HOST_SETTINGS) {
-            return HostSettings::parse(text)
-                .map_err(|why| Refusal::HostSettingsUnreadable { object, why });
-        }
-    }
-    Ok(HostSettings::default())
+    let unreadable = stores.host_settings.unreadable().into_iter();
+    let unreadable = unreadable.filter(|(object, _)| object.namespace == key.namespace);
+    host_settings(SettingsSources {
+        objects: &stores.host_settings.list_in(&key.namespace),
+        unreadable: &unreadable.map(|(object, why)| (object.name, why)).collect(),
+        annotated: &annotated,
+        owner,
+        cluster: &key.name,
+    })
 }
 
 fn owner_annotations(ctx: &Context, group: &Group) -> Result<BTreeMap<String, String>, NotReady> {

@@ -168,6 +168,7 @@ fn mark_ready(stores: &Stores) {
         update_groups,
         drain_rules: _,
         host_plans: _,
+        host_settings,
     } = stores;
     machines.mark_ready();
     machine_sets.mark_ready();
@@ -177,6 +178,7 @@ fn mark_ready(stores: &Stores) {
     namespaces.mark_ready();
     node_updates.mark_ready();
     update_groups.mark_ready();
+    host_settings.mark_ready();
 }
 
 fn scans(stores: &Stores) -> u64 {

@@ -11,7 +11,7 @@ use crate::{
     PlanLocation,
     context::Context,
     groups::{
-        group_of, group_of_set, group_of_update, node_updates_of_machine, phase_of,
+        group_of, group_of_set, group_of_update, node_updates_of_machine, phase_of, unfinished_in,
         unfinished_of_group,
     },
     host_plan::cluster_key,
@@ -42,6 +42,12 @@ pub(crate) async fn run(ctx: &Context) {
         ),
         watch(client, &stores.node_updates, |update| update_changed(ctx, update)),
         watch(client, &stores.update_groups, |group| group_changed(ctx, group)),
+        watch(client, &stores.host_settings, |settings| {
+            // Which owners it applied to before is unknown here.
+            for key in unfinished_in(stores, &settings.namespace().unwrap_or_default()) {
+                queues.node_updates.add(key);
+            }
+        }),
         // A drain polls every few seconds anyway.
         watch(client, &stores.drain_rules, |_| {}),
         async {

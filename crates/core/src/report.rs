@@ -12,7 +12,7 @@ use refit_kinds::{
 };
 use strum::{EnumDiscriminants, EnumString, IntoStaticStr, VariantNames};
 
-use crate::node::{DrainReason, DrainRefusal};
+use crate::node::{DrainReason, DrainRefusal, Specificity};
 
 /// Why an update does not proceed at the moment.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr, EnumDiscriminants)]
@@ -60,12 +60,26 @@ pub enum Refusal {
         /// The step.
         step: StepType,
     },
-    /// The host settings in an annotation are invalid.
-    HostSettingsUnreadable {
+    /// An object carries host settings in an annotation, which is not honoured.
+    HostSettingsAnnotation {
         /// The object that carries the annotation, such as `MachineDeployment edge-1-md-0`.
         object: String,
-        /// What is wrong with the annotation.
+    },
+    /// A HostSettings of the namespace cannot be read, so it is unknown to which owners it applies.
+    HostSettingsUnreadable {
+        /// Name of the HostSettings.
+        name: String,
+        /// What is wrong with it.
         why: String,
+    },
+    /// Two HostSettings apply to an owner, and none is more specific than the other.
+    HostSettingsConflict {
+        /// Names of the HostSettings.
+        names: [String; 2],
+        /// Kind and name of the owner.
+        owner: String,
+        /// How both select the owner.
+        by: Specificity,
     },
     /// A PodDisruptionBudget does not allow the eviction of a pod.
     PodDisruptionBudget {
@@ -235,7 +249,9 @@ impl RefusalReason {
             Self::AgentTooOld | Self::Paused => EndsBy::Command,
             Self::ControlPlaneBehind
             | Self::NoFreshReport
+            | Self::HostSettingsAnnotation
             | Self::HostSettingsUnreadable
+            | Self::HostSettingsConflict
             | Self::ApiUnreachable
             | Self::ClusterTooLarge
             | Self::NodeNotReady
@@ -283,7 +299,11 @@ impl Refusal {
                 cluster.clone()
             }
             Self::OlderUpdateUnfinished { node_update } => node_update.clone(),
-            Self::Paused { object } | Self::HostSettingsUnreadable { object, .. } => object.clone(),
+            Self::Paused { object } | Self::HostSettingsAnnotation { object } => object.clone(),
+            Self::HostSettingsUnreadable { name, .. } => format!("HostSettings {name}"),
+            Self::HostSettingsConflict { names, .. } => {
+                format!("HostSettings {}", names.join(", "))
+            }
             Self::ApiRefused { what, .. } | Self::ApiErrors { what, .. } => what.clone(),
             Self::Drain(drain) => drain.object().to_owned(),
             Self::GroupUnavailable { .. }
@@ -303,7 +323,9 @@ impl Refusal {
             | Self::ControlPlaneBehind { .. }
             | Self::NoFreshReport { .. }
             | Self::AgentTooOld { .. }
+            | Self::HostSettingsAnnotation { .. }
             | Self::HostSettingsUnreadable { .. }
+            | Self::HostSettingsConflict { .. }
             | Self::ApiUnreachable { .. }
             | Self::ClusterTooLarge { .. }
             | Self::NodeNotReady { .. }
@@ -352,11 +374,19 @@ impl Refusal {
                 "waiting for a newer agent on node {node}: this version does not support step \
                  {step:?}"
             ),
-            Self::HostSettingsUnreadable { object, why } => {
-                format!(
-                    "waiting until annotation refit.dev/host-settings of {object} is valid: {why}"
-                )
-            }
+            Self::HostSettingsAnnotation { object } => format!(
+                "waiting until annotation refit.dev/host-settings of {object} is removed: it is \
+                 not honoured; put its settings into a HostSettings"
+            ),
+            Self::HostSettingsUnreadable { name, why } => format!(
+                "waiting until HostSettings {name} can be read: {why}; until then it is unknown \
+                 to which owners it applies"
+            ),
+            Self::HostSettingsConflict { names: [one, other], owner, by } => format!(
+                "waiting until one HostSettings applies to {owner}: both {one} and {other} select \
+                 {}; delete one of them, or change its spec.appliesTo",
+                by.phrase()
+            ),
             Self::PodDisruptionBudget { budget, pod } if budget.is_empty() => {
                 format!("waiting to evict pod {pod}: its PodDisruptionBudget does not allow it now")
             }
@@ -441,7 +471,13 @@ mod tests {
             },
             Refusal::NoFreshReport { node: "n".into() },
             Refusal::AgentTooOld { node: "n".into(), step: StepType::Reboot },
-            Refusal::HostSettingsUnreadable { object: s("Machine m"), why: s("unknown field") },
+            Refusal::HostSettingsAnnotation { object: s("Machine m") },
+            Refusal::HostSettingsUnreadable { name: s("edge"), why: s("unknown field") },
+            Refusal::HostSettingsConflict {
+                names: [s("edge"), s("fleet")],
+                owner: s("MachineDeployment md"),
+                by: Specificity::Cluster,
+            },
             Refusal::PodDisruptionBudget { budget: s("default/web"), pod: s("default/web-1") },
             Refusal::EvictionRefused { pod: s("default/web-1"), message: s("no") },
             Refusal::ApiUnreachable { cluster: s("edge-1") },

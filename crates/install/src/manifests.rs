@@ -83,6 +83,7 @@ macro_rules! files {
 const FILES: &[(Part, &str, &str)] = files![
     Namespace "namespace.yaml",
     Crds "crds/refit.dev_hostplans.yaml",
+    Crds "crds/refit.dev_hostsettings.yaml",
     Crds "crds/refit.dev_nodeupdates.yaml",
     Crds "crds/refit.dev_updategroups.yaml",
     Rbac "rbac/service_account.yaml",
@@ -264,6 +265,7 @@ mod tests {
             [
                 "Namespace refit-system",
                 "CustomResourceDefinition hostplans.refit.dev",
+                "CustomResourceDefinition hostsettings.refit.dev",
                 "CustomResourceDefinition nodeupdates.refit.dev",
                 "CustomResourceDefinition updategroups.refit.dev",
                 "ServiceAccount refit-controller",

@@ -7,7 +7,12 @@ use crate::refit;
 
 /// CRDs of Refit's kinds; an installation applies these.
 pub fn refit_crds() -> Vec<CustomResourceDefinition> {
-    vec![refit::HostPlan::crd(), refit::NodeUpdate::crd(), refit::UpdateGroup::crd()]
+    vec![
+        refit::HostPlan::crd(),
+        refit::HostSettings::crd(),
+        refit::NodeUpdate::crd(),
+        refit::UpdateGroup::crd(),
+    ]
 }
 
 #[cfg(test)]

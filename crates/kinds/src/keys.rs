@@ -107,8 +107,8 @@ pub const EXCLUDE_WAIT_FOR_NODE_VOLUME_DETACH: &str =
 /// Label on a pod: `skip` leaves the pod on the node; `wait-completed` (Cluster API writes
 /// `WaitCompleted`) waits until the pod has completed.
 pub const POD_DRAIN: &str = "cluster.x-k8s.io/drain";
-/// Settings for the hosts of a Machine, an owner's Machines or a Cluster, in addition to a
-/// Kubernetes version: [`crate::refit::HostSettings`] as JSON.
+/// Held the settings that are now in a [`crate::refit::HostSettings`]. It is not honoured: the right
+/// to annotate an object must not be root on its hosts. An update waits until it is removed.
 pub const HOST_SETTINGS: &str = "refit.dev/host-settings";
 /// How a drain handles pods that no controller would recreate: `Wait`, `Evict` or `Leave`.
 pub const DRAIN_UNREPLICATED: &str = "refit.dev/drain-unreplicated";

@@ -195,6 +195,22 @@ impl Management {
         Ok(Controller(tokio::spawn(ended("refit-controller", controller))))
     }
 
+    /// Sets the settings of all hosts.
+    pub async fn set_host_settings(&self, settings: &Value) -> anyhow::Result<()> {
+        let body = json!({
+            "apiVersion": "refit.dev/v1alpha1",
+            "kind": "HostSettings",
+            "metadata": {"name": "all"},
+            "spec": {"appliesTo": {"all": {}}, "settings": settings},
+        });
+        let path = "/apis/refit.dev/v1alpha1/namespaces/default/hostsettings";
+        if self.list(path).await?.is_empty() {
+            return send(&self.client, "POST", path, &body).await.map(drop);
+        }
+        let body = json!({"spec": {"settings": settings}});
+        send(&self.client, "PATCH", &format!("{path}/all"), &body).await.map(drop)
+    }
+
     /// Sets another version on the control plane and, once all its machines are done, on the
     /// workers, as `refit upgrade cluster/edge-1` does.
     pub async fn upgrade(&self, version: &str, seconds: u64) -> anyhow::Result<()> {
@@ -228,7 +244,7 @@ impl Management {
 }
 
 /// Returns the path of the KubeadmControlPlane or MachineDeployment of this name.
-pub fn owner(name: &str) -> String {
+fn owner(name: &str) -> String {
     let (group, kind) = if name == "edge-1" {
         ("controlplane.cluster.x-k8s.io", "kubeadmcontrolplanes")
     } else {

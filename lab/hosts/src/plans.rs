@@ -8,7 +8,7 @@ use refit_core::node::{HostWork, Reboot};
 use refit_kinds::{
     keys,
     refit::{
-        Gate, HostFacts, HostPlan, HostPlanStatus, HostSettings, PlanState, PlannedStep, Role,
+        Gate, HostFacts, HostPlan, HostPlanStatus, PlanSettings, PlanState, PlannedStep, Role,
     },
 };
 use serde_json::{Value, json};
@@ -38,7 +38,7 @@ impl Order<'_> {
             role: self.role,
             version: &version,
             reboot: self.reboot,
-            settings: &HostSettings::default(),
+            settings: &PlanSettings::default(),
             facts: Some(&HostFacts::default()),
         };
         (work.steps(), work.point_of_no_return())

@@ -21,7 +21,7 @@ use lab_hosts::{
     isolation::{self, Isolation, runtime},
     kubernetes::{self, Cluster, IGNORED},
     kubernetes_build::{self, KubernetesBuild},
-    management::{Management, Objects, Shape, owner, send},
+    management::{Management, Objects, Shape, send},
     print_line, script,
     workload::{self, Workload},
 };
@@ -234,11 +234,7 @@ async fn settle(management: &Management, more: &Value) -> anyhow::Result<()> {
     for (key, value) in more.as_object().into_iter().flatten() {
         settings[key] = value.clone();
     }
-    let body = json!({"metadata": {"annotations": {keys::HOST_SETTINGS: settings.to_string()}}});
-    for name in ["edge-1", "edge-1-md-0"] {
-        send(&management.client, "PATCH", &owner(name), &body).await?;
-    }
-    Ok(())
+    management.set_host_settings(&settings).await
 }
 
 /// Renews the certificates of a single node that runs the target version already, with a separate

@@ -12,7 +12,7 @@ use lab_hosts::{
     eventually,
     host::{Host, with_reports},
     isolation::{self, Isolation, runtime},
-    management::{owner, send},
+    management::send,
     print_line,
     workloads::{self, Watched},
 };
@@ -104,12 +104,7 @@ fn worker_of(hosts: &[Host]) -> anyhow::Result<&Host> {
 /// Requests another container runtime for every host as well.
 async fn ask_for_a_runtime(cluster: &Cluster) -> anyhow::Result<()> {
     let packages = json!([{"name": "containerd", "version": format!("{RUNTIME}-1")}]);
-    let settings = json!({"containerRuntime": packages}).to_string();
-    let body = json!({"metadata": {"annotations": {keys::HOST_SETTINGS: settings}}});
-    for name in ["edge-1", "edge-1-md-0"] {
-        send(&cluster.management.client, "PATCH", &owner(name), &body).await?;
-    }
-    Ok(())
+    cluster.management.set_host_settings(&json!({"containerRuntime": packages})).await
 }
 
 /// Leaves less space than an update needs, but enough for the agent's own journal.

@@ -1,7 +1,8 @@
-//! Live reads before a write that disturbs a machine.
+//! Live reads before a write that disturbs a machine, or that decides what runs as root on it.
 //!
 //! The caches may be behind: after an outage, through a half-open stream, or for one kind alone.
-//! `refit_core::node::requires_live_read` lists which writes must not rest on them.
+//! `refit_core::node::requires_live_read` and `requires_live_settings` list which writes must not
+//! rest on them.
 
 use std::{
     fmt::Debug,
@@ -11,7 +12,11 @@ use std::{
 use k8s_openapi::NamespaceResourceScope;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
-use refit_kinds::{keys, refit::NodeUpdate};
+use refit_core::node::{Decision, requires_live_read, requires_live_settings};
+use refit_kinds::{
+    keys,
+    refit::{HostSettings, NodeUpdate},
+};
 use refit_runtime::{ObjectKey, Store, store};
 use serde::de::DeserializeOwned;
 use tokio::sync::Mutex;
@@ -60,8 +65,54 @@ impl LiveReads {
     }
 }
 
-/// Brings the caches up to the present with everything that a disturbing write rests on.
-pub(super) async fn read(ctx: &Context, look: &Look) -> Result<(), ReadError> {
+/// What must be read live before a write.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Needs {
+    /// Everything that a disturbing write rests on.
+    machines: bool,
+    /// The HostSettings of the namespace.
+    settings: bool,
+}
+
+impl Needs {
+    #[cfg_attr(
+        not(feature = "sabotage"),
+        expect(unused_variables, reason = "only a test leaves a live read out")
+    )]
+    pub(super) fn of(ctx: &Context, look: &Look, decision: &Decision) -> Self {
+        let machines = requires_live_read(&look.snapshot, decision);
+        #[cfg(feature = "sabotage")]
+        let machines = machines && !ctx.sabotage.trusts_caches();
+        Self { machines, settings: requires_live_settings(&look.snapshot, decision) }
+    }
+
+    /// Whether more is needed than was read.
+    pub(super) fn exceeds(self, read: Self) -> bool {
+        self.machines && !read.machines || self.settings && !read.settings
+    }
+}
+
+/// Brings the caches up to the present with what a write needs.
+pub(super) async fn read(ctx: &Context, look: &Look, needs: Needs) -> Result<(), ReadError> {
+    if needs.machines {
+        read_machines(ctx, look).await?;
+    }
+    if needs.settings {
+        read_settings(ctx, look).await?;
+    }
+    Ok(())
+}
+
+/// Reads the HostSettings of the namespace.
+async fn read_settings(ctx: &Context, look: &Look) -> Result<(), ReadError> {
+    let namespace = look.snapshot.update.namespace().unwrap_or_default();
+    let api: Api<HostSettings> = Api::namespaced(ctx.client.clone(), &namespace);
+    let covers = |known: &HostSettings| known.metadata.namespace.as_ref() == Some(&namespace);
+    let read = store::read_now(api, "", None, &ctx.stores.host_settings, covers);
+    read.await.map_err(ReadError::management("the list of HostSettings"))
+}
+
+async fn read_machines(ctx: &Context, look: &Look) -> Result<(), ReadError> {
     let (Some(cluster), Some(machine)) = (&look.cluster, &look.snapshot.machine) else {
         return Ok(());
     };
@@ -134,11 +185,11 @@ async fn read_cluster(ctx: &Context, cluster: &WorkloadCluster) -> Result<(), Re
         let read = store::read_now(pods, labels, limits, &view.static_pods, |_| true);
         read.await.map_err(ReadError::workload("the list of control plane pods"))
     };
-    let read_machines = async {
+    let list_machines = async {
         let read = store::read_now(machines, &of_cluster, None, &ctx.stores.machines, covers);
         read.await.map_err(ReadError::management("the list of Machines"))
     };
-    futures::try_join!(read_nodes, read_pods, read_machines)?;
+    futures::try_join!(read_nodes, read_pods, list_machines)?;
     Ok(())
 }
 

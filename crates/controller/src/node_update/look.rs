@@ -13,7 +13,7 @@ use refit_core::{
 };
 use refit_kinds::{
     keys,
-    refit::{HostSettings, MachineUid, NodeName, NodeUpdate, Role, StepState, UpdateGroup},
+    refit::{MachineUid, NodeName, NodeUpdate, PlanSettings, Role, StepState, UpdateGroup},
 };
 use refit_runtime::ObjectKey;
 
@@ -70,11 +70,13 @@ impl Look {
             (Some(_), Some(_), None) => GroupState::Missing,
             _ => GroupState::None,
         };
+        // Nothing starts without a group.
+        let found = known.zip(owner.as_ref());
         let (settings, settings_refused) =
-            match known.map(|machine| live_host_settings(ctx, machine)) {
+            match found.map(|(machine, group)| live_host_settings(ctx, machine, group)) {
                 Some(Ok(settings)) => (settings, None),
-                Some(Err(refusal)) => (HostSettings::default(), Some(refusal)),
-                None => (HostSettings::default(), None),
+                Some(Err(refusal)) => (PlanSettings::default(), Some(refusal)),
+                None => (PlanSettings::default(), None),
             };
         let policy = owner.as_ref().and_then(|owner| live_policy(ctx, owner).ok());
         let host_lost_after =

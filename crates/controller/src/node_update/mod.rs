@@ -13,7 +13,7 @@ use std::{sync::Arc, time::Duration};
 use kube::{Api, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
-    node::{Decision, Snapshot, Workload, Write, requires_live_read},
+    node::{Decision, Snapshot, Workload, Write},
     report::Refusal,
 };
 use refit_kinds::refit::{MachineUid, Phase};
@@ -23,6 +23,7 @@ pub(crate) use act::swap_group;
 
 use self::{
     act::{Done, perform},
+    live::Needs,
     look::{Look, WorkloadCluster},
 };
 use crate::{
@@ -35,7 +36,7 @@ use crate::{
     workload_watch::ClusterView,
 };
 
-/// Requeue delay after a Machine was found that the cache lacked.
+/// Requeue delay after a Machine was found that the cache lacked, or more must be read.
 const AFTER_FIND: Duration = Duration::from_millis(100);
 /// Requeue delay after a refused write: its cause must be removed first.
 const AFTER_REFUSAL: Duration = Duration::from_secs(30);
@@ -112,11 +113,9 @@ async fn attempt(ctx: &Context, key: &ObjectKey, look: &mut Look) -> anyhow::Res
     let mut decision = look.decide(ctx);
     let target = decision.write.as_ref().map_or("a live read", Write::target);
     target.clone_into(&mut look.request);
-    let live = requires_live_read(&look.snapshot, &decision);
-    #[cfg(feature = "sabotage")]
-    let live = live && !ctx.sabotage.trusts_caches();
-    if live {
-        if let Err(failure) = Box::pin(live::read(ctx, look)).await {
+    let needs = Needs::of(ctx, look, &decision);
+    if needs != Needs::default() {
+        if let Err(failure) = Box::pin(live::read(ctx, look, needs)).await {
             look.note(&failure)?;
             // A refused read prevents the write: so it stays shown until the write succeeds.
             if let (Some(Refusal::ApiRefused { what, message }), Some(write)) =
@@ -132,6 +131,10 @@ async fn attempt(ctx: &Context, key: &ObjectKey, look: &mut Look) -> anyhow::Res
             return Ok(Action::Done);
         }
         decision = look.decide(ctx);
+        // What is decided now may rest on more than what was read.
+        if Needs::of(ctx, look, &decision).exceeds(needs) {
+            return Ok(Action::RequeueAfter(AFTER_FIND));
+        }
     }
     let Some(write) = decision.write.clone() else {
         return Ok(wait(&decision));

@@ -51,6 +51,24 @@ pub fn requires_live_read(s: &Snapshot, decision: &Decision) -> bool {
     disturbs || ends(&decision.status) && !has_ended
 }
 
+/// Whether a write creates a plan. Its steps follow from the HostSettings of the namespace and run as
+/// root, so these are read live: an old view may lack what an operator has just withdrawn.
+pub fn requires_live_settings(s: &Snapshot, decision: &Decision) -> bool {
+    match &decision.write {
+        Some(Write::HostPlan(spec)) => {
+            seen_plan(s).is_none_or(|plan| plan.spec.plan_id != spec.plan_id)
+        }
+        Some(Write::Management(_) | Write::Workload(_)) | None => false,
+    }
+}
+
+fn seen_plan(s: &Snapshot) -> Option<&HostPlan> {
+    match &s.workload {
+        Workload::Seen(seen) => seen.host_plan.as_deref(),
+        Workload::NotSynced | Workload::Unreachable { .. } | Workload::TooLarge { .. } => None,
+    }
+}
+
 fn disturbs(s: &Snapshot, write: &Write) -> bool {
     use ManagementWrite::{
         ClaimSlot, Guard, MachineCondition, ReleaseSlot, Status, Unguard, Withdraw,
@@ -63,13 +81,7 @@ fn disturbs(s: &Snapshot, write: &Write) -> bool {
         )
         | Write::Workload(Uncordon | Include) => false,
         Write::HostPlan(spec) => {
-            let known = match &s.workload {
-                Workload::Seen(seen) => seen.host_plan.as_deref(),
-                Workload::NotSynced | Workload::Unreachable { .. } | Workload::TooLarge { .. } => {
-                    None
-                }
-            };
-            let before = known.map(|plan| plan.spec.gate).unwrap_or_default();
+            let before = seen_plan(s).map(|plan| plan.spec.gate).unwrap_or_default();
             spec.gate >= Gate::Upgrade && spec.gate > before
         }
         Write::Workload(Cordon | Exclude | Evict(_)) => {

@@ -18,7 +18,7 @@
 
 use refit_kinds::{
     refit::{
-        HostFacts, HostSettings, HostStep, ImageArgs, KubeletArgs, PackageArgs, PlannedStep, Role,
+        HostFacts, HostStep, ImageArgs, KubeletArgs, PackageArgs, PlanSettings, PlannedStep, Role,
         StepType,
     },
     version::KubernetesVersion,
@@ -46,7 +46,7 @@ pub struct HostWork<'a> {
     /// When the host reboots.
     pub reboot: Reboot,
     /// Other settings of the hosts.
-    pub settings: &'a HostSettings,
+    pub settings: &'a PlanSettings,
     /// Facts reported by the host; without a report no difference is known.
     pub facts: Option<&'a HostFacts>,
 }
@@ -200,7 +200,7 @@ pub fn plan_steps(role: Role, goal: &KubernetesVersion) -> Vec<PlannedStep> {
         role,
         version: goal,
         reboot: Reboot::IfNeeded,
-        settings: &HostSettings::default(),
+        settings: &PlanSettings::default(),
         facts: None,
     };
     work.steps()

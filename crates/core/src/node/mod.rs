@@ -31,6 +31,7 @@ mod end;
 mod gate;
 mod guard;
 mod health;
+mod host_settings;
 mod host_steps;
 mod left;
 mod lost;
@@ -59,8 +60,9 @@ pub use drain_sort::{
     Attachment, DrainView, Labels, PodView, Sorted, asks_for_namespaces, claims_that_stay,
     is_emptied, rules_of, sort,
 };
-pub use gate::requires_live_read;
+pub use gate::{requires_live_read, requires_live_settings};
 pub use health::control_plane_health;
+pub use host_settings::{SettingsSources, Specificity, host_settings};
 pub use host_steps::{HostWork, Reboot, plan_steps};
 pub use left::Ended;
 pub use lost::HOST_LOST;

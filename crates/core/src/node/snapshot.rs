@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use refit_cluster_api::kinds::Machine;
 use refit_kinds::{
     refit::{
-        HostPlan, HostPlanSpec, HostSettings, MachineUid, NodeName, NodeUpdate, NodeUpdateStatus,
+        HostPlan, HostPlanSpec, MachineUid, NodeName, NodeUpdate, NodeUpdateStatus, PlanSettings,
         UpdateGroupStatus,
     },
     version::{KubernetesVersion, StatedVersion, tag_of_image},
@@ -37,7 +37,7 @@ pub struct Snapshot {
     /// Policy of the drain.
     pub drain: DrainChoice,
     /// Host settings, in addition to the Kubernetes version.
-    pub settings: HostSettings,
+    pub settings: PlanSettings,
     /// Why the settings cannot be read: nothing new starts until they can.
     pub settings_refused: Option<Refusal>,
     /// When hosts reboot.

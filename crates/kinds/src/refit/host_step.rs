@@ -159,7 +159,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 /// Converts the schema of an externally tagged enum to a Kubernetes union: an object with exactly
 /// one of the members. An older schema prunes a newer member: `minProperties` then reports it in
 /// one line, where `oneOf` would list every member.
-fn one_member(schema: &mut Schema) {
+pub(super) fn one_member(schema: &mut Schema) {
     let Some(Value::Array(variants)) = schema.remove("oneOf") else {
         return;
     };

@@ -80,13 +80,18 @@ pub struct GroupOwner {
 }
 
 /// The kind of object that owns the Machines of a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 pub enum Owner {
     /// A control plane; Refit reads only the kind KubeadmControlPlane.
+    #[serde(rename = "KubeadmControlPlane")]
     ControlPlane,
     /// A MachineDeployment.
+    #[serde(rename = "MachineDeployment")]
     Deployment,
     /// A MachineSet without a MachineDeployment.
+    #[serde(rename = "MachineSet")]
     Set,
 }
 

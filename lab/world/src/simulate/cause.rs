@@ -7,7 +7,7 @@ use refit_core::{
 };
 use refit_kinds::{
     json::{annotation, label, name, namespace, text},
-    keys,
+    keys, refit,
 };
 use serde_json::Value;
 
@@ -69,15 +69,21 @@ pub(super) fn cause_holds(
         }
         RefusalReason::EvictionRefused => Some(is_in_workload(world, update, "pods", object)),
         RefusalReason::Paused => Some(is_paused(world, own?)),
-        RefusalReason::HostSettingsUnreadable => {
+        RefusalReason::HostSettingsAnnotation => {
             let (_, owner) = object.rsplit_once(' ').unwrap_or_default();
             let owners = owners(world).into_iter().filter(|one| name(one) == owner);
             Some(owners.into_iter().any(|one| annotation(&one, keys::HOST_SETTINGS).is_some()))
+        }
+        RefusalReason::HostSettingsConflict => {
+            let there = world.management().list_values(refit::GROUP, "hostsettings", None);
+            let names = object.trim_start_matches("HostSettings ").split(", ");
+            Some(names.into_iter().all(|wanted| there.iter().any(|one| name(one) == wanted)))
         }
         // The world shows these only to the code that finds them.
         RefusalReason::GroupUnavailable
         | RefusalReason::ControlPlaneBehind
         | RefusalReason::AgentTooOld
+        | RefusalReason::HostSettingsUnreadable
         | RefusalReason::PodDisruptionBudget
         | RefusalReason::NodeNotVerified
         | RefusalReason::OlderPlanRunning

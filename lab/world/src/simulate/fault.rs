@@ -72,7 +72,7 @@ pub enum FaultKind {
     Volume,
     /// A PodDisruptionBudget temporarily allows no eviction.
     Budget,
-    /// The host settings of an owner are temporarily invalid.
+    /// The host settings of owners are temporarily ambiguous, or in an annotation.
     Settings,
     /// An operator changes the number of machines.
     Scale,

@@ -100,7 +100,7 @@ impl fmt::Display for Failure {
 }
 
 /// Reasons that no world of the simulation can have.
-const OUT_OF_REACH: [&str; 6] = [
+const OUT_OF_REACH: [&str; 7] = [
     // A deleted UpdateGroup is back before a machine needs it.
     "GroupNotReady",
     // Every Machine has an owner.
@@ -109,6 +109,8 @@ const OUT_OF_REACH: [&str; 6] = [
     "NoNode",
     // Every agent is as new as the controller.
     "AgentTooOld",
+    // The API server rejects invalid HostSettings.
+    "HostSettingsUnreadable",
     // Nothing creates a pod on a cordoned node.
     "PodCameBack",
     // Worlds are small.

@@ -27,10 +27,27 @@ pub(super) fn budget(random: &mut Random) -> Vec<String> {
     passing(random, &field, "0", "2")
 }
 
+/// Two HostSettings apply to an owner, or one of the objects has the annotation that is not honoured.
 pub(super) fn settings(random: &mut Random, shape: &Shape) -> Vec<String> {
-    let owners = shape.owners();
-    let (owner, key) = (random.pick(&owners), keys::HOST_SETTINGS);
-    passing(random, &format!("{owner} metadata.annotations.\"{key}\""), "[", "-")
+    if random.chance(1, 2) {
+        let (owner, key) = (shape.owner(random), keys::HOST_SETTINGS);
+        return passing(random, &format!("{owner} metadata.annotations.\"{key}\""), "[", "-");
+    }
+    let settings = |name: &str, applies_to: &str| {
+        format!(
+            "apply <<END\n{{apiVersion: refit.dev/v1alpha1, kind: HostSettings, \
+             metadata: {{name: {name}, namespace: default}}, \
+             spec: {{appliesTo: {applies_to}, settings: {{}}}}}}\nEND"
+        )
+    };
+    let selections = ["{all: {}}".to_owned(), format!("{{clusters: [{CLUSTER}]}}")];
+    let applies_to = random.pick(&selections);
+    let time = random.between(1, 15);
+    vec![
+        settings("one", applies_to),
+        settings("other", applies_to),
+        format!("at {time}m delete hostsettings/{}", random.pick(&["one", "other"])),
+    ]
 }
 
 pub(super) fn scale(random: &mut Random, shape: &Shape) -> Vec<String> {

@@ -43,12 +43,6 @@ impl Shape {
         }
     }
 
-    /// The owners of machines, as a script names them.
-    pub(super) fn owners(&self) -> Vec<String> {
-        let deployment = (self.workers > 0).then(|| format!("md/{DEPLOYMENT}"));
-        std::iter::once(format!("kcp/{CLUSTER}")).chain(deployment).collect()
-    }
-
     /// Names of all machines.
     pub(super) fn machines(&self) -> Vec<String> {
         let control_plane = (1..=self.control_plane).map(|i| format!("{CLUSTER}-{i}"));

@@ -4,9 +4,9 @@ use std::{collections::BTreeSet, sync::LazyLock};
 
 use refit_kinds::{
     refit::{
-        CertificateArgs, FileArgs, Gate, HostFacts, HostSettings, HostStep, ImageArgs, KubeletArgs,
-        NtpArgs, OsImageArgs, PackageArgs, PackageVersion, Phase, PlannedStep, Role, StepLimits,
-        StepType, StepUndo,
+        CertificateArgs, FileArgs, Gate, HostFacts, HostStep, ImageArgs, KubeletArgs, NtpArgs,
+        OsImageArgs, PackageArgs, PackageVersion, Phase, PlanSettings, PlannedStep, Role,
+        StepLimits, StepType, StepUndo,
     },
     version::KubernetesVersion,
 };
@@ -25,8 +25,8 @@ fn ids(steps: &[PlannedStep]) -> Vec<&str> {
 }
 
 /// Settings that enable every optional step.
-fn everything() -> HostSettings {
-    HostSettings {
+fn everything() -> PlanSettings {
+    PlanSettings {
         packages: Some(PackageArgs {
             repository: "https://packages.example/v1.35/deb/".into(),
             ..PackageArgs::default()
@@ -44,11 +44,11 @@ fn everything() -> HostSettings {
         images: Some(ImageArgs::default()),
         files: Some(FileArgs::default()),
         ntp: Some(NtpArgs::default()),
-        ..HostSettings::default()
+        ..PlanSettings::default()
     }
 }
 
-fn work<'a>(role: Role, settings: &'a HostSettings, facts: Option<&'a HostFacts>) -> HostWork<'a> {
+fn work<'a>(role: Role, settings: &'a PlanSettings, facts: Option<&'a HostFacts>) -> HostWork<'a> {
     HostWork { role, version: &NEW, reboot: Reboot::IfNeeded, settings, facts }
 }
 
@@ -106,7 +106,7 @@ fn steps_are_ordered_and_the_reboot_comes_last() {
 #[test]
 fn disturbing_steps_follow_the_drain_with_one_restart() {
     let settings = everything();
-    let none = HostSettings::default();
+    let none = PlanSettings::default();
     for role in ROLES {
         for settings in [&settings, &none] {
             let steps = work(role, settings, None).steps();
@@ -158,7 +158,7 @@ fn an_image_that_brings_the_kubelet_needs_no_package_of_it_and_loses_no_flag() {
 fn certificates_are_renewed_on_control_planes_on_request() {
     let certificates = CertificateArgs { renew_within_days: 60 };
     let settings =
-        HostSettings { certificates: Some(certificates.clone()), ..HostSettings::default() };
+        PlanSettings { certificates: Some(certificates.clone()), ..PlanSettings::default() };
     for role in ROLES {
         let steps = work(role, &settings, None).steps();
         let step = steps.iter().find(|step| step.id == "certificates-renew");
@@ -167,7 +167,7 @@ fn certificates_are_renewed_on_control_planes_on_request() {
             && step.step() == Some(&HostStep::CertificatesRenew(certificates.clone()))));
         assert!(steps.is_sorted_by_key(refit_kinds::refit::PlannedStep::step_type));
     }
-    let none = HostSettings::default();
+    let none = PlanSettings::default();
     let steps = work(Role::ControlPlane, &none, None).steps();
     assert!(!ids(&steps).contains(&"certificates-renew"));
 }
@@ -198,7 +198,7 @@ fn certificates_can_be_renewed_without_an_upgrade() {
 #[test]
 fn only_steps_before_the_point_of_no_return_have_an_undo() {
     let settings = everything();
-    let none = HostSettings::default();
+    let none = PlanSettings::default();
     let changes_nothing = [
         StepType::Preflight,
         StepType::ImagePreload,
@@ -226,7 +226,7 @@ fn only_steps_before_the_point_of_no_return_have_an_undo() {
 
 #[test]
 fn each_role_has_its_point_of_no_return() {
-    let (all, none) = (everything(), HostSettings::default());
+    let (all, none) = (everything(), PlanSettings::default());
     for (role, settings, point) in [
         (Role::FirstControlPlane, &none, "kubeadm-upgrade"),
         (Role::ControlPlane, &all, "kubeadm-upgrade"),
@@ -246,7 +246,7 @@ fn each_role_has_its_point_of_no_return() {
 
 #[test]
 fn step_limits_reach_the_plan() {
-    let mut settings = HostSettings::default();
+    let mut settings = PlanSettings::default();
     let limits = StepLimits { timeout_seconds: Some(7200), max_attempts: Some(9) };
     settings.limits.insert("stage".into(), limits);
     for step in work(Role::Worker, &settings, None).steps() {
@@ -273,7 +273,7 @@ fn a_host_plan_names_its_point_of_no_return() {
 fn unreadable_settings_hold_updates_that_have_not_begun() {
     let mut one = One::worker();
     one.settings_refused = Some(Refusal::HostSettingsUnreadable {
-        object: "Machine m-0".into(),
+        name: "edge".into(),
         why: "unknown field `ntpp`".into(),
     });
     one.settle();
@@ -346,7 +346,7 @@ fn a_failure_reports_the_host_state_and_the_remedy() {
 
 #[test]
 fn control_plane_images_are_staged_before_kubeadm_runs() {
-    let staged = |role, settings: &HostSettings| {
+    let staged = |role, settings: &PlanSettings| {
         let steps = work(role, settings, None).steps();
         steps.iter().find_map(|step| match step.step() {
             Some(HostStep::Stage { images, .. }) => {
@@ -355,7 +355,7 @@ fn control_plane_images_are_staged_before_kubeadm_runs() {
             _ => None,
         })
     };
-    let none = HostSettings::default();
+    let none = PlanSettings::default();
     assert_eq!(staged(Role::FirstControlPlane, &none), Some(Some((true, true))));
     assert_eq!(staged(Role::Worker, &none), Some(None));
     assert_eq!(staged(Role::Worker, &everything()), Some(Some((true, false))));

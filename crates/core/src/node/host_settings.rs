@@ -1,0 +1,234 @@
+//! Which HostSettings applies to a machine.
+//!
+//! | `spec.appliesTo` | is used |
+//! |---|---|
+//! | `owners` names the machine's owner | first |
+//! | `clusters` names its Cluster | if no object names the owner |
+//! | `all` | if no object names either |
+//!
+//! The object is used as a whole: settings are not merged. Two objects of one row are refused,
+//! because any choice between them would be a guess about what runs as root.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use kube::ResourceExt as _;
+use refit_kinds::{
+    keys,
+    refit::{AppliesTo, GroupOwner, HostSettings, PlanSettings},
+};
+
+use crate::report::Refusal;
+
+/// How specific a selection of owners is, from the most specific on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Specificity {
+    /// It names the owner.
+    Owner,
+    /// It names the owner's Cluster.
+    Cluster,
+    /// It selects every owner of the namespace.
+    All,
+}
+
+impl Specificity {
+    /// What a selection of this kind names, as part of a sentence.
+    pub(crate) fn phrase(self) -> &'static str {
+        match self {
+            Self::Owner => "this owner by its name",
+            Self::Cluster => "its Cluster",
+            Self::All => "all owners of the namespace",
+        }
+    }
+
+    /// How a selection selects an owner; `None` if it does not.
+    fn of(selection: &AppliesTo, owner: &GroupOwner, cluster: &str) -> Option<Self> {
+        match selection {
+            AppliesTo::Owners(owners) => owners
+                .iter()
+                .any(|named| named.kind.kind() == owner.kind && named.name == owner.name)
+                .then_some(Self::Owner),
+            AppliesTo::Clusters(names) => {
+                names.iter().any(|name| name == cluster).then_some(Self::Cluster)
+            }
+            AppliesTo::All {} => Some(Self::All),
+        }
+    }
+}
+
+/// What decides about the host settings of a machine.
+#[derive(Clone, Copy, Debug)]
+pub struct SettingsSources<'a> {
+    /// Every HostSettings of the machine's namespace, in order of the names.
+    pub objects: &'a [Arc<HostSettings>],
+    /// Names of the HostSettings of the namespace that cannot be read, with the reason.
+    pub unreadable: &'a BTreeMap<String, String>,
+    /// Kind, name and annotations of the Machine, its owner and its Cluster.
+    pub annotated: &'a [(String, &'a BTreeMap<String, String>)],
+    /// The machine's owner.
+    pub owner: &'a GroupOwner,
+    /// Name of the machine's Cluster.
+    pub cluster: &'a str,
+}
+
+/// The settings that apply to a machine: those of the most specific HostSettings, or none.
+///
+/// # Errors
+/// Two objects are equally specific, an object cannot be read, or the annotation that this kind
+/// replaces is still in use.
+pub fn host_settings(sources: SettingsSources<'_>) -> Result<PlanSettings, Refusal> {
+    let SettingsSources { objects, unreadable, annotated, owner, cluster } = sources;
+    if let Some((object, _)) =
+        annotated.iter().find(|(_, annotations)| annotations.contains_key(keys::HOST_SETTINGS))
+    {
+        return Err(Refusal::HostSettingsAnnotation { object: object.clone() });
+    }
+    if let Some((name, why)) = unreadable.first_key_value() {
+        return Err(Refusal::HostSettingsUnreadable { name: name.clone(), why: why.clone() });
+    }
+    let applying = objects.iter().filter_map(|object| {
+        let by = Specificity::of(&object.spec.applies_to, owner, cluster)?;
+        Some((by, object.name_any(), object))
+    });
+    let mut applying: Vec<_> = applying.collect();
+    applying.sort_by(|(by, name, _), (other_by, other, _)| (by, name).cmp(&(other_by, other)));
+    match applying.as_slice() {
+        [] => Ok(PlanSettings::default()),
+        [(by, one, _), (other_by, other, _), ..] if by == other_by => {
+            Err(Refusal::HostSettingsConflict {
+                names: [one.clone(), other.clone()],
+                owner: format!("{} {}", owner.kind, owner.name),
+                by: *by,
+            })
+        }
+        [(_, _, object), ..] => Ok(object.spec.settings.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use refit_kinds::refit::{HostSettingsSpec, NtpArgs, Owner, OwnerName};
+
+    use super::*;
+
+    /// A HostSettings whose time server is its own name.
+    fn object(name: &str, applies_to: AppliesTo) -> Arc<HostSettings> {
+        let ntp = NtpArgs { enabled: true, servers: vec![name.to_owned()] };
+        let settings = PlanSettings { ntp: Some(ntp), ..PlanSettings::default() };
+        Arc::new(HostSettings::new(name, HostSettingsSpec { applies_to, settings }))
+    }
+
+    fn owners(name: &str, kind: Owner, owners: &[&str]) -> Arc<HostSettings> {
+        let named = |name: &&str| OwnerName { kind, name: (*name).to_owned() };
+        object(name, AppliesTo::Owners(owners.iter().map(named).collect()))
+    }
+
+    fn clusters(name: &str, names: &[&str]) -> Arc<HostSettings> {
+        object(name, AppliesTo::Clusters(names.iter().map(|&name| name.to_owned()).collect()))
+    }
+
+    fn all(name: &str) -> Arc<HostSettings> {
+        object(name, AppliesTo::All {})
+    }
+
+    fn owner() -> GroupOwner {
+        GroupOwner { kind: "MachineDeployment".into(), name: "md".into(), ..GroupOwner::default() }
+    }
+
+    /// The name of the object that is used, or the reason and object of the refusal.
+    fn chosen(objects: &[Arc<HostSettings>]) -> String {
+        let sources = SettingsSources {
+            objects,
+            unreadable: &BTreeMap::new(),
+            annotated: &[],
+            owner: &owner(),
+            cluster: "edge-1",
+        };
+        match host_settings(sources) {
+            Ok(settings) => settings.ntp.map_or("none".to_owned(), |ntp| ntp.servers.join(" ")),
+            Err(refusal) => format!("{} {}", refusal.reason(), refusal.object()),
+        }
+    }
+
+    #[test]
+    fn the_most_specific_host_settings_is_used_as_a_whole() {
+        let by_owner = || owners("o", Owner::Deployment, &["other", "md"]);
+        let by_cluster = || clusters("c", &["edge-2", "edge-1"]);
+        let table: [(&[Arc<HostSettings>], &str); 12] = [
+            (&[], "none"),
+            (&[all("a")], "a"),
+            (&[by_cluster()], "c"),
+            (&[by_owner()], "o"),
+            (&[all("a"), by_cluster()], "c"),
+            (&[all("a"), by_cluster(), by_owner()], "o"),
+            (&[all("a"), all("b"), by_owner()], "o"),
+            (&[owners("x", Owner::Deployment, &["other"]), clusters("y", &["edge"])], "none"),
+            // The same name, but of another kind.
+            (&[owners("x", Owner::Set, &["md"])], "none"),
+            (&[owners("x", Owner::ControlPlane, &["md"]), all("a")], "a"),
+            (&[by_owner(), all("a")], "o"),
+            (&[owners("o", Owner::Deployment, &["md", "md"])], "o"),
+        ];
+        for (objects, expected) in table {
+            assert_eq!(chosen(objects), expected, "{objects:?}");
+        }
+    }
+
+    #[test]
+    fn two_equally_specific_host_settings_are_refused_by_name() {
+        let md = |name: &str| owners(name, Owner::Deployment, &["md"]);
+        let conflict = |names: &str| format!("HostSettingsConflict HostSettings {names}");
+        assert_eq!(chosen(&[all("b"), all("a")]), conflict("a, b"));
+        assert_eq!(chosen(&[all("a"), all("b"), all("c")]), conflict("a, b"));
+        assert_eq!(chosen(&[all("z"), clusters("b", &["edge-1"]), clusters("a", &["edge-1"])]), {
+            conflict("a, b")
+        });
+        assert_eq!(chosen(&[md("y"), clusters("a", &["edge-1"]), md("x")]), conflict("x, y"));
+    }
+
+    #[test]
+    fn a_conflict_names_both_objects_the_owner_and_the_remedy() {
+        let refusal = host_settings(SettingsSources {
+            objects: &[clusters("b", &["edge-1"]), clusters("a", &["edge-1"])],
+            unreadable: &BTreeMap::new(),
+            annotated: &[],
+            owner: &owner(),
+            cluster: "edge-1",
+        });
+        assert_eq!(
+            refusal.unwrap_err().sentence(),
+            "waiting until one HostSettings applies to MachineDeployment md: both a and b select \
+             its Cluster; delete one of them, or change its spec.appliesTo"
+        );
+    }
+
+    #[test]
+    fn an_unreadable_object_or_the_old_annotation_refuses_all_settings() {
+        let broken = BTreeMap::from([("x".to_owned(), "unknown field ntpp".to_owned())]);
+        let none = BTreeMap::new();
+        let old = BTreeMap::from([(keys::HOST_SETTINGS.to_owned(), "{}".to_owned())]);
+        let objects = [all("a")];
+        let refused = |unreadable, annotations| {
+            let annotated =
+                [("Machine m".to_owned(), &none), ("Cluster edge-1".to_owned(), annotations)];
+            let sources = SettingsSources {
+                objects: &objects,
+                unreadable,
+                annotated: &annotated,
+                owner: &owner(),
+                cluster: "edge-1",
+            };
+            host_settings(sources).err()
+        };
+        assert_eq!(refused(&none, &none), None);
+        let annotation = Refusal::HostSettingsAnnotation { object: "Cluster edge-1".into() };
+        assert_eq!(refused(&none, &old), Some(annotation.clone()));
+        assert_eq!(refused(&broken, &old), Some(annotation));
+        assert_eq!(
+            refused(&broken, &none),
+            Some(Refusal::HostSettingsUnreadable {
+                name: "x".into(),
+                why: "unknown field ntpp".into(),
+            })
+        );
+    }
+}
