@@ -301,15 +301,17 @@ fn the_table_of_findings() {
     }
 }
 
+/// Selects namespaces in which this label is `enabled`.
+fn selector(key: &str) -> Result<Option<Selector>, String> {
+    let labels = json!({"matchLabels": {key: "enabled"}});
+    let labels: LabelSelector = serde_json::from_value(labels).unwrap();
+    Ok(Some(Selector::try_from(labels).unwrap()))
+}
+
 #[test]
 fn another_extension_with_the_same_hooks_is_reported() {
     use Check::{Extension as Selectors, Namespaces};
     use Level::{Fail, Warn};
-    let selector = |key: &str| {
-        let labels = json!({"matchLabels": {key: "enabled"}});
-        let labels: LabelSelector = serde_json::from_value(labels).unwrap();
-        Ok(Some(Selector::try_from(labels).unwrap()))
-    };
     let refit = Extension { selector: selector("refit.dev/in-place"), ..Extension::assumed() };
     let other = Extension { name: "other".into(), ..Extension::assumed() };
     let table = [
@@ -377,10 +379,7 @@ fn no_agent_is_expected_in_a_namespace_that_did_not_opt_in() {
     namespaces[0].labels = Read::Known(BTreeMap::new());
     assert_eq!(levels(&silent, Check::Agents), [Level::Ok]);
     let mut selected = Extension::assumed();
-    selected.selector = Ok(serde_json::from_value(serde_json::json!({
-        "matchLabels": {keys::IN_PLACE: keys::OPTED_IN},
-    }))
-    .unwrap());
+    selected.selector = selector(keys::IN_PLACE);
     silent.extensions = Read::Known(vec![selected]);
     let found = examine(&silent);
     let namespace = found.iter().find(|finding| finding.check == Check::Namespaces).unwrap();

@@ -218,9 +218,13 @@ async fn rare_events(world: &World) {
     let machine = text(staging, "/spec/machineRef/name");
     machines.patch(machine, &params, &Patch::Merge(&further)).await.unwrap();
     world
-        .until("an update is aborted", Duration::from_hours(1), |world| {
+        .until("an update is aborted for another goal", Duration::from_hours(1), |world| {
             let updates = world.node_updates();
-            updates.iter().any(|u| text(u, "/spec/stage") == "Abort")
+            let by_refit = |update: &Value| {
+                let annotations = update.pointer("/metadata/annotations");
+                annotations.is_some_and(|all| all.get(keys::GOAL_CHANGED).is_some())
+            };
+            updates.iter().any(|update| by_refit(update))
         })
         .await
         .unwrap_or_else(|error| panic!("{error}\n{}", picture(world)));
