@@ -20,22 +20,35 @@ for namespace in capi-system capi-kubeadm-control-plane-system; do
     kubectl -n "$namespace" apply --server-side --field-manager=refit -f -
 done
 
-# The managers restart with the certificate, and read it again when the copy changes.
-patch='[
-  {"op": "add", "path": "/spec/template/spec/volumes/-", "value":
-    {"name": "refit-hook-client", "secret": {"secretName": "refit-hook-client"}}},
-  {"op": "add", "path": "/spec/template/spec/containers/0/volumeMounts/-", "value":
-    {"name": "refit-hook-client", "mountPath": "/etc/refit-hook-client", "readOnly": true}},
-  {"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value":
-    "--runtime-extension-client-cert-file=/etc/refit-hook-client/tls.crt"},
-  {"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value":
-    "--runtime-extension-client-key-file=/etc/refit-hook-client/tls.key"}
-]'
-has_certificate() {
-  kubectl -n "$1" get deployment "$2" -o jsonpath='{.spec.template.spec.volumes[*].name}' | grep -qw refit-hook-client
-}
+# The managers restart with the certificate, and read it again when the copy changes. Volumes and mounts merge by their
+# names; a flag is added only where it is missing, for example after the manager's own manifest was applied again.
+mount=/etc/refit-hook-client
+volume='{"spec": {"template": {"spec": {
+  "volumes": [{"name": "refit-hook-client", "secret": {"secretName": "refit-hook-client"}}],
+  "containers": [{"name": "manager", "volumeMounts": [
+    {"name": "refit-hook-client", "mountPath": "/etc/refit-hook-client", "readOnly": true}
+  ]}]
+}}}}'
 patch_manager() {
-  has_certificate "$1" "$2" || kubectl -n "$1" patch deployment "$2" --type=json --patch "$patch"
+  kubectl -n "$1" patch deployment "$2" --type=strategic --patch "$volume"
+  index=0
+  for name in $(kubectl -n "$1" get deployment "$2" -o jsonpath='{.spec.template.spec.containers[*].name}'); do
+    if [ "$name" = manager ]; then break; fi
+    index=$((index + 1))
+  done
+  manager="/spec/template/spec/containers/$index"
+  flags=$(kubectl -n "$1" get deployment "$2" -o jsonpath="{.spec.template.spec.containers[$index].args}")
+  add=
+  for flag in --runtime-extension-client-cert-file=$mount/tls.crt --runtime-extension-client-key-file=$mount/tls.key; do
+    case "$flags" in
+      *"$flag"*) ;;
+      *) add="$add, {\"op\": \"add\", \"path\": \"$manager/args/-\", \"value\": \"$flag\"}" ;;
+    esac
+  done
+  if [ -n "$add" ]; then
+    kubectl -n "$1" patch deployment "$2" --type=json \
+      --patch "[{\"op\": \"test\", \"path\": \"$manager/name\", \"value\": \"manager\"}$add]"
+  fi
 }
 patch_manager capi-system capi-controller-manager
 patch_manager capi-kubeadm-control-plane-system capi-kubeadm-control-plane-controller-manager

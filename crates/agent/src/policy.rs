@@ -26,6 +26,18 @@ const MOST_BYTES: u64 = 64 << 10;
 /// Permission bits: others than the owner may write.
 const OTHERS_WRITE: u32 = 0o022;
 
+/// What belongs to the agent: no plan may write there while the host has a policy, because it could
+/// replace the policy, the keys that plans are checked with, or the agent.
+const OF_THE_AGENT: [&str; 5] = [
+    "/etc/refit-agent",
+    "/etc/refit",
+    "/var/lib/refit-agent",
+    "/opt/refit",
+    "/usr/bin/refit-agent",
+];
+/// The agent's unit and its drop-ins, in any directory of systemd.
+const UNIT: &str = "refit-agent.service";
+
 /// The location of the host's policy.
 #[derive(Clone, Debug)]
 pub struct PolicyFile(PathBuf);
@@ -126,16 +138,21 @@ impl PolicyFile {
         }
     }
 
-    /// Reads the policy; `None` if there is none.
+    /// Reads the policy; `None` if the file is absent.
     fn read(&self) -> Result<Option<HostPolicy>, PolicyRefusal> {
         let unusable = |why: String| PolicyRefusal::Unusable { file: self.0.clone(), why };
         let Some(text) = self.text().map_err(|error| unusable(error.to_string()))? else {
             return Ok(None);
         };
-        toml::from_str(&text).map(Some).map_err(|error| {
+        let policy: HostPolicy = toml::from_str(&text).map_err(|error| {
             let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
             unusable(format!("line {}: {}", before.matches('\n').count() + 1, error.message()))
-        })
+        })?;
+        // As of a file that is being written: it would allow everything.
+        if policy == HostPolicy::default() {
+            return Err(unusable("it has no key; delete the file to allow everything".to_owned()));
+        }
+        Ok(Some(policy))
     }
 
     fn text(&self) -> io::Result<Option<String>> {
@@ -165,20 +182,30 @@ impl HostPolicy {
         file: &Path,
     ) -> Option<PolicyRefusal> {
         // An unknown step never starts.
-        let (key, what) = self.forbids(step.step()?, host)?;
+        let own = file.parent();
+        let (key, what) = self.forbids(step.step()?, host, own)?;
         let what = format!("step {}: {what}", step.id);
         Some(PolicyRefusal::Forbidden { file: file.to_owned(), key, what })
     }
 
     /// What the policy does not allow in a step.
-    fn forbids(&self, step: &HostStep, host: &dyn HostView) -> Option<Forbidden> {
+    fn forbids(
+        &self,
+        step: &HostStep,
+        host: &dyn HostView,
+        own: Option<&Path>,
+    ) -> Option<Forbidden> {
         let type_ = StepType::from(step);
         if self.steps.as_ref().is_some_and(|steps| !steps.contains(&StepId(type_))) {
             return Some(("steps", format!("{:?}", type_.id())));
         }
-        if let (Some(allowed), HostStep::Files(args)) = (&self.paths, step) {
+        if let HostStep::Files(args) = step {
             let written = written(args, host);
-            let mut outside = written.into_iter().filter(|path| !is_allowed(path, allowed, host));
+            let forbidden = |path: &String| {
+                is_of_the_agent(path, own, host)
+                    || self.paths.as_ref().is_some_and(|all| !is_allowed(path, all, host))
+            };
+            let mut outside = written.into_iter().filter(forbidden);
             if let Some(path) = outside.next() {
                 return Some(("paths", format!("{path:?}")));
             }
@@ -201,6 +228,7 @@ fn written(args: &FileArgs, host: &dyn HostView) -> Vec<String> {
         let keys = format!("{home}/.ssh/authorized_keys");
         [
             Some("/etc/passwd".to_owned()),
+            (!user.groups.is_empty()).then(|| "/etc/group".to_owned()),
             (!user.sudo.is_empty()).then(|| format!("/etc/sudoers.d/refit-{name}")),
             (!user.ssh_authorized_keys.is_empty()).then_some(keys),
         ]
@@ -209,14 +237,33 @@ fn written(args: &FileArgs, host: &dyn HostView) -> Vec<String> {
     of_users.chain(args.files.iter().map(|file| file.path.clone())).collect()
 }
 
+/// Whether a write to a path changes the agent, its keys or its policy.
+fn is_of_the_agent(path: &str, own: Option<&Path>, host: &dyn HostView) -> bool {
+    let of_unit = |place: &Path| {
+        place.components().any(|part| part.as_os_str().to_string_lossy().starts_with(UNIT))
+    };
+    places(path, host).iter().flatten().any(|place| {
+        OF_THE_AGENT.iter().any(|one| place.starts_with(host.resolved(Path::new(one))))
+            || own.is_some_and(|own| place.starts_with(host.resolved(own)))
+            || of_unit(place)
+    })
+}
+
+/// What a path is, and what it points to; `None` for a path that is not allowed anywhere.
+fn places(path: &str, host: &dyn HostView) -> Option<[PathBuf; 2]> {
+    let HostPath(path) = HostPath::try_from(path.to_owned()).ok()?;
+    let (parent, name) = (path.parent()?, path.file_name()?);
+    Some([host.resolved(parent).join(name), host.resolved(&path)])
+}
+
 /// Whether a write to a path stays below the allowed ones. A link counts as what it is and as what it
 /// points to, because which of them a write changes depends on the owner of its directory.
 fn is_allowed(path: &str, allowed: &[HostPath], host: &dyn HostView) -> bool {
-    let Ok(HostPath(path)) = HostPath::try_from(path.to_owned()) else { return false };
-    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return false };
-    [host.resolved(parent).join(name), host.resolved(&path)]
-        .iter()
-        .all(|place| allowed.iter().any(|one| place.starts_with(host.resolved(&one.0))))
+    places(path, host).is_some_and(|places| {
+        places
+            .iter()
+            .all(|place| allowed.iter().any(|one| place.starts_with(host.resolved(&one.0))))
+    })
 }
 
 /// Where a step fetches packages, bundles and OS images from. An image of a bundle is part of it, and

@@ -34,7 +34,7 @@ fn policy(text: &str) -> HostPolicy {
 
 /// The key that does not allow the step, and what it does not allow.
 fn forbidden(policy_text: &str, step: &HostStep, host: &FakeHost) -> Option<String> {
-    policy(policy_text).forbids(step, host).map(|(key, what)| format!("{key} {what}"))
+    policy(policy_text).forbids(step, host, None).map(|(key, what)| format!("{key} {what}"))
 }
 
 fn file(path: &str) -> HostStep {
@@ -84,6 +84,37 @@ fn only_the_listed_types_of_steps_run() {
     assert!(forbidden("steps = []", &HostStep::Snapshot {}, &host).is_some());
     for other in ["", "paths = []\nrepositories = []"] {
         assert_eq!(forbidden(other, &HostStep::Reboot {}, &host), None, "{other}");
+    }
+}
+
+#[test]
+fn no_policy_lets_a_plan_change_the_agent_or_its_policy() {
+    let host = FakeHost {
+        links: BTreeMap::from([("/etc/app/keys", "/etc/refit/keys")]),
+        ..FakeHost::default()
+    };
+    for path in [
+        "/etc/refit-agent/policy.toml",
+        "/etc/refit-agent/agent.env",
+        "/etc/app/keys/release.pub",
+        "/var/lib/refit-agent/journal.jsonl",
+        "/etc/systemd/system/refit-agent.service.d/x.conf",
+        "/usr/lib/systemd/system/refit-agent.service",
+    ] {
+        for text in [r#"paths = ["/"]"#, r#"steps = ["files"]"#] {
+            let found = forbidden(text, &file(path), &host);
+            assert_eq!(found, Some(format!("paths {path:?}")), "{text}");
+        }
+    }
+    assert_eq!(forbidden(r#"paths = ["/etc"]"#, &file("/etc/motd"), &host), None);
+}
+
+#[test]
+fn a_policy_without_a_key_refuses_everything() {
+    let directory = tempfile::tempdir().unwrap();
+    for text in ["", "# soon\n"] {
+        let error = in_file(directory.path(), text, 0o600).read().unwrap_err().to_string();
+        assert!(error.contains("it has no key"), "{error}");
     }
 }
 

@@ -52,7 +52,7 @@ Exit codes:
   0  a stop was requested for every unfinished update, or no update is unfinished
   1  the cluster cannot be read or written
   2  the command line is invalid
-  3  an update could not be stopped, or a version not set back; the output says what happens instead
+  3  an update could not be stopped, or a version not set back; the output shows what happens instead
   130, 143  interrupted by Ctrl-C or SIGTERM; the requested stops stay")]
 pub(crate) struct Args {
     #[command(flatten)]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use refit_core::report::Refusal;
-use refit_runtime::lease;
+use refit_runtime::{client::too_large, lease};
 
 /// Whether the error means that there was no response, not that the request was refused or that its
 /// response makes no sense.
@@ -11,7 +11,9 @@ pub(crate) fn is_silence(error: &kube::Error) -> bool {
     if let kube::Error::Api(status) = error {
         return matches!(status.code, 502..=504);
     }
-    !matches!(error, kube::Error::SerdeError(_)) && !lease::is_fenced(error)
+    !matches!(error, kube::Error::SerdeError(_))
+        && !lease::is_fenced(error)
+        && too_large(error).is_none()
 }
 
 /// A refusal by authorization or validation; `None` for errors that a retry may resolve.

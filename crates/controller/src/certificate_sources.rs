@@ -64,7 +64,7 @@ pub(crate) enum ClientSource {
     /// A PEM file of authorities.
     File {
         ca: PathBuf,
-        /// Accepted names; all if there are none.
+        /// Accepted names; all if empty.
         names: Vec<String>,
     },
     Secret(Certificates),

@@ -72,7 +72,7 @@ impl ClientTrust {
     }
 
     /// From now on accepts certificates of the authorities in a PEM bundle: those for one of the
-    /// names, or all if there are none. An invalid bundle changes nothing.
+    /// names, or all without names. An invalid bundle changes nothing.
     pub fn accept<N: Into<String>>(
         &self,
         ca_pem: &[u8],

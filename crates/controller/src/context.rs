@@ -22,8 +22,9 @@ use refit_runtime::{
 
 use crate::{Settings, metrics::Metrics, workload_watch::WorkloadIndex};
 
-/// Deadline of a call to a workload cluster. It answers within it, or waits for its next turn.
-const WORKLOAD_DEADLINE: Duration = Duration::from_secs(5);
+/// Deadline of a read from a workload cluster. A write has the usual one: webhooks of the cluster may
+/// delay it, and only the other updates of the same cluster wait for it.
+const WORKLOAD_READ_DEADLINE: Duration = Duration::from_secs(5);
 /// Maximum size of a response of a workload cluster, or of an event of a watch: a page of 100 Nodes
 /// that each list 50 images has some 6 MiB.
 const WORKLOAD_MAX_ANSWER: usize = 32 << 20;
@@ -139,7 +140,8 @@ impl Context {
 
 /// Clients for API servers that others administer.
 fn workloads(management: &Client, stack: ClientStack, clock: Clock) -> Workloads {
-    let stack = stack.with_deadline(WORKLOAD_DEADLINE).with_max_answer(WORKLOAD_MAX_ANSWER);
+    let stack =
+        stack.with_read_deadline(WORKLOAD_READ_DEADLINE).with_max_answer(WORKLOAD_MAX_ANSWER);
     Workloads::new(management.clone(), stack, clock)
 }
 

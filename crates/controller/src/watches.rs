@@ -146,6 +146,13 @@ pub(crate) fn group_changed(ctx: &Context, group: &UpdateGroup) {
     for update in unfinished_of_group(&ctx.stores, &key) {
         ctx.queues.node_updates.add(update);
     }
+    // An update that has ended releases its slot once the slot is known.
+    for slot in group.status.iter().flat_map(|status| &status.slots) {
+        let holder = ObjectKey::new(&key.namespace, &slot.node_update);
+        if let Some(update) = ctx.stores.node_updates.get(&holder) {
+            wake_update(ctx, &update);
+        }
+    }
     ctx.queues.groups.add(key);
 }
 

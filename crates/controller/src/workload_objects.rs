@@ -17,7 +17,7 @@ use serde::{Deserialize, Deserializer};
 
 /// What is kept of a Node.
 pub(crate) type NodeRecord = Record<Node, NodeView>;
-/// What is kept of a mirror pod; `None` for a pod that is no component of a control plane.
+/// What is kept of a mirror pod; `None` for a pod that is not part of a control plane.
 pub(crate) type PodRecord = Record<Pod, Option<StaticPod>>;
 
 /// Kubernetes supports 5,000 Nodes per cluster (`docs/facts/kubernetes.md#large-clusters`).
@@ -136,7 +136,7 @@ fn node_view(node: &Node) -> NodeView {
     }
 }
 
-/// `None` for a pod that is no component of a control plane.
+/// `None` for a pod that is not part of a control plane.
 fn static_pod(pod: &Pod) -> Option<StaticPod> {
     let component = short(pod.labels().get("component")?);
     let spec = pod.spec.as_ref()?;

@@ -333,7 +333,7 @@ struct Wait {
 }
 
 impl Wait {
-    /// `synced` says whether the session listed everything, `lasted` how long it was.
+    /// `synced` is whether the session listed everything, `lasted` how long it was.
     fn after(&mut self, synced: bool, lasted: Duration) -> Duration {
         if lasted > RETRY_CEILING {
             self.broken_in_a_row = 0;

@@ -299,15 +299,13 @@ mod tests {
             let rest = MANAGERS.split_once(&format!("{name}='")).unwrap().1;
             rest.split_once('\'').unwrap().0
         };
-        let patch: Value = serde_json::from_str(quoted("patch")).unwrap();
-        let values: Vec<&Value> =
-            patch.as_array().unwrap().iter().map(|operation| &operation["value"]).collect();
-        assert_eq!(values[0]["secret"]["secretName"], keys::HOOK_CLIENT);
-        let mount = values[1]["mountPath"].as_str().unwrap();
-        for (flag, (value, file)) in
-            hooks::CLIENT_FLAGS.iter().zip(values[2..].iter().zip(["tls.crt", "tls.key"]))
-        {
-            assert_eq!(*value, &format!("{flag}={mount}/{file}"));
+        let patch: Value = serde_json::from_str(quoted("volume")).unwrap();
+        let pod = &patch["spec"]["template"]["spec"];
+        assert_eq!(pod["volumes"][0]["secret"]["secretName"], keys::HOOK_CLIENT);
+        let mount = pod["containers"][0]["volumeMounts"][0]["mountPath"].as_str().unwrap();
+        assert!(MANAGERS.contains(&format!("\nmount={mount}\n")), "{mount}");
+        for (flag, file) in hooks::CLIENT_FLAGS.iter().zip(["tls.crt", "tls.key"]) {
+            assert!(MANAGERS.contains(&format!("{flag}=$mount/{file}")), "{flag}");
         }
         let copy = quoted("template");
         assert!(copy.contains(&format!("name: {}\n", keys::HOOK_CLIENT)), "{copy}");

@@ -302,21 +302,25 @@ fn the_table_of_findings() {
 }
 
 /// Selects namespaces in which this label is `enabled`.
-fn selector(key: &str) -> Result<Option<Selector>, String> {
+fn selector(key: &str) -> Selector {
     let labels = json!({"matchLabels": {key: "enabled"}});
     let labels: LabelSelector = serde_json::from_value(labels).unwrap();
-    Ok(Some(Selector::try_from(labels).unwrap()))
+    Selector::try_from(labels).unwrap()
 }
 
 #[test]
 fn another_extension_with_the_same_hooks_is_reported() {
     use Check::{Extension as Selectors, Namespaces};
     use Level::{Fail, Warn};
-    let refit = Extension { selector: selector("refit.dev/in-place"), ..Extension::assumed() };
+    let refit =
+        Extension { selector: Ok(Some(selector("refit.dev/in-place"))), ..Extension::assumed() };
     let other = Extension { name: "other".into(), ..Extension::assumed() };
     let table = [
         (other.clone(), vec![(Selectors, Fail), (Namespaces, Fail)]),
-        (Extension { selector: selector("team"), ..other.clone() }, vec![(Selectors, Warn)]),
+        (
+            Extension { selector: Ok(Some(selector("team"))), ..other.clone() },
+            vec![(Selectors, Warn)],
+        ),
         (Extension { hooks: vec!["BeforeClusterUpgrade".into()], ..other.clone() }, vec![]),
         (Extension { selector: Ok(None), ..other.clone() }, vec![]),
         (Extension { selector: Err("no operator".into()), ..other }, vec![]),
@@ -379,7 +383,7 @@ fn no_agent_is_expected_in_a_namespace_that_did_not_opt_in() {
     namespaces[0].labels = Read::Known(BTreeMap::new());
     assert_eq!(levels(&silent, Check::Agents), [Level::Ok]);
     let mut selected = Extension::assumed();
-    selected.selector = selector(keys::IN_PLACE);
+    selected.selector = Ok(Some(selector(keys::IN_PLACE)));
     silent.extensions = Read::Known(vec![selected]);
     let found = examine(&silent);
     let namespace = found.iter().find(|finding| finding.check == Check::Namespaces).unwrap();

@@ -258,6 +258,8 @@ impl<'a> View<'a> {
             kubelet: text(machine, "/status/nodeInfo/kubeletVersion").into(),
             // look_for_unfinished reports it.
             unfinished: None,
+            // The hooks know it; a prediction does not need it to name what blocks.
+            half_upgraded: false,
         };
         machines.iter().map(host).collect()
     }

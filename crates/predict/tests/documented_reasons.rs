@@ -57,6 +57,7 @@ fn not_ready() -> Vec<NotReady> {
         report: HostReport::NoNode,
         kubelet: StatedVersion::Absent,
         unfinished: None,
+        half_upgraded: false,
     };
     let leaving = Host { deleting: true, ..host.clone() };
     let old_kubelet = Host { kubelet: "v1.33.0".into(), ..host.clone() };

@@ -51,6 +51,7 @@ pub struct ClientStack {
     gate: Arc<dyn Gate>,
     user_agent: String,
     deadline: Duration,
+    read_deadline: Option<Duration>,
     max_answer: Option<usize>,
     concurrency: Option<usize>,
     fence: Option<Leadership>,
@@ -70,6 +71,7 @@ impl ClientStack {
             gate,
             user_agent: user_agent.into(),
             deadline: CALL_DEADLINE,
+            read_deadline: None,
             max_answer: None,
             concurrency: None,
             fence: None,
@@ -85,6 +87,14 @@ impl ClientStack {
     #[must_use]
     pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// Returns the stack with another deadline for calls that write nothing. A write may wait for
+    /// admission webhooks, which take up to 30 s.
+    #[must_use]
+    pub fn with_read_deadline(mut self, deadline: Duration) -> Self {
+        self.read_deadline = Some(deadline);
         self
     }
 
@@ -149,6 +159,7 @@ impl ClientStack {
                 gate: self.gate.clone(),
                 agent,
                 deadline: self.deadline,
+                read_deadline: self.read_deadline,
                 max_answer: self.max_answer,
                 fence: self.fence.clone(),
             })

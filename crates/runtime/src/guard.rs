@@ -36,6 +36,13 @@ pub(crate) struct Unreadable {
     metadata: ObjectMeta,
 }
 
+impl Unreadable {
+    /// The metadata of the object.
+    pub(crate) fn metadata(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
 impl<'de> Deserialize<'de> for Raw {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]

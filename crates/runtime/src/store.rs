@@ -254,9 +254,15 @@ impl<K: Resource> Store<K> {
         for object in list {
             let key = key_of(object.metadata());
             match object.0 {
-                Ok(object) => state.learn(object),
+                Ok(object) => {
+                    state.unreadable.remove(&key);
+                    state.learn(object);
+                }
                 Err(unreadable) => {
-                    state.unreadable.insert(key.clone(), unreadable.reason);
+                    let answered = version_of(unreadable.metadata());
+                    if answered.is_none() || answered > state.newest(&key) {
+                        state.unreadable.insert(key.clone(), unreadable.reason);
+                    }
                 }
             }
             listed.insert(key);

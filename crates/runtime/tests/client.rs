@@ -405,7 +405,7 @@ async fn calls_beyond_the_concurrency_wait_for_their_turn() {
     let stack = world.stack(Arc::new(Open)).with_concurrency(2);
     let api: Api<ConfigMap> =
         Api::namespaced(stack.client(&world.config().await).unwrap(), "default");
-    // An open watch is no call in progress.
+    // An open watch does not count as a call.
     let _events = [watch(&api).await, watch(&api).await];
     world.server.faults().set_latency(Duration::from_secs(1));
     let begin = instant();

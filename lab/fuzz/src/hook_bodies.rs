@@ -46,6 +46,7 @@ fn can_update_hook(input: &[u8], members: Members, level: Level) {
         report: HostReport::Fresh,
         kubelet: StatedVersion::Absent,
         unfinished: None,
+        half_upgraded: false,
     };
     let known = Known { hosts: vec![host], ..Known::default() };
     let verdict = can_update(level, &current, &desired, &known).verdict;

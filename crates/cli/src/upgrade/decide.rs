@@ -295,7 +295,7 @@ fn control_plane_is_there(
 }
 
 impl Group {
-    /// Whether every machine runs the version: a request for another one can be taken back.
+    /// Whether every machine runs the version: a request for another one can be withdrawn.
     fn all_run(&self, version: &KubernetesVersion) -> bool {
         !self.kubelets.is_empty() && self.kubelets.iter().all(|kubelet| kubelet.is(version))
     }

@@ -4,6 +4,8 @@
 //! All data comes from the caches. Annotations in the request are not trusted: policy is read from
 //! the live owner and Cluster.
 
+use std::sync::Arc;
+
 use kube::ResourceExt as _;
 use refit_cluster_api::kinds::{Machine, update_in_progress};
 use refit_core::change::{
@@ -11,7 +13,11 @@ use refit_core::change::{
     can_update::{ControlPlaneMachine, Host, Judgement, Known, Peer, unfinished},
     verdict::Unfinished,
 };
-use refit_kinds::{refit::MachineUid, version::StatedVersion};
+use refit_core::node::{is_half_upgraded, newest};
+use refit_kinds::{
+    refit::{MachineUid, NodeUpdate},
+    version::StatedVersion,
+};
 use refit_runtime::ObjectKey;
 
 use super::{decision, wire};
@@ -62,7 +68,7 @@ async fn answer(
 }
 
 /// The facts, and the verdict that follows from them. A verdict that lets Cluster API replace
-/// machines cannot be taken back, so the policy is then read live.
+/// machines cannot be revoked, so the policy is then read live.
 async fn judged(
     ctx: &Context,
     body: &[u8],
@@ -162,13 +168,7 @@ fn peers(ctx: &Context, group: &Group, this: &Machine) -> Vec<Peer> {
 
 /// The unfinished NodeUpdate of a Machine, or Cluster API's own mark.
 fn unfinished_on(ctx: &Context, machine: &Machine) -> Option<Unfinished> {
-    let uid = MachineUid::of(&machine.metadata);
-    let key = ObjectKey::new(machine.namespace().unwrap_or_default(), &*uid);
-    let updates = if uid.is_empty() {
-        Vec::new()
-    } else {
-        ctx.stores.node_updates.listed(&UPDATES_BY_MACHINE_UID, &key)
-    };
+    let updates = updates_on(ctx, machine);
     let requests = updates
         .iter()
         .filter(|update| !phase_of(update).is_final())
@@ -177,13 +177,26 @@ fn unfinished_on(ctx: &Context, machine: &Machine) -> Option<Unfinished> {
 }
 
 fn host(ctx: &Context, machine: &Machine) -> Host {
+    let uid = MachineUid::of(&machine.metadata);
     Host {
         machine: machine.name_any(),
         deleting: machine.metadata.deletion_timestamp.is_some(),
         report: host_report(ctx, machine),
         kubelet: observed_version(machine),
         unfinished: unfinished_on(ctx, machine),
+        half_upgraded: newest(updates_on(ctx, machine).iter().map(AsRef::as_ref), &uid)
+            .is_some_and(is_half_upgraded),
     }
+}
+
+/// The NodeUpdates of a Machine.
+fn updates_on(ctx: &Context, machine: &Machine) -> Vec<Arc<NodeUpdate>> {
+    let uid = MachineUid::of(&machine.metadata);
+    if uid.is_empty() {
+        return Vec::new();
+    }
+    let key = ObjectKey::new(machine.namespace().unwrap_or_default(), &*uid);
+    ctx.stores.node_updates.listed(&UPDATES_BY_MACHINE_UID, &key)
 }
 
 fn control_plane(ctx: &Context, namespace: &str, group: &Group) -> Vec<ControlPlaneMachine> {

@@ -211,7 +211,7 @@ fn seen(ctx: &Context, update: &NodeUpdate, machine: &Machine, cluster: &Workloa
     }
 }
 
-/// The name of the Node that a NodeUpdate works on; empty if there is none yet.
+/// The name of the Node that a NodeUpdate works on; empty before it has one.
 pub(crate) fn update_node_name(update: &NodeUpdate, machine: &Machine) -> NodeName {
     let known = update.status.as_ref().map(|status| status.node_name.clone());
     let known = known.filter(|name| !name.is_empty());
@@ -230,10 +230,15 @@ fn group(
     let machines = machines_of(stores, &owner.key);
     let updates = by_machine(stores, &machines);
     let name = machine.name_any();
-    let nodes = nodes.iter().map(|node| (&*node.name, node)).collect();
-    let others = machines
-        .iter()
-        .filter(|other| other.name_any() != name)
+    let nodes: BTreeMap<_, _> = nodes.iter().map(|node| (&*node.name, node)).collect();
+    let other_machines = || machines.iter().filter(|other| other.name_any() != name);
+    let others_run = other_machines()
+        .map(|other| {
+            let node = node_name(other).and_then(|name| nodes.get(&*name).copied());
+            node.map(|node| node.kubelet_version.clone()).unwrap_or_default()
+        })
+        .collect();
+    let others = other_machines()
         .map(|other| Other {
             machine_uid: MachineUid::of(&other.metadata),
             available: available(&updates, other, &nodes),
@@ -247,6 +252,7 @@ fn group(
         status,
         limits,
         others,
+        others_run,
         last_first_passed: last_first_passed(&updates, update, &machines),
     }
 }

@@ -17,7 +17,7 @@ use refit_core::{
     report::Refusal,
 };
 use refit_kinds::refit::{MachineUid, Phase};
-use refit_runtime::{ObjectKey, queue::Action};
+use refit_runtime::{ObjectKey, client::too_large, queue::Action};
 
 pub(crate) use act::swap_group;
 
@@ -159,12 +159,14 @@ async fn attempt(ctx: &Context, key: &ObjectKey, look: &mut Look) -> anyhow::Res
     }
 }
 
-/// Shows the error of a request that is tried again: without it, nothing tells why nothing happens.
+/// Shows the error of a request that is tried again: without it, the status would not show why it waits.
 async fn show_error(ctx: &Context, look: &mut Look, error: &anyhow::Error) {
     let Some(error) = error.chain().find_map(of_request) else { return };
     // An API server that does not answer takes no status either.
     let message = if let kube::Error::SerdeError(error) = error {
         format!("its response cannot be read: {error}")
+    } else if let Some(what) = too_large(error) {
+        what.to_string()
     } else if let kube::Error::Api(status) = error
         && !is_silence(error)
     {

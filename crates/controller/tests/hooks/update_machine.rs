@@ -185,7 +185,7 @@ async fn a_replayed_request_changes_nothing() {
     settle().await;
     let replayed = fleet.call_update("edge-1-w-0", NEW).await;
     assert!(replayed.is_done(), "{replayed:?}");
-    // The host was restored since, which is no reason to run the update again unasked.
+    // The host was restored since, which must not start the update again unasked.
     fleet.kubelet("edge-1-w-0", OLD).await;
     settle().await;
     let writes = fleet.site.writes();

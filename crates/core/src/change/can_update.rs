@@ -49,6 +49,8 @@ pub struct Host {
     pub kubelet: StatedVersion,
     /// Unfinished work on it.
     pub unfinished: Option<Unfinished>,
+    /// Its last update has failed after kubeadm had begun to upgrade the control plane there.
+    pub half_upgraded: bool,
 }
 
 /// State of the report of a host's agent.
@@ -148,7 +150,7 @@ pub fn can_update(level: Level, current: &Objects, desired: &Objects, known: &Kn
     Judgement { coverage, verdict }
 }
 
-/// Whether the change only takes back a request for a newer version: every host runs the desired one,
+/// Whether the change only withdraws a request for a newer version: every host runs the desired one,
 /// because nothing was changed there, or all of it was rolled back.
 fn returns(from: &StatedVersion, to: &StatedVersion, hosts: &[Host]) -> bool {
     let (Some(from), Some(to)) = (from.version(), to.version()) else {
@@ -157,10 +159,10 @@ fn returns(from: &StatedVersion, to: &StatedVersion, hosts: &[Host]) -> bool {
     let staying = || hosts.iter().filter(|host| !host.deleting);
     from.hop_to(to) == Hop::Downgrade
         && staying().next().is_some()
-        && staying().all(|host| host.kubelet.is(to))
+        && staying().all(|host| host.kubelet.is(to) && !host.half_upgraded)
 }
 
-/// The Machine that must have ended its work before a request is taken back.
+/// The Machine that must have ended its work before a request is withdrawn.
 fn returning(hosts: &[Host]) -> Option<NotReady> {
     hosts.iter().find_map(|host| {
         let what = host.unfinished.clone()?;
@@ -277,6 +279,7 @@ mod tests {
             report,
             kubelet: StatedVersion::Absent,
             unfinished: None,
+            half_upgraded: false,
         }
     }
 

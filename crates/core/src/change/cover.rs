@@ -49,7 +49,7 @@ pub struct Case<'a> {
     pub from_version: Option<&'a KubernetesVersion>,
     /// The desired version, if it is valid.
     pub to_version: Option<&'a KubernetesVersion>,
-    /// Every host runs the desired version: the change only takes back a request for another one.
+    /// Every host runs the desired version: the change only withdraws a request for another one.
     pub returns: bool,
 }
 

@@ -89,7 +89,7 @@ pub enum NotReady {
         /// The unfinished work.
         what: Unfinished,
     },
-    /// A machine whose update is taken back has unfinished work.
+    /// A machine whose update is withdrawn has unfinished work.
     #[non_exhaustive]
     Returning {
         /// Name of that Machine.

@@ -160,7 +160,7 @@ impl Work<'_> {
         if self.is_back() {
             let goal = &self.s.update.spec.goal.kubernetes_version;
             let back =
-                format!("the machine runs {goal}: an update to another version was taken back");
+                format!("the machine runs {goal}: an update to another version was rolled back");
             let done = Standing::new(Phase::Succeeded, back);
             return self.serve_again(Phase::Uncordoning).unwrap_or(done);
         }
@@ -199,7 +199,7 @@ impl Work<'_> {
             .write(Some(Write::HostPlan(spec)))
     }
 
-    /// Whether the goal is what the host has been since its last update was taken back.
+    /// Whether the goal is what the host has been since its last update was rolled back.
     fn is_back(&self) -> bool {
         let goal = &self.s.update.spec.goal.kubernetes_version;
         let newest = newest(self.same_machine(), &self.s.update.spec.machine_ref.uid);

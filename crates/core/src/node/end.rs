@@ -79,6 +79,9 @@ pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) 
 /// Whether Cluster API still waits for an update that the Machine's owner no longer asks for, and
 /// whose host runs what the owner asks for, as before. Cluster API notices neither by itself
 /// (`docs/facts/machine.md#in-place-update`).
+///
+/// Every other Machine of the group must run that version, too: otherwise the way back is not
+/// covered, and the Machine would be left with the new version in its spec and without an update.
 fn is_withdrawn(s: &Snapshot, machine: &Machine) -> bool {
     let Workload::Seen(seen) = &s.workload else {
         return false;
@@ -86,12 +89,16 @@ fn is_withdrawn(s: &Snapshot, machine: &Machine) -> bool {
     let runs = seen.node().and_then(|node| node.kubelet_version.version());
     let goal = &s.update.spec.goal.kubernetes_version;
     let annotations = machine.metadata.annotations.as_ref();
+    let with_all = |runs| match &s.group {
+        GroupState::Present(group) => group.others_run.iter().all(|other| other.is(runs)),
+        GroupState::None | GroupState::Missing => false,
+    };
     // Cluster API sets the goal before it sets the hook.
     annotations
         .is_some_and(|all| all.contains_key(keys::UPDATE_IN_PROGRESS) && update_hook_pending(all))
         && machine.metadata.deletion_timestamp.is_none()
         && machine.spec.version.is(goal)
-        && runs.is_some_and(|runs| runs != goal && s.owner_version.is(runs))
+        && runs.is_some_and(|runs| runs != goal && s.owner_version.is(runs) && with_all(runs))
         && is_taken_back(&s.update, seen.host_plan.as_deref())
 }
 

@@ -76,4 +76,4 @@ pub use snapshot::{
 };
 pub use status::is_past_return;
 pub use steps::{STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON, step_names};
-pub use stop::SUPERSEDED;
+pub use stop::{SUPERSEDED, is_half_upgraded};

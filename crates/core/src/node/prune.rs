@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_still_needed_stays() {
+    fn updates_that_something_refers_to_stay() {
         let with = |change: fn(&mut NodeUpdate)| {
             let mut updates = stopped(1..=6);
             change(&mut updates[1]);

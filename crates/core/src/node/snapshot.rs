@@ -66,6 +66,7 @@ impl Snapshot {
 
 /// State of a Machine's group.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one per decision, and most are `Present`")]
 pub enum GroupState {
     /// The Machine has no known owner.
     None,
@@ -84,6 +85,8 @@ pub struct Group {
     pub limits: Limits,
     /// The other Machines.
     pub others: Vec<Other>,
+    /// The versions that the kubelets of the other Machines report.
+    pub others_run: Vec<StatedVersion>,
     /// Whether the group's last other NodeUpdate with the same target version and the role of the
     /// first control plane passed `kubeadm-upgrade`; `None` if there is no such NodeUpdate.
     pub last_first_passed: Option<bool>,

@@ -6,7 +6,7 @@ use refit_kinds::{
     keys,
     refit::{
         FailureKind, Gate, HostPlan, HostPlanStatus, HostStepStatus, NodeUpdate, Phase, PlanState,
-        Stage, StepState,
+        Role, Stage, StepState, StepStatus,
     },
 };
 
@@ -134,6 +134,20 @@ fn is_rolled_back(plan: &HostPlan) -> bool {
         matches!(report.state, PlanState::Failed | PlanState::Stopped)
             && !report.past_no_return
             && report.left_behind.is_empty()
+    })
+}
+
+/// Whether an update of a control plane machine ended without success after kubeadm had begun: its
+/// static pods may have the new version, although its kubelet has the old one.
+pub fn is_half_upgraded(update: &NodeUpdate) -> bool {
+    update.status.as_ref().is_some_and(|status| {
+        let begun = |step: &StepStatus| {
+            step.name == "kubeadm-upgrade"
+                && matches!(step.state, StepState::Running | StepState::Done | StepState::Failed)
+        };
+        matches!(status.phase, Phase::Failed | Phase::Stopped)
+            && matches!(status.role, Some(Role::FirstControlPlane | Role::ControlPlane))
+            && status.steps.iter().any(begun)
     })
 }
 

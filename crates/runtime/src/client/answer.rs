@@ -45,6 +45,10 @@ pub fn too_large(error: &(dyn Error + 'static)) -> Option<TooLarge> {
     None
 }
 
+/// Maximum size of an event of a watch; etcd limits an object to 1.5 MiB
+/// (`docs/facts/kubernetes.md#large-clusters`).
+const MAX_EVENT: usize = 4 << 20;
+
 /// How much more of a response is accepted.
 #[derive(Debug)]
 pub(super) struct Room {
@@ -56,6 +60,7 @@ pub(super) struct Room {
 
 impl Room {
     pub(super) fn new(max: usize, per_line: bool) -> Self {
+        let max = if per_line { max.min(MAX_EVENT) } else { max };
         Self { max, used: 0, per_line }
     }
 

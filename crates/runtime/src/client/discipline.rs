@@ -24,6 +24,7 @@ pub(super) struct DisciplineLayer {
     pub(super) gate: Arc<dyn Gate>,
     pub(super) agent: HeaderValue,
     pub(super) deadline: Duration,
+    pub(super) read_deadline: Option<Duration>,
     pub(super) max_answer: Option<usize>,
     pub(super) fence: Option<Leadership>,
 }
@@ -60,9 +61,14 @@ where
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let inner = self.inner.clone();
-        let DisciplineLayer { gate, agent, deadline, max_answer, fence } = self.rules.clone();
+        let DisciplineLayer { gate, agent, deadline, read_deadline, max_answer, fence } =
+            self.rules.clone();
         request.headers_mut().insert(header::USER_AGENT, agent);
         let effect = effect_of(&request);
+        let deadline = match &effect {
+            Some(_) => deadline,
+            None => read_deadline.unwrap_or(deadline),
+        };
         let watch = asks(&request, &["watch=true", "watch=1"]);
         Box::pin(async move {
             let entry = match &effect {

@@ -214,7 +214,7 @@ fn wrong_end(session: &Session, happened: &[Happened], one: &MachineEnd) -> Opti
     let title = session.names.shown(name(&one.machine));
     let gone_on = has_condition(session, &one.machine, "Blocked", "True")
         || wanted(session, &one.machine) == text(update, "/spec/goal/kubernetesVersion");
-    // An update that is given up is taken back, unless another machine has ended its own.
+    // An update that is given up is rolled back, unless another machine has ended its own.
     let asks = |kind| kind == FaultKind::Abort || kind == FaultKind::GiveUp && gone_on;
     let aborted = happened
         .iter()

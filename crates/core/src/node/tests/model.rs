@@ -156,6 +156,7 @@ impl Five {
                 status: self.group.clone(),
                 limits: self.limits,
                 others: self.others(who),
+                others_run: Vec::new(),
                 last_first_passed: None,
             }),
             workload: Workload::Seen(seen),

@@ -88,7 +88,8 @@ fn an_update_that_its_owner_takes_back_is_withdrawn() {
 #[test]
 fn no_other_update_is_withdrawn() {
     type Change = fn(&mut One);
-    let table: [(&str, Change); 6] = [
+    let table: [(&str, Change); 7] = [
+        ("another machine runs the goal", |one| one.others_run = vec![FROM.into(), GOAL.into()]),
         ("another version is asked for", |one| one.owner_version = "v1.35.1".into()),
         ("the host runs the goal", |one| one.node_mut().kubelet_version = GOAL.into()),
         ("the next request is being made", |one| {

@@ -159,6 +159,7 @@ pub(super) struct One {
     pub(super) group: Option<UpdateGroupStatus>,
     pub(super) limits: Limits,
     pub(super) others: Vec<Other>,
+    pub(super) others_run: Vec<StatedVersion>,
     pub(super) last_first_passed: Option<bool>,
     pub(super) reachable: bool,
     /// Since when the watches have been complete.
@@ -213,6 +214,7 @@ impl One {
             group: Some(UpdateGroupStatus::default()),
             limits: Limits { replicas: 0, max_unavailable: 0 },
             others: Vec::new(),
+            others_run: Vec::new(),
             last_first_passed: None,
             reachable: true,
             complete_since: 0,
@@ -323,6 +325,7 @@ impl One {
                 status: status.clone(),
                 limits: self.limits,
                 others: self.others.clone(),
+                others_run: self.others_run.clone(),
                 last_first_passed: self.last_first_passed,
             }),
         };
