@@ -101,17 +101,25 @@ pub async fn ended(
         .await
 }
 
+/// Whether the agent's journal records the end of a plan.
+pub fn has_ended(host: &Host, id: &str) -> bool {
+    entries(host).iter().any(|entry| entry["type"] == "PlanEnded" && entry["plan"] == id)
+}
+
 /// Returns the records of the agent's journal, oldest first, each as `Type step`; an incomplete
 /// last record is omitted.
 pub fn records(host: &Host) -> Vec<String> {
+    let shown = |entry: &Value| {
+        let word = |key: &str| entry[key].as_str().unwrap_or_default().to_owned();
+        format!("{} {}{}", word("type"), word("step"), word("gate"))
+    };
+    entries(host).iter().map(shown).collect()
+}
+
+/// The complete entries of the agent's journal, oldest first.
+fn entries(host: &Host) -> Vec<Value> {
     let text = host.read("var/lib/refit-agent/journal.jsonl");
     let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
-    whole
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-        .map(|line| {
-            let entry = &line["entry"];
-            let word = |key: &str| entry[key].as_str().unwrap_or_default().to_owned();
-            format!("{} {}{}", word("type"), word("step"), word("gate"))
-        })
-        .collect()
+    let lines = whole.filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    lines.map(|mut line| line["entry"].take()).collect()
 }

@@ -151,7 +151,7 @@ async fn within_steps(
     }
     plans::order(cluster, host, plan).await?;
     while let Some(point) = points.next() {
-        stopped_at(host, point, WAIT_SECONDS).await?;
+        stopped_at(host, plan.id, point, WAIT_SECONDS).await?;
         host.cut().await?;
         forget_orders(host)?;
         if torn {
@@ -169,12 +169,17 @@ fn stop_at(host: &Host, point: &str) -> anyhow::Result<()> {
     order(host, point, &format!("touch /run/at-{point}; sleep 1000\n"))
 }
 
-async fn stopped_at(host: &Host, point: &str, seconds: u64) -> anyhow::Result<()> {
+/// Waits until a program of a plan has stopped at a point.
+async fn stopped_at(host: &Host, plan: &str, point: &str, seconds: u64) -> anyhow::Result<()> {
+    let records = || plans::records(host).join(", ");
     let ask = async || {
         let there = host.has(&format!("run/at-{point}"));
-        there.then_some(()).ok_or_else(|| plans::records(host).join(", "))
+        (there || plans::has_ended(host, plan)).then_some(there).ok_or_else(records)
     };
-    eventually(&format!("{} reaches {point}", host.name), Duration::from_secs(seconds), ask).await
+    let what = format!("{} reaches {point}", host.name);
+    let there = eventually(&what, Duration::from_secs(seconds), ask).await?;
+    ensure!(there, "{}: the plan ended before {point}: {}", host.name, records());
+    Ok(())
 }
 
 /// Appends half of another record, as an interrupted write leaves it: truncated, or with a block of
@@ -201,7 +206,7 @@ async fn while_undoing(cluster: &Cluster, host: &Host) -> anyhow::Result<()> {
     };
     stop_at(host, "dpkg-kubeadm.postinst")?;
     plans::order(cluster, host, plan).await?;
-    stopped_at(host, "dpkg-kubeadm.postinst", WAIT_SECONDS).await?;
+    stopped_at(host, plan.id, "dpkg-kubeadm.postinst", WAIT_SECONDS).await?;
     plans::abort(cluster, host).await?;
     abort_is_known(host, WAIT_SECONDS).await?;
     host.cut().await?;
@@ -209,7 +214,7 @@ async fn while_undoing(cluster: &Cluster, host: &Host) -> anyhow::Result<()> {
     // A cut while the previous package is being restored.
     stop_at(host, "dpkg-kubeadm.preinst")?;
     host.start().await?;
-    stopped_at(host, "dpkg-kubeadm.preinst", WAIT_SECONDS).await?;
+    stopped_at(host, plan.id, "dpkg-kubeadm.preinst", WAIT_SECONDS).await?;
     host.cut().await?;
     forget_orders(host)?;
     host.start().await?;

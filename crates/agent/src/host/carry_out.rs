@@ -9,7 +9,7 @@ use std::{
 };
 
 use refit_kinds::{
-    refit::{HostStep, PackageArgs, PlanId},
+    refit::{HostStep, PackageArgs, PlanId, Role},
     version::KubernetesVersion,
 };
 use serde::{Deserialize, Serialize};
@@ -156,6 +156,9 @@ async fn run_step(
             let upgrade = kubeadm::Upgrade { role: *role, version, args: kubeadm };
             // Kept here for a rollback, because a plan may have no snapshot step.
             snapshot::keep_configuration(site, plan)?;
+            if *role != Role::Worker {
+                snapshot::mend_manifests(site, plan)?;
+            }
             kubeadm::upgrade(site, &upgrade).await
         }
         HostStep::Files(files) => files::apply(site, plan, &job.step, files, secrets).await,

@@ -184,3 +184,34 @@ async fn a_failed_save_leaves_nothing_in_the_etcd_directory() {
         assert_eq!(left, 0, "{script}");
     }
 }
+
+#[test]
+fn manifests_that_a_power_cut_left_incomplete_are_restored() {
+    let pod = |image: &str| format!("kind: Pod\nspec:\n  containers:\n  - image: {image}\n");
+    let (_directory, site) = site();
+    let path = |name: &str| site.path(MANIFESTS).join(name);
+    for name in MANIFEST_NAMES {
+        fs::write(path(name), pod("old")).unwrap();
+    }
+    keep_configuration(&site, "p").unwrap();
+    fs::remove_file(path("etcd.yaml")).unwrap();
+    fs::write(path("kube-apiserver.yaml"), "").unwrap();
+    fs::write(path("kube-scheduler.yaml"), [0; 4096]).unwrap();
+    fs::write(path("kube-controller-manager.yaml"), pod("new")).unwrap();
+    mend_manifests(&site, "p").unwrap();
+    let read = |name: &str| fs::read_to_string(path(name)).unwrap();
+    for name in ["etcd.yaml", "kube-apiserver.yaml", "kube-scheduler.yaml"] {
+        assert_eq!(read(name), pod("old"), "{name}");
+    }
+    assert_eq!(read("kube-controller-manager.yaml"), pod("new"), "kubeadm's own result stays");
+}
+
+#[test]
+fn a_manifest_that_the_host_never_had_is_not_made() {
+    let (_directory, site) = site();
+    control_plane(&site);
+    fs::remove_file(site.path(MANIFESTS).join("etcd.yaml")).unwrap();
+    keep_configuration(&site, "p").unwrap();
+    mend_manifests(&site, "p").unwrap();
+    assert!(!site.path(MANIFESTS).join("etcd.yaml").exists());
+}

@@ -109,22 +109,45 @@ pub(crate) fn put_back(site: &Site, plan: &str, group: &str) -> Result<Vec<Strin
     let directory = directory(site, plan, group);
     let kept = index(&directory)?;
     for one in kept.iter().rev() {
-        let path = site.path(&one.path);
-        match &one.was {
-            Original::Absent => atomic::remove(&path)?,
-            Original::Link { target } => atomic::link(&path, target)?,
-            Original::File { copy, mode, uid, gid } => {
-                let copy = directory.join(copy);
-                let content = fs::read(&copy).map_err(|error| WorkError::file(&copy, &error))?;
-                if fs::symlink_metadata(&path).is_ok_and(|now| now.is_symlink()) {
-                    atomic::remove(&path)?;
-                }
-                let access = Access { mode: *mode, uid: Some(*uid), gid: Some(*gid) };
-                atomic::replace(&path, &content, access)?;
-            }
-        }
+        restore(site, &directory, one)?;
     }
     Ok(kept.into_iter().map(|one| one.path).collect())
+}
+
+/// Restores one path if a group of a plan has kept a file there; returns whether it has.
+pub(crate) fn put_back_file(
+    site: &Site,
+    plan: &str,
+    group: &str,
+    absolute: &str,
+) -> Result<bool, WorkError> {
+    let directory = directory(site, plan, group);
+    let kept = index(&directory)?;
+    let is_file = |one: &&Kept| match one.was {
+        Original::File { .. } => one.path == absolute,
+        Original::Absent | Original::Link { .. } => false,
+    };
+    match kept.iter().find(is_file) {
+        Some(one) => restore(site, &directory, one).map(|()| true),
+        None => Ok(false),
+    }
+}
+
+fn restore(site: &Site, directory: &Path, one: &Kept) -> Result<(), WorkError> {
+    let path = site.path(&one.path);
+    match &one.was {
+        Original::Absent => atomic::remove(&path),
+        Original::Link { target } => atomic::link(&path, target),
+        Original::File { copy, mode, uid, gid } => {
+            let copy = directory.join(copy);
+            let content = fs::read(&copy).map_err(|error| WorkError::file(&copy, &error))?;
+            if fs::symlink_metadata(&path).is_ok_and(|now| now.is_symlink()) {
+                atomic::remove(&path)?;
+            }
+            let access = Access { mode: *mode, uid: Some(*uid), gid: Some(*gid) };
+            atomic::replace(&path, &content, access).map(drop)
+        }
+    }
 }
 
 /// Checks that everything that a group of a plan has kept is restored. Returns the first path that

@@ -4,7 +4,14 @@ mod backups;
 pub(crate) mod certificates;
 pub(crate) mod preflight;
 
-use std::path::Path;
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use refit_kinds::refit::{KubeadmArgs, Role};
 use refit_kinds::version::KubernetesVersion;
@@ -25,6 +32,8 @@ pub(super) const INSTANCE_CONFIG: &str = "/var/lib/kubelet/instance-config.yaml"
 /// How long kubeadm waits for each static pod if etcd has one member. kubeadm waits through the API
 /// server, which is down meanwhile (kubernetes/kubeadm#3297).
 const SINGLE_ETCD_TIMEOUT_SECONDS: i32 = 900;
+/// How long a manifest of kubeadm stays unsynced at most, apart from the time of the sync itself.
+const SYNC_INTERVAL: Duration = Duration::from_millis(200);
 /// The first minor version whose `--config` is an UpgradeConfiguration with timeouts.
 const CONFIG_MINOR: u64 = 31;
 /// The first minor version whose `upgrade apply` can skip phases.
@@ -71,7 +80,11 @@ impl Etcd {
 /// Runs the upgrade, then removes kubeadm's backups of older upgrades.
 pub(super) async fn upgrade(site: &Site, upgrade: &Upgrade<'_>) -> Result<(), WorkError> {
     let call = prepare(site, upgrade)?;
-    let outcome = site.run(&call).await;
+    let outcome = tokio::select! {
+        biased;
+        outcome = site.run(&call) => outcome,
+        never = sync_manifests(site.path(MANIFESTS)) => match never {},
+    };
     // kubeadm makes a backup as large as etcd at each upgrade and never removes one
     // (`docs/facts/kubeadm.md#backups-of-kubeadm`).
     backups::prune(site, backups::KEPT);
@@ -79,6 +92,41 @@ pub(super) async fn upgrade(site: &Site, upgrade: &Upgrade<'_>) -> Result<(), Wo
         Ok(_) => Ok(()),
         Err(error) => Err(explain(&error)),
     }
+}
+
+/// Syncs each manifest soon after it was written, as long as the future runs. kubeadm does not, and a
+/// file system may write a new file's name long before its content.
+async fn sync_manifests(directory: PathBuf) -> Infallible {
+    let mut synced = BTreeMap::new();
+    loop {
+        tokio::time::sleep(SYNC_INTERVAL).await;
+        let (directory, known) = (directory.clone(), std::mem::take(&mut synced));
+        let syncing = tokio::task::spawn_blocking(move || sync_new(&directory, known));
+        synced = syncing.await.unwrap_or_default();
+    }
+}
+
+/// The inode and the time of the last change of each file that has been synced.
+type Synced = BTreeMap<PathBuf, (u64, i64, i64)>;
+
+/// Syncs the files that are new since `known`, and returns all of them.
+fn sync_new(directory: &Path, known: Synced) -> Synced {
+    let files = fs::read_dir(directory).into_iter().flatten().flatten();
+    let state = |entry: fs::DirEntry| {
+        let found = entry.metadata().ok().filter(fs::Metadata::is_file)?;
+        Some((entry.path(), (found.ino(), found.mtime(), found.mtime_nsec())))
+    };
+    let now: Synced = files.filter_map(state).collect();
+    let sync = |path: &Path| fs::File::open(path).and_then(|file| file.sync_all());
+    if now != known {
+        let new = now.iter().filter(|(path, state)| known.get(*path) != Some(state));
+        for path in new.map(|(path, _)| path.as_path()).chain([directory]) {
+            if let Err(error) = sync(path) {
+                tracing::debug!(%error, path = %path.display(), "not synced");
+            }
+        }
+    }
+    now
 }
 
 /// Builds the kubeadm call, and writes its configuration file if it needs one.
