@@ -12,7 +12,9 @@ use std::{
 use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
 use kube::config::Kubeconfig;
-use refit_agent::{AgentOptions, Extras, PlanTrust, PolicyFile, RealDisk, RealHost, run_with};
+use refit_agent::{
+    AgentOptions, DEFAULT_POLICY, Extras, PlanTrust, PolicyFile, RealDisk, RealHost, run_with,
+};
 use refit_kinds::keys;
 use refit_runtime::{
     Clock, ObjectKey,
@@ -88,13 +90,13 @@ struct Args {
     /// host [default: all plans]
     #[arg(long, value_name = "FILE", env = "REFIT_AGENT_PLAN_KEYS")]
     plan_keys: Option<PathBuf>,
-    /// Refuse plans that the policy in this file on the host does not allow [without the file: accept
-    /// all plans]
+    /// Refuse plans that the policy in this file on the host does not allow. Without the default file
+    /// all plans are accepted; a file at another place must exist
     #[arg(
         long,
         value_name = "FILE",
         env = "REFIT_AGENT_POLICY",
-        default_value = "/etc/refit-agent/policy.toml"
+        default_value = DEFAULT_POLICY
     )]
     policy: PathBuf,
     /// Select log lines by a filter such as info or refit_agent=debug,info

@@ -1,12 +1,13 @@
 //! The host's own policy: what a plan may do on this host, decided on the host.
 //!
 //! A signature proves where a plan is from; it does not limit what the plan does. The policy is a file
-//! that only root can write. Without the file everything is allowed. With it, the agent refuses a
-//! plan before its first step, and each step again before it starts.
+//! that only root can write. Without the file at its usual place everything is allowed. With it, the
+//! agent refuses a plan before its first step, and each step again before it starts.
 
 use std::{
     collections::BTreeSet,
-    fs, io,
+    fs,
+    io::{self, Read as _},
     os::unix::fs::MetadataExt as _,
     path::{Component, Path, PathBuf},
 };
@@ -26,6 +27,9 @@ const MOST_BYTES: u64 = 64 << 10;
 /// Permission bits: others than the owner may write.
 const OTHERS_WRITE: u32 = 0o022;
 
+/// The usual place of a host's policy.
+pub const DEFAULT_POLICY: &str = "/etc/refit-agent/policy.toml";
+
 /// What belongs to the agent: no plan may write there while the host has a policy, because it could
 /// replace the policy, the keys that plans are checked with, or the agent.
 const OF_THE_AGENT: [&str; 5] = [
@@ -40,7 +44,11 @@ const UNIT: &str = "refit-agent.service";
 
 /// The location of the host's policy.
 #[derive(Clone, Debug)]
-pub struct PolicyFile(PathBuf);
+pub struct PolicyFile {
+    path: PathBuf,
+    /// Whether a host without the file allows everything.
+    may_be_absent: bool,
+}
 
 /// Why the host's policy refuses a plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -119,9 +127,11 @@ trait HostView {
 struct ThisHost;
 
 impl PolicyFile {
-    /// The policy at this path. It is read whenever a step is about to start.
+    /// The policy at this path. It is read whenever a step is about to start. Whoever chooses another
+    /// place than [`DEFAULT_POLICY`] has a policy, so there it must exist.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self(path.into())
+        let path = path.into();
+        Self { may_be_absent: path == Path::new(DEFAULT_POLICY), path }
     }
 
     /// Refuses the plan if the policy does not allow it to go on.
@@ -132,7 +142,7 @@ impl PolicyFile {
         match self.read() {
             Ok(None) => next,
             Ok(Some(policy)) => {
-                engine::restrict(state, next, |step| policy.refuses(step, &ThisHost, &self.0))
+                engine::restrict(state, next, |step| policy.refuses(step, &ThisHost, &self.path))
             }
             Err(refusal) => engine::restrict(state, next, |_| Some(refusal.clone())),
         }
@@ -140,7 +150,7 @@ impl PolicyFile {
 
     /// Reads the policy; `None` if the file is absent.
     fn read(&self) -> Result<Option<HostPolicy>, PolicyRefusal> {
-        let unusable = |why: String| PolicyRefusal::Unusable { file: self.0.clone(), why };
+        let unusable = |why: String| PolicyRefusal::Unusable { file: self.path.clone(), why };
         let Some(text) = self.text().map_err(|error| unusable(error.to_string()))? else {
             return Ok(None);
         };
@@ -156,11 +166,21 @@ impl PolicyFile {
     }
 
     fn text(&self) -> io::Result<Option<String>> {
-        // A link to a missing file is an error, and not the absence of a policy.
-        if fs::symlink_metadata(&self.0).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
-            return Ok(None);
-        }
-        let found = fs::metadata(&self.0)?;
+        let is_missing = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+        let mut file = match fs::File::open(&self.path) {
+            Ok(file) => file,
+            // A link to a missing file is an error, and not the absence of a policy.
+            Err(error)
+                if self.may_be_absent
+                    && is_missing(&error)
+                    && fs::symlink_metadata(&self.path).is_err_and(|error| is_missing(&error)) =>
+            {
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        // Of the file that is read, not of what has the same path by now.
+        let found = file.metadata()?;
         if !found.is_file() || found.len() > MOST_BYTES {
             return Err(io::Error::other("it is not a regular file of at most 64 KiB"));
         }
@@ -170,7 +190,9 @@ impl PolicyFile {
         if found.mode() & OTHERS_WRITE != 0 {
             return Err(io::Error::other("others than root may write to it"));
         }
-        fs::read_to_string(&self.0).map(Some)
+        let mut text = String::new();
+        file.by_ref().take(MOST_BYTES).read_to_string(&mut text)?;
+        Ok(Some(text))
     }
 }
 
@@ -344,11 +366,12 @@ impl TryFrom<String> for Source {
         }
         let (scheme, rest) = text.split_once("://").ok_or_else(wrong)?;
         let scheme = scheme.to_ascii_lowercase();
+        if scheme == "file" && rest.starts_with('/') {
+            // The rest is a path, also after `?` and `#`.
+            return HostPath::try_from(rest.to_owned()).map(Self::Local).map_err(|_| wrong());
+        }
         let (host, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
         let path = path.split(['?', '#']).next().unwrap_or_default();
-        if scheme == "file" && host.is_empty() {
-            return HostPath::try_from(path.to_owned()).map(Self::Local).map_err(|_| wrong());
-        }
         let escaped = path.to_ascii_lowercase();
         let ambiguous = ["%2e", "%2f", "%5c"].iter().any(|code| escaped.contains(code));
         let plain = |c: char| c.is_ascii_graphic() && c != '\\';

@@ -211,6 +211,8 @@ fn sources_are_compared_by_scheme_host_and_whole_path_segments() {
         ("oci+http://registry.example/refit/bundle:v1.35.0", false),
         ("/mnt/images/v1.35.0", true),
         ("file:///mnt/images/v1.35.0", true),
+        ("file:///mnt/images/v1.35.0?/../../../home/app", false),
+        ("file:///mnt/images?/x", false),
         ("/mnt/images/out/x", false),
         ("/mnt/images/../x", false),
         ("/srv/os/os-2.cosi", true),
@@ -270,10 +272,22 @@ fn in_file(directory: &Path, text: &str, mode: u32) -> PolicyFile {
 }
 
 #[test]
-fn a_policy_that_others_may_write_refuses_everything_and_a_missing_one_nothing() {
+fn without_the_usual_file_everything_is_allowed_and_without_a_chosen_one_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("policy.toml");
-    assert_eq!(PolicyFile::new(&path).read(), Ok(None));
+    let usual = PolicyFile { may_be_absent: true, path: path.clone() };
+    assert_eq!(usual.read(), Ok(None));
+    let error = PolicyFile::new(&path).read().unwrap_err().to_string();
+    assert!(error.contains("No such file"), "{error}");
+    std::os::unix::fs::symlink("/nonexistent/policy.toml", &path).unwrap();
+    assert!(usual.read().is_err(), "a dangling link");
+    assert!(PolicyFile::new(DEFAULT_POLICY).may_be_absent);
+}
+
+#[test]
+fn a_policy_that_others_may_write_refuses_everything() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("policy.toml");
     for mode in [0o600, 0o644] {
         let found = in_file(directory.path(), "steps = []", mode).read().unwrap();
         assert_eq!(found.unwrap().steps, Some(BTreeSet::new()));
@@ -282,9 +296,6 @@ fn a_policy_that_others_may_write_refuses_everything_and_a_missing_one_nothing()
         let error = in_file(directory.path(), "", mode).read().unwrap_err().to_string();
         assert!(error.contains("others than root may write to it; correct it"), "{error}");
     }
-    fs::remove_file(&path).unwrap();
-    std::os::unix::fs::symlink("/nonexistent/policy.toml", &path).unwrap();
-    assert!(PolicyFile::new(&path).read().is_err(), "a dangling link");
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
     assert!(PolicyFile::new(&path).read().is_err(), "a directory");
