@@ -179,11 +179,14 @@ pub(crate) fn unfinished_in(stores: &Stores, namespace: &str) -> Vec<ObjectKey> 
         .collect()
 }
 
+/// The key of a NodeUpdate's Machine.
+pub(crate) fn machine_key(update: &NodeUpdate) -> ObjectKey {
+    ObjectKey::new(update.namespace().unwrap_or_default(), &update.spec.machine_ref.name)
+}
+
 /// The group of a NodeUpdate's Machine.
 pub(crate) fn group_of_update(stores: &Stores, update: &NodeUpdate) -> Option<Group> {
-    let namespace = update.namespace().unwrap_or_default();
-    let key = ObjectKey::new(namespace, &update.spec.machine_ref.name);
-    group_of(stores, stores.machines.get(&key)?.as_ref())
+    group_of(stores, stores.machines.get(&machine_key(update))?.as_ref())
 }
 
 /// Phase of a NodeUpdate; `Pending` until its controller has set one.

@@ -10,7 +10,7 @@ use refit_runtime::{ObjectKey, Store, store::Index};
 
 use crate::{
     context::Stores,
-    groups::{controller_of, group_of_set},
+    groups::{controller_of, group_of_set, machine_key},
     host_plan::{cluster_key, node_name},
 };
 
@@ -54,13 +54,8 @@ pub(crate) const SETS_BY_GROUP: Index<MachineSet> =
     Index { name: "group", keys: |set| vec![group_of_set(set).key] };
 
 /// NodeUpdates by the name of their Machine, with any uid.
-pub(crate) const UPDATES_BY_MACHINE: Index<NodeUpdate> = Index {
-    name: "machine",
-    keys: |update| {
-        let namespace = update.namespace().unwrap_or_default();
-        vec![ObjectKey::new(namespace, &update.spec.machine_ref.name)]
-    },
-};
+pub(crate) const UPDATES_BY_MACHINE: Index<NodeUpdate> =
+    Index { name: "machine", keys: |update| vec![machine_key(update)] };
 
 /// NodeUpdates by the uid of their Machine.
 pub(crate) const UPDATES_BY_MACHINE_UID: Index<NodeUpdate> = Index {

@@ -21,6 +21,7 @@ mod agent_policy;
 mod api_error;
 pub mod certificates;
 mod client_trust;
+mod cluster_view;
 mod context;
 mod drain;
 mod groups;

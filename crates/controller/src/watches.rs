@@ -11,7 +11,7 @@ use crate::{
     PlanLocation,
     context::Context,
     groups::{
-        group_of, group_of_set, group_of_update, node_updates_of_machine, phase_of, unfinished_in,
+        group_of, group_of_set, machine_key, node_updates_of_machine, phase_of, unfinished_in,
         unfinished_of_group,
     },
     host_plan::cluster_key,
@@ -102,8 +102,7 @@ pub(crate) fn has_work_left(ctx: &Context, update: &NodeUpdate) -> bool {
         return true;
     }
     let stores = &ctx.stores;
-    let namespace = update.namespace().unwrap_or_default();
-    let key = ObjectKey::new(namespace, &update.spec.machine_ref.name);
+    let key = machine_key(update);
     let machine = stores.machines.get(&key);
     let group = machine.as_ref().and_then(|machine| group_of(stores, machine));
     let group = group.and_then(|group| stores.update_groups.get(&group.key));
@@ -134,9 +133,12 @@ pub(crate) fn machine_changed(ctx: &Context, machine: &Machine) {
 
 pub(crate) fn update_changed(ctx: &Context, update: &NodeUpdate) {
     wake_update(ctx, update);
-    if let Some(group) = group_of_update(&ctx.stores, update) {
-        work_changed(ctx, &group.cluster_key());
-        ctx.queues.groups.add(group.key);
+    // A Machine without a known group has a cluster, too.
+    if let Some(machine) = ctx.stores.machines.get(&machine_key(update)) {
+        work_changed(ctx, &cluster_key(&machine));
+        if let Some(group) = group_of(&ctx.stores, &machine) {
+            ctx.queues.groups.add(group.key);
+        }
     }
 }
 
@@ -153,6 +155,13 @@ pub(crate) fn group_changed(ctx: &Context, group: &UpdateGroup) {
             wake_update(ctx, &update);
         }
     }
+    if group.spec.control_plane {
+        // Workers wait for their control plane.
+        let cluster = ObjectKey::new(&key.namespace, &group.spec.cluster_name);
+        for workers in ctx.stores.update_groups.listed(&GROUPS_BY_CLUSTER, &cluster) {
+            ctx.queues.groups.add(ObjectKey::of(workers.as_ref()));
+        }
+    }
     ctx.queues.groups.add(key);
 }
 
@@ -164,7 +173,7 @@ fn namespace_changed(ctx: &Context, namespace: &Namespace) {
 }
 
 /// Outside of namespaces that opted in, the work that is left decides about the connection.
-fn work_changed(ctx: &Context, cluster: &ObjectKey) {
+pub(crate) fn work_changed(ctx: &Context, cluster: &ObjectKey) {
     if !ctx.opted_in(&cluster.namespace) {
         ctx.workload_index.cluster_changed(cluster.clone());
     }

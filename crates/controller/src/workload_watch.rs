@@ -4,10 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     convert::Infallible,
     future::pending,
-    sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -17,7 +14,6 @@ use futures::{
     future::{AbortHandle, abortable},
     stream::FuturesUnordered,
 };
-use jiff::Timestamp;
 use k8s_openapi::{
     api::core::v1::Namespace,
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
@@ -27,37 +23,32 @@ use kube::{
     core::crd::CustomResourceExt as _,
 };
 use refit_cluster_api::kinds::{Cluster, Machine};
-use refit_kinds::{keys, refit::HostPlan, version::StatedVersion};
+use refit_kinds::{keys, refit::HostPlan};
 use refit_runtime::{
-    Clock, ObjectKey, Store, apply,
-    client::{TooLarge, too_large},
+    ObjectKey, Store, apply,
+    client::too_large,
     clock::instant,
     store::{self, reflect_within},
 };
-use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+use tokio::sync::{Notify, Semaphore};
 
 use crate::{
-    PlanLocation,
-    agent_access::AgentAccess,
-    agent_policy,
+    PlanLocation, agent_policy,
     api_error::is_silence,
+    cluster_view::{ClusterView, SessionDelay},
     context::{Context, Stores},
     groups::{control_plane_of, node_updates_of_machine},
     indexes::{MACHINES_BY_CLUSTER, MACHINES_BY_NODE, node_index_key},
-    node_update::live::LiveReads,
-    watches::{has_work_left, wake_machine},
+    watches::{has_work_left, wake_machine, work_changed},
     workload_objects::{HOST_PLANS, NODES, NodeRecord, PodRecord, STATIC_PODS},
 };
 
 /// How often a cluster is probed.
 const PROBE_INTERVAL: Duration = Duration::from_mins(1);
-/// How long after a session the next one begins.
-const RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// The same after a cluster that answers lists, and no other calls, has done so again and again, or
-/// after one that sends too much: each session costs many requests.
-const RETRY_CEILING: Duration = Duration::from_mins(5);
-/// How long the first lists may take before NodeUpdates report that they wait for them.
-const SYNC_OVERDUE: Duration = Duration::from_secs(30);
+/// How many sessions list their clusters at once: after a start, all clusters are to be listed.
+const STARTING_SESSIONS: usize = 64;
+/// How long a session counts as starting at most: a slow cluster must not delay the start of others.
+const LONGEST_START: Duration = Duration::from_secs(30);
 /// Label of the control plane's mirror pods, in `kube-system`.
 pub(crate) const CONTROL_PLANE_PODS: &str = "tier=control-plane";
 /// On the CRD that Refit installs: hash of its spec. A CRD with an equal hash is not written again.
@@ -70,130 +61,6 @@ pub(crate) struct WorkloadIndex {
     /// The Clusters that were added, changed or deleted since they were last looked at.
     changed: Mutex<BTreeSet<ObjectKey>>,
     has_changed: Notify,
-}
-
-/// The data from the watches of one workload cluster.
-#[derive(Debug)]
-pub(crate) struct ClusterView {
-    /// HostPlans in the namespace `refit-system`.
-    pub(crate) host_plans: Store<HostPlan>,
-    /// All Nodes.
-    pub(crate) nodes: Store<NodeRecord>,
-    /// Mirror pods of the control plane, in `kube-system`.
-    pub(crate) static_pods: Store<PodRecord>,
-    /// The Nodes that have a Role for their agent.
-    agent_access: AgentAccess,
-    /// Reads apart from the watches.
-    pub(crate) live: LiveReads,
-    unreachable: AtomicBool,
-    /// A call got no response.
-    silence: Notify,
-    /// The version that the API server reports; read where the control plane has no Machines.
-    api_version: Mutex<StatedVersion>,
-    /// Why the cluster is not watched: it sends too much.
-    too_large: Mutex<Option<TooLarge>>,
-    /// The NodeUpdates that are being reconciled.
-    turns: Semaphore,
-    /// When the watch began.
-    since: OnceLock<Timestamp>,
-    /// When all watches last had listed everything.
-    complete_since: Mutex<Option<Timestamp>>,
-}
-
-impl ClusterView {
-    pub(crate) fn new(host_plans: Store<HostPlan>, turns: usize, since: Timestamp) -> Self {
-        Self {
-            host_plans,
-            nodes: Store::default(),
-            static_pods: Store::default(),
-            agent_access: AgentAccess::default(),
-            live: LiveReads::default(),
-            unreachable: AtomicBool::default(),
-            silence: Notify::default(),
-            api_version: Mutex::default(),
-            too_large: Mutex::default(),
-            turns: Semaphore::new(turns),
-            since: since.into(),
-            complete_since: Mutex::default(),
-        }
-    }
-
-    /// Waits until another NodeUpdate of the cluster may be reconciled.
-    pub(crate) async fn turn(&self) -> SemaphorePermit<'_> {
-        self.turns.acquire().await.expect("the semaphore is never closed")
-    }
-
-    /// What the cluster sends too much of, if that is why it is not watched.
-    pub(crate) fn too_large(&self) -> Option<TooLarge> {
-        self.lock_too_large().clone()
-    }
-
-    /// The version that the API server last reported; absent where the control plane has Machines.
-    pub(crate) fn api_version(&self) -> StatedVersion {
-        self.api_version.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Reads the version of the API server. An error of the API server leaves it unknown.
-    async fn read_api_version(&self, client: &Client) -> kube::Result<()> {
-        let read = match client.apiserver_version().await {
-            Ok(info) => info.git_version.as_str().into(),
-            Err(error) if is_silence(&error) => return Err(error),
-            Err(_) => StatedVersion::Absent,
-        };
-        *self.api_version.lock().unwrap_or_else(PoisonError::into_inner) = read;
-        Ok(())
-    }
-
-    fn lock_too_large(&self) -> MutexGuard<'_, Option<TooLarge>> {
-        self.too_large.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether the first list of every kind is complete.
-    pub(crate) fn synced(&self) -> bool {
-        self.host_plans.is_ready() && self.nodes.is_ready() && self.static_pods.is_ready()
-    }
-
-    /// Since when the data has been complete; `None` before it was for the first time.
-    pub(crate) fn complete_since(&self) -> Option<Timestamp> {
-        *self.lock_complete_since()
-    }
-
-    fn lock_complete_since(&self) -> MutexGuard<'_, Option<Timestamp>> {
-        self.complete_since.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until the first list of every kind is complete.
-    async fn wait_synced(&self) {
-        futures::join!(self.host_plans.ready(), self.nodes.ready(), self.static_pods.ready());
-    }
-
-    /// Requires another list of every kind that is watched in the workload cluster.
-    fn expect_lists(&self, plans_in_workload: bool) {
-        if plans_in_workload {
-            self.host_plans.expect_list();
-        }
-        self.nodes.expect_list();
-        self.static_pods.expect_list();
-    }
-
-    /// Whether the first lists are overdue and NodeUpdates must report it.
-    pub(crate) fn is_overdue(&self, clock: &Clock) -> bool {
-        let late = |since: &Timestamp| clock.elapsed(*since) > SYNC_OVERDUE;
-        !self.synced() && self.since.get().is_some_and(late)
-    }
-
-    /// Whether a call to the cluster got no response, and its watches have not listed everything
-    /// again since then.
-    pub(crate) fn is_unreachable(&self) -> bool {
-        self.unreachable.load(Ordering::Relaxed)
-    }
-
-    /// Records that a call got no response: all watches begin again.
-    pub(crate) fn mark_unreachable(&self) {
-        if !self.unreachable.swap(true, Ordering::Relaxed) {
-            self.silence.notify_one();
-        }
-    }
 }
 
 /// The Nodes of a workload cluster.
@@ -244,6 +111,7 @@ pub(crate) async fn run(ctx: &Context) {
     // Only then it is known which namespaces opted in, and which work is left.
     ctx.stores.wait_synced().await;
     let index = &ctx.workload_index;
+    let starts = Semaphore::new(STARTING_SESSIONS);
     let mut watches = FuturesUnordered::new();
     let mut handles: BTreeMap<ObjectKey, AbortHandle> = BTreeMap::new();
     loop {
@@ -252,7 +120,7 @@ pub(crate) async fn run(ctx: &Context) {
             if wanted && !handles.contains_key(&key) {
                 let view = Arc::new(new_view(ctx));
                 index.insert(key.clone(), view.clone());
-                let (watch, handle) = abortable(watch_cluster(ctx, key.clone(), view));
+                let (watch, handle) = abortable(watch_cluster(ctx, key.clone(), view, &starts));
                 handles.insert(key, handle);
                 watches.push(watch);
             } else if !wanted && let Some(handle) = handles.remove(&key) {
@@ -280,9 +148,12 @@ fn new_view(ctx: &Context) -> ClusterView {
 /// Whether Refit connects to a cluster: its control plane is initialised, and its namespace opted in
 /// or has work that must still end.
 fn is_wanted(ctx: &Context, key: &ObjectKey) -> bool {
-    let cluster = ctx.stores.clusters.get(key);
-    cluster.is_some_and(|cluster| initialised(&cluster))
-        && (ctx.opted_in(&key.namespace) || is_at_work(ctx, key))
+    can_be_watched(&ctx.stores, key) && (ctx.opted_in(&key.namespace) || is_at_work(ctx, key))
+}
+
+/// Whether a Cluster exists and its control plane is initialised.
+pub(crate) fn can_be_watched(stores: &Stores, cluster: &ObjectKey) -> bool {
+    stores.clusters.get(cluster).is_some_and(|cluster| initialised(&cluster))
 }
 
 fn is_at_work(ctx: &Context, cluster: &ObjectKey) -> bool {
@@ -299,51 +170,32 @@ fn initialised(cluster: &Cluster) -> bool {
     milestones.and_then(|milestones| milestones.control_plane_initialized).unwrap_or_default()
 }
 
-async fn watch_cluster(ctx: &Context, key: ObjectKey, view: Arc<ClusterView>) {
+async fn watch_cluster(ctx: &Context, key: ObjectKey, view: Arc<ClusterView>, starts: &Semaphore) {
     let plans_in_workload = ctx.settings.plan_location == PlanLocation::Workload;
-    let mut wait = Wait::default();
+    let mut delay = SessionDelay::default();
     loop {
+        let starting = starts.acquire().await;
         let begun = instant();
-        let Err(error) = Box::pin(session(ctx, &key, &view)).await;
+        let started = async {
+            let _ = tokio::time::timeout(LONGEST_START, view.wait_synced()).await;
+            drop(starting);
+            pending().await
+        };
+        let error = tokio::select! {
+            biased;
+            Err(error) = Box::pin(session(ctx, &key, &view)) => error,
+            error = started => error,
+        };
         tracing::debug!(cluster = %key, error = format!("{error:#}"), "session with the workload cluster ended");
         let cause = error.chain().find_map(too_large);
-        let delay = match &cause {
-            Some(_) => RETRY_CEILING,
-            None => wait.after(view.synced(), begun.elapsed()),
-        };
-        let changed = std::mem::replace(&mut *view.lock_too_large(), cause.clone()) != cause;
-        view.unreachable.store(true, Ordering::Relaxed);
-        let was_synced = view.synced();
-        view.expect_lists(plans_in_workload);
+        let delay = delay.after(&view, begun.elapsed(), cause.is_some());
         // Once per outage: every update of the cluster shows it.
-        if was_synced || changed {
+        if view.session_ended(cause, plans_in_workload) {
             wake_all(ctx, &key);
         }
         // The cluster may have moved, or its credentials may have changed.
         ctx.workloads.forget(&key.namespace, &key.name);
         tokio::time::sleep(delay).await;
-    }
-}
-
-/// The delay before the next session. A cluster may answer lists, and then no call of a NodeUpdate:
-/// after each such session the delay doubles.
-#[derive(Debug, Default)]
-struct Wait {
-    broken_in_a_row: u32,
-}
-
-impl Wait {
-    /// `synced` is whether the session listed everything, `lasted` how long it was.
-    fn after(&mut self, synced: bool, lasted: Duration) -> Duration {
-        if lasted > RETRY_CEILING {
-            self.broken_in_a_row = 0;
-        }
-        if !synced {
-            return RETRY_INTERVAL;
-        }
-        let delay = RETRY_INTERVAL * 2_u32.pow(self.broken_in_a_row.min(6));
-        self.broken_in_a_row += 1;
-        delay.min(RETRY_CEILING)
     }
 }
 
@@ -388,9 +240,7 @@ async fn session(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> anyhow::
     });
     let synced = async {
         view.wait_synced().await;
-        *view.lock_complete_since() = Some(ctx.clock.now());
-        *view.lock_too_large() = None;
-        view.unreachable.store(false, Ordering::Relaxed);
+        view.session_synced(ctx.clock.now());
         wake_all(ctx, key);
     };
     tokio::select! {
@@ -425,7 +275,7 @@ async fn keep_probing(
         let wait = if probed { PROBE_INTERVAL } else { Duration::ZERO };
         tokio::select! {
             biased;
-            () = view.silence.notified() => {
+            () = view.silent() => {
                 // Before the lists are complete, this is the silence that ended the last session.
                 if view.synced() {
                     anyhow::bail!("a call got no response");
@@ -498,6 +348,8 @@ pub(crate) fn wake_node(ctx: &Context, cluster: &ObjectKey, node: &str) {
     for machine in machines {
         wake_machine(ctx, &ObjectKey::of(machine.as_ref()));
     }
+    // The last thing that is left may be the cordon of a Node.
+    work_changed(ctx, cluster);
 }
 
 /// Wakes the NodeUpdates of all Machines of a Cluster.

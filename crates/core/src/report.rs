@@ -141,6 +141,11 @@ pub enum Refusal {
         /// The Machine.
         machine: String,
     },
+    /// The pods of a Machine that is being deleted have no other node to go to.
+    RoomForOthers {
+        /// The Machine that is being deleted.
+        machine: String,
+    },
     /// An operator paused the Machine or its Cluster.
     Paused {
         /// Kind and name of the paused object.
@@ -258,6 +263,7 @@ impl RefusalReason {
             | Self::NodeNotVerified
             | Self::NoNode
             | Self::MachineDeleting
+            | Self::RoomForOthers
             | Self::NoGroup
             | Self::ApiRefused
             | Self::ApiErrors => EndsBy::ObjectChange,
@@ -285,6 +291,7 @@ impl Refusal {
             Self::SlotBusy { machine }
             | Self::NoNode { machine }
             | Self::MachineDeleting { machine }
+            | Self::RoomForOthers { machine }
             | Self::NoGroup { machine } => machine.clone(),
             Self::ControlPlaneUnhealthy { member, .. } => member.clone(),
             Self::NoFreshReport { node }
@@ -334,6 +341,7 @@ impl Refusal {
             | Self::OlderUpdateUnfinished { .. }
             | Self::OlderPlanRunning { .. }
             | Self::MachineDeleting { .. }
+            | Self::RoomForOthers { .. }
             | Self::Paused { .. }
             | Self::NoGroup { .. }
             | Self::GroupNotReady
@@ -415,6 +423,10 @@ impl Refusal {
             Self::MachineDeleting { machine } => {
                 format!("Machine {machine} is being deleted: waiting until its host has stopped")
             }
+            Self::RoomForOthers { machine } => format!(
+                "waiting until Machine {machine}, which is being deleted, is gone: its pods have no \
+                 other node"
+            ),
             Self::Paused { object } => format!("waiting until {object} is no longer paused"),
             Self::NoGroup { machine } => format!(
                 "Machine {machine} belongs to no known control plane, MachineDeployment or \
@@ -488,6 +500,7 @@ mod tests {
             Refusal::OlderUpdateUnfinished { node_update: s("m-1") },
             Refusal::OlderPlanRunning { node: "n".into(), node_update: s("m-1") },
             Refusal::MachineDeleting { machine: s("m") },
+            Refusal::RoomForOthers { machine: s("m") },
             Refusal::Paused { object: s("Cluster edge-1") },
             Refusal::NoGroup { machine: s("m") },
             Refusal::GroupNotReady,

@@ -219,7 +219,7 @@ fn api_server_of(ctx: &Context, namespace: &str, group: &Group) -> Option<Stated
 }
 
 /// The version that a Machine's kubelet reports.
-pub(super) fn observed_version(machine: &Machine) -> StatedVersion {
+pub(crate) fn observed_version(machine: &Machine) -> StatedVersion {
     let info = machine.status.as_ref().and_then(|status| status.node_info.as_ref());
     info.map(|info| info.kubelet_version.clone()).unwrap_or_default()
 }

@@ -18,10 +18,10 @@ use refit_kinds::refit::{MachineUid, NodeName, NodeUpdate, Phase};
 use refit_runtime::ObjectKey;
 
 use crate::{
+    cluster_view::ClusterView,
     context::Context,
-    groups::{group_of_update, phase_of},
+    groups::{group_of_update, machine_key, phase_of},
     host_plan::{machines_by_node, plan_key},
-    workload_watch::ClusterView,
 };
 
 /// Maximum number of groups, and of clusters, with their own series. A fleet may have thousands of
@@ -177,9 +177,7 @@ impl Gauges {
         let updates = ctx.stores.node_updates.list();
         let mut of_machine: BTreeMap<ObjectKey, Vec<&NodeUpdate>> = BTreeMap::new();
         for update in &updates {
-            let namespace = update.metadata.namespace.clone().unwrap_or_default();
-            let key = ObjectKey::new(namespace, &update.spec.machine_ref.name);
-            of_machine.entry(key).or_default().push(update);
+            of_machine.entry(machine_key(update)).or_default().push(update);
         }
         let mut phases: BTreeMap<String, usize> = BTreeMap::new();
         for machine in ctx.stores.machines.list() {

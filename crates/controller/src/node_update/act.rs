@@ -30,6 +30,7 @@ use crate::{
     api_error::{is_silence, refusal},
     context::Context,
     drain,
+    hooks::create::{NewNodeUpdate, node_update},
 };
 
 /// Requeue delay after a write; the watch event of the write wakes the NodeUpdate as well.
@@ -106,6 +107,7 @@ async fn management(
             let mark = keys::UPDATE_IN_PROGRESS.to_owned();
             guard(ctx, look, serde_json::Map::from_iter([(mark, Value::Null)])).await
         }
+        ManagementWrite::Resume { ordinal } => resume(ctx, look, *ordinal).await,
         ManagementWrite::MachineCondition(condition) => {
             let status = match condition {
                 Some(condition) => json!({ "conditions": [condition] }),
@@ -142,6 +144,21 @@ async fn status(ctx: &Context, look: &Look, decision: &Decision) -> kube::Result
     let version = update.resource_version().unwrap_or_default();
     let written = apply::swap_status(&api, &update.name_any(), &version, &patch).await?;
     ctx.stores.node_updates.insert(written);
+    Ok(())
+}
+
+/// Creates the next NodeUpdate of the Machine, like the one that has ended.
+async fn resume(ctx: &Context, look: &Look, ordinal: u32) -> kube::Result<()> {
+    let ended = &look.snapshot.update;
+    let new = NewNodeUpdate {
+        namespace: ended.namespace().unwrap_or_default(),
+        machine: ended.spec.machine_ref.clone(),
+        origin: ended.spec.origin,
+        goal: ended.spec.goal.clone(),
+    };
+    let api: Api<NodeUpdate> = api_of(&ctx.client, ended.as_ref());
+    let (next, _) = apply::create_or_get(&api, &node_update(&new, ordinal)).await?;
+    ctx.stores.node_updates.insert(next);
     Ok(())
 }
 

@@ -7,8 +7,8 @@ use refit_cluster_api::kinds::Machine;
 use refit_core::{
     group::Other,
     node::{
-        ControlPlaneMember, Decision, Group, GroupState, MachineView, NodeView, Seen, Snapshot,
-        Workload, decide, is_available, speaker,
+        ControlPlaneMember, Decision, Group, GroupState, Leaving, MachineView, NodeView, Seen,
+        Snapshot, Workload, decide, is_available, speaker,
     },
 };
 use refit_kinds::{
@@ -19,12 +19,13 @@ use refit_runtime::ObjectKey;
 
 use crate::{
     api_error::{ReadError, is_silence},
+    cluster_view::ClusterView,
     context::{Context, Stores},
     groups::{self, control_plane_of, group_of, machines_of, node_updates_of_machine},
     host_plan::{cluster_key, node_name, plan_key},
     owner::{LiveOwner, limits_of},
     policy::{live_drain_policy, live_host_settings, live_policy},
-    workload_watch::ClusterView,
+    workload_watch::can_be_watched,
 };
 
 /// Everything that was read for one reconcile: the snapshot for the decision, and handles for the
@@ -46,8 +47,7 @@ pub(super) struct WorkloadCluster {
 impl Look {
     pub(super) fn read(ctx: &Context, update: Arc<NodeUpdate>) -> Self {
         let stores = &ctx.stores;
-        let machine_key =
-            ObjectKey::new(update.namespace().unwrap_or_default(), &update.spec.machine_ref.name);
+        let machine_key = groups::machine_key(&update);
         let machine = stores.machines.get(&machine_key);
         let name = update.name_any();
         let mut siblings = node_updates_of_machine(stores, &machine_key);
@@ -100,8 +100,10 @@ impl Look {
             workload: match seen {
                 Some(seen) => Workload::Seen(seen),
                 // Without a Machine there is no cluster to read, and nothing to wait for.
-                None if machine.is_none() => Workload::Unreachable { cluster: String::new() },
-                None => Workload::NotSynced,
+                None => known.map_or_else(
+                    || Workload::Unreachable { cluster: String::new() },
+                    |machine| unwatched(stores, machine),
+                ),
             },
             report_stale_after: ctx.settings.stale_after(),
             host_lost_after,
@@ -187,6 +189,16 @@ impl Look {
     }
 }
 
+/// The state of a cluster without a view: there will be one, unless its Cluster lacks something.
+fn unwatched(stores: &Stores, machine: &Machine) -> Workload {
+    let key = cluster_key(machine);
+    if can_be_watched(stores, &key) {
+        Workload::NotSynced
+    } else {
+        Workload::Unreachable { cluster: key.name }
+    }
+}
+
 fn seen(ctx: &Context, update: &NodeUpdate, machine: &Machine, cluster: &WorkloadCluster) -> Seen {
     let WorkloadCluster { key, view } = cluster;
     let node_name = update_node_name(update, machine);
@@ -238,6 +250,10 @@ fn group(
             node.map(|node| node.kubelet_version.clone()).unwrap_or_default()
         })
         .collect();
+    let leaving = other_machines()
+        .filter(|other| other.metadata.deletion_timestamp.is_some())
+        .filter_map(|other| Some(Leaving { machine: other.name_any(), node: node_name(other)? }))
+        .collect();
     let others = other_machines()
         .map(|other| Other {
             machine_uid: MachineUid::of(&other.metadata),
@@ -253,6 +269,7 @@ fn group(
         limits,
         others,
         others_run,
+        leaving,
         last_first_passed: last_first_passed(&updates, update, &machines),
     }
 }

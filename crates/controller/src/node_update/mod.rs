@@ -28,12 +28,12 @@ use self::{
 };
 use crate::{
     api_error::{ReadError, is_silence},
+    cluster_view::ClusterView,
     context::Context,
     drain::{self, DrainTarget},
     host_plan::cluster_key,
     metrics::of_request,
     watches::wake_update,
-    workload_watch::ClusterView,
 };
 
 /// Requeue delay after a Machine was found that the cache lacked, or more must be read.

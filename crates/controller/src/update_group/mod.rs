@@ -2,6 +2,7 @@
 //! slots of Machines that are gone, and deletes old NodeUpdates.
 
 mod live;
+mod outside;
 mod prune;
 
 use std::{sync::Arc, time::Duration};
@@ -12,7 +13,7 @@ use refit_core::{
         Member, POLICY_UNDERSTOOD, forget_old_answer, forget_replaced, release, show_policy,
         summarise,
     },
-    node::speaker,
+    node::{MEMBER_MISSING, speaker},
 };
 use refit_kinds::{
     conditions,
@@ -32,6 +33,7 @@ use crate::{
         Group, ensure_group, group_of, machines_of, node_updates_of_machine, owner_generation,
         owner_object, phase_of,
     },
+    hooks::can_update::observed_version,
     host_plan::{cluster_key, node_name},
     node_update::{
         look::{by_machine, of_machine},
@@ -39,15 +41,16 @@ use crate::{
     },
     owner::{LiveOwner, limits_of},
     policy::live_policy,
+    watches::wake_update,
 };
 
 /// Requeue delay after a write conflict.
 const AFTER_CONFLICT: Duration = Duration::from_millis(500);
 /// Requeue delay while old NodeUpdates are left to delete.
 const MORE_TO_PRUNE: Duration = Duration::from_secs(1);
-/// How often a group with slots is checked without an event: the deletion of a Machine may be
-/// missed.
-const SLOT_RECHECK: Duration = Duration::from_mins(1);
+/// How often a group is checked without an event if it has slots, because the deletion of a Machine may
+/// be missed, or a member that is not available.
+const RECHECK: Duration = Duration::from_mins(1);
 
 /// Reconciles UpdateGroups until the future is dropped.
 pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
@@ -105,11 +108,19 @@ pub(crate) async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<
     for key in given_up_for_another_version(stores, &group, &machines, &speakers) {
         ctx.queues.node_updates.add(key);
     }
+    for update in speakers.iter().flatten().filter(|update| stopped_for_member(update)) {
+        wake_update(ctx, update);
+    }
     if prune::prune(ctx, &machines, &updates, &next.slots).await? {
         return Ok(Action::RequeueAfter(MORE_TO_PRUNE));
     }
-    let idle = next.slots.is_empty();
-    Ok(if idle { Action::Done } else { Action::RequeueAfter(SLOT_RECHECK) })
+    let waits = !next.slots.is_empty() || outside::may_become_unavailable(ctx, &group, &machines);
+    Ok(if waits { Action::RequeueAfter(RECHECK) } else { Action::Done })
+}
+
+/// Whether an update waits for its group to be complete; nothing else wakes it.
+fn stopped_for_member(update: &NodeUpdate) -> bool {
+    update.status.as_ref().is_some_and(|status| status.failure_reason == MEMBER_MISSING)
 }
 
 /// Keys of the updates that ended without success and whose owner asks for another version since:
@@ -154,6 +165,7 @@ fn next_status(
                 machine: machine.metadata.name.as_deref()?,
                 in_progress: machine.metadata.deletion_timestamp.is_none()
                     && update_in_progress(machine.as_ref()),
+                is_behind: observed_version(machine) != machine.spec.version,
                 node_update: update.metadata.name.as_deref()?,
                 status: update.status.as_ref().unwrap_or(&none),
             })
@@ -173,7 +185,8 @@ fn next_status(
     if let Ok(policy) = live_policy(ctx, &group) {
         next = show_policy(&next, &policy, now);
     }
-    summarise(&next, limits, &members, object.metadata.generation, now)
+    let outside = outside::outside(ctx, &group, machines, speakers);
+    summarise(&next, limits, &members, &outside, object.metadata.generation, now)
 }
 
 /// Emits an event on the owner for an invalid annotation, once per change.

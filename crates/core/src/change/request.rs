@@ -3,15 +3,12 @@
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{
     keys,
-    refit::{
-        Goal, MachineUid, NodeUpdate, NodeUpdateStatus, Phase, Stage, StepState, StepStatus,
-        ordinal_of,
-    },
+    refit::{Goal, MachineUid, NodeUpdate, NodeUpdateStatus, Phase, Stage, StepState, StepStatus},
     version::KubernetesVersion,
 };
 
 use crate::{
-    node::{HOST_LOST, SUPERSEDED, is_past_return, newest},
+    node::{HOST_LOST, MEMBER_MISSING, SUPERSEDED, is_past_return, newest, next_ordinal},
     report::{Reason, RefusalReason},
 };
 
@@ -106,7 +103,8 @@ pub fn decide(
         let text = format!("stopped: Machine {} is being deleted", machine.name);
         return Decision::Answer(Answer::retry(text, RETRY_MAX_SECONDS));
     }
-    let create = || Decision::Create { ordinal: next_ordinal(machine, updates) };
+    let create =
+        || Decision::Create { ordinal: next_ordinal(&machine.name, updates.iter().copied()) };
     let Some(newest) = newest(updates.iter().copied(), &machine.uid) else {
         return create();
     };
@@ -118,6 +116,11 @@ pub fn decide(
             Phase::Failed | Phase::Stopped if retry_asked => create(),
             // It stopped for a goal that no one wants any more.
             Phase::Stopped if ended_with(newest, SUPERSEDED) => create(),
+            // It is made again once Cluster API has created the missing member.
+            Phase::Stopped if ended_with(newest, MEMBER_MISSING) => {
+                let text = "waiting until the control plane has all its Machines";
+                Decision::Answer(Answer::retry(text, RETRY_UNKNOWN_SECONDS))
+            }
             // The host is back: the next update adopts what it finds there.
             Phase::Failed if ended_with(newest, HOST_LOST) && machine.host_reports => create(),
             Phase::Failed => Decision::Answer(failed(newest)),
@@ -158,16 +161,6 @@ impl<'a> View<'a> {
             message: status.map_or("", |s| s.message.as_str()),
         }
     }
-}
-
-/// One past the highest ordinal in use, even if another Machine with this name used it.
-fn next_ordinal(machine: &MachineFacts, updates: &[&NodeUpdate]) -> u32 {
-    updates
-        .iter()
-        .filter_map(|update| ordinal_of(update.metadata.name.as_deref()?, &machine.name))
-        .max()
-        .unwrap_or(0)
-        .saturating_add(1)
 }
 
 /// Done, or waiting for the Machine's own status; `None` if the work must be repeated.

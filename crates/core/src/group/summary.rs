@@ -9,7 +9,7 @@ use refit_kinds::{
 use super::Limits;
 use crate::{
     change::{Policy, Verdict},
-    node::SUPERSEDED,
+    node::{MEMBER_MISSING, SUPERSEDED},
     report::{EndsBy, Reason, RefusalReason},
 };
 
@@ -26,6 +26,10 @@ pub const REASON_UNCOVERED: &str = "Uncovered";
 
 /// Condition of an UpdateGroup: whether the annotations of owner and Cluster are valid.
 pub const POLICY_UNDERSTOOD: &str = "PolicyUnderstood";
+/// Reason of [`BLOCKED`]: a member of the control plane is not available.
+const MEMBER_UNAVAILABLE: &str = "MemberUnavailable";
+/// Reason of [`BLOCKED`]: workers wait for a control plane that is blocked.
+const CONTROL_PLANE_BLOCKED: &str = "ControlPlaneBlocked";
 /// Reasons of [`COVERED`] for verdicts that wait for an operator.
 const WAITS_FOR_OPERATOR: [&str; 2] = ["NoFreshReport", "KubeletBehind"];
 
@@ -36,6 +40,8 @@ pub struct Member<'a> {
     pub machine: &'a str,
     /// Whether Cluster API waits for its update.
     pub in_progress: bool,
+    /// Whether its kubelet does not run the version in its spec.
+    pub is_behind: bool,
     /// Name of the NodeUpdate.
     pub node_update: &'a str,
     /// Status of the NodeUpdate.
@@ -53,10 +59,9 @@ impl Member<'_> {
         let NodeUpdateStatus { failure_reason, failure_message, .. } = self.status;
         let (reason, what) = if self.phase() == Phase::Failed {
             (conditions::REASON_FAILED, "failed")
-        } else if self.phase() == Phase::Stopped && failure_reason != SUPERSEDED {
+        } else if self.phase() == Phase::Stopped && !is_made_again(failure_reason) {
             (failure_reason.as_str(), "was stopped")
         } else {
-            // Cluster API's next call makes a superseded update again.
             return None;
         };
         let Self { machine, node_update, .. } = self;
@@ -69,12 +74,29 @@ impl Member<'_> {
     }
 }
 
+/// Whether an update that stopped for this reason is made again without an operator: by the next call
+/// of Cluster API, or once the control plane is complete.
+fn is_made_again(failure_reason: &str) -> bool {
+    [SUPERSEDED, MEMBER_MISSING].contains(&failure_reason)
+}
+
+/// What a group waits for that is none of its updates.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outside {
+    /// A control plane Machine that is not available and is not being updated. Cluster API does not
+    /// begin the next update before it is available (`docs/facts/control-plane.md#preflight`).
+    pub unavailable_member: Option<String>,
+    /// Why the control plane's group is blocked, for a group of workers.
+    pub control_plane_blocked: Option<String>,
+}
+
 /// The status to show: limit, waiting machines, conditions. Slots, durations and the conditions set
 /// by the hooks do not change.
 pub fn summarise(
     status: &UpdateGroupStatus,
     limits: Limits,
     members: &[Member<'_>],
+    outside: &Outside,
     generation: Option<i64>,
     now: Timestamp,
 ) -> UpdateGroupStatus {
@@ -96,7 +118,7 @@ pub fn summarise(
         generation,
         (PROGRESSING, progressing.0, progressing.1, &progressing.2),
     );
-    let (state, reason, message) = blocked(&next, members);
+    let (state, reason, message) = blocked(&next, members, outside);
     conditions::set(&mut next.conditions, now, generation, (BLOCKED, state, &reason, &message));
     next
 }
@@ -174,7 +196,11 @@ fn waiting(member: &Member<'_>) -> Option<Waiting> {
     })
 }
 
-fn blocked(status: &UpdateGroupStatus, members: &[Member<'_>]) -> (&'static str, String, String) {
+fn blocked(
+    status: &UpdateGroupStatus,
+    members: &[Member<'_>],
+    outside: &Outside,
+) -> (&'static str, String, String) {
     if !status.uncovered.is_empty() && !was_replaced(status) {
         let message = status.uncovered.join("\n");
         return ("True", REASON_UNCOVERED.to_owned(), message);
@@ -209,21 +235,55 @@ fn blocked(status: &UpdateGroupStatus, members: &[Member<'_>]) -> (&'static str,
             let reason = Reason::of(&blocker.reason);
             held || silent.into_iter().map(Reason::Update).any(|one| reason == Some(one))
         })
-        .find(|(_, blocker)| !ends_by_itself(status, blocker));
-    match stuck {
-        Some((member, blocker)) => {
-            let message = format!("{}: {}", member.machine, blocker.message);
-            ("True", blocker.reason.clone(), message)
-        }
+        .find(|(member, blocker)| !ends_by_itself(status, member, blocker));
+    if let Some((member, blocker)) = stuck {
+        let message = format!("{}: {}", member.machine, blocker.message);
+        return ("True", blocker.reason.clone(), message);
+    }
+    match blocked_from_outside(status, members, outside) {
+        Some((reason, message)) => ("True", reason.to_owned(), message),
         None => ("False", "NotBlocked".to_owned(), String::new()),
     }
 }
 
-/// Whether the wait ends with the group's own progress.
-fn ends_by_itself(status: &UpdateGroupStatus, blocker: &Blocker) -> bool {
+/// Reason and message for a group that waits for Cluster API, or for another group.
+fn blocked_from_outside(
+    status: &UpdateGroupStatus,
+    members: &[Member<'_>],
+    outside: &Outside,
+) -> Option<(&'static str, String)> {
+    let stopped = members.iter().find(|member| {
+        member.is_behind
+            && member.phase() == Phase::Stopped
+            && member.status.failure_reason == MEMBER_MISSING
+    });
+    if let Some(Member { machine, status, .. }) = stopped {
+        return Some((MEMBER_MISSING, format!("Machine {machine}: {}", status.failure_message)));
+    }
+    if let Some(machine) = &outside.unavailable_member {
+        let message = format!(
+            "Machine {machine} is not available: Cluster API begins no other update of the control \
+             plane until it is, or has been replaced"
+        );
+        return Some((MEMBER_UNAVAILABLE, message));
+    }
+    let why = outside.control_plane_blocked.as_ref()?;
+    let behind = Some(Reason::Update(RefusalReason::ControlPlaneBehind));
+    let refused = conditions::get(&status.conditions, COVERED)
+        .is_some_and(|answer| answer.status == "Unknown" && Reason::of(&answer.reason) == behind);
+    refused.then(|| {
+        (CONTROL_PLANE_BLOCKED, format!("the update of the control plane is blocked: {why}"))
+    })
+}
+
+/// Whether the wait ends with the group's own progress: a machine that waits for others recovers none
+/// of them.
+fn ends_by_itself(status: &UpdateGroupStatus, member: &Member<'_>, blocker: &Blocker) -> bool {
     match Reason::of(&blocker.reason).map(Reason::ends_by) {
         Some(EndsBy::Progress) => true,
-        Some(EndsBy::OthersRecover) => !status.slots.is_empty(),
+        Some(EndsBy::OthersRecover) => {
+            status.slots.iter().any(|slot| slot.machine != member.machine)
+        }
         Some(EndsBy::ObjectChange | EndsBy::Deadline | EndsBy::Command) | None => false,
     }
 }

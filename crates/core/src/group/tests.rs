@@ -5,7 +5,10 @@ use refit_kinds::{
 };
 
 use super::*;
-use crate::{change::Policy, node::SUPERSEDED};
+use crate::{
+    change::Policy,
+    node::{MEMBER_MISSING, SUPERSEDED},
+};
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
@@ -144,7 +147,11 @@ fn blocker(reason: &str) -> Blocker {
 }
 
 fn member<'a>(machine: &'a str, in_progress: bool, status: &'a NodeUpdateStatus) -> Member<'a> {
-    Member { machine, in_progress, node_update: "m-1-1", status }
+    Member { machine, in_progress, is_behind: true, node_update: "m-1-1", status }
+}
+
+fn nothing() -> Outside {
+    Outside::default()
 }
 
 fn ended(phase: Phase, reason: &str) -> NodeUpdateStatus {
@@ -160,7 +167,7 @@ fn shown(phase: Phase, reason: &str) -> UpdateGroupStatus {
     let status =
         NodeUpdateStatus { phase, blocked_by: vec![blocker(reason)], ..Default::default() };
     let members = [member("m-1", true, &status)];
-    summarise(&UpdateGroupStatus::default(), FIVE, &members, Some(1), at(0))
+    summarise(&UpdateGroupStatus::default(), FIVE, &members, &nothing(), Some(1), at(0))
 }
 
 #[test]
@@ -185,7 +192,7 @@ fn a_group_shows_waiting_machines_and_their_causes() {
 #[test]
 fn a_group_with_an_uncovered_change_is_blocked() {
     let status = UpdateGroupStatus { uncovered: vec!["line".into()], ..Default::default() };
-    let next = summarise(&status, FIVE, &[], None, at(0));
+    let next = summarise(&status, FIVE, &[], &nothing(), None, at(0));
     let condition = conditions::get(&next.conditions, BLOCKED).unwrap();
     assert_eq!((condition.status.as_str(), condition.reason.as_str()), ("True", "Uncovered"));
 }
@@ -203,7 +210,7 @@ fn a_reverted_uncovered_change_no_longer_blocks() {
     let covered = conditions::get(&next.conditions, COVERED).unwrap();
     assert_eq!((&*covered.status, &*covered.reason), ("Unknown", "OwnerChanged"));
     assert_eq!(forget_old_answer(&next, Some(4), at(9)), next);
-    let next = summarise(&next, FIVE, &[], None, at(1));
+    let next = summarise(&next, FIVE, &[], &nothing(), None, at(1));
     assert!(!conditions::is_true(&next.conditions, BLOCKED));
 }
 
@@ -217,17 +224,17 @@ fn answered(reason: &str, word: &str, generation: i64) -> UpdateGroupStatus {
 #[test]
 fn silent_agents_block_a_group_until_its_owner_changes() {
     let status = answered("NoFreshReport", "Unknown", 2);
-    let blocked = summarise(&status, FIVE, &[], None, at(1));
+    let blocked = summarise(&status, FIVE, &[], &nothing(), None, at(1));
     let condition = conditions::get(&blocked.conditions, BLOCKED).unwrap();
     assert_eq!(
         (&*condition.status, &*condition.reason, &*condition.message),
         ("True", "NoFreshReport", "no report from Node n")
     );
     let later = forget_old_answer(&blocked, Some(3), at(2));
-    let later = summarise(&later, FIVE, &[], None, at(2));
+    let later = summarise(&later, FIVE, &[], &nothing(), None, at(2));
     assert!(!conditions::is_true(&later.conditions, BLOCKED));
     let passing = answered("ControlPlaneBehind", "Unknown", 2);
-    let passing = summarise(&passing, FIVE, &[], None, at(1));
+    let passing = summarise(&passing, FIVE, &[], &nothing(), None, at(1));
     assert!(!conditions::is_true(&passing.conditions, BLOCKED));
 }
 
@@ -235,7 +242,10 @@ fn silent_agents_block_a_group_until_its_owner_changes() {
 fn a_replacement_is_shown_until_it_is_done() {
     let mut status = answered("UncoveredReplace", "False", 2);
     status.uncovered = vec!["line".into()];
-    assert!(!conditions::is_true(&summarise(&status, FIVE, &[], None, at(1)).conditions, BLOCKED));
+    assert!(!conditions::is_true(
+        &summarise(&status, FIVE, &[], &nothing(), None, at(1)).conditions,
+        BLOCKED
+    ));
     assert_eq!(forget_replaced(&status, false), status);
     assert!(forget_replaced(&status, true).uncovered.is_empty());
     let mut preserved = answered("UncoveredPreserve", "False", 2);
@@ -264,7 +274,7 @@ fn an_invalid_policy_has_a_condition_until_corrected() {
 fn a_failed_machine_that_is_down_blocks_its_group() {
     let status = taken(&UpdateGroupStatus::default(), 1, FIVE, 5);
     let failed = ended(Phase::Failed, "CommandFailed");
-    let next = summarise(&status, FIVE, &[member("m-1", false, &failed)], None, at(0));
+    let next = summarise(&status, FIVE, &[member("m-1", false, &failed)], &nothing(), None, at(0));
     assert!(conditions::is_true(&next.conditions, BLOCKED));
 }
 
@@ -275,20 +285,69 @@ fn a_machine_whose_update_was_given_up_blocks_until_cluster_api_no_longer_waits(
         (Phase::Failed, "CommandFailed", Some("Failed")),
         (Phase::Stopped, "Aborted", Some("Aborted")),
         (Phase::Stopped, SUPERSEDED, None),
+        (Phase::Stopped, MEMBER_MISSING, Some(MEMBER_MISSING)),
     ] {
         let status = ended(phase, reason);
         let blocked = |in_progress| {
             let members = [member("m-2", true, &running), member("m-1", in_progress, &status)];
-            let next = summarise(&UpdateGroupStatus::default(), FIVE, &members, None, at(0));
+            let next =
+                summarise(&UpdateGroupStatus::default(), FIVE, &members, &nothing(), None, at(0));
             let condition = conditions::get(&next.conditions, BLOCKED).unwrap().clone();
             (condition.status == "True").then_some(condition)
         };
-        assert!(blocked(false).is_none(), "{reason}");
+        // Cluster API no longer waits while it creates a missing member.
+        assert_eq!(blocked(false).is_some(), reason == MEMBER_MISSING, "{reason}");
         let condition = blocked(true);
         assert_eq!(condition.as_ref().map(|one| &*one.reason), shown, "{reason}");
-        for part in ["m-1-1", reason, "step one: no", "refit retry machine/m-1"] {
+        for part in ["m-1", "step one: no"] {
             assert!(condition.as_ref().is_none_or(|one| one.message.contains(part)), "{part}");
         }
+    }
+}
+
+#[test]
+fn a_given_up_update_is_shown_with_the_next_command() {
+    let status = ended(Phase::Failed, "CommandFailed");
+    let (_, message) = member("m-1", true, &status).given_up().unwrap();
+    assert_eq!(
+        message,
+        "Machine m-1: NodeUpdate m-1-1 failed: CommandFailed; step one: no. To try again: refit \
+         retry machine/m-1"
+    );
+}
+
+#[test]
+fn an_updated_machine_is_not_missed_any_more() {
+    let status = ended(Phase::Stopped, MEMBER_MISSING);
+    let updated = Member { is_behind: false, ..member("m-1", false, &status) };
+    let next = summarise(&UpdateGroupStatus::default(), FIVE, &[updated], &nothing(), None, at(0));
+    assert!(!conditions::is_true(&next.conditions, BLOCKED));
+}
+
+#[test]
+fn a_control_plane_is_blocked_by_a_member_that_is_not_available() {
+    let outside = Outside { unavailable_member: Some("m-2".to_owned()), ..nothing() };
+    let next = summarise(&UpdateGroupStatus::default(), FIVE, &[], &outside, None, at(0));
+    let condition = conditions::get(&next.conditions, BLOCKED).unwrap();
+    assert_eq!((&*condition.status, &*condition.reason), ("True", "MemberUnavailable"));
+    assert!(condition.message.starts_with("Machine m-2 is not available"));
+}
+
+#[test]
+fn workers_that_wait_for_a_blocked_control_plane_are_blocked() {
+    let why = Some("Machine cp-1 is not available".to_owned());
+    let blocked = Outside { control_plane_blocked: why, ..nothing() };
+    let refused = answered("ControlPlaneBehind", "Unknown", 2);
+    let fine = UpdateGroupStatus::default();
+    for (status, outside, shown) in [
+        (&refused, &blocked, Some("ControlPlaneBlocked")),
+        (&fine, &blocked, None),
+        (&refused, &nothing(), None),
+    ] {
+        let next = summarise(status, FIVE, &[], outside, None, at(1));
+        let condition = conditions::get(&next.conditions, BLOCKED).unwrap();
+        let reason = (condition.status == "True").then_some(&*condition.reason);
+        assert_eq!(reason, shown);
     }
 }
 
@@ -298,8 +357,9 @@ fn a_repeated_summary_changes_nothing() {
     let running = status(Phase::Upgrading, Vec::new());
     let waiting = status(Phase::Waiting, vec![blocker("SlotBusy")]);
     let members = [member("m-1", true, &running), member("m-2", true, &waiting)];
-    let first = summarise(&UpdateGroupStatus::default(), FIVE, &members, Some(1), at(0));
-    assert_eq!(summarise(&first, FIVE, &members, Some(1), at(99)), first);
+    let first =
+        summarise(&UpdateGroupStatus::default(), FIVE, &members, &nothing(), Some(1), at(0));
+    assert_eq!(summarise(&first, FIVE, &members, &nothing(), Some(1), at(99)), first);
 }
 
 proptest! {

@@ -76,10 +76,8 @@ impl World {
             ("cluster.x-k8s.io", "MachineSet" | "MachineDeployment")
             | ("controlplane.cluster.x-k8s.io", _) => {
                 let key = (key.0.clone(), kind.to_owned(), key.1.clone());
-                match new {
-                    Some(new) => self.owners.insert(key, Owner::of(kind, new)),
-                    None => self.owners.remove(&key),
-                };
+                let by_user = ![CONTROLLER, CAPI].contains(&actor);
+                self.owner_changed(key, new.map(|new| Owner::of(kind, new)), by_user);
             }
             _ => {}
         }
@@ -105,6 +103,7 @@ impl World {
             Some(machine) => self.machines.insert(key.clone(), machine),
             None => self.machines.remove(key),
         };
+        self.forget_changes();
         found
     }
 
@@ -126,6 +125,7 @@ impl World {
             || owner.surges
             || owner.on_delete
             || owner.policy.allows_replacement()
+            || self.changed_midway.contains(&group)
             || too_many;
         (!asked).then(|| {
             format!(

@@ -1,6 +1,6 @@
 //! The observed state of a world, and what follows from it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use refit_kinds::refit::Gate;
 
@@ -21,6 +21,10 @@ pub(super) type GroupKey = (String, String, String);
 pub struct World {
     pub(super) machines: BTreeMap<Key, Machine>,
     pub(super) owners: BTreeMap<GroupKey, Owner>,
+    /// MachineDeployments that a user changed in the middle of a rollout, until all of their Machines
+    /// are as they request. Cluster API then scales MachineSets without a call of an extension
+    /// (`docs/facts/machine-deployment.md#a-change-in-the-middle-of-a-rollout`).
+    pub(super) changed_midway: BTreeSet<GroupKey>,
     pub(super) clusters: BTreeMap<Key, Policy>,
     pub(super) clusters_deleting: BTreeMap<Key, bool>,
     pub(super) updates: BTreeMap<Key, Update>,
@@ -58,6 +62,45 @@ impl World {
             .iter()
             .filter(|((namespace, _), _)| *namespace == group.0)
             .filter(|((namespace, _), m)| self.group_of(namespace, m).as_ref() == Some(group))
+    }
+
+    /// Records a new state of an owner.
+    pub(super) fn owner_changed(&mut self, key: GroupKey, new: Option<Owner>, by_user: bool) {
+        let deployment = key.1 == "MachineDeployment";
+        if let (Some(before), Some(after)) = (self.owners.get(&key), &new)
+            && (&before.version, before.replicas) != (&after.version, after.replicas)
+            && deployment
+            && by_user
+            && !self.is_settled(&key)
+        {
+            self.changed_midway.insert(key.clone());
+        }
+        match new {
+            Some(new) => self.owners.insert(key, new),
+            None => self.owners.remove(&key),
+        };
+        self.forget_changes();
+    }
+
+    /// Forgets the changes whose rollouts have ended.
+    pub(super) fn forget_changes(&mut self) {
+        let changed = std::mem::take(&mut self.changed_midway);
+        self.changed_midway = changed.into_iter().filter(|key| !self.is_settled(key)).collect();
+    }
+
+    /// Whether a group has as many Machines as its owner requests, in its version, and none is being
+    /// updated.
+    fn is_settled(&self, group: &GroupKey) -> bool {
+        self.owners.get(group).is_none_or(|owner| {
+            let members: Vec<_> = self.members(group).map(|(_, machine)| machine).collect();
+            let present = i32::try_from(members.len()).unwrap_or(i32::MAX);
+            owner.replicas.is_none_or(|replicas| replicas == present)
+                && members.iter().all(|machine| {
+                    !machine.updating
+                        && machine.deleted_at.is_none()
+                        && machine.version == owner.version
+                })
+        })
     }
 
     /// The Machine that has this Node.

@@ -282,6 +282,46 @@ fn surge_scale_down_policy_and_remediation_may_delete() {
     }
 }
 
+/// All workers, in this version; `w-0` is between two MachineSets if it is `marked`.
+fn workers(world: &mut World, version: &str, marked: bool) {
+    for n in 0..5 {
+        let mut worker = machine(&format!("w-{n}"), "MachineSet", "md-abc");
+        worker["spec"]["version"] = version.into();
+        if marked && n == 0 {
+            worker["metadata"]["annotations"] = json!({keys::UPDATE_IN_PROGRESS: ""});
+        }
+        put(world, CAPI, "Machine", &worker);
+    }
+}
+
+fn request(world: &mut World, version: &str) {
+    let template = json!({"spec": {"template": {"spec": {"version": version}}}});
+    put(world, CAPI, "MachineDeployment", &with(deployment(0, 1), template));
+}
+
+#[test]
+fn cluster_api_may_delete_after_a_user_changed_a_deployment_in_the_middle_of_a_rollout() {
+    let mut world = world();
+    workers(&mut world, "v1.35.0", false);
+    request(&mut world, "v1.35.1");
+    workers(&mut world, "v1.35.0", true);
+    assert_eq!(delete(&mut world.clone(), "w-1", "capi"), [3], "a rollout alone is no reason");
+    request(&mut world, "v1.35.0");
+    assert_eq!(delete(&mut world.clone(), "w-1", "capi"), OK);
+    assert_eq!(delete(&mut world.clone(), "w-1", "controller"), [3]);
+    workers(&mut world, "v1.35.0", false);
+    assert_eq!(delete(&mut world, "w-1", "capi"), [3], "the rollout has ended");
+}
+
+#[test]
+fn a_change_that_is_set_back_before_it_had_an_effect_is_no_reason_to_delete() {
+    let mut world = world();
+    workers(&mut world, "v1.35.0", false);
+    request(&mut world, "v1.35.1");
+    request(&mut world, "v1.35.0");
+    assert_eq!(delete(&mut world, "w-1", "capi"), [3]);
+}
+
 #[test]
 fn a_second_unfinished_update_of_a_machine_is_found() {
     let mut world = world();

@@ -22,7 +22,7 @@ use super::{
     drain_ladder::{self, Since},
     drain_report::DrainRefusal,
     drain_sort::{Attachment, DrainView, Sorted, sort},
-    snapshot::{NodeView, WorkloadWrite, Write},
+    snapshot::{GroupState, Leaving, NodeView, WorkloadWrite, Write},
     status::Standing,
     steps::{self, STEP_CORDON, STEP_DRAIN},
     work::Work,
@@ -50,10 +50,13 @@ const MOST_NAMES: usize = 3;
 /// again soon: skipping the drain because of it would end pods without checking their budgets. If
 /// no node takes the pods, trying to evict them is harmless, because the budgets refuse.
 pub fn another_could_take(node: &NodeView, nodes: &[NodeView]) -> bool {
-    nodes.iter().filter(|other| other.name != node.name).any(|other| {
-        let mut lasting = other.taints.iter().filter(|taint| lasts(taint));
-        lasting.all(|taint| node.taints.contains(taint))
-    })
+    nodes.iter().filter(|other| other.name != node.name).any(|other| tolerates(node, other))
+}
+
+/// Whether the pods of a node tolerate the lasting taints of another one.
+fn tolerates(node: &NodeView, other: &NodeView) -> bool {
+    let mut lasting = other.taints.iter().filter(|taint| lasts(taint));
+    lasting.all(|taint| node.taints.contains(taint))
 }
 
 /// Whether a taint describes the node's purpose. Taints that Kubernetes, cloud providers and
@@ -75,6 +78,9 @@ impl Work<'_> {
         let Some(node) = self.seen.node() else {
             return Some(Standing::blocked(Phase::Draining, Refusal::NodeNotReady { node: name }));
         };
+        if let Some(waiting) = self.leave_room(node) {
+            return Some(waiting);
+        }
         let skipped = steps::state_of(&self.status, STEP_DRAIN) == StepState::Skipped;
         if skipped || (!node.unschedulable && !another_could_take(node, &self.seen.nodes)) {
             let why = "no other node can run the pods";
@@ -100,6 +106,31 @@ impl Work<'_> {
         self.advance(STEP_DRAIN, StepState::Running, "");
         self.show_policy();
         self.leave_load_balancers(node).or_else(|| self.empty(node))
+    }
+
+    /// Waits while Cluster API drains another machine of the group whose pods can only come here. A
+    /// budget would stop both drains for ever.
+    fn leave_room(&self, node: &NodeView) -> Option<Standing> {
+        let GroupState::Present(group) = &self.s.group else {
+            return None;
+        };
+        let nodes = &self.seen.nodes;
+        let exists = |leaving: &&Leaving| nodes.iter().any(|other| other.name == leaving.node);
+        let leaving = group.leaving.iter().find(exists)?;
+        let leaves = |other: &NodeView| group.leaving.iter().any(|one| one.node == other.name);
+        let takes_pods = |other: &&NodeView| {
+            other.ready && !other.unschedulable && other.name != node.name && !leaves(other)
+        };
+        let another = nodes.iter().filter(takes_pods).any(|other| tolerates(node, other));
+        // Someone else's cordon stays, so nothing could come here anyway.
+        let may_give = !node.unschedulable || node.cordoned_by_us();
+        (may_give && !another).then(|| {
+            let refusal = Refusal::RoomForOthers { machine: leaving.machine.clone() };
+            let uncordon = Write::Workload(WorkloadWrite::Uncordon);
+            Standing::blocked(Phase::Draining, refusal)
+                .write(node.cordoned_by_us().then_some(uncordon))
+                .again_after(10)
+        })
     }
 
     fn has_annotation(&self, annotation: &str) -> bool {

@@ -13,6 +13,7 @@ use super::{
     gate::is_ours,
     guard,
     lost::HOST_LOST,
+    member_missing,
     order::speaks,
     snapshot::{
         Announcement, Decision, GroupState, ManagementWrite, NodeView, Severity, Snapshot,
@@ -52,6 +53,12 @@ pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) 
             announce.push(withdrawal(s, machine));
             write = Some(Write::Management(ManagementWrite::Withdraw));
         }
+        if write.is_none()
+            && let Some((announcement, next)) = member_missing::next_write(s, machine, &status)
+        {
+            announce.push(announcement);
+            write = Some(Write::Management(next));
+        }
     }
     let slot = match &s.group {
         GroupState::Present(group) => holds(s, speaks).then_some(&group.status),
@@ -88,18 +95,23 @@ fn is_withdrawn(s: &Snapshot, machine: &Machine) -> bool {
     };
     let runs = seen.node().and_then(|node| node.kubelet_version.version());
     let goal = &s.update.spec.goal.kubernetes_version;
-    let annotations = machine.metadata.annotations.as_ref();
     let with_all = |runs| match &s.group {
         GroupState::Present(group) => group.others_run.iter().all(|other| other.is(runs)),
         GroupState::None | GroupState::Missing => false,
     };
-    // Cluster API sets the goal before it sets the hook.
-    annotations
-        .is_some_and(|all| all.contains_key(keys::UPDATE_IN_PROGRESS) && update_hook_pending(all))
+    is_awaited(machine)
         && machine.metadata.deletion_timestamp.is_none()
         && machine.spec.version.is(goal)
         && runs.is_some_and(|runs| runs != goal && s.owner_version.is(runs) && with_all(runs))
         && is_taken_back(&s.update, seen.host_plan.as_deref())
+}
+
+/// Whether Cluster API has requested an update and waits for it: it sets the goal before it sets the
+/// hook.
+pub(super) fn is_awaited(machine: &Machine) -> bool {
+    let annotations = machine.metadata.annotations.as_ref();
+    annotations
+        .is_some_and(|all| all.contains_key(keys::UPDATE_IN_PROGRESS) && update_hook_pending(all))
 }
 
 fn withdrawal(s: &Snapshot, machine: &Machine) -> Announcement {

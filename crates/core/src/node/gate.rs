@@ -43,7 +43,8 @@ pub(super) fn host_ended(plan: &HostPlan) -> bool {
 /// A worker's drain needs none: it holds its slot, and its pods are listed before each eviction.
 ///
 /// That a host is lost is decided live, too, on its HostPlan: an old view would end its update. So is
-/// that its owner has taken an update back: Cluster API would consider the old version the new one.
+/// that its owner has taken an update back: Cluster API would consider the old version the new one;
+/// and that an update is withdrawn or made again for a missing member.
 pub fn requires_live_read(s: &Snapshot, decision: &Decision) -> bool {
     let ends = |status: &NodeUpdateStatus| status.failure_reason == HOST_LOST;
     let has_ended = s.update.status.as_ref().is_some_and(ends);
@@ -71,11 +72,11 @@ fn seen_plan(s: &Snapshot) -> Option<&HostPlan> {
 
 fn disturbs(s: &Snapshot, write: &Write) -> bool {
     use ManagementWrite::{
-        ClaimSlot, Guard, MachineCondition, ReleaseSlot, Status, Unguard, Withdraw,
+        ClaimSlot, Guard, MachineCondition, ReleaseSlot, Resume, Status, Unguard, Withdraw,
     };
     use WorkloadWrite::{Cordon, Evict, Exclude, Include, Uncordon};
     match write {
-        Write::Management(ClaimSlot(_) | Withdraw) => true,
+        Write::Management(ClaimSlot(_) | Withdraw | Resume { .. }) => true,
         Write::Management(
             Status | ReleaseSlot(_) | Guard(_) | Unguard(_) | MachineCondition(_),
         )
@@ -190,9 +191,10 @@ impl Work<'_> {
     }
 
     /// Aborts the plan of another NodeUpdate, unless that NodeUpdate is unfinished and does so
-    /// itself.
+    /// itself. A plan that may run every step ends by itself, and its kubelet may be the new one
+    /// already.
     pub(super) fn abort_orphan(&self) -> Option<Write> {
-        let plan = self.seen.host_plan.as_deref()?;
+        let plan = self.seen.host_plan.as_deref().filter(|plan| plan.spec.gate < Gate::Disrupt)?;
         let owner_unfinished =
             self.s.siblings.iter().any(|other| is_ours(plan, other) && is_unfinished(other));
         let mut spec = plan.spec.clone();

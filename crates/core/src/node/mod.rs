@@ -35,6 +35,7 @@ mod host_settings;
 mod host_steps;
 mod left;
 mod lost;
+mod member_missing;
 mod order;
 mod prune;
 mod role;
@@ -66,12 +67,13 @@ pub use host_settings::{SettingsSources, Specificity, host_settings};
 pub use host_steps::{HostWork, Reboot, plan_steps};
 pub use left::Ended;
 pub use lost::HOST_LOST;
-pub use order::{newest, speaker};
+pub use member_missing::MEMBER_MISSING;
+pub use order::{newest, next_ordinal, speaker};
 pub use prune::{KEPT_FOR, KEPT_UPDATES, prunable};
 pub use role::decide_role;
 pub use snapshot::{
     Announcement, ControlPlaneMember, Decision, EvictionRefusal, Group, GroupState, ImageVersion,
-    ManagementWrite, NodeView, PodRef, Seen, Severity, Snapshot, StaticPod, Workload,
+    Leaving, ManagementWrite, NodeView, PodRef, Seen, Severity, Snapshot, StaticPod, Workload,
     WorkloadWrite, Write,
 };
 pub use status::is_past_return;

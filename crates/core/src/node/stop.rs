@@ -11,7 +11,9 @@ use refit_kinds::{
 };
 
 use super::{
+    end::is_awaited,
     gate,
+    member_missing::MEMBER_MISSING,
     order::{is_newer, is_unfinished},
     snapshot::{Snapshot, Write},
     status::Standing,
@@ -29,6 +31,8 @@ pub(super) enum Stop {
     /// The goal of the Machine has changed.
     GoalChanged,
     Superseded(String),
+    /// Cluster API does not create a missing control plane member before the update has ended.
+    MemberMissing,
     Deleting,
 }
 
@@ -59,7 +63,13 @@ impl Work<'_> {
         {
             return Some(Stop::Superseded(newer.metadata.name.clone().unwrap_or_default()));
         }
-        (abort_sent || self.status.phase == Phase::Stopping).then_some(Stop::Aborted)
+        let delays = self.delays_a_member(machine, gate);
+        if !delays && !abort_sent && self.status.phase != Phase::Stopping {
+            return None;
+        }
+        // No one has asked for an abort, and the missing member may have come since.
+        let for_member = delays || self.control_plane() && is_awaited(machine);
+        Some(if for_member { Stop::MemberMissing } else { Stop::Aborted })
     }
 
     pub(super) fn stopping(&mut self, machine: &Machine, stop: &Stop) -> Standing {
@@ -80,6 +90,14 @@ impl Work<'_> {
             Stop::GoalChanged => {
                 let message = and_left("the goal of the Machine changed".to_owned());
                 Standing::stopped(SUPERSEDED, message)
+            }
+            Stop::MemberMissing => {
+                let message = and_left(
+                    "Cluster API creates a missing Machine of the control plane only while no \
+                     update is requested; the update continues once the control plane is complete"
+                        .to_owned(),
+                );
+                Standing::stopped(MEMBER_MISSING, message)
             }
             Stop::Superseded(by) => {
                 let message =
@@ -105,10 +123,14 @@ impl Work<'_> {
                 Phase::Stopping,
                 Refusal::MachineDeleting { machine: self.machine_name().to_owned() },
             ),
-            Stop::Aborted | Stop::GoalChanged | Stop::Superseded(_) => match self.silent_agent() {
-                Some(silent) => Standing::blocked(Phase::Stopping, silent),
-                None => Standing::new(Phase::Stopping, "the host will stop at the next safe step"),
-            },
+            Stop::Aborted | Stop::GoalChanged | Stop::Superseded(_) | Stop::MemberMissing => {
+                match self.silent_agent() {
+                    Some(silent) => Standing::blocked(Phase::Stopping, silent),
+                    None => {
+                        Standing::new(Phase::Stopping, "the host will stop at the next safe step")
+                    }
+                }
+            }
         };
         outcome.write(abort_write(plan))
     }

@@ -57,7 +57,7 @@ pub(super) fn cause_holds(
             let all = world.node_updates();
             Some(all.iter().any(|update| name(update) == object && !is_final(update)))
         }
-        RefusalReason::MachineDeleting => {
+        RefusalReason::MachineDeleting | RefusalReason::RoomForOthers => {
             Some(machine(object).is_some_and(|m| m["metadata"]["deletionTimestamp"].is_string()))
         }
         RefusalReason::NoNode => {

@@ -248,7 +248,9 @@ fn endless_wait(one: &MachineEnd, all: &[MachineEnd]) -> Option<(Rule, String)> 
 /// What is wrong with a machine that has no update to the version that its owner requests.
 fn left_out(session: &Session, one: &MachineEnd, all: &[MachineEnd]) -> Option<(Rule, String)> {
     let shows = |kind, status| has_condition(session, &one.machine, kind, status);
-    if let Some(why) = uncovered(session, one) {
+    // One Machine that cannot be updated holds up its whole group.
+    let group = all.iter().filter(|other| is_worker(&other.machine) == is_worker(&one.machine));
+    if let Some(why) = [one].into_iter().chain(group).find_map(|one| uncovered(session, one)) {
         let what = format!("{why}, and its UpdateGroup does not say so");
         let said = shows("Covered", "False") || shows("Blocked", "True");
         return (!said).then_some((Rule::NotShown, what));

@@ -318,3 +318,44 @@ fn an_invalid_value_is_shown_in_the_node_update() {
     pass(&mut one, 1);
     assert_eq!(one.status().conditions[0].status, "True");
 }
+
+/// A worker that is being drained while a budget allows no evictions, and the only other one.
+fn stuck_beside_another() -> One {
+    let mut one = One::worker().upgraded();
+    one.nodes.truncate(2);
+    tight(&mut one);
+    pass(&mut one, 2);
+    assert!(one.node().unwrap().cordoned_by_us());
+    one.leaving = vec![Leaving { machine: "m-1".into(), node: "m-1".into() }];
+    one
+}
+
+#[test]
+fn a_drain_leaves_room_for_the_pods_of_a_machine_that_is_being_deleted() {
+    let mut one = stuck_beside_another();
+    pass(&mut one, 1);
+    assert_eq!((one.phase(), one.blocked_by()), (Phase::Draining, vec!["RoomForOthers".into()]));
+    assert!(!one.node().unwrap().unschedulable);
+    one.leaving.clear();
+    one.nodes.push(node("m-2"));
+    pass(&mut one, 1);
+    assert!(one.node().unwrap().cordoned_by_us());
+    assert_eq!(one.blocked_by(), ["PodDisruptionBudget"]);
+}
+
+#[test]
+fn a_drain_goes_on_if_it_takes_room_from_no_one() {
+    type Change = fn(&mut One);
+    let table: [(&str, Change); 3] = [
+        ("another node takes pods", |one| one.nodes.push(node("m-2"))),
+        ("the deleted Machine has no Node any more", |one| one.nodes.truncate(1)),
+        ("an admin has cordoned the node", |one| one.node_mut().cordoned_by = None),
+    ];
+    for (why, change) in table {
+        let mut one = stuck_beside_another();
+        change(&mut one);
+        pass(&mut one, 1);
+        assert_eq!(one.blocked_by(), ["PodDisruptionBudget"], "{why}");
+        assert!(one.node().unwrap().unschedulable, "{why}");
+    }
+}

@@ -6,6 +6,7 @@ mod handover;
 mod host_steps;
 mod left;
 mod lost;
+mod member_missing;
 mod model;
 mod phases;
 mod rules;

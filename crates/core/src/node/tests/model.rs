@@ -52,7 +52,9 @@ pub(super) fn guard_of(write: &Write) -> Option<Kind> {
             | WorkloadWrite::Include,
         ) => Some(Kind::Node),
         Write::Workload(WorkloadWrite::Evict(_))
-        | Write::Management(ManagementWrite::MachineCondition(_)) => None,
+        | Write::Management(
+            ManagementWrite::MachineCondition(_) | ManagementWrite::Resume { .. },
+        ) => None,
     }
 }
 
@@ -157,6 +159,7 @@ impl Five {
                 limits: self.limits,
                 others: self.others(who),
                 others_run: Vec::new(),
+                leaving: Vec::new(),
                 last_first_passed: None,
             }),
             workload: Workload::Seen(seen),

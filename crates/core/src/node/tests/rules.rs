@@ -247,6 +247,22 @@ fn a_running_plan_of_another_update_is_waited_for() {
 }
 
 #[test]
+fn a_plan_that_may_replace_the_kubelet_is_not_aborted() {
+    let mut one = One::worker().upgraded();
+    one.settle();
+    assert_eq!(one.gate(), Gate::Disrupt);
+    // Its NodeUpdate was deleted.
+    one.update = update("m-0", 2);
+    one.settle();
+    assert_eq!(one.blocked_by(), ["OlderPlanRunning"]);
+    assert!(!one.plan.as_ref().unwrap().spec.abort);
+    one.host_works();
+    one.kubelet_returns();
+    one.settle();
+    assert_eq!(one.plan.as_ref().unwrap().spec.plan_id, "uid-m-0-2");
+}
+
+#[test]
 fn an_unreachable_api_server_is_named_and_waited_for() {
     let mut one = One::worker().upgraded();
     one.reachable = false;

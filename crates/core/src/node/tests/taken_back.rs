@@ -24,10 +24,7 @@ fn aborted() -> One {
     one.settle();
     one.host_works();
     one.settle();
-    let annotations = one.machine.as_mut().unwrap().metadata.annotations.get_or_insert_default();
-    annotations.insert(keys::UPDATE_IN_PROGRESS.to_owned(), String::new());
-    annotations.insert(keys::PENDING_HOOKS.to_owned(), keys::UPDATE_MACHINE_HOOK.to_owned());
-    one
+    one.awaited()
 }
 
 #[test]

@@ -160,6 +160,7 @@ pub(super) struct One {
     pub(super) limits: Limits,
     pub(super) others: Vec<Other>,
     pub(super) others_run: Vec<StatedVersion>,
+    pub(super) leaving: Vec<Leaving>,
     pub(super) last_first_passed: Option<bool>,
     pub(super) reachable: bool,
     /// Since when the watches have been complete.
@@ -215,6 +216,7 @@ impl One {
             limits: Limits { replicas: 0, max_unavailable: 0 },
             others: Vec::new(),
             others_run: Vec::new(),
+            leaving: Vec::new(),
             last_first_passed: None,
             reachable: true,
             complete_since: 0,
@@ -252,6 +254,15 @@ impl One {
             one.control_plane.push(member(&name));
         }
         one
+    }
+
+    /// Cluster API waits for the update.
+    pub(super) fn awaited(mut self) -> Self {
+        let annotations =
+            self.machine.as_mut().unwrap().metadata.annotations.get_or_insert_default();
+        annotations.insert(keys::UPDATE_IN_PROGRESS.to_owned(), String::new());
+        annotations.insert(keys::PENDING_HOOKS.to_owned(), keys::UPDATE_MACHINE_HOOK.to_owned());
+        self
     }
 
     /// Continues until the host has the plan and everything is staged.
@@ -326,6 +337,7 @@ impl One {
                 limits: self.limits,
                 others: self.others.clone(),
                 others_run: self.others_run.clone(),
+                leaving: self.leaving.clone(),
                 last_first_passed: self.last_first_passed,
             }),
         };
@@ -430,6 +442,9 @@ impl One {
                 let machine = self.machine.as_mut().unwrap();
                 let annotations = machine.metadata.annotations.get_or_insert_default();
                 annotations.remove(keys::UPDATE_IN_PROGRESS);
+            }
+            Write::Management(ManagementWrite::Resume { ordinal }) => {
+                self.siblings.push(update(&self.update.spec.machine_ref.name, ordinal));
             }
             Write::HostPlan(spec) => self.plan.as_mut().unwrap().spec = spec,
             Write::Workload(WorkloadWrite::Cordon) => {
@@ -580,6 +595,7 @@ pub(super) fn word(write: &Write) -> String {
         Write::Management(ManagementWrite::Guard(_)) => "guard".into(),
         Write::Management(ManagementWrite::Unguard(_)) => "unguard".into(),
         Write::Management(ManagementWrite::Withdraw) => "withdraw".into(),
+        Write::Management(ManagementWrite::Resume { ordinal }) => format!("resume {ordinal}"),
         Write::HostPlan(spec) if spec.abort => "abort".into(),
         Write::HostPlan(spec) => format!("gate {:?}", spec.gate),
         Write::Workload(WorkloadWrite::Cordon) => "cordon".into(),

@@ -1,0 +1,212 @@
+//! What is known about one workload cluster: the caches of its watches, and whether they are current.
+
+use std::{
+    sync::{
+        Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use kube::Client;
+use refit_kinds::{refit::HostPlan, version::StatedVersion};
+use refit_runtime::{Clock, Store, client::TooLarge};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+
+use crate::{
+    agent_access::AgentAccess,
+    api_error::is_silence,
+    node_update::live::LiveReads,
+    workload_objects::{NodeRecord, PodRecord},
+};
+
+/// How long after a session the next one begins.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// The same after a cluster that answers lists, and no other calls, has done so again and again, or
+/// after one that sends too much: each session costs many requests.
+const RETRY_CEILING: Duration = Duration::from_mins(5);
+/// How long the first lists may take before NodeUpdates report that they wait for them.
+const SYNC_OVERDUE: Duration = Duration::from_secs(30);
+
+/// The data from the watches of one workload cluster.
+#[derive(Debug)]
+pub(crate) struct ClusterView {
+    /// HostPlans in the namespace `refit-system`.
+    pub(crate) host_plans: Store<HostPlan>,
+    /// All Nodes.
+    pub(crate) nodes: Store<NodeRecord>,
+    /// Mirror pods of the control plane, in `kube-system`.
+    pub(crate) static_pods: Store<PodRecord>,
+    /// The Nodes that have a Role for their agent.
+    pub(crate) agent_access: AgentAccess,
+    /// Reads apart from the watches.
+    pub(crate) live: LiveReads,
+    unreachable: AtomicBool,
+    /// A call got no response.
+    silence: Notify,
+    /// The version that the API server reports; read where the control plane has no Machines.
+    api_version: Mutex<StatedVersion>,
+    /// Why the cluster is not watched: it sends too much.
+    too_large: Mutex<Option<TooLarge>>,
+    /// The NodeUpdates that are being reconciled.
+    turns: Semaphore,
+    /// When the watch began.
+    since: OnceLock<Timestamp>,
+    /// When all watches last had listed everything.
+    complete_since: Mutex<Option<Timestamp>>,
+}
+
+impl ClusterView {
+    pub(crate) fn new(host_plans: Store<HostPlan>, turns: usize, since: Timestamp) -> Self {
+        Self {
+            host_plans,
+            nodes: Store::default(),
+            static_pods: Store::default(),
+            agent_access: AgentAccess::default(),
+            live: LiveReads::default(),
+            unreachable: AtomicBool::default(),
+            silence: Notify::default(),
+            api_version: Mutex::default(),
+            too_large: Mutex::default(),
+            turns: Semaphore::new(turns),
+            since: since.into(),
+            complete_since: Mutex::default(),
+        }
+    }
+
+    /// Waits until another NodeUpdate of the cluster may be reconciled.
+    pub(crate) async fn turn(&self) -> SemaphorePermit<'_> {
+        self.turns.acquire().await.expect("the semaphore is never closed")
+    }
+
+    /// What the cluster sends too much of, if that is why it is not watched.
+    pub(crate) fn too_large(&self) -> Option<TooLarge> {
+        self.lock_too_large().clone()
+    }
+
+    /// The version that the API server last reported; absent where the control plane has Machines.
+    pub(crate) fn api_version(&self) -> StatedVersion {
+        self.api_version.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Reads the version of the API server. An error of the API server leaves it unknown.
+    pub(crate) async fn read_api_version(&self, client: &Client) -> kube::Result<()> {
+        let read = match client.apiserver_version().await {
+            Ok(info) => info.git_version.as_str().into(),
+            Err(error) if is_silence(&error) => return Err(error),
+            Err(_) => StatedVersion::Absent,
+        };
+        self.set_api_version(read);
+        Ok(())
+    }
+
+    fn set_api_version(&self, version: StatedVersion) {
+        *self.api_version.lock().unwrap_or_else(PoisonError::into_inner) = version;
+    }
+
+    fn lock_too_large(&self) -> MutexGuard<'_, Option<TooLarge>> {
+        self.too_large.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the first list of every kind is complete.
+    pub(crate) fn synced(&self) -> bool {
+        self.host_plans.is_ready() && self.nodes.is_ready() && self.static_pods.is_ready()
+    }
+
+    /// Since when the data has been complete; `None` before it was for the first time.
+    pub(crate) fn complete_since(&self) -> Option<Timestamp> {
+        *self.lock_complete_since()
+    }
+
+    fn lock_complete_since(&self) -> MutexGuard<'_, Option<Timestamp>> {
+        self.complete_since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the first list of every kind is complete.
+    pub(crate) async fn wait_synced(&self) {
+        futures::join!(self.host_plans.ready(), self.nodes.ready(), self.static_pods.ready());
+    }
+
+    /// Records that every watch of the session has listed everything.
+    pub(crate) fn session_synced(&self, now: Timestamp) {
+        *self.lock_complete_since() = Some(now);
+        *self.lock_too_large() = None;
+        self.unreachable.store(false, Ordering::Relaxed);
+    }
+
+    /// Records the end of a session: what it delivered counts only after every kind that is watched in
+    /// the workload cluster has been listed again. Returns whether that is news.
+    pub(crate) fn session_ended(
+        &self,
+        too_large: Option<TooLarge>,
+        plans_in_workload: bool,
+    ) -> bool {
+        let was_synced = self.synced();
+        let changed =
+            std::mem::replace(&mut *self.lock_too_large(), too_large.clone()) != too_large;
+        self.unreachable.store(true, Ordering::Relaxed);
+        self.set_api_version(StatedVersion::Absent);
+        if plans_in_workload {
+            self.host_plans.expect_list();
+        }
+        self.nodes.expect_list();
+        self.static_pods.expect_list();
+        was_synced || changed
+    }
+
+    /// Whether the first lists are overdue and NodeUpdates must report it.
+    pub(crate) fn is_overdue(&self, clock: &Clock) -> bool {
+        let late = |since: &Timestamp| clock.elapsed(*since) > SYNC_OVERDUE;
+        !self.synced() && self.since.get().is_some_and(late)
+    }
+
+    /// Whether a call to the cluster got no response, and its watches have not listed everything
+    /// again since then.
+    pub(crate) fn is_unreachable(&self) -> bool {
+        self.unreachable.load(Ordering::Relaxed)
+    }
+
+    /// Waits until a call gets no response.
+    pub(crate) async fn silent(&self) {
+        self.silence.notified().await;
+    }
+
+    /// Records that a call got no response: all watches begin again.
+    pub(crate) fn mark_unreachable(&self) {
+        if !self.unreachable.swap(true, Ordering::Relaxed) {
+            self.silence.notify_one();
+        }
+    }
+}
+
+/// The delay before the next session. A cluster may answer lists, and then no call of a NodeUpdate:
+/// after each such session the delay doubles.
+#[derive(Debug, Default)]
+pub(crate) struct SessionDelay {
+    broken_in_a_row: u32,
+}
+
+impl SessionDelay {
+    /// The delay after a session of this view that `lasted` so long, and ended because the cluster
+    /// sends too much, or for another reason.
+    pub(crate) fn after(
+        &mut self,
+        view: &ClusterView,
+        lasted: Duration,
+        too_large: bool,
+    ) -> Duration {
+        if too_large {
+            return RETRY_CEILING;
+        }
+        if lasted > RETRY_CEILING {
+            self.broken_in_a_row = 0;
+        }
+        if !view.synced() {
+            return RETRY_INTERVAL;
+        }
+        let delay = RETRY_INTERVAL * 2_u32.pow(self.broken_in_a_row.min(6));
+        self.broken_in_a_row += 1;
+        delay.min(RETRY_CEILING)
+    }
+}
