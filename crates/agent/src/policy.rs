@@ -127,8 +127,8 @@ trait HostView {
 struct ThisHost;
 
 impl PolicyFile {
-    /// The policy at this path. It is read whenever a step is about to start. Whoever chooses another
-    /// place than [`DEFAULT_POLICY`] has a policy, so there it must exist.
+    /// The policy at this path. It is read whenever a step is about to start. An operator who sets
+    /// another place than [`DEFAULT_POLICY`] has a policy, so there it must exist.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         Self { may_be_absent: path == Path::new(DEFAULT_POLICY), path }

@@ -53,6 +53,24 @@ fn without_apply_all_manifests_are_printed() {
 }
 
 #[test]
+fn kubeconfigs_may_be_read_in_chosen_namespaces_only() {
+    let text = printed(&["install", "--only", "rbac", "--kubeconfigs-in", "edge,fleet"]);
+    assert_eq!(kinds(&text).iter().filter(|kind| **kind == "ClusterRoleBinding").count(), 1);
+    for namespace in ["edge", "fleet"] {
+        let binding = format!(
+            "kind: RoleBinding\nmetadata:\n  namespace: {namespace}\n  name: refit-kubeconfigs\n"
+        );
+        assert!(text.contains(&binding), "{text}");
+    }
+    for wrong in ["Edge", "-edge", "a b", ""] {
+        let output = refit(&["install", "--kubeconfigs-in", wrong]);
+        assert_eq!(output.status.code(), Some(2), "{wrong}");
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.contains("expected the name of a namespace"), "{error}");
+    }
+}
+
+#[test]
 fn parts_image_and_replicas_are_chosen() {
     let image = "registry.example/refit:1";
     let text = printed(&["install", "--only", "agent", "--image", image]);

@@ -53,6 +53,15 @@ impl std::fmt::Display for ReadError {
     }
 }
 
+impl std::error::Error for ReadError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Object(_) => None,
+            Self::Management(request) | Self::Workload(request) => Some(request.error.as_ref()),
+        }
+    }
+}
+
 impl ReadError {
     /// Wraps the error of a request to the management cluster.
     pub(crate) fn management(what: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {

@@ -19,7 +19,7 @@ use crate::{
         CONTROL_PLANE_BY_CLUSTER, MACHINES_BY_OWNER, SETS_BY_GROUP, UPDATES_BY_MACHINE,
         set_index_key,
     },
-    owner::LiveOwner,
+    owner::{LiveOwner, limits_of},
 };
 
 /// A group: the key and the spec of its UpdateGroup, whether it exists yet or not.
@@ -140,6 +140,14 @@ pub(crate) fn machines_of(stores: &Stores, group: &ObjectKey) -> Vec<Arc<Machine
         .map(|machine| (machine.name_any(), machine))
         .collect();
     machines.into_values().collect()
+}
+
+/// Whether a control plane has fewer Machines than it asks for; Machines that are being deleted count.
+pub(crate) fn lacks_machines(stores: &Stores, group: &Group) -> bool {
+    let present = machines_of(stores, &group.key).len();
+    let missing =
+        limits_of(stores, group, present).replicas > i32::try_from(present).unwrap_or(i32::MAX);
+    group.spec.control_plane && missing
 }
 
 /// The Machines of a MachineSet, in order of their names.

@@ -174,18 +174,8 @@ async fn watch_cluster(ctx: &Context, key: ObjectKey, view: Arc<ClusterView>, st
     let plans_in_workload = ctx.settings.plan_location == PlanLocation::Workload;
     let mut delay = SessionDelay::default();
     loop {
-        let starting = starts.acquire().await;
         let begun = instant();
-        let started = async {
-            let _ = tokio::time::timeout(LONGEST_START, view.wait_synced()).await;
-            drop(starting);
-            pending().await
-        };
-        let error = tokio::select! {
-            biased;
-            Err(error) = Box::pin(session(ctx, &key, &view)) => error,
-            error = started => error,
-        };
+        let Err(error) = Box::pin(session(ctx, &key, &view, starts)).await;
         tracing::debug!(cluster = %key, error = format!("{error:#}"), "session with the workload cluster ended");
         let cause = error.chain().find_map(too_large);
         let delay = delay.after(&view, begun.elapsed(), cause.is_some());
@@ -202,7 +192,12 @@ async fn watch_cluster(ctx: &Context, key: ObjectKey, view: Arc<ClusterView>, st
 /// Watches a cluster over one set of connections, until it does not respond or rejects the
 /// credentials. What the watches of an earlier session delivered counts only after each watch has
 /// listed again: the world may have changed meanwhile, and a connection may be half-open.
-async fn session(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> anyhow::Result<Infallible> {
+async fn session(
+    ctx: &Context,
+    key: &ObjectKey,
+    view: &ClusterView,
+    starts: &Semaphore,
+) -> anyhow::Result<Infallible> {
     let client = ctx.workloads.client(&key.namespace, &key.name).await?;
     // A replica that is not the leader writes nothing: it watches what the leader installed.
     let plans_in_workload = ctx.settings.plan_location == PlanLocation::Workload;
@@ -210,6 +205,12 @@ async fn session(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> anyhow::
     if leads {
         ensure_installed(&client).await?;
     }
+    // Of the leader, only clusters that answer get here.
+    let starting = starts.acquire().await;
+    let started = async {
+        let _ = tokio::time::timeout(LONGEST_START, view.wait_synced()).await;
+        drop(starting);
+    };
     let wake = |node: &str| wake_node(ctx, key, node);
     let plans = async {
         if plans_in_workload {
@@ -250,7 +251,7 @@ async fn session(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> anyhow::
         what = nodes => Err(what.into()),
         what = pods => Err(what.into()),
         never = async {
-            futures::join!(access, synced);
+            futures::join!(access, synced, started);
             pending().await
         } => never,
     }

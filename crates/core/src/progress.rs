@@ -8,7 +8,7 @@ use refit_kinds::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::node::speaker;
+use crate::node::{MEMBER_MISSING, speaker};
 
 /// Update progress of one machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,11 +115,13 @@ impl MachineProgress {
     }
 
     /// Whether the update to the Machine's desired version failed for good: the machine stays as it
-    /// is until an operator requests another attempt. If Cluster API no longer requests the update
+    /// is until an operator requests another attempt, unlike one that waits for a missing control plane
+    /// member. If Cluster API no longer requests the update
     /// and the machine runs the version, nothing is left to do.
     pub fn has_failed(&self) -> bool {
         matches!(self.phase, Some(Phase::Failed | Phase::Stopped))
             && !self.retry_asked
+            && self.failure_reason != MEMBER_MISSING
             && self.goal_version == self.wanted_version
             && (self.in_progress || self.kubelet_version != self.wanted_version)
     }

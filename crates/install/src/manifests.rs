@@ -54,11 +54,14 @@ pub struct Choices {
     pub image: String,
     /// Number of controller replicas.
     pub replicas: u32,
+    /// The namespaces in which the controller may read the kubeconfigs of workload clusters; all if
+    /// empty.
+    pub kubeconfigs_in: Vec<String>,
 }
 
 impl Default for Choices {
     fn default() -> Self {
-        Self { image: IMAGE.to_owned(), replicas: REPLICAS }
+        Self { image: IMAGE.to_owned(), replicas: REPLICAS, kubeconfigs_in: Vec::new() }
     }
 }
 
@@ -107,6 +110,9 @@ const FILES: &[(Part, &str, &str)] = files![
     Agent "agent/daemon_set.yaml",
 ];
 
+/// The binding that lets the controller read the kubeconfigs of workload clusters.
+const KUBECONFIGS: &str = "rbac/kubeconfigs_role_binding.yaml";
+
 /// The controller's rights in a workload cluster, as a ClusterRole. It is not applied: Cluster
 /// API's kubeconfig Secret is an administrator's.
 pub const WORKLOAD_ROLE: &str = include_str!("../../../deploy/agent/workload_role.yaml");
@@ -152,8 +158,25 @@ pub fn manifests(parts: &[Part], choices: &Choices) -> Vec<Manifest> {
     FILES
         .iter()
         .filter(|(part, ..)| parts.contains(part))
-        .map(|(part, path, text)| Manifest { path, part: *part, text: chosen(text, choices) })
+        .flat_map(|(part, path, text)| {
+            let texts = match *path {
+                KUBECONFIGS if !choices.kubeconfigs_in.is_empty() => {
+                    choices.kubeconfigs_in.iter().map(|space| bound_in(text, space)).collect()
+                }
+                _ => vec![chosen(text, choices)],
+            };
+            texts.into_iter().map(|text| Manifest { path, part: *part, text })
+        })
         .collect()
+}
+
+/// A ClusterRoleBinding as a RoleBinding in a namespace.
+fn bound_in(text: &str, namespace: &str) -> String {
+    text.replacen("kind: ClusterRoleBinding\n", "kind: RoleBinding\n", 1).replacen(
+        "\nmetadata:\n",
+        &format!("\nmetadata:\n  namespace: {namespace}\n"),
+        1,
+    )
 }
 
 fn chosen(text: &str, choices: &Choices) -> String {
@@ -316,7 +339,8 @@ mod tests {
 
     #[test]
     fn image_and_replicas_are_set_by_the_operator() {
-        let choices = Choices { image: "registry.example/refit@sha256:0".to_owned(), replicas: 3 };
+        let image = "registry.example/refit@sha256:0".to_owned();
+        let choices = Choices { image, replicas: 3, ..Choices::default() };
         for part in [Part::Controller, Part::Agent] {
             let texts: String = manifests(&[part], &choices)
                 .iter()
@@ -326,6 +350,19 @@ mod tests {
             assert!(!texts.contains(IMAGE));
             assert_eq!(texts.contains("replicas: 3\n"), part == Part::Controller);
         }
+    }
+
+    #[test]
+    fn kubeconfigs_may_be_read_in_the_chosen_namespaces_only() {
+        let kubeconfigs_in = vec!["edge".to_owned(), "fleet".to_owned()];
+        let choices = Choices { kubeconfigs_in, ..Choices::default() };
+        let objects = objects(&manifests(&[Part::Rbac], &choices));
+        let bindings: Vec<(&str, &str)> = objects
+            .iter()
+            .filter(|object| object["roleRef"]["name"] == "refit-kubeconfigs")
+            .map(|object| (json::kind(object), json::namespace(object)))
+            .collect();
+        assert_eq!(bindings, [("RoleBinding", "edge"), ("RoleBinding", "fleet")]);
     }
 
     #[test]

@@ -21,6 +21,8 @@ pub const UP_TO_DATE: &str = "UpToDate";
 pub const READY: &str = "Ready";
 /// Cluster API's condition on a Machine: Ready for `minReadySeconds`.
 pub const AVAILABLE: &str = "Available";
+/// Condition of a Machine: Cluster API deletes it; the reason names the step.
+pub const DELETING: &str = "Deleting";
 /// A MachineHealthCheck's condition on a Machine: whether it is healthy.
 pub const HEALTH_CHECK_SUCCEEDED: &str = "HealthCheckSucceeded";
 /// On an unhealthy Machine: `False` until its owner has remediated it.

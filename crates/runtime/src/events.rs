@@ -7,7 +7,7 @@ use k8s_openapi::{
     api::core::v1::{Event, EventSource, ObjectReference},
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
 };
-use kube::{Api, Client, api::PostParams};
+use kube::{Api, Client, Resource, ResourceExt as _, api::PostParams};
 
 use crate::Clock;
 
@@ -129,6 +129,18 @@ fn event_name(announcement: &Announcement) -> String {
 }
 
 /// An event is in the namespace of its object; for cluster-scoped objects that is `default`.
+/// An object as what an event is about.
+pub fn reference<K: Resource<DynamicType = ()>>(object: &K) -> ObjectReference {
+    ObjectReference {
+        api_version: Some(K::api_version(&()).into_owned()),
+        kind: Some(K::kind(&()).into_owned()),
+        name: Some(object.name_any()),
+        namespace: object.namespace(),
+        uid: object.uid(),
+        ..ObjectReference::default()
+    }
+}
+
 fn namespace_of(about: &ObjectReference) -> String {
     about
         .namespace

@@ -139,9 +139,16 @@ pub(super) fn put_back(site: &Site, plan: &str) -> Result<(), WorkError> {
 pub(super) fn mend_manifests(site: &Site, plan: &str) -> Result<(), WorkError> {
     for name in MANIFEST_NAMES {
         let path = format!("{MANIFESTS}/{name}");
-        if !is_pod(&site.read(&path)) && keep::put_back_file(site, plan, CONFIGURATION, &path)? {
-            site.log(&format!("restored {path}, which a power cut had left incomplete"));
+        if is_pod(&site.read(&path)) || !keep::put_back_file(site, plan, CONFIGURATION, &path)? {
+            continue;
         }
+        if !is_pod(&site.read(&path)) {
+            return Err(WorkError::needs_person(format!(
+                "{path} was incomplete before this plan began: restore it, for example from \
+                 /etc/kubernetes/tmp/kubeadm-backup-manifests-*"
+            )));
+        }
+        site.log(&format!("restored {path}, which a power cut had left incomplete"));
     }
     Ok(())
 }

@@ -185,14 +185,21 @@ async fn a_failed_save_leaves_nothing_in_the_etcd_directory() {
     }
 }
 
+fn pod(image: &str) -> String {
+    format!("kind: Pod\nspec:\n  containers:\n  - image: {image}\n")
+}
+
+fn pods(site: &Site) {
+    for name in MANIFEST_NAMES {
+        fs::write(site.path(MANIFESTS).join(name), pod("old")).unwrap();
+    }
+}
+
 #[test]
 fn manifests_that_a_power_cut_left_incomplete_are_restored() {
-    let pod = |image: &str| format!("kind: Pod\nspec:\n  containers:\n  - image: {image}\n");
     let (_directory, site) = site();
     let path = |name: &str| site.path(MANIFESTS).join(name);
-    for name in MANIFEST_NAMES {
-        fs::write(path(name), pod("old")).unwrap();
-    }
+    pods(&site);
     keep_configuration(&site, "p").unwrap();
     fs::remove_file(path("etcd.yaml")).unwrap();
     fs::write(path("kube-apiserver.yaml"), "").unwrap();
@@ -209,9 +216,19 @@ fn manifests_that_a_power_cut_left_incomplete_are_restored() {
 #[test]
 fn a_manifest_that_the_host_never_had_is_not_made() {
     let (_directory, site) = site();
-    control_plane(&site);
+    pods(&site);
     fs::remove_file(site.path(MANIFESTS).join("etcd.yaml")).unwrap();
     keep_configuration(&site, "p").unwrap();
     mend_manifests(&site, "p").unwrap();
     assert!(!site.path(MANIFESTS).join("etcd.yaml").exists());
+}
+
+#[test]
+fn a_manifest_that_was_incomplete_before_the_plan_needs_a_person() {
+    let (_directory, site) = site();
+    control_plane(&site);
+    keep_configuration(&site, "p").unwrap();
+    let error = mend_manifests(&site, "p").unwrap_err();
+    assert_eq!(error.kind, FailureKind::NeedsPerson);
+    assert!(error.message.contains("etcd.yaml was incomplete before this plan"), "{error:?}");
 }

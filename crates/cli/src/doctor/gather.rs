@@ -294,11 +294,14 @@ async fn controller(client: &Client) -> Read<Option<doctor::Workload>> {
 
 /// Whose hook calls a controller with these containers serves.
 fn client_auth(containers: &[Container]) -> ClientAuth {
-    let args = containers.iter().flat_map(|one| one.args.iter().flatten().cloned());
+    let args: Vec<String> =
+        containers.iter().flat_map(|one| one.args.iter().flatten().cloned()).collect();
+    // The value of a flag may be an argument of its own.
+    let pairs = args.windows(2).map(|pair| pair.join("="));
     let variables = containers.iter().flat_map(|one| one.env.iter().flatten());
     let variables =
         variables.map(|one| format!("{}={}", one.name, one.value.as_deref().unwrap_or_default()));
-    let all: Vec<String> = args.chain(variables).collect();
+    let all: Vec<String> = pairs.chain(args.iter().cloned()).chain(variables).collect();
     let is_off = |one: &String| {
         matches!(one.as_str(), "--hook-client-auth=Off" | "REFIT_HOOK_CLIENT_AUTH=Off")
     };

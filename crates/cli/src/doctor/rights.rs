@@ -4,11 +4,14 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::{
     authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
-    core::v1::ServiceAccount,
+    core::v1::{Namespace, ServiceAccount},
 };
-use kube::{Api, Client, api::PostParams};
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{ListParams, PostParams},
+};
 use refit_install::{Choices, Part, manifests, objects};
-use refit_kinds::json::text;
+use refit_kinds::{json::text, keys};
 use refit_predict::{Read, doctor::Right};
 
 use super::gather::{CONTROLLER, SYSTEM, system};
@@ -30,30 +33,70 @@ pub(super) async fn rights(client: &Client) -> Read<Vec<Right>> {
     let api: Api<SubjectAccessReview> = Api::all(client.clone());
     let mut found = BTreeSet::new();
     for (space, attributes) in needed() {
-        let review = SubjectAccessReview {
-            spec: SubjectAccessReviewSpec {
-                user: Some(format!("system:serviceaccount:{SYSTEM}:{CONTROLLER}")),
-                groups: Some(vec![
-                    "system:serviceaccounts".to_owned(),
-                    format!("system:serviceaccounts:{SYSTEM}"),
-                    "system:authenticated".to_owned(),
-                ]),
-                resource_attributes: Some(attributes.clone()),
-                ..SubjectAccessReviewSpec::default()
-            },
-            ..SubjectAccessReview::default()
-        };
-        match api.create(&PostParams::default(), &review).await {
-            Ok(answer) => {
-                found.insert(Right {
-                    what: shown(&attributes, &space),
-                    allowed: answer.status.is_some_and(|status| status.allowed),
-                });
+        match right(&api, &space, &attributes).await {
+            // The kubeconfigs may be readable in the namespaces of the clusters only.
+            Ok(Right { allowed: false, .. }) if is_of_kubeconfigs(&attributes) => {
+                match kubeconfig_rights(client, &api, &attributes).await {
+                    Ok(rights) => found.extend(rights),
+                    Err(error) => return Read::Unknown(reason_of(&error)),
+                }
+            }
+            Ok(right) => {
+                found.insert(right);
             }
             Err(error) => return Read::Unknown(reason_of(&error)),
         }
     }
     Read::Known(found.into_iter().collect())
+}
+
+/// Whether the controller has a permission.
+async fn right(
+    api: &Api<SubjectAccessReview>,
+    space: &str,
+    attributes: &ResourceAttributes,
+) -> kube::Result<Right> {
+    let review = SubjectAccessReview {
+        spec: SubjectAccessReviewSpec {
+            user: Some(format!("system:serviceaccount:{SYSTEM}:{CONTROLLER}")),
+            groups: Some(vec![
+                "system:serviceaccounts".to_owned(),
+                format!("system:serviceaccounts:{SYSTEM}"),
+                "system:authenticated".to_owned(),
+            ]),
+            resource_attributes: Some(attributes.clone()),
+            ..SubjectAccessReviewSpec::default()
+        },
+        ..SubjectAccessReview::default()
+    };
+    let answer = api.create(&PostParams::default(), &review).await?;
+    let allowed = answer.status.is_some_and(|status| status.allowed);
+    Ok(Right { what: shown(attributes, space), allowed })
+}
+
+fn is_of_kubeconfigs(attributes: &ResourceAttributes) -> bool {
+    attributes.resource.as_deref() == Some("secrets") && attributes.namespace.is_none()
+}
+
+/// Whether the controller may read kubeconfigs in each namespace that opted in.
+async fn kubeconfig_rights(
+    client: &Client,
+    api: &Api<SubjectAccessReview>,
+    attributes: &ResourceAttributes,
+) -> kube::Result<Vec<Right>> {
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let opted_in = format!("{}={}", keys::IN_PLACE, keys::OPTED_IN);
+    let found = namespaces.list(&ListParams::default().labels(&opted_in)).await?;
+    let mut rights = Vec::new();
+    for namespace in found {
+        let space = namespace.name_any();
+        let there = ResourceAttributes { namespace: Some(space.clone()), ..attributes.clone() };
+        rights.push(right(api, &space, &there).await?);
+    }
+    if rights.is_empty() {
+        rights.push(Right { what: shown(attributes, ""), allowed: false });
+    }
+    Ok(rights)
 }
 
 fn shown(attributes: &ResourceAttributes, space: &str) -> String {

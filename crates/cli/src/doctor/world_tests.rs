@@ -2,10 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    rbac::v1::{ClusterRoleBinding, RoleBinding},
+};
 use kube::{
     Api,
-    api::{DeleteParams, Patch, PatchParams},
+    api::{DeleteParams, Patch, PatchParams, PostParams},
 };
 use lab_apiserver::auth::{AccessRecord, AccessRecorder};
 use lab_world::{
@@ -101,7 +104,7 @@ fn a_damaged_installation_is_reported() {
         let found = findings(&world).await;
         assert_eq!(bad(&found), [], "{found:#?}");
         let client = world.client("doctor-test").unwrap();
-        let roles: Api<k8s_openapi::api::rbac::v1::ClusterRoleBinding> = Api::all(client.clone());
+        let roles: Api<ClusterRoleBinding> = Api::all(client.clone());
         roles.delete("refit-kubeconfigs", &DeleteParams::default()).await.unwrap();
         let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(client);
         let off = json!({"metadata": {"labels": {"refit.dev/in-place": null}}});
@@ -112,5 +115,25 @@ fn a_damaged_installation_is_reported() {
         assert_eq!(bad(&found), want, "{found:#?}");
         let rights = found.iter().find(|finding| finding.check == Check::Rbac).unwrap();
         assert!(rights.message.contains("get secrets"), "{rights:#?}");
+    });
+}
+
+#[test]
+fn kubeconfigs_may_be_readable_in_the_namespaces_of_the_clusters_only() {
+    runtime().unwrap().block_on(async {
+        let world = installed().await;
+        let client = world.client("doctor-test").unwrap();
+        let everywhere: Api<ClusterRoleBinding> = Api::all(client.clone());
+        everywhere.delete("refit-kubeconfigs", &DeleteParams::default()).await.unwrap();
+        let choices = Choices { kubeconfigs_in: vec!["default".into()], ..Choices::default() };
+        let rbac = objects(&manifests(&[Part::Rbac], &choices));
+        let binding = rbac.iter().find(|object| {
+            object["kind"] == "RoleBinding" && object["roleRef"]["name"] == "refit-kubeconfigs"
+        });
+        let binding: RoleBinding = serde_json::from_value(binding.unwrap().clone()).unwrap();
+        let there: Api<RoleBinding> = Api::namespaced(client, "default");
+        there.create(&PostParams::default(), &binding).await.unwrap();
+        let found = findings(&world).await;
+        assert_eq!(bad(&found), [], "{found:#?}");
     });
 }

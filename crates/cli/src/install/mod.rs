@@ -28,6 +28,7 @@ Examples:
   refit install --image registry.example/refit:0.1.0 > refit.yaml
   refit install --image registry.example/refit:0.1.0 --apply
   refit install --only crds,rbac
+  refit install --image registry.example/refit:0.1.0 --kubeconfigs-in edge,fleet --apply
   refit install --only agent --image registry.example/refit:0.1.0 --apply --kubeconfig edge-1.yaml
   refit install --for kubeadm-config --agent-url https://packages.example/refit-agent \\
     --agent-sha256 \"$(sha256sum refit-agent | cut -c1-64)\"
@@ -54,13 +55,17 @@ pub(crate) struct Args {
         value_parser = clap::value_parser!(u32).range(1..=9)
     )]
     replicas: u32,
+    /// Let the controller read the kubeconfigs of workload clusters in these namespaces only
+    /// [default: Secrets of all namespaces, because RBAC has no name patterns].
+    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', value_parser = namespace)]
+    kubeconfigs_in: Vec<String>,
     /// Print what installs the agent on new hosts at first boot, or gives Cluster API's managers their
     /// client certificate, instead of manifests.
     #[arg(
         long = "for",
         value_enum,
         value_name = "WHAT",
-        conflicts_with_all = ["apply", "only", "image", "replicas"]
+        conflicts_with_all = ["apply", "only", "image", "replicas", "kubeconfigs_in"]
     )]
     target: Option<Target>,
     /// Download the agent program from this URL (with --for).
@@ -130,7 +135,11 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
     }
     let parts = parts(args);
     check_image(&args.image)?;
-    let choices = Choices { image: args.image.clone(), replicas: args.replicas };
+    let choices = Choices {
+        image: args.image.clone(),
+        replicas: args.replicas,
+        kubeconfigs_in: args.kubeconfigs_in.clone(),
+    };
     let manifests = manifests(&parts, &choices);
     if !args.apply {
         for manifest in &manifests {
@@ -168,6 +177,12 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
     for line in next_steps(&parts) {
         printer.note(&line)?;
     }
+    if !args.kubeconfigs_in.is_empty() {
+        printer.note(
+            "  kubectl delete clusterrolebinding refit-kubeconfigs --ignore-not-found   # of an \
+             installation for all namespaces",
+        )?;
+    }
     if managers_lack {
         printer.note(
             "\nCluster API's managers lack the client certificate for Refit's hooks, and rollouts \
@@ -195,6 +210,17 @@ fn parts(args: &Args) -> Vec<Part> {
         return Part::MANAGEMENT.to_vec();
     }
     args.only.iter().map(|&part| part.into()).collect()
+}
+
+/// Parses the name of a namespace.
+fn namespace(text: &str) -> Result<String, String> {
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    let ends = |c: Option<char>| c.is_some_and(|c| c != '-');
+    let plain = text.chars().all(allowed) && text.len() <= 63;
+    if !plain || !ends(text.chars().next()) || !ends(text.chars().last()) {
+        return Err("expected the name of a namespace, such as fleet".to_owned());
+    }
+    Ok(text.to_owned())
 }
 
 /// Refuses a text that would not be a valid image in YAML.

@@ -30,7 +30,9 @@ use super::{
     wire,
 };
 use crate::{
-    api_error::is_silence, context::Context, groups::node_updates_of_machine,
+    api_error::is_silence,
+    context::Context,
+    groups::{group_of, lacks_machines, node_updates_of_machine},
     host_plan::host_report,
 };
 
@@ -118,6 +120,8 @@ fn facts_of(ctx: &Context, machine: &Machine) -> MachineFacts {
         retry: machine.annotations().get(keys::RETRY).cloned(),
         deleting: machine.metadata.deletion_timestamp.is_some(),
         host_reports: host_report(ctx, machine) == HostReport::Fresh,
+        lacks_member: group_of(&ctx.stores, machine)
+            .is_some_and(|group| lacks_machines(&ctx.stores, &group)),
     }
 }
 

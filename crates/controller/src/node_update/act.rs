@@ -3,7 +3,7 @@
 use std::{fmt::Debug, time::Duration};
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, ObjectReference};
+use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
@@ -30,7 +30,6 @@ use crate::{
     api_error::{is_silence, refusal},
     context::Context,
     drain,
-    hooks::create::{NewNodeUpdate, node_update},
 };
 
 /// Requeue delay after a write; the watch event of the write wakes the NodeUpdate as well.
@@ -107,7 +106,14 @@ async fn management(
             let mark = keys::UPDATE_IN_PROGRESS.to_owned();
             guard(ctx, look, serde_json::Map::from_iter([(mark, Value::Null)])).await
         }
-        ManagementWrite::Resume { ordinal } => resume(ctx, look, *ordinal).await,
+        ManagementWrite::WithdrawForMember => {
+            let note = look.snapshot.update.name_any().into();
+            let changes = [
+                (keys::UPDATE_IN_PROGRESS.to_owned(), Value::Null),
+                (keys::WITHDRAWN_FOR_MEMBER.to_owned(), note),
+            ];
+            guard(ctx, look, serde_json::Map::from_iter(changes)).await
+        }
         ManagementWrite::MachineCondition(condition) => {
             let status = match condition {
                 Some(condition) => json!({ "conditions": [condition] }),
@@ -144,21 +150,6 @@ async fn status(ctx: &Context, look: &Look, decision: &Decision) -> kube::Result
     let version = update.resource_version().unwrap_or_default();
     let written = apply::swap_status(&api, &update.name_any(), &version, &patch).await?;
     ctx.stores.node_updates.insert(written);
-    Ok(())
-}
-
-/// Creates the next NodeUpdate of the Machine, like the one that has ended.
-async fn resume(ctx: &Context, look: &Look, ordinal: u32) -> kube::Result<()> {
-    let ended = &look.snapshot.update;
-    let new = NewNodeUpdate {
-        namespace: ended.namespace().unwrap_or_default(),
-        machine: ended.spec.machine_ref.clone(),
-        origin: ended.spec.origin,
-        goal: ended.spec.goal.clone(),
-    };
-    let api: Api<NodeUpdate> = api_of(&ctx.client, ended.as_ref());
-    let (next, _) = apply::create_or_get(&api, &node_update(&new, ordinal)).await?;
-    ctx.stores.node_updates.insert(next);
     Ok(())
 }
 
@@ -371,8 +362,8 @@ async fn node(
 fn event(look: &Look, announcement: &Announcement) -> events::Announcement {
     let update = &look.snapshot.update;
     let about = match &look.snapshot.machine {
-        Some(machine) => reference(machine.as_ref()),
-        None => reference(update.as_ref()),
+        Some(machine) => events::reference(machine.as_ref()),
+        None => events::reference(update.as_ref()),
     };
     events::Announcement {
         about,
@@ -383,17 +374,6 @@ fn event(look: &Look, announcement: &Announcement) -> events::Announcement {
         reason: announcement.reason.to_owned(),
         message: announcement.message.clone(),
         occurrence: update.name_any(),
-    }
-}
-
-fn reference<K: Resource<DynamicType = ()>>(object: &K) -> ObjectReference {
-    ObjectReference {
-        api_version: Some(K::api_version(&()).into_owned()),
-        kind: Some(K::kind(&()).into_owned()),
-        name: Some(object.name_any()),
-        namespace: object.namespace(),
-        uid: object.uid(),
-        ..ObjectReference::default()
     }
 }
 

@@ -12,7 +12,7 @@ use refit_core::{
     },
 };
 use refit_kinds::{
-    keys,
+    conditions, keys,
     refit::{MachineUid, NodeName, NodeUpdate, PlanSettings, Role, StepState, UpdateGroup},
 };
 use refit_runtime::ObjectKey;
@@ -251,7 +251,7 @@ fn group(
         })
         .collect();
     let leaving = other_machines()
-        .filter(|other| other.metadata.deletion_timestamp.is_some())
+        .filter(|other| is_drained_by_cluster_api(other))
         .filter_map(|other| Some(Leaving { machine: other.name_any(), node: node_name(other)? }))
         .collect();
     let others = other_machines()
@@ -272,6 +272,13 @@ fn group(
         leaving,
         last_first_passed: last_first_passed(&updates, update, &machines),
     }
+}
+
+fn is_drained_by_cluster_api(machine: &Machine) -> bool {
+    let conditions = machine.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let deleting = conditions::get(conditions, conditions::DELETING);
+    machine.metadata.deletion_timestamp.is_some()
+        && deleting.is_some_and(|deleting| deleting.reason == "DrainingNode")
 }
 
 /// NodeUpdates by the name of their Machine.

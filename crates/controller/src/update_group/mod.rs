@@ -1,22 +1,23 @@
 //! The controller of UpdateGroups: creates them, shows which Machines wait and why, frees the
 //! slots of Machines that are gone, and deletes old NodeUpdates.
 
+mod control_plane;
 mod live;
-mod outside;
 mod prune;
 
 use std::{sync::Arc, time::Duration};
 
+use kube::ResourceExt as _;
 use refit_cluster_api::kinds::{Machine, update_in_progress};
 use refit_core::{
     group::{
         Member, POLICY_UNDERSTOOD, forget_old_answer, forget_replaced, release, show_policy,
         summarise,
     },
-    node::{MEMBER_MISSING, speaker},
+    node::speaker,
 };
 use refit_kinds::{
-    conditions,
+    conditions, keys,
     refit::{
         MachineUid, NodeUpdate, NodeUpdateStatus, Phase, Slot, UpdateGroup, UpdateGroupStatus,
     },
@@ -30,10 +31,9 @@ use refit_runtime::{
 use crate::{
     context::{Context, Stores},
     groups::{
-        Group, ensure_group, group_of, machines_of, node_updates_of_machine, owner_generation,
-        owner_object, phase_of,
+        Group, ensure_group, group_of, lacks_machines, machines_of, node_updates_of_machine,
+        owner_generation, owner_object, phase_of,
     },
-    hooks::can_update::observed_version,
     host_plan::{cluster_key, node_name},
     node_update::{
         look::{by_machine, of_machine},
@@ -48,9 +48,9 @@ use crate::{
 const AFTER_CONFLICT: Duration = Duration::from_millis(500);
 /// Requeue delay while old NodeUpdates are left to delete.
 const MORE_TO_PRUNE: Duration = Duration::from_secs(1);
-/// How often a group is checked without an event if it has slots, because the deletion of a Machine may
-/// be missed, or a member that is not available.
-const RECHECK: Duration = Duration::from_mins(1);
+/// How often a group with slots is checked without an event: the deletion of a Machine may be
+/// missed.
+const SLOT_RECHECK: Duration = Duration::from_mins(1);
 
 /// Reconciles UpdateGroups until the future is dropped.
 pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
@@ -108,19 +108,26 @@ pub(crate) async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<
     for key in given_up_for_another_version(stores, &group, &machines, &speakers) {
         ctx.queues.node_updates.add(key);
     }
-    for update in speakers.iter().flatten().filter(|update| stopped_for_member(update)) {
-        wake_update(ctx, update);
+    if object.spec.control_plane {
+        let ended = |update: &&&NodeUpdate| phase_of(update).is_final();
+        if lacks_machines(stores, &group) {
+            // They may stand in the way of the missing Machine, and no change of theirs wakes them.
+            for update in speakers.iter().flatten().filter(ended) {
+                wake_update(ctx, update);
+            }
+        }
+        match control_plane::request_withdrawn(ctx, &group, &machines).await {
+            Err(error) if error.downcast_ref().is_some_and(apply::is_conflict) => {
+                return Ok(Action::RequeueAfter(AFTER_CONFLICT));
+            }
+            outcome => outcome?,
+        }
     }
     if prune::prune(ctx, &machines, &updates, &next.slots).await? {
         return Ok(Action::RequeueAfter(MORE_TO_PRUNE));
     }
-    let waits = !next.slots.is_empty() || outside::may_become_unavailable(ctx, &group, &machines);
-    Ok(if waits { Action::RequeueAfter(RECHECK) } else { Action::Done })
-}
-
-/// Whether an update waits for its group to be complete; nothing else wakes it.
-fn stopped_for_member(update: &NodeUpdate) -> bool {
-    update.status.as_ref().is_some_and(|status| status.failure_reason == MEMBER_MISSING)
+    let idle = next.slots.is_empty();
+    Ok(if idle { Action::Done } else { Action::RequeueAfter(SLOT_RECHECK) })
 }
 
 /// Keys of the updates that ended without success and whose owner asks for another version since:
@@ -165,7 +172,7 @@ fn next_status(
                 machine: machine.metadata.name.as_deref()?,
                 in_progress: machine.metadata.deletion_timestamp.is_none()
                     && update_in_progress(machine.as_ref()),
-                is_behind: observed_version(machine) != machine.spec.version,
+                is_withdrawn: machine.annotations().contains_key(keys::WITHDRAWN_FOR_MEMBER),
                 node_update: update.metadata.name.as_deref()?,
                 status: update.status.as_ref().unwrap_or(&none),
             })
@@ -185,8 +192,8 @@ fn next_status(
     if let Ok(policy) = live_policy(ctx, &group) {
         next = show_policy(&next, &policy, now);
     }
-    let outside = outside::outside(ctx, &group, machines, speakers);
-    summarise(&next, limits, &members, &outside, object.metadata.generation, now)
+    let why = control_plane::blocked(stores, &group, machines);
+    summarise(&next, limits, &members, why.as_deref(), object.metadata.generation, now)
 }
 
 /// Emits an event on the owner for an invalid annotation, once per change.

@@ -3,12 +3,15 @@
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{
     keys,
-    refit::{Goal, MachineUid, NodeUpdate, NodeUpdateStatus, Phase, Stage, StepState, StepStatus},
+    refit::{
+        Goal, MachineUid, NodeUpdate, NodeUpdateStatus, Phase, Stage, StepState, StepStatus,
+        ordinal_of,
+    },
     version::KubernetesVersion,
 };
 
 use crate::{
-    node::{HOST_LOST, MEMBER_MISSING, SUPERSEDED, is_past_return, newest, next_ordinal},
+    node::{HOST_LOST, MEMBER_MISSING, SUPERSEDED, is_past_return, newest},
     report::{Reason, RefusalReason},
 };
 
@@ -37,6 +40,8 @@ pub struct MachineFacts {
     pub deleting: bool,
     /// Whether the agent on its host has reported recently.
     pub host_reports: bool,
+    /// Whether its control plane has fewer Machines than its owner asks for.
+    pub lacks_member: bool,
 }
 
 /// The response to UpdateMachine. It is always a Success: for a Failure, Cluster API hides the
@@ -103,8 +108,7 @@ pub fn decide(
         let text = format!("stopped: Machine {} is being deleted", machine.name);
         return Decision::Answer(Answer::retry(text, RETRY_MAX_SECONDS));
     }
-    let create =
-        || Decision::Create { ordinal: next_ordinal(&machine.name, updates.iter().copied()) };
+    let create = || Decision::Create { ordinal: next_ordinal(machine, updates) };
     let Some(newest) = newest(updates.iter().copied(), &machine.uid) else {
         return create();
     };
@@ -116,7 +120,9 @@ pub fn decide(
             Phase::Failed | Phase::Stopped if retry_asked => create(),
             // It stopped for a goal that no one wants any more.
             Phase::Stopped if ended_with(newest, SUPERSEDED) => create(),
-            // It is made again once Cluster API has created the missing member.
+            Phase::Stopped if ended_with(newest, MEMBER_MISSING) && !machine.lacks_member => {
+                create()
+            }
             Phase::Stopped if ended_with(newest, MEMBER_MISSING) => {
                 let text = "waiting until the control plane has all its Machines";
                 Decision::Answer(Answer::retry(text, RETRY_UNKNOWN_SECONDS))
@@ -161,6 +167,16 @@ impl<'a> View<'a> {
             message: status.map_or("", |s| s.message.as_str()),
         }
     }
+}
+
+/// One past the highest ordinal in use, even if another Machine with this name used it.
+fn next_ordinal(machine: &MachineFacts, updates: &[&NodeUpdate]) -> u32 {
+    updates
+        .iter()
+        .filter_map(|update| ordinal_of(update.metadata.name.as_deref()?, &machine.name))
+        .max()
+        .unwrap_or(0)
+        .saturating_add(1)
 }
 
 /// Done, or waiting for the Machine's own status; `None` if the work must be repeated.

@@ -6,7 +6,7 @@ use refit_kinds::refit::{
 };
 
 use super::request::{Answer, Decision, MachineFacts, decide};
-use crate::node::{HOST_LOST, SUPERSEDED};
+use crate::node::{HOST_LOST, MEMBER_MISSING, SUPERSEDED};
 
 const UNFINISHED: [Phase; 9] = [
     Phase::Pending,
@@ -166,6 +166,18 @@ fn an_update_that_stopped_for_another_goal_is_made_again_when_its_goal_returns()
     stopped.status.as_mut().unwrap().failure_reason = SUPERSEDED.to_owned();
     let got = decide_for(&facts("v1.34.2"), "v1.35.0", &[stopped]);
     assert_eq!(got, Decision::Create { ordinal: 2 });
+}
+
+#[test]
+fn an_update_that_stopped_for_a_missing_member_is_made_again_once_none_is_missing() {
+    let mut stopped = update(1, "v1.35.0", Phase::Stopped);
+    stopped.status.as_mut().unwrap().failure_reason = MEMBER_MISSING.to_owned();
+    let mut machine = facts("v1.34.2");
+    machine.lacks_member = true;
+    let got = answer(decide_for(&machine, "v1.35.0", std::slice::from_ref(&stopped)));
+    assert_eq!(got.message, "waiting until the control plane has all its Machines");
+    machine.lacks_member = false;
+    assert_eq!(decide_for(&machine, "v1.35.0", &[stopped]), Decision::Create { ordinal: 2 });
 }
 
 #[test]

@@ -19,8 +19,8 @@ use refit_kinds::refit::{ClaimId, MachineUid, Slot, UpdateGroupStatus};
 
 pub use durations::{MAX_DURATIONS, median_seconds, record_durations};
 pub use summary::{
-    BLOCKED, COVERED, Member, Outside, POLICY_UNDERSTOOD, PROGRESSING, REASON_UNCOVERED,
-    answer_blocks, forget_old_answer, forget_replaced, show_policy, summarise,
+    BLOCKED, COVERED, Member, POLICY_UNDERSTOOD, PROGRESSING, REASON_UNCOVERED, answer_blocks,
+    forget_old_answer, forget_replaced, show_policy, summarise,
 };
 
 use crate::report::Refusal;

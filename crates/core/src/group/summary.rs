@@ -1,6 +1,6 @@
 //! What an UpdateGroup shows: which machines wait, and whether the rollout proceeds.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{
     conditions,
     refit::{Blocker, NodeUpdateStatus, Phase, UpdateGroupStatus, Waiting},
@@ -26,8 +26,9 @@ pub const REASON_UNCOVERED: &str = "Uncovered";
 
 /// Condition of an UpdateGroup: whether the annotations of owner and Cluster are valid.
 pub const POLICY_UNDERSTOOD: &str = "PolicyUnderstood";
-/// Reason of [`BLOCKED`]: a member of the control plane is not available.
-const MEMBER_UNAVAILABLE: &str = "MemberUnavailable";
+/// How long the wait of a machine whose host has begun may take before its group is blocked: kubelets
+/// and API servers restart.
+const LASTING: SignedDuration = SignedDuration::from_mins(5);
 /// Reason of [`BLOCKED`]: workers wait for a control plane that is blocked.
 const CONTROL_PLANE_BLOCKED: &str = "ControlPlaneBlocked";
 /// Reasons of [`COVERED`] for verdicts that wait for an operator.
@@ -40,8 +41,8 @@ pub struct Member<'a> {
     pub machine: &'a str,
     /// Whether Cluster API waits for its update.
     pub in_progress: bool,
-    /// Whether its kubelet does not run the version in its spec.
-    pub is_behind: bool,
+    /// Whether its update was withdrawn for a missing control plane member.
+    pub is_withdrawn: bool,
     /// Name of the NodeUpdate.
     pub node_update: &'a str,
     /// Status of the NodeUpdate.
@@ -80,23 +81,14 @@ fn is_made_again(failure_reason: &str) -> bool {
     [SUPERSEDED, MEMBER_MISSING].contains(&failure_reason)
 }
 
-/// What a group waits for that is none of its updates.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outside {
-    /// A control plane Machine that is not available and is not being updated. Cluster API does not
-    /// begin the next update before it is available (`docs/facts/control-plane.md#preflight`).
-    pub unavailable_member: Option<String>,
-    /// Why the control plane's group is blocked, for a group of workers.
-    pub control_plane_blocked: Option<String>,
-}
-
 /// The status to show: limit, waiting machines, conditions. Slots, durations and the conditions set
-/// by the hooks do not change.
+/// by the hooks do not change. `control_plane_blocked` is why the control plane's group is blocked, for
+/// a group of workers.
 pub fn summarise(
     status: &UpdateGroupStatus,
     limits: Limits,
     members: &[Member<'_>],
-    outside: &Outside,
+    control_plane_blocked: Option<&str>,
     generation: Option<i64>,
     now: Timestamp,
 ) -> UpdateGroupStatus {
@@ -118,7 +110,7 @@ pub fn summarise(
         generation,
         (PROGRESSING, progressing.0, progressing.1, &progressing.2),
     );
-    let (state, reason, message) = blocked(&next, members, outside);
+    let (state, reason, message) = blocked(&next, members, control_plane_blocked, now);
     conditions::set(&mut next.conditions, now, generation, (BLOCKED, state, &reason, &message));
     next
 }
@@ -199,7 +191,8 @@ fn waiting(member: &Member<'_>) -> Option<Waiting> {
 fn blocked(
     status: &UpdateGroupStatus,
     members: &[Member<'_>],
-    outside: &Outside,
+    control_plane_blocked: Option<&str>,
+    now: Timestamp,
 ) -> (&'static str, String, String) {
     if !status.uncovered.is_empty() && !was_replaced(status) {
         let message = status.uncovered.join("\n");
@@ -227,9 +220,11 @@ fn blocked(
         .iter()
         .flat_map(|member| member.status.blocked_by.iter().map(move |blocker| (member, blocker)))
         .filter(|(member, blocker)| {
-            // Blockers of a working host resolve by themselves, except in these phases.
+            // Blockers of a working host resolve by themselves, except in these phases, and unless
+            // they last.
             let phase = member.phase();
-            let held = phase.is_undisturbed() || phase == Phase::Draining;
+            let lasts = now.duration_since(blocker.since.0) >= LASTING;
+            let held = lasts || phase.is_undisturbed() || phase == Phase::Draining;
             let silent =
                 [RefusalReason::NoFreshReport, RefusalReason::ApiRefused, RefusalReason::ApiErrors];
             let reason = Reason::of(&blocker.reason);
@@ -240,7 +235,7 @@ fn blocked(
         let message = format!("{}: {}", member.machine, blocker.message);
         return ("True", blocker.reason.clone(), message);
     }
-    match blocked_from_outside(status, members, outside) {
+    match blocked_from_outside(status, members, control_plane_blocked) {
         Some((reason, message)) => ("True", reason.to_owned(), message),
         None => ("False", "NotBlocked".to_owned(), String::new()),
     }
@@ -250,24 +245,16 @@ fn blocked(
 fn blocked_from_outside(
     status: &UpdateGroupStatus,
     members: &[Member<'_>],
-    outside: &Outside,
+    control_plane_blocked: Option<&str>,
 ) -> Option<(&'static str, String)> {
-    let stopped = members.iter().find(|member| {
-        member.is_behind
-            && member.phase() == Phase::Stopped
-            && member.status.failure_reason == MEMBER_MISSING
-    });
-    if let Some(Member { machine, status, .. }) = stopped {
-        return Some((MEMBER_MISSING, format!("Machine {machine}: {}", status.failure_message)));
-    }
-    if let Some(machine) = &outside.unavailable_member {
+    if let Some(Member { machine, .. }) = members.iter().find(|member| member.is_withdrawn) {
         let message = format!(
-            "Machine {machine} is not available: Cluster API begins no other update of the control \
-             plane until it is, or has been replaced"
+            "Machine {machine}: its update continues once Cluster API has created the Machine that \
+             the control plane lacks"
         );
-        return Some((MEMBER_UNAVAILABLE, message));
+        return Some((MEMBER_MISSING, message));
     }
-    let why = outside.control_plane_blocked.as_ref()?;
+    let why = control_plane_blocked?;
     let behind = Some(Reason::Update(RefusalReason::ControlPlaneBehind));
     let refused = conditions::get(&status.conditions, COVERED)
         .is_some_and(|answer| answer.status == "Unknown" && Reason::of(&answer.reason) == behind);

@@ -147,11 +147,7 @@ fn blocker(reason: &str) -> Blocker {
 }
 
 fn member<'a>(machine: &'a str, in_progress: bool, status: &'a NodeUpdateStatus) -> Member<'a> {
-    Member { machine, in_progress, is_behind: true, node_update: "m-1-1", status }
-}
-
-fn nothing() -> Outside {
-    Outside::default()
+    Member { machine, in_progress, is_withdrawn: false, node_update: "m-1-1", status }
 }
 
 fn ended(phase: Phase, reason: &str) -> NodeUpdateStatus {
@@ -167,7 +163,7 @@ fn shown(phase: Phase, reason: &str) -> UpdateGroupStatus {
     let status =
         NodeUpdateStatus { phase, blocked_by: vec![blocker(reason)], ..Default::default() };
     let members = [member("m-1", true, &status)];
-    summarise(&UpdateGroupStatus::default(), FIVE, &members, &nothing(), Some(1), at(0))
+    summarise(&UpdateGroupStatus::default(), FIVE, &members, None, Some(1), at(0))
 }
 
 #[test]
@@ -190,9 +186,38 @@ fn a_group_shows_waiting_machines_and_their_causes() {
 }
 
 #[test]
+fn a_wait_that_lasts_blocks_a_group_in_every_phase() {
+    let status = NodeUpdateStatus {
+        phase: Phase::Upgrading,
+        blocked_by: vec![blocker("ApiUnreachable")],
+        ..Default::default()
+    };
+    for (seconds, shown) in [(299, "False"), (300, "True")] {
+        let members = [member("m-1", true, &status)];
+        let status = UpdateGroupStatus::default();
+        let next = summarise(&status, FIVE, &members, None, Some(1), at(seconds));
+        assert_eq!(conditions::get(&next.conditions, BLOCKED).unwrap().status, shown, "{seconds}");
+    }
+}
+
+#[test]
+fn a_machine_that_waits_for_others_recovers_none_of_them() {
+    let status = NodeUpdateStatus {
+        phase: Phase::Draining,
+        blocked_by: vec![blocker("ControlPlaneUnhealthy")],
+        ..Default::default()
+    };
+    for (holder, shown) in [(1, "True"), (2, "False")] {
+        let group = taken(&UpdateGroupStatus::default(), holder, FIVE, 5);
+        let next = summarise(&group, FIVE, &[member("m-1", true, &status)], None, None, at(0));
+        assert_eq!(conditions::get(&next.conditions, BLOCKED).unwrap().status, shown, "{holder}");
+    }
+}
+
+#[test]
 fn a_group_with_an_uncovered_change_is_blocked() {
     let status = UpdateGroupStatus { uncovered: vec!["line".into()], ..Default::default() };
-    let next = summarise(&status, FIVE, &[], &nothing(), None, at(0));
+    let next = summarise(&status, FIVE, &[], None, None, at(0));
     let condition = conditions::get(&next.conditions, BLOCKED).unwrap();
     assert_eq!((condition.status.as_str(), condition.reason.as_str()), ("True", "Uncovered"));
 }
@@ -210,7 +235,7 @@ fn a_reverted_uncovered_change_no_longer_blocks() {
     let covered = conditions::get(&next.conditions, COVERED).unwrap();
     assert_eq!((&*covered.status, &*covered.reason), ("Unknown", "OwnerChanged"));
     assert_eq!(forget_old_answer(&next, Some(4), at(9)), next);
-    let next = summarise(&next, FIVE, &[], &nothing(), None, at(1));
+    let next = summarise(&next, FIVE, &[], None, None, at(1));
     assert!(!conditions::is_true(&next.conditions, BLOCKED));
 }
 
@@ -224,17 +249,17 @@ fn answered(reason: &str, word: &str, generation: i64) -> UpdateGroupStatus {
 #[test]
 fn silent_agents_block_a_group_until_its_owner_changes() {
     let status = answered("NoFreshReport", "Unknown", 2);
-    let blocked = summarise(&status, FIVE, &[], &nothing(), None, at(1));
+    let blocked = summarise(&status, FIVE, &[], None, None, at(1));
     let condition = conditions::get(&blocked.conditions, BLOCKED).unwrap();
     assert_eq!(
         (&*condition.status, &*condition.reason, &*condition.message),
         ("True", "NoFreshReport", "no report from Node n")
     );
     let later = forget_old_answer(&blocked, Some(3), at(2));
-    let later = summarise(&later, FIVE, &[], &nothing(), None, at(2));
+    let later = summarise(&later, FIVE, &[], None, None, at(2));
     assert!(!conditions::is_true(&later.conditions, BLOCKED));
     let passing = answered("ControlPlaneBehind", "Unknown", 2);
-    let passing = summarise(&passing, FIVE, &[], &nothing(), None, at(1));
+    let passing = summarise(&passing, FIVE, &[], None, None, at(1));
     assert!(!conditions::is_true(&passing.conditions, BLOCKED));
 }
 
@@ -243,7 +268,7 @@ fn a_replacement_is_shown_until_it_is_done() {
     let mut status = answered("UncoveredReplace", "False", 2);
     status.uncovered = vec!["line".into()];
     assert!(!conditions::is_true(
-        &summarise(&status, FIVE, &[], &nothing(), None, at(1)).conditions,
+        &summarise(&status, FIVE, &[], None, None, at(1)).conditions,
         BLOCKED
     ));
     assert_eq!(forget_replaced(&status, false), status);
@@ -274,7 +299,7 @@ fn an_invalid_policy_has_a_condition_until_corrected() {
 fn a_failed_machine_that_is_down_blocks_its_group() {
     let status = taken(&UpdateGroupStatus::default(), 1, FIVE, 5);
     let failed = ended(Phase::Failed, "CommandFailed");
-    let next = summarise(&status, FIVE, &[member("m-1", false, &failed)], &nothing(), None, at(0));
+    let next = summarise(&status, FIVE, &[member("m-1", false, &failed)], None, None, at(0));
     assert!(conditions::is_true(&next.conditions, BLOCKED));
 }
 
@@ -285,18 +310,16 @@ fn a_machine_whose_update_was_given_up_blocks_until_cluster_api_no_longer_waits(
         (Phase::Failed, "CommandFailed", Some("Failed")),
         (Phase::Stopped, "Aborted", Some("Aborted")),
         (Phase::Stopped, SUPERSEDED, None),
-        (Phase::Stopped, MEMBER_MISSING, Some(MEMBER_MISSING)),
+        (Phase::Stopped, MEMBER_MISSING, None),
     ] {
         let status = ended(phase, reason);
         let blocked = |in_progress| {
             let members = [member("m-2", true, &running), member("m-1", in_progress, &status)];
-            let next =
-                summarise(&UpdateGroupStatus::default(), FIVE, &members, &nothing(), None, at(0));
+            let next = summarise(&UpdateGroupStatus::default(), FIVE, &members, None, None, at(0));
             let condition = conditions::get(&next.conditions, BLOCKED).unwrap().clone();
             (condition.status == "True").then_some(condition)
         };
-        // Cluster API no longer waits while it creates a missing member.
-        assert_eq!(blocked(false).is_some(), reason == MEMBER_MISSING, "{reason}");
+        assert!(blocked(false).is_none(), "{reason}");
         let condition = blocked(true);
         assert_eq!(condition.as_ref().map(|one| &*one.reason), shown, "{reason}");
         for part in ["m-1", "step one: no"] {
@@ -317,34 +340,24 @@ fn a_given_up_update_is_shown_with_the_next_command() {
 }
 
 #[test]
-fn an_updated_machine_is_not_missed_any_more() {
+fn a_control_plane_that_lacks_a_machine_is_blocked() {
     let status = ended(Phase::Stopped, MEMBER_MISSING);
-    let updated = Member { is_behind: false, ..member("m-1", false, &status) };
-    let next = summarise(&UpdateGroupStatus::default(), FIVE, &[updated], &nothing(), None, at(0));
-    assert!(!conditions::is_true(&next.conditions, BLOCKED));
-}
-
-#[test]
-fn a_control_plane_is_blocked_by_a_member_that_is_not_available() {
-    let outside = Outside { unavailable_member: Some("m-2".to_owned()), ..nothing() };
-    let next = summarise(&UpdateGroupStatus::default(), FIVE, &[], &outside, None, at(0));
+    let withdrawn = Member { is_withdrawn: true, ..member("m-1", false, &status) };
+    let next = summarise(&UpdateGroupStatus::default(), FIVE, &[withdrawn], None, None, at(0));
     let condition = conditions::get(&next.conditions, BLOCKED).unwrap();
-    assert_eq!((&*condition.status, &*condition.reason), ("True", "MemberUnavailable"));
-    assert!(condition.message.starts_with("Machine m-2 is not available"));
+    assert_eq!((&*condition.status, &*condition.reason), ("True", MEMBER_MISSING));
+    assert!(condition.message.starts_with("Machine m-1: its update continues once"));
 }
 
 #[test]
 fn workers_that_wait_for_a_blocked_control_plane_are_blocked() {
-    let why = Some("Machine cp-1 is not available".to_owned());
-    let blocked = Outside { control_plane_blocked: why, ..nothing() };
+    let why = Some("cp-1: waiting until its Node is Ready");
     let refused = answered("ControlPlaneBehind", "Unknown", 2);
     let fine = UpdateGroupStatus::default();
-    for (status, outside, shown) in [
-        (&refused, &blocked, Some("ControlPlaneBlocked")),
-        (&fine, &blocked, None),
-        (&refused, &nothing(), None),
-    ] {
-        let next = summarise(status, FIVE, &[], outside, None, at(1));
+    for (status, why, shown) in
+        [(&refused, why, Some("ControlPlaneBlocked")), (&fine, why, None), (&refused, None, None)]
+    {
+        let next = summarise(status, FIVE, &[], why, None, at(1));
         let condition = conditions::get(&next.conditions, BLOCKED).unwrap();
         let reason = (condition.status == "True").then_some(&*condition.reason);
         assert_eq!(reason, shown);
@@ -357,9 +370,8 @@ fn a_repeated_summary_changes_nothing() {
     let running = status(Phase::Upgrading, Vec::new());
     let waiting = status(Phase::Waiting, vec![blocker("SlotBusy")]);
     let members = [member("m-1", true, &running), member("m-2", true, &waiting)];
-    let first =
-        summarise(&UpdateGroupStatus::default(), FIVE, &members, &nothing(), Some(1), at(0));
-    assert_eq!(summarise(&first, FIVE, &members, &nothing(), Some(1), at(99)), first);
+    let first = summarise(&UpdateGroupStatus::default(), FIVE, &members, None, Some(1), at(0));
+    assert_eq!(summarise(&first, FIVE, &members, None, Some(1), at(99)), first);
 }
 
 proptest! {

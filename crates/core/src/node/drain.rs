@@ -110,7 +110,7 @@ impl Work<'_> {
 
     /// Waits while Cluster API drains another machine of the group whose pods can only come here. A
     /// budget would stop both drains for ever.
-    fn leave_room(&self, node: &NodeView) -> Option<Standing> {
+    fn leave_room(&mut self, node: &NodeView) -> Option<Standing> {
         let GroupState::Present(group) = &self.s.group else {
             return None;
         };
@@ -122,15 +122,21 @@ impl Work<'_> {
             other.ready && !other.unschedulable && other.name != node.name && !leaves(other)
         };
         let another = nodes.iter().filter(takes_pods).any(|other| tolerates(node, other));
-        // Someone else's cordon stays, so nothing could come here anyway.
+        // A cordon of others stays, so nothing could come here anyway.
         let may_give = !node.unschedulable || node.cordoned_by_us();
-        (may_give && !another).then(|| {
-            let refusal = Refusal::RoomForOthers { machine: leaving.machine.clone() };
-            let uncordon = Write::Workload(WorkloadWrite::Uncordon);
-            Standing::blocked(Phase::Draining, refusal)
-                .write(node.cordoned_by_us().then_some(uncordon))
-                .again_after(10)
-        })
+        if another || !may_give {
+            return None;
+        }
+        // The next drain has its own deadlines.
+        self.status.drain = None;
+        for step in [STEP_CORDON, STEP_DRAIN] {
+            steps::reset(&mut self.status, step);
+        }
+        let excluded = node.excluded_by.is_some().then_some(WorkloadWrite::Include);
+        let cordoned = || node.cordoned_by_us().then_some(WorkloadWrite::Uncordon);
+        let refusal = Refusal::RoomForOthers { machine: leaving.machine.clone() };
+        let waiting = Standing::blocked(Phase::Draining, refusal).again_after(10);
+        Some(waiting.write(excluded.or_else(cordoned).map(Write::Workload)))
     }
 
     fn has_annotation(&self, annotation: &str) -> bool {

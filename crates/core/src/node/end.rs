@@ -54,7 +54,7 @@ pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) 
             write = Some(Write::Management(ManagementWrite::Withdraw));
         }
         if write.is_none()
-            && let Some((announcement, next)) = member_missing::next_write(s, machine, &status)
+            && let Some((announcement, next)) = member_missing::withdrawal(s, machine, &status)
         {
             announce.push(announcement);
             write = Some(Write::Management(next));

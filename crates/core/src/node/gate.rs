@@ -43,8 +43,8 @@ pub(super) fn host_ended(plan: &HostPlan) -> bool {
 /// A worker's drain needs none: it holds its slot, and its pods are listed before each eviction.
 ///
 /// That a host is lost is decided live, too, on its HostPlan: an old view would end its update. So is
-/// that its owner has taken an update back: Cluster API would consider the old version the new one;
-/// and that an update is withdrawn or made again for a missing member.
+/// that an update is withdrawn, because its owner asks for the old version again or for a missing
+/// member: Cluster API then considers the Machine updated.
 pub fn requires_live_read(s: &Snapshot, decision: &Decision) -> bool {
     let ends = |status: &NodeUpdateStatus| status.failure_reason == HOST_LOST;
     let has_ended = s.update.status.as_ref().is_some_and(ends);
@@ -72,11 +72,12 @@ fn seen_plan(s: &Snapshot) -> Option<&HostPlan> {
 
 fn disturbs(s: &Snapshot, write: &Write) -> bool {
     use ManagementWrite::{
-        ClaimSlot, Guard, MachineCondition, ReleaseSlot, Resume, Status, Unguard, Withdraw,
+        ClaimSlot, Guard, MachineCondition, ReleaseSlot, Status, Unguard, Withdraw,
+        WithdrawForMember,
     };
     use WorkloadWrite::{Cordon, Evict, Exclude, Include, Uncordon};
     match write {
-        Write::Management(ClaimSlot(_) | Withdraw | Resume { .. }) => true,
+        Write::Management(ClaimSlot(_) | Withdraw | WithdrawForMember) => true,
         Write::Management(
             Status | ReleaseSlot(_) | Guard(_) | Unguard(_) | MachineCondition(_),
         )

@@ -7,8 +7,8 @@ use refit_cluster_api::kinds::{Machine, update_in_progress};
 use refit_kinds::refit::{MachineUid, NodeUpdate, Phase, Slot};
 
 use super::{
-    end::retry_done, guard, lost::HOST_LOST, member_missing::waits_for_member, order::speaker,
-    snapshot::NodeView, status::condition_change,
+    end::retry_done, guard, lost::HOST_LOST, order::speaker, snapshot::NodeView,
+    status::condition_change,
 };
 
 /// The facts that decide whether an ended NodeUpdate is worth a look. Each can be looked up: none
@@ -43,10 +43,7 @@ impl Ended<'_> {
         }
         let machine = self.machine.filter(|machine| MachineUid::of(&machine.metadata) == *uid);
         machine.is_some_and(|machine| {
-            speaks
-                && (self.machine_needs_it(machine)
-                    || self.node_needs_it()
-                    || self.waits_for_member(machine))
+            speaks && (self.machine_needs_it(machine) || self.node_needs_it())
         })
     }
 
@@ -58,11 +55,6 @@ impl Ended<'_> {
             || retry_done(self.update, machine, &status).is_some()
             || condition_change(self.update, machine, &status, Timestamp::UNIX_EPOCH).is_some()
             || given_up && update_in_progress(machine)
-    }
-
-    fn waits_for_member(&self, machine: &Machine) -> bool {
-        let status = self.update.status.as_ref();
-        status.is_some_and(|status| waits_for_member(self.update, status, machine, self.node))
     }
 
     /// The cordon, as shown or of a lost host that has returned, and the exclusion from load

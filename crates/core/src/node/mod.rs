@@ -67,8 +67,8 @@ pub use host_settings::{SettingsSources, Specificity, host_settings};
 pub use host_steps::{HostWork, Reboot, plan_steps};
 pub use left::Ended;
 pub use lost::HOST_LOST;
-pub use member_missing::MEMBER_MISSING;
-pub use order::{newest, next_ordinal, speaker};
+pub use member_missing::{MEMBER_MISSING, request_again};
+pub use order::{newest, speaker};
 pub use prune::{KEPT_FOR, KEPT_UPDATES, prunable};
 pub use role::decide_role;
 pub use snapshot::{

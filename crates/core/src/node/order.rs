@@ -1,7 +1,7 @@
 //! The order of a Machine's NodeUpdates, and which of them speaks for it.
 
 use jiff::Timestamp;
-use refit_kinds::refit::{MachineUid, NodeUpdate, ordinal_of};
+use refit_kinds::refit::{MachineUid, NodeUpdate};
 
 use super::snapshot::Snapshot;
 
@@ -22,19 +22,9 @@ pub(super) fn is_newer(a: &NodeUpdate, b: &NodeUpdate) -> bool {
 
 pub(super) fn order(update: &NodeUpdate) -> Order {
     let name = update.metadata.name.clone().unwrap_or_default();
-    let ordinal = ordinal_of(&name, &update.spec.machine_ref.name);
+    let ordinal = refit_kinds::refit::ordinal_of(&name, &update.spec.machine_ref.name);
     let created = update.metadata.creation_timestamp.as_ref().map(|time| time.0);
     (ordinal, created, name)
-}
-
-/// One past the highest ordinal in use, even if another Machine with this name used it.
-pub fn next_ordinal<'a>(machine: &str, updates: impl IntoIterator<Item = &'a NodeUpdate>) -> u32 {
-    updates
-        .into_iter()
-        .filter_map(|update| ordinal_of(update.metadata.name.as_deref()?, machine))
-        .max()
-        .unwrap_or(0)
-        .saturating_add(1)
 }
 
 /// Whether the NodeUpdate has not ended.

@@ -87,14 +87,14 @@ pub struct Group {
     pub others: Vec<Other>,
     /// The versions that the kubelets of the other Machines report.
     pub others_run: Vec<StatedVersion>,
-    /// The other Machines that are being deleted and still have a Node.
+    /// The other Machines that Cluster API drains before it deletes them.
     pub leaving: Vec<Leaving>,
     /// Whether the group's last other NodeUpdate with the same target version and the role of the
     /// first control plane passed `kubeadm-upgrade`; `None` if there is no such NodeUpdate.
     pub last_first_passed: Option<bool>,
 }
 
-/// A Machine that is being deleted: Cluster API drains its Node.
+/// A Machine that is being deleted, and whose Node Cluster API drains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leaving {
     /// Name of the Machine.
@@ -304,11 +304,8 @@ pub enum ManagementWrite {
     Unguard(BTreeMap<String, Option<String>>),
     /// Removes Cluster API's mark of an update in progress from the Machine, which cancels it.
     Withdraw,
-    /// Creates the Machine's next NodeUpdate, with the same goal.
-    Resume {
-        /// Its ordinal.
-        ordinal: u32,
-    },
+    /// The same for a missing control plane member, with a note that it is to be requested again.
+    WithdrawForMember,
     /// Sets the Machine's condition `MachineUpToDate`, or removes it.
     MachineCondition(Option<Condition>),
 }
@@ -335,14 +332,16 @@ impl Write {
     /// The request to the API server, as a refusal names it.
     pub fn target(&self) -> &'static str {
         use ManagementWrite::{
-            ClaimSlot, Guard, MachineCondition, ReleaseSlot, Resume, Status, Unguard, Withdraw,
+            ClaimSlot, Guard, MachineCondition, ReleaseSlot, Status, Unguard, Withdraw,
+            WithdrawForMember,
         };
         use WorkloadWrite::{Cordon, Evict, Exclude, Include, Uncordon};
         match self {
             Self::Management(Status) => "a write to the NodeUpdate",
-            Self::Management(Resume { .. }) => "the creation of the next NodeUpdate",
             Self::Management(ClaimSlot(_) | ReleaseSlot(_)) => "a write to the UpdateGroup",
-            Self::Management(Guard(_) | Unguard(_) | Withdraw) => "a write to the Machine",
+            Self::Management(Guard(_) | Unguard(_) | Withdraw | WithdrawForMember) => {
+                "a write to the Machine"
+            }
             Self::Management(MachineCondition(_)) => "a write to the Machine's status",
             Self::HostPlan(_) => "a write to the HostPlan",
             Self::Workload(Cordon | Uncordon | Exclude | Include) => "a write to the Node",

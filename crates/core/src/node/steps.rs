@@ -105,6 +105,13 @@ pub(super) fn advance(
     }
 }
 
+/// Forgets that one of the controller's steps has begun.
+pub(super) fn reset(status: &mut NodeUpdateStatus, name: &str) {
+    if let Some(step) = status.steps.iter_mut().find(|step| step.name == name) {
+        *step = StepStatus { name: name.to_owned(), ..StepStatus::default() };
+    }
+}
+
 /// Progress, and the remaining time predicted from past durations.
 ///
 /// It changes only when a step does: a status that counted seconds would be written every second.

@@ -67,44 +67,42 @@ impl Work<'_> {
         if !delays && !abort_sent && self.status.phase != Phase::Stopping {
             return None;
         }
-        // No one has asked for an abort, and the missing member may have come since.
+        // An abort that was not requested. The missing member may have been created since.
         let for_member = delays || self.control_plane() && is_awaited(machine);
         Some(if for_member { Stop::MemberMissing } else { Stop::Aborted })
     }
 
-    pub(super) fn stopping(&mut self, machine: &Machine, stop: &Stop) -> Standing {
+    /// The standing of an update that has stopped.
+    fn stopped(&self, machine: &Machine, stop: &Stop) -> Standing {
         let left = self.own_plan().and_then(report).map_or(&[][..], |report| &report.left_behind);
-        let and_left = |mut message: String| {
-            for sentence in left {
-                message.push_str("; ");
-                message.push_str(sentence.trim_end_matches('.'));
-            }
-            message
+        let and_left = |message: &str| {
+            let sentences = left.iter().map(|sentence| sentence.trim_end_matches('.'));
+            [message].into_iter().chain(sentences).collect::<Vec<_>>().join("; ")
         };
-        let stopped = match stop {
+        match stop {
             Stop::Deleting => stopped_by_deletion(machine),
             Stop::Aborted => {
-                let message = and_left("the update was aborted on request".to_owned());
-                Standing::stopped("Aborted", message)
+                Standing::stopped("Aborted", and_left("the update was aborted on request"))
             }
             Stop::GoalChanged => {
-                let message = and_left("the goal of the Machine changed".to_owned());
-                Standing::stopped(SUPERSEDED, message)
+                Standing::stopped(SUPERSEDED, and_left("the goal of the Machine changed"))
             }
-            Stop::MemberMissing => {
-                let message = and_left(
+            Stop::MemberMissing => Standing::stopped(
+                MEMBER_MISSING,
+                and_left(
                     "Cluster API creates a missing Machine of the control plane only while no \
-                     update is requested; the update continues once the control plane is complete"
-                        .to_owned(),
-                );
-                Standing::stopped(MEMBER_MISSING, message)
-            }
+                     update is requested; the update continues once the control plane is complete",
+                ),
+            ),
             Stop::Superseded(by) => {
-                let message =
-                    and_left(format!("superseded by NodeUpdate {by}, which has another goal"));
-                Standing::stopped(SUPERSEDED, message)
+                let message = format!("superseded by NodeUpdate {by}, which has another goal");
+                Standing::stopped(SUPERSEDED, and_left(&message))
             }
-        };
+        }
+    }
+
+    pub(super) fn stopping(&mut self, machine: &Machine, stop: &Stop) -> Standing {
+        let stopped = self.stopped(machine, stop);
         let Some(plan) = self.own_plan() else {
             return stopped;
         };

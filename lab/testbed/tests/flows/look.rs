@@ -4,11 +4,12 @@ use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::ensure;
 use lab_testbed::{
-    Cluster,
+    Bed, Cluster,
     cluster::{error_text, identity},
     eventually,
     objects::{
-        self, DEV_MACHINE, KUBEADM_CONFIG, NODE, NODE_UPDATE, Objects, annotation, name, text, uid,
+        self, DEV_MACHINE, HOST_PLAN, KUBEADM_CONFIG, NODE, NODE_UPDATE, Objects, annotation, name,
+        text, uid,
     },
 };
 use serde_json::Value;
@@ -103,6 +104,47 @@ async fn look(cluster: &Cluster) -> anyhow::Result<()> {
         let cordoned = node["spec"]["unschedulable"].as_bool().unwrap_or_default();
         ensure!(!cordoned, "Node {} is still cordoned", name(&node));
         ensure!(annotation(&node, "refit.dev/cordoned-by").is_none(), "{node}");
+    }
+    Ok(())
+}
+
+/// Holds every host at a step.
+pub(super) fn hold(bed: &Bed, cluster: &Cluster, step: &str) -> anyhow::Result<()> {
+    for machine in bed.hosts().machines(&cluster.namespace) {
+        bed.hosts().hold(&cluster.namespace, &machine, step)?;
+    }
+    Ok(())
+}
+
+/// Waits until a host is at a step of an update to a goal, and returns that update.
+pub(super) async fn at_step(
+    cluster: &Cluster,
+    goal: &str,
+    at: &str,
+    within: Duration,
+) -> anyhow::Result<Value> {
+    eventually("a host is at work", within, async || {
+        let updates = of_goal(cluster, goal).await.map_err(error_text)?;
+        let at_work = updates.into_iter().find(|update| step(update, at) == "Running");
+        at_work.ok_or_else(|| "not yet".to_owned())
+    })
+    .await
+}
+
+/// Lets the hosts go on once one of them is ordered to stop.
+pub(super) async fn resume_once_aborted(
+    bed: &Bed,
+    cluster: &Cluster,
+    within: Duration,
+) -> anyhow::Result<()> {
+    eventually("a host is ordered to stop", within, async || {
+        let plans = cluster.objects.list(HOST_PLAN).await.map_err(error_text)?;
+        let aborts = plans.iter().any(|plan| plan["spec"]["abort"] == true);
+        aborts.then_some(()).ok_or_else(|| "not yet".to_owned())
+    })
+    .await?;
+    for machine in bed.hosts().machines(&cluster.namespace) {
+        bed.hosts().resume(&cluster.namespace, &machine)?;
     }
     Ok(())
 }

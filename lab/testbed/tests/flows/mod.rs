@@ -7,6 +7,7 @@ mod health_check;
 mod killed;
 mod kubeadm_config;
 mod look;
+mod member_deleted;
 mod midway;
 mod new_default;
 mod surge;
@@ -46,6 +47,12 @@ pub(crate) const ALL: &[Flow] = &[
         lines: &[Line::V1_14],
         on: On::Shared,
         run: |bed| Box::pin(taken_back::run(bed)),
+    },
+    Flow {
+        name: "a_deleted_control_plane_machine_is_created_again_before_the_next_update",
+        lines: &[Line::V1_14],
+        on: On::Shared,
+        run: |bed| Box::pin(member_deleted::run(bed)),
     },
     Flow {
         name: "surge_creates_and_deletes_the_planned_machines",

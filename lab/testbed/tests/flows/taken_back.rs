@@ -6,9 +6,8 @@ use std::time::Duration;
 use anyhow::ensure;
 use lab_testbed::{
     Bed, Cluster, ClusterSpec, cli,
-    cluster::{FROM, TO, error_text},
-    eventually,
-    objects::{HOST_PLAN, UPDATE_GROUP, annotation, condition_text, name, text},
+    cluster::{FROM, TO},
+    objects::{UPDATE_GROUP, annotation, condition_text, name, text},
 };
 use serde_json::{Value, json};
 
@@ -28,12 +27,12 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     let cluster = bed.cluster("taken-back", &spec).await?;
     let before = look::identities(&cluster).await?;
 
-    hold(bed, &cluster)?;
+    look::hold(bed, &cluster, STEP)?;
     cluster.change_control_plane(&json!({"version": TO})).await?;
     take_back(bed, &cluster, TO, "kcp/taken-back").await?;
     cluster.control_plane_is_at(FROM, WITHIN).await?;
 
-    hold(bed, &cluster)?;
+    look::hold(bed, &cluster, STEP)?;
     let next = "v1.34.3";
     let change = json!({"template": {"spec": {"version": next}}});
     cluster.change_workers("md", &change).await?;
@@ -57,34 +56,10 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn hold(bed: &Bed, cluster: &Cluster) -> anyhow::Result<()> {
-    for machine in bed.hosts().machines(&cluster.namespace) {
-        bed.hosts().hold(&cluster.namespace, &machine, STEP)?;
-    }
-    Ok(())
-}
-
-/// Waits until a host works for a goal, and gives the goal up. The host goes on once it is ordered
-/// to stop.
+/// Waits until a host works for a goal, and gives the goal up.
 async fn take_back(bed: &Bed, cluster: &Cluster, goal: &str, owner: &str) -> anyhow::Result<()> {
-    eventually("a host is at work", WITHIN, async || {
-        let updates = look::of_goal(cluster, goal).await.map_err(error_text)?;
-        let at_work = updates.iter().any(|update| look::step(update, STEP) == "Running");
-        at_work.then_some(()).ok_or_else(|| "not yet".to_owned())
-    })
-    .await?;
-    let go_on = async {
-        eventually("a host is ordered to stop", WITHIN, async || {
-            let plans = cluster.objects.list(HOST_PLAN).await.map_err(error_text)?;
-            let aborts = plans.iter().any(|plan| plan["spec"]["abort"] == true);
-            aborts.then_some(()).ok_or_else(|| "not yet".to_owned())
-        })
-        .await?;
-        for machine in bed.hosts().machines(&cluster.namespace) {
-            bed.hosts().resume(&cluster.namespace, &machine)?;
-        }
-        anyhow::Ok(())
-    };
+    look::at_step(cluster, goal, STEP, WITHIN).await?;
+    let go_on = look::resume_once_aborted(bed, cluster, WITHIN);
     let args = ["abort", owner, "--revert"];
     let (rows, gone_on) = futures::join!(cli::json(bed, &cluster.namespace, &args), go_on);
     gone_on?;

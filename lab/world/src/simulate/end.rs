@@ -148,7 +148,9 @@ fn problem(
     let (rule, what) = match one.fate {
         Fate::Done => None,
         Fate::Lost => {
-            let update = one.update.as_deref().filter(|update| !is_final(update))?;
+            // Without the API of its cluster a host is not known to be lost.
+            let known = api_is_up(session, &one.machine);
+            let update = one.update.as_deref().filter(|update| known && !is_final(update))?;
             let (name, phase) = (name(update), phase(update));
             let what = format!("its host is off for good, and NodeUpdate {name} stays {phase:?}");
             Some((Rule::WaitWithoutEnd, what))
@@ -166,6 +168,11 @@ fn problem(
     }?;
     let text = session.names.shown(&format!("Machine {}: {what}", name(&one.machine)));
     Some(Problem { rule, text })
+}
+
+fn api_is_up(session: &Session, machine: &Value) -> bool {
+    let key = format!("{}/{}", namespace(machine), text(machine, "/spec/clusterName"));
+    session.world.inner.apis.borrow().get(&key).copied().unwrap_or(true)
 }
 
 /// A host whose update was stopped, and which runs neither the old version nor the new one as a
@@ -248,6 +255,9 @@ fn endless_wait(one: &MachineEnd, all: &[MachineEnd]) -> Option<(Rule, String)> 
 /// What is wrong with a machine that has no update to the version that its owner requests.
 fn left_out(session: &Session, one: &MachineEnd, all: &[MachineEnd]) -> Option<(Rule, String)> {
     let shows = |kind, status| has_condition(session, &one.machine, kind, status);
+    if is_brought_by_hand(session, one) {
+        return None;
+    }
     // One Machine that cannot be updated holds up its whole group.
     let group = all.iter().filter(|other| is_worker(&other.machine) == is_worker(&one.machine));
     if let Some(why) = [one].into_iter().chain(group).find_map(|one| uncovered(session, one)) {
@@ -334,6 +344,18 @@ fn uncovered(session: &Session, one: &MachineEnd) -> Option<&'static str> {
     }
     let minors = wanted.minor().saturating_sub(runs.minor());
     (minors > 1).then_some("the requested version skips a minor one")
+}
+
+/// Whether a NodeUpdate has brought a Machine to a version that its owner does not request: an operator
+/// has created it.
+fn is_brought_by_hand(session: &Session, one: &MachineEnd) -> bool {
+    let Some(update) = one.update.as_deref().filter(|one| phase(one) == Phase::Succeeded) else {
+        return false;
+    };
+    let node = session.world.node_of(&one.machine);
+    let runs = node.as_deref().map_or("", |node| text(node, "/status/nodeInfo/kubeletVersion"));
+    let goal = text(update, "/spec/goal/kubernetesVersion");
+    goal == runs && goal != text(&one.machine, "/spec/version")
 }
 
 /// Whether the UpdateGroup of a Machine has a condition of this status.

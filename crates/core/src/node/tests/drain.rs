@@ -322,6 +322,8 @@ fn an_invalid_value_is_shown_in_the_node_update() {
 /// A worker that is being drained while a budget allows no evictions, and the only other one.
 fn stuck_beside_another() -> One {
     let mut one = One::worker().upgraded();
+    let machine = one.machine.as_mut().unwrap();
+    machine.spec.deletion.get_or_insert_default().node_drain_timeout_seconds = Some(600);
     one.nodes.truncate(2);
     tight(&mut one);
     pass(&mut one, 2);
@@ -336,6 +338,9 @@ fn a_drain_leaves_room_for_the_pods_of_a_machine_that_is_being_deleted() {
     pass(&mut one, 1);
     assert_eq!((one.phase(), one.blocked_by()), (Phase::Draining, vec!["RoomForOthers".into()]));
     assert!(!one.node().unwrap().unschedulable);
+    assert_eq!((one.status().drain, step(&one, "drain").0), (None, StepState::Pending));
+    // Longer than the drain may take: its deadlines begin again.
+    pass(&mut one, 60);
     one.leaving.clear();
     one.nodes.push(node("m-2"));
     pass(&mut one, 1);

@@ -6,7 +6,7 @@ use refit_kinds::{
 };
 
 use super::world::*;
-use crate::node::{MEMBER_MISSING, requires_live_read};
+use crate::node::{MEMBER_MISSING, request_again, requires_live_read};
 
 /// One of three members, whose update Cluster API waits for.
 fn member() -> One {
@@ -44,7 +44,7 @@ fn an_update_stops_so_that_cluster_api_can_create_a_missing_member() {
             && let Some(write) = &decision.write
         {
             let live = requires_live_read(&one.snapshot(None), &decision);
-            assert_eq!(live, word(write) == "withdraw");
+            assert_eq!(live, word(write) == "withdraw for member");
             one.step();
         }
         assert_eq!((one.phase(), &*one.status().failure_reason), (Phase::Stopped, MEMBER_MISSING));
@@ -54,49 +54,71 @@ fn an_update_stops_so_that_cluster_api_can_create_a_missing_member() {
     }
 }
 
-#[test]
-fn the_update_is_made_again_once_the_control_plane_is_complete() {
-    let mut one = member();
-    lose_member(&mut one);
-    one.settle();
-    assert!(one.may_have_work_left());
-    assert!(one.decide().write.is_none(), "the member is still missing");
-    replace_member(&mut one);
-    one.settle();
-    assert_eq!(one.log.last().unwrap(), "resume 2");
-    assert_eq!(one.events.last().unwrap().reason, "UpdateResumed");
-    assert!(one.decide().write.is_none(), "the next NodeUpdate speaks for the Machine");
+/// The annotations that the controller of UpdateGroups changes once the control plane is complete.
+fn requested_again(one: &One) -> Vec<(String, bool)> {
+    let changes = request_again(one.machine.as_ref().unwrap(), &one.owner_version);
+    changes.into_iter().map(|(key, value)| (key, value.is_some())).collect()
 }
 
 #[test]
-fn it_is_not_made_again_for_a_version_that_no_one_asks_for() {
+fn the_update_is_requested_again_once_the_control_plane_is_complete() {
+    let mut one = member();
+    assert_eq!(requested_again(&one), [], "nothing was withdrawn");
+    lose_member(&mut one);
+    one.settle();
+    let (note, mark) = (keys::WITHDRAWN_FOR_MEMBER, keys::UPDATE_IN_PROGRESS);
+    assert_eq!(requested_again(&one), [(mark.to_owned(), true), (note.to_owned(), false)]);
+    // Cluster API asks for another version itself.
+    one.owner_version = "v1.35.1".into();
+    assert_eq!(requested_again(&one), [(note.to_owned(), false)]);
+    // So it does if it has requested another update meanwhile.
+    one.owner_version = GOAL.into();
+    let one = one.awaited();
+    assert_eq!(requested_again(&one), [(note.to_owned(), false)]);
+}
+
+#[test]
+fn the_mark_comes_off_whatever_the_kubelet_runs_and_the_owner_asks_for() {
     type Change = fn(&mut One);
-    let table: [(&str, Change); 3] = [
-        ("the owner asks for another version", |one| one.owner_version = "v1.35.1".into()),
-        ("the Machine has another version", |one| {
-            one.machine.as_mut().unwrap().spec.version = "v1.35.1".into();
-        }),
-        ("the host runs the goal", |one| one.node_mut().kubelet_version = GOAL.into()),
+    let table: [(&str, Change); 2] = [
+        ("a later version is requested", |one| one.owner_version = "v1.35.1".into()),
+        ("the kubelet runs the goal", |one| one.node_mut().kubelet_version = GOAL.into()),
     ];
     for (why, change) in table {
         let mut one = member();
+        change(&mut one);
         lose_member(&mut one);
         one.settle();
-        replace_member(&mut one);
-        change(&mut one);
-        one.settle();
-        assert!(!one.log.iter().any(|write| write.starts_with("resume")), "{why}");
+        assert_eq!(one.status().failure_reason, MEMBER_MISSING, "{why}");
+        assert!(!is_marked(&one), "{why}");
     }
 }
 
 #[test]
-fn the_mark_comes_off_even_if_the_owner_asks_for_a_later_version_by_now() {
-    let mut one = member();
-    lose_member(&mut one);
-    one.owner_version = "v1.35.1".into();
+fn an_aborted_update_does_not_stand_in_the_way_either() {
+    let mut one = member().staged();
+    one.update.spec.stage = Stage::Abort;
     one.settle();
-    assert_eq!(one.status().failure_reason, MEMBER_MISSING);
+    one.host_works();
+    one.settle();
+    assert_eq!(one.status().failure_reason, "Aborted");
+    assert!(is_marked(&one));
+    lose_member(&mut one);
+    one.settle();
     assert!(!is_marked(&one));
+}
+
+#[test]
+fn a_host_that_is_not_as_before_keeps_its_request() {
+    let mut one = member().staged();
+    one.update.spec.stage = Stage::Abort;
+    one.settle();
+    one.host_works();
+    let report = one.plan.as_mut().unwrap().status.as_mut().unwrap();
+    report.left_behind = vec!["package x was added.".into()];
+    lose_member(&mut one);
+    one.settle();
+    assert!(is_marked(&one));
 }
 
 #[test]
@@ -111,8 +133,7 @@ fn the_member_may_come_back_before_the_host_has_stopped() {
     one.host_works();
     one.settle();
     assert_eq!(one.status().failure_reason, MEMBER_MISSING);
-    assert!(one.log.contains(&"resume 2".to_owned()), "{:?}", one.log);
-    assert!(is_marked(&one), "nothing is withdrawn");
+    assert!(is_marked(&one), "the next call of Cluster API makes the next NodeUpdate");
 }
 
 #[test]

@@ -42,7 +42,10 @@ pub(super) fn guard_of(write: &Write) -> Option<Kind> {
             Some(Kind::UpdateGroup)
         }
         Write::Management(
-            ManagementWrite::Guard(_) | ManagementWrite::Unguard(_) | ManagementWrite::Withdraw,
+            ManagementWrite::Guard(_)
+            | ManagementWrite::Unguard(_)
+            | ManagementWrite::Withdraw
+            | ManagementWrite::WithdrawForMember,
         ) => Some(Kind::Machine),
         Write::HostPlan(_) => Some(Kind::HostPlan),
         Write::Workload(
@@ -52,9 +55,7 @@ pub(super) fn guard_of(write: &Write) -> Option<Kind> {
             | WorkloadWrite::Include,
         ) => Some(Kind::Node),
         Write::Workload(WorkloadWrite::Evict(_))
-        | Write::Management(
-            ManagementWrite::MachineCondition(_) | ManagementWrite::Resume { .. },
-        ) => None,
+        | Write::Management(ManagementWrite::MachineCondition(_)) => None,
     }
 }
 

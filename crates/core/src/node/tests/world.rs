@@ -443,8 +443,12 @@ impl One {
                 let annotations = machine.metadata.annotations.get_or_insert_default();
                 annotations.remove(keys::UPDATE_IN_PROGRESS);
             }
-            Write::Management(ManagementWrite::Resume { ordinal }) => {
-                self.siblings.push(update(&self.update.spec.machine_ref.name, ordinal));
+            Write::Management(ManagementWrite::WithdrawForMember) => {
+                let name = self.update.metadata.name.clone().unwrap();
+                let machine = self.machine.as_mut().unwrap();
+                let annotations = machine.metadata.annotations.get_or_insert_default();
+                annotations.remove(keys::UPDATE_IN_PROGRESS);
+                annotations.insert(keys::WITHDRAWN_FOR_MEMBER.to_owned(), name);
             }
             Write::HostPlan(spec) => self.plan.as_mut().unwrap().spec = spec,
             Write::Workload(WorkloadWrite::Cordon) => {
@@ -595,7 +599,7 @@ pub(super) fn word(write: &Write) -> String {
         Write::Management(ManagementWrite::Guard(_)) => "guard".into(),
         Write::Management(ManagementWrite::Unguard(_)) => "unguard".into(),
         Write::Management(ManagementWrite::Withdraw) => "withdraw".into(),
-        Write::Management(ManagementWrite::Resume { ordinal }) => format!("resume {ordinal}"),
+        Write::Management(ManagementWrite::WithdrawForMember) => "withdraw for member".into(),
         Write::HostPlan(spec) if spec.abort => "abort".into(),
         Write::HostPlan(spec) => format!("gate {:?}", spec.gate),
         Write::Workload(WorkloadWrite::Cordon) => "cordon".into(),
