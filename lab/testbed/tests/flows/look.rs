@@ -108,6 +108,20 @@ async fn look(cluster: &Cluster) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Checks that no Machine has a mark of an update: of Cluster API, or of Refit.
+pub(super) async fn no_mark_is_left(cluster: &Cluster) -> anyhow::Result<()> {
+    const MARKS: [&str; 3] = [
+        "in-place-updates.internal.cluster.x-k8s.io/update-in-progress",
+        "runtime.cluster.x-k8s.io/pending-hooks",
+        "refit.dev/withdrawn-for-member",
+    ];
+    for machine in cluster.machines().await? {
+        let left = MARKS.iter().find(|mark| annotation(&machine, mark).is_some());
+        ensure!(left.is_none(), "{} still has {left:?}", name(&machine));
+    }
+    Ok(())
+}
+
 /// Holds every host at a step.
 pub(super) fn hold(bed: &Bed, cluster: &Cluster, step: &str) -> anyhow::Result<()> {
     for machine in bed.hosts().machines(&cluster.namespace) {

@@ -9,7 +9,7 @@ use lab_testbed::{
     Bed, ClusterSpec,
     cluster::{TO, error_text, identity},
     eventually,
-    objects::{MACHINE, NODE_UPDATE, annotation, name, text},
+    objects::{MACHINE, NODE_UPDATE, name, text},
 };
 use serde_json::json;
 
@@ -18,7 +18,6 @@ use super::look;
 const WITHIN: Duration = Duration::from_mins(5);
 /// The step at which hosts are held: nothing is disturbed yet.
 const STEP: &str = "stage";
-const NOTE: &str = "refit.dev/withdrawn-for-member";
 
 pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     let _calm = bed.calm().await;
@@ -46,9 +45,6 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
         let stays = after.iter().any(|one| identity(one) == identity(machine));
         ensure!(stays, "{} was replaced", name(machine));
     }
-    for machine in &after {
-        ensure!(annotation(machine, NOTE).is_none(), "{} has {NOTE}", name(machine));
-    }
     let updates = look::of_goal(&cluster, TO).await?;
     let last = updates
         .iter()
@@ -58,5 +54,5 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     ensure!(name(last) != name(&held), "the update of {waiting} was not made again");
     let phase = text(last, "/status/phase");
     ensure!(phase == "Succeeded", "{} is {phase}", name(last));
-    look::nothing_is_left(&cluster).await
+    look::no_mark_is_left(&cluster).await
 }

@@ -7,7 +7,7 @@ use anyhow::ensure;
 use lab_testbed::{
     Bed, Cluster, ClusterSpec, cli,
     cluster::{FROM, TO},
-    objects::{UPDATE_GROUP, annotation, condition_text, name, text},
+    objects::{UPDATE_GROUP, condition_text, name, text},
 };
 use serde_json::{Value, json};
 
@@ -16,10 +16,6 @@ use super::look;
 const WITHIN: Duration = Duration::from_mins(4);
 /// The step at which hosts are held: nothing is changed yet.
 const STEP: &str = "stage";
-const MARKS: [&str; 2] = [
-    "in-place-updates.internal.cluster.x-k8s.io/update-in-progress",
-    "runtime.cluster.x-k8s.io/pending-hooks",
-];
 
 pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     let _calm = bed.calm().await;
@@ -41,9 +37,8 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
 
     let after = look::identities(&cluster).await?;
     ensure!(before == after, "{before:#?} became {after:#?}");
+    look::no_mark_is_left(&cluster).await?;
     for machine in cluster.machines().await? {
-        let left = MARKS.iter().find(|mark| annotation(&machine, mark).is_some());
-        ensure!(left.is_none(), "{} still has {left:?}", name(&machine));
         let hosts = bed.hosts();
         let runs =
             hosts.with(&cluster.namespace, name(&machine), |host| host.kubelet_version.clone())?;
