@@ -139,12 +139,12 @@ impl ClusterView {
     /// the workload cluster has been listed again. Returns whether that is news.
     pub(crate) fn session_ended(
         &self,
-        too_large: Option<TooLarge>,
+        too_large: Option<&TooLarge>,
         plans_in_workload: bool,
     ) -> bool {
         let was_synced = self.synced();
-        let changed =
-            std::mem::replace(&mut *self.lock_too_large(), too_large.clone()) != too_large;
+        let changed = self.lock_too_large().as_ref() != too_large;
+        *self.lock_too_large() = too_large.cloned();
         self.unreachable.store(true, Ordering::Relaxed);
         self.set_api_version(StatedVersion::Absent);
         if plans_in_workload {

@@ -180,7 +180,7 @@ async fn watch_cluster(ctx: &Context, key: ObjectKey, view: Arc<ClusterView>, st
         let cause = error.chain().find_map(too_large);
         let delay = delay.after(&view, begun.elapsed(), cause.is_some());
         // Once per outage: every update of the cluster shows it.
-        if view.session_ended(cause, plans_in_workload) {
+        if view.session_ended(cause.as_ref(), plans_in_workload) {
             wake_all(ctx, &key);
         }
         // The cluster may have moved, or its credentials may have changed.

@@ -101,7 +101,7 @@ async fn sync_manifests(directory: PathBuf) -> Infallible {
     loop {
         tokio::time::sleep(SYNC_INTERVAL).await;
         let (directory, known) = (directory.clone(), std::mem::take(&mut synced));
-        let syncing = tokio::task::spawn_blocking(move || sync_new(&directory, known));
+        let syncing = tokio::task::spawn_blocking(move || sync_new(&directory, &known));
         synced = syncing.await.unwrap_or_default();
     }
 }
@@ -110,7 +110,7 @@ async fn sync_manifests(directory: PathBuf) -> Infallible {
 type Synced = BTreeMap<PathBuf, (u64, i64, i64)>;
 
 /// Syncs the files that are new since `known`, and returns all of them.
-fn sync_new(directory: &Path, known: Synced) -> Synced {
+fn sync_new(directory: &Path, known: &Synced) -> Synced {
     let files = fs::read_dir(directory).into_iter().flatten().flatten();
     let state = |entry: fs::DirEntry| {
         let found = entry.metadata().ok().filter(fs::Metadata::is_file)?;
@@ -118,7 +118,7 @@ fn sync_new(directory: &Path, known: Synced) -> Synced {
     };
     let now: Synced = files.filter_map(state).collect();
     let sync = |path: &Path| fs::File::open(path).and_then(|file| file.sync_all());
-    if now != known {
+    if now != *known {
         let new = now.iter().filter(|(path, state)| known.get(*path) != Some(state));
         for path in new.map(|(path, _)| path.as_path()).chain([directory]) {
             if let Err(error) = sync(path) {
