@@ -63,7 +63,7 @@ fn kubeconfigs_may_be_read_in_chosen_namespaces_only() {
         assert!(text.contains(&binding), "{text}");
     }
     for wrong in ["Edge", "-edge", "a b", ""] {
-        let output = refit(&["install", "--kubeconfigs-in", wrong]);
+        let output = refit(&["install", &format!("--kubeconfigs-in={wrong}")]);
         assert_eq!(output.status.code(), Some(2), "{wrong}");
         let error = String::from_utf8(output.stderr).unwrap();
         assert!(error.contains("expected the name of a namespace"), "{error}");

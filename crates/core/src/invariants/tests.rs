@@ -305,7 +305,11 @@ fn cluster_api_may_delete_after_a_user_changed_a_deployment_in_the_middle_of_a_r
     workers(&mut world, "v1.35.0", false);
     request(&mut world, "v1.35.1");
     workers(&mut world, "v1.35.0", true);
-    assert_eq!(delete(&mut world.clone(), "w-1", "capi"), [3], "a rollout alone is no reason");
+    assert_eq!(
+        delete(&mut world.clone(), "w-1", "capi"),
+        [3],
+        "a rollout alone does not excuse it"
+    );
     request(&mut world, "v1.35.0");
     assert_eq!(delete(&mut world.clone(), "w-1", "capi"), OK);
     assert_eq!(delete(&mut world.clone(), "w-1", "controller"), [3]);
@@ -314,7 +318,7 @@ fn cluster_api_may_delete_after_a_user_changed_a_deployment_in_the_middle_of_a_r
 }
 
 #[test]
-fn a_change_that_is_set_back_before_it_had_an_effect_is_no_reason_to_delete() {
+fn a_change_that_is_set_back_before_it_had_an_effect_does_not_excuse_a_deletion() {
     let mut world = world();
     workers(&mut world, "v1.35.0", false);
     request(&mut world, "v1.35.1");

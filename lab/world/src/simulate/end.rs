@@ -156,9 +156,11 @@ fn problem(
             Some((Rule::WaitWithoutEnd, what))
         }
         Fate::WithoutNode => Some((Rule::WaitWithoutEnd, "it never got a Node".to_owned())),
+        // Cluster API's drain waits for the budget of pods on a host that is off.
+        Fate::Deleting if all.iter().any(|other| other.fate == Fate::Lost) => None,
         Fate::Deleting => Some((Rule::WaitWithoutEnd, "its deletion never ends".to_owned())),
         Fate::Ended => wrong_end(session, happened, one),
-        Fate::Unfinished => endless_wait(one, all),
+        Fate::Unfinished => endless_wait(session, one, all),
         Fate::Refused => {
             let updating = whole_condition(&one.machine, "Updating");
             let why = updating.map(|condition| text(condition, "/message")).unwrap_or_default();
@@ -239,9 +241,14 @@ fn wrong_end(session: &Session, happened: &[Happened], one: &MachineEnd) -> Opti
 }
 
 /// What is wrong with an update that is unfinished after hours. All faults have ended, so only a
-/// machine that needs an operator can be what it waits for.
-fn endless_wait(one: &MachineEnd, all: &[MachineEnd]) -> Option<(Rule, String)> {
+/// machine that needs an operator can be what it waits for, or the operator who created it for a version
+/// that its owner does not request.
+fn endless_wait(session: &Session, one: &MachineEnd, all: &[MachineEnd]) -> Option<(Rule, String)> {
     let update = one.update.as_deref()?;
+    let by_hand = wanted(session, &one.machine) != text(update, "/spec/goal/kubernetesVersion");
+    if by_hand && blockers(update).next().is_some() {
+        return None;
+    }
     if blockers(update).next().is_none() {
         let what = format!("its update is in phase {:?} for ever", phase(update));
         return Some((Rule::WaitWithoutEnd, what));
