@@ -100,9 +100,7 @@ impl fmt::Display for Failure {
 }
 
 /// Reasons that no world of the simulation can have.
-const OUT_OF_REACH: [&str; 7] = [
-    // A deleted UpdateGroup is back before a machine needs it.
-    "GroupNotReady",
+const OUT_OF_REACH: [&str; 5] = [
     // Every Machine has an owner.
     "NoGroup",
     // Cluster API and operators request updates of machines with a Node.
@@ -111,8 +109,6 @@ const OUT_OF_REACH: [&str; 7] = [
     "AgentTooOld",
     // The API server rejects invalid HostSettings.
     "HostSettingsUnreadable",
-    // Nothing creates a pod on a cordoned node.
-    "PodCameBack",
     // Worlds are small.
     "ClusterTooLarge",
 ];
