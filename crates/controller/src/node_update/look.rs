@@ -274,6 +274,7 @@ fn group(
     }
 }
 
+/// Whether Cluster API drains the Node of a Machine (`docs/facts/machine.md#conditions`).
 fn is_drained_by_cluster_api(machine: &Machine) -> bool {
     let conditions = machine.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let deleting = conditions::get(conditions, conditions::DELETING);
