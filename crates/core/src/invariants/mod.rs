@@ -9,7 +9,7 @@
 //! | 1 | no available machine is disturbed unless enough others of its group are available |
 //! | 2 | one control plane member at a time, while the others are healthy |
 //! | 3 | no machine is replaced unless policy, surge, a user or remediation asks for it |
-//! | 4 | one unfinished NodeUpdate per Machine; none starts twice, reopens, or goes down unasked |
+//! | 4 | one unfinished NodeUpdate per Machine; none starts twice, reopens, or goes below the version at which it began unasked |
 //! | 7 | a cordon, taint or label of an admin survives |
 //! | 8 | no gate lets an aborted update change the host |
 //!

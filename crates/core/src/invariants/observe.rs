@@ -202,7 +202,10 @@ impl World {
         let (old, new) = (before.version()?, after.version()?);
         let (machine_key, machine) = self.machine_of(&key.0, &key.1)?;
         let owner = self.owners.get(&self.group_of(&machine_key.0, machine)?)?;
-        (new < old && !owner.version.is(new)).then(|| {
+        // A worker that fails with the new kubelet is rolled back to where its update began.
+        let plan = self.plans.get(key).filter(|_| !machine.control_plane);
+        let rolled_back = plan.is_some_and(|plan| self.began_at.get(&plan.plan_id) == Some(after));
+        (new < old && !rolled_back && !owner.version.is(new)).then(|| {
             violation(
                 Invariant::OneUpdate,
                 "Node",
@@ -250,6 +253,10 @@ impl World {
         let first = !same || before.gate < Gate::Upgrade;
         let aborted =
             self.updates.values().any(|update| update.uid == after.plan_id && update.aborted);
+        if raised && first {
+            let version = self.nodes.get(&key).map(|node| node.version.clone());
+            self.began_at.insert(after.plan_id.clone(), version.unwrap_or_default());
+        }
         if raised && first && aborted && actor == CONTROLLER {
             let message = format!("its gate is raised to {:?} after an abort", after.gate);
             found.push(violation(Invariant::AbortStops, "HostPlan", &key.1, message));

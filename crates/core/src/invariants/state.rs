@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use refit_kinds::refit::Gate;
+use refit_kinds::{refit::Gate, version::StatedVersion};
 
 use super::objects::{Machine, Node, Owner, Plan, Policy, StaticPod, Update};
 
@@ -32,6 +32,8 @@ pub struct World {
     /// By cluster and name.
     pub(super) nodes: BTreeMap<Key, Node>,
     pub(super) plans: BTreeMap<Key, Plan>,
+    /// The version that a node had when the gate of a plan first let its host change, by plan id.
+    pub(super) began_at: BTreeMap<String, StatedVersion>,
     pub(super) static_pods: BTreeMap<Key, StaticPod>,
 }
 

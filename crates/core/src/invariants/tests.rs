@@ -376,14 +376,26 @@ fn a_gate_that_opens_after_an_abort_is_found() {
 #[test]
 fn a_node_is_downgraded_only_if_its_owner_requests_it() {
     let mut world = world();
-    let runs = |version: &str| {
-        with(node("w-0"), json!({"status": {"nodeInfo": {"kubeletVersion": version}}}))
-    };
-    assert_eq!(kubelet(&mut world, &runs("v1.35.0")), OK);
-    assert_eq!(kubelet(&mut world.clone(), &runs("v1.34.2")), [4]);
+    assert_eq!(kubelet(&mut world, &runs("w-0", "v1.35.0")), OK);
+    assert_eq!(kubelet(&mut world.clone(), &runs("w-0", "v1.34.2")), [4]);
     let back = json!({"spec": {"template": {"spec": {"version": "v1.34.2"}}}});
     put(&mut world, CAPI, "MachineDeployment", &with(deployment(0, 1), back));
-    assert_eq!(kubelet(&mut world, &runs("v1.34.2")), OK);
+    assert_eq!(kubelet(&mut world, &runs("w-0", "v1.34.2")), OK);
+}
+
+fn runs(name: &str, version: &str) -> Value {
+    with(node(name), json!({"status": {"nodeInfo": {"kubeletVersion": version}}}))
+}
+
+#[test]
+fn a_worker_may_be_rolled_back_to_where_its_update_began() {
+    for (name, wanted) in [("w-0", &OK[..]), ("c-0", &[4])] {
+        let mut world = world();
+        assert_eq!(raise(&mut world, name, "Upgrade"), OK);
+        assert_eq!(kubelet(&mut world, &runs(name, "v1.35.0")), OK);
+        assert_eq!(kubelet(&mut world.clone(), &runs(name, "v1.34.2")), wanted, "{name}");
+        assert_eq!(kubelet(&mut world, &runs(name, "v1.33.0")), [4], "{name}");
+    }
 }
 
 #[test]

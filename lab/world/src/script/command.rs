@@ -140,6 +140,8 @@ pub(super) enum Trouble {
         api: String,
         /// The status.
         code: u16,
+        /// The resource and, after a slash, the subresource; any if `None`.
+        resource: Option<String>,
         /// Number of requests.
         times: u32,
     },

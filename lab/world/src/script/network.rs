@@ -72,16 +72,22 @@ pub(super) fn silence(session: &Session, name: &str) -> Result<String, Wrong> {
     Ok(format!("open connections to the API server of {name} are silent"))
 }
 
-/// Makes an API server reject requests.
+/// Makes an API server reject requests: those for `resource`, such as `pods/eviction`, or all.
 pub(super) fn reject(
     session: &Session,
     name: &str,
     code: u16,
+    resource: Option<&str>,
     times: u32,
 ) -> Result<String, Wrong> {
-    let rule = FaultRule::next(FaultAction::Status(code)).times(times);
+    let mut rule = FaultRule::next(FaultAction::Status(code)).times(times);
+    if let Some(resource) = resource {
+        let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+        rule = rule.resource(resource).subresource(subresource);
+    }
     server(session, name)?.faults().add(rule);
-    Ok(format!("the API server of {name} rejects {} with {code}", requests(times)))
+    let of = resource.map(|resource| format!(" for {resource}")).unwrap_or_default();
+    Ok(format!("the API server of {name} rejects {}{of} with {code}", requests(times)))
 }
 
 /// Makes an API server carry out requests without an answer.

@@ -245,7 +245,9 @@ fn trouble(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
             let code = rest.next("CODE")?.text.as_str();
             let valid = code.parse().ok().filter(|code| (400..600).contains(code));
             let code = valid.ok_or_else(|| wrong("status", code, "a status from 400 to 599"))?;
-            Trouble::Requests { api, code, times: rest.times()? }
+            let resource = rest.skip("of").then(|| rest.next("RESOURCE")).transpose()?;
+            let resource = resource.map(|word| word.text.clone());
+            Trouble::Requests { api, code, resource, times: rest.times()? }
         }
         "answers" => {
             let api = rest.named("answers", API)?;

@@ -84,7 +84,7 @@ pub(super) async fn update_by_hand(
     let found = machines.iter().find(|one| name(one) == real);
     let found = found.ok_or_else(|| wrong("update", machine, "a Machine"))?;
     by_hand::create(&session.world, found, version).await.map_err(|error| {
-        wrong("update", error.to_string(), "a Machine without an unfinished NodeUpdate")
+        wrong("update", error.to_string(), "a NodeUpdate that the API server accepts")
     })
 }
 

@@ -66,7 +66,9 @@ pub(super) fn make(
             Ok(format!("step {step} of {node} {how}"))
         }
         Trouble::Streams(api) => network::silence(session, api),
-        Trouble::Requests { api, code, times } => network::reject(session, api, *code, *times),
+        Trouble::Requests { api, code, resource, times } => {
+            network::reject(session, api, *code, resource.as_deref(), *times)
+        }
         Trouble::Answers { api, times } => network::lose_answers(session, api, *times),
         Trouble::Journal(node) => tear_journal(session, node),
         Trouble::Place(place) => break_place(session, place, time),

@@ -4,7 +4,10 @@
 use std::sync::Arc;
 
 use lab_simhost::kubelet::is_ready;
-use refit_core::report::{EndsBy, Reason, RefusalReason};
+use refit_core::{
+    node::MEMBER_MISSING,
+    report::{EndsBy, Reason, RefusalReason},
+};
 use refit_kinds::{
     json::{annotation, condition, label, name, namespace, text, whole_condition},
     keys,
@@ -221,8 +224,12 @@ fn wrong_end(session: &Session, happened: &[Happened], one: &MachineEnd) -> Opti
     let update = one.update.as_deref()?;
     let reason = text(update, "/status/failureReason");
     let title = session.names.shown(name(&one.machine));
-    let gone_on = has_condition(session, &one.machine, "Blocked", "True")
-        || wanted(session, &one.machine) == text(update, "/spec/goal/kubernetesVersion");
+    let shown = has_condition(session, &one.machine, "Blocked", "True");
+    if reason == MEMBER_MISSING && shown {
+        return None;
+    }
+    let goal = text(update, "/spec/goal/kubernetesVersion");
+    let gone_on = shown || wanted(session, &one.machine) == goal;
     // An update that is given up is rolled back, unless another machine has ended its own.
     let asks = |kind| kind == FaultKind::Abort || kind == FaultKind::GiveUp && gone_on;
     let aborted = happened
@@ -246,7 +253,8 @@ fn wrong_end(session: &Session, happened: &[Happened], one: &MachineEnd) -> Opti
 fn endless_wait(session: &Session, one: &MachineEnd, all: &[MachineEnd]) -> Option<(Rule, String)> {
     let update = one.update.as_deref()?;
     let by_hand = wanted(session, &one.machine) != text(update, "/spec/goal/kubernetesVersion");
-    if by_hand && blockers(update).next().is_some() {
+    let named = blockers(update).next().is_some();
+    if named && (by_hand || !api_is_up(session, &one.machine)) {
         return None;
     }
     if blockers(update).next().is_none() {
@@ -262,7 +270,7 @@ fn endless_wait(session: &Session, one: &MachineEnd, all: &[MachineEnd]) -> Opti
 /// What is wrong with a machine that has no update to the version that its owner requests.
 fn left_out(session: &Session, one: &MachineEnd, all: &[MachineEnd]) -> Option<(Rule, String)> {
     let shows = |kind, status| has_condition(session, &one.machine, kind, status);
-    if is_brought_by_hand(session, one) {
+    if is_brought_by_hand(session, one) || !api_is_up(session, &one.machine) {
         return None;
     }
     // One Machine that cannot be updated holds up its whole group.

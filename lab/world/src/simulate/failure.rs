@@ -51,9 +51,10 @@ pub(super) fn rejection(random: &mut Random, shape: &Shape) -> Vec<String> {
     if random.chance(1, 2) {
         return vec![format!("break requests {api} {code} times {times}")];
     }
+    let of = random.pick::<&str>(&["", " of pods/eviction"]);
     vec![
         format!("wait {} phase=Draining 10m", shape.owner(random)),
-        format!("break requests {CLUSTER} {code} times {times}"),
+        format!("break requests {CLUSTER} {code}{of} times {times}"),
     ]
 }
 

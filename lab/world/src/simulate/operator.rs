@@ -22,7 +22,18 @@ pub(super) fn cordon(random: &mut Random, machine: &str) -> Vec<String> {
     passing(random, &format!("{CLUSTER}:node/{machine} spec.unschedulable"), "true", "-")
 }
 
+/// The budget of the application allows no eviction, or a second budget is in its way.
 pub(super) fn budget(random: &mut Random) -> Vec<String> {
+    if random.chance(1, 3) {
+        let time = random.between(1, 15);
+        let second = format!(
+            "apply to {CLUSTER} <<END\n{{apiVersion: policy/v1, kind: PodDisruptionBudget, \
+             metadata: {{name: second, namespace: default}}, \
+             spec: {{maxUnavailable: 1, selector: {{matchLabels: {{app: web}}}}}}}}\nEND"
+        );
+        let delete = format!("at {time}m delete {CLUSTER}:poddisruptionbudget/second");
+        return vec![second, delete];
+    }
     let field = format!("{CLUSTER}:poddisruptionbudget/web spec.maxUnavailable");
     passing(random, &field, "0", "2")
 }
@@ -100,10 +111,13 @@ pub(super) fn forgo(random: &mut Random, setting: &mut Setting<'_>) -> Vec<Strin
 
 pub(super) fn by_hand(random: &mut Random, setting: &Setting<'_>) -> Vec<String> {
     let workers: Vec<String> = setting.shape.worker_names().collect();
-    let update = format!("update {} to {}", random.pick(&workers), setting.version.now);
-    if random.chance(1, 3) {
-        return vec![update];
-    }
+    let version = &setting.version.now;
+    let update = format!("update {} to {version}", random.pick(&workers));
+    let update = match random.between(0, 2) {
+        0 => return vec![update],
+        1 => update,
+        _ => format!("update $machine to {version}"),
+    };
     let phase = random.pick(&["Upgrading", "Draining", "Disrupting", "Verifying"]);
     vec![format!("wait md/{DEPLOYMENT} phase={phase} 30m"), update]
 }
@@ -164,34 +178,33 @@ pub(super) fn flip(random: &mut Random, setting: &Setting<'_>) -> Vec<String> {
 }
 
 /// A pod that a drain does not evict by itself, and the operator's answer: it may be evicted, stays,
-/// or is deleted.
+/// or is deleted. The pod has no owner: the cluster would delete one whose owner does not exist.
 pub(super) fn stuck_pod(random: &mut Random, machine: &str) -> Vec<String> {
-    let owned = "ownerReferences: [{apiVersion: apps/v1, kind: ReplicaSet, name: web, uid: w, \
-                 controller: true}]";
-    let label = |value: &str| format!("{owned}, labels: {{cluster.x-k8s.io/drain: {value}}}");
-    let bare = || ("labels: {}".to_owned(), "");
-    let (metadata, spec) = match random.between(0, 5) {
-        0 => (owned.to_owned(), "volumes: [{name: v, emptyDir: {}}], "),
-        1 => (label("wait-completed"), ""),
-        2 => (label("sometimes"), ""),
-        _ => bare(),
+    let set = |key, value: &str| format!("change {} {value}", annotation(machine, key));
+    let (labels, spec, key) = match random.between(0, 5) {
+        0 => ("", "volumes: [{name: v, emptyDir: {}}], ", Some(keys::DRAIN_LOCAL_STORAGE)),
+        1 => ("cluster.x-k8s.io/drain: wait-completed", "", None),
+        2 => ("cluster.x-k8s.io/drain: sometimes", "", None),
+        _ => ("", "", Some(keys::DRAIN_UNREPLICATED)),
     };
-    let pod = format!(
+    let mut lines = Vec::new();
+    if key == Some(keys::DRAIN_LOCAL_STORAGE) {
+        lines.push(set(keys::DRAIN_LOCAL_STORAGE, "Wait"));
+        lines.push(set(keys::DRAIN_UNREPLICATED, "Evict"));
+    }
+    lines.push(format!(
         "apply to {CLUSTER} <<END\n{{apiVersion: v1, kind: Pod, \
-         metadata: {{name: once, namespace: default, {metadata}}}, \
+         metadata: {{name: once, namespace: default, labels: {{{labels}}}}}, \
          spec: {{{spec}nodeName: {machine}, containers: [{{name: c, image: x}}]}}}}\nEND"
-    );
+    ));
     let time = random.between(1, 15);
-    let delete = format!("delete {CLUSTER}:pod/once");
-    let answer = match random.between(0, 2) {
-        choice if choice > 0 && (metadata, spec) == bare() => format!(
-            "change {} {}",
-            annotation(machine, keys::DRAIN_UNREPLICATED),
-            if choice == 1 { "Leave" } else { "Evict" }
-        ),
-        _ => delete,
+    let answer = match (key, random.between(0, 2)) {
+        (Some(key), 1) => set(key, "Leave"),
+        (Some(key), 2) => set(key, "Evict"),
+        _ => format!("delete {CLUSTER}:pod/once"),
     };
-    vec![pod, format!("at {time}m {answer}")]
+    lines.push(format!("at {time}m {answer}"));
+    lines
 }
 
 /// A volume that is attached to a node, and detached later.

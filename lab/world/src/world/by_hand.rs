@@ -7,11 +7,10 @@ use refit_kinds::{
 };
 use serde_json::Value;
 
-use super::{World, status::is_final};
+use super::World;
 use crate::direct::{Call, Direct, DirectError, USER};
 
-/// Creates the next NodeUpdate of a Machine, with the goal that Cluster API's hook would request; an
-/// error if an earlier one is unfinished.
+/// Creates the next NodeUpdate of a Machine, with the goal that Cluster API's hook would request.
 pub(crate) async fn create(
     world: &World,
     machine: &Value,
@@ -31,8 +30,7 @@ pub(crate) async fn create(
         goal,
     };
     let known = world.node_updates();
-    let ended = known.iter().filter(|update| is_final(update));
-    let last = ended.filter_map(|update| ordinal_of(name(update), name(machine))).max();
+    let last = known.iter().filter_map(|update| ordinal_of(name(update), name(machine))).max();
     let update = refit_controller::node_update(&new, last.unwrap_or_default() + 1);
     let body = serde_json::to_value(update).expect("a NodeUpdate is JSON");
     let path = format!("/apis/refit.dev/v1alpha1/namespaces/{}/nodeupdates", namespace(machine));
