@@ -96,9 +96,29 @@ pub enum Decision {
 
 /// Decides what to do about a request for `goal` on this Machine, given the known NodeUpdates.
 ///
-/// Only the newest NodeUpdate of the Machine's uid determines the response. The list may be out of
-/// date: a NodeUpdate is created by its ordinal, so it can be created only once.
+/// The newest NodeUpdate of the Machine's uid determines the response, and none is created while an
+/// older one is unfinished: an operator may have created the newest. The list may be out of date: a
+/// NodeUpdate is created by its ordinal, so it can be created only once.
 pub fn decide(
+    machine: &MachineFacts,
+    goal: &Goal,
+    updates: &[&NodeUpdate],
+    now: Timestamp,
+) -> Decision {
+    let decision = by_newest(machine, goal, updates, now);
+    let unfinished = updates.iter().find(|update| {
+        update.spec.machine_ref.uid == machine.uid && !View::of(update).phase.is_final()
+    });
+    match (&decision, unfinished) {
+        (Decision::Create { .. }, Some(older)) if older.spec.goal == *goal => {
+            Decision::Answer(running(older, now))
+        }
+        (Decision::Create { .. }, Some(older)) => supersede(older),
+        (Decision::Create { .. } | Decision::Answer(_) | Decision::Abort { .. }, _) => decision,
+    }
+}
+
+fn by_newest(
     machine: &MachineFacts,
     goal: &Goal,
     updates: &[&NodeUpdate],

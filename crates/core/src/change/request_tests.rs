@@ -236,6 +236,22 @@ fn another_goal_stops_only_an_unstarted_update() {
 }
 
 #[test]
+fn none_is_created_while_an_older_one_is_unfinished() {
+    let by_hand = update(2, "v1.35.1", Phase::Stopped);
+    for (goal, phase, wanted) in [
+        ("v1.35.0", Phase::Upgrading, "upgrading"),
+        ("v1.35.2", Phase::Upgrading, "waiting for NodeUpdate m-1 to v1.35.0 to finish first"),
+    ] {
+        let updates = [update(1, "v1.35.0", phase), by_hand.clone()];
+        let message = answer(decide_for(&facts("v1.34.2"), goal, &updates)).message;
+        assert!(message.starts_with(wanted), "{goal}: {message}");
+    }
+    let updates = [update(1, "v1.35.0", Phase::Succeeded), by_hand];
+    let got = decide_for(&facts("v1.34.2"), "v1.35.2", &updates);
+    assert_eq!(got, Decision::Create { ordinal: 3 });
+}
+
+#[test]
 fn an_abort_is_requested_once() {
     let mut aborting = update(1, "v1.35.0", Phase::Waiting);
     aborting.spec.stage = Stage::Abort;
