@@ -16,7 +16,7 @@ use crate::{
     reason::Failure,
     report::{self, Trouble},
     reporter::OwnPlan,
-    state::{Record, StepOutcome},
+    state::{JournalState, Record, StepOutcome},
     trust::{Extras, Refused},
     undo,
 };
@@ -108,7 +108,7 @@ impl Driver {
         // The plan is marked as seen first, so that a change between here and the wait ends the
         // wait.
         self.plan.mark_seen();
-        let spec = self.trusted_spec().await;
+        let spec = self.trusted_spec(journal.state()).await;
         let now = self.clock.now();
         let plan = journal.state().plan.as_ref().map(|plan| plan.id.clone()).unwrap_or_default();
         let next = engine::next(journal.state(), spec.as_ref(), now);
@@ -161,9 +161,13 @@ impl Driver {
         }
     }
 
-    /// Returns the spec if there is one and it is trusted.
-    async fn trusted_spec(&mut self) -> Option<HostPlanSpec> {
+    /// Returns the spec if there is one, it is trusted, and no earlier host has started it.
+    async fn trusted_spec(&mut self, state: &JournalState) -> Option<HostPlanSpec> {
         let plan = self.plan.get()?;
+        if engine::is_of_earlier_host(state, &plan) {
+            self.refuse(Refused::of_earlier_host(plan.spec.clone()));
+            return None;
+        }
         let trust = self.extras.trust.clone();
         let Some(trust) = trust.filter(|_| !plan.spec.plan_id.is_empty()) else {
             self.refused = None;
@@ -175,13 +179,16 @@ impl Driver {
                 Some(plan.spec.clone())
             }
             Err(error) => {
-                let refused = Refused::new(plan.spec.clone(), &error);
-                if self.refused.as_ref() != Some(&refused) {
-                    tracing::warn!(plan = %plan.spec.plan_id, %error, "plan rejected");
-                    self.refused = Some(refused);
-                }
+                self.refuse(Refused::new(plan.spec.clone(), &error));
                 None
             }
+        }
+    }
+
+    fn refuse(&mut self, refused: Refused) {
+        if self.refused.as_ref() != Some(&refused) {
+            tracing::warn!(plan = %refused.plan(), error = refused.message(), "plan rejected");
+            self.refused = Some(refused);
         }
     }
 

@@ -13,7 +13,8 @@
 
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::refit::{
-    Gate, HostPlanSpec, PlanId, PlanState, PlannedAction, PlannedStep, StepError, USUAL_ATTEMPTS,
+    Gate, HostPlan, HostPlanSpec, HostPlanStatus, PlanId, PlanState, PlannedAction, PlannedStep,
+    StepError, USUAL_ATTEMPTS,
 };
 
 use crate::{
@@ -195,6 +196,25 @@ pub(crate) fn next(state: &JournalState, spec: Option<&HostPlanSpec>, now: Times
         return Next::AtGate { step: step.id.clone(), gate: gate_of(step) };
     }
     try_step(plan, &step.id, now, |unit| job(plan, step, unit))
+}
+
+/// Whether a plan was started by an earlier host of this name, or before the journal was removed: its
+/// HostPlan reports progress that the journal does not know. Nobody has drained this host for it.
+pub(crate) fn is_of_earlier_host(state: &JournalState, plan: &HostPlan) -> bool {
+    let known = state.plan.as_ref().is_some_and(|known| known.id == plan.spec.plan_id);
+    let started = |status: &HostPlanStatus| {
+        let ended = match status.state {
+            PlanState::Succeeded | PlanState::Failed | PlanState::Stopped => true,
+            PlanState::Idle
+            | PlanState::Running
+            | PlanState::AtGate
+            | PlanState::Retrying
+            | PlanState::Undoing => false,
+        };
+        status.plan_id == plan.spec.plan_id
+            && (ended || status.steps.iter().any(|step| step.attempt > 0))
+    };
+    !known && !plan.spec.plan_id.is_empty() && plan.status.as_ref().is_some_and(started)
 }
 
 fn accept(state: &JournalState, spec: Option<&HostPlanSpec>) -> Next {

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use refit_kinds::{
-    refit::{FailureKind, HostStep, KubeadmArgs, PackageArgs, Role},
+    refit::{FailureKind, HostStep, HostStepStatus, KubeadmArgs, PackageArgs, Role},
     version::KubernetesVersion,
 };
 use serde_json::{Value, json};
@@ -432,6 +432,42 @@ fn a_policy_concerns_what_has_not_started_yet_and_no_undo() {
     let undo = next(&state, None, at(20));
     assert_eq!(started(&undo).0, "undo-kubeadm-install");
     assert_eq!(restrict(&state, undo.clone(), forbids("kubelet-restart")), undo);
+}
+
+#[test]
+fn a_plan_that_an_earlier_host_has_started_is_not_begun() {
+    let reported = |plan: &str, state, attempt| {
+        let mut object = HostPlan::new("node", spec(Gate::Disrupt));
+        let steps = vec![HostStepStatus {
+            id: "preflight".to_owned(),
+            attempt,
+            ..HostStepStatus::default()
+        }];
+        object.status = Some(HostPlanStatus {
+            plan_id: plan.into(),
+            state,
+            steps,
+            ..HostPlanStatus::default()
+        });
+        object
+    };
+    let empty = JournalState::default();
+    for (plan, state, attempt, wanted) in [
+        ("p", PlanState::Running, 1, true),
+        ("p", PlanState::Succeeded, 1, true),
+        // The refusal itself is reported like this.
+        ("p", PlanState::Failed, 0, true),
+        // It waits for a signature.
+        ("p", PlanState::Retrying, 0, false),
+        ("o", PlanState::Succeeded, 1, false),
+        ("", PlanState::Idle, 0, false),
+    ] {
+        let found = is_of_earlier_host(&empty, &reported(plan, state, attempt));
+        assert_eq!(found, wanted, "{plan} {state:?} {attempt}");
+    }
+    let knows = journal(Gate::Stage, &["preflight"]);
+    assert!(!is_of_earlier_host(&knows, &reported("p", PlanState::Running, 1)));
+    assert!(!is_of_earlier_host(&empty, &HostPlan::new("node", spec(Gate::Disrupt))));
 }
 
 #[test]

@@ -84,7 +84,7 @@ impl PlanTrust {
     }
 }
 
-/// A plan that waits because it is not trusted.
+/// A plan that is not begun: it is not trusted, or not this host's.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Refused {
     spec: HostPlanSpec,
@@ -102,7 +102,32 @@ impl Refused {
         Self { spec, trouble }
     }
 
-    /// Builds the report of an agent that waits for a trusted plan.
+    /// The refusal of a plan that an earlier host of this name has started.
+    pub(crate) fn of_earlier_host(spec: HostPlanSpec) -> Self {
+        let trouble = Trouble {
+            reason: "PlanOfEarlierHost",
+            message: format!(
+                "the plan of NodeUpdate {} was started on an earlier host of this name, or before \
+                 this host's journal was removed; it is not carried out here: if the machine still \
+                 has to be updated, request it again with refit retry",
+                spec.node_update
+            ),
+            needs_person: true,
+        };
+        Self { spec, trouble }
+    }
+
+    /// Id of the plan.
+    pub(crate) fn plan(&self) -> &PlanId {
+        &self.spec.plan_id
+    }
+
+    /// Why it is not begun.
+    pub(crate) fn message(&self) -> &str {
+        &self.trouble.message
+    }
+
+    /// Builds the report of an agent that waits for another plan.
     pub(crate) fn report(
         &self,
         state: &JournalState,
