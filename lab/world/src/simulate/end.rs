@@ -34,8 +34,9 @@ use crate::{
     },
 };
 
-/// Reasons of failures that an operator cannot end: no retry reaches the goal.
-const DEAD_ENDS: [&str; 2] = ["SkipsMinor", "DowngradeNotAsked"];
+/// Reasons with which no update of a simulation may fail: no retry reaches the goal, or a journal was
+/// lost, which no fault does.
+const DEAD_ENDS: [&str; 3] = ["SkipsMinor", "DowngradeNotAsked", "PlanOfEarlierHost"];
 /// Reason of an update that an operator has aborted.
 const ABORTED: &str = "Aborted";
 
