@@ -199,7 +199,7 @@ pub(crate) fn next(state: &JournalState, spec: Option<&HostPlanSpec>, now: Times
 }
 
 /// Whether a plan was started by an earlier host of this name, or before the journal was removed: its
-/// HostPlan reports progress that the journal does not know. Nobody has drained this host for it.
+/// HostPlan reports progress that the journal does not know. This host was not drained for it.
 pub(crate) fn is_of_earlier_host(state: &JournalState, plan: &HostPlan) -> bool {
     let known = state.plan.as_ref().is_some_and(|known| known.id == plan.spec.plan_id);
     let started = |status: &HostPlanStatus| {
