@@ -20,6 +20,7 @@ use refit_kinds::refit::{
 use crate::{
     host::{Command, Job, Since},
     policy::PolicyRefusal,
+    report::is_live,
     state::{AbortCause, JournalState, Progress, StepOutcome, StepRun, gate_of},
     undo::{UndoStep, undo_steps},
 };
@@ -203,14 +204,7 @@ pub(crate) fn next(state: &JournalState, spec: Option<&HostPlanSpec>, now: Times
 pub(crate) fn is_of_earlier_host(state: &JournalState, plan: &HostPlan) -> bool {
     let known = state.plan.as_ref().is_some_and(|known| known.id == plan.spec.plan_id);
     let started = |status: &HostPlanStatus| {
-        let ended = match status.state {
-            PlanState::Succeeded | PlanState::Failed | PlanState::Stopped => true,
-            PlanState::Idle
-            | PlanState::Running
-            | PlanState::AtGate
-            | PlanState::Retrying
-            | PlanState::Undoing => false,
-        };
+        let ended = status.state != PlanState::Idle && !is_live(status.state);
         status.plan_id == plan.spec.plan_id
             && (ended || status.steps.iter().any(|step| step.attempt > 0))
     };

@@ -108,7 +108,8 @@ fn add_trouble(status: &mut HostPlanStatus, spec: Option<&HostPlanSpec>, trouble
     }
 }
 
-fn is_live(state: PlanState) -> bool {
+/// Whether a plan has begun and not ended.
+pub(crate) fn is_live(state: PlanState) -> bool {
     matches!(
         state,
         PlanState::Running | PlanState::AtGate | PlanState::Retrying | PlanState::Undoing
