@@ -5,7 +5,7 @@ use refit_kinds::{
     refit::{Gate, Phase, Stage},
 };
 
-use super::world::*;
+use super::{applied::word, world::*};
 use crate::node::{MEMBER_MISSING, request_again, requires_live_read};
 
 /// One of three members, whose update Cluster API waits for.

@@ -1,8 +1,10 @@
 mod aged_views;
+mod applied;
 mod drain;
 mod drain_sorting;
 mod ends;
 mod handover;
+mod host;
 mod host_steps;
 mod left;
 mod lost;

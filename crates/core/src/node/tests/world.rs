@@ -1,5 +1,5 @@
-//! One machine with its environment, as stored objects: a decision's write is applied to them and
-//! no other state is kept.
+//! One machine with its environment, as stored objects: a decision's write is applied to them
+//! (`applied`), its host works on them (`host`), and no other state is kept.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -9,9 +9,8 @@ use refit_cluster_api::kinds::{Machine, MachineSpec, MachineStatus, NodeRef};
 use refit_kinds::{
     conditions, keys,
     refit::{
-        Gate, Goal, HostFacts, HostPlan, HostPlanSpec, HostPlanStatus, HostStepStatus, MachineRef,
-        NodeUpdate, NodeUpdateSpec, Origin, PlanSettings, PlanState, Stage, StepState, StepType,
-        UpdateGroupStatus,
+        Gate, Goal, HostFacts, HostPlan, HostPlanSpec, HostPlanStatus, MachineRef, NodeUpdate,
+        NodeUpdateSpec, Origin, PlanSettings, Stage, StepType, UpdateGroupStatus,
     },
     version::StatedVersion,
 };
@@ -117,10 +116,6 @@ pub(super) fn pod(name: &str) -> PodView {
         pod: PodRef { namespace: "default".into(), name: name.into(), uid: format!("uid-{name}") },
         ..PodView::default()
     }
-}
-
-fn is_eviction(how: How) -> bool {
-    matches!(how, How::Evict { .. })
 }
 
 /// A NodeUpdate and its Machine without any environment.
@@ -416,156 +411,6 @@ impl One {
         self.settle();
     }
 
-    pub(super) fn apply(&mut self, decision: &Decision, write: Write) {
-        self.log.push(word(&write));
-        self.events.extend(decision.announce.iter().cloned());
-        match write {
-            Write::Management(ManagementWrite::Status) => {
-                self.update.status = Some(decision.status.clone());
-            }
-            Write::Management(
-                ManagementWrite::ClaimSlot(next) | ManagementWrite::ReleaseSlot(next),
-            ) => self.group = Some(next),
-            Write::Management(
-                ManagementWrite::Guard(changes) | ManagementWrite::Unguard(changes),
-            ) => {
-                let machine = self.machine.as_mut().unwrap();
-                let annotations = machine.metadata.annotations.get_or_insert_default();
-                for (key, value) in changes {
-                    match value {
-                        Some(value) => annotations.insert(key, value),
-                        None => annotations.remove(&key),
-                    };
-                }
-            }
-            Write::Management(ManagementWrite::Withdraw) => {
-                let machine = self.machine.as_mut().unwrap();
-                let annotations = machine.metadata.annotations.get_or_insert_default();
-                annotations.remove(keys::UPDATE_IN_PROGRESS);
-            }
-            Write::Management(ManagementWrite::WithdrawForMember) => {
-                let name = self.update.metadata.name.clone().unwrap();
-                let machine = self.machine.as_mut().unwrap();
-                let annotations = machine.metadata.annotations.get_or_insert_default();
-                annotations.remove(keys::UPDATE_IN_PROGRESS);
-                annotations.insert(keys::WITHDRAWN_FOR_MEMBER.to_owned(), name);
-            }
-            Write::HostPlan(spec) => self.plan.as_mut().unwrap().spec = spec,
-            Write::Workload(WorkloadWrite::Cordon) => {
-                let name = self.update.metadata.name.clone();
-                let node = self.node_mut();
-                node.unschedulable = true;
-                node.cordoned_by = name;
-            }
-            Write::Workload(WorkloadWrite::Uncordon) => {
-                let node = self.node_mut();
-                node.unschedulable = false;
-                node.cordoned_by = None;
-            }
-            Write::Workload(WorkloadWrite::Exclude) => {
-                let name = self.update.metadata.name.clone();
-                let node = self.node_mut();
-                node.excluded = true;
-                node.excluded_by = name;
-            }
-            Write::Workload(WorkloadWrite::Include) => {
-                let node = self.node_mut();
-                node.excluded = false;
-                node.excluded_by = None;
-            }
-            Write::Workload(WorkloadWrite::Evict(pods)) => {
-                let refused: Vec<_> = self
-                    .refusals
-                    .iter()
-                    .filter(|r| pods.iter().any(|p| p.pod == r.pod && is_eviction(p.how)))
-                    .cloned()
-                    .collect();
-                self.pods.retain(|pod| {
-                    !pods.iter().any(|p| p.pod == pod.pod)
-                        || refused.iter().any(|r| r.pod == pod.pod)
-                });
-                let decision = self.decide_with(Some(refused));
-                if decision.write == Some(Write::STATUS) {
-                    self.apply(&decision, Write::STATUS);
-                }
-            }
-            Write::Management(ManagementWrite::MachineCondition(condition)) => {
-                let status = self.machine.as_mut().unwrap().status.as_mut().unwrap();
-                status.conditions.retain(|c| c.type_ != conditions::MACHINE_UP_TO_DATE);
-                status.conditions.extend(condition);
-            }
-        }
-    }
-
-    /// Applies a write from an earlier snapshot: all evictions succeed.
-    pub(super) fn apply_alone(&mut self, decision: &Decision, write: Write) {
-        match write {
-            Write::Workload(WorkloadWrite::Evict(pods)) => {
-                self.pods.retain(|pod| !pods.iter().any(|p| p.pod == pod.pod));
-            }
-            write => self.apply(decision, write),
-        }
-    }
-
-    /// The agent runs every step that its gate allows.
-    pub(super) fn host_works(&mut self) {
-        let now = self.now;
-        let plan = self.plan.as_mut().unwrap();
-        let spec = plan.spec.clone();
-        let status = plan.status.get_or_insert_default();
-        status.plan_id.clone_from(&spec.plan_id);
-        status.reported_at = Some(Time(at(now)));
-        if spec.abort {
-            status.state = PlanState::Stopped;
-            return;
-        }
-        status.steps = spec
-            .steps
-            .iter()
-            .map(|step| {
-                let done = step.gate <= spec.gate;
-                HostStepStatus {
-                    id: step.id.clone(),
-                    state: if done { StepState::Done } else { StepState::Pending },
-                    attempt: i32::from(done),
-                    started_at: done.then(|| Time(at(now))),
-                    finished_at: done.then(|| Time(at(now + 5))),
-                    ..HostStepStatus::default()
-                }
-            })
-            .collect();
-        status.passed = spec.gate;
-        status.state =
-            if spec.gate == Gate::Disrupt { PlanState::Succeeded } else { PlanState::AtGate };
-    }
-
-    /// The agent fails permanently at a step.
-    pub(super) fn host_fails(&mut self, id: &str) {
-        self.host_works();
-        let status = self.plan.as_mut().unwrap().status.as_mut().unwrap();
-        let step = status.steps.iter_mut().find(|step| step.id == id).unwrap();
-        step.state = StepState::Failed;
-        step.reason = "PackageMissing".into();
-        step.message = "put the package into the repository".into();
-        status.state = PlanState::Failed;
-    }
-
-    /// The new kubelet reports its version.
-    pub(super) fn kubelet_returns(&mut self) {
-        self.now += 10;
-        let now = self.now;
-        let node = self.node_mut();
-        node.ready = true;
-        node.kubelet_version = GOAL.into();
-        node.heartbeat = Some(at(now));
-        let name = &self.update.spec.machine_ref.name;
-        for pod in self.static_pods.iter_mut().filter(|pod| *pod.node == **name) {
-            if pod.component != "etcd" {
-                pod.version = ImageVersion::of_tag(GOAL);
-            }
-        }
-    }
-
     pub(super) fn delete_machine(&mut self) {
         let now = self.now;
         self.machine.as_mut().unwrap().metadata.deletion_timestamp = Some(Time(at(now)));
@@ -588,32 +433,5 @@ impl One {
 
     pub(super) fn gate(&self) -> Gate {
         self.plan.as_ref().unwrap().spec.gate
-    }
-}
-
-pub(super) fn word(write: &Write) -> String {
-    match write {
-        Write::Management(ManagementWrite::Status) => "status".into(),
-        Write::Management(ManagementWrite::ClaimSlot(_)) => "claim".into(),
-        Write::Management(ManagementWrite::ReleaseSlot(_)) => "release".into(),
-        Write::Management(ManagementWrite::Guard(_)) => "guard".into(),
-        Write::Management(ManagementWrite::Unguard(_)) => "unguard".into(),
-        Write::Management(ManagementWrite::Withdraw) => "withdraw".into(),
-        Write::Management(ManagementWrite::WithdrawForMember) => "withdraw for member".into(),
-        Write::HostPlan(spec) if spec.abort => "abort".into(),
-        Write::HostPlan(spec) => format!("gate {:?}", spec.gate),
-        Write::Workload(WorkloadWrite::Cordon) => "cordon".into(),
-        Write::Workload(WorkloadWrite::Uncordon) => "uncordon".into(),
-        Write::Workload(WorkloadWrite::Exclude) => "exclude".into(),
-        Write::Workload(WorkloadWrite::Include) => "include".into(),
-        Write::Workload(WorkloadWrite::Evict(pods)) => match pods.iter().map(|p| p.how).next() {
-            Some(How::Delete { .. }) => "delete".into(),
-            Some(How::Force) => "force".into(),
-            _ => "evict".into(),
-        },
-        Write::Management(ManagementWrite::MachineCondition(None)) => "condition gone".into(),
-        Write::Management(ManagementWrite::MachineCondition(Some(condition))) => {
-            format!("condition {}", condition.reason)
-        }
     }
 }

@@ -9,8 +9,9 @@ use refit_kinds::{
 
 use super::{
     super::{
+        applied::word,
         model::{Kind, guard_of},
-        world::{One, at, pod, word},
+        world::{One, at, pod},
     },
     CORDON, EVICT, KINDS,
     judge::Judge,

@@ -1,0 +1,131 @@
+//! The writes of a decision, applied to the objects of one machine.
+
+use refit_kinds::{conditions, keys};
+
+use super::world::One;
+use crate::node::*;
+
+impl One {
+    pub(super) fn apply(&mut self, decision: &Decision, write: Write) {
+        self.log.push(word(&write));
+        self.events.extend(decision.announce.iter().cloned());
+        match write {
+            Write::Management(ManagementWrite::Status) => {
+                self.update.status = Some(decision.status.clone());
+            }
+            Write::Management(
+                ManagementWrite::ClaimSlot(next) | ManagementWrite::ReleaseSlot(next),
+            ) => self.group = Some(next),
+            Write::Management(
+                ManagementWrite::Guard(changes) | ManagementWrite::Unguard(changes),
+            ) => {
+                let machine = self.machine.as_mut().unwrap();
+                let annotations = machine.metadata.annotations.get_or_insert_default();
+                for (key, value) in changes {
+                    match value {
+                        Some(value) => annotations.insert(key, value),
+                        None => annotations.remove(&key),
+                    };
+                }
+            }
+            Write::Management(ManagementWrite::Withdraw) => {
+                let machine = self.machine.as_mut().unwrap();
+                let annotations = machine.metadata.annotations.get_or_insert_default();
+                annotations.remove(keys::UPDATE_IN_PROGRESS);
+            }
+            Write::Management(ManagementWrite::WithdrawForMember) => {
+                let name = self.update.metadata.name.clone().unwrap();
+                let machine = self.machine.as_mut().unwrap();
+                let annotations = machine.metadata.annotations.get_or_insert_default();
+                annotations.remove(keys::UPDATE_IN_PROGRESS);
+                annotations.insert(keys::WITHDRAWN_FOR_MEMBER.to_owned(), name);
+            }
+            Write::HostPlan(spec) => self.plan.as_mut().unwrap().spec = spec,
+            Write::Workload(WorkloadWrite::Cordon) => {
+                let name = self.update.metadata.name.clone();
+                let node = self.node_mut();
+                node.unschedulable = true;
+                node.cordoned_by = name;
+            }
+            Write::Workload(WorkloadWrite::Uncordon) => {
+                let node = self.node_mut();
+                node.unschedulable = false;
+                node.cordoned_by = None;
+            }
+            Write::Workload(WorkloadWrite::Exclude) => {
+                let name = self.update.metadata.name.clone();
+                let node = self.node_mut();
+                node.excluded = true;
+                node.excluded_by = name;
+            }
+            Write::Workload(WorkloadWrite::Include) => {
+                let node = self.node_mut();
+                node.excluded = false;
+                node.excluded_by = None;
+            }
+            Write::Workload(WorkloadWrite::Evict(pods)) => {
+                let refused: Vec<_> = self
+                    .refusals
+                    .iter()
+                    .filter(|r| pods.iter().any(|p| p.pod == r.pod && is_eviction(p.how)))
+                    .cloned()
+                    .collect();
+                self.pods.retain(|pod| {
+                    !pods.iter().any(|p| p.pod == pod.pod)
+                        || refused.iter().any(|r| r.pod == pod.pod)
+                });
+                let decision = self.decide_with(Some(refused));
+                if decision.write == Some(Write::STATUS) {
+                    self.apply(&decision, Write::STATUS);
+                }
+            }
+            Write::Management(ManagementWrite::MachineCondition(condition)) => {
+                let status = self.machine.as_mut().unwrap().status.as_mut().unwrap();
+                status.conditions.retain(|c| c.type_ != conditions::MACHINE_UP_TO_DATE);
+                status.conditions.extend(condition);
+            }
+        }
+    }
+
+    /// Applies a write from an earlier snapshot: all evictions succeed.
+    pub(super) fn apply_alone(&mut self, decision: &Decision, write: Write) {
+        match write {
+            Write::Workload(WorkloadWrite::Evict(pods)) => {
+                self.pods.retain(|pod| !pods.iter().any(|p| p.pod == pod.pod));
+            }
+            write => self.apply(decision, write),
+        }
+    }
+}
+
+fn is_eviction(how: How) -> bool {
+    matches!(how, How::Evict { .. })
+}
+
+/// A write as a word for tests.
+pub(super) fn word(write: &Write) -> String {
+    match write {
+        Write::Management(ManagementWrite::Status) => "status".into(),
+        Write::Management(ManagementWrite::ClaimSlot(_)) => "claim".into(),
+        Write::Management(ManagementWrite::ReleaseSlot(_)) => "release".into(),
+        Write::Management(ManagementWrite::Guard(_)) => "guard".into(),
+        Write::Management(ManagementWrite::Unguard(_)) => "unguard".into(),
+        Write::Management(ManagementWrite::Withdraw) => "withdraw".into(),
+        Write::Management(ManagementWrite::WithdrawForMember) => "withdraw for member".into(),
+        Write::HostPlan(spec) if spec.abort => "abort".into(),
+        Write::HostPlan(spec) => format!("gate {:?}", spec.gate),
+        Write::Workload(WorkloadWrite::Cordon) => "cordon".into(),
+        Write::Workload(WorkloadWrite::Uncordon) => "uncordon".into(),
+        Write::Workload(WorkloadWrite::Exclude) => "exclude".into(),
+        Write::Workload(WorkloadWrite::Include) => "include".into(),
+        Write::Workload(WorkloadWrite::Evict(pods)) => match pods.iter().map(|p| p.how).next() {
+            Some(How::Delete { .. }) => "delete".into(),
+            Some(How::Force) => "force".into(),
+            _ => "evict".into(),
+        },
+        Write::Management(ManagementWrite::MachineCondition(None)) => "condition gone".into(),
+        Write::Management(ManagementWrite::MachineCondition(Some(condition))) => {
+            format!("condition {}", condition.reason)
+        }
+    }
+}
