@@ -6,7 +6,7 @@ use k8s_openapi::{
     api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
 use kube::{Api, ResourceExt as _};
-use refit_cluster_api::kinds::{CONTROL_PLANE_GROUP, CORE_GROUP, Machine, MachineSet};
+use refit_cluster_api::kinds::{CONTROL_PLANE_GROUP, CORE_GROUP, Cluster, Machine, MachineSet};
 use refit_kinds::{
     keys,
     refit::{GroupOwner, NodeUpdate, Owner, UpdateGroup, UpdateGroupSpec, update_group_name},
@@ -81,6 +81,18 @@ pub(crate) fn group_of_set(set: &MachineSet) -> Group {
     Group::of(&namespace, &set.spec.cluster_name, owner, false)
 }
 
+/// The group of the control plane that a Cluster refers to.
+pub(crate) fn control_plane_group(cluster: &Cluster) -> Option<Group> {
+    let reference = cluster.spec.control_plane_ref.as_ref()?;
+    let owner = GroupOwner {
+        api_version: format!("{}/v1beta2", reference.api_group),
+        kind: reference.kind.clone(),
+        name: reference.name.clone(),
+    };
+    let namespace = cluster.namespace().unwrap_or_default();
+    Some(Group::of(&namespace, &cluster.name_any(), owner, true))
+}
+
 /// The UpdateGroup of a group: the existing one, or a new one. Its name follows from the owner, so
 /// that every replica may create it.
 pub(crate) async fn ensure_group(ctx: &Context, group: &Group) -> kube::Result<UpdateGroup> {
@@ -142,12 +154,10 @@ pub(crate) fn machines_of(stores: &Stores, group: &ObjectKey) -> Vec<Arc<Machine
     machines.into_values().collect()
 }
 
-/// Whether a control plane has fewer Machines than it asks for; Machines that are being deleted count.
+/// Whether a group has fewer Machines than its owner asks for; Machines that are being deleted count.
 pub(crate) fn lacks_machines(stores: &Stores, group: &Group) -> bool {
     let present = machines_of(stores, &group.key).len();
-    let missing =
-        limits_of(stores, group, present).replicas > i32::try_from(present).unwrap_or(i32::MAX);
-    group.spec.control_plane && missing
+    limits_of(stores, group, present).lacks(present)
 }
 
 /// The Machines of a MachineSet, in order of their names.

@@ -2,11 +2,11 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use kube::Resource as _;
 use refit_cluster_api::kinds::{KubeadmControlPlane, MachineDeployment, MachineSet};
 use refit_core::group::Limits;
-use refit_kinds::{refit::Owner, version::StatedVersion};
+use refit_kinds::{conditions, refit::Owner, version::StatedVersion};
 
 use crate::{
     api_error::ReadError,
@@ -74,6 +74,19 @@ impl LiveOwner {
             Self::Deployment(owner) => &owner.spec.template.spec.version,
             Self::Set(owner) => &owner.spec.template.spec.version,
         }
+    }
+
+    /// Conditions of an owner that rolls out a change by itself. A MachineSet shows no rollout.
+    pub(crate) fn rollout(&self) -> Option<&[Condition]> {
+        let shown = match self {
+            Self::ControlPlane(owner) => &owner.status.as_ref()?.conditions,
+            Self::Deployment(owner) => {
+                let waits = owner.spec.paused == Some(true) || owner.rolls_on_delete();
+                owner.status.as_ref().filter(|_| !waits).map(|status| &status.conditions)?
+            }
+            Self::Set(_) => return None,
+        };
+        conditions::is_true(shown, conditions::ROLLING_OUT).then_some(shown)
     }
 
     /// Whether the owner's status, for its current spec, reports all of its machines as up to date.

@@ -2,9 +2,12 @@
 
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, Client, Resource, ResourceExt as _};
-use refit_cluster_api::kinds::{Cluster, Machine};
-use refit_core::node::Ended;
-use refit_kinds::refit::{NodeUpdate, Owner, UpdateGroup, update_group_name};
+use refit_cluster_api::kinds::{Cluster, KubeadmControlPlane, Machine};
+use refit_core::{group::COVERED, node::Ended, report::RefusalReason};
+use refit_kinds::{
+    conditions, keys,
+    refit::{NodeUpdate, Owner, UpdateGroup, update_group_name},
+};
 use refit_runtime::{ObjectKey, Store, store};
 
 use crate::{
@@ -32,6 +35,7 @@ pub(crate) async fn run(ctx: &Context) {
         }),
         watch(client, &stores.control_planes, |control_plane| {
             queues.groups.add(owned_group(Owner::ControlPlane, control_plane));
+            wake_waiting_workers(ctx, control_plane);
         }),
         watch(client, &stores.clusters, |cluster| cluster_changed(ctx, cluster)),
         store::reflect(
@@ -163,6 +167,19 @@ pub(crate) fn group_changed(ctx: &Context, group: &UpdateGroup) {
         }
     }
     ctx.queues.groups.add(key);
+}
+
+/// Workers may wait for the version that the owner of their control plane requests.
+fn wake_waiting_workers(ctx: &Context, control_plane: &KubeadmControlPlane) {
+    let Some(cluster) = control_plane.labels().get(keys::CLUSTER_NAME) else { return };
+    let cluster = ObjectKey::new(control_plane.namespace().unwrap_or_default(), cluster);
+    for workers in ctx.stores.update_groups.listed(&GROUPS_BY_CLUSTER, &cluster) {
+        let shown = workers.status.as_ref().map_or(&[][..], |status| &status.conditions);
+        let behind: &str = RefusalReason::ControlPlaneBehind.into();
+        if conditions::get(shown, COVERED).is_some_and(|answer| answer.reason == behind) {
+            ctx.queues.groups.add(ObjectKey::of(workers.as_ref()));
+        }
+    }
 }
 
 /// Opening or closing a namespace opens or closes the connections to its workload clusters.

@@ -14,12 +14,15 @@ use strum::{EnumDiscriminants, EnumString, IntoStaticStr, VariantNames};
 
 use crate::node::{DrainReason, DrainRefusal, Specificity};
 
+/// The object of a wait for a Machine that Cluster API has not created yet.
+pub const MISSING_MACHINE: &str = "a missing Machine";
+
 /// Why an update does not proceed at the moment.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr, EnumDiscriminants)]
 #[strum_discriminants(
     name(RefusalReason),
     doc = "Why an update does not continue.",
-    derive(EnumString, VariantNames)
+    derive(EnumString, IntoStaticStr, VariantNames)
 )]
 pub enum Refusal {
     /// Every slot of the group is in use.
@@ -33,6 +36,8 @@ pub enum Refusal {
         available: i32,
         /// Number of other machines that must be available.
         needed: i32,
+        /// Whether the group has fewer Machines than its owner asks for.
+        lacks_machines: bool,
     },
     /// Another member of the control plane is not healthy.
     ControlPlaneUnhealthy {
@@ -313,7 +318,8 @@ impl Refusal {
             }
             Self::ApiRefused { what, .. } | Self::ApiErrors { what, .. } => what.clone(),
             Self::Drain(drain) => drain.object().to_owned(),
-            Self::GroupUnavailable { .. }
+            Self::GroupUnavailable { lacks_machines: true, .. } => MISSING_MACHINE.to_owned(),
+            Self::GroupUnavailable { lacks_machines: false, .. }
             | Self::ControlPlaneBehind { .. }
             | Self::GroupNotReady => String::new(),
         }
@@ -359,10 +365,14 @@ impl Refusal {
                      allowed"
                 )
             }
-            Self::GroupUnavailable { available, needed } => format!(
-                "waiting until {needed} other machines of the group are available, now \
-                 {available} are"
-            ),
+            Self::GroupUnavailable { available, needed, lacks_machines } => {
+                let missing =
+                    if *lacks_machines { "; Cluster API has to create a missing one" } else { "" };
+                format!(
+                    "waiting until {needed} other machines of the group are available, now \
+                     {available} are{missing}"
+                )
+            }
             Self::ControlPlaneUnhealthy { member, why } => {
                 format!("waiting until control plane member {member} is healthy: {why}")
             }
@@ -475,7 +485,7 @@ mod tests {
         let s = String::from;
         vec![
             Refusal::SlotBusy { machine: s("m") },
-            Refusal::GroupUnavailable { available: 3, needed: 4 },
+            Refusal::GroupUnavailable { available: 3, needed: 4, lacks_machines: false },
             Refusal::ControlPlaneUnhealthy { member: s("cp-1"), why: s("etcd is not Ready") },
             Refusal::ControlPlaneBehind {
                 version: StatedVersion::Version(KubernetesVersion::new(1, 34, 2)),

@@ -17,6 +17,12 @@ pub const REASON_UP_TO_DATE: &str = "UpToDate";
 pub const UPDATING: &str = "Updating";
 /// Cluster API's condition on a Machine: it matches its owner's spec.
 pub const UP_TO_DATE: &str = "UpToDate";
+/// Cluster API's condition on a control plane or MachineDeployment: some of its Machines are outdated.
+pub const ROLLING_OUT: &str = "RollingOut";
+/// Cluster API's condition on a control plane or MachineDeployment: it has fewer Machines than desired.
+pub const SCALING_UP: &str = "ScalingUp";
+/// Cluster API's condition on a control plane or MachineDeployment: it has more Machines than desired.
+pub const SCALING_DOWN: &str = "ScalingDown";
 /// Cluster API's summary condition on a Machine.
 pub const READY: &str = "Ready";
 /// Cluster API's condition on a Machine: Ready for `minReadySeconds`.

@@ -87,8 +87,8 @@ pub const RETRY: &str = "refit.dev/retry";
 /// On an aborted NodeUpdate: Refit stopped it because the goal of its Machine changed. Without it, an
 /// operator did, and only an operator lets the Machine continue.
 pub const GOAL_CHANGED: &str = "refit.dev/goal-changed";
-/// On a control plane Machine: the NodeUpdate whose request Refit withdrew so that Cluster API can create
-/// a missing Machine. While it is there, the update is requested again once none is missing.
+/// On a Machine: the NodeUpdate whose request Refit withdrew so that Cluster API can create a Machine that
+/// the group lacks. While it is there, the update is requested again once none is missing.
 pub const WITHDRAWN_FOR_MEMBER: &str = "refit.dev/withdrawn-for-member";
 /// `Disabled` turns off the guard against remediation of a Machine during its update.
 pub const REMEDIATION_GUARD: &str = "refit.dev/remediation-guard";

@@ -119,8 +119,7 @@ impl Host for SimHost {
         })
     }
 
-    fn release<'a>(&'a self, _: &'a str) -> BoxFuture<'a, ()> {
-        // Finished units disappear by themselves here: the agent must not rely on finding one.
-        Box::pin(async {})
+    fn release<'a>(&'a self, unit: &'a str) -> BoxFuture<'a, ()> {
+        Box::pin(async move { self.enter().await.release(unit) })
     }
 }

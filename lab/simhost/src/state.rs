@@ -54,7 +54,11 @@ pub struct HostState {
     /// Titles of the commands that have succeeded.
     #[serde(default)]
     pub succeeded: BTreeSet<String>,
-    /// Those of them that were started again, which a journal prevents.
+    /// Those of them whose success the agent has recorded.
+    #[serde(default)]
+    pub recorded: BTreeSet<String>,
+    /// Commands that were started again although their success was recorded, or is visible on the
+    /// host: a journal prevents that.
     #[serde(default)]
     pub repeated: BTreeSet<String>,
     /// Steps that will fail, with the number of failures left.
@@ -136,6 +140,7 @@ impl HostState {
             units: BTreeMap::new(),
             runs: BTreeMap::new(),
             succeeded: BTreeSet::new(),
+            recorded: BTreeSet::new(),
             repeated: BTreeSet::new(),
             faults: BTreeMap::new(),
             troubles: Troubles::default(),
@@ -260,7 +265,9 @@ impl HostState {
             timeout_seconds: job.timeout_seconds,
             exit: None,
         };
-        if self.succeeded.contains(&unit.title) {
+        // An agent that was away for longer than systemd keeps an ended unit repeats what is idempotent.
+        let known = if job.command.rules().idempotent { &self.recorded } else { &self.succeeded };
+        if known.contains(&unit.title) {
             self.repeated.insert(unit.title.clone());
         }
         self.units.insert(job.unit.clone(), unit);
@@ -275,6 +282,14 @@ impl HostState {
                 UnitState::Exited { code: *code, output_tail: output.clone() }
             }
         }
+    }
+
+    /// Notes the success of a unit: the agent has recorded its result. Units disappear by
+    /// themselves here, because an agent must not rely on finding one.
+    pub fn release(&mut self, unit: &str) {
+        let unit = self.units.get(unit);
+        let succeeded = unit.filter(|unit| matches!(unit.exit, Some((0, _))));
+        self.recorded.extend(succeeded.map(|unit| unit.title.clone()));
     }
 
     /// Applies everything that is due, in order of time.

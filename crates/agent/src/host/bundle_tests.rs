@@ -17,7 +17,7 @@ async fn a_host_that_trusts_no_key_takes_no_bundle() {
     let (_directory, site) = site();
     let bundle = BundleRef { location: "/srv/bundle".to_owned(), ..BundleRef::default() };
     let error = stage(&site, "p", &bundle, None).await.unwrap_err();
-    assert_eq!(error.kind, FailureKind::NeedsPerson);
+    assert_eq!(error.kind, FailureKind::NeedsPerson, "{error}");
     assert!(error.message.contains("no bundle is trusted"), "{error}");
     let odd = BundleRef { location: "srv/bundle".to_owned(), ..BundleRef::default() };
     let error = stage(&site, "p", &odd, None).await.unwrap_err();
@@ -75,14 +75,14 @@ async fn only_a_bundle_of_the_planned_version_is_staged() {
     assert_eq!(from.sha256, Digest::of(b"v1.35.0").as_str());
     let newer = "v1.36.0".parse::<KubernetesVersion>().unwrap();
     let error = stage(&site, "q", &bundle, Some(&newer)).await.unwrap_err();
-    assert_eq!(error.kind, FailureKind::NeedsPerson);
+    assert_eq!(error.kind, FailureKind::NeedsPerson, "{error}");
     assert!(error.message.contains("Kubernetes version is v1.35.0, expected v1.36.0"), "{error}");
     assert_eq!(packages(&site, "q", &by_tarball()).unwrap().path, "");
     // A plan cannot add a key that the host's administrator did not choose.
     let (_, other) = make_bundle(directory.path(), "v1.34.0", &[TARBALL]);
     trust(&site, "own.pub", &other);
     let error = stage(&site, "p", &bundle, Some(&version)).await.unwrap_err();
-    assert_eq!(error.kind, FailureKind::NeedsPerson);
+    assert_eq!(error.kind, FailureKind::NeedsPerson, "{error}");
     assert!(error.message.contains("does not trust"), "{error}");
 }
 
@@ -93,7 +93,7 @@ async fn a_plan_cannot_make_a_key_trusted() {
     let bundle =
         BundleRef { location: path.display().to_string(), public_key, ..BundleRef::default() };
     let error = stage(&site, "p", &bundle, None).await.unwrap_err();
-    assert_eq!(error.kind, FailureKind::NeedsPerson);
+    assert_eq!(error.kind, FailureKind::NeedsPerson, "{error}");
     assert!(
         error.message.contains("whichever key a plan names; put the signer's .pub file"),
         "{error}"

@@ -34,7 +34,20 @@ const EXTRA_FILES: u64 = 64;
 pub(crate) struct Store {
     directory: PathBuf,
     /// Not read; keeps the lock held.
-    _lock: Arc<fs::File>,
+    _lock: Arc<Lock>,
+}
+
+/// The lock of a store. It is released explicitly: a program that another thread is starting has the
+/// file open, too, for a moment.
+#[derive(Debug)]
+struct Lock(fs::File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.unlock() {
+            tracing::warn!(%error, "cannot release the lock of the bundle directory");
+        }
+    }
 }
 
 impl Store {
@@ -59,7 +72,7 @@ impl Store {
             .open(&path)
             .map_err(|error| Error::written(&path, error))?;
         match lock.try_lock() {
-            Ok(()) => Ok(Self { directory, _lock: Arc::new(lock) }),
+            Ok(()) => Ok(Self { directory, _lock: Arc::new(Lock(lock)) }),
             Err(fs::TryLockError::WouldBlock) => Err(Error::Busy { directory }),
             Err(fs::TryLockError::Error(error)) => Err(Error::written(&path, error)),
         }

@@ -91,16 +91,24 @@ impl MachineDeployment {
     /// one if it does not surge, as Cluster API decides. A value that Cluster API's webhooks would
     /// reject counts as not set.
     pub fn max_unavailable(&self, replicas: i64) -> i64 {
-        let rollout = self.spec.rollout.as_ref();
-        let strategy = rollout.and_then(|rollout| rollout.strategy.as_ref());
-        let on_delete = strategy.is_some_and(|s| s.type_.as_deref() == Some("OnDelete"));
+        let strategy = self.strategy();
         let rolling = strategy.and_then(|strategy| strategy.rolling_update.clone());
         let RollingUpdate { max_unavailable, max_surge } = rolling.unwrap_or_default();
         let unavailable = IntOrPercent::read(max_unavailable.as_ref(), 0);
         let surge = IntOrPercent::read(max_surge.as_ref(), 1);
         let unavailable = unavailable.map_or(0, |limit| limit.rounded_down(replicas));
-        let surges = !on_delete && surge.map_or(1, |limit| limit.rounded_up(replicas)) > 0;
+        let surges =
+            !self.rolls_on_delete() && surge.map_or(1, |limit| limit.rounded_up(replicas)) > 0;
         if surges { unavailable } else { unavailable.max(1) }
+    }
+
+    /// Whether a rollout touches no Machine before an operator deletes it: the strategy `OnDelete`.
+    pub fn rolls_on_delete(&self) -> bool {
+        self.strategy().is_some_and(|strategy| strategy.type_.as_deref() == Some("OnDelete"))
+    }
+
+    fn strategy(&self) -> Option<&MachineDeploymentStrategy> {
+        self.spec.rollout.as_ref()?.strategy.as_ref()
     }
 }
 

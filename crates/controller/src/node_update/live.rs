@@ -9,9 +9,9 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kube::{Api, Client, Resource, ResourceExt as _};
-use refit_cluster_api::kinds::Machine;
+use refit_cluster_api::kinds::{Machine, MachineSet};
 use refit_core::node::{Decision, requires_live_read, requires_live_settings};
 use refit_kinds::{
     keys,
@@ -165,15 +165,17 @@ async fn client_of(
     client.ok()
 }
 
-/// Reads the Nodes, the control plane's mirror pods and the Machines of a cluster.
+/// Reads the Nodes, the control plane's mirror pods, the Machines and the MachineSets of a cluster: a
+/// Machine of an unknown MachineSet would be missing in its group.
 async fn read_cluster(ctx: &Context, cluster: &WorkloadCluster) -> Result<(), ReadError> {
     let WorkloadCluster { key, view } = cluster;
     let Some(client) = client_of(ctx, cluster).await else { return Ok(()) };
     let machines: Api<Machine> = Api::namespaced(ctx.client.clone(), &key.namespace);
     let of_cluster = format!("{}={}", keys::CLUSTER_NAME, key.name);
-    let covers = |machine: &Machine| {
-        machine.metadata.namespace.as_ref() == Some(&key.namespace)
-            && machine.labels().get(keys::CLUSTER_NAME) == Some(&key.name)
+    let sets: Api<MachineSet> = Api::namespaced(ctx.client.clone(), &key.namespace);
+    let covers = |meta: &ObjectMeta| {
+        let cluster = meta.labels.as_ref().and_then(|labels| labels.get(keys::CLUSTER_NAME));
+        meta.namespace.as_ref() == Some(&key.namespace) && cluster == Some(&key.name)
     };
     let read_nodes = async {
         let read = store::read_now(nodes(&client), "", Some(NODES), &view.nodes, |_| true);
@@ -186,10 +188,16 @@ async fn read_cluster(ctx: &Context, cluster: &WorkloadCluster) -> Result<(), Re
         read.await.map_err(ReadError::workload("the list of control plane pods"))
     };
     let list_machines = async {
+        let covers = |machine: &Machine| covers(machine.meta());
         let read = store::read_now(machines, &of_cluster, None, &ctx.stores.machines, covers);
         read.await.map_err(ReadError::management("the list of Machines"))
     };
-    futures::try_join!(read_nodes, read_pods, list_machines)?;
+    let list_sets = async {
+        let covers = |set: &MachineSet| covers(set.meta());
+        let read = store::read_now(sets, &of_cluster, None, &ctx.stores.machine_sets, covers);
+        read.await.map_err(ReadError::management("the list of MachineSets"))
+    };
+    futures::try_join!(read_nodes, read_pods, list_machines, list_sets)?;
     Ok(())
 }
 

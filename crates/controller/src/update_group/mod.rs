@@ -1,9 +1,10 @@
 //! The controller of UpdateGroups: creates them, shows which Machines wait and why, frees the
 //! slots of Machines that are gone, and deletes old NodeUpdates.
 
-mod control_plane;
 mod live;
+mod outside;
 mod prune;
+mod withdrawn;
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,8 +12,8 @@ use kube::ResourceExt as _;
 use refit_cluster_api::kinds::{Machine, update_in_progress};
 use refit_core::{
     group::{
-        Member, POLICY_UNDERSTOOD, forget_old_answer, forget_replaced, release, show_policy,
-        summarise,
+        Member, Outside, POLICY_UNDERSTOOD, forget_old_answer, forget_replaced, release,
+        show_policy, summarise,
     },
     node::speaker,
 };
@@ -31,8 +32,8 @@ use refit_runtime::{
 use crate::{
     context::{Context, Stores},
     groups::{
-        Group, ensure_group, group_of, lacks_machines, machines_of, node_updates_of_machine,
-        owner_generation, owner_object, phase_of,
+        Group, ensure_group, group_of, machines_of, node_updates_of_machine, owner_generation,
+        owner_object, phase_of,
     },
     host_plan::{cluster_key, node_name},
     node_update::{
@@ -95,7 +96,8 @@ pub(crate) async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<
     let status = object.status.clone().unwrap_or_default();
     let group = Group { key: key.clone(), spec: object.spec.clone() };
     let free = live::free_slots(ctx, &group, &status).await?;
-    let next = next_status(ctx, &object, &status, &machines, &speakers, &free);
+    let outside = outside::outside(stores, &group, &machines);
+    let next = next_status(ctx, &object, &status, (&machines, &speakers), &free, &outside);
     if next != status {
         announce_invalid_policy(ctx, &object, &status, &next).await;
         match swap_group(ctx, &object, &status, &next).await {
@@ -108,26 +110,34 @@ pub(crate) async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<
     for key in given_up_for_another_version(stores, &group, &machines, &speakers) {
         ctx.queues.node_updates.add(key);
     }
-    if object.spec.control_plane {
-        let ended = |update: &&&NodeUpdate| phase_of(update).is_final();
-        if lacks_machines(stores, &group) {
-            // They may stand in the way of the missing Machine, and no change of theirs wakes them.
-            for update in speakers.iter().flatten().filter(ended) {
+    if outside.lacks_machines {
+        // They may stand in the way of the missing Machine, and no change of theirs wakes them.
+        for (machine, update) in machines.iter().zip(&speakers) {
+            let ended = update.filter(|update| phase_of(update).is_final());
+            if let Some(update) = ended.filter(|_| update_in_progress(machine.as_ref())) {
                 wake_update(ctx, update);
             }
         }
-        match control_plane::request_withdrawn(ctx, &group, &machines).await {
-            Err(error) if error.downcast_ref().is_some_and(apply::is_conflict) => {
-                return Ok(Action::RequeueAfter(AFTER_CONFLICT));
-            }
-            outcome => outcome?,
+    }
+    match withdrawn::request_withdrawn(ctx, &group, &machines).await {
+        Err(error) if error.downcast_ref().is_some_and(apply::is_conflict) => {
+            return Ok(Action::RequeueAfter(AFTER_CONFLICT));
         }
+        outcome => outcome?,
     }
     if prune::prune(ctx, &machines, &updates, &next.slots).await? {
         return Ok(Action::RequeueAfter(MORE_TO_PRUNE));
     }
-    let idle = next.slots.is_empty();
-    Ok(if idle { Action::Done } else { Action::RequeueAfter(SLOT_RECHECK) })
+    let recheck = (!next.slots.is_empty()).then_some(SLOT_RECHECK);
+    let soonest = blocks_in(ctx, &outside, &next).into_iter().chain(recheck).min();
+    Ok(soonest.map_or(Action::Done, Action::RequeueAfter))
+}
+
+/// How long it takes until the group counts as blocked because Cluster API requests no update.
+fn blocks_in(ctx: &Context, outside: &Outside<'_>, status: &UpdateGroupStatus) -> Option<Duration> {
+    let at = outside.rollout.as_ref()?.blocks_at(status)?;
+    let left = Duration::try_from(at.duration_since(ctx.clock.now())).ok()?;
+    (!left.is_zero()).then_some(left)
 }
 
 /// Keys of the updates that ended without success and whose owner asks for another version since:
@@ -156,9 +166,9 @@ fn next_status(
     ctx: &Context,
     object: &UpdateGroup,
     status: &UpdateGroupStatus,
-    machines: &[Arc<Machine>],
-    speakers: &[Option<&NodeUpdate>],
+    (machines, speakers): (&[Arc<Machine>], &[Option<&NodeUpdate>]),
     free: &[MachineUid],
+    outside: &Outside<'_>,
 ) -> UpdateGroupStatus {
     let stores = &ctx.stores;
     let group = Group { key: ObjectKey::of(object), spec: object.spec.clone() };
@@ -192,8 +202,7 @@ fn next_status(
     if let Ok(policy) = live_policy(ctx, &group) {
         next = show_policy(&next, &policy, now);
     }
-    let why = control_plane::blocked(stores, &group, machines);
-    summarise(&next, limits, &members, why.as_deref(), object.metadata.generation, now)
+    summarise(&next, limits, &members, outside, object.metadata.generation, now)
 }
 
 /// Emits an event on the owner for an invalid annotation, once per change.

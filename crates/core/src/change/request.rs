@@ -40,7 +40,7 @@ pub struct MachineFacts {
     pub deleting: bool,
     /// Whether the agent on its host has reported recently.
     pub host_reports: bool,
-    /// Whether its control plane has fewer Machines than its owner asks for.
+    /// Whether its group has fewer Machines than its owner asks for.
     pub lacks_member: bool,
 }
 
@@ -144,7 +144,7 @@ fn by_newest(
                 create()
             }
             Phase::Stopped if ended_with(newest, MEMBER_MISSING) => {
-                let text = "waiting until the control plane has all its Machines";
+                let text = "waiting until the group has all its Machines";
                 Decision::Answer(Answer::retry(text, RETRY_UNKNOWN_SECONDS))
             }
             // The host is back: the next update adopts what it finds there.

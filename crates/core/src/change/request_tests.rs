@@ -175,7 +175,7 @@ fn an_update_that_stopped_for_a_missing_member_is_made_again_once_none_is_missin
     let mut machine = facts("v1.34.2");
     machine.lacks_member = true;
     let got = answer(decide_for(&machine, "v1.35.0", std::slice::from_ref(&stopped)));
-    assert_eq!(got.message, "waiting until the control plane has all its Machines");
+    assert_eq!(got.message, "waiting until the group has all its Machines");
     machine.lacks_member = false;
     assert_eq!(decide_for(&machine, "v1.35.0", &[stopped]), Decision::Create { ordinal: 2 });
 }

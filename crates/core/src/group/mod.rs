@@ -7,6 +7,7 @@
 
 mod durations;
 mod summary;
+mod unrequested;
 
 #[cfg(test)]
 mod handover_tests;
@@ -19,9 +20,10 @@ use refit_kinds::refit::{ClaimId, MachineUid, Slot, UpdateGroupStatus};
 
 pub use durations::{MAX_DURATIONS, median_seconds, record_durations};
 pub use summary::{
-    BLOCKED, COVERED, Member, POLICY_UNDERSTOOD, PROGRESSING, REASON_UNCOVERED, answer_blocks,
-    forget_old_answer, forget_replaced, show_policy, summarise,
+    BLOCKED, COVERED, ControlPlane, Member, Outside, POLICY_UNDERSTOOD, PROGRESSING,
+    REASON_UNCOVERED, answer_blocks, forget_old_answer, forget_replaced, show_policy, summarise,
 };
+pub use unrequested::{REASON_NOT_REQUESTED, Rollout};
 
 use crate::report::Refusal;
 
@@ -45,6 +47,11 @@ impl Limits {
     /// At least one: with `maxUnavailable` 0, a surge machine stands in for the disturbed one.
     pub fn slots(self) -> i32 {
         self.max_unavailable.max(1)
+    }
+
+    /// Whether a group with this number of Machines has fewer than its owner asks for.
+    pub fn lacks(self, present: usize) -> bool {
+        i32::try_from(present).is_ok_and(|present| present < self.replicas)
     }
 
     /// How many other machines must be available while one is disturbed.
@@ -129,7 +136,8 @@ pub fn enough_others(
     let available = i32::try_from(available).unwrap_or(i32::MAX);
     let needed = limits.others_needed();
     if available < needed {
-        return Err(Refusal::GroupUnavailable { available, needed });
+        let lacks_machines = limits.lacks(others.len() + 1);
+        return Err(Refusal::GroupUnavailable { available, needed, lacks_machines });
     }
     Ok(())
 }

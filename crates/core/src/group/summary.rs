@@ -4,9 +4,13 @@ use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{
     conditions,
     refit::{Blocker, NodeUpdateStatus, Phase, UpdateGroupStatus, Waiting},
+    version::StatedVersion,
 };
 
-use super::Limits;
+use super::{
+    Limits,
+    unrequested::{REASON_NOT_REQUESTED, Rollout},
+};
 use crate::{
     change::{Policy, Verdict},
     node::{MEMBER_MISSING, SUPERSEDED},
@@ -20,7 +24,7 @@ pub const BLOCKED: &str = "Blocked";
 /// Condition, set by the hooks: whether the change in the owner's spec is made in place.
 pub const COVERED: &str = "Covered";
 /// Reason of [`COVERED`] if the verdict was about an earlier state of the owner.
-const OWNER_CHANGED: &str = "OwnerChanged";
+pub(super) const OWNER_CHANGED: &str = "OwnerChanged";
 /// Reason of [`BLOCKED`]: a change that no updater covers.
 pub const REASON_UNCOVERED: &str = "Uncovered";
 
@@ -41,7 +45,7 @@ pub struct Member<'a> {
     pub machine: &'a str,
     /// Whether Cluster API waits for its update.
     pub in_progress: bool,
-    /// Whether its update was withdrawn for a missing control plane member.
+    /// Whether its update was withdrawn for a missing member of the group.
     pub is_withdrawn: bool,
     /// Name of the NodeUpdate.
     pub node_update: &'a str,
@@ -52,6 +56,13 @@ pub struct Member<'a> {
 impl Member<'_> {
     fn phase(&self) -> Phase {
         self.status.phase
+    }
+
+    /// Whether its update waits for a Machine that Cluster API has not created yet.
+    fn waits_for_member(&self) -> bool {
+        let stopped =
+            self.phase() == Phase::Stopped && self.status.failure_reason == MEMBER_MISSING;
+        self.is_withdrawn || self.in_progress && stopped
     }
 
     /// Reason and message for an update that has ended before its goal. It stays so until an
@@ -75,20 +86,61 @@ impl Member<'_> {
     }
 }
 
+/// What lies outside a group and holds it up.
+#[derive(Clone, Debug, Default)]
+pub struct Outside<'a> {
+    /// Whether the group has fewer Machines than its owner asks for.
+    pub lacks_machines: bool,
+    /// The control plane, for a group of workers that are not all as their owner requests.
+    pub control_plane: Option<ControlPlane>,
+    /// The owner's rollout, if the owner is known.
+    pub rollout: Option<Rollout<'a>>,
+}
+
+/// The control plane that workers wait for.
+#[derive(Clone, Debug)]
+pub struct ControlPlane {
+    /// Kind and name of its owner.
+    pub owner: String,
+    /// The version that its owner requests.
+    pub version: StatedVersion,
+    /// The version that the owner of the workers requests.
+    pub workers_version: StatedVersion,
+    /// Why its group is blocked.
+    pub blocked: Option<String>,
+}
+
+impl ControlPlane {
+    /// Why workers that wait for this control plane wait for an operator.
+    fn holds_workers_up(&self) -> Option<(&'static str, String)> {
+        let Self { owner, version, workers_version, blocked } = self;
+        if let (Some(asked), Some(wanted)) = (version.version(), workers_version.version())
+            && asked.minor_below(wanted)
+        {
+            let message = format!(
+                "{owner} requests {version}, and workers are updated to {workers_version} after \
+                 their control plane: set the version of {owner} first"
+            );
+            return Some((RefusalReason::ControlPlaneBehind.into(), message));
+        }
+        let why = blocked.as_ref()?;
+        Some((CONTROL_PLANE_BLOCKED, format!("the update of the control plane is blocked: {why}")))
+    }
+}
+
 /// Whether an update that stopped for this reason is made again without an operator: by the next call
-/// of Cluster API, or once the control plane is complete.
+/// of Cluster API, or once the group is complete.
 fn is_made_again(failure_reason: &str) -> bool {
     [SUPERSEDED, MEMBER_MISSING].contains(&failure_reason)
 }
 
 /// The status to show: limit, waiting machines, conditions. Slots, durations and the conditions set
-/// by the hooks do not change. `control_plane_blocked` is why the control plane's group is blocked, for
-/// a group of workers.
+/// by the hooks do not change.
 pub fn summarise(
     status: &UpdateGroupStatus,
     limits: Limits,
     members: &[Member<'_>],
-    control_plane_blocked: Option<&str>,
+    outside: &Outside<'_>,
     generation: Option<i64>,
     now: Timestamp,
 ) -> UpdateGroupStatus {
@@ -110,7 +162,7 @@ pub fn summarise(
         generation,
         (PROGRESSING, progressing.0, progressing.1, &progressing.2),
     );
-    let (state, reason, message) = blocked(&next, members, control_plane_blocked, now);
+    let (state, reason, message) = blocked(&next, members, outside, now);
     conditions::set(&mut next.conditions, now, generation, (BLOCKED, state, &reason, &message));
     next
 }
@@ -191,7 +243,7 @@ fn waiting(member: &Member<'_>) -> Option<Waiting> {
 fn blocked(
     status: &UpdateGroupStatus,
     members: &[Member<'_>],
-    control_plane_blocked: Option<&str>,
+    outside: &Outside<'_>,
     now: Timestamp,
 ) -> (&'static str, String, String) {
     if !status.uncovered.is_empty() && !was_replaced(status) {
@@ -235,7 +287,7 @@ fn blocked(
         let message = format!("{}: {}", member.machine, blocker.message);
         return ("True", blocker.reason.clone(), message);
     }
-    match blocked_from_outside(status, members, control_plane_blocked) {
+    match blocked_from_outside(status, members, outside, now) {
         Some((reason, message)) => ("True", reason.to_owned(), message),
         None => ("False", "NotBlocked".to_owned(), String::new()),
     }
@@ -245,22 +297,28 @@ fn blocked(
 fn blocked_from_outside(
     status: &UpdateGroupStatus,
     members: &[Member<'_>],
-    control_plane_blocked: Option<&str>,
+    outside: &Outside<'_>,
+    now: Timestamp,
 ) -> Option<(&'static str, String)> {
-    if let Some(Member { machine, .. }) = members.iter().find(|member| member.is_withdrawn) {
+    let mut members = members.iter().filter(|_| outside.lacks_machines);
+    let waiting = members.find(|member| member.waits_for_member());
+    if let Some(Member { machine, .. }) = waiting {
         let message = format!(
             "Machine {machine}: its update continues once Cluster API has created the Machine that \
-             the control plane lacks"
+             its group lacks"
         );
         return Some((MEMBER_MISSING, message));
     }
-    let why = control_plane_blocked?;
     let behind = Some(Reason::Update(RefusalReason::ControlPlaneBehind));
     let refused = conditions::get(&status.conditions, COVERED)
         .is_some_and(|answer| answer.status == "Unknown" && Reason::of(&answer.reason) == behind);
-    refused.then(|| {
-        (CONTROL_PLANE_BLOCKED, format!("the update of the control plane is blocked: {why}"))
-    })
+    let control_plane = outside.control_plane.as_ref().filter(|_| refused);
+    if let Some(found) = control_plane.and_then(ControlPlane::holds_workers_up) {
+        return Some(found);
+    }
+    let rollout = outside.rollout.as_ref()?;
+    let is_due = rollout.blocks_at(status).is_some_and(|at| at <= now);
+    is_due.then(|| (REASON_NOT_REQUESTED, rollout.message()))
 }
 
 /// Whether the wait ends with the group's own progress: a machine that waits for others recovers none

@@ -61,7 +61,10 @@ fn the_next_update_of_a_machine_takes_over_its_slot() {
 #[test]
 fn one_unavailable_machine_blocks_a_claim() {
     let refused = claim(&UpdateGroupStatus::default(), &wanted(1), FIVE, &others(1, 5, |n| n != 3));
-    assert_eq!(refused, Err(Refusal::GroupUnavailable { available: 3, needed: 4 }));
+    assert_eq!(
+        refused,
+        Err(Refusal::GroupUnavailable { available: 3, needed: 4, lacks_machines: false })
+    );
 }
 
 #[test]
@@ -76,7 +79,7 @@ fn a_machine_with_a_slot_never_counts_as_available() {
     let status = taken(&UpdateGroupStatus::default(), 1, two, 5);
     assert_eq!(enough_others(&status, two, &others(2, 5, |_| true)), Ok(()));
     let one_ill = others(2, 5, |n| n != 4);
-    let refused = Refusal::GroupUnavailable { available: 2, needed: 3 };
+    let refused = Refusal::GroupUnavailable { available: 2, needed: 3, lacks_machines: false };
     assert_eq!(enough_others(&status, two, &one_ill), Err(refused));
 }
 
@@ -163,7 +166,7 @@ fn shown(phase: Phase, reason: &str) -> UpdateGroupStatus {
     let status =
         NodeUpdateStatus { phase, blocked_by: vec![blocker(reason)], ..Default::default() };
     let members = [member("m-1", true, &status)];
-    summarise(&UpdateGroupStatus::default(), FIVE, &members, None, Some(1), at(0))
+    summarise(&UpdateGroupStatus::default(), FIVE, &members, &Outside::default(), Some(1), at(0))
 }
 
 #[test]
@@ -195,7 +198,7 @@ fn a_wait_that_lasts_blocks_a_group_in_every_phase() {
     for (seconds, shown) in [(299, "False"), (300, "True")] {
         let members = [member("m-1", true, &status)];
         let status = UpdateGroupStatus::default();
-        let next = summarise(&status, FIVE, &members, None, Some(1), at(seconds));
+        let next = summarise(&status, FIVE, &members, &Outside::default(), Some(1), at(seconds));
         assert_eq!(conditions::get(&next.conditions, BLOCKED).unwrap().status, shown, "{seconds}");
     }
 }
@@ -209,7 +212,14 @@ fn a_machine_that_waits_for_others_recovers_none_of_them() {
     };
     for (holder, shown) in [(1, "True"), (2, "False")] {
         let group = taken(&UpdateGroupStatus::default(), holder, FIVE, 5);
-        let next = summarise(&group, FIVE, &[member("m-1", true, &status)], None, None, at(0));
+        let next = summarise(
+            &group,
+            FIVE,
+            &[member("m-1", true, &status)],
+            &Outside::default(),
+            None,
+            at(0),
+        );
         assert_eq!(conditions::get(&next.conditions, BLOCKED).unwrap().status, shown, "{holder}");
     }
 }
@@ -217,7 +227,7 @@ fn a_machine_that_waits_for_others_recovers_none_of_them() {
 #[test]
 fn a_group_with_an_uncovered_change_is_blocked() {
     let status = UpdateGroupStatus { uncovered: vec!["line".into()], ..Default::default() };
-    let next = summarise(&status, FIVE, &[], None, None, at(0));
+    let next = summarise(&status, FIVE, &[], &Outside::default(), None, at(0));
     let condition = conditions::get(&next.conditions, BLOCKED).unwrap();
     assert_eq!((condition.status.as_str(), condition.reason.as_str()), ("True", "Uncovered"));
 }
@@ -235,7 +245,7 @@ fn a_reverted_uncovered_change_no_longer_blocks() {
     let covered = conditions::get(&next.conditions, COVERED).unwrap();
     assert_eq!((&*covered.status, &*covered.reason), ("Unknown", "OwnerChanged"));
     assert_eq!(forget_old_answer(&next, Some(4), at(9)), next);
-    let next = summarise(&next, FIVE, &[], None, None, at(1));
+    let next = summarise(&next, FIVE, &[], &Outside::default(), None, at(1));
     assert!(!conditions::is_true(&next.conditions, BLOCKED));
 }
 
@@ -249,17 +259,17 @@ fn answered(reason: &str, word: &str, generation: i64) -> UpdateGroupStatus {
 #[test]
 fn silent_agents_block_a_group_until_its_owner_changes() {
     let status = answered("NoFreshReport", "Unknown", 2);
-    let blocked = summarise(&status, FIVE, &[], None, None, at(1));
+    let blocked = summarise(&status, FIVE, &[], &Outside::default(), None, at(1));
     let condition = conditions::get(&blocked.conditions, BLOCKED).unwrap();
     assert_eq!(
         (&*condition.status, &*condition.reason, &*condition.message),
         ("True", "NoFreshReport", "no report from Node n")
     );
     let later = forget_old_answer(&blocked, Some(3), at(2));
-    let later = summarise(&later, FIVE, &[], None, None, at(2));
+    let later = summarise(&later, FIVE, &[], &Outside::default(), None, at(2));
     assert!(!conditions::is_true(&later.conditions, BLOCKED));
     let passing = answered("ControlPlaneBehind", "Unknown", 2);
-    let passing = summarise(&passing, FIVE, &[], None, None, at(1));
+    let passing = summarise(&passing, FIVE, &[], &Outside::default(), None, at(1));
     assert!(!conditions::is_true(&passing.conditions, BLOCKED));
 }
 
@@ -268,7 +278,7 @@ fn a_replacement_is_shown_until_it_is_done() {
     let mut status = answered("UncoveredReplace", "False", 2);
     status.uncovered = vec!["line".into()];
     assert!(!conditions::is_true(
-        &summarise(&status, FIVE, &[], None, None, at(1)).conditions,
+        &summarise(&status, FIVE, &[], &Outside::default(), None, at(1)).conditions,
         BLOCKED
     ));
     assert_eq!(forget_replaced(&status, false), status);
@@ -299,7 +309,14 @@ fn an_invalid_policy_has_a_condition_until_corrected() {
 fn a_failed_machine_that_is_down_blocks_its_group() {
     let status = taken(&UpdateGroupStatus::default(), 1, FIVE, 5);
     let failed = ended(Phase::Failed, "CommandFailed");
-    let next = summarise(&status, FIVE, &[member("m-1", false, &failed)], None, None, at(0));
+    let next = summarise(
+        &status,
+        FIVE,
+        &[member("m-1", false, &failed)],
+        &Outside::default(),
+        None,
+        at(0),
+    );
     assert!(conditions::is_true(&next.conditions, BLOCKED));
 }
 
@@ -310,12 +327,18 @@ fn a_machine_whose_update_was_given_up_blocks_until_cluster_api_no_longer_waits(
         (Phase::Failed, "CommandFailed", Some("Failed")),
         (Phase::Stopped, "Aborted", Some("Aborted")),
         (Phase::Stopped, SUPERSEDED, None),
-        (Phase::Stopped, MEMBER_MISSING, None),
     ] {
         let status = ended(phase, reason);
         let blocked = |in_progress| {
             let members = [member("m-2", true, &running), member("m-1", in_progress, &status)];
-            let next = summarise(&UpdateGroupStatus::default(), FIVE, &members, None, None, at(0));
+            let next = summarise(
+                &UpdateGroupStatus::default(),
+                FIVE,
+                &members,
+                &Outside::default(),
+                None,
+                at(0),
+            );
             let condition = conditions::get(&next.conditions, BLOCKED).unwrap().clone();
             (condition.status == "True").then_some(condition)
         };
@@ -340,24 +363,50 @@ fn a_given_up_update_is_shown_with_the_next_command() {
 }
 
 #[test]
-fn a_control_plane_that_lacks_a_machine_is_blocked() {
+fn a_group_that_lacks_a_machine_is_blocked() {
     let status = ended(Phase::Stopped, MEMBER_MISSING);
-    let withdrawn = Member { is_withdrawn: true, ..member("m-1", false, &status) };
-    let next = summarise(&UpdateGroupStatus::default(), FIVE, &[withdrawn], None, None, at(0));
-    let condition = conditions::get(&next.conditions, BLOCKED).unwrap();
-    assert_eq!((&*condition.status, &*condition.reason), ("True", MEMBER_MISSING));
-    assert!(condition.message.starts_with("Machine m-1: its update continues once"));
+    // Without its cluster, an update that has stopped is not withdrawn yet.
+    for (is_withdrawn, in_progress, shown) in
+        [(true, false, true), (false, true, true), (false, false, false)]
+    {
+        let one = Member { is_withdrawn, ..member("m-1", in_progress, &status) };
+        for lacks_machines in [true, false] {
+            let outside = Outside { lacks_machines, ..Outside::default() };
+            let status = UpdateGroupStatus::default();
+            let members = std::slice::from_ref(&one);
+            let next = summarise(&status, FIVE, members, &outside, None, at(0));
+            let condition = conditions::get(&next.conditions, BLOCKED).unwrap();
+            let shown = shown && lacks_machines;
+            assert_eq!(condition.reason == MEMBER_MISSING, shown, "{condition:?}");
+            let says = condition.message.starts_with("Machine m-1: its update continues once");
+            assert_eq!(says, shown);
+        }
+    }
 }
 
 #[test]
-fn workers_that_wait_for_a_blocked_control_plane_are_blocked() {
-    let why = Some("cp-1: waiting until its Node is Ready");
+fn workers_that_wait_for_a_control_plane_that_nothing_updates_are_blocked() {
     let refused = answered("ControlPlaneBehind", "Unknown", 2);
     let fine = UpdateGroupStatus::default();
-    for (status, why, shown) in
-        [(&refused, why, Some("ControlPlaneBlocked")), (&fine, why, None), (&refused, None, None)]
-    {
-        let next = summarise(status, FIVE, &[], why, None, at(1));
+    let why = Some("cp-1: waiting until its Node is Ready");
+    let (old, new) = ("v1.35.0", "v1.36.0");
+    for (status, version, why, shown) in [
+        (&refused, new, why, Some("ControlPlaneBlocked")),
+        (&refused, old, None, Some("ControlPlaneBehind")),
+        (&refused, old, why, Some("ControlPlaneBehind")),
+        (&refused, "v1.36.1", None, None),
+        (&refused, new, None, None),
+        (&fine, new, why, None),
+        (&fine, old, None, None),
+    ] {
+        let control_plane = ControlPlane {
+            owner: "KubeadmControlPlane edge-1".to_owned(),
+            version: version.into(),
+            workers_version: "v1.36.2".into(),
+            blocked: why.map(str::to_owned),
+        };
+        let outside = Outside { control_plane: Some(control_plane), ..Outside::default() };
+        let next = summarise(status, FIVE, &[], &outside, None, at(1));
         let condition = conditions::get(&next.conditions, BLOCKED).unwrap();
         let reason = (condition.status == "True").then_some(&*condition.reason);
         assert_eq!(reason, shown);
@@ -370,8 +419,15 @@ fn a_repeated_summary_changes_nothing() {
     let running = status(Phase::Upgrading, Vec::new());
     let waiting = status(Phase::Waiting, vec![blocker("SlotBusy")]);
     let members = [member("m-1", true, &running), member("m-2", true, &waiting)];
-    let first = summarise(&UpdateGroupStatus::default(), FIVE, &members, None, Some(1), at(0));
-    assert_eq!(summarise(&first, FIVE, &members, None, Some(1), at(99)), first);
+    let first = summarise(
+        &UpdateGroupStatus::default(),
+        FIVE,
+        &members,
+        &Outside::default(),
+        Some(1),
+        at(0),
+    );
+    assert_eq!(summarise(&first, FIVE, &members, &Outside::default(), Some(1), at(99)), first);
 }
 
 proptest! {

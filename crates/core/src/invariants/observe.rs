@@ -17,6 +17,10 @@ use super::{
 const CONTROLLER: &str = "controller";
 const CAPI: &str = "capi";
 
+fn is_user(actor: &str) -> bool {
+    ![CONTROLLER, CAPI].contains(&actor)
+}
+
 impl World {
     /// Records one write and returns its violations.
     ///
@@ -76,8 +80,7 @@ impl World {
             ("cluster.x-k8s.io", "MachineSet" | "MachineDeployment")
             | ("controlplane.cluster.x-k8s.io", _) => {
                 let key = (key.0.clone(), kind.to_owned(), key.1.clone());
-                let by_user = ![CONTROLLER, CAPI].contains(&actor);
-                self.owner_changed(key, new.map(|new| Owner::of(kind, new)), by_user);
+                self.owner_changed(key, new.map(|new| Owner::of(kind, new)), is_user(actor));
             }
             _ => {}
         }
@@ -99,12 +102,24 @@ impl World {
             let broken = Invariant::NoReplacement;
             found.extend(wrong.map(|message| violation(broken, "Machine", &key.1, message)));
         }
+        self.note_cancelled(key, after.as_ref(), actor);
         match after {
             Some(machine) => self.machines.insert(key.clone(), machine),
             None => self.machines.remove(key),
         };
         self.forget_changes();
         found
+    }
+
+    fn note_cancelled(&mut self, key: &Key, after: Option<&Machine>, actor: &str) {
+        let was_updating = self.machines.get(key).is_some_and(|before| before.updating);
+        let is_updating = after.is_some_and(|machine| machine.updating);
+        let member = after.is_some_and(|machine| machine.control_plane);
+        if was_updating && !is_updating && member && is_user(actor) {
+            self.cancelled.insert(key.clone());
+        } else if is_updating || after.is_none() {
+            self.cancelled.remove(key);
+        }
     }
 
     /// Why this deletion is a violation; `None` if it was requested or permitted.
@@ -126,6 +141,7 @@ impl World {
             || owner.on_delete
             || owner.policy.allows_replacement()
             || self.changed_midway.contains(&group)
+            || self.cancelled.contains(key) && machine.version != owner.version
             || too_many;
         (!asked).then(|| {
             format!(

@@ -107,8 +107,11 @@ impl World {
             };
             let machine = self.machine_of(cluster, name).map(|(_, machine)| machine);
             let update = machine.and_then(|m| self.speaker(&m.uid)).map(|(_, update)| update);
+            let deleting = machine.is_some_and(|machine| machine.deleted_at.is_some());
             let known = update.is_some_and(|update| match update.phase {
-                Phase::Succeeded | Phase::Stopped => false,
+                Phase::Succeeded => false,
+                // Cluster API cordons the Node of a Machine that it deletes, too.
+                Phase::Stopped => deleting && update.cordoned_by_us,
                 Phase::Failed => update.cordoned_by_us,
                 Phase::Pending
                 | Phase::Staging

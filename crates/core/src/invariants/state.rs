@@ -25,6 +25,10 @@ pub struct World {
     /// are as they request. Cluster API then scales MachineSets without a call of an extension
     /// (`docs/facts/machine-deployment.md#a-change-in-the-middle-of-a-rollout`).
     pub(super) changed_midway: BTreeSet<GroupKey>,
+    /// Control plane Machines from which a user removed Cluster API's mark of an update in progress.
+    /// Cluster API then deletes a member that is outdated and unhealthy, without a call of an extension
+    /// (`docs/facts/control-plane.md#preflight`).
+    pub(super) cancelled: BTreeSet<Key>,
     pub(super) clusters: BTreeMap<Key, Policy>,
     pub(super) clusters_deleting: BTreeMap<Key, bool>,
     pub(super) updates: BTreeMap<Key, Update>,

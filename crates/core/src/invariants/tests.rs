@@ -327,6 +327,24 @@ fn a_change_that_is_set_back_before_it_had_an_effect_does_not_excuse_a_deletion(
 }
 
 #[test]
+fn cluster_api_may_delete_a_member_whose_update_a_user_cancelled() {
+    let member = machine("c-0", "KubeadmControlPlane", "cp");
+    let labels = json!({"metadata": {"labels": {keys::CONTROL_PLANE: ""}}});
+    let member = with(with(member, labels), json!({"spec": {"version": "v1.34.2"}}));
+    let mark = json!({"metadata": {"annotations": {keys::UPDATE_IN_PROGRESS: ""}}});
+    let gone = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
+    for (by, violated) in [("user", vec![]), ("capi", vec![3])] {
+        let mut world = world();
+        put(&mut world, CAPI, "Machine", &with(member.clone(), mark.clone()));
+        let mut write = |object: &Value, actor| {
+            numbers(&world.observe(CAPI, "Machine", None, None, Some(object), actor))
+        };
+        assert_eq!(write(&member, by), OK);
+        assert_eq!(write(&with(member.clone(), gone.clone()), "capi"), violated, "{by}");
+    }
+}
+
+#[test]
 fn a_second_unfinished_update_of_a_machine_is_found() {
     let mut world = world();
     assert_eq!(observe_update(&mut world, &update("w-0", 1, "Upgrading")), OK);
@@ -506,8 +524,19 @@ fn a_leftover_cordon_must_be_reported() {
     kubelet(&mut world, &cordoned("w-0"));
     assert_eq!(rest(&world), [7]);
     let reported = json!({"status": {"failureReason": "DiskFull", "cordonedByUs": true}});
-    observe_update(&mut world, &with(update("w-0", 1, "Failed"), reported));
+    observe_update(&mut world, &with(update("w-0", 1, "Failed"), reported.clone()));
     assert_eq!(rest(&world), OK);
+    observe_update(&mut world, &with(update("w-0", 1, "Stopped"), reported));
+    assert_eq!(rest(&world), [7]);
+    let leaving = with(
+        machine("w-0", "MachineSet", "md-abc"),
+        json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
+    );
+    put(&mut world, CAPI, "Machine", &leaving);
+    assert!(
+        !rest(&world).contains(&7),
+        "Cluster API cordons the Node of a Machine that it deletes"
+    );
 }
 
 #[test]

@@ -11,7 +11,9 @@ use super::{
     health,
     lost::HOST_LOST,
     order::{is_newer, is_unfinished},
-    snapshot::{Decision, GroupState, ManagementWrite, Snapshot, Workload, WorkloadWrite, Write},
+    snapshot::{
+        Decision, GroupState, ManagementWrite, NodeView, Snapshot, Workload, WorkloadWrite, Write,
+    },
     status::Standing,
     work::{Work, is_control_plane},
 };
@@ -217,11 +219,17 @@ impl Work<'_> {
             return Some(Refusal::NodeNotReady { node: self.status.node_name.clone() });
         }
         match &self.s.group {
-            GroupState::Present(group) if held => {
+            GroupState::Present(group) if held && !self.is_down_already() => {
                 group::enough_others(&group.status, group.limits, &group.others).err()
             }
             GroupState::Present(_) | GroupState::None | GroupState::Missing => None,
         }
+    }
+
+    /// Whether an older update has left the worker cordoned: only this update ends that, and it takes no
+    /// further machine from the group. A node that is not Ready may return by itself.
+    fn is_down_already(&self) -> bool {
+        !self.control_plane() && self.seen.node().is_some_and(NodeView::cordoned_by_us)
     }
 
     pub(super) fn holds_slot(&self) -> bool {

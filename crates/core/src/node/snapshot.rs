@@ -304,7 +304,7 @@ pub enum ManagementWrite {
     Unguard(BTreeMap<String, Option<String>>),
     /// Removes Cluster API's mark of an update in progress from the Machine, which cancels it.
     Withdraw,
-    /// The same for a missing control plane member, with a note that it is to be requested again.
+    /// The same for a missing member of the group, with a note that it is to be requested again.
     WithdrawForMember,
     /// Sets the Machine's condition `MachineUpToDate`, or removes it.
     MachineCondition(Option<Condition>),

@@ -11,6 +11,7 @@ use refit_kinds::{
 };
 
 use super::{
+    member_missing::MEMBER_MISSING,
     order::speaks,
     snapshot::{Announcement, Decision, GroupState, ManagementWrite, Severity, Snapshot, Write},
     steps,
@@ -248,6 +249,10 @@ fn phase_announcement(new: &NodeUpdateStatus) -> Option<(Severity, &'static str,
         )),
         Phase::Succeeded => Some((Severity::Normal, "UpdateSucceeded", ended())),
         Phase::Failed => Some((Severity::Warning, "UpdateFailed", ended())),
+        // It is requested again by itself.
+        Phase::Stopped if new.failure_reason == MEMBER_MISSING => {
+            Some((Severity::Normal, "UpdateStopped", ended()))
+        }
         Phase::Stopped => Some((Severity::Warning, "UpdateStopped", ended())),
         Phase::Pending
         | Phase::Waiting

@@ -31,7 +31,7 @@ pub(super) enum Stop {
     /// The goal of the Machine has changed.
     GoalChanged,
     Superseded(String),
-    /// Cluster API does not create a missing control plane member before the update has ended.
+    /// Cluster API does not create a missing Machine of the group before the update has ended.
     MemberMissing,
     Deleting,
 }
@@ -67,8 +67,8 @@ impl Work<'_> {
         if !delays && !abort_sent && self.status.phase != Phase::Stopping {
             return None;
         }
-        // An abort that was not requested. The missing member may have been created since.
-        let for_member = delays || self.control_plane() && is_awaited(machine);
+        // Refit stopped it for a missing member, which may have been created since.
+        let for_member = delays || is_awaited(machine);
         Some(if for_member { Stop::MemberMissing } else { Stop::Aborted })
     }
 
@@ -90,8 +90,8 @@ impl Work<'_> {
             Stop::MemberMissing => Standing::stopped(
                 MEMBER_MISSING,
                 and_left(
-                    "Cluster API creates a missing Machine of the control plane only while no \
-                     update is requested; the update continues once the control plane is complete",
+                    "Cluster API creates a missing Machine of the group only while no update is \
+                     requested; the update continues once the group is complete",
                 ),
             ),
             Stop::Superseded(by) => {

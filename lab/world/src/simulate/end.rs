@@ -109,11 +109,10 @@ fn fate(session: &Session, machine: &Value, update: Option<&Value>) -> Fate {
     if machine["metadata"]["deletionTimestamp"].is_string() {
         return Fate::Deleting;
     }
-    let node_name = text(machine, "/status/nodeRef/name");
-    let Some(agent) = session.world.agent(node_name) else {
+    if agent_of(session, machine).is_none() {
         return Fate::WithoutNode;
-    };
-    if is_off(session, &agent) {
+    }
+    if has_no_power(session, machine) {
         return Fate::Lost;
     }
     let wanted = wanted(session, machine);
@@ -136,6 +135,14 @@ fn fate(session: &Session, machine: &Value, update: Option<&Value>) -> Fate {
     }
 }
 
+fn agent_of(session: &Session, machine: &Value) -> Option<Actor> {
+    session.world.agent(text(machine, "/status/nodeRef/name"))
+}
+
+fn has_no_power(session: &Session, machine: &Value) -> bool {
+    agent_of(session, machine).is_some_and(|agent| is_off(session, &agent))
+}
+
 /// The version that the owner of a Machine requests.
 fn wanted(session: &Session, machine: &Value) -> String {
     let owners = owners(&session.world);
@@ -149,6 +156,10 @@ fn problem(
     one: &MachineEnd,
     all: &[MachineEnd],
 ) -> Option<Problem> {
+    let is_down = |other: &MachineEnd| {
+        let same_group = is_worker(&other.machine) == is_worker(&one.machine);
+        other.fate == Fate::Lost || other.fate == Fate::Ended && same_group
+    };
     let (rule, what) = match one.fate {
         Fate::Done => None,
         Fate::Lost => {
@@ -160,8 +171,8 @@ fn problem(
             Some((Rule::WaitWithoutEnd, what))
         }
         Fate::WithoutNode => Some((Rule::WaitWithoutEnd, "it never got a Node".to_owned())),
-        // Cluster API's drain waits for the budget of pods on a host that is off.
-        Fate::Deleting if all.iter().any(|other| other.fate == Fate::Lost) => None,
+        // Cluster API's drain waits for the budget of pods on a host that is off or cordoned.
+        Fate::Deleting if has_no_power(session, &one.machine) || all.iter().any(is_down) => None,
         Fate::Deleting => Some((Rule::WaitWithoutEnd, "its deletion never ends".to_owned())),
         Fate::Ended => wrong_end(session, happened, one),
         Fate::Unfinished => endless_wait(session, one, all),
@@ -185,7 +196,7 @@ fn api_is_up(session: &Session, machine: &Value) -> bool {
 /// whole.
 fn half_rolled_back(session: &Session, one: &MachineEnd) -> Option<Problem> {
     one.update.as_deref().filter(|update| phase(update) == Phase::Stopped)?;
-    let Actor::Agent(key) = session.world.agent(text(&one.machine, "/status/nodeRef/name"))? else {
+    let Actor::Agent(key) = agent_of(session, &one.machine)? else {
         return None;
     };
     let host = lock(&session.world.inner.hosts).get(&key).cloned()?;
@@ -263,9 +274,21 @@ fn endless_wait(session: &Session, one: &MachineEnd, all: &[MachineEnd]) -> Opti
         return Some((Rule::WaitWithoutEnd, what));
     }
     let endless = blockers(update)
-        .find(|blocker| !waits_for_others(blocker) || stuck_before(one, all).is_none())?;
+        .find(|blocker| !waits_for_others(blocker) || stuck_before(one, all).is_none())
+        .filter(|blocker| !(waits_for_control_plane(blocker) && is_shown(session, all)))?;
     let what = format!("its update waits for ever: {}", text(endless, "/message"));
     Some((Rule::WaitWithoutEnd, what))
+}
+
+fn waits_for_control_plane(blocker: &Value) -> bool {
+    let behind = Reason::Update(RefusalReason::ControlPlaneBehind);
+    Reason::of(text(blocker, "/reason")) == Some(behind)
+}
+
+/// Whether the UpdateGroup of the control plane says why it is not updated.
+fn is_shown(session: &Session, all: &[MachineEnd]) -> bool {
+    let mut members = all.iter().filter(|end| !is_worker(&end.machine));
+    members.any(|end| has_condition(session, &end.machine, "Blocked", "True"))
 }
 
 /// What is wrong with a machine that has no update to the version that its owner requests.
@@ -281,7 +304,10 @@ fn left_out(session: &Session, one: &MachineEnd, all: &[MachineEnd]) -> Option<(
         let said = shows("Covered", "False") || shows("Blocked", "True");
         return (!said).then_some((Rule::NotShown, what));
     }
-    let Some(stuck) = stuck_before(one, all).filter(|_| !has_room(session, one, all)) else {
+    // Cluster API may wait for an update that failed, even if more machines could be down.
+    let is_in_the_way =
+        |stuck: &&MachineEnd| stuck.fate == Fate::Ended || !has_room(session, one, all);
+    let Some(stuck) = stuck_before(one, all).filter(is_in_the_way) else {
         let (has, wanted) = (text(&one.machine, "/spec/version"), wanted(session, &one.machine));
         let lost = all.iter().find(|other| other.fate == Fate::Lost && is_before(other, one));
         let why = lost.map(|other| format!(" while the host of {} is off", name(&other.machine)));

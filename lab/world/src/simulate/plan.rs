@@ -17,6 +17,9 @@ pub(super) struct Step {
     pub(super) kind: FaultKind,
     /// The lines of the script: a wait, then the fault.
     pub(super) lines: Vec<String>,
+    /// What runs if the fault turns out to be impossible: the owners then request the version that
+    /// later faults expect.
+    pub(super) otherwise: Vec<String>,
 }
 
 /// Everything that happens in the run of a seed.
@@ -49,8 +52,8 @@ impl Plan {
             let mut lines = kind.script(&mut random, &mut setting);
             // Longer than a report of an agent counts as fresh, or not.
             lines.push(format!("wait {}s", random.between(1, 1800)));
-            lines.extend(request);
-            steps.push(Step { kind, lines });
+            lines.extend(request.clone());
+            steps.push(Step { kind, lines, otherwise: request });
         } else {
             start.extend(request);
         }
@@ -76,10 +79,14 @@ impl Plan {
             } else {
                 random.pick(&shape.machines()).clone()
             };
+            let before = version.now.clone();
             let mut setting = Setting { shape: &shape, machine, version: &mut version };
             let mut lines = vec![wait];
             lines.extend(kind.script(&mut random, &mut setting));
-            steps.push(Step { kind, lines });
+            // A default that a provider applied to some objects only is a change that nothing covers.
+            let requests = version.now != before && kind != FaultKind::Default;
+            let otherwise = if requests { shape.request(&version.now) } else { Vec::new() };
+            steps.push(Step { kind, lines, otherwise });
             blind = kind.blinds();
         }
         Self { seed, shape, start, steps }

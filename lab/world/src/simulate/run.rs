@@ -205,10 +205,12 @@ fn count(world: &World) -> Arc<Mutex<Counts>> {
 /// object does not exist is skipped: the schedule was made without knowledge of the run.
 async fn drive(runner: &mut Runner<'_>, plan: &Plan, run: &mut Run) -> Result<(), Stop> {
     run_lines(runner, &plan.start, run).await?;
-    for Step { kind, lines } in &plan.steps {
+    for Step { kind, lines, otherwise } in &plan.steps {
         let (all, done) = run_lines(runner, lines, run).await?;
         if all {
             *run.counts.faults.entry(kind.to_string()).or_default() += 1;
+        } else {
+            run_lines(runner, otherwise, run).await?;
         }
         let faults = done.into_iter().filter(|line| !line.starts_with("wait"));
         run.happened.extend(faults.map(|line| Happened { kind: *kind, line }));

@@ -1,4 +1,4 @@
-//! A control plane member that is deleted while another one is to be updated.
+//! A Machine that is deleted while another one of its group is to be updated.
 
 use refit_kinds::{
     keys,
@@ -6,7 +6,10 @@ use refit_kinds::{
 };
 
 use super::{applied::word, world::*};
-use crate::node::{MEMBER_MISSING, request_again, requires_live_read};
+use crate::{
+    group::Limits,
+    node::{MEMBER_MISSING, request_again, requires_live_read},
+};
 
 /// One of three members, whose update Cluster API waits for.
 fn member() -> One {
@@ -54,10 +57,11 @@ fn an_update_stops_so_that_cluster_api_can_create_a_missing_member() {
     }
 }
 
-/// The annotations that the controller of UpdateGroups changes once the control plane is complete.
+/// The annotations that the controller of UpdateGroups changes once the group is complete.
 fn requested_again(one: &One) -> Vec<(String, bool)> {
-    let changes = request_again(one.machine.as_ref().unwrap(), &one.owner_version);
-    changes.into_iter().map(|(key, value)| (key, value.is_some())).collect()
+    let changes = request_again(&[one.machine.as_ref().unwrap()], 1, &one.owner_version);
+    let changes = changes.into_iter().flat_map(|(_, changes)| changes);
+    changes.map(|(key, value)| (key, value.is_some())).collect()
 }
 
 #[test]
@@ -153,4 +157,73 @@ fn an_update_goes_on_if_it_delays_no_member() {
         one.settle();
         assert_ne!(one.status().failure_reason, MEMBER_MISSING, "{why}");
     }
+}
+
+/// One of two workers, whose update Cluster API waits for, and which waits for the other.
+fn worker() -> One {
+    let mut one = One::worker().awaited().staged();
+    one.limits = Limits { replicas: 2, max_unavailable: 1 };
+    one.others.truncate(1);
+    one.others[0].available = false;
+    one.settle();
+    assert_eq!(one.blocked_by(), ["GroupUnavailable"]);
+    one
+}
+
+fn waits(one: &mut One, seconds: i64) {
+    one.now += seconds;
+    one.host_works();
+    one.settle();
+}
+
+#[test]
+fn an_update_of_a_worker_stops_once_a_machine_was_missing_for_5_minutes() {
+    let mut one = worker();
+    // An unavailable machine is not missing, however long the wait is.
+    waits(&mut one, 3600);
+    one.others.clear();
+    one.settle();
+    waits(&mut one, 280);
+    assert!(one.phase() == Phase::Waiting && is_marked(&one));
+    waits(&mut one, 20);
+    one.host_works();
+    one.settle();
+    assert_eq!((one.phase(), &*one.status().failure_reason), (Phase::Stopped, MEMBER_MISSING));
+    assert!(!is_marked(&one));
+    let again = requested_again(&one).into_iter().find(|(key, _)| key == keys::UPDATE_IN_PROGRESS);
+    assert_eq!(again.map(|(_, sets)| sets), Some(true));
+}
+
+#[test]
+fn no_more_updates_are_requested_again_than_machines_may_be_down() {
+    let annotated = |name: &str, keys: &[&str]| {
+        let mut machine = machine(name);
+        let all = keys.iter().map(|key| ((*key).to_owned(), String::new()));
+        machine.metadata.annotations = Some(all.collect());
+        machine.spec.version = GOAL.into();
+        machine
+    };
+    let (note, mark) = (keys::WITHDRAWN_FOR_MEMBER, keys::UPDATE_IN_PROGRESS);
+    let mut leaving = annotated("m-0", &[note]);
+    leaving.metadata.deletion_timestamp =
+        Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(1)));
+    let mut outdated = annotated("m-4", &[note]);
+    outdated.spec.version = FROM.into();
+    let machines = [
+        leaving,
+        annotated("m-1", &[mark]),
+        annotated("m-2", &[note]),
+        annotated("m-3", &[note]),
+        outdated,
+    ];
+    let all: Vec<_> = machines.iter().collect();
+    let changed = |slots| {
+        let changes = request_again(&all, slots, &GOAL.into());
+        let names = changes.iter().map(|(machine, _)| machine.metadata.name.clone().unwrap());
+        names.collect::<Vec<_>>()
+    };
+    // A note for a version that the owner no longer asks for is removed in any case.
+    assert_eq!(changed(1), ["m-4"]);
+    assert_eq!(changed(2), ["m-2", "m-4"]);
+    assert_eq!(changed(5), ["m-2", "m-3", "m-4"]);
 }

@@ -189,6 +189,25 @@ fn a_node_that_is_not_ready_is_not_touched() {
 }
 
 #[test]
+fn a_machine_that_is_down_already_does_not_wait_for_others() {
+    let mut one = One::worker().staged();
+    let slot = crate::group::slot("m-0", &"uid-m-0".into(), "m-0-0", at(0));
+    one.group.as_mut().unwrap().slots.push(slot);
+    one.others[2].available = false;
+    let intact = one.clone();
+    let mut silent = one.clone();
+    silent.node_mut().ready = false;
+    one.node_mut().unschedulable = true;
+    one.node_mut().cordoned_by = Some("m-0-0".into());
+    one.settle();
+    assert_eq!(one.gate(), Gate::Upgrade);
+    for (why, mut one) in [("a slot disturbs nothing", intact), ("it may return", silent)] {
+        one.settle();
+        assert_eq!(one.gate(), Gate::Stage, "{why}");
+    }
+}
+
+#[test]
 fn a_failed_machine_that_is_down_may_be_repaired() {
     let mut one = One::worker();
     let slot = crate::group::slot("m-0", &"uid-m-0".into(), "m-0-0", at(0));

@@ -1,0 +1,77 @@
+//! What holds a group up from outside: the control plane's group, or Cluster API itself.
+
+use std::sync::Arc;
+
+use kube::ResourceExt as _;
+use refit_cluster_api::kinds::Machine;
+use refit_core::group::{BLOCKED, ControlPlane, Limits, Outside, Rollout};
+use refit_kinds::{conditions, keys};
+
+use crate::{
+    context::Stores,
+    groups::{Group, control_plane_group},
+    hooks::can_update::observed_version,
+    owner::{LiveOwner, limits_of},
+};
+
+pub(super) fn outside<'a>(
+    stores: &Stores,
+    group: &Group,
+    machines: &'a [Arc<Machine>],
+) -> Outside<'a> {
+    let limits = limits_of(stores, group, machines.len());
+    Outside {
+        lacks_machines: limits.lacks(machines.len()),
+        control_plane: control_plane(stores, group, machines),
+        rollout: rollout(stores, group, limits, machines),
+    }
+}
+
+fn rollout<'a>(
+    stores: &Stores,
+    group: &Group,
+    limits: Limits,
+    machines: &'a [Arc<Machine>],
+) -> Option<Rollout<'a>> {
+    let owner = LiveOwner::of(stores, group)?;
+    let cluster = stores.clusters.get(&group.cluster_key())?;
+    let paused = cluster.spec.paused == Some(true)
+        || cluster.annotations().contains_key(keys::PAUSED)
+        || owner.annotations().contains_key(keys::PAUSED);
+    let shown = owner.rollout().filter(|_| !paused).unwrap_or_default();
+    let is_true = |kind| conditions::is_true(shown, kind);
+    Some(Rollout {
+        owner: named(group),
+        control_plane: group.spec.control_plane,
+        unchanged_since: shown.iter().map(|one| one.last_transition_time.0).max(),
+        scales: is_true(conditions::SCALING_UP) || is_true(conditions::SCALING_DOWN),
+        replicas: limits.replicas,
+        machines: machines.iter().map(AsRef::as_ref).collect(),
+    })
+}
+
+/// The control plane of a group of workers that are not all as their owner requests.
+fn control_plane(
+    stores: &Stores,
+    group: &Group,
+    machines: &[Arc<Machine>],
+) -> Option<ControlPlane> {
+    let owner = LiveOwner::of(stores, group)?;
+    let unfinished = machines.iter().any(|machine| observed_version(machine) != *owner.version());
+    if group.spec.control_plane || !unfinished {
+        return None;
+    }
+    let above = control_plane_group(stores.clusters.get(&group.cluster_key())?.as_ref())?;
+    let shown = stores.update_groups.get(&above.key).and_then(|shown| shown.status.clone());
+    let blocked = shown.and_then(|shown| conditions::get(&shown.conditions, BLOCKED).cloned());
+    Some(ControlPlane {
+        owner: named(&above),
+        version: LiveOwner::of(stores, &above)?.version().clone(),
+        workers_version: owner.version().clone(),
+        blocked: blocked.filter(|found| found.status == "True").map(|found| found.message),
+    })
+}
+
+fn named(group: &Group) -> String {
+    format!("{} {}", group.spec.owner.kind, group.spec.owner.name)
+}
