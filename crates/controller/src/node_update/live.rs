@@ -187,16 +187,16 @@ async fn read_cluster(ctx: &Context, cluster: &WorkloadCluster) -> Result<(), Re
         let read = store::read_now(pods, labels, limits, &view.static_pods, |_| true);
         read.await.map_err(ReadError::workload("the list of control plane pods"))
     };
-    let list_machines = async {
+    let list_machines = Box::pin(async {
         let covers = |machine: &Machine| covers(machine.meta());
         let read = store::read_now(machines, &of_cluster, None, &ctx.stores.machines, covers);
         read.await.map_err(ReadError::management("the list of Machines"))
-    };
-    let list_sets = async {
+    });
+    let list_sets = Box::pin(async {
         let covers = |set: &MachineSet| covers(set.meta());
         let read = store::read_now(sets, &of_cluster, None, &ctx.stores.machine_sets, covers);
         read.await.map_err(ReadError::management("the list of MachineSets"))
-    };
+    });
     futures::try_join!(read_nodes, read_pods, list_machines, list_sets)?;
     Ok(())
 }

@@ -378,8 +378,8 @@ fn a_group_that_lacks_a_machine_is_blocked() {
             let condition = conditions::get(&next.conditions, BLOCKED).unwrap();
             let shown = shown && lacks_machines;
             assert_eq!(condition.reason == MEMBER_MISSING, shown, "{condition:?}");
-            let says = condition.message.starts_with("Machine m-1: its update continues once");
-            assert_eq!(says, shown);
+            let named = condition.message.starts_with("Machine m-1: its update continues once");
+            assert_eq!(named, shown);
         }
     }
 }

@@ -83,7 +83,7 @@ fn a_rollout_for_which_no_update_is_requested_for_5_minutes_is_blocked() {
 }
 
 #[test]
-fn a_message_names_a_few_machines_and_says_where_to_look() {
+fn a_message_names_a_few_machines_and_where_to_look() {
     let machines: Vec<Machine> =
         (1..=5).map(|n| machine(&format!("m-{n}"), "False", "True")).collect();
     let message = rollout(None, 5, &machines).message();
@@ -104,15 +104,15 @@ fn machines_may_be_created_and_deleted_for_20_minutes() {
     let created = edited(|machine| machine.status.as_mut().unwrap().node_ref = None);
     let missing = one_is_down()[..2].to_vec();
     let surge = [one_is_down(), vec![machine("m-4", "True", "True")]].concat();
-    for (says, machines) in [
+    for (part, machines) in [
         ("20 minutes; being deleted: m-3", deleted),
         ("without a Node: m-3", created),
         ("2 of 3 Machines exist", missing),
         ("4 of 3 Machines exist", surge),
     ] {
-        assert_eq!(blocked_at(1299, Some(0), &machines, ""), None, "{says}");
+        assert_eq!(blocked_at(1299, Some(0), &machines, ""), None, "{part}");
         let (_, message) = blocked_at(1300, Some(0), &machines, "").unwrap();
-        assert!(message.contains(says), "{message}");
+        assert!(message.contains(part), "{message}");
     }
 }
 

@@ -285,7 +285,7 @@ fn waits_for_control_plane(blocker: &Value) -> bool {
     Reason::of(text(blocker, "/reason")) == Some(behind)
 }
 
-/// Whether the UpdateGroup of the control plane says why it is not updated.
+/// Whether the UpdateGroup of the control plane shows why it is not updated.
 fn is_shown(session: &Session, all: &[MachineEnd]) -> bool {
     let mut members = all.iter().filter(|end| !is_worker(&end.machine));
     members.any(|end| has_condition(session, &end.machine, "Blocked", "True"))
