@@ -39,7 +39,7 @@ pub(super) fn host_ended(plan: &HostPlan) -> bool {
 /// Whether a write disturbs a machine, or reserves the right to. Whether the other machines are
 /// healthy is in no object that is written, so the decision must rest on a live read of them:
 ///
-/// - of the Nodes, the control plane's mirror pods and the Machines of the cluster,
+/// - of the Nodes, the control plane's mirror pods, the Machines and the MachineSets of the cluster,
 /// - of the NodeUpdate, its UpdateGroup, and the owner and Cluster of its Machine.
 ///
 /// A worker's drain needs none: it holds its slot, and its pods are listed before each eviction.

@@ -273,9 +273,10 @@ fn endless_wait(session: &Session, one: &MachineEnd, all: &[MachineEnd]) -> Opti
         let what = format!("its update is in phase {:?} for ever", phase(update));
         return Some((Rule::WaitWithoutEnd, what));
     }
+    let shown = is_shown(session, all);
     let endless = blockers(update)
-        .find(|blocker| !waits_for_others(blocker) || stuck_before(one, all).is_none())
-        .filter(|blocker| !(waits_for_control_plane(blocker) && is_shown(session, all)))?;
+        .filter(|blocker| !(shown && waits_for_control_plane(blocker)))
+        .find(|blocker| !waits_for_others(blocker) || stuck_before(one, all).is_none())?;
     let what = format!("its update waits for ever: {}", text(endless, "/message"));
     Some((Rule::WaitWithoutEnd, what))
 }
