@@ -120,9 +120,9 @@ fn bed(root: &Path, args: &[&str]) -> anyhow::Result<ExitCode> {
 #[expect(clippy::print_stdout, reason = "the output of the tests, and the result of the task")]
 fn all(root: &Path) -> anyhow::Result<ExitCode> {
     let tests = ["test", "--workspace", "--no-fail-fast"];
-    let lines =
-        ["--test", "v1_12", "--test", "v1_14", "--test", "agent_trust", "--", "--include-ignored"];
-    let child = cargo::command(root).args(tests).args(lines).stdout(Stdio::piped()).spawn();
+    let flows = ["v1_12", "v1_14", "agent_trust", "controller_rights"].map(|name| ["--test", name]);
+    let flows = flows.as_flattened().iter().chain(&["--", "--include-ignored"]);
+    let child = cargo::command(root).args(tests).args(flows).stdout(Stdio::piped()).spawn();
     let mut child = child.context("failed to run cargo")?;
     let mut outcome = FlowCounts::default();
     for line in child.stdout.take().into_iter().flat_map(|out| BufReader::new(out).lines()) {

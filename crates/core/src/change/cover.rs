@@ -6,7 +6,7 @@ use refit_kinds::version::KubernetesVersion;
 use serde_json::Value;
 
 use super::{
-    diff::Change,
+    diff::{Change, MAX_CHANGES},
     kubeadm,
     objects::{Level, Objects, PARTS, Part, part_changes},
     patch::Patch,
@@ -104,12 +104,9 @@ impl Coverage {
     }
 }
 
-/// More paths than this are no change that an updater makes: none of them is covered. It bounds the
-/// time of a response.
-const MAX_CHANGES: usize = 2_000;
-
 /// Finds every path that differs, lets each updater in order claim what it can change, applies the
-/// claims and continues with the rest. `returns` is for [`Case::returns`].
+/// claims and continues with the rest. If more than [`MAX_CHANGES`] paths differ, no updater is asked.
+/// `returns` is for [`Case::returns`].
 pub fn cover(
     level: Level,
     current: &Objects,

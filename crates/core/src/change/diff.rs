@@ -17,8 +17,12 @@ pub struct Change {
     pub to: Option<Value>,
 }
 
+/// More differing paths than this are not listed: it bounds the time and the size of a response to a
+/// hook.
+pub const MAX_CHANGES: usize = 2_000;
+
 /// Every path at which the two values differ, in order. Absent, null, `{}` and `[]` are all
-/// different.
+/// different. The list ends after one path more than [`MAX_CHANGES`].
 ///
 /// Objects are compared member by member, arrays of equal length element by element; arrays of
 /// different lengths differ as a whole.
@@ -29,6 +33,9 @@ pub fn changes(at: &Path, from: Option<&Value>, to: Option<&Value>) -> Vec<Chang
 }
 
 fn walk(at: &Path, from: Option<&Value>, to: Option<&Value>, found: &mut Vec<Change>) {
+    if found.len() > MAX_CHANGES {
+        return;
+    }
     match (from, to) {
         (Some(Value::Object(a)), Some(Value::Object(b))) => {
             let keys: BTreeSet<&String> = a.keys().chain(b.keys()).collect();

@@ -7,7 +7,7 @@ use refit_cluster_api::kubeadm_config::{init_to_join, normalised};
 
 use super::{
     cover::{Case, PartChanges, Updater},
-    diff::{Change, changes},
+    diff::{Change, MAX_CHANGES, changes},
     objects::{Level, Part, root},
     path::Path,
 };
@@ -40,7 +40,7 @@ fn reachable(case: &Case<'_>) -> bool {
 }
 
 /// The paths of the bootstrap config whose change affects a machine that is already running; `None`
-/// if the config is new or goes.
+/// if the config is new or goes, or if there are too many to list.
 ///
 /// They are what remains after both sides are stripped of everything that Cluster API itself rewrites
 /// for a version bump or ignores in its comparison.
@@ -56,5 +56,5 @@ fn changes_that_matter(case: &Case<'_>) -> Option<BTreeSet<Path>> {
     let from = normalised(&from, case.from_version);
     let to = normalised(to, case.to_version);
     let real = changes(&root(level), Some(&from), Some(&to));
-    Some(real.into_iter().map(|change| change.path).collect())
+    (real.len() <= MAX_CHANGES).then(|| real.into_iter().map(|change| change.path).collect())
 }
