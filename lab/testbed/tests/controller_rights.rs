@@ -26,10 +26,10 @@ const OTHER: &str = "core";
 const KUBECONFIG: &str = "c1-kubeconfig";
 
 /// An API server with Refit's kinds and the controller's rights.
-async fn start() -> ApiServer {
+async fn start(name: &str) -> ApiServer {
     let clock = Clock::real();
     let parts = parts::find(Line::V1_14).unwrap();
-    let directory = directory::run(clock, "controller-rights").unwrap();
+    let directory = directory::run(clock, name).unwrap();
     let certs = Certs::new(clock).unwrap();
     let server = ApiServer::start(&parts, &certs, &directory).await.unwrap();
     let namespaces: Api<Namespace> = Api::all(server.client.clone());
@@ -79,7 +79,7 @@ fn refusal<T: std::fmt::Debug>(outcome: kube::Result<T>) -> Status {
 
 #[tokio::test]
 async fn kubeconfigs_are_readable_only_in_the_chosen_namespaces() {
-    let server = start().await;
+    let server = start("kubeconfigs").await;
     let client = as_controller(&server).await;
     let chosen: Api<Secret> = Api::namespaced(client.clone(), CHOSEN);
     eventually("the rights are in force", SOON, async || {
@@ -91,12 +91,11 @@ async fn kubeconfigs_are_readable_only_in_the_chosen_namespaces() {
     assert_eq!(refusal(other.get(KUBECONFIG).await).code, 403);
     assert_eq!(refusal(chosen.list(&ListParams::default()).await).code, 403);
     assert_eq!(refusal(Api::<Secret>::all(client).list(&ListParams::default()).await).code, 403);
-
-    host_settings(&server).await;
 }
 
-/// The schema of HostSettings rejects what no plan could carry out.
-async fn host_settings(server: &ApiServer) {
+#[tokio::test]
+async fn host_settings_that_no_plan_could_carry_out_are_rejected() {
+    let server = start("host-settings").await;
     let resource = ApiResource::erase::<HostSettings>(&());
     let api: Api<DynamicObject> = Api::namespaced_with(server.client.clone(), CHOSEN, &resource);
     let create = async |name: &str, spec: Value| {
