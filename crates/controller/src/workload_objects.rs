@@ -60,8 +60,13 @@ impl ViewOf<Pod> for Option<StaticPod> {
 impl<K: Resource, V: ViewOf<K>> From<K> for Record<K, V> {
     fn from(object: K) -> Self {
         let ObjectMeta { name, namespace, uid, resource_version, .. } = object.meta().clone();
-        let metadata =
-            ObjectMeta { name, namespace, uid, resource_version, ..ObjectMeta::default() };
+        let metadata = ObjectMeta {
+            name: name.map(cut),
+            namespace: namespace.map(cut),
+            uid: uid.map(cut),
+            resource_version: resource_version.map(cut),
+            ..ObjectMeta::default()
+        };
         Self { metadata, view: V::view_of(&object), kind: PhantomData }
     }
 }
@@ -105,6 +110,10 @@ fn short(text: &str) -> String {
     text[..text.floor_char_boundary(MAX_TEXT)].to_owned()
 }
 
+fn cut(text: String) -> String {
+    if text.len() > MAX_TEXT { short(&text) } else { text }
+}
+
 fn node_view(node: &Node) -> NodeView {
     let status = node.status.as_ref();
     let ready = status
@@ -114,7 +123,7 @@ fn node_view(node: &Node) -> NodeView {
     let spec = node.spec.as_ref();
     let taints = spec.and_then(|spec| spec.taints.as_ref());
     NodeView {
-        name: node.name_any().into(),
+        name: cut(node.name_any()).into(),
         ready: ready.is_some_and(|c| c.status == "True"),
         heartbeat: ready.and_then(|c| c.last_heartbeat_time.as_ref()).map(|time| time.0),
         kubelet_version: info
@@ -149,7 +158,7 @@ fn static_pod(pod: &Pod) -> Option<StaticPod> {
         .or_else(|| spec.containers.first())
         .and_then(|container| container.image.as_deref());
     Some(StaticPod {
-        node: spec.node_name.clone()?.into(),
+        node: cut(spec.node_name.clone()?).into(),
         version: ImageVersion::of_image(image),
         component,
         ready,
@@ -198,11 +207,14 @@ mod tests {
         let long = "\u{e4}".repeat(100_000);
         let taint = json!({"key": long, "effect": "NoSchedule"});
         let node: Node = serde_json::from_value(json!({
-            "metadata": {"name": "n", "annotations": {keys::CORDONED_BY: long}},
+            "metadata": {"name": long, "uid": long, "annotations": {keys::CORDONED_BY: long}},
             "spec": {"taints": vec![taint; 1000]},
         }))
         .unwrap();
         let record = NodeRecord::from(node);
+        for kept in [record.name_any(), record.uid().unwrap(), record.view.name.to_string()] {
+            assert!(kept.len() <= MAX_TEXT);
+        }
         assert_eq!(record.annotations().len(), 0);
         assert!(record.view.cordoned_by.unwrap().len() <= MAX_TEXT);
         assert_eq!(record.view.taints.len(), MAX_TAINTS);

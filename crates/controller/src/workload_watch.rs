@@ -126,7 +126,7 @@ pub(crate) async fn run(ctx: &Context) {
             } else if !wanted && let Some(handle) = handles.remove(&key) {
                 handle.abort();
                 index.lock().remove(&key);
-                ctx.workloads.forget(&key.namespace, &key.name);
+                ctx.workloads.remove(&key.namespace, &key.name);
             }
         }
         tokio::select! {

@@ -443,6 +443,7 @@ fn given_up(machine: &Value, updates: &[&Value]) -> Option<(String, String)> {
     let member = Member {
         machine: name(machine),
         in_progress: true,
+        is_behind: false,
         is_withdrawn: false,
         node_update: newest.metadata.name.as_deref()?,
         status: newest.status.as_ref()?,

@@ -120,6 +120,11 @@ impl Workloads {
         }
     }
 
+    /// Drops the client of a Cluster that is no longer watched, and with it the credentials.
+    pub fn remove(&self, namespace: &str, cluster: &str) {
+        self.lock().remove(&ObjectKey::new(namespace, kubeconfig_secret_name(cluster)));
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<ObjectKey, Known>> {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }

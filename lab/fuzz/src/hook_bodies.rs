@@ -13,8 +13,7 @@ use serde_json::Value;
 
 /// The longest input whose time is measured.
 const MEASURED_BYTES: usize = 16 * 1024;
-/// Processor time for one measured input without optimisation. The time grows with the square of
-/// the number of paths that differ; an input of this size has at most some hundred.
+/// Processor time for one measured input without optimisation.
 const BUDGET: Duration = Duration::from_secs(5);
 /// The credential in the seeds.
 const SECRET: &str = "hunter2";

@@ -21,6 +21,9 @@ use crate::{
     api_error::ReadError, context::Context, groups::controller_of, host_plan::cluster_key,
 };
 
+/// How many VolumeAttachments one request lists.
+const ATTACHMENTS_PAGE: u32 = 500;
+
 /// Annotation of a pod that the kubelet runs from a file.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
@@ -147,16 +150,21 @@ async fn attachments(
     now: Timestamp,
 ) -> kube::Result<Vec<Attachment>> {
     let api: Api<VolumeAttachment> = Api::all(client.clone());
-    let list = api.list(&ListParams::default()).await?;
-    let mut here: Vec<Attachment> = list
-        .items
-        .into_iter()
-        .filter(|one| one.spec.node_name == target.node)
-        .map(|one| Attachment {
+    // They cannot be selected by Node: a large cluster has more than one answer may contain.
+    let mut page = ListParams::default().limit(ATTACHMENTS_PAGE);
+    let mut here: Vec<Attachment> = Vec::new();
+    loop {
+        let list = api.list(&page).await?;
+        let on_node = list.items.into_iter().filter(|one| one.spec.node_name == target.node);
+        here.extend(on_node.map(|one| Attachment {
             name: one.name_any(),
             volume: one.spec.source.persistent_volume_name.unwrap_or_default(),
-        })
-        .collect();
+        }));
+        page.continue_token = list.metadata.continue_.filter(|token| !token.is_empty());
+        if page.continue_token.is_none() {
+            break;
+        }
+    }
     if here.is_empty() {
         return Ok(here);
     }

@@ -298,6 +298,7 @@ fn cluster_health(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> Cluster
     let mut agents = BTreeMap::from([("fresh", 0), ("stale", 0), ("missing", 0)]);
     let mut oldest_report: Option<Timestamp> = None;
     let machines = machines_by_node(ctx, key);
+    let stale_after = ctx.settings.report_stale_after;
     for node in view.nodes.list() {
         let name = NodeName::from(node.name_any());
         let machine = machines.get(&name);
@@ -306,7 +307,7 @@ fn cluster_health(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> Cluster
             plan.and_then(|plan| plan.status.as_ref()?.reported_at.as_ref().map(|at| at.0));
         let state = match reported {
             None => "missing",
-            Some(at) if ctx.clock.elapsed(at) > ctx.settings.report_stale_after => "stale",
+            Some(at) if ctx.clock.now().duration_since(at).unsigned_abs() > stale_after => "stale",
             Some(_) => "fresh",
         };
         *agents.entry(state).or_default() += 1;

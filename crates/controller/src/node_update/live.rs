@@ -109,7 +109,8 @@ async fn read_settings(ctx: &Context, look: &Look) -> Result<(), ReadError> {
     let api: Api<HostSettings> = Api::namespaced(ctx.client.clone(), &namespace);
     let covers = |known: &HostSettings| known.metadata.namespace.as_ref() == Some(&namespace);
     let read = store::read_now(api, "", None, &ctx.stores.host_settings, covers);
-    read.await.map_err(ReadError::management("the list of HostSettings"))
+    // HostSettings that cannot be read are a refusal of their own.
+    read.await.map(drop).map_err(ReadError::management("the list of HostSettings"))
 }
 
 async fn read_machines(ctx: &Context, look: &Look) -> Result<(), ReadError> {
@@ -179,26 +180,34 @@ async fn read_cluster(ctx: &Context, cluster: &WorkloadCluster) -> Result<(), Re
     };
     let read_nodes = async {
         let read = store::read_now(nodes(&client), "", Some(NODES), &view.nodes, |_| true);
-        read.await.map_err(ReadError::workload("the list of Nodes"))
+        read.await.and_then(all_read).map_err(ReadError::workload("the list of Nodes"))
     };
     let read_pods = async {
         let pods = control_plane_pods(&client);
         let (labels, limits) = (CONTROL_PLANE_PODS, Some(STATIC_PODS));
         let read = store::read_now(pods, labels, limits, &view.static_pods, |_| true);
-        read.await.map_err(ReadError::workload("the list of control plane pods"))
+        read.await.and_then(all_read).map_err(ReadError::workload("the list of control plane pods"))
     };
     let list_machines = Box::pin(async {
         let covers = |machine: &Machine| covers(machine.meta());
         let read = store::read_now(machines, &of_cluster, None, &ctx.stores.machines, covers);
-        read.await.map_err(ReadError::management("the list of Machines"))
+        read.await.and_then(all_read).map_err(ReadError::management("the list of Machines"))
     });
     let list_sets = Box::pin(async {
         let covers = |set: &MachineSet| covers(set.meta());
         let read = store::read_now(sets, &of_cluster, None, &ctx.stores.machine_sets, covers);
-        read.await.map_err(ReadError::management("the list of MachineSets"))
+        read.await.and_then(all_read).map_err(ReadError::management("the list of MachineSets"))
     });
     futures::try_join!(read_nodes, read_pods, list_machines, list_sets)?;
     Ok(())
+}
+
+/// Nothing is decided on an older state of an object that cannot be read.
+fn all_read(unreadable: Vec<String>) -> kube::Result<()> {
+    unreadable
+        .into_iter()
+        .next()
+        .map_or(Ok(()), |what| Err(kube::Error::SerdeError(serde::de::Error::custom(what))))
 }
 
 /// Reads one object of the management cluster.
@@ -242,12 +251,21 @@ mod tests {
     use std::{cell::Cell, time::Duration};
 
     use super::*;
+    use crate::api_error::is_silence;
 
     /// A live read that takes a second.
     async fn count(reads: &Cell<u32>) -> Result<(), ReadError> {
         reads.set(reads.get() + 1);
         tokio::time::sleep(Duration::from_secs(1)).await;
         Ok(())
+    }
+
+    #[test]
+    fn an_object_that_cannot_be_read_ends_the_read_and_is_no_silence() {
+        assert!(all_read(Vec::new()).is_ok());
+        let error = all_read(vec!["Node a: invalid digit".to_owned()]).unwrap_err();
+        assert!(!is_silence(&error), "{error}");
+        assert!(error.to_string().contains("Node a: invalid digit"), "{error}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -35,6 +35,7 @@ use crate::{
         Group, ensure_group, group_of, machines_of, node_updates_of_machine, owner_generation,
         owner_object, phase_of,
     },
+    hooks::can_update::observed_version,
     host_plan::{cluster_key, node_name},
     node_update::{
         look::{by_machine, of_machine},
@@ -96,7 +97,9 @@ pub(crate) async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<
     let status = object.status.clone().unwrap_or_default();
     let group = Group { key: key.clone(), spec: object.spec.clone() };
     let free = live::free_slots(ctx, &group, &status).await?;
-    let outside = outside::outside(stores, &group, &machines);
+    let held: Vec<Slot> =
+        status.slots.iter().filter(|slot| !free.contains(&slot.machine_uid)).cloned().collect();
+    let outside = outside::outside(stores, &group, &machines, &held);
     let next = next_status(ctx, &object, &status, (&machines, &speakers), &free, &outside);
     if next != status {
         announce_invalid_policy(ctx, &object, &status, &next).await;
@@ -178,10 +181,12 @@ fn next_status(
         .zip(speakers)
         .filter_map(|(machine, update)| {
             let update = (*update)?;
+            let stays = machine.metadata.deletion_timestamp.is_none();
+            let in_progress = stays && update_in_progress(machine.as_ref());
             Some(Member {
                 machine: machine.metadata.name.as_deref()?,
-                in_progress: machine.metadata.deletion_timestamp.is_none()
-                    && update_in_progress(machine.as_ref()),
+                in_progress,
+                is_behind: stays && !in_progress && runs_another_version(machine),
                 is_withdrawn: machine.annotations().contains_key(keys::WITHDRAWN_FOR_MEMBER),
                 node_update: update.metadata.name.as_deref()?,
                 status: update.status.as_ref().unwrap_or(&none),
@@ -261,4 +266,10 @@ fn is_free(ctx: &Context, group: &Group, slot: &Slot) -> bool {
     let node = view.nodes.get(&ObjectKey::new("", &*node));
     let is_current = view.synced() && !view.is_unreachable();
     is_current && node.is_some_and(|node| node.view.ready && !node.view.cordoned_by_us())
+}
+
+/// Whether a Machine's kubelet runs another version than the Machine's spec requests.
+fn runs_another_version(machine: &Machine) -> bool {
+    let (runs, wanted) = (observed_version(machine), &machine.spec.version);
+    matches!((runs.version(), wanted.version()), (Some(runs), Some(wanted)) if runs != wanted)
 }

@@ -3,9 +3,13 @@
 use std::sync::Arc;
 
 use kube::ResourceExt as _;
-use refit_cluster_api::kinds::Machine;
+use refit_cluster_api::kinds::{Machine, update_in_progress};
 use refit_core::group::{BLOCKED, ControlPlane, Limits, Outside, Rollout};
-use refit_kinds::{conditions, keys};
+use refit_kinds::{
+    conditions, keys,
+    refit::{MachineUid, Slot},
+};
+use refit_runtime::ObjectKey;
 
 use crate::{
     context::Stores,
@@ -18,13 +22,26 @@ pub(super) fn outside<'a>(
     stores: &Stores,
     group: &Group,
     machines: &'a [Arc<Machine>],
+    slots: &'a [Slot],
 ) -> Outside<'a> {
     let limits = limits_of(stores, group, machines.len());
     Outside {
         lacks_machines: limits.lacks(machines.len()),
         control_plane: control_plane(stores, group, machines),
+        deserted: slots.iter().find(|slot| is_deserted(stores, group, machines, slot)),
         rollout: rollout(stores, group, limits, machines),
     }
+}
+
+/// Whether the NodeUpdate that claimed a slot is gone, and no request of Cluster API makes another.
+fn is_deserted(stores: &Stores, group: &Group, machines: &[Arc<Machine>], slot: &Slot) -> bool {
+    let key = ObjectKey::new(&group.key.namespace, &slot.node_update);
+    let waits = |machine: &Arc<Machine>| {
+        MachineUid::of(&machine.metadata) == slot.machine_uid
+            && machine.metadata.deletion_timestamp.is_none()
+            && !update_in_progress(machine.as_ref())
+    };
+    stores.node_updates.get(&key).is_none() && machines.iter().any(waits)
 }
 
 fn rollout<'a>(

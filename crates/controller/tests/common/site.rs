@@ -11,7 +11,10 @@ use http::{Method, Request, Response};
 use hyper::body::Incoming;
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Secret;
-use kube::Client;
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams},
+};
 use lab_apiserver::{AnswerBody, ApiServer, StaleView};
 use refit_controller::{
     ControllerOptions, HookServer, Process, Settings, run,
@@ -36,6 +39,8 @@ const HOOKS: &str = "hooks.test";
 const PROBES: &str = "probes.test";
 const MANAGEMENT: &str = "management.test";
 const WORKLOAD: &str = "workload.test";
+/// The address of the workload cluster after it moved.
+const MOVED: &str = "moved.test";
 
 /// A controller that runs until this is dropped.
 pub(crate) type Running = JoinSet<anyhow::Result<()>>;
@@ -111,16 +116,34 @@ impl Site {
         self.connect_to(&self.client(), cluster, &host).await;
     }
 
+    /// Serves the workload cluster through another service, to clients that connect from now on.
+    pub(crate) fn serve_workload<S>(&mut self, server: &S)
+    where
+        S: Service<Request<Incoming>, Response = Response<AnswerBody>, Error = io::Error>
+            + Clone
+            + Send
+            + 'static,
+        S::Future: Send,
+    {
+        self.servers.spawn(serve_api(&self.network, WORKLOAD, server));
+    }
+
+    /// Moves the workload cluster to another address, and changes its kubeconfig Secret. The old
+    /// address is silent: open streams are half-open, new ones are refused.
+    pub(crate) async fn move_workload(&mut self, cluster: &str) {
+        self.network.close(WORKLOAD, 80);
+        self.network.silence(WORKLOAD, 80);
+        self.servers.spawn(serve_api(&self.network, MOVED, &self.workload));
+        let secrets: Api<Secret> = Api::default_namespaced(self.client());
+        let body = json!({"stringData": {"value": kubeconfig(MOVED)}});
+        let name = format!("{cluster}-kubeconfig");
+        secrets.patch(&name, &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
+    }
+
     async fn connect_to(&self, client: &Client, cluster: &str, host: &str) {
-        let kubeconfig = json!({
-            "apiVersion": "v1", "kind": "Config", "current-context": "c",
-            "clusters": [{"name": "k", "cluster": {"server": format!("http://{host}:80")}}],
-            "users": [{"name": "u", "user": {}}],
-            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-        });
         let secret = json!({
             "metadata": {"name": format!("{cluster}-kubeconfig")},
-            "stringData": {"value": kubeconfig.to_string()},
+            "stringData": {"value": kubeconfig(host)},
         });
         let _: Secret = made(client, secret).await;
     }
@@ -193,6 +216,16 @@ impl Site {
         let dialer = Dialer::Memory(self.network.clone(), Arc::new(Open));
         ClientStack::new(dialer, Arc::new(Open), user_agent)
     }
+}
+
+fn kubeconfig(host: &str) -> String {
+    json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "k", "cluster": {"server": format!("http://{host}:80")}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+    })
+    .to_string()
 }
 
 /// Waits until every watch has delivered the changes and all components have reacted.

@@ -1,15 +1,33 @@
 //! CanUpdateMachine and CanUpdateMachineSet.
 
-use jiff::SignedDuration;
-use kube::ResourceExt as _;
-use lab_apiserver::Down;
-use refit_cluster_api::kinds::{Cluster, KubeadmControlPlane, Machine};
-use refit_core::group::COVERED;
-use refit_kinds::{conditions, keys, refit::Phase};
-use serde_json::json;
+use std::fmt::Debug;
 
-use super::fleet::{CONTROL_PLANE, Fleet, NEW};
-use crate::common::site::settle;
+use jiff::SignedDuration;
+use k8s_openapi::{
+    NamespaceResourceScope,
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api, Resource, ResourceExt as _,
+    api::{Patch, PatchParams, PostParams},
+    core::DynamicObject,
+    discovery::ApiResource,
+};
+use lab_apiserver::{Down, FaultAction, FaultRule};
+use refit_cluster_api::kinds::{Cluster, KubeadmControlPlane, Machine, MachineDeployment};
+use refit_core::group::COVERED;
+use refit_kinds::{
+    conditions, keys,
+    refit::{Phase, UpdateGroup},
+};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::fleet::{Answer, CONTROL_PLANE, Fleet, NEW};
+use crate::common::site::{CONTROLLER, settle};
+
+const CONTROL_PLANES: &str = "kubeadmcontrolplanes.controlplane.cluster.x-k8s.io";
+const CLUSTERS: &str = "clusters.cluster.x-k8s.io";
 
 #[tokio::test(start_paused = true)]
 async fn a_version_bump_of_a_control_plane_machine_is_covered() {
@@ -102,6 +120,116 @@ async fn policy_is_read_from_the_live_owner_and_cluster() {
     let answer = fleet.can_bump("edge-1-cp-0").await;
     assert!(answer.leaves_it("Refit is disabled here"), "{answer:?}");
     assert_eq!(fleet.reason().await, "Disabled");
+}
+
+/// Forbids the replacement of machines while the controller's watch of this kind is behind, and
+/// asserts that the next answer keeps them.
+async fn assert_live_policy<K>(
+    fleet: &Fleet,
+    (resource, name): (&str, &str),
+    ask: impl AsyncFn((u8, u8)) -> Answer,
+) where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + DeserializeOwned,
+{
+    fleet.annotate::<K>(name, keys::ON_UNCOVERED, "Replace").await;
+    settle().await;
+    let answer = ask((2, 4)).await;
+    assert!(answer.leaves_it("Cluster API replaces the machines"), "{answer:?}");
+    fleet.site.hold_back(resource);
+    fleet.annotate::<K>(name, keys::IN_PLACE, "Disabled").await;
+    settle().await;
+    let answer = ask((2, 2)).await;
+    assert!(answer.is_covered(), "the watch is behind: {answer:?}");
+    let annotations = json!({keys::IN_PLACE: null, keys::ON_UNCOVERED: "Preserve"});
+    fleet.patch::<K>(name, json!({"metadata": {"annotations": annotations}})).await;
+    settle().await;
+    let answer = ask((2, 4)).await;
+    assert!(answer.refuses("spec.cpus: 2 -> 4 (no updater)"), "{answer:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn machines_are_replaced_only_if_the_live_control_plane_allows_it() {
+    let fleet = Fleet::new().await;
+    let ask = async |cpus| fleet.can_update("edge-1-cp-0", NEW, cpus).await;
+    assert_live_policy::<KubeadmControlPlane>(&fleet, (CONTROL_PLANES, "edge-1"), ask).await;
+    assert_eq!(fleet.reason().await, "UncoveredPreserve");
+}
+
+#[tokio::test(start_paused = true)]
+async fn machines_are_replaced_only_if_the_live_cluster_allows_it() {
+    let fleet = Fleet::new().await;
+    let ask = async |cpus| fleet.can_update("edge-1-cp-0", NEW, cpus).await;
+    assert_live_policy::<Cluster>(&fleet, (CLUSTERS, "edge-1"), ask).await;
+    assert_eq!(fleet.reason().await, "UncoveredPreserve");
+}
+
+#[tokio::test(start_paused = true)]
+async fn workers_are_replaced_only_if_the_live_machine_deployment_allows_it() {
+    let fleet = Fleet::new().await;
+    for name in CONTROL_PLANE {
+        fleet.kubelet(name, NEW).await;
+    }
+    let ask = async |cpus| fleet.can_update_set("edge-1-md-0-a", cpus).await;
+    let held = ("machinedeployments.cluster.x-k8s.io", "edge-1-md-0");
+    assert_live_policy::<MachineDeployment>(&fleet, held, ask).await;
+    assert_eq!(fleet.reason().await, "UncoveredPreserve");
+}
+
+#[tokio::test(start_paused = true)]
+async fn machines_are_kept_while_the_policy_cannot_be_read_live() {
+    let fleet = Fleet::new().await;
+    fleet.annotate::<Cluster>("edge-1", keys::ON_UNCOVERED, "Replace").await;
+    settle().await;
+    let faults = fleet.site.management.faults();
+    for (resource, code) in [(CONTROL_PLANES, 500), (CLUSTERS, 403), (CLUSTERS, 503)] {
+        let fails = FaultRule::next(FaultAction::Status(code)).verb("get").resource(resource);
+        faults.add(fails.user_agent(CONTROLLER).times(u32::MAX));
+        let answer = fleet.can_update("edge-1-cp-0", NEW, (2, 4)).await;
+        assert!(answer.refuses("the policy that allows it could not be confirmed"), "{answer:?}");
+        faults.clear();
+    }
+    let labels = "hook=\"CanUpdateMachine\",verdict=\"Unconfirmed\"";
+    fleet.assert_metric(&format!("hook_duration_seconds_count{{{labels}}} 3")).await;
+    let answer = fleet.can_update("edge-1-cp-0", NEW, (2, 4)).await;
+    assert!(answer.leaves_it("Cluster API replaces the machines"), "{answer:?}");
+}
+
+/// Adds a field to the status of UpdateGroups, as a newer version of Refit does.
+async fn add_status_field(fleet: &Fleet, field: &str) {
+    let crds: Api<CustomResourceDefinition> = Api::all(fleet.client());
+    let crd = crds.get("updategroups.refit.dev").await.unwrap();
+    let mut crd = serde_json::to_value(crd).unwrap();
+    let schema = &mut crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    schema["properties"]["status"]["properties"][field] = json!({"type": "string"});
+    let (name, crd) = ("updategroups.refit.dev", serde_json::from_value(crd).unwrap());
+    crds.replace(name, &PostParams::default(), &crd).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_decision_keeps_status_fields_of_a_newer_version() {
+    let fleet = Fleet::new().await;
+    add_status_field(&fleet, "newer").await;
+    assert!(fleet.can_bump("edge-1-cp-0").await.is_covered());
+    let kind = ApiResource::erase::<UpdateGroup>(&());
+    let groups: Api<DynamicObject> = Api::default_namespaced_with(fleet.client(), &kind);
+    let name = "kubeadmcontrolplane-edge-1";
+    let newer = Patch::Merge(json!({"status": {"newer": "kept"}}));
+    groups.patch_status(name, &PatchParams::default(), &newer).await.unwrap();
+    settle().await;
+    let kept = async || -> Value {
+        let group = groups.get(name).await.unwrap();
+        group.data["status"]["newer"].clone()
+    };
+    assert_eq!(kept().await, "kept");
+    fleet.can_update("edge-1-cp-0", NEW, (2, 4)).await;
+    assert_eq!(fleet.reason().await, "UncoveredPreserve", "the decision is written");
+    assert_eq!(kept().await, "kept");
+    assert!(fleet.can_bump("edge-1-cp-0").await.is_covered());
+    assert_eq!(fleet.reason().await, "Covered", "the list of paths is removed");
+    assert_eq!(kept().await, "kept");
 }
 
 #[tokio::test(start_paused = true)]

@@ -187,7 +187,14 @@ impl Fleet {
     }
 
     pub(crate) async fn can_bump_set(&self, name: &str) -> Answer {
-        let body = json!({"current": set_side(name, OLD), "desired": set_side("new", NEW)});
+        self.can_update_set(name, (2, 2)).await
+    }
+
+    pub(crate) async fn can_update_set(&self, name: &str, cpus: (u8, u8)) -> Answer {
+        let body = json!({
+            "current": set_side(name, OLD, cpus.0),
+            "desired": set_side("new", NEW, cpus.1),
+        });
         self.ask("CanUpdateMachineSet", "can-update-machineset", &body).await
     }
 
@@ -264,7 +271,7 @@ pub(crate) fn machine_side(name: &str, version: &str, cpus: u8) -> Value {
     })
 }
 
-fn set_side(name: &str, version: &str) -> Value {
+fn set_side(name: &str, version: &str, cpus: u8) -> Value {
     let template = |kind: &str, spec: Value| {
         json!({
             "kind": kind,
@@ -274,7 +281,7 @@ fn set_side(name: &str, version: &str) -> Value {
     };
     json!({
         "machineSet": template("MachineSet", json!({"version": version})),
-        "infrastructureMachineTemplate": template("DockerMachineTemplate", json!({})),
+        "infrastructureMachineTemplate": template("DockerMachineTemplate", json!({"cpus": cpus})),
         "bootstrapConfigTemplate": template("KubeadmConfigTemplate", json!({})),
     })
 }

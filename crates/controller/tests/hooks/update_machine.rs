@@ -4,7 +4,7 @@ use kube::{
     ResourceExt,
     api::{DeleteParams, PostParams},
 };
-use lab_apiserver::Down;
+use lab_apiserver::{Down, FaultAction, FaultRule};
 use refit_cluster_api::kinds::Machine;
 use refit_controller::{NewNodeUpdate, node_update, sabotage::Safeguard};
 use refit_kinds::{
@@ -16,7 +16,7 @@ use serde_json::json;
 use super::fleet::{Fleet, NEW, OLD, machine_side};
 use crate::common::{
     objects::{label_default, update_asked},
-    site::settle,
+    site::{CONTROLLER, settle},
 };
 
 const NEWER: &str = "v1.35.1";
@@ -222,6 +222,28 @@ async fn an_api_server_outage_is_a_retry_not_a_failure() {
     fleet.site.management.faults().set_down(Some(Down::Unavailable));
     let answer = fleet.call_update("edge-1-w-0", NEW).await;
     assert!(answer.waits("did not answer"), "{answer:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_update_that_the_api_server_refuses_is_reported_with_its_message() {
+    let fleet = Fleet::new().await;
+    fleet.patch::<Machine>("edge-1-w-0", update_asked(NEW)).await;
+    let faults = fleet.site.management.faults();
+    for (code, message) in [
+        (403, "forbidden: the fault layer rejects this request"),
+        (429, "the server has received too many requests"),
+    ] {
+        let refused = FaultRule::next(FaultAction::Status(code)).verb("create");
+        let refused = refused.resource("nodeupdates.refit.dev").user_agent(CONTROLLER);
+        faults.add(refused.times(u32::MAX));
+        let answer = fleet.call_update("edge-1-w-0", NEW).await;
+        assert!(answer.waits("API server refused the request: "), "{answer:?}");
+        assert!(answer.waits(message), "{answer:?}");
+        faults.clear();
+    }
+    assert!(fleet.updates().await.is_empty());
+    let answer = fleet.call_update("edge-1-w-0", NEW).await;
+    assert!(answer.waits("pending"), "{answer:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,5 +1,6 @@
 //! The complete update of three workers through real API servers.
 
+mod errors;
 mod host_settings;
 mod lab;
 mod neighbours;

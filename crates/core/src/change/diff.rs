@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::path::Path;
+use super::path::{Path, Segment};
 
 /// One differing path, as specific as possible.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,6 +20,9 @@ pub struct Change {
 /// More differing paths than this are not listed: it bounds the time and the size of a response to a
 /// hook.
 pub const MAX_CHANGES: usize = 2_000;
+/// An object with a longer key, in bytes, differs as a whole: each listed path repeats its keys. Keys of
+/// labels and annotations are at most 317 bytes long.
+const MAX_KEY: usize = 317;
 
 /// Every path at which the two values differ, in order. Absent, null, `{}` and `[]` are all
 /// different. The list ends after one path more than [`MAX_CHANGES`].
@@ -28,24 +31,27 @@ pub const MAX_CHANGES: usize = 2_000;
 /// different lengths differ as a whole.
 pub fn changes(at: &Path, from: Option<&Value>, to: Option<&Value>) -> Vec<Change> {
     let mut found = Vec::new();
-    walk(at, from, to, &mut found);
+    walk(&mut at.clone(), from, to, &mut found);
     found
 }
 
-fn walk(at: &Path, from: Option<&Value>, to: Option<&Value>, found: &mut Vec<Change>) {
+fn walk(at: &mut Path, from: Option<&Value>, to: Option<&Value>, found: &mut Vec<Change>) {
     if found.len() > MAX_CHANGES {
         return;
     }
     match (from, to) {
-        (Some(Value::Object(a)), Some(Value::Object(b))) => {
+        (Some(Value::Object(a)), Some(Value::Object(b)))
+            if a.keys().chain(b.keys()).all(|key| key.len() <= MAX_KEY) =>
+        {
             let keys: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
             for key in keys {
-                walk(&at.key(key), a.get(key), b.get(key), found);
+                let further = |at: &mut Path| walk(at, a.get(key), b.get(key), found);
+                at.step(Segment::Key(key.clone()), further);
             }
         }
         (Some(Value::Array(a)), Some(Value::Array(b))) if a.len() == b.len() => {
             for (index, (a, b)) in a.iter().zip(b).enumerate() {
-                walk(&at.index(index), Some(a), Some(b), found);
+                at.step(Segment::Index(index), |at| walk(at, Some(a), Some(b), found));
             }
         }
         _ if from == to => {}
@@ -98,6 +104,20 @@ mod tests {
         let from = json!({"a": [{"x": 1}, 2]});
         assert_eq!(paths(&from, &json!({"a": [{"x": 3}, 2]})), ["a[0].x"]);
         assert_eq!(paths(&from, &json!({"a": [2]})), ["a"]);
+    }
+
+    #[test]
+    fn an_object_with_an_overlong_key_differs_as_a_whole() {
+        let long = "k".repeat(MAX_KEY + 1);
+        let value = |inner: i32| json!({"a": {&long: [inner, inner]}});
+        assert_eq!(paths(&value(1), &value(2)), ["a"]);
+        assert!(paths(&value(1), &value(1)).is_empty());
+    }
+
+    #[test]
+    fn the_list_ends_after_one_path_too_many() {
+        let values = |value: i32| json!(vec![value; 3 * MAX_CHANGES]);
+        assert_eq!(paths(&values(1), &values(2)).len(), MAX_CHANGES + 1);
     }
 
     proptest! {

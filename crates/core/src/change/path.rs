@@ -46,6 +46,14 @@ impl Path {
         self.with(Segment::Index(index))
     }
 
+    /// What `walk` finds one segment further down; the path is then as before.
+    pub(super) fn step<R>(&mut self, segment: Segment, walk: impl FnOnce(&mut Self) -> R) -> R {
+        self.0.push(segment);
+        let found = walk(self);
+        self.0.pop();
+        found
+    }
+
     fn with(&self, segment: Segment) -> Self {
         let mut segments = self.0.clone();
         segments.push(segment);

@@ -3,7 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{
     conditions,
-    refit::{Blocker, NodeUpdateStatus, Phase, UpdateGroupStatus, Waiting},
+    refit::{Blocker, NodeUpdateStatus, Phase, Slot, UpdateGroupStatus, Waiting},
     version::StatedVersion,
 };
 
@@ -35,6 +35,8 @@ pub const POLICY_UNDERSTOOD: &str = "PolicyUnderstood";
 const LASTING: SignedDuration = SignedDuration::from_mins(5);
 /// Reason of [`BLOCKED`]: workers wait for a control plane that is blocked.
 const CONTROL_PLANE_BLOCKED: &str = "ControlPlaneBlocked";
+/// Reason of [`BLOCKED`]: the NodeUpdate of a machine under way was deleted.
+const NODE_UPDATE_DELETED: &str = "NodeUpdateDeleted";
 /// Reasons of [`COVERED`] for verdicts that wait for an operator.
 const WAITS_FOR_OPERATOR: [&str; 2] = ["NoFreshReport", "KubeletBehind"];
 
@@ -45,6 +47,9 @@ pub struct Member<'a> {
     pub machine: &'a str,
     /// Whether Cluster API waits for its update.
     pub in_progress: bool,
+    /// Whether the Machine counts as updated for Cluster API, although its kubelet runs another version
+    /// than its spec requests.
+    pub is_behind: bool,
     /// Whether its update was withdrawn for a missing member of the group.
     pub is_withdrawn: bool,
     /// Name of the NodeUpdate.
@@ -78,9 +83,15 @@ impl Member<'_> {
         };
         let Self { machine, node_update, .. } = self;
         let why = failure_message.trim_end_matches('.');
+        let remedy = if self.is_behind {
+            "Cluster API does not request it again: bring the machine to the version of its spec with \
+             a NodeUpdate of your own"
+                .to_owned()
+        } else {
+            format!("To try again: refit retry machine/{machine}")
+        };
         let message = format!(
-            "Machine {machine}: NodeUpdate {node_update} {what}: {failure_reason}; {why}. To try \
-             again: refit retry machine/{machine}"
+            "Machine {machine}: NodeUpdate {node_update} {what}: {failure_reason}; {why}. {remedy}"
         );
         Some((reason, message))
     }
@@ -93,6 +104,8 @@ pub struct Outside<'a> {
     pub lacks_machines: bool,
     /// The control plane, for a group of workers that are not all as their owner requests.
     pub control_plane: Option<ControlPlane>,
+    /// The slot of a Machine whose NodeUpdate was deleted, if Cluster API will not request another.
+    pub deserted: Option<&'a Slot>,
     /// The owner's rollout, if the owner is known.
     pub rollout: Option<Rollout<'a>>,
 }
@@ -263,7 +276,7 @@ fn blocked(
     // Also if other machines are still being updated: this one will not be.
     let given_up = members
         .iter()
-        .filter(|member| member.in_progress || holds(member))
+        .filter(|member| member.in_progress || member.is_behind || holds(member))
         .find_map(Member::given_up);
     if let Some((reason, message)) = given_up {
         return ("True", reason.to_owned(), message);
@@ -308,6 +321,13 @@ fn blocked_from_outside(
              its group lacks"
         );
         return Some((MEMBER_MISSING, message));
+    }
+    if let Some(Slot { machine, node_update, .. }) = outside.deserted {
+        let message = format!(
+            "Machine {machine}: NodeUpdate {node_update} was deleted under way: create another one \
+             with the same goal, which continues with what it finds"
+        );
+        return Some((NODE_UPDATE_DELETED, message));
     }
     let behind = Some(Reason::Update(RefusalReason::ControlPlaneBehind));
     let refused = conditions::get(&status.conditions, COVERED)

@@ -150,7 +150,14 @@ fn blocker(reason: &str) -> Blocker {
 }
 
 fn member<'a>(machine: &'a str, in_progress: bool, status: &'a NodeUpdateStatus) -> Member<'a> {
-    Member { machine, in_progress, is_withdrawn: false, node_update: "m-1-1", status }
+    Member {
+        machine,
+        in_progress,
+        is_behind: false,
+        is_withdrawn: false,
+        node_update: "m-1-1",
+        status,
+    }
 }
 
 fn ended(phase: Phase, reason: &str) -> NodeUpdateStatus {
@@ -349,6 +356,31 @@ fn a_machine_whose_update_was_given_up_blocks_until_cluster_api_no_longer_waits(
             assert!(condition.as_ref().is_none_or(|one| one.message.contains(part)), "{part}");
         }
     }
+}
+
+#[test]
+fn a_machine_that_cluster_api_takes_for_updated_blocks_its_group() {
+    let status = ended(Phase::Failed, "CommandFailed");
+    let members = [Member { is_behind: true, ..member("m-1", false, &status) }];
+    let none = UpdateGroupStatus::default();
+    let next = summarise(&none, FIVE, &members, &Outside::default(), None, at(0));
+    let condition = conditions::get(&next.conditions, BLOCKED).unwrap();
+    assert_eq!((&*condition.status, &*condition.reason), ("True", "Failed"));
+    assert!(condition.message.contains("with a NodeUpdate of your own"), "{}", condition.message);
+    let done = ended(Phase::Succeeded, "");
+    let members = [Member { is_behind: true, ..member("m-1", false, &done) }];
+    let next = summarise(&none, FIVE, &members, &Outside::default(), None, at(0));
+    assert!(!conditions::is_true(&next.conditions, BLOCKED));
+}
+
+#[test]
+fn a_slot_whose_update_was_deleted_blocks_its_group() {
+    let status = taken(&UpdateGroupStatus::default(), 1, FIVE, 5);
+    let outside = Outside { deserted: status.slots.first(), ..Outside::default() };
+    let next = summarise(&status, FIVE, &[], &outside, None, at(0));
+    let condition = conditions::get(&next.conditions, BLOCKED).unwrap();
+    assert_eq!((&*condition.status, &*condition.reason), ("True", "NodeUpdateDeleted"));
+    assert!(condition.message.contains(&status.slots[0].node_update), "{}", condition.message);
 }
 
 #[test]

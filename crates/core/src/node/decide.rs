@@ -25,11 +25,12 @@ use crate::report::Refusal;
 /// Decides the next write for a NodeUpdate.
 ///
 /// ```text
-/// final?                  -> clean up after it (end.rs) to be stopped?          -> stop the host,
-/// then Stopped no plan on the host     -> checks, slot (control plane), role, plan with gate Stage
-/// gate Stage              -> staged? checks, slot, guard, gate Upgrade gate Upgrade            ->
-/// upgraded? cordon, evict, gate Disrupt gate Disrupt            -> ended? verify, uncordon,
-/// Succeeded
+/// final?                -> clean up after it (end.rs)
+/// to be stopped?        -> stop the host, then Stopped
+/// no plan on the host   -> checks, slot (control plane), role, plan with gate Stage
+/// gate Stage            -> staged? checks, slot, guard, gate Upgrade
+/// gate Upgrade          -> upgraded? cordon, evict, gate Disrupt
+/// gate Disrupt          -> ended? verify, uncordon, Succeeded
 /// ```
 pub fn decide(s: &Snapshot, now: Timestamp) -> Decision {
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);

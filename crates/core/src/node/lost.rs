@@ -18,19 +18,26 @@ impl Work<'_> {
     pub(super) fn host_lost(&self) -> Option<Standing> {
         // A refused read proves nothing.
         let limit = self.s.host_lost_after.filter(|_| self.s.refused.is_none())?;
-        let plan = self.seen.host_plan.as_deref()?;
-        let reported = plan.status.as_ref()?.reported_at.as_ref()?.0;
+        let plan = self.seen.host_plan.as_deref();
+        let reported = plan.and_then(|plan| Some(plan.status.as_ref()?.reported_at.as_ref()?.0));
+        // An agent creates its HostPlan again. Before the host has begun, its agent may not be installed.
+        if reported.is_none() && self.status.started_at.is_none() {
+            return None;
+        }
+        // A clock that is ahead proves nothing.
+        let reported = reported.filter(|at| *at <= self.now + self.s.report_stale_after);
         let requested = self.s.update.metadata.creation_timestamp.as_ref().map(|time| time.0);
-        let since = [Some(reported), Some(self.seen.complete_since), requested];
+        let since = [reported, Some(self.seen.complete_since), requested];
         let silent = self.now.duration_since(since.into_iter().flatten().max()?);
         let of_step = self.own_plan().and_then(time_of_step).unwrap_or_default();
         (silent >= limit.max(of_step)).then(|| {
             Standing::failed(
                 HOST_LOST,
                 format!(
-                    "the agent on Node {} has not reported since {reported}. If the host returns, \
-                     its update continues; otherwise replace the Machine",
-                    self.status.node_name
+                    "the agent on Node {node} no longer reports: HostPlan {node} shows its last \
+                     report. If the host returns, its update continues; otherwise replace the \
+                     Machine",
+                    node = self.status.node_name
                 ),
             )
         })

@@ -220,7 +220,8 @@ impl Limits {
 }
 
 /// Brings a store up to the present: lists a kind from etcd, apart from the watch. `covers` decides
-/// which objects of the store the list would contain.
+/// which objects of the store the list would contain. Returns what could not be read: of these objects
+/// the store may hold an older state.
 ///
 /// # Errors
 /// As the first failed page, and [`TooLarge`] where there is more than `limits` allow. The store then
@@ -231,7 +232,7 @@ pub async fn read_now<K>(
     limits: Option<Limits>,
     store: &Store<K>,
     covers: impl Fn(&K) -> bool,
-) -> kube::Result<()>
+) -> kube::Result<Vec<String>>
 where
     K: Resource + DeserializeOwned,
     K::DynamicType: Default,
@@ -256,8 +257,12 @@ where
         page.continue_token = continue_.filter(|token| !token.is_empty());
         if page.continue_token.is_none() {
             let version = resource_version.and_then(|version| version.parse().ok());
+            let unreadable = listed.iter().filter_map(|object| object.0.as_ref().err());
+            let unreadable = unreadable
+                .map(|one| format!("{kind} {}: {}", key_of(one.metadata()), one.reason))
+                .collect();
             store.learn_list(listed, version.unwrap_or_default(), covers);
-            return Ok(());
+            return Ok(unreadable);
         }
     }
 }

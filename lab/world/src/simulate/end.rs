@@ -255,8 +255,19 @@ fn wrong_end(session: &Session, happened: &[Happened], one: &MachineEnd) -> Opti
         let what = format!("NodeUpdate {} is not tried again as requested", name(update));
         return Some((Rule::WaitWithoutEnd, what));
     }
+    if !shown && is_behind_its_spec(session, one) {
+        let what = format!("its update ended: {reason}, and its UpdateGroup is not Blocked");
+        return Some((Rule::NotShown, what));
+    }
     let what = format!("its update failed: {reason}");
     (reason.is_empty() || DEAD_ENDS.contains(&reason)).then_some((Rule::FailedForGood, what))
+}
+
+/// Whether a machine runs another version than its Machine requests.
+fn is_behind_its_spec(session: &Session, one: &MachineEnd) -> bool {
+    let wanted = text(&one.machine, "/spec/version");
+    let node = session.world.node_of(&one.machine);
+    node.is_some_and(|node| text(&node, "/status/nodeInfo/kubeletVersion") != wanted)
 }
 
 /// What is wrong with an update that is unfinished after hours. All faults have ended, so only a

@@ -28,11 +28,12 @@ fn is_lost_after(one: &One, seconds: i64) -> bool {
 
 #[test]
 fn a_host_that_stops_reporting_is_lost_in_any_phase() {
-    let phases: [fn() -> One; 4] = [
+    let phases: [fn() -> One; 5] = [
         One::worker,
         || One::worker().staged(),
         || One::control_plane().staged(),
         || One::worker().upgraded(),
+        || One::worker().disrupted(),
     ];
     for phase in phases {
         let mut one = phase();
@@ -40,6 +41,36 @@ fn a_host_that_stops_reporting_is_lost_in_any_phase() {
         assert!(!is_lost_after(&one, 800), "{:?}", one.phase());
         assert!(is_lost_after(&one, 900), "{:?}", one.phase());
     }
+}
+
+#[test]
+fn a_report_from_the_future_is_no_sign_of_life() {
+    let mut one = One::worker().upgraded();
+    one.settle();
+    let requested = last_report(&one);
+    let plan = one.plan.as_mut().unwrap();
+    let ahead = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(requested + 100_000));
+    plan.status.as_mut().unwrap().reported_at = Some(ahead);
+    one.now = requested + 100_000 - 2_000;
+    one.host_lost_after = LIMIT;
+    one.settle();
+    assert_eq!(one.status().failure_reason, "HostLost");
+}
+
+#[test]
+fn a_host_whose_plan_was_deleted_is_lost_once_it_has_begun() {
+    let without_plan = |mut one: One| {
+        one.settle();
+        let reported = last_report(&one);
+        one.plan = None;
+        one.complete_since = reported;
+        one.now = reported + 900;
+        one.host_lost_after = LIMIT;
+        one.settle();
+        one.status().failure_reason.clone()
+    };
+    assert_eq!(without_plan(One::worker().upgraded()), "HostLost");
+    assert_eq!(without_plan(One::control_plane().staged()), "HostLost");
 }
 
 #[test]
