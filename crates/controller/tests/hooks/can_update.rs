@@ -9,7 +9,7 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Resource, ResourceExt as _,
-    api::{Patch, PatchParams, PostParams},
+    api::{Patch, PatchParams},
     core::DynamicObject,
     discovery::ApiResource,
 };
@@ -204,8 +204,9 @@ async fn add_status_field(fleet: &Fleet, field: &str) {
     let mut crd = serde_json::to_value(crd).unwrap();
     let schema = &mut crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
     schema["properties"]["status"]["properties"][field] = json!({"type": "string"});
-    let (name, crd) = ("updategroups.refit.dev", serde_json::from_value(crd).unwrap());
-    crds.replace(name, &PostParams::default(), &crd).await.unwrap();
+    let versions = Patch::Merge(json!({"spec": {"versions": crd["spec"]["versions"]}}));
+    let params = PatchParams::default();
+    crds.patch("updategroups.refit.dev", &params, &versions).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
