@@ -11,9 +11,16 @@ pub(crate) fn is_silence(error: &kube::Error) -> bool {
     if let kube::Error::Api(status) = error {
         return matches!(status.code, 502..=504);
     }
-    !matches!(error, kube::Error::SerdeError(_))
-        && !lease::is_fenced(error)
-        && too_large(error).is_none()
+    unreadable(error).is_none() && !lease::is_fenced(error) && too_large(error).is_none()
+}
+
+/// What is wrong with a response that cannot be read.
+pub(crate) fn unreadable(error: &kube::Error) -> Option<String> {
+    match error {
+        kube::Error::SerdeError(error) => Some(error.to_string()),
+        kube::Error::FromUtf8(error) => Some(error.to_string()),
+        _ => None,
+    }
 }
 
 /// A refusal by authorization or validation; `None` for errors that a retry may resolve.
@@ -91,6 +98,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_response_that_is_not_text_is_no_silence() {
+        let error = kube::Error::FromUtf8(String::from_utf8(vec![0xff]).unwrap_err());
+        assert!(unreadable(&error).is_some_and(|what| what.contains("invalid utf-8")));
+        assert!(!is_silence(&error));
+    }
 
     #[test]
     fn only_permanent_errors_are_refusals() {

@@ -187,7 +187,7 @@ fn reason_of(error: &anyhow::Error) -> &'static str {
     }
     if lease::is_fenced(error) {
         "NotLeader"
-    } else if matches!(error, kube::Error::SerdeError(_)) {
+    } else if crate::api_error::unreadable(error).is_some() {
         "Unreadable"
     } else {
         "Unreachable"

@@ -27,7 +27,7 @@ use self::{
     look::{Look, WorkloadCluster},
 };
 use crate::{
-    api_error::{ReadError, is_silence},
+    api_error::{ReadError, is_silence, unreadable},
     cluster_view::ClusterView,
     context::Context,
     drain::{self, DrainTarget},
@@ -163,8 +163,8 @@ async fn attempt(ctx: &Context, key: &ObjectKey, look: &mut Look) -> anyhow::Res
 async fn show_error(ctx: &Context, look: &mut Look, error: &anyhow::Error) {
     let Some(error) = error.chain().find_map(of_request) else { return };
     // An API server that does not answer takes no status either.
-    let message = if let kube::Error::SerdeError(error) = error {
-        format!("its response cannot be read: {error}")
+    let message = if let Some(why) = unreadable(error) {
+        format!("its response cannot be read: {why}")
     } else if let Some(what) = too_large(error) {
         what.to_string()
     } else if let kube::Error::Api(status) = error
