@@ -34,10 +34,9 @@ impl Work<'_> {
             Standing::failed(
                 HOST_LOST,
                 format!(
-                    "the agent on Node {node} no longer reports: HostPlan {node} shows its last \
-                     report. If the host returns, its update continues; otherwise replace the \
-                     Machine",
-                    node = self.status.node_name
+                    "the agent on Node {} has sent no valid report for too long. If the host returns, \
+                     its update continues; otherwise replace the Machine",
+                    self.status.node_name
                 ),
             )
         })
