@@ -16,11 +16,13 @@ pub(crate) fn is_silence(error: &kube::Error) -> bool {
 
 /// What is wrong with a response that cannot be read.
 pub(crate) fn unreadable(error: &kube::Error) -> Option<String> {
-    match error {
-        kube::Error::SerdeError(error) => Some(error.to_string()),
-        kube::Error::FromUtf8(error) => Some(error.to_string()),
-        _ => None,
+    if let kube::Error::SerdeError(error) = error {
+        return Some(error.to_string());
     }
+    if let kube::Error::FromUtf8(error) = error {
+        return Some(error.to_string());
+    }
+    None
 }
 
 /// A refusal by authorization or validation; `None` for errors that a retry may resolve.
