@@ -144,14 +144,21 @@ pub(crate) fn owner_generation(stores: &Stores, group: &Group) -> Option<i64> {
 /// The Machines of a group, in order of their names.
 pub(crate) fn machines_of(stores: &Stores, group: &ObjectKey) -> Vec<Arc<Machine>> {
     let sets = stores.machine_sets.listed(&SETS_BY_GROUP, group);
-    let owners = sets.iter().map(|set| set_index_key(&ObjectKey::of(set.as_ref())));
-    let machines: BTreeMap<String, Arc<Machine>> = owners
-        .chain([group.clone()])
-        .flat_map(|owner| stores.machines.listed(&MACHINES_BY_OWNER, &owner))
-        .filter(|machine| group_of(stores, machine).is_some_and(|g| g.key == *group))
-        .map(|machine| (machine.name_any(), machine))
-        .collect();
-    machines.into_values().collect()
+    let sets = sets.iter().map(|set| (set_index_key(&ObjectKey::of(set.as_ref())), CORE_GROUP));
+    // A group of machines of several owners is rare, and the index returns them in order of their names.
+    let mut machines: Vec<Arc<Machine>> = Vec::new();
+    for (owner, api_group) in sets.chain([(group.clone(), CONTROL_PLANE_GROUP)]) {
+        let controlled = stores.machines.listed(&MACHINES_BY_OWNER, &owner);
+        let in_order = machines.is_empty() || controlled.is_empty();
+        machines.extend(controlled.into_iter().filter(|machine| {
+            controller_of(machine.owner_references())
+                .is_some_and(|owner| group_of_api_version(&owner.api_version) == api_group)
+        }));
+        if !in_order {
+            machines.sort_by_cached_key(|machine| machine.name_any());
+        }
+    }
+    machines
 }
 
 /// Whether a group has fewer Machines than its owner asks for; Machines that are being deleted count.

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
 };
 
 use futures::future::BoxFuture;
@@ -24,6 +24,7 @@ use crate::{
     error::Error,
     hooks::{CallCache, DecisionCache, HookClient},
     live::{Bare, Live, Typed},
+    machine_set::SyncedMachines,
     workload::Reached,
 };
 
@@ -68,6 +69,10 @@ pub(crate) struct Context {
     pub(crate) decisions: Mutex<DecisionCache>,
     /// When UpdateMachine may be called next.
     pub(crate) calls: Mutex<CallCache>,
+    /// Number of changes so far of provider objects.
+    pub(crate) provided_changes: AtomicU64,
+    /// The Machines that are as they should be, by the uid of their MachineSet.
+    pub(crate) synced: Mutex<BTreeMap<String, SyncedMachines>>,
     spawner: mpsc::UnboundedSender<Task>,
 }
 
@@ -108,6 +113,8 @@ impl Context {
             reached: Mutex::default(),
             decisions: Mutex::default(),
             calls: Mutex::default(),
+            provided_changes: AtomicU64::default(),
+            synced: Mutex::default(),
             spawner,
         }
     }

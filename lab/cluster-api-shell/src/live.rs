@@ -1,6 +1,11 @@
 //! An object as the API server has it: typed for reading, whole JSON for writing.
 
-use std::{borrow::Cow, fmt::Debug, ops::Deref, sync::Arc};
+use std::{
+    borrow::Cow,
+    fmt::Debug,
+    ops::Deref,
+    sync::{Arc, OnceLock},
+};
 
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Secret};
 use kube::{Resource, api::ObjectMeta, core::DynamicResourceScope, discovery::ApiResource};
@@ -8,6 +13,7 @@ use refit_cluster_api::kinds::{
     Cluster, ExtensionConfig, KubeadmControlPlane, Machine, MachineDeployment, MachineHealthCheck,
     MachineSet,
 };
+use refit_cluster_api::rollout::{self, remediation::Need};
 use serde::{Deserialize, Deserializer, de::DeserializeOwned, de::Error as _};
 use serde_json::Value;
 
@@ -72,6 +78,25 @@ pub(crate) struct Bare {
 pub(crate) struct Live<K> {
     typed: Arc<K>,
     json: Arc<Value>,
+    /// Of a Machine that a rollout has looked at.
+    snapshot: Arc<OnceLock<(rollout::Machine, Need)>>,
+}
+
+impl Live<Machine> {
+    /// What rollouts decide on, read once: each change of one Machine makes its owners look at all of
+    /// theirs.
+    pub(crate) fn snapshot(&self) -> &rollout::Machine {
+        &self.read_once().0
+    }
+
+    /// Whether it needs remediation, read once, too.
+    pub(crate) fn need(&self) -> Need {
+        self.read_once().1
+    }
+
+    fn read_once(&self) -> &(rollout::Machine, Need) {
+        self.snapshot.get_or_init(|| (rollout::Machine::of(&self.json), Need::of(&self.json)))
+    }
 }
 
 impl<K: Typed> Live<K> {
@@ -84,7 +109,7 @@ impl<K: Typed> Live<K> {
         } else {
             K::deserialize(&json)?
         };
-        Ok(Self { typed: Arc::new(typed), json: Arc::new(json) })
+        Ok(Self { typed: Arc::new(typed), json: Arc::new(json), snapshot: Arc::default() })
     }
 
     /// The whole object.

@@ -1,6 +1,6 @@
 //! Which change triggers which controller.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::{ResourceExt as _, discovery::ApiResource};
@@ -226,6 +226,7 @@ fn extension_changed(context: &Context, change: &Change<ExtensionConfig>) {
 }
 
 fn provided_changed(context: &Context, change: &Change<Bare>) {
+    context.provided_changes.fetch_add(1, Ordering::Relaxed);
     let object = change.object();
     if let Some(("Machine", name)) = controller_of(object) {
         let key = ObjectKey::new(namespace_of(object), name);

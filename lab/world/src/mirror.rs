@@ -47,6 +47,7 @@ pub(crate) struct Place {
 #[derive(Default)]
 struct Tables {
     objects: BTreeMap<String, BTreeMap<Key, Item>>,
+    revision: Revision,
     places: BTreeMap<(String, String), Place>,
 }
 
@@ -59,6 +60,17 @@ pub(crate) enum Interest {
     Status,
     /// Queries and the environment, which reacts to changes.
     Environment,
+}
+
+/// The number of changes so far: equal revisions of a view mean equal objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Revision {
+    /// Of all objects in the view.
+    pub(crate) whole: u64,
+    /// Of those that the environment uses.
+    pub(crate) environment: u64,
+    /// Of those that the environment uses, other than Machines.
+    pub(crate) around_machines: u64,
 }
 
 /// A view of one server.
@@ -108,6 +120,11 @@ impl Mirror {
                 let item = Item { bytes: event.new.clone(), value: OnceLock::new() };
                 tables.put(event.resource, key, item);
             }
+            tables.revision.whole += 1;
+            if interest == Interest::Environment {
+                tables.revision.environment += 1;
+                tables.revision.around_machines += u64::from(&*event.resource.kind != "Machine");
+            }
             drop(tables);
             if interest == Interest::Environment {
                 woken.notify_one();
@@ -118,6 +135,11 @@ impl Mirror {
 
     fn lock(&self) -> MutexGuard<'_, Tables> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number of changes so far.
+    pub(crate) fn revision(&self) -> Revision {
+        self.lock().revision
     }
 
     /// One object.

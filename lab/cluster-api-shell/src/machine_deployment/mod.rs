@@ -75,8 +75,7 @@ impl Group {
         machines.retain(|machine| {
             controller_uid(machine.as_ref()).is_some_and(|uid| owners.contains(uid))
         });
-        let machine_snapshots =
-            machines.iter().map(|machine| rollout::Machine::of(machine.json())).collect();
+        let machine_snapshots = machines.iter().map(|one| one.snapshot().clone()).collect();
         let (new_name, new_suffix) = new_name(&deployment.name_any(), &uid, &json, &taken);
         Ok(Self {
             snapshot: snapshot::deployment(&deployment, &json)?,

@@ -9,23 +9,24 @@ mod remediation;
 
 pub(crate) use moving::mark_pending;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use kube::ResourceExt as _;
 use refit_cluster_api::{
     desired::machine_set::existing_machine,
     kinds::{Machine, MachineSet},
-    rollout::{
-        self,
-        machine_set::{DeletionOrder, MachineFacts, MachineSetAction, counts, sync_replicas},
-    },
+    rollout::machine_set::{DeletionOrder, MachineFacts, MachineSetAction, counts, sync_replicas},
 };
 use refit_kinds::{conditions, keys, keys::MANAGER_MACHINE_SET};
 use refit_runtime::{ObjectKey, queue::Action};
 use serde_json::{Value, json};
 
 use crate::{
-    context::{Context, is_paused, namespace_of},
+    context::{Context, is_paused, lock, namespace_of},
     error::Error,
     intent::lacks,
     live::Live,
@@ -71,20 +72,57 @@ fn machines(context: &Context, set: &Live<MachineSet>) -> Vec<Arc<Live<Machine>>
     context.machines_of(&namespace_of(set), set.uid_text())
 }
 
-/// Copies labels, annotations and the fields that change in place to the Machines.
+/// A Machine that is as its MachineSet wants it.
+#[derive(Clone, Debug)]
+pub(crate) struct Synced {
+    machine: Arc<Live<Machine>>,
+    /// Labels of its provider objects.
+    labels: Value,
+}
+
+/// The Machines that are as a state of their MachineSet wants them, by uid.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SyncedMachines {
+    /// Generation and labels of the MachineSet: all that Machines take over from it.
+    of: (Option<i64>, BTreeMap<String, String>),
+    /// Number of changes of provider objects before they were compared.
+    provided_changes: u64,
+    machines: BTreeMap<String, Synced>,
+}
+
+/// Copies labels, annotations and the fields that change in place to the Machines. Those that have not
+/// changed since the last time, like their MachineSet, are not compared again.
 async fn sync_machines(context: &Arc<Context>, set: &Live<MachineSet>) -> Result<(), Error> {
+    let of = (set.metadata.generation, set.labels().clone());
+    let provided_changes = context.provided_changes.load(Ordering::Relaxed);
+    let known = lock(&context.synced).remove(set.uid_text());
+    let known = known.filter(|known| known.of == of).unwrap_or_default();
+    let provided_is_known = known.provided_changes == provided_changes;
+    let mut known = known.machines;
+    let mut synced = SyncedMachines { of, provided_changes, machines: BTreeMap::new() };
     for machine in machines(context, set) {
         if machine.is_deleting() {
             continue;
         }
-        let intent = existing_machine(set.json(), machine.json());
-        let labels = intent["metadata"]["labels"].clone();
-        let cache = &context.machines;
-        context.apply(cache, MANAGER_MACHINE_SET, Some(&machine), intent).await?;
-        if !refit_cluster_api::kinds::update_in_progress(machine.as_ref()) {
+        let known = known.remove(machine.uid_text());
+        let known = known.filter(|known| Arc::ptr_eq(&known.machine, &machine));
+        let is_known = known.is_some();
+        let labels = if let Some(known) = known {
+            known.labels
+        } else {
+            let intent = existing_machine(set.json(), machine.json());
+            let labels = intent["metadata"]["labels"].clone();
+            let cache = &context.machines;
+            context.apply(cache, MANAGER_MACHINE_SET, Some(&machine), intent).await?;
+            labels
+        };
+        let is_updating = refit_cluster_api::kinds::update_in_progress(machine.as_ref());
+        if !is_updating && !(is_known && provided_is_known) {
             sync_metadata(context, &machine, &labels, MANAGER_METADATA).await?;
         }
+        synced.machines.insert(machine.uid_text().to_owned(), Synced { machine, labels });
     }
+    lock(&context.synced).insert(set.uid_text().to_owned(), synced);
     Ok(())
 }
 
@@ -117,8 +155,7 @@ pub(crate) async fn sync_metadata(
 /// Creates, moves or deletes Machines.
 async fn sync_number(context: &Arc<Context>, set: &Live<MachineSet>) -> Result<Action, Error> {
     let machines = machines(context, set);
-    let snapshots: Vec<_> =
-        machines.iter().map(|machine| rollout::Machine::of(machine.json())).collect();
+    let snapshots: Vec<_> = machines.iter().map(|machine| machine.snapshot().clone()).collect();
     let target = set
         .annotations()
         .get(keys::MOVE_MACHINES)
@@ -181,11 +218,7 @@ async fn create_some(
 
 async fn write_status(context: &Context, set: &Live<MachineSet>) -> Result<(), Error> {
     let machines = machines(context, set);
-    let snapshots: Vec<_> = machines
-        .iter()
-        .map(|machine| (rollout::Machine::of(machine.json()), facts(machine)))
-        .collect();
-    let counted = counts(snapshots.iter().map(|(machine, facts)| (machine, *facts)));
+    let counted = counts(machines.iter().map(|machine| (machine.snapshot(), facts(machine))));
     let status = json!({
         "replicas": counted.replicas,
         "readyReplicas": counted.ready,

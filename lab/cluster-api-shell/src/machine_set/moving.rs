@@ -10,10 +10,7 @@ use refit_cluster_api::{
         owner,
     },
     kinds::{ContractRef, Machine, MachineSet},
-    rollout::{
-        self,
-        machine_set::{Trigger, trigger_in_place},
-    },
+    rollout::machine_set::{Trigger, trigger_in_place},
 };
 use refit_kinds::{keys, keys::MANAGER_MACHINE_SET};
 use refit_runtime::ObjectKey;
@@ -68,8 +65,7 @@ fn hand_over_patch(
 pub(super) async fn trigger(context: &Arc<Context>, set: &Live<MachineSet>) -> Result<(), Error> {
     let machines = machines(context, set);
     let alive: Vec<_> = machines.iter().filter(|machine| !machine.is_deleting()).collect();
-    let snapshots: Vec<_> =
-        alive.iter().map(|machine| rollout::Machine::of(machine.json())).collect();
+    let snapshots: Vec<_> = alive.iter().map(|machine| machine.snapshot().clone()).collect();
     for step in trigger_in_place(&snapshot::machine_set(set), &snapshots) {
         match step {
             Trigger::WaitForAcknowledge { machine } => {

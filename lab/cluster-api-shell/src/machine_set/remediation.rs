@@ -54,7 +54,7 @@ pub(super) async fn run(
         .map(|machine| Candidate {
             name: machine.name_any(),
             created_at: snapshot::created_at(machine),
-            need: Need::of(machine.json()),
+            need: machine.need(),
         })
         .collect();
     if candidates.iter().all(|one| one.need == Need::None) {

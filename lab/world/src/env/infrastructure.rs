@@ -1,13 +1,16 @@
 //! Infrastructure and bootstrap providers, and Cluster API's Cluster controller.
 
+use std::sync::Arc;
+
 use jiff::SignedDuration;
 use refit_cluster_api::kinds;
 use refit_kinds::keys;
 use serde_json::{Value, json};
 
 use super::{
-    BOOT, BOOT_SPREAD_SECONDS, PassWrites, View, flag, name, namespace, rfc3339, short_hash,
-    spread,
+    BOOT, BOOT_SPREAD_SECONDS, PassWrites, View, flag,
+    kubelet::Local,
+    name, namespace, rfc3339, short_hash, spread,
     state::{ClusterState, EnvState, HostRecord, cluster_key, host_key},
     text,
 };
@@ -169,6 +172,12 @@ fn cluster_status(view: &View<'_>, cluster: &Value, up: bool, path: &str, plan: 
 /// Provides bootstrap data and infrastructure for each Machine.
 pub(crate) fn machines(view: &View<'_>, state: &mut EnvState, plan: &mut PassWrites) {
     for machine in &view.management.list(MACHINES) {
+        let own_key = (namespace(machine).to_owned(), name(machine).to_owned());
+        let known = state.infrastructure.machines.get(&own_key);
+        if known.is_some_and(|known| Arc::ptr_eq(known, machine)) {
+            continue;
+        }
+        let calls_before = plan.calls.len();
         if !text(machine, "/metadata/deletionTimestamp").is_empty() {
             continue;
         }
@@ -183,6 +192,9 @@ pub(crate) fn machines(view: &View<'_>, state: &mut EnvState, plan: &mut PassWri
         };
         bootstrap(view, machine, known, plan);
         infrastructure_machine(view, machine, &key, state, plan);
+        if plan.calls.len() == calls_before {
+            state.infrastructure.machines.insert(own_key, machine.clone());
+        }
     }
 }
 
@@ -308,8 +320,8 @@ pub(crate) fn address(node: &str) -> String {
     format!("10.20.{}.{}", 1 + number / 250, 1 + number % 250)
 }
 
-/// Removes hosts whose infrastructure machine is gone, and deletes their Nodes.
-pub(crate) fn forget_hosts(view: &View<'_>, state: &mut EnvState, plan: &mut PassWrites) {
+/// Removes hosts whose infrastructure machine is gone.
+pub(crate) fn forget_hosts(view: &View<'_>, state: &mut EnvState) {
     let gone: Vec<String> = state
         .hosts
         .values()
@@ -326,11 +338,13 @@ pub(crate) fn forget_hosts(view: &View<'_>, state: &mut EnvState, plan: &mut Pas
     for key in gone {
         state.hosts.remove(&key);
     }
-    for (cluster, mirror) in view.workloads {
-        for node in mirror.list("nodes") {
-            if !state.hosts.contains_key(&host_key(cluster, name(&node))) {
-                plan.workload(cluster, Call::delete(format!("/api/v1/nodes/{}", name(&node))));
-            }
+}
+
+/// Deletes the Nodes of hosts that are gone.
+pub(crate) fn forget_nodes(local: &Local<'_>, state: &EnvState, plan: &mut PassWrites) {
+    for node in local.nodes.keys() {
+        if !state.hosts.contains_key(&host_key(local.cluster, node)) {
+            local.send(plan, Call::delete(format!("/api/v1/nodes/{node}")));
         }
     }
 }

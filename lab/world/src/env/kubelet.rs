@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use jiff::{SignedDuration, Timestamp};
 use lab_simhost::kubelet::{HostView, MIRROR_POD, is_ready, mirror_pod, ready_condition, running};
 use serde_json::{Value, json};
 
@@ -102,13 +103,19 @@ fn report(local: &Local<'_>, object: &Value, host: &HostView, plan: &mut PassWri
         && info["kubeletVersion"] == host.kubelet_version.as_str()
         && info["bootID"] == host.boot_id.as_str();
     // Times in the API are whole seconds: a heartbeat counts as new from the next second on.
-    let fresh = beat.is_some_and(|beat| beat >= host.up_at && now < later(beat, HEARTBEAT));
-    if same && fresh {
-        let due = beat.map_or(now, |beat| later(beat, HEARTBEAT));
+    let due = beat.filter(|beat| *beat >= host.up_at).map(next_heartbeat);
+    if let Some(due) = due.filter(|due| same && now < *due) {
         plan.wake_at(due);
         return;
     }
     local.send(plan, Call::merge(path, host.report(object, now)));
+}
+
+/// When the heartbeat after this one is due: all idle kubelets report at the same times, so that one pass
+/// serves all of them.
+fn next_heartbeat(beat: Timestamp) -> Timestamp {
+    let period = HEARTBEAT.as_secs();
+    later(beat, SignedDuration::from_secs(period - beat.as_second().rem_euclid(period)))
 }
 
 /// Sets the status that the node lifecycle controller sets when a kubelet stops reporting.

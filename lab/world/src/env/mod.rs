@@ -25,14 +25,19 @@ pub(crate) mod state;
 pub(crate) mod trouble;
 pub(crate) mod workloads;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use lab_simhost::kubelet::HostView;
 pub(crate) use lab_simhost::kubelet::short_hash;
 use refit_kinds::json::{flag, name, namespace, text, time};
 
-use crate::{direct::Call, mirror::Mirror};
+use serde_json::Value;
+
+use crate::{
+    direct::Call,
+    mirror::{Key, Mirror},
+};
 use state::EnvState;
 
 /// How long a machine takes from its request until kubeadm has finished on it.
@@ -99,22 +104,91 @@ pub(crate) struct View<'a> {
 }
 
 /// Decides what the environment writes now.
+///
+/// Passes are frequent, and most change little: what an earlier pass found to be as it should be is not
+/// read again before something that it depends on has changed.
 pub(crate) fn plan(view: &View<'_>, state: &mut EnvState) -> PassWrites {
     let mut plan = PassWrites::default();
     infrastructure::clusters(view, state, &mut plan);
-    infrastructure::machines(view, state, &mut plan);
-    infrastructure::forget_hosts(view, state, &mut plan);
+    let initialized = state.clusters.values().filter(|known| known.initialized).count();
+    let revision = view.management.revision();
+    let around = Some((revision.around_machines, initialized));
+    if state.infrastructure.around != around {
+        infrastructure::forget_hosts(view, state);
+        state.infrastructure.machines.clear();
+    }
+    if state.infrastructure.revision != Some(revision.environment)
+        || state.infrastructure.around != around
+    {
+        infrastructure::machines(view, state, &mut plan);
+        let settled = plan.calls.is_empty();
+        state.infrastructure.revision = settled.then_some(revision.environment);
+        state.infrastructure.around = around.filter(|_| settled);
+    }
     for (cluster, mirror) in view.workloads {
         if state.clusters.get(cluster).is_some_and(|known| known.initialized) {
-            let local = kubelet::Local::new(view, state, cluster, mirror);
-            kubelet::nodes(&local, &mut plan);
-            kubelet::static_pods(&local, &mut plan);
-            workloads::daemon_pods(&local, &mut plan);
-            workloads::replicas(&local, &mut plan);
-            kubelet::pods(&local, &mut plan);
+            workload(view, state, cluster, mirror, &mut plan);
         }
     }
     plan
+}
+
+/// The state in which a pass had nothing to write for the machines of the management cluster.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SettledMachines {
+    /// Revision of the objects that the environment uses.
+    revision: Option<u64>,
+    /// Revision of those other than Machines, and how many clusters were initialized.
+    around: Option<(u64, usize)>,
+    /// The Machines that needed no write, by namespace and name.
+    pub(super) machines: BTreeMap<Key, Arc<Value>>,
+}
+
+/// The state in which a pass had nothing to write to a workload cluster.
+#[derive(Clone, Debug)]
+pub(crate) struct Settled {
+    revision: u64,
+    hosts: BTreeMap<String, HostView>,
+    known_hosts: usize,
+    wake: Option<Timestamp>,
+}
+
+fn workload(
+    view: &View<'_>,
+    state: &mut EnvState,
+    cluster: &str,
+    mirror: &Mirror,
+    plan: &mut PassWrites,
+) {
+    let revision = mirror.revision().environment;
+    let known_hosts = state.hosts.len();
+    if let Some(settled) = state.settled.get(cluster)
+        && settled.revision == revision
+        && settled.known_hosts == known_hosts
+        && settled.wake.is_none_or(|wake| view.now < wake)
+        && settled.hosts == *view.hosts
+    {
+        settled.wake.into_iter().for_each(|wake| plan.wake_at(wake));
+        return;
+    }
+    let mut own = PassWrites::default();
+    let local = kubelet::Local::new(view, state, cluster, mirror);
+    infrastructure::forget_nodes(&local, state, &mut own);
+    kubelet::nodes(&local, &mut own);
+    kubelet::static_pods(&local, &mut own);
+    workloads::daemon_pods(&local, &mut own);
+    workloads::replicas(&local, &mut own);
+    kubelet::pods(&local, &mut own);
+    drop(local);
+    if own.calls.is_empty() {
+        let hosts = view.hosts.clone();
+        let settled = Settled { revision, hosts, known_hosts, wake: own.wake };
+        state.settled.insert(cluster.to_owned(), settled);
+    } else {
+        state.settled.remove(cluster);
+    }
+    own.wake.into_iter().for_each(|wake| plan.wake_at(wake));
+    plan.calls.extend(own.calls);
 }
 
 /// Saturating add: timestamps in objects may be near the maximum.

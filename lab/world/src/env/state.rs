@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::{Settled, SettledMachines};
+
 /// The environment's part of a snapshot.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -13,6 +15,16 @@ pub(crate) struct EnvState {
     pub clusters: BTreeMap<String, ClusterState>,
     /// Hosts by `namespace/cluster/node`.
     pub hosts: BTreeMap<String, HostRecord>,
+    /// The machines that needed no write.
+    #[serde(skip)]
+    pub infrastructure: SettledMachines,
+    /// The revision of the infrastructure machines, and the number of hosts, for which requested failures
+    /// were last applied.
+    #[serde(skip)]
+    pub failures_seen: Option<(u64, usize)>,
+    /// The workload clusters that needed no write, by key.
+    #[serde(skip)]
+    pub settled: BTreeMap<String, Settled>,
 }
 
 /// One workload cluster.

@@ -11,6 +11,12 @@ pub(crate) const FAIL_STEP: &str = "sandbox.refit.dev/fail-step";
 
 /// Makes hosts with a new annotation fail.
 pub(crate) fn apply(inner: &Arc<Inner>) {
+    let revision = inner.management_mirror.revision().around_machines;
+    let hosts = lock(&inner.hosts).len();
+    let seen = Some((revision, hosts));
+    if std::mem::replace(&mut lock(&inner.env).failures_seen, seen) == seen {
+        return;
+    }
     let ordered: Vec<(String, String)> = lock(&inner.env)
         .hosts
         .values()

@@ -238,11 +238,16 @@ impl Runner<'_> {
             Goal::Quiet => None,
             Goal::Object(object, _) => Some(self.session()?.find(object)?),
         };
+        let mut seen = None;
         loop {
             self.due().await?;
             let session = self.session()?;
             let now = session.world.now();
-            let look = session.look(goal, found.as_mut());
+            // Only a change can meet a condition of objects.
+            let sees = found.as_ref().map(|found| (session.world.revision(), found.get()));
+            let is_same = sees.is_some() && seen == sees;
+            let look = if is_same { false.into() } else { session.look(goal, found.as_mut()) };
+            seen = sees;
             let waited = words::shown(now.duration_since(start));
             if look.holds {
                 let machine = look.machine.map(|machine| {

@@ -46,6 +46,8 @@ pub(crate) struct Session {
     /// The requests that Cluster API sent.
     pub(super) requests: Requests,
     quiet: Arc<Quiet>,
+    /// Revision of the world in which the session has last observed it.
+    observed: Vec<u64>,
     /// Number of violations already reported.
     pub(super) seen_violations: usize,
     /// Judges waits in a simulation.
@@ -64,6 +66,7 @@ impl Session {
         let start = world.now();
         Self {
             quiet: Quiet::follow(world.management(), start),
+            observed: Vec::new(),
             names: Names::new(start),
             world,
             first: None,
@@ -111,12 +114,16 @@ impl Session {
 
     /// Records state that cannot be determined later.
     pub(super) fn observe(&mut self) {
-        self.names.learn(&self.world);
-        self.requests.learn(&self.world);
-        network::keep_cut(self);
-        if self.first.is_none() && self.world.is_ready() {
-            self.first = Some(show::identities(&self.world));
+        let revision = self.world.revision();
+        if self.observed != revision {
+            self.names.learn(&self.world);
+            self.requests.learn(&self.world);
+            if self.first.is_none() && self.world.is_ready() {
+                self.first = Some(show::identities(&self.world));
+            }
+            self.observed = revision;
         }
+        network::keep_cut(self);
         #[cfg(feature = "sabotage")]
         if let Some(mut oracle) = self.oracle.take() {
             oracle.look(self);

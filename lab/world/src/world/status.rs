@@ -33,6 +33,15 @@ fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a Value> {
 }
 
 impl World {
+    /// The number of changes so far to the objects that this module returns, of each API server. Equal
+    /// revisions mean equal answers.
+    pub(crate) fn revision(&self) -> Vec<u64> {
+        let workloads = lock(&self.inner.workloads);
+        let mirrors = workloads.values().map(|workload| &workload.mirror);
+        let all = std::iter::once(&self.inner.management_mirror).chain(mirrors);
+        all.map(|mirror| mirror.revision().whole).collect()
+    }
+
     /// Every Machine, as stored, in order of namespace and name.
     pub fn machines(&self) -> Vec<Arc<Value>> {
         self.inner.management_mirror.list(MACHINES)
