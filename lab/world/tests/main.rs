@@ -10,6 +10,7 @@ mod quorum;
 mod rbac;
 mod replicas;
 mod sandbox;
+mod scale;
 mod signed;
 mod simulate;
 mod sweep;

@@ -1,0 +1,36 @@
+//! How the cost of a script grows with the number of its machines.
+
+use std::{fs, path::Path};
+
+use lab_world::script::{self, ScriptOutcome};
+
+const MANIFESTS: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/tests/scenarios/manifests/ten.yaml");
+const SCRIPT: &str = "load cluster.yaml\n\
+    wait cluster/edge-1 ready 2h\n\
+    change md/edge-1-md-0 spec.template.spec.version v1.34.3\n\
+    wait md/edge-1-md-0 updated 48h\n";
+
+/// Number of allocations of a script that creates and updates this many workers. Unlike processor time,
+/// it is the same in each run.
+fn allocations(directory: &Path, workers: u32) -> u64 {
+    let manifests = fs::read_to_string(MANIFESTS).unwrap();
+    let resized = manifests.replace("replicas: 10", &format!("replicas: {workers}"));
+    fs::write(directory.join("cluster.yaml"), resized).unwrap();
+    let mut outcome = None;
+    let counted = allocation_counter::measure(|| {
+        let file = directory.join("script.txt");
+        outcome = script::run(SCRIPT, &file, &mut Vec::new()).ok();
+    });
+    assert!(matches!(outcome, Some(ScriptOutcome::Passed)), "{outcome:?}");
+    counted.count_total
+}
+
+#[test]
+fn a_script_does_little_more_for_each_machine_if_there_are_four_times_as_many() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let [few, many] = [10, 40].map(|workers| allocations(directory.path(), workers));
+    let percent = many * 100 / (few * 4);
+    println!("{few} allocations for 10 workers, {many} for 40: {percent} % for each of them");
+    assert!(percent < 130, "each of 40 workers takes {percent} % of the work for one of 10");
+}
