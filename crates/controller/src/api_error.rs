@@ -25,6 +25,11 @@ pub(crate) fn unreadable(error: &kube::Error) -> Option<String> {
     None
 }
 
+/// The cause of an error in an API server's own words, without the fields of its Status.
+pub(crate) fn cause(error: &kube::Error) -> String {
+    if let kube::Error::Api(status) = error { status.message.clone() } else { error.to_string() }
+}
+
 /// A refusal by authorization or validation; `None` for errors that a retry may resolve.
 pub(crate) fn refusal(what: &str, error: &kube::Error) -> Option<Refusal> {
     let kube::Error::Api(status) = error else { return None };
@@ -56,7 +61,7 @@ impl std::fmt::Display for ReadError {
         match self {
             Self::Object(refusal) => f.write_str(&refusal.sentence()),
             Self::Management(request) | Self::Workload(request) => {
-                write!(f, "{} failed: {}", request.what, request.error)
+                write!(f, "{} failed: {}", request.what, cause(&request.error))
             }
         }
     }

@@ -5,8 +5,17 @@ use std::{collections::BTreeMap, sync::Arc};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use kube::Resource as _;
 use refit_cluster_api::kinds::{KubeadmControlPlane, MachineDeployment, MachineSet};
-use refit_core::group::Limits;
-use refit_kinds::{conditions, refit::Owner, version::StatedVersion};
+use refit_core::{
+    change::{Level, Objects},
+    group::Limits,
+};
+use refit_kinds::{
+    conditions,
+    json::{annotation, text},
+    keys,
+    refit::Owner,
+    version::StatedVersion,
+};
 
 use crate::{
     api_error::ReadError,
@@ -74,6 +83,33 @@ impl LiveOwner {
             Self::Deployment(owner) => &owner.spec.template.spec.version,
             Self::Set(owner) => &owner.spec.template.spec.version,
         }
+    }
+
+    /// Name of the infrastructure template in the owner's spec.
+    fn template(&self) -> &str {
+        match self {
+            Self::ControlPlane(owner) => &owner.spec.machine_template.spec.infrastructure_ref.name,
+            Self::Deployment(owner) => &owner.spec.template.spec.infrastructure_ref.name,
+            Self::Set(owner) => &owner.spec.template.spec.infrastructure_ref.name,
+        }
+    }
+
+    /// Whether these are objects that Cluster API computes from the owner's current spec: they have its
+    /// version and come from its template.
+    pub(crate) fn requests(&self, level: Level, desired: &Objects) -> bool {
+        let (version, template) = match level {
+            Level::Machine => (
+                text(&desired.owner, "/spec/version"),
+                annotation(&desired.infrastructure, keys::CLONED_FROM_NAME).unwrap_or_default(),
+            ),
+            Level::MachineSet => (
+                text(&desired.owner, "/spec/template/spec/version"),
+                text(&desired.owner, "/spec/template/spec/infrastructureRef/name"),
+            ),
+        };
+        // Providers may leave out where an object was cloned from.
+        *self.version() == StatedVersion::from(version)
+            && (template.is_empty() || self.template() == template)
     }
 
     /// Conditions of an owner that rolls out a change by itself. A MachineSet shows no rollout.

@@ -89,16 +89,15 @@ async fn bodies_up_to_the_limit_are_taken_and_larger_ones_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn probes_and_metrics_are_served_next_to_the_hooks() {
+async fn probes_are_served_next_to_the_hooks_and_metrics_apart_from_them() {
     let server = InMemory::without_api();
     assert_eq!(server.send(Method::GET, "/healthz", b"").await.0, 200);
     assert_eq!(server.send(Method::GET, "/readyz", b"").await.0, 503);
     let server = InMemory::ready().await;
     assert_eq!(server.send(Method::GET, "/readyz", b"").await.0, 200);
     server.post(&path("Discovery", None), &json!({})).await;
-    let (status, text) = server.send(Method::GET, "/metrics", b"").await;
-    let text = text.as_str().unwrap();
-    assert_eq!(status, 200);
+    assert_eq!(server.send(Method::GET, "/metrics", b"").await.0, 404);
+    let text = server.metrics().await;
     for wanted in [
         "refit_build_info{version=",
         r#"refit_hook_duration_seconds_count{hook="Discovery",verdict="Success"} 1"#,
@@ -233,13 +232,13 @@ async fn a_forged_request_changes_nothing_and_is_counted() {
     forged(&server, &showing(&strangers, CLIENT), "UnknownIssuer").await;
     forged(&server, &showing(&clients, "other"), "is for other, not for capi").await;
     assert_eq!(api.revision(), before);
-    let (_, metrics) = server.send(Method::GET, "/metrics", b"").await;
+    let metrics = server.metrics().await;
     for hook in ["CanUpdateMachine", "CanUpdateMachineSet", "UpdateMachine"] {
         for (verdict, count) in [("NoClientCertificate", 1), ("ClientNotTrusted", 2)] {
             let line = format!(
                 "refit_hook_duration_seconds_count{{hook=\"{hook}\",verdict=\"{verdict}\"}} {count}"
             );
-            assert!(metrics.as_str().unwrap().contains(&line), "{line} in {metrics}");
+            assert!(metrics.contains(&line), "{line} in {metrics}");
         }
     }
     let body = json!({"current": side("v1.34.2"), "desired": side("v1.35.0")}).to_string();

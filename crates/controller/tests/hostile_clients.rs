@@ -100,8 +100,7 @@ async fn discovery_answers(server: &InMemory) {
 
 /// How many bytes of bodies the server holds.
 async fn held_bytes(server: &InMemory) -> usize {
-    let (_, text) = server.send(Method::GET, "/metrics", b"").await;
-    let text = text.as_str().unwrap();
+    let text = server.metrics().await;
     let line = text.lines().find_map(|line| line.strip_prefix("refit_hook_body_bytes "));
     line.unwrap().parse().unwrap()
 }

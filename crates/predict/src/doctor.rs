@@ -134,6 +134,8 @@ pub struct Certificate {
 pub struct ClientCopy {
     /// Its namespace.
     pub namespace: String,
+    /// Its name.
+    pub name: String,
     /// The certificate, or why it cannot be read.
     pub leaf: Result<CertificateFacts, String>,
     /// Whether Refit accepts its authority.

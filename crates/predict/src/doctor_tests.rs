@@ -142,6 +142,7 @@ fn with_workload(replicas: i64, ready: i64, image: &str) -> Facts {
 fn client_copy() -> ClientCopy {
     ClientCopy {
         namespace: "capi-system".into(),
+        name: "refit-hook-client".into(),
         leaf: Ok(CertificateFacts {
             subject: "refit-hook-client".into(),
             issuer: "ca".into(),
@@ -290,6 +291,14 @@ fn the_table_of_findings() {
             }),
             C::Invariants,
             Fail,
+        ),
+        (
+            with(|f| {
+                let why = "Failed: Machine w-0: NodeUpdate w-0-1 failed".to_owned();
+                f.blocked = vec![("MachineDeployment/w (default)".to_owned(), why)];
+            }),
+            C::Rollouts,
+            Warn,
         ),
     ];
     for (facts, check, level) in table {

@@ -1,9 +1,11 @@
 //! Cluster API's own Deployments: their versions and feature gates.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::Path};
 
-use k8s_openapi::api::apps::v1::Deployment;
-
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{Container, PodSpec, VolumeMount},
+};
 use refit_kinds::{hooks::CLIENT_FLAGS, version::KubernetesVersion};
 
 /// Label of everything that belongs to a provider of Cluster API.
@@ -59,6 +61,17 @@ pub struct Manager {
     pub gates: BTreeMap<String, bool>,
     /// The flags of [`CLIENT_FLAGS`] that are not in the arguments.
     pub missing_flags: Vec<&'static str>,
+    /// Where the certificate that its flag names comes from; `None` if not from a Secret's volume.
+    pub client_secret: Option<ClientSecret>,
+}
+
+/// A key of a Secret in a manager's namespace.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ClientSecret {
+    /// Name of the Secret.
+    pub name: String,
+    /// The key of the certificate.
+    pub key: String,
 }
 
 /// The first minor version of Cluster API that has in-place updates.
@@ -80,6 +93,7 @@ impl Manager {
                 image: String::new(),
                 gates: gates(provider).collect(),
                 missing_flags: Vec::new(),
+                client_secret: None,
             })
             .collect()
     }
@@ -107,6 +121,7 @@ impl Manager {
             image,
             gates: gates(container.args.iter().flatten().map(String::as_str)),
             missing_flags: missing_flags(container.args.as_deref().unwrap_or_default()),
+            client_secret: client_secret(pod, container),
         })
     }
 
@@ -124,16 +139,38 @@ fn tag(image: &str) -> Option<&str> {
     name.split_once(':').map(|(_, tag)| tag)
 }
 
-/// The flags of a client certificate that the arguments lack; the value may be an argument of its
-/// own.
+/// The flags of a client certificate that the arguments lack.
 fn missing_flags(args: &[String]) -> Vec<&'static str> {
-    let is_set = |flag: &&str| {
-        args.iter().any(|arg| {
-            let name = arg.split('=').next().unwrap_or_default();
-            !name.is_empty() && name.trim_start_matches('-') == flag.trim_start_matches('-')
-        })
+    CLIENT_FLAGS.into_iter().filter(|flag| value(args, flag).is_none()).collect()
+}
+
+/// The key of the Secret in whose volume the certificate's file is.
+fn client_secret(pod: &PodSpec, container: &Container) -> Option<ClientSecret> {
+    let file = Path::new(value(container.args.as_deref()?, CLIENT_FLAGS[0])?);
+    let contains = |mount: &&VolumeMount| file.starts_with(&mount.mount_path);
+    let mounts = container.volume_mounts.iter().flatten().filter(contains);
+    let mount = mounts.max_by_key(|mount| mount.mount_path.len())?;
+    let path = file.strip_prefix(&mount.mount_path).ok()?.to_str()?;
+    let volume = pod.volumes.iter().flatten().find(|volume| volume.name == mount.name)?;
+    let secret = volume.secret.as_ref()?;
+    let key = match &secret.items {
+        Some(items) => items.iter().find(|item| item.path == path)?.key.clone(),
+        None => path.to_owned(),
     };
-    CLIENT_FLAGS.into_iter().filter(|flag| !is_set(flag)).collect()
+    Some(ClientSecret { name: secret.secret_name.clone()?, key })
+}
+
+/// The value of a flag, in one or two arguments; the last one counts.
+fn value<'a>(args: &'a [String], flag: &str) -> Option<&'a str> {
+    let mut args = args.iter().map(String::as_str);
+    let mut found = None;
+    while let Some(arg) = args.next() {
+        let (name, value) = arg.split_once('=').map_or((arg, None), |(name, v)| (name, Some(v)));
+        if name.trim_start_matches('-') == flag.trim_start_matches('-') {
+            found = value.or_else(|| args.next());
+        }
+    }
+    found
 }
 
 /// The feature gates in the arguments: `--feature-gates=A=true,B=false`, in one or two arguments;
@@ -226,6 +263,34 @@ mod tests {
             let manager = Manager::of(&deployment("cluster-api", "a/b", &args)).unwrap();
             assert_eq!(manager.missing_flags, wanted, "{args:?}");
         }
+    }
+
+    #[test]
+    fn the_secret_with_the_certificate_is_that_of_the_volume_with_its_file() {
+        let secret_of = |path: &str, items: serde_json::Value| {
+            let args = [format!("{}={path}", CLIENT_FLAGS[0])];
+            let args = args.each_ref().map(String::as_str);
+            let mut found = deployment("cluster-api", "a/b", &args);
+            let pod = found.spec.as_mut().unwrap().template.spec.as_mut().unwrap();
+            let mounts = json!([
+                {"name": "tmp", "mountPath": "/etc"}, {"name": "client", "mountPath": "/etc/client"},
+            ]);
+            pod.containers[1].volume_mounts = serde_json::from_value(mounts).unwrap();
+            let volumes = json!([
+                {"name": "tmp", "emptyDir": {}},
+                {"name": "client", "secret": {"secretName": "mine", "items": items}},
+            ]);
+            pod.volumes = serde_json::from_value(volumes).unwrap();
+            let secret = Manager::of(&found).unwrap().client_secret;
+            secret.map(|ClientSecret { name, key }| format!("{name} {key}"))
+        };
+        let none = json!(null);
+        assert_eq!(secret_of("/etc/client/a.crt", none.clone()).unwrap(), "mine a.crt");
+        assert_eq!(secret_of("/etc/client-2/a.crt", none.clone()), None);
+        assert_eq!(secret_of("/var/a.crt", none), None);
+        let items = json!([{"key": "tls.crt", "path": "a.crt"}]);
+        assert_eq!(secret_of("/etc/client/a.crt", items.clone()).unwrap(), "mine tls.crt");
+        assert_eq!(secret_of("/etc/client/b.crt", items), None);
     }
 
     #[test]

@@ -374,6 +374,15 @@ fn blockers_are_named() {
         machine["metadata"]["annotations"] =
             json!({"in-place-updates.internal.cluster.x-k8s.io/update-in-progress": ""});
     });
+    let mut failed = busy.clone();
+    failed.current.insert(json!({
+        "apiVersion": "refit.dev/v1alpha1", "kind": "NodeUpdate",
+        "metadata": {"name": "edge-1-1-1", "namespace": "default", "uid": "u-1"},
+        "spec": {"machineRef": {"name": "edge-1-1", "uid": "edge-1-1"},
+            "goal": {"kubernetesVersion": NEW}},
+        "status": {"phase": "Failed", "failureReason": "CommandFailed",
+            "failureMessage": "kubeadm upgrade node ended with 1"},
+    }));
     let mut sick = live();
     for index in [1, 2] {
         change_machine(&mut sick, index, |machine| {
@@ -389,6 +398,7 @@ fn blockers_are_named() {
         (old, "KubeletTooOld"),
         (exhausted, "PodDisruptionBudget"),
         (busy, "AnotherMachineUpdating"),
+        (failed, "Failed"),
         (sick, "ControlPlaneUnhealthy"),
         (owned, "ManagedByTopology"),
     ];

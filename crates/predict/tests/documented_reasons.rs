@@ -77,6 +77,7 @@ fn not_ready() -> Vec<NotReady> {
         decided(&Known { control_plane: vec![old], ..Known::default() }),
         decided(&Known { api_server: Some("v1.34.2".into()), ..Known::default() }),
         decided(&Known { hosts: vec![old_kubelet], ..Known::default() }),
+        NotReady::NotAsked { owner: s() },
         NotReady::Unconfirmed { error: s() },
         NotReady::Deadline,
     ];
@@ -94,6 +95,7 @@ fn not_ready() -> Vec<NotReady> {
             | NotReady::ControlPlaneBehind { .. }
             | NotReady::ApiServerBehind { .. }
             | NotReady::KubeletBehind { .. }
+            | NotReady::NotAsked { .. }
             | NotReady::Unconfirmed { .. }
             | NotReady::Deadline => {}
         }

@@ -116,6 +116,20 @@ async fn an_unchanged_secret_keeps_the_connections() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_client_of_a_removed_cluster_is_not_kept() {
+    let fleet = Fleet::new().await;
+    fleet.write_good().await;
+    for _ in 0..2 {
+        let client = fleet.workloads.client("default", "edge").await.unwrap();
+        client.apiserver_version().await.unwrap();
+        assert_eq!(fleet.secret_reads(), 1);
+        fleet.workloads.remove("default", "edge");
+    }
+    // One for the writer in this test, one for the management cluster and two for the workload cluster.
+    assert_eq!(fleet.world.handshakes(), 4);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_rotated_authority_is_used() {
     let fleet = Fleet::new().await;
     fleet.write(&kubeconfig(&World::url(), Pki::new(&[HOST]).ca())).await;

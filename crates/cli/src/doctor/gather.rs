@@ -28,7 +28,7 @@ use refit_kinds::{
 use refit_predict::{
     Extension, Manager, Read,
     doctor::{self, Certificate, ClientAuth, ClientCopy, Crd, Facts, Host},
-    managers::PROVIDER_LABEL,
+    managers::{ClientSecret, PROVIDER_LABEL},
 };
 use serde_json::Value;
 use x509_parser::{
@@ -329,19 +329,28 @@ async fn client_copies(client: &Client, managers: &Read<Vec<Manager>>) -> Read<V
     let authorities: Vec<String> = Pem::iter_from_buffer(bundle)
         .filter_map(|pem| Some(pem.ok()?.parse_x509().ok()?.subject().to_string()))
         .collect();
-    let namespaces: BTreeSet<&str> =
-        managers.iter().filter_map(|one| Some(one.deployment.split_once('/')?.0)).collect();
+    let wanted: BTreeSet<(&str, Option<&ClientSecret>)> = managers
+        .iter()
+        .filter_map(|one| Some((one.deployment.split_once('/')?.0, one.client_secret.as_ref())))
+        .collect();
     let mut copies = Vec::new();
-    for namespace in namespaces {
+    for (namespace, mounted) in wanted {
+        // Another kind of volume may be made from a copy of the usual name.
+        let (name, key) =
+            mounted.map_or((keys::HOOK_CLIENT, "tls.crt"), |secret| (&secret.name, &secret.key));
         let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
-        let copy = match secrets.get_opt(keys::HOOK_CLIENT).await {
-            Ok(Some(copy)) => copy.data.unwrap_or_default(),
+        let leaf = match secrets.get_opt(name).await {
+            Ok(Some(copy)) => {
+                let data = copy.data.unwrap_or_default();
+                leaf(data.get(key).map(|value| value.0.as_slice()).unwrap_or_default())
+            }
+            Ok(None) if mounted.is_some() => Err("the Secret does not exist".to_owned()),
             Ok(None) => continue,
             Err(error) => return Read::Unknown(reason_of(&error)),
         };
-        let leaf = leaf(copy.get("tls.crt").map(|value| value.0.as_slice()).unwrap_or_default());
         let trusted = leaf.as_ref().is_ok_and(|leaf| authorities.contains(&leaf.issuer));
-        copies.push(ClientCopy { namespace: namespace.to_owned(), leaf, trusted });
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        copies.push(ClientCopy { namespace, name, leaf, trusted });
     }
     Read::Known(copies)
 }

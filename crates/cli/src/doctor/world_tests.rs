@@ -7,8 +7,8 @@ use k8s_openapi::api::{
     rbac::v1::{ClusterRoleBinding, RoleBinding},
 };
 use kube::{
-    Api,
-    api::{DeleteParams, Patch, PatchParams, PostParams},
+    Api, ResourceExt as _,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
 use lab_apiserver::auth::{AccessRecord, AccessRecorder};
 use lab_world::{
@@ -16,7 +16,10 @@ use lab_world::{
     world::{Enforced, WORKLOAD_USER, World, WorldOptions, runtime},
 };
 use refit_install::{Choices, Part, manifests, manifests::WORKLOAD_ROLE, objects};
-use refit_predict::doctor::{Check, Finding, Level, examine};
+use refit_predict::{
+    doctor::{Check, Finding, Level, examine},
+    managers::PROVIDER_LABEL,
+};
 use refit_runtime::Clock;
 use serde_json::{Value, json};
 
@@ -115,6 +118,36 @@ fn a_damaged_installation_is_reported() {
         assert_eq!(bad(&found), want, "{found:#?}");
         let rights = found.iter().find(|finding| finding.check == Check::Rbac).unwrap();
         assert!(rights.message.contains("get secrets"), "{rights:#?}");
+    });
+}
+
+#[test]
+fn a_manager_whose_certificate_was_not_copied_is_reported() {
+    runtime().unwrap().block_on(async {
+        let world = installed().await;
+        let client = world.client("doctor-test").unwrap();
+        let everywhere: Api<Deployment> = Api::all(client.clone());
+        let managers =
+            everywhere.list(&ListParams::default().labels(PROVIDER_LABEL)).await.unwrap();
+        let core = managers.items.iter().find(|one| {
+            one.labels().get(PROVIDER_LABEL).is_some_and(|provider| provider == "cluster-api")
+        });
+        let core = core.unwrap();
+        let mut pod = json!(core.spec.as_ref().unwrap().template.spec);
+        pod["volumes"] = json!([{"name": "client", "secret": {"secretName": "hook-client-copy"}}]);
+        let args = pod["containers"][0]["args"].as_array_mut().unwrap();
+        args.retain(|arg| !arg.as_str().unwrap_or_default().contains("client-cert-file"));
+        args.push(json!("--runtime-extension-client-cert-file=/client/tls.crt"));
+        pod["containers"][0]["volumeMounts"] = json!([{"name": "client", "mountPath": "/client"}]);
+        let there: Api<Deployment> = Api::namespaced(client, &core.namespace().unwrap());
+        let body = json!({"spec": {"template": {"spec": pod}}});
+        let patch = Patch::Merge(&body);
+        there.patch(&core.name_any(), &PatchParams::default(), &patch).await.unwrap();
+        let found = findings(&world).await;
+        assert_eq!(bad(&found), [(Check::HookClients, Level::Fail)], "{found:#?}");
+        let copy = found.iter().find(|finding| finding.level == Level::Fail).unwrap();
+        assert!(copy.object.ends_with("/hook-client-copy"), "{copy:#?}");
+        assert!(copy.message.contains("the Secret does not exist"), "{copy:#?}");
     });
 }
 

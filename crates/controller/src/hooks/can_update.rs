@@ -1,19 +1,23 @@
 //! CanUpdateMachine and CanUpdateMachineSet: reads the caches, decides in core, records and
 //! responds.
 //!
-//! All data comes from the caches. Annotations in the request are not trusted: policy is read from
-//! the live owner and Cluster.
+//! Data comes from the caches, except where they cannot be relied on: whether the owner requests the change,
+//! if they say that it does not, and the policy before machines may be replaced. Annotations in the request
+//! are not trusted: policy is read from the owner and the Cluster.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use kube::ResourceExt as _;
 use refit_cluster_api::kinds::{Machine, update_in_progress};
-use refit_core::change::{
-    Level, NotReady, Objects, Verdict, can_update,
-    can_update::{ControlPlaneMachine, Host, Judgement, Known, Peer, unfinished},
-    verdict::Unfinished,
+use refit_core::{
+    change::{
+        Level, NotReady, Objects, Verdict, can_update,
+        can_update::{ControlPlaneMachine, Host, Judgement, Known, Peer, unfinished},
+        verdict::Unfinished,
+    },
+    group::observed_version,
+    node::{is_half_upgraded, newest},
 };
-use refit_core::node::{is_half_upgraded, newest};
 use refit_kinds::{
     refit::{MachineUid, NodeUpdate},
     version::StatedVersion,
@@ -34,6 +38,9 @@ use crate::{
     policy::{live_policy, unknown},
     workload_watch::has_hosted_control_plane,
 };
+
+/// How long the live read of an owner may take.
+const OWNER_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Serves CanUpdateMachine.
 pub(crate) async fn machine(ctx: &Context, body: &[u8]) -> Verdict {
@@ -83,13 +90,36 @@ async fn judged(
         Ok((question, verdict))
     };
     let (question, verdict) = judge()?;
+    if !is_requested(ctx, &question, &desired).await {
+        let owner = &question.group.spec.owner;
+        return Err(NotReady::NotAsked { owner: format!("{} {}", owner.kind, owner.name) });
+    }
     if !verdict.replaces() {
         return Ok((question, verdict));
     }
-    read_policy(ctx, &question.group)
-        .await
-        .map_err(|error| NotReady::Unconfirmed { error: error.to_string() })?;
-    judge()
+    match read_policy(ctx, &question.group).await {
+        Ok(()) => judge(),
+        Err(error) => {
+            let error = error.to_string();
+            Ok((question, Verdict::NotReady(NotReady::Unconfirmed { error })))
+        }
+    }
+}
+
+/// Whether the owner of a group requests the desired objects of a call. Cluster API keeps an answer for
+/// hours, and the group shows it, so both are about what the owner requests now. If the caches say
+/// otherwise, they may be older than the call.
+async fn is_requested(ctx: &Context, question: &Question, desired: &Objects) -> bool {
+    let Question { group, level, .. } = question;
+    let requests = || {
+        let owner = LiveOwner::of(&ctx.stores, group);
+        owner.is_none_or(|owner| owner.requests(*level, desired))
+    };
+    if requests() {
+        return true;
+    }
+    let read = tokio::time::timeout(OWNER_DEADLINE, LiveOwner::read(ctx, group)).await;
+    matches!(read, Ok(Ok(()))) && requests()
 }
 
 /// Brings the objects with the policy of a group up to the present.
@@ -216,10 +246,4 @@ fn api_server_of(ctx: &Context, namespace: &str, group: &Group) -> Option<Stated
         let view = ctx.workload_index.view(&cluster);
         view.map(|view| view.api_version()).unwrap_or_default()
     })
-}
-
-/// The version that a Machine's kubelet reports.
-pub(crate) fn observed_version(machine: &Machine) -> StatedVersion {
-    let info = machine.status.as_ref().and_then(|status| status.node_info.as_ref());
-    info.map(|info| info.kubelet_version.clone()).unwrap_or_default()
 }

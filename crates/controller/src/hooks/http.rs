@@ -42,7 +42,7 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(30);
 /// Delay until the next UpdateMachine call after a missed deadline, in seconds.
 const LATE_RETRY_SECONDS: i32 = 5;
 
-/// Serves hooks and probes, or only probes.
+/// Serves hooks and probes, or probes and metrics.
 #[derive(Clone)]
 pub(crate) struct HookService {
     shared: Arc<Shared>,
@@ -108,7 +108,7 @@ fn route(path: &str) -> Route {
 }
 
 impl HookService {
-    /// The service without hooks, for plain HTTP without client certificates.
+    /// The service with metrics and without hooks, for plain HTTP without client certificates.
     pub(crate) fn probes(&self) -> Self {
         Self { shared: self.shared.clone(), hooks: false }
     }
@@ -120,7 +120,13 @@ impl HookService {
         B::Error: Into<BoxError>,
     {
         let mut route = route(request.uri().path());
-        if matches!(route, Route::Hook(_)) && !self.hooks {
+        // Metrics name machines and clusters: network policies admit other clients to them than to hooks.
+        let served = match route {
+            Route::Hook(_) => self.hooks,
+            Route::Metrics => !self.hooks,
+            Route::Healthz | Route::Readyz | Route::Unknown => true,
+        };
+        if !served {
             route = Route::Unknown;
         }
         let method = request.method().clone();

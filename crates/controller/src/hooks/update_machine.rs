@@ -13,6 +13,7 @@ use refit_core::{
         request::{Answer, Decision, MachineFacts, RETRY_MAX_SECONDS, decide},
         verdict::NotReady,
     },
+    group::observed_version,
     node::newest,
 };
 use refit_kinds::{
@@ -25,12 +26,11 @@ use refit_runtime::{ObjectKey, apply, apply::Ensured};
 use serde_json::json;
 
 use super::{
-    can_update::observed_version,
     create::{NewNodeUpdate, node_update},
     wire,
 };
 use crate::{
-    api_error::is_silence,
+    api_error::{cause, is_silence},
     context::Context,
     groups::{group_of, lacks_machines, node_updates_of_machine},
     host_plan::host_report,
@@ -106,7 +106,8 @@ pub(super) async fn update_machine(ctx: &Context, body: &[u8]) -> Result<Served,
         let text = if is_silence(&error) {
             "the management cluster's API server did not answer".to_owned()
         } else {
-            format!("the management cluster's API server refused the request: {error}")
+            let cause = cause(&error);
+            format!("the management cluster's API server refused the request: {cause}")
         };
         Answer::retry(text, SOON_SECONDS).into()
     }))

@@ -13,7 +13,7 @@ use refit_cluster_api::kinds::{Machine, update_in_progress};
 use refit_core::{
     group::{
         Member, Outside, POLICY_UNDERSTOOD, forget_old_answer, forget_replaced, release,
-        show_policy, summarise,
+        runs_another_version, show_policy, summarise,
     },
     node::speaker,
 };
@@ -35,7 +35,6 @@ use crate::{
         Group, ensure_group, group_of, machines_of, node_updates_of_machine, owner_generation,
         owner_object, phase_of,
     },
-    hooks::can_update::observed_version,
     host_plan::{cluster_key, node_name},
     node_update::{
         look::{by_machine, of_machine},
@@ -266,10 +265,4 @@ fn is_free(ctx: &Context, group: &Group, slot: &Slot) -> bool {
     let node = view.nodes.get(&ObjectKey::new("", &*node));
     let is_current = view.synced() && !view.is_unreachable();
     is_current && node.is_some_and(|node| node.view.ready && !node.view.cordoned_by_us())
-}
-
-/// Whether a Machine's kubelet runs another version than the Machine's spec requests.
-fn runs_another_version(machine: &Machine) -> bool {
-    let (runs, wanted) = (observed_version(machine), &machine.spec.version);
-    matches!((runs.version(), wanted.version()), (Some(runs), Some(wanted)) if runs != wanted)
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kube::ResourceExt as _;
 use refit_cluster_api::kinds::{Machine, update_in_progress};
-use refit_core::group::{BLOCKED, ControlPlane, Limits, Outside, Rollout};
+use refit_core::group::{BLOCKED, ControlPlane, Limits, Outside, Rollout, observed_version};
 use refit_kinds::{
     conditions, keys,
     refit::{MachineUid, Slot},
@@ -14,7 +14,6 @@ use refit_runtime::ObjectKey;
 use crate::{
     context::Stores,
     groups::{Group, control_plane_group},
-    hooks::can_update::observed_version,
     owner::{LiveOwner, limits_of},
 };
 
@@ -60,6 +59,7 @@ fn rollout<'a>(
     Some(Rollout {
         owner: named(group),
         control_plane: group.spec.control_plane,
+        version: owner.version().clone(),
         unchanged_since: shown.iter().map(|one| one.last_transition_time.0).max(),
         scales: is_true(conditions::SCALING_UP) || is_true(conditions::SCALING_DOWN),
         replicas: limits.replicas,

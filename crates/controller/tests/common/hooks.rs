@@ -24,7 +24,9 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObjec
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use super::objects::{install_kinds, made, made_in, owner, serve_api, server, status, validity};
+use super::objects::{
+    PROBES, install_kinds, made, made_in, owner, scraped, serve_api, server, status, validity,
+};
 
 pub(crate) const HOST: &str = "refit-webhook.refit-system.svc";
 
@@ -68,7 +70,7 @@ impl Server {
             },
             // Agents report in the management cluster, so that no workload cluster is needed.
             settings: Settings { plan_location: PlanLocation::Management, ..Settings::default() },
-            process: Process::default(),
+            process: Process { probes: Some(network.listen(PROBES, 80)), ..Process::default() },
         });
         Self { ca, cert, task: tokio::spawn(controller) }
     }
@@ -169,6 +171,12 @@ impl InMemory {
         let body = json!({"current": side("v1.34.2"), "desired": side("v1.35.0")});
         let hook = path("CanUpdateMachine", Some("can-update-machine"));
         self.post(&format!("{hook}?timeout=10s"), &body).await
+    }
+
+    /// The content of `/metrics`.
+    pub(crate) async fn metrics(&self) -> String {
+        let stack = ClientStack::new(self.dialer.clone(), Arc::new(Open), "scraper/test");
+        scraped(&stack).await
     }
 
     pub(crate) async fn send(&self, method: Method, path: &str, body: &[u8]) -> (u16, Value) {

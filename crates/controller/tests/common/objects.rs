@@ -11,10 +11,21 @@ use kube::{
 };
 use lab_apiserver::{AnswerBody, ApiServer, Options};
 use refit_kinds::{crds, keys};
-use refit_runtime::{Clock, net::MemoryNetwork, serve, tls::Validity};
+use refit_runtime::{Clock, client::ClientStack, net::MemoryNetwork, serve, tls::Validity};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tower::Service;
+
+/// Host name of a controller's probes and metrics, on port 80.
+pub(crate) const PROBES: &str = "probes.test";
+
+/// The content of `/metrics`.
+pub(crate) async fn scraped(stack: &ClientStack) -> String {
+    let config = kube::Config::new(format!("http://{PROBES}:80").parse().unwrap());
+    let client = stack.client(&config).unwrap();
+    let request = http::Request::get("/metrics").body(Vec::new()).unwrap();
+    client.request_text(request).await.unwrap()
+}
 
 pub(crate) fn validity() -> Validity {
     Validity {

@@ -31,12 +31,11 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tower::{Service, ServiceExt as _};
 
-use super::objects::{made, serve_api, server, validity};
+use super::objects::{PROBES, made, scraped, serve_api, server, validity};
 
 /// User agent of the controller, for faults that affect only it.
 pub(crate) const CONTROLLER: &str = "refit-controller/test";
 const HOOKS: &str = "hooks.test";
-const PROBES: &str = "probes.test";
 const MANAGEMENT: &str = "management.test";
 const WORKLOAD: &str = "workload.test";
 /// The address of the workload cluster after it moved.
@@ -206,10 +205,7 @@ impl Site {
 
     /// The content of `/metrics`.
     pub(crate) async fn metrics(&self) -> String {
-        let config = kube::Config::new(format!("http://{PROBES}:80").parse().unwrap());
-        let client = self.stack("scraper/test").client(&config).unwrap();
-        let request = http::Request::get("/metrics").body(Vec::new()).unwrap();
-        client.request_text(request).await.unwrap()
+        scraped(&self.stack("scraper/test")).await
     }
 
     fn stack(&self, user_agent: &str) -> ClientStack {

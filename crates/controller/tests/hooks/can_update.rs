@@ -23,10 +23,11 @@ use refit_kinds::{
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::fleet::{Answer, CONTROL_PLANE, Fleet, NEW};
+use super::fleet::{Answer, CONTROL_PLANE, Fleet, NEW, OLD, set_side};
 use crate::common::site::{CONTROLLER, settle};
 
 const CONTROL_PLANES: &str = "kubeadmcontrolplanes.controlplane.cluster.x-k8s.io";
+const HANDLER: &str = "can-update-machineset";
 const CLUSTERS: &str = "clusters.cluster.x-k8s.io";
 
 #[tokio::test(start_paused = true)]
@@ -52,6 +53,48 @@ async fn the_same_decision_is_written_once() {
     assert!(fleet.can_bump("edge-1-cp-0").await.is_covered());
     assert!(fleet.can_bump("edge-1-cp-1").await.is_covered());
     assert_eq!(fleet.site.writes(), writes);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_about_what_the_owner_does_not_request_changes_nothing() {
+    let fleet = Fleet::new().await;
+    for name in CONTROL_PLANE {
+        fleet.kubelet(name, NEW).await;
+    }
+    let template = json!({"infrastructureRef": {"apiGroup": "i", "kind": "T", "name": "new"}});
+    let of_owner = json!({"spec": {"template": {"spec": template}}});
+    fleet.patch::<MachineDeployment>("edge-1-md-0", of_owner).await;
+    settle().await;
+    let set = |version: &str, template: &str| {
+        let mut desired = set_side("new", version, 2);
+        desired["machineSet"]["spec"]["template"]["spec"]["infrastructureRef"] =
+            json!({"name": template});
+        json!({"current": set_side("edge-1-md-0-a", OLD, 2), "desired": desired})
+    };
+    let answer = fleet.ask("CanUpdateMachineSet", HANDLER, &set(NEW, "new")).await;
+    assert!(answer.is_covered(), "{answer:?}");
+    settle().await;
+    let writes = fleet.site.writes();
+    for (version, template) in [("v1.34.7", "new"), (NEW, "old")] {
+        let answer = fleet.ask("CanUpdateMachineSet", HANDLER, &set(version, template)).await;
+        assert!(answer.refuses("MachineDeployment edge-1-md-0 does not request"), "{answer:?}");
+    }
+    settle().await;
+    assert_eq!((fleet.reason().await.as_str(), fleet.site.writes()), ("Covered", writes));
+    let labels = "hook=\"CanUpdateMachineSet\",verdict=\"NotAsked\"";
+    fleet.assert_metric(&format!("hook_duration_seconds_count{{{labels}}} 2")).await;
+    let answer = fleet.can_update("edge-1-cp-0", "v1.34.7", (2, 2)).await;
+    assert!(answer.refuses("KubeadmControlPlane edge-1 does not request"), "{answer:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_may_be_newer_than_the_caches() {
+    let fleet = Fleet::new().await;
+    fleet.site.hold_back(CONTROL_PLANES);
+    fleet.patch::<KubeadmControlPlane>("edge-1", json!({"spec": {"version": "v1.35.1"}})).await;
+    settle().await;
+    let answer = fleet.can_update("edge-1-cp-0", "v1.35.1", (2, 2)).await;
+    assert!(answer.is_covered(), "{answer:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -189,6 +232,7 @@ async fn machines_are_kept_while_the_policy_cannot_be_read_live() {
         faults.add(fails.user_agent(CONTROLLER).times(u32::MAX));
         let answer = fleet.can_update("edge-1-cp-0", NEW, (2, 4)).await;
         assert!(answer.refuses("the policy that allows it could not be confirmed"), "{answer:?}");
+        assert_eq!(fleet.reason().await, "Unconfirmed");
         faults.clear();
     }
     let labels = "hook=\"CanUpdateMachine\",verdict=\"Unconfirmed\"";

@@ -271,7 +271,7 @@ pub(crate) fn machine_side(name: &str, version: &str, cpus: u8) -> Value {
     })
 }
 
-fn set_side(name: &str, version: &str, cpus: u8) -> Value {
+pub(crate) fn set_side(name: &str, version: &str, cpus: u8) -> Value {
     let template = |kind: &str, spec: Value| {
         json!({
             "kind": kind,
@@ -297,12 +297,12 @@ async fn cluster(client: &Client) {
     status(client, &cluster, initialised).await;
     let control_plane: KubeadmControlPlane = made(
         client,
-        json!({"metadata": {"name": "edge-1"}, "spec": {"replicas": 3, "version": OLD}}),
+        json!({"metadata": {"name": "edge-1"}, "spec": {"replicas": 3, "version": NEW}}),
     )
     .await;
     let workers = json!({
         "clusterName": "edge-1", "replicas": 2, "selector": {},
-        "template": {"spec": {"clusterName": "edge-1", "version": OLD}},
+        "template": {"spec": {"clusterName": "edge-1", "version": NEW}},
     });
     let deployment: MachineDeployment =
         made(client, json!({"metadata": {"name": "edge-1-md-0"}, "spec": workers})).await;

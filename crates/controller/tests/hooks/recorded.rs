@@ -10,7 +10,7 @@ use refit_cluster_api::kinds::{
 };
 use refit_kinds::{
     hooks::path,
-    json::text,
+    json::{annotation, text},
     keys,
     refit::{HostPlan, NodeUpdate, Phase},
 };
@@ -83,9 +83,9 @@ impl Call {
     }
 }
 
-/// The management cluster for one side of a request, at rest: its owner, its Machine with a fresh
-/// report, and a control plane that blocks nothing.
-async fn around(side: &Value) -> (Site, Running, Client) {
+/// The management cluster for one side of a request, at rest: its owner, which requests the desired side,
+/// its Machine with a fresh report, and a control plane that blocks nothing.
+async fn around(side: &Value, desired: &Value) -> (Site, Running, Client) {
     let site = Site::new();
     install_kinds(&site.client()).await;
     let object =
@@ -97,7 +97,7 @@ async fn around(side: &Value) -> (Site, Running, Client) {
     let client = Client::new(site.management.clone(), namespace);
     let spec = object.pointer("/spec/template/spec").unwrap_or(&object["spec"]);
     let cluster = text(spec, "/clusterName");
-    let owner = owners(&client, object, cluster).await;
+    let owner = owners(&client, object, cluster, desired).await;
     site.connect(&client, cluster).await;
     let controller = site.start(None);
     settle().await;
@@ -110,22 +110,21 @@ async fn around(side: &Value) -> (Site, Running, Client) {
 
 /// Creates the Cluster and the owners of a recorded object; returns the reference to its Machines'
 /// owner.
-async fn owners(client: &Client, object: &Value, cluster: &str) -> Value {
+async fn owners(client: &Client, object: &Value, cluster: &str, desired: &Value) -> Value {
     let label = |key: &str| object["metadata"]["labels"][key].as_str();
     let named: Cluster = made(client, json!({"metadata": {"name": cluster}, "spec": {}})).await;
     let initialised = json!({"initialization": {"controlPlaneInitialized": true}});
     status(client, &named, initialised).await;
-    let control_plane: KubeadmControlPlane = made(
-        client,
-        json!({"metadata": {"name": cluster}, "spec": {"replicas": 1, "version": "v1.34.2"}}),
-    )
-    .await;
+    let control_plane: KubeadmControlPlane =
+        made(client, json!({"metadata": {"name": cluster}, "spec": control_plane_spec(desired)}))
+            .await;
     if label(keys::CONTROL_PLANE).is_some() {
         return owner(&control_plane);
     }
+    let template = desired.pointer("/machineSet/spec/template").cloned();
+    let template = template.unwrap_or_else(|| json!({"spec": desired["machine"]["spec"]}));
     let workers = json!({
-        "clusterName": cluster, "replicas": 1, "selector": {},
-        "template": {"spec": {"clusterName": cluster}},
+        "clusterName": cluster, "replicas": 1, "selector": {}, "template": template,
     });
     let deployment = label(keys::DEPLOYMENT_NAME).unwrap();
     let mut metadata = json!({"name": deployment});
@@ -139,6 +138,18 @@ async fn owners(client: &Client, object: &Value, cluster: &str) -> Value {
     let metadata = json!({"name": name, "ownerReferences": [owner(&deployment)]});
     let set: MachineSet = made(client, json!({"metadata": metadata, "spec": workers})).await;
     owner(&set)
+}
+
+/// The spec of a control plane that requests these objects, or blocks nothing.
+fn control_plane_spec(desired: &Value) -> Value {
+    let template = annotation(&desired["infrastructureMachine"], keys::CLONED_FROM_NAME);
+    let version = desired.pointer("/machine/spec/version").cloned();
+    let reference = json!({"apiGroup": "i", "kind": "T", "name": template.unwrap_or_default()});
+    json!({
+        "replicas": 1,
+        "version": version.unwrap_or_else(|| "v1.34.2".into()),
+        "machineTemplate": {"spec": {"infrastructureRef": reference}},
+    })
 }
 
 /// Creates a recorded Machine that runs its desired version, and a fresh report of its agent.
@@ -178,7 +189,8 @@ async fn discovery_matches_the_recorded_response() {
 async fn verdicts_match_the_recorded_ones() {
     for call in ["CanUpdateMachine", "CanUpdateMachineSet"].into_iter().flat_map(calls_of) {
         if call.is_about_the_change() {
-            let (site, _controller, _) = around(&call.request["current"]).await;
+            let Value::Object(sides) = &call.request else { panic!("{}", call.request) };
+            let (site, _controller, _) = around(&sides["current"], &sides["desired"]).await;
             call.assert_same(&call.ask(&site).await);
         }
     }
@@ -187,7 +199,8 @@ async fn verdicts_match_the_recorded_ones() {
 #[tokio::test(start_paused = true)]
 async fn a_recorded_update_ends_with_its_one_node_update() {
     for call in calls_of("UpdateMachine") {
-        let (site, _controller, client) = around(&call.request["desired"]).await;
+        let desired = &call.request["desired"];
+        let (site, _controller, client) = around(desired, desired).await;
         let answer = call.ask(&site).await;
         assert_ne!(answer["retryAfterSeconds"], 0, "{} {answer}", call.file);
         let updates: Api<NodeUpdate> = Api::default_namespaced(client.clone());

@@ -10,14 +10,19 @@ use bytes::Bytes;
 use http::{Method, Request, Response};
 use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
 use hyper::body::Incoming;
-use kube::{Api, ResourceExt as _};
+use k8s_openapi::api::storage::v1::VolumeAttachment;
+use kube::{Api, ResourceExt as _, api::DeleteParams};
 use lab_apiserver::{FaultAction, FaultRule};
 use refit_cluster_api::kinds::Machine;
 use refit_kinds::refit::{Blocker, NodeUpdate, Phase};
+use serde_json::json;
 use tower::ServiceExt as _;
 
 use super::lab::{FROM, Lab, WORKERS, phase};
-use crate::common::site::{CONTROLLER, settle};
+use crate::common::{
+    objects::made_in,
+    site::{CONTROLLER, settle},
+};
 
 /// The probe of a workload cluster.
 const PROBE: (Method, &str) = (Method::GET, "/api/v1/namespaces/refit-system");
@@ -95,6 +100,32 @@ async fn an_error_during_a_drain_is_in_the_status_with_the_api_servers_message()
     let update = the_update(&lab).await;
     assert_eq!(phase(&update), Phase::Succeeded);
     assert!(blockers(&update).is_empty(), "{update:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_that_is_attached_to_the_node_is_found_among_hundreds_of_others() {
+    let lab = Lab::new().await;
+    let attachments: Api<VolumeAttachment> = Api::all(lab.site.workload_client());
+    // More than a page of others, and then the one of the node.
+    for number in 0..=510 {
+        let node = if number == 510 { "w-0" } else { "w-1" };
+        let body = json!({
+            "metadata": {"name": format!("disk-{number:03}")},
+            "spec": {"attacher": "csi.example.com", "nodeName": node,
+                "source": {"persistentVolumeName": format!("disk-{number:03}")}},
+        });
+        made_in::<VolumeAttachment>(&attachments, body).await;
+    }
+    let _controller = lab.site.start(None);
+    settle().await;
+    ask(&lab).await;
+    work(&lab).await;
+    let update = the_update(&lab).await;
+    let reasons: Vec<_> = blockers(&update).iter().map(|b| (&*b.reason, &*b.object)).collect();
+    assert_eq!(reasons, [("VolumeAttached", "disk-510")]);
+    attachments.delete("disk-510", &DeleteParams::default()).await.unwrap();
+    work(&lab).await;
+    assert_eq!(phase(&the_update(&lab).await), Phase::Succeeded);
 }
 
 /// Serves the workload cluster with a page instead of the response to these requests. An affected

@@ -133,6 +133,12 @@ pub enum NotReady {
         /// The target version.
         target: KubernetesVersion,
     },
+    /// The owner does not request the desired objects of the call: it was repeated later, or made on an
+    /// outdated view.
+    NotAsked {
+        /// Kind and name of the owner.
+        owner: String,
+    },
     /// The policy lets Cluster API replace machines, but it could not be read from the API server.
     Unconfirmed {
         /// What failed.
@@ -229,6 +235,10 @@ impl fmt::Display for NotReady {
                  NodeUpdate of your own, and end the pause",
                 runs.major(),
                 runs.minor() + 1
+            ),
+            Self::NotAsked { owner } => write!(
+                f,
+                "the call names a version or an infrastructure template that {owner} does not request"
             ),
             Self::Unconfirmed { error } => write!(
                 f,

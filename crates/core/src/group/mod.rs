@@ -23,7 +23,7 @@ pub use summary::{
     BLOCKED, COVERED, ControlPlane, Member, Outside, POLICY_UNDERSTOOD, PROGRESSING,
     REASON_UNCOVERED, answer_blocks, forget_old_answer, forget_replaced, show_policy, summarise,
 };
-pub use unrequested::{REASON_NOT_REQUESTED, Rollout};
+pub use unrequested::{REASON_NOT_REQUESTED, Rollout, observed_version, runs_another_version};
 
 use crate::report::Refusal;
 

@@ -3,7 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{
     conditions,
-    refit::{Blocker, NodeUpdateStatus, Phase, Slot, UpdateGroupStatus, Waiting},
+    refit::{Blocker, NodeUpdateStatus, Phase, Role, Slot, UpdateGroupStatus, Waiting},
     version::StatedVersion,
 };
 
@@ -84,9 +84,16 @@ impl Member<'_> {
         let Self { machine, node_update, .. } = self;
         let why = failure_message.trim_end_matches('.');
         let remedy = if self.is_behind {
-            "Cluster API does not request it again: bring the machine to the version of its spec with \
-             a NodeUpdate of your own"
-                .to_owned()
+            let pause = match self.status.role {
+                Some(Role::FirstControlPlane | Role::ControlPlane) => {
+                    "; pause the control plane meanwhile, or Cluster API deletes the machine"
+                }
+                Some(Role::Worker) | None => "",
+            };
+            format!(
+                "Cluster API does not request it again: bring the machine to the version of its spec with \
+                 a NodeUpdate of your own{pause}"
+            )
         } else {
             format!("To try again: refit retry machine/{machine}")
         };

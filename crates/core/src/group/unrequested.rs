@@ -4,7 +4,7 @@
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use refit_cluster_api::kinds::{Machine, update_in_progress};
-use refit_kinds::{conditions, refit::UpdateGroupStatus};
+use refit_kinds::{conditions, refit::UpdateGroupStatus, version::StatedVersion};
 
 use super::summary::{COVERED, OWNER_CHANGED, PROGRESSING};
 
@@ -27,6 +27,8 @@ pub struct Rollout<'a> {
     pub owner: String,
     /// Whether the owner is a control plane.
     pub control_plane: bool,
+    /// The version that the owner requests.
+    pub version: StatedVersion,
     /// When the owner's conditions last changed; `None` unless it is rolling out a change by itself.
     pub unchanged_since: Option<Timestamp>,
     /// Whether the owner is adding or removing Machines.
@@ -69,6 +71,9 @@ impl Rollout<'_> {
 
     /// The message of the condition.
     pub(super) fn message(&self) -> String {
+        if let Some(message) = self.updated_by_hand() {
+            return message;
+        }
         format!(
             "{} is rolling out a change, and Cluster API has requested no update of {} for {} minutes; \
              {}",
@@ -77,6 +82,32 @@ impl Rollout<'_> {
             self.patience().as_mins(),
             self.remedy()
         )
+    }
+
+    /// The message if all Machines are there, and the only outdated ones are those that an operator took to
+    /// another version than their owner requests of them.
+    fn updated_by_hand(&self) -> Option<String> {
+        let by_hand = |machine: &Machine| {
+            is_outdated(machine)
+                && runs_another_version(machine)
+                && machine.spec.version == self.version
+        };
+        let mut outdated = self.machines.iter().filter(|machine| is_outdated(machine));
+        let first = outdated.next().filter(|machine| by_hand(machine))?;
+        let in_the_way = |machine: &&Machine| is_leaving(machine) || has_no_node(machine);
+        if !outdated.all(|machine| by_hand(machine)) || self.machines.iter().any(in_the_way) {
+            return None;
+        }
+        let (runs, wanted) = (observed_version(first), &first.spec.version);
+        let remedy = if runs.version() > wanted.version() {
+            format!("request {runs} of {}", self.owner)
+        } else {
+            format!("create a NodeUpdate that takes it to {wanted}")
+        };
+        Some(format!(
+            "{} runs another version than its Machine requests, which Cluster API does not change: {remedy}",
+            self.named(by_hand)
+        ))
     }
 
     fn remedy(&self) -> String {
@@ -114,7 +145,7 @@ impl Rollout<'_> {
     }
 
     /// The first names of the Machines of which something is true.
-    fn named(&self, is: fn(&Machine) -> bool) -> String {
+    fn named(&self, is: impl Fn(&Machine) -> bool) -> String {
         let machines = self.machines.iter().filter(|machine| is(machine));
         let names: Vec<&str> =
             machines.filter_map(|machine| machine.metadata.name.as_deref()).collect();
@@ -122,6 +153,18 @@ impl Rollout<'_> {
         let list = names[..names.len() - more].join(", ");
         if more == 0 { list } else { format!("{list} and {more} more") }
     }
+}
+
+/// The version that a Machine's kubelet reports.
+pub fn observed_version(machine: &Machine) -> StatedVersion {
+    let info = machine.status.as_ref().and_then(|status| status.node_info.as_ref());
+    info.map(|info| info.kubelet_version.clone()).unwrap_or_default()
+}
+
+/// Whether a Machine's kubelet runs another version than the Machine's spec requests.
+pub fn runs_another_version(machine: &Machine) -> bool {
+    let (runs, wanted) = (observed_version(machine), &machine.spec.version);
+    matches!((runs.version(), wanted.version()), (Some(runs), Some(wanted)) if runs != wanted)
 }
 
 fn conditions_of(machine: &Machine) -> &[Condition] {

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use refit_cluster_api::kinds::{MachineStatus, NodeRef};
+use refit_cluster_api::kinds::{MachineStatus, NodeInfo, NodeRef};
 use refit_kinds::keys;
 
 use super::*;
@@ -29,6 +29,7 @@ fn rollout(since: Option<i64>, replicas: i32, machines: &[Machine]) -> Rollout<'
     Rollout {
         owner: "MachineDeployment edge-1-md-0".to_owned(),
         control_plane: false,
+        version: "v1.34.2".into(),
         unchanged_since: since.map(at),
         scales: false,
         replicas,
@@ -171,4 +172,30 @@ fn no_one_is_advised_to_delete_what_may_be_healthy() {
     let members = Rollout { control_plane: true, ..rollout(None, 3, &members) };
     let message = members.message();
     assert!(!message.contains("delete") && message.contains("unavailable: m-1;"), "{message}");
+}
+
+#[test]
+fn a_machine_that_was_updated_by_hand_is_named_with_the_way_out() {
+    let runs = |name: &str, version: &str| {
+        let mut machine = machine(name, "False", "True");
+        machine.spec.version = "v1.34.2".into();
+        let info = NodeInfo { kubelet_version: version.into(), ..NodeInfo::default() };
+        machine.status.as_mut().unwrap().node_info = Some(info);
+        machine
+    };
+    let others = |up_to_date| ["m-2", "m-3"].map(|name| machine(name, up_to_date, "True"));
+    for (version, remedy) in [
+        ("v1.34.3", "request v1.34.3 of MachineDeployment edge-1-md-0"),
+        ("v1.34.1", "create a NodeUpdate that takes it to v1.34.2"),
+    ] {
+        let [two, three] = others("True");
+        let (reason, message) =
+            blocked_at(9000, Some(0), &[runs("m-1", version), two, three], "").unwrap();
+        assert_eq!(reason, REASON_NOT_REQUESTED);
+        assert!(message.starts_with("m-1 runs another") && message.ends_with(remedy), "{message}");
+    }
+    let [two, three] = others("False");
+    let (_, message) =
+        blocked_at(9000, Some(0), &[runs("m-1", "v1.34.3"), two, three], "").unwrap();
+    assert!(message.contains("has requested no update of m-1, m-2"), "{message}");
 }

@@ -1,7 +1,6 @@
 //! Whether Cluster API's managers present a client certificate that Refit accepts.
 
 use refit_core::certificates::CLIENT;
-use refit_kinds::keys;
 
 use super::{ClientAuth, Facts, Findings, checks::CONTROLLER};
 use crate::reach::Read;
@@ -44,7 +43,7 @@ fn copies(facts: &Facts, found: &mut Findings) {
         Read::Unknown(why) => return found.unknown("copies of Secret refit-hook-client", why),
     };
     for copy in copies {
-        let object = format!("Secret/{}/{}", copy.namespace, keys::HOOK_CLIENT);
+        let object = format!("Secret/{}/{}", copy.namespace, copy.name);
         match &copy.leaf {
             Err(why) => found.fail(&object, format!("cannot read its certificate: {why}"), REMEDY),
             Ok(leaf) if leaf.until <= facts.now => {

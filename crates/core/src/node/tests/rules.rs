@@ -8,6 +8,7 @@ use refit_kinds::{
 
 use super::world::*;
 use crate::{
+    group::Other,
     node::{
         ImageVersion, MachineView, ManagementWrite, NodeView, StaticPod, WorkloadWrite, Write,
         decide_role, is_available, plan_steps, step_names,
@@ -163,6 +164,18 @@ fn too_few_available_machines_hold_a_worker() {
     one.settle();
     assert_eq!((one.gate(), one.slots()), (Gate::Stage, 0));
     assert_eq!(one.blocked_by(), ["GroupUnavailable"]);
+}
+
+#[test]
+fn without_an_unavailable_machine_a_worker_waits_for_a_surge_machine() {
+    let mut one = One::worker().staged();
+    one.limits.max_unavailable = 0;
+    one.settle();
+    assert_eq!((one.gate(), one.slots()), (Gate::Stage, 0));
+    assert_eq!(one.blocked_by(), ["GroupUnavailable"]);
+    one.others.push(Other { machine_uid: "surge".into(), available: true });
+    one.settle();
+    assert_eq!((one.gate(), one.slots()), (Gate::Upgrade, 1));
 }
 
 #[test]
