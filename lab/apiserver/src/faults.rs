@@ -286,6 +286,11 @@ impl Faults<'_> {
         self.0.faults().rules.push(rule);
     }
 
+    /// Whether a rule will still reject or change a request.
+    pub fn has_rules(&self) -> bool {
+        !self.0.faults().rules.is_empty()
+    }
+
     /// Ends every running watch, cleanly.
     pub fn drop_watches(&self) {
         self.0.faults().epoch += 1;

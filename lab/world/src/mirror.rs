@@ -223,7 +223,7 @@ pub(crate) fn management_resources(resource: &Resource) -> Interest {
         (kinds::INFRASTRUCTURE_GROUP | kinds::BOOTSTRAP_GROUP, _)
         | (kinds::CORE_GROUP, "clusters" | "machines") => Interest::Environment,
         (kinds::CONTROL_PLANE_GROUP, _)
-        | (kinds::CORE_GROUP, "machinedeployments")
+        | (kinds::CORE_GROUP, "machinedeployments" | "machinesets")
         | (refit_kinds::refit::GROUP, "nodeupdates" | "updategroups") => Interest::Status,
         _ if resource.custom && group.contains("infrastructure") => Interest::Environment,
         _ => Interest::None,

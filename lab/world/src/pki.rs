@@ -19,6 +19,10 @@ pub const HOOK_SERVICE: &str = "refit-webhook";
 pub const HOOK_HOST: &str = "refit-webhook.refit-system.svc";
 /// Port of the hook server.
 pub const HOOK_PORT: u16 = 443;
+/// Host name at which each controller serves its probes and metrics.
+pub const PROBE_HOST: &str = "refit-probes.refit-system.svc";
+/// Port of probes and metrics.
+pub const PROBE_PORT: u16 = 8081;
 /// Secret with the hook server's certificate.
 pub const HOOK_SECRET: &str = "refit-webhook-tls";
 

@@ -117,7 +117,8 @@ async fn sync_machines(context: &Arc<Context>, set: &Live<MachineSet>) -> Result
             labels
         };
         let is_updating = refit_cluster_api::kinds::update_in_progress(machine.as_ref());
-        if !is_updating && !(is_known && provided_is_known) {
+        let is_compared = is_known && provided_is_known;
+        if !is_updating && !is_compared {
             sync_metadata(context, &machine, &labels, MANAGER_METADATA).await?;
         }
         synced.machines.insert(machine.uid_text().to_owned(), Synced { machine, labels });

@@ -113,14 +113,13 @@ pub(crate) fn plan(view: &View<'_>, state: &mut EnvState) -> PassWrites {
     let initialized = state.clusters.values().filter(|known| known.initialized).count();
     let revision = view.management.revision();
     let around = Some((revision.around_machines, initialized));
-    if state.infrastructure.around != around {
-        infrastructure::forget_hosts(view, state);
+    let is_new_around = state.infrastructure.around != around;
+    if is_new_around {
         state.infrastructure.machines.clear();
     }
-    if state.infrastructure.revision != Some(revision.environment)
-        || state.infrastructure.around != around
-    {
+    if is_new_around || state.infrastructure.revision != Some(revision.environment) {
         infrastructure::machines(view, state, &mut plan);
+        infrastructure::forget_hosts(view, state);
         let settled = plan.calls.is_empty();
         state.infrastructure.revision = settled.then_some(revision.environment);
         state.infrastructure.around = around.filter(|_| settled);

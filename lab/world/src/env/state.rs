@@ -18,13 +18,21 @@ pub(crate) struct EnvState {
     /// The machines that needed no write.
     #[serde(skip)]
     pub infrastructure: SettledMachines,
-    /// The revision of the infrastructure machines, and the number of hosts, for which requested failures
-    /// were last applied.
+    /// The revision of the infrastructure machines, and the hosts, for which requested failures were last
+    /// applied.
     #[serde(skip)]
-    pub failures_seen: Option<(u64, usize)>,
+    pub failures_seen: Option<(u64, Vec<String>)>,
     /// The workload clusters that needed no write, by key.
     #[serde(skip)]
     pub settled: BTreeMap<String, Settled>,
+}
+
+impl EnvState {
+    /// The state for another world with the same objects: revisions count from the start of a world.
+    pub(crate) fn for_restore(&self) -> Self {
+        let (clusters, hosts) = (self.clusters.clone(), self.hosts.clone());
+        Self { clusters, hosts, ..Self::default() }
+    }
 }
 
 /// One workload cluster.

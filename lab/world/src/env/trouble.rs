@@ -12,10 +12,14 @@ pub(crate) const FAIL_STEP: &str = "sandbox.refit.dev/fail-step";
 /// Makes hosts with a new annotation fail.
 pub(crate) fn apply(inner: &Arc<Inner>) {
     let revision = inner.management_mirror.revision().around_machines;
-    let hosts = lock(&inner.hosts).len();
-    let seen = Some((revision, hosts));
-    if std::mem::replace(&mut lock(&inner.env).failures_seen, seen) == seen {
-        return;
+    {
+        let (mut env, hosts) = (lock(&inner.env), lock(&inner.hosts));
+        let is_seen =
+            |(known, keys): &(u64, Vec<String>)| *known == revision && keys.iter().eq(hosts.keys());
+        if env.failures_seen.as_ref().is_some_and(is_seen) {
+            return;
+        }
+        env.failures_seen = Some((revision, hosts.keys().cloned().collect()));
     }
     let ordered: Vec<(String, String)> = lock(&inner.env)
         .hosts

@@ -18,8 +18,8 @@ pub(crate) struct Statement {
 /// A command.
 #[derive(Clone, Debug)]
 pub(super) enum Command {
-    /// Creates the world, optionally with a second replica of the controller.
-    Load(Vec<String>, bool),
+    /// Creates the world.
+    Load(Load),
     /// Lets time pass.
     Pass(SignedDuration),
     /// Waits for a goal, with a time limit.
@@ -28,6 +28,19 @@ pub(super) enum Command {
     At(SignedDuration, Box<Statement>),
     /// Runs an action that takes no time.
     Now(Action),
+}
+
+/// What a world is created from.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Load {
+    /// The manifests.
+    pub(super) files: Vec<String>,
+    /// Whether there is a second replica of the controller.
+    pub(super) standby: bool,
+    /// The seed of everything random, such as names; `None` for the default.
+    pub(super) seed: Option<u64>,
+    /// How often the leader of two controllers renews the Lease; `None` for the default.
+    pub(super) lease: Option<SignedDuration>,
 }
 
 /// The goal of a wait.

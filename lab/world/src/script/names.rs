@@ -94,7 +94,7 @@ impl Names {
 
     /// The real name of `word`: a machine, or `machine-N` for its N-th NodeUpdate. Other words are
     /// returned unchanged.
-    pub(super) fn real(&self, word: &str) -> String {
+    pub(crate) fn real(&self, word: &str) -> String {
         if let Some(real) = self.real.get(word) {
             return real.clone();
         }

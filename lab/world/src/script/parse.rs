@@ -5,8 +5,8 @@ use jiff::SignedDuration;
 use super::{
     Problem,
     command::{
-        Action, Command, Condition, Goal, How, Place, Process, Reference, Show, Source, Statement,
-        Table, Trouble, Wrong, wrong,
+        Action, Command, Condition, Goal, How, Load, Place, Process, Reference, Show, Source,
+        Statement, Table, Trouble, Wrong, wrong,
     },
     field::{Field, Setting},
     words::{self, Word},
@@ -153,15 +153,28 @@ fn command(words: &[Word], here: Option<String>, line: usize) -> Result<Option<C
 }
 
 fn load(rest: &mut Rest<'_>) -> Result<Command, Wrong> {
-    let mut files = rest.all("FILE...")?;
-    let standby = files.ends_with(&["with".to_owned(), "standby".to_owned()]);
-    if standby {
-        files.truncate(files.len() - 2);
+    let mut load = Load::default();
+    let mut has_options = false;
+    while !rest.is_over() && !has_options {
+        has_options = rest.skip("with");
+        if !has_options {
+            load.files.push(rest.next("FILE...")?.text.clone());
+        }
     }
-    if files.is_empty() {
-        return Err(wrong("load", "with standby", "FILE... before it"));
+    if load.files.is_empty() {
+        return Err(wrong("load", words::join(rest.words), "FILE... first"));
     }
-    Ok(Command::Load(files, standby))
+    while has_options {
+        let option = rest.next("standby, seed N or lease TIME")?;
+        match option.text.as_str() {
+            "standby" => load.standby = true,
+            "seed" => load.seed = Some(rest.whole_number("N")?),
+            "lease" => load.lease = Some(rest.time("TIME")?).filter(|time| !time.is_zero()),
+            other => return Err(wrong("load", other, "standby, seed N or lease TIME after with")),
+        }
+        has_options = !rest.is_over();
+    }
+    Ok(Command::Load(load))
 }
 
 fn wait(rest: &mut Rest<'_>) -> Result<Command, Wrong> {
@@ -470,6 +483,11 @@ impl<'a> Rest<'a> {
 
     fn optional_time(&mut self, word: &str) -> Result<Option<SignedDuration>, Wrong> {
         if self.skip(word) { self.time("TIME").map(Some) } else { Ok(None) }
+    }
+
+    fn whole_number(&mut self, want: &str) -> Result<u64, Wrong> {
+        let word = self.next(want)?;
+        word.text.parse().map_err(|_| wrong("number", word.text.as_str(), "a whole number"))
     }
 
     fn number(&mut self, want: &str) -> Result<u32, Wrong> {

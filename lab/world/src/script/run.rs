@@ -8,7 +8,9 @@ use serde_json::Value;
 
 use super::{
     HELP, Problem, ScriptError, ScriptOutcome,
-    command::{Action, Command, Condition, Goal, Place, Show, Source, Statement, Wrong, wrong},
+    command::{
+        Action, Command, Condition, Goal, Load, Place, Show, Source, Statement, Wrong, wrong,
+    },
     files, look, objects, parse, request,
     session::{Later, Session},
     show,
@@ -26,6 +28,7 @@ const MACHINE: &str = "$machine";
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Why a command was not completed.
+#[derive(Debug)]
 pub(crate) enum Stop {
     /// The script is invalid, or names something that does not exist.
     Wrong(Wrong),
@@ -168,7 +171,7 @@ impl Runner<'_> {
         let statement = &self.bound(statement)?;
         match &statement.command {
             None => return Ok(()),
-            Some(Command::Load(files, standby)) => self.load(files, *standby).await?,
+            Some(Command::Load(load)) => self.load(load).await?,
             Some(Command::Pass(time)) => self.pass(*time).await?,
             Some(Command::Wait(goal, time)) => self.wait(goal, *time).await?,
             Some(Command::At(time, inner)) => {
@@ -201,14 +204,15 @@ impl Runner<'_> {
         Ok(())
     }
 
-    async fn load(&mut self, files: &[String], standby: bool) -> Result<(), Stop> {
-        let paths = files
+    async fn load(&mut self, load: &Load) -> Result<(), Stop> {
+        let paths = load
+            .files
             .iter()
             .map(|file| files::find(&self.directories, file))
             .collect::<Result<Vec<_>, _>>()?;
         let texts = paths
             .iter()
-            .zip(files)
+            .zip(&load.files)
             .map(|(path, file)| Ok((file.as_str(), files::read(path, file)?)))
             .collect::<Result<Vec<_>, Wrong>>()?;
         let named = texts.iter().map(|(name, text)| (*name, text.as_bytes()));
@@ -216,7 +220,13 @@ impl Runner<'_> {
         manifests::rehearse(&loaded).await.map_err(Stop::Load)?;
         let objects: Vec<Value> = loaded.into_iter().map(|manifest| manifest.object).collect();
         let count = objects.len();
-        let options = WorldOptions { two_controllers: standby, ..WorldOptions::new(objects) };
+        let defaults = WorldOptions::new(objects);
+        let options = WorldOptions {
+            two_controllers: load.standby,
+            seed: load.seed.unwrap_or(defaults.seed),
+            lease_retry: load.lease.and_then(|time| time.try_into().ok()),
+            ..defaults
+        };
         let world = World::new(options).await.map_err(Stop::World)?;
         self.session = Some(Session::new(world));
         self.print_line(&format!("{count} objects"))

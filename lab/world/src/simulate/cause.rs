@@ -1,19 +1,28 @@
 //! Whether what a NodeUpdate waits for is so in the world.
 
+use std::sync::Arc;
+
 use lab_simhost::kubelet::is_ready;
 use refit_core::{
     node::DrainReason,
     report::{Reason, RefusalReason},
 };
 use refit_kinds::{
-    json::{annotation, label, name, namespace, text},
+    json::{annotation, is_true, label, name, namespace, text},
     keys, refit,
+    version::StatedVersion,
 };
 use serde_json::Value;
 
 use crate::{
-    script::{look::owners, session::Session},
-    world::{Actor, World, lock, status::is_final},
+    script::{
+        look::{newest_update, owners, owns},
+        session::Session,
+    },
+    world::{
+        Actor, World, lock,
+        status::{is_final, phase},
+    },
 };
 
 /// Whether what a reason names is still so in the world; `None` if the world does not show it.
@@ -68,6 +77,44 @@ pub(super) fn cause_holds(
             Some(apis.iter().any(|(key, up)| key.ends_with(&format!("/{object}")) && !up))
         }
         RefusalReason::EvictionRefused => Some(is_in_workload(world, update, "pods", object)),
+        RefusalReason::PodDisruptionBudget => Some(
+            is_in_workload(world, update, "pods", object)
+                || in_workload(world, update, "poddisruptionbudgets.policy", object)
+                    .is_some_and(|budget| budget["status"]["disruptionsAllowed"] == 0),
+        ),
+        RefusalReason::NodeNotVerified => {
+            let node = own.and_then(|machine| world.node_of(machine))?;
+            let goal = text(update, "/spec/goal/kubernetesVersion");
+            let runs = text(&node, "/status/nodeInfo/kubeletVersion");
+            let ill = static_pods(world, update, object)
+                .iter()
+                .any(|pod| !is_ready(pod) || !runs_version(pod, goal));
+            Some(!is_ready(&node) || runs != goal || ill)
+        }
+        RefusalReason::OlderPlanRunning => {
+            let plan = in_workload(world, update, "hostplans.refit.dev", object)?;
+            let id = text(&plan, "/spec/planId");
+            let is_foreign = !id.is_empty() && id != text(update, "/metadata/uid");
+            let ended = text(&plan, "/status/planId") == id
+                && ["Succeeded", "Failed", "Stopped"].contains(&text(&plan, "/status/state"));
+            Some(is_foreign && !ended)
+        }
+        RefusalReason::ControlPlaneBehind => Some(is_control_plane_behind(world, own?, update)),
+        RefusalReason::GroupUnavailable => Some(lacks_others(world, own?)),
+        RefusalReason::GroupNotReady => {
+            let owner = owner_name(own?);
+            let groups = world.update_groups();
+            Some(!groups.iter().any(|group| text(group, "/spec/owner/name") == owner))
+        }
+        // An API of a simulation rejects requests only on request of the script. A rest of the rejections
+        // that nothing has used up yet counts as a cause.
+        RefusalReason::ApiRefused | RefusalReason::ApiErrors => {
+            let workloads = lock(&world.inner.workloads);
+            let servers = workloads.values().map(|workload| &workload.server);
+            Some(
+                [world.management()].into_iter().chain(servers).any(|one| one.faults().has_rules()),
+            )
+        }
         RefusalReason::Paused => Some(is_paused(world, own?)),
         RefusalReason::HostSettingsAnnotation => {
             let (_, owner) = object.rsplit_once(' ').unwrap_or_default();
@@ -79,18 +126,10 @@ pub(super) fn cause_holds(
             let names = object.trim_start_matches("HostSettings ").split(", ");
             Some(names.into_iter().all(|wanted| there.iter().any(|one| name(one) == wanted)))
         }
-        // The world shows these only to the code that finds them.
-        RefusalReason::GroupUnavailable
-        | RefusalReason::ControlPlaneBehind
-        | RefusalReason::AgentTooOld
+        // No world of a simulation has these.
+        RefusalReason::AgentTooOld
         | RefusalReason::HostSettingsUnreadable
-        | RefusalReason::PodDisruptionBudget
-        | RefusalReason::NodeNotVerified
-        | RefusalReason::OlderPlanRunning
         | RefusalReason::NoGroup
-        | RefusalReason::GroupNotReady
-        | RefusalReason::ApiRefused
-        | RefusalReason::ApiErrors
         | RefusalReason::ClusterTooLarge
         | RefusalReason::Drain => None,
     }
@@ -98,16 +137,91 @@ pub(super) fn cause_holds(
 
 /// Whether an object that a reason names as `namespace/name` or `name` is in the workload cluster.
 fn is_in_workload(world: &World, update: &Value, resource: &str, object: &str) -> bool {
-    let machine = text(update, "/spec/machineRef/name");
-    let machines = world.machines();
-    let Some(machine) = machines.iter().find(|one| name(one) == machine) else {
-        return false;
-    };
-    let key = format!("{}/{}", namespace(machine), text(machine, "/spec/clusterName"));
+    in_workload(world, update, resource, object).is_some()
+}
+
+fn in_workload(world: &World, update: &Value, resource: &str, object: &str) -> Option<Value> {
     let (namespace, name) = object.split_once('/').unwrap_or(("", object));
     let (plural, group) = resource.split_once('.').unwrap_or((resource, ""));
-    let server = world.workload(&key);
-    server.is_some_and(|server| server.get_value(group, plural, namespace, name).is_some())
+    world.workload(&cluster_of(world, update)?)?.get_value(group, plural, namespace, name)
+}
+
+/// The key of the cluster of a NodeUpdate's Machine.
+fn cluster_of(world: &World, update: &Value) -> Option<String> {
+    let machine = text(update, "/spec/machineRef/name");
+    let machines = world.machines();
+    let machine = machines.iter().find(|one| name(one) == machine)?;
+    Some(format!("{}/{}", namespace(machine), text(machine, "/spec/clusterName")))
+}
+
+/// The static pods of the control plane on a node.
+fn static_pods(world: &World, update: &Value, node: &str) -> Vec<Arc<Value>> {
+    let workloads = lock(&world.inner.workloads);
+    let workload = cluster_of(world, update).and_then(|key| workloads.get(&key));
+    let mut pods = workload.map(|workload| workload.mirror.list("pods")).unwrap_or_default();
+    pods.retain(|pod| is_control_plane_pod(pod, node));
+    pods
+}
+
+fn is_control_plane_pod(pod: &Value, node: &str) -> bool {
+    label(pod, "tier") == Some("control-plane") && text(pod, "/spec/nodeName") == node
+}
+
+/// Whether a static pod runs a version of Kubernetes; etcd has its own.
+fn runs_version(pod: &Value, version: &str) -> bool {
+    let image = text(pod, "/spec/containers/0/image");
+    label(pod, "component") == Some("etcd") || image.ends_with(&format!(":{version}"))
+}
+
+/// Whether a member of the control plane of a Machine's cluster runs a lower minor version than the goal
+/// of an update, or what it runs is unknown.
+fn is_control_plane_behind(world: &World, own: &Value, update: &Value) -> bool {
+    let version = |text: &str| StatedVersion::from(text).version().cloned();
+    let Some(goal) = version(text(update, "/spec/goal/kubernetesVersion")) else {
+        return false;
+    };
+    let cluster = text(own, "/spec/clusterName");
+    let machines = world.machines();
+    let mut members = machines.iter().filter(|machine| {
+        label(machine, keys::CONTROL_PLANE).is_some()
+            && text(machine, "/spec/clusterName") == cluster
+    });
+    members.any(|member| {
+        let node = world.node_of(member);
+        let runs = node.as_deref().map(|node| text(node, "/status/nodeInfo/kubeletVersion"));
+        runs.and_then(version).is_none_or(|runs| runs.minor_below(&goal))
+    })
+}
+
+/// The name of the control plane or MachineDeployment of a Machine.
+fn owner_name(machine: &Value) -> &str {
+    let owner = label(machine, keys::DEPLOYMENT_NAME);
+    owner.or_else(|| label(machine, keys::CONTROL_PLANE_NAME)).unwrap_or_default()
+}
+
+/// Whether another machine of a Machine's group is missing or not available: only then can too few of them
+/// be.
+fn lacks_others(world: &World, own: &Value) -> bool {
+    let owner = owner_name(own);
+    let machines = world.machines();
+    let members: Vec<_> = machines.iter().filter(|one| owner_name(one) == owner).collect();
+    let owners = owners(world);
+    let replicas = owners.iter().find(|one| name(one) == owner && owns(one, own));
+    let wanted = replicas.and_then(|owner| owner["spec"]["replicas"].as_u64());
+    let is_short = wanted.is_some_and(|wanted| (members.len() as u64) < wanted);
+    let mut others = members.into_iter().filter(|one| name(one) != name(own));
+    is_short || others.any(|other| !stands_in(world, other))
+}
+
+/// Whether a machine can stand in for another: [`refit_core::node::is_available`], as the world shows it.
+fn stands_in(world: &World, machine: &Value) -> bool {
+    let is_leaving = machine["metadata"]["deletionTimestamp"].is_string();
+    let serves = world
+        .node_of(machine)
+        .is_some_and(|node| is_ready(&node) && annotation(&node, keys::CORDONED_BY).is_none());
+    let waits = annotation(machine, keys::UPDATE_IN_PROGRESS).is_some()
+        && newest_update(world, machine).is_none_or(|one| phase(&one).is_undisturbed());
+    !is_leaving && serves && (waits || is_true(machine, refit_kinds::conditions::AVAILABLE))
 }
 
 /// Whether an operator has paused a Machine or its Cluster.
@@ -155,9 +269,7 @@ fn is_healthy(world: &World, node: &str) -> bool {
             let workloads = lock(&world.inner.workloads);
             let pods = workloads.get(cluster).map(|workload| workload.mirror.list("pods"));
             let mut pods = pods.unwrap_or_default();
-            pods.retain(|pod| {
-                label(pod, "tier") == Some("control-plane") && text(pod, "/spec/nodeName") == node
-            });
+            pods.retain(|pod| is_control_plane_pod(pod, node));
             is_ready(object) && !pods.is_empty() && pods.iter().all(|pod| is_ready(pod))
         })
 }

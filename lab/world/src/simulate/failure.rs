@@ -6,13 +6,18 @@ use super::{
 };
 use crate::{random::Random, script::parse};
 
-const KINDS: [&str; 9] = [
+/// The kinds that Refit watches.
+const KINDS: [&str; 13] = [
     "machine",
     "nodeupdate",
     "updategroup",
     "cluster",
     "md",
     "kcp",
+    "machineset",
+    "namespace",
+    "hostsettings",
+    "machinedrainrule",
     "edge-1:node",
     "edge-1:pod",
     "edge-1:hostplan",

@@ -62,7 +62,7 @@ pub enum FaultKind {
     Incident,
     /// Cluster API sends an old request again.
     Repeat,
-    /// An operator pauses the cluster, and resumes it later.
+    /// An operator pauses the cluster or an object of it, and resumes it later.
     Pause,
     /// An operator cordons a node, and uncordons it later.
     Cordon,
@@ -142,7 +142,7 @@ impl FaultKind {
         match self {
             // Without its only control plane host a cluster is gone.
             Self::HostLost | Self::Incident => shape.control_plane > 1 || shape.workers > 0,
-            Self::Scale | Self::Flip | Self::ByHand => shape.workers > 0,
+            Self::Flip | Self::ByHand => shape.workers > 0,
             Self::Remediate => shape.health_check,
             Self::Outage
             | Self::HalfOpen
@@ -166,6 +166,7 @@ impl FaultKind {
             | Self::Volume
             | Self::Budget
             | Self::Settings
+            | Self::Scale
             | Self::DeleteMachine
             | Self::DeleteUpdate
             | Self::Abort
@@ -214,7 +215,7 @@ impl FaultKind {
             Self::ClockStep => failure::clock_step(random, setting),
             Self::Kill => failure::kill(random, setting),
             Self::Repeat => vec![format!("repeat {}", setting.machine)],
-            Self::Pause => operator::pause(random),
+            Self::Pause => operator::pause(random, setting),
             Self::Cordon => operator::cordon(random, &setting.machine),
             Self::StuckPod => operator::stuck_pod(random, &setting.machine),
             Self::Volume => operator::volume(random, &setting.machine),

@@ -14,8 +14,15 @@ fn passing(random: &mut Random, field: &str, value: &str, back: &str) -> Vec<Str
     vec![format!("change {field} {value}"), format!("at {time}m change {field} {back}")]
 }
 
-pub(super) fn pause(random: &mut Random) -> Vec<String> {
-    passing(random, &format!("cluster/{CLUSTER} spec.paused"), "true", "-")
+/// The whole cluster by its field, or one object by the annotation.
+pub(super) fn pause(random: &mut Random, setting: &Setting<'_>) -> Vec<String> {
+    if random.chance(1, 2) {
+        return passing(random, &format!("cluster/{CLUSTER} spec.paused"), "true", "-");
+    }
+    let owner = setting.shape.owner(random);
+    let machine = format!("machine/{}", setting.machine);
+    let object = random.pick(&[format!("cluster/{CLUSTER}"), owner, machine]).clone();
+    passing(random, &format!("{object} metadata.annotations.\"{}\"", keys::PAUSED), "\"\"", "-")
 }
 
 pub(super) fn cordon(random: &mut Random, machine: &str) -> Vec<String> {
@@ -62,6 +69,12 @@ pub(super) fn settings(random: &mut Random, shape: &Shape) -> Vec<String> {
 }
 
 pub(super) fn scale(random: &mut Random, shape: &Shape) -> Vec<String> {
+    if shape.workers == 0 || random.chance(1, 3) {
+        // Odd numbers only: etcd is stacked.
+        let count = shape.control_plane;
+        let field = format!("kcp/{CLUSTER} spec.replicas");
+        return passing(random, &field, &(count + 2).to_string(), &count.to_string());
+    }
     let count = shape.workers;
     let other = if random.chance(1, 2) { count + 1 } else { count.max(2) - 1 };
     let field = format!("md/{DEPLOYMENT} spec.replicas");

@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// How long a wait may have no reason.
-const SILENT: SignedDuration = SignedDuration::from_secs(90);
+const SILENT: SignedDuration = SignedDuration::from_mins(1);
 /// How long the host may be at work on one step: longer than the longest timeout of a step.
 const AT_WORK: SignedDuration = SignedDuration::from_mins(65);
 /// How long a host whose turn it is may be silent: as long as its last report counts as fresh.
@@ -135,6 +135,124 @@ impl Oracle {
         // The first problem shows the cause.
         if self.problems.is_empty() {
             self.problems.push(Problem { rule, text: session.names.shown(text) });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        direct::{Call, Direct},
+        manifests,
+        script::{parse, run::Runner},
+        simulate::{
+            OUT_OF_REACH,
+            plan::{MANIFESTS, Plan},
+        },
+        world::{self, Actor, World, WorldOptions},
+    };
+
+    /// Stands for the name of the updated machine.
+    const MACHINE: &str = "edge-1-1";
+
+    /// The rules that a NodeUpdate with this status breaks within some minutes. No controller runs, and all
+    /// machines are healthy until these lines of a script run.
+    fn broken_by(lines: &str, status: &Value, minutes: i64) -> Vec<Rule> {
+        let plan = Plan::new(11, 0, &[]);
+        let yaml = plan.shape.manifests();
+        let objects = manifests::parse([(MANIFESTS, yaml.as_bytes())]).unwrap();
+        let objects = objects.into_iter().map(|manifest| manifest.object).collect();
+        world::runtime().unwrap().block_on(async {
+            let world = World::new(WorldOptions::new(objects)).await.unwrap();
+            let mut out = Vec::new();
+            let mut runner = Runner {
+                file: "test".to_owned(),
+                directories: Vec::new(),
+                out: &mut out,
+                session: Some(Session::new(world)),
+            };
+            let script = "wait cluster/edge-1 ready 15m\nupdate edge-1-1 to v1.35.0\n\
+                          wait nodeupdate/edge-1-1-1 status.phase=Staging 1m";
+            for statement in parse::lines(script).unwrap() {
+                assert!(runner.statement(&statement).await.is_ok(), "{}", statement.text);
+            }
+            let session = runner.session().unwrap();
+            session.world.inner.dismiss(&Actor::Controller);
+            session.world.inner.dismiss(&Actor::Capi);
+            for statement in parse::lines(lines).unwrap() {
+                assert!(runner.statement(&statement).await.is_ok(), "{}", statement.text);
+            }
+            let session = runner.session().unwrap();
+            let real = session.names.real(MACHINE);
+            let status: Value =
+                serde_json::from_str(&status.to_string().replace(MACHINE, &real)).unwrap();
+            let api = Direct::new(session.world.management().clone(), "test");
+            let updates = session.world.node_updates();
+            let path = format!(
+                "/apis/refit.dev/v1alpha1/namespaces/default/nodeupdates/{}/status",
+                name(&updates[0])
+            );
+            api.send(Call::merge(path, json!({"status": status}))).await.unwrap();
+            session.oracle = Some(Oracle::default());
+            session.impaired_until = session.world.now() - GRACE;
+            runner.pass(SignedDuration::from_mins(minutes)).await.unwrap();
+            let oracle = runner.session().unwrap().oracle.take().unwrap();
+            runner.session = None;
+            oracle.problems.into_iter().map(|problem| problem.rule).collect()
+        })
+    }
+
+    fn waiting(blocked_by: &Value) -> Value {
+        json!({"phase": "Waiting", "steps": [], "blockedBy": blocked_by})
+    }
+
+    fn blocked_by(reason: &str, object: &str) -> Value {
+        waiting(&json!([{"reason": reason, "object": object, "message": "m",
+                           "since": "2026-03-02T08:00:00Z"}]))
+    }
+
+    #[test]
+    fn a_wait_of_over_a_minute_needs_a_reason() {
+        assert_eq!(broken_by("", &waiting(&json!([])), 1), []);
+        assert_eq!(broken_by("", &waiting(&json!([])), 2), [Rule::SilentWait]);
+    }
+
+    #[test]
+    fn a_wait_must_end_minutes_after_its_cause() {
+        let gone = blocked_by("NodeNotReady", MACHINE);
+        assert_eq!(broken_by("", &gone, 4), []);
+        assert_eq!(broken_by("", &gone, 6), [Rule::WaitOutlivesCause]);
+    }
+
+    /// Reasons whose cause holds for a node that does not run the goal yet.
+    const BEHIND: [&str; 2] = ["NodeNotVerified", "ControlPlaneBehind"];
+
+    #[test]
+    fn a_cause_that_is_gone_is_seen_whatever_the_reason() {
+        let judged = Reason::all().filter(|reason| !OUT_OF_REACH.contains(reason));
+        for reason in judged {
+            let gone =
+                if BEHIND.contains(&reason) { vec![] } else { vec![Rule::WaitOutlivesCause] };
+            assert_eq!(broken_by("", &blocked_by(reason, MACHINE), 6), gone, "{reason}");
+        }
+    }
+
+    #[test]
+    fn a_cause_that_holds_is_no_problem() {
+        for (lines, reason, object) in [
+            ("change cluster/edge-1 spec.paused true", "Paused", "Cluster edge-1"),
+            (
+                "change edge-1:poddisruptionbudget/web spec.maxUnavailable 0",
+                "PodDisruptionBudget",
+                "default/web",
+            ),
+            ("break agent edge-1-1", "NoFreshReport", MACHINE),
+            ("break requests edge-1 500 times 9 of nothing", "ApiErrors", "a request"),
+        ] {
+            assert_eq!(broken_by(lines, &blocked_by(reason, object), 6), [], "{reason}");
         }
     }
 }

@@ -4,6 +4,7 @@ use strum::VariantArray as _;
 
 use super::{
     fault::{FaultKind, Setting},
+    run::LEASE_RETRY,
     shape::{CLUSTER, Shape},
 };
 use crate::{random::Random, script::parse};
@@ -101,8 +102,9 @@ impl Plan {
 
     /// The first lines of the plan's script.
     pub(super) fn head(&self) -> String {
-        let standby = if self.shape.standby { " with standby" } else { "" };
-        format!("# Seed {}.\nload {MANIFESTS}{standby}\n", self.seed)
+        let standby = if self.shape.standby { " standby" } else { "" };
+        let (seed, lease) = (self.seed, LEASE_RETRY.as_secs());
+        format!("# Seed {seed}.\nload {MANIFESTS} with{standby} seed {seed} lease {lease}s\n")
     }
 }
 

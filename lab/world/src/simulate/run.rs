@@ -41,7 +41,7 @@ const REST: u32 = 6;
 const STILL: SignedDuration = SignedDuration::from_mins(30);
 
 /// At the default, renewals would be half of all requests.
-const LEASE_RETRY: Duration = Duration::from_secs(5);
+pub(super) const LEASE_RETRY: Duration = Duration::from_secs(5);
 
 /// The last lines of a script.
 const END: &str = "show machines\nshow updates\nshow groups\n";
@@ -150,16 +150,16 @@ async fn run_in_world(plan: &Plan, sabotage: Option<Sabotage>) -> Run {
     if let Some(session) = runner.session.take() {
         run.problems = judge(&session, &run.happened, outcome);
         run.counts.add(&lock(&seen));
-        let machines = session.world.machines();
-        let updates = session.world.node_updates();
-        let groups = session.world.update_groups();
-        for object in machines.iter().chain(&updates).chain(&groups) {
-            run.output.push_str(&object.to_string());
-            run.output.push('\n');
-        }
+        run.output = listed(&session.world);
     }
     run.output.insert_str(0, &String::from_utf8_lossy(&out));
     run
+}
+
+/// The objects that a run is about, a line each.
+fn listed(world: &World) -> String {
+    let all = [world.machines(), world.node_updates(), world.update_groups()];
+    all.iter().flatten().map(|object| object.to_string() + "\n").collect()
 }
 
 /// Counts phases and reasons, write by write.
@@ -272,10 +272,14 @@ async fn run_line(
 ) -> Result<bool, Stop> {
     let text = &statement.text;
     runner.print_line(&format!("> {text}"))?;
+    let start = runner.session()?.world.now();
     let outcome = runner.statement(statement).await;
+    let passed = words::shown(runner.session()?.world.now().duration_since(start));
     let line = match &outcome {
         // In a script, a wait that runs out would be the end.
-        Err(Stop::RanOut(_)) => format!("wait {}", text.rsplit(' ').next().unwrap_or_default()),
+        Err(Stop::RanOut(_)) => format!("wait {passed}"),
+        // A line for later was not possible.
+        Err(Stop::Wrong(_)) if text.starts_with("wait") => format!("wait {passed}"),
         Err(Stop::Wrong(_)) => format!("# not possible: {}", text.replace('\n', " ")),
         Ok(()) | Err(_) => text.clone(),
     };
@@ -329,4 +333,38 @@ fn judge(session: &Session, happened: &[Happened], outcome: Result<(), Stop>) ->
         }
     }
     problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The objects at the end of a script.
+    fn objects_after(manifests: &str, script: &str) -> String {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join(MANIFESTS), manifests).unwrap();
+        let statements = parse::script("seed", script).unwrap();
+        let mut out = Vec::new();
+        let directories = vec![directory.path().to_owned()];
+        let mut runner =
+            Runner { file: "seed".to_owned(), directories, out: &mut out, session: None };
+        world::runtime().unwrap().block_on(async {
+            for statement in &statements {
+                assert!(runner.statement(statement).await.is_ok(), "{}", statement.text);
+            }
+            let session = runner.session.take().unwrap();
+            listed(&session.world)
+        })
+    }
+
+    #[test]
+    fn the_script_of_a_run_repeats_it() {
+        for seed in [2, 8] {
+            let plan = Plan::new(seed, 3, &[FaultKind::Kill, FaultKind::Budget, FaultKind::Pause]);
+            let run = run(&plan, None);
+            assert_eq!(run.problems, []);
+            let repeated = objects_after(&plan.shape.manifests(), &run.script);
+            assert!(repeated.len() > 1000 && run.output.ends_with(&repeated), "{}", run.script);
+        }
+    }
 }

@@ -82,7 +82,7 @@ impl World {
             ),
             management_identity: snapshot.management_identity.clone(),
             hook_identity: snapshot.hook_identity.clone(),
-            env: snapshot.env.clone(),
+            env: snapshot.env.for_restore(),
             incarnations: snapshot.incarnations.iter().cloned().collect(),
             authentication,
         };

@@ -86,6 +86,10 @@ impl Inner {
         }
     }
 
+    fn probe_listener(&self, actor: &Actor) -> Listener {
+        self.network.join(pki::PROBE_HOST, pki::PROBE_PORT, &actor.to_string())
+    }
+
     pub(crate) fn close_hooks(&self, actor: &Actor) {
         let (host, port) = (pki::HOOK_HOST, pki::HOOK_PORT);
         if self.two_controllers {
@@ -142,6 +146,7 @@ impl Inner {
                             let retry_period = self.lease_retry.unwrap_or(defaults.retry_period);
                             LeaseSettings { retry_period, ..defaults }
                         }),
+                        probes: Some(self.probe_listener(actor).behind(gate)),
                         ..Process::default()
                     },
                 };
