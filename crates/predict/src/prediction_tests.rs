@@ -379,7 +379,7 @@ fn blockers_are_named() {
         "apiVersion": "refit.dev/v1alpha1", "kind": "NodeUpdate",
         "metadata": {"name": "edge-1-1-1", "namespace": "default", "uid": "u-1"},
         "spec": {"machineRef": {"name": "edge-1-1", "uid": "edge-1-1"},
-            "goal": {"kubernetesVersion": NEW}},
+            "origin": "Hook", "goal": {"kubernetesVersion": NEW}, "goalHash": "h"},
         "status": {"phase": "Failed", "failureReason": "CommandFailed",
             "failureMessage": "kubeadm upgrade node ended with 1"},
     }));

@@ -92,7 +92,8 @@ pub(super) fn cause_holds(
             Some(!is_ready(&node) || runs != goal || ill)
         }
         RefusalReason::OlderPlanRunning => {
-            let plan = in_workload(world, update, "hostplans.refit.dev", object)?;
+            let plan = format!("{}/{object}", keys::HOST_PLAN_NAMESPACE);
+            let plan = in_workload(world, update, "hostplans.refit.dev", &plan)?;
             let id = text(&plan, "/spec/planId");
             let is_foreign = !id.is_empty() && id != text(update, "/metadata/uid");
             let ended = text(&plan, "/status/planId") == id
