@@ -207,7 +207,7 @@ async fn control_plane(client: &Client, clock: Clock) {
     status(client, &cluster, initialised).await;
     let owned: KubeadmControlPlane = made(
         client,
-        json!({"metadata": {"name": "edge-1"}, "spec": {"replicas": 1, "version": "v1.34.2"}}),
+        json!({"metadata": {"name": "edge-1"}, "spec": {"replicas": 1, "version": "v1.35.0"}}),
     )
     .await;
     let machine: Machine = made(
