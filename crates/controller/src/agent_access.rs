@@ -239,6 +239,8 @@ fn binding(node: &ObjectMeta) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::core::v1::Node;
+
     use super::*;
 
     fn node(uid: &str) -> ObjectMeta {
@@ -254,6 +256,19 @@ mod tests {
         for rule in role(&node("u"))["rules"].as_array().unwrap() {
             assert_eq!(rule["resourceNames"], json!(["n1"]));
         }
+    }
+
+    #[tokio::test]
+    async fn nodes_that_are_gone_are_forgotten() {
+        let (access, nodes) = (AgentAccess::default(), Store::default());
+        for name in ["n1", "n2"] {
+            access.lock().insert(name.to_owned(), "u".to_owned());
+        }
+        let kept = Node { metadata: node("u"), ..Node::default() };
+        nodes.insert(NodeRecord::from(kept));
+        let client = crate::scan_tests::unconnected().client;
+        access.pass(&client, &nodes, &mut false).await.unwrap();
+        assert_eq!(access.lock().keys().collect::<Vec<_>>(), ["n1"]);
     }
 
     #[test]

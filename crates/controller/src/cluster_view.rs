@@ -210,3 +210,33 @@ impl SessionDelay {
         delay.min(RETRY_CEILING)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(synced: bool) -> ClusterView {
+        let view = ClusterView::new(Store::default(), 1, Timestamp::UNIX_EPOCH);
+        if synced {
+            view.host_plans.mark_ready();
+            view.nodes.mark_ready();
+            view.static_pods.mark_ready();
+        }
+        view
+    }
+
+    #[test]
+    fn sessions_that_end_soon_after_their_lists_follow_each_other_ever_more_slowly() {
+        let seconds = |delay: &mut SessionDelay, synced, lasted| {
+            delay.after(&view(synced), Duration::from_secs(lasted), false).as_secs()
+        };
+        let mut delay = SessionDelay::default();
+        let unlisted: Vec<u64> = (0..3).map(|_| seconds(&mut delay, false, 10)).collect();
+        assert_eq!(unlisted, [5, 5, 5], "the cluster is down, and will be back");
+        let listed: Vec<u64> = (0..9).map(|_| seconds(&mut delay, true, 10)).collect();
+        assert_eq!(listed, [5, 10, 20, 40, 80, 160, 300, 300, 300]);
+        assert_eq!(seconds(&mut delay, true, 301), 5, "a session that worked for long");
+        let too_large = delay.after(&view(true), Duration::ZERO, true);
+        assert_eq!(too_large, RETRY_CEILING);
+    }
+}

@@ -164,7 +164,7 @@ pub(crate) fn machines_of(stores: &Stores, group: &ObjectKey) -> Vec<Arc<Machine
 /// Whether a group has fewer Machines than its owner asks for; Machines that are being deleted count.
 pub(crate) fn lacks_machines(stores: &Stores, group: &Group) -> bool {
     let present = machines_of(stores, &group.key).len();
-    limits_of(stores, group, present).lacks(present)
+    limits_of(stores, group, || present).lacks(present)
 }
 
 /// The Machines of a MachineSet, in order of their names.
@@ -185,11 +185,20 @@ pub(crate) fn node_updates_of_machine(
     stores.node_updates.listed(&UPDATES_BY_MACHINE, machine)
 }
 
+/// The NodeUpdates of each of these Machines, in their order.
+pub(crate) fn node_updates_of(
+    stores: &Stores,
+    machines: &[Arc<Machine>],
+) -> Vec<Vec<Arc<NodeUpdate>>> {
+    let key = |machine: &Arc<Machine>| ObjectKey::of(machine.as_ref());
+    machines.iter().map(|machine| node_updates_of_machine(stores, &key(machine))).collect()
+}
+
 /// Keys of the unfinished NodeUpdates of a group's Machines.
 pub(crate) fn unfinished_of_group(stores: &Stores, group: &ObjectKey) -> Vec<ObjectKey> {
-    machines_of(stores, group)
-        .iter()
-        .flat_map(|machine| node_updates_of_machine(stores, &ObjectKey::of(machine.as_ref())))
+    node_updates_of(stores, &machines_of(stores, group))
+        .into_iter()
+        .flatten()
         .filter(|update| !phase_of(update).is_final())
         .map(|update| ObjectKey::of(update.as_ref()))
         .collect()

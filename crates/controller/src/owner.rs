@@ -149,24 +149,25 @@ impl LiveOwner {
 
 /// How many machines of a group may be down, from its owner's spec. `present` replaces the replicas
 /// of an unknown owner.
-pub(crate) fn limits_of(stores: &Stores, group: &Group, present: usize) -> Limits {
-    let present = i32::try_from(present).unwrap_or(i32::MAX);
+pub(crate) fn limits_of(stores: &Stores, group: &Group, present: impl FnOnce() -> usize) -> Limits {
+    let present = || i32::try_from(present()).unwrap_or(i32::MAX);
     let key = group.owner_key();
     match group.spec.owner.owner() {
         Owner::ControlPlane => {
             let replicas = stores.control_planes.get(&key).and_then(|owner| owner.spec.replicas);
-            Limits::control_plane(replicas.unwrap_or(present))
+            Limits::control_plane(replicas.unwrap_or_else(present))
         }
         Owner::Deployment => {
             let owner = stores.machine_deployments.get(&key);
-            let replicas = owner.as_ref().and_then(|owner| owner.spec.replicas).unwrap_or(present);
+            let replicas = owner.as_ref().and_then(|owner| owner.spec.replicas);
+            let replicas = replicas.unwrap_or_else(present);
             let max_unavailable = owner.map_or(0, |owner| owner.max_unavailable(replicas.into()));
             let max_unavailable = i32::try_from(max_unavailable).unwrap_or(i32::MAX);
             Limits { replicas, max_unavailable }
         }
         Owner::Set => {
             let replicas = stores.machine_sets.get(&key).and_then(|owner| owner.spec.replicas);
-            Limits { replicas: replicas.unwrap_or(present), max_unavailable: 1 }
+            Limits { replicas: replicas.unwrap_or_else(present), max_unavailable: 1 }
         }
     }
 }
@@ -211,7 +212,7 @@ mod tests {
     #[test]
     fn a_percentage_of_unavailable_machines_is_rounded_down() {
         let group = group("MachineDeployment");
-        let slots = |replicas, max| limits_of(&deployment(replicas, &max), &group, 0).slots();
+        let slots = |replicas, max| limits_of(&deployment(replicas, &max), &group, || 0).slots();
         assert_eq!(slots(10, json!("25%")), 2);
         assert_eq!(slots(3, json!("25%")), 1);
         assert_eq!(slots(5, json!(3)), 3);
@@ -243,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_control_plane_has_one_slot_whatever_its_size() {
-        let limits = limits_of(&Stores::default(), &group("KubeadmControlPlane"), 5);
+        let limits = limits_of(&Stores::default(), &group("KubeadmControlPlane"), || 5);
         assert_eq!((limits.slots(), limits.others_needed()), (1, 4));
     }
 

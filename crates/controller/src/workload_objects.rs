@@ -3,7 +3,7 @@
 //! A Node lists its images, and its administrator decides how long its texts are: whole objects of all
 //! workload clusters would not fit in memory.
 
-use std::{borrow::Cow, marker::PhantomData};
+use std::{borrow::Cow, marker::PhantomData, sync::Arc};
 
 use k8s_openapi::{
     api::core::v1::{Node, Pod},
@@ -16,7 +16,7 @@ use refit_runtime::store::Limits;
 use serde::{Deserialize, Deserializer};
 
 /// What is kept of a Node.
-pub(crate) type NodeRecord = Record<Node, NodeView>;
+pub(crate) type NodeRecord = Record<Node, Arc<NodeView>>;
 /// What is kept of a mirror pod; `None` for a pod that is not part of a control plane.
 pub(crate) type PodRecord = Record<Pod, Option<StaticPod>>;
 
@@ -45,9 +45,9 @@ trait ViewOf<K> {
     fn view_of(object: &K) -> Self;
 }
 
-impl ViewOf<Node> for NodeView {
+impl ViewOf<Node> for Arc<NodeView> {
     fn view_of(node: &Node) -> Self {
-        node_view(node)
+        Self::new(node_view(node))
     }
 }
 
@@ -216,7 +216,7 @@ mod tests {
             assert!(kept.len() <= MAX_TEXT);
         }
         assert_eq!(record.annotations().len(), 0);
-        assert!(record.view.cordoned_by.unwrap().len() <= MAX_TEXT);
+        assert!(record.view.cordoned_by.as_ref().unwrap().len() <= MAX_TEXT);
         assert_eq!(record.view.taints.len(), MAX_TAINTS);
         assert!(record.view.taints.iter().all(|key| key.len() <= MAX_TEXT));
     }

@@ -1,6 +1,9 @@
 //! The input of a prediction.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -106,7 +109,7 @@ impl Hosts {
             let version = text(node, "/status/nodeInfo/kubeletVersion");
             (name(node).to_owned(), version.into())
         };
-        let views: Vec<NodeView> = nodes.iter().map(node_view).collect();
+        let views: Vec<Arc<NodeView>> = nodes.iter().map(node_view).map(Arc::new).collect();
         Self {
             alone: views
                 .iter()

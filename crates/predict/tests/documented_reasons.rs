@@ -77,7 +77,8 @@ fn not_ready() -> Vec<NotReady> {
         decided(&Known { control_plane: vec![old], ..Known::default() }),
         decided(&Known { api_server: Some("v1.34.2".into()), ..Known::default() }),
         decided(&Known { hosts: vec![old_kubelet], ..Known::default() }),
-        NotReady::NotAsked { owner: s() },
+        NotReady::OwnerDiffers { owner: s() },
+        NotReady::OwnerUnread { owner: s(), error: s() },
         NotReady::Unconfirmed { error: s() },
         NotReady::Deadline,
     ];
@@ -95,7 +96,8 @@ fn not_ready() -> Vec<NotReady> {
             | NotReady::ControlPlaneBehind { .. }
             | NotReady::ApiServerBehind { .. }
             | NotReady::KubeletBehind { .. }
-            | NotReady::NotAsked { .. }
+            | NotReady::OwnerDiffers { .. }
+            | NotReady::OwnerUnread { .. }
             | NotReady::Unconfirmed { .. }
             | NotReady::Deadline => {}
         }

@@ -7,7 +7,30 @@ use kube::{Resource, core::DynamicResourceScope, discovery::ApiResource};
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::value::{RawValue, Value};
 
-/// An object as the API server sent it. Every watch uses this type, whatever its kind, so kube's
+/// What tells an object and its version apart. The rest of the metadata, half of which is managedFields, is
+/// read with the object.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Identity {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+    resource_version: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Named {
+    metadata: Identity,
+}
+
+impl From<Identity> for ObjectMeta {
+    fn from(identity: Identity) -> Self {
+        let Identity { name, namespace, uid, resource_version } = identity;
+        Self { name, namespace, uid, resource_version, ..Self::default() }
+    }
+}
+
+/// An object as the API server sent it, with its identity as metadata. Every watch uses this type, whatever its kind, so kube's
 /// watcher and its JSON decoding are compiled once. A page of a list is kept as text until each
 /// object is decoded: parsed JSON takes several times as much memory.
 #[derive(Clone, Debug)]
@@ -45,23 +68,19 @@ impl Unreadable {
 
 impl<'de> Deserialize<'de> for Raw {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        struct Named {
-            metadata: ObjectMeta,
-        }
         let text = Box::<RawValue>::deserialize(deserializer)?;
-        let Named { mut metadata } =
+        let Named { metadata } =
             serde_json::from_str(text.get()).map_err(serde::de::Error::custom)?;
-        metadata.managed_fields = None;
-        Ok(Self { metadata, text })
+        Ok(Self { metadata: metadata.into(), text })
     }
 }
 
 impl<K: DeserializeOwned> From<Raw> for Guarded<K> {
     fn from(raw: Raw) -> Self {
         let Raw { metadata, text } = raw;
-        // From a value, because an error names its field, and not a column of the text.
-        let read = serde_json::from_str::<Value>(text.get()).and_then(K::deserialize);
+        // From a value if it cannot be read: that error names its field, and not a column of the text.
+        let read = serde_json::from_str(text.get())
+            .or_else(|_| serde_json::from_str::<Value>(text.get()).and_then(K::deserialize));
         Self(read.map_err(|error| Unreadable { reason: error.to_string(), metadata }))
     }
 }

@@ -88,6 +88,17 @@ struct Ahead<K> {
     since_list: bool,
 }
 
+/// A list that was requested apart from the watch.
+#[derive(Debug)]
+pub(crate) struct LiveList<K> {
+    /// Its objects, except those of `held`.
+    pub(crate) read: Vec<Guarded<K>>,
+    /// Its objects that the store has had in this version, or a newer one, since the list arrived.
+    pub(crate) held: BTreeSet<ObjectKey>,
+    /// Its resourceVersion.
+    pub(crate) version: u64,
+}
+
 /// An object that was added (`before` is `None`), changed, or deleted (`now` is `None`). At least
 /// one of the two is set.
 #[derive(Debug)]
@@ -241,17 +252,22 @@ impl<K: Resource> Store<K> {
         self.write().learn(object);
     }
 
+    /// Whether the store has this version of an object, and has read every newer one.
+    fn holds(&self, key: &ObjectKey, meta: &ObjectMeta) -> bool {
+        let state = self.read();
+        let known = state.objects.get(key).map(|known| known.meta());
+        let same = |known: &ObjectMeta| {
+            known.uid == meta.uid && known.resource_version == meta.resource_version
+        };
+        !state.unreadable.contains_key(key) && known.is_some_and(same)
+    }
+
     /// Takes over objects that were listed apart from the watch, right before a decision. `covers`
     /// decides which objects the list would contain: those that it lacks were deleted.
-    pub(crate) fn learn_list(
-        &self,
-        list: Vec<Guarded<K>>,
-        list_version: u64,
-        covers: impl Fn(&K) -> bool,
-    ) {
+    pub(crate) fn learn_list(&self, list: LiveList<K>, covers: impl Fn(&K) -> bool) {
+        let LiveList { read, held: mut listed, version: list_version } = list;
         let mut state = self.write();
-        let mut listed = BTreeSet::new();
-        for object in list {
+        for object in read {
             let key = key_of(object.metadata());
             match object.0 {
                 Ok(object) => {

@@ -9,7 +9,7 @@ use std::{
 use kube::{Api, Client, discovery::ApiResource, runtime::watcher};
 use refit_runtime::{
     Store,
-    store::{self, Broken},
+    store::{self, Broken, Index},
 };
 
 use crate::live::{Live, Typed};
@@ -49,7 +49,12 @@ impl<K> Deref for Cache<K> {
 impl<K: Typed> Cache<K> {
     /// An empty cache.
     pub(crate) fn new(resource: ApiResource) -> Self {
-        Self { resource, store: Store::default() }
+        Self::indexed(resource, &[])
+    }
+
+    /// An empty cache that keeps these indexes.
+    pub(crate) fn indexed(resource: ApiResource, indexes: &[Index<Live<K>>]) -> Self {
+        Self { resource, store: Store::indexed(indexes) }
     }
 
     /// The API resource of the objects.

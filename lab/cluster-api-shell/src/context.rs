@@ -15,7 +15,8 @@ use refit_cluster_api::kinds::{
 };
 use refit_kinds::keys;
 use refit_runtime::{
-    Clock, ObjectKey, client::ClientStack, events::Recorder, queue::Queue, workload::Workloads,
+    Clock, ObjectKey, client::ClientStack, events::Recorder, queue::Queue, store::Index,
+    workload::Workloads,
 };
 use tokio::sync::mpsc;
 
@@ -83,6 +84,15 @@ where
     Cache::new(ApiResource::erase::<K>(&()))
 }
 
+/// Machines by the uid of the owner that controls them.
+const MACHINES_BY_OWNER: Index<Live<Machine>> = Index {
+    name: "owner",
+    keys: |machine| {
+        let owner = controller_uid(machine);
+        owner.map(|uid| ObjectKey::new(namespace_of(machine), uid)).into_iter().collect()
+    },
+};
+
 impl Context {
     /// An empty context. The caller must drive the futures sent to `spawner`.
     pub(crate) fn new(
@@ -101,7 +111,7 @@ impl Context {
             clusters: cache(),
             deployments: cache(),
             sets: cache(),
-            machines: cache(),
+            machines: Cache::indexed(ApiResource::erase::<Machine>(&()), &[MACHINES_BY_OWNER]),
             control_planes: cache(),
             extensions: cache(),
             health_checks: cache(),
@@ -137,9 +147,7 @@ impl Context {
 
     /// The Machines that the owner with this uid controls, ordered by name.
     pub(crate) fn machines_of(&self, namespace: &str, owner_uid: &str) -> Vec<Arc<Live<Machine>>> {
-        let mut machines = self.machines.list_in(namespace);
-        machines.retain(|machine| controller_uid(machine.as_ref()) == Some(owner_uid));
-        machines
+        self.machines.listed(&MACHINES_BY_OWNER, &ObjectKey::new(namespace, owner_uid))
     }
 
     /// The cache of a provider's kind, with its first list complete; the first call starts the

@@ -5,7 +5,11 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{Client, ResourceExt as _, discovery::ApiResource};
 use refit_cluster_api::kinds::Cluster;
-use refit_runtime::{ObjectKey, store::everything, workload::WorkloadError};
+use refit_runtime::{
+    ObjectKey,
+    store::{Index, everything},
+    workload::WorkloadError,
+};
 
 use crate::{
     cache::{Cache, Change, Ended},
@@ -17,6 +21,14 @@ use crate::{
 
 /// Namespace of the static pods.
 pub(crate) const SYSTEM_NAMESPACE: &str = "kube-system";
+
+const NODES_BY_PROVIDER_ID: Index<Live<Node>> = Index {
+    name: "providerID",
+    keys: |node| {
+        let id = node.spec.as_ref().and_then(|spec| spec.provider_id.clone());
+        id.map(|id| ObjectKey::new("", id)).into_iter().collect()
+    },
+};
 
 /// A watched workload cluster.
 #[derive(Debug)]
@@ -47,12 +59,8 @@ impl Reached {
 
     /// The Node with this providerID.
     pub(crate) fn node_of(&self, provider_id: &str) -> Option<Arc<Live<Node>>> {
-        let id = |node: &Live<Node>| {
-            let spec = node.spec.as_ref();
-            spec.and_then(|spec| spec.provider_id.clone())
-        };
-        let nodes = self.nodes.list();
-        nodes.into_iter().find(|node| id(node).as_deref() == Some(provider_id))
+        let key = ObjectKey::new("", provider_id);
+        self.nodes.listed(&NODES_BY_PROVIDER_ID, &key).into_iter().next()
     }
 }
 
@@ -86,7 +94,7 @@ pub(crate) async fn reach(
     }
     let reached = Arc::new(Reached {
         client: ClientHandle(client),
-        nodes: Cache::new(ApiResource::erase::<Node>(&())),
+        nodes: Cache::indexed(ApiResource::erase::<Node>(&()), &[NODES_BY_PROVIDER_ID]),
         pods: Cache::new(ApiResource::erase::<Pod>(&())),
     });
     all.insert(key.clone(), reached.clone());

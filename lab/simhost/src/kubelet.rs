@@ -47,6 +47,16 @@ impl HostView {
         }
     }
 
+    /// Whether a host looks like this at `now`.
+    pub fn is_of(&self, host: &mut HostState, now: Timestamp) -> bool {
+        host.tick(now);
+        self.up == host.kubelet_up(now)
+            && self.up_at == host.kubelet_up_at
+            && self.kubelet_version == host.kubelet_version
+            && self.boot_id == host.boot_id
+            && self.static_pods == host.static_pods()
+    }
+
     /// The status patch of this host's Node: its conditions and, while the kubelet is up, its node
     /// info. Conditions are a list, so a merge patch contains all of them.
     pub fn report(&self, node: &Value, now: Timestamp) -> Value {

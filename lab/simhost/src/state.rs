@@ -216,12 +216,18 @@ impl HostState {
             boot_id: self.boot_id.clone(),
             os_image: "Debian GNU/Linux 13 (trixie), simulated".to_owned(),
             packages,
-            static_pods: STATIC_PODS
-                .into_iter()
-                .filter_map(|name| Some((name.to_owned(), self.static_pod_image(name)?)))
-                .collect(),
+            static_pods: self.static_pods(),
             package_driver: Some(PackageDriver::Apt),
         }
+    }
+
+    /// Images of the static pods, by component.
+    pub fn static_pods(&self) -> BTreeMap<String, String> {
+        if !self.control_plane {
+            return BTreeMap::new();
+        }
+        let image = |name: &str| Some((name.to_owned(), self.static_pod_image(name)?));
+        STATIC_PODS.into_iter().filter_map(image).collect()
     }
 
     /// Whether [`HostState::start`] would start the unit: not if a unit of that name exists.

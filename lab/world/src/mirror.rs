@@ -5,7 +5,7 @@
 //! parsed on first access.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
@@ -17,6 +17,8 @@ use tokio::sync::Notify;
 
 /// Namespace and name.
 pub(crate) type Key = (String, String);
+/// Objects by resource (`plural` or `plural.group`) and key.
+pub(crate) type Changed = BTreeSet<(String, Key)>;
 
 /// One object, parsed on demand.
 #[derive(Debug)]
@@ -48,6 +50,8 @@ pub(crate) struct Place {
 struct Tables {
     objects: BTreeMap<String, BTreeMap<Key, Item>>,
     revision: Revision,
+    /// The objects for the environment that changed since it last asked; `None` where it never does.
+    changed: Option<Changed>,
     places: BTreeMap<(String, String), Place>,
 }
 
@@ -114,6 +118,11 @@ impl Mirror {
             }
             let mut tables = tables.lock().unwrap_or_else(PoisonError::into_inner);
             let key = (event.namespace.to_owned(), event.name.to_owned());
+            if interest == Interest::Environment
+                && let Some(changed) = &mut tables.changed
+            {
+                changed.insert((event.resource.id.to_string(), key.clone()));
+            }
             if event.kind == ChangeKind::Deleted {
                 tables.remove(event.resource, &key);
             } else {
@@ -133,6 +142,17 @@ impl Mirror {
         mirror
     }
 
+    /// Notes from now on which objects for the environment change.
+    pub(crate) fn noting_changes(self) -> Self {
+        self.lock().changed = Some(Changed::new());
+        self
+    }
+
+    /// The objects for the environment that changed since the last call.
+    pub(crate) fn take_changed(&self) -> Changed {
+        self.lock().changed.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Tables> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -147,6 +167,12 @@ impl Mirror {
         let tables = self.lock();
         let key = (namespace.to_owned(), name.to_owned());
         tables.objects.get(id)?.get(&key).map(Item::value)
+    }
+
+    /// The keys of a resource's objects.
+    pub(crate) fn keys(&self, id: &str) -> BTreeSet<Key> {
+        let tables = self.lock();
+        tables.objects.get(id).into_iter().flat_map(|table| table.keys().cloned()).collect()
     }
 
     /// The objects of a resource, in order of namespace and name.

@@ -90,10 +90,7 @@ async fn judged(
         Ok((question, verdict))
     };
     let (question, verdict) = judge()?;
-    if !is_requested(ctx, &question, &desired).await {
-        let owner = &question.group.spec.owner;
-        return Err(NotReady::NotAsked { owner: format!("{} {}", owner.kind, owner.name) });
-    }
+    requested(ctx, &question, &desired).await?;
     if !verdict.replaces() {
         return Ok((question, verdict));
     }
@@ -106,20 +103,30 @@ async fn judged(
     }
 }
 
-/// Whether the owner of a group requests the desired objects of a call. Cluster API keeps an answer for
-/// hours, and the group shows it, so both are about what the owner requests now. If the caches say
-/// otherwise, they may be older than the call.
-async fn is_requested(ctx: &Context, question: &Question, desired: &Objects) -> bool {
+/// Requires that the owner of a group requests the desired objects of a call. Cluster API keeps an
+/// answer for hours, and the group shows it, so both are about what the owner requests now. If the
+/// caches say otherwise, they may be older than the call.
+async fn requested(ctx: &Context, question: &Question, desired: &Objects) -> Result<(), NotReady> {
     let Question { group, level, .. } = question;
     let requests = || {
         let owner = LiveOwner::of(&ctx.stores, group);
         owner.is_none_or(|owner| owner.requests(*level, desired))
     };
     if requests() {
-        return true;
+        return Ok(());
     }
+    let owner = format!("{} {}", group.spec.owner.kind, group.spec.owner.name);
     let read = tokio::time::timeout(OWNER_DEADLINE, LiveOwner::read(ctx, group)).await;
-    matches!(read, Ok(Ok(()))) && requests()
+    match read {
+        Ok(Ok(())) if requests() => Ok(()),
+        Ok(Ok(())) => Err(NotReady::OwnerDiffers { owner }),
+        Ok(Err(error)) => Err(NotReady::OwnerUnread { owner, error: error.to_string() }),
+        Err(_) => {
+            let seconds = OWNER_DEADLINE.as_secs();
+            let error = format!("the API server did not respond within {seconds} s");
+            Err(NotReady::OwnerUnread { owner, error })
+        }
+    }
 }
 
 /// Brings the objects with the policy of a group up to the present.
@@ -165,7 +172,7 @@ fn about_machine_set(ctx: &Context, current: &Objects) -> Result<Question, NotRe
     let known = Known {
         policy: live_policy(ctx, &group)?,
         hosts: machines.iter().map(|machine| host(ctx, machine)).collect(),
-        tolerated: usize::try_from(limits_of(&ctx.stores, &group, present).slots()).unwrap_or(0),
+        tolerated: usize::try_from(limits_of(&ctx.stores, &group, || present).slots()).unwrap_or(0),
         peers: Vec::new(),
         control_plane: control_plane(ctx, &key.namespace, &group),
         api_server: api_server_of(ctx, &key.namespace, &group),

@@ -1,14 +1,14 @@
 //! Reads everything that a decision about one NodeUpdate needs.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use kube::ResourceExt as _;
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
     group::Other,
     node::{
-        ControlPlaneMember, Decision, Group, GroupState, Leaving, MachineView, NodeView, Seen,
-        Snapshot, Workload, decide, is_available, speaker,
+        ControlPlaneMember, Decision, Group, GroupState, Leaving, MachineView, NodeView,
+        OtherMachines, Others, Seen, Snapshot, Workload, decide, is_available, speaker,
     },
 };
 use refit_kinds::{
@@ -21,7 +21,9 @@ use crate::{
     api_error::{ReadError, is_silence},
     cluster_view::ClusterView,
     context::{Context, Stores},
-    groups::{self, control_plane_of, group_of, machines_of, node_updates_of_machine},
+    groups::{
+        self, control_plane_of, group_of, machines_of, node_updates_of, node_updates_of_machine,
+    },
     host_plan::{cluster_key, node_name, plan_key},
     owner::{LiveOwner, limits_of},
     policy::{live_drain_policy, live_host_settings, live_policy},
@@ -63,7 +65,7 @@ impl Look {
             .map(|(machine, cluster)| seen(ctx, &update, machine, cluster));
         let nodes = seen.as_ref().map_or(&[][..], |seen| &seen.nodes);
         let object = owner.as_ref().and_then(|group| stores.update_groups.get(&group.key));
-        let group = match (known, &owner, &object) {
+        let group = match (&machine, &owner, &object) {
             (Some(machine), Some(owner), Some(object)) => {
                 GroupState::Present(group(ctx, &update, machine, owner, object, nodes))
             }
@@ -232,46 +234,57 @@ pub(crate) fn update_node_name(update: &NodeUpdate, machine: &Machine) -> NodeNa
 
 fn group(
     ctx: &Context,
-    update: &NodeUpdate,
-    machine: &Machine,
+    update: &Arc<NodeUpdate>,
+    machine: &Arc<Machine>,
     owner: &groups::Group,
     object: &UpdateGroup,
-    nodes: &[NodeView],
+    nodes: &[Arc<NodeView>],
 ) -> Group {
     let stores = &ctx.stores;
-    let machines = machines_of(stores, &owner.key);
-    let updates = by_machine(stores, &machines);
-    let name = machine.name_any();
-    let nodes: BTreeMap<_, _> = nodes.iter().map(|node| (&*node.name, node)).collect();
-    let other_machines = || machines.iter().filter(|other| other.name_any() != name);
-    let others_run = other_machines()
-        .map(|other| {
-            let node = node_name(other).and_then(|name| nodes.get(&*name).copied());
-            node.map(|node| node.kubelet_version.clone()).unwrap_or_default()
-        })
-        .collect();
-    let leaving = other_machines()
-        .filter(|other| is_drained_by_cluster_api(other))
-        .filter_map(|other| Some(Leaving { machine: other.name_any(), node: node_name(other)? }))
-        .collect();
-    let others = other_machines()
-        .map(|other| Other {
-            machine_uid: MachineUid::of(&other.metadata),
-            available: available(&updates, other, &nodes),
-        })
-        .collect();
     let status = object.status.clone().unwrap_or_default();
-    let limits = limits_of(stores, owner, machines.len());
+    let limits = limits_of(stores, owner, || machines_of(stores, &owner.key).len());
     #[cfg(feature = "sabotage")]
     let (status, limits) = ctx.sabotage.own_slot(&update.spec.machine_ref.uid, status, limits);
-    Group {
-        status,
-        limits,
-        others,
-        others_run,
-        leaving,
-        last_first_passed: last_first_passed(&updates, update, &machines),
+    let (stores, key, nodes) = (stores.clone(), owner.key.clone(), nodes.to_vec());
+    let (update, machine) = (update.clone(), machine.clone());
+    let read = move || other_machines(&stores, &update, &machine, &key, &nodes);
+    Group { status, limits, others: Others::read_on_use(read) }
+}
+
+fn other_machines(
+    stores: &Stores,
+    update: &NodeUpdate,
+    machine: &Machine,
+    group: &ObjectKey,
+    nodes: &[Arc<NodeView>],
+) -> OtherMachines {
+    let machines = machines_of(stores, group);
+    let updates = node_updates_of(stores, &machines);
+    let mut all = OtherMachines {
+        last_first_passed: last_first_passed(updates.iter().flatten(), update),
+        ..OtherMachines::default()
+    };
+    let others = machines.iter().zip(&updates);
+    for (other, updates) in others.filter(|(other, _)| other.metadata.name != machine.metadata.name)
+    {
+        let node = other.status.as_ref().and_then(|status| status.node_ref.as_ref());
+        // They are in the order of their names.
+        let found =
+            node.and_then(|of| nodes.binary_search_by(|node| (*node.name).cmp(&of.name)).ok());
+        let node = found.map(|found| nodes[found].as_ref());
+        let machine_uid = MachineUid::of(&other.metadata);
+        let newest = speaker(updates.iter().map(AsRef::as_ref), &machine_uid);
+        let newest_phase = newest.map(groups::phase_of);
+        let available = is_available(&MachineView { machine: other, node, newest_phase });
+        all.machines.push(Other { machine_uid, available });
+        all.run.push(node.map(|node| node.kubelet_version.clone()).unwrap_or_default());
+        if is_drained_by_cluster_api(other)
+            && let Some(node) = node_name(other)
+        {
+            all.leaving.push(Leaving { machine: other.name_any(), node });
+        }
     }
+    all
 }
 
 /// Whether Cluster API drains the Node of a Machine (`docs/facts/machine.md#conditions`).
@@ -282,47 +295,15 @@ fn is_drained_by_cluster_api(machine: &Machine) -> bool {
         && deleting.is_some_and(|deleting| deleting.reason == "DrainingNode")
 }
 
-/// NodeUpdates by the name of their Machine.
-pub(crate) type ByMachine = BTreeMap<String, Vec<Arc<NodeUpdate>>>;
-
-/// The NodeUpdates of the Machines of a group.
-pub(crate) fn by_machine(stores: &Stores, machines: &[Arc<Machine>]) -> ByMachine {
-    let updates = |machine: &Arc<Machine>| {
-        let key = ObjectKey::of(machine.as_ref());
-        (machine.name_any(), node_updates_of_machine(stores, &key))
-    };
-    machines.iter().map(updates).collect()
-}
-
-/// The NodeUpdates that name this Machine.
-pub(crate) fn of_machine<'a>(updates: &'a ByMachine, machine: &Machine) -> &'a [Arc<NodeUpdate>] {
-    updates.get(&machine.name_any()).map_or(&[], Vec::as_slice)
-}
-
-/// Whether a machine can carry the load of another one.
-fn available(updates: &ByMachine, machine: &Machine, nodes: &BTreeMap<&str, &NodeView>) -> bool {
-    let uid = MachineUid::of(&machine.metadata);
-    let newest = speaker(of_machine(updates, machine).iter().map(AsRef::as_ref), &uid);
-    is_available(&MachineView {
-        machine,
-        node: node_name(machine).and_then(|name| nodes.get(&*name).copied()),
-        newest_phase: newest.map(groups::phase_of),
-    })
-}
-
 /// Whether `kubeadm-upgrade` is done in the latest other NodeUpdate of these machines to the same
 /// version with the role FirstControlPlane.
-fn last_first_passed(
-    updates: &ByMachine,
+fn last_first_passed<'a>(
+    updates: impl Iterator<Item = &'a Arc<NodeUpdate>>,
     update: &NodeUpdate,
-    machines: &[Arc<Machine>],
 ) -> Option<bool> {
     let goal = &update.spec.goal.kubernetes_version;
-    let name = update.name_any();
-    let first = machines
-        .iter()
-        .flat_map(|machine| of_machine(updates, machine))
-        .filter(|other| other.name_any() != name)
+    let first = updates
+        .filter(|other| other.metadata.name != update.metadata.name)
         .filter(|other| other.spec.goal.kubernetes_version == *goal)
         .filter(|other| {
             let role = other.status.as_ref().and_then(|status| status.role);

@@ -32,14 +32,11 @@ use refit_runtime::{
 use crate::{
     context::{Context, Stores},
     groups::{
-        Group, ensure_group, group_of, machines_of, node_updates_of_machine, owner_generation,
-        owner_object, phase_of,
+        Group, ensure_group, group_of, machines_of, node_updates_of, node_updates_of_machine,
+        owner_generation, owner_object, phase_of,
     },
     host_plan::{cluster_key, node_name},
-    node_update::{
-        look::{by_machine, of_machine},
-        swap_group,
-    },
+    node_update::swap_group,
     owner::{LiveOwner, limits_of},
     policy::live_policy,
     watches::wake_update,
@@ -75,9 +72,9 @@ async fn measured(ctx: Arc<Context>, key: ObjectKey) -> anyhow::Result<Action> {
 pub(crate) async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
     let stores = &ctx.stores;
     let machines = machines_of(stores, key);
-    let updates = by_machine(stores, &machines);
+    let updates = node_updates_of(stores, &machines);
     let Some(object) = stores.update_groups.get(key) else {
-        let asked_for = machines.iter().any(|m| !of_machine(&updates, m).is_empty());
+        let asked_for = updates.iter().any(|of_machine| !of_machine.is_empty());
         let group = machines.first().and_then(|machine| group_of(stores, machine));
         if let Some(group) = group.filter(|_| asked_for) {
             let made = ensure_group(ctx, &group).await?;
@@ -88,9 +85,9 @@ pub(crate) async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<
     };
     let speakers: Vec<Option<&NodeUpdate>> = machines
         .iter()
-        .map(|machine| {
-            let uid = MachineUid::of(&machine.metadata);
-            speaker(of_machine(&updates, machine).iter().map(AsRef::as_ref), &uid)
+        .zip(&updates)
+        .map(|(machine, of_machine)| {
+            speaker(of_machine.iter().map(AsRef::as_ref), &MachineUid::of(&machine.metadata))
         })
         .collect();
     let status = object.status.clone().unwrap_or_default();
@@ -196,7 +193,7 @@ fn next_status(
     for machine_uid in free {
         next = release(&next, machine_uid).unwrap_or(next);
     }
-    let limits = limits_of(stores, &group, machines.len());
+    let limits = limits_of(stores, &group, || machines.len());
     let now = ctx.clock.now_seconds();
     next = forget_old_answer(&next, owner_generation(stores, &group), now);
     next = forget_replaced(

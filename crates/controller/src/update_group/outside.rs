@@ -23,7 +23,7 @@ pub(super) fn outside<'a>(
     machines: &'a [Arc<Machine>],
     slots: &'a [Slot],
 ) -> Outside<'a> {
-    let limits = limits_of(stores, group, machines.len());
+    let limits = limits_of(stores, group, || machines.len());
     Outside {
         lacks_machines: limits.lacks(machines.len()),
         control_plane: control_plane(stores, group, machines),

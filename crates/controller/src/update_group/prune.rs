@@ -7,14 +7,13 @@ use kube::{
     api::{DeleteParams, Preconditions},
 };
 use refit_cluster_api::kinds::Machine;
-use refit_core::node::prunable;
+use refit_core::node::{KEPT_UPDATES, prunable};
 use refit_kinds::refit::{MachineUid, NodeUpdate, Slot};
 use refit_runtime::{ObjectKey, apply};
 
 use crate::{
     context::Context,
     host_plan::{cluster_key, node_name},
-    node_update::look::{ByMachine, of_machine},
 };
 
 /// How many NodeUpdates one reconcile deletes: other groups have their turn in between.
@@ -24,19 +23,19 @@ const DELETES_AT_ONCE: usize = 50;
 pub(super) async fn prune(
     ctx: &Context,
     machines: &[Arc<Machine>],
-    updates: &ByMachine,
+    updates: &[Vec<Arc<NodeUpdate>>],
     slots: &[Slot],
 ) -> kube::Result<bool> {
     let mut left = DELETES_AT_ONCE;
-    for machine in machines {
-        let known = of_machine(updates, machine);
+    let several = |known: &Vec<Arc<NodeUpdate>>| known.len() > KEPT_UPDATES;
+    for (machine, known) in machines.iter().zip(updates).filter(|(_, known)| several(known)) {
         let uid = MachineUid::of(&machine.metadata);
         let node = node_name(machine).and_then(|name| {
             let view = ctx.workload_index.view(&cluster_key(machine))?;
             view.nodes.get(&ObjectKey::new("", &*name))
         });
         let node = node.map(|node| node.view.clone());
-        for update in prunable(known, &uid, slots, node.as_ref(), ctx.clock.now()) {
+        for update in prunable(known, &uid, slots, node.as_deref(), ctx.clock.now()) {
             if left == 0 {
                 return Ok(true);
             }

@@ -27,7 +27,7 @@ pub(super) async fn request_withdrawn(
 ) -> anyhow::Result<()> {
     let is_withdrawn =
         |machine: &Arc<Machine>| machine.annotations().contains_key(keys::WITHDRAWN_FOR_MEMBER);
-    let limits = limits_of(&ctx.stores, group, machines.len());
+    let limits = limits_of(&ctx.stores, group, || machines.len());
     let waits = || limits.lacks(machines.len()) || !ctx.opted_in(&group.key.namespace);
     if !machines.iter().any(is_withdrawn) || waits() {
         return Ok(());

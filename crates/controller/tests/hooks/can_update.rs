@@ -81,7 +81,7 @@ async fn a_call_about_what_the_owner_does_not_request_changes_nothing() {
     }
     settle().await;
     assert_eq!((fleet.reason().await.as_str(), fleet.site.writes()), ("Covered", writes));
-    let labels = "hook=\"CanUpdateMachineSet\",verdict=\"NotAsked\"";
+    let labels = "hook=\"CanUpdateMachineSet\",verdict=\"OwnerDiffers\"";
     fleet.assert_metric(&format!("hook_duration_seconds_count{{{labels}}} 2")).await;
     let answer = fleet.can_update("edge-1-cp-0", "v1.34.7", (2, 2)).await;
     assert!(answer.refuses("KubeadmControlPlane edge-1 does not request"), "{answer:?}");
@@ -95,6 +95,19 @@ async fn a_call_may_be_newer_than_the_caches() {
     settle().await;
     let answer = fleet.can_update("edge-1-cp-0", "v1.35.1", (2, 2)).await;
     assert!(answer.is_covered(), "{answer:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_newer_than_the_caches_waits_until_the_owner_can_be_read() {
+    let fleet = Fleet::new().await;
+    fleet.site.hold_back(CONTROL_PLANES);
+    fleet.patch::<KubeadmControlPlane>("edge-1", json!({"spec": {"version": "v1.35.1"}})).await;
+    settle().await;
+    let fails = FaultRule::next(FaultAction::Status(503)).verb("get").resource(CONTROL_PLANES);
+    fleet.site.management.faults().add(fails.user_agent(CONTROLLER).times(u32::MAX));
+    let answer = fleet.can_update("edge-1-cp-0", "v1.35.1", (2, 2)).await;
+    assert!(answer.refuses("could not be confirmed"), "{answer:?}");
+    fleet.assert_counted("CanUpdateMachine", "OwnerUnread").await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -98,6 +98,30 @@ async fn a_blocking_budget_is_named_until_it_is_removed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn workers_of_a_hosted_control_plane_wait_for_the_version_of_its_api_server() {
+    let lab = Lab::new().await;
+    lab.site.workload.set_git_version(lab::FROM);
+    lab.ask().await;
+    let changes = async {
+        tokio::time::sleep(Duration::from_mins(10)).await;
+        for update in lab.updates().await {
+            let status = update.status.unwrap();
+            assert_eq!(status.phase, Phase::Pending, "{status:?}");
+            assert_eq!(status.blocked_by[0].reason, "ControlPlaneBehind", "{status:?}");
+        }
+        // No change of an object tells of it.
+        lab.site.workload.set_git_version(lab::GOAL);
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        biased;
+        () = lab.run(Duration::from_hours(100)) => {}
+        () = changes => {}
+    }
+    lab.assert_clean().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn namespace_and_crd_of_agents_are_installed_once() {
     let lab = Lab::new().await;
     let looks = async {

@@ -135,9 +135,17 @@ pub enum NotReady {
     },
     /// The owner does not request the desired objects of the call: it was repeated later, or made on an
     /// outdated view.
-    NotAsked {
+    OwnerDiffers {
         /// Kind and name of the owner.
         owner: String,
+    },
+    /// According to the caches, the owner does not request the desired objects, and the owner could not
+    /// be read from the API server.
+    OwnerUnread {
+        /// Kind and name of the owner.
+        owner: String,
+        /// What failed.
+        error: String,
     },
     /// The policy lets Cluster API replace machines, but it could not be read from the API server.
     Unconfirmed {
@@ -236,9 +244,14 @@ impl fmt::Display for NotReady {
                 runs.major(),
                 runs.minor() + 1
             ),
-            Self::NotAsked { owner } => write!(
+            Self::OwnerDiffers { owner } => write!(
                 f,
                 "the call names a version or an infrastructure template that {owner} does not request"
+            ),
+            Self::OwnerUnread { owner, error } => write!(
+                f,
+                "whether {owner} requests the version and the infrastructure template of the call could \
+                 not be confirmed: {error}"
             ),
             Self::Unconfirmed { error } => write!(
                 f,

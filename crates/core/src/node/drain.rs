@@ -11,6 +11,8 @@
 //! timestamps of the pod. The result is therefore the same for every replica and after every
 //! restart.
 
+use std::sync::Arc;
+
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
@@ -49,7 +51,7 @@ const MOST_NAMES: usize = 3;
 /// Only lasting taints count. A node that is cordoned or restarts for its own update takes pods
 /// again soon: skipping the drain because of it would end pods without checking their budgets. If
 /// no node takes the pods, trying to evict them is harmless, because the budgets refuse.
-pub fn another_could_take(node: &NodeView, nodes: &[NodeView]) -> bool {
+pub fn another_could_take(node: &NodeView, nodes: &[Arc<NodeView>]) -> bool {
     nodes.iter().filter(|other| other.name != node.name).any(|other| tolerates(node, other))
 }
 
@@ -116,9 +118,10 @@ impl Work<'_> {
         };
         let nodes = &self.seen.nodes;
         let exists = |leaving: &&Leaving| nodes.iter().any(|other| other.name == leaving.node);
-        let leaving = group.leaving.iter().find(exists)?;
-        let leaves = |other: &NodeView| group.leaving.iter().any(|one| one.node == other.name);
-        let takes_pods = |other: &&NodeView| {
+        let all = &group.others.leaving;
+        let leaving = all.iter().find(exists)?;
+        let leaves = |other: &NodeView| all.iter().any(|one| one.node == other.name);
+        let takes_pods = |other: &&Arc<NodeView>| {
             other.ready && !other.unschedulable && other.name != node.name && !leaves(other)
         };
         let another = nodes.iter().filter(takes_pods).any(|other| tolerates(node, other));

@@ -96,7 +96,7 @@ fn is_withdrawn(s: &Snapshot, machine: &Machine) -> bool {
     let runs = seen.node().and_then(|node| node.kubelet_version.version());
     let goal = &s.update.spec.goal.kubernetes_version;
     let with_all = |runs| match &s.group {
-        GroupState::Present(group) => group.others_run.iter().all(|other| other.is(runs)),
+        GroupState::Present(group) => group.others.run.iter().all(|other| other.is(runs)),
         GroupState::None | GroupState::Missing => false,
     };
     is_awaited(machine)

@@ -220,7 +220,7 @@ impl Work<'_> {
         }
         match &self.s.group {
             GroupState::Present(group) if held && !self.is_down_already() => {
-                group::enough_others(&group.status, group.limits, &group.others).err()
+                group::enough_others(&group.status, group.limits, &group.others.machines).err()
             }
             GroupState::Present(_) | GroupState::None | GroupState::Missing => None,
         }
@@ -249,7 +249,12 @@ impl Work<'_> {
             GroupState::Missing => return Err(Refusal::GroupNotReady),
             GroupState::Present(group) => group,
         };
-        match group::claim(&group.status, &self.wanted_slot(), group.limits, &group.others)? {
+        match group::claim(
+            &group.status,
+            &self.wanted_slot(),
+            group.limits,
+            &group.others.machines,
+        )? {
             Claim::Held => Ok(None),
             Claim::Take(next) => Ok(Some(Write::Management(ManagementWrite::ClaimSlot(next)))),
         }

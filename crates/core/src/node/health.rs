@@ -2,7 +2,7 @@
 
 use refit_kinds::{refit::NodeName, version::KubernetesVersion};
 
-use super::snapshot::{ImageVersion, NodeView, Seen, StaticPod};
+use super::snapshot::{ImageVersion, Seen, StaticPod};
 use crate::report::Refusal;
 
 /// Checks that every other member of the control plane is healthy: its Node and its static pods,
@@ -28,8 +28,7 @@ pub fn control_plane_health(seen: &Seen, node: &NodeName) -> Result<(), Refusal>
 }
 
 fn health_problem(seen: &Seen, member: &NodeName) -> Option<String> {
-    let node: Option<&NodeView> = seen.nodes.iter().find(|node| node.name == *member);
-    let Some(node) = node else {
+    let Some(node) = seen.nodes.iter().find(|node| node.name == *member) else {
         return Some("its Node does not exist".to_owned());
     };
     if !node.ready {

@@ -58,11 +58,11 @@ impl Work<'_> {
 
 /// Whether Cluster API waits for this Machine before it creates one that the group lacks.
 fn stands_in_the_way(s: &Snapshot, machine: &Machine) -> bool {
-    let lacks = match &s.group {
-        GroupState::Present(group) => group.limits.lacks(group.others.len() + 1),
+    let lacks = || match &s.group {
+        GroupState::Present(group) => group.limits.lacks(group.others.machines.len() + 1),
         GroupState::None | GroupState::Missing => false,
     };
-    lacks && is_awaited(machine) && machine.metadata.deletion_timestamp.is_none()
+    is_awaited(machine) && machine.metadata.deletion_timestamp.is_none() && lacks()
 }
 
 /// The withdrawal of an update that has ended, for a member that is missing. A host that could not be

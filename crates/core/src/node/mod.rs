@@ -73,8 +73,8 @@ pub use prune::{KEPT_FOR, KEPT_UPDATES, prunable};
 pub use role::decide_role;
 pub use snapshot::{
     Announcement, ControlPlaneMember, Decision, EvictionRefusal, Group, GroupState, ImageVersion,
-    Leaving, ManagementWrite, NodeView, PodRef, Seen, Severity, Snapshot, StaticPod, Workload,
-    WorkloadWrite, Write,
+    Leaving, ManagementWrite, NodeView, OtherMachines, Others, PodRef, Seen, Severity, Snapshot,
+    StaticPod, Workload, WorkloadWrite, Write,
 };
 pub use status::is_past_return;
 pub use steps::{STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON, step_names};

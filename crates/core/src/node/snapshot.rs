@@ -1,6 +1,11 @@
 //! The input of a decision, and its result.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    ops::Deref,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -66,7 +71,6 @@ impl Snapshot {
 
 /// State of a Machine's group.
 #[derive(Clone, Debug)]
-#[expect(clippy::large_enum_variant, reason = "there is one per decision, and most are `Present`")]
 pub enum GroupState {
     /// The Machine has no known owner.
     None,
@@ -84,10 +88,37 @@ pub struct Group {
     /// Limits on unavailable machines.
     pub limits: Limits,
     /// The other Machines.
-    pub others: Vec<Other>,
-    /// The versions that the kubelets of the other Machines report.
-    pub others_run: Vec<StatedVersion>,
-    /// The other Machines that Cluster API drains before it deletes them.
+    pub others: Others,
+}
+
+/// The other Machines of a group. Most decisions need none of them, and reading them takes time in
+/// proportion to the group: they are read on first use, never from an older view than the rest.
+#[derive(Clone, Debug)]
+pub struct Others(Arc<LazyLock<OtherMachines, Box<dyn FnOnce() -> OtherMachines + Send>>>);
+
+impl Others {
+    /// The Machines that `read` returns on first use.
+    pub fn read_on_use(read: impl FnOnce() -> OtherMachines + Send + 'static) -> Self {
+        Self(Arc::new(LazyLock::new(Box::new(read))))
+    }
+}
+
+impl Deref for Others {
+    type Target = OtherMachines;
+
+    fn deref(&self) -> &OtherMachines {
+        &self.0
+    }
+}
+
+/// What a decision about a Machine may need to know of the others of its group.
+#[derive(Clone, Debug, Default)]
+pub struct OtherMachines {
+    /// Which of them are available.
+    pub machines: Vec<Other>,
+    /// The versions that their kubelets report.
+    pub run: Vec<StatedVersion>,
+    /// Those that Cluster API drains before it deletes them.
     pub leaving: Vec<Leaving>,
     /// Whether the group's last other NodeUpdate with the same target version and the role of the
     /// first control plane passed `kubeadm-upgrade`; `None` if there is no such NodeUpdate.
@@ -134,8 +165,8 @@ pub struct Seen {
     pub host_plan: Option<Arc<HostPlan>>,
     /// Name of the Machine's Node; empty if it has none.
     pub node_name: NodeName,
-    /// Every Node of the cluster, in order.
-    pub nodes: Vec<NodeView>,
+    /// Every Node of the cluster, in order of name.
+    pub nodes: Vec<Arc<NodeView>>,
     /// Mirror pods of the control plane, in order.
     pub static_pods: Vec<StaticPod>,
     /// The cluster's control plane Machines.
@@ -151,7 +182,7 @@ pub struct Seen {
 impl Seen {
     /// The Machine's Node.
     pub fn node(&self) -> Option<&NodeView> {
-        self.nodes.iter().find(|node| node.name == self.node_name)
+        self.nodes.iter().find(|node| node.name == self.node_name).map(AsRef::as_ref)
     }
 }
 

@@ -32,12 +32,12 @@ pub(super) struct Work<'a> {
 
 impl<'a> Work<'a> {
     pub(super) fn role(&self) -> Role {
-        let last = match &self.s.group {
-            GroupState::Present(group) => group.last_first_passed,
-            GroupState::None | GroupState::Missing => None,
-        };
         let goal = &self.s.update.spec.goal.kubernetes_version;
         self.status.role.unwrap_or_else(|| {
+            let last = match &self.s.group {
+                GroupState::Present(group) => group.others.last_first_passed,
+                GroupState::None | GroupState::Missing => None,
+            };
             decide_role(self.control_plane(), goal, last, &self.seen.static_pods)
         })
     }

@@ -90,6 +90,10 @@ fn distinct(list: &[Version]) -> Vec<Guarded<ConfigMap>> {
     by_name.into_values().map(Version::guarded).collect()
 }
 
+fn is_covered(object: &ConfigMap) -> bool {
+    object.name_any() != "d"
+}
+
 fn play(store: &Store<ConfigMap>, step: &Step) {
     match step {
         Step::Write(version) => store.insert(version.object()),
@@ -99,7 +103,8 @@ fn play(store: &Store<ConfigMap>, step: &Step) {
         Step::ListBegins => store.list_begins(),
         Step::List(list) => drop(store.replaced(distinct(list))),
         Step::LiveList(list, version) => {
-            store.learn_list(distinct(list), *version, |object| object.name_any() != "d");
+            let (read, held) = (distinct(list), BTreeSet::new());
+            store.learn_list(LiveList { read, held, version: *version }, is_covered);
         }
     }
 }
@@ -124,6 +129,35 @@ proptest! {
                 }
             }
         }
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_a_store_holds_need_not_be_read_again(
+        steps in vec(step(), 1..40),
+        list in vec(version(), 0..6),
+        version in 1..60_u64,
+    ) {
+        let (reads, skips) = (Store::default(), Store::default());
+        for step in &steps {
+            play(&reads, step);
+            play(&skips, step);
+        }
+        let (mut read, mut held) = (distinct(&list), BTreeSet::new());
+        reads.learn_list(LiveList { read: read.clone(), held: held.clone(), version }, is_covered);
+        read.retain(|object| {
+            let key = key_of(object.metadata());
+            let is_held = object.0.is_ok() && skips.holds(&key, object.metadata());
+            !is_held || !held.insert(key)
+        });
+        skips.learn_list(LiveList { read, held, version }, is_covered);
+        let known = |store: &Store<ConfigMap>| -> Vec<(ObjectKey, Option<String>)> {
+            let objects = store.list().into_iter();
+            objects.map(|o| (ObjectKey::of(o.as_ref()), o.resource_version())).collect()
+        };
+        prop_assert_eq!(known(&reads), known(&skips));
+        prop_assert_eq!(reads.unreadable(), skips.unreadable());
     }
 }
 

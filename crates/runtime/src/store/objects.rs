@@ -1,9 +1,6 @@
 //! The objects of a store, and its secondary indexes.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::ObjectKey;
 
@@ -27,11 +24,11 @@ impl<K> Copy for Index<K> {}
 /// The objects by key. Every insertion and removal maintains the indexes.
 pub(super) struct Objects<K> {
     by_key: BTreeMap<ObjectKey, Arc<K>>,
-    indexes: Vec<(Index<K>, Entries)>,
+    indexes: Vec<(Index<K>, Entries<K>)>,
 }
 
-/// The keys of the listed objects, by the key of the index.
-type Entries = BTreeMap<ObjectKey, BTreeSet<ObjectKey>>;
+/// The listed objects by the key of the index and their own.
+type Entries<K> = BTreeMap<ObjectKey, BTreeMap<ObjectKey, Arc<K>>>;
 
 impl<K> Objects<K> {
     pub(super) fn new(indexes: &[Index<K>]) -> Self {
@@ -52,8 +49,7 @@ impl<K> Objects<K> {
     pub(super) fn listed(&self, index: &Index<K>, key: &ObjectKey) -> Vec<Arc<K>> {
         let entries = self.indexes.iter().find(|(known, _)| known.name == index.name);
         let (_, entries) = entries.expect("a store is created with every index that is used");
-        let keys = entries.get(key).into_iter().flatten();
-        keys.filter_map(|key| self.by_key.get(key).cloned()).collect()
+        entries.get(key).map(|objects| objects.values().cloned().collect()).unwrap_or_default()
     }
 
     /// Stores an object; returns the previous one.
@@ -64,7 +60,7 @@ impl<K> Objects<K> {
                 unlist(entries, (index.keys)(before), &key);
             }
             for listed_under in (index.keys)(&object) {
-                entries.entry(listed_under).or_default().insert(key.clone());
+                entries.entry(listed_under).or_default().insert(key.clone(), object.clone());
             }
         }
         self.by_key.insert(key, object)
@@ -87,11 +83,11 @@ impl<K> Objects<K> {
     }
 }
 
-fn unlist(entries: &mut Entries, listed_under: Vec<ObjectKey>, key: &ObjectKey) {
+fn unlist<K>(entries: &mut Entries<K>, listed_under: Vec<ObjectKey>, key: &ObjectKey) {
     for under in listed_under {
-        if let Some(keys) = entries.get_mut(&under) {
-            keys.remove(key);
-            if keys.is_empty() {
+        if let Some(objects) = entries.get_mut(&under) {
+            objects.remove(key);
+            if objects.is_empty() {
                 entries.remove(&under);
             }
         }

@@ -1,7 +1,7 @@
 //! The watch that feeds a store.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     convert::Infallible,
     fmt::Debug,
     hash::Hash,
@@ -20,7 +20,7 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-use super::{Change, ObjectKey, Store, key_of};
+use super::{Change, LiveList, ObjectKey, Store, key_of};
 use crate::{
     client::{TooLarge, too_large},
     clock::instant,
@@ -243,16 +243,23 @@ where
     // Without a resourceVersion: every page is of the state of etcd at the first request.
     let page_size = if limits.is_some() { LIMITED_PAGE } else { PAGE };
     let mut page = ListParams::default().labels(labels).limit(page_size);
-    let mut listed = Vec::new();
+    let (mut listed, mut held) = (Vec::new(), BTreeSet::new());
     let mut bytes = 0;
     loop {
         let list = api.list(&page).await?;
         bytes += list.items.iter().map(Raw::bytes).sum::<usize>();
-        let objects = listed.len() + list.items.len();
+        let objects = listed.len() + held.len() + list.items.len();
         if let Some(what) = limits.and_then(|limits| limits.exceeded(&kind, objects, bytes)) {
             return Err(kube::Error::Service(what.into()));
         }
-        listed.extend(list.items.into_iter().map(|object| read(&kind, object)));
+        for object in list.items {
+            let key = key_of(object.meta());
+            if store.holds(&key, object.meta()) {
+                held.insert(key);
+            } else {
+                listed.push(read(&kind, object));
+            }
+        }
         let ListMeta { continue_, resource_version, .. } = list.metadata;
         page.continue_token = continue_.filter(|token| !token.is_empty());
         if page.continue_token.is_none() {
@@ -261,7 +268,8 @@ where
             let unreadable = unreadable
                 .map(|one| format!("{kind} {}: {}", key_of(one.metadata()), one.reason))
                 .collect();
-            store.learn_list(listed, version.unwrap_or_default(), covers);
+            let version = version.unwrap_or_default();
+            store.learn_list(LiveList { read: listed, held, version }, covers);
             return Ok(unreadable);
         }
     }

@@ -29,6 +29,10 @@ fn read(object: ConfigMap) -> Guarded<ConfigMap> {
     Guarded(Ok(object))
 }
 
+fn live<const N: usize>(version: u64, objects: [ConfigMap; N]) -> LiveList<ConfigMap> {
+    LiveList { read: objects.map(read).into(), held: BTreeSet::new(), version }
+}
+
 fn changed(changes: &[Change<ConfigMap>]) -> Vec<String> {
     let sign = |change: &Change<ConfigMap>| if change.now.is_some() { '+' } else { '-' };
     changes.iter().map(|one| format!("{}{}", sign(one), one.object().name_any())).collect()
@@ -211,8 +215,8 @@ fn managed_fields_are_not_kept() {
 fn a_live_list_brings_the_store_ahead_of_its_watch() {
     let store = Store::default();
     store.replaced(vec![read(at("a", 1)), read(at("b", 2)), read(at("c", 3))]);
-    store
-        .learn_list(vec![read(at("a", 6)), read(at("d", 7))], 8, |object| object.name_any() != "c");
+    let list = live(8, [at("a", 6), at("d", 7)]);
+    store.learn_list(list, |object| object.name_any() != "c");
     let now = [("a", 6), ("c", 3), ("d", 7)].map(|(name, version)| (name.to_owned(), version));
     assert_eq!(versions(&store), now, "a new version, a deletion, an object outside of the list");
     // The watch catches up: nothing returns, and every change is reported once.
@@ -229,6 +233,6 @@ fn an_object_that_is_newer_than_a_live_list_stays() {
     let store = Store::default();
     store.replaced(vec![read(at("a", 9))]);
     store.insert(at("b", 10));
-    store.learn_list(vec![read(at("a", 7))], 8, |_| true);
+    store.learn_list(live(8, [at("a", 7)]), |_| true);
     assert_eq!(versions(&store), [("a".to_owned(), 9), ("b".to_owned(), 10)]);
 }

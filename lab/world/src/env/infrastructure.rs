@@ -1,6 +1,6 @@
 //! Infrastructure and bootstrap providers, and Cluster API's Cluster controller.
 
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::SignedDuration;
 use refit_cluster_api::kinds;
@@ -14,7 +14,10 @@ use super::{
     state::{ClusterState, EnvState, HostRecord, cluster_key, host_key},
     text,
 };
-use crate::{direct::Call, mirror::Place};
+use crate::{
+    direct::Call,
+    mirror::{Changed, Key, Place},
+};
 
 const CLUSTERS: &str = "clusters.cluster.x-k8s.io";
 const MACHINES: &str = "machines.cluster.x-k8s.io";
@@ -169,33 +172,93 @@ fn cluster_status(view: &View<'_>, cluster: &Value, up: bool, path: &str, plan: 
     plan.management(Call::merge(format!("{path}/status"), body));
 }
 
-/// Provides bootstrap data and infrastructure for each Machine.
-pub(crate) fn machines(view: &View<'_>, state: &mut EnvState, plan: &mut PassWrites) {
-    for machine in &view.management.list(MACHINES) {
-        let own_key = (namespace(machine).to_owned(), name(machine).to_owned());
-        let known = state.infrastructure.machines.get(&own_key);
-        if known.is_some_and(|known| Arc::ptr_eq(known, machine)) {
-            continue;
+/// The Machines that may need a write of a provider.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OpenMachines {
+    /// Their keys; `None` if all of them may.
+    keys: Option<BTreeSet<Key>>,
+    /// Which Machine uses an infrastructure machine or a bootstrap configuration.
+    users: BTreeMap<(String, Key), Key>,
+    /// How many clusters were initialized: others join only then.
+    initialized: usize,
+}
+
+impl OpenMachines {
+    /// Takes note of changed objects.
+    fn note(&mut self, changed: &Changed, initialized: usize) {
+        let of_clusters = changed.iter().any(|(id, _)| id == CLUSTERS);
+        if of_clusters || self.initialized != initialized {
+            self.initialized = initialized;
+            self.keys = None;
         }
-        let calls_before = plan.calls.len();
-        if !text(machine, "/metadata/deletionTimestamp").is_empty() {
-            continue;
-        }
-        let cluster = text(machine, "/spec/clusterName");
-        let key = cluster_key(namespace(machine), cluster);
-        let provisioned = view
-            .management
-            .get(CLUSTERS, namespace(machine), cluster)
-            .is_some_and(|c| flag(&c, "/status/initialization/infrastructureProvisioned"));
-        let Some(known) = state.clusters.get_mut(&key).filter(|_| provisioned) else {
-            continue;
-        };
-        bootstrap(view, machine, known, plan);
-        infrastructure_machine(view, machine, &key, state, plan);
-        if plan.calls.len() == calls_before {
-            state.infrastructure.machines.insert(own_key, machine.clone());
+        let Some(open) = &mut self.keys else { return };
+        for object in changed {
+            if object.0 == MACHINES {
+                open.insert(object.1.clone());
+            }
+            open.extend(self.users.get(object).cloned());
         }
     }
+}
+
+/// Provides bootstrap data and infrastructure for each Machine, and removes hosts whose infrastructure
+/// machine is gone.
+pub(crate) fn machines(view: &View<'_>, state: &mut EnvState, plan: &mut PassWrites) {
+    let initialized = state.clusters.values().filter(|known| known.initialized).count();
+    state.open.note(&view.changed, initialized);
+    let (open, everything) = match state.open.keys.take() {
+        Some(open) => (open, false),
+        None => (view.management.keys(MACHINES), true),
+    };
+    let mut still_open = BTreeSet::new();
+    for key in open {
+        if let Some(machine) = view.management.get(MACHINES, &key.0, &key.1)
+            && !is_provided(view, &machine, &key, state, plan)
+        {
+            still_open.insert(key);
+        }
+    }
+    state.open.keys = Some(still_open);
+    forget_hosts(view, state, everything);
+}
+
+/// Provides what a Machine lacks; returns whether it lacked nothing that it refers to.
+fn is_provided(
+    view: &View<'_>,
+    machine: &Value,
+    key: &Key,
+    state: &mut EnvState,
+    plan: &mut PassWrites,
+) -> bool {
+    if !text(machine, "/metadata/deletionTimestamp").is_empty() {
+        return true;
+    }
+    let namespace = namespace(machine);
+    let cluster = text(machine, "/spec/clusterName");
+    let cluster_key = cluster_key(namespace, cluster);
+    let provisioned = view
+        .management
+        .get(CLUSTERS, namespace, cluster)
+        .is_some_and(|c| flag(&c, "/status/initialization/infrastructureProvisioned"));
+    let Some(known) = state.clusters.get_mut(&cluster_key).filter(|_| provisioned) else {
+        return false;
+    };
+    let calls_before = plan.calls.len();
+    bootstrap(view, machine, known, plan);
+    infrastructure_machine(view, machine, &cluster_key, state, plan);
+    let spec = &machine["spec"];
+    let references = [&spec["bootstrap"]["configRef"], &spec["infrastructureRef"]];
+    let mut resolved = true;
+    for reference in references {
+        match view.management.referred(reference, namespace) {
+            Some((place, object)) => {
+                let used = (namespace.to_owned(), name(&object).to_owned());
+                state.open.users.insert((place.id, used), key.clone());
+            }
+            None => resolved = false,
+        }
+    }
+    resolved && plan.calls.len() == calls_before
 }
 
 pub(crate) fn is_control_plane(machine: &Value) -> bool {
@@ -320,11 +383,20 @@ pub(crate) fn address(node: &str) -> String {
     format!("10.20.{}.{}", 1 + number / 250, 1 + number % 250)
 }
 
-/// Removes hosts whose infrastructure machine is gone.
-pub(crate) fn forget_hosts(view: &View<'_>, state: &mut EnvState) {
+/// Removes hosts whose infrastructure machine is gone: of all, or of those that changed.
+fn forget_hosts(view: &View<'_>, state: &mut EnvState, everything: bool) {
+    let may_be_gone = |host: &HostRecord| {
+        let is_its = |(id, (namespace, name)): &(String, Key)| {
+            *id == host.infrastructure_resource
+                && *namespace == host.namespace
+                && *name == host.node
+        };
+        everything || view.changed.iter().any(is_its)
+    };
     let gone: Vec<String> = state
         .hosts
         .values()
+        .filter(|host| may_be_gone(host))
         .filter(|host| {
             view.management
                 .get(&host.infrastructure_resource, &host.namespace, &host.node)

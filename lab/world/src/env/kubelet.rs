@@ -21,7 +21,7 @@ pub(crate) struct Local<'a> {
     pub(crate) cluster: &'a str,
     pub(crate) mirror: &'a Mirror,
     /// Booted hosts, by node name.
-    pub(crate) hosts: BTreeMap<String, (HostRecord, HostView)>,
+    pub(crate) hosts: BTreeMap<&'a str, (&'a HostRecord, &'a HostView)>,
     /// Whether a host of the cluster has yet to become a Node.
     pub(crate) booting: bool,
     pub(crate) nodes: BTreeMap<String, Arc<Value>>,
@@ -31,7 +31,7 @@ pub(crate) struct Local<'a> {
 impl<'a> Local<'a> {
     pub(crate) fn new(
         view: &'a View<'a>,
-        state: &EnvState,
+        state: &'a EnvState,
         cluster: &'a str,
         mirror: &'a Mirror,
     ) -> Self {
@@ -39,7 +39,7 @@ impl<'a> Local<'a> {
         let hosts: BTreeMap<_, _> = records()
             .filter_map(|host| {
                 let seen = view.hosts.get(&host_key(cluster, &host.node))?;
-                Some((host.node.clone(), (host.clone(), seen.clone())))
+                Some((&*host.node, (host, &**seen)))
             })
             .collect();
         let nodes = mirror.list("nodes");
@@ -74,7 +74,7 @@ impl<'a> Local<'a> {
 /// Registers Nodes and updates their status.
 pub(crate) fn nodes(local: &Local<'_>, plan: &mut PassWrites) {
     for (node, (record, host)) in &local.hosts {
-        match local.nodes.get(node) {
+        match local.nodes.get(*node) {
             None if host.up => {
                 let body = new_node(local, record, host);
                 local.send(plan, Call::create("/api/v1/nodes", body));
@@ -172,7 +172,7 @@ fn new_node(local: &Local<'_>, record: &HostRecord, host: &HostView) -> Value {
 /// Maintains one mirror pod per static pod manifest; replaces it when the manifest changes.
 pub(crate) fn static_pods(local: &Local<'_>, plan: &mut PassWrites) {
     for (node, (_, host)) in &local.hosts {
-        let Some(object) = local.nodes.get(node).filter(|_| host.up) else {
+        let Some(object) = local.nodes.get(*node).filter(|_| host.up) else {
             continue;
         };
         for (component, image) in &host.static_pods {

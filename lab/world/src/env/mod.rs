@@ -32,11 +32,9 @@ use lab_simhost::kubelet::HostView;
 pub(crate) use lab_simhost::kubelet::short_hash;
 use refit_kinds::json::{flag, name, namespace, text, time};
 
-use serde_json::Value;
-
 use crate::{
     direct::Call,
-    mirror::{Key, Mirror},
+    mirror::{Changed, Mirror},
 };
 use state::EnvState;
 
@@ -89,6 +87,9 @@ impl PassWrites {
     }
 }
 
+/// The views of booted hosts, by key.
+pub(crate) type HostViews = BTreeMap<String, Arc<HostView>>;
+
 /// The input of one pass.
 pub(crate) struct View<'a> {
     /// The current time.
@@ -97,8 +98,10 @@ pub(crate) struct View<'a> {
     pub(crate) management: &'a Mirror,
     /// The workload clusters, by key.
     pub(crate) workloads: &'a BTreeMap<String, Mirror>,
-    /// Booted hosts, by key.
-    pub(crate) hosts: &'a BTreeMap<String, HostView>,
+    /// The objects of the management cluster that changed since the last pass.
+    pub(crate) changed: Changed,
+    /// Booted hosts: the same map as in the last pass while none of them changes.
+    pub(crate) hosts: Arc<HostViews>,
     /// How many times faster than real machines these boot.
     pub(crate) hurry: i32,
 }
@@ -110,20 +113,7 @@ pub(crate) struct View<'a> {
 pub(crate) fn plan(view: &View<'_>, state: &mut EnvState) -> PassWrites {
     let mut plan = PassWrites::default();
     infrastructure::clusters(view, state, &mut plan);
-    let initialized = state.clusters.values().filter(|known| known.initialized).count();
-    let revision = view.management.revision();
-    let around = Some((revision.around_machines, initialized));
-    let is_new_around = state.infrastructure.around != around;
-    if is_new_around {
-        state.infrastructure.machines.clear();
-    }
-    if is_new_around || state.infrastructure.revision != Some(revision.environment) {
-        infrastructure::machines(view, state, &mut plan);
-        infrastructure::forget_hosts(view, state);
-        let settled = plan.calls.is_empty();
-        state.infrastructure.revision = settled.then_some(revision.environment);
-        state.infrastructure.around = around.filter(|_| settled);
-    }
+    infrastructure::machines(view, state, &mut plan);
     for (cluster, mirror) in view.workloads {
         if state.clusters.get(cluster).is_some_and(|known| known.initialized) {
             workload(view, state, cluster, mirror, &mut plan);
@@ -132,22 +122,11 @@ pub(crate) fn plan(view: &View<'_>, state: &mut EnvState) -> PassWrites {
     plan
 }
 
-/// The state in which a pass had nothing to write for the machines of the management cluster.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct SettledMachines {
-    /// Revision of the objects that the environment uses.
-    revision: Option<u64>,
-    /// Revision of those other than Machines, and how many clusters were initialized.
-    around: Option<(u64, usize)>,
-    /// The Machines that needed no write, by namespace and name.
-    pub(super) machines: BTreeMap<Key, Arc<Value>>,
-}
-
 /// The state in which a pass had nothing to write to a workload cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct Settled {
     revision: u64,
-    hosts: BTreeMap<String, HostView>,
+    hosts: Arc<HostViews>,
     known_hosts: usize,
     wake: Option<Timestamp>,
 }
@@ -165,7 +144,7 @@ fn workload(
         && settled.revision == revision
         && settled.known_hosts == known_hosts
         && settled.wake.is_none_or(|wake| view.now < wake)
-        && settled.hosts == *view.hosts
+        && Arc::ptr_eq(&settled.hosts, &view.hosts)
     {
         settled.wake.into_iter().for_each(|wake| plan.wake_at(wake));
         return;

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use lab_apiserver::ApiServer;
 
 use super::{
-    PassWrites, RETRY, Target, View, plan, quorum, setup,
+    HostViews, PassWrites, RETRY, Target, View, plan, quorum, setup,
     state::{ClusterState, HostRecord},
     trouble,
 };
@@ -68,29 +68,44 @@ async fn pass(inner: &Arc<Inner>) -> Result<Option<Timestamp>, WorldError> {
 
 fn decide(inner: &Inner) -> (PassWrites, Option<Timestamp>) {
     let now = inner.clock.now();
-    let mut due: Option<Timestamp> = None;
-    let views = lock(&inner.hosts)
-        .iter()
-        .map(|(key, host)| {
-            let (view, next) = host.view(now);
-            due = due.into_iter().chain(next).min();
-            (key.clone(), view)
-        })
-        .collect();
     let workloads: BTreeMap<String, Mirror> = lock(&inner.workloads)
         .iter()
         .filter(|(_, workload)| workload.serving.is_some())
         .map(|(key, workload)| (key.clone(), workload.mirror.clone()))
         .collect();
+    let mut env = lock(&inner.env);
+    let due = look_at_hosts(&lock(&inner.hosts), &mut env.views, now);
     let view = View {
         now,
         management: &inner.management_mirror,
         workloads: &workloads,
-        hosts: &views,
+        changed: inner.management_mirror.take_changed(),
+        hosts: env.views.clone(),
         hurry: i32::try_from(inner.hurry).unwrap_or(1),
     };
-    let plan = plan(&view, &mut lock(&inner.env));
+    let plan = plan(&view, &mut env);
     (plan, due)
+}
+
+/// Brings the views of the hosts up to date; returns when the next one changes without further action.
+fn look_at_hosts(
+    hosts: &BTreeMap<String, HostHandle>,
+    views: &mut Arc<HostViews>,
+    now: Timestamp,
+) -> Option<Timestamp> {
+    let mut due: Option<Timestamp> = None;
+    let mut seen = Vec::with_capacity(hosts.len());
+    for host in hosts.values() {
+        let (view, next) = host.view(now);
+        due = due.into_iter().chain(next).min();
+        seen.push(view);
+    }
+    let is_same = hosts.keys().eq(views.keys())
+        && seen.iter().zip(views.values()).all(|(now, before)| Arc::ptr_eq(now, before));
+    if !is_same {
+        *views = Arc::new(hosts.keys().cloned().zip(seen).collect());
+    }
+    due
 }
 
 async fn send(inner: &Inner, target: &Target, call: Call) -> Result<(), DirectError> {
@@ -131,6 +146,9 @@ async fn hosts(inner: &Arc<Inner>) -> Result<Option<Timestamp>, WorldError> {
     let (due, next, gone) = {
         let env = lock(&inner.env);
         let hosts = lock(&inner.hosts);
+        if env.hosts.keys().eq(hosts.keys()) {
+            return Ok(None);
+        }
         let absent = |record: &&HostRecord| !hosts.contains_key(&record.key());
         let waiting: Vec<&HostRecord> = env.hosts.values().filter(absent).collect();
         let due: Vec<HostRecord> = waiting

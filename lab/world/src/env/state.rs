@@ -1,11 +1,11 @@
 //! The environment's own state outside the API: clusters that it has set up and hosts that it runs.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Settled, SettledMachines};
+use super::{HostViews, Settled, infrastructure::OpenMachines};
 
 /// The environment's part of a snapshot.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -15,9 +15,12 @@ pub(crate) struct EnvState {
     pub clusters: BTreeMap<String, ClusterState>,
     /// Hosts by `namespace/cluster/node`.
     pub hosts: BTreeMap<String, HostRecord>,
-    /// The machines that needed no write.
+    /// The Machines that may need a write.
     #[serde(skip)]
-    pub infrastructure: SettledMachines,
+    pub open: OpenMachines,
+    /// The hosts as the last pass saw them.
+    #[serde(skip)]
+    pub views: Arc<HostViews>,
     /// The revision of the infrastructure machines, and the hosts, for which requested failures were last
     /// applied.
     #[serde(skip)]

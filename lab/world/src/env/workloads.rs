@@ -1,6 +1,6 @@
 //! ReplicaSet and DaemonSet controllers and the scheduler of a workload cluster.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,10 @@ use crate::direct::Call;
 /// Creates one pod of each DaemonSet on each Node.
 pub(crate) fn daemon_pods(local: &Local<'_>, plan: &mut PassWrites) {
     for set in local.mirror.list("daemonsets.apps") {
-        for node in local.nodes.keys() {
+        let uid = text(&set, "/metadata/uid");
+        let pods = local.pods.iter().filter(|pod| is_owned(pod, uid));
+        let served: BTreeSet<&str> = pods.map(|pod| text(pod, "/spec/nodeName")).collect();
+        for node in local.nodes.keys().filter(|node| !served.contains(node.as_str())) {
             let pod = format!("{}-{}", name(&set), &short_hash(node)[..5]);
             if local.mirror.get("pods", namespace(&set), &pod).is_some() {
                 continue;

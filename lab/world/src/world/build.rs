@@ -334,7 +334,8 @@ impl Parts {
                 &self.management,
                 management_resources,
                 woken.clone(),
-            ),
+            )
+            .noting_changes(),
             hub: Hub::new(self.management.clone(), woken.clone()),
             management: self.management,
             authentication: self.authentication,

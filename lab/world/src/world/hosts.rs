@@ -14,6 +14,8 @@ use crate::env::state::HostRecord;
 pub(crate) struct HostHandle {
     pub(crate) state: Arc<Mutex<HostState>>,
     pub(crate) disk: Arc<Mutex<DiskState>>,
+    /// The environment's last view of it.
+    seen: Arc<Mutex<Option<Arc<HostView>>>>,
 }
 
 /// A host in a snapshot.
@@ -31,13 +33,18 @@ impl HostHandle {
     pub(crate) fn boot(record: &HostRecord, now: Timestamp, hurry: u32) -> Self {
         let state = HostState::new(&record.node, record.control_plane, &record.version, now);
         let state = state.hurried(hurry);
-        Self { state: Arc::new(Mutex::new(state)), disk: Arc::default() }
+        Self::of(state, DiskState::default())
     }
 
     pub(crate) fn restore(snapshot: &HostSnapshot, hurry: u32) -> Self {
+        Self::of(snapshot.state.clone().hurried(hurry), snapshot.disk.clone())
+    }
+
+    fn of(state: HostState, disk: DiskState) -> Self {
         Self {
-            state: Arc::new(Mutex::new(snapshot.state.clone().hurried(hurry))),
-            disk: Arc::new(Mutex::new(snapshot.disk.clone())),
+            state: Arc::new(Mutex::new(state)),
+            disk: Arc::new(Mutex::new(disk)),
+            seen: Arc::default(),
         }
     }
 
@@ -45,10 +52,16 @@ impl HostHandle {
         HostSnapshot { state: lock(&self.state).clone(), disk: lock(&self.disk).clone() }
     }
 
-    /// The environment's view of the host, and when it next changes without further action.
-    pub(crate) fn view(&self, now: Timestamp) -> (HostView, Option<Timestamp>) {
+    /// The environment's view of the host, the same one while nothing changes, and when it next changes
+    /// without further action.
+    pub(crate) fn view(&self, now: Timestamp) -> (Arc<HostView>, Option<Timestamp>) {
         let mut state = lock(&self.state);
-        let view = HostView::of(&mut state, now);
+        let mut seen = lock(&self.seen);
+        let view = match seen.take().filter(|seen| seen.is_of(&mut state, now)) {
+            Some(same) => same,
+            None => Arc::new(HostView::of(&mut state, now)),
+        };
+        *seen = Some(view.clone());
         let due = state.next_due(now).into_iter().chain(state.next_uptime_change(now));
         (view, due.min())
     }

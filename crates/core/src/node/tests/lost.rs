@@ -28,11 +28,16 @@ fn is_lost_after(one: &One, seconds: i64) -> bool {
 
 #[test]
 fn a_host_that_stops_reporting_is_lost_in_any_phase() {
-    let phases: [fn() -> One; 4] = [
+    let phases: [fn() -> One; 5] = [
         One::worker,
         || One::worker().staged(),
         || One::control_plane().staged(),
         || One::worker().upgraded(),
+        || {
+            let mut one = One::worker().disrupted();
+            one.node_mut().ready = false;
+            one
+        },
     ];
     for phase in phases {
         let mut one = phase();

@@ -147,21 +147,19 @@ impl Five {
             complete_since: at(0),
             host_plan: Some(Arc::new(self.plans[who].clone())),
             node_name: self.nodes[who].name.clone(),
-            nodes: self.nodes.clone(),
+            nodes: self.nodes.iter().cloned().map(Arc::new).collect(),
             static_pods: Vec::new(),
             control_plane: Vec::new(),
             api_server: super::world::GOAL.into(),
             drain: Some(view),
             evictions: None,
         };
+        let others = OtherMachines { machines: self.others(who), ..OtherMachines::default() };
         let snapshot = Snapshot {
             group: GroupState::Present(Group {
                 status: self.group.clone(),
                 limits: self.limits,
-                others: self.others(who),
-                others_run: Vec::new(),
-                leaving: Vec::new(),
-                last_first_passed: None,
+                others: Others::read_on_use(|| others),
             }),
             workload: Workload::Seen(seen),
             report_stale_after: SignedDuration::from_hours(100),

@@ -1,6 +1,12 @@
 //! The update of one machine, phase by phase.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use refit_kinds::{
     keys,
@@ -9,7 +15,9 @@ use refit_kinds::{
 
 use super::world::*;
 use crate::{
-    node::{EvictionRefusal, ImageVersion, Reboot, StaticPod},
+    node::{
+        EvictionRefusal, GroupState, ImageVersion, OtherMachines, Others, Reboot, StaticPod, decide,
+    },
     report::Refusal,
 };
 
@@ -449,4 +457,33 @@ fn each_start_and_end_emits_one_event() {
     one.settle();
     let reasons: Vec<_> = one.events.iter().map(|event| event.reason).collect();
     assert_eq!(reasons, ["UpdateStarted", "Draining", "UpdateSucceeded"]);
+}
+
+#[test]
+fn the_other_machines_are_read_only_while_one_more_may_be_disturbed() {
+    let reads = |one: &One| {
+        let mut snapshot = one.snapshot(None);
+        let GroupState::Present(group) = &mut snapshot.group else { panic!("there is a group") };
+        let read = Arc::new(AtomicBool::new(false));
+        let (note, known) = (read.clone(), group.others.clone());
+        group.others = Others::read_on_use(move || {
+            note.store(true, Ordering::Relaxed);
+            OtherMachines::clone(&known)
+        });
+        decide(&snapshot, at(one.now));
+        read.load(Ordering::Relaxed)
+    };
+    let mut one = One::worker();
+    one.settle();
+    assert_eq!((one.phase(), reads(&one)), (Phase::Staging, false));
+    one.host_works();
+    assert!(reads(&one), "the claim");
+    one.settle();
+    assert_eq!((one.phase(), reads(&one)), (Phase::Upgrading, false));
+    one.host_works();
+    one.settle();
+    assert_eq!((one.phase(), reads(&one)), (Phase::Disrupting, false));
+    one.host_works();
+    one.settle();
+    assert_eq!((one.phase(), reads(&one)), (Phase::Verifying, false));
 }

@@ -318,7 +318,7 @@ impl One {
             complete_since: at(self.complete_since),
             host_plan: self.plan.clone().map(Arc::new),
             node_name: self.machine_name().into(),
-            nodes: self.nodes.clone(),
+            nodes: self.nodes.iter().cloned().map(Arc::new).collect(),
             static_pods: self.static_pods.clone(),
             control_plane: self.control_plane.clone(),
             api_server: self.api_server.clone(),
@@ -327,14 +327,16 @@ impl One {
         };
         let group = match &self.group {
             None => GroupState::Missing,
-            Some(status) => GroupState::Present(Group {
-                status: status.clone(),
-                limits: self.limits,
-                others: self.others.clone(),
-                others_run: self.others_run.clone(),
-                leaving: self.leaving.clone(),
-                last_first_passed: self.last_first_passed,
-            }),
+            Some(status) => {
+                let others = OtherMachines {
+                    machines: self.others.clone(),
+                    run: self.others_run.clone(),
+                    leaving: self.leaving.clone(),
+                    last_first_passed: self.last_first_passed,
+                };
+                let others = Others::read_on_use(|| others);
+                GroupState::Present(Group { status: status.clone(), limits: self.limits, others })
+            }
         };
         let workload = if self.reachable {
             Workload::Seen(seen)
