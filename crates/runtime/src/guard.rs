@@ -7,8 +7,8 @@ use kube::{Resource, core::DynamicResourceScope, discovery::ApiResource};
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::value::{RawValue, Value};
 
-/// What tells an object and its version apart. The rest of the metadata, half of which is managedFields, is
-/// read with the object.
+/// Identifies an object and its version. The rest of the metadata, half of which is managedFields, is read
+/// with the object.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Identity {
@@ -30,9 +30,9 @@ impl From<Identity> for ObjectMeta {
     }
 }
 
-/// An object as the API server sent it, with its identity as metadata. Every watch uses this type, whatever its kind, so kube's
-/// watcher and its JSON decoding are compiled once. A page of a list is kept as text until each
-/// object is decoded: parsed JSON takes several times as much memory.
+/// An object as the API server sent it, with its identity as metadata. Every watch uses this type,
+/// whatever its kind, so kube's watcher and its JSON decoding are compiled once. A page of a list is kept
+/// as text until each object is decoded: parsed JSON takes several times as much memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Raw {
     metadata: ObjectMeta,

@@ -259,7 +259,9 @@ impl<K: Resource> Store<K> {
         let same = |known: &ObjectMeta| {
             known.uid == meta.uid && known.resource_version == meta.resource_version
         };
-        !state.unreadable.contains_key(key) && known.is_some_and(same)
+        meta.resource_version.is_some()
+            && !state.unreadable.contains_key(key)
+            && known.is_some_and(same)
     }
 
     /// Takes over objects that were listed apart from the watch, right before a decision. `covers`

@@ -2,6 +2,7 @@
 
 use std::{
     borrow::Cow,
+    cell::Cell,
     collections::BTreeMap,
     ops::ControlFlow,
     sync::{Arc, Mutex},
@@ -19,7 +20,9 @@ use kube::{
 use lab_apiserver::Down;
 use refit_runtime::{
     ObjectKey, Store,
-    store::{Broken, Limits, everything, follow as follow_changes, reflect, reflect_within},
+    store::{
+        Broken, Limits, everything, follow as follow_changes, read_now, reflect, reflect_within,
+    },
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -247,8 +250,14 @@ impl TryFrom<String> for Number {
     type Error = std::num::ParseIntError;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
+        DECODED.set(DECODED.get() + 1);
         text.parse().map(Self)
     }
+}
+
+thread_local! {
+    /// How many numbers were decoded.
+    static DECODED: Cell<u32> = const { Cell::new(0) };
 }
 
 impl Resource for Counted {
@@ -313,6 +322,27 @@ async fn one_malformed_object_does_not_hold_up_the_others() {
     within(1, "all readable", || follower.store.unreadable().is_empty()).await;
     assert_eq!(numbers(&follower), [("a".to_owned(), 7), ("c".to_owned(), 1)]);
     assert_eq!(follower.changes(), ["+a", "+c", "+a"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_live_list_decodes_only_what_the_store_lacks() {
+    let world = World::new();
+    for name in ["a", "b", "c"] {
+        create(&world, name).await;
+    }
+    let api: Api<Counted> = Api::default_namespaced(world.client().await);
+    let follower = Follower::new(api.clone(), everything());
+    follower.holds(5, &["a", "b", "c"]).await;
+    follower.task.abort();
+    change(&world, "b", "2").await;
+    delete(&world, "c").await;
+    create(&world, "d").await;
+    DECODED.set(0);
+    let unreadable = read_now(api, "", None, &follower.store, |_| true).await.unwrap();
+    assert!(unreadable.is_empty());
+    let expected = [("a", 1), ("b", 2), ("d", 1)].map(|(name, number)| (name.to_owned(), number));
+    assert_eq!(numbers(&follower), expected);
+    assert_eq!(DECODED.get(), 2);
 }
 
 #[tokio::test(start_paused = true)]

@@ -50,11 +50,13 @@ impl HostView {
     /// Whether a host looks like this at `now`.
     pub fn is_of(&self, host: &mut HostState, now: Timestamp) -> bool {
         host.tick(now);
-        self.up == host.kubelet_up(now)
-            && self.up_at == host.kubelet_up_at
-            && self.kubelet_version == host.kubelet_version
-            && self.boot_id == host.boot_id
-            && self.static_pods == host.static_pods()
+        // Every host has the same image.
+        let Self { up, up_at, kubelet_version, boot_id, os_image: _, static_pods } = self;
+        *up == host.kubelet_up(now)
+            && *up_at == host.kubelet_up_at
+            && *kubelet_version == host.kubelet_version
+            && *boot_id == host.boot_id
+            && *static_pods == host.static_pods()
     }
 
     /// The status patch of this host's Node: its conditions and, while the kubelet is up, its node

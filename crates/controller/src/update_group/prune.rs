@@ -27,8 +27,9 @@ pub(super) async fn prune(
     slots: &[Slot],
 ) -> kube::Result<bool> {
     let mut left = DELETES_AT_ONCE;
-    let several = |known: &Vec<Arc<NodeUpdate>>| known.len() > KEPT_UPDATES;
-    for (machine, known) in machines.iter().zip(updates).filter(|(_, known)| several(known)) {
+    let may_be_prunable = |known: &Vec<Arc<NodeUpdate>>| known.len() > KEPT_UPDATES;
+    let candidates = machines.iter().zip(updates).filter(|(_, known)| may_be_prunable(known));
+    for (machine, known) in candidates {
         let uid = MachineUid::of(&machine.metadata);
         let node = node_name(machine).and_then(|name| {
             let view = ctx.workload_index.view(&cluster_key(machine))?;

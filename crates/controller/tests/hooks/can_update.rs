@@ -105,9 +105,13 @@ async fn a_call_that_is_newer_than_the_caches_waits_until_the_owner_can_be_read(
     settle().await;
     let fails = FaultRule::next(FaultAction::Status(503)).verb("get").resource(CONTROL_PLANES);
     fleet.site.management.faults().add(fails.user_agent(CONTROLLER).times(u32::MAX));
+    let writes = fleet.site.writes();
     let answer = fleet.can_update("edge-1-cp-0", "v1.35.1", (2, 2)).await;
-    assert!(answer.refuses("could not be confirmed"), "{answer:?}");
+    assert!(answer.refuses("could not be confirmed: "), "{answer:?}");
+    assert!(!answer.refuses("did not respond within"), "the API server's error: {answer:?}");
     fleet.assert_counted("CanUpdateMachine", "OwnerUnread").await;
+    settle().await;
+    assert_eq!(fleet.site.writes(), writes, "nothing is recorded");
 }
 
 #[tokio::test(start_paused = true)]

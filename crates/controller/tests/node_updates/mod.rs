@@ -7,7 +7,10 @@ mod neighbours;
 mod pruned;
 mod refused;
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use k8s_openapi::api::{
     core::v1::{Namespace, Pod},
@@ -102,6 +105,7 @@ async fn workers_of_a_hosted_control_plane_wait_for_the_version_of_its_api_serve
     let lab = Lab::new().await;
     lab.site.workload.set_git_version(lab::FROM);
     lab.ask().await;
+    let waited = AtomicBool::new(false);
     let changes = async {
         tokio::time::sleep(Duration::from_mins(10)).await;
         for update in lab.updates().await {
@@ -109,7 +113,8 @@ async fn workers_of_a_hosted_control_plane_wait_for_the_version_of_its_api_serve
             assert_eq!(status.phase, Phase::Pending, "{status:?}");
             assert_eq!(status.blocked_by[0].reason, "ControlPlaneBehind", "{status:?}");
         }
-        // No change of an object tells of it.
+        waited.store(true, Ordering::Relaxed);
+        // No object changes with it.
         lab.site.workload.set_git_version(lab::GOAL);
         std::future::pending::<()>().await;
     };
@@ -118,6 +123,7 @@ async fn workers_of_a_hosted_control_plane_wait_for_the_version_of_its_api_serve
         () = lab.run(Duration::from_hours(100)) => {}
         () = changes => {}
     }
+    assert!(waited.into_inner());
     lab.assert_clean().await;
 }
 

@@ -142,6 +142,7 @@ impl World {
             || owner.policy.allows_replacement()
             || self.changed_midway.contains(&group)
             || self.cancelled.contains(key) && machine.version != owner.version
+            || is_outdated_before_it_joined(machine, owner)
             || too_many;
         (!asked).then(|| {
             format!(
@@ -386,4 +387,10 @@ pub(super) fn violation(
     message: String,
 ) -> Violation {
     Violation { invariant, object: format!("{kind} {name}"), message }
+}
+
+/// Whether the version was changed while the member was still joining: it fails the preflight checks, and
+/// Cluster API creates another one (`docs/facts/control-plane.md#preflight`).
+fn is_outdated_before_it_joined(machine: &Machine, owner: &Owner) -> bool {
+    machine.control_plane && machine.node.is_empty() && machine.version != owner.version
 }

@@ -345,6 +345,26 @@ fn cluster_api_may_delete_a_member_whose_update_a_user_cancelled() {
 }
 
 #[test]
+fn cluster_api_may_delete_a_member_that_is_outdated_before_it_has_joined() {
+    let labels = json!({"metadata": {"labels": {keys::CONTROL_PLANE: ""}}});
+    let member = with(machine("c-0", "KubeadmControlPlane", "cp"), labels);
+    let gone = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
+    for (node, version, violated) in
+        [("", "v1.34.2", vec![]), ("c-0", "v1.34.2", vec![3]), ("", "v1.35.0", vec![3])]
+    {
+        let mut world = world();
+        let joined = json!({
+            "spec": {"version": version}, "status": {"nodeRef": {"name": node}},
+        });
+        let member = with(member.clone(), joined);
+        put(&mut world, CAPI, "Machine", &member);
+        let gone = with(member, gone.clone());
+        let found = world.observe(CAPI, "Machine", None, None, Some(&gone), "capi");
+        assert_eq!(numbers(&found), violated, "{node} {version}");
+    }
+}
+
+#[test]
 fn a_second_unfinished_update_of_a_machine_is_found() {
     let mut world = world();
     assert_eq!(observe_update(&mut world, &update("w-0", 1, "Upgrading")), OK);

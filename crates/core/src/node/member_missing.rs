@@ -41,8 +41,8 @@ impl Work<'_> {
     pub(super) fn delays_a_member(&self, machine: &Machine, gate: Gate) -> bool {
         let waits_long = || self.lacks_machine_for().is_some_and(|wait| wait >= PATIENCE);
         gate <= Gate::Stage
-            && stands_in_the_way(self.s, machine)
             && (self.control_plane() || waits_long())
+            && stands_in_the_way(self.s, machine)
     }
 
     /// How long the update has waited for a Machine that the group lacks.

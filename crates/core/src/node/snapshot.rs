@@ -92,7 +92,8 @@ pub struct Group {
 }
 
 /// The other Machines of a group. Most decisions need none of them, and reading them takes time in
-/// proportion to the group: they are read on first use, never from an older view than the rest.
+/// proportion to the group: they are read on first use. They may then be newer than the rest, and never
+/// older; a machine is disturbed by a decision right after everything was read again.
 #[derive(Clone, Debug)]
 pub struct Others(Arc<LazyLock<OtherMachines, Box<dyn FnOnce() -> OtherMachines + Send>>>);
 

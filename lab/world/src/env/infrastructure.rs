@@ -213,7 +213,7 @@ pub(crate) fn machines(view: &View<'_>, state: &mut EnvState, plan: &mut PassWri
     let mut still_open = BTreeSet::new();
     for key in open {
         if let Some(machine) = view.management.get(MACHINES, &key.0, &key.1)
-            && !is_provided(view, &machine, &key, state, plan)
+            && !is_settled(view, &machine, &key, state, plan)
         {
             still_open.insert(key);
         }
@@ -222,8 +222,9 @@ pub(crate) fn machines(view: &View<'_>, state: &mut EnvState, plan: &mut PassWri
     forget_hosts(view, state, everything);
 }
 
-/// Provides what a Machine lacks; returns whether it lacked nothing that it refers to.
-fn is_provided(
+/// Provides what a Machine lacks; returns whether nothing is left to do until it, or an object that it
+/// refers to, changes.
+fn is_settled(
     view: &View<'_>,
     machine: &Value,
     key: &Key,
@@ -249,7 +250,7 @@ fn is_provided(
     let spec = &machine["spec"];
     let references = [&spec["bootstrap"]["configRef"], &spec["infrastructureRef"]];
     let mut resolved = true;
-    for reference in references {
+    for reference in references.into_iter().filter(|reference| reference.is_object()) {
         match view.management.referred(reference, namespace) {
             Some((place, object)) => {
                 let used = (namespace.to_owned(), name(&object).to_owned());
@@ -386,13 +387,13 @@ pub(crate) fn address(node: &str) -> String {
 /// Removes hosts whose infrastructure machine is gone: of all, or of those that changed.
 fn forget_hosts(view: &View<'_>, state: &mut EnvState, everything: bool) {
     let may_be_gone = |host: &HostRecord| {
-        let is_its = |(id, (namespace, name)): &(String, Key)| {
-            *id == host.infrastructure_resource
-                && *namespace == host.namespace
-                && *name == host.node
-        };
-        everything || view.changed.iter().any(is_its)
+        let HostRecord { infrastructure_resource, namespace, node, .. } = host;
+        let key = (namespace.clone(), node.clone());
+        everything || view.changed.contains(&(infrastructure_resource.clone(), key))
     };
+    if !everything && view.changed.is_empty() {
+        return;
+    }
     let gone: Vec<String> = state
         .hosts
         .values()

@@ -45,7 +45,7 @@ fn retry_time(inner: &Inner) -> Timestamp {
     inner.clock.now() + jiff::SignedDuration::try_from(RETRY).unwrap_or_default()
 }
 
-/// Runs one pass: reads everything, sends the writes that are due, and returns when the next pass
+/// Runs one pass: reads what has changed, sends the writes that are due, and returns when the next pass
 /// is due.
 async fn pass(inner: &Arc<Inner>) -> Result<Option<Timestamp>, WorldError> {
     clusters(inner).await?;

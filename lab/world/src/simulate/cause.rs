@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use lab_simhost::kubelet::is_ready;
+use lab_simhost::kubelet::{is_ready, ready_condition};
 use refit_core::{
     node::DrainReason,
     report::{Reason, RefusalReason},
 };
 use refit_kinds::{
-    json::{annotation, is_true, label, name, namespace, text},
-    keys, refit,
+    json::{annotation, is_true, label, name, namespace, text, time},
+    keys,
+    refit::{self, StepType},
     version::StatedVersion,
 };
 use serde_json::Value;
@@ -89,7 +90,7 @@ pub(super) fn cause_holds(
             let ill = static_pods(world, update, object)
                 .iter()
                 .any(|pod| !is_ready(pod) || !runs_version(pod, goal));
-            Some(!is_ready(&node) || runs != goal || ill)
+            Some(!is_ready(&node) || runs != goal || ill || restarts_later(world, update, &node))
         }
         RefusalReason::OlderPlanRunning => {
             let plan = format!("{}/{object}", keys::HOST_PLAN_NAMESPACE);
@@ -145,6 +146,20 @@ fn in_workload(world: &World, update: &Value, resource: &str, object: &str) -> O
     let (namespace, name) = object.split_once('/').unwrap_or(("", object));
     let (plural, group) = resource.split_once('.').unwrap_or((resource, ""));
     world.workload(&cluster_of(world, update)?)?.get_value(group, plural, namespace, name)
+}
+
+/// Whether a Node's last heartbeat is older than the restart of its kubelet: the clock of its agent may have
+/// been ahead when it dated the restart.
+fn restarts_later(world: &World, update: &Value, node: &Value) -> bool {
+    let plan = format!("{}/{}", keys::HOST_PLAN_NAMESPACE, name(node));
+    let plan = in_workload(world, update, "hostplans.refit.dev", &plan).unwrap_or_default();
+    let steps = plan["status"]["steps"].as_array().map_or(&[][..], Vec::as_slice);
+    let restarts = steps.iter().filter(|step| {
+        [StepType::KubeletRestart, StepType::Reboot].iter().any(|one| text(step, "/id") == one.id())
+    });
+    let restarted = restarts.filter_map(|step| time(step, "/startedAt")).max();
+    let heard = ready_condition(node).and_then(|ready| time(ready, "/lastHeartbeatTime"));
+    restarted.is_some_and(|restarted| heard.is_none_or(|heard| heard < restarted))
 }
 
 /// The key of the cluster of a NodeUpdate's Machine.

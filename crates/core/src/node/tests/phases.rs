@@ -473,7 +473,7 @@ fn the_other_machines_are_read_only_while_one_more_may_be_disturbed() {
         decide(&snapshot, at(one.now));
         read.load(Ordering::Relaxed)
     };
-    let mut one = One::worker();
+    let mut one = One::worker().awaited();
     one.settle();
     assert_eq!((one.phase(), reads(&one)), (Phase::Staging, false));
     one.host_works();
