@@ -38,6 +38,8 @@ pub(super) struct Machine {
     pub(super) updating: bool,
     pub(super) guarded: bool,
     pub(super) to_be_remediated: bool,
+    /// Whether it has ever been available.
+    pub(super) has_joined: bool,
 }
 
 impl Machine {
@@ -55,6 +57,7 @@ impl Machine {
             updating: annotation(value, keys::UPDATE_IN_PROGRESS).is_some(),
             guarded: note.is_some(),
             to_be_remediated: remediation || annotation(value, keys::REMEDIATE_MACHINE).is_some(),
+            has_joined: condition(value, "Available") == Some("True"),
         }
     }
 }

@@ -89,7 +89,10 @@ impl World {
 
     fn machine(&mut self, key: &Key, new: Option<&Value>, actor: &str) -> Vec<Violation> {
         let before = self.machines.get(key).cloned();
-        let after = new.map(Machine::of);
+        let mut after = new.map(Machine::of);
+        if let (Some(before), Some(after)) = (&before, &mut after) {
+            after.has_joined |= before.has_joined;
+        }
         let deleted = before.as_ref().is_some_and(|machine| machine.deleted_at.is_none())
             && after.as_ref().is_none_or(|machine| machine.deleted_at.is_some());
         let mut found = Vec::new();
@@ -392,5 +395,5 @@ pub(super) fn violation(
 /// Whether the version was changed while the member was still joining: it fails the preflight checks, and
 /// Cluster API creates another one (`docs/facts/control-plane.md#preflight`).
 fn is_outdated_before_it_joined(machine: &Machine, owner: &Owner) -> bool {
-    machine.control_plane && machine.node.is_empty() && machine.version != owner.version
+    machine.control_plane && !machine.has_joined && machine.version != owner.version
 }

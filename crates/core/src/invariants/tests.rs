@@ -90,7 +90,10 @@ fn machine(name: &str, kind: &str, by: &str) -> Value {
     json!({
         "metadata": with(meta(name), json!({"ownerReferences": owner(kind, by)})),
         "spec": {"clusterName": "edge-1"},
-        "status": {"nodeRef": {"name": name}},
+        "status": {
+            "nodeRef": {"name": name},
+            "conditions": [{"type": "Available", "status": "True"}],
+        },
     })
 }
 
@@ -349,18 +352,20 @@ fn cluster_api_may_delete_a_member_that_is_outdated_before_it_has_joined() {
     let labels = json!({"metadata": {"labels": {keys::CONTROL_PLANE: ""}}});
     let member = with(machine("c-0", "KubeadmControlPlane", "cp"), labels);
     let gone = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
-    for (node, version, violated) in
-        [("", "v1.34.2", vec![]), ("c-0", "v1.34.2", vec![3]), ("", "v1.35.0", vec![3])]
+    for (has_joined, version, violated) in
+        [(false, "v1.34.2", vec![]), (true, "v1.34.2", vec![3]), (false, "v1.35.0", vec![3])]
     {
         let mut world = world();
-        let joined = json!({
-            "spec": {"version": version}, "status": {"nodeRef": {"name": node}},
-        });
-        let member = with(member.clone(), joined);
-        put(&mut world, CAPI, "Machine", &member);
-        let gone = with(member, gone.clone());
+        world.observe(CAPI, "Machine", None, Some(&member), None, "user");
+        let member = with(member.clone(), json!({"spec": {"version": version}}));
+        let joining = with(member.clone(), json!({"status": {"conditions": []}}));
+        if has_joined {
+            put(&mut world, CAPI, "Machine", &member);
+        }
+        put(&mut world, CAPI, "Machine", &joining);
+        let gone = with(joining, gone.clone());
         let found = world.observe(CAPI, "Machine", None, None, Some(&gone), "capi");
-        assert_eq!(numbers(&found), violated, "{node} {version}");
+        assert_eq!(numbers(&found), violated, "{has_joined} {version}");
     }
 }
 
