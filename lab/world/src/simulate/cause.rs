@@ -90,7 +90,12 @@ pub(super) fn cause_holds(
             let ill = static_pods(world, update, object)
                 .iter()
                 .any(|pod| !is_ready(pod) || !runs_version(pod, goal));
-            Some(!is_ready(&node) || runs != goal || ill || restarts_later(world, update, &node))
+            Some(
+                !is_ready(&node)
+                    || runs != goal
+                    || ill
+                    || was_heard_before_restart(world, update, &node),
+            )
         }
         RefusalReason::OlderPlanRunning => {
             let plan = format!("{}/{object}", keys::HOST_PLAN_NAMESPACE);
@@ -150,7 +155,7 @@ fn in_workload(world: &World, update: &Value, resource: &str, object: &str) -> O
 
 /// Whether a Node's last heartbeat is older than the restart of its kubelet: the clock of its agent may have
 /// been ahead when it dated the restart.
-fn restarts_later(world: &World, update: &Value, node: &Value) -> bool {
+fn was_heard_before_restart(world: &World, update: &Value, node: &Value) -> bool {
     let plan = format!("{}/{}", keys::HOST_PLAN_NAMESPACE, name(node));
     let plan = in_workload(world, update, "hostplans.refit.dev", &plan).unwrap_or_default();
     let steps = plan["status"]["steps"].as_array().map_or(&[][..], Vec::as_slice);
