@@ -5,6 +5,7 @@
 //!
 //! | module | decides |
 //! |---|---|
+//! | [`mod@ask`] | how a Machine gets a NodeUpdate |
 //! | [`certificates`] | when the certificates of the hooks and their authorities are renewed |
 //! | [`change`] | what differs, which updater covers it, how the hooks respond |
 //! | [`node`] | the next write of one machine's update, and what a failure means |
@@ -12,6 +13,7 @@
 //! | [`invariants`] | what must hold after every write |
 //! | [`report`] | every reason to wait or refuse |
 
+pub mod ask;
 pub mod certificates;
 pub mod change;
 pub mod group;

@@ -16,7 +16,7 @@ use ::http::{HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::{Body, Incoming};
-use refit_core::change::{NotReady, Verdict, request::Answer};
+use refit_core::change::{NotReady, Verdict, update_machine::Answer};
 use refit_kinds::{
     hooks::{CLIENT_FLAGS, GROUP, MAX_BODY_BYTES, VERSION},
     keys,

@@ -5,12 +5,13 @@ use std::{collections::BTreeMap, sync::Arc};
 use kube::{Api, ResourceExt as _, api::ListParams};
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
+    ask::{Ask, MachineFacts, ask},
     change::{
         asked::asked,
         can_update::HostReport,
         goal,
         goal::GoalError,
-        request::{Answer, Decision, MachineFacts, RETRY_MAX_SECONDS, decide},
+        update_machine::{Answer, RETRY_MAX_SECONDS, stopping, waiting},
         verdict::NotReady,
     },
     group::observed_version,
@@ -142,23 +143,23 @@ impl Request<'_> {
         for _ in 0..ROUNDS {
             let known = self.known(&live);
             let known: Vec<&NodeUpdate> = known.iter().map(AsRef::as_ref).collect();
-            let decision = decide(&self.facts, &self.goal, &known, self.ctx.clock.now());
-            let seen = match decision {
-                Decision::Answer(answer) if answer.is_done() => {
-                    match self.newer_than(newest(known, &self.facts.uid)).await? {
-                        None => return Ok(answer.into()),
-                        Some(newer) => newer,
-                    }
+            let now = self.ctx.clock.now();
+            let seen = match ask(&self.facts, &self.goal, &known, now) {
+                Ask::Done => match self.newer_than(newest(known, &self.facts.uid)).await? {
+                    None => return Ok(Answer::done().into()),
+                    Some(newer) => newer,
+                },
+                Ask::Wait(wait) => {
+                    return Ok(waiting(&wait, &self.facts.name, &self.goal, now).into());
                 }
-                Decision::Answer(answer) => return Ok(answer.into()),
-                Decision::Abort { name, answer } => {
+                Ask::Abort(update) => {
                     if let Some(refused) = self.not_asked().await? {
                         return Ok(refused);
                     }
-                    self.abort(&name).await?;
-                    return Ok(answer.into());
+                    self.abort(&update.name_any()).await?;
+                    return Ok(stopping(update).into());
                 }
-                Decision::Create { ordinal } => {
+                Ask::Create { ordinal } => {
                     if let Some(refused) = self.not_asked().await? {
                         return Ok(refused);
                     }

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use refit_core::change::{Objects, Patch, Patches, Verdict, request::Answer};
+use refit_core::change::{Objects, Patch, Patches, Verdict, update_machine::Answer};
 use refit_kinds::{
     hooks::{
         API_VERSION, CanUpdateMachineResponse, CanUpdateMachineSetResponse, DiscoveryResponse,

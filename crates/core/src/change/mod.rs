@@ -10,7 +10,7 @@
 //! | [`mod@goal`] | the normalised desired state of a Machine |
 //! | [`mod@policy`], [`mod@verdict`] | the response to CanUpdate*, and its reason |
 //! | [`mod@can_update`] | the verdict for a CanUpdate* request |
-//! | [`request`] | the response to UpdateMachine, and which NodeUpdate to create |
+//! | [`update_machine`] | the response to UpdateMachine |
 
 pub mod asked;
 pub mod can_update;
@@ -22,7 +22,7 @@ pub mod objects;
 pub mod patch;
 pub mod path;
 pub mod policy;
-pub mod request;
+pub mod update_machine;
 pub mod verdict;
 
 pub use can_update::can_update;
@@ -36,6 +36,6 @@ pub use verdict::{NotReady, Verdict, verdict};
 #[cfg(test)]
 mod cover_tests;
 #[cfg(test)]
-mod request_tests;
-#[cfg(test)]
 pub(crate) mod testing;
+#[cfg(test)]
+mod update_machine_tests;

@@ -2,23 +2,20 @@
 
 use jiff::Timestamp;
 use refit_cluster_api::kinds::Machine;
-use refit_kinds::refit::{
-    Gate, HostPlan, HostPlanSpec, NodeName, NodeUpdateStatus, Phase, PlanId, PlanState, StepState,
-};
+use refit_kinds::refit::{Gate, NodeName, NodeUpdateStatus, Phase, StepState};
 
 use super::{
     drain::DRAIN_LINE,
-    end, gate, guard, health,
+    end, guard, health,
+    host::{Host, steps_to_come},
     order::newest,
     snapshot::{Decision, ManagementWrite, Seen, Snapshot, Workload, WorkloadWrite, Write},
     status::{Standing, conclude},
     steps::{self, STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON},
-    stop::{
-        Stop, abort_write, deletion_overdue, host_gave_up, is_taken_back, machine_gone,
-        stopped_by_deletion,
-    },
+    stop::{ABORT, Stop, deletion_overdue, machine_gone, stopped_by_deletion},
     verify::{seconds_to_settle, static_pods_unsettled, verify},
-    work::{Work, report},
+    work::Work,
+    work_order::{WorkOrder, WorkState},
 };
 use crate::report::Refusal;
 
@@ -53,7 +50,7 @@ pub fn decide(s: &Snapshot, now: Timestamp) -> Decision {
         }
     };
     note_beginning(s, seen, &mut status);
-    let mut work = Work { s, seen, status, now };
+    let mut work = Work { s, seen, host: s.host(seen), status, now };
     let outcome = work.outcome();
     work.show_cordon();
     conclude(s, work.status, outcome, now)
@@ -107,8 +104,8 @@ fn note_beginning(s: &Snapshot, seen: &Seen, status: &mut NodeUpdateStatus) {
 impl Work<'_> {
     fn outcome(&mut self) -> Standing {
         let Some(machine) = self.s.own_machine() else {
-            let abort = self.own_plan().filter(|plan| !gate::host_ended(plan));
-            return match abort.and_then(abort_write) {
+            let ended = self.host.report().is_some_and(|report| report.has_ended());
+            return match self.host.order(ABORT).filter(|_| !ended) {
                 Some(write) => {
                     Standing::new(Phase::Stopping, "the Machine was deleted").write(Some(write))
                 }
@@ -131,16 +128,16 @@ impl Work<'_> {
             let machine = self.machine_name().to_owned();
             return Standing::blocked(Phase::Pending, Refusal::NoNode { machine });
         }
-        let Some(plan) = self.own_plan() else {
+        if self.host.ordered().is_none() {
             return self.start();
-        };
-        if let Some(ended) = host_gave_up(plan) {
+        }
+        if let Some(ended) = self.gave_up() {
             return ended;
         }
         match gate {
-            Gate::Closed | Gate::Stage => self.staged(plan, machine),
-            Gate::Upgrade => self.upgraded(plan, machine),
-            Gate::Disrupt => self.disrupted(plan, machine),
+            Gate::Closed | Gate::Stage => self.staged(machine),
+            Gate::Upgrade => self.upgraded(machine),
+            Gate::Disrupt => self.disrupted(machine),
         }
     }
 
@@ -151,7 +148,7 @@ impl Work<'_> {
         }
         if let Some(refusal) = self.start_refusal() {
             let older = matches!(refusal, Refusal::OlderPlanRunning { .. });
-            let orphan = older.then(|| self.abort_orphan()).flatten();
+            let orphan = older.then(|| self.host.abort_orphan(&self.s.siblings)).flatten();
             let waiting = self.wait(Phase::Pending, refusal);
             return match orphan {
                 Some(write) => waiting.write(Some(write)),
@@ -180,22 +177,8 @@ impl Work<'_> {
         }
         let role = self.role();
         self.status.role = Some(role);
-        let work = self.host_work(self.seen.host_plan.as_deref(), role);
-        let spec = HostPlanSpec {
-            node_update: self.s.update.metadata.name.clone().unwrap_or_default(),
-            plan_id: PlanId::of(&self.s.update.metadata),
-            gate: Gate::Stage,
-            abort: false,
-            returned_claim: self
-                .seen
-                .host_plan
-                .as_ref()
-                .map(|plan| plan.spec.returned_claim)
-                .unwrap_or_default(),
-            point_of_no_return: work.point_of_no_return().to_owned(),
-            steps: work.steps(),
-        };
-        steps::mirror(&mut self.status, &spec.steps, None);
+        let spec = self.host.begin(self.s, role);
+        steps::mirror(&mut self.status, &steps_to_come(&spec));
         Standing::new(self.status.phase, "sending the plan to the host")
             .write(Some(Write::HostPlan(spec)))
     }
@@ -204,12 +187,13 @@ impl Work<'_> {
     fn is_back(&self) -> bool {
         let goal = &self.s.update.spec.goal.kubernetes_version;
         let newest = newest(self.same_machine(), &self.s.update.spec.machine_ref.uid);
-        newest.is_some_and(|last| is_taken_back(last, self.seen.host_plan.as_deref()))
+        let plan = self.seen.host_plan.as_deref();
+        newest.is_some_and(|last| Host::new(last, plan).is_taken_back())
             && self.seen.node().is_some_and(|node| node.ready && node.kubelet_version.is(goal))
     }
 
     /// The host has the plan, and nothing has been disturbed yet.
-    fn staged(&mut self, plan: &HostPlan, machine: &Machine) -> Standing {
+    fn staged(&mut self, machine: &Machine) -> Standing {
         if self.passed() < Gate::Stage {
             return self.host_at_work(Phase::Staging);
         }
@@ -219,21 +203,21 @@ impl Work<'_> {
         }
         let begun = self.status.phase != Phase::Pending;
         let phase = if begun { self.status.phase } else { Phase::Waiting };
-        let ready = |write| Standing::new(phase, "the host is ready").write(Some(write));
+        let ready = |write| Standing::new(phase, "the host is ready").write(write);
         match self.claim() {
             Err(refusal) => return self.wait(Phase::Waiting, refusal),
-            Ok(Some(claim)) => return ready(claim),
+            Ok(Some(claim)) => return ready(Some(claim)),
             Ok(None) => {}
         }
         let missing = guard::set(machine, self.s.unguarded);
         if !missing.is_empty() {
-            return ready(Write::Management(ManagementWrite::Guard(missing)));
+            return ready(Some(Write::Management(ManagementWrite::Guard(missing))));
         }
-        ready(raised(plan, Gate::Upgrade))
+        ready(self.host.order(open(Gate::Upgrade)))
     }
 
     /// kubeadm may run; then the node is drained.
-    fn upgraded(&mut self, plan: &HostPlan, machine: &Machine) -> Standing {
+    fn upgraded(&mut self, machine: &Machine) -> Standing {
         if let Some(write) = self.keep_claims(machine) {
             return self.host_at_work(Phase::Upgrading).write(Some(write));
         }
@@ -249,11 +233,11 @@ impl Work<'_> {
         if let Some(waiting) = self.drain() {
             return waiting;
         }
-        Standing::new(Phase::Draining, DRAIN_LINE).write(Some(raised(plan, Gate::Disrupt)))
+        Standing::new(Phase::Draining, DRAIN_LINE).write(self.host.order(open(Gate::Disrupt)))
     }
 
     /// The host may run every step; then the node must be Ready again.
-    fn disrupted(&mut self, plan: &HostPlan, machine: &Machine) -> Standing {
+    fn disrupted(&mut self, machine: &Machine) -> Standing {
         let now = self.now;
         for step in [STEP_CORDON, STEP_DRAIN] {
             steps::advance(&mut self.status, step, StepState::Done, now, "");
@@ -261,13 +245,13 @@ impl Work<'_> {
         if let Some(write) = self.keep_claims(machine) {
             return self.host_at_work(Phase::Disrupting).write(Some(write));
         }
-        if report(plan).is_none_or(|report| report.state != PlanState::Succeeded) {
+        if self.host.report().is_none_or(|report| report.state != WorkState::Succeeded) {
             return self.host_at_work(Phase::Disrupting);
         }
         steps::advance(&mut self.status, STEP_NODE_READY, StepState::Running, now, "");
         let goal = &self.s.update.spec.goal.kubernetes_version;
         let node_name = self.status.node_name.clone();
-        if let Err(refusal) = verify(self.seen, &node_name, goal, self.control_plane(), plan) {
+        if let Err(refusal) = verify(self.seen, &node_name, goal, self.control_plane(), self.host) {
             return Standing::blocked(Phase::Verifying, refusal).again_after(10);
         }
         let since = steps::started(&self.status, STEP_NODE_READY);
@@ -331,8 +315,6 @@ impl Work<'_> {
     }
 }
 
-fn raised(plan: &HostPlan, gate: Gate) -> Write {
-    let mut spec = plan.spec.clone();
-    spec.gate = spec.gate.max(gate);
-    Write::HostPlan(spec)
+fn open(gate: Gate) -> WorkOrder {
+    WorkOrder { gate, abort: false }
 }

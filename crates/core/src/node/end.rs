@@ -6,11 +6,10 @@ use jiff::Timestamp;
 use refit_cluster_api::kinds::{Machine, update_hook_pending, update_in_progress};
 use refit_kinds::{
     keys,
-    refit::{NodeUpdate, NodeUpdateStatus, Phase, PlanState},
+    refit::{NodeUpdate, NodeUpdateStatus, Phase},
 };
 
 use super::{
-    gate::is_ours,
     guard,
     lost::HOST_LOST,
     member_missing,
@@ -20,9 +19,9 @@ use super::{
         Workload, WorkloadWrite, Write,
     },
     status::machine_condition,
-    stop::is_taken_back,
     verify::verify,
-    work::{is_control_plane, report},
+    work::is_control_plane,
+    work_order::WorkState,
 };
 use crate::group;
 
@@ -103,7 +102,7 @@ fn is_withdrawn(s: &Snapshot, machine: &Machine) -> bool {
         && machine.metadata.deletion_timestamp.is_none()
         && machine.spec.version.is(goal)
         && runs.is_some_and(|runs| runs != goal && s.owner_version.is(runs) && with_all(runs))
-        && is_taken_back(&s.update, seen.host_plan.as_deref())
+        && s.host(seen).is_taken_back()
 }
 
 /// Whether Cluster API has requested an update and waits for it: it sets the goal before it sets the
@@ -175,10 +174,10 @@ fn returned(s: &Snapshot, machine: &Machine, status: &NodeUpdateStatus) -> Optio
         return None;
     };
     let lost = status.failure_reason == HOST_LOST && !update_in_progress(machine);
-    let plan = seen.host_plan.as_deref().filter(|plan| lost && is_ours(plan, &s.update))?;
-    report(plan).filter(|report| report.state == PlanState::Succeeded)?;
+    let host = s.host(seen);
+    host.report().filter(|report| lost && report.state == WorkState::Succeeded)?;
     let goal = &s.update.spec.goal.kubernetes_version;
-    verify(seen, &status.node_name, goal, is_control_plane(machine), plan).ok()?;
+    verify(seen, &status.node_name, goal, is_control_plane(machine), host).ok()?;
     seen.node()?.cordoned_by_us().then_some(Write::Workload(WorkloadWrite::Uncordon))
 }
 

@@ -1,14 +1,12 @@
 //! What must hold before anything starts, and before anything is disturbed.
 
 use refit_kinds::{
-    refit::{
-        Gate, HostPlan, NodeUpdate, NodeUpdateStatus, Phase, PlanId, PlanState, UpdateGroupStatus,
-    },
+    refit::{HostPlan, NodeUpdate, NodeUpdateStatus, Phase, UpdateGroupStatus},
     version::{Hop, StatedVersion},
 };
 
 use super::{
-    health,
+    health, host,
     lost::HOST_LOST,
     order::{is_newer, is_unfinished},
     snapshot::{
@@ -21,20 +19,6 @@ use crate::{
     group::{self, Claim, GiveBack},
     report::Refusal,
 };
-
-/// Whether the plan belongs to this NodeUpdate.
-pub(super) fn is_ours(plan: &HostPlan, update: &NodeUpdate) -> bool {
-    let plan_id = PlanId::of(&update.metadata);
-    !plan_id.is_empty() && plan.spec.plan_id == plan_id
-}
-
-/// Whether the host has finished the plan in its spec, successfully or not.
-pub(super) fn host_ended(plan: &HostPlan) -> bool {
-    plan.status.as_ref().is_some_and(|status| {
-        status.plan_id == plan.spec.plan_id
-            && matches!(status.state, PlanState::Succeeded | PlanState::Failed | PlanState::Stopped)
-    })
-}
 
 /// Whether a write disturbs a machine, or reserves the right to. Whether the other machines are
 /// healthy is in no object that is written, so the decision must rest on a live read of them:
@@ -58,9 +42,7 @@ pub fn requires_live_read(s: &Snapshot, decision: &Decision) -> bool {
 /// root, so these are read live: an old view may lack what an operator has just withdrawn.
 pub fn requires_live_settings(s: &Snapshot, decision: &Decision) -> bool {
     match &decision.write {
-        Some(Write::HostPlan(spec)) => {
-            seen_plan(s).is_none_or(|plan| plan.spec.plan_id != spec.plan_id)
-        }
+        Some(Write::HostPlan(spec)) => host::begins(spec, seen_plan(s)),
         Some(Write::Management(_) | Write::Workload(_)) | None => false,
     }
 }
@@ -84,10 +66,7 @@ fn disturbs(s: &Snapshot, write: &Write) -> bool {
             Status | ReleaseSlot(_) | Guard(_) | Unguard(_) | MachineCondition(_),
         )
         | Write::Workload(Uncordon | Include) => false,
-        Write::HostPlan(spec) => {
-            let before = seen_plan(s).map(|plan| plan.spec.gate).unwrap_or_default();
-            spec.gate >= Gate::Upgrade && spec.gate > before
-        }
+        Write::HostPlan(spec) => host::opens(spec, seen_plan(s)),
         Write::Workload(Cordon | Exclude | Evict(_)) => {
             s.machine.as_deref().is_some_and(is_control_plane)
         }
@@ -140,8 +119,8 @@ impl Work<'_> {
             .settings_refused
             .clone()
             .or_else(|| self.behind())
-            .or_else(|| self.report_refusal())
-            .or_else(|| self.older_plan())
+            .or_else(|| self.silent_agent())
+            .or_else(|| self.host.start_refusal(self.s, &self.status.node_name, self.role()))
     }
 
     fn older_unfinished(&self) -> Option<&NodeUpdate> {
@@ -165,44 +144,7 @@ impl Work<'_> {
 
     /// The refusal for a host whose agent has not reported recently.
     pub(super) fn silent_agent(&self) -> Option<Refusal> {
-        self.fresh_plan()
-            .is_none()
-            .then(|| Refusal::NoFreshReport { node: self.status.node_name.clone() })
-    }
-
-    fn report_refusal(&self) -> Option<Refusal> {
-        let Some(plan) = self.fresh_plan() else {
-            return self.silent_agent();
-        };
-        let capabilities = plan.status.as_ref().map_or(&[][..], |status| &status.capabilities);
-        let unknown = self
-            .steps_of(plan)
-            .into_iter()
-            .filter_map(|step| step.step_type())
-            .find(|type_| !capabilities.contains(type_))?;
-        Some(Refusal::AgentTooOld { node: self.status.node_name.clone(), step: unknown })
-    }
-
-    /// The plan of another NodeUpdate that the host has not finished.
-    fn older_plan(&self) -> Option<Refusal> {
-        let plan = self.seen.host_plan.as_deref()?;
-        let foreign = !plan.spec.plan_id.is_empty() && !is_ours(plan, &self.s.update);
-        (foreign && !host_ended(plan)).then(|| Refusal::OlderPlanRunning {
-            node: self.status.node_name.clone(),
-            node_update: plan.spec.node_update.clone(),
-        })
-    }
-
-    /// Aborts the plan of another NodeUpdate, unless that NodeUpdate is unfinished and does so
-    /// itself. A plan that may run every step ends by itself, and its kubelet may be the new one
-    /// already.
-    pub(super) fn abort_orphan(&self) -> Option<Write> {
-        let plan = self.seen.host_plan.as_deref().filter(|plan| plan.spec.gate < Gate::Disrupt)?;
-        let owner_unfinished =
-            self.s.siblings.iter().any(|other| is_ours(plan, other) && is_unfinished(other));
-        let mut spec = plan.spec.clone();
-        spec.abort = true;
-        (!owner_unfinished && !plan.spec.abort).then_some(Write::HostPlan(spec))
+        self.is_silent().then(|| Refusal::NoFreshReport { node: self.status.node_name.clone() })
     }
 
     /// What prevents the machine from being disturbed, apart from slots.
@@ -275,31 +217,22 @@ impl Work<'_> {
     /// the repair of another.
     pub(super) fn wait(&self, phase: Phase, refusal: Refusal) -> Standing {
         let intact = self.seen.node().is_some_and(|node| node.ready && !node.cordoned_by_us());
-        let give_back = match (&self.s.group, self.seen.host_plan.as_deref()) {
-            (GroupState::Present(group), Some(plan)) if intact => {
-                self.give_back(&group.status, plan)
-            }
-            _ => None,
+        let give_back = match &self.s.group {
+            GroupState::Present(group) if intact => self.give_back(&group.status),
+            GroupState::Present(_) | GroupState::None | GroupState::Missing => None,
         };
         Standing::blocked(phase, refusal).write(give_back).again_after(10)
     }
 
     /// The next step to release the slot, if the host was not allowed to do anything for it.
-    /// Without the host's plan this is unknown.
-    fn give_back(&self, status: &UpdateGroupStatus, plan: &HostPlan) -> Option<Write> {
-        let at_work =
-            plan.spec.gate >= Gate::Upgrade && (is_ours(plan, &self.s.update) || !host_ended(plan));
-        if at_work {
+    fn give_back(&self, status: &UpdateGroupStatus) -> Option<Write> {
+        if self.host.may_disturb() {
             return None;
         }
         let uid = &self.s.update.spec.machine_ref.uid;
-        match group::give_back(status, uid, plan.spec.returned_claim)? {
+        match group::give_back(status, uid, self.host.returned_claim())? {
             GiveBack::Release(next) => Some(Write::Management(ManagementWrite::ReleaseSlot(next))),
-            GiveBack::Mark(claim) => {
-                let mut spec = plan.spec.clone();
-                spec.returned_claim = claim;
-                Some(Write::HostPlan(spec))
-            }
+            GiveBack::Mark(claim) => self.host.return_claim(claim),
         }
     }
 }

@@ -1,12 +1,6 @@
 //! A host that does not return.
 
-use jiff::SignedDuration;
-use refit_kinds::refit::{HostPlan, HostStep, PlannedStep, REPORT_INTERVAL_SECONDS, StepState};
-
-use super::{
-    status::Standing,
-    work::{Work, report},
-};
+use super::{status::Standing, work::Work};
 
 /// Failure reason of an update whose host has not reported for too long.
 pub const HOST_LOST: &str = "HostLost";
@@ -18,8 +12,7 @@ impl Work<'_> {
     pub(super) fn host_lost(&self) -> Option<Standing> {
         // A refused read proves nothing.
         let limit = self.s.host_lost_after.filter(|_| self.s.refused.is_none())?;
-        let plan = self.seen.host_plan.as_deref();
-        let reported = plan.and_then(|plan| Some(plan.status.as_ref()?.reported_at.as_ref()?.0));
+        let reported = self.host.last_heard();
         // An agent creates its HostPlan again. Before the host has begun, its agent may not be installed.
         if reported.is_none() && self.status.started_at.is_none() {
             return None;
@@ -29,7 +22,7 @@ impl Work<'_> {
         let requested = self.s.update.metadata.creation_timestamp.as_ref().map(|time| time.0);
         let since = [reported, Some(self.seen.complete_since), requested];
         let silent = self.now.duration_since(since.into_iter().flatten().max()?);
-        let of_step = self.own_plan().and_then(time_of_step).unwrap_or_default();
+        let of_step = self.host.silence_of_step().unwrap_or_default();
         (silent >= limit.max(of_step)).then(|| {
             Standing::failed(
                 HOST_LOST,
@@ -41,14 +34,4 @@ impl Work<'_> {
             )
         })
     }
-}
-
-/// How long a host may be silent because of the step that it runs: all its time, and the report.
-fn time_of_step(plan: &HostPlan) -> Option<SignedDuration> {
-    let running = report(plan)?.steps.iter().find(|step| step.state == StepState::Running)?;
-    let planned = plan.spec.steps.iter().find(|step| step.id == running.id)?;
-    let default = || planned.step().map(HostStep::rules).map(|rules| rules.timeout_seconds.into());
-    let PlannedStep { timeout_seconds, .. } = planned;
-    let timeout: i64 = timeout_seconds.map(i64::from).or_else(default)?;
-    Some(SignedDuration::from_secs(timeout.saturating_add(REPORT_INTERVAL_SECONDS)))
 }

@@ -25,7 +25,6 @@ use refit_kinds::{
 use super::{
     end::is_awaited,
     snapshot::{Announcement, GroupState, ManagementWrite, Severity, Snapshot, Workload},
-    stop::is_taken_back,
     work::{Work, is_control_plane},
 };
 use crate::report::{MISSING_MACHINE, Reason, RefusalReason};
@@ -76,7 +75,7 @@ pub(super) fn withdrawal(
         return None;
     };
     let untouched = status.failure_reason == MEMBER_MISSING
-        || is_control_plane(machine) && is_taken_back(&s.update, seen.host_plan.as_deref());
+        || is_control_plane(machine) && s.host(seen).is_taken_back();
     (untouched && stands_in_the_way(s, machine)).then(|| {
         let announcement = Announcement {
             severity: Severity::Normal,

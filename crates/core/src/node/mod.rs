@@ -31,8 +31,7 @@ mod end;
 mod gate;
 mod guard;
 mod health;
-mod host_settings;
-mod host_steps;
+mod host;
 mod left;
 mod lost;
 mod member_missing;
@@ -45,6 +44,7 @@ mod steps;
 mod stop;
 mod verify;
 mod work;
+mod work_order;
 
 #[cfg(test)]
 mod tests;
@@ -63,8 +63,7 @@ pub use drain_sort::{
 };
 pub use gate::{requires_live_read, requires_live_settings};
 pub use health::control_plane_health;
-pub use host_settings::{SettingsSources, Specificity, host_settings};
-pub use host_steps::{HostWork, Reboot, plan_steps};
+pub use host::{HostWork, Reboot, SettingsSources, Specificity, host_settings, plan_steps};
 pub use left::Ended;
 pub use lost::HOST_LOST;
 pub use member_missing::{MEMBER_MISSING, request_again};

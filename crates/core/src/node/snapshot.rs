@@ -19,7 +19,10 @@ use refit_kinds::{
 };
 
 use super::{
-    drain_ladder::Removal, drain_policy::DrainChoice, drain_sort::DrainView, host_steps::Reboot,
+    drain_ladder::Removal,
+    drain_policy::DrainChoice,
+    drain_sort::DrainView,
+    host::{Host, Reboot},
 };
 use crate::{
     group::{Limits, Other},
@@ -66,6 +69,11 @@ impl Snapshot {
     pub fn own_machine(&self) -> Option<&Machine> {
         let uid = &self.update.spec.machine_ref.uid;
         self.machine.as_deref().filter(|machine| MachineUid::of(&machine.metadata) == *uid)
+    }
+
+    /// The host of the Machine, as its cluster shows it.
+    pub(super) fn host<'a>(&'a self, seen: &'a Seen) -> Host<'a> {
+        Host::new(&self.update, seen.host_plan.as_deref())
     }
 }
 

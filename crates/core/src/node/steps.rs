@@ -1,12 +1,12 @@
-//! The steps of a NodeUpdate, those of the host and those of the controller, in one order.
+//! The steps of a NodeUpdate, those of its updater and those of the controller, in one order.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::refit::{
-    Gate, HostPlanStatus, NodeUpdateStatus, PlannedStep, Progress, StepDurations, StepState,
-    StepStatus,
+    Gate, NodeUpdateStatus, PlannedStep, Progress, StepDurations, StepState, StepStatus,
 };
 
+use super::work_order::WorkStep;
 use crate::group::median_seconds;
 
 /// Controller step: cordon the node.
@@ -21,44 +21,29 @@ pub const STEP_UNCORDON: &str = "uncordon";
 /// Names of all steps of an update in order: the steps of the plan, with cordon and drain before
 /// the first step that requires a drained node, and the controller's check at the end.
 pub fn step_names(plan: &[PlannedStep]) -> Vec<&str> {
-    let (before, after): (Vec<_>, Vec<_>) = plan.iter().partition(|step| step.gate < Gate::Disrupt);
+    in_order(plan.iter().map(|step| (step.gate, step.id.as_str())))
+}
+
+fn in_order<'a>(steps: impl Iterator<Item = (Gate, &'a str)>) -> Vec<&'a str> {
+    let (before, after): (Vec<_>, Vec<_>) = steps.partition(|(gate, _)| *gate < Gate::Disrupt);
     before
         .into_iter()
-        .map(|step| step.id.as_str())
+        .map(|(_, name)| name)
         .chain([STEP_CORDON, STEP_DRAIN])
-        .chain(after.into_iter().map(|step| step.id.as_str()))
+        .chain(after.into_iter().map(|(_, name)| name))
         .chain([STEP_NODE_READY, STEP_UNCORDON])
         .collect()
 }
 
-/// Updates the list of steps from the plan and the host's report.
-pub(super) fn mirror(
-    status: &mut NodeUpdateStatus,
-    plan: &[PlannedStep],
-    report: Option<&HostPlanStatus>,
-) {
+/// Updates the list of steps from the steps of the updater.
+pub(super) fn mirror(status: &mut NodeUpdateStatus, work: &[WorkStep<'_>]) {
     let old = std::mem::take(&mut status.steps);
-    status.steps = step_names(plan)
+    let reported = |name: &str| work.iter().find(|step| step.name == name)?.status.clone();
+    let known = |name: &str| old.iter().find(|step| step.name == name).cloned();
+    let new = |name: &str| StepStatus { name: name.to_owned(), ..StepStatus::default() };
+    status.steps = in_order(work.iter().map(|step| (step.gate, step.name)))
         .into_iter()
-        .map(|name| {
-            if let Some(host) = report.and_then(|r| r.steps.iter().find(|step| step.id == name)) {
-                let message = match (&*host.reason, &*host.message) {
-                    ("", message) => message.to_owned(),
-                    (reason, "") => reason.to_owned(),
-                    (reason, message) => format!("{reason}: {message}"),
-                };
-                return StepStatus {
-                    name: name.to_owned(),
-                    state: host.state,
-                    attempt: host.attempt,
-                    started_at: host.started_at.clone(),
-                    finished_at: host.finished_at.clone(),
-                    message,
-                };
-            }
-            let known = old.iter().find(|step| step.name == name).cloned();
-            known.unwrap_or_else(|| StepStatus { name: name.to_owned(), ..StepStatus::default() })
-        })
+        .map(|name| reported(name).or_else(|| known(name)).unwrap_or_else(|| new(name)))
         .collect();
 }
 

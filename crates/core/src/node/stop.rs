@@ -4,26 +4,26 @@ use jiff::Timestamp;
 use refit_cluster_api::kinds::Machine;
 use refit_kinds::{
     keys,
-    refit::{
-        FailureKind, Gate, HostPlan, HostPlanStatus, HostStepStatus, NodeUpdate, Phase, PlanState,
-        Role, Stage, StepState, StepStatus,
-    },
+    refit::{Gate, NodeUpdate, Phase, Role, Stage, StepState, StepStatus},
 };
 
 use super::{
     end::is_awaited,
-    gate,
     member_missing::MEMBER_MISSING,
     order::{is_newer, is_unfinished},
-    snapshot::{Snapshot, Write},
+    snapshot::Snapshot,
     status::Standing,
     steps::{self, STEP_CORDON, STEP_DRAIN, STEP_UNCORDON},
-    work::{Work, report},
+    work::Work,
+    work_order::{WorkOrder, WorkState},
 };
 use crate::report::Refusal;
 
 /// Failure reason of an update that stopped for another goal.
 pub const SUPERSEDED: &str = "Superseded";
+
+/// Stops an updater at its next safe step.
+pub(super) const ABORT: WorkOrder = WorkOrder { gate: Gate::Closed, abort: true };
 
 /// Why work must stop.
 pub(super) enum Stop {
@@ -41,7 +41,7 @@ impl Work<'_> {
         if machine.metadata.deletion_timestamp.is_some() {
             return Some(Stop::Deleting);
         }
-        let abort_sent = self.own_plan().is_some_and(|plan| plan.spec.abort);
+        let abort_sent = self.host.ordered().unwrap_or_default().abort;
         let asked = self.s.update.spec.stage == Stage::Abort;
         let in_time = match gate {
             Gate::Closed | Gate::Stage => true,
@@ -74,7 +74,7 @@ impl Work<'_> {
 
     /// The standing of an update that has stopped.
     fn stopped(&self, machine: &Machine, stop: &Stop) -> Standing {
-        let left = self.own_plan().and_then(report).map_or(&[][..], |report| &report.left_behind);
+        let left = self.host.report().unwrap_or_default().left_behind;
         let and_left = |message: &str| {
             let sentences = left.iter().map(|sentence| sentence.trim_end_matches('.'));
             [message].into_iter().chain(sentences).collect::<Vec<_>>().join("; ")
@@ -103,13 +103,14 @@ impl Work<'_> {
 
     pub(super) fn stopping(&mut self, machine: &Machine, stop: &Stop) -> Standing {
         let stopped = self.stopped(machine, stop);
-        let Some(plan) = self.own_plan() else {
+        if self.host.ordered().is_none() {
             return stopped;
-        };
+        }
+        let report = self.host.report().unwrap_or_default();
         let overdue = matches!(stop, Stop::Deleting)
-            && (self.fresh_plan().is_none() || deletion_overdue(machine, self.s, self.now));
-        if gate::host_ended(plan) || overdue {
-            let serves = !matches!(stop, Stop::Deleting) && is_rolled_back(plan);
+            && (self.is_silent() || deletion_overdue(machine, self.s, self.now));
+        if report.has_ended() || overdue {
+            let serves = !matches!(stop, Stop::Deleting) && report.is_rolled_back();
             if let Some(returning) = serves.then(|| self.serve_again(Phase::Stopping)).flatten() {
                 return returning;
             }
@@ -130,7 +131,21 @@ impl Work<'_> {
                 }
             }
         };
-        outcome.write(abort_write(plan))
+        outcome.write(self.host.order(ABORT))
+    }
+
+    /// The standing of an update whose host has given up.
+    pub(super) fn gave_up(&self) -> Option<Standing> {
+        match self.host.report()?.state {
+            WorkState::Failed(failure) => Some(Standing::failed(failure.reason, failure.message)),
+            WorkState::Stopped => Some(Standing::stopped(
+                "HostStopped",
+                "the host stopped the plan, although this NodeUpdate was not aborted",
+            )),
+            WorkState::Idle | WorkState::Working | WorkState::Undoing | WorkState::Succeeded => {
+                None
+            }
+        }
     }
 
     /// Ends the controller's steps that an abort interrupts.
@@ -147,16 +162,6 @@ impl Work<'_> {
     }
 }
 
-/// Whether the host has rolled the plan back: nothing was done past the point of no return, and no
-/// change is left behind.
-fn is_rolled_back(plan: &HostPlan) -> bool {
-    report(plan).is_some_and(|report| {
-        matches!(report.state, PlanState::Failed | PlanState::Stopped)
-            && !report.past_no_return
-            && report.left_behind.is_empty()
-    })
-}
-
 /// Whether an update of a control plane machine ended without success after kubeadm had begun: its
 /// static pods may have the new version, although its kubelet has the old one.
 pub fn is_half_upgraded(update: &NodeUpdate) -> bool {
@@ -169,71 +174,6 @@ pub fn is_half_upgraded(update: &NodeUpdate) -> bool {
             && matches!(status.role, Some(Role::FirstControlPlane | Role::ControlPlane))
             && status.steps.iter().any(begun)
     })
-}
-
-/// Whether an update has ended and its host is as it was before. `plan` is the one on the host.
-pub(super) fn is_taken_back(update: &NodeUpdate, plan: Option<&HostPlan>) -> bool {
-    let Some(status) = &update.status else {
-        return false;
-    };
-    let given_up = matches!(status.phase, Phase::Failed | Phase::Stopped);
-    given_up
-        && match plan.filter(|plan| gate::is_ours(plan, update)) {
-            Some(plan) => is_rolled_back(plan),
-            // An update lists its steps before it sends them to the host.
-            None => status.steps.is_empty(),
-        }
-}
-
-/// The standing of an update whose plan the host did not finish.
-pub(super) fn host_gave_up(plan: &HostPlan) -> Option<Standing> {
-    let report = report(plan)?;
-    match report.state {
-        PlanState::Failed => {
-            let failed = |step: &&HostStepStatus| step.state == StepState::Failed;
-            let Some(step) = report.steps.iter().find(failed) else {
-                let message = "the agent reported no reason";
-                return Some(Standing::failed("HostStepFailed", message));
-            };
-            let reason = match &*step.reason {
-                "" => "HostStepFailed",
-                reason => reason,
-            };
-            let mut message = format!("step {}: {}", step.id, step.message);
-            for more in afterwards(report, step.failure) {
-                message.push_str("; ");
-                message.push_str(more);
-            }
-            Some(Standing::failed(reason, message))
-        }
-        PlanState::Stopped => Some(Standing::stopped(
-            "HostStopped",
-            "the host stopped the plan, although this NodeUpdate was not aborted",
-        )),
-        PlanState::Idle
-        | PlanState::Running
-        | PlanState::AtGate
-        | PlanState::Retrying
-        | PlanState::Undoing
-        | PlanState::Succeeded => None,
-    }
-}
-
-/// Details for the operator in addition to the failure: the state of the host, and whether manual
-/// intervention is required.
-fn afterwards(report: &HostPlanStatus, failure: Option<FailureKind>) -> Vec<&str> {
-    let undone = report.steps.iter().any(|step| step.state == StepState::Undone);
-    let mut list: Vec<&str> =
-        report.left_behind.iter().map(|sentence| sentence.trim_end_matches('.')).collect();
-    if undone && list.is_empty() {
-        list.push("the host has rolled back");
-    }
-    match failure {
-        Some(FailureKind::NeedsPerson) => list.push("manual intervention is required"),
-        Some(FailureKind::Final) => list.push("another attempt cannot succeed"),
-        Some(FailureKind::Retriable) | None => {}
-    }
-    list
 }
 
 pub(super) fn machine_gone(s: &Snapshot) -> Standing {
@@ -257,10 +197,4 @@ pub(super) fn stopped_by_deletion(machine: &Machine) -> Standing {
 pub(super) fn deletion_overdue(machine: &Machine, s: &Snapshot, now: Timestamp) -> bool {
     let deleted = machine.metadata.deletion_timestamp.as_ref();
     deleted.is_some_and(|deleted| now.duration_since(deleted.0) > s.report_stale_after)
-}
-
-pub(super) fn abort_write(plan: &HostPlan) -> Option<Write> {
-    let mut spec = plan.spec.clone();
-    spec.abort = true;
-    (!plan.spec.abort).then_some(Write::HostPlan(spec))
 }

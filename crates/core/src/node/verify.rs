@@ -2,25 +2,28 @@
 
 use jiff::Timestamp;
 use refit_kinds::{
-    refit::{HostPlan, HostStep, NodeName, PlannedStep, StepType},
+    refit::NodeName,
     version::{KubernetesVersion, StatedVersion},
 };
 
-use super::snapshot::{ImageVersion, NodeView, Seen};
+use super::{
+    host::Host,
+    snapshot::{ImageVersion, Seen},
+};
 use crate::report::Refusal;
 
 /// Components whose images carry the Kubernetes version. etcd has its own version.
 const VERSIONED: [&str; 3] = ["kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 
-/// Checks that the node is Ready with a heartbeat after the restart, runs exactly the goal version,
-/// has rebooted if a reboot was planned, and, on a control plane, runs its static pods in the new
-/// version (`docs/facts/kubernetes.md#verifying-a-node`).
+/// Checks that the node is Ready, runs exactly the goal version, shows what its updater has done, and,
+/// on a control plane, runs its static pods in the new version
+/// (`docs/facts/kubernetes.md#verifying-a-node`).
 pub(super) fn verify(
     seen: &Seen,
     node_name: &NodeName,
     goal: &KubernetesVersion,
     control_plane: bool,
-    plan: &HostPlan,
+    host: Host<'_>,
 ) -> Result<(), Refusal> {
     let not_ready = || Refusal::NodeNotReady { node: node_name.clone() };
     let not_yet = |why: String| Refusal::NodeNotVerified { node: node_name.clone(), why };
@@ -36,15 +39,7 @@ pub(super) fn verify(
         };
         return Err(not_yet(format!("its kubelet still reports {reported}")));
     }
-    if !heard_since_restart(node, plan) {
-        return Err(not_yet("no heartbeat since its kubelet was restarted".to_owned()));
-    }
-    if !booted(node, plan) {
-        return Err(not_yet("its Node still reports the previous boot".to_owned()));
-    }
-    if let Some((wanted, found)) = other_os_image(plan) {
-        return Err(not_yet(format!("its host runs OS image {found:?}, expected {wanted:?}")));
-    }
+    host.verify(node).map_err(not_yet)?;
     if control_plane {
         static_pods(seen, node_name, goal).map_err(not_yet)?;
     }
@@ -70,37 +65,6 @@ pub(super) fn static_pods_unsettled(node: NodeName) -> Refusal {
         node,
         why: format!("its static pods are checked {SETTLE_SECONDS} s after its kubelet's restart"),
     }
-}
-
-/// Timestamps in statuses have whole seconds, so a heartbeat in the same second counts: the version
-/// and the host's own check already show that the kubelet is the new one.
-fn heard_since_restart(node: &NodeView, plan: &HostPlan) -> bool {
-    let restart = |type_: StepType| {
-        let steps = plan.status.as_ref().map_or(&[][..], |status| &status.steps);
-        steps.iter().find(|step| step.id == type_.id())?.started_at.as_ref().map(|time| time.0)
-    };
-    let last = restart(StepType::KubeletRestart).max(restart(StepType::Reboot));
-    last.is_none_or(|last| {
-        node.heartbeat.is_some_and(|heartbeat| heartbeat.as_second() >= last.as_second())
-    })
-}
-
-/// The agent reports the reboot as done only after the boot id has changed; the Node must show the
-/// same boot id as the agent.
-fn booted(node: &NodeView, plan: &HostPlan) -> bool {
-    let reboots = plan.spec.steps.iter().any(|step| step.step_type() == Some(StepType::Reboot));
-    let reported = plan.status.as_ref().map_or("", |status| &status.facts.boot_id);
-    !reboots || reported.is_empty() || node.boot_id == reported
-}
-
-/// The expected OS image and the one that the host reports, if they differ.
-fn other_os_image(plan: &HostPlan) -> Option<(&str, &str)> {
-    let mut steps = plan.spec.steps.iter().filter_map(PlannedStep::step);
-    let wanted = steps.find_map(|step| {
-        if let HostStep::OsImageCommit { os_image } = step { Some(&*os_image.name) } else { None }
-    })?;
-    let found = plan.status.as_ref()?.facts.os_image.as_str();
-    (found != wanted).then_some((wanted, found))
 }
 
 fn static_pods(seen: &Seen, node: &NodeName, goal: &KubernetesVersion) -> Result<(), String> {

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     group::holds,
     invariants::Violation,
-    node::{gate::host_ended, *},
+    node::{host::has_ended, *},
 };
 
 pub(super) const CONTROLLERS: usize = 2;
@@ -231,7 +231,7 @@ impl World {
             };
             self.change(Kind::Node, who, recover);
             self.change(Kind::MirrorPod, who, recover);
-        } else if !host_ended(plan) && (plan.spec.abort || passed < plan.spec.gate) {
+        } else if !has_ended(plan) && (plan.spec.abort || passed < plan.spec.gate) {
             let disrupted = plan.spec.gate == Gate::Disrupt && !plan.spec.abort;
             self.change(Kind::HostPlan, who, One::host_works);
             if disrupted {
@@ -244,7 +244,7 @@ impl World {
     fn host_fails(&mut self, who: usize) {
         let plan = &self.truth.plans[who];
         let passed = plan.status.as_ref().unwrap().passed;
-        if !host_ended(plan) && !plan.spec.abort && passed < plan.spec.gate {
+        if !has_ended(plan) && !plan.spec.abort && passed < plan.spec.gate {
             let id = plan.spec.steps[0].id.clone();
             self.change(Kind::HostPlan, who, |one| one.host_fails(&id));
         }

@@ -24,7 +24,7 @@ use refit_kinds::{
     version::KubernetesVersion,
 };
 
-use super::steps::STEP_NODE_READY;
+use crate::node::steps::STEP_NODE_READY;
 
 /// When a host reboots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,0 +1,193 @@
+//! How a Machine gets a NodeUpdate: the one way, whoever asks for it.
+
+use jiff::{SignedDuration, Timestamp};
+use refit_kinds::{
+    refit::{Goal, MachineUid, NodeUpdate, Phase, Stage, ordinal_of},
+    version::KubernetesVersion,
+};
+
+use crate::node::{HOST_LOST, MEMBER_MISSING, SUPERSEDED, is_past_return, newest};
+
+/// How long the Machine's own status may lag after its NodeUpdate, which checked the Node itself,
+/// has succeeded. After that, the status is trusted: the host was changed by other means.
+const REPORT_LAG: SignedDuration = SignedDuration::from_secs(300);
+
+/// Known facts about the Machine itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MachineFacts {
+    /// Its name.
+    pub name: String,
+    /// Its uid: a NodeUpdate with another uid belongs to another Machine.
+    pub uid: MachineUid,
+    /// The version that its kubelet reports.
+    pub kubelet_version: Option<KubernetesVersion>,
+    /// Value of the annotation that requests another attempt.
+    pub retry: Option<String>,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// Whether the agent on its host has reported recently.
+    pub host_reports: bool,
+    /// Whether its group has fewer Machines than its owner asks for.
+    pub lacks_member: bool,
+}
+
+/// What becomes of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Ask<'a> {
+    /// Create the NodeUpdate with this ordinal. Its creation is the compare-and-swap: if it already
+    /// exists, read it and ask again.
+    Create {
+        /// Ordinal of the NodeUpdate.
+        ordinal: u32,
+    },
+    /// Request a stop of this NodeUpdate, which has another goal, and wait meanwhile.
+    Abort(&'a NodeUpdate),
+    /// Write nothing.
+    Wait(Wait<'a>),
+    /// The goal is reached.
+    Done,
+}
+
+/// What a request waits for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Wait<'a> {
+    /// Nothing: the Machine is being deleted.
+    Deletion,
+    /// The Machine's own status, which does not show the goal yet.
+    Report,
+    /// The Machines that the group lacks.
+    Members,
+    /// A NodeUpdate with this goal, which is unfinished.
+    Running(&'a NodeUpdate),
+    /// A decision of an operator: the NodeUpdate with this goal has failed.
+    Failed(&'a NodeUpdate),
+    /// A decision of an operator: the NodeUpdate with this goal was stopped.
+    Stopped(&'a NodeUpdate),
+    /// A NodeUpdate with another goal, which is being stopped.
+    Stopping(&'a NodeUpdate),
+    /// A NodeUpdate with another goal, which can no longer be stopped.
+    Finishing(&'a NodeUpdate),
+}
+
+/// Decides what becomes of a request for `goal` on this Machine, given the known NodeUpdates.
+///
+/// The newest NodeUpdate of the Machine's uid decides, and none is created while an older one is
+/// unfinished: an operator may have created the newest. The list may be out of date: a NodeUpdate is
+/// created by its ordinal, so it can be created only once.
+pub fn ask<'a>(
+    machine: &MachineFacts,
+    goal: &Goal,
+    updates: &[&'a NodeUpdate],
+    now: Timestamp,
+) -> Ask<'a> {
+    let ask = by_newest(machine, goal, updates, now);
+    let unfinished = updates
+        .iter()
+        .copied()
+        .find(|update| update.spec.machine_ref.uid == machine.uid && !phase_of(update).is_final());
+    match (&ask, unfinished) {
+        (Ask::Create { .. }, Some(older)) if older.spec.goal == *goal => {
+            Ask::Wait(Wait::Running(older))
+        }
+        (Ask::Create { .. }, Some(older)) => supersede(older),
+        (Ask::Create { .. } | Ask::Abort(_) | Ask::Wait(_) | Ask::Done, _) => ask,
+    }
+}
+
+fn by_newest<'a>(
+    machine: &MachineFacts,
+    goal: &Goal,
+    updates: &[&'a NodeUpdate],
+    now: Timestamp,
+) -> Ask<'a> {
+    if machine.deleting {
+        return Ask::Wait(Wait::Deletion);
+    }
+    let create = || Ask::Create { ordinal: next_ordinal(machine, updates) };
+    let Some(newest) = newest(updates.iter().copied(), &machine.uid) else {
+        return create();
+    };
+    let phase = phase_of(newest);
+    if newest.spec.goal != *goal {
+        return if phase.is_final() { create() } else { supersede(newest) };
+    }
+    let retry_asked = machine.retry.is_some() && machine.retry == newest.metadata.name;
+    match phase {
+        Phase::Succeeded => succeeded(machine, goal, newest, now).unwrap_or_else(create),
+        Phase::Failed | Phase::Stopped if retry_asked => create(),
+        // It stopped for a goal that no one wants any more.
+        Phase::Stopped if ended_with(newest, SUPERSEDED) => create(),
+        Phase::Stopped if ended_with(newest, MEMBER_MISSING) && machine.lacks_member => {
+            Ask::Wait(Wait::Members)
+        }
+        Phase::Stopped if ended_with(newest, MEMBER_MISSING) => create(),
+        // The host is back: the next update adopts what it finds there.
+        Phase::Failed if ended_with(newest, HOST_LOST) && machine.host_reports => create(),
+        Phase::Failed => Ask::Wait(Wait::Failed(newest)),
+        Phase::Stopped => Ask::Wait(Wait::Stopped(newest)),
+        Phase::Pending
+        | Phase::Waiting
+        | Phase::Staging
+        | Phase::Upgrading
+        | Phase::Draining
+        | Phase::Disrupting
+        | Phase::Verifying
+        | Phase::Uncordoning
+        | Phase::Stopping => Ask::Wait(Wait::Running(newest)),
+    }
+}
+
+fn ended_with(update: &NodeUpdate, reason: &str) -> bool {
+    update.status.as_ref().is_some_and(|status| status.failure_reason == reason)
+}
+
+fn phase_of(update: &NodeUpdate) -> Phase {
+    update.status.as_ref().map(|status| status.phase).unwrap_or_default()
+}
+
+/// One past the highest ordinal in use, even if another Machine with this name used it.
+fn next_ordinal(machine: &MachineFacts, updates: &[&NodeUpdate]) -> u32 {
+    updates
+        .iter()
+        .filter_map(|update| ordinal_of(update.metadata.name.as_deref()?, &machine.name))
+        .max()
+        .unwrap_or(0)
+        .saturating_add(1)
+}
+
+/// Done, or waiting for the Machine's own status; `None` if the work must be repeated.
+fn succeeded<'a>(
+    machine: &MachineFacts,
+    goal: &Goal,
+    update: &NodeUpdate,
+    now: Timestamp,
+) -> Option<Ask<'a>> {
+    if machine.kubelet_version.as_ref() == Some(&goal.kubernetes_version) {
+        return Some(Ask::Done);
+    }
+    let finished = update.status.as_ref().and_then(|status| status.finished_at.as_ref());
+    let may_lag = finished.is_none_or(|time| now.duration_since(time.0) < REPORT_LAG);
+    (may_lag || machine.kubelet_version.is_none()).then_some(Ask::Wait(Wait::Report))
+}
+
+/// Another goal is requested while this NodeUpdate is unfinished: it is stopped if nothing has been
+/// disturbed, otherwise it must finish.
+fn supersede(update: &NodeUpdate) -> Ask<'_> {
+    if is_stopping(update) {
+        Ask::Wait(Wait::Stopping(update))
+    } else if phase_of(update).is_undisturbed() {
+        Ask::Abort(update)
+    } else {
+        Ask::Wait(Wait::Finishing(update))
+    }
+}
+
+/// Whether an abort was requested in time.
+pub fn is_stopping(update: &NodeUpdate) -> bool {
+    update.spec.stage == Stage::Abort && !update.status.as_ref().is_some_and(is_past_return)
+}
+
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;

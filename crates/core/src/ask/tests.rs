@@ -1,0 +1,196 @@
+use jiff::SignedDuration;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use refit_kinds::refit::{Goal, NodeUpdate, Phase, Stage};
+use strum::VariantArray as _;
+
+use super::{
+    Ask, MachineFacts, Wait, ask,
+    testing::{goal, now, update},
+};
+use crate::node::{HOST_LOST, MEMBER_MISSING, SUPERSEDED};
+
+fn facts(kubelet: &str) -> MachineFacts {
+    MachineFacts {
+        name: "m".into(),
+        uid: "u".into(),
+        kubelet_version: kubelet.parse().ok(),
+        ..MachineFacts::default()
+    }
+}
+
+fn ended_with(ordinal: u32, phase: Phase, reason: &str) -> NodeUpdate {
+    let mut ended = update(ordinal, "v1.35.0", phase);
+    reason.clone_into(&mut ended.status.as_mut().unwrap().failure_reason);
+    ended
+}
+
+fn unfinished() -> impl Iterator<Item = Phase> {
+    Phase::VARIANTS.iter().copied().filter(|phase| !phase.is_final())
+}
+
+/// What becomes of a request, in two words.
+fn asked(machine: &MachineFacts, goal: &Goal, updates: &[NodeUpdate]) -> String {
+    let name = |update: &NodeUpdate| update.metadata.name.clone().unwrap();
+    let updates: Vec<&NodeUpdate> = updates.iter().collect();
+    match ask(machine, goal, &updates, now()) {
+        Ask::Create { ordinal } => format!("create {ordinal}"),
+        Ask::Abort(update) => format!("abort {}", name(update)),
+        Ask::Wait(Wait::Deletion) => "wait Deletion".to_owned(),
+        Ask::Wait(Wait::Report) => "wait Report".to_owned(),
+        Ask::Wait(Wait::Members) => "wait Members".to_owned(),
+        Ask::Wait(Wait::Running(update)) => format!("running {}", name(update)),
+        Ask::Wait(Wait::Failed(update)) => format!("failed {}", name(update)),
+        Ask::Wait(Wait::Stopped(update)) => format!("stopped {}", name(update)),
+        Ask::Wait(Wait::Stopping(update)) => format!("stopping {}", name(update)),
+        Ask::Wait(Wait::Finishing(update)) => format!("finishing {}", name(update)),
+        Ask::Done => "done".to_owned(),
+    }
+}
+
+/// The same for a Machine whose kubelet reports v1.34.2.
+fn of(version: &str, updates: &[NodeUpdate]) -> String {
+    asked(&facts("v1.34.2"), &goal(version), updates)
+}
+
+#[test]
+fn the_first_request_creates_ordinal_one() {
+    assert_eq!(of("v1.35.0", &[]), "create 1");
+}
+
+#[test]
+fn a_repeated_goal_waits_for_its_update_and_creates_nothing() {
+    for phase in unfinished() {
+        let updates = [update(1, "v1.35.0", phase)];
+        assert_eq!(of("v1.35.0", &updates), "running m-1", "{phase:?}");
+    }
+}
+
+#[test]
+fn a_node_update_without_status_is_unfinished() {
+    let mut fresh = update(1, "v1.35.0", Phase::Pending);
+    fresh.status = None;
+    assert_eq!(of("v1.35.0", &[fresh]), "running m-1");
+}
+
+#[test]
+fn done_only_if_the_live_version_matches_the_goal() {
+    let done = [update(1, "v1.35.0", Phase::Succeeded)];
+    assert_eq!(asked(&facts("v1.35.0"), &goal("v1.35.0"), &done), "done");
+    assert_eq!(of("v1.35.0", &done), "create 2");
+}
+
+#[test]
+fn a_lagging_report_is_waited_for() {
+    let mut done = update(1, "v1.35.0", Phase::Succeeded);
+    done.status.as_mut().unwrap().finished_at = Some(Time(now() - SignedDuration::from_secs(20)));
+    for kubelet in ["v1.34.2", ""] {
+        let updates = std::slice::from_ref(&done);
+        assert_eq!(asked(&facts(kubelet), &goal("v1.35.0"), updates), "wait Report");
+    }
+}
+
+#[test]
+fn going_back_to_the_previous_version_is_a_new_update() {
+    let updates = [update(1, "v1.34.2", Phase::Succeeded), update(2, "v1.35.0", Phase::Succeeded)];
+    assert_eq!(asked(&facts("v1.35.0"), &goal("v1.34.2"), &updates), "create 3");
+}
+
+#[test]
+fn what_has_failed_or_was_aborted_is_repeated_only_on_request() {
+    for (phase, waits) in [(Phase::Failed, "failed m-1"), (Phase::Stopped, "stopped m-1")] {
+        let updates = [update(1, "v1.35.0", phase)];
+        let mut machine = facts("v1.34.2");
+        for (retry, wanted) in [(None, waits), (Some("m-0"), waits), (Some("m-1"), "create 2")] {
+            machine.retry = retry.map(Into::into);
+            assert_eq!(asked(&machine, &goal("v1.35.0"), &updates), wanted, "{retry:?}");
+        }
+    }
+}
+
+#[test]
+fn one_retry_creates_exactly_one_ordinal() {
+    let mut machine = facts("v1.34.2");
+    machine.retry = Some("m-1".into());
+    let updates = [update(1, "v1.35.0", Phase::Failed), update(2, "v1.35.0", Phase::Failed)];
+    assert_eq!(asked(&machine, &goal("v1.35.0"), &updates), "failed m-2");
+}
+
+#[test]
+fn an_update_that_stopped_for_another_goal_is_made_again_when_its_goal_returns() {
+    assert_eq!(of("v1.35.0", &[ended_with(1, Phase::Stopped, SUPERSEDED)]), "create 2");
+}
+
+#[test]
+fn an_update_that_stopped_for_a_missing_member_is_made_again_once_none_is_missing() {
+    let updates = [ended_with(1, Phase::Stopped, MEMBER_MISSING)];
+    let mut machine = facts("v1.34.2");
+    machine.lacks_member = true;
+    assert_eq!(asked(&machine, &goal("v1.35.0"), &updates), "wait Members");
+    machine.lacks_member = false;
+    assert_eq!(asked(&machine, &goal("v1.35.0"), &updates), "create 2");
+}
+
+#[test]
+fn an_update_whose_host_was_lost_is_made_again_when_the_host_reports() {
+    let updates = [ended_with(1, Phase::Failed, HOST_LOST)];
+    let mut machine = facts("v1.34.2");
+    assert_eq!(asked(&machine, &goal("v1.35.0"), &updates), "failed m-1");
+    machine.host_reports = true;
+    assert_eq!(asked(&machine, &goal("v1.35.0"), &updates), "create 2");
+}
+
+#[test]
+fn another_goal_stops_only_an_unstarted_update() {
+    for phase in unfinished() {
+        let wanted = match phase {
+            Phase::Pending | Phase::Waiting | Phase::Staging => "abort m-1",
+            _ => "finishing m-1",
+        };
+        assert_eq!(of("v1.35.1", &[update(1, "v1.35.0", phase)]), wanted, "{phase:?}");
+    }
+}
+
+#[test]
+fn an_abort_is_requested_once_and_a_late_one_is_waited_for() {
+    for (phase, wanted) in [(Phase::Waiting, "stopping m-1"), (Phase::Disrupting, "finishing m-1")]
+    {
+        let mut aborting = update(1, "v1.35.0", phase);
+        aborting.spec.stage = Stage::Abort;
+        assert_eq!(of("v1.35.1", &[aborting]), wanted);
+    }
+}
+
+#[test]
+fn none_is_created_while_an_older_one_is_unfinished() {
+    let with_older = |phase| [update(1, "v1.35.0", phase), update(2, "v1.35.1", Phase::Stopped)];
+    assert_eq!(of("v1.35.0", &with_older(Phase::Upgrading)), "running m-1");
+    assert_eq!(of("v1.35.2", &with_older(Phase::Upgrading)), "finishing m-1");
+    assert_eq!(of("v1.35.2", &with_older(Phase::Succeeded)), "create 3");
+}
+
+#[test]
+fn another_goal_proceeds_after_the_older_update_ends() {
+    for phase in [Phase::Succeeded, Phase::Failed, Phase::Stopped] {
+        assert_eq!(of("v1.35.1", &[update(4, "v1.35.0", phase)]), "create 5", "{phase:?}");
+    }
+}
+
+#[test]
+fn a_machine_with_another_uid_starts_at_a_free_ordinal() {
+    let mut old = update(3, "v1.35.0", Phase::Succeeded);
+    old.spec.machine_ref.uid = "gone".into();
+    assert_eq!(asked(&facts("v1.35.0"), &goal("v1.35.0"), &[old]), "create 4");
+}
+
+#[test]
+fn ordinals_are_compared_as_numbers() {
+    let updates = [update(9, "v1.34.2", Phase::Succeeded), update(10, "v1.35.0", Phase::Succeeded)];
+    assert_eq!(asked(&facts("v1.35.0"), &goal("v1.35.0"), &updates), "done");
+}
+
+#[test]
+fn a_machine_being_deleted_starts_no_update() {
+    let mut machine = facts("v1.34.2");
+    machine.deleting = true;
+    assert_eq!(asked(&machine, &goal("v1.35.0"), &[]), "wait Deletion");
+}

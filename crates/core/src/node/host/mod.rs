@@ -1,0 +1,237 @@
+//! The updater of the host: the agent, whose orders and reports are a HostPlan.
+
+mod report;
+mod settings;
+mod steps;
+mod verify;
+
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use refit_kinds::refit::{
+    ClaimId, Gate, HostPlan, HostPlanSpec, HostPlanStatus, HostStep, NodeName, NodeUpdate, Phase,
+    PlanId, PlanState, PlannedStep, REPORT_INTERVAL_SECONDS, Role, StepState,
+};
+
+use super::{
+    order::is_unfinished,
+    snapshot::{NodeView, Snapshot, Write},
+    work_order::{WorkOrder, WorkReport, WorkStep},
+};
+use crate::report::Refusal;
+
+pub use settings::{SettingsSources, Specificity, host_settings};
+pub use steps::{HostWork, Reboot, plan_steps};
+
+/// The host of a Machine, for one of its NodeUpdates.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Host<'a> {
+    update: &'a NodeUpdate,
+    /// The HostPlan of the Machine's Node, whichever NodeUpdate it is of.
+    plan: Option<&'a HostPlan>,
+}
+
+impl<'a> Host<'a> {
+    pub(super) fn new(update: &'a NodeUpdate, plan: Option<&'a HostPlan>) -> Self {
+        Self { update, plan }
+    }
+
+    /// The HostPlan, if it belongs to this NodeUpdate.
+    fn own_plan(&self) -> Option<&'a HostPlan> {
+        self.plan.filter(|plan| is_ours(plan, self.update))
+    }
+
+    /// The last order of this NodeUpdate; `None` before the first.
+    pub(super) fn ordered(&self) -> Option<WorkOrder> {
+        let spec = &self.own_plan()?.spec;
+        Some(WorkOrder { gate: spec.gate, abort: spec.abort })
+    }
+
+    /// The steps of this NodeUpdate; empty before the first order.
+    pub(super) fn steps(&self) -> Vec<WorkStep<'a>> {
+        let plan = self.own_plan();
+        plan.map(|plan| report::steps(&plan.spec.steps, reported(plan))).unwrap_or_default()
+    }
+
+    /// The agent's report on this NodeUpdate; `None` until there is one.
+    pub(super) fn report(&self) -> Option<WorkReport<'a>> {
+        self.own_plan().and_then(reported).map(report::of)
+    }
+
+    /// The role for kubeadm that the steps were planned for.
+    pub(super) fn role(&self) -> Option<Role> {
+        let role_of = |step: &PlannedStep| {
+            if let HostStep::KubeadmUpgrade { role, .. } = step.step()? {
+                Some(*role)
+            } else {
+                None
+            }
+        };
+        self.own_plan()?.spec.steps.iter().find_map(role_of)
+    }
+
+    /// The first order: the plan, with permission to prepare.
+    pub(super) fn begin(&self, s: &Snapshot, role: Role) -> HostPlanSpec {
+        let work = self.work(s, role);
+        HostPlanSpec {
+            node_update: self.update.metadata.name.clone().unwrap_or_default(),
+            plan_id: PlanId::of(&self.update.metadata),
+            gate: Gate::Stage,
+            abort: false,
+            returned_claim: self.returned_claim(),
+            point_of_no_return: work.point_of_no_return().to_owned(),
+            steps: work.steps(),
+        }
+    }
+
+    /// The target state of the host, and the state that it reports.
+    fn work<'b>(&self, s: &'b Snapshot, role: Role) -> HostWork<'b>
+    where
+        'a: 'b,
+    {
+        HostWork {
+            role,
+            version: &s.update.spec.goal.kubernetes_version,
+            reboot: s.reboot,
+            settings: &s.settings,
+            facts: self.plan.and_then(|plan| plan.status.as_ref()).map(|status| &status.facts),
+        }
+    }
+
+    /// Gives an order after the first; `None` if the host has it already.
+    pub(super) fn order(&self, order: WorkOrder) -> Option<Write> {
+        let plan = self.own_plan()?;
+        let mut spec = plan.spec.clone();
+        spec.gate = spec.gate.max(order.gate);
+        spec.abort |= order.abort;
+        (spec != plan.spec).then_some(Write::HostPlan(spec))
+    }
+
+    /// When the agent last reported, on any plan or on none.
+    pub(super) fn last_heard(&self) -> Option<Timestamp> {
+        self.plan?.status.as_ref()?.reported_at.as_ref().map(|time| time.0)
+    }
+
+    /// How long the host may be silent because of the step that it runs: all its time, and the report.
+    pub(super) fn silence_of_step(&self) -> Option<SignedDuration> {
+        let plan = self.own_plan()?;
+        let report = reported(plan)?;
+        let running = report.steps.iter().find(|step| step.state == StepState::Running)?;
+        let planned = plan.spec.steps.iter().find(|step| step.id == running.id)?;
+        let default =
+            || planned.step().map(HostStep::rules).map(|rules| rules.timeout_seconds.into());
+        let timeout: i64 = planned.timeout_seconds.map(i64::from).or_else(default)?;
+        Some(SignedDuration::from_secs(timeout.saturating_add(REPORT_INTERVAL_SECONDS)))
+    }
+
+    /// What prevents the agent, which reports, from beginning: a step that it does not know, or a plan
+    /// that it has not finished.
+    pub(super) fn start_refusal(
+        &self,
+        s: &Snapshot,
+        node: &NodeName,
+        role: Role,
+    ) -> Option<Refusal> {
+        let plan = self.plan?;
+        let capabilities = plan.status.as_ref().map_or(&[][..], |status| &status.capabilities);
+        let steps = match self.own_plan() {
+            Some(plan) => plan.spec.steps.clone(),
+            None => self.work(s, role).steps(),
+        };
+        let mut types = steps.iter().filter_map(PlannedStep::step_type);
+        if let Some(step) = types.find(|type_| !capabilities.contains(type_)) {
+            return Some(Refusal::AgentTooOld { node: node.clone(), step });
+        }
+        let foreign = !plan.spec.plan_id.is_empty() && !is_ours(plan, self.update);
+        (foreign && !has_ended(plan)).then(|| Refusal::OlderPlanRunning {
+            node: node.clone(),
+            node_update: plan.spec.node_update.clone(),
+        })
+    }
+
+    /// Aborts the plan of another NodeUpdate, unless that NodeUpdate is unfinished and does so
+    /// itself. A plan that may run every step ends by itself, and its kubelet may be the new one
+    /// already.
+    pub(super) fn abort_orphan(&self, siblings: &[Arc<NodeUpdate>]) -> Option<Write> {
+        let plan = self.plan.filter(|plan| plan.spec.gate < Gate::Disrupt)?;
+        let owner_unfinished =
+            siblings.iter().any(|other| is_ours(plan, other) && is_unfinished(other));
+        let mut spec = plan.spec.clone();
+        spec.abort = true;
+        (!owner_unfinished && !plan.spec.abort).then_some(Write::HostPlan(spec))
+    }
+
+    /// Whether a plan, of this NodeUpdate or of another, may disturb the node: if it is not known,
+    /// it may.
+    pub(super) fn may_disturb(&self) -> bool {
+        self.plan.is_none_or(|plan| {
+            plan.spec.gate >= Gate::Upgrade && (is_ours(plan, self.update) || !has_ended(plan))
+        })
+    }
+
+    /// The claim of a slot that was returned unused.
+    pub(super) fn returned_claim(&self) -> ClaimId {
+        self.plan.map(|plan| plan.spec.returned_claim).unwrap_or_default()
+    }
+
+    /// Records that a claim is returned unused: no gate opens for it any more.
+    pub(super) fn return_claim(&self, claim: ClaimId) -> Option<Write> {
+        let mut spec = self.plan?.spec.clone();
+        spec.returned_claim = claim;
+        Some(Write::HostPlan(spec))
+    }
+
+    /// Whether the update has ended and the host is as it was before.
+    pub(super) fn is_taken_back(&self) -> bool {
+        let Some(status) = &self.update.status else {
+            return false;
+        };
+        let given_up = matches!(status.phase, Phase::Failed | Phase::Stopped);
+        given_up
+            && match self.own_plan() {
+                Some(_) => self.report().is_some_and(|report| report.is_rolled_back()),
+                // An update lists its steps before it sends them to the host.
+                None => status.steps.is_empty(),
+            }
+    }
+
+    /// Checks that the Node shows the host as it is after this NodeUpdate; otherwise says what does not
+    /// match.
+    pub(super) fn verify(&self, node: &NodeView) -> Result<(), String> {
+        self.own_plan().map_or(Ok(()), |plan| verify::verify(node, plan))
+    }
+}
+
+/// The steps of a plan that the host does not have yet.
+pub(super) fn steps_to_come(spec: &HostPlanSpec) -> Vec<WorkStep<'_>> {
+    report::steps(&spec.steps, None)
+}
+
+/// Whether a plan is a new one, and not a further order of the one that the host has.
+pub(super) fn begins(spec: &HostPlanSpec, seen: Option<&HostPlan>) -> bool {
+    seen.is_none_or(|plan| plan.spec.plan_id != spec.plan_id)
+}
+
+/// Whether a plan lets the host go further than it may according to `seen`, into steps that disturb.
+pub(super) fn opens(spec: &HostPlanSpec, seen: Option<&HostPlan>) -> bool {
+    let before = seen.map(|plan| plan.spec.gate).unwrap_or_default();
+    spec.gate >= Gate::Upgrade && spec.gate > before
+}
+
+/// Whether the plan belongs to this NodeUpdate.
+fn is_ours(plan: &HostPlan, update: &NodeUpdate) -> bool {
+    let plan_id = PlanId::of(&update.metadata);
+    !plan_id.is_empty() && plan.spec.plan_id == plan_id
+}
+
+/// The agent's report, if it is about the plan in the spec.
+fn reported(plan: &HostPlan) -> Option<&HostPlanStatus> {
+    plan.status.as_ref().filter(|status| status.plan_id == plan.spec.plan_id)
+}
+
+/// Whether the host has finished the plan in its spec, successfully or not.
+pub(super) fn has_ended(plan: &HostPlan) -> bool {
+    reported(plan).is_some_and(|report| {
+        matches!(report.state, PlanState::Succeeded | PlanState::Failed | PlanState::Stopped)
+    })
+}

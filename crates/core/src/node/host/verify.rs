@@ -1,0 +1,53 @@
+//! Whether a Node shows what its host has done.
+
+use refit_kinds::refit::{HostPlan, HostStep, PlannedStep, StepType};
+
+use crate::node::snapshot::NodeView;
+
+/// Checks that the kubelet was heard after its restart, that the host has rebooted if a reboot was
+/// planned, and that it runs the planned OS image (`docs/facts/kubernetes.md#verifying-a-node`).
+pub(super) fn verify(node: &NodeView, plan: &HostPlan) -> Result<(), String> {
+    if !heard_since_restart(node, plan) {
+        return Err("no heartbeat since its kubelet was restarted".to_owned());
+    }
+    if !booted(node, plan) {
+        return Err("its Node still reports the previous boot".to_owned());
+    }
+    match other_os_image(plan) {
+        Some((wanted, found)) => {
+            Err(format!("its host runs OS image {found:?}, expected {wanted:?}"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Timestamps in statuses have whole seconds, so a heartbeat in the same second counts: the version
+/// and the host's own check already show that the kubelet is the new one.
+fn heard_since_restart(node: &NodeView, plan: &HostPlan) -> bool {
+    let restart = |type_: StepType| {
+        let steps = plan.status.as_ref().map_or(&[][..], |status| &status.steps);
+        steps.iter().find(|step| step.id == type_.id())?.started_at.as_ref().map(|time| time.0)
+    };
+    let last = restart(StepType::KubeletRestart).max(restart(StepType::Reboot));
+    last.is_none_or(|last| {
+        node.heartbeat.is_some_and(|heartbeat| heartbeat.as_second() >= last.as_second())
+    })
+}
+
+/// The agent reports the reboot as done only after the boot id has changed; the Node must show the
+/// same boot id as the agent.
+fn booted(node: &NodeView, plan: &HostPlan) -> bool {
+    let reboots = plan.spec.steps.iter().any(|step| step.step_type() == Some(StepType::Reboot));
+    let reported = plan.status.as_ref().map_or("", |status| &status.facts.boot_id);
+    !reboots || reported.is_empty() || node.boot_id == reported
+}
+
+/// The expected OS image and the one that the host reports, if they differ.
+fn other_os_image(plan: &HostPlan) -> Option<(&str, &str)> {
+    let mut steps = plan.spec.steps.iter().filter_map(PlannedStep::step);
+    let wanted = steps.find_map(|step| {
+        if let HostStep::OsImageCommit { os_image } = step { Some(&*os_image.name) } else { None }
+    })?;
+    let found = plan.status.as_ref()?.facts.os_image.as_str();
+    (found != wanted).then_some((wanted, found))
+}
