@@ -150,7 +150,9 @@ pub fn owner_of(machine: &Machine) -> String {
 
 #[cfg(test)]
 mod tests {
-    use refit_kinds::refit::{Goal, MachineRef, NodeUpdateSpec, NodeUpdateStatus, Origin, Stage};
+    use refit_kinds::refit::{
+        Goal, MachineRef, NodeUpdateSpec, NodeUpdateStatus, Origin, Stage, Until,
+    };
     use serde_json::json;
 
     use super::*;
@@ -163,6 +165,7 @@ mod tests {
         let goal = Goal::of_version("v1.35.0".parse().unwrap());
         let spec = NodeUpdateSpec {
             stage: Stage::Ongoing,
+            until: Until::Disrupt,
             machine_ref: MachineRef { name: "m".into(), uid: "u".into() },
             origin: Origin::Hook,
             goal_hash: goal.hash(),

@@ -7,7 +7,7 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
-    refit::{Blocker, NodeName, StepType},
+    refit::{Blocker, NodeName, StepType, Until},
     version::{KubernetesVersion, StatedVersion},
 };
 use strum::{EnumDiscriminants, EnumString, IntoStaticStr, VariantNames};
@@ -156,6 +156,15 @@ pub enum Refusal {
         /// Kind and name of the paused object.
         object: String,
     },
+    /// The update may go no further yet.
+    UntilReached {
+        /// The NodeUpdate.
+        node_update: String,
+        /// The value of its `spec.until` with which it goes on.
+        next: Until,
+        /// Why it may go no further.
+        why: &'static str,
+    },
     /// The Machine has no owner that limits how many machines may be down.
     NoGroup {
         /// The Machine.
@@ -256,7 +265,7 @@ impl RefusalReason {
             | Self::GroupNotReady => EndsBy::Progress,
             Self::GroupUnavailable | Self::ControlPlaneUnhealthy => EndsBy::OthersRecover,
             Self::PodDisruptionBudget | Self::EvictionRefused | Self::Drain => EndsBy::Deadline,
-            Self::AgentTooOld | Self::Paused => EndsBy::Command,
+            Self::AgentTooOld | Self::Paused | Self::UntilReached => EndsBy::Command,
             Self::ControlPlaneBehind
             | Self::NoFreshReport
             | Self::HostSettingsAnnotation
@@ -310,7 +319,8 @@ impl Refusal {
             Self::ApiUnreachable { cluster } | Self::ClusterTooLarge { cluster, .. } => {
                 cluster.clone()
             }
-            Self::OlderUpdateUnfinished { node_update } => node_update.clone(),
+            Self::OlderUpdateUnfinished { node_update }
+            | Self::UntilReached { node_update, .. } => node_update.clone(),
             Self::Paused { object } | Self::HostSettingsAnnotation { object } => object.clone(),
             Self::HostSettingsUnreadable { name, .. } => format!("HostSettings {name}"),
             Self::HostSettingsConflict { names, .. } => {
@@ -349,6 +359,7 @@ impl Refusal {
             | Self::MachineDeleting { .. }
             | Self::RoomForOthers { .. }
             | Self::Paused { .. }
+            | Self::UntilReached { .. }
             | Self::NoGroup { .. }
             | Self::GroupNotReady
             | Self::ApiRefused { .. }
@@ -438,6 +449,9 @@ impl Refusal {
                  other node"
             ),
             Self::Paused { object } => format!("waiting until {object} is no longer paused"),
+            Self::UntilReached { node_update, next, why } => {
+                format!("waiting until spec.until of NodeUpdate {node_update} is {next}: {why}")
+            }
             Self::NoGroup { machine } => format!(
                 "Machine {machine} belongs to no known control plane, MachineDeployment or \
                  MachineSet, so its limit of unavailable machines is unknown"
@@ -512,6 +526,11 @@ mod tests {
             Refusal::MachineDeleting { machine: s("m") },
             Refusal::RoomForOthers { machine: s("m") },
             Refusal::Paused { object: s("Cluster edge-1") },
+            Refusal::UntilReached {
+                node_update: s("m-1"),
+                next: Until::Disrupt,
+                why: "its node may not be disturbed yet",
+            },
             Refusal::NoGroup { machine: s("m") },
             Refusal::GroupNotReady,
             Refusal::ApiRefused { what: s("a write to the Node"), message: s("it is forbidden.") },

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use refit_cluster_api::kinds::{CONTRACT_VERSION, CORE_GROUP};
 use refit_kinds::{
     keys,
-    refit::{Goal, MachineRef, NodeUpdate, NodeUpdateSpec, Origin, Stage, node_update_name},
+    refit::{Goal, MachineRef, NodeUpdate, NodeUpdateSpec, Origin, Stage, Until, node_update_name},
 };
 
 /// The request for a new NodeUpdate.
@@ -18,6 +18,8 @@ pub struct NewNodeUpdate {
     pub machine: MachineRef,
     /// How the request was made.
     pub origin: Origin,
+    /// How far the update may go.
+    pub until: Until,
     /// The goal of the update.
     pub goal: Goal,
 }
@@ -26,13 +28,14 @@ pub struct NewNodeUpdate {
 /// compare-and-swap that only one of several requests wins.
 ///
 /// ```
-/// use refit_kinds::refit::{Goal, MachineRef, Origin};
+/// use refit_kinds::refit::{Goal, MachineRef, Origin, Until};
 /// use refit_controller::{NewNodeUpdate, node_update};
 ///
 /// let new = NewNodeUpdate {
 ///     namespace: "default".into(),
 ///     machine: MachineRef { name: "edge-1-x7k2p".into(), uid: "3f0b".into() },
 ///     origin: Origin::Task,
+///     until: Until::Stage,
 ///     goal: Goal::of_version("v1.35.0".parse()?),
 /// };
 /// assert_eq!(node_update(&new, 3).metadata.name.as_deref(), Some("edge-1-x7k2p-3"));
@@ -41,6 +44,7 @@ pub struct NewNodeUpdate {
 pub fn node_update(new: &NewNodeUpdate, ordinal: u32) -> NodeUpdate {
     let spec = NodeUpdateSpec {
         stage: Stage::Ongoing,
+        until: new.until,
         machine_ref: new.machine.clone(),
         origin: new.origin,
         goal_hash: new.goal.hash(),

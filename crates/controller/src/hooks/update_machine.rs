@@ -20,7 +20,8 @@ use refit_core::{
 use refit_kinds::{
     keys,
     refit::{
-        Goal, MachineRef, MachineUid, NodeUpdate, Origin, Stage, node_update_name, ordinal_of,
+        Goal, MachineRef, MachineUid, NodeUpdate, Origin, Stage, Until, node_update_name,
+        ordinal_of,
     },
 };
 use refit_runtime::{ObjectKey, apply, apply::Ensured};
@@ -244,6 +245,7 @@ impl Request<'_> {
             namespace: self.key.namespace.clone(),
             machine: MachineRef { name: self.facts.name.clone(), uid: self.facts.uid.clone() },
             origin: Origin::Hook,
+            until: Until::Disrupt,
             goal: self.goal.clone(),
         };
         let wanted = node_update(&new, ordinal);

@@ -9,7 +9,7 @@ use refit_cluster_api::kinds::Machine;
 use refit_controller::{NewNodeUpdate, node_update, sabotage::Safeguard};
 use refit_kinds::{
     keys,
-    refit::{Goal, MachineRef, NodeUpdate, Origin, Phase, Stage},
+    refit::{Goal, MachineRef, NodeUpdate, Origin, Phase, Stage, Until},
 };
 use serde_json::json;
 
@@ -29,6 +29,7 @@ async fn another_replica_makes(fleet: &Fleet, machine: &str, ordinal: u32, goal:
         namespace: "default".into(),
         machine: MachineRef { name: machine.name_any(), uid: machine.uid().unwrap().into() },
         origin: Origin::Hook,
+        until: Until::Disrupt,
         goal,
     };
     let update: NodeUpdate = node_update(&asked, ordinal);

@@ -22,7 +22,7 @@ use refit_kinds::{
     conditions, keys,
     refit::{
         Gate, Goal, HostPlan, HostPlanSpec, HostPlanStatus, HostStepStatus, MachineRef, NodeUpdate,
-        Origin, Phase, PlanState, StepState, StepType, UpdateGroup,
+        Origin, Phase, PlanState, StepState, StepType, Until, UpdateGroup,
     },
 };
 use refit_runtime::Clock;
@@ -271,6 +271,7 @@ pub(crate) fn asked(machine: &str, uid: &str) -> NodeUpdate {
         namespace: "default".into(),
         machine: MachineRef { name: machine.into(), uid: uid.into() },
         origin: Origin::Task,
+        until: Until::Disrupt,
         goal: Goal::of_version(GOAL.parse().unwrap()),
     };
     node_update(&new, 1)

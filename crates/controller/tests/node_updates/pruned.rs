@@ -5,7 +5,7 @@ use std::time::Duration;
 use kube::{Api, ResourceExt, api::PostParams};
 use refit_cluster_api::kinds::Machine;
 use refit_controller::{NewNodeUpdate, node_update};
-use refit_kinds::refit::{Goal, MachineRef, NodeUpdate, Origin, Stage};
+use refit_kinds::refit::{Goal, MachineRef, NodeUpdate, Origin, Stage, Until};
 
 use super::lab::{GOAL, Lab};
 use crate::common::site::settle;
@@ -16,6 +16,7 @@ async fn abort(lab: &Lab, machine: &Machine, ordinal: u32) {
         namespace: "default".into(),
         machine: MachineRef { name: machine.name_any(), uid: machine.uid().unwrap().into() },
         origin: Origin::Task,
+        until: Until::Disrupt,
         goal: Goal::of_version(GOAL.parse().unwrap()),
     };
     let mut aborted = node_update(&new, ordinal);

@@ -3,7 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::refit::{
-    Goal, MachineRef, NodeUpdate, NodeUpdateSpec, NodeUpdateStatus, Origin, Phase, Stage,
+    Goal, MachineRef, NodeUpdate, NodeUpdateSpec, NodeUpdateStatus, Origin, Phase, Stage, Until,
 };
 
 pub(crate) fn now() -> Timestamp {
@@ -21,6 +21,7 @@ pub(crate) fn update(ordinal: u32, version: &str, phase: Phase) -> NodeUpdate {
         &format!("m-{ordinal}"),
         NodeUpdateSpec {
             stage: Stage::Ongoing,
+            until: Until::Disrupt,
             machine_ref: MachineRef { name: "m".into(), uid: "u".into() },
             origin: Origin::Hook,
             goal_hash: goal.hash(),

@@ -6,6 +6,7 @@
 //! | [`patch`] | the patch that makes one JSON value exactly another |
 //! | [`objects`] | what Cluster API compares of a Machine or MachineSet |
 //! | [`mod@cover`] | which updater claims which difference, and what remains |
+//! | [`claim`] | which paths an Updater claims |
 //! | [`kubeadm`] | the built-in updater: a version, and changes that follow from a version bump |
 //! | [`mod@goal`] | the normalised desired state of a Machine |
 //! | [`mod@policy`], [`mod@verdict`] | the response to CanUpdate*, and its reason |
@@ -14,6 +15,7 @@
 
 pub mod asked;
 pub mod can_update;
+pub mod claim;
 pub mod cover;
 pub mod diff;
 pub mod goal;

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use refit_cluster_api::kinds::Machine;
-use refit_kinds::refit::{Gate, NodeName, NodeUpdateStatus, Phase, StepState};
+use refit_kinds::refit::{Gate, NodeName, NodeUpdateStatus, Phase, StepState, Until};
 
 use super::{
     drain::DRAIN_LINE,
@@ -197,7 +197,8 @@ impl Work<'_> {
         if self.passed() < Gate::Stage {
             return self.host_at_work(Phase::Staging);
         }
-        let refusal = self.pause_refusal().or_else(|| self.disturb_refusal());
+        let held = || self.until_refusal(Gate::Upgrade);
+        let refusal = self.pause_refusal().or_else(held).or_else(|| self.disturb_refusal());
         if let Some(refusal) = refusal {
             return self.wait(Phase::Waiting, refusal);
         }
@@ -223,6 +224,9 @@ impl Work<'_> {
         }
         if self.passed() < Gate::Upgrade {
             return self.host_at_work(Phase::Upgrading);
+        }
+        if let Some(refusal) = self.until_refusal(Gate::Disrupt) {
+            return Standing::blocked(Phase::Upgrading, refusal);
         }
         // Before each step of the drain, too: it would prepare an outage that must not happen.
         if self.control_plane()
@@ -307,6 +311,26 @@ impl Work<'_> {
         }
         let missing = guard::set(machine, self.s.unguarded);
         (!missing.is_empty()).then_some(Write::Management(ManagementWrite::Guard(missing)))
+    }
+
+    /// The refusal to pass a gate that `spec.until` excludes.
+    fn until_refusal(&self, gate: Gate) -> Option<Refusal> {
+        let refusal = |next, why| Refusal::UntilReached {
+            node_update: self.s.update.metadata.name.clone().unwrap_or_default(),
+            next,
+            why,
+        };
+        match self.s.update.spec.until {
+            Until::Disrupt => None,
+            Until::Stage | Until::Upgrade if self.control_plane() => Some(refusal(
+                Until::Disrupt,
+                "kubeadm's upgrade of a control plane machine cannot be rolled back, so nothing waits \
+                 after it",
+            )),
+            Until::Stage => Some(refusal(Until::Upgrade, "its host may only prepare")),
+            Until::Upgrade => (gate > Gate::Upgrade)
+                .then(|| refusal(Until::Disrupt, "its node may not be disturbed yet")),
+        }
     }
 
     fn pause_refusal(&self) -> Option<Refusal> {

@@ -95,7 +95,7 @@ mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use proptest::prelude::*;
     use refit_kinds::refit::{
-        Goal, MachineRef, NodeUpdateSpec, NodeUpdateStatus, Origin, Stage, node_update_name,
+        Goal, MachineRef, NodeUpdateSpec, NodeUpdateStatus, Origin, Stage, Until, node_update_name,
     };
 
     use super::*;
@@ -113,6 +113,7 @@ mod tests {
             &node_update_name("m", ordinal),
             NodeUpdateSpec {
                 stage: Stage::Ongoing,
+                until: Until::Disrupt,
                 machine_ref: MachineRef { name: "m".into(), uid: "uid-m".into() },
                 origin: Origin::Hook,
                 goal_hash: goal.hash(),

@@ -32,12 +32,16 @@ use crate::version::{self, KubernetesVersion};
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = ("self.machineRef == oldSelf.machineRef && self.goal == oldSelf.goal && \
-    self.goalHash == oldSelf.goalHash && self.origin == oldSelf.origin", "spec is immutable but for stage"))]
+    self.goalHash == oldSelf.goalHash && self.origin == oldSelf.origin", "spec is immutable but for stage and until"))]
 #[x_kube(validation = ("oldSelf.stage != 'Abort' || self.stage == 'Abort'", "an aborted NodeUpdate stays aborted; create a new one"))]
+#[x_kube(validation = ("self.until == oldSelf.until || oldSelf.until == 'Stage' || self.until == 'Disrupt'", "until only moves forward: Stage, Upgrade, Disrupt"))]
 pub struct NodeUpdateSpec {
     /// Whether the update continues or is to stop.
     #[serde(default)]
     pub stage: Stage,
+    /// How far the update may go. It only moves forward: an update that has reached it waits there.
+    #[serde(default)]
+    pub until: Until,
     /// The Machine, by name and uid.
     pub machine_ref: MachineRef,
     /// How the request was made.
@@ -56,6 +60,33 @@ pub enum Stage {
     Ongoing,
     /// The update stops at the next safe point.
     Abort,
+}
+
+/// How far an update may go.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    strum::Display,
+    strum::VariantArray,
+)]
+pub enum Until {
+    /// The host prepares: downloads, checks and snapshots. Nothing is disturbed.
+    Stage,
+    /// kubeadm upgrades the host, which can still be rolled back. Only for workers: on a control plane
+    /// machine, kubeadm's upgrade is the point of no return.
+    Upgrade,
+    /// The update runs to completion.
+    #[default]
+    Disrupt,
 }
 
 /// Reference to a Machine in the same namespace. A later Machine of the same name has another uid.

@@ -1,6 +1,7 @@
 //! The commands of a script.
 
 use jiff::SignedDuration;
+use refit_kinds::refit::Until;
 
 use super::field::{Field, Setting};
 
@@ -90,8 +91,15 @@ pub(super) enum Action {
     Kill(Process, Option<SignedDuration>),
     /// Sends the first UpdateMachine request of a Machine's update again.
     Repeat(String),
-    /// Creates the next NodeUpdate of a machine by hand, to a version.
-    Update(String, String),
+    /// Creates the next NodeUpdate of a machine by hand.
+    Update {
+        /// Name of the machine.
+        machine: String,
+        /// The version of the goal.
+        version: String,
+        /// How far it may go.
+        until: Until,
+    },
     /// Shows a part of the world.
     Show(Show),
     /// Prints the help text of the language.

@@ -1,6 +1,8 @@
 //! Parses scripts. Every error in a script is found before it runs.
 
 use jiff::SignedDuration;
+use refit_kinds::refit::Until;
+use strum::VariantArray as _;
 
 use super::{
     Problem,
@@ -141,7 +143,9 @@ fn command(words: &[Word], here: Option<String>, line: usize) -> Result<Option<C
         "update" => {
             let machine = rest.next("MACHINE")?.text.clone();
             rest.next("to")?;
-            Command::Now(Action::Update(machine, rest.next("VERSION")?.text.clone()))
+            let version = rest.next("VERSION")?.text.clone();
+            let until = if rest.skip("until") { until(&mut rest)? } else { Until::Disrupt };
+            Command::Now(Action::Update { machine, version, until })
         }
         "repeat" => Command::Now(Action::Repeat(rest.next("MACHINE")?.text.clone())),
         "show" => Command::Now(Action::Show(show(&mut rest)?)),
@@ -150,6 +154,12 @@ fn command(words: &[Word], here: Option<String>, line: usize) -> Result<Option<C
     };
     rest.end()?;
     Ok(Some(command))
+}
+
+fn until(rest: &mut Rest<'_>) -> Result<Until, Wrong> {
+    let word = &rest.next("STAGE")?.text;
+    let named = Until::VARIANTS.iter().find(|until| until.to_string() == *word);
+    named.copied().ok_or_else(|| wrong("until", word, "Stage, Upgrade or Disrupt"))
 }
 
 fn load(rest: &mut Rest<'_>) -> Result<Command, Wrong> {

@@ -9,6 +9,7 @@ use refit_kinds::{
     hooks,
     json::{annotation, annotations, name, namespace, text},
     keys,
+    refit::Until,
 };
 use refit_runtime::client::HttpsPoster;
 use serde_json::{Value, json};
@@ -78,12 +79,13 @@ pub(super) async fn update_by_hand(
     session: &Session,
     machine: &str,
     version: &str,
+    until: Until,
 ) -> Result<(), Wrong> {
     let real = session.names.real(machine);
     let machines = session.world.machines();
     let found = machines.iter().find(|one| name(one) == real);
     let found = found.ok_or_else(|| wrong("update", machine, "a Machine"))?;
-    by_hand::create(&session.world, found, version).await.map_err(|error| {
+    by_hand::create(&session.world, found, version, until).await.map_err(|error| {
         wrong("update", error.to_string(), "a NodeUpdate that the API server accepts")
     })
 }

@@ -3,6 +3,7 @@
 use std::{io::Write, path::PathBuf, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
+use refit_kinds::refit::Until;
 use refit_manifests::LoadError;
 use serde_json::Value;
 
@@ -411,9 +412,14 @@ impl Runner<'_> {
                 }
                 self.print_line(&what)
             }
-            Action::Update(machine, version) => {
-                request::update_by_hand(self.session()?, machine, version).await?;
-                self.print_line(&format!("NodeUpdate of {machine} to {version} created by hand"))
+            Action::Update { machine, version, until } => {
+                request::update_by_hand(self.session()?, machine, version, *until).await?;
+                let until = match until {
+                    Until::Stage | Until::Upgrade => format!(", until {until}"),
+                    Until::Disrupt => String::new(),
+                };
+                let what = format!("NodeUpdate of {machine} to {version} created by hand{until}");
+                self.print_line(&what)
             }
             Action::Repeat(machine) => {
                 let session = self.session()?;

@@ -123,6 +123,9 @@ pub(super) fn cause_holds(
             )
         }
         RefusalReason::Paused => Some(is_paused(world, own?)),
+        RefusalReason::UntilReached => {
+            Some(["Stage", "Upgrade"].contains(&text(update, "/spec/until")))
+        }
         RefusalReason::HostSettingsAnnotation => {
             let (_, owner) = object.rsplit_once(' ').unwrap_or_default();
             let owners = owners(world).into_iter().filter(|one| name(one) == owner);

@@ -99,6 +99,8 @@ pub enum FaultKind {
     Remediate,
     /// An operator creates a NodeUpdate by hand while another machine is being updated.
     ByHand,
+    /// An operator creates a NodeUpdate that goes only so far, and lets it go on later.
+    Hold,
 }
 
 /// What the lines of a fault depend on.
@@ -158,6 +160,7 @@ impl FaultKind {
             | Self::TornJournal
             | Self::ClockStep
             | Self::Kill
+            | Self::Hold
             | Self::Split
             | Self::Repeat
             | Self::Pause
@@ -236,6 +239,7 @@ impl FaultKind {
             }
             Self::Remediate => operator::remediate(&setting.machine),
             Self::ByHand => operator::by_hand(random, setting),
+            Self::Hold => operator::hold(random, setting),
         }
     }
 }

@@ -135,6 +135,21 @@ pub(super) fn by_hand(random: &mut Random, setting: &Setting<'_>) -> Vec<String>
     vec![format!("wait md/{DEPLOYMENT} phase={phase} 30m"), update]
 }
 
+/// An update that goes only so far, and some minutes later may go on.
+pub(super) fn hold(random: &mut Random, setting: &Setting<'_>) -> Vec<String> {
+    let (machine, version) = (&setting.machine, &setting.version.now);
+    let until = random.pick(&["Stage", "Upgrade"]);
+    let time = random.between(1, 15);
+    // One of these is the new NodeUpdate; which one depends on what the machine was asked for before.
+    let ordinals = 1..=setting.version.upgrades + 3;
+    [format!("update {machine} to {version} until {until}")]
+        .into_iter()
+        .chain(ordinals.map(|ordinal| {
+            format!("at {time}m change nodeupdate/{machine}-{ordinal} spec.until Disrupt")
+        }))
+        .collect()
+}
+
 /// A provider starts to default a field.
 pub(super) fn new_default(random: &mut Random, setting: &mut Setting<'_>) -> Vec<String> {
     let mut lines = Vec::new();

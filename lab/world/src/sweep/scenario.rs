@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jiff::SignedDuration;
-use refit_kinds::refit::Phase;
+use refit_kinds::refit::{Phase, Until};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -105,7 +105,7 @@ impl Scenario {
         let Some(machine) = workers.rfind(|machine| !has(machine, |_| true)) else {
             return false;
         };
-        match by_hand::create(world, machine, &self.version).await {
+        match by_hand::create(world, machine, &self.version, Until::Disrupt).await {
             Ok(()) => true,
             Err(error) => {
                 tracing::debug!("failed to create the manual NodeUpdate, retrying: {error}");

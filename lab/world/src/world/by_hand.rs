@@ -3,18 +3,20 @@
 use refit_controller::NewNodeUpdate;
 use refit_kinds::{
     json::{name, namespace, text},
-    refit::{Goal, MachineRef, Origin, ordinal_of},
+    refit::{Goal, MachineRef, Origin, Until, ordinal_of},
 };
 use serde_json::Value;
 
 use super::World;
 use crate::direct::{Call, Direct, DirectError, USER};
 
-/// Creates the next NodeUpdate of a Machine, with the goal that Cluster API's hook would request.
+/// Creates the next NodeUpdate of a Machine, with the goal that Cluster API's hook would request. It goes as
+/// far as `until` says.
 pub(crate) async fn create(
     world: &World,
     machine: &Value,
     version: &str,
+    until: Until,
 ) -> Result<(), DirectError> {
     let Ok(goal) = version.parse().map(Goal::of_version) else {
         tracing::warn!(version, "not a Kubernetes version");
@@ -27,6 +29,7 @@ pub(crate) async fn create(
             uid: text(machine, "/metadata/uid").into(),
         },
         origin: Origin::Task,
+        until,
         goal,
     };
     let known = world.node_updates();

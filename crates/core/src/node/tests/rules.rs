@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
     conditions, keys,
-    refit::{Gate, HostStep, NodeUpdateStatus, Phase, PlanState, Role, StepType},
+    refit::{Gate, HostStep, NodeUpdateStatus, Phase, PlanState, Role, Stage, StepType, Until},
 };
 
 use super::world::*;
@@ -47,6 +47,53 @@ fn a_pause_holds_only_before_the_point_of_no_return() {
     late.paused = Some("Machine m-0".into());
     late.settle();
     assert_eq!(late.gate(), Gate::Disrupt);
+}
+
+fn until(mut one: One, until: Until) -> One {
+    one.update.spec.until = until;
+    one
+}
+
+#[test]
+fn an_update_until_stage_prepares_the_host_and_holds_no_slot() {
+    let mut one = until(One::worker(), Until::Stage).staged();
+    one.settle();
+    assert_eq!((one.gate(), one.phase()), (Gate::Stage, Phase::Waiting));
+    assert_eq!((one.blocked_by(), one.slots()), (vec!["UntilReached".to_owned()], 0));
+    let mut one = until(one, Until::Disrupt);
+    one.settle();
+    assert_eq!((one.gate(), one.slots()), (Gate::Upgrade, 1));
+}
+
+#[test]
+fn an_update_until_upgrade_does_not_drain_and_can_be_aborted() {
+    let mut one = until(One::worker(), Until::Upgrade).upgraded();
+    one.settle();
+    assert_eq!((one.gate(), one.phase()), (Gate::Upgrade, Phase::Upgrading));
+    assert_eq!(one.blocked_by(), ["UntilReached"]);
+    assert!(!one.node().unwrap().unschedulable);
+    let mut aborted = one.clone();
+    aborted.update.spec.stage = Stage::Abort;
+    aborted.settle();
+    assert_eq!(aborted.phase(), Phase::Stopping);
+    let mut goes_on = until(one, Until::Disrupt);
+    goes_on.settle();
+    assert_eq!(goes_on.gate(), Gate::Disrupt);
+}
+
+/// The upgrade of a control plane machine is its point of no return: nothing can wait after it.
+#[test]
+fn a_control_plane_machine_never_waits_between_its_upgrade_and_the_rest() {
+    for held in [Until::Stage, Until::Upgrade] {
+        let mut one = until(One::control_plane(), held).staged();
+        one.settle();
+        assert_eq!((one.gate(), one.slots()), (Gate::Stage, 0), "{held}");
+        let message = one.status().message;
+        assert!(message.starts_with("waiting until spec.until of NodeUpdate m-0-1 is Disrupt"));
+        let mut one = until(one, Until::Disrupt);
+        one.settle();
+        assert_eq!(one.gate(), Gate::Upgrade);
+    }
 }
 
 #[test]

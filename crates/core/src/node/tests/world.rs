@@ -10,7 +10,7 @@ use refit_kinds::{
     conditions, keys,
     refit::{
         Gate, Goal, HostFacts, HostPlan, HostPlanSpec, HostPlanStatus, MachineRef, NodeUpdate,
-        NodeUpdateSpec, Origin, PlanSettings, Stage, StepType, UpdateGroupStatus,
+        NodeUpdateSpec, Origin, PlanSettings, Stage, StepType, Until, UpdateGroupStatus,
     },
     version::StatedVersion,
 };
@@ -33,6 +33,7 @@ pub(super) fn update(machine: &str, ordinal: u32) -> NodeUpdate {
     let name = refit_kinds::refit::node_update_name(machine, ordinal);
     let spec = NodeUpdateSpec {
         stage: Stage::Ongoing,
+        until: Until::Disrupt,
         machine_ref: MachineRef { name: machine.into(), uid: format!("uid-{machine}").into() },
         origin: Origin::Hook,
         goal_hash: goal.hash(),
