@@ -196,24 +196,17 @@ impl<'a> View<'a> {
     }
 
     fn add_lines(&mut self, coverage: &Coverage) {
-        let claimed = coverage.claimed.iter().map(|(d, updater)| (d, Some(*updater)));
-        let uncovered = coverage.uncovered.iter().map(|d| (d, None));
-        for (difference, updater) in uncovered.chain(claimed) {
-            let updater = updater.map(str::to_owned);
-            let key = (difference.kind.clone(), difference.shown(), updater.clone());
+        let claimed =
+            coverage.claimed.iter().map(|one| (&one.difference, Some(&one.updater), one.line()));
+        let uncovered = coverage.uncovered.iter().map(|d| (d, None, d.to_string()));
+        for (difference, updater, text) in uncovered.chain(claimed) {
+            let key = (difference.kind.clone(), difference.shown(), updater.cloned());
             let object = format!("{}/{}", difference.kind, difference.name);
             if let Some((_, line)) = self.lines.iter_mut().find(|(known, _)| *known == key) {
                 line.objects.push(object);
                 continue;
             }
-            let line = PathLine {
-                line: match &updater {
-                    Some(updater) => difference.line(updater),
-                    None => difference.to_string(),
-                },
-                updater,
-                objects: vec![object],
-            };
+            let line = PathLine { line: text, updater: updater.cloned(), objects: vec![object] };
             self.lines.push((key, line));
         }
     }

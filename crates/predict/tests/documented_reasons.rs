@@ -77,6 +77,7 @@ fn not_ready() -> Vec<NotReady> {
         decided(&Known { control_plane: vec![old], ..Known::default() }),
         decided(&Known { api_server: Some("v1.34.2".into()), ..Known::default() }),
         decided(&Known { hosts: vec![old_kubelet], ..Known::default() }),
+        NotReady::ProviderUnknown { object: s(), why: s() },
         NotReady::OwnerDiffers { owner: s() },
         NotReady::OwnerUnread { owner: s(), error: s() },
         NotReady::Unconfirmed { error: s() },
@@ -99,6 +100,7 @@ fn not_ready() -> Vec<NotReady> {
             | NotReady::OwnerDiffers { .. }
             | NotReady::OwnerUnread { .. }
             | NotReady::Unconfirmed { .. }
+            | NotReady::ProviderUnknown { .. }
             | NotReady::Deadline => {}
         }
     }

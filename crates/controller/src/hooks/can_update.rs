@@ -176,6 +176,7 @@ fn about_machine_set(ctx: &Context, current: &Objects) -> Result<Question, NotRe
         peers: Vec::new(),
         control_plane: control_plane(ctx, &key.namespace, &group),
         api_server: api_server_of(ctx, &key.namespace, &group),
+        ..Known::default()
     };
     Ok(Question { group, level: Level::MachineSet, known })
 }

@@ -9,7 +9,7 @@ use refit_kinds::{
 };
 
 use super::{
-    cover::{Coverage, built_in, cover},
+    cover::{Coverage, Updater, cover},
     objects::{Level, Objects},
     policy::Policy,
     verdict::{NotReady, Unfinished, Verdict, verdict},
@@ -31,9 +31,34 @@ pub struct Known {
     /// The Machines of the control plane that must be updated before these workers. Empty for a
     /// control plane.
     pub control_plane: Vec<ControlPlaneMachine>,
+    /// The Updaters for these Machines, after those that are built in.
+    pub updaters: Vec<Updater>,
+    /// Whether the provider accepts what Updaters claim of infrastructure machines.
+    pub provider: Provider,
     /// For workers of a control plane without Machines, as hosted and managed ones are: the version
     /// that the API server reports.
     pub api_server: Option<StatedVersion>,
+}
+
+/// Whether the provider of the infrastructure accepts a change of an infrastructure machine, as the API
+/// server answers to a dry run. Providers such as CAPV refuse them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Provider {
+    /// It was not asked.
+    #[default]
+    NotAsked,
+    /// The API server accepts the change.
+    Accepts,
+    /// The API server refuses the change.
+    Refuses {
+        /// Its words.
+        why: String,
+    },
+    /// It could not be asked.
+    Unknown {
+        /// What failed.
+        why: String,
+    },
 }
 
 /// A Machine whose host would be updated.
@@ -131,7 +156,13 @@ pub struct Judgement {
 pub fn can_update(level: Level, current: &Objects, desired: &Objects, known: &Known) -> Judgement {
     let stated = desired.version(level);
     let returns = returns(&current.version(level), &stated, &known.hosts);
-    let coverage = cover(level, current, desired, returns, built_in());
+    let built_in = [Updater::Kubeadm];
+    let updaters: Vec<&Updater> = built_in.iter().chain(&known.updaters).collect();
+    let coverage = cover(level, current, desired, returns, &updaters);
+    let coverage = match &known.provider {
+        Provider::Refuses { why } => coverage.refused(why),
+        Provider::NotAsked | Provider::Accepts | Provider::Unknown { .. } => coverage,
+    };
     if let Some(machine) = deleting(level, &known.hosts) {
         return Judgement { coverage, verdict: Verdict::NotReady(NotReady::Deleting { machine }) };
     }
@@ -144,7 +175,8 @@ pub fn can_update(level: Level, current: &Objects, desired: &Objects, known: &Kn
                 .or_else(|| hosted_behind(known.api_server.as_ref(), target))
                 .or_else(skips)
         })
-        .or_else(|| no_fresh_report(&known.hosts, known.tolerated));
+        .or_else(|| no_fresh_report(&known.hosts, known.tolerated))
+        .or_else(|| provider_unknown(&known.provider, &coverage));
     let busy = busy(&known.peers).or_else(|| returns.then(|| returning(&known.hosts)).flatten());
     let verdict = verdict(&known.policy, &coverage, busy, unready);
     Judgement { coverage, verdict }
@@ -224,6 +256,18 @@ fn kubelet_behind(level: Level, hosts: &[Host], target: &KubernetesVersion) -> O
     })
 }
 
+/// The refusal for a claimed change of an infrastructure machine that its provider may not accept.
+fn provider_unknown(provider: &Provider, coverage: &Coverage) -> Option<NotReady> {
+    let why = match provider {
+        Provider::NotAsked => "it was not asked",
+        Provider::Unknown { why } => why,
+        Provider::Accepts | Provider::Refuses { .. } => return None,
+    };
+    let claimed = coverage.of_infrastructure().next()?;
+    let object = format!("{} {}", claimed.kind, claimed.name);
+    Some(NotReady::ProviderUnknown { object, why: why.to_owned() })
+}
+
 /// The Machine of the request, if it is being deleted. Other Machines of a MachineSet may be
 /// deleted meanwhile.
 fn deleting(level: Level, hosts: &[Host]) -> Option<String> {
@@ -262,6 +306,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::change::claim::Claim;
 
     fn side(version: &str) -> Objects {
         Objects {
@@ -351,6 +396,45 @@ mod tests {
         for (known, wanted) in table {
             assert_eq!(reason(&known), wanted, "{known:?}");
         }
+    }
+
+    /// An Updater that leaves the image of infrastructure machines.
+    fn leaves_image() -> Updater {
+        let claim = Claim {
+            group: String::new(),
+            kind: "DockerMachine".into(),
+            paths: vec!["/spec/image".parse().unwrap()],
+        };
+        Updater::Leave { name: "image".into(), claims: vec![claim] }
+    }
+
+    #[test]
+    fn a_claimed_change_of_an_infrastructure_machine_is_covered_only_if_its_provider_accepts_it() {
+        let with_image = |version: &str, image: &str| {
+            let mut side = side(version);
+            side.infrastructure["spec"] = json!({"image": image});
+            side
+        };
+        let (current, desired) = (with_image("v1.34.2", "a"), with_image("v1.35.0", "b"));
+        let judged = |provider: Provider| {
+            let known = Known { updaters: vec![leaves_image()], provider, ..Known::default() };
+            can_update(Level::Machine, &current, &desired, &known)
+        };
+        let unknown = Provider::Unknown { why: "no right".into() };
+        assert_eq!(judged(Provider::Accepts).verdict.reason(), "Covered");
+        assert_eq!(judged(Provider::NotAsked).verdict.reason(), "ProviderUnknown");
+        assert_eq!(judged(unknown).verdict.reason(), "ProviderUnknown");
+        let refused = judged(Provider::Refuses { why: "spec is immutable".into() });
+        assert_eq!(
+            refused.verdict.uncovered(),
+            [
+                "DockerMachine/? spec.image: \"a\" -> \"b\" (the API server refuses it: spec is immutable)"
+            ]
+        );
+        // A change that no one claims needs no answer of the provider.
+        let known = Known::default();
+        let plain = can_update(Level::Machine, &current, &desired, &known);
+        assert_eq!(plain.verdict.reason(), "UncoveredPreserve");
     }
 
     #[test]

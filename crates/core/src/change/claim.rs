@@ -49,6 +49,12 @@ pub enum BadClaimPath {
     /// `**` is not at the end.
     #[error("{0:?} has ** before its end")]
     BelowNotLast(String),
+    /// A name has a `*` or a bracket in it, or a `~` without 0 or 1.
+    #[error("{0:?} has a name with *, ] or a single ~ in it: * stands alone, and ~0 means ~")]
+    BadName(String),
+    /// It ends with a list element, which is an object.
+    #[error("{0:?} ends with a list element: add /** for all of it, or the name of a value")]
+    WholeElement(String),
     /// An element is not selected by `[key=value]`.
     #[error(
         "{0:?} selects a list element otherwise than by [key=value] after the name of the list"
@@ -65,42 +71,54 @@ impl FromStr for ClaimPath {
         let (mut steps, mut below) = (Vec::new(), false);
         loop {
             let (name, tail) = rest.split_at(rest.find(['/', '[']).unwrap_or(rest.len()));
+            if below {
+                return Err(wrong(BadClaimPath::BelowNotLast));
+            }
             match name {
-                _ if below => return Err(wrong(BadClaimPath::BelowNotLast)),
-                "" => return Err(wrong(BadClaimPath::EmptyName)),
                 "**" => below = true,
                 "*" => steps.push(Step::Any),
-                name => steps.push(Step::Key(name.replace("~1", "/").replace("~0", "~"))),
+                name => steps.push(Step::Key(plain_name(name).map_err(wrong)?)),
             }
-            let tail = match tail.strip_prefix('[') {
-                None => tail,
-                Some(element) => {
-                    let (step, tail) = element_step(element)
-                        .filter(|_| !below)
-                        .ok_or_else(|| wrong(BadClaimPath::BadElement))?;
-                    steps.push(step);
-                    tail
-                }
-            };
+            let (element, tail) =
+                element_step(tail).ok_or_else(|| wrong(BadClaimPath::BadElement))?;
+            steps.extend(element);
             match tail.strip_prefix('/') {
                 Some(tail) => rest = tail,
                 None if tail.is_empty() => break,
                 None => return Err(wrong(BadClaimPath::BadElement)),
             }
         }
-        let in_spec = steps.first() == Some(&Step::Key("spec".to_owned()));
-        if !in_spec || steps.len() == 1 && !below {
-            return Err(wrong(BadClaimPath::NotInSpec));
+        match (steps.first(), steps.last()) {
+            (Some(Step::Key(first)), Some(last)) if first == "spec" => match last {
+                Step::Element { .. } if !below => Err(wrong(BadClaimPath::WholeElement)),
+                Step::Key(_) if steps.len() == 1 && !below => Err(wrong(BadClaimPath::NotInSpec)),
+                Step::Key(_) | Step::Any | Step::Element { .. } => {
+                    Ok(Self { text: text.to_owned(), steps, below })
+                }
+            },
+            _ => Err(wrong(BadClaimPath::NotInSpec)),
         }
-        Ok(Self { text: text.to_owned(), steps, below })
     }
 }
 
-/// The step of `key=value]`, and what follows.
-fn element_step(text: &str) -> Option<(Step, &str)> {
-    let (selector, tail) = text.split_once(']')?;
+/// The name of a member, without escapes.
+fn plain_name(name: &str) -> Result<String, fn(String) -> BadClaimPath> {
+    let has_escapes = name.split('~').skip(1).all(|rest| rest.starts_with(['0', '1']));
+    match name {
+        "" => Err(BadClaimPath::EmptyName),
+        name if name.contains(['*', ']']) || !has_escapes => Err(BadClaimPath::BadName),
+        name => Ok(name.replace("~1", "/").replace("~0", "~")),
+    }
+}
+
+/// The step of a text that may begin with `[key=value]`, and what follows; `None` if it is wrong.
+fn element_step(text: &str) -> Option<(Option<Step>, &str)> {
+    let Some(selector) = text.strip_prefix('[') else {
+        return Some((None, text));
+    };
+    let (selector, tail) = selector.split_once(']')?;
     let (key, value) = selector.split_once('=').filter(|(key, _)| !key.is_empty())?;
-    Some((Step::Element { key: key.to_owned(), value: value.to_owned() }, tail))
+    Some((Some(Step::Element { key: key.to_owned(), value: value.to_owned() }), tail))
 }
 
 impl fmt::Display for ClaimPath {
@@ -109,16 +127,45 @@ impl fmt::Display for ClaimPath {
     }
 }
 
+/// What an Updater claims of one kind of object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// API group of the machine's own object.
+    pub group: String,
+    /// Its kind.
+    pub kind: String,
+    /// The paths.
+    pub paths: Vec<ClaimPath>,
+}
+
+impl Claim {
+    /// Whether the claim is about this object, or about what this template makes.
+    pub(super) fn is_of(&self, object: &Value) -> bool {
+        let text = |field: &str| object.get(field).and_then(Value::as_str).unwrap_or_default();
+        let group = text("apiVersion").split_once('/').map_or("", |(group, _)| group);
+        group == self.group && machine_kind(text("kind")) == self.kind
+    }
+}
+
+/// The kind of a machine's own object, from its kind or from that of what it is made from.
+pub fn machine_kind(kind: &str) -> &str {
+    match kind {
+        "MachineSet" => "Machine",
+        kind => kind.strip_suffix("Template").unwrap_or(kind),
+    }
+}
+
 /// Whether the paths claim everything that differs between `from` and `to` at `at`. Both are whole
 /// objects of a machine, or what a template makes of one.
-pub fn claim(paths: &[ClaimPath], at: &[Segment], from: &Value, to: &Value) -> bool {
+pub(super) fn claims_all(paths: &[ClaimPath], at: &[Segment], from: &Value, to: &Value) -> bool {
     let (mut from, mut to) = (Some(from), Some(to));
     let mut left: Vec<Left<'_>> = paths.iter().map(Left::all).collect();
     for segment in at {
         (from, to) = (child(from, segment), child(to, segment));
         left = further(&left, segment, from, to);
     }
-    covered(&left, from, to)
+    // What does not differ is no change: then the caller has looked at the wrong objects.
+    from != to && covered(&left, from, to)
 }
 
 /// The rest of a path that begins at some value.
@@ -133,6 +180,14 @@ impl<'a> Left<'a> {
         Self { steps: &path.steps, below: path.below }
     }
 
+    /// The key by which the path selects an element of the list at this value.
+    fn element_key(&self) -> Option<&'a str> {
+        match self.steps.first()? {
+            Step::Element { key, .. } => Some(key),
+            Step::Key(_) | Step::Any => None,
+        }
+    }
+
     fn further(self, segment: &Segment, from: Option<&Value>, to: Option<&Value>) -> Option<Self> {
         let Some((step, steps)) = self.steps.split_first() else {
             return self.below.then_some(self);
@@ -141,7 +196,8 @@ impl<'a> Left<'a> {
             (Step::Any, Segment::Key(_) | Segment::Index(_)) => true,
             (Step::Key(wanted), Segment::Key(key)) => wanted == key,
             (Step::Element { key, value }, Segment::Index(_)) => {
-                [from, to].into_iter().flatten().all(|element| text(element, key) == Some(value))
+                let mut sides = [from, to].into_iter().flatten().peekable();
+                sides.peek().is_some() && sides.all(|element| text(element, key) == Some(value))
             }
             (Step::Key(_), Segment::Index(_)) | (Step::Element { .. }, Segment::Key(_)) => false,
         };
@@ -202,26 +258,31 @@ fn members_covered(left: &[Left<'_>], from: Option<&Value>, to: Option<&Value>) 
         })
 }
 
-/// A list in which elements are added or removed, with paths that select elements by one key: each
-/// element that differs is claimed, and the others keep their order.
+/// A list in which elements are added or removed, with paths that select elements by a key: each element
+/// that differs is claimed, and the others keep their order.
 fn elements_covered(left: &[Left<'_>], from: Option<&Value>, to: Option<&Value>) -> bool {
-    let keys = left.iter().filter_map(|one| match one.steps.first()? {
-        Step::Element { key, .. } => Some(key.as_str()),
-        Step::Key(_) | Step::Any => None,
-    });
-    let mut keys: Vec<&str> = keys.collect();
-    keys.dedup();
-    let [key] = keys[..] else {
-        return false;
-    };
+    let keys: BTreeSet<&str> = left.iter().filter_map(Left::element_key).collect();
+    keys.into_iter().any(|key| elements_covered_by(key, left, from, to))
+}
+
+fn elements_covered_by(
+    key: &str,
+    left: &[Left<'_>],
+    from: Option<&Value>,
+    to: Option<&Value>,
+) -> bool {
     let (Some(old), Some(new)) = (named_elements(from, key), named_elements(to, key)) else {
         return false;
     };
+    // Only a path that names an element claims that it is there or not.
+    let naming: Vec<Left<'_>> =
+        left.iter().copied().filter(|one| one.element_key() == Some(key)).collect();
     let all: BTreeSet<&str> = old.iter().chain(&new).map(|(name, _)| *name).collect();
     !all.is_empty()
         && in_both(&old, &new) == in_both(&new, &old)
         && all.into_iter().all(|name| {
             let (from, to) = (named(&old, name), named(&new, name));
+            let left = if from.is_some() && to.is_some() { left } else { &naming };
             // The place in its list does not matter to a path.
             covered(&further(left, &Segment::Index(0), from, to), from, to)
         })
@@ -267,16 +328,16 @@ mod tests {
         let claims = paths(claims);
         changes(&Path::default(), Some(from), Some(to))
             .into_iter()
-            .filter(|change| !claim(&claims, change.path.segments(), from, to))
+            .filter(|change| !claims_all(&claims, change.path.segments(), from, to))
             .map(|change| change.path.to_string())
             .collect()
     }
 
     #[test]
     fn a_bad_path_is_refused_with_its_text() {
-        use BadClaimPath::{BadElement, BelowNotLast, EmptyName, NotInSpec};
+        use BadClaimPath::{BadElement, BadName, BelowNotLast, EmptyName, NotInSpec, WholeElement};
         type Why = fn(String) -> BadClaimPath;
-        let table: [(&str, Why); 12] = [
+        let table: [(&str, Why); 17] = [
             ("", NotInSpec),
             ("spec/a", NotInSpec),
             ("/spec", NotInSpec),
@@ -289,6 +350,11 @@ mod tests {
             ("/spec/a[0]", BadElement),
             ("/spec/a[=x]", BadElement),
             ("/spec/a[b=c]d", BadElement),
+            ("/spec/disk*/x", BadName),
+            ("/spec/***", BadName),
+            ("/spec/a~2", BadName),
+            ("/spec/a]", BadName),
+            ("/spec/files[path=/a]", WholeElement),
         ];
         for (text, why) in table {
             assert_eq!(text.parse::<ClaimPath>(), Err(why(text.to_owned())), "{text}");
@@ -355,7 +421,67 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_new_element_is_claimed_only_by_a_path_that_names_it() {
+        let from = json!({"spec": {"files": [{"path": "/a", "content": "1"}]}});
+        let to = json!({"spec": {"files": [
+            {"path": "/a", "content": "2"},
+            {"path": "/b", "content": "1"},
+        ]}});
+        let every = ["/spec/files/*/path", "/spec/files/*/content", "/spec/files/*/**"];
+        assert_eq!(unclaimed(&every, &from, &to), ["spec.files"]);
+        let with_other = [&every[..], &["/spec/files[path=/a]/owner"]].concat();
+        assert_eq!(unclaimed(&with_other, &from, &to), ["spec.files"]);
+        let with_new = [&every[..], &["/spec/files[path=/b]/**"]].concat();
+        assert_eq!(unclaimed(&with_new, &from, &to), [""; 0]);
+    }
+
+    #[test]
+    fn no_difference_is_no_claim() {
+        let value = json!({"spec": {"a": 1}});
+        let all = paths(&["/spec/**"]);
+        assert!(!claims_all(&all, &[], &value, &value));
+        let absent = Path::of(&["spec", "b"]);
+        assert!(!claims_all(&all, absent.segments(), &value, &value));
+    }
+
+    fn any_claim() -> impl Strategy<Value = &'static str> {
+        prop::sample::select(&[
+            "/spec/a",
+            "/spec/a/**",
+            "/spec/*",
+            "/spec/*/**",
+            "/spec/l/*/c",
+            "/spec/l[k=x]/**",
+            "/spec/l[k=x]/c",
+            "/spec/l[k=y]/c",
+            "/spec/l[c=1]/**",
+        ])
+    }
+
+    fn any_spec() -> impl Strategy<Value = Value> {
+        let element = ("[xy]", "[12]").prop_map(|(k, c)| json!({"k": k, "c": c}));
+        let list = prop::collection::vec(element, 0..3).prop_map(Value::from);
+        let list = prop::option::of(list);
+        ("[12]", list).prop_map(|(a, l)| match l {
+            Some(l) => json!({"spec": {"a": a, "l": l}}),
+            None => json!({"spec": {"a": a}}),
+        })
+    }
+
     proptest! {
+        #[test]
+        fn more_paths_claim_no_less(
+            few in prop::collection::vec(any_claim(), 0..3),
+            more in prop::collection::vec(any_claim(), 0..3),
+            from in any_spec(),
+            to in any_spec(),
+        ) {
+            let rest = unclaimed(&few, &from, &to);
+            let both = unclaimed(&[&few[..], &more[..]].concat(), &from, &to);
+            prop_assert!(both.iter().all(|path| rest.contains(path)));
+        }
+
         #[test]
         fn everything_is_claimed_by_two_stars_and_nothing_by_no_path(
             a in any_json(),
@@ -367,14 +493,14 @@ mod tests {
             prop_assert_eq!(unclaimed(&[], &from, &to).len(), all.len());
         }
 
-        /// Whoever applies the claimed changes changes nothing else.
+        /// Applying the claimed changes changes nothing else.
         #[test]
         fn what_is_not_claimed_stays(a in any_json(), b in any_json(), c in any_json(), d in any_json()) {
             let (from, to) = (json!({"spec": {"x": a, "y": b}}), json!({"spec": {"x": c, "y": d}}));
             let claims = paths(&["/spec/x/**"]);
             let mut value = from.clone();
             for change in changes(&Path::default(), Some(&from), Some(&to)) {
-                if claim(&claims, change.path.segments(), &from, &to) {
+                if claims_all(&claims, change.path.segments(), &from, &to) {
                     change.apply(&mut value);
                 }
             }

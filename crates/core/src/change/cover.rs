@@ -6,6 +6,7 @@ use refit_kinds::version::KubernetesVersion;
 use serde_json::Value;
 
 use super::{
+    claim::{Claim, claims_all},
     diff::{Change, MAX_CHANGES},
     kubeadm,
     objects::{Level, Objects, PARTS, Part, part_changes},
@@ -16,24 +17,48 @@ use super::{
 /// Changes, each with the object that it is in.
 pub type PartChanges = Vec<(Part, Change)>;
 
-/// A way of updating a machine in place: its name and what it can change.
-#[derive(Clone, Copy)]
-pub struct Updater {
+/// A way of updating a machine in place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Updater {
+    /// Kubernetes with kubeadm and packages: built in.
+    Kubeadm,
+    /// An Updater that claims changes and does nothing.
+    Leave {
+        /// Its name.
+        name: String,
+        /// What it claims.
+        claims: Vec<Claim>,
+    },
+}
+
+impl Updater {
     /// Name, as shown in plans and messages.
-    pub name: &'static str,
-    /// The changes that the updater can make, of those that differ.
-    pub claims: fn(PartChanges, &Case<'_>) -> PartChanges,
-}
-
-impl fmt::Debug for Updater {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Updater").field(&self.name).finish()
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Kubeadm => kubeadm::NAME,
+            Self::Leave { name, .. } => name,
+        }
     }
-}
 
-/// The updaters that every controller has, in order.
-pub fn built_in() -> &'static [Updater] {
-    &[kubeadm::UPDATER]
+    /// Whether the updater does nothing about what it claims.
+    fn leaves(&self) -> bool {
+        match self {
+            Self::Kubeadm => false,
+            Self::Leave { .. } => true,
+        }
+    }
+
+    /// The changes that the updater claims, of those that differ.
+    fn claimed(&self, changes: PartChanges, case: &Case<'_>) -> PartChanges {
+        match self {
+            Self::Kubeadm => kubeadm::claimed(changes, case),
+            Self::Leave { claims, .. } => {
+                let is_claimed =
+                    |(part, change): &(Part, Change)| case.is_claimed(claims, *part, change);
+                changes.into_iter().filter(is_claimed).collect()
+            }
+        }
+    }
 }
 
 /// What an updater may use to decide.
@@ -43,6 +68,8 @@ pub struct Case<'a> {
     pub level: Level,
     /// Current objects, with the claims of earlier updaters already applied.
     pub current: &'a Objects,
+    /// Current objects as they are.
+    pub original: &'a Objects,
     /// Desired objects.
     pub desired: &'a Objects,
     /// The original version, if it is valid.
@@ -51,6 +78,22 @@ pub struct Case<'a> {
     pub to_version: Option<&'a KubernetesVersion>,
     /// Every host runs the desired version: the change only withdraws a request for another one.
     pub returns: bool,
+}
+
+impl Case<'_> {
+    /// Whether one of the claims names everything that the change changes.
+    fn is_claimed(&self, claims: &[Claim], part: Part, change: &Change) -> bool {
+        let (Some(from), Some(to)) = (self.original.part(part), self.desired.part(part)) else {
+            return false;
+        };
+        let applies = |claim: &&Claim| [from, to].into_iter().all(|object| claim.is_of(object));
+        let (from, to) = (self.level.machine_view(from), self.level.machine_view(to));
+        let (Some(from), Some(to), Some(at)) = (from, to, self.level.machine_path(&change.path))
+        else {
+            return false;
+        };
+        claims.iter().filter(applies).any(|claim| claims_all(&claim.paths, at, from, to))
+    }
 }
 
 /// Patches that make each current object exactly equal to the desired one.
@@ -77,6 +120,31 @@ pub struct Difference {
     pub name: String,
     /// What differs.
     pub change: Change,
+    /// Why the API server refuses the change, in its words.
+    pub refused: Option<String>,
+}
+
+/// A change that an updater claims.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Claimed {
+    /// The change.
+    pub difference: Difference,
+    /// Name of the updater.
+    pub updater: String,
+    /// Whether the updater does nothing about it.
+    pub is_left: bool,
+}
+
+impl Claimed {
+    /// The path line.
+    pub fn line(&self) -> String {
+        let Self { difference, updater, is_left } = self;
+        if *is_left {
+            difference.line(&format!("left as it is by {updater}"))
+        } else {
+            difference.line(updater)
+        }
+    }
 }
 
 /// Which updater makes which change, and what no updater covers.
@@ -84,10 +152,8 @@ pub struct Difference {
 pub struct Coverage {
     /// Claimed changes as patches. Complete only if nothing is uncovered.
     pub patches: Patches,
-    /// Updaters that claimed a change, in order.
-    pub updaters: Vec<&'static str>,
-    /// Claimed changes with the updater's name, in the order of the claims.
-    pub claimed: Vec<(Difference, &'static str)>,
+    /// Claimed changes, in the order of the claims.
+    pub claimed: Vec<Claimed>,
     /// Changes that no updater claimed.
     pub uncovered: Vec<Difference>,
 }
@@ -96,6 +162,25 @@ impl Coverage {
     /// Whether the updaters can make every desired change in place.
     pub fn is_complete(&self) -> bool {
         self.uncovered.is_empty()
+    }
+
+    /// The claimed changes of the infrastructure machine, or of its template.
+    pub fn of_infrastructure(&self) -> impl Iterator<Item = &Difference> {
+        let all = self.claimed.iter().map(|claimed| &claimed.difference);
+        all.filter(|difference| difference.part == Part::Infrastructure)
+    }
+
+    /// The same coverage if the API server refuses the claimed changes of the infrastructure machine.
+    pub(super) fn refused(mut self, why: &str) -> Self {
+        let of_infrastructure = |claimed: &Claimed| claimed.difference.part == Part::Infrastructure;
+        let refused = self.claimed.iter().filter(|claimed| of_infrastructure(claimed));
+        let refused = refused.map(|claimed| Difference {
+            refused: Some(shorten(why, REFUSAL_CHARACTERS)),
+            ..claimed.difference.clone()
+        });
+        self.uncovered = refused.chain(self.uncovered.iter().cloned()).collect();
+        self.claimed.retain(|claimed| !of_infrastructure(claimed));
+        self
     }
 
     /// The path lines of uncovered changes.
@@ -112,12 +197,18 @@ pub fn cover(
     current: &Objects,
     desired: &Objects,
     returns: bool,
-    updaters: &[Updater],
+    updaters: &[&Updater],
 ) -> Coverage {
     let (from_version, to_version) = (current.version(level), desired.version(level));
     let difference = |(part, change): (Part, Change)| {
         let named = current.part(part).or(desired.part(part));
-        Difference { part, kind: word(named, "/kind"), name: word(named, "/metadata/name"), change }
+        Difference {
+            part,
+            kind: word(named, "/kind"),
+            name: word(named, "/metadata/name"),
+            change,
+            refused: None,
+        }
     };
     let mut patched = current.clone();
     let mut coverage = Coverage::default();
@@ -125,6 +216,7 @@ pub fn cover(
         let case = Case {
             level,
             current: &patched,
+            original: current,
             desired,
             from_version: from_version.version(),
             to_version: to_version.version(),
@@ -134,15 +226,16 @@ pub fn cover(
         if changes.len() > MAX_CHANGES {
             break;
         }
-        let claimed = (updater.claims)(changes, &case);
-        if !claimed.is_empty() {
-            coverage.updaters.push(updater.name);
-        }
+        let claimed = updater.claimed(changes, &case);
         for (part, change) in claimed {
             if let Some(object) = patched.part_mut(part) {
                 change.apply(object);
             }
-            coverage.claimed.push((difference((part, change)), updater.name));
+            coverage.claimed.push(Claimed {
+                difference: difference((part, change)),
+                updater: updater.name().to_owned(),
+                is_left: updater.leaves(),
+            });
         }
     }
     let between = |part: Part| Patch::between(current.part(part)?, patched.part(part)?);
@@ -170,6 +263,8 @@ fn word(object: Option<&Value>, pointer: &str) -> String {
 
 /// Longest text of one value in a path line, in characters.
 const SHOWN_CHARACTERS: usize = 80;
+/// Longest text of a refusal in a path line, in characters.
+const REFUSAL_CHARACTERS: usize = 240;
 
 impl Difference {
     /// The path line with the updater that makes the change.
@@ -187,7 +282,7 @@ impl Difference {
         let show = |value: &Option<Value>| match value {
             None => "(absent)".to_owned(),
             Some(value) if is_secret(*part, path, value) => "(hidden)".to_owned(),
-            Some(value) => shorten(&value.to_string()),
+            Some(value) => shorten(&value.to_string(), SHOWN_CHARACTERS),
         };
         format!("{path}: {} -> {}", show(from), show(to))
     }
@@ -195,15 +290,18 @@ impl Difference {
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.line("no updater"))
+        match &self.refused {
+            None => f.write_str(&self.line("no updater")),
+            Some(why) => f.write_str(&self.line(&format!("the API server refuses it: {why}"))),
+        }
     }
 }
 
-fn shorten(text: &str) -> String {
-    if text.chars().count() <= SHOWN_CHARACTERS {
+fn shorten(text: &str, characters: usize) -> String {
+    if text.chars().count() <= characters {
         return text.to_owned();
     }
-    let head: String = text.chars().take(SHOWN_CHARACTERS).collect();
+    let head: String = text.chars().take(characters).collect();
     format!("{head}...")
 }
 

@@ -2,48 +2,78 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{
-    cover::{Case, PartChanges, Updater, built_in, cover},
-    objects::{Level, Objects, Part},
+    claim::Claim,
+    cover::{Claimed, Coverage, Updater, cover},
+    objects::{Level, Objects},
     patch::Patch,
     testing::any_object,
 };
 
-fn everything(changes: PartChanges, _: &Case<'_>) -> PartChanges {
-    changes
+const INFRASTRUCTURE: &str = "infrastructure.cluster.x-k8s.io";
+const BOOTSTRAP: &str = "bootstrap.cluster.x-k8s.io";
+const CORE: &str = "cluster.x-k8s.io";
+
+fn claim(group: &str, kind: &str, paths: &[&str]) -> Claim {
+    Claim {
+        group: group.into(),
+        kind: kind.into(),
+        paths: paths.iter().map(|path| path.parse().unwrap()).collect(),
+    }
 }
 
-fn cpus(mut changes: PartChanges, _: &Case<'_>) -> PartChanges {
-    changes.retain(|(part, change)| {
-        *part == Part::Infrastructure && change.path.to_string().ends_with("cpus")
-    });
-    changes
+fn leave(name: &str, claims: &[Claim]) -> Updater {
+    Updater::Leave { name: name.into(), claims: claims.to_vec() }
 }
 
-const ALL: Updater = Updater { name: "all", claims: everything };
-const CPUS: Updater = Updater { name: "cpus", claims: cpus };
+/// An Updater that leaves these paths of the infrastructure machine.
+fn leave_paths(name: &str, paths: &[&str]) -> Updater {
+    leave(name, &[claim(INFRASTRUCTURE, "DockerMachine", paths)])
+}
+
+fn leave_all() -> Updater {
+    let all = |(group, kind)| claim(group, kind, &["/spec/**"]);
+    let kinds = [
+        (CORE, "Machine"),
+        (INFRASTRUCTURE, "DockerMachine"),
+        (INFRASTRUCTURE, "VSphereMachine"),
+        (BOOTSTRAP, "KubeadmConfig"),
+    ];
+    leave("all", &kinds.map(all))
+}
+
+/// The names of those that claimed a change.
+fn claimants(coverage: &Coverage) -> Vec<&str> {
+    let mut names: Vec<&str> = coverage.claimed.iter().map(|one| &*one.updater).collect();
+    names.dedup();
+    names
+}
 
 fn machine(version: &str, infrastructure: &Value, bootstrap: &Value) -> Objects {
+    let object = |group: &str, kind: &str, spec: &Value| {
+        json!({"apiVersion": format!("{group}/v1beta2"),
+        "kind": kind, "metadata": {"name": "edge-1-a"}, "spec": spec})
+    };
     Objects {
-        owner: json!({"kind": "Machine", "metadata": {"name": "edge-1-a"},
-            "spec": {"version": version, "clusterName": "edge-1"}}),
-        infrastructure: json!({"kind": "DockerMachine", "metadata": {"name": "edge-1-a"},
-            "spec": infrastructure}),
-        bootstrap: Some(json!({"kind": "KubeadmConfig", "metadata": {"name": "edge-1-a"},
-            "spec": bootstrap})),
+        owner: object(CORE, "Machine", &json!({"version": version, "clusterName": "edge-1"})),
+        infrastructure: object(INFRASTRUCTURE, "DockerMachine", infrastructure),
+        bootstrap: Some(object(BOOTSTRAP, "KubeadmConfig", bootstrap)),
     }
 }
 
 fn set(version: &str, template: &str, infrastructure: &Value, bootstrap: &Value) -> Objects {
-    let wrap = |kind: &str, spec: &Value| json!({"kind": kind, "metadata": {"name": template}, "spec": {"template": {"spec": spec}}});
+    let wrap = |group: &str, kind: &str, spec: &Value| {
+        json!({"apiVersion": format!("{group}/v1beta2"),
+        "kind": kind, "metadata": {"name": template}, "spec": {"template": {"spec": spec}}})
+    };
     Objects {
-        owner: wrap("MachineSet", &json!({"version": version})),
-        infrastructure: wrap("VSphereMachineTemplate", infrastructure),
-        bootstrap: Some(wrap("KubeadmConfigTemplate", bootstrap)),
+        owner: wrap(CORE, "MachineSet", &json!({"version": version})),
+        infrastructure: wrap(INFRASTRUCTURE, "VSphereMachineTemplate", infrastructure),
+        bootstrap: Some(wrap(BOOTSTRAP, "KubeadmConfigTemplate", bootstrap)),
     }
 }
 
 fn lines(level: Level, current: &Objects, desired: &Objects) -> Vec<String> {
-    cover(level, current, desired, false, built_in()).lines()
+    cover(level, current, desired, false, &[&Updater::Kubeadm]).lines()
 }
 
 fn patched(value: &Value, patch: Option<&Patch>) -> Value {
@@ -63,9 +93,9 @@ fn patched(value: &Value, patch: Option<&Patch>) -> Value {
 fn a_version_bump_of_a_machine_is_covered_by_kubeadm() {
     let none = json!({});
     let (current, desired) = (machine("v1.34.2", &none, &none), machine("v1.35.0", &none, &none));
-    let coverage = cover(Level::Machine, &current, &desired, false, built_in());
+    let coverage = cover(Level::Machine, &current, &desired, false, &[&Updater::Kubeadm]);
     assert!(coverage.is_complete());
-    assert_eq!(coverage.updaters, ["kubeadm"]);
+    assert_eq!(claimants(&coverage), ["kubeadm"]);
     assert_eq!(coverage.patches.owner, Some(Patch::Merge(json!({"spec": {"version": "v1.35.0"}}))));
     assert_eq!(coverage.patches.infrastructure, None);
     assert_eq!(coverage.patches.bootstrap, None);
@@ -75,10 +105,10 @@ fn a_version_bump_of_a_machine_is_covered_by_kubeadm() {
 fn a_lower_version_is_covered_if_every_host_still_runs_it() {
     let none = json!({});
     let (current, desired) = (machine("v1.35.0", &none, &none), machine("v1.34.2", &none, &none));
-    assert!(cover(Level::Machine, &current, &desired, true, built_in()).is_complete());
-    assert!(!cover(Level::Machine, &current, &desired, false, built_in()).is_complete());
+    assert!(cover(Level::Machine, &current, &desired, true, &[&Updater::Kubeadm]).is_complete());
+    assert!(!cover(Level::Machine, &current, &desired, false, &[&Updater::Kubeadm]).is_complete());
     let rubbish = machine("1.34", &none, &none);
-    assert!(!cover(Level::Machine, &current, &rubbish, true, built_in()).is_complete());
+    assert!(!cover(Level::Machine, &current, &rubbish, true, &[&Updater::Kubeadm]).is_complete());
 }
 
 /// Each path was once compared with all others: this config took a minute.
@@ -93,7 +123,7 @@ fn a_change_of_too_many_paths_is_not_covered() {
     for paths in [1_900, 2_001, 20_000] {
         let current = machine("v1.34.2", &none, &config(paths, "x"));
         let desired = machine("v1.34.3", &none, &config(paths, "y"));
-        let coverage = cover(Level::Machine, &current, &desired, false, built_in());
+        let coverage = cover(Level::Machine, &current, &desired, false, &[&Updater::Kubeadm]);
         // Of the largest change, the version and the first 2,001 paths are listed.
         let listed = if paths > 2_000 { 1 + 2_001 } else { paths };
         assert_eq!(coverage.uncovered.len(), listed, "{paths}");
@@ -141,7 +171,7 @@ fn a_template_that_was_only_renamed_needs_no_patch() {
     let (infra, none) = (json!({"cpus": 4}), json!({}));
     let current = set("v1.34.2", "worker-1", &infra, &none);
     let desired = set("v1.35.0", "worker-2", &infra, &none);
-    let coverage = cover(Level::MachineSet, &current, &desired, false, built_in());
+    let coverage = cover(Level::MachineSet, &current, &desired, false, &[&Updater::Kubeadm]);
     assert!(coverage.is_complete());
     assert_eq!(coverage.patches.infrastructure, None);
     assert_eq!(
@@ -159,7 +189,7 @@ fn only_version_and_failure_domain_of_a_machine_count() {
     desired.owner["spec"]["taints"] = json!([{"key": "x"}]);
     desired.owner["spec"]["failureDomain"] = json!("");
     desired.owner["metadata"]["labels"] = json!({"a": "b"});
-    let coverage = cover(Level::Machine, &current, &desired, false, built_in());
+    let coverage = cover(Level::Machine, &current, &desired, false, &[&Updater::Kubeadm]);
     assert!(coverage.is_complete(), "{:?}", coverage.lines());
     assert_eq!(coverage.patches.owner, Some(Patch::Merge(json!({"spec": {"version": "v1.35.0"}}))));
     desired.owner["spec"]["failureDomain"] = json!("b");
@@ -184,7 +214,7 @@ fn the_feature_gate_that_follows_the_version_is_covered() {
     ];
     for (from, before, to, after, covered) in table {
         let (current, desired) = (machine(from, &none, before), machine(to, &none, after));
-        let coverage = cover(Level::Machine, &current, &desired, false, built_in());
+        let coverage = cover(Level::Machine, &current, &desired, false, &[&Updater::Kubeadm]);
         assert_eq!(coverage.is_complete(), covered, "{from} -> {to}: {:?}", coverage.lines());
         if covered {
             let bootstrap = current.bootstrap.as_ref().unwrap();
@@ -221,14 +251,14 @@ fn an_init_configuration_may_become_the_same_join_configuration() {
     let none = json!({});
     let current = machine("v1.34.2", &none, &init);
     let desired = machine("v1.35.0", &none, &join);
-    let coverage = cover(Level::Machine, &current, &desired, false, built_in());
+    let coverage = cover(Level::Machine, &current, &desired, false, &[&Updater::Kubeadm]);
     assert!(coverage.is_complete(), "{:?}", coverage.lines());
     let got = patched(current.bootstrap.as_ref().unwrap(), coverage.patches.bootstrap.as_ref());
     assert_eq!(got["spec"], join);
 
     join["joinConfiguration"]["nodeRegistration"]["name"] = json!("other");
     let desired = machine("v1.35.0", &none, &join);
-    assert!(!cover(Level::Machine, &current, &desired, false, built_in()).is_complete());
+    assert!(!cover(Level::Machine, &current, &desired, false, &[&Updater::Kubeadm]).is_complete());
 }
 
 #[test]
@@ -246,7 +276,7 @@ fn empty_members_of_a_bootstrap_config_are_covered() {
     let none = json!({});
     let current = machine("v1.34.2", &none, &json!({"files": [], "users": null, "ntp": {}}));
     let desired = machine("v1.35.0", &none, &json!({"mounts": []}));
-    let coverage = cover(Level::Machine, &current, &desired, false, built_in());
+    let coverage = cover(Level::Machine, &current, &desired, false, &[&Updater::Kubeadm]);
     assert!(coverage.is_complete(), "{:?}", coverage.lines());
     let got = patched(current.bootstrap.as_ref().unwrap(), coverage.patches.bootstrap.as_ref());
     assert_eq!(got["spec"], json!({"mounts": []}));
@@ -338,20 +368,47 @@ fn updaters_claim_in_order_and_pass_on_the_rest() {
     let none = json!({});
     let current = machine("v1.34.2", &json!({"cpus": 2, "memory": 4}), &none);
     let desired = machine("v1.35.0", &json!({"cpus": 4, "memory": 8}), &none);
-    let both = cover(Level::Machine, &current, &desired, false, &[built_in()[0], CPUS]);
-    assert_eq!(both.updaters, ["kubeadm", "cpus"]);
+    let cpus = leave_paths("cpus", &["/spec/cpus"]);
+    let both = cover(Level::Machine, &current, &desired, false, &[&Updater::Kubeadm, &cpus]);
+    assert_eq!(claimants(&both), ["kubeadm", "cpus"]);
     assert_eq!(both.lines(), ["DockerMachine/edge-1-a spec.memory: 4 -> 8 (no updater)"]);
-    let late = cover(Level::Machine, &current, &desired, false, &[ALL, CPUS]);
-    assert_eq!(late.updaters, ["all"]);
+    let all = leave_all();
+    let late = cover(Level::Machine, &current, &desired, false, &[&Updater::Kubeadm, &all, &cpus]);
+    assert_eq!(claimants(&late), ["kubeadm", "all"]);
     assert!(late.is_complete());
+    let shown: Vec<String> = late.claimed.iter().map(Claimed::line).collect();
+    assert_eq!(
+        shown,
+        [
+            "Machine/edge-1-a spec.version: \"v1.34.2\" -> \"v1.35.0\" (kubeadm)",
+            "DockerMachine/edge-1-a spec.cpus: 2 -> 4 (left as it is by all)",
+            "DockerMachine/edge-1-a spec.memory: 4 -> 8 (left as it is by all)",
+        ]
+    );
+}
+
+#[test]
+fn a_claim_on_a_machine_holds_for_the_template_that_makes_it() {
+    let none = json!({});
+    let sides = |image: &str| set("v1.34.2", "t", &json!({"image": {"url": image}}), &none);
+    let of = |group: &str, kind: &str| leave("image", &[claim(group, kind, &["/spec/image/**"])]);
+    for (updater, covers) in [
+        (of(INFRASTRUCTURE, "VSphereMachine"), true),
+        (of(INFRASTRUCTURE, "VSphereMachineTemplate"), false),
+        (of(INFRASTRUCTURE, "DockerMachine"), false),
+        (of(BOOTSTRAP, "VSphereMachine"), false),
+    ] {
+        let coverage = cover(Level::MachineSet, &sides("a"), &sides("b"), false, &[&updater]);
+        assert_eq!(coverage.is_complete(), covers, "{updater:?}");
+    }
 }
 
 #[test]
 fn equal_objects_have_complete_coverage() {
     let none = json!({});
     let same = machine("v1.34.2", &none, &none);
-    let coverage = cover(Level::Machine, &same, &same, false, built_in());
-    assert!(coverage.is_complete() && coverage.updaters.is_empty());
+    let coverage = cover(Level::Machine, &same, &same, false, &[&Updater::Kubeadm]);
+    assert!(coverage.is_complete() && coverage.claimed.is_empty());
     assert_eq!(coverage.patches, super::Patches::default());
 }
 
@@ -370,7 +427,7 @@ proptest! {
             let (a, b) = (machine("v1.34.2", &infra, &boot), machine("v1.36.0", &infra2, &boot2));
             (Level::Machine, a, b)
         };
-        let coverage = cover(level, &current, &desired, false, &[ALL]);
+        let coverage = cover(level, &current, &desired, false, &[&leave_all()]);
         prop_assert!(coverage.is_complete());
         let root = super::objects::root(level);
         let infra = patched(&current.infrastructure, coverage.patches.infrastructure.as_ref());
@@ -386,7 +443,7 @@ proptest! {
     fn a_complete_claim_gives_the_desired_bootstrap_spec(boot in any_object(), boot2 in any_object()) {
         let none = json!({});
         let (current, desired) = (machine("v1.35.2", &none, &boot), machine("v1.36.0", &none, &boot2));
-        let coverage = cover(Level::Machine, &current, &desired, false, built_in());
+        let coverage = cover(Level::Machine, &current, &desired, false, &[&Updater::Kubeadm]);
         if coverage.is_complete() {
             let got = patched(current.bootstrap.as_ref().unwrap(), coverage.patches.bootstrap.as_ref());
             prop_assert_eq!(&got["spec"], &boot2);

@@ -6,29 +6,29 @@ use std::collections::BTreeSet;
 use refit_cluster_api::kubeadm_config::{init_to_join, normalised};
 
 use super::{
-    cover::{Case, PartChanges, Updater},
+    cover::{Case, PartChanges},
     diff::{Change, MAX_CHANGES, changes},
     objects::{Level, Part, root},
     path::Path,
 };
 
-/// Upgrades Kubernetes with kubeadm and packages.
-pub const UPDATER: Updater = Updater { name: "kubeadm", claims };
+/// Name of the updater.
+pub(super) const NAME: &str = "kubeadm";
 
-fn claims(changes: PartChanges, case: &Case<'_>) -> PartChanges {
+pub(super) fn claimed(changes: PartChanges, case: &Case<'_>) -> PartChanges {
     if !case.current.is_kubeadm() || !case.desired.is_kubeadm() {
         return Vec::new();
     }
     let version = root(case.level).key("version");
     let real = changes_that_matter(case);
-    let claimed = |(part, change): &(Part, Change)| match part {
+    let is_claimed = |(part, change): &(Part, Change)| match part {
         Part::Owner => change.path == version && reachable(case),
         // Refit does not manage the infrastructure machine. A template that was only renamed has
         // equal specs and nothing to claim.
         Part::Infrastructure => false,
         Part::Bootstrap => real.as_ref().is_some_and(|real| !change.path.touches_any(real)),
     };
-    changes.into_iter().filter(claimed).collect()
+    changes.into_iter().filter(is_claimed).collect()
 }
 
 /// Whether the hosts can be brought to the desired version, or run it already.

@@ -11,6 +11,7 @@
 //! | [`mod@goal`] | the normalised desired state of a Machine |
 //! | [`mod@policy`], [`mod@verdict`] | the response to CanUpdate*, and its reason |
 //! | [`mod@can_update`] | the verdict for a CanUpdate* request |
+//! | [`updaters`] | whether an Updater is valid, and which apply to a machine |
 //! | [`update_machine`] | the response to UpdateMachine |
 
 pub mod asked;
@@ -25,10 +26,12 @@ pub mod patch;
 pub mod path;
 pub mod policy;
 pub mod update_machine;
+pub mod updaters;
 pub mod verdict;
 
 pub use can_update::can_update;
-pub use cover::{Case, Coverage, Difference, PartChanges, Patches, Updater, built_in, cover};
+pub use claim::{BadClaimPath, Claim, ClaimPath, machine_kind};
+pub use cover::{Coverage, Difference, PartChanges, Patches, Updater, cover};
 pub use goal::goal;
 pub use objects::{Level, Objects, Part};
 pub use patch::Patch;

@@ -3,7 +3,10 @@
 use refit_kinds::version::StatedVersion;
 use serde_json::Value;
 
-use super::{diff::Change, diff::changes, path::Path};
+use super::{
+    diff::{Change, changes},
+    path::{Path, Segment},
+};
 
 /// Whether a Machine is compared, or the templates of a MachineSet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +15,25 @@ pub enum Level {
     Machine,
     /// CanUpdateMachineSet: `spec.template.spec` of MachineSet and templates.
     MachineSet,
+}
+
+impl Level {
+    /// The fields that a machine's own object has at its root: those of the object, or those of the
+    /// object that a template makes.
+    pub(super) fn machine_view(self, object: &Value) -> Option<&Value> {
+        match self {
+            Self::Machine => Some(object),
+            Self::MachineSet => object.pointer("/spec/template"),
+        }
+    }
+
+    /// A path of the compared object, as a path of a machine's own object.
+    pub(super) fn machine_path(self, path: &Path) -> Option<&[Segment]> {
+        match self {
+            Self::Machine => Some(path.segments()),
+            Self::MachineSet => path.segments().get(2..),
+        }
+    }
 }
 
 /// One of the compared objects.

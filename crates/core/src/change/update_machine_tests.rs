@@ -55,6 +55,9 @@ fn every_wait_has_a_message_and_is_not_done() {
         assert_eq!((&*got.message, got.retry_after_seconds), (message, seconds));
         assert!(!got.is_done());
     }
+    for phase in Phase::VARIANTS.iter().copied().filter(|phase| !phase.is_final()) {
+        assert!(!running(&one(phase)).message.is_empty(), "{phase:?}");
+    }
     let got = stopping(&waits);
     let message = "stopping NodeUpdate m-1 to v1.35.0: the goal has changed";
     assert_eq!((&*got.message, got.retry_after_seconds), (message, 1));

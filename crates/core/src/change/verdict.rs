@@ -147,6 +147,14 @@ pub enum NotReady {
         /// What failed.
         error: String,
     },
+    /// An Updater claims a change of an infrastructure machine, and it is not known whether the API server
+    /// would accept it: if it does not, Cluster API deletes machines without asking again.
+    ProviderUnknown {
+        /// Kind and name of the infrastructure machine or its template.
+        object: String,
+        /// Why it is not known.
+        why: String,
+    },
     /// The policy lets Cluster API replace machines, but it could not be read from the API server.
     Unconfirmed {
         /// What failed.
@@ -252,6 +260,11 @@ impl fmt::Display for NotReady {
                 f,
                 "whether {owner} requests the version and the infrastructure template of the call could \
                  not be confirmed: {error}"
+            ),
+            Self::ProviderUnknown { object, why } => write!(
+                f,
+                "an Updater claims a change of {object}, and whether its provider accepts the change is \
+                 not known: {why}"
             ),
             Self::Unconfirmed { error } => write!(
                 f,
@@ -374,6 +387,7 @@ mod tests {
                         from: None,
                         to: Some(json!(1)),
                     },
+                    refused: None,
                 })
                 .collect(),
             ..Coverage::default()

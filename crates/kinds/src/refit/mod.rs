@@ -9,6 +9,7 @@ mod ids;
 mod node_update;
 mod planned_step;
 mod update_group;
+mod updater;
 
 pub use goal::*;
 pub use host_args::*;
@@ -19,6 +20,7 @@ pub use ids::*;
 pub use node_update::*;
 pub use planned_step::*;
 pub use update_group::*;
+pub use updater::*;
 
 /// API group of Refit's kinds.
 pub const GROUP: &str = "refit.dev";

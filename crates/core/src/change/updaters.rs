@@ -1,0 +1,213 @@
+//! Updaters that operators add: whether one is valid, and which apply to a machine.
+
+use std::collections::BTreeMap;
+
+use kube::{
+    ResourceExt as _,
+    core::{Selector, SelectorExt as _},
+};
+use refit_kinds::refit::{self, ObjectClaim, Owner, UpdaterAction, UpdaterSelector};
+use serde_json::json;
+
+use super::{
+    claim::{BadClaimPath, Claim, ClaimPath, claims_all},
+    cover::Updater,
+};
+
+/// Why an Updater is not used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadUpdater {
+    /// A path is not one.
+    #[error("spec.claims[{claim}].paths[{path}]: {why}")]
+    Path {
+        /// Index of the claim.
+        claim: usize,
+        /// Index of the path.
+        path: usize,
+        /// What is wrong with it.
+        why: BadClaimPath,
+    },
+    /// The selector of Clusters cannot be evaluated.
+    #[error("spec.selector.clusterSelector: {0}")]
+    Selector(String),
+    /// It would report a version as reached that no machine runs.
+    #[error(
+        "spec.claims[{claim}] claims /spec/version of Machine, and action Leave does nothing about it: \
+         name the other paths"
+    )]
+    LeavesVersion {
+        /// Index of the claim.
+        claim: usize,
+    },
+}
+
+/// What selects Updaters for a machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Selected<'a> {
+    /// Labels of the machine's Cluster.
+    pub cluster_labels: &'a BTreeMap<String, String>,
+    /// Kind of the machine's owner.
+    pub owner: Owner,
+    /// Kind of its infrastructure machine.
+    pub infrastructure_kind: &'a str,
+}
+
+/// The Updater as it is used, or why it is not.
+pub fn accepted(updater: &refit::Updater) -> Result<Updater, BadUpdater> {
+    cluster_selector(updater.spec.selector.as_ref())?;
+    let claims = updater.spec.claims.iter().enumerate();
+    let claims =
+        claims.map(|(index, claim)| parsed(index, claim)).collect::<Result<Vec<_>, _>>()?;
+    match updater.spec.action {
+        UpdaterAction::Leave => {
+            if let Some(claim) = claims.iter().position(claims_version) {
+                return Err(BadUpdater::LeavesVersion { claim });
+            }
+            Ok(Updater::Leave { name: updater.name_any(), claims })
+        }
+    }
+}
+
+fn parsed(index: usize, claim: &ObjectClaim) -> Result<Claim, BadUpdater> {
+    let path = |(path, text): (usize, &String)| {
+        text.parse::<ClaimPath>().map_err(|why| BadUpdater::Path { claim: index, path, why })
+    };
+    Ok(Claim {
+        group: claim.group.clone(),
+        kind: claim.kind.clone(),
+        paths: claim.paths.iter().enumerate().map(path).collect::<Result<_, _>>()?,
+    })
+}
+
+fn claims_version(claim: &Claim) -> bool {
+    let (from, to) = (json!({"spec": {"version": "a"}}), json!({"spec": {"version": "b"}}));
+    claim.kind == "Machine" && claims_all(&claim.paths, &[], &from, &to)
+}
+
+fn cluster_selector(selector: Option<&UpdaterSelector>) -> Result<Selector, BadUpdater> {
+    let clusters = selector.and_then(|selector| selector.cluster_selector.clone());
+    let clusters = clusters.map(Selector::try_from).transpose();
+    clusters.map(Option::unwrap_or_default).map_err(|error| BadUpdater::Selector(error.to_string()))
+}
+
+/// The valid Updaters for a machine, in the order in which they claim.
+pub fn updaters_for<'a>(
+    all: impl IntoIterator<Item = &'a refit::Updater>,
+    machine: Selected<'_>,
+) -> Vec<Updater> {
+    let mut selected: Vec<&refit::Updater> =
+        all.into_iter().filter(|updater| is_for(updater, machine)).collect();
+    selected.sort_by_key(|updater| (updater.spec.order, updater.name_any()));
+    selected.into_iter().filter_map(|updater| accepted(updater).ok()).collect()
+}
+
+fn is_for(updater: &refit::Updater, machine: Selected<'_>) -> bool {
+    let selector = updater.spec.selector.as_ref();
+    let empty = UpdaterSelector::default();
+    let UpdaterSelector { group_kinds, infrastructure_kinds, .. } = selector.unwrap_or(&empty);
+    let has_labels =
+        cluster_selector(selector).is_ok_and(|clusters| clusters.matches(machine.cluster_labels));
+    has_labels
+        && (group_kinds.is_empty() || group_kinds.contains(&machine.owner))
+        && (infrastructure_kinds.is_empty()
+            || infrastructure_kinds.iter().any(|kind| kind == machine.infrastructure_kind))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn updater(name: &str, spec: &Value) -> refit::Updater {
+        serde_json::from_value(json!({
+            "apiVersion": "refit.dev/v1alpha1",
+            "kind": "Updater",
+            "metadata": {"name": name},
+            "spec": spec,
+        }))
+        .unwrap()
+    }
+
+    fn image(more: &Value) -> Value {
+        let mut spec = json!({
+            "action": "Leave",
+            "claims": [{
+                "group": "infrastructure.cluster.x-k8s.io",
+                "kind": "Metal3Machine",
+                "paths": ["/spec/image/**"],
+            }],
+        });
+        json_patch::merge(&mut spec, more);
+        spec
+    }
+
+    #[test]
+    fn an_updater_that_is_wrong_says_where() {
+        let claim = |group: &str, kind: &str, paths: &[&str]| json!({"claims": [{"group": group, "kind": kind, "paths": paths}]});
+        let operator = json!({"selector": {"clusterSelector": {
+            "matchExpressions": [{"key": "a", "operator": "Near", "values": ["b"]}]}}});
+        let leaves = "spec.claims[0] claims /spec/version of Machine";
+        for (more, why) in [
+            (
+                claim("g", "K", &["/spec/a", "/spec/**/b"]),
+                "spec.claims[0].paths[1]: \"/spec/**/b\" has ** before its end",
+            ),
+            (operator, "spec.selector.clusterSelector: "),
+            (claim("cluster.x-k8s.io", "Machine", &["/spec/version"]), leaves),
+            (claim("cluster.x-k8s.io", "Machine", &["/spec/**"]), leaves),
+        ] {
+            let error = accepted(&updater("u", &image(&more))).unwrap_err().to_string();
+            assert!(error.starts_with(why), "{error}");
+        }
+        let domain = claim("cluster.x-k8s.io", "Machine", &["/spec/failureDomain"]);
+        assert!(accepted(&updater("u", &image(&domain))).is_ok());
+    }
+
+    #[test]
+    fn updaters_are_selected_by_cluster_owner_and_infrastructure_and_sorted_by_order() {
+        let all = [
+            updater("late", &image(&json!({"order": 200}))),
+            updater("b", &image(&json!({}))),
+            updater("a", &image(&json!({}))),
+            updater("early", &image(&json!({"order": 1}))),
+            updater(
+                "broken",
+                &image(&json!({"claims": [{"group": "g", "kind": "K", "paths": ["/spec"]}]})),
+            ),
+            updater(
+                "sites",
+                &image(
+                    &json!({"selector": {"clusterSelector": {"matchLabels": {"site": "edge"}}}}),
+                ),
+            ),
+            updater(
+                "elsewhere",
+                &image(
+                    &json!({"selector": {"clusterSelector": {"matchLabels": {"site": "core"}}}}),
+                ),
+            ),
+            updater(
+                "planes",
+                &image(&json!({"selector": {"groupKinds": ["KubeadmControlPlane"]}})),
+            ),
+            updater(
+                "docker",
+                &image(&json!({"selector": {"infrastructureKinds": ["DockerMachine"]}})),
+            ),
+            updater(
+                "metal",
+                &image(&json!({"selector": {"infrastructureKinds": ["Metal3Machine"]}})),
+            ),
+        ];
+        let labels = BTreeMap::from([("site".to_owned(), "edge".to_owned())]);
+        let machine = Selected {
+            cluster_labels: &labels,
+            owner: Owner::Deployment,
+            infrastructure_kind: "Metal3Machine",
+        };
+        let selected = updaters_for(&all, machine);
+        let names: Vec<&str> = selected.iter().map(Updater::name).collect();
+        assert_eq!(names, ["early", "a", "b", "metal", "sites", "late"]);
+    }
+}

@@ -1,0 +1,110 @@
+//! Updater: a way of updating machines in place that an operator adds.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Owner;
+
+/// A way of updating machines in place, in addition to those that are built in: which changes it
+/// claims, and what it does about them. Whoever may write this kind decides which changes Cluster API
+/// makes in place instead of replacing machines, in every namespace that opted in.
+#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "refit.dev",
+    version = "v1alpha1",
+    kind = "Updater",
+    doc = "A way of updating machines in place: which changes it claims, and what it does about them.",
+    plural = "updaters",
+    category = "refit",
+    status = "UpdaterStatus",
+    derive = "PartialEq",
+    printcolumn(name = "Order", type_ = "integer", json_path = ".spec.order"),
+    printcolumn(name = "Action", type_ = "string", json_path = ".spec.action"),
+    printcolumn(name = "Kinds", type_ = "string", json_path = ".spec.claims[*].kind"),
+    printcolumn(
+        name = "Accepted",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Accepted\")].status"
+    ),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Accepted\")].message",
+        priority = 1
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct UpdaterSpec {
+    /// Lower first, then by name. Built-in updaters come before all others.
+    #[serde(default = "default_order")]
+    #[schemars(range(min = 0, max = 1000))]
+    pub order: i32,
+    /// The machines that it is for; absent: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selector: Option<UpdaterSelector>,
+    /// The changes that it claims.
+    #[schemars(length(min = 1, max = 16))]
+    pub claims: Vec<ObjectClaim>,
+    /// What it does about them.
+    pub action: UpdaterAction,
+}
+
+fn default_order() -> i32 {
+    100
+}
+
+/// The machines that an Updater is for: those that match every member.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct UpdaterSelector {
+    /// Labels of the machine's Cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster_selector: Option<LabelSelector>,
+    /// Kinds of the machine's owner; empty: all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 3))]
+    pub group_kinds: Vec<Owner>,
+    /// Kinds of the infrastructure machine, such as `Metal3Machine`; empty: all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub infrastructure_kinds: Vec<String>,
+}
+
+/// The changes that an Updater claims in one kind of object.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ObjectClaim {
+    /// API group of the machine's own object, such as `infrastructure.cluster.x-k8s.io`.
+    #[schemars(length(min = 1, max = 253))]
+    pub group: String,
+    /// Its kind, such as `Metal3Machine`. The template that makes it counts as well.
+    #[schemars(length(min = 1, max = 63), regex(pattern = "^[A-Z][A-Za-z0-9]*$"))]
+    pub kind: String,
+    /// Paths in that object: `/spec/memoryMiB`, `/spec/image/**` with all that is below,
+    /// `/spec/files[path=/etc/x]/content` in a list element.
+    #[schemars(length(min = 1, max = 64), inner(length(max = 512), regex(pattern = "^/spec/")))]
+    pub paths: Vec<String>,
+}
+
+/// What an Updater does about the changes that it claims.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum UpdaterAction {
+    /// Nothing: the machine stays as it is, and gets the change when it is replaced one day.
+    Leave,
+}
+
+/// Status of an Updater.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UpdaterStatus {
+    /// Conditions, keyed by type. `Accepted` is False if the Updater is not used.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+    /// Generation that the status refers to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+}
