@@ -7,7 +7,7 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
-    refit::{Blocker, NodeName, StepType, Until},
+    refit::{Blocker, NodeName, StepType},
     version::{KubernetesVersion, StatedVersion},
 };
 use strum::{EnumDiscriminants, EnumString, IntoStaticStr, VariantNames};
@@ -160,10 +160,8 @@ pub enum Refusal {
     UntilReached {
         /// The NodeUpdate.
         node_update: String,
-        /// The value of its `spec.until` with which it goes on.
-        next: Until,
-        /// Why it may go no further.
-        why: &'static str,
+        /// Where it waits.
+        hold: Hold,
     },
     /// The Machine has no owner that limits how many machines may be down.
     NoGroup {
@@ -199,6 +197,32 @@ pub enum Reason {
     Update(RefusalReason),
     /// Reason of a drain.
     Drain(DrainReason),
+}
+
+/// Where an update waits for `spec.until`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hold {
+    /// The host has prepared.
+    AfterStage,
+    /// kubeadm has upgraded a worker.
+    AfterUpgrade,
+    /// A control plane machine has prepared. It does not wait after kubeadm's upgrade.
+    ControlPlane,
+}
+
+impl Hold {
+    /// The value of `spec.until` that ends the wait, and why it is needed.
+    fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Self::AfterStage => ("Upgrade or Disrupt", "until then its host may only prepare"),
+            Self::AfterUpgrade => ("Disrupt", "until then its node may not be disturbed"),
+            Self::ControlPlane => (
+                "Disrupt",
+                "kubeadm's upgrade of a control plane machine cannot be rolled back, so nothing waits \
+                 after it",
+            ),
+        }
+    }
 }
 
 /// What ends a wait.
@@ -449,8 +473,9 @@ impl Refusal {
                  other node"
             ),
             Self::Paused { object } => format!("waiting until {object} is no longer paused"),
-            Self::UntilReached { node_update, next, why } => {
-                format!("waiting until spec.until of NodeUpdate {node_update} is {next}: {why}")
+            Self::UntilReached { node_update, hold } => {
+                let (until, why) = hold.words();
+                format!("waiting until spec.until of NodeUpdate {node_update} is {until}: {why}")
             }
             Self::NoGroup { machine } => format!(
                 "Machine {machine} belongs to no known control plane, MachineDeployment or \
@@ -526,11 +551,7 @@ mod tests {
             Refusal::MachineDeleting { machine: s("m") },
             Refusal::RoomForOthers { machine: s("m") },
             Refusal::Paused { object: s("Cluster edge-1") },
-            Refusal::UntilReached {
-                node_update: s("m-1"),
-                next: Until::Disrupt,
-                why: "its node may not be disturbed yet",
-            },
+            Refusal::UntilReached { node_update: s("m-1"), hold: Hold::AfterStage },
             Refusal::NoGroup { machine: s("m") },
             Refusal::GroupNotReady,
             Refusal::ApiRefused { what: s("a write to the Node"), message: s("it is forbidden.") },

@@ -1,4 +1,4 @@
-//! How a Machine gets a NodeUpdate: the one way, whoever asks for it.
+//! How a request for a Machine gets its NodeUpdate, for every way in.
 
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{
@@ -65,7 +65,7 @@ pub enum Wait<'a> {
     Stopped(&'a NodeUpdate),
     /// A NodeUpdate with another goal, which is being stopped.
     Stopping(&'a NodeUpdate),
-    /// A NodeUpdate with another goal, which can no longer be stopped.
+    /// A NodeUpdate with another goal, which has already changed its host.
     Finishing(&'a NodeUpdate),
 }
 

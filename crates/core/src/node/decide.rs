@@ -7,7 +7,6 @@ use refit_kinds::refit::{Gate, NodeName, NodeUpdateStatus, Phase, StepState, Unt
 use super::{
     drain::DRAIN_LINE,
     end, guard, health,
-    host::{Host, steps_to_come},
     order::newest,
     snapshot::{Decision, ManagementWrite, Seen, Snapshot, Workload, WorkloadWrite, Write},
     status::{Standing, conclude},
@@ -17,7 +16,7 @@ use super::{
     work::Work,
     work_order::{WorkOrder, WorkState},
 };
-use crate::report::Refusal;
+use crate::report::{Hold, Refusal};
 
 /// Decides the next write for a NodeUpdate.
 ///
@@ -25,8 +24,8 @@ use crate::report::Refusal;
 /// final?                -> clean up after it (end.rs)
 /// to be stopped?        -> stop the host, then Stopped
 /// no plan on the host   -> checks, slot (control plane), role, plan with gate Stage
-/// gate Stage            -> staged? checks, slot, guard, gate Upgrade
-/// gate Upgrade          -> upgraded? cordon, evict, gate Disrupt
+/// gate Stage            -> staged? spec.until, checks, slot, guard, gate Upgrade
+/// gate Upgrade          -> upgraded? spec.until, cordon, evict, gate Disrupt
 /// gate Disrupt          -> ended? verify, uncordon, Succeeded
 /// ```
 pub fn decide(s: &Snapshot, now: Timestamp) -> Decision {
@@ -177,18 +176,16 @@ impl Work<'_> {
         }
         let role = self.role();
         self.status.role = Some(role);
-        let spec = self.host.begin(self.s, role);
-        steps::mirror(&mut self.status, &steps_to_come(&spec));
-        Standing::new(self.status.phase, "sending the plan to the host")
-            .write(Some(Write::HostPlan(spec)))
+        let (planned, order) = self.host.first_order(self.s, role);
+        steps::mirror(&mut self.status, &planned);
+        Standing::new(self.status.phase, "sending the plan to the host").write(Some(order))
     }
 
     /// Whether the goal is what the host has been since its last update was rolled back.
     fn is_back(&self) -> bool {
         let goal = &self.s.update.spec.goal.kubernetes_version;
         let newest = newest(self.same_machine(), &self.s.update.spec.machine_ref.uid);
-        let plan = self.seen.host_plan.as_deref();
-        newest.is_some_and(|last| Host::new(last, plan).is_taken_back())
+        newest.is_some_and(|last| self.host.for_update(last).ended_rolled_back())
             && self.seen.node().is_some_and(|node| node.ready && node.kubelet_version.is(goal))
     }
 
@@ -197,8 +194,12 @@ impl Work<'_> {
         if self.passed() < Gate::Stage {
             return self.host_at_work(Phase::Staging);
         }
-        let held = || self.until_refusal(Gate::Upgrade);
-        let refusal = self.pause_refusal().or_else(held).or_else(|| self.disturb_refusal());
+        let held = self.until_refusal(Gate::Upgrade);
+        // The role of a control plane machine is certain only while it holds the slot.
+        if let (Some(refusal), true) = (&held, self.control_plane()) {
+            return Standing::blocked(Phase::Waiting, refusal.clone());
+        }
+        let refusal = self.pause_refusal().or(held).or_else(|| self.disturb_refusal());
         if let Some(refusal) = refusal {
             return self.wait(Phase::Waiting, refusal);
         }
@@ -219,14 +220,17 @@ impl Work<'_> {
 
     /// kubeadm may run; then the node is drained.
     fn upgraded(&mut self, machine: &Machine) -> Standing {
+        let may_wait = !self.control_plane()
+            && self.passed() >= Gate::Upgrade
+            && steps::state_of(&self.status, STEP_CORDON) == StepState::Pending;
+        if let Some(refusal) = may_wait.then(|| self.until_refusal(Gate::Disrupt)).flatten() {
+            return self.held_before_drain(machine, refusal);
+        }
         if let Some(write) = self.keep_claims(machine) {
             return self.host_at_work(Phase::Upgrading).write(Some(write));
         }
         if self.passed() < Gate::Upgrade {
             return self.host_at_work(Phase::Upgrading);
-        }
-        if let Some(refusal) = self.until_refusal(Gate::Disrupt) {
-            return Standing::blocked(Phase::Upgrading, refusal);
         }
         // Before each step of the drain, too: it would prepare an outage that must not happen.
         if self.control_plane()
@@ -255,7 +259,9 @@ impl Work<'_> {
         steps::advance(&mut self.status, STEP_NODE_READY, StepState::Running, now, "");
         let goal = &self.s.update.spec.goal.kubernetes_version;
         let node_name = self.status.node_name.clone();
-        if let Err(refusal) = verify(self.seen, &node_name, goal, self.control_plane(), self.host) {
+        if let Err(refusal) =
+            verify(self.seen, &node_name, goal, self.control_plane(), self.host, now)
+        {
             return Standing::blocked(Phase::Verifying, refusal).again_after(10);
         }
         let since = steps::started(&self.status, STEP_NODE_READY);
@@ -313,24 +319,36 @@ impl Work<'_> {
         (!missing.is_empty()).then_some(Write::Management(ManagementWrite::Guard(missing)))
     }
 
-    /// The refusal to pass a gate that `spec.until` excludes.
+    /// The refusal to go on to a gate that `spec.until` excludes.
     fn until_refusal(&self, gate: Gate) -> Option<Refusal> {
-        let refusal = |next, why| Refusal::UntilReached {
-            node_update: self.s.update.metadata.name.clone().unwrap_or_default(),
-            next,
-            why,
+        let until = self.s.update.spec.until;
+        let hold = match until {
+            Until::Stage | Until::Upgrade if self.control_plane() => Hold::ControlPlane,
+            Until::Stage => Hold::AfterStage,
+            Until::Upgrade | Until::Disrupt => Hold::AfterUpgrade,
         };
-        match self.s.update.spec.until {
-            Until::Disrupt => None,
-            Until::Stage | Until::Upgrade if self.control_plane() => Some(refusal(
-                Until::Disrupt,
-                "kubeadm's upgrade of a control plane machine cannot be rolled back, so nothing waits \
-                 after it",
-            )),
-            Until::Stage => Some(refusal(Until::Upgrade, "its host may only prepare")),
-            Until::Upgrade => (gate > Gate::Upgrade)
-                .then(|| refusal(Until::Disrupt, "its node may not be disturbed yet")),
-        }
+        let excluded = hold == Hold::ControlPlane || gate > until.gate();
+        excluded.then(|| Refusal::UntilReached {
+            node_update: self.s.update.metadata.name.clone().unwrap_or_default(),
+            hold,
+        })
+    }
+
+    /// Waits before the drain, with the slot. A node that goes down meanwhile is down by itself: it is
+    /// left to remediation.
+    fn held_before_drain(&self, machine: &Machine, refusal: Refusal) -> Standing {
+        let ready = self.seen.node().is_some_and(|node| node.ready);
+        let node = || self.status.node_name.clone();
+        let down = (!ready).then(|| Refusal::NodeNotReady { node: node() });
+        let write = if ready {
+            self.keep_claims(machine)
+        } else {
+            let left = guard::remove(machine);
+            let unguard = || Write::Management(ManagementWrite::Unguard(left.clone()));
+            self.reclaim().or_else(|| (!left.is_empty()).then(unguard))
+        };
+        let blocker = self.silent_agent().or(down).unwrap_or(refusal);
+        Standing::blocked(Phase::Upgrading, blocker).write(write)
     }
 
     fn pause_refusal(&self) -> Option<Refusal> {

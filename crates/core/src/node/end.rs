@@ -47,7 +47,7 @@ pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) 
         }
         write = write.or_else(|| machine_condition(s, &status, now));
         write = write.or_else(|| show_cordon(s, &mut status));
-        write = write.or_else(|| returned(s, machine, &status)).or_else(|| include(s));
+        write = write.or_else(|| returned(s, machine, &status, now)).or_else(|| include(s));
         if write.is_none() && is_withdrawn(s, machine) {
             announce.push(withdrawal(s, machine));
             write = Some(Write::Management(ManagementWrite::Withdraw));
@@ -102,7 +102,7 @@ fn is_withdrawn(s: &Snapshot, machine: &Machine) -> bool {
         && machine.metadata.deletion_timestamp.is_none()
         && machine.spec.version.is(goal)
         && runs.is_some_and(|runs| runs != goal && s.owner_version.is(runs) && with_all(runs))
-        && s.host(seen).is_taken_back()
+        && s.host(seen).ended_rolled_back()
 }
 
 /// Whether Cluster API has requested an update and waits for it: it sets the goal before it sets the
@@ -169,7 +169,12 @@ fn available_again(s: &Snapshot, status: &NodeUpdateStatus) -> bool {
 
 /// Makes the node of a lost host schedulable again after the host has returned and ended its plan by
 /// itself. While Cluster API waits for the update, the next NodeUpdate does so.
-fn returned(s: &Snapshot, machine: &Machine, status: &NodeUpdateStatus) -> Option<Write> {
+fn returned(
+    s: &Snapshot,
+    machine: &Machine,
+    status: &NodeUpdateStatus,
+    now: Timestamp,
+) -> Option<Write> {
     let Workload::Seen(seen) = &s.workload else {
         return None;
     };
@@ -177,7 +182,7 @@ fn returned(s: &Snapshot, machine: &Machine, status: &NodeUpdateStatus) -> Optio
     let host = s.host(seen);
     host.report().filter(|report| lost && report.state == WorkState::Succeeded)?;
     let goal = &s.update.spec.goal.kubernetes_version;
-    verify(seen, &status.node_name, goal, is_control_plane(machine), host).ok()?;
+    verify(seen, &status.node_name, goal, is_control_plane(machine), host, now).ok()?;
     seen.node()?.cordoned_by_us().then_some(Write::Workload(WorkloadWrite::Uncordon))
 }
 

@@ -1,17 +1,15 @@
 //! What must hold before anything starts, and before anything is disturbed.
 
 use refit_kinds::{
-    refit::{HostPlan, NodeUpdate, NodeUpdateStatus, Phase, UpdateGroupStatus},
+    refit::{NodeUpdate, NodeUpdateStatus, Phase, UpdateGroupStatus},
     version::{Hop, StatedVersion},
 };
 
 use super::{
-    health, host,
+    health,
     lost::HOST_LOST,
     order::{is_newer, is_unfinished},
-    snapshot::{
-        Decision, GroupState, ManagementWrite, NodeView, Snapshot, Workload, WorkloadWrite, Write,
-    },
+    snapshot::{Decision, GroupState, ManagementWrite, NodeView, Snapshot, WorkloadWrite, Write},
     status::Standing,
     work::{Work, is_control_plane},
 };
@@ -42,15 +40,8 @@ pub fn requires_live_read(s: &Snapshot, decision: &Decision) -> bool {
 /// root, so these are read live: an old view may lack what an operator has just withdrawn.
 pub fn requires_live_settings(s: &Snapshot, decision: &Decision) -> bool {
     match &decision.write {
-        Some(Write::HostPlan(spec)) => host::begins(spec, seen_plan(s)),
+        Some(Write::HostPlan(spec)) => s.host_as_seen().is_new(spec),
         Some(Write::Management(_) | Write::Workload(_)) | None => false,
-    }
-}
-
-fn seen_plan(s: &Snapshot) -> Option<&HostPlan> {
-    match &s.workload {
-        Workload::Seen(seen) => seen.host_plan.as_deref(),
-        Workload::NotSynced | Workload::Unreachable { .. } | Workload::TooLarge { .. } => None,
     }
 }
 
@@ -66,7 +57,7 @@ fn disturbs(s: &Snapshot, write: &Write) -> bool {
             Status | ReleaseSlot(_) | Guard(_) | Unguard(_) | MachineCondition(_),
         )
         | Write::Workload(Uncordon | Include) => false,
-        Write::HostPlan(spec) => host::opens(spec, seen_plan(s)),
+        Write::HostPlan(spec) => s.host_as_seen().opens(spec),
         Write::Workload(Cordon | Exclude | Evict(_)) => {
             s.machine.as_deref().is_some_and(is_control_plane)
         }

@@ -12,7 +12,7 @@ impl Work<'_> {
     pub(super) fn host_lost(&self) -> Option<Standing> {
         // A refused read proves nothing.
         let limit = self.s.host_lost_after.filter(|_| self.s.refused.is_none())?;
-        let reported = self.host.last_heard();
+        let reported = self.host.last_report_at();
         // An agent creates its HostPlan again. Before the host has begun, its agent may not be installed.
         if reported.is_none() && self.status.started_at.is_none() {
             return None;

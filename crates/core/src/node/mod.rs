@@ -17,8 +17,9 @@
 //! only then is it certain which other members already run the target version, and so which member
 //! must run `kubeadm upgrade apply` (`docs/facts/kubeadm.md#first-control-plane`).
 //!
-//! The point of no return is `HostPlan.spec.gate: Upgrade`. An abort before it stops the update and
-//! rolls it back; after it, the update runs to completion.
+//! The point of no return is the gate Upgrade of a control plane machine, and the gate Disrupt of a
+//! worker. An abort before it stops the update and rolls it back; after it, the update runs to
+//! completion.
 
 mod availability;
 mod decide;
@@ -77,4 +78,4 @@ pub use snapshot::{
 };
 pub use status::is_past_return;
 pub use steps::{STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON, step_names};
-pub use stop::{SUPERSEDED, is_half_upgraded};
+pub use stop::{REQUEST_WITHDRAWN, SUPERSEDED, is_half_upgraded};

@@ -71,6 +71,16 @@ impl Snapshot {
         self.machine.as_deref().filter(|machine| MachineUid::of(&machine.metadata) == *uid)
     }
 
+    /// The host of the Machine; without a plan if its cluster is not known.
+    pub(super) fn host_as_seen(&self) -> Host<'_> {
+        match &self.workload {
+            Workload::Seen(seen) => self.host(seen),
+            Workload::NotSynced | Workload::Unreachable { .. } | Workload::TooLarge { .. } => {
+                Host::new(&self.update, None)
+            }
+        }
+    }
+
     /// The host of the Machine, as its cluster shows it.
     pub(super) fn host<'a>(&'a self, seen: &'a Seen) -> Host<'a> {
         Host::new(&self.update, seen.host_plan.as_deref())

@@ -36,12 +36,12 @@ fn in_order<'a>(steps: impl Iterator<Item = (Gate, &'a str)>) -> Vec<&'a str> {
 }
 
 /// Updates the list of steps from the steps of the updater.
-pub(super) fn mirror(status: &mut NodeUpdateStatus, work: &[WorkStep<'_>]) {
+pub(super) fn mirror(status: &mut NodeUpdateStatus, work: &[WorkStep]) {
     let old = std::mem::take(&mut status.steps);
     let reported = |name: &str| work.iter().find(|step| step.name == name)?.status.clone();
     let known = |name: &str| old.iter().find(|step| step.name == name).cloned();
     let new = |name: &str| StepStatus { name: name.to_owned(), ..StepStatus::default() };
-    status.steps = in_order(work.iter().map(|step| (step.gate, step.name)))
+    status.steps = in_order(work.iter().map(|step| (step.gate, step.name.as_str())))
         .into_iter()
         .map(|name| reported(name).or_else(|| known(name)).unwrap_or_else(|| new(name)))
         .collect();

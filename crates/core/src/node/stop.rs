@@ -19,6 +19,8 @@ use super::{
 };
 use crate::report::Refusal;
 
+/// Failure reason of an update that was being stopped when Cluster API's request for it ended.
+pub const REQUEST_WITHDRAWN: &str = "RequestWithdrawn";
 /// Failure reason of an update that stopped for another goal.
 pub const SUPERSEDED: &str = "Superseded";
 
@@ -31,6 +33,8 @@ pub(super) enum Stop {
     /// The goal of the Machine has changed.
     GoalChanged,
     Superseded(String),
+    /// What it was being stopped for is over, and Cluster API does not request it.
+    RequestWithdrawn,
     /// Cluster API does not create a missing Machine of the group before the update has ended.
     MemberMissing,
     Deleting,
@@ -69,7 +73,7 @@ impl Work<'_> {
         }
         // Refit stopped it for a missing member, which may have been created since.
         let for_member = delays || is_awaited(machine);
-        Some(if for_member { Stop::MemberMissing } else { Stop::Aborted })
+        Some(if for_member { Stop::MemberMissing } else { Stop::RequestWithdrawn })
     }
 
     /// The standing of an update that has stopped.
@@ -84,6 +88,10 @@ impl Work<'_> {
             Stop::Aborted => {
                 Standing::stopped("Aborted", and_left("the update was aborted on request"))
             }
+            Stop::RequestWithdrawn => Standing::stopped(
+                REQUEST_WITHDRAWN,
+                and_left("it was being stopped, and Cluster API does not request it any more"),
+            ),
             Stop::GoalChanged => {
                 Standing::stopped(SUPERSEDED, and_left("the goal of the Machine changed"))
             }
@@ -122,14 +130,14 @@ impl Work<'_> {
                 Phase::Stopping,
                 Refusal::MachineDeleting { machine: self.machine_name().to_owned() },
             ),
-            Stop::Aborted | Stop::GoalChanged | Stop::Superseded(_) | Stop::MemberMissing => {
-                match self.silent_agent() {
-                    Some(silent) => Standing::blocked(Phase::Stopping, silent),
-                    None => {
-                        Standing::new(Phase::Stopping, "the host will stop at the next safe step")
-                    }
-                }
-            }
+            Stop::Aborted
+            | Stop::RequestWithdrawn
+            | Stop::GoalChanged
+            | Stop::Superseded(_)
+            | Stop::MemberMissing => match self.silent_agent() {
+                Some(silent) => Standing::blocked(Phase::Stopping, silent),
+                None => Standing::new(Phase::Stopping, "the host will stop at the next safe step"),
+            },
         };
         outcome.write(self.host.order(ABORT))
     }
@@ -142,9 +150,7 @@ impl Work<'_> {
                 "HostStopped",
                 "the host stopped the plan, although this NodeUpdate was not aborted",
             )),
-            WorkState::Idle | WorkState::Working | WorkState::Undoing | WorkState::Succeeded => {
-                None
-            }
+            WorkState::Working | WorkState::Undoing | WorkState::Succeeded => None,
         }
     }
 

@@ -24,6 +24,7 @@ pub(super) fn verify(
     goal: &KubernetesVersion,
     control_plane: bool,
     host: Host<'_>,
+    now: Timestamp,
 ) -> Result<(), Refusal> {
     let not_ready = || Refusal::NodeNotReady { node: node_name.clone() };
     let not_yet = |why: String| Refusal::NodeNotVerified { node: node_name.clone(), why };
@@ -39,7 +40,7 @@ pub(super) fn verify(
         };
         return Err(not_yet(format!("its kubelet still reports {reported}")));
     }
-    host.verify(node).map_err(not_yet)?;
+    host.verify(node, now).map_err(not_yet)?;
     if control_plane {
         static_pods(seen, node_name, goal).map_err(not_yet)?;
     }

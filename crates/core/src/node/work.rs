@@ -76,7 +76,7 @@ impl<'a> Work<'a> {
     /// Whether the agent has not reported recently.
     pub(super) fn is_silent(&self) -> bool {
         self.host
-            .last_heard()
+            .last_report_at()
             .is_none_or(|heard| self.now.duration_since(heard).abs() > self.s.report_stale_after)
     }
 

@@ -1,7 +1,7 @@
 //! The orders of the engine to an updater, and what the updater reports.
 //!
 //! The engine owns phases, slots, cordon, drain and verification. It does not know how an updater is
-//! reached: it says how far the updater may go, and reads how far it has come.
+//! reached: it allows the updater to go up to a gate, and reads how far it has come.
 
 use refit_kinds::refit::{Gate, StepStatus};
 
@@ -10,7 +10,7 @@ use refit_kinds::refit::{Gate, StepStatus};
 pub(super) struct WorkOrder {
     /// The gate up to which it may go. It only moves forward.
     pub(super) gate: Gate,
-    /// Whether it is to stop at the next safe step. This is never taken back.
+    /// Whether it is to stop at the next safe step. This is never withdrawn.
     pub(super) abort: bool,
 }
 
@@ -19,7 +19,7 @@ pub(super) struct WorkOrder {
 pub(super) struct WorkReport<'a> {
     /// The gate up to which every step is done.
     pub(super) passed_gate: Gate,
-    /// How it stands.
+    /// Its state.
     pub(super) state: WorkState,
     /// Whether the part can no longer be rolled back.
     pub(super) past_no_return: bool,
@@ -27,13 +27,11 @@ pub(super) struct WorkReport<'a> {
     pub(super) left_behind: &'a [String],
 }
 
-/// How an updater stands with its part of an update.
+/// State of an updater in its part of an update.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum WorkState {
-    /// It has not begun.
+    /// It has not ended: it is at work, or waits for a gate.
     #[default]
-    Idle,
-    /// It is at work, or waits for a gate.
     Working,
     /// It is rolling back.
     Undoing,
@@ -58,7 +56,7 @@ impl WorkReport<'_> {
     /// Whether the updater has ended its part, successfully or not.
     pub(super) fn has_ended(&self) -> bool {
         match self.state {
-            WorkState::Idle | WorkState::Working | WorkState::Undoing => false,
+            WorkState::Working | WorkState::Undoing => false,
             WorkState::Succeeded | WorkState::Failed(_) | WorkState::Stopped => true,
         }
     }
@@ -67,21 +65,19 @@ impl WorkReport<'_> {
     pub(super) fn is_rolled_back(&self) -> bool {
         let without_success = match self.state {
             WorkState::Failed(_) | WorkState::Stopped => true,
-            WorkState::Idle | WorkState::Working | WorkState::Undoing | WorkState::Succeeded => {
-                false
-            }
+            WorkState::Working | WorkState::Undoing | WorkState::Succeeded => false,
         };
         without_success && !self.past_no_return && self.left_behind.is_empty()
     }
 }
 
-/// A step of an updater, as ordered, and how it stands.
+/// A step that an updater was ordered to carry out.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct WorkStep<'a> {
+pub(super) struct WorkStep {
     /// Name of the step.
-    pub(super) name: &'a str,
+    pub(super) name: String,
     /// The gate that it belongs to.
     pub(super) gate: Gate,
-    /// How it stands; `None` until the updater has reported it.
+    /// Its state; `None` until the updater has reported it.
     pub(super) status: Option<StepStatus>,
 }

@@ -5,7 +5,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Goal, MachineUid, NodeName};
+use super::{Gate, Goal, MachineUid, NodeName};
 use crate::version::{self, KubernetesVersion};
 
 /// A request to update one Machine to one goal. Its name is `<machine>-<ordinal>`: creating it is
@@ -87,6 +87,17 @@ pub enum Until {
     /// The update runs to completion.
     #[default]
     Disrupt,
+}
+
+impl Until {
+    /// The last gate that the host may pass.
+    pub fn gate(self) -> Gate {
+        match self {
+            Self::Stage => Gate::Stage,
+            Self::Upgrade => Gate::Upgrade,
+            Self::Disrupt => Gate::Disrupt,
+        }
+    }
 }
 
 /// Reference to a Machine in the same namespace. A later Machine of the same name has another uid.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use lab_simhost::kubelet::is_ready;
 use refit_core::{
-    node::MEMBER_MISSING,
+    node::{MEMBER_MISSING, REQUEST_WITHDRAWN},
     report::{EndsBy, Reason, RefusalReason},
 };
 use refit_kinds::{
@@ -237,7 +237,8 @@ fn wrong_end(session: &Session, happened: &[Happened], one: &MachineEnd) -> Opti
     let reason = text(update, "/status/failureReason");
     let title = session.names.shown(name(&one.machine));
     let shown = has_condition(session, &one.machine, "Blocked", "True");
-    if reason == MEMBER_MISSING && shown {
+    let requested = annotation(&one.machine, keys::UPDATE_IN_PROGRESS).is_some();
+    if shown && (reason == MEMBER_MISSING || reason == REQUEST_WITHDRAWN && !requested) {
         return None;
     }
     let goal = text(update, "/spec/goal/kubernetesVersion");
@@ -251,7 +252,8 @@ fn wrong_end(session: &Session, happened: &[Happened], one: &MachineEnd) -> Opti
         let what = format!("NodeUpdate {} is Stopped: {reason}", name(update));
         return Some((Rule::StoppedUnasked, what));
     }
-    if annotation(&one.machine, keys::RETRY) == Some(name(update)) {
+    // Without Cluster API's request no attempt follows; the UpdateGroup says what to do instead.
+    if requested && annotation(&one.machine, keys::RETRY) == Some(name(update)) {
         let what = format!("NodeUpdate {} is not tried again as requested", name(update));
         return Some((Rule::WaitWithoutEnd, what));
     }

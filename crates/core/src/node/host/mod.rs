@@ -48,7 +48,7 @@ impl<'a> Host<'a> {
     }
 
     /// The steps of this NodeUpdate; empty before the first order.
-    pub(super) fn steps(&self) -> Vec<WorkStep<'a>> {
+    pub(super) fn steps(&self) -> Vec<WorkStep> {
         let plan = self.own_plan();
         plan.map(|plan| report::steps(&plan.spec.steps, reported(plan))).unwrap_or_default()
     }
@@ -70,10 +70,15 @@ impl<'a> Host<'a> {
         self.own_plan()?.spec.steps.iter().find_map(role_of)
     }
 
-    /// The first order: the plan, with permission to prepare.
-    pub(super) fn begin(&self, s: &Snapshot, role: Role) -> HostPlanSpec {
+    /// The same host for another NodeUpdate of its Machine.
+    pub(super) fn for_update(&self, update: &'a NodeUpdate) -> Self {
+        Self { update, ..*self }
+    }
+
+    /// The first order, which allows the host to prepare, and its steps.
+    pub(super) fn first_order(&self, s: &Snapshot, role: Role) -> (Vec<WorkStep>, Write) {
         let work = self.work(s, role);
-        HostPlanSpec {
+        let spec = HostPlanSpec {
             node_update: self.update.metadata.name.clone().unwrap_or_default(),
             plan_id: PlanId::of(&self.update.metadata),
             gate: Gate::Stage,
@@ -81,7 +86,8 @@ impl<'a> Host<'a> {
             returned_claim: self.returned_claim(),
             point_of_no_return: work.point_of_no_return().to_owned(),
             steps: work.steps(),
-        }
+        };
+        (report::steps(&spec.steps, None), Write::HostPlan(spec))
     }
 
     /// The target state of the host, and the state that it reports.
@@ -98,7 +104,7 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// Gives an order after the first; `None` if the host has it already.
+    /// Gives an order after the first; `None` if the host has it already, or no first one.
     pub(super) fn order(&self, order: WorkOrder) -> Option<Write> {
         let plan = self.own_plan()?;
         let mut spec = plan.spec.clone();
@@ -108,7 +114,7 @@ impl<'a> Host<'a> {
     }
 
     /// When the agent last reported, on any plan or on none.
-    pub(super) fn last_heard(&self) -> Option<Timestamp> {
+    pub(super) fn last_report_at(&self) -> Option<Timestamp> {
         self.plan?.status.as_ref()?.reported_at.as_ref().map(|time| time.0)
     }
 
@@ -124,8 +130,8 @@ impl<'a> Host<'a> {
         Some(SignedDuration::from_secs(timeout.saturating_add(REPORT_INTERVAL_SECONDS)))
     }
 
-    /// What prevents the agent, which reports, from beginning: a step that it does not know, or a plan
-    /// that it has not finished.
+    /// What prevents an agent that reports from starting this NodeUpdate: a step that it does not
+    /// support, or an older plan that it has not finished.
     pub(super) fn start_refusal(
         &self,
         s: &Snapshot,
@@ -169,6 +175,17 @@ impl<'a> Host<'a> {
         })
     }
 
+    /// Whether a plan is another one than that of the host, and no further order about it.
+    pub(super) fn is_new(&self, spec: &HostPlanSpec) -> bool {
+        self.plan.is_none_or(|plan| plan.spec.plan_id != spec.plan_id)
+    }
+
+    /// Whether a plan allows the host steps that disturb, and that it may not carry out yet.
+    pub(super) fn opens(&self, spec: &HostPlanSpec) -> bool {
+        let before = self.plan.map(|plan| plan.spec.gate).unwrap_or_default();
+        spec.gate >= Gate::Upgrade && spec.gate > before
+    }
+
     /// The claim of a slot that was returned unused.
     pub(super) fn returned_claim(&self) -> ClaimId {
         self.plan.map(|plan| plan.spec.returned_claim).unwrap_or_default()
@@ -182,7 +199,7 @@ impl<'a> Host<'a> {
     }
 
     /// Whether the update has ended and the host is as it was before.
-    pub(super) fn is_taken_back(&self) -> bool {
+    pub(super) fn ended_rolled_back(&self) -> bool {
         let Some(status) = &self.update.status else {
             return false;
         };
@@ -195,27 +212,12 @@ impl<'a> Host<'a> {
             }
     }
 
-    /// Checks that the Node shows the host as it is after this NodeUpdate; otherwise says what does not
-    /// match.
-    pub(super) fn verify(&self, node: &NodeView) -> Result<(), String> {
-        self.own_plan().map_or(Ok(()), |plan| verify::verify(node, plan))
+    /// Checks that the Node shows the host as it is after this NodeUpdate; otherwise the error is what
+    /// does not match.
+    pub(super) fn verify(&self, node: &NodeView, now: Timestamp) -> Result<(), String> {
+        let plan = self.own_plan().ok_or("its host has no plan of this NodeUpdate")?;
+        verify::verify(node, plan, now)
     }
-}
-
-/// The steps of a plan that the host does not have yet.
-pub(super) fn steps_to_come(spec: &HostPlanSpec) -> Vec<WorkStep<'_>> {
-    report::steps(&spec.steps, None)
-}
-
-/// Whether a plan is a new one, and not a further order of the one that the host has.
-pub(super) fn begins(spec: &HostPlanSpec, seen: Option<&HostPlan>) -> bool {
-    seen.is_none_or(|plan| plan.spec.plan_id != spec.plan_id)
-}
-
-/// Whether a plan lets the host go further than it may according to `seen`, into steps that disturb.
-pub(super) fn opens(spec: &HostPlanSpec, seen: Option<&HostPlan>) -> bool {
-    let before = seen.map(|plan| plan.spec.gate).unwrap_or_default();
-    spec.gate >= Gate::Upgrade && spec.gate > before
 }
 
 /// Whether the plan belongs to this NodeUpdate.

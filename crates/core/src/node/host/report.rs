@@ -9,8 +9,9 @@ use crate::node::work_order::{WorkFailure, WorkReport, WorkState, WorkStep};
 /// The report on a plan.
 pub(super) fn of(report: &HostPlanStatus) -> WorkReport<'_> {
     let state = match report.state {
-        PlanState::Idle => WorkState::Idle,
-        PlanState::Running | PlanState::AtGate | PlanState::Retrying => WorkState::Working,
+        PlanState::Idle | PlanState::Running | PlanState::AtGate | PlanState::Retrying => {
+            WorkState::Working
+        }
         PlanState::Undoing => WorkState::Undoing,
         PlanState::Succeeded => WorkState::Succeeded,
         PlanState::Failed => WorkState::Failed(failure(report)),
@@ -25,14 +26,11 @@ pub(super) fn of(report: &HostPlanStatus) -> WorkReport<'_> {
 }
 
 /// The steps of a plan, with what the agent reported about them.
-pub(super) fn steps<'a>(
-    planned: &'a [PlannedStep],
-    report: Option<&HostPlanStatus>,
-) -> Vec<WorkStep<'a>> {
+pub(super) fn steps(planned: &[PlannedStep], report: Option<&HostPlanStatus>) -> Vec<WorkStep> {
     let reports = report.map_or(&[][..], |report| &report.steps);
     let status_of = |id: &str| reports.iter().find(|step| step.id == id).map(status);
-    let step = |step: &'a PlannedStep| WorkStep {
-        name: &step.id,
+    let step = |step: &PlannedStep| WorkStep {
+        name: step.id.clone(),
         gate: step.gate,
         status: status_of(&step.id),
     };

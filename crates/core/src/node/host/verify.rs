@@ -1,14 +1,20 @@
 //! Whether a Node shows what its host has done.
 
+use jiff::Timestamp;
 use refit_kinds::refit::{HostPlan, HostStep, PlannedStep, StepType};
 
 use crate::node::snapshot::NodeView;
 
 /// Checks that the kubelet was heard after its restart, that the host has rebooted if a reboot was
 /// planned, and that it runs the planned OS image (`docs/facts/kubernetes.md#verifying-a-node`).
-pub(super) fn verify(node: &NodeView, plan: &HostPlan) -> Result<(), String> {
-    if !heard_since_restart(node, plan) {
-        return Err("no heartbeat since its kubelet was restarted".to_owned());
+pub(super) fn verify(node: &NodeView, plan: &HostPlan, now: Timestamp) -> Result<(), String> {
+    if let Some(restart) = last_restart(plan).filter(|restart| !is_heard_since(node, *restart)) {
+        let clock = if restart > now {
+            "; the clock of its host is ahead: until that time is past, no heartbeat counts"
+        } else {
+            ""
+        };
+        return Err(format!("no heartbeat since its kubelet was restarted{clock}"));
     }
     if !booted(node, plan) {
         return Err("its Node still reports the previous boot".to_owned());
@@ -21,17 +27,19 @@ pub(super) fn verify(node: &NodeView, plan: &HostPlan) -> Result<(), String> {
     }
 }
 
-/// Timestamps in statuses have whole seconds, so a heartbeat in the same second counts: the version
-/// and the host's own check already show that the kubelet is the new one.
-fn heard_since_restart(node: &NodeView, plan: &HostPlan) -> bool {
-    let restart = |type_: StepType| {
-        let steps = plan.status.as_ref().map_or(&[][..], |status| &status.steps);
+/// When the kubelet was last restarted, by the clock of the host.
+fn last_restart(plan: &HostPlan) -> Option<Timestamp> {
+    let steps = plan.status.as_ref().map_or(&[][..], |status| &status.steps);
+    let started = |type_: StepType| {
         steps.iter().find(|step| step.id == type_.id())?.started_at.as_ref().map(|time| time.0)
     };
-    let last = restart(StepType::KubeletRestart).max(restart(StepType::Reboot));
-    last.is_none_or(|last| {
-        node.heartbeat.is_some_and(|heartbeat| heartbeat.as_second() >= last.as_second())
-    })
+    started(StepType::KubeletRestart).max(started(StepType::Reboot))
+}
+
+/// Timestamps in statuses have whole seconds, so a heartbeat in the same second counts: the version
+/// and the host's own check already show that the kubelet is the new one.
+fn is_heard_since(node: &NodeView, restart: Timestamp) -> bool {
+    node.heartbeat.is_some_and(|heartbeat| heartbeat.as_second() >= restart.as_second())
 }
 
 /// The agent reports the reboot as done only after the boot id has changed; the Node must show the

@@ -8,9 +8,10 @@ use std::{
     time::Duration,
 };
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
     keys,
-    refit::{Gate, Phase, Role, StepState},
+    refit::{Gate, Phase, Role, StepState, StepType},
 };
 
 use super::world::*;
@@ -310,6 +311,22 @@ fn the_node_must_come_back_in_the_desired_state() {
         assert_eq!(one.phase(), Phase::Verifying);
         assert_eq!(one.blocked_by(), [reason]);
         assert_eq!(one.slots(), 1);
+    }
+}
+
+#[test]
+fn a_missing_heartbeat_names_a_clock_that_is_ahead() {
+    for (restarted_in, names_clock) in [(-1, false), (600, true)] {
+        let mut one = One::worker().disrupted();
+        let now = one.now;
+        one.node_mut().heartbeat = Some(at(now - 60));
+        let report = one.plan.as_mut().unwrap().status.as_mut().unwrap();
+        let restart = report.steps.iter_mut().find(|step| step.id == StepType::KubeletRestart.id());
+        restart.unwrap().started_at = Some(Time(at(now + restarted_in)));
+        one.settle();
+        let message = one.status().blocked_by.remove(0).message;
+        assert!(message.contains("no heartbeat since its kubelet was restarted"), "{message}");
+        assert_eq!(message.contains("the clock of its host is ahead"), names_clock, "{message}");
     }
 }
 

@@ -81,19 +81,53 @@ fn an_update_until_upgrade_does_not_drain_and_can_be_aborted() {
     assert_eq!(goes_on.gate(), Gate::Disrupt);
 }
 
-/// The upgrade of a control plane machine is its point of no return: nothing can wait after it.
+/// The upgrade of a control plane machine is its point of no return: nothing can wait after it. Its role
+/// is certain only while no other member is updated.
 #[test]
-fn a_control_plane_machine_never_waits_between_its_upgrade_and_the_rest() {
+fn a_control_plane_machine_waits_before_its_upgrade_and_keeps_its_slot() {
     for held in [Until::Stage, Until::Upgrade] {
         let mut one = until(One::control_plane(), held).staged();
         one.settle();
-        assert_eq!((one.gate(), one.slots()), (Gate::Stage, 0), "{held}");
+        assert_eq!((one.gate(), one.slots()), (Gate::Stage, 1), "{held}");
         let message = one.status().message;
         assert!(message.starts_with("waiting until spec.until of NodeUpdate m-0-1 is Disrupt"));
         let mut one = until(one, Until::Disrupt);
         one.settle();
         assert_eq!(one.gate(), Gate::Upgrade);
     }
+}
+
+/// The API server refuses to move `until` back; a restored object may have moved.
+#[test]
+fn an_update_past_its_hold_does_not_wait() {
+    let mut plane = until(One::control_plane().upgraded(), Until::Stage);
+    plane.settle();
+    assert_ne!(plane.blocked_by(), ["UntilReached"]);
+    let mut worker = One::worker().upgraded();
+    worker.pods = vec![pod("web-1")];
+    worker.step();
+    worker.step();
+    assert!(worker.node().unwrap().unschedulable);
+    let mut worker = until(worker, Until::Upgrade);
+    worker.pods.clear();
+    worker.settle();
+    assert_eq!(worker.gate(), Gate::Disrupt);
+}
+
+#[test]
+fn a_node_that_goes_down_while_its_update_is_held_is_left_to_remediation() {
+    let mut one = until(One::worker(), Until::Upgrade).upgraded();
+    one.settle();
+    assert!(one.annotations().contains_key(keys::SKIP_REMEDIATION));
+    one.node_mut().ready = false;
+    one.settle();
+    assert_eq!(one.blocked_by(), ["NodeNotReady"]);
+    assert!(!one.annotations().contains_key(keys::SKIP_REMEDIATION));
+    assert_eq!(one.slots(), 1);
+    one.node_mut().ready = true;
+    one.settle();
+    assert_eq!(one.blocked_by(), ["UntilReached"]);
+    assert!(one.annotations().contains_key(keys::SKIP_REMEDIATION));
 }
 
 #[test]
