@@ -6,6 +6,7 @@ mod lab;
 mod neighbours;
 mod pruned;
 mod refused;
+mod until;
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
