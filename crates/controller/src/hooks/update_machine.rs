@@ -160,14 +160,14 @@ impl Request<'_> {
                     self.abort(&update.name_any()).await?;
                     return Ok(stopping(update).into());
                 }
-                Ask::Create { ordinal } => {
+                Ask::Create { ordinal, until } => {
                     if let Some(refused) = self.not_asked().await? {
                         return Ok(refused);
                     }
                     let known = newest(known, &self.facts.uid);
                     match self.newest_live(known).await? {
                         Some(newer) => newer,
-                        None => match self.create(ordinal).await? {
+                        None => match self.create(ordinal, until).await? {
                             (made, Ensured::Created) => {
                                 self.ctx.stores.node_updates.insert(made);
                                 return Ok(Answer::retry("pending", SOON_SECONDS).into());
@@ -240,12 +240,12 @@ impl Request<'_> {
         }
     }
 
-    async fn create(&self, ordinal: u32) -> kube::Result<(NodeUpdate, Ensured)> {
+    async fn create(&self, ordinal: u32, until: Until) -> kube::Result<(NodeUpdate, Ensured)> {
         let new = NewNodeUpdate {
             namespace: self.key.namespace.clone(),
             machine: MachineRef { name: self.facts.name.clone(), uid: self.facts.uid.clone() },
             origin: Origin::Hook,
-            until: Until::Disrupt,
+            until,
             goal: self.goal.clone(),
         };
         let wanted = node_update(&new, ordinal);

@@ -2,7 +2,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{
-    refit::{Goal, MachineUid, NodeUpdate, Phase, Stage, ordinal_of},
+    refit::{Goal, MachineUid, NodeUpdate, Phase, Stage, Until, ordinal_of},
     version::KubernetesVersion,
 };
 
@@ -39,6 +39,8 @@ pub enum Ask<'a> {
     Create {
         /// Ordinal of the NodeUpdate.
         ordinal: u32,
+        /// How far it may go: no further than the update that it continues.
+        until: Until,
     },
     /// Request a stop of this NodeUpdate, which has another goal, and wait meanwhile.
     Abort(&'a NodeUpdate),
@@ -103,7 +105,8 @@ fn by_newest<'a>(
     if machine.deleting {
         return Ask::Wait(Wait::Deletion);
     }
-    let create = || Ask::Create { ordinal: next_ordinal(machine, updates) };
+    let create_until = |until| Ask::Create { ordinal: next_ordinal(machine, updates), until };
+    let create = || create_until(Until::Disrupt);
     let Some(newest) = newest(updates.iter().copied(), &machine.uid) else {
         return create();
     };
@@ -120,9 +123,11 @@ fn by_newest<'a>(
         Phase::Stopped if ended_with(newest, MEMBER_MISSING) && machine.lacks_member => {
             Ask::Wait(Wait::Members)
         }
-        Phase::Stopped if ended_with(newest, MEMBER_MISSING) => create(),
+        Phase::Stopped if ended_with(newest, MEMBER_MISSING) => create_until(newest.spec.until),
         // The host is back: the next update adopts what it finds there.
-        Phase::Failed if ended_with(newest, HOST_LOST) && machine.host_reports => create(),
+        Phase::Failed if ended_with(newest, HOST_LOST) && machine.host_reports => {
+            create_until(newest.spec.until)
+        }
         Phase::Failed => Ask::Wait(Wait::Failed(newest)),
         Phase::Stopped => Ask::Wait(Wait::Stopped(newest)),
         Phase::Pending

@@ -1,6 +1,6 @@
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use refit_kinds::refit::{Goal, NodeUpdate, Phase, Stage};
+use refit_kinds::refit::{Goal, NodeUpdate, Phase, Stage, Until};
 use strum::VariantArray as _;
 
 use super::{
@@ -33,7 +33,8 @@ fn asked(machine: &MachineFacts, goal: &Goal, updates: &[NodeUpdate]) -> String 
     let name = |update: &NodeUpdate| update.metadata.name.clone().unwrap();
     let updates: Vec<&NodeUpdate> = updates.iter().collect();
     match ask(machine, goal, &updates, now()) {
-        Ask::Create { ordinal } => format!("create {ordinal}"),
+        Ask::Create { ordinal, until: Until::Disrupt } => format!("create {ordinal}"),
+        Ask::Create { ordinal, until } => format!("create {ordinal} until {until}"),
         Ask::Abort(update) => format!("abort {}", name(update)),
         Ask::Wait(Wait::Deletion) => "wait Deletion".to_owned(),
         Ask::Wait(Wait::Report) => "wait Report".to_owned(),
@@ -193,4 +194,20 @@ fn a_machine_being_deleted_starts_no_update() {
     let mut machine = facts("v1.34.2");
     machine.deleting = true;
     assert_eq!(asked(&machine, &goal("v1.35.0"), &[]), "wait Deletion");
+}
+
+/// Otherwise a host that was silent for some minutes would end an operator's hold.
+#[test]
+fn an_update_that_is_made_again_by_itself_goes_no_further_than_the_last() {
+    let mut machine = facts("v1.34.2");
+    machine.host_reports = true;
+    let lost = ended_with(1, Phase::Failed, HOST_LOST);
+    let missing = ended_with(1, Phase::Stopped, MEMBER_MISSING);
+    for mut update in [lost, missing] {
+        update.spec.until = Until::Stage;
+        assert_eq!(asked(&machine, &goal("v1.35.0"), &[update.clone()]), "create 2 until Stage");
+        machine.retry = Some("m-1".into());
+        assert_eq!(asked(&machine, &goal("v1.35.0"), &[update]), "create 2");
+        machine.retry = None;
+    }
 }

@@ -11,6 +11,7 @@ use refit_kinds::{
 use super::{
     cover::{Coverage, Updater, cover},
     objects::{Level, Objects},
+    patch::Patch,
     policy::Policy,
     verdict::{NotReady, Unfinished, Verdict, verdict},
 };
@@ -42,13 +43,16 @@ pub struct Known {
 
 /// Whether the provider of the infrastructure accepts a change of an infrastructure machine, as the API
 /// server answers to a dry run. Providers such as CAPV refuse them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub enum Provider {
     /// It was not asked.
     #[default]
     NotAsked,
-    /// The API server accepts the change.
-    Accepts,
+    /// The API server accepts this change of the object in the request.
+    Accepts {
+        /// The change.
+        patch: Patch,
+    },
     /// The API server refuses the change.
     Refuses {
         /// Its words.
@@ -160,8 +164,10 @@ pub fn can_update(level: Level, current: &Objects, desired: &Objects, known: &Kn
     let updaters: Vec<&Updater> = built_in.iter().chain(&known.updaters).collect();
     let coverage = cover(level, current, desired, returns, &updaters);
     let coverage = match &known.provider {
-        Provider::Refuses { why } => coverage.refused(why),
-        Provider::NotAsked | Provider::Accepts | Provider::Unknown { .. } => coverage,
+        Provider::Refuses { why } => {
+            coverage.refused(why, [&current.infrastructure, &desired.infrastructure])
+        }
+        Provider::NotAsked | Provider::Accepts { .. } | Provider::Unknown { .. } => coverage,
     };
     if let Some(machine) = deleting(level, &known.hosts) {
         return Judgement { coverage, verdict: Verdict::NotReady(NotReady::Deleting { machine }) };
@@ -261,7 +267,11 @@ fn provider_unknown(provider: &Provider, coverage: &Coverage) -> Option<NotReady
     let why = match provider {
         Provider::NotAsked => "it was not asked",
         Provider::Unknown { why } => why,
-        Provider::Accepts | Provider::Refuses { .. } => return None,
+        Provider::Accepts { patch } if coverage.patches.infrastructure.as_ref() == Some(patch) => {
+            return None;
+        }
+        Provider::Accepts { .. } => "it was asked about another change",
+        Provider::Refuses { .. } => return None,
     };
     let claimed = coverage.of_infrastructure().next()?;
     let object = format!("{} {}", claimed.kind, claimed.name);
@@ -421,7 +431,11 @@ mod tests {
             can_update(Level::Machine, &current, &desired, &known)
         };
         let unknown = Provider::Unknown { why: "no right".into() };
-        assert_eq!(judged(Provider::Accepts).verdict.reason(), "Covered");
+        let accepts = |image: &str| Provider::Accepts {
+            patch: Patch::Merge(json!({"spec": {"image": image}})),
+        };
+        assert_eq!(judged(accepts("b")).verdict.reason(), "Covered");
+        assert_eq!(judged(accepts("c")).verdict.reason(), "ProviderUnknown");
         assert_eq!(judged(Provider::NotAsked).verdict.reason(), "ProviderUnknown");
         assert_eq!(judged(unknown).verdict.reason(), "ProviderUnknown");
         let refused = judged(Provider::Refuses { why: "spec is immutable".into() });
@@ -431,6 +445,18 @@ mod tests {
                 "DockerMachine/? spec.image: \"a\" -> \"b\" (the API server refuses it: spec is immutable)"
             ]
         );
+        let secret = |side: &Objects| {
+            let mut side = side.clone();
+            side.infrastructure["spec"]["userData"] = json!("hunter2");
+            side
+        };
+        let known = Known {
+            updaters: vec![leaves_image()],
+            provider: Provider::Refuses { why: "spec: Invalid value: {userData: hunter2}".into() },
+            ..Known::default()
+        };
+        let hidden = can_update(Level::Machine, &secret(&current), &secret(&desired), &known);
+        assert!(!hidden.verdict.message().contains("hunter2"), "{}", hidden.verdict.message());
         // A change that no one claims needs no answer of the provider.
         let known = Known::default();
         let plain = can_update(Level::Machine, &current, &desired, &known);

@@ -171,7 +171,10 @@ impl Coverage {
     }
 
     /// The same coverage if the API server refuses the claimed changes of the infrastructure machine.
-    pub(super) fn refused(mut self, why: &str) -> Self {
+    /// `sides` are its states: an API server may quote any of their values.
+    pub(super) fn refused(mut self, why: &str, sides: [&Value; 2]) -> Self {
+        let hides = sides.into_iter().any(holds_secret);
+        let why = if hides { "its words are hidden, because the object has secrets" } else { why };
         let of_infrastructure = |claimed: &Claimed| claimed.difference.part == Part::Infrastructure;
         let refused = self.claimed.iter().filter(|claimed| of_infrastructure(claimed));
         let refused = refused.map(|claimed| Difference {

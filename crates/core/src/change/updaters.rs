@@ -7,10 +7,9 @@ use kube::{
     core::{Selector, SelectorExt as _},
 };
 use refit_kinds::refit::{self, ObjectClaim, Owner, UpdaterAction, UpdaterSelector};
-use serde_json::json;
 
 use super::{
-    claim::{BadClaimPath, Claim, ClaimPath, claims_all},
+    claim::{BadClaimPath, Claim, ClaimPath},
     cover::Updater,
 };
 
@@ -30,12 +29,12 @@ pub enum BadUpdater {
     /// The selector of Clusters cannot be evaluated.
     #[error("spec.selector.clusterSelector: {0}")]
     Selector(String),
-    /// It would report a version as reached that no machine runs.
+    /// It would report a version or a failure domain as reached that no machine has.
     #[error(
-        "spec.claims[{claim}] claims /spec/version of Machine, and action Leave does nothing about it: \
-         name the other paths"
+        "spec.claims[{claim}] is about Machine, whose version and failure domain must be true, and action \
+         Leave does nothing about them: claim other kinds"
     )]
-    LeavesVersion {
+    LeavesMachine {
         /// Index of the claim.
         claim: usize,
     },
@@ -60,8 +59,8 @@ pub fn accepted(updater: &refit::Updater) -> Result<Updater, BadUpdater> {
         claims.map(|(index, claim)| parsed(index, claim)).collect::<Result<Vec<_>, _>>()?;
     match updater.spec.action {
         UpdaterAction::Leave => {
-            if let Some(claim) = claims.iter().position(claims_version) {
-                return Err(BadUpdater::LeavesVersion { claim });
+            if let Some(claim) = claims.iter().position(|claim| claim.kind == "Machine") {
+                return Err(BadUpdater::LeavesMachine { claim });
             }
             Ok(Updater::Leave { name: updater.name_any(), claims })
         }
@@ -77,11 +76,6 @@ fn parsed(index: usize, claim: &ObjectClaim) -> Result<Claim, BadUpdater> {
         kind: claim.kind.clone(),
         paths: claim.paths.iter().enumerate().map(path).collect::<Result<_, _>>()?,
     })
-}
-
-fn claims_version(claim: &Claim) -> bool {
-    let (from, to) = (json!({"spec": {"version": "a"}}), json!({"spec": {"version": "b"}}));
-    claim.kind == "Machine" && claims_all(&claim.paths, &[], &from, &to)
 }
 
 fn cluster_selector(selector: Option<&UpdaterSelector>) -> Result<Selector, BadUpdater> {
@@ -115,7 +109,7 @@ fn is_for(updater: &refit::Updater, machine: Selected<'_>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -147,7 +141,7 @@ mod tests {
         let claim = |group: &str, kind: &str, paths: &[&str]| json!({"claims": [{"group": group, "kind": kind, "paths": paths}]});
         let operator = json!({"selector": {"clusterSelector": {
             "matchExpressions": [{"key": "a", "operator": "Near", "values": ["b"]}]}}});
-        let leaves = "spec.claims[0] claims /spec/version of Machine";
+        let leaves = "spec.claims[0] is about Machine";
         for (more, why) in [
             (
                 claim("g", "K", &["/spec/a", "/spec/**/b"]),
@@ -155,13 +149,11 @@ mod tests {
             ),
             (operator, "spec.selector.clusterSelector: "),
             (claim("cluster.x-k8s.io", "Machine", &["/spec/version"]), leaves),
-            (claim("cluster.x-k8s.io", "Machine", &["/spec/**"]), leaves),
+            (claim("cluster.x-k8s.io", "Machine", &["/spec/failureDomain"]), leaves),
         ] {
             let error = accepted(&updater("u", &image(&more))).unwrap_err().to_string();
             assert!(error.starts_with(why), "{error}");
         }
-        let domain = claim("cluster.x-k8s.io", "Machine", &["/spec/failureDomain"]);
-        assert!(accepted(&updater("u", &image(&domain))).is_ok());
     }
 
     #[test]

@@ -195,9 +195,8 @@ impl Work<'_> {
             return self.host_at_work(Phase::Staging);
         }
         let held = self.until_refusal(Gate::Upgrade);
-        // The role of a control plane machine is certain only while it holds the slot.
         if let (Some(refusal), true) = (&held, self.control_plane()) {
-            return Standing::blocked(Phase::Waiting, refusal.clone());
+            return self.held_with_slot(refusal.clone());
         }
         let refusal = self.pause_refusal().or(held).or_else(|| self.disturb_refusal());
         if let Some(refusal) = refusal {
@@ -332,6 +331,19 @@ impl Work<'_> {
             node_update: self.s.update.metadata.name.clone().unwrap_or_default(),
             hold,
         })
+    }
+
+    /// Waits with the slot: the role of a control plane machine is certain only while it has it.
+    fn held_with_slot(&self, refusal: Refusal) -> Standing {
+        let ready = self.seen.node().is_some_and(|node| node.ready);
+        let down = || Refusal::NodeNotReady { node: self.status.node_name.clone() };
+        match self.claim() {
+            Err(busy) => Standing::blocked(Phase::Waiting, busy).again_after(10),
+            Ok(claim) => {
+                let blocker = if ready { refusal } else { down() };
+                Standing::blocked(Phase::Waiting, blocker).write(claim)
+            }
+        }
     }
 
     /// Waits before the drain, with the slot. A node that goes down meanwhile is down by itself: it is

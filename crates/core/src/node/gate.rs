@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     group::{self, Claim, GiveBack},
-    report::Refusal,
+    report::{Hold, Reason, Refusal, RefusalReason},
 };
 
 /// Whether a write disturbs a machine, or reserves the right to. Whether the other machines are
@@ -64,6 +64,15 @@ fn disturbs(s: &Snapshot, write: &Write) -> bool {
     }
 }
 
+/// Whether the update waits, after kubeadm's upgrade, until an operator lets it go on.
+fn is_held_before_drain(update: &NodeUpdate) -> bool {
+    let reason = Some(Reason::Update(RefusalReason::UntilReached));
+    let status = update.status.as_ref().filter(|status| status.phase == Phase::Upgrading);
+    status.is_some_and(|status| {
+        status.blocked_by.iter().any(|blocker| Reason::of(&blocker.reason) == reason)
+    })
+}
+
 impl Work<'_> {
     /// A failure that waiting cannot resolve: the goal cannot be reached from the current version.
     pub(super) fn unreachable_goal(&self) -> Option<Standing> {
@@ -94,7 +103,11 @@ impl Work<'_> {
     pub(super) fn start_refusal(&self) -> Option<Refusal> {
         if let Some(older) = self.older_unfinished() {
             let node_update = older.metadata.name.clone().unwrap_or_default();
-            return Some(Refusal::OlderUpdateUnfinished { node_update });
+            return Some(if is_held_before_drain(older) {
+                Refusal::UntilReached { node_update, hold: Hold::AfterUpgrade }
+            } else {
+                Refusal::OlderUpdateUnfinished { node_update }
+            });
         }
         if let Some(object) = &self.s.paused {
             return Some(Refusal::Paused { object: object.clone() });
@@ -147,8 +160,9 @@ impl Work<'_> {
         }
         let held = self.holds_slot();
         let ready = self.seen.node().is_some_and(|node| node.ready);
-        // A machine that already holds a slot is down, and only this update can repair it.
-        if !held && !ready {
+        // A machine that holds a slot is down already, and only this update can repair it.
+        let repairs = held && !self.was_held();
+        if !ready && !repairs {
             return Some(Refusal::NodeNotReady { node: self.status.node_name.clone() });
         }
         match &self.s.group {
@@ -157,6 +171,17 @@ impl Work<'_> {
             }
             GroupState::Present(_) | GroupState::None | GroupState::Missing => None,
         }
+    }
+
+    /// Whether the update was held, with its slot, while the machine was up: a node that is down since
+    /// then is not down because of an update.
+    fn was_held(&self) -> bool {
+        let of_hold = [RefusalReason::UntilReached, RefusalReason::NodeNotReady];
+        self.status.blocked_by.iter().any(|blocker| {
+            of_hold
+                .into_iter()
+                .any(|reason| Reason::of(&blocker.reason) == Some(Reason::Update(reason)))
+        })
     }
 
     /// Whether an older update has left the worker cordoned: only this update ends that, and it takes no

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use refit_cluster_api::kinds::Machine;
 use refit_kinds::{
     keys,
-    refit::{Gate, NodeUpdate, Phase, Role, Stage, StepState, StepStatus},
+    refit::{Gate, NodeUpdate, Origin, Phase, Role, Stage, StepState, StepStatus},
 };
 
 use super::{
@@ -33,8 +33,10 @@ pub(super) enum Stop {
     /// The goal of the Machine has changed.
     GoalChanged,
     Superseded(String),
-    /// What it was being stopped for is over, and Cluster API does not request it.
+    /// Cluster API does not request it any more.
     RequestWithdrawn,
+    /// The newer NodeUpdate that it was stopped for has ended, or was deleted.
+    Overtaken,
     /// Cluster API does not create a missing Machine of the group before the update has ended.
     MemberMissing,
     Deleting,
@@ -71,9 +73,12 @@ impl Work<'_> {
         if !delays && !abort_sent && self.status.phase != Phase::Stopping {
             return None;
         }
-        // Refit stopped it for a missing member, which may have been created since.
-        let for_member = delays || is_awaited(machine);
-        Some(if for_member { Stop::MemberMissing } else { Stop::RequestWithdrawn })
+        Some(match self.s.update.spec.origin {
+            // Refit stopped it for a missing member, which may have been created since.
+            _ if delays || is_awaited(machine) => Stop::MemberMissing,
+            Origin::Hook => Stop::RequestWithdrawn,
+            Origin::Task => Stop::Overtaken,
+        })
     }
 
     /// The standing of an update that has stopped.
@@ -91,6 +96,10 @@ impl Work<'_> {
             Stop::RequestWithdrawn => Standing::stopped(
                 REQUEST_WITHDRAWN,
                 and_left("it was being stopped, and Cluster API does not request it any more"),
+            ),
+            Stop::Overtaken => Standing::stopped(
+                SUPERSEDED,
+                and_left("superseded by a newer NodeUpdate, which has ended or was deleted"),
             ),
             Stop::GoalChanged => {
                 Standing::stopped(SUPERSEDED, and_left("the goal of the Machine changed"))
@@ -132,6 +141,7 @@ impl Work<'_> {
             ),
             Stop::Aborted
             | Stop::RequestWithdrawn
+            | Stop::Overtaken
             | Stop::GoalChanged
             | Stop::Superseded(_)
             | Stop::MemberMissing => match self.silent_agent() {

@@ -9,12 +9,13 @@ use crate::node::snapshot::NodeView;
 /// planned, and that it runs the planned OS image (`docs/facts/kubernetes.md#verifying-a-node`).
 pub(super) fn verify(node: &NodeView, plan: &HostPlan, now: Timestamp) -> Result<(), String> {
     if let Some(restart) = last_restart(plan).filter(|restart| !is_heard_since(node, *restart)) {
-        let clock = if restart > now {
-            "; the clock of its host is ahead: until that time is past, no heartbeat counts"
+        let future = if restart > now {
+            "; its host dates the restart in the future: if its clock was set back since, heartbeats count \
+             only once that time is past"
         } else {
             ""
         };
-        return Err(format!("no heartbeat since its kubelet was restarted{clock}"));
+        return Err(format!("no heartbeat since its kubelet was restarted{future}"));
     }
     if !booted(node, plan) {
         return Err("its Node still reports the previous boot".to_owned());

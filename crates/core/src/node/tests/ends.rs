@@ -3,11 +3,11 @@
 use kube::ResourceExt as _;
 use refit_kinds::{
     keys,
-    refit::{Gate, NodeUpdateStatus, Phase, Stage},
+    refit::{Gate, NodeUpdateStatus, Origin, Phase, Stage},
 };
 
 use super::world::*;
-use crate::node::{ManagementWrite, SUPERSEDED, Write, decide};
+use crate::node::{MEMBER_MISSING, ManagementWrite, REQUEST_WITHDRAWN, SUPERSEDED, Write, decide};
 
 fn aborted(mut one: One) -> One {
     one.update.spec.stage = Stage::Abort;
@@ -93,6 +93,27 @@ fn an_abort_for_another_goal_is_not_an_operators() {
     let mut changed = one.clone();
     changed.update.annotations_mut().insert(keys::GOAL_CHANGED.to_owned(), String::new());
     for (mut one, reason) in [(one, "Aborted"), (changed, SUPERSEDED)] {
+        one.settle();
+        one.host_works();
+        one.settle();
+        assert_eq!((one.phase(), &*one.status().failure_reason), (Phase::Stopped, reason));
+    }
+}
+
+/// The newer NodeUpdate that an update was stopped for is deleted before the host has stopped.
+#[test]
+fn a_stop_whose_cause_is_gone_is_no_operators_abort() {
+    let mut stopping = One::worker().staged();
+    stopping.siblings.push(update("m-0", 2));
+    stopping.settle();
+    assert_eq!(stopping.phase(), Phase::Stopping);
+    stopping.siblings.clear();
+    let mut by_hand = stopping.clone();
+    by_hand.update.spec.origin = Origin::Task;
+    let awaited = stopping.clone().awaited();
+    for (mut one, reason) in
+        [(stopping, REQUEST_WITHDRAWN), (by_hand, SUPERSEDED), (awaited, MEMBER_MISSING)]
+    {
         one.settle();
         one.host_works();
         one.settle();

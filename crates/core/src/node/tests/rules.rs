@@ -97,6 +97,43 @@ fn a_control_plane_machine_waits_before_its_upgrade_and_keeps_its_slot() {
     }
 }
 
+#[test]
+fn a_control_plane_machine_that_goes_down_while_it_is_held_is_not_upgraded() {
+    let mut one = until(One::control_plane(), Until::Stage).staged();
+    one.settle();
+    one.node_mut().ready = false;
+    one.settle();
+    assert_eq!(one.blocked_by(), ["NodeNotReady"]);
+    let mut one = until(one, Until::Disrupt);
+    one.settle();
+    assert_eq!((one.gate(), one.blocked_by()), (Gate::Stage, vec!["NodeNotReady".to_owned()]));
+    one.node_mut().ready = true;
+    one.settle();
+    assert_eq!(one.gate(), Gate::Upgrade);
+}
+
+#[test]
+fn a_held_control_plane_machine_claims_a_lost_slot_again() {
+    let mut one = until(One::control_plane(), Until::Stage).staged();
+    one.settle();
+    one.group.as_mut().unwrap().slots.clear();
+    one.settle();
+    assert_eq!((one.slots(), one.blocked_by()), (1, vec!["UntilReached".to_owned()]));
+}
+
+/// An operator has to let the older one go on, or abort it.
+#[test]
+fn an_update_behind_one_that_is_held_names_the_hold() {
+    let mut older = until(One::worker(), Until::Upgrade).upgraded();
+    older.settle();
+    let mut one = older.clone();
+    one.update = update("m-0", 2);
+    one.siblings.push(older.update);
+    one.settle();
+    assert_eq!(one.blocked_by(), ["UntilReached"]);
+    assert!(one.status().message.contains("NodeUpdate m-0-1 is Disrupt"));
+}
+
 /// The API server refuses to move `until` back; a restored object may have moved.
 #[test]
 fn an_update_past_its_hold_does_not_wait() {
