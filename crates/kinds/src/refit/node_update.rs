@@ -27,6 +27,7 @@ use crate::version::{self, KubernetesVersion};
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Percent", type_ = "integer", json_path = ".status.progress.percent"),
     printcolumn(name = "Blocked by", type_ = "string", json_path = ".status.blockedBy[0].reason"),
+    printcolumn(name = "Until", type_ = "string", json_path = ".spec.until", priority = 1),
     printcolumn(name = "Message", type_ = "string", json_path = ".status.message", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
