@@ -240,12 +240,17 @@ impl Work<'_> {
         Standing::blocked(phase, refusal).write(give_back).again_after(10)
     }
 
-    /// The next step to release the slot, if the host was not allowed to do anything for it.
+    /// The next step to release the slot, if the host was not allowed to do anything for it. An older
+    /// update that is still ending needs it, although its host is ready.
     fn give_back(&self, status: &UpdateGroupStatus) -> Option<Write> {
-        if self.host.may_disturb() {
+        let uid = &self.s.update.spec.machine_ref.uid;
+        let slot = status.slots.iter().find(|slot| slot.machine_uid == *uid)?;
+        let is_holder =
+            |other: &NodeUpdate| other.metadata.name.as_ref() == Some(&slot.node_update);
+        let of_another = self.same_machine().any(|other| is_holder(other) && is_unfinished(other));
+        if of_another || self.host.may_disturb() {
             return None;
         }
-        let uid = &self.s.update.spec.machine_ref.uid;
         match group::give_back(status, uid, self.host.returned_claim())? {
             GiveBack::Release(next) => Some(Write::Management(ManagementWrite::ReleaseSlot(next))),
             GiveBack::Mark(claim) => self.host.return_claim(claim),

@@ -121,6 +121,20 @@ fn a_held_control_plane_machine_claims_a_lost_slot_again() {
     assert_eq!((one.slots(), one.blocked_by()), (1, vec!["UntilReached".to_owned()]));
 }
 
+/// Its host is ready and the node is schedulable, or cordoned by an admin; the older update only checks it.
+#[test]
+fn the_slot_of_an_older_update_that_is_ending_is_not_given_back() {
+    let mut older = One::control_plane().disrupted();
+    older.node_mut().cordoned_by = None;
+    let mut one = older.clone();
+    one.update = update("m-0", 2);
+    older.update.status.get_or_insert_default().phase = Phase::Verifying;
+    one.siblings.push(older.update);
+    one.settle();
+    assert_eq!(one.blocked_by(), ["OlderUpdateUnfinished"]);
+    assert_eq!(one.group.as_ref().unwrap().slots[0].node_update, "m-0-1");
+}
+
 /// An operator has to let the older one go on, or abort it.
 #[test]
 fn an_update_behind_one_that_is_held_names_the_hold() {
