@@ -97,7 +97,7 @@ fn going_back_to_the_previous_version_is_a_new_update() {
 }
 
 #[test]
-fn what_has_failed_or_was_aborted_is_repeated_only_on_request() {
+fn a_failed_or_aborted_update_is_repeated_only_on_request() {
     for (phase, waits) in [(Phase::Failed, "failed m-1"), (Phase::Stopped, "stopped m-1")] {
         let updates = [update(1, "v1.35.0", phase)];
         let mut machine = facts("v1.34.2");

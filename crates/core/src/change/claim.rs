@@ -170,7 +170,7 @@ pub(super) fn claims_all(paths: &[ClaimPath], at: &[Segment], from: &Value, to: 
         (from, to) = (child(from, segment), child(to, segment));
         left = further(&left, segment, from, to);
     }
-    // What does not differ is no change: then the caller has looked at the wrong objects.
+    // If nothing differs there, the caller has looked at the wrong objects.
     from != to && covered(&left, from, to)
 }
 

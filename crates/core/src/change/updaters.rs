@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn an_updater_that_is_wrong_says_where() {
+    fn an_invalid_updater_is_refused_with_its_field() {
         let claim = |group: &str, kind: &str, paths: &[&str]| json!({"claims": [{"group": group, "kind": kind, "paths": paths}]});
         let operator = json!({"selector": {"clusterSelector": {
             "matchExpressions": [{"key": "a", "operator": "Near", "values": ["b"]}]}}});

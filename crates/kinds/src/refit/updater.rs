@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::Owner;
 
 /// A way of updating machines in place, in addition to those that are built in: which changes it
-/// claims, and what it does about them. Whoever may write this kind decides which changes Cluster API
-/// makes in place instead of replacing machines, in every namespace that opted in.
+/// claims, and what it does about them. The permission to write this kind decides which changes Cluster
+/// API makes in place instead of replacing machines, in every namespace that opted in.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "refit.dev",

@@ -252,7 +252,7 @@ fn wrong_end(session: &Session, happened: &[Happened], one: &MachineEnd) -> Opti
         let what = format!("NodeUpdate {} is Stopped: {reason}", name(update));
         return Some((Rule::StoppedUnasked, what));
     }
-    // Without Cluster API's request no attempt follows; the UpdateGroup says what to do instead.
+    // Without Cluster API's request no attempt follows; the UpdateGroup shows what to do instead.
     if requested && annotation(&one.machine, keys::RETRY) == Some(name(update)) {
         let what = format!("NodeUpdate {} is not tried again as requested", name(update));
         return Some((Rule::WaitWithoutEnd, what));

@@ -11,7 +11,7 @@ use super::World;
 use crate::direct::{Call, Direct, DirectError, USER};
 
 /// Creates the next NodeUpdate of a Machine, with the goal that Cluster API's hook would request. It goes as
-/// far as `until` says.
+/// far as `until` allows.
 pub(crate) async fn create(
     world: &World,
     machine: &Value,

@@ -5,7 +5,7 @@ use refit_kinds::refit::{HostPlan, HostStep, PlannedStep, StepType};
 
 use crate::node::snapshot::NodeView;
 
-/// Checks that the kubelet was heard after its restart, that the host has rebooted if a reboot was
+/// Checks that the kubelet has sent a heartbeat since its restart, that the host has rebooted if a reboot was
 /// planned, and that it runs the planned OS image (`docs/facts/kubernetes.md#verifying-a-node`).
 pub(super) fn verify(node: &NodeView, plan: &HostPlan, now: Timestamp) -> Result<(), String> {
     if let Some(restart) = last_restart(plan).filter(|restart| !is_heard_since(node, *restart)) {
