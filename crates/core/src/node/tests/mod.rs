@@ -13,4 +13,5 @@ mod model;
 mod phases;
 mod rules;
 mod taken_back;
+mod until;
 mod world;
