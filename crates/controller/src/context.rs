@@ -14,7 +14,7 @@ use refit_cluster_api::kinds::{
     Cluster, KubeadmControlPlane, Machine, MachineDeployment, MachineDrainRule, MachineSet,
 };
 use refit_core::change::asked::opted_in;
-use refit_kinds::refit::{HostPlan, HostSettings, NodeUpdate, UpdateGroup};
+use refit_kinds::refit::{HostPlan, HostSettings, NodeUpdate, UpdateGroup, Updater};
 use refit_runtime::{
     Clock, ObjectKey, Store, client::ClientStack, events::Recorder, lease::Leadership,
     queue::Queue, workload::Workloads,
@@ -157,6 +157,7 @@ pub(crate) struct Stores {
     pub(crate) node_updates: Store<NodeUpdate>,
     pub(crate) update_groups: Store<UpdateGroup>,
     pub(crate) host_settings: Store<HostSettings>,
+    pub(crate) updaters: Store<Updater>,
     /// MachineDrainRules, for drains. Startup does not wait for their first list: an older Cluster
     /// API lacks the kind.
     pub(crate) drain_rules: Store<MachineDrainRule>,
@@ -177,6 +178,7 @@ impl Stores {
             && self.node_updates.is_ready()
             && self.update_groups.is_ready()
             && self.host_settings.is_ready()
+            && self.updaters.is_ready()
     }
 
     /// Waits until the first list of every kind is complete.
@@ -190,6 +192,7 @@ impl Stores {
         self.node_updates.ready().await;
         self.update_groups.ready().await;
         self.host_settings.ready().await;
+        self.updaters.ready().await;
     }
 }
 
@@ -200,4 +203,6 @@ pub(crate) struct Queues {
     pub(crate) node_updates: Queue<ObjectKey>,
     /// UpdateGroups: the key of the UpdateGroup, whether it exists yet or not.
     pub(crate) groups: Queue<ObjectKey>,
+    /// Updaters.
+    pub(crate) updaters: Queue<ObjectKey>,
 }

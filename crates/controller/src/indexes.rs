@@ -108,6 +108,7 @@ impl Default for Stores {
             node_updates: Store::indexed(&[UPDATES_BY_MACHINE, UPDATES_BY_MACHINE_UID]),
             update_groups: Store::indexed(&[GROUPS_BY_CLUSTER]),
             host_settings: Store::default(),
+            updaters: Store::default(),
             drain_rules: Store::default(),
             host_plans: Store::default(),
         }

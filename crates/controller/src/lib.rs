@@ -5,6 +5,7 @@
 //! | `hooks` | the hooks Discovery, CanUpdateMachine, CanUpdateMachineSet and UpdateMachine |
 //! | `node_update` | brings one Machine to one goal |
 //! | `update_group` | limits how many Machines of a group may be down, and reports why it waits |
+//! | `updaters` | whether an Updater is valid |
 //! | `host_plan`, `workload_watch`, `workload_objects` | HostPlans, the watches of workload clusters, and what they keep |
 //! | `agent_access` | the rights of agents in workload clusters |
 //! | [`certificates`] | the hook server's certificate, without cert-manager |
@@ -40,6 +41,7 @@ pub mod sabotage;
 mod scan_tests;
 mod settings;
 mod update_group;
+mod updaters;
 mod watches;
 mod workload_objects;
 mod workload_watch;
@@ -222,8 +224,12 @@ async fn lead(ctx: Arc<Context>) -> anyhow::Result<()> {
                 tracing::warn!("lost leadership");
             }
             outcome = async {
-                futures::try_join!(node_update::run(ctx.clone()), update_group::run(ctx.clone()))
-            } => return outcome.map(|((), ())| ()),
+                futures::try_join!(
+                    node_update::run(ctx.clone()),
+                    update_group::run(ctx.clone()),
+                    updaters::run(ctx.clone()),
+                )
+            } => return outcome.map(|((), (), ())| ()),
         }
     }
 }

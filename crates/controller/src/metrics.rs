@@ -22,7 +22,7 @@ use prometheus_client::{
     },
     registry::{Registry, Unit},
 };
-use refit_runtime::{apply, lease};
+use refit_runtime::{apply, lease, queue::Action};
 
 use self::gauges::Gauges;
 use crate::context::Context;
@@ -45,6 +45,21 @@ struct ErrorLabels {
 }
 
 type Durations<L> = Family<L, Histogram, fn() -> Histogram>;
+
+/// Reconciles with the duration and the error counted for this controller.
+pub(crate) async fn measured(
+    ctx: &Context,
+    controller: &str,
+    reconcile: impl Future<Output = anyhow::Result<Action>>,
+) -> anyhow::Result<Action> {
+    let started = ctx.clock.now();
+    let outcome = reconcile.await;
+    ctx.metrics.reconcile(controller, ctx.clock.elapsed(started));
+    if let Err(error) = &outcome {
+        ctx.metrics.reconcile_failed(controller, error);
+    }
+    outcome
+}
 
 /// Counters, gauges and histograms of the process.
 #[derive(Debug)]

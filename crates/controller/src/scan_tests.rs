@@ -169,6 +169,7 @@ fn mark_ready(stores: &Stores) {
         drain_rules: _,
         host_plans: _,
         host_settings,
+        updaters,
     } = stores;
     machines.mark_ready();
     machine_sets.mark_ready();
@@ -179,6 +180,7 @@ fn mark_ready(stores: &Stores) {
     node_updates.mark_ready();
     update_groups.mark_ready();
     host_settings.mark_ready();
+    updaters.mark_ready();
 }
 
 fn scans(stores: &Stores) -> u64 {

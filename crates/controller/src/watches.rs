@@ -6,7 +6,7 @@ use refit_cluster_api::kinds::{Cluster, KubeadmControlPlane, Machine};
 use refit_core::{group::COVERED, node::Ended, report::RefusalReason};
 use refit_kinds::{
     conditions, keys,
-    refit::{NodeUpdate, Owner, UpdateGroup, update_group_name},
+    refit::{NodeUpdate, Owner, UpdateGroup, Updater, update_group_name},
 };
 use refit_runtime::{ObjectKey, Store, store};
 
@@ -52,6 +52,12 @@ pub(crate) async fn run(ctx: &Context) {
                 queues.node_updates.add(key);
             }
         }),
+        store::reflect(
+            Api::all(client.clone()),
+            store::everything(),
+            stores.updaters.clone(),
+            |updater: &Updater| queues.updaters.add(ObjectKey::of(updater)),
+        ),
         // A drain polls every few seconds anyway.
         watch(client, &stores.drain_rules, |_| {}),
         async {

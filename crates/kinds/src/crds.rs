@@ -12,6 +12,7 @@ pub fn refit_crds() -> Vec<CustomResourceDefinition> {
         refit::HostSettings::crd(),
         refit::NodeUpdate::crd(),
         refit::UpdateGroup::crd(),
+        refit::Updater::crd(),
     ]
 }
 

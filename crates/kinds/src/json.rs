@@ -52,6 +52,11 @@ pub fn annotations(object: &Value) -> BTreeMap<String, String> {
     pairs(object.pointer("/metadata/annotations"))
 }
 
+/// Labels of an object, without values that are not strings.
+pub fn labels(object: &Value) -> BTreeMap<String, String> {
+    pairs(object.pointer("/metadata/labels"))
+}
+
 /// An annotation of an object.
 pub fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
     object.pointer("/metadata/annotations")?.get(key)?.as_str()

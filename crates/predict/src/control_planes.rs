@@ -101,8 +101,9 @@ fn answers(
     for member in members.iter().filter(|m| !m.sides.is_up_to_date()) {
         let hosts = if asked { view.hosts_of(&[member.machine]) } else { Vec::new() };
         let before = view.plan.blocked_by.len();
-        let answer =
-            view.answer(Level::Machine, &member.sides.sides, Known { hosts, ..Known::default() });
+        let known = Known { hosts, ..Known::default() };
+        let machine = Some(member.machine);
+        let answer = view.answer(Level::Machine, &member.sides.sides, machine, known);
         let machine_name = name(member.machine).to_owned();
         refusals.insert(machine_name.clone(), view.plan.blocked_by.split_off(before));
         answers.insert(machine_name, answer);

@@ -19,6 +19,7 @@ use serde_json::Value;
 use super::{
     managers::Manager,
     objects::Objects,
+    providers::Providers,
     reach::{Extension, GroupRef, Read},
 };
 
@@ -53,6 +54,8 @@ pub struct Input {
     pub hosts: BTreeMap<(String, String), Read<Hosts>>,
     /// Default policy for uncovered changes, if no annotation sets one.
     pub on_uncovered: OnUncovered,
+    /// What the providers of infrastructure machines accept.
+    pub providers: Providers,
 }
 
 impl Input {
@@ -83,6 +86,7 @@ impl Input {
             namespaces,
             hosts: BTreeMap::new(),
             on_uncovered: OnUncovered::Preserve,
+            providers: Providers::Assumed,
         }
     }
 }
@@ -180,7 +184,7 @@ fn nodes_of(budget: &Value, pods: &[Value]) -> BTreeSet<String> {
         // Most policies let a pod that is not Ready be disrupted even if its budget is exhausted.
         .filter(|pod| condition(pod, "Ready").is_none_or(|status| status == "True"))
         .filter(|pod| {
-            let labels = refit_kinds::json::pairs(pod.pointer("/metadata/labels"));
+            let labels = refit_kinds::json::labels(pod);
             selector.as_ref().is_some_and(|selector| selector.matches(&labels))
         })
         .map(|pod| text(pod, "/spec/nodeName").to_owned())

@@ -10,6 +10,7 @@
 //! | [`mod@reach`], [`managers`] | whether Cluster API calls Refit's hooks for a group |
 //! | [`input`], [`objects`] | the input of a prediction |
 //! | [`outcome`] | its result |
+//! | [`providers`] | whether the providers of infrastructure machines accept a change |
 //! | [`doctor`] | whether an installation is healthy |
 
 mod control_planes;
@@ -19,6 +20,7 @@ pub mod managers;
 pub mod objects;
 pub mod outcome;
 mod plane;
+pub mod providers;
 pub mod reach;
 mod selectors;
 mod sides;
@@ -37,6 +39,7 @@ pub use objects::Objects;
 pub use outcome::{
     Blocked, Cause, CauseReason, Counts, GroupPrediction, PathLine, PredictedOutcome, Prediction,
 };
+pub use providers::{InfrastructureMachine, ProviderQuestion, Providers};
 pub use reach::{Extension, GroupRef, Reach, Read, Shape, notes, reach};
 pub use unreached::Unreached;
 

@@ -5,6 +5,8 @@ use std::fmt;
 use refit_kinds::version::StatedVersion;
 use serde::Serialize;
 
+use super::providers::ProviderQuestion;
+
 /// Predicted outcome for a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum PredictedOutcome {
@@ -169,6 +171,9 @@ pub struct GroupPrediction {
     /// Predicted duration of the in-place updates, from past updates; absent if there were none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds: Option<i64>,
+    /// What to ask providers.
+    #[serde(skip)]
+    pub questions: Vec<ProviderQuestion>,
 }
 
 /// A prediction for all groups.

@@ -1,5 +1,5 @@
 use refit_cluster_api::kubeadm_config;
-use refit_core::change::OnUncovered;
+use refit_core::change::{OnUncovered, Provider};
 use serde_json::{Value, json};
 
 use super::*;
@@ -183,6 +183,44 @@ fn an_uncovered_change_stops_or_replaces_by_policy() {
         assert_eq!(found.outcome, PredictedOutcome::Replaced, "{found:#?}");
         assert_eq!(counts(&found), (3, 0, 3, 3));
         assert_eq!(reasons(&found), [CauseReason::Uncovered]);
+    }
+}
+
+/// An Updater that leaves the image of vSphere machines.
+fn leaves_image() -> Value {
+    json!({"apiVersion": "refit.dev/v1alpha1", "kind": "Updater", "metadata": {"name": "image"},
+    "spec": {"action": "Leave", "order": 1, "claims": [{
+        "group": "infrastructure.cluster.x-k8s.io", "kind": "VSphereMachine", "paths": ["/spec/template"],
+    }]}})
+}
+
+#[test]
+fn a_change_that_an_updater_leaves_is_made_in_place_where_the_provider_accepts_it() {
+    for (object, pointer) in [(control_plane(3, 0), PLANE_REF), (deployment(3, 0, 1), WORKER_REF)] {
+        let mut input = rotated(&object, pointer, "B", "");
+        input.desired.insert(leaves_image());
+        let offline = only(predict(&input));
+        assert_eq!(offline.outcome, PredictedOutcome::InPlace, "{offline:#?}");
+        assert_eq!(counts(&offline), (3, 3, 0, 0));
+        assert!(offline.paths[0].line.ends_with("(left as it is by image)"), "{offline:#?}");
+        assert!(offline.notes[0].contains("assumes that the provider"), "{offline:#?}");
+        let question = offline.questions[0].clone();
+
+        let answered = |answer: Provider| {
+            let answers = offline.questions.iter().map(|q| (q.machine.clone(), answer.clone()));
+            let providers = Providers::Asked(answers.collect());
+            only(predict(&Input { providers, ..input.clone() }))
+        };
+        let accepted = answered(question.change.accepted);
+        assert_eq!(accepted.outcome, PredictedOutcome::InPlace);
+        let refused = answered(Provider::Refuses { why: "spec is immutable".into() });
+        assert_eq!(refused.blocked_by[0].reason, "UncoveredPreserve");
+        assert!(
+            refused.paths[0].line.ends_with("(the API server refuses it: spec is immutable)"),
+            "{refused:#?}"
+        );
+        let forbidden = answered(Provider::Forbidden { why: "cannot get".into() });
+        assert_eq!(forbidden.blocked_by[0].reason, "ProviderForbidden");
     }
 }
 

@@ -3,18 +3,19 @@
 use refit_cluster_api::{kinds::annotations_show_update, rollout::simulate::Answer};
 use refit_core::{
     change::{
-        Coverage, Level, Policy, PolicyDefaults, Verdict, can_update,
+        Coverage, Level, Policy, PolicyDefaults, Provider, Question, Updater, Verdict, can_update,
         can_update::{Host, HostReport, Judgement, Known, unfinished},
-        policy,
+        machine_kind, policy,
+        updaters::{Selected, updaters_for},
         verdict::Unfinished,
     },
     group::{Member, median_seconds},
     node::{newest, plan_steps, step_names},
 };
 use refit_kinds::{
-    json::{annotations, controller, is_deleting, label, name, namespace, text},
+    json::{annotations, controller, is_deleting, label, labels, name, namespace, text},
     keys,
-    refit::{NodeUpdate, Owner, Phase, Role, StepDurations, update_group_name},
+    refit::{self, NodeUpdate, Owner, Phase, Role, StepDurations, update_group_name},
     version::SkewError,
 };
 use serde::Deserialize as _;
@@ -23,6 +24,7 @@ use serde_json::Value;
 use super::{
     input::{Hosts, Input},
     outcome::{Blocked, Cause, CauseReason, Counts, GroupPrediction, PathLine, PredictedOutcome},
+    providers::{InfrastructureMachine, ProviderQuestion, Providers},
     reach::{GroupRef, Reach, Read, notes, reach},
     sides::Sides,
     unreached::Unreached,
@@ -112,6 +114,7 @@ impl<'a> View<'a> {
                 blocked_by: Vec::new(),
                 notes: notes(&facts),
                 seconds: None,
+                questions: Vec::new(),
             },
             lines: Vec::new(),
         })
@@ -167,8 +170,15 @@ impl<'a> View<'a> {
         });
     }
 
-    /// The predicted response for two sides; adds the blocker if the machines must wait.
-    pub(super) fn answer(&mut self, level: Level, sides: &Sides, known: Known) -> Answer {
+    /// The predicted response for two sides; adds the blocker if the machines must wait. `machine` is one of
+    /// them, whose provider is asked if an Updater claims a change of its infrastructure.
+    pub(super) fn answer(
+        &mut self,
+        level: Level,
+        sides: &Sides,
+        machine: Option<&Value>,
+        known: Known,
+    ) -> Answer {
         let (current, desired) = match sides {
             Sides::Known(both) => both.as_ref(),
             Sides::NotCloned => return Answer::Replace,
@@ -182,8 +192,14 @@ impl<'a> View<'a> {
             }
         };
         // Unfinished updates block the whole group: look_for_unfinished reports them.
-        let known = Known { policy: self.policy.clone(), peers: Vec::new(), ..known };
-        let Judgement { coverage, verdict } = can_update(level, current, desired, &known);
+        let updaters = self.updaters(machine_kind(text(&current.infrastructure, "/kind")));
+        let mut known = Known { policy: self.policy.clone(), peers: Vec::new(), updaters, ..known };
+        let mut judgement = can_update(level, current, desired, &known);
+        if let Some(change) = Question::of(level, &judgement.coverage, current) {
+            known.provider = self.ask_provider(change, machine);
+            judgement = can_update(level, current, desired, &known);
+        }
+        let Judgement { coverage, verdict } = judgement;
         self.add_lines(&coverage);
         match &verdict {
             Verdict::Cover(_) => Answer::InPlace,
@@ -193,6 +209,44 @@ impl<'a> View<'a> {
                 Answer::Wait
             }
         }
+    }
+
+    /// The Updaters for machines of this kind.
+    fn updaters(&mut self, infrastructure_kind: &str) -> Vec<Updater> {
+        let Some(owner) = self.group.owner() else {
+            return Vec::new();
+        };
+        let mut all = Vec::new();
+        for object in self.input.desired.of_kind("Updater") {
+            match refit::Updater::deserialize(object) {
+                Ok(updater) => all.push(updater),
+                Err(error) => {
+                    let note = format!("Updater {} is not used: {error}", name(object));
+                    self.plan.notes.push(note);
+                }
+            }
+        }
+        let labels = self.cluster.map(labels).unwrap_or_default();
+        updaters_for(&all, Selected { cluster_labels: &labels, owner, infrastructure_kind })
+    }
+
+    /// The provider's answer about a change of a machine's infrastructure. Without machines, no object
+    /// changes.
+    fn ask_provider(&mut self, change: Question, machine: Option<&Value>) -> Provider {
+        let Some(machine) = machine.and_then(InfrastructureMachine::of) else {
+            return change.accepted;
+        };
+        if self.input.providers == Providers::Assumed {
+            self.plan.notes.push(format!(
+                "assumes that the provider of {} accepts the changes of {0}s that Updaters claim: only its \
+                 API server can tell",
+                machine.kind
+            ));
+        }
+        let question = ProviderQuestion { machine, change };
+        let answer = self.input.providers.answer(&question);
+        self.plan.questions.push(question);
+        answer
     }
 
     fn add_lines(&mut self, coverage: &Coverage) {

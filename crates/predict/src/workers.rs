@@ -181,7 +181,8 @@ fn answers(
             Known::default()
         };
         let before = view.plan.blocked_by.len();
-        let answer = view.answer(Level::MachineSet, &sides, known);
+        let machine = set_machines.iter().copied().find(|machine| !is_deleting(machine));
+        let answer = view.answer(Level::MachineSet, &sides, machine, known);
         if !asked {
             view.plan.blocked_by.truncate(before);
         }

@@ -78,6 +78,7 @@ fn not_ready() -> Vec<NotReady> {
         decided(&Known { api_server: Some("v1.34.2".into()), ..Known::default() }),
         decided(&Known { hosts: vec![old_kubelet], ..Known::default() }),
         NotReady::ProviderUnknown { object: s(), why: s() },
+        NotReady::ProviderForbidden { object: s(), why: s() },
         NotReady::OwnerDiffers { owner: s() },
         NotReady::OwnerUnread { owner: s(), error: s() },
         NotReady::Unconfirmed { error: s() },
@@ -101,6 +102,7 @@ fn not_ready() -> Vec<NotReady> {
             | NotReady::OwnerUnread { .. }
             | NotReady::Unconfirmed { .. }
             | NotReady::ProviderUnknown { .. }
+            | NotReady::ProviderForbidden { .. }
             | NotReady::Deadline => {}
         }
     }

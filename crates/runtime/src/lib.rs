@@ -12,6 +12,7 @@
 //! | [`queue`] | reconcile keys: deduplicated, delayed, backed off |
 //! | [`apply`] | patches and applies, built as values |
 //! | [`events`] | events on state changes |
+//! | [`foreign`] | objects of kinds that are known at run time only |
 //! | [`process`] | logs, credentials and signals of long-running programs |
 //! | [`plan_signing`] | signatures of HostPlans |
 //! | [`tls`] | certificates and server configuration with reload |
@@ -23,6 +24,7 @@ pub mod apply;
 pub mod client;
 pub mod clock;
 pub mod events;
+pub mod foreign;
 pub mod gate;
 mod guard;
 pub mod lease;

@@ -12,10 +12,10 @@ use refit_core::change::OnUncovered;
 use refit_kinds::{
     json::{kind, name, namespace, text},
     keys,
-    refit::{NodeUpdate, Owner, UpdateGroup},
+    refit::{NodeUpdate, Owner, UpdateGroup, Updater},
     version::KubernetesVersion,
 };
-use refit_predict::{GroupRef, Hosts, Input, Objects, Read, objects::apply};
+use refit_predict::{GroupRef, Hosts, Input, Objects, Providers, Read, objects::apply};
 use serde_json::Value;
 
 use super::reader::{Found, Reader, workload};
@@ -94,12 +94,14 @@ pub(crate) async fn gather(reader: &mut Reader, change: &Change<'_>) -> anyhow::
         namespaces: [(space, surroundings.namespace_labels)].into(),
         hosts,
         on_uncovered: default_policy(reader).await,
+        providers: Providers::Asked(BTreeMap::new()),
     })
 }
 
 /// Returns the namespace of the objects; it must be the same for all.
 fn only_namespace(objects: &[Value]) -> anyhow::Result<String> {
-    let all: BTreeSet<&str> = objects.iter().map(namespace).collect();
+    let namespaced = objects.iter().filter(|object| kind(object) != "Updater");
+    let all: BTreeSet<&str> = namespaced.map(namespace).collect();
     match all.iter().collect::<Vec<_>>()[..] {
         [one] => Ok((*one).to_owned()),
         [] => bail!("the files contain no objects"),
@@ -311,7 +313,12 @@ async fn members(
         let objects = reader.list_kind(&group, &kind, &selector).await?;
         current.extend(objects);
     }
-    for found in [reader.list::<NodeUpdate>("").await?, reader.list::<UpdateGroup>("").await?] {
+    let found = [
+        reader.list::<NodeUpdate>("").await?,
+        reader.list::<UpdateGroup>("").await?,
+        reader.cluster_scoped::<Updater>().await?,
+    ];
+    for found in found {
         match found {
             Found::Read(objects) => current.extend(objects),
             Found::Absent | Found::Forbidden => {}

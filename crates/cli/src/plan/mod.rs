@@ -10,10 +10,15 @@ mod world_tests;
 
 use std::{path::PathBuf, process::ExitCode};
 
+use futures::future::join_all;
+use kube::Client;
+use refit_core::change::Provider;
 use refit_kinds::version::KubernetesVersion;
 use refit_manifests::{LoadError, load};
-use refit_predict::{Input, Objects, PredictedOutcome, Prediction, predict};
-use refit_runtime::Clock;
+use refit_predict::{
+    Input, Objects, PredictedOutcome, Prediction, ProviderQuestion, Providers, predict,
+};
+use refit_runtime::{Clock, foreign::ForeignObject};
 use serde_json::Value;
 
 use self::{
@@ -95,9 +100,41 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
             _ => Change::Objects(&objects),
         };
         let mut reader = Reader::new(client::connect(global).await?);
-        let input = gather(&mut reader, &change).await?;
-        print_plan(printer, &noted(predict(&input), &input, &objects))
+        let mut input = gather(&mut reader, &change).await?;
+        let prediction = predict_live(&reader.cluster.client, &mut input).await;
+        print_plan(printer, &noted(prediction, &input, &objects))
     })
+}
+
+/// The prediction, with the answers of the providers that it depends on.
+pub(crate) async fn predict_live(client: &Client, input: &mut Input) -> Prediction {
+    let prediction = predict(input);
+    let questions: Vec<_> = prediction.groups.iter().flat_map(|group| &group.questions).collect();
+    if questions.is_empty() {
+        return prediction;
+    }
+    let asked = questions
+        .into_iter()
+        .map(async |question| (question.machine.clone(), ask_provider(client, question).await));
+    input.providers = Providers::Asked(join_all(asked).await.into_iter().collect());
+    predict(input)
+}
+
+async fn ask_provider(
+    client: &Client,
+    ProviderQuestion { machine, change }: &ProviderQuestion,
+) -> Provider {
+    let object = ForeignObject {
+        api_version: change.api_version.clone(),
+        kind: machine.kind.clone(),
+        namespace: machine.namespace.clone(),
+        name: machine.name.clone(),
+    };
+    match object.dry_run(client, |live| change.changed(live)).await {
+        Ok(()) => change.accepted.clone(),
+        Err(kube::Error::Api(status)) => Provider::of_error(status.code, &status.message),
+        Err(error) => Provider::Unknown { why: error.to_string() },
+    }
 }
 
 fn print_plan(printer: Printer, plan: &Prediction) -> anyhow::Result<ExitCode> {

@@ -83,7 +83,24 @@ impl Reader {
         let resource = ApiResource::erase::<K>(&());
         let api =
             Api::namespaced_with(self.cluster.client.clone(), &self.cluster.namespace, &resource);
-        match pages(&api, &resource, selector).await {
+        self.found::<K>(pages(&api, &resource, selector).await)
+    }
+
+    /// Lists the objects of a cluster-scoped kind of Refit's.
+    pub(crate) async fn cluster_scoped<K>(&self) -> anyhow::Result<Found<Vec<Value>>>
+    where
+        K: Resource<DynamicType = ()>,
+    {
+        let resource = ApiResource::erase::<K>(&());
+        let api = Api::all_with(self.cluster.client.clone(), &resource);
+        self.found::<K>(pages(&api, &resource, "").await)
+    }
+
+    fn found<K>(&self, listed: kube::Result<Vec<Value>>) -> anyhow::Result<Found<Vec<Value>>>
+    where
+        K: Resource<DynamicType = ()>,
+    {
+        match listed {
             Err(error) if is_gone(&error) => Ok(Found::Absent),
             Err(kube::Error::Api(status)) if status.code == 403 => Ok(Found::Forbidden),
             outcome => {

@@ -8,11 +8,12 @@
 use std::{sync::Arc, time::Duration};
 
 use kube::ResourceExt as _;
-use refit_cluster_api::kinds::{Machine, update_in_progress};
+use refit_cluster_api::kinds::{ContractRef, Machine, update_in_progress};
 use refit_core::{
     change::{
-        Level, NotReady, Objects, Verdict, can_update,
+        Level, NotReady, Objects, Provider, Verdict, can_update,
         can_update::{ControlPlaneMachine, Host, Judgement, Known, Peer, unfinished},
+        machine_kind,
         verdict::Unfinished,
     },
     group::observed_version,
@@ -24,7 +25,7 @@ use refit_kinds::{
 };
 use refit_runtime::ObjectKey;
 
-use super::{decision, wire};
+use super::{decision, provider, wire};
 use crate::{
     api_error::ReadError,
     context::Context,
@@ -36,6 +37,7 @@ use crate::{
     node_update::live::read_object,
     owner::{LiveOwner, limits_of},
     policy::{live_policy, unknown},
+    updaters::updaters_of,
     workload_watch::has_hosted_control_plane,
 };
 
@@ -53,10 +55,12 @@ pub(crate) async fn machine_set(ctx: &Context, body: &[u8]) -> Verdict {
 }
 
 /// The data for a decision, read from the caches.
-struct Question {
-    group: Group,
-    level: Level,
+pub(super) struct Question {
+    pub(super) group: Group,
+    pub(super) level: Level,
     known: Known,
+    /// An infrastructure machine that would change; `None` if there is none.
+    pub(super) infrastructure: Option<ContractRef>,
 }
 
 async fn answer(
@@ -67,9 +71,9 @@ async fn answer(
 ) -> Verdict {
     match judged(ctx, body, members, read).await {
         Err(why) => Verdict::NotReady(why),
-        Ok((Question { group, known, .. }, verdict)) => {
-            decision::record(ctx, &group, &known.policy, &verdict).await;
-            verdict
+        Ok((Question { group, known, .. }, judgement)) => {
+            decision::record(ctx, &group, &known.policy, &judgement).await;
+            judgement.verdict
         }
     }
 }
@@ -81,24 +85,31 @@ async fn judged(
     body: &[u8],
     members: wire::Members,
     read: impl Fn(&Objects) -> Result<Question, NotReady>,
-) -> Result<(Question, Verdict), NotReady> {
+) -> Result<(Question, Judgement), NotReady> {
     let (current, desired) = both_sides(body, members)?;
-    let judge = || {
-        let question = read(&current)?;
+    let judge = |provider: Provider| {
+        let mut question = read(&current)?;
+        question.known.provider = provider;
         let judgement = can_update(question.level, &current, &desired, &question.known);
-        let Judgement { verdict, .. } = judgement;
-        Ok((question, verdict))
+        Ok::<_, NotReady>((question, judgement))
     };
-    let (question, verdict) = judge()?;
+    let (question, judgement) = judge(Provider::NotAsked)?;
     requested(ctx, &question, &desired).await?;
-    if !verdict.replaces() {
-        return Ok((question, verdict));
+    let provider = provider::ask(ctx, &question, &judgement, &current).await;
+    let (question, judgement) = if provider == Provider::NotAsked {
+        (question, judgement)
+    } else {
+        judge(provider.clone())?
+    };
+    if !judgement.verdict.replaces() {
+        return Ok((question, judgement));
     }
     match read_policy(ctx, &question.group).await {
-        Ok(()) => judge(),
+        Ok(()) => judge(provider),
         Err(error) => {
             let error = error.to_string();
-            Ok((question, Verdict::NotReady(NotReady::Unconfirmed { error })))
+            let verdict = Verdict::NotReady(NotReady::Unconfirmed { error });
+            Ok((question, Judgement { verdict, ..judgement }))
         }
     }
 }
@@ -158,9 +169,11 @@ fn about_machine(ctx: &Context, current: &Objects) -> Result<Question, NotReady>
         policy: live_policy(ctx, &group)?,
         hosts: vec![host(ctx, &machine)],
         peers: if group.spec.control_plane { peers(ctx, &group, &machine) } else { Vec::new() },
+        updaters: updaters_of(ctx, &group, &machine.spec.infrastructure_ref.kind),
         ..Known::default()
     };
-    Ok(Question { group, level: Level::Machine, known })
+    let infrastructure = Some(machine.spec.infrastructure_ref.clone());
+    Ok(Question { group, level: Level::Machine, known, infrastructure })
 }
 
 fn about_machine_set(ctx: &Context, current: &Objects) -> Result<Question, NotReady> {
@@ -169,6 +182,7 @@ fn about_machine_set(ctx: &Context, current: &Objects) -> Result<Question, NotRe
     let group = group_of_set(&set);
     let present = machines_of(&ctx.stores, &group.key).len();
     let machines = machines_of_set(&ctx.stores, &key);
+    let template = &set.spec.template.spec.infrastructure_ref;
     let known = Known {
         policy: live_policy(ctx, &group)?,
         hosts: machines.iter().map(|machine| host(ctx, machine)).collect(),
@@ -176,9 +190,13 @@ fn about_machine_set(ctx: &Context, current: &Objects) -> Result<Question, NotRe
         peers: Vec::new(),
         control_plane: control_plane(ctx, &key.namespace, &group),
         api_server: api_server_of(ctx, &key.namespace, &group),
+        updaters: updaters_of(ctx, &group, machine_kind(&template.kind)),
         ..Known::default()
     };
-    Ok(Question { group, level: Level::MachineSet, known })
+    let stays = |machine: &&Arc<Machine>| machine.metadata.deletion_timestamp.is_none();
+    let machine = machines.iter().find(stays);
+    let infrastructure = machine.map(|machine| machine.spec.infrastructure_ref.clone());
+    Ok(Question { group, level: Level::MachineSet, known, infrastructure })
 }
 
 fn synced_key(ctx: &Context, current: &Objects) -> Result<ObjectKey, NotReady> {

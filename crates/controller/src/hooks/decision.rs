@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Api;
 use refit_core::{
-    change::{NotReady, Policy, Verdict},
+    change::{NotReady, Policy, Verdict, can_update::Judgement, cover::Claimed},
     group::{COVERED, answer_blocks, show_policy},
 };
 use refit_kinds::{
@@ -33,12 +33,13 @@ const ATTEMPTS: usize = 3;
 
 /// Records a decision that differs from the last one. The response does not depend on it: a failure
 /// is logged, and the next call tries again.
-pub(super) async fn record(ctx: &Context, group: &Group, policy: &Policy, verdict: &Verdict) {
+pub(super) async fn record(ctx: &Context, group: &Group, policy: &Policy, judgement: &Judgement) {
+    let verdict = &judgement.verdict;
     // The deletion of one Machine is unrelated to whether its group's change is covered.
     if matches!(verdict, Verdict::NotReady(NotReady::Deleting { .. })) {
         return;
     }
-    let write = try_record(ctx, group, policy, verdict);
+    let write = try_record(ctx, group, policy, judgement);
     match tokio::time::timeout(RECORD_DEADLINE, write).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => {
@@ -54,7 +55,7 @@ async fn try_record(
     ctx: &Context,
     group: &Group,
     policy: &Policy,
-    verdict: &Verdict,
+    judgement: &Judgement,
 ) -> kube::Result<()> {
     let api: Api<UpdateGroup> = Api::namespaced(ctx.client.clone(), &group.key.namespace);
     let mut found = ensure_group(ctx, group).await?;
@@ -62,10 +63,10 @@ async fn try_record(
         let status = found.status.clone().unwrap_or_default();
         let generation = owner_generation(&ctx.stores, group);
         let now = ctx.clock.now_seconds();
-        let Some(next) = next_status(&status, now, policy, verdict, generation) else {
+        let Some(next) = next_status(&status, now, policy, judgement, generation) else {
             return Ok(());
         };
-        if let Some(announcement) = announcement(ctx, group, &status, verdict) {
+        if let Some(announcement) = announcement(ctx, group, &status, &judgement.verdict) {
             ctx.recorder.announce(&announcement).await;
         }
         match swap_group(ctx, &found, &status, &next).await {
@@ -83,7 +84,7 @@ fn next_status(
     status: &UpdateGroupStatus,
     now: jiff::Timestamp,
     policy: &Policy,
-    verdict: &Verdict,
+    Judgement { coverage, verdict }: &Judgement,
     owner_generation: Option<i64>,
 ) -> Option<UpdateGroupStatus> {
     let mut next = show_policy(status, policy, now);
@@ -98,6 +99,7 @@ fn next_status(
     let condition = (COVERED, status_word, verdict.reason(), message.as_str());
     conditions::set(&mut next.conditions, now, generation, condition);
     next.uncovered = verdict.uncovered().iter().take(MAX_LINES).cloned().collect();
+    next.left = coverage.left().map(Claimed::line).take(MAX_LINES).collect();
     (next != *status).then_some(next)
 }
 
@@ -143,7 +145,7 @@ fn occurrence(before: &Condition) -> String {
 #[cfg(test)]
 mod tests {
     use refit_core::{
-        change::{OnUncovered, Patches},
+        change::{Coverage, OnUncovered, Patches},
         group::POLICY_UNDERSTOOD,
     };
     use refit_kinds::keys;
@@ -154,23 +156,27 @@ mod tests {
         "2026-01-01T00:00:00Z".parse().unwrap()
     }
 
-    fn preserve() -> Verdict {
-        Verdict::Preserve {
+    fn judged(verdict: Verdict) -> Judgement {
+        Judgement { coverage: Coverage::default(), verdict }
+    }
+
+    fn preserve() -> Judgement {
+        judged(Verdict::Preserve {
             uncovered: (0..100).map(|n| format!("line {n}")).collect(),
             message: "m".into(),
-        }
+        })
     }
 
     #[test]
     fn a_repeated_decision_is_not_written() {
-        let (policy, verdict) = (Policy::default(), preserve());
+        let (policy, preserve) = (Policy::default(), preserve());
         let first =
-            next_status(&UpdateGroupStatus::default(), now(), &policy, &verdict, Some(2)).unwrap();
+            next_status(&UpdateGroupStatus::default(), now(), &policy, &preserve, Some(2)).unwrap();
         assert_eq!(first.uncovered.len(), MAX_LINES);
         let covered = conditions::get(&first.conditions, COVERED).unwrap();
         assert_eq!(covered.observed_generation, Some(2));
         let later = now() + jiff::SignedDuration::from_secs(60);
-        assert_eq!(next_status(&first, later, &policy, &verdict, Some(2)), None);
+        assert_eq!(next_status(&first, later, &policy, &preserve, Some(2)), None);
     }
 
     #[test]
@@ -179,7 +185,7 @@ mod tests {
         let blocked =
             next_status(&UpdateGroupStatus::default(), now(), &policy, &preserve(), Some(2))
                 .unwrap();
-        let cover = Verdict::Cover(Patches::default());
+        let cover = judged(Verdict::Cover(Patches::default()));
         let free = next_status(&blocked, now(), &policy, &cover, Some(2)).unwrap();
         assert!(free.uncovered.is_empty());
         assert!(conditions::is_true(&free.conditions, COVERED));
@@ -192,7 +198,7 @@ mod tests {
             not_understood: Some((keys::ON_UNCOVERED.into(), "replace".into())),
             ..Policy::default()
         };
-        let cover = Verdict::Cover(Patches::default());
+        let cover = judged(Verdict::Cover(Patches::default()));
         let status =
             next_status(&UpdateGroupStatus::default(), now(), &confused, &cover, Some(2)).unwrap();
         let condition = conditions::get(&status.conditions, POLICY_UNDERSTOOD).unwrap();
@@ -206,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_group_without_trouble_has_no_condition_on_its_policy() {
-        let cover = Verdict::Cover(Patches::default());
+        let cover = judged(Verdict::Cover(Patches::default()));
         let status =
             next_status(&UpdateGroupStatus::default(), now(), &Policy::default(), &cover, Some(2));
         assert_eq!(conditions::get(&status.unwrap().conditions, POLICY_UNDERSTOOD), None);

@@ -6,6 +6,7 @@
 //! | `body` | reads request bodies within a budget |
 //! | `wire` | requests and responses |
 //! | `can_update` | CanUpdateMachine and CanUpdateMachineSet |
+//! | `provider` | whether a provider accepts what Updaters claim of its machines |
 //! | `decision` | records the decision in the UpdateGroup and in an event on the owner |
 //! | `update_machine` | UpdateMachine |
 //! | `create` | the object of a new NodeUpdate |
@@ -15,6 +16,7 @@ pub(crate) mod can_update;
 pub(crate) mod create;
 mod decision;
 mod http;
+mod provider;
 mod update_machine;
 pub mod wire;
 

@@ -164,6 +164,7 @@ impl Gauges {
         for (controller, depth) in [
             ("node-update", ctx.queues.node_updates.depth()),
             ("update-group", ctx.queues.groups.depth()),
+            ("updater", ctx.queues.updaters.depth()),
         ] {
             let controller = controller.to_owned();
             let labels = ControllerLabels { controller };

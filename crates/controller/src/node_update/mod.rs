@@ -72,14 +72,8 @@ async fn measured(ctx: Arc<Context>, key: ObjectKey) -> anyhow::Result<Action> {
         Some(view) => Some(view.turn().await),
         None => None,
     };
-    let started = ctx.clock.now();
     // Boxed, so that waiting for a turn takes little memory.
-    let outcome = Box::pin(reconcile(&ctx, &key)).await;
-    ctx.metrics.reconcile("node-update", ctx.clock.elapsed(started));
-    if let Err(error) = &outcome {
-        ctx.metrics.reconcile_failed("node-update", error);
-    }
-    outcome
+    crate::metrics::measured(&ctx, "node-update", Box::pin(reconcile(&ctx, &key))).await
 }
 
 /// The caches of the cluster of a NodeUpdate.

@@ -36,6 +36,7 @@ use crate::{
         owner_generation, owner_object, phase_of,
     },
     host_plan::{cluster_key, node_name},
+    metrics::measured,
     node_update::swap_group,
     owner::{LiveOwner, limits_of},
     policy::live_policy,
@@ -55,18 +56,12 @@ pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
     ctx.stores.wait_synced().await;
     let workers = ctx.settings.update_group_workers;
     let queue = &ctx.queues.groups;
-    queue.work("update-group", workers, |key| measured(ctx.clone(), key)).await;
+    let reconcile = |key| {
+        let ctx = ctx.clone();
+        async move { measured(&ctx, "update-group", reconcile(&ctx, &key)).await }
+    };
+    queue.work("update-group", workers, reconcile).await;
     Ok(())
-}
-
-async fn measured(ctx: Arc<Context>, key: ObjectKey) -> anyhow::Result<Action> {
-    let started = ctx.clock.now();
-    let outcome = reconcile(&ctx, &key).await;
-    ctx.metrics.reconcile("update-group", ctx.clock.elapsed(started));
-    if let Err(error) = &outcome {
-        ctx.metrics.reconcile_failed("update-group", error);
-    }
-    outcome
 }
 
 pub(crate) async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {

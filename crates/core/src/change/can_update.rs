@@ -11,8 +11,8 @@ use refit_kinds::{
 use super::{
     cover::{Coverage, Updater, cover},
     objects::{Level, Objects},
-    patch::Patch,
     policy::Policy,
+    provider::{Provider, provider_unknown},
     verdict::{NotReady, Unfinished, Verdict, verdict},
 };
 
@@ -39,30 +39,6 @@ pub struct Known {
     /// For workers of a control plane without Machines, as hosted and managed ones are: the version
     /// that the API server reports.
     pub api_server: Option<StatedVersion>,
-}
-
-/// Whether the provider of the infrastructure accepts a change of an infrastructure machine, as the API
-/// server answers to a dry run. Providers such as CAPV refuse them.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub enum Provider {
-    /// It was not asked.
-    #[default]
-    NotAsked,
-    /// The API server accepts this change of the object in the request.
-    Accepts {
-        /// The change.
-        patch: Patch,
-    },
-    /// The API server refuses the change.
-    Refuses {
-        /// Its words.
-        why: String,
-    },
-    /// It could not be asked.
-    Unknown {
-        /// What failed.
-        why: String,
-    },
 }
 
 /// A Machine whose host would be updated.
@@ -167,7 +143,10 @@ pub fn can_update(level: Level, current: &Objects, desired: &Objects, known: &Kn
         Provider::Refuses { why } => {
             coverage.refused(why, [&current.infrastructure, &desired.infrastructure])
         }
-        Provider::NotAsked | Provider::Accepts { .. } | Provider::Unknown { .. } => coverage,
+        Provider::NotAsked
+        | Provider::Accepts { .. }
+        | Provider::Forbidden { .. }
+        | Provider::Unknown { .. } => coverage,
     };
     if let Some(machine) = deleting(level, &known.hosts) {
         return Judgement { coverage, verdict: Verdict::NotReady(NotReady::Deleting { machine }) };
@@ -262,22 +241,6 @@ fn kubelet_behind(level: Level, hosts: &[Host], target: &KubernetesVersion) -> O
     })
 }
 
-/// The refusal for a claimed change of an infrastructure machine that its provider may not accept.
-fn provider_unknown(provider: &Provider, coverage: &Coverage) -> Option<NotReady> {
-    let why = match provider {
-        Provider::NotAsked => "it was not asked",
-        Provider::Unknown { why } => why,
-        Provider::Accepts { patch } if coverage.patches.infrastructure.as_ref() == Some(patch) => {
-            return None;
-        }
-        Provider::Accepts { .. } => "it was asked about another change",
-        Provider::Refuses { .. } => return None,
-    };
-    let claimed = coverage.of_infrastructure().next()?;
-    let object = format!("{} {}", claimed.kind, claimed.name);
-    Some(NotReady::ProviderUnknown { object, why: why.to_owned() })
-}
-
 /// The Machine of the request, if it is being deleted. Other Machines of a MachineSet may be
 /// deleted meanwhile.
 fn deleting(level: Level, hosts: &[Host]) -> Option<String> {
@@ -316,7 +279,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::change::claim::Claim;
+    use crate::change::{claim::Claim, patch::Patch};
 
     fn side(version: &str) -> Objects {
         Objects {

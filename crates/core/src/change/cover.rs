@@ -170,6 +170,11 @@ impl Coverage {
         all.filter(|difference| difference.part == Part::Infrastructure)
     }
 
+    /// The claimed changes about which nothing is done.
+    pub fn left(&self) -> impl Iterator<Item = &Claimed> {
+        self.claimed.iter().filter(|claimed| claimed.is_left)
+    }
+
     /// The same coverage if the API server refuses the claimed changes of the infrastructure machine.
     /// `sides` are its states: an API server may quote any of their values.
     pub(super) fn refused(mut self, why: &str, sides: [&Value; 2]) -> Self {

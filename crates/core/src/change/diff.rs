@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::path::{Path, Segment};
 
 /// One differing path, as specific as possible.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     /// The path.
     pub path: Path,

@@ -11,6 +11,7 @@
 //! | [`mod@goal`] | the normalised desired state of a Machine |
 //! | [`mod@policy`], [`mod@verdict`] | the response to CanUpdate*, and its reason |
 //! | [`mod@can_update`] | the verdict for a CanUpdate* request |
+//! | [`provider`] | whether a provider accepts what Updaters claim of its machines |
 //! | [`updaters`] | whether an Updater is valid, and which apply to a machine |
 //! | [`update_machine`] | the response to UpdateMachine |
 
@@ -25,6 +26,7 @@ pub mod objects;
 pub mod patch;
 pub mod path;
 pub mod policy;
+pub mod provider;
 pub mod update_machine;
 pub mod updaters;
 pub mod verdict;
@@ -36,6 +38,7 @@ pub use goal::goal;
 pub use objects::{Level, Objects, Part};
 pub use patch::Patch;
 pub use policy::{OnUncovered, Policy, PolicyDefaults, policy};
+pub use provider::{Provider, Question};
 pub use verdict::{NotReady, Verdict, verdict};
 
 #[cfg(test)]

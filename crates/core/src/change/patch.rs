@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::path::Path;
 
 /// A patch from one object to another.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Patch {
     /// RFC 7386 merge patch. It cannot set a null.
     Merge(Value),

@@ -30,6 +30,12 @@ impl Borrow<[Segment]> for Path {
     }
 }
 
+impl From<&[Segment]> for Path {
+    fn from(segments: &[Segment]) -> Self {
+        Self(segments.to_vec())
+    }
+}
+
 impl Path {
     /// Builds a path of object members.
     pub fn of(keys: &[&str]) -> Self {

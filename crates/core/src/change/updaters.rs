@@ -2,11 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use jiff::Timestamp;
 use kube::{
     ResourceExt as _,
     core::{Selector, SelectorExt as _},
 };
-use refit_kinds::refit::{self, ObjectClaim, Owner, UpdaterAction, UpdaterSelector};
+use refit_kinds::{
+    conditions,
+    refit::{self, ObjectClaim, Owner, UpdaterAction, UpdaterSelector, UpdaterStatus},
+};
 
 use super::{
     claim::{BadClaimPath, Claim, ClaimPath},
@@ -14,9 +18,10 @@ use super::{
 };
 
 /// Why an Updater is not used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, strum::IntoStaticStr)]
 pub enum BadUpdater {
     /// A path is not one.
+    #[strum(serialize = "InvalidPath")]
     #[error("spec.claims[{claim}].paths[{path}]: {why}")]
     Path {
         /// Index of the claim.
@@ -27,6 +32,7 @@ pub enum BadUpdater {
         why: BadClaimPath,
     },
     /// The selector of Clusters cannot be evaluated.
+    #[strum(serialize = "InvalidSelector")]
     #[error("spec.selector.clusterSelector: {0}")]
     Selector(String),
     /// It would report a version or a failure domain as reached that no machine has.
@@ -38,6 +44,23 @@ pub enum BadUpdater {
         /// Index of the claim.
         claim: usize,
     },
+}
+
+/// Condition of an Updater: it is used.
+pub const ACCEPTED: &str = "Accepted";
+
+/// The status of an Updater that shows whether it is used.
+pub fn show_accepted(updater: &refit::Updater, now: Timestamp) -> UpdaterStatus {
+    let generation = updater.metadata.generation;
+    let mut next = updater.status.clone().unwrap_or_default();
+    let refused = accepted(updater).err();
+    let message = refused.as_ref().map(ToString::to_string).unwrap_or_default();
+    let condition = match &refused {
+        None => (ACCEPTED, "True", ACCEPTED, ""),
+        Some(why) => (ACCEPTED, "False", why.into(), message.as_str()),
+    };
+    conditions::set(&mut next.conditions, now, generation, condition);
+    UpdaterStatus { observed_generation: generation, ..next }
 }
 
 /// What selects Updaters for a machine.

@@ -155,6 +155,14 @@ pub enum NotReady {
         /// Why it is not known.
         why: String,
     },
+    /// An Updater claims a change of an infrastructure machine, and Refit may not ask whether the API server
+    /// would accept it.
+    ProviderForbidden {
+        /// Kind and name of the infrastructure machine or its template.
+        object: String,
+        /// The words of the API server.
+        why: String,
+    },
     /// The policy lets Cluster API replace machines, but it could not be read from the API server.
     Unconfirmed {
         /// What failed.
@@ -265,6 +273,11 @@ impl fmt::Display for NotReady {
                 f,
                 "an Updater claims a change of {object}, and whether its provider accepts the change is \
                  not known: {why}"
+            ),
+            Self::ProviderForbidden { object, why } => write!(
+                f,
+                "an Updater claims a change of {object}, and Refit lacks the permission to ask whether its \
+                 provider accepts the change: {why}"
             ),
             Self::Unconfirmed { error } => write!(
                 f,

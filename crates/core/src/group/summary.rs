@@ -38,7 +38,7 @@ const CONTROL_PLANE_BLOCKED: &str = "ControlPlaneBlocked";
 /// Reason of [`BLOCKED`]: the NodeUpdate of a machine under way was deleted.
 const NODE_UPDATE_DELETED: &str = "NodeUpdateDeleted";
 /// Reasons of [`COVERED`] for verdicts that wait for an operator.
-const WAITS_FOR_OPERATOR: [&str; 2] = ["NoFreshReport", "KubeletBehind"];
+const WAITS_FOR_OPERATOR: [&str; 3] = ["NoFreshReport", "KubeletBehind", "ProviderForbidden"];
 
 /// A Machine of the group, with the NodeUpdate that speaks for it.
 #[derive(Clone, Debug)]

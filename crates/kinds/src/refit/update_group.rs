@@ -156,6 +156,10 @@ pub struct UpdateGroupStatus {
     /// Paths of a change that no updater covers, one per line.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub uncovered: Vec<String>,
+    /// Paths of a covered change about which an Updater does nothing (action Leave), one per line: the
+    /// machines keep their old values until they are replaced.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub left: Vec<String>,
     /// Durations of past updates, newest last, by step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["step"]))]

@@ -36,6 +36,14 @@ use super::Owner;
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
+#[x_kube(validation = (
+    "self.claims.all(c, self.claims.exists_one(d, d.group == c.group && d.kind == c.kind))",
+    "claims: a kind is claimed once, with all of its paths"
+))]
+#[x_kube(validation = (
+    "self.action != 'Leave' || self.claims.all(c, c.kind != 'Machine')",
+    "action Leave cannot claim fields of Machine: its version and failure domain must be true"
+))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct UpdaterSpec {
     /// Lower first, then by name. Built-in updaters come before all others.
