@@ -47,6 +47,7 @@ impl ForeignObject {
         let changed = live.and_then(|live| serde_json::from_value(change(&live)));
         let changed: DynamicObject = changed.map_err(kube::Error::SerdeError)?;
         let params = PostParams { dry_run: true, ..PostParams::default() };
+        #[expect(clippy::disallowed_methods, reason = "it has every field, and nothing is stored")]
         api.replace(&self.name, &params, &changed).await.map(drop)
     }
 }
