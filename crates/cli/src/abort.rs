@@ -190,10 +190,12 @@ fn decide(update: &NodeUpdate) -> Option<Decision<Row>> {
     if phase.is_final() {
         return None;
     }
-    let version = &update.spec.goal.kubernetes_version;
     let past_return = update.status.as_ref().is_some_and(is_past_return);
     let (action, message) = if past_return {
-        let text = format!("the host is being changed, and runs {version} when the update ends");
+        let text = format!(
+            "the host is being changed, and {} when the update ends",
+            update.spec.reached()
+        );
         (Action::TooLate, text)
     } else {
         let text = if matches!(phase, Phase::Pending | Phase::Waiting) {

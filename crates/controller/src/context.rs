@@ -16,11 +16,13 @@ use refit_cluster_api::kinds::{
 use refit_core::change::asked::opted_in;
 use refit_kinds::refit::{HostPlan, HostSettings, NodeUpdate, UpdateGroup, Updater};
 use refit_runtime::{
-    Clock, ObjectKey, Store, client::ClientStack, events::Recorder, lease::Leadership,
-    queue::Queue, workload::Workloads,
+    Clock, ObjectKey, Store, client::ClientStack, events::Recorder, foreign::ForeignKinds,
+    lease::Leadership, queue::Queue, workload::Workloads,
 };
 
-use crate::{Settings, metrics::Metrics, workload_watch::WorkloadIndex};
+use crate::{
+    Settings, metrics::Metrics, updater_servers::UpdaterServers, workload_watch::WorkloadIndex,
+};
 
 /// Deadline of a read from a workload cluster. A write has the usual one: webhooks of the cluster may
 /// delay it, and only the other updates of the same cluster wait for it.
@@ -48,6 +50,10 @@ pub(crate) struct Context {
     pub(crate) queues: Queues,
     #[cfg(feature = "sabotage")]
     pub(crate) sabotage: Arc<crate::sabotage::Sabotage>,
+    /// Reads infrastructure machines and bootstrap configs.
+    pub(crate) foreign: ForeignKinds,
+    /// Calls the servers of Updaters.
+    pub(crate) updater_servers: UpdaterServers,
     /// Settings of the operator.
     pub(crate) settings: Settings,
     /// Metrics of the process.
@@ -73,6 +79,8 @@ impl Context {
         settings: Settings,
     ) -> Self {
         Self {
+            updater_servers: UpdaterServers::new(stack.clone(), clock),
+            foreign: ForeignKinds::default(),
             workloads: workloads(&client, stack, clock),
             workload_index: Arc::default(),
             recorder: Recorder::new(client.clone(), clock, "refit-controller"),
@@ -105,6 +113,8 @@ impl Context {
     /// those of the hooks are not.
     pub(crate) fn with_clients(&self, client: Client, stack: ClientStack) -> Self {
         Self {
+            updater_servers: UpdaterServers::new(stack.clone(), self.clock),
+            foreign: self.foreign.clone(),
             workloads: workloads(&client, stack, self.clock),
             workload_index: self.workload_index.clone(),
             recorder: Recorder::new(client.clone(), self.clock, "refit-controller"),

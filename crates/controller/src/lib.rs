@@ -5,7 +5,7 @@
 //! | `hooks` | the hooks Discovery, CanUpdateMachine, CanUpdateMachineSet and UpdateMachine |
 //! | `node_update` | brings one Machine to one goal |
 //! | `update_group` | limits how many Machines of a group may be down, and reports why it waits |
-//! | `updaters` | whether an Updater is valid |
+//! | `updaters`, `updater_servers` | whether an Updater is valid; calls of its server |
 //! | `host_plan`, `workload_watch`, `workload_objects` | HostPlans, the watches of workload clusters, and what they keep |
 //! | `agent_access` | the rights of agents in workload clusters |
 //! | [`certificates`] | the hook server's certificate, without cert-manager |
@@ -41,6 +41,7 @@ pub mod sabotage;
 mod scan_tests;
 mod settings;
 mod update_group;
+mod updater_servers;
 mod updaters;
 mod watches;
 mod workload_objects;

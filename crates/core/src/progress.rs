@@ -169,6 +169,7 @@ mod tests {
             machine_ref: MachineRef { name: "m".into(), uid: "u".into() },
             origin: Origin::Hook,
             goal_hash: goal.hash(),
+            parts: None,
             goal,
         };
         let mut update = NodeUpdate::new(&format!("m-{ordinal}"), spec);

@@ -53,6 +53,20 @@ pub enum Refusal {
         /// Target version.
         goal: KubernetesVersion,
     },
+    /// Calls of an Updater fail.
+    UpdaterFails {
+        /// Its name.
+        updater: String,
+        /// What failed.
+        message: String,
+    },
+    /// An Updater reports that it is done, and the machine's objects do not show it.
+    UpdaterNotVerified {
+        /// Its name.
+        updater: String,
+        /// What they do not show.
+        why: String,
+    },
     /// The agent on the host never reported, or not recently.
     NoFreshReport {
         /// The node.
@@ -288,7 +302,11 @@ impl RefusalReason {
             | Self::OlderPlanRunning
             | Self::GroupNotReady => EndsBy::Progress,
             Self::GroupUnavailable | Self::ControlPlaneUnhealthy => EndsBy::OthersRecover,
-            Self::PodDisruptionBudget | Self::EvictionRefused | Self::Drain => EndsBy::Deadline,
+            Self::PodDisruptionBudget
+            | Self::EvictionRefused
+            | Self::Drain
+            | Self::UpdaterFails
+            | Self::UpdaterNotVerified => EndsBy::Deadline,
             Self::AgentTooOld | Self::Paused | Self::UntilReached => EndsBy::Command,
             Self::ControlPlaneBehind
             | Self::NoFreshReport
@@ -346,6 +364,9 @@ impl Refusal {
             Self::OlderUpdateUnfinished { node_update }
             | Self::UntilReached { node_update, .. } => node_update.clone(),
             Self::Paused { object } | Self::HostSettingsAnnotation { object } => object.clone(),
+            Self::UpdaterFails { updater, .. } | Self::UpdaterNotVerified { updater, .. } => {
+                format!("Updater {updater}")
+            }
             Self::HostSettingsUnreadable { name, .. } => format!("HostSettings {name}"),
             Self::HostSettingsConflict { names, .. } => {
                 format!("HostSettings {}", names.join(", "))
@@ -368,6 +389,8 @@ impl Refusal {
             | Self::GroupUnavailable { .. }
             | Self::ControlPlaneUnhealthy { .. }
             | Self::ControlPlaneBehind { .. }
+            | Self::UpdaterFails { .. }
+            | Self::UpdaterNotVerified { .. }
             | Self::NoFreshReport { .. }
             | Self::AgentTooOld { .. }
             | Self::HostSettingsAnnotation { .. }
@@ -422,6 +445,15 @@ impl Refusal {
             Self::NoFreshReport { node } => format!(
                 "waiting for a report of the agent on node {node}: check that refit-agent runs \
                  there"
+            ),
+            Self::UpdaterFails { updater, message } => {
+                format!(
+                    "calling Updater {updater} again, which fails: {}",
+                    message.trim_end_matches('.')
+                )
+            }
+            Self::UpdaterNotVerified { updater, why } => format!(
+                "waiting until the machine shows what Updater {updater} reports as done: {why}"
             ),
             Self::AgentTooOld { node, step } => format!(
                 "waiting for a newer agent on node {node}: this version does not support step \
@@ -530,6 +562,8 @@ mod tests {
                 version: StatedVersion::Version(KubernetesVersion::new(1, 34, 2)),
                 goal: KubernetesVersion::new(1, 35, 0),
             },
+            Refusal::UpdaterFails { updater: s("memory"), message: s("no answer.") },
+            Refusal::UpdaterNotVerified { updater: s("memory"), why: s("ready is false") },
             Refusal::NoFreshReport { node: "n".into() },
             Refusal::AgentTooOld { node: "n".into(), step: StepType::Reboot },
             Refusal::HostSettingsAnnotation { object: s("Machine m") },

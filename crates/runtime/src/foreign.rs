@@ -1,8 +1,13 @@
 //! Objects of kinds that are known at run time only, such as infrastructure machines.
 
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
 use kube::{
     Api, Client,
-    api::{DynamicObject, PostParams},
+    api::{ApiResource, DynamicObject, PostParams},
     core::GroupVersionKind,
     discovery,
 };
@@ -11,8 +16,10 @@ use serde_json::Value;
 /// Names an object of any kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForeignObject {
-    /// apiVersion, such as `infrastructure.cluster.x-k8s.io/v1beta1`.
-    pub api_version: String,
+    /// API group, such as `infrastructure.cluster.x-k8s.io`.
+    pub group: String,
+    /// Version; `None` for the one that the API server prefers.
+    pub version: Option<String>,
     /// Kind.
     pub kind: String,
     /// Namespace.
@@ -21,33 +28,80 @@ pub struct ForeignObject {
     pub name: String,
 }
 
-impl ForeignObject {
-    async fn api(&self, client: &Client) -> kube::Result<Api<DynamicObject>> {
-        let (group, version) = self.api_version.split_once('/').unwrap_or(("", &self.api_version));
-        let kind = GroupVersionKind::gvk(group, version, &self.kind);
-        let (resource, _) = discovery::pinned_kind(client, &kind).await?;
-        Ok(Api::namespaced_with(client.clone(), &self.namespace, &resource))
+/// Group, version and kind.
+type Key = (String, Option<String>, String);
+
+/// Reads objects of kinds that are known at run time only. How the API server serves a kind is asked once.
+#[derive(Clone, Debug, Default)]
+pub struct ForeignKinds(Arc<Mutex<BTreeMap<Key, ApiResource>>>);
+
+impl ForeignKinds {
+    async fn api(
+        &self,
+        client: &Client,
+        object: &ForeignObject,
+    ) -> kube::Result<Api<DynamicObject>> {
+        let ForeignObject { group, version, kind, namespace, .. } = object;
+        let key = (group.clone(), version.clone(), kind.clone());
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+        let resource = match known {
+            Some(resource) => resource,
+            None => {
+                let served = served(client, group, version.as_deref(), kind).await?;
+                let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+                all.insert(key, served.clone());
+                served
+            }
+        };
+        Ok(Api::namespaced_with(client.clone(), namespace, &resource))
     }
 
-    /// Reads the object.
-    pub async fn read(&self, client: &Client) -> kube::Result<Value> {
-        let found = self.api(client).await?.get(&self.name).await?;
+    /// Reads an object.
+    pub async fn read(&self, client: &Client, object: &ForeignObject) -> kube::Result<Value> {
+        let found = self.api(client, object).await?.get(&object.name).await?;
         serde_json::to_value(found).map_err(kube::Error::SerdeError)
     }
 
-    /// Has the API server admit the object as `change` makes it, and store nothing. An error of the API is
+    /// Has the API server admit an object as `change` makes it, and store nothing. An error of the API is
     /// its refusal.
     pub async fn dry_run(
         &self,
         client: &Client,
+        object: &ForeignObject,
         change: impl FnOnce(&Value) -> Value,
     ) -> kube::Result<()> {
-        let api = self.api(client).await?;
-        let live = serde_json::to_value(api.get(&self.name).await?);
+        let api = self.api(client, object).await?;
+        let live = serde_json::to_value(api.get(&object.name).await?);
         let changed = live.and_then(|live| serde_json::from_value(change(&live)));
         let changed: DynamicObject = changed.map_err(kube::Error::SerdeError)?;
         let params = PostParams { dry_run: true, ..PostParams::default() };
         #[expect(clippy::disallowed_methods, reason = "it has every field, and nothing is stored")]
-        api.replace(&self.name, &params, &changed).await.map(drop)
+        api.replace(&object.name, &params, &changed).await.map(drop)
     }
+}
+
+async fn served(
+    client: &Client,
+    group: &str,
+    version: Option<&str>,
+    kind: &str,
+) -> kube::Result<ApiResource> {
+    match version {
+        Some(version) => {
+            let kind = GroupVersionKind::gvk(group, version, kind);
+            discovery::pinned_kind(client, &kind).await.map(|(resource, _)| resource)
+        }
+        None => {
+            let found = discovery::group(client, group).await?;
+            let (resource, _) = found.recommended_kind(kind).ok_or_else(|| {
+                let missing = discovery_error(group, kind);
+                kube::Error::Discovery(missing)
+            })?;
+            Ok(resource)
+        }
+    }
+}
+
+fn discovery_error(group: &str, kind: &str) -> kube::error::DiscoveryError {
+    kube::error::DiscoveryError::MissingKind(format!("{kind}.{group}"))
 }

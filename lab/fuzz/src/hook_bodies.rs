@@ -85,7 +85,7 @@ fn update_machine_hook(input: &[u8]) {
     let desired =
         wire::parse(input).and_then(|mut request| wire::side(&mut request, "desired", MACHINE));
     match desired {
-        Ok(desired) => drop(goal(&desired.owner)),
+        Ok(desired) => drop(goal(&desired, &[])),
         Err(error) => hides_values(&error),
     }
 }

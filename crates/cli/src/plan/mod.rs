@@ -18,7 +18,10 @@ use refit_manifests::{LoadError, load};
 use refit_predict::{
     Input, Objects, PredictedOutcome, Prediction, ProviderQuestion, Providers, predict,
 };
-use refit_runtime::{Clock, foreign::ForeignObject};
+use refit_runtime::{
+    Clock,
+    foreign::{ForeignKinds, ForeignObject},
+};
 use serde_json::Value;
 
 use self::{
@@ -125,12 +128,13 @@ async fn ask_provider(
     ProviderQuestion { machine, change }: &ProviderQuestion,
 ) -> Provider {
     let object = ForeignObject {
-        api_version: change.api_version.clone(),
+        group: change.group.clone(),
+        version: Some(change.version.clone()),
         kind: machine.kind.clone(),
         namespace: machine.namespace.clone(),
         name: machine.name.clone(),
     };
-    match object.dry_run(client, |live| change.changed(live)).await {
+    match ForeignKinds::default().dry_run(client, &object, |live| change.changed(live)).await {
         Ok(()) => change.accepted.clone(),
         Err(kube::Error::Api(status)) => Provider::of_error(status.code, &status.message),
         Err(error) => Provider::Unknown { why: error.to_string() },

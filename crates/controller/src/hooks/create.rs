@@ -6,7 +6,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use refit_cluster_api::kinds::{CONTRACT_VERSION, CORE_GROUP};
 use refit_kinds::{
     keys,
-    refit::{Goal, MachineRef, NodeUpdate, NodeUpdateSpec, Origin, Stage, Until, node_update_name},
+    refit::{
+        Goal, MachineRef, NodeUpdate, NodeUpdateSpec, Origin, Stage, Until, UpdatePart,
+        node_update_name,
+    },
 };
 
 /// The request for a new NodeUpdate.
@@ -22,6 +25,8 @@ pub struct NewNodeUpdate {
     pub until: Until,
     /// The goal of the update.
     pub goal: Goal,
+    /// What updaters do; `None` for `kubeadm` alone.
+    pub parts: Option<Vec<UpdatePart>>,
 }
 
 /// The NodeUpdate of this ordinal, named after its Machine and owned by it. Creating it is a
@@ -37,6 +42,7 @@ pub struct NewNodeUpdate {
 ///     origin: Origin::Task,
 ///     until: Until::Stage,
 ///     goal: Goal::of_version("v1.35.0".parse()?),
+///     parts: None,
 /// };
 /// assert_eq!(node_update(&new, 3).metadata.name.as_deref(), Some("edge-1-x7k2p-3"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -48,6 +54,7 @@ pub fn node_update(new: &NewNodeUpdate, ordinal: u32) -> NodeUpdate {
         machine_ref: new.machine.clone(),
         origin: new.origin,
         goal_hash: new.goal.hash(),
+        parts: new.parts.clone(),
         goal: new.goal.clone(),
     };
     let mut update = NodeUpdate::new(&node_update_name(&new.machine.name, ordinal), spec);

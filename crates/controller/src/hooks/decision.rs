@@ -6,12 +6,12 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Api;
 use refit_core::{
-    change::{NotReady, Policy, Verdict, can_update::Judgement, cover::Claimed},
+    change::{Coverage, NotReady, Policy, Verdict, can_update::Judgement},
     group::{COVERED, answer_blocks, show_policy},
 };
 use refit_kinds::{
     conditions,
-    refit::{UpdateGroup, UpdateGroupStatus},
+    refit::{LeftChange, UpdateGroup, UpdateGroupStatus},
 };
 use refit_runtime::{
     apply,
@@ -99,8 +99,21 @@ fn next_status(
     let condition = (COVERED, status_word, verdict.reason(), message.as_str());
     conditions::set(&mut next.conditions, now, generation, condition);
     next.uncovered = verdict.uncovered().iter().take(MAX_LINES).cloned().collect();
-    next.left = coverage.left().map(Claimed::line).take(MAX_LINES).collect();
+    next.left = left(coverage);
     (next != *status).then_some(next)
+}
+
+/// What each Updater leaves of the change.
+fn left(coverage: &Coverage) -> Vec<LeftChange> {
+    let mut all: Vec<LeftChange> = Vec::new();
+    for claimed in coverage.left().take(MAX_LINES) {
+        let path = claimed.line();
+        match all.iter_mut().find(|known| known.updater == claimed.updater) {
+            Some(known) => known.paths.push(path),
+            None => all.push(LeftChange { updater: claimed.updater.clone(), paths: vec![path] }),
+        }
+    }
+    all
 }
 
 /// The event on the owner for a changed decision. Its occurrence is derived from the stored status,
@@ -145,7 +158,7 @@ fn occurrence(before: &Condition) -> String {
 #[cfg(test)]
 mod tests {
     use refit_core::{
-        change::{Coverage, OnUncovered, Patches},
+        change::{OnUncovered, Patches},
         group::POLICY_UNDERSTOOD,
     };
     use refit_kinds::keys;

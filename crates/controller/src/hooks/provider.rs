@@ -30,12 +30,13 @@ pub(super) async fn ask(
         return change.accepted;
     };
     let object = ForeignObject {
-        api_version: change.api_version.clone(),
+        group: change.group.clone(),
+        version: Some(change.version.clone()),
         kind: machine.kind.clone(),
         namespace: question.group.key.namespace.clone(),
         name: machine.name.clone(),
     };
-    let asked = object.dry_run(&ctx.client, |live| change.changed(live));
+    let asked = ctx.foreign.dry_run(&ctx.client, &object, |live| change.changed(live));
     match tokio::time::timeout(DEADLINE, asked).await {
         Ok(Ok(())) => change.accepted,
         Ok(Err(kube::Error::Api(status))) => Provider::of_error(status.code, &status.message),

@@ -5,8 +5,9 @@ use std::{collections::BTreeMap, sync::Arc};
 use kube::{Api, ResourceExt as _, api::ListParams};
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
-    ask::{Ask, MachineFacts, ask},
+    ask::{Ask, MachineFacts, Offer, ask, parts},
     change::{
+        Objects, Updater,
         asked::asked,
         can_update::HostReport,
         goal,
@@ -20,8 +21,8 @@ use refit_core::{
 use refit_kinds::{
     keys,
     refit::{
-        Goal, MachineRef, MachineUid, NodeUpdate, Origin, Stage, Until, node_update_name,
-        ordinal_of,
+        Goal, MachineRef, MachineUid, NodeUpdate, Origin, Stage, Until, UpdatePart,
+        node_update_name, ordinal_of,
     },
 };
 use refit_runtime::{ObjectKey, apply, apply::Ensured};
@@ -34,8 +35,9 @@ use super::{
 use crate::{
     api_error::{cause, is_silence},
     context::Context,
-    groups::{group_of, lacks_machines, node_updates_of_machine},
+    groups::{Group, group_of, lacks_machines, node_updates_of_machine},
     host_plan::host_report,
+    updaters::updaters_of,
 };
 
 /// How often a request tries again after it lost a race.
@@ -95,13 +97,19 @@ pub(super) async fn update_machine(ctx: &Context, body: &[u8]) -> Result<Served,
     }
     let machine =
         ctx.stores.machines.get(&key).ok_or_else(|| Unservable::MachineUnknown(key.clone()))?;
-    let goal = goal(&desired.owner)?;
+    let group = group_of(&ctx.stores, &machine);
+    let kind = &machine.spec.infrastructure_ref.kind;
+    let updaters = group.as_ref().map(|group| updaters_of(ctx, group, kind)).unwrap_or_default();
+    let goal = goal(&desired, &updaters)?;
     let request = Request {
         ctx,
         api: Api::namespaced(ctx.client.clone(), &key.namespace),
         facts: facts_of(ctx, &machine),
+        left: left(ctx, group.as_ref()),
         key,
         goal,
+        desired,
+        updaters,
     };
     Ok(request.answer().await.unwrap_or_else(|error| {
         tracing::warn!(machine = %request.key, %error, "UpdateMachine failed");
@@ -128,12 +136,24 @@ fn facts_of(ctx: &Context, machine: &Machine) -> MachineFacts {
     }
 }
 
+/// Names of the Updaters that leave something of the change that a group is making.
+fn left(ctx: &Context, group: Option<&Group>) -> Vec<String> {
+    let found = group.and_then(|group| ctx.stores.update_groups.get(&group.key));
+    let status = found.as_ref().and_then(|group| group.status.as_ref());
+    let left = status.into_iter().flat_map(|status| &status.left);
+    left.map(|left| left.updater.clone()).collect()
+}
+
 struct Request<'a> {
     ctx: &'a Context,
     api: Api<NodeUpdate>,
     key: ObjectKey,
     facts: MachineFacts,
     goal: Goal,
+    desired: Objects,
+    updaters: Vec<Updater>,
+    /// Names of Updaters that leave something of the group's change.
+    left: Vec<String>,
 }
 
 impl Request<'_> {
@@ -164,10 +184,12 @@ impl Request<'_> {
                     if let Some(refused) = self.not_asked().await? {
                         return Ok(refused);
                     }
+                    let offer = Offer::of(&self.goal, &self.desired, &self.updaters, &self.left);
+                    let parts = parts(&self.facts, offer, &known);
                     let known = newest(known, &self.facts.uid);
                     match self.newest_live(known).await? {
                         Some(newer) => newer,
-                        None => match self.create(ordinal, until).await? {
+                        None => match self.create(ordinal, until, parts).await? {
                             (made, Ensured::Created) => {
                                 self.ctx.stores.node_updates.insert(made);
                                 return Ok(Answer::retry("pending", SOON_SECONDS).into());
@@ -240,13 +262,19 @@ impl Request<'_> {
         }
     }
 
-    async fn create(&self, ordinal: u32, until: Until) -> kube::Result<(NodeUpdate, Ensured)> {
+    async fn create(
+        &self,
+        ordinal: u32,
+        until: Until,
+        parts: Vec<UpdatePart>,
+    ) -> kube::Result<(NodeUpdate, Ensured)> {
         let new = NewNodeUpdate {
             namespace: self.key.namespace.clone(),
             machine: MachineRef { name: self.facts.name.clone(), uid: self.facts.uid.clone() },
             origin: Origin::Hook,
             until,
             goal: self.goal.clone(),
+            parts: Some(parts),
         };
         let wanted = node_update(&new, ordinal);
         #[cfg(feature = "sabotage")]

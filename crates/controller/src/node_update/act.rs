@@ -24,7 +24,10 @@ use refit_runtime::{
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::look::{Look, WorkloadCluster};
+use super::{
+    look::{Look, WorkloadCluster},
+    updater,
+};
 use crate::{
     PlanLocation,
     api_error::{is_silence, refusal},
@@ -75,6 +78,7 @@ pub(super) async fn perform(
                 in_workload(ctx, look, write, made).await
             }
         },
+        Write::Updater(name) => settled(part(ctx, look, decision, name).await, write),
         Write::Workload(in_cluster) => {
             let made = async |client: &Client, cluster: &WorkloadCluster| {
                 workload(client, cluster, look, in_cluster).await
@@ -151,6 +155,15 @@ async fn status(ctx: &Context, look: &Look, decision: &Decision) -> kube::Result
     let written = apply::swap_status(&api, &update.name_any(), &version, &patch).await?;
     ctx.stores.node_updates.insert(written);
     Ok(())
+}
+
+/// Lets an Updater do its part, and writes how far it is.
+async fn part(ctx: &Context, look: &Look, decision: &Decision, name: &str) -> kube::Result<()> {
+    let next = updater::advanced(ctx, look, name).await?;
+    let mut decision = decision.clone();
+    let parts = &mut decision.status.parts;
+    parts.iter_mut().filter(|part| part.updater == name).for_each(|part| *part = next.clone());
+    status(ctx, look, &decision).await
 }
 
 async fn slots(ctx: &Context, look: &Look, next: &UpdateGroupStatus) -> kube::Result<()> {

@@ -7,6 +7,7 @@
 mod act;
 pub(crate) mod live;
 pub(crate) mod look;
+mod updater;
 
 use std::{sync::Arc, time::Duration};
 

@@ -206,7 +206,12 @@ async fn a_recorded_update_ends_with_its_one_node_update() {
         let updates: Api<NodeUpdate> = Api::default_namespaced(client.clone());
         let made = updates.list(&ListParams::default()).await.unwrap().items;
         let wanted = text(&call.request, "/desired/machine/spec/version");
-        assert_eq!(made[0].spec.goal.kubernetes_version.to_string(), wanted, "{}", call.file);
+        assert_eq!(
+            made[0].spec.goal.kubernetes_version.as_ref().unwrap().to_string(),
+            wanted,
+            "{}",
+            call.file
+        );
         status(&client, &made[0], json!({"phase": Phase::Succeeded})).await;
         settle().await;
         let answer = call.ask(&site).await;

@@ -30,6 +30,7 @@ async fn another_replica_makes(fleet: &Fleet, machine: &str, ordinal: u32, goal:
         machine: MachineRef { name: machine.name_any(), uid: machine.uid().unwrap().into() },
         origin: Origin::Hook,
         until: Until::Disrupt,
+        parts: None,
         goal,
     };
     let update: NodeUpdate = node_update(&asked, ordinal);
@@ -141,7 +142,7 @@ async fn another_goal_aborts_the_waiting_update_and_continues() {
     fleet.update("edge-1-w-0", NEWER).await;
     let made = fleet.updates().await;
     assert_eq!(made[1].name_any(), "edge-1-w-0-2");
-    assert_eq!(made[1].spec.goal.kubernetes_version.to_string(), NEWER);
+    assert_eq!(made[1].spec.goal.kubernetes_version.as_ref().unwrap().to_string(), NEWER);
 }
 
 #[tokio::test(start_paused = true)]

@@ -272,6 +272,7 @@ pub(crate) fn asked(machine: &str, uid: &str) -> NodeUpdate {
         machine: MachineRef { name: machine.into(), uid: uid.into() },
         origin: Origin::Task,
         until: Until::Disrupt,
+        parts: None,
         goal: Goal::of_version(GOAL.parse().unwrap()),
     };
     node_update(&new, 1)

@@ -17,6 +17,7 @@ async fn abort(lab: &Lab, machine: &Machine, ordinal: u32) {
         machine: MachineRef { name: machine.name_any(), uid: machine.uid().unwrap().into() },
         origin: Origin::Task,
         until: Until::Disrupt,
+        parts: None,
         goal: Goal::of_version(GOAL.parse().unwrap()),
     };
     let mut aborted = node_update(&new, ordinal);

@@ -1,11 +1,14 @@
 //! How a request for a Machine gets its NodeUpdate, for every way in.
 
+mod parts;
+
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{
     refit::{Goal, MachineUid, NodeUpdate, Phase, Stage, Until, ordinal_of},
     version::KubernetesVersion,
 };
 
+pub use self::parts::{Offer, parts};
 use crate::node::{HOST_LOST, MEMBER_MISSING, SUPERSEDED, is_past_return, newest};
 
 /// How long the Machine's own status may lag after its NodeUpdate, which checked the Node itself,
@@ -88,7 +91,7 @@ pub fn ask<'a>(
         .copied()
         .find(|update| update.spec.machine_ref.uid == machine.uid && !phase_of(update).is_final());
     match (&ask, unfinished) {
-        (Ask::Create { .. }, Some(older)) if older.spec.goal == *goal => {
+        (Ask::Create { .. }, Some(older)) if is_under_way_to(older, goal) => {
             Ask::Wait(Wait::Running(older))
         }
         (Ask::Create { .. }, Some(older)) => supersede(older),
@@ -111,8 +114,11 @@ fn by_newest<'a>(
         return create();
     };
     let phase = phase_of(newest);
-    if newest.spec.goal != *goal {
-        return if phase.is_final() { create() } else { supersede(newest) };
+    if phase.is_final() && newest.spec.goal != *goal {
+        return create();
+    }
+    if !phase.is_final() && !is_under_way_to(newest, goal) {
+        return supersede(newest);
     }
     let retry_asked = machine.retry.is_some() && machine.retry == newest.metadata.name;
     match phase {
@@ -142,6 +148,13 @@ fn by_newest<'a>(
     }
 }
 
+/// Whether an unfinished update need not be stopped for a goal. What Updaters claim is read when they work,
+/// and an update that has ended is compared whole: so a value that changes meanwhile, such as a field that
+/// a provider starts to default, stops nothing.
+fn is_under_way_to(update: &NodeUpdate, goal: &Goal) -> bool {
+    update.spec.goal.kubernetes_version == goal.kubernetes_version
+}
+
 fn ended_with(update: &NodeUpdate, reason: &str) -> bool {
     update.status.as_ref().is_some_and(|status| status.failure_reason == reason)
 }
@@ -167,7 +180,7 @@ fn succeeded<'a>(
     update: &NodeUpdate,
     now: Timestamp,
 ) -> Option<Ask<'a>> {
-    if machine.kubelet_version.as_ref() == Some(&goal.kubernetes_version) {
+    if goal.kubernetes_version.is_none() || machine.kubelet_version == goal.kubernetes_version {
         return Some(Ask::Done);
     }
     let finished = update.status.as_ref().and_then(|status| status.finished_at.as_ref());
@@ -192,6 +205,8 @@ pub fn is_stopping(update: &NodeUpdate) -> bool {
     update.spec.stage == Stage::Abort && !update.status.as_ref().is_some_and(is_past_return)
 }
 
+#[cfg(test)]
+mod parts_tests;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]

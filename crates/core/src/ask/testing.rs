@@ -25,6 +25,7 @@ pub(crate) fn update(ordinal: u32, version: &str, phase: Phase) -> NodeUpdate {
             machine_ref: MachineRef { name: "m".into(), uid: "u".into() },
             origin: Origin::Hook,
             goal_hash: goal.hash(),
+            parts: None,
             goal,
         },
     );

@@ -1,6 +1,6 @@
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use refit_kinds::refit::{Goal, NodeUpdate, Phase, Stage, Until};
+use refit_kinds::refit::{Goal, GoalPart, NodeUpdate, Phase, Stage, Until};
 use strum::VariantArray as _;
 
 use super::{
@@ -51,6 +51,24 @@ fn asked(machine: &MachineFacts, goal: &Goal, updates: &[NodeUpdate]) -> String 
 /// The same for a Machine whose kubelet reports v1.34.2.
 fn of(version: &str, updates: &[NodeUpdate]) -> String {
     asked(&facts("v1.34.2"), &goal(version), updates)
+}
+
+#[test]
+fn a_value_that_changes_meanwhile_stops_no_update_and_is_made_after_it() {
+    let with = |hash: &str| Goal {
+        parts: vec![GoalPart { updater: "memory".into(), hash: hash.into() }],
+        ..goal("v1.35.0")
+    };
+    for phase in Phase::VARIANTS.iter().copied() {
+        let mut known = update(1, "v1.35.0", phase);
+        known.spec.goal = with("8");
+        let wanted = if phase.is_final() { "create 2" } else { "running 1" };
+        let of_other = asked(&facts("v1.35.0"), &with("16"), std::slice::from_ref(&known));
+        assert_eq!(of_other.replace("m-", ""), wanted, "{phase:?}");
+    }
+    let mut done = update(1, "v1.35.0", Phase::Succeeded);
+    done.spec.goal = with("8");
+    assert_eq!(asked(&facts("v1.35.0"), &with("8"), &[done]), "done");
 }
 
 #[test]

@@ -46,10 +46,10 @@ pub fn asked(machine: Option<&Machine>, uid: &MachineUid, goal: &Goal) -> Result
     if !marked {
         return Err(NotAsked::NotMarked);
     }
-    if !machine.spec.version.is(&goal.kubernetes_version) {
+    if !goal.accepts(&machine.spec.version) {
         return Err(NotAsked::OtherVersion {
             wanted: machine.spec.version.clone(),
-            goal: goal.kubernetes_version.to_string().as_str().into(),
+            goal: goal.kubernetes_version.clone().into(),
         });
     }
     Ok(())

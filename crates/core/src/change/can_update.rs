@@ -160,7 +160,10 @@ pub fn can_update(level: Level, current: &Objects, desired: &Objects, known: &Kn
                 .or_else(|| hosted_behind(known.api_server.as_ref(), target))
                 .or_else(skips)
         })
-        .or_else(|| no_fresh_report(&known.hosts, known.tolerated))
+        .or_else(|| {
+            let needed = coverage.needs_agents();
+            needed.then(|| no_fresh_report(&known.hosts, known.tolerated)).flatten()
+        })
         .or_else(|| provider_unknown(&known.provider, &coverage));
     let busy = busy(&known.peers).or_else(|| returns.then(|| returning(&known.hosts)).flatten());
     let verdict = verdict(&known.policy, &coverage, busy, unready);
@@ -378,7 +381,7 @@ mod tests {
             kind: "DockerMachine".into(),
             paths: vec!["/spec/image".parse().unwrap()],
         };
-        Updater::Leave { name: "image".into(), claims: vec![claim] }
+        crate::change::testing::leaving("image", &[claim])
     }
 
     #[test]

@@ -19,9 +19,10 @@ use std::{
     str::FromStr,
 };
 
+use refit_kinds::refit::hash_json;
 use serde_json::Value;
 
-use super::path::Segment;
+use super::path::{Path, Segment};
 
 /// A pattern of paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -172,6 +173,50 @@ pub(super) fn claims_all(paths: &[ClaimPath], at: &[Segment], from: &Value, to: 
     }
     // If nothing differs there, the caller has looked at the wrong objects.
     from != to && covered(&left, from, to)
+}
+
+/// sha256 of the values that claims name in a machine's own objects; `None` if none of the objects is of
+/// their kinds.
+pub(super) fn hash_of(claims: &[Claim], objects: &[&Value]) -> Option<String> {
+    let mut values = serde_json::Map::new();
+    let mut is_known = false;
+    for object in objects {
+        for claim in claims.iter().filter(|claim| claim.is_of(object)) {
+            is_known = true;
+            let left: Vec<Left<'_>> = claim.paths.iter().map(Left::all).collect();
+            let mut at = Path::of(&[&claim.group, &claim.kind]);
+            collect(&left, object, &mut at, &mut values);
+        }
+    }
+    is_known.then(|| hash_json(&Value::Object(values)))
+}
+
+/// Collects the values below `at` that the paths name.
+fn collect(
+    left: &[Left<'_>],
+    value: &Value,
+    at: &mut Path,
+    values: &mut serde_json::Map<String, Value>,
+) {
+    let children: Vec<(Segment, &Value)> = match value {
+        Value::Object(members) => {
+            members.iter().map(|(key, value)| (Segment::Key(key.clone()), value)).collect()
+        }
+        Value::Array(items) => {
+            items.iter().enumerate().map(|(at, value)| (Segment::Index(at), value)).collect()
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => Vec::new(),
+    };
+    if left.iter().any(|one| one.steps.is_empty() && (one.below || children.is_empty())) {
+        values.insert(at.pointer(), value.clone());
+        return;
+    }
+    for (segment, child) in children {
+        let left = further(left, &segment, Some(child), Some(child));
+        if !left.is_empty() {
+            at.step(segment, |at| collect(&left, child, at, values));
+        }
+    }
 }
 
 /// The rest of a path that begins at some value.
@@ -336,7 +381,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::change::{diff::changes, path::Path, testing::any_json};
+    use crate::change::{diff::changes, testing::any_json};
 
     fn paths(texts: &[&str]) -> Vec<ClaimPath> {
         texts.iter().map(|text| text.parse().unwrap()).collect()
@@ -382,6 +427,33 @@ mod tests {
         for text in ["/spec/**", "/spec/a~1b", "/spec/*/b", "/spec/files[path=/etc/x]/content"] {
             assert_eq!(text.parse::<ClaimPath>().unwrap().to_string(), text);
         }
+    }
+
+    #[test]
+    fn the_hash_of_a_claim_follows_what_it_names() {
+        let claim = |paths_of: &[&str]| Claim {
+            group: "g".into(),
+            kind: "M".into(),
+            paths: paths(paths_of),
+        };
+        let machine = |memory: i32, image: &str| {
+            json!({"apiVersion": "g/v1", "kind": "M",
+                   "spec": {"memory": memory, "image": {"url": image}, "disks": [{"name": "a", "size": memory}]}})
+        };
+        let hash = |paths_of: &[&str], object: &Value| hash_of(&[claim(paths_of)], &[object]);
+        let (a, b) = (machine(1, "x"), machine(2, "x"));
+        for paths_of in
+            [&["/spec/memory"][..], &["/spec/**"], &["/spec/disks[name=a]/size"], &["/spec/*"]]
+        {
+            assert!(hash(paths_of, &a).is_some());
+            assert_ne!(hash(paths_of, &a), hash(paths_of, &b), "{paths_of:?}");
+        }
+        assert_eq!(hash(&["/spec/image/**"], &a), hash(&["/spec/image/**"], &b));
+        assert_ne!(hash(&["/spec/image/**"], &a), hash(&["/spec/image/**"], &machine(1, "y")));
+        assert_eq!(
+            hash(&["/spec/image/**"], &json!({"apiVersion": "g/v1", "kind": "Other"})),
+            None
+        );
     }
 
     #[test]

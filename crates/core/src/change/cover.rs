@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use refit_kinds::version::KubernetesVersion;
+use refit_kinds::{
+    refit::{Disruption, KUBEADM, UpdatePart, UpdaterAction},
+    version::KubernetesVersion,
+};
 use serde_json::Value;
 
 use super::{
@@ -11,7 +14,7 @@ use super::{
     kubeadm,
     objects::{Level, Objects, PARTS, Part, part_changes},
     patch::Patch,
-    path::{Path, Segment},
+    secrets::{holds_secret, is_secret},
 };
 
 /// Changes, each with the object that it is in.
@@ -22,21 +25,25 @@ pub type PartChanges = Vec<(Part, Change)>;
 pub enum Updater {
     /// Kubernetes with kubeadm and packages: built in.
     Kubeadm,
-    /// An Updater that claims changes and does nothing.
-    Leave {
-        /// Its name.
-        name: String,
-        /// What it claims.
-        claims: Vec<Claim>,
-    },
+    /// An Updater that an operator has added.
+    Added(AddedUpdater),
+}
+
+/// An Updater that an operator has added.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AddedUpdater {
+    /// What claims and does it.
+    pub part: UpdatePart,
+    /// What it claims.
+    pub claims: Vec<Claim>,
 }
 
 impl Updater {
     /// Name, as shown in plans and messages.
     pub fn name(&self) -> &str {
         match self {
-            Self::Kubeadm => kubeadm::NAME,
-            Self::Leave { name, .. } => name,
+            Self::Kubeadm => KUBEADM,
+            Self::Added(added) => &added.part.updater,
         }
     }
 
@@ -44,7 +51,15 @@ impl Updater {
     fn leaves(&self) -> bool {
         match self {
             Self::Kubeadm => false,
-            Self::Leave { .. } => true,
+            Self::Added(added) => added.part.action == UpdaterAction::Leave,
+        }
+    }
+
+    /// How its changes disturb a machine.
+    fn disruption(&self) -> Disruption {
+        match self {
+            Self::Kubeadm => Disruption::Drain,
+            Self::Added(added) => added.part.disruption,
         }
     }
 
@@ -52,9 +67,9 @@ impl Updater {
     fn claimed(&self, changes: PartChanges, case: &Case<'_>) -> PartChanges {
         match self {
             Self::Kubeadm => kubeadm::claimed(changes, case),
-            Self::Leave { claims, .. } => {
+            Self::Added(added) => {
                 let is_claimed =
-                    |(part, change): &(Part, Change)| case.is_claimed(claims, *part, change);
+                    |(part, change): &(Part, Change)| case.is_claimed(&added.claims, *part, change);
                 changes.into_iter().filter(is_claimed).collect()
             }
         }
@@ -133,12 +148,14 @@ pub struct Claimed {
     pub updater: String,
     /// Whether the updater does nothing about it.
     pub is_left: bool,
+    /// How the change disturbs a machine.
+    pub disruption: Disruption,
 }
 
 impl Claimed {
     /// The path line.
     pub fn line(&self) -> String {
-        let Self { difference, updater, is_left } = self;
+        let Self { difference, updater, is_left, disruption: _ } = self;
         if *is_left {
             difference.line(&format!("left as it is by {updater}"))
         } else {
@@ -168,6 +185,18 @@ impl Coverage {
     pub fn of_infrastructure(&self) -> impl Iterator<Item = &Difference> {
         let all = self.claimed.iter().map(|claimed| &claimed.difference);
         all.filter(|difference| difference.part == Part::Infrastructure)
+    }
+
+    /// Whether the built-in updater makes one of the changes, or nothing tells what is to be done: then the
+    /// agents on the hosts are needed.
+    pub(super) fn needs_agents(&self) -> bool {
+        self.claimed.is_empty() || self.claimed.iter().any(|claimed| claimed.updater == KUBEADM)
+    }
+
+    /// Whether the machines may be unavailable meanwhile.
+    pub fn affects_availability(&self) -> bool {
+        let disturbs = |claimed: &Claimed| claimed.disruption > Disruption::None;
+        self.claimed.is_empty() || self.claimed.iter().any(disturbs)
     }
 
     /// The claimed changes about which nothing is done.
@@ -243,6 +272,7 @@ pub fn cover(
                 difference: difference((part, change)),
                 updater: updater.name().to_owned(),
                 is_left: updater.leaves(),
+                disruption: updater.disruption(),
             });
         }
     }
@@ -311,61 +341,4 @@ fn shorten(text: &str, characters: usize) -> String {
     }
     let head: String = text.chars().take(characters).collect();
     format!("{head}...")
-}
-
-/// Whether a value must be hidden: path lines appear in conditions, events and logs, and bootstrap
-/// configs contain file contents and tokens (`docs/facts/hooks.md#secrets-in-requests`).
-fn is_secret(part: Part, path: &Path, value: &Value) -> bool {
-    let compound = value.is_object() || value.is_array();
-    let named = path.segments().iter().any(|segment| match segment {
-        Segment::Key(key) => is_secret_name(key) || (part == Part::Bootstrap && key == "content"),
-        Segment::Index(_) => false,
-    });
-    // Users, files and commands of a bootstrap config may contain secrets.
-    named || holds_secret(value) || (part == Part::Bootstrap && (compound || is_free_text(path)))
-}
-
-/// Whether any nested member has the name of a secret: an added or removed object is shown as a
-/// whole.
-fn holds_secret(value: &Value) -> bool {
-    match value {
-        Value::Object(members) => {
-            members.iter().any(|(key, member)| is_secret_name(key) || holds_secret(member))
-        }
-        Value::Array(items) => items.iter().any(holds_secret),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
-    }
-}
-
-fn is_secret_name(key: &str) -> bool {
-    let key = key.to_lowercase();
-    [
-        "token",
-        "passw",
-        "secret",
-        "credential",
-        "privatekey",
-        "apikey",
-        "certificatekey",
-        "kubeconfig",
-        "userdata",
-    ]
-    .iter()
-    .any(|word| key.contains(word))
-}
-
-fn is_free_text(path: &Path) -> bool {
-    const FREE: [&str; 8] = [
-        "bootCommands",
-        "discovery",
-        "extraEnvs",
-        "files",
-        "ignition",
-        "postKubeadmCommands",
-        "preKubeadmCommands",
-        "users",
-    ];
-    path.segments()
-        .iter()
-        .any(|segment| matches!(segment, Segment::Key(key) if FREE.contains(&key.as_str())))
 }

@@ -6,7 +6,7 @@ use super::{
     cover::{Claimed, Coverage, Updater, cover},
     objects::{Level, Objects},
     patch::Patch,
-    testing::any_object,
+    testing::{any_object, leaving},
 };
 
 const INFRASTRUCTURE: &str = "infrastructure.cluster.x-k8s.io";
@@ -22,7 +22,7 @@ fn claim(group: &str, kind: &str, paths: &[&str]) -> Claim {
 }
 
 fn leave(name: &str, claims: &[Claim]) -> Updater {
-    Updater::Leave { name: name.into(), claims: claims.to_vec() }
+    leaving(name, claims)
 }
 
 /// An Updater that leaves these paths of the infrastructure machine.

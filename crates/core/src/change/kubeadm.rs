@@ -12,9 +12,6 @@ use super::{
     path::Path,
 };
 
-/// Name of the updater.
-pub(super) const NAME: &str = "kubeadm";
-
 pub(super) fn claimed(changes: PartChanges, case: &Case<'_>) -> PartChanges {
     if !case.current.is_kubeadm() || !case.desired.is_kubeadm() {
         return Vec::new();

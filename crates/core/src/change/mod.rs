@@ -12,7 +12,9 @@
 //! | [`mod@policy`], [`mod@verdict`] | the response to CanUpdate*, and its reason |
 //! | [`mod@can_update`] | the verdict for a CanUpdate* request |
 //! | [`provider`] | whether a provider accepts what Updaters claim of its machines |
+//! | [`secrets`] | which values are secrets |
 //! | [`updaters`] | whether an Updater is valid, and which apply to a machine |
+//! | [`mod@verify`] | whether a machine shows what an Updater has done |
 //! | [`update_machine`] | the response to UpdateMachine |
 
 pub mod asked;
@@ -27,13 +29,15 @@ pub mod patch;
 pub mod path;
 pub mod policy;
 pub mod provider;
+pub mod secrets;
 pub mod update_machine;
 pub mod updaters;
 pub mod verdict;
+pub mod verify;
 
 pub use can_update::can_update;
 pub use claim::{BadClaimPath, Claim, ClaimPath, machine_kind};
-pub use cover::{Coverage, Difference, PartChanges, Patches, Updater, cover};
+pub use cover::{AddedUpdater, Coverage, Difference, PartChanges, Patches, Updater, cover};
 pub use goal::goal;
 pub use objects::{Level, Objects, Part};
 pub use patch::Patch;

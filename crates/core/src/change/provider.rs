@@ -66,8 +66,10 @@ impl Provider {
 /// A question to the provider: the claimed changes of an infrastructure machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// apiVersion in which Cluster API compared the objects.
-    pub api_version: String,
+    /// API group of the infrastructure machine.
+    pub group: String,
+    /// The version in which Cluster API compared the objects.
+    pub version: String,
     /// The answer if the API server accepts.
     pub accepted: Provider,
     /// With paths of the machine's own object.
@@ -84,8 +86,10 @@ impl Question {
         };
         let changes = coverage.of_infrastructure().filter_map(|claimed| own(&claimed.change));
         let api_version = current.part(Part::Infrastructure)?.get("apiVersion")?.as_str()?;
+        let (group, version) = api_version.split_once('/')?;
         Some(Self {
-            api_version: api_version.to_owned(),
+            group: group.to_owned(),
+            version: version.to_owned(),
             accepted: Provider::Accepts { patch },
             changes: changes.collect(),
         })
@@ -126,7 +130,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::change::{Claim, Updater, cover};
+    use crate::change::{Claim, cover, testing::leaving};
 
     #[test]
     fn the_words_of_the_api_server_tell_a_refusal_from_a_missing_permission() {
@@ -165,14 +169,14 @@ mod tests {
                 bootstrap: None,
             }
         };
-        let leaves = Updater::Leave {
-            name: "image".into(),
-            claims: vec![Claim {
+        let leaves = leaving(
+            "image",
+            &[Claim {
                 group: "infrastructure.cluster.x-k8s.io".into(),
                 kind: "Metal3Machine".into(),
                 paths: vec!["/spec/image/**".parse().unwrap()],
             }],
-        };
+        );
         let (current, desired) = (side("a"), side("b"));
         let level = Level::MachineSet;
         let coverage = cover(level, &current, &desired, false, &[&leaves]);
@@ -182,6 +186,6 @@ mod tests {
         let changed =
             json!({"metadata": {"name": "m"}, "spec": {"image": {"url": "b"}, "providerID": "p"}});
         assert_eq!(question.changed(&live), changed);
-        assert_eq!(question.api_version, "infrastructure.cluster.x-k8s.io/v1beta1");
+        assert_eq!(question.version, "v1beta1");
     }
 }

@@ -1,7 +1,10 @@
 //! JSON for property tests.
 
 use proptest::prelude::*;
+use refit_kinds::refit::{Disruption, UpdatePart, UpdaterAction};
 use serde_json::{Map, Value};
+
+use super::{AddedUpdater, Claim, Updater};
 
 /// Any JSON value, including nulls, empty values and escapes, with few keys so that keys collide.
 pub(crate) fn any_json() -> impl Strategy<Value = Value> {
@@ -33,4 +36,15 @@ fn any_map(inner: impl Strategy<Value = Value>) -> impl Strategy<Value = Value> 
         prop_oneof!["[abc]", Just("a/b".to_owned()), Just("~".to_owned()), Just(String::new())];
     prop::collection::btree_map(key, inner, 0..5)
         .prop_map(|map| Value::Object(map.into_iter().collect::<Map<_, _>>()))
+}
+
+/// An Updater that leaves what it claims.
+pub(crate) fn leaving(name: &str, claims: &[Claim]) -> Updater {
+    let part = UpdatePart {
+        updater: name.to_owned(),
+        action: UpdaterAction::Leave,
+        disruption: Disruption::None,
+        timeout_seconds: None,
+    };
+    Updater::Added(AddedUpdater { part, claims: claims.to_vec() })
 }

@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use refit_kinds::{
     keys,
     refit::{Goal, NodeUpdate, NodeUpdateStatus, Phase, StepState, StepStatus},
+    version::StatedVersion,
 };
 
 use crate::{
@@ -56,7 +57,7 @@ pub fn waiting(wait: &Wait<'_>, machine: &str, goal: &Goal, now: Timestamp) -> A
             Answer::retry(text, RETRY_MAX_SECONDS)
         }
         Wait::Report => {
-            let version = &goal.kubernetes_version;
+            let version = StatedVersion::from(goal.kubernetes_version.clone());
             let text = format!("waiting until Machine {machine} reports kubelet {version}");
             Answer::retry(text, RETRY_UNKNOWN_SECONDS)
         }
@@ -86,7 +87,7 @@ pub fn stopping(update: &NodeUpdate) -> Answer {
 
 fn named(update: &NodeUpdate) -> String {
     let name = View::of(update).name;
-    format!("NodeUpdate {name} to {}", update.spec.goal.kubernetes_version)
+    format!("NodeUpdate {name} to {}", update.spec.target())
 }
 
 struct View<'a> {

@@ -9,12 +9,16 @@ use kube::{
 };
 use refit_kinds::{
     conditions,
-    refit::{self, ObjectClaim, Owner, UpdaterAction, UpdaterSelector, UpdaterStatus},
+    refit::{
+        self, Disruption, KUBEADM, ObjectClaim, Owner, UpdatePart, UpdaterAction, UpdaterSelector,
+        UpdaterSpec, UpdaterStatus,
+    },
 };
 
 use super::{
     claim::{BadClaimPath, Claim, ClaimPath},
-    cover::Updater,
+    cover::{AddedUpdater, Updater},
+    verify::compiled,
 };
 
 /// Why an Updater is not used.
@@ -35,6 +39,21 @@ pub enum BadUpdater {
     #[strum(serialize = "InvalidSelector")]
     #[error("spec.selector.clusterSelector: {0}")]
     Selector(String),
+    /// Its name is that of the built-in updater.
+    #[error("metadata.name: kubeadm is built in; choose another name")]
+    NameTaken,
+    /// It makes changes and has nothing that does.
+    #[error("spec.hook is missing: action Update needs a server that makes the changes")]
+    NoServer,
+    /// An expression is not valid CEL.
+    #[strum(serialize = "InvalidExpression")]
+    #[error("spec.verify[{index}]: {why}")]
+    Verify {
+        /// Index of the expression.
+        index: usize,
+        /// What is wrong with it.
+        why: String,
+    },
     /// It would report a version or a failure domain as reached that no machine has.
     #[error(
         "spec.claims[{claim}] is about Machine, whose version and failure domain must be true, and action \
@@ -80,14 +99,46 @@ pub fn accepted(updater: &refit::Updater) -> Result<Updater, BadUpdater> {
     let claims = updater.spec.claims.iter().enumerate();
     let claims =
         claims.map(|(index, claim)| parsed(index, claim)).collect::<Result<Vec<_>, _>>()?;
-    match updater.spec.action {
+    let UpdaterSpec { action, disruption, timeout_seconds, hook, verify, .. } = &updater.spec;
+    let name = updater.name_any();
+    if name == KUBEADM {
+        return Err(BadUpdater::NameTaken);
+    }
+    let disruption = match action {
         UpdaterAction::Leave => {
             if let Some(claim) = claims.iter().position(|claim| claim.kind == "Machine") {
                 return Err(BadUpdater::LeavesMachine { claim });
             }
-            Ok(Updater::Leave { name: updater.name_any(), claims })
+            Disruption::None
         }
+        UpdaterAction::Update => {
+            if hook.is_none() {
+                return Err(BadUpdater::NoServer);
+            }
+            disruption.unwrap_or_default()
+        }
+    };
+    for (index, expression) in verify.iter().enumerate() {
+        compiled(expression).map_err(|why| BadUpdater::Verify { index, why })?;
     }
+    let part = UpdatePart {
+        updater: name,
+        action: *action,
+        disruption,
+        timeout_seconds: Some(*timeout_seconds),
+    };
+    Ok(Updater::Added(AddedUpdater { part, claims }))
+}
+
+/// Whether an Updater claims fields of a kind.
+pub fn claims_of_kind(updater: &refit::Updater, group: &str, kind: &str) -> bool {
+    updater.spec.claims.iter().any(|claim| claim.group == group && claim.kind == kind)
+}
+
+/// Whether an Updater claims files of a bootstrap config, and so needs their contents.
+pub fn claims_contents(updater: &refit::Updater) -> bool {
+    let mut paths = updater.spec.claims.iter().flat_map(|claim| &claim.paths);
+    paths.any(|path| path.starts_with("/spec/files"))
 }
 
 fn parsed(index: usize, claim: &ObjectClaim) -> Result<Claim, BadUpdater> {

@@ -111,6 +111,7 @@ impl Work<'_> {
                 None => machine_gone(self.s),
             };
         };
+        self.list_parts();
         self.mirror_host();
         let gate = self.gate();
         let stop = self.stop(machine, gate);
@@ -126,6 +127,9 @@ impl Work<'_> {
         if self.status.node_name.is_empty() {
             let machine = self.machine_name().to_owned();
             return Standing::blocked(Phase::Pending, Refusal::NoNode { machine });
+        }
+        if !self.s.update.spec.works_on_host() {
+            return self.without_host(machine);
         }
         if self.host.ordered().is_none() {
             return self.start();
@@ -155,7 +159,7 @@ impl Work<'_> {
             };
         }
         if self.is_back() {
-            let goal = &self.s.update.spec.goal.kubernetes_version;
+            let goal = self.s.update.spec.target();
             let back =
                 format!("the machine runs {goal}: an update to another version was rolled back");
             let done = Standing::new(Phase::Succeeded, back);
@@ -176,17 +180,26 @@ impl Work<'_> {
         }
         let role = self.role();
         self.status.role = Some(role);
-        let (planned, order) = self.host.first_order(self.s, role);
-        steps::mirror(&mut self.status, &planned);
+        let Some((planned, order)) = self.host.first_order(self.s, role) else {
+            return Standing::failed(
+                "NoVersion",
+                "the goal has no Kubernetes version to which the host could be brought",
+            );
+        };
+        let all: Vec<_> = planned.into_iter().chain(self.part_steps()).collect();
+        steps::mirror(&mut self.status, &all);
         Standing::new(self.status.phase, "sending the plan to the host").write(Some(order))
     }
 
     /// Whether the goal is what the host has been since its last update was rolled back.
     fn is_back(&self) -> bool {
-        let goal = &self.s.update.spec.goal.kubernetes_version;
+        let goal = &self.s.update.spec.goal;
         let newest = newest(self.same_machine(), &self.s.update.spec.machine_ref.uid);
         newest.is_some_and(|last| self.host.for_update(last).ended_rolled_back())
-            && self.seen.node().is_some_and(|node| node.ready && node.kubelet_version.is(goal))
+            && self
+                .seen
+                .node()
+                .is_some_and(|node| node.ready && goal.accepts(&node.kubelet_version))
     }
 
     /// The host has the plan, and nothing has been disturbed yet.
@@ -231,6 +244,9 @@ impl Work<'_> {
         if self.passed() < Gate::Upgrade {
             return self.host_at_work(Phase::Upgrading);
         }
+        if let Some(working) = self.updaters(Gate::Upgrade) {
+            return working;
+        }
         // Before each step of the drain, too: it would prepare an outage that must not happen.
         if self.control_plane()
             && let Err(refusal) = health::control_plane_health(self.seen, &self.status.node_name)
@@ -255,11 +271,14 @@ impl Work<'_> {
         if self.host.report().is_none_or(|report| report.state != WorkState::Succeeded) {
             return self.host_at_work(Phase::Disrupting);
         }
+        if let Some(working) = self.updaters(Gate::Disrupt) {
+            return working;
+        }
         steps::advance(&mut self.status, STEP_NODE_READY, StepState::Running, now, "");
-        let goal = &self.s.update.spec.goal.kubernetes_version;
+        let goal = self.s.update.spec.goal.kubernetes_version.as_ref();
         let node_name = self.status.node_name.clone();
         if let Err(refusal) =
-            verify(self.seen, &node_name, goal, self.control_plane(), self.host, now)
+            verify(self.seen, &node_name, goal, self.control_plane(), Some(self.host), now)
         {
             return Standing::blocked(Phase::Verifying, refusal).again_after(10);
         }
@@ -271,6 +290,12 @@ impl Work<'_> {
             let refusal = static_pods_unsettled(node_name);
             return Standing::blocked(Phase::Verifying, refusal).again_after(seconds);
         }
+        self.end_serving()
+    }
+
+    /// The machine is as the goal wants it: it takes pods again.
+    pub(super) fn end_serving(&mut self) -> Standing {
+        let now = self.now;
         steps::advance(&mut self.status, STEP_NODE_READY, StepState::Done, now, "");
         if let Some(returning) = self.serve_again(Phase::Uncordoning) {
             return returning;
@@ -282,7 +307,7 @@ impl Work<'_> {
             (StepState::Skipped, "Refit did not cordon the node")
         };
         steps::advance(&mut self.status, STEP_UNCORDON, end, now, why);
-        Standing::new(Phase::Succeeded, format!("the machine runs {goal}"))
+        Standing::new(Phase::Succeeded, self.s.update.spec.reached())
     }
 
     /// Returns the node to its load balancers and makes it schedulable, if Refit changed either.
@@ -310,7 +335,7 @@ impl Work<'_> {
     }
 
     /// A disturbed machine holds a slot and carries the guard, even if something else removed them.
-    fn keep_claims(&self, machine: &Machine) -> Option<Write> {
+    pub(super) fn keep_claims(&self, machine: &Machine) -> Option<Write> {
         if let Some(claim) = self.reclaim() {
             return Some(claim);
         }
@@ -319,7 +344,7 @@ impl Work<'_> {
     }
 
     /// The refusal to go on to a gate that `spec.until` excludes.
-    fn until_refusal(&self, gate: Gate) -> Option<Refusal> {
+    pub(super) fn until_refusal(&self, gate: Gate) -> Option<Refusal> {
         let until = self.s.update.spec.until;
         let hold = match until {
             Until::Stage | Until::Upgrade if self.control_plane() => Hold::ControlPlane,

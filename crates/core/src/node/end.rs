@@ -93,7 +93,9 @@ fn is_withdrawn(s: &Snapshot, machine: &Machine) -> bool {
         return false;
     };
     let runs = seen.node().and_then(|node| node.kubelet_version.version());
-    let goal = &s.update.spec.goal.kubernetes_version;
+    let Some(goal) = &s.update.spec.goal.kubernetes_version else {
+        return false;
+    };
     let with_all = |runs| match &s.group {
         GroupState::Present(group) => group.others.run.iter().all(|other| other.is(runs)),
         GroupState::None | GroupState::Missing => false,
@@ -114,7 +116,7 @@ pub(super) fn is_awaited(machine: &Machine) -> bool {
 }
 
 fn withdrawal(s: &Snapshot, machine: &Machine) -> Announcement {
-    let goal = &s.update.spec.goal.kubernetes_version;
+    let goal = s.update.spec.target();
     Announcement {
         severity: Severity::Normal,
         reason: "UpdateWithdrawn",
@@ -158,9 +160,8 @@ fn available_again(s: &Snapshot, status: &NodeUpdateStatus) -> bool {
     let Workload::Seen(seen) = &s.workload else {
         return false;
     };
-    let goal = &s.update.spec.goal.kubernetes_version;
     let right_version = |node: &NodeView| {
-        node.kubelet_version.is(goal)
+        s.update.spec.goal.accepts(&node.kubelet_version)
             || status.phase != Phase::Succeeded
                 && status.from_version.as_ref().is_some_and(|from| node.kubelet_version.is(from))
     };
@@ -181,8 +182,8 @@ fn returned(
     let lost = status.failure_reason == HOST_LOST && !update_in_progress(machine);
     let host = s.host(seen);
     host.report().filter(|report| lost && report.state == WorkState::Succeeded)?;
-    let goal = &s.update.spec.goal.kubernetes_version;
-    verify(seen, &status.node_name, goal, is_control_plane(machine), host, now).ok()?;
+    let goal = s.update.spec.goal.kubernetes_version.as_ref();
+    verify(seen, &status.node_name, goal, is_control_plane(machine), Some(host), now).ok()?;
     seen.node()?.cordoned_by_us().then_some(Write::Workload(WorkloadWrite::Uncordon))
 }
 

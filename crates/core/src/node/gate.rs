@@ -1,7 +1,7 @@
 //! What must hold before anything starts, and before anything is disturbed.
 
 use refit_kinds::{
-    refit::{NodeUpdate, NodeUpdateStatus, Phase, UpdateGroupStatus},
+    refit::{Disruption, NodeUpdate, NodeUpdateStatus, Phase, UpdateGroupStatus},
     version::{Hop, StatedVersion},
 };
 
@@ -41,7 +41,7 @@ pub fn requires_live_read(s: &Snapshot, decision: &Decision) -> bool {
 pub fn requires_live_settings(s: &Snapshot, decision: &Decision) -> bool {
     match &decision.write {
         Some(Write::HostPlan(spec)) => s.host_as_seen().is_new(spec),
-        Some(Write::Management(_) | Write::Workload(_)) | None => false,
+        Some(Write::Management(_) | Write::Workload(_) | Write::Updater(_)) | None => false,
     }
 }
 
@@ -58,6 +58,12 @@ fn disturbs(s: &Snapshot, write: &Write) -> bool {
         )
         | Write::Workload(Uncordon | Include) => false,
         Write::HostPlan(spec) => s.host_as_seen().opens(spec),
+        Write::Updater(name) => {
+            let begun =
+                s.update.status.as_ref().is_some_and(|status| status.part(name).state.has_begun());
+            let mut parts = s.update.spec.updater_parts();
+            !begun && parts.any(|part| part.updater == *name && part.disruption > Disruption::None)
+        }
         Write::Workload(Cordon | Exclude | Evict(_)) => {
             s.machine.as_deref().is_some_and(is_control_plane)
         }
@@ -76,7 +82,7 @@ fn is_held_before_drain(update: &NodeUpdate) -> bool {
 impl Work<'_> {
     /// A failure that waiting cannot resolve: the goal cannot be reached from the current version.
     pub(super) fn unreachable_goal(&self) -> Option<Standing> {
-        let goal = &self.s.update.spec.goal.kubernetes_version;
+        let goal = self.s.update.spec.goal.kubernetes_version.as_ref()?;
         // Without a kubelet version the goal cannot be checked.
         let hop = self.status.from_version.as_ref()?.hop_to(goal);
         if hop == Hop::Downgrade && !self.s.owner_version.is(goal) {
@@ -99,8 +105,8 @@ impl Work<'_> {
         })
     }
 
-    /// What prevents the work on the host from starting.
-    pub(super) fn start_refusal(&self) -> Option<Refusal> {
+    /// What prevents any work from starting.
+    pub(super) fn common_refusal(&self) -> Option<Refusal> {
         if let Some(older) = self.older_unfinished() {
             let node_update = older.metadata.name.clone().unwrap_or_default();
             return Some(if is_held_before_drain(older) {
@@ -119,9 +125,13 @@ impl Work<'_> {
             GroupState::Missing => return Some(Refusal::GroupNotReady),
             GroupState::Present(_) => {}
         }
-        self.s
-            .settings_refused
-            .clone()
+        None
+    }
+
+    /// What prevents the work on the host from starting.
+    pub(super) fn start_refusal(&self) -> Option<Refusal> {
+        self.common_refusal()
+            .or_else(|| self.s.settings_refused.clone())
             .or_else(|| self.behind())
             .or_else(|| self.silent_agent())
             .or_else(|| self.host.start_refusal(self.s, &self.status.node_name, self.role()))
@@ -137,7 +147,7 @@ impl Work<'_> {
         if self.control_plane() {
             return None;
         }
-        let goal = &self.s.update.spec.goal.kubernetes_version;
+        let goal = self.s.update.spec.goal.kubernetes_version.as_ref()?;
         let version = health::lowest_version(self.seen);
         let is_new_enough = version.is_some_and(|version| !version.minor_below(goal));
         (!is_new_enough).then(|| Refusal::ControlPlaneBehind {
@@ -248,10 +258,16 @@ impl Work<'_> {
         let is_holder =
             |other: &NodeUpdate| other.metadata.name.as_ref() == Some(&slot.node_update);
         let of_another = self.same_machine().any(|other| is_holder(other) && is_unfinished(other));
-        if of_another || self.host.may_disturb() {
+        // Without work on the host, no gate opens for the claim.
+        let (in_use, returned) = if self.s.update.spec.works_on_host() {
+            (self.host.may_disturb(), self.host.returned_claim())
+        } else {
+            (self.status.has_updater_begun(), slot.claim)
+        };
+        if of_another || in_use {
             return None;
         }
-        match group::give_back(status, uid, self.host.returned_claim())? {
+        match group::give_back(status, uid, returned)? {
             GiveBack::Release(next) => Some(Write::Management(ManagementWrite::ReleaseSlot(next))),
             GiveBack::Mark(claim) => self.host.return_claim(claim),
         }

@@ -1,6 +1,8 @@
 //! A host that does not return.
 
-use super::{status::Standing, work::Work};
+use refit_kinds::refit::Gate;
+
+use super::{status::Standing, work::Work, work_order::WorkState};
 
 /// Failure reason of an update whose host has not reported for too long.
 pub const HOST_LOST: &str = "HostLost";
@@ -12,6 +14,12 @@ impl Work<'_> {
     pub(super) fn host_lost(&self) -> Option<Standing> {
         // A refused read proves nothing.
         let limit = self.s.host_lost_after.filter(|_| self.s.refused.is_none())?;
+        let has_done_its_part =
+            self.host.report().is_some_and(|report| report.state == WorkState::Succeeded);
+        let others_work = has_done_its_part && self.updaters(Gate::Disrupt).is_some();
+        if !self.s.update.spec.works_on_host() || others_work {
+            return None;
+        }
         let reported = self.host.last_report_at();
         // An agent creates its HostPlan again. Before the host has begun, its agent may not be installed.
         if reported.is_none() && self.status.started_at.is_none() {

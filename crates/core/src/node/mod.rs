@@ -37,6 +37,7 @@ mod left;
 mod lost;
 mod member_missing;
 mod order;
+mod parts;
 mod prune;
 mod role;
 mod snapshot;
@@ -69,6 +70,7 @@ pub use left::Ended;
 pub use lost::HOST_LOST;
 pub use member_missing::{MEMBER_MISSING, request_again};
 pub use order::{newest, speaker};
+pub use parts::{Called, after_call, after_verification, begun};
 pub use prune::{KEPT_FOR, KEPT_UPDATES, prunable};
 pub use role::decide_role;
 pub use snapshot::{

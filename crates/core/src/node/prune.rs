@@ -117,6 +117,7 @@ mod tests {
                 machine_ref: MachineRef { name: "m".into(), uid: "uid-m".into() },
                 origin: Origin::Hook,
                 goal_hash: goal.hash(),
+                parts: None,
                 goal,
             },
         );

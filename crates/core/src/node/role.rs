@@ -18,13 +18,16 @@ use super::snapshot::{ImageVersion, StaticPod};
 /// | pods carry no image | did not pass, or does not exist | first |
 pub fn decide_role(
     control_plane: bool,
-    goal: &KubernetesVersion,
+    goal: Option<&KubernetesVersion>,
     last_first_passed: Option<bool>,
     static_pods: &[StaticPod],
 ) -> Role {
     if !control_plane {
         return Role::Worker;
     }
+    let Some(goal) = goal else {
+        return Role::ControlPlane;
+    };
     let mut versions = static_pods
         .iter()
         .filter(|pod| pod.component == "kube-apiserver")

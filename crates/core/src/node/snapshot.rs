@@ -337,6 +337,9 @@ pub enum Write {
     HostPlan(HostPlanSpec),
     /// A write to the workload cluster.
     Workload(WorkloadWrite),
+    /// Calls an Updater, or reads whether its objects show what it has done, and writes the result into the
+    /// status.
+    Updater(String),
 }
 
 /// A write to the management cluster.
@@ -394,6 +397,7 @@ impl Write {
             }
             Self::Management(MachineCondition(_)) => "a write to the Machine's status",
             Self::HostPlan(_) => "a write to the HostPlan",
+            Self::Updater(_) => "a call of an Updater",
             Self::Workload(Cordon | Uncordon | Exclude | Include) => "a write to the Node",
             Self::Workload(Evict(_)) => "an eviction",
         }

@@ -22,13 +22,15 @@ use crate::report::{Reason, Refusal, RefusalReason};
 const TOO_LATE: &str = " (too late to abort: the update runs to completion)";
 
 /// Whether an abort comes too late for an update that has not ended. On a worker, what kubeadm
-/// changes is rolled back, and the old kubelet runs until the drain has ended.
+/// changes is rolled back, and the old kubelet runs until the drain has ended. What an Updater has begun cannot be
+/// stopped.
 pub fn is_past_return(status: &NodeUpdateStatus) -> bool {
     let first = match status.role {
         Some(Role::Worker) => Phase::Disrupting,
         Some(Role::FirstControlPlane | Role::ControlPlane) | None => Phase::Upgrading,
     };
     (first..=Phase::Uncordoning).contains(&status.phase)
+        || status.has_updater_begun() && !status.phase.is_final()
 }
 
 /// Why an update failed.
@@ -328,7 +330,7 @@ fn wanted_condition(
     status: &NodeUpdateStatus,
 ) -> Option<(&'static str, &'static str, String)> {
     let name = update.metadata.name.as_deref().unwrap_or_default();
-    let goal = &update.spec.goal.kubernetes_version;
+    let goal = update.spec.target();
     match status.phase {
         Phase::Pending | Phase::Waiting | Phase::Staging => {
             // The condition must not report a rejected write that may be the condition itself.
@@ -339,9 +341,7 @@ fn wanted_condition(
             );
             Some(("Unknown", conditions::REASON_WAITING, message))
         }
-        Phase::Succeeded => {
-            Some(("True", conditions::REASON_UP_TO_DATE, format!("the machine runs {goal}")))
-        }
+        Phase::Succeeded => Some(("True", conditions::REASON_UP_TO_DATE, update.spec.reached())),
         Phase::Failed => Some(("False", conditions::REASON_FAILED, status.message.clone())),
         // Found with seed 1: an aborted update leaves no condition.
         Phase::Stopped => None,

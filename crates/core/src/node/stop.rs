@@ -55,6 +55,7 @@ impl Work<'_> {
             Gate::Upgrade => asked && !self.control_plane(),
             Gate::Disrupt => false,
         };
+        let in_time = in_time && !self.status.has_updater_begun();
         if !in_time && !abort_sent {
             return None;
         }
@@ -121,6 +122,13 @@ impl Work<'_> {
     pub(super) fn stopping(&mut self, machine: &Machine, stop: &Stop) -> Standing {
         let stopped = self.stopped(machine, stop);
         if self.host.ordered().is_none() {
+            let deleting = matches!(stop, Stop::Deleting);
+            if let Some(returning) =
+                (!deleting).then(|| self.serve_again(Phase::Stopping)).flatten()
+            {
+                return returning;
+            }
+            self.end_own_steps();
             return stopped;
         }
         let report = self.host.report().unwrap_or_default();

@@ -30,8 +30,8 @@ pub(super) struct Work<'a> {
 
 impl<'a> Work<'a> {
     pub(super) fn role(&self) -> Role {
-        let goal = &self.s.update.spec.goal.kubernetes_version;
         self.status.role.unwrap_or_else(|| {
+            let goal = self.s.update.spec.goal.kubernetes_version.as_ref();
             let last = match &self.s.group {
                 GroupState::Present(group) => group.others.last_first_passed,
                 GroupState::None | GroupState::Missing => None,
@@ -45,7 +45,8 @@ impl<'a> Work<'a> {
         if self.host.ordered().is_none() {
             return;
         }
-        steps::mirror(&mut self.status, &self.host.steps());
+        let all: Vec<_> = self.host.steps().into_iter().chain(self.part_steps()).collect();
+        steps::mirror(&mut self.status, &all);
         self.status.started_at.get_or_insert(Time(self.now));
         self.status.role = self.status.role.or_else(|| self.host.role());
     }

@@ -5,22 +5,44 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::version::KubernetesVersion;
+use crate::version::{KubernetesVersion, StatedVersion};
 
-/// What an update must reach: the part of a Machine's desired state that Refit's updater covers. The
-/// rest is equal before and after, or Cluster API would not have asked for an update in place, and may
-/// change meanwhile, such as by a provider that defaults a new field.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// What an update must reach: the parts of a Machine's desired state that updaters cover. The rest is equal
+/// before and after, or Cluster API would not have asked for an update in place.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Goal {
-    /// Kubernetes version, `vX.Y.Z`.
-    pub kubernetes_version: KubernetesVersion,
+    /// Kubernetes version, `vX.Y.Z`; absent if the Machine has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kubernetes_version: Option<KubernetesVersion>,
+    /// The parts that Updaters claim, in the order in which they claim.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["updater"]))]
+    pub parts: Vec<GoalPart>,
+}
+
+/// The desired state that an Updater claims of a Machine's objects.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GoalPart {
+    /// Name of the Updater.
+    #[schemars(length(min = 1, max = 253))]
+    pub updater: String,
+    /// sha256 of the values at the paths that it claims.
+    #[schemars(length(max = 64))]
+    pub hash: String,
 }
 
 impl Goal {
     /// A goal with only a Kubernetes version.
     pub fn of_version(kubernetes_version: KubernetesVersion) -> Self {
-        Self { kubernetes_version }
+        Self { kubernetes_version: Some(kubernetes_version), parts: Vec::new() }
+    }
+
+    /// Whether a node in this version is as the goal wants it: always, if the goal has no version.
+    pub fn accepts(&self, version: &StatedVersion) -> bool {
+        self.kubernetes_version.as_ref().is_none_or(|wanted| version.is(wanted))
     }
 
     /// sha256 of the goal's canonical JSON, in hex.
@@ -32,13 +54,17 @@ impl Goal {
     /// assert_eq!(goal.hash(), goal.clone().hash());
     /// ```
     pub fn hash(&self) -> String {
-        let value = serde_json::json!({
+        let mut value = serde_json::json!({
             "kubernetesVersion": self.kubernetes_version,
             // Goals keep the hashes that they had with these removed fields.
             "osImage": "",
             "bootstrapHash": "",
             "infrastructureHash": "",
         });
+        // So do goals without parts.
+        if !self.parts.is_empty() {
+            value["parts"] = serde_json::json!(self.parts);
+        }
         hash_json(&value)
     }
 }
@@ -116,5 +142,8 @@ mod tests {
         let a = Goal::of_version(KubernetesVersion::new(1, 34, 2));
         let b = Goal::of_version(KubernetesVersion::new(1, 35, 0));
         assert_ne!(a.hash(), b.hash());
+        let part = GoalPart { updater: "memory".into(), hash: "1".into() };
+        let c = Goal { parts: vec![part], ..a.clone() };
+        assert_ne!(a.hash(), c.hash());
     }
 }

@@ -9,6 +9,7 @@ mod ids;
 mod node_update;
 mod planned_step;
 mod update_group;
+mod update_part;
 mod updater;
 
 pub use goal::*;
@@ -20,6 +21,7 @@ pub use ids::*;
 pub use node_update::*;
 pub use planned_step::*;
 pub use update_group::*;
+pub use update_part::*;
 pub use updater::*;
 
 /// API group of Refit's kinds.

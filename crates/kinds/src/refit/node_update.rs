@@ -5,7 +5,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Gate, Goal, MachineUid, NodeName};
+use super::{Gate, Goal, MachineUid, NodeName, PartStatus, UpdatePart};
 use crate::version::{self, KubernetesVersion};
 
 /// A request to update one Machine to one goal. Its name is `<machine>-<ordinal>`: creating it is
@@ -27,13 +27,20 @@ use crate::version::{self, KubernetesVersion};
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Percent", type_ = "integer", json_path = ".status.progress.percent"),
     printcolumn(name = "Blocked by", type_ = "string", json_path = ".status.blockedBy[0].reason"),
+    printcolumn(
+        name = "Left",
+        type_ = "string",
+        json_path = ".status.parts[?(@.state==\"Left\")].updater",
+        priority = 1
+    ),
     printcolumn(name = "Until", type_ = "string", json_path = ".spec.until", priority = 1),
     printcolumn(name = "Message", type_ = "string", json_path = ".status.message", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = ("self.machineRef == oldSelf.machineRef && self.goal == oldSelf.goal && \
-    self.goalHash == oldSelf.goalHash && self.origin == oldSelf.origin", "spec is immutable but for stage and until"))]
+    self.goalHash == oldSelf.goalHash && self.origin == oldSelf.origin && \
+    has(self.parts) == has(oldSelf.parts) && (!has(self.parts) || self.parts == oldSelf.parts)", "spec is immutable but for stage and until"))]
 #[x_kube(validation = ("oldSelf.stage != 'Abort' || self.stage == 'Abort'", "an aborted NodeUpdate stays aborted; create a new one"))]
 #[x_kube(validation = ("self.until == oldSelf.until || oldSelf.until == 'Stage' || self.until == 'Disrupt'", "until only moves forward: Stage, Upgrade, Disrupt"))]
 pub struct NodeUpdateSpec {
@@ -51,6 +58,12 @@ pub struct NodeUpdateSpec {
     pub goal: Goal,
     /// sha256 of the goal's canonical JSON.
     pub goal_hash: String,
+    /// What updaters do about the goal, in this order; absent: `kubeadm` brings the host to the Kubernetes
+    /// version. A part of the goal that the Machine has reached already is not listed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["updater"]))]
+    pub parts: Option<Vec<UpdatePart>>,
 }
 
 /// Whether the update continues.
@@ -327,6 +340,10 @@ pub struct NodeUpdateStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub steps: Vec<StepStatus>,
+    /// What Updaters have done in the update.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["updater"]))]
+    pub parts: Vec<PartStatus>,
     /// Progress of the update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,

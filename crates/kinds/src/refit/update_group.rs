@@ -156,10 +156,11 @@ pub struct UpdateGroupStatus {
     /// Paths of a change that no updater covers, one per line.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub uncovered: Vec<String>,
-    /// Paths of a covered change about which an Updater does nothing (action Leave), one per line: the
-    /// machines keep their old values until they are replaced.
+    /// Paths of a covered change about which an Updater does nothing (action Leave): the machines keep
+    /// their old values until they are replaced.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub left: Vec<String>,
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["updater"]))]
+    pub left: Vec<LeftChange>,
     /// Durations of past updates, newest last, by step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["step"]))]
@@ -171,6 +172,15 @@ pub struct UpdateGroupStatus {
     /// Generation that the status refers to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
+}
+
+/// What an Updater leaves of a change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LeftChange {
+    /// Name of the Updater.
+    pub updater: String,
+    /// The paths, as in `uncovered`.
+    pub paths: Vec<String>,
 }
 
 /// A claimed slot.

@@ -22,7 +22,8 @@ use super::Owner;
     derive = "PartialEq",
     printcolumn(name = "Order", type_ = "integer", json_path = ".spec.order"),
     printcolumn(name = "Action", type_ = "string", json_path = ".spec.action"),
-    printcolumn(name = "Kinds", type_ = "string", json_path = ".spec.claims[*].kind"),
+    printcolumn(name = "Kind", type_ = "string", json_path = ".spec.claims[0].kind"),
+    printcolumn(name = "Disruption", type_ = "string", json_path = ".spec.disruption"),
     printcolumn(
         name = "Accepted",
         type_ = "string",
@@ -39,6 +40,10 @@ use super::Owner;
 #[x_kube(validation = (
     "self.claims.all(c, self.claims.exists_one(d, d.group == c.group && d.kind == c.kind))",
     "claims: a kind is claimed once, with all of its paths"
+))]
+#[x_kube(validation = (
+    "self.action == 'Leave' ? !has(self.hook) && !has(self.verify) && !has(self.disruption) : has(self.hook) && has(self.disruption)",
+    "action Update needs hook and disruption; action Leave has none of hook, disruption and verify"
 ))]
 #[x_kube(validation = (
     "self.action != 'Leave' || self.claims.all(c, c.kind != 'Machine')",
@@ -58,6 +63,54 @@ pub struct UpdaterSpec {
     pub claims: Vec<ObjectClaim>,
     /// What it does about them.
     pub action: UpdaterAction,
+    /// How the update disturbs the machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disruption: Option<Disruption>,
+    /// The server that makes the changes. It speaks Cluster API's hooks for in-place updates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hook: Option<UpdaterHook>,
+    /// CEL expressions that are true once a machine has the changes: over `machine`,
+    /// `infrastructureMachine` and `node`. Cluster API writes the desired spec before the update, so only
+    /// a status proves anything. Without an expression the result is shown as unverified.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), inner(length(min = 1, max = 1024)))]
+    pub verify: Vec<String>,
+    /// How long the change of one machine may take, in seconds, until its update fails.
+    #[serde(default = "default_timeout")]
+    #[schemars(range(min = 10, max = 604_800))]
+    pub timeout_seconds: i32,
+}
+
+fn default_timeout() -> i32 {
+    3600
+}
+
+/// How an update disturbs a machine, in order.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+pub enum Disruption {
+    /// Not at all: it takes no slot of the group.
+    None,
+    /// What runs on the machine may be interrupted for a moment: it takes a slot, and pods stay.
+    Restart,
+    /// Pods must leave first.
+    #[default]
+    Drain,
+    /// The machine reboots: pods must leave first.
+    Reboot,
+}
+
+/// A server that speaks Cluster API's hooks for in-place updates.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct UpdaterHook {
+    /// Where it serves: `https://host[:port][/base]`.
+    #[schemars(length(max = 512), regex(pattern = "^https://[^/?#]+"))]
+    pub url: String,
+    /// The authorities of its certificate: PEM, as base64.
+    #[schemars(length(min = 1, max = 65_536))]
+    pub ca_bundle: String,
 }
 
 fn default_order() -> i32 {
@@ -100,6 +153,8 @@ pub struct ObjectClaim {
 /// What an Updater does about the changes that it claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum UpdaterAction {
+    /// It makes them.
+    Update,
     /// Nothing: the machine stays as it is, and gets the change when it is replaced one day.
     Leave,
 }

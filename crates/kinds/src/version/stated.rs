@@ -75,6 +75,12 @@ impl From<Option<Cow<'_, str>>> for StatedVersion {
     }
 }
 
+impl From<Option<KubernetesVersion>> for StatedVersion {
+    fn from(version: Option<KubernetesVersion>) -> Self {
+        version.map_or(Self::Absent, Self::Version)
+    }
+}
+
 impl From<KubernetesVersion> for StatedVersion {
     fn from(version: KubernetesVersion) -> Self {
         Self::Version(version)

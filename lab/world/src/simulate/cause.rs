@@ -97,6 +97,13 @@ pub(super) fn cause_holds(
                     || was_heard_before_restart(world, update, &node),
             )
         }
+        RefusalReason::UpdaterFails | RefusalReason::UpdaterNotVerified => {
+            let parts = update.pointer("/status/parts").and_then(Value::as_array);
+            Some(parts.into_iter().flatten().any(|part| {
+                object == format!("Updater {}", text(part, "/updater"))
+                    && !text(part, "/message").is_empty()
+            }))
+        }
         RefusalReason::OlderPlanRunning => {
             let plan = format!("{}/{object}", keys::HOST_PLAN_NAMESPACE);
             let plan = in_workload(world, update, "hostplans.refit.dev", &plan)?;

@@ -30,6 +30,7 @@ pub(crate) async fn create(
         },
         origin: Origin::Task,
         until,
+        parts: None,
         goal,
     };
     let known = world.node_updates();

@@ -76,8 +76,9 @@ impl<'a> Host<'a> {
     }
 
     /// The first order, which allows the host to prepare, and its steps.
-    pub(super) fn first_order(&self, s: &Snapshot, role: Role) -> (Vec<WorkStep>, Write) {
-        let work = self.work(s, role);
+    /// `None` if the goal has no Kubernetes version.
+    pub(super) fn first_order(&self, s: &Snapshot, role: Role) -> Option<(Vec<WorkStep>, Write)> {
+        let work = self.work(s, role)?;
         let spec = HostPlanSpec {
             node_update: self.update.metadata.name.clone().unwrap_or_default(),
             plan_id: PlanId::of(&self.update.metadata),
@@ -87,21 +88,21 @@ impl<'a> Host<'a> {
             point_of_no_return: work.point_of_no_return().to_owned(),
             steps: work.steps(),
         };
-        (report::steps(&spec.steps, None), Write::HostPlan(spec))
+        Some((report::steps(&spec.steps, None), Write::HostPlan(spec)))
     }
 
     /// The target state of the host, and the state that it reports.
-    fn work<'b>(&self, s: &'b Snapshot, role: Role) -> HostWork<'b>
+    fn work<'b>(&self, s: &'b Snapshot, role: Role) -> Option<HostWork<'b>>
     where
         'a: 'b,
     {
-        HostWork {
+        Some(HostWork {
             role,
-            version: &s.update.spec.goal.kubernetes_version,
+            version: s.update.spec.goal.kubernetes_version.as_ref()?,
             reboot: s.reboot,
             settings: &s.settings,
             facts: self.plan.and_then(|plan| plan.status.as_ref()).map(|status| &status.facts),
-        }
+        })
     }
 
     /// Gives an order after the first; `None` if the host has it already, or no first one.
@@ -142,7 +143,7 @@ impl<'a> Host<'a> {
         let capabilities = plan.status.as_ref().map_or(&[][..], |status| &status.capabilities);
         let steps = match self.own_plan() {
             Some(plan) => plan.spec.steps.clone(),
-            None => self.work(s, role).steps(),
+            None => self.work(s, role).map(|work| work.steps()).unwrap_or_default(),
         };
         let mut types = steps.iter().filter_map(PlannedStep::step_type);
         if let Some(step) = types.find(|type_| !capabilities.contains(type_)) {

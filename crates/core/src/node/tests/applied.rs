@@ -1,13 +1,18 @@
 //! The writes of a decision, applied to the objects of one machine.
 
-use refit_kinds::{conditions, keys};
+use refit_kinds::{conditions, keys, refit::PartState};
 
 use super::world::One;
 use crate::node::*;
 
 impl One {
     pub(super) fn apply(&mut self, decision: &Decision, write: Write) {
-        self.log.push(word(&write));
+        self.log.push(match &write {
+            Write::Updater(name) if !self.status().part(name).state.has_begun() => {
+                format!("begin {name}")
+            }
+            write => word(write),
+        });
         self.events.extend(decision.announce.iter().cloned());
         match write {
             Write::Management(ManagementWrite::Status) => {
@@ -79,6 +84,18 @@ impl One {
                     self.apply(&decision, Write::STATUS);
                 }
             }
+            Write::Updater(name) => {
+                let now = super::world::at(self.now);
+                let status = self.update.status.as_mut().unwrap();
+                let part = status.parts.iter_mut().find(|part| part.updater == name).unwrap();
+                *part = match (part.state, &self.shows) {
+                    (PartState::Pending, _) => begun(part, now),
+                    (PartState::Verifying, Some(shows)) => {
+                        after_verification(part, shows.clone(), now)
+                    }
+                    (_, shows) => after_call(part, &self.answer, shows.is_some(), now),
+                };
+            }
             Write::Management(ManagementWrite::MachineCondition(condition)) => {
                 let status = self.machine.as_mut().unwrap().status.as_mut().unwrap();
                 status.conditions.retain(|c| c.type_ != conditions::MACHINE_UP_TO_DATE);
@@ -123,6 +140,7 @@ pub(super) fn word(write: &Write) -> String {
             Some(How::Force) => "force".into(),
             _ => "evict".into(),
         },
+        Write::Updater(name) => format!("call {name}"),
         Write::Management(ManagementWrite::MachineCondition(None)) => "condition gone".into(),
         Write::Management(ManagementWrite::MachineCondition(Some(condition))) => {
             format!("condition {}", condition.reason)

@@ -14,4 +14,5 @@ mod phases;
 mod rules;
 mod taken_back;
 mod until;
+mod updaters;
 mod world;

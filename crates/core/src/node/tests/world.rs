@@ -37,6 +37,7 @@ pub(super) fn update(machine: &str, ordinal: u32) -> NodeUpdate {
         machine_ref: MachineRef { name: machine.into(), uid: format!("uid-{machine}").into() },
         origin: Origin::Hook,
         goal_hash: goal.hash(),
+        parts: None,
         goal,
     };
     let mut update = NodeUpdate::new(&name, spec);
@@ -175,6 +176,9 @@ pub(super) struct One {
     pub(super) refusals: Vec<EvictionRefusal>,
     /// The request that the API server has just rejected.
     pub(super) refused: Option<crate::report::Refusal>,
+    /// What Updaters answer, and whether the objects show it; `None` if nothing checks that.
+    pub(super) answer: Called,
+    pub(super) shows: Option<Result<(), String>>,
     /// The writes in order, as words for tests.
     pub(super) log: Vec<String>,
     pub(super) events: Vec<Announcement>,
@@ -227,6 +231,8 @@ impl One {
             drain: DrainChoice::default(),
             refusals: Vec::new(),
             refused: None,
+            answer: Called::Done,
+            shows: None,
             log: Vec::new(),
             events: Vec::new(),
         }

@@ -1,0 +1,203 @@
+//! Carries out the part of an Updater: calls its server, or reads whether the objects show what it has done.
+
+use k8s_openapi::api::core::v1::Node;
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject},
+};
+use refit_cluster_api::kinds::{ContractRef, Machine};
+use refit_core::{
+    change::{
+        secrets::without_secrets,
+        updaters::{accepted, claims_contents, claims_of_kind},
+        verify::{Verified, verified},
+    },
+    node::{Called, after_call, after_verification, begun},
+};
+use refit_kinds::{
+    hooks::MachineObjects,
+    refit::{MachineUid, NodeUpdate, PartState, PartStatus, Updater},
+};
+use refit_runtime::{ObjectKey, foreign::ForeignObject};
+use serde_json::{Value, json};
+
+use super::look::Look;
+use crate::{
+    api_error::{cause, is_silence},
+    context::Context,
+};
+
+/// The next state of an Updater's part. That it begins is written before its first call: after a crash it is
+/// known that the machine may have been changed.
+pub(super) async fn advanced(ctx: &Context, look: &Look, name: &str) -> kube::Result<PartStatus> {
+    let status = look.snapshot.update.status.clone().unwrap_or_default();
+    let part = status.part(name);
+    let updater = ctx.stores.updaters.get(&ObjectKey::new("", name));
+    let now = || ctx.clock.now_seconds();
+    Ok(match part.state {
+        PartState::Pending => begun(&part, now()),
+        PartState::Verifying => {
+            let shows = match &updater {
+                Some(updater) => shows(ctx, look, updater).await?,
+                None => Err(format!("Updater {name} does not exist")),
+            };
+            after_verification(&part, shows, now())
+        }
+        PartState::Running | PartState::Done | PartState::Unverified | PartState::Left => {
+            let called = match &updater {
+                Some(updater) => call(ctx, look, updater).await?,
+                None => Called::Failed { message: format!("Updater {name} does not exist") },
+            };
+            let is_verified = updater.is_some_and(|updater| !updater.spec.verify.is_empty());
+            after_call(&part, &called, is_verified, now())
+        }
+    })
+}
+
+async fn call(ctx: &Context, look: &Look, updater: &Updater) -> kube::Result<Called> {
+    let failed = |message: String| Ok(Called::Failed { message });
+    let name = updater.metadata.name.as_deref().unwrap_or_default();
+    if let Err(why) = accepted(updater) {
+        return failed(format!("Updater {name} is not valid: {why}"));
+    }
+    let Some(hook) = &updater.spec.hook else {
+        return failed(format!("Updater {name} has no spec.hook"));
+    };
+    let desired = match desired(ctx, &look.snapshot.update, updater).await {
+        Ok(desired) => desired,
+        Err(Unread::Silent(error)) => return Err(error),
+        Err(Unread::Refused(why)) => return failed(why),
+    };
+    Ok(ctx.updater_servers.update(name, hook, desired).await)
+}
+
+/// Why an object could not be read.
+enum Unread {
+    /// The API server did not answer: the request is repeated.
+    Silent(kube::Error),
+    /// Its words.
+    Refused(String),
+}
+
+impl Unread {
+    fn of(what: &str, error: kube::Error) -> Self {
+        if is_silence(&error) && matches!(error, kube::Error::Api(_) | kube::Error::Service(_)) {
+            return Self::Silent(error);
+        }
+        Self::Refused(format!("{what} cannot be read: {}", cause(&error)))
+    }
+}
+
+/// What an Updater gets: the whole Machine and infrastructure machine, because a server reads missing fields
+/// as removals; the bootstrap config only if it claims some of it, without secrets.
+async fn desired(
+    ctx: &Context,
+    update: &NodeUpdate,
+    updater: &Updater,
+) -> Result<MachineObjects, Unread> {
+    let machine = read_machine(ctx, update).await?;
+    let spec = typed_spec(&machine)?;
+    let infrastructure = read_part(ctx, update, &spec.infrastructure_ref).await?;
+    let config = &spec.bootstrap.config_ref;
+    let bootstrap = match config {
+        Some(config) if claims_of_kind(updater, &config.api_group, &config.kind) => {
+            let whole = read_part(ctx, update, config).await?;
+            Some(without_secrets(&as_desired(whole), claims_contents(updater)))
+        }
+        Some(_) | None => None,
+    };
+    Ok(MachineObjects {
+        machine: as_desired(machine),
+        infrastructure_machine: as_desired(infrastructure),
+        bootstrap_config: bootstrap,
+    })
+}
+
+fn typed_spec(machine: &Value) -> Result<refit_cluster_api::kinds::MachineSpec, Unread> {
+    let spec = serde_json::from_value(machine["spec"].clone());
+    spec.map_err(|error| Unread::Refused(format!("the Machine's spec cannot be read: {error}")))
+}
+
+/// An object without what is no part of its desired state.
+fn as_desired(mut object: Value) -> Value {
+    if let Some(members) = object.as_object_mut() {
+        members.remove("status");
+    }
+    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.remove("managedFields");
+    }
+    object
+}
+
+async fn read_machine(ctx: &Context, update: &NodeUpdate) -> Result<Value, Unread> {
+    let wanted = &update.spec.machine_ref;
+    let what = format!("Machine {}", wanted.name);
+    let resource = ApiResource::erase::<Machine>(&());
+    let namespace = update.metadata.namespace.as_deref().unwrap_or_default();
+    let api: Api<DynamicObject> = Api::namespaced_with(ctx.client.clone(), namespace, &resource);
+    let found = api.get(&wanted.name).await.map_err(|error| Unread::of(&what, error))?;
+    if MachineUid::of(&found.metadata) != wanted.uid {
+        return Err(Unread::Refused(format!("{what} was replaced by another one")));
+    }
+    let mut found = serde_json::to_value(found)
+        .map_err(|error| Unread::Refused(format!("{what} cannot be read: {error}")))?;
+    found["apiVersion"] = resource.api_version.into();
+    found["kind"] = resource.kind.into();
+    Ok(found)
+}
+
+async fn read_part(
+    ctx: &Context,
+    update: &NodeUpdate,
+    reference: &ContractRef,
+) -> Result<Value, Unread> {
+    let ContractRef { api_group, kind, name } = reference;
+    let object = ForeignObject {
+        group: api_group.clone(),
+        version: None,
+        kind: kind.clone(),
+        namespace: update.metadata.namespace.clone().unwrap_or_default(),
+        name: name.clone(),
+    };
+    let found = ctx.foreign.read(&ctx.client, &object).await;
+    found.map_err(|error| Unread::of(&format!("{kind} {name}"), error))
+}
+
+/// Whether the objects show what an Updater has done; otherwise why not.
+async fn shows(ctx: &Context, look: &Look, updater: &Updater) -> kube::Result<Result<(), String>> {
+    let expressions = &updater.spec.verify;
+    let mentions = |name: &str| expressions.iter().any(|expression| expression.contains(name));
+    let update = &look.snapshot.update;
+    let read = async {
+        let machine = read_machine(ctx, update).await?;
+        let infrastructure_machine = if mentions("infrastructureMachine") {
+            read_part(ctx, update, &typed_spec(&machine)?.infrastructure_ref).await?
+        } else {
+            json!({})
+        };
+        let node = if mentions("node") { read_node(ctx, look).await? } else { json!({}) };
+        Ok(Verified { machine, infrastructure_machine, node })
+    };
+    match read.await {
+        Ok(objects) => Ok(verified(expressions, &objects)),
+        Err(Unread::Silent(error)) => Err(error),
+        Err(Unread::Refused(why)) => Ok(Err(why)),
+    }
+}
+
+async fn read_node(ctx: &Context, look: &Look) -> Result<Value, Unread> {
+    let name = look.seen().map(|seen| seen.node_name.to_string()).unwrap_or_default();
+    let what = format!("Node {name}");
+    let refused = |why: String| Unread::Refused(format!("{what} cannot be read: {why}"));
+    let cluster =
+        look.cluster.as_ref().ok_or_else(|| refused("its cluster is unknown".to_owned()))?;
+    let client: Client = ctx
+        .workloads
+        .client(&cluster.key.namespace, &cluster.key.name)
+        .await
+        .map_err(|error| refused(error.to_string()))?;
+    let api: Api<Node> = Api::all(client);
+    // A workload cluster that does not answer is shown like one that refuses: it is read again.
+    let node = api.get(&name).await.map_err(|error| refused(cause(&error)))?;
+    serde_json::to_value(node).map_err(|error| refused(error.to_string()))
+}

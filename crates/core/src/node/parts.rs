@@ -1,0 +1,353 @@
+//! The parts of an update that Updaters make.
+//!
+//! | disruption | works |
+//! |---|---|
+//! | None | after the host's upgrade and before the drain; alone without a slot |
+//! | Restart | with the slot; alone without a drain |
+//! | Drain, Reboot | with the slot on the drained node, after the host |
+//!
+//! An Updater cannot be stopped or undone: once one has begun, the update runs to completion.
+
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use refit_cluster_api::kinds::Machine;
+use refit_kinds::refit::{
+    Disruption, Gate, PartState, PartStatus, Phase, Role, StepState, StepStatus, UpdatePart,
+    UpdaterAction,
+};
+
+use super::{
+    health,
+    snapshot::Write,
+    status::Standing,
+    steps::{self, STEP_CORDON, STEP_DRAIN, STEP_NODE_READY},
+    verify::verify,
+    work::Work,
+    work_order::WorkStep,
+};
+use crate::report::Refusal;
+
+/// How long the part of an Updater may take if the update does not say.
+const TIMEOUT_SECONDS: i32 = 3600;
+/// Delay until the next call after the first failed one, in seconds; it doubles with each.
+const FIRST_RETRY_SECONDS: i64 = 5;
+/// Longest delay between two calls, in seconds.
+const LONGEST_DELAY_SECONDS: i64 = 300;
+/// How often the objects are read until they show what an Updater has done, in seconds.
+const VERIFY_SECONDS: i64 = 10;
+/// Longest message of an Updater in a status, in characters.
+const MESSAGE_CHARACTERS: usize = 512;
+
+/// How a call of an Updater ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Called {
+    /// It has done its part.
+    Done,
+    /// It is at work and is to be called again.
+    Again {
+        /// What it says.
+        message: String,
+        /// When it wants the next call, in seconds.
+        seconds: i32,
+    },
+    /// It gave no usable response, or reports a failure.
+    Failed {
+        /// What is wrong.
+        message: String,
+    },
+}
+
+/// The state of an Updater's part that begins.
+pub fn begun(part: &PartStatus, now: Timestamp) -> PartStatus {
+    PartStatus { state: PartState::Running, started_at: Some(Time(now)), ..part.clone() }
+}
+
+/// The state of an Updater's part after a call. `is_verified`: whether something shows what it has done.
+pub fn after_call(
+    part: &PartStatus,
+    called: &Called,
+    is_verified: bool,
+    now: Timestamp,
+) -> PartStatus {
+    let mut next = part.clone();
+    next.started_at.get_or_insert(Time(now));
+    next.next_call_at = None;
+    let later = |seconds: i64| {
+        let seconds = SignedDuration::from_secs(seconds.clamp(1, LONGEST_DELAY_SECONDS));
+        Some(Time(now.saturating_add(seconds).unwrap_or(now)))
+    };
+    match called {
+        Called::Done => {
+            next.failures = 0;
+            next.message = String::new();
+            if is_verified {
+                next.state = PartState::Verifying;
+            } else {
+                next.state = PartState::Unverified;
+                next.finished_at = Some(Time(now));
+            }
+        }
+        Called::Again { message, seconds } => {
+            next.state = PartState::Running;
+            next.failures = 0;
+            next.message = shown(message);
+            next.next_call_at = later((*seconds).into());
+        }
+        Called::Failed { message } => {
+            next.state = PartState::Running;
+            next.failures = next.failures.saturating_add(1);
+            next.message = shown(message);
+            let doubled = u32::try_from(next.failures - 1).unwrap_or(0).min(10);
+            next.next_call_at = later(FIRST_RETRY_SECONDS << doubled);
+        }
+    }
+    next
+}
+
+/// The state of an Updater's part after its objects were read.
+pub fn after_verification(
+    part: &PartStatus,
+    shows: Result<(), String>,
+    now: Timestamp,
+) -> PartStatus {
+    let mut next = part.clone();
+    match shows {
+        Ok(()) => {
+            next.state = PartState::Done;
+            next.message = String::new();
+            next.next_call_at = None;
+            next.finished_at = Some(Time(now));
+        }
+        Err(why) => {
+            next.message = shown(&why);
+            let later = now.saturating_add(SignedDuration::from_secs(VERIFY_SECONDS));
+            next.next_call_at = Some(Time(later.unwrap_or(now)));
+        }
+    }
+    next
+}
+
+/// A message of another program, in one line of bounded length.
+fn shown(message: &str) -> String {
+    let plain = message.chars().map(|c| if c.is_control() { ' ' } else { c });
+    let mut text: String = plain.take(MESSAGE_CHARACTERS).collect();
+    text.truncate(text.trim_end().len());
+    text
+}
+
+/// The gate behind which a part is made.
+fn gate_of(part: &UpdatePart) -> Gate {
+    match part.disruption {
+        Disruption::None => Gate::Upgrade,
+        Disruption::Restart | Disruption::Drain | Disruption::Reboot => Gate::Disrupt,
+    }
+}
+
+impl Work<'_> {
+    /// Lists what Updaters are to do.
+    pub(super) fn list_parts(&mut self) {
+        for part in self.s.update.spec.updater_parts() {
+            if self.status.parts.iter().all(|known| known.updater != part.updater) {
+                let state = match part.action {
+                    UpdaterAction::Update => PartState::Pending,
+                    UpdaterAction::Leave => PartState::Left,
+                };
+                self.status.parts.push(PartStatus {
+                    updater: part.updater.clone(),
+                    state,
+                    ..PartStatus::default()
+                });
+            }
+        }
+    }
+
+    /// The parts of Updaters as steps.
+    pub(super) fn part_steps(&self) -> Vec<WorkStep> {
+        let made = |part: &&UpdatePart| part.action == UpdaterAction::Update;
+        let parts = self.s.update.spec.updater_parts().filter(made);
+        parts.map(|part| self.part_step(part)).collect()
+    }
+
+    fn part_step(&self, part: &UpdatePart) -> WorkStep {
+        let name = format!("updater/{}", part.updater);
+        let PartStatus { state, failures, started_at, finished_at, message, .. } =
+            self.status.part(&part.updater);
+        let status = StepStatus {
+            name: name.clone(),
+            state: state.as_step(),
+            attempt: if state.has_begun() { failures.saturating_add(1) } else { 0 },
+            started_at,
+            finished_at,
+            message: if failures > 0 { message } else { String::new() },
+        };
+        WorkStep { name, gate: gate_of(part), status: Some(status) }
+    }
+
+    /// Lets the Updaters behind a gate work, one after the other; `None` once all are done.
+    pub(super) fn updaters(&self, gate: Gate) -> Option<Standing> {
+        let mut behind = self.s.update.spec.updater_parts().filter(|part| gate_of(part) == gate);
+        let next = behind.find(|part| !self.status.part(&part.updater).state.has_ended())?;
+        let part = self.status.part(&next.updater);
+        let phase = match gate {
+            Gate::Closed | Gate::Stage | Gate::Upgrade => Phase::Upgrading,
+            Gate::Disrupt => Phase::Disrupting,
+        };
+        let limit =
+            SignedDuration::from_secs(next.timeout_seconds.unwrap_or(TIMEOUT_SECONDS).into());
+        let started = part.started_at.as_ref().map(|time| time.0);
+        if started.is_some_and(|started| self.now.duration_since(started) >= limit) {
+            return Some(timed_out(&part, limit));
+        }
+        let standing = at_work(phase, &part);
+        let later = part.next_call_at.as_ref().map(|at| at.0.duration_since(self.now));
+        Some(match later.and_then(|later| Duration::try_from(later).ok()) {
+            Some(later) if !later.is_zero() => standing.again_after(later.as_secs().max(1)),
+            Some(_) | None => standing.write(Some(Write::Updater(next.updater.clone()))),
+        })
+    }
+
+    /// An update in which only Updaters work.
+    pub(super) fn without_host(&mut self, machine: &Machine) -> Standing {
+        let role = if self.control_plane() { Role::ControlPlane } else { Role::Worker };
+        self.status.role.get_or_insert(role);
+        let drains = steps::state_of(&self.status, STEP_CORDON) != StepState::Pending;
+        if !self.status.has_updater_begun() && !drains {
+            if let Some(refusal) = self.common_refusal() {
+                return self.wait(Phase::Pending, refusal);
+            }
+            if let Some(refusal) = self.until_refusal(Gate::Upgrade) {
+                return self.wait(Phase::Waiting, refusal);
+            }
+        }
+        let own_steps = self.part_steps();
+        steps::mirror(&mut self.status, &own_steps);
+        if let Some(working) = self.updaters(Gate::Upgrade) {
+            return working;
+        }
+        if let Some(working) = self.disturb(machine, drains) {
+            return working;
+        }
+        self.finish_without_host()
+    }
+
+    /// Prepares the machine for the Updaters that disturb it, and lets them work.
+    fn disturb(&mut self, machine: &Machine, drains: bool) -> Option<Standing> {
+        let disturbing =
+            || self.s.update.spec.updater_parts().filter(|part| gate_of(part) == Gate::Disrupt);
+        let most = disturbing().map(|part| part.disruption).max()?;
+        let begun = disturbing().any(|part| self.status.part(&part.updater).state.has_begun());
+        if begun || drains {
+            if let Some(write) = self.keep_claims(machine) {
+                let phase = self.status.phase;
+                return Some(Standing::new(phase, "keeping the slot").write(Some(write)));
+            }
+        } else if let Some(waiting) = self.enter(machine) {
+            return Some(waiting);
+        }
+        if !begun {
+            if self.control_plane()
+                && let Err(refusal) =
+                    health::control_plane_health(self.seen, &self.status.node_name)
+            {
+                return Some(Standing::blocked(Phase::Draining, refusal).again_after(10));
+            }
+            if most >= Disruption::Drain {
+                if let Some(waiting) = self.drain() {
+                    return Some(waiting);
+                }
+            } else {
+                self.skip_drain("pods stay while the machine is updated");
+            }
+        }
+        self.updaters(Gate::Disrupt)
+    }
+
+    /// Takes the slot and the guard.
+    fn enter(&self, machine: &Machine) -> Option<Standing> {
+        let held = self.until_refusal(Gate::Disrupt);
+        if let Some(refusal) = held.or_else(|| self.disturb_refusal()) {
+            return Some(self.wait(Phase::Waiting, refusal));
+        }
+        let write = match self.claim() {
+            Err(refusal) => return Some(self.wait(Phase::Waiting, refusal)),
+            Ok(Some(claim)) => Some(claim),
+            Ok(None) => self.keep_claims(machine),
+        };
+        write.map(|write| {
+            let phase = self.status.phase.max(Phase::Waiting);
+            Standing::new(phase, "a slot is claimed").write(Some(write))
+        })
+    }
+
+    fn skip_drain(&mut self, why: &str) {
+        for step in [STEP_CORDON, STEP_DRAIN] {
+            steps::advance(&mut self.status, step, StepState::Skipped, self.now, why);
+        }
+    }
+
+    fn finish_without_host(&mut self) -> Standing {
+        let disturbed =
+            self.s.update.spec.updater_parts().any(|part| gate_of(part) == Gate::Disrupt);
+        if disturbed {
+            let node = self.status.node_name.clone();
+            let now = self.now;
+            steps::advance(&mut self.status, STEP_NODE_READY, StepState::Running, now, "");
+            let goal = self.s.update.spec.goal.kubernetes_version.as_ref();
+            if let Err(refusal) = verify(self.seen, &node, goal, self.control_plane(), None, now) {
+                return Standing::blocked(Phase::Verifying, refusal).again_after(10);
+            }
+            for step in [STEP_CORDON, STEP_DRAIN] {
+                steps::advance(&mut self.status, step, StepState::Done, now, "");
+            }
+        } else {
+            self.skip_drain("nothing is disturbed");
+        }
+        self.end_serving()
+    }
+}
+
+fn at_work(phase: Phase, part: &PartStatus) -> Standing {
+    let PartStatus { updater, state, failures, message, .. } = part;
+    if *failures > 0 {
+        let refusal = Refusal::UpdaterFails { updater: updater.clone(), message: message.clone() };
+        return Standing::blocked(phase, refusal);
+    }
+    match state {
+        PartState::Verifying if !message.is_empty() => {
+            let refusal =
+                Refusal::UpdaterNotVerified { updater: updater.clone(), why: message.clone() };
+            Standing::blocked(phase, refusal)
+        }
+        PartState::Running if !message.is_empty() => {
+            Standing::new(phase, format!("updater {updater}: {message}"))
+        }
+        PartState::Pending
+        | PartState::Running
+        | PartState::Verifying
+        | PartState::Done
+        | PartState::Unverified
+        | PartState::Left => Standing::new(phase, format!("updater {updater} is at work")),
+    }
+}
+
+fn timed_out(part: &PartStatus, limit: SignedDuration) -> Standing {
+    let PartStatus { updater, state, message, .. } = part;
+    let seconds = limit.as_secs();
+    let (reason, what) = match state {
+        PartState::Verifying => (
+            "UpdaterNotVerified",
+            format!(
+                "Updater {updater} reports that it is done, and the objects of the machine do not show it"
+            ),
+        ),
+        PartState::Pending
+        | PartState::Running
+        | PartState::Done
+        | PartState::Unverified
+        | PartState::Left => ("UpdaterTimedOut", format!("Updater {updater} has not finished")),
+    };
+    let why = if message.is_empty() { String::new() } else { format!(": {message}") };
+    Standing::failed(reason, format!("{what} within {seconds} s{why}"))
+}

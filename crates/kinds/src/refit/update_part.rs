@@ -1,0 +1,153 @@
+//! The parts of an update: what each updater does in it.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Disruption, NodeUpdateSpec, NodeUpdateStatus, StepState, UpdaterAction};
+
+/// Name of the built-in updater that brings hosts to a Kubernetes version.
+pub const KUBEADM: &str = "kubeadm";
+
+/// What one updater does in an update.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UpdatePart {
+    /// `kubeadm`, or the name of an Updater.
+    #[schemars(length(min = 1, max = 253))]
+    pub updater: String,
+    /// What it does.
+    pub action: UpdaterAction,
+    /// How that disturbs the machine.
+    #[serde(default)]
+    pub disruption: Disruption,
+    /// How long it may take, in seconds, until the update fails.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub timeout_seconds: Option<i32>,
+}
+
+impl UpdatePart {
+    /// The part of the host: the agent brings it to the Kubernetes version of the goal.
+    pub fn kubeadm() -> Self {
+        Self {
+            updater: KUBEADM.to_owned(),
+            action: UpdaterAction::Update,
+            disruption: Disruption::Drain,
+            timeout_seconds: None,
+        }
+    }
+}
+
+impl NodeUpdateSpec {
+    /// Whether the agent on the host works for this update.
+    pub fn works_on_host(&self) -> bool {
+        let is_of_host = |part: &UpdatePart| part.updater == KUBEADM;
+        self.parts.as_ref().is_none_or(|parts| parts.iter().any(is_of_host))
+    }
+
+    /// What Updaters are to do in this update, in order.
+    pub fn updater_parts(&self) -> impl Iterator<Item = &UpdatePart> {
+        self.parts.iter().flatten().filter(|part| part.updater != KUBEADM)
+    }
+
+    /// What the update brings the machine to, for a message.
+    pub fn target(&self) -> String {
+        match &self.goal.kubernetes_version {
+            Some(version) if self.works_on_host() => version.to_string(),
+            Some(_) | None => "its desired state".to_owned(),
+        }
+    }
+
+    /// What the machine has reached by the update, as a sentence without a full stop.
+    pub fn reached(&self) -> String {
+        match &self.goal.kubernetes_version {
+            Some(version) if self.works_on_host() => format!("the machine runs {version}"),
+            Some(_) | None => "the machine has its desired state".to_owned(),
+        }
+    }
+}
+
+/// What an Updater has done in an update.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PartStatus {
+    /// Name of the Updater.
+    pub updater: String,
+    /// Its state.
+    pub state: PartState,
+    /// How often it was called without success since its last progress.
+    #[serde(default)]
+    pub failures: i32,
+    /// When it is called next.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_call_at: Option<Time>,
+    /// When it was first called.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<Time>,
+    /// When it ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub finished_at: Option<Time>,
+    /// What it reports, or what failed.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+}
+
+/// State of an Updater in an update.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum PartState {
+    /// It has not been called.
+    #[default]
+    Pending,
+    /// It was called and has not ended.
+    Running,
+    /// It reports that it is done, and the objects do not show it yet.
+    Verifying,
+    /// It is done, and the objects show it.
+    Done,
+    /// It reports that it is done; nothing checks that.
+    Unverified,
+    /// Nothing is done: the machine keeps its old values.
+    Left,
+}
+
+impl PartState {
+    /// Whether the Updater may have changed the machine.
+    pub fn has_begun(self) -> bool {
+        match self {
+            Self::Pending | Self::Left => false,
+            Self::Running | Self::Verifying | Self::Done | Self::Unverified => true,
+        }
+    }
+
+    /// Whether nothing more is to be done.
+    pub fn has_ended(self) -> bool {
+        match self {
+            Self::Pending | Self::Running | Self::Verifying => false,
+            Self::Done | Self::Unverified | Self::Left => true,
+        }
+    }
+
+    /// The same as the state of a step.
+    pub fn as_step(self) -> StepState {
+        match self {
+            Self::Pending => StepState::Pending,
+            Self::Running | Self::Verifying => StepState::Running,
+            Self::Done | Self::Unverified => StepState::Done,
+            Self::Left => StepState::Skipped,
+        }
+    }
+}
+
+impl NodeUpdateStatus {
+    /// What an Updater has done.
+    pub fn part(&self, updater: &str) -> PartStatus {
+        let known = self.parts.iter().find(|part| part.updater == updater).cloned();
+        known.unwrap_or_else(|| PartStatus { updater: updater.to_owned(), ..PartStatus::default() })
+    }
+
+    /// Whether an Updater may have changed the machine. It cannot be undone.
+    pub fn has_updater_begun(&self) -> bool {
+        self.parts.iter().any(|part| part.state.has_begun())
+    }
+}
