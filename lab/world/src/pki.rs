@@ -23,6 +23,10 @@ pub const HOOK_PORT: u16 = 443;
 pub const PROBE_HOST: &str = "refit-probes.refit-system.svc";
 /// Port of probes and metrics.
 pub const PROBE_PORT: u16 = 8081;
+/// Host name of the server of `examples/hook-updater`.
+pub const UPDATER_HOST: &str = "hook-updater.updaters.svc";
+/// Its port.
+pub const UPDATER_PORT: u16 = 443;
 /// Secret with the hook server's certificate.
 pub const HOOK_SECRET: &str = "refit-webhook-tls";
 

@@ -192,6 +192,10 @@ impl Work<'_> {
         let part = self.status.part(&next.updater);
         let phase = match gate {
             Gate::Closed | Gate::Stage | Gate::Upgrade => Phase::Upgrading,
+            // The pods are listed while the phase is Draining, and the first call needs that.
+            Gate::Disrupt if !part.state.has_begun() && self.status.phase == Phase::Draining => {
+                Phase::Draining
+            }
             Gate::Disrupt => Phase::Disrupting,
         };
         let limit =

@@ -38,6 +38,8 @@ pub(super) struct Load {
     pub(super) files: Vec<String>,
     /// Whether there is a second replica of the controller.
     pub(super) standby: bool,
+    /// Whether the server of `examples/hook-updater` runs.
+    pub(super) updater: bool,
     /// The seed of everything random, such as names; `None` for the default.
     pub(super) seed: Option<u64>,
     /// How often the leader of two controllers renews the Lease; `None` for the default.
@@ -235,6 +237,8 @@ pub(super) enum Process {
     Standby,
     /// The Cluster API stand-in.
     Capi,
+    /// The server of `examples/hook-updater`.
+    Updater,
     /// The agent of a host.
     Agent(String),
 }

@@ -224,6 +224,7 @@ impl Runner<'_> {
         let defaults = WorldOptions::new(objects);
         let options = WorldOptions {
             two_controllers: load.standby,
+            updater: load.updater,
             seed: load.seed.unwrap_or(defaults.seed),
             lease_retry: load.lease.and_then(|time| time.try_into().ok()),
             ..defaults

@@ -247,6 +247,13 @@ fn actor_of(session: &Session, process: &Process) -> Result<(Actor, String), Wro
             }
             (Actor::Standby, "the standby".to_owned())
         }
+        Process::Updater => {
+            if !session.world.inner.updater {
+                let want = "a world that is loaded with updater: load FILE... with updater";
+                return Err(wrong("process", "updater", want));
+            }
+            (Actor::Updater, "the updater".to_owned())
+        }
         Process::Capi => (Actor::Capi, "Cluster API".to_owned()),
         Process::Agent(node) => (agent(session, node)?, format!("the agent of {node}")),
     })

@@ -49,7 +49,7 @@ impl World {
             clock,
             management,
             management_identity,
-            hook_identity: Identity::new("refit-webhook", &[pki::HOOK_HOST])?,
+            hook_identity: Identity::new("refit-webhook", &[pki::HOOK_HOST, pki::UPDATER_HOST])?,
             env: EnvState::default(),
             incarnations: BTreeMap::new(),
             authentication,
@@ -118,6 +118,9 @@ impl World {
         inner.spawn(crate::env::run::run(inner.clone()));
         inner.supervise(&Actor::Capi);
         inner.supervise(&Actor::Controller);
+        if inner.updater {
+            inner.supervise(&Actor::Updater);
+        }
         if inner.two_controllers {
             inner.leaders.follow_management(&inner.management);
             inner.supervise(&Actor::Standby);
@@ -322,6 +325,7 @@ impl Parts {
             without: options.without,
             journal: options.journal,
             two_controllers: options.two_controllers,
+            updater: options.updater,
             lease_retry: options.lease_retry,
             leaders: Leaders::default(),
             hurry: options.hurry.max(1),

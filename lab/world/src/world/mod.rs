@@ -85,6 +85,8 @@ pub struct WorldOptions {
     pub plan_keys: Option<PlanKeys>,
     /// Whether there are two replicas of the controller, one of which leads.
     pub two_controllers: bool,
+    /// Whether the server of `examples/hook-updater` runs.
+    pub updater: bool,
     /// How often the leader of two controllers renews the Lease; `None` for the default.
     pub lease_retry: Option<Duration>,
     /// How many times faster than real hosts these work.
@@ -108,6 +110,7 @@ impl WorldOptions {
             settings: refit_controller::Settings::default(),
             plan_keys: None,
             two_controllers: false,
+            updater: false,
             lease_retry: None,
             hurry: 1,
             real_time: false,
@@ -175,6 +178,7 @@ pub(crate) struct Inner {
     pub(crate) settings: refit_controller::Settings,
     pub(crate) plan_keys: Option<PlanKeys>,
     pub(crate) two_controllers: bool,
+    pub(crate) updater: bool,
     pub(crate) lease_retry: Option<Duration>,
     pub(crate) leaders: Leaders,
     pub(crate) hurry: u32,

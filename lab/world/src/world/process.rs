@@ -29,6 +29,8 @@ pub enum Actor {
     Standby,
     /// refit-capi.
     Capi,
+    /// The server of `examples/hook-updater`.
+    Updater,
     /// refit-agent on the host with this key.
     Agent(String),
 }
@@ -40,6 +42,7 @@ impl Actor {
             Self::Controller => format!("refit-controller/{incarnation}"),
             Self::Standby => format!("refit-controller/{incarnation} (standby)"),
             Self::Capi => format!("refit-capi/{incarnation}"),
+            Self::Updater => format!("hook-updater/{incarnation}"),
             Self::Agent(host) => format!("refit-agent/{incarnation} ({host})"),
         }
     }
@@ -61,6 +64,7 @@ impl fmt::Display for Actor {
             Self::Controller => f.write_str("controller"),
             Self::Standby => f.write_str("standby"),
             Self::Capi => f.write_str("capi"),
+            Self::Updater => f.write_str("updater"),
             Self::Agent(host) => write!(f, "agent/{}", host.rsplit('/').next().unwrap_or(host)),
         }
     }

@@ -21,6 +21,7 @@ use refit_runtime::{
     gate::Gate,
     lease::LeaseSettings,
     net::{Dialer, Listener},
+    serve, tls,
 };
 
 use super::{Actor, Inner, RESTART_DELAY, Running, lock, process::Switch};
@@ -167,6 +168,7 @@ impl Inner {
                     hook_client: Some(self.hook_client.identity.clone()),
                 }))
             }
+            Actor::Updater => self.updater_server(stack, gate)?,
             Actor::Agent(key) => {
                 let (cluster, node) = key
                     .rsplit_once('/')
@@ -196,6 +198,24 @@ impl Inner {
                 refit_agent::run_with(options, plan, extras)
             }
         })
+    }
+}
+
+impl Inner {
+    /// The server of `examples/hook-updater`.
+    fn updater_server(
+        &self,
+        stack: ClientStack,
+        gate: Arc<dyn Gate>,
+    ) -> anyhow::Result<BoxFuture<'static, anyhow::Result<()>>> {
+        let client = stack.client(&self.management_config())?;
+        let service = hook_updater::router(client);
+        let tls = tls::server_config(self.hook_identity.server.reloadable()?)?;
+        let listener = self.network.listen(pki::UPDATER_HOST, pki::UPDATER_PORT).behind(gate);
+        Ok(Box::pin(async move {
+            serve::serve(listener, Some(tls), service, std::future::pending()).await;
+            Ok(())
+        }))
     }
 }
 

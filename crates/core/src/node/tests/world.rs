@@ -10,7 +10,7 @@ use refit_kinds::{
     conditions, keys,
     refit::{
         Gate, Goal, HostFacts, HostPlan, HostPlanSpec, HostPlanStatus, MachineRef, NodeUpdate,
-        NodeUpdateSpec, Origin, PlanSettings, Stage, StepType, Until, UpdateGroupStatus,
+        NodeUpdateSpec, Origin, Phase, PlanSettings, Stage, StepType, Until, UpdateGroupStatus,
     },
     version::StatedVersion,
 };
@@ -329,7 +329,8 @@ impl One {
             static_pods: self.static_pods.clone(),
             control_plane: self.control_plane.clone(),
             api_server: self.api_server.clone(),
-            drain: Some(view),
+            // As the controller reads it.
+            drain: (self.phase() == Phase::Draining).then_some(view),
             evictions,
         };
         let group = match &self.group {
