@@ -170,6 +170,10 @@ pub struct CanUpdateMachineResponse {
     /// Shown by Cluster API when the status is `Failure`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
+    /// Whether a machine may be unavailable during the update (v1.15; earlier versions ignore it). Without
+    /// this field it may.
+    #[serde(default = "may_be_unavailable")]
+    pub affects_availability: bool,
     /// The changes that Refit can make to the Machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine_patch: Option<HookPatch>,
@@ -179,6 +183,10 @@ pub struct CanUpdateMachineResponse {
     /// The changes that Refit can make to the bootstrap config.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootstrap_config_patch: Option<HookPatch>,
+}
+
+fn may_be_unavailable() -> bool {
+    true
 }
 
 /// Response to CanUpdateMachineSet. Cluster API reads only `spec.template.spec` of each object.
@@ -194,6 +202,10 @@ pub struct CanUpdateMachineSetResponse {
     /// Shown by Cluster API when the status is `Failure`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
+    /// Whether a machine may be unavailable during the update (v1.15; earlier versions ignore it). Without
+    /// this field it may.
+    #[serde(default = "may_be_unavailable")]
+    pub affects_availability: bool,
     /// The changes that Refit can make to the MachineSet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine_set_patch: Option<HookPatch>,

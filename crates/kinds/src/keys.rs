@@ -90,6 +90,8 @@ pub const GOAL_CHANGED: &str = "refit.dev/goal-changed";
 /// On a Machine: the NodeUpdate whose request Refit withdrew so that Cluster API can create a Machine that
 /// the group lacks. While it is there, the update is requested again once none is missing.
 pub const WITHDRAWN_FOR_MEMBER: &str = "refit.dev/withdrawn-for-member";
+/// On a Machine: names of the Updaters that have left some of its fields as they are, with commas.
+pub const LEFT: &str = "refit.dev/left";
 /// `Disabled` turns off the guard against remediation of a Machine during its update.
 pub const REMEDIATION_GUARD: &str = "refit.dev/remediation-guard";
 /// On a Machine: the annotations of the remediation guard that Refit set, comma-separated.

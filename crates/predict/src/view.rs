@@ -202,7 +202,7 @@ impl<'a> View<'a> {
         let Judgement { coverage, verdict } = judgement;
         self.add_lines(&coverage);
         match &verdict {
-            Verdict::Cover(_) => Answer::InPlace,
+            Verdict::Cover { .. } => Answer::InPlace,
             Verdict::Replace { .. } | Verdict::Disabled => Answer::Replace,
             Verdict::Preserve { .. } | Verdict::NotReady(_) => {
                 self.block(verdict.reason(), self.title(), verdict.message());

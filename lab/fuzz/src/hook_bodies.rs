@@ -54,7 +54,7 @@ fn can_update_hook(input: &[u8], members: Members, level: Level) {
         Level::MachineSet => serde_json::to_vec(&wire::can_update_machine_set(&verdict)),
     };
     assert!(response.is_ok());
-    let Verdict::Cover(patches) = verdict else {
+    let Verdict::Cover { patches, .. } = verdict else {
         return assert!(!verdict.message().is_empty());
     };
     let mut patched = current;

@@ -89,7 +89,7 @@ fn next_status(
 ) -> Option<UpdateGroupStatus> {
     let mut next = show_policy(status, policy, now);
     let status_word = match verdict {
-        Verdict::Cover(_) => "True",
+        Verdict::Cover { .. } => "True",
         Verdict::NotReady(_) => "Unknown",
         Verdict::Replace { .. } | Verdict::Preserve { .. } | Verdict::Disabled => "False",
     };
@@ -133,7 +133,7 @@ fn announcement(
         return None;
     }
     let type_ = match verdict {
-        Verdict::Cover(_)
+        Verdict::Cover { .. }
         | Verdict::Disabled
         | Verdict::NotReady(
             NotReady::ControlPlaneBehind { .. } | NotReady::ApiServerBehind { .. },
@@ -173,6 +173,10 @@ mod tests {
         Judgement { coverage: Coverage::default(), verdict }
     }
 
+    fn covered() -> Verdict {
+        Verdict::Cover { patches: Patches::default(), affects_availability: true }
+    }
+
     fn preserve() -> Judgement {
         judged(Verdict::Preserve {
             uncovered: (0..100).map(|n| format!("line {n}")).collect(),
@@ -198,7 +202,7 @@ mod tests {
         let blocked =
             next_status(&UpdateGroupStatus::default(), now(), &policy, &preserve(), Some(2))
                 .unwrap();
-        let cover = judged(Verdict::Cover(Patches::default()));
+        let cover = judged(covered());
         let free = next_status(&blocked, now(), &policy, &cover, Some(2)).unwrap();
         assert!(free.uncovered.is_empty());
         assert!(conditions::is_true(&free.conditions, COVERED));
@@ -211,7 +215,7 @@ mod tests {
             not_understood: Some((keys::ON_UNCOVERED.into(), "replace".into())),
             ..Policy::default()
         };
-        let cover = judged(Verdict::Cover(Patches::default()));
+        let cover = judged(covered());
         let status =
             next_status(&UpdateGroupStatus::default(), now(), &confused, &cover, Some(2)).unwrap();
         let condition = conditions::get(&status.conditions, POLICY_UNDERSTOOD).unwrap();
@@ -225,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_group_without_trouble_has_no_condition_on_its_policy() {
-        let cover = judged(Verdict::Cover(Patches::default()));
+        let cover = judged(covered());
         let status =
             next_status(&UpdateGroupStatus::default(), now(), &Policy::default(), &cover, Some(2));
         assert_eq!(conditions::get(&status.unwrap().conditions, POLICY_UNDERSTOOD), None);

@@ -189,26 +189,29 @@ pub(crate) fn discovery() -> DiscoveryResponse {
 }
 
 /// The response status of a verdict: only a definite decision is a Success.
-fn status_of(verdict: &Verdict) -> (Status, String, Patches) {
+fn status_of(verdict: &Verdict) -> (Status, String, Patches, bool) {
     match verdict {
-        Verdict::Cover(patches) => (Status::Success, String::new(), patches.clone()),
+        Verdict::Cover { patches, affects_availability } => {
+            (Status::Success, String::new(), patches.clone(), *affects_availability)
+        }
         Verdict::Replace { .. } | Verdict::Disabled => {
-            (Status::Success, verdict.message(), Patches::default())
+            (Status::Success, verdict.message(), Patches::default(), true)
         }
         Verdict::Preserve { .. } | Verdict::NotReady(_) => {
-            (Status::Failure, verdict.message(), Patches::default())
+            (Status::Failure, verdict.message(), Patches::default(), true)
         }
     }
 }
 
 /// The response to CanUpdateMachine.
 pub fn can_update_machine(verdict: &Verdict) -> CanUpdateMachineResponse {
-    let (status, message, patches) = status_of(verdict);
+    let (status, message, patches, affects_availability) = status_of(verdict);
     CanUpdateMachineResponse {
         api_version: API_VERSION.to_owned(),
         kind: "CanUpdateMachineResponse".to_owned(),
         status,
         message,
+        affects_availability,
         machine_patch: patches.owner.as_ref().map(encode),
         infrastructure_machine_patch: patches.infrastructure.as_ref().map(encode),
         bootstrap_config_patch: patches.bootstrap.as_ref().map(encode),
@@ -217,12 +220,13 @@ pub fn can_update_machine(verdict: &Verdict) -> CanUpdateMachineResponse {
 
 /// The response to CanUpdateMachineSet.
 pub fn can_update_machine_set(verdict: &Verdict) -> CanUpdateMachineSetResponse {
-    let (status, message, patches) = status_of(verdict);
+    let (status, message, patches, affects_availability) = status_of(verdict);
     CanUpdateMachineSetResponse {
         api_version: API_VERSION.to_owned(),
         kind: "CanUpdateMachineSetResponse".to_owned(),
         status,
         message,
+        affects_availability,
         machine_set_patch: patches.owner.as_ref().map(encode),
         infrastructure_machine_template_patch: patches.infrastructure.as_ref().map(encode),
         bootstrap_config_template_patch: patches.bootstrap.as_ref().map(encode),

@@ -21,7 +21,12 @@ const LINES_IN_MESSAGE: usize = 8;
 pub enum Verdict {
     /// In place: these patches make the current objects exactly equal to the desired ones.
     #[strum(serialize = "Covered")]
-    Cover(Patches),
+    Cover {
+        /// They make the current objects equal to the desired ones.
+        patches: Patches,
+        /// Whether a machine may be unavailable meanwhile.
+        affects_availability: bool,
+    },
     /// No updater covers the change, and the policy lets Cluster API replace machines.
     #[strum(serialize = "UncoveredReplace")]
     Replace {
@@ -299,14 +304,14 @@ impl Verdict {
     pub fn replaces(&self) -> bool {
         match self {
             Self::Replace { .. } | Self::Disabled => true,
-            Self::Cover(_) | Self::Preserve { .. } | Self::NotReady(_) => false,
+            Self::Cover { .. } | Self::Preserve { .. } | Self::NotReady(_) => false,
         }
     }
 
     /// A whole sentence for status and events.
     pub fn message(&self) -> String {
         match self {
-            Self::Cover(_) => "the change is made in place".to_owned(),
+            Self::Cover { .. } => "the change is made in place".to_owned(),
             Self::Replace { uncovered } => format!(
                 "{}; Cluster API replaces the machines, as {} requires",
                 listed(uncovered),
@@ -325,7 +330,7 @@ impl Verdict {
     pub fn uncovered(&self) -> &[String] {
         match self {
             Self::Replace { uncovered } | Self::Preserve { uncovered, .. } => uncovered,
-            Self::Cover(_) | Self::NotReady(_) | Self::Disabled => &[],
+            Self::Cover { .. } | Self::NotReady(_) | Self::Disabled => &[],
         }
     }
 }
@@ -356,7 +361,10 @@ pub fn verdict(
     }
     match busy.or(unready) {
         Some(why) => Verdict::NotReady(why),
-        None => Verdict::Cover(coverage.patches.clone()),
+        None => Verdict::Cover {
+            patches: coverage.patches.clone(),
+            affects_availability: coverage.affects_availability(),
+        },
     }
 }
 

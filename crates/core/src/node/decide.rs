@@ -9,7 +9,7 @@ use super::{
     end, guard, health,
     order::newest,
     snapshot::{Decision, ManagementWrite, Seen, Snapshot, Workload, WorkloadWrite, Write},
-    status::{Standing, conclude},
+    status::{Standing, conclude, reached},
     steps::{self, STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON},
     stop::{ABORT, Stop, deletion_overdue, machine_gone, stopped_by_deletion},
     verify::{seconds_to_settle, static_pods_unsettled, verify},
@@ -307,7 +307,7 @@ impl Work<'_> {
             (StepState::Skipped, "Refit did not cordon the node")
         };
         steps::advance(&mut self.status, STEP_UNCORDON, end, now, why);
-        Standing::new(Phase::Succeeded, self.s.update.spec.reached())
+        Standing::new(Phase::Succeeded, reached(&self.s.update, &self.status))
     }
 
     /// Returns the node to its load balancers and makes it schedulable, if Refit changed either.

@@ -1,12 +1,12 @@
 //! Cleanup after an update has ended: condition, slot, guard.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use jiff::Timestamp;
 use refit_cluster_api::kinds::{Machine, update_hook_pending, update_in_progress};
 use refit_kinds::{
     keys,
-    refit::{NodeUpdate, NodeUpdateStatus, Phase},
+    refit::{NodeUpdate, NodeUpdateStatus, PartState, Phase},
 };
 
 use super::{
@@ -42,6 +42,7 @@ pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) 
     if speaks && let Some(machine) = machine {
         let mut changes = guard::remove(machine);
         changes.extend(retry_done(&s.update, machine, &status));
+        changes.extend(left(machine, &status));
         if !changes.is_empty() {
             write = Some(Write::Management(ManagementWrite::Unguard(changes)));
         }
@@ -126,6 +127,18 @@ fn withdrawal(s: &Snapshot, machine: &Machine) -> Announcement {
             machine.metadata.name.as_deref().unwrap_or_default()
         ),
     }
+}
+
+/// Notes on the Machine which Updaters have left some of its fields as they are, once the update has
+/// succeeded. The note stays until the Machine is replaced.
+fn left(machine: &Machine, status: &NodeUpdateStatus) -> Option<(String, Option<String>)> {
+    let known = machine.metadata.annotations.as_ref().and_then(|all| all.get(keys::LEFT));
+    let known: BTreeSet<&str> = known.map(|text| text.split(',').collect()).unwrap_or_default();
+    let left = status.parts.iter().filter(|part| part.state == PartState::Left);
+    let all: BTreeSet<&str> =
+        known.iter().copied().chain(left.map(|part| part.updater.as_str())).collect();
+    let is_new = status.phase == Phase::Succeeded && all.len() > known.len();
+    is_new.then(|| (keys::LEFT.to_owned(), Some(Vec::from_iter(all).join(","))))
 }
 
 /// Removes the retry annotation once a later attempt than the one it names has succeeded. An

@@ -225,6 +225,7 @@ impl Work<'_> {
                 return self.wait(Phase::Waiting, refusal);
             }
         }
+        self.status.started_at.get_or_insert(Time(self.now));
         let own_steps = self.part_steps();
         steps::mirror(&mut self.status, &own_steps);
         if let Some(working) = self.updaters(Gate::Upgrade) {
@@ -250,7 +251,9 @@ impl Work<'_> {
         } else if let Some(waiting) = self.enter(machine) {
             return Some(waiting);
         }
-        if !begun {
+        if begun {
+            self.end_drain();
+        } else {
             if self.control_plane()
                 && let Err(refusal) =
                     health::control_plane_health(self.seen, &self.status.node_name)
@@ -285,6 +288,12 @@ impl Work<'_> {
         })
     }
 
+    fn end_drain(&mut self) {
+        for step in [STEP_CORDON, STEP_DRAIN] {
+            steps::advance(&mut self.status, step, StepState::Done, self.now, "");
+        }
+    }
+
     fn skip_drain(&mut self, why: &str) {
         for step in [STEP_CORDON, STEP_DRAIN] {
             steps::advance(&mut self.status, step, StepState::Skipped, self.now, why);
@@ -302,9 +311,7 @@ impl Work<'_> {
             if let Err(refusal) = verify(self.seen, &node, goal, self.control_plane(), None, now) {
                 return Standing::blocked(Phase::Verifying, refusal).again_after(10);
             }
-            for step in [STEP_CORDON, STEP_DRAIN] {
-                steps::advance(&mut self.status, step, StepState::Done, now, "");
-            }
+            self.end_drain();
         } else {
             self.skip_drain("nothing is disturbed");
         }

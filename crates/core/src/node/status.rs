@@ -7,7 +7,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use refit_cluster_api::kinds::Machine;
 use refit_kinds::{
     conditions,
-    refit::{Blocker, DrainRung, NodeUpdate, NodeUpdateStatus, Phase, Role, Stage, StepState},
+    refit::{
+        Blocker, DrainRung, NodeUpdate, NodeUpdateStatus, PartState, Phase, Role, Stage, StepState,
+    },
 };
 
 use super::{
@@ -223,9 +225,15 @@ fn announcements(
         announce(Severity::Warning, reason, message);
     }
     for refusal in &outcome.blockers {
+        let of_updater =
+            matches!(refusal, Refusal::UpdaterFails { .. } | Refusal::UpdaterNotVerified { .. });
         let fresh = !old.blocked_by.iter().any(|blocker| {
             blocker.reason == refusal.reason() && blocker.object == refusal.object()
         });
+        if fresh && of_updater {
+            let message = format!("{}.", sentence(&refusal.sentence()));
+            announce(Severity::Warning, refusal.reason(), message);
+        }
         if fresh && refusal.typed_reason().is_of_eviction() {
             announce(
                 Severity::Warning,
@@ -325,6 +333,23 @@ pub(super) fn condition_change(
         .then(|| Write::Management(ManagementWrite::MachineCondition(list.into_iter().next())))
 }
 
+/// What a machine has reached, and which of its fields are as before.
+pub(super) fn reached(update: &NodeUpdate, status: &NodeUpdateStatus) -> String {
+    let named = |state| {
+        let parts = status.parts.iter().filter(|part| part.state == state);
+        parts.map(|part| part.updater.as_str()).collect::<Vec<_>>().join(", ")
+    };
+    let (left, unverified) = (named(PartState::Left), named(PartState::Unverified));
+    let mut text = update.spec.reached();
+    if !left.is_empty() {
+        text = format!("{text}; what {left} claims is left as it was");
+    }
+    if !unverified.is_empty() {
+        text = format!("{text}; nothing verifies what {unverified} has done");
+    }
+    text
+}
+
 fn wanted_condition(
     update: &NodeUpdate,
     status: &NodeUpdateStatus,
@@ -341,7 +366,7 @@ fn wanted_condition(
             );
             Some(("Unknown", conditions::REASON_WAITING, message))
         }
-        Phase::Succeeded => Some(("True", conditions::REASON_UP_TO_DATE, update.spec.reached())),
+        Phase::Succeeded => Some(("True", conditions::REASON_UP_TO_DATE, reached(update, status))),
         Phase::Failed => Some(("False", conditions::REASON_FAILED, status.message.clone())),
         // Found with seed 1: an aborted update leaves no condition.
         Phase::Stopped => None,

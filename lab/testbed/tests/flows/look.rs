@@ -2,17 +2,17 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use lab_testbed::{
     Bed, Cluster,
     cluster::{error_text, identity},
     eventually,
     objects::{
-        self, DEV_MACHINE, HOST_PLAN, KUBEADM_CONFIG, NODE, NODE_UPDATE, Objects, annotation, name,
-        text, uid,
+        self, DEFINITION, DEV_MACHINE, HOST_PLAN, KUBEADM_CONFIG, NODE, NODE_UPDATE, Objects,
+        annotation, name, text, uid,
     },
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// How long after the end of an update its traces may remain.
 const CLEAN: Duration = Duration::from_secs(20);
@@ -119,6 +119,58 @@ pub(super) async fn no_mark_is_left(cluster: &Cluster) -> anyhow::Result<()> {
         let left = MARKS.iter().find(|mark| annotation(&machine, mark).is_some());
         ensure!(left.is_none(), "{} still has {left:?}", name(&machine));
     }
+    Ok(())
+}
+
+/// The definitions of a machine's infrastructure, and where in their schemas its spec is.
+const SCHEMAS: [(&str, &str); 2] = [
+    ("devmachines.infrastructure.cluster.x-k8s.io", "/properties/spec"),
+    (
+        "devmachinetemplates.infrastructure.cluster.x-k8s.io",
+        "/properties/spec/properties/template/properties/spec",
+    ),
+];
+
+/// Gives DevMachines and their templates more fields.
+pub(super) async fn add_fields_of_machines(bed: &Bed, fields: &Value) -> anyhow::Result<()> {
+    for (definition, place) in SCHEMAS {
+        change_schema(bed, definition, place, |spec| {
+            let known = spec["properties"].as_object_mut().context("it has no properties")?;
+            known.extend(fields.as_object().cloned().unwrap_or_default());
+            Ok(())
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+/// Lets the API server refuse what breaks a rule of a DevMachine's spec, as a provider's webhook does.
+pub(super) async fn add_rule_of_machines(bed: &Bed, rule: &Value) -> anyhow::Result<()> {
+    let (definition, place) = SCHEMAS[0];
+    change_schema(bed, definition, place, |spec| {
+        spec["x-kubernetes-validations"] = json!([rule]);
+        Ok(())
+    })
+    .await
+}
+
+/// Changes the schema at a place, in every version of a definition.
+async fn change_schema(
+    bed: &Bed,
+    definition: &str,
+    place: &str,
+    change: impl Fn(&mut Value) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let definitions = Objects::of_cluster(bed.client().clone());
+    let found = definitions.get(DEFINITION, definition).await?;
+    let mut versions = found["spec"]["versions"].clone();
+    for version in versions.as_array_mut().into_iter().flatten() {
+        let schema = version.pointer_mut(&format!("/schema/openAPIV3Schema{place}"));
+        change(schema.with_context(|| format!("{definition} has no {place}"))?)?;
+    }
+    let patch = json!({"spec": {"versions": versions}});
+    let patched = definitions.merge(DEFINITION, definition, &patch).await?;
+    ensure!(name(&patched) == definition, "{patched}");
     Ok(())
 }
 

@@ -14,6 +14,7 @@ mod surge;
 mod taken_back;
 mod topology;
 mod uncovered;
+mod updaters;
 
 use lab_testbed::Line;
 
@@ -41,6 +42,13 @@ pub(crate) const ALL: &[Flow] = &[
         lines: &[Line::V1_14],
         on: On::Own,
         run: |bed| Box::pin(new_default::run(bed)),
+    },
+    // On a bed of its own, because it changes definitions.
+    Flow {
+        name: "updaters_change_or_leave_infrastructure_in_place_where_the_provider_accepts_it",
+        lines: BOTH,
+        on: On::Own,
+        run: |bed| Box::pin(updaters::run(bed)),
     },
     Flow {
         name: "an_update_that_is_aborted_and_reverted_leaves_every_machine_as_before",

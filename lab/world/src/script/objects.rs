@@ -1,6 +1,5 @@
 //! Objects that a script names: finds them, and writes them as a user does.
 
-use base64::{Engine as _, engine::general_purpose::STANDARD};
 use lab_apiserver::{ApiServer, Registry};
 use refit_kinds::json::{name, text};
 use serde_json::Value;
@@ -247,15 +246,6 @@ fn refused(what: &str, error: &DirectError) -> Wrong {
 }
 
 /// Creates objects, or merges them into existing ones; returns the changes, one line each.
-/// Lets an Updater without authorities trust those of the world.
-fn trust_updater(world: &World, object: &mut Value) {
-    let hook = object.pointer_mut("/spec/hook").filter(|hook| hook["caBundle"].is_null());
-    if let Some(hook) = hook {
-        let ca = world.inner.hook_identity.ca.cert();
-        hook["caBundle"] = STANDARD.encode(ca).into();
-    }
-}
-
 pub(super) async fn apply(
     world: &World,
     cluster: Option<&str>,
@@ -273,7 +263,7 @@ pub(super) async fn apply(
     let mut lines = Vec::new();
     for mut object in objects {
         lab_cluster_api_shell::defaults::default_object(&mut object);
-        trust_updater(world, &mut object);
+        world.trust_hook_updater(&mut object);
         let title = format!("{}/{}", text(&object, "/kind"), text(&object, "/metadata/name"));
         if text(&object, "/metadata/namespace").is_empty() {
             object["metadata"]["namespace"] = Value::from(DEFAULT_NAMESPACE);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use refit_kinds::{
-    json::{flag, is_true, name, namespace, text},
+    json::{annotations, flag, is_true, name, namespace, text},
     keys,
 };
 use serde::{Deserialize, Serialize};
@@ -53,6 +53,8 @@ pub struct MachineEnd {
     pub available: bool,
     /// Whether the Node is cordoned.
     pub cordoned: bool,
+    /// What Updaters have done with the infrastructure machine.
+    pub infrastructure: BTreeMap<String, String>,
     /// Annotations left on Machine and Node that should have been removed.
     pub left: Vec<String>,
 }
@@ -212,6 +214,18 @@ fn machine_end(world: &World, machine: &serde_json::Value) -> MachineEnd {
         runs,
         available: is_true(machine, refit_kinds::conditions::AVAILABLE),
         cordoned: node.as_deref().is_some_and(|node| flag(node, "/spec/unschedulable")),
+        infrastructure: updater_marks(world, machine),
         left,
     }
+}
+
+/// The annotations that the server of `examples/hook-updater` writes.
+fn updater_marks(world: &World, machine: &serde_json::Value) -> BTreeMap<String, String> {
+    let reference = &machine["spec"]["infrastructureRef"];
+    let mirror = &world.inner.management_mirror;
+    let place = mirror.place(text(reference, "/apiGroup"), text(reference, "/kind"));
+    let object =
+        place.and_then(|place| mirror.get(&place.id, namespace(machine), text(reference, "/name")));
+    let marks = object.map(|object| annotations(&object)).unwrap_or_default();
+    marks.into_iter().filter(|(key, _)| key.starts_with("memory.example/")).collect()
 }

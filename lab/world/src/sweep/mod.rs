@@ -10,7 +10,8 @@
 //!
 //! [`Scenario::replicas`] runs two controllers. Each effect of a controller then has more points:
 //! the replica is paused until its Lease has expired, or the other replica dies, or both die. A
-//! write by a replica that does not hold the Lease is a failure.
+//! write by a replica that does not hold the Lease is a failure. [`Scenario::updaters`] has updates of three
+//! parts.
 //!
 //! With [`Sabotage`], one safeguard is disabled while the points run. If the sweep finds no failure
 //! then, the sweep itself is broken.
@@ -19,6 +20,7 @@ mod end;
 mod point;
 mod record;
 mod scenario;
+mod updaters;
 
 use std::{
     fmt,
@@ -36,6 +38,7 @@ use serde_json::Value;
 use strum::{Display, EnumString, VariantNames};
 
 use crate::{
+    direct::DirectError,
     snapshot::SnapshotError,
     world::{Side, TimedOut, WorldError, WorldOptions},
 };
@@ -178,6 +181,9 @@ pub enum SweepError {
     /// A world cannot be created.
     #[error(transparent)]
     World(#[from] WorldError),
+    /// An object of the scenario cannot be written.
+    #[error("the scenario cannot begin: {0}")]
+    Refused(#[from] DirectError),
     /// A condition was not met in time.
     #[error("the undisturbed run failed: {0}")]
     TimedOut(#[from] TimedOut),

@@ -7,7 +7,7 @@ use refit_kinds::refit::{Phase, Until};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::SweepError;
+use super::{SweepError, updaters};
 use crate::world::{
     TimedOut, World, WorldOptions, by_hand,
     status::{is_worker, phase},
@@ -34,12 +34,20 @@ pub struct Scenario {
     /// Whether there are two replicas of the controller.
     #[serde(default)]
     pub two_controllers: bool,
+    /// Whether Updaters change infrastructure machines along with the version.
+    #[serde(default)]
+    pub updaters: bool,
 }
 
 impl Scenario {
     /// The demo scenario.
     pub fn demo() -> Self {
-        Self { version: "v1.35.0".to_owned(), by_hand: true, two_controllers: false }
+        Self {
+            version: "v1.35.0".to_owned(),
+            by_hand: true,
+            two_controllers: false,
+            updaters: false,
+        }
     }
 
     /// The demo with two replicas of the controller.
@@ -47,20 +55,36 @@ impl Scenario {
         Self { two_controllers: true, ..Self::demo() }
     }
 
+    /// Three updaters in one update of each machine: `kubeadm`, then the external one of
+    /// `examples/hook-updater` for memory, then one for processors.
+    pub fn updaters() -> Self {
+        Self { updaters: true, by_hand: false, ..Self::demo() }
+    }
+
     /// The default world of this scenario.
     pub(crate) fn options(&self, manifests: Vec<Value>) -> WorldOptions {
-        WorldOptions { two_controllers: self.two_controllers, ..WorldOptions::new(manifests) }
+        WorldOptions {
+            two_controllers: self.two_controllers,
+            updater: self.updaters,
+            ..WorldOptions::new(manifests)
+        }
     }
 
     /// Waits until the cluster is up.
     pub async fn prepare(&self, world: &World) -> Result<(), SweepError> {
         world.until("every machine is available", COMES_UP, World::is_ready).await?;
+        if self.updaters {
+            updaters::prepare(world).await?;
+        }
         world.pass(SETTLE).await;
         Ok(())
     }
 
     /// Requests the upgrade.
     pub async fn start(&self, world: &World) -> Result<(), SweepError> {
+        if self.updaters {
+            return updaters::start(world, &self.version).await;
+        }
         Ok(world.upgrade(&self.version).await?)
     }
 

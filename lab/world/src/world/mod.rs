@@ -25,6 +25,7 @@ use std::{
     time::Duration,
 };
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use jiff::Timestamp;
 use lab_apiserver::ApiServer;
 use refit_kinds::json;
@@ -374,6 +375,15 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Lets an Updater without authorities trust the server of `examples/hook-updater` in this world.
+    pub(crate) fn trust_hook_updater(&self, object: &mut Value) {
+        let hook = object.pointer_mut("/spec/hook").filter(|hook| hook["caBundle"].is_null());
+        if let Some(hook) = hook {
+            let ca = self.inner.hook_identity.ca.cert();
+            hook["caBundle"] = STANDARD.encode(ca).into();
+        }
     }
 
     #[cfg(feature = "sabotage")]
