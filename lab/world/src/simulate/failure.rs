@@ -140,3 +140,13 @@ fn process(random: &mut Random, setting: &Setting<'_>) -> String {
     let agent = format!("agent {}", setting.machine);
     (*random.pick(&["controller", standby, "capi", &agent])).to_owned()
 }
+
+/// The server of an Updater dies, and starts again after 2 s or some minutes.
+pub(super) fn updater_off(random: &mut Random) -> Vec<String> {
+    let down = random.between(1, 20);
+    vec![if random.chance(1, 3) {
+        "kill updater".to_owned()
+    } else {
+        format!("kill updater for {down}m")
+    }]
+}

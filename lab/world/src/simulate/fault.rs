@@ -101,6 +101,8 @@ pub enum FaultKind {
     ByHand,
     /// An operator creates a NodeUpdate that goes only so far, and lets it go on later.
     Hold,
+    /// The server of an Updater is gone for some time.
+    UpdaterOff,
 }
 
 /// What the lines of a fault depend on.
@@ -145,6 +147,9 @@ impl FaultKind {
             // Without its only control plane host a cluster is gone.
             Self::HostLost | Self::Incident => shape.control_plane > 1 || shape.workers > 0,
             Self::Flip | Self::ByHand => shape.workers > 0,
+            Self::UpdaterOff => shape.updater.is_some(),
+            // It changes templates by their names.
+            Self::Default => shape.updater.is_none(),
             Self::Remediate => shape.health_check,
             Self::Outage
             | Self::HalfOpen
@@ -176,7 +181,6 @@ impl FaultKind {
             | Self::GiveUp
             | Self::Cancel
             | Self::Forgo
-            | Self::Default
             | Self::Upgrade => true,
         }
     }
@@ -240,6 +244,7 @@ impl FaultKind {
             Self::Remediate => operator::remediate(&setting.machine),
             Self::ByHand => operator::by_hand(random, setting),
             Self::Hold => operator::hold(random, setting),
+            Self::UpdaterOff => failure::updater_off(random),
         }
     }
 }

@@ -37,12 +37,13 @@ impl Plan {
     /// The plan of a seed with this number of faults, of these kinds or, if none is given, of all.
     pub(super) fn new(seed: u64, faults: usize, kinds: &[FaultKind]) -> Self {
         let mut random = Random::new(seed);
-        let shape = Shape::new(&mut random);
+        let shape = Shape::of_seed(seed, &mut random);
         let kinds = if kinds.is_empty() { FaultKind::VARIANTS } else { kinds };
         let kinds: Vec<_> = kinds.iter().copied().filter(|kind| kind.suits(&shape)).collect();
         let mut version = Shape::versions();
         version.advance(random.chance(1, 2));
         let mut start = vec![format!("wait cluster/{CLUSTER} ready 15m")];
+        start.extend(shape.updater());
         let request = shape.request(&version.now);
         let mut steps: Vec<Step> = Vec::new();
         let early: Vec<_> = kinds.iter().copied().filter(|kind| kind.may_precede()).collect();
@@ -103,8 +104,11 @@ impl Plan {
     /// The first lines of the plan's script.
     pub(super) fn head(&self) -> String {
         let standby = if self.shape.standby { " standby" } else { "" };
+        let updater = if self.shape.updater.is_some() { " updater" } else { "" };
         let (seed, lease) = (self.seed, LEASE_RETRY.as_secs());
-        format!("# Seed {seed}.\nload {MANIFESTS} with{standby} seed {seed} lease {lease}s\n")
+        format!(
+            "# Seed {seed}.\nload {MANIFESTS} with{standby}{updater} seed {seed} lease {lease}s\n"
+        )
     }
 }
 

@@ -125,6 +125,7 @@ async fn run_in_world(plan: &Plan, sabotage: Option<Sabotage>) -> Run {
     let mut options = WorldOptions {
         seed: plan.seed,
         two_controllers: plan.shape.standby,
+        updater: plan.shape.updater.is_some(),
         lease_retry: Some(LEASE_RETRY),
         ..WorldOptions::new(objects)
     };

@@ -25,11 +25,23 @@ pub(super) struct Shape {
     pub(super) health_check: bool,
     /// Whether there are two controllers.
     pub(super) standby: bool,
+    /// The disruption of an external Updater, if there is one: memory changes with each version.
+    pub(super) updater: Option<&'static str>,
 }
 
 impl Shape {
-    /// The shape of a seed.
-    pub(super) fn new(random: &mut Random) -> Self {
+    /// The shape of a seed. Every third cluster has an Updater.
+    pub(super) fn of_seed(seed: u64, random: &mut Random) -> Self {
+        let updater = match seed % 9 {
+            0 => Some("None"),
+            3 => Some("Restart"),
+            6 => Some("Drain"),
+            _ => None,
+        };
+        Self { updater, ..Self::new(random) }
+    }
+
+    fn new(random: &mut Random) -> Self {
         // The application cannot leave the only worker, and must not leave all at once: its budget
         // would hold both drains for ever.
         let workers = *random.pick(&[0, 2, 2, 3]);
@@ -40,6 +52,7 @@ impl Shape {
             max_surge: u32::from(random.chance(1, 6)),
             health_check: workers > 0 && random.chance(1, 3),
             standby: random.chance(1, 4),
+            updater: None,
         }
     }
 
@@ -69,8 +82,52 @@ impl Shape {
         }
     }
 
+    /// The lines that add the Updater.
+    pub(super) fn updater(&self) -> Vec<String> {
+        let updater = |disruption| {
+            format!(
+                "apply <<END\n{{apiVersion: refit.dev/v1alpha1, kind: Updater, \
+                 metadata: {{name: memory}}, spec: {{action: Update, disruption: {disruption}, \
+                 claims: [{{group: infrastructure.cluster.x-k8s.io, kind: SandboxMachine, \
+                 paths: [/spec/memoryMiB]}}], hook: {{url: \"https://hook-updater.updaters.svc\"}}, \
+                 verify: [\"infrastructureMachine.metadata.annotations['memory.example/has'] == \
+                 string(infrastructureMachine.spec.memoryMiB)\"]}}}}\nEND"
+            )
+        };
+        self.updater.into_iter().map(updater).collect()
+    }
+
+    /// The same with a template for each version, whose machines have another memory.
+    fn request_with_memory(&self, version: &str) -> Vec<String> {
+        let numbers: Vec<u32> = version.split('.').filter_map(|part| part.parse().ok()).collect();
+        let memory = 8192 + numbers.iter().fold(0, |sum, number| sum * 64 + number);
+        let name = format!("memory-{memory}");
+        let template = format!(
+            "apply <<END\n{{apiVersion: infrastructure.cluster.x-k8s.io/v1beta2, \
+             kind: SandboxMachineTemplate, metadata: {{name: {name}, namespace: default}}, \
+             spec: {{template: {{spec: {{cpus: 4, memoryMiB: {memory}}}}}}}}}\nEND"
+        );
+        let mut lines = vec![
+            template,
+            format!(
+                "change kcp/{CLUSTER} spec.version {version} \
+                 spec.machineTemplate.spec.infrastructureRef.name {name}"
+            ),
+        ];
+        if self.workers > 0 {
+            lines.push(format!(
+                "change md/{DEPLOYMENT} spec.template.spec.version {version} \
+                 spec.template.spec.infrastructureRef.name {name}"
+            ));
+        }
+        lines
+    }
+
     /// The lines that request a version for all machines.
     pub(super) fn request(&self, version: &str) -> Vec<String> {
+        if self.updater.is_some() {
+            return self.request_with_memory(version);
+        }
         let mut lines = vec![format!("change kcp/{CLUSTER} spec.version {version}")];
         if self.workers > 0 {
             lines.push(format!("change md/{DEPLOYMENT} spec.template.spec.version {version}"));
