@@ -10,6 +10,7 @@ use kube::{
     api::{ApiResource, DynamicObject, PostParams},
     core::GroupVersionKind,
     discovery,
+    error::DiscoveryError,
 };
 use serde_json::Value;
 
@@ -44,14 +45,13 @@ impl ForeignKinds {
         let ForeignObject { group, version, kind, namespace, .. } = object;
         let key = (group.clone(), version.clone(), kind.clone());
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
-        let resource = match known {
-            Some(resource) => resource,
-            None => {
-                let served = served(client, group, version.as_deref(), kind).await?;
-                let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-                all.insert(key, served.clone());
-                served
-            }
+        let resource = if let Some(resource) = known {
+            resource
+        } else {
+            let served = served(client, group, version.as_deref(), kind).await?;
+            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            all.insert(key, served.clone());
+            served
         };
         Ok(Api::namespaced_with(client.clone(), namespace, &resource))
     }
@@ -86,22 +86,12 @@ async fn served(
     version: Option<&str>,
     kind: &str,
 ) -> kube::Result<ApiResource> {
-    match version {
-        Some(version) => {
-            let kind = GroupVersionKind::gvk(group, version, kind);
-            discovery::pinned_kind(client, &kind).await.map(|(resource, _)| resource)
-        }
-        None => {
-            let found = discovery::group(client, group).await?;
-            let (resource, _) = found.recommended_kind(kind).ok_or_else(|| {
-                let missing = discovery_error(group, kind);
-                kube::Error::Discovery(missing)
-            })?;
-            Ok(resource)
-        }
+    if let Some(version) = version {
+        let kind = GroupVersionKind::gvk(group, version, kind);
+        return discovery::pinned_kind(client, &kind).await.map(|(resource, _)| resource);
     }
-}
-
-fn discovery_error(group: &str, kind: &str) -> kube::error::DiscoveryError {
-    kube::error::DiscoveryError::MissingKind(format!("{kind}.{group}"))
+    let found = discovery::group(client, group).await?;
+    let missing = || kube::Error::Discovery(DiscoveryError::MissingKind(format!("{kind}.{group}")));
+    let (resource, _) = found.recommended_kind(kind).ok_or_else(missing)?;
+    Ok(resource)
 }

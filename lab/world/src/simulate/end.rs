@@ -90,10 +90,29 @@ pub(super) fn problems(session: &Session, happened: &[Happened]) -> Vec<Problem>
     let of_machines = all.iter().filter_map(|one| problem(session, happened, one, &all));
     let mut found: Vec<Problem> = of_machines.chain(older_updates(session, &all)).collect();
     found.extend(all.iter().filter_map(|one| half_rolled_back(session, one)));
+    found.extend(all.iter().filter_map(|one| updater_forgotten(session, one)));
     if found.is_empty() && !is_settled(session) && all.iter().all(|one| one.fate == Fate::Done) {
         found.push(unsettled(session, all.len()));
     }
     found
+}
+
+/// The memory of a machine that is done is what its infrastructure machine requests, and was not left
+/// halfway. A machine that was created with it has no mark.
+fn updater_forgotten(session: &Session, end: &MachineEnd) -> Option<Problem> {
+    let machine = &end.machine;
+    let reference = &machine["spec"]["infrastructureRef"];
+    let mirror = &session.world.inner.management_mirror;
+    let place = mirror.place(text(reference, "/apiGroup"), text(reference, "/kind"))?;
+    let object = mirror.get(&place.id, namespace(machine), text(reference, "/name"))?;
+    let wanted = object["spec"]["memoryMiB"].to_string();
+    let is_half = annotation(&object, "memory.example/gets").is_some();
+    let has = annotation(&object, "memory.example/has").unwrap_or(&wanted);
+    let is_forgotten = end.fate == Fate::Done && (has != wanted || is_half);
+    is_forgotten.then(|| Problem {
+        rule: Rule::UpdaterForgotten,
+        text: format!("{} has {has} MiB of memory, not {wanted}, or gets more", name(machine)),
+    })
 }
 
 fn machines(session: &Session) -> Vec<MachineEnd> {

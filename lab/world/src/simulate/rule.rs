@@ -47,6 +47,8 @@ pub enum Rule {
     TurnNeverComes,
     /// A group stands still, and its UpdateGroup does not say so.
     NotShown,
+    /// A machine counts as updated, and lacks what its Updater was to do.
+    UpdaterForgotten,
     /// Code panicked.
     Panic,
     /// The run itself failed.

@@ -68,6 +68,7 @@ use crate::{
 
 /// Options of a world.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each turns on something of its own")]
 pub struct WorldOptions {
     /// Seed of generated names and uids.
     pub seed: u64,

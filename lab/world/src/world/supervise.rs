@@ -168,7 +168,7 @@ impl Inner {
                     hook_client: Some(self.hook_client.identity.clone()),
                 }))
             }
-            Actor::Updater => self.updater_server(stack, gate)?,
+            Actor::Updater => self.updater_server(&stack, gate)?,
             Actor::Agent(key) => {
                 let (cluster, node) = key
                     .rsplit_once('/')
@@ -205,7 +205,7 @@ impl Inner {
     /// The server of `examples/hook-updater`.
     fn updater_server(
         &self,
-        stack: ClientStack,
+        stack: &ClientStack,
         gate: Arc<dyn Gate>,
     ) -> anyhow::Result<BoxFuture<'static, anyhow::Result<()>>> {
         let client = stack.client(&self.management_config())?;
