@@ -67,6 +67,11 @@ pub enum Refusal {
         /// What they do not show.
         why: String,
     },
+    /// Two sources would install an OS image each.
+    OsImageConflict {
+        /// The sources.
+        sources: String,
+    },
     /// The agent on the host never reported, or not recently.
     NoFreshReport {
         /// The node.
@@ -313,6 +318,7 @@ impl RefusalReason {
             | Self::HostSettingsAnnotation
             | Self::HostSettingsUnreadable
             | Self::HostSettingsConflict
+            | Self::OsImageConflict
             | Self::ApiUnreachable
             | Self::ClusterTooLarge
             | Self::NodeNotReady
@@ -367,6 +373,7 @@ impl Refusal {
             Self::UpdaterFails { updater, .. } | Self::UpdaterNotVerified { updater, .. } => {
                 format!("Updater {updater}")
             }
+            Self::OsImageConflict { sources } => sources.clone(),
             Self::HostSettingsUnreadable { name, .. } => format!("HostSettings {name}"),
             Self::HostSettingsConflict { names, .. } => {
                 format!("HostSettings {}", names.join(", "))
@@ -391,6 +398,7 @@ impl Refusal {
             | Self::ControlPlaneBehind { .. }
             | Self::UpdaterFails { .. }
             | Self::UpdaterNotVerified { .. }
+            | Self::OsImageConflict { .. }
             | Self::NoFreshReport { .. }
             | Self::AgentTooOld { .. }
             | Self::HostSettingsAnnotation { .. }
@@ -454,6 +462,10 @@ impl Refusal {
             }
             Self::UpdaterNotVerified { updater, why } => format!(
                 "waiting until the machine shows what Updater {updater} reports as done: {why}"
+            ),
+            Self::OsImageConflict { sources } => format!(
+                "waiting until one of {sources} installs the OS image, and not both: remove it from \
+                 one of them, and retry the update"
             ),
             Self::AgentTooOld { node, step } => format!(
                 "waiting for a newer agent on node {node}: this version does not support step \
@@ -564,6 +576,7 @@ mod tests {
             },
             Refusal::UpdaterFails { updater: s("memory"), message: s("no answer.") },
             Refusal::UpdaterNotVerified { updater: s("memory"), why: s("ready is false") },
+            Refusal::OsImageConflict { sources: s("Updater image and a HostSettings") },
             Refusal::NoFreshReport { node: "n".into() },
             Refusal::AgentTooOld { node: "n".into(), step: StepType::Reboot },
             Refusal::HostSettingsAnnotation { object: s("Machine m") },

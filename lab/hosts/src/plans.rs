@@ -39,6 +39,7 @@ impl Order<'_> {
             version: &version,
             reboot: self.reboot,
             settings: &PlanSettings::default(),
+            os_image: None,
             facts: Some(&HostFacts::default()),
         };
         (work.steps(), work.point_of_no_return())

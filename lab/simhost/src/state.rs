@@ -15,6 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::trouble::Troubles;
 
+/// The OS of a host, as it reports it, before an image was installed.
+const ORIGINAL_OS: &str = "Debian GNU/Linux 13 (trixie), simulated";
 /// How long a finished unit can still be queried.
 const COLLECTED_AFTER: SignedDuration = SignedDuration::from_secs(10);
 /// How long the kubelet takes after a boot.
@@ -214,7 +216,7 @@ impl HostState {
         HostFacts {
             kubelet_version: self.kubelet_version.parse().ok(),
             boot_id: self.boot_id.clone(),
-            os_image: "Debian GNU/Linux 13 (trixie), simulated".to_owned(),
+            os_image: self.os_name().unwrap_or(ORIGINAL_OS).to_owned(),
             packages,
             static_pods: self.static_pods(),
             package_driver: Some(PackageDriver::Apt),

@@ -30,6 +30,11 @@ const TIME_SERVERS: &str = "/etc/time-servers";
 /// Copies of files from before a step changed them.
 const KEPT: &str = "/var/lib/refit/kept";
 
+/// Where a host keeps the name of an OS image.
+fn os_name_path(sha384: &str) -> String {
+    format!("/os/names/{sha384}")
+}
+
 impl HostState {
     /// Checks whether the work of a job's command is done.
     pub fn look(&self, job: &Job, since: &Since) -> Evidence {
@@ -335,7 +340,13 @@ impl HostState {
         self.root.get(OS_RUNNING).map(String::as_str)
     }
 
+    /// Name of the running OS image; `None` while the host runs its original image.
+    pub(crate) fn os_name(&self) -> Option<&str> {
+        self.root.get(&os_name_path(self.os_image()?)).map(String::as_str)
+    }
+
     fn finalize(&mut self, image: &OsImageArgs) -> Result<String, String> {
+        self.root.insert(os_name_path(&image.sha384), image.name.clone());
         if self.is_at(OS_STAGED, image) {
             self.root.remove(OS_STAGED);
             self.root.insert(OS_NEXT.to_owned(), image.sha384.clone());

@@ -184,8 +184,12 @@ impl Request<'_> {
                     if let Some(refused) = self.not_asked().await? {
                         return Ok(refused);
                     }
-                    let offer = Offer::of(&self.goal, &self.desired, &self.updaters, &self.left);
-                    let parts = parts(&self.facts, offer, &known);
+                    let parts = match parts(&self.facts, self.offer(), &known) {
+                        Ok(parts) => parts,
+                        Err(why) => {
+                            return Ok(Answer::retry(why.to_string(), RETRY_MAX_SECONDS).into());
+                        }
+                    };
                     let known = newest(known, &self.facts.uid);
                     match self.newest_live(known).await? {
                         Some(newer) => newer,
@@ -259,6 +263,15 @@ impl Request<'_> {
                 let next = node_update_name(&self.key.name, ordinal.saturating_add(1));
                 self.api.get_opt(&next).await
             }
+        }
+    }
+
+    fn offer(&self) -> Offer<'_> {
+        Offer {
+            goal: &self.goal,
+            desired: &self.desired,
+            updaters: &self.updaters,
+            left: &self.left,
         }
     }
 

@@ -3,46 +3,44 @@
 use refit_kinds::refit::{Goal, NodeUpdate, Phase, UpdatePart, UpdaterAction, ordinal_of};
 
 use super::{MachineFacts, phase_of};
-use crate::change::{Objects, Updater};
+use crate::change::{Objects, Updater, host_part::BadHostPart, objects::PARTS};
 
 /// What a new update can use.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer<'a> {
     /// The goal.
     pub goal: &'a Goal,
-    /// Whether kubeadm bootstrapped the machine.
-    pub is_kubeadm: bool,
+    /// The desired objects of the machine.
+    pub desired: &'a Objects,
     /// The Updaters for the machine, in order.
     pub updaters: &'a [Updater],
     /// Names of Updaters that leave something in the change that the machine's group is about to make.
     pub left: &'a [String],
 }
 
-impl<'a> Offer<'a> {
-    /// The offer for a Machine with these desired objects.
-    pub fn of(
-        goal: &'a Goal,
-        desired: &Objects,
-        updaters: &'a [Updater],
-        left: &'a [String],
-    ) -> Self {
-        // Without a config nothing says otherwise.
-        let is_kubeadm = desired.bootstrap.is_none() || desired.is_kubeadm();
-        Self { goal, is_kubeadm, updaters, left }
+impl Offer<'_> {
+    /// Whether kubeadm bootstrapped the machine. Without a config nothing says otherwise.
+    fn is_kubeadm(&self) -> bool {
+        self.desired.bootstrap.is_none() || self.desired.is_kubeadm()
     }
 }
 
 /// What each updater is to do: nothing, if the Machine has its part of the goal. The request does not tell
 /// what has changed, so what earlier updates of the Machine have reached decides. Where none is known, an
 /// Updater works: it finds what is done already.
-pub fn parts(machine: &MachineFacts, offer: Offer<'_>, updates: &[&NodeUpdate]) -> Vec<UpdatePart> {
+pub fn parts(
+    machine: &MachineFacts,
+    offer: Offer<'_>,
+    updates: &[&NodeUpdate],
+) -> Result<Vec<UpdatePart>, BadHostPart> {
+    let objects: Vec<_> = PARTS.iter().filter_map(|part| offer.desired.part(*part)).collect();
     let mut of_machine: Vec<&NodeUpdate> = updates
         .iter()
         .copied()
         .filter(|update| update.spec.machine_ref.uid == machine.uid)
         .collect();
     of_machine.sort_by_key(|update| ordinal_of(update.metadata.name.as_deref()?, &machine.name));
-    let host = needs_host(machine, offer, &of_machine).then(UpdatePart::kubeadm);
+    let host = needs_host(machine, offer, &of_machine).then(|| Ok(UpdatePart::kubeadm()));
     let added = offer.goal.parts.iter().filter_map(|part| {
         let updater = offer.updaters.iter().find(|updater| updater.name() == part.updater)?;
         let Updater::Added(added) = updater else {
@@ -54,7 +52,7 @@ pub fn parts(machine: &MachineFacts, offer: Offer<'_>, updates: &[&NodeUpdate]) 
             (None, UpdaterAction::Update) => true,
             (None, UpdaterAction::Leave) => offer.left.contains(&part.updater),
         };
-        needed.then(|| added.part.clone())
+        needed.then(|| added.part(&objects))
     });
     host.into_iter().chain(added).collect()
 }
@@ -66,7 +64,7 @@ fn needs_host(machine: &MachineFacts, offer: Offer<'_>, updates: &[&NodeUpdate])
     };
     let last = updates.iter().rev().find(|update| update.spec.works_on_host());
     let is_whole = last.is_none_or(|last| phase_of(last) == Phase::Succeeded);
-    offer.is_kubeadm && (machine.kubelet_version.as_ref() != Some(version) || !is_whole)
+    offer.is_kubeadm() && (machine.kubelet_version.as_ref() != Some(version) || !is_whole)
 }
 
 /// The hash of what an Updater has reached on the Machine; `None` if that is not known.

@@ -1,10 +1,12 @@
 use refit_kinds::refit::{
-    Disruption, Goal, GoalPart, NodeUpdate, NodeUpdateStatus, PartState, PartStatus, Phase,
-    UpdatePart, UpdaterAction,
+    Disruption, Goal, GoalPart, NodeUpdate, NodeUpdateStatus, OsImageFrom, PartState, PartStatus,
+    Phase, UpdatePart, UpdaterAction, UpdaterHost,
 };
 
+use serde_json::json;
+
 use super::*;
-use crate::change::{AddedUpdater, Updater};
+use crate::change::{AddedUpdater, Claim, Objects, Updater};
 
 const VERSION: &str = "v1.35.0";
 
@@ -14,8 +16,9 @@ fn updater(name: &str, action: UpdaterAction) -> Updater {
         action,
         disruption: Disruption::Drain,
         timeout_seconds: None,
+        host: None,
     };
-    Updater::Added(AddedUpdater { part, claims: Vec::new() })
+    Updater::Added(AddedUpdater { part, claims: Vec::new(), host: None })
 }
 
 fn goal(parts: &[(&str, &str)]) -> Goal {
@@ -37,6 +40,16 @@ fn ended(ordinal: u32, phase: Phase, hash: &str, memory: PartState) -> NodeUpdat
     update
 }
 
+fn desired() -> Objects {
+    Objects {
+        owner: json!({"kind": "Machine"}),
+        infrastructure: json!({"apiVersion": "g/v1", "kind": "M", "spec": {"image": {
+            "url": "http://images/os-2.cosi?x=1", "checksum": "ab".repeat(48), "short": "abc",
+        }}}),
+        bootstrap: None,
+    }
+}
+
 fn machine() -> MachineFacts {
     MachineFacts { name: "m".into(), uid: "u".into(), ..MachineFacts::default() }
 }
@@ -47,8 +60,8 @@ fn work(runs: &str, goal: &Goal, updates: &[&NodeUpdate]) -> Vec<String> {
     let updaters =
         [updater("memory", UpdaterAction::Update), updater("image", UpdaterAction::Leave)];
     let left = ["image".to_owned()];
-    let offer = Offer { goal, is_kubeadm: true, updaters: &updaters, left: &left };
-    parts(&machine, offer, updates).into_iter().map(|part| part.updater).collect()
+    let offer = Offer { goal, desired: &desired(), updaters: &updaters, left: &left };
+    parts(&machine, offer, updates).unwrap().into_iter().map(|part| part.updater).collect()
 }
 
 #[test]
@@ -99,6 +112,38 @@ fn what_is_left_is_named_if_the_change_of_the_group_leaves_it() {
     assert_eq!(work(VERSION, &wanted, &[]), ["image"]);
     let machine = MachineFacts { kubelet_version: VERSION.parse().ok(), ..machine() };
     let updaters = [updater("image", UpdaterAction::Leave)];
-    let offer = Offer { goal: &wanted, is_kubeadm: true, updaters: &updaters, left: &[] };
-    assert_eq!(parts(&machine, offer, &[]), []);
+    let offer = Offer { goal: &wanted, desired: &desired(), updaters: &updaters, left: &[] };
+    assert_eq!(parts(&machine, offer, &[]), Ok(vec![]));
+}
+
+#[test]
+fn the_arguments_of_the_agents_steps_come_from_the_desired_objects() {
+    let with = |checksum_from: &str| {
+        let host = UpdaterHost {
+            os_image: OsImageFrom {
+                url_from: "/spec/image/url".into(),
+                checksum_from: checksum_from.into(),
+                name_from: None,
+                brings_kubelet: true,
+            },
+        };
+        let paths = vec!["/spec/image/**".parse().unwrap()];
+        let claims = vec![Claim { group: "g".into(), kind: "M".into(), paths }];
+        let Updater::Added(added) = updater("image", UpdaterAction::Update) else { unreachable!() };
+        let updaters = [Updater::Added(AddedUpdater { claims, host: Some(host), ..added })];
+        let goal = goal(&[("image", "b")]);
+        let machine = MachineFacts { kubelet_version: VERSION.parse().ok(), ..machine() };
+        let offer = Offer { goal: &goal, desired: &desired(), updaters: &updaters, left: &[] };
+        parts(&machine, offer, &[])
+    };
+    let made = with("/spec/image/checksum").unwrap();
+    let image = &made[0].host.as_ref().unwrap().os_image;
+    assert_eq!((image.name.as_str(), image.url.as_str()), ("os-2", "http://images/os-2.cosi?x=1"));
+    assert!(image.brings_kubelet && image.sha384.starts_with("abab"));
+    for (path, what) in
+        [("/spec/image/short", "no sha384 of 96 hex digits"), ("/spec/image/absent", "missing")]
+    {
+        let error = with(path).unwrap_err().to_string();
+        assert_eq!(error, format!("Updater image needs {path} in M, and it is {what}"));
+    }
 }

@@ -175,6 +175,17 @@ pub(super) fn claims_all(paths: &[ClaimPath], at: &[Segment], from: &Value, to: 
     from != to && covered(&left, from, to)
 }
 
+/// Whether a pattern names the value at a pointer into a machine's own object, which has no list.
+pub(super) fn names(path: &ClaimPath, pointer: &str) -> bool {
+    let segments = pointer.split('/').skip(1);
+    let mut left = vec![Left::all(path)];
+    for segment in segments {
+        let segment = Segment::Key(segment.replace("~1", "/").replace("~0", "~"));
+        left = further(&left, &segment, None, None);
+    }
+    left.iter().any(|one| one.steps.is_empty())
+}
+
 /// sha256 of the values that claims name in a machine's own objects; `None` if none of the objects is of
 /// their kinds.
 pub(super) fn hash_of(claims: &[Claim], objects: &[&Value]) -> Option<String> {

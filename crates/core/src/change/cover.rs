@@ -3,7 +3,7 @@
 use std::fmt;
 
 use refit_kinds::{
-    refit::{Disruption, KUBEADM, UpdatePart, UpdaterAction},
+    refit::{Disruption, KUBEADM, UpdatePart, UpdaterAction, UpdaterHost},
     version::KubernetesVersion,
 };
 use serde_json::Value;
@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::{
     claim::{Claim, claims_all},
     diff::{Change, MAX_CHANGES},
+    host_part::{BadHostPart, host_part},
     kubeadm,
     objects::{Level, Objects, PARTS, Part, part_changes},
     patch::Patch,
@@ -36,6 +37,19 @@ pub struct AddedUpdater {
     pub part: UpdatePart,
     /// What it claims.
     pub claims: Vec<Claim>,
+    /// Where the arguments of the agent's steps are, if the agent makes the changes.
+    pub host: Option<UpdaterHost>,
+}
+
+impl AddedUpdater {
+    /// The part in an update to these objects of a machine.
+    pub fn part(&self, desired: &[&Value]) -> Result<UpdatePart, BadHostPart> {
+        let host = match &self.host {
+            Some(host) => Some(host_part(&self.part.updater, host, &self.claims, desired)?),
+            None => None,
+        };
+        Ok(UpdatePart { host, ..self.part.clone() })
+    }
 }
 
 impl Updater {

@@ -8,6 +8,7 @@
 //! | [`mod@cover`] | which updater claims which difference, and what remains |
 //! | [`claim`] | which paths an Updater claims |
 //! | [`kubeadm`] | the built-in updater: a version, and changes that follow from a version bump |
+//! | [`host_part`] | what the agent on the host does for an Updater |
 //! | [`mod@goal`] | the normalised desired state of a Machine |
 //! | [`mod@policy`], [`mod@verdict`] | the response to CanUpdate*, and its reason |
 //! | [`mod@can_update`] | the verdict for a CanUpdate* request |
@@ -23,6 +24,7 @@ pub mod claim;
 pub mod cover;
 pub mod diff;
 pub mod goal;
+pub mod host_part;
 pub mod kubeadm;
 pub mod objects;
 pub mod patch;

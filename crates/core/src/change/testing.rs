@@ -45,6 +45,7 @@ pub(crate) fn leaving(name: &str, claims: &[Claim]) -> Updater {
         action: UpdaterAction::Leave,
         disruption: Disruption::None,
         timeout_seconds: None,
+        host: None,
     };
-    Updater::Added(AddedUpdater { part, claims: claims.to_vec() })
+    Updater::Added(AddedUpdater { part, claims: claims.to_vec(), host: None })
 }

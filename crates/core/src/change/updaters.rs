@@ -10,14 +10,15 @@ use kube::{
 use refit_kinds::{
     conditions,
     refit::{
-        self, Disruption, KUBEADM, ObjectClaim, Owner, UpdatePart, UpdaterAction, UpdaterSelector,
-        UpdaterSpec, UpdaterStatus,
+        self, Disruption, KUBEADM, ObjectClaim, Owner, UpdatePart, UpdaterAction, UpdaterHost,
+        UpdaterSelector, UpdaterSpec, UpdaterStatus,
     },
 };
 
 use super::{
     claim::{BadClaimPath, Claim, ClaimPath},
     cover::{AddedUpdater, Updater},
+    host_part::{unclaimed_argument, unused_claim},
     verify::compiled,
 };
 
@@ -42,9 +43,21 @@ pub enum BadUpdater {
     /// Its name is that of the built-in updater.
     #[error("metadata.name: kubeadm is built in; choose another name")]
     NameTaken,
-    /// It makes changes and has nothing that does.
-    #[error("spec.hook is missing: action Update needs a server that makes the changes")]
-    NoServer,
+    /// It makes changes, and not one thing does.
+    #[error("action Update needs exactly one of spec.hook and spec.host, which makes the changes")]
+    NotOneWay,
+    /// A path is claimed, and no step of the agent carries it out.
+    #[error("spec.claims: no step of spec.host uses {path}; claim only the paths of its arguments")]
+    UnusedClaim {
+        /// The path.
+        path: String,
+    },
+    /// An argument of the agent's steps is not claimed.
+    #[error("spec.host: {path} is not claimed; add it to spec.claims")]
+    UnclaimedArgument {
+        /// The path.
+        path: String,
+    },
     /// An expression is not valid CEL.
     #[strum(serialize = "InvalidExpression")]
     #[error("spec.verify[{index}]: {why}")]
@@ -99,7 +112,7 @@ pub fn accepted(updater: &refit::Updater) -> Result<Updater, BadUpdater> {
     let claims = updater.spec.claims.iter().enumerate();
     let claims =
         claims.map(|(index, claim)| parsed(index, claim)).collect::<Result<Vec<_>, _>>()?;
-    let UpdaterSpec { action, disruption, timeout_seconds, hook, verify, .. } = &updater.spec;
+    let UpdaterSpec { action, disruption, timeout_seconds, hook, host, verify, .. } = &updater.spec;
     let name = updater.name_any();
     if name == KUBEADM {
         return Err(BadUpdater::NameTaken);
@@ -112,8 +125,10 @@ pub fn accepted(updater: &refit::Updater) -> Result<Updater, BadUpdater> {
             Disruption::None
         }
         UpdaterAction::Update => {
-            if hook.is_none() {
-                return Err(BadUpdater::NoServer);
+            match (hook, host) {
+                (Some(_), None) => {}
+                (None, Some(host)) => check_host(host, &claims)?,
+                (Some(_), Some(_)) | (None, None) => return Err(BadUpdater::NotOneWay),
             }
             disruption.unwrap_or_default()
         }
@@ -126,8 +141,21 @@ pub fn accepted(updater: &refit::Updater) -> Result<Updater, BadUpdater> {
         action: *action,
         disruption,
         timeout_seconds: Some(*timeout_seconds),
+        host: None,
     };
-    Ok(Updater::Added(AddedUpdater { part, claims }))
+    Ok(Updater::Added(AddedUpdater { part, claims, host: host.clone() }))
+}
+
+/// Every claim must be carried out, and every argument must be claimed: a change of it is a change of the
+/// machine.
+fn check_host(host: &UpdaterHost, claims: &[Claim]) -> Result<(), BadUpdater> {
+    if let Some(path) = unused_claim(host, claims) {
+        return Err(BadUpdater::UnusedClaim { path: path.to_string() });
+    }
+    match unclaimed_argument(host, claims) {
+        Some(path) => Err(BadUpdater::UnclaimedArgument { path: path.clone() }),
+        None => Ok(()),
+    }
 }
 
 /// Whether an Updater claims fields of a kind.
@@ -227,6 +255,44 @@ mod tests {
         ] {
             let error = accepted(&updater("u", &image(&more))).unwrap_err().to_string();
             assert!(error.starts_with(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_updater_that_makes_changes_is_checked_whole() {
+        let with = |more: &Value| {
+            let mut spec = json!({
+                "order": 1,
+                "action": "Update",
+                "disruption": "Reboot",
+                "claims": [{"group": "g", "kind": "M", "paths": ["/spec/image/**"]}],
+            });
+            spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            accepted(&updater("u", &spec)).map(drop).map_err(|why| why.to_string())
+        };
+        let hook = json!({"url": "https://x", "caBundle": "Cg=="});
+        let host =
+            json!({"osImage": {"urlFrom": "/spec/image/url", "checksumFrom": "/spec/image/sum"}});
+        let elsewhere =
+            json!({"osImage": {"urlFrom": "/spec/url", "checksumFrom": "/spec/image/sum"}});
+        let more = json!([{"group": "g", "kind": "M", "paths": ["/spec/image/**", "/spec/size"]}]);
+        for (spec, why) in [
+            (json!({"hook": hook}), ""),
+            (json!({"host": host}), ""),
+            (json!({}), "action Update needs exactly one"),
+            (json!({"hook": hook, "host": host}), "action Update needs exactly one"),
+            (
+                json!({"host": host, "claims": more}),
+                "spec.claims: no step of spec.host uses /spec/size",
+            ),
+            (json!({"host": elsewhere}), "spec.host: /spec/url is not claimed"),
+            (json!({"hook": hook, "verify": ["true", "a =="]}), "spec.verify[1]: "),
+        ] {
+            let error = with(&spec).err().unwrap_or_default();
+            assert!(
+                error.starts_with(why) && error.is_empty() == why.is_empty(),
+                "{spec}: {error}"
+            );
         }
     }
 

@@ -271,6 +271,7 @@ impl Work<'_> {
         if self.host.report().is_none_or(|report| report.state != WorkState::Succeeded) {
             return self.host_at_work(Phase::Disrupting);
         }
+        self.end_host_parts();
         if let Some(working) = self.updaters(Gate::Disrupt) {
             return working;
         }

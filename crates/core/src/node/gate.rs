@@ -132,9 +132,22 @@ impl Work<'_> {
     pub(super) fn start_refusal(&self) -> Option<Refusal> {
         self.common_refusal()
             .or_else(|| self.s.settings_refused.clone())
+            .or_else(|| self.two_os_images())
             .or_else(|| self.behind())
             .or_else(|| self.silent_agent())
             .or_else(|| self.host.start_refusal(self.s, &self.status.node_name, self.role()))
+    }
+
+    /// Two sources must not install one OS image each.
+    fn two_os_images(&self) -> Option<Refusal> {
+        let updaters = self.s.update.spec.host_parts();
+        let updaters = updaters.map(|(part, _)| format!("Updater {}", part.updater));
+        let settings = self.s.settings.os_image.is_some();
+        let all: Vec<String> =
+            updaters.chain(settings.then(|| "a HostSettings".to_owned())).collect();
+        let is_of_updater = self.s.update.spec.host_parts().next().is_some();
+        (is_of_updater && all.len() > 1)
+            .then(|| Refusal::OsImageConflict { sources: all.join(" and ") })
     }
 
     fn older_unfinished(&self) -> Option<&NodeUpdate> {

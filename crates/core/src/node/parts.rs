@@ -166,8 +166,23 @@ impl Work<'_> {
     /// The parts of Updaters as steps.
     pub(super) fn part_steps(&self) -> Vec<WorkStep> {
         let made = |part: &&UpdatePart| part.action == UpdaterAction::Update;
-        let parts = self.s.update.spec.updater_parts().filter(made);
+        let parts = self.called_parts().filter(made);
         parts.map(|part| self.part_step(part)).collect()
+    }
+
+    /// The parts of Updaters that Refit calls: without those of the host.
+    fn called_parts(&self) -> impl Iterator<Item = &UpdatePart> {
+        self.s.update.spec.updater_parts().filter(|part| part.host.is_none())
+    }
+
+    /// Notes that the host has done its parts. Its own checks show them.
+    pub(super) fn end_host_parts(&mut self) {
+        let names = self.s.update.spec.host_parts().map(|(part, _)| &part.updater);
+        let names: Vec<&String> = names.collect();
+        for part in self.status.parts.iter_mut().filter(|part| names.contains(&&part.updater)) {
+            part.state = PartState::Done;
+            part.finished_at.get_or_insert(Time(self.now));
+        }
     }
 
     fn part_step(&self, part: &UpdatePart) -> WorkStep {
@@ -187,7 +202,7 @@ impl Work<'_> {
 
     /// Lets the Updaters behind a gate work, one after the other; `None` once all are done.
     pub(super) fn updaters(&self, gate: Gate) -> Option<Standing> {
-        let mut behind = self.s.update.spec.updater_parts().filter(|part| gate_of(part) == gate);
+        let mut behind = self.called_parts().filter(|part| gate_of(part) == gate);
         let next = behind.find(|part| !self.status.part(&part.updater).state.has_ended())?;
         let part = self.status.part(&next.updater);
         let phase = match gate {

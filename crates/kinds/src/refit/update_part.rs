@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Disruption, NodeUpdateSpec, NodeUpdateStatus, StepState, UpdaterAction};
+use super::{Disruption, NodeUpdateSpec, NodeUpdateStatus, OsImageArgs, StepState, UpdaterAction};
 
 /// Name of the built-in updater that brings hosts to a Kubernetes version.
 pub const KUBEADM: &str = "kubeadm";
@@ -25,6 +25,17 @@ pub struct UpdatePart {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub timeout_seconds: Option<i32>,
+    /// What the agent on the host does for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<HostPart>,
+}
+
+/// What the agent on a host does for an Updater.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HostPart {
+    /// Installs an OS image.
+    pub os_image: OsImageArgs,
 }
 
 impl UpdatePart {
@@ -35,6 +46,7 @@ impl UpdatePart {
             action: UpdaterAction::Update,
             disruption: Disruption::Drain,
             timeout_seconds: None,
+            host: None,
         }
     }
 }
@@ -42,13 +54,18 @@ impl UpdatePart {
 impl NodeUpdateSpec {
     /// Whether the agent on the host works for this update.
     pub fn works_on_host(&self) -> bool {
-        let is_of_host = |part: &UpdatePart| part.updater == KUBEADM;
+        let is_of_host = |part: &UpdatePart| part.updater == KUBEADM || part.host.is_some();
         self.parts.as_ref().is_none_or(|parts| parts.iter().any(is_of_host))
     }
 
     /// What Updaters are to do in this update, in order.
     pub fn updater_parts(&self) -> impl Iterator<Item = &UpdatePart> {
         self.parts.iter().flatten().filter(|part| part.updater != KUBEADM)
+    }
+
+    /// What the agent on the host does for Updaters.
+    pub fn host_parts(&self) -> impl Iterator<Item = (&UpdatePart, &HostPart)> {
+        self.updater_parts().filter_map(|part| Some((part, part.host.as_ref()?)))
     }
 
     /// What the update brings the machine to, for a message.

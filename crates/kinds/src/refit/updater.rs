@@ -42,8 +42,12 @@ use super::Owner;
     "claims: a kind is claimed once, with all of its paths"
 ))]
 #[x_kube(validation = (
-    "self.action == 'Leave' ? !has(self.hook) && !has(self.verify) && !has(self.disruption) : has(self.hook) && has(self.disruption)",
-    "action Update needs hook and disruption; action Leave has none of hook, disruption and verify"
+    "self.action == 'Leave' ? !has(self.hook) && !has(self.host) && !has(self.verify) && !has(self.disruption) : has(self.hook) != has(self.host) && has(self.disruption)",
+    "action Update needs disruption and exactly one of hook and host; action Leave has none of hook, host, disruption and verify"
+))]
+#[x_kube(validation = (
+    "!has(self.host) || self.disruption == 'Reboot' && !has(self.verify)",
+    "host.osImage reboots the machine, and its agent verifies it: disruption is Reboot, and verify is empty"
 ))]
 #[x_kube(validation = (
     "self.action != 'Leave' || self.claims.all(c, c.kind != 'Machine')",
@@ -69,6 +73,10 @@ pub struct UpdaterSpec {
     /// The server that makes the changes. It speaks Cluster API's hooks for in-place updates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hook: Option<UpdaterHook>,
+    /// Steps of the agent on the host that make the changes. Who may write an Updater with `host` is root
+    /// on the hosts that it is for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<UpdaterHost>,
     /// CEL expressions that are true once a machine has the changes: over `machine`,
     /// `infrastructureMachine` and `node`. Cluster API writes the desired spec before the update, so only
     /// a status proves anything. Without an expression the result is shown as unverified.
@@ -99,6 +107,34 @@ pub enum Disruption {
     Drain,
     /// The machine reboots: pods must leave first.
     Reboot,
+}
+
+/// Steps of the agent on the host, with arguments from claimed fields.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct UpdaterHost {
+    /// Installs an OS image.
+    pub os_image: OsImageFrom,
+}
+
+/// Where the arguments of an OS image are in a machine's objects. Every claimed path is one of them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct OsImageFrom {
+    /// Path of the image's URL, such as `/spec/image/url`.
+    #[schemars(length(max = 512), regex(pattern = "^/spec/"))]
+    pub url_from: String,
+    /// Path of the sha384 of the image's metadata.
+    #[schemars(length(max = 512), regex(pattern = "^/spec/"))]
+    pub checksum_from: String,
+    /// Path of the name that the host reports once the image runs; absent: the file name in the URL,
+    /// without its extension.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 512), regex(pattern = "^/spec/"))]
+    pub name_from: Option<String>,
+    /// The image contains the kubelet of the Kubernetes version: no kubelet package is installed.
+    #[serde(default)]
+    pub brings_kubelet: bool,
 }
 
 /// A server that speaks Cluster API's hooks for in-place updates.

@@ -97,6 +97,8 @@ pub(super) fn cause_holds(
                     || was_heard_before_restart(world, update, &node),
             )
         }
+        // No simulation has an Updater with `host`.
+        RefusalReason::OsImageConflict => Some(false),
         RefusalReason::UpdaterFails | RefusalReason::UpdaterNotVerified => {
             let parts = update.pointer("/status/parts").and_then(Value::as_array);
             Some(parts.into_iter().flatten().any(|part| {

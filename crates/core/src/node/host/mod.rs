@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::refit::{
-    ClaimId, Gate, HostPlan, HostPlanSpec, HostPlanStatus, HostStep, NodeName, NodeUpdate, Phase,
-    PlanId, PlanState, PlannedStep, REPORT_INTERVAL_SECONDS, Role, StepState,
+    ClaimId, Gate, HostPlan, HostPlanSpec, HostPlanStatus, HostStep, NodeName, NodeUpdate,
+    OsImageArgs, Phase, PlanId, PlanState, PlannedStep, REPORT_INTERVAL_SECONDS, Role, StepState,
 };
 
 use super::{
@@ -101,6 +101,7 @@ impl<'a> Host<'a> {
             version: s.update.spec.goal.kubernetes_version.as_ref()?,
             reboot: s.reboot,
             settings: &s.settings,
+            os_image: os_image(&s.update).or(s.settings.os_image.as_ref()),
             facts: self.plan.and_then(|plan| plan.status.as_ref()).map(|status| &status.facts),
         })
     }
@@ -219,6 +220,11 @@ impl<'a> Host<'a> {
         let plan = self.own_plan().ok_or("its host has no plan of this NodeUpdate")?;
         verify::verify(node, plan, now)
     }
+}
+
+/// The OS image that an Updater installs in this update.
+fn os_image(update: &NodeUpdate) -> Option<&OsImageArgs> {
+    update.spec.host_parts().map(|(_, host)| &host.os_image).next()
 }
 
 /// Whether the plan belongs to this NodeUpdate.

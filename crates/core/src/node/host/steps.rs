@@ -18,8 +18,8 @@
 
 use refit_kinds::{
     refit::{
-        HostFacts, HostStep, ImageArgs, KubeletArgs, PackageArgs, PlanSettings, PlannedStep, Role,
-        StepType,
+        HostFacts, HostStep, ImageArgs, KubeletArgs, OsImageArgs, PackageArgs, PlanSettings,
+        PlannedStep, Role, StepType,
     },
     version::KubernetesVersion,
 };
@@ -45,8 +45,10 @@ pub struct HostWork<'a> {
     pub version: &'a KubernetesVersion,
     /// When the host reboots.
     pub reboot: Reboot,
-    /// Other settings of the hosts.
+    /// Other settings of the hosts; `os_image` is that of the field below.
     pub settings: &'a PlanSettings,
+    /// The OS image, from the settings or from an Updater.
+    pub os_image: Option<&'a OsImageArgs>,
     /// Facts reported by the host; without a report no difference is known.
     pub facts: Option<&'a HostFacts>,
 }
@@ -87,7 +89,7 @@ impl HostWork<'_> {
         let version = || self.version.clone();
         let packages = || settings.packages.clone().unwrap_or_default();
         let bundle = || settings.bundle.clone();
-        let image = settings.os_image.as_ref().filter(|_| self.changes_os_image());
+        let image = self.os_image.filter(|_| self.changes_os_image());
         let os_image = || image.cloned();
         let own_kubelet = image.is_some_and(|image| image.brings_kubelet);
         let control_plane = self.role != Role::Worker;
@@ -140,8 +142,8 @@ impl HostWork<'_> {
 
     /// Whether the host must get an image that it does not run yet.
     fn changes_os_image(&self) -> bool {
-        let image = self.settings.os_image.as_ref();
-        image.is_some_and(|image| self.facts.is_none_or(|facts| facts.os_image != image.name))
+        self.os_image
+            .is_some_and(|image| self.facts.is_none_or(|facts| facts.os_image != image.name))
     }
 
     fn reboots(&self) -> bool {
@@ -201,6 +203,7 @@ pub fn plan_steps(role: Role, goal: &KubernetesVersion) -> Vec<PlannedStep> {
         version: goal,
         reboot: Reboot::IfNeeded,
         settings: &PlanSettings::default(),
+        os_image: None,
         facts: None,
     };
     work.steps()

@@ -49,7 +49,8 @@ fn everything() -> PlanSettings {
 }
 
 fn work<'a>(role: Role, settings: &'a PlanSettings, facts: Option<&'a HostFacts>) -> HostWork<'a> {
-    HostWork { role, version: &NEW, reboot: Reboot::IfNeeded, settings, facts }
+    let os_image = settings.os_image.as_ref();
+    HostWork { role, version: &NEW, reboot: Reboot::IfNeeded, settings, os_image, facts }
 }
 
 #[test]

@@ -1,7 +1,11 @@
 //! Updates in which Updaters work, alone or with the host.
 
-use refit_kinds::refit::{
-    Disruption, PartState, Phase, Stage, StepState, Until, UpdatePart, UpdaterAction,
+use refit_kinds::{
+    keys,
+    refit::{
+        Disruption, HostPart, OsImageArgs, PartState, Phase, Stage, StepState, StepType, Until,
+        UpdatePart, UpdaterAction,
+    },
 };
 
 use super::world::*;
@@ -13,6 +17,7 @@ fn part(updater: &str, disruption: Disruption) -> UpdatePart {
         action: UpdaterAction::Update,
         disruption,
         timeout_seconds: Some(600),
+        host: None,
     }
 }
 
@@ -135,7 +140,10 @@ fn updaters_and_the_host_share_slot_and_drain() {
             &"call memory",
         ]
     );
-    assert_eq!(one.status().message, "the machine runs v1.35.0");
+    assert_eq!(
+        one.status().message,
+        "the machine runs v1.35.0; nothing verifies what labels, memory has done"
+    );
 }
 
 #[test]
@@ -146,9 +154,13 @@ fn an_update_with_nothing_to_do_succeeds_at_once() {
         let mut one = alone(&parts);
         one.settle();
         assert_eq!(one.phase(), Phase::Succeeded);
-        assert_eq!(acts(&one), ["condition UpToDate"]);
         let left = one.status().parts.iter().filter(|part| part.state == PartState::Left).count();
         assert_eq!(left, parts.len());
+        let annotations = one.annotations();
+        let noted = annotations.get(keys::LEFT).map(String::as_str);
+        assert_eq!(noted, parts.first().map(|_| "image"));
+        assert_eq!(acts(&one).last(), Some(&"condition UpToDate"));
+        assert!(!acts(&one).contains(&"claim"));
     }
 }
 
@@ -280,4 +292,46 @@ fn a_silent_agent_fails_no_update_that_waits_for_an_updater() {
     let mut one = one.disrupted();
     run(&mut one, 500);
     assert_eq!(one.phase(), Phase::Disrupting, "{}", one.status().message);
+}
+
+/// An Updater whose part is made by the agent.
+fn image() -> UpdatePart {
+    let os_image = OsImageArgs {
+        name: "os-2".into(),
+        url: "https://images/os-2.cosi".into(),
+        sha384: "ab".repeat(48),
+        ..OsImageArgs::default()
+    };
+    UpdatePart { host: Some(HostPart { os_image }), ..part("image", Disruption::Reboot) }
+}
+
+fn with_image_steps(mut one: One) -> One {
+    let status = one.plan.as_mut().unwrap().status.as_mut().unwrap();
+    let more = [StepType::OsImageStage, StepType::OsImageFinalize, StepType::OsImageCommit];
+    status.capabilities.extend(more);
+    one
+}
+
+#[test]
+fn an_os_image_of_an_updater_is_installed_by_the_agent_with_the_version() {
+    let one = with(One::worker(), &[UpdatePart::kubeadm(), image()]);
+    let mut one = with_image_steps(one).disrupted();
+    let plan = &one.plan.as_ref().unwrap().spec;
+    assert!(plan.steps.iter().any(|step| step.id == "os-image-finalize"), "{plan:#?}");
+    one.plan.as_mut().unwrap().status.as_mut().unwrap().facts.os_image = "os-2".into();
+    one.settle();
+    assert_eq!(one.phase(), Phase::Succeeded, "{}", one.status().message);
+    assert_eq!(one.status().parts[0].state, PartState::Done);
+    assert!(!acts(&one).iter().any(|word| word.starts_with("call")));
+}
+
+#[test]
+fn two_sources_of_an_os_image_are_refused() {
+    let mut one = with_image_steps(with(One::worker(), &[UpdatePart::kubeadm(), image()]));
+    one.settings.os_image = Some(OsImageArgs { name: "os-3".into(), ..OsImageArgs::default() });
+    one.settle();
+    assert_eq!(
+        (one.phase(), one.blocked_by()),
+        (Phase::Pending, vec!["OsImageConflict".to_owned()])
+    );
 }
