@@ -29,6 +29,8 @@ use tokio::sync::Semaphore;
 
 /// How many calls of one server are in progress at once.
 const CALLS_AT_ONCE: usize = 8;
+/// When a machine is tried again whose server is busy, in seconds.
+const BUSY_SECONDS: i32 = 5;
 /// Deadline of Discovery, as Cluster API has it.
 const DISCOVERY_DEADLINE: Duration = Duration::from_secs(10);
 /// How long what Discovery returned is used.
@@ -74,12 +76,12 @@ struct Handler {
 #[derive(Debug, Default)]
 struct Breaker {
     silent_calls: u32,
-    closed_until: Option<Timestamp>,
+    paused_until: Option<Timestamp>,
 }
 
 impl Breaker {
     fn check(&self, now: Timestamp) -> Result<(), String> {
-        match self.closed_until {
+        match self.paused_until {
             Some(until) if now < until => Err(format!(
                 "its server did not answer {SILENT_CALLS} calls in a row, and is called again after {} s",
                 PAUSE.as_secs()
@@ -92,7 +94,7 @@ impl Breaker {
     fn silent(&mut self, now: Timestamp) {
         self.silent_calls = self.silent_calls.saturating_add(1);
         if self.silent_calls >= SILENT_CALLS {
-            self.closed_until = now.saturating_add(PAUSE).ok();
+            self.paused_until = now.saturating_add(PAUSE).ok();
         }
     }
 }
@@ -140,9 +142,11 @@ impl UpdaterServers {
 impl Server {
     async fn update(&self, desired: MachineObjects, clock: &Clock) -> Result<Called, String> {
         lock(&self.state).breaker.check(clock.now())?;
-        let _turn = self.turns.acquire().await.map_err(|error| error.to_string())?;
-        // The calls before may have closed it.
-        lock(&self.state).breaker.check(clock.now())?;
+        // A reconcile that waited would take a turn of its cluster.
+        let Ok(_turn) = self.turns.try_acquire() else {
+            let message = format!("its server is busy with {CALLS_AT_ONCE} other machines");
+            return Ok(Called::Again { message, seconds: BUSY_SECONDS });
+        };
         let handler = self.handler(clock).await?;
         let request = UpdateMachineRequest {
             api_version: API_VERSION.to_owned(),

@@ -53,6 +53,13 @@ pub enum Refusal {
         /// Target version.
         goal: KubernetesVersion,
     },
+    /// An Updater of the update does not exist, or is not valid.
+    UpdaterUnusable {
+        /// Its name.
+        updater: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// Calls of an Updater fail.
     UpdaterFails {
         /// Its name.
@@ -319,6 +326,7 @@ impl RefusalReason {
             | Self::HostSettingsUnreadable
             | Self::HostSettingsConflict
             | Self::OsImageConflict
+            | Self::UpdaterUnusable
             | Self::ApiUnreachable
             | Self::ClusterTooLarge
             | Self::NodeNotReady
@@ -370,7 +378,9 @@ impl Refusal {
             Self::OlderUpdateUnfinished { node_update }
             | Self::UntilReached { node_update, .. } => node_update.clone(),
             Self::Paused { object } | Self::HostSettingsAnnotation { object } => object.clone(),
-            Self::UpdaterFails { updater, .. } | Self::UpdaterNotVerified { updater, .. } => {
+            Self::UpdaterUnusable { updater, .. }
+            | Self::UpdaterFails { updater, .. }
+            | Self::UpdaterNotVerified { updater, .. } => {
                 format!("Updater {updater}")
             }
             Self::OsImageConflict { sources } => sources.clone(),
@@ -396,6 +406,7 @@ impl Refusal {
             | Self::GroupUnavailable { .. }
             | Self::ControlPlaneUnhealthy { .. }
             | Self::ControlPlaneBehind { .. }
+            | Self::UpdaterUnusable { .. }
             | Self::UpdaterFails { .. }
             | Self::UpdaterNotVerified { .. }
             | Self::OsImageConflict { .. }
@@ -454,6 +465,9 @@ impl Refusal {
                 "waiting for a report of the agent on node {node}: check that refit-agent runs \
                  there"
             ),
+            Self::UpdaterUnusable { updater, why } => {
+                format!("waiting until Updater {updater} can be used: {why}")
+            }
             Self::UpdaterFails { updater, message } => {
                 format!(
                     "calling Updater {updater} again, which fails: {}",
@@ -574,6 +588,7 @@ mod tests {
                 version: StatedVersion::Version(KubernetesVersion::new(1, 34, 2)),
                 goal: KubernetesVersion::new(1, 35, 0),
             },
+            Refusal::UpdaterUnusable { updater: s("memory"), why: s("it does not exist") },
             Refusal::UpdaterFails { updater: s("memory"), message: s("no answer.") },
             Refusal::UpdaterNotVerified { updater: s("memory"), why: s("ready is false") },
             Refusal::OsImageConflict { sources: s("Updater image and a HostSettings") },

@@ -40,10 +40,12 @@ pub struct Handler {
     pub name: String,
     /// The hook that the handler serves.
     pub request_hook: RequestHook,
-    /// How long Cluster API waits, 1 to 30 s.
+    /// How long Cluster API waits, 1 to 30 s; absent or 0 is 10.
+    #[serde(default)]
     pub timeout_seconds: i32,
     /// Always `Fail`: `Ignore` turns a network error into a completed update
     /// (`docs/facts/hooks.md#failure-policy`).
+    #[serde(default)]
     pub failure_policy: String,
 }
 
@@ -62,8 +64,10 @@ pub struct RequestHook {
 #[serde(rename_all = "camelCase")]
 pub struct DiscoveryResponse {
     /// [`API_VERSION`].
+    #[serde(default)]
     pub api_version: String,
     /// `DiscoveryResponse`.
+    #[serde(default)]
     pub kind: String,
     /// Whether discovery succeeded.
     pub status: Verdict,
@@ -222,8 +226,10 @@ pub struct CanUpdateMachineSetResponse {
 #[serde(rename_all = "camelCase")]
 pub struct UpdateMachineResponse {
     /// [`API_VERSION`].
+    #[serde(default)]
     pub api_version: String,
     /// `UpdateMachineResponse`.
+    #[serde(default)]
     pub kind: String,
     /// `Failure` hides Refit's message and backs off to 1000 s
     /// (`docs/facts/machine.md#in-place-update`).
@@ -233,6 +239,7 @@ pub struct UpdateMachineResponse {
     pub message: String,
     /// 0 means done; a negative number would mean done too
     /// (`docs/facts/hooks.md#effects-of-a-response`).
+    #[serde(default)]
     pub retry_after_seconds: i32,
 }
 

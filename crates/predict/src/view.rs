@@ -6,7 +6,7 @@ use refit_core::{
         Coverage, Level, Policy, PolicyDefaults, Provider, Question, Updater, Verdict, can_update,
         can_update::{Host, HostReport, Judgement, Known, unfinished},
         machine_kind, policy,
-        updaters::{Selected, updaters_for},
+        updaters::{Selected, accepted, updaters_for},
         verdict::Unfinished,
     },
     group::{Member, median_seconds},
@@ -216,10 +216,21 @@ impl<'a> View<'a> {
         let Some(owner) = self.group.owner() else {
             return Vec::new();
         };
+        if self.input.unread_kinds.contains("Updater") {
+            let note = "Updaters cannot be read: what they cover is shown as uncovered";
+            self.plan.notes.push(note.to_owned());
+        }
         let mut all = Vec::new();
         for object in self.input.desired.of_kind("Updater") {
             match refit::Updater::deserialize(object) {
-                Ok(updater) => all.push(updater),
+                Ok(updater) => {
+                    if let Err(why) = accepted(&updater) {
+                        self.plan
+                            .notes
+                            .push(format!("Updater {} is not used: {why}", name(object)));
+                    }
+                    all.push(updater);
+                }
                 Err(error) => {
                     let note = format!("Updater {} is not used: {error}", name(object));
                     self.plan.notes.push(note);

@@ -79,6 +79,7 @@ fn not_ready() -> Vec<NotReady> {
         decided(&Known { hosts: vec![old_kubelet], ..Known::default() }),
         NotReady::ProviderUnknown { object: s(), why: s() },
         NotReady::ProviderForbidden { object: s(), why: s() },
+        NotReady::NotRecorded { error: s() },
         NotReady::OwnerDiffers { owner: s() },
         NotReady::OwnerUnread { owner: s(), error: s() },
         NotReady::Unconfirmed { error: s() },
@@ -103,6 +104,7 @@ fn not_ready() -> Vec<NotReady> {
             | NotReady::Unconfirmed { .. }
             | NotReady::ProviderUnknown { .. }
             | NotReady::ProviderForbidden { .. }
+            | NotReady::NotRecorded { .. }
             | NotReady::Deadline => {}
         }
     }

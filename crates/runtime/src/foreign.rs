@@ -56,27 +56,41 @@ impl ForeignKinds {
         Ok(Api::namespaced_with(client.clone(), namespace, &resource))
     }
 
+    /// A kind that is not found may be served otherwise now.
+    fn forget_gone<T>(&self, object: &ForeignObject, outcome: kube::Result<T>) -> kube::Result<T> {
+        if matches!(&outcome, Err(kube::Error::Api(status)) if status.is_not_found()) {
+            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            all.remove(&(object.group.clone(), object.version.clone(), object.kind.clone()));
+        }
+        outcome
+    }
+
     /// Reads an object.
     pub async fn read(&self, client: &Client, object: &ForeignObject) -> kube::Result<Value> {
-        let found = self.api(client, object).await?.get(&object.name).await?;
+        let found = self.api(client, object).await?.get(&object.name).await;
+        let found = self.forget_gone(object, found)?;
         serde_json::to_value(found).map_err(kube::Error::SerdeError)
     }
 
     /// Has the API server admit an object as `change` makes it, and store nothing. An error of the API is
-    /// its refusal.
+    /// its refusal. Returns whether it was asked: not if `change` makes nothing of it.
     pub async fn dry_run(
         &self,
         client: &Client,
         object: &ForeignObject,
-        change: impl FnOnce(&Value) -> Value,
-    ) -> kube::Result<()> {
+        change: impl FnOnce(&Value) -> Option<Value>,
+    ) -> kube::Result<bool> {
         let api = self.api(client, object).await?;
-        let live = serde_json::to_value(api.get(&object.name).await?);
-        let changed = live.and_then(|live| serde_json::from_value(change(&live)));
-        let changed: DynamicObject = changed.map_err(kube::Error::SerdeError)?;
+        let live = self.forget_gone(object, api.get(&object.name).await)?;
+        let live = serde_json::to_value(live).map_err(kube::Error::SerdeError)?;
+        let Some(changed) = change(&live) else {
+            return Ok(false);
+        };
+        let changed: DynamicObject =
+            serde_json::from_value(changed).map_err(kube::Error::SerdeError)?;
         let params = PostParams { dry_run: true, ..PostParams::default() };
         #[expect(clippy::disallowed_methods, reason = "it has every field, and nothing is stored")]
-        api.replace(&object.name, &params, &changed).await.map(drop)
+        api.replace(&object.name, &params, &changed).await.map(|_| true)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Serves the updater over HTTPS.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::Context as _;
 use axum_server::tls_rustls::RustlsConfig;
@@ -21,6 +21,18 @@ struct Args {
     key: PathBuf,
 }
 
+/// How often the certificate is read again.
+const RELOAD: Duration = Duration::from_mins(10);
+
+/// Reads the certificate again, since it is renewed while the server runs.
+async fn renewed(tls: RustlsConfig, cert: PathBuf, key: PathBuf) {
+    loop {
+        tokio::time::sleep(RELOAD).await;
+        // While the files are being replaced, the certificate stays as it is.
+        let _ = tls.reload_from_pem_file(&cert, &key).await;
+    }
+}
+
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
@@ -31,6 +43,7 @@ async fn main() -> anyhow::Result<()> {
     let tls = RustlsConfig::from_pem_file(&args.cert, &args.key).await.with_context(|| {
         format!("cannot use {} and {}", args.cert.display(), args.key.display())
     })?;
+    tokio::spawn(renewed(tls.clone(), args.cert, args.key));
     let router = hook_updater::router(client).into_make_service();
     axum_server::bind_rustls(args.bind, tls).serve(router).await.context("cannot serve the hooks")
 }

@@ -313,15 +313,17 @@ async fn members(
         let objects = reader.list_kind(&group, &kind, &selector).await?;
         current.extend(objects);
     }
-    let found = [
-        reader.list::<NodeUpdate>("").await?,
-        reader.list::<UpdateGroup>("").await?,
-        reader.cluster_scoped::<Updater>().await?,
-    ];
-    for found in found {
+    for found in [reader.list::<NodeUpdate>("").await?, reader.list::<UpdateGroup>("").await?] {
         match found {
             Found::Read(objects) => current.extend(objects),
             Found::Absent | Found::Forbidden => {}
+        }
+    }
+    match reader.cluster_scoped::<Updater>().await? {
+        Found::Read(objects) => current.extend(objects),
+        Found::Absent => {}
+        Found::Forbidden => {
+            reader.unread.insert("Updater".to_owned());
         }
     }
     Ok(())

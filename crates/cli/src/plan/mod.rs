@@ -135,7 +135,10 @@ async fn ask_provider(
         name: machine.name.clone(),
     };
     match ForeignKinds::default().dry_run(client, &object, |live| change.changed(live)).await {
-        Ok(()) => change.accepted.clone(),
+        Ok(true) => change.accepted.clone(),
+        Ok(false) => {
+            Provider::Unknown { why: "its lists differ from those that were compared".to_owned() }
+        }
         Err(kube::Error::Api(status)) => Provider::of_error(status.code, &status.message),
         Err(error) => Provider::Unknown { why: error.to_string() },
     }

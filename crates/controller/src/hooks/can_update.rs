@@ -72,8 +72,15 @@ async fn answer(
     match judged(ctx, body, members, read).await {
         Err(why) => Verdict::NotReady(why),
         Ok((Question { group, known, .. }, judgement)) => {
-            decision::record(ctx, &group, &known.policy, &judgement).await;
-            judgement.verdict
+            let recorded = decision::record(ctx, &group, &known.policy, &judgement).await;
+            let lets_updaters_work = matches!(judgement.verdict, Verdict::Cover { .. })
+                && judgement.coverage.of_updaters().next().is_some();
+            match recorded {
+                Err(error) if lets_updaters_work => {
+                    Verdict::NotReady(NotReady::NotRecorded { error })
+                }
+                Ok(()) | Err(_) => judgement.verdict,
+            }
         }
     }
 }

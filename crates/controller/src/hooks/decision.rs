@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Api;
+use refit_cluster_api::kinds::update_in_progress;
 use refit_core::{
     change::{Coverage, NotReady, Policy, Verdict, can_update::Judgement},
     group::{COVERED, answer_blocks, show_policy},
 };
 use refit_kinds::{
     conditions,
-    refit::{LeftChange, UpdateGroup, UpdateGroupStatus},
+    refit::{ChangePart, UpdateGroup, UpdateGroupStatus, UpdaterAction},
 };
 use refit_runtime::{
     apply,
@@ -19,8 +20,9 @@ use refit_runtime::{
 };
 
 use crate::{
+    api_error::cause,
     context::Context,
-    groups::{Group, ensure_group, owner_generation, owner_object},
+    groups::{Group, ensure_group, machines_of, owner_generation, owner_object},
     node_update::swap_group,
 };
 
@@ -31,22 +33,30 @@ const RECORD_DEADLINE: Duration = Duration::from_secs(2);
 /// How often a write is tried on conflicts.
 const ATTEMPTS: usize = 3;
 
-/// Records a decision that differs from the last one. The response does not depend on it: a failure
-/// is logged, and the next call tries again.
-pub(super) async fn record(ctx: &Context, group: &Group, policy: &Policy, judgement: &Judgement) {
+/// Records a decision that differs from the last one; the error says why it could not. Only a response that
+/// lets Updaters work depends on it: which of them do is read from the record.
+pub(super) async fn record(
+    ctx: &Context,
+    group: &Group,
+    policy: &Policy,
+    judgement: &Judgement,
+) -> Result<(), String> {
     let verdict = &judgement.verdict;
     // The deletion of one Machine is unrelated to whether its group's change is covered.
     if matches!(verdict, Verdict::NotReady(NotReady::Deleting { .. })) {
-        return;
+        return Ok(());
     }
     let write = try_record(ctx, group, policy, judgement);
     match tokio::time::timeout(RECORD_DEADLINE, write).await {
-        Ok(Ok(())) => {}
+        Ok(Ok(())) => Ok(()),
         Ok(Err(error)) => {
             tracing::warn!(group = %group.key, %error, "cannot record a decision");
+            Err(cause(&error))
         }
         Err(_) => {
             tracing::warn!(group = %group.key, "decision not recorded in time");
+            let seconds = RECORD_DEADLINE.as_secs();
+            Err(format!("the API server did not respond within {seconds} s"))
         }
     }
 }
@@ -59,11 +69,14 @@ async fn try_record(
 ) -> kube::Result<()> {
     let api: Api<UpdateGroup> = Api::namespaced(ctx.client.clone(), &group.key.namespace);
     let mut found = ensure_group(ctx, group).await?;
+    let machines = machines_of(&ctx.stores, &group.key);
+    let is_under_way = machines.iter().any(|machine| update_in_progress(machine.as_ref()));
     for attempt in 1..=ATTEMPTS {
         let status = found.status.clone().unwrap_or_default();
         let generation = owner_generation(&ctx.stores, group);
         let now = ctx.clock.now_seconds();
-        let Some(next) = next_status(&status, now, policy, judgement, generation) else {
+        let Some(next) = next_status(&status, now, policy, judgement, generation, is_under_way)
+        else {
             return Ok(());
         };
         if let Some(announcement) = announcement(ctx, group, &status, &judgement.verdict) {
@@ -86,6 +99,7 @@ fn next_status(
     policy: &Policy,
     Judgement { coverage, verdict }: &Judgement,
     owner_generation: Option<i64>,
+    is_under_way: bool,
 ) -> Option<UpdateGroupStatus> {
     let mut next = show_policy(status, policy, now);
     let status_word = match verdict {
@@ -99,18 +113,30 @@ fn next_status(
     let condition = (COVERED, status_word, verdict.reason(), message.as_str());
     conditions::set(&mut next.conditions, now, generation, condition);
     next.uncovered = verdict.uncovered().iter().take(MAX_LINES).cloned().collect();
-    next.left = left(coverage);
+    if matches!(verdict, Verdict::Cover { .. }) {
+        next.change = change_parts(status, coverage, owner_generation, is_under_way);
+        next.change_generation = owner_generation.filter(|_| !next.change.is_empty());
+    }
     (next != *status).then_some(next)
 }
 
-/// What each Updater leaves of the change.
-fn left(coverage: &Coverage) -> Vec<LeftChange> {
-    let mut all: Vec<LeftChange> = Vec::new();
-    for claimed in coverage.left().take(MAX_LINES) {
-        let path = claimed.line();
-        match all.iter_mut().find(|known| known.updater == claimed.updater) {
+/// What Updaters do about the change, with what earlier calls for the same change have found. Machines that
+/// are under way were moved by an earlier call, so what it found stays.
+fn change_parts(
+    status: &UpdateGroupStatus,
+    coverage: &Coverage,
+    owner_generation: Option<i64>,
+    is_under_way: bool,
+) -> Vec<ChangePart> {
+    let goes_on = is_under_way || status.change_generation == owner_generation;
+    let mut all = if goes_on { status.change.clone() } else { Vec::new() };
+    for claimed in coverage.of_updaters().take(MAX_LINES) {
+        let (updater, path) = (&claimed.updater, claimed.line());
+        let action = if claimed.is_left { UpdaterAction::Leave } else { UpdaterAction::Update };
+        match all.iter_mut().find(|known| known.updater == *updater) {
+            Some(known) if known.paths.contains(&path) || known.paths.len() >= MAX_LINES => {}
             Some(known) => known.paths.push(path),
-            None => all.push(LeftChange { updater: claimed.updater.clone(), paths: vec![path] }),
+            None => all.push(ChangePart { updater: updater.clone(), action, paths: vec![path] }),
         }
     }
     all
@@ -158,10 +184,12 @@ fn occurrence(before: &Condition) -> String {
 #[cfg(test)]
 mod tests {
     use refit_core::{
-        change::{OnUncovered, Patches},
+        change::{
+            Difference, OnUncovered, Part, Patches, cover::Claimed, diff::Change, path::Path,
+        },
         group::POLICY_UNDERSTOOD,
     };
-    use refit_kinds::keys;
+    use refit_kinds::{keys, refit::Disruption};
 
     use super::*;
 
@@ -188,22 +216,56 @@ mod tests {
     fn a_repeated_decision_is_not_written() {
         let (policy, preserve) = (Policy::default(), preserve());
         let first =
-            next_status(&UpdateGroupStatus::default(), now(), &policy, &preserve, Some(2)).unwrap();
+            next_status(&UpdateGroupStatus::default(), now(), &policy, &preserve, Some(2), false)
+                .unwrap();
         assert_eq!(first.uncovered.len(), MAX_LINES);
         let covered = conditions::get(&first.conditions, COVERED).unwrap();
         assert_eq!(covered.observed_generation, Some(2));
         let later = now() + jiff::SignedDuration::from_secs(60);
-        assert_eq!(next_status(&first, later, &policy, &preserve, Some(2)), None);
+        assert_eq!(next_status(&first, later, &policy, &preserve, Some(2), false), None);
+    }
+
+    #[test]
+    fn what_updaters_do_is_kept_while_machines_are_under_way() {
+        let with = |updater: &str| {
+            let difference = Difference {
+                part: Part::Infrastructure,
+                kind: "M".into(),
+                name: "m".into(),
+                change: Change { path: Path::of(&["spec", updater]), from: None, to: None },
+                refused: None,
+            };
+            let claimed = Claimed {
+                difference,
+                updater: updater.into(),
+                is_left: false,
+                disruption: Disruption::Drain,
+            };
+            let coverage = Coverage { claimed: vec![claimed], ..Coverage::default() };
+            Judgement { coverage, verdict: covered() }
+        };
+        let policy = Policy::default();
+        let next = |status: &UpdateGroupStatus, updater: &str, generation, under_way| {
+            next_status(status, now(), &policy, &with(updater), Some(generation), under_way)
+                .unwrap()
+        };
+        let names = |status: &UpdateGroupStatus| {
+            status.change.iter().map(|part| part.updater.clone()).collect::<Vec<_>>()
+        };
+        let memory = next(&UpdateGroupStatus::default(), "memory", 2, false);
+        assert_eq!(names(&next(&memory, "cpus", 2, false)), ["memory", "cpus"]);
+        assert_eq!(names(&next(&memory, "cpus", 3, true)), ["memory", "cpus"]);
+        assert_eq!(names(&next(&memory, "cpus", 3, false)), ["cpus"]);
     }
 
     #[test]
     fn a_covered_change_clears_the_lines() {
         let policy = Policy::default();
         let blocked =
-            next_status(&UpdateGroupStatus::default(), now(), &policy, &preserve(), Some(2))
+            next_status(&UpdateGroupStatus::default(), now(), &policy, &preserve(), Some(2), false)
                 .unwrap();
         let cover = judged(covered());
-        let free = next_status(&blocked, now(), &policy, &cover, Some(2)).unwrap();
+        let free = next_status(&blocked, now(), &policy, &cover, Some(2), false).unwrap();
         assert!(free.uncovered.is_empty());
         assert!(conditions::is_true(&free.conditions, COVERED));
     }
@@ -217,21 +279,29 @@ mod tests {
         };
         let cover = judged(covered());
         let status =
-            next_status(&UpdateGroupStatus::default(), now(), &confused, &cover, Some(2)).unwrap();
+            next_status(&UpdateGroupStatus::default(), now(), &confused, &cover, Some(2), false)
+                .unwrap();
         let condition = conditions::get(&status.conditions, POLICY_UNDERSTOOD).unwrap();
         assert_eq!(
             (condition.status.as_str(), condition.reason.as_str()),
             ("False", "UnknownValue")
         );
-        let status = next_status(&status, now(), &Policy::default(), &cover, Some(2)).unwrap();
+        let status =
+            next_status(&status, now(), &Policy::default(), &cover, Some(2), false).unwrap();
         assert!(conditions::is_true(&status.conditions, POLICY_UNDERSTOOD));
     }
 
     #[test]
     fn a_group_without_trouble_has_no_condition_on_its_policy() {
         let cover = judged(covered());
-        let status =
-            next_status(&UpdateGroupStatus::default(), now(), &Policy::default(), &cover, Some(2));
+        let status = next_status(
+            &UpdateGroupStatus::default(),
+            now(),
+            &Policy::default(),
+            &cover,
+            Some(2),
+            false,
+        );
         assert_eq!(conditions::get(&status.unwrap().conditions, POLICY_UNDERSTOOD), None);
     }
 }

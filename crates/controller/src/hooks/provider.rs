@@ -38,7 +38,10 @@ pub(super) async fn ask(
     };
     let asked = ctx.foreign.dry_run(&ctx.client, &object, |live| change.changed(live));
     match tokio::time::timeout(DEADLINE, asked).await {
-        Ok(Ok(())) => change.accepted,
+        Ok(Ok(true)) => change.accepted,
+        Ok(Ok(false)) => {
+            Provider::Unknown { why: "its lists differ from those that were compared".to_owned() }
+        }
         Ok(Err(kube::Error::Api(status))) => Provider::of_error(status.code, &status.message),
         Ok(Err(error)) => Provider::Unknown { why: cause(&error) },
         Err(_) => {

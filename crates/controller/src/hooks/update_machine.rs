@@ -21,8 +21,8 @@ use refit_core::{
 use refit_kinds::{
     keys,
     refit::{
-        Goal, MachineRef, MachineUid, NodeUpdate, Origin, Stage, Until, UpdatePart,
-        node_update_name, ordinal_of,
+        ChangePart, Goal, MachineRef, MachineUid, NodeUpdate, Origin, Stage, Until, UpdateGroup,
+        UpdatePart, node_update_name, ordinal_of,
     },
 };
 use refit_runtime::{ObjectKey, apply, apply::Ensured};
@@ -35,7 +35,7 @@ use super::{
 use crate::{
     api_error::{cause, is_silence},
     context::Context,
-    groups::{Group, group_of, lacks_machines, node_updates_of_machine},
+    groups::{group_of, lacks_machines, node_updates_of_machine},
     host_plan::host_report,
     updaters::updaters_of,
 };
@@ -98,16 +98,21 @@ pub(super) async fn update_machine(ctx: &Context, body: &[u8]) -> Result<Served,
     let machine =
         ctx.stores.machines.get(&key).ok_or_else(|| Unservable::MachineUnknown(key.clone()))?;
     let group = group_of(&ctx.stores, &machine);
+    let has_updaters = ctx.stores.updaters.list().first().is_some();
+    if group.is_none() && has_updaters {
+        let text = format!("Refit does not know the owner of Machine {} (yet)", key.name);
+        return Ok(Answer::retry(text, SOON_SECONDS).into());
+    }
     let kind = &machine.spec.infrastructure_ref.kind;
     let updaters = group.as_ref().map(|group| updaters_of(ctx, group, kind)).unwrap_or_default();
-    let goal = goal(&desired, &updaters)?;
+    // What cannot be a goal is refused as it is.
+    goal(&desired, &[]).or_else(|error| goal(&desired, &updaters).map_err(|_| error))?;
     let request = Request {
         ctx,
         api: Api::namespaced(ctx.client.clone(), &key.namespace),
         facts: facts_of(ctx, &machine),
-        left: left(ctx, group.as_ref()),
+        group: group.map(|group| group.key),
         key,
-        goal,
         desired,
         updaters,
     };
@@ -136,55 +141,73 @@ fn facts_of(ctx: &Context, machine: &Machine) -> MachineFacts {
     }
 }
 
-/// Names of the Updaters that leave something of the change that a group is making.
-fn left(ctx: &Context, group: Option<&Group>) -> Vec<String> {
-    let found = group.and_then(|group| ctx.stores.update_groups.get(&group.key));
-    let status = found.as_ref().and_then(|group| group.status.as_ref());
-    let left = status.into_iter().flat_map(|status| &status.left);
-    left.map(|left| left.updater.clone()).collect()
-}
-
 struct Request<'a> {
     ctx: &'a Context,
     api: Api<NodeUpdate>,
     key: ObjectKey,
     facts: MachineFacts,
-    goal: Goal,
+    /// Key of the Machine's UpdateGroup.
+    group: Option<ObjectKey>,
     desired: Objects,
+    /// The Updaters for the Machine.
     updaters: Vec<Updater>,
-    /// Names of Updaters that leave something of the group's change.
-    left: Vec<String>,
 }
+
+/// What the Machine must reach, and the Updaters that cover a part of it.
+struct Wanted {
+    goal: Goal,
+    updaters: Vec<Updater>,
+}
+
+/// Why it is not known yet what the Machine must reach.
+struct NotKnown(String);
 
 impl Request<'_> {
     /// Decides, writes, and decides again if another request was faster.
     async fn answer(&self) -> kube::Result<Served> {
         // NodeUpdates read live in this request, which are newer than the cache or missing from it.
         let mut live: BTreeMap<String, Arc<NodeUpdate>> = BTreeMap::new();
+        let cached = self.group.as_ref().and_then(|key| self.ctx.stores.update_groups.get(key));
+        let mut wanted = match self.wanted(cached.as_deref()) {
+            Ok(wanted) => wanted,
+            Err(NotKnown(why)) => return Ok(Answer::retry(why, RETRY_MAX_SECONDS).into()),
+        };
+        let mut confirmed = false;
         for _ in 0..ROUNDS {
             let known = self.known(&live);
             let known: Vec<&NodeUpdate> = known.iter().map(AsRef::as_ref).collect();
             let now = self.ctx.clock.now();
-            let seen = match ask(&self.facts, &self.goal, &known, now) {
+            let decided = ask(&self.facts, &wanted.goal, &known, now);
+            // Neither can be taken back, and the cache may lack what the last answer has recorded.
+            if matches!(decided, Ask::Done | Ask::Create { .. }) && !confirmed {
+                confirmed = true;
+                wanted = match self.wanted(self.live_group().await?.as_ref()) {
+                    Ok(wanted) => wanted,
+                    Err(NotKnown(why)) => return Ok(Answer::retry(why, RETRY_MAX_SECONDS).into()),
+                };
+            }
+            let seen = match ask(&self.facts, &wanted.goal, &known, now) {
                 Ask::Done => match self.newer_than(newest(known, &self.facts.uid)).await? {
                     None => return Ok(Answer::done().into()),
                     Some(newer) => newer,
                 },
                 Ask::Wait(wait) => {
-                    return Ok(waiting(&wait, &self.facts.name, &self.goal, now).into());
+                    return Ok(waiting(&wait, &self.facts.name, &wanted.goal, now).into());
                 }
                 Ask::Abort(update) => {
-                    if let Some(refused) = self.not_asked().await? {
+                    if let Some(refused) = self.not_asked(&wanted.goal).await? {
                         return Ok(refused);
                     }
                     self.abort(&update.name_any()).await?;
                     return Ok(stopping(update).into());
                 }
                 Ask::Create { ordinal, until } => {
-                    if let Some(refused) = self.not_asked().await? {
+                    if let Some(refused) = self.not_asked(&wanted.goal).await? {
                         return Ok(refused);
                     }
-                    let parts = match parts(&self.facts, self.offer(), &known) {
+                    let Wanted { goal, updaters } = &wanted;
+                    let offer = Offer { goal, desired: &self.desired, updaters };
+                    let parts = match parts(&self.facts, offer, &known) {
                         Ok(parts) => parts,
                         Err(why) => {
                             return Ok(Answer::retry(why.to_string(), RETRY_MAX_SECONDS).into());
@@ -193,7 +216,7 @@ impl Request<'_> {
                     let known = newest(known, &self.facts.uid);
                     match self.newest_live(known).await? {
                         Some(newer) => newer,
-                        None => match self.create(ordinal, until, parts).await? {
+                        None => match self.create(ordinal, until, goal, parts).await? {
                             (made, Ensured::Created) => {
                                 self.ctx.stores.node_updates.insert(made);
                                 return Ok(Answer::retry("pending", SOON_SECONDS).into());
@@ -209,11 +232,39 @@ impl Request<'_> {
         Ok(Answer::retry(text, SOON_SECONDS).into())
     }
 
+    /// What the Machine must reach: its version, and what the Updaters claim that cover the change of its
+    /// group. None of them may be missing: what it claims would count as done.
+    fn wanted(&self, group: Option<&UpdateGroup>) -> Result<Wanted, NotKnown> {
+        let change = group.and_then(|group| group.status.as_ref()).map_or(&[][..], |s| &s.change);
+        let is_there =
+            |part: &&ChangePart| self.updaters.iter().any(|updater| updater.name() == part.updater);
+        if let Some(missing) = change.iter().find(|part| !is_there(part)) {
+            return Err(NotKnown(format!(
+                "Updater {}, which covers a part of the change, is not there, not accepted, or not for \
+                 this Machine: kubectl get updaters",
+                missing.updater
+            )));
+        }
+        let covers = |updater: &&Updater| change.iter().any(|part| part.updater == updater.name());
+        let updaters: Vec<Updater> = self.updaters.iter().filter(covers).cloned().collect();
+        let goal = goal(&self.desired, &updaters).map_err(|error| NotKnown(error.to_string()))?;
+        Ok(Wanted { goal, updaters })
+    }
+
+    /// The Machine's UpdateGroup, read live.
+    async fn live_group(&self) -> kube::Result<Option<UpdateGroup>> {
+        let Some(key) = &self.group else {
+            return Ok(None);
+        };
+        let api: Api<UpdateGroup> = Api::namespaced(self.ctx.client.clone(), &key.namespace);
+        api.get_opt(&key.name).await
+    }
+
     /// The answer to a request that the live Machine does not confirm: it changes nothing.
-    async fn not_asked(&self) -> kube::Result<Option<Served>> {
+    async fn not_asked(&self, goal: &Goal) -> kube::Result<Option<Served>> {
         let api: Api<Machine> = Api::namespaced(self.ctx.client.clone(), &self.key.namespace);
         let live = api.get_opt(&self.key.name).await?;
-        let Err(why) = asked(live.as_ref(), &self.facts.uid, &self.goal) else {
+        let Err(why) = asked(live.as_ref(), &self.facts.uid, goal) else {
             return Ok(None);
         };
         tracing::warn!(machine = %self.key, %why, "ignored an UpdateMachine request");
@@ -266,19 +317,11 @@ impl Request<'_> {
         }
     }
 
-    fn offer(&self) -> Offer<'_> {
-        Offer {
-            goal: &self.goal,
-            desired: &self.desired,
-            updaters: &self.updaters,
-            left: &self.left,
-        }
-    }
-
     async fn create(
         &self,
         ordinal: u32,
         until: Until,
+        goal: &Goal,
         parts: Vec<UpdatePart>,
     ) -> kube::Result<(NodeUpdate, Ensured)> {
         let new = NewNodeUpdate {
@@ -286,7 +329,7 @@ impl Request<'_> {
             machine: MachineRef { name: self.facts.name.clone(), uid: self.facts.uid.clone() },
             origin: Origin::Hook,
             until,
-            goal: self.goal.clone(),
+            goal: goal.clone(),
             parts: Some(parts),
         };
         let wanted = node_update(&new, ordinal);

@@ -5,15 +5,19 @@ use std::sync::Arc;
 use kube::ResourceExt as _;
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
+    change::updaters::accepted,
     group::Other,
     node::{
         ControlPlaneMember, Decision, Group, GroupState, Leaving, MachineView, NodeView,
         OtherMachines, Others, Seen, Snapshot, Workload, decide, is_available, speaker,
     },
+    report::Refusal,
 };
 use refit_kinds::{
     conditions, keys,
-    refit::{MachineUid, NodeName, NodeUpdate, PlanSettings, Role, StepState, UpdateGroup},
+    refit::{
+        MachineUid, NodeName, NodeUpdate, PlanSettings, Role, StepState, UpdateGroup, UpdaterAction,
+    },
 };
 use refit_runtime::ObjectKey;
 
@@ -92,6 +96,7 @@ impl Look {
             drain: known.map(|machine| live_drain_policy(ctx, machine)).unwrap_or_default(),
             settings,
             settings_refused,
+            updater_refused: updater_refused(stores, &update),
             reboot: ctx.settings.reboot,
             owner_version: owner
                 .as_ref()
@@ -297,6 +302,22 @@ fn is_drained_by_cluster_api(machine: &Machine) -> bool {
 
 /// Whether `kubeadm-upgrade` is done in the latest other NodeUpdate of these machines to the same
 /// version with the role FirstControlPlane.
+/// The first Updater of an update that cannot be called.
+fn updater_refused(stores: &Stores, update: &NodeUpdate) -> Option<Refusal> {
+    let called = update
+        .spec
+        .updater_parts()
+        .filter(|part| part.action == UpdaterAction::Update && part.host.is_none());
+    let wrong = |name: &String| match stores.updaters.get(&ObjectKey::new("", &**name)) {
+        None => Some("it does not exist".to_owned()),
+        Some(updater) => accepted(&updater).err().map(|why| why.to_string()),
+    };
+    called
+        .filter_map(|part| Some((&part.updater, wrong(&part.updater)?)))
+        .map(|(updater, why)| Refusal::UpdaterUnusable { updater: updater.clone(), why })
+        .next()
+}
+
 fn last_first_passed<'a>(
     updates: impl Iterator<Item = &'a Arc<NodeUpdate>>,
     update: &NodeUpdate,

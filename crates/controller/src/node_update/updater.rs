@@ -9,8 +9,8 @@ use refit_cluster_api::kinds::{ContractRef, Machine};
 use refit_core::{
     change::{
         secrets::without_secrets,
-        updaters::{accepted, claims_contents, claims_of_kind},
-        verify::{Verified, verified},
+        updaters::{accepted, claims_contents, claims_of_kind, hash_of_claimed},
+        verify::{Verified, reads, verified},
     },
     node::{Called, after_call, after_verification, begun},
 };
@@ -35,7 +35,11 @@ pub(super) async fn advanced(ctx: &Context, look: &Look, name: &str) -> kube::Re
     let updater = ctx.stores.updaters.get(&ObjectKey::new("", name));
     let now = || ctx.clock.now_seconds();
     Ok(match part.state {
-        PartState::Pending => begun(&part, now()),
+        PartState::Pending => {
+            let node = look.seen().and_then(|seen| seen.node());
+            let boot_id = node.map(|node| node.boot_id.clone()).unwrap_or_default();
+            PartStatus { boot_id, ..begun(&part, now()) }
+        }
         PartState::Verifying => {
             let shows = match &updater {
                 Some(updater) => shows(ctx, look, updater).await?,
@@ -44,31 +48,59 @@ pub(super) async fn advanced(ctx: &Context, look: &Look, name: &str) -> kube::Re
             after_verification(&part, shows, now())
         }
         PartState::Running | PartState::Done | PartState::Unverified | PartState::Left => {
-            let called = match &updater {
+            let (called, hash) = match &updater {
                 Some(updater) => call(ctx, look, updater).await?,
-                None => Called::Failed { message: format!("Updater {name} does not exist") },
+                None => (failed(format!("Updater {name} does not exist")), None),
             };
             let is_verified = updater.is_some_and(|updater| !updater.spec.verify.is_empty());
-            after_call(&part, &called, is_verified, now())
+            let next = after_call(&part, &called, is_verified, now());
+            PartStatus { hash: hash.unwrap_or(part.hash), ..next }
         }
     })
 }
 
-async fn call(ctx: &Context, look: &Look, updater: &Updater) -> kube::Result<Called> {
-    let failed = |message: String| Ok(Called::Failed { message });
+fn failed(message: String) -> Called {
+    Called::Failed { message }
+}
+
+/// Calls the server; with the hash of what it was called with.
+async fn call(
+    ctx: &Context,
+    look: &Look,
+    updater: &Updater,
+) -> kube::Result<(Called, Option<String>)> {
     let name = updater.metadata.name.as_deref().unwrap_or_default();
     if let Err(why) = accepted(updater) {
-        return failed(format!("Updater {name} is not valid: {why}"));
+        return Ok((failed(format!("Updater {name} is not valid: {why}")), None));
     }
     let Some(hook) = &updater.spec.hook else {
-        return failed(format!("Updater {name} has no spec.hook"));
+        return Ok((failed(format!("Updater {name} has no spec.hook")), None));
     };
     let desired = match desired(ctx, &look.snapshot.update, updater).await {
         Ok(desired) => desired,
         Err(Unread::Silent(error)) => return Err(error),
-        Err(Unread::Refused(why)) => return failed(why),
+        Err(Unread::Refused(why)) => return Ok((failed(why), None)),
     };
-    Ok(ctx.updater_servers.update(name, hook, desired).await)
+    // The write that follows is fenced; the call cannot be.
+    if !ctx.leadership.is_held() {
+        let message = "the call is left to the next leader".to_owned();
+        return Ok((Called::Again { message, seconds: 1 }, None));
+    }
+    let hash = {
+        let objects = [&desired.machine, &desired.infrastructure_machine];
+        let all: Vec<&Value> = objects.into_iter().chain(&desired.bootstrap_config).collect();
+        hash_of_claimed(updater, &all)
+    };
+    let called = ctx.updater_servers.update(name, hook, desired).await;
+    let node_update = look.snapshot.update.metadata.name.as_deref().unwrap_or_default();
+    match &called {
+        Called::Done => tracing::info!(updater = name, node_update, "Updater has ended"),
+        Called::Again { .. } => tracing::debug!(updater = name, node_update, "Updater is at work"),
+        Called::Failed { message } => {
+            tracing::warn!(updater = name, node_update, %message, "Updater fails");
+        }
+    }
+    Ok((called, hash))
 }
 
 /// Why an object could not be read.
@@ -102,7 +134,8 @@ async fn desired(
     let bootstrap = match config {
         Some(config) if claims_of_kind(updater, &config.api_group, &config.kind) => {
             let whole = read_part(ctx, update, config).await?;
-            Some(without_secrets(&as_desired(whole), claims_contents(updater)))
+            let contents = claims_contents(updater, &config.api_group, &config.kind);
+            Some(without_secrets(&as_desired(whole), contents))
         }
         Some(_) | None => None,
     };
@@ -166,16 +199,15 @@ async fn read_part(
 /// Whether the objects show what an Updater has done; otherwise why not.
 async fn shows(ctx: &Context, look: &Look, updater: &Updater) -> kube::Result<Result<(), String>> {
     let expressions = &updater.spec.verify;
-    let mentions = |name: &str| expressions.iter().any(|expression| expression.contains(name));
     let update = &look.snapshot.update;
     let read = async {
         let machine = read_machine(ctx, update).await?;
-        let infrastructure_machine = if mentions("infrastructureMachine") {
+        let infrastructure_machine = if reads(expressions, "infrastructureMachine") {
             read_part(ctx, update, &typed_spec(&machine)?.infrastructure_ref).await?
         } else {
             json!({})
         };
-        let node = if mentions("node") { read_node(ctx, look).await? } else { json!({}) };
+        let node = if reads(expressions, "node") { read_node(ctx, look).await? } else { json!({}) };
         Ok(Verified { machine, infrastructure_machine, node })
     };
     match read.await {

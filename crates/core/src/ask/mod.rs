@@ -4,7 +4,7 @@ mod parts;
 
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{
-    refit::{Goal, MachineUid, NodeUpdate, Phase, Stage, Until, ordinal_of},
+    refit::{Goal, GoalPart, MachineUid, NodeUpdate, Phase, Stage, Until, ordinal_of},
     version::KubernetesVersion,
 };
 
@@ -91,7 +91,7 @@ pub fn ask<'a>(
         .copied()
         .find(|update| update.spec.machine_ref.uid == machine.uid && !phase_of(update).is_final());
     match (&ask, unfinished) {
-        (Ask::Create { .. }, Some(older)) if is_under_way_to(older, goal) => {
+        (Ask::Create { .. }, Some(older)) if is_to_version_of(older, goal) => {
             Ask::Wait(Wait::Running(older))
         }
         (Ask::Create { .. }, Some(older)) => supersede(older),
@@ -114,11 +114,11 @@ fn by_newest<'a>(
         return create();
     };
     let phase = phase_of(newest);
-    if phase.is_final() && newest.spec.goal != *goal {
+    if phase == Phase::Succeeded && !has_reached(newest, goal) {
         return create();
     }
-    if !phase.is_final() && !is_under_way_to(newest, goal) {
-        return supersede(newest);
+    if !is_to_version_of(newest, goal) {
+        return if phase.is_final() { create() } else { supersede(newest) };
     }
     let retry_asked = machine.retry.is_some() && machine.retry == newest.metadata.name;
     match phase {
@@ -148,11 +148,17 @@ fn by_newest<'a>(
     }
 }
 
-/// Whether an unfinished update need not be stopped for a goal. What Updaters claim is read when they work,
-/// and an update that has ended is compared whole: so a value that changes meanwhile, such as a field that
-/// a provider starts to default, stops nothing.
-fn is_under_way_to(update: &NodeUpdate, goal: &Goal) -> bool {
+/// Whether an update without success is for this goal. What Updaters claim is read when they work: so a
+/// value that changes meanwhile, such as a field that a provider starts to default, stops no update, and
+/// begins none that waits for an operator.
+fn is_to_version_of(update: &NodeUpdate, goal: &Goal) -> bool {
     update.spec.goal.kubernetes_version == goal.kubernetes_version
+}
+
+/// Whether an update that has succeeded has reached all of a goal.
+fn has_reached(update: &NodeUpdate, goal: &Goal) -> bool {
+    let has = |part: &GoalPart| parts::reached_by(update, &part.updater) == Some(&part.hash);
+    is_to_version_of(update, goal) && goal.parts.iter().all(has)
 }
 
 fn ended_with(update: &NodeUpdate, reason: &str) -> bool {
@@ -180,7 +186,9 @@ fn succeeded<'a>(
     update: &NodeUpdate,
     now: Timestamp,
 ) -> Option<Ask<'a>> {
-    if goal.kubernetes_version.is_none() || machine.kubelet_version == goal.kubernetes_version {
+    // Only the host makes a version true.
+    let is_of_host = goal.kubernetes_version.is_some() && update.spec.works_on_host();
+    if !is_of_host || machine.kubelet_version == goal.kubernetes_version {
         return Some(Ask::Done);
     }
     let finished = update.status.as_ref().and_then(|status| status.finished_at.as_ref());
@@ -193,7 +201,9 @@ fn succeeded<'a>(
 fn supersede(update: &NodeUpdate) -> Ask<'_> {
     if is_stopping(update) {
         Ask::Wait(Wait::Stopping(update))
-    } else if phase_of(update).is_undisturbed() {
+    } else if phase_of(update).is_undisturbed()
+        && !update.status.as_ref().is_some_and(is_past_return)
+    {
         Ask::Abort(update)
     } else {
         Ask::Wait(Wait::Finishing(update))

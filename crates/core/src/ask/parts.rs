@@ -1,6 +1,6 @@
 //! Which updaters work in an update, and which of them have nothing to do.
 
-use refit_kinds::refit::{Goal, NodeUpdate, Phase, UpdatePart, UpdaterAction, ordinal_of};
+use refit_kinds::refit::{Goal, NodeUpdate, Phase, UpdatePart, ordinal_of};
 
 use super::{MachineFacts, phase_of};
 use crate::change::{Objects, Updater, host_part::BadHostPart, objects::PARTS};
@@ -12,10 +12,8 @@ pub struct Offer<'a> {
     pub goal: &'a Goal,
     /// The desired objects of the machine.
     pub desired: &'a Objects,
-    /// The Updaters for the machine, in order.
+    /// The Updaters that cover a part of the change, in order.
     pub updaters: &'a [Updater],
-    /// Names of Updaters that leave something in the change that the machine's group is about to make.
-    pub left: &'a [String],
 }
 
 impl Offer<'_> {
@@ -25,9 +23,8 @@ impl Offer<'_> {
     }
 }
 
-/// What each updater is to do: nothing, if the Machine has its part of the goal. The request does not tell
-/// what has changed, so what earlier updates of the Machine have reached decides. Where none is known, an
-/// Updater works: it finds what is done already.
+/// What each updater is to do: nothing, if an earlier update of the Machine has reached its part of the goal.
+/// Where none is known, an Updater works: it finds what is done already.
 pub fn parts(
     machine: &MachineFacts,
     offer: Offer<'_>,
@@ -47,11 +44,7 @@ pub fn parts(
             return None;
         };
         let reached = reached(&part.updater, &of_machine);
-        let needed = match (&reached, added.part.action) {
-            (Some(hash), UpdaterAction::Update | UpdaterAction::Leave) => **hash != part.hash,
-            (None, UpdaterAction::Update) => true,
-            (None, UpdaterAction::Leave) => offer.left.contains(&part.updater),
-        };
+        let needed = reached != Some(&part.hash);
         needed.then(|| added.part(&objects))
     });
     host.into_iter().chain(added).collect()
@@ -69,15 +62,24 @@ fn needs_host(machine: &MachineFacts, offer: Offer<'_>, updates: &[&NodeUpdate])
 
 /// The hash of what an Updater has reached on the Machine; `None` if that is not known.
 fn reached<'a>(updater: &str, updates: &[&'a NodeUpdate]) -> Option<&'a String> {
-    updates.iter().rev().find_map(|update| {
-        let goal = update.spec.goal.parts.iter().find(|part| part.updater == updater)?;
-        let part = update.status.clone().unwrap_or_default().part(updater);
-        let succeeded = phase_of(update) == Phase::Succeeded;
-        match (part.state.has_begun(), succeeded || part.state.has_ended()) {
-            (_, true) => Some(Some(&goal.hash)),
-            (true, false) => Some(None),
-            // Nothing was done in this one.
-            (false, false) => None,
-        }
-    })?
+    let touched = |update: &&&NodeUpdate| {
+        let begun = update.status.as_ref().is_some_and(|s| s.part(updater).state.has_begun());
+        begun || reached_by(update, updater).is_some()
+    };
+    updates.iter().rev().find(touched).and_then(|update| reached_by(update, updater))
+}
+
+/// The hash of what an Updater has reached in an update; `None` if it has not ended its part there.
+pub(super) fn reached_by<'a>(update: &'a NodeUpdate, updater: &str) -> Option<&'a String> {
+    let goal = update.spec.goal.parts.iter().find(|part| part.updater == updater)?;
+    let is_listed = update.spec.updater_parts().any(|part| part.updater == updater);
+    if !is_listed {
+        // The Machine had it already.
+        return (phase_of(update) == Phase::Succeeded).then_some(&goal.hash);
+    }
+    let parts = update.status.iter().flat_map(|status| &status.parts);
+    let part = parts.into_iter().find(|part| part.updater == updater)?;
+    // What it was last called with is newer than the goal.
+    let hash = if part.hash.is_empty() { &goal.hash } else { &part.hash };
+    part.state.has_ended().then_some(hash)
 }

@@ -10,14 +10,18 @@ use crate::change::{AddedUpdater, Claim, Objects, Updater};
 
 const VERSION: &str = "v1.35.0";
 
-fn updater(name: &str, action: UpdaterAction) -> Updater {
-    let part = UpdatePart {
+fn part(name: &str, action: UpdaterAction) -> UpdatePart {
+    UpdatePart {
         updater: name.into(),
         action,
         disruption: Disruption::Drain,
         timeout_seconds: None,
         host: None,
-    };
+    }
+}
+
+fn updater(name: &str, action: UpdaterAction) -> Updater {
+    let part = part(name, action);
     Updater::Added(AddedUpdater { part, claims: Vec::new(), host: None })
 }
 
@@ -33,7 +37,7 @@ fn goal(parts: &[(&str, &str)]) -> Goal {
 fn ended(ordinal: u32, phase: Phase, hash: &str, memory: PartState) -> NodeUpdate {
     let mut update = testing::update(ordinal, VERSION, phase);
     update.spec.goal = goal(&[("memory", hash)]);
-    update.spec.parts = Some(vec![]);
+    update.spec.parts = Some(vec![part("memory", UpdaterAction::Update)]);
     let part = PartStatus { updater: "memory".into(), state: memory, ..PartStatus::default() };
     update.status =
         Some(NodeUpdateStatus { phase, parts: vec![part], ..NodeUpdateStatus::default() });
@@ -59,8 +63,7 @@ fn work(runs: &str, goal: &Goal, updates: &[&NodeUpdate]) -> Vec<String> {
     let machine = MachineFacts { kubelet_version: runs.parse().ok(), ..machine() };
     let updaters =
         [updater("memory", UpdaterAction::Update), updater("image", UpdaterAction::Leave)];
-    let left = ["image".to_owned()];
-    let offer = Offer { goal, desired: &desired(), updaters: &updaters, left: &left };
+    let offer = Offer { goal, desired: &desired(), updaters: &updaters };
     parts(&machine, offer, updates).unwrap().into_iter().map(|part| part.updater).collect()
 }
 
@@ -107,13 +110,30 @@ fn an_updater_works_unless_the_machine_has_its_part_of_the_goal() {
 }
 
 #[test]
-fn what_is_left_is_named_if_the_change_of_the_group_leaves_it() {
+fn what_is_left_is_named_once() {
     let wanted = goal(&[("image", "b")]);
     assert_eq!(work(VERSION, &wanted, &[]), ["image"]);
-    let machine = MachineFacts { kubelet_version: VERSION.parse().ok(), ..machine() };
-    let updaters = [updater("image", UpdaterAction::Leave)];
-    let offer = Offer { goal: &wanted, desired: &desired(), updaters: &updaters, left: &[] };
-    assert_eq!(parts(&machine, offer, &[]), Ok(vec![]));
+    let mut left = ended(1, Phase::Succeeded, "-", PartState::Left);
+    left.spec.goal = wanted.clone();
+    left.status.as_mut().unwrap().parts[0].updater = "image".into();
+    left.spec.parts = Some(vec![part("image", UpdaterAction::Leave)]);
+    assert_eq!(work(VERSION, &wanted, &[&left]), [""; 0]);
+}
+
+#[test]
+fn a_part_that_an_update_lists_and_has_not_ended_is_made_again() {
+    let wanted = goal(&[("memory", "16")]);
+    let mut back = ended(1, Phase::Succeeded, "16", PartState::Pending);
+    assert_eq!(work(VERSION, &wanted, &[&back]), ["memory"]);
+    // It was called with a newer value than that of the goal.
+    back.status.as_mut().unwrap().parts[0] = PartStatus {
+        updater: "memory".into(),
+        state: PartState::Done,
+        hash: "32".into(),
+        ..PartStatus::default()
+    };
+    assert_eq!(work(VERSION, &wanted, &[&back]), ["memory"]);
+    assert_eq!(work(VERSION, &goal(&[("memory", "32")]), &[&back]), [""; 0]);
 }
 
 #[test]
@@ -133,7 +153,7 @@ fn the_arguments_of_the_agents_steps_come_from_the_desired_objects() {
         let updaters = [Updater::Added(AddedUpdater { claims, host: Some(host), ..added })];
         let goal = goal(&[("image", "b")]);
         let machine = MachineFacts { kubelet_version: VERSION.parse().ok(), ..machine() };
-        let offer = Offer { goal: &goal, desired: &desired(), updaters: &updaters, left: &[] };
+        let offer = Offer { goal: &goal, desired: &desired(), updaters: &updaters };
         parts(&machine, offer, &[])
     };
     let made = with("/spec/image/checksum").unwrap();

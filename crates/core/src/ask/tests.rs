@@ -62,7 +62,12 @@ fn a_value_that_changes_meanwhile_stops_no_update_and_is_made_after_it() {
     for phase in Phase::VARIANTS.iter().copied() {
         let mut known = update(1, "v1.35.0", phase);
         known.spec.goal = with("8");
-        let wanted = if phase.is_final() { "create 2" } else { "running 1" };
+        let wanted = match phase {
+            Phase::Succeeded => "create 2",
+            Phase::Failed => "failed 1",
+            Phase::Stopped => "stopped 1",
+            _ => "running 1",
+        };
         let of_other = asked(&facts("v1.35.0"), &with("16"), std::slice::from_ref(&known));
         assert_eq!(of_other.replace("m-", ""), wanted, "{phase:?}");
     }

@@ -223,9 +223,16 @@ fn collect(
         return;
     }
     for (segment, child) in children {
-        let left = further(left, &segment, Some(child), Some(child));
-        if !left.is_empty() {
-            at.step(segment, |at| collect(&left, child, at, values));
+        let further = further(left, &segment, Some(child), Some(child));
+        if !further.is_empty() {
+            // An element that a path names is the same wherever it is in its list.
+            let keys = left.iter().filter_map(Left::element_key);
+            let name = keys.filter_map(|key| Some(format!("[{key}={}]", text(child, key)?))).next();
+            let place = match (&segment, name) {
+                (Segment::Index(_), Some(name)) => Segment::Key(name),
+                (Segment::Index(_) | Segment::Key(_), _) => segment,
+            };
+            at.step(place, |at| collect(&further, child, at, values));
         }
     }
 }

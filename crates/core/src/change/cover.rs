@@ -213,9 +213,9 @@ impl Coverage {
         self.claimed.is_empty() || self.claimed.iter().any(disturbs)
     }
 
-    /// The claimed changes about which nothing is done.
-    pub fn left(&self) -> impl Iterator<Item = &Claimed> {
-        self.claimed.iter().filter(|claimed| claimed.is_left)
+    /// The changes that added Updaters claim.
+    pub fn of_updaters(&self) -> impl Iterator<Item = &Claimed> {
+        self.claimed.iter().filter(|claimed| claimed.updater != KUBEADM)
     }
 
     /// The same coverage if the API server refuses the claimed changes of the infrastructure machine.

@@ -95,13 +95,15 @@ impl Question {
         })
     }
 
-    /// What Cluster API would make of a machine that is now as `live`.
-    pub fn changed(&self, live: &Value) -> Value {
+    /// What Cluster API would make of a machine that is now as `live`; `None` if its lists are others than
+    /// those that were compared.
+    pub fn changed(&self, live: &Value) -> Option<Value> {
         let mut changed = live.clone();
         for change in &self.changes {
             change.apply(&mut changed);
         }
-        changed
+        let is_made = |change: &Change| change.path.get(&changed) == change.to.as_ref();
+        self.changes.iter().all(is_made).then_some(changed)
     }
 }
 
@@ -185,7 +187,7 @@ mod tests {
             json!({"metadata": {"name": "m"}, "spec": {"image": {"url": "a"}, "providerID": "p"}});
         let changed =
             json!({"metadata": {"name": "m"}, "spec": {"image": {"url": "b"}, "providerID": "p"}});
-        assert_eq!(question.changed(&live), changed);
+        assert_eq!(question.changed(&live), Some(changed));
         assert_eq!(question.version, "v1beta1");
     }
 }

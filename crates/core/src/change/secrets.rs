@@ -64,13 +64,16 @@ fn is_free_text(path: &Path) -> bool {
         .any(|segment| matches!(segment, Segment::Key(key) if FREE.contains(&key.as_str())))
 }
 
+/// The token by which machines join, and the copy of a whole object that kubectl keeps in an annotation.
+const HIDDEN: [&str; 2] = ["discovery", "kubectl.kubernetes.io/last-applied-configuration"];
+
 /// A bootstrap config as another program may read it: without the token by which machines join, without
 /// values whose names say that they are secret, and, unless `with_contents`, without contents of files.
 pub fn without_secrets(config: &Value, with_contents: bool) -> Value {
     match config {
         Value::Object(members) => members
             .iter()
-            .filter(|(key, _)| *key != "discovery" && !is_secret_name(key))
+            .filter(|(key, _)| !HIDDEN.contains(&key.as_str()) && !is_secret_name(key))
             .filter(|(key, _)| with_contents || *key != "content")
             .map(|(key, value)| (key.clone(), without_secrets(value, with_contents)))
             .collect(),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use jiff::Timestamp;
 use kube::{
     ResourceExt as _,
@@ -10,13 +11,14 @@ use kube::{
 use refit_kinds::{
     conditions,
     refit::{
-        self, Disruption, KUBEADM, ObjectClaim, Owner, UpdatePart, UpdaterAction, UpdaterHost,
-        UpdaterSelector, UpdaterSpec, UpdaterStatus,
+        self, Disruption, KUBEADM, ObjectClaim, Owner, UpdatePart, UpdaterAction, UpdaterHook,
+        UpdaterHost, UpdaterSelector, UpdaterSpec, UpdaterStatus,
     },
 };
+use serde_json::Value;
 
 use super::{
-    claim::{BadClaimPath, Claim, ClaimPath},
+    claim::{BadClaimPath, Claim, ClaimPath, hash_of},
     cover::{AddedUpdater, Updater},
     host_part::{unclaimed_argument, unused_claim},
     verify::compiled,
@@ -46,6 +48,10 @@ pub enum BadUpdater {
     /// It makes changes, and not one thing does.
     #[error("action Update needs exactly one of spec.hook and spec.host, which makes the changes")]
     NotOneWay,
+    /// The authorities of its server cannot be used.
+    #[strum(serialize = "InvalidCaBundle")]
+    #[error("spec.hook.caBundle: {0}")]
+    Authorities(String),
     /// A path is claimed, and no step of the agent carries it out.
     #[error("spec.claims: no step of spec.host uses {path}; claim only the paths of its arguments")]
     UnusedClaim {
@@ -126,7 +132,7 @@ pub fn accepted(updater: &refit::Updater) -> Result<Updater, BadUpdater> {
         }
         UpdaterAction::Update => {
             match (hook, host) {
-                (Some(_), None) => {}
+                (Some(hook), None) => check_authorities(hook)?,
                 (None, Some(host)) => check_host(host, &claims)?,
                 (Some(_), Some(_)) | (None, None) => return Err(BadUpdater::NotOneWay),
             }
@@ -146,6 +152,17 @@ pub fn accepted(updater: &refit::Updater) -> Result<Updater, BadUpdater> {
     Ok(Updater::Added(AddedUpdater { part, claims, host: host.clone() }))
 }
 
+/// What cannot be the authorities of a server is found before a machine is drained for it.
+fn check_authorities(hook: &UpdaterHook) -> Result<(), BadUpdater> {
+    let pem = STANDARD.decode(&hook.ca_bundle);
+    let pem = pem.map_err(|error| BadUpdater::Authorities(format!("it is not base64: {error}")))?;
+    if String::from_utf8_lossy(&pem).contains("-----BEGIN CERTIFICATE-----") {
+        Ok(())
+    } else {
+        Err(BadUpdater::Authorities("it holds no PEM certificate".to_owned()))
+    }
+}
+
 /// Every claim must be carried out, and every argument must be claimed: a change of it is a change of the
 /// machine.
 fn check_host(host: &UpdaterHost, claims: &[Claim]) -> Result<(), BadUpdater> {
@@ -158,15 +175,27 @@ fn check_host(host: &UpdaterHost, claims: &[Claim]) -> Result<(), BadUpdater> {
     }
 }
 
+/// sha256 of what an Updater claims of these objects.
+pub fn hash_of_claimed(updater: &refit::Updater, objects: &[&Value]) -> Option<String> {
+    let claims = updater.spec.claims.iter().enumerate();
+    let claims = claims.map(|(index, claim)| parsed(index, claim)).collect::<Result<Vec<_>, _>>();
+    hash_of(&claims.ok()?, objects)
+}
+
 /// Whether an Updater claims fields of a kind.
 pub fn claims_of_kind(updater: &refit::Updater, group: &str, kind: &str) -> bool {
     updater.spec.claims.iter().any(|claim| claim.group == group && claim.kind == kind)
 }
 
-/// Whether an Updater claims files of a bootstrap config, and so needs their contents.
-pub fn claims_contents(updater: &refit::Updater) -> bool {
-    let mut paths = updater.spec.claims.iter().flat_map(|claim| &claim.paths);
-    paths.any(|path| path.starts_with("/spec/files"))
+/// Whether an Updater claims files of a bootstrap config of this kind, and so needs their contents.
+pub fn claims_contents(updater: &refit::Updater, group: &str, kind: &str) -> bool {
+    let of_kind =
+        updater.spec.claims.iter().filter(|claim| claim.group == group && claim.kind == kind);
+    let mut paths = of_kind.flat_map(|claim| &claim.paths);
+    paths.any(|path| {
+        let rest = path.strip_prefix("/spec/files");
+        path == "/spec/**" || rest.is_some_and(|rest| rest.starts_with(['/', '[']))
+    })
 }
 
 fn parsed(index: usize, claim: &ObjectClaim) -> Result<Claim, BadUpdater> {
@@ -211,7 +240,7 @@ fn is_for(updater: &refit::Updater, machine: Selected<'_>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
@@ -270,7 +299,9 @@ mod tests {
             spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
             accepted(&updater("u", &spec)).map(drop).map_err(|why| why.to_string())
         };
-        let hook = json!({"url": "https://x", "caBundle": "Cg=="});
+        let pem = STANDARD.encode("-----BEGIN CERTIFICATE-----");
+        let hook = json!({"url": "https://x", "caBundle": pem});
+        let empty = json!({"url": "https://x", "caBundle": "Cg=="});
         let host =
             json!({"osImage": {"urlFrom": "/spec/image/url", "checksumFrom": "/spec/image/sum"}});
         let elsewhere =
@@ -278,6 +309,7 @@ mod tests {
         let more = json!([{"group": "g", "kind": "M", "paths": ["/spec/image/**", "/spec/size"]}]);
         for (spec, why) in [
             (json!({"hook": hook}), ""),
+            (json!({"hook": empty}), "spec.hook.caBundle: it holds no PEM certificate"),
             (json!({"host": host}), ""),
             (json!({}), "action Update needs exactly one"),
             (json!({"hook": hook, "host": host}), "action Update needs exactly one"),
@@ -286,7 +318,7 @@ mod tests {
                 "spec.claims: no step of spec.host uses /spec/size",
             ),
             (json!({"host": elsewhere}), "spec.host: /spec/url is not claimed"),
-            (json!({"hook": hook, "verify": ["true", "a =="]}), "spec.verify[1]: "),
+            (json!({"hook": hook, "verify": ["machine.spec.ok", "a =="]}), "spec.verify[1]: "),
         ] {
             let error = with(&spec).err().unwrap_or_default();
             assert!(

@@ -168,6 +168,11 @@ pub enum NotReady {
         /// The words of the API server.
         why: String,
     },
+    /// What Updaters are to do could not be recorded in the UpdateGroup.
+    NotRecorded {
+        /// What failed.
+        error: String,
+    },
     /// The policy lets Cluster API replace machines, but it could not be read from the API server.
     Unconfirmed {
         /// What failed.
@@ -284,6 +289,9 @@ impl fmt::Display for NotReady {
                 "an Updater claims a change of {object}, and Refit lacks the permission to ask whether its \
                  provider accepts the change: {why}"
             ),
+            Self::NotRecorded { error } => {
+                write!(f, "what Updaters are to do about the change could not be recorded: {error}")
+            }
             Self::Unconfirmed { error } => write!(
                 f,
                 "machines would be replaced, and the policy that allows it could not be confirmed: \

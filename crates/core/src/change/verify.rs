@@ -23,12 +23,29 @@ pub struct Verified {
     pub node: Value,
 }
 
+/// The names that an expression may use.
+const VARIABLES: [&str; 3] = ["machine", "infrastructureMachine", "node"];
+
+/// Whether one of the expressions reads an object.
+pub fn reads(expressions: &[String], variable: &str) -> bool {
+    let programs = expressions.iter().filter_map(|expression| compiled(expression).ok());
+    programs.into_iter().any(|program| program.references().has_variable(variable))
+}
+
 /// Compiles an expression; the error is the first line of what is wrong with it.
 pub(super) fn compiled(expression: &str) -> Result<Program, String> {
     let first_line = |text: String| text.lines().next().unwrap_or_default().to_owned();
     // A parser may panic on what it does not expect.
     match catch_unwind(AssertUnwindSafe(|| Program::compile(expression))) {
-        Ok(outcome) => outcome.map_err(|error| first_line(error.to_string())),
+        Ok(outcome) => {
+            let program = outcome.map_err(|error| first_line(error.to_string()))?;
+            let reads = VARIABLES.iter().any(|name| program.references().has_variable(name));
+            if reads {
+                Ok(program)
+            } else {
+                Err(format!("it reads none of {}", VARIABLES.join(", ")))
+            }
+        }
         Err(_) => Err("it cannot be parsed".to_owned()),
     }
 }
@@ -108,7 +125,6 @@ mod tests {
             ("infrastructureMachine.status.memoryMiB > 9000", "is false"),
             ("infrastructureMachine.status.memoryMiB", "neither true nor false"),
             ("infrastructureMachine.status.absent", "infrastructureMachine.status.absent: "),
-            ("unknown.x", "unknown.x: "),
         ] {
             let error = check(expression).unwrap_err();
             assert!(error.starts_with(expression) && error.contains(why), "{error}");
@@ -117,6 +133,9 @@ mod tests {
 
     #[test]
     fn rubbish_is_refused_in_one_line() {
+        let unknown = compiled("infraMachine.status.ready").map(drop).unwrap_err();
+        assert_eq!(unknown, "it reads none of machine, infrastructureMachine, node");
+        assert!(compiled("machine.status.conditions.all(c, c.status == 'True')").is_ok());
         for rubbish in ["", "a ==", "((", "'", "\u{0}", "a b c", "1 +* 2"] {
             let error = compiled(rubbish).map(drop).unwrap_err();
             assert!(!error.is_empty() && !error.contains('\n'), "{rubbish:?}: {error:?}");

@@ -158,7 +158,7 @@ impl Work<'_> {
                 None => waiting,
             };
         }
-        if self.is_back() {
+        if self.is_back() && self.has_no_updaters() {
             let goal = self.s.update.spec.target();
             let back =
                 format!("the machine runs {goal}: an update to another version was rolled back");
@@ -232,8 +232,15 @@ impl Work<'_> {
 
     /// kubeadm may run; then the node is drained.
     fn upgraded(&mut self, machine: &Machine) -> Standing {
+        let has_passed = self.passed() >= Gate::Upgrade;
+        if let Some(working) = has_passed.then(|| self.updaters(Gate::Upgrade)).flatten() {
+            return match self.keep_claims(machine) {
+                Some(write) => self.host_at_work(Phase::Upgrading).write(Some(write)),
+                None => working,
+            };
+        }
         let may_wait = !self.control_plane()
-            && self.passed() >= Gate::Upgrade
+            && has_passed
             && steps::state_of(&self.status, STEP_CORDON) == StepState::Pending;
         if let Some(refusal) = may_wait.then(|| self.until_refusal(Gate::Disrupt)).flatten() {
             return self.held_before_drain(machine, refusal);
@@ -243,9 +250,6 @@ impl Work<'_> {
         }
         if self.passed() < Gate::Upgrade {
             return self.host_at_work(Phase::Upgrading);
-        }
-        if let Some(working) = self.updaters(Gate::Upgrade) {
-            return working;
         }
         // Before each step of the drain, too: it would prepare an outage that must not happen.
         if self.control_plane()
@@ -389,7 +393,7 @@ impl Work<'_> {
         Standing::blocked(Phase::Upgrading, blocker).write(write)
     }
 
-    fn pause_refusal(&self) -> Option<Refusal> {
+    pub(super) fn pause_refusal(&self) -> Option<Refusal> {
         let object = self.s.paused.clone()?;
         Some(Refusal::Paused { object })
     }

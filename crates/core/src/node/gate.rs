@@ -125,7 +125,7 @@ impl Work<'_> {
             GroupState::Missing => return Some(Refusal::GroupNotReady),
             GroupState::Present(_) => {}
         }
-        None
+        self.s.updater_refused.clone()
     }
 
     /// What prevents the work on the host from starting.
@@ -275,7 +275,7 @@ impl Work<'_> {
         let (in_use, returned) = if self.s.update.spec.works_on_host() {
             (self.host.may_disturb(), self.host.returned_claim())
         } else {
-            (self.status.has_updater_begun(), slot.claim)
+            (self.has_disturbing_begun(), slot.claim)
         };
         if of_another || in_use {
             return None;

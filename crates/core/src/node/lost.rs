@@ -28,7 +28,9 @@ impl Work<'_> {
         // A clock that is ahead proves nothing.
         let reported = reported.filter(|at| *at <= self.now + self.s.report_stale_after);
         let requested = self.s.update.metadata.creation_timestamp.as_ref().map(|time| time.0);
-        let since = [reported, Some(self.seen.complete_since), requested];
+        // While an Updater works, the host may be off.
+        let by_updaters = self.updaters_ended_at();
+        let since = [reported, Some(self.seen.complete_since), requested, by_updaters];
         let silent = self.now.duration_since(since.into_iter().flatten().max()?);
         let of_step = self.host.silence_of_step().unwrap_or_default();
         (silent >= limit.max(of_step)).then(|| {

@@ -175,6 +175,41 @@ impl Work<'_> {
         self.s.update.spec.updater_parts().filter(|part| part.host.is_none())
     }
 
+    /// Whether no Updater has anything to do.
+    pub(super) fn has_no_updaters(&self) -> bool {
+        let mut parts = self.s.update.spec.updater_parts();
+        parts.all(|part| part.action == UpdaterAction::Leave)
+    }
+
+    /// When the last Updater ended that disturbs the machine.
+    pub(super) fn updaters_ended_at(&self) -> Option<Timestamp> {
+        let parts = self.called_parts().filter(|part| gate_of(part) == Gate::Disrupt);
+        parts.filter_map(|part| self.status.part(&part.updater).finished_at).map(|at| at.0).max()
+    }
+
+    /// Whether an Updater that disturbs the machine has begun.
+    pub(super) fn has_disturbing_begun(&self) -> bool {
+        let mut parts = self.called_parts().filter(|part| gate_of(part) == Gate::Disrupt);
+        parts.any(|part| self.status.part(&part.updater).state.has_begun())
+    }
+
+    /// The refusal while a node that an Updater reboots has not shown the new boot. A reboot that the
+    /// Updater left out shows by a heartbeat after its end.
+    fn not_rebooted(&self) -> Option<Refusal> {
+        let reboots = self.called_parts().filter(|part| part.disruption == Disruption::Reboot);
+        let mut parts = reboots.map(|part| self.status.part(&part.updater));
+        let node = self.seen.node()?;
+        let is_old = |part: PartStatus| {
+            let ended = part.finished_at.map(|at| at.0);
+            let is_heard = ended.is_some_and(|ended| node.heartbeat.is_some_and(|at| at > ended));
+            !is_heard && (node.boot_id == part.boot_id || node.boot_id.is_empty())
+        };
+        parts.any(is_old).then(|| Refusal::NodeNotVerified {
+            node: self.status.node_name.clone(),
+            why: "its kubelet has not reported since its reboot".to_owned(),
+        })
+    }
+
     /// Notes that the host has done its parts. Its own checks show them.
     pub(super) fn end_host_parts(&mut self) {
         let names = self.s.update.spec.host_parts().map(|(part, _)| &part.updater);
@@ -216,7 +251,10 @@ impl Work<'_> {
         let limit =
             SignedDuration::from_secs(next.timeout_seconds.unwrap_or(TIMEOUT_SECONDS).into());
         let started = part.started_at.as_ref().map(|time| time.0);
-        if started.is_some_and(|started| self.now.duration_since(started) >= limit) {
+        // After an outage there is one more call.
+        let is_late =
+            |at: Timestamp| started.is_some_and(|started| at.duration_since(started) >= limit);
+        if is_late(self.now) && part.next_call_at.as_ref().is_some_and(|at| is_late(at.0)) {
             return Some(timed_out(&part, limit));
         }
         let standing = at_work(phase, &part);
@@ -288,7 +326,7 @@ impl Work<'_> {
 
     /// Takes the slot and the guard.
     fn enter(&self, machine: &Machine) -> Option<Standing> {
-        let held = self.until_refusal(Gate::Disrupt);
+        let held = self.pause_refusal().or_else(|| self.until_refusal(Gate::Disrupt));
         if let Some(refusal) = held.or_else(|| self.disturb_refusal()) {
             return Some(self.wait(Phase::Waiting, refusal));
         }
@@ -322,15 +360,39 @@ impl Work<'_> {
             let node = self.status.node_name.clone();
             let now = self.now;
             steps::advance(&mut self.status, STEP_NODE_READY, StepState::Running, now, "");
-            let goal = self.s.update.spec.goal.kubernetes_version.as_ref();
-            if let Err(refusal) = verify(self.seen, &node, goal, self.control_plane(), None, now) {
-                return Standing::blocked(Phase::Verifying, refusal).again_after(10);
+            // Nothing here has made a version true.
+            let shown = verify(self.seen, &node, None, false, None, now);
+            let unhealthy = || {
+                let is_member = self.control_plane();
+                is_member.then(|| health::control_plane_health(self.seen, &node).err()).flatten()
+            };
+            let refusal = shown.err().or_else(|| self.not_rebooted()).or_else(unhealthy);
+            if let Some(refusal) = refusal {
+                return self.node_lost(&refusal).unwrap_or_else(|| {
+                    Standing::blocked(Phase::Verifying, refusal).again_after(10)
+                });
             }
             self.end_drain();
         } else {
             self.skip_drain("nothing is disturbed");
         }
         self.end_serving()
+    }
+}
+
+impl Work<'_> {
+    /// The failure of an update whose node does not return from its Updaters: then remediation may do its
+    /// work.
+    fn node_lost(&self, refusal: &Refusal) -> Option<Standing> {
+        let limit = self.s.host_lost_after?;
+        let ended = self.updaters_ended_at()?.max(self.seen.complete_since);
+        (self.now.duration_since(ended) >= limit).then(|| {
+            let why = refusal.sentence();
+            Standing::failed(
+                "NodeNotBack",
+                format!("all Updaters have ended, and for too long: {why}"),
+            )
+        })
     }
 }
 

@@ -48,6 +48,8 @@ pub struct Snapshot {
     pub settings: PlanSettings,
     /// Why the settings cannot be read: nothing new starts until they can.
     pub settings_refused: Option<Refusal>,
+    /// Why an Updater of this update cannot be called: nothing new starts until it can.
+    pub updater_refused: Option<Refusal>,
     /// When hosts reboot.
     pub reboot: Reboot,
     /// The version in the spec of the Machine's owner.

@@ -5,7 +5,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ClaimId, MachineUid};
+use super::{ClaimId, MachineUid, UpdaterAction};
 
 /// One control plane, MachineDeployment or standalone MachineSet: its slots, what blocks it and how
 /// long its updates took.
@@ -156,11 +156,13 @@ pub struct UpdateGroupStatus {
     /// Paths of a change that no updater covers, one per line.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub uncovered: Vec<String>,
-    /// Paths of a covered change about which an Updater does nothing (action Leave): the machines keep
-    /// their old values until they are replaced.
+    /// What Updaters do about the change that the owner requests, until it requests another one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["updater"]))]
-    pub left: Vec<LeftChange>,
+    pub change: Vec<ChangePart>,
+    /// Generation of the owner that requested this change last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub change_generation: Option<i64>,
     /// Durations of past updates, newest last, by step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["step"]))]
@@ -174,11 +176,13 @@ pub struct UpdateGroupStatus {
     pub observed_generation: Option<i64>,
 }
 
-/// What an Updater leaves of a change.
+/// What an Updater does about a change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct LeftChange {
+pub struct ChangePart {
     /// Name of the Updater.
     pub updater: String,
+    /// Whether it makes the change, or leaves it.
+    pub action: UpdaterAction,
     /// The paths, as in `uncovered`.
     pub paths: Vec<String>,
 }

@@ -105,6 +105,12 @@ pub struct PartStatus {
     /// When it ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finished_at: Option<Time>,
+    /// sha256 of the values that it was last called with.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub hash: String,
+    /// Boot id of the node when it began.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub boot_id: String,
     /// What it reports, or what failed.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,

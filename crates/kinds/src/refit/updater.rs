@@ -38,10 +38,6 @@ use super::Owner;
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[x_kube(validation = (
-    "self.claims.all(c, self.claims.exists_one(d, d.group == c.group && d.kind == c.kind))",
-    "claims: a kind is claimed once, with all of its paths"
-))]
-#[x_kube(validation = (
     "self.action == 'Leave' ? !has(self.hook) && !has(self.host) && !has(self.verify) && !has(self.disruption) : has(self.hook) != has(self.host) && has(self.disruption)",
     "action Update needs disruption and exactly one of hook and host; action Leave has none of hook, host, disruption and verify"
 ))]
@@ -64,6 +60,7 @@ pub struct UpdaterSpec {
     pub selector: Option<UpdaterSelector>,
     /// The changes that it claims.
     #[schemars(length(min = 1, max = 16))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["group", "kind"]))]
     pub claims: Vec<ObjectClaim>,
     /// What it does about them.
     pub action: UpdaterAction,
@@ -142,7 +139,7 @@ pub struct OsImageFrom {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct UpdaterHook {
     /// Where it serves: `https://host[:port][/base]`.
-    #[schemars(length(max = 512), regex(pattern = "^https://[^/?#]+"))]
+    #[schemars(length(max = 512), regex(pattern = "^https://[^/?#@]+(/[^?#@]*)?$"))]
     pub url: String,
     /// The authorities of its certificate: PEM, as base64.
     #[schemars(length(min = 1, max = 65_536))]

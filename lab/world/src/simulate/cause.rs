@@ -99,6 +99,10 @@ pub(super) fn cause_holds(
         }
         // No simulation has an Updater with `host`.
         RefusalReason::OsImageConflict => Some(false),
+        RefusalReason::UpdaterUnusable => {
+            let there = world.management().list_values(refit::GROUP, "updaters", None);
+            Some(there.is_empty())
+        }
         RefusalReason::UpdaterFails | RefusalReason::UpdaterNotVerified => {
             let parts = update.pointer("/status/parts").and_then(Value::as_array);
             Some(parts.into_iter().flatten().any(|part| {

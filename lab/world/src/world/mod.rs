@@ -66,6 +66,9 @@ use crate::{
     pki::{self, HookClient, Identity},
 };
 
+/// Stands for authorities in `examples/hook-updater/updater.yaml`.
+const CA_BUNDLE: &str = "CA_BUNDLE";
+
 /// Options of a world.
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each turns on something of its own")]
@@ -380,7 +383,9 @@ impl World {
 
     /// Lets an Updater without authorities trust the server of `examples/hook-updater` in this world.
     pub(crate) fn trust_hook_updater(&self, object: &mut Value) {
-        let hook = object.pointer_mut("/spec/hook").filter(|hook| hook["caBundle"].is_null());
+        let hook = object
+            .pointer_mut("/spec/hook")
+            .filter(|hook| hook["caBundle"].is_null() || hook["caBundle"] == CA_BUNDLE);
         if let Some(hook) = hook {
             let ca = self.inner.hook_identity.ca.cert();
             hook["caBundle"] = STANDARD.encode(ca).into();

@@ -131,6 +131,7 @@ pub(super) fn snapshot(update: &NodeUpdate, machine: Option<&Machine>) -> Snapsh
         drain: DrainChoice::default(),
         settings: PlanSettings::default(),
         settings_refused: None,
+        updater_refused: None,
         reboot: Reboot::default(),
         owner_version: StatedVersion::Absent,
         group: GroupState::Missing,
