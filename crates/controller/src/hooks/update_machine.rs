@@ -98,7 +98,7 @@ pub(super) async fn update_machine(ctx: &Context, body: &[u8]) -> Result<Served,
     let machine =
         ctx.stores.machines.get(&key).ok_or_else(|| Unservable::MachineUnknown(key.clone()))?;
     let group = group_of(&ctx.stores, &machine);
-    let has_updaters = ctx.stores.updaters.list().first().is_some();
+    let has_updaters = !ctx.stores.updaters.list().is_empty();
     if group.is_none() && has_updaters {
         let text = format!("Refit does not know the owner of Machine {} (yet)", key.name);
         return Ok(Answer::retry(text, SOON_SECONDS).into());

@@ -226,8 +226,8 @@ fn collect(
         let further = further(left, &segment, Some(child), Some(child));
         if !further.is_empty() {
             // An element that a path names is the same wherever it is in its list.
-            let keys = left.iter().filter_map(Left::element_key);
-            let name = keys.filter_map(|key| Some(format!("[{key}={}]", text(child, key)?))).next();
+            let mut keys = left.iter().filter_map(Left::element_key);
+            let name = keys.find_map(|key| Some(format!("[{key}={}]", text(child, key)?)));
             let place = match (&segment, name) {
                 (Segment::Index(_), Some(name)) => Segment::Key(name),
                 (Segment::Index(_) | Segment::Key(_), _) => segment,

@@ -91,6 +91,7 @@ impl Snapshot {
 
 /// State of a Machine's group.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one per decision, and most are `Present`")]
 pub enum GroupState {
     /// The Machine has no known owner.
     None,
