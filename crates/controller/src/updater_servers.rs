@@ -35,7 +35,7 @@ const BUSY_SECONDS: i32 = 5;
 const DISCOVERY_DEADLINE: Duration = Duration::from_secs(10);
 /// How long what Discovery returned is used.
 const DISCOVERED_FOR: SignedDuration = SignedDuration::from_mins(10);
-/// After so many calls in a row without an answer, the server is not called for a while.
+/// After so many calls in a row without an answer, the server is not called for some time.
 const SILENT_CALLS: u32 = 5;
 /// For how long.
 const PAUSE: SignedDuration = SignedDuration::from_secs(30);
@@ -228,9 +228,7 @@ impl Server {
         let mut values = serde_json::Deserializer::from_slice(&body).into_iter::<T>();
         match values.next() {
             Some(Ok(answer)) => Ok(answer),
-            Some(Err(error)) => {
-                Err(format!("{url} answered what is no response of a hook: {error}"))
-            }
+            Some(Err(error)) => Err(format!("{url} sent an invalid response: {error}")),
             None => Err(format!("{url} answered nothing")),
         }
     }

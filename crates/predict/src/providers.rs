@@ -1,6 +1,6 @@
 //! Whether the providers of infrastructure machines accept what Updaters claim of them.
 //!
-//! Only an API server can tell. A prediction lists the questions that it depends on; with the answers in its
+//! Only an API server knows. A prediction lists the questions that it depends on; with the answers in its
 //! input it is repeated.
 
 use std::collections::BTreeMap;

@@ -250,7 +250,7 @@ impl<'a> View<'a> {
         if self.input.providers == Providers::Assumed {
             self.plan.notes.push(format!(
                 "assumes that the provider of {} accepts the changes of {0}s that Updaters claim: only its \
-                 API server can tell",
+                 API server knows",
                 machine.kind
             ));
         }

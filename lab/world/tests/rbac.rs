@@ -31,7 +31,7 @@ use refit_cluster_api::kinds::{Machine, MachineDrainRule};
 use refit_install::{Choices, Part, manifests, manifests::WORKLOAD_ROLE, objects};
 use refit_kinds::json::{name, text};
 use refit_kinds::keys;
-use refit_kinds::refit::NodeUpdate;
+use refit_kinds::refit::{NodeUpdate, Updater};
 use refit_runtime::Clock;
 use serde_json::{Value, json};
 
@@ -263,6 +263,14 @@ async fn drains_of_every_kind(world: &World, worker: &str, deleted: &str) {
     });
     let rules: Api<MachineDrainRule> = Api::namespaced(client.clone(), "default");
     create_object(&rules, rule).await;
+    let updater = json!({
+        "apiVersion": "refit.dev/v1alpha1", "kind": "Updater", "metadata": {"name": "power"},
+        "spec": {"action": "Leave", "claims": [{
+            "group": "infrastructure.cluster.x-k8s.io", "kind": "SandboxMachine",
+            "paths": ["/spec/powerOffMode"],
+        }]},
+    });
+    create_object(&Api::<Updater>::all(client.clone()), updater).await;
     let machines: Api<Machine> = Api::namespaced(client, "default");
     let at_once = json!({"metadata": {"annotations": {"refit.dev/drain-delete-after": "0s"}}});
     machines.patch(deleted, &PatchParams::default(), &Patch::Merge(&at_once)).await.unwrap();

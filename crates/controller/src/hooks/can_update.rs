@@ -59,7 +59,7 @@ pub(super) struct Question {
     pub(super) group: Group,
     pub(super) level: Level,
     known: Known,
-    /// An infrastructure machine that would change; `None` if there is none.
+    /// An infrastructure machine that would change; `None` without Machines.
     pub(super) infrastructure: Option<ContractRef>,
 }
 

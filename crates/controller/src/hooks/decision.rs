@@ -33,7 +33,7 @@ const RECORD_DEADLINE: Duration = Duration::from_secs(2);
 /// How often a write is tried on conflicts.
 const ATTEMPTS: usize = 3;
 
-/// Records a decision that differs from the last one; the error says why it could not. Only a response that
+/// Records a decision that differs from the last one; the error is why it could not. Only a response that
 /// lets Updaters work depends on it: which of them do is read from the record.
 pub(super) async fn record(
     ctx: &Context,
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_updaters_do_is_kept_while_machines_are_under_way() {
+    fn the_updaters_of_a_change_are_kept_while_machines_are_under_way() {
         let with = |updater: &str| {
             let difference = Difference {
                 part: Part::Infrastructure,

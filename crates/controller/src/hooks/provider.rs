@@ -13,7 +13,7 @@ use crate::{api_error::cause, context::Context};
 /// How long the read and the dry run may take: Cluster API waits for 10 s.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// What the provider says to the claimed changes, if the answer depends on that.
+/// The provider's answer about the claimed changes, if the verdict depends on that.
 pub(super) async fn ask(
     ctx: &Context,
     question: &Question,

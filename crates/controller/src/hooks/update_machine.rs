@@ -178,7 +178,7 @@ impl Request<'_> {
             let known: Vec<&NodeUpdate> = known.iter().map(AsRef::as_ref).collect();
             let now = self.ctx.clock.now();
             let decided = ask(&self.facts, &wanted.goal, &known, now);
-            // Neither can be taken back, and the cache may lack what the last answer has recorded.
+            // Neither can be revoked, and the cache may lack what the last answer has recorded.
             if matches!(decided, Ask::Done | Ask::Create { .. }) && !confirmed {
                 confirmed = true;
                 wanted = match self.wanted(self.live_group().await?.as_ref()) {

@@ -151,7 +151,7 @@ fn typed_spec(machine: &Value) -> Result<refit_cluster_api::kinds::MachineSpec, 
     spec.map_err(|error| Unread::Refused(format!("the Machine's spec cannot be read: {error}")))
 }
 
-/// An object without what is no part of its desired state.
+/// The desired state of an object: without its status and its managed fields.
 fn as_desired(mut object: Value) -> Value {
     if let Some(members) = object.as_object_mut() {
         members.remove("status");

@@ -17,7 +17,7 @@ pub struct Offer<'a> {
 }
 
 impl Offer<'_> {
-    /// Whether kubeadm bootstrapped the machine. Without a config nothing says otherwise.
+    /// Whether kubeadm bootstrapped the machine. Without a config, it counts as that.
     fn is_kubeadm(&self) -> bool {
         self.desired.bootstrap.is_none() || self.desired.is_kubeadm()
     }

@@ -110,7 +110,7 @@ fn an_updater_works_unless_the_machine_has_its_part_of_the_goal() {
 }
 
 #[test]
-fn what_is_left_is_named_once() {
+fn a_left_part_is_listed_once() {
     let wanted = goal(&[("image", "b")]);
     assert_eq!(work(VERSION, &wanted, &[]), ["image"]);
     let mut left = ended(1, Phase::Succeeded, "-", PartState::Left);

@@ -202,7 +202,7 @@ impl Coverage {
         all.filter(|difference| difference.part == Part::Infrastructure)
     }
 
-    /// Whether the built-in updater makes one of the changes, or nothing tells what is to be done: then the
+    /// Whether the built-in updater makes one of the changes, or no change is claimed: then the
     /// agents on the hosts are needed.
     pub(super) fn needs_agents(&self) -> bool {
         self.claimed.is_empty() || self.claimed.iter().any(|claimed| claimed.updater == KUBEADM)

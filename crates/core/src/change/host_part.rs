@@ -70,7 +70,7 @@ pub(super) fn argument_paths(host: &UpdaterHost) -> impl Iterator<Item = &String
     [url_from, checksum_from].into_iter().chain(name_from)
 }
 
-/// A claimed path that is no argument of the agent, if there is one.
+/// A claimed path that no step of the agent uses, if there is one.
 pub(super) fn unused_claim<'a>(host: &UpdaterHost, claims: &'a [Claim]) -> Option<&'a ClaimPath> {
     let mut paths = claims.iter().flat_map(|claim| &claim.paths);
     paths.find(|path| !argument_paths(host).any(|argument| names(path, argument)))

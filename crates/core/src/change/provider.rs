@@ -3,7 +3,7 @@
 //! Cluster API writes the desired spec of a machine's infrastructure before it calls UpdateMachine. Where
 //! the provider refuses such changes, as CAPV, CAPA and CAPZ do, a control plane machine is deleted without
 //! another question, and workers never become up to date (`docs/facts/hooks.md#providers-that-refuse`).
-//! A dry run on a machine of the request tells it beforehand.
+//! A dry run on a machine of the request shows it beforehand.
 
 use serde_json::Value;
 

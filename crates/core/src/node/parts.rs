@@ -47,7 +47,7 @@ pub enum Called {
     Done,
     /// It is at work and is to be called again.
     Again {
-        /// What it says.
+        /// Its message.
         message: String,
         /// When it wants the next call, in seconds.
         seconds: i32,

@@ -101,7 +101,8 @@ pub(super) fn cause_holds(
         RefusalReason::OsImageConflict => Some(false),
         RefusalReason::UpdaterUnusable => {
             let there = world.management().list_values(refit::GROUP, "updaters", None);
-            Some(there.is_empty())
+            let wanted = object.strip_prefix("Updater ");
+            Some(wanted.is_some_and(|wanted| there.iter().all(|one| name(one) != wanted)))
         }
         RefusalReason::UpdaterFails | RefusalReason::UpdaterNotVerified => {
             let parts = update.pointer("/status/parts").and_then(Value::as_array);
