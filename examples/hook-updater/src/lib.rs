@@ -1,5 +1,5 @@
 //! An external updater: it changes the memory of virtual machines in place. Copy it and replace
-//! [`set_memory`], which stands in for the API of a hypervisor.
+//! `set_memory`, which stands in for the API of a hypervisor.
 //!
 //! A server of an Updater speaks two of Cluster API's hooks: Discovery, which names the handler of
 //! UpdateMachine, and UpdateMachine itself. Refit calls UpdateMachine again and again until it answers
