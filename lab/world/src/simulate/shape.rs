@@ -30,12 +30,12 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// The shape of a seed. Every third cluster has an Updater.
+    /// The shape of a seed. Every fifth cluster has an Updater.
     pub(super) fn of_seed(seed: u64, random: &mut Random) -> Self {
-        let updater = match seed % 9 {
-            0 => Some("None"),
-            3 => Some("Restart"),
-            6 => Some("Drain"),
+        let updater = match seed % 15 {
+            4 => Some("None"),
+            9 => Some("Restart"),
+            14 => Some("Drain"),
             _ => None,
         };
         Self { updater, ..Self::new(random) }
