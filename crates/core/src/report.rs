@@ -12,7 +12,10 @@ use refit_kinds::{
 };
 use strum::{EnumDiscriminants, EnumString, IntoStaticStr, VariantNames};
 
-use crate::node::{DrainReason, DrainRefusal, Specificity};
+pub use self::reason::{EndsBy, Reason};
+use crate::node::{DrainRefusal, Specificity};
+
+mod reason;
 
 /// The object of a wait for a Machine that Cluster API has not created yet.
 pub const MISSING_MACHINE: &str = "a missing Machine";
@@ -216,15 +219,6 @@ pub enum Refusal {
     Drain(DrainRefusal),
 }
 
-/// The reason of a [`Refusal`], parsed from a status.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// Reason of an update.
-    Update(RefusalReason),
-    /// Reason of a drain.
-    Drain(DrainReason),
-}
-
 /// Where an update waits for `spec.until`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hold {
@@ -247,96 +241,6 @@ impl Hold {
                 "kubeadm's upgrade of a control plane machine cannot be rolled back, so nothing waits \
                  after it",
             ),
-        }
-    }
-}
-
-/// What ends a wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EndsBy {
-    /// The progress of another update.
-    Progress,
-    /// Other machines become available again, as an updated machine does.
-    OthersRecover,
-    /// A change of the object, node or pod named in the blocker.
-    ObjectChange,
-    /// The deadlines of the drain policy.
-    Deadline,
-    /// A command of the operator.
-    Command,
-}
-
-impl Reason {
-    /// Parses a reason; `None` for one that is not Refit's or is from a newer version.
-    pub fn of(text: &str) -> Option<Self> {
-        let drain = || text.parse().map(Self::Drain);
-        text.parse().map(Self::Update).or_else(|_| drain()).ok()
-    }
-
-    /// Every reason, in the order of the variants.
-    pub fn all() -> impl Iterator<Item = &'static str> {
-        let update_reasons = RefusalReason::VARIANTS.iter().filter(|name| **name != "Drain");
-        update_reasons.chain(DrainReason::VARIANTS).copied()
-    }
-
-    /// What ends the wait.
-    pub fn ends_by(self) -> EndsBy {
-        match self {
-            Self::Update(reason) => reason.ends_by(),
-            Self::Drain(reason) => match reason {
-                DrainReason::EvictionUnavailable
-                | DrainReason::PodTerminating
-                | DrainReason::PodCameBack
-                | DrainReason::VolumeAttached => EndsBy::Deadline,
-                DrainReason::PodUnreplicated
-                | DrainReason::PodLocalStorage
-                | DrainReason::PodWaitCompleted
-                | DrainReason::DrainRuleNotUnderstood => EndsBy::ObjectChange,
-            },
-        }
-    }
-
-    /// Whether the reason comes from a rejected eviction.
-    pub fn is_of_eviction(self) -> bool {
-        matches!(
-            self,
-            Self::Update(RefusalReason::PodDisruptionBudget | RefusalReason::EvictionRefused)
-                | Self::Drain(DrainReason::EvictionUnavailable)
-        )
-    }
-}
-
-impl RefusalReason {
-    fn ends_by(self) -> EndsBy {
-        match self {
-            Self::SlotBusy
-            | Self::OlderUpdateUnfinished
-            | Self::OlderPlanRunning
-            | Self::GroupNotReady => EndsBy::Progress,
-            Self::GroupUnavailable | Self::ControlPlaneUnhealthy => EndsBy::OthersRecover,
-            Self::PodDisruptionBudget
-            | Self::EvictionRefused
-            | Self::Drain
-            | Self::UpdaterFails
-            | Self::UpdaterNotVerified => EndsBy::Deadline,
-            Self::AgentTooOld | Self::Paused | Self::UntilReached => EndsBy::Command,
-            Self::ControlPlaneBehind
-            | Self::NoFreshReport
-            | Self::HostSettingsAnnotation
-            | Self::HostSettingsUnreadable
-            | Self::HostSettingsConflict
-            | Self::OsImageConflict
-            | Self::UpdaterUnusable
-            | Self::ApiUnreachable
-            | Self::ClusterTooLarge
-            | Self::NodeNotReady
-            | Self::NodeNotVerified
-            | Self::NoNode
-            | Self::MachineDeleting
-            | Self::RoomForOthers
-            | Self::NoGroup
-            | Self::ApiRefused
-            | Self::ApiErrors => EndsBy::ObjectChange,
         }
     }
 }
