@@ -5,7 +5,7 @@ use strum::VariantNames;
 use super::RefusalReason;
 use crate::node::DrainReason;
 
-/// The reason of a [`Refusal`], parsed from a status.
+/// The reason of a [`Refusal`](super::Refusal), parsed from a status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// Reason of an update.
