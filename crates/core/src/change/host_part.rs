@@ -6,7 +6,10 @@ use refit_kinds::{
 };
 use serde_json::Value;
 
-use super::claim::{Claim, ClaimPath, names};
+use super::{
+    claim::{Claim, names},
+    claim_path::ClaimPath,
+};
 
 /// Why the agent on a host cannot make the part of an Updater.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -7,6 +7,7 @@
 //! | [`objects`] | what Cluster API compares of a Machine or MachineSet |
 //! | [`mod@cover`] | which updater claims which difference, and what remains |
 //! | [`claim`] | which paths an Updater claims |
+//! | [`claim_path`] | the patterns of paths in claims |
 //! | [`kubeadm`] | the built-in updater: a version, and changes that follow from a version bump |
 //! | [`host_part`] | what the agent on the host does for an Updater |
 //! | [`mod@goal`] | the normalised desired state of a Machine |
@@ -21,6 +22,7 @@
 pub mod asked;
 pub mod can_update;
 pub mod claim;
+pub mod claim_path;
 pub mod cover;
 pub mod diff;
 pub mod goal;
@@ -38,7 +40,8 @@ pub mod verdict;
 pub mod verify;
 
 pub use can_update::can_update;
-pub use claim::{BadClaimPath, Claim, ClaimPath, machine_kind};
+pub use claim::{Claim, machine_kind};
+pub use claim_path::{BadClaimPath, ClaimPath};
 pub use cover::{AddedUpdater, Coverage, Difference, PartChanges, Patches, Updater, cover};
 pub use goal::goal;
 pub use objects::{Level, Objects, Part};

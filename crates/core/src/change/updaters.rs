@@ -18,7 +18,8 @@ use refit_kinds::{
 use serde_json::Value;
 
 use super::{
-    claim::{BadClaimPath, Claim, ClaimPath, hash_of},
+    claim::{Claim, hash_of},
+    claim_path::{BadClaimPath, ClaimPath},
     cover::{AddedUpdater, Updater},
     host_part::{unclaimed_argument, unused_claim},
     verify::compiled,
