@@ -22,6 +22,7 @@ use prometheus_client::{
     },
     registry::{Registry, Unit},
 };
+use refit_core::node::Called;
 use refit_runtime::{apply, lease, queue::Action};
 
 use self::gauges::Gauges;
@@ -42,6 +43,12 @@ struct ControllerLabels {
 struct ErrorLabels {
     controller: String,
     reason: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct UpdaterLabels {
+    updater: String,
+    outcome: &'static str,
 }
 
 type Durations<L> = Family<L, Histogram, fn() -> Histogram>;
@@ -68,6 +75,7 @@ pub(crate) struct Metrics {
     hooks: Durations<HookLabels>,
     reconciles: Durations<ControllerLabels>,
     errors: Family<ErrorLabels, Counter>,
+    updaters: Durations<UpdaterLabels>,
     /// Bytes of the request bodies that are being read or served.
     pub(crate) hook_body_bytes: Gauge,
     gauges: Gauges,
@@ -93,6 +101,7 @@ impl Metrics {
         let reconciles: Durations<ControllerLabels> =
             Family::new_with_constructor(reconcile_buckets);
         let errors = Family::default();
+        let updaters: Durations<UpdaterLabels> = Family::new_with_constructor(reconcile_buckets);
         registry.register(
             "build",
             "Version of this process",
@@ -122,12 +131,19 @@ impl Metrics {
             "Failed reconciles, by controller and reason",
             errors.clone(),
         );
+        registry.register_with_unit(
+            "updater_call_duration",
+            "Duration of calls of Updaters, by Updater and outcome",
+            Unit::Seconds,
+            updaters.clone(),
+        );
         let gauges = Gauges::register(&mut registry);
         Self {
             registry,
             hooks,
             reconciles,
             errors,
+            updaters,
             hook_body_bytes,
             gauges,
             scrape: Mutex::default(),
@@ -138,6 +154,18 @@ impl Metrics {
     pub(crate) fn hook(&self, hook: &str, verdict: &str, took: Duration) {
         self.hooks
             .get_or_create(&HookLabels { hook: hook.to_owned(), verdict: verdict.to_owned() })
+            .observe(took.as_secs_f64());
+    }
+
+    /// Counts one call of an Updater.
+    pub(crate) fn updater_called(&self, updater: &str, called: &Called, took: Duration) {
+        let outcome = match called {
+            Called::Done => "Done",
+            Called::Again { .. } => "Again",
+            Called::Failed { .. } => "Failed",
+        };
+        self.updaters
+            .get_or_create(&UpdaterLabels { updater: updater.to_owned(), outcome })
             .observe(took.as_secs_f64());
     }
 

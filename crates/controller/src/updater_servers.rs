@@ -118,6 +118,13 @@ impl UpdaterServers {
         outcome.await.unwrap_or_else(|message| Called::Failed { message })
     }
 
+    /// Asks whether UpdateMachine of an Updater's server can be called.
+    pub(crate) async fn ask(&self, updater: &str, hook: &UpdaterHook) -> Result<(), String> {
+        let server = self.server(updater, hook)?;
+        lock(&server.state).breaker.check(self.clock.now())?;
+        server.discover(&self.clock).await.map(|_| ())
+    }
+
     fn server(&self, updater: &str, hook: &UpdaterHook) -> Result<Arc<Server>, String> {
         let mut known = lock(&self.known);
         if let Some(server) = known.get(updater).filter(|server| server.hook == *hook) {
@@ -177,6 +184,10 @@ impl Server {
         if let Some((handler, _)) = known.filter(|(_, at)| fresh(*at)) {
             return Ok(handler);
         }
+        self.discover(clock).await
+    }
+
+    async fn discover(&self, clock: &Clock) -> Result<Handler, String> {
         let request = json!({ "apiVersion": API_VERSION, "kind": "DiscoveryRequest" });
         let body = request.to_string().into_bytes();
         let path = hooks::path("Discovery", None);
@@ -194,7 +205,7 @@ impl Server {
         let seconds = u64::try_from(serves.timeout_seconds).unwrap_or(0);
         let seconds = if seconds == 0 { 10 } else { seconds.min(30) };
         let handler = Handler { name: serves.name, deadline: Duration::from_secs(seconds) };
-        lock(&self.state).discovered = Some((handler.clone(), now));
+        lock(&self.state).discovered = Some((handler.clone(), clock.now()));
         Ok(handler)
     }
 

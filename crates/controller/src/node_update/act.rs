@@ -15,7 +15,9 @@ use refit_core::{
 };
 use refit_kinds::{
     keys,
-    refit::{HostPlan, HostPlanSpec, NodeUpdate, PlanId, UpdateGroup, UpdateGroupStatus},
+    refit::{
+        HostPlan, HostPlanSpec, NodeUpdate, PartStatus, PlanId, UpdateGroup, UpdateGroupStatus,
+    },
 };
 use refit_runtime::{
     ObjectKey, apply, events,
@@ -78,7 +80,14 @@ pub(super) async fn perform(
                 in_workload(ctx, look, write, made).await
             }
         },
-        Write::Updater(name) => settled(part(ctx, look, decision, name).await, write),
+        Write::AskUpdater(name) => {
+            let next = updater::asked(ctx, look, name).await;
+            settled(part(ctx, look, decision, next).await, write)
+        }
+        Write::Updater(name) => {
+            let next = updater::advanced(ctx, look, name).await;
+            settled(part(ctx, look, decision, next).await, write)
+        }
         Write::Workload(in_cluster) => {
             let made = async |client: &Client, cluster: &WorkloadCluster| {
                 workload(client, cluster, look, in_cluster).await
@@ -158,11 +167,18 @@ async fn status(ctx: &Context, look: &Look, decision: &Decision) -> kube::Result
 }
 
 /// Lets an Updater do its part, and writes how far it is.
-async fn part(ctx: &Context, look: &Look, decision: &Decision, name: &str) -> kube::Result<()> {
-    let next = updater::advanced(ctx, look, name).await?;
+async fn part(
+    ctx: &Context,
+    look: &Look,
+    decision: &Decision,
+    next: kube::Result<PartStatus>,
+) -> kube::Result<()> {
+    let next = next?;
     let mut decision = decision.clone();
-    let parts = &mut decision.status.parts;
-    parts.iter_mut().filter(|part| part.updater == name).for_each(|part| *part = next.clone());
+    let mut parts = decision.status.parts.iter_mut();
+    if let Some(part) = parts.find(|part| part.updater == next.updater) {
+        *part = next;
+    }
     status(ctx, look, &decision).await
 }
 

@@ -1,4 +1,5 @@
-//! Carries out the part of an Updater: calls its server, or reads whether the objects show what it has done.
+//! Carries out the part of an Updater: asks or calls its server, or reads whether the objects show what it has
+//! done.
 
 use k8s_openapi::api::core::v1::Node;
 use kube::{
@@ -12,11 +13,11 @@ use refit_core::{
         updaters::{accepted, claims_contents, claims_of_kind, hash_of_claimed},
         verify::{Verified, reads, verified},
     },
-    node::{Called, after_call, after_verification, begun},
+    node::{Called, after_ask, after_call, after_verification, begun},
 };
 use refit_kinds::{
     hooks::MachineObjects,
-    refit::{MachineUid, NodeUpdate, PartState, PartStatus, Updater},
+    refit::{MachineUid, NodeUpdate, PartState, PartStatus, Updater, UpdaterHook},
 };
 use refit_runtime::{ObjectKey, foreign::ForeignObject};
 use serde_json::{Value, json};
@@ -26,6 +27,19 @@ use crate::{
     api_error::{cause, is_silence},
     context::Context,
 };
+
+/// The state of an Updater's part after the question whether the Updater can be called: it is valid, what it gets
+/// can be read, and its server answers.
+pub(super) async fn asked(ctx: &Context, look: &Look, name: &str) -> kube::Result<PartStatus> {
+    let part = look.snapshot.update.status.clone().unwrap_or_default().part(name);
+    let updater = ctx.stores.updaters.get(&ObjectKey::new("", name));
+    let answer = match prepared(ctx, look, name, updater.as_deref()).await {
+        Ok((hook, _)) => ctx.updater_servers.ask(name, &hook).await,
+        Err(Unread::Refused(why)) => Err(why),
+        Err(Unread::Silent(error)) => return Err(error),
+    };
+    Ok(after_ask(&part, answer, ctx.clock.now_seconds()))
+}
 
 /// The next state of an Updater's part. That it begins is written before its first call: after a crash it is
 /// known that the machine may have been changed.
@@ -48,10 +62,7 @@ pub(super) async fn advanced(ctx: &Context, look: &Look, name: &str) -> kube::Re
             after_verification(&part, shows, now())
         }
         PartState::Running | PartState::Done | PartState::Unverified | PartState::Left => {
-            let (called, hash) = match &updater {
-                Some(updater) => call(ctx, look, updater).await?,
-                None => (failed(format!("Updater {name} does not exist")), None),
-            };
+            let (called, hash) = call(ctx, look, name, updater.as_deref()).await?;
             let is_verified = updater.is_some_and(|updater| !updater.spec.verify.is_empty());
             let next = after_call(&part, &called, is_verified, now());
             PartStatus { hash: hash.unwrap_or(part.hash), ..next }
@@ -59,27 +70,31 @@ pub(super) async fn advanced(ctx: &Context, look: &Look, name: &str) -> kube::Re
     })
 }
 
-fn failed(message: String) -> Called {
-    Called::Failed { message }
+/// What a call of an Updater needs: its server, and what the server gets.
+async fn prepared(
+    ctx: &Context,
+    look: &Look,
+    name: &str,
+    updater: Option<&Updater>,
+) -> Result<(UpdaterHook, MachineObjects), Unread> {
+    let refused = |why: String| Unread::Refused(format!("Updater {name} {why}"));
+    let updater = updater.ok_or_else(|| refused("does not exist".to_owned()))?;
+    accepted(updater).map_err(|why| refused(format!("is not valid: {why}")))?;
+    let hook = updater.spec.hook.clone().ok_or_else(|| refused("has no spec.hook".to_owned()))?;
+    Ok((hook, desired(ctx, &look.snapshot.update, updater).await?))
 }
 
 /// Calls the server; with the hash of what it was called with.
 async fn call(
     ctx: &Context,
     look: &Look,
-    updater: &Updater,
+    name: &str,
+    updater: Option<&Updater>,
 ) -> kube::Result<(Called, Option<String>)> {
-    let name = updater.metadata.name.as_deref().unwrap_or_default();
-    if let Err(why) = accepted(updater) {
-        return Ok((failed(format!("Updater {name} is not valid: {why}")), None));
-    }
-    let Some(hook) = &updater.spec.hook else {
-        return Ok((failed(format!("Updater {name} has no spec.hook")), None));
-    };
-    let desired = match desired(ctx, &look.snapshot.update, updater).await {
-        Ok(desired) => desired,
+    let (hook, desired) = match prepared(ctx, look, name, updater).await {
+        Ok(prepared) => prepared,
         Err(Unread::Silent(error)) => return Err(error),
-        Err(Unread::Refused(why)) => return Ok((failed(why), None)),
+        Err(Unread::Refused(message)) => return Ok((Called::Failed { message }, None)),
     };
     // The write that follows is fenced; the call cannot be.
     if !ctx.leadership.is_held() {
@@ -89,9 +104,11 @@ async fn call(
     let hash = {
         let objects = [&desired.machine, &desired.infrastructure_machine];
         let all: Vec<&Value> = objects.into_iter().chain(&desired.bootstrap_config).collect();
-        hash_of_claimed(updater, &all)
+        updater.and_then(|updater| hash_of_claimed(updater, &all))
     };
-    let called = ctx.updater_servers.update(name, hook, desired).await;
+    let started = ctx.clock.now();
+    let called = ctx.updater_servers.update(name, &hook, desired).await;
+    ctx.metrics.updater_called(name, &called, ctx.clock.elapsed(started));
     let node_update = look.snapshot.update.metadata.name.as_deref().unwrap_or_default();
     match &called {
         Called::Done => tracing::info!(updater = name, node_update, "Updater has ended"),

@@ -152,7 +152,8 @@ fn by_newest<'a>(
 /// value that changes meanwhile, such as a field that a provider starts to default, stops no update, and
 /// begins none that waits for an operator.
 fn is_to_version_of(update: &NodeUpdate, goal: &Goal) -> bool {
-    update.spec.goal.kubernetes_version == goal.kubernetes_version
+    let Goal { kubernetes_version, option, .. } = &update.spec.goal;
+    (kubernetes_version, option) == (&goal.kubernetes_version, &goal.option)
 }
 
 /// Whether an update that has succeeded has reached all of a goal.

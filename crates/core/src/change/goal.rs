@@ -37,7 +37,8 @@ pub fn goal(desired: &Objects, updaters: &[Updater]) -> Result<Goal, GoalError> 
             hash: hash_of(&added.claims, &objects)?,
         }),
     };
-    let goal = Goal { kubernetes_version, parts: updaters.iter().filter_map(part).collect() };
+    let parts = updaters.iter().filter_map(part).collect();
+    let goal = Goal { kubernetes_version, parts, ..Goal::default() };
     if goal == Goal::default() { Err(GoalError::Nothing) } else { Ok(goal) }
 }
 

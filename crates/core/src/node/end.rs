@@ -130,15 +130,21 @@ fn withdrawal(s: &Snapshot, machine: &Machine) -> Announcement {
 }
 
 /// Notes on the Machine which Updaters have left some of its fields as they are, once the update has
-/// succeeded. The note stays until the Machine is replaced.
+/// succeeded. A name stays until that Updater makes a change of the Machine.
 fn left(machine: &Machine, status: &NodeUpdateStatus) -> Option<(String, Option<String>)> {
     let known = machine.metadata.annotations.as_ref().and_then(|all| all.get(keys::LEFT));
     let known: BTreeSet<&str> = known.map(|text| text.split(',').collect()).unwrap_or_default();
-    let left = status.parts.iter().filter(|part| part.state == PartState::Left);
-    let all: BTreeSet<&str> =
-        known.iter().copied().chain(left.map(|part| part.updater.as_str())).collect();
-    let is_new = status.phase == Phase::Succeeded && all.len() > known.len();
-    is_new.then(|| (keys::LEFT.to_owned(), Some(Vec::from_iter(all).join(","))))
+    let mut all = known.clone();
+    for part in &status.parts {
+        match part.state {
+            PartState::Left => all.insert(&part.updater),
+            PartState::Done | PartState::Unverified => all.remove(&*part.updater),
+            PartState::Pending | PartState::Running | PartState::Verifying => false,
+        };
+    }
+    let is_new = status.phase == Phase::Succeeded && all != known;
+    let note = (!all.is_empty()).then(|| Vec::from_iter(all).join(","));
+    is_new.then(|| (keys::LEFT.to_owned(), note))
 }
 
 /// Removes the retry annotation once a later attempt than the one it names has succeeded. An

@@ -41,7 +41,10 @@ pub fn requires_live_read(s: &Snapshot, decision: &Decision) -> bool {
 pub fn requires_live_settings(s: &Snapshot, decision: &Decision) -> bool {
     match &decision.write {
         Some(Write::HostPlan(spec)) => s.host_as_seen().is_new(spec),
-        Some(Write::Management(_) | Write::Workload(_) | Write::Updater(_)) | None => false,
+        Some(
+            Write::Management(_) | Write::Workload(_) | Write::AskUpdater(_) | Write::Updater(_),
+        )
+        | None => false,
     }
 }
 
@@ -56,7 +59,8 @@ fn disturbs(s: &Snapshot, write: &Write) -> bool {
         Write::Management(
             Status | ReleaseSlot(_) | Guard(_) | Unguard(_) | MachineCondition(_),
         )
-        | Write::Workload(Uncordon | Include) => false,
+        | Write::Workload(Uncordon | Include)
+        | Write::AskUpdater(_) => false,
         Write::HostPlan(spec) => s.host_as_seen().opens(spec),
         Write::Updater(name) => {
             let begun =
@@ -82,6 +86,10 @@ fn is_held_before_drain(update: &NodeUpdate) -> bool {
 impl Work<'_> {
     /// A failure that waiting cannot resolve: the goal cannot be reached from the current version.
     pub(super) fn unreachable_goal(&self) -> Option<Standing> {
+        if let Some(option) = &self.s.update.spec.goal.option {
+            let why = format!("none of the updaters of this update can install {option}");
+            return Some(Standing::failed("OptionNotSupported", why));
+        }
         let goal = self.s.update.spec.goal.kubernetes_version.as_ref()?;
         // Without a kubelet version the goal cannot be checked.
         let hop = self.status.from_version.as_ref()?.hop_to(goal);
@@ -221,7 +229,8 @@ impl Work<'_> {
         }
     }
 
-    /// The claim that must still be written; `Ok(None)` once the slot is held.
+    /// The claim that must still be written, or what is to be asked before it; `Ok(None)` once the slot is
+    /// held.
     pub(super) fn claim(&self) -> Result<Option<Write>, Refusal> {
         let group = match &self.s.group {
             GroupState::None => {
@@ -237,7 +246,10 @@ impl Work<'_> {
             &group.others.machines,
         )? {
             Claim::Held => Ok(None),
-            Claim::Take(next) => Ok(Some(Write::Management(ManagementWrite::ClaimSlot(next)))),
+            Claim::Take(next) => Ok(Some(match self.ask_updaters()? {
+                Some(ask) => ask,
+                None => Write::Management(ManagementWrite::ClaimSlot(next)),
+            })),
         }
     }
 

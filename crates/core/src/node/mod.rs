@@ -70,7 +70,7 @@ pub use left::Ended;
 pub use lost::HOST_LOST;
 pub use member_missing::{MEMBER_MISSING, request_again};
 pub use order::{newest, speaker};
-pub use parts::{Called, after_call, after_verification, begun};
+pub use parts::{Called, after_ask, after_call, after_verification, begun};
 pub use prune::{KEPT_FOR, KEPT_UPDATES, prunable};
 pub use role::decide_role;
 pub use snapshot::{

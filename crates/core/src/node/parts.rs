@@ -37,6 +37,8 @@ const FIRST_RETRY_SECONDS: i64 = 5;
 const LONGEST_DELAY_SECONDS: i64 = 300;
 /// How often the objects are read until they show what an Updater has done, in seconds.
 const VERIFY_SECONDS: i64 = 10;
+/// For how long the answer that an Updater can be called is relied on, in seconds.
+const ANSWER_SECONDS: i64 = 120;
 /// Longest message of an Updater in a status, in characters.
 const MESSAGE_CHARACTERS: usize = 512;
 
@@ -59,9 +61,39 @@ pub enum Called {
     },
 }
 
+/// The state of an Updater's part after the question whether the Updater can be called.
+pub fn after_ask(part: &PartStatus, answer: Result<(), String>, now: Timestamp) -> PartStatus {
+    match answer {
+        Ok(()) => PartStatus {
+            answered_at: Some(Time(now)),
+            failures: 0,
+            next_call_at: None,
+            message: String::new(),
+            ..part.clone()
+        },
+        Err(why) => failed(part, &why, now),
+    }
+}
+
 /// The state of an Updater's part that begins.
 pub fn begun(part: &PartStatus, now: Timestamp) -> PartStatus {
     PartStatus { state: PartState::Running, started_at: Some(Time(now)), ..part.clone() }
+}
+
+/// The state of an Updater's part after a failure: the next try is later with each.
+fn failed(part: &PartStatus, why: &str, now: Timestamp) -> PartStatus {
+    let doubled = u32::try_from(part.failures).unwrap_or(0).min(10);
+    PartStatus {
+        failures: part.failures.saturating_add(1),
+        message: shown(why),
+        next_call_at: Some(later(FIRST_RETRY_SECONDS << doubled, now)),
+        ..part.clone()
+    }
+}
+
+fn later(seconds: i64, now: Timestamp) -> Time {
+    let seconds = SignedDuration::from_secs(seconds.clamp(1, LONGEST_DELAY_SECONDS));
+    Time(now.saturating_add(seconds).unwrap_or(now))
 }
 
 /// The state of an Updater's part after a call. `is_verified`: whether something shows what it has done.
@@ -74,10 +106,6 @@ pub fn after_call(
     let mut next = part.clone();
     next.started_at.get_or_insert(Time(now));
     next.next_call_at = None;
-    let later = |seconds: i64| {
-        let seconds = SignedDuration::from_secs(seconds.clamp(1, LONGEST_DELAY_SECONDS));
-        Some(Time(now.saturating_add(seconds).unwrap_or(now)))
-    };
     match called {
         Called::Done => {
             next.failures = 0;
@@ -93,14 +121,11 @@ pub fn after_call(
             next.state = PartState::Running;
             next.failures = 0;
             next.message = shown(message);
-            next.next_call_at = later((*seconds).into());
+            next.next_call_at = Some(later((*seconds).into(), now));
         }
         Called::Failed { message } => {
             next.state = PartState::Running;
-            next.failures = next.failures.saturating_add(1);
-            next.message = shown(message);
-            let doubled = u32::try_from(next.failures - 1).unwrap_or(0).min(10);
-            next.next_call_at = later(FIRST_RETRY_SECONDS << doubled);
+            return failed(&next, message, now);
         }
     }
     next
@@ -122,8 +147,7 @@ pub fn after_verification(
         }
         Err(why) => {
             next.message = shown(&why);
-            let later = now.saturating_add(SignedDuration::from_secs(VERIFY_SECONDS));
-            next.next_call_at = Some(Time(later.unwrap_or(now)));
+            next.next_call_at = Some(later(VERIFY_SECONDS, now));
         }
     }
     next
@@ -173,6 +197,24 @@ impl Work<'_> {
     /// The parts of Updaters that Refit calls: without those of the host.
     fn called_parts(&self) -> impl Iterator<Item = &UpdatePart> {
         self.s.update.spec.updater_parts().filter(|part| part.host.is_none())
+    }
+
+    /// Asks the Updaters that have not begun whether they can be called. A slot, and a drain, for one that
+    /// cannot would be an outage for nothing.
+    pub(super) fn ask_updaters(&self) -> Result<Option<Write>, Refusal> {
+        let is_old = |asked: Option<Time>| {
+            let age = asked.map(|at| self.now.duration_since(at.0));
+            age.is_none_or(|age| age.abs() > SignedDuration::from_secs(ANSWER_SECONDS))
+        };
+        let parts = self.called_parts().map(|part| self.status.part(&part.updater));
+        let mut pending = parts.filter(|part| part.state == PartState::Pending);
+        let Some(part) = pending.find(|part| is_old(part.answered_at.clone())) else {
+            return Ok(None);
+        };
+        if part.next_call_at.is_some_and(|at| at.0 > self.now) {
+            return Err(Refusal::UpdaterFails { updater: part.updater, message: part.message });
+        }
+        Ok(Some(Write::AskUpdater(part.updater)))
     }
 
     /// Whether no Updater has anything to do.
@@ -271,6 +313,9 @@ impl Work<'_> {
         self.status.role.get_or_insert(role);
         let drains = steps::state_of(&self.status, STEP_CORDON) != StepState::Pending;
         if !self.status.has_updater_begun() && !drains {
+            if let Some(failed) = self.unreachable_goal() {
+                return failed;
+            }
             if let Some(refusal) = self.common_refusal() {
                 return self.wait(Phase::Pending, refusal);
             }

@@ -340,6 +340,8 @@ pub enum Write {
     HostPlan(HostPlanSpec),
     /// A write to the workload cluster.
     Workload(WorkloadWrite),
+    /// Asks whether an Updater can be called, and writes the answer into the status.
+    AskUpdater(String),
     /// Calls an Updater, or reads whether its objects show what it has done, and writes the result into the
     /// status.
     Updater(String),
@@ -400,7 +402,7 @@ impl Write {
             }
             Self::Management(MachineCondition(_)) => "a write to the Machine's status",
             Self::HostPlan(_) => "a write to the HostPlan",
-            Self::Updater(_) => "a call of an Updater",
+            Self::AskUpdater(_) | Self::Updater(_) => "a call of an Updater",
             Self::Workload(Cordon | Uncordon | Exclude | Include) => "a write to the Node",
             Self::Workload(Evict(_)) => "an eviction",
         }

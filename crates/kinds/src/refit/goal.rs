@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use super::host_step::one_member;
 use crate::version::{KubernetesVersion, StatedVersion};
 
 /// What an update must reach: the parts of a Machine's desired state that updaters cover. The rest is equal
@@ -15,11 +16,37 @@ pub struct Goal {
     /// Kubernetes version, `vX.Y.Z`; absent if the Machine has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kubernetes_version: Option<KubernetesVersion>,
+    /// Where Kubernetes comes from, instead of its version: for an Updater that installs a snap.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub option: Option<GoalOption>,
     /// The parts that Updaters claim, in the order in which they claim.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["updater"]))]
     pub parts: Vec<GoalPart>,
+}
+
+/// A source of Kubernetes without a version: exactly one member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(transform = one_member)]
+pub enum GoalOption {
+    /// A channel, such as `1.35-classic/stable`.
+    Channel(#[schemars(length(min = 1, max = 253))] String),
+    /// A revision in the store.
+    Revision(#[schemars(length(min = 1, max = 253))] String),
+    /// A file on the host.
+    LocalPath(#[schemars(length(min = 1, max = 4096))] String),
+}
+
+impl std::fmt::Display for GoalOption {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Channel(channel) => write!(f, "channel={channel}"),
+            Self::Revision(revision) => write!(f, "revision={revision}"),
+            Self::LocalPath(path) => write!(f, "localPath={path}"),
+        }
+    }
 }
 
 /// The desired state that an Updater claims of a Machine's objects.
@@ -37,7 +64,7 @@ pub struct GoalPart {
 impl Goal {
     /// A goal with only a Kubernetes version.
     pub fn of_version(kubernetes_version: KubernetesVersion) -> Self {
-        Self { kubernetes_version: Some(kubernetes_version), parts: Vec::new() }
+        Self { kubernetes_version: Some(kubernetes_version), ..Self::default() }
     }
 
     /// Whether a node in this version is as the goal wants it: always, if the goal has no version.
@@ -61,7 +88,10 @@ impl Goal {
             "bootstrapHash": "",
             "infrastructureHash": "",
         });
-        // So do goals without parts.
+        // So do goals without an option or parts.
+        if let Some(option) = &self.option {
+            value["option"] = serde_json::json!(option);
+        }
         if !self.parts.is_empty() {
             value["parts"] = serde_json::json!(self.parts);
         }
@@ -145,5 +175,8 @@ mod tests {
         let part = GoalPart { updater: "memory".into(), hash: "1".into() };
         let c = Goal { parts: vec![part], ..a.clone() };
         assert_ne!(a.hash(), c.hash());
+        let of = |option| Goal { option: Some(option), ..Goal::default() };
+        let options = [of(GoalOption::Channel("7".into())), of(GoalOption::Revision("7".into()))];
+        assert_ne!(options[0].hash(), options[1].hash());
     }
 }

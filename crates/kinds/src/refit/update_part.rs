@@ -72,7 +72,10 @@ impl NodeUpdateSpec {
     pub fn target(&self) -> String {
         match &self.goal.kubernetes_version {
             Some(version) if self.works_on_host() => version.to_string(),
-            Some(_) | None => "its desired state".to_owned(),
+            Some(_) | None => match &self.goal.option {
+                Some(option) => option.to_string(),
+                None => "its desired state".to_owned(),
+            },
         }
     }
 
@@ -93,6 +96,9 @@ pub struct PartStatus {
     pub updater: String,
     /// Its state.
     pub state: PartState,
+    /// When its server last answered that it can be called. Only asked before the machine takes a slot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answered_at: Option<Time>,
     /// How often it was called without success since its last progress.
     #[serde(default)]
     pub failures: i32,

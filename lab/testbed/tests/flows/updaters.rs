@@ -11,8 +11,8 @@ use lab_testbed::{
     directory::free_port,
     eventually,
     objects::{
-        self, DEV_MACHINE, DEV_MACHINE_TEMPLATE, NODE_UPDATE, Objects, UPDATE_GROUP, UPDATER,
-        annotation, name, text,
+        self, DEV_MACHINE, DEV_MACHINE_TEMPLATE, MACHINE_DEPLOYMENT, NODE_UPDATE, Objects,
+        UPDATE_GROUP, UPDATER, annotation, name, text,
     },
     process::{Part, Program},
     wait,
@@ -57,7 +57,7 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     operating_system_of_workers(&cluster).await?;
     let after = look::identities(&cluster).await?;
     ensure!(before == after, "{before:#?} became {after:#?}");
-    Ok(())
+    replaced_by_policy(&cluster).await
 }
 
 /// Starts the server of `examples/hook-updater`.
@@ -273,4 +273,36 @@ async fn operating_system_of_workers(cluster: &Cluster) -> anyhow::Result<()> {
     })
     .await?;
     look::no_mark_is_left(cluster).await
+}
+
+/// With the policy Replace, the same change gives new machines.
+async fn replaced_by_policy(cluster: &Cluster) -> anyhow::Result<()> {
+    let before = uids(&cluster.worker_machines("md").await?);
+    let replace = [("refit.dev/on-uncovered", Some("Replace"))];
+    cluster.objects.annotate(MACHINE_DEPLOYMENT, "updaters-md", &replace).await?;
+    eventually("every worker is a new machine", WITHIN, async || {
+        let found = cluster.deployment("md").await.map_err(error_text)?;
+        settled(&found, &["Available", "MachinesReady", "MachinesUpToDate"])?;
+        let machines = cluster.worker_machines("md").await.map_err(error_text)?;
+        let now = uids(&machines);
+        if now.len() != before.len() || now.iter().any(|uid| before.contains(uid)) {
+            return Err(format!("{before:?} became {now:?}"));
+        }
+        for machine in &machines {
+            let infrastructure = text(machine, "/spec/infrastructureRef/name");
+            let found =
+                cluster.objects.get(DEV_MACHINE, infrastructure).await.map_err(error_text)?;
+            let system = text(&found, "/spec/operatingSystem");
+            if system != "windows" {
+                return Err(format!("{infrastructure} has {system:?}"));
+            }
+        }
+        Ok(())
+    })
+    .await?;
+    look::no_mark_is_left(cluster).await
+}
+
+fn uids(machines: &[Value]) -> Vec<String> {
+    machines.iter().map(|machine| text(machine, "/metadata/uid").to_owned()).collect()
 }

@@ -84,6 +84,12 @@ impl One {
                     self.apply(&decision, Write::STATUS);
                 }
             }
+            Write::AskUpdater(name) => {
+                let now = super::world::at(self.now);
+                let status = self.update.status.as_mut().unwrap();
+                let part = status.parts.iter_mut().find(|part| part.updater == name).unwrap();
+                *part = after_ask(part, self.callable.clone(), now);
+            }
             Write::Updater(name) => {
                 let now = super::world::at(self.now);
                 let status = self.update.status.as_mut().unwrap();
@@ -140,6 +146,7 @@ pub(super) fn word(write: &Write) -> String {
             Some(How::Force) => "force".into(),
             _ => "evict".into(),
         },
+        Write::AskUpdater(name) => format!("ask {name}"),
         Write::Updater(name) => format!("call {name}"),
         Write::Management(ManagementWrite::MachineCondition(None)) => "condition gone".into(),
         Write::Management(ManagementWrite::MachineCondition(Some(condition))) => {

@@ -37,7 +37,9 @@ pub(super) enum Kind {
 /// repeat.
 pub(super) fn guard_of(write: &Write) -> Option<Kind> {
     match write {
-        Write::Management(ManagementWrite::Status) | Write::Updater(_) => Some(Kind::NodeUpdate),
+        Write::Management(ManagementWrite::Status) | Write::AskUpdater(_) | Write::Updater(_) => {
+            Some(Kind::NodeUpdate)
+        }
         Write::Management(ManagementWrite::ClaimSlot(_) | ManagementWrite::ReleaseSlot(_)) => {
             Some(Kind::UpdateGroup)
         }

@@ -3,8 +3,8 @@
 use refit_kinds::{
     keys,
     refit::{
-        Disruption, HostPart, OsImageArgs, PartState, Phase, Stage, StepState, StepType, Until,
-        UpdatePart, UpdaterAction,
+        Disruption, Goal, GoalOption, HostPart, OsImageArgs, PartState, Phase, Stage, StepState,
+        StepType, Until, UpdatePart, UpdaterAction,
     },
 };
 
@@ -66,6 +66,7 @@ fn a_restart_takes_a_slot_and_leaves_the_pods() {
         acts(&one),
         [
             "condition Waiting",
+            "ask flags",
             "claim",
             "guard",
             "condition Updating",
@@ -77,6 +78,56 @@ fn a_restart_takes_a_slot_and_leaves_the_pods() {
         ]
     );
     assert_eq!(one.pods.len(), 1);
+}
+
+#[test]
+fn a_machine_keeps_its_pods_while_its_updater_cannot_be_called() {
+    let on_host = with(One::worker(), &[UpdatePart::kubeadm(), part("memory", Disruption::Drain)]);
+    for mut one in [alone(&[part("memory", Disruption::Drain)]), on_host.staged()] {
+        one.callable = Err("no answer from https://memory".into());
+        run(&mut one, 60);
+        assert_eq!(one.phase(), Phase::Waiting);
+        assert_eq!(one.blocked_by(), ["UpdaterFails"]);
+        assert_eq!(one.slots(), 0);
+        let log = acts(&one);
+        let asked = log.iter().filter(|word| **word == "ask memory").count();
+        assert!((4..=5).contains(&asked), "{log:?}");
+        assert!(!log.iter().any(|word| ["claim", "cordon", "evict"].contains(word)), "{log:?}");
+        one.callable = Ok(());
+        run(&mut one, 120);
+        assert!(one.slots() == 1 || one.phase() == Phase::Succeeded, "{:?}", acts(&one));
+    }
+}
+
+#[test]
+fn an_answer_from_long_ago_is_not_relied_on() {
+    let mut one = alone(&[part("memory", Disruption::Drain)]);
+    while !acts(&one).contains(&"ask memory") {
+        let decision = one.decide();
+        one.apply(&decision, decision.write.clone().unwrap());
+    }
+    one.others[0].available = false;
+    run(&mut one, 300);
+    one.others[0].available = true;
+    one.callable = Err("no answer".into());
+    run(&mut one, 60);
+    assert_eq!(one.slots(), 0, "{:?}", acts(&one));
+    assert_eq!(one.blocked_by(), ["UpdaterFails"]);
+}
+
+#[test]
+fn a_goal_that_no_updater_takes_fails_before_anything_is_disturbed() {
+    for parts in [vec![], vec![UpdatePart::kubeadm()]] {
+        let mut one = with(One::worker(), &parts);
+        one.update.spec.goal = Goal {
+            option: Some(GoalOption::Channel("1.35-classic/stable".into())),
+            ..Goal::default()
+        };
+        one.settle();
+        assert_eq!(one.phase(), Phase::Failed);
+        assert_eq!(one.status().failure_reason, "OptionNotSupported");
+        assert!(one.status().failure_message.contains("channel=1.35-classic/stable"));
+    }
 }
 
 #[test]
@@ -162,6 +213,15 @@ fn an_update_with_nothing_to_do_succeeds_at_once() {
         assert_eq!(acts(&one).last(), Some(&"condition UpToDate"));
         assert!(!acts(&one).contains(&"claim"));
     }
+}
+
+#[test]
+fn an_updater_that_makes_a_change_is_no_longer_shown_as_left() {
+    let mut one = alone(&[part("image", Disruption::None)]);
+    let annotations = one.machine.as_mut().unwrap().metadata.annotations.get_or_insert_default();
+    annotations.insert(keys::LEFT.to_owned(), "disk,image".into());
+    one.settle();
+    assert_eq!(one.annotations().get(keys::LEFT).map(String::as_str), Some("disk"));
 }
 
 #[test]

@@ -177,6 +177,8 @@ pub(super) struct One {
     pub(super) refusals: Vec<EvictionRefusal>,
     /// The request that the API server has just rejected.
     pub(super) refused: Option<crate::report::Refusal>,
+    /// Whether Updaters can be called.
+    pub(super) callable: Result<(), String>,
     /// What Updaters answer, and whether the objects show it; `None` if nothing checks that.
     pub(super) answer: Called,
     pub(super) shows: Option<Result<(), String>>,
@@ -232,6 +234,7 @@ impl One {
             drain: DrainChoice::default(),
             refusals: Vec::new(),
             refused: None,
+            callable: Ok(()),
             answer: Called::Done,
             shows: None,
             log: Vec::new(),
