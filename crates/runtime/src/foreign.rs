@@ -29,6 +29,23 @@ pub struct ForeignObject {
     pub name: String,
 }
 
+impl ForeignObject {
+    /// The object as stored now, of which this is a copy.
+    pub fn stored(copy: &Value) -> Self {
+        let text =
+            |pointer| copy.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let api_version = text("/apiVersion");
+        let (group, version) = api_version.split_once('/').unwrap_or(("", &api_version));
+        Self {
+            group: group.to_owned(),
+            version: Some(version.to_owned()),
+            kind: text("/kind"),
+            namespace: text("/metadata/namespace"),
+            name: text("/metadata/name"),
+        }
+    }
+}
+
 /// Group, version and kind.
 type Key = (String, Option<String>, String);
 

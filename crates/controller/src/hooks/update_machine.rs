@@ -7,10 +7,10 @@ use refit_cluster_api::kinds::Machine;
 use refit_core::{
     ask::{Ask, MachineFacts, Offer, ask, parts},
     change::{
-        Objects, Updater,
-        asked::asked,
+        Objects, Part, Updater,
+        asked::{asked, parts_asked},
         can_update::HostReport,
-        goal,
+        goal as goal_of,
         goal::GoalError,
         update_machine::{Answer, RETRY_MAX_SECONDS, stopping, waiting},
         verdict::NotReady,
@@ -25,8 +25,8 @@ use refit_kinds::{
         UpdatePart, node_update_name, ordinal_of,
     },
 };
-use refit_runtime::{ObjectKey, apply, apply::Ensured};
-use serde_json::json;
+use refit_runtime::{ObjectKey, apply, apply::Ensured, foreign::ForeignObject};
+use serde_json::{Value, json};
 
 use super::{
     create::{NewNodeUpdate, node_update},
@@ -106,7 +106,7 @@ pub(super) async fn update_machine(ctx: &Context, body: &[u8]) -> Result<Served,
     let kind = &machine.spec.infrastructure_ref.kind;
     let updaters = group.as_ref().map(|group| updaters_of(ctx, group, kind)).unwrap_or_default();
     // What cannot be a goal is refused as it is.
-    goal(&desired, &[]).or_else(|error| goal(&desired, &updaters).map_err(|_| error))?;
+    goal_of(&desired, &[]).or_else(|error| goal_of(&desired, &updaters).map_err(|_| error))?;
     let request = Request {
         ctx,
         api: Api::namespaced(ctx.client.clone(), &key.namespace),
@@ -195,14 +195,14 @@ impl Request<'_> {
                     return Ok(waiting(&wait, &self.facts.name, &wanted.goal, now).into());
                 }
                 Ask::Abort(update) => {
-                    if let Some(refused) = self.not_asked(&wanted.goal).await? {
+                    if let Some(refused) = self.not_asked(&wanted).await? {
                         return Ok(refused);
                     }
                     self.abort(&update.name_any()).await?;
                     return Ok(stopping(update).into());
                 }
                 Ask::Create { ordinal, until } => {
-                    if let Some(refused) = self.not_asked(&wanted.goal).await? {
+                    if let Some(refused) = self.not_asked(&wanted).await? {
                         return Ok(refused);
                     }
                     let Wanted { goal, updaters } = &wanted;
@@ -247,7 +247,8 @@ impl Request<'_> {
         }
         let covers = |updater: &&Updater| change.iter().any(|part| part.updater == updater.name());
         let updaters: Vec<Updater> = self.updaters.iter().filter(covers).cloned().collect();
-        let goal = goal(&self.desired, &updaters).map_err(|error| NotKnown(error.to_string()))?;
+        let goal =
+            goal_of(&self.desired, &updaters).map_err(|error| NotKnown(error.to_string()))?;
         Ok(Wanted { goal, updaters })
     }
 
@@ -260,16 +261,39 @@ impl Request<'_> {
         api.get_opt(&key.name).await
     }
 
-    /// The answer to a request that the live Machine does not confirm: it changes nothing.
-    async fn not_asked(&self, goal: &Goal) -> kube::Result<Option<Served>> {
+    /// The answer to a request that the live Machine and its objects do not confirm: it changes nothing.
+    async fn not_asked(&self, wanted: &Wanted) -> kube::Result<Option<Served>> {
+        let Wanted { goal, updaters } = wanted;
         let api: Api<Machine> = Api::namespaced(self.ctx.client.clone(), &self.key.namespace);
-        let live = api.get_opt(&self.key.name).await?;
-        let Err(why) = asked(live.as_ref(), &self.facts.uid, goal) else {
+        let machine = api.get_opt(&self.key.name).await?;
+        let mut confirmed = asked(machine.as_ref(), &self.facts.uid, goal);
+        if confirmed.is_ok() && !goal.parts.is_empty() {
+            let live = goal_of(&self.live_objects(updaters).await?, updaters).unwrap_or_default();
+            confirmed = parts_asked(&live, goal);
+        }
+        let Err(why) = confirmed else {
             return Ok(None);
         };
         tracing::warn!(machine = %self.key, %why, "ignored an UpdateMachine request");
         let text = format!("Machine {} does not ask for this update: {why}", self.key.name);
         Ok(Some(Served { answer: Answer::retry(text, RETRY_MAX_SECONDS), verdict: "NotAsked" }))
+    }
+
+    /// The objects of the request that Updaters claim as they are now, in the versions that the request has.
+    async fn live_objects(&self, updaters: &[Updater]) -> kube::Result<Objects> {
+        let mut live = self.desired.clone();
+        for part in [Part::Infrastructure, Part::Bootstrap] {
+            let claimed =
+                |object: &&mut Value| updaters.iter().any(|updater| updater.claims_some_of(object));
+            if let Some(object) = live.part_mut(part).filter(claimed) {
+                let stored = ForeignObject {
+                    namespace: self.key.namespace.clone(),
+                    ..ForeignObject::stored(object)
+                };
+                *object = self.ctx.foreign.read(&self.ctx.client, &stored).await?;
+            }
+        }
+        Ok(live)
     }
 
     /// The NodeUpdates for the Machine's name, from the cache and from live reads.

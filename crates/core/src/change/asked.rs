@@ -27,6 +27,12 @@ pub enum NotAsked {
         /// The version in the request.
         goal: StatedVersion,
     },
+    /// The objects of the Machine have other values.
+    #[error("what Updater {updater} claims of its objects is not what the request has")]
+    OtherValues {
+        /// The Updater that claims them.
+        updater: String,
+    },
 }
 
 /// Whether a Namespace with these labels opted in: Refit acts in no other one, whatever the
@@ -55,8 +61,17 @@ pub fn asked(machine: Option<&Machine>, uid: &MachineUid, goal: &Goal) -> Result
     Ok(())
 }
 
+/// Checks the parts of a request against those of the objects as they are now.
+pub fn parts_asked(live: &Goal, goal: &Goal) -> Result<(), NotAsked> {
+    match goal.parts.iter().find(|part| !live.parts.contains(part)) {
+        Some(part) => Err(NotAsked::OtherValues { updater: part.updater.clone() }),
+        None => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use refit_kinds::refit::GoalPart;
     use serde_json::json;
 
     use super::*;
@@ -67,6 +82,18 @@ mod tests {
             "spec": {"clusterName": "c", "version": "v1.35.0"},
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn a_request_with_old_values_of_an_updater_is_not_asked_for() {
+        let of = |hash: &str| {
+            let part = GoalPart { updater: "memory".into(), hash: hash.into() };
+            Goal { parts: vec![part], ..Goal::default() }
+        };
+        assert_eq!(parts_asked(&of("32"), &of("32")), Ok(()));
+        assert_eq!(parts_asked(&of("32"), &Goal::default()), Ok(()));
+        let old = parts_asked(&of("32"), &of("16")).unwrap_err().to_string();
+        assert!(old.contains("Updater memory"), "{old}");
     }
 
     #[test]

@@ -42,6 +42,16 @@ pub struct AddedUpdater {
     pub host: Option<UpdaterHost>,
 }
 
+impl Updater {
+    /// Whether an operator has added it for some field of this object.
+    pub fn claims_some_of(&self, object: &Value) -> bool {
+        match self {
+            Self::Kubeadm => false,
+            Self::Added(added) => added.claims.iter().any(|claim| claim.is_of(object)),
+        }
+    }
+}
+
 impl AddedUpdater {
     /// The part in an update to these objects of a machine.
     pub fn part(&self, desired: &[&Value]) -> Result<UpdatePart, BadHostPart> {
