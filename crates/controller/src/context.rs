@@ -21,7 +21,8 @@ use refit_runtime::{
 };
 
 use crate::{
-    Settings, metrics::Metrics, updater_servers::UpdaterServers, workload_watch::WorkloadIndex,
+    Settings, metrics::Metrics, providers::WatchedKinds, updater_servers::UpdaterServers,
+    workload_watch::WorkloadIndex,
 };
 
 /// Deadline of a read from a workload cluster. A write has the usual one: webhooks of the cluster may
@@ -52,6 +53,8 @@ pub(crate) struct Context {
     pub(crate) sabotage: Arc<crate::sabotage::Sabotage>,
     /// Reads infrastructure machines and bootstrap configs.
     pub(crate) foreign: ForeignKinds,
+    /// The objects of providers.
+    pub(crate) providers: Arc<WatchedKinds>,
     /// Calls the servers of Updaters.
     pub(crate) updater_servers: UpdaterServers,
     /// Settings of the operator.
@@ -81,6 +84,7 @@ impl Context {
         Self {
             updater_servers: UpdaterServers::new(stack.clone(), clock),
             foreign: ForeignKinds::default(),
+            providers: Arc::default(),
             workloads: workloads(&client, stack, clock),
             workload_index: Arc::default(),
             recorder: Recorder::new(client.clone(), clock, "refit-controller"),
@@ -115,6 +119,7 @@ impl Context {
         Self {
             updater_servers: UpdaterServers::new(stack.clone(), self.clock),
             foreign: self.foreign.clone(),
+            providers: self.providers.clone(),
             workloads: workloads(&client, stack, self.clock),
             workload_index: self.workload_index.clone(),
             recorder: Recorder::new(client.clone(), self.clock, "refit-controller"),

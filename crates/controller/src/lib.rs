@@ -35,6 +35,7 @@ mod node_update;
 mod owner;
 mod policy;
 mod process;
+mod providers;
 #[cfg(feature = "sabotage")]
 pub mod sabotage;
 #[cfg(test)]

@@ -20,6 +20,7 @@ use crate::{
     host_plan::cluster_key,
     indexes::GROUPS_BY_CLUSTER,
     node_update::look::update_node_name,
+    providers,
 };
 
 /// Watches every kind until the future is dropped.
@@ -58,6 +59,7 @@ pub(crate) async fn run(ctx: &Context) {
             stores.updaters.clone(),
             |updater: &Updater| queues.updaters.add(ObjectKey::of(updater)),
         ),
+        providers::run(ctx),
         // A drain polls every few seconds anyway.
         watch(client, &stores.drain_rules, |_| {}),
         async {

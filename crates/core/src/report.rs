@@ -374,7 +374,7 @@ impl Refusal {
             }
             Self::UpdaterFails { updater, message } => {
                 format!(
-                    "calling Updater {updater} again, which fails: {}",
+                    "Updater {updater} fails and is tried again: {}",
                     message.trim_end_matches('.')
                 )
             }

@@ -92,6 +92,14 @@ pub const GOAL_CHANGED: &str = "refit.dev/goal-changed";
 pub const WITHDRAWN_FOR_MEMBER: &str = "refit.dev/withdrawn-for-member";
 /// On a Machine: names of the Updaters that have left some of its fields as they are, with commas.
 pub const LEFT: &str = "refit.dev/left";
+/// On a provider's object: the Updater with the template that it was made from.
+pub const UPDATER: &str = "refit.dev/updater";
+/// On the CustomResourceDefinition of a provider's kind: its API versions that follow the contract, joined by
+/// `_`.
+pub const CONTRACT: &str = "refit.dev/v1alpha1";
+/// On a provider's object: the number of the claim of a slot that was returned unused, for which no gate opens
+/// any more.
+pub const RETURNED_CLAIM: &str = "refit.dev/returned-claim";
 /// `Disabled` turns off the guard against remediation of a Machine during its update.
 pub const REMEDIATION_GUARD: &str = "refit.dev/remediation-guard";
 /// On a Machine: the annotations of the remediation guard that Refit set, comma-separated.

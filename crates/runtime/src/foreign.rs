@@ -54,7 +54,8 @@ type Key = (String, Option<String>, String);
 pub struct ForeignKinds(Arc<Mutex<BTreeMap<Key, ApiResource>>>);
 
 impl ForeignKinds {
-    async fn api(
+    /// The API of an object's kind in its namespace.
+    pub async fn api(
         &self,
         client: &Client,
         object: &ForeignObject,

@@ -192,6 +192,8 @@ struct Network {
     listeners: BTreeMap<String, mpsc::Sender<Stream>>,
     /// For each open stream to `host:port`, whether it is half-open.
     streams: BTreeMap<String, Vec<Weak<AtomicBool>>>,
+    /// Whether loopback addresses at which nothing listens here are dialled over TCP.
+    reaches_loopback: bool,
 }
 
 impl MemoryNetwork {
@@ -230,7 +232,18 @@ impl MemoryNetwork {
         }
     }
 
+    /// From now on, streams to loopback addresses at which nothing listens here go over TCP: to real programs
+    /// of the same machine.
+    pub fn reach_loopback(&self) {
+        self.lock().reaches_loopback = true;
+    }
+
     async fn dial(&self, host: &str, port: u16, gate: &Arc<dyn Gate>) -> io::Result<Stream> {
+        let is_loopback = host == "localhost"
+            || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+        if is_loopback && self.lock().reaches_loopback && self.listener(host, port).is_none() {
+            return Stream::tcp(TcpStream::connect((host, port)).await?);
+        }
         let refused = || {
             io::Error::new(
                 io::ErrorKind::ConnectionRefused,
@@ -377,6 +390,20 @@ mod tests {
         assert_eq!(socket.tcp_keepalive_interval().unwrap(), KEEPALIVE);
         #[cfg(target_os = "linux")]
         assert_eq!(socket.tcp_user_timeout().unwrap(), Some(PEER_TIMEOUT));
+    }
+
+    #[tokio::test]
+    async fn a_memory_network_reaches_real_programs_on_loopback_only_if_it_may() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let network = MemoryNetwork::default();
+        let dialer = Dialer::Memory(network.clone(), Arc::new(Open));
+        let refused = dialer.dial("127.0.0.1", port).await.unwrap_err();
+        assert!(refused.to_string().contains("nothing listens"));
+        network.reach_loopback();
+        assert!(matches!(dialer.dial("127.0.0.1", port).await.unwrap().inner, Inner::Tcp(_)));
+        let refused = dialer.dial("192.0.2.1", port).await.unwrap_err();
+        assert!(refused.to_string().contains("nothing listens"));
     }
 
     #[tokio::test]

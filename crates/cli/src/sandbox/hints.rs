@@ -14,8 +14,13 @@ pub(super) fn lines(world: &World, kubeconfig: &Path, speed: u32) -> Vec<String>
         String::new(),
         "Try next, in another terminal:".to_owned(),
         format!("  export KUBECONFIG={}", quoted(kubeconfig)),
-        "  kubectl get machines".to_owned(),
     ];
+    // Through cargo in a checkout, the program is not on the path.
+    if let (Some(_), Ok(program)) = (std::env::var_os("CARGO"), std::env::current_exe()) {
+        let directory = program.parent().unwrap_or(&program);
+        lines.push(format!("  export PATH={}:$PATH", quoted(directory)));
+    }
+    lines.extend(["  kubectl get machines".to_owned()]);
     let machines = world.machines();
     for key in world.clusters() {
         let (namespace, cluster) = key.split_once('/').unwrap_or(("default", &key));

@@ -35,7 +35,7 @@ Examples:
   refit sandbox --port 6443 --speed 1        hosts take as long as real ones
   refit sandbox --script scenario.txt        a script in simulated time; `help` in a script lists the commands
 
-The first line of the output is the path of a kubeconfig. Its context `refit` is the management
+The first line of stdout is the path of a kubeconfig. Its context `refit` is the management
 cluster; each workload cluster has a context of its own name. The APIs listen on 127.0.0.1 only and
 accept the credentials in the kubeconfig, which only you can read.
 
@@ -105,6 +105,8 @@ async fn stay_up(
     let directory = temporary_directory()?;
     let options = SandboxOptions { directory: directory.path().to_owned(), hurry: args.speed };
     let sandbox = Sandbox::start(world, ports, options).await?;
+    // Servers of Updaters under development run on this machine.
+    sandbox.world().network().reach_loopback();
     announce(printer, args, &sandbox)?;
     ended.await;
     drop(sandbox);

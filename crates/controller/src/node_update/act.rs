@@ -8,7 +8,7 @@ use kube::{Api, Client, Resource, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
     node::{
-        Announcement, Decision, EvictionRefusal, GroupState, ManagementWrite, Severity,
+        Announcement, Decision, EvictionRefusal, GroupState, ManagementWrite, Severity, Snapshot,
         WorkloadWrite, Write,
     },
     report::Refusal,
@@ -34,7 +34,7 @@ use crate::{
     PlanLocation,
     api_error::{is_silence, refusal},
     context::Context,
-    drain,
+    drain, providers,
 };
 
 /// Requeue delay after a write; the watch event of the write wakes the NodeUpdate as well.
@@ -80,6 +80,15 @@ pub(super) async fn perform(
                 in_workload(ctx, look, write, made).await
             }
         },
+        Write::Provider(order) => {
+            let Snapshot { update, providers, .. } = &look.snapshot;
+            settled(providers::order(ctx, update, providers, order).await, write)
+        }
+        Write::OlderProvider(name, spec) => {
+            let Snapshot { update, siblings, providers, .. } = &look.snapshot;
+            let of_machine = (update.as_ref(), siblings.as_slice());
+            settled(providers::order_older(ctx, of_machine, providers, name, spec).await, write)
+        }
         Write::AskUpdater(name) => {
             let next = updater::asked(ctx, look, name).await;
             settled(part(ctx, look, decision, next).await, write)

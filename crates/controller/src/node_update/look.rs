@@ -90,7 +90,6 @@ impl Look {
         #[cfg(feature = "sabotage")]
         let host_lost_after = ctx.sabotage.host_lost_after(host_lost_after);
         let snapshot = Snapshot {
-            siblings,
             paused: known.and_then(|machine| paused(stores, machine)),
             unguarded: policy.is_some_and(|policy| policy.unguarded),
             drain: known.map(|machine| live_drain_policy(ctx, machine)).unwrap_or_default(),
@@ -115,7 +114,9 @@ impl Look {
             report_stale_after: ctx.settings.stale_after(),
             host_lost_after,
             refused: None,
+            providers: ctx.providers.of_machine(&update, &siblings),
             machine,
+            siblings,
             update,
         };
         Self { snapshot, group: object, cluster, request: String::new() }
@@ -300,8 +301,6 @@ fn is_drained_by_cluster_api(machine: &Machine) -> bool {
         && deleting.is_some_and(|deleting| deleting.reason == "DrainingNode")
 }
 
-/// Whether `kubeadm-upgrade` is done in the latest other NodeUpdate of these machines to the same
-/// version with the role FirstControlPlane.
 /// The first Updater of an update that cannot be called.
 fn updater_refused(stores: &Stores, update: &NodeUpdate) -> Option<Refusal> {
     let called = update
@@ -318,6 +317,8 @@ fn updater_refused(stores: &Stores, update: &NodeUpdate) -> Option<Refusal> {
         .next()
 }
 
+/// Whether `kubeadm-upgrade` is done in the latest other NodeUpdate of these machines to the same
+/// version with the role FirstControlPlane.
 fn last_first_passed<'a>(
     updates: impl Iterator<Item = &'a Arc<NodeUpdate>>,
     update: &NodeUpdate,

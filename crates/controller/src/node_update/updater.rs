@@ -17,7 +17,10 @@ use refit_core::{
 };
 use refit_kinds::{
     hooks::MachineObjects,
-    refit::{MachineUid, NodeUpdate, PartState, PartStatus, Updater, UpdaterHook},
+    refit::{
+        MachineUid, NodeUpdate, PartState, PartStatus, ProviderPart, Updater, UpdaterHook,
+        UpdaterTemplate,
+    },
 };
 use refit_runtime::{ObjectKey, foreign::ForeignObject};
 use serde_json::{Value, json};
@@ -26,6 +29,7 @@ use super::look::Look;
 use crate::{
     api_error::{cause, is_silence},
     context::Context,
+    providers::template_of,
 };
 
 /// The state of an Updater's part after the question whether the Updater can be called: it is valid, what it gets
@@ -33,12 +37,36 @@ use crate::{
 pub(super) async fn asked(ctx: &Context, look: &Look, name: &str) -> kube::Result<PartStatus> {
     let part = look.snapshot.update.status.clone().unwrap_or_default().part(name);
     let updater = ctx.stores.updaters.get(&ObjectKey::new("", name));
-    let answer = match prepared(ctx, look, name, updater.as_deref()).await {
-        Ok((hook, _)) => ctx.updater_servers.ask(name, &hook).await,
+    let answered = match provider_part(look, name) {
+        Some(part) => has_template(ctx, look, &part.template).await.map(Ok),
+        None => match prepared(ctx, look, name, updater.as_deref()).await {
+            Ok((hook, _)) => Ok(ctx.updater_servers.ask(name, &hook).await),
+            Err(unread) => Err(unread),
+        },
+    };
+    let answer = match answered {
+        Ok(answer) => answer,
         Err(Unread::Refused(why)) => Err(why),
         Err(Unread::Silent(error)) => return Err(error),
     };
     Ok(after_ask(&part, answer, ctx.clock.now_seconds()))
+}
+
+/// What a provider does for an Updater in this update.
+fn provider_part<'a>(look: &'a Look, updater: &str) -> Option<&'a ProviderPart> {
+    let mut parts = look.snapshot.update.spec.provider_parts();
+    parts.find(|part| part.updater == updater)?.template.as_ref()
+}
+
+async fn has_template(
+    ctx: &Context,
+    look: &Look,
+    template: &UpdaterTemplate,
+) -> Result<(), Unread> {
+    let object = template_of(&look.snapshot.update, template);
+    let what = format!("{} {}", object.kind, object.name);
+    let found = ctx.foreign.read(&ctx.client, &object).await;
+    found.map(drop).map_err(|error| Unread::of(&what, error))
 }
 
 /// The next state of an Updater's part. That it begins is written before its first call: after a crash it is
@@ -49,7 +77,7 @@ pub(super) async fn advanced(ctx: &Context, look: &Look, name: &str) -> kube::Re
     let updater = ctx.stores.updaters.get(&ObjectKey::new("", name));
     let now = || ctx.clock.now_seconds();
     Ok(match part.state {
-        PartState::Pending => {
+        PartState::Pending | PartState::Ongoing => {
             let node = look.seen().and_then(|seen| seen.node());
             let boot_id = node.map(|node| node.boot_id.clone()).unwrap_or_default();
             PartStatus { boot_id, ..begun(&part, now()) }
@@ -60,6 +88,17 @@ pub(super) async fn advanced(ctx: &Context, look: &Look, name: &str) -> kube::Re
                 None => Err(format!("Updater {name} does not exist")),
             };
             after_verification(&part, shows, now())
+        }
+        PartState::Running | PartState::Done | PartState::Unverified | PartState::Left
+            if let Some(provider) = provider_part(look, name) =>
+        {
+            let is_verified = updater.is_some_and(|updater| !updater.spec.verify.is_empty());
+            if provider.brings_version && !is_verified {
+                // The kubelet shows the version.
+                after_verification(&part, Ok(()), now())
+            } else {
+                after_call(&part, &Called::Done, is_verified, now())
+            }
         }
         PartState::Running | PartState::Done | PartState::Unverified | PartState::Left => {
             let (called, hash) = call(ctx, look, name, updater.as_deref()).await?;

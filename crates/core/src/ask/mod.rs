@@ -187,8 +187,8 @@ fn succeeded<'a>(
     update: &NodeUpdate,
     now: Timestamp,
 ) -> Option<Ask<'a>> {
-    // Only the host makes a version true.
-    let is_of_host = goal.kubernetes_version.is_some() && update.spec.works_on_host();
+    // Only what works on the host makes a version true.
+    let is_of_host = goal.kubernetes_version.is_some() && update.spec.brings_version();
     if !is_of_host || machine.kubelet_version == goal.kubernetes_version {
         return Some(Ask::Done);
     }

@@ -37,27 +37,30 @@ pub fn parts(
         .filter(|update| update.spec.machine_ref.uid == machine.uid)
         .collect();
     of_machine.sort_by_key(|update| ordinal_of(update.metadata.name.as_deref()?, &machine.name));
-    let host = needs_host(machine, offer, &of_machine).then(|| Ok(UpdatePart::kubeadm()));
+    let needs_version = needs_version(machine, offer, &of_machine);
+    let by_provider = offer.updaters.iter().any(Updater::brings_version);
+    let by_host = needs_version && offer.is_kubeadm() && !by_provider;
+    let host = by_host.then(|| Ok(UpdatePart::kubeadm()));
     let added = offer.goal.parts.iter().filter_map(|part| {
         let updater = offer.updaters.iter().find(|updater| updater.name() == part.updater)?;
         let Updater::Added(added) = updater else {
             return None;
         };
         let reached = reached(&part.updater, &of_machine);
-        let needed = reached != Some(&part.hash);
+        let needed = reached != Some(&part.hash) || needs_version && updater.brings_version();
         needed.then(|| added.part(&objects))
     });
     host.into_iter().chain(added).collect()
 }
 
-/// Whether the host must be brought to the version, or what an earlier update has left there must be ended.
-fn needs_host(machine: &MachineFacts, offer: Offer<'_>, updates: &[&NodeUpdate]) -> bool {
+/// Whether the machine must be brought to the version, or what an earlier update has left there must be ended.
+fn needs_version(machine: &MachineFacts, offer: Offer<'_>, updates: &[&NodeUpdate]) -> bool {
     let Some(version) = &offer.goal.kubernetes_version else {
         return false;
     };
-    let last = updates.iter().rev().find(|update| update.spec.works_on_host());
+    let last = updates.iter().rev().find(|update| update.spec.brings_version());
     let is_whole = last.is_none_or(|last| phase_of(last) == Phase::Succeeded);
-    offer.is_kubeadm() && (machine.kubelet_version.as_ref() != Some(version) || !is_whole)
+    machine.kubelet_version.as_ref() != Some(version) || !is_whole
 }
 
 /// The hash of what an Updater has reached on the Machine; `None` if that is not known.

@@ -17,6 +17,7 @@ fn part(name: &str, action: UpdaterAction) -> UpdatePart {
         disruption: Disruption::Drain,
         timeout_seconds: None,
         host: None,
+        template: None,
     }
 }
 
@@ -166,4 +167,22 @@ fn the_arguments_of_the_agents_steps_come_from_the_desired_objects() {
         let error = with(path).unwrap_err().to_string();
         assert_eq!(error, format!("Updater image needs {path} in M, and it is {what}"));
     }
+}
+
+#[test]
+fn a_provider_of_versions_works_instead_of_the_host() {
+    let updaters = [crate::change::testing::provided("nodes", &[])];
+    let goal = goal(&[("nodes", "h")]);
+    let offer = Offer { goal: &goal, desired: &desired(), updaters: &updaters };
+    let work = |runs: &str, updates: &[&NodeUpdate]| -> Vec<String> {
+        let machine = MachineFacts { kubelet_version: runs.parse().ok(), ..machine() };
+        parts(&machine, offer, updates).unwrap().into_iter().map(|part| part.updater).collect()
+    };
+    assert_eq!(work("v1.34.2", &[]), ["nodes"]);
+    // It has ended its part once, and the machine runs another version again.
+    let mut ended = testing::update(1, VERSION, Phase::Succeeded);
+    ended.spec.goal = goal.clone();
+    ended.spec.parts = Some(Vec::new());
+    assert_eq!(work(VERSION, &[&ended]), [""; 0]);
+    assert_eq!(work("v1.34.2", &[&ended]), ["nodes"]);
 }

@@ -136,8 +136,11 @@ pub struct Judgement {
 pub fn can_update(level: Level, current: &Objects, desired: &Objects, known: &Known) -> Judgement {
     let stated = desired.version(level);
     let returns = returns(&current.version(level), &stated, &known.hosts);
+    // One updater brings machines to a version.
     let built_in = [Updater::Kubeadm];
-    let updaters: Vec<&Updater> = built_in.iter().chain(&known.updaters).collect();
+    let by_provider = known.updaters.iter().any(Updater::brings_version);
+    let built_in = built_in.iter().filter(|_| !by_provider);
+    let updaters: Vec<&Updater> = built_in.chain(&known.updaters).collect();
     let coverage = cover(level, current, desired, returns, &updaters);
     let coverage = match &known.provider {
         Provider::Refuses { why } => {

@@ -72,6 +72,14 @@ impl Updater {
         }
     }
 
+    /// Whether the updater brings machines to a Kubernetes version.
+    pub fn brings_version(&self) -> bool {
+        match self {
+            Self::Kubeadm => true,
+            Self::Added(added) => added.part.brings_version(),
+        }
+    }
+
     /// Whether the updater does nothing about what it claims.
     fn leaves(&self) -> bool {
         match self {
@@ -92,6 +100,16 @@ impl Updater {
     fn claimed(&self, changes: PartChanges, case: &Case<'_>) -> PartChanges {
         match self {
             Self::Kubeadm => kubeadm::claimed(changes, case),
+            Self::Added(added) if added.part.brings_version() => {
+                let with_version = kubeadm::claimed(changes.clone(), case);
+                let is_possible =
+                    kubeadm::is_reachable(case) || case.from_version == case.to_version;
+                let claimed = |(part, change): &(Part, Change)| {
+                    is_possible && case.is_claimed(&added.claims, *part, change)
+                };
+                let is_claimed = |one: &(Part, Change)| with_version.contains(one) || claimed(one);
+                changes.into_iter().filter(is_claimed).collect()
+            }
             Self::Added(added) => {
                 let is_claimed =
                     |(part, change): &(Part, Change)| case.is_claimed(&added.claims, *part, change);

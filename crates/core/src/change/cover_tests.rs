@@ -6,7 +6,7 @@ use super::{
     cover::{Claimed, Coverage, Updater, cover},
     objects::{Level, Objects},
     patch::Patch,
-    testing::{any_object, leaving},
+    testing::{any_object, leaving, provided},
 };
 
 const INFRASTRUCTURE: &str = "infrastructure.cluster.x-k8s.io";
@@ -448,5 +448,32 @@ proptest! {
             let got = patched(current.bootstrap.as_ref().unwrap(), coverage.patches.bootstrap.as_ref());
             prop_assert_eq!(&got["spec"], &boot2);
         }
+    }
+}
+
+/// A provider that brings machines to a version.
+fn provider() -> Updater {
+    let memory = claim(INFRASTRUCTURE, "DockerMachine", &["/spec/memory"]);
+    provided("nodes", &[claim(CORE, "Machine", &["/spec/version"]), memory])
+}
+
+#[test]
+fn a_provider_takes_the_version_with_all_that_changes_along_with_it() {
+    let config = |feature: bool| json!({"clusterConfiguration": {"featureGates": {"A": feature}}});
+    let from = machine("v1.34.2", &json!({"memory": 1}), &config(false));
+    let to = machine("v1.35.0", &json!({"memory": 2}), &config(false));
+    let coverage = cover(Level::Machine, &from, &to, false, &[&provider()]);
+    assert!(coverage.is_complete(), "{:?}", coverage.lines());
+    assert_eq!(claimants(&coverage), ["nodes"]);
+    assert!(!coverage.needs_agents());
+}
+
+#[test]
+fn a_provider_does_not_take_a_version_that_no_upgrade_reaches() {
+    for (from, to) in [("v1.35.0", "v1.34.2"), ("v1.33.0", "v1.35.0")] {
+        let (from, to) =
+            (machine(from, &json!({}), &json!({})), machine(to, &json!({}), &json!({})));
+        let coverage = cover(Level::Machine, &from, &to, false, &[&provider()]);
+        assert!(!coverage.is_complete());
     }
 }

@@ -19,7 +19,7 @@ pub(super) fn claimed(changes: PartChanges, case: &Case<'_>) -> PartChanges {
     let version = root(case.level).key("version");
     let real = changes_that_matter(case);
     let is_claimed = |(part, change): &(Part, Change)| match part {
-        Part::Owner => change.path == version && reachable(case),
+        Part::Owner => change.path == version && is_reachable(case),
         // Refit does not manage the infrastructure machine. A template that was only renamed has
         // equal specs and nothing to claim.
         Part::Infrastructure => false,
@@ -29,7 +29,7 @@ pub(super) fn claimed(changes: PartChanges, case: &Case<'_>) -> PartChanges {
 }
 
 /// Whether the hosts can be brought to the desired version, or run it already.
-fn reachable(case: &Case<'_>) -> bool {
+pub(super) fn is_reachable(case: &Case<'_>) -> bool {
     match (case.from_version, case.to_version) {
         (Some(from), Some(to)) => case.returns || from.hop_to(to).is_upgrade(),
         (_, None) | (None, _) => false,

@@ -1,7 +1,7 @@
 //! JSON for property tests.
 
 use proptest::prelude::*;
-use refit_kinds::refit::{Disruption, UpdatePart, UpdaterAction};
+use refit_kinds::refit::{Disruption, ProviderPart, UpdatePart, UpdaterAction, UpdaterTemplate};
 use serde_json::{Map, Value};
 
 use super::{AddedUpdater, Claim, Updater};
@@ -38,6 +38,26 @@ fn any_map(inner: impl Strategy<Value = Value>) -> impl Strategy<Value = Value> 
         .prop_map(|map| Value::Object(map.into_iter().collect::<Map<_, _>>()))
 }
 
+/// An Updater whose provider brings machines to a version and makes what it claims.
+pub(crate) fn provided(name: &str, claims: &[Claim]) -> Updater {
+    let part = UpdatePart {
+        updater: name.to_owned(),
+        action: UpdaterAction::Update,
+        disruption: Disruption::Drain,
+        timeout_seconds: None,
+        host: None,
+        template: Some(ProviderPart {
+            template: UpdaterTemplate {
+                api_version: "a.example/v1".to_owned(),
+                kind: "NodeUpdateTemplate".to_owned(),
+                name: name.to_owned(),
+            },
+            brings_version: true,
+        }),
+    };
+    Updater::Added(AddedUpdater { part, claims: claims.to_vec(), host: None })
+}
+
 /// An Updater that leaves what it claims.
 pub(crate) fn leaving(name: &str, claims: &[Claim]) -> Updater {
     let part = UpdatePart {
@@ -46,6 +66,7 @@ pub(crate) fn leaving(name: &str, claims: &[Claim]) -> Updater {
         disruption: Disruption::None,
         timeout_seconds: None,
         host: None,
+        template: None,
     };
     Updater::Added(AddedUpdater { part, claims: claims.to_vec(), host: None })
 }

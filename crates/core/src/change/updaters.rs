@@ -11,8 +11,8 @@ use kube::{
 use refit_kinds::{
     conditions,
     refit::{
-        self, Disruption, KUBEADM, ObjectClaim, Owner, UpdatePart, UpdaterAction, UpdaterHook,
-        UpdaterHost, UpdaterSelector, UpdaterSpec, UpdaterStatus,
+        self, Disruption, KUBEADM, ObjectClaim, Owner, ProviderPart, UpdatePart, UpdaterAction,
+        UpdaterHook, UpdaterHost, UpdaterSelector, UpdaterSpec, UpdaterStatus,
     },
 };
 use serde_json::Value;
@@ -47,8 +47,20 @@ pub enum BadUpdater {
     #[error("metadata.name: kubeadm is built in; choose another name")]
     NameTaken,
     /// It makes changes, and not one thing does.
-    #[error("action Update needs exactly one of spec.hook and spec.host, which makes the changes")]
+    #[error(
+        "action Update needs exactly one of spec.hook, spec.host and spec.template, which makes the changes"
+    )]
     NotOneWay,
+    /// Only a provider can bring machines to a version.
+    #[strum(serialize = "ClaimsVersion")]
+    #[error(
+        "spec.claims[{claim}] has the version of Machine: only an Updater with spec.template can bring \
+         machines to a version"
+    )]
+    ClaimsVersion {
+        /// Index of the claim.
+        claim: usize,
+    },
     /// The authorities of its server cannot be used.
     #[strum(serialize = "InvalidCaBundle")]
     #[error("spec.hook.caBundle: {0}")]
@@ -119,7 +131,8 @@ pub fn accepted(updater: &refit::Updater) -> Result<Updater, BadUpdater> {
     let claims = updater.spec.claims.iter().enumerate();
     let claims =
         claims.map(|(index, claim)| parsed(index, claim)).collect::<Result<Vec<_>, _>>()?;
-    let UpdaterSpec { action, disruption, timeout_seconds, hook, host, verify, .. } = &updater.spec;
+    let UpdaterSpec { action, disruption, timeout_seconds, hook, host, template, verify, .. } =
+        &updater.spec;
     let name = updater.name_any();
     if name == KUBEADM {
         return Err(BadUpdater::NameTaken);
@@ -132,10 +145,16 @@ pub fn accepted(updater: &refit::Updater) -> Result<Updater, BadUpdater> {
             Disruption::None
         }
         UpdaterAction::Update => {
-            match (hook, host) {
-                (Some(hook), None) => check_authorities(hook)?,
-                (None, Some(host)) => check_host(host, &claims)?,
-                (Some(_), Some(_)) | (None, None) => return Err(BadUpdater::NotOneWay),
+            match (hook, host, template) {
+                (Some(hook), None, None) => check_authorities(hook)?,
+                (None, Some(host), None) => check_host(host, &claims)?,
+                (None, None, Some(_)) => {}
+                _ => return Err(BadUpdater::NotOneWay),
+            }
+            // The server cannot bring a machine to a version: nothing would tell it how far it may go.
+            let version = claims.iter().position(Claim::names_version);
+            if let Some(claim) = version.filter(|_| template.is_none()) {
+                return Err(BadUpdater::ClaimsVersion { claim });
             }
             disruption.unwrap_or_default()
         }
@@ -149,6 +168,10 @@ pub fn accepted(updater: &refit::Updater) -> Result<Updater, BadUpdater> {
         disruption,
         timeout_seconds: Some(*timeout_seconds),
         host: None,
+        template: template.clone().map(|template| ProviderPart {
+            template,
+            brings_version: claims.iter().any(Claim::names_version),
+        }),
     };
     Ok(Updater::Added(AddedUpdater { part, claims, host: host.clone() }))
 }
@@ -286,6 +309,26 @@ mod tests {
             let error = accepted(&updater("u", &image(&more))).unwrap_err().to_string();
             assert!(error.starts_with(why), "{error}");
         }
+    }
+
+    #[test]
+    fn only_a_provider_may_claim_the_version_of_machines() {
+        let with = |way: &Value| {
+            let mut spec = json!({
+                "action": "Update",
+                "disruption": "Drain",
+                "claims": [{"group": "cluster.x-k8s.io", "kind": "Machine", "paths": ["/spec/version"]}],
+            });
+            json_patch::merge(&mut spec, way);
+            accepted(&updater("nodes", &spec))
+        };
+        let template =
+            json!({"apiVersion": "a.example/v1", "kind": "NodeUpdateTemplate", "name": "x"});
+        let by_provider = with(&json!({ "template": template })).unwrap();
+        assert!(by_provider.brings_version());
+        let pem = STANDARD.encode("-----BEGIN CERTIFICATE-----");
+        let refused = with(&json!({"hook": {"url": "https://x", "caBundle": pem}})).unwrap_err();
+        assert!(refused.to_string().contains("only an Updater with spec.template"), "{refused}");
     }
 
     #[test]

@@ -8,7 +8,9 @@ use super::{
     drain::DRAIN_LINE,
     end, guard, health,
     order::newest,
-    snapshot::{Decision, ManagementWrite, Seen, Snapshot, Workload, WorkloadWrite, Write},
+    snapshot::{
+        Decision, ManagementWrite, Providers, Seen, Snapshot, Workload, WorkloadWrite, Write,
+    },
     status::{Standing, conclude, reached},
     steps::{self, STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON},
     stop::{ABORT, Stop, deletion_overdue, machine_gone, stopped_by_deletion},
@@ -48,8 +50,16 @@ pub fn decide(s: &Snapshot, now: Timestamp) -> Decision {
             return conclude(s, status, outcome, now);
         }
     };
+    match &s.providers {
+        Providers::Known(_) => {}
+        Providers::NotSynced => return not_synced(s, status, now),
+        Providers::Unusable(refusal) => {
+            let outcome = unreachable(s, &status, refusal.clone(), now);
+            return conclude(s, status, outcome, now);
+        }
+    }
     note_beginning(s, seen, &mut status);
-    let mut work = Work { s, seen, host: s.host(seen), status, now };
+    let mut work = Work { s, seen, workers: s.workers(seen), status, now };
     let outcome = work.outcome();
     work.show_cordon();
     conclude(s, work.status, outcome, now)
@@ -103,8 +113,8 @@ fn note_beginning(s: &Snapshot, seen: &Seen, status: &mut NodeUpdateStatus) {
 impl Work<'_> {
     fn outcome(&mut self) -> Standing {
         let Some(machine) = self.s.own_machine() else {
-            let ended = self.host.report().is_some_and(|report| report.has_ended());
-            return match self.host.order(ABORT).filter(|_| !ended) {
+            let ended = self.workers.report().is_some_and(|report| report.has_ended());
+            return match self.workers.order(ABORT).filter(|_| !ended) {
                 Some(write) => {
                     Standing::new(Phase::Stopping, "the Machine was deleted").write(Some(write))
                 }
@@ -128,14 +138,14 @@ impl Work<'_> {
             let machine = self.machine_name().to_owned();
             return Standing::blocked(Phase::Pending, Refusal::NoNode { machine });
         }
-        if !self.s.update.spec.works_on_host() {
+        if !self.s.update.spec.has_workers() {
             return self.without_host(machine);
-        }
-        if self.host.ordered().is_none() {
-            return self.start();
         }
         if let Some(ended) = self.gave_up() {
             return ended;
+        }
+        if self.workers.awaits_first_order() {
+            return self.start();
         }
         match gate {
             Gate::Closed | Gate::Stage => self.staged(machine),
@@ -151,7 +161,7 @@ impl Work<'_> {
         }
         if let Some(refusal) = self.start_refusal() {
             let older = matches!(refusal, Refusal::OlderPlanRunning { .. });
-            let orphan = older.then(|| self.host.abort_orphan(&self.s.siblings)).flatten();
+            let orphan = older.then(|| self.workers.abort_orphan(&self.s.siblings)).flatten();
             let waiting = self.wait(Phase::Pending, refusal);
             return match orphan {
                 Some(write) => waiting.write(Some(write)),
@@ -180,7 +190,18 @@ impl Work<'_> {
         }
         let role = self.role();
         self.status.role = Some(role);
-        let Some((planned, order)) = self.host.first_order(self.s, role) else {
+        if !self.workers.providers.is_empty() {
+            match self.ask_updaters() {
+                Err(refusal) => return self.wait(Phase::Pending, refusal),
+                Ok(Some(ask)) => {
+                    return Standing::new(self.status.phase, "asking the Updaters")
+                        .write(Some(ask));
+                }
+                Ok(None) => {}
+            }
+        }
+        let first = self.workers.first_order(self.s, &self.status.node_name, role, &self.status);
+        let Some((planned, order)) = first else {
             return Standing::failed(
                 "NoVersion",
                 "the goal has no Kubernetes version to which the host could be brought",
@@ -188,14 +209,25 @@ impl Work<'_> {
         };
         let all: Vec<_> = planned.into_iter().chain(self.part_steps()).collect();
         steps::mirror(&mut self.status, &all);
-        Standing::new(self.status.phase, "sending the plan to the host").write(Some(order))
+        let line = match &order {
+            Write::Provider(order) => {
+                format!("sending the order to the provider of {}", order.updater)
+            }
+            Write::HostPlan(_)
+            | Write::Management(_)
+            | Write::Workload(_)
+            | Write::OlderProvider(..)
+            | Write::AskUpdater(_)
+            | Write::Updater(_) => "sending the plan to the host".to_owned(),
+        };
+        Standing::new(self.status.phase, line).write(Some(order))
     }
 
     /// Whether the goal is what the host has been since its last update was rolled back.
     fn is_back(&self) -> bool {
         let goal = &self.s.update.spec.goal;
         let newest = newest(self.same_machine(), &self.s.update.spec.machine_ref.uid);
-        newest.is_some_and(|last| self.host.for_update(last).ended_rolled_back())
+        newest.is_some_and(|last| self.workers.for_update(last).ended_rolled_back())
             && self
                 .seen
                 .node()
@@ -227,7 +259,7 @@ impl Work<'_> {
         if !missing.is_empty() {
             return ready(Some(Write::Management(ManagementWrite::Guard(missing))));
         }
-        ready(self.host.order(open(Gate::Upgrade)))
+        ready(self.workers.order(open(Gate::Upgrade)))
     }
 
     /// kubeadm may run; then the node is drained.
@@ -249,7 +281,8 @@ impl Work<'_> {
             return self.host_at_work(Phase::Upgrading).write(Some(write));
         }
         if self.passed() < Gate::Upgrade {
-            return self.host_at_work(Phase::Upgrading);
+            let next = self.workers.order(open(Gate::Upgrade));
+            return self.host_at_work(Phase::Upgrading).write(next);
         }
         // Before each step of the drain, too: it would prepare an outage that must not happen.
         if self.control_plane()
@@ -260,7 +293,7 @@ impl Work<'_> {
         if let Some(waiting) = self.drain() {
             return waiting;
         }
-        Standing::new(Phase::Draining, DRAIN_LINE).write(self.host.order(open(Gate::Disrupt)))
+        Standing::new(Phase::Draining, DRAIN_LINE).write(self.workers.order(open(Gate::Disrupt)))
     }
 
     /// The host may run every step; then the node must be Ready again.
@@ -272,8 +305,9 @@ impl Work<'_> {
         if let Some(write) = self.keep_claims(machine) {
             return self.host_at_work(Phase::Disrupting).write(Some(write));
         }
-        if self.host.report().is_none_or(|report| report.state != WorkState::Succeeded) {
-            return self.host_at_work(Phase::Disrupting);
+        if self.workers.report().is_none_or(|report| report.state != WorkState::Succeeded) {
+            let next = self.workers.order(open(Gate::Disrupt));
+            return self.host_at_work(Phase::Disrupting).write(next);
         }
         self.end_host_parts();
         if let Some(working) = self.updaters(Gate::Disrupt) {
@@ -282,8 +316,9 @@ impl Work<'_> {
         steps::advance(&mut self.status, STEP_NODE_READY, StepState::Running, now, "");
         let goal = self.s.update.spec.goal.kubernetes_version.as_ref();
         let node_name = self.status.node_name.clone();
+        let workers = Some(&self.workers);
         if let Err(refusal) =
-            verify(self.seen, &node_name, goal, self.control_plane(), Some(self.host), now)
+            verify(self.seen, &node_name, goal, self.control_plane(), workers, now)
         {
             return Standing::blocked(Phase::Verifying, refusal).again_after(10);
         }
@@ -333,8 +368,8 @@ impl Work<'_> {
     /// Waits for the host. A silent agent becomes a blocker, because the progress message would
     /// otherwise never change.
     fn host_at_work(&self, phase: Phase) -> Standing {
-        match self.silent_agent() {
-            Some(silent) => Standing::blocked(phase, silent),
+        match self.silent_agent().or_else(|| self.provider_refusal()) {
+            Some(refusal) => Standing::blocked(phase, refusal),
             None => Standing::new(phase, self.host_line()),
         }
     }

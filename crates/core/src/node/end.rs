@@ -105,7 +105,7 @@ fn is_withdrawn(s: &Snapshot, machine: &Machine) -> bool {
         && machine.metadata.deletion_timestamp.is_none()
         && machine.spec.version.is(goal)
         && runs.is_some_and(|runs| runs != goal && s.owner_version.is(runs) && with_all(runs))
-        && s.host(seen).ended_rolled_back()
+        && s.workers(seen).ended_rolled_back()
 }
 
 /// Whether Cluster API has requested an update and waits for it: it sets the goal before it sets the
@@ -139,7 +139,9 @@ fn left(machine: &Machine, status: &NodeUpdateStatus) -> Option<(String, Option<
         match part.state {
             PartState::Left => all.insert(&part.updater),
             PartState::Done | PartState::Unverified => all.remove(&*part.updater),
-            PartState::Pending | PartState::Running | PartState::Verifying => false,
+            PartState::Pending | PartState::Ongoing | PartState::Running | PartState::Verifying => {
+                false
+            }
         };
     }
     let is_new = status.phase == Phase::Succeeded && all != known;
@@ -199,10 +201,10 @@ fn returned(
         return None;
     };
     let lost = status.failure_reason == HOST_LOST && !update_in_progress(machine);
-    let host = s.host(seen);
-    host.report().filter(|report| lost && report.state == WorkState::Succeeded)?;
+    let workers = s.workers(seen);
+    workers.report().filter(|report| lost && report.state == WorkState::Succeeded)?;
     let goal = s.update.spec.goal.kubernetes_version.as_ref();
-    verify(seen, &status.node_name, goal, is_control_plane(machine), Some(host), now).ok()?;
+    verify(seen, &status.node_name, goal, is_control_plane(machine), Some(&workers), now).ok()?;
     seen.node()?.cordoned_by_us().then_some(Write::Workload(WorkloadWrite::Uncordon))
 }
 

@@ -1,7 +1,9 @@
 //! What must hold before anything starts, and before anything is disturbed.
 
 use refit_kinds::{
-    refit::{Disruption, NodeUpdate, NodeUpdateStatus, Phase, UpdateGroupStatus},
+    refit::{
+        ClaimId, Disruption, NodeUpdate, NodeUpdateStatus, Phase, UpdateGroupStatus, UpdatePart,
+    },
     version::{Hop, StatedVersion},
 };
 
@@ -42,7 +44,12 @@ pub fn requires_live_settings(s: &Snapshot, decision: &Decision) -> bool {
     match &decision.write {
         Some(Write::HostPlan(spec)) => s.host_as_seen().is_new(spec),
         Some(
-            Write::Management(_) | Write::Workload(_) | Write::AskUpdater(_) | Write::Updater(_),
+            Write::Management(_)
+            | Write::Workload(_)
+            | Write::AskUpdater(_)
+            | Write::Updater(_)
+            | Write::Provider(_)
+            | Write::OlderProvider(..),
         )
         | None => false,
     }
@@ -60,8 +67,10 @@ fn disturbs(s: &Snapshot, write: &Write) -> bool {
             Status | ReleaseSlot(_) | Guard(_) | Unguard(_) | MachineCondition(_),
         )
         | Write::Workload(Uncordon | Include)
-        | Write::AskUpdater(_) => false,
+        | Write::AskUpdater(_)
+        | Write::OlderProvider(..) => false,
         Write::HostPlan(spec) => s.host_as_seen().opens(spec),
+        Write::Provider(order) => s.opens(order),
         Write::Updater(name) => {
             let begun =
                 s.update.status.as_ref().is_some_and(|status| status.part(name).state.has_begun());
@@ -86,7 +95,10 @@ fn is_held_before_drain(update: &NodeUpdate) -> bool {
 impl Work<'_> {
     /// A failure that waiting cannot resolve: the goal cannot be reached from the current version.
     pub(super) fn unreachable_goal(&self) -> Option<Standing> {
-        if let Some(option) = &self.s.update.spec.goal.option {
+        let mut of_providers = self.s.update.spec.provider_parts();
+        if let Some(option) = &self.s.update.spec.goal.option
+            && !of_providers.any(UpdatePart::brings_version)
+        {
             let why = format!("none of the updaters of this update can install {option}");
             return Some(Standing::failed("OptionNotSupported", why));
         }
@@ -143,7 +155,7 @@ impl Work<'_> {
             .or_else(|| self.two_os_images())
             .or_else(|| self.behind())
             .or_else(|| self.silent_agent())
-            .or_else(|| self.host.start_refusal(self.s, &self.status.node_name, self.role()))
+            .or_else(|| self.workers.start_refusal(self.s, &self.status.node_name, self.role()))
     }
 
     /// Two sources must not install one OS image each.
@@ -284,17 +296,15 @@ impl Work<'_> {
             |other: &NodeUpdate| other.metadata.name.as_ref() == Some(&slot.node_update);
         let of_another = self.same_machine().any(|other| is_holder(other) && is_unfinished(other));
         // Without work on the host, no gate opens for the claim.
-        let (in_use, returned) = if self.s.update.spec.works_on_host() {
-            (self.host.may_disturb(), self.host.returned_claim())
-        } else {
-            (self.has_disturbing_begun(), slot.claim)
-        };
+        let in_use = self.workers.may_disturb() || self.has_disturbing_begun();
+        let returned =
+            if self.workers.know_as_returned(slot.claim) { slot.claim } else { ClaimId::default() };
         if of_another || in_use {
             return None;
         }
         match group::give_back(status, uid, returned)? {
             GiveBack::Release(next) => Some(Write::Management(ManagementWrite::ReleaseSlot(next))),
-            GiveBack::Mark(claim) => self.host.return_claim(claim),
+            GiveBack::Mark(claim) => self.workers.return_claim(claim),
         }
     }
 }

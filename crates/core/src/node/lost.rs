@@ -15,12 +15,12 @@ impl Work<'_> {
         // A refused read proves nothing.
         let limit = self.s.host_lost_after.filter(|_| self.s.refused.is_none())?;
         let has_done_its_part =
-            self.host.report().is_some_and(|report| report.state == WorkState::Succeeded);
+            self.workers.report().is_some_and(|report| report.state == WorkState::Succeeded);
         let others_work = has_done_its_part && self.updaters(Gate::Disrupt).is_some();
-        if !self.s.update.spec.works_on_host() || others_work {
+        if !self.workers.has_agent() || others_work {
             return None;
         }
-        let reported = self.host.last_report_at();
+        let reported = self.workers.last_report_at();
         // An agent creates its HostPlan again. Before the host has begun, its agent may not be installed.
         if reported.is_none() && self.status.started_at.is_none() {
             return None;
@@ -32,7 +32,7 @@ impl Work<'_> {
         let by_updaters = self.updaters_ended_at();
         let since = [reported, Some(self.seen.complete_since), requested, by_updaters];
         let silent = self.now.duration_since(since.into_iter().flatten().max()?);
-        let of_step = self.host.silence_of_step().unwrap_or_default();
+        let of_step = self.workers.silence_of_step().unwrap_or_default();
         (silent >= limit.max(of_step)).then(|| {
             Standing::failed(
                 HOST_LOST,

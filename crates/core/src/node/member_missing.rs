@@ -75,7 +75,7 @@ pub(super) fn withdrawal(
         return None;
     };
     let untouched = status.failure_reason == MEMBER_MISSING
-        || is_control_plane(machine) && s.host(seen).ended_rolled_back();
+        || is_control_plane(machine) && s.workers(seen).ended_rolled_back();
     (untouched && stands_in_the_way(s, machine)).then(|| {
         let announcement = Announcement {
             severity: Severity::Normal,

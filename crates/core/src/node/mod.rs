@@ -38,6 +38,8 @@ mod lost;
 mod member_missing;
 mod order;
 mod parts;
+mod provider;
+mod provider_object;
 mod prune;
 mod role;
 mod snapshot;
@@ -47,6 +49,7 @@ mod stop;
 mod verify;
 mod work;
 mod work_order;
+mod workers;
 
 #[cfg(test)]
 mod tests;
@@ -71,12 +74,13 @@ pub use lost::HOST_LOST;
 pub use member_missing::{MEMBER_MISSING, request_again};
 pub use order::{newest, speaker};
 pub use parts::{Called, after_ask, after_call, after_verification, begun};
+pub use provider_object::{provider_object, provider_object_name};
 pub use prune::{KEPT_FOR, KEPT_UPDATES, prunable};
 pub use role::decide_role;
 pub use snapshot::{
     Announcement, ControlPlaneMember, Decision, EvictionRefusal, Group, GroupState, ImageVersion,
-    Leaving, ManagementWrite, NodeView, OtherMachines, Others, PodRef, Seen, Severity, Snapshot,
-    StaticPod, Workload, WorkloadWrite, Write,
+    Leaving, ManagementWrite, NodeView, OtherMachines, Others, PodRef, ProviderOrder, Providers,
+    Seen, Severity, Snapshot, StaticPod, Workload, WorkloadWrite, Write,
 };
 pub use status::is_past_return;
 pub use steps::{STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON, step_names};

@@ -30,7 +30,7 @@ use super::{
 use crate::report::Refusal;
 
 /// How long the part of an Updater may take if the update does not say.
-const TIMEOUT_SECONDS: i32 = 3600;
+pub(super) const TIMEOUT_SECONDS: i32 = 3600;
 /// Delay until the next call after the first failed one, in seconds; it doubles with each.
 const FIRST_RETRY_SECONDS: i64 = 5;
 /// Longest delay between two calls, in seconds.
@@ -77,7 +77,8 @@ pub fn after_ask(part: &PartStatus, answer: Result<(), String>, now: Timestamp) 
 
 /// The state of an Updater's part that begins.
 pub fn begun(part: &PartStatus, now: Timestamp) -> PartStatus {
-    PartStatus { state: PartState::Running, started_at: Some(Time(now)), ..part.clone() }
+    let started_at = part.started_at.clone().or(Some(Time(now)));
+    PartStatus { state: PartState::Running, started_at, ..part.clone() }
 }
 
 /// The state of an Updater's part after a failure: the next try is later with each.
@@ -154,7 +155,7 @@ pub fn after_verification(
 }
 
 /// A message of another program, in one line of bounded length.
-fn shown(message: &str) -> String {
+pub(super) fn shown(message: &str) -> String {
     let plain = message.chars().map(|c| if c.is_control() { ' ' } else { c });
     let mut text: String = plain.take(MESSAGE_CHARACTERS).collect();
     text.truncate(text.trim_end().len());
@@ -189,7 +190,8 @@ impl Work<'_> {
 
     /// The parts of Updaters as steps.
     pub(super) fn part_steps(&self) -> Vec<WorkStep> {
-        let made = |part: &&UpdatePart| part.action == UpdaterAction::Update;
+        let made =
+            |part: &&UpdatePart| part.action == UpdaterAction::Update && part.template.is_none();
         let parts = self.called_parts().filter(made);
         parts.map(|part| self.part_step(part)).collect()
     }
@@ -279,7 +281,12 @@ impl Work<'_> {
 
     /// Lets the Updaters behind a gate work, one after the other; `None` once all are done.
     pub(super) fn updaters(&self, gate: Gate) -> Option<Standing> {
-        let mut behind = self.called_parts().filter(|part| gate_of(part) == gate);
+        // What a provider has done through the gates is only verified here.
+        let is_behind = |part: &&UpdatePart| match &part.template {
+            Some(_) => gate == Gate::Disrupt,
+            None => gate_of(part) == gate,
+        };
+        let mut behind = self.called_parts().filter(is_behind);
         let next = behind.find(|part| !self.status.part(&part.updater).state.has_ended())?;
         let part = self.status.part(&next.updater);
         let phase = match gate {
@@ -292,7 +299,8 @@ impl Work<'_> {
         };
         let limit =
             SignedDuration::from_secs(next.timeout_seconds.unwrap_or(TIMEOUT_SECONDS).into());
-        let started = part.started_at.as_ref().map(|time| time.0);
+        // The time of a provider counts from its last gate.
+        let started = part.gate_at.as_ref().or(part.started_at.as_ref()).map(|time| time.0);
         // After an outage there is one more call.
         let is_late =
             |at: Timestamp| started.is_some_and(|started| at.duration_since(started) >= limit);
@@ -457,6 +465,7 @@ fn at_work(phase: Phase, part: &PartStatus) -> Standing {
             Standing::new(phase, format!("updater {updater}: {message}"))
         }
         PartState::Pending
+        | PartState::Ongoing
         | PartState::Running
         | PartState::Verifying
         | PartState::Done
@@ -476,6 +485,7 @@ fn timed_out(part: &PartStatus, limit: SignedDuration) -> Standing {
             ),
         ),
         PartState::Pending
+        | PartState::Ongoing
         | PartState::Running
         | PartState::Done
         | PartState::Unverified

@@ -12,8 +12,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use refit_cluster_api::kinds::Machine;
 use refit_kinds::{
     refit::{
-        HostPlan, HostPlanSpec, MachineUid, NodeName, NodeUpdate, NodeUpdateStatus, PlanSettings,
-        UpdateGroupStatus,
+        ClaimId, Gate, HostPlan, HostPlanSpec, MachineUid, NodeName, NodeUpdate, NodeUpdateStatus,
+        PlanId, PlanSettings, ProviderObject, ProviderSpec, UpdateGroupStatus,
     },
     version::{KubernetesVersion, StatedVersion, tag_of_image},
 };
@@ -23,6 +23,7 @@ use super::{
     drain_policy::DrainChoice,
     drain_sort::DrainView,
     host::{Host, Reboot},
+    workers::Workers,
 };
 use crate::{
     group::{Limits, Other},
@@ -58,6 +59,8 @@ pub struct Snapshot {
     pub group: GroupState,
     /// The Machine's cluster.
     pub workload: Workload,
+    /// The objects of providers for the Machine, of all its NodeUpdates.
+    pub providers: Providers,
     /// Maximum age of an agent's report.
     pub report_stale_after: SignedDuration,
     /// How long an agent may be silent before its host counts as lost; `None` for ever.
@@ -86,6 +89,41 @@ impl Snapshot {
     /// The host of the Machine, as its cluster shows it.
     pub(super) fn host<'a>(&'a self, seen: &'a Seen) -> Host<'a> {
         Host::new(&self.update, seen.host_plan.as_deref())
+    }
+
+    /// All updaters of the update that work through gates.
+    pub(super) fn workers<'a>(&'a self, seen: &'a Seen) -> Workers<'a> {
+        Workers::new(&self.update, self.host(seen), self.providers.known())
+    }
+
+    /// Whether an order allows a provider to disturb the machine, which it may not do yet.
+    pub(super) fn opens(&self, order: &ProviderOrder) -> bool {
+        let plan_id = PlanId::of(&self.update.metadata);
+        let mut own = self.providers.known().iter();
+        let own = own.find(|object| object.updater == order.updater && object.plan_id == plan_id);
+        let before = own.map(|object| object.spec.gate).unwrap_or_default();
+        order.spec.gate >= Gate::Upgrade && order.spec.gate > before
+    }
+}
+
+/// The objects of providers for a Machine.
+#[derive(Clone, Debug)]
+pub enum Providers {
+    /// All of them.
+    Known(Vec<Arc<ProviderObject>>),
+    /// The first list of one of their kinds is not complete.
+    NotSynced,
+    /// One of their kinds cannot be read.
+    Unusable(Refusal),
+}
+
+impl Providers {
+    /// The objects, as far as they are known.
+    pub(super) fn known(&self) -> &[Arc<ProviderObject>] {
+        match self {
+            Self::Known(objects) => objects,
+            Self::NotSynced | Self::Unusable(_) => &[],
+        }
     }
 }
 
@@ -340,11 +378,26 @@ pub enum Write {
     HostPlan(HostPlanSpec),
     /// A write to the workload cluster.
     Workload(WorkloadWrite),
+    /// Writes the object of a provider, in the management cluster; makes it if there is none.
+    Provider(ProviderOrder),
+    /// Writes the spec of a provider's object of another NodeUpdate, by its name.
+    OlderProvider(String, ProviderSpec),
     /// Asks whether an Updater can be called, and writes the answer into the status.
     AskUpdater(String),
     /// Calls an Updater, or reads whether its objects show what it has done, and writes the result into the
     /// status.
     Updater(String),
+}
+
+/// An order to a provider.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProviderOrder {
+    /// The Updater with the provider's template.
+    pub updater: String,
+    /// What becomes the contract's part of the object's spec.
+    pub spec: ProviderSpec,
+    /// The claim of a slot that was returned unused.
+    pub returned_claim: ClaimId,
 }
 
 /// A write to the management cluster.
@@ -402,6 +455,7 @@ impl Write {
             }
             Self::Management(MachineCondition(_)) => "a write to the Machine's status",
             Self::HostPlan(_) => "a write to the HostPlan",
+            Self::Provider(_) | Self::OlderProvider(..) => "a write to the object of a provider",
             Self::AskUpdater(_) | Self::Updater(_) => "a call of an Updater",
             Self::Workload(Cordon | Uncordon | Exclude | Include) => "a write to the Node",
             Self::Workload(Evict(_)) => "an eviction",

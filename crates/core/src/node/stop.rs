@@ -47,7 +47,7 @@ impl Work<'_> {
         if machine.metadata.deletion_timestamp.is_some() {
             return Some(Stop::Deleting);
         }
-        let abort_sent = self.host.ordered().unwrap_or_default().abort;
+        let abort_sent = self.workers.ordered().unwrap_or_default().abort;
         let asked = self.s.update.spec.stage == Stage::Abort;
         let in_time = match gate {
             Gate::Closed | Gate::Stage => true,
@@ -70,6 +70,10 @@ impl Work<'_> {
         {
             return Some(Stop::Superseded(newer.metadata.name.clone().unwrap_or_default()));
         }
+        // The others were told to stop because one of them has failed.
+        if self.workers.one_has_failed() {
+            return None;
+        }
         let delays = self.delays_a_member(machine, gate);
         if !delays && !abort_sent && self.status.phase != Phase::Stopping {
             return None;
@@ -84,7 +88,7 @@ impl Work<'_> {
 
     /// The standing of an update that has stopped.
     fn stopped(&self, machine: &Machine, stop: &Stop) -> Standing {
-        let left = self.host.report().unwrap_or_default().left_behind;
+        let left = self.workers.report().unwrap_or_default().left_behind;
         let and_left = |message: &str| {
             let sentences = left.iter().map(|sentence| sentence.trim_end_matches('.'));
             [message].into_iter().chain(sentences).collect::<Vec<_>>().join("; ")
@@ -121,7 +125,7 @@ impl Work<'_> {
 
     pub(super) fn stopping(&mut self, machine: &Machine, stop: &Stop) -> Standing {
         let stopped = self.stopped(machine, stop);
-        if self.host.ordered().is_none() {
+        if self.workers.ordered().is_none() {
             let deleting = matches!(stop, Stop::Deleting);
             if let Some(returning) =
                 (!deleting).then(|| self.serve_again(Phase::Stopping)).flatten()
@@ -131,7 +135,7 @@ impl Work<'_> {
             self.end_own_steps();
             return stopped;
         }
-        let report = self.host.report().unwrap_or_default();
+        let report = self.workers.report().unwrap_or_default();
         let overdue = matches!(stop, Stop::Deleting)
             && (self.is_silent() || deletion_overdue(machine, self.s, self.now));
         if report.has_ended() || overdue {
@@ -157,16 +161,24 @@ impl Work<'_> {
                 None => Standing::new(Phase::Stopping, "the host will stop at the next safe step"),
             },
         };
-        outcome.write(self.host.order(ABORT))
+        outcome.write(self.workers.order(ABORT))
     }
 
     /// The standing of an update whose host has given up.
     pub(super) fn gave_up(&self) -> Option<Standing> {
-        match self.host.report()?.state {
+        let has_ended = self.workers.report().is_some_and(|report| report.has_ended());
+        if self.workers.one_has_failed() && !has_ended {
+            let line = "an updater has failed, and the others stop";
+            return Some(Standing::new(self.status.phase, line).write(self.workers.order(ABORT)));
+        }
+        if let Some(late) = self.provider_timed_out() {
+            return Some(late);
+        }
+        match self.workers.report()?.state {
             WorkState::Failed(failure) => Some(Standing::failed(failure.reason, failure.message)),
             WorkState::Stopped => Some(Standing::stopped(
                 "HostStopped",
-                "the host stopped the plan, although this NodeUpdate was not aborted",
+                "its updater stopped, although this NodeUpdate was not aborted",
             )),
             WorkState::Working | WorkState::Undoing | WorkState::Succeeded => None,
         }

@@ -7,8 +7,8 @@ use refit_kinds::{
 };
 
 use super::{
-    host::Host,
     snapshot::{ImageVersion, Seen},
+    workers::Workers,
 };
 use crate::report::Refusal;
 
@@ -23,7 +23,7 @@ pub(super) fn verify(
     node_name: &NodeName,
     goal: Option<&KubernetesVersion>,
     control_plane: bool,
-    host: Option<Host<'_>>,
+    workers: Option<&Workers<'_>>,
     now: Timestamp,
 ) -> Result<(), Refusal> {
     let not_ready = || Refusal::NodeNotReady { node: node_name.clone() };
@@ -40,8 +40,8 @@ pub(super) fn verify(
         };
         return Err(not_yet(format!("its kubelet still reports {reported}")));
     }
-    if let Some(host) = host {
-        host.verify(node, now).map_err(not_yet)?;
+    if let Some(workers) = workers {
+        workers.verify(node, now).map_err(not_yet)?;
     }
     if let Some(goal) = goal.filter(|_| control_plane) {
         static_pods(seen, node_name, goal).map_err(not_yet)?;

@@ -9,13 +9,13 @@ use refit_kinds::{
 };
 
 use super::{
-    host::Host,
     order::same_machine,
     role::decide_role,
     snapshot::{GroupState, NodeView, Seen, Snapshot},
     status::retrying,
     steps,
     work_order::WorkState,
+    workers::Workers,
 };
 use crate::group;
 
@@ -23,7 +23,7 @@ use crate::group;
 pub(super) struct Work<'a> {
     pub(super) s: &'a Snapshot,
     pub(super) seen: &'a Seen,
-    pub(super) host: Host<'a>,
+    pub(super) workers: Workers<'a>,
     pub(super) status: NodeUpdateStatus,
     pub(super) now: Timestamp,
 }
@@ -42,13 +42,15 @@ impl<'a> Work<'a> {
 
     /// Shows what the host has reported.
     pub(super) fn mirror_host(&mut self) {
-        if self.host.ordered().is_none() {
+        if self.workers.ordered().is_none() {
             return;
         }
-        let all: Vec<_> = self.host.steps().into_iter().chain(self.part_steps()).collect();
+        self.mirror_providers();
+        let steps = self.workers.steps(&self.status);
+        let all: Vec<_> = steps.into_iter().chain(self.part_steps()).collect();
         steps::mirror(&mut self.status, &all);
         self.status.started_at.get_or_insert(Time(self.now));
-        self.status.role = self.status.role.or_else(|| self.host.role());
+        self.status.role = self.status.role.or_else(|| self.workers.role());
     }
 
     pub(super) fn show_cordon(&mut self) {
@@ -57,11 +59,12 @@ impl<'a> Work<'a> {
 
     /// Progress message of a working host: it changes with the step.
     pub(super) fn host_line(&self) -> String {
-        if self.host.report().is_some_and(|report| report.state == WorkState::Undoing) {
+        if self.workers.report().is_some_and(|report| report.state == WorkState::Undoing) {
             return "the host is rolling back".to_owned();
         }
         let ended = |state| matches!(state, StepState::Done | StepState::Skipped);
-        let mut reported = self.host.steps().into_iter().filter_map(|step| step.status);
+        let mut reported =
+            self.workers.steps(&self.status).into_iter().filter_map(|step| step.status);
         let next = reported.find(|step| !ended(step.state));
         let next = next.filter(|step| step.state != StepState::Pending);
         // Explains a delay on the Machine itself.
@@ -69,26 +72,29 @@ impl<'a> Work<'a> {
             return failed.message;
         }
         match next {
-            Some(step) => format!("step {} on the host", step.name),
-            None => "the agent starts the plan".to_owned(),
+            Some(step) => match step.name.strip_prefix("updater/") {
+                Some(updater) => self.provider_line(updater),
+                None => format!("step {} on the host", step.name),
+            },
+            None if self.workers.has_agent() => "the agent starts the plan".to_owned(),
+            None => "the updaters start".to_owned(),
         }
     }
 
     /// Whether the agent has not reported recently.
     pub(super) fn is_silent(&self) -> bool {
-        self.host
-            .last_report_at()
-            .is_none_or(|heard| self.now.duration_since(heard).abs() > self.s.report_stale_after)
+        let is_fresh = |heard| self.now.duration_since(heard).abs() <= self.s.report_stale_after;
+        self.workers.has_agent() && !self.workers.last_report_at().is_some_and(is_fresh)
     }
 
     /// The gate up to which the host may work for this NodeUpdate.
     pub(super) fn gate(&self) -> Gate {
-        self.host.ordered().unwrap_or_default().gate
+        self.workers.ordered().unwrap_or_default().gate
     }
 
     /// The gate up to which the host has done its work for this NodeUpdate.
     pub(super) fn passed(&self) -> Gate {
-        self.host.report().unwrap_or_default().passed_gate
+        self.workers.report().unwrap_or_default().passed_gate
     }
 
     pub(super) fn machine_name(&self) -> &str {
@@ -99,7 +105,7 @@ impl<'a> Work<'a> {
         let name = self.s.update.metadata.name.as_deref().unwrap_or_default();
         let machine = &self.s.update.spec.machine_ref;
         Slot {
-            claim: self.host.returned_claim(),
+            claim: self.workers.returned_claim(),
             ..group::slot(&machine.name, &machine.uid, name, self.now)
         }
     }

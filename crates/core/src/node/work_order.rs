@@ -16,7 +16,7 @@ pub(super) struct WorkOrder {
 
 /// What an updater reports about its part of an update.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct WorkReport<'a> {
+pub(super) struct WorkReport {
     /// The gate up to which every step is done.
     pub(super) passed_gate: Gate,
     /// Its state.
@@ -24,7 +24,7 @@ pub(super) struct WorkReport<'a> {
     /// Whether the part can no longer be rolled back.
     pub(super) past_no_return: bool,
     /// What a failed or stopped part has left behind, each entry a whole sentence.
-    pub(super) left_behind: &'a [String],
+    pub(super) left_behind: Vec<String>,
 }
 
 /// State of an updater in its part of an update.
@@ -52,7 +52,7 @@ pub(super) struct WorkFailure {
     pub(super) message: String,
 }
 
-impl WorkReport<'_> {
+impl WorkReport {
     /// Whether the updater has ended its part, successfully or not.
     pub(super) fn has_ended(&self) -> bool {
         match self.state {

@@ -81,6 +81,18 @@ pub enum Gate {
     Disrupt,
 }
 
+impl Gate {
+    /// The gate before this one.
+    #[must_use]
+    pub fn before(self) -> Self {
+        match self {
+            Self::Closed | Self::Stage => Self::Closed,
+            Self::Upgrade => Self::Stage,
+            Self::Disrupt => Self::Upgrade,
+        }
+    }
+}
+
 /// The agent's report on its host and its plan.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

@@ -4,7 +4,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Disruption, NodeUpdateSpec, NodeUpdateStatus, OsImageArgs, StepState, UpdaterAction};
+use super::{
+    Disruption, Gate, NodeUpdateSpec, NodeUpdateStatus, OsImageArgs, StepState, UpdaterAction,
+    UpdaterTemplate,
+};
 
 /// Name of the built-in updater that brings hosts to a Kubernetes version.
 pub const KUBEADM: &str = "kubeadm";
@@ -28,6 +31,20 @@ pub struct UpdatePart {
     /// What the agent on the host does for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<HostPart>,
+    /// The template of the provider that does it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<ProviderPart>,
+}
+
+/// What a provider does for an Updater.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ProviderPart {
+    /// The template that its object is made from.
+    pub template: UpdaterTemplate,
+    /// Whether it brings the machine to the Kubernetes version, instead of `kubeadm`.
+    #[serde(default)]
+    pub brings_version: bool,
 }
 
 /// What the agent on a host does for an Updater.
@@ -47,7 +64,14 @@ impl UpdatePart {
             disruption: Disruption::Drain,
             timeout_seconds: None,
             host: None,
+            template: None,
         }
+    }
+
+    /// Whether it brings the machine to the Kubernetes version of the goal.
+    pub fn brings_version(&self) -> bool {
+        let by_provider = self.template.as_ref().is_some_and(|part| part.brings_version);
+        self.updater == KUBEADM || by_provider
     }
 }
 
@@ -56,6 +80,22 @@ impl NodeUpdateSpec {
     pub fn works_on_host(&self) -> bool {
         let is_of_host = |part: &UpdatePart| part.updater == KUBEADM || part.host.is_some();
         self.parts.as_ref().is_none_or(|parts| parts.iter().any(is_of_host))
+    }
+
+    /// Whether updaters take part that work through gates: the agent on the host, or providers.
+    pub fn has_workers(&self) -> bool {
+        self.works_on_host() || self.provider_parts().next().is_some()
+    }
+
+    /// Whether the update brings the machine to the Kubernetes version of its goal.
+    pub fn brings_version(&self) -> bool {
+        self.parts.as_ref().is_none_or(|parts| parts.iter().any(UpdatePart::brings_version))
+            || self.host_parts().next().is_some()
+    }
+
+    /// What providers are to do in this update, in order.
+    pub fn provider_parts(&self) -> impl Iterator<Item = &UpdatePart> {
+        self.updater_parts().filter(|part| part.template.is_some())
     }
 
     /// What Updaters are to do in this update, in order.
@@ -71,7 +111,7 @@ impl NodeUpdateSpec {
     /// What the update brings the machine to, for a message.
     pub fn target(&self) -> String {
         match &self.goal.kubernetes_version {
-            Some(version) if self.works_on_host() => version.to_string(),
+            Some(version) if self.brings_version() => version.to_string(),
             Some(_) | None => match &self.goal.option {
                 Some(option) => option.to_string(),
                 None => "its desired state".to_owned(),
@@ -82,7 +122,7 @@ impl NodeUpdateSpec {
     /// What the machine has reached by the update, as a sentence without a full stop.
     pub fn reached(&self) -> String {
         match &self.goal.kubernetes_version {
-            Some(version) if self.works_on_host() => format!("the machine runs {version}"),
+            Some(version) if self.brings_version() => format!("the machine runs {version}"),
             Some(_) | None => "the machine has its desired state".to_owned(),
         }
     }
@@ -99,6 +139,12 @@ pub struct PartStatus {
     /// When its server last answered that it can be called. Only asked before the machine takes a slot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answered_at: Option<Time>,
+    /// How far its provider may go.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gate: Option<Gate>,
+    /// Since when.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gate_at: Option<Time>,
     /// How often it was called without success since its last progress.
     #[serde(default)]
     pub failures: i32,
@@ -128,6 +174,8 @@ pub enum PartState {
     /// It has not been called.
     #[default]
     Pending,
+    /// Its provider works, and can still be asked to stop.
+    Ongoing,
     /// It was called and has not ended.
     Running,
     /// It reports that it is done, and the objects do not show it yet.
@@ -144,7 +192,7 @@ impl PartState {
     /// Whether the Updater may have changed the machine.
     pub fn has_begun(self) -> bool {
         match self {
-            Self::Pending | Self::Left => false,
+            Self::Pending | Self::Ongoing | Self::Left => false,
             Self::Running | Self::Verifying | Self::Done | Self::Unverified => true,
         }
     }
@@ -152,7 +200,7 @@ impl PartState {
     /// Whether nothing more is to be done.
     pub fn has_ended(self) -> bool {
         match self {
-            Self::Pending | Self::Running | Self::Verifying => false,
+            Self::Pending | Self::Ongoing | Self::Running | Self::Verifying => false,
             Self::Done | Self::Unverified | Self::Left => true,
         }
     }
@@ -161,7 +209,7 @@ impl PartState {
     pub fn as_step(self) -> StepState {
         match self {
             Self::Pending => StepState::Pending,
-            Self::Running | Self::Verifying => StepState::Running,
+            Self::Ongoing | Self::Running | Self::Verifying => StepState::Running,
             Self::Done | Self::Unverified => StepState::Done,
             Self::Left => StepState::Skipped,
         }

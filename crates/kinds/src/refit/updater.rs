@@ -38,12 +38,16 @@ use super::Owner;
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[x_kube(validation = (
-    "self.action == 'Leave' ? !has(self.hook) && !has(self.host) && !has(self.verify) && !has(self.disruption) : has(self.hook) != has(self.host) && has(self.disruption)",
-    "action Update needs disruption and exactly one of hook and host; action Leave has none of hook, host, disruption and verify"
+    "self.action == 'Leave' ? !has(self.hook) && !has(self.host) && !has(self.template) && !has(self.verify) && !has(self.disruption) : [has(self.hook), has(self.host), has(self.template)].filter(x, x).size() == 1 && has(self.disruption)",
+    "action Update needs disruption and exactly one of hook, host and template; action Leave has none of hook, host, template, disruption and verify"
 ))]
 #[x_kube(validation = (
     "!has(self.host) || self.disruption == 'Reboot' && !has(self.verify)",
     "host.osImage reboots the machine, and its agent verifies it: disruption is Reboot, and verify is empty"
+))]
+#[x_kube(validation = (
+    "!has(self.template) || self.disruption == 'Drain' || self.disruption == 'Reboot'",
+    "a provider works on a drained machine: with template, disruption is Drain or Reboot"
 ))]
 #[x_kube(validation = (
     "self.action != 'Leave' || self.claims.all(c, c.kind != 'Machine')",
@@ -74,6 +78,10 @@ pub struct UpdaterSpec {
     /// on the hosts that it is for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<UpdaterHost>,
+    /// The template of a provider, which makes the changes: Refit makes an object from it for each update of a
+    /// machine (docs/contract/).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<UpdaterTemplate>,
     /// CEL expressions that are true once a machine has the changes: over `machine`,
     /// `infrastructureMachine` and `node`. Cluster API writes the desired spec before the update, so only
     /// a status proves anything. Without an expression the result is shown as unverified.
@@ -144,6 +152,29 @@ pub struct UpdaterHook {
     /// The authorities of its certificate: PEM, as base64.
     #[schemars(length(min = 1, max = 65_536))]
     pub ca_bundle: String,
+}
+
+/// The template of a provider, in the namespace of the machine. Its kind ends in `Template`; the kind without
+/// that ending is the one that Refit makes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct UpdaterTemplate {
+    /// API group and version, such as `update.example.com/v1`.
+    #[schemars(length(max = 253), regex(pattern = "^[a-z0-9.-]+/v[a-z0-9]+$"))]
+    pub api_version: String,
+    /// Its kind, such as `FirmwareUpdateTemplate`.
+    #[schemars(length(max = 63), regex(pattern = "^[A-Z][A-Za-z0-9]*Template$"))]
+    pub kind: String,
+    /// Its name.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+}
+
+impl UpdaterTemplate {
+    /// The kind that is made from it.
+    pub fn made_kind(&self) -> &str {
+        self.kind.strip_suffix("Template").unwrap_or(&self.kind)
+    }
 }
 
 fn default_order() -> i32 {

@@ -40,6 +40,8 @@ pub(super) struct Load {
     pub(super) standby: bool,
     /// Whether the server of `examples/hook-updater` runs.
     pub(super) updater: bool,
+    /// Whether `examples/provider` runs.
+    pub(super) provider: bool,
     /// The seed of everything random, such as names; `None` for the default.
     pub(super) seed: Option<u64>,
     /// How often the leader of two controllers renews the Lease; `None` for the default.
@@ -239,6 +241,8 @@ pub(super) enum Process {
     Capi,
     /// The server of `examples/hook-updater`.
     Updater,
+    /// `examples/provider`.
+    Provider,
     /// The agent of a host.
     Agent(String),
 }

@@ -27,7 +27,9 @@ impl Link {
     pub(super) fn of_agent(actor: Actor) -> Self {
         let api = match &actor {
             Actor::Agent(key) => key.rsplit_once('/').map(|(cluster, _)| cluster.to_owned()),
-            Actor::Controller | Actor::Standby | Actor::Capi | Actor::Updater => None,
+            Actor::Controller | Actor::Standby | Actor::Capi | Actor::Updater | Actor::Provider => {
+                None
+            }
         };
         Self { api, actor }
     }

@@ -175,17 +175,18 @@ fn load(rest: &mut Rest<'_>) -> Result<Command, Wrong> {
         return Err(wrong("load", words::join(rest.words), "FILE... first"));
     }
     while has_options {
-        let option = rest.next("standby, updater, seed N or lease TIME")?;
+        let option = rest.next("standby, updater, provider, seed N or lease TIME")?;
         match option.text.as_str() {
             "standby" => load.standby = true,
             "updater" => load.updater = true,
+            "provider" => load.provider = true,
             "seed" => load.seed = Some(rest.whole_number("N")?),
             "lease" => load.lease = Some(rest.time("TIME")?).filter(|time| !time.is_zero()),
             other => {
                 return Err(wrong(
                     "load",
                     other,
-                    "standby, updater, seed N or lease TIME after with",
+                    "standby, updater, provider, seed N or lease TIME after with",
                 ));
             }
         }
@@ -369,12 +370,13 @@ fn step_of_clock(rest: &mut Rest<'_>) -> Result<SignedDuration, Wrong> {
 }
 
 fn process(rest: &mut Rest<'_>) -> Result<Process, Wrong> {
-    let want = "controller, standby, capi, updater or agent NODE";
+    let want = "controller, standby, capi, updater, provider or agent NODE";
     Ok(match rest.next(want)?.text.as_str() {
         "controller" => Process::Controller,
         "standby" => Process::Standby,
         "capi" => Process::Capi,
         "updater" => Process::Updater,
+        "provider" => Process::Provider,
         "agent" => Process::Agent(rest.next("NODE")?.text.clone()),
         other => return Err(wrong("process", other, want)),
     })

@@ -225,6 +225,7 @@ impl Runner<'_> {
         let options = WorldOptions {
             two_controllers: load.standby,
             updater: load.updater,
+            provider: load.provider,
             seed: load.seed.unwrap_or(defaults.seed),
             lease_retry: load.lease.and_then(|time| time.try_into().ok()),
             ..defaults

@@ -248,11 +248,18 @@ fn actor_of(session: &Session, process: &Process) -> Result<(Actor, String), Wro
             (Actor::Standby, "the standby".to_owned())
         }
         Process::Updater => {
-            if !session.world.inner.updater {
+            if !session.world.inner.others.contains(&Actor::Updater) {
                 let want = "a world that is loaded with updater: load FILE... with updater";
                 return Err(wrong("process", "updater", want));
             }
             (Actor::Updater, "the updater".to_owned())
+        }
+        Process::Provider => {
+            if !session.world.inner.others.contains(&Actor::Provider) {
+                let want = "a world that is loaded with provider: load FILE... with provider";
+                return Err(wrong("process", "provider", want));
+            }
+            (Actor::Provider, "the provider".to_owned())
         }
         Process::Capi => (Actor::Capi, "Cluster API".to_owned()),
         Process::Agent(node) => (agent(session, node)?, format!("the agent of {node}")),

@@ -118,8 +118,8 @@ impl World {
         inner.spawn(crate::env::run::run(inner.clone()));
         inner.supervise(&Actor::Capi);
         inner.supervise(&Actor::Controller);
-        if inner.updater {
-            inner.supervise(&Actor::Updater);
+        for other in &inner.others {
+            inner.supervise(other);
         }
         if inner.two_controllers {
             inner.leaders.follow_management(&inner.management);
@@ -314,6 +314,8 @@ impl Parts {
         tls::install_provider();
         self.management.faults().exempt(USER);
         let woken = Arc::new(Notify::new());
+        let others =
+            [(Actor::Updater, options.updater), (Actor::Provider, options.provider)].into_iter();
         Ok(Inner {
             hook_client: match &options.enforced {
                 Some(_) => enforced::hook_client(self.management.clone()),
@@ -325,7 +327,7 @@ impl Parts {
             without: options.without,
             journal: options.journal,
             two_controllers: options.two_controllers,
-            updater: options.updater,
+            others: others.filter_map(|(actor, runs)| runs.then_some(actor)).collect(),
             lease_retry: options.lease_retry,
             leaders: Leaders::default(),
             hurry: options.hurry.max(1),

@@ -19,7 +19,7 @@ mod supervise;
 mod wait;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicI64},
     time::Duration,
@@ -92,6 +92,8 @@ pub struct WorldOptions {
     pub two_controllers: bool,
     /// Whether the server of `examples/hook-updater` runs.
     pub updater: bool,
+    /// Whether `examples/provider` runs.
+    pub provider: bool,
     /// How often the leader of two controllers renews the Lease; `None` for the default.
     pub lease_retry: Option<Duration>,
     /// How many times faster than real hosts these work.
@@ -116,6 +118,7 @@ impl WorldOptions {
             plan_keys: None,
             two_controllers: false,
             updater: false,
+            provider: false,
             lease_retry: None,
             hurry: 1,
             real_time: false,
@@ -183,7 +186,8 @@ pub(crate) struct Inner {
     pub(crate) settings: refit_controller::Settings,
     pub(crate) plan_keys: Option<PlanKeys>,
     pub(crate) two_controllers: bool,
-    pub(crate) updater: bool,
+    /// Processes of others that run: those of the examples.
+    pub(crate) others: BTreeSet<Actor>,
     pub(crate) lease_retry: Option<Duration>,
     pub(crate) leaders: Leaders,
     pub(crate) hurry: u32,

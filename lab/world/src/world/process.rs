@@ -31,6 +31,8 @@ pub enum Actor {
     Capi,
     /// The server of `examples/hook-updater`.
     Updater,
+    /// `examples/provider`.
+    Provider,
     /// refit-agent on the host with this key.
     Agent(String),
 }
@@ -43,6 +45,7 @@ impl Actor {
             Self::Standby => format!("refit-controller/{incarnation} (standby)"),
             Self::Capi => format!("refit-capi/{incarnation}"),
             Self::Updater => format!("hook-updater/{incarnation}"),
+            Self::Provider => format!("memory-provider/{incarnation}"),
             Self::Agent(host) => format!("refit-agent/{incarnation} ({host})"),
         }
     }
@@ -65,6 +68,7 @@ impl fmt::Display for Actor {
             Self::Standby => f.write_str("standby"),
             Self::Capi => f.write_str("capi"),
             Self::Updater => f.write_str("updater"),
+            Self::Provider => f.write_str("provider"),
             Self::Agent(host) => write!(f, "agent/{}", host.rsplit('/').next().unwrap_or(host)),
         }
     }

@@ -169,6 +169,13 @@ impl Inner {
                 }))
             }
             Actor::Updater => self.updater_server(&stack, gate)?,
+            Actor::Provider => {
+                let client = stack.client(&self.management_config())?;
+                Box::pin(async move {
+                    memory_provider::run(client).await;
+                    Ok(())
+                })
+            }
             Actor::Agent(key) => {
                 let (cluster, node) = key
                     .rsplit_once('/')

@@ -54,7 +54,7 @@ impl<'a> Host<'a> {
     }
 
     /// The agent's report on this NodeUpdate; `None` until there is one.
-    pub(super) fn report(&self) -> Option<WorkReport<'a>> {
+    pub(super) fn report(&self) -> Option<WorkReport> {
         self.own_plan().and_then(reported).map(report::of)
     }
 

@@ -7,7 +7,7 @@ use refit_kinds::refit::{
 use crate::node::work_order::{WorkFailure, WorkReport, WorkState, WorkStep};
 
 /// The report on a plan.
-pub(super) fn of(report: &HostPlanStatus) -> WorkReport<'_> {
+pub(super) fn of(report: &HostPlanStatus) -> WorkReport {
     let state = match report.state {
         PlanState::Idle | PlanState::Running | PlanState::AtGate | PlanState::Retrying => {
             WorkState::Working
@@ -21,7 +21,7 @@ pub(super) fn of(report: &HostPlanStatus) -> WorkReport<'_> {
         passed_gate: report.passed,
         state,
         past_no_return: report.past_no_return,
-        left_behind: &report.left_behind,
+        left_behind: report.left_behind.clone(),
     }
 }
 

@@ -1,6 +1,9 @@
 //! The writes of a decision, applied to the objects of one machine.
 
-use refit_kinds::{conditions, keys, refit::PartState};
+use refit_kinds::{
+    conditions, keys,
+    refit::{PartState, PlanId, ProviderObject, ProviderStatus, Stage},
+};
 
 use super::world::One;
 use crate::node::*;
@@ -84,6 +87,36 @@ impl One {
                     self.apply(&decision, Write::STATUS);
                 }
             }
+            Write::Provider(order) => {
+                let plan_id = PlanId::of(&self.update.metadata);
+                let own = |object: &&mut ProviderObject| {
+                    object.updater == order.updater && object.plan_id == plan_id
+                };
+                if let Some(object) = self.providers.iter_mut().find(own) {
+                    // The returned claim is an annotation.
+                    object.generation += i64::from(object.spec != order.spec);
+                    object.spec = order.spec;
+                    object.returned_claim = order.returned_claim;
+                } else {
+                    self.providers.push(ProviderObject {
+                        name: format!("{}-{}", order.updater, self.providers.len()),
+                        updater: order.updater,
+                        node_update: self.update.metadata.name.clone().unwrap(),
+                        plan_id,
+                        returned_claim: order.returned_claim,
+                        generation: 1,
+                        resource_version: String::new(),
+                        is_deleting: false,
+                        spec: order.spec,
+                        status: ProviderStatus::default(),
+                    });
+                }
+            }
+            Write::OlderProvider(name, spec) => {
+                let object = self.providers.iter_mut().find(|object| object.name == name).unwrap();
+                object.generation += 1;
+                object.spec = spec;
+            }
             Write::AskUpdater(name) => {
                 let now = super::world::at(self.now);
                 let status = self.update.status.as_mut().unwrap();
@@ -95,7 +128,7 @@ impl One {
                 let status = self.update.status.as_mut().unwrap();
                 let part = status.parts.iter_mut().find(|part| part.updater == name).unwrap();
                 *part = match (part.state, &self.shows) {
-                    (PartState::Pending, _) => begun(part, now),
+                    (PartState::Pending | PartState::Ongoing, _) => begun(part, now),
                     (PartState::Verifying, Some(shows)) => {
                         after_verification(part, shows.clone(), now)
                     }
@@ -146,6 +179,11 @@ pub(super) fn word(write: &Write) -> String {
             Some(How::Force) => "force".into(),
             _ => "evict".into(),
         },
+        Write::Provider(order) if order.spec.stage == Stage::Abort => {
+            format!("abort {}", order.updater)
+        }
+        Write::Provider(order) => format!("{} up to {:?}", order.updater, order.spec.gate),
+        Write::OlderProvider(name, spec) => format!("{name}: {:?}", spec.stage),
         Write::AskUpdater(name) => format!("ask {name}"),
         Write::Updater(name) => format!("call {name}"),
         Write::Management(ManagementWrite::MachineCondition(None)) => "condition gone".into(),

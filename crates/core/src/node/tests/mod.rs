@@ -11,6 +11,7 @@ mod lost;
 mod member_missing;
 mod model;
 mod phases;
+mod providers;
 mod rules;
 mod taken_back;
 mod until;

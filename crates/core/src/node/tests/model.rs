@@ -49,7 +49,8 @@ pub(super) fn guard_of(write: &Write) -> Option<Kind> {
             | ManagementWrite::Withdraw
             | ManagementWrite::WithdrawForMember,
         ) => Some(Kind::Machine),
-        Write::HostPlan(_) => Some(Kind::HostPlan),
+        // No machine of these models has a provider; its object would be guarded like a plan.
+        Write::HostPlan(_) | Write::Provider(_) | Write::OlderProvider(..) => Some(Kind::HostPlan),
         Write::Workload(
             WorkloadWrite::Cordon
             | WorkloadWrite::Uncordon

@@ -18,6 +18,7 @@ fn part(updater: &str, disruption: Disruption) -> UpdatePart {
         disruption,
         timeout_seconds: Some(600),
         host: None,
+        template: None,
     }
 }
 
@@ -233,7 +234,7 @@ fn a_call_that_fails_is_shown_and_tried_again_more_and_more_slowly() {
     assert_eq!(one.blocked_by(), ["UpdaterFails"]);
     assert_eq!(
         one.status().message,
-        "calling Updater memory again, which fails: no answer from https://x at all"
+        "Updater memory fails and is tried again: no answer from https://x at all"
     );
     assert!(one.status().retriable);
     let calls = acts(&one).iter().filter(|word| word.starts_with("call")).count();

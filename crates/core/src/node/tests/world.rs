@@ -10,7 +10,8 @@ use refit_kinds::{
     conditions, keys,
     refit::{
         Gate, Goal, HostFacts, HostPlan, HostPlanSpec, HostPlanStatus, MachineRef, NodeUpdate,
-        NodeUpdateSpec, Origin, Phase, PlanSettings, Stage, StepType, Until, UpdateGroupStatus,
+        NodeUpdateSpec, Origin, Phase, PlanSettings, ProviderObject, Stage, StepType, Until,
+        UpdateGroupStatus,
     },
     version::StatedVersion,
 };
@@ -138,6 +139,7 @@ pub(super) fn snapshot(update: &NodeUpdate, machine: Option<&Machine>) -> Snapsh
         workload: Workload::NotSynced,
         report_stale_after: SignedDuration::from_mins(15),
         host_lost_after: None,
+        providers: Providers::Known(Vec::new()),
         refused: None,
     }
 }
@@ -177,6 +179,8 @@ pub(super) struct One {
     pub(super) refusals: Vec<EvictionRefusal>,
     /// The request that the API server has just rejected.
     pub(super) refused: Option<crate::report::Refusal>,
+    /// The objects of providers.
+    pub(super) providers: Vec<ProviderObject>,
     /// Whether Updaters can be called.
     pub(super) callable: Result<(), String>,
     /// What Updaters answer, and whether the objects show it; `None` if nothing checks that.
@@ -234,6 +238,7 @@ impl One {
             drain: DrainChoice::default(),
             refusals: Vec::new(),
             refused: None,
+            providers: Vec::new(),
             callable: Ok(()),
             answer: Called::Done,
             shows: None,
@@ -366,6 +371,7 @@ impl One {
             host_lost_after: self.host_lost_after,
             group,
             workload,
+            providers: Providers::Known(self.providers.iter().cloned().map(Arc::new).collect()),
             refused: self.refused.clone(),
             ..snapshot(&self.update, self.machine.as_ref())
         }

@@ -1,0 +1,422 @@
+//! Watches the objects of providers: kinds that Updaters name, and that are known at run time only.
+
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    ops::ControlFlow,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures::stream::{FuturesUnordered, StreamExt as _};
+use k8s_openapi::{
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use kube::{
+    Api, Resource, ResourceExt as _,
+    api::{ApiResource, DynamicObject},
+    core::{DynamicResourceScope, GroupVersionKind},
+};
+use refit_core::{
+    node::{ProviderOrder, Providers, provider_object, provider_object_name},
+    report::Refusal,
+};
+use refit_kinds::{
+    keys,
+    refit::{
+        NodeUpdate, PlanId, ProviderObject, ProviderSpec, ProviderStatus, UpdatePart,
+        UpdaterTemplate,
+    },
+};
+use refit_runtime::{
+    ObjectKey, Store, apply,
+    foreign::ForeignObject,
+    store::{self, Index},
+};
+use serde::{Deserialize, Deserializer};
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+
+use crate::{api_error::cause, context::Context, groups::controller_of, watches::wake_machine};
+
+/// Longest delay between two attempts to watch a kind.
+const RETRY: Duration = Duration::from_secs(30);
+
+/// API version and kind of a provider's objects.
+type Kind = (String, String);
+
+/// The kinds of providers' objects that are watched, each from the first update on that needs it.
+#[derive(Debug, Default)]
+pub(crate) struct WatchedKinds {
+    kinds: Mutex<BTreeMap<Kind, Watched>>,
+    added: Notify,
+}
+
+#[derive(Clone, Debug)]
+struct Watched {
+    store: Store<ProviderRecord>,
+    /// Why the kind cannot be watched.
+    trouble: Arc<Mutex<Option<String>>>,
+}
+
+/// Providers' objects by the uid of their Machine.
+const BY_MACHINE_UID: Index<ProviderRecord> = Index {
+    name: "machine-uid",
+    keys: |object| {
+        let namespace = object.namespace().unwrap_or_default();
+        vec![ObjectKey::new(namespace, &*object.view.spec.machine_ref.uid)]
+    },
+};
+
+/// What is kept of a provider's object.
+#[derive(Clone, Debug)]
+pub(crate) struct ProviderRecord {
+    metadata: ObjectMeta,
+    view: Arc<ProviderObject>,
+}
+
+impl<'de> Deserialize<'de> for ProviderRecord {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Whole {
+            metadata: ObjectMeta,
+            spec: ProviderSpec,
+            #[serde(default)]
+            status: ProviderStatus,
+        }
+        let Whole { metadata, spec, status } = Whole::deserialize(deserializer)?;
+        let annotation = |key| metadata.annotations.as_ref().and_then(|all| all.get(key));
+        let claim = annotation(keys::RETURNED_CLAIM).and_then(|text| text.parse::<i64>().ok());
+        let owner = controller_of(metadata.owner_references.as_deref().unwrap_or_default());
+        let view = ProviderObject {
+            name: metadata.name.clone().unwrap_or_default(),
+            updater: annotation(keys::UPDATER).cloned().unwrap_or_default(),
+            node_update: owner.map(|owner| owner.name.clone()).unwrap_or_default(),
+            plan_id: PlanId::of(&ObjectMeta {
+                uid: owner.map(|owner| owner.uid.clone()),
+                ..ObjectMeta::default()
+            }),
+            returned_claim: claim.unwrap_or_default().into(),
+            generation: metadata.generation.unwrap_or_default(),
+            resource_version: metadata.resource_version.clone().unwrap_or_default(),
+            is_deleting: metadata.deletion_timestamp.is_some(),
+            spec,
+            status,
+        };
+        Ok(Self { metadata, view: Arc::new(view) })
+    }
+}
+
+impl Resource for ProviderRecord {
+    type DynamicType = ApiResource;
+    type Scope = DynamicResourceScope;
+
+    fn kind(of: &ApiResource) -> Cow<'_, str> {
+        of.kind.as_str().into()
+    }
+
+    fn group(of: &ApiResource) -> Cow<'_, str> {
+        of.group.as_str().into()
+    }
+
+    fn version(of: &ApiResource) -> Cow<'_, str> {
+        of.version.as_str().into()
+    }
+
+    fn plural(of: &ApiResource) -> Cow<'_, str> {
+        of.plural.as_str().into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+impl WatchedKinds {
+    /// The cache of a kind. The first call begins its watch.
+    fn of(&self, template: &UpdaterTemplate) -> Watched {
+        let kind = (template.api_version.clone(), template.made_kind().to_owned());
+        let mut kinds = lock(&self.kinds);
+        if let Some(watched) = kinds.get(&kind) {
+            return watched.clone();
+        }
+        let watched = Watched { store: Store::indexed(&[BY_MACHINE_UID]), trouble: Arc::default() };
+        kinds.insert(kind, watched.clone());
+        self.added.notify_one();
+        watched
+    }
+
+    /// The objects for the Machine of an update, of all kinds that its NodeUpdates name.
+    pub(crate) fn of_machine(
+        &self,
+        update: &NodeUpdate,
+        siblings: &[Arc<NodeUpdate>],
+    ) -> Providers {
+        let updates = [update].into_iter().chain(siblings.iter().map(AsRef::as_ref));
+        let parts = updates.flat_map(|update| update.spec.provider_parts());
+        let by_template: BTreeMap<&UpdaterTemplate, &UpdatePart> =
+            parts.filter_map(|part| Some((&part.template.as_ref()?.template, part))).collect();
+        let namespace = update.metadata.namespace.as_deref().unwrap_or_default();
+        let machine = ObjectKey::new(namespace, &*update.spec.machine_ref.uid);
+        let (mut objects, mut seen) = (Vec::new(), Vec::new());
+        for (template, part) in by_template {
+            let kind = (&template.api_version, template.made_kind());
+            if seen.contains(&kind) {
+                continue;
+            }
+            seen.push(kind);
+            let watched = self.of(template);
+            let refused = |why: String| {
+                Providers::Unusable(Refusal::UpdaterUnusable { updater: part.updater.clone(), why })
+            };
+            if let Some(trouble) = lock(&watched.trouble).clone() {
+                return refused(trouble);
+            }
+            if !watched.store.is_ready() {
+                return Providers::NotSynced;
+            }
+            let name = provider_object_name(
+                update.metadata.name.as_deref().unwrap_or_default(),
+                &part.updater,
+            );
+            let own = ObjectKey::new(namespace, name);
+            if let Some(why) = watched.store.unreadable().get(&own) {
+                return refused(format!("its object {own} does not follow the contract: {why}"));
+            }
+            let found = watched.store.listed(&BY_MACHINE_UID, &machine);
+            objects.extend(found.iter().map(|object| object.view.clone()));
+        }
+        Providers::Known(objects)
+    }
+}
+
+/// Watches every kind that an update needs, until the future is dropped.
+pub(crate) async fn run(ctx: &Context) {
+    let mut begun = Vec::new();
+    let mut watches = FuturesUnordered::new();
+    loop {
+        let new: Vec<(Kind, Watched)> = {
+            let kinds = lock(&ctx.providers.kinds);
+            let new = kinds.iter().filter(|(kind, _)| !begun.contains(*kind));
+            new.map(|(kind, watched)| (kind.clone(), watched.clone())).collect()
+        };
+        for (kind, watched) in new {
+            begun.push(kind.clone());
+            watches.push(watch(ctx, kind, watched));
+        }
+        tokio::select! {
+            () = ctx.providers.added.notified() => {}
+            Some(()) = watches.next() => {}
+        }
+    }
+}
+
+/// Watches one kind. How the API server serves it is asked again after each failure.
+async fn watch(ctx: &Context, (api_version, kind): Kind, watched: Watched) {
+    let (group, version) = api_version.split_once('/').unwrap_or(("", &api_version));
+    let gvk = GroupVersionKind::gvk(group, version, &kind);
+    loop {
+        let note = |error: &str| {
+            *lock(&watched.trouble) =
+                Some(format!("{kind} of {api_version} cannot be watched: {error}"));
+        };
+        let served = kube::discovery::pinned_kind(&ctx.client, &gvk).await;
+        let (resource, capabilities) = match served {
+            Ok(found) => found,
+            Err(error) => {
+                note(&cause(&error));
+                tokio::time::sleep(RETRY).await;
+                continue;
+            }
+        };
+        let checked = if capabilities.scope == kube::discovery::Scope::Namespaced {
+            follows_contract(ctx, &resource).await
+        } else {
+            Err("its objects have no namespace".to_owned())
+        };
+        if let Err(why) = checked {
+            note(&why);
+            tokio::time::sleep(RETRY).await;
+            continue;
+        }
+        let changed = |change: &store::Change<ProviderRecord>| {
+            let object = change.object();
+            *lock(&watched.trouble) = None;
+            let namespace = object.namespace().unwrap_or_default();
+            let of = |name: &str| ObjectKey::new(&namespace, name);
+            ctx.queues.node_updates.add(of(&object.view.node_update));
+            wake_machine(ctx, &of(&object.view.spec.machine_ref.name));
+        };
+        let broken = |broken: store::Broken<'_>| {
+            if let store::Broken::Watch(error) = broken
+                && let Some(error) = refusal_of(error)
+            {
+                note(&error);
+                return ControlFlow::Break(());
+            }
+            ControlFlow::Continue(RETRY)
+        };
+        let api: Api<ProviderRecord> = Api::all_with(ctx.client.clone(), &resource);
+        let (everything, cache) = (store::everything(), watched.store.clone());
+        let followed = store::follow(api, &resource, everything, None, cache, changed, broken);
+        tokio::select! {
+            () = followed => {}
+            () = async {
+                watched.store.ready().await;
+                *lock(&watched.trouble) = None;
+                std::future::pending::<()>().await;
+            } => {}
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+/// Whether the definition of a kind says that this version of it follows the contract.
+async fn follows_contract(ctx: &Context, kind: &ApiResource) -> Result<(), String> {
+    let name = format!("{}.{}", kind.plural, kind.group);
+    let definitions: Api<CustomResourceDefinition> = Api::all(ctx.client.clone());
+    let found = definitions.get_metadata(&name).await.map_err(|error| cause(&error))?;
+    let versions = found.labels().get(keys::CONTRACT).map(String::as_str).unwrap_or_default();
+    if versions.split('_').any(|version| version == kind.version) {
+        return Ok(());
+    }
+    Err(format!(
+        "the label {} of CustomResourceDefinition {name} does not list {}",
+        keys::CONTRACT,
+        kind.version
+    ))
+}
+
+/// What the API server refuses for good.
+fn refusal_of(error: &kube::runtime::watcher::Error) -> Option<String> {
+    use kube::runtime::watcher::Error::{
+        InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed,
+    };
+    match error {
+        InitialListFailed(kube::Error::Api(status))
+        | WatchStartFailed(kube::Error::Api(status))
+            if status.is_forbidden() || status.is_not_found() =>
+        {
+            Some(status.message.clone())
+        }
+        WatchError(status) if status.is_forbidden() => Some(status.message.clone()),
+        InitialListFailed(_) | WatchStartFailed(_) | WatchError(_) | WatchFailed(_)
+        | NoResourceVersion => None,
+    }
+}
+
+/// Writes an order into the object of a provider; makes the object if there is none.
+pub(crate) async fn order(
+    ctx: &Context,
+    update: &NodeUpdate,
+    known: &Providers,
+    order: &ProviderOrder,
+) -> kube::Result<()> {
+    let mut parts = update.spec.provider_parts();
+    let part =
+        parts.find(|part| part.updater == order.updater).and_then(|part| part.template.as_ref());
+    let Some(template) = part.map(|part| &part.template) else {
+        return Ok(());
+    };
+    let plan_id = PlanId::of(&update.metadata);
+    let own = match known {
+        Providers::Known(objects) => objects
+            .iter()
+            .find(|object| object.updater == order.updater && object.plan_id == plan_id),
+        Providers::NotSynced | Providers::Unusable(_) => return Ok(()),
+    };
+    if let Some(own) = own {
+        let mut body = spec_patch(own, &order.spec);
+        if order.returned_claim != own.returned_claim {
+            let claim = json!(order.returned_claim).to_string();
+            body["metadata"]["annotations"] = json!({ keys::RETURNED_CLAIM: claim });
+        }
+        return patch(ctx, update, template, &own.name, &body).await;
+    }
+    let found = ctx.foreign.read(&ctx.client, &template_of(update, template)).await?;
+    let made = provider_object(update, template, &found, order);
+    let made: DynamicObject = serde_json::from_value(made).map_err(kube::Error::SerdeError)?;
+    let api = ctx.foreign.api(&ctx.client, &foreign(update, template, "")).await?;
+    let (written, _) = apply::create_or_get(&api, &made).await?;
+    remember(ctx, template, written);
+    Ok(())
+}
+
+/// Writes the spec of a provider's object of another NodeUpdate of the same Machine.
+pub(crate) async fn order_older(
+    ctx: &Context,
+    look: (&NodeUpdate, &[Arc<NodeUpdate>]),
+    known: &Providers,
+    name: &str,
+    spec: &ProviderSpec,
+) -> kube::Result<()> {
+    let (update, siblings) = look;
+    let Providers::Known(objects) = known else {
+        return Ok(());
+    };
+    let Some(object) = objects.iter().find(|object| object.name == name) else {
+        return Ok(());
+    };
+    let updates = [update].into_iter().chain(siblings.iter().map(AsRef::as_ref));
+    let mut parts = updates.flat_map(|update| update.spec.provider_parts());
+    let part = parts.find(|part| part.updater == object.updater);
+    let Some(part) = part.and_then(|part| part.template.as_ref()) else {
+        return Ok(());
+    };
+    patch(ctx, update, &part.template, name, &spec_patch(object, spec)).await
+}
+
+/// The change of an object's spec, only if the object is still as it was read.
+fn spec_patch(object: &ProviderObject, spec: &ProviderSpec) -> Value {
+    json!({
+        "metadata": { "resourceVersion": object.resource_version },
+        "spec": { "stage": spec.stage, "gate": spec.gate },
+    })
+}
+
+async fn patch(
+    ctx: &Context,
+    update: &NodeUpdate,
+    template: &UpdaterTemplate,
+    name: &str,
+    body: &Value,
+) -> kube::Result<()> {
+    let api = ctx.foreign.api(&ctx.client, &foreign(update, template, name)).await?;
+    let written = apply::merge(&api, name, body).await?;
+    remember(ctx, template, written);
+    Ok(())
+}
+
+/// Keeps what was written in the cache, before the watch delivers it.
+fn remember(ctx: &Context, template: &UpdaterTemplate, written: DynamicObject) {
+    let read = serde_json::to_value(written).and_then(serde_json::from_value::<ProviderRecord>);
+    if let Ok(record) = read {
+        ctx.providers.of(template).store.insert(record);
+    }
+}
+
+fn foreign(update: &NodeUpdate, template: &UpdaterTemplate, name: &str) -> ForeignObject {
+    let (group, version) =
+        template.api_version.split_once('/').unwrap_or(("", &template.api_version));
+    ForeignObject {
+        group: group.to_owned(),
+        version: Some(version.to_owned()),
+        kind: template.made_kind().to_owned(),
+        namespace: update.metadata.namespace.clone().unwrap_or_default(),
+        name: name.to_owned(),
+    }
+}
+
+/// The template of a provider, as an object.
+pub(crate) fn template_of(update: &NodeUpdate, template: &UpdaterTemplate) -> ForeignObject {
+    ForeignObject { kind: template.kind.clone(), ..foreign(update, template, &template.name) }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
