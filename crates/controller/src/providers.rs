@@ -25,7 +25,7 @@ use refit_core::{
 use refit_kinds::{
     keys,
     refit::{
-        NodeUpdate, PlanId, ProviderObject, ProviderSpec, ProviderStatus, UpdatePart,
+        NodeUpdate, Phase, PlanId, ProviderObject, ProviderSpec, ProviderStatus, UpdatePart,
         UpdaterTemplate,
     },
 };
@@ -38,10 +38,18 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use crate::{api_error::cause, context::Context, groups::controller_of, watches::wake_machine};
+use crate::{
+    api_error::cause,
+    context::Context,
+    groups::{controller_of, phase_of},
+    watches::wake_machine,
+};
 
 /// Longest delay between two attempts to watch a kind.
 const RETRY: Duration = Duration::from_secs(30);
+
+/// After so many failures of a first list, they are shown.
+const SHOWN_FAILURES: u32 = 3;
 
 /// API version and kind of a provider's objects.
 type Kind = (String, String);
@@ -57,7 +65,26 @@ pub(crate) struct WatchedKinds {
 struct Watched {
     store: Store<ProviderRecord>,
     /// Why the kind cannot be watched.
-    trouble: Arc<Mutex<Option<String>>>,
+    trouble: Arc<Mutex<Option<Trouble>>>,
+}
+
+#[derive(Clone, Debug)]
+enum Trouble {
+    /// The API server does not serve the kind: there are no objects.
+    NotServed(String),
+    /// Its objects cannot be read.
+    NotReadable(String),
+}
+
+impl Trouble {
+    fn of(error: &kube::Error) -> Self {
+        let why = cause(error);
+        match error {
+            kube::Error::Discovery(_) => Self::NotServed(why),
+            kube::Error::Api(status) if status.is_not_found() => Self::NotServed(why),
+            _ => Self::NotReadable(why),
+        }
+    }
 }
 
 /// Providers' objects by the uid of their Machine.
@@ -151,16 +178,25 @@ impl WatchedKinds {
         watched
     }
 
-    /// The objects for the Machine of an update, of all kinds that its NodeUpdates name.
+    /// The objects for the Machine of an update, of all kinds that it names, or another one that may have
+    /// left work behind.
     pub(crate) fn of_machine(
         &self,
         update: &NodeUpdate,
         siblings: &[Arc<NodeUpdate>],
     ) -> Providers {
-        let updates = [update].into_iter().chain(siblings.iter().map(AsRef::as_ref));
-        let parts = updates.flat_map(|update| update.spec.provider_parts());
+        let left = siblings.iter().map(AsRef::as_ref);
+        let left = left.filter(|sibling| phase_of(sibling) != Phase::Succeeded);
+        let parts = left.chain([update]).flat_map(|update| update.spec.provider_parts());
         let by_template: BTreeMap<&UpdaterTemplate, &UpdatePart> =
             parts.filter_map(|part| Some((&part.template.as_ref()?.template, part))).collect();
+        let is_own = |template: &UpdaterTemplate| {
+            let mut own = update.spec.provider_parts().filter_map(|part| part.template.as_ref());
+            own.any(|part| {
+                let own = &part.template;
+                (&own.api_version, own.made_kind()) == (&template.api_version, template.made_kind())
+            })
+        };
         let namespace = update.metadata.namespace.as_deref().unwrap_or_default();
         let machine = ObjectKey::new(namespace, &*update.spec.machine_ref.uid);
         let (mut objects, mut seen) = (Vec::new(), Vec::new());
@@ -174,19 +210,25 @@ impl WatchedKinds {
             let refused = |why: String| {
                 Providers::Unusable(Refusal::UpdaterUnusable { updater: part.updater.clone(), why })
             };
-            if let Some(trouble) = lock(&watched.trouble).clone() {
-                return refused(trouble);
+            match lock(&watched.trouble).clone() {
+                // What the API server does not serve any more, no one works for.
+                Some(Trouble::NotServed(_)) if !is_own(template) => continue,
+                Some(Trouble::NotServed(why) | Trouble::NotReadable(why)) => return refused(why),
+                None => {}
             }
             if !watched.store.is_ready() {
                 return Providers::NotSynced;
             }
-            let name = provider_object_name(
-                update.metadata.name.as_deref().unwrap_or_default(),
-                &part.updater,
-            );
-            let own = ObjectKey::new(namespace, name);
-            if let Some(why) = watched.store.unreadable().get(&own) {
-                return refused(format!("its object {own} does not follow the contract: {why}"));
+            let unreadable = watched.store.unreadable();
+            let update_name = update.metadata.name.as_deref().unwrap_or_default();
+            for own in update.spec.provider_parts() {
+                let key =
+                    ObjectKey::new(namespace, provider_object_name(update_name, &own.updater));
+                if let Some(why) = unreadable.get(&key) {
+                    return refused(format!(
+                        "its object {key} does not follow the contract: {why}"
+                    ));
+                }
             }
             let found = watched.store.listed(&BY_MACHINE_UID, &machine);
             objects.extend(found.iter().map(|object| object.view.clone()));
@@ -221,15 +263,18 @@ async fn watch(ctx: &Context, (api_version, kind): Kind, watched: Watched) {
     let (group, version) = api_version.split_once('/').unwrap_or(("", &api_version));
     let gvk = GroupVersionKind::gvk(group, version, &kind);
     loop {
-        let note = |error: &str| {
-            *lock(&watched.trouble) =
-                Some(format!("{kind} of {api_version} cannot be watched: {error}"));
+        let note = |trouble: Trouble| {
+            let shown = |why: String| format!("{kind} of {api_version} cannot be watched: {why}");
+            *lock(&watched.trouble) = Some(match trouble {
+                Trouble::NotServed(why) => Trouble::NotServed(shown(why)),
+                Trouble::NotReadable(why) => Trouble::NotReadable(shown(why)),
+            });
         };
         let served = kube::discovery::pinned_kind(&ctx.client, &gvk).await;
         let (resource, capabilities) = match served {
             Ok(found) => found,
             Err(error) => {
-                note(&cause(&error));
+                note(Trouble::of(&error));
                 tokio::time::sleep(RETRY).await;
                 continue;
             }
@@ -240,28 +285,38 @@ async fn watch(ctx: &Context, (api_version, kind): Kind, watched: Watched) {
             Err("its objects have no namespace".to_owned())
         };
         if let Err(why) = checked {
-            note(&why);
+            note(Trouble::NotReadable(why));
             tokio::time::sleep(RETRY).await;
             continue;
         }
         let changed = |change: &store::Change<ProviderRecord>| {
             let object = change.object();
-            *lock(&watched.trouble) = None;
             let namespace = object.namespace().unwrap_or_default();
             let of = |name: &str| ObjectKey::new(&namespace, name);
             ctx.queues.node_updates.add(of(&object.view.node_update));
             wake_machine(ctx, &of(&object.view.spec.machine_ref.name));
         };
+        let mut failures = 0;
         let broken = |broken: store::Broken<'_>| {
             if let store::Broken::Watch(error) = broken
-                && let Some(error) = refusal_of(error)
+                && let Some(trouble) = refusal_of(error)
             {
-                note(&error);
+                note(trouble);
                 return ControlFlow::Break(());
+            }
+            if let store::Broken::Watch(error) = broken
+                && !watched.store.is_ready()
+            {
+                failures += 1;
+                if failures >= SHOWN_FAILURES {
+                    note(Trouble::NotReadable(error.to_string()));
+                }
             }
             ControlFlow::Continue(RETRY)
         };
         let api: Api<ProviderRecord> = Api::all_with(ctx.client.clone(), &resource);
+        // What the cache holds may be older than what went wrong.
+        watched.store.expect_list();
         let (everything, cache) = (store::everything(), watched.store.clone());
         let followed = store::follow(api, &resource, everything, None, cache, changed, broken);
         tokio::select! {
@@ -293,21 +348,31 @@ async fn follows_contract(ctx: &Context, kind: &ApiResource) -> Result<(), Strin
 }
 
 /// What the API server refuses for good.
-fn refusal_of(error: &kube::runtime::watcher::Error) -> Option<String> {
+fn refusal_of(error: &kube::runtime::watcher::Error) -> Option<Trouble> {
     use kube::runtime::watcher::Error::{
         InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed,
     };
     match error {
-        InitialListFailed(kube::Error::Api(status))
-        | WatchStartFailed(kube::Error::Api(status))
+        InitialListFailed(error @ kube::Error::Api(status))
+        | WatchStartFailed(error @ kube::Error::Api(status))
             if status.is_forbidden() || status.is_not_found() =>
         {
-            Some(status.message.clone())
+            Some(Trouble::of(error))
         }
-        WatchError(status) if status.is_forbidden() => Some(status.message.clone()),
+        WatchError(status) if status.is_forbidden() => {
+            Some(Trouble::NotReadable(status.message.clone()))
+        }
         InitialListFailed(_) | WatchStartFailed(_) | WatchError(_) | WatchFailed(_)
         | NoResourceVersion => None,
     }
+}
+
+/// What became of an order.
+pub(crate) enum Ordered {
+    /// It is written.
+    Written,
+    /// The object has to be made, and one of an earlier NodeUpdate has its name.
+    InTheWay(Refusal),
 }
 
 /// Writes an order into the object of a provider; makes the object if there is none.
@@ -316,19 +381,19 @@ pub(crate) async fn order(
     update: &NodeUpdate,
     known: &Providers,
     order: &ProviderOrder,
-) -> kube::Result<()> {
+) -> kube::Result<Ordered> {
     let mut parts = update.spec.provider_parts();
     let part =
         parts.find(|part| part.updater == order.updater).and_then(|part| part.template.as_ref());
     let Some(template) = part.map(|part| &part.template) else {
-        return Ok(());
+        return Ok(Ordered::Written);
     };
     let plan_id = PlanId::of(&update.metadata);
     let own = match known {
         Providers::Known(objects) => objects
             .iter()
             .find(|object| object.updater == order.updater && object.plan_id == plan_id),
-        Providers::NotSynced | Providers::Unusable(_) => return Ok(()),
+        Providers::NotSynced | Providers::Unusable(_) => return Ok(Ordered::Written),
     };
     if let Some(own) = own {
         let mut body = spec_patch(own, &order.spec);
@@ -336,15 +401,25 @@ pub(crate) async fn order(
             let claim = json!(order.returned_claim).to_string();
             body["metadata"]["annotations"] = json!({ keys::RETURNED_CLAIM: claim });
         }
-        return patch(ctx, update, template, &own.name, &body).await;
+        return patch(ctx, update, template, &own.name, &body).await.map(|()| Ordered::Written);
     }
     let found = ctx.foreign.read(&ctx.client, &template_of(update, template)).await?;
     let made = provider_object(update, template, &found, order);
     let made: DynamicObject = serde_json::from_value(made).map_err(kube::Error::SerdeError)?;
     let api = ctx.foreign.api(&ctx.client, &foreign(update, template, "")).await?;
-    let (written, _) = apply::create_or_get(&api, &made).await?;
-    remember(ctx, template, written);
-    Ok(())
+    let (found, _) = apply::create_or_get(&api, &made).await?;
+    let owner = controller_of(found.owner_references()).map(|owner| owner.uid.clone());
+    if owner != update.metadata.uid {
+        let why = format!(
+            "object {} has the name of the one that this update needs, and does not belong to it: delete it \
+             unless its own NodeUpdate is under way",
+            found.name_any()
+        );
+        let updater = order.updater.clone();
+        return Ok(Ordered::InTheWay(Refusal::UpdaterUnusable { updater, why }));
+    }
+    remember(ctx, template, found);
+    Ok(Ordered::Written)
 }
 
 /// Writes the spec of a provider's object of another NodeUpdate of the same Machine.
@@ -354,21 +429,26 @@ pub(crate) async fn order_older(
     known: &Providers,
     name: &str,
     spec: &ProviderSpec,
-) -> kube::Result<()> {
+) -> kube::Result<Ordered> {
     let (update, siblings) = look;
     let Providers::Known(objects) = known else {
-        return Ok(());
+        return Ok(Ordered::Written);
     };
     let Some(object) = objects.iter().find(|object| object.name == name) else {
-        return Ok(());
+        return Ok(Ordered::Written);
     };
     let updates = [update].into_iter().chain(siblings.iter().map(AsRef::as_ref));
     let mut parts = updates.flat_map(|update| update.spec.provider_parts());
     let part = parts.find(|part| part.updater == object.updater);
     let Some(part) = part.and_then(|part| part.template.as_ref()) else {
-        return Ok(());
+        let why = format!(
+            "object {name} is for the same Machine, has not ended, and belongs to no known NodeUpdate: delete it"
+        );
+        let updater = object.updater.clone();
+        return Ok(Ordered::InTheWay(Refusal::UpdaterUnusable { updater, why }));
     };
-    patch(ctx, update, &part.template, name, &spec_patch(object, spec)).await
+    let body = spec_patch(object, spec);
+    patch(ctx, update, &part.template, name, &body).await.map(|()| Ordered::Written)
 }
 
 /// The change of an object's spec, only if the object is still as it was read.

@@ -108,6 +108,11 @@ async fn reconcile(update: Arc<MemoryUpdate>, client: Arc<Client>) -> Result<Act
         return Ok(Action::await_change());
     }
     let before = update.status.clone().unwrap_or_default();
+    // What has failed for good stays so, until Refit asks for a stop.
+    let has_failed = !before.failure_reason.is_empty() && !before.retriable;
+    if has_failed && update.spec.contract.stage == Stage::Ongoing {
+        return Ok(Action::await_change());
+    }
     let mut status = ProviderStatus {
         observed_generation: update.metadata.generation,
         failure_reason: String::new(),
@@ -182,15 +187,18 @@ async fn step(
     let Some(wanted) = wanted.filter(|mib| settings.most_mib == 0 || *mib <= settings.most_mib)
     else {
         let message = format!(
-            "spec.memoryMiB of {} is {wanted:?}, and at most {} MiB are there",
+            "spec.memoryMiB of {} is {wanted:?}: set it, to {} at most (spec.mostMib of the template; 0 for any)",
             machine.name_any(),
             settings.most_mib
         );
         return Err(Problem::Lasting { reason: "NotPossible", message });
     };
     if contract.gate == Gate::Disrupt {
-        // From the first change on, the machine gets all of its memory.
-        status.past_no_return = true;
+        // From the first change on, the machine gets all of its memory. That is noted before the change.
+        if !status.past_no_return {
+            status.past_no_return = true;
+            return Ok(Some("the machine is ready for its memory".to_owned()));
+        }
         if let Some(underway) = set_memory(client, &machine, wanted).await? {
             return Ok(Some(underway));
         }

@@ -8,7 +8,7 @@ use refit_core::{
     ask::{Ask, MachineFacts, Offer, ask, parts},
     change::{
         Objects, Part, Updater,
-        asked::{asked, parts_asked},
+        asked::{asked, objects_asked, parts_asked},
         can_update::HostReport,
         goal as goal_of,
         goal::GoalError,
@@ -266,7 +266,9 @@ impl Request<'_> {
         let Wanted { goal, updaters } = wanted;
         let api: Api<Machine> = Api::namespaced(self.ctx.client.clone(), &self.key.namespace);
         let machine = api.get_opt(&self.key.name).await?;
-        let mut confirmed = asked(machine.as_ref(), &self.facts.uid, goal);
+        let mut confirmed = asked(machine.as_ref(), &self.facts.uid, goal).and_then(|()| {
+            machine.as_ref().map_or(Ok(()), |machine| objects_asked(machine, &self.desired))
+        });
         if confirmed.is_ok() && !goal.parts.is_empty() {
             let live = goal_of(&self.live_objects(updaters).await?, updaters).unwrap_or_default();
             confirmed = parts_asked(&live, goal);

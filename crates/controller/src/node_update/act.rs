@@ -34,7 +34,8 @@ use crate::{
     PlanLocation,
     api_error::{is_silence, refusal},
     context::Context,
-    drain, providers,
+    drain,
+    providers::{self, Ordered},
 };
 
 /// Requeue delay after a write; the watch event of the write wakes the NodeUpdate as well.
@@ -82,12 +83,12 @@ pub(super) async fn perform(
         },
         Write::Provider(order) => {
             let Snapshot { update, providers, .. } = &look.snapshot;
-            settled(providers::order(ctx, update, providers, order).await, write)
+            ordered(providers::order(ctx, update, providers, order).await, write)
         }
         Write::OlderProvider(name, spec) => {
             let Snapshot { update, siblings, providers, .. } = &look.snapshot;
             let of_machine = (update.as_ref(), siblings.as_slice());
-            settled(providers::order_older(ctx, of_machine, providers, name, spec).await, write)
+            ordered(providers::order_older(ctx, of_machine, providers, name, spec).await, write)
         }
         Write::AskUpdater(name) => {
             let next = updater::asked(ctx, look, name).await;
@@ -159,6 +160,14 @@ fn settled(outcome: kube::Result<()>, write: &Write) -> anyhow::Result<Done> {
             Some(refused) if *write != Write::STATUS => Ok(Done::Refused(refused)),
             _ => Err(error.into()),
         },
+    }
+}
+
+fn ordered(outcome: kube::Result<Ordered>, write: &Write) -> anyhow::Result<Done> {
+    match outcome {
+        Ok(Ordered::InTheWay(refused)) => Ok(Done::Refused(refused)),
+        Ok(Ordered::Written) => settled(Ok(()), write),
+        Err(error) => settled(Err(error), write),
     }
 }
 

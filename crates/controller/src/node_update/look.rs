@@ -9,14 +9,16 @@ use refit_core::{
     group::Other,
     node::{
         ControlPlaneMember, Decision, Group, GroupState, Leaving, MachineView, NodeView,
-        OtherMachines, Others, Seen, Snapshot, Workload, decide, is_available, speaker,
+        OtherMachines, Others, Seen, Snapshot, Workload, decide, has_brought_version, is_available,
+        speaker,
     },
     report::Refusal,
 };
 use refit_kinds::{
     conditions, keys,
     refit::{
-        MachineUid, NodeName, NodeUpdate, PlanSettings, Role, StepState, UpdateGroup, UpdaterAction,
+        MachineUid, NodeName, NodeUpdate, PlanSettings, Role, UpdateGroup, UpdatePart,
+        UpdaterAction,
     },
 };
 use refit_runtime::ObjectKey;
@@ -307,18 +309,24 @@ fn updater_refused(stores: &Stores, update: &NodeUpdate) -> Option<Refusal> {
         .spec
         .updater_parts()
         .filter(|part| part.action == UpdaterAction::Update && part.host.is_none());
-    let wrong = |name: &String| match stores.updaters.get(&ObjectKey::new("", &**name)) {
+    let wrong = |part: &UpdatePart| match stores.updaters.get(&ObjectKey::new("", &*part.updater)) {
         None => Some("it does not exist".to_owned()),
-        Some(updater) => accepted(&updater).err().map(|why| why.to_string()),
+        Some(updater) => accepted(&updater).err().map(|why| why.to_string()).or_else(|| {
+            let template = part.template.as_ref().map(|part| &part.template);
+            let differs = template != updater.spec.template.as_ref();
+            differs.then(|| {
+                "its spec.template is not the one that this update was made with".to_owned()
+            })
+        }),
     };
     called
-        .filter_map(|part| Some((&part.updater, wrong(&part.updater)?)))
+        .filter_map(|part| Some((&part.updater, wrong(part)?)))
         .map(|(updater, why)| Refusal::UpdaterUnusable { updater: updater.clone(), why })
         .next()
 }
 
-/// Whether `kubeadm-upgrade` is done in the latest other NodeUpdate of these machines to the same
-/// version with the role FirstControlPlane.
+/// Whether the latest other NodeUpdate of these machines to the same version with the role FirstControlPlane has
+/// brought its machine to the version.
 fn last_first_passed<'a>(
     updates: impl Iterator<Item = &'a Arc<NodeUpdate>>,
     update: &NodeUpdate,
@@ -335,8 +343,7 @@ fn last_first_passed<'a>(
             let created = other.metadata.creation_timestamp.as_ref().map(|time| time.0);
             (created, other.name_any())
         })?;
-    let steps = first.status.as_ref().map_or(&[][..], |status| &status.steps);
-    Some(steps.iter().any(|step| step.name == "kubeadm-upgrade" && step.state == StepState::Done))
+    Some(has_brought_version(first))
 }
 
 fn paused(stores: &Stores, machine: &Machine) -> Option<String> {

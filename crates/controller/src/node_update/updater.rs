@@ -80,6 +80,7 @@ pub(super) async fn advanced(ctx: &Context, look: &Look, name: &str) -> kube::Re
         PartState::Pending | PartState::Ongoing => {
             let node = look.seen().and_then(|seen| seen.node());
             let boot_id = node.map(|node| node.boot_id.clone()).unwrap_or_default();
+            let boot_id = if part.boot_id.is_empty() { boot_id } else { part.boot_id.clone() };
             PartStatus { boot_id, ..begun(&part, now()) }
         }
         PartState::Verifying => {
@@ -92,12 +93,18 @@ pub(super) async fn advanced(ctx: &Context, look: &Look, name: &str) -> kube::Re
         PartState::Running | PartState::Done | PartState::Unverified | PartState::Left
             if let Some(provider) = provider_part(look, name) =>
         {
-            let is_verified = updater.is_some_and(|updater| !updater.spec.verify.is_empty());
-            if provider.brings_version && !is_verified {
+            let has_version = look.snapshot.update.spec.goal.kubernetes_version.is_some();
+            match updater.map(|updater| !updater.spec.verify.is_empty()) {
+                None => {
+                    let message =
+                        format!("Updater {name}, which says how to verify it, does not exist");
+                    after_call(&part, &Called::Failed { message }, false, now())
+                }
                 // The kubelet shows the version.
-                after_verification(&part, Ok(()), now())
-            } else {
-                after_call(&part, &Called::Done, is_verified, now())
+                Some(false) if provider.brings_version && has_version => {
+                    after_verification(&part, Ok(()), now())
+                }
+                Some(is_verified) => after_call(&part, &Called::Done, is_verified, now()),
             }
         }
         PartState::Running | PartState::Done | PartState::Unverified | PartState::Left => {

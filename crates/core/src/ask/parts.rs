@@ -1,6 +1,6 @@
 //! Which updaters work in an update, and which of them have nothing to do.
 
-use refit_kinds::refit::{Goal, NodeUpdate, Phase, UpdatePart, ordinal_of};
+use refit_kinds::refit::{Gate, Goal, NodeUpdate, Phase, UpdatePart, ordinal_of};
 
 use super::{MachineFacts, phase_of};
 use crate::change::{Objects, Updater, host_part::BadHostPart, objects::PARTS};
@@ -66,7 +66,10 @@ fn needs_version(machine: &MachineFacts, offer: Offer<'_>, updates: &[&NodeUpdat
 /// The hash of what an Updater has reached on the Machine; `None` if that is not known.
 fn reached<'a>(updater: &str, updates: &[&'a NodeUpdate]) -> Option<&'a String> {
     let touched = |update: &&&NodeUpdate| {
-        let begun = update.status.as_ref().is_some_and(|s| s.part(updater).state.has_begun());
+        let begun = update.status.as_ref().is_some_and(|status| {
+            let part = status.part(updater);
+            part.state.has_begun() || part.gate >= Some(Gate::Upgrade)
+        });
         begun || reached_by(update, updater).is_some()
     };
     updates.iter().rev().find(touched).and_then(|update| reached_by(update, updater))

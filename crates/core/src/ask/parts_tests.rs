@@ -1,6 +1,6 @@
 use refit_kinds::refit::{
-    Disruption, Goal, GoalPart, NodeUpdate, NodeUpdateStatus, OsImageFrom, PartState, PartStatus,
-    Phase, UpdatePart, UpdaterAction, UpdaterHost,
+    Disruption, Gate, Goal, GoalPart, NodeUpdate, NodeUpdateStatus, OsImageFrom, PartState,
+    PartStatus, Phase, UpdatePart, UpdaterAction, UpdaterHost,
 };
 
 use serde_json::json;
@@ -185,4 +185,14 @@ fn a_provider_of_versions_works_instead_of_the_host() {
     ended.spec.parts = Some(Vec::new());
     assert_eq!(work(VERSION, &[&ended]), [""; 0]);
     assert_eq!(work("v1.34.2", &[&ended]), ["nodes"]);
+}
+
+#[test]
+fn a_provider_that_failed_after_its_gate_had_opened_works_on_the_way_back_too() {
+    let reached = ended(1, Phase::Succeeded, "8", PartState::Done);
+    let mut failed = ended(2, Phase::Failed, "16", PartState::Ongoing);
+    failed.status.as_mut().unwrap().parts[0].gate = Some(Gate::Disrupt);
+    assert_eq!(work(VERSION, &goal(&[("memory", "8")]), &[&reached, &failed]), ["memory"]);
+    failed.status.as_mut().unwrap().parts[0].gate = Some(Gate::Stage);
+    assert_eq!(work(VERSION, &goal(&[("memory", "8")]), &[&reached, &failed]), [""; 0]);
 }

@@ -3,12 +3,15 @@
 
 use std::collections::BTreeMap;
 
-use refit_cluster_api::kinds::{Machine, update_hook_pending};
+use refit_cluster_api::kinds::{ContractRef, Machine, update_hook_pending};
 use refit_kinds::{
     keys,
     refit::{Goal, MachineUid},
     version::StatedVersion,
 };
+use serde_json::Value;
+
+use super::objects::{Objects, Part};
 
 /// Why a request for an update is not Cluster API's current one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -26,6 +29,12 @@ pub enum NotAsked {
         wanted: StatedVersion,
         /// The version in the request.
         goal: StatedVersion,
+    },
+    /// The request has an object that is not the Machine's.
+    #[error("{object} is not an object of this Machine")]
+    OtherObject {
+        /// Kind and name of the object.
+        object: String,
     },
     /// The objects of the Machine have other values.
     #[error("what Updater {updater} claims of its objects is not what the request has")]
@@ -61,6 +70,28 @@ pub fn asked(machine: Option<&Machine>, uid: &MachineUid, goal: &Goal) -> Result
     Ok(())
 }
 
+/// Checks that the objects of a request are those of the Machine: others may have any values.
+pub fn objects_asked(machine: &Machine, desired: &Objects) -> Result<(), NotAsked> {
+    let config = machine.spec.bootstrap.config_ref.as_ref();
+    for (part, wanted) in
+        [(Part::Infrastructure, Some(&machine.spec.infrastructure_ref)), (Part::Bootstrap, config)]
+    {
+        let Some(object) = desired.part(part) else { continue };
+        let text =
+            |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+        let group = text("/apiVersion").split_once('/').map_or("", |(group, _)| group);
+        let is_named = |wanted: &ContractRef| {
+            (&*wanted.api_group, &*wanted.kind, &*wanted.name)
+                == (group, text("/kind"), text("/metadata/name"))
+        };
+        if !wanted.is_some_and(is_named) {
+            let object = format!("{}/{}", text("/kind"), text("/metadata/name"));
+            return Err(NotAsked::OtherObject { object });
+        }
+    }
+    Ok(())
+}
+
 /// Checks the parts of a request against those of the objects as they are now.
 pub fn parts_asked(live: &Goal, goal: &Goal) -> Result<(), NotAsked> {
     match goal.parts.iter().find(|part| !live.parts.contains(part)) {
@@ -82,6 +113,26 @@ mod tests {
             "spec": {"clusterName": "c", "version": "v1.35.0"},
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn a_request_with_the_objects_of_another_machine_is_not_asked_for() {
+        let mut machine = machine(&json!({}));
+        machine.spec.infrastructure_ref =
+            ContractRef { api_group: "g".into(), kind: "M".into(), name: "m".into() };
+        let with = |api_version: &str, kind: &str, name: &str| Objects {
+            owner: json!({}),
+            infrastructure: json!({"apiVersion": api_version, "kind": kind, "metadata": {"name": name}}),
+            bootstrap: None,
+        };
+        assert_eq!(objects_asked(&machine, &with("g/v1", "M", "m")), Ok(()));
+        for other in [with("g/v1", "M", "n"), with("g/v1", "N", "m"), with("h/v1", "M", "m")] {
+            assert!(objects_asked(&machine, &other).is_err());
+        }
+        let mut config = with("g/v1", "M", "m");
+        config.bootstrap =
+            Some(json!({"apiVersion": "b/v1", "kind": "C", "metadata": {"name": "c"}}));
+        assert!(objects_asked(&machine, &config).is_err());
     }
 
     #[test]

@@ -25,13 +25,13 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Whether the claim is about this object, or about what this template makes.
     /// Whether it claims the Kubernetes version of Machines.
     pub(super) fn names_version(&self) -> bool {
         let is_of_machine = self.group == "cluster.x-k8s.io" && self.kind == "Machine";
         is_of_machine && self.paths.iter().any(|path| names(path, "/spec/version"))
     }
 
+    /// Whether the claim is about this object, or about what this template makes.
     pub(super) fn is_of(&self, object: &Value) -> bool {
         let text = |field: &str| object.get(field).and_then(Value::as_str).unwrap_or_default();
         let group = text("apiVersion").split_once('/').map_or("", |(group, _)| group);

@@ -50,16 +50,23 @@ pub fn decide(s: &Snapshot, now: Timestamp) -> Decision {
             return conclude(s, status, outcome, now);
         }
     };
-    match &s.providers {
-        Providers::Known(_) => {}
-        Providers::NotSynced => return not_synced(s, status, now),
-        Providers::Unusable(refusal) => {
-            let outcome = unreachable(s, &status, refusal.clone(), now);
-            return conclude(s, status, outcome, now);
-        }
-    }
     note_beginning(s, seen, &mut status);
     let mut work = Work { s, seen, workers: s.workers(seen), status, now };
+    let refusal = match &s.providers {
+        Providers::Known(_) => None,
+        Providers::NotSynced => Some(None),
+        Providers::Unusable(refusal) => Some(Some(refusal)),
+    };
+    if let Some(refusal) = refusal {
+        if let Some(stopping) = work.stops_before_providers() {
+            return conclude(s, work.status, stopping, now);
+        }
+        let Some(refusal) = refusal else {
+            return not_synced(s, work.status, now);
+        };
+        let outcome = unreachable(s, &work.status, refusal.clone(), now);
+        return conclude(s, work.status, outcome, now);
+    }
     let outcome = work.outcome();
     work.show_cordon();
     conclude(s, work.status, outcome, now)
@@ -131,6 +138,16 @@ impl Work<'_> {
         {
             return lost;
         }
+        if !matches!(stop, Some(Stop::Deleting))
+            && let Some(failed) = self.provider_vanished().or_else(|| self.provider_timed_out())
+        {
+            // Who comes back must not go on.
+            let abort = self.workers.order(ABORT);
+            return match abort {
+                Some(_) => Standing::new(self.status.phase, "stopping the updaters").write(abort),
+                None => failed,
+            };
+        }
         if let Some(stop) = stop {
             return self.stopping(machine, &stop);
         }
@@ -143,6 +160,9 @@ impl Work<'_> {
         }
         if let Some(ended) = self.gave_up() {
             return ended;
+        }
+        if let Some(refusal) = self.provider_deleting() {
+            return Standing::blocked(self.status.phase, refusal).again_after(10);
         }
         if self.workers.awaits_first_order() {
             return self.start();
@@ -281,8 +301,7 @@ impl Work<'_> {
             return self.host_at_work(Phase::Upgrading).write(Some(write));
         }
         if self.passed() < Gate::Upgrade {
-            let next = self.workers.order(open(Gate::Upgrade));
-            return self.host_at_work(Phase::Upgrading).write(next);
+            return self.next_at_work(Phase::Upgrading, Gate::Upgrade);
         }
         // Before each step of the drain, too: it would prepare an outage that must not happen.
         if self.control_plane()
@@ -306,8 +325,7 @@ impl Work<'_> {
             return self.host_at_work(Phase::Disrupting).write(Some(write));
         }
         if self.workers.report().is_none_or(|report| report.state != WorkState::Succeeded) {
-            let next = self.workers.order(open(Gate::Disrupt));
-            return self.host_at_work(Phase::Disrupting).write(next);
+            return self.next_at_work(Phase::Disrupting, Gate::Disrupt);
         }
         self.end_host_parts();
         if let Some(working) = self.updaters(Gate::Disrupt) {
@@ -317,10 +335,13 @@ impl Work<'_> {
         let goal = self.s.update.spec.goal.kubernetes_version.as_ref();
         let node_name = self.status.node_name.clone();
         let workers = Some(&self.workers);
-        if let Err(refusal) =
-            verify(self.seen, &node_name, goal, self.control_plane(), workers, now)
-        {
-            return Standing::blocked(Phase::Verifying, refusal).again_after(10);
+        let verified = verify(self.seen, &node_name, goal, self.control_plane(), workers, now);
+        let by_provider = !self.workers.providers.is_empty();
+        let not_rebooted = || by_provider.then(|| self.not_rebooted()).flatten();
+        if let Some(refusal) = verified.err().or_else(not_rebooted) {
+            let lost = (!self.workers.has_agent()).then(|| self.node_lost(&refusal)).flatten();
+            return lost
+                .unwrap_or_else(|| Standing::blocked(Phase::Verifying, refusal).again_after(10));
         }
         let since = steps::started(&self.status, STEP_NODE_READY);
         if self.control_plane()
@@ -365,10 +386,33 @@ impl Work<'_> {
         Some(Standing::new(phase, "uncordoning the node").write(Some(uncordon)))
     }
 
+    /// Waits for the updater whose gate is open, or opens that of the next one: then the other members of a
+    /// control plane must be as they were before the first.
+    fn next_at_work(&self, phase: Phase, gate: Gate) -> Standing {
+        let next = self.workers.order(open(gate));
+        if next.is_some()
+            && self.control_plane()
+            && let Err(refusal) = health::control_plane_health(self.seen, &self.status.node_name)
+        {
+            return Standing::blocked(phase, refusal).again_after(10);
+        }
+        self.host_at_work(phase).write(next)
+    }
+
+    /// The stop of an update for which no provider has had an order yet, while they cannot be reached.
+    fn stops_before_providers(&mut self) -> Option<Standing> {
+        if self.status.parts.iter().any(|part| part.gate.is_some()) {
+            return None;
+        }
+        let machine = self.s.own_machine()?;
+        let stop = self.stop(machine, self.gate())?;
+        Some(self.stopping(machine, &stop))
+    }
+
     /// Waits for the host. A silent agent becomes a blocker, because the progress message would
     /// otherwise never change.
     fn host_at_work(&self, phase: Phase) -> Standing {
-        match self.silent_agent().or_else(|| self.provider_refusal()) {
+        match self.working_refusal() {
             Some(refusal) => Standing::blocked(phase, refusal),
             None => Standing::new(phase, self.host_line()),
         }

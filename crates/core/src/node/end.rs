@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use refit_cluster_api::kinds::{Machine, update_hook_pending, update_in_progress};
 use refit_kinds::{
     keys,
-    refit::{NodeUpdate, NodeUpdateStatus, PartState, Phase},
+    refit::{Gate, NodeUpdate, NodeUpdateStatus, PartState, Phase},
 };
 
 use super::{
@@ -15,8 +15,8 @@ use super::{
     member_missing,
     order::speaks,
     snapshot::{
-        Announcement, Decision, GroupState, ManagementWrite, NodeView, Severity, Snapshot,
-        Workload, WorkloadWrite, Write,
+        Announcement, Decision, GroupState, ManagementWrite, NodeView, Providers, Severity,
+        Snapshot, Workload, WorkloadWrite, Write,
     },
     status::machine_condition,
     verify::verify,
@@ -186,7 +186,16 @@ fn available_again(s: &Snapshot, status: &NodeUpdateStatus) -> bool {
             || status.phase != Phase::Succeeded
                 && status.from_version.as_ref().is_some_and(|from| node.kubelet_version.is(from))
     };
-    seen.node().is_some_and(|node| node.ready && !node.cordoned_by_us() && right_version(node))
+    // A provider that has not ended may go on at any time.
+    let is_busy = match &s.providers {
+        Providers::Known(_) => s.workers(seen).has_busy_provider(),
+        Providers::NotSynced | Providers::Unusable(_) => status
+            .parts
+            .iter()
+            .any(|part| part.gate >= Some(Gate::Upgrade) && !part.state.has_ended()),
+    };
+    let is_back = |node: &NodeView| node.ready && !node.cordoned_by_us() && right_version(node);
+    seen.node().is_some_and(is_back) && !is_busy
 }
 
 /// Makes the node of a lost host schedulable again after the host has returned and ended its plan by

@@ -194,6 +194,17 @@ impl Work<'_> {
         self.is_silent().then(|| Refusal::NoFreshReport { node: self.status.node_name.clone() })
     }
 
+    /// The refusal while an updater that is to work does not get on. An agent that has done its part may be off.
+    pub(super) fn working_refusal(&self) -> Option<Refusal> {
+        let agent_ended = self.workers.host.report().is_some_and(|report| report.has_ended());
+        let silent = if agent_ended && !self.workers.providers.is_empty() {
+            None
+        } else {
+            self.silent_agent()
+        };
+        silent.or_else(|| self.provider_refusal())
+    }
+
     /// What prevents the machine from being disturbed, apart from slots.
     pub(super) fn disturb_refusal(&self) -> Option<Refusal> {
         if self.control_plane()

@@ -15,8 +15,9 @@ impl Work<'_> {
         // A refused read proves nothing.
         let limit = self.s.host_lost_after.filter(|_| self.s.refused.is_none())?;
         let has_done_its_part =
-            self.workers.report().is_some_and(|report| report.state == WorkState::Succeeded);
-        let others_work = has_done_its_part && self.updaters(Gate::Disrupt).is_some();
+            self.workers.host.report().is_some_and(|report| report.state == WorkState::Succeeded);
+        let others_work = has_done_its_part
+            && (self.workers.has_busy_provider() || self.updaters(Gate::Disrupt).is_some());
         if !self.workers.has_agent() || others_work {
             return None;
         }

@@ -84,4 +84,4 @@ pub use snapshot::{
 };
 pub use status::is_past_return;
 pub use steps::{STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON, step_names};
-pub use stop::{REQUEST_WITHDRAWN, SUPERSEDED, is_half_upgraded};
+pub use stop::{REQUEST_WITHDRAWN, SUPERSEDED, has_brought_version, is_half_upgraded};

@@ -239,7 +239,7 @@ impl Work<'_> {
 
     /// The refusal while a node that an Updater reboots has not shown the new boot. A reboot that the
     /// Updater left out shows by a heartbeat after its end.
-    fn not_rebooted(&self) -> Option<Refusal> {
+    pub(super) fn not_rebooted(&self) -> Option<Refusal> {
         let reboots = self.called_parts().filter(|part| part.disruption == Disruption::Reboot);
         let mut parts = reboots.map(|part| self.status.part(&part.updater));
         let node = self.seen.node()?;
@@ -436,7 +436,7 @@ impl Work<'_> {
 impl Work<'_> {
     /// The failure of an update whose node does not return from its Updaters: then remediation may do its
     /// work.
-    fn node_lost(&self, refusal: &Refusal) -> Option<Standing> {
+    pub(super) fn node_lost(&self, refusal: &Refusal) -> Option<Standing> {
         let limit = self.s.host_lost_after?;
         let ended = self.updaters_ended_at()?.max(self.seen.complete_since);
         (self.now.duration_since(ended) >= limit).then(|| {

@@ -12,7 +12,7 @@ use refit_kinds::refit::{
 
 use super::{
     order::is_unfinished,
-    parts::TIMEOUT_SECONDS,
+    parts::{TIMEOUT_SECONDS, shown},
     snapshot::{ProviderOrder, Write},
     status::Standing,
     work::Work,
@@ -20,6 +20,8 @@ use super::{
 };
 use crate::report::Refusal;
 
+/// How many of the things that a provider has left behind are shown.
+const LEFT_BEHIND: usize = 16;
 /// How long a provider may take to note a new order before that is shown, in seconds.
 const OBSERVED_WITHIN_SECONDS: i64 = 60;
 
@@ -47,6 +49,16 @@ impl<'a> ProviderWork<'a> {
         objects.find(|object| object.updater == self.part.updater && object.plan_id == plan_id)
     }
 
+    /// How far it was allowed to go, as the NodeUpdate records it.
+    pub(super) fn recorded(&self) -> Option<Gate> {
+        self.update.status.as_ref()?.part(&self.part.updater).gate
+    }
+
+    /// Whether its object was deleted while it may have been at work on the machine.
+    pub(super) fn has_vanished(&self) -> bool {
+        self.own().is_none() && self.recorded() >= Some(Gate::Upgrade)
+    }
+
     pub(super) fn ordered(&self) -> Option<WorkOrder> {
         let spec = &self.own()?.spec;
         Some(WorkOrder { gate: spec.gate, abort: spec.stage == Stage::Abort })
@@ -70,7 +82,7 @@ impl<'a> ProviderWork<'a> {
                 goal: ProviderGoal {
                     kubernetes_version: goal.kubernetes_version.clone().filter(|_| brings_version),
                     role: brings_version.then_some(role),
-                    option: goal.option.clone(),
+                    option: goal.option.clone().filter(|_| brings_version),
                     hash: parts.map(|part| part.hash.clone()).unwrap_or_default(),
                 },
                 stage: Stage::Ongoing,
@@ -83,7 +95,10 @@ impl<'a> ProviderWork<'a> {
     pub(super) fn order(&self, order: WorkOrder) -> Option<Write> {
         let object = self.own()?;
         let mut spec = object.spec.clone();
-        spec.gate = spec.gate.max(order.gate);
+        // An object that is being deleted is as good as aborted.
+        if !object.is_deleting {
+            spec.gate = spec.gate.max(order.gate);
+        }
         if order.abort {
             spec.stage = Stage::Abort;
         }
@@ -92,7 +107,13 @@ impl<'a> ProviderWork<'a> {
 
     /// Whether the provider may disturb the node.
     pub(super) fn may_disturb(&self) -> bool {
-        self.own().is_some_and(|own| own.spec.gate >= Gate::Upgrade)
+        self.has_vanished() || self.own().is_some_and(|own| own.spec.gate >= Gate::Upgrade)
+    }
+
+    /// Whether the provider may still be at work on the machine.
+    pub(super) fn is_busy(&self) -> bool {
+        let may = |own: &ProviderObject| own.spec.gate >= Gate::Upgrade && !report(own).has_ended();
+        self.own().is_some_and(may)
     }
 
     /// The claim of a slot that was returned unused; `None` before the first order, which opens nothing.
@@ -117,7 +138,7 @@ impl<'a> ProviderWork<'a> {
         let status = self.own().map(|own| {
             let (state, message) = match report(own).state {
                 WorkState::Working | WorkState::Undoing => {
-                    (StepState::Running, own.status.failure_message.clone())
+                    (StepState::Running, shown(&own.status.failure_message))
                 }
                 WorkState::Succeeded => (StepState::Done, String::new()),
                 WorkState::Failed(failure) => (StepState::Failed, failure.message),
@@ -156,8 +177,8 @@ fn report(object: &ProviderObject) -> WorkReport {
         WorkState::Working
     } else if !status.failure_reason.is_empty() && !status.retriable {
         WorkState::Failed(WorkFailure {
-            reason: status.failure_reason.clone(),
-            message: format!("Updater {}: {}", object.updater, status.failure_message),
+            reason: shown(&status.failure_reason),
+            message: format!("Updater {}: {}", object.updater, shown(&status.failure_message)),
         })
     } else if status.ready && passed_gate == Gate::Disrupt {
         // Also if it was to stop, too late.
@@ -173,7 +194,7 @@ fn report(object: &ProviderObject) -> WorkReport {
         passed_gate,
         state,
         past_no_return: status.past_no_return,
-        left_behind: status.left_behind.clone(),
+        left_behind: status.left_behind.iter().take(LEFT_BEHIND).map(|text| shown(text)).collect(),
     }
 }
 
@@ -204,6 +225,7 @@ pub(super) fn abort_older(
 impl Work<'_> {
     /// Notes what providers have been allowed, and since when.
     pub(super) fn mirror_providers(&mut self) {
+        let boot_id = self.seen.node().map(|node| node.boot_id.clone()).unwrap_or_default();
         for worker in &self.workers.providers {
             let Some(own) = worker.own() else { continue };
             let has_ended = report(own).has_ended();
@@ -216,6 +238,11 @@ impl Work<'_> {
                 if part.gate != Some(own.spec.gate) {
                     part.gate = Some(own.spec.gate);
                     part.gate_at = Some(Time(self.now));
+                    // A reboot shows by another one.
+                    part.boot_id.clone_from(&boot_id);
+                }
+                if own.spec.stage == Stage::Abort {
+                    part.aborted_at.get_or_insert(Time(self.now));
                 }
                 if has_ended {
                     part.finished_at.get_or_insert(Time(self.now));
@@ -223,37 +250,72 @@ impl Work<'_> {
                 let progress = own.status.progress.as_ref();
                 let message = progress.map(|progress| progress.message.clone()).unwrap_or_default();
                 if part.state == PartState::Ongoing {
-                    part.message = super::parts::shown(&message);
+                    part.message = shown(&message);
                 }
             }
         }
     }
 
-    /// The failure of an update whose provider takes too long up to a gate.
-    pub(super) fn provider_timed_out(&self) -> Option<Standing> {
+    /// Notes which providers take too long, up to a gate or for a stop, and returns the failure of the first.
+    pub(super) fn provider_timed_out(&mut self) -> Option<Standing> {
+        let late: Vec<String> =
+            self.workers.providers.iter().filter_map(|worker| self.late_updater(worker)).collect();
+        for part in self.status.parts.iter_mut().filter(|part| late.contains(&part.updater)) {
+            part.late_at.get_or_insert(Time(self.now));
+        }
         self.workers.providers.iter().find_map(|worker| {
             let own = worker.own()?;
-            let report = report(own);
-            let waits = report.passed_gate >= own.spec.gate && own.spec.gate < Gate::Disrupt;
-            if report.has_ended() || waits {
-                return None;
-            }
+            let part = self.status.part(&own.updater);
+            let late_at = part.late_at.as_ref()?.0;
             let seconds = worker.part.timeout_seconds.unwrap_or(TIMEOUT_SECONDS);
-            let since = self.status.part(&own.updater).gate_at?.0;
-            let is_late =
-                self.now.duration_since(since) >= SignedDuration::from_secs(seconds.into());
-            let gate = own.spec.gate;
+            // It may have been told to stop because it was late.
+            let stops = part.aborted_at.is_some_and(|aborted| aborted.0 < late_at);
+            let what = if stops {
+                "has not stopped".to_owned()
+            } else {
+                format!("has not passed gate {:?}", own.spec.gate)
+            };
             let why = self.provider_trouble(own).map(|why| format!(": {why}")).unwrap_or_default();
-            is_late.then(|| {
-                Standing::failed(
-                    "UpdaterTimedOut",
-                    format!(
-                        "Updater {} has not passed gate {gate:?} within {seconds} s{why}",
-                        own.updater
-                    ),
-                )
-            })
+            let message = format!("Updater {} {what} within {seconds} s{why}", own.updater);
+            Some(Standing::failed("UpdaterTimedOut", message))
         })
+    }
+
+    /// The Updater of a provider that is too late.
+    fn late_updater(&self, worker: &ProviderWork<'_>) -> Option<String> {
+        let own = worker.own()?;
+        let report = report(own);
+        let aborts = own.spec.stage == Stage::Abort;
+        let waits = report.passed_gate >= own.spec.gate && own.spec.gate < Gate::Disrupt;
+        if report.has_ended() || waits && !aborts {
+            return None;
+        }
+        let part = self.status.part(&own.updater);
+        let since = part.aborted_at.filter(|_| aborts).map_or(part.gate_at, Some)?.0;
+        let seconds = worker.part.timeout_seconds.unwrap_or(TIMEOUT_SECONDS);
+        let limit = SignedDuration::from_secs(seconds.into());
+        (self.now.duration_since(since) >= limit).then(|| own.updater.clone())
+    }
+
+    /// The failure of an update after the object of a provider was deleted that may have been at work.
+    pub(super) fn provider_vanished(&self) -> Option<Standing> {
+        let gone = self.workers.providers.iter().find(|worker| worker.has_vanished())?;
+        let updater = &gone.part.updater;
+        Some(Standing::failed(
+            "ProviderObjectDeleted",
+            format!(
+                "the object of Updater {updater} was deleted while its provider may have been at work: check \
+                 the machine"
+            ),
+        ))
+    }
+
+    /// The refusal while the object of a provider is being deleted: it gets no further gate.
+    pub(super) fn provider_deleting(&self) -> Option<Refusal> {
+        let mut own = self.workers.providers.iter().filter_map(ProviderWork::own);
+        let own = own.find(|own| own.is_deleting && !report(own).has_ended())?;
+        let message = format!("its object {} is being deleted", own.name);
+        Some(Refusal::UpdaterFails { updater: own.updater.clone(), message })
     }
 
     /// What keeps a provider from getting on.
@@ -270,7 +332,7 @@ impl Work<'_> {
             });
         }
         let failure = &own.status.failure_message;
-        (!own.status.failure_reason.is_empty()).then(|| super::parts::shown(failure))
+        (!own.status.failure_reason.is_empty()).then(|| shown(failure))
     }
 
     /// Progress message of a provider.

@@ -26,6 +26,7 @@ pub fn provider_object(
     labels[keys::MACHINE_NAME] = json!(order.spec.machine_ref.name);
     let mut annotations = map("/metadata/annotations").unwrap_or_else(|| json!({}));
     annotations[keys::UPDATER] = json!(order.updater);
+    annotations[keys::RETURNED_CLAIM] = json!(json!(order.returned_claim).to_string());
     let mut spec = map("/spec").unwrap_or_else(|| json!({}));
     merge(&mut spec, json!(order.spec));
     json!({
@@ -57,7 +58,8 @@ pub fn provider_object_name(node_update: &str, updater: &str) -> String {
     }
     let hash = hash_json(&json!(whole));
     let hash = &hash[..8];
-    format!("{}-{hash}", whole[..NAME_CHARACTERS - 9].trim_end_matches(['-', '.']))
+    let cut = whole.floor_char_boundary(NAME_CHARACTERS - 9);
+    format!("{}-{hash}", whole[..cut].trim_end_matches(['-', '.']))
 }
 
 /// The members of the contract replace those of the template.
@@ -126,7 +128,8 @@ mod tests {
         assert_eq!(made["kind"], "ThingUpdate");
         assert_eq!(made["metadata"]["name"], "m-0-1-firmware");
         assert_eq!(made["metadata"]["labels"], json!({"team": "a", "refit.dev/machine": "m-0"}));
-        assert_eq!(made["metadata"]["annotations"], json!({"refit.dev/updater": "firmware"}));
+        let annotations = json!({"refit.dev/updater": "firmware", "refit.dev/returned-claim": "0"});
+        assert_eq!(made["metadata"]["annotations"], annotations);
         assert_eq!(made["metadata"]["ownerReferences"][0]["uid"], "uid-of-update");
     }
 

@@ -55,7 +55,7 @@ impl Work<'_> {
             Gate::Upgrade => asked && !self.control_plane(),
             Gate::Disrupt => false,
         };
-        let in_time = in_time && !self.status.has_updater_begun();
+        let in_time = in_time && !self.status.has_updater_begun() && !self.workers.past_no_return();
         if !in_time && !abort_sent {
             return None;
         }
@@ -156,8 +156,8 @@ impl Work<'_> {
             | Stop::Overtaken
             | Stop::GoalChanged
             | Stop::Superseded(_)
-            | Stop::MemberMissing => match self.silent_agent() {
-                Some(silent) => Standing::blocked(Phase::Stopping, silent),
+            | Stop::MemberMissing => match self.working_refusal() {
+                Some(refusal) => Standing::blocked(Phase::Stopping, refusal),
                 None => Standing::new(Phase::Stopping, "the host will stop at the next safe step"),
             },
         };
@@ -168,11 +168,12 @@ impl Work<'_> {
     pub(super) fn gave_up(&self) -> Option<Standing> {
         let has_ended = self.workers.report().is_some_and(|report| report.has_ended());
         if self.workers.one_has_failed() && !has_ended {
-            let line = "an updater has failed, and the others stop";
-            return Some(Standing::new(self.status.phase, line).write(self.workers.order(ABORT)));
-        }
-        if let Some(late) = self.provider_timed_out() {
-            return Some(late);
+            let phase = self.status.phase;
+            let standing = match self.working_refusal() {
+                Some(refusal) => Standing::blocked(phase, refusal),
+                None => Standing::new(phase, "an updater has failed, and the others stop"),
+            };
+            return Some(standing.write(self.workers.order(ABORT)));
         }
         match self.workers.report()?.state {
             WorkState::Failed(failure) => Some(Standing::failed(failure.reason, failure.message)),
@@ -198,6 +199,16 @@ impl Work<'_> {
     }
 }
 
+/// Whether the step of an update that brings a machine to its version is done, whichever updater does it.
+pub fn has_brought_version(update: &NodeUpdate) -> bool {
+    let steps = update.status.as_ref().map_or(&[][..], |status| &status.steps);
+    let by_provider = update.spec.provider_parts().filter(|part| part.brings_version());
+    let mut names = by_provider
+        .map(|part| format!("updater/{}", part.updater))
+        .chain(["kubeadm-upgrade".to_owned()]);
+    names.any(|name| steps.iter().any(|step| step.name == name && step.state == StepState::Done))
+}
+
 /// Whether an update of a control plane machine ended without success after kubeadm had begun: its
 /// static pods may have the new version, although its kubelet has the old one.
 pub fn is_half_upgraded(update: &NodeUpdate) -> bool {
@@ -206,9 +217,13 @@ pub fn is_half_upgraded(update: &NodeUpdate) -> bool {
             step.name == "kubeadm-upgrade"
                 && matches!(step.state, StepState::Running | StepState::Done | StepState::Failed)
         };
+        let by_provider = || {
+            let mut parts = update.spec.provider_parts().filter(|part| part.brings_version());
+            parts.any(|part| status.part(&part.updater).gate >= Some(Gate::Upgrade))
+        };
         matches!(status.phase, Phase::Failed | Phase::Stopped)
             && matches!(status.role, Some(Role::FirstControlPlane | Role::ControlPlane))
-            && status.steps.iter().any(begun)
+            && (status.steps.iter().any(begun) || by_provider())
     })
 }
 

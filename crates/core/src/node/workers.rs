@@ -89,6 +89,17 @@ impl<'a> Workers<'a> {
         Some((steps, next.first_order(node, role)))
     }
 
+    /// Whether one is past the point from which it cannot be stopped.
+    pub(super) fn past_no_return(&self) -> bool {
+        let mut reports = self.providers.iter().filter_map(ProviderWork::report);
+        reports.any(|report| report.past_no_return && !report.has_ended())
+    }
+
+    /// Whether a provider may still be at work on the machine.
+    pub(super) fn has_busy_provider(&self) -> bool {
+        self.providers.iter().any(ProviderWork::is_busy)
+    }
+
     /// The steps of all.
     pub(super) fn steps(&self, status: &NodeUpdateStatus) -> Vec<WorkStep> {
         let of_providers = self.providers.iter().map(|worker| worker.step(status));
@@ -171,7 +182,10 @@ impl<'a> Workers<'a> {
         node: &NodeName,
         role: Role,
     ) -> Option<Refusal> {
-        let of_host = self.agent().and_then(|host| host.start_refusal(s, node, role));
+        let of_host = match self.agent() {
+            Some(host) => host.start_refusal(s, node, role),
+            None => self.host.older_plan(node),
+        };
         of_host.or_else(|| {
             older_work(self.update, self.objects).map(|older| Refusal::OlderPlanRunning {
                 node: node.clone(),
@@ -224,6 +238,11 @@ impl<'a> Workers<'a> {
         let Some(status) = &self.update.status else {
             return false;
         };
+        let is_known =
+            |worker: &ProviderWork<'_>| worker.recorded().is_none() || worker.own().is_some();
+        if !self.providers.iter().all(is_known) {
+            return false;
+        }
         let reports = self.reports();
         let given_up = matches!(status.phase, Phase::Failed | Phase::Stopped);
         let whole = reports.iter().all(WorkReport::is_rolled_back);

@@ -17,7 +17,7 @@ pub const KUBEADM: &str = "kubeadm";
 #[serde(rename_all = "camelCase")]
 pub struct UpdatePart {
     /// `kubeadm`, or the name of an Updater.
-    #[schemars(length(min = 1, max = 253))]
+    #[schemars(length(min = 1, max = 253), regex(pattern = "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"))]
     pub updater: String,
     /// What it does.
     pub action: UpdaterAction,
@@ -145,6 +145,12 @@ pub struct PartStatus {
     /// Since when.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gate_at: Option<Time>,
+    /// Since when its provider is to stop.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub aborted_at: Option<Time>,
+    /// Since when its provider has been too late.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub late_at: Option<Time>,
     /// How often it was called without success since its last progress.
     #[serde(default)]
     pub failures: i32,
@@ -160,7 +166,7 @@ pub struct PartStatus {
     /// sha256 of the values that it was last called with.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub hash: String,
-    /// Boot id of the node when it began.
+    /// Boot id of the node when it began, or when the last gate of its provider opened.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub boot_id: String,
     /// What it reports, or what failed.

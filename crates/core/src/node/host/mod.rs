@@ -150,6 +150,12 @@ impl<'a> Host<'a> {
         if let Some(step) = types.find(|type_| !capabilities.contains(type_)) {
             return Some(Refusal::AgentTooOld { node: node.clone(), step });
         }
+        self.older_plan(node)
+    }
+
+    /// The refusal while the agent has not ended a plan of another NodeUpdate.
+    pub(super) fn older_plan(&self, node: &NodeName) -> Option<Refusal> {
+        let plan = self.plan?;
         let foreign = !plan.spec.plan_id.is_empty() && !is_ours(plan, self.update);
         (foreign && !has_ended(plan)).then(|| Refusal::OlderPlanRunning {
             node: node.clone(),

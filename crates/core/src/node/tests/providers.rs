@@ -3,8 +3,9 @@
 use refit_kinds::{
     conditions,
     refit::{
-        Disruption, Gate, Goal, GoalOption, MachineUid, PartState, Phase, ProviderObject,
-        ProviderPart, ProviderStatus, Role, Stage, UpdatePart, UpdaterAction, UpdaterTemplate,
+        Disruption, Gate, Goal, GoalOption, MachineUid, NodeUpdate, PartState, Phase,
+        ProviderObject, ProviderPart, ProviderStatus, Role, Stage, StepState, UpdatePart,
+        UpdaterAction, UpdaterTemplate,
     },
 };
 
@@ -344,4 +345,171 @@ fn a_provider_can_be_stopped_while_its_part_is_shown_as_ongoing() {
     let machine = one.machine.as_ref().unwrap().status.as_ref().unwrap();
     assert!(conditions::get(&machine.conditions, conditions::MACHINE_UP_TO_DATE).is_some());
     assert_eq!(one.providers[0].spec.machine_ref.uid, MachineUid::from("uid-m-0"));
+}
+
+#[test]
+fn an_object_that_vanishes_while_its_provider_may_work_fails_the_update() {
+    let mut one = alone(One::worker());
+    one.settle();
+    providers_work(&mut one);
+    one.settle();
+    assert_eq!(own(&mut one).spec.gate, Gate::Upgrade);
+    one.settle();
+    one.providers.clear();
+    one.update.spec.stage = Stage::Abort;
+    one.settle();
+    assert_eq!(one.phase(), Phase::Failed);
+    assert_eq!(one.status().failure_reason, "ProviderObjectDeleted");
+}
+
+#[test]
+fn an_object_that_vanishes_while_its_provider_prepares_is_made_again() {
+    let mut one = alone(One::worker());
+    one.settle();
+    one.providers.clear();
+    run(&mut one);
+    assert_eq!(one.phase(), Phase::Succeeded);
+}
+
+#[test]
+fn an_object_that_is_being_deleted_gets_no_further_gate() {
+    let mut one = alone(One::worker());
+    one.settle();
+    providers_work(&mut one);
+    own(&mut one).is_deleting = true;
+    one.settle();
+    assert_eq!(own(&mut one).spec.gate, Gate::Stage);
+    assert_eq!(one.blocked_by(), ["UpdaterFails"]);
+    assert!(one.status().message.contains("is being deleted"));
+}
+
+#[test]
+fn a_late_provider_is_stopped_and_keeps_the_slot_until_it_has_ended() {
+    let mut one = alone(One::worker());
+    one.settle();
+    providers_work(&mut one);
+    one.settle();
+    assert_eq!(own(&mut one).spec.gate, Gate::Upgrade);
+    one.settle();
+    one.now += 700;
+    one.settle();
+    assert_eq!(one.phase(), Phase::Failed);
+    assert_eq!(one.status().failure_reason, "UpdaterTimedOut");
+    assert_eq!(own(&mut one).spec.stage, Stage::Abort);
+    assert_eq!(one.slots(), 1, "the provider may come back");
+    providers_work(&mut one);
+    one.settle();
+    assert_eq!(one.slots(), 0);
+}
+
+#[test]
+fn a_provider_that_does_not_stop_is_named_and_ends_the_update() {
+    let mut one = alone(One::worker());
+    one.settle();
+    one.update.spec.stage = Stage::Abort;
+    one.settle();
+    one.now += 90;
+    one.settle();
+    assert_eq!(one.phase(), Phase::Stopping);
+    assert_eq!(one.blocked_by(), ["UpdaterFails"]);
+    one.now += 600;
+    one.settle();
+    assert_eq!(one.phase(), Phase::Failed);
+    assert!(one.status().failure_message.contains("has not stopped within 600 s"));
+}
+
+#[test]
+fn a_provider_past_its_point_of_no_return_is_not_stopped() {
+    let mut one = alone(One::worker());
+    one.settle();
+    providers_work(&mut one);
+    one.settle();
+    let object = own(&mut one);
+    object.status.observed_generation = Some(object.generation);
+    object.status.past_no_return = true;
+    one.update.spec.stage = Stage::Abort;
+    run(&mut one);
+    assert_eq!(one.phase(), Phase::Succeeded);
+    assert!(!acts(&one).contains(&"abort nodes"));
+}
+
+#[test]
+fn the_gate_of_the_second_updater_opens_only_while_the_other_members_are_healthy() {
+    let mut one =
+        with(One::control_plane(), &[UpdatePart::kubeadm(), part("firmware", false)]).awaited();
+    for _ in 0..8 {
+        one.settle();
+        one.host_works();
+        if one.plan.as_ref().unwrap().spec.gate == Gate::Disrupt {
+            one.kubelet_returns();
+            one.nodes[1].ready = false;
+        }
+        one.settle();
+        if own(&mut one).spec.gate < Gate::Upgrade || one.nodes[1].ready {
+            providers_work(&mut one);
+        }
+    }
+    assert_eq!(own(&mut one).spec.gate, Gate::Upgrade);
+    assert!(!one.blocked_by().is_empty());
+    one.nodes[1].ready = true;
+    one.settle();
+    assert_eq!(own(&mut one).spec.gate, Gate::Disrupt);
+}
+
+#[test]
+fn a_machine_that_its_provider_has_turned_off_is_not_lost() {
+    let mut one = with(One::worker(), &[UpdatePart::kubeadm(), part("firmware", false)]);
+    one.host_lost_after = Some(jiff::SignedDuration::from_mins(5));
+    for _ in 0..4 {
+        one.settle();
+        one.host_works();
+        if one.plan.as_ref().unwrap().spec.gate == Gate::Disrupt {
+            one.kubelet_returns();
+        }
+        one.settle();
+        if own(&mut one).spec.gate < Gate::Disrupt {
+            providers_work(&mut one);
+        }
+    }
+    assert_eq!(own(&mut one).spec.gate, Gate::Disrupt);
+    let object = own(&mut one);
+    object.status.observed_generation = Some(object.generation);
+    one.now += 400;
+    one.settle();
+    assert!(!one.phase().is_final(), "{}", one.status().message);
+    assert!(!one.blocked_by().contains(&"NoFreshReport".to_owned()));
+}
+
+#[test]
+fn an_update_whose_provider_cannot_be_reached_can_be_aborted_before_its_first_order() {
+    for providers in [
+        Providers::NotSynced,
+        Providers::Unusable(crate::report::Refusal::UpdaterUnusable {
+            updater: "nodes".into(),
+            why: "its kind is not served".into(),
+        }),
+    ] {
+        let mut one = alone(One::worker());
+        let snapshot = |one: &One| Snapshot { providers: providers.clone(), ..one.snapshot(None) };
+        let waiting = decide(&snapshot(&one), at(one.now));
+        assert!(waiting.write.is_none() || waiting.write == Some(Write::STATUS));
+        one.update.spec.stage = Stage::Abort;
+        let stopped = decide(&snapshot(&one), at(one.now));
+        assert_eq!(stopped.status.phase, Phase::Stopped);
+    }
+}
+
+#[test]
+fn the_second_member_of_a_control_plane_finds_that_the_first_has_been_brought_to_the_version() {
+    let mut first = alone(One::control_plane());
+    assert!(!has_brought_version(&first.update));
+    for pod in &mut first.static_pods {
+        pod.version = ImageVersion::Version(GOAL.parse().unwrap());
+    }
+    run(&mut first);
+    let update = NodeUpdate { ..first.update };
+    let done =
+        update.status.as_ref().unwrap().steps.iter().find(|step| step.name == "updater/nodes");
+    assert!(done.is_some_and(|step| step.state == StepState::Done), "{:?}", update.status);
+    assert!(has_brought_version(&update));
 }
