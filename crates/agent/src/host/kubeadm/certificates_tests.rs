@@ -33,6 +33,15 @@ fn kubeconfig(days: i64) -> String {
     format!("users:\n- name: admin\n  user:\n    client-certificate-data: {data}\n")
 }
 
+/// The kernel does not execute a file that is open for writing. A child that another test has forked meanwhile
+/// holds it open until it executes a program of its own.
+async fn until_it_runs(program: &std::path::Path) {
+    let is_busy = |error: std::io::Error| error.kind() == std::io::ErrorKind::ExecutableFileBusy;
+    while std::process::Command::new(program).output().is_err_and(is_busy) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 struct World {
     directory: tempfile::TempDir,
     site: Site,
@@ -147,6 +156,7 @@ async fn a_static_pod_that_does_not_restart_is_reported() {
     let crictl = world.directory.path().join("crictl");
     fs::write(&crictl, "#!/bin/sh\necho abc123\n").unwrap();
     fs::set_permissions(&crictl, fs::Permissions::from_mode(0o755)).unwrap();
+    until_it_runs(&crictl).await;
     let tool = Tool { path: crictl.display().to_string(), ..Tool::default() };
     let site = world.site.clone().with_tool(Program::Crictl, tool);
     let wait = async |sum, seconds| {
@@ -157,6 +167,7 @@ async fn a_static_pod_that_does_not_restart_is_reported() {
     assert!(error.message.contains("did not restart within"), "{error}");
     // A different container ID each time.
     fs::write(&crictl, "#!/bin/sh\necho $$\n").unwrap();
+    until_it_runs(&crictl).await;
     wait("t", 60).await.unwrap();
 }
 
