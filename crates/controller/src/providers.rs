@@ -331,7 +331,7 @@ async fn watch(ctx: &Context, (api_version, kind): Kind, watched: Watched) {
     }
 }
 
-/// Whether the definition of a kind says that this version of it follows the contract.
+/// Whether the definition of a kind lists this version of it as one that follows the contract.
 async fn follows_contract(ctx: &Context, kind: &ApiResource) -> Result<(), String> {
     let name = format!("{}.{}", kind.plural, kind.group);
     let definitions: Api<CustomResourceDefinition> = Api::all(ctx.client.clone());
@@ -375,7 +375,7 @@ pub(crate) enum Ordered {
     InTheWay(Refusal),
 }
 
-/// Writes an order into the object of a provider; makes the object if there is none.
+/// Writes an order into the object of a provider; the first order makes the object.
 pub(crate) async fn order(
     ctx: &Context,
     update: &NodeUpdate,

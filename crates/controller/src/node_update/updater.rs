@@ -97,7 +97,7 @@ pub(super) async fn advanced(ctx: &Context, look: &Look, name: &str) -> kube::Re
             match updater.map(|updater| !updater.spec.verify.is_empty()) {
                 None => {
                     let message =
-                        format!("Updater {name}, which says how to verify it, does not exist");
+                        format!("Updater {name}, which has the verification, does not exist");
                     after_call(&part, &Called::Failed { message }, false, now())
                 }
                 // The kubelet shows the version.

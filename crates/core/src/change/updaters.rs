@@ -151,7 +151,7 @@ pub fn accepted(updater: &refit::Updater) -> Result<Updater, BadUpdater> {
                 (None, None, Some(_)) => {}
                 _ => return Err(BadUpdater::NotOneWay),
             }
-            // The server cannot bring a machine to a version: nothing would tell it how far it may go.
+            // The server cannot bring a machine to a version: it has no gates.
             let version = claims.iter().position(Claim::names_version);
             if let Some(claim) = version.filter(|_| template.is_none()) {
                 return Err(BadUpdater::ClaimsVersion { claim });

@@ -166,7 +166,7 @@ fn write(object: &ProviderObject, spec: ProviderSpec) -> Write {
     })
 }
 
-/// The report of a provider. What it says about an older order counts only as what it has passed.
+/// The report of a provider. Of a report on an older order, only the gate that it has passed counts.
 fn report(object: &ProviderObject) -> WorkReport {
     let ProviderObject { spec, status, .. } = object;
     // A gate that has just opened cannot have been passed before it is noted.
@@ -268,7 +268,7 @@ impl Work<'_> {
             let part = self.status.part(&own.updater);
             let late_at = part.late_at.as_ref()?.0;
             let seconds = worker.part.timeout_seconds.unwrap_or(TIMEOUT_SECONDS);
-            // It may have been told to stop because it was late.
+            // Being late may be why it is to stop.
             let stops = part.aborted_at.is_some_and(|aborted| aborted.0 < late_at);
             let what = if stops {
                 "has not stopped".to_owned()

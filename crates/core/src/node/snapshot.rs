@@ -378,7 +378,7 @@ pub enum Write {
     HostPlan(HostPlanSpec),
     /// A write to the workload cluster.
     Workload(WorkloadWrite),
-    /// Writes the object of a provider, in the management cluster; makes it if there is none.
+    /// Writes the object of a provider, in the management cluster; the first order makes it.
     Provider(ProviderOrder),
     /// Writes the spec of a provider's object of another NodeUpdate, by its name.
     OlderProvider(String, ProviderSpec),

@@ -70,7 +70,7 @@ impl Work<'_> {
         {
             return Some(Stop::Superseded(newer.metadata.name.clone().unwrap_or_default()));
         }
-        // The others were told to stop because one of them has failed.
+        // The others are to stop because one of them has failed.
         if self.workers.one_has_failed() {
             return None;
         }
