@@ -79,10 +79,10 @@ enum Trouble {
 impl Trouble {
     fn of(error: &kube::Error) -> Self {
         let why = cause(error);
-        match error {
-            kube::Error::Discovery(_) => Self::NotServed(why),
-            kube::Error::Api(status) if status.is_not_found() => Self::NotServed(why),
-            _ => Self::NotReadable(why),
+        if apply::is_not_found(error) || matches!(error, kube::Error::Discovery(_)) {
+            Self::NotServed(why)
+        } else {
+            Self::NotReadable(why)
         }
     }
 }
