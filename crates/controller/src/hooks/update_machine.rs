@@ -266,9 +266,11 @@ impl Request<'_> {
         let Wanted { goal, updaters } = wanted;
         let api: Api<Machine> = Api::namespaced(self.ctx.client.clone(), &self.key.namespace);
         let machine = api.get_opt(&self.key.name).await?;
-        let mut confirmed = asked(machine.as_ref(), &self.facts.uid, goal).and_then(|()| {
-            machine.as_ref().map_or(Ok(()), |machine| objects_asked(machine, &self.desired))
-        });
+        let mut confirmed = asked(machine.as_ref(), &self.facts.uid, goal);
+        // Otherwise, nothing is taken from the objects of a request.
+        if let (Ok(()), Some(machine), false) = (&confirmed, &machine, goal.parts.is_empty()) {
+            confirmed = objects_asked(machine, &self.desired);
+        }
         if confirmed.is_ok() && !goal.parts.is_empty() {
             let live = goal_of(&self.live_objects(updaters).await?, updaters).unwrap_or_default();
             confirmed = parts_asked(&live, goal);
