@@ -47,7 +47,6 @@ use crate::{
 
 /// Longest delay between two attempts to watch a kind.
 const RETRY: Duration = Duration::from_secs(30);
-
 /// After so many failures of a first list, they are shown.
 const SHOWN_FAILURES: u32 = 3;
 
@@ -371,7 +370,7 @@ fn refusal_of(error: &kube::runtime::watcher::Error) -> Option<Trouble> {
 pub(crate) enum Ordered {
     /// It is written.
     Written,
-    /// The object has to be made, and one of an earlier NodeUpdate has its name.
+    /// It cannot be written, because of an object that an operator has to delete.
     InTheWay(Refusal),
 }
 

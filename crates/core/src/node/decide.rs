@@ -52,20 +52,17 @@ pub fn decide(s: &Snapshot, now: Timestamp) -> Decision {
     };
     note_beginning(s, seen, &mut status);
     let mut work = Work { s, seen, workers: s.workers(seen), status, now };
-    let refusal = match &s.providers {
-        Providers::Known(_) => None,
-        Providers::NotSynced => Some(None),
-        Providers::Unusable(refusal) => Some(Some(refusal)),
-    };
-    if let Some(refusal) = refusal {
-        if let Some(stopping) = work.stops_before_providers() {
-            return conclude(s, work.status, stopping, now);
+    let are_known = matches!(s.providers, Providers::Known(_));
+    if let Some(stopping) = (!are_known).then(|| work.stops_before_providers()).flatten() {
+        return conclude(s, work.status, stopping, now);
+    }
+    match &s.providers {
+        Providers::Known(_) => {}
+        Providers::NotSynced => return not_synced(s, work.status, now),
+        Providers::Unusable(refusal) => {
+            let outcome = unreachable(s, &work.status, refusal.clone(), now);
+            return conclude(s, work.status, outcome, now);
         }
-        let Some(refusal) = refusal else {
-            return not_synced(s, work.status, now);
-        };
-        let outcome = unreachable(s, &work.status, refusal.clone(), now);
-        return conclude(s, work.status, outcome, now);
     }
     let outcome = work.outcome();
     work.show_cordon();

@@ -21,7 +21,7 @@ impl Work<'_> {
         if !self.workers.has_agent() || others_work {
             return None;
         }
-        let reported = self.workers.last_report_at();
+        let reported = self.workers.host.last_report_at();
         // An agent creates its HostPlan again. Before the host has begun, its agent may not be installed.
         if reported.is_none() && self.status.started_at.is_none() {
             return None;
@@ -33,7 +33,7 @@ impl Work<'_> {
         let by_updaters = self.updaters_ended_at();
         let since = [reported, Some(self.seen.complete_since), requested, by_updaters];
         let silent = self.now.duration_since(since.into_iter().flatten().max()?);
-        let of_step = self.workers.silence_of_step().unwrap_or_default();
+        let of_step = self.workers.host.silence_of_step().unwrap_or_default();
         (silent >= limit.max(of_step)).then(|| {
             Standing::failed(
                 HOST_LOST,

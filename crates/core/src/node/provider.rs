@@ -6,8 +6,8 @@ use std::sync::Arc;
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::refit::{
-    ClaimId, Gate, NodeName, NodeUpdate, PartState, PlanId, ProviderGoal, ProviderObject,
-    ProviderSpec, Role, Stage, StepState, StepStatus, UpdatePart,
+    ClaimId, Gate, NodeName, NodeUpdate, NodeUpdateStatus, PartState, PlanId, ProviderGoal,
+    ProviderObject, ProviderSpec, Role, Stage, StepState, StepStatus, UpdatePart,
 };
 
 use super::{
@@ -132,9 +132,9 @@ impl<'a> ProviderWork<'a> {
     }
 
     /// The part as a step.
-    pub(super) fn step(&self, update: &refit_kinds::refit::NodeUpdateStatus) -> WorkStep {
+    pub(super) fn step(&self, status: &NodeUpdateStatus) -> WorkStep {
         let name = format!("updater/{}", self.part.updater);
-        let known = update.part(&self.part.updater);
+        let known = status.part(&self.part.updater);
         let status = self.own().map(|own| {
             let (state, message) = match report(own).state {
                 WorkState::Working | WorkState::Undoing => {

@@ -84,7 +84,7 @@ impl<'a> Work<'a> {
     /// Whether the agent has not reported recently.
     pub(super) fn is_silent(&self) -> bool {
         let is_fresh = |heard| self.now.duration_since(heard).abs() <= self.s.report_stale_after;
-        self.workers.has_agent() && !self.workers.last_report_at().is_some_and(is_fresh)
+        self.workers.has_agent() && !self.workers.host.last_report_at().is_some_and(is_fresh)
     }
 
     /// The gate up to which the host may work for this NodeUpdate.

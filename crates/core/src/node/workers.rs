@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use refit_kinds::refit::{
     ClaimId, Gate, NodeName, NodeUpdate, NodeUpdateStatus, Phase, ProviderObject, Role,
 };
@@ -163,16 +163,6 @@ impl<'a> Workers<'a> {
         let mut of_providers =
             self.providers.iter().filter_map(|worker| worker.own()?.spec.goal.role);
         self.host.role().or_else(|| of_providers.next())
-    }
-
-    /// When the agent last reported, on any plan or on none.
-    pub(super) fn last_report_at(&self) -> Option<Timestamp> {
-        self.host.last_report_at()
-    }
-
-    /// How long the host may be silent because of the step that it runs.
-    pub(super) fn silence_of_step(&self) -> Option<SignedDuration> {
-        self.host.silence_of_step()
     }
 
     /// What prevents the work from starting: an agent that is too old, or older work that has not ended.
