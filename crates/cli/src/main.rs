@@ -11,6 +11,7 @@ mod abort;
 mod ask;
 mod bundle;
 mod client;
+mod contract;
 #[cfg(feature = "sandbox")]
 mod demo;
 mod doctor;
@@ -63,6 +64,8 @@ enum Command {
     Demo(demo::Args),
     /// Print or apply the installation manifests.
     Install(install::Args),
+    /// Test a provider against the contract.
+    Contract(contract::Args),
     /// Build and verify signed bundles for hosts without internet access.
     Bundle(bundle::Args),
     /// Run a simulated fleet for kubectl and Refit.
@@ -95,6 +98,7 @@ fn main() -> ExitCode {
         #[cfg(feature = "sandbox")]
         Command::Demo(args) => demo::run(args, global),
         Command::Install(args) => install::run(args, global),
+        Command::Contract(args) => contract::run(args, global),
         Command::Bundle(args) => bundle::run(args, global),
         #[cfg(feature = "sandbox")]
         Command::Sandbox(args) => sandbox::run(args, global),

@@ -4,6 +4,7 @@
 
 mod bundle;
 mod commands;
+mod contract;
 #[cfg(feature = "sandbox")]
 mod demo;
 mod install;

@@ -100,6 +100,8 @@ pub const CONTRACT: &str = "refit.dev/v1alpha1";
 /// On a provider's object: the number of the claim of a slot that was returned unused, for which no gate opens
 /// any more.
 pub const RETURNED_CLAIM: &str = "refit.dev/returned-claim";
+/// Label of a ClusterRole whose rules the controller gets, `"true"` (`deploy/providers`).
+pub const AGGREGATE_TO_CONTROLLER: &str = "refit.dev/aggregate-to-controller";
 /// `Disabled` turns off the guard against remediation of a Machine during its update.
 pub const REMEDIATION_GUARD: &str = "refit.dev/remediation-guard";
 /// On a Machine: the annotations of the remediation guard that Refit set, comma-separated.

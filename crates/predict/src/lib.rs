@@ -12,7 +12,9 @@
 //! | [`outcome`] | its result |
 //! | [`providers`] | whether the providers of infrastructure machines accept a change |
 //! | [`doctor`] | whether an installation is healthy |
+//! | [`contract`] | whether a provider follows the contract |
 
+pub mod contract;
 mod control_planes;
 pub mod doctor;
 pub mod input;

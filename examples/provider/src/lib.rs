@@ -10,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures::StreamExt as _;
 use kube::{
-    Api, Client, CustomResource, ResourceExt as _,
+    Api, Client, CustomResource, CustomResourceExt as _, ResourceExt as _,
     api::{DynamicObject, Patch, PatchParams},
     discovery,
     runtime::{Controller, controller::Action, watcher},
@@ -74,6 +74,13 @@ pub struct MemoryUpdateSpec {
     /// The settings from the template.
     #[serde(flatten)]
     pub settings: Settings,
+}
+
+/// The definitions of both kinds, for `kubectl apply`: JSON is YAML.
+pub fn crds() -> serde_json::Result<String> {
+    let crds = [MemoryUpdateTemplate::crd(), MemoryUpdate::crd()];
+    let documents = crds.iter().map(|crd| Ok(format!("---\n{}\n", serde_json::to_string_pretty(crd)?)));
+    documents.collect()
 }
 
 /// What keeps an update from getting on.
@@ -265,4 +272,14 @@ async fn set_memory(
     let of_kind = api(client, group, &types.kind, &namespace).await?;
     of_kind.patch(&machine.name_any(), &PatchParams::default(), &body).await?;
     Ok(underway)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_definitions_in_the_example_are_those_of_its_types() {
+        let written = include_str!("../crds.yaml");
+        let repeat = "cargo run -p memory-provider -- crds >examples/provider/crds.yaml";
+        assert_eq!(super::crds().unwrap(), written, "run `{repeat}`");
+    }
 }

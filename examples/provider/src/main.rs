@@ -3,17 +3,13 @@
 use std::io::Write as _;
 
 use anyhow::Context as _;
-use kube::{Client, CustomResourceExt as _};
-use memory_provider::{MemoryUpdate, MemoryUpdateTemplate};
+use kube::Client;
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     // `memory-provider crds >crds.yaml` writes the definitions: JSON is YAML.
     if std::env::args().nth(1).as_deref() == Some("crds") {
-        let mut out = std::io::stdout().lock();
-        for crd in [MemoryUpdateTemplate::crd(), MemoryUpdate::crd()] {
-            writeln!(out, "---\n{}", serde_json::to_string_pretty(&crd)?)?;
-        }
+        write!(std::io::stdout().lock(), "{}", memory_provider::crds()?)?;
         return Ok(());
     }
     rustls::crypto::ring::default_provider()

@@ -6,7 +6,7 @@ use std::{convert::Infallible, path::PathBuf, process::Command, sync::Arc, time:
 
 use kube::{
     Client,
-    api::{Api, DynamicObject, Patch, PatchParams, PostParams},
+    api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams},
     core::{ApiResource, GroupVersionKind},
 };
 use lab_apiserver::{ApiServer, Options};
@@ -136,6 +136,22 @@ impl Stage {
         Running::start(self.command(args))
     }
 
+    /// Returns a client of the API server.
+    pub(crate) fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// Runs a controller next to the API server, until the cluster is dropped.
+    pub(crate) fn spawn(&self, controller: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(controller);
+    }
+
+    /// Lists the objects of a kind.
+    pub(crate) fn list(&self, kind: &str) -> Vec<DynamicObject> {
+        let api = self.api(kind);
+        self.runtime.block_on(async { api.list(&ListParams::default()).await.unwrap().items })
+    }
+
     fn api(&self, kind: &str) -> Api<DynamicObject> {
         let mut parts: Vec<&str> = kind.split('/').collect();
         if parts.len() == 2 {
@@ -143,7 +159,7 @@ impl Stage {
         }
         let gvk = GroupVersionKind::gvk(parts[0], parts[1], parts[2]);
         let resource = ApiResource::from_gvk(&gvk);
-        let global = ["CustomResourceDefinition", "Namespace", "ExtensionConfig", "Deployment"];
+        let global = ["ClusterRole", "CustomResourceDefinition", "Namespace", "ExtensionConfig"];
         match parts[2] {
             "Deployment" => Api::namespaced_with(self.client.clone(), "capi-system", &resource),
             kind if global.contains(&kind) => Api::all_with(self.client.clone(), &resource),

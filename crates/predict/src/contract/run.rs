@@ -1,0 +1,270 @@
+//! What was seen of a provider in one update.
+
+use jiff::Timestamp;
+use refit_kinds::{
+    json,
+    refit::{Gate, ProviderStatus, Stage},
+};
+use serde_json::Value;
+
+/// What a run is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::Display)]
+#[strum(serialize_all = "kebab-case")]
+pub enum Purpose {
+    /// An abort once the gate Stage is passed.
+    AbortAtStage,
+    /// An abort once the gate Upgrade is passed.
+    AbortAtUpgrade,
+    /// The object is deleted once the gate Stage is passed.
+    Delete,
+    /// The whole update.
+    Update,
+    /// The whole update again: there is nothing left to change.
+    Repeat,
+    /// An update of a Machine that has the name and another uid. It comes last: a provider that does not look
+    /// has nothing left to change.
+    OtherMachine,
+}
+
+impl Purpose {
+    /// All, in the order in which they run.
+    pub const ALL: [Self; 6] = [
+        Self::AbortAtStage,
+        Self::AbortAtUpgrade,
+        Self::Delete,
+        Self::Update,
+        Self::Repeat,
+        Self::OtherMachine,
+    ];
+
+    /// The last gate that is opened.
+    pub const fn last_gate(self) -> Gate {
+        match self {
+            Self::AbortAtStage | Self::Delete => Gate::Stage,
+            Self::AbortAtUpgrade => Gate::Upgrade,
+            Self::Update | Self::Repeat | Self::OtherMachine => Gate::Disrupt,
+        }
+    }
+}
+
+/// The object, as the watch delivered it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Seen {
+    /// When.
+    pub at: Timestamp,
+    /// The whole object.
+    pub object: Value,
+    /// What the provider reports, or what is wrong with its form.
+    pub status: Result<ProviderStatus, String>,
+}
+
+impl Seen {
+    /// Reads an object.
+    pub fn new(at: Timestamp, object: Value) -> Self {
+        let status = object.get("status").cloned().unwrap_or_else(|| serde_json::json!({}));
+        let status = serde_json::from_value(status).map_err(|error| error.to_string());
+        Self { at, object, status }
+    }
+
+    /// Its generation.
+    pub fn generation(&self) -> i64 {
+        self.object.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or_default()
+    }
+
+    /// Whether the report is on the newest order.
+    pub fn is_observed(&self) -> bool {
+        let observed = self.object.pointer("/status/observedGeneration").and_then(Value::as_i64);
+        observed == Some(self.generation())
+    }
+
+    /// The gate that was open when the object was written.
+    pub fn gate(&self) -> Gate {
+        parsed(&self.object, "/spec/gate")
+    }
+
+    /// Whether the provider was to go on when the object was written.
+    pub fn stage(&self) -> Stage {
+        parsed(&self.object, "/spec/stage")
+    }
+
+    /// Whether it reports a failure that it does not try again after, about the newest order.
+    pub fn has_failed_for_good(&self) -> bool {
+        let failed =
+            |status: &ProviderStatus| !status.failure_reason.is_empty() && !status.retriable;
+        self.is_observed() && self.status.as_ref().is_ok_and(failed)
+    }
+
+    /// What happened, for a message: the fields of the status that the contract names.
+    pub fn shown(&self) -> String {
+        let status = self.object.get("status").cloned().unwrap_or(Value::Null);
+        let shown =
+            ["observedGeneration", "passed", "ready", "pastNoReturn", "failureReason", "retriable"];
+        let shown =
+            shown.iter().filter_map(|field| Some(format!("{field}: {}", status.get(field)?)));
+        let shown = shown.collect::<Vec<_>>().join(", ");
+        format!("generation {}, status {{{shown}}}", self.generation())
+    }
+
+    /// What every order of a run has in common.
+    pub(super) fn spec_without_order(&self) -> Value {
+        let mut spec = self.object.get("spec").cloned().unwrap_or(Value::Null);
+        if let Some(members) = spec.as_object_mut() {
+            members.remove("gate");
+            members.remove("stage");
+        }
+        spec
+    }
+
+    /// The fields that belong to whoever made the object.
+    pub(super) fn orders(&self) -> [(&'static str, Value); 4] {
+        let at = |pointer: &str| self.object.pointer(pointer).cloned().unwrap_or(Value::Null);
+        let refits = |pairs: std::collections::BTreeMap<String, String>| {
+            pairs.into_iter().filter(|(key, _)| key.starts_with("refit.dev/")).collect()
+        };
+        [
+            ("spec", at("/spec")),
+            ("metadata.ownerReferences", at("/metadata/ownerReferences")),
+            ("metadata.annotations", refits(json::annotations(&self.object))),
+            ("metadata.labels", refits(json::labels(&self.object))),
+        ]
+    }
+}
+
+fn parsed<T: serde::de::DeserializeOwned + Default>(object: &Value, pointer: &str) -> T {
+    let value = object.pointer(pointer).cloned();
+    value.and_then(|value| serde_json::from_value(value).ok()).unwrap_or_default()
+}
+
+/// What happened in a run.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The suite wrote the object, as the API server returned it.
+    Ordered(Seen),
+    /// The watch delivered the object.
+    Seen(Seen),
+    /// The provider was given time in which there was nothing to do.
+    Waited,
+    /// The object was deleted by the suite.
+    Deleted,
+    /// It is gone.
+    Gone,
+}
+
+/// The node of the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeLook {
+    /// The version of its kubelet.
+    pub kubelet_version: String,
+    /// Changes with each boot.
+    pub boot_id: String,
+    /// Whether it is cordoned.
+    pub unschedulable: bool,
+    /// Whether its kubelet reports it as ready.
+    pub ready: bool,
+}
+
+/// The machine at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// Whether the expressions of the Updater hold, or why not; `None` without expressions.
+    pub verified: Option<Result<(), String>>,
+    /// Its node, or why it cannot be read.
+    pub node: Result<NodeLook, String>,
+}
+
+impl Look {
+    /// What differs at a later moment, other than by what an operator does; `None` if nothing does.
+    pub(super) fn change(&self, later: &Self) -> Option<String> {
+        if let (Some(Err(_)), Some(Ok(()))) = (&self.verified, &later.verified) {
+            return Some("the machine has what it should have at the end".to_owned());
+        }
+        if let (Some(Ok(())), Some(Err(why))) = (&self.verified, &later.verified) {
+            return Some(format!("the machine has no longer what it had: {why}"));
+        }
+        let (Ok(before), Ok(after)) = (&self.node, &later.node) else {
+            return None;
+        };
+        let version = |node: &NodeLook| node.kubelet_version.clone();
+        if version(before) != version(after) {
+            return Some(format!("the kubelet had {} and has {}", version(before), version(after)));
+        }
+        if before.boot_id != after.boot_id {
+            return Some("the node has booted".to_owned());
+        }
+        if !before.unschedulable && after.unschedulable {
+            return Some("the node is cordoned".to_owned());
+        }
+        (before.ready && !after.ready).then(|| "the node is not ready any more".to_owned())
+    }
+
+    /// Why it shows nothing; `None` if it does.
+    pub(super) fn blind(&self) -> Option<String> {
+        match (&self.verified, &self.node) {
+            (None, Err(why)) => {
+                Some(format!("the Updater has no verify, and the Node cannot be read: {why}"))
+            }
+            (Some(_), _) | (None, Ok(_)) => None,
+        }
+    }
+}
+
+/// One update, from the first order until the object is gone.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Run {
+    /// What it is for.
+    pub purpose: Purpose,
+    /// Whether the provider was restarted at each gate, or why not.
+    pub restarts: Result<(), String>,
+    /// The version that the node must have at the end, if the provider brings machines to versions.
+    pub version: Option<String>,
+    /// The machine before the first order.
+    pub before: Look,
+    /// The machine once the gate Stage was passed.
+    pub staged: Option<Look>,
+    /// The machine at the end.
+    pub after: Option<Look>,
+    /// What happened, in order.
+    pub events: Vec<Event>,
+}
+
+impl Run {
+    /// The object as it was delivered, in order.
+    pub fn seen(&self) -> impl Iterator<Item = &Seen> {
+        self.events.iter().filter_map(|event| match event {
+            Event::Seen(seen) => Some(seen),
+            Event::Ordered(_) | Event::Waited | Event::Deleted | Event::Gone => None,
+        })
+    }
+
+    /// The object at the end.
+    pub(super) fn last(&self) -> Option<&Seen> {
+        self.seen().last()
+    }
+
+    /// Whether a gate was passed, as Refit would believe it.
+    pub(super) fn has_passed(&self, gate: Gate) -> bool {
+        self.seen().any(|seen| {
+            seen.gate() >= gate && seen.status.as_ref().is_ok_and(|status| status.passed >= gate)
+        })
+    }
+
+    /// Whether a gate was opened.
+    pub(super) fn opened(&self, gate: Gate) -> bool {
+        self.orders().any(|order| order.gate() >= gate)
+    }
+
+    /// The orders of the suite.
+    pub(super) fn orders(&self) -> impl Iterator<Item = &Seen> {
+        self.events.iter().filter_map(|event| match event {
+            Event::Ordered(order) => Some(order),
+            Event::Seen(_) | Event::Waited | Event::Deleted | Event::Gone => None,
+        })
+    }
+
+    /// Where a problem is, for a message.
+    pub(super) fn located(&self, seen: &Seen, problem: &str) -> String {
+        let (gate, stage) = (seen.gate(), seen.stage());
+        let stage = if stage == Stage::Abort { ", stage Abort" } else { "" };
+        format!("{problem} (run {}, gate {gate:?}{stage}: {})", self.purpose, seen.shown())
+    }
+}
