@@ -14,12 +14,15 @@ use std::{
 use k8s_openapi::api::{authentication::v1::SelfSubjectReview, core::v1::Node};
 use kube::{
     Api, Client, Config, ResourceExt as _,
-    api::{ListParams, Patch, PatchParams, PostParams},
+    api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams},
     config::{KubeConfigOptions, Kubeconfig},
+    core::GroupVersionKind,
 };
 use refit_cluster_api::kinds::{Machine, MachineDeployment};
 use serde_json::json;
 
+/// Directory of the example of a provider.
+const PROVIDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/provider");
 const EXAMPLE: &str = include_str!("../../../examples/cluster.yaml");
 
 /// A running sandbox. It is killed when a test fails.
@@ -194,6 +197,51 @@ fn an_upgrade_keeps_every_machine() {
             }
         };
         tokio::time::timeout(Duration::from_mins(3), upgraded).await.expect("the upgrade ends");
+    });
+    let (status, text) = sandbox.end("-TERM");
+    assert_eq!(status.code(), Some(0), "{text}");
+}
+
+/// Creates the definitions and the roles of the example of a provider.
+async fn install_provider(client: &Client) {
+    let files = ["crds.yaml", "provider.yaml"];
+    let files = files.map(|file| Path::new(PROVIDER).join(file));
+    let wanted = ["CustomResourceDefinition", "ClusterRole"];
+    for manifest in refit_manifests::load(&files).unwrap() {
+        let object: DynamicObject = serde_json::from_value(manifest.object).unwrap();
+        let types = object.types.clone().unwrap();
+        if wanted.contains(&types.kind.as_str()) {
+            let kind = GroupVersionKind::try_from(types).unwrap();
+            let api = Api::all_with(client.clone(), &ApiResource::from_gvk(&kind));
+            api.create(&PostParams::default(), &object).await.unwrap();
+        }
+    }
+}
+
+#[test]
+fn the_example_of_a_provider_keeps_the_contract() {
+    let place = temporary();
+    let sandbox = Sandbox::start(&["--manifests", &small(place.path())]);
+    in_real_time(async {
+        let client = sandbox.client("refit").await;
+        install_provider(&client).await;
+        let machines = sandbox.machines().await;
+        let worker =
+            machines.iter().map(kube::ResourceExt::name_any).find(|name| name.contains("md"));
+        let mut test = tokio::process::Command::new(env!("CARGO_BIN_EXE_refit"));
+        test.args(["contract", "test", "--template", &format!("{PROVIDER}/test.yaml")])
+            .args(["--machine", &worker.unwrap(), "--settle", "1s"])
+            .env("KUBECONFIG", &sandbox.kubeconfig);
+        let output = tokio::select! {
+            () = memory_provider::run(client) => panic!("the provider has ended"),
+            output = test.output() => output.unwrap(),
+        };
+        let report = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{report}");
+        // A restart needs a process of its own.
+        let untested: Vec<&str> =
+            report.lines().filter(|line| line.starts_with("not tested")).collect();
+        assert!(matches!(untested[..], [line] if line.contains("restarted")), "{report}");
     });
     let (status, text) = sandbox.end("-TERM");
     assert_eq!(status.code(), Some(0), "{text}");
