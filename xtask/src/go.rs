@@ -24,7 +24,7 @@ pub(crate) fn cache() -> anyhow::Result<PathBuf> {
     Ok(PathBuf::from(home).join(".cache/refit"))
 }
 
-/// A Go module of this repository that only lists what to build.
+/// A Go module of this repository.
 pub(crate) struct Module {
     directory: PathBuf,
     go_mod: String,

@@ -63,6 +63,7 @@ struct Parts {
     kube_apiserver: Versioned,
     etcd: Part,
     kubectl: Part,
+    hosts_provider: Part,
     cluster_api: BTreeMap<String, ClusterApi>,
 }
 
@@ -195,6 +196,7 @@ fn build(root: &Path, wanted: &[String]) -> anyhow::Result<String> {
         kube_apiserver,
         etcd: Part { path: etcd },
         kubectl: Part { path: kubectl },
+        hosts_provider: Part { path: hosts_provider(root, &cache)? },
         cluster_api,
     };
     let text = serde_json::to_string(&parts).context("failed to serialize the parts as JSON")?;
@@ -246,6 +248,16 @@ fn api_server(root: &Path, cache: &Path) -> anyhow::Result<Versioned> {
         module.build(".", &flags, &partial.join("kube-apiserver"))
     })?;
     Ok(Versioned { version: version.to_owned(), path: home.join("kube-apiserver") })
+}
+
+/// Builds the example of a provider in Go. Its source is part of this repository, so it is built in every
+/// run: Go compiles only what has changed.
+fn hosts_provider(root: &Path, cache: &Path) -> anyhow::Result<PathBuf> {
+    let home = cache.join("hosts-provider");
+    fs::create_dir_all(&home).with_context(|| format!("failed to create {}", home.display()))?;
+    let path = home.join("hosts-provider");
+    Module::read(root.join("examples/provider-go"))?.build(".", "", &path)?;
+    Ok(path)
 }
 
 /// The managers of one minor version; `None` if they are neither built nor requested.

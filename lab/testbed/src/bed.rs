@@ -88,6 +88,11 @@ impl Bed {
         &self.api_server.client
     }
 
+    /// Returns the URL of the management cluster's API server.
+    pub fn url(&self) -> &str {
+        &self.api_server.url
+    }
+
     /// Returns the objects of a namespace of the management cluster.
     pub fn objects(&self, namespace: &str) -> Objects {
         Objects::in_namespace(self.client().clone(), namespace)

@@ -70,6 +70,10 @@ pub const UPDATER: Kind = kind("refit.dev", "v1alpha1", "Updater");
 pub const HOST_PLAN: Kind = kind("refit.dev", "v1alpha1", "HostPlan");
 /// CustomResourceDefinition.
 pub const DEFINITION: Kind = kind("apiextensions.k8s.io", "v1", "CustomResourceDefinition");
+/// ClusterRole.
+pub const CLUSTER_ROLE: Kind = kind("rbac.authorization.k8s.io", "v1", "ClusterRole");
+/// HostUpgrade of the provider of `examples/provider-go`.
+pub const HOST_UPGRADE: Kind = kind("hosts.example", "v1", "HostUpgrade");
 /// Secret.
 pub const SECRET: Kind = kind("", "v1", "Secret");
 /// Event.

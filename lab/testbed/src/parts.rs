@@ -57,6 +57,8 @@ pub struct Parts {
     pub etcd: PathBuf,
     /// The kubectl program, if it was built.
     pub kubectl: Option<PathBuf>,
+    /// The provider of `examples/provider-go`, if it was built.
+    pub hosts_provider: Option<PathBuf>,
     /// Directory with the managers, definitions and webhooks.
     pub cluster_api: PathBuf,
     /// Version of the managers.
@@ -69,6 +71,7 @@ struct File {
     kube_apiserver: Program,
     etcd: Program,
     kubectl: Option<Program>,
+    hosts_provider: Option<Program>,
     #[serde(default)]
     cluster_api: BTreeMap<String, Managers>,
 }
@@ -102,6 +105,7 @@ pub fn find(line: Line) -> anyhow::Result<Parts> {
         api_server: (file.kube_apiserver.path, file.kube_apiserver.version),
         etcd: file.etcd.path,
         kubectl: file.kubectl.map(|program| program.path),
+        hosts_provider: file.hosts_provider.map(|program| program.path),
         cluster_api: managers.directory.clone(),
         cluster_api_version: managers.version.clone(),
     };

@@ -4,12 +4,14 @@ mod control_plane_in_place;
 mod discovery;
 mod failing;
 mod health_check;
+mod host_service;
 mod killed;
 mod kubeadm_config;
 mod look;
 mod member_deleted;
 mod midway;
 mod new_default;
+mod providers;
 mod surge;
 mod taken_back;
 mod topology;
@@ -49,6 +51,12 @@ pub(crate) const ALL: &[Flow] = &[
         lines: BOTH,
         on: On::Own,
         run: |bed| Box::pin(updaters::run(bed)),
+    },
+    Flow {
+        name: "a_provider_brings_machines_to_versions_in_place_of_the_agent",
+        lines: BOTH,
+        on: On::Shared,
+        run: |bed| Box::pin(providers::run(bed)),
     },
     Flow {
         name: "an_update_that_is_aborted_and_reverted_leaves_every_machine_as_before",
