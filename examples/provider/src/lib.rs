@@ -79,7 +79,8 @@ pub struct MemoryUpdateSpec {
 /// The definitions of both kinds, for `kubectl apply`: JSON is YAML.
 pub fn crds() -> serde_json::Result<String> {
     let crds = [MemoryUpdateTemplate::crd(), MemoryUpdate::crd()];
-    let documents = crds.iter().map(|crd| Ok(format!("---\n{}\n", serde_json::to_string_pretty(crd)?)));
+    let documents =
+        crds.iter().map(|crd| Ok(format!("---\n{}\n", serde_json::to_string_pretty(crd)?)));
     documents.collect()
 }
 
@@ -117,47 +118,48 @@ async fn reconcile(update: Arc<MemoryUpdate>, client: Arc<Client>) -> Result<Act
     let before = update.status.clone().unwrap_or_default();
     // What has failed for good stays so, until Refit asks for a stop.
     let has_failed = !before.failure_reason.is_empty() && !before.retriable;
-    if has_failed && update.spec.contract.stage == Stage::Ongoing {
-        return Ok(Action::await_change());
+    let mut status =
+        ProviderStatus { observed_generation: update.metadata.generation, ..before.clone() };
+    let mut action = Action::await_change();
+    if !has_failed || update.spec.contract.stage == Stage::Abort {
+        status.failure_reason.clear();
+        status.failure_message.clear();
+        status.retriable = false;
+        let (message, next) = match step(&client, &update, &mut status).await {
+            Ok(Some(message)) => (message, Action::requeue(AGAIN)),
+            Ok(None) => (String::new(), Action::await_change()),
+            Err(problem) => {
+                let (reason, retriable) = match &problem {
+                    Problem::Passing(_) => ("NotReachable", true),
+                    Problem::Lasting { reason, .. } => (*reason, false),
+                };
+                reason.clone_into(&mut status.failure_reason);
+                status.failure_message = problem.to_string();
+                status.retriable = retriable;
+                (String::new(), Action::requeue(AGAIN))
+            }
+        };
+        status.progress = Some(ProviderProgress { percent: percent(status.passed), message });
+        action = next;
     }
-    let mut status = ProviderStatus {
-        observed_generation: update.metadata.generation,
-        failure_reason: String::new(),
-        failure_message: String::new(),
-        retriable: false,
-        ..before.clone()
-    };
-    let (progress, action) = match step(&client, &update, &mut status).await {
-        Ok(Some(message)) => (message, Action::requeue(AGAIN)),
-        Ok(None) => (String::new(), Action::await_change()),
-        Err(problem) => {
-            let (reason, retriable) = match &problem {
-                Problem::Passing(_) => ("NotReachable", true),
-                Problem::Lasting { reason, .. } => (*reason, false),
-            };
-            status = ProviderStatus {
-                failure_reason: reason.to_owned(),
-                failure_message: problem.to_string(),
-                retriable,
-                ..status
-            };
-            (String::new(), Action::requeue(AGAIN))
-        }
-    };
-    let percent = match status.passed {
+    if status != before {
+        let namespace = update.namespace().unwrap_or_default();
+        let api: Api<MemoryUpdate> = Api::namespaced(Client::clone(&client), &namespace);
+        // If Refit has changed the object since, the patch fails and the new order is read first.
+        let version = json!({ "resourceVersion": update.metadata.resource_version });
+        let body = Patch::Merge(json!({ "metadata": version, "status": cleared(&status) }));
+        api.patch_status(&update.name_any(), &PatchParams::default(), &body).await?;
+    }
+    Ok(action)
+}
+
+fn percent(passed: Gate) -> i32 {
+    match passed {
         Gate::Closed => 0,
         Gate::Stage => 10,
         Gate::Upgrade => 20,
         Gate::Disrupt => 100,
-    };
-    status.progress = Some(ProviderProgress { percent, message: progress });
-    if status != before {
-        let namespace = update.namespace().unwrap_or_default();
-        let api: Api<MemoryUpdate> = Api::namespaced(Client::clone(&client), &namespace);
-        let body = Patch::Merge(json!({ "status": cleared(&status) }));
-        api.patch_status(&update.name_any(), &PatchParams::default(), &body).await?;
     }
-    Ok(action)
 }
 
 /// A status in which what is no longer so is removed by the patch.
