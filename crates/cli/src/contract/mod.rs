@@ -58,7 +58,7 @@ infrastructure machine: the first run that is not aborted changes the machine.
 
 FILE has the template, and the Updater that names it. From the Updater come the goal (its claims), \
 what proves the change (verify) and the time limit (timeoutSeconds). Without an Updater, all \
-of them are left out.
+of them are left out. A missing namespace is \"default\".
 
 Runs, in this order: abort-at-stage, abort-at-upgrade, delete, update, repeat, other-machine. The \
 objects are named contract-test-MACHINE-RUN and deleted after each run; what an interrupted test \
@@ -77,7 +77,7 @@ struct Test {
     /// File with the template, and the Updater that names it.
     #[arg(long, value_name = "FILE")]
     template: PathBuf,
-    /// The Machine to update, in the template's namespace.
+    /// The Machine to update, in the namespace of --namespace, else of the template.
     #[arg(long, value_name = "NAME")]
     machine: String,
     /// Kubernetes version of the goal, if the provider brings machines to versions [default:
@@ -130,7 +130,9 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
     exit::run(async {
         let mut cluster = client::connect(global).await?;
         let input = subject::load(&args.template)?;
-        input.choose_namespace(&mut cluster, global)?;
+        if global.namespace.is_none() {
+            input.namespace().clone_into(&mut cluster.namespace);
+        }
         let mut reader = Reader::new(cluster);
         let subject = Subject::read(&mut reader, input, args).await?;
         let definition = subject.definition(&reader.cluster).await?;

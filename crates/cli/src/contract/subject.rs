@@ -36,7 +36,6 @@ use serde_json::Value;
 use super::Test;
 use crate::{
     client::Cluster,
-    global::GlobalArgs,
     plan::reader::{Reader, reason_of},
 };
 
@@ -99,22 +98,9 @@ pub(super) fn load(file: &Path) -> anyhow::Result<Input> {
 }
 
 impl Input {
-    /// The template's namespace, unless it has none, is that of the machine.
-    pub(super) fn choose_namespace(
-        &self,
-        cluster: &mut Cluster,
-        global: &GlobalArgs,
-    ) -> anyhow::Result<()> {
-        let own = json::namespace(&self.template);
-        match &global.namespace {
-            Some(wanted) if !own.is_empty() && own != wanted => bail!(
-                "the template has namespace {own}, and --namespace is {wanted}: leave out one of them"
-            ),
-            Some(_) => {}
-            None if own.is_empty() => {}
-            None => own.clone_into(&mut cluster.namespace),
-        }
-        Ok(())
+    /// The namespace of the machine, unless the command line has one. The template is not stored.
+    pub(super) fn namespace(&self) -> &str {
+        json::namespace(&self.template)
     }
 }
 

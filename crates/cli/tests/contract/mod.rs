@@ -276,7 +276,11 @@ fn what_cannot_be_tested_is_refused_with_a_remedy() {
         ),
         (PROVIDER.replace("[/spec/memory]", "[spec]"), &["m-1"], "spec.claims"),
         (PROVIDER.to_owned(), &["m-1", "--to", "v1.35.0"], "does not claim /spec/version"),
-        (PROVIDER.to_owned(), &["m-1", "-n", "other"], "the template has namespace default"),
+        (
+            PROVIDER.to_owned(),
+            &["m-1", "-n", "other"],
+            "Machine m-1 does not exist in namespace other",
+        ),
     ];
     for (text, args, words) in table {
         let error = refused(&text, args);
