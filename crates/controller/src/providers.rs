@@ -14,7 +14,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use kube::{
-    Api, Resource, ResourceExt as _,
+    Api, Client, Resource, ResourceExt as _,
     api::{ApiResource, DynamicObject},
     core::{DynamicResourceScope, GroupVersionKind},
 };
@@ -65,6 +65,8 @@ struct Watched {
     store: Store<ProviderRecord>,
     /// Why the kind cannot be watched.
     trouble: Arc<Mutex<Option<Trouble>>>,
+    /// How the API server serves the kind.
+    resource: Arc<Mutex<Option<ApiResource>>>,
 }
 
 #[derive(Clone, Debug)]
@@ -171,7 +173,8 @@ impl WatchedKinds {
         if let Some(watched) = kinds.get(&kind) {
             return watched.clone();
         }
-        let watched = Watched { store: Store::indexed(&[BY_MACHINE_UID]), trouble: Arc::default() };
+        let store = Store::indexed(&[BY_MACHINE_UID]);
+        let watched = Watched { store, trouble: Arc::default(), resource: Arc::default() };
         kinds.insert(kind, watched.clone());
         self.added.notify_one();
         watched
@@ -184,11 +187,7 @@ impl WatchedKinds {
         update: &NodeUpdate,
         siblings: &[Arc<NodeUpdate>],
     ) -> Providers {
-        let left = siblings.iter().map(AsRef::as_ref);
-        let left = left.filter(|sibling| phase_of(sibling) != Phase::Succeeded);
-        let parts = left.chain([update]).flat_map(|update| update.spec.provider_parts());
-        let by_template: BTreeMap<&UpdaterTemplate, &UpdatePart> =
-            parts.filter_map(|part| Some((&part.template.as_ref()?.template, part))).collect();
+        let by_template = by_template(update, siblings);
         let is_own = |template: &UpdaterTemplate| {
             let mut own = update.spec.provider_parts().filter_map(|part| part.template.as_ref());
             own.any(|part| {
@@ -234,6 +233,48 @@ impl WatchedKinds {
         }
         Providers::Known(objects)
     }
+
+    /// Brings the caches up to the present with the objects for the Machine of an update.
+    pub(crate) async fn read(
+        &self,
+        client: &Client,
+        update: &NodeUpdate,
+        siblings: &[Arc<NodeUpdate>],
+    ) -> kube::Result<()> {
+        let namespace = update.metadata.namespace.as_deref().unwrap_or_default();
+        let machine = &update.spec.machine_ref.name;
+        let labels = format!("{}={machine}", keys::MACHINE_NAME);
+        let mut seen = Vec::new();
+        for template in by_template(update, siblings).into_keys() {
+            let kind = (&template.api_version, template.made_kind());
+            let watched = self.of(template);
+            let resource = lock(&watched.resource).clone();
+            let Some(resource) = resource.filter(|_| watched.store.is_ready()) else { continue };
+            if seen.contains(&kind) {
+                continue;
+            }
+            seen.push(kind);
+            let api = Api::namespaced_with(client.clone(), namespace, &resource);
+            let covers = |object: &ProviderRecord| {
+                object.metadata.namespace.as_deref() == Some(namespace)
+                    && object.labels().get(keys::MACHINE_NAME) == Some(machine)
+            };
+            // What cannot be read is a refusal of its own.
+            store::read_now_of(api, &resource, &labels, None, &watched.store, covers).await?;
+        }
+        Ok(())
+    }
+}
+
+/// The templates of the kinds of which an update, or an older one of its Machine, may have objects.
+fn by_template<'a>(
+    update: &'a NodeUpdate,
+    siblings: &'a [Arc<NodeUpdate>],
+) -> BTreeMap<&'a UpdaterTemplate, &'a UpdatePart> {
+    let left = siblings.iter().map(AsRef::as_ref);
+    let left = left.filter(|sibling| phase_of(sibling) != Phase::Succeeded);
+    let parts = left.chain([update]).flat_map(|update| update.spec.provider_parts());
+    parts.filter_map(|part| Some((&part.template.as_ref()?.template, part))).collect()
 }
 
 /// Watches every kind that an update needs, until the future is dropped.
@@ -313,6 +354,7 @@ async fn watch(ctx: &Context, (api_version, kind): Kind, watched: Watched) {
             }
             ControlFlow::Continue(RETRY)
         };
+        *lock(&watched.resource) = Some(resource.clone());
         let api: Api<ProviderRecord> = Api::all_with(ctx.client.clone(), &resource);
         // What the cache holds may be older than what went wrong.
         watched.store.expect_list();

@@ -21,7 +21,9 @@ use self::objects::Objects;
 use crate::guard::Guarded;
 
 pub use objects::Index;
-pub use reflect::{Broken, Limits, everything, follow, read_now, reflect, reflect_within};
+pub use reflect::{
+    Broken, Limits, everything, follow, read_now, read_now_of, reflect, reflect_within,
+};
 
 /// Namespace and name of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -173,7 +173,8 @@ fn matters(resource: &Resource) -> bool {
             matches!(kind, "Cluster" | "Machine" | "MachineSet" | "MachineDeployment")
         }
         kinds::CONTROL_PLANE_GROUP | refit::GROUP => true,
-        _ => false,
+        // The objects of providers: kinds that neither Kubernetes nor Cluster API has.
+        group => group.contains('.') && !group.ends_with("k8s.io"),
     }
 }
 

@@ -5,6 +5,7 @@
 //! | [`manifests`] | rejects manifests that cannot run, and generates missing CRDs |
 //! | [`world`] | a whole world in one process, on simulated time |
 //! | `env` | the rest of a real cluster: everything except Cluster API and Refit |
+//! | `provider`, `version_provider` | a provider that misbehaves, and one that brings machines to versions |
 //! | [`sandbox`] | a world that keeps running and serves kubectl |
 //! | [`snapshot`] | saves a whole world, which can be restored later |
 //! | [`invariants`] | safety invariants, checked after every write |
@@ -31,6 +32,7 @@ mod leaders;
 pub mod manifests;
 mod mirror;
 pub mod pki;
+mod provider;
 #[cfg(feature = "sabotage")]
 mod random;
 pub mod sandbox;
@@ -40,6 +42,7 @@ pub mod simulate;
 pub mod snapshot;
 #[cfg(feature = "sabotage")]
 pub mod sweep;
+mod version_provider;
 pub mod world;
 
 pub use direct::DirectError;

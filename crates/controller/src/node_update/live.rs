@@ -12,7 +12,7 @@ use std::{
 use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use refit_cluster_api::kinds::{Machine, MachineSet};
-use refit_core::node::{Decision, requires_live_read, requires_live_settings};
+use refit_core::node::{Decision, Snapshot, requires_live_read, requires_live_settings};
 use refit_kinds::{
     keys,
     refit::{HostSettings, NodeUpdate},
@@ -131,8 +131,16 @@ async fn read_machines(ctx: &Context, look: &Look) -> Result<(), ReadError> {
         read_object(ctx, &stores.clusters, &owning_cluster),
         of_group,
         read_host_plan(ctx, cluster, look),
+        read_providers(ctx, look),
     )?;
     Ok(())
+}
+
+/// Reads the objects of providers for the Machine.
+async fn read_providers(ctx: &Context, look: &Look) -> Result<(), ReadError> {
+    let Snapshot { update, siblings, .. } = &look.snapshot;
+    let read = ctx.providers.read(&ctx.client, update, siblings);
+    read.await.map_err(ReadError::management("the list of the objects of providers"))
 }
 
 async fn read_host_plan(

@@ -9,7 +9,7 @@
 //! | 1 | no available machine is disturbed unless enough others of its group are available |
 //! | 2 | one control plane member at a time, while the others are healthy |
 //! | 3 | no machine is replaced unless policy, surge, a user or remediation asks for it |
-//! | 4 | one unfinished NodeUpdate per Machine; none starts twice, reopens, or goes below the version at which it began unasked |
+//! | 4 | one unfinished NodeUpdate per Machine; none starts twice, reopens, or goes below the version at which it began unasked; its updaters work one after the other |
 //! | 7 | a cordon, taint or label of an admin survives |
 //! | 8 | no gate lets an aborted update change the host |
 //!
@@ -23,13 +23,15 @@
 //! simulation checks it.
 //!
 //! A machine is *disturbed* from the moment its HostPlan's gate is `Upgrade` or wider, or its Node
-//! has Refit's cordon, until its NodeUpdate has ended and its Node is Ready and schedulable. It is
+//! has Refit's cordon, until its NodeUpdate has ended and its Node is Ready and schedulable. The gate
+//! of a provider's object disturbs it, too, until the provider has also ended. It is
 //! *available* if its Node is Ready and has no cordon of Refit, and it is neither disturbed nor
 //! being deleted. Cluster API's condition `Available` is ignored: it becomes False as soon as a
 //! machine is selected.
 
 mod objects;
 mod observe;
+mod provider;
 mod rest;
 mod state;
 
@@ -51,6 +53,8 @@ pub enum Invariant {
     NoReplacement,
     /// One unfinished NodeUpdate per Machine, which starts once and lowers no version unasked.
     OneUpdate,
+    /// The updaters of an update disturb the machine one after the other.
+    OneUpdater,
     /// Every machine is updated, untouched, or failed or stopped with a reason.
     NoneForgotten,
     /// A Machine behind its MachineSet has an update request.
@@ -70,7 +74,7 @@ impl Invariant {
             Self::EnoughAvailable => 1,
             Self::OneMember => 2,
             Self::NoReplacement => 3,
-            Self::OneUpdate => 4,
+            Self::OneUpdate | Self::OneUpdater => 4,
             Self::NoneForgotten | Self::UpdateRequested => 6,
             Self::Cordons => 7,
             Self::AbortStops | Self::NothingLeft => 8,

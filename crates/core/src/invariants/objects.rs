@@ -201,6 +201,7 @@ impl Node {
 pub(super) struct Plan {
     pub(super) plan_id: String,
     pub(super) gate: Gate,
+    pub(super) passed: Gate,
     pub(super) ended: bool,
 }
 
@@ -208,10 +209,12 @@ impl Plan {
     pub(super) fn of(value: &Value) -> Self {
         let plan_id = text(value, "/spec/planId").to_owned();
         let state = text(value, "/status/state");
+        let is_reported = text(value, "/status/planId") == plan_id;
+        let passed: Gate = parsed(value, "/status/passed");
         Self {
             gate: parsed(value, "/spec/gate"),
-            ended: text(value, "/status/planId") == plan_id
-                && matches!(state, "Succeeded" | "Failed" | "Stopped"),
+            passed: if is_reported { passed } else { Gate::Closed },
+            ended: is_reported && matches!(state, "Succeeded" | "Failed" | "Stopped"),
             plan_id,
         }
     }

@@ -11,10 +11,11 @@ use serde_json::Value;
 use super::{
     Invariant, Violation,
     objects::{self, Machine, Node, Owner, Plan, Policy, StaticPod, Update},
+    provider::is_of_provider,
     state::{Key, World},
 };
 
-const CONTROLLER: &str = "controller";
+pub(super) const CONTROLLER: &str = "controller";
 const CAPI: &str = "capi";
 
 fn is_user(actor: &str) -> bool {
@@ -82,6 +83,7 @@ impl World {
                 let key = (key.0.clone(), kind.to_owned(), key.1.clone());
                 self.owner_changed(key, new.map(|new| Owner::of(kind, new)), is_user(actor));
             }
+            _ if is_of_provider(new.or(old)) => return self.provider(kind, key, new, actor),
             _ => {}
         }
         Vec::new()
@@ -265,6 +267,10 @@ impl World {
         };
         let mut found = Vec::new();
         let same = before.plan_id == after.plan_id;
+        let mut after = after;
+        if same {
+            after.passed = after.passed.max(before.passed);
+        }
         if same && after.gate < before.gate {
             let message = format!("its gate is lowered from {:?} to {:?}", before.gate, after.gate);
             found.push(violation(Invariant::OneUpdate, "HostPlan", &key.1, message));
@@ -290,7 +296,7 @@ impl World {
 
     /// Violations of a Refit write that disturbs the machine with this node, judged by the state
     /// before the write.
-    fn disturbs(&self, (cluster, node): &Key, how: &str) -> Vec<Violation> {
+    pub(super) fn disturbs(&self, (cluster, node): &Key, how: &str) -> Vec<Violation> {
         let Some((key, machine)) = self.machine_of(cluster, node) else {
             return Vec::new();
         };

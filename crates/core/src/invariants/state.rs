@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use refit_kinds::{refit::Gate, version::StatedVersion};
 
-use super::objects::{Machine, Node, Owner, Plan, Policy, StaticPod, Update};
+use super::{
+    objects::{Machine, Node, Owner, Plan, Policy, StaticPod, Update},
+    provider::Provider,
+};
 
 /// Namespace and name.
 pub(super) type Key = (String, String);
@@ -36,6 +39,8 @@ pub struct World {
     /// By cluster and name.
     pub(super) nodes: BTreeMap<Key, Node>,
     pub(super) plans: BTreeMap<Key, Plan>,
+    /// The objects of providers, by namespace, kind and name.
+    pub(super) providers: BTreeMap<GroupKey, Provider>,
     /// The version that a node had when the gate of a plan first let its host change, by plan id.
     pub(super) began_at: BTreeMap<String, StatedVersion>,
     pub(super) static_pods: BTreeMap<Key, StaticPod>,
@@ -131,7 +136,7 @@ impl World {
         let Some(node) = self.nodes.get(&key) else {
             return false;
         };
-        if node.cordoned_by_us() {
+        if node.cordoned_by_us() || self.has_provider_at_work(machine, node) {
             return true;
         }
         let Some(plan) = self.plans.get(&key).filter(|plan| plan.gate >= Gate::Upgrade) else {

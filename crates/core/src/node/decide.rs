@@ -177,13 +177,7 @@ impl Work<'_> {
             return failed;
         }
         if let Some(refusal) = self.start_refusal() {
-            let older = matches!(refusal, Refusal::OlderPlanRunning { .. });
-            let orphan = older.then(|| self.workers.abort_orphan(&self.s.siblings)).flatten();
-            let waiting = self.wait(Phase::Pending, refusal);
-            return match orphan {
-                Some(write) => waiting.write(Some(write)),
-                None => waiting,
-            };
+            return self.wait_for_older(Phase::Pending, refusal);
         }
         if self.is_back() && self.has_no_updaters() {
             let goal = self.s.update.spec.target();
@@ -240,6 +234,17 @@ impl Work<'_> {
         Standing::new(self.status.phase, line).write(Some(order))
     }
 
+    /// Waits; work of another NodeUpdate that is in the way is stopped.
+    fn wait_for_older(&self, phase: Phase, refusal: Refusal) -> Standing {
+        let is_older = matches!(refusal, Refusal::OlderPlanRunning { .. });
+        let orphan = is_older.then(|| self.workers.abort_orphan(&self.s.siblings)).flatten();
+        let waiting = self.wait(phase, refusal);
+        match orphan {
+            Some(write) => waiting.write(Some(write)),
+            None => waiting,
+        }
+    }
+
     /// Whether the goal is what the host has been since its last update was rolled back.
     fn is_back(&self) -> bool {
         let goal = &self.s.update.spec.goal;
@@ -259,6 +264,10 @@ impl Work<'_> {
         let held = self.until_refusal(Gate::Upgrade);
         if let (Some(refusal), true) = (&held, self.control_plane()) {
             return self.held_with_slot(refusal.clone());
+        }
+        // The view may have lacked it at the start.
+        if let Some(refusal) = self.workers.older_provider(&self.status.node_name) {
+            return self.wait_for_older(Phase::Waiting, refusal);
         }
         let refusal = self.pause_refusal().or(held).or_else(|| self.disturb_refusal());
         if let Some(refusal) = refusal {

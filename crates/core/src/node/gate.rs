@@ -24,9 +24,13 @@ use crate::{
 /// healthy is in no object that is written, so the decision must rest on a live read of them:
 ///
 /// - of the Nodes, the control plane's mirror pods, the Machines and the MachineSets of the cluster,
-/// - of the NodeUpdate, its UpdateGroup, and the owner and Cluster of its Machine.
+/// - of the NodeUpdate, its UpdateGroup, and the owner and Cluster of its Machine,
+/// - of the objects of providers for the Machine.
 ///
 /// A worker's drain needs none: it holds its slot, and its pods are listed before each eviction.
+///
+/// An update whose provider's object is missing in the view writes nothing on an old view either, nor
+/// does it return its slot: no provider would be at work.
 ///
 /// That a host is lost is decided live, too, on its HostPlan: an old view would end its update. So is
 /// that an update is withdrawn, because its owner asks for the old version again or for a missing
@@ -35,7 +39,8 @@ pub fn requires_live_read(s: &Snapshot, decision: &Decision) -> bool {
     let ends = |status: &NodeUpdateStatus| status.failure_reason == HOST_LOST;
     let has_ended = s.update.status.as_ref().is_some_and(ends);
     let disturbs = decision.write.as_ref().is_some_and(|write| disturbs(s, write));
-    disturbs || ends(&decision.status) && !has_ended
+    let may_miss = decision.write.as_ref().is_some_and(|write| s.may_miss_provider(write));
+    disturbs || may_miss || ends(&decision.status) && !has_ended
 }
 
 /// Whether a write creates a plan. Its steps follow from the HostSettings of the namespace and run as

@@ -193,7 +193,8 @@ fn report(object: &ProviderObject) -> WorkReport {
     WorkReport {
         passed_gate,
         state,
-        past_no_return: status.past_no_return,
+        // Before the gate Upgrade nothing may change.
+        past_no_return: status.past_no_return && spec.gate >= Gate::Upgrade,
         left_behind: status.left_behind.iter().take(LEFT_BEHIND).map(|text| shown(text)).collect(),
     }
 }

@@ -13,7 +13,7 @@ use refit_cluster_api::kinds::Machine;
 use refit_kinds::{
     refit::{
         ClaimId, Gate, HostPlan, HostPlanSpec, MachineUid, NodeName, NodeUpdate, NodeUpdateStatus,
-        PlanId, PlanSettings, ProviderObject, ProviderSpec, UpdateGroupStatus,
+        PlanId, PlanSettings, ProviderObject, ProviderSpec, UpdateGroupStatus, UpdatePart,
     },
     version::{KubernetesVersion, StatedVersion, tag_of_image},
 };
@@ -103,6 +103,24 @@ impl Snapshot {
         let own = own.find(|object| object.updater == order.updater && object.plan_id == plan_id);
         let before = own.map(|object| object.spec.gate).unwrap_or_default();
         order.spec.gate >= Gate::Upgrade && order.spec.gate > before
+    }
+
+    /// Whether a write may rest on a view from before a provider's object was made.
+    pub(super) fn may_miss_provider(&self, write: &Write) -> bool {
+        let Providers::Known(known) = &self.providers else {
+            return false;
+        };
+        let plan_id = PlanId::of(&self.update.metadata);
+        let is_known = |part: &&UpdatePart| {
+            known.iter().any(|one| one.updater == part.updater && one.plan_id == plan_id)
+        };
+        let status = self.update.status.as_ref();
+        let was_made = |part: &UpdatePart| {
+            status.is_some_and(|status| status.part(&part.updater).gate.is_some())
+        };
+        let releases = matches!(write, Write::Management(ManagementWrite::ReleaseSlot(_)));
+        let mut missing = self.update.spec.provider_parts().filter(|part| !is_known(part));
+        missing.any(|part| releases || was_made(part))
     }
 }
 

@@ -176,11 +176,14 @@ impl<'a> Workers<'a> {
             Some(host) => host.start_refusal(s, node, role),
             None => self.host.older_plan(node),
         };
-        of_host.or_else(|| {
-            older_work(self.update, self.objects).map(|older| Refusal::OlderPlanRunning {
-                node: node.clone(),
-                node_update: older.node_update.clone(),
-            })
+        of_host.or_else(|| self.older_provider(node))
+    }
+
+    /// The refusal while the provider of another NodeUpdate has not ended its work on the machine.
+    pub(super) fn older_provider(&self, node: &NodeName) -> Option<Refusal> {
+        older_work(self.update, self.objects).map(|older| Refusal::OlderPlanRunning {
+            node: node.clone(),
+            node_update: older.node_update.clone(),
         })
     }
 

@@ -459,6 +459,7 @@ pub(super) fn invariants(facts: &Facts, found: &mut Findings) {
             | Invariant::OneMember
             | Invariant::NoReplacement
             | Invariant::OneUpdate
+            | Invariant::OneUpdater
             | Invariant::AbortStops
             | Invariant::NothingLeft => {
                 "restart the controller, which removes leftovers; if it remains, report it as a bug"

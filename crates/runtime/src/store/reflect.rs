@@ -237,9 +237,26 @@ where
     K: Resource + DeserializeOwned,
     K::DynamicType: Default,
 {
-    let kind = K::DynamicType::default();
-    let api = raw(api, &kind);
-    let kind = K::kind(&kind);
+    read_now_of(api, &K::DynamicType::default(), labels, limits, store, covers).await
+}
+
+/// [`read_now`] of a kind that is known at run time only.
+///
+/// # Errors
+/// As those of [`read_now`].
+pub async fn read_now_of<K>(
+    api: Api<K>,
+    kind: &K::DynamicType,
+    labels: &str,
+    limits: Option<Limits>,
+    store: &Store<K>,
+    covers: impl Fn(&K) -> bool,
+) -> kube::Result<Vec<String>>
+where
+    K: Resource + DeserializeOwned,
+{
+    let api = raw(api, kind);
+    let kind = K::kind(kind);
     // Without a resourceVersion: every page is of the state of etcd at the first request.
     let page_size = if limits.is_some() { LIMITED_PAGE } else { PAGE };
     let mut page = ListParams::default().labels(labels).limit(page_size);

@@ -4,6 +4,7 @@ use jiff::SignedDuration;
 use refit_kinds::refit::Until;
 
 use super::field::{Field, Setting};
+use crate::provider::Misbehaviour;
 
 /// A line of a script, or several lines if it has a here-document.
 #[derive(Clone, Debug)]
@@ -33,6 +34,7 @@ pub(super) enum Command {
 
 /// What a world is created from.
 #[derive(Clone, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each turns on a process of its own")]
 pub(super) struct Load {
     /// The manifests.
     pub(super) files: Vec<String>,
@@ -42,6 +44,8 @@ pub(super) struct Load {
     pub(super) updater: bool,
     /// Whether `examples/provider` runs.
     pub(super) provider: bool,
+    /// Whether a provider brings machines to versions.
+    pub(super) version_provider: bool,
     /// The seed of everything random, such as names; `None` for the default.
     pub(super) seed: Option<u64>,
     /// How often the leader of two controllers renews the Lease; `None` for the default.
@@ -215,6 +219,8 @@ pub(super) enum Place {
     Clock(Process, SignedDuration),
     /// What the processes see of a kind in an API.
     View(Option<String>, String),
+    /// What `examples/provider` reports.
+    Provider(Option<Misbehaviour>),
 }
 
 impl Place {
@@ -225,6 +231,9 @@ impl Place {
         }
         if let (Self::Clock(process, _), Self::Clock(other, _)) = (self, other) {
             return process == other;
+        }
+        if let (Self::Provider(_), Self::Provider(_)) = (self, other) {
+            return true;
         }
         self == other
     }
@@ -243,6 +252,8 @@ pub(super) enum Process {
     Updater,
     /// `examples/provider`.
     Provider,
+    /// The provider that brings machines to versions.
+    VersionProvider,
     /// The agent of a host.
     Agent(String),
 }

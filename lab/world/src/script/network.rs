@@ -27,9 +27,12 @@ impl Link {
     pub(super) fn of_agent(actor: Actor) -> Self {
         let api = match &actor {
             Actor::Agent(key) => key.rsplit_once('/').map(|(cluster, _)| cluster.to_owned()),
-            Actor::Controller | Actor::Standby | Actor::Capi | Actor::Updater | Actor::Provider => {
-                None
-            }
+            Actor::Controller
+            | Actor::Standby
+            | Actor::Capi
+            | Actor::Updater
+            | Actor::Provider
+            | Actor::VersionProvider => None,
         };
         Self { api, actor }
     }

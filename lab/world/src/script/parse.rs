@@ -13,6 +13,7 @@ use super::{
     field::{Field, Setting},
     words::{self, Word},
 };
+use crate::provider::Misbehaviour;
 
 /// The steps of a host that a script can break.
 pub(crate) const STEPS: [&str; 9] = [
@@ -162,6 +163,8 @@ fn until(rest: &mut Rest<'_>) -> Result<Until, Wrong> {
     named.copied().ok_or_else(|| wrong("until", word, "Stage, Upgrade or Disrupt"))
 }
 
+const OPTIONS: &str = "standby, updater, provider, version-provider, seed N or lease TIME";
+
 fn load(rest: &mut Rest<'_>) -> Result<Command, Wrong> {
     let mut load = Load::default();
     let mut has_options = false;
@@ -175,20 +178,15 @@ fn load(rest: &mut Rest<'_>) -> Result<Command, Wrong> {
         return Err(wrong("load", words::join(rest.words), "FILE... first"));
     }
     while has_options {
-        let option = rest.next("standby, updater, provider, seed N or lease TIME")?;
+        let option = rest.next(OPTIONS)?;
         match option.text.as_str() {
             "standby" => load.standby = true,
             "updater" => load.updater = true,
             "provider" => load.provider = true,
+            "version-provider" => load.version_provider = true,
             "seed" => load.seed = Some(rest.whole_number("N")?),
             "lease" => load.lease = Some(rest.time("TIME")?).filter(|time| !time.is_zero()),
-            other => {
-                return Err(wrong(
-                    "load",
-                    other,
-                    "standby, updater, provider, seed N or lease TIME after with",
-                ));
-            }
+            other => return Err(wrong("load", other, format!("{OPTIONS} after with"))),
         }
         has_options = !rest.is_over();
     }
@@ -264,7 +262,7 @@ fn change(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
 }
 
 const TROUBLES: &str = "host, disk, node, agent, api, streams, requests, answers, latency, view, link, \
-                        clock or journal";
+                        clock, provider or journal";
 const API: &str = "management or CLUSTER";
 
 fn trouble(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
@@ -291,6 +289,9 @@ fn trouble(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
         && by.is_zero()
     {
         return Err(wrong("break", "the end of the line", "TIME"));
+    }
+    if let Trouble::Place(Place::Provider(None)) = &trouble {
+        return Err(wrong("break", "the end of the line", "ready, passes, flips or slow"));
     }
     let time = match &trouble {
         Trouble::Place(Place::View(..)) => {
@@ -344,6 +345,7 @@ fn place(rest: &mut Rest<'_>) -> Result<Place, Wrong> {
         }
         "link" => Place::Link(process(rest)?, name(rest, API)?),
         "clock" => Place::Clock(process(rest)?, step_of_clock(rest)?),
+        "provider" => Place::Provider(misbehaviour(rest)?),
         "view" => {
             let word = name(rest, "KIND or CLUSTER:KIND")?;
             match word.split_once(':') {
@@ -353,6 +355,15 @@ fn place(rest: &mut Rest<'_>) -> Result<Place, Wrong> {
         }
         other => return Err(wrong("trouble", other, TROUBLES)),
     })
+}
+
+/// How a provider misbehaves; nothing after `mend`.
+fn misbehaviour(rest: &mut Rest<'_>) -> Result<Option<Misbehaviour>, Wrong> {
+    let Some(word) = rest.peek() else { return Ok(None) };
+    let how = word.parse().ok();
+    let how = how.ok_or_else(|| wrong("break provider", word, "ready, passes, flips or slow"))?;
+    rest.next("HOW")?;
+    Ok(Some(how))
 }
 
 /// `TIME ahead` or `TIME behind`; nothing after `mend`.
@@ -370,13 +381,14 @@ fn step_of_clock(rest: &mut Rest<'_>) -> Result<SignedDuration, Wrong> {
 }
 
 fn process(rest: &mut Rest<'_>) -> Result<Process, Wrong> {
-    let want = "controller, standby, capi, updater, provider or agent NODE";
+    let want = "controller, standby, capi, updater, provider, version-provider or agent NODE";
     Ok(match rest.next(want)?.text.as_str() {
         "controller" => Process::Controller,
         "standby" => Process::Standby,
         "capi" => Process::Capi,
         "updater" => Process::Updater,
         "provider" => Process::Provider,
+        "version-provider" => Process::VersionProvider,
         "agent" => Process::Agent(rest.next("NODE")?.text.clone()),
         other => return Err(wrong("process", other, want)),
     })

@@ -226,6 +226,7 @@ impl Runner<'_> {
             two_controllers: load.standby,
             updater: load.updater,
             provider: load.provider,
+            version_provider: load.version_provider,
             seed: load.seed.unwrap_or(defaults.seed),
             lease_retry: load.lease.and_then(|time| time.try_into().ok()),
             ..defaults

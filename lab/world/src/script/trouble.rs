@@ -10,7 +10,10 @@ use super::{
     session::{Later, Session},
     words,
 };
-use crate::world::{Actor, World, lock};
+use crate::{
+    provider::Misbehaviour,
+    world::{Actor, World, lock},
+};
 
 /// A scheduled event.
 pub(super) enum Due {
@@ -117,10 +120,24 @@ fn break_place(
             let way = if by.is_negative() { "behind" } else { "ahead" };
             format!("the clock of {title} is {} {way}", words::shown(by.abs()))
         }
+        Place::Provider(how) => {
+            actor_of(session, &Process::Provider)?;
+            behave(session, *how)
+        }
         Place::View(cluster, kind) => {
             network::hold_back(session, cluster.as_deref(), kind, time.unwrap_or_default())?
         }
     })
+}
+
+/// Lets the provider of memory misbehave, or behave again: its process starts again.
+fn behave(session: &Session, how: Option<Misbehaviour>) -> String {
+    *lock(&session.world.inner.misbehaviour) = how;
+    session.world.kill(&Actor::Provider);
+    match how {
+        Some(how) => format!("the provider {}", how.sentence()),
+        None => "the provider keeps to the contract".to_owned(),
+    }
 }
 
 /// Appends half a record to an agent's journal, as a power cut during a write does. The records
@@ -157,7 +174,12 @@ pub(super) fn impairs(trouble: &Trouble) -> bool {
         Trouble::Step { .. } | Trouble::Journal(_) => false,
         Trouble::Streams(_) | Trouble::Requests { .. } | Trouble::Answers { .. } => true,
         Trouble::Place(place) => match place {
-            Place::Host(_) | Place::Disk(_) | Place::Node(_) | Place::Agent(_) => false,
+            // What a provider does is Refit's to handle.
+            Place::Host(_)
+            | Place::Disk(_)
+            | Place::Node(_)
+            | Place::Agent(_)
+            | Place::Provider(_) => false,
             Place::Api(_)
             | Place::Latency(..)
             | Place::Link(..)
@@ -229,6 +251,10 @@ pub(super) fn mend(
             session.world.inner.step_clock(&actor, 0);
             format!("the clock of {title} is right")
         }
+        Place::Provider(_) => {
+            actor_of(session, &Process::Provider)?;
+            behave(session, None)
+        }
         Place::View(_, kind) => {
             return Err(wrong("mend view", kind.as_str(), "no mend: a view catches up by itself"));
         }
@@ -260,6 +286,13 @@ fn actor_of(session: &Session, process: &Process) -> Result<(Actor, String), Wro
                 return Err(wrong("process", "provider", want));
             }
             (Actor::Provider, "the provider".to_owned())
+        }
+        Process::VersionProvider => {
+            if !session.world.inner.others.contains(&Actor::VersionProvider) {
+                let want = "a world that is loaded with version-provider";
+                return Err(wrong("process", "version-provider", want));
+            }
+            (Actor::VersionProvider, "the version provider".to_owned())
         }
         Process::Capi => (Actor::Capi, "Cluster API".to_owned()),
         Process::Agent(node) => (agent(session, node)?, format!("the agent of {node}")),

@@ -106,10 +106,11 @@ pub(super) fn cause_holds(
         }
         RefusalReason::UpdaterFails | RefusalReason::UpdaterNotVerified => {
             let parts = update.pointer("/status/parts").and_then(Value::as_array);
-            Some(parts.into_iter().flatten().any(|part| {
+            let is_noted = parts.into_iter().flatten().any(|part| {
                 object == format!("Updater {}", text(part, "/updater"))
                     && !text(part, "/message").is_empty()
-            }))
+            });
+            Some(is_noted || has_provider_trouble(world, update))
         }
         RefusalReason::OlderPlanRunning => {
             let plan = format!("{}/{object}", keys::HOST_PLAN_NAMESPACE);
@@ -118,7 +119,7 @@ pub(super) fn cause_holds(
             let is_foreign = !id.is_empty() && id != text(update, "/metadata/uid");
             let ended = text(&plan, "/status/planId") == id
                 && ["Succeeded", "Failed", "Stopped"].contains(&text(&plan, "/status/state"));
-            Some(is_foreign && !ended)
+            Some(is_foreign && !ended || is_older_provider_at_work(world, update))
         }
         RefusalReason::ControlPlaneBehind => Some(is_control_plane_behind(world, own?, update)),
         RefusalReason::GroupUnavailable => Some(lacks_others(world, own?)),
@@ -157,6 +158,50 @@ pub(super) fn cause_holds(
         | RefusalReason::ClusterTooLarge
         | RefusalReason::Drain => None,
     }
+}
+
+/// The memory that the updater of a Machine says it has, if it has ever changed it, and the one that its
+/// infrastructure machine requests.
+pub(super) fn memory(session: &Session, machine: &Value) -> Option<(Option<String>, String)> {
+    let object = infrastructure(session, machine)?;
+    let has = annotation(&object, "memory.example/has").map(str::to_owned);
+    Some((has, object["spec"]["memoryMiB"].to_string()))
+}
+
+/// The infrastructure machine of a Machine.
+pub(super) fn infrastructure(session: &Session, machine: &Value) -> Option<Arc<Value>> {
+    let reference = &machine["spec"]["infrastructureRef"];
+    let mirror = &session.world.inner.management_mirror;
+    let place = mirror.place(text(reference, "/apiGroup"), text(reference, "/kind"))?;
+    mirror.get(&place.id, namespace(machine), text(reference, "/name"))
+}
+
+/// The objects of `examples/provider` for a NodeUpdate.
+pub(super) fn provider_objects(world: &World, update: &Value) -> Vec<Value> {
+    let mut all = world.management().list_values("memory.example", "memoryupdates", None);
+    let uid = text(update, "/metadata/uid");
+    all.retain(|object| text(object, "/metadata/ownerReferences/0/uid") == uid);
+    all
+}
+
+/// Whether a provider has not ended its work for another NodeUpdate of the Machine.
+fn is_older_provider_at_work(world: &World, update: &Value) -> bool {
+    let (machine, uid) = (text(update, "/spec/machineRef/uid"), text(update, "/metadata/uid"));
+    let all = world.management().list_values("memory.example", "memoryupdates", None);
+    all.iter().any(|object| {
+        text(object, "/spec/machineRef/uid") == machine
+            && text(object, "/metadata/ownerReferences/0/uid") != uid
+            && object["status"]["ready"] != true
+    })
+}
+
+/// Whether a provider has not noted its order, reports a failure, or its object is being deleted.
+fn has_provider_trouble(world: &World, update: &Value) -> bool {
+    provider_objects(world, update).iter().any(|object| {
+        object["status"]["observedGeneration"] != object["metadata"]["generation"]
+            || !text(object, "/status/failureReason").is_empty()
+            || object["metadata"]["deletionTimestamp"].is_string()
+    })
 }
 
 /// Whether an object that a reason names as `namespace/name` or `name` is in the workload cluster.

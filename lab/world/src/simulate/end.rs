@@ -17,7 +17,7 @@ use refit_kinds::{
 use serde_json::Value;
 
 use super::{
-    cause::is_off,
+    cause::{infrastructure, is_off, memory},
     fault::FaultKind,
     rule::{Problem, Rule},
     run::Happened,
@@ -101,10 +101,7 @@ pub(super) fn problems(session: &Session, happened: &[Happened]) -> Vec<Problem>
 /// halfway. A machine that was created with it has no mark.
 fn updater_forgotten(session: &Session, end: &MachineEnd) -> Option<Problem> {
     let machine = &end.machine;
-    let reference = &machine["spec"]["infrastructureRef"];
-    let mirror = &session.world.inner.management_mirror;
-    let place = mirror.place(text(reference, "/apiGroup"), text(reference, "/kind"))?;
-    let object = mirror.get(&place.id, namespace(machine), text(reference, "/name"))?;
+    let object = infrastructure(session, machine)?;
     let wanted = object["spec"]["memoryMiB"].to_string();
     let is_half = annotation(&object, "memory.example/gets").is_some();
     let has = annotation(&object, "memory.example/has").unwrap_or(&wanted);
@@ -284,11 +281,14 @@ fn wrong_end(session: &Session, happened: &[Happened], one: &MachineEnd) -> Opti
     (reason.is_empty() || DEAD_ENDS.contains(&reason)).then_some((Rule::FailedForGood, what))
 }
 
-/// Whether a machine runs another version than its Machine requests.
+/// Whether a machine runs another version than its Machine requests, or has other memory.
 fn is_behind_its_spec(session: &Session, one: &MachineEnd) -> bool {
     let wanted = text(&one.machine, "/spec/version");
     let node = session.world.node_of(&one.machine);
-    node.is_some_and(|node| text(&node, "/status/nodeInfo/kubeletVersion") != wanted)
+    let has_other_memory = memory(session, &one.machine)
+        .is_some_and(|(has, wanted)| has.is_some_and(|has| has != wanted));
+    has_other_memory
+        || node.is_some_and(|node| text(&node, "/status/nodeInfo/kubeletVersion") != wanted)
 }
 
 /// What is wrong with an update that is unfinished after hours. All faults have ended, so only a
@@ -330,9 +330,9 @@ fn left_out(session: &Session, one: &MachineEnd, all: &[MachineEnd]) -> Option<(
     if is_brought_by_hand(session, one) || !api_is_up(session, &one.machine) {
         return None;
     }
-    // One Machine that cannot be updated holds up its whole group.
-    let group = all.iter().filter(|other| is_worker(&other.machine) == is_worker(&one.machine));
-    if let Some(why) = [one].into_iter().chain(group).find_map(|one| uncovered(session, one)) {
+    // One Machine that cannot be updated holds up its whole group, and one of the control plane all workers.
+    let before = all.iter().filter(|other| is_before(other, one));
+    if let Some(why) = [one].into_iter().chain(before).find_map(|one| uncovered(session, one)) {
         let what = format!("{why}, and its UpdateGroup does not say so");
         let said = shows("Covered", "False") || shows("Blocked", "True");
         return (!said).then_some((Rule::NotShown, what));

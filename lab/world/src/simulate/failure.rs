@@ -141,12 +141,21 @@ fn process(random: &mut Random, setting: &Setting<'_>) -> String {
     (*random.pick(&["controller", standby, "capi", &agent])).to_owned()
 }
 
-/// The server of an Updater dies, and starts again after 2 s or some minutes.
-pub(super) fn updater_off(random: &mut Random) -> Vec<String> {
+/// A process of an Updater dies, and starts again after 2 s or some minutes.
+pub(super) fn process_off(random: &mut Random, process: &str) -> Vec<String> {
     let down = random.between(1, 20);
     vec![if random.chance(1, 3) {
-        "kill updater".to_owned()
+        format!("kill {process}")
     } else {
-        format!("kill updater for {down}m")
+        format!("kill {process} for {down}m")
     }]
+}
+
+pub(super) fn provider_slow(random: &mut Random) -> Vec<String> {
+    vec![format!("break provider slow for {}m", random.between(1, 30))]
+}
+
+pub(super) fn provider_lies(random: &mut Random) -> Vec<String> {
+    let how = random.pick(&["ready", "passes", "flips"]);
+    vec![format!("break provider {how} for {}m", random.between(1, 15))]
 }

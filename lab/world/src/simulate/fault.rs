@@ -103,6 +103,12 @@ pub enum FaultKind {
     Hold,
     /// The server of an Updater is gone for some time.
     UpdaterOff,
+    /// A provider dies.
+    ProviderOff,
+    /// A provider does not get on for some time.
+    ProviderSlow,
+    /// A provider reports what is not so for some time.
+    ProviderLies,
 }
 
 /// What the lines of a fault depend on.
@@ -141,13 +147,19 @@ impl FaultKind {
         matches!(self, Self::Outage | Self::HalfOpen | Self::StaleView | Self::Split)
     }
 
+    /// Whether the fault is one of a provider.
+    pub(super) fn is_of_provider(self) -> bool {
+        matches!(self, Self::ProviderOff | Self::ProviderSlow | Self::ProviderLies)
+    }
+
     /// Whether a cluster of this shape can have the fault.
     pub(super) fn suits(self, shape: &Shape) -> bool {
         match self {
             // Without its only control plane host a cluster is gone.
             Self::HostLost | Self::Incident => shape.control_plane > 1 || shape.workers > 0,
             Self::Flip | Self::ByHand => shape.workers > 0,
-            Self::UpdaterOff => shape.updater.is_some(),
+            Self::UpdaterOff => shape.has_hook(),
+            Self::ProviderOff | Self::ProviderSlow | Self::ProviderLies => shape.has_provider(),
             // It changes templates by their names.
             Self::Default => shape.updater.is_none(),
             Self::Remediate => shape.health_check,
@@ -244,7 +256,10 @@ impl FaultKind {
             Self::Remediate => operator::remediate(&setting.machine),
             Self::ByHand => operator::by_hand(random, setting),
             Self::Hold => operator::hold(random, setting),
-            Self::UpdaterOff => failure::updater_off(random),
+            Self::UpdaterOff => failure::process_off(random, "updater"),
+            Self::ProviderOff => failure::process_off(random, "provider"),
+            Self::ProviderSlow => failure::provider_slow(random),
+            Self::ProviderLies => failure::provider_lies(random),
         }
     }
 }

@@ -12,12 +12,12 @@ use refit_kinds::{
 use serde_json::Value;
 
 use super::{
-    cause::cause_holds,
+    cause::{cause_holds, memory},
     rule::{Problem, Rule},
 };
 use crate::{
     script::{
-        look::{blockers, running_step},
+        look::{blockers, newest_update, running_step},
         session::Session,
     },
     world::status::{is_final, phase},
@@ -47,6 +47,8 @@ pub(crate) struct Oracle {
     last_look: Option<Timestamp>,
     /// What each unfinished NodeUpdate does, and since when.
     unchanged: BTreeMap<String, (String, Timestamp)>,
+    /// The NodeUpdates that have succeeded, by uid.
+    succeeded: BTreeSet<String>,
     /// Since when the cause of a wait is gone.
     over: BTreeMap<Wait, Timestamp>,
 }
@@ -59,6 +61,7 @@ impl Oracle {
             return;
         }
         self.last_look = Some(now);
+        self.unproven(session);
         if now < session.impaired_until + GRACE {
             self.unchanged.clear();
             self.over.clear();
@@ -86,6 +89,33 @@ impl Oracle {
         self.over.retain(|wait, _| waits.contains(wait));
         let unfinished: BTreeSet<&str> = updates.iter().map(|update| name(update)).collect();
         self.unchanged.retain(|update, _| unfinished.contains(update.as_str()));
+    }
+
+    /// An update that has just succeeded although its machine does not have the memory that it was to get.
+    fn unproven(&mut self, session: &Session) {
+        let world = &session.world;
+        for machine in world.machines() {
+            let Some(update) = newest_update(world, &machine) else { continue };
+            let is_new = phase(&update) == Phase::Succeeded
+                && self.succeeded.insert(text(&update, "/metadata/uid").to_owned());
+            let parts = update.pointer("/spec/parts").and_then(Value::as_array);
+            let by_updater = |part: &Value| {
+                text(part, "/updater") == "memory" && text(part, "/action") == "Update"
+            };
+            if !is_new || !parts.into_iter().flatten().any(by_updater) {
+                continue;
+            }
+            if let Some((has, wanted)) = memory(session, &machine)
+                && has.as_ref() != Some(&wanted)
+            {
+                let has = has.unwrap_or_else(|| "other".to_owned());
+                let text = format!(
+                    "NodeUpdate {} succeeded, and its machine has {has} MiB of memory, not {wanted}",
+                    name(&update)
+                );
+                self.add(session, Rule::UpdaterForgotten, &text);
+            }
+        }
     }
 
     fn silence(&mut self, session: &Session, update: &Value, now: Timestamp) {

@@ -5,7 +5,7 @@ use strum::VariantArray as _;
 use super::{
     fault::{FaultKind, Setting},
     run::LEASE_RETRY,
-    shape::{CLUSTER, Shape},
+    shape::{CLUSTER, Shape, Updater},
 };
 use crate::{random::Random, script::parse};
 
@@ -37,7 +37,11 @@ impl Plan {
     /// The plan of a seed with this number of faults, of these kinds or, if none is given, of all.
     pub(super) fn new(seed: u64, faults: usize, kinds: &[FaultKind]) -> Self {
         let mut random = Random::new(seed);
-        let shape = Shape::of_seed(seed, &mut random);
+        let mut shape = Shape::of_seed(seed, &mut random);
+        // Who wants faults of providers wants a provider in each cluster.
+        if kinds.iter().any(|kind| kind.is_of_provider()) {
+            shape.updater = Some(Updater::Provider);
+        }
         let kinds = if kinds.is_empty() { FaultKind::VARIANTS } else { kinds };
         let kinds: Vec<_> = kinds.iter().copied().filter(|kind| kind.suits(&shape)).collect();
         let mut version = Shape::versions();
@@ -104,7 +108,11 @@ impl Plan {
     /// The first lines of the plan's script.
     pub(super) fn head(&self) -> String {
         let standby = if self.shape.standby { " standby" } else { "" };
-        let updater = if self.shape.updater.is_some() { " updater" } else { "" };
+        let updater = match self.shape.updater {
+            None => "",
+            Some(Updater::Hook(_)) => " updater",
+            Some(Updater::Provider) => " provider",
+        };
         let (seed, lease) = (self.seed, LEASE_RETRY.as_secs());
         format!(
             "# Seed {seed}.\nload {MANIFESTS} with{standby}{updater} seed {seed} lease {lease}s\n"

@@ -19,7 +19,7 @@ pub enum Rule {
     Invariant2,
     /// A machine is replaced unasked.
     Invariant3,
-    /// Two unfinished NodeUpdates, one that starts twice, or a downgrade.
+    /// Two unfinished NodeUpdates, one that starts twice, a downgrade, or two updaters at work at once.
     Invariant4,
     /// A machine is forgotten.
     Invariant6,
@@ -62,7 +62,7 @@ impl Rule {
             Invariant::EnoughAvailable => Self::Invariant1,
             Invariant::OneMember => Self::Invariant2,
             Invariant::NoReplacement => Self::Invariant3,
-            Invariant::OneUpdate => Self::Invariant4,
+            Invariant::OneUpdate | Invariant::OneUpdater => Self::Invariant4,
             Invariant::NoneForgotten | Invariant::UpdateRequested => Self::Invariant6,
             Invariant::Cordons => Self::Invariant7,
             Invariant::AbortStops | Invariant::NothingLeft => Self::Invariant8,

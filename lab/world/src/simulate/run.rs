@@ -125,7 +125,8 @@ async fn run_in_world(plan: &Plan, sabotage: Option<Sabotage>) -> Run {
     let mut options = WorldOptions {
         seed: plan.seed,
         two_controllers: plan.shape.standby,
-        updater: plan.shape.updater.is_some(),
+        updater: plan.shape.has_hook(),
+        provider: plan.shape.has_provider(),
         lease_retry: Some(LEASE_RETRY),
         ..WorldOptions::new(objects)
     };

@@ -25,17 +25,27 @@ pub(super) struct Shape {
     pub(super) health_check: bool,
     /// Whether there are two controllers.
     pub(super) standby: bool,
-    /// The disruption of an external Updater, if there is one: memory changes with each version.
-    pub(super) updater: Option<&'static str>,
+    /// The external Updater, if there is one: memory changes with each version.
+    pub(super) updater: Option<Updater>,
+}
+
+/// An Updater of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Updater {
+    /// `examples/hook-updater`, with this disruption.
+    Hook(&'static str),
+    /// `examples/provider`.
+    Provider,
 }
 
 impl Shape {
-    /// The shape of a seed. Every fifth cluster has an Updater.
+    /// The shape of a seed. Every fifth cluster has an Updater with a hook, and every seventh one with a provider.
     pub(super) fn of_seed(seed: u64, random: &mut Random) -> Self {
         let updater = match seed % 15 {
-            4 => Some("None"),
-            9 => Some("Restart"),
-            14 => Some("Drain"),
+            2 | 12 => Some(Updater::Provider),
+            4 => Some(Updater::Hook("None")),
+            9 => Some(Updater::Hook("Restart")),
+            14 => Some(Updater::Hook("Drain")),
             _ => None,
         };
         Self { updater, ..Self::new(random) }
@@ -82,19 +92,37 @@ impl Shape {
         }
     }
 
+    pub(super) fn has_provider(&self) -> bool {
+        self.updater == Some(Updater::Provider)
+    }
+
+    pub(super) fn has_hook(&self) -> bool {
+        matches!(self.updater, Some(Updater::Hook(_)))
+    }
+
     /// The lines that add the Updater.
     pub(super) fn updater(&self) -> Vec<String> {
-        let updater = |disruption| {
+        let updater = |disruption, how| {
             format!(
                 "apply <<END\n{{apiVersion: refit.dev/v1alpha1, kind: Updater, \
                  metadata: {{name: memory}}, spec: {{action: Update, disruption: {disruption}, \
                  claims: [{{group: infrastructure.cluster.x-k8s.io, kind: SandboxMachine, \
-                 paths: [/spec/memoryMiB]}}], hook: {{url: \"https://hook-updater.updaters.svc\"}}, \
+                 paths: [/spec/memoryMiB]}}], {how}, \
                  verify: [\"infrastructureMachine.metadata.annotations['memory.example/has'] == \
                  string(infrastructureMachine.spec.memoryMiB)\"]}}}}\nEND"
             )
         };
-        self.updater.into_iter().map(updater).collect()
+        match self.updater {
+            None => Vec::new(),
+            Some(Updater::Hook(disruption)) => {
+                vec![updater(disruption, "hook: {url: \"https://hook-updater.updaters.svc\"}")]
+            }
+            Some(Updater::Provider) => vec![
+                MEMORY_TEMPLATE.to_owned(),
+                updater("Drain", MEMORY_PROVIDER),
+                "wait updater/memory Accepted 1m".to_owned(),
+            ],
+        }
     }
 
     /// The same with a template for each version, whose machines have another memory.
@@ -158,6 +186,10 @@ impl Shape {
     /// The manifests of the cluster.
     pub(super) fn manifests(&self) -> String {
         let mut yaml = String::new();
+        if self.has_provider() {
+            yaml.push_str(PROVIDER_KINDS);
+            yaml.push_str("\n---\n");
+        }
         let template = |name: &str| {
             format!(
                 "apiVersion: infrastructure.cluster.x-k8s.io/v1beta2\n\
@@ -244,6 +276,16 @@ impl Shape {
         Version { previous: FIRST_VERSION.to_owned(), now: FIRST_VERSION.to_owned(), upgrades: 0 }
     }
 }
+
+/// The kinds of `examples/provider`.
+const PROVIDER_KINDS: &str = include_str!("../../../../examples/provider/crds.yaml");
+
+const MEMORY_TEMPLATE: &str = "apply <<END\n{apiVersion: memory.example/v1, kind: MemoryUpdateTemplate, \
+     metadata: {name: memory, namespace: default}, spec: {template: {spec: {}}}}\nEND";
+
+/// What an Updater with a provider has in place of a hook. Its time is short, so that some are too late.
+const MEMORY_PROVIDER: &str = "timeoutSeconds: 1200, template: {apiVersion: memory.example/v1, \
+     kind: MemoryUpdateTemplate, name: memory}";
 
 const NO_SURGE: &str =
     "rollout: {strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: 0}}}\n  ";

@@ -11,7 +11,7 @@
 //! [`Scenario::replicas`] runs two controllers. Each effect of a controller then has more points:
 //! the replica is paused until its Lease has expired, or the other replica dies, or both die. A
 //! write by a replica that does not hold the Lease is a failure. [`Scenario::updaters`] has updates of three
-//! parts.
+//! parts, and [`Scenario::providers`] of the agent and a provider.
 //!
 //! With [`Sabotage`], one safeguard is disabled while the points run. If the sweep finds no failure
 //! then, the sweep itself is broken.

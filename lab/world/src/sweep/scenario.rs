@@ -7,7 +7,10 @@ use refit_kinds::refit::{Phase, Until};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{SweepError, updaters};
+use super::{
+    SweepError,
+    updaters::{self, MemoryUpdater},
+};
 use crate::world::{
     TimedOut, World, WorldOptions, by_hand,
     status::{is_worker, phase},
@@ -26,6 +29,7 @@ const SETTLE: Duration = Duration::from_secs(40);
 /// requests the update of another one by hand: only the slot delays that update.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[expect(clippy::struct_excessive_bools, reason = "each adds something of its own")]
 pub struct Scenario {
     /// Target version.
     pub version: String,
@@ -37,6 +41,9 @@ pub struct Scenario {
     /// Whether Updaters change infrastructure machines along with the version.
     #[serde(default)]
     pub updaters: bool,
+    /// Whether a provider changes memory along with the version.
+    #[serde(default)]
+    pub provider: bool,
 }
 
 impl Scenario {
@@ -47,6 +54,7 @@ impl Scenario {
             by_hand: true,
             two_controllers: false,
             updaters: false,
+            provider: false,
         }
     }
 
@@ -61,11 +69,17 @@ impl Scenario {
         Self { updaters: true, by_hand: false, ..Self::demo() }
     }
 
+    /// The agent and a provider in one update of each machine: `kubeadm`, and `examples/provider` for memory.
+    pub fn providers() -> Self {
+        Self { provider: true, by_hand: false, ..Self::demo() }
+    }
+
     /// The default world of this scenario.
     pub(crate) fn options(&self, manifests: Vec<Value>) -> WorldOptions {
         WorldOptions {
             two_controllers: self.two_controllers,
             updater: self.updaters,
+            provider: self.provider,
             ..WorldOptions::new(manifests)
         }
     }
@@ -74,7 +88,10 @@ impl Scenario {
     pub async fn prepare(&self, world: &World) -> Result<(), SweepError> {
         world.until("every machine is available", COMES_UP, World::is_ready).await?;
         if self.updaters {
-            updaters::prepare(world).await?;
+            updaters::prepare(world, MemoryUpdater::Hook).await?;
+        }
+        if self.provider {
+            updaters::prepare(world, MemoryUpdater::Provider).await?;
         }
         world.pass(SETTLE).await;
         Ok(())
@@ -82,7 +99,7 @@ impl Scenario {
 
     /// Requests the upgrade.
     pub async fn start(&self, world: &World) -> Result<(), SweepError> {
-        if self.updaters {
+        if self.updaters || self.provider {
             return updaters::start(world, &self.version).await;
         }
         Ok(world.upgrade(&self.version).await?)

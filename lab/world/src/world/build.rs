@@ -312,10 +312,16 @@ fn signing_key(management: &Identity) -> Vec<u8> {
 impl Parts {
     fn assemble(self, options: &WorldOptions) -> Result<Inner, WorldError> {
         tls::install_provider();
+        // The back-off of a provider's watch has jitter. All of a world runs in this thread.
+        fastrand::seed(options.seed);
         self.management.faults().exempt(USER);
         let woken = Arc::new(Notify::new());
-        let others =
-            [(Actor::Updater, options.updater), (Actor::Provider, options.provider)].into_iter();
+        let others = [
+            (Actor::Updater, options.updater),
+            (Actor::Provider, options.provider),
+            (Actor::VersionProvider, options.version_provider),
+        ]
+        .into_iter();
         Ok(Inner {
             hook_client: match &options.enforced {
                 Some(_) => enforced::hook_client(self.management.clone()),
@@ -328,6 +334,7 @@ impl Parts {
             journal: options.journal,
             two_controllers: options.two_controllers,
             others: others.filter_map(|(actor, runs)| runs.then_some(actor)).collect(),
+            misbehaviour: Mutex::default(),
             lease_retry: options.lease_retry,
             leaders: Leaders::default(),
             hurry: options.hurry.max(1),

@@ -64,6 +64,7 @@ use crate::{
     leaders::Leaders,
     mirror::Mirror,
     pki::{self, HookClient, Identity},
+    provider::Misbehaviour,
 };
 
 /// Stands for authorities in `examples/hook-updater/updater.yaml`.
@@ -94,6 +95,8 @@ pub struct WorldOptions {
     pub updater: bool,
     /// Whether `examples/provider` runs.
     pub provider: bool,
+    /// Whether a provider brings machines to versions; then there are no agents.
+    pub version_provider: bool,
     /// How often the leader of two controllers renews the Lease; `None` for the default.
     pub lease_retry: Option<Duration>,
     /// How many times faster than real hosts these work.
@@ -119,6 +122,7 @@ impl WorldOptions {
             two_controllers: false,
             updater: false,
             provider: false,
+            version_provider: false,
             lease_retry: None,
             hurry: 1,
             real_time: false,
@@ -186,8 +190,10 @@ pub(crate) struct Inner {
     pub(crate) settings: refit_controller::Settings,
     pub(crate) plan_keys: Option<PlanKeys>,
     pub(crate) two_controllers: bool,
-    /// Processes of others that run: those of the examples.
+    /// Processes of others that run: the updater and the providers.
     pub(crate) others: BTreeSet<Actor>,
+    /// How the provider of memory misbehaves now.
+    pub(crate) misbehaviour: Mutex<Option<Misbehaviour>>,
     pub(crate) lease_retry: Option<Duration>,
     pub(crate) leaders: Leaders,
     pub(crate) hurry: u32,

@@ -33,6 +33,8 @@ pub enum Actor {
     Updater,
     /// `examples/provider`.
     Provider,
+    /// A provider that brings machines to versions, in place of the agents.
+    VersionProvider,
     /// refit-agent on the host with this key.
     Agent(String),
 }
@@ -46,6 +48,7 @@ impl Actor {
             Self::Capi => format!("refit-capi/{incarnation}"),
             Self::Updater => format!("hook-updater/{incarnation}"),
             Self::Provider => format!("memory-provider/{incarnation}"),
+            Self::VersionProvider => format!("version-provider/{incarnation}"),
             Self::Agent(host) => format!("refit-agent/{incarnation} ({host})"),
         }
     }
@@ -69,6 +72,7 @@ impl fmt::Display for Actor {
             Self::Capi => f.write_str("capi"),
             Self::Updater => f.write_str("updater"),
             Self::Provider => f.write_str("provider"),
+            Self::VersionProvider => f.write_str("version-provider"),
             Self::Agent(host) => write!(f, "agent/{}", host.rsplit('/').next().unwrap_or(host)),
         }
     }

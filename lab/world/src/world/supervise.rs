@@ -25,7 +25,7 @@ use refit_runtime::{
 };
 
 use super::{Actor, Inner, RESTART_DELAY, Running, lock, process::Switch};
-use crate::pki;
+use crate::{pki, provider, version_provider};
 
 /// How long a restarted process sees the NodeUpdates as they were before the effect at which it
 /// died: the watch cache of an API server may lag.
@@ -38,8 +38,12 @@ pub(crate) const LEASE: &str = "refit-controller";
 const NODE_UPDATES: &str = "nodeupdates.refit.dev";
 
 impl Inner {
-    /// Starts a process and keeps it running until [`Inner::dismiss`].
+    /// Starts a process and keeps it running until [`Inner::dismiss`]. Hosts of a world in which a provider
+    /// brings machines to versions have no agent.
     pub(crate) fn supervise(self: &Arc<Self>, actor: &Actor) {
+        if matches!(actor, Actor::Agent(_)) && self.others.contains(&Actor::VersionProvider) {
+            return;
+        }
         let (incarnation, switch) = self.next(actor);
         let task = watch_over(self.clone(), actor.clone(), incarnation, switch.clone());
         let running = Running { incarnation, switch, task: tokio::spawn(task).abort_handle() };
@@ -171,8 +175,25 @@ impl Inner {
             Actor::Updater => self.updater_server(&stack, gate)?,
             Actor::Provider => {
                 let client = stack.client(&self.management_config())?;
+                let misbehaviour = *lock(&self.misbehaviour);
                 Box::pin(async move {
-                    memory_provider::run(client).await;
+                    match misbehaviour {
+                        None => memory_provider::run(client).await,
+                        Some(how) => provider::run(client, clock, how).await,
+                    }
+                    Ok(())
+                })
+            }
+            Actor::VersionProvider => {
+                let client = stack.client(&self.management_config())?;
+                let (inner, gate) = (Arc::downgrade(self), gate.clone());
+                let host_of = move |key: &str| {
+                    let inner = inner.upgrade()?;
+                    let state = lock(&inner.hosts).get(key)?.state.clone();
+                    Some(SimHost::new(state, inner.clock, gate.clone()))
+                };
+                Box::pin(async move {
+                    version_provider::run(client, Arc::new(host_of)).await;
                     Ok(())
                 })
             }

@@ -19,6 +19,8 @@ use crate::{
 };
 
 const MACHINES: usize = 5;
+/// The Updater of the second provider.
+pub(super) const OTHER_PROVIDER: &str = "memory";
 
 /// The kinds that decisions read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +29,10 @@ pub(super) enum Kind {
     UpdateGroup,
     Machine,
     HostPlan,
+    /// The objects of one provider.
+    Provider,
+    /// Those of another provider, which has a kind of its own.
+    OtherProvider,
     Node,
     MirrorPod,
     Owner,
@@ -49,8 +55,9 @@ pub(super) fn guard_of(write: &Write) -> Option<Kind> {
             | ManagementWrite::Withdraw
             | ManagementWrite::WithdrawForMember,
         ) => Some(Kind::Machine),
-        // No machine of these models has a provider; its object would be guarded like a plan.
-        Write::HostPlan(_) | Write::Provider(_) | Write::OlderProvider(..) => Some(Kind::HostPlan),
+        Write::HostPlan(_) => Some(Kind::HostPlan),
+        Write::Provider(order) if order.updater == OTHER_PROVIDER => Some(Kind::OtherProvider),
+        Write::Provider(_) | Write::OlderProvider(..) => Some(Kind::Provider),
         Write::Workload(
             WorkloadWrite::Cordon
             | WorkloadWrite::Uncordon
@@ -125,7 +132,12 @@ impl Five {
             Kind::Machine => Some(&mut versions.machine),
             Kind::HostPlan => Some(&mut versions.plan),
             Kind::Node => Some(&mut versions.node),
-            Kind::MirrorPod | Kind::Owner | Kind::Cluster => None,
+            // No machine of this model has a provider.
+            Kind::Provider
+            | Kind::OtherProvider
+            | Kind::MirrorPod
+            | Kind::Owner
+            | Kind::Cluster => None,
         }
     }
 

@@ -434,6 +434,22 @@ fn a_provider_past_its_point_of_no_return_is_not_stopped() {
 }
 
 #[test]
+fn a_point_of_no_return_before_the_gate_upgrade_does_not_count() {
+    let mut one = alone(One::worker());
+    one.settle();
+    let object = own(&mut one);
+    object.status.observed_generation = Some(object.generation);
+    object.status.past_no_return = true;
+    one.update.spec.stage = Stage::Abort;
+    one.settle();
+    assert_eq!(own(&mut one).spec.stage, Stage::Abort);
+    providers_work(&mut one);
+    one.settle();
+    assert_eq!(one.phase(), Phase::Stopped, "{}", one.status().message);
+    assert!(!acts(&one).contains(&"claim"));
+}
+
+#[test]
 fn the_gate_of_the_second_updater_opens_only_while_the_other_members_are_healthy() {
     let mut one =
         with(One::control_plane(), &[UpdatePart::kubeadm(), part("firmware", false)]).awaited();
@@ -512,4 +528,63 @@ fn the_second_member_of_a_control_plane_finds_that_the_first_has_been_brought_to
         update.status.as_ref().unwrap().steps.iter().find(|step| step.name == "updater/nodes");
     assert!(done.is_some_and(|step| step.state == StepState::Done), "{:?}", update.status);
     assert!(has_brought_version(&update));
+}
+
+/// The live read that a decision needs, as the controller asks for it.
+fn needs_live_read(one: &One) -> (Option<Write>, bool) {
+    let decision = one.decide();
+    let needs = requires_live_read(&one.snapshot(None), &decision);
+    (decision.write, needs)
+}
+
+#[test]
+fn a_view_from_before_an_object_was_made_returns_no_slot_and_ends_no_update() {
+    let mut one = alone(One::worker());
+    one.settle();
+    providers_work(&mut one);
+    while own(&mut one).spec.gate < Gate::Upgrade {
+        one.step();
+    }
+    // The cache of the objects is older than the slot.
+    let mut old = one.clone();
+    old.providers.clear();
+    old.update.status = None;
+    old.paused = Some("Cluster edge-1".into());
+    let released = (0..5).any(|_| {
+        let (write, needs) = needs_live_read(&old);
+        let releases = matches!(write, Some(Write::Management(ManagementWrite::ReleaseSlot(_))));
+        assert!(!releases || needs, "the slot of a provider at work is returned");
+        old.step();
+        releases
+    });
+    assert!(released);
+    // It is older than what the NodeUpdate records.
+    one.settle();
+    let mut old = one.clone();
+    old.providers.clear();
+    let (write, needs) = needs_live_read(&old);
+    assert_eq!((write, needs), (Some(Write::STATUS), true), "ProviderObjectDeleted");
+    // With all objects, only a gate needs the read.
+    let (_, needs) = needs_live_read(&one);
+    assert!(!needs);
+}
+
+#[test]
+fn older_work_that_the_view_lacked_at_the_start_holds_up_the_gate() {
+    let mut one = alone(One::worker());
+    one.settle();
+    let old = ProviderObject {
+        name: "m-0-0-nodes".into(),
+        plan_id: serde_json::from_value("of-another".into()).unwrap(),
+        node_update: "m-0-0".into(),
+        ..own(&mut one).clone()
+    };
+    providers_work(&mut one);
+    one.providers.insert(0, old);
+    one.settle();
+    assert_eq!(one.blocked_by(), ["OlderPlanRunning"]);
+    assert_eq!(one.providers[0].spec.stage, Stage::Abort);
+    assert_eq!(one.providers[1].spec.gate, Gate::Stage);
+    run(&mut one);
+    assert_eq!(one.phase(), Phase::Succeeded, "{}", one.status().message);
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use refit_kinds::keys;
+use refit_kinds::{keys, refit::ProviderObject};
 use serde_json::{Value, json};
 
 use super::{
@@ -71,6 +71,13 @@ impl Judge {
             Kind::HostPlan => {
                 observe_object("refit.dev", "HostPlan", CLUSTER, &value(&objects.plans[who]))
             }
+            Kind::Provider | Kind::OtherProvider => objects
+                .provider(kind, who)
+                .into_iter()
+                .flat_map(|object| {
+                    observe_object("update.example", "Thing", None, &provider(object))
+                })
+                .collect(),
             Kind::Node => observe_object("", "Node", CLUSTER, &node(&objects.nodes[who])),
             Kind::MirrorPod => objects
                 .static_pods
@@ -102,6 +109,24 @@ fn node(node: &NodeView) -> Value {
         "metadata": {"name": node.name, "annotations": {keys::CORDONED_BY: node.cordoned_by}},
         "spec": {"unschedulable": node.unschedulable},
         "status": {"conditions": ready(node.ready)},
+    })
+}
+
+fn provider(object: &ProviderObject) -> Value {
+    json!({
+        "metadata": {
+            "name": format!("{}-{}", object.node_update, object.updater),
+            "generation": object.generation,
+            "annotations": {keys::UPDATER: object.updater},
+            "ownerReferences": [{
+                "kind": "NodeUpdate",
+                "name": object.node_update,
+                "uid": object.plan_id,
+                "controller": true,
+            }],
+        },
+        "spec": object.spec,
+        "status": object.status,
     })
 }
 

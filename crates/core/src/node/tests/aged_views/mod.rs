@@ -11,24 +11,28 @@
 
 mod judge;
 mod objects;
+mod providers;
 mod world;
 
 use proptest::{
     prelude::*,
     test_runner::{RngSeed, TestError, TestRunner},
 };
+use refit_kinds::refit::Gate;
 
 use self::{
-    objects::{Fleet, MACHINES},
-    world::{CONTROLLERS, Finding, Move, World},
+    objects::{Fleet, MACHINES, Team},
+    world::{CONTROLLERS, Finding, Move, Report, World},
 };
 use super::model::Kind;
 
-const KINDS: [Kind; 8] = [
+const KINDS: [Kind; 10] = [
     Kind::NodeUpdate,
     Kind::UpdateGroup,
     Kind::Machine,
     Kind::HostPlan,
+    Kind::Provider,
+    Kind::OtherProvider,
     Kind::Node,
     Kind::MirrorPod,
     Kind::Owner,
@@ -39,6 +43,9 @@ const UPGRADE: &str = "gate Upgrade";
 const DISRUPT: &str = "gate Disrupt";
 const CORDON: &str = "cordon";
 const EVICT: &str = "evict";
+const RELEASE: &str = "release";
+/// The end of an update whose provider's object was deleted.
+const DELETED: &str = "status ProviderObjectDeleted";
 
 /// Seed and number of cases of a search; for longer ones, set `AGED_VIEWS_SEED` and
 /// `AGED_VIEWS_CASES`.
@@ -56,7 +63,8 @@ fn sample() -> (u64, u32) {
 /// | owner | a lower `maxUnavailable` |
 /// | UpdateGroup | a slot that another controller has claimed, if the group has several |
 /// | NodeUpdate | an abort |
-const REQUIRED: [(Kind, &str); 12] = [
+/// | provider's object | its first order, before it counts as missing |
+const REQUIRED: [(Kind, &str); 18] = [
     (Kind::NodeUpdate, UPGRADE),
     (Kind::Node, UPGRADE),
     (Kind::MirrorPod, UPGRADE),
@@ -69,6 +77,12 @@ const REQUIRED: [(Kind, &str); 12] = [
     (Kind::MirrorPod, EVICT),
     (Kind::Node, DISRUPT),
     (Kind::MirrorPod, DISRUPT),
+    (Kind::NodeUpdate, RELEASE),
+    (Kind::Provider, RELEASE),
+    (Kind::OtherProvider, RELEASE),
+    (Kind::NodeUpdate, DELETED),
+    (Kind::Provider, DELETED),
+    (Kind::OtherProvider, DELETED),
 ];
 
 /// The required live reads except one.
@@ -77,7 +91,7 @@ fn all_but(kind: Kind, write: &str) -> Vec<(Kind, &'static str)> {
 }
 
 /// A move of a world in which views of these kinds may be aged.
-fn any_move(fleet: Fleet, aged: &[Kind]) -> impl Strategy<Value = Move> {
+fn any_move(fleet: Fleet, aged: &[Kind]) -> impl Strategy<Value = Move> + use<> {
     let aged = prop_oneof![
         2 => Just(Vec::new()),
         2 => prop::sample::subsequence(aged.to_vec(), 1),
@@ -111,14 +125,54 @@ fn any_move(fleet: Fleet, aged: &[Kind]) -> impl Strategy<Value = Move> {
     ]
 }
 
+/// The same in a world with providers.
+fn any_move_with_providers(fleet: Fleet, team: Team, aged: &[Kind]) -> BoxedStrategy<Move> {
+    let who = || 0..MACHINES;
+    let of_providers = prop_oneof![
+        8 => (provider(team), who()).prop_map(|(kind, who)| Move::ProviderWorks(kind, who)),
+        3 => (provider(team), who(), any_report())
+            .prop_map(|(kind, who, report)| Move::ProviderReports(kind, who, report)),
+        1 => (provider(team), who()).prop_map(|(kind, who)| Move::ProviderDeleting(kind, who)),
+    ];
+    prop_oneof![3 => any_move(fleet, aged), 1 => of_providers].boxed()
+}
+
+fn provider(team: Team) -> impl Strategy<Value = Kind> {
+    let all = [Kind::Provider, Kind::OtherProvider].into_iter().filter(move |kind| team.has(*kind));
+    let all: Vec<Kind> = all.collect();
+    prop::sample::select(if all.is_empty() { vec![Kind::Provider] } else { all })
+}
+
+/// Anything that a provider may report, true or not.
+fn any_report() -> impl Strategy<Value = Report> {
+    let gate = prop::sample::select(vec![Gate::Closed, Gate::Stage, Gate::Upgrade, Gate::Disrupt]);
+    let fails = prop_oneof![4 => Just(None), 1 => any::<bool>().prop_map(Some)];
+    let past = prop::bool::weighted(0.2);
+    (gate, any::<bool>(), past, prop::bool::weighted(0.8), fails).prop_map(
+        |(passed, ready, past_no_return, is_new, fails)| Report {
+            passed,
+            ready,
+            past_no_return,
+            is_new,
+            fails,
+        },
+    )
+}
+
 /// A controller has sent the plans that it may send, and the hosts have staged them.
-fn staged(fleet: Fleet, max_unavailable: i32) -> World {
-    let mut world = World::new(fleet, max_unavailable);
-    for _ in 0..2 {
+fn staged(fleet: Fleet, team: Team, max_unavailable: i32) -> World {
+    let mut world = World::new(fleet, team, max_unavailable);
+    // The first orders of all, one after the other.
+    for _ in 0..=team.size() {
         world.make(&reconcile(0, &[0, 1, 2], &[]), &[]);
     }
     for who in 0..MACHINES {
-        world.make(&Move::HostWorks(who), &[]);
+        if team.has(Kind::HostPlan) {
+            world.make(&Move::HostWorks(who), &[]);
+        }
+        for kind in [Kind::Provider, Kind::OtherProvider] {
+            world.make(&Move::ProviderWorks(kind, who), &[]);
+        }
     }
     world
 }
@@ -130,6 +184,7 @@ fn reconcile(controller: usize, machines: &[usize], aged: &[Kind]) -> Move {
 /// Searches for moves that end with a violation.
 fn search(
     fleet: Fleet,
+    team: Team,
     aged: &[Kind],
     live: &[(Kind, &str)],
 ) -> Result<(), TestError<(usize, Vec<Move>)>> {
@@ -140,8 +195,13 @@ fn search(
         rng_seed: RngSeed::Fixed(seed),
         ..ProptestConfig::default()
     };
-    let worlds = [1, 2].map(|max_unavailable| staged(fleet, max_unavailable));
-    let moves = prop::collection::vec(any_move(fleet, aged), 0..40);
+    let worlds = [1, 2].map(|max_unavailable| staged(fleet, team, max_unavailable));
+    let moves = match team {
+        Team::Agent => prop::collection::vec(any_move(fleet, aged).boxed(), 0..40),
+        Team::Provider | Team::AgentAndProvider | Team::AgentAndTwoProviders => {
+            prop::collection::vec(any_move_with_providers(fleet, team, aged), 0..70)
+        }
+    };
     TestRunner::new(config).run(&(prop::sample::select(vec![0, 1]), moves), |(world, moves)| {
         let mut world = worlds[world].clone();
         let mut found = moves.iter().flat_map(|what| world.make(what, live));
@@ -153,7 +213,7 @@ fn search(
 
 /// A gate may be raised although an invariant forbids it, if the view of this kind alone is aged.
 fn assert_required(fleet: Fleet, kind: Kind, write: &str) {
-    let found = search(fleet, &[kind], &all_but(kind, write));
+    let found = search(fleet, Team::Agent, &[kind], &all_but(kind, write));
     let at_write =
         matches!(&found, Err(TestError::Fail(why, _)) if why.message().starts_with(write));
     assert!(at_write, "{kind:?} may be aged before {write}: {found:?}");
@@ -173,7 +233,7 @@ fn the_gates_and_drains_of_a_control_plane_require_live_nodes_and_mirror_pods() 
             assert_required(Fleet::ControlPlane, kind, write);
         }
         let disrupts = |live: &[(Kind, &str)]| {
-            let mut world = staged(Fleet::ControlPlane, 1);
+            let mut world = staged(Fleet::ControlPlane, Team::Agent, 1);
             let fails =
                 if kind == Kind::Node { Move::NodeFails(1) } else { Move::ApiServerFails(1) };
             let drained = [
@@ -195,7 +255,7 @@ fn the_gates_and_drains_of_a_control_plane_require_live_nodes_and_mirror_pods() 
 #[test]
 fn a_gate_requires_the_slots_that_another_controller_has_claimed() {
     let raise = |other: usize, live: &[(Kind, &str)]| {
-        let mut world = staged(Fleet::Workers, 2);
+        let mut world = staged(Fleet::Workers, Team::Agent, 2);
         let moves = [
             reconcile(0, &[0], &[]),
             reconcile(other, &[1], &[]),
@@ -212,17 +272,28 @@ fn a_gate_requires_the_slots_that_another_controller_has_claimed() {
 
 #[test]
 fn every_other_view_of_workers_may_be_arbitrarily_old() {
-    assert_eq!(search(Fleet::Workers, &KINDS, &REQUIRED), Ok(()));
+    assert_eq!(search(Fleet::Workers, Team::Agent, &KINDS, &REQUIRED), Ok(()));
 }
 
 #[test]
 fn every_other_view_of_a_control_plane_may_be_arbitrarily_old() {
-    assert_eq!(search(Fleet::ControlPlane, &KINDS, &REQUIRED), Ok(()));
+    assert_eq!(search(Fleet::ControlPlane, Team::Agent, &KINDS, &REQUIRED), Ok(()));
+}
+
+/// The providers lie, too.
+#[test]
+fn every_other_view_of_an_update_with_providers_may_be_arbitrarily_old() {
+    for team in [Team::Provider, Team::AgentAndProvider, Team::AgentAndTwoProviders] {
+        for fleet in [Fleet::Workers, Fleet::ControlPlane] {
+            let found = search(fleet, team, &KINDS, &REQUIRED);
+            assert_eq!(found, Ok(()), "{fleet:?} {team:?}");
+        }
+    }
 }
 
 #[test]
 fn a_drain_waits_for_another_member_that_has_failed() {
-    let mut world = staged(Fleet::ControlPlane, 1);
+    let mut world = staged(Fleet::ControlPlane, Team::Agent, 1);
     let mut is_cordoned_after = |what| {
         assert!(world.make(&what, &[]).is_empty());
         world.is_cordoned(0)

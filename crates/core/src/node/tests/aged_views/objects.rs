@@ -1,4 +1,6 @@
 //! The objects of three machines in one group.
+//!
+//! Each write replaces the `Arc` of its object, so that pointers serve as resourceVersions.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -6,11 +8,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use refit_cluster_api::kinds::Machine;
 use refit_kinds::{
     keys,
-    refit::{HostPlan, HostPlanSpec, NodeUpdate, Phase, UpdateGroupStatus},
+    refit::{
+        Disruption, HostPlan, HostPlanSpec, NodeUpdate, Phase, ProviderObject, ProviderPart,
+        UpdateGroupStatus, UpdatePart, UpdaterAction, UpdaterTemplate,
+    },
 };
 
 use super::super::{
-    model::Kind,
+    model::{Kind, OTHER_PROVIDER},
     world::{FROM, One, api_server, machine, member, node, report, update},
 };
 use crate::{
@@ -19,6 +24,8 @@ use crate::{
 };
 
 pub(super) const MACHINES: usize = 3;
+/// The Updaters of the providers.
+const PROVIDERS: [&str; 2] = ["firmware", OTHER_PROVIDER];
 
 /// The kind of machines, which are all in one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,13 +69,78 @@ impl Fleet {
     }
 }
 
-/// Every object, at one version each. A write replaces the `Arc`, so that pointers serve as
-/// resourceVersions.
+/// The updaters that work through gates in each update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Team {
+    Agent,
+    /// A provider that brings the version, without an agent.
+    Provider,
+    AgentAndProvider,
+    AgentAndTwoProviders,
+}
+
+impl Team {
+    /// The kinds that views of these worlds are made of.
+    pub(super) fn has(self, kind: Kind) -> bool {
+        match kind {
+            Kind::Provider => self != Self::Agent,
+            Kind::OtherProvider => self == Self::AgentAndTwoProviders,
+            Kind::HostPlan => self != Self::Provider,
+            Kind::NodeUpdate
+            | Kind::UpdateGroup
+            | Kind::Machine
+            | Kind::Node
+            | Kind::MirrorPod
+            | Kind::Owner
+            | Kind::Cluster => true,
+        }
+    }
+
+    /// Number of its updaters.
+    pub(super) fn size(self) -> usize {
+        match self {
+            Self::Agent | Self::Provider => 1,
+            Self::AgentAndProvider => 2,
+            Self::AgentAndTwoProviders => 3,
+        }
+    }
+
+    /// The parts of an update; `None` for the agent alone.
+    fn parts(self) -> Option<Vec<UpdatePart>> {
+        let agent = (self != Self::Provider).then(UpdatePart::kubeadm);
+        let first = provider(PROVIDERS[0], self == Self::Provider);
+        let second = (self == Self::AgentAndTwoProviders).then(|| provider(OTHER_PROVIDER, false));
+        (self != Self::Agent).then(|| agent.into_iter().chain([first]).chain(second).collect())
+    }
+}
+
+/// The part of a provider. Its time is short, so that some are too late.
+fn provider(updater: &str, brings_version: bool) -> UpdatePart {
+    UpdatePart {
+        updater: updater.into(),
+        action: UpdaterAction::Update,
+        disruption: Disruption::Drain,
+        timeout_seconds: Some(100),
+        host: None,
+        template: Some(ProviderPart {
+            template: UpdaterTemplate {
+                api_version: "update.example/v1".into(),
+                kind: "ThingTemplate".into(),
+                name: "thing".into(),
+            },
+            brings_version,
+        }),
+    }
+}
+
+/// Every object, at one version each.
 #[derive(Clone)]
 pub(super) struct Objects {
     pub(super) updates: Vec<Arc<NodeUpdate>>,
     pub(super) machines: Vec<Arc<Machine>>,
     pub(super) plans: Vec<Arc<HostPlan>>,
+    /// Those of the first provider and of the second one.
+    providers: [Vec<Option<Arc<ProviderObject>>>; 2],
     pub(super) nodes: Vec<Arc<NodeView>>,
     pub(super) static_pods: Vec<StaticPod>,
     pub(super) group: Arc<UpdateGroupStatus>,
@@ -77,7 +149,7 @@ pub(super) struct Objects {
 }
 
 impl Objects {
-    pub(super) fn new(fleet: Fleet, max_unavailable: i32) -> Self {
+    pub(super) fn new(fleet: Fleet, team: Team, max_unavailable: i32) -> Self {
         let names: Vec<String> = (0..MACHINES).map(|n| format!("m-{n}")).collect();
         let plan = |name: &String| {
             let mut plan = HostPlan::new(name, HostPlanSpec::default());
@@ -86,9 +158,10 @@ impl Objects {
         };
         let members = if fleet == Fleet::ControlPlane { &names[..] } else { &[] };
         Self {
-            updates: names.iter().map(|name| Arc::new(update(name, 1))).collect(),
+            updates: names.iter().map(|name| Arc::new(team_update(team, name))).collect(),
             machines: names.iter().map(|name| Arc::new(fleet.machine(name))).collect(),
             plans: names.iter().map(plan).collect(),
+            providers: [vec![None; MACHINES], vec![None; MACHINES]],
             nodes: names.iter().map(|name| Arc::new(node(name))).collect(),
             static_pods: members.iter().map(|name| api_server(name, FROM)).collect(),
             group: Arc::default(),
@@ -104,6 +177,8 @@ impl Objects {
             Kind::UpdateGroup => self.group.clone_from(&from.group),
             Kind::Machine => self.machines.clone_from(&from.machines),
             Kind::HostPlan => self.plans.clone_from(&from.plans),
+            Kind::Provider => self.providers[0].clone_from(&from.providers[0]),
+            Kind::OtherProvider => self.providers[1].clone_from(&from.providers[1]),
             Kind::Node => self.nodes.clone_from(&from.nodes),
             Kind::MirrorPod => self.static_pods.clone_from(&from.static_pods),
             Kind::Owner => self.limits = from.limits,
@@ -117,6 +192,8 @@ impl Objects {
             Kind::NodeUpdate => self.updates[who].clone_from(&from.updates[who]),
             Kind::Machine => self.machines[who].clone_from(&from.machines[who]),
             Kind::HostPlan => self.plans[who].clone_from(&from.plans[who]),
+            Kind::Provider => self.providers[0][who].clone_from(&from.providers[0][who]),
+            Kind::OtherProvider => self.providers[1][who].clone_from(&from.providers[1][who]),
             Kind::Node => self.nodes[who].clone_from(&from.nodes[who]),
             Kind::UpdateGroup | Kind::MirrorPod | Kind::Owner | Kind::Cluster => {
                 self.copy(kind, from);
@@ -131,6 +208,13 @@ impl Objects {
             Kind::UpdateGroup => Arc::ptr_eq(&self.group, &now.group),
             Kind::Machine => Arc::ptr_eq(&self.machines[who], &now.machines[who]),
             Kind::HostPlan => Arc::ptr_eq(&self.plans[who], &now.plans[who]),
+            Kind::Provider | Kind::OtherProvider => {
+                match (self.provider(kind, who), now.provider(kind, who)) {
+                    (None, None) => true,
+                    (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+                    (None, Some(_)) | (Some(_), None) => false,
+                }
+            }
             Kind::Node => Arc::ptr_eq(&self.nodes[who], &now.nodes[who]),
             Kind::MirrorPod | Kind::Owner | Kind::Cluster => {
                 unreachable!("Refit does not write {kind:?}")
@@ -149,6 +233,7 @@ impl Objects {
             nodes: self.nodes.iter().map(|node| (**node).clone()).collect(),
             static_pods: self.static_pods.clone(),
             control_plane: self.members(),
+            providers: self.providers_of(who).map(|object| (**object).clone()).collect(),
             ..One::of((*self.updates[who]).clone(), (*self.machines[who]).clone(), plan)
         }
     }
@@ -160,10 +245,25 @@ impl Objects {
             Kind::UpdateGroup => self.group = Arc::new(one.group.unwrap()),
             Kind::Machine => self.machines[who] = Arc::new(one.machine.unwrap()),
             Kind::HostPlan => self.plans[who] = Arc::new(one.plan.unwrap()),
+            Kind::Provider | Kind::OtherProvider => {
+                let n = usize::from(kind == Kind::OtherProvider);
+                let is_own = |object: &ProviderObject| object.updater == PROVIDERS[n];
+                let found = one.providers.into_iter().find(is_own);
+                self.providers[n][who] = found.map(Arc::new);
+            }
             Kind::Node => self.nodes[who] = Arc::new(one.nodes[who].clone()),
             Kind::MirrorPod => self.static_pods = one.static_pods,
             Kind::Owner | Kind::Cluster => unreachable!("no decision writes a {kind:?}"),
         }
+    }
+
+    /// The object of a provider for a machine, once it is made.
+    pub(super) fn provider(&self, kind: Kind, who: usize) -> Option<&Arc<ProviderObject>> {
+        self.providers[usize::from(kind == Kind::OtherProvider)][who].as_ref()
+    }
+
+    pub(super) fn providers_of(&self, who: usize) -> impl Iterator<Item = &Arc<ProviderObject>> {
+        self.providers.iter().filter_map(move |all| all[who].as_ref())
     }
 
     fn other(&self, n: usize) -> Other {
@@ -187,4 +287,11 @@ impl Objects {
 
 pub(super) fn phase(update: &NodeUpdate) -> Phase {
     update.status.as_ref().map(|status| status.phase).unwrap_or_default()
+}
+
+/// The update of a machine by all of a team.
+fn team_update(team: Team, name: &str) -> NodeUpdate {
+    let mut update = update(name, 1);
+    update.spec.parts = team.parts();
+    update
 }

@@ -1,10 +1,12 @@
 //! The true objects, two controllers whose view of each kind has its own age, and everything else
 //! that changes the objects.
 
+use std::sync::Arc;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
     conditions, keys,
-    refit::{Gate, Phase, Stage},
+    refit::{Gate, Phase, ProviderObject, ProviderStatus, Stage},
 };
 
 use super::{
@@ -13,9 +15,10 @@ use super::{
         model::{Kind, guard_of},
         world::{One, at, pod},
     },
-    CORDON, EVICT, KINDS,
+    CORDON, DELETED, DISRUPT, EVICT, KINDS, RELEASE, UPGRADE,
     judge::Judge,
-    objects::{Fleet, MACHINES, Objects, phase},
+    objects::{Fleet, MACHINES, Objects, Team, phase},
+    providers::{is_busy, report, works},
 };
 use crate::{
     group::holds,
@@ -46,6 +49,12 @@ pub(super) enum Move {
     HostWorks(usize),
     /// The agent fails permanently.
     HostFails(usize),
+    /// A provider does what it may, and says so.
+    ProviderWorks(Kind, usize),
+    /// A provider reports something that need not be so.
+    ProviderReports(Kind, usize, Report),
+    /// The object of a provider is being deleted.
+    ProviderDeleting(Kind, usize),
     NodeFails(usize),
     ApiServerFails(usize),
     /// Cluster API sees that an update has succeeded.
@@ -54,6 +63,18 @@ pub(super) enum Move {
     Delete(usize),
     Pause(bool),
     MaxUnavailable(i32),
+}
+
+/// A report of a provider.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Report {
+    pub(super) passed: Gate,
+    pub(super) ready: bool,
+    pub(super) past_no_return: bool,
+    /// Whether it is about the newest order.
+    pub(super) is_new: bool,
+    /// Whether it has failed, and tries again.
+    pub(super) fails: Option<bool>,
 }
 
 /// A violation, and the write that caused it.
@@ -75,8 +96,8 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) fn new(fleet: Fleet, max_unavailable: i32) -> Self {
-        let truth = Objects::new(fleet, max_unavailable);
+    pub(super) fn new(fleet: Fleet, team: Team, max_unavailable: i32) -> Self {
+        let truth = Objects::new(fleet, team, max_unavailable);
         Self {
             fleet,
             now: 0,
@@ -100,6 +121,13 @@ impl World {
             }
             Move::HostWorks(who) => self.host_works(who),
             Move::HostFails(who) => self.host_fails(who),
+            Move::ProviderWorks(kind, who) => self.provider_works(kind, who),
+            Move::ProviderReports(kind, who, status) => {
+                self.change_provider(kind, who, |object| report(object, status));
+            }
+            Move::ProviderDeleting(kind, who) => {
+                self.change_provider(kind, who, |object| object.is_deleting = true);
+            }
             Move::NodeFails(who) => {
                 self.change(Kind::Node, who, |one| one.node_mut().ready = false);
             }
@@ -141,9 +169,11 @@ impl World {
             if guard_of(&write).is_some_and(conflicts) {
                 break;
             }
-            let (name, reports) = (word(&write), is_report(&write));
+            let (name, reports) = (class(&write), is_report(&write));
+            let early = self.too_early(who, &decision, &write);
             let violations = self.write(controller, who, &decision, write);
             let violations = violations.iter().map(ToString::to_string).chain(self.without_slot());
+            let violations = violations.chain(early);
             found.extend(violations.map(|text| Finding { write: name.clone(), violation: text }));
             if !reports {
                 break;
@@ -154,10 +184,16 @@ impl World {
 
     /// Unfinished updates that may disturb their machine without a slot.
     fn without_slot(&self) -> impl Iterator<Item = String> {
-        let unclaimed = (0..MACHINES).filter(|n| {
-            self.truth.plans[*n].spec.gate >= Gate::Upgrade
-                && !phase(&self.truth.updates[*n]).is_final()
-                && !holds(&self.truth.group, &format!("uid-m-{n}").into())
+        let is_open = |n: usize| {
+            let of_provider = |one: &Arc<ProviderObject>| one.spec.gate >= Gate::Upgrade;
+            self.truth.plans[n].spec.gate >= Gate::Upgrade
+                || self.truth.providers_of(n).any(of_provider)
+        };
+        let unclaimed = (0..MACHINES).filter(move |n| {
+            // A provider that has not ended may go on after the update has failed.
+            let at_work = is_open(*n) && !phase(&self.truth.updates[*n]).is_final()
+                || self.truth.providers_of(*n).any(|object| is_busy(object));
+            at_work && !holds(&self.truth.group, &format!("uid-m-{n}").into())
         });
         unclaimed.map(|n| format!("m-{n} is disturbed without a slot"))
     }
@@ -170,12 +206,16 @@ impl World {
         loop {
             let one = self.environment(&view, who);
             let decision = one.decide();
-            let word = decision.write.as_ref().map(word).unwrap_or_default();
+            let word = decision.write.as_ref().map(|write| class_of(&decision, write));
+            let word = word.unwrap_or_default();
             let (required, rest) = unread.into_iter().partition::<Vec<_>, _>(|(_, w)| *w == word);
             if required.is_empty() {
                 return (view, decision);
             }
             let reads = requires_live_read(&one.snapshot(None), &decision);
+            if word == RELEASE && !reads {
+                return (view, decision);
+            }
             // A worker's drain may rest on any view.
             let workers_drain = [CORDON, EVICT].contains(&&*word) && self.fleet == Fleet::Workers;
             assert_eq!(reads, !workers_drain, "{word}");
@@ -183,6 +223,26 @@ impl World {
                 view.copy(kind, &self.truth);
             }
             unread = rest;
+        }
+    }
+
+    /// Why a gate must not open yet: its slot was returned, or pods are left on its node.
+    fn too_early(&self, who: usize, decision: &Decision, write: &Write) -> Option<String> {
+        let slots = &self.truth.group.slots;
+        let slot = slots.iter().find(|slot| *slot.machine_uid == *format!("uid-m-{who}"));
+        let claim = slot.map(|slot| slot.claim).unwrap_or_default();
+        let plan = Some(self.truth.plans[who].spec.returned_claim);
+        let returned = self.truth.providers_of(who).map(|object| object.returned_claim);
+        let is_returned = returned.chain(plan).any(|returned| returned == claim);
+        match &*class_of(decision, write) {
+            DELETED => Some(format!("no object for m-{who} was deleted")),
+            UPGRADE if slot.is_some() && is_returned => {
+                Some(format!("m-{who} goes on with a slot that is returned"))
+            }
+            DISRUPT if !self.pods[who].is_empty() || !self.truth.nodes[who].unschedulable => {
+                Some(format!("m-{who} is not drained"))
+            }
+            _ => None,
         }
     }
 
@@ -240,6 +300,36 @@ impl World {
         }
     }
 
+    fn change_provider(
+        &mut self,
+        kind: Kind,
+        who: usize,
+        change: impl FnOnce(&mut ProviderObject),
+    ) {
+        let Some(object) = self.truth.provider(kind, who) else { return };
+        let mut changed = (**object).clone();
+        change(&mut changed);
+        if changed != **object {
+            let name = changed.updater.clone();
+            self.change(kind, who, |one| {
+                let own = one.providers.iter_mut().find(|object| object.updater == name);
+                *own.unwrap() = changed;
+            });
+        }
+    }
+
+    fn provider_works(&mut self, kind: Kind, who: usize) {
+        let Some(object) = self.truth.provider(kind, who).cloned() else { return };
+        let brings_version = object.spec.goal.kubernetes_version.is_some();
+        self.change_provider(kind, who, works);
+        let is_done = |status: &ProviderStatus| status.ready && status.passed == Gate::Disrupt;
+        let now = self.truth.provider(kind, who).is_some_and(|object| is_done(&object.status));
+        if now && !is_done(&object.status) && brings_version {
+            self.change(Kind::Node, who, One::kubelet_returns);
+            self.change(Kind::MirrorPod, who, One::kubelet_returns);
+        }
+    }
+
     /// The first step of the plan fails, if the host is at work.
     fn host_fails(&mut self, who: usize) {
         let plan = &self.truth.plans[who];
@@ -268,11 +358,29 @@ impl World {
 fn is_report(write: &Write) -> bool {
     matches!(
         write,
-        Write::Management(
-            ManagementWrite::Status
-                | ManagementWrite::MachineCondition(_)
-                | ManagementWrite::Guard(_)
-                | ManagementWrite::Unguard(_)
-        )
+        Write::AskUpdater(_)
+            | Write::Updater(_)
+            | Write::Management(
+                ManagementWrite::Status
+                    | ManagementWrite::MachineCondition(_)
+                    | ManagementWrite::Guard(_)
+                    | ManagementWrite::Unguard(_)
+            )
     )
+}
+
+/// The same, with the reason of an end that rests on a missing object.
+fn class_of(decision: &Decision, write: &Write) -> String {
+    let is_missing = decision.status.failure_reason == "ProviderObjectDeleted";
+    if is_missing && *write == Write::STATUS { DELETED.to_owned() } else { class(write) }
+}
+
+/// A write as a word: the gate of any updater is the same.
+fn class(write: &Write) -> String {
+    match write {
+        Write::Provider(order) if order.spec.stage == Stage::Ongoing => {
+            format!("gate {:?}", order.spec.gate)
+        }
+        write => word(write),
+    }
 }
