@@ -67,6 +67,11 @@ impl<'a> HostService<'a> {
         self.refusal.set(Some(why));
     }
 
+    /// Refuses nothing any more.
+    pub(super) fn accept(&self) {
+        self.refusal.set(None);
+    }
+
     /// Answers nothing but an error of the server.
     pub(super) fn set_down(&self, is_down: bool) {
         self.is_down.set(is_down);

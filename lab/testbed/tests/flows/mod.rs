@@ -1,5 +1,6 @@
 //! All flows, one file each.
 
+mod contract;
 mod control_plane_in_place;
 mod discovery;
 mod failing;

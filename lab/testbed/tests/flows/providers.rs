@@ -17,7 +17,7 @@ use lab_testbed::{
 };
 use serde_json::{Value, json};
 
-use super::{host_service::HostService, look};
+use super::{contract, host_service::HostService, look};
 
 const WITHIN: Duration = Duration::from_mins(6);
 /// How long a Machine whose update has failed must stay as it is. Cluster API calls again within this time.
@@ -67,6 +67,12 @@ async fn flow(bed: &Bed, cluster: &Cluster, service: &HostService<'_>) -> anyhow
     workers(cluster, NEXT).await.with_context(|| provider.tail())?;
     roles(cluster, service, NEXT, &["Worker", "Worker"]).await?;
     refused(cluster, service).await.with_context(|| provider.tail())?;
+    service.accept();
+    let machines = cluster.control_plane_machines().await?;
+    let machine = name(machines.first().context("there is no Machine")?);
+    contract::by_hosts_provider(bed, cluster, machine, &service.url()?)
+        .await
+        .with_context(|| provider.tail())?;
 
     let after = look::identities(cluster).await?;
     ensure!(before == after, "{before:#?} became {after:#?}");

@@ -19,7 +19,7 @@ use lab_testbed::{
 };
 use serde_json::{Value, json};
 
-use super::look;
+use super::{contract, look};
 
 const WITHIN: Duration = Duration::from_mins(6);
 /// How long nothing may happen. Cluster API calls again within this time.
@@ -57,7 +57,10 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     operating_system_of_workers(&cluster).await?;
     let after = look::identities(&cluster).await?;
     ensure!(before == after, "{before:#?} became {after:#?}");
-    replaced_by_policy(&cluster).await
+    replaced_by_policy(&cluster).await?;
+    let machines = cluster.control_plane_machines().await?;
+    contract::by_memory_provider(bed, &cluster, machines.first().context("there is no Machine")?)
+        .await
 }
 
 /// Starts the server of `examples/hook-updater`.

@@ -26,6 +26,7 @@ mod objects;
 pub(crate) mod parse;
 mod quiet;
 mod request;
+mod rest;
 pub(crate) mod run;
 pub(crate) mod session;
 mod show;

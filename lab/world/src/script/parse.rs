@@ -10,7 +10,8 @@ use super::{
         Action, Command, Condition, Goal, How, Load, Place, Process, Reference, Show, Source,
         Statement, Table, Trouble, Wrong, wrong,
     },
-    field::{Field, Setting},
+    field::Setting,
+    rest::Rest,
     words::{self, Word},
 };
 use crate::provider::Misbehaviour;
@@ -175,7 +176,7 @@ fn load(rest: &mut Rest<'_>) -> Result<Command, Wrong> {
         }
     }
     if load.files.is_empty() {
-        return Err(wrong("load", words::join(rest.words), "FILE... first"));
+        return Err(wrong("load", words::join(rest.rest()), "FILE... first"));
     }
     while has_options {
         let option = rest.next(OPTIONS)?;
@@ -448,95 +449,4 @@ pub(super) fn reference(word: &str) -> Result<Reference, Wrong> {
         return Err(wrong("object", word, want));
     }
     Ok(Reference { cluster, kind: (*kind).to_owned(), namespace, name: (*name).to_owned() })
-}
-
-/// The remaining words of a line.
-struct Rest<'a> {
-    command: String,
-    words: &'a [Word],
-}
-
-impl<'a> Rest<'a> {
-    fn new(command: String, words: &'a [Word]) -> Self {
-        Self { command, words }
-    }
-
-    fn next(&mut self, want: &str) -> Result<&'a Word, Wrong> {
-        let Some((first, rest)) = self.words.split_first() else {
-            return Err(wrong(&self.command, "the end of the line", want));
-        };
-        self.words = rest;
-        Ok(first)
-    }
-
-    fn peek(&self) -> Option<&'a str> {
-        self.words.first().map(|word| word.text.as_str())
-    }
-
-    fn is_over(&self) -> bool {
-        self.words.is_empty()
-    }
-
-    /// The name after a word that was already recognized.
-    fn named(&mut self, word: &str, want: &str) -> Result<String, Wrong> {
-        self.skip(word);
-        Ok(self.next(want)?.text.clone())
-    }
-
-    fn skip(&mut self, word: &str) -> bool {
-        let found = self.peek() == Some(word);
-        if found {
-            self.words = self.words.split_first().map_or(&[], |(_, rest)| rest);
-        }
-        found
-    }
-
-    fn rest(&mut self) -> &'a [Word] {
-        std::mem::take(&mut self.words)
-    }
-
-    fn all(&mut self, want: &str) -> Result<Vec<String>, Wrong> {
-        let first = self.next(want)?.text.clone();
-        let rest = self.rest().iter().map(|word| word.text.clone());
-        Ok(std::iter::once(first).chain(rest).collect())
-    }
-
-    fn reference(&mut self) -> Result<Reference, Wrong> {
-        reference(&self.next("OBJECT")?.text)
-    }
-
-    fn fields(&mut self) -> Result<Vec<Field>, Wrong> {
-        self.rest().iter().map(|word| Field::parse(&word.text)).collect()
-    }
-
-    fn time(&mut self, want: &str) -> Result<SignedDuration, Wrong> {
-        words::time(&self.next(want)?.text)
-    }
-
-    fn optional_time(&mut self, word: &str) -> Result<Option<SignedDuration>, Wrong> {
-        if self.skip(word) { self.time("TIME").map(Some) } else { Ok(None) }
-    }
-
-    fn whole_number(&mut self, want: &str) -> Result<u64, Wrong> {
-        let word = self.next(want)?;
-        word.text.parse().map_err(|_| wrong("number", word.text.as_str(), "a whole number"))
-    }
-
-    fn number(&mut self, want: &str) -> Result<u32, Wrong> {
-        let word = self.next(want)?;
-        let number = word.text.parse().ok().filter(|number| *number > 0);
-        number.ok_or_else(|| wrong("number", word.text.as_str(), "a whole number from 1"))
-    }
-
-    fn times(&mut self) -> Result<u32, Wrong> {
-        if self.skip("times") { self.number("N") } else { Ok(u32::MAX) }
-    }
-
-    fn end(&self) -> Result<(), Wrong> {
-        if self.is_over() {
-            Ok(())
-        } else {
-            Err(wrong(&self.command, words::join(self.words), "the end of the line"))
-        }
-    }
 }
