@@ -53,8 +53,8 @@ func isIdle(upgrade *HostUpgrade) bool {
 	case status.Ready:
 		return true
 	case status.Reason != "" && !status.Retriable:
-		// It is final until Refit asks for a stop. If the stop fails, that is final too.
-		return !aborts(upgrade) || status.ObservedGeneration == upgrade.Generation
+		// Such a failure is the end of the work.
+		return true
 	default:
 		return !aborts(upgrade) && gateOrder[status.Passed] >= gateOrder[upgrade.Spec.Gate]
 	}
@@ -91,13 +91,17 @@ func (r *Reconciler) act(ctx context.Context, upgrade *HostUpgrade) error {
 	}
 	switch step(upgrade, host) {
 	case callPrepare:
-		return hosts.Prepare(ctx, node, goal.KubernetesVersion)
+		err = hosts.Prepare(ctx, node, goal.KubernetesVersion)
 	case callDiscard:
-		return hosts.Discard(ctx, node)
+		err = hosts.Discard(ctx, node)
 	case callUpgrade:
-		return hosts.Upgrade(ctx, node, goal.KubernetesVersion, goal.Role)
+		err = hosts.Upgrade(ctx, node, goal.KubernetesVersion, goal.Role)
 	}
-	return nil
+	var failure Failure
+	if errors.As(err, &failure) && !failure.Retriable && host.Prepared != "" {
+		upgrade.Status.LeftBehind = []string{"The download of " + host.Prepared + " is still on the host."}
+	}
+	return err
 }
 
 // call is what the API that changes hosts is asked to do.

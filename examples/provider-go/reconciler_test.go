@@ -104,8 +104,7 @@ func TestIsIdle(t *testing.T) {
 		{"ready is the end", GateStage, StageAbort, ProviderStatus{Ready: true}, true},
 		{"a retriable failure is tried again", GateStage, "", ProviderStatus{Failure: Failure{"X", "x", true}}, false},
 		{"a final failure stays", GateStage, "", ProviderStatus{Failure: final}, true},
-		{"an abort follows a final failure", GateStage, StageAbort, ProviderStatus{ObservedGeneration: 1, Failure: final}, false},
-		{"an abort that failed stays so", GateStage, StageAbort, ProviderStatus{ObservedGeneration: 2, Failure: final}, true},
+		{"an abort changes nothing about a final failure", GateStage, StageAbort, ProviderStatus{Failure: final}, true},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

@@ -1,4 +1,4 @@
-// A provider that brings Machines to a Kubernetes version through the API of whoever runs their hosts.
+// A provider that brings Machines to a Kubernetes version through the API of those who run their hosts.
 //
 // +groupName=hosts.example
 // +versionName=v1

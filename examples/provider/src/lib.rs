@@ -116,12 +116,12 @@ async fn reconcile(update: Arc<MemoryUpdate>, client: Arc<Client>) -> Result<Act
         return Ok(Action::await_change());
     }
     let before = update.status.clone().unwrap_or_default();
-    // What has failed for good stays so, until Refit asks for a stop.
+    // A failure that is not retriable is the end of the work.
     let has_failed = !before.failure_reason.is_empty() && !before.retriable;
     let mut status =
         ProviderStatus { observed_generation: update.metadata.generation, ..before.clone() };
     let mut action = Action::await_change();
-    if !has_failed || update.spec.contract.stage == Stage::Abort {
+    if !has_failed {
         status.failure_reason.clear();
         status.failure_message.clear();
         status.retriable = false;
@@ -162,7 +162,7 @@ fn percent(passed: Gate) -> i32 {
     }
 }
 
-/// A status in which what is no longer so is removed by the patch.
+/// A status in which a failure that has ended is removed by the patch.
 fn cleared(status: &ProviderStatus) -> Value {
     let mut all = json!({ "failureReason": null, "failureMessage": null });
     if let (Some(all), Value::Object(members)) = (all.as_object_mut(), json!(status)) {

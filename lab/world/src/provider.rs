@@ -15,7 +15,7 @@ use strum::{Display, EnumString};
 
 /// How often it looks at its objects.
 const LOOK: Duration = Duration::from_secs(5);
-/// How long it says the same, in seconds.
+/// How long it reports the same, in seconds.
 const SAME_SECONDS: i64 = 30;
 
 /// How a provider misbehaves.
@@ -26,7 +26,7 @@ pub(crate) enum Misbehaviour {
     Ready,
     /// It reports gates as passed that are not open yet.
     Passes,
-    /// It takes back what it has reported, and reports it again.
+    /// It withdraws what it has reported, and reports it again.
     Flips,
     /// It notes its orders, and does not get on.
     Slow,
@@ -38,7 +38,7 @@ impl Misbehaviour {
         match self {
             Self::Ready => "reports ready and changes nothing",
             Self::Passes => "reports gates as passed that are closed",
-            Self::Flips => "takes back what it has reported",
+            Self::Flips => "withdraws what it has reported",
             Self::Slow => "does not get on",
         }
     }

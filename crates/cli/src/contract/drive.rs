@@ -87,7 +87,9 @@ impl<'a> Driver<'a> {
                 staged
             }
             Purpose::Delete => {
-                watched.until_passed(Gate::Stage).await?;
+                let _ =
+                    watched.until_passed(Gate::Stage).await? && watched.open(Gate::Upgrade).await?;
+                watched.delete().await?;
                 None
             }
             Purpose::Update => {
@@ -105,15 +107,14 @@ impl<'a> Driver<'a> {
                 watched.open_all().await?;
                 if watched.has_failed() {
                     watched.settle().await?;
-                    let gate = watched.last().map(Seen::gate).unwrap_or_default();
-                    watched.order(gate, Stage::Abort).await?;
-                    watched.until_stopped().await?;
                 }
                 None
             }
         };
         let after = self.look_until_shown(purpose, &watched).await?;
-        watched.delete().await?;
+        if purpose != Purpose::Delete {
+            watched.delete().await?;
+        }
         Ok(Run {
             purpose,
             restarts,

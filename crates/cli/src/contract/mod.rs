@@ -8,7 +8,7 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Subcommand, ValueEnum};
 use refit_kinds::{refit::Role, version::KubernetesVersion};
-use refit_predict::contract::{Purpose, judge};
+use refit_predict::contract::{Purpose, Run, judge};
 
 use self::{drive::Driver, report::report, subject::Subject};
 use crate::{
@@ -87,7 +87,7 @@ struct Test {
     /// What the node is for kubeadm [default: control-plane or worker, by the Machine's label].
     #[arg(long, value_enum)]
     role: Option<RoleArg>,
-    /// Restart the provider with this shell command after each gate opens.
+    /// Restart the provider with this shell command after each gate opens in the run update.
     #[arg(long, value_name = "COMMAND")]
     restart: Option<String>,
     /// Wait no longer than this duration for each step, such as 90s or 30m [default:
@@ -141,6 +141,9 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
             let mut driver = Driver::new(&mut reader, &subject, args, printer);
             for purpose in Purpose::ALL {
                 runs.push(driver.run(purpose).await?);
+                if !runs.iter().any(Run::has_reported) {
+                    break;
+                }
             }
         }
         let kept = report(printer, &judge(&definition, &runs))?;

@@ -334,9 +334,16 @@ impl Subject {
         let expressions = self.input.updater.as_ref().map(|updater| updater.spec.verify.as_slice());
         let expressions = expressions.filter(|all| !all.is_empty());
         let at = |index: usize| objects.get(index).cloned().unwrap_or(Value::Null);
+        let infrastructure = at(1);
+        let part = |pointer: &str| infrastructure.pointer(pointer).cloned().unwrap_or(Value::Null);
+        let shown = serde_json::json!({
+            "spec": part("/spec"),
+            "annotations": part("/metadata/annotations"),
+            "labels": part("/metadata/labels"),
+        });
         let seen = Verified {
             machine: at(0),
-            infrastructure_machine: at(1),
+            infrastructure_machine: infrastructure,
             node: node.clone().unwrap_or(Value::Null),
         };
         Ok(Look {
@@ -347,6 +354,7 @@ impl Subject {
                 unschedulable: json::flag(&node, "/spec/unschedulable"),
                 ready: json::is_true(&node, "Ready"),
             }),
+            infrastructure: shown,
         })
     }
 

@@ -101,7 +101,7 @@ impl Provider {
             return;
         }
         if json::is_deleting(&update.object) {
-            let held = update.stage == Stage::Ongoing && update.status.passed == Gate::Stage;
+            let held = update.stage == Stage::Ongoing && update.status.passed == Gate::Upgrade;
             if !object.finalizers().is_empty() && !held {
                 let body = json!({"metadata": {"finalizers": null}});
                 let _ = updates.patch(&name, &merge, &Patch::Merge(body)).await;

@@ -53,7 +53,7 @@ fn is_ready(run: &Run) -> bool {
     run.seen().any(|seen| {
         let is_ready =
             seen.status.as_ref().is_ok_and(|status| status.ready && status.passed == Gate::Disrupt);
-        is_ready && seen.stage() == Stage::Ongoing
+        is_ready && seen.is_observed() && seen.stage() == Stage::Ongoing
     })
 }
 
@@ -120,28 +120,29 @@ pub(super) fn stops(run: &Run) -> Verdict {
         return Verdict::NotTested("the provider was past the point of no return".to_owned());
     }
     let has_stopped = run.seen().any(|seen| {
-        seen.stage() == Stage::Abort && seen.status.as_ref().is_ok_and(|status| status.ready)
+        let is_ready = seen.status.as_ref().is_ok_and(|status| status.ready);
+        is_ready && seen.is_observed() && seen.stage() == Stage::Abort
     });
     Verdict::of_first((!has_stopped).then(|| stuck_at(run)).into_iter())
 }
 
 pub(super) fn undone(runs: &[Run]) -> Verdict {
-    let aborted =
-        |run: &&Run| matches!(run.purpose, Purpose::AbortAtStage | Purpose::AbortAtUpgrade);
-    let ends = runs.iter().filter(aborted).filter_map(|run| Some((run, run.after.as_ref()?)));
-    let ends: Vec<_> = ends.filter(|(run, _)| stops(run) == Verdict::Kept).collect();
-    let Some((_, look)) = ends.first() else {
-        return Verdict::NotTested("no abort has ended".to_owned());
+    let has_ended = |run: &Run| match run.purpose {
+        Purpose::AbortAtStage | Purpose::AbortAtUpgrade => stops(run) == Verdict::Kept,
+        Purpose::Delete => run.events.contains(&Event::Gone),
+        Purpose::Update | Purpose::Repeat | Purpose::OtherMachine => false,
     };
-    if let Some(why) = look.blind() {
-        return Verdict::NotTested(why);
+    let ends = runs.iter().filter(|run| has_ended(run));
+    let ends: Vec<_> = ends.filter_map(|run| Some((run, run.after.as_ref()?))).collect();
+    if ends.is_empty() {
+        return Verdict::NotTested("no abort has ended".to_owned());
     }
     let listed = |run: &Run| {
         let last = run.last().and_then(|seen| seen.status.as_ref().ok());
         last.is_some_and(|status| !status.left_behind.is_empty())
     };
     let changed = ends.iter().filter(|(run, _)| !listed(run)).filter_map(|(run, after)| {
-        let what = run.before.change(after)?;
+        let what = run.before.any_change(after)?;
         Some(format!("run {}: {what}, and leftBehind is empty", run.purpose))
     });
     Verdict::of_first(changed)
@@ -175,16 +176,15 @@ pub(super) fn other_machine(run: &Run) -> Verdict {
     Verdict::Broken(format!("no failure with retriable: false; {}", stuck_at(run)))
 }
 
-/// Whether nothing follows a final failure but the end of the abort.
+/// Whether nothing follows a final failure.
 pub(super) fn final_failure(run: &Run) -> Verdict {
-    let seen: Vec<_> = run.seen().collect();
-    let Some(first) = seen.iter().position(|seen| seen.has_failed_for_good()) else {
+    let mut later = run.seen().skip_while(|seen| !seen.has_failed_for_good()).peekable();
+    if later.peek().is_none() {
         return Verdict::NotTested("there was no final failure".to_owned());
-    };
-    let until_abort = seen[first..].iter().take_while(|seen| seen.stage() == Stage::Ongoing);
-    let mut until_abort = until_abort.filter(|seen| !seen.has_failed_for_good());
-    if let Some(seen) = until_abort.next() {
-        return Verdict::Broken(run.located(seen, "the provider went on after a final failure"));
     }
-    stops(run)
+    // A deletion is a new generation, which need not be noted.
+    let went_on = later.find(|seen| !seen.reports_final_failure());
+    Verdict::of_first(
+        went_on.into_iter().map(|seen| run.located(seen, "the provider went on after its failure")),
+    )
 }

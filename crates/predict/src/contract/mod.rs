@@ -84,7 +84,7 @@ pub enum Clause {
     AbortHolds,
     /// An abort leaves the machine as it was.
     Undone,
-    /// A deleted object goes.
+    /// A deleted object is released.
     Deleted,
     /// Another Machine of the name is not touched.
     OtherMachine,
@@ -122,18 +122,18 @@ impl Clause {
             Self::FailureForm => "a failure has a CamelCase reason and a message, and is not ready",
             Self::Quiet => "nothing is written while there is nothing to do",
             Self::OrdersKept => "spec, owners, and Refit's annotations and labels are left alone",
-            Self::Verified => "once ready, the machine has what it should",
-            Self::Repeated => "an update to what the machine has already passes all gates",
+            Self::Verified => "once ready, the machine has the change",
+            Self::Repeated => "an update to what the machine already has passes all gates",
             Self::Restarted => "a provider that is restarted at each gate goes on",
             Self::AbortAtStage => "an abort at the gate Stage ends with ready",
             Self::AbortAtUpgrade => "an abort at the gate Upgrade ends with ready",
             Self::AbortHolds => "no gate is passed after an abort",
-            Self::Undone => "an abort leaves the machine as it was, or lists what it left",
-            Self::Deleted => "a deleted object goes",
-            Self::OtherMachine => "a Machine with another uid is refused, for good",
-            Self::FailureFinal => {
-                "after a final failure nothing is done until the abort, which ends with ready"
+            Self::Undone => {
+                "an abort or a deletion before Disrupt leaves the machine as it was, or leftBehind lists what is left"
             }
+            Self::Deleted => "a deleted object is released",
+            Self::OtherMachine => "a Machine with another uid is refused, for good",
+            Self::FailureFinal => "after a final failure nothing is done any more",
         }
     }
 }
@@ -179,6 +179,13 @@ fn verdict(clause: Clause, definition: &Definition, runs: &[Run]) -> Verdict {
         let untested = || Verdict::NotTested("the suite did not get there".to_owned());
         runs.iter().find(|run| run.purpose == purpose).map_or_else(untested, judge)
     };
+    let is_about_kinds = clause <= Clause::Permissions;
+    if !is_about_kinds
+        && clause != Clause::ObservesGenerations
+        && !runs.iter().any(Run::has_reported)
+    {
+        return Verdict::NotTested("the provider has reported nothing".to_owned());
+    }
     match clause {
         Clause::Label => definition.label(),
         Clause::Namespaced => definition.namespaced(),

@@ -14,10 +14,6 @@ const WRITES_WHILE_WAITING: usize = 2;
 
 /// Kept if no run has the problem.
 pub(super) fn verdict(runs: &[Run], problem: fn(&Run) -> Option<String>) -> Verdict {
-    let mut seen = runs.iter().flat_map(Run::seen);
-    if !seen.any(|seen| seen.object.get("status").is_some()) {
-        return Verdict::NotTested("the provider has reported nothing".to_owned());
-    }
     Verdict::of_first(runs.iter().filter_map(problem))
 }
 
@@ -137,7 +133,12 @@ pub(super) fn unobserved(run: &Run) -> Option<String> {
                 continue;
             }
             let generation = order.generation();
-            return Some(run.located(order, &format!("generation {generation} was never noted")));
+            let never = format!("generation {generation} was never noted");
+            return Some(if run.has_reported() {
+                run.located(order, &never)
+            } else {
+                format!("{never}: is the provider running, and does it watch this namespace?")
+            });
         };
         let seconds = noted.at.duration_since(order.at).as_secs();
         if seconds > OBSERVED_WITHIN_SECONDS {

@@ -15,7 +15,7 @@ pub enum Purpose {
     AbortAtStage,
     /// An abort once the gate Upgrade is passed.
     AbortAtUpgrade,
-    /// The object is deleted once the gate Stage is passed.
+    /// The object is deleted once the gate Upgrade is passed.
     Delete,
     /// The whole update.
     Update,
@@ -36,15 +36,6 @@ impl Purpose {
         Self::Repeat,
         Self::OtherMachine,
     ];
-
-    /// The last gate that is opened.
-    pub const fn last_gate(self) -> Gate {
-        match self {
-            Self::AbortAtStage | Self::Delete => Gate::Stage,
-            Self::AbortAtUpgrade => Gate::Upgrade,
-            Self::Update | Self::Repeat | Self::OtherMachine => Gate::Disrupt,
-        }
-    }
 }
 
 /// The object, as the watch delivered it.
@@ -87,11 +78,16 @@ impl Seen {
         parsed(&self.object, "/spec/stage")
     }
 
-    /// Whether it reports a failure that it does not try again after, about the newest order.
-    pub fn has_failed_for_good(&self) -> bool {
+    /// Whether it reports a failure that is not retriable.
+    pub(super) fn reports_final_failure(&self) -> bool {
         let failed =
             |status: &ProviderStatus| !status.failure_reason.is_empty() && !status.retriable;
-        self.is_observed() && self.status.as_ref().is_ok_and(failed)
+        self.status.as_ref().is_ok_and(failed)
+    }
+
+    /// Whether it reports such a failure about the newest order.
+    pub fn has_failed_for_good(&self) -> bool {
+        self.is_observed() && self.reports_final_failure()
     }
 
     /// What happened, for a message: the fields of the status that the contract names.
@@ -115,7 +111,7 @@ impl Seen {
         spec
     }
 
-    /// The fields that belong to whoever made the object.
+    /// The fields that belong to the suite.
     pub(super) fn orders(&self) -> [(&'static str, Value); 4] {
         let at = |pointer: &str| self.object.pointer(pointer).cloned().unwrap_or(Value::Null);
         let refits = |pairs: std::collections::BTreeMap<String, String>| {
@@ -170,13 +166,15 @@ pub struct Look {
     pub verified: Option<Result<(), String>>,
     /// Its node, or why it cannot be read.
     pub node: Result<NodeLook, String>,
+    /// `spec`, `annotations` and `labels` of its infrastructure machine.
+    pub infrastructure: Value,
 }
 
 impl Look {
     /// What differs at a later moment, other than by what an operator does; `None` if nothing does.
     pub(super) fn change(&self, later: &Self) -> Option<String> {
         if let (Some(Err(_)), Some(Ok(()))) = (&self.verified, &later.verified) {
-            return Some("the machine has what it should have at the end".to_owned());
+            return Some("the whole change was made".to_owned());
         }
         if let (Some(Ok(())), Some(Err(why))) = (&self.verified, &later.verified) {
             return Some(format!("the machine has no longer what it had: {why}"));
@@ -197,6 +195,14 @@ impl Look {
         (before.ready && !after.ready).then(|| "the node is not ready any more".to_owned())
     }
 
+    /// What differs at a later moment, with all that may be changed and undone.
+    pub(super) fn any_change(&self, later: &Self) -> Option<String> {
+        self.change(later).or_else(|| {
+            let what = difference(&self.infrastructure, &later.infrastructure, "")?;
+            Some(format!("of the infrastructure machine, {what}"))
+        })
+    }
+
     /// Why it shows nothing; `None` if it does.
     pub(super) fn blind(&self) -> Option<String> {
         match (&self.verified, &self.node) {
@@ -206,6 +212,23 @@ impl Look {
             (Some(_), _) | (None, Ok(_)) => None,
         }
     }
+}
+
+/// The first difference of two values.
+fn difference(before: &Value, after: &Value, path: &str) -> Option<String> {
+    if before == after {
+        return None;
+    }
+    let none = serde_json::Map::new();
+    let (Value::Object(_), Value::Object(_)) = (before, after) else {
+        return Some(format!("{path} was {before} and is {after}"));
+    };
+    let [old, new] = [before, after].map(|value| value.as_object().unwrap_or(&none));
+    let keys: std::collections::BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+    keys.into_iter().find_map(|key| {
+        let [old, new] = [old, new].map(|members| members.get(key).unwrap_or(&Value::Null));
+        difference(old, new, &format!("{path}/{key}"))
+    })
 }
 
 /// One update, from the first order until the object is gone.
@@ -234,6 +257,11 @@ impl Run {
             Event::Seen(seen) => Some(seen),
             Event::Ordered(_) | Event::Waited | Event::Deleted | Event::Gone => None,
         })
+    }
+
+    /// Whether the provider has reported anything.
+    pub fn has_reported(&self) -> bool {
+        self.seen().any(|seen| seen.object.get("status").is_some())
     }
 
     /// The object at the end.

@@ -160,7 +160,7 @@ pub(super) fn cause_holds(
     }
 }
 
-/// The memory that the updater of a Machine says it has, if it has ever changed it, and the one that its
+/// The memory that a Machine has according to its updater, if it has ever changed it, and the one that its
 /// infrastructure machine requests.
 pub(super) fn memory(session: &Session, machine: &Value) -> Option<(Option<String>, String)> {
     let object = infrastructure(session, machine)?;

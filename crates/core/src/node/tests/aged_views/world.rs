@@ -49,7 +49,7 @@ pub(super) enum Move {
     HostWorks(usize),
     /// The agent fails permanently.
     HostFails(usize),
-    /// A provider does what it may, and says so.
+    /// A provider does what it may, and reports it.
     ProviderWorks(Kind, usize),
     /// A provider reports something that need not be so.
     ProviderReports(Kind, usize, Report),
