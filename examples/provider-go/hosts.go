@@ -73,6 +73,8 @@ func (h Hosts) call(ctx context.Context, method, node, path string, body, answer
 	switch code := response.StatusCode; {
 	case err != nil:
 		return unreachable(err)
+	case code == 401 || code == 408 || code == 425 || code == 429:
+		return unreachable(errors.New(response.Status))
 	case code >= 400 && code < 500 && text != "":
 		// The API says why it does not do this: asking again does not help.
 		return Failure{"HostRefused", fmt.Sprintf("%s%s of host %s: %s", method, path, node, text), false}

@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
@@ -32,6 +33,8 @@ func run(ctx context.Context) error {
 	reconciler := &Reconciler{Client: mgr.GetClient(), Live: mgr.GetAPIReader()}
 	err = ctrl.NewControllerManagedBy(mgr).
 		For(&HostUpgrade{}).
+		// Not for its own writes of the status: it looks again after pollInterval.
+		WithEventFilter(predicate.GenerationChangedPredicate{}).
 		WithOptions(controller.Options{MaxConcurrentReconciles: 4}).
 		Complete(reconcile.AsReconciler(mgr.GetClient(), reconciler))
 	if err != nil {

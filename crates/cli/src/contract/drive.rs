@@ -49,6 +49,8 @@ struct Watched<'a> {
     name: String,
     purpose: Purpose,
     events: Vec<Event>,
+    /// Whether the list with which the watch began last had the object.
+    is_listed: bool,
     limit: Duration,
     args: &'a Test,
     printer: Printer,
@@ -64,8 +66,9 @@ impl<'a> Driver<'a> {
         Self { reader, subject, args, printer }
     }
 
-    /// Drives one run to its end, and deletes its object.
-    pub(super) async fn run(&mut self, purpose: Purpose) -> anyhow::Result<Run> {
+    /// Drives one run to its end, and deletes its object. Also returns whether the next run may begin: not
+    /// while the provider may still be at work on the machine.
+    pub(super) async fn run(&mut self, purpose: Purpose) -> anyhow::Result<(bool, Run)> {
         let before = self.subject.look(self.reader).await?;
         let restarts = match &self.args.restart {
             Some(_) => Ok(()),
@@ -112,18 +115,23 @@ impl<'a> Driver<'a> {
             }
         };
         let after = self.look_until_shown(purpose, &watched).await?;
+        let has_ended = purpose == Purpose::Delete || watched.has_ended().await?;
         if purpose != Purpose::Delete {
             watched.delete().await?;
         }
-        Ok(Run {
-            purpose,
-            restarts,
-            version: self.subject.version(),
-            before,
-            staged,
-            after: Some(after),
-            events: watched.events,
-        })
+        let has_ended = has_ended && watched.events.contains(&Event::Gone);
+        Ok((
+            has_ended,
+            Run {
+                purpose,
+                restarts,
+                version: self.subject.version(),
+                before,
+                staged,
+                after: Some(after),
+                events: watched.events,
+            },
+        ))
     }
 
     /// Makes the object of a run, with the first gate open.
@@ -142,6 +150,7 @@ impl<'a> Driver<'a> {
             name,
             purpose,
             events: Vec::new(),
+            is_listed: false,
             limit: self.args.timeout.or(by_updater).unwrap_or(TIMEOUT),
             args: self.args,
             printer: self.printer,
@@ -265,6 +274,15 @@ impl Watched<'_> {
         Ok(())
     }
 
+    /// Records what the watch delivered. A watch that begins again delivers the same once more.
+    fn record(&mut self, object: DynamicObject) -> anyhow::Result<()> {
+        let seen = Seen::new(self.cluster.clock.now(), serde_json::to_value(object)?);
+        if self.last().is_none_or(|last| last.object != seen.object) {
+            self.events.push(Event::Seen(seen));
+        }
+        Ok(())
+    }
+
     /// Records the next thing that happens before `until`; false if nothing does.
     async fn next(&mut self, until: Instant) -> anyhow::Result<bool> {
         let event = match timeout_at(until, self.watch.next()).await {
@@ -279,12 +297,20 @@ impl Watched<'_> {
             Ok(Some(Ok(event))) => event,
         };
         match event {
-            watcher::Event::Apply(object) | watcher::Event::InitApply(object) => {
-                let seen = Seen::new(self.cluster.clock.now(), serde_json::to_value(object)?);
-                self.events.push(Event::Seen(seen));
+            watcher::Event::Apply(object) => self.record(object)?,
+            watcher::Event::InitApply(object) => {
+                self.is_listed = true;
+                self.record(object)?;
             }
             watcher::Event::Delete(_) => self.events.push(Event::Gone),
-            watcher::Event::Init | watcher::Event::InitDone => {}
+            watcher::Event::Init => self.is_listed = false,
+            // It went while the watch was interrupted.
+            watcher::Event::InitDone
+                if !self.is_listed && self.events.contains(&Event::Deleted) =>
+            {
+                self.events.push(Event::Gone);
+            }
+            watcher::Event::InitDone => {}
         }
         Ok(true)
     }
@@ -332,10 +358,28 @@ impl Watched<'_> {
     }
 
     async fn until_stopped(&mut self) -> anyhow::Result<()> {
-        if self.until("the end of the abort", is_ready).await? {
+        let has_ended = |seen: &Seen| is_ready(seen) || seen.has_failed_for_good();
+        if self.until("the end of the abort", has_ended).await? {
             self.settle().await?;
         }
         Ok(())
+    }
+
+    /// Makes sure that the provider has ended its work on the machine; false if it may still be at work.
+    async fn has_ended(&mut self) -> anyhow::Result<bool> {
+        let has_ended = |seen: &Seen| is_ready(seen) || seen.has_failed_for_good();
+        if self.answer().is_some_and(has_ended) {
+            return Ok(true);
+        }
+        // A provider that has reported nothing has not begun.
+        if self.last().is_none_or(|seen| seen.object.get("status").is_none()) {
+            return Ok(true);
+        }
+        if self.last().is_none_or(|seen| seen.stage() != Stage::Abort) {
+            let gate = self.last().map(Seen::gate).unwrap_or_default();
+            self.order(gate, Stage::Abort).await?;
+        }
+        self.until("the end of the abort", has_ended).await
     }
 
     /// Opens a gate; false if it is not passed.
@@ -377,6 +421,11 @@ impl Watched<'_> {
         let status = shell.status().await.context("cannot run sh for --restart")?;
         if !status.success() {
             bail!("the command of --restart failed ({status}): {restart}");
+        }
+        // The provider has its minute from now on.
+        let now = self.cluster.clock.now();
+        if let Some(Event::Ordered(order)) = self.events.last_mut() {
+            order.at = now;
         }
         Ok(())
     }

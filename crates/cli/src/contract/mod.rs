@@ -46,7 +46,7 @@ enum Command {
 Examples:
   refit contract test --template provider-test.yaml --machine edge-1-md-0-x7k2p
   refit contract test --template provider-test.yaml --machine edge-1-md-0-x7k2p \\
-    --restart 'kubectl rollout restart deployment/memory-provider -n providers'
+    --restart 'kubectl rollout restart deployment/memory-provider && kubectl rollout status deployment/memory-provider'
 
 The provider must run and watch the cluster. The command makes objects from the template as Refit \
 does, opens their gates, aborts and deletes some, and judges what the provider reports. It does not \
@@ -62,7 +62,8 @@ of them are left out. A missing namespace is \"default\".
 
 Runs, in this order: abort-at-stage, abort-at-upgrade, delete, update, repeat, other-machine. The \
 objects are named contract-test-MACHINE-RUN and deleted after each run; what an interrupted test \
-has left is deleted by the next one.
+has left is deleted by the next one. If the provider does not end its work in time, the test ends \
+after that run.
 
 -o json writes one document: kept (whether no clause is broken), clauses [{clause, requirement, \
 verdict (kept, broken, notTested), message}].
@@ -91,7 +92,7 @@ struct Test {
     #[arg(long, value_name = "COMMAND")]
     restart: Option<String>,
     /// Wait no longer than this duration for each step, such as 90s or 30m [default:
-    /// timeoutSeconds of the Updater, or 10m].
+    /// timeoutSeconds of the Updater, 1h if it has none; 10m without an Updater].
     #[arg(long, value_name = "TIME", value_parser = time)]
     timeout: Option<Duration>,
     /// Watch for this duration whether the provider stays quiet while it has nothing to do.
@@ -140,8 +141,9 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
         if definition.can_run() {
             let mut driver = Driver::new(&mut reader, &subject, args, printer);
             for purpose in Purpose::ALL {
-                runs.push(driver.run(purpose).await?);
-                if !runs.iter().any(Run::has_reported) {
+                let (has_ended, run) = driver.run(purpose).await?;
+                runs.push(run);
+                if !has_ended || !runs.iter().any(Run::has_reported) {
                     break;
                 }
             }

@@ -30,13 +30,13 @@ use refit_kinds::{
     },
 };
 use refit_manifests::{LoadError, Manifest, typed};
-use refit_predict::contract::{Definition, Look, Needed, NodeLook, Purpose};
+use refit_predict::contract::{Definition, Look, Needed, NodeLook, Purpose, Verdict};
 use serde_json::Value;
 
 use super::Test;
 use crate::{
     client::Cluster,
-    plan::reader::{Reader, reason_of},
+    plan::reader::{Found, Reader, reason_of},
 };
 
 /// Label of every Machine of a control plane.
@@ -146,6 +146,7 @@ impl Subject {
         if update_in_progress(&machine) {
             bail!("Machine {} is being updated in place; wait until that has ended", args.machine);
         }
+        check_no_update(reader, &machine).await?;
         let mut subject =
             Self { input, made, template, scopes, machine, goal: ProviderGoal::default() };
         subject.goal = subject.find_goal(reader, args).await?;
@@ -248,9 +249,9 @@ impl Subject {
     }
 
     /// Whether the API server admits the template. Nothing is stored.
-    async fn admit_template(&self, cluster: &Cluster) -> anyhow::Result<Result<(), String>> {
+    async fn admit_template(&self, cluster: &Cluster) -> anyhow::Result<Verdict> {
         if self.scopes.is_err() {
-            return Ok(Ok(()));
+            return Ok(Verdict::NotTested("it has no namespace".to_owned()));
         }
         let api: Api<DynamicObject> =
             Api::namespaced_with(cluster.client.clone(), &cluster.namespace, &self.template);
@@ -261,8 +262,12 @@ impl Subject {
         object.metadata.namespace = Some(cluster.namespace.clone());
         let params = PostParams { dry_run: true, ..PostParams::default() };
         match api.create(&params, &object).await {
-            Ok(_) => Ok(Ok(())),
-            Err(kube::Error::Api(status)) => Ok(Err(status.message)),
+            Ok(_) => Ok(Verdict::Kept),
+            Err(kube::Error::Api(status)) => Ok(match status.code {
+                400 | 422 => Verdict::Broken(status.message),
+                // Also a webhook that refuses it, or that does not support dry runs.
+                _ => Verdict::NotTested(status.message),
+            }),
             Err(error) => Err(anyhow!("cannot reach {}: {error}", cluster.url)),
         }
     }
@@ -366,6 +371,26 @@ impl Subject {
         let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(client);
         let found = nodes.get(&node.name).await.map_err(|error| reason_of(&error))?;
         serde_json::to_value(found).map_err(|error| error.to_string())
+    }
+}
+
+/// Refuses a machine that Refit is updating.
+async fn check_no_update(reader: &Reader, machine: &Machine) -> anyhow::Result<()> {
+    let Found::Read(updates) = reader.list::<NodeUpdate>("").await? else {
+        return Ok(());
+    };
+    let uid = machine.metadata.uid.as_deref().unwrap_or_default();
+    let phases = ["Failed", "Stopped", "Succeeded"];
+    let mut unfinished = updates.iter().filter(|update| {
+        json::text(update, "/spec/machineRef/uid") == uid
+            && !phases.contains(&json::text(update, "/status/phase"))
+    });
+    match unfinished.next() {
+        Some(update) => bail!(
+            "NodeUpdate {} of the Machine is not finished; wait for its end, or choose another Machine",
+            json::name(update)
+        ),
+        None => Ok(()),
     }
 }
 

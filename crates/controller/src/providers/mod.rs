@@ -119,10 +119,17 @@ impl WatchedKinds {
                 return Providers::NotSynced;
             }
             let unreadable = watched.store.unreadable();
-            let update_name = update.metadata.name.as_deref().unwrap_or_default();
-            for own in update.spec.provider_parts() {
-                let key =
-                    ObjectKey::new(namespace, provider_object_name(update_name, &own.updater));
+            // An older one may be at work as well.
+            let older = siblings.iter().map(AsRef::as_ref);
+            let older = older.filter(|sibling| phase_of(sibling) != Phase::Succeeded);
+            let updates = older.chain([update]);
+            let names = updates.flat_map(|update| {
+                let name = update.metadata.name.as_deref().unwrap_or_default();
+                let parts = update.spec.provider_parts();
+                parts.map(move |part| provider_object_name(name, &part.updater))
+            });
+            for name in names {
+                let key = ObjectKey::new(namespace, name);
                 if let Some(why) = unreadable.get(&key) {
                     return refused(format!(
                         "its object {key} does not follow the contract: {why}"
@@ -150,7 +157,11 @@ impl WatchedKinds {
             let kind = (&template.api_version, template.made_kind());
             let watched = self.of(template);
             let resource = lock(&watched.resource).clone();
-            let Some(resource) = resource.filter(|_| watched.store.is_ready()) else { continue };
+            let is_refused = lock(&watched.trouble).is_some();
+            let Some(resource) = resource.filter(|_| watched.store.is_ready() && !is_refused)
+            else {
+                continue;
+            };
             if seen.contains(&kind) {
                 continue;
             }
@@ -161,7 +172,9 @@ impl WatchedKinds {
                     && object.labels().get(keys::MACHINE_NAME) == Some(machine)
             };
             // What cannot be read is a refusal of its own.
-            store::read_now_of(api, &resource, &labels, None, &watched.store, covers).await?;
+            let read = store::read_now_of(api, &resource, &labels, None, &watched.store, covers);
+            // The watch finds out that a kind is not served any more.
+            apply::optional(read.await)?;
         }
         Ok(())
     }

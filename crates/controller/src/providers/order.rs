@@ -87,7 +87,10 @@ pub(crate) async fn order_older(
     let Some(object) = objects.iter().find(|object| object.name == name) else {
         return Ok(Ordered::Written);
     };
-    let updates = [update].into_iter().chain(siblings.iter().map(AsRef::as_ref));
+    // Its own NodeUpdate comes first: another one may name another kind for the same Updater.
+    let own = |update: &&NodeUpdate| PlanId::of(&update.metadata) == object.plan_id;
+    let older = siblings.iter().map(AsRef::as_ref);
+    let updates = older.clone().filter(own).chain([update]).chain(older);
     let mut parts = updates.flat_map(|update| update.spec.provider_parts());
     let part = parts.find(|part| part.updater == object.updater);
     let Some(part) = part.and_then(|part| part.template.as_ref()) else {

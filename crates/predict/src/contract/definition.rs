@@ -59,8 +59,8 @@ pub struct Definition {
     pub version: String,
     /// Whether objects of both kinds are in a namespace, or which are not.
     pub scopes: Result<(), String>,
-    /// Whether the API server admits the template, or its words.
-    pub template: Result<(), String>,
+    /// Whether the API server admits the template.
+    pub template: Verdict,
     /// What Refit needs.
     pub needed: [Needed; 2],
     /// The ClusterRoles that are aggregated for Refit, or why they cannot be read.
@@ -94,7 +94,8 @@ impl Definition {
     /// Whether objects can be made at all.
     pub fn can_run(&self) -> bool {
         let has_status = !matches!(self.status_subresource(), Verdict::Broken(_));
-        self.scopes.is_ok() && self.template.is_ok() && has_status
+        let has_template = !matches!(self.template, Verdict::Broken(_));
+        self.scopes.is_ok() && has_template && has_status
     }
 
     pub(super) fn namespaced(&self) -> Verdict {
@@ -102,7 +103,7 @@ impl Definition {
     }
 
     pub(super) fn template(&self) -> Verdict {
-        Verdict::of_first(self.template.clone().err().into_iter())
+        self.template.clone()
     }
 
     pub(super) fn status_subresource(&self) -> Verdict {
@@ -124,7 +125,9 @@ impl Definition {
     fn fields(&self, part: &str, fields: &[(&str, &str)]) -> Verdict {
         self.with_version(|version| {
             let schema = version.pointer("/schema/openAPIV3Schema").unwrap_or(&Value::Null);
-            let faults = fields.iter().filter_map(|(field, kind)| fault(schema, part, field, kind));
+            let faults = fields.iter().filter_map(|(field, kind)| {
+                fault(schema, part, field, kind).or_else(|| needed(schema, part, field))
+            });
             let faults = faults.collect::<Vec<_>>();
             if faults.is_empty() { Verdict::Kept } else { Verdict::Broken(faults.join("; ")) }
         })
@@ -179,6 +182,23 @@ fn allows(roles: &[Value], definition: &Definition, resource: &str, verb: &str) 
     })
 }
 
+/// Whether a status without a field is refused: a patch of what has changed leaves out what stays empty.
+fn needed(schema: &Value, part: &str, field: &str) -> Option<String> {
+    if part != "status" {
+        return None;
+    }
+    let mut at = schema.get("properties")?.get(part)?;
+    for name in field.split('.') {
+        let field_schema = at.get("properties")?.get(name)?;
+        let required = at.get("required").and_then(Value::as_array).into_iter().flatten();
+        if required.into_iter().any(|one| one == name) && field_schema.get("default").is_none() {
+            return Some(format!("{part}.{field} is required and has no default"));
+        }
+        at = field_schema;
+    }
+    None
+}
+
 /// What is wrong with a field of a schema; `None` if it holds what the contract has.
 fn fault(schema: &Value, part: &str, field: &str, kind: &str) -> Option<String> {
     let mut at = schema;
@@ -225,7 +245,7 @@ mod tests {
             group: "memory.example".into(),
             version: "v1".into(),
             scopes: Ok(()),
-            template: Ok(()),
+            template: Verdict::Kept,
             needed: [
                 Needed { resource: "memoryupdatetemplates".into(), verbs: &["get"] },
                 Needed { resource: "memoryupdates".into(), verbs: &["get", "patch"] },
@@ -332,6 +352,22 @@ mod tests {
                 assert!(other.contains(&format!("{part}.{field} has type \"number\"")), "{other}");
             }
         }
+    }
+
+    #[test]
+    fn a_required_field_of_status_needs_a_default() {
+        let mut definition = example();
+        let schema = "/spec/versions/0/schema/openAPIV3Schema/properties/status";
+        let status = definition.made.as_mut().unwrap().pointer_mut(schema).unwrap();
+        status["required"] = json!(["ready"]);
+        status["properties"]["ready"]["default"] = json!(false);
+        assert_eq!(definition.status_fields(), Verdict::Kept);
+        let status = definition.made.as_mut().unwrap().pointer_mut(schema).unwrap();
+        status["properties"]["ready"].as_object_mut().unwrap().remove("default");
+        assert_eq!(
+            broken(&definition.status_fields()),
+            "status.ready is required and has no default"
+        );
     }
 
     #[test]

@@ -24,6 +24,10 @@ pub(super) fn passes(runs: &[Run], gate: Gate) -> Verdict {
 /// Where a run has ended that did not get on.
 fn stuck_at(run: &Run) -> String {
     match run.last() {
+        Some(seen) if seen.reports_final_failure() => {
+            let message = seen.status.as_ref().map(|status| status.failure_message.as_str());
+            run.located(seen, &format!("it failed: {}", message.unwrap_or_default()))
+        }
         Some(seen) => run.located(seen, "it got no further in time"),
         None => format!("run {}: the object was never seen", run.purpose),
     }
@@ -66,11 +70,17 @@ pub(super) fn undisturbed(runs: &[Run]) -> Verdict {
     if let Some(why) = look.blind() {
         return Verdict::NotTested(why);
     }
+    let blind = look.node.as_ref().err();
     let mut changed = looks.iter().filter_map(|(run, staged)| {
         let what = run.before.change(staged)?;
         Some(format!("run {}: {what}", run.purpose))
     });
-    Verdict::of_first(changed.by_ref())
+    match (Verdict::of_first(changed.by_ref()), blind) {
+        (Verdict::Kept, Some(why)) => {
+            Verdict::NotTested(format!("only verify was compared, the Node cannot be read: {why}"))
+        }
+        (verdict @ (Verdict::Kept | Verdict::Broken(_) | Verdict::NotTested(_)), _) => verdict,
+    }
 }
 
 pub(super) fn verified(run: &Run) -> Verdict {
@@ -87,13 +97,13 @@ pub(super) fn verified(run: &Run) -> Verdict {
                 "ready is true, and the kubelet runs {has}, not {version}"
             ));
         }
-        (Some(_), Err(why)) if after.verified.is_none() => {
+        (Some(_), Err(why)) => {
             return Verdict::NotTested(format!("the Node cannot be read: {why}"));
         }
         (None, _) if after.verified.is_none() => {
             return Verdict::NotTested("the Updater has no verify".to_owned());
         }
-        (Some(_) | None, Ok(_) | Err(_)) => {}
+        (Some(_), Ok(_)) | (None, Ok(_) | Err(_)) => {}
     }
     let had_version = |version: &String| {
         run.before.node.as_ref().is_ok_and(|node| node.kubelet_version == *version)

@@ -197,13 +197,6 @@ pub(super) fn changed_orders(run: &Run) -> Option<String> {
         };
         let Some(order) = orders.iter().find(|order| order.generation() == seen.generation())
         else {
-            // The watch is faster than the answer to the suite's own write.
-            if orders
-                .last()
-                .is_none_or(|last| last.spec_without_order() == seen.spec_without_order())
-            {
-                continue;
-            }
             return Some(run.located(seen, "spec was changed"));
         };
         let fields = order.orders().into_iter().zip(seen.orders());
@@ -219,10 +212,16 @@ pub(super) fn changed_orders(run: &Run) -> Option<String> {
 /// A gate that was passed after the abort was noted.
 pub(super) fn passed_after_abort(run: &Run) -> Option<String> {
     let mut passed = Gate::Closed;
-    for seen in run.seen() {
+    // The answer to an order has the status, too: the watch may begin late.
+    let states = run.events.iter().filter_map(|event| match event {
+        Event::Seen(seen) => Some((seen, false)),
+        Event::Ordered(order) => Some((order, true)),
+        Event::Waited | Event::Deleted | Event::Gone => None,
+    });
+    for (seen, is_answer) in states {
         let Ok(status) = &seen.status else { continue };
         let aborts = seen.stage() == Stage::Abort && seen.is_observed() && !status.past_no_return;
-        if aborts && status.passed > passed {
+        if aborts && !is_answer && status.passed > passed {
             return Some(run.located(seen, "a gate was passed after the abort"));
         }
         passed = passed.max(status.passed);

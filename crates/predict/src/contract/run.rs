@@ -11,7 +11,7 @@ use serde_json::Value;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::Display)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Purpose {
-    /// An abort once the gate Stage is passed.
+    /// An abort at once, while the gate Stage is open.
     AbortAtStage,
     /// An abort once the gate Upgrade is passed.
     AbortAtUpgrade,
@@ -99,16 +99,6 @@ impl Seen {
             shown.iter().filter_map(|field| Some(format!("{field}: {}", status.get(field)?)));
         let shown = shown.collect::<Vec<_>>().join(", ");
         format!("generation {}, status {{{shown}}}", self.generation())
-    }
-
-    /// What every order of a run has in common.
-    pub(super) fn spec_without_order(&self) -> Value {
-        let mut spec = self.object.get("spec").cloned().unwrap_or(Value::Null);
-        if let Some(members) = spec.as_object_mut() {
-            members.remove("gate");
-            members.remove("stage");
-        }
-        spec
     }
 
     /// The fields that belong to the suite.

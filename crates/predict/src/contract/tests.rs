@@ -92,7 +92,7 @@ fn verdict_of(clause: Clause, runs: &[Run]) -> Verdict {
         group: "g".into(),
         version: "v1".into(),
         scopes: Ok(()),
-        template: Ok(()),
+        template: Verdict::Kept,
         needed: ["a", "b"].map(|resource| Needed { resource: resource.into(), verbs: &[] }),
         roles: Err("not here".into()),
     };
@@ -213,6 +213,13 @@ fn a_provider_that_writes_spec_is_found_by_the_generation() {
     events.insert(7, Event::Seen(Seen::new(at(5), changed.clone())));
     let why = broken(Clause::OrdersKept, run(Purpose::Update, events));
     assert!(why.starts_with("spec was changed (run update, gate Disrupt: generation 9"), "{why}");
+    // So is a provider that opens a gate for itself.
+    let mut events = whole();
+    let opened = object(4, Gate::Disrupt, Stage::Ongoing, json!({"observedGeneration": 1}));
+    events.insert(2, Event::Seen(Seen::new(at(1), opened)));
+    assert!(
+        broken(Clause::OrdersKept, run(Purpose::Update, events)).starts_with("spec was changed")
+    );
     // The generation of a deletion is not the provider's.
     let mut events = whole();
     events.insert(9, Event::Seen(Seen::new(at(7), changed)));
@@ -247,6 +254,23 @@ fn a_gate_that_was_passed_before_the_abort_was_noted_counts_as_passed_in_time() 
     for clause in [Clause::AbortHolds, Clause::AbortAtStage, Clause::ObservesGenerations] {
         assert_eq!(verdict_of(clause, &runs), Verdict::Kept, "{clause}");
     }
+}
+
+#[test]
+fn a_gate_that_the_answer_to_the_abort_shows_as_passed_was_passed_in_time() {
+    let status = json!({"observedGeneration": 1, "passed": "Stage"});
+    let answer = object(2, Gate::Stage, Stage::Abort, status);
+    let late = vec![
+        ordered(0, 1, Gate::Stage),
+        Event::Ordered(Seen::new(at(0), answer)),
+        stopping(
+            2,
+            Gate::Stage,
+            json!({"observedGeneration": 2, "passed": "Stage", "ready": true}),
+        ),
+    ];
+    let verdict = verdict_of(Clause::AbortHolds, &[run(Purpose::AbortAtStage, late)]);
+    assert_eq!(verdict, Verdict::Kept);
 }
 
 #[test]

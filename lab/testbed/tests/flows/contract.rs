@@ -120,7 +120,8 @@ async fn keeps(
     let file = bed.directory.join(format!("{process}.yaml"));
     fs::write(&file, format!("{template}\n---\n{updater}\n"))?;
     let file = file.display().to_string();
-    let restart = format!("pkill -KILL -x {process}");
+    // It may just be between two starts.
+    let restart = format!("until pkill -KILL -x {process}; do sleep 0.2; done");
     let mut args = vec![
         "contract",
         "test",
