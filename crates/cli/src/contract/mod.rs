@@ -61,7 +61,7 @@ what proves the change (verify) and the time limit (timeoutSeconds). Without an 
 of them are left out. A missing namespace is \"default\".
 
 Runs, in this order: abort-at-stage, abort-at-upgrade, delete, update, repeat, other-machine. The \
-objects are named contract-test-MACHINE-RUN and deleted after each run; what an interrupted test \
+objects are named contract-test-MACHINE-RUN-UPDATER and deleted after each run; what an interrupted test \
 has left is deleted by the next one. If the provider does not end its work in time, the test ends \
 after that run.
 

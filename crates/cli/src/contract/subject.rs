@@ -203,21 +203,18 @@ impl Subject {
     }
 
     /// The Machine, its infrastructure machine and its bootstrap config, as they are now.
-    async fn objects(&self, reader: &mut Reader) -> anyhow::Result<Vec<Value>> {
+    async fn objects(&self, reader: &mut Reader) -> anyhow::Result<[Value; 3]> {
         let name = self.machine.metadata.name.as_deref().unwrap_or_default();
         let found = reader.follow(CORE_GROUP, "Machine", name).await?;
         let machine = found.with_context(|| format!("Machine {name} is gone"))?;
-        let mut objects = Vec::new();
-        for reference in ["/spec/infrastructureRef", "/spec/bootstrap/configRef"] {
+        let mut named = async |reference: &str| {
             let text = |member: &str| json::text(&machine, &format!("{reference}/{member}"));
-            if let Some(object) =
-                reader.follow(text("apiGroup"), text("kind"), text("name")).await?
-            {
-                objects.push(object);
-            }
-        }
-        objects.insert(0, machine);
-        Ok(objects)
+            let found = reader.follow(text("apiGroup"), text("kind"), text("name")).await?;
+            anyhow::Ok(found.unwrap_or_default())
+        };
+        let infrastructure = named("/spec/infrastructureRef").await?;
+        let bootstrap = named("/spec/bootstrap/configRef").await?;
+        Ok([machine, infrastructure, bootstrap])
     }
 
     /// What the API server has about the kinds.
@@ -334,12 +331,10 @@ impl Subject {
 
     /// The machine as it is now.
     pub(super) async fn look(&self, reader: &mut Reader) -> anyhow::Result<Look> {
-        let objects = self.objects(reader).await?;
+        let [machine, infrastructure, _] = self.objects(reader).await?;
         let node = self.node(reader).await;
         let expressions = self.input.updater.as_ref().map(|updater| updater.spec.verify.as_slice());
         let expressions = expressions.filter(|all| !all.is_empty());
-        let at = |index: usize| objects.get(index).cloned().unwrap_or(Value::Null);
-        let infrastructure = at(1);
         let part = |pointer: &str| infrastructure.pointer(pointer).cloned().unwrap_or(Value::Null);
         let shown = serde_json::json!({
             "spec": part("/spec"),
@@ -347,7 +342,7 @@ impl Subject {
             "labels": part("/metadata/labels"),
         });
         let seen = Verified {
-            machine: at(0),
+            machine,
             infrastructure_machine: infrastructure,
             node: node.clone().unwrap_or(Value::Null),
         };
