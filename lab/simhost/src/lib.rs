@@ -8,11 +8,13 @@
 //! | [`trouble`], `uptime` | injected failures, and when the components respond |
 //! | [`disk`] | what survives the agent's process |
 //! | [`kubelet`] | what its kubelet reports |
+//! | [`service`] | an API that upgrades hosts without their agents |
 //! | [`wait`] | waiting in tests that run in real time |
 
 pub mod disk;
 pub mod host;
 pub mod kubelet;
+pub mod service;
 pub mod state;
 pub mod trouble;
 mod uptime;

@@ -1,7 +1,11 @@
 //! The whole test bed.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
+use anyhow::Context as _;
 use kube::Client;
 use refit_runtime::Clock;
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -16,6 +20,7 @@ use crate::{
     managers::Managers,
     objects::Objects,
     parts::{self, Line, Parts},
+    process::{Part, Program},
     tap::Tap,
 };
 
@@ -96,6 +101,24 @@ impl Bed {
     /// Returns the objects of a namespace of the management cluster.
     pub fn objects(&self, namespace: &str) -> Objects {
         Objects::in_namespace(self.client().clone(), namespace)
+    }
+
+    /// Returns the path of a kubeconfig with all permissions.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.directory.join("admin.kubeconfig")
+    }
+
+    /// Starts the provider of `examples/provider-go` with this kubeconfig.
+    pub fn hosts_provider(&self, kubeconfig: &Path, directory: &Path) -> anyhow::Result<Part> {
+        let path = self.parts.hosts_provider.clone();
+        let program = Program {
+            name: "hosts-provider".to_owned(),
+            path: path.context("the provider is not built: run `cargo xtask testbed build`")?,
+            args: vec![format!("--kubeconfig={}", kubeconfig.display())],
+            restart: true,
+            ..Program::default()
+        };
+        Part::start(program, directory)
     }
 
     /// Returns the certificates of the bed.

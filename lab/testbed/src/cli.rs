@@ -1,26 +1,33 @@
 //! The `refit` command line against a bed.
 
-use std::{env, path::PathBuf};
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
 
 use anyhow::Context as _;
 use serde_json::Value;
 use tokio::process::Command;
 
-use crate::{bed::Bed, controller::program};
+use crate::controller::program;
 
 /// Environment variable with the path of a built `refit`; by default cargo builds one.
 const BUILT: &str = "REFIT_BIN";
 
+/// Returns the path of a built `refit`.
+pub async fn path() -> anyhow::Result<PathBuf> {
+    match env::var_os(BUILT) {
+        Some(built) => Ok(PathBuf::from(built)),
+        None => program("refit", "refit").await,
+    }
+}
+
 /// Runs `refit` with these arguments and `-o json`, and returns its output.
-pub async fn json(bed: &Bed, namespace: &str, args: &[&str]) -> anyhow::Result<Value> {
-    let program = match env::var_os(BUILT) {
-        Some(built) => PathBuf::from(built),
-        None => program("refit", "refit").await?,
-    };
-    let output = Command::new(program)
+pub async fn json(kubeconfig: &Path, namespace: &str, args: &[&str]) -> anyhow::Result<Value> {
+    let output = Command::new(path().await?)
         .args(args)
         .args(["-o", "json", "--namespace", namespace, "--kubeconfig"])
-        .arg(bed.directory.join("admin.kubeconfig"))
+        .arg(kubeconfig)
         .output()
         .await
         .context("failed to start refit")?;

@@ -12,7 +12,9 @@ use std::{
 use anyhow::Context as _;
 use jiff::{SignedDuration, Timestamp};
 use kube::{Api, Client, ResourceExt as _};
-use lab_simhost::{DiskState, HostState, SimDisk, SimHost, kubelet::HostView};
+use lab_simhost::{
+    DiskState, HostState, SimDisk, SimHost, kubelet::HostView, service::HostService,
+};
 use refit_agent::{AgentOptions, run_for};
 use refit_cluster_api::kinds::Machine;
 use refit_kinds::version::StatedVersion;
@@ -123,12 +125,26 @@ impl Hosts {
         machine: &str,
         act: impl FnOnce(&mut HostState) -> T,
     ) -> anyhow::Result<T> {
+        let key = ObjectKey::new(namespace, machine);
+        let changed = self.shared.with(|own, _| *own == key, act);
+        changed.with_context(|| format!("Machine {namespace}/{machine} has no host"))
+    }
+
+    /// Returns an API that upgrades the hosts of one namespace without their agents.
+    pub fn service(&self, namespace: &str) -> HostService {
+        let (shared, namespace) = (self.shared.clone(), namespace.to_owned());
+        HostService::new(Box::new(move |node, act| {
+            let is_it =
+                |key: &ObjectKey, host: &HostState| key.namespace == namespace && host.node == node;
+            shared.with(is_it, act).is_some()
+        }))
+    }
+
+    /// Returns the names of the Machines in a namespace that have a host.
+    pub fn machines(&self, namespace: &str) -> Vec<String> {
         let hosts = lock(&self.shared.hosts);
-        let host = hosts.get(&ObjectKey::new(namespace, machine));
-        let host = host.with_context(|| format!("Machine {namespace}/{machine} has no host"))?;
-        let mut state = lock(&host.state);
-        state.tick(self.shared.clock.now());
-        Ok(act(&mut state))
+        let keys = hosts.keys().filter(|key| key.namespace == namespace);
+        keys.map(|key| key.name.clone()).collect()
     }
 
     /// Holds a host at a step, once it reaches that step, until [`Hosts::resume`].
@@ -142,16 +158,22 @@ impl Hosts {
     pub fn resume(&self, namespace: &str, machine: &str) -> anyhow::Result<()> {
         self.with(namespace, machine, |host| host.troubles.slow.clear())
     }
-
-    /// Returns the names of the Machines in a namespace that have a host.
-    pub fn machines(&self, namespace: &str) -> Vec<String> {
-        let hosts = lock(&self.shared.hosts);
-        let keys = hosts.keys().filter(|key| key.namespace == namespace);
-        keys.map(|key| key.name.clone()).collect()
-    }
 }
 
 impl Shared {
+    /// Changes the first host that fits.
+    fn with<T>(
+        &self,
+        is_it: impl Fn(&ObjectKey, &HostState) -> bool,
+        act: impl FnOnce(&mut HostState) -> T,
+    ) -> Option<T> {
+        let hosts = lock(&self.hosts);
+        let mut states = hosts.iter().map(|(key, host)| (key, lock(&host.state)));
+        let (_, mut state) = states.find(|(key, state)| is_it(key, state))?;
+        state.tick(self.clock.now());
+        Some(act(&mut state))
+    }
+
     /// Postpones the ends of held steps.
     async fn postpone_held(self: Arc<Self>) {
         loop {

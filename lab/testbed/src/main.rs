@@ -134,7 +134,7 @@ fn usage(bed: &Bed) -> String {
         bed.parts.api_server.1,
         bed.parts.cluster_api_version,
         bed.directory.display(),
-        bed.directory.join("admin.kubeconfig").display(),
+        bed.kubeconfig().display(),
     )
 }
 

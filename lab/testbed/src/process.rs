@@ -7,6 +7,7 @@ use std::{
     collections::BTreeMap,
     fs::{File, OpenOptions},
     io::Write as _,
+    iter,
     path::{Path, PathBuf},
     process::Stdio,
     sync::Arc,
@@ -57,6 +58,13 @@ pub struct Program {
     pub env: BTreeMap<String, String>,
     /// Whether the program is restarted when it exits, as in a Deployment.
     pub restart: bool,
+}
+
+impl Program {
+    fn command_line(&self) -> String {
+        let words = iter::once(self.path.display().to_string()).chain(self.args.iter().cloned());
+        words.collect::<Vec<_>>().join(" ")
+    }
 }
 
 /// The desired state of a program.
@@ -122,6 +130,11 @@ impl Part {
     /// Returns the path of the log.
     pub fn log(&self) -> &Path {
         &self.shared.log
+    }
+
+    /// Returns the command line of the program.
+    pub fn command_line(&self) -> String {
+        self.shared.program.command_line()
     }
 
     /// Whether the program runs.
@@ -235,7 +248,7 @@ impl Shared {
     /// Runs the program once and returns how it ended.
     async fn once(&self, desired: &mut watch::Receiver<Desired>) -> anyhow::Result<Exit> {
         let mut log = self.open_log()?;
-        writeln!(log, "--- {} {}", self.program.path.display(), self.program.args.join(" "))?;
+        writeln!(log, "--- {}", self.program.command_line())?;
         let mut child = Command::new("/bin/sh")
             .arg("-c")
             .arg(KEEPER)

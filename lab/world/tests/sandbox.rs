@@ -64,7 +64,7 @@ fn brought_up() -> &'static BringUp {
 
 async fn start(world: &Snapshot, directory: &Path) -> Sandbox {
     let options = SandboxOptions { directory: directory.to_owned(), hurry: 20 };
-    let ports = Ports::take(None).unwrap();
+    let ports = Ports::take(None, None).unwrap();
     Sandbox::start(world, ports, options).await.unwrap()
 }
 

@@ -33,6 +33,7 @@ Examples:
   refit sandbox
   refit sandbox --manifests cluster.yaml     what `clusterctl generate cluster` prints
   refit sandbox --port 6443 --speed 1        hosts take as long as real ones
+  refit sandbox --hosts-port 8099            with an API for a provider that upgrades hosts
   refit sandbox --script scenario.txt        a script in simulated time; `help` in a script lists the commands
 
 The first line of stdout is the path of a kubeconfig. Its context `refit` is the management
@@ -50,11 +51,15 @@ pub(crate) struct Args {
     /// Serve the management API on this port of 127.0.0.1 [default: a free one].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
+    /// Also serve an HTTP API that upgrades hosts without their agents, on this port of 127.0.0.1.
+    /// A provider under development can call it: docs/write-a-provider.md.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    hosts_port: Option<u16>,
     /// Speed up the hosts by this factor. Everything else runs in real time.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100))]
     speed: u32,
     /// Run a scenario script on simulated time instead, print its output and exit. Opens no port.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["manifests", "port", "speed"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["manifests", "port", "hosts_port", "speed"])]
     script: Option<PathBuf>,
 }
 
@@ -65,7 +70,7 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
     }
     let printer = Printer::new(Format::Text, global);
     // Bind the port first, so that a port in use is reported before any slow work.
-    let ports = Ports::take(args.port)?;
+    let ports = Ports::take(args.port, args.hosts_port)?;
     let world = make(args, global)?;
     let runtime = sandbox::runtime()?;
     let outcome = runtime.block_on(stay_up(args, global, printer, &world, ports));

@@ -5,7 +5,6 @@ mod control_plane_in_place;
 mod discovery;
 mod failing;
 mod health_check;
-mod host_service;
 mod killed;
 mod kubeadm_config;
 mod look;
@@ -58,6 +57,12 @@ pub(crate) const ALL: &[Flow] = &[
         lines: BOTH,
         on: On::Shared,
         run: |bed| Box::pin(providers::run(bed)),
+    },
+    Flow {
+        name: "the_example_of_a_provider_in_go_keeps_the_contract_in_the_sandbox",
+        lines: &[Line::V1_14],
+        on: On::Shared,
+        run: |bed| Box::pin(contract::in_sandbox(bed)),
     },
     Flow {
         name: "an_update_that_is_aborted_and_reverted_leaves_every_machine_as_before",

@@ -1,9 +1,15 @@
 //! A provider, the one of `examples/provider-go`, brings the Machines of one cluster to versions: the agents of its
 //! hosts do nothing.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::{Ipv4Addr, TcpListener},
+    sync::Arc,
+    time::Duration,
+};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
+use lab_simhost::service::HostService;
 use lab_testbed::{
     Bed, Cluster, ClusterSpec,
     cluster::{TO, error_text},
@@ -12,12 +18,13 @@ use lab_testbed::{
         self, CLUSTER, CLUSTER_ROLE, HOST_PLAN, HOST_UPGRADE, NODE_UPDATE, Objects, UPDATER, name,
         text,
     },
-    process::{Part, Program},
+    process::Part,
     wait,
 };
+use refit_runtime::net::Listener;
 use serde_json::{Value, json};
 
-use super::{contract, host_service::HostService, look};
+use super::{contract, look};
 
 const WITHIN: Duration = Duration::from_mins(6);
 /// How long a Machine whose update has failed must stay as it is. Cluster API calls again within this time.
@@ -47,17 +54,24 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     let _calm = bed.calm().await;
     let spec = ClusterSpec { workers: vec![("md", 2, 0, 1)], ..ClusterSpec::default() };
     let cluster = bed.cluster("providers", &spec).await?;
-    let service = HostService::bind(bed, &cluster.namespace).await?;
+    let service = Arc::new(bed.hosts().service(&cluster.namespace));
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let port = listener.local_addr()?.port();
     tokio::select! {
-        stopped = service.serve() => Err(stopped.context("the host service has stopped")),
-        result = flow(bed, &cluster, &service) => result,
+        () = service.clone().serve(Listener::listening(listener)?) => bail!("the host service has stopped"),
+        result = flow(bed, &cluster, &service, port) => result,
     }
 }
 
-async fn flow(bed: &Bed, cluster: &Cluster, service: &HostService<'_>) -> anyhow::Result<()> {
+async fn flow(
+    bed: &Bed,
+    cluster: &Cluster,
+    service: &HostService,
+    port: u16,
+) -> anyhow::Result<()> {
     install(bed).await?;
     let provider = provider(bed)?;
-    updater(bed, cluster, &service.url()?).await.with_context(|| provider.tail())?;
+    updater(bed, cluster, port).await.with_context(|| provider.tail())?;
     let before = look::identities(cluster).await?;
     let plans = plans(cluster).await?;
 
@@ -67,12 +81,10 @@ async fn flow(bed: &Bed, cluster: &Cluster, service: &HostService<'_>) -> anyhow
     workers(cluster, NEXT).await.with_context(|| provider.tail())?;
     roles(cluster, service, NEXT, &["Worker", "Worker"]).await?;
     refused(cluster, service).await.with_context(|| provider.tail())?;
-    service.accept();
+    service.refuse(None);
     let machines = cluster.control_plane_machines().await?;
     let machine = name(machines.first().context("there is no Machine")?);
-    contract::by_hosts_provider(bed, cluster, machine, &service.url()?)
-        .await
-        .with_context(|| provider.tail())?;
+    contract::by_hosts_provider(bed, cluster, machine, &provider, port).await?;
 
     let after = look::identities(cluster).await?;
     ensure!(before == after, "{before:#?} became {after:#?}");
@@ -100,29 +112,20 @@ async fn install(bed: &Bed) -> anyhow::Result<()> {
 
 /// Starts the provider, with only the permissions that it ships.
 fn provider(bed: &Bed) -> anyhow::Result<Part> {
-    let path = bed.parts.hosts_provider.clone();
-    let path = path.context("the provider is not built: run `cargo xtask testbed build`")?;
     let kubeconfig = bed.directory.join("hosts-provider.kubeconfig");
     let groups = ["system:serviceaccounts", "system:serviceaccounts:hosts-provider"];
     bed.certs().write_kubeconfig(&kubeconfig, bed.url(), USER, &groups)?;
-    let program = Program {
-        name: "hosts-provider".to_owned(),
-        path,
-        args: vec![format!("--kubeconfig={}", kubeconfig.display())],
-        env: BTreeMap::new(),
-        restart: true,
-    };
-    Part::start(program, &bed.directory)
+    bed.hosts_provider(&kubeconfig, &bed.directory)
 }
 
-async fn updater(bed: &Bed, cluster: &Cluster, url: &str) -> anyhow::Result<()> {
+async fn updater(bed: &Bed, cluster: &Cluster, port: u16) -> anyhow::Result<()> {
     let label = json!({"metadata": {"labels": {LABEL: "true"}}});
     cluster.objects.merge(CLUSTER, &cluster.name, &label).await?;
     let template = json!({
         "apiVersion": "hosts.example/v1",
         "kind": "HostUpgradeTemplate",
         "metadata": {"name": "hosts", "namespace": cluster.namespace},
-        "spec": {"template": {"spec": {"url": url}}},
+        "spec": {"template": {"spec": {"url": format!("http://127.0.0.1:{port}")}}},
     });
     cluster.objects.apply(&template).await?;
     let updater = json!({
@@ -160,7 +163,7 @@ async fn plans(cluster: &Cluster) -> anyhow::Result<BTreeMap<String, Value>> {
 /// The control plane is upgraded, once the service answers. The provider is killed while a host is upgraded.
 async fn control_plane(
     cluster: &Cluster,
-    service: &HostService<'_>,
+    service: &HostService,
     provider: &Part,
 ) -> anyhow::Result<()> {
     service.set_down(true);
@@ -235,13 +238,13 @@ async fn succeeded(cluster: &Cluster, version: &str, count: usize) -> anyhow::Re
 /// Each Machine was upgraded once, and had its role.
 async fn roles(
     cluster: &Cluster,
-    service: &HostService<'_>,
+    service: &HostService,
     version: &str,
     wanted: &[&str],
 ) -> anyhow::Result<()> {
     let mut roles = Vec::new();
     for machine in cluster.machines().await? {
-        let host = service.host(text(&machine, "/status/nodeRef/name"));
+        let host = service.record(text(&machine, "/status/nodeRef/name"));
         roles.extend(
             host.upgrades.into_iter().filter(|(to, _)| to == version).map(|(_, role)| role),
         );
@@ -252,8 +255,8 @@ async fn roles(
 }
 
 /// The service refuses an upgrade for good: the update fails with its words, and no Machine is replaced.
-async fn refused(cluster: &Cluster, service: &HostService<'_>) -> anyhow::Result<()> {
-    service.refuse(REFUSAL);
+async fn refused(cluster: &Cluster, service: &HostService) -> anyhow::Result<()> {
+    service.refuse(Some(REFUSAL));
     let change = json!({"template": {"spec": {"version": TO}}});
     cluster.change_workers("md", &change).await?;
     let before = look::identities(cluster).await?;

@@ -60,7 +60,8 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
 /// Returns the counts of `refit plan` for each group.
 async fn planned(bed: &Bed, cluster: &Cluster) -> anyhow::Result<BTreeMap<String, Counts>> {
     let target = format!("cluster/{}", cluster.name);
-    let plan = cli::json(bed, &cluster.namespace, &["plan", &target, "--to", TO]).await?;
+    let plan =
+        cli::json(&bed.kubeconfig(), &cluster.namespace, &["plan", &target, "--to", TO]).await?;
     let groups = plan["groups"].as_array().context("the plan has no groups")?;
     let counts = groups.iter().map(|group| {
         let count = |key: &str| group["machines"][key].as_i64().unwrap_or(-1);

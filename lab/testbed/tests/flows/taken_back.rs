@@ -56,7 +56,8 @@ async fn take_back(bed: &Bed, cluster: &Cluster, goal: &str, owner: &str) -> any
     look::at_step(cluster, goal, STEP, WITHIN).await?;
     let go_on = look::resume_once_aborted(bed, cluster, WITHIN);
     let args = ["abort", owner, "--revert"];
-    let (rows, gone_on) = futures::join!(cli::json(bed, &cluster.namespace, &args), go_on);
+    let kubeconfig = bed.kubeconfig();
+    let (rows, gone_on) = futures::join!(cli::json(&kubeconfig, &cluster.namespace, &args), go_on);
     gone_on?;
     let rows = rows?;
     let reverted = |row: &Value| text(row, "/action") == "reverted" && text(row, "/to") == FROM;

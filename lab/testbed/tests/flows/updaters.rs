@@ -69,7 +69,7 @@ async fn server(bed: &Bed) -> anyhow::Result<(Part, String)> {
     bed.certs().write_server(&certificates)?;
     let port = free_port()?;
     let file = |name: &str| certificates.join(name).display().to_string();
-    let kubeconfig = bed.directory.join("admin.kubeconfig").display().to_string();
+    let kubeconfig = bed.kubeconfig().display().to_string();
     let program = Program {
         name: "hook-updater".to_owned(),
         path: program("hook-updater", "hook-updater").await?,

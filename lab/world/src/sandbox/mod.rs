@@ -36,7 +36,7 @@ pub enum SandboxError {
     /// The port is in use.
     #[error(
         "port {port} of 127.0.0.1 is in use; stop the process that `ss -ltnp 'sport = :{port}'` \
-         shows, or choose another port with --port"
+         shows, or choose another port"
     )]
     PortInUse {
         /// The port.

@@ -10,6 +10,7 @@ use std::{
 };
 
 use lab_apiserver::{ApiServer, auth::MASTERS};
+use lab_simhost::{HostState, service::HostService};
 use refit_runtime::{
     net::Listener,
     serve,
@@ -43,16 +44,21 @@ pub fn runtime() -> io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
-/// The port of the management API, opened before anything else happens.
+/// The ports of the sandbox, opened before anything else happens.
 #[derive(Debug)]
 pub struct Ports {
     management: TcpListener,
+    hosts: Option<TcpListener>,
 }
 
 impl Ports {
-    /// Opens this port, or any free one.
-    pub fn take(port: Option<u16>) -> Result<Self, SandboxError> {
-        Ok(Self { management: listen(port.unwrap_or(0))? })
+    /// Opens the port of the management API, by default any free one, and the port of the API that
+    /// upgrades hosts ([`HostService`]), which is not served by default.
+    pub fn take(management: Option<u16>, hosts: Option<u16>) -> Result<Self, SandboxError> {
+        Ok(Self {
+            management: listen(management.unwrap_or(0))?,
+            hosts: hosts.map(listen).transpose()?,
+        })
     }
 }
 
@@ -100,7 +106,10 @@ impl Sandbox {
         let inner = world.inner.clone();
         let apis = inner.apis.subscribe();
         let path = options.directory.join(FILE);
-        let mut front = Front::new(inner, ports, path.clone())?;
+        if let Some(hosts) = ports.hosts {
+            serve_hosts(&inner, Listener::listening(hosts)?);
+        }
+        let mut front = Front::new(inner, ports.management, path.clone())?;
         let (up, mut all_up) = watch::channel(false);
         let clusters = lock(&world.inner.env).clusters.len();
         world.inner.spawn(async move { front.run(apis, clusters, &up).await });
@@ -118,6 +127,14 @@ impl Sandbox {
     pub fn kubeconfig(&self) -> &std::path::Path {
         &self.kubeconfig
     }
+}
+
+fn serve_hosts(inner: &Arc<Inner>, listener: Listener) {
+    let world = inner.clone();
+    let hosts =
+        move |node: &str, act: &mut dyn FnMut(&mut HostState)| world.with_host(node, act).is_some();
+    let service = Arc::new(HostService::new(Box::new(hosts)));
+    inner.spawn(service.serve(listener));
 }
 
 /// One API that has been served at least once.
@@ -195,11 +212,11 @@ struct Front {
 }
 
 impl Front {
-    fn new(inner: Arc<Inner>, ports: Ports, path: PathBuf) -> Result<Self, SandboxError> {
-        let port = port_of(&ports.management)?;
+    fn new(inner: Arc<Inner>, listener: TcpListener, path: PathBuf) -> Result<Self, SandboxError> {
+        let port = port_of(&listener)?;
         let ca = inner.management_identity.ca.clone();
         let mut management = Api::new(inner.management.clone(), &ca, port)?;
-        management.serve(&inner, Listener::listening(ports.management)?);
+        management.serve(&inner, Listener::listening(listener)?);
         let front = Self { inner, management, workloads: BTreeMap::new(), path };
         front.write()?;
         Ok(front)

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use lab_simhost::{DiskState, HostState, kubelet::HostView};
 use serde::{Deserialize, Serialize};
 
-use super::{World, lock};
+use super::{Inner, World, lock};
 use crate::env::state::HostRecord;
 
 /// A host that has booted.
@@ -77,18 +77,7 @@ impl HostHandle {
 impl World {
     /// Reads or modifies the host of a node directly. No component is notified.
     pub fn with_host<T>(&self, node: &str, act: impl FnOnce(&mut HostState) -> T) -> Option<T> {
-        let host = {
-            let hosts = lock(&self.inner.hosts);
-            let found = hosts.iter().find(|(key, _)| key.rsplit('/').next() == Some(node));
-            found.map(|(_, host)| host.clone())
-        }?;
-        let outcome = {
-            let mut state = lock(&host.state);
-            state.tick(self.now());
-            act(&mut state)
-        };
-        self.inner.woken.notify_one();
-        Some(outcome)
+        self.inner.with_host(node, act)
     }
 
     /// Names of the nodes whose hosts have booted.
@@ -96,5 +85,27 @@ impl World {
         let hosts = lock(&self.inner.hosts);
         let nodes = hosts.keys().map(|key| key.rsplit('/').next().unwrap_or(key));
         nodes.map(str::to_owned).collect()
+    }
+}
+
+impl Inner {
+    /// As [`World::with_host`].
+    pub(crate) fn with_host<T>(
+        &self,
+        node: &str,
+        act: impl FnOnce(&mut HostState) -> T,
+    ) -> Option<T> {
+        let host = {
+            let hosts = lock(&self.hosts);
+            let found = hosts.iter().find(|(key, _)| key.rsplit('/').next() == Some(node));
+            found.map(|(_, host)| host.clone())
+        }?;
+        let outcome = {
+            let mut state = lock(&host.state);
+            state.tick(self.clock.now());
+            act(&mut state)
+        };
+        self.woken.notify_one();
+        Some(outcome)
     }
 }
