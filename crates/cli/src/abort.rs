@@ -1,9 +1,9 @@
 //! `refit abort`: asks unfinished updates to stop, and their owners for the previous version.
 
-use std::{collections::BTreeSet, process::ExitCode, time::Duration};
+use std::{process::ExitCode, time::Duration};
 
 use kube::ResourceExt as _;
-use refit_core::{node::is_past_return, progress::owner_of};
+use refit_core::node::is_past_return;
 use refit_kinds::{
     keys,
     refit::{NodeUpdate, Phase, Stage},
@@ -161,13 +161,12 @@ async fn until_stopped(cluster: &Cluster, target: &Target, printer: Printer) -> 
 
 /// The control planes and MachineDeployments of the target's Machines.
 async fn owners(cluster: &Cluster, target: &Target) -> anyhow::Result<Vec<Target>> {
-    let found = target.gather(cluster).await?;
-    let names: BTreeSet<String> = found.machines.iter().map(owner_of).collect();
+    let owners = target.owners(cluster).await?.into_iter();
     let has_version = |owner: &Target| match owner.kind {
         TargetKind::ControlPlane | TargetKind::MachineDeployment => true,
         TargetKind::Cluster | TargetKind::MachineSet | TargetKind::Machine => false,
     };
-    Ok(names.iter().filter_map(|name| name.parse().ok()).filter(has_version).collect())
+    Ok(owners.filter(has_version).collect())
 }
 
 fn owner_line(row: &revert::Row, dry_run: bool) -> String {

@@ -18,6 +18,7 @@ mod doctor;
 mod exit;
 mod global;
 mod install;
+mod pace;
 mod plan;
 mod printer;
 mod progress;
@@ -57,6 +58,12 @@ enum Command {
     Abort(abort::Args),
     /// Retry updates that failed or were aborted.
     Retry(retry::Args),
+    /// Let no further machine of a group begin.
+    Pause(pace::PauseArgs),
+    /// Let the machines of a paused or stopped group go on.
+    Resume(pace::ResumeArgs),
+    /// Let a rollout go on after its first machines.
+    Approve(pace::ApproveArgs),
     /// Check the installation and suggest fixes.
     Doctor(doctor::Args),
     /// Upgrade a simulated cluster in place and show that every machine was kept.
@@ -94,6 +101,9 @@ fn main() -> ExitCode {
         Command::Watch(args) => watch::run(args, global),
         Command::Abort(args) => abort::run(args, global),
         Command::Retry(args) => retry::run(args, global),
+        Command::Pause(args) => pace::pause(args, global),
+        Command::Resume(args) => pace::resume(args, global),
+        Command::Approve(args) => pace::approve(args, global),
         Command::Doctor(args) => doctor::run(args, global),
         #[cfg(feature = "sandbox")]
         Command::Demo(args) => demo::run(args, global),

@@ -1,12 +1,13 @@
 //! The target of a command, `KIND/NAME`, and the objects that belong to it.
 
-use std::{fmt, str::FromStr};
+use std::{collections::BTreeSet, fmt, str::FromStr};
 
 use anyhow::anyhow;
 use kube::{Resource, ResourceExt as _};
 use refit_cluster_api::kinds::{
     Cluster as ClusterObject, KubeadmControlPlane, Machine, MachineDeployment, MachineSet,
 };
+use refit_core::progress::owner_of;
 use refit_kinds::{
     keys,
     refit::{MachineUid, NodeUpdate, UpdateGroup},
@@ -202,6 +203,34 @@ impl Target {
         Ok(found)
     }
 
+    /// The control planes, MachineDeployments and MachineSets that own Machines of the target.
+    pub(crate) async fn owners(&self, cluster: &Cluster) -> anyhow::Result<Vec<Self>> {
+        let found = self.gather(cluster).await?;
+        let names: BTreeSet<String> = found.machines.iter().map(owner_of).collect();
+        Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
+    }
+
+    /// How others refer to the target, which owns Machines.
+    pub(crate) async fn reference(&self, cluster: &Cluster) -> anyhow::Result<Reference> {
+        match self.kind {
+            TargetKind::ControlPlane => {
+                let object = self.get_object::<KubeadmControlPlane>(cluster).await?;
+                Ok(Reference::to(&object, cluster_of(&object)))
+            }
+            TargetKind::MachineDeployment => {
+                let object = self.get_object::<MachineDeployment>(cluster).await?;
+                let cluster = object.spec.cluster_name.clone();
+                Ok(Reference::to(&object, cluster))
+            }
+            TargetKind::MachineSet => {
+                let object = self.get_object::<MachineSet>(cluster).await?;
+                let cluster = object.spec.cluster_name.clone();
+                Ok(Reference::to(&object, cluster))
+            }
+            TargetKind::Cluster | TargetKind::Machine => anyhow::bail!("{self} owns no Machines"),
+        }
+    }
+
     /// Checks that the target exists.
     pub(crate) async fn check(&self, cluster: &Cluster) -> anyhow::Result<()> {
         match self.kind {
@@ -268,6 +297,21 @@ impl Target {
                 spec.owner.kind == self.kind.kind() && spec.owner.name == self.name
             }
         }
+    }
+}
+
+/// How others refer to the owner of Machines.
+pub(crate) struct Reference {
+    pub(crate) api_version: String,
+    pub(crate) uid: String,
+    /// Name of its Cluster.
+    pub(crate) cluster: String,
+}
+
+impl Reference {
+    fn to<K: Resource<DynamicType = ()>>(object: &K, cluster: String) -> Self {
+        let api_version = K::api_version(&()).into_owned();
+        Self { api_version, uid: object.uid().unwrap_or_default(), cluster }
     }
 }
 

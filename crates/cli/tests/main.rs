@@ -9,6 +9,7 @@ mod contract;
 mod demo;
 mod install;
 #[cfg(feature = "sandbox")]
+mod pace;
 mod sandbox;
 mod stage;
 mod upgrade;

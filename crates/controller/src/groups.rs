@@ -9,7 +9,9 @@ use kube::{Api, ResourceExt as _};
 use refit_cluster_api::kinds::{CONTROL_PLANE_GROUP, CORE_GROUP, Cluster, Machine, MachineSet};
 use refit_kinds::{
     keys,
-    refit::{GroupOwner, NodeUpdate, Owner, UpdateGroup, UpdateGroupSpec, update_group_name},
+    refit::{
+        GroupOwner, NodeUpdate, Owner, Pacing, UpdateGroup, UpdateGroupSpec, update_group_name,
+    },
 };
 use refit_runtime::{ObjectKey, apply};
 
@@ -35,7 +37,12 @@ impl Group {
     fn of(namespace: &str, cluster: &str, owner: GroupOwner, control_plane: bool) -> Self {
         Self {
             key: ObjectKey::new(namespace, update_group_name(&owner.kind, &owner.name)),
-            spec: UpdateGroupSpec { cluster_name: cluster.to_owned(), owner, control_plane },
+            spec: UpdateGroupSpec {
+                cluster_name: cluster.to_owned(),
+                owner,
+                control_plane,
+                pacing: Pacing::default(),
+            },
         }
     }
 

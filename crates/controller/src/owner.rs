@@ -174,7 +174,7 @@ pub(crate) fn limits_of(stores: &Stores, group: &Group, present: impl FnOnce() -
 
 #[cfg(test)]
 mod tests {
-    use refit_kinds::refit::{GroupOwner, UpdateGroupSpec};
+    use refit_kinds::refit::{GroupOwner, Pacing, UpdateGroupSpec};
     use refit_runtime::ObjectKey;
     use serde_json::json;
 
@@ -187,6 +187,7 @@ mod tests {
                 cluster_name: "edge-1".into(),
                 owner: GroupOwner { api_version: "v1".into(), kind: kind.into(), name: "g".into() },
                 control_plane: kind == "KubeadmControlPlane",
+                pacing: Pacing::default(),
             },
         }
     }

@@ -33,6 +33,38 @@ pub enum Refusal {
         /// A Machine that holds a slot.
         machine: String,
     },
+    /// The rollout waits for an approval after its first machines.
+    ApprovalRequired {
+        /// The owner of the group, as a command names it.
+        owner: String,
+        /// Number of the rollout.
+        number: i64,
+        /// What the rollout updates machines to.
+        target: String,
+        /// How many machines have begun.
+        begun: usize,
+    },
+    /// The failures of the rollout have stopped it.
+    RolloutStopped {
+        /// The owner of the group, as a command names it.
+        owner: String,
+        /// What the rollout updates machines to.
+        target: String,
+        /// The machines that failed.
+        machines: Vec<String>,
+        /// Reason and step of their failure, if it is the same.
+        cause: Option<String>,
+    },
+    /// The machine that was updated last has not been back long enough.
+    Soaking {
+        /// When it has been.
+        until: Timestamp,
+    },
+    /// Another machine of the group comes first.
+    OutOfTurn {
+        /// The Machine.
+        machine: String,
+    },
     /// Too few of the group's other machines are available.
     GroupUnavailable {
         /// Number of other machines that are available.
@@ -263,11 +295,15 @@ impl Refusal {
     pub fn object(&self) -> String {
         match self {
             Self::SlotBusy { machine }
+            | Self::OutOfTurn { machine }
             | Self::NoNode { machine }
             | Self::MachineDeleting { machine }
             | Self::RoomForOthers { machine }
             | Self::NoGroup { machine } => machine.clone(),
             Self::ControlPlaneUnhealthy { member, .. } => member.clone(),
+            Self::ApprovalRequired { owner, .. } | Self::RolloutStopped { owner, .. } => {
+                owner.clone()
+            }
             Self::NoFreshReport { node }
             | Self::AgentTooOld { node, .. }
             | Self::NodeNotReady { node }
@@ -297,6 +333,7 @@ impl Refusal {
             Self::GroupUnavailable { lacks_machines: true, .. } => MISSING_MACHINE.to_owned(),
             Self::GroupUnavailable { lacks_machines: false, .. }
             | Self::ControlPlaneBehind { .. }
+            | Self::Soaking { .. }
             | Self::GroupNotReady => String::new(),
         }
     }
@@ -307,6 +344,10 @@ impl Refusal {
             Self::PodDisruptionBudget { pod, .. } | Self::EvictionRefused { pod, .. } => pod,
             Self::Drain(drain) => drain.pod(),
             Self::SlotBusy { .. }
+            | Self::ApprovalRequired { .. }
+            | Self::RolloutStopped { .. }
+            | Self::Soaking { .. }
+            | Self::OutOfTurn { .. }
             | Self::GroupUnavailable { .. }
             | Self::ControlPlaneUnhealthy { .. }
             | Self::ControlPlaneBehind { .. }
@@ -344,6 +385,30 @@ impl Refusal {
                 format!(
                     "waiting for {machine}: as many machines of the group are unavailable as \
                      allowed"
+                )
+            }
+            Self::ApprovalRequired { owner, number, target, begun } => {
+                let machines = if *begun == 1 { "machine has" } else { "machines have" };
+                format!(
+                    "waiting for the approval of rollout {number} to {target}, of which {begun} {machines} \
+                     begun: refit approve {owner}"
+                )
+            }
+            Self::RolloutStopped { owner, target, machines, cause } => {
+                let cause = cause.as_ref().map(|cause| format!(" with {cause}"));
+                format!(
+                    "the rollout to {target} has stopped: {} failed{}. Retry them, or go on without \
+                     them: refit resume {owner}",
+                    machines.join(", "),
+                    cause.unwrap_or_default()
+                )
+            }
+            Self::Soaking { until } => format!(
+                "waiting until {until}: the machine that was updated last has not been back long enough"
+            ),
+            Self::OutOfTurn { machine } => {
+                format!(
+                    "waiting for {machine}, which comes first by spec.pacing.order of the group"
                 )
             }
             Self::GroupUnavailable { available, needed, lacks_machines } => {
@@ -486,6 +551,20 @@ mod tests {
         let s = String::from;
         vec![
             Refusal::SlotBusy { machine: s("m") },
+            Refusal::ApprovalRequired {
+                owner: s("machinedeployment/md"),
+                number: 2,
+                target: s("v1.35.0"),
+                begun: 1,
+            },
+            Refusal::RolloutStopped {
+                owner: s("machinedeployment/md"),
+                target: s("v1.35.0"),
+                machines: vec![s("m"), s("n")],
+                cause: Some(s("HostStepFailed at kubeadm-upgrade")),
+            },
+            Refusal::Soaking { until: Timestamp::UNIX_EPOCH },
+            Refusal::OutOfTurn { machine: s("m") },
             Refusal::GroupUnavailable { available: 3, needed: 4, lacks_machines: false },
             Refusal::ControlPlaneUnhealthy { member: s("cp-1"), why: s("etcd is not Ready") },
             Refusal::ControlPlaneBehind {

@@ -6,7 +6,7 @@ use kube::ResourceExt as _;
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
     change::updaters::accepted,
-    group::Other,
+    group::{Other, Pace, Queued, owner_argument, waits_for_turn},
     node::{
         ControlPlaneMember, Decision, Group, GroupState, Leaving, MachineView, NodeView,
         OtherMachines, Others, Seen, Snapshot, Workload, decide, has_brought_version, is_available,
@@ -17,8 +17,8 @@ use refit_core::{
 use refit_kinds::{
     conditions, keys,
     refit::{
-        MachineUid, NodeName, NodeUpdate, PlanSettings, Role, UpdateGroup, UpdatePart,
-        UpdaterAction,
+        MachineUid, NodeName, NodeUpdate, NodeUpdateStatus, PlanSettings, Role, UpdateGroup,
+        UpdatePart, UpdaterAction,
     },
 };
 use refit_runtime::ObjectKey;
@@ -29,6 +29,7 @@ use crate::{
     context::{Context, Stores},
     groups::{
         self, control_plane_of, group_of, machines_of, node_updates_of, node_updates_of_machine,
+        owner_generation,
     },
     host_plan::{cluster_key, node_name, plan_key},
     owner::{LiveOwner, limits_of},
@@ -92,7 +93,10 @@ impl Look {
         #[cfg(feature = "sabotage")]
         let host_lost_after = ctx.sabotage.host_lost_after(host_lost_after);
         let snapshot = Snapshot {
-            paused: known.and_then(|machine| paused(stores, machine)),
+            paused: known.and_then(|machine| paused(stores, machine)).or_else(|| {
+                let group = object.as_deref().filter(|group| group.spec.pacing.paused)?;
+                Some(format!("UpdateGroup {}", group.name_any()))
+            }),
             unguarded: policy.is_some_and(|policy| policy.unguarded),
             drain: known.map(|machine| live_drain_policy(ctx, machine)).unwrap_or_default(),
             settings,
@@ -251,12 +255,18 @@ fn group(
     let stores = &ctx.stores;
     let status = object.status.clone().unwrap_or_default();
     let limits = limits_of(stores, owner, || machines_of(stores, &owner.key).len());
+    let limits = limits.paced(&object.spec.pacing);
+    let pace = Pace {
+        pacing: object.spec.pacing.clone(),
+        owner: owner_argument(&owner.spec.owner),
+        owner_generation: owner_generation(stores, owner),
+    };
     #[cfg(feature = "sabotage")]
     let (status, limits) = ctx.sabotage.own_slot(&update.spec.machine_ref.uid, status, limits);
     let (stores, key, nodes) = (stores.clone(), owner.key.clone(), nodes.to_vec());
     let (update, machine) = (update.clone(), machine.clone());
     let read = move || other_machines(&stores, &update, &machine, &key, &nodes);
-    Group { status, limits, others: Others::read_on_use(read) }
+    Group { status, limits, pace, others: Others::read_on_use(read) }
 }
 
 fn other_machines(
@@ -283,6 +293,10 @@ fn other_machines(
         let machine_uid = MachineUid::of(&other.metadata);
         let newest = speaker(updates.iter().map(AsRef::as_ref), &machine_uid);
         let newest_phase = newest.map(groups::phase_of);
+        if newest.is_some_and(waits_for_its_turn) {
+            let created = other.metadata.creation_timestamp.as_ref().map(|created| created.0);
+            all.queue.push(Queued { machine: other.name_any(), created });
+        }
         let available = is_available(&MachineView { machine: other, node, newest_phase });
         all.machines.push(Other { machine_uid, available });
         all.run.push(node.map(|node| node.kubelet_version.clone()).unwrap_or_default());
@@ -293,6 +307,14 @@ fn other_machines(
         }
     }
     all
+}
+
+fn waits_for_its_turn(update: &NodeUpdate) -> bool {
+    let waits = |status: &NodeUpdateStatus| {
+        let mut blockers = status.blocked_by.iter();
+        status.phase.is_undisturbed() && blockers.any(|blocker| waits_for_turn(&blocker.reason))
+    };
+    update.status.as_ref().is_some_and(waits)
 }
 
 /// Whether Cluster API drains the Node of a Machine (`docs/facts/machine.md#conditions`).

@@ -8,12 +8,14 @@ mod withdrawn;
 
 use std::{sync::Arc, time::Duration};
 
+use jiff::Timestamp;
 use kube::ResourceExt as _;
 use refit_cluster_api::kinds::{Machine, update_in_progress};
 use refit_core::{
     group::{
-        Member, Outside, POLICY_UNDERSTOOD, forget_old_answer, forget_replaced, release,
-        runs_another_version, show_policy, summarise,
+        Member, Outside, POLICY_UNDERSTOOD, awaits_approval, failure_of, forget_old_answer,
+        forget_replaced, record_approval, record_end, record_failure, release,
+        runs_another_version, show_policy, summarise, target_of,
     },
     node::speaker,
 };
@@ -188,8 +190,9 @@ fn next_status(
     for machine_uid in free {
         next = release(&next, machine_uid).unwrap_or(next);
     }
-    let limits = limits_of(stores, &group, || machines.len());
+    let limits = limits_of(stores, &group, || machines.len()).paced(&object.spec.pacing);
     let now = ctx.clock.now_seconds();
+    record_rollout(stores, &group, &mut next, (machines, speakers), now);
     next = forget_old_answer(&next, owner_generation(stores, &group), now);
     next = forget_replaced(
         &next,
@@ -199,6 +202,37 @@ fn next_status(
         next = show_policy(&next, &policy, now);
     }
     summarise(&next, limits, &members, outside, object.metadata.generation, now)
+}
+
+/// Records what has become of the group's rollout.
+fn record_rollout(
+    stores: &Stores,
+    group: &Group,
+    next: &mut UpdateGroupStatus,
+    (machines, speakers): (&[Arc<Machine>], &[Option<&NodeUpdate>]),
+    now: Timestamp,
+) {
+    let generation = owner_generation(stores, group);
+    let failed = speakers.iter().flatten().filter_map(|update| failure_of(update, generation));
+    for (target, failure) in failed {
+        record_failure(next, &target, failure);
+    }
+    let waiting = speakers.iter().flatten().filter(|update| awaits_approval(update));
+    let targets: Vec<String> = waiting.map(|update| target_of(&update.spec, generation)).collect();
+    record_approval(next, &group.spec.pacing, targets.iter().map(String::as_str));
+    let owner = LiveOwner::of(stores, group);
+    let is_up_to_date = match &owner {
+        Some(LiveOwner::ControlPlane(_) | LiveOwner::Deployment(_)) => {
+            owner.as_ref().is_some_and(LiveOwner::is_up_to_date)
+        }
+        // A MachineSet does not report it.
+        Some(LiveOwner::Set(_)) | None => true,
+    };
+    let all_ended = speakers.iter().flatten().all(|update| phase_of(update).is_final());
+    let none_asked = !machines.iter().any(|machine| update_in_progress(machine.as_ref()));
+    if is_up_to_date && all_ended && none_asked && next.slots.is_empty() {
+        record_end(next, generation, now);
+    }
 }
 
 /// Emits an event on the owner for an invalid annotation, once per change.

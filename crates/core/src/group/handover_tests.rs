@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use refit_kinds::refit::UpdateGroupStatus;
 
-use super::*;
+use super::{testing::claim, *};
 
 /// Maximum number of claims, which keeps the state space finite.
 const MOST_CLAIMS: i64 = 6;

@@ -6,11 +6,16 @@
 //! (`docs/adr/0004-a-lease-a-fence-and-compare-and-swap.md`).
 
 mod durations;
+mod pacing;
 mod summary;
 mod unrequested;
 
 #[cfg(test)]
 mod handover_tests;
+#[cfg(test)]
+mod pacing_tests;
+#[cfg(test)]
+mod testing;
 #[cfg(test)]
 mod tests;
 
@@ -19,6 +24,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::refit::{ClaimId, MachineUid, Slot, UpdateGroupStatus};
 
 pub use durations::{MAX_DURATIONS, median_seconds, record_durations};
+pub use pacing::{
+    Candidate, Pace, Queued, Turn, awaits_approval, failure_of, owner_argument, record_approval,
+    record_end, record_failure, record_success, start_refusal, target_of, waits_for_turn,
+};
 pub use summary::{
     BLOCKED, COVERED, ControlPlane, Member, Outside, POLICY_UNDERSTOOD, PROGRESSING,
     REASON_UNCOVERED, answer_blocks, forget_old_answer, forget_replaced, show_policy, summarise,
@@ -71,6 +80,10 @@ pub struct Other {
 
 /// How to release a slot that was never used.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one per decision, and it is written at once"
+)]
 pub enum GiveBack {
     /// First mark the host's plan with this claim: a controller that is about to open the plan for
     /// the claim then fails.
@@ -81,6 +94,10 @@ pub enum GiveBack {
 
 /// Result of a claim that was not refused.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one per decision, and it is written at once"
+)]
 pub enum Claim {
     /// The slot is held already.
     Held,
@@ -97,7 +114,7 @@ pub fn holds(status: &UpdateGroupStatus, machine_uid: &MachineUid) -> bool {
 ///
 /// A slot that an older NodeUpdate of the same Machine still holds is taken over: the Machine is
 /// down already, and only this update can repair it. A machine that holds a slot never counts as
-/// available, whatever its conditions are.
+/// available, whatever its conditions are. The group's pacing decides about every other claim.
 ///
 /// `wanted.claim` is the last claim that was released: a slot whose claim is not newer is claimed
 /// again.
@@ -106,6 +123,7 @@ pub fn claim(
     wanted: &Slot,
     limits: Limits,
     others: &[Other],
+    turn: &Turn<'_>,
 ) -> Result<Claim, Refusal> {
     if let Some(held) = status.slots.iter().find(|s| s.machine_uid == wanted.machine_uid) {
         let good = held.claim > wanted.claim || wanted.claim == ClaimId::default();
@@ -121,8 +139,11 @@ pub fn claim(
     {
         return Err(Refusal::SlotBusy { machine: holder.machine.clone() });
     }
+    pacing::may_begin(status, turn, wanted.since.0)?;
     enough_others(status, limits, others)?;
-    Ok(Claim::Take(with_slot(status, wanted)))
+    let mut next = with_slot(status, wanted);
+    pacing::record_begin(&mut next, turn, wanted.since.0);
+    Ok(Claim::Take(next))
 }
 
 /// Whether enough other machines are available for one more to be disturbed.
@@ -179,7 +200,11 @@ pub fn give_back(
     if held.claim > returned_claim {
         return Some(GiveBack::Mark(held.claim));
     }
-    release(status, machine_uid).map(GiveBack::Release)
+    let machine = held.machine.clone();
+    release(status, machine_uid).map(|mut next| {
+        pacing::record_not_begun(&mut next, &machine);
+        GiveBack::Release(next)
+    })
 }
 
 /// The slot of a Machine for one of its NodeUpdates.

@@ -63,6 +63,14 @@ impl Member<'_> {
         self.status.phase
     }
 
+    /// Why it does not begin, if the failures of others have stopped the rollout.
+    fn stopped_rollout(&self) -> Option<&str> {
+        let stopped = Some(Reason::Update(RefusalReason::RolloutStopped));
+        let mut blockers = self.status.blocked_by.iter();
+        let found = blockers.find(|blocker| Reason::of(&blocker.reason) == stopped)?;
+        Some(&found.message)
+    }
+
     /// Whether its update waits for a Machine that Cluster API has not created yet.
     fn waits_for_member(&self) -> bool {
         let stopped =
@@ -275,6 +283,10 @@ fn blocked(
     });
     if let Some(answer) = unanswered {
         return ("True", answer.reason.clone(), answer.message.clone());
+    }
+    if let Some(message) = members.iter().find_map(Member::stopped_rollout) {
+        let reason: &str = RefusalReason::RolloutStopped.into();
+        return ("True", reason.to_owned(), message.to_owned());
     }
     let holds = |member: &Member<'_>| {
         let mut slots = status.slots.iter();

@@ -4,7 +4,7 @@ use refit_kinds::{
     refit::{Blocker, NodeUpdateStatus, Phase, StepState, StepStatus, Waiting},
 };
 
-use super::*;
+use super::{testing::claim, *};
 use crate::{
     change::Policy,
     node::{MEMBER_MISSING, SUPERSEDED},
@@ -110,7 +110,7 @@ fn a_claim_ends_the_wait() {
 fn only_a_held_slot_is_released() {
     let status = taken(&UpdateGroupStatus::default(), 1, FIVE, 5);
     assert_eq!(release(&status, &"uid-2".into()), None);
-    let free = UpdateGroupStatus { claims: 1.into(), ..UpdateGroupStatus::default() };
+    let free = UpdateGroupStatus { slots: Vec::new(), ..status.clone() };
     assert_eq!(release(&status, &"uid-1".into()), Some(free));
 }
 

@@ -3,7 +3,7 @@
 use refit_cluster_api::kinds::{Machine, update_in_progress};
 use refit_kinds::{conditions, refit::Phase};
 
-use super::snapshot::NodeView;
+use super::seen::NodeView;
 
 /// Known facts about one Machine of a group.
 #[derive(Clone, Debug)]

@@ -8,9 +8,8 @@ use super::{
     drain::DRAIN_LINE,
     end, guard, health,
     order::newest,
-    snapshot::{
-        Decision, ManagementWrite, Providers, Seen, Snapshot, Workload, WorkloadWrite, Write,
-    },
+    seen::{Seen, Workload},
+    snapshot::{Decision, ManagementWrite, Providers, Snapshot, WorkloadWrite, Write},
     status::{Standing, conclude, reached},
     steps::{self, STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON},
     stop::{ABORT, Stop, deletion_overdue, machine_gone, stopped_by_deletion},

@@ -14,9 +14,10 @@ use super::{
     lost::HOST_LOST,
     member_missing,
     order::speaks,
+    seen::{NodeView, Workload},
     snapshot::{
-        Announcement, Decision, GroupState, ManagementWrite, NodeView, Providers, Severity,
-        Snapshot, Workload, WorkloadWrite, Write,
+        Announcement, Decision, GroupState, ManagementWrite, Providers, Severity, Snapshot,
+        WorkloadWrite, Write,
     },
     status::machine_condition,
     verify::verify,
@@ -70,6 +71,7 @@ pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) 
             let uid = &s.update.spec.machine_ref.uid;
             let next = group::release(held, uid).map(|mut next| {
                 if status.phase == Phase::Succeeded {
+                    group::record_success(&mut next, uid, now);
                     group::record_durations(&mut next, &status.steps);
                 }
                 next

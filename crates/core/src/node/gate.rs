@@ -11,12 +11,13 @@ use super::{
     health,
     lost::HOST_LOST,
     order::{is_newer, is_unfinished},
-    snapshot::{Decision, GroupState, ManagementWrite, NodeView, Snapshot, WorkloadWrite, Write},
+    seen::NodeView,
+    snapshot::{Decision, Group, GroupState, ManagementWrite, Snapshot, WorkloadWrite, Write},
     status::Standing,
     work::{Work, is_control_plane},
 };
 use crate::{
-    group::{self, Claim, GiveBack},
+    group::{self, Candidate, Claim, GiveBack, Turn},
     report::{Hold, Reason, Refusal, RefusalReason},
 };
 
@@ -156,11 +157,40 @@ impl Work<'_> {
     /// What prevents the work on the host from starting.
     pub(super) fn start_refusal(&self) -> Option<Refusal> {
         self.common_refusal()
+            .or_else(|| self.stopped_rollout())
             .or_else(|| self.s.settings_refused.clone())
             .or_else(|| self.two_os_images())
             .or_else(|| self.behind())
             .or_else(|| self.silent_agent())
             .or_else(|| self.workers.start_refusal(self.s, &self.status.node_name, self.role()))
+    }
+
+    /// The refusal for a machine whose rollout has stopped. One that is down already is repaired.
+    fn stopped_rollout(&self) -> Option<Refusal> {
+        match &self.s.group {
+            GroupState::Present(group) if !self.holds_slot() => {
+                let target = self.target(group);
+                group::start_refusal(&group.status, &group.pace, self.candidate(&target))
+            }
+            GroupState::Present(_) | GroupState::None | GroupState::Missing => None,
+        }
+    }
+
+    /// What the group's rollout updates machines to.
+    fn target(&self, group: &Group) -> String {
+        group::target_of(&self.s.update.spec, group.pace.owner_generation)
+    }
+
+    fn candidate<'a>(&'a self, target: &'a str) -> Candidate<'a> {
+        let machine = &self.s.update.spec.machine_ref;
+        let found = self.s.machine.as_deref();
+        let created = found.and_then(|machine| machine.metadata.creation_timestamp.as_ref());
+        Candidate {
+            machine: &machine.name,
+            machine_uid: &machine.uid,
+            created: created.map(|created| created.0),
+            target,
+        }
     }
 
     /// Two sources must not install one OS image each.
@@ -267,12 +297,13 @@ impl Work<'_> {
             GroupState::Missing => return Err(Refusal::GroupNotReady),
             GroupState::Present(group) => group,
         };
-        match group::claim(
-            &group.status,
-            &self.wanted_slot(),
-            group.limits,
-            &group.others.machines,
-        )? {
+        let target = self.target(group);
+        let (pace, candidate) = (&group.pace, self.candidate(&target));
+        // The others are read only if their order counts.
+        let queue = if pace.pacing.order.is_some() { &*group.others.queue } else { &[] };
+        let turn = Turn { pace, candidate, queue };
+        let (status, limits) = (&group.status, group.limits);
+        match group::claim(status, &self.wanted_slot(), limits, &group.others.machines, &turn)? {
             Claim::Held => Ok(None),
             Claim::Take(next) => Ok(Some(match self.ask_updaters()? {
                 Some(ask) => ask,

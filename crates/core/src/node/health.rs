@@ -2,7 +2,7 @@
 
 use refit_kinds::{refit::NodeName, version::KubernetesVersion};
 
-use super::snapshot::{ImageVersion, Seen, StaticPod};
+use super::seen::{ImageVersion, Seen, StaticPod};
 use crate::report::Refusal;
 
 /// Checks that every other member of the control plane is healthy: its Node and its static pods,

@@ -7,7 +7,7 @@ use refit_cluster_api::kinds::{Machine, update_in_progress};
 use refit_kinds::refit::{MachineUid, NodeUpdate, Phase, Slot};
 
 use super::{
-    end::retry_done, guard, lost::HOST_LOST, order::speaker, snapshot::NodeView,
+    end::retry_done, guard, lost::HOST_LOST, order::speaker, seen::NodeView,
     status::condition_change,
 };
 

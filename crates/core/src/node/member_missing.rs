@@ -24,7 +24,8 @@ use refit_kinds::{
 
 use super::{
     end::is_awaited,
-    snapshot::{Announcement, GroupState, ManagementWrite, Severity, Snapshot, Workload},
+    seen::Workload,
+    snapshot::{Announcement, GroupState, ManagementWrite, Severity, Snapshot},
     work::{Work, is_control_plane},
 };
 use crate::report::{MISSING_MACHINE, Reason, RefusalReason};

@@ -42,6 +42,7 @@ mod provider;
 mod provider_object;
 mod prune;
 mod role;
+mod seen;
 mod snapshot;
 mod status;
 mod steps;
@@ -77,10 +78,11 @@ pub use parts::{Called, after_ask, after_call, after_verification, begun};
 pub use provider_object::{provider_object, provider_object_name};
 pub use prune::{KEPT_FOR, KEPT_UPDATES, prunable};
 pub use role::decide_role;
+pub use seen::{ControlPlaneMember, ImageVersion, NodeView, Seen, StaticPod, Workload};
 pub use snapshot::{
-    Announcement, ControlPlaneMember, Decision, EvictionRefusal, Group, GroupState, ImageVersion,
-    Leaving, ManagementWrite, NodeView, OtherMachines, Others, PodRef, ProviderOrder, Providers,
-    Seen, Severity, Snapshot, StaticPod, Workload, WorkloadWrite, Write,
+    Announcement, Decision, EvictionRefusal, Group, GroupState, Leaving, ManagementWrite,
+    OtherMachines, Others, PodRef, ProviderOrder, Providers, Severity, Snapshot, WorkloadWrite,
+    Write,
 };
 pub use status::is_past_return;
 pub use steps::{STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON, step_names};

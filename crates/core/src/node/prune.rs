@@ -11,7 +11,7 @@ use refit_kinds::{
 
 use super::{
     order::{newest, order, speaker},
-    snapshot::NodeView,
+    seen::NodeView,
 };
 
 /// How many of a Machine's newest NodeUpdates stay.

@@ -2,7 +2,7 @@
 
 use refit_kinds::{refit::Role, version::KubernetesVersion};
 
-use super::snapshot::{ImageVersion, StaticPod};
+use super::seen::{ImageVersion, StaticPod};
 
 /// Decides the role of a machine for kubeadm, once.
 ///

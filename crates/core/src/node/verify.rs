@@ -7,7 +7,7 @@ use refit_kinds::{
 };
 
 use super::{
-    snapshot::{ImageVersion, Seen},
+    seen::{ImageVersion, Seen},
     workers::Workers,
 };
 use crate::report::Refusal;

@@ -11,7 +11,8 @@ use refit_kinds::{
 use super::{
     order::same_machine,
     role::decide_role,
-    snapshot::{GroupState, NodeView, Seen, Snapshot},
+    seen::{NodeView, Seen},
+    snapshot::{GroupState, Snapshot},
     status::retrying,
     steps,
     work_order::WorkState,

@@ -13,7 +13,8 @@ use refit_kinds::refit::{
 use super::{
     host::Host,
     provider::{ProviderWork, abort_older, older_work},
-    snapshot::{NodeView, Snapshot, Write},
+    seen::NodeView,
+    snapshot::{Snapshot, Write},
     work_order::{WorkOrder, WorkReport, WorkState, WorkStep},
 };
 use crate::report::Refusal;

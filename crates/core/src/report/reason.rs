@@ -73,6 +73,8 @@ impl RefusalReason {
     fn ends_by(self) -> EndsBy {
         match self {
             Self::SlotBusy
+            | Self::Soaking
+            | Self::OutOfTurn
             | Self::OlderUpdateUnfinished
             | Self::OlderPlanRunning
             | Self::GroupNotReady => EndsBy::Progress,
@@ -82,7 +84,11 @@ impl RefusalReason {
             | Self::Drain
             | Self::UpdaterFails
             | Self::UpdaterNotVerified => EndsBy::Deadline,
-            Self::AgentTooOld | Self::Paused | Self::UntilReached => EndsBy::Command,
+            Self::AgentTooOld
+            | Self::Paused
+            | Self::UntilReached
+            | Self::ApprovalRequired
+            | Self::RolloutStopped => EndsBy::Command,
             Self::ControlPlaneBehind
             | Self::NoFreshReport
             | Self::HostSettingsAnnotation

@@ -1,11 +1,11 @@
-//! UpdateGroup: how many machines of one group may be down, and why the group waits.
+//! UpdateGroup: how many machines of one group may be down, when the next one begins, and why the group waits.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ClaimId, MachineUid, UpdaterAction};
+use super::{ClaimId, GroupRollout, MachineUid, Pacing, UpdaterAction};
 
 /// One control plane, MachineDeployment or standalone MachineSet: its slots, what blocks it and how
 /// long its updates took.
@@ -23,6 +23,7 @@ use super::{ClaimId, MachineUid, UpdaterAction};
     derive = "PartialEq",
     printcolumn(name = "Owner", type_ = "string", json_path = ".spec.owner.kind"),
     printcolumn(name = "Limit", type_ = "integer", json_path = ".status.limit"),
+    printcolumn(name = "Paused", type_ = "boolean", json_path = ".spec.pacing.paused"),
     printcolumn(name = "Busy", type_ = "string", json_path = ".status.slots[*].machine"),
     printcolumn(
         name = "Progressing",
@@ -55,7 +56,8 @@ use super::{ClaimId, MachineUid, UpdaterAction};
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = ("self == oldSelf", "spec is immutable: it names the owner of the group"))]
+#[x_kube(validation = ("self.clusterName == oldSelf.clusterName && self.owner == oldSelf.owner && \
+    self.controlPlane == oldSelf.controlPlane", "spec is immutable but for pacing: it names the owner of the group"))]
 pub struct UpdateGroupSpec {
     /// Name of the Cluster.
     pub cluster_name: String,
@@ -63,6 +65,9 @@ pub struct UpdateGroupSpec {
     pub owner: GroupOwner,
     /// Whether this is the control plane of its Cluster.
     pub control_plane: bool,
+    /// When the next machine may be updated.
+    #[serde(default, skip_serializing_if = "Pacing::is_default")]
+    pub pacing: Pacing,
 }
 
 /// Reference to the owner of a group, in the group's namespace.
@@ -150,6 +155,12 @@ pub struct UpdateGroupStatus {
     /// Number of the last claim.
     #[serde(default)]
     pub claims: ClaimId,
+    /// The last rollout of which a machine has begun or failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<Box<GroupRollout>>,
+    /// Number of the rollout that waits for `spec.pacing.approve`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub awaits_approval: Option<i64>,
     /// Machines that requested a slot and wait, with the reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<Waiting>,

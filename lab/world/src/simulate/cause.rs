@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use jiff::SignedDuration;
 use lab_simhost::kubelet::{is_ready, ready_condition};
 use refit_core::{
     node::DrainReason,
@@ -62,6 +63,24 @@ pub(super) fn cause_holds(
         RefusalReason::SlotBusy => Some(world.update_groups().iter().any(|group| {
             let slots = group["status"]["slots"].as_array();
             slots.into_iter().flatten().any(|slot| slot["machine"] == object)
+        })),
+        RefusalReason::ApprovalRequired => Some(world.update_groups().iter().any(|group| {
+            let waits = &group["status"]["awaitsApproval"];
+            !waits.is_null() && group["spec"]["pacing"]["approve"] != *waits
+        })),
+        RefusalReason::RolloutStopped => Some(world.update_groups().iter().any(|group| {
+            let failures = group["status"]["rollout"]["failures"].as_array();
+            failures.is_some_and(|failures| !failures.is_empty())
+        })),
+        RefusalReason::Soaking => Some(world.update_groups().iter().any(|group| {
+            let since = time(group, "/status/rollout/lastUpdated");
+            let soak = group["spec"]["pacing"]["soakSeconds"].as_i64();
+            let until =
+                since.zip(soak).map(|(since, soak)| since + SignedDuration::from_secs(soak));
+            until.is_some_and(|until| world.now() < until)
+        })),
+        RefusalReason::OutOfTurn => Some(machine(object).is_some_and(|machine| {
+            newest_update(world, machine).is_some_and(|update| !is_final(&update))
         })),
         RefusalReason::OlderUpdateUnfinished => {
             let all = world.node_updates();
@@ -137,7 +156,17 @@ pub(super) fn cause_holds(
                 [world.management()].into_iter().chain(servers).any(|one| one.faults().has_rules()),
             )
         }
-        RefusalReason::Paused => Some(is_paused(world, own?)),
+        RefusalReason::Paused => {
+            let group = object.strip_prefix("UpdateGroup ");
+            let is_paused_group = |group: &Value| group["spec"]["pacing"]["paused"] == true;
+            Some(match group {
+                Some(wanted) => world
+                    .update_groups()
+                    .iter()
+                    .any(|group| name(group) == wanted && is_paused_group(group)),
+                None => is_paused(world, own?),
+            })
+        }
         RefusalReason::UntilReached => {
             Some(["Stage", "Upgrade"].contains(&text(update, "/spec/until")))
         }

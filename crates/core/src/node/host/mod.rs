@@ -15,7 +15,8 @@ use refit_kinds::refit::{
 
 use super::{
     order::is_unfinished,
-    snapshot::{NodeView, Snapshot, Write},
+    seen::NodeView,
+    snapshot::{Snapshot, Write},
     work_order::{WorkOrder, WorkReport, WorkStep},
 };
 use crate::report::Refusal;

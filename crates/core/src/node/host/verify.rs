@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use refit_kinds::refit::{HostPlan, HostStep, PlannedStep, StepType};
 
-use crate::node::snapshot::NodeView;
+use crate::node::seen::NodeView;
 
 /// Checks that the kubelet has sent a heartbeat since its restart, that the host has rebooted if a reboot was
 /// planned, and that it runs the planned OS image (`docs/facts/kubernetes.md#verifying-a-node`).

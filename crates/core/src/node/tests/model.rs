@@ -14,7 +14,7 @@ use refit_kinds::refit::{Gate, HostPlan, HostPlanSpec, NodeUpdate, Phase, Update
 
 use super::world::{One, at, machine, node, pod, report, snapshot, update};
 use crate::{
-    group::{Limits, Other, holds},
+    group::{Limits, Other, Pace, holds},
     node::*,
 };
 
@@ -174,6 +174,7 @@ impl Five {
             group: GroupState::Present(Group {
                 status: self.group.clone(),
                 limits: self.limits,
+                pace: Pace::default(),
                 others: Others::read_on_use(|| others),
             }),
             workload: Workload::Seen(seen),

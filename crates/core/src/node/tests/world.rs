@@ -17,7 +17,7 @@ use refit_kinds::{
 };
 
 use crate::{
-    group::{Limits, Other},
+    group::{Limits, Other, Pace},
     node::*,
     report::Refusal,
 };
@@ -158,6 +158,7 @@ pub(super) struct One {
     pub(super) reboot: Reboot,
     pub(super) group: Option<UpdateGroupStatus>,
     pub(super) limits: Limits,
+    pub(super) pace: Pace,
     pub(super) others: Vec<Other>,
     pub(super) others_run: Vec<StatedVersion>,
     pub(super) leaving: Vec<Leaving>,
@@ -221,6 +222,7 @@ impl One {
             reboot: Reboot::default(),
             group: Some(UpdateGroupStatus::default()),
             limits: Limits { replicas: 0, max_unavailable: 0 },
+            pace: Pace::default(),
             others: Vec::new(),
             others_run: Vec::new(),
             leaving: Vec::new(),
@@ -347,12 +349,18 @@ impl One {
             Some(status) => {
                 let others = OtherMachines {
                     machines: self.others.clone(),
+                    queue: Vec::new(),
                     run: self.others_run.clone(),
                     leaving: self.leaving.clone(),
                     last_first_passed: self.last_first_passed,
                 };
                 let others = Others::read_on_use(|| others);
-                GroupState::Present(Group { status: status.clone(), limits: self.limits, others })
+                GroupState::Present(Group {
+                    status: status.clone(),
+                    limits: self.limits,
+                    pace: self.pace.clone(),
+                    others,
+                })
             }
         };
         let workload = if self.reachable {

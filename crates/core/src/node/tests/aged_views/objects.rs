@@ -19,7 +19,7 @@ use super::super::{
     world::{FROM, One, api_server, machine, member, node, report, update},
 };
 use crate::{
-    group::{Limits, Other},
+    group::{Limits, Other, Pace},
     node::*,
 };
 
@@ -229,6 +229,7 @@ impl Objects {
             paused: self.paused.then(|| "Cluster edge-1".to_owned()),
             group: Some((*self.group).clone()),
             limits: self.limits,
+            pace: Pace::default(),
             others: (0..MACHINES).filter(|n| *n != who).map(|n| self.other(n)).collect(),
             nodes: self.nodes.iter().map(|node| (**node).clone()).collect(),
             static_pods: self.static_pods.clone(),

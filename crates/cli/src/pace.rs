@@ -1,0 +1,347 @@
+//! `refit pause`, `refit resume` and `refit approve`: when the next machine of a group may begin.
+
+use std::process::ExitCode;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::ResourceExt as _;
+use refit_kinds::{
+    keys,
+    refit::{GroupOwner, Pacing, UpdateGroup, UpdateGroupSpec, update_group_name},
+};
+use refit_runtime::apply;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::{
+    ask::{AskArgs, Decision, ask, report},
+    client::{self, Cluster, attempt_on},
+    exit,
+    global::GlobalArgs,
+    printer::Printer,
+    target::{Target, TargetKind},
+};
+
+/// Exit code if there is nothing to do.
+const EXIT_NOTHING: u8 = 3;
+
+/// Flags of `refit pause`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  refit pause md/edge-1-md-0
+  refit pause cluster/edge-1
+
+The command sets spec.pacing.paused of the UpdateGroups of KIND/NAME. Machines that are being updated are \
+finished; the others wait with the reason Paused, whatever requests their update. Unlike a paused owner, \
+Cluster API goes on with everything else.
+
+-o json writes one array of {namespace, owner, action, message}; action is set, already or none.
+
+Exit codes:
+  0  at least one group is paused
+  1  the cluster cannot be read or written
+  2  the command line is invalid
+  3  KIND/NAME has no group")]
+pub(crate) struct PauseArgs {
+    #[command(flatten)]
+    ask: AskArgs,
+}
+
+/// Flags of `refit resume`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  refit resume md/edge-1-md-0
+
+The command ends what `refit pause` began. If the failures of a rollout have stopped it, it goes on \
+without the machines that failed: only later failures count (spec.pacing.failuresSince). To repeat \
+their updates, use `refit retry`.
+
+-o json writes one array of {namespace, owner, action, message}; action is set, already or none.
+
+Exit codes:
+  0  at least one group goes on
+  1  the cluster cannot be read or written
+  2  the command line is invalid
+  3  nothing was paused or stopped")]
+pub(crate) struct ResumeArgs {
+    #[command(flatten)]
+    ask: AskArgs,
+}
+
+/// Flags of `refit approve`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  refit approve md/edge-1-md-0
+
+A group with spec.pacing.pauseAfter waits after so many machines of each rollout. The command lets the \
+rollout that waits go on (spec.pacing.approve), and no later one.
+
+-o json writes one array of {namespace, owner, action, message}; action is set, already or none.
+
+Exit codes:
+  0  at least one rollout goes on
+  1  the cluster cannot be read or written
+  2  the command line is invalid
+  3  no rollout waits for an approval")]
+pub(crate) struct ApproveArgs {
+    #[command(flatten)]
+    ask: AskArgs,
+}
+
+/// What a command does with a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+enum Action {
+    /// The group's pacing was changed.
+    Set,
+    /// It was so before.
+    Already,
+    /// There is nothing to do.
+    None,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row {
+    namespace: String,
+    owner: String,
+    action: Action,
+    message: String,
+}
+
+/// Decides what a command changes of a group's pacing, and the message.
+type Decide = fn(&UpdateGroup) -> (Action, String, Value);
+
+/// Runs `refit pause`.
+pub(crate) fn pause(args: &PauseArgs, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+    run(&args.ask, global, paused)
+}
+
+/// Runs `refit resume`.
+pub(crate) fn resume(args: &ResumeArgs, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+    run(&args.ask, global, resumed)
+}
+
+/// Runs `refit approve`.
+pub(crate) fn approve(args: &ApproveArgs, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+    run(&args.ask, global, approved)
+}
+
+fn run(args: &AskArgs, global: &GlobalArgs, decide: Decide) -> anyhow::Result<ExitCode> {
+    let printer = args.printer(global);
+    exit::run(async {
+        let cluster = client::connect(global).await?;
+        let mut rows = Vec::new();
+        for owner in owners(&cluster, &args.target).await? {
+            rows.push(set(&cluster, &owner, args.dry_run, decide).await?);
+        }
+        show(printer, args, &rows)?;
+        let nothing = rows.iter().all(|row| row.action == Action::None);
+        Ok(if nothing { ExitCode::from(EXIT_NOTHING) } else { ExitCode::SUCCESS })
+    })
+}
+
+/// The owners of the target's groups.
+async fn owners(cluster: &Cluster, target: &Target) -> anyhow::Result<Vec<Target>> {
+    match target.kind {
+        TargetKind::Cluster => target.owners(cluster).await,
+        TargetKind::ControlPlane | TargetKind::MachineDeployment | TargetKind::MachineSet => {
+            target.check(cluster).await?;
+            Ok(vec![target.clone()])
+        }
+        TargetKind::Machine => {
+            let owners = target.owners(cluster).await?;
+            let of = owners.first().map(|owner| format!(", here {owner}")).unwrap_or_default();
+            anyhow::bail!("{target} has no pacing of its own; name its owner{of}")
+        }
+    }
+}
+
+async fn set(
+    cluster: &Cluster,
+    owner: &Target,
+    dry_run: bool,
+    decide: Decide,
+) -> anyhow::Result<Row> {
+    let name = update_group_name(owner.kind.kind(), &owner.name);
+    let known = cluster.get::<UpdateGroup>(&name).await?;
+    let group = if let Some(group) = known {
+        group
+    } else {
+        let group = new_group(cluster, owner, name).await?;
+        // A group that has no pacing needs no object.
+        if dry_run || decide(&group).0 == Action::None {
+            return Ok(decision(owner, &group, decide).row);
+        }
+        create(cluster, &group).await?
+    };
+    let asked = ask(cluster, &group, dry_run, |group| Some(decision(owner, group, decide))).await?;
+    asked.ok_or_else(|| owner.missing(cluster))
+}
+
+fn decision(owner: &Target, group: &UpdateGroup, decide: Decide) -> Decision<Row> {
+    let (action, message, pacing) = decide(group);
+    let row = Row {
+        namespace: group.namespace().unwrap_or_default(),
+        owner: owner.to_string(),
+        action,
+        message,
+    };
+    let patch = (action == Action::Set).then(|| json!({"spec": {"pacing": pacing}}));
+    Decision { row, patch }
+}
+
+/// The UpdateGroup of an owner of which no machine has been updated yet.
+async fn new_group(cluster: &Cluster, owner: &Target, name: String) -> anyhow::Result<UpdateGroup> {
+    let found = owner.reference(cluster).await?;
+    let spec = UpdateGroupSpec {
+        cluster_name: found.cluster.clone(),
+        owner: GroupOwner {
+            api_version: found.api_version.clone(),
+            kind: owner.kind.kind().to_owned(),
+            name: owner.name.clone(),
+        },
+        control_plane: owner.kind == TargetKind::ControlPlane,
+        pacing: Pacing::default(),
+    };
+    let mut group = UpdateGroup::new(&name, spec);
+    group.metadata.namespace = Some(cluster.namespace.clone());
+    group.metadata.labels = Some([(keys::CLUSTER_NAME.to_owned(), found.cluster)].into());
+    group.metadata.owner_references = Some(vec![OwnerReference {
+        api_version: found.api_version,
+        kind: owner.kind.kind().to_owned(),
+        name: owner.name.clone(),
+        uid: found.uid,
+        controller: None,
+        block_owner_deletion: Some(false),
+    }]);
+    Ok(group)
+}
+
+async fn create(cluster: &Cluster, group: &UpdateGroup) -> anyhow::Result<UpdateGroup> {
+    // The controller may be faster.
+    let made = apply::create_or_get(&cluster.here(), group).await;
+    let attempt = || attempt_on::<UpdateGroup>("create", &group.name_any());
+    Ok(made.map_err(|error| cluster.explain(error, &attempt()))?.0)
+}
+
+fn paused(group: &UpdateGroup) -> (Action, String, Value) {
+    if group.spec.pacing.paused {
+        return (Action::Already, "paused before".to_owned(), Value::Null);
+    }
+    let slots = group.status.as_ref().map_or(&[][..], |status| &status.slots);
+    let busy: Vec<&str> = slots.iter().map(|slot| slot.machine.as_str()).collect();
+    let rest = if busy.is_empty() {
+        "no machine is being updated".to_owned()
+    } else {
+        format!("still being updated: {}", busy.join(", "))
+    };
+    (Action::Set, format!("paused; {rest}"), json!({"paused": true}))
+}
+
+fn resumed(group: &UpdateGroup) -> (Action, String, Value) {
+    let pacing = &group.spec.pacing;
+    let rollout = group.status.as_ref().and_then(|status| status.rollout.as_ref());
+    let failures = rollout.map_or(&[][..], |rollout| &rollout.failures);
+    let since = pacing.failures_since.as_ref().map(|since| since.0);
+    let counted = failures.iter().filter(|failure| Some(failure.at.0) > since);
+    let last = counted.clone().map(|failure| failure.at.clone()).max_by_key(|at| at.0);
+    let failed: Vec<&str> = counted.map(|failure| failure.machine.as_str()).collect();
+    let without = match failed.len() {
+        0 => String::new(),
+        _ => format!("; the failures of {} do not count any more", failed.join(", ")),
+    };
+    match (pacing.paused, last) {
+        (false, None) => {
+            (Action::None, "neither paused nor stopped by failures".to_owned(), Value::Null)
+        }
+        (true, None) => (Action::Set, "goes on".to_owned(), json!({"paused": null})),
+        (_, Some(last)) => {
+            let pacing = json!({"paused": null, "failuresSince": last});
+            (Action::Set, format!("goes on{without}"), pacing)
+        }
+    }
+}
+
+fn approved(group: &UpdateGroup) -> (Action, String, Value) {
+    let status = group.status.as_ref();
+    let Some(number) = status.and_then(|status| status.awaits_approval) else {
+        let why = match group.spec.pacing.pause_after {
+            Some(_) => "no rollout waits for an approval",
+            None => "its rollouts need no approval (spec.pacing.pauseAfter is not set)",
+        };
+        return (Action::None, why.to_owned(), Value::Null);
+    };
+    if group.spec.pacing.approve == Some(number) {
+        return (Action::Already, format!("rollout {number} was approved before"), Value::Null);
+    }
+    (Action::Set, format!("rollout {number} is approved"), json!({"approve": number}))
+}
+
+fn show(printer: Printer, args: &AskArgs, rows: &[Row]) -> anyhow::Result<()> {
+    report(printer, rows, &format!("{} has no machines", args.target), |row| {
+        let dry = args.dry_run && row.action == Action::Set;
+        let rest = if dry { " (dry run: nothing was written)" } else { "" };
+        format!("{}: {}{rest}", row.owner, row.message)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(pacing: &Value, status: &Value) -> UpdateGroup {
+        serde_json::from_value(json!({
+            "metadata": {"name": "machinedeployment-md", "namespace": "n"},
+            "spec": {
+                "clusterName": "c", "controlPlane": false, "pacing": pacing,
+                "owner": {"apiVersion": "v1", "kind": "MachineDeployment", "name": "md"},
+            },
+            "status": status,
+        }))
+        .unwrap()
+    }
+
+    fn failed(at: &str) -> Value {
+        json!({"rollout": {"number": 1, "target": "v1.35.0", "since": "2026-03-02T08:00:00Z",
+            "failures": [{"machine": "m", "machineUid": "u", "nodeUpdate": "m-1", "cause": "c", "at": at}]}})
+    }
+
+    #[test]
+    fn a_group_is_paused_once_and_resumed() {
+        let slot = json!({"slots": [{"machine": "m", "machineUid": "u", "nodeUpdate": "m-1",
+            "since": "2026-03-02T08:00:00Z"}]});
+        let (action, message, patch) = paused(&group(&json!({}), &slot));
+        assert_eq!((action, patch), (Action::Set, json!({"paused": true})));
+        assert_eq!(message, "paused; still being updated: m");
+        let held = group(&json!({"paused": true}), &slot);
+        assert_eq!(paused(&held).0, Action::Already);
+        assert_eq!(resumed(&held).2, json!({"paused": null}));
+        assert_eq!(resumed(&group(&json!({}), &slot)).0, Action::None);
+    }
+
+    #[test]
+    fn after_a_resume_only_later_failures_count() {
+        let at = "2026-03-02T09:00:00Z";
+        let (action, message, patch) = resumed(&group(&json!({}), &failed(at)));
+        assert_eq!(action, Action::Set);
+        assert_eq!(message, "goes on; the failures of m do not count any more");
+        assert_eq!(patch["failuresSince"], at);
+        let resumed_before = group(&json!({"failuresSince": at}), &failed(at));
+        assert_eq!(resumed(&resumed_before).0, Action::None);
+    }
+
+    #[test]
+    fn the_rollout_that_waits_is_approved() {
+        let waits = json!({"awaitsApproval": 3});
+        let (action, _, patch) = approved(&group(&json!({"pauseAfter": 1}), &waits));
+        assert_eq!((action, patch), (Action::Set, json!({"approve": 3})));
+        let before = group(&json!({"pauseAfter": 1, "approve": 3}), &waits);
+        assert_eq!(approved(&before).0, Action::Already);
+        let none = approved(&group(&json!({"pauseAfter": 1}), &json!({})));
+        assert_eq!(none.1, "no rollout waits for an approval");
+        assert!(approved(&group(&json!({}), &json!({}))).1.contains("need no approval"));
+    }
+}

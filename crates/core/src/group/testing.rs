@@ -1,0 +1,20 @@
+//! Claims of the tests.
+
+use super::*;
+
+/// Claims a slot of a group that is paced by nothing but its limits.
+pub(super) fn claim(
+    status: &UpdateGroupStatus,
+    wanted: &Slot,
+    limits: Limits,
+    others: &[Other],
+) -> Result<Claim, Refusal> {
+    let pace = Pace::default();
+    let candidate = Candidate {
+        machine: &wanted.machine,
+        machine_uid: &wanted.machine_uid,
+        created: None,
+        target: "v1.35.0",
+    };
+    super::claim(status, wanted, limits, others, &Turn { pace: &pace, candidate, queue: &[] })
+}
