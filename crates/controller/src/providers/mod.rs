@@ -11,12 +11,12 @@ use std::{
 
 use kube::{Api, Client, ResourceExt as _, api::ApiResource};
 use refit_core::{
-    node::{Providers, provider_object_name},
+    node::{Providers, may_be_at_work, provider_object_name},
     report::Refusal,
 };
 use refit_kinds::{
     keys,
-    refit::{NodeUpdate, Phase, UpdatePart, UpdaterTemplate},
+    refit::{MachineUid, NodeUpdate, Phase, UpdatePart, Updater, UpdaterTemplate},
 };
 use refit_runtime::{ObjectKey, Store, apply, store};
 use tokio::sync::Notify;
@@ -150,33 +150,70 @@ impl WatchedKinds {
         siblings: &[Arc<NodeUpdate>],
     ) -> kube::Result<()> {
         let namespace = update.metadata.namespace.as_deref().unwrap_or_default();
-        let machine = &update.spec.machine_ref.name;
-        let labels = format!("{}={machine}", keys::MACHINE_NAME);
+        let machine = ObjectKey::new(namespace, &update.spec.machine_ref.name);
         let mut seen = Vec::new();
         for template in by_template(update, siblings).into_keys() {
             let kind = (&template.api_version, template.made_kind());
-            let watched = self.of(template);
-            let resource = lock(&watched.resource).clone();
-            let is_refused = lock(&watched.trouble).is_some();
-            let Some(resource) = resource.filter(|_| watched.store.is_ready() && !is_refused)
-            else {
-                continue;
-            };
-            if seen.contains(&kind) {
-                continue;
+            if !seen.contains(&kind) {
+                seen.push(kind);
+                self.of(template).read(client, &machine).await?;
             }
-            seen.push(kind);
-            let api = Api::namespaced_with(client.clone(), namespace, &resource);
-            let covers = |object: &ProviderRecord| {
-                object.metadata.namespace.as_deref() == Some(namespace)
-                    && object.labels().get(keys::MACHINE_NAME) == Some(machine)
-            };
-            // What cannot be read is a refusal of its own.
-            let read = store::read_now_of(api, &resource, &labels, None, &watched.store, covers);
-            // The watch finds out that a kind is not served any more.
-            apply::optional(read.await)?;
         }
         Ok(())
+    }
+
+    /// Whether a provider may be at work on a Machine, for whatever update, by a live read. The providers are
+    /// those of these Updaters, and those that are watched already.
+    pub(crate) async fn may_be_at_work(
+        &self,
+        client: &Client,
+        updaters: &[Arc<Updater>],
+        machine: &ObjectKey,
+        machine_uid: &MachineUid,
+    ) -> kube::Result<bool> {
+        for template in updaters.iter().filter_map(|updater| updater.spec.template.as_ref()) {
+            self.of(template);
+        }
+        let all: Vec<Watched> = lock(&self.kinds).values().cloned().collect();
+        for watched in all {
+            match lock(&watched.trouble).clone() {
+                Some(Trouble::NotServed(_)) => continue,
+                Some(Trouble::NotReadable(_)) => return Ok(true),
+                None => {}
+            }
+            if !watched.store.is_ready() || !watched.store.unreadable().is_empty() {
+                return Ok(true);
+            }
+            watched.read(client, machine).await?;
+            let of_machine = ObjectKey::new(&machine.namespace, &**machine_uid);
+            let found = watched.store.listed(&BY_MACHINE_UID, &of_machine);
+            if found.iter().any(|object| may_be_at_work(&object.view)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl Watched {
+    /// Brings the cache up to the present with the objects for a Machine.
+    async fn read(&self, client: &Client, machine: &ObjectKey) -> kube::Result<()> {
+        let resource = lock(&self.resource).clone();
+        let is_refused = lock(&self.trouble).is_some();
+        let Some(resource) = resource.filter(|_| self.store.is_ready() && !is_refused) else {
+            return Ok(());
+        };
+        let ObjectKey { namespace, name } = machine;
+        let labels = format!("{}={name}", keys::MACHINE_NAME);
+        let api = Api::namespaced_with(client.clone(), namespace, &resource);
+        let covers = |object: &ProviderRecord| {
+            object.metadata.namespace.as_ref() == Some(namespace)
+                && object.labels().get(keys::MACHINE_NAME) == Some(name)
+        };
+        // What cannot be read is a refusal of its own.
+        let read = store::read_now_of(api, &resource, &labels, None, &self.store, covers);
+        // The watch finds out that a kind is not served any more.
+        apply::optional(read.await).map(drop)
     }
 }
 

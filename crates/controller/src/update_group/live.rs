@@ -4,6 +4,7 @@
 use kube::Api;
 use refit_cluster_api::kinds::Machine;
 use refit_kinds::refit::{MachineUid, NodeUpdate, Slot, UpdateGroupStatus};
+use refit_runtime::ObjectKey;
 
 use super::is_free;
 use crate::{context::Context, groups::Group};
@@ -31,5 +32,12 @@ async fn is_orphaned(ctx: &Context, namespace: &str, slot: &Slot) -> kube::Resul
     }
     let updates: Api<NodeUpdate> = Api::namespaced(ctx.client.clone(), namespace);
     let update = updates.get_opt(&slot.node_update).await?;
-    Ok(update.is_none_or(|update| update.spec.machine_ref.uid != slot.machine_uid))
+    if update.is_some_and(|update| update.spec.machine_ref.uid == slot.machine_uid) {
+        return Ok(false);
+    }
+    // The object of a provider outlives its NodeUpdate as long as it has a finalizer.
+    let key = ObjectKey::new(namespace, &slot.machine);
+    let updaters = ctx.stores.updaters.list();
+    let uid = &slot.machine_uid;
+    Ok(!ctx.providers.may_be_at_work(&ctx.client, &updaters, &key, uid).await?)
 }

@@ -75,6 +75,7 @@ pub use lost::HOST_LOST;
 pub use member_missing::{MEMBER_MISSING, request_again};
 pub use order::{newest, speaker};
 pub use parts::{Called, after_ask, after_call, after_verification, begun};
+pub use provider::may_be_at_work;
 pub use provider_object::{provider_object, provider_object_name};
 pub use prune::{KEPT_FOR, KEPT_UPDATES, prunable};
 pub use role::decide_role;

@@ -112,8 +112,7 @@ impl<'a> ProviderWork<'a> {
 
     /// Whether the provider may still be at work on the machine.
     pub(super) fn is_busy(&self) -> bool {
-        let may = |own: &ProviderObject| own.spec.gate >= Gate::Upgrade && !report(own).has_ended();
-        self.own().is_some_and(may)
+        self.own().is_some_and(may_be_at_work)
     }
 
     /// The claim of a slot that was returned unused; `None` before the first order, which opens nothing.
@@ -167,6 +166,11 @@ fn write(object: &ProviderObject, spec: ProviderSpec) -> Write {
 }
 
 /// The report of a provider. Of a report on an older order, only the gate that it has passed counts.
+/// Whether a provider may disturb the machine of its object, or may be about to.
+pub fn may_be_at_work(object: &ProviderObject) -> bool {
+    object.spec.gate >= Gate::Upgrade && !report(object).has_ended()
+}
+
 fn report(object: &ProviderObject) -> WorkReport {
     let ProviderObject { spec, status, .. } = object;
     // A gate that has just opened cannot have been passed before it is noted.

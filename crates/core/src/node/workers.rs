@@ -12,7 +12,7 @@ use refit_kinds::refit::{
 
 use super::{
     host::Host,
-    provider::{ProviderWork, abort_older, older_work},
+    provider::{ProviderWork, abort_older, may_be_at_work, older_work},
     seen::NodeView,
     snapshot::{Snapshot, Write},
     work_order::{WorkOrder, WorkReport, WorkState, WorkStep},
@@ -194,10 +194,11 @@ impl<'a> Workers<'a> {
         of_host.or_else(|| abort_older(self.update, self.objects, siblings))
     }
 
-    /// Whether a worker may disturb the node: if it is not known, it may.
+    /// Whether a worker, of this NodeUpdate or of another, may disturb the node: if it is not known, it may.
     pub(super) fn may_disturb(&self) -> bool {
         self.agent().is_some_and(Host::may_disturb)
             || self.providers.iter().any(ProviderWork::may_disturb)
+            || self.objects.iter().any(|object| may_be_at_work(object))
     }
 
     /// The claims of slots that each worker knows as returned unused.

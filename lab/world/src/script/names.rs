@@ -92,17 +92,18 @@ impl Names {
         }
     }
 
-    /// The real name of `word`: a machine, or `machine-N` for its N-th NodeUpdate. Other words are
-    /// returned unchanged.
+    /// The real name of `word`: a machine, `machine-N` for its N-th NodeUpdate, or `machine-N-UPDATER` for the
+    /// object of that Updater's provider. Other words are returned unchanged.
     pub(crate) fn real(&self, word: &str) -> String {
         if let Some(real) = self.real.get(word) {
             return real.clone();
         }
-        let update = word.rsplit_once('-').and_then(|(machine, ordinal)| {
-            ordinal.parse::<u32>().ok()?;
-            Some(format!("{}-{ordinal}", self.real.get(machine)?))
-        });
-        update.unwrap_or_else(|| word.to_owned())
+        let of_machine = |(at, _): (usize, &str)| {
+            let (machine, rest) = word.split_at(at);
+            rest[1..].split('-').next()?.parse::<u32>().ok()?;
+            Some(format!("{}{rest}", self.real.get(machine)?))
+        };
+        word.rmatch_indices('-').find_map(of_machine).unwrap_or_else(|| word.to_owned())
     }
 
     /// Replaces script names by real names in an object that a script wrote.

@@ -305,6 +305,31 @@ fn older_work_of_a_provider_is_stopped_before_new_work_begins() {
 }
 
 #[test]
+fn the_slot_stays_while_the_provider_of_a_deleted_update_may_be_at_work() {
+    let mut one = alone(One::worker());
+    one.settle();
+    providers_work(&mut one);
+    while own(&mut one).spec.gate < Gate::Upgrade {
+        one.step();
+    }
+    // The update was deleted and made again, and a finalizer keeps its object.
+    let slots = one.slots();
+    one.update = update("m-0", 2);
+    one.update.spec.parts = Some(vec![part("nodes", true)]);
+    for _ in 0..5 {
+        one.step();
+    }
+    assert_eq!((one.slots(), one.blocked_by()), (slots, vec!["OlderPlanRunning".to_owned()]));
+    let object = &mut one.providers[0];
+    object.status.observed_generation = Some(object.generation);
+    object.status.ready = true;
+    for _ in 0..5 {
+        one.step();
+    }
+    assert_ne!(one.blocked_by(), ["OlderPlanRunning"]);
+}
+
+#[test]
 fn a_goal_without_a_version_is_a_providers() {
     let mut one = alone(One::worker());
     let option = GoalOption::Channel("1.35-classic/stable".into());
