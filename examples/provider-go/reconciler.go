@@ -28,22 +28,25 @@ func (r *Reconciler) Reconcile(ctx context.Context, upgrade *HostUpgrade) (ctrl.
 	before, status := upgrade.DeepCopy(), &upgrade.Status
 	status.ObservedGeneration = upgrade.Generation
 	var result ctrl.Result
+	var kubernetesError error
 	if !isIdle(before) {
 		result.RequeueAfter = pollInterval
 		status.Failure = Failure{}
 		if err := r.act(ctx, upgrade); err != nil && !errors.As(err, &status.Failure) {
-			return ctrl.Result{}, err
+			// An operator reads it in the object. Returned, it has controller-runtime back off.
+			status.Failure = Failure{"KubernetesError", err.Error(), true}
+			result, kubernetesError = ctrl.Result{}, err
 		}
 	}
 	if equality.Semantic.DeepEqual(before.Status, *status) {
-		return result, nil
+		return result, kubernetesError
 	}
 	// If Refit has changed the object in the meantime, the patch fails and the new order is read first.
 	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
 	if err := r.Status().Patch(ctx, upgrade, patch); err != nil {
 		return ctrl.Result{}, err
 	}
-	return result, nil
+	return result, kubernetesError
 }
 
 // isIdle reports whether there is nothing to do until Refit changes the object.

@@ -3,14 +3,19 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"testing"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 )
 
 const (
@@ -149,16 +154,7 @@ func reconciled(t *testing.T, upgrade *HostUpgrade, hosts *service, machineUID s
 	server := httptest.NewServer(hosts)
 	defer server.Close()
 	upgrade.Spec.URL = server.URL
-	scheme := runtime.NewScheme()
-	AddToScheme(scheme)
-	machine := &metav1.PartialObjectMetadata{}
-	machine.APIVersion, machine.Kind = "cluster.x-k8s.io/v1beta2", "Machine"
-	machine.Name, machine.Namespace, machine.UID = "m", "default", "1"
-	scheme.AddKnownTypeWithName(machine.GroupVersionKind(), machine)
-	if machineUID != "" {
-		machine.SetUID("2")
-	}
-	cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(upgrade).WithObjects(upgrade, machine).Build()
+	cluster := clusterWith(upgrade, machineUID).Build()
 	var found HostUpgrade
 	for range 5 {
 		if err := cluster.Get(context.Background(), client.ObjectKeyFromObject(upgrade), &found); err != nil {
@@ -173,6 +169,73 @@ func reconciled(t *testing.T, upgrade *HostUpgrade, hosts *service, machineUID s
 		t.Fatal(err)
 	}
 	return found
+}
+
+// clusterWith has an object and its Machine, whose uid may be another one.
+func clusterWith(upgrade *HostUpgrade, machineUID string) *fake.ClientBuilder {
+	scheme := runtime.NewScheme()
+	AddToScheme(scheme)
+	machine := &metav1.PartialObjectMetadata{}
+	machine.APIVersion, machine.Kind = "cluster.x-k8s.io/v1beta2", "Machine"
+	machine.Name, machine.Namespace, machine.UID = "m", "default", "1"
+	scheme.AddKnownTypeWithName(machine.GroupVersionKind(), machine)
+	if machineUID != "" {
+		machine.SetUID("2")
+	}
+	return fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(upgrade).WithObjects(upgrade, machine)
+}
+
+// An error of the API server is returned, and is in the status as well, unless it is about the status.
+func TestKubernetesErrors(t *testing.T) {
+	resource := schema.GroupResource{Group: "cluster.x-k8s.io", Resource: "machines"}
+	forbidden := apierrors.NewForbidden(resource, "m", errors.New("no permission"))
+	conflict := apierrors.NewConflict(resource, "u", errors.New("it was changed"))
+	tests := []struct {
+		name       string
+		get, patch error
+		want       Failure
+	}{
+		{"a forbidden get of the Machine is reported", forbidden, nil, Failure{"KubernetesError", forbidden.Error(), true}},
+		{"a conflict of the status is not", nil, conflict, Failure{}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			server := httptest.NewServer(&service{host: Host{Version: from}})
+			defer server.Close()
+			upgrade := upgradeAt(GateStage, "", ProviderStatus{Progress: ProviderProgress{Percent: 1}})
+			upgrade.Spec.URL = server.URL
+			funcs := interceptor.Funcs{
+				Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, found client.Object, _ ...client.GetOption) error {
+					if _, isMachine := found.(*metav1.PartialObjectMetadata); isMachine && test.get != nil {
+						return test.get
+					}
+					return c.Get(ctx, key, found)
+				},
+				SubResourcePatch: func(ctx context.Context, c client.Client, _ string, found client.Object, patch client.Patch, _ ...client.SubResourcePatchOption) error {
+					if test.patch != nil {
+						return test.patch
+					}
+					return c.Status().Patch(ctx, found, patch)
+				},
+			}
+			cluster := clusterWith(upgrade, "").WithInterceptorFuncs(funcs).Build()
+			var found HostUpgrade
+			read := func() {
+				if err := cluster.Get(context.Background(), client.ObjectKeyFromObject(upgrade), &found); err != nil {
+					t.Fatal(err)
+				}
+			}
+			read()
+			result, err := (&Reconciler{Client: cluster, Live: cluster}).Reconcile(context.Background(), found.DeepCopy())
+			if err == nil || result != (ctrl.Result{}) {
+				t.Errorf("result %+v, error %v: want an error alone", result, err)
+			}
+			read()
+			if found.Status.Failure != test.want {
+				t.Errorf("failure %+v, want %+v", found.Status.Failure, test.want)
+			}
+		})
+	}
 }
 
 func TestReconcile(t *testing.T) {
