@@ -116,28 +116,29 @@ fn tested(breaks: Option<Clause>) -> (Ended, Stage) {
         Some(Clause::Template) => PROVIDER.replace("mostMib: 65536", "mostMib: much"),
         _ => PROVIDER.to_owned(),
     };
-    let file = stage.path("provider.yaml");
-    fs::write(&file, template).unwrap();
     let restarted = stage.path("restarted");
     let restart = format!("touch {}", restarted.display());
     stage.spawn(Provider::new(stage.client(), breaks, restarted).run());
-    let ended = stage.run(&[
-        "contract",
-        "test",
-        "--template",
-        &file.display().to_string(),
-        "--machine",
-        "m-1",
-        "--restart",
-        &restart,
-        "--timeout",
-        "4s",
-        "--settle",
-        "300ms",
-        "-o",
-        "json",
-    ]);
+    let file = write(&stage, &template);
+    let more = ["--restart", &restart, "--timeout", "4s", "--settle", "300ms", "-o", "json"];
+    let ended = stage.run(&suite(&file, &more));
     (ended, stage)
+}
+
+/// Writes the file for `--template`, and returns its path.
+fn write(stage: &Stage, text: &str) -> String {
+    let file = stage.path("provider.yaml");
+    fs::write(&file, text).unwrap();
+    file.display().to_string()
+}
+
+/// The arguments of the suite, for the machine of the stage.
+fn suite<'a>(file: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    suite_on("m-1", file, more)
+}
+
+fn suite_on<'a>(machine: &'a str, file: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    [&["contract", "test", "--template", file, "--machine", machine], more].concat()
 }
 
 /// The clauses with a verdict, in order.
@@ -208,21 +209,9 @@ fn a_provider_that_breaks_a_clause_is_found_by_that_clause() {
 #[test]
 fn the_report_has_a_line_for_each_clause_and_a_sum() {
     let stage = stage(None);
-    let file = stage.path("provider.yaml");
-    fs::write(&file, PROVIDER).unwrap();
+    let file = write(&stage, PROVIDER);
     // No provider runs.
-    let ended = stage.run(&[
-        "contract",
-        "test",
-        "--template",
-        &file.display().to_string(),
-        "--machine",
-        "m-1",
-        "--timeout",
-        "100ms",
-        "--settle",
-        "100ms",
-    ]);
+    let ended = stage.run(&suite(&file, &["--timeout", "100ms", "--settle", "100ms"]));
     assert_eq!(ended.code, Some(3), "{}", ended.stderr);
     for clause in Clause::iter() {
         let line = format!("  {:<20}  {}", clause.to_string(), clause.requirement());
@@ -239,18 +228,14 @@ fn the_report_has_a_line_for_each_clause_and_a_sum() {
 #[test]
 fn an_interrupted_test_is_repeated() {
     let stage = stage(None);
-    let file = stage.path("provider.yaml");
-    fs::write(&file, PROVIDER).unwrap();
-    let file = file.display().to_string();
-    let args = ["contract", "test", "--template", &file, "--machine", "m-1"];
-    let mut first = stage.start(&args);
+    let file = write(&stage, PROVIDER);
+    let mut first = stage.start(&suite(&file, &[]));
     first.until("run abort-at-stage: abort");
     assert!(Command::new("kill").arg(first.id().to_string()).status().unwrap().success());
     assert_eq!(first.end().code, Some(143));
     assert_eq!(stage.list("memory.example/v1/MemoryUpdate").len(), 1);
     stage.spawn(Provider::new(stage.client(), None, stage.path("restarted")).run());
-    let quick = ["--timeout", "10s", "--settle", "100ms"];
-    let second = stage.run(&[&args[..], &quick[..]].concat());
+    let second = stage.run(&suite(&file, &["--timeout", "10s", "--settle", "100ms"]));
     assert!(second.stdout.contains("deleting what an earlier test has left"), "{}", second.stdout);
     assert_eq!(second.code, Some(0), "{}{}", second.stdout, second.stderr);
     assert!(second.stdout.contains("--restart is not set"), "{}", second.stdout);
@@ -259,39 +244,39 @@ fn an_interrupted_test_is_repeated() {
 #[test]
 fn a_file_or_machine_that_does_not_fit_is_refused_with_a_remedy() {
     let stage = stage(None);
-    let refused = |text: &str, more: &[&str]| {
-        let file = stage.path("provider.yaml");
-        fs::write(&file, text).unwrap();
-        let file = file.display().to_string();
-        let args = [&["contract", "test", "--template", &file, "--machine"], more].concat();
-        let ended = stage.run(&args);
+    let refused = |text: &str, machine: &str, more: &[&str]| {
+        let file = write(&stage, text);
+        let ended = stage.run(&suite_on(machine, &file, more));
         assert_eq!(ended.code, Some(1), "{}", ended.stdout);
         ended.stderr
     };
     let (template, updater) = PROVIDER.split_once("---").unwrap();
     let table = [
-        (updater.to_owned(), &["m-1"][..], "0 objects whose kind ends in Template"),
+        (updater.to_owned(), "m-1", &[][..], "0 objects whose kind ends in Template"),
         (
             template.replace("MemoryUpdateT", "OtherUpdateT"),
-            &["m-1"],
+            "m-1",
+            &[],
             "does not serve kind OtherUpdateTemplate",
         ),
-        (template.to_owned(), &["m-2"], "Machine m-2 does not exist in namespace default"),
+        (template.to_owned(), "m-2", &[], "Machine m-2 does not exist in namespace default"),
         (
             PROVIDER.replace("name: memory}\n  verify", "name: other}\n  verify"),
-            &["m-1"],
+            "m-1",
+            &[],
             "does not name the template",
         ),
-        (PROVIDER.replace("[/spec/memory]", "[spec]"), &["m-1"], "spec.claims"),
-        (PROVIDER.to_owned(), &["m-1", "--to", "v1.35.0"], "does not claim /spec/version"),
+        (PROVIDER.replace("[/spec/memory]", "[spec]"), "m-1", &[], "spec.claims"),
+        (PROVIDER.to_owned(), "m-1", &["--to", "v1.35.0"], "does not claim /spec/version"),
         (
             PROVIDER.to_owned(),
-            &["m-1", "-n", "other"],
+            "m-1",
+            &["-n", "other"],
             "Machine m-1 does not exist in namespace other",
         ),
     ];
-    for (text, args, words) in table {
-        let error = refused(&text, args);
+    for (text, machine, args, words) in table {
+        let error = refused(&text, machine, args);
         assert!(error.contains(words), "{words}: {error}");
     }
     stage.patch(
@@ -301,7 +286,7 @@ fn a_file_or_machine_that_does_not_fit_is_refused_with_a_remedy() {
         "runtime.cluster.x-k8s.io/pending-hooks": "UpdateMachine",
         "in-place-updates.internal.cluster.x-k8s.io/update-in-progress": ""}}}),
     );
-    assert!(refused(PROVIDER, &["m-1"]).contains("is being updated in place"));
+    assert!(refused(PROVIDER, "m-1", &[]).contains("is being updated in place"));
 }
 
 #[test]

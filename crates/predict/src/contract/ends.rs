@@ -67,15 +67,15 @@ pub(super) fn undisturbed(runs: &[Run]) -> Verdict {
     let Some((_, look)) = looks.first() else {
         return Verdict::NotTested("the gate Stage was not passed".to_owned());
     };
-    if let Some(why) = look.blind() {
+    if let Some(why) = look.unobservable() {
         return Verdict::NotTested(why);
     }
-    let blind = look.node.as_ref().err();
+    let unread_node = look.node.as_ref().err();
     let mut changed = looks.iter().filter_map(|(run, staged)| {
         let what = run.before.change(staged)?;
         Some(format!("run {}: {what}", run.purpose))
     });
-    match (Verdict::of_first(changed.by_ref()), blind) {
+    match (Verdict::of_first(changed.by_ref()), unread_node) {
         (Verdict::Kept, Some(why)) => {
             Verdict::NotTested(format!("only verify was compared, the Node cannot be read: {why}"))
         }

@@ -193,8 +193,8 @@ impl Look {
         })
     }
 
-    /// Why it shows nothing; `None` if it does.
-    pub(super) fn blind(&self) -> Option<String> {
+    /// Why nothing of the machine can be observed; `None` if something can.
+    pub(super) fn unobservable(&self) -> Option<String> {
         match (&self.verified, &self.node) {
             (None, Err(why)) => {
                 Some(format!("the Updater has no verify, and the Node cannot be read: {why}"))

@@ -145,12 +145,12 @@ fn an_operator_who_uncordons_the_node_does_not_disturb_it() {
 }
 
 #[test]
-fn a_machine_that_cannot_be_seen_is_not_tested() {
-    let blind = look(Err("the Machine has no Node".into()));
+fn a_machine_that_cannot_be_observed_is_not_tested() {
+    let unobservable = look(Err("the Machine has no Node".into()));
     let run = Run {
-        before: blind.clone(),
-        staged: Some(blind.clone()),
-        after: Some(blind),
+        before: unobservable.clone(),
+        staged: Some(unobservable.clone()),
+        after: Some(unobservable),
         version: Some("v1.35.0".into()),
         ..run(Purpose::Update, whole())
     };
