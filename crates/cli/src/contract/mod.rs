@@ -3,12 +3,13 @@
 mod drive;
 mod report;
 mod subject;
+mod watched;
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Subcommand, ValueEnum};
 use refit_kinds::{refit::Role, version::KubernetesVersion};
-use refit_predict::contract::{Purpose, Run, judge};
+use refit_predict::contract::judge;
 
 use self::{drive::Driver, report::report, subject::Subject};
 use crate::{
@@ -137,18 +138,12 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
         let mut reader = Reader::new(cluster);
         let subject = Subject::read(&mut reader, input, args).await?;
         let definition = subject.definition(&reader.cluster).await?;
-        let mut runs = Vec::new();
+        let mut driver = Driver::new(reader, &subject, args, printer);
         if definition.can_run() {
-            let mut driver = Driver::new(&mut reader, &subject, args, printer);
-            for purpose in Purpose::ALL {
-                let (has_ended, run) = driver.run(purpose).await?;
-                runs.push(run);
-                if !has_ended || !runs.iter().any(Run::has_reported) {
-                    break;
-                }
-            }
+            driver.remove_left_over().await?;
+            driver.run_all().await?;
         }
-        let kept = report(printer, &judge(&definition, &runs))?;
+        let kept = report(printer, &judge(&definition, &driver.runs))?;
         Ok(if kept { ExitCode::SUCCESS } else { ExitCode::from(EXIT_BROKEN) })
     })
 }

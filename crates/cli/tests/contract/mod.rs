@@ -1,6 +1,7 @@
 //! `refit contract test` against providers that keep the contract, and against one for each clause that
 //! breaks it.
 
+mod midway;
 mod provider;
 
 use std::{fs, process::Command};

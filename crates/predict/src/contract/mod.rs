@@ -155,6 +155,19 @@ impl Verdict {
     fn of_first(mut problems: impl Iterator<Item = String>) -> Self {
         problems.next().map_or(Self::Kept, Self::Broken)
     }
+
+    /// The first that is broken, else the first that is not tested, else kept.
+    fn combined(verdicts: impl Iterator<Item = Self>) -> Self {
+        let mut not_tested = None;
+        for verdict in verdicts {
+            match verdict {
+                Self::Kept => {}
+                Self::Broken(_) => return verdict,
+                Self::NotTested(_) => not_tested = not_tested.or(Some(verdict)),
+            }
+        }
+        not_tested.unwrap_or(Self::Kept)
+    }
 }
 
 /// A clause and its verdict.
@@ -175,6 +188,7 @@ pub fn judge(definition: &Definition, runs: &[Run]) -> Vec<Finding> {
 
 fn verdict(clause: Clause, definition: &Definition, runs: &[Run]) -> Verdict {
     let reports = |problem: fn(&Run) -> Option<String>| reports::verdict(runs, problem);
+    let combined = |judge: fn(&Run) -> Verdict| Verdict::combined(runs.iter().map(judge));
     let run = |purpose, judge: fn(&Run) -> Verdict| {
         let untested = || Verdict::NotTested("the suite did not get there".to_owned());
         runs.iter().find(|run| run.purpose == purpose).map_or_else(untested, judge)
@@ -200,13 +214,11 @@ fn verdict(clause: Clause, definition: &Definition, runs: &[Run]) -> Verdict {
         Clause::ClosedGates => reports(reports::closed_gate),
         Clause::Undisturbed => ends::undisturbed(runs),
         Clause::PassedStays => reports(reports::passed_went_back),
-        Clause::ObservesGenerations => {
-            Verdict::of_first(runs.iter().filter_map(reports::unobserved))
-        }
+        Clause::ObservesGenerations => combined(reports::observes_generations),
         Clause::StatusForm => reports(reports::malformed),
         Clause::ReadyLast => reports(reports::ready_early),
         Clause::ReadyStays => reports(reports::ready_withdrawn),
-        Clause::NoReturnFirst => reports(reports::no_return),
+        Clause::NoReturnFirst => combined(reports::no_return),
         Clause::Progress => reports(reports::progress),
         Clause::FailureForm => reports(reports::failure_form),
         Clause::Quiet => reports(reports::noise),
@@ -219,7 +231,7 @@ fn verdict(clause: Clause, definition: &Definition, runs: &[Run]) -> Verdict {
         Clause::Restarted => run(Purpose::Update, ends::restarted),
         Clause::AbortAtStage => run(Purpose::AbortAtStage, ends::stops),
         Clause::AbortAtUpgrade => run(Purpose::AbortAtUpgrade, ends::stops),
-        Clause::AbortHolds => reports(reports::passed_after_abort),
+        Clause::AbortHolds => combined(reports::passed_after_abort),
         Clause::Undone => ends::undone(runs),
         Clause::Deleted => Verdict::of_first(runs.iter().filter_map(ends::left_over)),
         Clause::OtherMachine => run(Purpose::OtherMachine, ends::other_machine),

@@ -1,5 +1,6 @@
 //! The clauses about what a provider writes at any time.
 
+use jiff::Timestamp;
 use refit_kinds::refit::{Gate, ProviderStatus, Stage};
 
 use super::{
@@ -25,19 +26,45 @@ fn each(run: &Run, problem: impl Fn(&Seen, &ProviderStatus) -> Option<String>) -
     })
 }
 
-/// The first report with a problem, compared with the one before.
-fn pairs(
+/// Two reports, one after the other.
+struct Pair<'a> {
+    before: &'a ProviderStatus,
+    after: &'a ProviderStatus,
+    /// The object with the later one.
+    seen: &'a Seen,
+    /// Whether the watch may have missed writes between them.
+    has_gap: bool,
+}
+
+fn pairs(run: &Run) -> Vec<Pair<'_>> {
+    let mut pairs = Vec::new();
+    let (mut last, mut has_gap) = (None, false);
+    for event in &run.events {
+        has_gap = has_gap || *event == Event::Relisted;
+        let Some(seen) = event.seen() else { continue };
+        let Ok(after) = &seen.status else { continue };
+        if let Some(before) = last.replace(after) {
+            pairs.push(Pair { before, after, seen, has_gap });
+        }
+        has_gap = false;
+    }
+    pairs
+}
+
+/// The first report with a problem, compared with the one before. Missed writes in between are no excuse: this
+/// is for what may never be withdrawn.
+fn withdrawn(
     run: &Run,
     problem: impl Fn(&ProviderStatus, &ProviderStatus) -> Option<String>,
 ) -> Option<String> {
-    let reports = run.seen().filter_map(|seen| Some((seen, seen.status.as_ref().ok()?)));
-    let reports: Vec<_> = reports.collect();
-    reports.windows(2).find_map(|two| {
-        let [(_, before), (seen, after)] = two else {
-            return None;
-        };
-        Some(run.located(seen, &problem(before, after)?))
-    })
+    let found = |pair: &Pair| Some(run.located(pair.seen, &problem(pair.before, pair.after)?));
+    pairs(run).iter().find_map(found)
+}
+
+/// Not tested, because what looks like one write may be several.
+fn not_tested_across_gap(run: &Run, seen: &Seen, problem: &str) -> Verdict {
+    let why = format!("{problem}, but the watch was interrupted before and may have missed writes");
+    Verdict::NotTested(run.located(seen, &why))
 }
 
 pub(super) fn closed_gate(run: &Run) -> Option<String> {
@@ -49,7 +76,7 @@ pub(super) fn closed_gate(run: &Run) -> Option<String> {
 }
 
 pub(super) fn passed_went_back(run: &Run) -> Option<String> {
-    pairs(run, |before, after| {
+    withdrawn(run, |before, after| {
         (after.passed < before.passed)
             .then(|| format!("passed went from {:?} to {:?}", before.passed, after.passed))
     })
@@ -70,7 +97,7 @@ pub(super) fn ready_early(run: &Run) -> Option<String> {
 }
 
 pub(super) fn ready_withdrawn(run: &Run) -> Option<String> {
-    pairs(run, |before, after| {
+    withdrawn(run, |before, after| {
         (before.ready && !after.ready).then(|| "ready was withdrawn".to_owned())
     })
 }
@@ -102,54 +129,71 @@ fn failure_fault(status: &ProviderStatus) -> Option<String> {
     ready.then(|| format!("ready is true, with failureReason {reason}"))
 }
 
-/// An order that was not noted in time.
-pub(super) fn unobserved(run: &Run) -> Option<String> {
-    let mut failed = false;
-    for (index, event) in run.events.iter().enumerate() {
-        if let Event::Seen(seen) = event {
-            failed = failed || seen.has_failed_for_good();
-        }
-        let Event::Ordered(order) = event else {
-            continue;
-        };
-        let rest = &run.events[index + 1..];
-        let noted = rest.iter().find_map(|event| match event {
-            Event::Seen(seen) => {
-                (seen.generation() == order.generation() && seen.is_observed()).then_some(seen)
-            }
-            Event::Ordered(_) | Event::Waited | Event::Deleted | Event::Gone => None,
-        });
+/// Whether each order of a run was noted in time.
+pub(super) fn observes_generations(run: &Run) -> Verdict {
+    let orders = run.events.iter().enumerate();
+    let orders = orders.filter_map(|(index, event)| Some((index, event.order()?)));
+    Verdict::combined(orders.map(|(index, order)| {
+        let failed = run.events[..index].iter().filter_map(Event::seen);
         // A final failure ends the work, until the abort.
-        if failed && order.stage() == Stage::Ongoing {
-            continue;
+        if order.stage() == Stage::Ongoing && failed.into_iter().any(Seen::has_failed_for_good) {
+            return Verdict::Kept;
         }
-        let Some(noted) = noted else {
-            // An order that was followed by the next one at once may be skipped.
-            let next = rest.iter().find(|event| !matches!(event, Event::Seen(_)));
-            if let Some(Event::Ordered(_)) = next
-                && order.stage() == Stage::Ongoing
-                && run.purpose == Purpose::AbortAtStage
-            {
-                continue;
-            }
-            let generation = order.generation();
-            let never = format!("generation {generation} was never noted");
-            return Some(if run.has_reported() {
-                run.located(order, &never)
-            } else {
-                format!("{never}: is the provider running, and does it watch this namespace?")
-            });
-        };
-        let seconds = noted.at.duration_since(order.at).as_secs();
-        if seconds > OBSERVED_WITHIN_SECONDS {
-            return Some(run.located(noted, &format!("it was noted after {seconds} seconds")));
-        }
-    }
-    None
+        noted(run, order, &run.events[index + 1..])
+    }))
 }
 
-pub(super) fn no_return(run: &Run) -> Option<String> {
-    let withdrawn = pairs(run, |before, after| {
+/// Whether an order was noted in what followed it.
+fn noted(run: &Run, order: &Seen, rest: &[Event]) -> Verdict {
+    let is_noted = |seen: &Seen| seen.generation() == order.generation() && seen.is_observed();
+    let Some(end) = rest.iter().position(|event| event.seen().is_some_and(is_noted)) else {
+        return never_noted(run, order, rest);
+    };
+    let Some(seen) = rest[end].seen() else { return Verdict::Kept };
+    // A provider that is restarted has its minute from then on.
+    let until_next = rest.iter().take_while(|event| event.order().is_none());
+    let restarted = until_next.filter_map(|event| match event {
+        Event::Restarted(at) => Some(*at),
+        Event::Ordered(_)
+        | Event::Seen(_)
+        | Event::Waited
+        | Event::Interrupted
+        | Event::Relisted
+        | Event::Deleted
+        | Event::Gone => None,
+    });
+    let start = restarted.fold(order.at, Timestamp::max);
+    let seconds = seen.at.duration_since(start).as_secs();
+    if seconds <= OBSERVED_WITHIN_SECONDS {
+        return Verdict::Kept;
+    }
+    let late = format!("it was noted after {seconds} seconds");
+    let is_delayed = |event: &Event| matches!(event, Event::Interrupted | Event::Relisted);
+    if rest[..end].iter().any(is_delayed) {
+        let why = format!("{late}, but the watch was interrupted meanwhile");
+        return Verdict::NotTested(run.located(seen, &why));
+    }
+    Verdict::Broken(run.located(seen, &late))
+}
+
+fn never_noted(run: &Run, order: &Seen, rest: &[Event]) -> Verdict {
+    // In this run the next order follows at once.
+    let is_overtaken = order.stage() == Stage::Ongoing
+        && run.purpose == Purpose::AbortAtStage
+        && rest.iter().any(|event| event.order().is_some());
+    if is_overtaken {
+        return Verdict::Kept;
+    }
+    let never = format!("generation {} was never noted", order.generation());
+    Verdict::Broken(if run.has_reported() {
+        run.located(order, &never)
+    } else {
+        format!("{never}: is the provider running, and does it watch this namespace?")
+    })
+}
+
+pub(super) fn no_return(run: &Run) -> Verdict {
+    let withdrawn = withdrawn(run, |before, after| {
         (before.past_no_return && !after.past_no_return)
             .then(|| "pastNoReturn was withdrawn".to_owned())
     });
@@ -157,24 +201,31 @@ pub(super) fn no_return(run: &Run) -> Option<String> {
         (status.past_no_return && seen.gate() <= Gate::Stage)
             .then(|| "pastNoReturn is set at the gate Stage".to_owned())
     });
+    if let Some(problem) = withdrawn.or(at_stage) {
+        return Verdict::Broken(problem);
+    }
     // A run with nothing to change has no first change.
-    let late = pairs(run, |before, after| {
-        let at_once =
-            !before.past_no_return && after.past_no_return && !before.ready && after.ready;
-        (at_once && run.purpose == Purpose::Update)
-            .then(|| "pastNoReturn and ready were set in one write".to_owned())
-    });
-    withdrawn.or(at_stage).or(late)
+    let set_with_ready = |pair: &&Pair| {
+        let Pair { before, after, .. } = pair;
+        run.purpose == Purpose::Update
+            && (!before.past_no_return && after.past_no_return)
+            && (!before.ready && after.ready)
+    };
+    Verdict::combined(pairs(run).iter().filter(set_with_ready).map(|pair| {
+        let at_once = "pastNoReturn and ready were set in one write";
+        if pair.has_gap {
+            not_tested_across_gap(run, pair.seen, at_once)
+        } else {
+            Verdict::Broken(run.located(pair.seen, at_once))
+        }
+    }))
 }
 
 /// Writes while there was nothing to do.
 pub(super) fn noise(run: &Run) -> Option<String> {
     let waits = run.events.iter().enumerate().filter(|(_, event)| **event == Event::Waited);
     waits.into_iter().find_map(|(start, _)| {
-        let writes = run.events[start + 1..].iter().map_while(|event| match event {
-            Event::Seen(seen) => Some(seen),
-            Event::Ordered(_) | Event::Waited | Event::Deleted | Event::Gone => None,
-        });
+        let writes = run.events[start + 1..].iter().map_while(Event::seen);
         let writes: Vec<&Seen> = writes.collect();
         let last = writes.last().filter(|_| writes.len() >= WRITES_WHILE_WAITING)?;
         Some(run.located(last, &format!("{} writes while there was nothing to do", writes.len())))
@@ -192,7 +243,11 @@ pub(super) fn changed_orders(run: &Run) -> Option<String> {
             }
             // A deletion is a new generation, too.
             Event::Deleted => return None,
-            Event::Waited | Event::Gone => continue,
+            Event::Restarted(_)
+            | Event::Waited
+            | Event::Interrupted
+            | Event::Relisted
+            | Event::Gone => continue,
             Event::Seen(seen) => seen,
         };
         let Some(order) = orders.iter().find(|order| order.generation() == seen.generation())
@@ -209,22 +264,26 @@ pub(super) fn changed_orders(run: &Run) -> Option<String> {
     None
 }
 
-/// A gate that was passed after the abort was noted.
-pub(super) fn passed_after_abort(run: &Run) -> Option<String> {
-    let mut passed = Gate::Closed;
-    // The answer to an order has the status, too: the watch may begin late.
-    let states = run.events.iter().filter_map(|event| match event {
-        Event::Seen(seen) => Some((seen, false)),
-        Event::Ordered(order) => Some((order, true)),
-        Event::Waited | Event::Deleted | Event::Gone => None,
-    });
-    for (seen, is_answer) in states {
+/// Whether no gate was passed after the abort was noted.
+pub(super) fn passed_after_abort(run: &Run) -> Verdict {
+    let (mut passed, mut has_gap) = (Gate::Closed, false);
+    let mut verdicts = Vec::new();
+    for event in &run.events {
+        has_gap = has_gap || *event == Event::Relisted;
+        // The answer to an order has the status, too: it may come before the watch delivers it.
+        let Some(seen) = event.seen().or(event.order()) else { continue };
         let Ok(status) = &seen.status else { continue };
         let aborts = seen.stage() == Stage::Abort && seen.is_observed() && !status.past_no_return;
-        if aborts && !is_answer && status.passed > passed {
-            return Some(run.located(seen, "a gate was passed after the abort"));
+        if aborts && event.seen().is_some() && status.passed > passed {
+            let problem = "a gate was passed after the abort";
+            verdicts.push(if has_gap {
+                not_tested_across_gap(run, seen, problem)
+            } else {
+                Verdict::Broken(run.located(seen, problem))
+            });
         }
         passed = passed.max(status.passed);
+        has_gap = false;
     }
-    None
+    Verdict::combined(verdicts.into_iter())
 }

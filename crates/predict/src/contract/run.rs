@@ -90,6 +90,16 @@ impl Seen {
         self.is_observed() && self.reports_final_failure()
     }
 
+    /// Whether it reports `ready` about the newest order.
+    pub fn is_ready(&self) -> bool {
+        self.is_observed() && self.status.as_ref().is_ok_and(|status| status.ready)
+    }
+
+    /// Whether the provider has ended its work: with success, after an abort, or with a failure for good.
+    pub fn has_ended(&self) -> bool {
+        self.is_ready() || self.has_failed_for_good()
+    }
+
     /// What happened, for a message: the fields of the status that the contract names.
     pub fn shown(&self) -> String {
         let status = self.object.get("status").cloned().unwrap_or(Value::Null);
@@ -128,12 +138,48 @@ pub enum Event {
     Ordered(Seen),
     /// The watch delivered the object.
     Seen(Seen),
+    /// The provider was restarted, which ended at this time.
+    Restarted(Timestamp),
     /// The provider was given time in which there was nothing to do.
     Waited,
+    /// The watch was interrupted: its next delivery may be late.
+    Interrupted,
+    /// The watch began again with a list: writes since the last delivery may be missing.
+    Relisted,
     /// The object was deleted by the suite.
     Deleted,
     /// It is gone.
     Gone,
+}
+
+impl Event {
+    /// The object, if the watch delivered it.
+    pub fn seen(&self) -> Option<&Seen> {
+        match self {
+            Self::Seen(seen) => Some(seen),
+            Self::Ordered(_)
+            | Self::Restarted(_)
+            | Self::Waited
+            | Self::Interrupted
+            | Self::Relisted
+            | Self::Deleted
+            | Self::Gone => None,
+        }
+    }
+
+    /// The object, if the suite wrote it.
+    pub fn order(&self) -> Option<&Seen> {
+        match self {
+            Self::Ordered(order) => Some(order),
+            Self::Seen(_)
+            | Self::Restarted(_)
+            | Self::Waited
+            | Self::Interrupted
+            | Self::Relisted
+            | Self::Deleted
+            | Self::Gone => None,
+        }
+    }
 }
 
 /// The node of the machine.
@@ -243,10 +289,7 @@ pub struct Run {
 impl Run {
     /// The object as it was delivered, in order.
     pub fn seen(&self) -> impl Iterator<Item = &Seen> {
-        self.events.iter().filter_map(|event| match event {
-            Event::Seen(seen) => Some(seen),
-            Event::Ordered(_) | Event::Waited | Event::Deleted | Event::Gone => None,
-        })
+        self.events.iter().filter_map(Event::seen)
     }
 
     /// Whether the provider has reported anything.
@@ -272,11 +315,8 @@ impl Run {
     }
 
     /// The orders of the suite.
-    pub(super) fn orders(&self) -> impl Iterator<Item = &Seen> {
-        self.events.iter().filter_map(|event| match event {
-            Event::Ordered(order) => Some(order),
-            Event::Seen(_) | Event::Waited | Event::Deleted | Event::Gone => None,
-        })
+    pub fn orders(&self) -> impl Iterator<Item = &Seen> {
+        self.events.iter().filter_map(Event::order)
     }
 
     /// Where a problem is, for a message.

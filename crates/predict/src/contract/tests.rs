@@ -321,3 +321,78 @@ fn a_boot_that_an_abort_leaves_must_be_listed() {
     let honest = Run { after: booted(), ..run(Purpose::AbortAtUpgrade, status(listed)) };
     assert_eq!(verdict_of(Clause::Undone, &[honest]), Verdict::Kept);
 }
+
+/// What two observations show if the watch delivered all writes between them, and if it may not have.
+#[test]
+fn observations_before_and_after_a_gap_of_the_watch_are_not_one_write() {
+    let at_disrupt = |status: Value| seen(5, 3, Gate::Disrupt, status);
+    let done =
+        json!({"observedGeneration": 3, "passed": "Disrupt", "pastNoReturn": true, "ready": true});
+    let at_once = vec![
+        at_disrupt(json!({"observedGeneration": 3, "passed": "Upgrade"})),
+        at_disrupt(done.clone()),
+    ];
+    let late_pass = vec![
+        aborted(0, 2, Gate::Upgrade),
+        stopping(2, Gate::Upgrade, json!({"observedGeneration": 1, "passed": "Stage"})),
+        stopping(2, Gate::Upgrade, json!({"observedGeneration": 2, "passed": "Upgrade"})),
+    ];
+    let withdrawn =
+        vec![at_disrupt(done), at_disrupt(json!({"observedGeneration": 3, "passed": "Upgrade"}))];
+    let is_broken = |verdict: &Verdict| matches!(verdict, Verdict::Broken(_));
+    let is_not_tested = |verdict: &Verdict| matches!(verdict, Verdict::NotTested(why) if why.contains("may have missed writes"));
+    let table = [
+        (Clause::NoReturnFirst, at_once, false),
+        (Clause::AbortHolds, late_pass, false),
+        // What may never be withdrawn was withdrawn, in however many writes.
+        (Clause::NoReturnFirst, withdrawn.clone(), true),
+        (Clause::PassedStays, withdrawn.clone(), true),
+        (Clause::ReadyStays, withdrawn, true),
+    ];
+    for (clause, events, is_proof) in table {
+        let judged = |between: Option<Event>| {
+            let mut events = events.clone();
+            events.splice(events.len() - 1..events.len() - 1, between);
+            verdict_of(clause, &[run(Purpose::Update, events)])
+        };
+        let verdict = judged(None);
+        assert!(is_broken(&verdict), "{clause}: {verdict:?}");
+        // A watch that goes on where it was interrupted delivers all.
+        assert_eq!(judged(Some(Event::Interrupted)), verdict, "{clause}");
+        let verdict = judged(Some(Event::Relisted));
+        let is_as_wanted = if is_proof { is_broken(&verdict) } else { is_not_tested(&verdict) };
+        assert!(is_as_wanted, "{clause}: {verdict:?}");
+    }
+}
+
+#[test]
+fn a_gap_of_the_watch_hides_no_fault_that_is_seen_elsewhere() {
+    let at_once = |gap: Option<Event>| {
+        let before = seen(4, 3, Gate::Disrupt, json!({"passed": "Upgrade"}));
+        let after = json!({"passed": "Disrupt", "pastNoReturn": true, "ready": true});
+        let mut events = vec![before, seen(5, 3, Gate::Disrupt, after)];
+        events.splice(1..1, gap);
+        run(Purpose::Update, events)
+    };
+    let runs = [at_once(Some(Event::Relisted)), at_once(None)];
+    assert!(matches!(verdict_of(Clause::NoReturnFirst, &runs), Verdict::Broken(_)));
+}
+
+/// When a generation is noted, and what happened since its order.
+#[test]
+fn a_late_delivery_does_not_prove_that_the_provider_is_late() {
+    let noted = || seen(70, 1, Gate::Stage, json!({"observedGeneration": 1}));
+    let judged = |between: Vec<Event>| {
+        let events = [vec![ordered(0, 1, Gate::Stage)], between, vec![noted()]].concat();
+        verdict_of(Clause::ObservesGenerations, &[run(Purpose::Update, events)])
+    };
+    assert!(matches!(judged(vec![]), Verdict::Broken(_)));
+    for interruption in [Event::Interrupted, Event::Relisted] {
+        let verdict = judged(vec![interruption]);
+        let Verdict::NotTested(why) = &verdict else { panic!("{verdict:?}") };
+        assert!(why.contains("after 70 seconds, but the watch was interrupted"), "{why}");
+    }
+    // A provider that is restarted has its minute from then on.
+    assert_eq!(judged(vec![Event::Restarted(at(20))]), Verdict::Kept);
+    assert!(matches!(judged(vec![Event::Restarted(at(9))]), Verdict::Broken(_)));
+}
