@@ -74,7 +74,10 @@ impl<'a> Driver<'a> {
     pub(super) async fn run_all(&mut self) -> anyhow::Result<()> {
         for purpose in Purpose::ALL {
             let has_ended = self.run(purpose).await?;
-            if !has_ended || !self.runs.iter().any(Run::has_reported) {
+            let has_reported = self.runs.iter().any(Run::has_reported);
+            // What is deleted at once need not be reported.
+            let is_refused = |run: &Run| run.refusal().is_some() && run.orders().next().is_some();
+            if !has_ended || !has_reported && !self.runs.last().is_some_and(is_refused) {
                 break;
             }
         }
@@ -119,15 +122,17 @@ impl<'a> Driver<'a> {
         };
         let object = self.subject.first_object(purpose)?;
         let mut watched = self.watch(&object, purpose).await?;
-        watched.create(&object).await?;
-        run.staged = self.open_gates(purpose, &mut watched).await?;
-        run.after = Some(self.look_until_shown(purpose, &watched).await?);
+        let is_made = watched.create(&object).await?;
         let mut has_ended = true;
-        if purpose != Purpose::Delete {
-            has_ended = watched.has_ended().await?;
-            watched.delete().await?;
+        if is_made {
+            run.staged = self.open_gates(purpose, &mut watched).await?;
+            run.after = Some(self.look_until_shown(purpose, &watched).await?);
+            if purpose != Purpose::Delete {
+                has_ended = watched.has_ended().await?;
+                watched.delete().await?;
+            }
         }
-        let is_gone = watched.events.contains(&Event::Gone);
+        let is_gone = !is_made || watched.events.contains(&Event::Gone);
         run.events = watched.events;
         self.runs.push(run);
         Ok(has_ended && is_gone)

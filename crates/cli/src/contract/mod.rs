@@ -2,6 +2,7 @@
 
 mod drive;
 mod report;
+mod request;
 mod subject;
 mod watched;
 

@@ -10,12 +10,12 @@ use kube::{
     runtime::watcher,
 };
 use refit_kinds::refit::{Gate, Stage};
-use refit_predict::contract::{Event, Purpose, Seen};
+use refit_predict::contract::{Event, Purpose, Refusal, Seen};
 use refit_runtime::{apply, clock::instant};
 use serde_json::json;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::Test;
+use super::{Test, request::refuses_object};
 use crate::{client::Cluster, printer::Printer};
 
 /// How long to wait before the watch begins again.
@@ -83,13 +83,15 @@ impl<'a> Watched<'a> {
         Ok(watched)
     }
 
-    /// Makes the object, with the first gate open.
-    pub(super) async fn create(&mut self, object: &DynamicObject) -> anyhow::Result<()> {
+    /// Makes the object, with the first gate open; false if the API server refuses it.
+    pub(super) async fn create(&mut self, object: &DynamicObject) -> anyhow::Result<bool> {
         self.note("gate Stage")?;
         let created = self.api.create(&PostParams::default(), object).await;
-        let created = created.map_err(|error| self.failed("create", error))?;
-        self.record_order(created)?;
-        self.restart().await
+        if !self.record_order(Gate::Stage, Stage::Ongoing, "create", created)? {
+            return Ok(false);
+        }
+        self.restart().await?;
+        Ok(true)
     }
 
     fn last(&self) -> Option<&Seen> {
@@ -121,10 +123,27 @@ impl<'a> Watched<'a> {
         deleted.map(drop).map_err(|error| self.failed("delete", error))
     }
 
-    fn record_order(&mut self, written: DynamicObject) -> anyhow::Result<()> {
-        let seen = Seen::new(self.cluster.clock.now(), serde_json::to_value(written)?);
-        self.events.push(Event::Ordered(seen));
-        Ok(())
+    /// Records an order that was written; false if the API server refuses it.
+    fn record_order(
+        &mut self,
+        gate: Gate,
+        stage: Stage,
+        attempt: &str,
+        written: kube::Result<DynamicObject>,
+    ) -> anyhow::Result<bool> {
+        match written {
+            Ok(written) => {
+                let seen = Seen::new(self.cluster.clock.now(), serde_json::to_value(written)?);
+                self.events.push(Event::Ordered(seen));
+                Ok(true)
+            }
+            Err(kube::Error::Api(status)) if refuses_object(&status) => {
+                self.note(&format!("the API server refuses it: {}", status.message))?;
+                self.events.push(Event::Refused(Refusal { gate, stage, message: status.message }));
+                Ok(false)
+            }
+            Err(error) => Err(self.failed(attempt, error)),
+        }
     }
 
     /// Records what the watch delivered. A watch that begins again delivers the same once more.
@@ -243,8 +262,9 @@ impl<'a> Watched<'a> {
 
     /// Sends an abort, and waits until the provider has stopped.
     pub(super) async fn abort(&mut self, gate: Gate) -> anyhow::Result<()> {
-        self.order(gate, Stage::Abort).await?;
-        if self.until("the end of the abort", Seen::has_ended).await? {
+        if self.order(gate, Stage::Abort).await?
+            && self.until("the end of the abort", Seen::has_ended).await?
+        {
             self.settle().await?;
         }
         Ok(())
@@ -259,16 +279,25 @@ impl<'a> Watched<'a> {
         if self.last().is_none_or(|seen| seen.object.get("status").is_none()) {
             return Ok(true);
         }
-        if self.last().is_none_or(|seen| seen.stage() != Stage::Abort) {
+        let aborts = |refusal: &Refusal| refusal.stage == Stage::Abort;
+        if !self.events.iter().filter_map(Event::refusal).any(aborts)
+            && self.last().is_none_or(|seen| seen.stage() != Stage::Abort)
+        {
             let gate = self.last().map(Seen::gate).unwrap_or_default();
             self.order(gate, Stage::Abort).await?;
+        }
+        // Without an abort, the deletion of the object is what stops the provider.
+        if self.events.iter().filter_map(Event::refusal).any(aborts) {
+            return Ok(true);
         }
         self.until("the end of the abort", Seen::has_ended).await
     }
 
     /// Opens a gate; false if it is not passed.
     pub(super) async fn open(&mut self, gate: Gate) -> anyhow::Result<bool> {
-        self.order(gate, Stage::Ongoing).await?;
+        if !self.order(gate, Stage::Ongoing).await? {
+            return Ok(false);
+        }
         self.restart().await?;
         self.until_passed(gate).await
     }
@@ -281,7 +310,8 @@ impl<'a> Watched<'a> {
         Ok(())
     }
 
-    async fn order(&mut self, gate: Gate, stage: Stage) -> anyhow::Result<()> {
+    /// Writes an order; false if the API server refuses it.
+    async fn order(&mut self, gate: Gate, stage: Stage) -> anyhow::Result<bool> {
         let what = match stage {
             Stage::Abort => "abort".to_owned(),
             Stage::Ongoing => format!("gate {gate:?}"),
@@ -289,8 +319,7 @@ impl<'a> Watched<'a> {
         self.note(&what)?;
         let body = json!({"spec": {"gate": gate, "stage": stage}});
         let written = apply::merge(&self.api, &self.name, &body).await;
-        let written = written.map_err(|error| self.failed("patch", error))?;
-        self.record_order(written)
+        self.record_order(gate, stage, "patch", written)
     }
 
     /// Restarts the provider, in the run of the whole update. What is delivered meanwhile is recorded.

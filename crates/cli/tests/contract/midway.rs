@@ -1,14 +1,17 @@
-//! What happens to a test midway: a watch that is interrupted.
+//! What happens to a test midway: refused orders, and a watch that is interrupted.
 
 use std::{fs, time::Duration};
 
 use lab_apiserver::Down;
+use refit_predict::contract::Clause;
+use serde_json::{Value, json};
 
-use super::{PROVIDER, Provider, stage, suite, write};
-use crate::stage::Stage;
+use super::{CRD, PROVIDER, Provider, refuse, stage, suite, with_verdict, write};
+use crate::stage::{Ended, Stage};
 
+const UPDATE: &str = "memory.example/v1/MemoryUpdate";
 /// Options for a provider that keeps the contract and is quick.
-const QUICK: [&str; 4] = ["--timeout", "10s", "--settle", "100ms"];
+const QUICK: [&str; 6] = ["--timeout", "10s", "--settle", "100ms", "-o", "json"];
 
 /// A cluster in which a provider runs, and the arguments of a test of it.
 fn with_provider() -> (Stage, String) {
@@ -18,6 +21,49 @@ fn with_provider() -> (Stage, String) {
     (stage, file)
 }
 
+fn document(ended: &Ended) -> Value {
+    serde_json::from_str(&ended.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}{}", ended.stdout, ended.stderr))
+}
+
+#[test]
+fn a_gate_that_the_definition_refuses_is_found_by_the_orders_alone() {
+    let (stage, file) = with_provider();
+    let name = "memoryupdates.memory.example";
+    let mut crd = stage.get(CRD, name);
+    refuse(&mut crd, "self.gate != 'Disrupt'");
+    stage.patch(CRD, name, json!({"spec": crd["spec"]}));
+    let ended = stage.run(&suite(&file, &QUICK));
+    assert_eq!(ended.code, Some(3), "{}{}", ended.stdout, ended.stderr);
+    assert_eq!(with_verdict(&ended, "broken"), ["orders-admitted"], "{}", ended.stdout);
+    let clauses = document(&ended)["clauses"].clone();
+    let admitted = clauses.as_array().unwrap().iter();
+    let mut admitted = admitted.filter(|clause| clause["clause"] == "orders-admitted");
+    let message = admitted.next().unwrap()["message"].as_str().unwrap();
+    let words =
+        "run update: the API server refused the order spec.gate Disrupt, spec.stage Ongoing: ";
+    assert!(message.starts_with(words) && message.contains("no such order"), "{message}");
+    let untested = with_verdict(&ended, "notTested");
+    for clause in [Clause::PassesDisrupt, Clause::Verified, Clause::Repeated] {
+        assert!(untested.contains(&clause.to_string()), "{clause}: {untested:?}");
+    }
+    assert!(stage.list(UPDATE).is_empty());
+}
+
+#[test]
+fn a_refused_create_ends_the_test_without_an_object() {
+    let (stage, file) = with_provider();
+    let name = "memoryupdates.memory.example";
+    let mut crd = stage.get(CRD, name);
+    refuse(&mut crd, "self.gate == 'Closed'");
+    stage.patch(CRD, name, json!({"spec": crd["spec"]}));
+    let ended = stage.run(&suite(&file, &QUICK));
+    assert_eq!(ended.code, Some(3), "{}{}", ended.stdout, ended.stderr);
+    assert_eq!(with_verdict(&ended, "broken"), ["orders-admitted"], "{}", ended.stdout);
+    assert!(ended.stderr.contains("run abort-at-stage"), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("run abort-at-upgrade"), "{}", ended.stderr);
+}
+
 /// The command of `--restart` goes on only once the suite has noticed what happens meanwhile.
 #[test]
 fn the_watch_is_followed_while_the_provider_is_restarted() {
@@ -25,7 +71,7 @@ fn the_watch_is_followed_while_the_provider_is_restarted() {
     let (started, go) = (stage.path("started"), stage.path("go"));
     let (started, go) = (started.display().to_string(), go.display().to_string());
     let restart = format!("touch {started}; while [ ! -e {go} ]; do sleep 0.05; done");
-    let more = [&QUICK[..], &["--restart", &restart]].concat();
+    let more = [&QUICK[..4], &["--restart", &restart]].concat();
     let mut test = stage.start(&suite(&file, &more));
     test.until("run update: restarting the provider");
     while !stage.path("started").exists() {

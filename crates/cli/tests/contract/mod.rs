@@ -85,6 +85,12 @@ fn stage(breaks: Option<Clause>) -> Stage {
     stage
 }
 
+/// Adds a validation of `spec`, which refuses some orders.
+fn refuse(crd: &mut Value, rule: &str) {
+    let spec = crd.pointer_mut("/spec/versions/0/schema/openAPIV3Schema/properties/spec").unwrap();
+    spec["x-kubernetes-validations"] = json!([{"rule": rule, "message": "no such order"}]);
+}
+
 /// Breaks a clause about the kinds.
 fn break_definition(crd: &mut Value, breaks: Option<Clause>) {
     let schema = "/spec/versions/0/schema/openAPIV3Schema/properties";
@@ -105,6 +111,7 @@ fn break_definition(crd: &mut Value, breaks: Option<Clause>) {
                 crd.pointer_mut(&format!("{schema}/status/properties/leftBehind")).unwrap();
             *status = json!({"x-kubernetes-preserve-unknown-fields": true});
         }
+        Some(Clause::OrdersAdmitted) => refuse(crd, "self.stage != 'Abort'"),
         Some(Clause::Namespaced) => crd["spec"]["scope"] = json!("Cluster"),
         _ => {}
     }

@@ -15,7 +15,9 @@ pub(super) fn passes(runs: &[Run], gate: Gate) -> Verdict {
     };
     let mut tested = runs.iter().filter(counts).peekable();
     if tested.peek().is_none() {
-        return Verdict::NotTested(format!("the gate {:?} was not passed", gate.before()));
+        let refused = runs.iter().find_map(Run::refusal);
+        let why = || format!("the gate {:?} was not passed", gate.before());
+        return Verdict::NotTested(refused.map_or_else(why, ToString::to_string));
     }
     let stuck = tested.find(|run| !run.has_passed(gate));
     Verdict::of_first(stuck.into_iter().map(stuck_at))
@@ -36,7 +38,9 @@ fn stuck_at(run: &Run) -> String {
 /// Whether the whole update was made.
 pub(super) fn reaches(run: &Run) -> Verdict {
     if !run.opened(Gate::Disrupt) {
-        return Verdict::NotTested(format!("run {}: an earlier gate was not passed", run.purpose));
+        let refused = run.refusal().map(ToString::to_string);
+        let why = refused.unwrap_or_else(|| "an earlier gate was not passed".to_owned());
+        return Verdict::NotTested(format!("run {}: {why}", run.purpose));
     }
     Verdict::of_first((!is_ready(run)).then(|| stuck_at(run)).into_iter())
 }
@@ -120,6 +124,9 @@ pub(super) fn verified(run: &Run) -> Verdict {
 
 /// Whether an abort has ended the work.
 pub(super) fn stops(run: &Run) -> Verdict {
+    if let Some(refusal) = run.refusal() {
+        return Verdict::NotTested(refusal.to_string());
+    }
     let orders: Vec<_> = run.orders().collect();
     if !orders.iter().any(|order| order.stage() == Stage::Abort) {
         return Verdict::NotTested("the gate before was not passed".to_owned());
@@ -183,7 +190,21 @@ pub(super) fn other_machine(run: &Run) -> Verdict {
     if run.seen().any(Seen::has_failed_for_good) {
         return Verdict::Kept;
     }
+    if let Some(refusal) = run.refusal() {
+        return Verdict::NotTested(refusal.to_string());
+    }
     Verdict::Broken(format!("no failure with retriable: false; {}", stuck_at(run)))
+}
+
+/// Whether the API server admitted what the suite wrote. Refit would write the same.
+pub(super) fn orders_admitted(runs: &[Run]) -> Verdict {
+    if runs.is_empty() {
+        return Verdict::NotTested("the suite sent no order".to_owned());
+    }
+    let refused = runs.iter().filter_map(|run| Some((run, run.refusal()?)));
+    Verdict::of_first(refused.map(|(run, refusal)| {
+        format!("run {}: {refusal}: {}", run.purpose, refusal.message.trim_end_matches('.'))
+    }))
 }
 
 /// Whether nothing follows a final failure.

@@ -17,7 +17,7 @@ use serde::Serialize;
 use strum::IntoEnumIterator as _;
 
 pub use definition::{Definition, Needed};
-pub use run::{Event, Look, NodeLook, Purpose, Run, Seen};
+pub use run::{Event, Look, NodeLook, Purpose, Refusal, Run, Seen};
 
 /// A clause of the contract that a provider can be tested for.
 #[derive(
@@ -40,6 +40,8 @@ pub enum Clause {
     StatusFields,
     /// Refit gets its permissions.
     Permissions,
+    /// The API server admits what Refit writes.
+    OrdersAdmitted,
     /// The gate Stage is passed.
     PassesStage,
     /// The gate Upgrade is passed.
@@ -105,6 +107,7 @@ impl Clause {
             Self::SpecFields => "the kind keeps the contract's fields of spec",
             Self::StatusFields => "the kind keeps the contract's fields of status",
             Self::Permissions => "a ClusterRole that is aggregated gives Refit its permissions",
+            Self::OrdersAdmitted => "the API server admits each order",
             Self::PassesStage => "the gate Stage is passed",
             Self::PassesUpgrade => "the gate Upgrade is passed",
             Self::PassesDisrupt => "the gate Disrupt is passed, with ready",
@@ -193,7 +196,7 @@ fn verdict(clause: Clause, definition: &Definition, runs: &[Run]) -> Verdict {
         let untested = || Verdict::NotTested("the suite did not get there".to_owned());
         runs.iter().find(|run| run.purpose == purpose).map_or_else(untested, judge)
     };
-    let is_about_kinds = clause <= Clause::Permissions;
+    let is_about_kinds = clause <= Clause::OrdersAdmitted;
     if !is_about_kinds
         && clause != Clause::ObservesGenerations
         && !runs.iter().any(Run::has_reported)
@@ -208,13 +211,14 @@ fn verdict(clause: Clause, definition: &Definition, runs: &[Run]) -> Verdict {
         Clause::SpecFields => definition.spec_fields(),
         Clause::StatusFields => definition.status_fields(),
         Clause::Permissions => definition.permissions(),
+        Clause::OrdersAdmitted => ends::orders_admitted(runs),
         Clause::PassesStage => ends::passes(runs, Gate::Stage),
         Clause::PassesUpgrade => ends::passes(runs, Gate::Upgrade),
         Clause::PassesDisrupt => run(Purpose::Update, ends::reaches),
         Clause::ClosedGates => reports(reports::closed_gate),
         Clause::Undisturbed => ends::undisturbed(runs),
         Clause::PassedStays => reports(reports::passed_went_back),
-        Clause::ObservesGenerations => combined(reports::observes_generations),
+        Clause::ObservesGenerations => reports::observes_generations(runs),
         Clause::StatusForm => reports(reports::malformed),
         Clause::ReadyLast => reports(reports::ready_early),
         Clause::ReadyStays => reports(reports::ready_withdrawn),

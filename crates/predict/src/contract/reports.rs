@@ -129,8 +129,20 @@ fn failure_fault(status: &ProviderStatus) -> Option<String> {
     ready.then(|| format!("ready is true, with failureReason {reason}"))
 }
 
+pub(super) fn observes_generations(runs: &[Run]) -> Verdict {
+    let Some(first) = runs.first() else {
+        return Verdict::Kept;
+    };
+    match first.refusal() {
+        Some(refusal) if runs.iter().all(|run| run.orders().next().is_none()) => {
+            Verdict::NotTested(refusal.to_string())
+        }
+        Some(_) | None => Verdict::combined(runs.iter().map(unobserved)),
+    }
+}
+
 /// Whether each order of a run was noted in time.
-pub(super) fn observes_generations(run: &Run) -> Verdict {
+fn unobserved(run: &Run) -> Verdict {
     let orders = run.events.iter().enumerate();
     let orders = orders.filter_map(|(index, event)| Some((index, event.order()?)));
     Verdict::combined(orders.map(|(index, order)| {
@@ -155,6 +167,7 @@ fn noted(run: &Run, order: &Seen, rest: &[Event]) -> Verdict {
     let restarted = until_next.filter_map(|event| match event {
         Event::Restarted(at) => Some(*at),
         Event::Ordered(_)
+        | Event::Refused(_)
         | Event::Seen(_)
         | Event::Waited
         | Event::Interrupted
@@ -177,10 +190,10 @@ fn noted(run: &Run, order: &Seen, rest: &[Event]) -> Verdict {
 }
 
 fn never_noted(run: &Run, order: &Seen, rest: &[Event]) -> Verdict {
-    // In this run the next order follows at once.
+    // In this run the next order follows at once, or is refused and ends the run.
     let is_overtaken = order.stage() == Stage::Ongoing
         && run.purpose == Purpose::AbortAtStage
-        && rest.iter().any(|event| event.order().is_some());
+        && rest.iter().any(|event| event.order().is_some() || event.refusal().is_some());
     if is_overtaken {
         return Verdict::Kept;
     }
@@ -243,7 +256,8 @@ pub(super) fn changed_orders(run: &Run) -> Option<String> {
             }
             // A deletion is a new generation, too.
             Event::Deleted => return None,
-            Event::Restarted(_)
+            Event::Refused(_)
+            | Event::Restarted(_)
             | Event::Waited
             | Event::Interrupted
             | Event::Relisted

@@ -131,11 +131,31 @@ fn parsed<T: serde::de::DeserializeOwned + Default>(object: &Value, pointer: &st
     value.and_then(|value| serde_json::from_value(value).ok()).unwrap_or_default()
 }
 
+/// An order that the API server did not admit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The gate of the order.
+    pub gate: Gate,
+    /// The stage of the order.
+    pub stage: Stage,
+    /// The words of the API server.
+    pub message: String,
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { gate, stage, message: _ } = self;
+        write!(f, "the API server refused the order spec.gate {gate:?}, spec.stage {stage:?}")
+    }
+}
+
 /// What happened in a run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The suite wrote the object, as the API server returned it.
     Ordered(Seen),
+    /// The API server refused to write the object for what is in it.
+    Refused(Refusal),
     /// The watch delivered the object.
     Seen(Seen),
     /// The provider was restarted, which ended at this time.
@@ -158,6 +178,7 @@ impl Event {
         match self {
             Self::Seen(seen) => Some(seen),
             Self::Ordered(_)
+            | Self::Refused(_)
             | Self::Restarted(_)
             | Self::Waited
             | Self::Interrupted
@@ -172,6 +193,22 @@ impl Event {
         match self {
             Self::Ordered(order) => Some(order),
             Self::Seen(_)
+            | Self::Refused(_)
+            | Self::Restarted(_)
+            | Self::Waited
+            | Self::Interrupted
+            | Self::Relisted
+            | Self::Deleted
+            | Self::Gone => None,
+        }
+    }
+
+    /// The order that was not admitted.
+    pub fn refusal(&self) -> Option<&Refusal> {
+        match self {
+            Self::Refused(refusal) => Some(refusal),
+            Self::Seen(_)
+            | Self::Ordered(_)
             | Self::Restarted(_)
             | Self::Waited
             | Self::Interrupted
@@ -317,6 +354,11 @@ impl Run {
     /// The orders of the suite.
     pub fn orders(&self) -> impl Iterator<Item = &Seen> {
         self.events.iter().filter_map(Event::order)
+    }
+
+    /// The first order that the API server did not admit. It ended the run.
+    pub fn refusal(&self) -> Option<&Refusal> {
+        self.events.iter().find_map(Event::refusal)
     }
 
     /// Where a problem is, for a message.

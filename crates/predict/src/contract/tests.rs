@@ -396,3 +396,63 @@ fn a_late_delivery_does_not_prove_that_the_provider_is_late() {
     assert_eq!(judged(vec![Event::Restarted(at(20))]), Verdict::Kept);
     assert!(matches!(judged(vec![Event::Restarted(at(9))]), Verdict::Broken(_)));
 }
+
+fn refused(gate: Gate, stage: Stage) -> Event {
+    Event::Refused(Refusal { gate, stage, message: "no more gates.".into() })
+}
+
+#[test]
+fn a_refused_order_breaks_its_clause_and_leaves_what_needs_it_untested() {
+    let table = [
+        (
+            Purpose::Update,
+            vec![refused(Gate::Stage, Stage::Ongoing)],
+            "run update: the API server refused the order spec.gate Stage, spec.stage Ongoing: no more gates",
+            &[Clause::ObservesGenerations, Clause::PassesStage, Clause::PassesDisrupt][..],
+        ),
+        (
+            Purpose::Update,
+            [&whole()[..5], &[refused(Gate::Disrupt, Stage::Ongoing)], &whole()[8..]].concat(),
+            "run update: the API server refused the order spec.gate Disrupt, spec.stage Ongoing: no more gates",
+            &[Clause::PassesDisrupt, Clause::Verified, Clause::Restarted, Clause::Repeated],
+        ),
+        (
+            Purpose::AbortAtStage,
+            [&whole()[..2], &[refused(Gate::Stage, Stage::Abort)], &whole()[8..]].concat(),
+            "run abort-at-stage: the API server refused the order spec.gate Stage, spec.stage Abort: no more gates",
+            &[Clause::AbortAtStage, Clause::Undone],
+        ),
+        (
+            Purpose::OtherMachine,
+            [&whole()[..5], &[refused(Gate::Disrupt, Stage::Ongoing)], &whole()[8..]].concat(),
+            "run other-machine: the API server refused the order spec.gate Disrupt, spec.stage Ongoing: no more gates",
+            &[Clause::OtherMachine, Clause::FailureFinal],
+        ),
+    ];
+    for (purpose, events, words, untested) in table {
+        let runs = [run(purpose, events)];
+        assert_eq!(verdict_of(Clause::OrdersAdmitted, &runs), Verdict::Broken(words.to_owned()));
+        for clause in Clause::iter().filter(|clause| *clause != Clause::OrdersAdmitted) {
+            let verdict = verdict_of(clause, &runs);
+            assert!(!matches!(verdict, Verdict::Broken(_)), "{purpose} {clause}: {verdict:?}");
+        }
+        for clause in untested {
+            let verdict = verdict_of(*clause, &runs);
+            assert!(matches!(verdict, Verdict::NotTested(_)), "{purpose} {clause}: {verdict:?}");
+        }
+    }
+}
+
+#[test]
+fn an_object_that_is_deleted_after_a_refused_abort_need_not_be_noted() {
+    let unseen = run(
+        Purpose::AbortAtStage,
+        vec![
+            ordered(0, 1, Gate::Stage),
+            refused(Gate::Stage, Stage::Abort),
+            Event::Deleted,
+            Event::Gone,
+        ],
+    );
+    assert_eq!(verdict_of(Clause::ObservesGenerations, &[unseen]), Verdict::Kept);
+}
