@@ -11,7 +11,7 @@ use refit_kinds::refit::Gate;
 use refit_predict::contract::{Event, Look, Purpose, Run, Seen};
 use refit_runtime::{apply, clock::instant};
 
-use super::{Test, subject::Subject, watched::Watched};
+use super::{Test, request::Retries, subject::Subject, watched::Watched};
 use crate::{
     client::Cluster,
     plan::reader::Reader,
@@ -34,6 +34,9 @@ pub(super) struct Driver<'a> {
     printer: Printer,
     /// How long a step may take.
     limit: Duration,
+    retries: Retries,
+    /// Whether the Node can be read: if it once was, a failure passes by itself.
+    has_read_node: bool,
     /// The runs that have finished.
     pub(super) runs: Vec<Run>,
 }
@@ -47,14 +50,18 @@ impl<'a> Driver<'a> {
     ) -> Self {
         let by_updater = subject.timeout_seconds().map(Duration::from_secs);
         let limit = args.timeout.or(by_updater).unwrap_or(TIMEOUT);
-        let Cluster { client, namespace, .. } = &reader.cluster;
+        let retries = Retries::new(limit, printer);
+        let client = retries.client(&reader.cluster.client);
+        let cluster = Cluster { client: client.clone(), ..reader.cluster };
         Self {
-            api: Api::namespaced_with(client.clone(), namespace, &subject.made),
-            reader,
+            api: Api::namespaced_with(client, &cluster.namespace, &subject.made),
+            reader: Reader::new(cluster),
             subject,
             args,
             printer,
             limit,
+            retries,
+            has_read_node: false,
             runs: Vec::new(),
         }
     }
@@ -200,7 +207,10 @@ impl<'a> Driver<'a> {
 
     /// The machine as it is now.
     async fn look(&mut self) -> anyhow::Result<Look> {
-        self.subject.look(&mut self.reader).await
+        let retries = self.has_read_node.then_some(self.retries);
+        let look = self.subject.look(&mut self.reader, retries).await?;
+        self.has_read_node |= look.node.is_ok();
+        Ok(look)
     }
 
     /// The machine at the end. It may take time to show what was done.

@@ -67,6 +67,8 @@ objects are named contract-test-MACHINE-RUN-UPDATER and deleted after each run; 
 has left is deleted by the next one. If the provider does not end its work in time, the test ends \
 after that run.
 
+Requests that fail without an answer, with 429 or with 5xx are sent again until --timeout.
+
 -o json writes one document: kept (whether no clause is broken), clauses [{clause, requirement, \
 verdict (kept, broken, notTested), message}].
 

@@ -1,6 +1,106 @@
-//! Which requests of the suite are refused for what they write.
+//! The requests of the suite: which failures pass by themselves, and which refuse what is written.
 
-use kube::core::Status;
+use std::time::Duration;
+
+use http::{Request, Response, StatusCode};
+use kube::{Client, client::Body, core::Status};
+use refit_runtime::clock::instant;
+use serde_json::Value;
+
+use crate::printer::{Printer, duration};
+
+/// How long to wait before a request is sent again.
+const SEND_AGAIN: Duration = Duration::from_secs(1);
+/// How often a request that is sent again is shown.
+const SHOW_AGAIN: Duration = Duration::from_secs(30);
+
+/// Sends requests again that failed for a reason that passes by itself: without an answer, with 429, or with
+/// 5xx.
+///
+/// kube's own policy (`docs/facts/kube-rs.md#retries`) does that for 429, 503 and 504 alone, and silently. The
+/// clients of [`refit_runtime::client`] never do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Retries {
+    limit: Duration,
+    printer: Printer,
+}
+
+impl Retries {
+    /// Retries until a request has taken this long.
+    pub(super) fn new(limit: Duration, printer: Printer) -> Self {
+        Self { limit, printer }
+    }
+
+    /// A client that sends failed requests again, except for watches.
+    pub(super) fn client(self, inner: &Client) -> Client {
+        let namespace = inner.default_namespace().to_owned();
+        let inner = inner.clone();
+        Client::new(tower::service_fn(move |request| self.send(inner.clone(), request)), namespace)
+    }
+
+    async fn send(self, client: Client, request: Request<Body>) -> kube::Result<Response<Body>> {
+        let query = request.uri().query().unwrap_or_default();
+        if query.split('&').any(|pair| pair == "watch=true") {
+            return client.send(request).await;
+        }
+        let (parts, body) = request.into_parts();
+        let start = instant();
+        let mut shown = None;
+        loop {
+            let Some(copy) = body.try_clone() else {
+                return client.send(Request::from_parts(parts, body)).await;
+            };
+            let answer = whole(client.send(Request::from_parts(parts.clone(), copy)).await).await;
+            let Some(why) = transient(&answer) else {
+                return answer.map(|answer| answer.map(Body::from));
+            };
+            let now = instant();
+            if now + SEND_AGAIN >= start + self.limit {
+                return answer.map(|answer| answer.map(Body::from));
+            }
+            if shown.is_none_or(|last| now >= last + SHOW_AGAIN) {
+                shown = Some(now);
+                let limit = duration(i64::try_from(self.limit.as_secs()).unwrap_or(i64::MAX));
+                // The next progress line reports a closed pipe.
+                let _ = self.printer.note(&format!(
+                    "{} {} failed: {why}; trying again for {limit} at most",
+                    parts.method,
+                    parts.uri.path()
+                ));
+            }
+            tokio::time::sleep(SEND_AGAIN).await;
+        }
+    }
+}
+
+/// Reads the body, too: a connection may be lost while it is sent.
+async fn whole(answer: kube::Result<Response<Body>>) -> kube::Result<Response<Vec<u8>>> {
+    let (parts, body) = answer?.into_parts();
+    Ok(Response::from_parts(parts, body.collect_bytes().await?.into()))
+}
+
+/// Why a request failed, if it may succeed later.
+fn transient(answer: &kube::Result<Response<Vec<u8>>>) -> Option<String> {
+    match answer {
+        Ok(answer) => {
+            let code = answer.status();
+            if code != StatusCode::TOO_MANY_REQUESTS && !code.is_server_error() {
+                return None;
+            }
+            let status = serde_json::from_slice::<Value>(answer.body()).unwrap_or_default();
+            let message = status.get("message").and_then(Value::as_str).unwrap_or_default();
+            Some(format!("{code} {message}").trim_end().to_owned())
+        }
+        Err(error) if matches!(error, kube::Error::Service(_) | kube::Error::HyperError(_)) => {
+            let mut last: &dyn std::error::Error = error;
+            while let Some(cause) = last.source() {
+                last = cause;
+            }
+            Some(last.to_string())
+        }
+        Err(_) => None,
+    }
+}
 
 /// Whether the API server refuses what is written, and not the user who writes it.
 ///
@@ -55,5 +155,23 @@ mod tests {
             let status = Status { code, message: message.clone(), ..Status::failure("", "") };
             assert_eq!(refuses_object(&status), refuses, "{code} {message}");
         }
+    }
+
+    #[tokio::test]
+    async fn only_failures_that_pass_by_themselves_are_sent_again() {
+        for (code, passes) in
+            [(200, false), (404, false), (409, false), (429, true), (500, true), (503, true)]
+        {
+            let answer = Response::builder().status(code);
+            let answer = answer.body(br#"{"message": "why"}"#.to_vec()).unwrap();
+            let why = transient(&Ok(answer));
+            assert_eq!(why.is_some(), passes, "{code}");
+            assert!(why.is_none_or(|why| why.ends_with(" why")), "{code}");
+        }
+        let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        let error = kube::Error::Service(refused.into());
+        assert_eq!(transient(&Err(error)).as_deref(), Some("connection refused"));
+        let invalid = serde_json::from_str::<Value>("{").unwrap_err();
+        assert_eq!(transient(&Err(kube::Error::SerdeError(invalid))), None);
     }
 }

@@ -33,7 +33,7 @@ use refit_manifests::{LoadError, Manifest, typed};
 use refit_predict::contract::{Definition, Look, Needed, NodeLook, Purpose, Verdict};
 use serde_json::Value;
 
-use super::Test;
+use super::{Test, request::Retries};
 use crate::{
     client::Cluster,
     plan::reader::{Found, Reader, reason_of},
@@ -329,10 +329,14 @@ impl Subject {
         self.goal.kubernetes_version.as_ref().map(ToString::to_string)
     }
 
-    /// The machine as it is now.
-    pub(super) async fn look(&self, reader: &mut Reader) -> anyhow::Result<Look> {
+    /// The machine as it is now. With `retries`, the Node is one that can be read.
+    pub(super) async fn look(
+        &self,
+        reader: &mut Reader,
+        retries: Option<Retries>,
+    ) -> anyhow::Result<Look> {
         let [machine, infrastructure, _] = self.objects(reader).await?;
-        let node = self.node(reader).await;
+        let node = self.node(reader, retries).await;
         let expressions = self.input.updater.as_ref().map(|updater| updater.spec.verify.as_slice());
         let expressions = expressions.filter(|all| !all.is_empty());
         let part = |pointer: &str| infrastructure.pointer(pointer).cloned().unwrap_or(Value::Null);
@@ -359,10 +363,11 @@ impl Subject {
     }
 
     /// The machine's Node, or why it cannot be read.
-    async fn node(&self, reader: &Reader) -> Result<Value, String> {
+    async fn node(&self, reader: &Reader, retries: Option<Retries>) -> Result<Value, String> {
         let node = self.machine.status.as_ref().and_then(|status| status.node_ref.as_ref());
         let node = node.ok_or("the Machine has no Node")?;
         let client = reader.workload(&self.machine.spec.cluster_name).await?;
+        let client = retries.map_or(client.clone(), |retries| retries.client(&client));
         let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(client);
         let found = nodes.get(&node.name).await.map_err(|error| reason_of(&error))?;
         serde_json::to_value(found).map_err(|error| error.to_string())

@@ -86,7 +86,13 @@ impl<'a> Watched<'a> {
     /// Makes the object, with the first gate open; false if the API server refuses it.
     pub(super) async fn create(&mut self, object: &DynamicObject) -> anyhow::Result<bool> {
         self.note("gate Stage")?;
-        let created = self.api.create(&PostParams::default(), object).await;
+        let created = match self.api.create(&PostParams::default(), object).await {
+            // A request that was sent again, because the answer to the first one was lost.
+            Err(kube::Error::Api(status)) if status.is_already_exists() => {
+                self.api.get(&self.name).await
+            }
+            created => created,
+        };
         if !self.record_order(Gate::Stage, Stage::Ongoing, "create", created)? {
             return Ok(false);
         }

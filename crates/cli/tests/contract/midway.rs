@@ -1,15 +1,16 @@
-//! What happens to a test midway: refused orders, and a watch that is interrupted.
+//! What happens to a test midway: refused orders, and failing requests.
 
 use std::{fs, time::Duration};
 
-use lab_apiserver::Down;
+use lab_apiserver::{Down, FaultAction, FaultRule};
 use refit_predict::contract::Clause;
 use serde_json::{Value, json};
 
 use super::{CRD, PROVIDER, Provider, refuse, stage, suite, with_verdict, write};
-use crate::stage::{Ended, Stage};
+use crate::stage::{Ended, Running, Stage};
 
 const UPDATE: &str = "memory.example/v1/MemoryUpdate";
+const UPDATES: &str = "memoryupdates.memory.example";
 /// Options for a provider that keeps the contract and is quick.
 const QUICK: [&str; 6] = ["--timeout", "10s", "--settle", "100ms", "-o", "json"];
 
@@ -21,9 +22,20 @@ fn with_provider() -> (Stage, String) {
     (stage, file)
 }
 
+/// The next requests of the suite, and of nothing else, that end in this way.
+fn fault(verb: &str, resource: &str, action: FaultAction) -> FaultRule {
+    let suite = concat!("refit-cli/", env!("CARGO_PKG_VERSION"));
+    FaultRule::next(action).verb(verb).resource(resource).user_agent(suite)
+}
+
 fn document(ended: &Ended) -> Value {
     serde_json::from_str(&ended.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}{}", ended.stdout, ended.stderr))
+}
+
+/// Starts a test without JSON, to read its progress.
+fn start(stage: &Stage, file: &str) -> Running {
+    stage.start(&suite(file, &QUICK[..4]))
 }
 
 #[test]
@@ -62,6 +74,37 @@ fn a_refused_create_ends_the_test_without_an_object() {
     assert_eq!(with_verdict(&ended, "broken"), ["orders-admitted"], "{}", ended.stdout);
     assert!(ended.stderr.contains("run abort-at-stage"), "{}", ended.stderr);
     assert!(!ended.stderr.contains("run abort-at-upgrade"), "{}", ended.stderr);
+}
+
+#[test]
+fn requests_that_fail_by_chance_are_sent_again() {
+    let (stage, file) = with_provider();
+    let faults = stage.server().faults();
+    // The answer to the first create is lost: the object exists already when it is sent again.
+    faults.add(fault("create", UPDATES, FaultAction::StatusAfterCommit(500)));
+    faults.add(fault("patch", UPDATES, FaultAction::Status(429)));
+    faults.add(fault("delete", UPDATES, FaultAction::StatusAfterCommit(503)));
+    faults.add(fault("list", UPDATES, FaultAction::Status(503)));
+    let machines = fault("get", "machines.cluster.x-k8s.io", FaultAction::Status(502));
+    faults.add(machines.after(4).times(2));
+    let ended = stage.run(&suite(&file, &QUICK));
+    assert_eq!(ended.code, Some(0), "{}{}", ended.stdout, ended.stderr);
+    assert!(!stage.server().faults().has_rules());
+    for request in ["POST", "PATCH", "DELETE", "GET"] {
+        let line = ended.stderr.lines().find(|line| line.starts_with(request));
+        let line = line.unwrap_or_else(|| panic!("no {request}: {}", ended.stderr));
+        assert!(line.ends_with("trying again for 10s at most"), "{line}");
+    }
+}
+
+#[test]
+fn a_test_survives_a_restart_of_the_api_server() {
+    let (mut stage, file) = with_provider();
+    let mut test = start(&stage, &file);
+    test.until("run abort-at-upgrade: gate Upgrade");
+    stage.restart();
+    let ended = test.end();
+    assert_eq!(ended.code, Some(0), "{}{}", ended.stdout, ended.stderr);
 }
 
 /// The command of `--restart` goes on only once the suite has noticed what happens meanwhile.
