@@ -11,7 +11,7 @@ use refit_kinds::refit::Gate;
 use refit_predict::contract::{Event, Look, Purpose, Run, Seen};
 use refit_runtime::{apply, clock::instant};
 
-use super::{Test, request::Retries, subject::Subject, watched::Watched};
+use super::{Test, preconditions, request::Retries, subject::Subject, watched::Watched};
 use crate::{
     client::Cluster,
     plan::reader::Reader,
@@ -80,6 +80,7 @@ impl<'a> Driver<'a> {
     /// Drives all runs, as far as each one leaves a machine for the next one.
     pub(super) async fn run_all(&mut self) -> anyhow::Result<()> {
         for purpose in Purpose::ALL {
+            self.check().await?;
             let has_ended = self.run(purpose).await?;
             let has_reported = self.runs.iter().any(Run::has_reported);
             // What is deleted at once need not be reported.
@@ -89,6 +90,10 @@ impl<'a> Driver<'a> {
             }
         }
         Ok(())
+    }
+
+    async fn check(&self) -> anyhow::Result<()> {
+        preconditions::check(&self.reader, &self.api, &self.subject.machine).await
     }
 
     async fn exists(&self, name: &str) -> anyhow::Result<bool> {

@@ -1,6 +1,7 @@
 //! `refit contract`: tests whether a provider follows the contract.
 
 mod drive;
+mod preconditions;
 mod report;
 mod request;
 mod subject;
@@ -67,14 +68,16 @@ objects are named contract-test-MACHINE-RUN-UPDATER and deleted after each run; 
 has left is deleted by the next one. If the provider does not end its work in time, the test ends \
 after that run.
 
-Requests that fail without an answer, with 429 or with 5xx are sent again until --timeout.
+Before each run, nothing else may update the machine: no NodeUpdate that is not finished, and no other \
+object of the provider's kind. Requests that fail without an answer, with 429 or with 5xx are sent again \
+until --timeout.
 
 -o json writes one document: kept (whether no clause is broken), clauses [{clause, requirement, \
 verdict (kept, broken, notTested), message}].
 
 Exit codes:
   0  no clause is broken; some may not be tested
-  1  the cluster cannot be read or written, or FILE is invalid
+  1  the cluster cannot be read or written, the machine is in use, or FILE is invalid
   2  the command line is invalid
   3  a clause is broken
   130, 143  interrupted by Ctrl-C or SIGTERM")]

@@ -13,7 +13,7 @@ use kube::{
     core::GroupVersionKind,
     discovery::{self, Scope},
 };
-use refit_cluster_api::kinds::{CORE_GROUP, Machine, update_in_progress};
+use refit_cluster_api::kinds::{CORE_GROUP, Machine};
 use refit_core::{
     change::{
         self,
@@ -33,10 +33,10 @@ use refit_manifests::{LoadError, Manifest, typed};
 use refit_predict::contract::{Definition, Look, Needed, NodeLook, Purpose, Verdict};
 use serde_json::Value;
 
-use super::{Test, request::Retries};
+use super::{Test, preconditions, request::Retries};
 use crate::{
     client::Cluster,
-    plan::reader::{Found, Reader, reason_of},
+    plan::reader::{Reader, reason_of},
 };
 
 /// Label of every Machine of a control plane.
@@ -111,7 +111,7 @@ pub(super) struct Subject {
     pub(super) made: ApiResource,
     template: ApiResource,
     scopes: Result<(), String>,
-    machine: Machine,
+    pub(super) machine: Machine,
     goal: ProviderGoal,
 }
 
@@ -135,18 +135,7 @@ impl Subject {
             )),
             None => Ok(()),
         };
-        let machine: Option<Machine> = reader.cluster.get(&args.machine).await?;
-        let machine = machine.ok_or_else(|| {
-            anyhow!(
-                "Machine {} does not exist in namespace {}; --namespace selects another",
-                args.machine,
-                reader.cluster.namespace
-            )
-        })?;
-        if update_in_progress(&machine) {
-            bail!("Machine {} is being updated in place; wait until that has ended", args.machine);
-        }
-        check_no_update(reader, &machine).await?;
+        let machine = preconditions::idle_machine(reader, &args.machine).await?;
         let mut subject =
             Self { input, made, template, scopes, machine, goal: ProviderGoal::default() };
         subject.goal = subject.find_goal(reader, args).await?;
@@ -371,26 +360,6 @@ impl Subject {
         let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(client);
         let found = nodes.get(&node.name).await.map_err(|error| reason_of(&error))?;
         serde_json::to_value(found).map_err(|error| error.to_string())
-    }
-}
-
-/// Refuses a machine that Refit is updating.
-async fn check_no_update(reader: &Reader, machine: &Machine) -> anyhow::Result<()> {
-    let Found::Read(updates) = reader.list::<NodeUpdate>("").await? else {
-        return Ok(());
-    };
-    let uid = machine.metadata.uid.as_deref().unwrap_or_default();
-    let phases = ["Failed", "Stopped", "Succeeded"];
-    let mut unfinished = updates.iter().filter(|update| {
-        json::text(update, "/spec/machineRef/uid") == uid
-            && !phases.contains(&json::text(update, "/status/phase"))
-    });
-    match unfinished.next() {
-        Some(update) => bail!(
-            "NodeUpdate {} of the Machine is not finished; wait for its end, or choose another Machine",
-            json::name(update)
-        ),
-        None => Ok(()),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What happens to a test midway: refused orders, and failing requests.
+//! What happens to a test midway: refused orders, failing requests, and others at work on the machine.
 
 use std::{fs, time::Duration};
 
@@ -6,8 +6,8 @@ use lab_apiserver::{Down, FaultAction, FaultRule};
 use refit_predict::contract::Clause;
 use serde_json::{Value, json};
 
-use super::{CRD, PROVIDER, Provider, refuse, stage, suite, with_verdict, write};
-use crate::stage::{Ended, Running, Stage};
+use super::{CRD, MACHINE, PROVIDER, Provider, refuse, stage, suite, with_verdict, write};
+use crate::stage::{Ended, NODE_UPDATE, Running, Stage};
 
 const UPDATE: &str = "memory.example/v1/MemoryUpdate";
 const UPDATES: &str = "memoryupdates.memory.example";
@@ -126,4 +126,72 @@ fn the_watch_is_followed_while_the_provider_is_restarted() {
     fs::write(&go, "").unwrap();
     let ended = test.end();
     assert_eq!(ended.code, Some(0), "{}{}", ended.stdout, ended.stderr);
+}
+
+/// An object of the provider's kind for the machine, which is not the suite's.
+fn other_object(stage: &Stage) -> Value {
+    let uid = stage.get(MACHINE, "m-1")["metadata"]["uid"].clone();
+    json!({
+        "metadata": {"name": "u-1-memory"},
+        "spec": {
+            "mostMib": 65536, "machineRef": {"name": "m-1", "uid": uid}, "nodeName": "", "goal": {},
+            "gate": "Stage", "stage": "Abort",
+        },
+    })
+}
+
+#[test]
+fn a_provider_that_still_works_on_the_machine_is_not_tested() {
+    let stage = stage(None);
+    let file = write(&stage, PROVIDER);
+    stage.create(UPDATE, other_object(&stage));
+    let refused = stage.run(&suite(&file, &QUICK));
+    assert_eq!(refused.code, Some(1), "{}{}", refused.stdout, refused.stderr);
+    assert!(refused.stderr.contains("object u-1-memory of the same kind"), "{}", refused.stderr);
+    // An object whose work has ended stays as a record.
+    stage.spawn(Provider::new(stage.client(), None, stage.path("restarted")).run());
+    while stage.get(UPDATE, "u-1-memory").pointer("/status/ready") != Some(&json!(true)) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let ended = stage.run(&suite(&file, &QUICK));
+    assert_eq!(ended.code, Some(0), "{}{}", ended.stdout, ended.stderr);
+}
+
+/// Runs a test, changes the machine during its second run, and expects this error before the third.
+fn ends_early(change: impl FnOnce(&Stage), words: &str) {
+    let (stage, file) = with_provider();
+    let mut test = start(&stage, &file);
+    test.until("run abort-at-upgrade: abort");
+    change(&stage);
+    let ended = test.end();
+    assert_eq!(ended.code, Some(1), "{}{}", ended.stdout, ended.stderr);
+    assert!(ended.stderr.contains(words), "{}", ended.stderr);
+    assert!(!ended.stdout.contains("run delete: "), "{}", ended.stdout);
+    assert!(stage.list(UPDATE).is_empty());
+}
+
+#[test]
+fn an_update_of_the_machine_that_begins_meanwhile_ends_the_test() {
+    let update = |stage: &Stage| {
+        let uid = stage.get(MACHINE, "m-1")["metadata"]["uid"].clone();
+        stage.create(
+            NODE_UPDATE,
+            json!({
+                "metadata": {"name": "m-1-1"},
+                "spec": {"machineRef": {"name": "m-1", "uid": uid}, "origin": "Hook", "stage": "Ongoing",
+                    "goal": {"kubernetesVersion": "v1.35.0"}, "goalHash": "h"},
+            }),
+        );
+    };
+    ends_early(update, "NodeUpdate m-1-1 of the Machine is not finished");
+}
+
+#[test]
+fn a_machine_that_is_replaced_meanwhile_ends_the_test() {
+    let replace = |stage: &Stage| {
+        let spec = stage.get(MACHINE, "m-1")["spec"].clone();
+        stage.delete(MACHINE, "m-1");
+        stage.create(MACHINE, json!({"metadata": {"name": "m-1"}, "spec": spec}));
+    };
+    ends_early(replace, "Machine m-1 was replaced: its uid was ");
 }
