@@ -49,31 +49,51 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 pub(crate) fn run(
     command: impl Future<Output = anyhow::Result<ExitCode>>,
 ) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start the async runtime")?;
-    let code = runtime.block_on(async {
-        tokio::select! {
-            biased;
-            number = interrupted() => {
+    block_on(async {
+        match unless_interrupted(command).await {
+            Ok(code) => code,
+            Err(number) => {
                 // Keep the drawn bars; the shell prompt appears below them.
                 if io::stderr().is_terminal() {
                     let _ = writeln!(io::stderr().lock());
                 }
                 Ok(by_signal(number))
             }
-            code = command => code,
         }
-    });
+    })
+}
+
+/// Runs a command in real time until it ends. It handles signals itself.
+pub(crate) fn block_on(
+    command: impl Future<Output = anyhow::Result<ExitCode>>,
+) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the async runtime")?;
+    let code = runtime.block_on(command);
     // A credential plugin or a name lookup may still be running; do not wait for it.
     runtime.shutdown_background();
     code
 }
 
+/// Waits for the future; returns the number of the signal if SIGINT or SIGTERM comes first.
+pub(crate) async fn unless_interrupted<T>(future: impl Future<Output = T>) -> Result<T, u8> {
+    tokio::select! {
+        biased;
+        number = interrupted() => Err(number),
+        value = future => Ok(value),
+    }
+}
+
 /// Returns the exit code of a process that this signal ended.
 pub(crate) fn by_signal(number: u8) -> ExitCode {
     ExitCode::from(BY_SIGNAL + number)
+}
+
+/// Creates the error of a command that this signal interrupted.
+pub(crate) fn interrupted_by(number: u8, message: impl Into<String>) -> anyhow::Error {
+    error(BY_SIGNAL + number, message)
 }
 
 /// Waits for SIGINT or SIGTERM and returns its number.

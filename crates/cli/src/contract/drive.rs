@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, DynamicObject},
@@ -14,6 +14,7 @@ use refit_runtime::{apply, clock::instant};
 use super::{Test, preconditions, request::Retries, subject::Subject, watched::Watched};
 use crate::{
     client::Cluster,
+    exit,
     plan::reader::Reader,
     printer::{Printer, duration},
 };
@@ -39,6 +40,8 @@ pub(super) struct Driver<'a> {
     has_read_node: bool,
     /// The runs that have finished.
     pub(super) runs: Vec<Run>,
+    /// The object that exists, if a run has not finished.
+    left_over: Option<String>,
 }
 
 impl<'a> Driver<'a> {
@@ -63,6 +66,7 @@ impl<'a> Driver<'a> {
             retries,
             has_read_node: false,
             runs: Vec::new(),
+            left_over: None,
         }
     }
 
@@ -90,6 +94,28 @@ impl<'a> Driver<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Adds the object that is left to an error.
+    pub(super) fn with_left_over(&self, error: anyhow::Error) -> anyhow::Error {
+        if exit::is_broken_pipe(&error) { error } else { anyhow!("{error:#}{}", self.remedy()) }
+    }
+
+    /// The error of an interrupted test.
+    pub(super) fn interrupted_by(&self, number: u8) -> anyhow::Error {
+        exit::interrupted_by(number, format!("the test was interrupted{}", self.remedy()))
+    }
+
+    fn remedy(&self) -> String {
+        let Some(name) = &self.left_over else {
+            return String::new();
+        };
+        let (kind, namespace) = (&self.subject.made, &self.reader.cluster.namespace);
+        format!(
+            "; object {name} is left: run the test again, or `kubectl delete {}.{} {name} --namespace \
+             {namespace}`",
+            kind.plural, kind.group
+        )
     }
 
     async fn check(&self) -> anyhow::Result<()> {
@@ -134,6 +160,7 @@ impl<'a> Driver<'a> {
         };
         let object = self.subject.first_object(purpose)?;
         let mut watched = self.watch(&object, purpose).await?;
+        self.left_over = Some(object.name_any());
         let is_made = watched.create(&object).await?;
         let mut has_ended = true;
         if is_made {
@@ -145,6 +172,9 @@ impl<'a> Driver<'a> {
             }
         }
         let is_gone = !is_made || watched.events.contains(&Event::Gone);
+        if is_gone {
+            self.left_over = None;
+        }
         run.events = watched.events;
         self.runs.push(run);
         Ok(has_ended && is_gone)

@@ -11,7 +11,7 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Subcommand, ValueEnum};
 use refit_kinds::{refit::Role, version::KubernetesVersion};
-use refit_predict::contract::judge;
+use refit_predict::contract::{Definition, judge};
 
 use self::{drive::Driver, report::report, subject::Subject};
 use crate::{
@@ -70,10 +70,11 @@ after that run.
 
 Before each run, nothing else may update the machine: no NodeUpdate that is not finished, and no other \
 object of the provider's kind. Requests that fail without an answer, with 429 or with 5xx are sent again \
-until --timeout.
+until --timeout. After an error or an interrupt the clauses are reported by the runs that have finished, and \
+the error names the object that is left.
 
 -o json writes one document: kept (whether no clause is broken), clauses [{clause, requirement, \
-verdict (kept, broken, notTested), message}].
+verdict (kept, broken, notTested), message}], and error if the test has ended early.
 
 Exit codes:
   0  no clause is broken; some may not be tested
@@ -135,21 +136,51 @@ impl From<RoleArg> for Role {
 pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
     let Command::Test(args) = &args.command;
     let printer = Printer::new(args.output, global);
-    exit::run(async {
-        let mut cluster = client::connect(global).await?;
-        let input = subject::load(&args.template)?;
-        if global.namespace.is_none() {
-            input.namespace().clone_into(&mut cluster.namespace);
+    exit::block_on(async {
+        match exit::unless_interrupted(Box::pin(read(args, global))).await {
+            Ok(read) => {
+                let (reader, subject, definition) = read?;
+                let driver = Driver::new(reader, &subject, args, printer);
+                test(driver, &definition, printer).await
+            }
+            Err(number) => Ok(exit::by_signal(number)),
         }
-        let mut reader = Reader::new(cluster);
-        let subject = Subject::read(&mut reader, input, args).await?;
-        let definition = subject.definition(&reader.cluster).await?;
-        let mut driver = Driver::new(reader, &subject, args, printer);
+    })
+}
+
+/// Reads what is tested. Nothing is written yet.
+async fn read(args: &Test, global: &GlobalArgs) -> anyhow::Result<(Reader, Subject, Definition)> {
+    let mut cluster = client::connect(global).await?;
+    let input = subject::load(&args.template)?;
+    if global.namespace.is_none() {
+        input.namespace().clone_into(&mut cluster.namespace);
+    }
+    let mut reader = Reader::new(cluster);
+    let subject = Subject::read(&mut reader, input, args).await?;
+    let definition = subject.definition(&reader.cluster).await?;
+    Ok((reader, subject, definition))
+}
+
+/// Drives all runs, and reports on those that have finished.
+async fn test(
+    mut driver: Driver<'_>,
+    definition: &Definition,
+    printer: Printer,
+) -> anyhow::Result<ExitCode> {
+    let drive = async {
         if definition.can_run() {
             driver.remove_left_over().await?;
             driver.run_all().await?;
         }
-        let kept = report(printer, &judge(&definition, &driver.runs))?;
-        Ok(if kept { ExitCode::SUCCESS } else { ExitCode::from(EXIT_BROKEN) })
-    })
+        anyhow::Ok(())
+    };
+    let error = match exit::unless_interrupted(drive).await {
+        Ok(ended) => ended.err().map(|error| driver.with_left_over(error)),
+        Err(number) => Some(driver.interrupted_by(number)),
+    };
+    let kept = report(printer, &judge(definition, &driver.runs), error.as_ref());
+    match error {
+        Some(error) => Err(error),
+        None => Ok(if kept? { ExitCode::SUCCESS } else { ExitCode::from(EXIT_BROKEN) }),
+    }
 }

@@ -5,8 +5,12 @@ use serde_json::json;
 
 use crate::printer::Printer;
 
-/// Prints a line for each clause; returns whether none is broken.
-pub(super) fn report(printer: Printer, findings: &[Finding]) -> anyhow::Result<bool> {
+/// Prints a line for each clause; returns whether none is broken. The error is what has ended the test early.
+pub(super) fn report(
+    printer: Printer,
+    findings: &[Finding],
+    error: Option<&anyhow::Error>,
+) -> anyhow::Result<bool> {
     let is_broken = |finding: &&Finding| matches!(finding.verdict, Verdict::Broken(_));
     let kept = !findings.iter().any(|finding| is_broken(&finding));
     if printer.is_json() {
@@ -15,7 +19,10 @@ pub(super) fn report(printer: Printer, findings: &[Finding]) -> anyhow::Result<b
             clause["requirement"] = json!(finding.clause.requirement());
             clause
         });
-        let document = json!({"kept": kept, "clauses": clauses.collect::<Vec<_>>()});
+        let mut document = json!({"kept": kept, "clauses": clauses.collect::<Vec<_>>()});
+        if let Some(error) = error {
+            document["error"] = json!(format!("{error:#}"));
+        }
         printer.result(&serde_json::to_string_pretty(&document)?)?;
         return Ok(kept);
     }

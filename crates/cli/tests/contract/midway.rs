@@ -1,6 +1,6 @@
-//! What happens to a test midway: refused orders, failing requests, and others at work on the machine.
+//! What happens to a test midway: refused orders, failing requests, interrupts, and others at work on the machine.
 
-use std::{fs, time::Duration};
+use std::{fs, process::Command, time::Duration};
 
 use lab_apiserver::{Down, FaultAction, FaultRule};
 use refit_predict::contract::Clause;
@@ -107,6 +107,53 @@ fn a_test_survives_a_restart_of_the_api_server() {
     assert_eq!(ended.code, Some(0), "{}{}", ended.stdout, ended.stderr);
 }
 
+#[test]
+fn a_user_without_permission_ends_the_test_with_an_error() {
+    let (stage, file) = with_provider();
+    // The patches before it: an abort, a gate and an abort, a gate.
+    let forbidden = fault("patch", UPDATES, FaultAction::Status(403)).after(4);
+    stage.server().faults().add(forbidden);
+    let ended = stage.run(&suite(&file, &QUICK));
+    assert_eq!(ended.code, Some(1), "{}{}", ended.stdout, ended.stderr);
+    let document = document(&ended);
+    let object = "contract-test-m-1-update-memory";
+    for error in [document["error"].as_str().unwrap(), &ended.stderr] {
+        assert!(error.contains(&format!("cannot patch object {object} at http://")), "{error}");
+        assert!(error.contains("forbidden: the fault layer rejects this request"), "{error}");
+        let delete = format!("`kubectl delete {UPDATES} {object} --namespace default`");
+        assert!(error.contains(&delete), "{error}");
+    }
+    // The runs before are reported, and the one that did not finish is not.
+    let kept = with_verdict(&ended, "kept");
+    for clause in [Clause::AbortAtStage, Clause::AbortAtUpgrade, Clause::PassesUpgrade] {
+        assert!(kept.contains(&clause.to_string()), "{clause}: {kept:?}");
+    }
+    let untested = with_verdict(&ended, "notTested");
+    assert!(untested.contains(&Clause::PassesDisrupt.to_string()), "{untested:?}");
+    assert_eq!(stage.list(UPDATE).len(), 1);
+}
+
+#[test]
+fn an_interrupted_test_prints_one_document() {
+    let (stage, file) = with_provider();
+    let restart = format!("touch {}; exec sleep 60", stage.path("started").display());
+    let more = [&QUICK[..], &["--restart", &restart]].concat();
+    let test = stage.start(&suite(&file, &more));
+    while !stage.path("started").exists() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(
+        Command::new("kill").args(["-INT", &test.id().to_string()]).status().unwrap().success()
+    );
+    let ended = test.end();
+    assert_eq!(ended.code, Some(130), "{}{}", ended.stdout, ended.stderr);
+    let error = document(&ended)["error"].as_str().unwrap().to_owned();
+    let words = "the test was interrupted; object contract-test-m-1-update-memory is left";
+    assert!(error.starts_with(words), "{error}");
+    assert!(ended.stderr.contains(&error), "{}", ended.stderr);
+    assert!(with_verdict(&ended, "kept").contains(&"abort-at-upgrade".to_owned()));
+}
+
 /// The command of `--restart` goes on only once the suite has noticed what happens meanwhile.
 #[test]
 fn the_watch_is_followed_while_the_provider_is_restarted() {
@@ -148,6 +195,7 @@ fn a_provider_that_still_works_on_the_machine_is_not_tested() {
     let refused = stage.run(&suite(&file, &QUICK));
     assert_eq!(refused.code, Some(1), "{}{}", refused.stdout, refused.stderr);
     assert!(refused.stderr.contains("object u-1-memory of the same kind"), "{}", refused.stderr);
+    assert!(document(&refused)["error"].is_string());
     // An object whose work has ended stays as a record.
     stage.spawn(Provider::new(stage.client(), None, stage.path("restarted")).run());
     while stage.get(UPDATE, "u-1-memory").pointer("/status/ready") != Some(&json!(true)) {
@@ -166,6 +214,8 @@ fn ends_early(change: impl FnOnce(&Stage), words: &str) {
     let ended = test.end();
     assert_eq!(ended.code, Some(1), "{}{}", ended.stdout, ended.stderr);
     assert!(ended.stderr.contains(words), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("is left"), "{}", ended.stderr);
+    assert!(ended.stdout.contains("kept        abort-at-stage"), "{}", ended.stdout);
     assert!(!ended.stdout.contains("run delete: "), "{}", ended.stdout);
     assert!(stage.list(UPDATE).is_empty());
 }

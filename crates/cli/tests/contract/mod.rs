@@ -240,7 +240,13 @@ fn an_interrupted_test_is_repeated() {
     let mut first = stage.start(&suite(&file, &[]));
     first.until("run abort-at-stage: abort");
     assert!(Command::new("kill").arg(first.id().to_string()).status().unwrap().success());
-    assert_eq!(first.end().code, Some(143));
+    let ended = first.end();
+    assert_eq!(ended.code, Some(143), "{}", ended.stderr);
+    let remedy = "object contract-test-m-1-abort-at-stage-memory is left: run the test again, or `kubectl \
+                  delete memoryupdates.memory.example contract-test-m-1-abort-at-stage-memory --namespace \
+                  default`";
+    assert!(ended.stderr.contains(remedy), "{}", ended.stderr);
+    assert!(ended.stdout.contains("kept        label"), "{}", ended.stdout);
     assert_eq!(stage.list("memory.example/v1/MemoryUpdate").len(), 1);
     stage.spawn(Provider::new(stage.client(), None, stage.path("restarted")).run());
     let second = stage.run(&suite(&file, &["--timeout", "10s", "--settle", "100ms"]));
