@@ -36,11 +36,13 @@ pub enum SandboxError {
     /// The port is in use.
     #[error(
         "port {port} of 127.0.0.1 is in use; stop the process that `ss -ltnp 'sport = :{port}'` \
-         shows, or choose another port"
+         shows, or choose another port with {option}"
     )]
     PortInUse {
         /// The port.
         port: u16,
+        /// The option that chooses it.
+        option: &'static str,
     },
     /// The listener cannot be opened.
     #[error("failed to listen on 127.0.0.1:{port}: {source}")]

@@ -56,17 +56,17 @@ impl Ports {
     /// upgrades hosts ([`HostService`]), which is not served by default.
     pub fn take(management: Option<u16>, hosts: Option<u16>) -> Result<Self, SandboxError> {
         Ok(Self {
-            management: listen(management.unwrap_or(0))?,
-            hosts: hosts.map(listen).transpose()?,
+            management: listen(management.unwrap_or(0), "--port")?,
+            hosts: hosts.map(|port| listen(port, "--hosts-port")).transpose()?,
         })
     }
 }
 
-fn listen(port: u16) -> Result<TcpListener, SandboxError> {
+fn listen(port: u16, option: &'static str) -> Result<TcpListener, SandboxError> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     TcpListener::bind(address).map_err(|source| {
         if source.kind() == io::ErrorKind::AddrInUse {
-            SandboxError::PortInUse { port }
+            SandboxError::PortInUse { port, option }
         } else {
             SandboxError::Listen { port, source }
         }
@@ -284,9 +284,9 @@ impl Front {
         }
         let (listener, news) = if let Some(port) = known.map(|api| api.port) {
             // The port stays the same, because kubeconfigs contain it.
-            (listen(port)?, false)
+            (listen(port, "--port")?, false)
         } else {
-            let listener = listen(0)?;
+            let listener = listen(0, "--port")?;
             self.add(key, port_of(&listener)?)?;
             (listener, true)
         };
