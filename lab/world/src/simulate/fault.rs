@@ -101,6 +101,8 @@ pub enum FaultKind {
     ByHand,
     /// An operator creates a NodeUpdate that goes only so far, and lets it go on later.
     Hold,
+    /// An operator paces a group, approves its rollout, and later removes the pacing.
+    Pace,
     /// The server of an Updater is gone for some time.
     UpdaterOff,
     /// A provider dies.
@@ -178,6 +180,7 @@ impl FaultKind {
             | Self::ClockStep
             | Self::Kill
             | Self::Hold
+            | Self::Pace
             | Self::Split
             | Self::Repeat
             | Self::Pause
@@ -210,6 +213,7 @@ impl FaultKind {
                 | Self::DiskFull
                 | Self::Cordon
                 | Self::StuckPod
+                | Self::Pace
         )
     }
 
@@ -256,6 +260,7 @@ impl FaultKind {
             Self::Remediate => operator::remediate(&setting.machine),
             Self::ByHand => operator::by_hand(random, setting),
             Self::Hold => operator::hold(random, setting),
+            Self::Pace => operator::pace(random, setting.shape),
             Self::UpdaterOff => failure::process_off(random, "updater"),
             Self::ProviderOff => failure::process_off(random, "provider"),
             Self::ProviderSlow => failure::provider_slow(random),

@@ -150,6 +150,49 @@ pub(super) fn hold(random: &mut Random, setting: &Setting<'_>) -> Vec<String> {
         .collect()
 }
 
+/// A group gets a pacing, whether it exists or not. Sometimes its rollout is approved, or a
+/// machine fails.
+pub(super) fn pace(random: &mut Random, shape: &Shape) -> Vec<String> {
+    let owner = shape.owner(random);
+    let is_control_plane = !owner.starts_with("md/");
+    let (group, kind) = if is_control_plane {
+        ("controlplane", "KubeadmControlPlane")
+    } else {
+        ("cluster", "MachineDeployment")
+    };
+    let name = owner.rsplit('/').next().unwrap_or_default();
+    let object = format!("{}-{name}", kind.to_lowercase());
+    let order = *random.pick(&["Oldest", "Newest", "Name"]);
+    let which = random.between(0, 4);
+    let pacing = match which {
+        0 => "paused: true".to_owned(),
+        1 => format!("pauseAfter: {}", random.between(0, 1)),
+        2 => format!("soakSeconds: {}, order: {order}", random.between(1, 900)),
+        3 => "stopAfterFailures: 1".to_owned(),
+        _ => format!("maxUnavailable: 1, order: {order}"),
+    };
+    let paced = format!(
+        "apply <<END\n{{apiVersion: refit.dev/v1alpha1, kind: UpdateGroup, \
+         metadata: {{name: {object}, namespace: default}}, \
+         spec: {{clusterName: {CLUSTER}, controlPlane: {is_control_plane}, \
+         owner: {{apiVersion: {group}.cluster.x-k8s.io/v1beta2, kind: {kind}, name: {name}}}, \
+         pacing: {{{pacing}}}}}}}\nEND"
+    );
+    let field = format!("change updategroup/{object} spec.pacing");
+    let time = random.between(1, 30);
+    let mut lines = vec![paced];
+    if random.chance(1, 2) {
+        let rollout = random.between(1, 2);
+        lines.push(format!("at {}s {field}.approve {rollout}", random.between(1, 60 * time)));
+    }
+    if which == 3 {
+        let machine = random.pick(&shape.machines()).clone();
+        lines.push(format!("break host {machine} step kubeadm-upgrade times 9"));
+    }
+    lines.push(format!("at {time}m {field} -"));
+    lines
+}
+
 /// A provider starts to default a field.
 pub(super) fn new_default(random: &mut Random, setting: &mut Setting<'_>) -> Vec<String> {
     let mut lines = Vec::new();
