@@ -1,4 +1,4 @@
-//! Shared code of `refit abort` and `refit retry`: sends a request to objects one at a time and
+//! Shared code of `refit abort`, `retry`, `pause`, `resume` and `approve`: sends a request to objects one at a time and
 //! reports each result.
 
 use std::fmt::Debug;
@@ -23,7 +23,7 @@ use crate::{
 /// How often a write is repeated if the object changed in the meantime.
 const ATTEMPTS: u32 = 5;
 
-/// Flags of `refit abort` and `refit retry`.
+/// Flags of commands that ask something of objects.
 #[derive(Debug, clap::Args)]
 pub(crate) struct AskArgs {
     /// cluster/NAME, kcp/NAME, md/NAME, ms/NAME or machine/NAME.

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt as _;
+use refit_core::group::{Pace, stopped_rollout};
 use refit_kinds::{
     keys,
     refit::{GroupOwner, Pacing, UpdateGroup, UpdateGroupSpec, update_group_name},
@@ -41,7 +42,7 @@ Exit codes:
   0  at least one group is paused
   1  the cluster cannot be read or written
   2  the command line is invalid
-  3  KIND/NAME has no group")]
+  3  KIND/NAME has no machines")]
 pub(crate) struct PauseArgs {
     #[command(flatten)]
     ask: AskArgs,
@@ -134,10 +135,21 @@ fn run(args: &AskArgs, global: &GlobalArgs, decide: Decide) -> anyhow::Result<Ex
     exit::run(async {
         let cluster = client::connect(global).await?;
         let mut rows = Vec::new();
+        let mut outcome = Ok(());
         for owner in owners(&cluster, &args.target).await? {
-            rows.push(set(&cluster, &owner, args.dry_run, decide).await?);
+            match set(&cluster, &owner, args.dry_run, decide).await {
+                Ok(row) => rows.push(row),
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
+            }
         }
-        show(printer, args, &rows)?;
+        // What is done is shown, also if the rest is not.
+        if outcome.is_ok() || !rows.is_empty() {
+            show(printer, args, &rows)?;
+        }
+        outcome?;
         let nothing = rows.iter().all(|row| row.action == Action::None);
         Ok(if nothing { ExitCode::from(EXIT_NOTHING) } else { ExitCode::SUCCESS })
     })
@@ -146,7 +158,18 @@ fn run(args: &AskArgs, global: &GlobalArgs, decide: Decide) -> anyhow::Result<Ex
 /// The owners of the target's groups.
 async fn owners(cluster: &Cluster, target: &Target) -> anyhow::Result<Vec<Target>> {
     match target.kind {
-        TargetKind::Cluster => target.owners(cluster).await,
+        TargetKind::Cluster => {
+            let found = target.gather(cluster).await?;
+            let of_groups = found.groups.iter().filter_map(|group| {
+                let owner = &group.spec.owner;
+                format!("{}/{}", owner.kind, owner.name).parse().ok()
+            });
+            let mut owners: Vec<Target> = of_groups.chain(target.owners(cluster).await?).collect();
+            owners.retain(Target::owns_machines);
+            owners.sort_by(|a, b| (a.kind, &a.name).cmp(&(b.kind, &b.name)));
+            owners.dedup();
+            Ok(owners)
+        }
         TargetKind::ControlPlane | TargetKind::MachineDeployment | TargetKind::MachineSet => {
             target.check(cluster).await?;
             Ok(vec![target.clone()])
@@ -234,25 +257,24 @@ fn paused(group: &UpdateGroup) -> (Action, String, Value) {
     let slots = group.status.as_ref().map_or(&[][..], |status| &status.slots);
     let busy: Vec<&str> = slots.iter().map(|slot| slot.machine.as_str()).collect();
     let rest = if busy.is_empty() {
-        "no machine is being updated".to_owned()
+        "no machine holds a slot".to_owned()
     } else {
-        format!("still being updated: {}", busy.join(", "))
+        format!("machines that hold a slot are finished: {}", busy.join(", "))
     };
     (Action::Set, format!("paused; {rest}"), json!({"paused": true}))
 }
 
 fn resumed(group: &UpdateGroup) -> (Action, String, Value) {
     let pacing = &group.spec.pacing;
-    let rollout = group.status.as_ref().and_then(|status| status.rollout.as_ref());
-    let failures = rollout.map_or(&[][..], |rollout| &rollout.failures);
-    let since = pacing.failures_since.as_ref().map(|since| since.0);
-    let counted = failures.iter().filter(|failure| Some(failure.at.0) > since);
-    let last = counted.clone().map(|failure| failure.at.clone()).max_by_key(|at| at.0);
-    let failed: Vec<&str> = counted.map(|failure| failure.machine.as_str()).collect();
-    let without = match failed.len() {
-        0 => String::new(),
-        _ => format!("; the failures of {} do not count any more", failed.join(", ")),
-    };
+    let status = group.status.clone().unwrap_or_default();
+    let pace = Pace { pacing: pacing.clone(), ..Pace::default() };
+    // Only a limit that is reached is reset.
+    let stopped = stopped_rollout(&status, &pace);
+    let rollout = status.rollout.filter(|_| stopped.is_some());
+    let failures = rollout.map(|rollout| rollout.failures).unwrap_or_default();
+    let last = failures.iter().map(|failure| failure.at.clone()).max_by_key(|at| at.0);
+    let failed: Vec<&str> = failures.iter().map(|failure| failure.machine.as_str()).collect();
+    let without = format!("; the failures of {} do not count any more", failed.join(", "));
     match (pacing.paused, last) {
         (false, None) => {
             (Action::None, "neither paused nor stopped by failures".to_owned(), Value::Null)
@@ -267,14 +289,18 @@ fn resumed(group: &UpdateGroup) -> (Action, String, Value) {
 
 fn approved(group: &UpdateGroup) -> (Action, String, Value) {
     let status = group.status.as_ref();
-    let Some(number) = status.and_then(|status| status.awaits_approval) else {
+    let rollout = status.and_then(|status| status.rollout.as_ref());
+    let is_approved = |number: &i64| group.spec.pacing.approve == Some(*number);
+    // It is not shown as waiting any more once it is approved.
+    let before = rollout.map(|rollout| rollout.number).filter(is_approved);
+    let Some(number) = status.and_then(|status| status.awaits_approval).or(before) else {
         let why = match group.spec.pacing.pause_after {
             Some(_) => "no rollout waits for an approval",
             None => "its rollouts need no approval (spec.pacing.pauseAfter is not set)",
         };
         return (Action::None, why.to_owned(), Value::Null);
     };
-    if group.spec.pacing.approve == Some(number) {
+    if is_approved(&number) {
         return (Action::Already, format!("rollout {number} was approved before"), Value::Null);
     }
     (Action::Set, format!("rollout {number} is approved"), json!({"approve": number}))
@@ -305,8 +331,10 @@ mod tests {
     }
 
     fn failed(at: &str) -> Value {
-        json!({"rollout": {"number": 1, "target": "v1.35.0", "since": "2026-03-02T08:00:00Z",
-            "failures": [{"machine": "m", "machineUid": "u", "nodeUpdate": "m-1", "cause": "c", "at": at}]}})
+        let failure = |machine: &str| json!({"machine": machine, "machineUid": machine, "nodeUpdate": machine, "cause": "c", "at": at});
+        json!({"rollout": {"number": 1, "origin": "Hook", "target": "v1.35.0",
+            "since": "2026-03-02T08:00:00Z",
+            "failures": [failure("k"), failure("l"), failure("m")]}})
     }
 
     #[test]
@@ -315,7 +343,7 @@ mod tests {
             "since": "2026-03-02T08:00:00Z"}]});
         let (action, message, patch) = paused(&group(&json!({}), &slot));
         assert_eq!((action, patch), (Action::Set, json!({"paused": true})));
-        assert_eq!(message, "paused; still being updated: m");
+        assert_eq!(message, "paused; machines that hold a slot are finished: m");
         let held = group(&json!({"paused": true}), &slot);
         assert_eq!(paused(&held).0, Action::Already);
         assert_eq!(resumed(&held).2, json!({"paused": null}));
@@ -327,10 +355,13 @@ mod tests {
         let at = "2026-03-02T09:00:00Z";
         let (action, message, patch) = resumed(&group(&json!({}), &failed(at)));
         assert_eq!(action, Action::Set);
-        assert_eq!(message, "goes on; the failures of m do not count any more");
+        assert_eq!(message, "goes on; the failures of k, l, m do not count any more");
         assert_eq!(patch["failuresSince"], at);
         let resumed_before = group(&json!({"failuresSince": at}), &failed(at));
         assert_eq!(resumed(&resumed_before).0, Action::None);
+        // A limit that is not reached is not reset.
+        let below = group(&json!({"paused": true, "sameCauseStops": 4}), &failed(at));
+        assert_eq!(resumed(&below).2, json!({"paused": null}));
     }
 
     #[test]

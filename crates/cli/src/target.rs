@@ -210,6 +210,16 @@ impl Target {
         Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
     }
 
+    /// Whether the target is the owner of a group of machines.
+    pub(crate) fn owns_machines(&self) -> bool {
+        match self.kind {
+            TargetKind::ControlPlane | TargetKind::MachineDeployment | TargetKind::MachineSet => {
+                true
+            }
+            TargetKind::Cluster | TargetKind::Machine => false,
+        }
+    }
+
     /// How others refer to the target, which owns Machines.
     pub(crate) async fn reference(&self, cluster: &Cluster) -> anyhow::Result<Reference> {
         match self.kind {

@@ -13,8 +13,8 @@ fn a_group_is_paused_before_its_first_update_and_resumed() {
     assert_eq!(stage.server().revision(), before);
     let ended = stage.run(&["pause", "cluster/edge-1"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    let workers = "MachineDeployment/edge-1-md: paused; no machine is being updated";
-    let control_plane = "KubeadmControlPlane/edge-1: paused; no machine is being updated";
+    let workers = "MachineDeployment/edge-1-md: paused; no machine holds a slot";
+    let control_plane = "KubeadmControlPlane/edge-1: paused; no machine holds a slot";
     assert!(ended.stdout.contains(workers) && ended.stdout.contains(control_plane), "{ended:?}");
     let group = stage.get(UPDATE_GROUP, "machinedeployment-edge-1-md");
     assert_eq!(group["spec"]["pacing"]["paused"], true);

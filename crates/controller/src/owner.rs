@@ -7,13 +7,13 @@ use kube::Resource as _;
 use refit_cluster_api::kinds::{KubeadmControlPlane, MachineDeployment, MachineSet};
 use refit_core::{
     change::{Level, Objects},
-    group::Limits,
+    group::{Limits, Pace, owner_argument, request_of},
 };
 use refit_kinds::{
     conditions,
     json::{annotation, text},
     keys,
-    refit::Owner,
+    refit::{Owner, UpdateGroup},
     version::StatedVersion,
 };
 
@@ -144,6 +144,18 @@ impl LiveOwner {
         observed == self.generation()
             && there == up_to_date
             && wanted.unwrap_or(1) == there.unwrap_or(0)
+    }
+}
+
+/// What a group's pacing is decided on.
+pub(crate) fn pace_of(stores: &Stores, group: &Group, object: &UpdateGroup) -> Pace {
+    let owner = LiveOwner::of(stores, group);
+    let request = owner.as_ref().map(|owner| request_of(owner.version(), owner.template()));
+    Pace {
+        pacing: object.spec.pacing.clone(),
+        owner: owner_argument(&group.spec.owner),
+        owner_generation: owner.as_ref().and_then(LiveOwner::generation),
+        request: request.unwrap_or_default(),
     }
 }
 

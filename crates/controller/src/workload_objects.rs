@@ -29,6 +29,9 @@ pub(crate) const HOST_PLANS: Limits = Limits { objects: 10_000, bytes: 64 << 20 
 
 /// How much of a text is kept: names and keys of labels are at most 317 bytes long.
 const MAX_TEXT: usize = 317;
+/// The conditions by which a kubelet reports that its node runs short of something
+/// (`docs/facts/kubernetes.md#node-pressure`).
+const PRESSURES: [&str; 3] = ["DiskPressure", "MemoryPressure", "PIDPressure"];
 /// How many taints of a Node are kept.
 const MAX_TAINTS: usize = 64;
 
@@ -116,15 +119,21 @@ fn cut(text: String) -> String {
 
 fn node_view(node: &Node) -> NodeView {
     let status = node.status.as_ref();
-    let ready = status
-        .and_then(|status| status.conditions.as_ref())
-        .and_then(|conditions| conditions.iter().find(|c| c.type_ == "Ready"));
+    let conditions = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    let ready = conditions.iter().find(|c| c.type_ == "Ready");
+    let mut pressures =
+        conditions.iter().filter(|c| c.status == "True" && PRESSURES.contains(&&*c.type_));
+    let pressure = pressures.next().map(|c| match c.message.as_deref() {
+        None | Some("") => short(&c.type_),
+        Some(message) => short(&format!("{}: {message}", c.type_)),
+    });
     let info = status.and_then(|status| status.node_info.as_ref());
     let spec = node.spec.as_ref();
     let taints = spec.and_then(|spec| spec.taints.as_ref());
     NodeView {
         name: cut(node.name_any()).into(),
         ready: ready.is_some_and(|c| c.status == "True"),
+        pressure,
         heartbeat: ready.and_then(|c| c.last_heartbeat_time.as_ref()).map(|time| time.0),
         kubelet_version: info
             .map(|info| short(&info.kubelet_version).as_str().into())

@@ -178,6 +178,13 @@ pub enum Refusal {
         /// The node.
         node: NodeName,
     },
+    /// The node runs short of disk, memory or process ids.
+    NodePressure {
+        /// The node.
+        node: NodeName,
+        /// Its condition, with its message.
+        what: String,
+    },
     /// The node is Ready but does not match the target yet.
     NodeNotVerified {
         /// The node.
@@ -307,6 +314,7 @@ impl Refusal {
             Self::NoFreshReport { node }
             | Self::AgentTooOld { node, .. }
             | Self::NodeNotReady { node }
+            | Self::NodePressure { node, .. }
             | Self::NodeNotVerified { node, .. }
             | Self::OlderPlanRunning { node, .. } => node.to_string(),
             Self::PodDisruptionBudget { budget, pod } if budget.is_empty() => pod.clone(),
@@ -363,6 +371,7 @@ impl Refusal {
             | Self::ApiUnreachable { .. }
             | Self::ClusterTooLarge { .. }
             | Self::NodeNotReady { .. }
+            | Self::NodePressure { .. }
             | Self::NodeNotVerified { .. }
             | Self::NoNode { .. }
             | Self::OlderUpdateUnfinished { .. }
@@ -407,9 +416,7 @@ impl Refusal {
                 "waiting until {until}: the machine that was updated last has not been back long enough"
             ),
             Self::OutOfTurn { machine } => {
-                format!(
-                    "waiting for {machine}, which comes first by spec.pacing.order of the group"
-                )
+                format!("waiting for {machine}, which comes first by the pacing of the group")
             }
             Self::GroupUnavailable { available, needed, lacks_machines } => {
                 let missing =
@@ -483,6 +490,9 @@ impl Refusal {
                 format!("cluster {cluster} is not watched: {what}, which is more than Refit reads")
             }
             Self::NodeNotReady { node } => format!("waiting until node {node} is Ready"),
+            Self::NodePressure { node, what } => {
+                format!("waiting until node {node} has no pressure: {what}")
+            }
             Self::NodeNotVerified { node, why } => format!("waiting for node {node}: {why}"),
             Self::NoNode { machine } => format!("waiting until Machine {machine} has a Node"),
             Self::OlderUpdateUnfinished { node_update } => {
@@ -589,6 +599,7 @@ mod tests {
             Refusal::ApiUnreachable { cluster: s("edge-1") },
             Refusal::ClusterTooLarge { cluster: s("edge-1"), what: s("it has 501 Pods") },
             Refusal::NodeNotReady { node: "n".into() },
+            Refusal::NodePressure { node: "n".into(), what: s("DiskPressure: the disk is full") },
             Refusal::NodeNotVerified { node: "n".into(), why: s("it runs v1.34.2") },
             Refusal::NoNode { machine: s("m") },
             Refusal::OlderUpdateUnfinished { node_update: s("m-1") },

@@ -56,6 +56,8 @@ pub const KUBEADM_CONFIG: Kind = kind("bootstrap.cluster.x-k8s.io", "v1beta2", "
 pub const DEV_CLUSTER: Kind = kind(INFRASTRUCTURE, "v1beta2", "DevCluster");
 /// DevMachine.
 pub const DEV_MACHINE: Kind = kind(INFRASTRUCTURE, "v1beta2", "DevMachine");
+/// SandboxMachine, the infrastructure machine of `refit sandbox`.
+pub const SANDBOX_MACHINE: Kind = kind(INFRASTRUCTURE, "v1beta2", "SandboxMachine");
 /// DevMachineTemplate.
 pub const DEV_MACHINE_TEMPLATE: Kind = kind(INFRASTRUCTURE, "v1beta2", "DevMachineTemplate");
 /// ExtensionConfig.

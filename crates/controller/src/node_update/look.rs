@@ -6,7 +6,7 @@ use kube::ResourceExt as _;
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
     change::updaters::accepted,
-    group::{Other, Pace, Queued, owner_argument, waits_for_turn},
+    group::{Other, Pace, Queued, RolloutKey, failure_of, holds, waits_for_turn},
     node::{
         ControlPlaneMember, Decision, Group, GroupState, Leaving, MachineView, NodeView,
         OtherMachines, Others, Seen, Snapshot, Workload, decide, has_brought_version, is_available,
@@ -29,10 +29,9 @@ use crate::{
     context::{Context, Stores},
     groups::{
         self, control_plane_of, group_of, machines_of, node_updates_of, node_updates_of_machine,
-        owner_generation,
     },
     host_plan::{cluster_key, node_name, plan_key},
-    owner::{LiveOwner, limits_of},
+    owner::{LiveOwner, limits_of, pace_of},
     policy::{live_drain_policy, live_host_settings, live_policy},
     workload_watch::can_be_watched,
 };
@@ -93,10 +92,9 @@ impl Look {
         #[cfg(feature = "sabotage")]
         let host_lost_after = ctx.sabotage.host_lost_after(host_lost_after);
         let snapshot = Snapshot {
-            paused: known.and_then(|machine| paused(stores, machine)).or_else(|| {
-                let group = object.as_deref().filter(|group| group.spec.pacing.paused)?;
-                Some(format!("UpdateGroup {}", group.name_any()))
-            }),
+            paused: known
+                .and_then(|machine| paused(stores, machine))
+                .or_else(|| paused_group(object.as_deref()?, &update)),
             unguarded: policy.is_some_and(|policy| policy.unguarded),
             drain: known.map(|machine| live_drain_policy(ctx, machine)).unwrap_or_default(),
             settings,
@@ -256,16 +254,13 @@ fn group(
     let status = object.status.clone().unwrap_or_default();
     let limits = limits_of(stores, owner, || machines_of(stores, &owner.key).len());
     let limits = limits.paced(&object.spec.pacing);
-    let pace = Pace {
-        pacing: object.spec.pacing.clone(),
-        owner: owner_argument(&owner.spec.owner),
-        owner_generation: owner_generation(stores, owner),
-    };
+    let pace = pace_of(stores, owner, object);
     #[cfg(feature = "sabotage")]
     let (status, limits) = ctx.sabotage.own_slot(&update.spec.machine_ref.uid, status, limits);
     let (stores, key, nodes) = (stores.clone(), owner.key.clone(), nodes.to_vec());
     let (update, machine) = (update.clone(), machine.clone());
-    let read = move || other_machines(&stores, &update, &machine, &key, &nodes);
+    let rolls_out = pace.clone();
+    let read = move || other_machines(&stores, &update, &machine, &key, &nodes, &rolls_out);
     Group { status, limits, pace, others: Others::read_on_use(read) }
 }
 
@@ -275,6 +270,7 @@ fn other_machines(
     machine: &Machine,
     group: &ObjectKey,
     nodes: &[Arc<NodeView>],
+    pace: &Pace,
 ) -> OtherMachines {
     let machines = machines_of(stores, group);
     let updates = node_updates_of(stores, &machines);
@@ -293,6 +289,11 @@ fn other_machines(
         let machine_uid = MachineUid::of(&other.metadata);
         let newest = speaker(updates.iter().map(AsRef::as_ref), &machine_uid);
         let newest_phase = newest.map(groups::phase_of);
+        if let Some(newest) = newest
+            && let Some(failure) = failure_of(newest)
+        {
+            all.failures.push((RolloutKey::of(&newest.spec, pace), failure));
+        }
         if newest.is_some_and(waits_for_its_turn) {
             let created = other.metadata.creation_timestamp.as_ref().map(|created| created.0);
             all.queue.push(Queued { machine: other.name_any(), created });
@@ -307,6 +308,13 @@ fn other_machines(
         }
     }
     all
+}
+
+/// A paused group. A machine that has its slot has begun, and is finished.
+fn paused_group(group: &UpdateGroup, update: &NodeUpdate) -> Option<String> {
+    let status = group.status.as_ref();
+    let has_begun = status.is_some_and(|status| holds(status, &update.spec.machine_ref.uid));
+    (group.spec.pacing.paused && !has_begun).then(|| format!("UpdateGroup {}", group.name_any()))
 }
 
 fn waits_for_its_turn(update: &NodeUpdate) -> bool {

@@ -181,7 +181,9 @@ impl WatchedKinds {
                 Some(Trouble::NotReadable(_)) => return Ok(true),
                 None => {}
             }
-            if !watched.store.is_ready() || !watched.store.unreadable().is_empty() {
+            let unreadable = watched.store.unreadable();
+            let may_be_own = unreadable.keys().any(|key| key.namespace == machine.namespace);
+            if !watched.store.is_ready() || may_be_own {
                 return Ok(true);
             }
             watched.read(client, machine).await?;

@@ -38,6 +38,9 @@ async fn is_orphaned(ctx: &Context, namespace: &str, slot: &Slot) -> kube::Resul
     // The object of a provider outlives its NodeUpdate as long as it has a finalizer.
     let key = ObjectKey::new(namespace, &slot.machine);
     let updaters = ctx.stores.updaters.list();
-    let uid = &slot.machine_uid;
-    Ok(!ctx.providers.may_be_at_work(&ctx.client, &updaters, &key, uid).await?)
+    let at_work = ctx.providers.may_be_at_work(&ctx.client, &updaters, &key, &slot.machine_uid);
+    Ok(!at_work.await.unwrap_or_else(|error| {
+        tracing::warn!(machine = %key, %error, "the slot stays: the provider cannot be read");
+        true
+    }))
 }

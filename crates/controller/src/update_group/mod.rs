@@ -13,9 +13,9 @@ use kube::ResourceExt as _;
 use refit_cluster_api::kinds::{Machine, update_in_progress};
 use refit_core::{
     group::{
-        Member, Outside, POLICY_UNDERSTOOD, awaits_approval, failure_of, forget_old_answer,
-        forget_replaced, record_approval, record_end, record_failure, release,
-        runs_another_version, show_policy, summarise, target_of,
+        Member, Outside, POLICY_UNDERSTOOD, Pace, RolloutKey, awaits_approval, failure_of,
+        forget_old_answer, forget_replaced, record_approval, record_end, record_failure,
+        record_recovery, release, runs_another_version, show_policy, summarise,
     },
     node::speaker,
 };
@@ -40,7 +40,7 @@ use crate::{
     host_plan::{cluster_key, node_name},
     metrics::measured,
     node_update::swap_group,
-    owner::{LiveOwner, limits_of},
+    owner::{LiveOwner, limits_of, pace_of},
     policy::live_policy,
     watches::wake_update,
 };
@@ -192,7 +192,8 @@ fn next_status(
     }
     let limits = limits_of(stores, &group, || machines.len()).paced(&object.spec.pacing);
     let now = ctx.clock.now_seconds();
-    record_rollout(stores, &group, &mut next, (machines, speakers), now);
+    let pace = pace_of(stores, &group, object);
+    record_rollout(stores, &group, &pace, &mut next, (machines, speakers), now);
     next = forget_old_answer(&next, owner_generation(stores, &group), now);
     next = forget_replaced(
         &next,
@@ -208,30 +209,26 @@ fn next_status(
 fn record_rollout(
     stores: &Stores,
     group: &Group,
+    pace: &Pace,
     next: &mut UpdateGroupStatus,
     (machines, speakers): (&[Arc<Machine>], &[Option<&NodeUpdate>]),
     now: Timestamp,
 ) {
-    let generation = owner_generation(stores, group);
-    let failed = speakers.iter().flatten().filter_map(|update| failure_of(update, generation));
-    for (target, failure) in failed {
-        record_failure(next, &target, failure);
+    for update in speakers.iter().flatten() {
+        record_recovery(next, update);
+        if let Some(failure) = failure_of(update) {
+            let rollout = RolloutKey::of(&update.spec, pace);
+            record_failure(next, pace.owner_generation, &rollout, failure);
+        }
     }
     let waiting = speakers.iter().flatten().filter(|update| awaits_approval(update));
-    let targets: Vec<String> = waiting.map(|update| target_of(&update.spec, generation)).collect();
-    record_approval(next, &group.spec.pacing, targets.iter().map(String::as_str));
-    let owner = LiveOwner::of(stores, group);
-    let is_up_to_date = match &owner {
-        Some(LiveOwner::ControlPlane(_) | LiveOwner::Deployment(_)) => {
-            owner.as_ref().is_some_and(LiveOwner::is_up_to_date)
-        }
-        // A MachineSet does not report it.
-        Some(LiveOwner::Set(_)) | None => true,
-    };
+    let rollouts: Vec<_> = waiting.map(|update| RolloutKey::of(&update.spec, pace)).collect();
+    record_approval(next, pace, rollouts.iter(), now);
+    let is_up_to_date = LiveOwner::of(stores, group).is_some_and(|owner| owner.is_up_to_date());
     let all_ended = speakers.iter().flatten().all(|update| phase_of(update).is_final());
     let none_asked = !machines.iter().any(|machine| update_in_progress(machine.as_ref()));
     if is_up_to_date && all_ended && none_asked && next.slots.is_empty() {
-        record_end(next, generation, now);
+        record_end(next, pace, now);
     }
 }
 

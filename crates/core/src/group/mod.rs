@@ -25,8 +25,9 @@ use refit_kinds::refit::{ClaimId, MachineUid, Slot, UpdateGroupStatus};
 
 pub use durations::{MAX_DURATIONS, median_seconds, record_durations};
 pub use pacing::{
-    Candidate, Pace, Queued, Turn, awaits_approval, failure_of, owner_argument, record_approval,
-    record_end, record_failure, record_success, start_refusal, target_of, waits_for_turn,
+    Candidate, Pace, Queued, RolloutKey, Turn, awaits_approval, failure_of, owner_argument,
+    record_approval, record_end, record_failure, record_recovery, record_success, request_of,
+    start_refusal, stopped_rollout, waits_for_turn,
 };
 pub use summary::{
     BLOCKED, COVERED, ControlPlane, Member, Outside, POLICY_UNDERSTOOD, PROGRESSING,
@@ -200,9 +201,9 @@ pub fn give_back(
     if held.claim > returned_claim {
         return Some(GiveBack::Mark(held.claim));
     }
-    let machine = held.machine.clone();
+    let (machine, claim) = (held.machine.clone(), held.claim);
     release(status, machine_uid).map(|mut next| {
-        pacing::record_not_begun(&mut next, &machine);
+        pacing::record_not_begun(&mut next, &machine, claim);
         GiveBack::Release(next)
     })
 }

@@ -7,13 +7,20 @@ use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use refit_kinds::refit::{
-    GroupFailure, GroupOwner, GroupRollout, MAX_FAILURES, MAX_FIRST_MACHINES, MachineUid,
-    NodeUpdate, NodeUpdateSpec, Pacing, PacingOrder, Phase, StepState, UpdateGroupStatus,
+use refit_kinds::{
+    refit::{
+        ClaimId, FirstMachine, GroupFailure, GroupOwner, GroupRollout, MAX_FAILURES,
+        MAX_FIRST_MACHINES, MachineUid, NodeUpdate, NodeUpdateSpec, Origin, Pacing, PacingOrder,
+        Phase, StepState, UpdateGroupStatus,
+    },
+    version::StatedVersion,
 };
 
 use super::Limits;
 use crate::report::{Reason, Refusal, RefusalReason};
+
+/// How much of the hash of a goal names it.
+const HASH_CHARACTERS: usize = 12;
 
 /// What a group's pacing is decided on, apart from its status.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -24,6 +31,45 @@ pub struct Pace {
     pub owner: String,
     /// Generation of the owner.
     pub owner_generation: Option<i64>,
+    /// What the owner requests: a version, and an infrastructure template.
+    pub request: String,
+}
+
+/// Identifies a rollout, as long as it has not ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RolloutKey {
+    /// How the update was requested.
+    pub origin: Origin,
+    /// What it is for.
+    pub target: String,
+}
+
+impl RolloutKey {
+    /// The rollout that an update belongs to. Updates that Cluster API requests belong to what the owner requests
+    /// now, whatever part of it their machine still lacks.
+    pub fn of(spec: &NodeUpdateSpec, pace: &Pace) -> Self {
+        let target = match spec.origin {
+            Origin::Hook => pace.request.clone(),
+            Origin::Task if spec.brings_version() || spec.goal.option.is_some() => spec.target(),
+            Origin::Task => {
+                let hash: String = spec.goal_hash.chars().take(HASH_CHARACTERS).collect();
+                format!("goal {hash}")
+            }
+        };
+        Self { origin: spec.origin, target }
+    }
+
+    /// Whether a rollout is this one. What people request while the owner rolls out counts in that rollout.
+    fn is(&self, rollout: &GroupRollout) -> bool {
+        rollout.ended.is_none()
+            && match (rollout.origin, self.origin) {
+                (Origin::Hook, Origin::Task) => true,
+                (Origin::Task, Origin::Hook) => false,
+                (Origin::Hook, Origin::Hook) | (Origin::Task, Origin::Task) => {
+                    rollout.target == self.target
+                }
+            }
+    }
 }
 
 /// A machine that would be next.
@@ -35,8 +81,8 @@ pub struct Candidate<'a> {
     pub machine_uid: &'a MachineUid,
     /// When the Machine was created.
     pub created: Option<Timestamp>,
-    /// What it is updated to.
-    pub target: &'a str,
+    /// The rollout of its update.
+    pub rollout: &'a RolloutKey,
 }
 
 /// What decides whether it is a machine's turn.
@@ -48,6 +94,8 @@ pub struct Turn<'a> {
     pub candidate: Candidate<'a>,
     /// The others that wait for theirs.
     pub queue: &'a [Queued],
+    /// The updates of others that have failed, recorded or not.
+    pub failures: &'a [(RolloutKey, GroupFailure)],
 }
 
 /// Another machine that waits only for its turn.
@@ -64,16 +112,9 @@ pub fn owner_argument(owner: &GroupOwner) -> String {
     format!("{}/{}", owner.kind.to_lowercase(), owner.name)
 }
 
-/// What a NodeUpdate brings its machine to, as [`GroupRollout::target`] has it. An update without a version
-/// or an option is identified by the generation of the owner.
-pub fn target_of(spec: &NodeUpdateSpec, owner_generation: Option<i64>) -> String {
-    if spec.brings_version() || spec.goal.option.is_some() {
-        return spec.target();
-    }
-    match owner_generation {
-        Some(generation) => format!("generation {generation} of its owner"),
-        None => spec.target(),
-    }
+/// What an owner requests, as a rollout names it.
+pub fn request_of(version: &StatedVersion, template: &str) -> String {
+    if template.is_empty() { version.to_string() } else { format!("{version} ({template})") }
 }
 
 impl Limits {
@@ -91,34 +132,37 @@ pub(super) fn may_begin(
     turn: &Turn<'_>,
     now: Timestamp,
 ) -> Result<(), Refusal> {
-    let Turn { pace, candidate, queue } = turn;
-    let rollout = current(status, candidate.target);
-    if let Some(refusal) = rollout.and_then(|rollout| stopped(rollout, pace, candidate.machine_uid))
-    {
+    let Turn { pace, candidate, queue, failures } = turn;
+    let mut known = status.clone();
+    for (key, failure) in *failures {
+        record_failure(&mut known, pace.owner_generation, key, failure.clone());
+    }
+    let status = &known;
+    if let Some(refusal) = start_refusal(status, pace, *candidate) {
         return Err(refusal);
     }
     needs_approval(status, pace, candidate)?;
+    let rollout = current(status, candidate.rollout);
     if let Some(until) = rollout.and_then(|rollout| soaks_until(rollout, &pace.pacing))
         && now < until
     {
         return Err(Refusal::Soaking { until });
     }
-    let earlier = queue.iter().filter(|other| comes_before(other, candidate, pace.pacing.order));
-    match earlier.min_by(|a, b| a.machine.cmp(&b.machine)) {
+    match first_in(queue, candidate, pace.pacing.order) {
         Some(first) => Err(Refusal::OutOfTurn { machine: first.machine.clone() }),
         None => Ok(()),
     }
 }
 
-/// The rollout to a target, if it is the group's current one.
-fn current<'a>(status: &'a UpdateGroupStatus, target: &str) -> Option<&'a GroupRollout> {
-    status.rollout.as_deref().filter(|rollout| rollout.ended.is_none() && rollout.target == target)
+/// The group's rollout, if it is the one of this key.
+fn current<'a>(status: &'a UpdateGroupStatus, key: &RolloutKey) -> Option<&'a GroupRollout> {
+    status.rollout.as_deref().filter(|rollout| key.is(rollout))
 }
 
-/// The number of the rollout that this target belongs to, whether it has begun or not.
-fn number(status: &UpdateGroupStatus, target: &str) -> i64 {
+/// The number of the rollout of this key, whether it has begun or not.
+fn number(status: &UpdateGroupStatus, key: &RolloutKey) -> i64 {
     let last = status.rollout.as_ref().map_or(0, |rollout| rollout.number);
-    if current(status, target).is_some() { last } else { last.saturating_add(1) }
+    if current(status, key).is_some() { last } else { last.saturating_add(1) }
 }
 
 fn needs_approval(
@@ -129,17 +173,23 @@ fn needs_approval(
     let Some(pause_after) = pace.pacing.pause_after else {
         return Ok(());
     };
-    let first = current(status, candidate.target).map_or(&[][..], |one| &one.first_machines);
-    let number = number(status, candidate.target);
-    let is_first = first.iter().any(|machine| machine == candidate.machine);
+    let rollout = current(status, candidate.rollout);
+    let first = rollout.map_or(&[][..], |one| &one.first_machines);
+    let number = number(status, candidate.rollout);
+    let is_first = first.iter().any(|one| one.machine == candidate.machine);
     let has_room = i32::try_from(first.len()).is_ok_and(|begun| begun < pause_after);
     if is_first || has_room || pace.pacing.approve == Some(number) {
         return Ok(());
     }
+    // There is nothing to look at yet.
+    let mut busy = status.slots.iter().map(|slot| &slot.machine);
+    if let Some(machine) = busy.find(|busy| first.iter().any(|one| one.machine == **busy)) {
+        return Err(Refusal::OutOfTurn { machine: machine.clone() });
+    }
     Err(Refusal::ApprovalRequired {
         owner: pace.owner.clone(),
         number,
-        target: candidate.target.to_owned(),
+        target: rollout.map_or(&candidate.rollout.target, |rollout| &rollout.target).clone(),
         begun: first.len(),
     })
 }
@@ -150,36 +200,38 @@ fn soaks_until(rollout: &GroupRollout, pacing: &Pacing) -> Option<Timestamp> {
     rollout.last_updated.as_ref()?.0.checked_add(soak).ok()
 }
 
-fn comes_before(other: &Queued, candidate: &Candidate<'_>, order: Option<PacingOrder>) -> bool {
-    let by_age = (other.created, &*other.machine).cmp(&(candidate.created, candidate.machine));
-    match order {
-        None => false,
-        Some(PacingOrder::Oldest) => by_age.is_lt(),
-        Some(PacingOrder::Newest) => by_age.is_gt(),
-        Some(PacingOrder::Name) => *other.machine < *candidate.machine,
+/// The machine that comes before the candidate, and before all others.
+fn first_in<'a>(
+    queue: &'a [Queued],
+    candidate: &Candidate<'_>,
+    order: Option<PacingOrder>,
+) -> Option<&'a Queued> {
+    let by_age = |other: &Queued| (other.created, other.machine.clone());
+    let own = (candidate.created, candidate.machine.to_owned());
+    match order? {
+        PacingOrder::Oldest => {
+            queue.iter().filter(|other| by_age(other) < own).min_by_key(|other| by_age(other))
+        }
+        PacingOrder::Newest => {
+            queue.iter().filter(|other| by_age(other) > own).max_by_key(|other| by_age(other))
+        }
+        PacingOrder::Name => {
+            let earlier = queue.iter().filter(|other| *other.machine < *candidate.machine);
+            earlier.min_by_key(|other| other.machine.clone())
+        }
     }
 }
 
 /// Whether a machine waits only for its turn, by the reason of its blocker.
 pub fn waits_for_turn(reason: &str) -> bool {
-    [
-        RefusalReason::SlotBusy,
-        RefusalReason::GroupUnavailable,
-        RefusalReason::Soaking,
-        RefusalReason::OutOfTurn,
-    ]
-    .into_iter()
-    .any(|turn| Reason::of(reason) == Some(Reason::Update(turn)))
+    [RefusalReason::SlotBusy, RefusalReason::Soaking, RefusalReason::OutOfTurn]
+        .into_iter()
+        .any(|turn| Reason::of(reason) == Some(Reason::Update(turn)))
 }
 
-/// Why no further machine of a rollout begins, if its failures stop it. Another attempt on a machine that has
-/// failed may begin.
-fn stopped(rollout: &GroupRollout, pace: &Pace, candidate: &MachineUid) -> Option<Refusal> {
-    let again = rollout.failures.iter().any(|failure| failure.machine_uid == *candidate);
-    if again { None } else { stop(rollout, pace) }
-}
-
-fn stop(rollout: &GroupRollout, pace: &Pace) -> Option<Refusal> {
+/// Why the group's rollout has stopped, if its failures have reached a limit.
+pub fn stopped_rollout(status: &UpdateGroupStatus, pace: &Pace) -> Option<Refusal> {
+    let rollout = status.rollout.as_deref().filter(|rollout| rollout.ended.is_none())?;
     let since = pace.pacing.failures_since.as_ref().map(|since| since.0);
     let counted = rollout.failures.iter().filter(|failure| Some(failure.at.0) > since);
     let mut by_cause: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
@@ -203,40 +255,46 @@ fn stop(rollout: &GroupRollout, pace: &Pace) -> Option<Refusal> {
     reaches(all.len(), pace.pacing.stop_after_failures?).then(|| refusal(all, None))
 }
 
-/// Why a machine does not even prepare: its rollout has stopped.
+/// Why a machine does not even prepare: its rollout has stopped. Another attempt on a machine that has failed may
+/// begin.
 pub fn start_refusal(
     status: &UpdateGroupStatus,
     pace: &Pace,
     candidate: Candidate<'_>,
 ) -> Option<Refusal> {
-    stopped(current(status, candidate.target)?, pace, candidate.machine_uid)
+    let rollout = current(status, candidate.rollout)?;
+    let again = rollout.failures.iter().any(|one| one.machine_uid == *candidate.machine_uid);
+    if again { None } else { stopped_rollout(status, pace) }
 }
 
-/// Records that a machine begins. Another target, or a target after the end of its rollout, begins another one.
+/// Records that a machine begins with a claim.
 pub(super) fn record_begin(
     status: &mut UpdateGroupStatus,
     Turn { pace, candidate, .. }: &Turn<'_>,
     now: Timestamp,
 ) {
-    let rollout = enter(status, candidate.target, now);
-    rollout.owner_generation = pace.owner_generation;
+    let claim = status.claims;
+    let rollout = enter(status, pace.owner_generation, candidate.rollout, now);
     let first = &mut rollout.first_machines;
-    let is_known = first.iter().any(|machine| machine == candidate.machine);
+    let is_known = first.iter().any(|one| one.machine == candidate.machine);
     if !is_known && first.len() < MAX_FIRST_MACHINES {
-        first.push(candidate.machine.to_owned());
+        first.push(FirstMachine { machine: candidate.machine.to_owned(), claim });
     }
 }
 
+/// The rollout of this key, which begins now unless it is the group's current one.
 fn enter<'a>(
     status: &'a mut UpdateGroupStatus,
-    target: &str,
+    generation: Option<i64>,
+    key: &RolloutKey,
     now: Timestamp,
 ) -> &'a mut GroupRollout {
-    let number = number(status, target);
+    let number = number(status, key);
     let known = status.rollout.take().filter(|rollout| rollout.number == number);
     let new = || GroupRollout {
         number,
-        target: target.to_owned(),
+        origin: key.origin,
+        target: key.target.clone(),
         since: Time(now),
         ended: None,
         owner_generation: None,
@@ -244,13 +302,20 @@ fn enter<'a>(
         last_updated: None,
         failures: Vec::new(),
     };
-    status.rollout.insert(known.unwrap_or_else(|| Box::new(new())))
+    let rollout = status.rollout.insert(known.unwrap_or_else(|| Box::new(new())));
+    rollout.owner_generation = rollout.owner_generation.max(generation);
+    rollout
 }
 
-/// Records that a machine has not begun after all.
-pub(super) fn record_not_begun(status: &mut UpdateGroupStatus, machine: &str) {
+/// Whether what was read of the owner is older than what the rollout was recorded with.
+fn is_outdated(status: &UpdateGroupStatus, generation: Option<i64>) -> bool {
+    status.rollout.as_ref().is_some_and(|rollout| generation < rollout.owner_generation)
+}
+
+/// Records that a machine has not begun with this claim after all.
+pub(super) fn record_not_begun(status: &mut UpdateGroupStatus, machine: &str, claim: ClaimId) {
     if let Some(rollout) = &mut status.rollout {
-        rollout.first_machines.retain(|first| first != machine);
+        rollout.first_machines.retain(|first| first.machine != machine || first.claim != claim);
     }
 }
 
@@ -262,42 +327,61 @@ pub fn record_success(status: &mut UpdateGroupStatus, machine_uid: &MachineUid, 
     }
 }
 
-/// The failure of a NodeUpdate, if it has failed for good, and what it should have brought its machine to.
-pub fn failure_of(
-    update: &NodeUpdate,
-    owner_generation: Option<i64>,
-) -> Option<(String, GroupFailure)> {
+/// Records that a machine has been updated since its update failed, with a slot or without one.
+pub fn record_recovery(status: &mut UpdateGroupStatus, update: &NodeUpdate) {
+    let ended = update.status.as_ref().filter(|status| status.phase == Phase::Succeeded);
+    let ended = ended.and_then(|status| status.finished_at.as_ref());
+    if let (Some(rollout), Some(ended)) = (&mut status.rollout, ended) {
+        let uid = &update.spec.machine_ref.uid;
+        rollout.failures.retain(|one| one.machine_uid != *uid || one.at.0 > ended.0);
+    }
+}
+
+/// The failure of a NodeUpdate, if it has failed for good.
+pub fn failure_of(update: &NodeUpdate) -> Option<GroupFailure> {
     let status = update.status.as_ref().filter(|status| status.phase == Phase::Failed)?;
     let step = status.steps.iter().find(|step| step.state == StepState::Failed);
     let cause = match step {
         Some(step) => format!("{} at {}", status.failure_reason, step.name),
         None => status.failure_reason.clone(),
     };
-    let failure = GroupFailure {
+    Some(GroupFailure {
         machine: update.spec.machine_ref.name.clone(),
         machine_uid: update.spec.machine_ref.uid.clone(),
         node_update: update.metadata.name.clone()?,
         cause,
         at: status.finished_at.clone()?,
-    };
-    Some((target_of(&update.spec, owner_generation), failure))
+    })
 }
 
-/// Records a failed update, once. What failed before the current rollout does not count in it.
-pub fn record_failure(status: &mut UpdateGroupStatus, target: &str, failure: GroupFailure) {
-    let last = status.rollout.as_ref();
-    let is_known = last.is_some_and(|rollout| {
-        rollout.failures.iter().any(|known| known.node_update == failure.node_update)
-    });
-    let is_old = last.is_some_and(|rollout| {
-        let is_own = rollout.ended.is_none() && rollout.target == target;
-        let begun = rollout.ended.as_ref().unwrap_or(&rollout.since);
-        !is_own && failure.at.0 <= begun.0 || is_own && failure.at.0 < rollout.since.0
+/// Records a failed update, once. It counts in the current rollout, if that began before it: an update may fail for
+/// what the owner requested before. It begins a rollout only after the end of the last one, or if the owner has
+/// moved on.
+pub fn record_failure(
+    status: &mut UpdateGroupStatus,
+    generation: Option<i64>,
+    key: &RolloutKey,
+    failure: GroupFailure,
+) {
+    if is_outdated(status, generation) {
+        return;
+    }
+    let last = status.rollout.as_deref();
+    let is_known = last
+        .is_some_and(|last| last.failures.iter().any(|one| one.node_update == failure.node_update));
+    let is_old = last.is_some_and(|last| match &last.ended {
+        Some(ended) => failure.at.0 <= ended.0,
+        None => failure.at.0 < last.since.0,
     });
     if is_known || is_old {
         return;
     }
-    let rollout = enter(status, target, failure.at.0);
+    let moved_on = last.is_some_and(|last| {
+        (last.origin, key.origin) == (Origin::Hook, Origin::Hook) && !key.is(last)
+    });
+    let goes_on = last.filter(|last| last.ended.is_none() && !moved_on);
+    let own = goes_on.map(|last| RolloutKey { origin: last.origin, target: last.target.clone() });
+    let rollout = enter(status, generation, own.as_ref().unwrap_or(key), failure.at.0);
     rollout.failures.retain(|known| known.machine_uid != failure.machine_uid);
     rollout.failures.push(failure);
     rollout.failures.sort_by(|a, b| (a.at.0, &a.node_update).cmp(&(b.at.0, &b.node_update)));
@@ -305,15 +389,24 @@ pub fn record_failure(status: &mut UpdateGroupStatus, target: &str, failure: Gro
     rollout.failures.drain(..surplus);
 }
 
-/// Records which rollout waits for an approval, by the targets of the updates that wait for one.
+/// Records which rollout waits for an approval: that of the updates that wait for one.
 pub fn record_approval<'a>(
     status: &mut UpdateGroupStatus,
-    pacing: &Pacing,
-    targets: impl Iterator<Item = &'a str>,
+    pace: &Pace,
+    waiting: impl Iterator<Item = &'a RolloutKey>,
+    now: Timestamp,
 ) {
-    let numbers = targets.map(|target| number(status, target));
-    let waits = numbers.max().filter(|number| pacing.approve != Some(*number));
-    status.awaits_approval = waits.filter(|_| pacing.pause_after.is_some());
+    if is_outdated(status, pace.owner_generation) {
+        return;
+    }
+    status.awaits_approval = None;
+    if pace.pacing.pause_after.is_none() {
+        return;
+    }
+    // The number is bound to its target, also before a machine begins.
+    let numbers = waiting.map(|key| enter(status, pace.owner_generation, key, now).number);
+    let last = numbers.last();
+    status.awaits_approval = last.filter(|number| pace.pacing.approve != Some(*number));
 }
 
 /// Whether an update waits for the approval of its rollout.
@@ -323,13 +416,15 @@ pub fn awaits_approval(update: &NodeUpdate) -> bool {
     blockers.map(|blocker| Reason::of(&blocker.reason)).any(|reason| reason == approval)
 }
 
-/// Records that all machines of the group have been updated, as their owner of this generation shows.
-pub fn record_end(status: &mut UpdateGroupStatus, owner_generation: Option<i64>, now: Timestamp) {
+/// Records that all machines of the group have been updated, as their owner shows. What people have requested has
+/// no such end: another goal, or the owner, begins another rollout.
+pub fn record_end(status: &mut UpdateGroupStatus, pace: &Pace, now: Timestamp) {
     let Some(rollout) = status.rollout.as_mut().filter(|rollout| rollout.ended.is_none()) else {
         return;
     };
     // An owner as it was before the rollout shows that all machines are up to date, too.
-    if owner_generation >= rollout.owner_generation {
+    let is_current = pace.owner_generation >= rollout.owner_generation;
+    if is_current && rollout.origin == Origin::Hook && rollout.target == pace.request {
         rollout.ended = Some(Time(now));
         rollout.failures.clear();
     }

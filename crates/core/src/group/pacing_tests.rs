@@ -1,9 +1,13 @@
+use std::collections::BTreeSet;
+
 use jiff::SignedDuration;
 use proptest::prelude::*;
 use refit_kinds::refit::{
-    GroupFailure, MAX_FAILURES, MAX_FIRST_MACHINES, NodeUpdate, Pacing, PacingOrder,
+    GroupFailure, MAX_FAILURES, MAX_FIRST_MACHINES, NodeUpdate, Origin, Pacing, PacingOrder,
 };
 use serde_json::json;
+
+use refit_kinds::refit::NodeUpdateSpec;
 
 use super::*;
 
@@ -33,26 +37,39 @@ struct Paced {
     status: UpdateGroupStatus,
     pace: Pace,
     queue: Vec<Queued>,
+    unrecorded: Vec<(RolloutKey, GroupFailure)>,
+}
+
+fn by_owner(target: &str) -> RolloutKey {
+    RolloutKey { origin: Origin::Hook, target: target.to_owned() }
+}
+
+fn by_hand(target: &str) -> RolloutKey {
+    RolloutKey { origin: Origin::Task, target: target.to_owned() }
 }
 
 impl Paced {
     fn new(pacing: Pacing) -> Self {
         let owner = "machinedeployment/md".to_owned();
-        let pace = Pace { pacing, owner, owner_generation: Some(2) };
-        Self { status: UpdateGroupStatus::default(), pace, queue: Vec::new() }
+        let request = GOAL.to_owned();
+        let pace = Pace { pacing, owner, owner_generation: Some(2), request };
+        let (queue, unrecorded) = (Vec::new(), Vec::new());
+        Self { status: UpdateGroupStatus::default(), pace, queue, unrecorded }
     }
 
     /// Lets a machine, which was created at the second of its number, begin.
     fn begin(&mut self, n: usize, target: &str, second: i64) -> Result<(), Refusal> {
+        self.begin_for(n, &by_owner(target), second)
+    }
+
+    fn begin_for(&mut self, n: usize, rollout: &RolloutKey, second: i64) -> Result<(), Refusal> {
         let (machine, machine_uid) = (name(n), uid(n));
         let wanted = slot(&machine, &machine_uid, &format!("{machine}-1"), at(second));
-        let candidate = Candidate {
-            machine: &machine,
-            machine_uid: &machine_uid,
-            created: Some(created(n)),
-            target,
-        };
-        let turn = Turn { pace: &self.pace, candidate, queue: &self.queue };
+        let created = Some(created(n));
+        let candidate =
+            Candidate { machine: &machine, machine_uid: &machine_uid, created, rollout };
+        let (pace, queue, failures) = (&self.pace, &*self.queue, &*self.unrecorded);
+        let turn = Turn { pace, candidate, queue, failures };
         match claim(&self.status, &wanted, MANY.paced(&self.pace.pacing), &[], &turn) {
             Ok(Claim::Take(next)) => self.status = next,
             Ok(Claim::Held) => {}
@@ -67,12 +84,26 @@ impl Paced {
         self.status = next;
     }
 
+    /// The slot is released with the failure: its host has rolled back.
     fn fail(&mut self, n: usize, cause: &str, second: i64) {
-        record_failure(&mut self.status, GOAL, failure(n, cause, second));
+        self.status = release(&self.status, &uid(n)).unwrap_or_else(|| self.status.clone());
+        self.record(&by_owner(GOAL), failure(n, cause, second));
+    }
+
+    fn record(&mut self, rollout: &RolloutKey, failure: GroupFailure) {
+        record_failure(&mut self.status, self.pace.owner_generation, rollout, failure);
+    }
+
+    fn give_back(&mut self, n: usize) {
+        let claims = self.status.claims;
+        let Some(GiveBack::Release(next)) = give_back(&self.status, &uid(n), claims) else {
+            panic!("the claim is marked as returned");
+        };
+        self.status = next;
     }
 
     fn rollout(&self) -> &refit_kinds::refit::GroupRollout {
-        self.status.rollout.as_ref().unwrap()
+        self.status.rollout.as_deref().unwrap()
     }
 }
 
@@ -120,23 +151,81 @@ fn after_the_first_machines_a_rollout_waits_for_the_approval_of_its_number() {
     let mut group = Paced::new(Pacing { pause_after: Some(2), ..Pacing::default() });
     assert_eq!(group.begin(1, GOAL, 0), Ok(()));
     assert_eq!(group.begin(2, GOAL, 0), Ok(()));
-    let refusal = group.begin(3, GOAL, 0).unwrap_err();
+    // There is nothing to look at yet.
+    assert_eq!(group.begin(3, GOAL, 0), Err(Refusal::OutOfTurn { machine: name(1) }));
+    group.succeed(1, 10);
+    assert_eq!(group.begin(3, GOAL, 0), Err(Refusal::OutOfTurn { machine: name(2) }));
+    group.succeed(2, 10);
+    let refusal = group.begin(3, GOAL, 20).unwrap_err();
     let expected = "waiting for the approval of rollout 1 to v1.35.0, of which 2 machines have \
         begun: refit approve machinedeployment/md";
     assert_eq!(refusal.sentence(), expected);
-    group.succeed(1, 10);
-    assert_eq!(reason(group.begin(3, GOAL, 20)), "ApprovalRequired");
     // One of the first may begin again.
     assert_eq!(group.begin(1, GOAL, 20), Ok(()));
+    group.succeed(1, 30);
     group.pace.pacing.approve = Some(2);
-    assert_eq!(reason(group.begin(3, GOAL, 20)), "ApprovalRequired");
+    assert_eq!(reason(group.begin(3, GOAL, 40)), "ApprovalRequired");
     group.pace.pacing.approve = Some(1);
-    assert_eq!(group.begin(3, GOAL, 20), Ok(()));
+    assert_eq!(group.begin(3, GOAL, 40), Ok(()));
     // The approval is for this rollout only.
-    assert_eq!(group.begin(4, OTHER, 30), Ok(()));
-    assert_eq!(group.begin(5, OTHER, 30), Ok(()));
-    assert_eq!(reason(group.begin(6, OTHER, 30)), "ApprovalRequired");
+    assert_eq!(group.begin(4, OTHER, 50), Ok(()));
+    assert_eq!(group.begin(5, OTHER, 50), Ok(()));
+    assert_eq!(reason(group.begin(6, OTHER, 50)), "OutOfTurn");
     assert_eq!(group.rollout().number, 2);
+}
+
+#[test]
+fn the_number_that_is_approved_is_bound_to_its_target() {
+    let mut group = Paced::new(Pacing { pause_after: Some(0), ..Pacing::default() });
+    let waits = |group: &mut Paced, target: &str| {
+        let key = by_owner(target);
+        record_approval(&mut group.status, &group.pace, std::iter::once(&key), at(0));
+        group.status.awaits_approval
+    };
+    assert_eq!(waits(&mut group, GOAL), Some(1));
+    group.pace.pacing.approve = Some(1);
+    assert_eq!(waits(&mut group, GOAL), None);
+    // Before a machine begins, the owner asks for something else.
+    assert_eq!(reason(group.begin(1, OTHER, 1)), "ApprovalRequired");
+    assert_eq!(waits(&mut group, OTHER), Some(2));
+    // A view from before the change begins no rollout.
+    group.pace.owner_generation = Some(1);
+    assert_eq!(waits(&mut group, GOAL), Some(2));
+}
+
+#[test]
+fn updates_that_people_request_count_in_the_rollout_of_the_owner() {
+    let mut group = Paced::new(Pacing { pause_after: Some(1), ..Pacing::default() });
+    group.begin(1, GOAL, 0).unwrap();
+    group.succeed(1, 5);
+    let refused = group.begin_for(2, &by_hand("v1.34.9"), 10).unwrap_err();
+    assert_eq!(refused.reason(), "ApprovalRequired");
+    group.record(&by_hand("v1.34.9"), failure(3, "HostLost", 11));
+    assert_eq!(group.rollout().failures.len(), 1);
+    // Without a rollout of the owner, each goal is one, which the owner ends.
+    let mut alone = Paced::new(Pacing { pause_after: Some(1), ..Pacing::default() });
+    alone.begin_for(1, &by_hand("v1.34.9"), 0).unwrap();
+    alone.succeed(1, 5);
+    record_end(&mut alone.status, &alone.pace, at(6));
+    assert_eq!(reason(alone.begin_for(2, &by_hand("v1.34.9"), 7)), "ApprovalRequired");
+    assert_eq!(alone.begin(2, GOAL, 8), Ok(()));
+    assert_eq!(alone.rollout().number, 2);
+}
+
+#[test]
+fn an_update_that_fails_after_the_owner_has_moved_on_does_not_begin_a_rollout() {
+    let mut group = Paced::new(Pacing { pause_after: Some(1), ..Pacing::default() });
+    group.begin(1, GOAL, 0).unwrap();
+    group.begin(2, OTHER, 10).unwrap();
+    group.pace.request = OTHER.to_owned();
+    // It belongs to what the owner requests now.
+    group.record(&by_owner(OTHER), failure(1, "HostLost", 20));
+    assert_eq!((group.rollout().number, group.rollout().failures.len()), (2, 1));
+    assert_eq!(reason(group.begin(3, OTHER, 30)), "OutOfTurn");
+    // An old view of the owner changes nothing.
+    group.pace.owner_generation = Some(1);
+    group.record(&by_owner(GOAL), failure(4, "HostLost", 40));
+    assert_eq!((group.rollout().number, group.rollout().failures.len()), (2, 1));
 }
 
 #[test]
@@ -153,13 +242,13 @@ fn with_pause_after_zero_no_machine_begins_before_the_approval() {
 fn a_slot_that_is_returned_unused_leaves_room_for_another_first_machine() {
     let mut group = Paced::new(Pacing { pause_after: Some(1), ..Pacing::default() });
     group.begin(1, GOAL, 0).unwrap();
-    assert_eq!(reason(group.begin(2, GOAL, 0)), "ApprovalRequired");
-    let claim = group.status.slots[0].claim;
-    let Some(GiveBack::Release(next)) = give_back(&group.status, &uid(1), claim) else {
-        panic!("the claim is marked as returned");
-    };
-    group.status = next;
+    group.give_back(1);
     assert_eq!(group.begin(2, GOAL, 0), Ok(()));
+    // A machine that has failed has begun, even if its next attempt returns its slot.
+    group.fail(2, "HostStepFailed", 1);
+    group.begin(2, GOAL, 2).unwrap();
+    group.give_back(2);
+    assert_eq!(reason(group.begin(3, GOAL, 3)), "ApprovalRequired");
 }
 
 #[test]
@@ -179,7 +268,7 @@ fn the_next_machine_begins_once_the_last_one_has_been_back_long_enough() {
 #[test]
 fn the_machines_that_wait_begin_in_the_order_of_the_group() {
     let queued = |n: usize| Queued { machine: name(n), created: Some(created(n)) };
-    let first = |order, queue: &[usize]| {
+    let first = |order: Option<PacingOrder>, queue: &[usize]| {
         let mut group = Paced::new(Pacing { order, ..Pacing::default() });
         group.queue = queue.iter().copied().map(queued).collect();
         match group.begin(5, GOAL, 0) {
@@ -191,8 +280,9 @@ fn the_machines_that_wait_begin_in_the_order_of_the_group() {
     assert_eq!(first(Some(PacingOrder::Oldest), &[9, 1]), "m-1");
     assert_eq!(first(Some(PacingOrder::Oldest), &[9]), "m-5");
     assert_eq!(first(Some(PacingOrder::Newest), &[1]), "m-5");
-    assert_eq!(first(Some(PacingOrder::Newest), &[9, 1]), "m-9");
-    assert_eq!(first(Some(PacingOrder::Name), &[6, 10]), "m-10");
+    assert_eq!(first(Some(PacingOrder::Newest), &[7, 1, 9]), "m-9");
+    assert_eq!(first(Some(PacingOrder::Oldest), &[3, 9, 2]), "m-2");
+    assert_eq!(first(Some(PacingOrder::Name), &[6, 10, 11]), "m-10");
 }
 
 #[test]
@@ -259,19 +349,31 @@ fn a_failure_counts_once_and_only_in_its_own_rollout() {
 }
 
 #[test]
+fn a_failure_counts_before_it_is_recorded() {
+    let mut group = Paced::new(Pacing { stop_after_failures: Some(1), ..Pacing::default() });
+    group.begin(1, GOAL, 0).unwrap();
+    group.unrecorded.push((by_owner(GOAL), failure(1, "HostLost", 5)));
+    assert_eq!(reason(group.begin(2, GOAL, 6)), "RolloutStopped");
+}
+
+#[test]
 fn a_rollout_has_ended_once_its_owner_shows_it() {
     let mut group = Paced::new(Pacing { pause_after: Some(1), ..Pacing::default() });
     group.begin(1, GOAL, 0).unwrap();
     group.succeed(1, 5);
-    // As the owner was before the change.
-    record_end(&mut group.status, Some(1), at(6));
+    // As the owner was before the change, or for another one.
+    let old = Pace { owner_generation: Some(1), ..group.pace.clone() };
+    record_end(&mut group.status, &old, at(6));
+    let other = Pace { request: OTHER.to_owned(), ..group.pace.clone() };
+    record_end(&mut group.status, &other, at(6));
     assert_eq!(group.rollout().ended, None);
-    record_end(&mut group.status, Some(2), at(7));
+    record_end(&mut group.status, &group.pace, at(7));
     assert_eq!(group.rollout().ended, Some(Time(at(7))));
     // The same target once more is another rollout, with another first machine.
     assert_eq!(group.begin(2, GOAL, 8), Ok(()));
     assert_eq!(group.rollout().number, 2);
-    assert_eq!(reason(group.begin(3, GOAL, 8)), "ApprovalRequired");
+    group.succeed(2, 9);
+    assert_eq!(reason(group.begin(3, GOAL, 10)), "ApprovalRequired");
 }
 
 #[test]
@@ -285,17 +387,42 @@ fn a_failed_update_names_the_step_at_which_it_failed() {
             "steps": [{"name": "stage", "state": "Done"}, {"name": "kubeadm-upgrade", "state": "Failed"}]},
     }))
     .unwrap();
-    let (target, failure) = failure_of(&update, Some(7)).unwrap();
-    assert_eq!(target, GOAL);
+    let failure = failure_of(&update).unwrap();
     assert_eq!(failure.cause, "HostStepFailed at kubeadm-upgrade");
     let mut succeeded = update.clone();
     succeeded.status.as_mut().unwrap().phase = refit_kinds::refit::Phase::Succeeded;
-    assert_eq!(failure_of(&succeeded, Some(7)), None);
-    // Without a version, the change of the owner is the target.
-    let mut memory = update.spec;
-    memory.parts = Some(Vec::new());
-    assert_eq!(target_of(&memory, Some(7)), "generation 7 of its owner");
-    assert_eq!(target_of(&memory, None), "its desired state");
+    assert_eq!(failure_of(&succeeded), None);
+    // The failure is over, and an older success is not what ends it.
+    let mut group = Paced::new(Pacing::default());
+    group.record(&by_owner(GOAL), GroupFailure { at: Time(at(4)), ..failure.clone() });
+    record_recovery(&mut group.status, &succeeded);
+    assert_eq!(group.rollout().failures, []);
+    group.record(&by_owner(GOAL), GroupFailure { at: Time(at(6)), ..failure });
+    record_recovery(&mut group.status, &succeeded);
+    assert_eq!(group.rollout().failures.len(), 1);
+}
+
+#[test]
+fn an_update_belongs_to_what_its_owner_requests_or_to_its_own_goal() {
+    let mut spec: NodeUpdateSpec = serde_json::from_value(json!({
+        "machineRef": {"name": "m-1", "uid": "uid-1"}, "origin": "Hook",
+        "goal": {"kubernetesVersion": GOAL}, "goalHash": "0123456789abcdef",
+    }))
+    .unwrap();
+    let template = request_of(&GOAL.into(), "bigger");
+    assert_eq!(
+        (request_of(&GOAL.into(), "").as_str(), template.as_str()),
+        (GOAL, "v1.35.0 (bigger)")
+    );
+    let pace = Pace { request: template.clone(), ..Pace::default() };
+    assert_eq!(RolloutKey::of(&spec, &pace), by_owner(&template));
+    // Its machine lacks only a part of it.
+    spec.parts = Some(Vec::new());
+    assert_eq!(RolloutKey::of(&spec, &pace), by_owner(&template));
+    spec.origin = Origin::Task;
+    assert_eq!(RolloutKey::of(&spec, &pace), by_hand("goal 0123456789ab"));
+    spec.parts = None;
+    assert_eq!(RolloutKey::of(&spec, &pace), by_hand(GOAL));
 }
 
 proptest! {
@@ -308,7 +435,8 @@ proptest! {
     ) {
         let pacing = Pacing { pause_after: Some(pause_after), soak_seconds: soak, ..Pacing::default() };
         let mut group = Paced::new(pacing);
-        let mut disturbed = std::collections::BTreeSet::new();
+        let mut disturbed = BTreeSet::new();
+        let mut ended = BTreeSet::new();
         let mut last_success = None;
         for (second, (n, what)) in moves.into_iter().enumerate() {
             let second = i64::try_from(second).unwrap();
@@ -324,12 +452,16 @@ proptest! {
                 1 if held => {
                     group.succeed(n, second);
                     last_success = Some(second);
+                    ended.insert(n);
                 }
-                2 if held => group.fail(n, &format!("cause {n}"), second),
-                3 if held && !group.rollout().failures.iter().any(|one| one.machine_uid == uid(n)) => {
-                    let claims = group.status.slots.iter().map(|slot| slot.claim).max().unwrap();
-                    if let Some(GiveBack::Release(next)) = give_back(&group.status, &uid(n), claims) {
-                        group.status = next;
+                2 if held => {
+                    group.fail(n, &format!("cause {n}"), second);
+                    // It stays disturbed, whatever becomes of its next attempts.
+                    ended.insert(n);
+                }
+                3 if held => {
+                    group.give_back(n);
+                    if !ended.contains(&n) {
                         disturbed.remove(&n);
                     }
                 }

@@ -1,5 +1,7 @@
 //! Claims of the tests.
 
+use refit_kinds::refit::Origin;
+
 use super::*;
 
 /// Claims a slot of a group that is paced by nothing but its limits.
@@ -14,7 +16,13 @@ pub(super) fn claim(
         machine: &wanted.machine,
         machine_uid: &wanted.machine_uid,
         created: None,
-        target: "v1.35.0",
+        rollout: &RolloutKey { origin: Origin::Hook, target: "v1.35.0".to_owned() },
     };
-    super::claim(status, wanted, limits, others, &Turn { pace: &pace, candidate, queue: &[] })
+    super::claim(
+        status,
+        wanted,
+        limits,
+        others,
+        &Turn { pace: &pace, candidate, queue: &[], failures: &[] },
+    )
 }

@@ -16,7 +16,7 @@ use super::{
     order::speaks,
     seen::{NodeView, Workload},
     snapshot::{
-        Announcement, Decision, GroupState, ManagementWrite, Providers, Severity, Snapshot,
+        Announcement, Decision, Group, GroupState, ManagementWrite, Providers, Severity, Snapshot,
         WorkloadWrite, Write,
     },
     status::machine_condition,
@@ -24,7 +24,7 @@ use super::{
     work::is_control_plane,
     work_order::WorkState,
 };
-use crate::group;
+use crate::group::{self, RolloutKey};
 
 /// How often a slot that is kept for a machine that is down is rechecked without a trigger.
 const KEPT_SLOT_RECHECK: Duration = Duration::from_mins(1);
@@ -62,17 +62,22 @@ pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) 
         }
     }
     let slot = match &s.group {
-        GroupState::Present(group) => holds(s, speaks).then_some(&group.status),
+        GroupState::Present(group) => holds(s, speaks).then_some(group),
         GroupState::None | GroupState::Missing => None,
     };
     let mut requeue = None;
-    if let Some(held) = slot {
+    if let Some(Group { status: held, pace, .. }) = slot {
         if machine.is_none() || available_again(s, &status) {
             let uid = &s.update.spec.machine_ref.uid;
             let next = group::release(held, uid).map(|mut next| {
                 if status.phase == Phase::Succeeded {
                     group::record_success(&mut next, uid, now);
                     group::record_durations(&mut next, &status.steps);
+                }
+                // Whatever wakes by the release counts it.
+                if let Some(failure) = group::failure_of(&s.update) {
+                    let rollout = RolloutKey::of(&s.update.spec, pace);
+                    group::record_failure(&mut next, pace.owner_generation, &rollout, failure);
                 }
                 next
             });

@@ -12,12 +12,12 @@ use super::{
     lost::HOST_LOST,
     order::{is_newer, is_unfinished},
     seen::NodeView,
-    snapshot::{Decision, Group, GroupState, ManagementWrite, Snapshot, WorkloadWrite, Write},
+    snapshot::{Decision, GroupState, ManagementWrite, Snapshot, WorkloadWrite, Write},
     status::Standing,
     work::{Work, is_control_plane},
 };
 use crate::{
-    group::{self, Candidate, Claim, GiveBack, Turn},
+    group::{self, Candidate, Claim, GiveBack, RolloutKey, Turn},
     report::{Hold, Reason, Refusal, RefusalReason},
 };
 
@@ -144,6 +144,9 @@ impl Work<'_> {
         if let Some(object) = &self.s.paused {
             return Some(Refusal::Paused { object: object.clone() });
         }
+        if let Some(stopped) = self.stopped_rollout() {
+            return Some(stopped);
+        }
         match &self.s.group {
             GroupState::None => {
                 return Some(Refusal::NoGroup { machine: self.machine_name().to_owned() });
@@ -157,10 +160,10 @@ impl Work<'_> {
     /// What prevents the work on the host from starting.
     pub(super) fn start_refusal(&self) -> Option<Refusal> {
         self.common_refusal()
-            .or_else(|| self.stopped_rollout())
             .or_else(|| self.s.settings_refused.clone())
             .or_else(|| self.two_os_images())
             .or_else(|| self.behind())
+            .or_else(|| self.pressure())
             .or_else(|| self.silent_agent())
             .or_else(|| self.workers.start_refusal(self.s, &self.status.node_name, self.role()))
     }
@@ -169,19 +172,14 @@ impl Work<'_> {
     fn stopped_rollout(&self) -> Option<Refusal> {
         match &self.s.group {
             GroupState::Present(group) if !self.holds_slot() => {
-                let target = self.target(group);
-                group::start_refusal(&group.status, &group.pace, self.candidate(&target))
+                let rollout = RolloutKey::of(&self.s.update.spec, &group.pace);
+                group::start_refusal(&group.status, &group.pace, self.candidate(&rollout))
             }
             GroupState::Present(_) | GroupState::None | GroupState::Missing => None,
         }
     }
 
-    /// What the group's rollout updates machines to.
-    fn target(&self, group: &Group) -> String {
-        group::target_of(&self.s.update.spec, group.pace.owner_generation)
-    }
-
-    fn candidate<'a>(&'a self, target: &'a str) -> Candidate<'a> {
+    fn candidate<'a>(&'a self, rollout: &'a RolloutKey) -> Candidate<'a> {
         let machine = &self.s.update.spec.machine_ref;
         let found = self.s.machine.as_deref();
         let created = found.and_then(|machine| machine.metadata.creation_timestamp.as_ref());
@@ -189,7 +187,7 @@ impl Work<'_> {
             machine: &machine.name,
             machine_uid: &machine.uid,
             created: created.map(|created| created.0),
-            target,
+            rollout,
         }
     }
 
@@ -224,6 +222,12 @@ impl Work<'_> {
         })
     }
 
+    /// The refusal for a node that runs short of something: downloads and evicted pods would make it worse.
+    fn pressure(&self) -> Option<Refusal> {
+        let what = self.seen.node()?.pressure.clone()?;
+        Some(Refusal::NodePressure { node: self.status.node_name.clone(), what })
+    }
+
     /// The refusal for a host whose agent has not reported recently.
     pub(super) fn silent_agent(&self) -> Option<Refusal> {
         self.is_silent().then(|| Refusal::NoFreshReport { node: self.status.node_name.clone() })
@@ -253,6 +257,9 @@ impl Work<'_> {
         let repairs = held && !self.was_held();
         if !ready && !repairs {
             return Some(Refusal::NodeNotReady { node: self.status.node_name.clone() });
+        }
+        if let Some(pressure) = self.pressure().filter(|_| !held) {
+            return Some(pressure);
         }
         match &self.s.group {
             GroupState::Present(group) if held && !self.is_down_already() => {
@@ -297,11 +304,13 @@ impl Work<'_> {
             GroupState::Missing => return Err(Refusal::GroupNotReady),
             GroupState::Present(group) => group,
         };
-        let target = self.target(group);
-        let (pace, candidate) = (&group.pace, self.candidate(&target));
-        // The others are read only if their order counts.
-        let queue = if pace.pacing.order.is_some() { &*group.others.queue } else { &[] };
-        let turn = Turn { pace, candidate, queue };
+        let rollout = RolloutKey::of(&self.s.update.spec, &group.pace);
+        let turn = Turn {
+            pace: &group.pace,
+            candidate: self.candidate(&rollout),
+            queue: &group.others.queue,
+            failures: &group.others.failures,
+        };
         let (status, limits) = (&group.status, group.limits);
         match group::claim(status, &self.wanted_slot(), limits, &group.others.machines, &turn)? {
             Claim::Held => Ok(None),

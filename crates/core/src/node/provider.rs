@@ -110,11 +110,6 @@ impl<'a> ProviderWork<'a> {
         self.has_vanished() || self.own().is_some_and(|own| own.spec.gate >= Gate::Upgrade)
     }
 
-    /// Whether the provider may still be at work on the machine.
-    pub(super) fn is_busy(&self) -> bool {
-        self.own().is_some_and(may_be_at_work)
-    }
-
     /// The claim of a slot that was returned unused; `None` before the first order, which opens nothing.
     pub(super) fn returned_claim(&self) -> Option<ClaimId> {
         self.own().map(|own| own.returned_claim)
@@ -165,12 +160,12 @@ fn write(object: &ProviderObject, spec: ProviderSpec) -> Write {
     })
 }
 
-/// The report of a provider. Of a report on an older order, only the gate that it has passed counts.
 /// Whether a provider may disturb the machine of its object, or may be about to.
 pub fn may_be_at_work(object: &ProviderObject) -> bool {
     object.spec.gate >= Gate::Upgrade && !report(object).has_ended()
 }
 
+/// The report of a provider. Of a report on an older order, only the gate that it has passed counts.
 fn report(object: &ProviderObject) -> WorkReport {
     let ProviderObject { spec, status, .. } = object;
     // A gate that has just opened cannot have been passed before it is noted.

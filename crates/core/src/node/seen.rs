@@ -95,6 +95,9 @@ pub struct NodeView {
     pub excluded: bool,
     /// The NodeUpdate that excluded it: [`refit_kinds::keys::EXCLUDED_BY`].
     pub excluded_by: Option<String>,
+    /// The first condition that is True and reports that the node runs short of something, with its message:
+    /// `DiskPressure: the disk is full`.
+    pub pressure: Option<String>,
     /// Keys of taints that repel pods, except that of a cordon.
     pub taints: Vec<String>,
 }

@@ -12,8 +12,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use refit_cluster_api::kinds::Machine;
 use refit_kinds::{
     refit::{
-        ClaimId, Gate, HostPlanSpec, MachineUid, NodeName, NodeUpdate, NodeUpdateStatus, PlanId,
-        PlanSettings, ProviderObject, ProviderSpec, UpdateGroupStatus, UpdatePart,
+        ClaimId, Gate, GroupFailure, HostPlanSpec, MachineUid, NodeName, NodeUpdate,
+        NodeUpdateStatus, PlanId, PlanSettings, ProviderObject, ProviderSpec, UpdateGroupStatus,
+        UpdatePart,
     },
     version::StatedVersion,
 };
@@ -26,7 +27,7 @@ use super::{
     workers::Workers,
 };
 use crate::{
-    group::{Limits, Other, Pace, Queued},
+    group::{Limits, Other, Pace, Queued, RolloutKey},
     report::Refusal,
 };
 
@@ -198,6 +199,8 @@ pub struct OtherMachines {
     pub machines: Vec<Other>,
     /// Those that wait only for their turn.
     pub queue: Vec<Queued>,
+    /// Those of their updates that have failed.
+    pub failures: Vec<(RolloutKey, GroupFailure)>,
     /// The versions that their kubelets report.
     pub run: Vec<StatedVersion>,
     /// Those that Cluster API drains before it deletes them.

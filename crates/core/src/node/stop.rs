@@ -127,6 +127,12 @@ impl Work<'_> {
         let stopped = self.stopped(machine, stop);
         if self.workers.ordered().is_none() {
             let deleting = matches!(stop, Stop::Deleting);
+            // The provider of a deleted update works on the node.
+            let older = self.workers.older_provider(&self.status.node_name);
+            if let Some(older) = older.filter(|_| !deleting && self.workers.has_busy_provider()) {
+                let orphan = self.workers.abort_orphan(&self.s.siblings);
+                return Standing::blocked(Phase::Stopping, older).write(orphan).again_after(10);
+            }
             if let Some(returning) =
                 (!deleting).then(|| self.serve_again(Phase::Stopping)).flatten()
             {

@@ -98,7 +98,7 @@ impl<'a> Workers<'a> {
 
     /// Whether a provider may still be at work on the machine.
     pub(super) fn has_busy_provider(&self) -> bool {
-        self.providers.iter().any(ProviderWork::is_busy)
+        self.objects.iter().any(|object| may_be_at_work(object))
     }
 
     /// The steps of all.

@@ -99,6 +99,7 @@ impl RefusalReason {
             | Self::ApiUnreachable
             | Self::ClusterTooLarge
             | Self::NodeNotReady
+            | Self::NodePressure
             | Self::NodeNotVerified
             | Self::NoNode
             | Self::MachineDeleting

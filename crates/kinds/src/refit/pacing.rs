@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::MachineUid;
+use super::{ClaimId, MachineUid, Origin};
 
 /// How many failures a rollout keeps, and the highest limit on them.
 pub const MAX_FAILURES: usize = 20;
@@ -91,26 +91,31 @@ pub enum PacingOrder {
     Name,
 }
 
-/// A rollout of a group: all updates to one target.
+/// A rollout of a group: all updates for one request of its owner. Without such a request: all NodeUpdates that
+/// people create with one goal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GroupRollout {
     /// Number of the rollout in its group, from 1: `spec.pacing.approve` names it.
     pub number: i64,
-    /// What its machines are updated to: a Kubernetes version, an option, or a generation of their owner.
+    /// How its first update was requested: `Hook` for a rollout of the owner.
+    pub origin: Origin,
+    /// What its machines are updated to: version and infrastructure template of the owner, or the goal of the
+    /// NodeUpdates.
     pub target: String,
     /// When it began.
     pub since: Time,
-    /// When all machines of the group had been updated.
+    /// When the owner reported all machines as updated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<Time>,
-    /// Generation of the owner when the last machine began.
+    /// Newest generation of the owner for which something was recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner_generation: Option<i64>,
     /// The machines that began first, at most 100.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_FIRST_MACHINES))]
-    pub first_machines: Vec<String>,
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["machine"]))]
+    pub first_machines: Vec<FirstMachine>,
     /// When the last machine was back after its update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_updated: Option<Time>,
@@ -119,6 +124,16 @@ pub struct GroupRollout {
     #[schemars(length(max = MAX_FAILURES))]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["nodeUpdate"]))]
     pub failures: Vec<GroupFailure>,
+}
+
+/// A machine that has begun.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct FirstMachine {
+    /// Name of the Machine.
+    pub machine: String,
+    /// The claim of the slot with which it began first.
+    #[schemars(range(min = 0))]
+    pub claim: ClaimId,
 }
 
 /// A failed update of a rollout.

@@ -1,5 +1,4 @@
-//! `refit contract test` against both examples of a provider: on real kube-apiserver, and the one in Go also in
-//! `refit sandbox`.
+//! `refit contract test` against both examples of a provider, on real kube-apiserver and in `refit sandbox`.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +17,7 @@ use lab_testbed::{
     controller::program,
     directory::free_port,
     eventually,
-    objects::{self, DEV_MACHINE, MACHINE, Objects, name, text},
+    objects::{self, DEV_MACHINE, MACHINE, Objects, SANDBOX_MACHINE, name, text},
     process::{Part, Program},
 };
 use serde_json::{Value, json};
@@ -74,22 +73,15 @@ pub(super) async fn by_memory_provider(
     let infrastructure = text(machine, "/spec/infrastructureRef/name");
     let more = json!({"spec": {"memoryMiB": 12_288}});
     cluster.objects.merge(DEV_MACHINE, infrastructure, &more).await?;
-    let kubeconfig = bed.kubeconfig().display().to_string();
-    let provider = Program {
-        name: "memory-provider".to_owned(),
-        path: program("memory-provider", "memory-provider").await?,
-        env: BTreeMap::from([("KUBECONFIG".to_owned(), kubeconfig)]),
-        restart: true,
-        ..Program::default()
-    };
-    let provider = Part::start(provider, &bed.directory)?;
+    let place = place(bed, cluster);
+    let provider = memory_provider(&place).await?;
     let test = MEMORY_TEST
         .replace("SandboxMachine", "DevMachine")
         .replace(NAMESPACE, &format!("namespace: {}\n", cluster.namespace));
-    keeps(&place(bed, cluster), &provider, &test, name(machine), &[]).await
+    keeps(&place, &provider, &test, name(machine), &[]).await
 }
 
-/// The provider in Go keeps the contract in `refit sandbox`, where it upgrades hosts through `--hosts-port`.
+/// Both providers keep the contract in `refit sandbox`, where the one in Go upgrades hosts through `--hosts-port`.
 pub(super) async fn in_sandbox(bed: &Bed) -> anyhow::Result<()> {
     let directory = bed.directory.join("sandbox");
     fs::create_dir(&directory)?;
@@ -111,11 +103,36 @@ pub(super) async fn in_sandbox(bed: &Bed) -> anyhow::Result<()> {
     let read = Kubeconfig::read_from(&place.kubeconfig)?;
     let config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await?;
     let client = Client::try_from(config)?;
+    let objects = Objects::in_namespace(client.clone(), place.namespace);
+    let machines = objects.list(MACHINE).await?;
+    let machine = machines.first().context("the sandbox has no Machine")?;
+
     install(&client, &HOSTS_PROVIDER).await?;
-    let machines = Objects::in_namespace(client, place.namespace).list(MACHINE).await?;
-    let machine = name(machines.first().context("the sandbox has no Machine")?);
     let provider = bed.hosts_provider(&place.kubeconfig, &directory)?;
-    keeps(&place, &provider, &hosts_test(port, place.namespace), machine, &["--to", VERSION]).await
+    let test = hosts_test(port, place.namespace);
+    keeps(&place, &provider, &test, name(machine), &["--to", VERSION]).await?;
+
+    install(&client, &MEMORY_PROVIDER).await?;
+    let infrastructure = text(machine, "/spec/infrastructureRef/name");
+    objects.merge(SANDBOX_MACHINE, infrastructure, &json!({"spec": {"memoryMiB": 12_288}})).await?;
+    let provider = memory_provider(&place).await?;
+    keeps(&place, &provider, MEMORY_TEST, name(machine), &[]).await
+}
+
+/// Starts the provider in Rust, with all permissions.
+async fn memory_provider(place: &Place<'_>) -> anyhow::Result<Part> {
+    // A path of its own: a provider is killed by its command line.
+    let path = place.directory.join("memory-provider");
+    fs::copy(program("memory-provider", "memory-provider").await?, &path)?;
+    let kubeconfig = place.kubeconfig.display().to_string();
+    let provider = Program {
+        name: "memory-provider".to_owned(),
+        path,
+        env: BTreeMap::from([("KUBECONFIG".to_owned(), kubeconfig)]),
+        restart: true,
+        ..Program::default()
+    };
+    Part::start(provider, place.directory)
 }
 
 fn place<'a>(bed: &'a Bed, cluster: &'a Cluster) -> Place<'a> {

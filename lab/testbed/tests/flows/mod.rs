@@ -59,7 +59,7 @@ pub(crate) const ALL: &[Flow] = &[
         run: |bed| Box::pin(providers::run(bed)),
     },
     Flow {
-        name: "the_example_of_a_provider_in_go_keeps_the_contract_in_the_sandbox",
+        name: "both_examples_of_a_provider_keep_the_contract_in_the_sandbox",
         lines: &[Line::V1_14],
         on: On::Shared,
         run: |bed| Box::pin(contract::in_sandbox(bed)),

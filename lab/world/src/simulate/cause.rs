@@ -5,13 +5,14 @@ use std::sync::Arc;
 use jiff::SignedDuration;
 use lab_simhost::kubelet::{is_ready, ready_condition};
 use refit_core::{
+    group::{Pace, stopped_rollout},
     node::DrainReason,
     report::{Reason, RefusalReason},
 };
 use refit_kinds::{
     json::{annotation, is_true, label, name, namespace, text, time},
     keys,
-    refit::{self, StepType},
+    refit::{self, StepType, UpdateGroup},
     version::StatedVersion,
 };
 use serde_json::Value;
@@ -59,21 +60,33 @@ pub(super) fn cause_holds(
             let node = own.and_then(|machine| world.node_of(machine))?;
             Some(!is_ready(&node))
         }
+        RefusalReason::NodePressure => {
+            let node = own.and_then(|machine| world.node_of(machine))?;
+            Some(
+                ["DiskPressure", "MemoryPressure", "PIDPressure"]
+                    .iter()
+                    .any(|one| is_true(&node, one)),
+            )
+        }
         RefusalReason::ControlPlaneUnhealthy => Some(!is_healthy(world, object)),
         RefusalReason::SlotBusy => Some(world.update_groups().iter().any(|group| {
             let slots = group["status"]["slots"].as_array();
             slots.into_iter().flatten().any(|slot| slot["machine"] == object)
         })),
-        RefusalReason::ApprovalRequired => Some(world.update_groups().iter().any(|group| {
-            let waits = &group["status"]["awaitsApproval"];
-            !waits.is_null() && group["spec"]["pacing"]["approve"] != *waits
+        RefusalReason::ApprovalRequired => Some(own_group(world, own?).is_some_and(|group| {
+            let number = group["status"]["rollout"]["number"].as_i64();
+            let pacing = &group["spec"]["pacing"];
+            !pacing["pauseAfter"].is_null() && pacing["approve"].as_i64() != number
         })),
-        RefusalReason::RolloutStopped => Some(world.update_groups().iter().any(|group| {
-            let failures = group["status"]["rollout"]["failures"].as_array();
-            failures.is_some_and(|failures| !failures.is_empty())
+        RefusalReason::RolloutStopped => Some(own_group(world, own?).is_some_and(|group| {
+            let group: Result<UpdateGroup, _> = serde_json::from_value((*group).clone());
+            group.is_ok_and(|group| {
+                let pace = Pace { pacing: group.spec.pacing, ..Pace::default() };
+                stopped_rollout(&group.status.unwrap_or_default(), &pace).is_some()
+            })
         })),
-        RefusalReason::Soaking => Some(world.update_groups().iter().any(|group| {
-            let since = time(group, "/status/rollout/lastUpdated");
+        RefusalReason::Soaking => Some(own_group(world, own?).is_some_and(|group| {
+            let since = time(&group, "/status/rollout/lastUpdated");
             let soak = group["spec"]["pacing"]["soakSeconds"].as_i64();
             let until =
                 since.zip(soak).map(|(since, soak)| since + SignedDuration::from_secs(soak));
@@ -142,11 +155,7 @@ pub(super) fn cause_holds(
         }
         RefusalReason::ControlPlaneBehind => Some(is_control_plane_behind(world, own?, update)),
         RefusalReason::GroupUnavailable => Some(lacks_others(world, own?)),
-        RefusalReason::GroupNotReady => {
-            let owner = owner_name(own?);
-            let groups = world.update_groups();
-            Some(!groups.iter().any(|group| text(group, "/spec/owner/name") == owner))
-        }
+        RefusalReason::GroupNotReady => Some(own_group(world, own?).is_none()),
         // An API of a simulation rejects requests only on request of the script. A rest of the rejections
         // that nothing has used up yet counts as a cause.
         RefusalReason::ApiRefused | RefusalReason::ApiErrors => {
@@ -187,6 +196,12 @@ pub(super) fn cause_holds(
         | RefusalReason::ClusterTooLarge
         | RefusalReason::Drain => None,
     }
+}
+
+/// The UpdateGroup of a Machine's owner.
+fn own_group(world: &World, machine: &Value) -> Option<Arc<Value>> {
+    let owner = owner_name(machine);
+    world.update_groups().into_iter().find(|group| text(group, "/spec/owner/name") == owner)
 }
 
 /// The memory that a Machine has according to its updater, if it has ever changed it, and the one that its

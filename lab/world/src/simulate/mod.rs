@@ -100,7 +100,9 @@ impl fmt::Display for Failure {
 }
 
 /// Reasons that no world of the simulation can have.
-const OUT_OF_REACH: [&str; 5] = [
+const OUT_OF_REACH: [&str; 6] = [
+    // No kubelet runs short of anything.
+    "NodePressure",
     // Every Machine has an owner.
     "NoGroup",
     // Cluster API and operators request updates of machines with a Node.

@@ -320,13 +320,20 @@ fn the_slot_stays_while_the_provider_of_a_deleted_update_may_be_at_work() {
         one.step();
     }
     assert_eq!((one.slots(), one.blocked_by()), (slots, vec!["OlderPlanRunning".to_owned()]));
+    // An abort of the new update ends once the provider has.
+    one.update.spec.stage = Stage::Abort;
+    for _ in 0..5 {
+        one.step();
+    }
+    assert_eq!((one.phase(), one.slots()), (Phase::Stopping, slots));
+    assert_eq!(one.blocked_by(), ["OlderPlanRunning"]);
     let object = &mut one.providers[0];
     object.status.observed_generation = Some(object.generation);
     object.status.ready = true;
     for _ in 0..5 {
         one.step();
     }
-    assert_ne!(one.blocked_by(), ["OlderPlanRunning"]);
+    assert_eq!((one.phase(), one.slots()), (Phase::Stopped, 0));
 }
 
 #[test]

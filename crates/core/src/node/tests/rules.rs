@@ -4,8 +4,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
     conditions, keys,
     refit::{
-        Gate, GroupFailure, GroupRollout, HostStep, NodeUpdateStatus, Phase, PlanState, Role,
-        StepType, UpdateGroupStatus,
+        Gate, GroupFailure, GroupRollout, HostStep, NodeUpdateStatus, Origin, Phase, PlanState,
+        Role, StepType, UpdateGroupStatus,
     },
 };
 
@@ -40,6 +40,27 @@ fn a_pause_holds_an_update_that_has_not_begun() {
     assert_eq!(one.phase(), Phase::Staging);
 }
 
+#[test]
+fn an_update_waits_while_its_node_is_under_pressure() {
+    for mut one in [One::worker(), One::control_plane()] {
+        one.node_mut().pressure = Some("DiskPressure: the disk is full".into());
+        let mut one = refused(one, "NodePressure");
+        one.node_mut().pressure = None;
+        one.settle();
+        assert_eq!(one.phase(), Phase::Staging);
+    }
+    // Preparing has filled it.
+    let mut one = One::worker().staged();
+    one.node_mut().pressure = Some("DiskPressure".into());
+    one.settle();
+    assert_eq!((one.gate(), one.blocked_by()), (Gate::Stage, vec!["NodePressure".to_owned()]));
+    // What has begun is finished.
+    let mut late = One::worker().upgraded();
+    late.node_mut().pressure = Some("MemoryPressure".into());
+    late.settle();
+    assert_eq!(late.gate(), Gate::Disrupt);
+}
+
 /// Three machines of the rollout have failed at the same step.
 fn stopped_by_failures() -> UpdateGroupStatus {
     let failures = ["a", "b", "c"].map(|machine| GroupFailure {
@@ -51,6 +72,7 @@ fn stopped_by_failures() -> UpdateGroupStatus {
     });
     let rollout = GroupRollout {
         number: 1,
+        origin: Origin::Hook,
         target: GOAL.to_owned(),
         since: Time(at(0)),
         ended: None,
@@ -66,6 +88,7 @@ fn stopped_by_failures() -> UpdateGroupStatus {
 fn a_host_does_not_even_prepare_once_its_rollout_has_stopped() {
     for mut one in [One::worker(), One::control_plane()] {
         one.group = Some(stopped_by_failures());
+        one.pace.request = GOAL.to_owned();
         let mut one = refused(one, "RolloutStopped");
         one.pace.pacing.failures_since = Some(Time(at(1)));
         one.settle();

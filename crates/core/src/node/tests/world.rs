@@ -350,6 +350,7 @@ impl One {
                 let others = OtherMachines {
                     machines: self.others.clone(),
                     queue: Vec::new(),
+                    failures: Vec::new(),
                     run: self.others_run.clone(),
                     leaving: self.leaving.clone(),
                     last_first_passed: self.last_first_passed,
