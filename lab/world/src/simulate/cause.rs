@@ -92,9 +92,12 @@ pub(super) fn cause_holds(
                 since.zip(soak).map(|(since, soak)| since + SignedDuration::from_secs(soak));
             until.is_some_and(|until| world.now() < until)
         })),
-        RefusalReason::OutOfTurn => Some(machine(object).is_some_and(|machine| {
-            newest_update(world, machine).is_some_and(|update| !is_final(&update))
-        })),
+        RefusalReason::OutOfTurn => {
+            let own = name(own?);
+            let other = machine(object).filter(|other| name(other) != own);
+            let update = other.and_then(|other| newest_update(world, other));
+            Some(update.is_some_and(|update| !is_final(&update)))
+        }
         RefusalReason::OlderUpdateUnfinished => {
             let all = world.node_updates();
             Some(all.iter().any(|update| name(update) == object && !is_final(update)))
