@@ -10,6 +10,7 @@ mod left;
 mod lost;
 mod member_missing;
 mod model;
+mod pacing;
 mod phases;
 mod providers;
 mod rules;

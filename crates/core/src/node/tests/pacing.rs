@@ -1,0 +1,63 @@
+//! What the pacing of a group holds back.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use refit_kinds::refit::{Gate, GroupFailure, GroupRollout, Origin, Phase, UpdateGroupStatus};
+
+use super::{rules::refused, world::*};
+
+/// Three machines of the rollout have failed at the same step.
+fn stopped_by_failures() -> UpdateGroupStatus {
+    let failures = ["a", "b", "c"].map(|machine| GroupFailure {
+        machine: machine.to_owned(),
+        machine_uid: machine.into(),
+        node_update: format!("{machine}-1"),
+        cause: "HostStepFailed at kubeadm-upgrade".to_owned(),
+        at: Time(at(1)),
+    });
+    let rollout = GroupRollout {
+        number: 1,
+        origin: Origin::Hook,
+        target: GOAL.to_owned(),
+        since: Time(at(0)),
+        ended: None,
+        owner_generation: None,
+        first_machines: Vec::new(),
+        last_updated: None,
+        failures: failures.into(),
+    };
+    UpdateGroupStatus { rollout: Some(Box::new(rollout)), ..UpdateGroupStatus::default() }
+}
+
+#[test]
+fn a_host_does_not_even_prepare_once_its_rollout_has_stopped() {
+    for mut one in [One::worker(), One::control_plane()] {
+        one.group = Some(stopped_by_failures());
+        one.pace.request = GOAL.to_owned();
+        let mut one = refused(one, "RolloutStopped");
+        one.pace.pacing.failures_since = Some(Time(at(1)));
+        one.settle();
+        assert_eq!(one.phase(), Phase::Staging);
+    }
+}
+
+#[test]
+fn a_machine_that_is_down_is_repaired_although_its_rollout_has_stopped() {
+    let mut one = One::worker().upgraded();
+    let mut status = stopped_by_failures();
+    status.slots = one.group.clone().unwrap().slots;
+    one.group = Some(status);
+    one.settle();
+    assert_eq!(one.gate(), Gate::Disrupt);
+}
+
+#[test]
+fn a_worker_prepares_and_then_waits_for_the_approval_of_its_rollout() {
+    let mut one = One::worker();
+    one.pace.pacing.pause_after = Some(0);
+    let mut one = one.staged();
+    one.settle();
+    assert_eq!((one.gate(), one.blocked_by()), (Gate::Stage, vec!["ApprovalRequired".to_owned()]));
+    one.pace.pacing.approve = Some(1);
+    one.settle();
+    assert_eq!(one.gate(), Gate::Upgrade);
+}
