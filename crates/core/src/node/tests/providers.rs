@@ -12,7 +12,7 @@ use refit_kinds::{
 use super::world::*;
 use crate::node::*;
 
-fn part(updater: &str, brings_version: bool) -> UpdatePart {
+pub(super) fn part(updater: &str, brings_version: bool) -> UpdatePart {
     UpdatePart {
         updater: updater.into(),
         action: UpdaterAction::Update,
@@ -36,13 +36,13 @@ fn with(mut one: One, parts: &[UpdatePart]) -> One {
 }
 
 /// A machine whose provider brings the version: it has no agent.
-fn alone(mut one: One) -> One {
+pub(super) fn alone(mut one: One) -> One {
     one.plan = None;
     with(one, &[part("nodes", true)])
 }
 
 /// Providers note their orders and do what they may.
-fn providers_work(one: &mut One) {
+pub(super) fn providers_work(one: &mut One) {
     for object in &mut one.providers {
         object.status.observed_generation = Some(object.generation);
         let aborts = object.spec.stage == Stage::Abort;
@@ -57,7 +57,7 @@ fn providers_work(one: &mut One) {
 }
 
 /// Providers work and Refit decides until neither has anything to do.
-fn run(one: &mut One) {
+pub(super) fn run(one: &mut One) {
     for _ in 0..20 {
         one.settle();
         providers_work(one);
@@ -69,7 +69,7 @@ fn acts(one: &One) -> Vec<&str> {
     one.log.iter().map(String::as_str).filter(|word| !is_noise(word)).collect()
 }
 
-fn own(one: &mut One) -> &mut ProviderObject {
+pub(super) fn own(one: &mut One) -> &mut ProviderObject {
     one.providers.last_mut().unwrap()
 }
 
@@ -286,57 +286,6 @@ fn time_spent_waiting_for_a_slot_is_not_the_providers() {
 }
 
 #[test]
-fn older_work_of_a_provider_is_stopped_before_new_work_begins() {
-    let mut one = alone(One::worker());
-    one.settle();
-    let old = own(&mut one).clone();
-    let mut one = alone(One::worker());
-    one.providers.push(ProviderObject {
-        plan_id: serde_json::from_value("of-another".into()).unwrap(),
-        node_update: "m-0-0".into(),
-        ..old
-    });
-    one.settle();
-    assert_eq!(one.blocked_by(), ["OlderPlanRunning"]);
-    assert_eq!(own(&mut one).spec.stage, Stage::Abort);
-    providers_work(&mut one);
-    run(&mut one);
-    assert_eq!(one.phase(), Phase::Succeeded);
-}
-
-#[test]
-fn the_slot_stays_while_the_provider_of_a_deleted_update_may_be_at_work() {
-    let mut one = alone(One::worker());
-    one.settle();
-    providers_work(&mut one);
-    while own(&mut one).spec.gate < Gate::Upgrade {
-        one.step();
-    }
-    // The update was deleted and made again, and a finalizer keeps its object.
-    let slots = one.slots();
-    one.update = update("m-0", 2);
-    one.update.spec.parts = Some(vec![part("nodes", true)]);
-    for _ in 0..5 {
-        one.step();
-    }
-    assert_eq!((one.slots(), one.blocked_by()), (slots, vec!["OlderPlanRunning".to_owned()]));
-    // An abort of the new update ends once the provider has.
-    one.update.spec.stage = Stage::Abort;
-    for _ in 0..5 {
-        one.step();
-    }
-    assert_eq!((one.phase(), one.slots()), (Phase::Stopping, slots));
-    assert_eq!(one.blocked_by(), ["OlderPlanRunning"]);
-    let object = &mut one.providers[0];
-    object.status.observed_generation = Some(object.generation);
-    object.status.ready = true;
-    for _ in 0..5 {
-        one.step();
-    }
-    assert_eq!((one.phase(), one.slots()), (Phase::Stopped, 0));
-}
-
-#[test]
 fn a_goal_without_a_version_is_a_providers() {
     let mut one = alone(One::worker());
     let option = GoalOption::Channel("1.35-classic/stable".into());
@@ -377,42 +326,6 @@ fn a_provider_can_be_stopped_while_its_part_is_shown_as_ongoing() {
     let machine = one.machine.as_ref().unwrap().status.as_ref().unwrap();
     assert!(conditions::get(&machine.conditions, conditions::MACHINE_UP_TO_DATE).is_some());
     assert_eq!(one.providers[0].spec.machine_ref.uid, MachineUid::from("uid-m-0"));
-}
-
-#[test]
-fn an_object_that_vanishes_while_its_provider_may_work_fails_the_update() {
-    let mut one = alone(One::worker());
-    one.settle();
-    providers_work(&mut one);
-    one.settle();
-    assert_eq!(own(&mut one).spec.gate, Gate::Upgrade);
-    one.settle();
-    one.providers.clear();
-    one.update.spec.stage = Stage::Abort;
-    one.settle();
-    assert_eq!(one.phase(), Phase::Failed);
-    assert_eq!(one.status().failure_reason, "ProviderObjectDeleted");
-}
-
-#[test]
-fn an_object_that_vanishes_while_its_provider_prepares_is_made_again() {
-    let mut one = alone(One::worker());
-    one.settle();
-    one.providers.clear();
-    run(&mut one);
-    assert_eq!(one.phase(), Phase::Succeeded);
-}
-
-#[test]
-fn an_object_that_is_being_deleted_gets_no_further_gate() {
-    let mut one = alone(One::worker());
-    one.settle();
-    providers_work(&mut one);
-    own(&mut one).is_deleting = true;
-    one.settle();
-    assert_eq!(own(&mut one).spec.gate, Gate::Stage);
-    assert_eq!(one.blocked_by(), ["UpdaterFails"]);
-    assert!(one.status().message.contains("is being deleted"));
 }
 
 #[test]
@@ -560,63 +473,4 @@ fn the_second_member_of_a_control_plane_finds_that_the_first_has_been_brought_to
         update.status.as_ref().unwrap().steps.iter().find(|step| step.name == "updater/nodes");
     assert!(done.is_some_and(|step| step.state == StepState::Done), "{:?}", update.status);
     assert!(has_brought_version(&update));
-}
-
-/// The live read that a decision needs, as the controller asks for it.
-fn needs_live_read(one: &One) -> (Option<Write>, bool) {
-    let decision = one.decide();
-    let needs = requires_live_read(&one.snapshot(None), &decision);
-    (decision.write, needs)
-}
-
-#[test]
-fn a_view_from_before_an_object_was_made_returns_no_slot_and_ends_no_update() {
-    let mut one = alone(One::worker());
-    one.settle();
-    providers_work(&mut one);
-    while own(&mut one).spec.gate < Gate::Upgrade {
-        one.step();
-    }
-    // The cache of the objects is older than the slot.
-    let mut old = one.clone();
-    old.providers.clear();
-    old.update.status = None;
-    old.paused = Some("Cluster edge-1".into());
-    let released = (0..5).any(|_| {
-        let (write, needs) = needs_live_read(&old);
-        let releases = matches!(write, Some(Write::Management(ManagementWrite::ReleaseSlot(_))));
-        assert!(!releases || needs, "the slot of a provider at work is returned");
-        old.step();
-        releases
-    });
-    assert!(released);
-    // It is older than what the NodeUpdate records.
-    one.settle();
-    let mut old = one.clone();
-    old.providers.clear();
-    let (write, needs) = needs_live_read(&old);
-    assert_eq!((write, needs), (Some(Write::STATUS), true), "ProviderObjectDeleted");
-    // With all objects, only a gate needs the read.
-    let (_, needs) = needs_live_read(&one);
-    assert!(!needs);
-}
-
-#[test]
-fn older_work_that_the_view_lacked_at_the_start_holds_up_the_gate() {
-    let mut one = alone(One::worker());
-    one.settle();
-    let old = ProviderObject {
-        name: "m-0-0-nodes".into(),
-        plan_id: serde_json::from_value("of-another".into()).unwrap(),
-        node_update: "m-0-0".into(),
-        ..own(&mut one).clone()
-    };
-    providers_work(&mut one);
-    one.providers.insert(0, old);
-    one.settle();
-    assert_eq!(one.blocked_by(), ["OlderPlanRunning"]);
-    assert_eq!(one.providers[0].spec.stage, Stage::Abort);
-    assert_eq!(one.providers[1].spec.gate, Gate::Stage);
-    run(&mut one);
-    assert_eq!(one.phase(), Phase::Succeeded, "{}", one.status().message);
 }
