@@ -7,6 +7,8 @@
 //! |---|---|
 //! | [`kinds`] | the part of Cluster API's kinds that Refit reads |
 //! | [`desired`] | the desired Machines, MachineSets and bootstrap and infrastructure objects |
+//! | [`cluster_configuration`] | the ConfigMap that kubeadm upgrades a control plane by |
+//! | [`names`] | names of new objects |
 //! | [`crds`] | stand-in CRDs for clusters without Cluster API |
 //! | [`kubeadm_config`] | the desired KubeadmConfig of a control plane, and which differences count
 //! |
@@ -21,11 +23,13 @@
     reason = "kube's KubeSchema derive repeats each struct in a private scope"
 )]
 
+pub mod cluster_configuration;
 mod crds;
 pub mod desired;
 mod int_or_percent;
 pub mod kinds;
 pub mod kubeadm_config;
+pub mod names;
 pub mod rollout;
 
 pub use crds::crds;

@@ -1,15 +1,20 @@
 //! The desired MachineSet of a MachineDeployment
 //! (`docs/facts/machine-deployment.md#machineset-intents`).
 
+use std::collections::BTreeSet;
+
 use refit_kinds::{
-    json::{annotations, label, namespace, pairs},
+    json::{annotations, label, name, namespace, pairs, text},
     keys,
     refit::hash_json,
 };
 use serde_json::{Value, json};
 
 use super::{Pairs, controlled_by, keep};
-use crate::kinds::MachineDeployment;
+use crate::{
+    kinds::MachineDeployment,
+    names::{suffix, with_suffix},
+};
 
 /// Annotations of a MachineDeployment that are not propagated to its MachineSets.
 const NOT_PASSED_ON: [&str; 9] = [
@@ -65,6 +70,23 @@ pub fn machine_set(
         },
         "spec": spec(&deployment["spec"], existing, step.replicas, &hash),
     })
+}
+
+/// Returns name and suffix of a MachineSet for the current template, other than the names in use. They follow
+/// from the MachineDeployment's uid and template: after a crash the result is the same.
+pub fn new_name(deployment: &Value, taken: &BTreeSet<String>) -> (String, String) {
+    let uid = text(deployment, "/metadata/uid");
+    let spec = &deployment["spec"];
+    let mut attempt = 0;
+    loop {
+        let seed = json!([uid, spec["template"]["spec"], spec["rollout"]["after"], attempt]);
+        let suffix = suffix(&seed);
+        let name = with_suffix(name(deployment), &suffix);
+        if !taken.contains(&name) {
+            return (name, suffix);
+        }
+        attempt += 1;
+    }
 }
 
 /// Returns a hash of a value: the first half of the label `machine-template-hash`.

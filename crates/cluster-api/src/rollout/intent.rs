@@ -194,9 +194,14 @@ pub fn intend(input: &IntentInput<'_>) -> RolloutIntent {
 /// but without the annotations of a move
 /// (`docs/facts/machine-deployment.md#paused-machinedeployment`). It creates nothing.
 pub fn intend_paused(input: &IntentInput<'_>) -> RolloutIntent {
-    let mut intent = Planner::new(input).finish();
-    intent.create = None;
-    intent
+    RolloutIntent { create: None, ..intend_unmoved(input) }
+}
+
+/// Plans the MachineSets of a MachineDeployment without moving or scaling any: what each of them has in
+/// common with the others, and an empty one for the current template if there is none. For whoever moves the
+/// Machines instead of Cluster API.
+pub fn intend_unmoved(input: &IntentInput<'_>) -> RolloutIntent {
+    Planner::new(input).finish()
 }
 
 /// A MachineSet while its intent is being computed.

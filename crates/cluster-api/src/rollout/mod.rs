@@ -43,7 +43,7 @@ mod types;
 pub use find::{NewAndOld, OldMachineSet, UpToDate, find_new_and_old, template_up_to_date};
 pub use intent::{
     Decisions, IntentInput, MachineSetIntent, NewMachineSet, Note, Role, RolloutIntent, intend,
-    intend_paused,
+    intend_paused, intend_unmoved,
 };
 pub use read::failure_domains;
 pub use types::{Fenceposts, Machine, MachineDeployment, MachineSet, Strategy, Template};

@@ -8,19 +8,19 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use kube::ResourceExt as _;
 use refit_cluster_api::{
-    desired::machine_deployment::{Step, machine_set},
+    desired::machine_deployment::{Step, machine_set, new_name},
     kinds::{Machine, MachineDeployment, MachineSet},
     rollout::{self, Decisions, IntentInput, Note, RolloutIntent},
 };
 use refit_kinds::keys::MANAGER_MACHINE_DEPLOYMENT;
 use refit_runtime::{ObjectKey, queue::Action};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::{
     context::{Context, controller_uid, is_paused, namespace_of},
     error::Error,
     live::Live,
-    names, snapshot,
+    snapshot,
 };
 
 /// A MachineDeployment with its Cluster and MachineSets.
@@ -76,7 +76,7 @@ impl Group {
             controller_uid(machine.as_ref()).is_some_and(|uid| owners.contains(uid))
         });
         let machine_snapshots = machines.iter().map(|one| one.snapshot().clone()).collect();
-        let (new_name, new_suffix) = new_name(&deployment.name_any(), &uid, &json, &taken);
+        let (new_name, new_suffix) = new_name(&json, &taken);
         Ok(Self {
             snapshot: snapshot::deployment(&deployment, &json)?,
             set_snapshots: sets.iter().map(|set| snapshot::machine_set(set)).collect(),
@@ -109,27 +109,6 @@ impl Group {
         };
         let existing = self.set(name).map(|set| set.json());
         machine_set(&self.json, existing, name, step, &self.new_suffix)
-    }
-}
-
-/// Name and suffix of a MachineSet for the current template. After a restart the result is the
-/// same.
-fn new_name(
-    deployment: &str,
-    uid: &str,
-    json: &Value,
-    taken: &BTreeSet<String>,
-) -> (String, String) {
-    let spec = &json["spec"];
-    let mut attempt = 0;
-    loop {
-        let seed = json!([uid, spec["template"]["spec"], spec["rollout"]["after"], attempt]);
-        let suffix = names::suffix(&seed);
-        let name = names::with_suffix(deployment, &suffix);
-        if !taken.contains(&name) {
-            return (name, suffix);
-        }
-        attempt += 1;
     }
 }
 
