@@ -14,7 +14,7 @@ use refit_cluster_api::kinds::{
     Cluster, KubeadmControlPlane, Machine, MachineDeployment, MachineDrainRule, MachineSet,
 };
 use refit_core::change::asked::opted_in;
-use refit_kinds::refit::{HostPlan, HostSettings, NodeUpdate, UpdateGroup, Updater};
+use refit_kinds::refit::{HostPlan, HostSettings, NodeUpdate, UpdateGroup, Updater, UpgradeTask};
 use refit_runtime::{
     Clock, ObjectKey, Store, client::ClientStack, events::Recorder, foreign::ForeignKinds,
     lease::Leadership, queue::Queue, workload::Workloads,
@@ -173,6 +173,7 @@ pub(crate) struct Stores {
     pub(crate) update_groups: Store<UpdateGroup>,
     pub(crate) host_settings: Store<HostSettings>,
     pub(crate) updaters: Store<Updater>,
+    pub(crate) upgrade_tasks: Store<UpgradeTask>,
     /// MachineDrainRules, for drains. Startup does not wait for their first list: an older Cluster
     /// API lacks the kind.
     pub(crate) drain_rules: Store<MachineDrainRule>,
@@ -194,6 +195,7 @@ impl Stores {
             && self.update_groups.is_ready()
             && self.host_settings.is_ready()
             && self.updaters.is_ready()
+            && self.upgrade_tasks.is_ready()
     }
 
     /// Waits until the first list of every kind is complete.
@@ -208,6 +210,7 @@ impl Stores {
         self.update_groups.ready().await;
         self.host_settings.ready().await;
         self.updaters.ready().await;
+        self.upgrade_tasks.ready().await;
     }
 }
 
@@ -220,4 +223,6 @@ pub(crate) struct Queues {
     pub(crate) groups: Queue<ObjectKey>,
     /// Updaters.
     pub(crate) updaters: Queue<ObjectKey>,
+    /// UpgradeTasks.
+    pub(crate) upgrade_tasks: Queue<ObjectKey>,
 }

@@ -4,7 +4,7 @@ use kube::ResourceExt as _;
 use refit_cluster_api::kinds::{Machine, MachineSet};
 use refit_kinds::{
     keys,
-    refit::{NodeUpdate, Owner, UpdateGroup, update_group_name},
+    refit::{NodeUpdate, Owner, UpdateGroup, UpgradeTask, update_group_name},
 };
 use refit_runtime::{ObjectKey, Store, store::Index};
 
@@ -75,6 +75,28 @@ pub(crate) const GROUPS_BY_CLUSTER: Index<UpdateGroup> = Index {
     },
 };
 
+/// UpgradeTasks by the UpdateGroup of their owner.
+pub(crate) const TASKS_BY_GROUP: Index<UpgradeTask> = Index {
+    name: "group",
+    keys: |task| {
+        let namespace = task.namespace().unwrap_or_default();
+        let owner = task.spec.owner_ref.as_ref();
+        owner
+            .map(|owner| owner_index_key(&namespace, &owner.kind, &owner.name))
+            .into_iter()
+            .collect()
+    },
+};
+
+/// UpgradeTasks by their Cluster.
+pub(crate) const TASKS_BY_CLUSTER: Index<UpgradeTask> = Index {
+    name: "cluster",
+    keys: |task| {
+        let namespace = task.namespace().unwrap_or_default();
+        vec![ObjectKey::new(namespace, &task.spec.cluster_ref.name)]
+    },
+};
+
 /// The key of [`MACHINES_BY_OWNER`]. For a control plane it is the key of its UpdateGroup, too.
 pub(crate) fn owner_index_key(namespace: &str, kind: &str, name: &str) -> ObjectKey {
     ObjectKey::new(namespace, update_group_name(kind, name))
@@ -109,6 +131,7 @@ impl Default for Stores {
             update_groups: Store::indexed(&[GROUPS_BY_CLUSTER]),
             host_settings: Store::default(),
             updaters: Store::default(),
+            upgrade_tasks: Store::indexed(&[TASKS_BY_GROUP, TASKS_BY_CLUSTER]),
             drain_rules: Store::default(),
             host_plans: Store::default(),
         }

@@ -4,6 +4,8 @@
 //! |---|---|
 //! | `hooks` | the hooks Discovery, CanUpdateMachine, CanUpdateMachineSet and UpdateMachine |
 //! | `node_update` | brings one Machine to one goal |
+//! | `requests` | the NodeUpdates of a Machine, for every way in |
+//! | `upgrade_task` | works through the Machines of a group, where Cluster API does not |
 //! | `update_group` | limits how many Machines of a group may be down, and reports why it waits |
 //! | `updaters`, `updater_servers` | whether an Updater is valid; calls of its server |
 //! | `host_plan`, `workload_watch`, `workload_objects` | HostPlans, the watches of workload clusters, and what they keep |
@@ -36,6 +38,7 @@ mod owner;
 mod policy;
 mod process;
 mod providers;
+mod requests;
 #[cfg(feature = "sabotage")]
 pub mod sabotage;
 #[cfg(test)]
@@ -44,6 +47,7 @@ mod settings;
 mod update_group;
 mod updater_servers;
 mod updaters;
+mod upgrade_task;
 mod watches;
 mod workload_objects;
 mod workload_watch;
@@ -58,11 +62,9 @@ use tokio_util::sync::CancellationToken;
 
 pub use agent_access::rights as agent_rights;
 pub use client_trust::{ClientRefusal, ClientTrust};
-pub use hooks::{
-    create::{NewNodeUpdate, node_update},
-    wire,
-};
+pub use hooks::wire;
 pub use process::Process;
+pub use requests::{NewNodeUpdate, node_update};
 pub use settings::{PlanLocation, Settings};
 
 use crate::{
@@ -230,8 +232,9 @@ async fn lead(ctx: Arc<Context>) -> anyhow::Result<()> {
                     node_update::run(ctx.clone()),
                     update_group::run(ctx.clone()),
                     updaters::run(ctx.clone()),
+                    upgrade_task::run(ctx.clone()),
                 )
-            } => return outcome.map(|((), (), ())| ()),
+            } => return outcome.map(|((), (), (), ())| ()),
         }
     }
 }

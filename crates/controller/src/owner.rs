@@ -71,6 +71,16 @@ impl LiveOwner {
         self.meta().generation
     }
 
+    /// Whether it is being deleted.
+    pub(crate) fn is_deleting(&self) -> bool {
+        self.meta().deletion_timestamp.is_some()
+    }
+
+    /// Labels of the owner.
+    pub(crate) fn labels(&self) -> BTreeMap<String, String> {
+        self.meta().labels.clone().unwrap_or_default()
+    }
+
     /// Annotations of the owner.
     pub(crate) fn annotations(&self) -> BTreeMap<String, String> {
         self.meta().annotations.clone().unwrap_or_default()
@@ -173,7 +183,15 @@ pub(crate) fn limits_of(stores: &Stores, group: &Group, present: impl FnOnce() -
             let owner = stores.machine_deployments.get(&key);
             let replicas = owner.as_ref().and_then(|owner| owner.spec.replicas);
             let replicas = replicas.unwrap_or_else(present);
-            let max_unavailable = owner.map_or(0, |owner| owner.max_unavailable(replicas.into()));
+            // While a task works instead of Cluster API, no surge machine stands in for another.
+            let is_paused = |owner: &MachineDeployment| {
+                let annotations = owner.metadata.annotations.as_ref();
+                annotations.is_some_and(|all| all.contains_key(keys::TASK))
+            };
+            let max_unavailable = owner.map_or(0, |owner| {
+                let max = owner.max_unavailable(replicas.into());
+                if is_paused(&owner) { max.max(1) } else { max }
+            });
             let max_unavailable = i32::try_from(max_unavailable).unwrap_or(i32::MAX);
             Limits { replicas, max_unavailable }
         }

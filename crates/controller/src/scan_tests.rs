@@ -170,6 +170,7 @@ fn mark_ready(stores: &Stores) {
         host_plans: _,
         host_settings,
         updaters,
+        upgrade_tasks,
     } = stores;
     machines.mark_ready();
     machine_sets.mark_ready();
@@ -181,6 +182,7 @@ fn mark_ready(stores: &Stores) {
     update_groups.mark_ready();
     host_settings.mark_ready();
     updaters.mark_ready();
+    upgrade_tasks.mark_ready();
 }
 
 fn scans(stores: &Stores) -> u64 {
@@ -192,6 +194,7 @@ fn scans(stores: &Stores) -> u64 {
         + stores.namespaces.scans()
         + stores.node_updates.scans()
         + stores.update_groups.scans()
+        + stores.upgrade_tasks.scans()
 }
 
 fn key(name: &str) -> ObjectKey {

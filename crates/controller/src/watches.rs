@@ -6,7 +6,7 @@ use refit_cluster_api::kinds::{Cluster, KubeadmControlPlane, Machine};
 use refit_core::{group::COVERED, node::Ended, report::RefusalReason};
 use refit_kinds::{
     conditions, keys,
-    refit::{NodeUpdate, Owner, UpdateGroup, Updater, update_group_name},
+    refit::{NodeUpdate, Owner, UpdateGroup, Updater, UpgradeTask, update_group_name},
 };
 use refit_runtime::{ObjectKey, Store, store};
 
@@ -18,9 +18,9 @@ use crate::{
         unfinished_of_group,
     },
     host_plan::cluster_key,
-    indexes::GROUPS_BY_CLUSTER,
+    indexes::{GROUPS_BY_CLUSTER, TASKS_BY_CLUSTER},
     node_update::look::update_node_name,
-    providers,
+    providers, upgrade_task,
 };
 
 /// Watches every kind until the future is dropped.
@@ -28,14 +28,20 @@ pub(crate) async fn run(ctx: &Context) {
     let Context { client, stores, queues, .. } = ctx;
     futures::join!(
         watch(client, &stores.machine_sets, |set| {
-            queues.groups.add(group_of_set(set).key);
+            let group = group_of_set(set).key;
+            upgrade_task::wake(ctx, &group);
+            queues.groups.add(group);
         }),
         watch(client, &stores.machines, |machine| machine_changed(ctx, machine)),
         watch(client, &stores.machine_deployments, |deployment| {
-            queues.groups.add(owned_group(Owner::Deployment, deployment));
+            let group = owned_group(Owner::Deployment, deployment);
+            upgrade_task::wake(ctx, &group);
+            queues.groups.add(group);
         }),
         watch(client, &stores.control_planes, |control_plane| {
-            queues.groups.add(owned_group(Owner::ControlPlane, control_plane));
+            let group = owned_group(Owner::ControlPlane, control_plane);
+            upgrade_task::wake(ctx, &group);
+            queues.groups.add(group);
             wake_waiting_workers(ctx, control_plane);
         }),
         watch(client, &stores.clusters, |cluster| cluster_changed(ctx, cluster)),
@@ -59,6 +65,7 @@ pub(crate) async fn run(ctx: &Context) {
             stores.updaters.clone(),
             |updater: &Updater| queues.updaters.add(ObjectKey::of(updater)),
         ),
+        watch(client, &stores.upgrade_tasks, |task| task_changed(ctx, task)),
         providers::run(ctx),
         // A drain polls every few seconds anyway.
         watch(client, &stores.drain_rules, |_| {}),
@@ -139,6 +146,7 @@ pub(crate) fn machine_changed(ctx: &Context, machine: &Machine) {
     work_changed(ctx, &cluster_key(machine));
     wake_machine(ctx, &ObjectKey::of(machine));
     if let Some(group) = group_of(&ctx.stores, machine) {
+        upgrade_task::wake(ctx, &group.key);
         ctx.queues.groups.add(group.key);
     }
 }
@@ -149,9 +157,20 @@ pub(crate) fn update_changed(ctx: &Context, update: &NodeUpdate) {
     if let Some(machine) = ctx.stores.machines.get(&machine_key(update)) {
         work_changed(ctx, &cluster_key(&machine));
         if let Some(group) = group_of(&ctx.stores, &machine) {
+            upgrade_task::wake(ctx, &group.key);
             ctx.queues.groups.add(group.key);
         }
     }
+}
+
+/// Wakes a task, those that wait for its end, and the task that it is a part of.
+fn task_changed(ctx: &Context, task: &UpgradeTask) {
+    let key = ObjectKey::of(task);
+    let cluster = ObjectKey::new(&key.namespace, &task.spec.cluster_ref.name);
+    for other in ctx.stores.upgrade_tasks.listed(&TASKS_BY_CLUSTER, &cluster) {
+        ctx.queues.upgrade_tasks.add(ObjectKey::of(other.as_ref()));
+    }
+    ctx.queues.upgrade_tasks.add(key);
 }
 
 pub(crate) fn group_changed(ctx: &Context, group: &UpdateGroup) {
@@ -160,6 +179,7 @@ pub(crate) fn group_changed(ctx: &Context, group: &UpdateGroup) {
     for update in unfinished_of_group(&ctx.stores, &key) {
         ctx.queues.node_updates.add(update);
     }
+    upgrade_task::wake(ctx, &key);
     // An update that has ended releases its slot once the slot is known.
     for slot in group.status.iter().flat_map(|status| &status.slots) {
         let holder = ObjectKey::new(&key.namespace, &slot.node_update);
@@ -208,6 +228,9 @@ pub(crate) fn work_changed(ctx: &Context, cluster: &ObjectKey) {
 pub(crate) fn cluster_changed(ctx: &Context, cluster: &Cluster) {
     let key = ObjectKey::of(cluster);
     ctx.workload_index.cluster_changed(key.clone());
+    for task in ctx.stores.upgrade_tasks.listed(&TASKS_BY_CLUSTER, &key) {
+        ctx.queues.upgrade_tasks.add(ObjectKey::of(task.as_ref()));
+    }
     for group in ctx.stores.update_groups.listed(&GROUPS_BY_CLUSTER, &key) {
         group_changed(ctx, &group);
     }

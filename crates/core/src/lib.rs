@@ -11,6 +11,7 @@
 //! | [`node`] | the next write of one machine's update, and what a failure means |
 //! | [`group`] | which machine may claim a slot, what an UpdateGroup shows |
 //! | [`invariants`] | what must hold after every write |
+//! | [`task`] | what an UpgradeTask does next |
 //! | [`report`] | every reason to wait or refuse |
 
 pub mod ask;
@@ -21,3 +22,4 @@ pub mod invariants;
 pub mod node;
 pub mod progress;
 pub mod report;
+pub mod task;

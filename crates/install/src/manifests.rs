@@ -90,6 +90,7 @@ const FILES: &[(Part, &str, &str)] = files![
     Crds "crds/refit.dev_nodeupdates.yaml",
     Crds "crds/refit.dev_updategroups.yaml",
     Crds "crds/refit.dev_updaters.yaml",
+    Crds "crds/refit.dev_upgradetasks.yaml",
     Rbac "rbac/service_account.yaml",
     Rbac "rbac/controller_role.yaml",
     Rbac "rbac/controller_role_binding.yaml",

@@ -7,8 +7,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 pub const MACHINE_UP_TO_DATE: &str = "MachineUpToDate";
 /// `Unknown/Waiting`: the update was requested and waits; the message names the reason.
 pub const REASON_WAITING: &str = "Waiting";
-/// `Unknown/Updating`: the update is under way.
-pub const REASON_UPDATING: &str = "Updating";
+/// `Unknown/ExternalUpgradeInProgress`: the update is under way.
+pub const REASON_UPDATING: &str = "ExternalUpgradeInProgress";
 /// `False/Failed`: the update failed permanently.
 pub const REASON_FAILED: &str = "Failed";
 /// `True/UpToDate`: the update succeeded.

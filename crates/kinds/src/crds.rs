@@ -13,6 +13,7 @@ pub fn refit_crds() -> Vec<CustomResourceDefinition> {
         refit::NodeUpdate::crd(),
         refit::UpdateGroup::crd(),
         refit::Updater::crd(),
+        refit::UpgradeTask::crd(),
     ]
 }
 

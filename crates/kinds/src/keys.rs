@@ -68,6 +68,8 @@ pub const MANAGER_MACHINE_DEPLOYMENT: &str = "capi-machinedeployment";
 pub const MANAGER_MACHINE_SET: &str = "capi-machineset";
 /// Field manager of Cluster API's KubeadmControlPlane controller.
 pub const MANAGER_KUBEADM_CONTROL_PLANE: &str = "capi-kubeadmcontrolplane";
+/// Field manager of Cluster API's merge patches.
+pub const MANAGER_PATCHES: &str = "manager";
 /// Refit's field manager.
 pub const MANAGER: &str = "refit";
 
@@ -92,6 +94,10 @@ pub const GOAL_CHANGED: &str = "refit.dev/goal-changed";
 pub const WITHDRAWN_FOR_MEMBER: &str = "refit.dev/withdrawn-for-member";
 /// On a Machine: names of the Updaters that have left some of its fields as they are, with commas.
 pub const LEFT: &str = "refit.dev/left";
+/// On a Machine, a NodeUpdate, or a paused owner: the UpgradeTask that works on it.
+pub const TASK: &str = "refit.dev/task";
+/// Finalizer of an UpgradeTask: a deleted one is aborted first.
+pub const TASK_FINALIZER: &str = "refit.dev/upgrade-task";
 /// On a provider's object: the Updater with the template that it was made from.
 pub const UPDATER: &str = "refit.dev/updater";
 /// On the CustomResourceDefinition of a provider's kind: its API versions that follow the contract, joined by

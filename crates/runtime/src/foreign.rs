@@ -7,7 +7,7 @@ use std::{
 
 use kube::{
     Api, Client,
-    api::{ApiResource, DynamicObject, PostParams},
+    api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams},
     core::GroupVersionKind,
     discovery,
     error::DiscoveryError,
@@ -86,6 +86,37 @@ impl ForeignKinds {
     /// Reads an object.
     pub async fn read(&self, client: &Client, object: &ForeignObject) -> kube::Result<Value> {
         let found = self.api(client, object).await?.get(&object.name).await;
+        let found = self.forget_gone(object, found)?;
+        serde_json::to_value(found).map_err(kube::Error::SerdeError)
+    }
+
+    /// Applies `intent` to an existing object with this field manager, and takes over fields of other managers.
+    /// The intent has the uid of the object: one that is gone is not created again.
+    pub async fn apply(
+        &self,
+        client: &Client,
+        object: &ForeignObject,
+        manager: &str,
+        intent: &Value,
+    ) -> kube::Result<Value> {
+        let api = self.api(client, object).await?;
+        let found = crate::apply::apply(&api, manager, &object.name, intent).await;
+        let found = self.forget_gone(object, found)?;
+        serde_json::to_value(found).map_err(kube::Error::SerdeError)
+    }
+
+    /// The object that an intent would make of an existing one, with the API server's defaults. Nothing is stored.
+    pub async fn apply_dry(
+        &self,
+        client: &Client,
+        object: &ForeignObject,
+        manager: &str,
+        intent: &Value,
+    ) -> kube::Result<Value> {
+        let api = self.api(client, object).await?;
+        let mut params = PatchParams::apply(manager).force();
+        params.dry_run = true;
+        let found = api.patch(&object.name, &params, &Patch::Apply(intent)).await;
         let found = self.forget_gone(object, found)?;
         serde_json::to_value(found).map_err(kube::Error::SerdeError)
     }

@@ -31,11 +31,14 @@ use refit_cluster_api::kinds::{Machine, MachineDrainRule};
 use refit_install::{Choices, Part, manifests, manifests::WORKLOAD_ROLE, objects};
 use refit_kinds::json::{name, text};
 use refit_kinds::keys;
-use refit_kinds::refit::{NodeUpdate, Updater};
+use refit_kinds::refit::{NodeUpdate, Updater, UpgradeTask};
 use refit_runtime::Clock;
 use serde_json::{Value, json};
 
 const RBAC: &str = "rbac.authorization.k8s.io";
+const TASKS_ROLE: &str = include_str!("../../../deploy/tasks/role.yaml");
+const TASKS_BINDING: &str = include_str!("../../../deploy/tasks/role_binding.yaml");
+const TASKS_WORKLOAD_ROLE: &str = include_str!("../../../deploy/tasks/workload_role.yaml");
 const ACCOUNT: &str = "system:serviceaccount:refit-system:refit-controller";
 
 /// All access decisions, by user.
@@ -346,6 +349,7 @@ fn the_controller_and_the_agents_use_exactly_their_rights() {
         })
         .await;
         let before = who(&world).await;
+        task(&world, "MachineDeployment", "not-there").await;
         let worker = workers(&world).remove(0);
         drains_of_every_kind(&world, &worker, &workers(&world)[1]).await;
         world.with_host(&worker, |host| host.break_step("kubelet-install", 1)).unwrap();
@@ -369,6 +373,71 @@ fn the_controller_and_the_agents_use_exactly_their_rights() {
         assert_eq!(unused(&rights, &asked), BTreeSet::new());
 
         check_workload(&world, &workload_log, &before);
+    });
+}
+
+/// The rights for UpgradeTasks, for the kinds of the sandbox's provider.
+fn task_rights(file: &str) -> Value {
+    serde_saphyr::from_str(&file.replace("metal3", "sandbox")).unwrap()
+}
+
+async fn task(world: &World, kind: &str, name: &str) {
+    let tasks: Api<UpgradeTask> = Api::namespaced(world.client(TEST).unwrap(), "default");
+    let group = if kind == "KubeadmControlPlane" {
+        "controlplane.cluster.x-k8s.io"
+    } else {
+        "cluster.x-k8s.io"
+    };
+    let task = json!({
+        "metadata": {"name": format!("task-{name}")},
+        "spec": {
+            "clusterRef": {"name": "edge-1"}, "version": NEW, "via": "Machines",
+            "ownerRef": {"apiVersion": format!("{group}/v1beta2"), "kind": kind, "name": name},
+        },
+    });
+    create_object(&tasks, task).await;
+}
+
+#[test]
+fn an_upgrade_task_uses_exactly_its_rights() {
+    in_world(async {
+        let (management, workload_log) = (Log::default(), Log::default());
+        let mut in_management = installation();
+        in_management.extend([TASKS_ROLE, TASKS_BINDING].map(task_rights));
+        let mut in_workload = workload();
+        in_workload.push(task_rights(TASKS_WORKLOAD_ROLE));
+        let mut binding = in_workload[1].clone();
+        binding["metadata"]["name"] = "refit-tasks-workload".into();
+        binding["roleRef"]["name"] = "refit-tasks-workload".into();
+        in_workload.push(binding);
+        let world = up_with(WorldOptions {
+            epoch: Clock::real().now_seconds() - SignedDuration::from_hours(48),
+            enforced: Some(Enforced {
+                installation: in_management,
+                workload: in_workload,
+                management_recorder: management.recorder(),
+                workload_recorder: workload_log.recorder(),
+            }),
+            ..WorldOptions::new(example())
+        })
+        .await;
+        let before = who(&world).await;
+        task(&world, "KubeadmControlPlane", "edge-1").await;
+        world.pass(Duration::from_hours(1)).await;
+        task(&world, "MachineDeployment", "edge-1-md-0").await;
+        upgraded(&world, NEW).await;
+        world.pass(Duration::from_mins(10)).await;
+        assert_same_machines(&before, &who(&world).await);
+
+        let asked = management.of(ACCOUNT);
+        let rights = granted(world.management(), &[("clusterroles", "", "refit-tasks")]);
+        assert_eq!(missing(&asked, false), Vec::<String>::new());
+        assert_eq!(unused(&rights, &asked), BTreeSet::new());
+        let server = world.workload(CLUSTER).unwrap();
+        let asked = workload_log.of(WORKLOAD_USER);
+        let rights = granted(&server, &[("clusterroles", "", "refit-tasks-workload")]);
+        assert_eq!(missing(&asked, false), Vec::<String>::new());
+        assert_eq!(unused(&rights, &asked), BTreeSet::new());
     });
 }
 

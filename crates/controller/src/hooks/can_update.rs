@@ -11,7 +11,7 @@ use kube::ResourceExt as _;
 use refit_cluster_api::kinds::{ContractRef, Machine, update_in_progress};
 use refit_core::{
     change::{
-        Level, NotReady, Objects, Provider, Verdict, can_update,
+        Level, NotReady, Objects, Provider, Updater, Verdict, can_update,
         can_update::{ControlPlaneMachine, Host, Judgement, Known, Peer, unfinished},
         machine_kind,
         verdict::Unfinished,
@@ -69,7 +69,12 @@ async fn answer(
     members: wire::Members,
     read: impl Fn(&Objects) -> Result<Question, NotReady>,
 ) -> Verdict {
-    match judged(ctx, body, members, read).await {
+    let sides = both_sides(body, members);
+    let judged = match &sides {
+        Ok((current, desired)) => judged(ctx, (current, desired), read).await,
+        Err(why) => Err(why.clone()),
+    };
+    match judged {
         Err(why) => Verdict::NotReady(why),
         Ok((Question { group, known, .. }, judgement)) => {
             let recorded = decision::record(ctx, &group, &known.policy, &judgement).await;
@@ -85,24 +90,47 @@ async fn answer(
     }
 }
 
+/// The verdict about a Machine of a task, recorded as that of a hook is: the change of its spec and the spec of its
+/// objects, or the change of the MachineSet that it moves to.
+pub(crate) async fn of_task(
+    ctx: &Context,
+    level: Level,
+    sides: (&Objects, &Objects),
+    only_updater: Option<&str>,
+) -> Result<(Vec<Updater>, Judgement), NotReady> {
+    let read = |current: &Objects| {
+        let mut question = match level {
+            Level::Machine => about_machine(ctx, current)?,
+            Level::MachineSet => about_machine_set(ctx, current)?,
+        };
+        if let Some(only) = only_updater {
+            question.known.updaters.retain(|updater| updater.name() == only);
+        }
+        Ok(question)
+    };
+    let (Question { group, known, .. }, judgement) = judged(ctx, sides, read).await?;
+    decision::record(ctx, &group, &known.policy, &judgement)
+        .await
+        .map_err(|error| NotReady::NotRecorded { error })?;
+    Ok((known.updaters, judgement))
+}
+
 /// The facts, and the verdict that follows from them. A verdict that lets Cluster API replace
 /// machines cannot be revoked, so the policy is then read live.
 async fn judged(
     ctx: &Context,
-    body: &[u8],
-    members: wire::Members,
+    (current, desired): (&Objects, &Objects),
     read: impl Fn(&Objects) -> Result<Question, NotReady>,
 ) -> Result<(Question, Judgement), NotReady> {
-    let (current, desired) = both_sides(body, members)?;
     let judge = |provider: Provider| {
-        let mut question = read(&current)?;
+        let mut question = read(current)?;
         question.known.provider = provider;
-        let judgement = can_update(question.level, &current, &desired, &question.known);
+        let judgement = can_update(question.level, current, desired, &question.known);
         Ok::<_, NotReady>((question, judgement))
     };
     let (question, judgement) = judge(Provider::NotAsked)?;
-    requested(ctx, &question, &desired).await?;
-    let provider = provider::ask(ctx, &question, &judgement, &current).await;
+    requested(ctx, &question, desired).await?;
+    let provider = provider::ask(ctx, &question, &judgement, current).await;
     let (question, judgement) = if provider == Provider::NotAsked {
         (question, judgement)
     } else {

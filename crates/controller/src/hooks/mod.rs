@@ -9,11 +9,9 @@
 //! | `provider` | whether a provider accepts what Updaters claim of its machines |
 //! | `decision` | records the decision in the UpdateGroup and in an event on the owner |
 //! | `update_machine` | UpdateMachine |
-//! | `create` | the object of a new NodeUpdate |
 
 mod body;
 pub(crate) mod can_update;
-pub(crate) mod create;
 mod decision;
 mod http;
 mod provider;

@@ -2,41 +2,30 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use kube::{Api, ResourceExt as _, api::ListParams};
+use kube::{Api, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
-    ask::{Ask, MachineFacts, Offer, ask, parts},
+    ask::{Ask, Offer, ask, parts},
     change::{
         Objects, Part, Updater,
         asked::{asked, objects_asked, parts_asked},
-        can_update::HostReport,
         goal as goal_of,
         goal::GoalError,
         update_machine::{Answer, RETRY_MAX_SECONDS, stopping, waiting},
         verdict::NotReady,
     },
-    group::observed_version,
     node::newest,
 };
-use refit_kinds::{
-    keys,
-    refit::{
-        ChangePart, Goal, MachineRef, MachineUid, NodeUpdate, Origin, Stage, Until, UpdateGroup,
-        UpdatePart, node_update_name, ordinal_of,
-    },
-};
-use refit_runtime::{ObjectKey, apply, apply::Ensured, foreign::ForeignObject};
-use serde_json::{Value, json};
+use refit_kinds::refit::{ChangePart, Goal, NodeUpdate, Origin, UpdateGroup};
+use refit_runtime::{ObjectKey, apply::Ensured, foreign::ForeignObject};
+use serde_json::Value;
 
-use super::{
-    create::{NewNodeUpdate, node_update},
-    wire,
-};
+use super::wire;
 use crate::{
     api_error::{cause, is_silence},
     context::Context,
-    groups::{group_of, lacks_machines, node_updates_of_machine},
-    host_plan::host_report,
+    groups::group_of,
+    requests::MachineRequests,
     updaters::updaters_of,
 };
 
@@ -109,8 +98,7 @@ pub(super) async fn update_machine(ctx: &Context, body: &[u8]) -> Result<Served,
     goal_of(&desired, &[]).or_else(|error| goal_of(&desired, &updaters).map_err(|_| error))?;
     let request = Request {
         ctx,
-        api: Api::namespaced(ctx.client.clone(), &key.namespace),
-        facts: facts_of(ctx, &machine),
+        requests: MachineRequests::new(ctx, &machine),
         group: group.map(|group| group.key),
         key,
         desired,
@@ -128,24 +116,10 @@ pub(super) async fn update_machine(ctx: &Context, body: &[u8]) -> Result<Served,
     }))
 }
 
-fn facts_of(ctx: &Context, machine: &Machine) -> MachineFacts {
-    MachineFacts {
-        name: machine.name_any(),
-        uid: MachineUid::of(&machine.metadata),
-        kubelet_version: observed_version(machine).version().cloned(),
-        retry: machine.annotations().get(keys::RETRY).cloned(),
-        deleting: machine.metadata.deletion_timestamp.is_some(),
-        host_reports: host_report(ctx, machine) == HostReport::Fresh,
-        lacks_member: group_of(&ctx.stores, machine)
-            .is_some_and(|group| lacks_machines(&ctx.stores, &group)),
-    }
-}
-
 struct Request<'a> {
     ctx: &'a Context,
-    api: Api<NodeUpdate>,
     key: ObjectKey,
-    facts: MachineFacts,
+    requests: MachineRequests<'a>,
     /// Key of the Machine's UpdateGroup.
     group: Option<ObjectKey>,
     desired: Objects,
@@ -174,10 +148,10 @@ impl Request<'_> {
         };
         let mut confirmed = false;
         for _ in 0..ROUNDS {
-            let known = self.known(&live);
+            let known = self.requests.known(&live);
             let known: Vec<&NodeUpdate> = known.iter().map(AsRef::as_ref).collect();
             let now = self.ctx.clock.now();
-            let decided = ask(&self.facts, &wanted.goal, &known, now);
+            let decided = ask(&self.requests.facts, &wanted.goal, &known, now);
             // Neither can be revoked, and the cache may lack what the last answer has recorded.
             if matches!(decided, Ask::Done | Ask::Create { .. }) && !confirmed {
                 confirmed = true;
@@ -186,19 +160,21 @@ impl Request<'_> {
                     Err(NotKnown(why)) => return Ok(Answer::retry(why, RETRY_MAX_SECONDS).into()),
                 };
             }
-            let seen = match ask(&self.facts, &wanted.goal, &known, now) {
-                Ask::Done => match self.newer_than(newest(known, &self.facts.uid)).await? {
-                    None => return Ok(Answer::done().into()),
-                    Some(newer) => newer,
-                },
+            let seen = match ask(&self.requests.facts, &wanted.goal, &known, now) {
+                Ask::Done => {
+                    match self.requests.newer_than(newest(known, &self.requests.facts.uid)).await? {
+                        None => return Ok(Answer::done().into()),
+                        Some(newer) => newer,
+                    }
+                }
                 Ask::Wait(wait) => {
-                    return Ok(waiting(&wait, &self.facts.name, &wanted.goal, now).into());
+                    return Ok(waiting(&wait, &self.requests.facts.name, &wanted.goal, now).into());
                 }
                 Ask::Abort(update) => {
                     if let Some(refused) = self.not_asked(&wanted).await? {
                         return Ok(refused);
                     }
-                    self.abort(&update.name_any()).await?;
+                    self.requests.abort(&update.name_any()).await?;
                     return Ok(stopping(update).into());
                 }
                 Ask::Create { ordinal, until } => {
@@ -207,16 +183,20 @@ impl Request<'_> {
                     }
                     let Wanted { goal, updaters } = &wanted;
                     let offer = Offer { goal, desired: &self.desired, updaters };
-                    let parts = match parts(&self.facts, offer, &known) {
+                    let parts = match parts(&self.requests.facts, offer, &known) {
                         Ok(parts) => parts,
                         Err(why) => {
                             return Ok(Answer::retry(why.to_string(), RETRY_MAX_SECONDS).into());
                         }
                     };
-                    let known = newest(known, &self.facts.uid);
-                    match self.newest_live(known).await? {
+                    let known = newest(known, &self.requests.facts.uid);
+                    match self.requests.newest_live(known).await? {
                         Some(newer) => newer,
-                        None => match self.create(ordinal, until, goal, parts).await? {
+                        None => match self
+                            .requests
+                            .create(Origin::Hook, None, (ordinal, until), goal, parts)
+                            .await?
+                        {
                             (made, Ensured::Created) => {
                                 self.ctx.stores.node_updates.insert(made);
                                 return Ok(Answer::retry("pending", SOON_SECONDS).into());
@@ -266,7 +246,7 @@ impl Request<'_> {
         let Wanted { goal, updaters } = wanted;
         let api: Api<Machine> = Api::namespaced(self.ctx.client.clone(), &self.key.namespace);
         let machine = api.get_opt(&self.key.name).await?;
-        let mut confirmed = asked(machine.as_ref(), &self.facts.uid, goal);
+        let mut confirmed = asked(machine.as_ref(), &self.requests.facts.uid, goal);
         // Otherwise, nothing is taken from the objects of a request.
         if let (Ok(()), Some(machine), false) = (&confirmed, &machine, goal.parts.is_empty()) {
             confirmed = objects_asked(machine, &self.desired);
@@ -298,86 +278,5 @@ impl Request<'_> {
             }
         }
         Ok(live)
-    }
-
-    /// The NodeUpdates for the Machine's name, from the cache and from live reads.
-    fn known(&self, live: &BTreeMap<String, Arc<NodeUpdate>>) -> Vec<Arc<NodeUpdate>> {
-        let cached = node_updates_of_machine(&self.ctx.stores, &self.key);
-        let mut known: BTreeMap<String, Arc<NodeUpdate>> =
-            cached.into_iter().map(|update| (update.name_any(), update)).collect();
-        known.extend(live.iter().map(|(name, update)| (name.clone(), update.clone())));
-        let known = known.into_values().collect();
-        #[cfg(feature = "sabotage")]
-        let known = self.ctx.sabotage.forget_requests(known);
-        known
-    }
-
-    /// The newest NodeUpdate of the Machine, read live, if it is newer than the newest known one.
-    /// The cache may be stale, and the ordinals that follow what it knows may be pruned already.
-    async fn newest_live(&self, known: Option<&NodeUpdate>) -> kube::Result<Option<NodeUpdate>> {
-        let of_machine = format!("{}={}", keys::MACHINE_NAME, self.key.name);
-        let list = self.api.list(&ListParams::default().labels(&of_machine)).await?;
-        let listed: Vec<_> = list.items.into_iter().map(Arc::new).collect();
-        #[cfg(feature = "sabotage")]
-        let listed = self.ctx.sabotage.forget_requests(listed);
-        let all = known.into_iter().chain(listed.iter().map(AsRef::as_ref));
-        let newest = newest(all, &self.facts.uid);
-        let is_known = |newest: &&NodeUpdate| {
-            known.is_some_and(|known| known.metadata.name == newest.metadata.name)
-        };
-        Ok(newest.filter(|newest| !is_known(newest)).cloned())
-    }
-
-    /// A NodeUpdate that is newer than the newest known one, read live: "done" is the only response
-    /// that cannot be revoked.
-    async fn newer_than(&self, newest: Option<&NodeUpdate>) -> kube::Result<Option<NodeUpdate>> {
-        if let Some(newer) = self.newest_live(newest).await? {
-            return Ok(Some(newer));
-        }
-        // An operator's NodeUpdate may lack the label.
-        let name = newest.map(kube::ResourceExt::name_any).unwrap_or_default();
-        match ordinal_of(&name, &self.key.name) {
-            None => Ok(None),
-            Some(ordinal) => {
-                let next = node_update_name(&self.key.name, ordinal.saturating_add(1));
-                self.api.get_opt(&next).await
-            }
-        }
-    }
-
-    async fn create(
-        &self,
-        ordinal: u32,
-        until: Until,
-        goal: &Goal,
-        parts: Vec<UpdatePart>,
-    ) -> kube::Result<(NodeUpdate, Ensured)> {
-        let new = NewNodeUpdate {
-            namespace: self.key.namespace.clone(),
-            machine: MachineRef { name: self.facts.name.clone(), uid: self.facts.uid.clone() },
-            origin: Origin::Hook,
-            until,
-            goal: goal.clone(),
-            parts: Some(parts),
-        };
-        let wanted = node_update(&new, ordinal);
-        #[cfg(feature = "sabotage")]
-        if let Some(made) = self.ctx.sabotage.create_unnumbered(&self.api, &wanted).await? {
-            return Ok((made, Ensured::Created));
-        }
-        let (found, outcome) = apply::create_or_get(&self.api, &wanted).await?;
-        tracing::info!(machine = %self.key, ordinal, ?outcome, "requested NodeUpdate");
-        Ok((found, outcome))
-    }
-
-    async fn abort(&self, name: &str) -> kube::Result<()> {
-        let body = json!({
-            "metadata": { "annotations": { keys::GOAL_CHANGED: "" } },
-            "spec": { "stage": Stage::Abort },
-        });
-        apply::merge(&self.api, name, &body).await?;
-        tracing::info!(machine = %self.key, node_update = name, "aborted NodeUpdate, its goal \
-            changed");
-        Ok(())
     }
 }

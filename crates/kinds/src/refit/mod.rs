@@ -13,6 +13,7 @@ mod provider;
 mod update_group;
 mod update_part;
 mod updater;
+mod upgrade_task;
 
 pub use goal::*;
 pub use host_args::*;
@@ -27,6 +28,7 @@ pub use provider::*;
 pub use update_group::*;
 pub use update_part::*;
 pub use updater::*;
+pub use upgrade_task::*;
 
 /// API group of Refit's kinds.
 pub const GROUP: &str = "refit.dev";

@@ -29,6 +29,7 @@ pub(crate) async fn create(
             uid: text(machine, "/metadata/uid").into(),
         },
         origin: Origin::Task,
+        task: None,
         until,
         parts: None,
         goal,

@@ -39,7 +39,7 @@ fn a_worker_passes_all_phases_in_order() {
             "claim",
             "guard",
             "gate Upgrade",
-            "condition Updating",
+            "condition ExternalUpgradeInProgress",
             "cordon",
             "evict",
             "gate Disrupt",
@@ -450,7 +450,7 @@ fn the_condition_follows_the_phase() {
             }
         }
     }
-    assert_eq!(seen, ["Unknown/Waiting", "Unknown/Updating", "True/UpToDate"]);
+    assert_eq!(seen, ["Unknown/Waiting", "Unknown/ExternalUpgradeInProgress", "True/UpToDate"]);
 }
 
 #[test]

@@ -53,7 +53,12 @@ fn an_update_that_disturbs_nothing_takes_no_slot() {
     let mut one = alone(&[part("labels", Disruption::None)]);
     one.settle();
     assert_eq!(one.phase(), Phase::Succeeded);
-    let expected = ["condition Updating", "begin labels", "call labels", "condition UpToDate"];
+    let expected = [
+        "condition ExternalUpgradeInProgress",
+        "begin labels",
+        "call labels",
+        "condition UpToDate",
+    ];
     assert_eq!(acts(&one), expected);
     assert_eq!(one.status().parts[0].state, PartState::Unverified);
 }
@@ -70,7 +75,7 @@ fn a_restart_takes_a_slot_and_leaves_the_pods() {
             "ask flags",
             "claim",
             "guard",
-            "condition Updating",
+            "condition ExternalUpgradeInProgress",
             "begin flags",
             "call flags",
             "unguard",

@@ -1,0 +1,422 @@
+//! What a task for a group is decided on.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use kube::ResourceExt as _;
+use refit_cluster_api::{
+    desired::control_plane::ControlPlane,
+    kinds::{Machine, MachineDeployment, MachineSet, update_in_progress},
+    rollout::{self, difference::Difference, find_new_and_old},
+};
+use refit_core::{
+    group::Limits,
+    node::{newest, speaker},
+    task::{
+        GroupSeen, Member, MemberState, Obstacle, OwnerSeen, Paused, SetSeen, SetsSeen, SpecState,
+    },
+};
+use refit_kinds::{
+    conditions, keys,
+    refit::{
+        GroupOwner, MachineUid, NodeUpdate, Owner, Pacing, UpdateGroup, UpdateGroupSpec,
+        UpgradeTask, Via, hash_json, update_group_name,
+    },
+};
+use refit_runtime::ObjectKey;
+use serde_json::{Value, json};
+
+use super::objects;
+use crate::{
+    context::{Context, Stores},
+    groups::{Group, controller_of, machines_of, node_updates_of},
+    indexes::{SETS_BY_GROUP, TASKS_BY_GROUP},
+    owner::{LiveOwner, limits_of},
+};
+
+/// Label of objects whose spec a topology writes.
+const TOPOLOGY_OWNED: &str = "topology.cluster.x-k8s.io/owned";
+
+/// A task, and the objects that it is decided on.
+pub(super) struct Look {
+    pub(super) task: Arc<UpgradeTask>,
+    pub(super) group: Group,
+    pub(super) owner: Option<LiveOwner>,
+    pub(super) sets: Vec<Arc<MachineSet>>,
+    /// Name of the MachineSet with the MachineDeployment's template.
+    pub(super) current_set: Option<String>,
+    machines: Vec<Arc<Machine>>,
+    updates: Vec<Vec<Arc<NodeUpdate>>>,
+    specs: BTreeMap<String, SpecState>,
+    object: Option<Arc<UpdateGroup>>,
+    obstacle: Option<Obstacle>,
+}
+
+impl Look {
+    /// Reads the caches; of a control plane whose Machines have its version, their objects are read live.
+    pub(super) async fn read(ctx: &Context, task: Arc<UpgradeTask>) -> anyhow::Result<Self> {
+        let stores = &ctx.stores;
+        let group = group_of_task(&task);
+        let owner = LiveOwner::of(stores, &group);
+        let machines = machines_of(stores, &group.key);
+        let updates = node_updates_of(stores, &machines);
+        let sets = stores.machine_sets.listed(&SETS_BY_GROUP, &group.key);
+        let current_set = current_set(owner.as_ref(), &sets, ctx.clock.now());
+        let obstacle = obstacle(ctx, &task, &group, owner.as_ref());
+        let object = stores.update_groups.get(&group.key);
+        let mut look = Self {
+            specs: BTreeMap::new(),
+            task,
+            group,
+            owner,
+            sets,
+            current_set,
+            machines,
+            updates,
+            object,
+            obstacle,
+        };
+        if look.obstacle.is_none() && look.task.spec.via == Via::Machines {
+            look.specs = look.spec_states(ctx).await?;
+        }
+        Ok(look)
+    }
+
+    /// A Machine of the group.
+    pub(super) fn machine(&self, name: &str) -> Option<&Arc<Machine>> {
+        self.machines.iter().find(|machine| machine.metadata.name.as_deref() == Some(name))
+    }
+
+    /// Whether a NodeUpdate writes the Machine's condition.
+    pub(super) fn speaks_for_itself(&self, machine: &Machine) -> bool {
+        let uid = MachineUid::of(&machine.metadata);
+        self.updates_of(machine).iter().any(|update| update.spec.machine_ref.uid == uid)
+    }
+
+    /// The MachineSet that controls a Machine.
+    pub(super) fn set_of(&self, machine: &Machine) -> Option<&Arc<MachineSet>> {
+        let owner = controller_of(machine.owner_references())?;
+        self.sets.iter().find(|set| set.metadata.uid.as_deref() == Some(&owner.uid))
+    }
+
+    /// Everything that the task is decided on.
+    pub(super) fn seen(&self, ctx: &Context) -> GroupSeen<'_> {
+        let pacing = self.object.as_ref().map(|object| object.spec.pacing.clone());
+        let pacing = pacing.unwrap_or_default();
+        let limits = limits_of(&ctx.stores, &self.group, || self.machines.len()).paced(&pacing);
+        let mut seen = GroupSeen {
+            task: &self.task,
+            obstacle: self.obstacle.clone(),
+            owner: self.owner.as_ref().map(|owner| self.owner_seen(owner)),
+            machines: self.members(),
+            slots: usize::try_from(limits.slots()).unwrap_or(1),
+            order: pacing.order,
+            is_paced_to_a_halt: pacing.paused,
+            sets: None,
+            now: ctx.clock.now_seconds(),
+        };
+        seen.sets = self.sets_seen(&seen, limits);
+        seen
+    }
+
+    fn owner_seen(&self, owner: &LiveOwner) -> OwnerSeen {
+        let annotations = owner.annotations();
+        let paused = match (annotations.get(keys::PAUSED), annotations.get(keys::TASK)) {
+            (None, _) => Paused::No,
+            (Some(_), Some(task)) => Paused::ByTask(task.clone()),
+            (Some(_), None) => Paused::ByOthers,
+        };
+        let all_current = self.machines.iter().all(|machine| {
+            machine.metadata.deletion_timestamp.is_some()
+                || self.spec_of(&machine.name_any()) == SpecState::Current
+        });
+        let is_old =
+            |set: &&Arc<MachineSet>| self.current_set.as_deref() != set.metadata.name.as_deref();
+        let old_are_empty = self.sets.iter().filter(is_old).all(|set| set.spec.replicas == Some(0));
+        let has_sets = self.group.spec.owner.owner() == Owner::Deployment;
+        OwnerSeen {
+            owner: self.group.spec.owner.owner(),
+            paused,
+            deleting: owner.is_deleting(),
+            version: owner.version().clone(),
+            of_topology: owner.labels().contains_key(TOPOLOGY_OWNED),
+            request: request_of(owner),
+            is_up_to_date: owner.is_up_to_date(),
+            replaces_none: all_current
+                && (!has_sets || old_are_empty && self.current_set.is_some()),
+        }
+    }
+
+    fn members(&self) -> Vec<Member<'_>> {
+        let members = self.machines.iter().zip(&self.updates).map(|(machine, updates)| {
+            let uid = MachineUid::of(&machine.metadata);
+            let name = machine.metadata.name.as_deref().unwrap_or_default();
+            let annotations = machine.annotations();
+            let status = machine.status.as_ref().map_or(&[][..], |status| &status.conditions);
+            let shows = conditions::get(status, conditions::MACHINE_UP_TO_DATE);
+            Member {
+                name,
+                created: machine.metadata.creation_timestamp.as_ref().map(|time| time.0),
+                deleting: machine.metadata.deletion_timestamp.is_some(),
+                spec: self.spec_of(name),
+                task: annotations.get(keys::TASK).map(String::as_str),
+                shows: shows.map(|shows| (&*shows.status, &*shows.reason)),
+                update: speaker(updates.iter().map(AsRef::as_ref), &uid),
+                retry: self.retry_of(machine, updates),
+                is_updated_by_cluster_api: update_in_progress(machine.as_ref()),
+                uid,
+            }
+        });
+        members.collect()
+    }
+
+    /// The ended NodeUpdate of which another attempt is requested: by annotation, or by this task, if it is newer.
+    pub(super) fn retry_of<'a>(
+        &self,
+        machine: &'a Machine,
+        updates: &'a [Arc<NodeUpdate>],
+    ) -> Option<&'a str> {
+        let asked = machine.annotations().get(keys::RETRY).map(String::as_str);
+        let uid = MachineUid::of(&machine.metadata);
+        let newest = newest(updates.iter().map(AsRef::as_ref), &uid)?;
+        let ended = newest.status.as_ref()?.finished_at.as_ref()?;
+        let began = self.task.metadata.creation_timestamp.as_ref()?;
+        if ended.0 <= began.0 { newest.metadata.name.as_deref() } else { asked }
+    }
+
+    /// The NodeUpdates of a Machine.
+    pub(super) fn updates_of(&self, machine: &Machine) -> &[Arc<NodeUpdate>] {
+        let at = self.machines.iter().position(|known| known.name_any() == machine.name_any());
+        at.map_or(&[], |at| &self.updates[at])
+    }
+
+    fn spec_of(&self, machine: &str) -> SpecState {
+        self.specs.get(machine).copied().unwrap_or_default()
+    }
+
+    fn sets_seen(&self, seen: &GroupSeen<'_>, limits: Limits) -> Option<SetsSeen> {
+        if self.group.spec.owner.owner() != Owner::Deployment {
+            return None;
+        }
+        let mut counts: BTreeMap<String, i64> = BTreeMap::new();
+        for machine in &self.machines {
+            if let Some(set) = self.set_of(machine) {
+                *counts.entry(set.name_any()).or_default() += 1;
+            }
+        }
+        let of = |set: &Arc<MachineSet>| {
+            let status = set.status.clone().unwrap_or_default();
+            let disabled = set.annotations().get(keys::DISABLE_MACHINE_CREATE);
+            SetSeen {
+                name: set.name_any(),
+                replicas: set.spec.replicas.unwrap_or(1).into(),
+                shown: status.replicas.unwrap_or(0).into(),
+                is_observed: status.observed_generation == set.metadata.generation,
+                creates: disabled.is_none_or(|value| value != "true"),
+                machines: counts.get(&set.name_any()).copied().unwrap_or(0),
+            }
+        };
+        let (current, old): (Vec<_>, Vec<_>) = self
+            .sets
+            .iter()
+            .map(of)
+            .partition(|set| self.current_set.as_deref() == Some(&set.name));
+        let target = seen.target();
+        let arriving = seen.machines.iter().filter(|member| {
+            member.spec == SpecState::Outdated
+                && matches!(member.state(target), MemberState::Updating(_) | MemberState::Reached)
+        });
+        Some(SetsSeen {
+            current: current.into_iter().next(),
+            old,
+            wanted: limits.replicas.into(),
+            arriving: i64::try_from(arriving.count()).unwrap_or(i64::MAX),
+            ends: false,
+        })
+    }
+
+    async fn spec_states(&self, ctx: &Context) -> anyhow::Result<BTreeMap<String, SpecState>> {
+        let mut found = BTreeMap::new();
+        match &self.owner {
+            None => {}
+            Some(LiveOwner::ControlPlane(owner)) => {
+                let has_version =
+                    |machine: &&Arc<Machine>| machine.spec.version == owner.spec.version;
+                for machine in self.machines.iter().filter(has_version) {
+                    if is_current_member(ctx, &self.group, machine).await? {
+                        found.insert(machine.name_any(), SpecState::Current);
+                    }
+                }
+            }
+            Some(LiveOwner::Deployment(_)) => {
+                for machine in &self.machines {
+                    if let Some(set) = self.set_of(machine)
+                        && self.current_set.as_deref() == set.metadata.name.as_deref()
+                    {
+                        let has_spec = has_spec_of(machine, &set.spec.template.spec);
+                        let state =
+                            if has_spec { SpecState::Current } else { SpecState::HandedOver };
+                        found.insert(machine.name_any(), state);
+                    }
+                }
+            }
+            Some(LiveOwner::Set(set)) => {
+                for machine in &self.machines {
+                    if has_spec_of(machine, &set.spec.template.spec) {
+                        found.insert(machine.name_any(), SpecState::Current);
+                    }
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Whether a Machine has the fields of its template that change only by a rollout.
+fn has_spec_of(machine: &Machine, template: &refit_cluster_api::kinds::MachineSpec) -> bool {
+    let domain = |spec: &refit_cluster_api::kinds::MachineSpec| {
+        spec.failure_domain.clone().unwrap_or_default()
+    };
+    let keeps_domain = template.failure_domain.is_none();
+    machine.spec.version == template.version
+        && (keeps_domain || domain(&machine.spec) == domain(template))
+}
+
+/// Whether a member of a control plane and its objects are what the control plane wants.
+async fn is_current_member(
+    ctx: &Context,
+    group: &Group,
+    machine: &Machine,
+) -> anyhow::Result<bool> {
+    let member = objects::member(ctx, group, machine).await?;
+    let plane = ControlPlane { object: &member.plane, cluster: &group.spec.cluster_name };
+    let differences = Difference::all(
+        plane,
+        &member.machine,
+        Some(&member.infrastructure),
+        member.config.as_ref(),
+        ctx.clock.now(),
+    );
+    Ok(differences.iter().all(Difference::is_by_date))
+}
+
+/// Name of the MachineSet with the template of a MachineDeployment.
+fn current_set(
+    owner: Option<&LiveOwner>,
+    sets: &[Arc<MachineSet>],
+    now: jiff::Timestamp,
+) -> Option<String> {
+    let LiveOwner::Deployment(deployment) = owner? else { return None };
+    let sets: Vec<rollout::MachineSet> = sets
+        .iter()
+        .filter(|set| set.metadata.deletion_timestamp.is_none())
+        .map(|set| set_snapshot(set))
+        .collect();
+    find_new_and_old(&deployment_snapshot(deployment), &sets, now).new.map(|set| set.name)
+}
+
+/// A MachineDeployment, as the model of its rollout reads it.
+pub(super) fn deployment_snapshot(deployment: &MachineDeployment) -> rollout::MachineDeployment {
+    let json = json!(deployment);
+    let after = deployment.spec.rollout.as_ref().and_then(|rollout| rollout.after.as_deref());
+    rollout::MachineDeployment {
+        name: deployment.name_any(),
+        replicas: deployment.spec.replicas.unwrap_or(1).into(),
+        strategy: rollout::Strategy::of(&json).unwrap_or(rollout::Strategy::OnDelete),
+        template: rollout::Template::of(&json["spec"]["template"]["spec"]),
+        rollout_after: after.and_then(|after| after.parse().ok()),
+    }
+}
+
+/// A MachineSet, as the model of its rollout reads it.
+pub(super) fn set_snapshot(set: &MachineSet) -> rollout::MachineSet {
+    let created = set.metadata.creation_timestamp.as_ref();
+    rollout::MachineSet {
+        name: set.name_any(),
+        created_at: created.map_or(jiff::Timestamp::UNIX_EPOCH, |time| time.0),
+        spec_replicas: set.spec.replicas.unwrap_or(1).into(),
+        annotations: set.annotations().clone(),
+        template: rollout::Template::of(&json!(set.spec.template.spec)),
+        ..rollout::MachineSet::default()
+    }
+}
+
+/// What an owner requests of its Machines, as a hash.
+fn request_of(owner: &LiveOwner) -> String {
+    let request: Value = match owner {
+        LiveOwner::ControlPlane(owner) => json!([
+            owner.spec.version,
+            owner.spec.machine_template.spec.infrastructure_ref,
+            owner.spec.kubeadm_config_spec,
+        ]),
+        LiveOwner::Deployment(owner) => template_request(&owner.spec.template.spec),
+        LiveOwner::Set(owner) => template_request(&owner.spec.template.spec),
+    };
+    hash_json(&request)
+}
+
+fn template_request(spec: &refit_cluster_api::kinds::MachineSpec) -> Value {
+    json!([spec.version, spec.infrastructure_ref, spec.bootstrap, spec.failure_domain])
+}
+
+/// The group of a task's owner.
+fn group_of_task(task: &UpgradeTask) -> Group {
+    let owner = task.spec.owner_ref.clone().unwrap_or_default();
+    Group {
+        key: ObjectKey::new(
+            task.namespace().unwrap_or_default(),
+            update_group_name(&owner.kind, &owner.name),
+        ),
+        spec: UpdateGroupSpec {
+            cluster_name: task.spec.cluster_ref.name.clone(),
+            control_plane: Owner::of_kind(&owner.kind) == Some(Owner::ControlPlane),
+            owner,
+            pacing: Pacing::default(),
+        },
+    }
+}
+
+fn obstacle(
+    ctx: &Context,
+    task: &UpgradeTask,
+    group: &Group,
+    owner: Option<&LiveOwner>,
+) -> Option<Obstacle> {
+    let stores: &Stores = &ctx.stores;
+    let namespace = &group.key.namespace;
+    let GroupOwner { kind, name, .. } = &group.spec.owner;
+    let missing = |object: String| Some(Obstacle::Missing { object });
+    if !ctx.opted_in(namespace) {
+        return Some(Obstacle::NotOptedIn { namespace: namespace.clone() });
+    }
+    if Owner::of_kind(kind).is_none() {
+        let why = format!("Refit upgrades the Machines of no {kind}");
+        return Some(Obstacle::NotSupported { why });
+    }
+    let Some(owner) = owner else {
+        return missing(format!("{kind} {name}"));
+    };
+    let Some(cluster) = stores.clusters.get(&group.cluster_key()) else {
+        return missing(format!("Cluster {}", group.spec.cluster_name));
+    };
+    let of_cluster = owner.labels().get(keys::CLUSTER_NAME).cloned();
+    if of_cluster.is_some_and(|of| of != group.spec.cluster_name) {
+        let why = format!("{kind} {name} is not of Cluster {}", group.spec.cluster_name);
+        return Some(Obstacle::NotSupported { why });
+    }
+    if let Some(updater) = &task.spec.updater_ref
+        && stores.updaters.get(&ObjectKey::new("", &updater.name)).is_none()
+    {
+        return missing(format!("Updater {}", updater.name));
+    }
+    if cluster.spec.paused == Some(true) || cluster.annotations().contains_key(keys::PAUSED) {
+        return Some(Obstacle::ClusterPaused { cluster: cluster.name_any() });
+    }
+    let age = |task: &UpgradeTask| {
+        (task.metadata.creation_timestamp.as_ref().map(|time| time.0), task.name_any())
+    };
+    let has_ended =
+        |other: &UpgradeTask| other.status.as_ref().is_some_and(|status| status.phase.has_ended());
+    let others = stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &group.key);
+    let older = others.iter().find(|other| !has_ended(other) && age(other) < age(task));
+    older.map(|other| Obstacle::OlderTask { task: other.name_any() })
+}

@@ -1,0 +1,267 @@
+//! The controller of UpgradeTasks: works through the Machines of a group, where Cluster API does not.
+//!
+//! Each reconcile reads the caches, calls `refit_core::task`, makes the writes that follow, and shows the result.
+//! Nothing is remembered between reconciles.
+//!
+//! | module | does |
+//! |---|---|
+//! | `look` | what a task is decided on |
+//! | `advance` | requests a NodeUpdate for a Machine, or writes what it has reached |
+//! | `objects` | what a Machine and its objects are, and what their owner wants |
+//! | `owner` | pauses an owner, sets its version, lets it go on |
+//! | `prepare` | the cluster's kubeadm configuration, before its first control plane machine |
+
+mod advance;
+mod look;
+mod objects;
+mod owner;
+mod prepare;
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use kube::{Api, ResourceExt as _};
+use refit_cluster_api::kinds::Machine;
+use refit_core::task::{Action, Refused, actions, status};
+use refit_kinds::{
+    conditions, keys,
+    refit::{NodeUpdate, Stage, TaskPhase, UpgradeTask, UpgradeTaskStatus},
+};
+use refit_runtime::{
+    ObjectKey, apply,
+    events::{Announcement, EventType, reference},
+    queue::Action as Next,
+};
+use serde_json::{Value, json};
+
+use self::look::Look;
+use crate::{context::Context, indexes::TASKS_BY_GROUP, metrics::measured};
+
+/// Field manager of the marks on Machines: applying nothing with it removes them.
+const MARKS: &str = "refit-task";
+/// How long the events of a change are collected before a task is looked at.
+const COLLECT: Duration = Duration::from_millis(200);
+/// Requeue delay after a write conflict.
+const AFTER_CONFLICT: Duration = Duration::from_millis(500);
+/// Requeue delay after a Machine could not be advanced.
+const AFTER_REFUSAL: Duration = Duration::from_secs(15);
+/// How many tasks are worked on at once.
+const WORKERS: usize = 16;
+
+/// Reconciles UpgradeTasks until the future is dropped.
+pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
+    ctx.stores.wait_synced().await;
+    for task in ctx.stores.upgrade_tasks.list() {
+        ctx.queues.upgrade_tasks.add(ObjectKey::of(task.as_ref()));
+    }
+    let reconcile = |key: ObjectKey| {
+        let ctx = ctx.clone();
+        async move { measured(&ctx, "upgrade-task", Box::pin(reconcile(&ctx, &key))).await }
+    };
+    ctx.queues.upgrade_tasks.work("upgrade-task", WORKERS, reconcile).await;
+    Ok(())
+}
+
+/// Wakes the tasks of a group.
+pub(crate) fn wake(ctx: &Context, group: &ObjectKey) {
+    for task in ctx.stores.upgrade_tasks.listed(&TASKS_BY_GROUP, group) {
+        ctx.queues.upgrade_tasks.add_after(ObjectKey::of(task.as_ref()), COLLECT);
+    }
+}
+
+async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
+    let Some(task) = ctx.stores.upgrade_tasks.get(key) else {
+        return Ok(Next::Done);
+    };
+    let look = Look::read(ctx, task.clone()).await?;
+    let seen = look.seen(ctx);
+    let mut refused = BTreeMap::new();
+    let mut conflict = false;
+    for action in actions(&seen) {
+        match perform(ctx, &look, &action).await {
+            Ok(None) => {}
+            Ok(Some((machine, why))) => {
+                refused.insert(machine, why);
+            }
+            Err(error) if is_race(&error) => {
+                conflict = true;
+                break;
+            }
+            Err(error) => {
+                let owner = &look.group.spec.owner;
+                let why = advance::refused_by_api(error)?;
+                refused.insert(format!("{} {}", owner.kind, owner.name), why);
+                break;
+            }
+        }
+    }
+    let next = status(&seen, &refused);
+    conflict |= !write_status(ctx, &task, &next).await?;
+    Ok(if conflict {
+        Next::RequeueAfter(AFTER_CONFLICT)
+    } else if refused.is_empty() {
+        Next::Done
+    } else {
+        Next::RequeueAfter(AFTER_REFUSAL)
+    })
+}
+
+/// Whether another write was faster, or the object is gone: the next look shows what happened.
+fn is_race(error: &anyhow::Error) -> bool {
+    let error: Option<&kube::Error> = error.downcast_ref();
+    error.is_some_and(|error| apply::is_conflict(error) || apply::is_not_found(error))
+}
+
+async fn perform(
+    ctx: &Context,
+    look: &Look,
+    action: &Action,
+) -> anyhow::Result<Option<(String, Refused)>> {
+    match action {
+        Action::AddFinalizer => finalizers(ctx, &look.task, &[keys::TASK_FINALIZER]).await?,
+        Action::RemoveFinalizer => finalizers(ctx, &look.task, &[]).await?,
+        Action::Pause => owner::pause(ctx, look).await?,
+        Action::SetVersion(version) => owner::set_version(ctx, look, version).await?,
+        Action::Unpause => owner::unpause(ctx, look).await?,
+        Action::Sets(write) => owner::write_set(ctx, look, write).await?,
+        Action::Mark(machine) => mark(ctx, look, machine).await?,
+        Action::Unmark(machine) => unmark(ctx, look, machine).await?,
+        Action::Stop(name) => stop(ctx, &look.task, name).await?,
+        Action::Advance { machine, may_hand_over, may_request } => {
+            let may = (*may_hand_over, *may_request);
+            let refused = advance::advance(ctx, look, machine, may).await?;
+            return Ok(refused.map(|why| (format!("Machine {machine}"), why)));
+        }
+    }
+    Ok(None)
+}
+
+async fn finalizers(ctx: &Context, task: &UpgradeTask, wanted: &[&str]) -> kube::Result<()> {
+    let api: Api<UpgradeTask> =
+        Api::namespaced(ctx.client.clone(), &task.namespace().unwrap_or_default());
+    let body = json!({"metadata": {
+        "resourceVersion": task.resource_version(), "finalizers": wanted,
+    }});
+    let written = apply::merge(&api, &task.name_any(), &body).await?;
+    if !wanted.is_empty() {
+        ctx.stores.upgrade_tasks.insert(written);
+    }
+    Ok(())
+}
+
+async fn stop(ctx: &Context, task: &UpgradeTask, update: &str) -> kube::Result<()> {
+    let api: Api<NodeUpdate> =
+        Api::namespaced(ctx.client.clone(), &task.namespace().unwrap_or_default());
+    let body = json!({"spec": {"stage": Stage::Abort}});
+    ctx.stores.node_updates.insert(apply::merge(&api, update, &body).await?);
+    tracing::info!(task = task.name_any(), update, "aborted NodeUpdate of a task");
+    Ok(())
+}
+
+/// Writes on a Machine that the task is for it. An owner reference is added only beside another owner: deleting a task
+/// never deletes a Machine.
+async fn mark(ctx: &Context, look: &Look, machine: &str) -> kube::Result<()> {
+    let Some(known) = look.machine(machine) else { return Ok(()) };
+    let task = look.task.as_ref();
+    let mut metadata = json!({"annotations": {keys::TASK: task.name_any()}});
+    if !known.owner_references().is_empty() {
+        metadata["ownerReferences"] = json!([{
+            "apiVersion": "refit.dev/v1alpha1", "kind": "UpgradeTask",
+            "name": task.name_any(), "uid": task.uid(),
+            "controller": false, "blockOwnerDeletion": false,
+        }]);
+    }
+    apply_marks(ctx, known, metadata).await?;
+    if look.speaks_for_itself(known) {
+        return Ok(());
+    }
+    let message =
+        format!("UpgradeTask {} is to update the Machine: it waits for its turn", task.name_any());
+    let mut shown = known.status.as_ref().map_or_else(Vec::new, |status| {
+        conditions::get(&status.conditions, conditions::MACHINE_UP_TO_DATE)
+            .cloned()
+            .into_iter()
+            .collect()
+    });
+    let what = (conditions::MACHINE_UP_TO_DATE, "Unknown", conditions::REASON_WAITING, &*message);
+    conditions::set(&mut shown, ctx.clock.now_seconds(), None, what);
+    apply_condition(ctx, known, &json!({"conditions": shown})).await
+}
+
+/// Removes what the task has written on a Machine. A NodeUpdate that speaks for it writes its condition.
+async fn unmark(ctx: &Context, look: &Look, machine: &str) -> kube::Result<()> {
+    let Some(known) = look.machine(machine) else { return Ok(()) };
+    if !look.speaks_for_itself(known) {
+        apply_condition(ctx, known, &json!({})).await?;
+    }
+    apply_marks(ctx, known, json!({})).await
+}
+
+async fn apply_marks(ctx: &Context, machine: &Machine, mut metadata: Value) -> kube::Result<()> {
+    metadata["name"] = json!(machine.name_any());
+    // A Machine that is gone is not created again.
+    metadata["uid"] = json!(machine.uid());
+    let body = json!({
+        "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "metadata": metadata,
+    });
+    let api = machines(ctx, machine);
+    ctx.stores.machines.insert(apply::apply(&api, MARKS, &machine.name_any(), &body).await?);
+    Ok(())
+}
+
+async fn apply_condition(ctx: &Context, machine: &Machine, status: &Value) -> kube::Result<()> {
+    let api = machines(ctx, machine);
+    let written = apply::apply_status(&api, keys::MANAGER, &machine.name_any(), status).await?;
+    ctx.stores.machines.insert(written);
+    Ok(())
+}
+
+fn machines(ctx: &Context, machine: &Machine) -> Api<Machine> {
+    Api::namespaced(ctx.client.clone(), &machine.namespace().unwrap_or_default())
+}
+
+/// Writes a changed status, and an event on its task for a changed phase. Returns whether it was written.
+async fn write_status(
+    ctx: &Context,
+    task: &UpgradeTask,
+    next: &UpgradeTaskStatus,
+) -> anyhow::Result<bool> {
+    let key = ObjectKey::of(task);
+    // A write of this reconcile may have changed its metadata.
+    let Some(task) = ctx.stores.upgrade_tasks.get(&key) else { return Ok(true) };
+    let old = task.status.clone().unwrap_or_default();
+    let Some(patch) = apply::merge_diff(&json!(old), &json!(next)) else {
+        return Ok(true);
+    };
+    if old.phase != next.phase {
+        announce(ctx, &task, next).await;
+    }
+    let api: Api<UpgradeTask> = Api::namespaced(ctx.client.clone(), &key.namespace);
+    let version = task.resource_version().unwrap_or_default();
+    match apply::swap_status(&api, &key.name, &version, &patch).await {
+        Ok(written) => {
+            ctx.stores.upgrade_tasks.insert(written);
+            Ok(true)
+        }
+        Err(error) if apply::is_not_found(&error) => Ok(true),
+        Err(error) if apply::is_conflict(&error) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+async fn announce(ctx: &Context, task: &UpgradeTask, next: &UpgradeTaskStatus) {
+    let ready = conditions::get(&next.conditions, refit_core::task::status::READY);
+    let type_ = match next.phase {
+        TaskPhase::Failed => EventType::Warning,
+        TaskPhase::Pending | TaskPhase::Ongoing | TaskPhase::Complete | TaskPhase::Aborted => {
+            EventType::Normal
+        }
+    };
+    let announcement = Announcement {
+        about: reference(task),
+        type_,
+        reason: format!("Task{}", next.phase),
+        message: ready.map(|ready| ready.message.clone()).unwrap_or_default(),
+        occurrence: task.resource_version().unwrap_or_default(),
+    };
+    ctx.recorder.announce(&announcement).await;
+}

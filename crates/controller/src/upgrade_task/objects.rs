@@ -1,0 +1,304 @@
+//! What a Machine and its objects are, and what their owner wants: read live, computed by the model of Cluster API.
+
+use kube::ResourceExt as _;
+use refit_cluster_api::{
+    desired::{Pairs, Template, control_plane::ControlPlane, machine_set},
+    kinds::{CONTRACT_VERSION, CORE_GROUP, ContractRef, Machine},
+    kubeadm_config::{Entry, prepare},
+};
+use refit_core::change::{Level, Objects};
+use refit_kinds::{
+    json::name,
+    keys::{
+        CLONED_FROM_GROUPKIND, CLONED_FROM_NAME, MANAGER_KUBEADM_CONTROL_PLANE, MANAGER_MACHINE_SET,
+    },
+    refit::Owner,
+};
+use refit_runtime::foreign::ForeignObject;
+use serde_json::{Value, json};
+
+use super::look::Look;
+use crate::{context::Context, groups::Group};
+
+/// A member of a control plane, with its objects and its control plane.
+pub(super) struct PlaneMember {
+    pub(super) plane: Value,
+    pub(super) machine: Value,
+    pub(super) infrastructure: Value,
+    pub(super) config: Option<Value>,
+}
+
+/// An intent for an object that exists.
+pub(super) struct Intent {
+    pub(super) object: ForeignObject,
+    pub(super) body: Value,
+}
+
+/// A Machine before and after.
+pub(super) struct Sides {
+    /// What the verdict compares.
+    pub(super) level: Level,
+    pub(super) current: Objects,
+    pub(super) wanted: Objects,
+    /// The Machine and its objects, as they will be.
+    pub(super) desired: Objects,
+    /// The Machine, as it is now.
+    pub(super) machine: Value,
+    pub(super) writes: Writes,
+}
+
+/// What makes the Machine what its owner wants, in order.
+pub(super) struct Writes {
+    /// Cluster API's field manager for these objects.
+    pub(super) manager: &'static str,
+    pub(super) infrastructure: Intent,
+    pub(super) config: Option<Intent>,
+    /// The config of the machine that initialised its cluster: the field has another manager.
+    pub(super) drops_init: bool,
+    pub(super) machine: Intent,
+    /// The MachineSet that the Machine is handed over to.
+    pub(super) hand_over_to: Option<Value>,
+}
+
+/// An object of the namespace of a group, by its reference.
+pub(super) fn referred(group: &Group, reference: &ContractRef) -> ForeignObject {
+    ForeignObject {
+        group: reference.api_group.clone(),
+        version: None,
+        kind: reference.kind.clone(),
+        namespace: group.key.namespace.clone(),
+        name: reference.name.clone(),
+    }
+}
+
+/// An object of Cluster API's own kinds.
+pub(super) fn of_cluster_api(
+    group: &Group,
+    api_group: &str,
+    kind: &str,
+    name: &str,
+) -> ForeignObject {
+    ForeignObject {
+        group: api_group.to_owned(),
+        version: Some(CONTRACT_VERSION.to_owned()),
+        kind: kind.to_owned(),
+        namespace: group.key.namespace.clone(),
+        name: name.to_owned(),
+    }
+}
+
+/// The owner of a group, whole.
+pub(super) async fn owner(ctx: &Context, group: &Group) -> kube::Result<Value> {
+    let owner = &group.spec.owner;
+    let api_group =
+        owner.api_version.split_once('/').map_or(CORE_GROUP, |(api_group, _)| api_group);
+    let object = of_cluster_api(group, api_group, &owner.kind, &owner.name);
+    ctx.foreign.read(&ctx.client, &object).await
+}
+
+async fn read(ctx: &Context, object: &ForeignObject) -> kube::Result<Value> {
+    ctx.foreign.read(&ctx.client, object).await
+}
+
+fn machine_object(group: &Group, machine: &Machine) -> ForeignObject {
+    of_cluster_api(group, CORE_GROUP, "Machine", &machine.name_any())
+}
+
+/// Reads a member of a control plane.
+pub(super) async fn member(
+    ctx: &Context,
+    group: &Group,
+    machine: &Machine,
+) -> kube::Result<PlaneMember> {
+    let object = machine_object(group, machine);
+    let config = machine.spec.bootstrap.config_ref.as_ref();
+    let infrastructure_object = referred(group, &machine.spec.infrastructure_ref);
+    let (plane, machine, infrastructure) = futures::try_join!(
+        owner(ctx, group),
+        read(ctx, &object),
+        read(ctx, &infrastructure_object)
+    )?;
+    let config = match config {
+        Some(reference) => Some(read(ctx, &referred(group, reference)).await?),
+        None => None,
+    };
+    Ok(PlaneMember { plane, machine, infrastructure, config })
+}
+
+async fn template(ctx: &Context, group: &Group, reference: &ContractRef) -> kube::Result<Template> {
+    let json = read(ctx, &referred(group, reference)).await?;
+    Ok(Template { reference: reference.clone(), json })
+}
+
+/// Both sides of a Machine.
+pub(super) async fn sides(ctx: &Context, look: &Look, machine: &Machine) -> anyhow::Result<Sides> {
+    match look.group.spec.owner.owner() {
+        Owner::ControlPlane => of_control_plane(ctx, look, machine).await,
+        Owner::Deployment | Owner::Set => of_set(ctx, look, machine).await,
+    }
+}
+
+async fn of_control_plane(ctx: &Context, look: &Look, machine: &Machine) -> anyhow::Result<Sides> {
+    let group = &look.group;
+    let PlaneMember { plane, machine: live, infrastructure, config } =
+        member(ctx, group, machine).await?;
+    let wants = ControlPlane { object: &plane, cluster: &group.spec.cluster_name };
+    let template = template(ctx, group, &wants.infrastructure_template()).await?;
+    let manager = MANAGER_KUBEADM_CONTROL_PLANE;
+    let intent = wants.infrastructure(&template, name(&infrastructure), false);
+    let new_infrastructure = intent_for(&infrastructure, intent);
+    let new_machine = intent_for(&live, wants.updated_machine(&live));
+    let new_config = config
+        .as_ref()
+        .map(|config| intent_for(config, wants.bootstrap(name(config), Entry::Join, false)));
+    let stored = stored(ctx, manager, &bare(&new_infrastructure)).await?;
+    let (mut from, mut to) = (config.clone(), config.clone());
+    if let (Some(from), Some(to), Some(intent)) = (&mut from, &mut to, &new_config) {
+        to["spec"] = intent.body["spec"].clone();
+        let (mut wanted, mut current) = (to["spec"].take(), from["spec"].take());
+        prepare(&mut wanted, &mut current, Entry::Join);
+        (to["spec"], from["spec"]) = (wanted, current);
+    }
+    let current =
+        Objects { owner: live.clone(), infrastructure: infrastructure.clone(), bootstrap: from };
+    let desired =
+        Objects { owner: merged(&live, &new_machine.body), infrastructure: stored, bootstrap: to };
+    let drops_init =
+        config.as_ref().is_some_and(|config| config["spec"]["initConfiguration"].is_object());
+    Ok(Sides {
+        level: Level::Machine,
+        current,
+        wanted: desired.clone(),
+        desired,
+        machine: live,
+        writes: Writes {
+            manager,
+            infrastructure: bare(&new_infrastructure),
+            config: new_config.as_ref().map(bare),
+            drops_init,
+            machine: new_machine,
+            hand_over_to: None,
+        },
+    })
+}
+
+async fn of_set(ctx: &Context, look: &Look, machine: &Machine) -> anyhow::Result<Sides> {
+    let group = &look.group;
+    let from = look.set_of(machine).map(|set| set.name_any()).unwrap_or_default();
+    let to = look.current_set.clone().unwrap_or_else(|| from.clone());
+    let set = |name: &str| of_cluster_api(group, CORE_GROUP, Owner::Set.kind(), name);
+    let (from_object, to_object, machine_object) =
+        (set(&from), set(&to), machine_object(group, machine));
+    let (from_set, to_set, live) = futures::try_join!(
+        read(ctx, &from_object),
+        read(ctx, &to_object),
+        read(ctx, &machine_object)
+    )?;
+    let infrastructure_object = referred(group, &machine.spec.infrastructure_ref);
+    let infrastructure = read(ctx, &infrastructure_object).await?;
+    let config = match &machine.spec.bootstrap.config_ref {
+        Some(reference) => Some(read(ctx, &referred(group, reference)).await?),
+        None => None,
+    };
+    let (from_templates, to_templates) =
+        (templates(ctx, group, &from_set).await?, templates(ctx, group, &to_set).await?);
+    let labels = machine_set::labels(&to_set);
+    let instance = |template: &Template, object: &Value| {
+        let body = template.instance(&group.key.namespace, name(object), &labels, &Pairs::new());
+        intent_for(object, body)
+    };
+    let new_infrastructure = instance(&to_templates.0, &infrastructure);
+    let new_config = config
+        .as_ref()
+        .zip(to_templates.1.as_ref())
+        .map(|(config, template)| instance(template, config));
+    let new_machine = intent_for(&live, machine_set::moved_machine(&to_set, &live));
+    let manager = MANAGER_MACHINE_SET;
+    let stored = stored(ctx, manager, &bare(&new_infrastructure)).await?;
+    let desired = Objects {
+        owner: merged(&live, &new_machine.body),
+        infrastructure: stored,
+        bootstrap: new_config
+            .as_ref()
+            .zip(config.as_ref())
+            .map(|(intent, config)| merged(config, &intent.body))
+            .or(config),
+    };
+    let of_set = |set: &Value, (infrastructure, config): (Template, Option<Template>)| Objects {
+        owner: set.clone(),
+        infrastructure: infrastructure.json,
+        bootstrap: config.map(|config| config.json),
+    };
+    Ok(Sides {
+        level: Level::MachineSet,
+        current: of_set(&from_set, from_templates),
+        wanted: of_set(&to_set, to_templates),
+        desired,
+        machine: live,
+        writes: Writes {
+            manager,
+            infrastructure: bare(&new_infrastructure),
+            config: new_config.as_ref().map(bare),
+            drops_init: false,
+            machine: new_machine,
+            hand_over_to: (from != to).then_some(to_set),
+        },
+    })
+}
+
+/// The templates of a MachineSet.
+async fn templates(
+    ctx: &Context,
+    group: &Group,
+    set: &Value,
+) -> anyhow::Result<(Template, Option<Template>)> {
+    let spec = &set["spec"]["template"]["spec"];
+    let infrastructure: ContractRef = serde_json::from_value(spec["infrastructureRef"].clone())?;
+    let config: Option<ContractRef> =
+        serde_json::from_value(spec["bootstrap"]["configRef"].clone())?;
+    let infrastructure = template(ctx, group, &infrastructure).await?;
+    let config = match &config {
+        Some(reference) => Some(template(ctx, group, reference).await?),
+        None => None,
+    };
+    Ok((infrastructure, config))
+}
+
+/// An intent for an object as it is stored: with its uid, so that one that is gone is not created again.
+fn intent_for(live: &Value, mut body: Value) -> Intent {
+    body["apiVersion"] = live["apiVersion"].clone();
+    body["kind"] = live["kind"].clone();
+    body["metadata"]["uid"] = live["metadata"]["uid"].clone();
+    Intent { object: ForeignObject::stored(live), body }
+}
+
+/// An intent for a Machine's object as Cluster API writes it in an update in place: labels and most annotations have
+/// another field manager (`docs/facts/control-plane.md#starting-an-update`).
+fn bare(intent: &Intent) -> Intent {
+    let mut body = intent.body.clone();
+    if let Some(metadata) = body["metadata"].as_object_mut() {
+        metadata.remove("labels");
+        if let Some(Value::Object(annotations)) = metadata.get_mut("annotations") {
+            annotations.retain(|key, _| key == CLONED_FROM_NAME || key == CLONED_FROM_GROUPKIND);
+        }
+        metadata.retain(|_, value| value.as_object().is_none_or(|map| !map.is_empty()));
+    }
+    Intent { object: intent.object.clone(), body }
+}
+
+/// The object that the API server would store for an intent, with its defaults.
+async fn stored(ctx: &Context, manager: &str, intent: &Intent) -> kube::Result<Value> {
+    ctx.foreign.apply_dry(&ctx.client, &intent.object, manager, &intent.body).await
+}
+
+/// An object with the spec of an intent.
+fn merged(live: &Value, intent: &Value) -> Value {
+    let mut merged = live.clone();
+    let (Some(into), Some(from)) = (merged["spec"].as_object_mut(), intent["spec"].as_object())
+    else {
+        merged["spec"] = json!(intent["spec"]);
+        return merged;
+    };
+    into.extend(from.clone());
+    merged
+}

@@ -1,0 +1,193 @@
+//! Pauses the owner of a task's Machines, sets its version, writes its MachineSets, lets it go on.
+
+use std::collections::BTreeSet;
+
+use kube::{Api, ResourceExt as _, api::DynamicObject};
+use refit_cluster_api::{
+    desired::machine_deployment::{Step, machine_set, new_name},
+    kinds::{CORE_GROUP, Machine, MachineSet},
+    rollout::{Decisions, IntentInput, RolloutIntent, intend_unmoved},
+};
+use refit_core::task::{Action, SetWrite, actions};
+use refit_kinds::{
+    json::{annotations, text},
+    keys,
+    refit::Owner,
+    version::KubernetesVersion,
+};
+use refit_runtime::{apply, foreign::ForeignObject, store};
+use serde_json::{Value, json};
+
+use super::{
+    look::{Look, deployment_snapshot, set_snapshot},
+    objects,
+};
+use crate::{context::Context, owner::LiveOwner};
+
+/// Pauses the owner, unless somebody else has.
+pub(super) async fn pause(ctx: &Context, look: &Look) -> anyhow::Result<()> {
+    let owner = objects::owner(ctx, &look.group).await?;
+    let found = annotations(&owner);
+    if found.contains_key(keys::PAUSED) && !found.contains_key(keys::TASK) {
+        return Ok(());
+    }
+    let task = look.task.name_any();
+    let body = json!({"metadata": {
+        "resourceVersion": owner["metadata"]["resourceVersion"],
+        "annotations": {keys::PAUSED: "", keys::TASK: task},
+    }});
+    merge(ctx, look, &owner, &body).await?;
+    tracing::info!(owner = %look.group.key, task, "paused an owner");
+    Ok(())
+}
+
+/// Sets the owner's version. An owner that nobody has paused would replace its Machines.
+pub(super) async fn set_version(
+    ctx: &Context,
+    look: &Look,
+    version: &KubernetesVersion,
+) -> anyhow::Result<()> {
+    let owner = objects::owner(ctx, &look.group).await?;
+    let pauses = look.task.spec.via == refit_kinds::refit::Via::Machines
+        && look.group.spec.owner.owner() != Owner::Set;
+    if pauses && !annotations(&owner).contains_key(keys::PAUSED) {
+        return Ok(());
+    }
+    let path = look.group.spec.owner.owner().version_path();
+    let mut body = json!({"metadata": {"resourceVersion": owner["metadata"]["resourceVersion"]}});
+    let mut at = &mut body;
+    for key in path.split('/').skip(1) {
+        at = &mut at[key];
+    }
+    *at = json!(version);
+    merge(ctx, look, &owner, &body).await?;
+    tracing::info!(owner = %look.group.key, %version, "set the version of an owner");
+    Ok(())
+}
+
+/// Lets Cluster API go on with the owner, if the objects as they are now show that it would replace no Machine.
+pub(super) async fn unpause(ctx: &Context, look: &Look) -> anyhow::Result<()> {
+    read_group(ctx, look).await?;
+    let live = Look::read(ctx, look.task.clone()).await?;
+    if !actions(&live.seen(ctx)).contains(&Action::Unpause) {
+        return Ok(());
+    }
+    let owner = objects::owner(ctx, &look.group).await?;
+    if annotations(&owner).get(keys::TASK) != Some(&look.task.name_any()) {
+        return Ok(());
+    }
+    let body = json!({"metadata": {
+        "resourceVersion": owner["metadata"]["resourceVersion"],
+        "annotations": {keys::PAUSED: null, keys::TASK: null},
+    }});
+    merge(ctx, look, &owner, &body).await?;
+    tracing::info!(owner = %look.group.key, "Cluster API goes on with an owner");
+    Ok(())
+}
+
+/// Brings the owner, its MachineSets and its Machines in the caches up to the present.
+async fn read_group(ctx: &Context, look: &Look) -> anyhow::Result<()> {
+    LiveOwner::read(ctx, &look.group).await?;
+    let namespace = &look.group.key.namespace;
+    let cluster = &look.group.spec.cluster_name;
+    let labels = format!("{}={cluster}", keys::CLUSTER_NAME);
+    let of_cluster = |object: &dyn LabelledIn| object.is_in(namespace, cluster);
+    let sets: Api<MachineSet> = Api::namespaced(ctx.client.clone(), namespace);
+    let machines: Api<Machine> = Api::namespaced(ctx.client.clone(), namespace);
+    let all = futures::try_join!(
+        store::read_now(sets, &labels, None, &ctx.stores.machine_sets, |set: &MachineSet| {
+            of_cluster(set)
+        }),
+        store::read_now(machines, &labels, None, &ctx.stores.machines, |machine: &Machine| {
+            of_cluster(machine)
+        }),
+    )?;
+    let unreadable = all.0.into_iter().chain(all.1).next();
+    unreadable.map_or(Ok(()), |what| Err(anyhow::anyhow!("{what}")))
+}
+
+/// An object with labels, in a namespace.
+trait LabelledIn {
+    /// Whether it is of this Cluster.
+    fn is_in(&self, namespace: &str, cluster: &str) -> bool;
+}
+
+impl<K: kube::ResourceExt> LabelledIn for K {
+    fn is_in(&self, namespace: &str, cluster: &str) -> bool {
+        self.namespace().as_deref() == Some(namespace)
+            && self.labels().get(keys::CLUSTER_NAME).is_some_and(|of| of == cluster)
+    }
+}
+
+/// Writes a MachineSet as Cluster API would, with these replicas.
+pub(super) async fn write_set(ctx: &Context, look: &Look, write: &SetWrite) -> kube::Result<()> {
+    let Some(LiveOwner::Deployment(deployment)) = &look.owner else { return Ok(()) };
+    let object = objects::owner(ctx, &look.group).await?;
+    if !annotations(&object).contains_key(keys::PAUSED) {
+        return Ok(());
+    }
+    let sets: Vec<_> = look.sets.iter().map(|set| set_snapshot(set)).collect();
+    let taken: BTreeSet<String> = sets.iter().map(|set| set.name.clone()).collect();
+    let (new_name, suffix) = new_name(&object, &taken);
+    let plan = intend_unmoved(&IntentInput {
+        deployment: &deployment_snapshot(deployment),
+        machine_sets: &sets,
+        machines: &[],
+        in_place_updates: true,
+        decisions: &Decisions::new(),
+        new_name: &new_name,
+        now: ctx.clock.now(),
+    });
+    let name = write.name.as_ref().unwrap_or(&plan.current);
+    let existing = match &write.name {
+        Some(name) => Some(read_set(ctx, look, name).await?),
+        // Its template is another one since the look.
+        None if plan.create.is_none() => return Ok(()),
+        None => None,
+    };
+    let step = step(&plan, name, write);
+    let mut intent = machine_set(&object, existing.as_ref(), name, step, &suffix);
+    intent["apiVersion"] = json!("cluster.x-k8s.io/v1beta2");
+    intent["kind"] = json!(Owner::Set.kind());
+    if let Some(existing) = &existing {
+        intent["metadata"]["uid"] = existing["metadata"]["uid"].clone();
+    }
+    let set = set_object(look, name);
+    let manager = keys::MANAGER_MACHINE_DEPLOYMENT;
+    let written = ctx.foreign.apply(&ctx.client, &set, manager, &intent).await?;
+    if let Ok(written) = serde_json::from_value::<MachineSet>(written) {
+        ctx.stores.machine_sets.insert(written);
+    }
+    tracing::info!(
+        set = name,
+        replicas = write.replicas,
+        creates = write.creates,
+        "wrote a MachineSet"
+    );
+    Ok(())
+}
+
+fn step(plan: &RolloutIntent, name: &str, write: &SetWrite) -> Step {
+    let known = plan.machine_sets.get(name).map(|set| &set.annotations);
+    let known = known.or(plan.create.as_ref().map(|new| &new.annotations));
+    let mut annotations = known.cloned().unwrap_or_default();
+    annotations.insert(keys::DISABLE_MACHINE_CREATE.to_owned(), (!write.creates).to_string());
+    Step { replicas: write.replicas, annotations }
+}
+
+fn set_object(look: &Look, name: &str) -> ForeignObject {
+    objects::of_cluster_api(&look.group, CORE_GROUP, Owner::Set.kind(), name)
+}
+
+async fn read_set(ctx: &Context, look: &Look, name: &str) -> kube::Result<Value> {
+    ctx.foreign.read(&ctx.client, &set_object(look, name)).await
+}
+
+async fn merge(ctx: &Context, look: &Look, owner: &Value, body: &Value) -> anyhow::Result<()> {
+    let object = ForeignObject::stored(owner);
+    let api = ctx.foreign.api(&ctx.client, &object).await?;
+    let _: DynamicObject = apply::merge(&api, text(owner, "/metadata/name"), body).await?;
+    // The next look must not rest on the owner as it was.
+    LiveOwner::read(ctx, &look.group).await?;
+    Ok(())
+}

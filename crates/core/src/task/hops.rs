@@ -1,0 +1,169 @@
+//! The order in which a task for a whole Cluster brings its groups to a version: the control plane minor by
+//! minor, workers once where the version skew allows it.
+
+use refit_kinds::{
+    refit::GroupOwner,
+    version::{KUBELET_MAX_MINORS_BEHIND, KubernetesVersion},
+};
+
+/// A group and the lowest version of its Machines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupVersion {
+    /// The owner.
+    pub owner: GroupOwner,
+    /// The lowest version of its Machines, and of what its owner requests.
+    pub version: KubernetesVersion,
+}
+
+/// One group's way to one version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HopTo {
+    /// The owner of the group.
+    pub owner: GroupOwner,
+    /// The version.
+    pub version: KubernetesVersion,
+}
+
+/// Why a Cluster cannot be brought to a version.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HopError {
+    /// The target is older.
+    #[error("{owner} runs {runs}: Kubernetes cannot go back to {target}")]
+    Downgrade {
+        /// Kind and name of the owner.
+        owner: String,
+        /// What it runs.
+        runs: KubernetesVersion,
+        /// The target.
+        target: KubernetesVersion,
+    },
+    /// The target has another major version.
+    #[error("{owner} runs {runs}: {target} has another major version")]
+    OtherMajor {
+        /// Kind and name of the owner.
+        owner: String,
+        /// What it runs.
+        runs: KubernetesVersion,
+        /// The target.
+        target: KubernetesVersion,
+    },
+}
+
+/// The next hop to the target, `None` if every group has reached it. `named` are the versions to take for minors
+/// on the way; another minor is taken at `.0`.
+pub fn next_hop(
+    control_plane: &GroupVersion,
+    workers: &[GroupVersion],
+    target: &KubernetesVersion,
+    named: &[KubernetesVersion],
+) -> Result<Option<HopTo>, HopError> {
+    for group in workers.iter().chain([control_plane]) {
+        let (owner, runs) = (name_of(&group.owner), group.version.clone());
+        if runs.major() != target.major() {
+            return Err(HopError::OtherMajor { owner, runs, target: target.clone() });
+        }
+        if runs > *target {
+            return Err(HopError::Downgrade { owner, runs, target: target.clone() });
+        }
+    }
+    let to = |group: &GroupVersion, version: &KubernetesVersion| {
+        Some(HopTo { owner: group.owner.clone(), version: version.clone() })
+    };
+    let at = &control_plane.version;
+    if at == target {
+        let behind = workers.iter().find(|group| group.version != *target);
+        return Ok(behind.and_then(|group| to(group, target)));
+    }
+    let next =
+        if at.minor() == target.minor() { target.clone() } else { on_the_way(at, target, named) };
+    // Kubelets may be some minors older than their API server: workers that would be older go first.
+    let lags =
+        |group: &&GroupVersion| next.minor() > group.version.minor() + KUBELET_MAX_MINORS_BEHIND;
+    Ok(workers.iter().find(lags).map_or_else(|| to(control_plane, &next), |group| to(group, at)))
+}
+
+/// The version of the next minor.
+fn on_the_way(
+    at: &KubernetesVersion,
+    target: &KubernetesVersion,
+    named: &[KubernetesVersion],
+) -> KubernetesVersion {
+    let minor = at.minor() + 1;
+    if minor == target.minor() {
+        return target.clone();
+    }
+    let of_minor =
+        |version: &&KubernetesVersion| (version.major(), version.minor()) == (at.major(), minor);
+    let first = || KubernetesVersion::new(at.major(), minor, 0);
+    named.iter().find(of_minor).cloned().unwrap_or_else(first)
+}
+
+/// Kind and name of an owner.
+pub(super) fn name_of(owner: &GroupOwner) -> String {
+    format!("{} {}", owner.kind, owner.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(text: &str) -> KubernetesVersion {
+        text.parse().unwrap()
+    }
+
+    fn group(name: &str, at: &str) -> GroupVersion {
+        let owner = GroupOwner { name: name.into(), ..GroupOwner::default() };
+        GroupVersion { owner, version: version(at) }
+    }
+
+    /// All hops, as `group version`.
+    fn hops(
+        mut control_plane: GroupVersion,
+        mut workers: Vec<GroupVersion>,
+        target: &str,
+    ) -> Vec<String> {
+        let named = [version("v1.33.7"), version("v1.34.5")];
+        let mut found = Vec::new();
+        while let Some(hop) = next_hop(&control_plane, &workers, &version(target), &named).unwrap()
+        {
+            found.push(format!("{} {}", hop.owner.name, hop.version));
+            let all = workers.iter_mut().chain([&mut control_plane]);
+            let group = all.into_iter().find(|group| group.owner == hop.owner).unwrap();
+            group.version = hop.version;
+        }
+        found
+    }
+
+    #[test]
+    fn the_control_plane_goes_first_and_workers_follow_in_order() {
+        let workers = vec![group("a", "v1.34.2"), group("b", "v1.34.2")];
+        let found = hops(group("cp", "v1.34.2"), workers, "v1.35.0");
+        assert_eq!(found, ["cp v1.35.0", "a v1.35.0", "b v1.35.0"]);
+    }
+
+    #[test]
+    fn workers_make_one_hop_where_the_skew_allows_it() {
+        let found = hops(group("cp", "v1.32.1"), vec![group("a", "v1.32.1")], "v1.35.2");
+        assert_eq!(found, ["cp v1.33.7", "cp v1.34.5", "cp v1.35.2", "a v1.35.2"]);
+    }
+
+    #[test]
+    fn workers_that_would_be_too_old_go_to_the_version_of_the_control_plane() {
+        let found = hops(group("cp", "v1.32.1"), vec![group("a", "v1.30.4")], "v1.35.2");
+        assert_eq!(found, ["cp v1.33.7", "a v1.33.7", "cp v1.34.5", "cp v1.35.2", "a v1.35.2"]);
+    }
+
+    #[test]
+    fn a_minor_that_is_not_named_is_taken_at_its_first_release() {
+        let found = hops(group("cp", "v1.30.1"), vec![], "v1.32.2");
+        assert_eq!(found, ["cp v1.31.0", "cp v1.32.2"]);
+    }
+
+    #[test]
+    fn what_is_newer_stays() {
+        let error = next_hop(&group("cp", "v1.35.0"), &[], &version("v1.34.0"), &[]);
+        assert!(matches!(error, Err(HopError::Downgrade { .. })));
+        let error = next_hop(&group("cp", "v1.35.0"), &[], &version("v2.0.0"), &[]);
+        assert!(matches!(error, Err(HopError::OtherMajor { .. })));
+    }
+}

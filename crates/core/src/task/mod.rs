@@ -1,0 +1,212 @@
+//! What an UpgradeTask does next.
+//!
+//! A task for a group brings its Machines to what their owner requests, a few at a time. It selects and requests;
+//! the NodeUpdates do the work, and the group's pacing decides when each begins. Nothing is remembered between two
+//! looks but what the objects show: after a crash, the next look continues at the same place.
+//!
+//! ```text
+//! pause the owner -> set its version -> mark the Machines -> request NodeUpdates, in a window
+//!   -> write each Machine whose update has succeeded -> let the owner go on
+//! ```
+//!
+//! | module | decides |
+//! |---|---|
+//! | [`mod@actions`] | the next writes of a task for one group |
+//! | [`member`] | what a Machine of the group waits for |
+//! | [`mod@status`] | what the task shows |
+//! | [`sets`] | the replicas of MachineSets while Machines move between them |
+//! | [`hops`] | which group of a Cluster goes to which version next |
+
+pub mod actions;
+mod hops;
+pub mod member;
+mod sets;
+pub mod status;
+
+#[cfg(test)]
+mod tests;
+
+use jiff::Timestamp;
+use refit_kinds::{
+    refit::{Owner, PacingOrder, Stage, TaskPhase, UpgradeTask, Via},
+    version::{KubernetesVersion, StatedVersion},
+};
+
+pub use self::{
+    actions::{Action, actions},
+    hops::{GroupVersion, HopError, HopTo, next_hop},
+    member::{Member, MemberState, SpecState},
+    sets::{SetSeen, SetWrite, SetsSeen},
+    status::{Refused, status},
+};
+
+/// Who has paused an owner.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Paused {
+    /// Nobody.
+    #[default]
+    No,
+    /// The UpgradeTask of this name.
+    ByTask(String),
+    /// Somebody else.
+    ByOthers,
+}
+
+impl Paused {
+    /// Whether this task has paused the owner.
+    pub fn is_by(&self, task: &str) -> bool {
+        match self {
+            Self::ByTask(name) => name == task,
+            Self::No | Self::ByOthers => false,
+        }
+    }
+}
+
+/// The owner of a task's group.
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, not a state")]
+#[derive(Clone, Debug, PartialEq)]
+pub struct OwnerSeen {
+    /// Its type.
+    pub owner: Owner,
+    /// Who has paused it.
+    pub paused: Paused,
+    /// It is being deleted.
+    pub deleting: bool,
+    /// The version in its spec.
+    pub version: StatedVersion,
+    /// A topology of its Cluster writes its spec.
+    pub of_topology: bool,
+    /// What its spec requests of its Machines, as a hash.
+    pub request: String,
+    /// Its status, for its current spec, shows all Machines as up to date.
+    pub is_up_to_date: bool,
+    /// Cluster API, going on now, would replace no Machine.
+    pub replaces_none: bool,
+}
+
+/// Why a task for a group cannot work now.
+#[derive(Clone, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+pub enum Obstacle {
+    /// The namespace did not opt in.
+    NotOptedIn {
+        /// Its name.
+        namespace: String,
+    },
+    /// An object that the task names does not exist.
+    Missing {
+        /// Kind and name.
+        object: String,
+    },
+    /// Refit cannot upgrade what the task names.
+    NotSupported {
+        /// Why not.
+        why: String,
+    },
+    /// The Cluster is paused.
+    ClusterPaused {
+        /// Its name.
+        cluster: String,
+    },
+    /// An older task of the same owner has not ended.
+    OlderTask {
+        /// Its name.
+        task: String,
+    },
+}
+
+impl Obstacle {
+    /// What stands in the way, and what ends it.
+    pub fn message(&self) -> String {
+        match self {
+            Self::NotOptedIn { namespace } => format!(
+                "namespace {namespace} has not opted in: kubectl label namespace {namespace} \
+                 refit.dev/in-place=enabled"
+            ),
+            Self::Missing { object } => format!("{object} does not exist in this namespace"),
+            Self::NotSupported { why } => why.clone(),
+            Self::ClusterPaused { cluster } => {
+                format!("Cluster {cluster} is paused: the task goes on when it is not")
+            }
+            Self::OlderTask { task } => {
+                format!(
+                    "UpgradeTask {task} works on the same owner: this one begins when it has ended"
+                )
+            }
+        }
+    }
+}
+
+/// Everything that a task for a group is decided on.
+#[derive(Clone, Debug)]
+pub struct GroupSeen<'a> {
+    /// The task.
+    pub task: &'a UpgradeTask,
+    /// What stands in the way.
+    pub obstacle: Option<Obstacle>,
+    /// The owner, if it is known.
+    pub owner: Option<OwnerSeen>,
+    /// The Machines of the group.
+    pub machines: Vec<Member<'a>>,
+    /// How many of them may be down at a time.
+    pub slots: usize,
+    /// Which of the waiting ones is next.
+    pub order: Option<PacingOrder>,
+    /// The group's pacing lets no further Machine begin.
+    pub is_paced_to_a_halt: bool,
+    /// The MachineSets, for a MachineDeployment.
+    pub sets: Option<SetsSeen>,
+    /// The time of the look.
+    pub now: Timestamp,
+}
+
+impl GroupSeen<'_> {
+    fn name(&self) -> &str {
+        self.task.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    /// Whether the task is to stop: on request, or because it is being deleted.
+    pub fn stops(&self) -> bool {
+        self.task.spec.stage == Stage::Abort || self.task.metadata.deletion_timestamp.is_some()
+    }
+
+    fn phase(&self) -> TaskPhase {
+        self.task.status.as_ref().map(|status| status.phase).unwrap_or_default()
+    }
+
+    fn is_via_machines(&self) -> bool {
+        match self.task.spec.via {
+            Via::Machines => true,
+            Via::Spec => false,
+        }
+    }
+
+    /// The version that the Machines are brought to.
+    pub fn target(&self) -> Option<&KubernetesVersion> {
+        let of_owner = || self.owner.as_ref().and_then(|owner| owner.version.version());
+        self.task.spec.version.as_ref().or_else(of_owner)
+    }
+
+    /// Whether the owner's spec requests something else than when the task began, and the task is for what it
+    /// requested then.
+    fn owner_was_edited(&self) -> bool {
+        let recorded = self.task.status.as_ref().map_or("", |status| &status.owner_request);
+        let Some(owner) = &self.owner else { return false };
+        let is_for_a_request = self.task.spec.version.is_some();
+        is_for_a_request && !recorded.is_empty() && recorded != owner.request
+    }
+
+    /// Whether the owner's spec still has to get the task's version.
+    fn sets_version(&self) -> Option<&KubernetesVersion> {
+        let version = self.task.spec.version.as_ref()?;
+        let owner = self.owner.as_ref()?;
+        (!owner.version.is(version)).then_some(version)
+    }
+
+    /// The Machines that the task is for.
+    fn members(&self) -> impl Iterator<Item = &Member<'_>> {
+        let named = self.task.spec.machines.as_ref();
+        self.machines.iter().filter(move |member| {
+            named.is_none_or(|named| named.iter().any(|name| name == member.name))
+        })
+    }
+}

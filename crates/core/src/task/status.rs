@@ -1,0 +1,307 @@
+//! What an UpgradeTask shows.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use refit_kinds::{
+    conditions,
+    refit::{
+        MAX_TASK_FAILURES, NodeUpdate, Phase, TaskCounts, TaskFailure, TaskPhase, UpgradeTaskStatus,
+    },
+};
+
+use super::{
+    GroupSeen, Member, MemberState, Obstacle, Paused, SpecState,
+    actions::{has_stopped, is_done},
+    member::phase_of,
+};
+
+/// Condition of an UpgradeTask: whether it is complete and, if not, why.
+pub const READY: &str = "Ready";
+/// Condition of an UpgradeTask: whether it pauses its owner.
+pub const OWNER_PAUSED: &str = "OwnerPaused";
+/// How many objects a message names.
+const NAMED: usize = 5;
+
+/// Why an object could not be brought further.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// CamelCase reason.
+    pub reason: &'static str,
+    /// What refuses, and what ends it.
+    pub message: String,
+    /// Only a person ends it.
+    pub is_final: bool,
+}
+
+/// Phase, reason and message.
+type Shown = (TaskPhase, &'static str, String);
+
+/// The status of a task for one group. `refused` are the objects that could not be brought further, by
+/// kind and name.
+pub fn status(seen: &GroupSeen<'_>, refused: &BTreeMap<String, Refused>) -> UpgradeTaskStatus {
+    let old = seen.task.status.clone().unwrap_or_default();
+    let now = Time(seen.now);
+    let generation = seen.task.metadata.generation;
+    let mut next = UpgradeTaskStatus { observed_generation: generation, ..old.clone() };
+    let members: Vec<(&Member<'_>, MemberState<'_>)> =
+        seen.members().map(|member| (member, member.state(seen.target()))).collect();
+    if !old.phase.has_ended() {
+        next.counts = Some(counts(&members, seen.stops()));
+        next.failures = failures(&members);
+        next.version = seen.target().cloned();
+        if let Some(owner) = seen.owner.as_ref().filter(|_| seen.sets_version().is_none())
+            && (next.owner_request.is_empty() || seen.task.spec.version.is_none())
+        {
+            next.owner_request.clone_from(&owner.request);
+        }
+        let (phase, reason, message) = shown(seen, &members, refused, &next);
+        next.phase = phase;
+        if old.started_at.is_none() && phase != TaskPhase::Pending {
+            next.started_at = Some(now.clone());
+        }
+        if phase.has_ended() {
+            next.finished_at = Some(now);
+        }
+        let is_ready = if phase == TaskPhase::Complete { "True" } else { "False" };
+        set(&mut next, seen.now, generation, (READY, is_ready, reason, &message));
+    }
+    show_pause(seen, &mut next, generation);
+    next
+}
+
+fn set(
+    next: &mut UpgradeTaskStatus,
+    now: Timestamp,
+    generation: Option<i64>,
+    what: (&str, &str, &str, &str),
+) {
+    conditions::set(&mut next.conditions, now, generation, what);
+}
+
+/// The states, counted. What a task that stops has stopped has not failed.
+fn counts(members: &[(&Member<'_>, MemberState<'_>)], stops: bool) -> TaskCounts {
+    let mut counts = TaskCounts::default();
+    for (_, state) in members {
+        counts.total += 1;
+        match state {
+            MemberState::Updated => counts.updated += 1,
+            MemberState::Updating(_) | MemberState::Reached => counts.updating += 1,
+            MemberState::Failed(update) if stops && phase_of(update) == Phase::Stopped => {
+                counts.waiting += 1;
+            }
+            MemberState::Failed(_) => counts.failed += 1,
+            MemberState::Waiting | MemberState::Deleting => counts.waiting += 1,
+        }
+    }
+    counts
+}
+
+/// The failures that are newest.
+fn failures(members: &[(&Member<'_>, MemberState<'_>)]) -> Vec<TaskFailure> {
+    let mut failures: Vec<TaskFailure> = members
+        .iter()
+        .filter_map(|(member, state)| match state {
+            MemberState::Failed(update) => Some(failure(member, update)),
+            MemberState::Updated
+            | MemberState::Deleting
+            | MemberState::Waiting
+            | MemberState::Updating(_)
+            | MemberState::Reached => None,
+        })
+        .collect();
+    failures.sort_by(|a, b| {
+        let at = |failure: &TaskFailure| failure.at.as_ref().map(|time| time.0);
+        (at(b), &a.machine).cmp(&(at(a), &b.machine))
+    });
+    failures.truncate(MAX_TASK_FAILURES);
+    failures
+}
+
+fn failure(member: &Member<'_>, update: &NodeUpdate) -> TaskFailure {
+    let status = update.status.clone().unwrap_or_default();
+    let reason = if status.failure_reason.is_empty() { "Stopped" } else { &status.failure_reason };
+    let message =
+        if status.failure_message.is_empty() { &status.message } else { &status.failure_message };
+    TaskFailure {
+        machine: member.name.to_owned(),
+        node_update: update.metadata.name.clone().unwrap_or_default(),
+        reason: reason.to_owned(),
+        message: message.clone(),
+        at: status.finished_at,
+    }
+}
+
+fn shown(
+    seen: &GroupSeen<'_>,
+    members: &[(&Member<'_>, MemberState<'_>)],
+    refused: &BTreeMap<String, Refused>,
+    next: &UpgradeTaskStatus,
+) -> Shown {
+    let old = seen.phase();
+    let waits = |reason, message| {
+        let pauses = seen.owner.as_ref().is_some_and(|owner| owner.paused.is_by(seen.name()));
+        let begun = old != TaskPhase::Pending || pauses;
+        (if begun { TaskPhase::Ongoing } else { TaskPhase::Pending }, reason, message)
+    };
+    if seen.stops() {
+        return if has_stopped(seen) {
+            (TaskPhase::Aborted, "Aborted", "the task was stopped on request".to_owned())
+        } else {
+            let message = format!("{}; the task ends with them", progress(members, next));
+            (TaskPhase::Ongoing, "Aborting", message)
+        };
+    }
+    if let Some(obstacle) = &seen.obstacle {
+        let reason = obstacle.into();
+        return match obstacle {
+            Obstacle::Missing { .. } | Obstacle::NotSupported { .. } => {
+                (TaskPhase::Failed, reason, obstacle.message())
+            }
+            Obstacle::NotOptedIn { .. }
+            | Obstacle::ClusterPaused { .. }
+            | Obstacle::OlderTask { .. } => waits(reason, obstacle.message()),
+        };
+    }
+    let Some(owner) = &seen.owner else {
+        return waits("OwnerUnknown", "the owner is not known yet".to_owned());
+    };
+    if owner.deleting {
+        return (TaskPhase::Failed, "OwnerDeleting", "the owner is being deleted".to_owned());
+    }
+    if seen.owner_was_edited() {
+        let message = "the owner's spec was edited since the task began: what is under way is finished, and \
+                       nothing else begins. Abort this task, and create one for what the spec requests now"
+            .to_owned();
+        return (TaskPhase::Failed, "OwnerEdited", message);
+    }
+    if let Some((object, why)) = refused.iter().next() {
+        let message = format!("{object}: {}", why.message);
+        if why.is_final {
+            return (TaskPhase::Failed, why.reason, message);
+        }
+        return waits("Waiting", format!("{}. {message}", progress(members, next)));
+    }
+    if let Some(version) = seen.sets_version() {
+        let message = if owner.of_topology {
+            format!("waits until the Cluster's topology asks its owner for {version}")
+        } else {
+            format!("sets version {version} in the owner's spec")
+        };
+        return waits("SettingVersion", message);
+    }
+    let is_complete = if seen.is_via_machines() { is_settled(seen) } else { owner.is_up_to_date };
+    if is_complete {
+        return (TaskPhase::Complete, "Complete", progress(members, next));
+    }
+    let counts = next.counts.unwrap_or_default();
+    let is_stuck = counts.failed > 0 && counts.updating == 0 && counts.waiting == 0;
+    if is_stuck {
+        let message = format!(
+            "{}. Ways out: refit retry, or delete the Machine; the task goes on by itself",
+            progress(members, next)
+        );
+        return (TaskPhase::Failed, "MachinesFailed", message);
+    }
+    if seen.is_paced_to_a_halt && counts.updating == 0 {
+        return waits(
+            "Paced",
+            format!("{}; the group's pacing lets none begin", progress(members, next)),
+        );
+    }
+    (TaskPhase::Ongoing, "Upgrading", progress(members, next))
+}
+
+/// Whether all Machines of the task are done, and nothing that the task has written is left to remove.
+fn is_settled(seen: &GroupSeen<'_>) -> bool {
+    let name = seen.name();
+    let is_marked = seen.machines.iter().any(|member| member.task == Some(name));
+    let is_about_to_go_on =
+        seen.owner.as_ref().is_some_and(|owner| owner.paused.is_by(name) && owner.replaces_none);
+    is_done(seen) && !is_marked && !is_about_to_go_on
+}
+
+/// How far the task is, with the names of some Machines.
+fn progress(members: &[(&Member<'_>, MemberState<'_>)], next: &UpgradeTaskStatus) -> String {
+    let TaskCounts { total, updated, failed, .. } = next.counts.unwrap_or_default();
+    let version =
+        next.version.as_ref().map_or_else(String::new, |version| format!(" to {version}"));
+    let mut text = format!("{updated} of {total} Machines are updated{version}");
+    let named = |wanted: fn(&MemberState<'_>) -> bool| {
+        names(members.iter().filter(|(_, state)| wanted(state)).map(|(member, _)| member.name))
+    };
+    let updating = named(|state| matches!(state, MemberState::Updating(_) | MemberState::Reached));
+    if let Some(names) = updating {
+        text = format!("{text}; in progress: {names}");
+    }
+    if let Some(blocker) = blocker(members) {
+        text = format!("{text} ({blocker})");
+    }
+    if failed > 0
+        && let Some(names) = named(|state| matches!(state, MemberState::Failed(_)))
+    {
+        text = format!("{text}; failed: {names}");
+    }
+    text
+}
+
+/// What blocks the Machines in progress, if it blocks all of them.
+fn blocker(members: &[(&Member<'_>, MemberState<'_>)]) -> Option<String> {
+    let mut first = None;
+    for (member, state) in members {
+        match state {
+            MemberState::Updating(update) => {
+                let blocker =
+                    update.status.as_ref().and_then(|status| status.blocked_by.first())?;
+                first = first.or(Some(format!("{}: {}", member.name, blocker.message)));
+            }
+            MemberState::Reached => return None,
+            MemberState::Updated
+            | MemberState::Deleting
+            | MemberState::Waiting
+            | MemberState::Failed(_) => {}
+        }
+    }
+    first
+}
+
+/// The first names, and how many there are besides.
+fn names<'a>(all: impl Iterator<Item = &'a str>) -> Option<String> {
+    let all: Vec<&str> = all.collect();
+    let (first, more) = all.split_at(all.len().min(NAMED));
+    let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+    (!first.is_empty()).then(|| format!("{}{more}", first.join(", ")))
+}
+
+/// Shows whether the task pauses its owner and, after its end, which Machines keep it from going on.
+fn show_pause(seen: &GroupSeen<'_>, next: &mut UpgradeTaskStatus, generation: Option<i64>) {
+    let Some(owner) = &seen.owner else { return };
+    if !owner.paused.is_by(seen.name()) {
+        if conditions::is_true(&next.conditions, OWNER_PAUSED) {
+            let (reason, message) = match owner.paused {
+                Paused::No | Paused::ByOthers => ("GoesOn", "Cluster API goes on with the owner"),
+                Paused::ByTask(_) => ("OtherTask", "another UpgradeTask pauses the owner"),
+            };
+            set(next, seen.now, generation, (OWNER_PAUSED, "False", reason, message));
+        }
+        return;
+    }
+    let is_over = next.phase.has_ended() || next.phase == TaskPhase::Failed;
+    let outdated = seen.machines.iter().filter(|member| member.spec != SpecState::Current);
+    let (reason, message) = match names(outdated.map(|member| member.name)) {
+        Some(names) if is_over => (
+            "OutdatedMachines",
+            format!(
+                "Cluster API would replace {names}. Ways out: another UpgradeTask upgrades them in place; set back, the \
+                 owner's spec asks for nothing; without its annotations cluster.x-k8s.io/paused and refit.dev/task, \
+                 Cluster API replaces them"
+            ),
+        ),
+        Some(_) | None => (
+            "UpgradeTask",
+            "while the task works, Cluster API replaces no Machine of the owner".to_owned(),
+        ),
+    };
+    set(next, seen.now, generation, (OWNER_PAUSED, "True", reason, &message));
+}

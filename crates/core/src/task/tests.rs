@@ -1,0 +1,290 @@
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use refit_kinds::{
+    conditions,
+    refit::{ClusterRef, GroupOwner, NodeUpdate, Phase, UpgradeTaskSpec, UpgradeTaskStatus},
+};
+
+use super::{status::OWNER_PAUSED, *};
+use crate::ask::testing::update as node_update;
+const TARGET: &str = "v1.35.0";
+
+fn task() -> UpgradeTask {
+    let spec = UpgradeTaskSpec {
+        stage: Stage::Ongoing,
+        cluster_ref: ClusterRef { name: "edge-1".into() },
+        owner_ref: Some(GroupOwner { kind: "MachineDeployment".into(), ..GroupOwner::default() }),
+        version: Some(TARGET.parse().unwrap()),
+        hops: None,
+        machines: None,
+        updater_ref: None,
+        via: Via::Machines,
+    };
+    let mut task = UpgradeTask::new("t", spec);
+    task.metadata.finalizers = Some(vec!["f".into()]);
+    task
+}
+
+fn owner() -> OwnerSeen {
+    OwnerSeen {
+        owner: Owner::Deployment,
+        paused: Paused::ByTask("t".into()),
+        deleting: false,
+        version: TARGET.into(),
+        of_topology: false,
+        request: "r".into(),
+        is_up_to_date: false,
+        replaces_none: false,
+    }
+}
+
+fn set(name: &str, machines: i64) -> SetSeen {
+    SetSeen {
+        name: name.into(),
+        replicas: machines,
+        shown: machines,
+        is_observed: true,
+        creates: false,
+        machines,
+    }
+}
+
+fn member(name: &str) -> Member<'_> {
+    Member {
+        name,
+        uid: name.into(),
+        task: Some("t"),
+        shows: Some(("Unknown", conditions::REASON_WAITING)),
+        ..Member::default()
+    }
+}
+
+fn seen<'a>(task: &'a UpgradeTask, machines: Vec<Member<'a>>) -> GroupSeen<'a> {
+    let old = i64::try_from(machines.len()).unwrap();
+    GroupSeen {
+        task,
+        obstacle: None,
+        owner: Some(owner()),
+        sets: Some(SetsSeen {
+            current: Some(set("new", 0)),
+            old: vec![set("old", old)],
+            wanted: old,
+            arriving: 0,
+            ends: false,
+        }),
+        machines,
+        slots: 1,
+        order: None,
+        is_paced_to_a_halt: false,
+        now: jiff::Timestamp::UNIX_EPOCH,
+    }
+}
+
+fn advanced(actions: &[Action]) -> Vec<&str> {
+    actions
+        .iter()
+        .filter_map(|action| match action {
+            Action::Advance { machine, .. } => Some(&**machine),
+            Action::AddFinalizer
+            | Action::Pause
+            | Action::SetVersion(_)
+            | Action::Sets(_)
+            | Action::Mark(_)
+            | Action::Stop(_)
+            | Action::Unmark(_)
+            | Action::Unpause
+            | Action::RemoveFinalizer => None,
+        })
+        .collect()
+}
+
+fn in_phase(machine: &str, phase: Phase) -> NodeUpdate {
+    let mut update = node_update(1, TARGET, phase);
+    update.metadata.name = Some(format!("{machine}-1"));
+    update
+}
+
+fn shown(seen: &GroupSeen<'_>) -> (TaskPhase, String) {
+    let status = status(seen, &BTreeMap::new());
+    let ready = conditions::get(&status.conditions, status::READY);
+    (status.phase, ready.map(|ready| ready.reason.clone()).unwrap_or_default())
+}
+
+#[test]
+fn a_task_holds_on_to_its_end_before_it_writes_anything() {
+    let mut new = task();
+    new.metadata.finalizers = None;
+    assert_eq!(actions(&seen(&new, vec![member("a")])), [Action::AddFinalizer]);
+}
+
+#[test]
+fn an_owner_is_paused_before_its_version_is_set() {
+    let task = task();
+    let mut look = seen(&task, vec![member("a")]);
+    let as_is = OwnerSeen { paused: Paused::No, version: "v1.34.2".into(), ..owner() };
+    look.owner = Some(as_is.clone());
+    assert_eq!(actions(&look), [Action::Pause]);
+    look.owner = Some(OwnerSeen { paused: Paused::ByTask("t".into()), ..as_is.clone() });
+    assert_eq!(actions(&look), [Action::SetVersion(TARGET.parse().unwrap())]);
+    look.owner = Some(OwnerSeen { paused: Paused::ByOthers, ..as_is.clone() });
+    assert_eq!(actions(&look), [Action::SetVersion(TARGET.parse().unwrap())]);
+    let of_topology = OwnerSeen { of_topology: true, paused: Paused::ByTask("t".into()), ..as_is };
+    look.owner = Some(of_topology);
+    assert_eq!(actions(&look), [], "the topology sets it");
+}
+
+#[test]
+fn what_an_older_task_has_left_paused_is_taken_over() {
+    let task = task();
+    let mut look = seen(&task, vec![member("a")]);
+    look.owner = Some(OwnerSeen { paused: Paused::ByTask("older".into()), ..owner() });
+    assert_eq!(actions(&look), [Action::Pause]);
+}
+
+#[test]
+fn no_more_machines_are_requested_than_may_be_down_and_prepare() {
+    let task = task();
+    let names = ["a", "b", "c", "d", "e"];
+    let mut look = seen(&task, names.map(member).to_vec());
+    assert_eq!(advanced(&actions(&look)), ["a", "b"]);
+    look.slots = 2;
+    assert_eq!(advanced(&actions(&look)), ["a", "b", "c", "d"]);
+    look.order = Some(PacingOrder::Name);
+    look.owner = Some(OwnerSeen { owner: Owner::ControlPlane, ..owner() });
+    assert_eq!(advanced(&actions(&look)), ["a"], "members follow one another");
+    look.is_paced_to_a_halt = true;
+    assert!(advanced(&actions(&look)).is_empty());
+}
+
+#[test]
+fn a_machine_whose_update_has_succeeded_is_written_whatever_the_window() {
+    let task = task();
+    let (running, reached) = (in_phase("a", Phase::Draining), in_phase("b", Phase::Succeeded));
+    let mut machines = vec![member("a"), member("b"), member("c")];
+    (machines[0].update, machines[1].update) = (Some(&running), Some(&reached));
+    assert_eq!(advanced(&actions(&seen(&task, machines))), ["b"]);
+}
+
+#[test]
+fn a_failed_machine_waits_for_a_person_and_a_retry_needs_no_room() {
+    let task = task();
+    let failed = in_phase("a", Phase::Failed);
+    let (b, c) = (in_phase("b", Phase::Waiting), in_phase("c", Phase::Waiting));
+    let mut machines = vec![member("a"), member("b"), member("c")];
+    for (member, update) in machines.iter_mut().zip([&failed, &b, &c]) {
+        member.update = Some(update);
+    }
+    assert!(advanced(&actions(&seen(&task, machines.clone()))).is_empty());
+    machines[0].retry = Some("a-1");
+    assert_eq!(advanced(&actions(&seen(&task, machines))), ["a"]);
+}
+
+#[test]
+fn only_failed_machines_are_left_and_the_task_says_so() {
+    let task = task();
+    let failed = in_phase("a", Phase::Failed);
+    let mut machines = vec![member("a"), member("b")];
+    machines[0].update = Some(&failed);
+    machines[1].spec = SpecState::Current;
+    let look = seen(&task, machines);
+    assert_eq!(shown(&look), (TaskPhase::Failed, "MachinesFailed".into()));
+    let status = status(&look, &BTreeMap::new());
+    assert_eq!(status.failures[0].node_update, "a-1");
+    let paused = conditions::get(&status.conditions, OWNER_PAUSED).unwrap();
+    assert!(paused.message.contains("would replace a."), "{}", paused.message);
+}
+
+#[test]
+fn an_owner_goes_on_only_if_it_replaces_no_machine() {
+    let task = task();
+    let mut done = member("a");
+    (done.spec, done.task) = (SpecState::Current, None);
+    let mut look = seen(&task, vec![done]);
+    look.sets.as_mut().unwrap().old.clear();
+    look.sets.as_mut().unwrap().current = Some(SetSeen { creates: true, ..set("new", 1) });
+    assert_eq!(actions(&look), []);
+    assert_eq!(shown(&look), (TaskPhase::Complete, "Complete".into()), "others are outdated");
+    look.owner = Some(OwnerSeen { replaces_none: true, ..owner() });
+    assert_eq!(actions(&look), [Action::Unpause]);
+    assert_eq!(shown(&look).0, TaskPhase::Ongoing);
+    look.owner = Some(OwnerSeen { replaces_none: true, paused: Paused::ByOthers, ..owner() });
+    assert_eq!(actions(&look), [], "somebody else has paused it");
+    assert_eq!(shown(&look).0, TaskPhase::Complete);
+}
+
+#[test]
+fn an_edited_owner_stops_what_has_not_begun() {
+    let mut task = task();
+    task.status =
+        Some(UpgradeTaskStatus { owner_request: "before".into(), ..UpgradeTaskStatus::default() });
+    let (early, late) = (in_phase("a", Phase::Waiting), in_phase("b", Phase::Disrupting));
+    let mut machines = vec![member("a"), member("b"), member("c")];
+    (machines[0].update, machines[1].update) = (Some(&early), Some(&late));
+    let look = seen(&task, machines);
+    assert_eq!(actions(&look), [Action::Stop("a-1".into())]);
+    assert_eq!(shown(&look), (TaskPhase::Failed, "OwnerEdited".into()));
+}
+
+#[test]
+fn a_stopped_task_finishes_what_is_under_way_and_leaves_nothing() {
+    let mut task = task();
+    task.spec.stage = Stage::Abort;
+    let (running, reached) = (in_phase("a", Phase::Waiting), in_phase("b", Phase::Succeeded));
+    let mut machines = vec![member("a"), member("b"), member("c")];
+    (machines[0].update, machines[1].update) = (Some(&running), Some(&reached));
+    let found = actions(&seen(&task, machines.clone()));
+    assert!(found.contains(&Action::Stop("a-1".into())), "{found:?}");
+    let write = Action::Advance { machine: "b".into(), may_hand_over: false, may_request: false };
+    assert!(found.contains(&write), "{found:?}");
+    assert_eq!(shown(&seen(&task, machines)), (TaskPhase::Ongoing, "Aborting".into()));
+
+    let stopped = in_phase("a", Phase::Stopped);
+    let mut machines = vec![member("a"), member("c")];
+    machines[0].update = Some(&stopped);
+    let unmarks = [Action::Unmark("a".into()), Action::Unmark("c".into())];
+    assert_eq!(actions(&seen(&task, machines.clone())), unmarks);
+    for member in &mut machines {
+        member.task = None;
+    }
+    assert_eq!(shown(&seen(&task, machines)), (TaskPhase::Aborted, "Aborted".into()));
+}
+
+#[test]
+fn a_deleted_task_goes_when_nothing_of_it_is_left() {
+    let mut task = task();
+    task.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+    let look = seen(&task, vec![member("a")]);
+    assert_eq!(actions(&look), [Action::Unmark("a".into())]);
+    let mut free = member("a");
+    free.task = None;
+    let mut look = seen(&task, vec![free]);
+    look.sets = None;
+    assert_eq!(actions(&look), [Action::RemoveFinalizer]);
+}
+
+#[test]
+fn an_obstacle_is_named_and_ends_by_itself_or_by_a_person() {
+    let task = task();
+    let mut look = seen(&task, vec![member("a")]);
+    look.owner = Some(OwnerSeen { paused: Paused::No, ..owner() });
+    look.obstacle = Some(Obstacle::OlderTask { task: "older".into() });
+    assert_eq!(actions(&look), []);
+    assert_eq!(shown(&look), (TaskPhase::Pending, "OlderTask".into()));
+    look.obstacle = Some(Obstacle::Missing { object: "Updater u".into() });
+    assert_eq!(shown(&look), (TaskPhase::Failed, "Missing".into()));
+}
+
+#[test]
+fn the_status_of_a_task_for_30_000_machines_stays_small() {
+    let task = task();
+    let names: Vec<String> =
+        (0..30_000).map(|n| format!("edge-1-md-0-bcdfg-{n:05}-x7k2p")).collect();
+    let mut failed = in_phase("a", Phase::Failed);
+    let status_of_update = failed.status.as_mut().unwrap();
+    status_of_update.failure_message = "m".repeat(1000);
+    let machines = names.iter().map(|name| Member { update: Some(&failed), ..member(name) });
+    let look = seen(&task, machines.collect());
+    let text = serde_json::to_string(&status(&look, &BTreeMap::new())).unwrap();
+    assert!(text.len() < 256 << 10, "{}", text.len());
+}

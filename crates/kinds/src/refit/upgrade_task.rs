@@ -1,0 +1,259 @@
+//! UpgradeTask: the upgrade of one machine group, or of a whole cluster.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{GroupOwner, Stage};
+use crate::version::{self, KubernetesVersion};
+
+/// How many failed Machines a task names.
+pub const MAX_TASK_FAILURES: usize = 20;
+/// How many Machines a task may name. A task that names none upgrades every outdated one.
+pub const MAX_TASK_MACHINES: usize = 1000;
+/// How many children of a task are kept in its status: groups times hops.
+pub const MAX_TASK_CHILDREN: usize = 500;
+
+/// A request to bring the Machines of a control plane, a MachineDeployment or a whole Cluster to what
+/// their owner requests, or to a version. It makes the NodeUpdates, a few at a time.
+#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "refit.dev",
+    version = "v1alpha1",
+    kind = "UpgradeTask",
+    doc = "A request to upgrade the Machines of a group, or of a whole Cluster, in place.",
+    plural = "upgradetasks",
+    shortname = "ut",
+    category = "refit",
+    namespaced,
+    status = "UpgradeTaskStatus",
+    derive = "PartialEq",
+    printcolumn(name = "Cluster", type_ = "string", json_path = ".spec.clusterRef.name"),
+    printcolumn(name = "Owner", type_ = "string", json_path = ".spec.ownerRef.name"),
+    printcolumn(name = "Version", type_ = "string", json_path = ".status.version"),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(name = "Updated", type_ = "integer", json_path = ".status.counts.updated"),
+    printcolumn(name = "Failed", type_ = "integer", json_path = ".status.counts.failed"),
+    printcolumn(name = "Total", type_ = "integer", json_path = ".status.counts.total"),
+    printcolumn(
+        name = "Why",
+        type_ = "string",
+        description = "What the task waits for, or why it is not complete",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].message"
+    ),
+    printcolumn(name = "Via", type_ = "string", json_path = ".spec.via", priority = 1),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = ("self.clusterRef == oldSelf.clusterRef && self.via == oldSelf.via && \
+    has(self.ownerRef) == has(oldSelf.ownerRef) && (!has(self.ownerRef) || self.ownerRef == oldSelf.ownerRef) && \
+    has(self.version) == has(oldSelf.version) && (!has(self.version) || self.version == oldSelf.version) && \
+    has(self.hops) == has(oldSelf.hops) && (!has(self.hops) || self.hops == oldSelf.hops) && \
+    has(self.machines) == has(oldSelf.machines) && (!has(self.machines) || self.machines == oldSelf.machines) && \
+    has(self.updaterRef) == has(oldSelf.updaterRef) && (!has(self.updaterRef) || self.updaterRef == oldSelf.updaterRef)",
+    "spec is immutable but for stage: create another UpgradeTask"))]
+#[x_kube(validation = ("oldSelf.stage != 'Abort' || self.stage == 'Abort'", "an aborted UpgradeTask stays aborted; create a new one"))]
+#[x_kube(validation = ("has(self.ownerRef) || has(self.version)", "a task for a whole Cluster needs version"))]
+#[x_kube(validation = ("has(self.ownerRef) || !has(self.machines)", "machines needs ownerRef: they are Machines of that owner"))]
+#[x_kube(validation = ("!has(self.machines) || self.via == 'Machines'", "machines needs via Machines: an owner's spec is for all of its Machines"))]
+#[x_kube(validation = ("!has(self.hops) || !has(self.ownerRef)", "hops is for a whole Cluster"))]
+pub struct UpgradeTaskSpec {
+    /// Whether the task continues or is to stop.
+    #[serde(default)]
+    pub stage: Stage,
+    /// The Cluster, in the namespace of the task.
+    pub cluster_ref: ClusterRef,
+    /// The control plane or MachineDeployment; absent for the whole Cluster: its control plane, then its
+    /// workers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner_ref: Option<GroupOwner>,
+    /// The Kubernetes version that the task sets in the owner's spec. Absent: the owner's spec stays, and
+    /// its Machines are brought to it.
+    #[serde(default, with = "version::or_empty", skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "version::or_empty::schema")]
+    pub version: Option<KubernetesVersion>,
+    /// For a Cluster: the versions on the way, one per minor version; those that are not named are `.0`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 16))]
+    pub hops: Option<Vec<KubernetesVersion>>,
+    /// Names of the Machines to upgrade; absent: all that are outdated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = MAX_TASK_MACHINES))]
+    #[schemars(extend("x-kubernetes-list-type" = "set"))]
+    pub machines: Option<Vec<String>>,
+    /// The only Updater that may be used; absent: all that apply.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub updater_ref: Option<UpdaterRef>,
+    /// Who works through the Machines.
+    pub via: Via,
+}
+
+/// Reference to a Cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ClusterRef {
+    /// Name of the Cluster.
+    pub name: String,
+}
+
+/// Reference to an Updater.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct UpdaterRef {
+    /// Name of the Updater.
+    pub name: String,
+}
+
+/// Who works through the Machines of a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, strum::Display)]
+pub enum Via {
+    /// Cluster API, which calls Refit's hooks: the task edits the owner's spec and waits. Needs Cluster
+    /// API's feature gate `InPlaceUpdates`.
+    Spec,
+    /// Refit: the owner is paused, and the task writes each Machine after its update. Works without the
+    /// feature gate.
+    Machines,
+}
+
+/// Phase of an UpgradeTask.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    strum::Display,
+    strum::VariantArray,
+)]
+pub enum TaskPhase {
+    /// It has not begun: it waits for what its condition Ready names.
+    #[default]
+    Pending,
+    /// Machines are being upgraded, or wait for it.
+    Ongoing,
+    /// Every Machine of the task is up to date, or was skipped.
+    Complete,
+    /// It was stopped on request.
+    Aborted,
+    /// Nothing more happens until a person acts: the condition Ready names what.
+    Failed,
+}
+
+impl TaskPhase {
+    /// Whether the task has ended for good. A failed one goes on when its cause is gone.
+    pub fn has_ended(self) -> bool {
+        matches!(self, Self::Complete | Self::Aborted)
+    }
+}
+
+/// How many Machines of a task are in which state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct TaskCounts {
+    /// All Machines of the task.
+    pub total: i32,
+    /// Up to date.
+    pub updated: i32,
+    /// Being updated.
+    pub updating: i32,
+    /// Waiting for their turn.
+    pub waiting: i32,
+    /// Failed or stopped for good.
+    pub failed: i32,
+    /// Skipped or held by an operator.
+    pub excepted: i32,
+}
+
+/// A Machine whose update failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TaskFailure {
+    /// Name of the Machine.
+    pub machine: String,
+    /// Name of the NodeUpdate.
+    pub node_update: String,
+    /// CamelCase reason, from the NodeUpdate.
+    pub reason: String,
+    /// A whole sentence: what failed and what to do.
+    pub message: String,
+    /// When it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<Time>,
+}
+
+/// A child of a task for a whole Cluster: one group's way to one version.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TaskChild {
+    /// Name of the child.
+    pub name: String,
+    /// The version that it brings its group to.
+    #[schemars(with = "String")]
+    pub version: KubernetesVersion,
+    /// Its phase.
+    pub phase: TaskPhase,
+}
+
+/// Status of an UpgradeTask.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UpgradeTaskStatus {
+    /// Phase of the task.
+    #[serde(default)]
+    pub phase: TaskPhase,
+    /// The version that the Machines are brought to.
+    #[serde(default, with = "version::or_empty", skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "version::or_empty::schema")]
+    pub version: Option<KubernetesVersion>,
+    /// How many Machines are in which state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counts: Option<TaskCounts>,
+    /// The last failures, at most 20.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_TASK_FAILURES))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["machine"]))]
+    pub failures: Vec<TaskFailure>,
+    /// What the task asks of the owner's spec, as a hash: whether the spec was edited meanwhile.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub owner_request: String,
+    /// The children of a task for a whole Cluster, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_TASK_CHILDREN))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub children: Vec<TaskChild>,
+    /// When the first Machine was requested.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<Time>,
+    /// When it was complete or aborted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub finished_at: Option<Time>,
+    /// Conditions, keyed by type: `Ready`, and `OwnerPaused` while Refit pauses the owner.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+    /// Generation that the status refers to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_written_by_hand_needs_few_words() {
+        let task: UpgradeTaskSpec = serde_json::from_value(serde_json::json!({
+            "clusterRef": {"name": "edge-1"}, "version": "v1.35.0", "via": "Machines",
+        }))
+        .unwrap();
+        assert_eq!((task.stage, task.owner_ref, task.machines), (Stage::Ongoing, None, None));
+    }
+
+    #[test]
+    fn a_failed_task_may_go_on() {
+        assert!(TaskPhase::Complete.has_ended() && TaskPhase::Aborted.has_ended());
+        assert!(!TaskPhase::Failed.has_ended() && !TaskPhase::Pending.has_ended());
+    }
+}
