@@ -17,7 +17,7 @@ use crate::{
     controller::Controller,
     directory::{self, Turn},
     hosts::Hosts,
-    managers::Managers,
+    managers::{InPlace, Managers},
     objects::Objects,
     parts::{self, Line, Parts},
     process::{Part, Program},
@@ -43,14 +43,14 @@ pub struct Bed {
 
 impl Bed {
     /// Starts a bed. If too many beds are up, waits for its turn.
-    pub async fn start(line: Line) -> anyhow::Result<Self> {
+    pub async fn start(line: Line, in_place: InPlace) -> anyhow::Result<Self> {
         let clock = Clock::real();
         let parts = parts::find(line)?;
         let turn = directory::turn(clock).await?;
         let directory = directory::run(clock, line.name())?;
         let since = clock.now();
         let certs = Arc::new(Certs::new(clock)?);
-        let started = Self::start_in(line, parts, directory.clone(), certs, turn).await;
+        let started = Self::start_in((line, in_place), parts, directory.clone(), certs, turn).await;
         let seconds = clock.elapsed(since).as_secs();
         match started {
             Ok(bed) => {
@@ -63,7 +63,7 @@ impl Bed {
     }
 
     async fn start_in(
-        line: Line,
+        (line, in_place): (Line, InPlace),
         parts: Parts,
         directory: PathBuf,
         certs: Arc<Certs>,
@@ -71,7 +71,7 @@ impl Bed {
     ) -> anyhow::Result<Self> {
         let api_server = ApiServer::start(&parts, &certs, &directory).await?;
         let client = &api_server.client;
-        let managers = Managers::start(client, &parts, &certs, &directory).await?;
+        let managers = Managers::start(client, &parts, &certs, &directory, in_place).await?;
         let controller = Controller::start(client, &api_server.url, &certs, &directory).await?;
         let hosts = Hosts::start(client.clone(), &api_server.url, certs.clone());
         Ok(Self {

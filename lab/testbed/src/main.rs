@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use lab_testbed::{Bed, ClusterSpec, Line, directory};
+use lab_testbed::{Bed, ClusterSpec, Line, directory, managers::InPlace};
 use refit_runtime::{
     process::{LogFormat, init_logs, until_stopped},
     tls,
@@ -88,7 +88,7 @@ async fn up(line: Line, workers: u32, stop: &CancellationToken) -> anyhow::Resul
         .with_context(|| format!("failed to write {}", file.display()))?;
     let serving = async {
         print_line("starting kube-apiserver, Cluster API and Refit: about a minute");
-        let bed = Bed::start(line).await?;
+        let bed = Bed::start(line, InPlace::On).await?;
         print_line("creating cluster edge-1: about a minute");
         let spec = ClusterSpec { workers: vec![("md-0", workers, 0, 1)], ..ClusterSpec::default() };
         let _cluster = bed.cluster("edge-1", &spec).await?;

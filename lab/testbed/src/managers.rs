@@ -57,15 +57,29 @@ impl Manager {
         }
     }
 
-    /// Feature gates that Refit requires, if the manager has them.
-    const fn gates(self) -> Option<&'static str> {
-        match self {
-            Self::Core => Some("RuntimeSDK=true,InPlaceUpdates=true,ClusterTopology=true"),
-            Self::ControlPlane => Some("InPlaceUpdates=true,ClusterTopology=true"),
-            Self::Infrastructure => Some("ClusterTopology=true"),
-            Self::Bootstrap => None,
+    /// Feature gates of the manager, if it has any.
+    const fn gates(self, in_place: InPlace) -> Option<&'static str> {
+        match (self, in_place) {
+            (Self::Core, InPlace::On) => {
+                Some("RuntimeSDK=true,InPlaceUpdates=true,ClusterTopology=true")
+            }
+            (Self::ControlPlane, InPlace::On) => Some("InPlaceUpdates=true,ClusterTopology=true"),
+            (Self::Core, InPlace::Off) => Some("RuntimeSDK=true,ClusterTopology=true"),
+            (Self::Infrastructure, _) | (Self::ControlPlane, InPlace::Off) => {
+                Some("ClusterTopology=true")
+            }
+            (Self::Bootstrap, _) => None,
         }
     }
+}
+
+/// Cluster API's feature gate `InPlaceUpdates`, which hooks require.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InPlace {
+    /// Cluster API calls the hooks.
+    On,
+    /// Cluster API replaces Machines.
+    Off,
 }
 
 /// The running managers.
@@ -81,6 +95,7 @@ impl Managers {
         parts: &Parts,
         certs: &Certs,
         directory: &Path,
+        in_place: InPlace,
     ) -> anyhow::Result<Self> {
         install_definitions(client, &parts.cluster_api).await?;
         certs.write_hook_client(directory)?;
@@ -90,7 +105,8 @@ impl Managers {
             let certificates = directory.join(format!("{}-webhooks", manager.name()));
             certs.write_server(&certificates)?;
             let (port, health) = (free_port()?, free_port()?);
-            let program = program(manager, &parts.cluster_api, directory, (port, health))?;
+            let program =
+                program(manager, in_place, &parts.cluster_api, directory, (port, health))?;
             started.parts.insert(manager, (Part::start(program, directory)?, health));
             webhooks.insert(manager, port);
         }
@@ -118,6 +134,7 @@ impl Managers {
 
 fn program(
     manager: Manager,
+    in_place: InPlace,
     cluster_api: &Path,
     directory: &Path,
     (port, health): (u16, u16),
@@ -135,7 +152,7 @@ fn program(
         "--skip-crd-migration-phases=StorageVersionMigration,CleanupManagedFields".to_owned(),
         "--v=2".to_owned(),
     ];
-    args.extend(manager.gates().map(|gates| format!("--feature-gates={gates}")));
+    args.extend(manager.gates(in_place).map(|gates| format!("--feature-gates={gates}")));
     if matches!(manager, Manager::Core | Manager::ControlPlane) {
         let files = ["tls.crt", "tls.key"];
         args.extend(CLIENT_FLAGS.iter().zip(files).map(|(flag, file)| {

@@ -66,6 +66,8 @@ pub const EXTENSION_CONFIG: Kind = kind("runtime.cluster.x-k8s.io", "v1beta2", "
 pub const NODE_UPDATE: Kind = kind("refit.dev", "v1alpha1", "NodeUpdate");
 /// UpdateGroup.
 pub const UPDATE_GROUP: Kind = kind("refit.dev", "v1alpha1", "UpdateGroup");
+/// An UpgradeTask.
+pub const UPGRADE_TASK: Kind = kind("refit.dev", "v1alpha1", "UpgradeTask");
 /// Updater.
 pub const UPDATER: Kind = kind("refit.dev", "v1alpha1", "Updater");
 /// HostPlan.

@@ -93,7 +93,7 @@ impl Midway<'_> {
             return Err(format!("{} is being updated again", name(&machine)));
         }
         let refit = condition_text(&machine, "MachineUpToDate");
-        if !refit.starts_with("Unknown/Updating") {
+        if !refit.starts_with("Unknown/ExternalUpgradeInProgress") {
             return Err(format!("{}: {refit}", name(&machine)));
         }
         let cluster_api = condition_text(&machine, "UpToDate");

@@ -14,6 +14,7 @@ mod new_default;
 mod providers;
 mod surge;
 mod taken_back;
+mod tasks;
 mod topology;
 mod uncovered;
 mod updaters;
@@ -37,6 +38,12 @@ pub(crate) const ALL: &[Flow] = &[
         lines: &[Line::V1_14],
         on: On::Shared,
         run: |bed| Box::pin(midway::run(bed)),
+    },
+    Flow {
+        name: "tasks_upgrade_machines_in_place_where_cluster_api_would_replace_them",
+        lines: &[Line::V1_14],
+        on: On::WithoutInPlace,
+        run: |bed| Box::pin(tasks::run(bed)),
     },
     // On a bed of its own, because it changes definitions.
     Flow {

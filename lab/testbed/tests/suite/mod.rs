@@ -12,7 +12,9 @@ use std::{
 use anyhow::Context as _;
 use futures::future::LocalBoxFuture;
 use lab_testbed::{
-    Bed, Line, network,
+    Bed, Line,
+    managers::InPlace,
+    network,
     process::{Part, Program},
 };
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -36,6 +38,17 @@ pub(crate) enum On {
     Shared,
     /// A separate bed, because the flow stops processes.
     Own,
+    /// A separate bed, whose Cluster API has its feature gate for updates in place off.
+    WithoutInPlace,
+}
+
+impl On {
+    fn in_place(self) -> InPlace {
+        match self {
+            Self::Shared | Self::Own => InPlace::On,
+            Self::WithoutInPlace => InPlace::Off,
+        }
+    }
 }
 
 /// A test flow.
@@ -69,7 +82,7 @@ pub(crate) fn run(line: Line, flows: &[Flow]) -> ExitCode {
             // Without network namespaces there is only one bed, and such a flow uses it
             // exclusively.
             let second = network::in_own_namespace() && env::var_os(OWN).is_none();
-            let trial = if flow.on == On::Own && second {
+            let trial = if flow.on != On::Shared && second {
                 trial_elsewhere(*flow, line, runtime.clone())
             } else {
                 trial(*flow, line, runtime.clone(), started.clone())
@@ -97,7 +110,7 @@ pub(crate) fn run(line: Line, flows: &[Flow]) -> ExitCode {
 fn trial(flow: Flow, line: Line, runtime: Arc<Runtime>, started: Started) -> Trial {
     Trial::test(format!("{line}::{}", flow.name), move || {
         let bed = started.get_or_init(|| {
-            let bed = runtime.block_on(Bed::start(line));
+            let bed = runtime.block_on(Bed::start(line, flow.on.in_place()));
             bed.map_err(|error| format!("{error:#}"))
         });
         let bed = bed.as_ref().map_err(|why| Failed::from(why.clone()))?;

@@ -1,0 +1,96 @@
+//! Cluster API without its feature gate for updates in place: tasks upgrade a control plane of one machine and workers,
+//! with Cluster API's controllers running throughout. It replaces no Machine, and afterwards sees all as up to date.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use lab_testbed::{
+    Bed, Cluster, ClusterSpec,
+    cluster::{TO, error_text},
+    eventually,
+    objects::{CONTROL_PLANE, MACHINE_DEPLOYMENT, UPGRADE_TASK, annotation, condition_text, text},
+};
+use refit_kinds::keys;
+use serde_json::{Value, json};
+
+use super::look;
+
+const WITHIN: Duration = Duration::from_mins(6);
+/// How long Cluster API has time to change its mind.
+const AFTERWARDS: Duration = Duration::from_secs(30);
+
+pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
+    let _calm = bed.calm().await;
+    let spec = ClusterSpec {
+        control_planes: 1,
+        surge: 1,
+        workers: vec![("a", 3, 1, 0)],
+        ..ClusterSpec::default()
+    };
+    let cluster = bed.cluster("tasks", &spec).await?;
+    let before = look::identities(&cluster).await?;
+    complete(&cluster, "KubeadmControlPlane", &cluster.name).await?;
+    cluster.control_plane_is_at(TO, WITHIN).await?;
+    let workers = format!("{}-a", cluster.name);
+    complete(&cluster, "MachineDeployment", &workers).await?;
+    cluster.workers_are_at("a", TO, WITHIN).await?;
+    tokio::time::sleep(AFTERWARDS).await;
+    cluster.control_plane_is_at(TO, WITHIN).await?;
+    cluster.workers_are_at("a", TO, WITHIN).await?;
+    let after = look::identities(&cluster).await?;
+    ensure!(before == after, "{before:#?} became {after:#?}");
+    for (kind, name) in [(CONTROL_PLANE, &cluster.name), (MACHINE_DEPLOYMENT, &workers)] {
+        let owner = cluster.objects.get(kind, name).await?;
+        for key in [keys::PAUSED, keys::TASK] {
+            ensure!(annotation(&owner, key).is_none(), "{name} still has the annotation {key}");
+        }
+    }
+    left_to_cluster_api(&cluster).await?;
+    look::nothing_is_left(&cluster).await
+}
+
+/// Creates a task for an owner, and waits until it is complete.
+async fn complete(cluster: &Cluster, kind: &str, name: &str) -> anyhow::Result<()> {
+    let group = if kind == "KubeadmControlPlane" {
+        "controlplane.cluster.x-k8s.io"
+    } else {
+        "cluster.x-k8s.io"
+    };
+    let task = format!("task-{name}");
+    let object = json!({
+        "apiVersion": "refit.dev/v1alpha1", "kind": "UpgradeTask",
+        "metadata": {"name": task, "namespace": cluster.namespace},
+        "spec": {
+            "clusterRef": {"name": cluster.name}, "version": TO, "via": "Machines",
+            "ownerRef": {"apiVersion": format!("{group}/v1beta2"), "kind": kind, "name": name},
+        },
+    });
+    cluster.objects.apply(&object).await?;
+    eventually(&format!("{task} is complete"), WITHIN, async || {
+        let found = cluster.objects.get(UPGRADE_TASK, &task).await.map_err(error_text)?;
+        match text(&found, "/status/phase") {
+            "Complete" => Ok(()),
+            phase => Err(format!("{phase}: {}", condition_text(&found, "Ready"))),
+        }
+    })
+    .await
+}
+
+/// Cluster API's own field managers own what it would have written: a later change of a template leaves nothing behind.
+async fn left_to_cluster_api(cluster: &Cluster) -> anyhow::Result<()> {
+    for machine in cluster.machines().await? {
+        let entries = machine["metadata"]["managedFields"].as_array();
+        let entries = entries.context("a Machine has no managed fields")?;
+        let owns_version = |entry: &&Value| entry.pointer("/fieldsV1/f:spec/f:version").is_some();
+        let owners: Vec<&str> =
+            entries.iter().filter(owns_version).map(|entry| text(entry, "/manager")).collect();
+        ensure!(
+            owners
+                .iter()
+                .all(|owner| owner.starts_with("capi-") || *owner == keys::MANAGER_PATCHES),
+            "{owners:?} own the version of a Machine"
+        );
+        ensure!(!owners.is_empty(), "nobody owns the version of a Machine");
+    }
+    Ok(())
+}
