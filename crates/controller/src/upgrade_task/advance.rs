@@ -236,6 +236,14 @@ pub(super) fn refused_by_api(error: anyhow::Error) -> anyhow::Result<Refused> {
     }
 }
 
+/// An object that the task rests on cannot be read.
+pub(super) fn unreadable(error: anyhow::Error) -> anyhow::Result<Refused> {
+    match error.downcast_ref::<kube::Error>() {
+        Some(error) if apply::is_not_found(error) => Ok(waits("Missing", cause(error))),
+        Some(_) | None => refused_by_api(error),
+    }
+}
+
 fn waits(reason: &'static str, message: String) -> Refused {
     Refused { reason, message, is_final: false }
 }

@@ -21,7 +21,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use kube::{Api, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
-use refit_core::task::{Action, Refused, actions, status};
+use refit_core::task::{Action, Refused, actions, status, unread};
 use refit_kinds::{
     conditions, keys,
     refit::{NodeUpdate, Stage, TaskPhase, UpgradeTask, UpgradeTaskStatus},
@@ -72,7 +72,15 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
     let Some(task) = ctx.stores.upgrade_tasks.get(key) else {
         return Ok(Next::Done);
     };
-    let look = Look::read(ctx, task.clone()).await?;
+    let look = match Look::read(ctx, task.clone()).await {
+        Ok(look) => look,
+        Err(error) => {
+            let why = advance::unreadable(error)?;
+            let next = unread(&task, &why, ctx.clock.now_seconds());
+            write_status(ctx, &task, &next).await?;
+            return Ok(Next::RequeueAfter(AFTER_REFUSAL));
+        }
+    };
     let seen = look.seen(ctx);
     let mut refused = BTreeMap::new();
     let mut conflict = false;

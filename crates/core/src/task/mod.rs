@@ -37,7 +37,7 @@ pub use self::{
     hops::{GroupVersion, HopError, HopTo, next_hop},
     member::{Member, MemberState, SpecState},
     sets::{SetSeen, SetWrite, SetsSeen},
-    status::{Refused, status},
+    status::{Refused, status, unread},
 };
 
 /// Who has paused an owner.

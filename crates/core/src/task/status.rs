@@ -7,7 +7,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
     conditions,
     refit::{
-        MAX_TASK_FAILURES, NodeUpdate, Phase, TaskCounts, TaskFailure, TaskPhase, UpgradeTaskStatus,
+        MAX_TASK_FAILURES, NodeUpdate, Phase, TaskCounts, TaskFailure, TaskPhase, UpgradeTask,
+        UpgradeTaskStatus,
     },
 };
 
@@ -68,6 +69,18 @@ pub fn status(seen: &GroupSeen<'_>, refused: &BTreeMap<String, Refused>) -> Upgr
         set(&mut next, seen.now, generation, (READY, is_ready, reason, &message));
     }
     show_pause(seen, &mut next, generation);
+    next
+}
+
+/// The status of a task of which something could not be read.
+pub fn unread(task: &UpgradeTask, why: &Refused, now: Timestamp) -> UpgradeTaskStatus {
+    let generation = task.metadata.generation;
+    let old = task.status.clone().unwrap_or_default();
+    let phase = if why.is_final && !old.phase.has_ended() { TaskPhase::Failed } else { old.phase };
+    let mut next = UpgradeTaskStatus { phase, observed_generation: generation, ..old };
+    if !phase.has_ended() {
+        set(&mut next, now, generation, (READY, "False", why.reason, &why.message));
+    }
     next
 }
 

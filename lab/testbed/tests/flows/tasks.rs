@@ -8,13 +8,17 @@ use lab_testbed::{
     Bed, Cluster, ClusterSpec,
     cluster::{TO, error_text},
     eventually,
-    objects::{CONTROL_PLANE, MACHINE_DEPLOYMENT, UPGRADE_TASK, annotation, condition_text, text},
+    objects::{
+        self, CONTROL_PLANE, MACHINE_DEPLOYMENT, UPGRADE_TASK, annotation, condition_text, text,
+    },
 };
 use refit_kinds::keys;
 use serde_json::{Value, json};
 
 use super::look;
 
+const ROLE: &str = include_str!("../../../../deploy/tasks/role.yaml");
+const ROLE_BINDING: &str = include_str!("../../../../deploy/tasks/role_binding.yaml");
 const WITHIN: Duration = Duration::from_mins(6);
 /// How long Cluster API has time to change its mind.
 const AFTERWARDS: Duration = Duration::from_secs(30);
@@ -29,6 +33,11 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     };
     let cluster = bed.cluster("tasks", &spec).await?;
     let before = look::identities(&cluster).await?;
+    without_rights(&cluster).await?;
+    for file in [ROLE, ROLE_BINDING] {
+        let object: Value = serde_saphyr::from_str(&file.replace("metal3", "dev"))?;
+        objects::apply(bed.client(), &object).await?;
+    }
     complete(&cluster, "KubeadmControlPlane", &cluster.name).await?;
     cluster.control_plane_is_at(TO, WITHIN).await?;
     let workers = format!("{}-a", cluster.name);
@@ -49,23 +58,28 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     look::nothing_is_left(&cluster).await
 }
 
+/// Without the component for tasks, a task names the right that Refit lacks, and changes nothing.
+async fn without_rights(cluster: &Cluster) -> anyhow::Result<()> {
+    let workers = format!("{}-a", cluster.name);
+    create(cluster, "without-rights", "MachineDeployment", &workers).await?;
+    eventually("the task names what Refit may not do", WITHIN, async || {
+        let found =
+            cluster.objects.get(UPGRADE_TASK, "without-rights").await.map_err(error_text)?;
+        let ready = condition_text(&found, "Ready");
+        if ready.contains("Refused") && ready.contains("machinedeployments") {
+            Ok(())
+        } else {
+            Err(ready)
+        }
+    })
+    .await?;
+    cluster.objects.delete(UPGRADE_TASK, "without-rights").await
+}
+
 /// Creates a task for an owner, and waits until it is complete.
 async fn complete(cluster: &Cluster, kind: &str, name: &str) -> anyhow::Result<()> {
-    let group = if kind == "KubeadmControlPlane" {
-        "controlplane.cluster.x-k8s.io"
-    } else {
-        "cluster.x-k8s.io"
-    };
     let task = format!("task-{name}");
-    let object = json!({
-        "apiVersion": "refit.dev/v1alpha1", "kind": "UpgradeTask",
-        "metadata": {"name": task, "namespace": cluster.namespace},
-        "spec": {
-            "clusterRef": {"name": cluster.name}, "version": TO, "via": "Machines",
-            "ownerRef": {"apiVersion": format!("{group}/v1beta2"), "kind": kind, "name": name},
-        },
-    });
-    cluster.objects.apply(&object).await?;
+    create(cluster, &task, kind, name).await?;
     eventually(&format!("{task} is complete"), WITHIN, async || {
         let found = cluster.objects.get(UPGRADE_TASK, &task).await.map_err(error_text)?;
         match text(&found, "/status/phase") {
@@ -74,6 +88,22 @@ async fn complete(cluster: &Cluster, kind: &str, name: &str) -> anyhow::Result<(
         }
     })
     .await
+}
+
+async fn create(cluster: &Cluster, task: &str, kind: &str, name: &str) -> anyhow::Result<()> {
+    let group = match kind {
+        "KubeadmControlPlane" => "controlplane.cluster.x-k8s.io",
+        _ => "cluster.x-k8s.io",
+    };
+    let object = json!({
+        "apiVersion": "refit.dev/v1alpha1", "kind": "UpgradeTask",
+        "metadata": {"name": task, "namespace": cluster.namespace},
+        "spec": {
+            "clusterRef": {"name": cluster.name}, "version": TO, "via": "Machines",
+            "ownerRef": {"apiVersion": format!("{group}/v1beta2"), "kind": kind, "name": name},
+        },
+    });
+    cluster.objects.apply(&object).await.map(drop)
 }
 
 /// Cluster API's own field managers own what it would have written: a later change of a template leaves nothing behind.
