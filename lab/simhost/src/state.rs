@@ -220,6 +220,7 @@ impl HostState {
             packages,
             static_pods: self.static_pods(),
             package_driver: Some(PackageDriver::Apt),
+            certificates: BTreeMap::new(),
         }
     }
 

@@ -24,7 +24,7 @@ use super::{
     CONTROL_PLANE, Evidence, Host, HostError, Invocation, Job, Program, Since, Site, UnitState,
     carry_out::{JobFile, mark_path},
     files::atomic::{self, Access},
-    kubeadm::{MANIFESTS, image_of},
+    kubeadm::{MANIFESTS, certificates, image_of},
     look::{BOOT_ID, look},
     packages::{self, Packages},
     program::{open_log, read_from, tail},
@@ -227,6 +227,7 @@ impl Host for RealHost {
                 packages: self.packages().await?,
                 static_pods: self.static_pods(),
                 package_driver: packages::detect(&self.site),
+                certificates: certificates::not_renewed(&self.site),
             })
         })
     }

@@ -12,6 +12,7 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::refit::CertificateArgs;
 use sha2::{Digest as _, Sha256};
 use x509_parser::pem::Pem;
@@ -38,6 +39,8 @@ const RENEWED: [(&str, &str); 11] = [
     ("controller-manager.conf", "pki/ca.key"),
     ("scheduler.conf", "pki/ca.key"),
 ];
+/// Certificates of authorities, which kubeadm never renews.
+const AUTHORITIES: [&str; 3] = ["pki/ca.crt", "pki/etcd/ca.crt", "pki/front-proxy-ca.crt"];
 /// Static pods that read them, in the order in which they are restarted.
 const READERS: [&str; 4] = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 /// The annotation whose change restarts a static pod.
@@ -113,6 +116,15 @@ fn found(site: &Site) -> Result<BTreeMap<&'static str, Timestamp>, WorkError> {
         all.insert(name, end_of(name, &pem)?);
     }
     Ok(all)
+}
+
+/// Expiry of each certificate on this host that `kubeadm upgrade` does not renew, by its path. One that cannot be
+/// read is left out.
+pub(crate) fn not_renewed(site: &Site) -> BTreeMap<String, Time> {
+    let of_others = RENEWED.into_iter().filter(|(_, key)| !path(site, key).exists());
+    let names = AUTHORITIES.into_iter().chain(of_others.map(|(name, _)| name));
+    let read = |name: &str| end_of(name, &certificate(site, name).ok()??).ok();
+    names.filter_map(|name| Some((name.to_owned(), Time(read(name)?)))).collect()
 }
 
 fn path(site: &Site, name: &str) -> PathBuf {

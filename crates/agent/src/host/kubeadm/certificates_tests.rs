@@ -185,3 +185,19 @@ fn annotating_a_manifest_keeps_everything_else() {
     }
     assert_eq!(annotated("kind: Pod\n", "a"), None);
 }
+
+#[test]
+fn the_agent_reports_when_certificates_expire_that_kubeadm_does_not_renew() {
+    let world = World::new(90, "RENEW");
+    let site = &world.site;
+    assert_eq!(not_renewed(site).into_keys().collect::<Vec<_>>(), ["pki/front-proxy-client.crt"]);
+    fs::write(path(site, "pki/ca.crt"), pem(3650)).unwrap();
+    fs::write(path(site, "pki/etcd/ca.crt"), "rubbish").unwrap();
+    let ends = |days: i64| Time(now() + SignedDuration::from_hours(days * 24));
+    let expected = [("pki/ca.crt", ends(3650)), ("pki/front-proxy-client.crt", ends(1))];
+    let expected = expected.map(|(name, ends)| (name.to_owned(), ends));
+    assert_eq!(not_renewed(site), BTreeMap::from(expected));
+    // A worker has only the certificate of its authority.
+    fs::remove_file(path(site, "pki/front-proxy-client.crt")).unwrap();
+    assert_eq!(not_renewed(site).into_keys().collect::<Vec<_>>(), ["pki/ca.crt"]);
+}
