@@ -84,6 +84,11 @@ pub enum Refusal {
         /// What is wrong with the member.
         why: String,
     },
+    /// etcd would lose its quorum.
+    EtcdQuorum {
+        /// How many members it has.
+        members: usize,
+    },
     /// A kubelet would become newer than an API server of its cluster.
     ControlPlaneBehind {
         /// Lowest version in the control plane; absent if none is known.
@@ -187,6 +192,20 @@ pub enum Refusal {
         node: NodeName,
         /// Its condition, with its message.
         what: String,
+    },
+    /// An administrator or another program has cordoned the node.
+    NodeCordoned {
+        /// The node.
+        node: NodeName,
+    },
+    /// A certificate on the host expires soon or has expired, and the update does not renew it.
+    CertificateExpires {
+        /// The node.
+        node: NodeName,
+        /// The certificate, as its path under `/etc/kubernetes`.
+        certificate: String,
+        /// When it expires.
+        until: Timestamp,
     },
     /// The node is Ready but does not match the target yet.
     NodeNotVerified {
@@ -318,6 +337,8 @@ impl Refusal {
             | Self::AgentTooOld { node, .. }
             | Self::NodeNotReady { node }
             | Self::NodePressure { node, .. }
+            | Self::NodeCordoned { node }
+            | Self::CertificateExpires { node, .. }
             | Self::NodeNotVerified { node, .. }
             | Self::OlderPlanRunning { node, .. } => node.to_string(),
             Self::PodDisruptionBudget { budget, pod } if budget.is_empty() => pod.clone(),
@@ -343,6 +364,7 @@ impl Refusal {
             Self::Drain(drain) => drain.object().to_owned(),
             Self::GroupUnavailable { lacks_machines: true, .. } => MISSING_MACHINE.to_owned(),
             Self::GroupUnavailable { lacks_machines: false, .. }
+            | Self::EtcdQuorum { .. }
             | Self::ControlPlaneBehind { .. }
             | Self::Soaking { .. }
             | Self::GroupNotReady => String::new(),
@@ -361,6 +383,7 @@ impl Refusal {
             | Self::OutOfTurn { .. }
             | Self::GroupUnavailable { .. }
             | Self::ControlPlaneUnhealthy { .. }
+            | Self::EtcdQuorum { .. }
             | Self::ControlPlaneBehind { .. }
             | Self::UpdaterUnusable { .. }
             | Self::UpdaterFails { .. }
@@ -375,6 +398,8 @@ impl Refusal {
             | Self::ClusterTooLarge { .. }
             | Self::NodeNotReady { .. }
             | Self::NodePressure { .. }
+            | Self::NodeCordoned { .. }
+            | Self::CertificateExpires { .. }
             | Self::NodeNotVerified { .. }
             | Self::NoNode { .. }
             | Self::OlderUpdateUnfinished { .. }

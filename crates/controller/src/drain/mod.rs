@@ -3,5 +3,5 @@
 mod look;
 mod remove;
 
-pub(crate) use look::{DrainTarget, look};
+pub(crate) use look::{DrainTarget, look, look_ahead};
 pub(crate) use remove::remove;

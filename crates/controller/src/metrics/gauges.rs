@@ -13,7 +13,7 @@ use prometheus_client::{
     metrics::{family::Family, gauge::Gauge},
     registry::{Registry, Unit},
 };
-use refit_core::node::speaker;
+use refit_core::node::{awaits_budget, speaker};
 use refit_kinds::refit::{MachineUid, NodeName, NodeUpdate, Phase};
 use refit_runtime::ObjectKey;
 
@@ -331,10 +331,11 @@ fn set_states(family: &Family<StateLabels, Gauge>, states: BTreeMap<&str, usize>
 fn blocked_drains(ctx: &Context) -> BTreeMap<ObjectKey, Timestamp> {
     let mut blocked: BTreeMap<ObjectKey, Timestamp> = BTreeMap::new();
     for update in ctx.stores.node_updates.list() {
-        if phase_of(&update) != Phase::Draining {
+        let status = update.status.as_ref();
+        // A budget without room blocks a drain before it begins, too.
+        if phase_of(&update) != Phase::Draining && !status.is_some_and(awaits_budget) {
             continue;
         }
-        let status = update.status.as_ref();
         let since = status.and_then(|status| status.blocked_by.iter().map(|b| b.since.0).min());
         let group = group_of_update(&ctx.stores, &update);
         if let (Some(since), Some(group)) = (since, group) {

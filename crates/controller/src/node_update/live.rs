@@ -2,7 +2,7 @@
 //!
 //! The caches may be behind: after an outage, through a half-open stream, or for one kind alone.
 //! `refit_core::node::requires_live_read` and `requires_live_settings` list which writes must not
-//! rest on them.
+//! rest on them; `requires_drain_ahead`, which need a look at what no cache has.
 
 use std::{
     fmt::Debug,
@@ -12,7 +12,9 @@ use std::{
 use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use refit_cluster_api::kinds::{Machine, MachineSet};
-use refit_core::node::{Decision, Snapshot, requires_live_read, requires_live_settings};
+use refit_core::node::{
+    Decision, Snapshot, requires_drain_ahead, requires_live_read, requires_live_settings,
+};
 use refit_kinds::{
     keys,
     refit::{HostSettings, NodeUpdate},
@@ -72,23 +74,27 @@ pub(super) struct Needs {
     machines: bool,
     /// The HostSettings of the namespace.
     settings: bool,
+    /// What the drain of the node would find.
+    pub(super) drain_ahead: bool,
 }
 
 impl Needs {
-    #[cfg_attr(
-        not(feature = "sabotage"),
-        expect(unused_variables, reason = "only a test leaves a live read out")
-    )]
     pub(super) fn of(ctx: &Context, look: &Look, decision: &Decision) -> Self {
         let machines = requires_live_read(&look.snapshot, decision);
         #[cfg(feature = "sabotage")]
         let machines = machines && !ctx.sabotage.trusts_caches();
-        Self { machines, settings: requires_live_settings(&look.snapshot, decision) }
+        Self {
+            machines,
+            settings: requires_live_settings(&look.snapshot, decision),
+            drain_ahead: requires_drain_ahead(&look.snapshot, decision, ctx.clock.now()),
+        }
     }
 
     /// Whether more is needed than was read.
     pub(super) fn exceeds(self, read: Self) -> bool {
-        self.machines && !read.machines || self.settings && !read.settings
+        self.machines && !read.machines
+            || self.settings && !read.settings
+            || self.drain_ahead && !read.drain_ahead
     }
 }
 

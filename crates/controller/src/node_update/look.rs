@@ -132,13 +132,14 @@ impl Look {
         let Some(update) = ctx.stores.node_updates.get(key) else {
             return false;
         };
-        let (drain, refused) =
-            (self.seen_mut().and_then(|seen| seen.drain.take()), self.snapshot.refused.take());
+        let drain = self.seen_mut().and_then(|seen| seen.drain.take());
+        let ahead = self.seen_mut().and_then(|seen| seen.ahead.take());
+        let refused = self.snapshot.refused.take();
         let request = std::mem::take(&mut self.request);
         *self = Self { request, ..Self::read(ctx, update) };
         self.snapshot.refused = refused;
         if let Some(seen) = self.seen_mut() {
-            seen.drain = drain;
+            (seen.drain, seen.ahead) = (drain, ahead);
         }
         true
     }
@@ -231,6 +232,7 @@ fn seen(ctx: &Context, update: &NodeUpdate, machine: &Machine, cluster: &Workloa
         control_plane,
         api_server: view.api_version(),
         drain: None,
+        ahead: None,
         evictions: None,
     }
 }

@@ -11,10 +11,10 @@ mod updater;
 
 use std::{sync::Arc, time::Duration};
 
-use kube::{Api, ResourceExt as _};
+use kube::{Api, Client, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
-    node::{Decision, Snapshot, Workload, Write},
+    node::{Decision, Seen, Snapshot, Write, awaits_budget},
     report::Refusal,
 };
 use refit_kinds::refit::{MachineUid, Phase};
@@ -110,7 +110,7 @@ async fn attempt(ctx: &Context, key: &ObjectKey, look: &mut Look) -> anyhow::Res
     target.clone_into(&mut look.request);
     let needs = Needs::of(ctx, look, &decision);
     if needs != Needs::default() {
-        if let Err(failure) = Box::pin(live::read(ctx, look, needs)).await {
+        if let Err(failure) = Box::pin(read(ctx, look, needs)).await {
             look.note(&failure)?;
             // A refused read prevents the write: so it stays shown until the write succeeds.
             if let (Some(Refusal::ApiRefused { what, message }), Some(write)) =
@@ -152,6 +152,15 @@ async fn attempt(ctx: &Context, key: &ObjectKey, look: &mut Look) -> anyhow::Res
             Ok(Action::RequeueAfter(AFTER_REFUSAL))
         }
     }
+}
+
+/// Makes the reads that a write needs.
+async fn read(ctx: &Context, look: &mut Look, needs: Needs) -> Result<(), ReadError> {
+    live::read(ctx, look, needs).await?;
+    if needs.drain_ahead {
+        look_ahead_of_drain(ctx, look).await?;
+    }
+    Ok(())
 }
 
 /// Shows the error of a request that is tried again: without it, the status would not show why it waits.
@@ -203,24 +212,56 @@ fn wait(decision: &Decision) -> Action {
     decision.requeue.map_or(Action::Done, Action::RequeueAfter)
 }
 
-/// Reads the pods and volumes of a node that is being drained. No other phase needs them.
+/// Reads the pods and volumes of a node that is being drained, or whose drain waits for a budget. Nothing
+/// else needs them.
 async fn look_at_pods(ctx: &Context, look: &mut Look) -> Result<(), ReadError> {
-    let Snapshot { update, machine, drain: choice, workload, .. } = &mut look.snapshot;
-    let draining = update.status.as_ref().is_some_and(|status| status.phase == Phase::Draining);
-    let (Some(WorkloadCluster { key, view }), Some(machine), Workload::Seen(seen)) =
-        (&look.cluster, machine.as_deref(), workload)
-    else {
-        return Ok(());
-    };
-    let Some(node) = seen.node().filter(|node| draining && node.unschedulable) else {
-        return Ok(());
-    };
-    if view.is_unreachable() {
+    let status = look.snapshot.update.status.as_ref();
+    if status.is_some_and(awaits_budget) {
+        return look_ahead_of_drain(ctx, look).await;
+    }
+    let is_draining = status.is_some_and(|status| status.phase == Phase::Draining);
+    let node = look.seen().and_then(Seen::node);
+    if !is_draining || node.is_none_or(|node| !node.unschedulable) {
         return Ok(());
     }
+    let found =
+        with_node(ctx, look, async |client, target| drain::look(ctx, &client, target).await);
+    let found = found.await?;
+    if let Some(seen) = look.seen_mut() {
+        seen.drain = found;
+    }
+    Ok(())
+}
+
+/// Reads what the drain of the node would find.
+async fn look_ahead_of_drain(ctx: &Context, look: &mut Look) -> Result<(), ReadError> {
+    let found =
+        with_node(ctx, look, async |client, target| drain::look_ahead(ctx, &client, target).await);
+    let found = found.await?;
+    if let Some(seen) = look.seen_mut() {
+        seen.ahead = found;
+    }
+    Ok(())
+}
+
+/// Reads something about the node; `None` if there is none, or its cluster is not reachable.
+async fn with_node<T>(
+    ctx: &Context,
+    look: &Look,
+    read: impl AsyncFnOnce(Client, DrainTarget<'_>) -> Result<T, ReadError>,
+) -> Result<Option<T>, ReadError> {
+    let Snapshot { machine, drain: choice, .. } = &look.snapshot;
+    let (Some(WorkloadCluster { key, view }), Some(machine), Some(seen)) =
+        (&look.cluster, machine.as_deref(), look.seen())
+    else {
+        return Ok(None);
+    };
+    let Some(node) = seen.node().filter(|_| !view.is_unreachable()) else {
+        return Ok(None);
+    };
     let Ok(client) = ctx.workloads.client(&key.namespace, &key.name).await else {
         view.mark_unreachable();
-        return Ok(());
+        return Ok(None);
     };
     let target = DrainTarget {
         machine,
@@ -228,6 +269,5 @@ async fn look_at_pods(ctx: &Context, look: &mut Look) -> Result<(), ReadError> {
         node_ready: node.ready,
         policy: &choice.policy,
     };
-    seen.drain = Some(drain::look(ctx, &client, target).await?);
-    Ok(())
+    read(client, target).await.map(Some)
 }

@@ -8,6 +8,7 @@ use super::{
     drain::DRAIN_LINE,
     end, guard, health,
     order::newest,
+    preflight::{no_node, workload_refusal},
     seen::{Seen, Workload},
     snapshot::{Decision, ManagementWrite, Providers, Snapshot, WorkloadWrite, Write},
     status::{Standing, conclude, reached},
@@ -37,14 +38,10 @@ pub fn decide(s: &Snapshot, now: Timestamp) -> Decision {
     }
     let seen = match &s.workload {
         Workload::Seen(seen) => seen,
-        Workload::NotSynced => return not_synced(s, status, now),
-        Workload::Unreachable { cluster } => {
-            let refusal = Refusal::ApiUnreachable { cluster: cluster.clone() };
-            let outcome = unreachable(s, &status, refusal, now);
-            return conclude(s, status, outcome, now);
-        }
-        Workload::TooLarge { cluster, what } => {
-            let refusal = Refusal::ClusterTooLarge { cluster: cluster.clone(), what: what.clone() };
+        Workload::NotSynced | Workload::Unreachable { .. } | Workload::TooLarge { .. } => {
+            let Some(refusal) = workload_refusal(&s.workload) else {
+                return not_synced(s, status, now);
+            };
             let outcome = unreachable(s, &status, refusal, now);
             return conclude(s, status, outcome, now);
         }
@@ -147,9 +144,8 @@ impl Work<'_> {
         if let Some(stop) = stop {
             return self.stopping(machine, &stop);
         }
-        if self.status.node_name.is_empty() {
-            let machine = self.machine_name().to_owned();
-            return Standing::blocked(Phase::Pending, Refusal::NoNode { machine });
+        if let Some(refusal) = no_node(machine, &self.status.node_name) {
+            return Standing::blocked(Phase::Pending, refusal);
         }
         if !self.s.update.spec.has_workers() {
             return self.without_host(machine);

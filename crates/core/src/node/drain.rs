@@ -24,6 +24,7 @@ use super::{
     drain_ladder::{self, Since},
     drain_report::DrainRefusal,
     drain_sort::{Attachment, DrainView, Sorted, sort},
+    preflight::has_annotation,
     seen::NodeView,
     snapshot::{GroupState, Leaving, WorkloadWrite, Write},
     status::Standing,
@@ -144,8 +145,7 @@ impl Work<'_> {
     }
 
     fn has_annotation(&self, annotation: &str) -> bool {
-        let annotations = self.s.machine.as_ref().and_then(|m| m.metadata.annotations.as_ref());
-        annotations.is_some_and(|all| all.contains_key(annotation))
+        self.s.machine.as_ref().is_some_and(|machine| has_annotation(machine, annotation))
     }
 
     /// Sets the condition that reports invalid values in the drain policy.

@@ -29,6 +29,10 @@ pub struct PodView {
     pub mirror: bool,
     /// Whether it has ended.
     pub finished: bool,
+    /// Whether it has not started.
+    pub pending: bool,
+    /// Whether condition Ready is True.
+    pub ready: bool,
     /// Whether it is being deleted.
     pub terminating: bool,
     /// Whether no controller would recreate it.

@@ -1,17 +1,20 @@
-//! What must hold before anything starts, and before anything is disturbed.
+//! What must hold before anything starts, and before anything is disturbed. What concerns the machine and its
+//! cluster is in the list of `preflight`.
 
+use jiff::Timestamp;
 use refit_kinds::{
     refit::{
         ClaimId, Disruption, NodeUpdate, NodeUpdateStatus, Phase, UpdateGroupStatus, UpdatePart,
     },
-    version::{Hop, StatedVersion},
+    version::Hop,
 };
 
 use super::{
-    health,
+    drain_policy::DrainPolicy,
     lost::HOST_LOST,
     order::{is_newer, is_unfinished},
-    seen::NodeView,
+    preflight::{Begun, Point, Preflight},
+    seen::{NodeView, Workload},
     snapshot::{Decision, GroupState, ManagementWrite, Snapshot, WorkloadWrite, Write},
     status::Standing,
     work::{Work, is_control_plane},
@@ -42,6 +45,30 @@ pub fn requires_live_read(s: &Snapshot, decision: &Decision) -> bool {
     let disturbs = decision.write.as_ref().is_some_and(|write| disturbs(s, write));
     let may_miss = decision.write.as_ref().is_some_and(|write| s.may_miss_provider(write));
     disturbs || may_miss || ends(&decision.status) && !has_ended
+}
+
+/// Whether a write claims a slot for a machine whose node will be drained, and it was not read yet whether
+/// budgets let its pods go. Like the reads above, it is made right before the write.
+pub fn requires_drain_ahead(s: &Snapshot, decision: &Decision, now: Timestamp) -> bool {
+    let Workload::Seen(seen) = &s.workload else {
+        return false;
+    };
+    let claims = matches!(&decision.write, Some(Write::Management(ManagementWrite::ClaimSlot(_))));
+    let status = decision.status.clone();
+    let is_undisturbed = status.phase.is_undisturbed();
+    claims
+        && is_undisturbed
+        && seen.ahead.is_none()
+        && Work { s, seen, workers: s.workers(seen), status, now }
+            .preflight()
+            .is_some_and(|preflight| preflight.waits_for_budgets())
+}
+
+/// Whether the update waits for a budget before its node is drained: it is decided on what is read now.
+pub fn awaits_budget(status: &NodeUpdateStatus) -> bool {
+    let reason = Some(Reason::Update(RefusalReason::PodDisruptionBudget));
+    let mut blockers = status.blocked_by.iter();
+    status.phase.is_undisturbed() && blockers.any(|blocker| Reason::of(&blocker.reason) == reason)
 }
 
 /// Whether a write creates a plan. Its steps follow from the HostSettings of the namespace and run as
@@ -162,8 +189,7 @@ impl Work<'_> {
         self.common_refusal()
             .or_else(|| self.s.settings_refused.clone())
             .or_else(|| self.two_os_images())
-            .or_else(|| self.behind())
-            .or_else(|| self.pressure())
+            .or_else(|| self.preflight()?.refusal(Point::Prepare))
             .or_else(|| self.silent_agent())
             .or_else(|| self.workers.start_refusal(self.s, &self.status.node_name, self.role()))
     }
@@ -207,27 +233,6 @@ impl Work<'_> {
         self.same_machine().find(|other| is_unfinished(other) && is_newer(&self.s.update, other))
     }
 
-    /// A kubelet is never newer than an API server that it may talk to
-    /// (`docs/facts/kubernetes.md#version-skew`).
-    fn behind(&self) -> Option<Refusal> {
-        if self.control_plane() {
-            return None;
-        }
-        let goal = self.s.update.spec.goal.kubernetes_version.as_ref()?;
-        let version = health::lowest_version(self.seen);
-        let is_new_enough = version.is_some_and(|version| !version.minor_below(goal));
-        (!is_new_enough).then(|| Refusal::ControlPlaneBehind {
-            version: version.cloned().map_or(StatedVersion::Absent, StatedVersion::Version),
-            goal: goal.clone(),
-        })
-    }
-
-    /// The refusal for a node that runs short of something: downloads and evicted pods would make it worse.
-    fn pressure(&self) -> Option<Refusal> {
-        let what = self.seen.node()?.pressure.clone()?;
-        Some(Refusal::NodePressure { node: self.status.node_name.clone(), what })
-    }
-
     /// The refusal for a host whose agent has not reported recently.
     pub(super) fn silent_agent(&self) -> Option<Refusal> {
         self.is_silent().then(|| Refusal::NoFreshReport { node: self.status.node_name.clone() })
@@ -246,33 +251,48 @@ impl Work<'_> {
 
     /// What prevents the machine from being disturbed, apart from slots.
     pub(super) fn disturb_refusal(&self) -> Option<Refusal> {
-        if self.control_plane()
-            && let Err(refusal) = health::control_plane_health(self.seen, &self.status.node_name)
-        {
-            return Some(refusal);
-        }
-        let held = self.holds_slot();
-        let ready = self.seen.node().is_some_and(|node| node.ready);
-        // A machine that holds a slot is down already, and only this update can repair it.
-        let repairs = held && !self.was_held();
-        if !ready && !repairs {
-            return Some(Refusal::NodeNotReady { node: self.status.node_name.clone() });
-        }
-        if let Some(pressure) = self.pressure().filter(|_| !held) {
-            return Some(pressure);
-        }
-        match &self.s.group {
-            GroupState::Present(group) if held && !self.is_down_already() => {
-                group::enough_others(&group.status, group.limits, &group.others.machines).err()
-            }
-            GroupState::Present(_) | GroupState::None | GroupState::Missing => None,
-        }
+        let preflight = self.preflight()?;
+        let counts_others = self.holds_slot() && !self.is_down_already();
+        // A claim checks the rest in its turn.
+        let rest = || counts_others.then(|| preflight.refusal_at(Point::Claim)).flatten();
+        preflight.refusal(Point::Disturb).or_else(rest)
+    }
+
+    /// What the checks of the preflight read; `None` without a Machine.
+    pub(super) fn preflight(&self) -> Option<Preflight<'_>> {
+        Some(Preflight {
+            machine: self.s.own_machine()?,
+            node: &self.status.node_name,
+            control_plane: self.control_plane(),
+            goal: self.s.update.spec.goal.kubernetes_version.as_ref(),
+            workload: &self.s.workload,
+            group: match &self.s.group {
+                GroupState::Present(group) => Some(group),
+                GroupState::None | GroupState::Missing => None,
+            },
+            drain: self.will_drain(),
+            begun: match (self.holds_slot(), self.was_held()) {
+                (false, _) => Begun::No,
+                (true, true) => Begun::Held,
+                (true, false) => Begun::Slot,
+            },
+            now: self.now,
+        })
+    }
+
+    /// How the update drains the node; `None` if pods stay.
+    fn will_drain(&self) -> Option<&DrainPolicy> {
+        let spec = &self.s.update.spec;
+        let most = spec.updater_parts().map(|part| part.disruption).max();
+        let drains = spec.has_workers() || most >= Some(Disruption::Drain);
+        drains.then_some(&self.s.drain.policy)
     }
 
     /// Whether the update was held, with its slot, while the machine was up: a node that is down since
     /// then is not down because of an update.
     fn was_held(&self) -> bool {
-        let of_hold = [RefusalReason::UntilReached, RefusalReason::NodeNotReady];
+        let of_hold =
+            [RefusalReason::UntilReached, RefusalReason::NodeNotReady, RefusalReason::NodeCordoned];
         self.status.blocked_by.iter().any(|blocker| {
             of_hold
                 .into_iter()
@@ -314,10 +334,16 @@ impl Work<'_> {
         let (status, limits) = (&group.status, group.limits);
         match group::claim(status, &self.wanted_slot(), limits, &group.others.machines, &turn)? {
             Claim::Held => Ok(None),
-            Claim::Take(next) => Ok(Some(match self.ask_updaters()? {
-                Some(ask) => ask,
-                None => Write::Management(ManagementWrite::ClaimSlot(next)),
-            })),
+            Claim::Take(next) => {
+                let preflight = self.preflight().filter(|_| !self.holds_slot());
+                if let Some(refusal) = preflight.and_then(|one| one.refusal_at(Point::Claim)) {
+                    return Err(refusal);
+                }
+                Ok(Some(match self.ask_updaters()? {
+                    Some(ask) => ask,
+                    None => Write::Management(ManagementWrite::ClaimSlot(next)),
+                }))
+            }
         }
     }
 

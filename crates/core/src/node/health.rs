@@ -1,5 +1,7 @@
 //! Whether the rest of a control plane is healthy.
 
+use std::collections::BTreeSet;
+
 use refit_kinds::{refit::NodeName, version::KubernetesVersion};
 
 use super::seen::{ImageVersion, Seen, StaticPod};
@@ -23,6 +25,20 @@ pub fn control_plane_health(seen: &Seen, node: &NodeName) -> Result<(), Refusal>
             let member = member.node.as_deref().unwrap_or(&member.machine).to_owned();
             return Err(Refusal::ControlPlaneUnhealthy { member, why });
         }
+    }
+    Ok(())
+}
+
+/// Checks that etcd keeps its quorum while its member on this node is down.
+pub(super) fn quorum(seen: &Seen, node: &NodeName) -> Result<(), Refusal> {
+    let of_etcd = |pod: &&StaticPod| pod.component == "etcd";
+    let nodes: BTreeSet<&NodeName> =
+        seen.static_pods.iter().filter(of_etcd).map(|pod| &pod.node).collect();
+    let members = nodes.len();
+    let others = members - usize::from(nodes.contains(node));
+    // The only member needs no other.
+    if others > 0 && others < members / 2 + 1 {
+        return Err(Refusal::EtcdQuorum { members });
     }
     Ok(())
 }

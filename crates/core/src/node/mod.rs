@@ -17,11 +17,14 @@
 //! only then is it certain which other members already run the target version, and so which member
 //! must run `kubeadm upgrade apply` (`docs/facts/kubeadm.md#first-control-plane`).
 //!
+//! What must hold before a machine is begun is one list, `preflight`.
+//!
 //! The point of no return is the gate Upgrade of a control plane machine, and the gate Disrupt of a
 //! worker. An abort before it stops the update and rolls it back; after it, the update runs to
 //! completion.
 
 mod availability;
+mod budgets;
 mod decide;
 mod drain;
 mod drain_ladder;
@@ -36,8 +39,10 @@ mod host;
 mod left;
 mod lost;
 mod member_missing;
+mod objects;
 mod order;
 mod parts;
+mod preflight;
 mod provider;
 mod provider_object;
 mod prune;
@@ -56,6 +61,7 @@ mod workers;
 mod tests;
 
 pub use availability::{MachineView, is_available};
+pub use budgets::{BudgetView, DrainAhead, namespaces_of_leaving};
 pub use decide::decide;
 pub use drain::another_could_take;
 pub use drain_ladder::{How, Removal};
@@ -67,14 +73,16 @@ pub use drain_sort::{
     Attachment, DrainView, Labels, PodView, Sorted, asks_for_namespaces, claims_that_stay,
     is_emptied, rules_of, sort,
 };
-pub use gate::{requires_live_read, requires_live_settings};
+pub use gate::{awaits_budget, requires_drain_ahead, requires_live_read, requires_live_settings};
 pub use health::control_plane_health;
 pub use host::{HostWork, Reboot, SettingsSources, Specificity, host_settings, plan_steps};
 pub use left::Ended;
 pub use lost::HOST_LOST;
 pub use member_missing::{MEMBER_MISSING, request_again};
+pub use objects::{MAX_TAINTS, MAX_TEXT, short};
 pub use order::{newest, speaker};
 pub use parts::{Called, after_ask, after_call, after_verification, begun};
+pub use preflight::{Begun, Check, Found, Preflight, Weight};
 pub use provider::may_be_at_work;
 pub use provider_object::{provider_object, provider_object_name};
 pub use prune::{KEPT_FOR, KEPT_UPDATES, prunable};

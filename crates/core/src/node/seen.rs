@@ -8,7 +8,7 @@ use refit_kinds::{
     version::{KubernetesVersion, StatedVersion, tag_of_image},
 };
 
-use super::{drain_sort::DrainView, snapshot::EvictionRefusal};
+use super::{budgets::DrainAhead, drain_sort::DrainView, snapshot::EvictionRefusal};
 
 /// State of a workload cluster.
 #[derive(Clone, Debug)]
@@ -51,6 +51,8 @@ pub struct Seen {
     pub api_server: StatedVersion,
     /// Pods on the Node and related objects; `None` if they were not listed.
     pub drain: Option<DrainView>,
+    /// The same, read before the drain; `None` if it was not.
+    pub ahead: Option<DrainAhead>,
     /// Evictions that were just rejected; `None` if no eviction was attempted.
     pub evictions: Option<Vec<EvictionRefusal>>,
 }

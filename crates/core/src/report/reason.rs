@@ -89,7 +89,8 @@ impl RefusalReason {
             | Self::UntilReached
             | Self::ApprovalRequired
             | Self::RolloutStopped => EndsBy::Command,
-            Self::ControlPlaneBehind
+            Self::EtcdQuorum
+            | Self::ControlPlaneBehind
             | Self::NoFreshReport
             | Self::HostSettingsAnnotation
             | Self::HostSettingsUnreadable
@@ -100,6 +101,8 @@ impl RefusalReason {
             | Self::ClusterTooLarge
             | Self::NodeNotReady
             | Self::NodePressure
+            | Self::NodeCordoned
+            | Self::CertificateExpires
             | Self::NodeNotVerified
             | Self::NoNode
             | Self::MachineDeleting

@@ -47,6 +47,10 @@ impl Refusal {
             Self::ControlPlaneUnhealthy { member, why } => {
                 format!("waiting until control plane member {member} is healthy: {why}")
             }
+            Self::EtcdQuorum { members } => format!(
+                "waiting for another number of etcd members than {members}: without this one etcd would \
+                 have no quorum; scale the control plane to an odd number of machines"
+            ),
             Self::ControlPlaneBehind { version: StatedVersion::Absent, goal } => format!(
                 "waiting until the version of the control plane is known: a kubelet of {goal} must \
                  not be newer than its API server"
@@ -111,6 +115,14 @@ impl Refusal {
             Self::NodePressure { node, what } => {
                 format!("waiting until node {node} has no pressure: {what}")
             }
+            Self::NodeCordoned { node } => format!(
+                "waiting until node {node} is uncordoned, which an administrator or another program \
+                 has cordoned: kubectl uncordon {node}"
+            ),
+            Self::CertificateExpires { node, certificate, until } => format!(
+                "waiting until certificate {certificate} on node {node} is renewed: it is valid \
+                 until {until}, and the update does not renew it"
+            ),
             Self::NodeNotVerified { node, why } => format!("waiting for node {node}: {why}"),
             Self::NoNode { machine } => format!("waiting until Machine {machine} has a Node"),
             Self::OlderUpdateUnfinished { node_update } => {

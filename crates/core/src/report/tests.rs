@@ -20,6 +20,7 @@ fn all() -> Vec<Refusal> {
         Refusal::OutOfTurn { machine: s("m") },
         Refusal::GroupUnavailable { available: 3, needed: 4, lacks_machines: false },
         Refusal::ControlPlaneUnhealthy { member: s("cp-1"), why: s("etcd is not Ready") },
+        Refusal::EtcdQuorum { members: 2 },
         Refusal::ControlPlaneBehind {
             version: StatedVersion::Version(KubernetesVersion::new(1, 34, 2)),
             goal: KubernetesVersion::new(1, 35, 0),
@@ -43,6 +44,12 @@ fn all() -> Vec<Refusal> {
         Refusal::ClusterTooLarge { cluster: s("edge-1"), what: s("it has 501 Pods") },
         Refusal::NodeNotReady { node: "n".into() },
         Refusal::NodePressure { node: "n".into(), what: s("DiskPressure: the disk is full") },
+        Refusal::NodeCordoned { node: "n".into() },
+        Refusal::CertificateExpires {
+            node: "n".into(),
+            certificate: s("pki/ca.crt"),
+            until: Timestamp::UNIX_EPOCH,
+        },
         Refusal::NodeNotVerified { node: "n".into(), why: s("it runs v1.34.2") },
         Refusal::NoNode { machine: s("m") },
         Refusal::OlderUpdateUnfinished { node_update: s("m-1") },

@@ -68,6 +68,13 @@ pub(super) fn cause_holds(
                     .any(|one| is_true(&node, one)),
             )
         }
+        RefusalReason::NodeCordoned => {
+            let node = own.and_then(|machine| world.node_of(machine))?;
+            Some(
+                node["spec"]["unschedulable"] == true
+                    && annotation(&node, keys::CORDONED_BY).is_none(),
+            )
+        }
         RefusalReason::ControlPlaneUnhealthy => Some(!is_healthy(world, object)),
         RefusalReason::SlotBusy => Some(world.update_groups().iter().any(|group| {
             let slots = group["status"]["slots"].as_array();
@@ -194,6 +201,8 @@ pub(super) fn cause_holds(
         }
         // No world of a simulation has these.
         RefusalReason::AgentTooOld
+        | RefusalReason::EtcdQuorum
+        | RefusalReason::CertificateExpires
         | RefusalReason::HostSettingsUnreadable
         | RefusalReason::NoGroup
         | RefusalReason::ClusterTooLarge

@@ -100,7 +100,11 @@ impl fmt::Display for Failure {
 }
 
 /// Reasons that no world of the simulation can have.
-const OUT_OF_REACH: [&str; 6] = [
+const OUT_OF_REACH: [&str; 8] = [
+    // Control planes have one member or three, and lack one only while their group does.
+    "EtcdQuorum",
+    // No certificate expires.
+    "CertificateExpires",
     // No kubelet runs short of anything.
     "NodePressure",
     // Every Machine has an owner.

@@ -13,6 +13,7 @@ mod member_missing;
 mod model;
 mod pacing;
 mod phases;
+mod preflight;
 mod provider_objects;
 mod providers;
 mod rules;

@@ -166,6 +166,7 @@ impl Five {
             static_pods: Vec::new(),
             control_plane: Vec::new(),
             api_server: super::world::GOAL.into(),
+            ahead: None,
             drain: Some(view),
             evictions: None,
         };

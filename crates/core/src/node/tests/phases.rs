@@ -156,10 +156,17 @@ fn a_plan_waits_until_its_host_has_passed_the_gate() {
 }
 
 #[test]
-fn an_admins_cordon_survives() {
-    let mut one = One::worker();
+fn an_admins_cordon_during_the_update_survives() {
+    let mut one = One::worker().staged();
+    while one.slots() == 0 {
+        assert!(one.step());
+    }
     one.node_mut().unschedulable = true;
-    one = one.disrupted();
+    one.settle();
+    one.host_works();
+    one.settle();
+    one.host_works();
+    one.kubelet_returns();
     one.settle();
     assert_eq!(one.phase(), Phase::Succeeded);
     assert!(one.node().unwrap().unschedulable);
@@ -170,9 +177,11 @@ fn an_admins_cordon_survives() {
 
 #[test]
 fn a_node_uncordoned_during_its_drain_is_cordoned_again() {
-    let mut one = One::worker();
+    let mut one = One::worker().upgraded();
     one.node_mut().unschedulable = true;
-    one = one.upgraded();
+    while one.phase() != Phase::Draining {
+        assert!(one.step());
+    }
     one.pods.push(pod("web-9"));
     one.node_mut().unschedulable = false;
     one.settle();

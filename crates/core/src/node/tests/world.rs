@@ -174,6 +174,7 @@ pub(super) struct One {
     /// The version of a control plane without Machines.
     pub(super) api_server: StatedVersion,
     pub(super) pods: Vec<PodView>,
+    pub(super) budgets: Vec<BudgetView>,
     /// Other input of the drain; `pods` replaces its own.
     pub(super) around: DrainView,
     pub(super) drain: DrainChoice,
@@ -236,6 +237,7 @@ impl One {
             control_plane: Vec::new(),
             api_server: GOAL.into(),
             pods: Vec::new(),
+            budgets: Vec::new(),
             around: DrainView { attachments: Some(Vec::new()), ..DrainView::default() },
             drain: DrainChoice::default(),
             refusals: Vec::new(),
@@ -341,6 +343,10 @@ impl One {
             control_plane: self.control_plane.clone(),
             api_server: self.api_server.clone(),
             // As the controller reads it.
+            ahead: self
+                .phase()
+                .is_undisturbed()
+                .then(|| DrainAhead { view: view.clone(), budgets: self.budgets.clone() }),
             drain: (self.phase() == Phase::Draining).then_some(view),
             evictions,
         };
