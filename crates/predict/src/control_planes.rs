@@ -83,7 +83,7 @@ pub(super) fn predict(input: &Input, group: &GroupRef) -> Option<GroupPrediction
     explain(&mut view, &members, &outcome, max_surge, in_place_updates);
     if view.plan.machines.in_place > 0 {
         view.look_for_unfinished(&machines);
-        view.look_for_budgets(&machines);
+        view.look_for_refusals(&machines);
         view.look_for_old_kubelets();
     }
     view.predict_seconds(view.plan.machines.in_place, 1);

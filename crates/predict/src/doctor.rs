@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use super::{
     managers::Manager,
+    preflight::Refused,
     reach::{Extension, Read},
 };
 
@@ -43,6 +44,8 @@ pub enum Check {
     Agents,
     /// Versions of kubelets and API servers.
     Skew,
+    /// Machines whose update would have to wait.
+    Preflight,
     /// Groups of machines whose rollout waits for an operator.
     Rollouts,
     /// Safety invariants of the final state, including leftover cordons and marks.
@@ -51,7 +54,7 @@ pub enum Check {
 
 impl Check {
     /// All checks, in display order.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Crds,
         Self::Rbac,
         Self::Extension,
@@ -63,6 +66,7 @@ impl Check {
         Self::Namespaces,
         Self::Agents,
         Self::Skew,
+        Self::Preflight,
         Self::Rollouts,
         Self::Invariants,
     ];
@@ -234,6 +238,9 @@ pub struct Facts {
     pub namespaces: Read<Vec<Namespace>>,
     /// Hosts, by `namespace/cluster`.
     pub hosts: BTreeMap<String, Read<Vec<Host>>>,
+    /// Machines that would have to wait if their update began now, by `Kind/name` of their group with its
+    /// namespace.
+    pub refused: Vec<(String, Refused)>,
     /// Groups that are blocked: `Kind/name` of the owner with its namespace, and the reason.
     pub blocked: Vec<(String, String)>,
     /// Number of unfinished NodeUpdates, and of Machines that are about to get one.
@@ -259,6 +266,7 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
             Check::Namespaces => checks::namespaces(facts, &mut found),
             Check::Agents => checks::agents(facts, &mut found),
             Check::Skew => checks::skew(facts, &mut found),
+            Check::Preflight => checks::preflight(facts, &mut found),
             Check::Rollouts => checks::rollouts(facts, &mut found),
             Check::Invariants => checks::invariants(facts, &mut found),
         }

@@ -4,7 +4,7 @@ use kube::core::Selector;
 use serde_json::json;
 
 use super::*;
-use refit_core::invariants::Invariant;
+use refit_core::{invariants::Invariant, node::Weight, report::Refusal};
 use refit_kinds::{keys, version::KubernetesVersion};
 
 fn now() -> Timestamp {
@@ -89,6 +89,7 @@ fn sound() -> Facts {
             Read::Known(vec![host("cp", true), host("w", false)]),
         )]
         .into(),
+        refused: Vec::new(),
         blocked: Vec::new(),
         unfinished: 0,
         violations: Vec::new(),
@@ -291,6 +292,19 @@ fn the_table_of_findings() {
             }),
             C::Invariants,
             Fail,
+        ),
+        (
+            with(|f| {
+                let refused = Refused {
+                    check: refit_core::node::Check::Cordon,
+                    weight: Weight::Waits,
+                    refusal: Refusal::NodeCordoned { node: "w".into() },
+                    machines: vec!["w".into()],
+                };
+                f.refused = vec![("MachineDeployment/w (default)".to_owned(), refused)];
+            }),
+            C::Preflight,
+            Warn,
         ),
         (
             with(|f| {

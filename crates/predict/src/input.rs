@@ -1,24 +1,20 @@
 //! The input of a prediction.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use kube::core::{Selector, SelectorExt as _};
 use refit_core::{
     change::{OnUncovered, can_update::HostReport},
-    node::{NodeView, another_could_take},
+    node::another_could_take,
 };
-use refit_kinds::json::{annotations, condition, controller, is_deleting, name, text, time};
+use refit_kinds::json::{name, text, time};
 use refit_kinds::version::StatedVersion;
 use serde_json::Value;
 
 use super::{
     managers::Manager,
     objects::Objects,
+    preflight::WorkloadFacts,
     providers::Providers,
     reach::{Extension, GroupRef, Read},
 };
@@ -26,8 +22,6 @@ use super::{
 /// Maximum age of an agent's report, after which its host counts as unknown: the agent reports
 /// every five minutes, and two reports may be lost.
 pub const REPORT_STALE_AFTER: SignedDuration = SignedDuration::from_mins(15);
-/// Annotation of static pods, which the kubelet runs from files.
-const MIRROR_POD: &str = "kubernetes.io/config.mirror";
 
 /// The input of a prediction.
 #[derive(Clone, Debug)]
@@ -98,8 +92,8 @@ pub struct Hosts {
     pub reported_at: BTreeMap<String, Timestamp>,
     /// Version of each node's kubelet.
     pub kubelets: BTreeMap<String, StatedVersion>,
-    /// PodDisruptionBudgets that currently allow no eviction, with the nodes of their pods.
-    pub exhausted: BTreeMap<String, BTreeSet<String>>,
+    /// What the checks of the preflight read.
+    pub preflight: WorkloadFacts,
     /// Nodes whose pods no other node can take: they are not drained.
     pub alone: BTreeSet<String>,
 }
@@ -113,24 +107,15 @@ impl Hosts {
             let version = text(node, "/status/nodeInfo/kubeletVersion");
             (name(node).to_owned(), version.into())
         };
-        let views: Vec<Arc<NodeView>> = nodes.iter().map(node_view).map(Arc::new).collect();
+        let preflight = WorkloadFacts::of(plans, nodes, budgets, pods);
+        let views = &preflight.nodes;
+        let alone =
+            views.iter().filter(|node| !node.unschedulable && !another_could_take(node, views));
         Self {
-            alone: views
-                .iter()
-                .filter(|node| !node.unschedulable && !another_could_take(node, &views))
-                .map(|node| node.name.to_string())
-                .collect(),
+            alone: alone.map(|node| node.name.to_string()).collect(),
             reported_at: plans.iter().filter_map(reported).collect(),
             kubelets: nodes.iter().map(kubelet).collect(),
-            exhausted: budgets
-                .iter()
-                .filter(|budget| allows_none(budget))
-                .map(|budget| {
-                    let title = format!("{}/{}", text(budget, "/metadata/namespace"), name(budget));
-                    (title, nodes_of(budget, pods))
-                })
-                .filter(|(_, nodes)| !nodes.is_empty())
-                .collect(),
+            preflight,
         }
     }
 
@@ -139,57 +124,6 @@ impl Hosts {
         let reported_at = self.reported_at.get(node).copied();
         HostReport::of(&node.into(), reported_at, REPORT_STALE_AFTER, now)
     }
-}
-
-/// The fields that decide whether a node takes pods.
-fn node_view(node: &Value) -> NodeView {
-    let taints = node.pointer("/spec/taints").and_then(Value::as_array);
-    let keeps_away = |taint: &&Value| {
-        text(taint, "/effect") != "PreferNoSchedule"
-            && text(taint, "/key") != "node.kubernetes.io/unschedulable"
-    };
-    NodeView {
-        name: name(node).into(),
-        ready: condition(node, "Ready").is_some_and(|status| status == "True"),
-        unschedulable: node.pointer("/spec/unschedulable") == Some(&Value::Bool(true)),
-        taints: taints
-            .into_iter()
-            .flatten()
-            .filter(keeps_away)
-            .map(|taint| text(taint, "/key").to_owned())
-            .collect(),
-        ..NodeView::default()
-    }
-}
-
-fn allows_none(budget: &Value) -> bool {
-    let count = |pointer: &str| budget.pointer(pointer).and_then(Value::as_i64);
-    count("/status/disruptionsAllowed") == Some(0)
-        && count("/status/expectedPods").is_none_or(|expected| expected > 0)
-}
-
-/// Nodes of the pods that a drain would evict and that the budget protects.
-fn nodes_of(budget: &Value, pods: &[Value]) -> BTreeSet<String> {
-    let selector = budget
-        .pointer("/spec/selector")
-        .and_then(|selector| serde_json::from_value::<LabelSelector>(selector.clone()).ok())
-        .and_then(|selector| Selector::try_from(selector).ok());
-    let namespace = text(budget, "/metadata/namespace");
-    pods.iter()
-        .filter(|pod| text(pod, "/metadata/namespace") == namespace)
-        .filter(|pod| !is_deleting(pod))
-        .filter(|pod| !matches!(text(pod, "/status/phase"), "Succeeded" | "Failed"))
-        .filter(|pod| controller(pod).is_none_or(|(kind, _)| kind != "DaemonSet"))
-        .filter(|pod| !annotations(pod).contains_key(MIRROR_POD))
-        // Most policies let a pod that is not Ready be disrupted even if its budget is exhausted.
-        .filter(|pod| condition(pod, "Ready").is_none_or(|status| status == "True"))
-        .filter(|pod| {
-            let labels = refit_kinds::json::labels(pod);
-            selector.as_ref().is_some_and(|selector| selector.matches(&labels))
-        })
-        .map(|pod| text(pod, "/spec/nodeName").to_owned())
-        .filter(|node| !node.is_empty())
-        .collect()
 }
 
 #[cfg(test)]
@@ -218,33 +152,6 @@ mod tests {
         // A node that is down takes the pods when it is back.
         assert!(alone(&[one.clone(), node("w-2", None, "False")]).is_empty());
         assert!(alone(&[one, node("w-2", None, "True")]).is_empty());
-    }
-
-    #[test]
-    fn an_exhausted_budget_names_the_nodes_of_its_pods() {
-        let budget = |allowed: i64, expected: i64| {
-            json!({"metadata": {"name": "web", "namespace": "a"},
-                "spec": {"selector": {"matchLabels": {"app": "web"}}},
-                "status": {"disruptionsAllowed": allowed, "expectedPods": expected}})
-        };
-        let pod = |namespace: &str, node: &str, owner: &str| {
-            json!({"metadata": {"name": node, "namespace": namespace, "labels": {"app": "web"},
-                    "ownerReferences": [{"kind": owner, "name": "o", "controller": true}]},
-                "spec": {"nodeName": node}, "status": {"phase": "Running"}})
-        };
-        let pods = [
-            pod("a", "n1", "ReplicaSet"),
-            pod("a", "n2", "DaemonSet"),
-            pod("b", "n3", "ReplicaSet"),
-            pod("a", "", "ReplicaSet"),
-        ];
-        let hosts = |budget: Value| Hosts::of(&[], &[], &[budget], &pods).exhausted;
-        assert_eq!(
-            hosts(budget(0, 2)),
-            [("a/web".to_owned(), BTreeSet::from(["n1".to_owned()]))].into()
-        );
-        assert!(hosts(budget(1, 2)).is_empty());
-        assert!(hosts(budget(0, 0)).is_empty());
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //! | [`input`], [`objects`] | the input of a prediction |
 //! | [`outcome`] | its result |
 //! | [`providers`] | whether the providers of infrastructure machines accept a change |
+//! | [`preflight`] | which machines would have to wait |
 //! | [`doctor`] | whether an installation is healthy |
 //! | [`contract`] | whether a provider follows the contract |
 
@@ -22,6 +23,7 @@ pub mod managers;
 pub mod objects;
 pub mod outcome;
 mod plane;
+pub mod preflight;
 pub mod providers;
 pub mod reach;
 mod selectors;

@@ -2,7 +2,7 @@ use refit_cluster_api::kubeadm_config;
 use refit_core::change::{OnUncovered, Provider};
 use serde_json::{Value, json};
 
-use super::*;
+use super::{preflight::WorkloadFacts, *};
 
 const OLD: &str = "v1.34.2";
 const NEW: &str = "v1.35.0";
@@ -298,16 +298,22 @@ fn machine(index: usize, owner: &str, kind: &str, version: &str) -> Value {
         "EtcdMemberHealthy",
     ]
     .iter()
-    .map(|type_| json!({"type": type_, "status": "True"}))
+    .map(|type_| {
+        json!({"type": type_, "status": "True", "reason": "Ok", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"})
+    })
     .collect();
-    json!({"kind": "Machine",
+    json!({"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine",
         "metadata": {"name": name, "namespace": "default", "uid": name,
             "creationTimestamp": format!("2026-01-01T00:00:0{index}Z"),
             "labels": {"cluster.x-k8s.io/cluster-name": "edge-1"},
-            "ownerReferences": [{"kind": kind, "name": owner, "controller": true}]},
+            "ownerReferences": [{"apiVersion": "v1", "kind": kind, "name": owner, "uid": owner,
+                "controller": true}]},
         "spec": {"clusterName": "edge-1", "version": version,
-            "bootstrap": {"configRef": {"kind": "KubeadmConfig", "name": name}},
-            "infrastructureRef": {"kind": "VSphereMachine", "name": name}},
+            "bootstrap": {"configRef":
+                {"apiGroup": "bootstrap.cluster.x-k8s.io", "kind": "KubeadmConfig", "name": name}},
+            "infrastructureRef": {"apiGroup": "infrastructure.cluster.x-k8s.io",
+                "kind": "VSphereMachine", "name": name}},
         "status": {"nodeRef": {"name": name}, "conditions": conditions,
             "nodeInfo": {"kubeletVersion": version}}})
 }
@@ -333,13 +339,39 @@ fn live() -> Input {
                     "controlPlane": {}, "discovery": {"bootstrapToken": {"token": "abc"}}}}});
         input.current.extend([machine, infrastructure, config]);
     }
+    let names = (0..3).flat_map(|i| [format!("edge-1-{i}"), format!("md-a-{i}")]);
+    let mut nodes: Vec<Value> = names.map(|name| node(&name)).collect();
+    nodes.sort_by_key(|node| node["metadata"]["name"].to_string());
     let hosts = Hosts {
         reported_at: (0..3).map(|i| (format!("edge-1-{i}"), now())).collect(),
-        ..Hosts::default()
+        ..Hosts::of(&[], &nodes, &[], &[])
     };
     let key = ("default".to_owned(), "edge-1".to_owned());
     input.hosts.insert(key, Read::Known(hosts));
     input
+}
+
+fn node(name: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]}})
+}
+
+/// A budget without room protects the only pod of a node.
+fn exhaust(input: &mut Input, node: &str, healthy: i64) {
+    let budget = json!({"apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
+        "metadata": {"name": "web", "namespace": "default"},
+        "spec": {"selector": {"matchLabels": {"app": "web"}}},
+        "status": {"disruptionsAllowed": 0, "expectedPods": 2, "currentHealthy": healthy,
+            "desiredHealthy": 2}});
+    let pod = json!({"apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "web-1", "namespace": "default", "labels": {"app": "web"},
+            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web",
+                "uid": "u", "controller": true}]},
+        "spec": {"nodeName": node, "containers": []},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
+    let facts = WorkloadFacts::of(&[], &[], &[budget], &[pod]);
+    let known = &mut hosts(input).preflight;
+    (known.budgets, known.pods) = (facts.budgets, facts.pods);
 }
 
 fn change_machine(input: &mut Input, index: usize, change: impl FnOnce(&mut Value)) {
@@ -406,7 +438,11 @@ fn blockers_are_named() {
     let mut old = live();
     hosts(&mut old).kubelets.insert("w-0".into(), "v1.31.0".into());
     let mut exhausted = live();
-    hosts(&mut exhausted).exhausted.insert("default/web".into(), ["edge-1-1".to_owned()].into());
+    exhaust(&mut exhausted, "edge-1-1", 2);
+    let mut cordoned = live();
+    let mut view = hosts(&mut cordoned).preflight.nodes[1].as_ref().clone();
+    view.unschedulable = true;
+    hosts(&mut cordoned).preflight.nodes[1] = view.into();
     let mut busy = live();
     change_machine(&mut busy, 1, |machine| {
         machine["metadata"]["annotations"] =
@@ -435,6 +471,7 @@ fn blockers_are_named() {
         (silent, "NoFreshReport"),
         (old, "KubeletTooOld"),
         (exhausted, "PodDisruptionBudget"),
+        (cordoned, "NodeCordoned"),
         (busy, "AnotherMachineUpdating"),
         (failed, "Failed"),
         (sick, "ControlPlaneUnhealthy"),
@@ -453,13 +490,47 @@ fn blockers_are_named() {
 #[test]
 fn an_undrainable_node_is_noted_and_not_held_by_a_budget() {
     let mut alone = live();
+    exhaust(&mut alone, "edge-1-1", 2);
     let facts = hosts(&mut alone);
     facts.alone = ["edge-1-1".to_owned()].into();
-    facts.exhausted = [("default/web".to_owned(), ["edge-1-1".to_owned()].into())].into();
+    for index in [0, 2, 3, 4, 5] {
+        let mut view = facts.preflight.nodes[index].as_ref().clone();
+        view.taints = vec!["example.com/storage".into()];
+        facts.preflight.nodes[index] = view.into();
+    }
     let found = only(predict(&alone));
     assert!(found.blocked_by.iter().all(|b| b.reason != "PodDisruptionBudget"), "{found:#?}");
     let note_start = "Node edge-1-1 is not drained: no other node can run its pods";
     assert!(found.notes.iter().any(|note| note.starts_with(note_start)), "{found:#?}");
+}
+
+#[test]
+fn a_budget_that_recovers_by_itself_is_a_note() {
+    let mut input = live();
+    exhaust(&mut input, "edge-1-1", 1);
+    let found = only(predict(&input));
+    assert_eq!(found.outcome, PredictedOutcome::InPlace, "{found:#?}");
+    let note = "PodDisruptionBudget default/web does not allow it now; this may pass by itself";
+    assert!(found.notes.iter().any(|line| line.ends_with(note)), "{found:#?}");
+}
+
+#[test]
+fn machines_that_wait_for_the_same_are_one_line() {
+    let mut input = live();
+    for index in [0, 1, 2] {
+        let mut view = hosts(&mut input).preflight.nodes[index].as_ref().clone();
+        view.unschedulable = true;
+        hosts(&mut input).preflight.nodes[index] = view.into();
+    }
+    let found = only(predict(&input));
+    let cordoned: Vec<_> =
+        found.blocked_by.iter().filter(|one| one.reason == "NodeCordoned").collect();
+    assert_eq!(cordoned.len(), 1, "{found:#?}");
+    assert_eq!(
+        cordoned[0].message,
+        "3 machines (edge-1-0, edge-1-1, edge-1-2): waiting until node edge-1-0 is uncordoned, which \
+         an administrator or another program has cordoned: kubectl uncordon edge-1-0"
+    );
 }
 
 #[test]

@@ -10,7 +10,7 @@ use refit_core::{
         verdict::Unfinished,
     },
     group::{Member, median_seconds},
-    node::{newest, plan_steps, step_names},
+    node::{Weight, newest, plan_steps, step_names},
 };
 use refit_kinds::{
     json::{annotations, controller, is_deleting, label, labels, name, namespace, text},
@@ -24,6 +24,7 @@ use serde_json::Value;
 use super::{
     input::{Hosts, Input},
     outcome::{Blocked, Cause, CauseReason, Counts, GroupPrediction, PathLine, PredictedOutcome},
+    preflight::refused,
     providers::{InfrastructureMachine, ProviderQuestion, Providers},
     reach::{GroupRef, Reach, Read, notes, reach},
     sides::Sides,
@@ -364,8 +365,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Adds blockers for budgets that allow no eviction of the machines' pods.
-    pub(super) fn look_for_budgets(&mut self, machines: &[&Value]) {
+    /// Adds blockers and notes for machines whose update would have to wait.
+    pub(super) fn look_for_refusals(&mut self, machines: &[&Value]) {
         let hosts = match self.hosts() {
             None => return,
             Some(Read::Unknown(why)) => {
@@ -385,20 +386,15 @@ impl<'a> View<'a> {
                  it restarts"
             ));
         }
-        for (budget, nodes) in &hosts.exhausted {
-            let here: Vec<&str> = nodes_of_machines()
-                .filter(|node| nodes.contains(*node) && !hosts.alone.contains(*node))
-                .collect();
-            if here.is_empty() {
-                continue;
+        for one in refused(&self.input.current, self.group, &hosts.preflight, self.input.now) {
+            match one.weight {
+                Weight::Waits => {
+                    let machine = one.machines.first().cloned().unwrap_or_default();
+                    let object = format!("Machine/{machine}");
+                    self.block(one.refusal.reason(), object, one.message());
+                }
+                Weight::Passes | Weight::Overridden => self.plan.notes.push(one.message()),
             }
-            let message = format!(
-                "PodDisruptionBudget {budget} allows no eviction now, so {} cannot be drained; \
-                 allow more of its pods to be unavailable, or wait until all are ready",
-                here.join(", ")
-            );
-            let object = format!("PodDisruptionBudget/{budget}");
-            self.block("PodDisruptionBudget", object, message);
         }
     }
 

@@ -10,6 +10,7 @@ use k8s_openapi::{
         apps::v1::Deployment,
         coordination::v1::Lease,
         core::v1::{Container, Namespace, Node, Pod, Secret},
+        policy::v1::PodDisruptionBudget,
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
@@ -21,14 +22,15 @@ use refit_cluster_api::kinds::{
 use refit_core::{certificates::CertificateFacts, group::BLOCKED, invariants::World};
 use refit_kinds::{
     crds,
-    json::{name, namespace, text, time},
+    json::{self, kind, label, name, namespace, text, time},
     keys,
     refit::{HostPlan, NodeUpdate, UpdateGroup, hash_json},
 };
 use refit_predict::{
-    Extension, Manager, Read,
+    Extension, GroupRef, Manager, Objects, Read,
     doctor::{self, Certificate, ClientAuth, ClientCopy, Crd, Facts, Host},
     managers::{ClientSecret, PROVIDER_LABEL},
+    preflight::{Refused, WorkloadFacts, refused},
 };
 use serde_json::Value;
 use x509_parser::{
@@ -86,11 +88,17 @@ async fn read_once(reader: &Reader) -> anyhow::Result<Facts> {
             feed(&mut world, group, None, object);
         }
     }
-    let mut hosts = BTreeMap::new();
+    let now = reader.cluster.clock.now();
+    let mut objects = Objects::new();
+    objects.extend(owners.iter().flat_map(|(_, objects)| objects).cloned());
+    let (mut hosts, mut refused) = (BTreeMap::new(), Vec::new());
     for cluster in &clusters {
         let key = format!("{}/{}", namespace(cluster), name(cluster));
         let found = hosts_of(reader, cluster, &machines, &mut world).await;
-        hosts.insert(key, found);
+        if let Read::Known((_, facts)) = &found {
+            refused.extend(refused_in(&objects, cluster, facts, now));
+        }
+        hosts.insert(key, map(found, |(hosts, _)| hosts));
     }
     let extensions = read::<ExtensionConfig>(client, "").await;
     let of_ours = match &extensions {
@@ -104,7 +112,6 @@ async fn read_once(reader: &Reader) -> anyhow::Result<Facts> {
     });
     let final_phases = ["Succeeded", "Failed", "Stopped"];
     let unfinished = |update: &&Value| !final_phases.contains(&text(update, "/status/phase"));
-    let now = reader.cluster.clock.now();
     Ok(Facts {
         now,
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -119,10 +126,35 @@ async fn read_once(reader: &Reader) -> anyhow::Result<Facts> {
         lease: lease(client).await,
         namespaces: namespaces(client, &clusters).await,
         hosts,
+        refused,
         blocked: groups.iter().filter_map(blocked).collect(),
         unfinished: updates.iter().filter(unfinished).count(),
         violations: world.at_rest(now),
     })
+}
+
+/// The machines of a Cluster that would have to wait, by the owners of their groups.
+fn refused_in(
+    objects: &Objects,
+    cluster: &Value,
+    facts: &WorkloadFacts,
+    now: jiff::Timestamp,
+) -> Vec<(String, Refused)> {
+    let is_here = |object: &&Value| {
+        let of = label(object, keys::CLUSTER_NAME).unwrap_or(text(object, "/spec/clusterName"));
+        namespace(object) == namespace(cluster) && of == name(cluster)
+    };
+    let kinds = ["KubeadmControlPlane", "MachineDeployment", "MachineSet"];
+    let of_kinds = kinds.into_iter().flat_map(|kind| objects.of_kind(kind)).filter(is_here);
+    // The MachineSets of MachineDeployments are part of those.
+    let owners = of_kinds.filter(|one| json::controller(one).is_none_or(|(of, _)| of == "Cluster"));
+    let mut all = Vec::new();
+    for owner in owners {
+        let title = format!("{}/{} ({})", kind(owner), name(owner), namespace(owner));
+        let refused = refused(objects, &GroupRef::of(owner), facts, now);
+        all.extend(refused.into_iter().map(|one| (title.clone(), one)));
+    }
+    all
 }
 
 /// The owner of a group that is blocked, and why.
@@ -388,13 +420,14 @@ async fn namespaces(client: &Client, clusters: &[Value]) -> Read<Vec<doctor::Nam
     Read::Known(found)
 }
 
-/// Reads the hosts of a Cluster, to check their agents and leftovers on their Nodes.
+/// Reads the hosts of a Cluster, to check their agents and leftovers on their Nodes, and what the checks of the
+/// preflight read.
 async fn hosts_of(
     reader: &Reader,
     cluster: &Value,
     machines: &[Value],
     world: &mut World,
-) -> Read<Vec<Host>> {
+) -> Read<(Vec<Host>, WorkloadFacts)> {
     let mut reader = reader.clone();
     namespace(cluster).clone_into(&mut reader.cluster.namespace);
     let cluster_name = name(cluster);
@@ -402,23 +435,25 @@ async fn hosts_of(
         Ok(client) => client,
         Err(why) => return Read::Unknown(why),
     };
-    let mut plans = Vec::new();
-    for (group, resource) in [
-        ("", ApiResource::erase::<Node>(&())),
-        ("", ApiResource::erase::<Pod>(&())),
-        ("refit.dev", ApiResource::erase::<HostPlan>(&())),
-    ] {
-        let objects = match everything(&client, &resource).await {
-            Ok(objects) => objects,
-            Err(why) => return Read::Unknown(why),
-        };
-        for object in &objects {
+    let (of_nodes, of_pods) = (ApiResource::erase::<Node>(&()), ApiResource::erase::<Pod>(&()));
+    let of_plans = ApiResource::erase::<HostPlan>(&());
+    let of_budgets = ApiResource::erase::<PodDisruptionBudget>(&());
+    let read = futures::try_join!(
+        everything(&client, &of_nodes),
+        everything(&client, &of_pods),
+        everything(&client, &of_plans),
+        everything(&client, &of_budgets),
+    );
+    let (nodes, pods, plans, budgets) = match read {
+        Ok(read) => read,
+        Err(why) => return Read::Unknown(why),
+    };
+    for (group, objects) in [("", &nodes), ("", &pods), ("refit.dev", &plans)] {
+        for object in objects {
             feed(world, group, Some(cluster_name), object);
         }
-        if group == "refit.dev" {
-            plans = objects;
-        }
     }
+    let facts = WorkloadFacts::of(&plans, &nodes, &budgets, &pods);
     let members = machines.iter().filter(|machine| {
         namespace(machine) == namespace(cluster)
             && text(machine, "/spec/clusterName") == cluster_name
@@ -440,5 +475,5 @@ async fn hosts_of(
             reported_at: plan.and_then(|plan| time(plan, "/status/reportedAt")),
         })
     };
-    Read::Known(members.filter_map(host).collect())
+    Read::Known((members.filter_map(host).collect(), facts))
 }

@@ -122,6 +122,29 @@ fn a_damaged_installation_is_reported() {
 }
 
 #[test]
+fn a_machine_whose_update_would_wait_is_reported() {
+    runtime().unwrap().block_on(async {
+        let world = installed().await;
+        let client = world.workload_client("default/edge-1", "doctor-test").unwrap();
+        let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(client);
+        let all = nodes.list(&ListParams::default()).await.unwrap();
+        let worker = all.items.iter().map(kube::ResourceExt::name_any).find(|name| name.contains("-md-"));
+        let worker = worker.unwrap();
+        let body = json!({"spec": {"unschedulable": true}});
+        nodes.patch(&worker, &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
+        let found = findings(&world).await;
+        assert_eq!(bad(&found), [(Check::Preflight, Level::Warn)], "{found:#?}");
+        let waits = found.iter().find(|finding| finding.level == Level::Warn).unwrap();
+        assert!(waits.object.starts_with("MachineDeployment/"), "{waits:#?}");
+        let sentence = format!(
+            "waiting until node {worker} is uncordoned, which an administrator or another program has \
+             cordoned: kubectl uncordon {worker}"
+        );
+        assert_eq!(waits.message, sentence);
+    });
+}
+
+#[test]
 fn a_manager_whose_certificate_was_not_copied_is_reported() {
     runtime().unwrap().block_on(async {
         let world = installed().await;

@@ -248,8 +248,17 @@ pub(crate) async fn everything(
     client: &Client,
     resource: &ApiResource,
 ) -> Result<Vec<Value>, String> {
+    selected(client, resource, "").await
+}
+
+/// The same, of the objects with these labels.
+async fn selected(
+    client: &Client,
+    resource: &ApiResource,
+    labels: &str,
+) -> Result<Vec<Value>, String> {
     let api = Api::all_with(client.clone(), resource);
-    match pages(&api, resource, "").await {
+    match pages(&api, resource, labels).await {
         Err(error) if is_gone(&error) => Ok(Vec::new()),
         outcome => outcome.map_err(|error| format!("{} {}", resource.plural, reason_of(&error))),
     }
@@ -275,7 +284,7 @@ pub(crate) struct Workload {
     pub(crate) nodes: Vec<Value>,
     /// PodDisruptionBudgets.
     pub(crate) budgets: Vec<Value>,
-    /// Pods that budgets protect.
+    /// Pods: those of the control plane, and all if a budget has no room left.
     pub(crate) pods: Vec<Value>,
 }
 
@@ -288,6 +297,7 @@ pub(crate) async fn workload(client: &Client) -> Result<Workload, String> {
     ) -> Result<Vec<Value>, String> {
         everything(client, &ApiResource::erase::<K>(&())).await
     }
+    let pods = ApiResource::erase::<Pod>(&());
     let budgets = list_all::<PodDisruptionBudget>(client).await?;
     let tight = budgets
         .iter()
@@ -295,8 +305,8 @@ pub(crate) async fn workload(client: &Client) -> Result<Workload, String> {
     Ok(Workload {
         plans: list_all::<HostPlan>(client).await?,
         nodes: list_all::<Node>(client).await?,
-        // Read pods only if a budget has no room left; usually this saves the request.
-        pods: if tight { list_all::<Pod>(client).await? } else { Vec::new() },
+        // All pods only if a budget has no room left; usually this saves a large response.
+        pods: selected(client, &pods, if tight { "" } else { "tier=control-plane" }).await?,
         budgets,
     })
 }

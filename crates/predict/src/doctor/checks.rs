@@ -423,6 +423,20 @@ pub(super) fn skew(facts: &Facts, found: &mut Findings) {
     found.or_ok("versions", "the versions of kubelets and API servers are compatible".to_owned());
 }
 
+pub(super) fn preflight(facts: &Facts, found: &mut Findings) {
+    for (cluster, hosts) in &facts.hosts {
+        if let Read::Unknown(why) = hosts
+            && !is_closed(facts, cluster)
+        {
+            found.unknown(&format!("Cluster/{cluster}"), why);
+        }
+    }
+    for (group, refused) in &facts.refused {
+        found.warn(group, refused.message(), "");
+    }
+    found.or_ok("machines", "an update of any machine could begin now".to_owned());
+}
+
 pub(super) fn rollouts(facts: &Facts, found: &mut Findings) {
     for (owner, why) in &facts.blocked {
         found.warn(owner, format!("its rollout is blocked: {why}"), "");
