@@ -8,6 +8,7 @@ use refit_runtime::process::{StartError, log_filter};
 use tracing_subscriber::{layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 mod abort;
+mod adopt;
 mod ask;
 mod bundle;
 mod client;
@@ -15,6 +16,7 @@ mod contract;
 #[cfg(feature = "sandbox")]
 mod demo;
 mod doctor;
+mod except;
 mod exit;
 mod global;
 mod install;
@@ -58,12 +60,20 @@ enum Command {
     Abort(abort::Args),
     /// Retry updates that failed or were aborted.
     Retry(retry::Args),
+    /// Take a node that was upgraded by hand as it is.
+    Adopt(adopt::Args),
     /// Let no further machine of a group begin.
     Pause(pace::PauseArgs),
     /// Let the machines of a paused or stopped group go on.
     Resume(pace::ResumeArgs),
     /// Let a rollout go on after its first machines.
     Approve(pace::ApproveArgs),
+    /// Let a machine not begin until it is released.
+    Hold(except::HoldArgs),
+    /// Leave a machine out of the present rollout.
+    Skip(except::SkipArgs),
+    /// Let a machine that is held or skipped begin.
+    Release(except::ReleaseArgs),
     /// Check the installation and suggest fixes.
     Doctor(doctor::Args),
     /// Upgrade a simulated cluster in place and show that every machine was kept.
@@ -101,9 +111,13 @@ fn main() -> ExitCode {
         Command::Watch(args) => watch::run(args, global),
         Command::Abort(args) => abort::run(args, global),
         Command::Retry(args) => retry::run(args, global),
+        Command::Adopt(args) => adopt::run(args, global),
         Command::Pause(args) => pace::pause(args, global),
         Command::Resume(args) => pace::resume(args, global),
         Command::Approve(args) => pace::approve(args, global),
+        Command::Hold(args) => except::hold(args, global),
+        Command::Skip(args) => except::skip(args, global),
+        Command::Release(args) => except::release(args, global),
         Command::Doctor(args) => doctor::run(args, global),
         #[cfg(feature = "sandbox")]
         Command::Demo(args) => demo::run(args, global),

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt as _;
-use refit_core::group::{Pace, stopped_rollout};
+use refit_core::group::{OwnerPacing, Pace, stopped_rollout};
 use refit_kinds::{
     keys,
     refit::{GroupOwner, Pacing, UpdateGroup, UpdateGroupSpec, update_group_name},
@@ -117,20 +117,26 @@ type Decide = fn(&UpdateGroup) -> (Action, String, Value);
 
 /// Runs `refit pause`.
 pub(crate) fn pause(args: &PauseArgs, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
-    run(&args.ask, global, paused)
+    run(&args.ask, global, paused, false)
 }
 
 /// Runs `refit resume`.
 pub(crate) fn resume(args: &ResumeArgs, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
-    run(&args.ask, global, resumed)
+    run(&args.ask, global, resumed, true)
 }
 
 /// Runs `refit approve`.
 pub(crate) fn approve(args: &ApproveArgs, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
-    run(&args.ask, global, approved)
+    run(&args.ask, global, approved, false)
 }
 
-fn run(args: &AskArgs, global: &GlobalArgs, decide: Decide) -> anyhow::Result<ExitCode> {
+/// `resumes`: whether an annotation of the owner that pauses stands in the way.
+fn run(
+    args: &AskArgs,
+    global: &GlobalArgs,
+    decide: Decide,
+    resumes: bool,
+) -> anyhow::Result<ExitCode> {
     let printer = args.printer(global);
     exit::run(async {
         let cluster = client::connect(global).await?;
@@ -138,6 +144,7 @@ fn run(args: &AskArgs, global: &GlobalArgs, decide: Decide) -> anyhow::Result<Ex
         let mut outcome = Ok(());
         for owner in owners(&cluster, &args.target).await? {
             match set(&cluster, &owner, args.dry_run, decide).await {
+                Ok(row) if resumes => rows.push(with_annotation(&cluster, &owner, row).await?),
                 Ok(row) => rows.push(row),
                 Err(error) => {
                     outcome = Err(error);
@@ -202,6 +209,22 @@ async fn set(
     };
     let asked = ask(cluster, &group, dry_run, |group| Some(decision(owner, group, decide))).await?;
     asked.ok_or_else(|| owner.missing(cluster))
+}
+
+/// Adds that an annotation of the owner pauses the group still.
+async fn with_annotation(cluster: &Cluster, owner: &Target, row: Row) -> anyhow::Result<Row> {
+    let found = owner.reference(cluster).await?;
+    if !OwnerPacing::of(&found.annotations).paused {
+        return Ok(row);
+    }
+    let message = format!(
+        "{}; but its annotation pauses it: kubectl annotate {} {} {}-",
+        row.message,
+        owner.kind.kind().to_lowercase(),
+        owner.name,
+        keys::GROUP_PAUSED
+    );
+    Ok(Row { message, ..row })
 }
 
 fn decision(owner: &Target, group: &UpdateGroup, decide: Decide) -> Decision<Row> {

@@ -134,11 +134,8 @@ fn decide(machine: &Machine, updates: &[NodeUpdate]) -> Decision<Row> {
     if machine.metadata.deletion_timestamp.is_some() {
         return none("it is being deleted");
     }
-    if !update_in_progress(machine) {
-        return none(match update.spec.origin {
-            Origin::Hook => "Cluster API no longer requests its update",
-            Origin::Task => "its update was not requested by Cluster API; create a new NodeUpdate",
-        });
+    if update.spec.origin == Origin::Hook && !update_in_progress(machine) {
+        return none("Cluster API no longer requests its update");
     }
     if machine.annotations().get(keys::RETRY) == Some(&name) {
         return row(Action::Already, format!("a retry of {name} is already requested"));
@@ -205,9 +202,11 @@ mod tests {
             assert_eq!(again.action, Action::Already);
             let older = decide(&machine(true, Some("m-0")), &update(phase, "Hook")).row;
             assert_eq!(older.action, Action::Retry);
-            // An operator's own update ended, and Cluster API requests the same.
-            let by_hand = decide(&machine(true, None), &update(phase, "Task")).row;
-            assert_eq!(by_hand.action, Action::Retry);
+            // Also an operator's own, whether Cluster API requests the same or nothing.
+            for requested in [true, false] {
+                let by_hand = decide(&machine(requested, None), &update(phase, "Task")).row;
+                assert_eq!(by_hand.action, Action::Retry);
+            }
         }
     }
 
@@ -224,7 +223,6 @@ mod tests {
             (machine(true, None), update(Phase::Succeeded, "Hook"), "succeeded"),
             (machine(true, None), update(Phase::Draining, "Hook"), "in progress"),
             (machine(false, None), failed.clone(), "no longer requests"),
-            (machine(false, None), update(Phase::Failed, "Task"), "create a new NodeUpdate"),
             (deleting, failed, "being deleted"),
         ];
         for (machine, updates, words) in table {

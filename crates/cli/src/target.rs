@@ -1,6 +1,10 @@
 //! The target of a command, `KIND/NAME`, and the objects that belong to it.
 
-use std::{collections::BTreeSet, fmt, str::FromStr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    str::FromStr,
+};
 
 use anyhow::anyhow;
 use kube::{Resource, ResourceExt as _};
@@ -130,6 +134,21 @@ impl FromStr for Target {
             return Err(format!("invalid object name {name:?}, {WANT}"));
         }
         Ok(Self { kind, name: name.to_owned() })
+    }
+}
+
+/// Parses the name of a Machine, with or without its kind.
+pub(crate) fn machine_argument(text: &str) -> Result<Target, String> {
+    let full = if text.contains('/') { text.to_owned() } else { format!("machine/{text}") };
+    let target: Target = full.parse()?;
+    match target.kind {
+        TargetKind::Machine => Ok(target),
+        TargetKind::Cluster
+        | TargetKind::ControlPlane
+        | TargetKind::MachineDeployment
+        | TargetKind::MachineSet => {
+            Err(format!("{target} is not a Machine; to stop all its machines, pause it"))
+        }
     }
 }
 
@@ -316,12 +335,15 @@ pub(crate) struct Reference {
     pub(crate) uid: String,
     /// Name of its Cluster.
     pub(crate) cluster: String,
+    /// Its annotations.
+    pub(crate) annotations: BTreeMap<String, String>,
 }
 
 impl Reference {
     fn to<K: Resource<DynamicType = ()>>(object: &K, cluster: String) -> Self {
         let api_version = K::api_version(&()).into_owned();
-        Self { api_version, uid: object.uid().unwrap_or_default(), cluster }
+        let annotations = object.annotations().clone();
+        Self { api_version, uid: object.uid().unwrap_or_default(), cluster, annotations }
     }
 }
 

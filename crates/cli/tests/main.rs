@@ -2,11 +2,13 @@
 
 #![allow(clippy::needless_pass_by_value, clippy::unwrap_used, reason = "a panic fails the test")]
 
+mod adopt;
 mod bundle;
 mod commands;
 mod contract;
 #[cfg(feature = "sandbox")]
 mod demo;
+mod except;
 mod install;
 #[cfg(feature = "sandbox")]
 mod pace;

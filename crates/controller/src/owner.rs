@@ -7,13 +7,13 @@ use kube::Resource as _;
 use refit_cluster_api::kinds::{KubeadmControlPlane, MachineDeployment, MachineSet};
 use refit_core::{
     change::{Level, Objects},
-    group::{Limits, Pace, owner_argument, request_of},
+    group::{Limits, OwnerPacing, Pace, owner_argument, request_of},
 };
 use refit_kinds::{
     conditions,
     json::{annotation, text},
     keys,
-    refit::{Owner, UpdateGroup},
+    refit::{Owner, Pacing},
     version::StatedVersion,
 };
 
@@ -157,12 +157,14 @@ impl LiveOwner {
     }
 }
 
-/// What a group's pacing is decided on.
-pub(crate) fn pace_of(stores: &Stores, group: &Group, object: &UpdateGroup) -> Pace {
+/// What a group's pacing is decided on: the pacing of its UpdateGroup, and the annotations of its owner.
+pub(crate) fn pace_of(stores: &Stores, group: &Group, pacing: &Pacing) -> Pace {
     let owner = LiveOwner::of(stores, group);
+    let annotations = owner.as_ref().map(LiveOwner::annotations).unwrap_or_default();
+    let annotated = OwnerPacing::of(&annotations);
     let request = owner.as_ref().map(|owner| request_of(owner.version(), owner.template()));
     Pace {
-        pacing: object.spec.pacing.clone(),
+        pacing: annotated.with(pacing),
         owner: owner_argument(&group.spec.owner),
         owner_generation: owner.as_ref().and_then(LiveOwner::generation),
         request: request.unwrap_or_default(),
@@ -204,7 +206,7 @@ pub(crate) fn limits_of(stores: &Stores, group: &Group, present: impl FnOnce() -
 
 #[cfg(test)]
 mod tests {
-    use refit_kinds::refit::{GroupOwner, Pacing, UpdateGroupSpec};
+    use refit_kinds::refit::{GroupOwner, UpdateGroupSpec};
     use refit_runtime::ObjectKey;
     use serde_json::json;
 

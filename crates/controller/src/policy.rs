@@ -6,6 +6,7 @@ use kube::ResourceExt as _;
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
     change::{NotReady, Policy, PolicyDefaults, policy},
+    group::OwnerPacing,
     node::{DrainChoice, SettingsSources, drain_policy, host_settings},
     report::Refusal,
 };
@@ -31,6 +32,8 @@ pub(crate) fn live_policy(ctx: &Context, group: &Group) -> Result<Policy, NotRea
     let drain = drain_policy(&[&owner, cluster.annotations()], &ctx.settings.drain);
     policy.not_understood =
         policy.not_understood.or_else(|| drain.not_understood.into_iter().next());
+    policy.not_understood =
+        policy.not_understood.or_else(|| OwnerPacing::of(&owner).not_understood);
     Ok(policy)
 }
 

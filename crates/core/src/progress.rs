@@ -77,10 +77,12 @@ impl MachineProgress {
             kubelet_version: status.node_info.map(|info| info.kubelet_version).unwrap_or_default(),
             ..Self::default()
         };
+        let annotations = meta.annotations.as_ref();
         if let Some(update) = speaker(updates, &MachineUid::of(meta)) {
             row.show_update(update);
-            let asked = meta.annotations.as_ref().and_then(|all| all.get(keys::RETRY));
-            row.retry_asked = asked == Some(&row.node_update);
+            let mut asked =
+                [keys::RETRY, keys::ADOPT].into_iter().filter_map(|key| annotations?.get(key));
+            row.retry_asked = asked.any(|name| *name == row.node_update);
         }
         row
     }

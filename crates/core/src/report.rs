@@ -58,6 +58,20 @@ pub enum Refusal {
         /// Reason and step of their failure, if it is the same.
         cause: Option<String>,
     },
+    /// An operator holds the machine.
+    Held {
+        /// The Machine.
+        machine: String,
+        /// Why it is held.
+        reason: String,
+    },
+    /// An operator leaves the machine out of the rollout.
+    Skipped {
+        /// The Machine.
+        machine: String,
+        /// Why it is left out.
+        reason: String,
+    },
     /// The machine that was updated last has not been back long enough.
     Soaking {
         /// When it has been.
@@ -325,6 +339,8 @@ impl Refusal {
         match self {
             Self::SlotBusy { machine }
             | Self::OutOfTurn { machine }
+            | Self::Held { machine, .. }
+            | Self::Skipped { machine, .. }
             | Self::NoNode { machine }
             | Self::MachineDeleting { machine }
             | Self::RoomForOthers { machine }
@@ -379,6 +395,8 @@ impl Refusal {
             Self::SlotBusy { .. }
             | Self::ApprovalRequired { .. }
             | Self::RolloutStopped { .. }
+            | Self::Held { .. }
+            | Self::Skipped { .. }
             | Self::Soaking { .. }
             | Self::OutOfTurn { .. }
             | Self::GroupUnavailable { .. }

@@ -86,6 +86,23 @@ pub const OPTED_IN: &str = "enabled";
 pub const HOOK_CLIENT: &str = "refit-hook-client";
 /// Requests one more attempt after the named NodeUpdate failed permanently.
 pub const RETRY: &str = "refit.dev/retry";
+/// On an owner: `"true"` lets no further machine of its group begin, as with `spec.pacing.paused` of its UpdateGroup.
+pub const GROUP_PAUSED: &str = "refit.dev/paused";
+/// On an owner: the rollout that may go on, as with `spec.pacing.approve`.
+pub const APPROVE: &str = "refit.dev/approve";
+/// On an owner: only failures after this time count, as with `spec.pacing.failuresSince`.
+pub const FAILURES_SINCE: &str = "refit.dev/failures-since";
+/// On a Machine: the NodeUpdate that is to stop, as with its `spec.stage` `Abort`.
+pub const ABORT: &str = "refit.dev/abort";
+/// On a Machine: the NodeUpdate whose goal it was brought to by hand. The next NodeUpdate only verifies that.
+pub const ADOPT: &str = "refit.dev/adopt";
+/// On a Machine: why it is held. Its next update does not begin until the annotation is removed.
+pub const HOLD: &str = "refit.dev/hold";
+/// On a Machine: why it is skipped. Its update does not begin, until after the rollout of [`SKIP_ROLLOUT`] if
+/// that is set.
+pub const SKIP: &str = "refit.dev/skip";
+/// On a Machine with [`SKIP`]: the last rollout in which it is skipped, by number.
+pub const SKIP_ROLLOUT: &str = "refit.dev/skip-rollout";
 /// On an aborted NodeUpdate: Refit stopped it because the goal of its Machine changed. Without it, an
 /// operator did, and only an operator lets the Machine continue.
 pub const GOAL_CHANGED: &str = "refit.dev/goal-changed";

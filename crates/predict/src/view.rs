@@ -317,8 +317,9 @@ impl<'a> View<'a> {
             kubelet: text(machine, "/status/nodeInfo/kubeletVersion").into(),
             // look_for_unfinished reports it.
             unfinished: None,
-            // The hooks know it; a prediction does not need it to name what blocks.
+            // The hooks know these; a prediction does not need them to name what blocks.
             half_upgraded: false,
+            exception: None,
         };
         machines.iter().map(host).collect()
     }

@@ -7,9 +7,10 @@ use refit_core::{
         verdict,
         verdict::Unfinished,
     },
+    group::Exception,
     report::Reason,
 };
-use refit_kinds::version::StatedVersion;
+use refit_kinds::{refit::ExceptionRule, version::StatedVersion};
 use refit_predict::{BLOCKED_REASONS, CauseReason, Unreached, doctor::Check};
 use serde_json::json;
 use strum::VariantNames as _;
@@ -58,7 +59,10 @@ fn not_ready() -> Vec<NotReady> {
         kubelet: StatedVersion::Absent,
         unfinished: None,
         half_upgraded: false,
+        exception: None,
     };
+    let exception = Exception { machine: s(), rule: ExceptionRule::Hold, reason: s() };
+    let held = Host { exception: Some(exception), ..host.clone() };
     let leaving = Host { deleting: true, ..host.clone() };
     let old_kubelet = Host { kubelet: "v1.33.0".into(), ..host.clone() };
     let returning =
@@ -71,6 +75,7 @@ fn not_ready() -> Vec<NotReady> {
         NotReady::ObjectUnknown { kind: s(), name: s() },
         NotReady::OwnerUnknown { machine: s() },
         decided(&Known { hosts: vec![leaving], ..Known::default() }),
+        decided(&Known { hosts: vec![held], ..Known::default() }),
         decided(&Known { peers: vec![peer], ..Known::default() }),
         decided_for("v1.35.0", "v1.34.2", &Known { hosts: vec![returning], ..Known::default() }),
         decided(&Known { hosts: vec![host], ..Known::default() }),
@@ -93,6 +98,7 @@ fn not_ready() -> Vec<NotReady> {
             | NotReady::ObjectUnknown { .. }
             | NotReady::OwnerUnknown { .. }
             | NotReady::Deleting { .. }
+            | NotReady::Excepted { .. }
             | NotReady::AnotherMachine { .. }
             | NotReady::Returning { .. }
             | NotReady::NoFreshReport { .. }

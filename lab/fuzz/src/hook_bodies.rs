@@ -46,6 +46,7 @@ fn can_update_hook(input: &[u8], members: Members, level: Level) {
         kubelet: StatedVersion::Absent,
         unfinished: None,
         half_upgraded: false,
+        exception: None,
     };
     let known = Known { hosts: vec![host], ..Known::default() };
     let verdict = can_update(level, &current, &desired, &known).verdict;

@@ -168,7 +168,7 @@ impl HostService {
         let mut found = None;
         (self.hosts)(node, &mut |host| {
             if let Some((version, _)) = ended {
-                upgrade(host, version, now);
+                host.upgrade(version, now);
             }
             found = Some(host.clone());
         });
@@ -186,14 +186,6 @@ fn text(body: &[u8], field: &str) -> Result<String, Refusal> {
     let text = body[field].as_str().filter(|text| !text.is_empty());
     let missing = || (StatusCode::BAD_REQUEST, format!("the body has no text {field:?}"));
     text.map(str::to_owned).ok_or_else(missing)
-}
-
-/// Brings a host to a version, as if another operating system image had been booted.
-fn upgrade(host: &mut HostState, version: &str, now: Timestamp) {
-    let upgraded = HostState::new(&host.node, host.control_plane, version, now);
-    host.root.extend(upgraded.root);
-    host.kubelet_version = upgraded.kubelet_version;
-    host.kubelet_up_at = now;
 }
 
 #[cfg(test)]

@@ -161,6 +161,14 @@ impl HostState {
         host
     }
 
+    /// Brings the host to a version by other means than an agent, as if another operating system image had been booted.
+    pub fn upgrade(&mut self, version: &str, now: Timestamp) {
+        let upgraded = Self::new(&self.node, self.control_plane, version, now);
+        self.root.extend(upgraded.root);
+        self.kubelet_version = upgraded.kubelet_version;
+        self.kubelet_up_at = now;
+    }
+
     /// Whether the host is up.
     pub fn is_up(&self, now: Timestamp) -> bool {
         self.down_until.is_none_or(|until| until <= now)

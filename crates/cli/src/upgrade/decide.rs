@@ -147,6 +147,8 @@ pub(crate) enum Refusal {
     WorkersFirst { object: String, why: String },
     /// Some machines run the new version already.
     Mixed { object: String, asked: KubernetesVersion },
+    /// No machine reports what it runs, so the version before is not known.
+    PreviousUnknown { object: String },
     /// The target has no object that Refit upgrades.
     Nothing,
 }
@@ -302,10 +304,11 @@ impl Group {
 
     /// The version to return to, if the group asks for a newer one that no machine runs yet.
     pub(crate) fn version_before(&self) -> Result<Option<KubernetesVersion>, Refusal> {
-        let (Some(asked), Some(runs)) =
-            (self.version.version(), self.kubelets.iter().filter_map(StatedVersion::version).min())
-        else {
+        let Some(asked) = self.version.version() else {
             return Ok(None);
+        };
+        let Some(runs) = self.kubelets.iter().filter_map(StatedVersion::version).min() else {
+            return Err(Refusal::PreviousUnknown { object: self.object.clone() });
         };
         if asked.hop_to(runs) != Hop::Downgrade {
             return Ok(None);
@@ -382,6 +385,11 @@ impl fmt::Display for Refusal {
                 "some machines of {object} run {asked} already, and kubeadm does not downgrade: \
                  `refit retry {object}` completes the upgrade; to keep the other machines as they \
                  are, pause {object} (annotation cluster.x-k8s.io/paused)"
+            ),
+            Self::PreviousUnknown { object } => write!(
+                f,
+                "no machine of {object} reports the version of its kubelet, so the previous version is not \
+                 known: set it yourself, or `refit retry {object}` completes the upgrade"
             ),
             Self::Nothing => f.write_str(
                 "no KubeadmControlPlane or MachineDeployment found that Refit can upgrade",

@@ -197,6 +197,9 @@ fn a_version_that_every_machine_runs_can_be_taken_back_to() {
     assert!(matches!(next(&facts, &v(OLD)), Err(Refusal::Hop { .. })));
     facts.deployments[0].kubelets = vec![NEW.into()];
     assert_eq!(facts.deployments[0].version_before(), Ok(None));
+    facts.deployments[0].kubelets.clear();
+    let unknown = facts.deployments[0].version_before();
+    assert!(matches!(unknown, Err(Refusal::PreviousUnknown { .. })), "{unknown:?}");
 }
 
 #[test]

@@ -159,7 +159,8 @@ impl Stage {
         }
         let gvk = GroupVersionKind::gvk(parts[0], parts[1], parts[2]);
         let resource = ApiResource::from_gvk(&gvk);
-        let global = ["ClusterRole", "CustomResourceDefinition", "Namespace", "ExtensionConfig"];
+        let global =
+            ["ClusterRole", "CustomResourceDefinition", "Namespace", "Node", "ExtensionConfig"];
         match parts[2] {
             "Deployment" => Api::namespaced_with(self.client.clone(), "capi-system", &resource),
             kind if global.contains(&kind) => Api::all_with(self.client.clone(), &resource),

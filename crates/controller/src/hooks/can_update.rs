@@ -16,11 +16,11 @@ use refit_core::{
         machine_kind,
         verdict::Unfinished,
     },
-    group::observed_version,
+    group::{Exception, RolloutKey, exception_of, observed_version, rollout_number},
     node::{is_half_upgraded, newest},
 };
 use refit_kinds::{
-    refit::{MachineUid, NodeUpdate},
+    refit::{MachineUid, NodeUpdate, Origin},
     version::StatedVersion,
 };
 use refit_runtime::ObjectKey;
@@ -35,7 +35,7 @@ use crate::{
     host_plan::host_report,
     indexes::UPDATES_BY_MACHINE_UID,
     node_update::live::read_object,
-    owner::{LiveOwner, limits_of},
+    owner::{LiveOwner, limits_of, pace_of},
     policy::{live_policy, unknown},
     updaters::updaters_of,
     workload_watch::has_hosted_control_plane,
@@ -277,7 +277,19 @@ fn host(ctx: &Context, machine: &Machine) -> Host {
         unfinished: unfinished_on(ctx, machine),
         half_upgraded: newest(updates_on(ctx, machine).iter().map(AsRef::as_ref), &uid)
             .is_some_and(is_half_upgraded),
+        exception: exception(ctx, machine),
     }
+}
+
+/// Whether an operator holds a Machine, or leaves it out of the present rollout of its owner.
+fn exception(ctx: &Context, machine: &Machine) -> Option<Exception> {
+    let group = group_of(&ctx.stores, machine)?;
+    let object = ctx.stores.update_groups.get(&group.key);
+    let pacing = object.as_ref().map(|object| object.spec.pacing.clone()).unwrap_or_default();
+    let pace = pace_of(&ctx.stores, &group, &pacing);
+    let status = object.and_then(|object| object.status.clone()).unwrap_or_default();
+    let rollout = RolloutKey { origin: Origin::Hook, target: pace.request.clone() };
+    exception_of(machine, &pace.pacing, rollout_number(&status, &rollout))
 }
 
 /// The NodeUpdates of a Machine.

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use kube::{Api, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
-    ask::{Ask, Offer, ask, parts},
+    ask::{Ask, Offer, adopting, ask, parts},
     change::{
         Objects, Part, Updater,
         asked::{asked, objects_asked, parts_asked},
@@ -177,13 +177,14 @@ impl Request<'_> {
                     self.requests.abort(&update.name_any()).await?;
                     return Ok(stopping(update).into());
                 }
-                Ask::Create { ordinal, until } => {
+                Ask::Create { ordinal, until, adopts } => {
                     if let Some(refused) = self.not_asked(&wanted).await? {
                         return Ok(refused);
                     }
                     let Wanted { goal, updaters } = &wanted;
                     let offer = Offer { goal, desired: &self.desired, updaters };
                     let parts = match parts(&self.requests.facts, offer, &known) {
+                        Ok(parts) if adopts => adopting(parts),
                         Ok(parts) => parts,
                         Err(why) => {
                             return Ok(Answer::retry(why.to_string(), RETRY_MAX_SECONDS).into());

@@ -16,7 +16,8 @@ use refit_core::{
 use refit_kinds::{
     keys,
     refit::{
-        HostPlan, HostPlanSpec, NodeUpdate, PartStatus, PlanId, UpdateGroup, UpdateGroupStatus,
+        HostPlan, HostPlanSpec, NodeUpdate, NodeUpdateSpec, PartStatus, PlanId, UpdateGroup,
+        UpdateGroupStatus,
     },
 };
 use refit_runtime::{
@@ -36,6 +37,7 @@ use crate::{
     context::Context,
     drain,
     providers::{self, Ordered},
+    requests::{NewNodeUpdate, node_update},
 };
 
 /// Requeue delay after a write; the watch event of the write wakes the NodeUpdate as well.
@@ -137,6 +139,7 @@ async fn management(
             ];
             guard(ctx, look, serde_json::Map::from_iter(changes)).await
         }
+        ManagementWrite::Again { ordinal, spec } => again(ctx, look, *ordinal, spec).await,
         ManagementWrite::MachineCondition(condition) => {
             let status = match condition {
                 Some(condition) => json!({ "conditions": [condition] }),
@@ -244,6 +247,29 @@ async fn guard(
     }});
     let written = apply::merge(&api, &machine.name_any(), &body).await?;
     ctx.stores.machines.insert(written);
+    Ok(())
+}
+
+/// Creates the next NodeUpdate of the Machine, unless another replica has.
+async fn again(
+    ctx: &Context,
+    look: &Look,
+    ordinal: u32,
+    spec: &NodeUpdateSpec,
+) -> kube::Result<()> {
+    let update = &look.snapshot.update;
+    let new = NewNodeUpdate {
+        namespace: update.namespace().unwrap_or_default(),
+        machine: spec.machine_ref.clone(),
+        origin: spec.origin,
+        task: None,
+        until: spec.until,
+        goal: spec.goal.clone(),
+        parts: spec.parts.clone(),
+    };
+    let api: Api<NodeUpdate> = api_of(&ctx.client, update.as_ref());
+    let (found, _) = apply::create_or_get(&api, &node_update(&new, ordinal)).await?;
+    ctx.stores.node_updates.insert(found);
     Ok(())
 }
 

@@ -94,7 +94,7 @@ impl Look {
         let snapshot = Snapshot {
             paused: known
                 .and_then(|machine| paused(stores, machine))
-                .or_else(|| paused_group(object.as_deref()?, &update)),
+                .or_else(|| paused_group(object.as_deref()?, &group, &update)),
             unguarded: policy.is_some_and(|policy| policy.unguarded),
             drain: known.map(|machine| live_drain_policy(ctx, machine)).unwrap_or_default(),
             settings,
@@ -256,7 +256,7 @@ fn group(
     let status = object.status.clone().unwrap_or_default();
     let limits = limits_of(stores, owner, || machines_of(stores, &owner.key).len());
     let limits = limits.paced(&object.spec.pacing);
-    let pace = pace_of(stores, owner, object);
+    let pace = pace_of(stores, owner, &object.spec.pacing);
     #[cfg(feature = "sabotage")]
     let (status, limits) = ctx.sabotage.own_slot(&update.spec.machine_ref.uid, status, limits);
     let (stores, key, nodes) = (stores.clone(), owner.key.clone(), nodes.to_vec());
@@ -313,10 +313,19 @@ fn other_machines(
 }
 
 /// A paused group. A machine that has its slot has begun, and is finished.
-fn paused_group(group: &UpdateGroup, update: &NodeUpdate) -> Option<String> {
-    let status = group.status.as_ref();
-    let has_begun = status.is_some_and(|status| holds(status, &update.spec.machine_ref.uid));
-    (group.spec.pacing.paused && !has_begun).then(|| format!("UpdateGroup {}", group.name_any()))
+fn paused_group(object: &UpdateGroup, group: &GroupState, update: &NodeUpdate) -> Option<String> {
+    let GroupState::Present(Group { status, pace, .. }) = group else {
+        return None;
+    };
+    let owner = &object.spec.owner;
+    let has_begun = holds(status, &update.spec.machine_ref.uid);
+    (pace.pacing.paused && !has_begun).then(|| {
+        if object.spec.pacing.paused {
+            format!("UpdateGroup {}", object.name_any())
+        } else {
+            format!("{} {}", owner.kind, owner.name)
+        }
+    })
 }
 
 fn waits_for_its_turn(update: &NodeUpdate) -> bool {

@@ -141,6 +141,7 @@ fn facts_of(ctx: &Context, machine: &Machine) -> MachineFacts {
         uid: MachineUid::of(&machine.metadata),
         kubelet_version: observed_version(machine).version().cloned(),
         retry: machine.annotations().get(keys::RETRY).cloned(),
+        adopt: machine.annotations().get(keys::ADOPT).cloned(),
         deleting: machine.metadata.deletion_timestamp.is_some(),
         host_reports: host_report(ctx, machine) == HostReport::Fresh,
         lacks_member: group_of(&ctx.stores, machine)

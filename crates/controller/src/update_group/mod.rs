@@ -14,8 +14,8 @@ use refit_cluster_api::kinds::{Machine, update_in_progress};
 use refit_core::{
     group::{
         Member, Outside, POLICY_UNDERSTOOD, Pace, RolloutKey, awaits_approval, failure_of,
-        forget_old_answer, forget_replaced, record_approval, record_end, record_failure,
-        record_recovery, release, runs_another_version, show_policy, summarise,
+        forget_old_answer, forget_replaced, machine_complaint, record_approval, record_end,
+        record_failure, record_recovery, release, runs_another_version, show_policy, summarise,
     },
     node::speaker,
 };
@@ -192,14 +192,18 @@ fn next_status(
     }
     let limits = limits_of(stores, &group, || machines.len()).paced(&object.spec.pacing);
     let now = ctx.clock.now_seconds();
-    let pace = pace_of(stores, &group, object);
+    let pace = pace_of(stores, &group, &object.spec.pacing);
     record_rollout(stores, &group, &pace, &mut next, (machines, speakers), now);
     next = forget_old_answer(&next, owner_generation(stores, &group), now);
     next = forget_replaced(
         &next,
         LiveOwner::of(stores, &group).is_some_and(|owner| owner.is_up_to_date()),
     );
-    if let Ok(policy) = live_policy(ctx, &group) {
+    if let Ok(mut policy) = live_policy(ctx, &group) {
+        let mut asked = machines.iter().zip(speakers);
+        policy.not_understood = policy
+            .not_understood
+            .or_else(|| asked.find_map(|(machine, update)| machine_complaint(machine, *update)));
         next = show_policy(&next, &policy, now);
     }
     summarise(&next, limits, &members, outside, object.metadata.generation, now)

@@ -8,7 +8,7 @@ use refit_cluster_api::{
     kinds::{Machine, MachineSet},
 };
 use refit_core::{
-    ask::{Ask, Offer, ask, parts},
+    ask::{Ask, Offer, adopting, ask, parts},
     change::{Updater, Verdict, can_update::Judgement, goal},
     node::newest,
     task::Refused,
@@ -115,7 +115,7 @@ impl Work<'_> {
                     Some(newer) => newer,
                     None => return self.reached(may_hand_over).await,
                 },
-                Ask::Create { ordinal, until } => {
+                Ask::Create { ordinal, until, adopts } => {
                     if let Some(refused) = refused(&judgement.verdict) {
                         return Ok(Some(refused));
                     }
@@ -125,6 +125,7 @@ impl Work<'_> {
                         updaters: &self.updaters,
                     };
                     let parts = match parts(&requests.facts, offer, &known) {
+                        Ok(parts) if adopts => adopting(parts),
                         Ok(parts) => parts,
                         Err(why) => return Ok(Some(stays("BadHostPart", why.to_string()))),
                     };

@@ -169,18 +169,21 @@ impl Look {
         members.collect()
     }
 
-    /// The ended NodeUpdate of which another attempt is requested: by annotation, or by this task, if it is newer.
+    /// The ended NodeUpdate of which another attempt is requested: by annotation, as after an upgrade by hand, or
+    /// by this task, if it is newer.
     pub(super) fn retry_of<'a>(
         &self,
-        machine: &'a Machine,
+        machine: &Machine,
         updates: &'a [Arc<NodeUpdate>],
     ) -> Option<&'a str> {
-        let asked = machine.annotations().get(keys::RETRY).map(String::as_str);
         let uid = MachineUid::of(&machine.metadata);
         let newest = newest(updates.iter().map(AsRef::as_ref), &uid)?;
         let ended = newest.status.as_ref()?.finished_at.as_ref()?;
         let began = self.task.metadata.creation_timestamp.as_ref()?;
-        if ended.0 <= began.0 { newest.metadata.name.as_deref() } else { asked }
+        let name = newest.metadata.name.as_ref()?;
+        let mut asked = [keys::RETRY, keys::ADOPT].into_iter();
+        let is_asked = asked.any(|key| machine.annotations().get(key) == Some(name));
+        (ended.0 <= began.0 || is_asked).then_some(name.as_str())
     }
 
     /// The NodeUpdates of a Machine.

@@ -8,7 +8,7 @@ use refit_kinds::{
     version::KubernetesVersion,
 };
 
-pub use self::parts::{Offer, parts};
+pub use self::parts::{Offer, adopting, parts};
 use crate::node::{HOST_LOST, MEMBER_MISSING, SUPERSEDED, is_past_return, newest};
 
 /// How long the Machine's own status may lag after its NodeUpdate, which checked the Node itself,
@@ -26,6 +26,8 @@ pub struct MachineFacts {
     pub kubelet_version: Option<KubernetesVersion>,
     /// Value of the annotation that requests another attempt.
     pub retry: Option<String>,
+    /// Value of the annotation that adopts what was done by hand.
+    pub adopt: Option<String>,
     /// Whether it is being deleted.
     pub deleting: bool,
     /// Whether the agent on its host has reported recently.
@@ -44,6 +46,8 @@ pub enum Ask<'a> {
         ordinal: u32,
         /// How far it may go: no further than the update that it continues.
         until: Until,
+        /// Whether the host was upgraded by hand, and is only verified.
+        adopts: bool,
     },
     /// Request a stop of this NodeUpdate, which has another goal, and wait meanwhile.
     Abort(&'a NodeUpdate),
@@ -108,7 +112,8 @@ fn by_newest<'a>(
     if machine.deleting {
         return Ask::Wait(Wait::Deletion);
     }
-    let create_until = |until| Ask::Create { ordinal: next_ordinal(machine, updates), until };
+    let ordinal = || next_ordinal(&machine.name, updates.iter().copied());
+    let create_until = |until| Ask::Create { ordinal: ordinal(), until, adopts: false };
     let create = || create_until(Until::Disrupt);
     let Some(newest) = newest(updates.iter().copied(), &machine.uid) else {
         return create();
@@ -120,9 +125,13 @@ fn by_newest<'a>(
     if !is_to_version_of(newest, goal) {
         return if phase.is_final() { create() } else { supersede(newest) };
     }
+    let adopt_asked = machine.adopt.is_some() && machine.adopt == newest.metadata.name;
     let retry_asked = machine.retry.is_some() && machine.retry == newest.metadata.name;
     match phase {
         Phase::Succeeded => succeeded(machine, goal, newest, now).unwrap_or_else(create),
+        Phase::Failed | Phase::Stopped if adopt_asked && newest.spec.can_be_adopted() => {
+            Ask::Create { ordinal: ordinal(), until: Until::Disrupt, adopts: true }
+        }
         Phase::Failed | Phase::Stopped if retry_asked => create(),
         // It stopped for a goal that no one wants any more.
         Phase::Stopped if ended_with(newest, SUPERSEDED) => create(),
@@ -171,10 +180,13 @@ fn phase_of(update: &NodeUpdate) -> Phase {
 }
 
 /// One past the highest ordinal in use, even if another Machine with this name used it.
-fn next_ordinal(machine: &MachineFacts, updates: &[&NodeUpdate]) -> u32 {
+pub(crate) fn next_ordinal<'a>(
+    machine: &str,
+    updates: impl IntoIterator<Item = &'a NodeUpdate>,
+) -> u32 {
     updates
-        .iter()
-        .filter_map(|update| ordinal_of(update.metadata.name.as_deref()?, &machine.name))
+        .into_iter()
+        .filter_map(|update| ordinal_of(update.metadata.name.as_deref()?, machine))
         .max()
         .unwrap_or(0)
         .saturating_add(1)

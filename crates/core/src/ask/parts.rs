@@ -1,6 +1,6 @@
 //! Which updaters work in an update, and which of them have nothing to do.
 
-use refit_kinds::refit::{Gate, Goal, NodeUpdate, Phase, UpdatePart, ordinal_of};
+use refit_kinds::refit::{Gate, Goal, KUBEADM, NodeUpdate, Phase, UpdatePart, ordinal_of};
 
 use super::{MachineFacts, phase_of};
 use crate::change::{Objects, Updater, host_part::BadHostPart, objects::PARTS};
@@ -58,9 +58,15 @@ fn needs_version(machine: &MachineFacts, offer: Offer<'_>, updates: &[&NodeUpdat
     let Some(version) = &offer.goal.kubernetes_version else {
         return false;
     };
-    let last = updates.iter().rev().find(|update| update.spec.brings_version());
+    let last = updates.iter().rev().find(|update| update.spec.ends_at_version());
     let is_whole = last.is_none_or(|last| phase_of(last) == Phase::Succeeded);
     machine.kubelet_version.as_ref() != Some(version) || !is_whole
+}
+
+/// The parts of an update that takes a host as it was upgraded by hand: its version is verified, and the Updaters work.
+pub fn adopting(parts: impl IntoIterator<Item = UpdatePart>) -> Vec<UpdatePart> {
+    let others = parts.into_iter().filter(|part| part.updater != KUBEADM);
+    [UpdatePart::adopted()].into_iter().chain(others).collect()
 }
 
 /// The hash of what an Updater has reached on the Machine; `None` if that is not known.

@@ -1,10 +1,10 @@
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use refit_kinds::refit::{Goal, GoalPart, NodeUpdate, Phase, Stage, Until};
+use refit_kinds::refit::{Goal, GoalPart, NodeUpdate, Phase, Stage, Until, UpdatePart};
 use strum::VariantArray as _;
 
 use super::{
-    Ask, MachineFacts, Wait, ask,
+    Ask, MachineFacts, Wait, adopting, ask,
     testing::{goal, now, update},
 };
 use crate::node::{HOST_LOST, MEMBER_MISSING, SUPERSEDED};
@@ -33,8 +33,8 @@ fn asked(machine: &MachineFacts, goal: &Goal, updates: &[NodeUpdate]) -> String 
     let name = |update: &NodeUpdate| update.metadata.name.clone().unwrap();
     let updates: Vec<&NodeUpdate> = updates.iter().collect();
     match ask(machine, goal, &updates, now()) {
-        Ask::Create { ordinal, until: Until::Disrupt } => format!("create {ordinal}"),
-        Ask::Create { ordinal, until } => format!("create {ordinal} until {until}"),
+        Ask::Create { ordinal, until: Until::Disrupt, .. } => format!("create {ordinal}"),
+        Ask::Create { ordinal, until, .. } => format!("create {ordinal} until {until}"),
         Ask::Abort(update) => format!("abort {}", name(update)),
         Ask::Wait(Wait::Deletion) => "wait Deletion".to_owned(),
         Ask::Wait(Wait::Report) => "wait Report".to_owned(),
@@ -233,4 +233,33 @@ fn an_update_that_is_made_again_by_itself_goes_no_further_than_the_last() {
         assert_eq!(asked(&machine, &goal("v1.35.0"), &[update]), "create 2");
         machine.retry = None;
     }
+}
+
+#[test]
+fn an_update_whose_node_was_upgraded_by_hand_is_adopted_by_the_next() {
+    let adopts = |update: &NodeUpdate, adopt: &str| {
+        let machine = MachineFacts { adopt: Some(adopt.to_owned()), ..facts("v1.35.0") };
+        let asked = ask(&machine, &goal("v1.35.0"), &[update], now());
+        matches!(asked, Ask::Create { ordinal: 2, until: Until::Disrupt, adopts: true })
+    };
+    for phase in [Phase::Failed, Phase::Stopped] {
+        let ended = update(1, "v1.35.0", phase);
+        assert!(adopts(&ended, "m-1"), "{phase:?}");
+        assert!(!adopts(&ended, "m-0"), "{phase:?}");
+    }
+    for phase in unfinished() {
+        assert!(!adopts(&update(1, "v1.35.0", phase), "m-1"), "{phase:?}");
+    }
+    // What it was for is not wanted any more.
+    assert!(!adopts(&update(1, "v1.34.0", Phase::Failed), "m-1"));
+}
+
+#[test]
+fn an_adopted_machine_is_done_and_is_not_upgraded_again() {
+    let mut adopted = update(2, "v1.35.0", Phase::Succeeded);
+    adopted.spec.parts = Some(adopting([UpdatePart::kubeadm()]));
+    assert_eq!(adopted.spec.parts, Some(vec![UpdatePart::adopted()]));
+    assert!(adopted.spec.adopts() && !adopted.spec.works_on_host());
+    let failed = update(1, "v1.35.0", Phase::Failed);
+    assert_eq!(asked(&facts("v1.35.0"), &goal("v1.35.0"), &[failed, adopted]), "done");
 }

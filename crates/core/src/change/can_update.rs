@@ -15,6 +15,7 @@ use super::{
     provider::{Provider, provider_unknown},
     verdict::{NotReady, Unfinished, Verdict, verdict},
 };
+use crate::group::Exception;
 
 /// What a verdict depends on, in addition to the two sides of the request.
 #[derive(Clone, Debug, Default)]
@@ -56,6 +57,8 @@ pub struct Host {
     pub unfinished: Option<Unfinished>,
     /// Its last update has failed after kubeadm had begun to upgrade the control plane there.
     pub half_upgraded: bool,
+    /// Whether an operator holds it, or leaves it out of the rollout.
+    pub exception: Option<Exception>,
 }
 
 /// State of the report of a host's agent.
@@ -170,7 +173,10 @@ pub fn can_update(level: Level, current: &Objects, desired: &Objects, known: &Kn
         .or_else(|| provider_unknown(&known.provider, &coverage));
     let busy = busy(&known.peers).or_else(|| returns.then(|| returning(&known.hosts)).flatten());
     let verdict = verdict(&known.policy, &coverage, busy, unready);
-    Judgement { coverage, verdict }
+    // The way back disturbs nothing.
+    let excepted = exception(level, &known.hosts).filter(|_| !returns || verdict.replaces());
+    let excepted = excepted.map(|why| Verdict::NotReady(NotReady::Excepted(why.into())));
+    Judgement { coverage, verdict: excepted.unwrap_or(verdict) }
 }
 
 /// Whether the change only withdraws a request for a newer version: every host runs the desired one,
@@ -256,6 +262,15 @@ fn deleting(level: Level, hosts: &[Host]) -> Option<String> {
     }
 }
 
+/// Why the Machine of the request does not begin, whatever would become of it: the policy could let Cluster API
+/// delete it. Those of a MachineSet wait with their NodeUpdates.
+fn exception(level: Level, hosts: &[Host]) -> Option<Exception> {
+    match level {
+        Level::Machine => hosts.iter().find_map(|host| host.exception.clone()),
+        Level::MachineSet => None,
+    }
+}
+
 fn busy(peers: &[Peer]) -> Option<NotReady> {
     peers.iter().find_map(|peer| {
         let what = peer.unfinished.clone()?;
@@ -282,10 +297,11 @@ fn no_fresh_report(hosts: &[Host], tolerated: usize) -> Option<NotReady> {
 
 #[cfg(test)]
 mod tests {
+    use refit_kinds::refit::ExceptionRule;
     use serde_json::json;
 
     use super::*;
-    use crate::change::{claim::Claim, patch::Patch};
+    use crate::change::{claim::Claim, patch::Patch, policy::OnUncovered};
 
     fn side(version: &str) -> Objects {
         Objects {
@@ -304,7 +320,46 @@ mod tests {
             kubelet: StatedVersion::Absent,
             unfinished: None,
             half_upgraded: false,
+            exception: None,
         }
+    }
+
+    #[test]
+    fn a_held_or_skipped_machine_is_never_left_to_cluster_api() {
+        let exception = |rule| Exception { machine: "m".into(), rule, reason: "disk".into() };
+        let policies = [
+            Policy::default(),
+            Policy { disabled: true, ..Policy::default() },
+            Policy { on_uncovered: OnUncovered::Replace, ..Policy::default() },
+        ];
+        for (rule, wanted) in [(ExceptionRule::Hold, "Held"), (ExceptionRule::Skip, "Skipped")] {
+            for policy in &policies {
+                let exception = Some(exception(rule));
+                let hosts = vec![Host { exception, ..host("m", HostReport::Fresh) }];
+                let known = Known { policy: policy.clone(), hosts, ..Known::default() };
+                assert_eq!(reason(&known), wanted, "{policy:?}");
+                let odd = can_update(Level::Machine, &side("v1.34.2"), &side("x"), &known);
+                assert_eq!(odd.verdict.reason(), wanted, "{policy:?}");
+                assert!(odd.verdict.message().contains("refit release m"));
+                let set = can_update(Level::MachineSet, &side("v1.34.2"), &side("x"), &known);
+                assert_ne!(set.verdict.reason(), wanted, "{policy:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_request_for_a_held_machine_can_be_withdrawn() {
+        let exception =
+            Exception { machine: "m".into(), rule: ExceptionRule::Hold, reason: "disk".into() };
+        let back = |policy| {
+            let kubelet = "v1.34.2".into();
+            let exception = Some(exception.clone());
+            let hosts = vec![Host { kubelet, exception, ..host("m", HostReport::Fresh) }];
+            let known = Known { policy, hosts, ..Known::default() };
+            can_update(Level::Machine, &side("v1.35.0"), &side("v1.34.2"), &known).verdict.reason()
+        };
+        assert_eq!(back(Policy::default()), "Covered");
+        assert_eq!(back(Policy { disabled: true, ..Policy::default() }), "Held");
     }
 
     fn silent(node: &str) -> HostReport {

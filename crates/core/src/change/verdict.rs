@@ -12,6 +12,7 @@ use super::{
     cover::{Coverage, Patches},
     policy::{OnUncovered, Policy},
 };
+use crate::report::Refusal;
 
 /// How many path lines a message contains; the UpdateGroup's status lists more.
 const LINES_IN_MESSAGE: usize = 8;
@@ -94,6 +95,10 @@ pub enum NotReady {
         /// The unfinished work.
         what: Unfinished,
     },
+    /// An operator holds the machine, or leaves it out of the rollout: the refusal of its update.
+    #[non_exhaustive]
+    #[strum(transparent)]
+    Excepted(Refusal),
     /// A machine whose update is withdrawn has unfinished work.
     #[non_exhaustive]
     Returning {
@@ -230,6 +235,7 @@ impl fmt::Display for NotReady {
                     "Machine {machine} of the same control plane is still being updated in place"
                 ),
             },
+            Self::Excepted(refusal) => f.write_str(&refusal.sentence()),
             Self::Returning { machine, what } => match what {
                 Unfinished::NodeUpdate(name) => write!(
                     f,

@@ -5,7 +5,9 @@
 //! the limit, not a Lease or a single replica
 //! (`docs/adr/0004-a-lease-a-fence-and-compare-and-swap.md`).
 
+mod annotations;
 mod durations;
+mod exception;
 mod pacing;
 mod summary;
 mod unrequested;
@@ -23,11 +25,13 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::refit::{ClaimId, MachineUid, Slot, UpdateGroupStatus};
 
+pub use annotations::{OwnerPacing, machine_complaint};
 pub use durations::{MAX_DURATIONS, median_seconds, record_durations};
+pub use exception::{Exception, exception_of};
 pub use pacing::{
     Candidate, Pace, Queued, RolloutKey, Turn, awaits_approval, failure_of, owner_argument,
-    record_approval, record_end, record_failure, record_recovery, record_success, request_of,
-    start_refusal, stopped_rollout, waits_for_turn,
+    present_rollout, record_approval, record_end, record_failure, record_recovery, record_success,
+    request_of, rollout_number, start_refusal, stopped_rollout, waits_for_turn,
 };
 pub use summary::{
     BLOCKED, COVERED, ControlPlane, Member, Outside, POLICY_UNDERSTOOD, PROGRESSING,

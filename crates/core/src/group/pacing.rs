@@ -50,7 +50,7 @@ impl RolloutKey {
     pub fn of(spec: &NodeUpdateSpec, pace: &Pace) -> Self {
         let target = match spec.origin {
             Origin::Hook => pace.request.clone(),
-            Origin::Task if spec.brings_version() || spec.goal.option.is_some() => spec.target(),
+            Origin::Task if spec.ends_at_version() || spec.goal.option.is_some() => spec.target(),
             Origin::Task => {
                 let hash: String = spec.goal_hash.chars().take(HASH_CHARACTERS).collect();
                 format!("goal {hash}")
@@ -160,9 +160,23 @@ fn current<'a>(status: &'a UpdateGroupStatus, key: &RolloutKey) -> Option<&'a Gr
 }
 
 /// The number of the rollout of this key, whether it has begun or not.
-fn number(status: &UpdateGroupStatus, key: &RolloutKey) -> i64 {
+pub fn rollout_number(status: &UpdateGroupStatus, key: &RolloutKey) -> i64 {
     let last = status.rollout.as_ref().map_or(0, |rollout| rollout.number);
     if current(status, key).is_some() { last } else { last.saturating_add(1) }
+}
+
+/// The number of the rollout for what the owner requests, or that people have begun before it; the next one if no rollout
+/// is under way.
+pub fn present_rollout(status: &UpdateGroupStatus, request: &str) -> i64 {
+    let is_present = |rollout: &GroupRollout| {
+        let by_people = rollout.origin == Origin::Task;
+        rollout.ended.is_none() && (by_people || rollout.target == request)
+    };
+    match status.rollout.as_deref() {
+        Some(rollout) if is_present(rollout) => rollout.number,
+        Some(rollout) => rollout.number.saturating_add(1),
+        None => 1,
+    }
 }
 
 fn needs_approval(
@@ -175,7 +189,7 @@ fn needs_approval(
     };
     let rollout = current(status, candidate.rollout);
     let first = rollout.map_or(&[][..], |one| &one.first_machines);
-    let number = number(status, candidate.rollout);
+    let number = rollout_number(status, candidate.rollout);
     let is_first = first.iter().any(|one| one.machine == candidate.machine);
     let has_room = i32::try_from(first.len()).is_ok_and(|begun| begun < pause_after);
     if is_first || has_room || pace.pacing.approve == Some(number) {
@@ -289,7 +303,7 @@ fn enter<'a>(
     key: &RolloutKey,
     now: Timestamp,
 ) -> &'a mut GroupRollout {
-    let number = number(status, key);
+    let number = rollout_number(status, key);
     let known = status.rollout.take().filter(|rollout| rollout.number == number);
     let new = || GroupRollout {
         number,

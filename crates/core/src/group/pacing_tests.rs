@@ -471,3 +471,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn the_present_rollout_is_that_of_the_owner_or_of_people() {
+    let mut paced = Paced::new(Pacing::default());
+    assert_eq!(present_rollout(&paced.status, GOAL), 1);
+    paced.begin(1, GOAL, 10).unwrap();
+    assert_eq!(present_rollout(&paced.status, GOAL), 1);
+    // The owner has moved on, and no machine has begun since.
+    assert_eq!(present_rollout(&paced.status, OTHER), 2);
+    record_end(&mut paced.status, &paced.pace, at(20));
+    assert_eq!(present_rollout(&paced.status, GOAL), 2);
+    paced.begin_for(2, &by_hand(OTHER), 30).unwrap();
+    assert_eq!(present_rollout(&paced.status, GOAL), 2);
+}

@@ -38,7 +38,8 @@ const CONTROL_PLANE_BLOCKED: &str = "ControlPlaneBlocked";
 /// Reason of [`BLOCKED`]: the NodeUpdate of a machine under way was deleted.
 const NODE_UPDATE_DELETED: &str = "NodeUpdateDeleted";
 /// Reasons of [`COVERED`] for verdicts that wait for an operator.
-const WAITS_FOR_OPERATOR: [&str; 3] = ["NoFreshReport", "KubeletBehind", "ProviderForbidden"];
+const WAITS_FOR_OPERATOR: [&str; 5] =
+    ["NoFreshReport", "KubeletBehind", "ProviderForbidden", "Held", "Skipped"];
 
 /// A Machine of the group, with the NodeUpdate that speaks for it.
 #[derive(Clone, Debug)]
@@ -312,7 +313,9 @@ fn blocked(
             let silent =
                 [RefusalReason::NoFreshReport, RefusalReason::ApiRefused, RefusalReason::ApiErrors];
             let reason = Reason::of(&blocker.reason);
-            held || silent.into_iter().map(Reason::Update).any(|one| reason == Some(one))
+            let is_left_out = reason == Some(Reason::Update(RefusalReason::Skipped));
+            !is_left_out && held
+                || silent.into_iter().map(Reason::Update).any(|one| reason == Some(one))
         })
         .find(|(member, blocker)| !ends_by_itself(status, member, blocker));
     if let Some((member, blocker)) = stuck {

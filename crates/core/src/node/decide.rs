@@ -230,7 +230,7 @@ impl Work<'_> {
     }
 
     /// Waits; work of another NodeUpdate that is in the way is stopped.
-    fn wait_for_older(&self, phase: Phase, refusal: Refusal) -> Standing {
+    pub(super) fn wait_for_older(&self, phase: Phase, refusal: Refusal) -> Standing {
         let is_older = matches!(refusal, Refusal::OlderPlanRunning { .. });
         let orphan = is_older.then(|| self.workers.abort_orphan(&self.s.siblings)).flatten();
         let waiting = self.wait(phase, refusal);
@@ -471,11 +471,6 @@ impl Work<'_> {
         };
         let blocker = self.silent_agent().or(down).unwrap_or(refusal);
         Standing::blocked(Phase::Upgrading, blocker).write(write)
-    }
-
-    pub(super) fn pause_refusal(&self) -> Option<Refusal> {
-        let object = self.s.paused.clone()?;
-        Some(Refusal::Paused { object })
     }
 }
 

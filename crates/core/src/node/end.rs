@@ -10,7 +10,7 @@ use refit_kinds::{
 };
 
 use super::{
-    guard,
+    adopt, guard,
     lost::HOST_LOST,
     member_missing,
     order::speaks,
@@ -42,7 +42,7 @@ pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) 
     let mut announce = Vec::new();
     if speaks && let Some(machine) = machine {
         let mut changes = guard::remove(machine);
-        changes.extend(retry_done(&s.update, machine, &status));
+        changes.extend(requests_done(&s.update, machine, &status));
         changes.extend(left(machine, &status));
         if !changes.is_empty() {
             write = Some(Write::Management(ManagementWrite::Unguard(changes)));
@@ -50,6 +50,7 @@ pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) 
         write = write.or_else(|| machine_condition(s, &status, now));
         write = write.or_else(|| show_cordon(s, &mut status));
         write = write.or_else(|| returned(s, machine, &status, now)).or_else(|| include(s));
+        write = write.or_else(|| adopt::again(s, machine, &status));
         if write.is_none() && is_withdrawn(s, machine) {
             announce.push(withdrawal(s, machine));
             write = Some(Write::Management(ManagementWrite::Withdraw));
@@ -156,16 +157,21 @@ fn left(machine: &Machine, status: &NodeUpdateStatus) -> Option<(String, Option<
     is_new.then(|| (keys::LEFT.to_owned(), note))
 }
 
-/// Removes the retry annotation once a later attempt than the one it names has succeeded. An
-/// annotation that names this NodeUpdate requests a future attempt.
-pub(super) fn retry_done(
+/// Removes the annotations that request another attempt once a later one than they name has succeeded, and the one
+/// that aborts this NodeUpdate. An annotation that names this NodeUpdate requests a future attempt.
+pub(super) fn requests_done(
     update: &NodeUpdate,
     machine: &Machine,
     status: &NodeUpdateStatus,
-) -> Option<(String, Option<String>)> {
-    let asked = machine.metadata.annotations.as_ref()?.get(keys::RETRY)?;
-    let done = status.phase == Phase::Succeeded && update.metadata.name.as_ref() != Some(asked);
-    done.then(|| (keys::RETRY.to_owned(), None))
+) -> guard::Changes {
+    let annotations = machine.metadata.annotations.as_ref();
+    let is_done = |key: &&str| {
+        let Some(asked) = annotations.and_then(|all| all.get(*key)) else { return false };
+        let own = update.metadata.name.as_ref() == Some(asked);
+        if **key == *keys::ABORT { own } else { !own && status.phase == Phase::Succeeded }
+    };
+    let all = [keys::RETRY, keys::ADOPT, keys::ABORT];
+    all.into_iter().filter(is_done).map(|key| (key.to_owned(), None)).collect()
 }
 
 /// Whether this NodeUpdate must release the Machine's slot.

@@ -20,7 +20,7 @@ use super::{
     work::{Work, is_control_plane},
 };
 use crate::{
-    group::{self, Candidate, Claim, GiveBack, RolloutKey, Turn},
+    group::{self, Candidate, Claim, Exception, GiveBack, RolloutKey, Turn},
     report::{Hold, Reason, Refusal, RefusalReason},
 };
 
@@ -38,9 +38,13 @@ use crate::{
 ///
 /// That a host is lost is decided live, too, on its HostPlan: an old view would end its update. So is
 /// that an update is withdrawn, because its owner asks for the old version again or for a missing
-/// member: Cluster API then considers the Machine updated.
+/// member: Cluster API then considers the Machine updated. And so is that a node that was upgraded by
+/// hand runs the goal, or does not.
 pub fn requires_live_read(s: &Snapshot, decision: &Decision) -> bool {
-    let ends = |status: &NodeUpdateStatus| status.failure_reason == HOST_LOST;
+    let adopted = |status: &NodeUpdateStatus| {
+        s.update.spec.adopts() && matches!(status.phase, Phase::Succeeded | Phase::Failed)
+    };
+    let ends = |status: &NodeUpdateStatus| status.failure_reason == HOST_LOST || adopted(status);
     let has_ended = s.update.status.as_ref().is_some_and(ends);
     let disturbs = decision.write.as_ref().is_some_and(|write| disturbs(s, write));
     let may_miss = decision.write.as_ref().is_some_and(|write| s.may_miss_provider(write));
@@ -90,14 +94,14 @@ pub fn requires_live_settings(s: &Snapshot, decision: &Decision) -> bool {
 
 fn disturbs(s: &Snapshot, write: &Write) -> bool {
     use ManagementWrite::{
-        ClaimSlot, Guard, MachineCondition, ReleaseSlot, Status, Unguard, Withdraw,
+        Again, ClaimSlot, Guard, MachineCondition, ReleaseSlot, Status, Unguard, Withdraw,
         WithdrawForMember,
     };
     use WorkloadWrite::{Cordon, Evict, Exclude, Include, Uncordon};
     match write {
         Write::Management(ClaimSlot(_) | Withdraw | WithdrawForMember) => true,
         Write::Management(
-            Status | ReleaseSlot(_) | Guard(_) | Unguard(_) | MachineCondition(_),
+            Status | ReleaseSlot(_) | Guard(_) | Unguard(_) | MachineCondition(_) | Again { .. },
         )
         | Write::Workload(Uncordon | Include)
         | Write::AskUpdater(_)
@@ -168,8 +172,8 @@ impl Work<'_> {
                 Refusal::OlderUpdateUnfinished { node_update }
             });
         }
-        if let Some(object) = &self.s.paused {
-            return Some(Refusal::Paused { object: object.clone() });
+        if let Some(refusal) = self.pause_refusal() {
+            return Some(refusal);
         }
         if let Some(stopped) = self.stopped_rollout() {
             return Some(stopped);
@@ -200,6 +204,25 @@ impl Work<'_> {
             GroupState::Present(group) if !self.holds_slot() => {
                 let rollout = RolloutKey::of(&self.s.update.spec, &group.pace);
                 group::start_refusal(&group.status, &group.pace, self.candidate(&rollout))
+            }
+            GroupState::Present(_) | GroupState::None | GroupState::Missing => None,
+        }
+    }
+
+    /// What an operator has asked for: this machine does not begin, nor any of its group or cluster.
+    pub(super) fn pause_refusal(&self) -> Option<Refusal> {
+        let paused = self.s.paused.clone().map(|object| Refusal::Paused { object });
+        paused.or_else(|| self.exception().map(Refusal::from))
+    }
+
+    /// Whether the machine is held or skipped, and has not begun.
+    fn exception(&self) -> Option<Exception> {
+        match &self.s.group {
+            // What was upgraded by hand is only verified.
+            GroupState::Present(group) if !self.holds_slot() && !self.s.update.spec.adopts() => {
+                let rollout = RolloutKey::of(&self.s.update.spec, &group.pace);
+                let number = group::rollout_number(&group.status, &rollout);
+                group::exception_of(self.s.own_machine()?, &group.pace.pacing, number)
             }
             GroupState::Present(_) | GroupState::None | GroupState::Missing => None,
         }

@@ -4,10 +4,13 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use refit_cluster_api::kinds::{Machine, update_in_progress};
-use refit_kinds::refit::{MachineUid, NodeUpdate, Phase, Slot};
+use refit_kinds::{
+    keys,
+    refit::{MachineUid, NodeUpdate, Phase, Slot},
+};
 
 use super::{
-    end::retry_done, guard, lost::HOST_LOST, order::speaker, seen::NodeView,
+    adopt::names, end::requests_done, guard, lost::HOST_LOST, order::speaker, seen::NodeView,
     status::condition_change,
 };
 
@@ -52,7 +55,8 @@ impl Ended<'_> {
         let status = self.update.status.clone().unwrap_or_default();
         let given_up = matches!(status.phase, Phase::Failed | Phase::Stopped);
         !guard::remove(machine).is_empty()
-            || retry_done(self.update, machine, &status).is_some()
+            || !requests_done(self.update, machine, &status).is_empty()
+            || [keys::RETRY, keys::ADOPT].iter().any(|key| names(machine, key, self.update))
             || condition_change(self.update, machine, &status, Timestamp::UNIX_EPOCH).is_some()
             || given_up && update_in_progress(machine)
     }

@@ -23,6 +23,7 @@
 //! worker. An abort before it stops the update and rolls it back; after it, the update runs to
 //! completion.
 
+mod adopt;
 mod availability;
 mod budgets;
 mod decide;
@@ -60,6 +61,7 @@ mod workers;
 #[cfg(test)]
 mod tests;
 
+pub use adopt::NOT_ADOPTED;
 pub use availability::{MachineView, is_available};
 pub use budgets::{BudgetView, DrainAhead, namespaces_of_leaving};
 pub use decide::decide;
@@ -96,3 +98,4 @@ pub use snapshot::{
 pub use status::is_past_return;
 pub use steps::{STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON, step_names};
 pub use stop::{REQUEST_WITHDRAWN, SUPERSEDED, has_brought_version, is_half_upgraded};
+pub use verify::version_differences;

@@ -327,6 +327,9 @@ impl Work<'_> {
             if let Some(refusal) = self.common_refusal() {
                 return self.wait(Phase::Pending, refusal);
             }
+            if let Some(standing) = self.verify_adopted() {
+                return standing;
+            }
             if let Some(refusal) = self.until_refusal(Gate::Upgrade) {
                 return self.wait(Phase::Waiting, refusal);
             }

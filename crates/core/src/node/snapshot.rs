@@ -13,8 +13,8 @@ use refit_cluster_api::kinds::Machine;
 use refit_kinds::{
     refit::{
         ClaimId, Gate, GroupFailure, HostPlanSpec, MachineUid, NodeName, NodeUpdate,
-        NodeUpdateStatus, PlanId, PlanSettings, ProviderObject, ProviderSpec, UpdateGroupStatus,
-        UpdatePart,
+        NodeUpdateSpec, NodeUpdateStatus, PlanId, PlanSettings, ProviderObject, ProviderSpec,
+        UpdateGroupStatus, UpdatePart,
     },
     version::StatedVersion,
 };
@@ -309,6 +309,13 @@ pub enum ManagementWrite {
     Withdraw,
     /// The same for a missing member of the group, with a note that it is to be requested again.
     WithdrawForMember,
+    /// Creates the Machine's next NodeUpdate, which an operator has asked for.
+    Again {
+        /// Its ordinal.
+        ordinal: u32,
+        /// Its spec.
+        spec: Box<NodeUpdateSpec>,
+    },
     /// Sets the Machine's condition `MachineUpToDate`, or removes it.
     MachineCondition(Option<Condition>),
 }
@@ -335,12 +342,13 @@ impl Write {
     /// The request to the API server, as a refusal names it.
     pub fn target(&self) -> &'static str {
         use ManagementWrite::{
-            ClaimSlot, Guard, MachineCondition, ReleaseSlot, Status, Unguard, Withdraw,
+            Again, ClaimSlot, Guard, MachineCondition, ReleaseSlot, Status, Unguard, Withdraw,
             WithdrawForMember,
         };
         use WorkloadWrite::{Cordon, Evict, Exclude, Include, Uncordon};
         match self {
             Self::Management(Status) => "a write to the NodeUpdate",
+            Self::Management(Again { .. }) => "the creation of a NodeUpdate",
             Self::Management(ClaimSlot(_) | ReleaseSlot(_)) => "a write to the UpdateGroup",
             Self::Management(Guard(_) | Unguard(_) | Withdraw | WithdrawForMember) => {
                 "a write to the Machine"

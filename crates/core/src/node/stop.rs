@@ -8,6 +8,7 @@ use refit_kinds::{
 };
 
 use super::{
+    adopt::names,
     end::is_awaited,
     member_missing::MEMBER_MISSING,
     order::{is_newer, is_unfinished},
@@ -48,7 +49,7 @@ impl Work<'_> {
             return Some(Stop::Deleting);
         }
         let abort_sent = self.workers.ordered().unwrap_or_default().abort;
-        let asked = self.s.update.spec.stage == Stage::Abort;
+        let asked = abort_asked(&self.s.update, machine, gate);
         let in_time = match gate {
             Gate::Closed | Gate::Stage => true,
             // The kubelet is still the old one, and a worker rolls back what kubeadm has changed.
@@ -61,7 +62,8 @@ impl Work<'_> {
         }
         if asked {
             let annotations = self.s.update.metadata.annotations.as_ref();
-            let by_refit = annotations.is_some_and(|all| all.contains_key(keys::GOAL_CHANGED));
+            let by_refit = annotations.is_some_and(|all| all.contains_key(keys::GOAL_CHANGED))
+                && !names(machine, keys::ABORT, &self.s.update);
             return Some(if by_refit { Stop::GoalChanged } else { Stop::Aborted });
         }
         if let Some(newer) = self
@@ -203,6 +205,16 @@ impl Work<'_> {
             }
         }
     }
+}
+
+/// Whether an operator or Refit has asked this update to stop. One that is to be adopted stops only while its host has
+/// changed nothing: a rollback would undo what was done by hand.
+fn abort_asked(update: &NodeUpdate, machine: &Machine, gate: Gate) -> bool {
+    update.spec.stage == Stage::Abort
+        || names(machine, keys::ABORT, update)
+        || gate <= Gate::Stage
+            && update.spec.can_be_adopted()
+            && names(machine, keys::ADOPT, update)
 }
 
 /// Whether the step of an update that brings a machine to its version is done, whichever updater does it.

@@ -7,7 +7,7 @@ use refit_kinds::{
 };
 
 use super::{
-    seen::{ImageVersion, Seen},
+    seen::{ImageVersion, Seen, StaticPod},
     workers::Workers,
 };
 use crate::report::Refusal;
@@ -70,6 +70,39 @@ pub(super) fn static_pods_unsettled(node: NodeName) -> Refusal {
     }
 }
 
+/// The versions that a node runs, of its kubelet and its static pods, and that are not the goal: one sentence each.
+/// `pods` are the static pods of all nodes; for a worker, there are none to look at.
+pub fn version_differences(
+    node: &NodeName,
+    kubelet: &StatedVersion,
+    pods: Option<&[StaticPod]>,
+    goal: &KubernetesVersion,
+) -> Vec<String> {
+    let of_kubelet = (!kubelet.is(goal)).then(|| match kubelet {
+        StatedVersion::Absent => "its kubelet reports no version".to_owned(),
+        StatedVersion::Version(version) => format!("its kubelet runs {version}"),
+        StatedVersion::Unreadable(text) => {
+            format!("its kubelet reports {text:?}, which is not a version")
+        }
+    });
+    let own = |pod: &&StaticPod| pod.node == *node;
+    let is_api_server = |pod: &StaticPod| pod.component == "kube-apiserver";
+    let lacks_api_server = |pods: &[StaticPod]| !pods.iter().filter(own).any(is_api_server);
+    let missing = pods.is_some_and(lacks_api_server);
+    let missing = missing.then(|| "its kube-apiserver pod does not exist".to_owned());
+    let of_pods = pods.into_iter().flatten().filter(own).filter_map(|pod| {
+        let component = &pod.component;
+        match &pod.version {
+            _ if !VERSIONED.contains(&component.as_str()) => None,
+            ImageVersion::Version(version) if version == goal => None,
+            ImageVersion::Version(version) => Some(format!("its {component} runs {version}")),
+            ImageVersion::Other => Some(format!("the image of its {component} has no version")),
+            ImageVersion::Untagged => None,
+        }
+    });
+    of_kubelet.into_iter().chain(missing).chain(of_pods).collect()
+}
+
 fn static_pods(seen: &Seen, node: &NodeName, goal: &KubernetesVersion) -> Result<(), String> {
     let shown = seen.static_pods.iter().any(|pod| pod.component == "kube-apiserver");
     let own_pods = || seen.static_pods.iter().filter(|pod| pod.node == *node);
@@ -96,6 +129,37 @@ fn static_pods(seen: &Seen, node: &NodeName, goal: &KubernetesVersion) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn pod(node: &str, component: &str, tag: &str) -> StaticPod {
+        let (node, component) = (node.into(), component.to_owned());
+        StaticPod { node, component, version: ImageVersion::of_tag(tag), ready: true }
+    }
+
+    #[test]
+    fn every_version_that_is_not_the_goal_is_named() {
+        let goal = "v1.35.0".parse().unwrap();
+        let found = |kubelet: &str, pods: Option<&[StaticPod]>| {
+            version_differences(&"n".into(), &kubelet.into(), pods, &goal).join("; ")
+        };
+        assert_eq!(found("v1.35.0", None), "");
+        assert_eq!(found("v1.34.2", None), "its kubelet runs v1.34.2");
+        assert_eq!(found("", None), "its kubelet reports no version");
+        assert!(found("x", None).contains("not a version"));
+        let mut pods = vec![
+            pod("n", "kube-apiserver", "v1.35.0"),
+            pod("n", "etcd", "3.6.1-0"),
+            pod("n", "kube-scheduler", "v1.35.0"),
+            pod("other", "kube-scheduler", "v1.34.2"),
+        ];
+        assert_eq!(found("v1.35.0", Some(&pods)), "");
+        pods.push(pod("n", "kube-controller-manager", "v1.34.2"));
+        let wanted = "its kubelet runs v1.34.2; its kube-controller-manager runs v1.34.2";
+        assert_eq!(found("v1.34.2", Some(&pods)), wanted);
+        pods[2].version = ImageVersion::Other;
+        assert!(found("v1.35.0", Some(&pods)).contains("the image of its kube-scheduler"));
+        let missing = "its kube-apiserver pod does not exist";
+        assert_eq!(found("v1.35.0", Some(&pods[3..4])), missing);
+    }
 
     #[test]
     fn static_pods_settle_soon_even_if_clocks_differ() {

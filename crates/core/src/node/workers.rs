@@ -190,7 +190,8 @@ impl<'a> Workers<'a> {
 
     /// Aborts the work of another NodeUpdate, unless that NodeUpdate does so itself.
     pub(super) fn abort_orphan(&self, siblings: &[Arc<NodeUpdate>]) -> Option<Write> {
-        let of_host = self.agent().and_then(|host| host.abort_orphan(siblings));
+        let adopted = self.update.spec.adopts().then_some(&self.host);
+        let of_host = self.agent().or(adopted).and_then(|host| host.abort_orphan(siblings));
         of_host.or_else(|| abort_older(self.update, self.objects, siblings))
     }
 

@@ -88,7 +88,9 @@ impl RefusalReason {
             | Self::Paused
             | Self::UntilReached
             | Self::ApprovalRequired
-            | Self::RolloutStopped => EndsBy::Command,
+            | Self::RolloutStopped
+            | Self::Held
+            | Self::Skipped => EndsBy::Command,
             Self::EtcdQuorum
             | Self::ControlPlaneBehind
             | Self::NoFreshReport

@@ -30,6 +30,13 @@ impl Refusal {
                     cause.unwrap_or_default()
                 )
             }
+            Self::Held { machine, reason } => format!(
+                "Machine {machine} is held ({reason}): to let it begin, refit release {machine}"
+            ),
+            Self::Skipped { machine, reason } => format!(
+                "Machine {machine} is skipped in this rollout ({reason}): to update it after all, \
+                 refit release {machine}"
+            ),
             Self::Soaking { until } => format!(
                 "waiting until {until}: the machine that was updated last has not been back long enough"
             ),

@@ -16,6 +16,8 @@ fn all() -> Vec<Refusal> {
             machines: vec![s("m"), s("n")],
             cause: Some(s("HostStepFailed at kubeadm-upgrade")),
         },
+        Refusal::Held { machine: s("m"), reason: s("its disk is replaced") },
+        Refusal::Skipped { machine: s("m"), reason: s("its disk is replaced") },
         Refusal::Soaking { until: Timestamp::UNIX_EPOCH },
         Refusal::OutOfTurn { machine: s("m") },
         Refusal::GroupUnavailable { available: 3, needed: 4, lacks_machines: false },

@@ -60,7 +60,8 @@ pub struct NodeUpdateSpec {
     /// sha256 of the goal's canonical JSON.
     pub goal_hash: String,
     /// What updaters do about the goal, in this order; absent: `kubeadm` brings the host to the Kubernetes
-    /// version. A part of the goal that the Machine has reached already is not listed.
+    /// version. A part of the goal that the Machine has reached already is not listed. `kubeadm` with the action
+    /// `Leave` verifies that the host was brought to the version by hand, and changes nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["updater"]))]

@@ -10,6 +10,10 @@ use super::{ClaimId, MachineUid, Origin};
 pub const MAX_FAILURES: usize = 20;
 /// How many of the first machines of a rollout are kept by name, and the highest `pauseAfter`.
 pub const MAX_FIRST_MACHINES: usize = 100;
+/// How many machines of a group `exceptions` can name.
+pub const MAX_EXCEPTIONS: usize = 100;
+/// How many characters the reason of an exception has at most.
+pub const MAX_EXCEPTION_REASON: usize = 256;
 const DEFAULT_SAME_CAUSE_STOPS: i32 = 3;
 
 /// When the next machine of a group may be updated. It applies to updates of any origin, and never to a
@@ -51,6 +55,11 @@ pub struct Pacing {
     /// Only failures after this time stop a rollout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failures_since: Option<Time>,
+    /// Machines that do not begin.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_EXCEPTIONS))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["machine"]))]
+    pub exceptions: Vec<PacingException>,
 }
 
 fn default_same_cause_stops() -> i32 {
@@ -69,6 +78,7 @@ impl Default for Pacing {
             stop_after_failures: None,
             same_cause_stops: DEFAULT_SAME_CAUSE_STOPS,
             failures_since: None,
+            exceptions: Vec::new(),
         }
     }
 }
@@ -78,6 +88,33 @@ impl Pacing {
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
+}
+
+/// A machine that does not begin, although its group goes on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PacingException {
+    /// Name of the Machine.
+    #[schemars(length(min = 1, max = 253))]
+    pub machine: String,
+    /// For how long.
+    pub rule: ExceptionRule,
+    /// Why.
+    #[schemars(length(min = 1, max = MAX_EXCEPTION_REASON))]
+    pub reason: String,
+    /// The last rollout in which a machine is skipped, by `status.rollout.number` [default: all, until the
+    /// exception is removed].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub rollout: Option<i64>,
+}
+
+/// For how long a machine does not begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ExceptionRule {
+    /// Until the exception is removed.
+    Hold,
+    /// In this rollout.
+    Skip,
 }
 
 /// An order of machines.

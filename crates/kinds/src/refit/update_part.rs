@@ -68,17 +68,29 @@ impl UpdatePart {
         }
     }
 
+    /// The part of a host that was brought to the Kubernetes version of the goal by hand: it is only verified.
+    pub fn adopted() -> Self {
+        Self { action: UpdaterAction::Leave, disruption: Disruption::None, ..Self::kubeadm() }
+    }
+
+    /// Whether it is the part of a host that is only verified.
+    pub fn is_adopted(&self) -> bool {
+        self.updater == KUBEADM && self.action == UpdaterAction::Leave
+    }
+
     /// Whether it brings the machine to the Kubernetes version of the goal.
     pub fn brings_version(&self) -> bool {
         let by_provider = self.template.as_ref().is_some_and(|part| part.brings_version);
-        self.updater == KUBEADM || by_provider
+        self.updater == KUBEADM && !self.is_adopted() || by_provider
     }
 }
 
 impl NodeUpdateSpec {
     /// Whether the agent on the host works for this update.
     pub fn works_on_host(&self) -> bool {
-        let is_of_host = |part: &UpdatePart| part.updater == KUBEADM || part.host.is_some();
+        let is_of_host = |part: &UpdatePart| {
+            part.updater == KUBEADM && !part.is_adopted() || part.host.is_some()
+        };
         self.parts.as_ref().is_none_or(|parts| parts.iter().any(is_of_host))
     }
 
@@ -91,6 +103,24 @@ impl NodeUpdateSpec {
     pub fn brings_version(&self) -> bool {
         self.parts.as_ref().is_none_or(|parts| parts.iter().any(UpdatePart::brings_version))
             || self.host_parts().next().is_some()
+    }
+
+    /// Whether the update only verifies that the machine was brought to the version by hand.
+    pub fn adopts(&self) -> bool {
+        self.parts.iter().flatten().any(UpdatePart::is_adopted)
+    }
+
+    /// Whether the versions that a node runs show that its machine has reached the goal, whoever brought it there: not
+    /// if an OS image or the work of a provider is part of it.
+    pub fn can_be_adopted(&self) -> bool {
+        self.goal.kubernetes_version.is_some()
+            && self.host_parts().next().is_none()
+            && self.provider_parts().next().is_none()
+    }
+
+    /// Whether the machine has the Kubernetes version of the goal after the update.
+    pub fn ends_at_version(&self) -> bool {
+        self.brings_version() || self.adopts()
     }
 
     /// What providers are to do in this update, in order.
@@ -111,7 +141,7 @@ impl NodeUpdateSpec {
     /// What the update brings the machine to, for a message.
     pub fn target(&self) -> String {
         match &self.goal.kubernetes_version {
-            Some(version) if self.brings_version() => version.to_string(),
+            Some(version) if self.ends_at_version() => version.to_string(),
             Some(_) | None => match &self.goal.option {
                 Some(option) => option.to_string(),
                 None => "its desired state".to_owned(),
@@ -122,7 +152,7 @@ impl NodeUpdateSpec {
     /// What the machine has reached by the update, as a sentence without a full stop.
     pub fn reached(&self) -> String {
         match &self.goal.kubernetes_version {
-            Some(version) if self.brings_version() => format!("the machine runs {version}"),
+            Some(version) if self.ends_at_version() => format!("the machine runs {version}"),
             Some(_) | None => "the machine has its desired state".to_owned(),
         }
     }

@@ -108,6 +108,13 @@ pub(super) enum Action {
         /// How far it may go.
         until: Until,
     },
+    /// Brings a host to a version by hand, without an update.
+    Upgrade {
+        /// Name of the node.
+        node: String,
+        /// The version.
+        version: String,
+    },
     /// Shows a part of the world.
     Show(Show),
     /// Prints the help text of the language.

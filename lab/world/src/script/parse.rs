@@ -114,8 +114,7 @@ fn in_order(command: Option<&Command>, loaded: &mut bool) -> Result<(), Wrong> {
     }
 }
 
-const COMMANDS: &str =
-    "load, apply, change, delete, update, wait, at, break, mend, kill, repeat, show or help";
+const COMMANDS: &str = "load, apply, change, delete, update, upgrade, wait, at, break, mend, kill, repeat, show or help";
 
 fn command(words: &[Word], here: Option<String>, line: usize) -> Result<Option<Command>, Wrong> {
     let Some((first, rest)) = words.split_first() else {
@@ -148,6 +147,12 @@ fn command(words: &[Word], here: Option<String>, line: usize) -> Result<Option<C
             let version = rest.next("VERSION")?.text.clone();
             let until = if rest.skip("until") { until(&mut rest)? } else { Until::Disrupt };
             Command::Now(Action::Update { machine, version, until })
+        }
+        "upgrade" => {
+            let node = rest.next("NODE")?.text.clone();
+            rest.next("to")?;
+            let version = rest.next("VERSION")?.text.clone();
+            Command::Now(Action::Upgrade { node, version })
         }
         "repeat" => Command::Now(Action::Repeat(rest.next("MACHINE")?.text.clone())),
         "show" => Command::Now(Action::Show(show(&mut rest)?)),

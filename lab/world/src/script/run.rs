@@ -424,6 +424,10 @@ impl Runner<'_> {
                 let what = format!("NodeUpdate of {machine} to {version} created by hand{until}");
                 self.print_line(&what)
             }
+            Action::Upgrade { node, version } => {
+                trouble::upgrade(self.session()?, node, version)?;
+                self.print_line(&format!("{node} is upgraded to {version} by hand"))
+            }
             Action::Repeat(machine) => {
                 let session = self.session()?;
                 let real = session.names.real(machine);

@@ -3,6 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 use lab_simhost::HostState;
 use refit_agent::journal;
+use refit_kinds::version::KubernetesVersion;
 
 use super::{
     command::{How, Place, Process, Statement, Trouble, Wrong, wrong},
@@ -76,6 +77,13 @@ pub(super) fn make(
         Trouble::Journal(node) => tear_journal(session, node),
         Trouble::Place(place) => break_place(session, place, time),
     }
+}
+
+/// Brings a host to a version, without an agent.
+pub(super) fn upgrade(session: &mut Session, node: &str, version: &str) -> Result<(), Wrong> {
+    version.parse::<KubernetesVersion>().map_err(|_| wrong("VERSION", version, "vX.Y.Z"))?;
+    let now = session.world.now();
+    with_host(session, node, |host| host.upgrade(version, now))
 }
 
 fn break_place(

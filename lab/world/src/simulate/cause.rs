@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use jiff::SignedDuration;
 use lab_simhost::kubelet::{is_ready, ready_condition};
+use refit_cluster_api::kinds::Machine;
 use refit_core::{
-    group::{Pace, stopped_rollout},
+    group::{Pace, exception_of, stopped_rollout},
     node::DrainReason,
     report::{Reason, RefusalReason},
 };
@@ -178,13 +179,22 @@ pub(super) fn cause_holds(
         RefusalReason::Paused => {
             let group = object.strip_prefix("UpdateGroup ");
             let is_paused_group = |group: &Value| group["spec"]["pacing"]["paused"] == true;
-            Some(match group {
-                Some(wanted) => world
-                    .update_groups()
-                    .iter()
-                    .any(|group| name(group) == wanted && is_paused_group(group)),
-                None => is_paused(world, own?),
-            })
+            if let Some(wanted) = group {
+                let mut groups = world.update_groups().into_iter();
+                return Some(groups.any(|group| name(&group) == wanted && is_paused_group(&group)));
+            }
+            let owner = object.rsplit(' ').next().unwrap_or_default();
+            let owner = owners(world).into_iter().find(|one| name(one) == owner);
+            let by_owner = owner.is_some_and(|one| annotation(&one, keys::GROUP_PAUSED).is_some());
+            Some(by_owner || is_paused(world, own?))
+        }
+        RefusalReason::Held | RefusalReason::Skipped => {
+            let (own, listed) = (own?, own_group(world, own?));
+            let group: Option<UpdateGroup> =
+                listed.and_then(|group| serde_json::from_value(group.as_ref().clone()).ok());
+            let own: Machine = serde_json::from_value(own.as_ref().clone()).ok()?;
+            let pacing = group.map(|group| group.spec.pacing).unwrap_or_default();
+            Some(exception_of(&own, &pacing, 0).is_some())
         }
         RefusalReason::UntilReached => {
             Some(["Stage", "Upgrade"].contains(&text(update, "/spec/until")))

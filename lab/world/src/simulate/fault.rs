@@ -103,6 +103,8 @@ pub enum FaultKind {
     Hold,
     /// An operator paces a group, approves its rollout, and later removes the pacing.
     Pace,
+    /// An operator holds or skips a machine, and later releases it.
+    Except,
     /// The server of an Updater is gone for some time.
     UpdaterOff,
     /// A provider dies.
@@ -181,6 +183,7 @@ impl FaultKind {
             | Self::Kill
             | Self::Hold
             | Self::Pace
+            | Self::Except
             | Self::Split
             | Self::Repeat
             | Self::Pause
@@ -214,6 +217,7 @@ impl FaultKind {
                 | Self::Cordon
                 | Self::StuckPod
                 | Self::Pace
+                | Self::Except
         )
     }
 
@@ -261,6 +265,7 @@ impl FaultKind {
             Self::ByHand => operator::by_hand(random, setting),
             Self::Hold => operator::hold(random, setting),
             Self::Pace => operator::pace(random, setting.shape),
+            Self::Except => operator::except(random, &setting.machine),
             Self::UpdaterOff => failure::process_off(random, "updater"),
             Self::ProviderOff => failure::process_off(random, "provider"),
             Self::ProviderSlow => failure::provider_slow(random),

@@ -150,6 +150,12 @@ pub(super) fn hold(random: &mut Random, setting: &Setting<'_>) -> Vec<String> {
         .collect()
 }
 
+/// A machine is held, or skipped, and later released.
+pub(super) fn except(random: &mut Random, machine: &str) -> Vec<String> {
+    let key = *random.pick(&[keys::HOLD, keys::SKIP]);
+    passing(random, &annotation(machine, key), "busy", "-")
+}
+
 /// A group gets a pacing, whether it exists or not. Sometimes its rollout is approved, or a
 /// machine fails.
 pub(super) fn pace(random: &mut Random, shape: &Shape) -> Vec<String> {

@@ -5,7 +5,7 @@ use refit_kinds::{
     refit::{PartState, PlanId, ProviderObject, ProviderStatus, Stage},
 };
 
-use super::world::One;
+use super::world::{One, update};
 use crate::node::*;
 
 impl One {
@@ -47,6 +47,11 @@ impl One {
                 let annotations = machine.metadata.annotations.get_or_insert_default();
                 annotations.remove(keys::UPDATE_IN_PROGRESS);
                 annotations.insert(keys::WITHDRAWN_FOR_MEMBER.to_owned(), name);
+            }
+            Write::Management(ManagementWrite::Again { ordinal, spec }) => {
+                let mut next = update(&spec.machine_ref.name, ordinal);
+                next.spec = *spec;
+                self.siblings.push(next);
             }
             Write::HostPlan(spec) => self.plan.as_mut().unwrap().spec = spec,
             Write::Workload(WorkloadWrite::Cordon) => {
@@ -166,6 +171,7 @@ pub(super) fn word(write: &Write) -> String {
         Write::Management(ManagementWrite::ReleaseSlot(_)) => "release".into(),
         Write::Management(ManagementWrite::Guard(_)) => "guard".into(),
         Write::Management(ManagementWrite::Unguard(_)) => "unguard".into(),
+        Write::Management(ManagementWrite::Again { ordinal, .. }) => format!("again {ordinal}"),
         Write::Management(ManagementWrite::Withdraw) => "withdraw".into(),
         Write::Management(ManagementWrite::WithdrawForMember) => "withdraw for member".into(),
         Write::HostPlan(spec) if spec.abort => "abort".into(),

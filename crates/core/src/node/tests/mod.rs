@@ -1,3 +1,4 @@
+mod adopt;
 mod aged_views;
 mod applied;
 mod drain;

@@ -65,7 +65,9 @@ pub(super) fn guard_of(write: &Write) -> Option<Kind> {
             | WorkloadWrite::Include,
         ) => Some(Kind::Node),
         Write::Workload(WorkloadWrite::Evict(_))
-        | Write::Management(ManagementWrite::MachineCondition(_)) => None,
+        | Write::Management(ManagementWrite::MachineCondition(_) | ManagementWrite::Again { .. }) => {
+            None
+        }
     }
 }
 

@@ -1,7 +1,13 @@
 //! What the pacing of a group holds back.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use refit_kinds::refit::{Gate, GroupFailure, GroupRollout, Origin, Phase, UpdateGroupStatus};
+use refit_kinds::{
+    keys,
+    refit::{
+        ExceptionRule, Gate, GroupFailure, GroupRollout, Origin, PacingException, Phase,
+        UpdateGroupStatus,
+    },
+};
 
 use super::{rules::refused, world::*};
 
@@ -58,6 +64,59 @@ fn a_worker_prepares_and_then_waits_for_the_approval_of_its_rollout() {
     one.settle();
     assert_eq!((one.gate(), one.blocked_by()), (Gate::Stage, vec!["ApprovalRequired".to_owned()]));
     one.pace.pacing.approve = Some(1);
+    one.settle();
+    assert_eq!(one.gate(), Gate::Upgrade);
+}
+
+fn annotate(one: &mut One, key: &str, value: &str) {
+    let machine = one.machine.as_mut().unwrap();
+    machine.metadata.annotations.get_or_insert_default().insert(key.to_owned(), value.to_owned());
+}
+
+#[test]
+fn a_held_or_skipped_machine_does_not_begin_until_it_is_released() {
+    for (key, reason) in [(keys::HOLD, "Held"), (keys::SKIP, "Skipped")] {
+        for mut one in [One::worker(), One::control_plane(), One::worker().staged()] {
+            let before = one.gate();
+            annotate(&mut one, key, "its disk is replaced");
+            one.settle();
+            assert_eq!((one.gate(), one.slots()), (before, 0), "{key}");
+            assert_eq!(one.blocked_by(), [reason]);
+            let message = one.status().message;
+            assert!(message.contains("(its disk is replaced)"), "{message}");
+            assert!(message.contains("refit release m-0"), "{message}");
+            one.machine.as_mut().unwrap().metadata.annotations = None;
+            one.settle();
+            assert!(one.gate() > before, "{key}");
+        }
+    }
+}
+
+#[test]
+fn a_machine_that_has_begun_is_finished_although_it_is_held() {
+    let mut one = One::worker().upgraded();
+    annotate(&mut one, keys::HOLD, "too late");
+    one.settle();
+    assert_eq!(one.gate(), Gate::Disrupt);
+}
+
+#[test]
+fn a_machine_is_skipped_in_one_rollout_only() {
+    let mut one = One::worker().staged();
+    let exception = PacingException {
+        machine: "m-0".to_owned(),
+        rule: ExceptionRule::Skip,
+        reason: "its disk is replaced".to_owned(),
+        rollout: Some(1),
+    };
+    one.pace.pacing.exceptions = vec![exception];
+    one.settle();
+    assert_eq!(one.blocked_by(), ["Skipped"]);
+    let mut status = stopped_by_failures();
+    let rollout = status.rollout.as_mut().unwrap();
+    rollout.failures.clear();
+    rollout.target = "v1.34.9".to_owned();
+    one.group = Some(status);
     one.settle();
     assert_eq!(one.gate(), Gate::Upgrade);
 }
