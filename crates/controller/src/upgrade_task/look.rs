@@ -9,7 +9,7 @@ use refit_cluster_api::{
     rollout::{self, difference::Difference, find_new_and_old},
 };
 use refit_core::{
-    group::Limits,
+    group::{Limits, RolloutKey, exception_of, rollout_number},
     node::{newest, speaker},
     task::{
         GroupSeen, Member, MemberState, Obstacle, OwnerSeen, Paused, SetSeen, SetsSeen, SpecState,
@@ -18,7 +18,7 @@ use refit_core::{
 use refit_kinds::{
     conditions, keys,
     refit::{
-        GroupOwner, MachineUid, NodeUpdate, Owner, Pacing, UpdateGroup, UpdateGroupSpec,
+        GroupOwner, MachineUid, NodeUpdate, Origin, Owner, Pacing, UpdateGroup, UpdateGroupSpec,
         UpgradeTask, Via, hash_json, update_group_name,
     },
 };
@@ -30,7 +30,7 @@ use crate::{
     context::{Context, Stores},
     groups::{Group, controller_of, machines_of, node_updates_of},
     indexes::{SETS_BY_GROUP, TASKS_BY_GROUP},
-    owner::{LiveOwner, limits_of},
+    owner::{LiveOwner, limits_of, pace_of},
 };
 
 /// Label of objects whose spec a topology writes.
@@ -100,14 +100,13 @@ impl Look {
 
     /// Everything that the task is decided on.
     pub(super) fn seen(&self, ctx: &Context) -> GroupSeen<'_> {
-        let pacing = self.object.as_ref().map(|object| object.spec.pacing.clone());
-        let pacing = pacing.unwrap_or_default();
+        let pacing = self.pacing(ctx);
         let limits = limits_of(&ctx.stores, &self.group, || self.machines.len()).paced(&pacing);
         let mut seen = GroupSeen {
             task: &self.task,
             obstacle: self.obstacle.clone(),
             owner: self.owner.as_ref().map(|owner| self.owner_seen(owner)),
-            machines: self.members(),
+            machines: self.members(&pacing),
             slots: usize::try_from(limits.slots()).unwrap_or(1),
             order: pacing.order,
             is_paced_to_a_halt: pacing.paused,
@@ -116,6 +115,21 @@ impl Look {
         };
         seen.sets = self.sets_seen(&seen, limits);
         seen
+    }
+
+    /// The pacing of the group: that of its UpdateGroup and of its owner's annotations.
+    fn pacing(&self, ctx: &Context) -> Pacing {
+        let pacing = self.object.as_ref().map(|object| object.spec.pacing.clone());
+        pace_of(&ctx.stores, &self.group, &pacing.unwrap_or_default()).pacing
+    }
+
+    /// Number of the rollout that the task's NodeUpdates belong to.
+    fn rollout(&self) -> i64 {
+        let of_owner = || self.owner.as_ref().and_then(|owner| owner.version().version());
+        let version = self.task.spec.version.as_ref().or_else(of_owner);
+        let target = version.map(ToString::to_string).unwrap_or_default();
+        let status = self.object.as_ref().and_then(|object| object.status.clone());
+        rollout_number(&status.unwrap_or_default(), &RolloutKey { origin: Origin::Task, target })
     }
 
     fn owner_seen(&self, owner: &LiveOwner) -> OwnerSeen {
@@ -146,7 +160,8 @@ impl Look {
         }
     }
 
-    fn members(&self) -> Vec<Member<'_>> {
+    fn members(&self, pacing: &Pacing) -> Vec<Member<'_>> {
+        let rollout = self.rollout();
         let members = self.machines.iter().zip(&self.updates).map(|(machine, updates)| {
             let uid = MachineUid::of(&machine.metadata);
             let name = machine.metadata.name.as_deref().unwrap_or_default();
@@ -162,6 +177,7 @@ impl Look {
                 shows: shows.map(|shows| (&*shows.status, &*shows.reason)),
                 update: speaker(updates.iter().map(AsRef::as_ref), &uid),
                 retry: self.retry_of(machine, updates),
+                exception: exception_of(machine, pacing, rollout).map(|one| one.rule),
                 is_updated_by_cluster_api: update_in_progress(machine.as_ref()),
                 uid,
             }

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use refit_kinds::{
-    refit::{NodeUpdate, Owner, PacingOrder, Phase, Stage},
+    refit::{ExceptionRule, NodeUpdate, Owner, PacingOrder, Phase, Stage},
     version::KubernetesVersion,
 };
 
@@ -94,6 +94,7 @@ fn via_machines(seen: &GroupSeen<'_>) -> Vec<Action> {
             MemberState::Updated
             | MemberState::Deleting
             | MemberState::Waiting
+            | MemberState::Excepted(_)
             | MemberState::Updating(_)
             | MemberState::Reached
             | MemberState::Failed(_) => None,
@@ -128,8 +129,11 @@ fn via_machines(seen: &GroupSeen<'_>) -> Vec<Action> {
 pub(super) fn is_done(seen: &GroupSeen<'_>) -> bool {
     seen.sets_version().is_none()
         && seen.members().all(|member| match member.state(seen.target()) {
-            MemberState::Updated | MemberState::Deleting => true,
+            MemberState::Updated
+            | MemberState::Deleting
+            | MemberState::Excepted(ExceptionRule::Skip) => true,
             MemberState::Waiting
+            | MemberState::Excepted(ExceptionRule::Hold)
             | MemberState::Updating(_)
             | MemberState::Reached
             | MemberState::Failed(_) => false,
@@ -152,7 +156,7 @@ fn is_to_be_marked(seen: &GroupSeen<'_>, member: &Member<'_>) -> bool {
             lacks_mark || member.update.is_none() && !member.shows_that_it_waits()
         }
         MemberState::Updating(_) | MemberState::Reached | MemberState::Failed(_) => lacks_mark,
-        MemberState::Updated | MemberState::Deleting => false,
+        MemberState::Updated | MemberState::Deleting | MemberState::Excepted(_) => false,
     }
 }
 
@@ -162,7 +166,10 @@ fn advances(seen: &GroupSeen<'_>) -> Vec<Action> {
     let (mut under_way, mut waiting, mut now) = (0, Vec::new(), Vec::new());
     for member in seen.members().filter(|member| !member.is_updated_by_cluster_api) {
         match member.state(seen.target()) {
-            MemberState::Updated | MemberState::Deleting | MemberState::Failed(_) => {}
+            MemberState::Updated
+            | MemberState::Deleting
+            | MemberState::Excepted(_)
+            | MemberState::Failed(_) => {}
             // It keeps its slot: the others wait for it.
             MemberState::Waiting
                 if member.update.is_some_and(|update| phase_of(update) == Phase::Failed) =>
@@ -282,6 +289,7 @@ fn end(seen: &GroupSeen<'_>) -> Vec<Action> {
             | MemberState::Updated
             | MemberState::Deleting
             | MemberState::Waiting
+            | MemberState::Excepted(_)
             | MemberState::Failed(_) => {}
         }
     }

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use refit_kinds::{
     conditions,
-    refit::{MachineUid, NodeUpdate, Phase},
+    refit::{ExceptionRule, MachineUid, NodeUpdate, Phase},
     version::KubernetesVersion,
 };
 
@@ -45,6 +45,8 @@ pub struct Member<'a> {
     pub update: Option<&'a NodeUpdate>,
     /// Another attempt is requested of this NodeUpdate: by annotation, or by a task that is newer than its end.
     pub retry: Option<&'a str>,
+    /// An operator has it left out, for the rollout or until it is released.
+    pub exception: Option<ExceptionRule>,
     /// Cluster API updates it in place.
     pub is_updated_by_cluster_api: bool,
 }
@@ -58,6 +60,8 @@ pub enum MemberState<'a> {
     Deleting,
     /// Its turn.
     Waiting,
+    /// An operator, who has it left out.
+    Excepted(ExceptionRule),
     /// Its unfinished NodeUpdate.
     Updating(&'a NodeUpdate),
     /// The write of what its update has reached.
@@ -77,12 +81,15 @@ impl<'a> Member<'a> {
             (Some(update), Some(phase)) if !phase.is_final() => MemberState::Updating(update),
             _ if self.spec == SpecState::Current => MemberState::Updated,
             _ if self.spec == SpecState::HandedOver => MemberState::Reached,
-            (Some(update), _) if !is_for(update, target) => MemberState::Waiting,
-            (Some(update), Some(Phase::Failed | Phase::Stopped)) if !self.may_go_on(update) => {
+            (Some(update), Some(Phase::Failed | Phase::Stopped))
+                if is_for(update, target) && !self.may_go_on(update) =>
+            {
                 MemberState::Failed(update)
             }
-            (Some(_), Some(Phase::Succeeded)) => MemberState::Reached,
-            _ => MemberState::Waiting,
+            (Some(update), Some(Phase::Succeeded)) if is_for(update, target) => {
+                MemberState::Reached
+            }
+            _ => self.exception.map_or(MemberState::Waiting, MemberState::Excepted),
         }
     }
 

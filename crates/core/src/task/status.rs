@@ -105,6 +105,7 @@ fn counts(members: &[(&Member<'_>, MemberState<'_>)], stops: bool) -> TaskCounts
                 counts.waiting += 1;
             }
             MemberState::Failed(_) => counts.failed += 1,
+            MemberState::Excepted(_) => counts.excepted += 1,
             MemberState::Waiting | MemberState::Deleting => counts.waiting += 1,
         }
     }
@@ -120,6 +121,7 @@ fn failures(members: &[(&Member<'_>, MemberState<'_>)]) -> Vec<TaskFailure> {
             MemberState::Updated
             | MemberState::Deleting
             | MemberState::Waiting
+            | MemberState::Excepted(_)
             | MemberState::Updating(_)
             | MemberState::Reached => None,
         })
@@ -251,6 +253,9 @@ fn progress(members: &[(&Member<'_>, MemberState<'_>)], next: &UpgradeTaskStatus
     if let Some(blocker) = blocker(members) {
         text = format!("{text} ({blocker})");
     }
+    if let Some(names) = named(|state| matches!(state, MemberState::Excepted(_))) {
+        text = format!("{text}; held or skipped: {names}");
+    }
     if failed > 0
         && let Some(names) = named(|state| matches!(state, MemberState::Failed(_)))
     {
@@ -273,6 +278,7 @@ fn blocker(members: &[(&Member<'_>, MemberState<'_>)]) -> Option<String> {
             MemberState::Updated
             | MemberState::Deleting
             | MemberState::Waiting
+            | MemberState::Excepted(_)
             | MemberState::Failed(_) => {}
         }
     }

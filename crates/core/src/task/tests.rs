@@ -3,7 +3,10 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
     conditions,
-    refit::{ClusterRef, GroupOwner, NodeUpdate, Phase, UpgradeTaskSpec, UpgradeTaskStatus},
+    refit::{
+        ClusterRef, ExceptionRule, GroupOwner, NodeUpdate, Phase, UpgradeTaskSpec,
+        UpgradeTaskStatus,
+    },
 };
 
 use super::{status::OWNER_PAUSED, *};
@@ -178,6 +181,23 @@ fn a_failed_machine_waits_for_a_person_and_a_retry_needs_no_room() {
     assert!(advanced(&actions(&seen(&task, machines.clone()))).is_empty());
     machines[0].retry = Some("a-1");
     assert_eq!(advanced(&actions(&seen(&task, machines))), ["a"]);
+}
+
+#[test]
+fn a_skipped_machine_is_left_out_and_a_held_one_is_waited_for() {
+    let task = task();
+    let mut machines = vec![member("a"), member("b")];
+    (machines[0].exception, machines[0].task) = (Some(ExceptionRule::Skip), None);
+    (machines[1].spec, machines[1].task) = (SpecState::Current, None);
+    let mut look = seen(&task, machines);
+    look.sets = None;
+    assert_eq!(shown(&look), (TaskPhase::Complete, "Complete".into()));
+    let paused = status(&look, &BTreeMap::new());
+    let paused = conditions::get(&paused.conditions, OWNER_PAUSED).unwrap();
+    assert!(paused.message.contains("would replace a."), "{}", paused.message);
+    look.machines[0].exception = Some(ExceptionRule::Hold);
+    assert_eq!(shown(&look).0, TaskPhase::Ongoing);
+    assert!(advanced(&actions(&look)).is_empty());
 }
 
 #[test]
