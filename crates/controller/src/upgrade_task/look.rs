@@ -394,6 +394,26 @@ fn group_of_task(task: &UpgradeTask) -> Group {
     }
 }
 
+/// What a task cannot do yet. It changes nothing then: Cluster API would replace Machines if its feature gate were off.
+fn not_supported(task: &UpgradeTask, kind: &str) -> Option<String> {
+    if task.spec.owner_ref.is_none() {
+        let why = "a task for a whole Cluster is not supported yet: create one for its control plane, then one for each \
+                   MachineDeployment";
+        return Some(why.to_owned());
+    }
+    if task.spec.via == Via::Spec {
+        return Some(
+            "via Spec is not supported yet: refit upgrade edits the owner's spec".to_owned(),
+        );
+    }
+    match Owner::of_kind(kind) {
+        Some(Owner::ControlPlane | Owner::Deployment) => None,
+        Some(Owner::Set) | None => Some(format!(
+            "ownerRef is a KubeadmControlPlane or a MachineDeployment: a task cannot upgrade the Machines of a {kind}"
+        )),
+    }
+}
+
 fn obstacle(
     ctx: &Context,
     task: &UpgradeTask,
@@ -407,8 +427,7 @@ fn obstacle(
     if !ctx.opted_in(namespace) {
         return Some(Obstacle::NotOptedIn { namespace: namespace.clone() });
     }
-    if Owner::of_kind(kind).is_none() {
-        let why = format!("Refit upgrades the Machines of no {kind}");
+    if let Some(why) = not_supported(task, kind) {
         return Some(Obstacle::NotSupported { why });
     }
     let Some(owner) = owner else {

@@ -14,8 +14,8 @@
 //! | [`mod@actions`] | the next writes of a task for one group |
 //! | [`member`] | what a Machine of the group waits for |
 //! | [`mod@status`] | what the task shows |
-//! | [`sets`] | the replicas of MachineSets while Machines move between them |
-//! | [`hops`] | which group of a Cluster goes to which version next |
+//! | `sets` | the replicas of MachineSets while Machines move between them |
+//! | `hops` | which group of a Cluster goes to which version next |
 
 pub mod actions;
 mod hops;
