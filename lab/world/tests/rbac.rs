@@ -14,6 +14,7 @@ use jiff::SignedDuration;
 use k8s_openapi::{
     api::{
         core::v1::{Node, PersistentVolumeClaim, Pod, Secret},
+        rbac::v1::ClusterRoleBinding,
         storage::v1::VolumeAttachment,
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
@@ -27,7 +28,10 @@ use lab_apiserver::{
     auth::{AccessRecord, AccessRecorder, Attributes},
 };
 use lab_world::world::{Actor, Enforced, MachineFacts, WORKLOAD_USER, World, WorldOptions};
-use refit_cluster_api::kinds::{Machine, MachineDrainRule};
+use refit_cluster_api::{
+    cluster_configuration::admins_binding,
+    kinds::{Machine, MachineDrainRule},
+};
 use refit_install::{Choices, Part, manifests, manifests::WORKLOAD_ROLE, objects};
 use refit_kinds::json::{name, text};
 use refit_kinds::keys;
@@ -422,6 +426,10 @@ fn an_upgrade_task_uses_exactly_its_rights() {
         })
         .await;
         let before = who(&world).await;
+        // Since v1.29, kubeadm makes it when it initialises a cluster.
+        let bindings: Api<ClusterRoleBinding> =
+            Api::all(world.workload_client(CLUSTER, TEST).unwrap());
+        create_object(&bindings, admins_binding(&NEW.parse().unwrap()).unwrap()).await;
         task(&world, "KubeadmControlPlane", "edge-1").await;
         world.pass(Duration::from_hours(1)).await;
         task(&world, "MachineDeployment", "edge-1-md-0").await;
