@@ -75,6 +75,13 @@ fn set_local_mode(spec: &mut Value) {
     }
 }
 
+/// Returns the patch that a KubeadmConfig needs after it was applied, if its machine initialised the cluster: the
+/// field has another manager, and an apply does not remove it.
+pub fn init_removal(config: &Value) -> Option<Value> {
+    let is_there = config["spec"]["initConfiguration"].is_object();
+    is_there.then(|| json!({"spec": {"initConfiguration": null}}))
+}
+
 /// Reports whether a KubeadmConfig matches the control plane's spec. A machine that initialised the
 /// cluster may match either form.
 pub fn is_up_to_date(current: &Value, control_plane: &Value) -> bool {

@@ -294,6 +294,7 @@ mod tests {
                 "CustomResourceDefinition nodeupdates.refit.dev",
                 "CustomResourceDefinition updategroups.refit.dev",
                 "CustomResourceDefinition updaters.refit.dev",
+                "CustomResourceDefinition upgradetasks.refit.dev",
                 "ServiceAccount refit-controller",
                 "ClusterRole refit-controller",
                 "ClusterRoleBinding refit-controller",

@@ -58,6 +58,18 @@ pub fn existing_machine(set: &Value, live: &Value) -> Value {
     intent
 }
 
+/// Builds the metadata patch that hands a Machine over to the MachineSet: owner and label, in one patch.
+pub fn hand_over(set: &Value, machine: &Value) -> Value {
+    let owners = machine["metadata"]["ownerReferences"].as_array().into_iter().flatten();
+    let mut owners: Vec<Value> =
+        owners.filter(|owner| owner["controller"] != true).cloned().collect();
+    owners.push(controlled_by::<MachineSet>(set));
+    json!({
+        "ownerReferences": owners,
+        "labels": {keys::MACHINE_TEMPLATE_HASH: label(set, keys::MACHINE_TEMPLATE_HASH)},
+    })
+}
+
 /// Builds a Machine that was moved here, with version and failure domain of the MachineSet.
 pub fn moved_machine(set: &Value, live: &Value) -> Value {
     let mut intent = base(set, name(live));

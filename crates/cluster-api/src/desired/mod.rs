@@ -100,6 +100,20 @@ pub fn is_clone_of(annotations: &Pairs, template: &ContractRef) -> bool {
     }
 }
 
+/// Returns the intent for an object of a Machine as Cluster API writes it in an update in place: its labels and other
+/// annotations have another field manager (`docs/facts/control-plane.md#starting-an-update`).
+pub fn in_update(mut intent: Value) -> Value {
+    if let Some(metadata) = intent["metadata"].as_object_mut() {
+        metadata.remove("labels");
+        if let Some(Value::Object(annotations)) = metadata.get_mut("annotations") {
+            let of_clone = [keys::CLONED_FROM_NAME, keys::CLONED_FROM_GROUPKIND];
+            annotations.retain(|key, _| of_clone.contains(&key.as_str()));
+        }
+        metadata.retain(|_, value| value.as_object().is_none_or(|map| !map.is_empty()));
+    }
+    intent
+}
+
 /// Returns `Kind.group`, in Cluster API's notation.
 fn group_kind(reference: &ContractRef) -> String {
     format!("{}.{}", reference.kind, reference.api_group)

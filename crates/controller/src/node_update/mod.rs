@@ -158,6 +158,7 @@ async fn attempt(ctx: &Context, key: &ObjectKey, look: &mut Look) -> anyhow::Res
 async fn read(ctx: &Context, look: &mut Look, needs: Needs) -> Result<(), ReadError> {
     live::read(ctx, look, needs).await?;
     if needs.drain_ahead {
+        "the list of its Node's pods".clone_into(&mut look.request);
         look_ahead_of_drain(ctx, look).await?;
     }
     Ok(())

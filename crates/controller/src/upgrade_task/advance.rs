@@ -3,10 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use kube::{Api, ResourceExt as _, api::DynamicObject};
-use refit_cluster_api::{
-    desired::owner as owner_reference,
-    kinds::{Machine, MachineSet},
-};
+use refit_cluster_api::{desired::machine_set, kinds::Machine};
 use refit_core::{
     ask::{Ask, Offer, adopting, ask, parts},
     change::{Updater, Verdict, can_update::Judgement, goal},
@@ -14,8 +11,7 @@ use refit_core::{
     task::Refused,
 };
 use refit_kinds::{
-    json::{label, name, text},
-    keys,
+    json::{name, text},
     refit::{NodeUpdate, Origin},
 };
 use refit_runtime::apply::{self, Ensured};
@@ -172,15 +168,14 @@ impl Work<'_> {
 
 /// Writes the objects first, then the Machine: it shows that it is up to date when all else is.
 async fn write(ctx: &Context, sides: &Sides) -> kube::Result<()> {
-    let Writes { manager, infrastructure, config, drops_init, machine, hand_over_to } =
+    let Writes { manager, infrastructure, config, init_removal, machine, hand_over_to } =
         &sides.writes;
     applied(ctx, manager, infrastructure).await?;
     if let Some(config) = config {
         applied(ctx, manager, config).await?;
-        if *drops_init {
+        if let Some(body) = init_removal {
             let api = ctx.foreign.api(&ctx.client, &config.object).await?;
-            let body = json!({"spec": {"initConfiguration": null}});
-            let _: DynamicObject = apply::merge(&api, &config.object.name, &body).await?;
+            let _: DynamicObject = apply::merge(&api, &config.object.name, body).await?;
         }
     }
     if let Some(set) = hand_over_to {
@@ -200,16 +195,9 @@ async fn applied(ctx: &Context, manager: &str, intent: &Intent) -> kube::Result<
 
 /// Hands a Machine over to another MachineSet: owner and label, in one patch of the Machine as it was read.
 async fn hand_over(ctx: &Context, machine: &Value, set: &Value) -> kube::Result<()> {
-    let resource = kube::discovery::ApiResource::erase::<MachineSet>(&());
-    let owners = machine["metadata"]["ownerReferences"].as_array().into_iter().flatten();
-    let mut owners: Vec<Value> =
-        owners.filter(|owner| owner["controller"] != true).cloned().collect();
-    owners.push(owner_reference(&resource, name(set), text(set, "/metadata/uid"), true));
-    let body = json!({"metadata": {
-        "resourceVersion": machine["metadata"]["resourceVersion"],
-        "ownerReferences": owners,
-        "labels": {keys::MACHINE_TEMPLATE_HASH: label(set, keys::MACHINE_TEMPLATE_HASH)},
-    }});
+    let mut metadata = machine_set::hand_over(set, machine);
+    metadata["resourceVersion"] = machine["metadata"]["resourceVersion"].clone();
+    let body = json!({ "metadata": metadata });
     let namespace = text(machine, "/metadata/namespace");
     let api: Api<Machine> = Api::namespaced(ctx.client.clone(), namespace);
     ctx.stores.machines.insert(apply::merge(&api, name(machine), &body).await?);

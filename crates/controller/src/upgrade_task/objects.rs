@@ -2,16 +2,14 @@
 
 use kube::ResourceExt as _;
 use refit_cluster_api::{
-    desired::{Pairs, Template, control_plane::ControlPlane, machine_set},
+    desired::{Pairs, Template, control_plane::ControlPlane, in_update, machine_set},
     kinds::{CONTRACT_VERSION, CORE_GROUP, ContractRef, Machine},
-    kubeadm_config::{Entry, prepare},
+    kubeadm_config::{Entry, init_removal, prepare},
 };
 use refit_core::change::{Level, Objects};
 use refit_kinds::{
     json::name,
-    keys::{
-        CLONED_FROM_GROUPKIND, CLONED_FROM_NAME, MANAGER_KUBEADM_CONTROL_PLANE, MANAGER_MACHINE_SET,
-    },
+    keys::{MANAGER_KUBEADM_CONTROL_PLANE, MANAGER_MACHINE_SET},
     refit::Owner,
 };
 use refit_runtime::foreign::ForeignObject;
@@ -53,8 +51,8 @@ pub(super) struct Writes {
     pub(super) manager: &'static str,
     pub(super) infrastructure: Intent,
     pub(super) config: Option<Intent>,
-    /// The config of the machine that initialised its cluster: the field has another manager.
-    pub(super) drops_init: bool,
+    /// The patch of the config of the machine that initialised its cluster.
+    pub(super) init_removal: Option<Value>,
     pub(super) machine: Intent,
     /// The MachineSet that the Machine is handed over to.
     pub(super) hand_over_to: Option<Value>,
@@ -163,8 +161,7 @@ async fn of_control_plane(ctx: &Context, look: &Look, machine: &Machine) -> anyh
         Objects { owner: live.clone(), infrastructure: infrastructure.clone(), bootstrap: from };
     let desired =
         Objects { owner: merged(&live, &new_machine.body), infrastructure: stored, bootstrap: to };
-    let drops_init =
-        config.as_ref().is_some_and(|config| config["spec"]["initConfiguration"].is_object());
+    let init_removal = config.as_ref().and_then(init_removal);
     Ok(Sides {
         level: Level::Machine,
         current,
@@ -175,7 +172,7 @@ async fn of_control_plane(ctx: &Context, look: &Look, machine: &Machine) -> anyh
             manager,
             infrastructure: bare(&new_infrastructure),
             config: new_config.as_ref().map(bare),
-            drops_init,
+            init_removal,
             machine: new_machine,
             hand_over_to: None,
         },
@@ -239,7 +236,7 @@ async fn of_set(ctx: &Context, look: &Look, machine: &Machine) -> anyhow::Result
             manager,
             infrastructure: bare(&new_infrastructure),
             config: new_config.as_ref().map(bare),
-            drops_init: false,
+            init_removal: None,
             machine: new_machine,
             hand_over_to: (from != to).then_some(to_set),
         },
@@ -272,18 +269,9 @@ fn intent_for(live: &Value, mut body: Value) -> Intent {
     Intent { object: ForeignObject::stored(live), body }
 }
 
-/// An intent for a Machine's object as Cluster API writes it in an update in place: labels and most annotations have
-/// another field manager (`docs/facts/control-plane.md#starting-an-update`).
+/// An intent for a Machine's object in an update in place.
 fn bare(intent: &Intent) -> Intent {
-    let mut body = intent.body.clone();
-    if let Some(metadata) = body["metadata"].as_object_mut() {
-        metadata.remove("labels");
-        if let Some(Value::Object(annotations)) = metadata.get_mut("annotations") {
-            annotations.retain(|key, _| key == CLONED_FROM_NAME || key == CLONED_FROM_GROUPKIND);
-        }
-        metadata.retain(|_, value| value.as_object().is_none_or(|map| !map.is_empty()));
-    }
-    Intent { object: intent.object.clone(), body }
+    Intent { object: intent.object.clone(), body: in_update(intent.body.clone()) }
 }
 
 /// The object that the API server would store for an intent, with its defaults.

@@ -75,7 +75,7 @@ async fn assert_shown(lab: &Lab, (reason, object, message): (&str, &str, &str)) 
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_during_a_drain_is_in_the_status_with_the_api_servers_message() {
+async fn an_error_while_pods_are_read_is_in_the_status_with_the_api_servers_message() {
     let lab = Lab::new().await;
     let _controller = lab.site.start(None);
     settle().await;
@@ -83,7 +83,7 @@ async fn an_error_during_a_drain_is_in_the_status_with_the_api_servers_message()
     for (code, shown) in [
         (500, ("ApiErrors", "the list of its Node's pods", "Internal error occurred")),
         (429, ("ApiErrors", "the list of its Node's pods", "received too many requests")),
-        (403, ("ApiRefused", "the list of pods", "forbidden: the fault layer rejects this")),
+        (403, ("ApiRefused", "a write to the UpdateGroup", "the list of pods: ")),
     ] {
         lab.site.workload.faults().clear();
         let fails = FaultRule::next(FaultAction::Status(code)).verb("list").resource("pods");
@@ -92,7 +92,7 @@ async fn an_error_during_a_drain_is_in_the_status_with_the_api_servers_message()
         fails.namespace = Some(String::new());
         lab.site.workload.faults().add(fails);
         assert_eq!(work(&lab).await, 0, "{code}: the cluster responds");
-        assert_eq!(phase(&the_update(&lab).await), Phase::Draining, "{code}");
+        assert_eq!(phase(&the_update(&lab).await), Phase::Staging, "{code}: it has no slot yet");
         assert_shown(&lab, shown).await;
     }
     lab.site.workload.faults().clear();
