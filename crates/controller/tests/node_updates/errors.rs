@@ -83,7 +83,6 @@ async fn an_error_while_pods_are_read_is_in_the_status_with_the_api_servers_mess
     for (code, shown) in [
         (500, ("ApiErrors", "the list of its Node's pods", "Internal error occurred")),
         (429, ("ApiErrors", "the list of its Node's pods", "received too many requests")),
-        (403, ("ApiRefused", "a write to the UpdateGroup", "the list of pods: ")),
     ] {
         lab.site.workload.faults().clear();
         let fails = FaultRule::next(FaultAction::Status(code)).verb("list").resource("pods");
