@@ -1,5 +1,5 @@
-//! Names like Cluster API's, `<owner>-<5 characters>`, but derived from what they are for: whoever creates
-//! the object after a crash computes the same name, and finds it.
+//! Names like Cluster API's, `<owner>-<5 characters>`, but derived from what they are for: a process that creates
+//! the object after a crash computes the same name, and finds the object.
 
 use refit_kinds::refit::hash_json;
 use serde_json::Value;

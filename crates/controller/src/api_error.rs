@@ -89,6 +89,14 @@ impl ReadError {
         |error| Self::Workload(Request { what, error: Arc::new(error) })
     }
 
+    /// What was requested, if a request failed.
+    pub(crate) fn what(&self) -> Option<&str> {
+        match self {
+            Self::Object(_) => None,
+            Self::Management(request) | Self::Workload(request) => Some(&request.what),
+        }
+    }
+
     /// The refusal, if its cause must be removed first.
     pub(crate) fn refusal(&self) -> Option<Refusal> {
         match self {

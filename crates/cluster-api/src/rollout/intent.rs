@@ -198,7 +198,7 @@ pub fn intend_paused(input: &IntentInput<'_>) -> RolloutIntent {
 }
 
 /// Plans the MachineSets of a MachineDeployment without moving or scaling any: what each of them has in
-/// common with the others, and an empty one for the current template if there is none. For whoever moves the
+/// common with the others, and an empty one for the current template if it does not exist. For a caller that moves the
 /// Machines instead of Cluster API.
 pub fn intend_unmoved(input: &IntentInput<'_>) -> RolloutIntent {
     Planner::new(input).finish()

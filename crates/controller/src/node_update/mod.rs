@@ -111,7 +111,9 @@ async fn attempt(ctx: &Context, key: &ObjectKey, look: &mut Look) -> anyhow::Res
     let needs = Needs::of(ctx, look, &decision);
     if needs != Needs::default() {
         if let Err(failure) = Box::pin(read(ctx, look, needs)).await {
-            look.note(&failure)?;
+            if look.note(&failure).is_err() {
+                return Err(failure.into());
+            }
             // A refused read prevents the write: so it stays shown until the write succeeds.
             if let (Some(Refusal::ApiRefused { what, message }), Some(write)) =
                 (&mut look.snapshot.refused, &decision.write)
@@ -158,7 +160,6 @@ async fn attempt(ctx: &Context, key: &ObjectKey, look: &mut Look) -> anyhow::Res
 async fn read(ctx: &Context, look: &mut Look, needs: Needs) -> Result<(), ReadError> {
     live::read(ctx, look, needs).await?;
     if needs.drain_ahead {
-        "the list of its Node's pods".clone_into(&mut look.request);
         look_ahead_of_drain(ctx, look).await?;
     }
     Ok(())
@@ -166,6 +167,7 @@ async fn read(ctx: &Context, look: &mut Look, needs: Needs) -> Result<(), ReadEr
 
 /// Shows the error of a request that is tried again: without it, the status would not show why it waits.
 async fn show_error(ctx: &Context, look: &mut Look, error: &anyhow::Error) {
+    let read = error.downcast_ref().and_then(ReadError::what);
     let Some(error) = error.chain().find_map(of_request) else { return };
     // An API server that does not answer takes no status either.
     let message = if let Some(why) = unreadable(error) {
@@ -179,6 +181,8 @@ async fn show_error(ctx: &Context, look: &mut Look, error: &anyhow::Error) {
     } else {
         return;
     };
+    // A read fails for the write that rests on it: shown as another request, it would not stay shown.
+    let message = read.map_or_else(|| message.clone(), |what| format!("{what}: {message}"));
     look.snapshot.refused = Some(Refusal::ApiErrors { what: look.request.clone(), message });
     if let Err(error) = show(ctx, look).await {
         tracing::debug!(%error, "cannot show the error of a request");
@@ -245,7 +249,7 @@ async fn look_ahead_of_drain(ctx: &Context, look: &mut Look) -> Result<(), ReadE
     Ok(())
 }
 
-/// Reads something about the node; `None` if there is none, or its cluster is not reachable.
+/// Reads something about the node; `None` if it does not exist, or its cluster is not reachable.
 async fn with_node<T>(
     ctx: &Context,
     look: &Look,

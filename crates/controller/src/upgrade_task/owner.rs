@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{context::Context, owner::LiveOwner};
 
-/// Pauses the owner, unless somebody else has.
+/// Pauses the owner, unless another client has.
 pub(super) async fn pause(ctx: &Context, look: &Look) -> anyhow::Result<()> {
     let owner = objects::owner(ctx, &look.group).await?;
     let found = annotations(&owner);
@@ -41,7 +41,7 @@ pub(super) async fn pause(ctx: &Context, look: &Look) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sets the owner's version. An owner that nobody has paused would replace its Machines.
+/// Sets the owner's version. An owner that is not paused would replace its Machines.
 pub(super) async fn set_version(
     ctx: &Context,
     look: &Look,

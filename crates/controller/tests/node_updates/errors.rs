@@ -80,9 +80,11 @@ async fn an_error_while_pods_are_read_is_in_the_status_with_the_api_servers_mess
     let _controller = lab.site.start(None);
     settle().await;
     ask(&lab).await;
+    let write = "a write to the UpdateGroup";
     for (code, shown) in [
-        (500, ("ApiErrors", "the list of its Node's pods", "Internal error occurred")),
-        (429, ("ApiErrors", "the list of its Node's pods", "received too many requests")),
+        (500, ("ApiErrors", write, "the list of pods: Internal error occurred")),
+        (429, ("ApiErrors", write, "the list of pods: the server has received too many requests")),
+        (403, ("ApiRefused", write, "the list of pods: ")),
     ] {
         lab.site.workload.faults().clear();
         let fails = FaultRule::next(FaultAction::Status(code)).verb("list").resource("pods");

@@ -23,7 +23,7 @@ pub struct OwnerPacing {
 }
 
 impl OwnerPacing {
-    /// Reads the annotations of an owner. An unreadable pause is one, and an unreadable approval is none.
+    /// Reads the annotations of an owner. An unreadable pause pauses, and an unreadable approval approves nothing.
     pub fn of(annotations: &BTreeMap<String, String>) -> Self {
         let mut pacing = Self::default();
         let mut record_invalid = |key: &str, value: &str| {

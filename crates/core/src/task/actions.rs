@@ -102,7 +102,7 @@ fn via_machines(seen: &GroupSeen<'_>) -> Vec<Action> {
         return begun_late.filter_map(stop).collect();
     }
     if let Some(version) = seen.sets_version() {
-        // The topology writes it, and would take back what the task writes.
+        // The topology writes it, and would overwrite what the task writes.
         return if owner.of_topology {
             Vec::new()
         } else {

@@ -43,12 +43,12 @@ pub use self::{
 /// Who has paused an owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Paused {
-    /// Nobody.
+    /// It is not paused.
     #[default]
     No,
     /// The UpgradeTask of this name.
     ByTask(String),
-    /// Somebody else.
+    /// Another client.
     ByOthers,
 }
 

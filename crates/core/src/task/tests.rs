@@ -229,7 +229,7 @@ fn an_owner_goes_on_only_if_it_replaces_no_machine() {
     assert_eq!(actions(&look), [Action::Unpause]);
     assert_eq!(shown(&look).0, TaskPhase::Ongoing);
     look.owner = Some(OwnerSeen { replaces_none: true, paused: Paused::ByOthers, ..owner() });
-    assert_eq!(actions(&look), [], "somebody else has paused it");
+    assert_eq!(actions(&look), [], "another client has paused it");
     assert_eq!(shown(&look).0, TaskPhase::Complete);
 }
 

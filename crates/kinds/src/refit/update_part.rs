@@ -110,7 +110,7 @@ impl NodeUpdateSpec {
         self.parts.iter().flatten().any(UpdatePart::is_adopted)
     }
 
-    /// Whether the versions that a node runs show that its machine has reached the goal, whoever brought it there: not
+    /// Whether the versions that a node runs show that its machine has reached the goal, by whatever means: not
     /// if an OS image or the work of a provider is part of it.
     pub fn can_be_adopted(&self) -> bool {
         self.goal.kubernetes_version.is_some()

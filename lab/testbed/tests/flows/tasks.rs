@@ -120,7 +120,7 @@ async fn left_to_cluster_api(cluster: &Cluster) -> anyhow::Result<()> {
                 .all(|owner| owner.starts_with("capi-") || *owner == keys::MANAGER_PATCHES),
             "{owners:?} own the version of a Machine"
         );
-        ensure!(!owners.is_empty(), "nobody owns the version of a Machine");
+        ensure!(!owners.is_empty(), "the version of a Machine has no field manager");
     }
     Ok(())
 }
