@@ -44,6 +44,16 @@ struct Common {
     output: Format,
 }
 
+/// The machine of a command that needs a reason.
+#[derive(Debug, clap::Args)]
+struct Reasoned {
+    #[command(flatten)]
+    common: Common,
+    /// Why; at most 256 characters.
+    #[arg(long, value_parser = reason)]
+    reason: String,
+}
+
 /// Flags of `refit hold`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -65,10 +75,7 @@ Exit codes:
   3  Cluster API has chosen the machine already")]
 pub(crate) struct HoldArgs {
     #[command(flatten)]
-    common: Common,
-    /// Why; at most 256 characters.
-    #[arg(long, value_parser = reason)]
-    reason: String,
+    reasoned: Reasoned,
 }
 
 /// Flags of `refit skip`.
@@ -93,10 +100,7 @@ Exit codes:
   3  Cluster API has chosen the machine already")]
 pub(crate) struct SkipArgs {
     #[command(flatten)]
-    common: Common,
-    /// Why; at most 256 characters.
-    #[arg(long, value_parser = reason)]
-    reason: String,
+    reasoned: Reasoned,
 }
 
 /// Flags of `refit release`.
@@ -157,6 +161,7 @@ fn reason(text: &str) -> Result<String, String> {
 
 /// Runs `refit hold`.
 pub(crate) fn hold(args: &HoldArgs, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+    let args = &args.reasoned;
     run(&args.common, global, async |cluster, group| {
         let annotations = json!({keys::HOLD: args.reason});
         except(cluster, &args.common, group, "held", &annotations).await
@@ -165,6 +170,7 @@ pub(crate) fn hold(args: &HoldArgs, global: &GlobalArgs) -> anyhow::Result<ExitC
 
 /// Runs `refit skip`.
 pub(crate) fn skip(args: &SkipArgs, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+    let args = &args.reasoned;
     run(&args.common, global, async |cluster, group| {
         let owner = args.common.machine.owners(cluster).await?.into_iter().next();
         let request = match &owner {

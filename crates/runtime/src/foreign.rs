@@ -99,10 +99,7 @@ impl ForeignKinds {
         manager: &str,
         intent: &Value,
     ) -> kube::Result<Value> {
-        let api = self.api(client, object).await?;
-        let found = crate::apply::apply(&api, manager, &object.name, intent).await;
-        let found = self.forget_gone(object, found)?;
-        serde_json::to_value(found).map_err(kube::Error::SerdeError)
+        self.apply_with(client, object, &PatchParams::apply(manager).force(), intent).await
     }
 
     /// The object that an intent would make of an existing one, with the API server's defaults. Nothing is stored.
@@ -113,10 +110,19 @@ impl ForeignKinds {
         manager: &str,
         intent: &Value,
     ) -> kube::Result<Value> {
+        let params = PatchParams { dry_run: true, ..PatchParams::apply(manager).force() };
+        self.apply_with(client, object, &params, intent).await
+    }
+
+    async fn apply_with(
+        &self,
+        client: &Client,
+        object: &ForeignObject,
+        params: &PatchParams,
+        intent: &Value,
+    ) -> kube::Result<Value> {
         let api = self.api(client, object).await?;
-        let mut params = PatchParams::apply(manager).force();
-        params.dry_run = true;
-        let found = api.patch(&object.name, &params, &Patch::Apply(intent)).await;
+        let found = api.patch(&object.name, params, &Patch::Apply(intent)).await;
         let found = self.forget_gone(object, found)?;
         serde_json::to_value(found).map_err(kube::Error::SerdeError)
     }

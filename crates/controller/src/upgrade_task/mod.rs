@@ -165,7 +165,7 @@ async fn stop(ctx: &Context, task: &UpgradeTask, update: &str) -> kube::Result<(
     Ok(())
 }
 
-/// Writes on a Machine that the task is for it. An owner reference is added only beside another owner: deleting a task
+/// Writes on a Machine that the task is for it. An owner reference is added only next to another owner: deleting a task
 /// never deletes a Machine.
 async fn mark(ctx: &Context, look: &Look, machine: &str) -> kube::Result<()> {
     let Some(known) = look.machine(machine) else { return Ok(()) };

@@ -32,7 +32,7 @@ impl From<Exception> for Refusal {
 }
 
 /// Whether a Machine is held, or skipped in the rollout of this number, by its own annotations or by the pacing of its
-/// group. It says nothing about a Machine that has begun.
+/// group. It does not cover a Machine that has begun.
 ///
 /// A hold comes before a skip. An annotation without a reason counts; one whose rollout cannot be read skips every
 /// rollout.

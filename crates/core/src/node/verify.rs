@@ -71,7 +71,7 @@ pub(super) fn static_pods_unsettled(node: NodeName) -> Refusal {
 }
 
 /// The versions that a node runs, of its kubelet and its static pods, and that are not the goal: one sentence each.
-/// `pods` are the static pods of all nodes; for a worker, there are none to look at.
+/// `pods` are the static pods of all nodes; a worker has none to look at.
 pub fn version_differences(
     node: &NodeName,
     kubelet: &StatedVersion,

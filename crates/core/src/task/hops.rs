@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_newer_stays() {
+    fn a_group_with_a_newer_version_gets_no_hop() {
         let error = next_hop(&group("cp", "v1.35.0"), &[], &version("v1.34.0"), &[]);
         assert!(matches!(error, Err(HopError::Downgrade { .. })));
         let error = next_hop(&group("cp", "v1.35.0"), &[], &version("v2.0.0"), &[]);

@@ -138,7 +138,7 @@ fn an_owner_is_paused_before_its_version_is_set() {
 }
 
 #[test]
-fn what_an_older_task_has_left_paused_is_taken_over() {
+fn a_task_takes_over_the_owner_that_an_older_task_left_paused() {
     let task = task();
     let mut look = seen(&task, vec![member("a")]);
     look.owner = Some(OwnerSeen { paused: Paused::ByTask("older".into()), ..owner() });
@@ -201,7 +201,7 @@ fn a_skipped_machine_is_left_out_and_a_held_one_is_waited_for() {
 }
 
 #[test]
-fn only_failed_machines_are_left_and_the_task_says_so() {
+fn a_task_fails_once_only_failed_machines_are_left() {
     let task = task();
     let failed = in_phase("a", Phase::Failed);
     let mut machines = vec![member("a"), member("b")];

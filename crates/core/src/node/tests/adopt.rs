@@ -71,7 +71,7 @@ fn a_node_that_is_not_ready_is_waited_for() {
 }
 
 #[test]
-fn what_becomes_of_a_node_upgraded_by_hand_is_decided_on_a_live_read() {
+fn a_node_upgraded_by_hand_is_adopted_on_a_live_read_only() {
     let mut one = adopting(One::worker());
     assert!(requires_live_read(&one.snapshot(None), &one.decide()));
     upgraded_by_hand(&mut one);
