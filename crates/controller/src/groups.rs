@@ -34,7 +34,12 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    fn of(namespace: &str, cluster: &str, owner: GroupOwner, control_plane: bool) -> Self {
+    pub(crate) fn of(
+        namespace: &str,
+        cluster: &str,
+        owner: GroupOwner,
+        control_plane: bool,
+    ) -> Self {
         Self {
             key: ObjectKey::new(namespace, update_group_name(&owner.kind, &owner.name)),
             spec: UpdateGroupSpec {

@@ -1,7 +1,7 @@
 //! The indexes of the caches: what an event or a reconcile looks up must not cost a scan.
 
 use kube::ResourceExt as _;
-use refit_cluster_api::kinds::{Machine, MachineSet};
+use refit_cluster_api::kinds::{Machine, MachineDeployment, MachineSet};
 use refit_kinds::{
     keys,
     refit::{NodeUpdate, Owner, UpdateGroup, UpgradeTask, update_group_name},
@@ -46,6 +46,15 @@ pub(crate) const MACHINES_BY_NODE: Index<Machine> = Index {
     keys: |machine| {
         let node = node_name(machine);
         node.map(|node| node_index_key(&cluster_key(machine), &node)).into_iter().collect()
+    },
+};
+
+/// MachineDeployments by their Cluster.
+pub(crate) const DEPLOYMENTS_BY_CLUSTER: Index<MachineDeployment> = Index {
+    name: "cluster",
+    keys: |deployment| {
+        let namespace = deployment.namespace().unwrap_or_default();
+        vec![ObjectKey::new(namespace, &deployment.spec.cluster_name)]
     },
 };
 
@@ -123,7 +132,7 @@ impl Default for Stores {
                 MACHINES_BY_NODE,
             ]),
             machine_sets: Store::indexed(&[SETS_BY_GROUP]),
-            machine_deployments: Store::default(),
+            machine_deployments: Store::indexed(&[DEPLOYMENTS_BY_CLUSTER]),
             control_planes: Store::default(),
             clusters: Store::default(),
             namespaces: Store::default(),

@@ -18,7 +18,7 @@ use crate::{
         unfinished_of_group,
     },
     host_plan::cluster_key,
-    indexes::{GROUPS_BY_CLUSTER, TASKS_BY_CLUSTER},
+    indexes::GROUPS_BY_CLUSTER,
     node_update::look::update_node_name,
     providers, upgrade_task,
 };
@@ -166,10 +166,10 @@ pub(crate) fn update_changed(ctx: &Context, update: &NodeUpdate) {
 /// Wakes a task, those that wait for its end, and the task that it is a part of.
 fn task_changed(ctx: &Context, task: &UpgradeTask) {
     let key = ObjectKey::of(task);
-    let cluster = ObjectKey::new(&key.namespace, &task.spec.cluster_ref.name);
-    for other in ctx.stores.upgrade_tasks.listed(&TASKS_BY_CLUSTER, &cluster) {
-        ctx.queues.upgrade_tasks.add(ObjectKey::of(other.as_ref()));
-    }
+    upgrade_task::wake_of_cluster(
+        ctx,
+        &ObjectKey::new(&key.namespace, &task.spec.cluster_ref.name),
+    );
     ctx.queues.upgrade_tasks.add(key);
 }
 
@@ -228,9 +228,7 @@ pub(crate) fn work_changed(ctx: &Context, cluster: &ObjectKey) {
 pub(crate) fn cluster_changed(ctx: &Context, cluster: &Cluster) {
     let key = ObjectKey::of(cluster);
     ctx.workload_index.cluster_changed(key.clone());
-    for task in ctx.stores.upgrade_tasks.listed(&TASKS_BY_CLUSTER, &key) {
-        ctx.queues.upgrade_tasks.add(ObjectKey::of(task.as_ref()));
-    }
+    upgrade_task::wake_of_cluster(ctx, &key);
     for group in ctx.stores.update_groups.listed(&GROUPS_BY_CLUSTER, &key) {
         group_changed(ctx, &group);
     }

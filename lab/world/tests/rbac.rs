@@ -7,8 +7,8 @@ use std::{
 };
 
 use crate::common::{
-    CLUSTER, NEW, TEST, assert_same_machines, example, in_world, picture, up, up_with, upgraded,
-    who, workers,
+    CLUSTER, NEW, OLD, TEST, assert_same_machines, example, in_world, picture, up, up_with,
+    upgraded, who, workers,
 };
 use jiff::SignedDuration;
 use k8s_openapi::{
@@ -30,7 +30,7 @@ use lab_apiserver::{
 use lab_world::world::{Actor, Enforced, MachineFacts, WORKLOAD_USER, World, WorldOptions};
 use refit_cluster_api::{
     cluster_configuration::admins_binding,
-    kinds::{Machine, MachineDrainRule},
+    kinds::{Cluster, Machine, MachineDrainRule},
 };
 use refit_install::{Choices, Part, manifests, manifests::WORKLOAD_ROLE, objects};
 use refit_kinds::json::{name, text};
@@ -42,7 +42,10 @@ use serde_json::{Value, json};
 const RBAC: &str = "rbac.authorization.k8s.io";
 const TASKS_ROLE: &str = include_str!("../../../deploy/tasks/role.yaml");
 const TASKS_BINDING: &str = include_str!("../../../deploy/tasks/role_binding.yaml");
+const TASKS_SPEC_ROLE: &str = include_str!("../../../deploy/tasks/spec_role.yaml");
+const TASKS_SPEC_BINDING: &str = include_str!("../../../deploy/tasks/spec_role_binding.yaml");
 const TASKS_WORKLOAD_ROLE: &str = include_str!("../../../deploy/tasks/workload_role.yaml");
+const NEXT: &str = "v1.35.1";
 const ACCOUNT: &str = "system:serviceaccount:refit-system:refit-controller";
 
 /// All access decisions, by user.
@@ -353,7 +356,8 @@ fn the_controller_and_the_agents_use_exactly_their_rights() {
         })
         .await;
         let before = who(&world).await;
-        task(&world, "MachineDeployment", "not-there").await;
+        task(&world, "Machines", Some(("cluster.x-k8s.io", "MachineDeployment", "not-there")))
+            .await;
         let worker = workers(&world).remove(0);
         drains_of_every_kind(&world, &worker, &workers(&world)[1]).await;
         world.with_host(&worker, |host| host.break_step("kubelet-install", 1)).unwrap();
@@ -385,21 +389,23 @@ fn task_rights(file: &str) -> Value {
     serde_saphyr::from_str(&file.replace("metal3", "sandbox")).unwrap()
 }
 
-async fn task(world: &World, kind: &str, name: &str) {
+/// A task for the whole Cluster, or for a group of it.
+async fn task(world: &World, via: &str, owner: Option<(&str, &str, &str)>) {
     let tasks: Api<UpgradeTask> = Api::namespaced(world.client(TEST).unwrap(), "default");
-    let group = if kind == "KubeadmControlPlane" {
-        "controlplane.cluster.x-k8s.io"
-    } else {
-        "cluster.x-k8s.io"
-    };
-    let task = json!({
-        "metadata": {"name": format!("task-{name}")},
-        "spec": {
-            "clusterRef": {"name": "edge-1"}, "version": NEW, "via": "Machines",
-            "ownerRef": {"apiVersion": format!("{group}/v1beta2"), "kind": kind, "name": name},
-        },
-    });
-    create_object(&tasks, task).await;
+    let name = owner.map_or("cluster", |(_, _, name)| name);
+    let mut spec = json!({"clusterRef": {"name": "edge-1"}, "version": NEW, "via": via});
+    if let Some((group, kind, name)) = owner {
+        let api_version = format!("{group}/v1beta2");
+        spec["ownerRef"] = json!({"apiVersion": api_version, "kind": kind, "name": name});
+    }
+    create_object(&tasks, json!({"metadata": {"name": format!("task-{name}")}, "spec": spec}))
+        .await;
+}
+
+async fn topology_version(world: &World, version: &str) {
+    let clusters: Api<Cluster> = Api::namespaced(world.client(TEST).unwrap(), "default");
+    let body = json!({"spec": {"topology": {"classRef": {"name": "edge"}, "version": version}}});
+    clusters.patch("edge-1", &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
 }
 
 #[test]
@@ -430,9 +436,7 @@ fn an_upgrade_task_uses_exactly_its_rights() {
         let bindings: Api<ClusterRoleBinding> =
             Api::all(world.workload_client(CLUSTER, TEST).unwrap());
         create_object(&bindings, admins_binding(&NEW.parse().unwrap()).unwrap()).await;
-        task(&world, "KubeadmControlPlane", "edge-1").await;
-        world.pass(Duration::from_hours(1)).await;
-        task(&world, "MachineDeployment", "edge-1-md-0").await;
+        task(&world, "Machines", None).await;
         upgraded(&world, NEW).await;
         world.pass(Duration::from_mins(10)).await;
         assert_same_machines(&before, &who(&world).await);
@@ -444,6 +448,52 @@ fn an_upgrade_task_uses_exactly_its_rights() {
         let server = world.workload(CLUSTER).unwrap();
         let asked = workload_log.of(WORKLOAD_USER);
         let rights = granted(&server, &[("clusterroles", "", "refit-tasks-workload")]);
+        assert_eq!(missing(&asked, false), Vec::<String>::new());
+        assert_eq!(unused(&rights, &asked), BTreeSet::new());
+    });
+}
+
+#[test]
+fn an_upgrade_task_that_sets_versions_uses_exactly_its_rights() {
+    in_world(async {
+        let management = Log::default();
+        let mut in_management = installation();
+        in_management.extend([TASKS_SPEC_ROLE, TASKS_SPEC_BINDING].map(task_rights));
+        let world = up_with(WorldOptions {
+            epoch: Clock::real().now_seconds() - SignedDuration::from_hours(48),
+            enforced: Some(Enforced {
+                installation: in_management,
+                workload: workload(),
+                management_recorder: management.recorder(),
+                workload_recorder: Log::default().recorder(),
+            }),
+            ..WorldOptions::new(example())
+        })
+        .await;
+        let before = who(&world).await;
+        let plane = ("controlplane.cluster.x-k8s.io", "KubeadmControlPlane", "edge-1");
+        task(&world, "Spec", Some(plane)).await;
+        world.pass(Duration::from_hours(1)).await;
+        task(&world, "Spec", Some(("cluster.x-k8s.io", "MachineDeployment", "edge-1-md-0"))).await;
+        upgraded(&world, NEW).await;
+        assert_same_machines(&before, &who(&world).await);
+        // No controller of topologies follows it here; the task sets the version, and makes its children.
+        topology_version(&world, OLD).await;
+        let clusters: Api<Cluster> = Api::namespaced(world.client(TEST).unwrap(), "default");
+        let tasks: Api<UpgradeTask> = Api::namespaced(world.client(TEST).unwrap(), "default");
+        create_object(
+            &tasks,
+            json!({"metadata": {"name": "next"}, "spec": {
+                "clusterRef": {"name": "edge-1"}, "version": NEXT, "via": "Spec",
+            }}),
+        )
+        .await;
+        world.pass(Duration::from_hours(1)).await;
+        let topology = clusters.get("edge-1").await.unwrap().spec.topology.unwrap().0;
+        assert_eq!(topology["version"], NEXT);
+
+        let asked = management.of(ACCOUNT);
+        let rights = granted(world.management(), &[("clusterroles", "", "refit-tasks-spec")]);
         assert_eq!(missing(&asked, false), Vec::<String>::new());
         assert_eq!(unused(&rights, &asked), BTreeSet::new());
     });

@@ -18,18 +18,18 @@ use refit_core::{
 use refit_kinds::{
     conditions, keys,
     refit::{
-        GroupOwner, MachineUid, NodeUpdate, Origin, Owner, Pacing, UpdateGroup, UpdateGroupSpec,
-        UpgradeTask, Via, hash_json, update_group_name,
+        MachineUid, NodeUpdate, Origin, Owner, Pacing, UpdateGroup, UpdateGroupSpec, UpgradeTask,
+        Via, hash_json, update_group_name,
     },
 };
 use refit_runtime::ObjectKey;
 use serde_json::{Value, json};
 
-use super::objects;
+use super::{objects, obstacle};
 use crate::{
-    context::{Context, Stores},
+    context::Context,
     groups::{Group, controller_of, machines_of, node_updates_of},
-    indexes::{SETS_BY_GROUP, TASKS_BY_GROUP},
+    indexes::SETS_BY_GROUP,
     owner::{LiveOwner, limits_of, pace_of},
 };
 
@@ -61,7 +61,9 @@ impl Look {
         let updates = node_updates_of(stores, &machines);
         let sets = stores.machine_sets.listed(&SETS_BY_GROUP, &group.key);
         let current_set = current_set(owner.as_ref(), &sets, ctx.clock.now());
-        let obstacle = obstacle(ctx, &task, &group, owner.as_ref());
+        let driven = driven_by_cluster_api(&task, owner.as_ref(), &machines);
+        let of_owner = (&group, owner.as_ref());
+        let obstacle = obstacle::of_group(ctx, &task, of_owner, driven.as_deref());
         let object = stores.update_groups.get(&group.key);
         let mut look = Self {
             specs: BTreeMap::new(),
@@ -75,8 +77,11 @@ impl Look {
             object,
             obstacle,
         };
-        if look.obstacle.is_none() && look.task.spec.via == Via::Machines {
-            look.specs = look.spec_states(ctx).await?;
+        if look.obstacle.is_none() {
+            look.specs = match look.task.spec.via {
+                Via::Machines => look.spec_states(ctx).await?,
+                Via::Spec => look.versions_reached(),
+            };
         }
         Ok(look)
     }
@@ -253,6 +258,16 @@ impl Look {
         })
     }
 
+    /// The Machines that Cluster API has brought to the owner's version.
+    fn versions_reached(&self) -> BTreeMap<String, SpecState> {
+        let Some(owner) = &self.owner else { return BTreeMap::new() };
+        let has_reached = |machine: &&Arc<Machine>| {
+            machine.spec.version == *owner.version() && !update_in_progress(machine.as_ref())
+        };
+        let reached = self.machines.iter().filter(has_reached);
+        reached.map(|machine| (machine.name_any(), SpecState::Current)).collect()
+    }
+
     async fn spec_states(&self, ctx: &Context) -> anyhow::Result<BTreeMap<String, SpecState>> {
         let mut found = BTreeMap::new();
         match &self.owner {
@@ -288,6 +303,20 @@ impl Look {
         }
         Ok(found)
     }
+}
+
+/// A Machine that Cluster API updates in place, before the task has paused its owner.
+fn driven_by_cluster_api(
+    task: &UpgradeTask,
+    owner: Option<&LiveOwner>,
+    machines: &[Arc<Machine>],
+) -> Option<String> {
+    let has_paused = owner.is_some_and(|owner| owner.annotations().contains_key(keys::TASK));
+    if task.spec.via == Via::Spec || has_paused {
+        return None;
+    }
+    let driven = machines.iter().find(|machine| update_in_progress(machine.as_ref()));
+    driven.map(|machine| machine.name_any())
 }
 
 /// Whether a Machine has the fields of its template that change only by a rollout.
@@ -392,69 +421,4 @@ fn group_of_task(task: &UpgradeTask) -> Group {
             pacing: Pacing::default(),
         },
     }
-}
-
-/// What a task cannot do yet. It changes nothing then: Cluster API would replace Machines if its feature gate were off.
-fn not_supported(task: &UpgradeTask, kind: &str) -> Option<String> {
-    if task.spec.owner_ref.is_none() {
-        let why = "a task for a whole Cluster is not supported yet: create one for its control plane, then one for each \
-                   MachineDeployment";
-        return Some(why.to_owned());
-    }
-    if task.spec.via == Via::Spec {
-        return Some(
-            "via Spec is not supported yet: refit upgrade edits the owner's spec".to_owned(),
-        );
-    }
-    match Owner::of_kind(kind) {
-        Some(Owner::ControlPlane | Owner::Deployment) => None,
-        Some(Owner::Set) | None => Some(format!(
-            "ownerRef is a KubeadmControlPlane or a MachineDeployment: a task cannot upgrade the Machines of a {kind}"
-        )),
-    }
-}
-
-fn obstacle(
-    ctx: &Context,
-    task: &UpgradeTask,
-    group: &Group,
-    owner: Option<&LiveOwner>,
-) -> Option<Obstacle> {
-    let stores: &Stores = &ctx.stores;
-    let namespace = &group.key.namespace;
-    let GroupOwner { kind, name, .. } = &group.spec.owner;
-    let missing = |object: String| Some(Obstacle::Missing { object });
-    if !ctx.opted_in(namespace) {
-        return Some(Obstacle::NotOptedIn { namespace: namespace.clone() });
-    }
-    if let Some(why) = not_supported(task, kind) {
-        return Some(Obstacle::NotSupported { why });
-    }
-    let Some(owner) = owner else {
-        return missing(format!("{kind} {name}"));
-    };
-    let Some(cluster) = stores.clusters.get(&group.cluster_key()) else {
-        return missing(format!("Cluster {}", group.spec.cluster_name));
-    };
-    let of_cluster = owner.labels().get(keys::CLUSTER_NAME).cloned();
-    if of_cluster.is_some_and(|of| of != group.spec.cluster_name) {
-        let why = format!("{kind} {name} is not of Cluster {}", group.spec.cluster_name);
-        return Some(Obstacle::NotSupported { why });
-    }
-    if let Some(updater) = &task.spec.updater_ref
-        && stores.updaters.get(&ObjectKey::new("", &updater.name)).is_none()
-    {
-        return missing(format!("Updater {}", updater.name));
-    }
-    if cluster.spec.paused == Some(true) || cluster.annotations().contains_key(keys::PAUSED) {
-        return Some(Obstacle::ClusterPaused { cluster: cluster.name_any() });
-    }
-    let age = |task: &UpgradeTask| {
-        (task.metadata.creation_timestamp.as_ref().map(|time| time.0), task.name_any())
-    };
-    let has_ended =
-        |other: &UpgradeTask| other.status.as_ref().is_some_and(|status| status.phase.has_ended());
-    let others = stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &group.key);
-    let older = others.iter().find(|other| !has_ended(other) && age(other) < age(task));
-    older.map(|other| Obstacle::OlderTask { task: other.name_any() })
 }

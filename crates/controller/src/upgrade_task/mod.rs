@@ -9,11 +9,17 @@
 //! | `advance` | requests a NodeUpdate for a Machine, or writes what it has reached |
 //! | `objects` | what a Machine and its objects are, and what their owner wants |
 //! | `owner` | pauses an owner, sets its version, lets it go on |
+//! | `cluster` | a task for a whole Cluster: makes the tasks of its groups |
+//! | `obstacle` | what stands in the way of a task |
+//! | `hooks_reach` | whether Cluster API calls Refit for a group, before its spec is changed |
 //! | `prepare` | the cluster's kubeadm configuration, before its first control plane machine |
 
 mod advance;
+mod cluster;
+mod hooks_reach;
 mod look;
 mod objects;
+mod obstacle;
 mod owner;
 mod prepare;
 
@@ -21,10 +27,10 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use kube::{Api, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
-use refit_core::task::{Action, Refused, actions, status, unread};
+use refit_core::task::{Action, Refused, actions, status, status::OWNER_PAUSED, unread};
 use refit_kinds::{
     conditions, keys,
-    refit::{NodeUpdate, Stage, TaskPhase, UpgradeTask, UpgradeTaskStatus},
+    refit::{NodeUpdate, Stage, TaskPhase, UpgradeTask, UpgradeTaskStatus, Via},
 };
 use refit_runtime::{
     ObjectKey, apply,
@@ -34,7 +40,11 @@ use refit_runtime::{
 use serde_json::{Value, json};
 
 use self::look::Look;
-use crate::{context::Context, indexes::TASKS_BY_GROUP, metrics::measured};
+use crate::{
+    context::Context,
+    indexes::{TASKS_BY_CLUSTER, TASKS_BY_GROUP},
+    metrics::measured,
+};
 
 /// Field manager of the marks on Machines: applying nothing with it removes them.
 const MARKS: &str = "refit-task";
@@ -63,15 +73,36 @@ pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
 
 /// Wakes the tasks of a group.
 pub(crate) fn wake(ctx: &Context, group: &ObjectKey) {
-    for task in ctx.stores.upgrade_tasks.listed(&TASKS_BY_GROUP, group) {
+    wake_all(ctx, &ctx.stores.upgrade_tasks.listed(&TASKS_BY_GROUP, group));
+}
+
+/// Wakes the tasks of a Cluster and of its groups.
+pub(crate) fn wake_of_cluster(ctx: &Context, cluster: &ObjectKey) {
+    wake_all(ctx, &ctx.stores.upgrade_tasks.listed(&TASKS_BY_CLUSTER, cluster));
+}
+
+fn wake_all(ctx: &Context, tasks: &[Arc<UpgradeTask>]) {
+    for task in tasks.iter().filter(|task| may_have_work_left(task)) {
         ctx.queues.upgrade_tasks.add_after(ObjectKey::of(task.as_ref()), COLLECT);
     }
+}
+
+/// Whether a task has not ended, or its owner still waits for it.
+fn may_have_work_left(task: &UpgradeTask) -> bool {
+    task.metadata.deletion_timestamp.is_some()
+        || task.status.as_ref().is_none_or(|status| {
+            !status.phase.has_ended() || conditions::is_true(&status.conditions, OWNER_PAUSED)
+        })
 }
 
 async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
     let Some(task) = ctx.stores.upgrade_tasks.get(key) else {
         return Ok(Next::Done);
     };
+    if task.spec.owner_ref.is_none() {
+        let (next, outcome) = cluster::work(ctx, &task).await?;
+        return settle(ctx, &task, &next, outcome).await;
+    }
     let look = match Look::read(ctx, task.clone()).await {
         Ok(look) => look,
         Err(error) => {
@@ -82,31 +113,62 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
         }
     };
     let seen = look.seen(ctx);
-    let mut refused = BTreeMap::new();
-    let mut conflict = false;
+    let owner = &look.group.spec.owner;
+    let mut outcome = Outcome::default();
     for action in actions(&seen) {
-        match perform(ctx, &look, &action).await {
-            Ok(None) => {}
-            Ok(Some((machine, why))) => {
-                refused.insert(machine, why);
+        let done = perform(ctx, &look, &action).await;
+        if !outcome.goes_on(done, || format!("{} {}", owner.kind, owner.name))? {
+            break;
+        }
+    }
+    let next = status(&seen, &outcome.refused);
+    settle(ctx, &task, &next, outcome).await
+}
+
+/// What became of the writes of a task.
+#[derive(Debug, Default)]
+struct Outcome {
+    refused: BTreeMap<String, Refused>,
+    /// Another write was faster.
+    conflict: bool,
+}
+
+impl Outcome {
+    /// Takes the outcome of a write; whether the next one may follow. `object` is what the write is about.
+    fn goes_on(
+        &mut self,
+        done: anyhow::Result<Option<(String, Refused)>>,
+        object: impl FnOnce() -> String,
+    ) -> anyhow::Result<bool> {
+        match done {
+            Ok(None) => Ok(true),
+            Ok(Some((object, why))) => {
+                self.refused.insert(object, why);
+                Ok(true)
             }
             Err(error) if is_race(&error) => {
-                conflict = true;
-                break;
+                self.conflict = true;
+                Ok(false)
             }
             Err(error) => {
-                let owner = &look.group.spec.owner;
-                let why = advance::refused_by_api(error)?;
-                refused.insert(format!("{} {}", owner.kind, owner.name), why);
-                break;
+                self.refused.insert(object(), advance::refused_by_api(error)?);
+                Ok(false)
             }
         }
     }
-    let next = status(&seen, &refused);
-    conflict |= !write_status(ctx, &task, &next).await?;
-    Ok(if conflict {
+}
+
+/// Shows the result, and when the next look is due.
+async fn settle(
+    ctx: &Context,
+    task: &UpgradeTask,
+    next: &UpgradeTaskStatus,
+    outcome: Outcome,
+) -> anyhow::Result<Next> {
+    let is_written = write_status(ctx, task, next).await?;
+    Ok(if outcome.conflict || !is_written {
         Next::RequeueAfter(AFTER_CONFLICT)
-    } else if refused.is_empty() {
+    } else if outcome.refused.is_empty() {
         Next::Done
     } else {
         Next::RequeueAfter(AFTER_REFUSAL)
@@ -128,7 +190,15 @@ async fn perform(
         Action::AddFinalizer => finalizers(ctx, &look.task, &[keys::TASK_FINALIZER]).await?,
         Action::RemoveFinalizer => finalizers(ctx, &look.task, &[]).await?,
         Action::Pause => owner::pause(ctx, look).await?,
-        Action::SetVersion(version) => owner::set_version(ctx, look, version).await?,
+        Action::SetVersion(version) => {
+            if look.task.spec.via == Via::Spec
+                && let Some(why) = hooks_reach::refusal(ctx, &look.group).await?
+            {
+                let owner = &look.group.spec.owner;
+                return Ok(Some((format!("{} {}", owner.kind, owner.name), why)));
+            }
+            owner::set_version(ctx, look, version).await?;
+        }
         Action::Unpause => owner::unpause(ctx, look).await?,
         Action::Sets(write) => owner::write_set(ctx, look, write).await?,
         Action::Mark(machine) => mark(ctx, look, machine).await?,

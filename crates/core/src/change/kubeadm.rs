@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use refit_cluster_api::kubeadm_config::{init_to_join, normalised};
+use refit_kinds::version::Hop;
 
 use super::{
     cover::{Case, PartChanges},
@@ -28,10 +29,15 @@ pub(super) fn claimed(changes: PartChanges, case: &Case<'_>) -> PartChanges {
     changes.into_iter().filter(is_claimed).collect()
 }
 
-/// Whether the hosts can be brought to the desired version, or run it already.
+/// Whether the hosts can be brought to the desired version, or run it already. Workers may skip minor versions
+/// (`docs/facts/kubernetes.md`).
 pub(super) fn is_reachable(case: &Case<'_>) -> bool {
     match (case.from_version, case.to_version) {
-        (Some(from), Some(to)) => case.returns || from.hop_to(to).is_upgrade(),
+        (Some(from), Some(to)) => {
+            let hop = from.hop_to(to);
+            let skips = matches!(hop, Hop::TooFar { .. }) && case.level == Level::MachineSet;
+            case.returns || hop.is_upgrade() || skips
+        }
         (_, None) | (None, _) => false,
     }
 }

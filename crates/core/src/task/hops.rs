@@ -1,5 +1,5 @@
 //! The order in which a task for a whole Cluster brings its groups to a version: the control plane minor by
-//! minor, workers once where the version skew allows it.
+//! minor, workers once where the version skew allows it, or at each minor where a topology leads.
 
 use refit_kinds::{
     refit::GroupOwner,
@@ -26,7 +26,7 @@ pub struct HopTo {
 
 /// Why a Cluster cannot be brought to a version.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum HopError {
+pub(super) enum HopError {
     /// The target is older.
     #[error("{owner} runs {runs}: Kubernetes cannot go back to {target}")]
     Downgrade {
@@ -49,14 +49,23 @@ pub enum HopError {
     },
 }
 
-/// The next hop to the target, `None` if every group has reached it. `named` are the versions to take for minors
-/// on the way; another minor is taken at `.0`.
-pub fn next_hop(
+/// Who brings the groups of a Cluster to the version of a hop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lead {
+    /// Each group's own task: one group at a time, workers only where the version skew requires it or at the end.
+    Groups,
+    /// The Cluster's topology: it asks all groups for each version, and takes no next one before they have it.
+    Topology,
+}
+
+/// The next hop to the target: the groups that it brings to a version, none if all have reached the target. `named`
+/// are the versions to take for minors on the way; another minor is taken at `.0`.
+pub(super) fn next_hops(
     control_plane: &GroupVersion,
     workers: &[GroupVersion],
-    target: &KubernetesVersion,
-    named: &[KubernetesVersion],
-) -> Result<Option<HopTo>, HopError> {
+    (target, named): (&KubernetesVersion, &[KubernetesVersion]),
+    lead: Lead,
+) -> Result<Vec<HopTo>, HopError> {
     for group in workers.iter().chain([control_plane]) {
         let (owner, runs) = (name_of(&group.owner), group.version.clone());
         if runs.major() != target.major() {
@@ -66,20 +75,32 @@ pub fn next_hop(
             return Err(HopError::Downgrade { owner, runs, target: target.clone() });
         }
     }
-    let to = |group: &GroupVersion, version: &KubernetesVersion| {
-        Some(HopTo { owner: group.owner.clone(), version: version.clone() })
-    };
     let at = &control_plane.version;
-    if at == target {
-        let behind = workers.iter().find(|group| group.version != *target);
-        return Ok(behind.and_then(|group| to(group, target)));
-    }
+    let behind: Vec<&GroupVersion> = workers.iter().filter(|group| group.version < *at).collect();
     let next =
         if at.minor() == target.minor() { target.clone() } else { on_the_way(at, target, named) };
-    // Kubelets may be some minors older than their API server: workers that would be older go first.
-    let lags =
-        |group: &&GroupVersion| next.minor() > group.version.minor() + KUBELET_MAX_MINORS_BEHIND;
-    Ok(workers.iter().find(lags).map_or_else(|| to(control_plane, &next), |group| to(group, at)))
+    let to = |group: &GroupVersion, version: &KubernetesVersion| HopTo {
+        owner: group.owner.clone(),
+        version: version.clone(),
+    };
+    match lead {
+        Lead::Topology if !behind.is_empty() => {
+            Ok(behind.into_iter().map(|group| to(group, at)).collect())
+        }
+        Lead::Topology if at == target => Ok(Vec::new()),
+        Lead::Topology => {
+            Ok([control_plane].into_iter().chain(workers).map(|group| to(group, &next)).collect())
+        }
+        Lead::Groups if at == target => {
+            Ok(behind.first().map(|group| to(group, target)).into_iter().collect())
+        }
+        Lead::Groups => {
+            // Kubelets may be some minors older than their API server: workers that would be older go first.
+            let oldest = next.minor().saturating_sub(KUBELET_MAX_MINORS_BEHIND);
+            let too_old = behind.iter().find(|group| group.version.minor() < oldest);
+            Ok(vec![too_old.map_or_else(|| to(control_plane, &next), |group| to(group, at))])
+        }
+    }
 }
 
 /// The version of the next minor.
@@ -116,22 +137,44 @@ mod tests {
         GroupVersion { owner, version: version(at) }
     }
 
-    /// All hops, as `group version`.
-    fn hops(
+    fn hops(control_plane: GroupVersion, workers: Vec<GroupVersion>, target: &str) -> Vec<String> {
+        hops_of(Lead::Groups, control_plane, workers, target)
+    }
+
+    /// All hops, as `group version`; those of one hop together.
+    fn hops_of(
+        lead: Lead,
         mut control_plane: GroupVersion,
         mut workers: Vec<GroupVersion>,
         target: &str,
     ) -> Vec<String> {
         let named = [version("v1.33.7"), version("v1.34.5")];
         let mut found = Vec::new();
-        while let Some(hop) = next_hop(&control_plane, &workers, &version(target), &named).unwrap()
-        {
-            found.push(format!("{} {}", hop.owner.name, hop.version));
-            let all = workers.iter_mut().chain([&mut control_plane]);
-            let group = all.into_iter().find(|group| group.owner == hop.owner).unwrap();
-            group.version = hop.version;
+        loop {
+            let target = version(target);
+            let hops = next_hops(&control_plane, &workers, (&target, &named), lead).unwrap();
+            if hops.is_empty() {
+                return found;
+            }
+            let shown = hops.iter().map(|hop| format!("{} {}", hop.owner.name, hop.version));
+            found.push(shown.collect::<Vec<_>>().join(", "));
+            for hop in hops {
+                let all = workers.iter_mut().chain([&mut control_plane]);
+                let group = all.into_iter().find(|group| group.owner == hop.owner).unwrap();
+                assert!(group.version < hop.version, "each hop brings its groups further");
+                group.version = hop.version;
+            }
         }
-        found
+    }
+
+    #[test]
+    fn a_topology_brings_all_groups_to_each_minor() {
+        let workers = vec![group("a", "v1.32.1"), group("b", "v1.31.0")];
+        let found = hops_of(Lead::Topology, group("cp", "v1.32.1"), workers, "v1.34.9");
+        assert_eq!(
+            found,
+            ["b v1.32.1", "cp v1.33.7, a v1.33.7, b v1.33.7", "cp v1.34.9, a v1.34.9, b v1.34.9"]
+        );
     }
 
     #[test]
@@ -161,9 +204,11 @@ mod tests {
 
     #[test]
     fn a_group_with_a_newer_version_gets_no_hop() {
-        let error = next_hop(&group("cp", "v1.35.0"), &[], &version("v1.34.0"), &[]);
+        let plane = group("cp", "v1.35.0");
+        let hops = |target| next_hops(&plane, &[], (&version(target), &[]), Lead::Groups);
+        let error = hops("v1.34.0");
         assert!(matches!(error, Err(HopError::Downgrade { .. })));
-        let error = next_hop(&group("cp", "v1.35.0"), &[], &version("v2.0.0"), &[]);
+        let error = hops("v2.0.0");
         assert!(matches!(error, Err(HopError::OtherMajor { .. })));
     }
 }

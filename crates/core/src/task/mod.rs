@@ -15,9 +15,11 @@
 //! | [`member`] | what a Machine of the group waits for |
 //! | [`mod@status`] | what the task shows |
 //! | `sets` | the replicas of MachineSets while Machines move between them |
+//! | [`mod@cluster`] | the next writes of a task for a whole Cluster, and what it shows |
 //! | `hops` | which group of a Cluster goes to which version next |
 
 pub mod actions;
+pub mod cluster;
 mod hops;
 pub mod member;
 mod sets;
@@ -34,7 +36,8 @@ use refit_kinds::{
 
 pub use self::{
     actions::{Action, actions},
-    hops::{GroupVersion, HopError, HopTo, next_hop},
+    cluster::{ClusterAction, ClusterSeen, GroupNow, cluster_actions, cluster_status},
+    hops::{GroupVersion, HopTo},
     member::{Member, MemberState, SpecState},
     sets::{SetSeen, SetWrite, SetsSeen},
     status::{Refused, status, unread},
@@ -107,6 +110,11 @@ pub enum Obstacle {
         /// Its name.
         cluster: String,
     },
+    /// Cluster API updates a Machine in place itself.
+    UpdatedByClusterApi {
+        /// Name of the Machine.
+        machine: String,
+    },
     /// An older task of the same owner has not ended.
     OlderTask {
         /// Its name.
@@ -127,13 +135,23 @@ impl Obstacle {
             Self::ClusterPaused { cluster } => {
                 format!("Cluster {cluster} is paused: the task goes on when it is not")
             }
+            Self::UpdatedByClusterApi { machine } => format!(
+                "Cluster API updates Machine {machine} in place itself, and one orchestrator at a time works on a \
+                 group: the task begins when that rollout has ended. Where Cluster API has its feature gate \
+                 InPlaceUpdates on, a task has via Spec"
+            ),
             Self::OlderTask { task } => {
                 format!(
-                    "UpgradeTask {task} works on the same owner: this one begins when it has ended"
+                    "UpgradeTask {task} works on the same Machines: this one begins when it has ended"
                 )
             }
         }
     }
+}
+
+/// Whether a task is to stop: on request, or because it is being deleted.
+fn is_to_stop(task: &UpgradeTask) -> bool {
+    task.spec.stage == Stage::Abort || task.metadata.deletion_timestamp.is_some()
 }
 
 /// Everything that a task for a group is decided on.
@@ -166,7 +184,7 @@ impl GroupSeen<'_> {
 
     /// Whether the task is to stop: on request, or because it is being deleted.
     pub fn stops(&self) -> bool {
-        self.task.spec.stage == Stage::Abort || self.task.metadata.deletion_timestamp.is_some()
+        is_to_stop(self.task)
     }
 
     fn phase(&self) -> TaskPhase {

@@ -37,13 +37,12 @@ pub struct Refused {
 }
 
 /// Phase, reason and message.
-type Shown = (TaskPhase, &'static str, String);
+pub(super) type Shown = (TaskPhase, &'static str, String);
 
 /// The status of a task for one group. `refused` are the objects that could not be brought further, by
 /// kind and name.
 pub fn status(seen: &GroupSeen<'_>, refused: &BTreeMap<String, Refused>) -> UpgradeTaskStatus {
     let old = seen.task.status.clone().unwrap_or_default();
-    let now = Time(seen.now);
     let generation = seen.task.metadata.generation;
     let mut next = UpgradeTaskStatus { observed_generation: generation, ..old.clone() };
     let members: Vec<(&Member<'_>, MemberState<'_>)> =
@@ -57,16 +56,8 @@ pub fn status(seen: &GroupSeen<'_>, refused: &BTreeMap<String, Refused>) -> Upgr
         {
             next.owner_request.clone_from(&owner.request);
         }
-        let (phase, reason, message) = shown(seen, &members, refused, &next);
-        next.phase = phase;
-        if old.started_at.is_none() && phase != TaskPhase::Pending {
-            next.started_at = Some(now.clone());
-        }
-        if phase.has_ended() {
-            next.finished_at = Some(now);
-        }
-        let is_ready = if phase == TaskPhase::Complete { "True" } else { "False" };
-        set(&mut next, seen.now, generation, (READY, is_ready, reason, &message));
+        let shown = shown(seen, &members, refused, &next);
+        show(&mut next, seen.now, shown);
     }
     show_pause(seen, &mut next, generation);
     next
@@ -82,6 +73,46 @@ pub fn unread(task: &UpgradeTask, why: &Refused, now: Timestamp) -> UpgradeTaskS
         set(&mut next, now, generation, (READY, "False", why.reason, &why.message));
     }
     next
+}
+
+/// Writes a phase, its times and the condition Ready.
+pub(super) fn show(next: &mut UpgradeTaskStatus, now: Timestamp, (phase, reason, message): Shown) {
+    next.phase = phase;
+    if next.started_at.is_none() && phase != TaskPhase::Pending {
+        next.started_at = Some(Time(now));
+    }
+    if phase.has_ended() {
+        next.finished_at = Some(Time(now));
+    }
+    let is_ready = if phase == TaskPhase::Complete { "True" } else { "False" };
+    set(next, now, next.observed_generation, (READY, is_ready, reason, &message));
+}
+
+/// What an obstacle makes a task show; `waits` is for one that ends by itself.
+pub(super) fn obstructed(
+    obstacle: &Obstacle,
+    waits: impl FnOnce(&'static str, String) -> Shown,
+) -> Shown {
+    let (reason, message) = (obstacle.into(), obstacle.message());
+    match obstacle {
+        Obstacle::Missing { .. } | Obstacle::NotSupported { .. } => {
+            (TaskPhase::Failed, reason, message)
+        }
+        Obstacle::NotOptedIn { .. }
+        | Obstacle::ClusterPaused { .. }
+        | Obstacle::UpdatedByClusterApi { .. }
+        | Obstacle::OlderTask { .. } => waits(reason, message),
+    }
+}
+
+/// What refused writes make a task show; `waits` is for those that end by themselves.
+pub(super) fn hindered(
+    refused: &BTreeMap<String, Refused>,
+    waits: impl FnOnce(String) -> Shown,
+) -> Option<Shown> {
+    let (object, why) = refused.iter().next()?;
+    let message = format!("{object}: {}", why.message);
+    Some(if why.is_final { (TaskPhase::Failed, why.reason, message) } else { waits(message) })
 }
 
 fn set(
@@ -169,15 +200,7 @@ fn shown(
         };
     }
     if let Some(obstacle) = &seen.obstacle {
-        let reason = obstacle.into();
-        return match obstacle {
-            Obstacle::Missing { .. } | Obstacle::NotSupported { .. } => {
-                (TaskPhase::Failed, reason, obstacle.message())
-            }
-            Obstacle::NotOptedIn { .. }
-            | Obstacle::ClusterPaused { .. }
-            | Obstacle::OlderTask { .. } => waits(reason, obstacle.message()),
-        };
+        return obstructed(obstacle, waits);
     }
     let Some(owner) = &seen.owner else {
         return waits("OwnerUnknown", "the owner is not known yet".to_owned());
@@ -191,12 +214,9 @@ fn shown(
             .to_owned();
         return (TaskPhase::Failed, "OwnerEdited", message);
     }
-    if let Some((object, why)) = refused.iter().next() {
-        let message = format!("{object}: {}", why.message);
-        if why.is_final {
-            return (TaskPhase::Failed, why.reason, message);
-        }
-        return waits("Waiting", format!("{}. {message}", progress(members, next)));
+    let waits_for = |message| waits("Waiting", format!("{}. {message}", progress(members, next)));
+    if let Some(shown) = hindered(refused, waits_for) {
+        return shown;
     }
     if let Some(version) = seen.sets_version() {
         let message = if owner.of_topology {

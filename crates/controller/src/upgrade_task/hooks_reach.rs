@@ -1,0 +1,50 @@
+//! Whether Cluster API calls Refit for a group. It is asked before a task changes the version in an owner's spec:
+//! otherwise Cluster API would replace the Machines.
+
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::Namespace};
+use kube::{Api, ResourceExt as _, api::ListParams};
+use refit_cluster_api::kinds::{CORE_GROUP, ExtensionConfig};
+use refit_core::task::Refused;
+use refit_predict::{Extension, Manager, Reach, Read, managers::PROVIDER_LABEL, reach};
+
+use super::objects;
+use crate::{context::Context, groups::Group};
+
+/// Why a new version in the owner's spec would not be brought to the Machines in place; `None` if it would. Read live.
+pub(super) async fn refusal(ctx: &Context, group: &Group) -> anyhow::Result<Option<Refused>> {
+    let cluster = objects::of_cluster_api(group, CORE_GROUP, "Cluster", &group.spec.cluster_name);
+    let extensions: Api<ExtensionConfig> = Api::all(ctx.client.clone());
+    let deployments: Api<Deployment> = Api::all(ctx.client.clone());
+    let namespaces: Api<Namespace> = Api::all(ctx.client.clone());
+    let of_providers = ListParams::default().labels(PROVIDER_LABEL);
+    let all = ListParams::default();
+    let cluster = ctx.foreign.read(&ctx.client, &cluster);
+    let (owner, cluster, extensions, managers, namespace) = futures::try_join!(
+        objects::owner(ctx, group),
+        cluster,
+        extensions.list(&all),
+        deployments.list(&of_providers),
+        namespaces.get(&group.key.namespace),
+    )?;
+    let managers: Vec<Manager> = managers.iter().filter_map(Manager::of).collect();
+    if managers.is_empty() {
+        let message = format!(
+            "no Deployment with the label {PROVIDER_LABEL} shows whether Cluster API has its feature gates on. A task \
+             with via Machines needs none"
+        );
+        return Ok(Some(Refused { reason: "GatesUnknown", message, is_final: true }));
+    }
+    let facts = Reach::of(
+        &owner,
+        Some(&cluster),
+        Read::Known(extensions.iter().map(Extension::of).collect()),
+        Read::Known(namespace.labels().clone()),
+        Read::Known(managers),
+    );
+    Ok(reach(&facts).err().map(|why| {
+        let consequence =
+            if why.replaces() { ". Cluster API would replace the Machines" } else { "" };
+        let message = format!("{why}{consequence}");
+        Refused { reason: "HooksNotCalled", message, is_final: true }
+    }))
+}

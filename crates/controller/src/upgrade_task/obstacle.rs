@@ -1,0 +1,108 @@
+//! What stands in the way of a task.
+
+use kube::ResourceExt as _;
+use refit_cluster_api::kinds::Cluster;
+use refit_core::task::Obstacle;
+use refit_kinds::{
+    keys,
+    refit::{Owner, UpgradeTask},
+};
+use refit_runtime::ObjectKey;
+
+use crate::{
+    context::Context,
+    groups::Group,
+    indexes::{TASKS_BY_CLUSTER, TASKS_BY_GROUP},
+    owner::LiveOwner,
+};
+
+/// What stands in the way of a task for a group. `driven` is a Machine that Cluster API updates in place.
+pub(super) fn of_group(
+    ctx: &Context,
+    task: &UpgradeTask,
+    (group, owner): (&Group, Option<&LiveOwner>),
+    driven: Option<&str>,
+) -> Option<Obstacle> {
+    let stores = &ctx.stores;
+    let of_cluster = match of_cluster(ctx, task) {
+        Ok(cluster) => cluster.name_any(),
+        Err(obstacle) => return Some(obstacle),
+    };
+    let (kind, name) = (&group.spec.owner.kind, &group.spec.owner.name);
+    match Owner::of_kind(kind) {
+        Some(Owner::ControlPlane | Owner::Deployment) => {}
+        Some(Owner::Set) | None => {
+            let why = format!(
+                "ownerRef is a KubeadmControlPlane or a MachineDeployment: a task cannot upgrade the Machines of a \
+                 {kind}"
+            );
+            return Some(Obstacle::NotSupported { why });
+        }
+    }
+    let Some(owner) = owner else {
+        return Some(Obstacle::Missing { object: format!("{kind} {name}") });
+    };
+    if owner.labels().get(keys::CLUSTER_NAME).is_some_and(|of| *of != of_cluster) {
+        let why = format!("{kind} {name} is not of Cluster {of_cluster}");
+        return Some(Obstacle::NotSupported { why });
+    }
+    let others = stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &group.key);
+    let older = others.iter().find(|other| is_before(other, task));
+    older
+        .map(|other| Obstacle::OlderTask { task: other.name_any() })
+        .or(driven.map(|machine| Obstacle::UpdatedByClusterApi { machine: machine.to_owned() }))
+}
+
+/// What stands in the way of a task for a whole Cluster.
+pub(super) fn of_whole(ctx: &Context, task: &UpgradeTask) -> Option<Obstacle> {
+    let cluster = match of_cluster(ctx, task) {
+        Ok(cluster) => cluster,
+        Err(obstacle) => return Some(obstacle),
+    };
+    let name = cluster.name_any();
+    let kind = cluster.spec.control_plane_ref.as_ref().map(|plane| plane.kind.clone());
+    if kind.as_deref() != Some(Owner::ControlPlane.kind()) {
+        let kind = kind.unwrap_or_else(|| "missing".to_owned());
+        let why = format!(
+            "the control plane of Cluster {name} is {kind}, not a KubeadmControlPlane: create a task for each \
+             MachineDeployment"
+        );
+        return Some(Obstacle::NotSupported { why });
+    }
+    let key = ObjectKey::of(cluster.as_ref());
+    let others = ctx.stores.upgrade_tasks.listed(&TASKS_BY_CLUSTER, &key);
+    let mut wholes = others.iter().filter(|other| other.spec.owner_ref.is_none());
+    let older = wholes.find(|other| is_before(other, task));
+    older.map(|other| Obstacle::OlderTask { task: other.name_any() })
+}
+
+/// The Cluster of a task, if nothing about it or its namespace stands in the way.
+fn of_cluster(ctx: &Context, task: &UpgradeTask) -> Result<std::sync::Arc<Cluster>, Obstacle> {
+    let stores = &ctx.stores;
+    let namespace = task.namespace().unwrap_or_default();
+    if !ctx.opted_in(&namespace) {
+        return Err(Obstacle::NotOptedIn { namespace });
+    }
+    let name = &task.spec.cluster_ref.name;
+    let Some(cluster) = stores.clusters.get(&ObjectKey::new(&namespace, name)) else {
+        return Err(Obstacle::Missing { object: format!("Cluster {name}") });
+    };
+    if let Some(updater) = &task.spec.updater_ref
+        && stores.updaters.get(&ObjectKey::new("", &updater.name)).is_none()
+    {
+        return Err(Obstacle::Missing { object: format!("Updater {}", updater.name) });
+    }
+    if cluster.spec.paused == Some(true) || cluster.annotations().contains_key(keys::PAUSED) {
+        return Err(Obstacle::ClusterPaused { cluster: cluster.name_any() });
+    }
+    Ok(cluster)
+}
+
+/// Whether another task is older and has not ended.
+fn is_before(other: &UpgradeTask, task: &UpgradeTask) -> bool {
+    let age = |task: &UpgradeTask| {
+        (task.metadata.creation_timestamp.as_ref().map(|time| time.0), task.name_any())
+    };
+    let has_ended = other.status.as_ref().is_some_and(|status| status.phase.has_ended());
+    !has_ended && age(other) < age(task)
+}
