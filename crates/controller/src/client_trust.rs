@@ -92,11 +92,48 @@ impl ClientTrust {
         now: Timestamp,
     ) -> Result<(), ClientRefusal> {
         let accepted = self.0.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let found = accepted.verified(presented, now)?;
+        if accepted.names.is_empty() || !accepted.names.is_disjoint(&found) {
+            return Ok(());
+        }
+        Err(ClientRefusal::OtherName { found: listed(&found), accepted: listed(&accepted.names) })
+    }
+
+    /// Whether a client that presents these certificates has one of these names.
+    pub fn check_name(
+        &self,
+        presented: Option<&PeerCertificates>,
+        names: &BTreeSet<String>,
+        now: Timestamp,
+    ) -> Result<(), ClientRefusal> {
+        let accepted = self.0.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let found = accepted.verified(presented, now)?;
+        if names.is_disjoint(&found) {
+            return Err(ClientRefusal::OtherName {
+                found: listed(&found),
+                accepted: listed(names),
+            });
+        }
+        Ok(())
+    }
+}
+
+fn listed(names: &BTreeSet<String>) -> String {
+    names.iter().cloned().collect::<Vec<_>>().join(", ")
+}
+
+impl Accepted {
+    /// The names of the client, if an authority accepts its certificate.
+    fn verified(
+        &self,
+        presented: Option<&PeerCertificates>,
+        now: Timestamp,
+    ) -> Result<BTreeSet<String>, ClientRefusal> {
         let (own, others) = presented
             .and_then(|chain| chain.0.split_first())
             .ok_or(ClientRefusal::NoCertificate)?;
         let not_trusted = |why: String| ClientRefusal::NotTrusted(why);
-        let authorities = accepted.authorities.as_ref();
+        let authorities = self.authorities.as_ref();
         let authorities =
             authorities.ok_or_else(|| not_trusted("Refit has no client authority yet".into()))?;
         let seconds = u64::try_from(now.as_second()).unwrap_or_default();
@@ -104,13 +141,7 @@ impl ClientTrust {
         authorities
             .verify_client_cert(own, others, now)
             .map_err(|error| not_trusted(error.to_string()))?;
-        let found = names_of(own);
-        if accepted.names.is_empty() || !accepted.names.is_disjoint(&found) {
-            return Ok(());
-        }
-        let listed =
-            |names: &BTreeSet<String>| names.iter().cloned().collect::<Vec<_>>().join(", ");
-        Err(ClientRefusal::OtherName { found: listed(&found), accepted: listed(&accepted.names) })
+        Ok(names_of(own))
     }
 }
 

@@ -90,6 +90,16 @@ struct Args {
         requires = "client_ca"
     )]
     client_name: Vec<String>,
+    /// Accept ExternalUpgrade requests of the clients whose certificates have one of these names; without it,
+    /// of no client
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "REFIT_EXTERNAL_UPGRADE_CLIENTS",
+        value_delimiter = ',',
+        requires = "client_ca"
+    )]
+    external_upgrade_clients: Vec<String>,
     /// Expect Cluster API to call the hooks by this Service
     #[arg(long, value_name = "NAME", env = "REFIT_SERVICE", default_value = "refit-webhook")]
     service: String,
@@ -293,6 +303,7 @@ async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
             },
             plan_signer: args.plan_signing_key.as_deref().map(signer).transpose()?,
             workers_per_cluster: args.workers_per_cluster.max(1),
+            external_upgrade_clients: args.external_upgrade_clients.iter().cloned().collect(),
             ..Settings::default()
         },
         process: Process {

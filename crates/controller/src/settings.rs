@@ -1,6 +1,6 @@
 //! Settings of the operator.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use jiff::SignedDuration;
 use refit_core::{
@@ -42,6 +42,8 @@ pub struct Settings {
     pub host_lost_after: Option<SignedDuration>,
     /// How long before the caller's deadline a hook responds that it ran out of time.
     pub hook_margin: Duration,
+    /// Names of the clients that may request ExternalUpgrades, by their certificates.
+    pub external_upgrade_clients: BTreeSet<String>,
     /// How many NodeUpdates of one cluster are reconciled at once: a cluster that answers slowly
     /// takes no more of the process.
     pub workers_per_cluster: usize,
@@ -67,6 +69,7 @@ impl Default for Settings {
             report_stale_after: Duration::from_mins(15),
             host_lost_after: Some(SignedDuration::from_mins(15)),
             hook_margin: Duration::from_secs(1),
+            external_upgrade_clients: BTreeSet::new(),
             workers_per_cluster: 4,
             update_group_workers: 8,
         }

@@ -5,6 +5,7 @@
 mod binary;
 mod certificates;
 mod common;
+mod external_upgrade;
 mod hook_server;
 mod hooks;
 mod hostile_clients;

@@ -5,6 +5,7 @@
 //!
 //! | module | holds |
 //! |---|---|
+//! | [`external_upgrade`] | the messages of ExternalUpgrade |
 //! | [`hooks`] | the Runtime SDK's messages (`docs/facts/hooks.md`) |
 //! | [`refit`] | the kinds [`refit::NodeUpdate`], [`refit::UpdateGroup`], [`refit::HostPlan`] |
 //! | [`json`] | reading untyped objects |
@@ -23,6 +24,7 @@
 
 pub mod conditions;
 pub mod crds;
+pub mod external_upgrade;
 pub mod hooks;
 pub mod json;
 pub mod keys;

@@ -94,7 +94,7 @@ impl Identity {
 }
 
 /// Name in the client certificate of the sandbox's Cluster API.
-const CLUSTER_API: &str = "cluster-api";
+pub const CLUSTER_API: &str = "cluster-api";
 
 /// How Cluster API calls the hooks: what it presents, and what the controllers accept.
 #[derive(Clone, Debug)]

@@ -4,6 +4,7 @@
 
 mod common;
 mod environment;
+mod external_upgrade;
 mod metrics;
 mod outages;
 mod quorum;

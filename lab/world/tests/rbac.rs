@@ -10,6 +10,7 @@ use crate::common::{
     CLUSTER, NEW, OLD, TEST, assert_same_machines, example, in_world, picture, up, up_with,
     upgraded, who, workers,
 };
+use crate::external_upgrade::{accepted, pause_and_request, request};
 use jiff::SignedDuration;
 use k8s_openapi::{
     api::{
@@ -44,8 +45,13 @@ const TASKS_ROLE: &str = include_str!("../../../deploy/tasks/role.yaml");
 const TASKS_BINDING: &str = include_str!("../../../deploy/tasks/role_binding.yaml");
 const TASKS_SPEC_ROLE: &str = include_str!("../../../deploy/tasks/spec_role.yaml");
 const TASKS_SPEC_BINDING: &str = include_str!("../../../deploy/tasks/spec_role_binding.yaml");
+const TASKS_EXTERNAL_ROLE: &str = include_str!("../../../deploy/tasks/external_role.yaml");
+const TASKS_EXTERNAL_BINDING: &str =
+    include_str!("../../../deploy/tasks/external_role_binding.yaml");
 const TASKS_WORKLOAD_ROLE: &str = include_str!("../../../deploy/tasks/workload_role.yaml");
 const NEXT: &str = "v1.35.1";
+/// The name in the certificate of Secret refit-hook-client.
+const HOOK_CLIENT: &str = "refit-hook-client";
 const ACCOUNT: &str = "system:serviceaccount:refit-system:refit-controller";
 
 /// All access decisions, by user.
@@ -494,6 +500,44 @@ fn an_upgrade_task_that_sets_versions_uses_exactly_its_rights() {
 
         let asked = management.of(ACCOUNT);
         let rights = granted(world.management(), &[("clusterroles", "", "refit-tasks-spec")]);
+        assert_eq!(missing(&asked, false), Vec::<String>::new());
+        assert_eq!(unused(&rights, &asked), BTreeSet::new());
+    });
+}
+
+#[test]
+fn an_external_upgrade_uses_exactly_its_rights() {
+    in_world(async {
+        let management = Log::default();
+        let mut in_management = installation();
+        let external = [TASKS_EXTERNAL_ROLE, TASKS_EXTERNAL_BINDING];
+        in_management
+            .extend(external.into_iter().chain([TASKS_ROLE, TASKS_BINDING]).map(task_rights));
+        let settings = refit_controller::Settings {
+            external_upgrade_clients: [HOOK_CLIENT.to_owned()].into(),
+            ..refit_controller::Settings::default()
+        };
+        let world = up_with(WorldOptions {
+            epoch: Clock::real().now_seconds() - SignedDuration::from_hours(48),
+            enforced: Some(Enforced {
+                installation: in_management,
+                workload: workload(),
+                management_recorder: management.recorder(),
+                workload_recorder: Log::default().recorder(),
+            }),
+            settings,
+            ..WorldOptions::new(example())
+        })
+        .await;
+        pause_and_request(&world).await;
+        let request = request(&world, &[]).await;
+        // Both create the task: the slower one reads it.
+        let both = futures::join!(accepted(&world, &request), accepted(&world, &request));
+        assert_eq!(both.0, both.1);
+        world.pass(Duration::from_mins(30)).await;
+
+        let asked = management.of(ACCOUNT);
+        let rights = granted(world.management(), &[("clusterroles", "", "refit-tasks-external")]);
         assert_eq!(missing(&asked, false), Vec::<String>::new());
         assert_eq!(unused(&rights, &asked), BTreeSet::new());
     });

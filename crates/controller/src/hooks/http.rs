@@ -18,6 +18,7 @@ use http_body_util::Full;
 use hyper::body::{Body, Incoming};
 use refit_core::change::{NotReady, Verdict, update_machine::Answer};
 use refit_kinds::{
+    external_upgrade,
     hooks::{CLIENT_FLAGS, GROUP, MAX_BODY_BYTES, VERSION},
     keys,
 };
@@ -33,6 +34,7 @@ use super::{
 use crate::{
     client_trust::{ClientRefusal, ClientTrust},
     context::Context,
+    upgrade_task::external::{self, NotJudged},
 };
 
 /// Cluster API's timeout if a request has none.
@@ -41,6 +43,8 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_TIMEOUT: Duration = Duration::from_secs(30);
 /// Delay until the next UpdateMachine call after a missed deadline, in seconds.
 const LATE_RETRY_SECONDS: i32 = 5;
+/// When a client repeats a request that could not be judged.
+const RETRY_AFTER_SECONDS: u16 = 5;
 
 /// Serves hooks and probes, or probes and metrics.
 #[derive(Clone)]
@@ -82,6 +86,8 @@ impl Service<Request<Incoming>> for HookService {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Route {
     Hook(Hook),
+    ExternalUpgrade,
+    ExternalUpgradeDescription,
     Healthz,
     Readyz,
     Metrics,
@@ -103,6 +109,12 @@ fn route(path: &str) -> Route {
                 known.name().to_lowercase() == *hook && known.handler().as_slice() == handler
             })
             .map_or(Route::Unknown, Route::Hook),
+        [external_upgrade::GROUP, external_upgrade::VERSION, external_upgrade::REQUEST] => {
+            Route::ExternalUpgrade
+        }
+        [external_upgrade::GROUP, external_upgrade::VERSION, external_upgrade::DESCRIPTION] => {
+            Route::ExternalUpgradeDescription
+        }
         _ => Route::Unknown,
     }
 }
@@ -122,7 +134,9 @@ impl HookService {
         let mut route = route(request.uri().path());
         // Metrics name machines and clusters: network policies admit other clients to them than to hooks.
         let served = match route {
-            Route::Hook(_) => self.hooks,
+            Route::Hook(_) | Route::ExternalUpgrade | Route::ExternalUpgradeDescription => {
+                self.hooks
+            }
             Route::Metrics => !self.hooks,
             Route::Healthz | Route::Readyz | Route::Unknown => true,
         };
@@ -131,8 +145,12 @@ impl HookService {
         }
         let method = request.method().clone();
         let wanted = match route {
-            Route::Hook(_) => Method::POST,
-            Route::Healthz | Route::Readyz | Route::Metrics | Route::Unknown => Method::GET,
+            Route::Hook(_) | Route::ExternalUpgrade => Method::POST,
+            Route::Healthz
+            | Route::Readyz
+            | Route::Metrics
+            | Route::ExternalUpgradeDescription
+            | Route::Unknown => Method::GET,
         };
         match route {
             Route::Unknown => refuse(
@@ -149,6 +167,8 @@ impl HookService {
             Route::Readyz => self.ready(),
             Route::Metrics => metrics(&self.shared.ctx),
             Route::Hook(hook) => self.hook(hook, request).await,
+            Route::ExternalUpgrade => self.external_upgrade(request).await,
+            Route::ExternalUpgradeDescription => json(&external_upgrade::openapi()),
         }
     }
 
@@ -168,6 +188,38 @@ impl HookService {
         } else {
             text(StatusCode::SERVICE_UNAVAILABLE, "the caches are not synced yet")
         }
+    }
+
+    /// Serves a request of another client than Cluster API, which is never in Discovery: Cluster API refuses an
+    /// extension with a hook that it does not know.
+    async fn external_upgrade<B>(&self, request: Request<B>) -> Response<Full<Bytes>>
+    where
+        B: Body<Data = Bytes>,
+        B::Error: Into<BoxError>,
+    {
+        let Shared { ctx, bodies, clients, .. } = self.shared.as_ref();
+        let deadline = deadline(request.uri(), ctx.settings.hook_margin);
+        let served = async {
+            let refusal = external_client(ctx, clients.as_deref(), &request).err();
+            let body = request.into_body();
+            let read = match refusal {
+                Some(_) => bodies.discard(body).await,
+                None => bodies.read(body).await,
+            };
+            match (read, refusal) {
+                (Err(error), _) => refuse_body(&error),
+                (Ok(_), Some(why)) => refuse(StatusCode::FORBIDDEN, "Forbidden", &why),
+                (Ok(_), None) if !ctx.stores.synced() => {
+                    unavailable("the caches are not synced yet")
+                }
+                (Ok(held), None) => {
+                    let answer = external::serve(ctx, held.content.as_ref()).await;
+                    answer.map_or_else(|why| not_judged(&why), |answer| json(&answer))
+                }
+            }
+        };
+        let served = tokio::time::timeout(deadline, served).await;
+        served.unwrap_or_else(|_| unavailable("the request took too long"))
     }
 
     async fn hook<B>(&self, hook: Hook, request: Request<B>) -> Response<Full<Bytes>>
@@ -241,6 +293,44 @@ impl HookService {
         let clients = clients.as_ref().filter(|_| hook != Hook::Discovery)?;
         clients.check(request.extensions().get(), ctx.clock.now()).err()
     }
+}
+
+/// Whether the client may request upgrades.
+fn external_client<B>(
+    ctx: &Context,
+    clients: Option<&ClientTrust>,
+    request: &Request<B>,
+) -> Result<(), String> {
+    let names = &ctx.settings.external_upgrade_clients;
+    let clients = clients.filter(|_| !names.is_empty()).ok_or_else(|| {
+        "no client may request external upgrades: set --client-ca and --external-upgrade-clients \
+         on the controller"
+            .to_owned()
+    })?;
+    let checked = clients.check_name(request.extensions().get(), names, ctx.clock.now());
+    checked.map_err(|why| format!("{why}; --external-upgrade-clients names the clients"))
+}
+
+/// The answer to a request that could not be judged.
+fn not_judged(why: &NotJudged) -> Response<Full<Bytes>> {
+    let message = why.to_string();
+    match why {
+        NotJudged::Malformed(_) => refuse(StatusCode::BAD_REQUEST, "BadRequest", &message),
+        NotJudged::NotOptedIn(_) => refuse(StatusCode::FORBIDDEN, "Forbidden", &message),
+        NotJudged::NotFound(..) => refuse(StatusCode::NOT_FOUND, "NotFound", &message),
+        NotJudged::NotReady(_) => unavailable(&message),
+        NotJudged::Failed(error) => {
+            tracing::warn!(error = format!("{error:#}"), "an external upgrade was not judged");
+            unavailable(&message)
+        }
+    }
+}
+
+/// The answer that asks the client to come again.
+fn unavailable(why: &str) -> Response<Full<Bytes>> {
+    let mut response = refuse(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", why);
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_SECONDS));
+    response
 }
 
 /// The message for a refused client: Cluster API writes it to its log.
@@ -344,6 +434,8 @@ mod tests {
                 Route::Hook(Hook::CanUpdateMachineSet),
             ),
             (format!("{base}/updatemachine/UPDATE-MACHINE"), Route::Hook(Hook::UpdateMachine)),
+            (external_upgrade::path("ExternalUpgrade/"), Route::ExternalUpgrade),
+            (external_upgrade::path("openapi.json"), Route::ExternalUpgradeDescription),
             ("/healthz".into(), Route::Healthz),
             ("/readyz".into(), Route::Readyz),
             ("/metrics".into(), Route::Metrics),

@@ -107,7 +107,8 @@ fn more_values_than(most: usize, text: &[u8]) -> bool {
     starts.take(most + 1).count() > most
 }
 
-fn missing(path: &str, want: &'static str) -> BadRequest {
+/// The error for a member that is missing or has another type.
+pub(crate) fn missing(path: &str, want: &'static str) -> BadRequest {
     BadRequest::Member { path: path.to_owned(), want }
 }
 

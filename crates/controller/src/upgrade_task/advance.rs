@@ -8,11 +8,11 @@ use refit_core::{
     ask::{Ask, Offer, adopting, ask, parts},
     change::{Updater, Verdict, can_update::Judgement, goal},
     node::newest,
-    task::Refused,
+    task::{Refused, specs::differences},
 };
 use refit_kinds::{
     json::{name, text},
-    refit::{NodeUpdate, Origin},
+    refit::{NodeUpdate, Origin, Owner},
 };
 use refit_runtime::apply::{self, Ensured};
 use serde_json::{Value, json};
@@ -50,6 +50,21 @@ pub(super) async fn advance(
         Ok(sides) => sides,
         Err(error) => return refused_by_api(error).map(Some),
     };
+    if look.current_set.is_none() && look.group.spec.owner.owner() == Owner::Deployment {
+        // The next look has it.
+        return Ok(None);
+    }
+    if let Some(accepted) = &look.accepted {
+        let differing = differences(accepted, &sides.written(), &sides.stored());
+        if !differing.is_empty() {
+            let message = format!(
+                "its owner requests other specs than the accepted request, at {}. Request an upgrade to them, or set \
+                 the owner's spec back",
+                differing.join(", ")
+            );
+            return Ok(Some(stays("OwnerEdited", message)));
+        }
+    }
     if sides.writes.hand_over_to.is_none() && look.current_set.is_some() {
         // It has been handed over already: its update has succeeded.
         write(ctx, &sides).await?;

@@ -167,6 +167,7 @@ async fn create(
         hops: None,
         machines: None,
         updater_ref: task.spec.updater_ref.clone(),
+        request_ref: None,
         via: task.spec.via,
     };
     let mut child = UpgradeTask::new(name, spec);

@@ -13,6 +13,7 @@ use refit_core::{
     node::{newest, speaker},
     task::{
         GroupSeen, Member, MemberState, Obstacle, OwnerSeen, Paused, SetSeen, SetsSeen, SpecState,
+        specs::Specs,
     },
 };
 use refit_kinds::{
@@ -49,6 +50,8 @@ pub(super) struct Look {
     specs: BTreeMap<String, SpecState>,
     object: Option<Arc<UpdateGroup>>,
     obstacle: Option<Obstacle>,
+    /// The specs of the request that made the task.
+    pub(super) accepted: Option<Specs>,
 }
 
 impl Look {
@@ -76,6 +79,7 @@ impl Look {
             updates,
             object,
             obstacle,
+            accepted: None,
         };
         if look.obstacle.is_none() {
             look.specs = match look.task.spec.via {
@@ -89,6 +93,24 @@ impl Look {
     /// A Machine of the group.
     pub(super) fn machine(&self, name: &str) -> Option<&Arc<Machine>> {
         self.machines.iter().find(|machine| machine.metadata.name.as_deref() == Some(name))
+    }
+
+    /// What keeps the task from ever working.
+    pub(super) fn final_obstacle(&self) -> Option<&Obstacle> {
+        self.obstacle.as_ref().filter(|obstacle| obstacle.is_final())
+    }
+
+    /// A Machine that stands for these, or for all of the group.
+    pub(super) fn to_judge(&self, named: &[String]) -> Option<Arc<Machine>> {
+        let machines = self.machines.iter().filter(|machine| {
+            let name = machine.metadata.name.as_ref();
+            machine.metadata.deletion_timestamp.is_none()
+                && (named.is_empty() || name.is_some_and(|name| named.contains(name)))
+        });
+        // One that is up to date has nothing left to compare.
+        let is_outdated =
+            |machine: &&Arc<Machine>| self.spec_of(&machine.name_any()) != SpecState::Current;
+        machines.clone().find(is_outdated).or(machines.clone().next()).cloned()
     }
 
     /// Whether a NodeUpdate writes the Machine's condition.

@@ -10,12 +10,14 @@
 //! | `objects` | what a Machine and its objects are, and what their owner wants |
 //! | `owner` | pauses an owner, sets its version, lets it go on |
 //! | `cluster` | a task for a whole Cluster: makes the tasks of its groups |
+//! | `external` | ExternalUpgrade: a request that makes a task |
 //! | `obstacle` | what stands in the way of a task |
 //! | `hooks_reach` | whether Cluster API calls Refit for a group, before its spec is changed |
 //! | `prepare` | the cluster's kubeadm configuration, before its first control plane machine |
 
 mod advance;
 mod cluster;
+pub(crate) mod external;
 mod hooks_reach;
 mod look;
 mod objects;
@@ -103,7 +105,12 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
         let (next, outcome) = cluster::work(ctx, &task).await?;
         return settle(ctx, &task, &next, outcome).await;
     }
-    let look = match Look::read(ctx, task.clone()).await {
+    let read = async {
+        let mut look = Look::read(ctx, task.clone()).await?;
+        look.accepted = external::accepted_specs(ctx, &task).await?;
+        anyhow::Ok(look)
+    };
+    let look = match read.await {
         Ok(look) => look,
         Err(error) => {
             let why = advance::unreadable(error)?;

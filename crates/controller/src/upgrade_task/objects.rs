@@ -6,7 +6,10 @@ use refit_cluster_api::{
     kinds::{CONTRACT_VERSION, CORE_GROUP, ContractRef, Machine},
     kubeadm_config::{Entry, init_removal, prepare},
 };
-use refit_core::change::{Level, Objects};
+use refit_core::{
+    change::{Level, Objects},
+    task::specs::Specs,
+};
 use refit_kinds::{
     json::name,
     keys::{MANAGER_KUBEADM_CONTROL_PLANE, MANAGER_MACHINE_SET},
@@ -43,6 +46,29 @@ pub(super) struct Sides {
     /// The Machine, as it is now.
     pub(super) machine: Value,
     pub(super) writes: Writes,
+}
+
+impl Sides {
+    /// The specs that Refit writes.
+    pub(super) fn written(&self) -> Specs {
+        let spec = |intent: &Intent| intent.body["spec"].clone();
+        let Writes { machine, infrastructure, config, .. } = &self.writes;
+        Specs {
+            machine: spec(machine),
+            bootstrap_config: config.as_ref().map(spec).unwrap_or_default(),
+            infrastructure_machine: spec(infrastructure),
+        }
+    }
+
+    /// The specs as the API server stores them, with its defaults.
+    pub(super) fn stored(&self) -> Specs {
+        let spec = |object: &Value| object["spec"].clone();
+        Specs {
+            machine: spec(&self.desired.owner),
+            bootstrap_config: self.desired.bootstrap.as_ref().map(spec).unwrap_or_default(),
+            infrastructure_machine: spec(&self.desired.infrastructure),
+        }
+    }
 }
 
 /// What makes the Machine what its owner wants, in order.
@@ -182,15 +208,18 @@ async fn of_control_plane(ctx: &Context, look: &Look, machine: &Machine) -> anyh
 async fn of_set(ctx: &Context, look: &Look, machine: &Machine) -> anyhow::Result<Sides> {
     let group = &look.group;
     let from = look.set_of(machine).map(|set| set.name_any()).unwrap_or_default();
-    let to = look.current_set.clone().unwrap_or_else(|| from.clone());
     let set = |name: &str| of_cluster_api(group, CORE_GROUP, Owner::Set.kind(), name);
-    let (from_object, to_object, machine_object) =
-        (set(&from), set(&to), machine_object(group, machine));
-    let (from_set, to_set, live) = futures::try_join!(
-        read(ctx, &from_object),
-        read(ctx, &to_object),
-        read(ctx, &machine_object)
-    )?;
+    let (from_object, machine_object) = (set(&from), machine_object(group, machine));
+    let to_object = look.current_set.as_deref().map(set);
+    let to_set = async {
+        match &to_object {
+            Some(object) => read(ctx, object).await,
+            // Before Refit makes the MachineSet, the MachineDeployment has its template.
+            None => owner(ctx, group).await,
+        }
+    };
+    let (from_set, to_set, live) =
+        futures::try_join!(read(ctx, &from_object), to_set, read(ctx, &machine_object))?;
     let infrastructure_object = referred(group, &machine.spec.infrastructure_ref);
     let infrastructure = read(ctx, &infrastructure_object).await?;
     let config = match &machine.spec.bootstrap.config_ref {
@@ -238,7 +267,7 @@ async fn of_set(ctx: &Context, look: &Look, machine: &Machine) -> anyhow::Result
             config: new_config.as_ref().map(bare),
             init_removal: None,
             machine: new_machine,
-            hand_over_to: (from != to).then_some(to_set),
+            hand_over_to: look.current_set.as_ref().filter(|to| **to != from).map(|_| to_set),
         },
     })
 }

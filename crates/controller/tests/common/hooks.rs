@@ -69,10 +69,19 @@ impl Server {
                 }),
             },
             // Agents report in the management cluster, so that no workload cluster is needed.
-            settings: Settings { plan_location: PlanLocation::Management, ..Settings::default() },
+            settings: Settings {
+                plan_location: PlanLocation::Management,
+                external_upgrade_clients: ["provisioner".to_owned()].into(),
+                ..Settings::default()
+            },
             process: Process { probes: Some(network.listen(PROBES, 80)), ..Process::default() },
         });
         Self { ca, cert, task: tokio::spawn(controller) }
+    }
+
+    /// The authority of the server's certificate.
+    pub(crate) fn ca_pem(&self) -> String {
+        self.ca.material().cert_pem.clone()
     }
 
     pub(crate) fn trust(&self) -> rustls::ClientConfig {

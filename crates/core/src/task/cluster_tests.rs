@@ -33,6 +33,7 @@ fn task(name: &str, owner_ref: Option<GroupOwner>, to: &str, phase: TaskPhase) -
             hops: None,
             machines: None,
             updater_ref: None,
+            request_ref: None,
             via: Via::Machines,
         },
     );

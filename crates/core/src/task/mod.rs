@@ -16,6 +16,7 @@
 //! | [`mod@status`] | what the task shows |
 //! | `sets` | the replicas of MachineSets while Machines move between them |
 //! | [`mod@cluster`] | the next writes of a task for a whole Cluster, and what it shows |
+//! | [`mod@specs`] | whether requested specs are those that Refit writes |
 //! | `hops` | which group of a Cluster goes to which version next |
 
 pub mod actions;
@@ -23,6 +24,7 @@ pub mod cluster;
 mod hops;
 pub mod member;
 mod sets;
+pub mod specs;
 pub mod status;
 
 #[cfg(test)]
@@ -123,6 +125,17 @@ pub enum Obstacle {
 }
 
 impl Obstacle {
+    /// Whether only a person ends it, or another task.
+    pub fn is_final(&self) -> bool {
+        match self {
+            Self::Missing { .. } | Self::NotSupported { .. } => true,
+            Self::NotOptedIn { .. }
+            | Self::ClusterPaused { .. }
+            | Self::UpdatedByClusterApi { .. }
+            | Self::OlderTask { .. } => false,
+        }
+    }
+
     /// What stands in the way, and what ends it.
     pub fn message(&self) -> String {
         match self {

@@ -94,15 +94,7 @@ pub(super) fn obstructed(
     waits: impl FnOnce(&'static str, String) -> Shown,
 ) -> Shown {
     let (reason, message) = (obstacle.into(), obstacle.message());
-    match obstacle {
-        Obstacle::Missing { .. } | Obstacle::NotSupported { .. } => {
-            (TaskPhase::Failed, reason, message)
-        }
-        Obstacle::NotOptedIn { .. }
-        | Obstacle::ClusterPaused { .. }
-        | Obstacle::UpdatedByClusterApi { .. }
-        | Obstacle::OlderTask { .. } => waits(reason, message),
-    }
+    if obstacle.is_final() { (TaskPhase::Failed, reason, message) } else { waits(reason, message) }
 }
 
 /// What refused writes make a task show; `waits` is for those that end by themselves.

@@ -22,6 +22,7 @@ fn task() -> UpgradeTask {
         hops: None,
         machines: None,
         updater_ref: None,
+        request_ref: None,
         via: Via::Machines,
     };
     let mut task = UpgradeTask::new("t", spec);

@@ -51,12 +51,14 @@ pub const MAX_TASK_CHILDREN: usize = 500;
     has(self.version) == has(oldSelf.version) && (!has(self.version) || self.version == oldSelf.version) && \
     has(self.hops) == has(oldSelf.hops) && (!has(self.hops) || self.hops == oldSelf.hops) && \
     has(self.machines) == has(oldSelf.machines) && (!has(self.machines) || self.machines == oldSelf.machines) && \
-    has(self.updaterRef) == has(oldSelf.updaterRef) && (!has(self.updaterRef) || self.updaterRef == oldSelf.updaterRef)",
+    has(self.updaterRef) == has(oldSelf.updaterRef) && (!has(self.updaterRef) || self.updaterRef == oldSelf.updaterRef) && \
+    has(self.requestRef) == has(oldSelf.requestRef) && (!has(self.requestRef) || self.requestRef == oldSelf.requestRef)",
     "spec is immutable but for stage: create another UpgradeTask"))]
 #[x_kube(validation = ("oldSelf.stage != 'Abort' || self.stage == 'Abort'", "an aborted UpgradeTask stays aborted; create a new one"))]
 #[x_kube(validation = ("has(self.ownerRef) || has(self.version)", "a task for a whole Cluster needs version"))]
 #[x_kube(validation = ("has(self.ownerRef) || !has(self.machines)", "machines needs ownerRef: they are Machines of that owner"))]
 #[x_kube(validation = ("!has(self.machines) || self.via == 'Machines'", "machines needs via Machines: an owner's spec is for all of its Machines"))]
+#[x_kube(validation = ("!has(self.requestRef) || has(self.ownerRef) && self.via == 'Machines'", "requestRef needs ownerRef, and via Machines"))]
 #[x_kube(validation = ("!has(self.hops) || !has(self.ownerRef)", "hops is for a whole Cluster"))]
 pub struct UpgradeTaskSpec {
     /// Whether the task continues or is to stop.
@@ -85,6 +87,9 @@ pub struct UpgradeTaskSpec {
     /// The only Updater that may be used; absent: all that apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub updater_ref: Option<UpdaterRef>,
+    /// The Secret with the specs of the ExternalUpgrade request that made the task: its Machines get nothing else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request_ref: Option<RequestRef>,
     /// Who works through the Machines.
     pub via: Via,
 }
@@ -93,6 +98,13 @@ pub struct UpgradeTaskSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ClusterRef {
     /// Name of the Cluster.
+    pub name: String,
+}
+
+/// Reference to the Secret of a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RequestRef {
+    /// Name of the Secret, in the namespace of the task.
     pub name: String,
 }
 

@@ -1,7 +1,7 @@
 //! UpdateMachine requests that Cluster API sent, to send them again: a retry may arrive long after
 //! the request was answered, even from a Cluster API that has lost its leadership.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use lab_cluster_api_shell::for_hooks;
 use refit_cluster_api::kinds::update_hook_pending;
@@ -11,20 +11,13 @@ use refit_kinds::{
     keys,
     refit::Until,
 };
-use refit_runtime::client::HttpsPoster;
 use serde_json::{Value, json};
 
 use super::{
     command::{Wrong, wrong},
     session::Session,
 };
-use crate::{
-    pki,
-    world::{World, by_hand},
-};
-
-/// How long Cluster API waits for an answer.
-const TIMEOUT: Duration = Duration::from_secs(10);
+use crate::world::{World, by_hand};
 
 /// The first request of each update, oldest first, by the Machine's name.
 #[derive(Debug, Default)]
@@ -54,22 +47,11 @@ impl Requests {
         let request = self.0.get(machine).and_then(|sent| sent.first()).ok_or_else(|| {
             wrong("repeat", machine, "a Machine for which UpdateMachine was called before")
         })?;
-        let stack = world.inner.stack("refit-capi-retry");
-        let url = format!(
-            "https://{}:{}{}",
-            pki::HOOK_HOST,
-            pki::HOOK_PORT,
-            hooks::path("UpdateMachine", Some("update-machine"))
-        );
-        let failed = |error: String| wrong("repeat", error, "a controller that answers");
-        let ca = world.inner.hook_identity.ca.cert().as_bytes().to_vec();
-        let identity = Some(world.inner.hook_client.identity.clone());
-        let poster = HttpsPoster::presenting(&stack, &ca, identity);
-        let poster = poster.map_err(|error| failed(error.to_string()))?;
-        let body = request.to_string().into_bytes();
-        let answer = poster.post(&url, body, TIMEOUT).await;
-        let (status, body) = answer.map_err(|error| failed(error.to_string()))?;
-        let answer: Value = serde_json::from_slice(&body).unwrap_or_default();
+        let path = hooks::path("UpdateMachine", Some("update-machine"));
+        let (status, answer) = world
+            .call_hook_server(&path, request)
+            .await
+            .map_err(|error| wrong("repeat", format!("{error:#}"), "a controller that answers"))?;
         Ok(format!("{status}: {}", text(&answer, "/message")))
     }
 }

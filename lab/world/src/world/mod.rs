@@ -10,6 +10,7 @@ mod build;
 pub(crate) mod by_hand;
 mod enforced;
 mod facts;
+mod hook_call;
 mod hosts;
 mod pacer;
 mod process;
