@@ -146,6 +146,17 @@ fn deployment_changed(context: &Context, change: &Change<MachineDeployment>) {
             }
         }
     }
+    let revision =
+        |object: &Live<MachineDeployment>| object.annotations().get(keys::REVISION).cloned();
+    let before = change.before.as_ref().and_then(|before| revision(before));
+    if before != change.now.as_ref().and_then(|now| revision(now)) {
+        // Only a MachineSet of its revision remediates.
+        for set in context.sets.list_in(&key.namespace) {
+            if controller_of(set.as_ref()) == Some(("MachineDeployment", &key.name)) {
+                context.queues.sets.add(ObjectKey::of(set.as_ref()));
+            }
+        }
+    }
     context.queues.deployments.add(key);
 }
 

@@ -12,9 +12,9 @@ use refit_cluster_api::{
     kinds::{Machine, MachineDeployment, MachineSet},
     rollout::{self, Decisions, IntentInput, Note, RolloutIntent},
 };
-use refit_kinds::keys::MANAGER_MACHINE_DEPLOYMENT;
+use refit_kinds::keys::{self, MANAGER_MACHINE_DEPLOYMENT};
 use refit_runtime::{ObjectKey, queue::Action};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     context::{Context, controller_uid, is_paused, namespace_of},
@@ -53,10 +53,14 @@ pub(crate) async fn reconcile(context: &Arc<Context>, key: &ObjectKey) -> Result
     }
     let group = Group::load(context, deployment)?;
     let outcome = roll_out(context, &group).await;
+    let deployment = match &outcome {
+        Ok(plan) => write_revision(context, &group.deployment, &plan.revision).await?,
+        Err(_) => group.deployment,
+    };
     // As in Cluster API, status is written even if the rollout failed.
-    let group = Group::load(context, group.deployment)?;
+    let group = Group::load(context, deployment)?;
     status::write(context, &group).await?;
-    cleanup::run(context, &group, &outcome?).await?;
+    cleanup::run(context, &group, &outcome?.current).await?;
     Ok(Action::Done)
 }
 
@@ -112,9 +116,8 @@ impl Group {
     }
 }
 
-/// Plans, asks the extension if the plan requires it, and writes the plan. Returns the name of the
-/// current MachineSet.
-async fn roll_out(context: &Arc<Context>, group: &Group) -> Result<String, Error> {
+/// Plans, asks the extension if the plan requires it, and writes the plan to the MachineSets.
+async fn roll_out(context: &Arc<Context>, group: &Group) -> Result<RolloutIntent, Error> {
     let mut decisions = Decisions::new();
     let plan = loop {
         let input = IntentInput {
@@ -139,7 +142,21 @@ async fn roll_out(context: &Arc<Context>, group: &Group) -> Result<String, Error
         }
     };
     write(context, group, &plan).await?;
-    Ok(plan.current)
+    Ok(plan)
+}
+
+/// Writes the revision of the current MachineSet to the MachineDeployment, after the MachineSets:
+/// it decides which of them remediates (`docs/facts/machine-deployment.md#machineset-remediation`).
+async fn write_revision(
+    context: &Context,
+    deployment: &Arc<Live<MachineDeployment>>,
+    revision: &str,
+) -> Result<Arc<Live<MachineDeployment>>, Error> {
+    if deployment.annotations().get(keys::REVISION).is_some_and(|known| known == revision) {
+        return Ok(Arc::clone(deployment));
+    }
+    let body = json!({"metadata": {"annotations": {keys::REVISION: revision}}});
+    context.merge(&context.deployments, deployment, &body).await
 }
 
 /// Writes the current MachineSet first, then the old ones, oldest first

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use refit_cluster_api::{
     IntOrPercent,
-    kinds::{Machine, MachineSet, MachineStatus},
+    kinds::{Machine, MachineDeployment, MachineSet, MachineStatus},
     rollout::remediation::Need,
 };
 use refit_kinds::{conditions::OWNER_REMEDIATED, keys};
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::{PREFLIGHT_WAIT, machines, preflight};
 use crate::{
     conditions::{DesiredCondition, merged, without},
-    context::{Context, controller_of, controller_uid, namespace_of},
+    context::{Context, controller_of, namespace_of},
     error::Error,
     live::Live,
     snapshot,
@@ -60,7 +60,13 @@ pub(super) async fn run(
     if candidates.iter().all(|one| one.need == Need::None) {
         return Ok(None);
     }
-    let mut steps = plan(&candidates, is_current(context, set), limit(context, set).as_ref());
+    let (current, limit) = match Owner::of(context, set) {
+        Owner::Unowned => (true, None),
+        // The controller cannot determine whether the MachineSet is current: it does nothing.
+        Owner::Missing => return Ok(None),
+        Owner::Deployment(deployment) => (is_current(set, &deployment), limit(&deployment)),
+    };
+    let mut steps = plan(&candidates, current, limit.as_ref());
     let mut action = None;
     if steps.iter().any(|(_, step)| *step == Step::Delete) {
         let failures = preflight::failures(context, set);
@@ -112,6 +118,31 @@ fn plan(candidates: &[Candidate], current: bool, limit: Option<&Limit>) -> Vec<(
     steps
 }
 
+/// The MachineDeployment of a MachineSet.
+enum Owner {
+    /// The MachineSet belongs to no MachineDeployment.
+    Unowned,
+    /// The MachineDeployment no longer exists.
+    Missing,
+    Deployment(Arc<Live<MachineDeployment>>),
+}
+
+impl Owner {
+    fn of(context: &Context, set: &Live<MachineSet>) -> Self {
+        let Some(("MachineDeployment", name)) = controller_of(set) else {
+            return Self::Unowned;
+        };
+        let key = ObjectKey::new(namespace_of(set), name);
+        context.deployments.get(&key).map_or(Self::Missing, Self::Deployment)
+    }
+}
+
+/// Whether a MachineSet has the revision of its MachineDeployment: the rollout replaces the
+/// Machines of others (`docs/facts/machine-deployment.md#machineset-remediation`).
+fn is_current(set: &MachineSet, deployment: &MachineDeployment) -> bool {
+    set.annotations().get(keys::REVISION) == deployment.annotations().get(keys::REVISION)
+}
+
 /// `spec.remediation.maxInFlight` of a MachineDeployment.
 #[derive(Clone, Debug)]
 struct Limit {
@@ -119,12 +150,7 @@ struct Limit {
     text: String,
 }
 
-fn limit(context: &Context, set: &Live<MachineSet>) -> Option<Limit> {
-    let Some(("MachineDeployment", name)) = controller_of(set) else {
-        return None;
-    };
-    let key = ObjectKey::new(namespace_of(set), name);
-    let deployment = context.deployments.get(&key)?;
+fn limit(deployment: &Live<MachineDeployment>) -> Option<Limit> {
     let value = deployment.at("/spec/remediation/maxInFlight");
     let amount = IntOrPercent::try_from(value).ok()?;
     let count = amount.rounded_up(i64::from(deployment.spec.replicas.unwrap_or(1)));
@@ -132,25 +158,6 @@ fn limit(context: &Context, set: &Live<MachineSet>) -> Option<Limit> {
         count: usize::try_from(count).unwrap_or(0),
         text: value.as_str().map_or_else(|| value.to_string(), str::to_owned),
     })
-}
-
-/// Whether a MachineSet is the newest of its MachineDeployment: the rollout replaces the Machines
-/// of others (`docs/facts/machine-deployment.md#machineset-remediation`).
-fn is_current(context: &Context, set: &Live<MachineSet>) -> bool {
-    let Some(owner) = controller_uid(set) else {
-        return true;
-    };
-    let revision = |set: &Live<MachineSet>| -> u64 {
-        let text = set.annotations().get(keys::REVISION);
-        text.and_then(|text| text.parse().ok()).unwrap_or(0)
-    };
-    let own_revision = revision(set);
-    context
-        .sets
-        .list_in(&namespace_of(set))
-        .iter()
-        .filter(|other| controller_uid(other.as_ref()) == Some(owner) && !other.is_deleting())
-        .all(|other| revision(other) <= own_revision)
 }
 
 async fn execute(context: &Context, machine: &Live<Machine>, step: Step) -> Result<(), Error> {
@@ -254,6 +261,30 @@ mod tests {
     fn an_old_sets_machines_are_left_to_the_rollout() {
         let all = [machine("a", 1, Need::Owner)];
         assert_eq!(words(&all, false, None), ["a leave"]);
+    }
+
+    #[test]
+    fn a_set_is_current_with_the_revision_of_its_deployment() {
+        let annotations = |revision: Option<&str>| revision.map(|it| json!({keys::REVISION: it}));
+        let compare = |set: Option<&str>, deployment: Option<&str>| {
+            let set: MachineSet = serde_json::from_value(json!({
+                "metadata": {"name": "ms", "annotations": annotations(set)},
+                "spec": {"clusterName": "c"},
+            }))
+            .unwrap();
+            let deployment: MachineDeployment = serde_json::from_value(json!({
+                "metadata": {"name": "md", "annotations": annotations(deployment)},
+                "spec": {"clusterName": "c"},
+            }))
+            .unwrap();
+            is_current(&set, &deployment)
+        };
+        assert!(compare(Some("2"), Some("2")));
+        assert!(!compare(Some("1"), Some("2")));
+        // A paused MachineDeployment keeps its revision while another client adds a MachineSet.
+        assert!(!compare(Some("3"), Some("2")));
+        assert!(!compare(Some("1"), None));
+        assert!(compare(None, None));
     }
 
     #[test]
