@@ -17,7 +17,7 @@ use crate::{print, simulate::one_of};
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SweepArgs {
     /// Select the scenario to sweep.
-    #[arg(value_parser = ["demo", "replicas", "updaters", "providers"], default_value = "demo")]
+    #[arg(value_parser = ["demo", "replicas", "updaters", "providers", "task"], default_value = "demo")]
     scenario: String,
     /// Run only this many points, evenly spread.
     #[arg(long, value_name = "K")]
@@ -46,6 +46,7 @@ pub(crate) fn run(root: &Path, args: &SweepArgs) -> anyhow::Result<ExitCode> {
             "replicas" => Scenario::replicas(),
             "updaters" => Scenario::updaters(),
             "providers" => Scenario::providers(),
+            "task" => Scenario::tasks(),
             _ => Scenario::demo(),
         },
         sabotage: args.sabotage,

@@ -8,6 +8,7 @@ use refit_kinds::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::tasks;
 use crate::world::{
     World, lock,
     status::{PASSING, phase},
@@ -27,6 +28,12 @@ pub struct EndState {
     pub machine_sets: BTreeMap<String, Vec<String>>,
     /// Claimed slots, as `group/machine`.
     pub slots: Vec<String>,
+    /// How each UpgradeTask ended.
+    #[serde(default)]
+    pub tasks: BTreeMap<String, String>,
+    /// What tasks have left on owners.
+    #[serde(default)]
+    pub left_on_owners: Vec<String>,
 }
 
 /// End state of one machine.
@@ -99,7 +106,8 @@ impl EndState {
             sets.push(wants);
             sets.sort();
         }
-        Self { machines, node_updates, machine_sets, slots }
+        let (tasks, left_on_owners) = (tasks::ends(world), tasks::left_on_owners(world));
+        Self { machines, node_updates, machine_sets, slots, tasks, left_on_owners }
     }
 
     /// Problems that show that the run is unfinished or has failed.
@@ -128,6 +136,9 @@ impl EndState {
         for slot in &self.slots {
             problems.push(format!("slot {slot} is still taken"));
         }
+        for left in &self.left_on_owners {
+            problems.push(format!("left on an owner: {left}"));
+        }
         problems
     }
 
@@ -139,6 +150,11 @@ impl EndState {
         compare(&self.machine_sets, &expected.machine_sets, "MachineSets of", &mut problems);
         if self.slots != expected.slots {
             problems.push(format!("slots {:?}, expected {:?}", self.slots, expected.slots));
+        }
+        compare(&self.tasks, &expected.tasks, "UpgradeTask", &mut problems);
+        if self.left_on_owners != expected.left_on_owners {
+            let (found, expected) = (&self.left_on_owners, &expected.left_on_owners);
+            problems.push(format!("left on owners {found:?}, expected {expected:?}"));
         }
         problems
     }
@@ -191,6 +207,7 @@ fn machine_end(world: &World, machine: &serde_json::Value) -> MachineEnd {
         .unwrap_or_default();
     let mut left: Vec<String> = PASSING
         .iter()
+        .chain([&keys::TASK])
         .filter(|key| machine["metadata"]["annotations"].get(**key).is_some())
         .map(|key| (*key).to_owned())
         .collect();

@@ -11,7 +11,8 @@
 //! [`Scenario::replicas`] runs two controllers. Each effect of a controller then has more points:
 //! the replica is paused until its Lease has expired, or the other replica dies, or both die. A
 //! write by a replica that does not hold the Lease is a failure. [`Scenario::updaters`] has updates of three
-//! parts, and [`Scenario::providers`] of the agent and a provider.
+//! parts, and [`Scenario::providers`] of the agent and a provider. In [`Scenario::tasks`], UpgradeTasks upgrade the
+//! machines instead of Cluster API.
 //!
 //! With [`Sabotage`], one safeguard is disabled while the points run. If the sweep finds no failure
 //! then, the sweep itself is broken.
@@ -20,6 +21,7 @@ mod end;
 mod point;
 mod record;
 mod scenario;
+mod tasks;
 mod updaters;
 
 use std::{

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    SweepError,
+    SweepError, tasks,
     updaters::{self, MemoryUpdater},
 };
 use crate::world::{
@@ -44,6 +44,9 @@ pub struct Scenario {
     /// Whether a provider changes memory along with the version.
     #[serde(default)]
     pub provider: bool,
+    /// Whether UpgradeTasks upgrade the machines instead of Cluster API.
+    #[serde(default)]
+    pub tasks: bool,
 }
 
 impl Scenario {
@@ -55,6 +58,7 @@ impl Scenario {
             two_controllers: false,
             updaters: false,
             provider: false,
+            tasks: false,
         }
     }
 
@@ -72,6 +76,11 @@ impl Scenario {
     /// The agent and a provider in one update of each machine: `kubeadm`, and `examples/provider` for memory.
     pub fn providers() -> Self {
         Self { provider: true, by_hand: false, ..Self::demo() }
+    }
+
+    /// An UpgradeTask via Machines for the control plane, and one for the workers.
+    pub fn tasks() -> Self {
+        Self { tasks: true, by_hand: false, ..Self::demo() }
     }
 
     /// The default world of this scenario.
@@ -102,6 +111,9 @@ impl Scenario {
         if self.updaters || self.provider {
             return updaters::start(world, &self.version).await;
         }
+        if self.tasks {
+            return Ok(tasks::request(world, &self.version).await?);
+        }
         Ok(world.upgrade(&self.version).await?)
     }
 
@@ -111,9 +123,14 @@ impl Scenario {
         let end = world.now() + UPGRADE;
         loop {
             let asked = !self.by_hand || self.ask_by_hand(world).await;
-            if asked && world.is_updated(&self.version) {
+            if self.tasks
+                && let Err(error) = tasks::request(world, &self.version).await
+            {
+                tracing::debug!("failed to create an UpgradeTask, retrying: {error}");
+            }
+            if asked && self.is_done(world) {
                 world.pass(SETTLE).await;
-                if world.is_updated(&self.version) {
+                if self.is_done(world) {
                     return Ok(());
                 }
             }
@@ -125,6 +142,10 @@ impl Scenario {
             }
             world.pass(LOOK).await;
         }
+    }
+
+    fn is_done(&self, world: &World) -> bool {
+        world.is_updated(&self.version) && (!self.tasks || tasks::are_complete(world))
     }
 
     /// Creates the NodeUpdate by hand when it is due; returns whether it exists.
