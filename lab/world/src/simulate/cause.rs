@@ -343,7 +343,7 @@ fn is_control_plane_behind(world: &World, own: &Value, update: &Value) -> bool {
 }
 
 /// The name of the control plane or MachineDeployment of a Machine.
-fn owner_name(machine: &Value) -> &str {
+pub(super) fn owner_name(machine: &Value) -> &str {
     let owner = label(machine, keys::DEPLOYMENT_NAME);
     owner.or_else(|| label(machine, keys::CONTROL_PLANE_NAME)).unwrap_or_default()
 }

@@ -9,7 +9,7 @@ use refit_core::{
     report::{EndsBy, Reason, RefusalReason},
 };
 use refit_kinds::{
-    json::{annotation, condition, label, name, namespace, text, whole_condition},
+    json::{annotation, condition, name, namespace, text, whole_condition},
     keys,
     refit::Phase,
     version::StatedVersion,
@@ -17,11 +17,12 @@ use refit_kinds::{
 use serde_json::Value;
 
 use super::{
-    cause::{infrastructure, is_off, memory},
+    cause::{infrastructure, is_off, memory, owner_name},
     fault::FaultKind,
     rule::{Problem, Rule},
     run::Happened,
     shape::DEPLOYMENT,
+    tasks,
 };
 use crate::{
     script::{
@@ -59,6 +60,8 @@ enum Fate {
     Refused,
     /// It has no update, or one that was for an earlier version.
     Untouched,
+    /// Untouched, and so the UpgradeTask that has ended keeps its owner paused: an operator has to act.
+    LeftByTask,
 }
 
 /// A machine, its newest NodeUpdate and its fate.
@@ -77,6 +80,7 @@ pub(super) fn is_settled(session: &Session) -> bool {
     world.is_ready()
         && updates.iter().all(|update| is_final(update))
         && groups.iter().all(|group| slots(group).next().is_none())
+        && world.upgrade_tasks().iter().all(tasks::has_ended)
         && machines(session).iter().all(|end| end.fate == Fate::Done)
 }
 
@@ -91,10 +95,22 @@ pub(super) fn problems(session: &Session, happened: &[Happened]) -> Vec<Problem>
     let mut found: Vec<Problem> = of_machines.chain(older_updates(session, &all)).collect();
     found.extend(all.iter().filter_map(|one| half_rolled_back(session, one)));
     found.extend(all.iter().filter_map(|one| updater_forgotten(session, one)));
+    found.extend(tasks::problems(session, &updated_owners(session, &all)));
     if found.is_empty() && !is_settled(session) && all.iter().all(|one| one.fate == Fate::Done) {
         found.push(unsettled(session, all.len()));
     }
     found
+}
+
+/// Names of the owners that have all of their machines, updated.
+fn updated_owners(session: &Session, all: &[MachineEnd]) -> Vec<String> {
+    let is_updated = |owner: &Value| {
+        let own = || all.iter().filter(|one| owns(owner, &one.machine));
+        let wanted = owner["spec"]["replicas"].as_u64().unwrap_or(1);
+        own().count() as u64 == wanted && own().all(|one| one.fate == Fate::Done)
+    };
+    let owners = owners(&session.world).into_iter();
+    owners.filter(is_updated).map(|owner| name(&owner).to_owned()).collect()
 }
 
 /// The memory of a machine that is done is what its infrastructure machine requests, and was not left
@@ -147,6 +163,9 @@ fn fate(session: &Session, machine: &Value, update: Option<&Value>) -> Fate {
         Some(_) if unfinished => Fate::Unfinished,
         Some(update) if matches!(phase(update), Phase::Failed | Phase::Stopped) => Fate::Ended,
         Some(_) | None if annotation(machine, keys::PENDING_HOOKS).is_some() => Fate::Refused,
+        Some(_) | None if tasks::is_left(&session.world, owner_name(machine), name(machine)) => {
+            Fate::LeftByTask
+        }
         Some(_) | None => Fate::Untouched,
     }
 }
@@ -177,7 +196,7 @@ fn problem(
         other.fate == Fate::Lost || other.fate == Fate::Ended && same_group
     };
     let (rule, what) = match one.fate {
-        Fate::Done => None,
+        Fate::Done | Fate::LeftByTask => None,
         Fate::Lost => {
             // Without the API of its cluster a host is not known to be lost.
             let known = api_is_up(session, &one.machine);
@@ -252,8 +271,11 @@ fn wrong_end(session: &Session, happened: &[Happened], one: &MachineEnd) -> Opti
     let update = one.update.as_deref()?;
     let reason = text(update, "/status/failureReason");
     let title = session.names.shown(name(&one.machine));
-    let shown = has_condition(session, &one.machine, "Blocked", "True");
-    let requested = annotation(&one.machine, keys::UPDATE_IN_PROGRESS).is_some();
+    let shown = has_condition(session, &one.machine, "Blocked", "True")
+        || tasks::names_as_failed(&session.world, owner_name(&one.machine), name(&one.machine));
+    let requested = [keys::UPDATE_IN_PROGRESS, keys::TASK]
+        .iter()
+        .any(|key| annotation(&one.machine, key).is_some());
     if shown && (reason == MEMBER_MISSING || reason == REQUEST_WITHDRAWN && !requested) {
         return None;
     }
@@ -261,9 +283,11 @@ fn wrong_end(session: &Session, happened: &[Happened], one: &MachineEnd) -> Opti
     let gone_on = shown || wanted(session, &one.machine) == goal;
     // An update that is given up is rolled back, unless another machine has ended its own.
     let asks = |kind| kind == FaultKind::Abort || kind == FaultKind::GiveUp && gone_on;
-    let aborted = happened
-        .iter()
-        .any(|fault| asks(fault.kind) && fault.line.contains(&format!("nodeupdate/{title}-")));
+    let stops_all = |kind| matches!(kind, FaultKind::AbortTask | FaultKind::DeleteTask);
+    let aborted = happened.iter().any(|fault| {
+        stops_all(fault.kind)
+            || asks(fault.kind) && fault.line.contains(&format!("nodeupdate/{title}-"))
+    });
     if phase(update) == Phase::Stopped && !(aborted && reason == ABORTED) {
         let what = format!("NodeUpdate {} is Stopped: {reason}", name(update));
         return Some((Rule::StoppedUnasked, what));
@@ -326,7 +350,8 @@ fn is_shown(session: &Session, all: &[MachineEnd]) -> bool {
 
 /// What is wrong with a machine that has no update to the version that its owner requests.
 fn left_out(session: &Session, one: &MachineEnd, all: &[MachineEnd]) -> Option<(Rule, String)> {
-    let shows = |kind, status| has_condition(session, &one.machine, kind, status);
+    let by_task = tasks::shows_why(&session.world, owner_name(&one.machine));
+    let shows = |kind, status| by_task || has_condition(session, &one.machine, kind, status);
     if is_brought_by_hand(session, one) || !api_is_up(session, &one.machine) {
         return None;
     }
@@ -377,7 +402,12 @@ fn is_before(other: &MachineEnd, one: &MachineEnd) -> bool {
 /// Another machine that needs an operator, and for which this one may have to wait.
 fn stuck_before<'a>(one: &MachineEnd, all: &'a [MachineEnd]) -> Option<&'a MachineEnd> {
     let needs_operator = |other: &&MachineEnd| match other.fate {
-        Fate::Lost | Fate::WithoutNode | Fate::Deleting | Fate::Ended | Fate::Refused => true,
+        Fate::Lost
+        | Fate::WithoutNode
+        | Fate::Deleting
+        | Fate::Ended
+        | Fate::Refused
+        | Fate::LeftByTask => true,
         Fate::Unfinished => {
             let update = other.update.as_deref();
             update.is_some_and(|update| blockers(update).any(|one| !waits_for_others(one)))
@@ -390,7 +420,8 @@ fn stuck_before<'a>(one: &MachineEnd, all: &'a [MachineEnd]) -> Option<&'a Machi
 /// Whether the group of a worker may have one more machine down than it has, and no member of the
 /// control plane is in the way.
 fn has_room(session: &Session, one: &MachineEnd, all: &[MachineEnd]) -> bool {
-    let stuck = |end: &&MachineEnd| end.fate != Fate::Done && end.fate != Fate::Untouched;
+    let stuck =
+        |end: &&MachineEnd| ![Fate::Done, Fate::Untouched, Fate::LeftByTask].contains(&end.fate);
     let down = all.iter().filter(|end| is_worker(&end.machine)).filter(stuck).count();
     let mut members = all.iter().filter(|end| !is_worker(&end.machine));
     let members_stuck = members.any(|end| end.fate != Fate::Done);
@@ -435,9 +466,7 @@ fn is_brought_by_hand(session: &Session, one: &MachineEnd) -> bool {
 
 /// Whether the UpdateGroup of a Machine has a condition of this status.
 fn has_condition(session: &Session, machine: &Value, kind: &str, status: &str) -> bool {
-    let owner = label(machine, keys::DEPLOYMENT_NAME)
-        .or_else(|| label(machine, keys::CONTROL_PLANE_NAME))
-        .unwrap_or_default();
+    let owner = owner_name(machine);
     session.world.update_groups().iter().any(|group| {
         text(group, "/spec/owner/name") == owner && condition(group, kind) == Some(status)
     })

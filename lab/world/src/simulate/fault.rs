@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use strum::{Display, EnumString, VariantArray, VariantNames};
 
-use super::{failure, operator, shape::Shape};
+use super::{failure, operator, shape::Shape, tasks};
 use crate::random::Random;
 
 /// A kind of fault.
@@ -84,6 +84,10 @@ pub enum FaultKind {
     Abort,
     /// An operator aborts an update and sets the version back.
     GiveUp,
+    /// An operator aborts an UpgradeTask, and later creates another one.
+    AbortTask,
+    /// An operator deletes an UpgradeTask, and later creates another one.
+    DeleteTask,
     /// An operator removes Cluster API's mark from a Machine that could not be updated.
     Cancel,
     /// An operator removes Cluster API's mark from a Machine on which a step fails, mends the host,
@@ -161,11 +165,15 @@ impl FaultKind {
         match self {
             // Without its only control plane host a cluster is gone.
             Self::HostLost | Self::Incident => shape.control_plane > 1 || shape.workers > 0,
-            Self::Flip | Self::ByHand => shape.workers > 0,
+            Self::Flip => shape.workers > 0 && !shape.tasks,
+            Self::ByHand => shape.workers > 0,
+            Self::AbortTask | Self::DeleteTask => shape.tasks,
+            // Cluster API requests nothing of a machine that a task upgrades.
+            Self::Repeat | Self::Cancel | Self::Forgo | Self::GiveUp => !shape.tasks,
             Self::UpdaterOff => shape.has_hook(),
             Self::ProviderOff | Self::ProviderSlow | Self::ProviderLies => shape.has_provider(),
             // It changes templates by their names.
-            Self::Default => shape.updater.is_none(),
+            Self::Default => shape.updater.is_none() && !shape.tasks,
             Self::Remediate => shape.health_check,
             Self::Outage
             | Self::HalfOpen
@@ -185,7 +193,6 @@ impl FaultKind {
             | Self::Pace
             | Self::Except
             | Self::Split
-            | Self::Repeat
             | Self::Pause
             | Self::Cordon
             | Self::StuckPod
@@ -196,9 +203,6 @@ impl FaultKind {
             | Self::DeleteMachine
             | Self::DeleteUpdate
             | Self::Abort
-            | Self::GiveUp
-            | Self::Cancel
-            | Self::Forgo
             | Self::Upgrade => true,
         }
     }
@@ -253,6 +257,8 @@ impl FaultKind {
             Self::DeleteUpdate => operator::delete_update(random, setting),
             Self::Abort => operator::abort(random, setting),
             Self::GiveUp => operator::give_up(random, setting),
+            Self::AbortTask => tasks::abort(random, setting),
+            Self::DeleteTask => tasks::delete(random, setting),
             Self::Cancel => vec![operator::cancel(&setting.machine)],
             Self::Forgo => operator::forgo(random, setting),
             Self::Flip => operator::flip(random, setting),

@@ -12,6 +12,7 @@
 //! | `run` | runs it |
 //! | `rule` | what a run must keep |
 //! | `oracle`, `cause`, `end` | judges it, during the run and at its end |
+//! | `tasks` | runs in which UpgradeTasks upgrade the machines |
 //! | `known` | failures that are known and not fixed yet |
 
 mod cause;
@@ -25,6 +26,7 @@ mod plan;
 mod rule;
 mod run;
 mod shape;
+mod tasks;
 
 use std::{
     collections::BTreeMap,

@@ -41,6 +41,7 @@ impl Plan {
         // Who wants faults of providers wants a provider in each cluster.
         if kinds.iter().any(|kind| kind.is_of_provider()) {
             shape.updater = Some(Updater::Provider);
+            shape.tasks = false;
         }
         let kinds = if kinds.is_empty() { FaultKind::VARIANTS } else { kinds };
         let kinds: Vec<_> = kinds.iter().copied().filter(|kind| kind.suits(&shape)).collect();

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::fault::Version;
+use super::{fault::Version, tasks};
 use crate::random::Random;
 
 /// Name of the Cluster and of its control plane.
@@ -27,6 +27,8 @@ pub(super) struct Shape {
     pub(super) standby: bool,
     /// The external Updater, if there is one: memory changes with each version.
     pub(super) updater: Option<Updater>,
+    /// Whether UpgradeTasks upgrade the machines instead of Cluster API.
+    pub(super) tasks: bool,
 }
 
 /// An Updater of memory.
@@ -40,6 +42,7 @@ pub(super) enum Updater {
 
 impl Shape {
     /// The shape of a seed. Every fifth cluster has an Updater with a hook, and every seventh one with a provider.
+    /// Every seventh of those without an Updater is upgraded by UpgradeTasks.
     pub(super) fn of_seed(seed: u64, random: &mut Random) -> Self {
         let updater = match seed % 15 {
             2 | 12 => Some(Updater::Provider),
@@ -48,7 +51,7 @@ impl Shape {
             14 => Some(Updater::Hook("Drain")),
             _ => None,
         };
-        Self { updater, ..Self::new(random) }
+        Self { updater, tasks: updater.is_none() && seed % 7 == 3, ..Self::new(random) }
     }
 
     fn new(random: &mut Random) -> Self {
@@ -63,6 +66,7 @@ impl Shape {
             health_check: workers > 0 && random.chance(1, 3),
             standby: random.chance(1, 4),
             updater: None,
+            tasks: false,
         }
     }
 
@@ -81,6 +85,12 @@ impl Shape {
         let all =
             if self.control_plane > 1 { self.machines() } else { self.worker_names().collect() };
         random.pick(&all).clone()
+    }
+
+    /// All owners of machines, as a script names them.
+    pub(super) fn owners(&self) -> Vec<String> {
+        let workers = (self.workers > 0).then(|| format!("md/{DEPLOYMENT}"));
+        [format!("kcp/{CLUSTER}")].into_iter().chain(workers).collect()
     }
 
     /// An owner of machines, as a script names it.
@@ -155,6 +165,10 @@ impl Shape {
     pub(super) fn request(&self, version: &str) -> Vec<String> {
         if self.updater.is_some() {
             return self.request_with_memory(version);
+        }
+        if self.tasks {
+            let owners = self.owners().into_iter();
+            return owners.map(|owner| tasks::create(&owner, version, None)).collect();
         }
         let mut lines = vec![format!("change kcp/{CLUSTER} spec.version {version}")];
         if self.workers > 0 {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    SweepError, tasks,
+    SweepError,
     updaters::{self, MemoryUpdater},
 };
 use crate::world::{
@@ -112,7 +112,7 @@ impl Scenario {
             return updaters::start(world, &self.version).await;
         }
         if self.tasks {
-            return Ok(tasks::request(world, &self.version).await?);
+            return Ok(world.upgrade_by_tasks(&self.version).await?);
         }
         Ok(world.upgrade(&self.version).await?)
     }
@@ -124,7 +124,7 @@ impl Scenario {
         loop {
             let asked = !self.by_hand || self.ask_by_hand(world).await;
             if self.tasks
-                && let Err(error) = tasks::request(world, &self.version).await
+                && let Err(error) = world.upgrade_by_tasks(&self.version).await
             {
                 tracing::debug!("failed to create an UpgradeTask, retrying: {error}");
             }
@@ -145,7 +145,7 @@ impl Scenario {
     }
 
     fn is_done(&self, world: &World) -> bool {
-        world.is_updated(&self.version) && (!self.tasks || tasks::are_complete(world))
+        world.is_updated(&self.version) && (!self.tasks || world.tasks_are_complete())
     }
 
     /// Creates the NodeUpdate by hand when it is due; returns whether it exists.

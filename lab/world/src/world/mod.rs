@@ -17,6 +17,7 @@ mod process;
 mod progress;
 pub(crate) mod status;
 mod supervise;
+mod tasks;
 mod wait;
 
 use std::{

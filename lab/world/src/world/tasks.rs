@@ -1,0 +1,71 @@
+//! UpgradeTasks via Machines, as the simulated user creates them.
+
+use refit_kinds::{
+    json::{name, namespace, text},
+    refit,
+};
+use serde_json::{Value, json};
+
+use super::World;
+use crate::{
+    direct::{Call, Direct, DirectError, USER},
+    script::look::owners,
+};
+
+/// HTTP status code for an object that exists.
+const CONFLICT: u16 = 409;
+
+impl World {
+    /// Creates an UpgradeTask for each control plane and MachineDeployment that has none. A task has the name of
+    /// its owner.
+    pub async fn upgrade_by_tasks(&self, version: &str) -> Result<(), DirectError> {
+        let existing = self.upgrade_tasks();
+        let api = Direct::new(self.management().clone(), USER);
+        for owner in owners(self) {
+            if existing.iter().any(|task| name(task) == name(&owner)) {
+                continue;
+            }
+            let path =
+                format!("/apis/refit.dev/v1alpha1/namespaces/{}/upgradetasks", namespace(&owner));
+            match api.send(Call::create(path, task_for(&owner, version))).await {
+                // It was created since the look.
+                Err(error) if error.code() == Some(CONFLICT) => {}
+                outcome => drop(outcome?),
+            }
+        }
+        Ok(())
+    }
+
+    /// Every UpgradeTask, as stored, in order of namespace and name.
+    pub fn upgrade_tasks(&self) -> Vec<Value> {
+        self.management().list_values(refit::GROUP, "upgradetasks", None)
+    }
+
+    /// Whether each control plane and MachineDeployment has an UpgradeTask, and all are complete.
+    pub fn tasks_are_complete(&self) -> bool {
+        let tasks = self.upgrade_tasks();
+        tasks.len() == owners(self).len()
+            && tasks.iter().all(|task| text(task, "/status/phase") == "Complete")
+    }
+}
+
+fn task_for(owner: &Value, version: &str) -> Value {
+    let cluster = match text(owner, "/spec/clusterName") {
+        // A control plane has the name of its Cluster.
+        "" => name(owner),
+        cluster => cluster,
+    };
+    json!({
+        "apiVersion": "refit.dev/v1alpha1",
+        "kind": "UpgradeTask",
+        "metadata": {"name": name(owner), "namespace": namespace(owner)},
+        "spec": {
+            "clusterRef": {"name": cluster},
+            "ownerRef": {
+                "apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": name(owner),
+            },
+            "version": version,
+            "via": "Machines",
+        },
+    })
+}
