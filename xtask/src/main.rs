@@ -18,6 +18,7 @@ mod print;
 mod simulate;
 mod sweep;
 mod testbed;
+mod writes;
 
 /// A sweep runs thousands of short simulations: this allocator saves a fifth of the time.
 #[global_allocator]
@@ -61,6 +62,9 @@ enum Task {
     Simulate(simulate::SimulateArgs),
     /// Kill every process at every effect of a demo run and check that the final state is the same.
     Sweep(sweep::SweepArgs),
+    /// Count the writes of Refit's processes in the upgrade of a simulated fleet; the last line is
+    /// `N machines, W writes per machine, expected below 30`.
+    Writes(writes::WritesArgs),
 }
 
 #[derive(Subcommand)]
@@ -84,6 +88,7 @@ fn main() -> ExitCode {
         Task::Package(args) => package::run(&root(), &args),
         Task::Simulate(args) => simulate::run(&root(), &args),
         Task::Sweep(args) => sweep::run(&root(), &args),
+        Task::Writes(args) => writes::run(&root(), &args),
     };
     match outcome {
         Ok(code) => code,

@@ -22,6 +22,7 @@ use crate::error::ApiError;
 use crate::faults::{FaultAction, FaultState, Faults, RequestInfo, refused};
 use crate::path::{Head, Query, Route, Target, route, verb};
 use crate::protobuf::PROTOBUF;
+use crate::requests::{RequestObserver, Requests};
 use crate::resources::Resource;
 use crate::snapshot::StoreSnapshot;
 use crate::store::{Observer, Store, Webhook, key_of, range};
@@ -92,6 +93,7 @@ pub(crate) struct Shared {
     faults: Mutex<FaultState>,
     access: Access,
     documents: crate::openapi::Cache,
+    requests: Requests,
     clock: ClockFn,
     body_limit_bytes: usize,
 }
@@ -209,6 +211,7 @@ impl ApiServer {
                 store: Mutex::new(store),
                 faults: Mutex::default(),
                 documents: crate::openapi::Cache::default(),
+                requests: Requests::default(),
                 clock: options.clock,
                 body_limit_bytes: options.body_limit_bytes,
             }),
@@ -224,6 +227,11 @@ impl ApiServer {
     /// server.
     pub fn observe(&self, observer: Observer) {
         self.shared.lock().observe(observer);
+    }
+
+    /// Registers an observer of every write request, also of those that change nothing or are rejected.
+    pub fn observe_requests(&self, observer: RequestObserver) {
+        self.shared.requests.observe(observer);
     }
 
     /// The faults of this server.
@@ -366,10 +374,9 @@ where
     let answer = match path {
         Route::Resource(target) => {
             let call = Call { verb, target, query, head, body, identity };
-            shared
-                .permit(&call)
-                .and_then(|()| dispatch(&shared, &call))
-                .unwrap_or_else(|error| Reply::from_error(&error))
+            let outcome = shared.permit(&call).and_then(|()| dispatch(&shared, &call));
+            shared.requests.show(&shared.store, &call, outcome.as_ref().err());
+            outcome.unwrap_or_else(|error| Reply::from_error(&error))
         }
         Route::Unknown => Reply::Text(404, "404 page not found\n"),
         Route::Health => Reply::Text(200, "ok"),

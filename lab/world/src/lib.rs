@@ -10,6 +10,7 @@
 //! | [`snapshot`] | saves a whole world, which can be restored later |
 //! | [`invariants`] | safety invariants, checked after every write |
 //! | [`script`] | scenario scripts: commands to a world, and its state as text |
+//! | [`writes`] | counts the writes of Refit's processes during an upgrade |
 //! | `sweep` | with the feature `sabotage`: kills every process at every effect |
 //! | `simulate` | with the feature `sabotage`: seeded runs with faults of every kind |
 //!
@@ -44,5 +45,6 @@ pub mod snapshot;
 pub mod sweep;
 mod version_provider;
 pub mod world;
+pub mod writes;
 
 pub use direct::DirectError;
