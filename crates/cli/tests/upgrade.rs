@@ -75,6 +75,40 @@ fn a_refused_upgrade_writes_nothing() {
 }
 
 #[test]
+fn an_upgrade_by_a_task_is_requested_once_and_waits_for_nothing() {
+    let stage = Stage::new().with_cluster();
+    let before = stage.server().revision();
+    let upgrade = |more: &[&str]| {
+        let words = ["upgrade", "cluster/edge-1", "--to", "v1.36.1", "--via", "machines"];
+        stage.run(&[&words[..], more].concat())
+    };
+    let rehearsed = upgrade(&["--dry-run"]);
+    assert_eq!(rehearsed.code, Some(0), "{rehearsed:?}");
+    assert!(rehearsed.stdout.contains("dry run: nothing was written"), "{rehearsed:?}");
+    assert_eq!(stage.server().revision(), before);
+
+    let first = upgrade(&["--hops", "v1.35.2"]);
+    assert_eq!(first.code, Some(0), "{first:?}");
+    let name = first.stdout.split_once(':').unwrap().0;
+    assert!(name.starts_with("UpgradeTask/edge-1-v1.36.1-"), "{first:?}");
+    let task = stage.get("refit.dev/v1alpha1/UpgradeTask", name.trim_start_matches("UpgradeTask/"));
+    assert_eq!(
+        task["spec"],
+        json!({
+            "clusterRef": {"name": "edge-1"}, "version": "v1.36.1", "hops": ["v1.35.2"],
+            "via": "Machines", "stage": "Ongoing",
+        })
+    );
+    let again = upgrade(&["--hops", "v1.35.2"]);
+    assert!(again.stdout.starts_with(&format!("{name} works on it already")), "{again:?}");
+    let group =
+        stage.run(&["upgrade", "md/edge-1-md", "--to", NEW, "--via", "machines", "-o", "json"]);
+    let line: serde_json::Value = serde_json::from_str(&group.stdout).unwrap();
+    let task = stage.get("refit.dev/v1alpha1/UpgradeTask", line["task"].as_str().unwrap());
+    assert_eq!(task["spec"]["ownerRef"]["name"], "edge-1-md");
+}
+
+#[test]
 fn without_calls_from_cluster_api_nothing_is_written() {
     let stage = Stage::new().with_cluster();
     let refused = |words: &str| {

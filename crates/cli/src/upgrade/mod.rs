@@ -3,6 +3,7 @@
 mod decide;
 mod facts;
 pub(crate) mod revert;
+mod task;
 
 use std::{process::ExitCode, time::Duration};
 
@@ -17,7 +18,10 @@ use refit_kinds::{keys, version::KubernetesVersion};
 use refit_runtime::apply::is_conflict;
 use serde::de::DeserializeOwned;
 
-use self::decide::{Field, Next, Write};
+use self::{
+    decide::{Field, Next, Write},
+    task::{Requested, ViaFlag},
+};
 use crate::{
     client::{self, Cluster, attempt_on},
     exit,
@@ -42,6 +46,7 @@ Examples:
   refit upgrade md/edge-1-md-0 --to v1.35.0
   refit upgrade cluster/edge-1 --to v1.35.0    the control plane, and when it is done the workers
   refit upgrade cluster/edge-1 --to v1.35.0 --dry-run
+  refit upgrade cluster/edge-1 --to v1.36.1 --hops v1.35.2 --via machines
 
 The command sets spec.version of a KubeadmControlPlane, spec.template.spec.version of a \
 MachineDeployment, or spec.topology.version of a Cluster with a topology, and nothing else: \
@@ -52,7 +57,12 @@ predicts the upgrade in detail.
 The workers of a cluster are upgraded after its control plane; the command waits until then. \
 After Ctrl-C the upgrade stays as it is, and the same command continues it.
 
--o json writes {\"type\": \"written\", object, field, from, to, dryRun} for each write and, \
+With --via, the command creates an UpgradeTask and does not wait: the task brings the control \
+plane minor version by minor version to the target, then the workers. --via machines works where \
+Cluster API does not update in place, such as a control plane of one machine (docs/tasks.md).
+
+-o json writes {\"type\": \"written\", object, field, from, to, dryRun} for each write, \
+{\"type\": \"task\", object, task, to, dryRun} for an UpgradeTask and, \
 while it waits, the lines of `refit watch -o json`.
 
 Exit codes:
@@ -70,6 +80,13 @@ pub(crate) struct Args {
     /// Upgrade to this version.
     #[arg(long, value_name = "VERSION")]
     to: KubernetesVersion,
+    /// Leave the upgrade to an UpgradeTask: spec lets Cluster API do it and call Refit, machines lets Refit do it
+    /// where Cluster API does not update in place
+    #[arg(long, value_enum)]
+    via: Option<ViaFlag>,
+    /// For a cluster that skips minor versions: take these versions on the way; others are taken at their first release
+    #[arg(long, value_name = "VERSION", value_delimiter = ',', requires = "via")]
+    hops: Vec<KubernetesVersion>,
     /// Wait until every machine runs the version.
     #[arg(short, long)]
     watch: bool,
@@ -138,9 +155,13 @@ struct Upgrade<'a> {
 impl Upgrade<'_> {
     async fn run(&self) -> anyhow::Result<ExitCode> {
         let target = &self.args.target;
-        match self.write_versions().await? {
+        let requested = match self.args.via {
+            Some(via) => self.request_task(via).await?,
+            None => self.write_versions().await?,
+        };
+        match requested {
             RequestState::Rehearsed => return Ok(ExitCode::SUCCESS),
-            RequestState::Before if !self.printer.is_json() => {
+            RequestState::Before if !self.printer.is_json() && self.args.via.is_none() => {
                 let line = format!("{target} already requests {}", self.args.to);
                 self.printer.result(&line)?;
             }
@@ -152,6 +173,30 @@ impl Upgrade<'_> {
             self.note(&format!("`{} watch {target}` shows the progress", program()))?;
         }
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// Leaves the upgrade to a task.
+    async fn request_task(&self, via: ViaFlag) -> anyhow::Result<RequestState> {
+        let Args { target, to, hops, dry_run, .. } = self.args;
+        let made = task::request(&self.cluster, target, (to, hops), via, *dry_run).await?;
+        let Requested { name, state } = made;
+        if self.printer.is_json() {
+            let (object, to) = (target.to_string(), to.clone());
+            write_line(self.printer, &Line::Task { object, task: name, to, dry_run: *dry_run })?;
+            return Ok(state);
+        }
+        let line = match state {
+            RequestState::Before => format!("UpgradeTask/{name} works on it already"),
+            RequestState::Now => format!("UpgradeTask/{name}: brings {target} to {to}"),
+            RequestState::Rehearsed => {
+                format!("UpgradeTask: brings {target} to {to} (dry run: nothing was written)")
+            }
+        };
+        self.printer.result(&line)?;
+        if state != RequestState::Rehearsed {
+            self.note(&format!("`kubectl get upgradetask {name}` shows what it waits for"))?;
+        }
+        Ok(state)
     }
 
     /// Writes the versions, one step after the other.

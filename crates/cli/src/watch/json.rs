@@ -54,6 +54,8 @@ pub(crate) enum Line {
         to: KubernetesVersion,
         dry_run: bool,
     },
+    /// An UpgradeTask was created, or found (`refit upgrade --via`).
+    Task { object: String, task: String, to: KubernetesVersion, dry_run: bool },
     /// The last line.
     End {
         target: Option<String>,
