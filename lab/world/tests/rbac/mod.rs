@@ -1,5 +1,7 @@
 //! Refit installed as `refit install --apply` does it, and restricted to exactly those rights.
 
+mod tasks;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
@@ -7,15 +9,13 @@ use std::{
 };
 
 use crate::common::{
-    CLUSTER, NEW, OLD, TEST, assert_same_machines, example, in_world, picture, up, up_with,
-    upgraded, who, workers,
+    CLUSTER, NEW, TEST, assert_same_machines, example, in_world, picture, up, up_with, upgraded,
+    who, workers,
 };
-use crate::external_upgrade::{accepted, pause_and_request, request};
 use jiff::SignedDuration;
 use k8s_openapi::{
     api::{
         core::v1::{Node, PersistentVolumeClaim, Pod, Secret},
-        rbac::v1::ClusterRoleBinding,
         storage::v1::VolumeAttachment,
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
@@ -29,29 +29,15 @@ use lab_apiserver::{
     auth::{AccessRecord, AccessRecorder, Attributes},
 };
 use lab_world::world::{Actor, Enforced, MachineFacts, WORKLOAD_USER, World, WorldOptions};
-use refit_cluster_api::{
-    cluster_configuration::admins_binding,
-    kinds::{Cluster, Machine, MachineDrainRule},
-};
+use refit_cluster_api::kinds::{Machine, MachineDrainRule};
 use refit_install::{Choices, Part, manifests, manifests::WORKLOAD_ROLE, objects};
 use refit_kinds::json::{name, text};
 use refit_kinds::keys;
-use refit_kinds::refit::{NodeUpdate, Updater, UpgradeTask};
+use refit_kinds::refit::{NodeUpdate, Updater};
 use refit_runtime::Clock;
 use serde_json::{Value, json};
 
 const RBAC: &str = "rbac.authorization.k8s.io";
-const TASKS_ROLE: &str = include_str!("../../../deploy/tasks/role.yaml");
-const TASKS_BINDING: &str = include_str!("../../../deploy/tasks/role_binding.yaml");
-const TASKS_SPEC_ROLE: &str = include_str!("../../../deploy/tasks/spec_role.yaml");
-const TASKS_SPEC_BINDING: &str = include_str!("../../../deploy/tasks/spec_role_binding.yaml");
-const TASKS_EXTERNAL_ROLE: &str = include_str!("../../../deploy/tasks/external_role.yaml");
-const TASKS_EXTERNAL_BINDING: &str =
-    include_str!("../../../deploy/tasks/external_role_binding.yaml");
-const TASKS_WORKLOAD_ROLE: &str = include_str!("../../../deploy/tasks/workload_role.yaml");
-const NEXT: &str = "v1.35.1";
-/// The name in the certificate of Secret refit-hook-client.
-const HOOK_CLIENT: &str = "refit-hook-client";
 const ACCOUNT: &str = "system:serviceaccount:refit-system:refit-controller";
 
 /// All access decisions, by user.
@@ -362,8 +348,12 @@ fn the_controller_and_the_agents_use_exactly_their_rights() {
         })
         .await;
         let before = who(&world).await;
-        task(&world, "Machines", Some(("cluster.x-k8s.io", "MachineDeployment", "not-there")))
-            .await;
+        tasks::task(
+            &world,
+            "Machines",
+            Some(("cluster.x-k8s.io", "MachineDeployment", "not-there")),
+        )
+        .await;
         let worker = workers(&world).remove(0);
         drains_of_every_kind(&world, &worker, &workers(&world)[1]).await;
         world.with_host(&worker, |host| host.break_step("kubelet-install", 1)).unwrap();
@@ -387,159 +377,6 @@ fn the_controller_and_the_agents_use_exactly_their_rights() {
         assert_eq!(unused(&rights, &asked), BTreeSet::new());
 
         check_workload(&world, &workload_log, &before);
-    });
-}
-
-/// The rights for UpgradeTasks, for the kinds of the sandbox's provider.
-fn task_rights(file: &str) -> Value {
-    serde_saphyr::from_str(&file.replace("metal3", "sandbox")).unwrap()
-}
-
-/// A task for the whole Cluster, or for a group of it.
-async fn task(world: &World, via: &str, owner: Option<(&str, &str, &str)>) {
-    let tasks: Api<UpgradeTask> = Api::namespaced(world.client(TEST).unwrap(), "default");
-    let name = owner.map_or("cluster", |(_, _, name)| name);
-    let mut spec = json!({"clusterRef": {"name": "edge-1"}, "version": NEW, "via": via});
-    if let Some((group, kind, name)) = owner {
-        let api_version = format!("{group}/v1beta2");
-        spec["ownerRef"] = json!({"apiVersion": api_version, "kind": kind, "name": name});
-    }
-    create_object(&tasks, json!({"metadata": {"name": format!("task-{name}")}, "spec": spec}))
-        .await;
-}
-
-async fn topology_version(world: &World, version: &str) {
-    let clusters: Api<Cluster> = Api::namespaced(world.client(TEST).unwrap(), "default");
-    let body = json!({"spec": {"topology": {"classRef": {"name": "edge"}, "version": version}}});
-    clusters.patch("edge-1", &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
-}
-
-#[test]
-fn an_upgrade_task_uses_exactly_its_rights() {
-    in_world(async {
-        let (management, workload_log) = (Log::default(), Log::default());
-        let mut in_management = installation();
-        in_management.extend([TASKS_ROLE, TASKS_BINDING].map(task_rights));
-        let mut in_workload = workload();
-        in_workload.push(task_rights(TASKS_WORKLOAD_ROLE));
-        let mut binding = in_workload[1].clone();
-        binding["metadata"]["name"] = "refit-tasks-workload".into();
-        binding["roleRef"]["name"] = "refit-tasks-workload".into();
-        in_workload.push(binding);
-        let world = up_with(WorldOptions {
-            epoch: Clock::real().now_seconds() - SignedDuration::from_hours(48),
-            enforced: Some(Enforced {
-                installation: in_management,
-                workload: in_workload,
-                management_recorder: management.recorder(),
-                workload_recorder: workload_log.recorder(),
-            }),
-            ..WorldOptions::new(example())
-        })
-        .await;
-        let before = who(&world).await;
-        // Since v1.29, kubeadm makes it when it initialises a cluster.
-        let bindings: Api<ClusterRoleBinding> =
-            Api::all(world.workload_client(CLUSTER, TEST).unwrap());
-        create_object(&bindings, admins_binding(&NEW.parse().unwrap()).unwrap()).await;
-        task(&world, "Machines", None).await;
-        upgraded(&world, NEW).await;
-        world.pass(Duration::from_mins(10)).await;
-        assert_same_machines(&before, &who(&world).await);
-
-        let asked = management.of(ACCOUNT);
-        let rights = granted(world.management(), &[("clusterroles", "", "refit-tasks")]);
-        assert_eq!(missing(&asked, false), Vec::<String>::new());
-        assert_eq!(unused(&rights, &asked), BTreeSet::new());
-        let server = world.workload(CLUSTER).unwrap();
-        let asked = workload_log.of(WORKLOAD_USER);
-        let rights = granted(&server, &[("clusterroles", "", "refit-tasks-workload")]);
-        assert_eq!(missing(&asked, false), Vec::<String>::new());
-        assert_eq!(unused(&rights, &asked), BTreeSet::new());
-    });
-}
-
-#[test]
-fn an_upgrade_task_that_sets_versions_uses_exactly_its_rights() {
-    in_world(async {
-        let management = Log::default();
-        let mut in_management = installation();
-        in_management.extend([TASKS_SPEC_ROLE, TASKS_SPEC_BINDING].map(task_rights));
-        let world = up_with(WorldOptions {
-            epoch: Clock::real().now_seconds() - SignedDuration::from_hours(48),
-            enforced: Some(Enforced {
-                installation: in_management,
-                workload: workload(),
-                management_recorder: management.recorder(),
-                workload_recorder: Log::default().recorder(),
-            }),
-            ..WorldOptions::new(example())
-        })
-        .await;
-        let before = who(&world).await;
-        let plane = ("controlplane.cluster.x-k8s.io", "KubeadmControlPlane", "edge-1");
-        task(&world, "Spec", Some(plane)).await;
-        world.pass(Duration::from_hours(1)).await;
-        task(&world, "Spec", Some(("cluster.x-k8s.io", "MachineDeployment", "edge-1-md-0"))).await;
-        upgraded(&world, NEW).await;
-        assert_same_machines(&before, &who(&world).await);
-        // No controller of topologies follows it here; the task sets the version, and makes its children.
-        topology_version(&world, OLD).await;
-        let clusters: Api<Cluster> = Api::namespaced(world.client(TEST).unwrap(), "default");
-        let tasks: Api<UpgradeTask> = Api::namespaced(world.client(TEST).unwrap(), "default");
-        create_object(
-            &tasks,
-            json!({"metadata": {"name": "next"}, "spec": {
-                "clusterRef": {"name": "edge-1"}, "version": NEXT, "via": "Spec",
-            }}),
-        )
-        .await;
-        world.pass(Duration::from_hours(1)).await;
-        let topology = clusters.get("edge-1").await.unwrap().spec.topology.unwrap().0;
-        assert_eq!(topology["version"], NEXT);
-
-        let asked = management.of(ACCOUNT);
-        let rights = granted(world.management(), &[("clusterroles", "", "refit-tasks-spec")]);
-        assert_eq!(missing(&asked, false), Vec::<String>::new());
-        assert_eq!(unused(&rights, &asked), BTreeSet::new());
-    });
-}
-
-#[test]
-fn an_external_upgrade_uses_exactly_its_rights() {
-    in_world(async {
-        let management = Log::default();
-        let mut in_management = installation();
-        let external = [TASKS_EXTERNAL_ROLE, TASKS_EXTERNAL_BINDING];
-        in_management
-            .extend(external.into_iter().chain([TASKS_ROLE, TASKS_BINDING]).map(task_rights));
-        let settings = refit_controller::Settings {
-            external_upgrade_clients: [HOOK_CLIENT.to_owned()].into(),
-            ..refit_controller::Settings::default()
-        };
-        let world = up_with(WorldOptions {
-            epoch: Clock::real().now_seconds() - SignedDuration::from_hours(48),
-            enforced: Some(Enforced {
-                installation: in_management,
-                workload: workload(),
-                management_recorder: management.recorder(),
-                workload_recorder: Log::default().recorder(),
-            }),
-            settings,
-            ..WorldOptions::new(example())
-        })
-        .await;
-        pause_and_request(&world).await;
-        let request = request(&world, &[]).await;
-        // Both create the task: the slower one reads it.
-        let both = futures::join!(accepted(&world, &request), accepted(&world, &request));
-        assert_eq!(both.0, both.1);
-        world.pass(Duration::from_mins(30)).await;
-
-        let asked = management.of(ACCOUNT);
-        let rights = granted(world.management(), &[("clusterroles", "", "refit-tasks-external")]);
-        assert_eq!(missing(&asked, false), Vec::<String>::new());
-        assert_eq!(unused(&rights, &asked), BTreeSet::new());
     });
 }
 
