@@ -128,8 +128,18 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
             break;
         }
     }
-    let next = status(&seen, &outcome.refused);
+    let mut next = status(&seen, &outcome.refused);
+    if next.phase == TaskPhase::Complete && !has_ended(&task) {
+        // The caches may show the owner as it was before the task.
+        owner::read_group(ctx, &look).await?;
+        let live = Look::read(ctx, task.clone()).await?;
+        next = status(&live.seen(ctx), &outcome.refused);
+    }
     settle(ctx, &task, &next, outcome).await
+}
+
+fn has_ended(task: &UpgradeTask) -> bool {
+    task.status.as_ref().is_some_and(|status| status.phase.has_ended())
 }
 
 /// What became of the writes of a task.

@@ -9,6 +9,7 @@ use refit_kinds::{
 };
 use refit_runtime::ObjectKey;
 
+use super::has_ended;
 use crate::{
     context::Context,
     groups::Group,
@@ -103,6 +104,5 @@ fn is_before(other: &UpgradeTask, task: &UpgradeTask) -> bool {
     let age = |task: &UpgradeTask| {
         (task.metadata.creation_timestamp.as_ref().map(|time| time.0), task.name_any())
     };
-    let has_ended = other.status.as_ref().is_some_and(|status| status.phase.has_ended());
-    !has_ended && age(other) < age(task)
+    !has_ended(other) && age(other) < age(task)
 }

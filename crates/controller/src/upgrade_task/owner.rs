@@ -86,7 +86,7 @@ pub(super) async fn unpause(ctx: &Context, look: &Look) -> anyhow::Result<()> {
 }
 
 /// Brings the owner, its MachineSets and its Machines in the caches up to the present.
-async fn read_group(ctx: &Context, look: &Look) -> anyhow::Result<()> {
+pub(super) async fn read_group(ctx: &Context, look: &Look) -> anyhow::Result<()> {
     LiveOwner::read(ctx, &look.group).await?;
     let namespace = &look.group.key.namespace;
     let cluster = &look.group.spec.cluster_name;

@@ -22,7 +22,7 @@ use refit_kinds::{
 use refit_runtime::{ObjectKey, apply};
 use serde_json::{Value, json};
 
-use super::{look::Look, objects};
+use super::{has_ended, look::Look, objects};
 use crate::{
     context::Context,
     groups::Group,
@@ -95,10 +95,6 @@ fn accepted(task: String) -> ExternalUpgradeResponse {
 
 fn answer(accepted: bool, reason: String, task: String) -> ExternalUpgradeResponse {
     ExternalUpgradeResponse { status: ResponseStatus::Success, accepted, reason, task }
-}
-
-fn has_ended(task: &UpgradeTask) -> bool {
-    task.status.as_ref().is_some_and(|status| status.phase.has_ended())
 }
 
 /// A request about objects that exist.
