@@ -260,6 +260,13 @@ pub enum Refusal {
         /// Kind and name of the paused object.
         object: String,
     },
+    /// Cluster API would replace the machine as soon as one of its components restarts.
+    WouldBeReplaced {
+        /// The Machine.
+        machine: String,
+        /// Kind and name of the control plane.
+        owner: String,
+    },
     /// The update may go no further yet.
     UntilReached {
         /// The NodeUpdate.
@@ -344,6 +351,7 @@ impl Refusal {
             | Self::NoNode { machine }
             | Self::MachineDeleting { machine }
             | Self::RoomForOthers { machine }
+            | Self::WouldBeReplaced { machine, .. }
             | Self::NoGroup { machine } => machine.clone(),
             Self::ControlPlaneUnhealthy { member, .. } => member.clone(),
             Self::ApprovalRequired { owner, .. } | Self::RolloutStopped { owner, .. } => {
@@ -425,6 +433,7 @@ impl Refusal {
             | Self::MachineDeleting { .. }
             | Self::RoomForOthers { .. }
             | Self::Paused { .. }
+            | Self::WouldBeReplaced { .. }
             | Self::UntilReached { .. }
             | Self::NoGroup { .. }
             | Self::GroupNotReady

@@ -10,7 +10,7 @@ use refit_core::{
         verdict::Unfinished,
     },
     group::{Member, median_seconds},
-    node::{Weight, newest, plan_steps, step_names},
+    node::{Weight, awaits_request, newest, plan_steps, step_names},
 };
 use refit_kinds::{
     json::{annotations, controller, is_deleting, label, labels, name, namespace, text},
@@ -334,7 +334,12 @@ impl<'a> View<'a> {
             };
             let updates: Vec<&Value> =
                 self.input.current.of_kind("NodeUpdate").filter(belongs_here).collect();
-            let requests = updates.iter().map(|update| (name(update), phase(update)));
+            let is_in_the_way = |update: &&&Value| {
+                let status = serde_json::from_value(update["status"].clone());
+                !status.is_ok_and(|status| awaits_request(&status))
+            };
+            let requests = updates.iter().filter(is_in_the_way);
+            let requests = requests.map(|update| (name(update), phase(update)));
             let Some(what) = unfinished(requests, is_marked(machine)) else {
                 continue;
             };

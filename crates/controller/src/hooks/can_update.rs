@@ -17,7 +17,7 @@ use refit_core::{
         verdict::Unfinished,
     },
     group::{Exception, RolloutKey, exception_of, observed_version, rollout_number},
-    node::{is_half_upgraded, newest},
+    node::{awaits_request, is_half_upgraded, newest},
 };
 use refit_kinds::{
     refit::{MachineUid, NodeUpdate, Origin},
@@ -263,6 +263,7 @@ fn unfinished_on(ctx: &Context, machine: &Machine) -> Option<Unfinished> {
     let requests = updates
         .iter()
         .filter(|update| !phase_of(update).is_final())
+        .filter(|update| !update.status.as_ref().is_some_and(awaits_request))
         .map(|update| (update.metadata.name.as_deref().unwrap_or_default(), phase_of(update)));
     unfinished(requests, update_in_progress(machine))
 }

@@ -17,7 +17,7 @@ use refit_core::{
 use refit_kinds::{
     conditions, keys,
     refit::{
-        MachineUid, NodeName, NodeUpdate, NodeUpdateStatus, PlanSettings, Role, UpdateGroup,
+        MachineUid, NodeName, NodeUpdate, NodeUpdateStatus, Owner, PlanSettings, Role, UpdateGroup,
         UpdatePart, UpdaterAction,
     },
 };
@@ -95,6 +95,9 @@ impl Look {
             paused: known
                 .and_then(|machine| paused(stores, machine))
                 .or_else(|| paused_group(object.as_deref()?, &group, &update)),
+            replacer: owner
+                .as_ref()
+                .and_then(|group| replacer(group, &LiveOwner::of(stores, group)?)),
             unguarded: policy.is_some_and(|policy| policy.unguarded),
             drain: known.map(|machine| live_drain_policy(ctx, machine)).unwrap_or_default(),
             settings,
@@ -385,6 +388,18 @@ fn last_first_passed<'a>(
             (created, other.name_any())
         })?;
     Some(has_brought_version(first))
+}
+
+/// The control plane that Cluster API rolls out: one that is not paused.
+fn replacer(group: &groups::Group, owner: &LiveOwner) -> Option<String> {
+    let kind = group.spec.owner.owner();
+    match kind {
+        Owner::ControlPlane => {
+            let is_paused = owner.annotations().contains_key(keys::PAUSED);
+            (!is_paused).then(|| format!("{} {}", kind.kind(), group.spec.owner.name))
+        }
+        Owner::Deployment | Owner::Set => None,
+    }
 }
 
 fn paused(stores: &Stores, machine: &Machine) -> Option<String> {

@@ -2,7 +2,9 @@
 //! cluster is in the list of `preflight`.
 
 use jiff::Timestamp;
+use refit_cluster_api::kinds::update_in_progress;
 use refit_kinds::{
+    conditions,
     refit::{
         ClaimId, Disruption, NodeUpdate, NodeUpdateStatus, Phase, UpdateGroupStatus, UpdatePart,
     },
@@ -71,6 +73,14 @@ pub fn requires_drain_ahead(s: &Snapshot, decision: &Decision, now: Timestamp) -
 /// Whether the update waits for a budget before its node is drained: it is decided on what is read now.
 pub fn awaits_budget(status: &NodeUpdateStatus) -> bool {
     let reason = Some(Reason::Update(RefusalReason::PodDisruptionBudget));
+    let mut blockers = status.blocked_by.iter();
+    status.phase.is_undisturbed() && blockers.any(|blocker| Reason::of(&blocker.reason) == reason)
+}
+
+/// Whether the update of a control plane machine waits for Cluster API to request it. It holds no slot, and other
+/// members may be updated before it.
+pub fn awaits_request(status: &NodeUpdateStatus) -> bool {
+    let reason = Some(Reason::Update(RefusalReason::WouldBeReplaced));
     let mut blockers = status.blocked_by.iter();
     status.phase.is_undisturbed() && blockers.any(|blocker| Reason::of(&blocker.reason) == reason)
 }
@@ -193,6 +203,7 @@ impl Work<'_> {
         self.common_refusal()
             .or_else(|| self.s.settings_refused.clone())
             .or_else(|| self.two_os_images())
+            .or_else(|| self.would_be_replaced())
             .or_else(|| self.preflight()?.refusal(Point::Prepare))
             .or_else(|| self.silent_agent())
             .or_else(|| self.workers.start_refusal(self.s, &self.status.node_name, self.role()))
@@ -278,7 +289,25 @@ impl Work<'_> {
         let counts_others = self.holds_slot() && !self.is_down_already();
         // A claim checks the rest in its turn.
         let rest = || counts_others.then(|| preflight.refusal_at(Point::Claim)).flatten();
-        preflight.refusal(Point::Disturb).or_else(rest)
+        let replaced = self.would_be_replaced();
+        replaced.or_else(|| preflight.refusal(Point::Disturb)).or_else(rest)
+    }
+
+    /// Cluster API deletes a control plane machine that is outdated, has no mark of an update and fails the
+    /// preflight checks alone, as it does while its components restart
+    /// (`docs/facts/control-plane.md#preflight`). Only an update by hand begins without the mark.
+    fn would_be_replaced(&self) -> Option<Refusal> {
+        let is_undisturbed = self.status.phase.is_undisturbed() && !self.s.update.spec.adopts();
+        let owner = self.s.replacer.as_ref().filter(|_| is_undisturbed && self.control_plane())?;
+        let machine = self.s.own_machine().filter(|machine| !update_in_progress(*machine))?;
+        let conditions = machine.status.as_ref().map_or(&[][..], |status| &status.conditions);
+        let shown = conditions::get(conditions, conditions::UP_TO_DATE);
+        let is_outdated = machine.spec.version != self.s.owner_version
+            || shown.is_some_and(|shown| shown.status == "False");
+        is_outdated.then(|| Refusal::WouldBeReplaced {
+            machine: self.machine_name().to_owned(),
+            owner: owner.clone(),
+        })
     }
 
     /// What the checks of the preflight read; `None` without a Machine.

@@ -75,7 +75,9 @@ pub use drain_sort::{
     Attachment, DrainView, Labels, PodView, Sorted, asks_for_namespaces, claims_that_stay,
     is_emptied, rules_of, sort,
 };
-pub use gate::{awaits_budget, requires_drain_ahead, requires_live_read, requires_live_settings};
+pub use gate::{
+    awaits_budget, awaits_request, requires_drain_ahead, requires_live_read, requires_live_settings,
+};
 pub use health::control_plane_health;
 pub use host::{HostWork, Reboot, SettingsSources, Specificity, host_settings, plan_steps};
 pub use left::Ended;

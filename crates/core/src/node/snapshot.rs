@@ -54,6 +54,8 @@ pub struct Snapshot {
     pub updater_refused: Option<Refusal>,
     /// When hosts reboot.
     pub reboot: Reboot,
+    /// Kind and name of the control plane that replaces its outdated members; `None` while it is paused.
+    pub replacer: Option<String>,
     /// The version in the spec of the Machine's owner.
     pub owner_version: StatedVersion,
     /// The Machine's group.

@@ -109,6 +109,7 @@ impl RefusalReason {
             | Self::NoNode
             | Self::MachineDeleting
             | Self::RoomForOthers
+            | Self::WouldBeReplaced
             | Self::NoGroup
             | Self::ApiRefused
             | Self::ApiErrors => EndsBy::ObjectChange,

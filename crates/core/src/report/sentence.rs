@@ -147,6 +147,11 @@ impl Refusal {
                  other node"
             ),
             Self::Paused { object } => format!("waiting until {object} is no longer paused"),
+            Self::WouldBeReplaced { machine, owner } => format!(
+                "waiting until Cluster API requests the update of Machine {machine}, which is outdated and not \
+                 marked: it would replace the machine as soon as a component restarts. To update it by hand, pause \
+                 {owner}, or set its spec to what the machine has"
+            ),
             Self::UntilReached { node_update, hold } => {
                 let (until, why) = hold.words();
                 format!("waiting until spec.until of NodeUpdate {node_update} is {until}: {why}")

@@ -59,6 +59,7 @@ fn all() -> Vec<Refusal> {
         Refusal::MachineDeleting { machine: s("m") },
         Refusal::RoomForOthers { machine: s("m") },
         Refusal::Paused { object: s("Cluster edge-1") },
+        Refusal::WouldBeReplaced { machine: s("m"), owner: s("KubeadmControlPlane edge-1") },
         Refusal::UntilReached { node_update: s("m-1"), hold: Hold::AfterStage },
         Refusal::NoGroup { machine: s("m") },
         Refusal::GroupNotReady,

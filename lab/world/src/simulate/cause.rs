@@ -11,7 +11,7 @@ use refit_core::{
     report::{Reason, RefusalReason},
 };
 use refit_kinds::{
-    json::{annotation, is_true, label, name, namespace, text, time},
+    json::{annotation, condition, is_true, label, name, namespace, text, time},
     keys,
     refit::{self, StepType, UpdateGroup},
     version::StatedVersion,
@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use crate::{
     script::{
-        look::{newest_update, owners, owns},
+        look::{newest_update, owners, owns, wanted_version},
         session::Session,
     },
     world::{
@@ -196,6 +196,9 @@ pub(super) fn cause_holds(
             let pacing = group.map(|group| group.spec.pacing).unwrap_or_default();
             Some(exception_of(&own, &pacing, 0).is_some())
         }
+        RefusalReason::WouldBeReplaced => {
+            Some(machine(object).is_some_and(|one| would_be_replaced(world, one)))
+        }
         RefusalReason::UntilReached => {
             Some(["Stage", "Upgrade"].contains(&text(update, "/spec/until")))
         }
@@ -224,6 +227,19 @@ pub(super) fn cause_holds(
 fn own_group(world: &World, machine: &Value) -> Option<Arc<Value>> {
     let owner = owner_name(machine);
     world.update_groups().into_iter().find(|group| text(group, "/spec/owner/name") == owner)
+}
+
+/// Whether Cluster API sees a control plane machine as outdated, has not marked it, and is not paused.
+fn would_be_replaced(world: &World, machine: &Value) -> bool {
+    let owner = owners(world).into_iter().find(|owner| owns(owner, machine));
+    let marked = [keys::UPDATE_IN_PROGRESS, keys::PENDING_HOOKS];
+    owner.is_some_and(|owner| {
+        let is_outdated = text(machine, "/spec/version") != wanted_version(&owner)
+            || condition(machine, "UpToDate") == Some("False");
+        is_outdated
+            && annotation(&owner, keys::PAUSED).is_none()
+            && marked.iter().all(|key| annotation(machine, key).is_none())
+    })
 }
 
 /// The memory that a Machine has according to its updater, if it has ever changed it, and the one that its

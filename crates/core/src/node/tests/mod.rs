@@ -1,6 +1,7 @@
 mod adopt;
 mod aged_views;
 mod applied;
+mod by_hand;
 mod drain;
 mod drain_sorting;
 mod ends;
