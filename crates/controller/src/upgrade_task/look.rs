@@ -134,6 +134,7 @@ impl Look {
             obstacle: self.obstacle.clone(),
             owner: self.owner.as_ref().map(|owner| self.owner_seen(owner)),
             machines: self.members(&pacing),
+            lacks_machines: limits.lacks(self.machines.len()),
             slots: usize::try_from(limits.slots()).unwrap_or(1),
             order: pacing.order,
             is_paced_to_a_halt: pacing.paused,

@@ -178,6 +178,8 @@ pub struct GroupSeen<'a> {
     pub owner: Option<OwnerSeen>,
     /// The Machines of the group.
     pub machines: Vec<Member<'a>>,
+    /// There are fewer of them than the owner requests.
+    pub lacks_machines: bool,
     /// How many of them may be down at a time.
     pub slots: usize,
     /// Which of the waiting ones is next.

@@ -7,8 +7,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
     conditions,
     refit::{
-        MAX_TASK_FAILURES, NodeUpdate, Phase, TaskCounts, TaskFailure, TaskPhase, UpgradeTask,
-        UpgradeTaskStatus,
+        MAX_TASK_FAILURES, NodeUpdate, Owner, Phase, TaskCounts, TaskFailure, TaskPhase,
+        UpgradeTask, UpgradeTaskStatus,
     },
 };
 
@@ -17,6 +17,7 @@ use super::{
     actions::{has_stopped, is_done},
     member::phase_of,
 };
+use crate::report::{MISSING_MACHINE, Reason, RefusalReason};
 
 /// Condition of an UpgradeTask: whether it is complete and, if not, why.
 pub const READY: &str = "Ready";
@@ -222,6 +223,15 @@ fn shown(
     if is_complete {
         return (TaskPhase::Complete, "Complete", progress(members, next));
     }
+    if lacks_a_member(seen, members) {
+        let message = format!(
+            "{}. A Machine of the control plane is missing, and Cluster API creates none while its owner is \
+             paused. Ways out: abort this task and set the owner's spec back, so that Cluster API goes on with the \
+             owner and creates the Machine; then create another task",
+            progress(members, next)
+        );
+        return (TaskPhase::Failed, "MachineMissing", message);
+    }
     let counts = next.counts.unwrap_or_default();
     let is_stuck = counts.failed > 0 && counts.updating == 0 && counts.waiting == 0;
     if is_stuck {
@@ -238,6 +248,46 @@ fn shown(
         );
     }
     (TaskPhase::Ongoing, "Upgrading", progress(members, next))
+}
+
+/// Whether the task waits for a member that Cluster API does not create: the control plane is paused. With outdated
+/// members, the task cannot let it go on.
+fn lacks_a_member(seen: &GroupSeen<'_>, members: &[(&Member<'_>, MemberState<'_>)]) -> bool {
+    let is_paused_plane = seen.owner.as_ref().is_some_and(|owner| {
+        let is_paused = match &owner.paused {
+            Paused::ByTask(_) | Paused::ByOthers => true,
+            Paused::No => false,
+        };
+        owner.owner == Owner::ControlPlane && is_paused
+    });
+    let waits = |(_, state): &(&Member<'_>, MemberState<'_>)| match state {
+        MemberState::Updating(update) => waits_for_missing(update),
+        // The Machine that is deleted counts as missing once it is gone.
+        MemberState::Reached | MemberState::Deleting => false,
+        MemberState::Updated
+        | MemberState::Waiting
+        | MemberState::Excepted(_)
+        | MemberState::Failed(_) => true,
+    };
+    let is_updating =
+        |(_, state): &(&Member<'_>, MemberState<'_>)| matches!(state, MemberState::Updating(_));
+    seen.is_via_machines()
+        && seen.lacks_machines
+        && is_paused_plane
+        && members.iter().any(is_updating)
+        && members.iter().all(waits)
+}
+
+/// Whether a NodeUpdate has disturbed nothing and waits for a Machine that its group lacks.
+fn waits_for_missing(update: &NodeUpdate) -> bool {
+    let Some(status) = update.status.as_ref().filter(|status| status.phase.is_undisturbed()) else {
+        return false;
+    };
+    let reason = Some(Reason::Update(RefusalReason::GroupUnavailable));
+    status
+        .blocked_by
+        .iter()
+        .any(|blocker| Reason::of(&blocker.reason) == reason && blocker.object == MISSING_MACHINE)
 }
 
 /// Whether all Machines of the task are done, and nothing that the task has written is left to remove.

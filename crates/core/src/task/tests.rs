@@ -10,7 +10,8 @@ use refit_kinds::{
 };
 
 use super::{status::OWNER_PAUSED, *};
-use crate::ask::testing::update as node_update;
+use crate::{ask::testing::update as node_update, report::Refusal};
+
 const TARGET: &str = "v1.35.0";
 
 fn task() -> UpgradeTask {
@@ -78,6 +79,7 @@ fn seen<'a>(task: &'a UpgradeTask, machines: Vec<Member<'a>>) -> GroupSeen<'a> {
             ends: false,
         }),
         machines,
+        lacks_machines: false,
         slots: 1,
         order: None,
         is_paced_to_a_halt: false,
@@ -294,6 +296,47 @@ fn an_obstacle_is_named_and_ends_by_itself_or_by_a_person() {
     assert_eq!(shown(&look), (TaskPhase::Pending, "OlderTask".into()));
     look.obstacle = Some(Obstacle::Missing { object: "Updater u".into() });
     assert_eq!(shown(&look), (TaskPhase::Failed, "Missing".into()));
+}
+
+/// A NodeUpdate that waits for a Machine that its group lacks, or for another one.
+fn waiting_for(machine: &str, lacks_machines: bool) -> NodeUpdate {
+    let mut update = in_phase(machine, Phase::Waiting);
+    let refusal = Refusal::GroupUnavailable { available: 1, needed: 2, lacks_machines };
+    let blocker = refusal.blocker(&[], jiff::Timestamp::UNIX_EPOCH);
+    update.status.as_mut().unwrap().blocked_by = vec![blocker];
+    update
+}
+
+#[test]
+fn a_task_fails_when_its_paused_control_plane_lacks_a_machine() {
+    let task = task();
+    let (missing, busy) = (waiting_for("a", true), waiting_for("a", false));
+    let running = in_phase("a", Phase::Upgrading);
+    let plane = |paused| OwnerSeen { owner: Owner::ControlPlane, paused, ..owner() };
+    let by_task = || Paused::ByTask("t".into());
+    let workers = OwnerSeen { paused: by_task(), ..owner() };
+    for (what, update, owner, lacks, fails) in [
+        ("paused by the task", &missing, plane(by_task()), true, true),
+        ("paused by others", &missing, plane(Paused::ByOthers), true, true),
+        ("not paused", &missing, plane(Paused::No), true, false),
+        ("complete", &missing, plane(by_task()), false, false),
+        ("another machine is down", &busy, plane(by_task()), true, false),
+        ("a member is at work", &running, plane(by_task()), true, false),
+        ("MachineSets create workers", &missing, workers, true, false),
+    ] {
+        let mut machines = vec![member("a"), member("b")];
+        machines[0].update = Some(update);
+        let look = GroupSeen {
+            owner: Some(owner),
+            lacks_machines: lacks,
+            sets: None,
+            ..seen(&task, machines)
+        };
+        let wanted = if fails { "MachineMissing" } else { "Upgrading" };
+        assert_eq!(shown(&look).1, wanted, "{what}");
+        assert_eq!(shown(&look).0 == TaskPhase::Failed, fails, "{what}");
+        assert!(!actions(&look).contains(&Action::Unpause), "{what}");
+    }
 }
 
 #[test]
