@@ -322,7 +322,8 @@ fn endless_wait(session: &Session, one: &MachineEnd, all: &[MachineEnd]) -> Opti
     let update = one.update.as_deref()?;
     let by_hand = wanted(session, &one.machine) != text(update, "/spec/goal/kubernetesVersion");
     let named = blockers(update).next().is_some();
-    if named && (by_hand || !api_is_up(session, &one.machine)) {
+    let lacks_one = tasks::lacks_a_machine(&session.world, owner_name(&one.machine));
+    if named && (by_hand || lacks_one || !api_is_up(session, &one.machine)) {
         return None;
     }
     if blockers(update).next().is_none() {
@@ -332,9 +333,20 @@ fn endless_wait(session: &Session, one: &MachineEnd, all: &[MachineEnd]) -> Opti
     let shown = is_shown(session, all);
     let endless = blockers(update)
         .filter(|blocker| !(shown && waits_for_control_plane(blocker)))
+        .filter(|blocker| !waits_for_operator(session, one, blocker))
         .find(|blocker| !waits_for_others(blocker) || stuck_before(one, all).is_none())?;
     let what = format!("its update waits for ever: {}", text(endless, "/message"));
     Some((Rule::WaitWithoutEnd, what))
+}
+
+/// Whether an update by hand waits until an operator pauses the control plane or sets its spec back, because Cluster
+/// API requests no update: the UpdateGroup shows why not.
+fn waits_for_operator(session: &Session, one: &MachineEnd, blocker: &Value) -> bool {
+    let replaced = Reason::Update(RefusalReason::WouldBeReplaced);
+    let is_stopped = [("Blocked", "True"), ("Covered", "False")]
+        .iter()
+        .any(|(kind, status)| has_condition(session, &one.machine, kind, status));
+    Reason::of(text(blocker, "/reason")) == Some(replaced) && is_stopped
 }
 
 fn waits_for_control_plane(blocker: &Value) -> bool {
@@ -357,7 +369,13 @@ fn left_out(session: &Session, one: &MachineEnd, all: &[MachineEnd]) -> Option<(
     }
     // One Machine that cannot be updated holds up its whole group, and one of the control plane all workers.
     let before = all.iter().filter(|other| is_before(other, one));
-    if let Some(why) = [one].into_iter().chain(before).find_map(|one| uncovered(session, one)) {
+    let all_before: Vec<&MachineEnd> = [one].into_iter().chain(before).collect();
+    let waits_for_missing =
+        |end: &&MachineEnd| tasks::lacks_a_machine(&session.world, owner_name(&end.machine));
+    if all_before.iter().any(waits_for_missing) && shows("Blocked", "True") {
+        return None;
+    }
+    if let Some(why) = all_before.into_iter().find_map(|one| uncovered(session, one)) {
         let what = format!("{why}, and its UpdateGroup does not say so");
         let said = shows("Covered", "False") || shows("Blocked", "True");
         return (!said).then_some((Rule::NotShown, what));

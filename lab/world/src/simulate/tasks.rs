@@ -86,6 +86,15 @@ pub(super) fn shows_why(world: &World, owner: &str) -> bool {
         .any(|task| !has_ended(task) && !message(task, "Ready").is_empty())
 }
 
+/// Whether a task of this owner has failed because a Machine is missing, and shows that only an operator ends it.
+pub(super) fn lacks_a_machine(world: &World, owner: &str) -> bool {
+    of_owner(&world.upgrade_tasks(), owner).any(|task| {
+        let ready = whole_condition(task, "Ready");
+        let reason = ready.map_or("", |ready| text(ready, "/reason"));
+        text(task, "/status/phase") == "Failed" && reason == "MachineMissing"
+    })
+}
+
 /// Whether a task of this owner has ended, and shows that the owner stays paused because of a Machine.
 pub(super) fn is_left(world: &World, owner: &str, machine: &str) -> bool {
     of_owner(&world.upgrade_tasks(), owner).any(|task| {
