@@ -106,7 +106,8 @@ fn sources() -> Vec<(String, String)> {
             let path = entry.unwrap().path();
             let name = path.file_name().unwrap().to_str().unwrap();
             if path.is_dir() {
-                if !matches!(name, "tests" | "benches" | "target" | "fixtures" | "go") {
+                let other = matches!(name, "tests" | "benches" | "target" | "fixtures" | "go");
+                if !other && !name.ends_with("_tests") {
                     directories.push(path);
                 }
             } else if path.extension().is_some_and(|kind| kind == "rs")

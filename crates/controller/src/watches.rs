@@ -213,7 +213,9 @@ fn wake_waiting_workers(ctx: &Context, control_plane: &KubeadmControlPlane) {
 /// Opening or closing a namespace opens or closes the connections to its workload clusters.
 fn namespace_changed(ctx: &Context, namespace: &Namespace) {
     for cluster in ctx.stores.clusters.list_in(&namespace.name_any()) {
-        ctx.workload_index.cluster_changed(ObjectKey::of(cluster.as_ref()));
+        let key = ObjectKey::of(cluster.as_ref());
+        upgrade_task::wake_of_cluster(ctx, &key);
+        ctx.workload_index.cluster_changed(key);
     }
 }
 

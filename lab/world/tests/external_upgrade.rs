@@ -165,8 +165,11 @@ fn a_request_whose_owner_is_edited_meanwhile_goes_no_further() {
         world.pass(Duration::from_hours(1)).await;
         let (phase, message) = phase(&world, &task).await;
         assert_eq!(phase, TaskPhase::Failed, "{message}");
-        assert!(message.contains("at machine.version"), "{message}");
-        let newer = |machine: &Value| text(machine, "/spec/version") == "v1.34.4";
-        assert!(!world.machines().iter().any(|machine| newer(machine)));
+        assert!(message.contains("edited since the task began"), "{message}");
+        let updates = world.node_updates();
+        let begun = updates.iter().filter(|update| text(update, "/status/phase") == "Succeeded");
+        assert!(begun.count() < workers(&world).len(), "what had not begun was stopped");
+        let newer = |update: &Value| text(update, "/spec/goal/kubernetesVersion") == "v1.34.4";
+        assert!(!updates.iter().any(|update| newer(update)));
     });
 }

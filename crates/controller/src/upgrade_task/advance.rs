@@ -48,7 +48,7 @@ pub(super) async fn advance(
     };
     let sides = match objects::sides(ctx, look, &live).await {
         Ok(sides) => sides,
-        Err(error) => return refused_by_api(error).map(Some),
+        Err(error) => return unreadable(error).map(Some),
     };
     if look.current_set.is_none() && look.group.spec.owner.owner() == Owner::Deployment {
         // The next look has it.

@@ -11,12 +11,12 @@ use refit_core::task::{
 use refit_kinds::{
     keys,
     refit::{GroupOwner, Owner, Stage, UpgradeTask, UpgradeTaskSpec, UpgradeTaskStatus, Via},
-    version::{KubernetesVersion, StatedVersion},
+    version::KubernetesVersion,
 };
 use refit_runtime::{ObjectKey, apply, apply::Ensured};
 use serde_json::json;
 
-use super::{Outcome, hooks_reach, obstacle};
+use super::{Outcome, hooks_reach, look::topology_version, obstacle};
 use crate::{
     context::Context,
     groups::{Group, control_plane_group, controller_of, machines_of},
@@ -84,10 +84,7 @@ impl<'a> Look<'a> {
         ClusterSeen {
             task: self.task,
             obstacle: obstacle::of_whole(ctx, self.task),
-            topology: self.cluster.as_ref().and_then(|cluster| {
-                let version = cluster.spec.topology.as_ref()?.0.get("version")?.as_str()?;
-                Some(StatedVersion::from(version))
-            }),
+            topology: self.cluster.as_ref().and_then(|cluster| topology_version(cluster)),
             control_plane: of(true).next(),
             workers: of(false).collect(),
             children: self.children.iter().map(AsRef::as_ref).collect(),

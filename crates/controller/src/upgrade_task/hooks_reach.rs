@@ -5,7 +5,11 @@ use k8s_openapi::api::{apps::v1::Deployment, core::v1::Namespace};
 use kube::{Api, ResourceExt as _, api::ListParams};
 use refit_cluster_api::kinds::{CORE_GROUP, ExtensionConfig};
 use refit_core::task::Refused;
-use refit_predict::{Extension, Manager, Reach, Read, managers::PROVIDER_LABEL, reach};
+use refit_predict::{
+    Extension, Manager, Reach, Read,
+    managers::{PROVIDER_LABEL, Provider},
+    reach,
+};
 
 use super::objects;
 use crate::{context::Context, groups::Group};
@@ -27,10 +31,17 @@ pub(super) async fn refusal(ctx: &Context, group: &Group) -> anyhow::Result<Opti
         namespaces.get(&group.key.namespace),
     )?;
     let managers: Vec<Manager> = managers.iter().filter_map(Manager::of).collect();
-    if managers.is_empty() {
+    let needed = Provider::ALL.into_iter().filter(|provider| match provider {
+        Provider::Core => true,
+        Provider::KubeadmControlPlane => group.spec.control_plane,
+    });
+    let unknown = needed
+        .map(Provider::label)
+        .find(|label| !managers.iter().any(|manager| manager.provider.label() == *label));
+    if let Some(label) = unknown {
         let message = format!(
-            "no Deployment with the label {PROVIDER_LABEL} shows whether Cluster API has its feature gates on. A task \
-             with via Machines needs none"
+            "no Deployment with the label {PROVIDER_LABEL}={label} shows whether Cluster API has its feature gates on. \
+             A task with via Machines needs none"
         );
         return Ok(Some(Refused { reason: "GatesUnknown", message, is_final: true }));
     }

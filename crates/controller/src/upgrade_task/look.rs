@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use kube::ResourceExt as _;
 use refit_cluster_api::{
     desired::control_plane::ControlPlane,
-    kinds::{Machine, MachineDeployment, MachineSet, update_in_progress},
+    kinds::{Cluster, Machine, MachineDeployment, MachineSet, update_in_progress},
     rollout::{self, difference::Difference, find_new_and_old},
 };
 use refit_core::{
@@ -22,6 +22,7 @@ use refit_kinds::{
         MachineUid, NodeUpdate, Origin, Owner, Pacing, UpdateGroup, UpdateGroupSpec, UpgradeTask,
         Via, hash_json, update_group_name,
     },
+    version::StatedVersion,
 };
 use refit_runtime::ObjectKey;
 use serde_json::{Value, json};
@@ -50,6 +51,8 @@ pub(super) struct Look {
     specs: BTreeMap<String, SpecState>,
     object: Option<Arc<UpdateGroup>>,
     obstacle: Option<Obstacle>,
+    /// The version of the Cluster's topology, if it has one.
+    topology: Option<StatedVersion>,
     /// The specs of the request that made the task.
     pub(super) accepted: Option<Specs>,
 }
@@ -68,6 +71,8 @@ impl Look {
         let of_owner = (&group, owner.as_ref());
         let obstacle = obstacle::of_group(ctx, &task, of_owner, driven.as_deref());
         let object = stores.update_groups.get(&group.key);
+        let cluster = stores.clusters.get(&group.cluster_key());
+        let topology = cluster.and_then(|cluster| topology_version(&cluster));
         let mut look = Self {
             specs: BTreeMap::new(),
             task,
@@ -79,6 +84,7 @@ impl Look {
             updates,
             object,
             obstacle,
+            topology,
             accepted: None,
         };
         if look.obstacle.is_none() {
@@ -184,8 +190,15 @@ impl Look {
             request: request_of(owner),
             is_up_to_date: owner.is_up_to_date(),
             replaces_none: all_current
+                && self.topology_asks_for(owner.version())
                 && (!has_sets || old_are_empty && self.current_set.is_some()),
         }
+    }
+
+    /// Whether the Cluster's topology, if it has one, has given the owner its version: it writes another one later,
+    /// even to an owner that goes on.
+    fn topology_asks_for(&self, version: &StatedVersion) -> bool {
+        self.topology.as_ref().is_none_or(|topology| topology == version)
     }
 
     fn members(&self, pacing: &Pacing) -> Vec<Member<'_>> {
@@ -340,6 +353,12 @@ fn driven_by_cluster_api(
     }
     let driven = machines.iter().find(|machine| update_in_progress(machine.as_ref()));
     driven.map(|machine| machine.name_any())
+}
+
+/// The version of a Cluster's topology, if it has one.
+pub(super) fn topology_version(cluster: &Cluster) -> Option<StatedVersion> {
+    let version = cluster.spec.topology.as_ref()?.0.get("version")?.as_str()?;
+    Some(StatedVersion::from(version))
 }
 
 /// Whether a Machine has the fields of its template that change only by a rollout.

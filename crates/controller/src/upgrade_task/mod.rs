@@ -107,7 +107,10 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
     }
     let read = async {
         let mut look = Look::read(ctx, task.clone()).await?;
-        look.accepted = external::accepted_specs(ctx, &task).await?;
+        // A task that stops begins nothing: it must not wait for a Secret that is gone.
+        if !look.seen(ctx).stops() && !has_ended(&task) {
+            look.accepted = external::accepted_specs(ctx, &task).await?;
+        }
         anyhow::Ok(look)
     };
     let look = match read.await {

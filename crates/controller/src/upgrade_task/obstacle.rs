@@ -70,11 +70,24 @@ pub(super) fn of_whole(ctx: &Context, task: &UpgradeTask) -> Option<Obstacle> {
         );
         return Some(Obstacle::NotSupported { why });
     }
+    if has_machine_pools(&cluster) {
+        let why = format!(
+            "the topology of Cluster {name} has MachinePools, which its new version would upgrade, too: set \
+             spec.topology.version yourself"
+        );
+        return Some(Obstacle::NotSupported { why });
+    }
     let key = ObjectKey::of(cluster.as_ref());
     let others = ctx.stores.upgrade_tasks.listed(&TASKS_BY_CLUSTER, &key);
     let mut wholes = others.iter().filter(|other| other.spec.owner_ref.is_none());
     let older = wholes.find(|other| is_before(other, task));
     older.map(|other| Obstacle::OlderTask { task: other.name_any() })
+}
+
+fn has_machine_pools(cluster: &Cluster) -> bool {
+    let topology = cluster.spec.topology.as_ref().and_then(|topology| topology.0.get("workers"));
+    let pools = topology.and_then(|workers| workers.get("machinePools")?.as_array());
+    pools.is_some_and(|pools| !pools.is_empty())
 }
 
 /// The Cluster of a task, if nothing about it or its namespace stands in the way.

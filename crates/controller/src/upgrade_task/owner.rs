@@ -22,7 +22,7 @@ use super::{
     look::{Look, deployment_snapshot, set_snapshot},
     objects,
 };
-use crate::{context::Context, owner::LiveOwner};
+use crate::{context::Context, node_update::live::read_object, owner::LiveOwner};
 
 /// Pauses the owner, unless another client has.
 pub(super) async fn pause(ctx: &Context, look: &Look) -> anyhow::Result<()> {
@@ -88,6 +88,7 @@ pub(super) async fn unpause(ctx: &Context, look: &Look) -> anyhow::Result<()> {
 /// Brings the owner, its MachineSets and its Machines in the caches up to the present.
 pub(super) async fn read_group(ctx: &Context, look: &Look) -> anyhow::Result<()> {
     LiveOwner::read(ctx, &look.group).await?;
+    read_object(ctx, &ctx.stores.clusters, &look.group.cluster_key()).await?;
     let namespace = &look.group.key.namespace;
     let cluster = &look.group.spec.cluster_name;
     let labels = format!("{}={cluster}", keys::CLUSTER_NAME);

@@ -238,7 +238,11 @@ fn settle(seen: &GroupSeen<'_>) -> Vec<Action> {
     }
     // After its end, the owner may be another task's.
     let is_ours = seen.owner.as_ref().is_some_and(|owner| owner.paused.is_by(seen.name()));
-    if seen.phase().has_ended() && !is_ours {
+    let is_of_another = seen.owner.as_ref().is_some_and(|owner| match &owner.paused {
+        Paused::ByTask(name) => name != seen.name(),
+        Paused::No | Paused::ByOthers => false,
+    });
+    if seen.phase().has_ended() && !is_ours || is_of_another || !seen.is_via_machines() {
         return Vec::new();
     }
     let at_rest = seen.sets.clone().map(|sets| super::SetsSeen { ends: true, ..sets });

@@ -167,6 +167,11 @@ fn is_to_stop(task: &UpgradeTask) -> bool {
     task.spec.stage == Stage::Abort || task.metadata.deletion_timestamp.is_some()
 }
 
+/// Whether a task is for what its owner requested when it began, not for whatever it requests.
+fn is_for_one_request(task: &UpgradeTask) -> bool {
+    task.spec.version.is_some() || task.spec.request_ref.is_some()
+}
+
 /// Everything that a task for a group is decided on.
 #[derive(Clone, Debug)]
 pub struct GroupSeen<'a> {
@@ -224,8 +229,7 @@ impl GroupSeen<'_> {
     fn owner_was_edited(&self) -> bool {
         let recorded = self.task.status.as_ref().map_or("", |status| &status.owner_request);
         let Some(owner) = &self.owner else { return false };
-        let is_for_a_request = self.task.spec.version.is_some();
-        is_for_a_request && !recorded.is_empty() && recorded != owner.request
+        is_for_one_request(self.task) && !recorded.is_empty() && recorded != owner.request
     }
 
     /// Whether the owner's spec still has to get the task's version.

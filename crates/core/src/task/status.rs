@@ -15,6 +15,7 @@ use refit_kinds::{
 use super::{
     GroupSeen, Member, MemberState, Obstacle, Paused, SpecState,
     actions::{has_stopped, is_done},
+    is_for_one_request,
     member::phase_of,
 };
 use crate::report::{MISSING_MACHINE, Reason, RefusalReason};
@@ -53,7 +54,7 @@ pub fn status(seen: &GroupSeen<'_>, refused: &BTreeMap<String, Refused>) -> Upgr
         next.failures = failures(&members);
         next.version = seen.target().cloned();
         if let Some(owner) = seen.owner.as_ref().filter(|_| seen.sets_version().is_none())
-            && (next.owner_request.is_empty() || seen.task.spec.version.is_none())
+            && (next.owner_request.is_empty() || !is_for_one_request(seen.task))
         {
             next.owner_request.clone_from(&owner.request);
         }

@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
     conditions,
     refit::{
-        ClusterRef, ExceptionRule, GroupOwner, NodeUpdate, Phase, UpgradeTaskSpec,
+        ClusterRef, ExceptionRule, GroupOwner, NodeUpdate, Phase, RequestRef, UpgradeTaskSpec,
         UpgradeTaskStatus,
     },
 };
@@ -351,4 +351,41 @@ fn the_status_of_a_task_for_30_000_machines_stays_small() {
     let look = seen(&task, machines.collect());
     let text = serde_json::to_string(&status(&look, &BTreeMap::new())).unwrap();
     assert!(text.len() < 256 << 10, "{}", text.len());
+}
+
+#[test]
+fn a_task_of_a_request_goes_no_further_once_its_owner_is_edited() {
+    let mut task = task();
+    task.spec.version = None;
+    task.spec.request_ref = Some(RequestRef { name: "external".into() });
+    let (waits, begun) = (in_phase("a", Phase::Staging), in_phase("b", Phase::Succeeded));
+    let mut machines = vec![member("a"), member("b"), member("c")];
+    (machines[0].update, machines[1].update) = (Some(&waits), Some(&begun));
+    let mut look = seen(&task, machines);
+    let recorded = status(&look, &BTreeMap::new());
+    assert_eq!(recorded.owner_request, "r");
+    let mut edited = task.clone();
+    edited.status = Some(recorded);
+    look.task = &edited;
+    look.owner =
+        Some(OwnerSeen { request: "other".into(), paused: Paused::ByTask("t".into()), ..owner() });
+    assert_eq!(actions(&look), [Action::Stop(waits.metadata.name.clone().unwrap())]);
+    assert_eq!(shown(&look), (TaskPhase::Failed, "OwnerEdited".into()));
+    // Aborted, it does not wait for a write that is not wanted any more.
+    let mut aborted = edited.clone();
+    aborted.spec.stage = Stage::Abort;
+    look.task = &aborted;
+    look.machines.remove(0);
+    assert!(advanced(&actions(&look)).is_empty());
+}
+
+#[test]
+fn an_aborted_task_leaves_the_sets_of_an_owner_that_another_task_pauses() {
+    let mut task = task();
+    task.spec.stage = Stage::Abort;
+    let mut look = seen(&task, vec![Member { task: None, ..member("a") }]);
+    look.owner = Some(OwnerSeen { paused: Paused::ByTask("t".into()), ..owner() });
+    assert!(matches!(actions(&look)[..], [Action::Sets(_), ..]), "{:?}", actions(&look));
+    look.owner = Some(OwnerSeen { paused: Paused::ByTask("other".into()), ..owner() });
+    assert_eq!(actions(&look), []);
 }

@@ -27,9 +27,9 @@ const TASKS_ROLE: &str = include_str!("../../../../deploy/tasks/role.yaml");
 const TASKS_BINDING: &str = include_str!("../../../../deploy/tasks/role_binding.yaml");
 const TASKS_SPEC_ROLE: &str = include_str!("../../../../deploy/tasks/spec_role.yaml");
 const TASKS_SPEC_BINDING: &str = include_str!("../../../../deploy/tasks/spec_role_binding.yaml");
-const TASKS_EXTERNAL_ROLE: &str = include_str!("../../../../deploy/tasks/external_role.yaml");
+const TASKS_EXTERNAL_ROLE: &str = include_str!("../../../../deploy/tasks-external/role.yaml");
 const TASKS_EXTERNAL_BINDING: &str =
-    include_str!("../../../../deploy/tasks/external_role_binding.yaml");
+    include_str!("../../../../deploy/tasks-external/role_binding.yaml");
 const TASKS_WORKLOAD_ROLE: &str = include_str!("../../../../deploy/tasks/workload_role.yaml");
 const NEXT: &str = "v1.35.1";
 /// The name in the certificate of Secret refit-hook-client.

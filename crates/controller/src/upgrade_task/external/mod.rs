@@ -22,7 +22,7 @@ use refit_kinds::{
 use refit_runtime::{ObjectKey, apply};
 use serde_json::{Value, json};
 
-use super::{has_ended, look::Look, objects};
+use super::{advance::refused_by_api, has_ended, look::Look, objects};
 use crate::{
     context::Context,
     groups::Group,
@@ -69,9 +69,11 @@ pub(crate) async fn serve(
     let request = request::parse(body)?;
     let asked = Asked::of(ctx, request).await?;
     let tasks = ctx.stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &asked.group.key);
-    let unfinished = tasks.iter().filter(|task| !has_ended(task));
+    // One that is being deleted works on nothing.
+    let unfinished =
+        tasks.iter().filter(|task| !has_ended(task) && task.metadata.deletion_timestamp.is_none());
     let (same, others): (Vec<_>, Vec<_>) = unfinished
-        .partition(|task| asked.is_of_same_request(task) && task.spec.stage == Stage::Ongoing);
+        .partition(|task| asked.ordinal_of(task).is_some() && task.spec.stage == Stage::Ongoing);
     for other in others.iter().filter(|task| task.spec.stage == Stage::Ongoing) {
         stop(ctx, other).await?;
     }
@@ -83,7 +85,8 @@ pub(crate) async fn serve(
         tracing::info!(owner = %asked.group.key, reason, "declined an external upgrade");
         return Ok(answer(false, reason, String::new()));
     }
-    let task = create(ctx, &asked, tasks.len()).await?;
+    let ordinals = tasks.iter().filter_map(|task| asked.ordinal_of(task));
+    let task = create(ctx, &asked, ordinals.max().unwrap_or_default()).await?;
     keep_specs(ctx, &task, &asked.request).await?;
     tracing::info!(owner = %asked.group.key, task = task.name_any(), "accepted an external upgrade");
     Ok(accepted(task.name_any()))
@@ -146,8 +149,10 @@ impl Asked {
         Ok(Self { request, group, name })
     }
 
-    fn is_of_same_request(&self, task: &UpgradeTask) -> bool {
-        task.spec.request_ref.is_some() && task.name_any().starts_with(&self.name)
+    /// How many tasks of the same request came before, and this one; `None` for a task of another request.
+    fn ordinal_of(&self, task: &UpgradeTask) -> Option<usize> {
+        task.spec.request_ref.as_ref()?;
+        task.name_any().strip_prefix(&self.name)?.parse().ok()
     }
 
     fn task(&self, ordinal: usize) -> UpgradeTask {
@@ -180,7 +185,10 @@ async fn declined(ctx: &Context, asked: &Asked) -> Result<Option<String>, NotJud
     let Some(machine) = look.to_judge(&asked.request.machines) else {
         return Ok(Some("all of its Machines are being deleted, or it has none".to_owned()));
     };
-    let sides = objects::sides(ctx, &look, &machine).await.map_err(failed)?;
+    let sides = match objects::sides(ctx, &look, &machine).await {
+        Ok(sides) => sides,
+        Err(error) => return refused_by_api(error).map(|why| Some(why.message)).map_err(failed),
+    };
     let differing = differences(&specs_of(&asked.request), &sides.written(), &sides.stored());
     if !differing.is_empty() {
         return Ok(Some(format!(
@@ -228,7 +236,8 @@ async fn create(ctx: &Context, asked: &Asked, known: usize) -> Result<UpgradeTas
         let task = asked.task(ordinal);
         let (found, _) = apply::create_or_get(&tasks(ctx, &task), &task).await?;
         ctx.stores.upgrade_tasks.insert(found.clone());
-        if !has_ended(&found) && found.spec.stage == Stage::Ongoing {
+        let is_at_work = !has_ended(&found) && found.metadata.deletion_timestamp.is_none();
+        if is_at_work && found.spec.stage == Stage::Ongoing {
             return Ok(found);
         }
     }
