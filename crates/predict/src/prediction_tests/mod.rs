@@ -278,13 +278,27 @@ fn a_group_in_the_desired_state_is_unchanged() {
     assert!(found.groups.iter().all(|group| group.paths.is_empty()));
 }
 
-#[test]
-fn two_minors_at_once_are_not_covered() {
-    let mut input = upgrade(&[deployment(3, 0, 1)]);
-    let wanted = input.desired.get("MachineDeployment", "default", "md").unwrap();
-    let wanted = set(wanted, "/spec/template/spec/version", json!("v1.36.0"));
+/// The prediction of an upgrade to another version than usual.
+fn to_version(input: &mut Input, (kind, name, pointer): (&str, &str, &str)) -> GroupPrediction {
+    let wanted = input.desired.get(kind, "default", name).unwrap();
+    let wanted = set(wanted, pointer, json!("v1.36.0"));
     input.desired.insert(wanted);
-    let found = only(predict(&input));
+    only(predict(input))
+}
+
+#[test]
+fn a_control_plane_does_not_skip_minor_versions() {
+    let mut input = upgrade(&[control_plane(3, 0)]);
+    let found = to_version(&mut input, ("KubeadmControlPlane", "edge-1", "/spec/version"));
     assert_eq!(found.blocked_by[0].reason, "UncoveredPreserve");
     assert!(found.paths[0].line.ends_with("(no updater)"));
+}
+
+#[test]
+fn workers_may_skip_minor_versions() {
+    let mut input = upgrade(&[deployment(3, 0, 1)]);
+    let owner = ("MachineDeployment", "md", "/spec/template/spec/version");
+    let found = to_version(&mut input, owner);
+    assert!(found.paths.iter().all(|path| !path.line.ends_with("(no updater)")), "{found:#?}");
+    assert!(found.blocked_by.iter().all(|blocker| blocker.reason != "UncoveredPreserve"));
 }
