@@ -16,7 +16,7 @@ use refit_kinds::{
 use refit_runtime::{ObjectKey, apply, apply::Ensured};
 use serde_json::json;
 
-use super::{Outcome, hooks_reach, look::topology_version, obstacle};
+use super::{Outcome, hooks_reach, look::topology_version, obstacle, tasks};
 use crate::{
     context::Context,
     groups::{Group, control_plane_group, controller_of, machines_of},
@@ -144,10 +144,6 @@ async fn perform(
             Ok(None)
         }
     }
-}
-
-fn tasks(ctx: &Context, task: &UpgradeTask) -> Api<UpgradeTask> {
-    Api::namespaced(ctx.client.clone(), &task.namespace().unwrap_or_default())
 }
 
 async fn create(

@@ -234,12 +234,10 @@ async fn perform(
 }
 
 async fn finalizers(ctx: &Context, task: &UpgradeTask, wanted: &[&str]) -> kube::Result<()> {
-    let api: Api<UpgradeTask> =
-        Api::namespaced(ctx.client.clone(), &task.namespace().unwrap_or_default());
     let body = json!({"metadata": {
         "resourceVersion": task.resource_version(), "finalizers": wanted,
     }});
-    let written = apply::merge(&api, &task.name_any(), &body).await?;
+    let written = apply::merge(&tasks(ctx, task), &task.name_any(), &body).await?;
     if !wanted.is_empty() {
         ctx.stores.upgrade_tasks.insert(written);
     }
@@ -313,6 +311,11 @@ async fn apply_condition(ctx: &Context, machine: &Machine, status: &Value) -> ku
     Ok(())
 }
 
+/// The tasks of a task's namespace.
+fn tasks(ctx: &Context, task: &UpgradeTask) -> Api<UpgradeTask> {
+    Api::namespaced(ctx.client.clone(), &task.namespace().unwrap_or_default())
+}
+
 fn machines(ctx: &Context, machine: &Machine) -> Api<Machine> {
     Api::namespaced(ctx.client.clone(), &machine.namespace().unwrap_or_default())
 }
@@ -333,9 +336,8 @@ async fn write_status(
     if old.phase != next.phase {
         announce(ctx, &task, next).await;
     }
-    let api: Api<UpgradeTask> = Api::namespaced(ctx.client.clone(), &key.namespace);
     let version = task.resource_version().unwrap_or_default();
-    match apply::swap_status(&api, &key.name, &version, &patch).await {
+    match apply::swap_status(&tasks(ctx, &task), &key.name, &version, &patch).await {
         Ok(written) => {
             ctx.stores.upgrade_tasks.insert(written);
             Ok(true)

@@ -8,6 +8,7 @@ use kube::{
     Api,
     api::{Patch, PatchParams},
 };
+use lab_apiserver::{ApiServer, auth::Attributes};
 use lab_world::world::{Enforced, World, WorldOptions};
 use refit_cluster_api::{cluster_configuration::admins_binding, kinds::Cluster};
 use refit_kinds::refit::UpgradeTask;
@@ -53,6 +54,13 @@ pub(super) async fn task(world: &World, via: &str, owner: Option<(&str, &str, &s
         .await;
 }
 
+/// Asserts that no request was refused, and that the role grants nothing else.
+fn assert_exact(server: &ApiServer, role: &str, asked: &[(Attributes, u32, u32)]) {
+    let rights = granted(server, &[("clusterroles", "", role)]);
+    assert_eq!(missing(asked, false), Vec::<String>::new());
+    assert_eq!(unused(&rights, asked), BTreeSet::new());
+}
+
 async fn topology_version(world: &World, version: &str) {
     let clusters: Api<Cluster> = Api::namespaced(world.client(TEST).unwrap(), "default");
     let body = json!({"spec": {"topology": {"classRef": {"name": "edge"}, "version": version}}});
@@ -92,15 +100,9 @@ fn an_upgrade_task_uses_exactly_its_rights() {
         world.pass(Duration::from_mins(10)).await;
         assert_same_machines(&before, &who(&world).await);
 
-        let asked = management.of(ACCOUNT);
-        let rights = granted(world.management(), &[("clusterroles", "", "refit-tasks")]);
-        assert_eq!(missing(&asked, false), Vec::<String>::new());
-        assert_eq!(unused(&rights, &asked), BTreeSet::new());
+        assert_exact(world.management(), "refit-tasks", &management.of(ACCOUNT));
         let server = world.workload(CLUSTER).unwrap();
-        let asked = workload_log.of(WORKLOAD_USER);
-        let rights = granted(&server, &[("clusterroles", "", "refit-tasks-workload")]);
-        assert_eq!(missing(&asked, false), Vec::<String>::new());
-        assert_eq!(unused(&rights, &asked), BTreeSet::new());
+        assert_exact(&server, "refit-tasks-workload", &workload_log.of(WORKLOAD_USER));
     });
 }
 
@@ -143,10 +145,7 @@ fn an_upgrade_task_that_sets_versions_uses_exactly_its_rights() {
         let topology = clusters.get("edge-1").await.unwrap().spec.topology.unwrap().0;
         assert_eq!(topology["version"], NEXT);
 
-        let asked = management.of(ACCOUNT);
-        let rights = granted(world.management(), &[("clusterroles", "", "refit-tasks-spec")]);
-        assert_eq!(missing(&asked, false), Vec::<String>::new());
-        assert_eq!(unused(&rights, &asked), BTreeSet::new());
+        assert_exact(world.management(), "refit-tasks-spec", &management.of(ACCOUNT));
     });
 }
 
@@ -181,9 +180,6 @@ fn an_external_upgrade_uses_exactly_its_rights() {
         assert_eq!(both.0, both.1);
         world.pass(Duration::from_mins(30)).await;
 
-        let asked = management.of(ACCOUNT);
-        let rights = granted(world.management(), &[("clusterroles", "", "refit-tasks-external")]);
-        assert_eq!(missing(&asked, false), Vec::<String>::new());
-        assert_eq!(unused(&rights, &asked), BTreeSet::new());
+        assert_exact(world.management(), "refit-tasks-external", &management.of(ACCOUNT));
     });
 }

@@ -22,7 +22,7 @@ use refit_kinds::{
 use refit_runtime::{ObjectKey, apply};
 use serde_json::{Value, json};
 
-use super::{advance::refused_by_api, has_ended, look::Look, objects};
+use super::{advance::refused_by_api, has_ended, look::Look, objects, tasks};
 use crate::{
     context::Context,
     groups::Group,
@@ -68,10 +68,10 @@ pub(crate) async fn serve(
 ) -> Result<ExternalUpgradeResponse, NotJudged> {
     let request = request::parse(body)?;
     let asked = Asked::of(ctx, request).await?;
-    let tasks = ctx.stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &asked.group.key);
+    let known = ctx.stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &asked.group.key);
     // One that is being deleted works on nothing.
     let unfinished =
-        tasks.iter().filter(|task| !has_ended(task) && task.metadata.deletion_timestamp.is_none());
+        known.iter().filter(|task| !has_ended(task) && task.metadata.deletion_timestamp.is_none());
     let (same, others): (Vec<_>, Vec<_>) = unfinished
         .partition(|task| asked.ordinal_of(task).is_some() && task.spec.stage == Stage::Ongoing);
     for other in others.iter().filter(|task| task.spec.stage == Stage::Ongoing) {
@@ -85,7 +85,7 @@ pub(crate) async fn serve(
         tracing::info!(owner = %asked.group.key, reason, "declined an external upgrade");
         return Ok(answer(false, reason, String::new()));
     }
-    let ordinals = tasks.iter().filter_map(|task| asked.ordinal_of(task));
+    let ordinals = known.iter().filter_map(|task| asked.ordinal_of(task));
     let task = create(ctx, &asked, ordinals.max().unwrap_or_default()).await?;
     keep_specs(ctx, &task, &asked.request).await?;
     tracing::info!(owner = %asked.group.key, task = task.name_any(), "accepted an external upgrade");
@@ -224,10 +224,6 @@ async fn stop(ctx: &Context, task: &UpgradeTask) -> kube::Result<()> {
     let written = apply::merge(&tasks(ctx, task), &task.name_any(), &body).await?;
     ctx.stores.upgrade_tasks.insert(written);
     Ok(())
-}
-
-fn tasks(ctx: &Context, task: &UpgradeTask) -> Api<UpgradeTask> {
-    Api::namespaced(ctx.client.clone(), &task.namespace().unwrap_or_default())
 }
 
 /// Creates the task, or finds the one that the same request has just made.
