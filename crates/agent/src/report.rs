@@ -19,6 +19,10 @@ use crate::{
 /// Age at which an unchanged report is sent again.
 pub(crate) const HEARTBEAT: SignedDuration = SignedDuration::from_secs(REPORT_INTERVAL_SECONDS);
 
+/// How long a report of mere progress waits for more of it: a step often ends when the next one begins, and short
+/// steps follow each other.
+const PROGRESS_DELAY: SignedDuration = SignedDuration::from_secs(20);
+
 /// A condition that keeps the agent from running or recording anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Trouble {
@@ -187,10 +191,12 @@ fn time(at: Timestamp) -> Time {
     Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
 }
 
-/// When a report is due: now if something differs, else at the next heartbeat.
+/// When a report is due: at once if a decision may depend on what differs, later for mere progress, else at the next
+/// heartbeat. `known` was reported last, `news_since` is when something first differed from it.
 pub(crate) fn due_at(
     wanted: &HostPlanStatus,
     known: Option<&HostPlanStatus>,
+    news_since: Option<Timestamp>,
     now: Timestamp,
 ) -> Timestamp {
     let Some(known) = known else {
@@ -199,12 +205,63 @@ pub(crate) fn due_at(
     let Some(reported_at) = &known.reported_at else {
         return now;
     };
-    let same = HostPlanStatus { reported_at: None, ..known.clone() } == *wanted;
     // A report from the future was written before the clock was set back.
-    if !same || reported_at.0 > now {
+    if reported_at.0 > now {
         return now;
     }
-    reported_at.0.checked_add(HEARTBEAT).unwrap_or(now)
+    let later = |from: Timestamp, by| from.checked_add(by).unwrap_or(now);
+    if !differs(wanted, known) {
+        later(reported_at.0, HEARTBEAT)
+    } else if is_mere_progress(wanted, known) {
+        later(news_since.unwrap_or(now), PROGRESS_DELAY)
+    } else {
+        now
+    }
+}
+
+/// Whether the report differs from the one that was sent last.
+pub(crate) fn differs(wanted: &HostPlanStatus, known: &HostPlanStatus) -> bool {
+    HostPlanStatus { reported_at: None, ..known.clone() } != *wanted
+}
+
+/// Whether the report shows nothing new but that the host carries out its plan, up to a gate that it has not passed.
+fn is_mere_progress(wanted: &HostPlanStatus, known: &HostPlanStatus) -> bool {
+    let before = if known.plan_id == wanted.plan_id {
+        known.clone()
+    } else {
+        HostPlanStatus {
+            plan_id: wanted.plan_id.clone(),
+            passed: Gate::Closed,
+            steps: Vec::new(),
+            past_no_return: false,
+            left_behind: Vec::new(),
+            ..known.clone()
+        }
+    };
+    let is_news = |step: &HostStepStatus| {
+        let before = before.steps.iter().find(|other| other.id == step.id).cloned();
+        let before = before.unwrap_or_default();
+        (step.failure, &step.reason, &step.message)
+            != (before.failure, &before.reason, &before.message)
+            || step.attempt > before.attempt.max(1)
+            || must_be_known(step) && step.attempt > before.attempt
+    };
+    let has_news = wanted.steps.iter().any(is_news);
+    let as_before = HostPlanStatus {
+        state: PlanState::Running,
+        // A finished step changes what is installed.
+        facts: wanted.facts.clone(),
+        steps: wanted.steps.clone(),
+        reported_at: None,
+        ..before
+    };
+    as_before == *wanted && !has_news
+}
+
+/// A step whose beginning must be known even if the host reports nothing more: during a reboot it could otherwise
+/// count as lost, and static pods that kubeadm may have changed as unchanged.
+fn must_be_known(step: &HostStepStatus) -> bool {
+    [StepType::Reboot, StepType::KubeadmUpgrade].into_iter().any(|kind| kind.id() == step.id)
 }
 
 /// Returns the report with its timestamp.

@@ -186,14 +186,84 @@ fn a_full_disk_is_reported_but_does_not_end_the_plan() {
 #[test]
 fn a_report_is_due_on_change_and_each_five_minutes() {
     let wanted = report_of(&journal());
-    assert_eq!(due_at(&wanted, None, at(0)), at(0));
+    assert_eq!(due_at(&wanted, None, None, at(0)), at(0));
     let known = stamped(&wanted, at(0));
-    assert_eq!(due_at(&wanted, Some(&known), at(10)), at(300));
-    assert!(due_at(&wanted, Some(&known), at(301)) <= at(301));
+    assert_eq!(due_at(&wanted, Some(&known), None, at(10)), at(300));
+    assert!(due_at(&wanted, Some(&known), None, at(301)) <= at(301));
     let mut news = wanted.clone();
     news.facts.boot_id = "other".to_owned();
-    assert_eq!(due_at(&news, Some(&known), at(10)), at(10));
-    assert_eq!(due_at(&wanted, Some(&known), at(-10)), at(-10), "a report from the future");
+    assert_eq!(due_at(&news, Some(&known), Some(at(10)), at(10)), at(10));
+    assert_eq!(due_at(&wanted, Some(&known), None, at(-10)), at(-10), "a report from the future");
+}
+
+/// The report of these steps after another one, at 10 seconds, and when it is due.
+fn due_after(before: impl Fn(&mut JournalState), then: impl Fn(&mut JournalState)) -> Timestamp {
+    let mut state = journal();
+    gate(&mut state, Gate::Disrupt);
+    before(&mut state);
+    let known = stamped(&report_of(&state), at(0));
+    then(&mut state);
+    due_at(&report_of(&state), Some(&known), Some(at(10)), at(10))
+}
+
+#[test]
+fn the_progress_of_steps_waits_for_more_of_it() {
+    assert_eq!(due_after(|_| (), |state| start(state, "preflight", 1)), at(30));
+    let mut state = journal();
+    gate(&mut state, Gate::Stage);
+    start(&mut state, "preflight", 1);
+    let known = stamped(&report_of(&state), at(0));
+    let mut wanted = report_of(&state);
+    wanted.steps[0].state = StepState::Done;
+    wanted.steps[0].finished_at = Some(time(at(5)));
+    (wanted.steps[1].state, wanted.steps[1].attempt) = (StepState::Running, 1);
+    wanted.facts.kubelet_version = Some(KubernetesVersion::new(1, 35, 0));
+    assert_eq!(due_at(&wanted, Some(&known), Some(at(10)), at(10)), at(30));
+}
+
+#[test]
+fn what_decides_is_reported_at_once() {
+    let started = |state: &mut JournalState| start(state, "preflight", 1);
+    let failed = |state: &mut JournalState| finish(state, "preflight", 1, StepOutcome::Failed);
+    assert_eq!(due_after(started, failed), at(10), "a failed attempt");
+    let again = |state: &mut JournalState| start(state, "preflight", 2);
+    assert_eq!(
+        due_after(
+            |state| {
+                started(state);
+                failed(state);
+            },
+            again
+        ),
+        at(10),
+        "a second attempt"
+    );
+    let passed = |state: &mut JournalState| finish(state, "preflight", 1, StepOutcome::Done);
+    let mut state = journal();
+    gate(&mut state, Gate::Stage);
+    start(&mut state, "preflight", 1);
+    let known = stamped(&report_of(&state), at(0));
+    passed(&mut state);
+    let due = due_at(&report_of(&state), Some(&known), Some(at(10)), at(10));
+    assert_eq!(due, at(10), "a gate");
+    let ended = |state: &mut JournalState| end(state, PlanState::Succeeded);
+    assert_eq!(due_after(|_| (), ended), at(10), "the end of the plan");
+}
+
+#[test]
+fn the_beginning_of_a_step_that_must_be_known_is_reported_at_once() {
+    for (kind, due) in [
+        (StepType::Reboot, at(10)),
+        (StepType::KubeadmUpgrade, at(10)),
+        (StepType::KubeletInstall, at(30)),
+    ] {
+        let mut known = stamped(&report_of(&journal()), at(0));
+        kind.id().clone_into(&mut known.steps[2].id);
+        let mut wanted =
+            HostPlanStatus { reported_at: None, state: PlanState::Running, ..known.clone() };
+        wanted.steps[2].attempt = 1;
+        assert_eq!(due_at(&wanted, Some(&known), Some(at(10)), at(10)), due, "{kind:?}");
+    }
 }
 
 #[test]

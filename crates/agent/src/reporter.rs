@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use jiff::Timestamp;
 use kube::{Api, Resource as _, ResourceExt as _};
 use refit_kinds::refit::{HostPlan, HostPlanSpec, HostPlanStatus};
 use refit_runtime::{Clock, ObjectKey, Store, apply};
@@ -64,11 +65,13 @@ pub(crate) struct Reporter {
     /// uid of the HostPlan and the status that this process wrote last. It may be newer than the
     /// watch.
     written: Option<(String, HostPlanStatus)>,
+    /// When the driver's report first differed from what the API shows.
+    news_since: Option<Timestamp>,
 }
 
 impl Reporter {
     pub(crate) fn new(plan: OwnPlan, api: Api<HostPlan>, clock: Clock, extras: Extras) -> Self {
-        Self { plan, api, clock, extras, written: None }
+        Self { plan, api, clock, extras, written: None, news_since: None }
     }
 
     /// Sends the reports from `reports` until it is dropped.
@@ -82,7 +85,7 @@ impl Reporter {
             let wanted = reports.borrow_and_update().clone();
             let wait = match self.report(wanted.as_ref()).await {
                 Ok(wait) => {
-                    if wanted.is_some() {
+                    if wanted.is_some() && self.news_since.is_none() {
                         self.extras.notify_reported();
                     }
                     wait
@@ -130,13 +133,16 @@ impl Reporter {
             _ => plan.status.as_ref(),
         };
         let now = self.clock.now_seconds();
-        let due = report::due_at(wanted, known, now);
+        let is_news = known.is_none_or(|known| report::differs(wanted, known));
+        self.news_since = is_news.then(|| self.news_since.unwrap_or(now));
+        let due = report::due_at(wanted, known, self.news_since, now);
         if due > now {
             return Ok(self.clock.until(due));
         }
         let status = report::stamped(wanted, now);
         apply::apply_status(&self.api, MANAGER, &self.plan.key.name, &status).await?;
         self.written = Some((uid, status));
+        self.news_since = None;
         Ok(heartbeat)
     }
 }

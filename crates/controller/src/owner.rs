@@ -135,25 +135,35 @@ impl LiveOwner {
         conditions::is_true(shown, conditions::ROLLING_OUT).then_some(shown)
     }
 
+    /// Whether the owner's status is of its present spec.
+    pub(crate) fn has_observed(&self) -> bool {
+        let observed = match self {
+            Self::ControlPlane(owner) => {
+                owner.status.as_ref().map(|status| status.observed_generation)
+            }
+            Self::Deployment(owner) => {
+                owner.status.as_ref().map(|status| status.observed_generation)
+            }
+            Self::Set(owner) => owner.status.as_ref().map(|status| status.observed_generation),
+        };
+        observed.flatten() == self.generation()
+    }
+
     /// Whether the owner's status, for its current spec, reports all of its machines as up to date.
     /// A MachineSet has no such status.
     pub(crate) fn is_up_to_date(&self) -> bool {
-        let (observed, wanted, there, up_to_date) = match self {
+        let (wanted, there, up_to_date) = match self {
             Self::ControlPlane(owner) => {
                 let status = owner.status.clone().unwrap_or_default();
-                let replicas = owner.spec.replicas;
-                (status.observed_generation, replicas, status.replicas, status.up_to_date_replicas)
+                (owner.spec.replicas, status.replicas, status.up_to_date_replicas)
             }
             Self::Deployment(owner) => {
                 let status = owner.status.clone().unwrap_or_default();
-                let replicas = owner.spec.replicas;
-                (status.observed_generation, replicas, status.replicas, status.up_to_date_replicas)
+                (owner.spec.replicas, status.replicas, status.up_to_date_replicas)
             }
             Self::Set(_) => return false,
         };
-        observed == self.generation()
-            && there == up_to_date
-            && wanted.unwrap_or(1) == there.unwrap_or(0)
+        self.has_observed() && there == up_to_date && wanted.unwrap_or(1) == there.unwrap_or(0)
     }
 }
 

@@ -1,5 +1,7 @@
 //! One watch per kind of the management cluster, and the keys that a change wakes.
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use refit_cluster_api::kinds::{Cluster, KubeadmControlPlane, Machine};
@@ -23,6 +25,9 @@ use crate::{
     providers, upgrade_task,
 };
 
+/// How long changes of its members are collected before a group is looked at.
+const COLLECT: Duration = Duration::from_secs(1);
+
 /// Watches every kind until the future is dropped.
 pub(crate) async fn run(ctx: &Context) {
     let Context { client, stores, queues, .. } = ctx;
@@ -34,14 +39,10 @@ pub(crate) async fn run(ctx: &Context) {
         }),
         watch(client, &stores.machines, |machine| machine_changed(ctx, machine)),
         watch(client, &stores.machine_deployments, |deployment| {
-            let group = owned_group(Owner::Deployment, deployment);
-            upgrade_task::wake(ctx, &group);
-            queues.groups.add(group);
+            owner_changed(ctx, Owner::Deployment, deployment);
         }),
         watch(client, &stores.control_planes, |control_plane| {
-            let group = owned_group(Owner::ControlPlane, control_plane);
-            upgrade_task::wake(ctx, &group);
-            queues.groups.add(group);
+            owner_changed(ctx, Owner::ControlPlane, control_plane);
             wake_waiting_workers(ctx, control_plane);
         }),
         watch(client, &stores.clusters, |cluster| cluster_changed(ctx, cluster)),
@@ -142,12 +143,31 @@ pub(crate) fn has_work_left(ctx: &Context, update: &NodeUpdate) -> bool {
     ended.may_have_work_left()
 }
 
+/// Wakes the group of an owner, its tasks, and the tasks of its Cluster.
+fn owner_changed<K: Resource>(ctx: &Context, owner: Owner, object: &K) {
+    let group = owned_group(owner, object);
+    upgrade_task::wake(ctx, &group);
+    if let Some(cluster) = object.labels().get(keys::CLUSTER_NAME) {
+        upgrade_task::wake_whole(ctx, &ObjectKey::new(&group.namespace, cluster));
+    }
+    ctx.queues.groups.add(group);
+}
+
 pub(crate) fn machine_changed(ctx: &Context, machine: &Machine) {
     work_changed(ctx, &cluster_key(machine));
     wake_machine(ctx, &ObjectKey::of(machine));
     if let Some(group) = group_of(&ctx.stores, machine) {
         upgrade_task::wake(ctx, &group.key);
-        ctx.queues.groups.add(group.key);
+        member_changed(ctx, group.key);
+    }
+}
+
+/// Wakes the group of a Machine or NodeUpdate. What it shows of them may wait for further changes.
+fn member_changed(ctx: &Context, group: ObjectKey) {
+    if ctx.stores.update_groups.get(&group).is_some() {
+        ctx.queues.groups.add_after(group, COLLECT);
+    } else {
+        ctx.queues.groups.add(group);
     }
 }
 
@@ -158,7 +178,7 @@ pub(crate) fn update_changed(ctx: &Context, update: &NodeUpdate) {
         work_changed(ctx, &cluster_key(&machine));
         if let Some(group) = group_of(&ctx.stores, &machine) {
             upgrade_task::wake(ctx, &group.key);
-            ctx.queues.groups.add(group.key);
+            member_changed(ctx, group.key);
         }
     }
 }

@@ -13,6 +13,10 @@ pub const REASON_UPDATING: &str = "ExternalUpgradeInProgress";
 pub const REASON_FAILED: &str = "Failed";
 /// `True/UpToDate`: the update succeeded.
 pub const REASON_UP_TO_DATE: &str = "UpToDate";
+/// The message of `Unknown/Waiting` while the host prepares or the machine waits for a slot.
+pub fn disturbs_nothing_yet(target: &str) -> String {
+    format!("the update to {target} is requested and disturbs nothing yet")
+}
 /// Cluster API's condition on a Machine: an in-place update is under way.
 pub const UPDATING: &str = "Updating";
 /// Cluster API's condition on a Machine: it matches its owner's spec.

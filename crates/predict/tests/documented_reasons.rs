@@ -74,6 +74,7 @@ fn not_ready() -> Vec<NotReady> {
         NotReady::NotOptedIn { namespace: s() },
         NotReady::ObjectUnknown { kind: s(), name: s() },
         NotReady::OwnerUnknown { machine: s() },
+        NotReady::TaskAtWork { task: s() },
         decided(&Known { hosts: vec![leaving], ..Known::default() }),
         decided(&Known { hosts: vec![held], ..Known::default() }),
         decided(&Known { peers: vec![peer], ..Known::default() }),
@@ -97,6 +98,7 @@ fn not_ready() -> Vec<NotReady> {
             | NotReady::NotOptedIn { .. }
             | NotReady::ObjectUnknown { .. }
             | NotReady::OwnerUnknown { .. }
+            | NotReady::TaskAtWork { .. }
             | NotReady::Deleting { .. }
             | NotReady::Excepted { .. }
             | NotReady::AnotherMachine { .. }

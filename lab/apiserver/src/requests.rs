@@ -21,6 +21,10 @@ pub struct WriteRequest<'a> {
     pub manager: &'a str,
     /// HTTP status code with which the server rejected it.
     pub rejected: Option<u16>,
+    /// Name of the object in the path, or `""`.
+    pub name: &'a str,
+    /// The request's body.
+    pub body: &'a [u8],
 }
 
 /// Called after a write request; must not call the server.
@@ -56,6 +60,8 @@ impl Requests {
             subresource: &call.target.subresource,
             manager,
             rejected: error.map(|error| error.code),
+            name: call.target.name.as_deref().unwrap_or_default(),
+            body: &call.body,
         };
         for observer in observers.iter_mut() {
             observer(&request);

@@ -301,6 +301,11 @@ impl HostState {
         }
     }
 
+    /// Whether a command of this step runs.
+    pub fn runs_step(&self, step: &str) -> bool {
+        self.units.values().any(|unit| unit.step == step && unit.exit.is_none())
+    }
+
     /// Notes the success of a unit: the agent has recorded its result. Units disappear by
     /// themselves here, because an agent must not rely on finding one.
     pub fn release(&mut self, unit: &str) {

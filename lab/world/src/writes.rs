@@ -10,7 +10,7 @@ use std::{
 };
 
 use lab_apiserver::{ApiServer, WriteRequest};
-use refit_kinds::json::text;
+use refit_kinds::{json::text, refit::REPORT_INTERVAL_SECONDS};
 use serde_json::{Value, json};
 
 use crate::{
@@ -28,6 +28,9 @@ const LIMIT: Duration = Duration::from_hours(24);
 const LOOK: Duration = Duration::from_secs(10);
 /// How long the fleet rests at the end: what follows the last update counts, too.
 const SETTLE: Duration = Duration::from_mins(2);
+
+/// An agent's report that differs from the last one by its time only.
+pub const HEARTBEAT: &str = "HostPlan/status, unchanged";
 
 /// How a fleet is upgraded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +61,7 @@ pub struct WriteKind {
     pub process: &'static str,
     /// Kubernetes verb, or `apply` for a server-side apply.
     pub verb: String,
-    /// Kind of the object, with the subresource: `Node`, `NodeUpdate/status`.
+    /// Kind of the object, with the subresource: `Node`, `NodeUpdate/status`; [`HEARTBEAT`] for an unchanged report.
     pub object: String,
     /// Field manager.
     pub manager: String,
@@ -66,9 +69,9 @@ pub struct WriteKind {
 
 impl WriteKind {
     /// Whether the write is counted apart: the number of evictions is that of the pods, the server drops old
-    /// events by itself, and Leases are renewed by time.
+    /// events by itself, and Leases and unchanged reports are renewed by time, whether or not there is an upgrade.
     pub fn is_apart(&self) -> bool {
-        ["Event", "Lease", "Pod/eviction"].contains(&self.object.as_str())
+        ["Event", "Lease", "Pod/eviction", HEARTBEAT].contains(&self.object.as_str())
     }
 }
 
@@ -135,6 +138,9 @@ pub fn count(
         world.pass(SETTLE).await;
         progress(&format!("{} machines are available", world.machines().len()));
         let counts = observe(&world);
+        // From then on, each host has a report that the next one is compared with.
+        world.pass(Duration::from_secs(REPORT_INTERVAL_SECONDS.unsigned_abs())).await;
+        lock(&counts).clear();
         let start = world.now();
         match options.via {
             UpgradeVia::Hooks => world.upgrade(&options.version).await?,
@@ -181,6 +187,7 @@ fn observe(world: &World) -> Counts {
 }
 
 fn follow(server: &ApiServer, counts: Counts) {
+    let mut reports: BTreeMap<String, Value> = BTreeMap::new();
     server.observe_requests(Box::new(move |request: &WriteRequest<'_>| {
         let process = match request.user_agent.split('/').next() {
             Some("refit-controller") => "controller",
@@ -191,10 +198,12 @@ fn follow(server: &ApiServer, counts: Counts) {
             "" => request.kind.to_owned(),
             subresource => format!("{}/{subresource}", request.kind),
         };
+        let is_heartbeat = (process, object.as_str()) == ("agent", "HostPlan/status")
+            && is_unchanged(&mut reports, request);
         let kind = WriteKind {
             process,
             verb: request.verb.to_owned(),
-            object,
+            object: if is_heartbeat { HEARTBEAT.to_owned() } else { object },
             manager: request.manager.to_owned(),
         };
         let mut counts = lock(&counts);
@@ -202,6 +211,16 @@ fn follow(server: &ApiServer, counts: Counts) {
         count.requests += 1;
         count.rejected += u64::from(request.rejected.is_some());
     }));
+}
+
+/// Whether a report differs from the last one of its host by its time at most.
+fn is_unchanged(reports: &mut BTreeMap<String, Value>, request: &WriteRequest<'_>) -> bool {
+    let mut report: Value = serde_json::from_slice(request.body).unwrap_or_default();
+    if let Some(status) = report["status"].as_object_mut() {
+        status.remove("reportedAt");
+    }
+    let last = reports.insert(request.name.to_owned(), report.clone());
+    last == Some(report)
 }
 
 /// The manifests of a fleet: clusters of about the same size, a tenth of whose workers may be down.

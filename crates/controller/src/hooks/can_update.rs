@@ -20,6 +20,7 @@ use refit_core::{
     node::{awaits_request, is_half_upgraded, newest},
 };
 use refit_kinds::{
+    keys,
     refit::{MachineUid, NodeUpdate, Origin},
     version::StatedVersion,
 };
@@ -38,6 +39,7 @@ use crate::{
     owner::{LiveOwner, limits_of, pace_of},
     policy::{live_policy, unknown},
     updaters::updaters_of,
+    upgrade_task::has_ended,
     workload_watch::has_hosted_control_plane,
 };
 
@@ -46,12 +48,14 @@ const OWNER_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Serves CanUpdateMachine.
 pub(crate) async fn machine(ctx: &Context, body: &[u8]) -> Verdict {
-    answer(ctx, body, wire::MACHINE, |current| about_machine(ctx, current)).await
+    let read = |current: &Objects| without_task(ctx, about_machine(ctx, current)?);
+    answer(ctx, body, wire::MACHINE, read).await
 }
 
 /// Serves CanUpdateMachineSet.
 pub(crate) async fn machine_set(ctx: &Context, body: &[u8]) -> Verdict {
-    answer(ctx, body, wire::MACHINE_SET, |current| about_machine_set(ctx, current)).await
+    let read = |current: &Objects| without_task(ctx, about_machine_set(ctx, current)?);
+    answer(ctx, body, wire::MACHINE_SET, read).await
 }
 
 /// The data for a decision, read from the caches.
@@ -232,6 +236,20 @@ fn about_machine_set(ctx: &Context, current: &Objects) -> Result<Question, NotRe
     let machine = machines.iter().find(stays);
     let infrastructure = machine.map(|machine| machine.spec.infrastructure_ref.clone());
     Ok(Question { group, level: Level::MachineSet, known, infrastructure })
+}
+
+/// Refuses while an UpgradeTask works through the Machines itself, with its owner paused: two orchestrators would
+/// update them.
+fn without_task(ctx: &Context, question: Question) -> Result<Question, NotReady> {
+    let key = &question.group.key;
+    let owner = LiveOwner::of(&ctx.stores, &question.group);
+    let named = owner.and_then(|owner| owner.annotations().get(keys::TASK).cloned());
+    let task =
+        named.and_then(|task| ctx.stores.upgrade_tasks.get(&ObjectKey::new(&key.namespace, task)));
+    match task.filter(|task| !has_ended(task)) {
+        Some(task) => Err(NotReady::TaskAtWork { task: task.name_any() }),
+        None => Ok(question),
+    }
 }
 
 fn synced_key(ctx: &Context, current: &Objects) -> Result<ObjectKey, NotReady> {

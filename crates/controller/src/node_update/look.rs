@@ -9,8 +9,8 @@ use refit_core::{
     group::{Other, Pace, Queued, RolloutKey, failure_of, holds, waits_for_turn},
     node::{
         ControlPlaneMember, Decision, Group, GroupState, Leaving, MachineView, NodeView,
-        OtherMachines, Others, Seen, Snapshot, Workload, decide, has_brought_version, is_available,
-        speaker,
+        OtherMachines, Others, Replacer, Seen, Snapshot, Workload, decide, has_brought_version,
+        is_available, speaker,
     },
     report::Refusal,
 };
@@ -279,6 +279,8 @@ fn other_machines(
 ) -> OtherMachines {
     let machines = machines_of(stores, group);
     let updates = node_updates_of(stores, &machines);
+    let status = stores.update_groups.get(group).and_then(|group| group.status.clone());
+    let status = status.unwrap_or_default();
     let mut all = OtherMachines {
         last_first_passed: last_first_passed(updates.iter().flatten(), update),
         ..OtherMachines::default()
@@ -299,7 +301,8 @@ fn other_machines(
         {
             all.failures.push((RolloutKey::of(&newest.spec, pace), failure));
         }
-        if newest.is_some_and(waits_for_its_turn) {
+        // One that has just claimed a slot may still show that it waits for it.
+        if newest.is_some_and(waits_for_its_turn) && !holds(&status, &machine_uid) {
             let created = other.metadata.creation_timestamp.as_ref().map(|created| created.0);
             all.queue.push(Queued { machine: other.name_any(), created });
         }
@@ -391,12 +394,15 @@ fn last_first_passed<'a>(
 }
 
 /// The control plane that Cluster API rolls out: one that is not paused.
-fn replacer(group: &groups::Group, owner: &LiveOwner) -> Option<String> {
+fn replacer(group: &groups::Group, owner: &LiveOwner) -> Option<Replacer> {
     let kind = group.spec.owner.owner();
     match kind {
         Owner::ControlPlane => {
             let is_paused = owner.annotations().contains_key(keys::PAUSED);
-            (!is_paused).then(|| format!("{} {}", kind.kind(), group.spec.owner.name))
+            (!is_paused).then(|| Replacer {
+                object: format!("{} {}", kind.kind(), group.spec.owner.name),
+                has_observed: owner.has_observed(),
+            })
         }
         Owner::Deployment | Owner::Set => None,
     }

@@ -181,10 +181,14 @@ impl Work<'_> {
     }
 }
 
-/// Writes the objects first, then the Machine: it shows that it is up to date when all else is.
+/// Hands the Machine over, which another write may prevent; then writes its objects, then the Machine: it shows that it
+/// is up to date when all else is.
 async fn write(ctx: &Context, sides: &Sides) -> kube::Result<()> {
     let Writes { manager, infrastructure, config, init_removal, machine, hand_over_to } =
         &sides.writes;
+    if let Some(set) = hand_over_to {
+        hand_over(ctx, &sides.machine, set).await?;
+    }
     applied(ctx, manager, infrastructure).await?;
     if let Some(config) = config {
         applied(ctx, manager, config).await?;
@@ -192,9 +196,6 @@ async fn write(ctx: &Context, sides: &Sides) -> kube::Result<()> {
             let api = ctx.foreign.api(&ctx.client, &config.object).await?;
             let _: DynamicObject = apply::merge(&api, &config.object.name, body).await?;
         }
-    }
-    if let Some(set) = hand_over_to {
-        hand_over(ctx, &sides.machine, set).await?;
     }
     let written = applied(ctx, manager, machine).await?;
     if let Ok(written) = serde_json::from_value::<Machine>(written) {
@@ -224,7 +225,10 @@ fn refused(verdict: &Verdict) -> Option<Refused> {
     match verdict {
         Verdict::Cover { .. } => None,
         Verdict::NotReady(_) => Some(waits(verdict.reason(), verdict.message())),
-        Verdict::Replace { .. } | Verdict::Preserve { .. } | Verdict::Disabled => {
+        Verdict::Replace { .. } => {
+            Some(Refused { is_to_be_replaced: true, ..stays(verdict.reason(), verdict.message()) })
+        }
+        Verdict::Preserve { .. } | Verdict::Disabled => {
             Some(stays(verdict.reason(), verdict.message()))
         }
     }
@@ -249,7 +253,7 @@ pub(super) fn unreadable(error: anyhow::Error) -> anyhow::Result<Refused> {
 }
 
 fn waits(reason: &'static str, message: String) -> Refused {
-    Refused { reason, message, is_final: false }
+    Refused { reason, message, is_final: false, is_to_be_replaced: false }
 }
 
 fn stays(reason: &'static str, message: String) -> Refused {

@@ -172,7 +172,8 @@ async fn create(
     if !is_ours {
         let message =
             "it exists, and is not of this task: delete it, or choose another name".to_owned();
-        let why = Refused { reason: "NameTaken", message, is_final: true };
+        let why =
+            Refused { reason: "NameTaken", message, is_final: true, is_to_be_replaced: false };
         return Ok(Some((format!("UpgradeTask {name}"), why)));
     }
     if ensured == Ensured::Created {

@@ -43,7 +43,12 @@ pub(super) async fn refusal(ctx: &Context, group: &Group) -> anyhow::Result<Opti
             "no Deployment with the label {PROVIDER_LABEL}={label} shows whether Cluster API has its feature gates on. \
              A task with via Machines needs none"
         );
-        return Ok(Some(Refused { reason: "GatesUnknown", message, is_final: true }));
+        return Ok(Some(Refused {
+            reason: "GatesUnknown",
+            message,
+            is_final: true,
+            is_to_be_replaced: false,
+        }));
     }
     let facts = Reach::of(
         &owner,
@@ -56,6 +61,6 @@ pub(super) async fn refusal(ctx: &Context, group: &Group) -> anyhow::Result<Opti
         let consequence =
             if why.replaces() { ". Cluster API would replace the Machines" } else { "" };
         let message = format!("{why}{consequence}");
-        Refused { reason: "HooksNotCalled", message, is_final: true }
+        Refused { reason: "HooksNotCalled", message, is_final: true, is_to_be_replaced: false }
     }))
 }

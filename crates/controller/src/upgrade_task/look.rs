@@ -157,6 +157,13 @@ impl Look {
         pace_of(&ctx.stores, &self.group, &pacing.unwrap_or_default()).pacing
     }
 
+    /// What its Machines are to be brought to, for display.
+    pub(super) fn target(&self) -> String {
+        let of_owner = || self.owner.as_ref().and_then(|owner| owner.version().version());
+        let version = self.task.spec.version.as_ref().or_else(of_owner);
+        version.map_or_else(|| "its desired state".to_owned(), ToString::to_string)
+    }
+
     /// Number of the rollout that the task's NodeUpdates belong to.
     fn rollout(&self) -> i64 {
         let of_owner = || self.owner.as_ref().and_then(|owner| owner.version().version());

@@ -51,7 +51,7 @@ use crate::{
 /// Field manager of the marks on Machines: applying nothing with it removes them.
 const MARKS: &str = "refit-task";
 /// How long the events of a change are collected before a task is looked at.
-const COLLECT: Duration = Duration::from_millis(200);
+const COLLECT: Duration = Duration::from_secs(1);
 /// Requeue delay after a write conflict.
 const AFTER_CONFLICT: Duration = Duration::from_millis(500);
 /// Requeue delay after a Machine could not be advanced.
@@ -81,6 +81,13 @@ pub(crate) fn wake(ctx: &Context, group: &ObjectKey) {
 /// Wakes the tasks of a Cluster and of its groups.
 pub(crate) fn wake_of_cluster(ctx: &Context, cluster: &ObjectKey) {
     wake_all(ctx, &ctx.stores.upgrade_tasks.listed(&TASKS_BY_CLUSTER, cluster));
+}
+
+/// Wakes the tasks for a whole Cluster.
+pub(crate) fn wake_whole(ctx: &Context, cluster: &ObjectKey) {
+    let mut tasks = ctx.stores.upgrade_tasks.listed(&TASKS_BY_CLUSTER, cluster);
+    tasks.retain(|task| task.spec.owner_ref.is_none());
+    wake_all(ctx, &tasks);
 }
 
 fn wake_all(ctx: &Context, tasks: &[Arc<UpgradeTask>]) {
@@ -132,8 +139,9 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
         }
     }
     let mut next = status(&seen, &outcome.refused);
-    if next.phase == TaskPhase::Complete && !has_ended(&task) {
-        // The caches may show the owner as it was before the task.
+    let ends = |phase| matches!(phase, TaskPhase::Complete | TaskPhase::Aborted);
+    if ends(next.phase) && !has_ended(&task) {
+        // The caches may show the owner as it was before the task, and what this look has requested is not in it.
         owner::read_group(ctx, &look).await?;
         let live = Look::read(ctx, task.clone()).await?;
         next = status(&live.seen(ctx), &outcome.refused);
@@ -141,7 +149,8 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
     settle(ctx, &task, &next, outcome).await
 }
 
-fn has_ended(task: &UpgradeTask) -> bool {
+/// Whether a task has reached a phase that it does not leave.
+pub(crate) fn has_ended(task: &UpgradeTask) -> bool {
     task.status.as_ref().is_some_and(|status| status.phase.has_ended())
 }
 
@@ -270,8 +279,7 @@ async fn mark(ctx: &Context, look: &Look, machine: &str) -> kube::Result<()> {
     if look.speaks_for_itself(known) {
         return Ok(());
     }
-    let message =
-        format!("UpgradeTask {} is to update the Machine: it waits for its turn", task.name_any());
+    let message = conditions::disturbs_nothing_yet(&look.target());
     let mut shown = known.status.as_ref().map_or_else(Vec::new, |status| {
         conditions::get(&status.conditions, conditions::MACHINE_UP_TO_DATE)
             .cloned()

@@ -1,7 +1,7 @@
 //! What stands in the way of a task.
 
 use kube::ResourceExt as _;
-use refit_cluster_api::kinds::Cluster;
+use refit_cluster_api::kinds::{CONTRACT_VERSION, CONTROL_PLANE_GROUP, CORE_GROUP, Cluster};
 use refit_core::task::Obstacle;
 use refit_kinds::{
     keys,
@@ -30,8 +30,9 @@ pub(super) fn of_group(
         Err(obstacle) => return Some(obstacle),
     };
     let (kind, name) = (&group.spec.owner.kind, &group.spec.owner.name);
-    match Owner::of_kind(kind) {
-        Some(Owner::ControlPlane | Owner::Deployment) => {}
+    let api_group = match Owner::of_kind(kind) {
+        Some(Owner::ControlPlane) => CONTROL_PLANE_GROUP,
+        Some(Owner::Deployment) => CORE_GROUP,
         Some(Owner::Set) | None => {
             let why = format!(
                 "ownerRef is a KubeadmControlPlane or a MachineDeployment: a task cannot upgrade the Machines of a \
@@ -39,6 +40,14 @@ pub(super) fn of_group(
             );
             return Some(Obstacle::NotSupported { why });
         }
+    };
+    let api_version = &group.spec.owner.api_version;
+    if api_version.split_once('/').map(|(of, _)| of) != Some(api_group) {
+        let why = format!(
+            "invalid value {api_version:?} in ownerRef.apiVersion, expected {api_group}/{CONTRACT_VERSION} for a {kind}: \
+             delete this task, and create another one"
+        );
+        return Some(Obstacle::NotSupported { why });
     }
     let Some(owner) = owner else {
         return Some(Obstacle::Missing { object: format!("{kind} {name}") });

@@ -8,7 +8,10 @@ use refit_cluster_api::{
     kinds::{CORE_GROUP, Machine, MachineSet},
     rollout::{Decisions, IntentInput, RolloutIntent, intend_unmoved},
 };
-use refit_core::task::{Action, SetWrite, actions};
+use refit_core::{
+    change::OnUncovered,
+    task::{Action, SetWrite, actions},
+};
 use refit_kinds::{
     json::{annotations, text},
     keys,
@@ -22,7 +25,9 @@ use super::{
     look::{Look, deployment_snapshot, set_snapshot},
     objects,
 };
-use crate::{context::Context, node_update::live::read_object, owner::LiveOwner};
+use crate::{
+    context::Context, node_update::live::read_object, owner::LiveOwner, policy::live_policy,
+};
 
 /// Pauses the owner, unless another client has.
 pub(super) async fn pause(ctx: &Context, look: &Look) -> anyhow::Result<()> {
@@ -69,7 +74,8 @@ pub(super) async fn set_version(
 pub(super) async fn unpause(ctx: &Context, look: &Look) -> anyhow::Result<()> {
     read_group(ctx, look).await?;
     let live = Look::read(ctx, look.task.clone()).await?;
-    if !actions(&live.seen(ctx)).contains(&Action::Unpause) {
+    let seen = live.seen(ctx);
+    if !actions(&seen).contains(&Action::Unpause) || seen.has_delegated() && !replaces(ctx, look) {
         return Ok(());
     }
     let owner = objects::owner(ctx, &look.group).await?;
@@ -83,6 +89,12 @@ pub(super) async fn unpause(ctx: &Context, look: &Look) -> anyhow::Result<()> {
     merge(ctx, look, &owner, &body).await?;
     tracing::info!(owner = %look.group.key, "Cluster API goes on with an owner");
     Ok(())
+}
+
+/// Whether the policy of a group, of which owner and Cluster have been read, still has Cluster API replace Machines.
+fn replaces(ctx: &Context, look: &Look) -> bool {
+    let policy = live_policy(ctx, &look.group);
+    policy.is_ok_and(|policy| policy.on_uncovered == OnUncovered::Replace)
 }
 
 /// Brings the owner, its MachineSets and its Machines in the caches up to the present.

@@ -80,6 +80,11 @@ pub enum NotReady {
         /// Name of the Machine.
         machine: String,
     },
+    /// An UpgradeTask works through the Machines of the group itself.
+    TaskAtWork {
+        /// Its name.
+        task: String,
+    },
     /// The Machine is being deleted.
     #[non_exhaustive]
     Deleting {
@@ -222,6 +227,11 @@ impl fmt::Display for NotReady {
                 f,
                 "Machine {machine} has no owner that Refit knows, neither a control plane nor a \
                  MachineSet"
+            ),
+            Self::TaskAtWork { task } => write!(
+                f,
+                "UpgradeTask {task} works through the Machines itself, and one orchestrator at a time works on a group: \
+                 leave its owner paused until the task has ended, or abort the task"
             ),
             Self::Deleting { machine } => write!(f, "Machine {machine} is being deleted"),
             Self::AnotherMachine { machine, what } => match what {

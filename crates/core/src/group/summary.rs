@@ -179,17 +179,17 @@ pub fn summarise(
     next.waiting = members.iter().filter_map(waiting).collect();
     let waits = |phase| matches!(phase, Phase::Pending | Phase::Waiting);
     let works = |phase: Phase| !phase.is_final() && !waits(phase);
-    let running = members.iter().filter(|member| works(member.phase())).count();
-    let progressing = match running {
-        0 => ("False", "Idle", "no machine is being updated".to_owned()),
-        1 => ("True", "Updating", "1 machine is being updated".to_owned()),
-        n => ("True", "Updating", format!("{n} machines are being updated")),
+    // Which machines, their slots show: a number would change with each of them.
+    let progressing = if members.iter().any(|member| works(member.phase())) {
+        ("True", "Updating", "machines are being updated")
+    } else {
+        ("False", "Idle", "no machine is being updated")
     };
     conditions::set(
         &mut next.conditions,
         now,
         generation,
-        (PROGRESSING, progressing.0, progressing.1, &progressing.2),
+        (PROGRESSING, progressing.0, progressing.1, progressing.2),
     );
     let (state, reason, message) = blocked(&next, members, outside, now);
     conditions::set(&mut next.conditions, now, generation, (BLOCKED, state, &reason, &message));

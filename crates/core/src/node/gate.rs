@@ -302,11 +302,13 @@ impl Work<'_> {
         let machine = self.s.own_machine().filter(|machine| !update_in_progress(*machine))?;
         let conditions = machine.status.as_ref().map_or(&[][..], |status| &status.conditions);
         let shown = conditions::get(conditions, conditions::UP_TO_DATE);
-        let is_outdated = machine.spec.version != self.s.owner_version
+        // An owner that has not observed its spec may find the machine outdated when it does.
+        let is_outdated = !owner.has_observed
+            || machine.spec.version != self.s.owner_version
             || shown.is_some_and(|shown| shown.status == "False");
         is_outdated.then(|| Refusal::WouldBeReplaced {
             machine: self.machine_name().to_owned(),
-            owner: owner.clone(),
+            owner: owner.object.clone(),
         })
     }
 
@@ -366,6 +368,17 @@ impl Work<'_> {
         }
     }
 
+    /// A refusal that names the machine that the status names, while it still holds a slot.
+    fn same_holder(&self, refusal: Refusal, group: &UpdateGroupStatus) -> Refusal {
+        let is_busy = matches!(refusal, Refusal::SlotBusy { .. });
+        let shown = self.status.blocked_by.iter().find(|one| one.reason == refusal.reason());
+        let held = shown.filter(|one| group.slots.iter().any(|slot| slot.machine == one.object));
+        match held {
+            Some(shown) if is_busy => Refusal::SlotBusy { machine: shown.object.clone() },
+            Some(_) | None => refusal,
+        }
+    }
+
     /// The claim that must still be written, or what is to be asked before it; `Ok(None)` once the slot is
     /// held.
     pub(super) fn claim(&self) -> Result<Option<Write>, Refusal> {
@@ -384,7 +397,9 @@ impl Work<'_> {
             failures: &group.others.failures,
         };
         let (status, limits) = (&group.status, group.limits);
-        match group::claim(status, &self.wanted_slot(), limits, &group.others.machines, &turn)? {
+        let claim =
+            group::claim(status, &self.wanted_slot(), limits, &group.others.machines, &turn);
+        match claim.map_err(|refusal| self.same_holder(refusal, status))? {
             Claim::Held => Ok(None),
             Claim::Take(next) => {
                 let preflight = self.preflight().filter(|_| !self.holds_slot());

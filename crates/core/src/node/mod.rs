@@ -94,8 +94,8 @@ pub use role::decide_role;
 pub use seen::{ControlPlaneMember, ImageVersion, NodeView, Seen, StaticPod, Workload};
 pub use snapshot::{
     Announcement, Decision, EvictionRefusal, Group, GroupState, Leaving, ManagementWrite,
-    OtherMachines, Others, PodRef, ProviderOrder, Providers, Severity, Snapshot, WorkloadWrite,
-    Write,
+    OtherMachines, Others, PodRef, ProviderOrder, Providers, Replacer, Severity, Snapshot,
+    WorkloadWrite, Write,
 };
 pub use status::is_past_return;
 pub use steps::{STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON, step_names};

@@ -54,8 +54,8 @@ pub struct Snapshot {
     pub updater_refused: Option<Refusal>,
     /// When hosts reboot.
     pub reboot: Reboot,
-    /// Kind and name of the control plane that replaces its outdated members; `None` while it is paused.
-    pub replacer: Option<String>,
+    /// The control plane that replaces its outdated members; `None` while it is paused.
+    pub replacer: Option<Replacer>,
     /// The version in the spec of the Machine's owner.
     pub owner_version: StatedVersion,
     /// The Machine's group.
@@ -281,6 +281,15 @@ pub enum Write {
     /// Calls an Updater, or reads whether its objects show what it has done, and writes the result into the
     /// status.
     Updater(String),
+}
+
+/// A control plane that replaces its outdated members.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replacer {
+    /// Its kind and name.
+    pub object: String,
+    /// Its status, and the conditions of its members, are of its present spec.
+    pub has_observed: bool,
 }
 
 /// An order to a provider.

@@ -128,6 +128,10 @@ pub(super) fn conclude(
         GroupState::Present(group) => steps::progress(&status.steps, &group.status.durations),
         GroupState::None | GroupState::Missing => steps::progress(&status.steps, &[]),
     };
+    if status.steps == old.steps && old.progress.is_some() {
+        // Each machine that is done changes the past durations.
+        status.progress.clone_from(&old.progress);
+    }
     if status.phase == Phase::Succeeded
         && let Some(progress) = &mut status.progress
     {
@@ -138,13 +142,55 @@ pub(super) fn conclude(
         status.finished_at.get_or_insert(Time(now));
     }
     let changed = s.update.status.as_ref() != Some(&status);
-    let announce = if changed { announcements(&old, &status, &outcome) } else { Vec::new() };
-    let write = if changed {
-        Some(Write::STATUS)
-    } else {
-        machine_condition(s, &status, now).or(outcome.write)
+    let next = outcome.write.clone().filter(|write| {
+        changed
+            && s.refused.is_none()
+            && precedes_status(write)
+            && differs_for_display_only(&old, &status)
+    });
+    let announce =
+        if changed && next.is_none() { announcements(&old, &status, &outcome) } else { Vec::new() };
+    let write = match next {
+        Some(next) => Some(next),
+        None if changed => Some(Write::STATUS),
+        None => machine_condition(s, &status, now).or(outcome.write),
     };
     Decision { status, write, announce, blockers: outcome.blockers, requeue: outcome.requeue }
+}
+
+/// Whether a write leads to another status at once: what has changed for display only is shown with that one.
+fn precedes_status(write: &Write) -> bool {
+    match write {
+        Write::HostPlan(_)
+        | Write::Management(ManagementWrite::ClaimSlot(_) | ManagementWrite::Guard(_)) => true,
+        Write::Management(
+            ManagementWrite::Status
+            | ManagementWrite::ReleaseSlot(_)
+            | ManagementWrite::Unguard(_)
+            | ManagementWrite::Withdraw
+            | ManagementWrite::WithdrawForMember
+            | ManagementWrite::Again { .. }
+            | ManagementWrite::MachineCondition(_),
+        )
+        | Write::Workload(_)
+        | Write::Provider(_)
+        | Write::OlderProvider(..)
+        | Write::AskUpdater(_)
+        | Write::Updater(_) => false,
+    }
+}
+
+/// Whether nothing differs that a later decision rests on: the message, how far the host is, and that the machine
+/// waited for a slot. Later decisions rest on other blockers.
+fn differs_for_display_only(old: &NodeUpdateStatus, new: &NodeUpdateStatus) -> bool {
+    let for_display = |status: &NodeUpdateStatus| NodeUpdateStatus {
+        message: String::new(),
+        blocked_by: status.blocked_by.iter().filter(|one| !is_slot_busy(one)).cloned().collect(),
+        progress: None,
+        steps: status.steps.iter().map(steps::without_report).collect(),
+        ..status.clone()
+    };
+    for_display(old) == for_display(new)
 }
 
 fn blocked_by(old: &[Blocker], outcome: &Standing, now: Timestamp) -> Vec<Blocker> {
@@ -171,6 +217,11 @@ fn is_api_refusal(blocker: &Blocker) -> bool {
     [RefusalReason::ApiRefused, RefusalReason::ApiErrors]
         .into_iter()
         .any(|api| reason == Some(Reason::Update(api)))
+}
+
+/// Whether the machine waits for another one that holds a slot.
+fn is_slot_busy(blocker: &Blocker) -> bool {
+    Reason::of(&blocker.reason) == Some(Reason::Update(RefusalReason::SlotBusy))
 }
 
 fn same_blocker(a: &Blocker, b: &Blocker) -> bool {
@@ -358,10 +409,12 @@ fn wanted_condition(
     let goal = update.spec.target();
     match status.phase {
         Phase::Pending | Phase::Waiting | Phase::Staging => {
-            // The condition must not report a rejected write that may be the condition itself.
-            let reportable = |blocker: &&Blocker| !is_api_refusal(blocker);
+            // The condition must not report a rejected write that may be the condition itself. Which machine holds
+            // the slot changes with each one that is done: the NodeUpdate shows it.
+            let reportable =
+                |blocker: &&Blocker| !is_api_refusal(blocker) && !is_slot_busy(blocker);
             let message = status.blocked_by.iter().find(reportable).map_or_else(
-                || format!("NodeUpdate {name} is preparing the host"),
+                || conditions::disturbs_nothing_yet(&goal),
                 |blocker| blocker.message.clone(),
             );
             Some(("Unknown", conditions::REASON_WAITING, message))

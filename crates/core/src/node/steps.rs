@@ -47,6 +47,14 @@ pub(super) fn mirror(status: &mut NodeUpdateStatus, work: &[WorkStep]) {
         .collect();
 }
 
+/// A step as it is known before anything is reported of it; the controller's own steps as they are.
+pub(super) fn without_report(step: &StepStatus) -> StepStatus {
+    if [STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON].contains(&step.name.as_str()) {
+        return step.clone();
+    }
+    StepStatus { name: step.name.clone(), ..StepStatus::default() }
+}
+
 /// State of a step; `Pending` if it is not listed.
 pub(super) fn state_of(status: &NodeUpdateStatus, name: &str) -> StepState {
     let step = status.steps.iter().find(|step| step.name == name);

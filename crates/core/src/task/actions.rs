@@ -254,8 +254,8 @@ fn settle(seen: &GroupSeen<'_>) -> Vec<Action> {
 
 fn unpause(seen: &GroupSeen<'_>) -> Option<Action> {
     let owner = seen.owner.as_ref()?;
-    (owner.paused.is_by(seen.name()) && (owner.replaces_none || owner.deleting))
-        .then_some(Action::Unpause)
+    let may_go_on = owner.replaces_none || owner.deleting || seen.has_delegated();
+    (owner.paused.is_by(seen.name()) && may_go_on).then_some(Action::Unpause)
 }
 
 /// The stop of a NodeUpdate that has not been stopped yet.

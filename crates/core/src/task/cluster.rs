@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use refit_kinds::{
     conditions,
     refit::{
-        MAX_TASK_CHILDREN, MAX_TASK_FAILURES, Stage, TaskChild, TaskCounts, TaskFailure, TaskPhase,
-        UpgradeTask, UpgradeTaskStatus, Via, hash_json, update_group_name,
+        MAX_TASK_CHILDREN, Stage, TaskChild, TaskCounts, TaskFailure, TaskPhase, UpgradeTask,
+        UpgradeTaskStatus, Via, hash_json, update_group_name,
     },
     version::{KubernetesVersion, StatedVersion},
 };
@@ -17,7 +17,7 @@ use super::{
     GroupVersion, HopTo, Obstacle, Refused,
     hops::{HopError, Lead, name_of, next_hops},
     is_to_stop,
-    status::{READY, Shown, hindered, obstructed, show},
+    status::{READY, Shown, hindered, keep_newest, obstructed, show},
 };
 
 /// How long the name of a child may be.
@@ -222,8 +222,8 @@ fn shown(seen: &ClusterSeen<'_>, refused: &BTreeMap<String, Refused>) -> Shown {
     let aborted = seen.children.iter().find(|child| phase_of(child) == TaskPhase::Aborted);
     if let Some(child) = aborted {
         let message = format!(
-            "UpgradeTask {} was stopped. Abort this task, too; or delete that one, and this one makes it again",
-            name(child)
+            "{}. Abort this task, too; or delete that one, and this one makes it again",
+            of_child(child)
         );
         return (TaskPhase::Failed, "ChildAborted", message);
     }
@@ -295,7 +295,7 @@ fn failures(seen: &ClusterSeen<'_>) -> Vec<TaskFailure> {
     let unfinished = statuses.filter(|status| !status.phase.has_ended());
     let mut failures: Vec<TaskFailure> =
         unfinished.flat_map(|status| status.failures.clone()).collect();
-    failures.truncate(MAX_TASK_FAILURES);
+    keep_newest(&mut failures);
     failures
 }
 

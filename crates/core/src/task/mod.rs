@@ -31,7 +31,9 @@ pub mod status;
 mod tests;
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use refit_kinds::{
+    conditions,
     refit::{Owner, PacingOrder, Stage, TaskPhase, UpgradeTask, Via},
     version::{KubernetesVersion, StatedVersion},
 };
@@ -209,6 +211,18 @@ impl GroupSeen<'_> {
 
     fn phase(&self) -> TaskPhase {
         self.task.status.as_ref().map(|status| status.phase).unwrap_or_default()
+    }
+
+    /// The condition that shows how far the task is.
+    fn ready(&self) -> Option<&Condition> {
+        let status = self.task.status.as_ref()?;
+        conditions::get(&status.conditions, status::READY)
+    }
+
+    /// Whether the task has ended so that Cluster API replaces the Machines, as the policy requires.
+    pub fn has_delegated(&self) -> bool {
+        let is_delegated = |ready: &Condition| ready.reason == status::REPLACED;
+        self.phase().has_ended() && self.ready().is_some_and(is_delegated)
     }
 
     fn is_via_machines(&self) -> bool {

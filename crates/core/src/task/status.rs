@@ -24,6 +24,10 @@ use crate::report::{MISSING_MACHINE, Reason, RefusalReason};
 pub const READY: &str = "Ready";
 /// Condition of an UpgradeTask: whether it pauses its owner.
 pub const OWNER_PAUSED: &str = "OwnerPaused";
+/// Length of a failure's message, in characters; the NodeUpdate has all of it.
+const MAX_FAILURE_MESSAGE: usize = 1024;
+/// Reason of [`READY`] of a task that has ended because Cluster API is to replace the Machines, as the policy requires.
+pub const REPLACED: &str = "ReplacedByClusterApi";
 /// How many objects a message names.
 const NAMED: usize = 5;
 
@@ -36,6 +40,8 @@ pub struct Refused {
     pub message: String,
     /// Only a person ends it.
     pub is_final: bool,
+    /// The policy has Cluster API replace the Machines instead.
+    pub is_to_be_replaced: bool,
 }
 
 /// Phase, reason and message.
@@ -151,12 +157,17 @@ fn failures(members: &[(&Member<'_>, MemberState<'_>)]) -> Vec<TaskFailure> {
             | MemberState::Reached => None,
         })
         .collect();
+    keep_newest(&mut failures);
+    failures
+}
+
+/// Sorts failures, the newest first, and drops those beyond the maximum.
+pub(super) fn keep_newest(failures: &mut Vec<TaskFailure>) {
     failures.sort_by(|a, b| {
         let at = |failure: &TaskFailure| failure.at.as_ref().map(|time| time.0);
         (at(b), &a.machine).cmp(&(at(a), &b.machine))
     });
     failures.truncate(MAX_TASK_FAILURES);
-    failures
 }
 
 fn failure(member: &Member<'_>, update: &NodeUpdate) -> TaskFailure {
@@ -168,7 +179,7 @@ fn failure(member: &Member<'_>, update: &NodeUpdate) -> TaskFailure {
         machine: member.name.to_owned(),
         node_update: update.metadata.name.clone().unwrap_or_default(),
         reason: reason.to_owned(),
-        message: message.clone(),
+        message: message.chars().take(MAX_FAILURE_MESSAGE).collect(),
         at: status.finished_at,
     }
 }
@@ -209,7 +220,8 @@ fn shown(
         return (TaskPhase::Failed, "OwnerEdited", message);
     }
     let waits_for = |message| waits("Waiting", format!("{}. {message}", progress(members, next)));
-    if let Some(shown) = hindered(refused, waits_for) {
+    if let Some(shown) = delegated(seen, members, refused).or_else(|| hindered(refused, waits_for))
+    {
         return shown;
     }
     if let Some(version) = seen.sets_version() {
@@ -249,6 +261,44 @@ fn shown(
         );
     }
     (TaskPhase::Ongoing, "Upgrading", progress(members, next))
+}
+
+/// What a task shows whose Machines Cluster API is to replace. It ends, once no Machine is in progress, if all that
+/// Cluster API would replace is what the policy lets it replace.
+fn delegated(
+    seen: &GroupSeen<'_>,
+    members: &[(&Member<'_>, MemberState<'_>)],
+    refused: &BTreeMap<String, Refused>,
+) -> Option<Shown> {
+    let (object, why) = refused.iter().find(|(_, why)| why.is_to_be_replaced)?;
+    let in_progress = members
+        .iter()
+        .filter(|(_, state)| matches!(state, MemberState::Updating(_) | MemberState::Reached));
+    if let Some(names) = names(in_progress.map(|(member, _)| member.name)) {
+        let message = format!("{object}: {}. Before that, the task finishes {names}", why.message);
+        return Some((TaskPhase::Ongoing, "Upgrading", message));
+    }
+    let excepted = members.iter().filter(|(_, state)| matches!(state, MemberState::Excepted(_)));
+    let excepted = names(excepted.map(|(member, _)| member.name));
+    let spec = &seen.task.spec;
+    let kept = if let Some(names) = excepted {
+        Some(format!("{names} are held or skipped, and would be replaced, too"))
+    } else if spec.machines.is_some() {
+        Some("the task is for some Machines, and others would be replaced, too".to_owned())
+    } else if spec.updater_ref.is_some() {
+        Some("another Updater than that of updaterRef may cover the change".to_owned())
+    } else if !seen.owner.as_ref().is_some_and(|owner| owner.paused.is_by(seen.name())) {
+        Some("another client has paused the owner".to_owned())
+    } else {
+        None
+    };
+    Some(match kept {
+        Some(kept) => {
+            let message = format!("{object}: {}; but {kept}", why.message);
+            (TaskPhase::Failed, why.reason, message)
+        }
+        None => (TaskPhase::Aborted, REPLACED, format!("{object}: {}", why.message)),
+    })
 }
 
 /// Whether the task waits for a member that Cluster API does not create: the control plane is paused. With outdated

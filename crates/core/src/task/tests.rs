@@ -353,6 +353,59 @@ fn the_status_of_a_task_for_30_000_machines_stays_small() {
     assert!(text.len() < 256 << 10, "{}", text.len());
 }
 
+fn to_be_replaced() -> BTreeMap<String, Refused> {
+    let why = Refused {
+        reason: "UncoveredReplace",
+        message: "m".into(),
+        is_final: true,
+        is_to_be_replaced: true,
+    };
+    BTreeMap::from([("Machine b".to_owned(), why)])
+}
+
+fn reason(status: &UpgradeTaskStatus) -> &str {
+    &conditions::get(&status.conditions, status::READY).unwrap().reason
+}
+
+#[test]
+fn a_task_ends_and_lets_cluster_api_replace_what_no_updater_covers_if_the_policy_requires_it() {
+    let mut task = task();
+    let next = status(&seen(&task, vec![member("a"), member("b")]), &to_be_replaced());
+    assert_eq!((next.phase, reason(&next)), (TaskPhase::Aborted, status::REPLACED));
+    task.status = Some(next);
+    let look = seen(&task, vec![member("a")]);
+    assert_eq!(actions(&look), [Action::Unmark("a".to_owned())]);
+    let mut look = seen(&task, vec![Member { task: None, ..member("a") }]);
+    look.sets = None;
+    assert!(actions(&look).contains(&Action::Unpause), "{:?}", actions(&look));
+    let mut edited = look.clone();
+    edited.owner = Some(OwnerSeen { request: "other".into(), paused: Paused::No, ..owner() });
+    assert_eq!(actions(&edited), []);
+    assert_eq!(status(&edited, &BTreeMap::new()).phase, TaskPhase::Aborted, "it has ended");
+}
+
+#[test]
+fn a_task_lets_cluster_api_replace_nothing_but_what_the_policy_is_about() {
+    let plain = task();
+    let (mut some, mut narrow) = (task(), task());
+    some.spec.machines = Some(vec!["a".to_owned()]);
+    narrow.spec.updater_ref = Some(refit_kinds::refit::UpdaterRef { name: "u".into() });
+    let busy = in_phase("a", Phase::Draining);
+    let updating = Member { update: Some(&busy), ..member("a") };
+    let held = Member { exception: Some(ExceptionRule::Hold), ..member("a") };
+    let mut paused_by_others = seen(&plain, vec![member("a")]);
+    paused_by_others.owner = Some(OwnerSeen { paused: Paused::ByOthers, ..owner() });
+    for (what, look, phase) in [
+        ("one is in progress", seen(&plain, vec![updating, member("b")]), TaskPhase::Ongoing),
+        ("one is held", seen(&plain, vec![held, member("b")]), TaskPhase::Failed),
+        ("some are named", seen(&some, vec![member("a")]), TaskPhase::Failed),
+        ("one Updater is named", seen(&narrow, vec![member("a")]), TaskPhase::Failed),
+        ("another client pauses the owner", paused_by_others, TaskPhase::Failed),
+    ] {
+        assert_eq!(status(&look, &to_be_replaced()).phase, phase, "{what}");
+    }
+}
+
 #[test]
 fn a_task_of_a_request_goes_no_further_once_its_owner_is_edited() {
     let mut task = task();

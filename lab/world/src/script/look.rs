@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use lab_simhost::HostState;
 use refit_cluster_api::kinds;
 use refit_kinds::{
     conditions,
@@ -132,7 +133,11 @@ pub(super) fn look(world: &World, found: &Found, wanted: &Condition) -> Look {
                 .is_some_and(|update| format!("{:?}", phase(&update)) == *wanted)
         }),
         Condition::Step(wanted) => first(&machines(), |machine| {
+            // A step that is short may be over before it is reported.
+            let runs = |host: &mut HostState| host.runs_step(wanted);
+            let node = text(machine, "/status/nodeRef/name");
             newest_update(world, machine).is_some_and(|update| running_step(&update) == wanted)
+                || world.with_host(node, runs).unwrap_or_default()
         }),
         Condition::Blocked(reason) => {
             blocked(world, group, &found.name, &machines(), reason.as_deref())

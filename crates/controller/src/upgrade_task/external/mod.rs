@@ -19,7 +19,7 @@ use refit_kinds::{
         hash_json,
     },
 };
-use refit_runtime::{ObjectKey, apply};
+use refit_runtime::{ObjectKey, apply, store};
 use serde_json::{Value, json};
 
 use super::{advance::refused_by_api, has_ended, look::Look, objects, tasks};
@@ -68,7 +68,7 @@ pub(crate) async fn serve(
 ) -> Result<ExternalUpgradeResponse, NotJudged> {
     let request = request::parse(body)?;
     let asked = Asked::of(ctx, request).await?;
-    let known = ctx.stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &asked.group.key);
+    let known = tasks_of(ctx, &asked.group).await?;
     // One that is being deleted works on nothing.
     let unfinished =
         known.iter().filter(|task| !has_ended(task) && task.metadata.deletion_timestamp.is_none());
@@ -90,6 +90,18 @@ pub(crate) async fn serve(
     keep_specs(ctx, &task, &asked.request).await?;
     tracing::info!(owner = %asked.group.key, task = task.name_any(), "accepted an external upgrade");
     Ok(accepted(task.name_any()))
+}
+
+/// The tasks of a group, read live: another replica may have made one that the cache lacks.
+async fn tasks_of(ctx: &Context, group: &Group) -> kube::Result<Vec<Arc<UpgradeTask>>> {
+    let namespace = &group.key.namespace;
+    let api: Api<UpgradeTask> = Api::namespaced(ctx.client.clone(), namespace);
+    let is_here = |task: &UpgradeTask| task.metadata.namespace.as_ref() == Some(namespace);
+    let unreadable = store::read_now(api, "", None, &ctx.stores.upgrade_tasks, is_here).await?;
+    for what in unreadable {
+        tracing::warn!(what, "an UpgradeTask cannot be read");
+    }
+    Ok(ctx.stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &group.key))
 }
 
 fn accepted(task: String) -> ExternalUpgradeResponse {

@@ -7,13 +7,17 @@ use refit_kinds::{
 };
 
 use super::world::*;
-use crate::node::awaits_request;
+use crate::node::{Replacer, awaits_request};
 
 const OWNER: &str = "KubeadmControlPlane edge-1";
 
+fn replacer(has_observed: bool) -> Replacer {
+    Replacer { object: OWNER.to_owned(), has_observed }
+}
+
 /// A member whose control plane is rolled out by Cluster API, with this version and condition UpToDate.
 fn member(version: &str, up_to_date: Option<&str>) -> One {
-    let mut one = One { replacer: Some(OWNER.into()), ..One::control_plane() };
+    let mut one = One { replacer: Some(replacer(true)), ..One::control_plane() };
     let machine = one.machine.as_mut().unwrap();
     machine.spec.version = version.into();
     let mut shown: Vec<Condition> = Vec::new();
@@ -28,11 +32,13 @@ fn member(version: &str, up_to_date: Option<&str>) -> One {
 #[test]
 fn a_member_that_cluster_api_would_replace_is_not_begun_by_hand() {
     let paused = |one| One { replacer: None, ..one };
+    let edited = |one| One { replacer: Some(replacer(false)), ..one };
     let table = vec![
         ("outdated", member(FROM, None), true),
         ("shown as outdated", member(GOAL, Some("False")), true),
         ("up to date", member(GOAL, Some("True")), false),
         ("not judged yet", member(GOAL, None), false),
+        ("judged by an earlier spec", edited(member(GOAL, Some("True"))), true),
         ("of a paused control plane", paused(member(FROM, Some("False"))), false),
         ("requested by Cluster API", member(FROM, Some("False")).awaited(), false),
     ];

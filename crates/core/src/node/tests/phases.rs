@@ -17,7 +17,8 @@ use refit_kinds::{
 use super::world::*;
 use crate::{
     node::{
-        EvictionRefusal, GroupState, ImageVersion, OtherMachines, Others, Reboot, StaticPod, decide,
+        EvictionRefusal, GroupState, ImageVersion, ManagementWrite, OtherMachines, Others, Reboot,
+        StaticPod, Write, decide,
     },
     report::Refusal,
 };
@@ -132,6 +133,58 @@ fn staging_needs_no_slot_on_a_worker() {
     one.group.as_mut().unwrap().slots.clear();
     one.settle();
     assert_eq!((one.gate(), one.phase()), (Gate::Upgrade, Phase::Upgrading));
+}
+
+fn hold_slots(one: &mut One, names: &[&str]) {
+    let slot = |name: &&str| crate::group::slot(name, &format!("uid-{name}").into(), "u", at(0));
+    one.group.as_mut().unwrap().slots = names.iter().map(slot).collect();
+}
+
+/// A worker that has prepared and waits for this machine.
+fn waiting_for(name: &str) -> One {
+    let mut one = One::worker();
+    hold_slots(&mut one, &[name]);
+    one = one.staged();
+    one.settle();
+    one
+}
+
+#[test]
+fn an_update_names_the_same_machine_as_long_as_it_holds_a_slot() {
+    let mut one = waiting_for("m-2");
+    let mut named_with = |names: &[&str]| {
+        hold_slots(&mut one, names);
+        one.settle();
+        one.status().blocked_by[0].object.clone()
+    };
+    assert_eq!(named_with(&["m-2"]), "m-2");
+    assert_eq!(named_with(&["m-1", "m-2"]), "m-2");
+    assert_eq!(named_with(&["m-1"]), "m-1");
+}
+
+#[test]
+fn an_update_claims_a_free_slot_before_it_shows_that_it_waits_no_more() {
+    let mut one = waiting_for("m-2");
+    hold_slots(&mut one, &[]);
+    let decision = one.decide();
+    assert!(
+        matches!(decision.write, Some(Write::Management(ManagementWrite::ClaimSlot(_)))),
+        "{:?}",
+        decision.write
+    );
+    assert_eq!(decision.announce.len(), 0, "events belong to the status that announces them");
+    one.settle();
+    assert_eq!((one.phase(), one.blocked_by().len()), (Phase::Upgrading, 0));
+}
+
+#[test]
+fn an_update_shows_that_its_node_is_ready_again_before_it_claims_a_slot() {
+    let mut one = One::worker().staged();
+    one.node_mut().ready = false;
+    one.settle();
+    assert_eq!((one.slots(), one.blocked_by()), (0, vec!["NodeNotReady".to_owned()]));
+    one.node_mut().ready = true;
+    assert_eq!(one.decide().write, Some(Write::STATUS));
 }
 
 #[test]

@@ -153,7 +153,7 @@ pub(super) struct One {
     pub(super) siblings: Vec<NodeUpdate>,
     pub(super) machine: Option<Machine>,
     pub(super) paused: Option<String>,
-    pub(super) replacer: Option<String>,
+    pub(super) replacer: Option<Replacer>,
     pub(super) owner_version: StatedVersion,
     pub(super) settings: PlanSettings,
     pub(super) settings_refused: Option<Refusal>,

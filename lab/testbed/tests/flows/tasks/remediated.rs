@@ -1,0 +1,87 @@
+//! A MachineHealthCheck on the condition that a task sets: it replaces exactly the Machine whose update has failed.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, ensure};
+use lab_testbed::{
+    Bed, Cluster, ClusterSpec,
+    cluster::{FROM, TO, error_text},
+    eventually,
+    objects::{UPGRADE_TASK, condition_text, name, text},
+};
+use serde_json::json;
+
+use super::{DEPLOYMENT, WITHIN, complete, create, is_left_alone, look, of};
+
+/// One fails, and ten wait next to it: one may be down at a time.
+const WORKERS: u32 = 11;
+
+pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
+    let spec = ClusterSpec {
+        control_planes: 1,
+        surge: 1,
+        workers: vec![("a", WORKERS, 0, 1)],
+        version: TO,
+        workers_version: FROM,
+        ..ClusterSpec::default()
+    };
+    let cluster = bed.cluster("remediated", &spec).await?;
+    let before = look::identities(&cluster).await?;
+    let mut workers = cluster.worker_machines("a").await?;
+    workers.sort_by(|a, b| {
+        let age = |machine| {
+            (text(machine, "/metadata/creationTimestamp").to_owned(), name(machine).to_owned())
+        };
+        age(a).cmp(&age(b))
+    });
+    let first = name(workers.first().context("there are no workers")?).to_owned();
+    bed.hosts().with(&cluster.namespace, &first, |host| {
+        host.break_step("kubelet-install", u32::MAX);
+    })?;
+    let task = create(&cluster, "a", &of(DEPLOYMENT, &format!("{}-a", cluster.name), TO)).await?;
+    eventually("the first machine has failed, and ten wait", WITHIN, async || {
+        let machines = cluster.worker_machines("a").await.map_err(error_text)?;
+        let shown = |machine| condition_text(machine, "MachineUpToDate");
+        let failed = machines.iter().filter(|machine| shown(machine).starts_with("False")).count();
+        let waiting = machines.iter().filter(|machine| shown(machine).contains("Waiting")).count();
+        if (failed, waiting) == (1, 10) {
+            return Ok(());
+        }
+        let task = cluster.objects.get(UPGRADE_TASK, &task).await.map_err(error_text)?;
+        Err(format!("{failed} failed, {waiting} wait; {}", condition_text(&task, "Ready")))
+    })
+    .await?;
+    watch(&cluster).await?;
+    complete(&cluster, &task).await?;
+    is_left_alone(&cluster, &["a"], TO).await?;
+    let after = look::identities(&cluster).await?;
+    let names = |all: &std::collections::BTreeMap<String, Vec<String>>| {
+        all.keys().cloned().collect::<BTreeSet<String>>()
+    };
+    let gone: Vec<String> = names(&before).difference(&names(&after)).cloned().collect();
+    ensure!(gone == [first], "{gone:?} were replaced");
+    let kept = before.iter().filter(|(name, _)| after.contains_key(*name));
+    for (name, identity) in kept {
+        ensure!(after[name] == *identity, "{name} is another one: {identity:?}, {:?}", after[name]);
+    }
+    ensure!(after.len() == before.len(), "{} became {}", before.len(), after.len());
+    Ok(())
+}
+
+async fn watch(cluster: &Cluster) -> anyhow::Result<()> {
+    let label = format!("{}-a", cluster.name);
+    let check = json!({
+        "apiVersion": "cluster.x-k8s.io/v1beta2",
+        "kind": "MachineHealthCheck",
+        "metadata": {"name": "failed", "namespace": cluster.namespace},
+        "spec": {
+            "clusterName": cluster.name,
+            "selector": {"matchLabels": {"cluster.x-k8s.io/deployment-name": label}},
+            "checks": {"unhealthyMachineConditions": [
+                {"type": "MachineUpToDate", "status": "False", "timeoutSeconds": 1},
+            ]},
+        },
+    });
+    cluster.objects.apply(&check).await?;
+    Ok(())
+}
