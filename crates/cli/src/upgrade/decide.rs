@@ -1,8 +1,12 @@
-//! Decides what to write to bring a group or cluster to a version, and whether it is allowed. Pure.
+//! Decides whether a group or a cluster may be brought to a version, and who does it: Cluster API, which calls Refit,
+//! or an UpgradeTask. Pure.
 
 use std::fmt;
 
-use refit_kinds::version::{Hop, KubernetesVersion, StatedVersion};
+use refit_kinds::{
+    refit::Via,
+    version::{Hop, KubernetesVersion, StatedVersion},
+};
 use refit_predict::Unreached;
 use serde_json::{Value, json};
 
@@ -13,8 +17,6 @@ pub(crate) enum Field {
     ControlPlane,
     /// In a MachineDeployment.
     Deployment,
-    /// In the topology of a Cluster.
-    Topology,
 }
 
 impl Field {
@@ -23,7 +25,6 @@ impl Field {
         match self {
             Self::ControlPlane => "spec.version",
             Self::Deployment => "spec.template.spec.version",
-            Self::Topology => "spec.topology.version",
         }
     }
 
@@ -34,7 +35,6 @@ impl Field {
         let spec = match self {
             Self::ControlPlane => json!({"version": to}),
             Self::Deployment => json!({"template": {"spec": {"version": to}}}),
-            Self::Topology => json!({"topology": {"version": to}}),
         };
         json!({"metadata": {"resourceVersion": resource_version}, "spec": spec})
     }
@@ -63,26 +63,19 @@ pub(crate) struct Group {
     pub(crate) managed: bool,
     /// Whether Cluster API calls Refit for this group.
     pub(crate) reach: Result<(), Unreached>,
-}
-
-/// The version of a Cluster with a topology.
-#[derive(Clone, Debug)]
-pub(crate) struct Topology {
-    /// `Cluster/name`.
-    pub(crate) object: String,
-    /// Name of the Cluster.
-    pub(crate) name: String,
-    /// The requested version.
-    pub(crate) version: StatedVersion,
-    /// resourceVersion for the patch.
-    pub(crate) resource_version: String,
+    /// The UpgradeTask that has paused the owner.
+    pub(crate) paused_by: Option<String>,
+    /// Whether the Deployments of Cluster API show its feature gates: a task with via Spec needs them.
+    pub(crate) shows_gates: bool,
 }
 
 /// The objects to upgrade, and those that they must be compatible with.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
-    /// The Cluster's topology, if the target is a Cluster that has one.
-    pub(crate) topology: Option<Topology>,
+    /// Name of the Cluster.
+    pub(crate) cluster: String,
+    /// The version of the Cluster's topology, if the target is a Cluster that has one.
+    pub(crate) topology: Option<StatedVersion>,
     /// The control plane: to be upgraded, or checked for compatibility with the workers.
     pub(crate) control_plane: Option<Group>,
     /// The MachineDeployments: to be upgraded, or checked for compatibility with the control plane.
@@ -115,14 +108,23 @@ impl Write {
     }
 }
 
-/// The next step of an upgrade.
+/// What brings a group to a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Write these versions.
-    Write(Vec<Write>),
-    /// Wait until the control plane is done, then decide again.
-    AwaitControlPlane,
-    /// Every object requests the version already.
+    /// Write this version: Cluster API calls Refit.
+    Write(Write),
+    /// A task works through the machines, for this reason.
+    Task(String),
+    /// The group requests the version already.
+    Asked,
+}
+
+/// What brings a cluster to a version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Whole {
+    /// A task. `why` is the reason if it does not leave the machines to Cluster API.
+    Task { via: Via, why: Option<String> },
+    /// Every group requests the version already.
     Asked,
 }
 
@@ -132,11 +134,17 @@ pub(crate) enum Refusal {
     /// The object has no valid version to compare.
     NoVersion { object: String, version: StatedVersion },
     /// kubeadm does not support this upgrade.
-    Hop { object: String, from: KubernetesVersion, to: KubernetesVersion, hop: Hop },
+    Hop {
+        object: String,
+        from: KubernetesVersion,
+        to: KubernetesVersion,
+        hop: Hop,
+        cluster: String,
+    },
     /// Cluster API would not call Refit.
     Unreached(Unreached),
     /// The topology's controller would revert the change.
-    Managed { object: String },
+    Managed { object: String, cluster: String },
     /// Another upgrade is in progress.
     UnderWay { object: String, version: StatedVersion, machines: Vec<(String, String)> },
     /// An earlier change that no updater covers is waiting.
@@ -149,88 +157,135 @@ pub(crate) enum Refusal {
     Mixed { object: String, asked: KubernetesVersion },
     /// No machine reports what it runs, so the version before is not known.
     PreviousUnknown { object: String },
+    /// A task for a whole Cluster needs a KubeadmControlPlane.
+    OtherControlPlane { cluster: String },
     /// The target has no object that Refit upgrades.
     Nothing,
 }
 
-/// Returns the next step to bring the target to `to`; call it again after each step.
+/// Decides what brings a control plane or a MachineDeployment to `to`.
 pub(crate) fn next(facts: &Facts, to: &KubernetesVersion) -> Result<Next, Refusal> {
     let control_plane = facts.control_plane.as_ref();
-    let mut writes = Vec::new();
-    if facts.with_control_plane
-        && let Some(group) = control_plane
-    {
-        if facts.topology.is_none() {
-            unmanaged(group)?;
-        }
-        if !group.version.is(to) {
-            may_change(group, to)?;
-            workers_fit(&facts.deployments, to)?;
-            writes.push(group.write(Field::ControlPlane));
-        }
-    }
-    let mut workers = Vec::new();
-    if facts.with_deployments {
-        for group in &facts.deployments {
-            if facts.topology.is_none() {
-                unmanaged(group)?;
-            }
-            if !group.version.is(to) {
-                may_change(group, to)?;
-                workers.push(group.write(Field::Deployment));
-            }
-        }
-    }
-    if let Some(topology) = &facts.topology {
-        return by_topology(topology, to);
-    }
-    let has_control_plane = facts.with_control_plane && control_plane.is_some();
-    let has_deployments = facts.with_deployments && !facts.deployments.is_empty();
-    if !has_control_plane && !has_deployments {
-        return Err(Refusal::Nothing);
-    }
-    if !writes.is_empty() {
-        return Ok(Next::Write(writes));
-    }
-    if workers.is_empty() {
-        return Ok(Next::Asked);
-    }
-    if let Some(group) = control_plane
-        && let Err(refusal) = control_plane_is_there(group, &workers, to)
-    {
-        // The control plane has the version in its spec already; it only needs more time.
-        return if facts.with_control_plane { Ok(Next::AwaitControlPlane) } else { Err(refusal) };
-    }
-    Ok(Next::Write(workers))
-}
-
-fn by_topology(topology: &Topology, to: &KubernetesVersion) -> Result<Next, Refusal> {
-    if topology.version.is(to) {
-        return Ok(Next::Asked);
-    }
-    hop(&topology.object, &topology.version, to)?;
-    Ok(Next::Write(vec![Write {
-        field: Field::Topology,
-        object: topology.object.clone(),
-        name: topology.name.clone(),
-        from: topology.version.clone(),
-        resource_version: topology.resource_version.clone(),
-    }]))
-}
-
-fn unmanaged(group: &Group) -> Result<(), Refusal> {
+    let plane = control_plane.filter(|_| facts.with_control_plane);
+    let workers = facts.deployments.first().filter(|_| facts.with_deployments);
+    let (group, field) = match (plane, workers) {
+        (Some(plane), _) => (plane, Field::ControlPlane),
+        (None, Some(workers)) => (workers, Field::Deployment),
+        (None, None) => return Err(Refusal::Nothing),
+    };
     if group.managed {
-        return Err(Refusal::Managed { object: group.object.clone() });
+        let (object, cluster) = (group.object.clone(), facts.cluster.clone());
+        return Err(Refusal::Managed { object, cluster });
     }
-    Ok(())
+    if group.version.is(to) {
+        return Ok(group.left_paused().map_or(Next::Asked, Next::Task));
+    }
+    if !group.all_run(to) {
+        may_hop(&facts.cluster, group, field == Field::Deployment, to)?;
+    }
+    let why = why_task(group)?;
+    is_idle(group, to)?;
+    match (field, control_plane) {
+        (Field::ControlPlane, _) => workers_fit(&facts.deployments, to)?,
+        (Field::Deployment, Some(plane)) => control_plane_is_there(plane, group, to)?,
+        (Field::Deployment, None) => {}
+    }
+    Ok(why.map_or_else(|| Next::Write(group.write(field)), Next::Task))
 }
 
-/// Checks that another version may be written to a group.
-fn may_change(group: &Group, to: &KubernetesVersion) -> Result<(), Refusal> {
-    if !group.all_run(to) {
-        hop(&group.object, &group.version, to)?;
+/// Decides how a task brings a whole cluster to `to`. It takes the minor versions on the way.
+pub(crate) fn whole(facts: &Facts, to: &KubernetesVersion) -> Result<Whole, Refusal> {
+    if facts.control_plane.is_none() {
+        let cluster = facts.cluster.clone();
+        let is_empty = facts.deployments.is_empty();
+        return Err(if is_empty {
+            Refusal::Nothing
+        } else {
+            Refusal::OtherControlPlane { cluster }
+        });
     }
-    group.reach.clone().map_err(Refusal::Unreached)?;
+    let groups = || facts.control_plane.iter().chain(&facts.deployments);
+    let is_asked_of_topology = facts.topology.as_ref().is_none_or(|version| version.is(to));
+    let left_paused = groups().find_map(Group::left_paused);
+    if is_asked_of_topology && left_paused.is_none() && groups().all(|group| group.version.is(to)) {
+        return Ok(Whole::Asked);
+    }
+    let mut why = left_paused;
+    for group in groups().filter(|group| !group.version.is(to)) {
+        may_hop(&facts.cluster, group, true, to)?;
+        let of_group = why_task(group)?;
+        is_idle(group, to)?;
+        why = why.or(of_group).or_else(|| group.hides_gates());
+    }
+    let via = if why.is_some() { Via::Machines } else { Via::Spec };
+    Ok(Whole::Task { via, why })
+}
+
+/// Checks that a group may go to a version; `skips` if minor versions may lie in between. Workers may skip them, and a
+/// task for a cluster takes them on the way.
+fn may_hop(
+    cluster: &str,
+    group: &Group,
+    skips: bool,
+    to: &KubernetesVersion,
+) -> Result<(), Refusal> {
+    let Some(from) = group.version.version() else {
+        let (object, version) = (group.object.clone(), group.version.clone());
+        return Err(Refusal::NoVersion { object, version });
+    };
+    let hop = from.hop_to(to);
+    match hop {
+        Hop::Same | Hop::Patch | Hop::Minor => Ok(()),
+        Hop::TooFar { .. } if skips => Ok(()),
+        Hop::TooFar { .. } | Hop::OtherMajor | Hop::Downgrade => Err(Refusal::Hop {
+            object: group.object.clone(),
+            from: from.clone(),
+            to: to.clone(),
+            hop,
+            cluster: cluster.to_owned(),
+        }),
+    }
+}
+
+/// Returns why a task has to work through the machines of a group. What Refit cannot do either is a refusal.
+fn why_task(group: &Group) -> Result<Option<String>, Refusal> {
+    match &group.reach {
+        Ok(()) => Ok(group.left_paused()),
+        Err(why) if is_for_task(why) => {
+            Ok(Some(format!("Cluster API would replace machines because {why}")))
+        }
+        Err(why) => Err(Refusal::Unreached(why.clone())),
+    }
+}
+
+/// Whether Refit upgrades the machines itself. It does not where the operator has disabled it, where the objects are
+/// not those of kubeadm, and where the installation has to be repaired first.
+fn is_for_task(why: &Unreached) -> bool {
+    match why {
+        Unreached::OnDelete { .. }
+        | Unreached::OnlySurge { .. }
+        | Unreached::NotInstalled
+        | Unreached::ExtensionPaused
+        | Unreached::GateOff { .. } => true,
+        Unreached::Kind { .. }
+        | Unreached::Bootstrap { .. }
+        | Unreached::LoneSet { .. }
+        | Unreached::Disabled { .. }
+        | Unreached::Paused { .. }
+        | Unreached::NotDiscoveredYet
+        | Unreached::DiscoveryFailed { .. }
+        | Unreached::HookMissing { .. }
+        | Unreached::NoCaBundle
+        | Unreached::NotSelected { .. }
+        | Unreached::InvalidSelector { .. }
+        | Unreached::Shared { .. }
+        | Unreached::TooOld { .. }
+        | Unreached::NotKnown { .. } => false,
+    }
+}
+
+/// Checks that no update of a group is in progress, and that no earlier change of it waits.
+fn is_idle(group: &Group, to: &KubernetesVersion) -> Result<(), Refusal> {
     if !group.under_way.is_empty() {
         return Err(Refusal::UnderWay {
             object: group.object.clone(),
@@ -248,17 +303,6 @@ fn may_change(group: &Group, to: &KubernetesVersion) -> Result<(), Refusal> {
 fn undoes(paths: &str, to: &KubernetesVersion) -> bool {
     let undone = format!("version: \"{to}\" -> ");
     paths.split("; ").all(|path| path.contains(&undone))
-}
-
-fn hop(object: &str, version: &StatedVersion, to: &KubernetesVersion) -> Result<(), Refusal> {
-    let Some(from) = version.version() else {
-        return Err(Refusal::NoVersion { object: object.to_owned(), version: version.clone() });
-    };
-    let hop = from.hop_to(to);
-    if hop.is_upgrade() {
-        return Ok(());
-    }
-    Err(Refusal::Hop { object: object.to_owned(), from: from.clone(), to: to.clone(), hop })
 }
 
 /// Checks that the kubelets of all workers are compatible with an API server of version `to`.
@@ -279,7 +323,7 @@ fn workers_fit(deployments: &[Group], to: &KubernetesVersion) -> Result<(), Refu
 /// Checks that the control plane runs a version that supports workers of version `to`.
 fn control_plane_is_there(
     group: &Group,
-    workers: &[Write],
+    workers: &Group,
     to: &KubernetesVersion,
 ) -> Result<(), Refusal> {
     let lowest = group.kubelets.iter().filter_map(StatedVersion::version).min();
@@ -288,7 +332,7 @@ fn control_plane_is_there(
     let busy = group.version.is(to) && !group.settled;
     if behind || busy {
         return Err(Refusal::ControlPlaneFirst {
-            object: workers.first().map(|w| w.object.clone()).unwrap_or_default(),
+            object: workers.object.clone(),
             control_plane: group.object.clone(),
             version: lowest.or(spec).unwrap_or(to).clone(),
         });
@@ -300,6 +344,20 @@ impl Group {
     /// Whether every machine runs the version: a request for another one can be withdrawn.
     fn all_run(&self, version: &KubernetesVersion) -> bool {
         !self.kubelets.is_empty() && self.kubelets.iter().all(|kubelet| kubelet.is(version))
+    }
+
+    /// Names the task that has paused the owner.
+    fn left_paused(&self) -> Option<String> {
+        let task = self.paused_by.as_ref()?;
+        Some(format!("UpgradeTask/{task} has paused {}", self.object))
+    }
+
+    /// Why a task with via Spec cannot know whether Cluster API calls Refit; `None` if it can.
+    fn hides_gates(&self) -> Option<String> {
+        (!self.shows_gates).then(|| {
+            "no Deployment of Cluster API (label cluster.x-k8s.io/provider) shows whether its feature gates are on"
+                .to_owned()
+        })
     }
 
     /// The version to return to, if the group asks for a newer one that no machine runs yet.
@@ -343,15 +401,17 @@ impl fmt::Display for Refusal {
                 "{object} has an invalid version {:?}, expected vX.Y.Z",
                 version.to_string()
             ),
-            Self::Hop { object, from, to, hop } => f.write_str(&no_way(object, from, to, *hop)),
+            Self::Hop { object, from, to, hop, cluster } => {
+                f.write_str(&no_way(object, (from, to, *hop), cluster))
+            }
             Self::Unreached(why) if why.replaces() => {
                 write!(f, "{why}. Cluster API would replace the machines")
             }
             Self::Unreached(why) => write!(f, "{why}"),
-            Self::Managed { object } => write!(
+            Self::Managed { object, cluster } => write!(
                 f,
                 "{object} belongs to a Cluster with a topology, which sets its version: upgrade \
-                 cluster/NAME instead"
+                 cluster/{cluster} instead"
             ),
             Self::UnderWay { object, version, machines } => {
                 let list: Vec<String> = machines
@@ -391,6 +451,11 @@ impl fmt::Display for Refusal {
                 "no machine of {object} reports the version of its kubelet, so the previous version is not \
                  known: set it yourself, or `refit retry {object}` completes the upgrade"
             ),
+            Self::OtherControlPlane { cluster } => write!(
+                f,
+                "the control plane of Cluster/{cluster} is not a KubeadmControlPlane: upgrade each \
+                 MachineDeployment (md/NAME)"
+            ),
             Self::Nothing => f.write_str(
                 "no KubeadmControlPlane or MachineDeployment found that Refit can upgrade",
             ),
@@ -399,11 +464,15 @@ impl fmt::Display for Refusal {
 }
 
 /// Explains why kubeadm does not support the upgrade.
-fn no_way(object: &str, from: &KubernetesVersion, to: &KubernetesVersion, hop: Hop) -> String {
+fn no_way(
+    object: &str,
+    (from, to, hop): (&KubernetesVersion, &KubernetesVersion, Hop),
+    cluster: &str,
+) -> String {
     match hop {
         Hop::TooFar { .. } => format!(
             "{object} is at {from}, and kubeadm does not skip minor versions on the way to {to}: \
-             upgrade to {} first",
+             `refit upgrade cluster/{cluster} --to {to}` takes them one after another; or upgrade to {} first",
             from.next_minor_zero()
         ),
         Hop::OtherMajor => format!("{object} is at {from}: {to} is another major version"),

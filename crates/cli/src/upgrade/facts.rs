@@ -6,11 +6,11 @@ use anyhow::bail;
 use kube::{Resource, ResourceExt as _};
 use refit_cluster_api::kinds::{KubeadmControlPlane, MachineDeployment};
 use refit_core::group::REASON_UNCOVERED;
-use refit_kinds::keys;
-use refit_predict::{Reach, notes, reach};
+use refit_kinds::{keys, refit::Owner, version::StatedVersion};
+use refit_predict::{Reach, Read as Known, managers::Provider, notes, reach};
 use serde_json::Value;
 
-use super::decide::{Facts, Field, Group, Topology};
+use super::decide::{Facts, Field, Group};
 use crate::{
     client::Cluster,
     progress::step,
@@ -30,7 +30,8 @@ pub(super) struct Read {
 
 /// Reads the facts for an upgrade of the target.
 pub(super) async fn read(cluster: &Cluster, target: &Target) -> anyhow::Result<Read> {
-    let whole = Target { kind: TargetKind::Cluster, name: cluster_name(cluster, target).await? };
+    let name = cluster_name(cluster, target).await?;
+    let whole = Target { kind: TargetKind::Cluster, name: name.clone() };
     let found = whole.gather(cluster).await?;
     let surroundings = Surroundings::read(cluster).await?;
     let scope = Scope { target: Some(whole), ..Scope::default() };
@@ -40,6 +41,7 @@ pub(super) async fn read(cluster: &Cluster, target: &Target) -> anyhow::Result<R
     };
     let (mut reaches, mut kept) = (Vec::new(), Vec::new());
     let mut facts = Facts {
+        cluster: name,
         topology: found
             .cluster
             .as_ref()
@@ -149,15 +151,21 @@ fn objects(found: &Gathered) -> Objects {
     }
 }
 
-fn topology(object: &refit_cluster_api::kinds::Cluster) -> Option<Topology> {
+fn topology(object: &refit_cluster_api::kinds::Cluster) -> Option<StatedVersion> {
     let topology = object.spec.topology.as_ref()?;
     let version = topology.0.get("version").and_then(Value::as_str);
-    Some(Topology {
-        object: format!("Cluster/{}", object.name_any()),
-        name: object.name_any(),
-        version: version.unwrap_or_default().into(),
-        resource_version: object.resource_version().unwrap_or_default(),
-    })
+    Some(version.unwrap_or_default().into())
+}
+
+/// Whether the Deployments of the managers that a group needs show their feature gates.
+fn shows_gates(facts: &Reach) -> bool {
+    let Known::Known(managers) = &facts.managers else { return false };
+    let is_needed = |provider: &Provider| match provider {
+        Provider::Core => true,
+        Provider::KubeadmControlPlane => facts.group.owner() == Some(Owner::ControlPlane),
+    };
+    let is_seen = |provider| managers.iter().any(|manager| manager.provider == provider);
+    Provider::ALL.into_iter().filter(is_needed).all(is_seen)
 }
 
 fn group<K: Resource<DynamicType = ()>>(object: &K, view: &View, facts: &Reach) -> Group {
@@ -177,7 +185,17 @@ fn group<K: Resource<DynamicType = ()>>(object: &K, view: &View, facts: &Reach) 
             (progress.machine.clone(), step(progress, &machine.target).phase)
         })
         .collect();
+    let annotations = object.annotations();
+    let paused_by = annotations.get(keys::TASK).filter(|_| annotations.contains_key(keys::PAUSED));
+    let mut facts = facts.clone();
+    // Another task takes over what a task has paused.
+    if paused_by.is_some()
+        && facts.paused == Some(format!("{} {}", K::kind(&()), object.name_any()))
+    {
+        facts.paused = None;
+    }
     Group {
+        paused_by: paused_by.cloned(),
         name: object.name_any(),
         version: row.version,
         resource_version: object.resource_version().unwrap_or_default(),
@@ -193,7 +211,8 @@ fn group<K: Resource<DynamicType = ()>>(object: &K, view: &View, facts: &Reach) 
             .filter(|version| !version.is_absent())
             .collect(),
         managed: object.labels().contains_key(TOPOLOGY_OWNED),
-        reach: reach(facts),
+        reach: reach(&facts),
+        shows_gates: shows_gates(&facts),
         object: name,
     }
 }

@@ -3,7 +3,7 @@
 mod decide;
 mod facts;
 pub(crate) mod revert;
-mod task;
+pub(crate) mod task;
 
 use std::{process::ExitCode, time::Duration};
 
@@ -13,13 +13,14 @@ use kube::{
     api::{Patch, PatchParams},
     core::NamespaceResourceScope,
 };
-use refit_cluster_api::kinds::{Cluster as ClusterObject, KubeadmControlPlane, MachineDeployment};
-use refit_kinds::{keys, version::KubernetesVersion};
+use refit_cluster_api::kinds::{KubeadmControlPlane, MachineDeployment};
+use refit_kinds::{keys, refit::Via, version::KubernetesVersion};
 use refit_runtime::apply::is_conflict;
 use serde::de::DeserializeOwned;
 
 use self::{
-    decide::{Field, Next, Write},
+    decide::{Field, Next, Whole, Write},
+    facts::Read,
     task::{Requested, ViaFlag},
 };
 use crate::{
@@ -33,8 +34,8 @@ use crate::{
 
 /// Exit code if the upgrade was refused and nothing was written.
 const EXIT_REFUSED: u8 = 4;
-/// Message before the workers of a cluster are upgraded.
-const WORKERS_FOLLOW: &str = "The workers follow when the control plane has finished.";
+/// Exit code if the command line is invalid.
+const EXIT_USAGE: u8 = 2;
 /// How often a write is repeated if the object changed in the meantime.
 const ATTEMPTS: u32 = 5;
 
@@ -46,31 +47,33 @@ Examples:
   refit upgrade md/edge-1-md-0 --to v1.35.0
   refit upgrade cluster/edge-1 --to v1.35.0    the control plane, and when it is done the workers
   refit upgrade cluster/edge-1 --to v1.35.0 --dry-run
-  refit upgrade cluster/edge-1 --to v1.36.1 --hops v1.35.2 --via machines
+  refit upgrade cluster/edge-1 --to v1.36.1 --hops v1.35.2
+  refit upgrade md/edge-1-md-0 --to v1.35.0 --via machines
 
-The command sets spec.version of a KubeadmControlPlane, spec.template.spec.version of a \
-MachineDeployment, or spec.topology.version of a Cluster with a topology, and nothing else: \
-Cluster API and Refit do the rest. It first checks that Cluster API calls Refit for these \
-machines; otherwise Cluster API would replace them, and nothing is written. `refit plan` \
-predicts the upgrade in detail.
+For a KubeadmControlPlane or a MachineDeployment, the command sets the version in its spec \
+(spec.version, spec.template.spec.version), and nothing else: Cluster API and Refit do the rest. It \
+first checks that Cluster API calls Refit for these machines. Where Cluster API would replace them \
+instead, such as with its feature gate off or on a control plane of one machine, the command creates \
+an UpgradeTask that works through them (docs/tasks.md), and prints the reason. `refit plan` predicts \
+the upgrade in detail.
 
-The workers of a cluster are upgraded after its control plane; the command waits until then. \
-After Ctrl-C the upgrade stays as it is, and the same command continues it.
+For a cluster, the command always creates an UpgradeTask and does not wait: the task brings the \
+control plane minor version by minor version to the target, then the workers. It leaves the machines \
+to Cluster API where that calls Refit for all of them. The controller needs the component deploy/tasks.
 
-With --via, the command creates an UpgradeTask and does not wait: the task brings the control \
-plane minor version by minor version to the target, then the workers. --via machines works where \
-Cluster API does not update in place, such as a control plane of one machine (docs/tasks.md).
+--via makes an UpgradeTask in any case, and chooses: spec lets Cluster API do it and call Refit, \
+machines lets Refit do it.
 
--o json writes {\"type\": \"written\", object, field, from, to, dryRun} for each write, \
+-o json writes {\"type\": \"written\", object, field, from, to, dryRun} for a version that is set, \
 {\"type\": \"task\", object, task, to, dryRun} for an UpgradeTask and, \
-while it waits, the lines of `refit watch -o json`.
+with --watch, the lines of `refit watch -o json`.
 
 Exit codes:
-  0  the version is set (with --watch: and reached), or was set before
+  0  the version is set or an UpgradeTask sets it (with --watch: and reached), or that was so before
   1  the cluster cannot be read or written
   2  the command line is invalid
   3  an update failed or was aborted while the command waited
-  4  refused, and nothing (more) was written
+  4  refused, and nothing was written
   5  --timeout has passed; the upgrade continues
   130, 143  interrupted by Ctrl-C or SIGTERM; the upgrade continues")]
 pub(crate) struct Args {
@@ -81,11 +84,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "VERSION")]
     to: KubernetesVersion,
     /// Leave the upgrade to an UpgradeTask: spec lets Cluster API do it and call Refit, machines lets Refit do it
-    /// where Cluster API does not update in place
+    /// where Cluster API does not update in place [default: what reaches the machines]
     #[arg(long, value_enum)]
     via: Option<ViaFlag>,
     /// For a cluster that skips minor versions: take these versions on the way; others are taken at their first release
-    #[arg(long, value_name = "VERSION", value_delimiter = ',', requires = "via")]
+    #[arg(long, value_name = "VERSION", value_delimiter = ',')]
     hops: Vec<KubernetesVersion>,
     /// Wait until every machine runs the version.
     #[arg(short, long)]
@@ -105,15 +108,22 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
     let printer = Printer::new(args.output, global);
     exit::run(async {
-        upgradable(&args.target)?;
+        upgradable(args)?;
         let cluster = client::connect(global).await?;
         let upgrade = Upgrade { args, start: cluster.clock.now(), cluster, printer };
         upgrade.run().await
     })
 }
 
-fn upgradable(target: &Target) -> anyhow::Result<()> {
+fn upgradable(args: &Args) -> anyhow::Result<()> {
+    let target = &args.target;
     match target.kind {
+        TargetKind::ControlPlane | TargetKind::MachineDeployment if !args.hops.is_empty() => {
+            Err(exit::error(
+                EXIT_USAGE,
+                format!("--hops is for a whole cluster (cluster/NAME), not for {target}"),
+            ))
+        }
         TargetKind::Cluster | TargetKind::ControlPlane | TargetKind::MachineDeployment => Ok(()),
         TargetKind::MachineSet | TargetKind::Machine => Err(exit::error(
             EXIT_REFUSED,
@@ -136,13 +146,9 @@ enum RequestState {
     Rehearsed,
 }
 
-fn refused(refusal: &decide::Refusal, state: RequestState) -> anyhow::Error {
+fn refused(refusal: &decide::Refusal) -> anyhow::Error {
     let text = refusal.to_string().replace("`refit ", &format!("`{} ", program()));
-    let what = match state {
-        RequestState::Now => "the workers were not changed",
-        RequestState::Before | RequestState::Rehearsed => "nothing was written",
-    };
-    exit::error(EXIT_REFUSED, format!("{what}: {text}"))
+    exit::error(EXIT_REFUSED, format!("nothing was written: {text}"))
 }
 
 struct Upgrade<'a> {
@@ -155,17 +161,19 @@ struct Upgrade<'a> {
 impl Upgrade<'_> {
     async fn run(&self) -> anyhow::Result<ExitCode> {
         let target = &self.args.target;
-        let requested = match self.args.via {
-            Some(via) => self.request_task(via).await?,
-            None => self.write_versions().await?,
+        let requested = match (self.args.via, target.kind) {
+            (Some(via), _) => self.leave_to_task(via.into(), None).await?,
+            (None, TargetKind::Cluster) => self.upgrade_cluster().await?,
+            (
+                None,
+                TargetKind::ControlPlane
+                | TargetKind::MachineDeployment
+                | TargetKind::MachineSet
+                | TargetKind::Machine,
+            ) => self.upgrade_group().await?,
         };
-        match requested {
-            RequestState::Rehearsed => return Ok(ExitCode::SUCCESS),
-            RequestState::Before if !self.printer.is_json() && self.args.via.is_none() => {
-                let line = format!("{target} already requests {}", self.args.to);
-                self.printer.result(&line)?;
-            }
-            RequestState::Before | RequestState::Now => {}
+        if requested == RequestState::Rehearsed {
+            return Ok(ExitCode::SUCCESS);
         }
         if self.args.watch {
             self.follow(target).await?;
@@ -175,11 +183,26 @@ impl Upgrade<'_> {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Leaves the upgrade to a task.
-    async fn request_task(&self, via: ViaFlag) -> anyhow::Result<RequestState> {
+    /// Leaves the upgrade to the unfinished task for it, or to another one; `why` is the reason for `via`.
+    async fn leave_to_task(&self, via: Via, why: Option<&str>) -> anyhow::Result<RequestState> {
         let Args { target, to, hops, dry_run, .. } = self.args;
-        let made = task::request(&self.cluster, target, (to, hops), via, *dry_run).await?;
-        let Requested { name, state } = made;
+        let versions = (to, &**hops);
+        let task = match task::unfinished(&self.cluster, target, versions, Some(via)).await? {
+            Some(task) => task,
+            None => task::request(&self.cluster, target, versions, via, *dry_run).await?,
+        };
+        if let (Some(why), RequestState::Now | RequestState::Rehearsed) = (why, task.state) {
+            let name = match task.state {
+                RequestState::Rehearsed => "an UpgradeTask".to_owned(),
+                RequestState::Now | RequestState::Before => format!("UpgradeTask/{}", task.name),
+            };
+            self.note(&format!("{why}: {name} works through the machines instead"))?;
+        }
+        self.show_task(task)
+    }
+
+    fn show_task(&self, Requested { name, state }: Requested) -> anyhow::Result<RequestState> {
+        let Args { target, to, dry_run, .. } = self.args;
         if self.printer.is_json() {
             let (object, to) = (target.to_string(), to.clone());
             write_line(self.printer, &Line::Task { object, task: name, to, dry_run: *dry_run })?;
@@ -199,58 +222,59 @@ impl Upgrade<'_> {
         Ok(state)
     }
 
-    /// Writes the versions, one step after the other.
-    async fn write_versions(&self) -> anyhow::Result<RequestState> {
-        let target = &self.args.target;
-        let (mut state, mut conflicts, mut awaited) = (RequestState::Before, 0, false);
-        loop {
-            let read = facts::read(&self.cluster, target).await?;
-            let next = decide::next(&read.facts, &self.args.to);
-            match next.map_err(|refusal| refused(&refusal, state))? {
-                Next::Asked => return Ok(state),
-                Next::AwaitControlPlane if self.args.dry_run => {
-                    self.note(WORKERS_FOLLOW)?;
-                    return Ok(RequestState::Rehearsed);
-                }
-                Next::AwaitControlPlane => {
-                    let Some(group) = read.facts.control_plane.filter(|_| !awaited) else {
-                        bail!("the control plane of {target} changed in the meantime; try again");
-                    };
-                    awaited = true;
-                    self.await_control_plane(group.name).await?;
-                }
-                Next::Write(writes) => {
-                    if state == RequestState::Before && conflicts == 0 {
-                        for note in &read.notes {
-                            self.note(&format!("note: {note}"))?;
-                        }
-                    }
-                    match self.write(&writes).await? {
-                        true if self.args.dry_run => return self.rehearsed(&writes),
-                        true => state = RequestState::Now,
-                        false if conflicts < ATTEMPTS => conflicts += 1,
-                        false => bail!("{target} keeps changing; try again"),
-                    }
-                }
+    fn asked(&self) -> anyhow::Result<RequestState> {
+        if !self.printer.is_json() {
+            let Args { target, to, .. } = self.args;
+            self.printer.result(&format!("{target} already requests {to}"))?;
+        }
+        Ok(RequestState::Before)
+    }
+
+    fn show_notes(&self, read: &Read) -> anyhow::Result<()> {
+        read.notes.iter().try_for_each(|note| self.note(&format!("note: {note}")))
+    }
+
+    /// Leaves the upgrade of a whole cluster to a task.
+    async fn upgrade_cluster(&self) -> anyhow::Result<RequestState> {
+        let Args { target, to, hops, .. } = self.args;
+        if let Some(task) = task::unfinished(&self.cluster, target, (to, hops), None).await? {
+            return self.show_task(task);
+        }
+        let read = facts::read(&self.cluster, target).await?;
+        match decide::whole(&read.facts, to).map_err(|refusal| refused(&refusal))? {
+            Whole::Asked => self.asked(),
+            Whole::Task { via, why } => {
+                self.show_notes(&read)?;
+                self.leave_to_task(via, why.as_deref()).await
             }
         }
     }
 
-    async fn await_control_plane(&self, name: String) -> anyhow::Result<()> {
-        self.note(&format!(
-            "{WORKERS_FOLLOW} Ctrl-C changes nothing; run the same command to continue."
-        ))?;
-        let kind = TargetKind::ControlPlane;
-        self.follow(&Target { kind, name }).await
-    }
-
-    fn rehearsed(&self, writes: &[Write]) -> anyhow::Result<RequestState> {
-        let more = self.args.target.kind == TargetKind::Cluster
-            && writes.iter().all(|write| write.field == Field::ControlPlane);
-        if more {
-            self.note(WORKERS_FOLLOW)?;
+    /// Sets the version of a group, or leaves that to a task.
+    async fn upgrade_group(&self) -> anyhow::Result<RequestState> {
+        let Args { target, to, dry_run, .. } = self.args;
+        for attempt in 0..ATTEMPTS {
+            let read = facts::read(&self.cluster, target).await?;
+            let next = decide::next(&read.facts, to).map_err(|refusal| refused(&refusal))?;
+            if attempt == 0 && next != Next::Asked {
+                self.show_notes(&read)?;
+            }
+            match next {
+                Next::Asked => return self.asked(),
+                Next::Task(why) => return self.leave_to_task(Via::Machines, Some(&why)).await,
+                Next::Write(write) => {
+                    if set_version(&self.cluster, &write, to, *dry_run).await? {
+                        self.show(&write)?;
+                        return Ok(if *dry_run {
+                            RequestState::Rehearsed
+                        } else {
+                            RequestState::Now
+                        });
+                    }
+                }
+            }
         }
-        Ok(RequestState::Rehearsed)
+        bail!("{target} keeps changing; try again")
     }
 
     /// Prints a progress line.
@@ -269,18 +293,6 @@ impl Upgrade<'_> {
             since: Some(self.start),
         };
         follow(&self.cluster, &scope, self.printer, self.args.timeout).await
-    }
-
-    /// Writes these versions; returns `false` if an object changed since it was read.
-    async fn write(&self, writes: &[Write]) -> anyhow::Result<bool> {
-        let (to, dry_run) = (&self.args.to, self.args.dry_run);
-        for write in writes {
-            if !set_version(&self.cluster, write, to, dry_run).await? {
-                return Ok(false);
-            }
-            self.show(write)?;
-        }
-        Ok(true)
     }
 
     fn show(&self, write: &Write) -> anyhow::Result<()> {
@@ -312,7 +324,6 @@ async fn set_version(
     match write.field {
         Field::ControlPlane => patch::<KubeadmControlPlane>(cluster, write, to, dry_run).await,
         Field::Deployment => patch::<MachineDeployment>(cluster, write, to, dry_run).await,
-        Field::Topology => patch::<ClusterObject>(cluster, write, to, dry_run).await,
     }
 }
 

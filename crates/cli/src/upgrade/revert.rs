@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{
     ATTEMPTS,
-    decide::{Next, Refusal, Write, next},
+    decide::{Next, Write, next},
     facts, set_version,
 };
 use crate::{client::Cluster, global::program, target::Target};
@@ -49,23 +49,24 @@ pub(crate) async fn revert(
         let Some(group) = control_plane.or(facts.deployments.first()) else {
             return Ok(None);
         };
-        let kept = |refusal: &Refusal| Row {
+        let kept = |why: &str| Row {
             object: owner.to_string(),
             action: Action::Kept,
             from: group.version.clone(),
             to: group.version.clone(),
-            message: refusal.to_string().replace("`refit ", &format!("`{} ", program())),
+            message: why.replace("`refit ", &format!("`{} ", program())),
         };
         let to = match group.version_before() {
             Ok(Some(to)) => to,
             Ok(None) => return Ok(None),
-            Err(refusal) => return Ok(Some(kept(&refusal))),
+            Err(refusal) => return Ok(Some(kept(&refusal.to_string()))),
         };
         match next(&facts, &to) {
-            Err(refusal) => return Ok(Some(kept(&refusal))),
-            Ok(Next::Asked | Next::AwaitControlPlane) => return Ok(None),
-            Ok(Next::Write(writes)) => {
-                if let Some(row) = write_back(cluster, &writes, &to, dry_run).await? {
+            Err(refusal) => return Ok(Some(kept(&refusal.to_string()))),
+            Ok(Next::Asked) => return Ok(None),
+            Ok(Next::Task(why)) => return Ok(Some(kept(&why))),
+            Ok(Next::Write(write)) => {
+                if let Some(row) = write_back(cluster, &write, &to, dry_run).await? {
                     return Ok(Some(row));
                 }
             }
@@ -77,11 +78,10 @@ pub(crate) async fn revert(
 /// Writes the version of one owner; returns `None` if it changed since it was read.
 async fn write_back(
     cluster: &Cluster,
-    writes: &[Write],
+    write: &Write,
     to: &KubernetesVersion,
     dry_run: bool,
 ) -> anyhow::Result<Option<Row>> {
-    let Some(write) = writes.first() else { return Ok(None) };
     let written = set_version(cluster, write, to, dry_run).await?;
     Ok(written.then(|| Row {
         object: write.object.clone(),

@@ -1,9 +1,6 @@
-//! `refit upgrade --via`: an UpgradeTask does the upgrade, and needs no command that waits.
+//! An UpgradeTask does the upgrade, and needs no command that waits.
 
-use kube::{
-    Api, ResourceExt as _,
-    api::{ListParams, PostParams},
-};
+use kube::{ResourceExt as _, api::PostParams};
 use refit_kinds::{
     keys,
     refit::{ClusterRef, GroupOwner, Stage, UpgradeTask, UpgradeTaskSpec, Via},
@@ -12,7 +9,7 @@ use refit_kinds::{
 
 use super::RequestState;
 use crate::{
-    client::{Cluster, attempt, attempt_on},
+    client::{Cluster, attempt_on},
     target::{Target, TargetKind},
 };
 
@@ -25,46 +22,83 @@ pub(super) enum ViaFlag {
     Machines,
 }
 
+impl From<ViaFlag> for Via {
+    fn from(flag: ViaFlag) -> Self {
+        match flag {
+            ViaFlag::Spec => Self::Spec,
+            ViaFlag::Machines => Self::Machines,
+        }
+    }
+}
+
 /// A task that does the upgrade.
 pub(super) struct Requested {
     pub(super) name: String,
     pub(super) state: RequestState,
 }
 
-/// Creates the task, or finds the unfinished one for the same.
+/// Finds the unfinished task for a target and its versions; by `via` only if it is given.
+pub(super) async fn unfinished(
+    cluster: &Cluster,
+    target: &Target,
+    versions: (&KubernetesVersion, &[KubernetesVersion]),
+    via: Option<Via>,
+) -> anyhow::Result<Option<Requested>> {
+    let wanted = spec(cluster, target, versions, via.unwrap_or(Via::Machines)).await?;
+    let found = tasks(cluster).await?.into_iter().find(|task| {
+        let via = via.unwrap_or(task.spec.via);
+        task.spec == UpgradeTaskSpec { via, ..wanted.clone() } && !has_ended(task)
+    });
+    Ok(found.map(|task| Requested { name: task.name_any(), state: RequestState::Before }))
+}
+
+/// Creates the task.
 pub(super) async fn request(
     cluster: &Cluster,
     target: &Target,
-    (to, hops): (&KubernetesVersion, &[KubernetesVersion]),
-    via: ViaFlag,
+    versions: (&KubernetesVersion, &[KubernetesVersion]),
+    via: Via,
     dry_run: bool,
 ) -> anyhow::Result<Requested> {
-    let spec = spec(cluster, target, (to, hops), via).await?;
-    let api: Api<UpgradeTask> = cluster.here();
-    let all = api.list(&ListParams::default()).await;
-    let all = all.map_err(|error| cluster.explain(error, &attempt::<UpgradeTask>("list")))?;
-    let is_unfinished = |task: &&UpgradeTask| {
-        task.spec == spec && task.status.as_ref().is_none_or(|status| !status.phase.has_ended())
-    };
-    if let Some(found) = all.items.iter().find(is_unfinished) {
-        return Ok(Requested { name: found.name_any(), state: RequestState::Before });
-    }
+    let spec = spec(cluster, target, versions, via).await?;
+    let name = create(cluster, &target.name, spec, dry_run).await?;
+    let state = if dry_run { RequestState::Rehearsed } else { RequestState::Now };
+    Ok(Requested { name, state })
+}
+
+/// Lists the UpgradeTasks of the namespace.
+pub(crate) async fn tasks(cluster: &Cluster) -> anyhow::Result<Vec<UpgradeTask>> {
+    cluster.list(&cluster.here(), "").await
+}
+
+/// Whether a task has ended for good.
+pub(crate) fn has_ended(task: &UpgradeTask) -> bool {
+    task.status.as_ref().is_some_and(|status| status.phase.has_ended())
+}
+
+/// Creates a task whose name begins with that of its target, and returns its name.
+pub(crate) async fn create(
+    cluster: &Cluster,
+    target: &str,
+    spec: UpgradeTaskSpec,
+    dry_run: bool,
+) -> anyhow::Result<String> {
+    let version = spec.version.as_ref().map(|version| format!("{version}-"));
+    let prefix = format!("{target}-{}", version.unwrap_or_default());
     let mut task = UpgradeTask::new("", spec);
     task.metadata.name = None;
-    task.metadata.generate_name = Some(format!("{}-{to}-", target.name).replace('+', "-"));
+    task.metadata.generate_name = Some(prefix.replace('+', "-"));
     let params = PostParams { dry_run, field_manager: Some(keys::MANAGER.to_owned()) };
-    let made = api.create(&params, &task).await;
+    let made = cluster.here::<UpgradeTask>().create(&params, &task).await;
     let attempt = attempt_on::<UpgradeTask>("create", "");
-    let made = made.map_err(|error| cluster.explain(error, &attempt))?;
-    let state = if dry_run { RequestState::Rehearsed } else { RequestState::Now };
-    Ok(Requested { name: made.name_any(), state })
+    Ok(made.map_err(|error| cluster.explain(error, &attempt))?.name_any())
 }
 
 async fn spec(
     cluster: &Cluster,
     target: &Target,
     (to, hops): (&KubernetesVersion, &[KubernetesVersion]),
-    via: ViaFlag,
+    via: Via,
 ) -> anyhow::Result<UpgradeTaskSpec> {
     let (of_cluster, owner_ref) = if target.kind == TargetKind::Cluster {
         target.check(cluster).await?;
@@ -87,9 +121,6 @@ async fn spec(
         machines: None,
         updater_ref: None,
         request_ref: None,
-        via: match via {
-            ViaFlag::Spec => Via::Spec,
-            ViaFlag::Machines => Via::Machines,
-        },
+        via,
     })
 }

@@ -283,6 +283,28 @@ impl Stage {
         self
     }
 
+    /// The Deployments of Cluster API, with the feature gates that in-place updates need.
+    pub(crate) fn with_managers(self) -> Self {
+        self.create("v1/Namespace", json!({"metadata": {"name": "capi-system"}}));
+        for provider in ["cluster-api", "control-plane-kubeadm"] {
+            let container = json!({
+                "name": "manager", "image": "manager:v1.14.0",
+                "args": ["--feature-gates=RuntimeSDK=true,InPlaceUpdates=true"],
+            });
+            self.create("apps/v1/Deployment", json!({
+                "metadata": {"name": provider, "labels": {"cluster.x-k8s.io/provider": provider}},
+                "spec": {
+                    "selector": {"matchLabels": {"app": provider}},
+                    "template": {
+                        "metadata": {"labels": {"app": provider}},
+                        "spec": {"containers": [container]},
+                    },
+                },
+            }));
+        }
+        self
+    }
+
     /// Plays Cluster API: the owner has observed its spec, and all machines match it.
     pub(crate) fn settle(&self, kind: &str, name: &str, replicas: i32) {
         let generation = self.get(kind, name)["metadata"]["generation"].clone();
@@ -346,6 +368,7 @@ pub(crate) const MACHINE: &str = "cluster.x-k8s.io/v1beta2/Machine";
 pub(crate) const MACHINE_SET: &str = "cluster.x-k8s.io/v1beta2/MachineSet";
 pub(crate) const NODE_UPDATE: &str = "refit.dev/v1alpha1/NodeUpdate";
 pub(crate) const UPDATE_GROUP: &str = "refit.dev/v1alpha1/UpdateGroup";
+pub(crate) const UPGRADE_TASK: &str = "refit.dev/v1alpha1/UpgradeTask";
 
 fn machine(name: &str, mut labels: Value, owner: &Value) -> Value {
     labels["cluster.x-k8s.io/cluster-name"] = json!("edge-1");
