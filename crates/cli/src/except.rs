@@ -24,9 +24,12 @@ use crate::{
     exit,
     global::{GlobalArgs, program},
     printer::{Format, Printer},
+    release,
     target::{Target, TargetKind, machine_argument},
 };
 
+/// Exit code if the command line is invalid.
+const EXIT_USAGE: u8 = 2;
 /// Exit code if nothing is changed.
 const EXIT_NOTHING: u8 = 3;
 
@@ -108,33 +111,50 @@ pub(crate) struct SkipArgs {
 #[command(after_help = "\
 Examples:
   refit release edge-1-md-0-x7k2p
+  refit release md/edge-1-md-0 --accept-replacement
 
-The command ends what `refit hold` and `refit skip` began: it removes their annotations from the Machine, and \
-the Machine from spec.pacing.exceptions of its UpdateGroup.
+For a machine, the command ends what `refit hold` and `refit skip` began: it removes their annotations from \
+the Machine, and the Machine from spec.pacing.exceptions of its UpdateGroup.
 
--o json writes {namespace, machine, action, message}; action is set or none.
+For a KubeadmControlPlane or a MachineDeployment that an UpgradeTask has left paused, the command removes \
+the annotations cluster.x-k8s.io/paused and refit.dev/task. Cluster API then goes on, and replaces the \
+machines that are outdated: without --accept-replacement, the command names them and refuses. To upgrade \
+them in place instead, use `refit resume`.
+
+-o json writes one array of {namespace, machine, action, message}, for an owner {namespace, owner, action, \
+message}; action is set, none or refused.
 
 Exit codes:
-  0  the machine may begin
+  0  the machine may begin, or Cluster API goes on with the owner
   1  the cluster cannot be read or written
   2  the command line is invalid
-  3  the machine was neither held nor skipped")]
+  3  the machine was neither held nor skipped; or the owner was not paused by Refit, or the release is refused")]
 pub(crate) struct ReleaseArgs {
-    #[command(flatten)]
-    common: Common,
+    /// Name of the Machine, with or without machine/; or kcp/NAME or md/NAME.
+    #[arg(value_name = "TARGET", value_parser = release::argument)]
+    target: Target,
+    /// For an owner: let Cluster API replace its outdated machines.
+    #[arg(long)]
+    accept_replacement: bool,
+    /// Report what would happen, without writing anything.
+    #[arg(long)]
+    dry_run: bool,
+    /// Output format.
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
 }
 
-/// What a command does with a machine.
+/// What a command does with a machine or an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-enum Action {
+pub(crate) enum Action {
     /// It was changed.
     Set,
     /// It was so before.
     Already,
     /// There is nothing to do.
     None,
-    /// It is too late.
+    /// It is too late, or must be accepted first.
     Refused,
 }
 
@@ -186,8 +206,22 @@ pub(crate) fn skip(args: &SkipArgs, global: &GlobalArgs) -> anyhow::Result<ExitC
 
 /// Runs `refit release`.
 pub(crate) fn release(args: &ReleaseArgs, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
-    run(&args.common, global, async |cluster, group| {
-        let Common { machine, dry_run, .. } = &args.common;
+    let ReleaseArgs { target, accept_replacement, dry_run, output } = args;
+    if target.owns_machines() {
+        return release_owner(args, global);
+    }
+    if *accept_replacement {
+        return Err(exit::error(
+            EXIT_USAGE,
+            format!(
+                "--accept-replacement is for an owner that an UpgradeTask has left paused (kcp/NAME or md/NAME): the \
+                 release of {target} replaces no machine"
+            ),
+        ));
+    }
+    let common = Common { machine: target.clone(), dry_run: *dry_run, output: *output };
+    run(&common, global, async |cluster, group| {
+        let Common { machine, dry_run, .. } = &common;
         let object = found(cluster, machine).await?;
         let listed = match group {
             Some(group) => {
@@ -202,6 +236,31 @@ pub(crate) fn release(args: &ReleaseArgs, global: &GlobalArgs) -> anyhow::Result
     })
 }
 
+fn release_owner(args: &ReleaseArgs, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+    let ReleaseArgs { target, accept_replacement, dry_run, output } = args;
+    let printer = Printer::new(*output, global);
+    exit::run(async {
+        let cluster = client::connect(global).await?;
+        let row = release::release(&cluster, target, *accept_replacement, *dry_run).await?;
+        report(printer, std::slice::from_ref(&row), "", |row| {
+            format!("{}: {}{}", row.owner, row.message, dry_run_note(*dry_run, row.action))
+        })?;
+        Ok(code_of(row.action))
+    })
+}
+
+/// The exit code after an action.
+fn code_of(action: Action) -> ExitCode {
+    match action {
+        Action::Set | Action::Already => ExitCode::SUCCESS,
+        Action::None | Action::Refused => ExitCode::from(EXIT_NOTHING),
+    }
+}
+
+fn dry_run_note(dry_run: bool, action: Action) -> &'static str {
+    if dry_run && action == Action::Set { " (dry run: nothing was written)" } else { "" }
+}
+
 fn run(
     args: &Common,
     global: &GlobalArgs,
@@ -213,12 +272,8 @@ fn run(
         found(&cluster, &args.machine).await?;
         let group = group_of(&cluster, &args.machine).await?;
         let row = decide(&cluster, group.as_ref()).await?;
-        let changed = match row.action {
-            Action::Set | Action::Already => true,
-            Action::None | Action::Refused => false,
-        };
         show(printer, args, &row)?;
-        Ok(if changed { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NOTHING) })
+        Ok(code_of(row.action))
     })
 }
 
@@ -345,8 +400,6 @@ fn row(machine: &Machine, action: Action, message: String) -> Row {
 
 fn show(printer: Printer, args: &Common, row: &Row) -> anyhow::Result<()> {
     report(printer, std::slice::from_ref(row), "", |row| {
-        let dry = args.dry_run && row.action == Action::Set;
-        let rest = if dry { " (dry run: nothing was written)" } else { "" };
-        format!("{}: {}{rest}", row.machine, row.message)
+        format!("{}: {}{}", row.machine, row.message, dry_run_note(args.dry_run, row.action))
     })
 }

@@ -20,12 +20,14 @@ mod except;
 mod exit;
 mod global;
 mod install;
+mod left;
 mod pace;
 mod plan;
 mod printer;
 mod progress;
 mod reach;
 mod reference;
+mod release;
 mod retry;
 #[cfg(feature = "sandbox")]
 mod sandbox;
@@ -64,7 +66,7 @@ enum Command {
     Adopt(adopt::Args),
     /// Let no further machine of a group begin.
     Pause(pace::PauseArgs),
-    /// Let the machines of a paused or stopped group go on.
+    /// Let the machines of a paused or stopped group, or of a stopped UpgradeTask, go on.
     Resume(pace::ResumeArgs),
     /// Let a rollout go on after its first machines.
     Approve(pace::ApproveArgs),
@@ -72,7 +74,7 @@ enum Command {
     Hold(except::HoldArgs),
     /// Leave a machine out of the present rollout.
     Skip(except::SkipArgs),
-    /// Let a machine that is held or skipped begin.
+    /// Let a machine that is held or skipped begin, or Cluster API go on with an owner.
     Release(except::ReleaseArgs),
     /// Check the installation and suggest fixes.
     Doctor(doctor::Args),

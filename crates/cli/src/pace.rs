@@ -7,7 +7,9 @@ use kube::ResourceExt as _;
 use refit_core::group::{OwnerPacing, Pace, stopped_rollout};
 use refit_kinds::{
     keys,
-    refit::{GroupOwner, Pacing, UpdateGroup, UpdateGroupSpec, update_group_name},
+    refit::{
+        GroupOwner, Pacing, Stage, UpdateGroup, UpdateGroupSpec, UpgradeTask, update_group_name,
+    },
 };
 use refit_runtime::apply;
 use serde::Serialize;
@@ -18,8 +20,10 @@ use crate::{
     client::{self, Cluster, attempt_on},
     exit,
     global::GlobalArgs,
+    left::{Continuation, LeftOwner},
     printer::Printer,
     target::{Target, TargetKind},
+    upgrade::task,
 };
 
 /// Exit code if there is nothing to do.
@@ -58,10 +62,14 @@ The command ends what `refit pause` began. If the failures of a rollout have sto
 without the machines that failed: only later failures count (spec.pacing.failuresSince). To repeat \
 their updates, use `refit retry`.
 
+If an UpgradeTask that was aborted, has failed, or left machines out keeps the owner paused, the command \
+creates another UpgradeTask with the same spec, which upgrades the outdated machines in place. A failed \
+task is stopped first. To let Cluster API replace the machines instead, use `refit release`.
+
 -o json writes one array of {namespace, owner, action, message}; action is set, already or none.
 
 Exit codes:
-  0  at least one group goes on
+  0  at least one group goes on, or an UpgradeTask works on it
   1  the cluster cannot be read or written
   2  the command line is invalid
   3  nothing was paused or stopped")]
@@ -130,7 +138,7 @@ pub(crate) fn approve(args: &ApproveArgs, global: &GlobalArgs) -> anyhow::Result
     run(&args.ask, global, approved, false)
 }
 
-/// `resumes`: whether an annotation of the owner that pauses stands in the way.
+/// `resumes`: whether what else pauses the owner counts, too.
 fn run(
     args: &AskArgs,
     global: &GlobalArgs,
@@ -144,7 +152,9 @@ fn run(
         let mut outcome = Ok(());
         for owner in owners(&cluster, &args.target).await? {
             match set(&cluster, &owner, args.dry_run, decide).await {
-                Ok(row) if resumes => rows.push(with_annotation(&cluster, &owner, row).await?),
+                Ok(row) if resumes => {
+                    rows.push(with_owner(&cluster, &owner, row, args.dry_run).await?);
+                }
                 Ok(row) => rows.push(row),
                 Err(error) => {
                     outcome = Err(error);
@@ -211,9 +221,18 @@ async fn set(
     asked.ok_or_else(|| owner.missing(cluster))
 }
 
-/// Adds that an annotation of the owner pauses the group still.
-async fn with_annotation(cluster: &Cluster, owner: &Target, row: Row) -> anyhow::Result<Row> {
+/// Continues what a task has left on the owner, and adds what pauses the group still.
+async fn with_owner(
+    cluster: &Cluster,
+    owner: &Target,
+    mut row: Row,
+    dry_run: bool,
+) -> anyhow::Result<Row> {
     let found = owner.reference(cluster).await?;
+    if let Some(left) = LeftOwner::read(cluster, owner, &found).await? {
+        let (action, message) = continued(cluster, &left, dry_run).await?;
+        row = with_task(row, action, &message);
+    }
     if !OwnerPacing::of(&found.annotations).paused {
         return Ok(row);
     }
@@ -225,6 +244,39 @@ async fn with_annotation(cluster: &Cluster, owner: &Target, row: Row) -> anyhow:
         keys::GROUP_PAUSED
     );
     Ok(Row { message, ..row })
+}
+
+/// Creates the task that continues what another one has left, unless one is at work.
+async fn continued(
+    cluster: &Cluster,
+    left: &LeftOwner,
+    dry_run: bool,
+) -> anyhow::Result<(Action, String)> {
+    let (spec, stop) = match left.continuation() {
+        Continuation::AtWork(task) => {
+            return Ok((Action::Already, format!("UpgradeTask/{task} works on it already")));
+        }
+        Continuation::Create { spec, stop } => (*spec, stop),
+    };
+    for task in left.tasks.iter().filter(|task| stop.contains(&task.name_any())) {
+        let abort = |task: &UpgradeTask| {
+            let is_to_stop = task.spec.stage == Stage::Ongoing;
+            let patch = is_to_stop.then(|| json!({"spec": {"stage": Stage::Abort}}));
+            Some(Decision { row: (), patch })
+        };
+        ask(cluster, task, dry_run, abort).await?;
+    }
+    let name = task::create(cluster, &left.owner.name, spec, dry_run).await?;
+    let name = if dry_run { "an UpgradeTask".to_owned() } else { format!("UpgradeTask/{name}") };
+    Ok((Action::Set, format!("{name} continues in place what UpgradeTask/{} left", left.task)))
+}
+
+/// Adds what a task does to the row of a group.
+fn with_task(row: Row, action: Action, task: &str) -> Row {
+    match row.action {
+        Action::None => Row { action, message: task.to_owned(), ..row },
+        Action::Set | Action::Already => Row { message: format!("{}; {task}", row.message), ..row },
+    }
 }
 
 fn decision(owner: &Target, group: &UpdateGroup, decide: Decide) -> Decision<Row> {
@@ -385,6 +437,20 @@ mod tests {
         // A limit that is not reached is not reset.
         let below = group(&json!({"paused": true, "sameCauseStops": 4}), &failed(at));
         assert_eq!(resumed(&below).2, json!({"paused": null}));
+    }
+
+    #[test]
+    fn resume_shows_the_group_and_its_task() {
+        let row = |action, message: &str| Row {
+            namespace: "n".into(),
+            owner: "MachineDeployment/md".into(),
+            action,
+            message: message.into(),
+        };
+        let nothing = with_task(row(Action::None, "neither paused"), Action::Already, "t works");
+        assert_eq!(nothing, row(Action::Already, "t works"));
+        let both = with_task(row(Action::Set, "goes on"), Action::Set, "t continues");
+        assert_eq!(both, row(Action::Set, "goes on; t continues"));
     }
 
     #[test]

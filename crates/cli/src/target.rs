@@ -15,6 +15,7 @@ use refit_core::progress::owner_of;
 use refit_kinds::{
     keys,
     refit::{MachineUid, NodeUpdate, UpdateGroup},
+    version::StatedVersion,
 };
 
 use crate::client::Cluster;
@@ -244,17 +245,21 @@ impl Target {
         match self.kind {
             TargetKind::ControlPlane => {
                 let object = self.get_object::<KubeadmControlPlane>(cluster).await?;
-                Ok(Reference::to(&object, cluster_of(&object)))
+                let mut of = cluster_of(&object);
+                if of.is_empty() {
+                    of = cluster_with(cluster, &self.name).await?;
+                }
+                Ok(Reference::to(&object, of, &object.spec.version))
             }
             TargetKind::MachineDeployment => {
                 let object = self.get_object::<MachineDeployment>(cluster).await?;
                 let cluster = object.spec.cluster_name.clone();
-                Ok(Reference::to(&object, cluster))
+                Ok(Reference::to(&object, cluster, &object.spec.template.spec.version))
             }
             TargetKind::MachineSet => {
                 let object = self.get_object::<MachineSet>(cluster).await?;
                 let cluster = object.spec.cluster_name.clone();
-                Ok(Reference::to(&object, cluster))
+                Ok(Reference::to(&object, cluster, &object.spec.template.spec.version))
             }
             TargetKind::Cluster | TargetKind::Machine => anyhow::bail!("{self} owns no Machines"),
         }
@@ -335,15 +340,22 @@ pub(crate) struct Reference {
     pub(crate) uid: String,
     /// Name of its Cluster.
     pub(crate) cluster: String,
+    /// The version that it requests.
+    pub(crate) version: StatedVersion,
     /// Its annotations.
     pub(crate) annotations: BTreeMap<String, String>,
 }
 
 impl Reference {
-    fn to<K: Resource<DynamicType = ()>>(object: &K, cluster: String) -> Self {
+    fn to<K: Resource<DynamicType = ()>>(
+        object: &K,
+        cluster: String,
+        version: &StatedVersion,
+    ) -> Self {
         let api_version = K::api_version(&()).into_owned();
         let annotations = object.annotations().clone();
-        Self { api_version, uid: object.uid().unwrap_or_default(), cluster, annotations }
+        let uid = object.uid().unwrap_or_default();
+        Self { api_version, uid, cluster, version: version.clone(), annotations }
     }
 }
 
@@ -359,6 +371,17 @@ async fn control_plane_of(
         }
         _ => Ok(None),
     }
+}
+
+/// Returns the name of the Cluster that references this control plane; empty if no Cluster does.
+async fn cluster_with(cluster: &Cluster, control_plane: &str) -> anyhow::Result<String> {
+    let kind = KubeadmControlPlane::kind(&());
+    let all: Vec<ClusterObject> = cluster.list(&cluster.here(), "").await?;
+    let owner = all.iter().find(|object| {
+        let reference = object.spec.control_plane_ref.as_ref();
+        reference.is_some_and(|r| r.kind == kind && r.name == control_plane)
+    });
+    Ok(owner.map(kube::ResourceExt::name_any).unwrap_or_default())
 }
 
 /// Returns the name of a control plane's Cluster; empty if neither label nor owner gives it.

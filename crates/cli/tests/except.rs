@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::stage::{MACHINE, Stage, UPDATE_GROUP};
+use crate::stage::{DEPLOYMENT, MACHINE, NEW, Stage, UPDATE_GROUP, UPGRADE_TASK};
 
 const WORKER: &str = "edge-1-md-a";
 
@@ -86,4 +86,60 @@ fn a_reason_and_a_machine_are_required() {
     }
     let missing = stage.run(&["hold", "other", "--reason", "x"]);
     assert!(missing.stderr.contains("Machine/other does not exist"), "{missing:?}");
+}
+
+#[test]
+fn release_lets_cluster_api_go_on_with_an_owner_once_replacement_is_accepted() {
+    let stage = Stage::new().with_cluster();
+    let release = |more: &[&str]| stage.run(&[&["release", "md/edge-1-md"], more].concat());
+    let nothing = release(&["--accept-replacement"]);
+    assert_eq!(
+        (nothing.code, nothing.stdout.as_str()),
+        (Some(3), "MachineDeployment/edge-1-md: not paused by Refit\n")
+    );
+
+    stage.create(
+        UPGRADE_TASK,
+        json!({
+            "metadata": {"name": "old"},
+            "spec": {
+                "clusterRef": {"name": "edge-1"}, "version": NEW, "via": "Machines", "stage": "Ongoing",
+                "ownerRef": {"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachineDeployment",
+                    "name": "edge-1-md"},
+            },
+            "status": {"phase": "Ongoing"},
+        }),
+    );
+    stage.left_paused(DEPLOYMENT, "edge-1-md", "old");
+    stage.patch(DEPLOYMENT, "edge-1-md", json!({"spec": {"template": {"spec": {"version": NEW}}}}));
+    let unfinished = release(&["--accept-replacement"]);
+    assert_eq!(unfinished.code, Some(3), "{unfinished:?}");
+    assert!(unfinished.stdout.contains("kubectl patch upgradetask old"), "{unfinished:?}");
+
+    stage.status(UPGRADE_TASK, "old", json!({"phase": "Aborted"}));
+    let before = stage.server().revision();
+    let refused = release(&["-o", "json"]);
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+    let rows: serde_json::Value = serde_json::from_str(&refused.stdout).unwrap();
+    assert_eq!(rows[0]["action"], "refused");
+    let message = rows[0]["message"].as_str().unwrap();
+    assert!(message.starts_with("Cluster API would replace edge-1-md-a."), "{message}");
+    let rehearsed = release(&["--accept-replacement", "--dry-run"]);
+    assert!(rehearsed.stdout.contains("(dry run: nothing was written)"), "{rehearsed:?}");
+    assert_eq!(stage.server().revision(), before);
+
+    let released = release(&["--accept-replacement"]);
+    assert_eq!(released.code, Some(0), "{released:?}");
+    let annotations = &stage.get(DEPLOYMENT, "edge-1-md")["metadata"]["annotations"];
+    for key in ["cluster.x-k8s.io/paused", "refit.dev/task"] {
+        assert!(annotations[key].is_null(), "{annotations}");
+    }
+}
+
+#[test]
+fn release_of_a_machine_accepts_no_replacement() {
+    let stage = Stage::new().with_cluster();
+    let ended = stage.run(&["release", WORKER, "--accept-replacement"]);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("replaces no machine"), "{ended:?}");
 }

@@ -27,7 +27,8 @@ fn the_upgrade_of_a_cluster_is_left_to_a_task() {
     let stage = Stage::new().with_cluster().with_managers();
     let first = stage.run(&["upgrade", "cluster/edge-1", "--to", NEW]);
     assert_eq!(first.code, Some(0), "{first:?}");
-    assert!(first.stdout.ends_with("`refit watch Cluster/edge-1` shows the progress"), "{first:?}");
+    let hint = "`refit watch Cluster/edge-1` shows the progress\n";
+    assert!(first.stdout.ends_with(hint), "{first:?}");
     let task = task_of(&stage, &first);
     let wanted = json!({
         "clusterRef": {"name": "edge-1"}, "version": NEW, "via": "Spec", "stage": "Ongoing",
@@ -41,7 +42,7 @@ fn the_upgrade_of_a_cluster_is_left_to_a_task() {
     let before = stage.server().revision();
     let mut again = stage.start(&["upgrade", "cluster/edge-1", "--to", NEW, "--watch"]);
     again.until("works on it already");
-    again.until("edge-1-a   40%  Upgrading");
+    again.until("edge-1-a      40%  Upgrading");
     assert_eq!(stage.server().revision(), before);
     stage.updated("edge-1-a");
     for name in &MACHINES[1..] {
@@ -162,6 +163,7 @@ fn a_task_upgrades_what_cluster_api_would_replace() {
         let rest = format!(": UpgradeTask/{name} works through the machines instead");
         assert!(why.ends_with(&rest), "{ended:?}");
         assert_eq!(task["spec"]["via"], "Machines");
+        assert_eq!(task["spec"]["clusterRef"]["name"], "edge-1");
     };
     let surge = json!({"spec": {"rollout": {"strategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}}}});
     stage.patch(DEPLOYMENT, "edge-1-md", surge);

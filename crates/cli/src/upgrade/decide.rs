@@ -134,13 +134,9 @@ pub(crate) enum Refusal {
     /// The object has no valid version to compare.
     NoVersion { object: String, version: StatedVersion },
     /// kubeadm does not support this upgrade.
-    Hop {
-        object: String,
-        from: KubernetesVersion,
-        to: KubernetesVersion,
-        hop: Hop,
-        cluster: String,
-    },
+    Hop { object: String, from: KubernetesVersion, to: KubernetesVersion, hop: Hop },
+    /// The control plane would skip minor versions.
+    Skips { object: String, from: KubernetesVersion, to: KubernetesVersion, cluster: Box<str> },
     /// Cluster API would not call Refit.
     Unreached(Unreached),
     /// The topology's controller would revert the change.
@@ -237,12 +233,17 @@ fn may_hop(
     match hop {
         Hop::Same | Hop::Patch | Hop::Minor => Ok(()),
         Hop::TooFar { .. } if skips => Ok(()),
-        Hop::TooFar { .. } | Hop::OtherMajor | Hop::Downgrade => Err(Refusal::Hop {
+        Hop::TooFar { .. } => Err(Refusal::Skips {
+            object: group.object.clone(),
+            from: from.clone(),
+            to: to.clone(),
+            cluster: cluster.into(),
+        }),
+        Hop::OtherMajor | Hop::Downgrade => Err(Refusal::Hop {
             object: group.object.clone(),
             from: from.clone(),
             to: to.clone(),
             hop,
-            cluster: cluster.to_owned(),
         }),
     }
 }
@@ -401,9 +402,13 @@ impl fmt::Display for Refusal {
                 "{object} has an invalid version {:?}, expected vX.Y.Z",
                 version.to_string()
             ),
-            Self::Hop { object, from, to, hop, cluster } => {
-                f.write_str(&no_way(object, (from, to, *hop), cluster))
-            }
+            Self::Hop { object, from, to, hop } => f.write_str(&no_way(object, from, to, *hop)),
+            Self::Skips { object, from, to, cluster } => write!(
+                f,
+                "{object} is at {from}, and kubeadm does not skip minor versions on the way to {to}: `refit upgrade \
+                 cluster/{cluster} --to {to}` takes them one after another; or upgrade to {} first",
+                from.next_minor_zero()
+            ),
             Self::Unreached(why) if why.replaces() => {
                 write!(f, "{why}. Cluster API would replace the machines")
             }
@@ -464,19 +469,10 @@ impl fmt::Display for Refusal {
 }
 
 /// Explains why kubeadm does not support the upgrade.
-fn no_way(
-    object: &str,
-    (from, to, hop): (&KubernetesVersion, &KubernetesVersion, Hop),
-    cluster: &str,
-) -> String {
+fn no_way(object: &str, from: &KubernetesVersion, to: &KubernetesVersion, hop: Hop) -> String {
     match hop {
-        Hop::TooFar { .. } => format!(
-            "{object} is at {from}, and kubeadm does not skip minor versions on the way to {to}: \
-             `refit upgrade cluster/{cluster} --to {to}` takes them one after another; or upgrade to {} first",
-            from.next_minor_zero()
-        ),
         Hop::OtherMajor => format!("{object} is at {from}: {to} is another major version"),
-        Hop::Same | Hop::Patch | Hop::Minor | Hop::Downgrade => format!(
+        Hop::Same | Hop::Patch | Hop::Minor | Hop::TooFar { .. } | Hop::Downgrade => format!(
             "{object} already requests {from}, and kubeadm does not downgrade to {to}. To give up \
              an upgrade in progress: `refit abort {object} --revert`"
         ),

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use kube::{Resource, ResourceExt as _};
-use refit_cluster_api::kinds::{KubeadmControlPlane, MachineDeployment};
 use refit_core::group::REASON_UNCOVERED;
 use refit_kinds::{keys, refit::Owner, version::StatedVersion};
 use refit_predict::{Reach, Read as Known, managers::Provider, notes, reach};
@@ -15,7 +14,7 @@ use crate::{
     client::Cluster,
     progress::step,
     reach::Surroundings,
-    target::{Gathered, Target, TargetKind, cluster_of},
+    target::{Gathered, Target, TargetKind},
     watch::{GroupRow, Objects, Scope, View},
 };
 
@@ -82,37 +81,14 @@ pub(super) async fn read(cluster: &Cluster, target: &Target) -> anyhow::Result<R
 
 /// Returns the name of the target's Cluster.
 async fn cluster_name(cluster: &Cluster, target: &Target) -> anyhow::Result<String> {
-    let name = match target.kind {
-        TargetKind::Cluster => return Ok(target.name.clone()),
-        TargetKind::ControlPlane => {
-            let object: Option<KubeadmControlPlane> = cluster.get(&target.name).await?;
-            match object.as_ref().map(cluster_of) {
-                Some(name) if name.is_empty() => Some(cluster_with(cluster, &target.name).await?),
-                known => known,
-            }
-        }
-        TargetKind::MachineDeployment | TargetKind::MachineSet | TargetKind::Machine => {
-            let object: Option<MachineDeployment> = cluster.get(&target.name).await?;
-            object.map(|object| object.spec.cluster_name)
-        }
-    };
-    match name {
-        Some(name) if !name.is_empty() => Ok(name),
-        Some(_) => bail!("{target} belongs to no Cluster yet: Cluster API has not adopted it"),
-        None => Err(target.missing(cluster)),
+    if target.kind == TargetKind::Cluster {
+        return Ok(target.name.clone());
     }
-}
-
-/// Returns the name of the Cluster that references this control plane; empty if no Cluster
-/// does.
-async fn cluster_with(cluster: &Cluster, control_plane: &str) -> anyhow::Result<String> {
-    let kind = KubeadmControlPlane::kind(&());
-    let all: Vec<refit_cluster_api::kinds::Cluster> = cluster.list(&cluster.here(), "").await?;
-    let owner = all.iter().find(|object| {
-        let reference = object.spec.control_plane_ref.as_ref();
-        reference.is_some_and(|r| r.kind == kind && r.name == control_plane)
-    });
-    Ok(owner.map(kube::ResourceExt::name_any).unwrap_or_default())
+    let name = target.reference(cluster).await?.cluster;
+    if name.is_empty() {
+        bail!("{target} belongs to no Cluster yet: Cluster API has not adopted it");
+    }
+    Ok(name)
 }
 
 /// Returns the field managers that applied the version earlier and may revert the change, typically

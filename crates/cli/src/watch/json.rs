@@ -54,7 +54,7 @@ pub(crate) enum Line {
         to: KubernetesVersion,
         dry_run: bool,
     },
-    /// An UpgradeTask was created, or found (`refit upgrade --via`).
+    /// An UpgradeTask was created, or found (`refit upgrade`).
     Task { object: String, task: String, to: KubernetesVersion, dry_run: bool },
     /// The last line.
     End {

@@ -305,6 +305,12 @@ impl Stage {
         self
     }
 
+    /// Plays a task that has ended: it has left an owner paused.
+    pub(crate) fn left_paused(&self, kind: &str, owner: &str, task: &str) {
+        let annotations = json!({"cluster.x-k8s.io/paused": "", "refit.dev/task": task});
+        self.patch(kind, owner, json!({"metadata": {"annotations": annotations}}));
+    }
+
     /// Plays Cluster API: the owner has observed its spec, and all machines match it.
     pub(crate) fn settle(&self, kind: &str, name: &str, replicas: i32) {
         let generation = self.get(kind, name)["metadata"]["generation"].clone();

@@ -18,7 +18,10 @@ use super::{
     is_for_one_request,
     member::phase_of,
 };
-use crate::report::{MISSING_MACHINE, Reason, RefusalReason};
+use crate::{
+    group::owner_argument,
+    report::{MISSING_MACHINE, Reason, RefusalReason},
+};
 
 /// Condition of an UpgradeTask: whether it is complete and, if not, why.
 pub const READY: &str = "Ready";
@@ -422,18 +425,20 @@ fn show_pause(seen: &GroupSeen<'_>, next: &mut UpgradeTaskStatus, generation: Op
     let is_over = next.phase.has_ended() || next.phase == TaskPhase::Failed;
     let outdated = seen.machines.iter().filter(|member| member.spec != SpecState::Current);
     let (reason, message) = match names(outdated.map(|member| member.name)) {
-        Some(names) if is_over => (
-            "OutdatedMachines",
-            format!(
-                "Cluster API would replace {names}. Ways out: another UpgradeTask upgrades them in place; set back, the \
-                 owner's spec asks for nothing; without its annotations cluster.x-k8s.io/paused and refit.dev/task, \
-                 Cluster API replaces them"
-            ),
-        ),
+        Some(names) if is_over => ("OutdatedMachines", ways_out(seen, &names)),
         Some(_) | None => (
             "UpgradeTask",
             "while the task works, Cluster API replaces no Machine of the owner".to_owned(),
         ),
     };
     set(next, seen.now, generation, (OWNER_PAUSED, "True", reason, &message));
+}
+
+/// What an operator can do about the Machines that keep the owner of an ended task from going on.
+fn ways_out(seen: &GroupSeen<'_>, names: &str) -> String {
+    let owner = seen.task.spec.owner_ref.as_ref().map(owner_argument).unwrap_or_default();
+    format!(
+        "Cluster API would replace {names}. Ways out: `refit resume {owner}` upgrades them in place; `refit release \
+         {owner} --accept-replacement` lets Cluster API replace them; set back, the owner's spec asks for nothing"
+    )
 }

@@ -10,7 +10,7 @@ use refit_kinds::{
 };
 
 use super::{status::OWNER_PAUSED, *};
-use crate::{ask::testing::update as node_update, report::Refusal};
+use crate::{ask::testing::update as node_update, group::owner_argument, report::Refusal};
 
 const TARGET: &str = "v1.35.0";
 
@@ -216,6 +216,13 @@ fn a_task_fails_once_only_failed_machines_are_left() {
     assert_eq!(status.failures[0].node_update, "a-1");
     let paused = conditions::get(&status.conditions, OWNER_PAUSED).unwrap();
     assert!(paused.message.contains("would replace a."), "{}", paused.message);
+    let argument = owner_argument(task.spec.owner_ref.as_ref().unwrap());
+    for way in [
+        format!("`refit resume {argument}`"),
+        format!("`refit release {argument} --accept-replacement`"),
+    ] {
+        assert!(paused.message.contains(&way), "{}", paused.message);
+    }
 }
 
 #[test]

@@ -1,0 +1,246 @@
+//! Owners that an UpgradeTask has left paused: `refit resume` continues the task, `refit release` lets Cluster API go
+//! on.
+
+use std::collections::BTreeMap;
+
+use refit_core::group::owner_argument;
+use refit_kinds::{
+    keys,
+    refit::{ClusterRef, GroupOwner, Stage, TaskPhase, UpgradeTask, UpgradeTaskSpec, Via},
+    version::{KubernetesVersion, StatedVersion},
+};
+
+use crate::{
+    client::Cluster,
+    target::{Reference, Target},
+    upgrade::task::{has_ended, tasks},
+};
+
+/// An owner that a task has paused, and the tasks that concern it.
+#[derive(Clone, Debug)]
+pub(crate) struct LeftOwner {
+    /// The owner, as a task refers to it.
+    pub(crate) owner: GroupOwner,
+    /// Name of its Cluster.
+    pub(crate) cluster: String,
+    /// The version in its spec.
+    pub(crate) version: StatedVersion,
+    /// Name of the task that its annotation names.
+    pub(crate) task: String,
+    /// The tasks of this owner.
+    pub(crate) tasks: Vec<UpgradeTask>,
+}
+
+/// What continues the work of a task.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Continuation {
+    /// An unfinished task does already.
+    AtWork(String),
+    /// Another task with this spec, once the failed ones have been stopped.
+    Create {
+        /// Its spec.
+        spec: Box<UpgradeTaskSpec>,
+        /// Tasks to stop first: a failed one does not end by itself, and a later one would wait for it.
+        stop: Vec<String>,
+    },
+}
+
+/// Returns the task that these annotations of an owner name, if it pauses the owner.
+pub(crate) fn pausing_task(annotations: &BTreeMap<String, String>) -> Option<&str> {
+    let task = annotations.get(keys::TASK)?;
+    annotations.contains_key(keys::PAUSED).then_some(task)
+}
+
+impl LeftOwner {
+    /// Reads the tasks of an owner; returns `None` if no task has paused it.
+    pub(crate) async fn read(
+        cluster: &Cluster,
+        target: &Target,
+        found: &Reference,
+    ) -> anyhow::Result<Option<Self>> {
+        let Some(task) = pausing_task(&found.annotations) else { return Ok(None) };
+        let owner = GroupOwner {
+            api_version: found.api_version.clone(),
+            kind: target.kind.kind().to_owned(),
+            name: target.name.clone(),
+        };
+        let mut tasks = tasks(cluster).await?;
+        tasks.retain(|task| task.spec.owner_ref.as_ref().is_some_and(|of| is_same(of, &owner)));
+        Ok(Some(Self {
+            owner,
+            cluster: found.cluster.clone(),
+            version: found.version.clone(),
+            task: task.to_owned(),
+            tasks,
+        }))
+    }
+
+    /// Decides what continues the work of the task.
+    pub(crate) fn continuation(&self) -> Continuation {
+        let unfinished = || self.tasks.iter().filter(|task| !has_ended(task));
+        let is_at_work = |task: &&UpgradeTask| {
+            phase_of(task) != TaskPhase::Failed && task.spec.stage == Stage::Ongoing
+        };
+        if let Some(task) = unfinished().find(is_at_work) {
+            return Continuation::AtWork(name(task).to_owned());
+        }
+        let to_stop = unfinished().filter(|task| task.spec.stage == Stage::Ongoing);
+        Continuation::Create {
+            spec: Box::new(self.next_spec()),
+            stop: to_stop.map(|task| name(task).to_owned()).collect(),
+        }
+    }
+
+    /// The spec of the task that continues: that of the previous one.
+    fn next_spec(&self) -> UpgradeTaskSpec {
+        let requested = self.version.version();
+        let Some(task) = self.tasks.iter().find(|task| name(task) == self.task) else {
+            return UpgradeTaskSpec {
+                stage: Stage::Ongoing,
+                cluster_ref: ClusterRef { name: self.cluster.clone() },
+                owner_ref: Some(self.owner.clone()),
+                version: requested.cloned(),
+                hops: None,
+                machines: None,
+                updater_ref: None,
+                request_ref: None,
+                via: Via::Machines,
+            };
+        };
+        let spec = task.spec.clone();
+        UpgradeTaskSpec {
+            stage: Stage::Ongoing,
+            version: newest(spec.version, requested),
+            // A complete task is done with its Machines: the others keep the owner paused.
+            machines: spec.machines.filter(|_| phase_of(task) != TaskPhase::Complete),
+            ..spec
+        }
+    }
+
+    /// Returns the unfinished task that pauses the owner, or would pause it again.
+    pub(crate) fn unfinished(&self) -> Option<&UpgradeTask> {
+        self.tasks.iter().find(|task| !has_ended(task))
+    }
+
+    /// The owner as a command names it.
+    pub(crate) fn argument(&self) -> String {
+        owner_argument(&self.owner)
+    }
+}
+
+/// The version of a task that sets one, or the owner's if that has been raised meanwhile: Kubernetes does not go back.
+fn newest(
+    of_task: Option<KubernetesVersion>,
+    of_owner: Option<&KubernetesVersion>,
+) -> Option<KubernetesVersion> {
+    let version = of_task?;
+    Some(of_owner.filter(|newer| **newer > version).cloned().unwrap_or(version))
+}
+
+/// Whether two references name the same owner. The version of the API does not count.
+fn is_same(one: &GroupOwner, other: &GroupOwner) -> bool {
+    (&one.kind, &one.name) == (&other.kind, &other.name)
+}
+
+fn phase_of(task: &UpgradeTask) -> TaskPhase {
+    task.status.as_ref().map(|status| status.phase).unwrap_or_default()
+}
+
+/// Name of a task.
+pub(crate) fn name(task: &UpgradeTask) -> &str {
+    task.metadata.name.as_deref().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn task(name: &str, phase: &str, spec: &Value) -> UpgradeTask {
+        let mut all = json!({
+            "clusterRef": {"name": "c"}, "version": "v1.35.0", "via": "Machines",
+            "ownerRef": {"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachineDeployment", "name": "md"},
+        });
+        all.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+        serde_json::from_value(json!({
+            "metadata": {"name": name}, "spec": all, "status": {"phase": phase},
+        }))
+        .unwrap()
+    }
+
+    fn left(tasks: Vec<UpgradeTask>) -> LeftOwner {
+        LeftOwner {
+            owner: GroupOwner {
+                api_version: "cluster.x-k8s.io/v1beta2".into(),
+                kind: "MachineDeployment".into(),
+                name: "md".into(),
+            },
+            cluster: "c".into(),
+            version: "v1.35.0".into(),
+            task: "old".into(),
+            tasks,
+        }
+    }
+
+    fn created(left: &LeftOwner) -> (UpgradeTaskSpec, Vec<String>) {
+        match left.continuation() {
+            Continuation::Create { spec, stop } => (*spec, stop),
+            Continuation::AtWork(task) => panic!("{task} is at work"),
+        }
+    }
+
+    #[test]
+    fn only_a_task_that_pauses_an_owner_has_left_it_paused() {
+        let of = |keys: &[&str]| {
+            keys.iter().map(|key| ((*key).to_owned(), "old".to_owned())).collect::<BTreeMap<_, _>>()
+        };
+        assert_eq!(pausing_task(&of(&[keys::PAUSED, keys::TASK])), Some("old"));
+        assert_eq!(pausing_task(&of(&[keys::PAUSED])), None, "another client paused it");
+        assert_eq!(pausing_task(&of(&[keys::TASK])), None);
+    }
+
+    #[test]
+    fn a_task_continues_an_aborted_one_with_its_spec() {
+        let machines = json!({"machines": ["a"], "stage": "Abort"});
+        let old = task("old", "Aborted", &machines);
+        let (spec, stop) = created(&left(vec![old.clone()]));
+        assert_eq!(spec, UpgradeTaskSpec { stage: Stage::Ongoing, ..old.spec });
+        assert!(stop.is_empty(), "{stop:?}");
+        // A complete one is done with its Machines.
+        let (spec, _) = created(&left(vec![task("old", "Complete", &machines)]));
+        assert_eq!(spec.machines, None);
+    }
+
+    #[test]
+    fn a_failed_task_is_stopped_first() {
+        let (_, stop) = created(&left(vec![task("old", "Failed", &json!({}))]));
+        assert_eq!(stop, ["old"]);
+        let stopping = task("old", "Failed", &json!({"stage": "Abort"}));
+        assert!(created(&left(vec![stopping])).1.is_empty());
+    }
+
+    #[test]
+    fn without_the_object_the_task_is_for_what_the_owner_requests() {
+        let (spec, _) = created(&left(Vec::new()));
+        assert_eq!(spec.version, Some("v1.35.0".parse().unwrap()));
+        assert_eq!((spec.cluster_ref.name.as_str(), spec.via), ("c", Via::Machines));
+        assert_eq!(spec.owner_ref.unwrap().name, "md");
+    }
+
+    #[test]
+    fn an_unfinished_task_is_at_work() {
+        let tasks = vec![task("old", "Aborted", &json!({})), task("new", "Pending", &json!({}))];
+        assert_eq!(left(tasks.clone()).continuation(), Continuation::AtWork("new".into()));
+        assert_eq!(left(tasks).unfinished().map(name), Some("new"));
+    }
+
+    #[test]
+    fn an_owner_that_was_raised_meanwhile_keeps_its_version() {
+        let mut owner = left(vec![task("old", "Aborted", &json!({}))]);
+        owner.version = "v1.35.4".into();
+        assert_eq!(created(&owner).0.version, Some("v1.35.4".parse().unwrap()));
+        owner.version = "v1.34.2".into();
+        assert_eq!(created(&owner).0.version, Some("v1.35.0".parse().unwrap()));
+    }
+}
