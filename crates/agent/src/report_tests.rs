@@ -222,7 +222,7 @@ fn the_progress_of_steps_waits_for_more_of_it() {
 }
 
 #[test]
-fn what_decides_is_reported_at_once() {
+fn a_report_that_a_decision_rests_on_is_due_at_once() {
     let started = |state: &mut JournalState| start(state, "preflight", 1);
     let failed = |state: &mut JournalState| finish(state, "preflight", 1, StepOutcome::Failed);
     assert_eq!(due_after(started, failed), at(10), "a failed attempt");

@@ -5,9 +5,10 @@ use refit_core::{
     change::{
         Coverage, Level, Policy, PolicyDefaults, Provider, Question, Updater, Verdict, can_update,
         can_update::{Host, HostReport, Judgement, Known, unfinished},
-        machine_kind, policy,
+        machine_kind,
+        not_ready::Unfinished,
+        policy,
         updaters::{Selected, accepted, updaters_for},
-        verdict::Unfinished,
     },
     group::{Member, median_seconds},
     node::{Weight, awaits_request, newest, plan_steps, step_names},

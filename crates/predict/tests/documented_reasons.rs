@@ -4,8 +4,8 @@ use refit_core::{
     change::{
         Coverage, Level, NotReady, Objects, OnUncovered, Policy, Verdict, can_update,
         can_update::{ControlPlaneMachine, Host, HostReport, Known, Peer},
+        not_ready::Unfinished,
         verdict,
-        verdict::Unfinished,
     },
     group::Exception,
     report::Reason,

@@ -65,6 +65,10 @@ fn printed(file: &Path) -> String {
 fn compare(file: &Path) -> Result<(), Failed> {
     let golden = file.with_extension("out");
     let found = printed(file);
+    // Such an output would be compared with itself for ever.
+    if let Some(why) = found.lines().last().filter(|line| line.starts_with("failed: ")) {
+        return Err(why.into());
+    }
     if std::env::var_os("UPDATE_GOLDENS").is_some() {
         fs::write(&golden, &found).unwrap();
         return Ok(());

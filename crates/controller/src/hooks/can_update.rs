@@ -14,7 +14,7 @@ use refit_core::{
         Level, NotReady, Objects, Provider, Updater, Verdict, can_update,
         can_update::{ControlPlaneMachine, Host, Judgement, Known, Peer, unfinished},
         machine_kind,
-        verdict::Unfinished,
+        not_ready::Unfinished,
     },
     group::{Exception, RolloutKey, exception_of, observed_version, rollout_number},
     node::{awaits_request, is_half_upgraded, newest},

@@ -11,8 +11,8 @@ use refit_core::{
         asked::{asked, objects_asked, parts_asked},
         goal as goal_of,
         goal::GoalError,
+        not_ready::NotReady,
         update_machine::{Answer, RETRY_MAX_SECONDS, stopping, waiting},
-        verdict::NotReady,
     },
     node::newest,
 };

@@ -10,10 +10,11 @@ use refit_kinds::{
 
 use super::{
     cover::{Coverage, Updater, cover},
+    not_ready::{NotReady, Unfinished},
     objects::{Level, Objects},
     policy::Policy,
     provider::{Provider, provider_unknown},
-    verdict::{NotReady, Unfinished, Verdict, verdict},
+    verdict::{Verdict, verdict},
 };
 use crate::group::Exception;
 

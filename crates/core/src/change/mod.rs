@@ -12,6 +12,7 @@
 //! | [`host_part`] | what the agent on the host does for an Updater |
 //! | [`mod@goal`] | the normalised desired state of a Machine |
 //! | [`mod@policy`], [`mod@verdict`] | the response to CanUpdate*, and its reason |
+//! | [`not_ready`] | why a response waits |
 //! | [`mod@can_update`] | the verdict for a CanUpdate* request |
 //! | [`provider`] | whether a provider accepts what Updaters claim of its machines |
 //! | [`secrets`] | which values are secrets |
@@ -28,6 +29,7 @@ pub mod diff;
 pub mod goal;
 pub mod host_part;
 pub mod kubeadm;
+pub mod not_ready;
 pub mod objects;
 pub mod patch;
 pub mod path;
@@ -44,11 +46,12 @@ pub use claim::{Claim, machine_kind};
 pub use claim_path::{BadClaimPath, ClaimPath};
 pub use cover::{AddedUpdater, Coverage, Difference, PartChanges, Patches, Updater, cover};
 pub use goal::goal;
+pub use not_ready::NotReady;
 pub use objects::{Level, Objects, Part};
 pub use patch::Patch;
 pub use policy::{OnUncovered, Policy, PolicyDefaults, policy};
 pub use provider::{Provider, Question};
-pub use verdict::{NotReady, Verdict, verdict};
+pub use verdict::{Verdict, verdict};
 
 #[cfg(test)]
 mod cover_tests;

@@ -10,9 +10,9 @@ use serde_json::Value;
 use super::{
     cover::Coverage,
     diff::Change,
+    not_ready::NotReady,
     objects::{Level, Objects, Part},
     patch::Patch,
-    verdict::NotReady,
 };
 
 /// Whether the provider of the infrastructure accepts a change of an infrastructure machine, as the API

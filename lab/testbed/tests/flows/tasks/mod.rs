@@ -72,7 +72,7 @@ async fn groups(cluster: &Cluster) -> anyhow::Result<()> {
     look::nothing_is_left(cluster).await
 }
 
-/// Cluster API goes on with every owner, and sees every Machine as up to date, also after a while.
+/// Cluster API goes on with every owner, and sees every Machine as up to date, also 30 seconds later.
 async fn is_left_alone(cluster: &Cluster, workers: &[&str], version: &str) -> anyhow::Result<()> {
     for wait in [Duration::ZERO, AFTERWARDS] {
         tokio::time::sleep(wait).await;
@@ -129,7 +129,7 @@ async fn complete(cluster: &Cluster, task: &str) -> anyhow::Result<()> {
     .await
 }
 
-/// The part of a task's spec that says which group it brings to which version.
+/// The part of a task's spec with the group and the version that it is brought to.
 fn of((group, kind): (&str, &str), name: &str, version: &str) -> Value {
     let api_version = format!("{group}/v1beta2");
     json!({"version": version, "ownerRef": {"apiVersion": api_version, "kind": kind, "name": name}})
