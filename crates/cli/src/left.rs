@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use kube::Resource as _;
 use refit_core::group::owner_argument;
 use refit_kinds::{
     keys,
@@ -29,6 +30,8 @@ pub(crate) struct LeftOwner {
     pub(crate) task: String,
     /// The tasks of this owner.
     pub(crate) tasks: Vec<UpgradeTask>,
+    /// Names of the unfinished tasks of the whole Cluster.
+    pub(crate) of_cluster: Vec<String>,
 }
 
 /// What continues the work of a task.
@@ -36,6 +39,20 @@ pub(crate) struct LeftOwner {
 pub(crate) enum Continuation {
     /// An unfinished task does already.
     AtWork(String),
+    /// An unfinished task does, once the failed ones that it waits for have been stopped.
+    Unblock {
+        /// The task that waits.
+        task: String,
+        /// Tasks to stop.
+        stop: Vec<String>,
+    },
+    /// The task of the whole Cluster makes its part again, once that has been deleted.
+    Remake {
+        /// The part.
+        task: String,
+        /// The task of the Cluster.
+        parent: String,
+    },
     /// Another task with this spec, once the failed ones have been stopped.
     Create {
         /// Its spec.
@@ -65,6 +82,13 @@ impl LeftOwner {
             name: target.name.clone(),
         };
         let mut tasks = tasks(cluster).await?;
+        let of_cluster = tasks.iter().filter(|task| {
+            task.spec.owner_ref.is_none()
+                && task.spec.cluster_ref.name == found.cluster
+                && !has_ended(task)
+                && !is_stopping(task)
+        });
+        let of_cluster = of_cluster.map(|task| name(task).to_owned()).collect();
         tasks.retain(|task| task.spec.owner_ref.as_ref().is_some_and(|of| is_same(of, &owner)));
         Ok(Some(Self {
             owner,
@@ -72,29 +96,56 @@ impl LeftOwner {
             version: found.version.clone(),
             task: task.to_owned(),
             tasks,
+            of_cluster,
         }))
     }
 
     /// Decides what continues the work of the task.
     pub(crate) fn continuation(&self) -> Continuation {
         let unfinished = || self.tasks.iter().filter(|task| !has_ended(task));
-        let is_at_work = |task: &&UpgradeTask| {
-            phase_of(task) != TaskPhase::Failed && task.spec.stage == Stage::Ongoing
-        };
-        if let Some(task) = unfinished().find(is_at_work) {
-            return Continuation::AtWork(name(task).to_owned());
+        let is_failed = |task: &&UpgradeTask| phase_of(task) == TaskPhase::Failed;
+        let failed = || unfinished().filter(is_failed).filter(|task| !is_stopping(task));
+        let mut at_work = unfinished().filter(|task| !is_failed(task) && !is_stopping(task));
+        if let Some(task) = at_work.next() {
+            // It would wait for a failed one.
+            return match failed().next() {
+                Some(_) => Continuation::Unblock {
+                    task: name(task).to_owned(),
+                    stop: failed().map(|task| name(task).to_owned()).collect(),
+                },
+                None => Continuation::AtWork(name(task).to_owned()),
+            };
         }
-        let to_stop = unfinished().filter(|task| task.spec.stage == Stage::Ongoing);
+        if let Some(part) =
+            failed().chain(self.pausing()).find(|task| self.parent_of(task).is_some())
+            && let Some(parent) = self.parent_of(part)
+        {
+            return Continuation::Remake { task: name(part).to_owned(), parent };
+        }
+        let to_stop = failed();
         Continuation::Create {
             spec: Box::new(self.next_spec()),
             stop: to_stop.map(|task| name(task).to_owned()).collect(),
         }
     }
 
+    /// The task that pauses the owner.
+    fn pausing(&self) -> Option<&UpgradeTask> {
+        self.tasks.iter().find(|task| name(task) == self.task)
+    }
+
+    /// Name of the unfinished task of the whole Cluster that a task is a part of.
+    fn parent_of(&self, task: &UpgradeTask) -> Option<String> {
+        let owners = task.metadata.owner_references.iter().flatten();
+        let mut parents = owners.filter(|owner| owner.kind == UpgradeTask::kind(&()));
+        let parent = parents.find(|owner| self.of_cluster.contains(&owner.name))?;
+        Some(parent.name.clone())
+    }
+
     /// The spec of the task that continues: that of the previous one.
     fn next_spec(&self) -> UpgradeTaskSpec {
         let requested = self.version.version();
-        let Some(task) = self.tasks.iter().find(|task| name(task) == self.task) else {
+        let Some(task) = self.pausing() else {
             return UpgradeTaskSpec {
                 stage: Stage::Ongoing,
                 cluster_ref: ClusterRef { name: self.cluster.clone() },
@@ -142,6 +193,14 @@ fn is_same(one: &GroupOwner, other: &GroupOwner) -> bool {
     (&one.kind, &one.name) == (&other.kind, &other.name)
 }
 
+/// Whether a task is being stopped or deleted.
+pub(crate) fn is_stopping(task: &UpgradeTask) -> bool {
+    match task.spec.stage {
+        Stage::Ongoing => task.metadata.deletion_timestamp.is_some(),
+        Stage::Abort => true,
+    }
+}
+
 fn phase_of(task: &UpgradeTask) -> TaskPhase {
     task.status.as_ref().map(|status| status.phase).unwrap_or_default()
 }
@@ -180,13 +239,16 @@ mod tests {
             version: "v1.35.0".into(),
             task: "old".into(),
             tasks,
+            of_cluster: vec!["all".into()],
         }
     }
 
     fn created(left: &LeftOwner) -> (UpgradeTaskSpec, Vec<String>) {
         match left.continuation() {
             Continuation::Create { spec, stop } => (*spec, stop),
-            Continuation::AtWork(task) => panic!("{task} is at work"),
+            other @ (Continuation::AtWork(_)
+            | Continuation::Unblock { .. }
+            | Continuation::Remake { .. }) => panic!("{other:?}"),
         }
     }
 
@@ -233,6 +295,37 @@ mod tests {
         let tasks = vec![task("old", "Aborted", &json!({})), task("new", "Pending", &json!({}))];
         assert_eq!(left(tasks.clone()).continuation(), Continuation::AtWork("new".into()));
         assert_eq!(left(tasks).unfinished().map(name), Some("new"));
+    }
+
+    #[test]
+    fn a_task_that_waits_for_a_failed_one_is_unblocked() {
+        let tasks = vec![task("old", "Failed", &json!({})), task("new", "Pending", &json!({}))];
+        let (task, stop) = ("new".to_owned(), vec!["old".to_owned()]);
+        assert_eq!(left(tasks).continuation(), Continuation::Unblock { task, stop });
+    }
+
+    #[test]
+    fn a_task_that_is_being_deleted_is_not_at_work() {
+        let mut old = task("old", "Ongoing", &json!({}));
+        old.metadata.deletion_timestamp =
+            Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
+        assert!(created(&left(vec![old])).1.is_empty());
+    }
+
+    #[test]
+    fn the_part_of_a_clusters_task_is_made_again_by_it() {
+        let mut old = task("old", "Failed", &json!({}));
+        old.metadata.owner_references = Some(vec![
+            serde_json::from_value(json!({
+                "apiVersion": "refit.dev/v1alpha1", "kind": "UpgradeTask", "name": "all", "uid": "u",
+            }))
+            .unwrap(),
+        ]);
+        let (task, parent) = ("old".to_owned(), "all".to_owned());
+        let mut left = left(vec![old]);
+        assert_eq!(left.continuation(), Continuation::Remake { task, parent });
+        left.of_cluster.clear();
+        assert_eq!(created(&left).1, ["old"], "the Cluster's task has ended");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::ResourceExt as _;
+use kube::{ResourceExt as _, api::DeleteParams};
 use refit_core::group::{OwnerPacing, Pace, stopped_rollout};
 use refit_kinds::{
     keys,
@@ -153,7 +153,14 @@ fn run(
         for owner in owners(&cluster, &args.target).await? {
             match set(&cluster, &owner, args.dry_run, decide).await {
                 Ok(row) if resumes => {
-                    rows.push(with_owner(&cluster, &owner, row, args.dry_run).await?);
+                    match with_owner(&cluster, &owner, row.clone(), args.dry_run).await {
+                        Ok(row) => rows.push(row),
+                        Err(error) => {
+                            rows.push(row);
+                            outcome = Err(error);
+                            break;
+                        }
+                    }
                 }
                 Ok(row) => rows.push(row),
                 Err(error) => {
@@ -252,13 +259,48 @@ async fn continued(
     left: &LeftOwner,
     dry_run: bool,
 ) -> anyhow::Result<(Action, String)> {
-    let (spec, stop) = match left.continuation() {
+    match left.continuation() {
         Continuation::AtWork(task) => {
-            return Ok((Action::Already, format!("UpgradeTask/{task} works on it already")));
+            Ok((Action::Already, format!("UpgradeTask/{task} works on it already")))
         }
-        Continuation::Create { spec, stop } => (*spec, stop),
-    };
-    for task in left.tasks.iter().filter(|task| stop.contains(&task.name_any())) {
+        Continuation::Unblock { task, stop } => {
+            let failed = stop.join(", UpgradeTask/");
+            stop_all(cluster, left, &stop, dry_run).await?;
+            Ok((
+                Action::Set,
+                format!("UpgradeTask/{task} continues when UpgradeTask/{failed} has ended"),
+            ))
+        }
+        Continuation::Remake { task, parent } => {
+            let params = DeleteParams { dry_run, ..DeleteParams::default() };
+            let deleted = cluster.here::<UpgradeTask>().delete(&task, &params).await;
+            let attempt = attempt_on::<UpgradeTask>("delete", &task);
+            deleted.map_err(|error| cluster.explain(error, &attempt))?;
+            Ok((Action::Set, format!("UpgradeTask/{parent} makes its part {task} again")))
+        }
+        Continuation::Create { spec, stop } => {
+            // What is stopped is to be continued: first whether that is allowed.
+            if !stop.is_empty() {
+                task::create(cluster, &left.owner.name, (*spec).clone(), true).await?;
+            }
+            stop_all(cluster, left, &stop, dry_run).await?;
+            let name = task::create(cluster, &left.owner.name, *spec, dry_run).await?;
+            let name =
+                if dry_run { "an UpgradeTask".to_owned() } else { format!("UpgradeTask/{name}") };
+            let of = &left.task;
+            Ok((Action::Set, format!("{name} continues in place what UpgradeTask/{of} left")))
+        }
+    }
+}
+
+/// Stops the tasks with these names.
+async fn stop_all(
+    cluster: &Cluster,
+    left: &LeftOwner,
+    names: &[String],
+    dry_run: bool,
+) -> anyhow::Result<()> {
+    for task in left.tasks.iter().filter(|task| names.contains(&task.name_any())) {
         let abort = |task: &UpgradeTask| {
             let is_to_stop = task.spec.stage == Stage::Ongoing;
             let patch = is_to_stop.then(|| json!({"spec": {"stage": Stage::Abort}}));
@@ -266,9 +308,7 @@ async fn continued(
         };
         ask(cluster, task, dry_run, abort).await?;
     }
-    let name = task::create(cluster, &left.owner.name, spec, dry_run).await?;
-    let name = if dry_run { "an UpgradeTask".to_owned() } else { format!("UpgradeTask/{name}") };
-    Ok((Action::Set, format!("{name} continues in place what UpgradeTask/{} left", left.task)))
+    Ok(())
 }
 
 /// Adds what a task does to the row of a group.

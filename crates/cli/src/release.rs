@@ -70,17 +70,14 @@ pub(crate) async fn release(
     dry_run: bool,
 ) -> anyhow::Result<Row> {
     let found = owner.reference(cluster).await?;
-    let facts = Facts {
-        left: LeftOwner::read(cluster, owner, &found).await?,
-        outdated: outdated(cluster, owner, &found.version).await?,
-        accepted,
-    };
+    let facts =
+        Facts { left: None, outdated: outdated(cluster, owner, &found.version).await?, accepted };
     match owner.kind {
         TargetKind::ControlPlane => {
-            write::<KubeadmControlPlane>(cluster, owner, &facts, dry_run).await
+            write::<KubeadmControlPlane>(cluster, owner, facts, dry_run).await
         }
         TargetKind::MachineDeployment => {
-            write::<MachineDeployment>(cluster, owner, &facts, dry_run).await
+            write::<MachineDeployment>(cluster, owner, facts, dry_run).await
         }
         TargetKind::Cluster | TargetKind::MachineSet | TargetKind::Machine => {
             bail!("{owner} cannot be released, expected kcp/NAME or md/NAME")
@@ -102,7 +99,7 @@ async fn outdated(
 async fn write<K>(
     cluster: &Cluster,
     owner: &Target,
-    facts: &Facts,
+    facts: Facts,
     dry_run: bool,
 ) -> anyhow::Result<Row>
 where
@@ -112,6 +109,9 @@ where
         + Debug,
 {
     let object: K = cluster.get(&owner.name).await?.ok_or_else(|| owner.missing(cluster))?;
+    // Read after the owner: a task that was created before this read pauses it again, and is seen.
+    let left = LeftOwner::read(cluster, owner, &owner.reference(cluster).await?).await?;
+    let facts = &Facts { left, ..facts };
     let decide = |object: &K| {
         let (action, message) = facts.decide(object.annotations());
         let namespace = object.namespace().unwrap_or_default();
@@ -145,6 +145,13 @@ impl Facts {
         if let Some(task) = left.unfinished() {
             return (Action::Refused, stop_first(task));
         }
+        if let Some(task) = left.of_cluster.first() {
+            let message = format!(
+                "UpgradeTask/{task} of the whole Cluster has not ended, and would go on with it. {}",
+                how_to_stop(task)
+            );
+            return (Action::Refused, message);
+        }
         let machines = named(&self.outdated);
         if self.accepted {
             return (Action::Set, format!("Cluster API goes on, and replaces {machines}"));
@@ -162,21 +169,29 @@ impl Facts {
 fn stop_first(task: &UpgradeTask) -> String {
     let name = name(task);
     match task.spec.stage {
-        Stage::Ongoing => format!(
-            "UpgradeTask/{name} has not ended, and would pause it again. Stop the task first: kubectl patch upgradetask \
-             {name} --type merge -p '{{\"spec\":{{\"stage\":\"Abort\"}}}}'"
-        ),
+        Stage::Ongoing => {
+            let how = how_to_stop(name);
+            format!("UpgradeTask/{name} has not ended, and would pause it again. {how}")
+        }
         Stage::Abort => format!("UpgradeTask/{name} is being stopped; try again when it has ended"),
     }
 }
 
-/// The first machines, and how many there are besides.
+fn how_to_stop(task: &str) -> String {
+    format!(
+        "Stop the task first: kubectl patch upgradetask {task} --type merge -p '{{\"spec\":{{\"stage\":\"Abort\"}}}}'"
+    )
+}
+
+/// The first machines, and how many there are besides; others may differ from the owner's spec by more than their version.
 fn named(machines: &[String]) -> String {
     let (first, more) = machines.split_at(machines.len().min(NAMED));
     match (first, more.len()) {
         ([], _) => "the machines that differ from its spec".to_owned(),
-        (first, 0) => first.join(", "),
-        (first, more) => format!("{} and {more} more", first.join(", ")),
+        (first, 0) => format!("{}, and others that differ from its spec", first.join(", ")),
+        (first, more) => {
+            format!("{} and {more} more, and others that differ from its spec", first.join(", "))
+        }
     }
 }
 
@@ -202,6 +217,7 @@ mod tests {
             version: "v1.35.0".into(),
             task: "old".into(),
             tasks: serde_json::from_value(tasks.clone()).unwrap(),
+            of_cluster: Vec::new(),
         };
         let outdated = ["a", "b", "c", "d", "e", "f"].map(str::to_owned).to_vec();
         Facts { left: Some(left), outdated, accepted }

@@ -212,7 +212,7 @@ impl Management {
     }
 
     /// Sets another version on the control plane and, once all its machines are done, on the
-    /// workers, as `refit upgrade cluster/edge-1` does.
+    /// workers.
     pub async fn upgrade(&self, version: &str, seconds: u64) -> anyhow::Result<()> {
         let before = self.succeeded().await?;
         let body = json!({"spec": {"version": version}});

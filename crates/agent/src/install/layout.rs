@@ -70,6 +70,19 @@ pub struct Layout {
     base: PathBuf,
 }
 
+/// The lock of the set of versions, until it is dropped. Closing the file alone would not end it while a process that
+/// was started meanwhile has inherited it.
+#[derive(Debug)]
+pub struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.unlock() {
+            tracing::debug!(%error, "the lock ends with its file");
+        }
+    }
+}
+
 impl Layout {
     /// The layout below this directory, [`BASE`] on a real host.
     pub fn new(base: impl Into<PathBuf>) -> Self {
@@ -104,16 +117,15 @@ impl Layout {
         self.base.join("previous.service")
     }
 
-    /// Locks the set of versions for as long as the file is open; `None` if another process holds
-    /// the lock.
-    pub fn lock(&self) -> Result<Option<File>, FileError> {
+    /// Locks the set of versions; `None` if another process holds the lock.
+    pub fn lock(&self) -> Result<Option<Lock>, FileError> {
         fs::create_dir_all(&self.base).map_err(at(&self.base))?;
         let path = self.base.join("lock");
         let mut options = fs::OpenOptions::new();
         options.create(true).truncate(false).write(true);
         let file = options.open(&path).map_err(at(&path))?;
         match file.try_lock() {
-            Ok(()) => Ok(Some(file)),
+            Ok(()) => Ok(Some(Lock(file))),
             Err(fs::TryLockError::WouldBlock) => Ok(None),
             Err(fs::TryLockError::Error(error)) => Err(at(&path)(error)),
         }

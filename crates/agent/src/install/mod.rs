@@ -19,6 +19,6 @@ mod unit;
 pub use exchange::{
     ExchangeError, TRIAL_SECONDS, confirmed, end_trial, exchanged, guard, own_version,
 };
-pub use layout::{BASE, FileError, Layout, Link};
+pub use layout::{BASE, FileError, Layout, Link, Lock};
 pub use service::{ExchangeOutcome, InstallError, Installation, SystemdUnits};
 pub use unit::{setting, unit};

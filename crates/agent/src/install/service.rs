@@ -12,7 +12,7 @@ use jiff::Timestamp;
 
 use super::{
     exchange,
-    layout::{FileError, Layout, Link, id_of, remove, write_atomic},
+    layout::{FileError, Layout, Link, Lock, id_of, remove, write_atomic},
     unit::{INSTALLED_SETTINGS, SERVICE, UNIT_FILE, settings_file, unit},
 };
 use crate::host::{Invocation, Program, ProgramError, bundle::KEYS};
@@ -298,7 +298,7 @@ impl Installation<'_> {
         Ok(())
     }
 
-    async fn lock(&self) -> Result<fs::File, InstallError> {
+    async fn lock(&self) -> Result<Lock, InstallError> {
         for _ in 0..LOCK_TRIES {
             if let Some(locked) = self.layout.lock()? {
                 return Ok(locked);

@@ -200,6 +200,17 @@ pub(crate) fn whole(facts: &Facts, to: &KubernetesVersion) -> Result<Whole, Refu
             Refusal::OtherControlPlane { cluster }
         });
     }
+    if let Some(from) = facts.topology.as_ref().and_then(StatedVersion::version)
+        && matches!(from.hop_to(to), Hop::Downgrade | Hop::OtherMajor)
+    {
+        let object = format!("Cluster/{}", facts.cluster);
+        return Err(Refusal::Hop {
+            object,
+            from: from.clone(),
+            to: to.clone(),
+            hop: from.hop_to(to),
+        });
+    }
     let groups = || facts.control_plane.iter().chain(&facts.deployments);
     let is_asked_of_topology = facts.topology.as_ref().is_none_or(|version| version.is(to));
     let left_paused = groups().find_map(Group::left_paused);

@@ -1,15 +1,18 @@
 //! An UpgradeTask does the upgrade, and needs no command that waits.
 
 use kube::{ResourceExt as _, api::PostParams};
+use refit_core::task::status::READY;
 use refit_kinds::{
-    keys,
-    refit::{ClusterRef, GroupOwner, Stage, UpgradeTask, UpgradeTaskSpec, Via},
+    conditions, keys,
+    refit::{ClusterRef, GroupOwner, Stage, TaskPhase, UpgradeTask, UpgradeTaskSpec, Via},
     version::KubernetesVersion,
 };
 
-use super::RequestState;
+use super::{EXIT_REFUSED, RequestState};
 use crate::{
     client::{Cluster, attempt_on},
+    exit,
+    left::is_stopping,
     target::{Target, TargetKind},
 };
 
@@ -47,9 +50,25 @@ pub(super) async fn unfinished(
     let wanted = spec(cluster, target, versions, via.unwrap_or(Via::Machines)).await?;
     let found = tasks(cluster).await?.into_iter().find(|task| {
         let via = via.unwrap_or(task.spec.via);
-        task.spec == UpgradeTaskSpec { via, ..wanted.clone() } && !has_ended(task)
+        task.spec == UpgradeTaskSpec { via, ..wanted.clone() }
+            && !has_ended(task)
+            && !is_stopping(task)
     });
-    Ok(found.map(|task| Requested { name: task.name_any(), state: RequestState::Before }))
+    let Some(task) = found else { return Ok(None) };
+    if let Some(status) = task.status.as_ref().filter(|status| status.phase == TaskPhase::Failed) {
+        let ready = conditions::get(&status.conditions, READY);
+        let why = ready.map_or("", |ready| &ready.message);
+        let name = task.name_any();
+        return Err(exit::error(
+            EXIT_REFUSED,
+            format!(
+                "nothing was written: UpgradeTask/{name} is for the same and has failed: {why}. It goes on when its cause is \
+                 gone. To make another one, stop it first: kubectl patch upgradetask {name} --type merge -p \
+                 '{{\"spec\":{{\"stage\":\"Abort\"}}}}'"
+            ),
+        ));
+    }
+    Ok(Some(Requested { name: task.name_any(), state: RequestState::Before }))
 }
 
 /// Creates the task.

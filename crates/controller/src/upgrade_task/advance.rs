@@ -80,6 +80,30 @@ pub(super) async fn advance(
     work.advance(&judgement, may_hand_over, may_request).await
 }
 
+/// Whether the policy has Cluster API replace every Machine that it would replace now. Machines of one MachineSet have
+/// the same change; members of a control plane are judged each.
+pub(super) async fn all_are_to_be_replaced(ctx: &Context, look: &Look) -> anyhow::Result<bool> {
+    if !look.follows_topology() {
+        return Ok(false);
+    }
+    for machine in look.differing() {
+        let sides = objects::sides(ctx, look, &machine).await?;
+        let compared = (&sides.current, &sides.wanted);
+        let judged = can_update::of_task(ctx, sides.level, compared, None).await;
+        let is_to_be_replaced = |judgement: &Judgement| match judgement.verdict {
+            Verdict::Replace { .. } => true,
+            Verdict::Cover { .. }
+            | Verdict::Preserve { .. }
+            | Verdict::NotReady(_)
+            | Verdict::Disabled => false,
+        };
+        if !judged.is_ok_and(|(_, judgement)| is_to_be_replaced(&judgement)) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// The Updaters that cover a part of the change.
 fn covering(updaters: Vec<Updater>, judgement: &Judgement) -> Vec<Updater> {
     let covers = |updater: &Updater| {

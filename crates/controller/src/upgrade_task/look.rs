@@ -1,6 +1,9 @@
 //! What a task for a group is decided on.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use kube::ResourceExt as _;
 use refit_cluster_api::{
@@ -117,6 +120,24 @@ impl Look {
         let is_outdated =
             |machine: &&Arc<Machine>| self.spec_of(&machine.name_any()) != SpecState::Current;
         machines.clone().find(is_outdated).or(machines.clone().next()).cloned()
+    }
+
+    /// The Machines that stand for all that are not what their owner requests: of each MachineSet one, of a control
+    /// plane each.
+    pub(super) fn differing(&self) -> Vec<Arc<Machine>> {
+        let mut sets = BTreeSet::new();
+        let differing = self.machines.iter().filter(|machine| {
+            machine.metadata.deletion_timestamp.is_none()
+                && self.spec_of(&machine.name_any()) != SpecState::Current
+        });
+        let first_of_set = differing
+            .filter(|machine| self.set_of(machine).is_none_or(|set| sets.insert(set.name_any())));
+        first_of_set.cloned().collect()
+    }
+
+    /// Whether the topology of the Cluster, if it has one, requests the owner's version.
+    pub(super) fn follows_topology(&self) -> bool {
+        self.owner.as_ref().is_some_and(|owner| self.topology_asks_for(owner.version()))
     }
 
     /// Whether a NodeUpdate writes the Machine's condition.

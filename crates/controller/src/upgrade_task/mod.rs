@@ -144,6 +144,11 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
         // The caches may show the owner as it was before the task, and what this look has requested is not in it.
         owner::read_group(ctx, &look).await?;
         let live = Look::read(ctx, task.clone()).await?;
+        if outcome.refused.values().any(|why| why.is_to_be_replaced)
+            && !advance::all_are_to_be_replaced(ctx, &live).await?
+        {
+            outcome.refused.values_mut().for_each(|why| why.is_to_be_replaced = false);
+        }
         next = status(&live.seen(ctx), &outcome.refused);
     }
     settle(ctx, &task, &next, outcome).await

@@ -8,10 +8,7 @@ use refit_cluster_api::{
     kinds::{CORE_GROUP, Machine, MachineSet},
     rollout::{Decisions, IntentInput, RolloutIntent, intend_unmoved},
 };
-use refit_core::{
-    change::OnUncovered,
-    task::{Action, SetWrite, actions},
-};
+use refit_core::task::{Action, SetWrite, actions};
 use refit_kinds::{
     json::{annotations, text},
     keys,
@@ -22,11 +19,13 @@ use refit_runtime::{apply, foreign::ForeignObject, store};
 use serde_json::{Value, json};
 
 use super::{
+    advance::all_are_to_be_replaced,
+    has_ended,
     look::{Look, deployment_snapshot, set_snapshot},
     objects,
 };
 use crate::{
-    context::Context, node_update::live::read_object, owner::LiveOwner, policy::live_policy,
+    context::Context, indexes::TASKS_BY_GROUP, node_update::live::read_object, owner::LiveOwner,
 };
 
 /// Pauses the owner, unless another client has.
@@ -75,7 +74,12 @@ pub(super) async fn unpause(ctx: &Context, look: &Look) -> anyhow::Result<()> {
     read_group(ctx, look).await?;
     let live = Look::read(ctx, look.task.clone()).await?;
     let seen = live.seen(ctx);
-    if !actions(&seen).contains(&Action::Unpause) || seen.has_delegated() && !replaces(ctx, look) {
+    if !actions(&seen).contains(&Action::Unpause) {
+        return Ok(());
+    }
+    if seen.goes_on_by_policy()
+        && (has_other_task(ctx, look) || !all_are_to_be_replaced(ctx, &live).await?)
+    {
         return Ok(());
     }
     let owner = objects::owner(ctx, &look.group).await?;
@@ -91,10 +95,10 @@ pub(super) async fn unpause(ctx: &Context, look: &Look) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether the policy of a group, of which owner and Cluster have been read, still has Cluster API replace Machines.
-fn replaces(ctx: &Context, look: &Look) -> bool {
-    let policy = live_policy(ctx, &look.group);
-    policy.is_ok_and(|policy| policy.on_uncovered == OnUncovered::Replace)
+/// Whether another task of the same owner has not ended: it upgrades the Machines in place.
+fn has_other_task(ctx: &Context, look: &Look) -> bool {
+    let tasks = ctx.stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &look.group.key);
+    tasks.iter().any(|task| !has_ended(task) && task.metadata.uid != look.task.metadata.uid)
 }
 
 /// Brings the owner, its MachineSets and its Machines in the caches up to the present.

@@ -17,7 +17,7 @@ use super::{
     GroupVersion, HopTo, Obstacle, Refused,
     hops::{HopError, Lead, name_of, next_hops},
     is_to_stop,
-    status::{READY, Shown, hindered, keep_newest, obstructed, show},
+    status::{READY, REPLACED, Shown, hindered, keep_newest, obstructed, show},
 };
 
 /// How long the name of a child may be.
@@ -104,6 +104,13 @@ pub fn cluster_actions(seen: &ClusterSeen<'_>) -> Vec<ClusterAction> {
 }
 
 impl ClusterSeen<'_> {
+    /// Whether the group of a child is at the child's version, whoever has brought it there.
+    fn has_reached(&self, child: &UpgradeTask) -> bool {
+        let group =
+            self.groups().find(|group| child.spec.owner_ref.as_ref() == Some(&group.at.owner));
+        group.is_some_and(|group| child.spec.version.as_ref() <= Some(&group.at.version))
+    }
+
     fn has_ended(&self) -> bool {
         phase_of(self.task).has_ended()
     }
@@ -219,8 +226,14 @@ fn shown(seen: &ClusterSeen<'_>, refused: &BTreeMap<String, Refused>) -> Shown {
     if let Some(shown) = hindered(refused, |message| waits("Waiting", message)) {
         return shown;
     }
-    let aborted = seen.children.iter().find(|child| phase_of(child) == TaskPhase::Aborted);
-    if let Some(child) = aborted {
+    let mut aborted = seen
+        .children
+        .iter()
+        .filter(|child| phase_of(child) == TaskPhase::Aborted && !seen.has_reached(child));
+    if let Some(child) = aborted.clone().find(|child| is_replaced(child)) {
+        return waits("Upgrading", of_child(child));
+    }
+    if let Some(child) = aborted.next() {
         let message = format!(
             "{}. Abort this task, too; or delete that one, and this one makes it again",
             of_child(child)
@@ -249,6 +262,12 @@ fn shown(seen: &ClusterSeen<'_>, refused: &BTreeMap<String, Refused>) -> Shown {
             (TaskPhase::Ongoing, "Upgrading", now.join("; "))
         }
     }
+}
+
+/// Whether a child has ended so that Cluster API replaces the Machines of its group.
+fn is_replaced(child: &UpgradeTask) -> bool {
+    let shown = child.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    conditions::get(shown, READY).is_some_and(|ready| ready.reason == REPLACED)
 }
 
 /// What a child shows, with its group and its name.

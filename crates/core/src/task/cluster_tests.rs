@@ -164,6 +164,26 @@ fn an_aborted_task_for_a_cluster_aborts_its_children_and_ends_with_them() {
 }
 
 #[test]
+fn a_task_for_a_cluster_waits_while_cluster_api_replaces_a_group_and_goes_on_when_it_has_its_version()
+ {
+    let task = whole("v1.35.0");
+    let (cp, md) = (plane("v1.34.2"), workers("v1.34.2"));
+    let mut replaced = child(&cp, "v1.35.0", TaskPhase::Aborted);
+    let shown = replaced.status.as_mut().unwrap();
+    let what = (READY, "False", REPLACED, "m");
+    conditions::set(&mut shown.conditions, Timestamp::UNIX_EPOCH, None, what);
+    let replaced = [replaced];
+    let now = seen(&task, (cp.clone(), md.clone()), &replaced);
+    assert_eq!((short(&now), phase(&now)), (vec![], (TaskPhase::Ongoing, "Upgrading".into())));
+    // Also if a person, or another task, has brought it there.
+    for stopped in [replaced, [child(&cp, "v1.35.0", TaskPhase::Aborted)]] {
+        let now = seen(&task, (plane("v1.35.0"), md.clone()), &stopped);
+        assert_eq!(short(&now), ["create md v1.35.0"]);
+        assert_eq!(phase(&now), (TaskPhase::Ongoing, "Upgrading".into()));
+    }
+}
+
+#[test]
 fn a_task_for_a_cluster_shows_what_keeps_its_children_from_going_on() {
     let task = whole("v1.35.0");
     let (cp, md) = (plane("v1.34.2"), workers("v1.34.2"));

@@ -220,9 +220,15 @@ impl GroupSeen<'_> {
     }
 
     /// Whether the task has ended so that Cluster API replaces the Machines, as the policy requires.
-    pub fn has_delegated(&self) -> bool {
+    fn has_delegated(&self) -> bool {
         let is_delegated = |ready: &Condition| ready.reason == status::REPLACED;
         self.phase().has_ended() && self.ready().is_some_and(is_delegated)
+    }
+
+    /// Whether the owner goes on only because the policy has Cluster API replace its Machines.
+    pub fn goes_on_by_policy(&self) -> bool {
+        let safe = |owner: &OwnerSeen| owner.replaces_none || owner.deleting;
+        self.has_delegated() && !self.owner.as_ref().is_some_and(safe)
     }
 
     fn is_via_machines(&self) -> bool {

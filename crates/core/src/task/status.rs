@@ -43,7 +43,7 @@ pub struct Refused {
     pub message: String,
     /// Only a person ends it.
     pub is_final: bool,
-    /// The policy has Cluster API replace the Machines instead.
+    /// The policy has Cluster API replace this Machine instead, and every other one that it would replace.
     pub is_to_be_replaced: bool,
 }
 
@@ -266,14 +266,16 @@ fn shown(
     (TaskPhase::Ongoing, "Upgrading", progress(members, next))
 }
 
-/// What a task shows whose Machines Cluster API is to replace. It ends, once no Machine is in progress, if all that
-/// Cluster API would replace is what the policy lets it replace.
+/// What a task shows whose Machines Cluster API is to replace: it ends, once no Machine is in progress, held or skipped.
 fn delegated(
     seen: &GroupSeen<'_>,
     members: &[(&Member<'_>, MemberState<'_>)],
     refused: &BTreeMap<String, Refused>,
 ) -> Option<Shown> {
-    let (object, why) = refused.iter().find(|(_, why)| why.is_to_be_replaced)?;
+    let (object, why) = refused.iter().next().filter(|(_, why)| why.is_to_be_replaced)?;
+    if !refused.values().all(|why| why.is_to_be_replaced) {
+        return None;
+    }
     let in_progress = members
         .iter()
         .filter(|(_, state)| matches!(state, MemberState::Updating(_) | MemberState::Reached));

@@ -385,6 +385,9 @@ fn a_task_ends_and_lets_cluster_api_replace_what_no_updater_covers_if_the_policy
     let mut look = seen(&task, vec![Member { task: None, ..member("a") }]);
     look.sets = None;
     assert!(actions(&look).contains(&Action::Unpause), "{:?}", actions(&look));
+    let mut held = look.clone();
+    held.machines[0].exception = Some(ExceptionRule::Hold);
+    assert!(!actions(&held).contains(&Action::Unpause), "a machine was held meanwhile");
     let mut edited = look.clone();
     edited.owner = Some(OwnerSeen { request: "other".into(), paused: Paused::No, ..owner() });
     assert_eq!(actions(&edited), []);
