@@ -123,7 +123,7 @@ fn release_lets_cluster_api_go_on_with_an_owner_once_replacement_is_accepted() {
     let rows: serde_json::Value = serde_json::from_str(&refused.stdout).unwrap();
     assert_eq!(rows[0]["action"], "refused");
     let message = rows[0]["message"].as_str().unwrap();
-    assert!(message.starts_with("Cluster API would replace edge-1-md-a."), "{message}");
+    assert!(message.starts_with("Cluster API would replace edge-1-md-a, and others"), "{message}");
     let rehearsed = release(&["--accept-replacement", "--dry-run"]);
     assert!(rehearsed.stdout.contains("(dry run: nothing was written)"), "{rehearsed:?}");
     assert_eq!(stage.server().revision(), before);
