@@ -104,7 +104,7 @@ pub fn cluster_actions(seen: &ClusterSeen<'_>) -> Vec<ClusterAction> {
 }
 
 impl ClusterSeen<'_> {
-    /// Whether the group of a child is at the child's version, whoever has brought it there.
+    /// Whether the group of a child is at the child's version, also if the child has not brought it there.
     fn has_reached(&self, child: &UpgradeTask) -> bool {
         let group =
             self.groups().find(|group| child.spec.owner_ref.as_ref() == Some(&group.at.owner));
