@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// How long a cluster may take until all of its Machines are up.
-const READY: Duration = Duration::from_mins(4);
+const READY: Duration = Duration::from_mins(8);
 /// If a cluster is not up after this many checks, the control plane is annotated to trigger its
 /// controller, which otherwise waits for 15 s.
 const CHECKS: u32 = 4;

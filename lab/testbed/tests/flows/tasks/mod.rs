@@ -27,7 +27,7 @@ const RIGHTS: [&str; 4] = [
     include_str!("../../../../../deploy/tasks/spec_role_binding.yaml"),
 ];
 /// The clusters are upgraded at the same time.
-const WITHIN: Duration = Duration::from_mins(10);
+const WITHIN: Duration = Duration::from_mins(20);
 const KCP: (&str, &str) = ("controlplane.cluster.x-k8s.io", "KubeadmControlPlane");
 const DEPLOYMENT: (&str, &str) = ("cluster.x-k8s.io", "MachineDeployment");
 /// How long Cluster API has time to change its mind.
