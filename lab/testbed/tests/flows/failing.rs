@@ -108,7 +108,7 @@ async fn for_good(bed: &Bed, cluster: &Cluster) -> anyhow::Result<()> {
         }
     }
     wait::never("another host begins", QUIET, async || only(cluster, goal).await.map(drop)).await?;
-    watch(cluster).await?;
+    look::replace_failed(cluster, "md").await?;
     cluster.workers_are_at("md", goal, WITHIN).await?;
     let after = uids(cluster).await?;
     let gone: Vec<&String> = before.difference(&after).collect();
@@ -118,24 +118,6 @@ async fn for_good(bed: &Bed, cluster: &Cluster) -> anyhow::Result<()> {
         uid(&failed)
     );
     look::nothing_is_left(cluster).await
-}
-
-/// Creates a health check that acts on updates that failed for good, and on nothing else.
-async fn watch(cluster: &Cluster) -> anyhow::Result<()> {
-    let check = json!({
-        "apiVersion": "cluster.x-k8s.io/v1beta2",
-        "kind": "MachineHealthCheck",
-        "metadata": {"name": "failed", "namespace": cluster.namespace},
-        "spec": {
-            "clusterName": cluster.name,
-            "selector": {"matchLabels": {"cluster.x-k8s.io/deployment-name": "failing-md"}},
-            "checks": {"unhealthyMachineConditions": [
-                {"type": "MachineUpToDate", "status": "False", "timeoutSeconds": 1},
-            ]},
-        },
-    });
-    cluster.objects.apply(&check).await?;
-    Ok(())
 }
 
 async fn ask(cluster: &Cluster, version: &str) -> anyhow::Result<()> {

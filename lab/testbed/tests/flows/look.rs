@@ -33,6 +33,24 @@ pub(super) async fn identities(cluster: &Cluster) -> anyhow::Result<BTreeMap<Str
     Ok(found)
 }
 
+/// Creates a health check of these workers that acts on updates that failed for good, and on nothing else.
+pub(super) async fn replace_failed(cluster: &Cluster, workers: &str) -> anyhow::Result<()> {
+    let label = format!("{}-{workers}", cluster.name);
+    let check = json!({
+        "apiVersion": "cluster.x-k8s.io/v1beta2",
+        "kind": "MachineHealthCheck",
+        "metadata": {"name": "failed", "namespace": cluster.namespace},
+        "spec": {
+            "clusterName": cluster.name,
+            "selector": {"matchLabels": {"cluster.x-k8s.io/deployment-name": label}},
+            "checks": {"unhealthyMachineConditions": [
+                {"type": "MachineUpToDate", "status": "False", "timeoutSeconds": 1},
+            ]},
+        },
+    });
+    cluster.objects.apply(&check).await.map(drop)
+}
+
 /// Returns the NodeUpdates of a goal.
 pub(super) async fn of_goal(cluster: &Cluster, version: &str) -> anyhow::Result<Vec<Value>> {
     let mut updates = cluster.objects.list(NODE_UPDATE).await?;

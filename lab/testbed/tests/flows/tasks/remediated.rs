@@ -9,7 +9,6 @@ use lab_testbed::{
     eventually,
     objects::{UPGRADE_TASK, condition_text, name, text},
 };
-use serde_json::json;
 
 use super::{DEPLOYMENT, WITHIN, complete, create, is_left_alone, look, of};
 
@@ -51,7 +50,7 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
         Err(format!("{failed} failed, {waiting} wait; {}", condition_text(&task, "Ready")))
     })
     .await?;
-    watch(&cluster).await?;
+    look::replace_failed(&cluster, "a").await?;
     complete(&cluster, &task).await?;
     is_left_alone(&cluster, &["a"], TO).await?;
     let after = look::identities(&cluster).await?;
@@ -65,23 +64,5 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
         ensure!(after[name] == *identity, "{name} is another one: {identity:?}, {:?}", after[name]);
     }
     ensure!(after.len() == before.len(), "{} became {}", before.len(), after.len());
-    Ok(())
-}
-
-async fn watch(cluster: &Cluster) -> anyhow::Result<()> {
-    let label = format!("{}-a", cluster.name);
-    let check = json!({
-        "apiVersion": "cluster.x-k8s.io/v1beta2",
-        "kind": "MachineHealthCheck",
-        "metadata": {"name": "failed", "namespace": cluster.namespace},
-        "spec": {
-            "clusterName": cluster.name,
-            "selector": {"matchLabels": {"cluster.x-k8s.io/deployment-name": label}},
-            "checks": {"unhealthyMachineConditions": [
-                {"type": "MachineUpToDate", "status": "False", "timeoutSeconds": 1},
-            ]},
-        },
-    });
-    cluster.objects.apply(&check).await?;
     Ok(())
 }
