@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context as _, ensure};
 use lab_testbed::{
-    Bed, Cluster, ClusterSpec,
+    Bed, ClusterSpec,
     cluster::{FROM, TO, error_text},
     eventually,
     objects::{UPGRADE_TASK, condition_text, name, text},
