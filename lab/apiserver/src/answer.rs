@@ -8,6 +8,7 @@ use http_body::Frame;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 
 use crate::error::ApiError;
+use crate::portforward::Switch;
 use crate::server::AnswerBody;
 use crate::verbs::Reply;
 
@@ -36,6 +37,7 @@ pub(crate) fn respond(reply: Reply) -> Response<AnswerBody> {
             all_warnings = warnings;
             (code, "application/json", whole(bytes))
         }
+        Reply::Switch(switch) => return switching(&switch),
         Reply::Text(code, text) => (code, "text/plain; charset=utf-8", whole(Bytes::from(text))),
         Reply::Pieces(pieces) => (200, "application/json", pieces_body(pieces)),
         Reply::Watch(watch) => {
@@ -54,6 +56,20 @@ pub(crate) fn respond(reply: Reply) -> Response<AnswerBody> {
         }
     }
     response
+}
+
+/// The response that ends HTTP on a connection.
+fn switching(switch: &Switch) -> Response<AnswerBody> {
+    let builder = Response::builder()
+        .status(StatusCode::SWITCHING_PROTOCOLS)
+        .header(header::CONNECTION, "Upgrade")
+        .header(header::UPGRADE, "websocket")
+        .header(header::SEC_WEBSOCKET_ACCEPT, &switch.accept);
+    let builder = match switch.protocol {
+        Some(protocol) => builder.header(header::SEC_WEBSOCKET_PROTOCOL, protocol),
+        None => builder,
+    };
+    builder.body(whole(Bytes::new())).expect("the accepted key is base64")
 }
 
 fn pieces_body(pieces: Vec<Bytes>) -> AnswerBody {

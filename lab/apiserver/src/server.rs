@@ -4,7 +4,7 @@
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -15,12 +15,14 @@ use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use jiff::Timestamp;
 use serde_json::{Value, json};
+use tokio::io::DuplexStream;
 
 use crate::answer::{refusal, respond};
 use crate::auth::{self, Access, Authentication};
 use crate::error::ApiError;
 use crate::faults::{FaultAction, FaultState, Faults, RequestInfo, refused};
 use crate::path::{Head, Query, Route, Target, route, verb};
+use crate::portforward::{Handshake, PodIdentity, PortHandler};
 use crate::protobuf::PROTOBUF;
 use crate::requests::{RequestObserver, Requests};
 use crate::resources::Resource;
@@ -94,6 +96,7 @@ pub(crate) struct Shared {
     access: Access,
     documents: crate::openapi::Cache,
     requests: Requests,
+    ports: RwLock<Option<PortHandler>>,
     clock: ClockFn,
     body_limit_bytes: usize,
 }
@@ -120,9 +123,18 @@ impl Shared {
         self.faults().is_down(user_agent)
     }
 
-    /// Checks permissions beyond a write's verb.
+    /// Opens a stream to a port of a pod; `None` if nothing listens there.
+    pub(crate) fn open_port(&self, pod: &PodIdentity, port: u16) -> Option<DuplexStream> {
+        let handler = self.ports.read().unwrap_or_else(PoisonError::into_inner);
+        handler.as_ref()?(pod, port)
+    }
+
+    /// Checks permissions beyond a request's verb.
     fn permit(&self, call: &Call) -> Result<(), ApiError> {
         let request = (call.verb, &call.target);
+        if call.handshake.is_some() {
+            return auth::before_upgrade(&self.access, &self.store, &call.identity, &call.target);
+        }
         let body = (call.head.content_type.as_str(), &call.body);
         auth::before_write(&self.access, &self.store, &call.identity, request, body)
     }
@@ -212,6 +224,7 @@ impl ApiServer {
                 faults: Mutex::default(),
                 documents: crate::openapi::Cache::default(),
                 requests: Requests::default(),
+                ports: RwLock::default(),
                 clock: options.clock,
                 body_limit_bytes: options.body_limit_bytes,
             }),
@@ -232,6 +245,15 @@ impl ApiServer {
     /// Registers an observer of every write request, also of those that change nothing or are rejected.
     pub fn observe_requests(&self, observer: RequestObserver) {
         self.shared.requests.observe(observer);
+    }
+
+    /// Serves the ports of all pods: `pods/portforward` opens its streams with this handler, instead
+    /// of an earlier one. Without a handler, every connection is refused.
+    ///
+    /// A port-forward needs a client over HTTP/1.1 whose server allows upgrades. It ends like a watch when
+    /// the API goes down, and when the pod is deleted.
+    pub fn serve_ports(&self, handler: PortHandler) {
+        *self.shared.ports.write().unwrap_or_else(PoisonError::into_inner) = Some(handler);
     }
 
     /// The faults of this server.
@@ -319,6 +341,7 @@ where
 {
     let (parts, body) = request.into_parts();
     let head = Head::read(&parts);
+    let handshake = Handshake::read(&parts);
     let path = route(parts.uri.path());
     let query = match Query::parse(parts.uri.query().unwrap_or_default()) {
         Ok(query) => query,
@@ -373,7 +396,8 @@ where
     };
     let answer = match path {
         Route::Resource(target) => {
-            let call = Call { verb, target, query, head, body, identity };
+            let handshake = handshake.filter(|_| target.subresource == "portforward");
+            let call = Call { verb, target, query, head, body, identity, handshake };
             let outcome = shared.permit(&call).and_then(|()| dispatch(&shared, &call));
             shared.requests.show(&shared.store, &call, outcome.as_ref().err());
             outcome.unwrap_or_else(|error| Reply::from_error(&error))

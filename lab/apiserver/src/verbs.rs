@@ -10,6 +10,7 @@ use crate::delete::{DeleteOptions, Deletion, parse_propagation, success};
 use crate::error::ApiError;
 use crate::patch::Patch;
 use crate::path::{Head, ListOptions, Query, Target, View};
+use crate::portforward::{Handshake, PortForward, Switch, identify, ports_of};
 use crate::read::{render, render_value, selected};
 use crate::resources::Resource;
 use crate::scale::ScaleChange;
@@ -27,6 +28,8 @@ pub(crate) struct Call {
     pub(crate) body: Bytes,
     /// The caller.
     pub(crate) identity: Arc<Identity>,
+    /// The requested switch to WebSocket, of a port-forward only.
+    pub(crate) handshake: Option<Handshake>,
 }
 
 /// A response before it becomes HTTP.
@@ -39,6 +42,8 @@ pub(crate) enum Reply {
     Text(u16, &'static str),
     Pieces(Vec<Bytes>),
     Watch(Box<Watch>),
+    /// The connection becomes a WebSocket.
+    Switch(Switch),
 }
 
 impl Reply {
@@ -111,6 +116,7 @@ impl Handler<'_> {
         let subresource = self.call.target.subresource.as_str();
         let on_object = !subresource.is_empty();
         match subresource {
+            "portforward" if self.call.handshake.is_some() => return self.forward(store),
             "attach" | "exec" | "log" | "portforward" | "proxy" => {
                 return Err(self.no_host(store));
             }
@@ -145,6 +151,19 @@ impl Handler<'_> {
             "NotImplemented",
             format!("the hosts of this cluster are simulated and run no containers: {what}"),
         )
+    }
+
+    /// Connects a client to ports of a pod.
+    fn forward(&self, store: &Store) -> Result<Reply, ApiError> {
+        let call = self.call;
+        let handshake = call.handshake.as_ref().ok_or_else(ApiError::method_not_allowed)?;
+        let ports = ports_of(&call.query)?;
+        let pod = store.read(self.resource, self.namespace(), self.name())?.value();
+        let pod = identify(&pod)?;
+        let agent = &call.head.user_agent;
+        PortForward::open(self.shared, self.resource, pod, ports, agent)
+            .spawn(self.shared.clone(), handshake);
+        Ok(Reply::Switch(handshake.switch()))
     }
 
     fn scale(&self, store: &mut Store) -> Result<Reply, ApiError> {

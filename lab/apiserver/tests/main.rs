@@ -7,6 +7,7 @@ mod custom;
 mod kubectl;
 mod lifecycle;
 mod objects;
+mod portforward;
 mod properties;
 mod simulation;
 mod transport;

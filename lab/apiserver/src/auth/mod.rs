@@ -411,6 +411,29 @@ pub(crate) fn before_write(
     escalation::check(access, store, identity, &resource, place, objects)
 }
 
+/// Checks the additional permission of a WebSocket to a pod: since Kubernetes 1.35 the client may
+/// also `create` the subresource, although its request is a GET.
+pub(crate) fn before_upgrade(
+    access: &Access,
+    store: &Mutex<Store>,
+    identity: &Identity,
+    target: &Target,
+) -> Result<(), ApiError> {
+    let version = store.lock().unwrap_or_else(PoisonError::into_inner).git_version.clone();
+    if !checks_create(&version) {
+        return Ok(());
+    }
+    let attributes = Attributes::of_target("create", target);
+    access.authorize(store, identity, &attributes).map_err(|why| attributes.refused(identity, &why))
+}
+
+/// Whether this version has `AuthorizePodWebsocketUpgradeCreatePermission` enabled.
+fn checks_create(git_version: &str) -> bool {
+    let mut numbers = git_version.trim_start_matches('v').split('.').map(str::parse::<u32>);
+    let (major, minor) = (numbers.next(), numbers.next());
+    matches!((major, minor), (Some(Ok(1)), Some(Ok(35..))))
+}
+
 /// The object after a write; `None` if there is no object to patch.
 fn becomes(
     resource: &Resource,
