@@ -16,6 +16,7 @@
 //! | [`process`] | logs, credentials and signals of long-running programs |
 //! | [`plan_signing`] | signatures of HostPlans |
 //! | [`tls`] | certificates and server configuration with reload |
+//! | `port_forward` | streams to ports of pods (Cargo feature) |
 //! | `serve` | HTTP over TLS over any stream (Cargo feature) |
 //!
 //! This crate makes no decisions.
@@ -30,6 +31,8 @@ mod guard;
 pub mod lease;
 pub mod net;
 pub mod plan_signing;
+#[cfg(feature = "port-forward")]
+pub mod port_forward;
 pub mod process;
 pub mod queue;
 #[cfg(feature = "serve")]

@@ -5,6 +5,7 @@ use std::{
     convert::Infallible,
     future::Future,
     net::IpAddr,
+    pin::Pin,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -15,10 +16,10 @@ use http_body_util::{BodyExt as _, Either};
 use hyper::{
     body::Incoming,
     rt::{Executor, Read, Write},
+    server::conn::{http1, http2},
 };
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
-    server::conn::auto::Builder,
     service::TowerToHyperService,
 };
 use rustls::pki_types::CertificateDer;
@@ -177,21 +178,6 @@ where
 {
     let ended = CancellationToken::new();
     let _guard = ended.clone().drop_guard();
-    let mut builder = Builder::new(Owned(ended));
-    builder
-        .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(IDLE_DEADLINE)
-        .max_buf_size(MAX_HTTP1_BUFFER_BYTES);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .keep_alive_interval(PING.0)
-        .keep_alive_timeout(PING.1)
-        .max_concurrent_streams(MAX_STREAMS)
-        .initial_connection_window_size(MAX_STREAMS * STREAM_WINDOW_BYTES)
-        .initial_stream_window_size(STREAM_WINDOW_BYTES);
-    let builder = if h2 { builder.http2_only() } else { builder.http1_only() };
     let (requests, idle) = watch::channel(0_usize);
     let counted = tower::service_fn(move |request| {
         let active = Active::new(&requests);
@@ -210,18 +196,54 @@ where
             }))
         }
     });
-    let connection = builder.serve_connection(io, TowerToHyperService::new(counted));
+    let service = TowerToHyperService::new(counted);
+    let close = async {
+        tokio::select! {
+            biased;
+            () = closing.cancelled() => {}
+            () = idle_for_too_long(idle) => {}
+        }
+    };
+    if h2 {
+        let mut builder = http2::Builder::new(Owned(ended));
+        builder
+            .timer(TokioTimer::new())
+            .keep_alive_interval(PING.0)
+            .keep_alive_timeout(PING.1)
+            .max_concurrent_streams(MAX_STREAMS)
+            .initial_connection_window_size(MAX_STREAMS * STREAM_WINDOW_BYTES)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES);
+        let connection = builder.serve_connection(io, service);
+        return run(connection, http2::Connection::graceful_shutdown, close).await;
+    }
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(IDLE_DEADLINE)
+        .max_buf_size(MAX_HTTP1_BUFFER_BYTES);
+    // A stream that switches to another protocol belongs to the service.
+    let connection = builder.serve_connection(io, service).with_upgrades();
+    run(connection, http1::UpgradeableConnection::graceful_shutdown, close).await
+}
+
+/// Runs a connection, and shuts it down gracefully once `close` completes.
+async fn run<C>(
+    connection: C,
+    shut_down: fn(Pin<&mut C>),
+    close: impl Future<Output = ()>,
+) -> Result<(), BoxError>
+where
+    C: Future<Output = hyper::Result<()>>,
+{
     tokio::pin!(connection);
     tokio::select! {
         biased;
-        outcome = connection.as_mut() => return outcome,
-        () = closing.cancelled() => {}
-        () = idle_for_too_long(idle) => {}
+        outcome = connection.as_mut() => return Ok(outcome?),
+        () = close => {}
     }
-    connection.as_mut().graceful_shutdown();
-    tokio::time::timeout(DRAIN_DEADLINE, connection)
-        .await
-        .map_err(|_| "it did not close in time")?
+    shut_down(connection.as_mut());
+    let outcome = tokio::time::timeout(DRAIN_DEADLINE, connection).await;
+    Ok(outcome.map_err(|_| "it did not close in time")??)
 }
 
 /// A request that is served or whose response is being streamed.

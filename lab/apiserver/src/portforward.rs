@@ -2,7 +2,7 @@
 //!
 //! The wire format is kubelet's `v4.channel.k8s.io`: each message begins with the number of its
 //! channel, `2 * i` for the data of port `i` and `2 * i + 1` for its error. The first message of each
-//! channel carries its port.
+//! channel carries its port (`docs/facts/kubernetes.md#port-forwards`).
 
 use std::future::Future;
 use std::sync::Arc;
