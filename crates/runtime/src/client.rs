@@ -6,6 +6,8 @@
 mod answer;
 mod connect;
 mod discipline;
+#[cfg(feature = "port-forward")]
+mod pinned;
 mod post;
 
 use std::{sync::Arc, time::Duration};
@@ -19,6 +21,10 @@ use self::{connect::Connector, discipline::DisciplineLayer};
 use crate::{gate::Gate, lease::Leadership, net::Dialer};
 
 pub use answer::{TooLarge, too_large};
+#[cfg(feature = "port-forward")]
+pub use pinned::{
+    JsonPost, PINNED_DEADLINE, PinnedAnswer, PinnedConnection, PinnedOpenError, PinnedPostError,
+};
 pub use post::{HttpsPoster, PostError};
 
 /// How long a call may take until the response begins, and how long the response may then stall.

@@ -1,5 +1,8 @@
 //! Certificates and server configuration with reload.
 
+#[cfg(feature = "port-forward")]
+pub(crate) mod pin;
+
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
@@ -19,6 +22,9 @@ use rustls::{
     },
     sign::CertifiedKey,
 };
+
+#[cfg(feature = "port-forward")]
+pub use pin::{CertificateChanged, Fingerprint, InvalidFingerprint, Pin};
 
 /// Why a certificate or key cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -11,6 +11,7 @@
 mod client;
 mod common;
 mod lease;
+mod pinned;
 mod port_forward;
 mod processes;
 mod reflect;

@@ -59,7 +59,7 @@ pub enum PostError {
 }
 
 /// An error with its sources: the outermost error alone reads only `client error`.
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+pub(super) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(error) = next {
