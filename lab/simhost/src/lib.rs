@@ -9,10 +9,12 @@
 //! | [`disk`] | what survives the agent's process |
 //! | [`kubelet`] | what its kubelet reports |
 //! | [`service`] | an API that upgrades hosts without their agents |
+//! | [`k8sd`] | the API through which Canonical Kubernetes refreshes a node |
 //! | [`wait`] | waiting in tests that run in real time |
 
 pub mod disk;
 pub mod host;
+pub mod k8sd;
 pub mod kubelet;
 pub mod service;
 pub mod state;

@@ -1,0 +1,196 @@
+//! Requests and responses, in the envelope of microcluster.
+
+use std::sync::{Arc, PoisonError};
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, Response, StatusCode, header, request::Parts};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
+use jiff::Timestamp;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{
+    K8sd,
+    snapd::{Begun, ChangeStatus, RefreshReply},
+};
+
+/// Path that begins a refresh.
+pub const REFRESH: &str = "/1.0/snap/refresh";
+/// Path that returns the status of a refresh.
+pub const REFRESH_STATUS: &str = "/1.0/snap/refresh-status";
+/// The header with the node's token.
+const NODE_TOKEN: &str = "node-token";
+const MAX_BODY_BYTES: usize = 64 * 1024;
+
+/// A request that a k8sd received. Tokens are not recorded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Received {
+    /// When it arrived.
+    pub at: Timestamp,
+    /// HTTP method.
+    pub method: Method,
+    /// The path.
+    pub path: String,
+    /// The body; `Null` if it is not JSON.
+    pub body: Value,
+    /// The status code of the answer.
+    pub status: u16,
+    /// Whether the connection was closed instead of that answer.
+    pub lost: bool,
+}
+
+/// A refusal: status code and text.
+type Refusal = (StatusCode, String);
+
+/// The `metadata` of a response, and whether the connection closes instead of it.
+type Outcome = Result<(Value, bool), Refusal>;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct RefreshRequest {
+    #[serde(default)]
+    channel: String,
+    #[serde(default)]
+    revision: String,
+    #[serde(default)]
+    local_path: String,
+}
+
+impl RefreshRequest {
+    /// The only option that is set, such as `channel=1.33`.
+    fn option(&self) -> Result<String, Refusal> {
+        let options = [
+            ("channel", &self.channel),
+            ("revision", &self.revision),
+            ("localPath", &self.local_path),
+        ];
+        let mut set = options.iter().filter(|(_, value)| !value.is_empty());
+        let bad = |text: &str| (StatusCode::BAD_REQUEST, text.to_owned());
+        let (name, value) = set.next().ok_or_else(|| bad("empty snap refresh target"))?;
+        if set.next().is_some() {
+            return Err(bad("only one of localPath, channel or revision can be specified"));
+        }
+        Ok(format!("{name}={value}"))
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct StatusRequest {
+    #[serde(default)]
+    change_id: String,
+}
+
+/// Answers one request; the second value is whether the connection closes instead.
+pub(super) async fn handle(
+    k8sd: &Arc<K8sd>,
+    request: Request<Incoming>,
+) -> (Response<Full<Bytes>>, bool) {
+    let (parts, body) = request.into_parts();
+    let body = Limited::new(body, MAX_BODY_BYTES).collect().await;
+    let body = body.map(http_body_util::Collected::to_bytes);
+    let outcome = match &body {
+        Ok(body) => perform(k8sd, &parts, body),
+        Err(error) => Err((StatusCode::BAD_REQUEST, error.to_string())),
+    };
+    let lost = matches!(outcome, Ok((_, true)));
+    let response = respond(outcome.map(|(metadata, _)| metadata));
+    let received = Received {
+        at: k8sd.clock.now(),
+        method: parts.method,
+        path: parts.uri.path().to_owned(),
+        body: body.ok().and_then(|body| serde_json::from_slice(&body).ok()).unwrap_or_default(),
+        status: response.status().as_u16(),
+        lost,
+    };
+    k8sd.received.lock().unwrap_or_else(PoisonError::into_inner).push(received);
+    (response, lost)
+}
+
+fn perform(k8sd: &Arc<K8sd>, parts: &Parts, body: &[u8]) -> Outcome {
+    let path = parts.uri.path();
+    if !matches!(path, REFRESH | REFRESH_STATUS) {
+        return Err((StatusCode::NOT_FOUND, "not found".to_owned()));
+    }
+    if parts.method != Method::POST {
+        return Err((StatusCode::NOT_IMPLEMENTED, "not implemented".to_owned()));
+    }
+    authorise(k8sd, &parts.headers)?;
+    if path == REFRESH { refresh(k8sd, body) } else { status(k8sd, body) }
+}
+
+fn authorise(k8sd: &K8sd, headers: &HeaderMap) -> Result<(), Refusal> {
+    let token = headers.get(NODE_TOKEN).map(header::HeaderValue::as_bytes).unwrap_or_default();
+    let refuse = |text: String| Err((StatusCode::UNAUTHORIZED, text));
+    if token.is_empty() {
+        return refuse(format!("missing header {NODE_TOKEN:?}"));
+    }
+    let expected = k8sd.token.lock().unwrap_or_else(PoisonError::into_inner);
+    if token == expected.as_bytes() { Ok(()) } else { refuse("invalid token".to_owned()) }
+}
+
+fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Refusal> {
+    serde_json::from_slice(body)
+        .map_err(|error| (StatusCode::BAD_REQUEST, format!("failed to parse request: {error}")))
+}
+
+fn refresh(k8sd: &Arc<K8sd>, body: &[u8]) -> Outcome {
+    let option = read::<RefreshRequest>(body)?.option()?;
+    let now = k8sd.clock.now();
+    let (begun, script) = k8sd.snapd().refresh(&option, now);
+    match begun {
+        Begun::Failed(text) => {
+            let text = format!("failed to refresh snap: {text}");
+            Err((StatusCode::INTERNAL_SERVER_ERROR, text))
+        }
+        Begun::Id(id) => {
+            if let Some(restart) = script.restart.filter(|_| !id.is_empty()) {
+                k8sd.schedule(restart);
+            }
+            Ok((json!({"changeId": id}), script.reply == RefreshReply::Lost))
+        }
+    }
+}
+
+fn status(k8sd: &K8sd, body: &[u8]) -> Outcome {
+    let StatusRequest { change_id } = read(body)?;
+    let now = k8sd.clock.now();
+    let ChangeStatus { status, completed, error } = k8sd.snapd().status(&change_id, now);
+    Ok((json!({"status": status, "completed": completed, "errorMessage": error}), false))
+}
+
+/// The envelope of a result or of a refusal.
+fn respond(outcome: Result<Value, Refusal>) -> Response<Full<Bytes>> {
+    let (code, envelope) = match outcome {
+        Ok(metadata) => (
+            StatusCode::OK,
+            json!({
+                "type": "sync",
+                "status": "Success",
+                "status_code": 200,
+                "operation": "",
+                "error_code": 0,
+                "error": "",
+                "metadata": metadata,
+            }),
+        ),
+        Err((code, error)) => (
+            code,
+            json!({
+                "type": "error",
+                "status": "",
+                "status_code": 0,
+                "operation": "",
+                "error_code": code.as_u16(),
+                "error": error,
+                "metadata": null,
+            }),
+        ),
+    };
+    let mut response = Response::new(Full::new(Bytes::from(envelope.to_string())));
+    *response.status_mut() = code;
+    let json = header::HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
+}

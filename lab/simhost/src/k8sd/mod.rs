@@ -1,0 +1,216 @@
+//! A k8sd in process: the API through which Canonical Kubernetes refreshes the snap of a node.
+//!
+//! | module | is for |
+//! |---|---|
+//! | `mod` | one node's k8sd: its connections, restarts and certificates |
+//! | `api` | requests and responses |
+//! | `snapd` | changes of the snap, and how tests script them |
+//!
+//! The two endpoints of `snap/` are served, as `docs/facts/k8sd.md` describes them; those for
+//! certificates, join tokens and members are not.
+//!
+//! A test registers [`K8sd::connect`] as the port 2380 of the node's `k8sd-proxy` pod.
+
+mod api;
+mod snapd;
+
+use std::{
+    fmt, io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use http::{Request, Response};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper_util::{rt::TokioIo, service::TowerToHyperService};
+use rcgen::{CertificateParams, KeyPair, SanType};
+use refit_runtime::{
+    Clock,
+    tls::{KeyAndCert, ReloadableCert, TlsError, server_config},
+};
+use tokio::{io::DuplexStream, sync::watch};
+use tokio_rustls::TlsAcceptor;
+
+use snapd::Snapd;
+
+pub use api::{REFRESH, REFRESH_STATUS, Received};
+pub use snapd::{ChangeEnd, RefreshReply, RefreshScript, Restart};
+
+/// Capacity of a stream to a k8sd.
+const STREAM_BYTES: usize = 64 * 1024;
+
+/// The k8sd of one node.
+pub struct K8sd {
+    node: String,
+    token: Mutex<String>,
+    clock: Clock,
+    certificate: Arc<ReloadableCert>,
+    tls: Arc<rustls::ServerConfig>,
+    snapd: Mutex<Snapd>,
+    received: Mutex<Vec<Received>>,
+    /// How connections are treated; a change to `Down` breaks the open ones.
+    state: watch::Sender<Reach>,
+}
+
+/// What a client that connects gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// The API.
+    Up,
+    /// A refused connection: the node's proxy pod does not run.
+    Refused,
+    /// A connection that ends at once: the proxy runs, k8sd does not.
+    HangsUp,
+}
+
+impl fmt::Debug for K8sd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("K8sd").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+impl K8sd {
+    /// The k8sd of a node, with a new certificate. Clients must present `token`.
+    pub fn new(clock: Clock, node: &str, token: &str) -> Result<Arc<Self>, TlsError> {
+        let certificate = ReloadableCert::new(&self_signed(node)?)?;
+        Ok(Arc::new(Self {
+            node: node.to_owned(),
+            token: Mutex::new(token.to_owned()),
+            clock,
+            tls: server_config(certificate.clone())?,
+            certificate,
+            snapd: Mutex::default(),
+            received: Mutex::default(),
+            state: watch::channel(Reach::Up).0,
+        }))
+    }
+
+    /// Adds the behaviour of one more refresh. Without one, a refresh behaves as
+    /// [`RefreshScript::default`].
+    pub fn script(&self, script: RefreshScript) {
+        self.snapd().scripts.push_back(script);
+    }
+
+    /// What is installed: the option of the last refresh that succeeded, such as `channel=1.33`.
+    pub fn installed(&self) -> Option<String> {
+        let now = self.clock.now();
+        self.snapd().installed(now)
+    }
+
+    /// Sets what is installed, in the same form.
+    pub fn install(&self, option: &str) {
+        self.snapd().baseline = Some(option.to_owned());
+    }
+
+    /// Whether a change runs now.
+    pub fn is_busy(&self) -> bool {
+        let now = self.clock.now();
+        self.snapd().running(now).is_some()
+    }
+
+    /// Number of changes that were begun.
+    pub fn changes(&self) -> usize {
+        self.snapd().begun()
+    }
+
+    /// Forgets all changes, as snapd does a day after they end: their ids become unknown.
+    pub fn prune(&self) {
+        self.snapd().pruned = true;
+    }
+
+    /// All requests so far, also those that were rejected.
+    pub fn received(&self) -> Vec<Received> {
+        self.received.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Number of requests so far to this path.
+    pub fn count(&self, path: &str) -> usize {
+        self.received().iter().filter(|request| request.path == path).count()
+    }
+
+    /// Changes the token that clients must present.
+    pub fn set_token(&self, token: &str) {
+        token.clone_into(&mut self.token.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Sets how connections are treated from now on; all but [`Reach::Up`] also breaks the open ones.
+    pub fn set_reach(&self, reach: Reach) {
+        self.state.send_replace(reach);
+    }
+
+    /// Presents a new certificate from the next connection on.
+    pub fn replace_certificate(&self) -> Result<(), TlsError> {
+        self.certificate.reload(&self_signed(&self.node)?)
+    }
+
+    /// Opens a connection; `None` refuses it. Must be called inside a tokio runtime.
+    pub fn connect(self: &Arc<Self>) -> Option<DuplexStream> {
+        let reach = *self.state.borrow();
+        if reach == Reach::Refused {
+            return None;
+        }
+        let (near, far) = tokio::io::duplex(STREAM_BYTES);
+        if reach == Reach::Up {
+            tokio::spawn(self.clone().serve(far));
+        }
+        Some(near)
+    }
+
+    async fn serve(self: Arc<Self>, stream: DuplexStream) {
+        let mut state = self.state.subscribe();
+        let k8sd = self.clone();
+        let connection = async move {
+            let stream = TlsAcceptor::from(k8sd.tls.clone()).accept(stream).await.ok()?;
+            let service = tower::service_fn(move |request| k8sd.clone().answer(request));
+            hyper::server::conn::http1::Builder::new()
+                .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service))
+                .await
+                .ok()
+        };
+        tokio::select! {
+            biased;
+            _ = state.wait_for(|reach| *reach != Reach::Up) => {}
+            _ = connection => {}
+        }
+    }
+
+    /// Answers a request; an error closes the connection without a response.
+    async fn answer(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+    ) -> io::Result<Response<Full<bytes::Bytes>>> {
+        let (response, hang_up) = api::handle(&self, request).await;
+        if hang_up {
+            return Err(io::Error::other("the connection is closed instead of a response"));
+        }
+        Ok(response)
+    }
+
+    /// Restarts k8sd in the middle of a refresh.
+    fn schedule(self: &Arc<Self>, restart: Restart) {
+        let k8sd = self.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(restart.after).await;
+            k8sd.set_reach(restart.reach);
+            tokio::time::sleep(restart.lasts).await;
+            if restart.replaces_certificate {
+                k8sd.replace_certificate().expect("the first certificate has the same name");
+            }
+            k8sd.set_reach(Reach::Up);
+        });
+    }
+
+    fn snapd(&self) -> MutexGuard<'_, Snapd> {
+        self.snapd.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A certificate that no authority vouches for, as microcluster creates one for each member.
+fn self_signed(node: &str) -> Result<KeyAndCert, TlsError> {
+    let issue = |source| TlsError::Issue { name: node.to_owned(), source };
+    let key = KeyPair::generate().map_err(issue)?;
+    let mut params = CertificateParams::new(vec![node.to_owned()]).map_err(issue)?;
+    params.subject_alt_names.push(SanType::IpAddress([127, 0, 0, 1].into()));
+    let certificate = params.self_signed(&key).map_err(issue)?;
+    Ok(KeyAndCert { cert_pem: certificate.pem(), key_pem: key.serialize_pem() })
+}
