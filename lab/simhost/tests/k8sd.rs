@@ -9,7 +9,8 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, api::PostParams};
 use lab_apiserver::{ApiServer, Options};
 use lab_simhost::k8sd::{
-    ChangeEnd, K8sd, REFRESH, REFRESH_STATUS, Reach, RefreshReply, RefreshScript, Restart,
+    CERTIFICATES_APPROVE, CERTIFICATES_EXPIRY, CERTIFICATES_PLAN, CERTIFICATES_RUN, ChangeEnd,
+    K8sd, REFRESH, REFRESH_STATUS, Reach, RefreshReply, RefreshScript, Restart, SigningRequests,
 };
 use refit_runtime::{
     Clock,
@@ -86,7 +87,9 @@ impl World {
         body: Value,
     ) -> Result<(u16, Value), PinnedPostError> {
         let token = token.map(HeaderValue::from_static);
-        let name = HeaderName::from_static("node-token");
+        let is_approval = path == CERTIFICATES_APPROVE;
+        let name = if is_approval { "capi-auth-token" } else { "node-token" };
+        let name = HeaderName::from_static(name);
         let post = JsonPost {
             path: path.to_owned(),
             headers: token.map(|token| (name, token)).into_iter().collect(),
@@ -289,4 +292,45 @@ async fn a_restart_breaks_open_connections() {
     };
     assert!(matches!(open.post(post).await, Err(PinnedPostError::Transport { .. })));
     assert_eq!(world.k8sd.count(REFRESH), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_control_plane_node_refreshes_its_certificates_alone() {
+    let world = world().await;
+    let node = Some(TOKEN);
+    let (_, answer) = world.call(CERTIFICATES_EXPIRY, node, json!({})).await.unwrap();
+    assert_eq!(answer["metadata"], json!({"expiry-date": "2027-01-01T00:00:00Z"}));
+    let (_, answer) = world.call(CERTIFICATES_PLAN, node, json!({})).await.unwrap();
+    let seed = &answer["metadata"]["seconds"];
+    assert!(answer["metadata"]["certificate-signing-requests"].is_null());
+    let run = json!({"seed": seed, "expiration-seconds": 3600, "extra-sans": ["api.test"]});
+    let (_, answer) = world.call(CERTIFICATES_RUN, node, run).await.unwrap();
+    assert_eq!(answer["metadata"], json!({"expiration-seconds": 3600}));
+    assert_eq!(world.k8sd.certificates_expire().to_string(), "2026-01-01T01:00:00Z");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_gets_certificates_once_its_requests_are_approved() {
+    let world = world().await;
+    world.k8sd.join(SigningRequests::new("cluster"), true);
+    let (_, answer) = world.call(CERTIFICATES_PLAN, Some(TOKEN), json!({})).await.unwrap();
+    let seed = answer["metadata"]["seconds"].clone();
+    let first = format!("k8sd-{seed}-worker-kubelet-serving");
+    assert_eq!(answer["metadata"]["certificate-signing-requests"][0], first);
+    let approval = json!({"seed": seed});
+    let approve = |token| world.call(CERTIFICATES_APPROVE, token, approval.clone());
+    assert_eq!(approve(None).await.unwrap().0, 401);
+    assert_eq!(approve(Some(TOKEN)).await.unwrap().0, 401);
+    let (code, answer) = approve(Some("cluster")).await.unwrap();
+    assert_eq!(code, 500);
+    assert!(answer["error"].as_str().unwrap().ends_with("not found"), "{answer}");
+    let run = json!({"seed": seed, "expiration-seconds": 60, "extra-sans": null});
+    let approved = async {
+        pass(5).await;
+        assert_eq!(world.k8sd.certificates_expire().to_string(), "2027-01-01T00:00:00Z");
+        approve(Some("cluster")).await.unwrap()
+    };
+    let (ran, approved) = tokio::join!(world.call(CERTIFICATES_RUN, Some(TOKEN), run), approved);
+    assert_eq!((ran.unwrap().0, approved.0), (200, 200));
+    assert_eq!(approve(Some("cluster")).await.unwrap().0, 500);
 }

@@ -12,6 +12,9 @@ use serde_json::{Value, json};
 
 use super::{
     K8sd,
+    certificates::{
+        self, CERTIFICATES_APPROVE, CERTIFICATES_EXPIRY, CERTIFICATES_PLAN, CERTIFICATES_RUN,
+    },
     snapd::{Begun, ChangeStatus, RefreshReply},
 };
 
@@ -21,6 +24,8 @@ pub const REFRESH: &str = "/1.0/snap/refresh";
 pub const REFRESH_STATUS: &str = "/1.0/snap/refresh-status";
 /// The header with the node's token.
 const NODE_TOKEN: &str = "node-token";
+/// The header with the cluster's token.
+const CLUSTER_TOKEN: &str = "capi-auth-token";
 const MAX_BODY_BYTES: usize = 64 * 1024;
 
 /// A request that a k8sd received. Tokens are not recorded.
@@ -41,10 +46,10 @@ pub struct Received {
 }
 
 /// A refusal: status code and text.
-type Refusal = (StatusCode, String);
+pub(super) type Refusal = (StatusCode, String);
 
 /// The `metadata` of a response, and whether the connection closes instead of it.
-type Outcome = Result<(Value, bool), Refusal>;
+pub(super) type Outcome = Result<(Value, bool), Refusal>;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
@@ -91,7 +96,7 @@ pub(super) async fn handle(
     let body = Limited::new(body, MAX_BODY_BYTES).collect().await;
     let body = body.map(http_body_util::Collected::to_bytes);
     let outcome = match &body {
-        Ok(body) => perform(k8sd, &parts, body),
+        Ok(body) => perform(k8sd, &parts, body).await,
         Err(error) => Err((StatusCode::BAD_REQUEST, error.to_string())),
     };
     let lost = matches!(outcome, Ok((_, true)));
@@ -108,29 +113,39 @@ pub(super) async fn handle(
     (response, lost)
 }
 
-fn perform(k8sd: &Arc<K8sd>, parts: &Parts, body: &[u8]) -> Outcome {
+async fn perform(k8sd: &Arc<K8sd>, parts: &Parts, body: &[u8]) -> Outcome {
     let path = parts.uri.path();
-    if !matches!(path, REFRESH | REFRESH_STATUS) {
+    let certificates =
+        [CERTIFICATES_APPROVE, CERTIFICATES_EXPIRY, CERTIFICATES_PLAN, CERTIFICATES_RUN];
+    if !matches!(path, REFRESH | REFRESH_STATUS) && !certificates.contains(&path) {
         return Err((StatusCode::NOT_FOUND, "not found".to_owned()));
     }
     if parts.method != Method::POST {
         return Err((StatusCode::NOT_IMPLEMENTED, "not implemented".to_owned()));
     }
-    authorise(k8sd, &parts.headers)?;
-    if path == REFRESH { refresh(k8sd, body) } else { status(k8sd, body) }
+    if path == CERTIFICATES_APPROVE {
+        authorise(&parts.headers, CLUSTER_TOKEN, k8sd.certificates.requests().token())?;
+    } else {
+        let token = k8sd.token.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        authorise(&parts.headers, NODE_TOKEN, &token)?;
+    }
+    match path {
+        REFRESH => refresh(k8sd, body),
+        REFRESH_STATUS => status(k8sd, body),
+        _ => certificates::handle(k8sd, path, body).await,
+    }
 }
 
-fn authorise(k8sd: &K8sd, headers: &HeaderMap) -> Result<(), Refusal> {
-    let token = headers.get(NODE_TOKEN).map(header::HeaderValue::as_bytes).unwrap_or_default();
+fn authorise(headers: &HeaderMap, name: &str, expected: &str) -> Result<(), Refusal> {
+    let token = headers.get(name).map(header::HeaderValue::as_bytes).unwrap_or_default();
     let refuse = |text: String| Err((StatusCode::UNAUTHORIZED, text));
     if token.is_empty() {
-        return refuse(format!("missing header {NODE_TOKEN:?}"));
+        return refuse(format!("missing header {name:?}"));
     }
-    let expected = k8sd.token.lock().unwrap_or_else(PoisonError::into_inner);
     if token == expected.as_bytes() { Ok(()) } else { refuse("invalid token".to_owned()) }
 }
 
-fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Refusal> {
+pub(super) fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Refusal> {
     serde_json::from_slice(body)
         .map_err(|error| (StatusCode::BAD_REQUEST, format!("failed to parse request: {error}")))
 }

@@ -4,14 +4,16 @@
 //! |---|---|
 //! | `mod` | one node's k8sd: its connections, restarts and certificates |
 //! | `api` | requests and responses |
+//! | `certificates` | the refresh of a node's certificates |
 //! | `snapd` | changes of the snap, and how tests script them |
 //!
-//! The two endpoints of `snap/` are served, as `docs/facts/k8sd.md` describes them; those for
-//! certificates, join tokens and members are not.
+//! The endpoints for the snap and for certificates are served, as `docs/facts/k8sd.md` describes them;
+//! those for join tokens and members are not.
 //!
 //! A test registers [`K8sd::connect`] as the port 2380 of the node's `k8sd-proxy` pod.
 
 mod api;
+mod certificates;
 mod snapd;
 
 use std::{
@@ -31,9 +33,13 @@ use refit_runtime::{
 use tokio::{io::DuplexStream, sync::watch};
 use tokio_rustls::TlsAcceptor;
 
+use certificates::Certificates;
 use snapd::Snapd;
 
 pub use api::{REFRESH, REFRESH_STATUS, Received};
+pub use certificates::{
+    CERTIFICATES_APPROVE, CERTIFICATES_EXPIRY, CERTIFICATES_PLAN, CERTIFICATES_RUN, SigningRequests,
+};
 pub use snapd::{ChangeEnd, RefreshReply, RefreshScript, Restart};
 
 /// Capacity of a stream to a k8sd.
@@ -47,6 +53,7 @@ pub struct K8sd {
     certificate: Arc<ReloadableCert>,
     tls: Arc<rustls::ServerConfig>,
     snapd: Mutex<Snapd>,
+    certificates: Certificates,
     received: Mutex<Vec<Received>>,
     /// How connections are treated; a change to `Down` breaks the open ones.
     state: watch::Sender<Reach>,
@@ -80,6 +87,7 @@ impl K8sd {
             tls: server_config(certificate.clone())?,
             certificate,
             snapd: Mutex::default(),
+            certificates: Certificates::new(clock.now()),
             received: Mutex::default(),
             state: watch::channel(Reach::Up).0,
         }))
@@ -116,6 +124,17 @@ impl K8sd {
     /// Forgets all changes, as snapd does a day after they end: their ids become unknown.
     pub fn prune(&self) {
         self.snapd().pruned = true;
+    }
+
+    /// Makes the node a member of a cluster, in which workers and control plane nodes share signing
+    /// requests. Without this it is a control plane node alone.
+    pub fn join(&self, requests: Arc<SigningRequests>, is_worker: bool) {
+        self.certificates.join(requests, is_worker);
+    }
+
+    /// When the certificates of the node expire.
+    pub fn certificates_expire(&self) -> jiff::Timestamp {
+        self.certificates.expire()
     }
 
     /// All requests so far, also those that were rejected.
