@@ -17,6 +17,7 @@ use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 use crate::{
     agent_access::AgentAccess,
     api_error::is_silence,
+    k8sd::Proxies,
     node_update::live::LiveReads,
     workload_objects::{NodeRecord, PodRecord},
 };
@@ -38,6 +39,8 @@ pub(crate) struct ClusterView {
     pub(crate) nodes: Store<NodeRecord>,
     /// Mirror pods of the control plane, in `kube-system`.
     pub(crate) static_pods: Store<PodRecord>,
+    /// The pods that forward to k8sd.
+    pub(crate) proxies: Proxies,
     /// The Nodes that have a Role for their agent.
     pub(crate) agent_access: AgentAccess,
     /// Reads apart from the watches.
@@ -63,6 +66,7 @@ impl ClusterView {
             host_plans,
             nodes: Store::default(),
             static_pods: Store::default(),
+            proxies: Proxies::default(),
             agent_access: AgentAccess::default(),
             live: LiveReads::default(),
             unreachable: AtomicBool::default(),
@@ -152,6 +156,7 @@ impl ClusterView {
         }
         self.nodes.expect_list();
         self.static_pods.expect_list();
+        self.proxies.expect_list();
         was_synced || changed
     }
 

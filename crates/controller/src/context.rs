@@ -21,8 +21,8 @@ use refit_runtime::{
 };
 
 use crate::{
-    Settings, metrics::Metrics, providers::WatchedKinds, updater_servers::UpdaterServers,
-    workload_watch::WorkloadIndex,
+    Settings, k8sd::K8sd, metrics::Metrics, providers::WatchedKinds,
+    updater_servers::UpdaterServers, workload_watch::WorkloadIndex,
 };
 
 /// Deadline of a read from a workload cluster. A write has the usual one: webhooks of the cluster may
@@ -57,6 +57,8 @@ pub(crate) struct Context {
     pub(crate) providers: Arc<WatchedKinds>,
     /// Calls the servers of Updaters.
     pub(crate) updater_servers: UpdaterServers,
+    /// Calls k8sd on Nodes.
+    pub(crate) k8sd: K8sd,
     /// Settings of the operator.
     pub(crate) settings: Settings,
     /// Metrics of the process.
@@ -85,6 +87,7 @@ impl Context {
             updater_servers: UpdaterServers::new(stack.clone(), clock),
             foreign: ForeignKinds::default(),
             providers: Arc::default(),
+            k8sd: K8sd::new(stack.clone()),
             workloads: workloads(&client, stack, clock),
             workload_index: Arc::default(),
             recorder: Recorder::new(client.clone(), clock, "refit-controller"),
@@ -120,6 +123,7 @@ impl Context {
             updater_servers: UpdaterServers::new(stack.clone(), self.clock),
             foreign: self.foreign.clone(),
             providers: self.providers.clone(),
+            k8sd: K8sd::new(stack.clone()),
             workloads: workloads(&client, stack, self.clock),
             workload_index: self.workload_index.clone(),
             recorder: Recorder::new(client.clone(), self.clock, "refit-controller"),
@@ -225,4 +229,6 @@ pub(crate) struct Queues {
     pub(crate) updaters: Queue<ObjectKey>,
     /// UpgradeTasks.
     pub(crate) upgrade_tasks: Queue<ObjectKey>,
+    /// Machines with annotations that ask for an upgrade, or show one.
+    pub(crate) annotations: Queue<ObjectKey>,
 }

@@ -6,7 +6,9 @@
 //! | `node_update` | brings one Machine to one goal |
 //! | `requests` | the NodeUpdates of a Machine, for every way in |
 //! | `upgrade_task` | works through the Machines of a group, where Cluster API does not |
+//! | `annotations` | upgrades by annotation of a Machine |
 //! | `update_group` | limits how many Machines of a group may be down, and reports why it waits |
+//! | `k8sd` | calls of k8sd on the Nodes of Canonical Kubernetes |
 //! | `updaters`, `updater_servers` | whether an Updater is valid; calls of its server |
 //! | `host_plan`, `workload_watch`, `workload_objects` | HostPlans, the watches of workload clusters, and what they keep |
 //! | `agent_access` | the rights of agents in workload clusters |
@@ -21,6 +23,7 @@
 
 mod agent_access;
 mod agent_policy;
+mod annotations;
 mod api_error;
 pub mod certificates;
 mod client_trust;
@@ -31,6 +34,7 @@ mod groups;
 mod hooks;
 mod host_plan;
 mod indexes;
+mod k8sd;
 mod liveness;
 mod metrics;
 mod node_update;
@@ -65,7 +69,7 @@ pub use client_trust::{ClientRefusal, ClientTrust};
 pub use hooks::wire;
 pub use process::Process;
 pub use requests::{NewNodeUpdate, node_update};
-pub use settings::{PlanLocation, Settings};
+pub use settings::{Canonical, PlanLocation, Settings};
 
 use crate::{
     context::Context,
@@ -233,8 +237,9 @@ async fn lead(ctx: Arc<Context>) -> anyhow::Result<()> {
                     update_group::run(ctx.clone()),
                     updaters::run(ctx.clone()),
                     upgrade_task::run(ctx.clone()),
+                    annotations::run(ctx.clone()),
                 )
-            } => return outcome.map(|((), (), (), ())| ()),
+            } => return outcome.map(|((), (), (), (), ())| ()),
         }
     }
 }

@@ -15,7 +15,7 @@ use std::{
 use anyhow::Context as _;
 use clap::{ArgAction, Parser, ValueEnum};
 use refit_controller::{
-    ControllerOptions, HookServer, PlanLocation, Process, Settings,
+    Canonical, ControllerOptions, HookServer, PlanLocation, Process, Settings,
     certificates::{CertificateSettings, Certificates},
     run,
 };
@@ -167,6 +167,10 @@ struct Args {
     /// signed]
     #[arg(long, value_name = "FILE", env = "REFIT_PLAN_SIGNING_KEY")]
     plan_signing_key: Option<PathBuf>,
+    /// Serve the annotations of Canonical's Cluster API providers, v1beta2.k8sd.io/in-place-upgrade-to and others, in
+    /// place of the controllers of those providers
+    #[arg(long, value_enum, value_name = "WHERE", env = "REFIT_CANONICAL", default_value_t = CanonicalMode::Off)]
+    canonical: CanonicalMode,
     /// Set how long hooks are still accepted after the first signal, until callers stop using this
     /// replica
     #[arg(long, value_name = "SECONDS", env = "REFIT_SHUTDOWN_DELAY_SECONDS", default_value_t = 5)]
@@ -180,6 +184,17 @@ struct Args {
     /// Set the name of this replica; a unique suffix is appended
     #[arg(long, value_name = "NAME", env = "POD_NAME", hide = true)]
     identity: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "PascalCase")]
+enum CanonicalMode {
+    /// Nowhere
+    Off,
+    /// Where Canonical's bootstrap provider is not installed: its controllers would upgrade the same Machines
+    On,
+    /// Everywhere: you assert that the controllers of Canonical's providers that upgrade in place do not run
+    ControllersAbsent,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -297,6 +312,11 @@ async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
             drain: args.drain.policy(),
             report_stale_after: seconds(args.report_stale_after_seconds),
             host_lost_after: args.host_lost_after.0,
+            canonical: match args.canonical {
+                CanonicalMode::Off => Canonical::Off,
+                CanonicalMode::On => Canonical::On,
+                CanonicalMode::ControllersAbsent => Canonical::ControllersAbsent,
+            },
             plan_location: match args.plan_location {
                 Location::Workload => PlanLocation::Workload,
                 Location::Management => PlanLocation::Management,

@@ -52,6 +52,17 @@ pub(crate) fn live_drain_policy(ctx: &Context, machine: &Machine) -> DrainChoice
     drain_policy(&sources, &ctx.settings.drain)
 }
 
+/// The value of an annotation of the Machine, else of its owner, else of its Cluster.
+pub(crate) fn first_annotation(ctx: &Context, machine: &Machine, key: &str) -> Option<String> {
+    let of_owner = || {
+        let group = group_of(&ctx.stores, machine)?;
+        LiveOwner::of(&ctx.stores, &group)?.annotations().get(key).cloned()
+    };
+    let of_cluster =
+        || ctx.stores.clusters.get(&cluster_key(machine))?.annotations().get(key).cloned();
+    machine.annotations().get(key).cloned().or_else(of_owner).or_else(of_cluster)
+}
+
 /// The settings of the most specific HostSettings that applies to a Machine of this group.
 pub(crate) fn live_host_settings(
     ctx: &Context,

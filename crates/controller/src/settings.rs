@@ -20,6 +20,18 @@ pub enum PlanLocation {
     Management,
 }
 
+/// Whether Refit serves the annotations of Canonical's Cluster API providers, whose controllers cannot be turned off.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Canonical {
+    /// No.
+    #[default]
+    Off,
+    /// Where Canonical's providers are not installed.
+    On,
+    /// The operator asserts that their controllers for upgrades in place are absent.
+    ControllersAbsent,
+}
+
 /// Settings of the operator for the whole controller.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -44,6 +56,8 @@ pub struct Settings {
     pub hook_margin: Duration,
     /// Names of the clients that may request ExternalUpgrades, by their certificates.
     pub external_upgrade_clients: BTreeSet<String>,
+    /// Whether the annotations of Canonical's Cluster API providers are served.
+    pub canonical: Canonical,
     /// How many NodeUpdates of one cluster are reconciled at once: a cluster that answers slowly
     /// takes no more of the process.
     pub workers_per_cluster: usize,
@@ -70,6 +84,7 @@ impl Default for Settings {
             host_lost_after: Some(SignedDuration::from_mins(15)),
             hook_margin: Duration::from_secs(1),
             external_upgrade_clients: BTreeSet::new(),
+            canonical: Canonical::Off,
             workers_per_cluster: 4,
             update_group_workers: 8,
         }

@@ -13,7 +13,7 @@ use refit_kinds::{
 use refit_runtime::{ObjectKey, Store, store};
 
 use crate::{
-    PlanLocation,
+    PlanLocation, annotations,
     context::Context,
     groups::{
         group_of, group_of_set, machine_key, node_updates_of_machine, phase_of, unfinished_in,
@@ -156,6 +156,7 @@ fn owner_changed<K: Resource>(ctx: &Context, owner: Owner, object: &K) {
 pub(crate) fn machine_changed(ctx: &Context, machine: &Machine) {
     work_changed(ctx, &cluster_key(machine));
     wake_machine(ctx, &ObjectKey::of(machine));
+    annotations::wake(ctx, machine);
     if let Some(group) = group_of(&ctx.stores, machine) {
         upgrade_task::wake(ctx, &group.key);
         member_changed(ctx, group.key);
@@ -176,6 +177,7 @@ pub(crate) fn update_changed(ctx: &Context, update: &NodeUpdate) {
     // A Machine without a known group has a cluster, too.
     if let Some(machine) = ctx.stores.machines.get(&machine_key(update)) {
         work_changed(ctx, &cluster_key(&machine));
+        annotations::wake(ctx, &machine);
         if let Some(group) = group_of(&ctx.stores, &machine) {
             upgrade_task::wake(ctx, &group.key);
             member_changed(ctx, group.key);

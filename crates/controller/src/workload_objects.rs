@@ -19,6 +19,18 @@ pub(crate) type NodeRecord = Record<Node, Arc<NodeView>>;
 /// What is kept of a mirror pod; `None` for a pod that is not part of a control plane.
 pub(crate) type PodRecord = Record<Pod, Option<StaticPod>>;
 
+/// What is kept of a pod that forwards to k8sd.
+pub(crate) type ProxyRecord = Record<Pod, ProxyPod>;
+
+/// A pod that forwards to k8sd.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ProxyPod {
+    /// The Node that it runs on; empty if none has been chosen.
+    pub(crate) node: String,
+    /// Whether its condition Ready is True.
+    pub(crate) ready: bool,
+}
+
 /// Kubernetes supports 5,000 Nodes per cluster (`docs/facts/kubernetes.md#large-clusters`).
 pub(crate) const NODES: Limits = Limits { objects: 10_000, bytes: 1 << 30 };
 /// Four mirror pods for each of 100 control plane machines, with some to spare.
@@ -48,6 +60,18 @@ impl ViewOf<Node> for Arc<NodeView> {
 impl ViewOf<Pod> for Option<StaticPod> {
     fn view_of(pod: &Pod) -> Self {
         StaticPod::of(pod)
+    }
+}
+
+impl ViewOf<Pod> for ProxyPod {
+    fn view_of(pod: &Pod) -> Self {
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+        let mut conditions =
+            pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        Self {
+            node: node.map(short).unwrap_or_default(),
+            ready: conditions.any(|one| one.type_ == "Ready" && one.status == "True"),
+        }
     }
 }
 

@@ -250,6 +250,7 @@ async fn session(
         what = plans => Err(what.into()),
         what = nodes => Err(what.into()),
         what = pods => Err(what.into()),
+        what = view.proxies.watch(&client) => Err(what.into()),
         never = async {
             futures::join!(access, synced, started);
             pending().await

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod binary;
+mod canonical;
 mod certificates;
 mod common;
 mod external_upgrade;

@@ -5,6 +5,7 @@
 //!
 //! | module | decides |
 //! |---|---|
+//! | [`annotation`] | what a Machine's annotations ask for, and what they show |
 //! | [`mod@ask`] | how a Machine gets a NodeUpdate |
 //! | [`certificates`] | when the certificates of the hooks and their authorities are renewed |
 //! | [`change`] | what differs, which updater covers it, how the hooks respond |
@@ -14,6 +15,7 @@
 //! | [`task`] | what an UpgradeTask does next |
 //! | [`report`] | every reason to wait or refuse |
 
+pub mod annotation;
 pub mod ask;
 pub mod certificates;
 pub mod change;

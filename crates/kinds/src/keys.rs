@@ -103,6 +103,8 @@ pub const HOLD: &str = "refit.dev/hold";
 pub const SKIP: &str = "refit.dev/skip";
 /// On a Machine with [`SKIP`]: the last rollout in which it is skipped, by number.
 pub const SKIP_ROLLOUT: &str = "refit.dev/skip-rollout";
+/// On a NodeUpdate: the annotation of its Machine that requested it.
+pub const REQUESTED_BY: &str = "refit.dev/requested-by";
 /// On an aborted NodeUpdate: Refit stopped it because the goal of its Machine changed. Without it, an
 /// operator did, and only an operator lets the Machine continue.
 pub const GOAL_CHANGED: &str = "refit.dev/goal-changed";
@@ -148,6 +150,8 @@ pub const POD_DRAIN: &str = "cluster.x-k8s.io/drain";
 /// Held the settings that are now in a [`crate::refit::HostSettings`]. It is not honoured: the right
 /// to annotate an object must not be root on its hosts. An update waits until it is removed.
 pub const HOST_SETTINGS: &str = "refit.dev/host-settings";
+/// On a Machine, its owner or its Cluster: whether its node is drained before its snap is refreshed, `true` or `false`.
+pub const DRAIN: &str = "refit.dev/drain";
 /// How a drain handles pods that no controller would recreate: `Wait`, `Evict` or `Leave`.
 pub const DRAIN_UNREPLICATED: &str = "refit.dev/drain-unreplicated";
 /// How a drain handles pods that have an `emptyDir`: `Evict`, `Wait` or `Leave`.

@@ -5,6 +5,7 @@
 //!
 //! | module | holds |
 //! |---|---|
+//! | [`canonical`] | annotations that upgrade machines in place, and the messages of k8sd |
 //! | [`external_upgrade`] | the messages of ExternalUpgrade |
 //! | [`hooks`] | the Runtime SDK's messages (`docs/facts/hooks.md`) |
 //! | [`refit`] | the kinds [`refit::NodeUpdate`], [`refit::UpdateGroup`], [`refit::HostPlan`] |
@@ -22,6 +23,7 @@
     reason = "kube's KubeSchema derive repeats each struct in a private scope"
 )]
 
+pub mod canonical;
 pub mod conditions;
 pub mod crds;
 pub mod external_upgrade;

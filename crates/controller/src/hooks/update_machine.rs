@@ -16,7 +16,7 @@ use refit_core::{
     },
     node::newest,
 };
-use refit_kinds::refit::{ChangePart, Goal, NodeUpdate, Origin, UpdateGroup};
+use refit_kinds::refit::{ChangePart, Goal, NodeUpdate, UpdateGroup};
 use refit_runtime::{ObjectKey, apply::Ensured, foreign::ForeignObject};
 use serde_json::Value;
 
@@ -25,7 +25,7 @@ use crate::{
     api_error::{cause, is_silence},
     context::Context,
     groups::group_of,
-    requests::MachineRequests,
+    requests::{By, MachineRequests},
     updaters::updaters_of,
 };
 
@@ -195,7 +195,7 @@ impl Request<'_> {
                         Some(newer) => newer,
                         None => match self
                             .requests
-                            .create(Origin::Hook, None, (ordinal, until), goal, parts)
+                            .create(By::Hook, (ordinal, until), goal, parts)
                             .await?
                         {
                             (made, Ensured::Created) => {

@@ -3,7 +3,7 @@
 use std::{fmt::Debug, time::Duration};
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, ObjectReference};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
@@ -262,7 +262,7 @@ async fn again(
         namespace: update.namespace().unwrap_or_default(),
         machine: spec.machine_ref.clone(),
         origin: spec.origin,
-        task: None,
+        annotation: None,
         until: spec.until,
         goal: spec.goal.clone(),
         parts: spec.parts.clone(),
@@ -438,6 +438,23 @@ fn event(look: &Look, announcement: &Announcement) -> events::Announcement {
         Some(machine) => events::reference(machine.as_ref()),
         None => events::reference(update.as_ref()),
     };
+    announced(about, announcement, &update.name_any())
+}
+
+/// An event about a Machine. `occurrence` distinguishes it from an earlier one with the same text.
+pub(crate) fn about_machine(
+    machine: &Machine,
+    announcement: &Announcement,
+    occurrence: &str,
+) -> events::Announcement {
+    announced(events::reference(machine), announcement, occurrence)
+}
+
+fn announced(
+    about: ObjectReference,
+    announcement: &Announcement,
+    occurrence: &str,
+) -> events::Announcement {
     events::Announcement {
         about,
         type_: match announcement.severity {
@@ -446,7 +463,7 @@ fn event(look: &Look, announcement: &Announcement) -> events::Announcement {
         },
         reason: announcement.reason.to_owned(),
         message: announcement.message.clone(),
-        occurrence: update.name_any(),
+        occurrence: occurrence.to_owned(),
     }
 }
 

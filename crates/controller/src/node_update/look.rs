@@ -355,7 +355,8 @@ fn updater_refused(stores: &Stores, update: &NodeUpdate) -> Option<Refusal> {
     let called = update
         .spec
         .updater_parts()
-        .filter(|part| part.action == UpdaterAction::Update && part.host.is_none());
+        .filter(|part| part.action == UpdaterAction::Update && part.host.is_none())
+        .filter(|part| !part.is_of_k8sd());
     let wrong = |part: &UpdatePart| match stores.updaters.get(&ObjectKey::new("", &*part.updater)) {
         None => Some("it does not exist".to_owned()),
         Some(updater) => accepted(&updater).err().map(|why| why.to_string()).or_else(|| {

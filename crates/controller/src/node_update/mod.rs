@@ -5,6 +5,7 @@
 //! decides again. Nothing is remembered between reconciles.
 
 mod act;
+mod k8sd;
 pub(crate) mod live;
 pub(crate) mod look;
 mod updater;
@@ -20,7 +21,7 @@ use refit_core::{
 use refit_kinds::refit::{MachineUid, Phase};
 use refit_runtime::{ObjectKey, client::too_large, queue::Action};
 
-pub(crate) use act::swap_group;
+pub(crate) use act::{about_machine, swap_group};
 
 use self::{
     act::{Done, perform},

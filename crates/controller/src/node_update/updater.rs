@@ -16,6 +16,7 @@ use refit_core::{
     node::{Called, after_ask, after_call, after_verification, begun},
 };
 use refit_kinds::{
+    canonical::K8SD,
     hooks::MachineObjects,
     refit::{
         MachineUid, NodeUpdate, PartState, PartStatus, ProviderPart, Updater, UpdaterHook,
@@ -25,7 +26,7 @@ use refit_kinds::{
 use refit_runtime::{ObjectKey, foreign::ForeignObject};
 use serde_json::{Value, json};
 
-use super::look::Look;
+use super::{k8sd, look::Look};
 use crate::{
     api_error::{cause, is_silence},
     context::Context,
@@ -36,6 +37,9 @@ use crate::{
 /// can be read, and its server answers.
 pub(super) async fn asked(ctx: &Context, look: &Look, name: &str) -> kube::Result<PartStatus> {
     let part = look.snapshot.update.status.clone().unwrap_or_default().part(name);
+    if name == K8SD {
+        return Ok(k8sd::asked(ctx, look, &part).await);
+    }
     let updater = ctx.stores.updaters.get(&ObjectKey::new("", name));
     let answered = match provider_part(look, name) {
         Some(part) => has_template(ctx, look, &part.template).await.map(Ok),
@@ -74,6 +78,9 @@ async fn has_template(
 pub(super) async fn advanced(ctx: &Context, look: &Look, name: &str) -> kube::Result<PartStatus> {
     let status = look.snapshot.update.status.clone().unwrap_or_default();
     let part = status.part(name);
+    if name == K8SD {
+        return Ok(k8sd::advanced(ctx, look, &part).await);
+    }
     let updater = ctx.stores.updaters.get(&ObjectKey::new("", name));
     let now = || ctx.clock.now_seconds();
     Ok(match part.state {

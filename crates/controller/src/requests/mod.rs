@@ -26,6 +26,36 @@ use crate::{
     host_plan::host_report,
 };
 
+/// Who requests a NodeUpdate.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum By<'a> {
+    /// Cluster API's UpdateMachine hook.
+    Hook,
+    /// The UpgradeTask of this name.
+    Task(&'a str),
+    /// This annotation of the Machine.
+    Annotation(&'a str),
+}
+
+impl By<'_> {
+    fn origin(self) -> Origin {
+        match self {
+            Self::Hook => Origin::Hook,
+            Self::Task(_) => Origin::Task,
+            Self::Annotation(_) => Origin::Annotation,
+        }
+    }
+
+    /// The note on the NodeUpdate that names who has requested it.
+    fn annotation(self) -> Option<(String, String)> {
+        match self {
+            Self::Hook => None,
+            Self::Task(task) => Some((keys::TASK.to_owned(), task.to_owned())),
+            Self::Annotation(key) => Some((keys::REQUESTED_BY.to_owned(), key.to_owned())),
+        }
+    }
+}
+
 /// The NodeUpdates of a Machine.
 pub(crate) struct MachineRequests<'a> {
     ctx: &'a Context,
@@ -97,8 +127,7 @@ impl<'a> MachineRequests<'a> {
     /// Creates the NodeUpdate of this ordinal, or reads the one that another request has created.
     pub(crate) async fn create(
         &self,
-        origin: Origin,
-        task: Option<&str>,
+        by: By<'_>,
         (ordinal, until): (u32, Until),
         goal: &Goal,
         parts: Vec<UpdatePart>,
@@ -106,8 +135,8 @@ impl<'a> MachineRequests<'a> {
         let new = NewNodeUpdate {
             namespace: self.key.namespace.clone(),
             machine: MachineRef { name: self.facts.name.clone(), uid: self.facts.uid.clone() },
-            origin,
-            task: task.map(str::to_owned),
+            origin: by.origin(),
+            annotation: by.annotation(),
             until,
             goal: goal.clone(),
             parts: Some(parts),

@@ -21,8 +21,8 @@ pub struct NewNodeUpdate {
     pub machine: MachineRef,
     /// How the request was made.
     pub origin: Origin,
-    /// The UpgradeTask that requests it.
-    pub task: Option<String>,
+    /// An annotation of it, with its value: who has requested it.
+    pub annotation: Option<(String, String)>,
     /// How far the update may go.
     pub until: Until,
     /// The goal of the update.
@@ -42,7 +42,7 @@ pub struct NewNodeUpdate {
 ///     namespace: "default".into(),
 ///     machine: MachineRef { name: "edge-1-x7k2p".into(), uid: "3f0b".into() },
 ///     origin: Origin::Task,
-///     task: None,
+///     annotation: None,
 ///     until: Until::Stage,
 ///     goal: Goal::of_version("v1.35.0".parse()?),
 ///     parts: None,
@@ -65,8 +65,7 @@ pub fn node_update(new: &NewNodeUpdate, ordinal: u32) -> NodeUpdate {
     metadata.namespace = Some(new.namespace.clone());
     metadata.labels =
         Some(BTreeMap::from([(keys::MACHINE_NAME.to_owned(), new.machine.name.clone())]));
-    metadata.annotations =
-        new.task.as_ref().map(|task| BTreeMap::from([(keys::TASK.to_owned(), task.clone())]));
+    metadata.annotations = new.annotation.clone().map(|annotation| BTreeMap::from([annotation]));
     metadata.owner_references = Some(vec![OwnerReference {
         api_version: format!("{CORE_GROUP}/{CONTRACT_VERSION}"),
         kind: "Machine".to_owned(),

@@ -12,7 +12,7 @@ use refit_core::{
 };
 use refit_kinds::{
     json::{name, text},
-    refit::{NodeUpdate, Origin, Owner},
+    refit::{NodeUpdate, Owner},
 };
 use refit_runtime::apply::{self, Ensured};
 use serde_json::{Value, json};
@@ -23,8 +23,11 @@ use super::{
     prepare,
 };
 use crate::{
-    api_error::cause, context::Context, hooks::can_update, node_update::live::read_object,
-    requests::MachineRequests,
+    api_error::cause,
+    context::Context,
+    hooks::can_update,
+    node_update::live::read_object,
+    requests::{By, MachineRequests},
 };
 
 /// How often a request tries again after it lost a race.
@@ -173,7 +176,7 @@ impl Work<'_> {
                         }
                         let task = self.look.task.name_any();
                         let made = requests
-                            .create(Origin::Task, Some(&task), (ordinal, until), &goal, parts)
+                            .create(By::Task(&task), (ordinal, until), &goal, parts)
                             .await?;
                         match made {
                             (made, Ensured::Created) => {

@@ -49,6 +49,7 @@ pub(crate) struct Site {
     pub(crate) clock: Clock,
     pub(crate) management: ApiServer,
     pub(crate) workload: ApiServer,
+    pub(crate) settings: Settings,
     network: MemoryNetwork,
     authority: Authority,
     writes: Arc<Mutex<Vec<String>>>,
@@ -64,6 +65,7 @@ impl Site {
             clock,
             management: server(clock),
             workload: server(clock),
+            settings: Settings::default(),
             network: MemoryNetwork::default(),
             authority: Authority::new("site", validity()).unwrap(),
             writes: Arc::default(),
@@ -172,7 +174,7 @@ impl Site {
                 cert: ReloadableCert::new(&identity).unwrap(),
                 clients: None,
             },
-            settings: Settings::default(),
+            settings: self.settings.clone(),
             process: Process {
                 probes: Some(self.network.listen(PROBES, 80)),
                 ..Process::default()

@@ -29,7 +29,7 @@ async fn another_replica_makes(fleet: &Fleet, machine: &str, ordinal: u32, goal:
         namespace: "default".into(),
         machine: MachineRef { name: machine.name_any(), uid: machine.uid().unwrap().into() },
         origin: Origin::Hook,
-        task: None,
+        annotation: None,
         until: Until::Disrupt,
         parts: None,
         goal,

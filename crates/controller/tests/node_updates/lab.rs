@@ -271,7 +271,7 @@ pub(crate) fn asked(machine: &str, uid: &str) -> NodeUpdate {
         namespace: "default".into(),
         machine: MachineRef { name: machine.into(), uid: uid.into() },
         origin: Origin::Task,
-        task: None,
+        annotation: None,
         until: Until::Disrupt,
         parts: None,
         goal: Goal::of_version(GOAL.parse().unwrap()),

@@ -2,7 +2,7 @@
 
 mod errors;
 mod host_settings;
-mod lab;
+pub(crate) mod lab;
 mod neighbours;
 mod pruned;
 mod refused;

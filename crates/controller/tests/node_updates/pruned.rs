@@ -16,7 +16,7 @@ async fn abort(lab: &Lab, machine: &Machine, ordinal: u32) {
         namespace: "default".into(),
         machine: MachineRef { name: machine.name_any(), uid: machine.uid().unwrap().into() },
         origin: Origin::Task,
-        task: None,
+        annotation: None,
         until: Until::Disrupt,
         parts: None,
         goal: Goal::of_version(GOAL.parse().unwrap()),

@@ -103,6 +103,23 @@ pub fn ask<'a>(
     }
 }
 
+/// The same for a request that is made once more: what an ended NodeUpdate has reached, or has failed to reach, does not
+/// count.
+pub fn ask_again<'a>(
+    machine: &MachineFacts,
+    goal: &Goal,
+    updates: &[&'a NodeUpdate],
+    now: Timestamp,
+) -> Ask<'a> {
+    match ask(machine, goal, updates, now) {
+        Ask::Done | Ask::Wait(Wait::Failed(_) | Wait::Stopped(_) | Wait::Report) => {
+            let ordinal = next_ordinal(&machine.name, updates.iter().copied());
+            Ask::Create { ordinal, until: Until::Disrupt, adopts: false }
+        }
+        ask @ (Ask::Create { .. } | Ask::Abort(_) | Ask::Wait(_)) => ask,
+    }
+}
+
 fn by_newest<'a>(
     machine: &MachineFacts,
     goal: &Goal,

@@ -9,6 +9,7 @@ use kube::{
     core::{Selector, SelectorExt as _},
 };
 use refit_kinds::{
+    canonical::K8SD,
     conditions,
     refit::{
         self, Disruption, KUBEADM, ObjectClaim, Owner, ProviderPart, UpdatePart, UpdaterAction,
@@ -43,9 +44,9 @@ pub enum BadUpdater {
     #[strum(serialize = "InvalidSelector")]
     #[error("spec.selector.clusterSelector: {0}")]
     Selector(String),
-    /// Its name is that of the built-in updater.
-    #[error("metadata.name: kubeadm is built in; choose another name")]
-    NameTaken,
+    /// Its name is that of a built-in updater.
+    #[error("metadata.name: {0} is built in; choose another name")]
+    NameTaken(String),
     /// It makes changes, and not one thing does.
     #[error(
         "action Update needs exactly one of spec.hook, spec.host and spec.template, which makes the changes"
@@ -134,8 +135,8 @@ pub fn accepted(updater: &refit::Updater) -> Result<Updater, BadUpdater> {
     let UpdaterSpec { action, disruption, timeout_seconds, hook, host, template, verify, .. } =
         &updater.spec;
     let name = updater.name_any();
-    if name == KUBEADM {
-        return Err(BadUpdater::NameTaken);
+    if [KUBEADM, K8SD].contains(&&*name) {
+        return Err(BadUpdater::NameTaken(name));
     }
     let disruption = match action {
         UpdaterAction::Leave => {

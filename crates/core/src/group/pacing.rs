@@ -50,8 +50,12 @@ impl RolloutKey {
     pub fn of(spec: &NodeUpdateSpec, pace: &Pace) -> Self {
         let target = match spec.origin {
             Origin::Hook => pace.request.clone(),
-            Origin::Task if spec.ends_at_version() || spec.goal.option.is_some() => spec.target(),
-            Origin::Task => {
+            Origin::Task | Origin::Annotation
+                if spec.ends_at_version() || spec.goal.option.is_some() =>
+            {
+                spec.target()
+            }
+            Origin::Task | Origin::Annotation => {
                 let hash: String = spec.goal_hash.chars().take(HASH_CHARACTERS).collect();
                 format!("goal {hash}")
             }
@@ -63,9 +67,10 @@ impl RolloutKey {
     fn is(&self, rollout: &GroupRollout) -> bool {
         rollout.ended.is_none()
             && match (rollout.origin, self.origin) {
-                (Origin::Hook, Origin::Task) => true,
-                (Origin::Task, Origin::Hook) => false,
-                (Origin::Hook, Origin::Hook) | (Origin::Task, Origin::Task) => {
+                (Origin::Hook, Origin::Task | Origin::Annotation) => true,
+                (Origin::Task | Origin::Annotation, Origin::Hook) => false,
+                (Origin::Hook, Origin::Hook)
+                | (Origin::Task | Origin::Annotation, Origin::Task | Origin::Annotation) => {
                     rollout.target == self.target
                 }
             }
@@ -169,7 +174,7 @@ pub fn rollout_number(status: &UpdateGroupStatus, key: &RolloutKey) -> i64 {
 /// is under way.
 pub fn present_rollout(status: &UpdateGroupStatus, request: &str) -> i64 {
     let is_present = |rollout: &GroupRollout| {
-        let by_people = rollout.origin == Origin::Task;
+        let by_people = rollout.origin != Origin::Hook;
         rollout.ended.is_none() && (by_people || rollout.target == request)
     };
     match status.rollout.as_deref() {

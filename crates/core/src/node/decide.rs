@@ -47,7 +47,7 @@ pub fn decide(s: &Snapshot, now: Timestamp) -> Decision {
         }
     };
     note_beginning(s, seen, &mut status);
-    let mut work = Work { s, seen, workers: s.workers(seen), status, now };
+    let mut work = Work::new(s, seen, status, now);
     let are_known = matches!(s.providers, Providers::Known(_));
     if let Some(stopping) = (!are_known).then(|| work.stops_before_providers()).flatten() {
         return conclude(s, work.status, stopping, now);

@@ -5,9 +5,7 @@ use jiff::Timestamp;
 use refit_cluster_api::kinds::update_in_progress;
 use refit_kinds::{
     conditions,
-    refit::{
-        ClaimId, Disruption, NodeUpdate, NodeUpdateStatus, Phase, UpdateGroupStatus, UpdatePart,
-    },
+    refit::{ClaimId, Disruption, NodeUpdate, NodeUpdateStatus, Phase, UpdateGroupStatus},
     version::Hop,
 };
 
@@ -65,7 +63,7 @@ pub fn requires_drain_ahead(s: &Snapshot, decision: &Decision, now: Timestamp) -
     claims
         && is_undisturbed
         && seen.ahead.is_none()
-        && Work { s, seen, workers: s.workers(seen), status, now }
+        && Work::new(s, seen, status, now)
             .preflight()
             .is_some_and(|preflight| preflight.waits_for_budgets())
 }
@@ -142,12 +140,15 @@ fn is_held_before_drain(update: &NodeUpdate) -> bool {
 impl Work<'_> {
     /// A failure that waiting cannot resolve: the goal cannot be reached from the current version.
     pub(super) fn unreachable_goal(&self) -> Option<Standing> {
-        let mut of_providers = self.s.update.spec.provider_parts();
+        let mut parts = self.s.update.spec.updater_parts();
         if let Some(option) = &self.s.update.spec.goal.option
-            && !of_providers.any(UpdatePart::brings_version)
+            && !parts.any(|part| part.brings_version() || part.is_of_k8sd())
         {
             let why = format!("none of the updaters of this update can install {option}");
             return Some(Standing::failed("OptionNotSupported", why));
+        }
+        if let Some(failed) = self.unreachable_channel() {
+            return Some(failed);
         }
         let goal = self.s.update.spec.goal.kubernetes_version.as_ref()?;
         // Without a kubelet version the goal cannot be checked.
@@ -169,6 +170,25 @@ impl Work<'_> {
                      one minor version at a time"
                 ),
             )
+        })
+    }
+
+    /// The same for a channel, of which only the minor version is known.
+    fn unreachable_channel(&self) -> Option<Standing> {
+        let option = self.s.update.spec.goal.option.as_ref()?;
+        let goal = option.minor_version()?;
+        let from = self.status.from_version.as_ref()?;
+        if goal.minor_below(from) {
+            let why = format!("{option} is older than the node's version {from}");
+            return Some(Standing::failed("DowngradeNotAsked", why));
+        }
+        let skips = from.next_minor_zero().minor_below(&goal) && self.control_plane();
+        skips.then(|| {
+            let why = format!(
+                "{option} is more than one minor version ahead of {from}; upgrade a control plane one minor version \
+                 at a time"
+            );
+            Standing::failed("SkipsMinor", why)
         })
     }
 
@@ -318,7 +338,7 @@ impl Work<'_> {
             machine: self.s.own_machine()?,
             node: &self.status.node_name,
             control_plane: self.control_plane(),
-            goal: self.s.update.spec.goal.kubernetes_version.as_ref(),
+            goal: self.goal_version.as_ref(),
             workload: &self.s.workload,
             group: match &self.s.group {
                 GroupState::Present(group) => Some(group),

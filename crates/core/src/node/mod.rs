@@ -37,6 +37,7 @@ mod gate;
 mod guard;
 mod health;
 mod host;
+mod k8sd;
 mod left;
 mod lost;
 mod member_missing;
@@ -80,6 +81,9 @@ pub use gate::{
 };
 pub use health::control_plane_health;
 pub use host::{HostWork, Reboot, SettingsSources, Specificity, host_settings, plan_steps};
+pub use k8sd::{
+    K8sdCall, after_k8sd_failure, after_refresh, after_status, attempt_begun, k8sd_call,
+};
 pub use left::Ended;
 pub use lost::HOST_LOST;
 pub use member_missing::{MEMBER_MISSING, request_again};

@@ -266,12 +266,14 @@ impl Work<'_> {
 
     fn part_step(&self, part: &UpdatePart) -> WorkStep {
         let name = format!("updater/{}", part.updater);
-        let PartStatus { state, failures, started_at, finished_at, message, .. } =
-            self.status.part(&part.updater);
+        let known = self.status.part(&part.updater);
+        let is_repeated = known.is_to_be_repeated();
+        let PartStatus { state, failures, started_at, finished_at, message, refresh, .. } = known;
+        let attempts = refresh.map_or(failures, |refresh| refresh.failed_attempts);
         let status = StepStatus {
             name: name.clone(),
             state: state.as_step(),
-            attempt: if state.has_begun() { failures.saturating_add(1) } else { 0 },
+            attempt: if state.has_begun() || is_repeated { attempts.saturating_add(1) } else { 0 },
             started_at,
             finished_at,
             message: if failures > 0 { message } else { String::new() },
@@ -302,8 +304,13 @@ impl Work<'_> {
         // The time of a provider counts from its last gate.
         let started = part.gate_at.as_ref().or(part.started_at.as_ref()).map(|time| time.0);
         // After an outage there is one more call.
-        let is_late =
-            |at: Timestamp| started.is_some_and(|started| at.duration_since(started) >= limit);
+        let is_late = |at: Timestamp| {
+            let took = started.map(|started| at.duration_since(started));
+            !next.is_of_k8sd() && took.is_some_and(|took| took >= limit)
+        };
+        if let Some(refusal) = part.is_to_be_repeated().then(|| self.pause_refusal()).flatten() {
+            return Some(Standing::blocked(phase, refusal).again_after(10));
+        }
         if is_late(self.now) && part.next_call_at.as_ref().is_some_and(|at| is_late(at.0)) {
             return Some(timed_out(&part, limit));
         }

@@ -8,7 +8,8 @@ use refit_cluster_api::kinds::Machine;
 use refit_kinds::{
     conditions,
     refit::{
-        Blocker, DrainRung, NodeUpdate, NodeUpdateStatus, PartState, Phase, Role, Stage, StepState,
+        Blocker, DrainRung, NodeUpdate, NodeUpdateStatus, PartState, PartStatus, Phase, Role,
+        Stage, StepState,
     },
 };
 
@@ -25,13 +26,15 @@ const TOO_LATE: &str = " (too late to abort: the update runs to completion)";
 
 /// Whether an abort comes too late for an update that has not ended. On a worker, what kubeadm
 /// changes is rolled back, and the old kubelet runs until the drain has ended. What an Updater has begun cannot be
-/// stopped.
+/// stopped; between two attempts of k8sd, nothing runs.
 pub fn is_past_return(status: &NodeUpdateStatus) -> bool {
     let first = match status.role {
         Some(Role::Worker) => Phase::Disrupting,
         Some(Role::FirstControlPlane | Role::ControlPlane) | None => Phase::Upgrading,
     };
-    (first..=Phase::Uncordoning).contains(&status.phase)
+    let is_between_attempts =
+        || !status.has_updater_begun() && status.parts.iter().any(PartStatus::is_to_be_repeated);
+    (first..=Phase::Uncordoning).contains(&status.phase) && !is_between_attempts()
         || status.has_updater_begun() && !status.phase.is_final()
 }
 

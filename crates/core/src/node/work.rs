@@ -5,7 +5,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_cluster_api::kinds::Machine;
 use refit_kinds::{
     keys,
-    refit::{Gate, NodeUpdate, NodeUpdateStatus, Role, Slot, StepState},
+    refit::{Gate, GoalOption, NodeUpdate, NodeUpdateStatus, Role, Slot, StepState},
+    version::KubernetesVersion,
 };
 
 use super::{
@@ -27,9 +28,23 @@ pub(super) struct Work<'a> {
     pub(super) workers: Workers<'a>,
     pub(super) status: NodeUpdateStatus,
     pub(super) now: Timestamp,
+    /// The version to which the kubelet is updated; of a channel, the first of its minor version.
+    pub(super) goal_version: Option<KubernetesVersion>,
 }
 
 impl<'a> Work<'a> {
+    pub(super) fn new(
+        s: &'a Snapshot,
+        seen: &'a Seen,
+        status: NodeUpdateStatus,
+        now: Timestamp,
+    ) -> Self {
+        let goal = &s.update.spec.goal;
+        let of_channel = || goal.option.as_ref().and_then(GoalOption::minor_version);
+        let goal_version = goal.kubernetes_version.clone().or_else(of_channel);
+        Self { s, seen, workers: s.workers(seen), status, now, goal_version }
+    }
+
     pub(super) fn role(&self) -> Role {
         self.status.role.unwrap_or_else(|| {
             let goal = self.s.update.spec.goal.kubernetes_version.as_ref();

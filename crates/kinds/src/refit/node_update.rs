@@ -132,6 +132,8 @@ pub enum Origin {
     Hook,
     /// An operator, by creating a NodeUpdate.
     Task,
+    /// An annotation of the Machine, or of its owner.
+    Annotation,
 }
 
 /// Phase of a NodeUpdate, in order of time.

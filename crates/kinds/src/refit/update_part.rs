@@ -8,6 +8,7 @@ use super::{
     Disruption, Gate, NodeUpdateSpec, NodeUpdateStatus, OsImageArgs, StepState, UpdaterAction,
     UpdaterTemplate,
 };
+use crate::canonical::K8SD;
 
 /// Name of the built-in updater that brings hosts to a Kubernetes version.
 pub const KUBEADM: &str = "kubeadm";
@@ -16,7 +17,7 @@ pub const KUBEADM: &str = "kubeadm";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct UpdatePart {
-    /// `kubeadm`, or the name of an Updater.
+    /// `kubeadm`, `k8sd`, or the name of an Updater.
     #[schemars(length(min = 1, max = 253), regex(pattern = "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"))]
     pub updater: String,
     /// What it does.
@@ -66,6 +67,16 @@ impl UpdatePart {
             host: None,
             template: None,
         }
+    }
+
+    /// The part of k8sd, which refreshes the snap of the node to the goal's option.
+    pub fn k8sd(disruption: Disruption) -> Self {
+        Self { updater: K8SD.to_owned(), disruption, ..Self::kubeadm() }
+    }
+
+    /// Whether k8sd does it.
+    pub fn is_of_k8sd(&self) -> bool {
+        self.updater == K8SD
     }
 
     /// The part of a host that was brought to the Kubernetes version of the goal by hand: it is only verified.
@@ -153,7 +164,10 @@ impl NodeUpdateSpec {
     pub fn reached(&self) -> String {
         match &self.goal.kubernetes_version {
             Some(version) if self.ends_at_version() => format!("the machine runs {version}"),
-            Some(_) | None => "the machine has its desired state".to_owned(),
+            Some(_) | None => match &self.goal.option {
+                Some(option) => format!("the machine has {option}"),
+                None => "the machine has its desired state".to_owned(),
+            },
         }
     }
 }
@@ -202,6 +216,37 @@ pub struct PartStatus {
     /// What it reports, or what failed.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
+    /// For `k8sd`: the refresh of the node's snap.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refresh: Option<SnapRefresh>,
+}
+
+impl PartStatus {
+    /// Whether an attempt of k8sd has failed and the next one has not begun.
+    pub fn is_to_be_repeated(&self) -> bool {
+        self.state == PartState::Pending && self.refresh.is_some()
+    }
+}
+
+/// The refresh of a node's snap, which is tried until it succeeds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SnapRefresh {
+    /// The change that snapd works on; absent until k8sd has accepted the request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub change_id: Option<String>,
+    /// When the present attempt began, or the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub began_at: Option<Time>,
+    /// How many attempts have failed.
+    #[serde(default)]
+    pub failed_attempts: i32,
+    /// When an attempt failed last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_failed_at: Option<Time>,
+    /// Why it failed.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub last_failure: String,
 }
 
 /// State of an Updater in an update.

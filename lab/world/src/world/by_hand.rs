@@ -29,7 +29,7 @@ pub(crate) async fn create(
             uid: text(machine, "/metadata/uid").into(),
         },
         origin: Origin::Task,
-        task: None,
+        annotation: None,
         until,
         parts: None,
         goal,

@@ -1,6 +1,7 @@
 //! The writes of a decision, applied to the objects of one machine.
 
 use refit_kinds::{
+    canonical::{K8SD, RefreshStatus},
     conditions, keys,
     refit::{PartState, PlanId, ProviderObject, ProviderStatus, Stage},
 };
@@ -128,6 +129,7 @@ impl One {
                 let part = status.parts.iter_mut().find(|part| part.updater == name).unwrap();
                 *part = after_ask(part, self.callable.clone(), now);
             }
+            Write::Updater(name) if name == K8SD => self.call_k8sd(),
             Write::Updater(name) => {
                 let now = super::world::at(self.now);
                 let status = self.update.status.as_mut().unwrap();
@@ -149,6 +151,32 @@ impl One {
     }
 
     /// Applies a write from an earlier snapshot: all evictions succeed.
+    fn call_k8sd(&mut self) {
+        let now = super::world::at(self.now);
+        let option = self.update.spec.goal.option.clone().unwrap();
+        let status = self.update.status.as_mut().unwrap();
+        let part = status.parts.iter_mut().find(|part| part.updater == K8SD).unwrap();
+        *part = if part.state == PartState::Pending {
+            attempt_begun(part, now)
+        } else {
+            match k8sd_call(part, &option) {
+                K8sdCall::Refresh(option) => {
+                    self.log.push(format!("refresh to {option}"));
+                    after_refresh(part, "7", now)
+                }
+                K8sdCall::Status { .. } => {
+                    let done = || RefreshStatus {
+                        status: "Done".into(),
+                        completed: true,
+                        error_message: String::new(),
+                    };
+                    let found = self.changes.pop_front().unwrap_or_else(done);
+                    after_status(part, &found, jiff::SignedDuration::from_hours(1), now)
+                }
+            }
+        };
+    }
+
     pub(super) fn apply_alone(&mut self, decision: &Decision, write: Write) {
         match write {
             Write::Workload(WorkloadWrite::Evict(pods)) => {

@@ -8,6 +8,7 @@ mod ends;
 mod handover;
 mod host;
 mod host_steps;
+mod k8sd;
 mod left;
 mod lost;
 mod machine;

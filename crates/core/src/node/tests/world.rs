@@ -1,12 +1,16 @@
 //! One machine with its environment, as stored objects: a decision's write is applied to them
 //! (`applied`), its host works on them (`host`), and no other state is kept.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_cluster_api::kinds::{Machine, MachineSpec, MachineStatus, NodeRef};
 use refit_kinds::{
+    canonical::RefreshStatus,
     conditions, keys,
     refit::{
         Gate, Goal, HostFacts, HostPlan, HostPlanSpec, HostPlanStatus, MachineRef, NodeUpdate,
@@ -190,6 +194,8 @@ pub(super) struct One {
     /// What Updaters answer, and whether the objects show it; `None` if nothing checks that.
     pub(super) answer: Called,
     pub(super) shows: Option<Result<(), String>>,
+    /// How snapd's change stands at each look of k8sd, in order; then it is done.
+    pub(super) changes: VecDeque<RefreshStatus>,
     /// The writes in order, as words for tests.
     pub(super) log: Vec<String>,
     pub(super) events: Vec<Announcement>,
@@ -249,6 +255,7 @@ impl One {
             callable: Ok(()),
             answer: Called::Done,
             shows: None,
+            changes: VecDeque::new(),
             log: Vec::new(),
             events: Vec::new(),
         }

@@ -1,0 +1,215 @@
+//! The controller of upgrades by annotation: requests what the annotations of a Machine ask for, and shows on it how
+//! far that is (`docs/annotations.md`).
+
+use std::{sync::Arc, time::Duration};
+
+use kube::{Api, ResourceExt as _};
+use refit_cluster_api::kinds::Machine;
+use refit_core::{
+    annotation::{self, Announced, MachineSeen, Request},
+    ask::{Ask, ask_again},
+    node::newest,
+};
+use refit_kinds::{
+    canonical::{CANONICAL, Keys, REFIT},
+    keys,
+    refit::{Disruption, Goal, GoalOption, MachineUid, NodeUpdate, Stage, UpdatePart},
+};
+use refit_runtime::{ObjectKey, apply, queue::Action};
+use serde_json::json;
+
+use crate::{
+    Canonical,
+    context::Context,
+    groups::{ensure_group, group_of, node_updates_of_machine, phase_of},
+    metrics::measured,
+    node_update::about_machine,
+    policy::first_annotation,
+    requests::{By, MachineRequests},
+};
+
+/// How many Machines are looked at at once.
+const WORKERS: usize = 16;
+/// Requeue delay after a write; its watch event wakes the Machine as well.
+const AFTER_WRITE: Duration = Duration::from_millis(100);
+/// Requeue delay after a write conflict: the event of the other write must arrive first.
+const AFTER_CONFLICT: Duration = Duration::from_millis(500);
+/// Requeue delay while another update of the Machine has not ended. Its end wakes the Machine as well.
+const AFTER_WAIT: Duration = Duration::from_secs(30);
+/// Kind of the bootstrap config of machines on which k8sd runs.
+const K8SD_CONFIG: &str = "CK8sConfig";
+
+/// Reconciles annotated Machines until the future is dropped.
+pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
+    ctx.stores.wait_synced().await;
+    for machine in ctx.stores.machines.list() {
+        wake(&ctx, &machine);
+    }
+    let reconcile = |key: ObjectKey| {
+        let ctx = ctx.clone();
+        async move { measured(&ctx, "annotation", Box::pin(reconcile(&ctx, &key))).await }
+    };
+    ctx.queues.annotations.work("annotation", WORKERS, reconcile).await;
+    Ok(())
+}
+
+/// The prefixes that are served.
+fn served(ctx: &Context) -> impl Iterator<Item = Keys> + use<> {
+    let canonical = match ctx.settings.canonical {
+        Canonical::Off => None,
+        Canonical::On | Canonical::ControllersAbsent => Some(CANONICAL),
+    };
+    [canonical, Some(REFIT)].into_iter().flatten()
+}
+
+/// Wakes a Machine that has annotations of a prefix that is served.
+pub(crate) fn wake(ctx: &Context, machine: &Machine) {
+    let annotations = machine.annotations();
+    let concerns = |keys: Keys| {
+        [keys.upgrade_to, keys.shown, keys.status].iter().any(|key| annotations.contains_key(*key))
+    };
+    if served(ctx).any(concerns) {
+        ctx.queues.annotations.add(ObjectKey::of(machine));
+    }
+}
+
+async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
+    let Some(machine) = ctx.stores.machines.get(key) else {
+        return Ok(Action::Done);
+    };
+    if !ctx.opted_in(&key.namespace) || machine.metadata.deletion_timestamp.is_some() {
+        return Ok(Action::Done);
+    }
+    let mut next = Action::Done;
+    for keys in served(ctx) {
+        let found = of_prefix(ctx, &machine, keys).await?;
+        // Each is due at its own time: the first one that is wakes the Machine for all.
+        if next == Action::Done {
+            next = found;
+        }
+    }
+    Ok(next)
+}
+
+async fn of_prefix(ctx: &Context, machine: &Arc<Machine>, keys: Keys) -> anyhow::Result<Action> {
+    let updates = node_updates_of_machine(&ctx.stores, &ObjectKey::of(machine.as_ref()));
+    let own = updates.iter().map(AsRef::as_ref).filter(|update| is_requested_by(update, keys));
+    let decided = annotation::machine(&MachineSeen {
+        keys,
+        annotations: machine.annotations(),
+        update: newest(own, &MachineUid::of(&machine.metadata)),
+        has_k8sd: has_k8sd(machine),
+        // Who bootstraps such a machine also upgrades it.
+        is_served_by_others: keys == CANONICAL
+            && has_k8sd(machine)
+            && ctx.settings.canonical != Canonical::ControllersAbsent,
+        now: ctx.clock.now_seconds(),
+    });
+    if !decided.changes.is_empty() {
+        return show(ctx, machine, &decided).await;
+    }
+    match decided.request {
+        Request::None => Ok(Action::Done),
+        Request::Stop(update) => {
+            let api: Api<NodeUpdate> = Api::namespaced(ctx.client.clone(), &namespace(machine));
+            let body = json!({ "spec": { "stage": Stage::Abort } });
+            match apply::merge(&api, &update, &body).await {
+                Err(error) if apply::is_not_found(&error) => {}
+                outcome => ctx.stores.node_updates.insert(outcome?),
+            }
+            Ok(Action::Done)
+        }
+        Request::Ask(option) => request(ctx, machine, keys, option).await,
+    }
+}
+
+fn namespace(machine: &Machine) -> String {
+    machine.namespace().unwrap_or_default()
+}
+
+fn is_requested_by(update: &NodeUpdate, keys: Keys) -> bool {
+    update.annotations().get(keys::REQUESTED_BY).is_some_and(|by| by == keys.upgrade_to)
+}
+
+/// Whether k8sd runs on a machine: its bootstrap provider installs it.
+fn has_k8sd(machine: &Machine) -> bool {
+    let config = machine.spec.bootstrap.config_ref.as_ref();
+    config.is_some_and(|config| config.kind == K8SD_CONFIG)
+}
+
+/// Writes the annotations, after the events that announce it. A request that was made meanwhile is not overwritten.
+async fn show(ctx: &Context, machine: &Machine, decided: &Announced) -> anyhow::Result<Action> {
+    let shown = decided.changes.values().flatten().cloned().collect::<Vec<_>>().join(" ");
+    for event in &decided.events {
+        ctx.recorder.announce(&about_machine(machine, event, &shown)).await;
+    }
+    let body = json!({ "metadata": {
+        "annotations": decided.changes,
+        "resourceVersion": machine.resource_version(),
+    }});
+    let api: Api<Machine> = Api::namespaced(ctx.client.clone(), &namespace(machine));
+    match apply::merge(&api, &machine.name_any(), &body).await {
+        Ok(written) => {
+            ctx.stores.machines.insert(written);
+            Ok(Action::RequeueAfter(AFTER_WRITE))
+        }
+        Err(error) if apply::is_conflict(&error) => Ok(Action::RequeueAfter(AFTER_CONFLICT)),
+        Err(error) if apply::is_not_found(&error) => Ok(Action::Done),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Creates the NodeUpdate, or stops the one that is in its way.
+async fn request(
+    ctx: &Context,
+    machine: &Machine,
+    keys: Keys,
+    option: GoalOption,
+) -> anyhow::Result<Action> {
+    let Some(group) = group_of(&ctx.stores, machine) else {
+        // Its owner is not known yet, or the Machine has none: the owner's event wakes its Machines.
+        return Ok(Action::RequeueAfter(AFTER_WAIT));
+    };
+    let requests = MachineRequests::new(ctx, machine);
+    let known = requests.known(&std::collections::BTreeMap::new());
+    // What others have requested is neither stopped nor counted as done.
+    let of_others = known.iter().any(|update| {
+        update.spec.machine_ref.uid == requests.facts.uid
+            && !phase_of(update).is_final()
+            && !is_requested_by(update, keys)
+    });
+    if of_others {
+        return Ok(Action::RequeueAfter(AFTER_WAIT));
+    }
+    let parts = vec![UpdatePart::k8sd(disruption(ctx, machine, keys))];
+    let goal = Goal { option: Some(option), ..Goal::default() };
+    let known: Vec<&NodeUpdate> = known.iter().map(AsRef::as_ref).collect();
+    match ask_again(&requests.facts, &goal, &known, ctx.clock.now()) {
+        Ask::Abort(update) => requests.abort(&update.name_any()).await?,
+        Ask::Create { ordinal, until, .. } => {
+            let newest = newest(known, &requests.facts.uid);
+            if let Some(newer) = requests.newest_live(newest).await? {
+                ctx.stores.node_updates.insert(newer);
+                return Ok(Action::RequeueAfter(AFTER_WRITE));
+            }
+            ensure_group(ctx, &group).await?;
+            let by = By::Annotation(keys.upgrade_to);
+            let (made, _) = requests.create(by, (ordinal, until), &goal, parts).await?;
+            ctx.stores.node_updates.insert(made);
+        }
+        Ask::Wait(_) | Ask::Done => {}
+    }
+    Ok(Action::Done)
+}
+
+/// Whether the node is drained first: as an annotation of the Machine, its owner or its Cluster says. Canonical's
+/// controllers never drain; under Refit's own prefix, a drain comes first.
+fn disruption(ctx: &Context, machine: &Machine, keys: Keys) -> Disruption {
+    let by_default = keys == REFIT;
+    let drains = match first_annotation(ctx, machine, keys::DRAIN).as_deref() {
+        Some("true") => true,
+        Some("false") => false,
+        Some(_) | None => by_default,
+    };
+    if drains { Disruption::Drain } else { Disruption::Restart }
+}

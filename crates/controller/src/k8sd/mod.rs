@@ -1,0 +1,329 @@
+//! Calls of k8sd on the Node of a Machine, through the port of the pod there that forwards to it
+//! (`docs/facts/k8sd.md`).
+
+mod pins;
+mod proxies;
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use http::{HeaderName, HeaderValue};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Secret;
+use kube::{Api, Client, ResourceExt as _};
+use refit_cluster_api::kinds::Machine;
+use refit_core::node::K8sdCall;
+use refit_kinds::{
+    canonical::{Answer, Change, RefreshRequest, RefreshStatus},
+    refit::MachineUid,
+};
+use refit_runtime::{
+    ObjectKey,
+    client::{ClientStack, JsonPost, PINNED_DEADLINE, PinnedConnection, PinnedOpenError},
+    foreign::ForeignObject,
+    port_forward::port_forward,
+    tls::{Fingerprint, Pin},
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+pub(crate) use self::proxies::Proxies;
+use crate::{api_error::cause, cluster_view::ClusterView, context::Context};
+
+/// Port of the pod that forwards to k8sd.
+const PROXY_PORT: u16 = 2380;
+/// Port of k8sd, unless the machine's bootstrap config names another one.
+const DEFAULT_PORT: i64 = 2380;
+/// How long a call may take, from the handshake on.
+const CALL_DEADLINE: Duration = PINNED_DEADLINE;
+/// Header with the token of the node.
+const NODE_TOKEN: HeaderName = HeaderName::from_static("node-token");
+/// The status codes of a success, and of a token that k8sd does not accept.
+const OK: u16 = 200;
+const UNAUTHORIZED: u16 = 401;
+/// How long a token and a port are trusted before they are read again.
+const RECHECK: SignedDuration = SignedDuration::from_mins(10);
+
+/// How much is shown of an answer that makes no sense.
+const EXCERPT_CHARACTERS: usize = 200;
+
+/// What k8sd answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum K8sdAnswer {
+    /// It has accepted a refresh.
+    Begun(Change),
+    /// How far a change is.
+    Status(RefreshStatus),
+}
+
+/// Why k8sd gave no usable answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum K8sdError {
+    /// The pods that forward to k8sd are not listed yet.
+    #[error("the pods that forward to k8sd are not listed yet")]
+    NotListed,
+    /// Something that a call needs is missing, or k8sd refuses: in words for a status.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// The Machine whose k8sd is called.
+pub(crate) struct Target<'a> {
+    /// The Machine.
+    pub(crate) machine: &'a Machine,
+    /// Its Node.
+    pub(crate) node: &'a str,
+    /// Its cluster.
+    pub(crate) cluster: &'a ObjectKey,
+    /// What is known of the cluster.
+    pub(crate) view: &'a ClusterView,
+}
+
+/// Calls k8sd on Nodes.
+#[derive(Debug)]
+pub(crate) struct K8sd {
+    stack: ClientStack,
+    known: Mutex<BTreeMap<MachineUid, Known>>,
+}
+
+/// What was read about the k8sd of a Machine.
+#[derive(Clone)]
+struct Known {
+    token: String,
+    port: i64,
+    /// uid of its Node.
+    node: String,
+    /// The certificate that the Node showed first; `None` before the first call.
+    pin: Option<Fingerprint>,
+    read_at: Timestamp,
+}
+
+impl std::fmt::Debug for Known {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Known").field("port", &self.port).finish_non_exhaustive()
+    }
+}
+
+impl Known {
+    fn token(&self) -> Result<HeaderValue, K8sdError> {
+        let mut value = HeaderValue::from_str(&self.token)
+            .map_err(|_| refused("the token of the node has characters that no header has"))?;
+        value.set_sensitive(true);
+        Ok(value)
+    }
+}
+
+impl K8sd {
+    /// Calls that pass the rules of this stack.
+    pub(crate) fn new(stack: ClientStack) -> Self {
+        Self { stack, known: Mutex::default() }
+    }
+
+    /// Whether k8sd can be called: its pod and its token are there.
+    pub(crate) async fn reach(&self, ctx: &Context, of: &Target<'_>) -> Result<(), K8sdError> {
+        proxy_pod(of).await?;
+        self.known(ctx, of).await.map(drop)
+    }
+
+    /// Calls k8sd.
+    pub(crate) async fn call(
+        &self,
+        ctx: &Context,
+        of: &Target<'_>,
+        call: &K8sdCall,
+    ) -> Result<K8sdAnswer, K8sdError> {
+        match call {
+            K8sdCall::Refresh(option) => {
+                let body = RefreshRequest::from(option);
+                self.post(ctx, of, ("snap/refresh", true), &body).await.map(K8sdAnswer::Begun)
+            }
+            K8sdCall::Status { change_id } => {
+                let body = Change { change_id: change_id.clone() };
+                self.post(ctx, of, ("snap/refresh-status", false), &body)
+                    .await
+                    .map(K8sdAnswer::Status)
+            }
+        }
+    }
+
+    async fn post<T: DeserializeOwned>(
+        &self,
+        ctx: &Context,
+        of: &Target<'_>,
+        (path, changes): (&str, bool),
+        body: &impl Serialize,
+    ) -> Result<T, K8sdError> {
+        let pod = proxy_pod(of).await?;
+        let known = self.known(ctx, of).await?;
+        let post = JsonPost {
+            path: format!("/1.0/{path}"),
+            headers: vec![(NODE_TOKEN, known.token()?)],
+            body: serde_json::to_vec(body).map_err(|error| refused(error.to_string()))?,
+            changes,
+        };
+        let connection = self.connect(ctx, of, &pod, &known).await?;
+        let answer = connection.post(post).await.map_err(|error| unreached(&error))?;
+        if answer.status == UNAUTHORIZED {
+            // The token may have been replaced.
+            self.forget(of);
+        }
+        answered(answer.status, &answer.body)
+    }
+
+    /// A connection to k8sd whose certificate is the one that the Node showed first.
+    async fn connect(
+        &self,
+        ctx: &Context,
+        of: &Target<'_>,
+        pod: &str,
+        known: &Known,
+    ) -> Result<PinnedConnection<impl AsyncRead + AsyncWrite + Unpin + Send + 'static>, K8sdError>
+    {
+        let pin = known.pin.map_or(Pin::FirstUse, Pin::Known);
+        let client = workload(ctx, of.cluster).await?;
+        let stream = port_forward(&client, proxies::NAMESPACE, pod, PROXY_PORT).await;
+        let stream = stream.map_err(|error| unreached(&error))?;
+        let host = format!("{}:{}", of.node, known.port);
+        let opened = PinnedConnection::open(&self.stack, stream, &host, pin, CALL_DEADLINE).await;
+        let connection = opened.map_err(|error| match error {
+            PinnedOpenError::Changed { changed, .. } => {
+                self.forget(of);
+                refused(format!(
+                    "the certificate of k8sd on node {} has changed: {changed}. If that is expected, remove the key {} \
+                     from the Secret {}",
+                    of.node,
+                    known.node,
+                    pins::secret_name(&of.cluster.name)
+                ))
+            }
+            error @ (PinnedOpenError::Handshake { .. }
+            | PinnedOpenError::Timeout { .. }
+            | PinnedOpenError::ServerName(_)
+            | PinnedOpenError::Tls(_)) => unreached(&error),
+        })?;
+        if known.pin.is_none() {
+            pins::keep(ctx, of.cluster, &known.node, connection.fingerprint()).await?;
+            self.forget(of);
+        }
+        Ok(connection)
+    }
+
+    /// What a call needs to know of the Machine's k8sd.
+    async fn known(&self, ctx: &Context, of: &Target<'_>) -> Result<Known, K8sdError> {
+        let uid = MachineUid::of(&of.machine.metadata);
+        let now = ctx.clock.now();
+        let node = of.view.nodes.get(&ObjectKey::new("", of.node)).and_then(|node| node.uid());
+        let node = node.ok_or_else(|| refused(format!("Node {} does not exist", of.node)))?;
+        let is_current =
+            |known: &Known| known.node == node && now.duration_since(known.read_at) < RECHECK;
+        let known = self.lock().get(&uid).cloned();
+        if let Some(known) = known.filter(is_current) {
+            return Ok(known);
+        }
+        let known = Known {
+            token: token(ctx, of).await?,
+            port: port(ctx, of.machine).await?,
+            pin: pins::read(ctx, of.cluster, &node).await?,
+            node,
+            read_at: now,
+        };
+        let mut all = self.lock();
+        all.retain(|_, known| now.duration_since(known.read_at) < RECHECK);
+        all.insert(uid, known.clone());
+        Ok(known)
+    }
+
+    /// Has the next call read everything again.
+    fn forget(&self, of: &Target<'_>) {
+        self.lock().remove(&MachineUid::of(&of.machine.metadata));
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<MachineUid, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn refused(why: impl Into<String>) -> K8sdError {
+    K8sdError::Refused(why.into())
+}
+
+fn unreached(error: &impl std::error::Error) -> K8sdError {
+    refused(format!("failed to reach k8sd through proxy client: {error}"))
+}
+
+/// What k8sd answers, or what it says is wrong.
+fn answered<T: DeserializeOwned>(status: u16, body: &[u8]) -> Result<T, K8sdError> {
+    let answer: Result<Answer<T>, _> = serde_json::from_slice(body);
+    if status != OK {
+        let why = answer.map_or_else(|_| excerpt(body), |answer| answer.error);
+        return Err(refused(format!("HTTP request failed with status code: {status} ({why})")));
+    }
+    let answer =
+        answer.map_err(|error| refused(format!("failed to parse HTTP response: {error}")))?;
+    if !answer.error.is_empty() {
+        return Err(refused(format!("k8sd request failed: {}", answer.error)));
+    }
+    answer.metadata.ok_or_else(|| refused("failed to parse HTTP response: it has no metadata"))
+}
+
+/// The beginning of a body that is not k8sd's.
+fn excerpt(body: &[u8]) -> String {
+    String::from_utf8_lossy(body).chars().take(EXCERPT_CHARACTERS).collect()
+}
+
+/// The pod on the Machine's Node that forwards to k8sd.
+async fn proxy_pod(of: &Target<'_>) -> Result<String, K8sdError> {
+    if !of.view.proxies.are_listed().await {
+        return Err(K8sdError::NotListed);
+    }
+    let missing = || refused(format!("missing k8sd proxy pod for node {}", of.node));
+    of.view.proxies.on_node(of.node).ok_or_else(missing)
+}
+
+/// The token that k8sd expects, which Canonical's bootstrap provider has made.
+async fn token(ctx: &Context, of: &Target<'_>) -> Result<String, K8sdError> {
+    let name = format!("{}-token", of.cluster.name);
+    let secrets: Api<Secret> = Api::namespaced(ctx.client.clone(), &of.cluster.namespace);
+    let unread =
+        |error: kube::Error| refused(format!("Secret {name} cannot be read: {}", cause(&error)));
+    let secret = secrets.get(&name).await.map_err(unread)?;
+    let machine = of.machine.name_any();
+    let key = format!("node-token-{machine}");
+    let token = secret.data.and_then(|data| data.get(&key).cloned());
+    let missing = || {
+        refused(format!(
+            "node-token for machine {machine:?} not found: Secret {name} has no key {key}"
+        ))
+    };
+    String::from_utf8(token.ok_or_else(missing)?.0)
+        .map_err(|_| refused(format!("Secret {name}: key {key} is not text")))
+}
+
+/// The port of k8sd in the Machine's bootstrap config.
+async fn port(ctx: &Context, machine: &Machine) -> Result<i64, K8sdError> {
+    let Some(config) = &machine.spec.bootstrap.config_ref else {
+        return Ok(DEFAULT_PORT);
+    };
+    let object = ForeignObject {
+        group: config.api_group.clone(),
+        version: None,
+        kind: config.kind.clone(),
+        namespace: machine.namespace().unwrap_or_default(),
+        name: config.name.clone(),
+    };
+    let found = ctx.foreign.read(&ctx.client, &object).await.map_err(|error| {
+        let what = format!("{} {}", object.kind, object.name);
+        refused(format!("{what} cannot be read: {}", cause(&error)))
+    })?;
+    let port = found.pointer("/spec/controlPlane/microclusterPort").and_then(Value::as_i64);
+    Ok(port.unwrap_or(DEFAULT_PORT))
+}
+
+async fn workload(ctx: &Context, cluster: &ObjectKey) -> Result<Client, K8sdError> {
+    let client = ctx.workloads.client(&cluster.namespace, &cluster.name).await;
+    client.map_err(|error| refused(error.to_string()))
+}

@@ -1,0 +1,107 @@
+//! Carries out the part of k8sd: asks it to refresh the snap of the Node, and how far that is.
+
+use jiff::SignedDuration;
+use refit_core::node::{
+    Called, after_ask, after_k8sd_failure, after_refresh, after_status, attempt_begun, k8sd_call,
+};
+use refit_kinds::{
+    canonical::{Change, K8SD},
+    refit::{PartState, PartStatus, UpdatePart},
+};
+
+use super::look::Look;
+use crate::{
+    context::Context,
+    k8sd::{K8sdAnswer, K8sdError, Target},
+};
+
+/// How long an attempt may take if the update does not say.
+const ATTEMPT: SignedDuration = SignedDuration::from_hours(1);
+
+/// The state of the part after the question whether k8sd can be called: nothing is sent to it.
+pub(super) async fn asked(ctx: &Context, look: &Look, part: &PartStatus) -> PartStatus {
+    let answer = match target(look) {
+        Ok(of) => ctx.k8sd.reach(ctx, &of).await.map_err(|error| error.to_string()),
+        Err(why) => Err(why),
+    };
+    after_ask(part, answer, ctx.clock.now_seconds())
+}
+
+/// The next state of the part. That an attempt begins is written before its request: after a crash it is known that a
+/// refresh may run.
+pub(super) async fn advanced(ctx: &Context, look: &Look, part: &PartStatus) -> PartStatus {
+    let now = || ctx.clock.now_seconds();
+    let update = &look.snapshot.update;
+    let Some(option) = &update.spec.goal.option else {
+        return after_k8sd_failure(part, "the update has no option to install", now());
+    };
+    if part.state == PartState::Pending {
+        return attempt_begun(part, now());
+    }
+    // The write that follows is fenced; the call cannot be.
+    if !ctx.leadership.is_held() {
+        return after_k8sd_failure(part, "the call is left to the next leader", now());
+    }
+    let call = k8sd_call(part, option);
+    let started = ctx.clock.now();
+    let answer = match target(look) {
+        Ok(of) => ctx.k8sd.call(ctx, &of, &call).await,
+        Err(why) => Err(K8sdError::Refused(why)),
+    };
+    count(ctx, started, &answer);
+    let node_update = update.metadata.name.as_deref().unwrap_or_default();
+    match answer {
+        Ok(K8sdAnswer::Begun(Change { change_id })) => {
+            tracing::info!(node_update, %option, change_id, "k8sd refreshes its snap");
+            after_refresh(part, &change_id, now())
+        }
+        Ok(K8sdAnswer::Status(status)) => {
+            let next = after_status(part, &status, limit(look), now());
+            if next.state != part.state {
+                let (state, message) = (next.state, &next.message);
+                tracing::info!(node_update, %option, ?state, message, "the refresh has ended");
+            }
+            next
+        }
+        Err(error) => {
+            tracing::debug!(node_update, %option, %error, "k8sd gives no usable answer");
+            after_k8sd_failure(part, &error.to_string(), now())
+        }
+    }
+}
+
+fn count(ctx: &Context, started: jiff::Timestamp, answer: &Result<K8sdAnswer, K8sdError>) {
+    let again = || Called::Again { message: String::new(), seconds: 0 };
+    let called = match answer {
+        Ok(K8sdAnswer::Begun(_)) => again(),
+        Ok(K8sdAnswer::Status(status)) => {
+            if status.completed {
+                Called::Done
+            } else {
+                again()
+            }
+        }
+        Err(error) => Called::Failed { message: error.to_string() },
+    };
+    ctx.metrics.updater_called(K8SD, &called, ctx.clock.elapsed(started));
+}
+
+/// How long an attempt may take.
+fn limit(look: &Look) -> SignedDuration {
+    let mut parts = look.snapshot.update.spec.updater_parts();
+    let seconds =
+        parts.find(|part| part.is_of_k8sd()).and_then(|part: &UpdatePart| part.timeout_seconds);
+    seconds.map_or(ATTEMPT, |seconds| SignedDuration::from_secs(seconds.into()))
+}
+
+/// Whose k8sd is called.
+fn target(look: &Look) -> Result<Target<'_>, String> {
+    let machine = look.snapshot.own_machine().ok_or("the Machine was deleted")?;
+    let cluster = look.cluster.as_ref().ok_or("its cluster is unknown")?;
+    let seen = look.seen().ok_or("its cluster cannot be read")?;
+    if seen.node_name.is_empty() {
+        let name = machine.metadata.name.as_deref().unwrap_or_default();
+        return Err(format!("machine {name} has no node reference"));
+    }
+    Ok(Target { machine, node: &seen.node_name, cluster: &cluster.key, view: &cluster.view })
+}

@@ -1,0 +1,345 @@
+//! The annotations of one Machine: they ask for a NodeUpdate, and show how far it is.
+//!
+//! | `upgrade-to` | NodeUpdate for it | what follows |
+//! |---|---|---|
+//! | absent | unfinished | it is stopped |
+//! | absent | ended, not shown yet | its end is shown; a cancelled one leaves no status |
+//! | not an option | | status `failed` |
+//! | any, while Canonical's controllers may serve it | | an event |
+//! | an option | none, or its end is shown | a NodeUpdate is requested |
+//! | an option | for another option | it is stopped, or finished first |
+//! | an option | a refresh runs | status `in-progress`, and the change id |
+//! | an option | an attempt has failed | status `failed`, and when |
+//! | an option | has succeeded | status `done`, the release, and no request any more |
+//!
+//! Which end is shown is an annotation of its own: so a request for what is already installed is carried out again.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use refit_kinds::{
+    canonical::{K8SD, Keys, UpgradeStatus},
+    refit::{GoalOption, NodeUpdate, Phase, SnapRefresh, Stage},
+};
+
+use crate::node::{Announcement, SUPERSEDED, Severity};
+
+/// Reason of the event that a refresh has begun.
+const IN_PROGRESS: &str = "InPlaceUpgradeInProgress";
+/// Reason of the event that a machine is upgraded.
+const DONE: &str = "InPlaceUpgradeDone";
+/// Reason of the event that an attempt has failed.
+const FAILED: &str = "InPlaceUpgradeFailed";
+/// Reason of the event that the request was removed before it was reached.
+const CANCELLED: &str = "InPlaceUpgradeCancelled";
+/// Reason of the event that Canonical's controllers may be there as well.
+const LEFT_TO_OTHERS: &str = "CanonicalControllersPresent";
+/// Go's time.RFC1123Z.
+const RFC1123Z: &str = "%a, %d %b %Y %H:%M:%S %z";
+/// Prefix of [`Keys::shown`] for a request that is not an option; its text follows.
+const REFUSED: &str = "refused: ";
+
+/// What is known of a Machine and of the annotations of one prefix.
+#[derive(Clone, Copy, Debug)]
+pub struct MachineSeen<'a> {
+    /// The prefix.
+    pub keys: Keys,
+    /// All annotations of the Machine.
+    pub annotations: &'a BTreeMap<String, String>,
+    /// The newest NodeUpdate that annotations of this prefix have requested for this Machine.
+    pub update: Option<&'a NodeUpdate>,
+    /// k8sd runs on the machine.
+    pub has_k8sd: bool,
+    /// Another controller serves this prefix.
+    pub is_served_by_others: bool,
+    /// The current time.
+    pub now: Timestamp,
+}
+
+/// What is to be requested.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Request {
+    /// Nothing.
+    #[default]
+    None,
+    /// A NodeUpdate to this option, whatever an earlier one has reached.
+    Ask(GoalOption),
+    /// The stop of this NodeUpdate.
+    Stop(String),
+}
+
+/// What follows from a Machine's annotations: events, then the change of annotations, then a request.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Announced {
+    /// Annotations to set (`Some`) or to remove (`None`).
+    pub changes: BTreeMap<&'static str, Option<String>>,
+    /// The events that announce the change.
+    pub events: Vec<Announcement>,
+    /// What is to be requested.
+    pub request: Request,
+}
+
+/// Decides what follows from the annotations of one prefix.
+pub fn machine(seen: &MachineSeen<'_>) -> Announced {
+    let Some(text) = seen.get(seen.keys.upgrade_to) else {
+        return seen.without_request();
+    };
+    if seen.is_served_by_others {
+        return seen.left_to_others(text);
+    }
+    let option = match text.parse::<GoalOption>() {
+        Ok(option) => option,
+        Err(bad) => return seen.refused(text, &bad.to_string()),
+    };
+    if !seen.has_k8sd {
+        let why = "no k8sd runs on this machine, and its updater has no such option";
+        return seen.refused(text, why);
+    }
+    let Some(update) = seen.update.filter(|update| !seen.has_shown(update)) else {
+        return ask(option);
+    };
+    match &update.spec.goal.option {
+        Some(requested) if *requested == option => seen.shows(update, &option),
+        // The request was edited meanwhile: what was installed is shown before the new one begins.
+        Some(installed) if phase(update) == Phase::Succeeded => seen.done(update, installed),
+        Some(_) | None => ask(option),
+    }
+}
+
+fn ask(option: GoalOption) -> Announced {
+    Announced { request: Request::Ask(option), ..Announced::default() }
+}
+
+impl MachineSeen<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.annotations.get(key).map(String::as_str)
+    }
+
+    fn has_status(&self, status: UpgradeStatus) -> bool {
+        self.get(self.keys.status) == Some(status.into())
+    }
+
+    /// Whether the end of this NodeUpdate is shown.
+    fn has_shown(&self, update: &NodeUpdate) -> bool {
+        update.metadata.name.as_deref() == self.get(self.keys.shown)
+    }
+
+    /// The change to these values: what is so already is left out.
+    fn change<const N: usize>(
+        &self,
+        values: [(Option<&'static str>, Option<String>); N],
+    ) -> BTreeMap<&'static str, Option<String>> {
+        let known = |key: &'static str, value: &Option<String>| self.get(key) == value.as_deref();
+        let all = values.into_iter().filter_map(|(key, value)| Some((key?, value)));
+        all.filter(|(key, value)| !known(key, value)).collect()
+    }
+
+    /// A text that asks for nothing that can be done.
+    fn refused(&self, text: &str, why: &str) -> Announced {
+        let shown = format!("{REFUSED}{text}");
+        let is_shown = self.get(self.keys.shown) == Some(&shown);
+        // What was requested before is not wanted any more.
+        let request = self.update.and_then(stop).unwrap_or_default();
+        if is_shown && self.has_status(UpgradeStatus::Failed) {
+            return Announced { request, ..Announced::default() };
+        }
+        let Keys { status, change_id, last_failed_attempt_at, .. } = self.keys;
+        Announced {
+            changes: self.change([
+                (Some(status), Some(UpgradeStatus::Failed.to_string())),
+                (change_id, None),
+                (Some(last_failed_attempt_at), Some(rfc1123z(self.now))),
+                (Some(self.keys.shown), Some(shown)),
+            ]),
+            events: vec![failed(text, why)],
+            request,
+        }
+    }
+
+    /// Only says that Refit does nothing, once for each request.
+    fn left_to_others(&self, text: &str) -> Announced {
+        let shown = format!("{REFUSED}{text}");
+        if self.get(self.keys.shown) == Some(&shown) {
+            return Announced::default();
+        }
+        Announced {
+            changes: BTreeMap::from([(self.keys.shown, Some(shown))]),
+            events: vec![Announcement {
+                severity: Severity::Warning,
+                reason: LEFT_TO_OTHERS,
+                message: format!(
+                    "Refit does not serve {}: CK8sConfig is served here, so the controllers of Canonical's provider \
+                     may upgrade this Machine as well. Disable them, then start Refit with --canonical \
+                     ControllersAbsent",
+                    self.keys.upgrade_to
+                ),
+            }],
+            request: Request::None,
+        }
+    }
+
+    /// Nothing is requested any more: what runs is stopped, and its end is shown.
+    fn without_request(&self) -> Announced {
+        let Some(update) = self.update.filter(|update| !self.has_shown(update)) else {
+            return self.without_status();
+        };
+        let phase = phase(update);
+        if !phase.is_final() {
+            return Announced { request: stop(update).unwrap_or_default(), ..Announced::default() };
+        }
+        let option = update.spec.goal.option.as_ref();
+        match option.filter(|_| phase == Phase::Succeeded) {
+            Some(option) => self.done(update, option),
+            None => self.cancelled(update.metadata.name.clone()),
+        }
+    }
+
+    /// No update is under way: a status of a request that was removed is removed as well.
+    fn without_status(&self) -> Announced {
+        let is_refusal = self.get(self.keys.shown).is_some_and(|shown| shown.starts_with(REFUSED));
+        if self.has_status(UpgradeStatus::Failed) && is_refusal {
+            return self.cancelled(None);
+        }
+        Announced::default()
+    }
+
+    fn cancelled(&self, shown: Option<String>) -> Announced {
+        let Keys { status, change_id, last_failed_attempt_at, .. } = self.keys;
+        Announced {
+            changes: self.change([
+                (Some(status), None),
+                (change_id, None),
+                (Some(last_failed_attempt_at), None),
+                (Some(self.keys.shown), shown),
+            ]),
+            events: vec![Announcement {
+                severity: Severity::Normal,
+                reason: CANCELLED,
+                message: "The in-place upgrade is cancelled.".to_owned(),
+            }],
+            request: Request::None,
+        }
+    }
+
+    /// What a NodeUpdate for the request shows.
+    fn shows(&self, update: &NodeUpdate, option: &GoalOption) -> Announced {
+        let status = update.status.clone().unwrap_or_default();
+        match status.phase {
+            Phase::Succeeded => self.done(update, option),
+            Phase::Stopped if status.failure_reason == SUPERSEDED => ask(option.clone()),
+            Phase::Failed | Phase::Stopped => self.ended(option, &status.failure_message),
+            Phase::Pending
+            | Phase::Staging
+            | Phase::Waiting
+            | Phase::Upgrading
+            | Phase::Draining
+            | Phase::Disrupting
+            | Phase::Verifying
+            | Phase::Uncordoning
+            | Phase::Stopping => match &status.part(K8SD).refresh {
+                Some(refresh) => self.under_way(option, refresh),
+                None => Announced::default(),
+            },
+        }
+    }
+
+    fn done(&self, update: &NodeUpdate, option: &GoalOption) -> Announced {
+        let Keys { upgrade_to, status, release, change_id, last_failed_attempt_at, .. } = self.keys;
+        // A request for something else, which was made meanwhile, stays.
+        let is_reached = self.get(upgrade_to).is_none_or(|to| to == option.to_string());
+        Announced {
+            changes: self.change([
+                (is_reached.then_some(upgrade_to), None),
+                (Some(status), Some(UpgradeStatus::Done.to_string())),
+                (Some(release), Some(option.to_string())),
+                (change_id, None),
+                (Some(last_failed_attempt_at), None),
+                (Some(self.keys.shown), update.metadata.name.clone()),
+            ]),
+            events: vec![Announcement {
+                severity: Severity::Normal,
+                reason: DONE,
+                message: format!("Successfully performed in place upgrade with {option}"),
+            }],
+            request: Request::None,
+        }
+    }
+
+    /// The update has ended without success, and a person decides how it goes on.
+    fn ended(&self, option: &GoalOption, why: &str) -> Announced {
+        let Keys { status, change_id, last_failed_attempt_at, .. } = self.keys;
+        if self.has_status(UpgradeStatus::Failed) {
+            return Announced::default();
+        }
+        Announced {
+            changes: self.change([
+                (Some(status), Some(UpgradeStatus::Failed.to_string())),
+                (change_id, None),
+                (Some(last_failed_attempt_at), Some(rfc1123z(self.now))),
+            ]),
+            events: vec![failed(&option.to_string(), why)],
+            request: Request::None,
+        }
+    }
+
+    fn under_way(&self, option: &GoalOption, refresh: &SnapRefresh) -> Announced {
+        let Keys { status, release, change_id, last_failed_attempt_at, .. } = self.keys;
+        // An attempt may fail and the next one begin between two looks.
+        let failed_at = refresh.last_failed_at.as_ref().map(|at| rfc1123z(at.0));
+        let is_news =
+            failed_at.is_some() && failed_at.as_deref() != self.get(last_failed_attempt_at);
+        let last_failed = failed_at.is_some().then_some(last_failed_attempt_at);
+        let changes = match &refresh.change_id {
+            Some(change) => self.change([
+                (Some(status), Some(UpgradeStatus::InProgress.to_string())),
+                (change_id, Some(change.clone())),
+                (Some(release), None),
+                (last_failed, failed_at),
+            ]),
+            None if failed_at.is_some() => self.change([
+                (Some(status), Some(UpgradeStatus::Failed.to_string())),
+                (change_id, None),
+                (last_failed, failed_at),
+            ]),
+            // k8sd has not accepted the first request yet.
+            None => BTreeMap::new(),
+        };
+        let mut events = Vec::new();
+        if is_news {
+            events.push(failed(&option.to_string(), &refresh.last_failure));
+        }
+        if refresh.change_id.is_some() && !changes.is_empty() {
+            events.push(Announcement {
+                severity: Severity::Normal,
+                reason: IN_PROGRESS,
+                message: format!("Performing in place upgrade with {option}"),
+            });
+        }
+        Announced { changes, events, request: Request::None }
+    }
+}
+
+fn failed(option: &str, why: &str) -> Announcement {
+    Announcement {
+        severity: Severity::Warning,
+        reason: FAILED,
+        message: format!("Failed to perform in place upgrade with {option}: {why}"),
+    }
+}
+
+/// The stop of an unfinished NodeUpdate that has not been asked to stop.
+fn stop(update: &NodeUpdate) -> Option<Request> {
+    let goes_on = !phase(update).is_final() && update.spec.stage == Stage::Ongoing;
+    goes_on.then(|| Request::Stop(update.metadata.name.clone().unwrap_or_default()))
+}
+
+fn phase(update: &NodeUpdate) -> Phase {
+    update.status.as_ref().map(|status| status.phase).unwrap_or_default()
+}
+
+fn rfc1123z(at: Timestamp) -> String {
+    at.to_zoned(jiff::tz::TimeZone::UTC).strftime(RFC1123Z).to_string()
+}
+
+#[cfg(test)]
+mod tests;

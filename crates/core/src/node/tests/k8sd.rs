@@ -1,0 +1,145 @@
+//! Updates in which k8sd refreshes the snap of a node.
+
+use refit_kinds::{
+    canonical::RefreshStatus,
+    refit::{Disruption, Goal, GoalOption, PartState, Phase, Stage, UpdatePart},
+};
+
+use super::world::*;
+use crate::node::is_past_return;
+
+/// A machine without an agent, on its way to this option.
+fn snap(mut one: One, option: &str, disruption: Disruption) -> One {
+    one.update.spec.parts = Some(vec![UpdatePart::k8sd(disruption)]);
+    let option: GoalOption = option.parse().unwrap();
+    one.update.spec.goal = Goal { option: Some(option), ..Goal::default() };
+    one.plan = None;
+    one.node_mut().kubelet_version = "v1.34.2".into();
+    one.static_pods.clear();
+    one
+}
+
+fn failed() -> RefreshStatus {
+    RefreshStatus { status: "Error".into(), completed: true, error_message: "no space".into() }
+}
+
+fn doing() -> RefreshStatus {
+    RefreshStatus { status: "Doing".into(), ..RefreshStatus::default() }
+}
+
+fn run(one: &mut One, seconds: i64) {
+    let end = one.now + seconds;
+    while one.now < end {
+        one.settle();
+        one.now += 1;
+    }
+}
+
+fn count(one: &One, word: &str) -> usize {
+    one.log.iter().filter(|known| known.starts_with(word)).count()
+}
+
+#[test]
+fn a_snap_is_refreshed_with_a_slot_and_without_a_drain() {
+    for one in [One::worker(), One::control_plane()] {
+        let mut one = snap(one, "channel=1.35-classic/stable", Disruption::Restart);
+        one.changes.extend([doing(), doing()]);
+        run(&mut one, 60);
+        assert_eq!(one.phase(), Phase::Succeeded, "{:?}", one.blocked_by());
+        assert_eq!(count(&one, "refresh to channel=1.35-classic/stable"), 1);
+        assert_eq!((count(&one, "claim"), count(&one, "release")), (1, 1));
+        assert_eq!((count(&one, "cordon"), one.pods.len()), (0, 1));
+        assert_eq!(one.status().message, "the machine has channel=1.35-classic/stable");
+    }
+}
+
+#[test]
+fn a_drain_comes_first_where_it_is_asked_for() {
+    let mut one = snap(One::worker(), "revision=9", Disruption::Drain);
+    run(&mut one, 60);
+    assert_eq!(one.phase(), Phase::Succeeded);
+    let at = |word: &str| one.log.iter().position(|known| known.starts_with(word));
+    assert!(
+        at("cordon") < at("evict") && at("evict") < at("refresh") && at("refresh") < at("uncordon")
+    );
+    assert!(one.pods.is_empty());
+}
+
+#[test]
+fn a_refresh_that_fails_is_repeated_until_it_succeeds() {
+    let mut one = snap(One::worker(), "revision=9", Disruption::Restart);
+    one.changes.extend((0..5).map(|_| failed()));
+    run(&mut one, 30);
+    assert_eq!(one.blocked_by(), ["UpdaterFails"]);
+    assert!(one.status().message.contains("no space"), "{}", one.status().message);
+    assert_eq!(one.slots(), 1, "the rest of the group waits");
+    run(&mut one, 3600);
+    assert_eq!(one.phase(), Phase::Succeeded);
+    assert_eq!(count(&one, "refresh"), 6);
+    assert_eq!(one.status().part("k8sd").refresh.unwrap().failed_attempts, 5);
+}
+
+#[test]
+fn a_refresh_stops_between_two_attempts_and_never_during_one() {
+    let mut one = snap(One::worker(), "revision=9", Disruption::Drain);
+    one.changes.extend([doing(), doing(), failed(), failed(), failed()]);
+    while one.status().part("k8sd").refresh.is_none_or(|refresh| refresh.change_id.is_none()) {
+        run(&mut one, 1);
+    }
+    one.update.spec.stage = Stage::Abort;
+    one.settle();
+    assert!(is_past_return(&one.status()));
+    assert_eq!(one.phase(), Phase::Disrupting);
+    run(&mut one, 300);
+    assert_eq!(one.phase(), Phase::Stopped, "{}", one.status().message);
+    assert_eq!(count(&one, "refresh"), 1);
+    assert!(!one.node_mut().unschedulable && one.slots() == 0, "nothing is left behind");
+}
+
+#[test]
+fn a_paused_machine_is_not_tried_again() {
+    let mut one = snap(One::worker(), "revision=9", Disruption::Restart);
+    one.changes.extend([failed(), failed(), failed(), failed()]);
+    run(&mut one, 20);
+    let tried = count(&one, "refresh");
+    one.paused = Some("Cluster edge-1".into());
+    run(&mut one, 1200);
+    assert_eq!(count(&one, "refresh"), tried);
+    assert_eq!(one.blocked_by(), ["Paused"]);
+    one.paused = None;
+    run(&mut one, 1200);
+    assert_eq!(one.phase(), Phase::Succeeded);
+}
+
+#[test]
+fn a_channel_neither_skips_a_minor_version_nor_goes_back() {
+    let outcome = |one: One, channel: &str| {
+        let mut one = snap(one, channel, Disruption::Restart);
+        run(&mut one, 60);
+        (one.phase(), one.status().failure_reason, count(&one, "refresh"))
+    };
+    let failed = |reason: &str| (Phase::Failed, reason.to_owned(), 0);
+    let (worker, member) = (One::worker, One::control_plane);
+    assert_eq!(outcome(worker(), "channel=1.33-classic/stable"), failed("DowngradeNotAsked"));
+    assert_eq!(outcome(member(), "channel=1.36-classic/stable"), failed("SkipsMinor"));
+    let succeeded = (Phase::Succeeded, String::new(), 1);
+    assert_eq!(outcome(worker(), "channel=1.34-classic/edge"), succeeded);
+    assert_eq!(outcome(worker(), "channel=latest/edge"), succeeded, "its version is not known");
+    let newer = outcome(worker(), "channel=1.36-classic/stable");
+    assert_eq!(newer, (Phase::Waiting, String::new(), 0), "the control plane comes first");
+}
+
+#[test]
+fn a_node_must_be_ready_after_the_refresh() {
+    let mut one = snap(One::worker(), "revision=9", Disruption::Restart);
+    one.changes.extend([doing()]);
+    while one.status().part("k8sd").state != PartState::Running {
+        run(&mut one, 1);
+    }
+    one.node_mut().ready = false;
+    run(&mut one, 60);
+    assert_eq!((one.phase(), one.slots()), (Phase::Verifying, 1));
+    one.node_mut().ready = true;
+    run(&mut one, 60);
+    assert_eq!(one.phase(), Phase::Succeeded);
+}

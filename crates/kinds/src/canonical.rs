@@ -1,0 +1,225 @@
+//! Annotations that upgrade machines in place, as the Cluster API providers of Canonical Kubernetes read and write
+//! them, the same under Refit's own prefix, and the messages of k8sd (`docs/facts/canonical.md`).
+
+use serde::{Deserialize, Serialize};
+
+use crate::{refit::GoalOption, version::KubernetesVersion};
+
+/// Name of the built-in updater that has k8sd refresh the snap of a node.
+pub const K8SD: &str = "k8sd";
+
+/// The annotations of one prefix. A Machine has all of them, an owner of Machines all but the change id and the
+/// failed attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keys {
+    /// What to install, such as `channel=1.35-classic/stable`. Removing it cancels the upgrade.
+    pub upgrade_to: &'static str,
+    /// How far the upgrade is: an [`UpgradeStatus`].
+    pub status: &'static str,
+    /// What was installed last, in the words of `upgrade_to`.
+    pub release: &'static str,
+    /// The change that snapd works on; `None` for a prefix without it.
+    pub change_id: Option<&'static str>,
+    /// When an attempt failed last, as RFC 1123 with a numeric zone. It is removed by a success.
+    pub last_failed_attempt_at: &'static str,
+    /// The NodeUpdate whose end the others show: Refit's own note.
+    pub shown: &'static str,
+}
+
+/// The prefix of Canonical's providers.
+pub const CANONICAL: Keys = Keys {
+    upgrade_to: "v1beta2.k8sd.io/in-place-upgrade-to",
+    status: "v1beta2.k8sd.io/in-place-upgrade-status",
+    release: "v1beta2.k8sd.io/in-place-upgrade-release",
+    change_id: Some("v1beta2.k8sd.io/in-place-upgrade-change-id"),
+    last_failed_attempt_at: "v1beta2.k8sd.io/in-place-upgrade-last-failed-attempt-at",
+    shown: "refit.dev/canonical-upgrade-shown",
+};
+
+/// Refit's own prefix.
+pub const REFIT: Keys = Keys {
+    upgrade_to: "refit.dev/in-place-upgrade-to",
+    status: "refit.dev/in-place-upgrade-status",
+    release: "refit.dev/in-place-upgrade-release",
+    change_id: None,
+    last_failed_attempt_at: "refit.dev/in-place-upgrade-last-failed-attempt-at",
+    shown: "refit.dev/in-place-upgrade-shown",
+};
+
+/// How far an upgrade by annotation is.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString, strum::IntoStaticStr,
+)]
+#[strum(serialize_all = "kebab-case")]
+pub enum UpgradeStatus {
+    /// It has begun and has not ended.
+    InProgress,
+    /// It has ended with success.
+    Done,
+    /// Its last attempt failed; another one follows.
+    Failed,
+}
+
+/// Why a text is not an upgrade option.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadOption {
+    /// It is not a key and a value.
+    #[error(
+        "invalid upgrade option {0:?}: expected channel=, revision= or localPath= and one value without \"=\""
+    )]
+    Shape(String),
+    /// The key is unknown.
+    #[error("unknown upgrade option {0:?}: expected channel, revision or localPath")]
+    Key(String),
+    /// There is no value.
+    #[error("upgrade option {0} has no value: expected {0}=VALUE")]
+    Empty(String),
+}
+
+impl std::str::FromStr for GoalOption {
+    type Err = BadOption;
+
+    /// Parses the value of an annotation such as `channel=1.35-classic/stable`. Keys are case-sensitive, and nothing
+    /// is trimmed.
+    ///
+    /// ```
+    /// use refit_kinds::refit::GoalOption;
+    /// let option: GoalOption = "revision=3502".parse()?;
+    /// assert_eq!(option, GoalOption::Revision("3502".to_owned()));
+    /// assert_eq!(option.to_string(), "revision=3502");
+    /// # Ok::<(), refit_kinds::canonical::BadOption>(())
+    /// ```
+    fn from_str(text: &str) -> Result<Self, BadOption> {
+        let shape = || BadOption::Shape(text.to_owned());
+        let (key, value) = text.split_once('=').ok_or_else(shape)?;
+        if value.contains('=') {
+            return Err(shape());
+        }
+        let option = match key {
+            "channel" => Self::Channel(value.to_owned()),
+            "revision" => Self::Revision(value.to_owned()),
+            "localPath" => Self::LocalPath(value.to_owned()),
+            _ => return Err(BadOption::Key(key.to_owned())),
+        };
+        if value.is_empty() {
+            return Err(BadOption::Empty(key.to_owned()));
+        }
+        Ok(option)
+    }
+}
+
+impl GoalOption {
+    /// The first release of the minor version that a channel installs; `None` if its track is not a version, and for
+    /// what shows no version.
+    ///
+    /// ```
+    /// use refit_kinds::{refit::GoalOption, version::KubernetesVersion};
+    /// let option: GoalOption = "channel=1.35-classic/stable".parse()?;
+    /// assert_eq!(option.minor_version(), Some(KubernetesVersion::new(1, 35, 0)));
+    /// # Ok::<(), refit_kinds::canonical::BadOption>(())
+    /// ```
+    pub fn minor_version(&self) -> Option<KubernetesVersion> {
+        let channel = match self {
+            Self::Channel(channel) => channel,
+            Self::Revision(_) | Self::LocalPath(_) => return None,
+        };
+        let track = channel.split(['/', '-']).next()?;
+        let (major, minor) = track.split_once('.')?;
+        Some(KubernetesVersion::new(major.parse().ok()?, minor.parse().ok()?, 0))
+    }
+}
+
+/// Asks k8sd to refresh its snap: exactly one member is not empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RefreshRequest {
+    /// A channel of the store.
+    pub channel: String,
+    /// A revision in the store.
+    pub revision: String,
+    /// A file on the node.
+    pub local_path: String,
+}
+
+impl From<&GoalOption> for RefreshRequest {
+    fn from(option: &GoalOption) -> Self {
+        let mut request = Self::default();
+        match option {
+            GoalOption::Channel(channel) => request.channel.clone_from(channel),
+            GoalOption::Revision(revision) => request.revision.clone_from(revision),
+            GoalOption::LocalPath(path) => request.local_path.clone_from(path),
+        }
+        request
+    }
+}
+
+/// Identifies the change that snapd works on for a refresh.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Change {
+    /// Its id; empty if there was nothing to refresh.
+    pub change_id: String,
+}
+
+/// How far a refresh is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RefreshStatus {
+    /// State of snapd's change: `Done`, `Error` and others. Empty for a change that snapd does not know.
+    pub status: String,
+    /// Whether the change has ended.
+    pub completed: bool,
+    /// Why it failed.
+    pub error_message: String,
+}
+
+/// The envelope of k8sd's answers.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Answer<T> {
+    /// What is wrong; empty if nothing is.
+    #[serde(default)]
+    pub error: String,
+    /// The answer itself.
+    pub metadata: Option<T>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_option_has_one_known_key_and_one_value() {
+        let parsed = |text: &str| text.parse::<GoalOption>();
+        assert_eq!(
+            parsed("channel=1.35-classic/stable"),
+            Ok(GoalOption::Channel("1.35-classic/stable".into()))
+        );
+        assert_eq!(
+            parsed("localPath=/a/k8s.snap"),
+            Ok(GoalOption::LocalPath("/a/k8s.snap".into()))
+        );
+        for text in ["", "channel", "1.35", "localPath=/a=b", "a=b=c"] {
+            assert_eq!(parsed(text), Err(BadOption::Shape(text.into())));
+        }
+        for key in ["Channel", "version", " channel", ""] {
+            assert_eq!(parsed(&format!("{key}=1")), Err(BadOption::Key(key.into())));
+        }
+        assert_eq!(parsed("revision="), Err(BadOption::Empty("revision".into())));
+    }
+
+    #[test]
+    fn a_request_has_all_members_as_text() {
+        let request = RefreshRequest::from(&GoalOption::Revision("7".into()));
+        let json = serde_json::to_string(&request).unwrap();
+        assert_eq!(json, r#"{"channel":"","revision":"7","localPath":""}"#);
+    }
+
+    #[test]
+    fn a_status_is_written_in_kebab_case() {
+        let texts = [UpgradeStatus::InProgress, UpgradeStatus::Done, UpgradeStatus::Failed]
+            .map(|status| status.to_string());
+        assert_eq!(texts, ["in-progress", "done", "failed"]);
+        assert_eq!("in-progress".parse(), Ok(UpgradeStatus::InProgress));
+        assert!("In-Progress".parse::<UpgradeStatus>().is_err());
+    }
+}
