@@ -202,7 +202,7 @@ async fn request(
     Ok(Action::Done)
 }
 
-/// Whether the node is drained first: as an annotation of the Machine, its owner or its Cluster says. Canonical's
+/// Whether the node is drained first: as an annotation of the Machine, its owner or its Cluster requests. Canonical's
 /// controllers never drain; under Refit's own prefix, a drain comes first.
 fn disruption(ctx: &Context, machine: &Machine, keys: Keys) -> Disruption {
     let by_default = keys == REFIT;

@@ -255,7 +255,7 @@ fn unreached(error: &impl std::error::Error) -> K8sdError {
     refused(format!("failed to reach k8sd through proxy client: {error}"))
 }
 
-/// What k8sd answers, or what it says is wrong.
+/// What k8sd answers, or what it reports as wrong.
 fn answered<T: DeserializeOwned>(status: u16, body: &[u8]) -> Result<T, K8sdError> {
     let answer: Result<Answer<T>, _> = serde_json::from_slice(body);
     if status != OK {

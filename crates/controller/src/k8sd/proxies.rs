@@ -46,7 +46,7 @@ impl Default for Proxies {
 }
 
 impl Proxies {
-    /// Waits until the pods are listed, for a while; returns whether they are. From the first call on, they are
+    /// Waits until the pods are listed, for some seconds; returns whether they are. From the first call on, they are
     /// watched.
     pub(super) async fn are_listed(&self) -> bool {
         if !self.is_wanted.swap(true, Ordering::Relaxed) {
@@ -55,7 +55,7 @@ impl Proxies {
         tokio::time::timeout(LIST_WITHIN, self.pods.ready()).await.is_ok()
     }
 
-    /// The name of the pod on a Node; `None` if there is none.
+    /// The name of the pod on a Node; `None` if it has no such pod.
     pub(super) fn on_node(&self, node: &str) -> Option<String> {
         let pods = self.pods.listed(&BY_NODE, &ObjectKey::new("", node));
         let ready = pods.iter().find(|pod| pod.view.ready);

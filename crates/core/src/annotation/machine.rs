@@ -156,7 +156,7 @@ impl MachineSeen<'_> {
         }
     }
 
-    /// Only says that Refit does nothing, once for each request.
+    /// Only reports that Refit does nothing, once for each request.
     fn left_to_others(&self, text: &str) -> Announced {
         let shown = format!("{REFUSED}{text}");
         if self.get(self.keys.shown) == Some(&shown) {

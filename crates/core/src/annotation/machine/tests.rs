@@ -282,7 +282,7 @@ fn refits_own_prefix_shows_no_change_id() {
 }
 
 #[test]
-fn refit_leaves_a_machine_to_canonicals_controllers_and_says_so_once() {
+fn refit_leaves_a_machine_to_canonicals_controllers_and_reports_it_once() {
     let mut world = World::asked(CHANNEL);
     world.is_served_by_others = true;
     assert_eq!(world.look(), Request::None);
