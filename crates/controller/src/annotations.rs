@@ -13,7 +13,7 @@ use refit_core::{
 use refit_kinds::{
     canonical::{CANONICAL, Keys, REFIT},
     keys,
-    refit::{Disruption, Goal, GoalOption, MachineUid, NodeUpdate, Stage, UpdatePart},
+    refit::{Disruption, Goal, GoalOption, MachineUid, NodeUpdate, UpdatePart},
 };
 use refit_runtime::{ObjectKey, apply, queue::Action};
 use serde_json::json;
@@ -62,14 +62,17 @@ fn served(ctx: &Context) -> impl Iterator<Item = Keys> + use<> {
     [canonical, Some(REFIT)].into_iter().flatten()
 }
 
-/// Wakes a Machine that has annotations of a prefix that is served.
+/// Wakes a Machine that has annotations of a prefix that is served, or a NodeUpdate that these have requested.
 pub(crate) fn wake(ctx: &Context, machine: &Machine) {
     let annotations = machine.annotations();
+    let key = ObjectKey::of(machine);
+    let updates = node_updates_of_machine(&ctx.stores, &key);
     let concerns = |keys: Keys| {
-        [keys.upgrade_to, keys.shown, keys.status].iter().any(|key| annotations.contains_key(*key))
+        [keys.upgrade_to, keys.noted].iter().any(|key| annotations.contains_key(*key))
+            || updates.iter().any(|update| is_requested_by(update, keys))
     };
     if served(ctx).any(concerns) {
-        ctx.queues.annotations.add(ObjectKey::of(machine));
+        ctx.queues.annotations.add(key);
     }
 }
 
@@ -111,11 +114,9 @@ async fn of_prefix(ctx: &Context, machine: &Arc<Machine>, keys: Keys) -> anyhow:
     match decided.request {
         Request::None => Ok(Action::Done),
         Request::Stop(update) => {
-            let api: Api<NodeUpdate> = Api::namespaced(ctx.client.clone(), &namespace(machine));
-            let body = json!({ "spec": { "stage": Stage::Abort } });
-            match apply::merge(&api, &update, &body).await {
+            match MachineRequests::new(ctx, machine).abort(&update).await {
                 Err(error) if apply::is_not_found(&error) => {}
-                outcome => ctx.stores.node_updates.insert(outcome?),
+                outcome => outcome?,
             }
             Ok(Action::Done)
         }
@@ -170,6 +171,11 @@ async fn request(
         // Its owner is not known yet, or the Machine has none: the owner's event wakes its Machines.
         return Ok(Action::RequeueAfter(AFTER_WAIT));
     };
+    // Another orchestrator works on it, and would stop what is created here.
+    let has = |key: &str| machine.annotations().contains_key(key);
+    if has(keys::UPDATE_IN_PROGRESS) || has(keys::TASK) {
+        return Ok(Action::RequeueAfter(AFTER_WAIT));
+    }
     let requests = MachineRequests::new(ctx, machine);
     let known = requests.known(&std::collections::BTreeMap::new());
     // What others have requested is neither stopped nor counted as done.

@@ -22,8 +22,10 @@ pub struct Keys {
     pub change_id: Option<&'static str>,
     /// When an attempt failed last, as RFC 1123 with a numeric zone. It is removed by a success.
     pub last_failed_attempt_at: &'static str,
-    /// The NodeUpdate whose end the others show: Refit's own note.
+    /// The last NodeUpdate that has ended and is shown: Refit's own note.
     pub shown: &'static str,
+    /// The last failure that was announced, and that waits for a person: Refit's own note.
+    pub noted: &'static str,
 }
 
 /// The prefix of Canonical's providers.
@@ -34,6 +36,7 @@ pub const CANONICAL: Keys = Keys {
     change_id: Some("v1beta2.k8sd.io/in-place-upgrade-change-id"),
     last_failed_attempt_at: "v1beta2.k8sd.io/in-place-upgrade-last-failed-attempt-at",
     shown: "refit.dev/canonical-upgrade-shown",
+    noted: "refit.dev/canonical-upgrade-noted",
 };
 
 /// Refit's own prefix.
@@ -44,6 +47,7 @@ pub const REFIT: Keys = Keys {
     change_id: None,
     last_failed_attempt_at: "refit.dev/in-place-upgrade-last-failed-attempt-at",
     shown: "refit.dev/in-place-upgrade-shown",
+    noted: "refit.dev/in-place-upgrade-noted",
 };
 
 /// How far an upgrade by annotation is.

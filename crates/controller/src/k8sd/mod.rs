@@ -15,14 +15,16 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
-use refit_core::node::K8sdCall;
+use refit_core::node::{K8sdCall, K8sdRequest};
 use refit_kinds::{
     canonical::{Answer, Change, RefreshRequest, RefreshStatus},
     refit::MachineUid,
 };
 use refit_runtime::{
     ObjectKey,
-    client::{ClientStack, JsonPost, PINNED_DEADLINE, PinnedConnection, PinnedOpenError},
+    client::{
+        ClientStack, JsonPost, PINNED_DEADLINE, PinnedConnection, PinnedOpenError, PinnedPostError,
+    },
     foreign::ForeignObject,
     port_forward::port_forward,
     tls::{Fingerprint, Pin},
@@ -48,6 +50,8 @@ const UNAUTHORIZED: u16 = 401;
 /// How long a token and a port are trusted before they are read again.
 const RECHECK: SignedDuration = SignedDuration::from_mins(10);
 
+/// What snapd answers while it works on a change of the snap.
+const IN_PROGRESS: &str = "in progress";
 /// How much is shown of an answer that makes no sense.
 const EXCERPT_CHARACTERS: usize = 200;
 
@@ -60,15 +64,29 @@ pub(crate) enum K8sdAnswer {
     Status(RefreshStatus),
 }
 
-/// Why k8sd gave no usable answer.
+/// Why k8sd gave no usable answer, in words for a status.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum K8sdError {
-    /// The pods that forward to k8sd are not listed yet.
-    #[error("the pods that forward to k8sd are not listed yet")]
-    NotListed,
-    /// Something that a call needs is missing, or k8sd refuses: in words for a status.
+    /// Something that a call needs is missing.
+    #[error("{0}")]
+    NotSent(String),
+    /// k8sd has refused the request.
     #[error("{0}")]
     Refused(String),
+    /// The request was sent, and what became of it is not known.
+    #[error("{0}")]
+    Lost(String),
+}
+
+impl K8sdError {
+    /// What became of the request.
+    pub(crate) fn request(&self) -> K8sdRequest {
+        match self {
+            Self::NotSent(_) => K8sdRequest::NotSent,
+            Self::Refused(_) => K8sdRequest::Refused,
+            Self::Lost(_) => K8sdRequest::Unknown,
+        }
+    }
 }
 
 /// The Machine whose k8sd is called.
@@ -111,7 +129,7 @@ impl std::fmt::Debug for Known {
 impl Known {
     fn token(&self) -> Result<HeaderValue, K8sdError> {
         let mut value = HeaderValue::from_str(&self.token)
-            .map_err(|_| refused("the token of the node has characters that no header has"))?;
+            .map_err(|_| not_sent("the token of the node has characters that no header has"))?;
         value.set_sensitive(true);
         Ok(value)
     }
@@ -162,11 +180,19 @@ impl K8sd {
         let post = JsonPost {
             path: format!("/1.0/{path}"),
             headers: vec![(NODE_TOKEN, known.token()?)],
-            body: serde_json::to_vec(body).map_err(|error| refused(error.to_string()))?,
+            body: serde_json::to_vec(body).map_err(|error| not_sent(error.to_string()))?,
             changes,
         };
         let connection = self.connect(ctx, of, &pod, &known).await?;
-        let answer = connection.post(post).await.map_err(|error| unreached(&error))?;
+        let answer = connection.post(post).await.map_err(|error| {
+            let why = unreached(&error);
+            match error {
+                PinnedPostError::NotLeader(_) | PinnedPostError::Request { .. } => why,
+                PinnedPostError::Transport { .. }
+                | PinnedPostError::Timeout { .. }
+                | PinnedPostError::TooLarge { .. } => K8sdError::Lost(why.to_string()),
+            }
+        })?;
         if answer.status == UNAUTHORIZED {
             // The token may have been replaced.
             self.forget(of);
@@ -192,7 +218,7 @@ impl K8sd {
         let connection = opened.map_err(|error| match error {
             PinnedOpenError::Changed { changed, .. } => {
                 self.forget(of);
-                refused(format!(
+                not_sent(format!(
                     "the certificate of k8sd on node {} has changed: {changed}. If that is expected, remove the key {} \
                      from the Secret {}",
                     of.node,
@@ -217,7 +243,7 @@ impl K8sd {
         let uid = MachineUid::of(&of.machine.metadata);
         let now = ctx.clock.now();
         let node = of.view.nodes.get(&ObjectKey::new("", of.node)).and_then(|node| node.uid());
-        let node = node.ok_or_else(|| refused(format!("Node {} does not exist", of.node)))?;
+        let node = node.ok_or_else(|| not_sent(format!("Node {} does not exist", of.node)))?;
         let is_current =
             |known: &Known| known.node == node && now.duration_since(known.read_at) < RECHECK;
         let known = self.lock().get(&uid).cloned();
@@ -247,27 +273,30 @@ impl K8sd {
     }
 }
 
-fn refused(why: impl Into<String>) -> K8sdError {
-    K8sdError::Refused(why.into())
+fn not_sent(why: impl Into<String>) -> K8sdError {
+    K8sdError::NotSent(why.into())
 }
 
 fn unreached(error: &impl std::error::Error) -> K8sdError {
-    refused(format!("failed to reach k8sd through proxy client: {error}"))
+    not_sent(format!("failed to reach k8sd through proxy client: {error}"))
 }
 
 /// What k8sd answers, or what it reports as wrong.
 fn answered<T: DeserializeOwned>(status: u16, body: &[u8]) -> Result<T, K8sdError> {
     let answer: Result<Answer<T>, _> = serde_json::from_slice(body);
+    let unreadable = |why: String| K8sdError::Lost(format!("failed to parse HTTP response: {why}"));
     if status != OK {
-        let why = answer.map_or_else(|_| excerpt(body), |answer| answer.error);
-        return Err(refused(format!("HTTP request failed with status code: {status} ({why})")));
+        let why = answer.as_ref().map_or_else(|_| excerpt(body), |answer| answer.error.clone());
+        let text = format!("HTTP request failed with status code: {status} ({why})");
+        // Only what k8sd itself answers is certain. A change that is in progress may be ours.
+        let is_certain = answer.is_ok() && !why.contains(IN_PROGRESS);
+        return Err(if is_certain { K8sdError::Refused(text) } else { K8sdError::Lost(text) });
     }
-    let answer =
-        answer.map_err(|error| refused(format!("failed to parse HTTP response: {error}")))?;
+    let answer = answer.map_err(|error| unreadable(error.to_string()))?;
     if !answer.error.is_empty() {
-        return Err(refused(format!("k8sd request failed: {}", answer.error)));
+        return Err(K8sdError::Refused(format!("k8sd request failed: {}", answer.error)));
     }
-    answer.metadata.ok_or_else(|| refused("failed to parse HTTP response: it has no metadata"))
+    answer.metadata.ok_or_else(|| unreadable("it has no metadata".to_owned()))
 }
 
 /// The beginning of a body that is not k8sd's.
@@ -278,9 +307,9 @@ fn excerpt(body: &[u8]) -> String {
 /// The pod on the Machine's Node that forwards to k8sd.
 async fn proxy_pod(of: &Target<'_>) -> Result<String, K8sdError> {
     if !of.view.proxies.are_listed().await {
-        return Err(K8sdError::NotListed);
+        return Err(not_sent("the pods that forward to k8sd are not listed yet"));
     }
-    let missing = || refused(format!("missing k8sd proxy pod for node {}", of.node));
+    let missing = || not_sent(format!("missing k8sd proxy pod for node {}", of.node));
     of.view.proxies.on_node(of.node).ok_or_else(missing)
 }
 
@@ -289,18 +318,18 @@ async fn token(ctx: &Context, of: &Target<'_>) -> Result<String, K8sdError> {
     let name = format!("{}-token", of.cluster.name);
     let secrets: Api<Secret> = Api::namespaced(ctx.client.clone(), &of.cluster.namespace);
     let unread =
-        |error: kube::Error| refused(format!("Secret {name} cannot be read: {}", cause(&error)));
+        |error: kube::Error| not_sent(format!("Secret {name} cannot be read: {}", cause(&error)));
     let secret = secrets.get(&name).await.map_err(unread)?;
     let machine = of.machine.name_any();
     let key = format!("node-token-{machine}");
     let token = secret.data.and_then(|data| data.get(&key).cloned());
     let missing = || {
-        refused(format!(
+        not_sent(format!(
             "node-token for machine {machine:?} not found: Secret {name} has no key {key}"
         ))
     };
     String::from_utf8(token.ok_or_else(missing)?.0)
-        .map_err(|_| refused(format!("Secret {name}: key {key} is not text")))
+        .map_err(|_| not_sent(format!("Secret {name}: key {key} is not text")))
 }
 
 /// The port of k8sd in the Machine's bootstrap config.
@@ -317,7 +346,7 @@ async fn port(ctx: &Context, machine: &Machine) -> Result<i64, K8sdError> {
     };
     let found = ctx.foreign.read(&ctx.client, &object).await.map_err(|error| {
         let what = format!("{} {}", object.kind, object.name);
-        refused(format!("{what} cannot be read: {}", cause(&error)))
+        not_sent(format!("{what} cannot be read: {}", cause(&error)))
     })?;
     let port = found.pointer("/spec/controlPlane/microclusterPort").and_then(Value::as_i64);
     Ok(port.unwrap_or(DEFAULT_PORT))
@@ -325,5 +354,5 @@ async fn port(ctx: &Context, machine: &Machine) -> Result<i64, K8sdError> {
 
 async fn workload(ctx: &Context, cluster: &ObjectKey) -> Result<Client, K8sdError> {
     let client = ctx.workloads.client(&cluster.namespace, &cluster.name).await;
-    client.map_err(|error| refused(error.to_string()))
+    client.map_err(|error| not_sent(error.to_string()))
 }

@@ -29,7 +29,7 @@ fn secrets(ctx: &Context, cluster: &ObjectKey) -> Api<Secret> {
 
 fn failed(cluster: &ObjectKey, verb: &str, error: &kube::Error) -> K8sdError {
     let name = secret_name(&cluster.name);
-    K8sdError::Refused(format!("Secret {name} cannot be {verb}: {}", cause(error)))
+    K8sdError::NotSent(format!("Secret {name} cannot be {verb}: {}", cause(error)))
 }
 
 /// The fingerprint of a Node's certificate; `None` for a Node that was not called yet.
@@ -47,7 +47,7 @@ pub(super) async fn read(
     let parsed = text.trim().parse();
     let name = || secret_name(&cluster.name);
     parsed.map(Some).map_err(|error| {
-        K8sdError::Refused(format!("Secret {}: key {node_uid}: {error}; remove the key", name()))
+        K8sdError::NotSent(format!("Secret {}: key {node_uid}: {error}; remove the key", name()))
     })
 }
 

@@ -2,7 +2,8 @@
 
 use jiff::SignedDuration;
 use refit_core::node::{
-    Called, after_ask, after_k8sd_failure, after_refresh, after_status, attempt_begun, k8sd_call,
+    Called, K8sdRequest, after_ask, after_k8sd_failure, after_refresh, after_status, attempt_begun,
+    k8sd_call,
 };
 use refit_kinds::{
     canonical::{Change, K8SD},
@@ -20,11 +21,12 @@ const ATTEMPT: SignedDuration = SignedDuration::from_hours(1);
 
 /// The state of the part after the question whether k8sd can be called: nothing is sent to it.
 pub(super) async fn asked(ctx: &Context, look: &Look, part: &PartStatus) -> PartStatus {
-    let answer = match target(look) {
-        Ok(of) => ctx.k8sd.reach(ctx, &of).await.map_err(|error| error.to_string()),
-        Err(why) => Err(why),
-    };
-    after_ask(part, answer, ctx.clock.now_seconds())
+    after_ask(part, reached(ctx, look).await, ctx.clock.now_seconds())
+}
+
+/// Whether k8sd can be called; nothing is sent to it.
+async fn reached(ctx: &Context, look: &Look) -> Result<(), String> {
+    ctx.k8sd.reach(ctx, &target(look)?).await.map_err(|error| error.to_string())
 }
 
 /// The next state of the part. That an attempt begins is written before its request: after a crash it is known that a
@@ -33,20 +35,34 @@ pub(super) async fn advanced(ctx: &Context, look: &Look, part: &PartStatus) -> P
     let now = || ctx.clock.now_seconds();
     let update = &look.snapshot.update;
     let Some(option) = &update.spec.goal.option else {
-        return after_k8sd_failure(part, "the update has no option to install", now());
+        return after_k8sd_failure(
+            part,
+            "the update has no option to install",
+            K8sdRequest::NotSent,
+            now(),
+        );
     };
     if part.state == PartState::Pending {
-        return attempt_begun(part, now());
+        // What cannot be called yet has not begun, and can be stopped.
+        return match reached(ctx, look).await {
+            Ok(()) => attempt_begun(part, now()),
+            Err(why) => after_k8sd_failure(part, &why, K8sdRequest::NotSent, now()),
+        };
     }
     // The write that follows is fenced; the call cannot be.
     if !ctx.leadership.is_held() {
-        return after_k8sd_failure(part, "the call is left to the next leader", now());
+        return after_k8sd_failure(
+            part,
+            "the call is left to the next leader",
+            K8sdRequest::NotSent,
+            now(),
+        );
     }
     let call = k8sd_call(part, option);
     let started = ctx.clock.now();
     let answer = match target(look) {
         Ok(of) => ctx.k8sd.call(ctx, &of, &call).await,
-        Err(why) => Err(K8sdError::Refused(why)),
+        Err(why) => Err(K8sdError::NotSent(why)),
     };
     count(ctx, started, &answer);
     let node_update = update.metadata.name.as_deref().unwrap_or_default();
@@ -65,7 +81,7 @@ pub(super) async fn advanced(ctx: &Context, look: &Look, part: &PartStatus) -> P
         }
         Err(error) => {
             tracing::debug!(node_update, %option, %error, "k8sd gives no usable answer");
-            after_k8sd_failure(part, &error.to_string(), now())
+            after_k8sd_failure(part, &error.to_string(), error.request(), now())
         }
     }
 }

@@ -220,6 +220,27 @@ async fn row_18_removing_the_request_ends_the_attempts() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn row_18_a_request_that_never_reached_k8sd_can_be_cancelled() {
+    let lab = Lab::new().await;
+    lab.k8sd(MACHINE).set_token("another");
+    lab.ask(MACHINE, CHANNEL).await;
+    lab.refreshed(MACHINE, 3).await;
+    lab.annotate(MACHINE, CANONICAL.upgrade_to, None).await;
+    pass(1200).await;
+    assert_eq!(lab.phase("w-0-1").await, Phase::Stopped);
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_18_a_request_without_an_answer_is_followed_to_its_end() {
+    let lab = Lab::new().await;
+    let reply = RefreshReply::Lost;
+    lab.script(MACHINE, [RefreshScript { reply, ..RefreshScript::default() }]);
+    lab.ask(MACHINE, CHANNEL).await;
+    lab.until(MACHINE, "status=done").await;
+    assert_eq!(lab.k8sd(MACHINE).changes(), 1, "it is not begun twice at a time");
+}
+
+#[tokio::test(start_paused = true)]
 async fn row_20_the_same_option_is_installed_again_on_request() {
     let lab = Lab::new().await;
     for times in 1..=3 {
@@ -324,9 +345,9 @@ async fn row_60_nothing_to_refresh_and_forgotten_changes_come_to_an_end() {
     lab.until(MACHINE, "release=revision=1").await;
     lab.ask(MACHINE, "revision=2").await;
     lab.until(MACHINE, "status=in-progress").await;
-    pass(70).await;
     lab.k8sd(MACHINE).prune();
     lab.until(MACHINE, "release=revision=2").await;
+    assert_eq!(lab.refreshes(MACHINE).len(), 3, "the forgotten change counts as lost");
 }
 
 #[tokio::test(start_paused = true)]

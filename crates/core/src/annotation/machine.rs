@@ -19,6 +19,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use refit_kinds::{
     canonical::{K8SD, Keys, UpgradeStatus},
+    keys,
     refit::{GoalOption, NodeUpdate, Phase, SnapRefresh, Stage},
 };
 
@@ -36,8 +37,10 @@ const CANCELLED: &str = "InPlaceUpgradeCancelled";
 const LEFT_TO_OTHERS: &str = "CanonicalControllersPresent";
 /// Go's time.RFC1123Z.
 const RFC1123Z: &str = "%a, %d %b %Y %H:%M:%S %z";
-/// Prefix of [`Keys::shown`] for a request that is not an option; its text follows.
+/// Prefix of [`Keys::noted`] for a request that is not an option; its text follows.
 const REFUSED: &str = "refused: ";
+/// The same for a request that is left to Canonical's controllers.
+const LEFT: &str = "left: ";
 
 /// What is known of a Machine and of the annotations of one prefix.
 #[derive(Clone, Copy, Debug)]
@@ -102,7 +105,10 @@ pub fn machine(seen: &MachineSeen<'_>) -> Announced {
         Some(requested) if *requested == option => seen.shows(update, &option),
         // The request was edited meanwhile: what was installed is shown before the new one begins.
         Some(installed) if phase(update) == Phase::Succeeded => seen.done(update, installed),
-        Some(_) | None => ask(option),
+        Some(_) | None if phase(update).is_final() => ask(option),
+        Some(_) | None => {
+            Announced { request: stop(update).unwrap_or_default(), ..Announced::default() }
+        }
     }
 }
 
@@ -113,10 +119,6 @@ fn ask(option: GoalOption) -> Announced {
 impl MachineSeen<'_> {
     fn get(&self, key: &str) -> Option<&str> {
         self.annotations.get(key).map(String::as_str)
-    }
-
-    fn has_status(&self, status: UpgradeStatus) -> bool {
-        self.get(self.keys.status) == Some(status.into())
     }
 
     /// Whether the end of this NodeUpdate is shown.
@@ -136,34 +138,43 @@ impl MachineSeen<'_> {
 
     /// A text that asks for nothing that can be done.
     fn refused(&self, text: &str, why: &str) -> Announced {
-        let shown = format!("{REFUSED}{text}");
-        let is_shown = self.get(self.keys.shown) == Some(&shown);
+        let noted = format!("{REFUSED}{text}");
         // What was requested before is not wanted any more.
         let request = self.update.and_then(stop).unwrap_or_default();
-        if is_shown && self.has_status(UpgradeStatus::Failed) {
+        if self.has_noted(&noted) {
             return Announced { request, ..Announced::default() };
         }
+        Announced { request, ..self.failed_for_good(text, why, noted) }
+    }
+
+    /// Whether a failure is announced.
+    fn has_noted(&self, failure: &str) -> bool {
+        self.get(self.keys.noted) == Some(failure)
+    }
+
+    /// A failure that is announced once, and waits for a person.
+    fn failed_for_good(&self, option: &str, why: &str, noted: String) -> Announced {
         let Keys { status, change_id, last_failed_attempt_at, .. } = self.keys;
         Announced {
             changes: self.change([
                 (Some(status), Some(UpgradeStatus::Failed.to_string())),
                 (change_id, None),
                 (Some(last_failed_attempt_at), Some(rfc1123z(self.now))),
-                (Some(self.keys.shown), Some(shown)),
+                (Some(self.keys.noted), Some(noted)),
             ]),
-            events: vec![failed(text, why)],
-            request,
+            events: vec![failed(option, why)],
+            request: Request::None,
         }
     }
 
     /// Only reports that Refit does nothing, once for each request.
     fn left_to_others(&self, text: &str) -> Announced {
-        let shown = format!("{REFUSED}{text}");
-        if self.get(self.keys.shown) == Some(&shown) {
+        let noted = format!("{LEFT}{text}");
+        if self.has_noted(&noted) {
             return Announced::default();
         }
         Announced {
-            changes: BTreeMap::from([(self.keys.shown, Some(shown))]),
+            changes: BTreeMap::from([(self.keys.noted, Some(noted))]),
             events: vec![Announcement {
                 severity: Severity::Warning,
                 reason: LEFT_TO_OTHERS,
@@ -194,13 +205,16 @@ impl MachineSeen<'_> {
         }
     }
 
-    /// No update is under way: a status of a request that was removed is removed as well.
+    /// No update is under way: what was noted about a request that was removed is removed as well.
     fn without_status(&self) -> Announced {
-        let is_refusal = self.get(self.keys.shown).is_some_and(|shown| shown.starts_with(REFUSED));
-        if self.has_status(UpgradeStatus::Failed) && is_refusal {
-            return self.cancelled(None);
+        match self.get(self.keys.noted) {
+            Some(noted) if noted.starts_with(LEFT) => Announced {
+                changes: self.change([(Some(self.keys.noted), None)]),
+                ..Announced::default()
+            },
+            Some(_) => self.cancelled(self.get(self.keys.shown).map(str::to_owned)),
+            None => Announced::default(),
         }
-        Announced::default()
     }
 
     fn cancelled(&self, shown: Option<String>) -> Announced {
@@ -211,6 +225,7 @@ impl MachineSeen<'_> {
                 (change_id, None),
                 (Some(last_failed_attempt_at), None),
                 (Some(self.keys.shown), shown),
+                (Some(self.keys.noted), None),
             ]),
             events: vec![Announcement {
                 severity: Severity::Normal,
@@ -227,7 +242,7 @@ impl MachineSeen<'_> {
         match status.phase {
             Phase::Succeeded => self.done(update, option),
             Phase::Stopped if status.failure_reason == SUPERSEDED => ask(option.clone()),
-            Phase::Failed | Phase::Stopped => self.ended(option, &status.failure_message),
+            Phase::Failed | Phase::Stopped => self.ended(update, option, &status.failure_message),
             Phase::Pending
             | Phase::Staging
             | Phase::Waiting
@@ -255,6 +270,7 @@ impl MachineSeen<'_> {
                 (change_id, None),
                 (Some(last_failed_attempt_at), None),
                 (Some(self.keys.shown), update.metadata.name.clone()),
+                (Some(self.keys.noted), None),
             ]),
             events: vec![Announcement {
                 severity: Severity::Normal,
@@ -266,20 +282,15 @@ impl MachineSeen<'_> {
     }
 
     /// The update has ended without success, and a person decides how it goes on.
-    fn ended(&self, option: &GoalOption, why: &str) -> Announced {
-        let Keys { status, change_id, last_failed_attempt_at, .. } = self.keys;
-        if self.has_status(UpgradeStatus::Failed) {
+    fn ended(&self, update: &NodeUpdate, option: &GoalOption, why: &str) -> Announced {
+        let name = update.metadata.name.clone().unwrap_or_default();
+        if self.get(keys::RETRY) == Some(&name) {
+            return ask(option.clone());
+        }
+        if self.has_noted(&name) {
             return Announced::default();
         }
-        Announced {
-            changes: self.change([
-                (Some(status), Some(UpgradeStatus::Failed.to_string())),
-                (change_id, None),
-                (Some(last_failed_attempt_at), Some(rfc1123z(self.now))),
-            ]),
-            events: vec![failed(&option.to_string(), why)],
-            request: Request::None,
-        }
+        self.failed_for_good(&option.to_string(), why, name)
     }
 
     fn under_way(&self, option: &GoalOption, refresh: &SnapRefresh) -> Announced {

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A refresh that fails is repeated for ever: snapd has restored the snap that was there before. Between two attempts
-//! nothing runs on the node, and the update can be stopped.
+//! nothing runs on the node, and the update can be stopped. As long as the end of a change is not known, it may run.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -28,6 +28,10 @@ const LONGEST_DELAY_SECONDS: i64 = 600;
 /// How often in a row snapd may not know a change until it counts as lost. snapd forgets old changes, and answers
 /// like this for a moment while it restarts.
 const UNKNOWN_CHANGES: i32 = 6;
+/// Longest delay between two looks at a change while k8sd does not answer, in seconds.
+const LONGEST_POLL_SECONDS: i64 = 30;
+/// Longest id of a change.
+const ID_BYTES: usize = 64;
 /// State of snapd's change that has succeeded.
 const DONE: &str = "Done";
 /// State of snapd's change that has failed.
@@ -71,12 +75,26 @@ pub fn after_refresh(part: &PartStatus, change_id: &str, now: Timestamp) -> Part
     if change_id.is_empty() {
         return done(part, now);
     }
+    let is_valid =
+        change_id.len() <= ID_BYTES && change_id.bytes().all(|b| b.is_ascii_alphanumeric());
+    if !is_valid {
+        return after_k8sd_failure(
+            part,
+            "k8sd answers an invalid change id",
+            Request::Unknown,
+            now,
+        );
+    }
     let refresh = part.refresh.clone().unwrap_or_default();
     PartStatus {
         failures: 0,
         message: format!("snapd refreshes the snap: change {change_id}"),
         next_call_at: after(now, POLL_SECONDS),
-        refresh: Some(SnapRefresh { change_id: Some(change_id.to_owned()), ..refresh }),
+        refresh: Some(SnapRefresh {
+            change_id: Some(change_id.to_owned()),
+            began_at: Some(Time(now)),
+            ..refresh
+        }),
         ..part.clone()
     }
 }
@@ -103,7 +121,7 @@ pub fn after_status(
             let failures = part.failures.saturating_add(1);
             let why = format!("snapd does not know change {change}");
             if failures >= UNKNOWN_CHANGES {
-                return attempt_failed(part, &why, now);
+                return attempt_lost(part, &why, now);
             }
             let next_call_at = after(now, POLL_SECONDS);
             PartStatus { failures, message: why, next_call_at, ..part.clone() }
@@ -112,11 +130,11 @@ pub fn after_status(
             let began = part.refresh.as_ref().and_then(|refresh| refresh.began_at.as_ref());
             if began.is_some_and(|began| now.duration_since(began.0) >= limit) {
                 let why = format!("change {change} has not ended within {} s", limit.as_secs());
-                return attempt_failed(part, &why, now);
+                return attempt_lost(part, &why, now);
             }
             PartStatus {
                 failures: 0,
-                message: format!("snapd refreshes the snap: change {change} is {other:?}"),
+                message: shown(&format!("snapd refreshes the snap: change {change} is {other:?}")),
                 next_call_at: after(now, POLL_SECONDS),
                 ..part.clone()
             }
@@ -124,14 +142,35 @@ pub fn after_status(
     }
 }
 
+/// What became of a request without a usable answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// It was not sent.
+    NotSent,
+    /// k8sd has refused it: no change has begun.
+    Refused,
+    /// It may have begun a change all the same.
+    Unknown,
+}
+
 /// The state of the part after a call without a usable answer. A refresh that has begun goes on meanwhile: k8sd
 /// restarts with its snap.
-pub fn after_k8sd_failure(part: &PartStatus, why: &str, now: Timestamp) -> PartStatus {
+pub fn after_k8sd_failure(
+    part: &PartStatus,
+    why: &str,
+    request: Request,
+    now: Timestamp,
+) -> PartStatus {
     let failures = part.failures.saturating_add(1);
     let polls = part.refresh.as_ref().is_some_and(|refresh| refresh.change_id.is_some());
     let delay = delay_seconds(failures);
-    let delay = if polls { delay.clamp(POLL_SECONDS, 30) } else { delay };
-    PartStatus { failures, message: shown(why), next_call_at: after(now, delay), ..part.clone() }
+    let delay = if polls { delay.clamp(POLL_SECONDS, LONGEST_POLL_SECONDS) } else { delay };
+    let state = match request {
+        Request::Refused if !polls => PartState::Pending,
+        Request::Refused | Request::NotSent | Request::Unknown => part.state,
+    };
+    let next_call_at = after(now, delay);
+    PartStatus { state, failures, message: shown(why), next_call_at, ..part.clone() }
 }
 
 fn done(part: &PartStatus, now: Timestamp) -> PartStatus {
@@ -145,12 +184,18 @@ fn done(part: &PartStatus, now: Timestamp) -> PartStatus {
     }
 }
 
+/// An attempt has failed: its change has ended without success.
 fn attempt_failed(part: &PartStatus, why: &str, now: Timestamp) -> PartStatus {
+    PartStatus { state: PartState::Pending, ..attempt_lost(part, why, now) }
+}
+
+/// An attempt is given up, and its change may still run: until k8sd accepts another request, the machine counts as
+/// being refreshed.
+fn attempt_lost(part: &PartStatus, why: &str, now: Timestamp) -> PartStatus {
     let refresh = part.refresh.clone().unwrap_or_default();
     let failed_attempts = refresh.failed_attempts.saturating_add(1);
     let why = shown(if why.is_empty() { "snapd gives no reason" } else { why });
     PartStatus {
-        state: PartState::Pending,
         failures: failed_attempts,
         message: why.clone(),
         next_call_at: after(now, delay_seconds(failed_attempts)),
@@ -256,7 +301,8 @@ mod tests {
             assert_eq!((part.state, part.failures), (PartState::Running, look));
         }
         part = after_status(&part, &status("", false, ""), LIMIT, at(40));
-        assert_eq!(part.state, PartState::Pending);
+        assert_eq!(part.state, PartState::Running, "it may still run");
+        assert_eq!(part.refresh.clone().unwrap().change_id, None);
         assert!(part.message.contains("does not know change 3"), "{}", part.message);
     }
 
@@ -266,7 +312,9 @@ mod tests {
         let part = after_status(&running("3"), &doing, LIMIT, at(3599));
         assert_eq!(part.state, PartState::Running);
         let part = after_status(&part, &doing, LIMIT, at(3600));
-        assert_eq!(part.state, PartState::Pending);
+        assert_eq!(part.state, PartState::Running, "it may still run");
+        let option = GoalOption::Revision("7".into());
+        assert_eq!(k8sd_call(&part, &option), K8sdCall::Refresh(option.clone()));
         assert!(part.message.contains("3600 s"), "{}", part.message);
     }
 
@@ -274,7 +322,7 @@ mod tests {
     fn k8sd_may_be_away_while_its_snap_is_refreshed() {
         let mut part = running("3");
         for _ in 0..100 {
-            part = after_k8sd_failure(&part, "connection refused", at(0));
+            part = after_k8sd_failure(&part, "connection refused", Request::NotSent, at(0));
         }
         assert_eq!(part.state, PartState::Running);
         assert_eq!(part.refresh.clone().unwrap().change_id.as_deref(), Some("3"));
@@ -287,10 +335,30 @@ mod tests {
         let mut part = attempt_begun(&PartStatus::default(), at(0));
         let mut delays = Vec::new();
         for _ in 0..4 {
-            part = after_k8sd_failure(&part, "invalid token", at(0));
+            part = after_k8sd_failure(&part, "invalid token", Request::Refused, at(0));
+            assert_eq!(part.state, PartState::Pending, "it can be stopped");
             delays.push(next_in(&part, 0));
+            part = attempt_begun(&part, at(0));
         }
         assert_eq!(delays, [0, 5, 10, 20]);
         assert_eq!(part.refresh.unwrap().failed_attempts, 0, "nothing was attempted");
+    }
+
+    #[test]
+    fn a_refresh_whose_answer_was_lost_may_run() {
+        let part = attempt_begun(&PartStatus::default(), at(0));
+        let part = after_k8sd_failure(&part, "connection closed", Request::Unknown, at(0));
+        assert_eq!(part.state, PartState::Running);
+        let part = after_k8sd_failure(&part, "no proxy pod", Request::NotSent, at(5));
+        assert_eq!(part.state, PartState::Running);
+        assert_eq!(after_refresh(&part, "9", at(9)).refresh.unwrap().began_at, Some(Time(at(9))));
+    }
+
+    #[test]
+    fn an_id_that_is_not_snapds_is_no_change() {
+        for id in ["x".repeat(65), "1\n2".to_owned(), "../1".to_owned()] {
+            let part = after_refresh(&attempt_begun(&PartStatus::default(), at(0)), &id, at(0));
+            assert_eq!(part.refresh.unwrap().change_id, None);
+        }
     }
 }

@@ -39,6 +39,8 @@ const LONGEST_DELAY_SECONDS: i64 = 300;
 const VERIFY_SECONDS: i64 = 10;
 /// For how long the answer that an Updater can be called is relied on, in seconds.
 const ANSWER_SECONDS: i64 = 120;
+/// How long a node must stay Ready after k8sd has refreshed its snap, in seconds: longer than the Lease of a kubelet.
+const WATCHED_SECONDS: i64 = 60;
 /// Longest message of an Updater in a status, in characters.
 const MESSAGE_CHARACTERS: usize = 512;
 
@@ -314,6 +316,9 @@ impl Work<'_> {
         if is_late(self.now) && part.next_call_at.as_ref().is_some_and(|at| is_late(at.0)) {
             return Some(timed_out(&part, limit));
         }
+        if let Some(failed) = next.is_of_k8sd().then(|| self.node_lost_to_k8sd(&part)).flatten() {
+            return Some(failed);
+        }
         let standing = at_work(phase, &part);
         let later = part.next_call_at.as_ref().map(|at| at.0.duration_since(self.now));
         Some(match later.and_then(|later| Duration::try_from(later).ok()) {
@@ -430,6 +435,9 @@ impl Work<'_> {
                 is_member.then(|| health::control_plane_health(self.seen, &node).err()).flatten()
             };
             let refusal = shown.err().or_else(|| self.not_rebooted()).or_else(unhealthy);
+            if let Some(watched) = refusal.is_none().then(|| self.watched_after_k8sd()).flatten() {
+                return watched;
+            }
             if let Some(refusal) = refusal {
                 return self.node_lost(&refusal).unwrap_or_else(|| {
                     Standing::blocked(Phase::Verifying, refusal).again_after(10)
@@ -444,6 +452,36 @@ impl Work<'_> {
 }
 
 impl Work<'_> {
+    /// Waits after k8sd has ended: a kubelet that does not start leaves the node Ready until its Lease ends.
+    fn watched_after_k8sd(&self) -> Option<Standing> {
+        let part = self.s.update.spec.updater_parts().find(|part| part.is_of_k8sd())?;
+        let ended = self.status.part(&part.updater).finished_at?.0;
+        let rest = WATCHED_SECONDS - self.now.duration_since(ended).as_secs();
+        let rest = u64::try_from(rest).ok().filter(|rest| *rest > 0)?;
+        let refusal = Refusal::NodeNotVerified {
+            node: self.status.node_name.clone(),
+            why: format!(
+                "it must stay Ready for {WATCHED_SECONDS} s after the refresh of its snap"
+            ),
+        };
+        Some(Standing::blocked(Phase::Verifying, refusal).again_after(rest))
+    }
+
+    /// The failure of an update whose node has not reported since a refresh began: then remediation may do its work.
+    fn node_lost_to_k8sd(&self, part: &PartStatus) -> Option<Standing> {
+        let limit = self.s.host_lost_after?;
+        let node = self.seen.node().filter(|node| !node.ready)?;
+        let began = part.refresh.as_ref()?.began_at.as_ref()?.0;
+        let heard = node.heartbeat?.max(began).max(self.seen.complete_since);
+        (part.state.has_begun() && self.now.duration_since(heard) >= limit).then(|| {
+            let why = format!(
+                "its kubelet has not reported for {} s since its snap is refreshed",
+                limit.as_secs()
+            );
+            Standing::failed("NodeNotBack", why)
+        })
+    }
+
     /// The failure of an update whose node does not return from its Updaters: then remediation may do its
     /// work.
     pub(super) fn node_lost(&self, refusal: &Refusal) -> Option<Standing> {

@@ -182,7 +182,7 @@ fn the_release_is_what_was_installed_and_not_what_is_asked_for_by_now() {
     world.phase(Phase::Disrupting, Some(change("12")));
     world.look();
     world.annotations.insert(CANONICAL.upgrade_to.into(), "revision=9".into());
-    assert_eq!(world.look(), asks("revision=9"));
+    assert_eq!(world.look(), Request::Stop("m-1".into()), "if that is still possible");
     world.phase(Phase::Succeeded, Some(change("12")));
     assert_eq!(world.look(), asks("revision=9"), "the request is not lost");
     assert_eq!(world.annotations[CANONICAL.release], CHANNEL);
@@ -262,6 +262,9 @@ fn an_upgrade_that_cannot_be_reached_fails_once() {
     assert_eq!(world.look(), Request::None);
     assert_eq!(world.look(), Request::None, "the same request is not repeated by itself");
     assert_eq!(world.events.len(), 1);
+    world.annotations.insert(keys::RETRY.into(), "m-1".into());
+    assert_eq!(world.look(), asks(CHANNEL), "but by refit retry");
+    world.annotations.remove(keys::RETRY);
     assert!(world.events[0].contains("older than the node's version"));
     world.annotations.remove(CANONICAL.upgrade_to);
     world.look();
@@ -306,4 +309,35 @@ fn a_failed_attempt_is_shown_even_if_the_next_one_has_begun() {
     assert!(shown.contains(&"status=in-progress".to_owned()), "{shown:?}");
     assert!(world.events[0].contains("no space left"), "{:?}", world.events);
     assert_eq!(world.events.len(), 2);
+}
+
+#[test]
+fn a_refusal_does_not_hide_what_was_shown_before() {
+    for end in [Phase::Succeeded, Phase::Stopped] {
+        let mut world = World::asked(CHANNEL);
+        world.updates(1, CHANNEL);
+        world.phase(end, None);
+        if end == Phase::Stopped {
+            world.annotations.remove(CANONICAL.upgrade_to);
+        }
+        world.look();
+        world.annotations.insert(CANONICAL.upgrade_to.into(), "chanel=x".into());
+        assert_eq!(world.look(), Request::None);
+        world.annotations.insert(CANONICAL.upgrade_to.into(), CHANNEL.into());
+        assert_eq!(world.look(), asks(CHANNEL), "it is carried out, not taken as done");
+    }
+}
+
+#[test]
+fn a_request_that_is_removed_and_made_again_is_carried_out() {
+    let mut world = World::asked(CHANNEL);
+    world.updates(1, CHANNEL);
+    world.phase(Phase::Waiting, None);
+    world.annotations.remove(CANONICAL.upgrade_to);
+    assert_eq!(world.look(), Request::Stop("m-1".into()));
+    world.annotations.insert(CANONICAL.upgrade_to.into(), CHANNEL.into());
+    world.phase(Phase::Stopped, None);
+    let status = world.update.as_mut().unwrap().status.as_mut().unwrap();
+    SUPERSEDED.clone_into(&mut status.failure_reason);
+    assert_eq!(world.look(), asks(CHANNEL));
 }

@@ -44,7 +44,7 @@ fn a_snap_is_refreshed_with_a_slot_and_without_a_drain() {
     for one in [One::worker(), One::control_plane()] {
         let mut one = snap(one, "channel=1.35-classic/stable", Disruption::Restart);
         one.changes.extend([doing(), doing()]);
-        run(&mut one, 60);
+        run(&mut one, 180);
         assert_eq!(one.phase(), Phase::Succeeded, "{:?}", one.blocked_by());
         assert_eq!(count(&one, "refresh to channel=1.35-classic/stable"), 1);
         assert_eq!((count(&one, "claim"), count(&one, "release")), (1, 1));
@@ -56,7 +56,7 @@ fn a_snap_is_refreshed_with_a_slot_and_without_a_drain() {
 #[test]
 fn a_drain_comes_first_where_it_is_asked_for() {
     let mut one = snap(One::worker(), "revision=9", Disruption::Drain);
-    run(&mut one, 60);
+    run(&mut one, 180);
     assert_eq!(one.phase(), Phase::Succeeded);
     let at = |word: &str| one.log.iter().position(|known| known.starts_with(word));
     assert!(
@@ -115,7 +115,7 @@ fn a_paused_machine_is_not_tried_again() {
 fn a_channel_neither_skips_a_minor_version_nor_goes_back() {
     let outcome = |one: One, channel: &str| {
         let mut one = snap(one, channel, Disruption::Restart);
-        run(&mut one, 60);
+        run(&mut one, 180);
         (one.phase(), one.status().failure_reason, count(&one, "refresh"))
     };
     let failed = |reason: &str| (Phase::Failed, reason.to_owned(), 0);
@@ -137,9 +137,42 @@ fn a_node_must_be_ready_after_the_refresh() {
         run(&mut one, 1);
     }
     one.node_mut().ready = false;
-    run(&mut one, 60);
+    run(&mut one, 180);
     assert_eq!((one.phase(), one.slots()), (Phase::Verifying, 1));
     one.node_mut().ready = true;
-    run(&mut one, 60);
+    run(&mut one, 180);
     assert_eq!(one.phase(), Phase::Succeeded);
+}
+
+#[test]
+fn a_lost_change_may_run_and_keeps_its_machine_busy() {
+    let mut one = snap(One::worker(), "revision=9", Disruption::Restart);
+    one.changes.extend((0..6).map(|_| RefreshStatus::default()));
+    while one.status().part("k8sd").refresh.is_none_or(|refresh| refresh.failed_attempts == 0) {
+        run(&mut one, 1);
+    }
+    one.update.spec.stage = Stage::Abort;
+    assert!(is_past_return(&one.status()));
+    run(&mut one, 180);
+    assert_eq!(one.phase(), Phase::Succeeded, "it ran to its end");
+    assert_eq!(count(&one, "refresh"), 2);
+}
+
+#[test]
+fn a_node_that_never_returns_from_a_refresh_is_left_to_remediation() {
+    let mut one = snap(One::worker(), "revision=9", Disruption::Restart);
+    one.host_lost_after = Some(jiff::SignedDuration::from_secs(900));
+    one.changes.extend((0..1000).map(|_| doing()));
+    while one.status().part("k8sd").state != PartState::Running {
+        run(&mut one, 1);
+    }
+    let node = one.node_mut();
+    (node.ready, node.heartbeat) = (false, Some(at(0)));
+    run(&mut one, 800);
+    assert_eq!(one.phase(), Phase::Disrupting);
+    run(&mut one, 200);
+    assert_eq!((one.phase(), one.status().failure_reason.as_str()), (Phase::Failed, "NodeNotBack"));
+    assert!(
+        !one.log.iter().rev().take_while(|word| *word != "unguard").any(|word| word == "guard")
+    );
 }
