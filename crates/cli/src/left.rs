@@ -155,6 +155,7 @@ impl LeftOwner {
                 machines: None,
                 updater_ref: None,
                 request_ref: None,
+                option: None,
                 via: Via::Machines,
             };
         };

@@ -21,8 +21,8 @@ use refit_runtime::{
 };
 
 use crate::{
-    Settings, k8sd::K8sd, metrics::Metrics, providers::WatchedKinds,
-    updater_servers::UpdaterServers, workload_watch::WorkloadIndex,
+    Settings, control_planes::ForeignPlanes, k8sd::K8sd, metrics::Metrics, owner::OwnerId,
+    providers::WatchedKinds, updater_servers::UpdaterServers, workload_watch::WorkloadIndex,
 };
 
 /// Deadline of a read from a workload cluster. A write has the usual one: webhooks of the cluster may
@@ -171,6 +171,8 @@ pub(crate) struct Stores {
     pub(crate) machine_sets: Store<MachineSet>,
     pub(crate) machine_deployments: Store<MachineDeployment>,
     pub(crate) control_planes: Store<KubeadmControlPlane>,
+    /// Control planes of other providers.
+    pub(crate) foreign_planes: ForeignPlanes,
     pub(crate) clusters: Store<Cluster>,
     pub(crate) namespaces: Store<Namespace>,
     pub(crate) node_updates: Store<NodeUpdate>,
@@ -231,4 +233,6 @@ pub(crate) struct Queues {
     pub(crate) upgrade_tasks: Queue<ObjectKey>,
     /// Machines with annotations that ask for an upgrade, or show one.
     pub(crate) annotations: Queue<ObjectKey>,
+    /// Owners of Machines with such annotations.
+    pub(crate) owner_annotations: Queue<OwnerId>,
 }

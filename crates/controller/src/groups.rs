@@ -67,7 +67,7 @@ pub(crate) fn group_of(stores: &Stores, machine: &Machine) -> Option<Group> {
     let namespace = machine.namespace().unwrap_or_default();
     let owner = controller_of(machine.owner_references())?;
     let group = group_of_api_version(&owner.api_version);
-    if group == CONTROL_PLANE_GROUP {
+    if is_of_control_plane(machine, group) {
         Some(Group::of(&namespace, &machine.spec.cluster_name, group_owner(owner), true))
     } else if group == CORE_GROUP && owner.kind == Owner::Set.kind() {
         let key = ObjectKey::new(&namespace, &owner.name);
@@ -77,6 +77,13 @@ pub(crate) fn group_of(stores: &Stores, machine: &Machine) -> Option<Group> {
     } else {
         None
     }
+}
+
+/// Whether a control plane controls a Machine: by the label that Cluster API's contract requires, whatever the kind of
+/// the control plane is. `owner` is the API group of the Machine's controller.
+fn is_of_control_plane(machine: &Machine, owner: &str) -> bool {
+    owner == CONTROL_PLANE_GROUP
+        || owner != CORE_GROUP && machine.labels().contains_key(keys::CONTROL_PLANE)
 }
 
 /// The group of a MachineSet: its MachineDeployment's, or its own.
@@ -156,15 +163,17 @@ pub(crate) fn owner_generation(stores: &Stores, group: &Group) -> Option<i64> {
 /// The Machines of a group, in order of their names.
 pub(crate) fn machines_of(stores: &Stores, group: &ObjectKey) -> Vec<Arc<Machine>> {
     let sets = stores.machine_sets.listed(&SETS_BY_GROUP, group);
-    let sets = sets.iter().map(|set| (set_index_key(&ObjectKey::of(set.as_ref())), CORE_GROUP));
+    let sets = sets.iter().map(|set| (set_index_key(&ObjectKey::of(set.as_ref())), true));
     // A group of machines of several owners is rare, and the index returns them in order of their names.
     let mut machines: Vec<Arc<Machine>> = Vec::new();
-    for (owner, api_group) in sets.chain([(group.clone(), CONTROL_PLANE_GROUP)]) {
+    for (owner, is_set) in sets.chain([(group.clone(), false)]) {
         let controlled = stores.machines.listed(&MACHINES_BY_OWNER, &owner);
         let in_order = machines.is_empty() || controlled.is_empty();
         machines.extend(controlled.into_iter().filter(|machine| {
-            controller_of(machine.owner_references())
-                .is_some_and(|owner| group_of_api_version(&owner.api_version) == api_group)
+            controller_of(machine.owner_references()).is_some_and(|owner| {
+                let of = group_of_api_version(&owner.api_version);
+                if is_set { of == CORE_GROUP } else { is_of_control_plane(machine, of) }
+            })
         }));
         if !in_order {
             machines.sort_by_cached_key(|machine| machine.name_any());

@@ -10,6 +10,7 @@ use refit_runtime::{ObjectKey, Store, store::Index};
 
 use crate::{
     context::Stores,
+    control_planes::ForeignPlanes,
     groups::{controller_of, group_of_set, machine_key},
     host_plan::{cluster_key, node_name},
 };
@@ -134,6 +135,7 @@ impl Default for Stores {
             machine_sets: Store::indexed(&[SETS_BY_GROUP]),
             machine_deployments: Store::indexed(&[DEPLOYMENTS_BY_CLUSTER]),
             control_planes: Store::default(),
+            foreign_planes: ForeignPlanes::default(),
             clusters: Store::default(),
             namespaces: Store::default(),
             node_updates: Store::indexed(&[UPDATES_BY_MACHINE, UPDATES_BY_MACHINE_UID]),

@@ -6,13 +6,14 @@
 //! | `node_update` | brings one Machine to one goal |
 //! | `requests` | the NodeUpdates of a Machine, for every way in |
 //! | `upgrade_task` | works through the Machines of a group, where Cluster API does not |
-//! | `annotations` | upgrades by annotation of a Machine |
+//! | `annotations` | upgrades by annotation of a Machine, or of its owner |
 //! | `update_group` | limits how many Machines of a group may be down, and reports why it waits |
 //! | `k8sd` | calls of k8sd on the Nodes of Canonical Kubernetes |
 //! | `updaters`, `updater_servers` | whether an Updater is valid; calls of its server |
 //! | `host_plan`, `workload_watch`, `workload_objects` | HostPlans, the watches of workload clusters, and what they keep |
 //! | `agent_access` | the rights of agents in workload clusters |
 //! | [`certificates`] | the hook server's certificate, without cert-manager |
+//! | `control_planes` | the control planes of other providers |
 //! | `api_error` | what a failed request means |
 //! | `policy` | annotations for changes that no updater covers, for drains and for hosts |
 //! | `watches`, `groups`, `indexes` | one watch per kind, and the keys that a change wakes |
@@ -29,6 +30,7 @@ pub mod certificates;
 mod client_trust;
 mod cluster_view;
 mod context;
+mod control_planes;
 mod drain;
 mod groups;
 mod hooks;

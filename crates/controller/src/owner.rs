@@ -3,8 +3,10 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
-use kube::Resource as _;
-use refit_cluster_api::kinds::{KubeadmControlPlane, MachineDeployment, MachineSet};
+use kube::{Api, Resource as _};
+use refit_cluster_api::kinds::{
+    CONTROL_PLANE_GROUP, CORE_GROUP, KubeadmControlPlane, MachineDeployment, MachineSet,
+};
 use refit_core::{
     change::{Level, Objects},
     group::{Limits, OwnerPacing, Pace, owner_argument, request_of},
@@ -13,13 +15,15 @@ use refit_kinds::{
     conditions,
     json::{annotation, text},
     keys,
-    refit::{Owner, Pacing},
+    refit::{Owner, Pacing, update_group_name},
     version::StatedVersion,
 };
+use refit_runtime::{ObjectKey, Store, foreign::ForeignObject};
 
 use crate::{
     api_error::ReadError,
     context::{Context, Stores},
+    control_planes::ForeignPlane,
     groups::Group,
     node_update::live::read_object,
 };
@@ -27,18 +31,73 @@ use crate::{
 /// The live owner of a group.
 pub(crate) enum LiveOwner {
     ControlPlane(Arc<KubeadmControlPlane>),
+    /// A control plane of another provider.
+    Foreign(Arc<ForeignPlane>),
     Deployment(Arc<MachineDeployment>),
     Set(Arc<MachineSet>),
+}
+
+/// Names an owner of Machines.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct OwnerId {
+    /// API group of its kind.
+    pub(crate) api_group: String,
+    /// Its kind.
+    pub(crate) kind: String,
+    /// Its namespace and name.
+    pub(crate) key: ObjectKey,
+}
+
+impl OwnerId {
+    /// An owner of a kind of Cluster API's own.
+    pub(crate) fn of(kind: Owner, object: &impl kube::ResourceExt) -> Self {
+        let api_group = match kind {
+            Owner::ControlPlane => CONTROL_PLANE_GROUP,
+            Owner::Deployment | Owner::Set => CORE_GROUP,
+        };
+        Self::new(api_group, kind.kind(), object)
+    }
+
+    pub(crate) fn new(api_group: &str, kind: &str, object: &impl kube::ResourceExt) -> Self {
+        let (api_group, kind) = (api_group.to_owned(), kind.to_owned());
+        Self { api_group, kind, key: ObjectKey::of(object) }
+    }
+
+    /// The owner of a group.
+    pub(crate) fn of_group(group: &Group) -> Self {
+        Self {
+            api_group: api_group(group).to_owned(),
+            kind: group.spec.owner.kind.clone(),
+            key: group.owner_key(),
+        }
+    }
+
+    /// Key of its UpdateGroup, whether that exists or not.
+    pub(crate) fn group_key(&self) -> ObjectKey {
+        ObjectKey::new(&self.key.namespace, update_group_name(&self.kind, &self.key.name))
+    }
+
+    /// The owner as an object of whatever version is served.
+    pub(crate) fn object(&self) -> ForeignObject {
+        ForeignObject {
+            group: self.api_group.clone(),
+            version: None,
+            kind: self.kind.clone(),
+            namespace: self.key.namespace.clone(),
+            name: self.key.name.clone(),
+        }
+    }
 }
 
 impl LiveOwner {
     /// The owner of a group, if it is known and of a supported kind.
     pub(crate) fn of(stores: &Stores, group: &Group) -> Option<Self> {
         let key = group.owner_key();
-        match Owner::of_kind(&group.spec.owner.kind)? {
-            Owner::ControlPlane => stores.control_planes.get(&key).map(Self::ControlPlane),
-            Owner::Deployment => stores.machine_deployments.get(&key).map(Self::Deployment),
-            Owner::Set => stores.machine_sets.get(&key).map(Self::Set),
+        match Owner::of_kind(&group.spec.owner.kind) {
+            Some(Owner::ControlPlane) => stores.control_planes.get(&key).map(Self::ControlPlane),
+            Some(Owner::Deployment) => stores.machine_deployments.get(&key).map(Self::Deployment),
+            Some(Owner::Set) => stores.machine_sets.get(&key).map(Self::Set),
+            None => foreign_store(stores, group)?.get(&key).map(Self::Foreign),
         }
     }
 
@@ -49,13 +108,15 @@ impl LiveOwner {
             Some(Owner::ControlPlane) => read_object(ctx, &stores.control_planes, &key).await,
             Some(Owner::Deployment) => read_object(ctx, &stores.machine_deployments, &key).await,
             // The limit of a MachineSet without a MachineDeployment is fixed.
-            Some(Owner::Set) | None => Ok(()),
+            Some(Owner::Set) => Ok(()),
+            None => read_foreign(ctx, group).await,
         }
     }
 
     fn meta(&self) -> &ObjectMeta {
         match self {
             Self::ControlPlane(owner) => owner.meta(),
+            Self::Foreign(owner) => owner.meta(),
             Self::Deployment(owner) => owner.meta(),
             Self::Set(owner) => owner.meta(),
         }
@@ -64,6 +125,11 @@ impl LiveOwner {
     /// uid of the owner.
     pub(crate) fn uid(&self) -> Option<String> {
         self.meta().uid.clone()
+    }
+
+    /// resourceVersion of the owner as it is known.
+    pub(crate) fn resource_version(&self) -> Option<String> {
+        self.meta().resource_version.clone()
     }
 
     /// Generation of the owner.
@@ -90,6 +156,7 @@ impl LiveOwner {
     pub(crate) fn version(&self) -> &StatedVersion {
         match self {
             Self::ControlPlane(owner) => &owner.spec.version,
+            Self::Foreign(owner) => &owner.spec.version,
             Self::Deployment(owner) => &owner.spec.template.spec.version,
             Self::Set(owner) => &owner.spec.template.spec.version,
         }
@@ -99,6 +166,8 @@ impl LiveOwner {
     fn template(&self) -> &str {
         match self {
             Self::ControlPlane(owner) => &owner.spec.machine_template.spec.infrastructure_ref.name,
+            // The contract does not state where it is.
+            Self::Foreign(_) => "",
             Self::Deployment(owner) => &owner.spec.template.spec.infrastructure_ref.name,
             Self::Set(owner) => &owner.spec.template.spec.infrastructure_ref.name,
         }
@@ -122,7 +191,8 @@ impl LiveOwner {
             && (template.is_empty() || self.template() == template)
     }
 
-    /// Conditions of an owner that rolls out a change by itself. A MachineSet shows no rollout.
+    /// Conditions of an owner that rolls out a change by itself. A MachineSet shows no rollout, and the contract does not
+    /// state one for control planes.
     pub(crate) fn rollout(&self) -> Option<&[Condition]> {
         let shown = match self {
             Self::ControlPlane(owner) => &owner.status.as_ref()?.conditions,
@@ -130,7 +200,7 @@ impl LiveOwner {
                 let waits = owner.spec.paused == Some(true) || owner.rolls_on_delete();
                 owner.status.as_ref().filter(|_| !waits).map(|status| &status.conditions)?
             }
-            Self::Set(_) => return None,
+            Self::Foreign(_) | Self::Set(_) => return None,
         };
         conditions::is_true(shown, conditions::ROLLING_OUT).then_some(shown)
     }
@@ -145,12 +215,13 @@ impl LiveOwner {
                 owner.status.as_ref().map(|status| status.observed_generation)
             }
             Self::Set(owner) => owner.status.as_ref().map(|status| status.observed_generation),
+            Self::Foreign(_) => return false,
         };
         observed.flatten() == self.generation()
     }
 
     /// Whether the owner's status, for its current spec, reports all of its machines as up to date.
-    /// A MachineSet has no such status.
+    /// A MachineSet has no such status, and the contract does not require it of control planes.
     pub(crate) fn is_up_to_date(&self) -> bool {
         let (wanted, there, up_to_date) = match self {
             Self::ControlPlane(owner) => {
@@ -161,10 +232,40 @@ impl LiveOwner {
                 let status = owner.status.clone().unwrap_or_default();
                 (owner.spec.replicas, status.replicas, status.up_to_date_replicas)
             }
-            Self::Set(_) => return false,
+            Self::Foreign(_) | Self::Set(_) => return false,
         };
         self.has_observed() && there == up_to_date && wanted.unwrap_or(1) == there.unwrap_or(0)
     }
+}
+
+/// API group of a group's owner.
+fn api_group(group: &Group) -> &str {
+    group.spec.owner.api_version.split_once('/').map_or("", |(of, _)| of)
+}
+
+fn foreign_store(stores: &Stores, group: &Group) -> Option<Store<ForeignPlane>> {
+    stores.foreign_planes.store(api_group(group), &group.spec.owner.kind)
+}
+
+/// Brings a control plane of another provider in the caches up to the present, if its kind can be read.
+async fn read_foreign(ctx: &Context, group: &Group) -> Result<(), ReadError> {
+    let (kind, key) = (&group.spec.owner.kind, group.owner_key());
+    let Some(store) = foreign_store(&ctx.stores, group) else { return Ok(()) };
+    let Some(resource) = ctx.stores.foreign_planes.resource(api_group(group), kind) else {
+        return Ok(());
+    };
+    let api: Api<ForeignPlane> =
+        Api::namespaced_with(ctx.client.clone(), &key.namespace, &resource);
+    let read = api.get_opt(&key.name).await;
+    match read.map_err(ReadError::management(format!("a read of {kind} {key}")))? {
+        Some(plane) => store.insert(plane),
+        None => {
+            if let Some(known) = store.get(&key) {
+                store.remove(&known);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// What a group's pacing is decided on: the pacing of its UpdateGroup, and the annotations of its owner.
@@ -188,7 +289,11 @@ pub(crate) fn limits_of(stores: &Stores, group: &Group, present: impl FnOnce() -
     let key = group.owner_key();
     match group.spec.owner.owner() {
         Owner::ControlPlane => {
-            let replicas = stores.control_planes.get(&key).and_then(|owner| owner.spec.replicas);
+            let replicas = match LiveOwner::of(stores, group) {
+                Some(LiveOwner::ControlPlane(owner)) => owner.spec.replicas,
+                Some(LiveOwner::Foreign(owner)) => owner.spec.replicas,
+                Some(LiveOwner::Deployment(_) | LiveOwner::Set(_)) | None => None,
+            };
             Limits::control_plane(replicas.unwrap_or_else(present))
         }
         Owner::Deployment => {

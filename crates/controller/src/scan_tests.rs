@@ -162,6 +162,7 @@ fn mark_ready(stores: &Stores) {
         machine_sets,
         machine_deployments,
         control_planes,
+        foreign_planes: _,
         clusters,
         namespaces,
         node_updates,

@@ -4,17 +4,18 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, Client, Resource, ResourceExt as _};
-use refit_cluster_api::kinds::{Cluster, KubeadmControlPlane, Machine};
+use refit_cluster_api::kinds::{Cluster, Machine};
 use refit_core::{group::COVERED, node::Ended, report::RefusalReason};
 use refit_kinds::{
     conditions, keys,
-    refit::{NodeUpdate, Owner, UpdateGroup, Updater, UpgradeTask, update_group_name},
+    refit::{NodeUpdate, Owner, UpdateGroup, Updater, UpgradeTask},
 };
 use refit_runtime::{ObjectKey, Store, store};
 
 use crate::{
     PlanLocation, annotations,
     context::Context,
+    control_planes::{self, ForeignPlane},
     groups::{
         group_of, group_of_set, machine_key, node_updates_of_machine, phase_of, unfinished_in,
         unfinished_of_group,
@@ -22,6 +23,7 @@ use crate::{
     host_plan::cluster_key,
     indexes::GROUPS_BY_CLUSTER,
     node_update::look::update_node_name,
+    owner::OwnerId,
     providers, upgrade_task,
 };
 
@@ -39,10 +41,10 @@ pub(crate) async fn run(ctx: &Context) {
         }),
         watch(client, &stores.machines, |machine| machine_changed(ctx, machine)),
         watch(client, &stores.machine_deployments, |deployment| {
-            owner_changed(ctx, Owner::Deployment, deployment);
+            owner_changed(ctx, OwnerId::of(Owner::Deployment, deployment), deployment);
         }),
         watch(client, &stores.control_planes, |control_plane| {
-            owner_changed(ctx, Owner::ControlPlane, control_plane);
+            owner_changed(ctx, OwnerId::of(Owner::ControlPlane, control_plane), control_plane);
             wake_waiting_workers(ctx, control_plane);
         }),
         watch(client, &stores.clusters, |cluster| cluster_changed(ctx, cluster)),
@@ -68,6 +70,7 @@ pub(crate) async fn run(ctx: &Context) {
         ),
         watch(client, &stores.upgrade_tasks, |task| task_changed(ctx, task)),
         providers::run(ctx),
+        control_planes::run(ctx),
         // A drain polls every few seconds anyway.
         watch(client, &stores.drain_rules, |_| {}),
         async {
@@ -93,13 +96,6 @@ where
 {
     let api: Api<K> = Api::all(client.clone());
     store::reflect(api, store::everything(), store.clone(), changed).await;
-}
-
-fn owned_group(kind: Owner, owner: &impl kube::ResourceExt) -> ObjectKey {
-    ObjectKey::new(
-        owner.namespace().unwrap_or_default(),
-        update_group_name(kind.kind(), &owner.name_any()),
-    )
 }
 
 /// Wakes the NodeUpdates of a Machine, except those that have ended and left nothing to do.
@@ -143,10 +139,11 @@ pub(crate) fn has_work_left(ctx: &Context, update: &NodeUpdate) -> bool {
     ended.may_have_work_left()
 }
 
-/// Wakes the group of an owner, its tasks, and the tasks of its Cluster.
-fn owner_changed<K: Resource>(ctx: &Context, owner: Owner, object: &K) {
-    let group = owned_group(owner, object);
+/// Wakes the group of an owner, its tasks, the tasks of its Cluster, and what its annotations ask for.
+fn owner_changed(ctx: &Context, owner: OwnerId, object: &impl kube::ResourceExt) {
+    let group = owner.group_key();
     upgrade_task::wake(ctx, &group);
+    annotations::wake_owner(ctx, owner, object.annotations());
     if let Some(cluster) = object.labels().get(keys::CLUSTER_NAME) {
         upgrade_task::wake_whole(ctx, &ObjectKey::new(&group.namespace, cluster));
     }
@@ -192,6 +189,7 @@ fn task_changed(ctx: &Context, task: &UpgradeTask) {
         ctx,
         &ObjectKey::new(&key.namespace, &task.spec.cluster_ref.name),
     );
+    annotations::wake_owner_of(ctx, task);
     ctx.queues.upgrade_tasks.add(key);
 }
 
@@ -219,8 +217,14 @@ pub(crate) fn group_changed(ctx: &Context, group: &UpdateGroup) {
     ctx.queues.groups.add(key);
 }
 
+/// Wakes what depends on a control plane of another provider. It is of a kind of an API group.
+pub(crate) fn plane_changed(ctx: &Context, (api_group, kind): (&str, &str), plane: &ForeignPlane) {
+    owner_changed(ctx, OwnerId::new(api_group, kind, plane), plane);
+    wake_waiting_workers(ctx, plane);
+}
+
 /// Workers may wait for the version that the owner of their control plane requests.
-fn wake_waiting_workers(ctx: &Context, control_plane: &KubeadmControlPlane) {
+fn wake_waiting_workers(ctx: &Context, control_plane: &impl kube::ResourceExt) {
     let Some(cluster) = control_plane.labels().get(keys::CLUSTER_NAME) else { return };
     let cluster = ObjectKey::new(control_plane.namespace().unwrap_or_default(), cluster);
     for workers in ctx.stores.update_groups.listed(&GROUPS_BY_CLUSTER, &cluster) {
@@ -251,6 +255,7 @@ pub(crate) fn work_changed(ctx: &Context, cluster: &ObjectKey) {
 /// A Cluster's policy, pause and endpoint affect all of its groups and unfinished NodeUpdates.
 pub(crate) fn cluster_changed(ctx: &Context, cluster: &Cluster) {
     let key = ObjectKey::of(cluster);
+    ctx.stores.foreign_planes.expect(cluster);
     ctx.workload_index.cluster_changed(key.clone());
     upgrade_task::wake_of_cluster(ctx, &key);
     for group in ctx.stores.update_groups.listed(&GROUPS_BY_CLUSTER, &key) {

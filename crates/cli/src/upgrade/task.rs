@@ -140,6 +140,7 @@ async fn spec(
         machines: None,
         updater_ref: None,
         request_ref: None,
+        option: None,
         via,
     })
 }

@@ -450,7 +450,8 @@ pub(crate) fn about_machine(
     announced(events::reference(machine), announcement, occurrence)
 }
 
-fn announced(
+/// An event about an object.
+pub(crate) fn announced(
     about: ObjectReference,
     announcement: &Announcement,
     occurrence: &str,

@@ -394,18 +394,18 @@ fn last_first_passed<'a>(
     Some(has_brought_version(first))
 }
 
-/// The control plane that Cluster API rolls out: one that is not paused.
+/// The control plane that Cluster API rolls out: one that is not paused. When another provider replaces a Machine, its
+/// contract does not state; it calls no hook, so nothing that it requests is under way.
 fn replacer(group: &groups::Group, owner: &LiveOwner) -> Option<Replacer> {
-    let kind = group.spec.owner.owner();
-    match kind {
-        Owner::ControlPlane => {
+    match owner {
+        LiveOwner::ControlPlane(_) => {
             let is_paused = owner.annotations().contains_key(keys::PAUSED);
             (!is_paused).then(|| Replacer {
-                object: format!("{} {}", kind.kind(), group.spec.owner.name),
+                object: format!("{} {}", Owner::ControlPlane.kind(), group.spec.owner.name),
                 has_observed: owner.has_observed(),
             })
         }
-        Owner::Deployment | Owner::Set => None,
+        LiveOwner::Foreign(_) | LiveOwner::Deployment(_) | LiveOwner::Set(_) => None,
     }
 }
 

@@ -21,7 +21,7 @@ use refit_core::{
 use refit_kinds::refit::{MachineUid, Phase};
 use refit_runtime::{ObjectKey, client::too_large, queue::Action};
 
-pub(crate) use act::{about_machine, swap_group};
+pub(crate) use act::{about_machine, announced, swap_group};
 
 use self::{
     act::{Done, perform},

@@ -24,12 +24,12 @@ use tokio::sync::Notify;
 use self::record::{BY_MACHINE_UID, ProviderRecord};
 pub(crate) use self::{
     order::{Ordered, order, order_older, template_of},
-    watch::run,
+    watch::{each_kind, run},
 };
 use crate::{api_error::cause, groups::phase_of};
 
-/// API version and kind of a provider's objects.
-type Kind = (String, String);
+/// Names a kind: its API version, or group, and its name.
+pub(crate) type Kind = (String, String);
 
 /// The kinds of providers' objects that are watched, each from the first update on that needs it.
 #[derive(Debug, Default)]

@@ -1,6 +1,6 @@
 //! Watches the kinds of providers, each from the first update on that needs it.
 
-use std::{ops::ControlFlow, time::Duration};
+use std::{collections::BTreeMap, ops::ControlFlow, sync::Mutex, time::Duration};
 
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -12,8 +12,9 @@ use kube::{
 };
 use refit_kinds::keys;
 use refit_runtime::{ObjectKey, store};
+use tokio::sync::Notify;
 
-use super::{Kind, Trouble, Watched, lock, record::ProviderRecord};
+use super::{Kind, Trouble, Watched, WatchedKinds, lock, record::ProviderRecord};
 use crate::{api_error::cause, context::Context, watches::wake_machine};
 
 /// Longest delay between two attempts to watch a kind.
@@ -23,20 +24,30 @@ const SHOWN_FAILURES: u32 = 3;
 
 /// Watches every kind that an update needs, until the future is dropped.
 pub(crate) async fn run(ctx: &Context) {
+    let WatchedKinds { kinds, added } = &*ctx.providers;
+    each_kind(kinds, added, |kind, watched| watch(ctx, kind, watched)).await;
+}
+
+/// Watches each kind of a map, also those that are `added` later, until the future is dropped.
+pub(crate) async fn each_kind<W: Clone, F: Future<Output = ()>>(
+    kinds: &Mutex<BTreeMap<Kind, W>>,
+    added: &Notify,
+    watch: impl Fn(Kind, W) -> F,
+) {
     let mut begun = Vec::new();
     let mut watches = FuturesUnordered::new();
     loop {
-        let new: Vec<(Kind, Watched)> = {
-            let kinds = lock(&ctx.providers.kinds);
+        let new: Vec<(Kind, W)> = {
+            let kinds = lock(kinds);
             let new = kinds.iter().filter(|(kind, _)| !begun.contains(*kind));
             new.map(|(kind, watched)| (kind.clone(), watched.clone())).collect()
         };
         for (kind, watched) in new {
             begun.push(kind.clone());
-            watches.push(watch(ctx, kind, watched));
+            watches.push(watch(kind, watched));
         }
         tokio::select! {
-            () = ctx.providers.added.notified() => {}
+            () = added.notified() => {}
             Some(()) = watches.next() => {}
         }
     }

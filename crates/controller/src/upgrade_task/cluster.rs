@@ -161,6 +161,7 @@ async fn create(
         machines: None,
         updater_ref: task.spec.updater_ref.clone(),
         request_ref: None,
+        option: None,
         via: task.spec.via,
     };
     let mut child = UpgradeTask::new(name, spec);

@@ -335,7 +335,8 @@ impl Look {
     async fn spec_states(&self, ctx: &Context) -> anyhow::Result<BTreeMap<String, SpecState>> {
         let mut found = BTreeMap::new();
         match &self.owner {
-            None => {}
+            // No task brings the Machines of another provider to a version: an obstacle.
+            None | Some(LiveOwner::Foreign(_)) => {}
             Some(LiveOwner::ControlPlane(owner)) => {
                 let has_version =
                     |machine: &&Arc<Machine>| machine.spec.version == owner.spec.version;
@@ -466,6 +467,7 @@ fn request_of(owner: &LiveOwner) -> String {
             owner.spec.machine_template.spec.infrastructure_ref,
             owner.spec.kubeadm_config_spec,
         ]),
+        LiveOwner::Foreign(owner) => json!([owner.spec.version]),
         LiveOwner::Deployment(owner) => template_request(&owner.spec.template.spec),
         LiveOwner::Set(owner) => template_request(&owner.spec.template.spec),
     };
@@ -477,7 +479,7 @@ fn template_request(spec: &refit_cluster_api::kinds::MachineSpec) -> Value {
 }
 
 /// The group of a task's owner.
-fn group_of_task(task: &UpgradeTask) -> Group {
+pub(crate) fn group_of_task(task: &UpgradeTask) -> Group {
     let owner = task.spec.owner_ref.clone().unwrap_or_default();
     Group {
         key: ObjectKey::new(
@@ -486,7 +488,7 @@ fn group_of_task(task: &UpgradeTask) -> Group {
         ),
         spec: UpdateGroupSpec {
             cluster_name: task.spec.cluster_ref.name.clone(),
-            control_plane: Owner::of_kind(&owner.kind) == Some(Owner::ControlPlane),
+            control_plane: owner.owner() == Owner::ControlPlane,
             owner,
             pacing: Pacing::default(),
         },

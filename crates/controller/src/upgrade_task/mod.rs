@@ -10,6 +10,7 @@
 //! | `objects` | what a Machine and its objects are, and what their owner wants |
 //! | `owner` | pauses an owner, sets its version, lets it go on |
 //! | `cluster` | a task for a whole Cluster: makes the tasks of its groups |
+//! | `option`, `lock` | a task that installs an option by annotation; the lock of a control plane |
 //! | `external` | ExternalUpgrade: a request that makes a task |
 //! | `obstacle` | what stands in the way of a task |
 //! | `hooks_reach` | whether Cluster API calls Refit for a group, before its spec is changed |
@@ -19,9 +20,11 @@ mod advance;
 mod cluster;
 pub(crate) mod external;
 mod hooks_reach;
+mod lock;
 mod look;
 mod objects;
 mod obstacle;
+mod option;
 mod owner;
 mod prepare;
 
@@ -42,6 +45,7 @@ use refit_runtime::{
 use serde_json::{Value, json};
 
 use self::look::Look;
+pub(crate) use self::look::group_of_task;
 use crate::{
     context::Context,
     indexes::{TASKS_BY_CLUSTER, TASKS_BY_GROUP},
@@ -112,6 +116,9 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
         let (next, outcome) = cluster::work(ctx, &task).await?;
         return settle(ctx, &task, &next, outcome).await;
     }
+    if let Some(option) = &task.spec.option {
+        return option::work(ctx, &task, option).await;
+    }
     let read = async {
         let mut look = Look::read(ctx, task.clone()).await?;
         // A task that stops begins nothing: it must not wait for a Secret that is gone.
@@ -142,7 +149,7 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
     let ends = |phase| matches!(phase, TaskPhase::Complete | TaskPhase::Aborted);
     if ends(next.phase) && !has_ended(&task) {
         // The caches may show the owner as it was before the task, and what this look has requested is not in it.
-        owner::read_group(ctx, &look).await?;
+        owner::read_group(ctx, &look.group).await?;
         let live = Look::read(ctx, task.clone()).await?;
         if outcome.refused.values().any(|why| why.is_to_be_replaced)
             && !advance::all_are_to_be_replaced(ctx, &live).await?
@@ -212,7 +219,10 @@ async fn settle(
 /// Whether another write was faster, or the object is gone: the next look shows what happened.
 fn is_race(error: &anyhow::Error) -> bool {
     let error: Option<&kube::Error> = error.downcast_ref();
-    error.is_some_and(|error| apply::is_conflict(error) || apply::is_not_found(error))
+    error.is_some_and(|error| {
+        let exists = matches!(error, kube::Error::Api(status) if status.is_already_exists());
+        exists || apply::is_conflict(error) || apply::is_not_found(error)
+    })
 }
 
 async fn perform(

@@ -24,7 +24,6 @@ pub(super) fn of_group(
     (group, owner): (&Group, Option<&LiveOwner>),
     driven: Option<&str>,
 ) -> Option<Obstacle> {
-    let stores = &ctx.stores;
     let of_cluster = match of_cluster(ctx, task) {
         Ok(cluster) => cluster.name_any(),
         Err(obstacle) => return Some(obstacle),
@@ -56,11 +55,19 @@ pub(super) fn of_group(
         let why = format!("{kind} {name} is not of Cluster {of_cluster}");
         return Some(Obstacle::NotSupported { why });
     }
-    let others = stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &group.key);
-    let older = others.iter().find(|other| is_before(other, task));
-    older
-        .map(|other| Obstacle::OlderTask { task: other.name_any() })
+    older_task(ctx, task, group)
         .or(driven.map(|machine| Obstacle::UpdatedByClusterApi { machine: machine.to_owned() }))
+}
+
+/// What stands in the way of a task that installs an option.
+pub(super) fn of_option(ctx: &Context, task: &UpgradeTask, group: &Group) -> Option<Obstacle> {
+    of_cluster(ctx, task).err().or_else(|| older_task(ctx, task, group))
+}
+
+fn older_task(ctx: &Context, task: &UpgradeTask, group: &Group) -> Option<Obstacle> {
+    let others = ctx.stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &group.key);
+    let older = others.iter().find(|other| is_before(other, task));
+    older.map(|other| Obstacle::OlderTask { task: other.name_any() })
 }
 
 /// What stands in the way of a task for a whole Cluster.

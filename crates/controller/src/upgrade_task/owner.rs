@@ -25,7 +25,8 @@ use super::{
     objects,
 };
 use crate::{
-    context::Context, indexes::TASKS_BY_GROUP, node_update::live::read_object, owner::LiveOwner,
+    context::Context, groups::Group, indexes::TASKS_BY_GROUP, node_update::live::read_object,
+    owner::LiveOwner,
 };
 
 /// Pauses the owner, unless another client has.
@@ -71,7 +72,7 @@ pub(super) async fn set_version(
 
 /// Lets Cluster API go on with the owner, if the objects as they are now show that it would replace no Machine.
 pub(super) async fn unpause(ctx: &Context, look: &Look) -> anyhow::Result<()> {
-    read_group(ctx, look).await?;
+    read_group(ctx, &look.group).await?;
     let live = Look::read(ctx, look.task.clone()).await?;
     let seen = live.seen(ctx);
     if !actions(&seen).contains(&Action::Unpause) {
@@ -102,11 +103,11 @@ fn has_other_task(ctx: &Context, look: &Look) -> bool {
 }
 
 /// Brings the owner, its MachineSets and its Machines in the caches up to the present.
-pub(super) async fn read_group(ctx: &Context, look: &Look) -> anyhow::Result<()> {
-    LiveOwner::read(ctx, &look.group).await?;
-    read_object(ctx, &ctx.stores.clusters, &look.group.cluster_key()).await?;
-    let namespace = &look.group.key.namespace;
-    let cluster = &look.group.spec.cluster_name;
+pub(super) async fn read_group(ctx: &Context, group: &Group) -> anyhow::Result<()> {
+    LiveOwner::read(ctx, group).await?;
+    read_object(ctx, &ctx.stores.clusters, &group.cluster_key()).await?;
+    let namespace = &group.key.namespace;
+    let cluster = &group.spec.cluster_name;
     let labels = format!("{}={cluster}", keys::CLUSTER_NAME);
     let of_cluster = |object: &dyn LabelledIn| object.is_in(namespace, cluster);
     let sets: Api<MachineSet> = Api::namespaced(ctx.client.clone(), namespace);

@@ -15,7 +15,7 @@ use refit_cluster_api::kinds::{Cluster, Machine, MachineDeployment, MachineSet};
 use refit_controller::Canonical;
 use refit_kinds::{
     canonical::CANONICAL,
-    refit::{NodeUpdate, Phase},
+    refit::{NodeUpdate, Phase, UpgradeTask},
 };
 use serde_json::{Value, json};
 
@@ -27,11 +27,16 @@ use crate::{
     node_updates::lab::kubelet_status,
 };
 
-pub(super) const CONTROL_PLANE: &str = "cp-0";
+pub(super) const CONTROL_PLANES: [&str; 3] = ["cp-0", "cp-1", "cp-2"];
+pub(super) const CONTROL_PLANE: &str = CONTROL_PLANES[0];
 pub(super) const WORKERS: [&str; 3] = ["w-0", "w-1", "w-2"];
+/// Machines that are added later; their nodes are there already.
+pub(super) const LATE_WORKER: &str = "w-3";
+pub(super) const LATE_MEMBER: &str = "cp-9";
 pub(super) const CHANNEL: &str = "channel=1.34-classic/stable";
 const BOOTSTRAP: &str = "bootstrap.cluster.x-k8s.io";
-const CONTROL_PLANES: &str = "controlplane.cluster.x-k8s.io";
+/// API group and kind of Canonical's control plane.
+const CK8S: (&str, &str) = ("controlplane.cluster.x-k8s.io", "CK8sControlPlane");
 const VERSION: &str = "v1.34.2";
 /// Tokens have 32 hexadecimal digits.
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
@@ -39,6 +44,9 @@ const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 pub(super) struct Lab {
     pub(super) site: Site,
     k8sd: BTreeMap<String, Arc<K8sd>>,
+    set: Option<MachineSet>,
+    /// API group and kind of the control plane.
+    plane: (&'static str, &'static str),
     running: Running,
 }
 
@@ -47,29 +55,49 @@ impl Lab {
         Self::with(Canonical::ControllersAbsent).await
     }
 
+    /// With three members of the control plane.
+    pub(super) async fn of_three() -> Self {
+        Self::set_up(Canonical::ControllersAbsent, &CONTROL_PLANES, CK8S).await
+    }
+
     pub(super) async fn with(canonical: Canonical) -> Self {
+        Self::set_up(canonical, &[CONTROL_PLANE], CK8S).await
+    }
+
+    /// With a control plane of a kind that only Cluster API's contract describes.
+    pub(super) async fn of_another_provider() -> Self {
+        let plane = ("controlplane.example.com", "ExampleControlPlane");
+        Self::set_up(Canonical::ControllersAbsent, &CONTROL_PLANES, plane).await
+    }
+
+    async fn set_up(
+        canonical: Canonical,
+        control_planes: &[&str],
+        plane: (&'static str, &'static str),
+    ) -> Self {
         let mut site = Site::new();
         site.settings.canonical = canonical;
-        let names = [CONTROL_PLANE].into_iter().chain(WORKERS);
+        let names = control_planes.iter().copied().chain(WORKERS).chain([LATE_WORKER, LATE_MEMBER]);
         let k8sd = names
             .map(|name| (name.to_owned(), K8sd::new(site.clock, name, TOKEN).unwrap()))
             .collect();
-        let mut lab = Self { site, k8sd, running: Running::new() };
-        lab.set_up_management().await;
+        let mut lab = Self { site, k8sd, set: None, plane, running: Running::new() };
+        lab.set_up_management(control_planes).await;
         lab.set_up_workload().await;
         lab.running = lab.site.start(None);
         lab
     }
 
-    async fn set_up_management(&self) {
+    async fn set_up_management(&mut self, control_planes: &[&str]) {
         let client = self.site.client();
         install_kinds(&client).await;
-        for (group, kind) in [(BOOTSTRAP, "CK8sConfig"), (CONTROL_PLANES, "CK8sControlPlane")] {
+        for (group, kind) in [(BOOTSTRAP, "CK8sConfig"), self.plane] {
             let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
             let _: CustomResourceDefinition = made_in(&crds, definition(group, kind)).await;
         }
-        let cluster: Cluster =
-            made(&client, json!({"metadata": {"name": "edge-1"}, "spec": {}})).await;
+        let plane = json!({"apiGroup": self.plane.0, "kind": self.plane.1, "name": "cp"});
+        let cluster = json!({"metadata": {"name": "edge-1"}, "spec": {"controlPlaneRef": plane}});
+        let cluster: Cluster = made(&client, cluster).await;
         let ready = json!({"initialization": {"controlPlaneInitialized": true}});
         status(&client, &cluster, ready).await;
         let deployment: MachineDeployment = made(&client, json!({
@@ -95,16 +123,21 @@ impl Lab {
         for name in WORKERS {
             self.machine(name, json!({"ownerReferences": [owner(&set)]})).await;
         }
-        let control_plane =
-            self.foreign(CONTROL_PLANES, "CK8sControlPlane", "cp", json!({"replicas": 1})).await;
-        let of_control_plane = json!([{
-            "apiVersion": control_plane.types.as_ref().unwrap().api_version,
-            "kind": "CK8sControlPlane", "name": "cp", "uid": control_plane.uid(),
-            "controller": true, "blockOwnerDeletion": true,
-        }]);
-        let labels = json!({"cluster.x-k8s.io/control-plane": ""});
-        let metadata = json!({"ownerReferences": of_control_plane, "labels": labels});
-        self.machine(CONTROL_PLANE, metadata).await;
+        self.set = Some(set);
+        let replicas = control_planes.len();
+        let control_plane = self
+            .foreign(
+                self.plane.0,
+                self.plane.1,
+                "cp",
+                json!({"replicas": replicas, "version": VERSION}),
+            )
+            .await;
+        self.ready_control_planes(replicas).await;
+        let metadata = of_control_plane(&control_plane);
+        for name in control_planes {
+            self.machine(name, metadata.clone()).await;
+        }
         let tokens = self.k8sd.keys().map(|name| (format!("node-token-{name}"), json!(TOKEN)));
         let tokens: serde_json::Map<String, Value> = tokens.collect();
         let _: Secret =
@@ -123,6 +156,33 @@ impl Lab {
         .unwrap();
         let api: Api<DynamicObject> = Api::default_namespaced_with(self.site.client(), &resource);
         api.create(&<_>::default(), &object).await.unwrap()
+    }
+
+    fn control_planes(&self) -> Api<DynamicObject> {
+        let kind = GroupVersionKind::gvk(self.plane.0, "v1beta2", self.plane.1);
+        Api::default_namespaced_with(self.site.client(), &ApiResource::from_gvk(&kind))
+    }
+
+    /// Sets how many members of the control plane are ready.
+    pub(super) async fn ready_control_planes(&self, count: usize) {
+        let body = json!({"status": {"readyReplicas": count}});
+        let patch = Patch::Merge(&body);
+        self.control_planes().patch("cp", &PatchParams::default(), &patch).await.unwrap();
+    }
+
+    /// A Machine that is added to the workers, or replaces one.
+    pub(super) async fn late_worker(&self) {
+        let set = self.set.as_ref().unwrap();
+        self.machine(LATE_WORKER, json!({"ownerReferences": [owner(set)]})).await;
+    }
+
+    /// A Machine that is added to the control plane.
+    pub(super) async fn late_member(&self) {
+        let body = json!({"spec": {"replicas": 2}});
+        let patch = Patch::Merge(&body);
+        let plane =
+            self.control_planes().patch("cp", &PatchParams::default(), &patch).await.unwrap();
+        self.machine(LATE_MEMBER, of_control_plane(&plane)).await;
     }
 
     async fn machine(&self, name: &str, mut metadata: Value) {
@@ -214,6 +274,46 @@ impl Lab {
         self.annotate(machine, CANONICAL.upgrade_to, Some(option)).await;
     }
 
+    /// Changes an annotation of an owner: `md` or `cp`.
+    pub(super) async fn annotate_owner(&self, owner: &str, key: &str, value: Option<&str>) {
+        let body = json!({"metadata": {"annotations": {key: value}}});
+        let (params, patch) = (PatchParams::default(), Patch::Merge(&body));
+        if owner == "cp" {
+            self.control_planes().patch(owner, &params, &patch).await.unwrap();
+        } else {
+            let api: Api<MachineDeployment> = Api::default_namespaced(self.site.client());
+            api.patch(owner, &params, &patch).await.unwrap();
+        }
+    }
+
+    /// The annotations of an owner under Canonical's prefix, without it.
+    pub(super) async fn shown_by(&self, owner: &str) -> Vec<String> {
+        let annotations = if owner == "cp" {
+            self.control_planes().get(owner).await.unwrap().metadata.annotations
+        } else {
+            let api: Api<MachineDeployment> = Api::default_namespaced(self.site.client());
+            api.get(owner).await.unwrap().metadata.annotations
+        };
+        canonical(&annotations.unwrap_or_default())
+    }
+
+    /// Waits until an annotation of an owner under Canonical's prefix has this value.
+    pub(super) async fn until_owner(&self, owner: &str, shown: &str) {
+        for _ in 0..8000 {
+            if self.shown_by(owner).await.iter().any(|known| known == shown) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        let (now, updates) = (self.shown_by(owner).await, self.updates().await);
+        panic!("{owner} never shows {shown}: {now:?}, {:#?}, {updates:#?}", self.tasks().await);
+    }
+
+    pub(super) async fn tasks(&self) -> Vec<UpgradeTask> {
+        let api: Api<UpgradeTask> = Api::default_namespaced(self.site.client());
+        api.list(&ListParams::default()).await.unwrap().items
+    }
+
     pub(super) async fn read(&self, machine: &str) -> Machine {
         let api: Api<Machine> = Api::default_namespaced(self.site.client());
         api.get(machine).await.unwrap()
@@ -221,13 +321,7 @@ impl Lab {
 
     /// The annotations under Canonical's prefix, without it.
     pub(super) async fn shown(&self, machine: &str) -> Vec<String> {
-        let machine = self.read(machine).await;
-        let all = machine.annotations().iter();
-        let own = all.filter_map(|(key, value)| {
-            let key = key.strip_prefix("v1beta2.k8sd.io/in-place-upgrade-")?;
-            Some(format!("{key}={value}"))
-        });
-        own.collect()
+        canonical(self.read(machine).await.annotations())
     }
 
     /// Waits until an annotation under Canonical's prefix has this value.
@@ -265,6 +359,25 @@ impl Lab {
         all.sort();
         all
     }
+}
+
+/// The annotations under Canonical's prefix, without it.
+fn canonical(annotations: &BTreeMap<String, String>) -> Vec<String> {
+    let own = annotations.iter().filter_map(|(key, value)| {
+        let key = key.strip_prefix("v1beta2.k8sd.io/in-place-upgrade-")?;
+        Some(format!("{key}={value}"))
+    });
+    own.collect()
+}
+
+/// The metadata of a Machine of a control plane.
+fn of_control_plane(plane: &DynamicObject) -> Value {
+    let types = plane.types.as_ref().unwrap();
+    let owner = json!({
+        "apiVersion": types.api_version, "kind": types.kind, "name": "cp", "uid": plane.uid(),
+        "controller": true, "blockOwnerDeletion": true,
+    });
+    json!({"ownerReferences": [owner], "labels": {"cluster.x-k8s.io/control-plane": ""}})
 }
 
 /// A kind of Canonical's providers, of which little is read.

@@ -4,6 +4,7 @@
 //! a person can make: here the NodeUpdate holds the state, and the annotations only show it.
 
 mod lab;
+mod owners;
 
 use std::time::Duration;
 

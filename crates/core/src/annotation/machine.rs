@@ -23,25 +23,14 @@ use refit_kinds::{
     refit::{GoalOption, NodeUpdate, Phase, SnapRefresh, Stage},
 };
 
-use crate::node::{Announcement, SUPERSEDED, Severity};
+use super::notes::{
+    DONE, IN_PROGRESS, LEFT, cancelled, changed, failed_with, left_note, left_to_others, normal,
+    refused_note,
+};
+use crate::node::{Announcement, SUPERSEDED};
 
-/// Reason of the event that a refresh has begun.
-const IN_PROGRESS: &str = "InPlaceUpgradeInProgress";
-/// Reason of the event that a machine is upgraded.
-const DONE: &str = "InPlaceUpgradeDone";
-/// Reason of the event that an attempt has failed.
-const FAILED: &str = "InPlaceUpgradeFailed";
-/// Reason of the event that the request was removed before it was reached.
-const CANCELLED: &str = "InPlaceUpgradeCancelled";
-/// Reason of the event that Canonical's controllers may be there as well.
-const LEFT_TO_OTHERS: &str = "CanonicalControllersPresent";
 /// Go's time.RFC1123Z.
 const RFC1123Z: &str = "%a, %d %b %Y %H:%M:%S %z";
-/// Prefix of [`Keys::noted`] for a request that is not an option; its text follows.
-const REFUSED: &str = "refused: ";
-/// The same for a request that is left to Canonical's controllers.
-const LEFT: &str = "left: ";
-
 /// What is known of a Machine and of the annotations of one prefix.
 #[derive(Clone, Copy, Debug)]
 pub struct MachineSeen<'a> {
@@ -131,14 +120,13 @@ impl MachineSeen<'_> {
         &self,
         values: [(Option<&'static str>, Option<String>); N],
     ) -> BTreeMap<&'static str, Option<String>> {
-        let known = |key: &'static str, value: &Option<String>| self.get(key) == value.as_deref();
-        let all = values.into_iter().filter_map(|(key, value)| Some((key?, value)));
-        all.filter(|(key, value)| !known(key, value)).collect()
+        let served = values.into_iter().filter_map(|(key, value)| Some((key?, value)));
+        changed(self.annotations, served)
     }
 
     /// A text that asks for nothing that can be done.
     fn refused(&self, text: &str, why: &str) -> Announced {
-        let noted = format!("{REFUSED}{text}");
+        let noted = refused_note(text);
         // What was requested before is not wanted any more.
         let request = self.update.and_then(stop).unwrap_or_default();
         if self.has_noted(&noted) {
@@ -162,29 +150,20 @@ impl MachineSeen<'_> {
                 (Some(last_failed_attempt_at), Some(rfc1123z(self.now))),
                 (Some(self.keys.noted), Some(noted)),
             ]),
-            events: vec![failed(option, why)],
+            events: vec![failed_with(option, why)],
             request: Request::None,
         }
     }
 
     /// Only reports that Refit does nothing, once for each request.
     fn left_to_others(&self, text: &str) -> Announced {
-        let noted = format!("{LEFT}{text}");
+        let noted = left_note(text);
         if self.has_noted(&noted) {
             return Announced::default();
         }
         Announced {
             changes: BTreeMap::from([(self.keys.noted, Some(noted))]),
-            events: vec![Announcement {
-                severity: Severity::Warning,
-                reason: LEFT_TO_OTHERS,
-                message: format!(
-                    "Refit does not serve {}: CK8sConfig is served here, so the controllers of Canonical's provider \
-                     may upgrade this Machine as well. Disable them, then start Refit with --canonical \
-                     ControllersAbsent",
-                    self.keys.upgrade_to
-                ),
-            }],
+            events: vec![left_to_others(self.keys, "this Machine")],
             request: Request::None,
         }
     }
@@ -227,11 +206,7 @@ impl MachineSeen<'_> {
                 (Some(self.keys.shown), shown),
                 (Some(self.keys.noted), None),
             ]),
-            events: vec![Announcement {
-                severity: Severity::Normal,
-                reason: CANCELLED,
-                message: "The in-place upgrade is cancelled.".to_owned(),
-            }],
+            events: vec![cancelled()],
             request: Request::None,
         }
     }
@@ -272,11 +247,10 @@ impl MachineSeen<'_> {
                 (Some(self.keys.shown), update.metadata.name.clone()),
                 (Some(self.keys.noted), None),
             ]),
-            events: vec![Announcement {
-                severity: Severity::Normal,
-                reason: DONE,
-                message: format!("Successfully performed in place upgrade with {option}"),
-            }],
+            events: vec![normal(
+                DONE,
+                format!("Successfully performed in place upgrade with {option}"),
+            )],
             request: Request::None,
         }
     }
@@ -317,24 +291,13 @@ impl MachineSeen<'_> {
         };
         let mut events = Vec::new();
         if is_news {
-            events.push(failed(&option.to_string(), &refresh.last_failure));
+            events.push(failed_with(&option.to_string(), &refresh.last_failure));
         }
         if refresh.change_id.is_some() && !changes.is_empty() {
-            events.push(Announcement {
-                severity: Severity::Normal,
-                reason: IN_PROGRESS,
-                message: format!("Performing in place upgrade with {option}"),
-            });
+            let message = format!("Performing in place upgrade with {option}");
+            events.push(normal(IN_PROGRESS, message));
         }
         Announced { changes, events, request: Request::None }
-    }
-}
-
-fn failed(option: &str, why: &str) -> Announcement {
-    Announcement {
-        severity: Severity::Warning,
-        reason: FAILED,
-        message: format!("Failed to perform in place upgrade with {option}: {why}"),
     }
 }
 

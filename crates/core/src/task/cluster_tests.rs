@@ -34,6 +34,7 @@ fn task(name: &str, owner_ref: Option<GroupOwner>, to: &str, phase: TaskPhase) -
             machines: None,
             updater_ref: None,
             request_ref: None,
+            option: None,
             via: Via::Machines,
         },
     );

@@ -16,6 +16,7 @@
 //! | [`mod@status`] | what the task shows |
 //! | `sets` | the replicas of MachineSets while Machines move between them |
 //! | [`mod@cluster`] | the next writes of a task for a whole Cluster, and what it shows |
+//! | [`mod@option`] | a task that installs an option by annotation: its writes, and what it shows |
 //! | [`mod@specs`] | whether requested specs are those that Refit writes |
 //! | `hops` | which group of a Cluster goes to which version next |
 
@@ -23,6 +24,7 @@ pub mod actions;
 pub mod cluster;
 mod hops;
 pub mod member;
+pub mod option;
 mod sets;
 pub mod specs;
 pub mod status;

@@ -28,7 +28,7 @@ pub const READY: &str = "Ready";
 /// Condition of an UpgradeTask: whether it pauses its owner.
 pub const OWNER_PAUSED: &str = "OwnerPaused";
 /// Length of a failure's message, in characters; the NodeUpdate has all of it.
-const MAX_FAILURE_MESSAGE: usize = 1024;
+pub(super) const MAX_FAILURE_MESSAGE: usize = 1024;
 /// Reason of [`READY`] of a task that has ended because Cluster API is to replace the Machines, as the policy requires.
 pub const REPLACED: &str = "ReplacedByClusterApi";
 /// How many objects a message names.
@@ -404,7 +404,7 @@ fn blocker(members: &[(&Member<'_>, MemberState<'_>)]) -> Option<String> {
 }
 
 /// The first names, and how many there are besides.
-fn names<'a>(all: impl Iterator<Item = &'a str>) -> Option<String> {
+pub(super) fn names<'a>(all: impl Iterator<Item = &'a str>) -> Option<String> {
     let all: Vec<&str> = all.collect();
     let (first, more) = all.split_at(all.len().min(NAMED));
     let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };

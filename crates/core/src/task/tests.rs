@@ -24,6 +24,7 @@ fn task() -> UpgradeTask {
         machines: None,
         updater_ref: None,
         request_ref: None,
+        option: None,
         via: Via::Machines,
     };
     let mut task = UpgradeTask::new("t", spec);

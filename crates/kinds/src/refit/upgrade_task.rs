@@ -5,7 +5,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{GroupOwner, Stage};
+use super::{GoalOption, GroupOwner, Stage};
 use crate::version::{self, KubernetesVersion};
 
 /// How many failed Machines a task names.
@@ -52,7 +52,8 @@ pub const MAX_TASK_CHILDREN: usize = 500;
     has(self.hops) == has(oldSelf.hops) && (!has(self.hops) || self.hops == oldSelf.hops) && \
     has(self.machines) == has(oldSelf.machines) && (!has(self.machines) || self.machines == oldSelf.machines) && \
     has(self.updaterRef) == has(oldSelf.updaterRef) && (!has(self.updaterRef) || self.updaterRef == oldSelf.updaterRef) && \
-    has(self.requestRef) == has(oldSelf.requestRef) && (!has(self.requestRef) || self.requestRef == oldSelf.requestRef)",
+    has(self.requestRef) == has(oldSelf.requestRef) && (!has(self.requestRef) || self.requestRef == oldSelf.requestRef) && \
+    has(self.option) == has(oldSelf.option) && (!has(self.option) || self.option == oldSelf.option)",
     "spec is immutable but for stage: create another UpgradeTask"))]
 #[x_kube(validation = ("oldSelf.stage != 'Abort' || self.stage == 'Abort'", "an aborted UpgradeTask stays aborted; create a new one"))]
 #[x_kube(validation = ("has(self.ownerRef) || has(self.version)", "a task for a whole Cluster needs version"))]
@@ -60,6 +61,9 @@ pub const MAX_TASK_CHILDREN: usize = 500;
 #[x_kube(validation = ("!has(self.machines) || self.via == 'Machines'", "machines needs via Machines: an owner's spec is for all of its Machines"))]
 #[x_kube(validation = ("!has(self.requestRef) || has(self.ownerRef) && self.via == 'Machines'", "requestRef needs ownerRef, and via Machines"))]
 #[x_kube(validation = ("!has(self.hops) || !has(self.ownerRef)", "hops is for a whole Cluster"))]
+#[x_kube(validation = ("!has(self.option) || has(self.ownerRef) && self.via == 'Machines'", "option needs ownerRef, and via Machines"))]
+#[x_kube(validation = ("!has(self.option) || !has(self.version) && !has(self.updaterRef) && !has(self.requestRef)",
+    "option goes with neither version, updaterRef nor requestRef: it is installed whatever the owner's spec requests"))]
 pub struct UpgradeTaskSpec {
     /// Whether the task continues or is to stop.
     #[serde(default)]
@@ -75,6 +79,10 @@ pub struct UpgradeTaskSpec {
     #[serde(default, with = "version::or_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "version::or_empty::schema")]
     pub version: Option<KubernetesVersion>,
+    /// What k8sd installs on the Machines, one after the other, instead of what the owner's spec requests: the task neither
+    /// pauses the owner nor writes its spec.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub option: Option<GoalOption>,
     /// For a Cluster: the versions on the way, one per minor version; those that are not named are `.0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 16))]

@@ -179,6 +179,7 @@ impl Asked {
             machines,
             updater_ref: None,
             request_ref: Some(RequestRef { name: name.clone() }),
+            option: None,
             via: Via::Machines,
         };
         let mut task = UpgradeTask::new(&name, spec);

@@ -1,5 +1,4 @@
-//! The controller of upgrades by annotation: requests what the annotations of a Machine ask for, and shows on it how
-//! far that is (`docs/annotations.md`).
+//! Requests what the annotations of a Machine ask for, and shows on it how far that is.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,72 +10,44 @@ use refit_core::{
     node::newest,
 };
 use refit_kinds::{
-    canonical::{CANONICAL, Keys, REFIT},
+    canonical::{Keys, REFIT},
     keys,
     refit::{Disruption, Goal, GoalOption, MachineUid, NodeUpdate, UpdatePart},
 };
 use refit_runtime::{ObjectKey, apply, queue::Action};
 use serde_json::json;
 
+use super::{AFTER_CONFLICT, may_be_served_by_others, served};
 use crate::{
-    Canonical,
     context::Context,
     groups::{ensure_group, group_of, node_updates_of_machine, phase_of},
-    metrics::measured,
     node_update::about_machine,
     policy::first_annotation,
     requests::{By, MachineRequests},
 };
 
-/// How many Machines are looked at at once.
-const WORKERS: usize = 16;
 /// Requeue delay after a write; its watch event wakes the Machine as well.
 const AFTER_WRITE: Duration = Duration::from_millis(100);
-/// Requeue delay after a write conflict: the event of the other write must arrive first.
-const AFTER_CONFLICT: Duration = Duration::from_millis(500);
 /// Requeue delay while another update of the Machine has not ended. Its end wakes the Machine as well.
 const AFTER_WAIT: Duration = Duration::from_secs(30);
 /// Kind of the bootstrap config of machines on which k8sd runs.
 const K8SD_CONFIG: &str = "CK8sConfig";
 
-/// Reconciles annotated Machines until the future is dropped.
-pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
-    ctx.stores.wait_synced().await;
-    for machine in ctx.stores.machines.list() {
-        wake(&ctx, &machine);
-    }
-    let reconcile = |key: ObjectKey| {
-        let ctx = ctx.clone();
-        async move { measured(&ctx, "annotation", Box::pin(reconcile(&ctx, &key))).await }
-    };
-    ctx.queues.annotations.work("annotation", WORKERS, reconcile).await;
-    Ok(())
-}
-
-/// The prefixes that are served.
-fn served(ctx: &Context) -> impl Iterator<Item = Keys> + use<> {
-    let canonical = match ctx.settings.canonical {
-        Canonical::Off => None,
-        Canonical::On | Canonical::ControllersAbsent => Some(CANONICAL),
-    };
-    [canonical, Some(REFIT)].into_iter().flatten()
-}
-
 /// Wakes a Machine that has annotations of a prefix that is served, or a NodeUpdate that these have requested.
-pub(crate) fn wake(ctx: &Context, machine: &Machine) {
+pub(super) fn wake(ctx: &Context, machine: &Machine) {
     let annotations = machine.annotations();
     let key = ObjectKey::of(machine);
     let updates = node_updates_of_machine(&ctx.stores, &key);
     let concerns = |keys: Keys| {
         [keys.upgrade_to, keys.noted].iter().any(|key| annotations.contains_key(*key))
-            || updates.iter().any(|update| is_requested_by(update, keys))
+            || updates.iter().any(|update| is_requested_by(update.as_ref(), keys))
     };
     if served(ctx).any(concerns) {
         ctx.queues.annotations.add(key);
     }
 }
 
-async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
+pub(super) async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
     let Some(machine) = ctx.stores.machines.get(key) else {
         return Ok(Action::Done);
     };
@@ -96,16 +67,14 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
 
 async fn of_prefix(ctx: &Context, machine: &Arc<Machine>, keys: Keys) -> anyhow::Result<Action> {
     let updates = node_updates_of_machine(&ctx.stores, &ObjectKey::of(machine.as_ref()));
-    let own = updates.iter().map(AsRef::as_ref).filter(|update| is_requested_by(update, keys));
+    let own = updates.iter().map(AsRef::as_ref).filter(|update| is_requested_by(*update, keys));
     let decided = annotation::machine(&MachineSeen {
         keys,
         annotations: machine.annotations(),
         update: newest(own, &MachineUid::of(&machine.metadata)),
         has_k8sd: has_k8sd(machine),
         // Who bootstraps such a machine also upgrades it.
-        is_served_by_others: keys == CANONICAL
-            && has_k8sd(machine)
-            && ctx.settings.canonical != Canonical::ControllersAbsent,
+        is_served_by_others: has_k8sd(machine) && may_be_served_by_others(ctx, keys),
         now: ctx.clock.now_seconds(),
     });
     if !decided.changes.is_empty() {
@@ -128,12 +97,12 @@ fn namespace(machine: &Machine) -> String {
     machine.namespace().unwrap_or_default()
 }
 
-fn is_requested_by(update: &NodeUpdate, keys: Keys) -> bool {
+pub(crate) fn is_requested_by(update: &impl kube::ResourceExt, keys: Keys) -> bool {
     update.annotations().get(keys::REQUESTED_BY).is_some_and(|by| by == keys.upgrade_to)
 }
 
 /// Whether k8sd runs on a machine: its bootstrap provider installs it.
-fn has_k8sd(machine: &Machine) -> bool {
+pub(super) fn has_k8sd(machine: &Machine) -> bool {
     let config = machine.spec.bootstrap.config_ref.as_ref();
     config.is_some_and(|config| config.kind == K8SD_CONFIG)
 }
@@ -182,7 +151,7 @@ async fn request(
     let of_others = known.iter().any(|update| {
         update.spec.machine_ref.uid == requests.facts.uid
             && !phase_of(update).is_final()
-            && !is_requested_by(update, keys)
+            && !is_requested_by(update.as_ref(), keys)
     });
     if of_others {
         return Ok(Action::RequeueAfter(AFTER_WAIT));

@@ -1,0 +1,331 @@
+//! The annotations of an owner of Machines: they ask for an UpgradeTask, and show how far it is.
+//!
+//! | `upgrade-to` | task for it | what follows |
+//! |---|---|---|
+//! | absent, no release | unfinished | it is stopped |
+//! | absent, a release | | a Machine without the release is new: the request is set again |
+//! | not an option | | status `failed` |
+//! | an option | none, or its end is shown | a task is requested |
+//! | an option | for another option | it is stopped |
+//! | an option | has begun | status `in-progress`, or `failed` while a Machine has failed |
+//! | an option | complete | status `done`, the release, and no request any more |
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use refit_kinds::{
+    canonical::{Keys, UpgradeStatus},
+    refit::{GoalOption, Stage, TaskPhase, UpgradeTask},
+    version::KubernetesVersion,
+};
+
+use super::notes::{
+    DONE, IN_PROGRESS, cancelled, changed, failed, failed_with, left_note, left_to_others, normal,
+    refused_note,
+};
+use crate::node::Announcement;
+
+/// Prefix of [`Keys::noted`] for a failure of a Machine that is announced.
+const FAILURE: &str = "failure: ";
+
+/// A Machine of an owner.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnedMachine<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// When it was created.
+    pub created: Option<Timestamp>,
+    /// It is being deleted.
+    pub deleting: bool,
+    /// All its annotations.
+    pub annotations: &'a BTreeMap<String, String>,
+    /// The version in its spec, which is that of its first installation.
+    pub version: Option<&'a KubernetesVersion>,
+    /// k8sd runs on it.
+    pub has_k8sd: bool,
+}
+
+/// What is known of an owner and of the annotations of one prefix.
+#[derive(Clone, Debug)]
+pub struct OwnerSeen<'a> {
+    /// The prefix.
+    pub keys: Keys,
+    /// All annotations of the owner.
+    pub annotations: &'a BTreeMap<String, String>,
+    /// The newest task that annotations of this prefix have requested for the owner.
+    pub task: Option<&'a UpgradeTask>,
+    /// Its Machines.
+    pub machines: Vec<OwnedMachine<'a>>,
+    /// Another controller serves this prefix.
+    pub is_served_by_others: bool,
+}
+
+/// What is to be requested.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum OwnerRequest {
+    /// Nothing.
+    #[default]
+    None,
+    /// A task for this option.
+    Ask {
+        /// What it installs.
+        option: GoalOption,
+        /// On which Machines; `None` for all.
+        machines: Option<Vec<String>>,
+    },
+    /// The stop of this task.
+    Stop(String),
+}
+
+/// What follows from an owner's annotations: events, then the change of annotations, then a request.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OwnerAnnounced {
+    /// Annotations to set (`Some`) or to remove (`None`).
+    pub changes: BTreeMap<&'static str, Option<String>>,
+    /// The events that announce the change.
+    pub events: Vec<Announcement>,
+    /// What is to be requested.
+    pub request: OwnerRequest,
+}
+
+/// Decides what follows from the annotations of one prefix.
+pub fn owner(seen: &OwnerSeen<'_>) -> OwnerAnnounced {
+    let keys = seen.keys;
+    let Some(text) = seen.get(keys.upgrade_to) else {
+        return match seen.get(keys.release) {
+            Some(release) if seen.unfinished().is_none() => seen.at_rest(release),
+            Some(_) | None => seen.without_request(),
+        };
+    };
+    if seen.is_served_by_others {
+        return seen.left_to_others(text);
+    }
+    let option = match text.parse::<GoalOption>() {
+        Ok(option) => option,
+        Err(bad) => return seen.refused(text, &bad.to_string()),
+    };
+    if let Some(machine) = seen.machines.iter().find(|machine| !machine.has_k8sd) {
+        let why =
+            format!("no k8sd runs on Machine {}, and its updater has no such option", machine.name);
+        return seen.refused(text, &why);
+    }
+    let Some(task) = seen.task.filter(|task| !seen.has_shown(task)) else {
+        return seen.ask(option);
+    };
+    let is_for_it = task.spec.option.as_ref() == Some(&option);
+    match phase(task) {
+        TaskPhase::Complete if is_for_it => seen.done(task, &option),
+        TaskPhase::Aborted if is_for_it && task.spec.stage == Stage::Abort => {
+            seen.ended(task, &option)
+        }
+        TaskPhase::Complete | TaskPhase::Aborted => seen.ask(option),
+        TaskPhase::Pending | TaskPhase::Ongoing | TaskPhase::Failed if is_for_it => {
+            seen.under_way(task)
+        }
+        TaskPhase::Pending | TaskPhase::Ongoing | TaskPhase::Failed => stop(task),
+    }
+}
+
+impl<'a> OwnerSeen<'a> {
+    fn get(&self, key: &str) -> Option<&'a str> {
+        self.annotations.get(key).map(String::as_str)
+    }
+
+    fn unfinished(&self) -> Option<&'a UpgradeTask> {
+        self.task.filter(|task| !phase(task).has_ended())
+    }
+
+    /// Whether the end of this task is shown.
+    fn has_shown(&self, task: &UpgradeTask) -> bool {
+        task.metadata.name.as_deref() == self.get(self.keys.shown)
+    }
+
+    /// A task for all Machines, but for those that were installed with a newer version: what an owner's spec has
+    /// rolled out meanwhile is not taken away.
+    fn ask(&self, option: GoalOption) -> OwnerAnnounced {
+        let others = self.machines.iter().filter(|machine| !self.is_newer(machine, &option));
+        let others: Vec<String> = others.map(|machine| machine.name.to_owned()).collect();
+        let are_some = !others.is_empty() && others.len() < self.machines.len();
+        let machines = are_some.then_some(others);
+        let request = OwnerRequest::Ask { option, machines };
+        OwnerAnnounced { request, ..OwnerAnnounced::default() }
+    }
+
+    /// Whether a Machine was installed with a newer version than an option installs.
+    fn is_newer(&self, machine: &OwnedMachine<'_>, option: &GoalOption) -> bool {
+        let minor = |version: &KubernetesVersion| (version.major(), version.minor());
+        let of_option = option.minor_version();
+        let is_newer =
+            machine.version.zip(of_option.as_ref()).map(|(of, to)| minor(of) > minor(to));
+        self.release_of(machine).is_none() && is_newer == Some(true)
+    }
+
+    fn release_of<'m>(&self, machine: &OwnedMachine<'m>) -> Option<&'m str> {
+        machine.annotations.get(self.keys.release).map(String::as_str)
+    }
+
+    /// The last request was reached. Machines that were added since are brought to it as well.
+    fn at_rest(&self, release: &str) -> OwnerAnnounced {
+        if self.is_served_by_others {
+            return OwnerAnnounced::default();
+        }
+        let Ok(option) = release.parse::<GoalOption>() else { return OwnerAnnounced::default() };
+        let finished = self.task.and_then(|task| task.status.as_ref()?.finished_at.as_ref());
+        // One that was there before was left out on purpose.
+        let is_new = |machine: &OwnedMachine<'_>| {
+            machine.created.zip(finished).is_none_or(|(created, finished)| created >= finished.0)
+        };
+        let is_behind = |machine: &OwnedMachine<'_>| {
+            is_new(machine)
+                && !machine.deleting
+                && machine.has_k8sd
+                && self.release_of(machine).is_none()
+                && !machine.annotations.contains_key(self.keys.upgrade_to)
+                && !self.is_newer(machine, &option)
+        };
+        if !self.machines.iter().any(is_behind) {
+            return OwnerAnnounced::default();
+        }
+        let Keys { upgrade_to, status, release: of_owner, .. } = self.keys;
+        self.shows(
+            [
+                (upgrade_to, Some(release.to_owned())),
+                (status, Some(UpgradeStatus::InProgress.to_string())),
+                (of_owner, None),
+            ],
+            Vec::new(),
+        )
+    }
+
+    fn shows<const N: usize>(
+        &self,
+        values: [(&'static str, Option<String>); N],
+        events: Vec<Announcement>,
+    ) -> OwnerAnnounced {
+        let changes = changed(self.annotations, values);
+        let events = if changes.is_empty() { Vec::new() } else { events };
+        OwnerAnnounced { changes, events, request: OwnerRequest::None }
+    }
+
+    /// A text that asks for nothing that can be done.
+    fn refused(&self, text: &str, why: &str) -> OwnerAnnounced {
+        let noted = refused_note(text);
+        let request = self.unfinished().map(stop).unwrap_or_default().request;
+        if self.get(self.keys.noted) == Some(&noted) {
+            return OwnerAnnounced { request, ..OwnerAnnounced::default() };
+        }
+        OwnerAnnounced { request, ..self.failed_for_good(text, why, noted) }
+    }
+
+    fn failed_for_good(&self, option: &str, why: &str, noted: String) -> OwnerAnnounced {
+        self.shows(
+            [
+                (self.keys.status, Some(UpgradeStatus::Failed.to_string())),
+                (self.keys.noted, Some(noted)),
+            ],
+            vec![failed_with(option, why)],
+        )
+    }
+
+    fn left_to_others(&self, text: &str) -> OwnerAnnounced {
+        let noted = left_note(text);
+        if self.get(self.keys.noted) == Some(&noted) {
+            return OwnerAnnounced::default();
+        }
+        self.shows(
+            [(self.keys.noted, Some(noted))],
+            vec![left_to_others(self.keys, "these Machines")],
+        )
+    }
+
+    /// Nothing is requested any more: what runs is stopped, and its end is shown.
+    fn without_request(&self) -> OwnerAnnounced {
+        let is_noted = self.get(self.keys.noted).is_some();
+        match self.task.filter(|task| !self.has_shown(task)) {
+            Some(task) if !phase(task).has_ended() => stop(task),
+            Some(task) => match &task.spec.option {
+                Some(option) if phase(task) == TaskPhase::Complete => self.done(task, option),
+                Some(_) | None => self.cancelled(task.metadata.name.clone()),
+            },
+            None if is_noted => self.cancelled(self.get(self.keys.shown).map(str::to_owned)),
+            None => OwnerAnnounced::default(),
+        }
+    }
+
+    fn cancelled(&self, shown: Option<String>) -> OwnerAnnounced {
+        let values = [(self.keys.status, None), (self.keys.shown, shown), (self.keys.noted, None)];
+        self.shows(values, vec![cancelled()])
+    }
+
+    fn done(&self, task: &UpgradeTask, option: &GoalOption) -> OwnerAnnounced {
+        let Keys { upgrade_to, status, release, shown, noted, .. } = self.keys;
+        self.shows(
+            [
+                (upgrade_to, None),
+                (status, Some(UpgradeStatus::Done.to_string())),
+                (release, Some(option.to_string())),
+                (shown, task.metadata.name.clone()),
+                (noted, None),
+            ],
+            vec![normal(DONE, "In-place upgrade is done".to_owned())],
+        )
+    }
+
+    /// A person has stopped the task: another one follows when the request is edited or set again.
+    fn ended(&self, task: &UpgradeTask, option: &GoalOption) -> OwnerAnnounced {
+        let name = task.metadata.name.clone().unwrap_or_default();
+        if self.get(self.keys.noted) == Some(&name) {
+            return OwnerAnnounced::default();
+        }
+        let why = format!("UpgradeTask {name} was stopped. Remove the request, and set it again");
+        self.failed_for_good(&option.to_string(), &why, name)
+    }
+
+    /// How far the task is. A failure is announced once, and again after each attempt.
+    fn under_way(&self, task: &UpgradeTask) -> OwnerAnnounced {
+        let Some(shown) = task.status.as_ref().filter(|shown| shown.started_at.is_some()) else {
+            return OwnerAnnounced::default();
+        };
+        let Keys { status, release, noted, .. } = self.keys;
+        let Some(failure) = shown.failures.first() else {
+            let values = [
+                (status, Some(UpgradeStatus::InProgress.to_string())),
+                (release, None),
+                (noted, None),
+            ];
+            return self.shows(values, Vec::new());
+        };
+        let at = failure.at.as_ref().map(|at| at.0.to_string()).unwrap_or_default();
+        let values = [
+            (status, Some(UpgradeStatus::Failed.to_string())),
+            (release, None),
+            (noted, Some(format!("{FAILURE}{} {at}", failure.machine))),
+        ];
+        let message = format!("In-place upgrade failed for machine \"{}\".", failure.machine);
+        self.shows(values, vec![failed(message)])
+    }
+}
+
+/// The two events of an owner when a Machine of it is asked for an option, in the words of Canonical's controllers.
+pub fn machine_begins(machine: &str, option: &GoalOption) -> [Announcement; 2] {
+    [
+        normal(IN_PROGRESS, format!("Machine \"{machine}\" is upgrading to \"{option}\"")),
+        normal(IN_PROGRESS, format!("In-place upgrade is in-progress for \"{machine}\"")),
+    ]
+}
+
+/// The stop of an unfinished task that has not been asked to stop.
+fn stop(task: &UpgradeTask) -> OwnerAnnounced {
+    let request = match task.spec.stage {
+        Stage::Ongoing => OwnerRequest::Stop(task.metadata.name.clone().unwrap_or_default()),
+        Stage::Abort => OwnerRequest::None,
+    };
+    OwnerAnnounced { request, ..OwnerAnnounced::default() }
+}
+
+fn phase(task: &UpgradeTask) -> TaskPhase {
+    task.status.as_ref().map(|status| status.phase).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,201 @@
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use refit_kinds::{
+    canonical::CANONICAL,
+    refit::{ClusterRef, TaskFailure, UpgradeTaskSpec, UpgradeTaskStatus, Via},
+};
+
+use super::*;
+
+const CHANNEL: &str = "channel=1.34-classic/stable";
+
+struct World {
+    annotations: BTreeMap<String, String>,
+    task: Option<UpgradeTask>,
+    /// Annotations and version of each Machine.
+    machines: Vec<(BTreeMap<String, String>, KubernetesVersion)>,
+    has_k8sd: bool,
+    is_served_by_others: bool,
+    events: Vec<String>,
+}
+
+impl World {
+    fn of<const N: usize>(annotations: [(&str, &str); N]) -> Self {
+        let owned = annotations.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        Self {
+            annotations: BTreeMap::from(owned),
+            task: None,
+            machines: vec![(BTreeMap::new(), KubernetesVersion::new(1, 33, 0)); 2],
+            has_k8sd: true,
+            is_served_by_others: false,
+            events: Vec::new(),
+        }
+    }
+
+    /// Looks until nothing changes, and returns what is requested then.
+    fn look(&mut self) -> OwnerRequest {
+        for _ in 0..10 {
+            let machines = self.machines.iter().map(|(annotations, version)| OwnedMachine {
+                name: if *version < KubernetesVersion::new(1, 35, 0) { "old" } else { "new" },
+                created: Some(jiff::Timestamp::from_second(10).unwrap()),
+                deleting: false,
+                annotations,
+                version: Some(version),
+                has_k8sd: self.has_k8sd,
+            });
+            let decided = owner(&OwnerSeen {
+                keys: CANONICAL,
+                annotations: &self.annotations,
+                task: self.task.as_ref(),
+                machines: machines.collect(),
+                is_served_by_others: self.is_served_by_others,
+            });
+            self.events.extend(decided.events.into_iter().map(|event| event.message));
+            if decided.changes.is_empty() {
+                return decided.request;
+            }
+            for (key, value) in decided.changes {
+                match value {
+                    Some(value) => self.annotations.insert(key.to_owned(), value),
+                    None => self.annotations.remove(key),
+                };
+            }
+        }
+        panic!("the annotations change without end: {:?}", self.annotations);
+    }
+
+    fn runs(&mut self, option: &str, phase: TaskPhase) -> &mut UpgradeTaskStatus {
+        let spec = UpgradeTaskSpec {
+            stage: Stage::Ongoing,
+            cluster_ref: ClusterRef::default(),
+            owner_ref: None,
+            version: None,
+            hops: None,
+            machines: None,
+            updater_ref: None,
+            request_ref: None,
+            option: Some(option.parse().unwrap()),
+            via: Via::Machines,
+        };
+        let mut task = UpgradeTask::new("t-1", spec);
+        let started_at = (phase != TaskPhase::Pending).then_some(Time(jiff::Timestamp::UNIX_EPOCH));
+        task.status = Some(UpgradeTaskStatus { phase, started_at, ..UpgradeTaskStatus::default() });
+        self.task.insert(task).status.as_mut().unwrap()
+    }
+
+    fn shown(&self) -> Vec<(&str, &str)> {
+        let prefix = "v1beta2.k8sd.io/in-place-upgrade-";
+        let own = self.annotations.iter();
+        own.filter_map(|(key, value)| Some((key.strip_prefix(prefix)?, value.as_str()))).collect()
+    }
+}
+
+fn asks(option: &str, machines: Option<Vec<String>>) -> OwnerRequest {
+    OwnerRequest::Ask { option: option.parse().unwrap(), machines }
+}
+
+#[test]
+fn a_request_makes_a_task_and_its_end_is_shown() {
+    let mut world = World::of([(CANONICAL.upgrade_to, CHANNEL), (CANONICAL.release, "revision=1")]);
+    assert_eq!(world.look(), asks(CHANNEL, None));
+    world.runs(CHANNEL, TaskPhase::Pending);
+    assert_eq!(world.look(), OwnerRequest::None);
+    assert_eq!(world.shown(), [("release", "revision=1"), ("to", CHANNEL)], "nothing has begun");
+    world.runs(CHANNEL, TaskPhase::Ongoing);
+    world.look();
+    assert_eq!(world.shown(), [("status", "in-progress"), ("to", CHANNEL)]);
+    let finished_at = jiff::Timestamp::from_second(11).unwrap();
+    world.runs(CHANNEL, TaskPhase::Complete).finished_at = Some(Time(finished_at));
+    world.look();
+    assert_eq!(world.shown(), [("release", CHANNEL), ("status", "done")]);
+    assert_eq!(world.events, ["In-place upgrade is done"]);
+    assert_eq!(world.look(), OwnerRequest::None, "Machines that were left out are not new");
+}
+
+#[test]
+fn the_same_request_again_makes_another_task() {
+    let mut world = World::of([(CANONICAL.upgrade_to, CHANNEL), (CANONICAL.shown, "t-1")]);
+    world.runs(CHANNEL, TaskPhase::Complete);
+    assert_eq!(world.look(), asks(CHANNEL, None));
+}
+
+#[test]
+fn a_failure_is_announced_once_for_each_attempt() {
+    let mut world = World::of([(CANONICAL.upgrade_to, CHANNEL)]);
+    for (at, announced) in [(1, 1), (1, 1), (2, 2)] {
+        let status = world.runs(CHANNEL, TaskPhase::Ongoing);
+        status.failures.push(TaskFailure {
+            machine: "m-0".into(),
+            node_update: String::new(),
+            reason: String::new(),
+            message: String::new(),
+            at: Some(Time(jiff::Timestamp::from_second(at).unwrap())),
+        });
+        world.look();
+        assert_eq!(world.events.len(), announced);
+        assert_eq!(world.shown(), [("status", "failed"), ("to", CHANNEL)]);
+    }
+    world.runs(CHANNEL, TaskPhase::Ongoing);
+    world.look();
+    assert_eq!(world.shown(), [("status", "in-progress"), ("to", CHANNEL)]);
+}
+
+#[test]
+fn an_edited_or_removed_request_stops_the_task() {
+    for to in [Some("revision=2"), None] {
+        let mut world = World::of([]);
+        world.annotations.extend(to.map(|to| (CANONICAL.upgrade_to.to_owned(), to.to_owned())));
+        world.runs(CHANNEL, TaskPhase::Ongoing);
+        assert_eq!(world.look(), OwnerRequest::Stop("t-1".into()));
+        world.task.as_mut().unwrap().spec.stage = Stage::Abort;
+        assert_eq!(world.look(), OwnerRequest::None);
+        world.task.as_mut().unwrap().status.as_mut().unwrap().phase = TaskPhase::Aborted;
+        let next = to.map_or(OwnerRequest::None, |to| asks(to, None));
+        assert_eq!(world.look(), next);
+    }
+}
+
+#[test]
+fn a_task_that_a_person_stops_is_not_made_again_until_the_request_is_set_again() {
+    let mut world = World::of([(CANONICAL.upgrade_to, CHANNEL)]);
+    world.runs(CHANNEL, TaskPhase::Aborted);
+    world.task.as_mut().unwrap().spec.stage = Stage::Abort;
+    assert_eq!(world.look(), OwnerRequest::None);
+    assert!(world.events[0].contains("UpgradeTask t-1 was stopped"), "{:?}", world.events);
+    assert_eq!(world.look(), OwnerRequest::None);
+    world.annotations.remove(CANONICAL.upgrade_to);
+    world.look();
+    world.annotations.insert(CANONICAL.upgrade_to.into(), CHANNEL.into());
+    assert_eq!(world.look(), asks(CHANNEL, None));
+}
+
+#[test]
+fn a_text_that_is_no_option_is_refused_once() {
+    let mut world = World::of([(CANONICAL.upgrade_to, "channel")]);
+    assert_eq!((world.look(), world.look()), (OwnerRequest::None, OwnerRequest::None));
+    assert_eq!(world.events.len(), 1);
+    assert_eq!(world.shown(), [("status", "failed"), ("to", "channel")]);
+    world.has_k8sd = false;
+    world.annotations.insert(CANONICAL.upgrade_to.into(), CHANNEL.into());
+    world.look();
+    assert!(world.events[1].contains("no k8sd runs on Machine old"), "{:?}", world.events);
+}
+
+#[test]
+fn a_machine_without_the_release_is_brought_to_it_unless_it_is_newer() {
+    let mut world = World::of([(CANONICAL.release, CHANNEL), (CANONICAL.status, "done")]);
+    world.machines[0].0.insert(CANONICAL.release.into(), CHANNEL.into());
+    world.machines[1].1 = KubernetesVersion::new(1, 35, 0);
+    assert_eq!(world.look(), OwnerRequest::None);
+    assert_eq!(world.shown(), [("release", CHANNEL), ("status", "done")]);
+    world.machines.push((BTreeMap::new(), KubernetesVersion::new(1, 34, 0)));
+    assert_eq!(world.look(), asks(CHANNEL, Some(vec!["old".into(), "old".into()])));
+    assert_eq!(world.shown(), [("status", "in-progress"), ("to", CHANNEL)]);
+}
+
+#[test]
+fn machines_that_others_serve_are_left_to_them() {
+    let mut world = World::of([(CANONICAL.upgrade_to, CHANNEL)]);
+    world.is_served_by_others = true;
+    assert_eq!((world.look(), world.look()), (OwnerRequest::None, OwnerRequest::None));
+    assert_eq!((world.events.len(), world.shown()), (1, vec![("to", CHANNEL)]));
+}

@@ -1,0 +1,79 @@
+//! What a Machine waits for, of which a task asks by annotation.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use refit_kinds::{
+    canonical::Keys,
+    refit::{ExceptionRule, MachineUid, NodeUpdate},
+};
+
+use crate::task::member::phase_of;
+
+/// The status of a Machine while its refresh runs.
+const IN_PROGRESS: &str = "in-progress";
+
+/// A Machine of the group.
+#[derive(Clone, Copy, Debug)]
+pub struct OptionMember<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its uid.
+    pub uid: &'a MachineUid,
+    /// When it was created.
+    pub created: Option<Timestamp>,
+    /// It is being deleted.
+    pub deleting: bool,
+    /// All its annotations.
+    pub annotations: &'a BTreeMap<String, String>,
+    /// The newest NodeUpdate that annotations of the task's prefix have requested for it.
+    pub update: Option<&'a NodeUpdate>,
+    /// An operator has it left out.
+    pub exception: Option<ExceptionRule>,
+}
+
+/// What a Machine waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OptionState {
+    /// Nothing: the option is its release.
+    Updated,
+    /// Its deletion.
+    Deleting,
+    /// Its turn.
+    Waiting,
+    /// Its turn, although it is asked for another option, which has not begun.
+    Overruled,
+    /// An operator, who has it left out.
+    Excepted(ExceptionRule),
+    /// The end of its upgrade.
+    Updating,
+    /// Another attempt, or a person: the last one failed.
+    Failed,
+}
+
+impl OptionMember<'_> {
+    /// What the Machine waits for, on its way to an option.
+    pub fn state(&self, keys: Keys, option: &str) -> OptionState {
+        if self.deleting {
+            return OptionState::Deleting;
+        }
+        let get = |key: &str| self.annotations.get(key).map(String::as_str);
+        let is_busy = self.update.is_some_and(|update| !phase_of(update).is_final());
+        match get(keys.upgrade_to) {
+            Some(to) if to == option => {
+                let has_failed = get(keys.last_failed_attempt_at).is_some_and(|at| !at.is_empty());
+                if has_failed { OptionState::Failed } else { OptionState::Updating }
+            }
+            // What runs is finished first; what only waits, or fails again and again, gives way.
+            Some(_) if is_busy && get(keys.status) == Some(IN_PROGRESS) => OptionState::Updating,
+            Some(_) => self.waits(OptionState::Overruled),
+            None if is_busy => OptionState::Updating,
+            None if get(keys.release) == Some(option) => OptionState::Updated,
+            None => self.waits(OptionState::Waiting),
+        }
+    }
+
+    fn waits(&self, otherwise: OptionState) -> OptionState {
+        self.exception.map_or(otherwise, OptionState::Excepted)
+    }
+}
