@@ -69,6 +69,8 @@ struct Watched {
     store: Store<ForeignPlane>,
     /// How the API server serves the kind.
     resource: Arc<Mutex<Option<ApiResource>>>,
+    /// Why it cannot be watched.
+    trouble: Arc<Mutex<Option<String>>>,
 }
 
 impl ForeignPlanes {
@@ -83,6 +85,14 @@ impl ForeignPlanes {
         let key = (api_group.to_owned(), kind.to_owned());
         let watched = lock(&self.0.kinds).get(&key).cloned()?;
         lock(&watched.resource).clone()
+    }
+
+    /// Whether the first list of a kind is still to come: of its objects, nothing can be said yet.
+    pub(crate) fn is_awaited(&self, api_group: &str, kind: &str) -> bool {
+        let key = (api_group.to_owned(), kind.to_owned());
+        lock(&self.0.kinds)
+            .get(&key)
+            .is_some_and(|watched| !watched.store.is_ready() && lock(&watched.trouble).is_none())
     }
 
     /// Begins the watch of the kind of a Cluster's control plane, if it is of another provider.
@@ -113,22 +123,16 @@ pub(crate) async fn run(ctx: &Context) {
 
 /// Watches one kind. How the API server serves it is asked again after each failure.
 async fn watch(ctx: &Context, kind: Kind, watched: Watched) {
-    let mut announced = None;
     loop {
         let trouble = match served(ctx, &kind).await {
             Ok(resource) => follow(ctx, &resource, &watched).await,
             Err(why) => why,
         };
         // A kind that no role lets Refit read stays so: one line is enough.
-        if announced.as_ref() != Some(&trouble) {
+        if lock(&watched.trouble).as_ref() != Some(&trouble) {
             let (group, kind) = &kind;
-            tracing::warn!(
-                group,
-                kind,
-                why = trouble,
-                "control planes of a kind cannot be watched"
-            );
-            announced = Some(trouble);
+            tracing::warn!(group, kind, why = trouble, "control planes cannot be watched");
+            *lock(&watched.trouble) = Some(trouble);
         }
         tokio::time::sleep(RETRY).await;
     }
@@ -149,7 +153,9 @@ async fn served(ctx: &Context, (group, kind): &Kind) -> Result<ApiResource, Stri
 
 /// Keeps the cache of a kind, until the API server refuses; returns why.
 async fn follow(ctx: &Context, resource: &ApiResource, watched: &Watched) -> String {
+    let cleared = watched.trouble.clone();
     let changed = |change: &store::Change<ForeignPlane>| {
+        *lock(&cleared) = None;
         plane_changed(ctx, (&resource.group, &resource.kind), change.object());
     };
     let mut why = String::new();

@@ -19,7 +19,7 @@ use refit_controller::{
     certificates::{CertificateSettings, Certificates},
     run,
 };
-use refit_core::change::OnUncovered;
+use refit_core::{annotation::Compat, change::OnUncovered};
 use refit_runtime::{
     Clock,
     client::ClientStack,
@@ -171,6 +171,16 @@ struct Args {
     /// place of the controllers of those providers
     #[arg(long, value_enum, value_name = "WHERE", env = "REFIT_CANONICAL", default_value_t = CanonicalMode::Off)]
     canonical: CanonicalMode,
+    /// Set how closely these annotations follow Canonical's controllers
+    #[arg(
+        long,
+        value_enum,
+        ignore_case = true,
+        value_name = "MODE",
+        env = "REFIT_CANONICAL_COMPAT",
+        default_value_t = CompatMode::Corrected
+    )]
+    canonical_compat: CompatMode,
     /// Set how long hooks are still accepted after the first signal, until callers stop using this
     /// replica
     #[arg(long, value_name = "SECONDS", env = "REFIT_SHUTDOWN_DELAY_SECONDS", default_value_t = 5)]
@@ -184,6 +194,15 @@ struct Args {
     /// Set the name of this replica; a unique suffix is appended
     #[arg(long, value_name = "NAME", env = "POD_NAME", hide = true)]
     identity: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "PascalCase")]
+enum CompatMode {
+    /// As documented for Refit, without known mistakes of those controllers
+    Corrected,
+    /// With their annotations, events and retries, as far as no machine is put at risk
+    Strict,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -312,6 +331,10 @@ async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
             drain: args.drain.policy(),
             report_stale_after: seconds(args.report_stale_after_seconds),
             host_lost_after: args.host_lost_after.0,
+            canonical_compat: match args.canonical_compat {
+                CompatMode::Corrected => Compat::Corrected,
+                CompatMode::Strict => Compat::Strict,
+            },
             canonical: match args.canonical {
                 CanonicalMode::Off => Canonical::Off,
                 CanonicalMode::On => Canonical::On,

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
-use kube::{Api, Resource as _};
+use kube::Resource as _;
 use refit_cluster_api::kinds::{
     CONTROL_PLANE_GROUP, CORE_GROUP, KubeadmControlPlane, MachineDeployment, MachineSet,
 };
@@ -18,7 +18,7 @@ use refit_kinds::{
     refit::{Owner, Pacing, update_group_name},
     version::StatedVersion,
 };
-use refit_runtime::{ObjectKey, Store, foreign::ForeignObject};
+use refit_runtime::{ObjectKey, Store, apply, foreign::ForeignObject};
 
 use crate::{
     api_error::ReadError,
@@ -87,6 +87,11 @@ impl OwnerId {
             name: self.key.name.clone(),
         }
     }
+}
+
+/// Whether the owner of a group may be known later: the first list of its kind is still to come.
+pub(crate) fn is_awaited(stores: &Stores, group: &Group) -> bool {
+    stores.foreign_planes.is_awaited(api_group(group), &group.spec.owner.kind)
 }
 
 impl LiveOwner {
@@ -247,23 +252,25 @@ fn foreign_store(stores: &Stores, group: &Group) -> Option<Store<ForeignPlane>> 
     stores.foreign_planes.store(api_group(group), &group.spec.owner.kind)
 }
 
-/// Brings a control plane of another provider in the caches up to the present, if its kind can be read.
+/// Brings a control plane of another provider in the caches up to the present. One that Refit may not read counts as
+/// absent: no role for its kind is part of every installation.
 async fn read_foreign(ctx: &Context, group: &Group) -> Result<(), ReadError> {
     let (kind, key) = (&group.spec.owner.kind, group.owner_key());
     let Some(store) = foreign_store(&ctx.stores, group) else { return Ok(()) };
-    let Some(resource) = ctx.stores.foreign_planes.resource(api_group(group), kind) else {
-        return Ok(());
-    };
-    let api: Api<ForeignPlane> =
-        Api::namespaced_with(ctx.client.clone(), &key.namespace, &resource);
-    let read = api.get_opt(&key.name).await;
-    match read.map_err(ReadError::management(format!("a read of {kind} {key}")))? {
-        Some(plane) => store.insert(plane),
-        None => {
+    let object = OwnerId::of_group(group).object();
+    let read = ctx.foreign.read(&ctx.client, &object).await;
+    let read = read.and_then(|found| {
+        serde_json::from_value::<ForeignPlane>(found).map_err(kube::Error::SerdeError)
+    });
+    match read {
+        Ok(plane) => store.insert(plane),
+        Err(kube::Error::Api(status)) if status.is_forbidden() => {}
+        Err(error) if apply::is_not_found(&error) => {
             if let Some(known) = store.get(&key) {
                 store.remove(&known);
             }
         }
+        Err(error) => return Err(ReadError::management(format!("a read of {kind} {key}"))(error)),
     }
     Ok(())
 }

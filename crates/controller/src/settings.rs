@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use jiff::SignedDuration;
 use refit_core::{
+    annotation::Compat,
     change::OnUncovered,
     node::{DrainPolicy, Reboot},
 };
@@ -58,6 +59,8 @@ pub struct Settings {
     pub external_upgrade_clients: BTreeSet<String>,
     /// Whether the annotations of Canonical's Cluster API providers are served.
     pub canonical: Canonical,
+    /// How closely they follow Canonical's controllers.
+    pub canonical_compat: Compat,
     /// How many NodeUpdates of one cluster are reconciled at once: a cluster that answers slowly
     /// takes no more of the process.
     pub workers_per_cluster: usize,
@@ -85,6 +88,7 @@ impl Default for Settings {
             hook_margin: Duration::from_secs(1),
             external_upgrade_clients: BTreeSet::new(),
             canonical: Canonical::Off,
+            canonical_compat: Compat::Corrected,
             workers_per_cluster: 4,
             update_group_workers: 8,
         }

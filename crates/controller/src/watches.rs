@@ -37,6 +37,11 @@ pub(crate) async fn run(ctx: &Context) {
         watch(client, &stores.machine_sets, |set| {
             let group = group_of_set(set).key;
             upgrade_task::wake(ctx, &group);
+            let owner = group_of_set(set).spec.owner;
+            // Those of a MachineDeployment have copies of its annotations.
+            if owner.owner() == Owner::Set {
+                annotations::wake_owner(ctx, OwnerId::of(Owner::Set, set), set.annotations());
+            }
             queues.groups.add(group);
         }),
         watch(client, &stores.machines, |machine| machine_changed(ctx, machine)),
@@ -242,6 +247,9 @@ fn namespace_changed(ctx: &Context, namespace: &Namespace) {
         let key = ObjectKey::of(cluster.as_ref());
         upgrade_task::wake_of_cluster(ctx, &key);
         ctx.workload_index.cluster_changed(key);
+    }
+    if ctx.opted_in(&namespace.name_any()) {
+        annotations::wake_namespace(ctx, &namespace.name_any());
     }
 }
 

@@ -22,6 +22,7 @@ use crate::{
     context::Context,
     groups::{ensure_group, group_of, node_updates_of_machine, phase_of},
     node_update::about_machine,
+    owner::is_awaited,
     policy::first_annotation,
     requests::{By, MachineRequests},
 };
@@ -70,6 +71,7 @@ async fn of_prefix(ctx: &Context, machine: &Arc<Machine>, keys: Keys) -> anyhow:
     let own = updates.iter().map(AsRef::as_ref).filter(|update| is_requested_by(*update, keys));
     let decided = annotation::machine(&MachineSeen {
         keys,
+        compat: ctx.settings.canonical_compat,
         annotations: machine.annotations(),
         update: newest(own, &MachineUid::of(&machine.metadata)),
         has_k8sd: has_k8sd(machine),
@@ -140,6 +142,10 @@ async fn request(
         // Its owner is not known yet, or the Machine has none: the owner's event wakes its Machines.
         return Ok(Action::RequeueAfter(AFTER_WAIT));
     };
+    if is_awaited(&ctx.stores, &group) {
+        // Its annotations decide how the node is upgraded.
+        return Ok(Action::RequeueAfter(AFTER_CONFLICT));
+    }
     // Another orchestrator works on it, and would stop what is created here.
     let has = |key: &str| machine.annotations().contains_key(key);
     if has(keys::UPDATE_IN_PROGRESS) || has(keys::TASK) {

@@ -24,9 +24,10 @@ use crate::{
     Canonical,
     context::Context,
     groups::group_of,
+    indexes::TASKS_BY_GROUP,
     metrics::measured,
     owner::{LiveOwner, OwnerId},
-    upgrade_task::group_of_task,
+    upgrade_task::{group_of_task, has_ended},
 };
 
 /// How many objects are looked at at once.
@@ -67,6 +68,11 @@ fn served(ctx: &Context) -> impl Iterator<Item = Keys> + use<> {
     [canonical, Some(REFIT)].into_iter().flatten()
 }
 
+/// Whether Refit serves a prefix, and does so alone.
+pub(crate) fn is_served(ctx: &Context, keys: Keys) -> bool {
+    served(ctx).any(|known| known == keys) && !may_be_served_by_others(ctx, keys)
+}
+
 /// Whether Canonical's controllers may serve a prefix as well.
 fn may_be_served_by_others(ctx: &Context, keys: Keys) -> bool {
     keys == CANONICAL && ctx.settings.canonical != Canonical::ControllersAbsent
@@ -82,13 +88,25 @@ pub(crate) fn wake(ctx: &Context, machine: &Machine) {
     }
 }
 
-/// Wakes an owner whose annotations ask for something, or show it.
+/// Wakes the Machines of a namespace that has opted in, and their owners.
+pub(crate) fn wake_namespace(ctx: &Context, namespace: &str) {
+    for machine in ctx.stores.machines.list_in(namespace) {
+        wake(ctx, &machine);
+    }
+}
+
+/// Wakes an owner whose annotations ask for something or show it, or have requested a task that has not ended.
 pub(crate) fn wake_owner(ctx: &Context, owner: OwnerId, annotations: &BTreeMap<String, String>) {
     let concerns = |keys: Keys| {
         let all = [keys.upgrade_to, keys.release, keys.noted];
         all.iter().any(|key| annotations.contains_key(*key))
     };
-    if served(ctx).any(concerns) {
+    let has_task = || {
+        let tasks = ctx.stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &owner.group_key());
+        let mut unfinished = tasks.iter().filter(|task| !has_ended(task));
+        unfinished.any(|task| task.annotations().contains_key(keys::REQUESTED_BY))
+    };
+    if served(ctx).any(concerns) || has_task() {
         // What its Machines show changes often.
         ctx.queues.owner_annotations.add_after(owner, AFTER_CONFLICT);
     }

@@ -1,6 +1,6 @@
 //! Requests what the annotations of an owner of Machines ask for, by an UpgradeTask, and shows on it how far that is.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use kube::{Api, ResourceExt as _, api::DynamicObject};
 use refit_cluster_api::kinds::{CONTRACT_VERSION, Machine};
@@ -27,7 +27,11 @@ use crate::{
     indexes::{SETS_BY_GROUP, TASKS_BY_GROUP},
     node_update::announced,
     owner::{LiveOwner, OwnerId},
+    upgrade_task::{has_ended, refused_by_api},
 };
+
+/// Requeue delay after the API server has not let Refit create a task.
+const AFTER_REFUSAL: Duration = Duration::from_secs(30);
 
 /// An owner, and the objects that its annotations are decided on.
 struct Look {
@@ -42,12 +46,17 @@ pub(super) async fn reconcile(ctx: &Context, id: &OwnerId) -> anyhow::Result<Act
         return Ok(Action::Done);
     }
     let Some(look) = Look::of(ctx, id) else { return Ok(Action::Done) };
+    let mut all = Vec::new();
     for keys in served(ctx) {
-        if let next @ Action::RequeueAfter(_) = of_prefix(ctx, id, &look, keys).await? {
-            return Ok(next);
+        all.push(of_prefix(ctx, id, &look, keys).await);
+    }
+    let mut soonest = None;
+    for next in all {
+        if let Action::RequeueAfter(delay) = next? {
+            soonest = Some(soonest.map_or(delay, |known: Duration| known.min(delay)));
         }
     }
-    Ok(Action::Done)
+    Ok(soonest.map_or(Action::Done, Action::RequeueAfter))
 }
 
 impl Look {
@@ -71,6 +80,75 @@ impl Look {
             Owner::ControlPlane | Owner::Set => true,
         };
         has_sets && !(self.machines.is_empty() && lacks_machines(stores, &self.group))
+    }
+
+    /// The tasks that annotations of a prefix have requested for this owner, not for an earlier one of its name.
+    fn tasks(&self, ctx: &Context, keys: Keys) -> Vec<Arc<UpgradeTask>> {
+        let uid = self.owner.uid();
+        let mut tasks = ctx.stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &self.group.key);
+        tasks.retain(|task| {
+            let mut owners = task.owner_references().iter();
+            is_requested_by(task.as_ref(), keys)
+                && owners.any(|owner| Some(&owner.uid) == uid.as_ref())
+        });
+        tasks
+    }
+
+    fn seen<'a>(
+        &'a self,
+        ctx: &Context,
+        keys: Keys,
+        task: Option<&'a UpgradeTask>,
+    ) -> OwnerSeen<'a> {
+        let may_have_k8sd =
+            self.machines.is_empty() || self.machines.iter().any(|machine| has_k8sd(machine));
+        let machines = self.machines.iter().map(|machine| OwnedMachine {
+            name: machine.metadata.name.as_deref().unwrap_or_default(),
+            created: machine.metadata.creation_timestamp.as_ref().map(|time| time.0),
+            deleting: machine.metadata.deletion_timestamp.is_some(),
+            annotations: machine.annotations(),
+            version: machine.spec.version.version(),
+            has_k8sd: has_k8sd(machine),
+        });
+        OwnerSeen {
+            keys,
+            compat: ctx.settings.canonical_compat,
+            annotations: &self.annotations,
+            task,
+            machines: machines.collect(),
+            is_served_by_others: may_have_k8sd && may_be_served_by_others(ctx, keys),
+        }
+    }
+
+    /// A task of the owner. Its name follows from what is known, so that only one of several attempts creates it.
+    fn task(
+        &self,
+        ctx: &Context,
+        (keys, ordinal): (Keys, u64),
+        option: &GoalOption,
+        machines: Option<Vec<String>>,
+    ) -> UpgradeTask {
+        let owner = self.group.spec.owner.clone();
+        let hash = hash_json(&json!([keys.upgrade_to, owner.kind, owner.name, self.owner.uid()]));
+        let spec = UpgradeTaskSpec {
+            stage: Stage::Ongoing,
+            cluster_ref: ClusterRef { name: self.group.spec.cluster_name.clone() },
+            owner_ref: Some(owner),
+            version: None,
+            hops: None,
+            machines,
+            updater_ref: None,
+            request_ref: None,
+            option: Some(option.clone()),
+            via: Via::Machines,
+        };
+        let mut task = UpgradeTask::new(&format!("annotated-{}-{ordinal}", &hash[..16]), spec);
+        task.metadata.namespace = Some(self.group.key.namespace.clone());
+        task.metadata.annotations =
+            Some(BTreeMap::from([(keys::REQUESTED_BY.to_owned(), keys.upgrade_to.to_owned())]));
+        task.metadata.owner_references =
+            owner_reference(&ctx.stores, &self.group).map(|owner| vec![owner]);
+        task
     }
 }
 
@@ -96,49 +174,64 @@ fn group_of_owner(ctx: &Context, id: &OwnerId) -> Option<Group> {
 }
 
 async fn of_prefix(ctx: &Context, id: &OwnerId, look: &Look, keys: Keys) -> anyhow::Result<Action> {
-    let tasks = ctx.stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &look.group.key);
-    let own = tasks.iter().filter(|task| is_requested_by(task.as_ref(), keys));
-    let newest = own.max_by_key(|task| ordinal_of(task));
-    let any_k8sd = look.machines.iter().any(|machine| has_k8sd(machine));
-    let machines = look.machines.iter().map(|machine| OwnedMachine {
-        name: machine.metadata.name.as_deref().unwrap_or_default(),
-        created: machine.metadata.creation_timestamp.as_ref().map(|time| time.0),
-        deleting: machine.metadata.deletion_timestamp.is_some(),
-        annotations: machine.annotations(),
-        version: machine.spec.version.version(),
-        has_k8sd: has_k8sd(machine),
-    });
-    let decided = annotation::owner(&OwnerSeen {
-        keys,
-        annotations: &look.annotations,
-        task: newest.map(AsRef::as_ref),
-        machines: machines.collect(),
-        is_served_by_others: any_k8sd && may_be_served_by_others(ctx, keys),
-    });
+    let tasks = look.tasks(ctx, keys);
+    let newest = tasks.iter().max_by_key(|task| ordinal_of(&task.name_any()));
+    let is_newest =
+        |task: &Arc<UpgradeTask>| newest.is_some_and(|newest| Arc::ptr_eq(newest, task));
+    // There is one task at a time; an older one is left from what is forgotten.
+    for task in tasks.iter().filter(|task| !has_ended(task) && !is_newest(task)) {
+        stop(ctx, id, &task.name_any()).await?;
+    }
+    let seen = look.seen(ctx, keys, newest.map(AsRef::as_ref));
+    let decided = annotation::owner(&seen);
     if !decided.changes.is_empty() {
         return show(ctx, id, look, &decided).await;
+    }
+    if let Some((event, seconds)) = &decided.repeated {
+        let (about, now) = (owner_object(&ctx.stores, &look.group), ctx.clock.now().to_string());
+        ctx.recorder.announce(&announced(about, event, &now)).await;
+        return Ok(Action::RequeueAfter(Duration::from_secs(*seconds)));
     }
     match decided.request {
         OwnerRequest::None => Ok(Action::Done),
         OwnerRequest::Stop(task) => {
-            let body = json!({"spec": {"stage": Stage::Abort}});
-            let api = tasks_in(ctx, id);
-            match apply::merge(&api, &task, &body).await {
-                Ok(written) => ctx.stores.upgrade_tasks.insert(written),
-                Err(error) if apply::is_not_found(&error) => {}
-                Err(error) => return Err(error.into()),
-            }
+            stop(ctx, id, &task).await?;
             Ok(Action::Done)
         }
-        OwnerRequest::Ask { .. } if !look.has_machines_to_upgrade(ctx) => {
-            // Its first Machine wakes it.
-            Ok(Action::Done)
-        }
+        // Its first Machine wakes it.
+        OwnerRequest::Ask { .. } if !look.has_machines_to_upgrade(ctx) => Ok(Action::Done),
         OwnerRequest::Ask { option, machines } => {
-            let ordinal = newest.map_or(0, |task| ordinal_of(task)) + 1;
-            create(ctx, look, (keys, ordinal), option, machines).await
+            let shown = look.annotations.get(keys.shown).map_or(0, |name| ordinal_of(name));
+            let known = newest.map_or(0, |task| ordinal_of(&task.name_any()));
+            let task = look.task(ctx, (keys, known.max(shown) + 1), &option, machines);
+            match apply::create_or_get(&tasks_in(ctx, id), &task).await {
+                Ok((found, outcome)) => {
+                    let name = found.name_any();
+                    tracing::info!(owner = %look.group.key, task = name, ?outcome, "requested UpgradeTask");
+                    ctx.stores.upgrade_tasks.insert(found);
+                    Ok(Action::Done)
+                }
+                Err(error) => {
+                    let why = refused_by_api(error.into())?.message;
+                    let decided = seen.not_permitted(&option, &why);
+                    if decided.changes.is_empty() {
+                        return Ok(Action::RequeueAfter(AFTER_REFUSAL));
+                    }
+                    show(ctx, id, look, &decided).await
+                }
+            }
         }
     }
+}
+
+async fn stop(ctx: &Context, id: &OwnerId, task: &str) -> anyhow::Result<()> {
+    let body = json!({"spec": {"stage": Stage::Abort}});
+    match apply::merge(&tasks_in(ctx, id), task, &body).await {
+        Ok(written) => ctx.stores.upgrade_tasks.insert(written),
+        Err(error) if apply::is_not_found(&error) => {}
+        Err(error) => return Err(error.into()),
+    }
+    Ok(())
 }
 
 fn tasks_in(ctx: &Context, id: &OwnerId) -> Api<UpgradeTask> {
@@ -146,45 +239,8 @@ fn tasks_in(ctx: &Context, id: &OwnerId) -> Api<UpgradeTask> {
 }
 
 /// The number at the end of a task's name.
-fn ordinal_of(task: &UpgradeTask) -> u64 {
-    let name = task.metadata.name.as_deref().unwrap_or_default();
+fn ordinal_of(name: &str) -> u64 {
     name.rsplit('-').next().and_then(|number| number.parse().ok()).unwrap_or(0)
-}
-
-/// Creates the task. Its name follows from what is known, so that only one of several attempts creates it.
-async fn create(
-    ctx: &Context,
-    look: &Look,
-    (keys, ordinal): (Keys, u64),
-    option: GoalOption,
-    machines: Option<Vec<String>>,
-) -> anyhow::Result<Action> {
-    let owner = look.group.spec.owner.clone();
-    let uid = look.owner.uid();
-    let of_owner = hash_json(&json!([keys.upgrade_to, owner.kind, owner.name, uid]));
-    let spec = UpgradeTaskSpec {
-        stage: Stage::Ongoing,
-        cluster_ref: ClusterRef { name: look.group.spec.cluster_name.clone() },
-        owner_ref: Some(owner),
-        version: None,
-        hops: None,
-        machines,
-        updater_ref: None,
-        request_ref: None,
-        option: Some(option),
-        via: Via::Machines,
-    };
-    let mut task = UpgradeTask::new(&format!("annotated-{}-{ordinal}", &of_owner[..16]), spec);
-    task.metadata.namespace = Some(look.group.key.namespace.clone());
-    task.metadata.annotations =
-        Some(BTreeMap::from([(keys::REQUESTED_BY.to_owned(), keys.upgrade_to.to_owned())]));
-    task.metadata.owner_references =
-        owner_reference(&ctx.stores, &look.group).map(|owner| vec![owner]);
-    let api: Api<UpgradeTask> = Api::namespaced(ctx.client.clone(), &look.group.key.namespace);
-    let (found, outcome) = apply::create_or_get(&api, &task).await?;
-    tracing::info!(owner = %look.group.key, task = found.name_any(), ?outcome, "requested UpgradeTask");
-    ctx.stores.upgrade_tasks.insert(found);
-    Ok(Action::Done)
 }
 
 /// Writes the annotations, after the events that announce it. A request that was made meanwhile is not overwritten.
@@ -207,9 +263,11 @@ async fn show(
     let api = ctx.foreign.api(&ctx.client, &object).await?;
     let written: kube::Result<DynamicObject> = apply::merge(&api, &object.name, &body).await;
     match written {
-        Ok(_) => Ok(Action::RequeueAfter(AFTER_CONFLICT)),
-        Err(error) if apply::is_conflict(&error) => Ok(Action::RequeueAfter(AFTER_CONFLICT)),
-        Err(error) if apply::is_not_found(&error) => Ok(Action::Done),
-        Err(error) => Err(error.into()),
+        // The next look must not rest on the owner as it was.
+        Ok(_) => LiveOwner::read(ctx, &look.group).await?,
+        Err(error) if apply::is_conflict(&error) => LiveOwner::read(ctx, &look.group).await?,
+        Err(error) if apply::is_not_found(&error) => return Ok(Action::Done),
+        Err(error) => return Err(error.into()),
     }
+    Ok(Action::RequeueAfter(AFTER_CONFLICT))
 }

@@ -1,17 +1,19 @@
 //! Carries out the part of k8sd: asks it to refresh the snap of the Node, and how far that is.
 
 use jiff::SignedDuration;
+use refit_core::annotation::Compat;
 use refit_core::node::{
-    Called, K8sdRequest, after_ask, after_k8sd_failure, after_refresh, after_status, attempt_begun,
-    k8sd_call,
+    Called, K8sdAttempts, K8sdRequest, after_ask, after_k8sd_failure, after_refresh, after_status,
+    attempt_begun, k8sd_call,
 };
 use refit_kinds::{
-    canonical::{Change, K8SD},
+    canonical::{CANONICAL, Change, K8SD},
     refit::{PartState, PartStatus, UpdatePart},
 };
 
 use super::look::Look;
 use crate::{
+    annotations::is_requested_by,
     context::Context,
     k8sd::{K8sdAnswer, K8sdError, Target},
 };
@@ -72,7 +74,7 @@ pub(super) async fn advanced(ctx: &Context, look: &Look, part: &PartStatus) -> P
             after_refresh(part, &change_id, now())
         }
         Ok(K8sdAnswer::Status(status)) => {
-            let next = after_status(part, &status, limit(look), now());
+            let next = after_status(part, &status, attempts(ctx, look), now());
             if next.state != part.state {
                 let (state, message) = (next.state, &next.message);
                 tracing::info!(node_update, %option, ?state, message, "the refresh has ended");
@@ -100,6 +102,19 @@ fn count(ctx: &Context, started: jiff::Timestamp, answer: &Result<K8sdAnswer, K8
         Err(error) => Called::Failed { message: error.to_string() },
     };
     ctx.metrics.updater_called(K8SD, &called, ctx.clock.elapsed(started));
+}
+
+/// How attempts follow one another: under Canonical's prefix in strict mode, as with its controllers.
+fn attempts(ctx: &Context, look: &Look) -> K8sdAttempts {
+    let update = &look.snapshot.update;
+    match ctx.settings.canonical_compat {
+        Compat::Strict if is_requested_by(update.as_ref(), CANONICAL) => {
+            K8sdAttempts { limit: None, repeat_at_once: true }
+        }
+        Compat::Strict | Compat::Corrected => {
+            K8sdAttempts { limit: Some(limit(look)), repeat_at_once: false }
+        }
+    }
 }
 
 /// How long an attempt may take.

@@ -262,7 +262,7 @@ fn refused(verdict: &Verdict) -> Option<Refused> {
 }
 
 /// The API server refuses a read or a write: only a person changes that.
-pub(super) fn refused_by_api(error: anyhow::Error) -> anyhow::Result<Refused> {
+pub(crate) fn refused_by_api(error: anyhow::Error) -> anyhow::Result<Refused> {
     match error.downcast_ref::<kube::Error>() {
         Some(error @ kube::Error::Api(status)) if matches!(status.code, 403 | 422) => {
             Ok(stays("Refused", cause(error)))

@@ -9,7 +9,7 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Resource as _, ResourceExt as _,
-    api::{DeleteParams, PostParams},
+    api::{DeleteParams, PostParams, Preconditions},
 };
 use refit_cluster_api::kinds::Cluster;
 use refit_core::task::option::Lock;
@@ -17,7 +17,7 @@ use refit_kinds::keys;
 use refit_runtime::{ObjectKey, apply};
 use serde::{Deserialize, Serialize};
 
-use crate::context::Context;
+use crate::{api_error::cause, context::Context};
 
 /// Key of the ConfigMap's data.
 const KEY: &str = "lock-information";
@@ -38,19 +38,35 @@ fn api(ctx: &Context, cluster: &ObjectKey) -> Api<ConfigMap> {
     Api::namespaced(ctx.client.clone(), &cluster.namespace)
 }
 
-/// The lock of a Cluster's control plane, read live.
-pub(super) async fn read(ctx: &Context, cluster: &ObjectKey) -> kube::Result<Lock> {
-    let Some(map) = api(ctx, cluster).get_opt(&name(cluster)).await? else { return Ok(Lock::Free) };
+/// The lock of a Cluster's control plane, read live, and the uid of its ConfigMap.
+pub(super) async fn read(
+    ctx: &Context,
+    cluster: &ObjectKey,
+) -> kube::Result<(Lock, Option<String>)> {
+    let map = match api(ctx, cluster).get_opt(&name(cluster)).await {
+        Ok(Some(map)) => map,
+        Ok(None) => return Ok((Lock::Free, None)),
+        Err(error) if is_forbidden(&error) => {
+            return Ok((Lock::Unreadable(cause(&error)), None));
+        }
+        Err(error) => return Err(error),
+    };
+    let uid = map.uid();
     let text = map.data.as_ref().and_then(|data| data.get(KEY));
     let holder: Option<Holder> = text.and_then(|text| serde_json::from_str(text).ok());
-    Ok(match holder {
+    let lock = match holder {
         Some(holder) => Lock::Held(holder.machine_name),
         None => Lock::Unreadable(format!(
             "ConfigMap {} is the lock of the control plane, and its {KEY} names no Machine: see that no member of the \
              control plane is being upgraded, and delete it",
             name(cluster)
         )),
-    })
+    };
+    Ok((lock, uid))
+}
+
+fn is_forbidden(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.is_forbidden())
 }
 
 /// Takes the lock for a Machine. That another client was faster is an error.
@@ -79,8 +95,14 @@ pub(super) async fn take(ctx: &Context, cluster: &Cluster, machine: &str) -> any
     Ok(())
 }
 
-/// Releases the lock.
-pub(super) async fn release(ctx: &Context, cluster: &ObjectKey) -> kube::Result<()> {
-    let deleted = api(ctx, cluster).delete(&name(cluster), &DeleteParams::default()).await;
+/// Releases the lock of this uid, not one that another client has taken since.
+pub(super) async fn release(
+    ctx: &Context,
+    cluster: &ObjectKey,
+    uid: Option<&str>,
+) -> kube::Result<()> {
+    let of_uid = Preconditions { uid: uid.map(str::to_owned), resource_version: None };
+    let params = DeleteParams::default().preconditions(of_uid);
+    let deleted = api(ctx, cluster).delete(&name(cluster), &params).await;
     apply::optional(deleted).map(drop)
 }

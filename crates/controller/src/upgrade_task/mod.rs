@@ -45,7 +45,7 @@ use refit_runtime::{
 use serde_json::{Value, json};
 
 use self::look::Look;
-pub(crate) use self::look::group_of_task;
+pub(crate) use self::{advance::refused_by_api, look::group_of_task};
 use crate::{
     context::Context,
     indexes::{TASKS_BY_CLUSTER, TASKS_BY_GROUP},

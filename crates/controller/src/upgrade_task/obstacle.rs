@@ -4,6 +4,7 @@ use kube::ResourceExt as _;
 use refit_cluster_api::kinds::{CONTRACT_VERSION, CONTROL_PLANE_GROUP, CORE_GROUP, Cluster};
 use refit_core::task::Obstacle;
 use refit_kinds::{
+    canonical::Keys,
     keys,
     refit::{Owner, UpgradeTask},
 };
@@ -11,6 +12,7 @@ use refit_runtime::ObjectKey;
 
 use super::has_ended;
 use crate::{
+    annotations,
     context::Context,
     groups::Group,
     indexes::{TASKS_BY_CLUSTER, TASKS_BY_GROUP},
@@ -51,17 +53,41 @@ pub(super) fn of_group(
     let Some(owner) = owner else {
         return Some(Obstacle::Missing { object: format!("{kind} {name}") });
     };
-    if owner.labels().get(keys::CLUSTER_NAME).is_some_and(|of| *of != of_cluster) {
-        let why = format!("{kind} {name} is not of Cluster {of_cluster}");
+    if let Some(why) = of_another_cluster(owner, group, &of_cluster) {
         return Some(Obstacle::NotSupported { why });
     }
     older_task(ctx, task, group)
         .or(driven.map(|machine| Obstacle::UpdatedByClusterApi { machine: machine.to_owned() }))
 }
 
-/// What stands in the way of a task that installs an option.
-pub(super) fn of_option(ctx: &Context, task: &UpgradeTask, group: &Group) -> Option<Obstacle> {
-    of_cluster(ctx, task).err().or_else(|| older_task(ctx, task, group))
+/// What stands in the way of a task that installs an option by annotations of a prefix.
+pub(super) fn of_option(
+    ctx: &Context,
+    task: &UpgradeTask,
+    (group, owner): (&Group, Option<&LiveOwner>),
+    keys: Keys,
+) -> Option<Obstacle> {
+    let of_cluster = match of_cluster(ctx, task) {
+        Ok(cluster) => cluster.name_any(),
+        Err(obstacle) => return Some(obstacle),
+    };
+    if !annotations::is_served(ctx, keys) {
+        let why = format!(
+            "this controller does not serve {}: start it with --canonical ControllersAbsent, or abort this task",
+            keys.upgrade_to
+        );
+        return Some(Obstacle::NotSupported { why });
+    }
+    if let Some(why) = owner.and_then(|owner| of_another_cluster(owner, group, &of_cluster)) {
+        return Some(Obstacle::NotSupported { why });
+    }
+    older_task(ctx, task, group)
+}
+
+fn of_another_cluster(owner: &LiveOwner, group: &Group, cluster: &str) -> Option<String> {
+    let (kind, name) = (&group.spec.owner.kind, &group.spec.owner.name);
+    let is_of_another = owner.labels().get(keys::CLUSTER_NAME).is_some_and(|of| of != cluster);
+    is_of_another.then(|| format!("{kind} {name} is not of Cluster {cluster}"))
 }
 
 fn older_task(ctx: &Context, task: &UpgradeTask, group: &Group) -> Option<Obstacle> {

@@ -50,6 +50,7 @@ struct Look {
     updates: Vec<Vec<Arc<NodeUpdate>>>,
     obstacle: Option<Obstacle>,
     lock: Lock,
+    lock_uid: Option<String>,
 }
 
 /// Requeue delay while a lock is held, which is not watched.
@@ -88,13 +89,17 @@ async fn advance(
         // The caches may show the Machines as they were.
         read_group(ctx, &look.group).await?;
         let live = Look::read(ctx, task.clone(), option).await?;
-        return Ok((option_status(&live.seen(ctx), &outcome.refused), outcome, None));
+        let next = option_status(&live.seen(ctx), &outcome.refused);
+        return Ok((next, outcome, recheck(&live.lock)));
     }
-    let recheck = match look.lock {
+    Ok((next, outcome, recheck(&look.lock)))
+}
+
+fn recheck(lock: &Lock) -> Option<Duration> {
+    match lock {
         Lock::Unused | Lock::Free => None,
         Lock::Held(_) | Lock::Unreadable(_) => Some(LOCK_RECHECK),
-    };
-    Ok((next, outcome, recheck))
+    }
 }
 
 impl Look {
@@ -109,13 +114,13 @@ impl Look {
         let owner = LiveOwner::of(stores, &group);
         let machines = machines_of(stores, &group.key);
         let is_locked = keys == CANONICAL && group.spec.owner.owner() == Owner::ControlPlane;
-        let lock = if is_locked && !has_ended(&task) {
+        let (lock, lock_uid) = if is_locked && !has_ended(&task) {
             lock::read(ctx, &group.cluster_key()).await?
         } else {
-            Lock::Unused
+            (Lock::Unused, None)
         };
         Ok(Self {
-            obstacle: obstacle::of_option(ctx, &task, &group),
+            obstacle: obstacle::of_option(ctx, &task, (&group, owner.as_ref()), keys),
             option: option.clone(),
             keys,
             owner,
@@ -125,6 +130,7 @@ impl Look {
             machines,
             group,
             lock,
+            lock_uid,
             task,
         })
     }
@@ -183,7 +189,9 @@ impl Look {
                     lock::take(ctx, cluster, machine).await?;
                 }
             }
-            OptionAction::Unlock => lock::release(ctx, &self.group.cluster_key()).await?,
+            OptionAction::Unlock => {
+                lock::release(ctx, &self.group.cluster_key(), self.lock_uid.as_deref()).await?;
+            }
             OptionAction::Ask(machine) => self.ask(ctx, machine).await?,
             OptionAction::Withdraw(machine) => {
                 self.annotate(ctx, machine, json!({self.keys.upgrade_to: null})).await?;

@@ -1,11 +1,18 @@
 //! A control plane machine and three workers of Canonical Kubernetes behind real API servers, with a k8sd each.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use futures::StreamExt as _;
 
 use k8s_openapi::{
-    api::core::v1::{Event, Node, Pod, Secret},
+    api::core::v1::{Event, Namespace, Node, Pod, Secret},
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
+use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{
     Api, ResourceExt as _,
     api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams},
@@ -13,12 +20,15 @@ use kube::{
 use lab_simhost::k8sd::{K8sd, REFRESH, RefreshScript};
 use refit_cluster_api::kinds::{Cluster, Machine, MachineDeployment, MachineSet};
 use refit_controller::Canonical;
+use refit_core::annotation::Compat;
 use refit_kinds::{
     canonical::CANONICAL,
+    keys,
     refit::{NodeUpdate, Phase, UpgradeTask},
 };
 use serde_json::{Value, json};
 
+use super::pass;
 use crate::{
     common::{
         objects::{install_kinds, made, made_in, owner, status},
@@ -52,31 +62,37 @@ pub(super) struct Lab {
 
 impl Lab {
     pub(super) async fn new() -> Self {
-        Self::with(Canonical::ControllersAbsent).await
+        Self::in_mode(Compat::Corrected).await
+    }
+
+    pub(super) async fn in_mode(compat: Compat) -> Self {
+        Self::set_up((Canonical::ControllersAbsent, compat), &[CONTROL_PLANE], CK8S).await
     }
 
     /// With three members of the control plane.
-    pub(super) async fn of_three() -> Self {
-        Self::set_up(Canonical::ControllersAbsent, &CONTROL_PLANES, CK8S).await
+    pub(super) async fn of_three(compat: Compat) -> Self {
+        Self::set_up((Canonical::ControllersAbsent, compat), &CONTROL_PLANES, CK8S).await
     }
 
     pub(super) async fn with(canonical: Canonical) -> Self {
-        Self::set_up(canonical, &[CONTROL_PLANE], CK8S).await
+        Self::set_up((canonical, Compat::Corrected), &[CONTROL_PLANE], CK8S).await
     }
 
     /// With a control plane of a kind that only Cluster API's contract describes.
     pub(super) async fn of_another_provider() -> Self {
         let plane = ("controlplane.example.com", "ExampleControlPlane");
-        Self::set_up(Canonical::ControllersAbsent, &CONTROL_PLANES, plane).await
+        let mode = (Canonical::ControllersAbsent, Compat::Corrected);
+        Self::set_up(mode, &CONTROL_PLANES, plane).await
     }
 
     async fn set_up(
-        canonical: Canonical,
+        (canonical, compat): (Canonical, Compat),
         control_planes: &[&str],
         plane: (&'static str, &'static str),
     ) -> Self {
         let mut site = Site::new();
         site.settings.canonical = canonical;
+        site.settings.canonical_compat = compat;
         let names = control_planes.iter().copied().chain(WORKERS).chain([LATE_WORKER, LATE_MEMBER]);
         let k8sd = names
             .map(|name| (name.to_owned(), K8sd::new(site.clock, name, TOKEN).unwrap()))
@@ -309,6 +325,13 @@ impl Lab {
         panic!("{owner} never shows {shown}: {now:?}, {:#?}, {updates:#?}", self.tasks().await);
     }
 
+    /// Opens or closes the namespace for Refit.
+    pub(super) async fn opt_in(&self, is_in: bool) {
+        let api: Api<Namespace> = Api::all(self.site.client());
+        let body = json!({"metadata": {"labels": {keys::IN_PLACE: is_in.then_some("enabled")}}});
+        api.patch("default", &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
+    }
+
     pub(super) async fn tasks(&self) -> Vec<UpgradeTask> {
         let api: Api<UpgradeTask> = Api::default_namespaced(self.site.client());
         api.list(&ListParams::default()).await.unwrap().items
@@ -334,6 +357,22 @@ impl Lab {
         }
         let (shown_now, updates) = (self.shown(machine).await, self.updates().await);
         panic!("{machine} never shows {shown}: {shown_now:?}, {updates:#?}");
+    }
+
+    /// All states of the annotations of a Machine from now on.
+    pub(super) async fn follow(&self, machine: &str) -> Arc<Mutex<Vec<Vec<String>>>> {
+        let api: Api<Machine> = Api::default_namespaced(self.site.client());
+        let config = watcher::Config::default().fields(&format!("metadata.name={machine}"));
+        let states = Arc::<Mutex<Vec<Vec<String>>>>::default();
+        let seen = states.clone();
+        tokio::spawn(async move {
+            let mut states = watcher(api, config).applied_objects().boxed();
+            while let Some(Ok(machine)) = states.next().await {
+                seen.lock().unwrap().push(canonical(machine.annotations()));
+            }
+        });
+        pass(1).await;
+        states
     }
 
     pub(super) async fn updates(&self) -> Vec<NodeUpdate> {

@@ -8,10 +8,11 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams, PostParams},
 };
 use refit_cluster_api::kinds::{Machine, MachineDeployment, MachineSet};
+use refit_core::annotation::Compat;
 use refit_kinds::{
     canonical::{CANONICAL, REFIT},
     keys,
-    refit::{Disruption, NodeUpdate, Phase, TaskPhase},
+    refit::{Disruption, NodeUpdate, Phase, TaskPhase, UpgradeTask},
 };
 use serde_json::json;
 
@@ -125,9 +126,8 @@ async fn row_26_row_27_row_33_row_34_workers_are_upgraded_one_at_a_time_in_the_o
     assert_eq!(lab.tasks().await.len(), 1);
 }
 
-#[tokio::test(start_paused = true)]
-async fn row_28_a_worker_that_is_being_deleted_is_waited_for() {
-    let lab = Lab::new().await;
+async fn row_28_a_worker_that_is_being_deleted_is_waited_for(compat: Compat) {
+    let lab = Lab::in_mode(compat).await;
     let machines: Api<Machine> = Api::default_namespaced(lab.site.client());
     let finalizer = |held: &[&str]| json!({"metadata": {"finalizers": held}});
     let patch = async |held: &[&str]| {
@@ -145,9 +145,8 @@ async fn row_28_a_worker_that_is_being_deleted_is_waited_for() {
     assert_eq!(lab.shown(WORKERS[1]).await, done());
 }
 
-#[tokio::test(start_paused = true)]
-async fn row_29_row_30_an_owner_without_a_request_or_under_deletion_is_left_alone() {
-    let lab = Lab::new().await;
+async fn row_29_row_30_an_owner_without_a_request_or_under_deletion_is_left_alone(compat: Compat) {
+    let lab = Lab::in_mode(compat).await;
     let owners: Api<MachineDeployment> = Api::default_namespaced(lab.site.client());
     let body = json!({"metadata": {"finalizers": ["example.com/held"]}});
     owners.patch("md", &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
@@ -161,9 +160,10 @@ async fn row_29_row_30_an_owner_without_a_request_or_under_deletion_is_left_alon
     assert_eq!(lab.asked(&WORKERS).await.len(), 0);
 }
 
-#[tokio::test(start_paused = true)]
-async fn row_31_row_32_a_failure_is_shown_on_the_owner_and_its_end_resumes_the_sequence() {
-    let lab = Lab::new().await;
+async fn row_31_row_32_a_failure_is_shown_on_the_owner_and_its_end_resumes_the_sequence(
+    compat: Compat,
+) {
+    let lab = Lab::in_mode(compat).await;
     let first = lab.by_uid(&WORKERS).await[0].clone();
     lab.script(&first, [fails("no space left"), fails("no space left"), fails("no space left")]);
     lab.ask_owner("md", CHANNEL).await;
@@ -179,9 +179,8 @@ async fn row_31_row_32_a_failure_is_shown_on_the_owner_and_its_end_resumes_the_s
     assert!(events.contains(&failed), "{events:?}");
 }
 
-#[tokio::test(start_paused = true)]
-async fn row_35_a_worker_that_is_added_later_is_upgraded_as_well() {
-    let lab = Lab::new().await;
+async fn row_35_a_worker_that_is_added_later_is_upgraded_as_well(compat: Compat) {
+    let lab = Lab::in_mode(compat).await;
     lab.ask_owner("md", CHANNEL).await;
     lab.until_owner("md", "status=done").await;
     pass(600).await;
@@ -196,27 +195,38 @@ async fn row_35_a_worker_that_is_added_later_is_upgraded_as_well() {
     assert_eq!(lab.refreshes(WORKERS[0]).len(), 1, "those that have it are left alone");
 }
 
-#[tokio::test(start_paused = true)]
-async fn row_36_row_54_machines_of_other_owners_are_untouched() {
-    let lab = Lab::of_three().await;
+async fn row_36_row_54_machines_of_other_owners_are_untouched(compat: Compat) {
+    let lab = Lab::of_three(compat).await;
     lab.ask_owner("md", CHANNEL).await;
     lab.until_owner("md", "status=done").await;
     for name in CONTROL_PLANES {
         assert_eq!(lab.shown(name).await, [""; 0]);
     }
-    lab.ask_owner("cp", CHANNEL).await;
-    lab.until_owner("cp", "status=done").await;
-    assert_eq!(lab.refreshes(WORKERS[0]).len(), 1);
+    // Workers and control plane at the same time.
+    lab.ask_owner("md", OTHER).await;
+    lab.ask_owner("cp", OTHER).await;
+    let mut both = false;
+    for _ in 0..1200 {
+        let (workers, members) = (lab.asked(&WORKERS).await, lab.asked(&CONTROL_PLANES).await);
+        both |= !workers.is_empty() && !members.is_empty();
+        pass(1).await;
+    }
+    assert!(both);
+    for owner in ["md", "cp"] {
+        lab.until_owner(owner, &format!("release={OTHER}")).await;
+    }
 }
 
-#[tokio::test(start_paused = true)]
-async fn row_37_a_machine_deployment_without_machine_sets_is_not_done() {
-    let lab = Lab::new().await;
+async fn row_37_a_machine_deployment_without_machine_sets_is_not_done(compat: Compat) {
+    let lab = Lab::in_mode(compat).await;
     let client = lab.site.client();
     for name in WORKERS {
         let machines: Api<Machine> = Api::default_namespaced(client.clone());
         machines.delete(name, &DeleteParams::default()).await.unwrap();
     }
+    let owners: Api<MachineDeployment> = Api::default_namespaced(client.clone());
+    let body = json!({"spec": {"replicas": 0}});
+    owners.patch("md", &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
     let sets: Api<MachineSet> = Api::default_namespaced(client);
     sets.delete("md-a", &DeleteParams::default()).await.unwrap();
     pass(10).await;
@@ -225,9 +235,10 @@ async fn row_37_a_machine_deployment_without_machine_sets_is_not_done() {
     assert_eq!(lab.shown_by("md").await, [format!("to={CHANNEL}")]);
 }
 
-#[tokio::test(start_paused = true)]
-async fn row_38_an_edited_option_lets_the_running_refresh_end_and_is_then_installed_everywhere() {
-    let lab = Lab::new().await;
+async fn row_38_an_edited_option_lets_the_running_refresh_end_and_is_then_installed_everywhere(
+    compat: Compat,
+) {
+    let lab = Lab::in_mode(compat).await;
     let first = lab.by_uid(&WORKERS).await[0].clone();
     lab.ask_owner("md", CHANNEL).await;
     lab.until(&first, "status=in-progress").await;
@@ -243,9 +254,8 @@ async fn row_38_an_edited_option_lets_the_running_refresh_end_and_is_then_instal
     assert_eq!(phases, [TaskPhase::Aborted, TaskPhase::Complete]);
 }
 
-#[tokio::test(start_paused = true)]
-async fn row_39_a_control_plane_waits_until_all_its_members_are_ready() {
-    let lab = Lab::of_three().await;
+async fn row_39_a_control_plane_waits_until_all_its_members_are_ready(compat: Compat) {
+    let lab = Lab::of_three(compat).await;
     lab.ready_control_planes(2).await;
     lab.ask_owner("cp", CHANNEL).await;
     pass(600).await;
@@ -255,9 +265,10 @@ async fn row_39_a_control_plane_waits_until_all_its_members_are_ready() {
     lab.until_owner("cp", "status=done").await;
 }
 
-#[tokio::test(start_paused = true)]
-async fn row_40_row_41_row_42_row_46_members_of_a_control_plane_take_turns_by_a_lock() {
-    let lab = Lab::of_three().await;
+async fn row_40_row_41_row_42_row_46_members_of_a_control_plane_take_turns_by_a_lock(
+    compat: Compat,
+) {
+    let lab = Lab::of_three(compat).await;
     lab.ask_owner("cp", CHANNEL).await;
     let first = lab.by_uid(&CONTROL_PLANES).await[0].clone();
     lab.until(&first, "status=in-progress").await;
@@ -272,9 +283,8 @@ async fn row_40_row_41_row_42_row_46_members_of_a_control_plane_take_turns_by_a_
     assert_eq!(lab.lock_holder().await, None);
 }
 
-#[tokio::test(start_paused = true)]
-async fn row_43_row_53_a_stale_lock_is_released() {
-    let lab = Lab::of_three().await;
+async fn row_43_row_53_a_stale_lock_is_released(compat: Compat) {
+    let lab = Lab::of_three(compat).await;
     // As after a crash between lock and request, or of a Machine that is gone.
     for stale in [CONTROL_PLANES[2], "gone"] {
         lab.lock(&holder(stale)).await;
@@ -285,9 +295,27 @@ async fn row_43_row_53_a_stale_lock_is_released() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn row_44_a_lock_that_names_no_machine_stops_the_control_plane_and_is_reported() {
-    let lab = Lab::of_three().await;
+async fn row_43_row_60_an_edited_option_releases_the_lock_only_after_the_refresh(compat: Compat) {
+    let lab = Lab::of_three(compat).await;
+    lab.ask_owner("cp", CHANNEL).await;
+    let first = lab.by_uid(&CONTROL_PLANES).await[0].clone();
+    lab.until(&first, "status=in-progress").await;
+    lab.ask_owner("cp", OTHER).await;
+    while lab.k8sd(&first).is_busy() {
+        assert_eq!(lab.lock_holder().await, Some(holder(&first)));
+        pass(1).await;
+    }
+    lab.until_owner("cp", &format!("release={OTHER}")).await;
+    for name in CONTROL_PLANES {
+        let times = if *name == *first { 2 } else { 1 };
+        assert_eq!(lab.refreshes(name).len(), times, "{name}");
+    }
+}
+
+async fn row_44_a_lock_that_names_no_machine_stops_the_control_plane_and_is_reported(
+    compat: Compat,
+) {
+    let lab = Lab::of_three(compat).await;
     lab.lock("{").await;
     lab.ask_owner("cp", CHANNEL).await;
     pass(600).await;
@@ -299,9 +327,8 @@ async fn row_44_a_lock_that_names_no_machine_stops_the_control_plane_and_is_repo
     lab.until_owner("cp", "status=done").await;
 }
 
-#[tokio::test(start_paused = true)]
-async fn row_45_a_member_that_failed_keeps_the_lock() {
-    let lab = Lab::of_three().await;
+async fn row_45_a_member_that_failed_keeps_the_lock(compat: Compat) {
+    let lab = Lab::of_three(compat).await;
     let first = lab.by_uid(&CONTROL_PLANES).await[0].clone();
     lab.script(&first, [fails("no space left"), fails("no space left"), fails("no space left")]);
     lab.ask_owner("cp", CHANNEL).await;
@@ -313,7 +340,7 @@ async fn row_45_a_member_that_failed_keeps_the_lock() {
 
 #[tokio::test(start_paused = true)]
 async fn row_47_a_request_that_is_removed_stops_the_sequence_and_releases_the_lock() {
-    let lab = Lab::of_three().await;
+    let lab = Lab::of_three(Compat::Corrected).await;
     lab.ask_owner("cp", CHANNEL).await;
     let first = lab.by_uid(&CONTROL_PLANES).await[0].clone();
     lab.until(&first, "status=in-progress").await;
@@ -326,11 +353,9 @@ async fn row_47_a_request_that_is_removed_stops_the_sequence_and_releases_the_lo
     assert_eq!(refreshed, 1);
 }
 
-#[tokio::test(start_paused = true)]
-async fn row_49_a_lock_that_another_client_takes_is_waited_for() {
-    let lab = Lab::of_three().await;
+async fn row_49_a_lock_that_another_client_holds_is_waited_for(compat: Compat) {
+    let lab = Lab::of_three(compat).await;
     let last = CONTROL_PLANES[2];
-    lab.script(last, [fails("no space left")]);
     lab.ask(last, OTHER).await;
     lab.until(last, "status=in-progress").await;
     lab.lock(&holder(last)).await;
@@ -340,30 +365,74 @@ async fn row_49_a_lock_that_another_client_takes_is_waited_for() {
     lab.until_owner("cp", "status=done").await;
 }
 
-#[tokio::test(start_paused = true)]
-async fn row_50_a_machine_that_is_asked_starts_afresh() {
-    let lab = Lab::new().await;
-    lab.script(CONTROL_PLANE, [fails("no space left")]);
-    lab.annotate(CONTROL_PLANE, CANONICAL.release, Some("channel=1.33-classic/stable")).await;
-    lab.annotate(
-        CONTROL_PLANE,
-        CANONICAL.last_failed_attempt_at,
-        Some("Wed, 30 Oct 2024 09:47:37 +0100"),
-    )
-    .await;
+async fn row_50_a_machine_that_is_asked_starts_afresh(compat: Compat) {
+    let lab = Lab::in_mode(compat).await;
+    let old = [
+        (CANONICAL.release, "channel=1.33-classic/stable"),
+        (CANONICAL.status, "done"),
+        (CANONICAL.change_id.unwrap(), "7"),
+        (CANONICAL.last_failed_attempt_at, "Wed, 30 Oct 2024 09:47:37 +0100"),
+    ];
+    for (key, value) in old {
+        lab.annotate(CONTROL_PLANE, key, Some(value)).await;
+    }
+    lab.k8sd(CONTROL_PLANE).set_token("another");
     lab.ask_owner("cp", CHANNEL).await;
-    lab.until(CONTROL_PLANE, &format!("to={CHANNEL}")).await;
-    let shown = lab.shown(CONTROL_PLANE).await;
-    assert!(
-        !shown.iter().any(|one| one.starts_with("release") || one.starts_with("last-failed")),
-        "{shown:?}"
-    );
-    lab.until_owner("cp", "status=done").await;
+    pass(60).await;
+    assert_eq!(lab.shown(CONTROL_PLANE).await, [format!("to={CHANNEL}")]);
 }
 
-#[tokio::test(start_paused = true)]
-async fn row_48_a_member_that_is_added_later_is_upgraded_once_the_control_plane_is_ready() {
-    let lab = Lab::new().await;
+async fn a_request_that_is_removed_before_its_machine_begins_is_withdrawn(compat: Compat) {
+    let lab = Lab::of_three(compat).await;
+    lab.ready_control_planes(2).await;
+    for name in WORKERS {
+        lab.k8sd(name).set_token("another");
+    }
+    for owner in ["cp", "md"] {
+        lab.ask_owner(owner, CHANNEL).await;
+    }
+    pass(120).await;
+    assert_eq!(lab.asked(&WORKERS).await.len(), 1);
+    for owner in ["cp", "md"] {
+        lab.annotate_owner(owner, CANONICAL.upgrade_to, None).await;
+    }
+    pass(30).await;
+    let phases: Vec<_> =
+        lab.tasks().await.into_iter().map(|task| task.status.unwrap().phase).collect();
+    assert_eq!(phases, [TaskPhase::Aborted, TaskPhase::Aborted]);
+    lab.ready_control_planes(3).await;
+    pass(600).await;
+    assert_eq!(lab.asked(&WORKERS).await.len() + lab.asked(&CONTROL_PLANES).await.len(), 0);
+}
+
+async fn the_task_of_a_request_may_be_deleted_after_its_end(compat: Compat) {
+    let lab = Lab::in_mode(compat).await;
+    let tasks: Api<UpgradeTask> = Api::default_namespaced(lab.site.client());
+    lab.ask_owner("md", CHANNEL).await;
+    lab.until_owner("md", "status=done").await;
+    tasks.delete(&lab.tasks().await[0].name_any(), &DeleteParams::default()).await.unwrap();
+    pass(30).await;
+    lab.ask_owner("md", OTHER).await;
+    lab.until_owner("md", &format!("release={OTHER}")).await;
+    assert_eq!(lab.tasks().await.len(), 1);
+}
+
+async fn a_namespace_that_opts_in_later_is_served(compat: Compat) {
+    let lab = Lab::in_mode(compat).await;
+    lab.opt_in(false).await;
+    lab.ask_owner("md", CHANNEL).await;
+    lab.ask(CONTROL_PLANE, CHANNEL).await;
+    pass(300).await;
+    assert_eq!((lab.tasks().await.len(), lab.updates().await.len()), (0, 0));
+    lab.opt_in(true).await;
+    lab.until_owner("md", "status=done").await;
+    lab.until(CONTROL_PLANE, "status=done").await;
+}
+
+async fn row_48_a_member_that_is_added_later_is_upgraded_once_the_control_plane_is_ready(
+    compat: Compat,
+) {
+    let lab = Lab::in_mode(compat).await;
     lab.ask_owner("cp", CHANNEL).await;
     lab.until_owner("cp", "status=done").await;
     pass(5).await;
@@ -415,4 +484,26 @@ async fn refits_prefix_upgrades_as_many_workers_as_may_be_down() {
     let owner = owners.get("md").await.unwrap();
     assert_eq!(owner.annotations()[REFIT.status], "done");
     assert_eq!(owner.annotations()[REFIT.release], CHANNEL);
+}
+
+in_both_modes! {
+    row_28_a_worker_that_is_being_deleted_is_waited_for,
+    row_29_row_30_an_owner_without_a_request_or_under_deletion_is_left_alone,
+    row_31_row_32_a_failure_is_shown_on_the_owner_and_its_end_resumes_the_sequence,
+    row_35_a_worker_that_is_added_later_is_upgraded_as_well,
+    row_36_row_54_machines_of_other_owners_are_untouched,
+    row_37_a_machine_deployment_without_machine_sets_is_not_done,
+    row_38_an_edited_option_lets_the_running_refresh_end_and_is_then_installed_everywhere,
+    row_39_a_control_plane_waits_until_all_its_members_are_ready,
+    row_40_row_41_row_42_row_46_members_of_a_control_plane_take_turns_by_a_lock,
+    row_43_row_53_a_stale_lock_is_released,
+    row_43_row_60_an_edited_option_releases_the_lock_only_after_the_refresh,
+    a_request_that_is_removed_before_its_machine_begins_is_withdrawn,
+    the_task_of_a_request_may_be_deleted_after_its_end,
+    a_namespace_that_opts_in_later_is_served,
+    row_44_a_lock_that_names_no_machine_stops_the_control_plane_and_is_reported,
+    row_45_a_member_that_failed_keeps_the_lock,
+    row_49_a_lock_that_another_client_holds_is_waited_for,
+    row_50_a_machine_that_is_asked_starts_afresh,
+    row_48_a_member_that_is_added_later_is_upgraded_once_the_control_plane_is_ready,
 }

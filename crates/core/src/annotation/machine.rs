@@ -23,9 +23,12 @@ use refit_kinds::{
     refit::{GoalOption, NodeUpdate, Phase, SnapRefresh, Stage},
 };
 
-use super::notes::{
-    DONE, IN_PROGRESS, LEFT, cancelled, changed, failed_with, left_note, left_to_others, normal,
-    refused_note,
+use super::{
+    Compat,
+    notes::{
+        DONE, IN_PROGRESS, LEFT, cancelled, changed, failed_with, left_note, left_to_others,
+        normal, refused_note,
+    },
 };
 use crate::node::{Announcement, SUPERSEDED};
 
@@ -36,6 +39,8 @@ const RFC1123Z: &str = "%a, %d %b %Y %H:%M:%S %z";
 pub struct MachineSeen<'a> {
     /// The prefix.
     pub keys: Keys,
+    /// How closely Canonical's controllers are followed.
+    pub compat: Compat,
     /// All annotations of the Machine.
     pub annotations: &'a BTreeMap<String, String>,
     /// The newest NodeUpdate that annotations of this prefix have requested for this Machine.
@@ -88,25 +93,21 @@ pub fn machine(seen: &MachineSeen<'_>) -> Announced {
         return seen.refused(text, why);
     }
     let Some(update) = seen.update.filter(|update| !seen.has_shown(update)) else {
-        return ask(option);
+        return seen.ask(option);
     };
     match &update.spec.goal.option {
         Some(requested) if *requested == option => seen.shows(update, &option),
         // The request was edited meanwhile: what was installed is shown before the new one begins.
         Some(installed) if phase(update) == Phase::Succeeded => seen.done(update, installed),
-        Some(_) | None if phase(update).is_final() => ask(option),
+        Some(_) | None if phase(update).is_final() => seen.ask(option),
         Some(_) | None => {
             Announced { request: stop(update).unwrap_or_default(), ..Announced::default() }
         }
     }
 }
 
-fn ask(option: GoalOption) -> Announced {
-    Announced { request: Request::Ask(option), ..Announced::default() }
-}
-
 impl MachineSeen<'_> {
-    fn get(&self, key: &str) -> Option<&str> {
+    pub(super) fn get(&self, key: &str) -> Option<&str> {
         self.annotations.get(key).map(String::as_str)
     }
 
@@ -115,8 +116,19 @@ impl MachineSeen<'_> {
         update.metadata.name.as_deref() == self.get(self.keys.shown)
     }
 
+    fn is_strict(&self) -> bool {
+        self.compat.is_strict(self.keys)
+    }
+
+    fn ask(&self, option: GoalOption) -> Announced {
+        if self.is_strict() {
+            return self.strict_ask(option);
+        }
+        Announced { request: Request::Ask(option), ..Announced::default() }
+    }
+
     /// The change to these values: what is so already is left out.
-    fn change<const N: usize>(
+    pub(super) fn change<const N: usize>(
         &self,
         values: [(Option<&'static str>, Option<String>); N],
     ) -> BTreeMap<&'static str, Option<String>> {
@@ -129,7 +141,7 @@ impl MachineSeen<'_> {
         let noted = refused_note(text);
         // What was requested before is not wanted any more.
         let request = self.update.and_then(stop).unwrap_or_default();
-        if self.has_noted(&noted) {
+        if self.is_strict() || self.has_noted(&noted) {
             return Announced { request, ..Announced::default() };
         }
         Announced { request, ..self.failed_for_good(text, why, noted) }
@@ -197,6 +209,11 @@ impl MachineSeen<'_> {
     }
 
     fn cancelled(&self, shown: Option<String>) -> Announced {
+        if self.is_strict() {
+            let changes =
+                self.change([(Some(self.keys.shown), shown), (Some(self.keys.noted), None)]);
+            return Announced { changes, ..Announced::default() };
+        }
         let Keys { status, change_id, last_failed_attempt_at, .. } = self.keys;
         Announced {
             changes: self.change([
@@ -216,7 +233,7 @@ impl MachineSeen<'_> {
         let status = update.status.clone().unwrap_or_default();
         match status.phase {
             Phase::Succeeded => self.done(update, option),
-            Phase::Stopped if status.failure_reason == SUPERSEDED => ask(option.clone()),
+            Phase::Stopped if status.failure_reason == SUPERSEDED => self.ask(option.clone()),
             Phase::Failed | Phase::Stopped => self.ended(update, option, &status.failure_message),
             Phase::Pending
             | Phase::Staging
@@ -227,6 +244,7 @@ impl MachineSeen<'_> {
             | Phase::Verifying
             | Phase::Uncordoning
             | Phase::Stopping => match &status.part(K8SD).refresh {
+                Some(refresh) if self.is_strict() => self.strict_under_way(option, refresh),
                 Some(refresh) => self.under_way(option, refresh),
                 None => Announced::default(),
             },
@@ -234,7 +252,13 @@ impl MachineSeen<'_> {
     }
 
     fn done(&self, update: &NodeUpdate, option: &GoalOption) -> Announced {
+        if self.is_strict()
+            && let Some(first) = self.strict_done(option)
+        {
+            return first;
+        }
         let Keys { upgrade_to, status, release, change_id, last_failed_attempt_at, .. } = self.keys;
+        let message = format!("Successfully performed in place upgrade with {option}");
         // A request for something else, which was made meanwhile, stays.
         let is_reached = self.get(upgrade_to).is_none_or(|to| to == option.to_string());
         Announced {
@@ -247,10 +271,7 @@ impl MachineSeen<'_> {
                 (Some(self.keys.shown), update.metadata.name.clone()),
                 (Some(self.keys.noted), None),
             ]),
-            events: vec![normal(
-                DONE,
-                format!("Successfully performed in place upgrade with {option}"),
-            )],
+            events: if self.is_strict() { Vec::new() } else { vec![normal(DONE, message)] },
             request: Request::None,
         }
     }
@@ -259,7 +280,7 @@ impl MachineSeen<'_> {
     fn ended(&self, update: &NodeUpdate, option: &GoalOption, why: &str) -> Announced {
         let name = update.metadata.name.clone().unwrap_or_default();
         if self.get(keys::RETRY) == Some(&name) {
-            return ask(option.clone());
+            return self.ask(option.clone());
         }
         if self.has_noted(&name) {
             return Announced::default();
@@ -311,7 +332,7 @@ fn phase(update: &NodeUpdate) -> Phase {
     update.status.as_ref().map(|status| status.phase).unwrap_or_default()
 }
 
-fn rfc1123z(at: Timestamp) -> String {
+pub(super) fn rfc1123z(at: Timestamp) -> String {
     at.to_zoned(jiff::tz::TimeZone::UTC).strftime(RFC1123Z).to_string()
 }
 

@@ -4,6 +4,31 @@
 mod machine;
 mod notes;
 mod owner;
+mod strict;
 
-pub use machine::{Announced, MachineSeen, Request, machine};
-pub use owner::{OwnedMachine, OwnerAnnounced, OwnerRequest, OwnerSeen, machine_begins, owner};
+use refit_kinds::canonical::{CANONICAL, Keys};
+
+pub use self::{
+    machine::{Announced, MachineSeen, Request, machine},
+    owner::{OwnedMachine, OwnerAnnounced, OwnerRequest, OwnerSeen, machine_begins, owner},
+};
+
+/// How closely the annotations of Canonical's prefix follow its controllers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Compat {
+    /// Without their known mistakes.
+    #[default]
+    Corrected,
+    /// As they write annotations and events, as far as no machine is put at risk.
+    Strict,
+}
+
+impl Compat {
+    /// Whether the annotations of a prefix are written as Canonical's controllers write them.
+    fn is_strict(self, keys: Keys) -> bool {
+        match self {
+            Self::Strict => keys == CANONICAL,
+            Self::Corrected => false,
+        }
+    }
+}

@@ -19,14 +19,22 @@ use refit_kinds::{
     version::KubernetesVersion,
 };
 
-use super::notes::{
-    DONE, IN_PROGRESS, cancelled, changed, failed, failed_with, left_note, left_to_others, normal,
-    refused_note,
+use super::{
+    Compat,
+    notes::{
+        DONE, IN_PROGRESS, LEFT, cancelled, changed, failed, failed_with, left_note,
+        left_to_others, normal, refused_note,
+    },
 };
 use crate::node::Announcement;
 
 /// Prefix of [`Keys::noted`] for a failure of a Machine that is announced.
 const FAILURE: &str = "failure: ";
+
+/// Seconds after which Canonical's controllers repeat that an owner is done: they look at everything again.
+const DONE_AGAIN: u64 = 600;
+/// The same while a Machine has failed.
+const FAILED_AGAIN: u64 = 5;
 
 /// A Machine of an owner.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +58,8 @@ pub struct OwnedMachine<'a> {
 pub struct OwnerSeen<'a> {
     /// The prefix.
     pub keys: Keys,
+    /// How closely Canonical's controllers are followed.
+    pub compat: Compat,
     /// All annotations of the owner.
     pub annotations: &'a BTreeMap<String, String>,
     /// The newest task that annotations of this prefix have requested for the owner.
@@ -86,6 +96,8 @@ pub struct OwnerAnnounced {
     pub events: Vec<Announcement>,
     /// What is to be requested.
     pub request: OwnerRequest,
+    /// An event that every look repeats, and the next look in seconds: only as Canonical's controllers do it.
+    pub repeated: Option<(Announcement, u64)>,
 }
 
 /// Decides what follows from the annotations of one prefix.
@@ -104,6 +116,9 @@ pub fn owner(seen: &OwnerSeen<'_>) -> OwnerAnnounced {
         Ok(option) => option,
         Err(bad) => return seen.refused(text, &bad.to_string()),
     };
+    if !seen.machines.is_empty() && seen.machines.iter().all(|of| seen.is_newer(of, &option)) {
+        return seen.refused(text, "all of its Machines were installed with a newer version");
+    }
     if let Some(machine) = seen.machines.iter().find(|machine| !machine.has_k8sd) {
         let why =
             format!("no k8sd runs on Machine {}, and its updater has no such option", machine.name);
@@ -127,6 +142,10 @@ pub fn owner(seen: &OwnerSeen<'_>) -> OwnerAnnounced {
 }
 
 impl<'a> OwnerSeen<'a> {
+    fn is_strict(&self) -> bool {
+        self.compat.is_strict(self.keys)
+    }
+
     fn get(&self, key: &str) -> Option<&'a str> {
         self.annotations.get(key).map(String::as_str)
     }
@@ -145,8 +164,7 @@ impl<'a> OwnerSeen<'a> {
     fn ask(&self, option: GoalOption) -> OwnerAnnounced {
         let others = self.machines.iter().filter(|machine| !self.is_newer(machine, &option));
         let others: Vec<String> = others.map(|machine| machine.name.to_owned()).collect();
-        let are_some = !others.is_empty() && others.len() < self.machines.len();
-        let machines = are_some.then_some(others);
+        let machines = (others.len() < self.machines.len()).then_some(others);
         let request = OwnerRequest::Ask { option, machines };
         OwnerAnnounced { request, ..OwnerAnnounced::default() }
     }
@@ -160,6 +178,14 @@ impl<'a> OwnerSeen<'a> {
         self.release_of(machine).is_none() && is_newer == Some(true)
     }
 
+    /// The same for an option that names no version: whether the Machines that have it as their release are all older.
+    fn is_newer_than_the_others(&self, machine: &OwnedMachine<'_>, release: &str) -> bool {
+        let minor = |of: &OwnedMachine<'_>| of.version.map(|of| (of.major(), of.minor()));
+        let others = self.machines.iter().filter(|other| self.release_of(other) == Some(release));
+        let newest = others.filter_map(minor).max();
+        newest.zip(minor(machine)).is_some_and(|(newest, of)| of > newest)
+    }
+
     fn release_of<'m>(&self, machine: &OwnedMachine<'m>) -> Option<&'m str> {
         machine.annotations.get(self.keys.release).map(String::as_str)
     }
@@ -170,11 +196,12 @@ impl<'a> OwnerSeen<'a> {
             return OwnerAnnounced::default();
         }
         let Ok(option) = release.parse::<GoalOption>() else { return OwnerAnnounced::default() };
-        let finished = self.task.and_then(|task| task.status.as_ref()?.finished_at.as_ref());
+        let asked_at = self.task.and_then(|task| task.metadata.creation_timestamp.as_ref());
         // One that was there before was left out on purpose.
         let is_new = |machine: &OwnedMachine<'_>| {
-            machine.created.zip(finished).is_none_or(|(created, finished)| created >= finished.0)
+            machine.created.zip(asked_at).is_none_or(|(created, asked_at)| created >= asked_at.0)
         };
+        let names_version = option.minor_version().is_some();
         let is_behind = |machine: &OwnedMachine<'_>| {
             is_new(machine)
                 && !machine.deleting
@@ -182,9 +209,12 @@ impl<'a> OwnerSeen<'a> {
                 && self.release_of(machine).is_none()
                 && !machine.annotations.contains_key(self.keys.upgrade_to)
                 && !self.is_newer(machine, &option)
+                && (names_version || !self.is_newer_than_the_others(machine, release))
         };
         if !self.machines.iter().any(is_behind) {
-            return OwnerAnnounced::default();
+            let done = || (is_done(), DONE_AGAIN);
+            let repeated = self.is_strict().then(done);
+            return OwnerAnnounced { repeated, ..OwnerAnnounced::default() };
         }
         let Keys { upgrade_to, status, release: of_owner, .. } = self.keys;
         self.shows(
@@ -204,14 +234,19 @@ impl<'a> OwnerSeen<'a> {
     ) -> OwnerAnnounced {
         let changes = changed(self.annotations, values);
         let events = if changes.is_empty() { Vec::new() } else { events };
-        OwnerAnnounced { changes, events, request: OwnerRequest::None }
+        OwnerAnnounced { changes, events, ..OwnerAnnounced::default() }
+    }
+
+    /// What is shown when the API server does not let Refit create the task.
+    pub fn not_permitted(&self, option: &GoalOption, why: &str) -> OwnerAnnounced {
+        self.refused(&option.to_string(), why)
     }
 
     /// A text that asks for nothing that can be done.
     fn refused(&self, text: &str, why: &str) -> OwnerAnnounced {
         let noted = refused_note(text);
         let request = self.unfinished().map(stop).unwrap_or_default().request;
-        if self.get(self.keys.noted) == Some(&noted) {
+        if self.is_strict() || self.get(self.keys.noted) == Some(&noted) {
             return OwnerAnnounced { request, ..OwnerAnnounced::default() };
         }
         OwnerAnnounced { request, ..self.failed_for_good(text, why, noted) }
@@ -229,30 +264,33 @@ impl<'a> OwnerSeen<'a> {
 
     fn left_to_others(&self, text: &str) -> OwnerAnnounced {
         let noted = left_note(text);
-        if self.get(self.keys.noted) == Some(&noted) {
-            return OwnerAnnounced::default();
-        }
-        self.shows(
-            [(self.keys.noted, Some(noted))],
-            vec![left_to_others(self.keys, "these Machines")],
-        )
+        let request = self.unfinished().map(stop).unwrap_or_default().request;
+        let events = vec![left_to_others(self.keys, "these Machines")];
+        OwnerAnnounced { request, ..self.shows([(self.keys.noted, Some(noted))], events) }
     }
 
     /// Nothing is requested any more: what runs is stopped, and its end is shown.
     fn without_request(&self) -> OwnerAnnounced {
-        let is_noted = self.get(self.keys.noted).is_some();
         match self.task.filter(|task| !self.has_shown(task)) {
             Some(task) if !phase(task).has_ended() => stop(task),
             Some(task) => match &task.spec.option {
                 Some(option) if phase(task) == TaskPhase::Complete => self.done(task, option),
                 Some(_) | None => self.cancelled(task.metadata.name.clone()),
             },
-            None if is_noted => self.cancelled(self.get(self.keys.shown).map(str::to_owned)),
-            None => OwnerAnnounced::default(),
+            None => match self.get(self.keys.noted) {
+                Some(noted) if noted.starts_with(LEFT) => {
+                    self.shows([(self.keys.noted, None)], Vec::new())
+                }
+                Some(_) => self.cancelled(self.get(self.keys.shown).map(str::to_owned)),
+                None => OwnerAnnounced::default(),
+            },
         }
     }
 
     fn cancelled(&self, shown: Option<String>) -> OwnerAnnounced {
+        if self.is_strict() {
+            return self.shows([(self.keys.shown, shown), (self.keys.noted, None)], Vec::new());
+        }
         let values = [(self.keys.status, None), (self.keys.shown, shown), (self.keys.noted, None)];
         self.shows(values, vec![cancelled()])
     }
@@ -267,7 +305,7 @@ impl<'a> OwnerSeen<'a> {
                 (shown, task.metadata.name.clone()),
                 (noted, None),
             ],
-            vec![normal(DONE, "In-place upgrade is done".to_owned())],
+            vec![is_done()],
         )
     }
 
@@ -302,8 +340,15 @@ impl<'a> OwnerSeen<'a> {
             (noted, Some(format!("{FAILURE}{} {at}", failure.machine))),
         ];
         let message = format!("In-place upgrade failed for machine \"{}\".", failure.machine);
-        self.shows(values, vec![failed(message)])
+        let announced = self.shows(values, vec![failed(message.clone())]);
+        let is_repeated = self.is_strict() && announced.changes.is_empty();
+        let repeated = is_repeated.then(|| (failed(message), FAILED_AGAIN));
+        OwnerAnnounced { repeated, ..announced }
     }
+}
+
+fn is_done() -> Announcement {
+    normal(DONE, "In-place upgrade is done".to_owned())
 }
 
 /// The two events of an owner when a Machine of it is asked for an option, in the words of Canonical's controllers.

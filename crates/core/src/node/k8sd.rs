@@ -99,11 +99,20 @@ pub fn after_refresh(part: &PartStatus, change_id: &str, now: Timestamp) -> Part
     }
 }
 
-/// The state of the part after a look at the change. `limit`: how long an attempt may take.
+/// How attempts follow one another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attempts {
+    /// How long one may take; `None` for any time.
+    pub limit: Option<SignedDuration>,
+    /// One that has failed is repeated at once, each time.
+    pub repeat_at_once: bool,
+}
+
+/// The state of the part after a look at the change.
 pub fn after_status(
     part: &PartStatus,
     found: &RefreshStatus,
-    limit: SignedDuration,
+    attempts: Attempts,
     now: Timestamp,
 ) -> PartStatus {
     let RefreshStatus { status, completed, error_message } = found;
@@ -111,12 +120,11 @@ pub fn after_status(
     let change = change.unwrap_or_default();
     match (*completed, status.as_str()) {
         (true, DONE) => done(part, now),
-        (true, ERROR) => attempt_failed(part, error_message, now),
-        (true, other) => attempt_failed(
-            part,
-            &format!("invalid refresh status: change {change} ended as {other:?}"),
-            now,
-        ),
+        (true, ERROR) => attempt_failed(part, error_message, attempts, now),
+        (true, other) => {
+            let why = format!("invalid refresh status: change {change} ended as {other:?}");
+            attempt_failed(part, &why, attempts, now)
+        }
         (false, "") => {
             let failures = part.failures.saturating_add(1);
             let why = format!("snapd does not know change {change}");
@@ -128,7 +136,9 @@ pub fn after_status(
         }
         (false, other) => {
             let began = part.refresh.as_ref().and_then(|refresh| refresh.began_at.as_ref());
-            if began.is_some_and(|began| now.duration_since(began.0) >= limit) {
+            if let Some((began, limit)) = began.zip(attempts.limit)
+                && now.duration_since(began.0) >= limit
+            {
                 let why = format!("change {change} has not ended within {} s", limit.as_secs());
                 return attempt_lost(part, &why, now);
             }
@@ -185,8 +195,12 @@ fn done(part: &PartStatus, now: Timestamp) -> PartStatus {
 }
 
 /// An attempt has failed: its change has ended without success.
-fn attempt_failed(part: &PartStatus, why: &str, now: Timestamp) -> PartStatus {
-    PartStatus { state: PartState::Pending, ..attempt_lost(part, why, now) }
+fn attempt_failed(part: &PartStatus, why: &str, attempts: Attempts, now: Timestamp) -> PartStatus {
+    let failed = PartStatus { state: PartState::Pending, ..attempt_lost(part, why, now) };
+    if attempts.repeat_at_once {
+        return PartStatus { next_call_at: None, ..failed };
+    }
+    failed
 }
 
 /// An attempt is given up, and its change may still run: until k8sd accepts another request, the machine counts as
@@ -231,7 +245,8 @@ fn after(now: Timestamp, seconds: i64) -> Option<Time> {
 mod tests {
     use super::*;
 
-    const LIMIT: SignedDuration = SignedDuration::from_hours(1);
+    const LIMIT: Attempts =
+        Attempts { limit: Some(SignedDuration::from_hours(1)), repeat_at_once: false };
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()

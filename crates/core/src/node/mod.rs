@@ -82,8 +82,8 @@ pub use gate::{
 pub use health::control_plane_health;
 pub use host::{HostWork, Reboot, SettingsSources, Specificity, host_settings, plan_steps};
 pub use k8sd::{
-    K8sdCall, Request as K8sdRequest, after_k8sd_failure, after_refresh, after_status,
-    attempt_begun, k8sd_call,
+    Attempts as K8sdAttempts, K8sdCall, Request as K8sdRequest, after_k8sd_failure, after_refresh,
+    after_status, attempt_begun, k8sd_call,
 };
 pub use left::Ended;
 pub use lost::HOST_LOST;

@@ -41,6 +41,7 @@ impl World {
         for _ in 0..10 {
             let seen = MachineSeen {
                 keys: self.keys,
+                compat: Compat::Corrected,
                 annotations: &self.annotations,
                 update: self.update.as_ref(),
                 has_k8sd: self.has_k8sd,

@@ -44,6 +44,7 @@ impl World {
             });
             let decided = owner(&OwnerSeen {
                 keys: CANONICAL,
+                compat: Compat::Corrected,
                 annotations: &self.annotations,
                 task: self.task.as_ref(),
                 machines: machines.collect(),
@@ -103,8 +104,9 @@ fn a_request_makes_a_task_and_its_end_is_shown() {
     world.runs(CHANNEL, TaskPhase::Ongoing);
     world.look();
     assert_eq!(world.shown(), [("status", "in-progress"), ("to", CHANNEL)]);
-    let finished_at = jiff::Timestamp::from_second(11).unwrap();
-    world.runs(CHANNEL, TaskPhase::Complete).finished_at = Some(Time(finished_at));
+    world.runs(CHANNEL, TaskPhase::Complete);
+    let created = jiff::Timestamp::from_second(11).unwrap();
+    world.task.as_mut().unwrap().metadata.creation_timestamp = Some(Time(created));
     world.look();
     assert_eq!(world.shown(), [("release", CHANNEL), ("status", "done")]);
     assert_eq!(world.events, ["In-place upgrade is done"]);
@@ -193,9 +195,38 @@ fn a_machine_without_the_release_is_brought_to_it_unless_it_is_newer() {
 }
 
 #[test]
+fn a_revision_is_not_installed_on_machines_that_are_newer_than_those_that_have_it() {
+    let mut world = World::of([(CANONICAL.release, "revision=7")]);
+    world.machines[0].0.insert(CANONICAL.release.into(), "revision=7".into());
+    world.machines[1].1 = KubernetesVersion::new(1, 35, 0);
+    assert_eq!(world.look(), OwnerRequest::None);
+    assert_eq!(world.shown(), [("release", "revision=7")]);
+    world.machines[1].1 = KubernetesVersion::new(1, 33, 4);
+    assert_eq!(world.look(), asks("revision=7", None));
+}
+
+#[test]
+fn an_older_channel_than_that_of_all_machines_is_refused() {
+    let mut world = World::of([(CANONICAL.upgrade_to, "channel=1.32-classic/stable")]);
+    assert_eq!(world.look(), OwnerRequest::None);
+    assert!(world.events[0].contains("installed with a newer version"), "{:?}", world.events);
+}
+
+#[test]
 fn machines_that_others_serve_are_left_to_them() {
     let mut world = World::of([(CANONICAL.upgrade_to, CHANNEL)]);
     world.is_served_by_others = true;
     assert_eq!((world.look(), world.look()), (OwnerRequest::None, OwnerRequest::None));
     assert_eq!((world.events.len(), world.shown()), (1, vec![("to", CHANNEL)]));
+    world.runs(CHANNEL, TaskPhase::Ongoing);
+    assert_eq!(
+        world.look(),
+        OwnerRequest::Stop("t-1".into()),
+        "two orchestrators are one too many"
+    );
+    world.task = None;
+    world.annotations.remove(CANONICAL.upgrade_to);
+    world.annotations.insert(CANONICAL.status.into(), "done".into());
+    world.look();
+    assert_eq!(world.shown(), [("status", "done")], "what others have written stays");
 }

@@ -171,7 +171,9 @@ impl One {
                         error_message: String::new(),
                     };
                     let found = self.changes.pop_front().unwrap_or_else(done);
-                    after_status(part, &found, jiff::SignedDuration::from_hours(1), now)
+                    let limit = Some(jiff::SignedDuration::from_hours(1));
+                    let attempts = K8sdAttempts { limit, repeat_at_once: false };
+                    after_status(part, &found, attempts, now)
                 }
             }
         };

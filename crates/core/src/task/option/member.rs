@@ -4,14 +4,11 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use refit_kinds::{
-    canonical::Keys,
-    refit::{ExceptionRule, MachineUid, NodeUpdate},
+    canonical::{K8SD, Keys},
+    refit::{ExceptionRule, MachineUid, NodeUpdate, PartState},
 };
 
 use crate::task::member::phase_of;
-
-/// The status of a Machine while its refresh runs.
-const IN_PROGRESS: &str = "in-progress";
 
 /// A Machine of the group.
 #[derive(Clone, Copy, Debug)]
@@ -59,18 +56,28 @@ impl OptionMember<'_> {
         }
         let get = |key: &str| self.annotations.get(key).map(String::as_str);
         let is_busy = self.update.is_some_and(|update| !phase_of(update).is_final());
+        let may_run =
+            self.may_run_a_refresh() || keys.change_id.is_some_and(|key| get(key).is_some());
         match get(keys.upgrade_to) {
             Some(to) if to == option => {
                 let has_failed = get(keys.last_failed_attempt_at).is_some_and(|at| !at.is_empty());
                 if has_failed { OptionState::Failed } else { OptionState::Updating }
             }
             // What runs is finished first; what only waits, or fails again and again, gives way.
-            Some(_) if is_busy && get(keys.status) == Some(IN_PROGRESS) => OptionState::Updating,
+            Some(_) if may_run => OptionState::Updating,
             Some(_) => self.waits(OptionState::Overruled),
             None if is_busy => OptionState::Updating,
             None if get(keys.release) == Some(option) => OptionState::Updated,
             None => self.waits(OptionState::Waiting),
         }
+    }
+
+    /// Whether a refresh may run on the node: annotations show that later.
+    fn may_run_a_refresh(&self) -> bool {
+        let status = self.update.and_then(|update| update.status.as_ref());
+        status.is_some_and(|status| {
+            !status.phase.is_final() && status.part(K8SD).state == PartState::Running
+        })
     }
 
     fn waits(&self, otherwise: OptionState) -> OptionState {

@@ -100,6 +100,13 @@ impl<'a> OptionSeen<'a> {
         all.map(|member| (member, member.state(self.keys, &option))).collect()
     }
 
+    /// The first of the named Machines, if the owner has none of them.
+    fn missing(&self) -> Option<&str> {
+        let named = self.task.spec.machines.as_ref()?;
+        let is_there = |name: &String| self.machines.iter().any(|member| member.name == name);
+        if named.iter().any(is_there) { None } else { named.first().map(String::as_str) }
+    }
+
     /// Whether the Machine that holds the lock needs it no longer. A refresh that runs is never left without it.
     fn may_unlock(&self, holder: &str) -> bool {
         let option = self.option.to_string();

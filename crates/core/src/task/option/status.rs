@@ -18,6 +18,8 @@ use crate::task::{
 
 /// Reason of a failure after which another attempt follows.
 const REFRESH_FAILED: &str = "RefreshFailed";
+/// Reason of a failure without a NodeUpdate.
+const REFUSED: &str = "RequestRefused";
 
 /// The status of a task with an option. `refused` are the objects that could not be written, by kind and name.
 pub fn option_status(
@@ -57,13 +59,26 @@ fn counts(members: &[(&OptionMember<'_>, OptionState)]) -> TaskCounts {
 
 fn failures(members: &[(&OptionMember<'_>, OptionState)]) -> Vec<TaskFailure> {
     let failed = members.iter().filter(|(_, state)| *state == OptionState::Failed);
-    let mut failures: Vec<TaskFailure> =
-        failed.filter_map(|(member, _)| Some(failure(member.name, member.update?))).collect();
+    let mut failures: Vec<TaskFailure> = failed.map(|(member, _)| failure(member)).collect();
     keep_newest(&mut failures);
     failures
 }
 
-fn failure(machine: &str, update: &NodeUpdate) -> TaskFailure {
+fn failure(member: &OptionMember<'_>) -> TaskFailure {
+    let machine = member.name;
+    let Some(update) = member.update else {
+        return TaskFailure {
+            machine: machine.to_owned(),
+            node_update: String::new(),
+            reason: REFUSED.to_owned(),
+            message: format!("the request was refused: see the events of Machine {machine}"),
+            at: None,
+        };
+    };
+    failure_of(machine, update)
+}
+
+fn failure_of(machine: &str, update: &NodeUpdate) -> TaskFailure {
     let status = update.status.clone().unwrap_or_default();
     let refresh = status.part(K8SD).refresh.unwrap_or_default();
     let (reason, message, at) = if phase_of(update).is_final() {
@@ -103,7 +118,8 @@ fn shown(
         return obstructed(obstacle, waits);
     }
     let Some(owner) = &seen.owner else {
-        return waits("OwnerUnknown", "the owner is not known yet".to_owned());
+        let message = "the owner is not known: it does not exist, or its kind cannot be read";
+        return waits("OwnerUnknown", message.to_owned());
     };
     if owner.deleting {
         return (TaskPhase::Failed, "OwnerDeleting", "the owner is being deleted".to_owned());
@@ -115,6 +131,11 @@ fn shown(
         hindered(refused, |message| waits("Waiting", format!("{progress}. {message}")))
     {
         return shown;
+    }
+    if let Some(missing) = seen.missing() {
+        let message =
+            format!("the owner has no Machine {missing}: delete this task, and create another one");
+        return (TaskPhase::Failed, "MachineMissing", message);
     }
     if is_done(seen) {
         return (TaskPhase::Complete, "Complete", progress);
