@@ -13,6 +13,7 @@
 //! | [`kubeadm_config`] | the desired KubeadmConfig of a control plane, and which differences count
 //! |
 //! | [`rollout`] | which machine of a group is next |
+//! | [`v1beta1`] | objects of v1beta1 in the form of v1beta2 |
 
 #![expect(
     clippy::duplicated_attributes,
@@ -31,6 +32,7 @@ pub mod kinds;
 pub mod kubeadm_config;
 pub mod names;
 pub mod rollout;
+pub mod v1beta1;
 
 pub use crds::crds;
 pub use int_or_percent::{IntOrPercent, ParseIntOrPercentError};
