@@ -5,10 +5,12 @@
 
 mod answer;
 mod connect;
+mod converted;
 mod discipline;
 #[cfg(feature = "port-forward")]
 mod pinned;
 mod post;
+mod served;
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,7 +19,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use kube::{Client, Config, client::ConfigExt as _};
 use tower::{BoxError, ServiceBuilder, limit::ConcurrencyLimitLayer};
 
-use self::{connect::Connector, discipline::DisciplineLayer};
+use self::{connect::Connector, discipline::DisciplineLayer, served::ServedLayer};
 use crate::{gate::Gate, lease::Leadership, net::Dialer};
 
 pub use answer::{TooLarge, too_large};
@@ -26,6 +28,7 @@ pub use pinned::{
     JsonPost, PINNED_DEADLINE, PinnedAnswer, PinnedConnection, PinnedOpenError, PinnedPostError,
 };
 pub use post::{HttpsPoster, PostError};
+pub use served::{Served, ServedVersions, VersionedKind};
 
 /// How long a call may take until the response begins, and how long the response may then stall.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(30);
@@ -61,6 +64,7 @@ pub struct ClientStack {
     max_answer: Option<usize>,
     concurrency: Option<usize>,
     fence: Option<Leadership>,
+    served: Option<ServedVersions>,
 }
 
 impl std::fmt::Debug for ClientStack {
@@ -81,6 +85,7 @@ impl ClientStack {
             max_answer: None,
             concurrency: None,
             fence: None,
+            served: None,
         }
     }
 
@@ -128,6 +133,13 @@ impl ClientStack {
         self
     }
 
+    /// Returns the stack for an API server that may serve kinds in an older version only.
+    #[must_use]
+    pub fn with_served_versions(mut self, served: ServedVersions) -> Self {
+        self.served = Some(served);
+        self
+    }
+
     /// The dialer of this process.
     pub fn dialer(&self) -> &Dialer {
         &self.dialer
@@ -169,6 +181,7 @@ impl ClientStack {
                 max_answer: self.max_answer,
                 fence: self.fence.clone(),
             })
+            .layer(ServedLayer(self.served.clone()))
             .option_layer(self.concurrency.map(ConcurrencyLimitLayer::new))
             .layer(config.base_uri_layer())
             .option_layer(config.auth_layer().map_err(wrong)?)

@@ -69,7 +69,7 @@ where
             Some(_) => deadline,
             None => read_deadline.unwrap_or(deadline),
         };
-        let watch = asks(&request, &["watch=true", "watch=1"]);
+        let watch = is_watch(&request);
         Box::pin(async move {
             let entry = match &effect {
                 Some(effect) => gate.before(effect),
@@ -114,6 +114,11 @@ pub(super) fn late(what: &str, deadline: Duration) -> BoxError {
     io::Error::new(io::ErrorKind::TimedOut, text).into()
 }
 
+/// Whether a request begins a watch.
+pub(super) fn is_watch(request: &Request<Body>) -> bool {
+    asks(request, &["watch=true", "watch=1"])
+}
+
 fn asks(request: &Request<Body>, pairs: &[&str]) -> bool {
     let query = request.uri().query().unwrap_or_default();
     query.split('&').any(|pair| pairs.contains(&pair))
@@ -151,9 +156,8 @@ mod tests {
 
     #[test]
     fn a_watch_is_known_by_its_query() {
-        let pairs = ["watch=true", "watch=1"];
-        assert!(asks(&request(Method::GET, "/x?a=b&watch=true"), &pairs));
-        assert!(!asks(&request(Method::GET, "/x?labelSelector=watch"), &pairs));
-        assert!(!asks(&request(Method::GET, "/watch"), &pairs));
+        assert!(is_watch(&request(Method::GET, "/x?a=b&watch=true")));
+        assert!(!is_watch(&request(Method::GET, "/x?labelSelector=watch")));
+        assert!(!is_watch(&request(Method::GET, "/watch")));
     }
 }
