@@ -16,13 +16,19 @@ use refit_cluster_api::kinds::{
 use refit_core::change::asked::opted_in;
 use refit_kinds::refit::{HostPlan, HostSettings, NodeUpdate, UpdateGroup, Updater, UpgradeTask};
 use refit_runtime::{
-    Clock, ObjectKey, Store, client::ClientStack, events::Recorder, foreign::ForeignKinds,
-    lease::Leadership, queue::Queue, workload::Workloads,
+    Clock, ObjectKey, Store,
+    client::{ClientStack, ServedVersions},
+    events::Recorder,
+    foreign::ForeignKinds,
+    lease::Leadership,
+    queue::Queue,
+    workload::Workloads,
 };
 
 use crate::{
     Settings, control_planes::ForeignPlanes, k8sd::K8sd, metrics::Metrics, owner::OwnerId,
-    providers::WatchedKinds, updater_servers::UpdaterServers, workload_watch::WorkloadIndex,
+    providers::WatchedKinds, served, updater_servers::UpdaterServers,
+    workload_watch::WorkloadIndex,
 };
 
 /// Deadline of a read from a workload cluster. A write has the usual one: webhooks of the cluster may
@@ -37,6 +43,8 @@ const WORKLOAD_MAX_ANSWER: usize = 32 << 20;
 pub(crate) struct Context {
     /// Client of the management cluster.
     pub(crate) client: Client,
+    /// Which versions of Cluster API's kinds the management cluster serves.
+    pub(crate) served: ServedVersions,
     /// Source of the current time.
     pub(crate) clock: Clock,
     /// Clients of workload clusters.
@@ -94,6 +102,7 @@ impl Context {
             stores: Stores::default(),
             queues: Queues::default(),
             metrics: Arc::new(Metrics::new()),
+            served: ServedVersions::new(served::KINDS),
             client,
             clock,
             #[cfg(feature = "sabotage")]
@@ -102,6 +111,12 @@ impl Context {
             leadership: Leadership::alone(clock),
             ending: Arc::default(),
         }
+    }
+
+    /// Sets what is known of the versions, which the client shares.
+    pub(crate) fn with_served(mut self, served: ServedVersions) -> Self {
+        self.served = served;
+        self
     }
 
     /// Sets the leadership of a replica that must win the Lease first.
@@ -130,6 +145,7 @@ impl Context {
             stores: self.stores.clone(),
             queues: self.queues.clone(),
             metrics: self.metrics.clone(),
+            served: self.served.clone(),
             client,
             clock: self.clock,
             #[cfg(feature = "sabotage")]

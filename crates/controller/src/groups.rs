@@ -118,7 +118,9 @@ pub(crate) async fn ensure_group(ctx: &Context, group: &Group) -> kube::Result<U
     if let Some(found) = ctx.stores.update_groups.get(&group.key) {
         return Ok(found.as_ref().clone());
     }
-    let mut object = UpdateGroup::new(&group.key.name, group.spec.clone());
+    let mut spec = group.spec.clone();
+    spec.owner.api_version = ctx.served.api_version(&spec.owner.api_version, &spec.owner.kind);
+    let mut object = UpdateGroup::new(&group.key.name, spec);
     object.metadata.namespace = Some(group.key.namespace.clone());
     object.metadata.labels =
         Some(BTreeMap::from([(keys::CLUSTER_NAME.to_owned(), group.spec.cluster_name.clone())]));

@@ -15,6 +15,7 @@
 //! | [`certificates`] | the hook server's certificate, without cert-manager |
 //! | `control_planes` | the control planes of other providers |
 //! | `api_error` | what a failed request means |
+//! | `served`, `machine_condition` | a Cluster API that serves v1beta1 only |
 //! | `policy` | annotations for changes that no updater covers, for drains and for hosts |
 //! | `watches`, `groups`, `indexes` | one watch per kind, and the keys that a change wakes |
 //! | `process`, `liveness` | one of several replicas: Lease, probes, shutdown |
@@ -38,6 +39,7 @@ mod host_plan;
 mod indexes;
 mod k8sd;
 mod liveness;
+mod machine_condition;
 mod metrics;
 mod node_update;
 mod owner;
@@ -49,6 +51,7 @@ mod requests;
 pub mod sabotage;
 #[cfg(test)]
 mod scan_tests;
+mod served;
 mod settings;
 mod update_group;
 mod updater_servers;
@@ -62,7 +65,13 @@ use std::{future::pending, sync::Arc};
 
 use anyhow::Context as _;
 use futures::future::BoxFuture;
-use refit_runtime::{Clock, client::ClientStack, lease::Leadership, net::Listener, serve, tls};
+use refit_runtime::{
+    Clock,
+    client::{ClientStack, ServedVersions},
+    lease::Leadership,
+    net::Listener,
+    serve, tls,
+};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -139,8 +148,10 @@ async fn run_to_end(
     #[cfg(feature = "sabotage")]
     let fence = sabotage.fence(fence, clock);
     let fenced = stack.clone().fenced(fence);
+    let served = ServedVersions::new(served::KINDS);
     let client = |stack: &ClientStack| {
-        let client = stack.clone().with_concurrency(MANAGEMENT_CALLS).client(&config);
+        let stack = stack.clone().with_concurrency(MANAGEMENT_CALLS);
+        let client = stack.with_served_versions(served.clone()).client(&config);
         client.context("cannot create the client of the management cluster")
     };
     let (open, control) = (client(&stack)?, client(&fenced)?);
@@ -149,7 +160,8 @@ async fn run_to_end(
         None => tls::server_config(server.cert),
     };
     let tls = tls.context("cannot create the TLS configuration of the hook server")?;
-    let ctx = Context::new(open, stack, clock, settings).with_leadership(leadership);
+    let ctx =
+        Context::new(open, stack, clock, settings).with_served(served).with_leadership(leadership);
     #[cfg(feature = "sabotage")]
     let ctx = ctx.with_sabotage(sabotage);
     let ctx = Arc::new(ctx);

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Namespace;
-use kube::{Api, Client, Resource, ResourceExt as _};
+use kube::{Api, Resource, ResourceExt as _};
 use refit_cluster_api::kinds::{Cluster, Machine};
 use refit_core::{group::COVERED, node::Ended, report::RefusalReason};
 use refit_kinds::{
     conditions, keys,
     refit::{NodeUpdate, Owner, UpdateGroup, Updater, UpgradeTask},
 };
-use refit_runtime::{ObjectKey, Store, store};
+use refit_runtime::{ObjectKey, Store, client::Served, store};
 
 use crate::{
     PlanLocation, annotations,
@@ -32,9 +32,20 @@ const COLLECT: Duration = Duration::from_secs(1);
 
 /// Watches every kind until the future is dropped.
 pub(crate) async fn run(ctx: &Context) {
+    let known = async {
+        ctx.served.known().await;
+        Box::pin(watch_all(ctx)).await;
+    };
+    tokio::select! {
+        never = ctx.served.keep(&ctx.client) => match never {},
+        () = known => {}
+    }
+}
+
+async fn watch_all(ctx: &Context) {
     let Context { client, stores, queues, .. } = ctx;
     futures::join!(
-        watch(client, &stores.machine_sets, |set| {
+        watch(ctx, &stores.machine_sets, |set| {
             let group = group_of_set(set).key;
             upgrade_task::wake(ctx, &group);
             let owner = group_of_set(set).spec.owner;
@@ -44,24 +55,24 @@ pub(crate) async fn run(ctx: &Context) {
             }
             queues.groups.add(group);
         }),
-        watch(client, &stores.machines, |machine| machine_changed(ctx, machine)),
-        watch(client, &stores.machine_deployments, |deployment| {
+        watch(ctx, &stores.machines, |machine| machine_changed(ctx, machine)),
+        watch(ctx, &stores.machine_deployments, |deployment| {
             owner_changed(ctx, OwnerId::of(Owner::Deployment, deployment), deployment);
         }),
-        watch(client, &stores.control_planes, |control_plane| {
+        watch_if_served(ctx, &stores.control_planes, |control_plane| {
             owner_changed(ctx, OwnerId::of(Owner::ControlPlane, control_plane), control_plane);
             wake_waiting_workers(ctx, control_plane);
         }),
-        watch(client, &stores.clusters, |cluster| cluster_changed(ctx, cluster)),
+        watch(ctx, &stores.clusters, |cluster| cluster_changed(ctx, cluster)),
         store::reflect(
             Api::all(client.clone()),
             store::everything(),
             stores.namespaces.clone(),
             |namespace: &Namespace| namespace_changed(ctx, namespace),
         ),
-        watch(client, &stores.node_updates, |update| update_changed(ctx, update)),
-        watch(client, &stores.update_groups, |group| group_changed(ctx, group)),
-        watch(client, &stores.host_settings, |settings| {
+        watch(ctx, &stores.node_updates, |update| update_changed(ctx, update)),
+        watch(ctx, &stores.update_groups, |group| group_changed(ctx, group)),
+        watch(ctx, &stores.host_settings, |settings| {
             // Which owners it applied to before is unknown here.
             for key in unfinished_in(stores, &settings.namespace().unwrap_or_default()) {
                 queues.node_updates.add(key);
@@ -73,15 +84,15 @@ pub(crate) async fn run(ctx: &Context) {
             stores.updaters.clone(),
             |updater: &Updater| queues.updaters.add(ObjectKey::of(updater)),
         ),
-        watch(client, &stores.upgrade_tasks, |task| task_changed(ctx, task)),
+        watch(ctx, &stores.upgrade_tasks, |task| task_changed(ctx, task)),
         providers::run(ctx),
         control_planes::run(ctx),
         // A drain polls every few seconds anyway.
-        watch(client, &stores.drain_rules, |_| {}),
+        watch_if_served(ctx, &stores.drain_rules, |_| {}),
         async {
             // Plans in workload clusters are watched there.
             if ctx.settings.plan_location == PlanLocation::Management {
-                watch(client, &stores.host_plans, |plan| {
+                watch(ctx, &stores.host_plans, |plan| {
                     wake_machine(ctx, &ObjectKey::of(plan));
                 })
                 .await;
@@ -90,7 +101,8 @@ pub(crate) async fn run(ctx: &Context) {
     );
 }
 
-async fn watch<K>(client: &Client, store: &Store<K>, changed: impl FnMut(&K))
+/// Watches a kind in the version that is served: another one is read from the beginning.
+async fn watch<K>(ctx: &Context, store: &Store<K>, mut changed: impl FnMut(&K))
 where
     K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
         + Clone
@@ -99,8 +111,34 @@ where
         + Send
         + 'static,
 {
-    let api: Api<K> = Api::all(client.clone());
-    store::reflect(api, store::everything(), store.clone(), changed).await;
+    let kind = K::kind(&());
+    loop {
+        let api: Api<K> = Api::all(ctx.client.clone());
+        let served = ctx.served.of(&kind);
+        tokio::select! {
+            biased;
+            () = store::reflect(api, store::everything(), store.clone(), &mut changed) => return,
+            () = ctx.served.changed(&kind, served) => {}
+        }
+    }
+}
+
+/// Watches a kind that the API server may lack: until it is served, there are no objects of it.
+async fn watch_if_served<K>(ctx: &Context, store: &Store<K>, changed: impl FnMut(&K))
+where
+    K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
+        + Clone
+        + serde::de::DeserializeOwned
+        + std::fmt::Debug
+        + Send
+        + 'static,
+{
+    let kind = K::kind(&());
+    if ctx.served.of(&kind) == Served::Missing {
+        store.mark_ready();
+        ctx.served.changed(&kind, Served::Missing).await;
+    }
+    watch(ctx, store, changed).await;
 }
 
 /// Wakes the NodeUpdates of a Machine, except those that have ended and left nothing to do.

@@ -35,7 +35,7 @@ use crate::{
     PlanLocation,
     api_error::{is_silence, refusal},
     context::Context,
-    drain,
+    drain, machine_condition,
     providers::{self, Ordered},
     requests::{NewNodeUpdate, node_update},
 };
@@ -140,14 +140,10 @@ async fn management(
             guard(ctx, look, serde_json::Map::from_iter(changes)).await
         }
         ManagementWrite::Again { ordinal, spec } => again(ctx, look, *ordinal, spec).await,
-        ManagementWrite::MachineCondition(condition) => {
-            let status = match condition {
-                Some(condition) => json!({ "conditions": [condition] }),
-                // Applying an empty status removes the condition that Refit applied before.
-                None => json!({}),
-            };
-            machine_condition(ctx, look, &status).await
-        }
+        ManagementWrite::MachineCondition(condition) => match &look.snapshot.machine {
+            Some(machine) => machine_condition::write(ctx, machine, condition.as_ref()).await,
+            None => Ok(()),
+        },
     }
 }
 
@@ -270,16 +266,6 @@ async fn again(
     let api: Api<NodeUpdate> = api_of(&ctx.client, update.as_ref());
     let (found, _) = apply::create_or_get(&api, &node_update(&new, ordinal)).await?;
     ctx.stores.node_updates.insert(found);
-    Ok(())
-}
-
-async fn machine_condition(ctx: &Context, look: &Look, status: &Value) -> kube::Result<()> {
-    let Some(machine) = &look.snapshot.machine else {
-        return Ok(());
-    };
-    let api: Api<Machine> = api_of(&ctx.client, machine.as_ref());
-    let written = apply::apply_status(&api, keys::MANAGER, &machine.name_any(), status).await?;
-    ctx.stores.machines.insert(written);
     Ok(())
 }
 

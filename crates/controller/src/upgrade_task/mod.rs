@@ -49,6 +49,7 @@ pub(crate) use self::{advance::refused_by_api, look::group_of_task};
 use crate::{
     context::Context,
     indexes::{TASKS_BY_CLUSTER, TASKS_BY_GROUP},
+    machine_condition,
     metrics::measured,
 };
 
@@ -303,14 +304,14 @@ async fn mark(ctx: &Context, look: &Look, machine: &str) -> kube::Result<()> {
     });
     let what = (conditions::MACHINE_UP_TO_DATE, "Unknown", conditions::REASON_WAITING, &*message);
     conditions::set(&mut shown, ctx.clock.now_seconds(), None, what);
-    apply_condition(ctx, known, &json!({"conditions": shown})).await
+    machine_condition::write(ctx, known, shown.first()).await
 }
 
 /// Removes what the task has written on a Machine. A NodeUpdate that speaks for it writes its condition.
 async fn unmark(ctx: &Context, look: &Look, machine: &str) -> kube::Result<()> {
     let Some(known) = look.machine(machine) else { return Ok(()) };
     if !look.speaks_for_itself(known) {
-        apply_condition(ctx, known, &json!({})).await?;
+        machine_condition::write(ctx, known, None).await?;
     }
     apply_marks(ctx, known, json!({})).await
 }
@@ -324,13 +325,6 @@ async fn apply_marks(ctx: &Context, machine: &Machine, mut metadata: Value) -> k
     });
     let api = machines(ctx, machine);
     ctx.stores.machines.insert(apply::apply(&api, MARKS, &machine.name_any(), &body).await?);
-    Ok(())
-}
-
-async fn apply_condition(ctx: &Context, machine: &Machine, status: &Value) -> kube::Result<()> {
-    let api = machines(ctx, machine);
-    let written = apply::apply_status(&api, keys::MANAGER, &machine.name_any(), status).await?;
-    ctx.stores.machines.insert(written);
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! What stands in the way of a task.
 
-use kube::ResourceExt as _;
+use kube::{Resource as _, ResourceExt as _};
 use refit_cluster_api::kinds::{CONTRACT_VERSION, CONTROL_PLANE_GROUP, CORE_GROUP, Cluster};
 use refit_core::task::Obstacle;
 use refit_kinds::{
@@ -8,7 +8,7 @@ use refit_kinds::{
     keys,
     refit::{Owner, UpgradeTask},
 };
-use refit_runtime::ObjectKey;
+use refit_runtime::{ObjectKey, client::Served};
 
 use super::has_ended;
 use crate::{
@@ -138,6 +138,14 @@ fn of_cluster(ctx: &Context, task: &UpgradeTask) -> Result<std::sync::Arc<Cluste
     let namespace = task.namespace().unwrap_or_default();
     if !ctx.opted_in(&namespace) {
         return Err(Obstacle::NotOptedIn { namespace });
+    }
+    // What an annotation asks for writes no spec.
+    if task.spec.option.is_none() && ctx.served.of(&Cluster::kind(&())) == Served::Older {
+        let why = format!(
+            "Cluster API serves no {CONTRACT_VERSION} here: upgrade Cluster API to v1.12 or later, or upgrade the \
+             machines by annotation"
+        );
+        return Err(Obstacle::NotSupported { why });
     }
     let name = &task.spec.cluster_ref.name;
     let Some(cluster) = stores.clusters.get(&ObjectKey::new(&namespace, name)) else {

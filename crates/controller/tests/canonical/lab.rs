@@ -44,10 +44,10 @@ pub(super) const WORKERS: [&str; 3] = ["w-0", "w-1", "w-2"];
 pub(super) const LATE_WORKER: &str = "w-3";
 pub(super) const LATE_MEMBER: &str = "cp-9";
 pub(super) const CHANNEL: &str = "channel=1.34-classic/stable";
-const BOOTSTRAP: &str = "bootstrap.cluster.x-k8s.io";
+pub(super) const BOOTSTRAP: &str = "bootstrap.cluster.x-k8s.io";
 /// API group and kind of Canonical's control plane.
-const CK8S: (&str, &str) = ("controlplane.cluster.x-k8s.io", "CK8sControlPlane");
-const VERSION: &str = "v1.34.2";
+pub(super) const CK8S: (&str, &str) = ("controlplane.cluster.x-k8s.io", "CK8sControlPlane");
+pub(super) const VERSION: &str = "v1.34.2";
 /// Tokens have 32 hexadecimal digits.
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
@@ -90,6 +90,19 @@ impl Lab {
         control_planes: &[&str],
         plane: (&'static str, &'static str),
     ) -> Self {
+        let mut lab = Self::empty(canonical, control_planes, plane);
+        install_kinds(&lab.site.client()).await;
+        lab.set_up_management(control_planes).await;
+        lab.start().await;
+        lab
+    }
+
+    /// Clusters without kinds and objects, and no controller.
+    pub(super) fn empty(
+        canonical: Canonical,
+        control_planes: &[&str],
+        plane: (&'static str, &'static str),
+    ) -> Self {
         let mut site = Site::new();
         site.settings.canonical = canonical;
         site.settings.canonical_compat = compat;
@@ -97,20 +110,26 @@ impl Lab {
         let k8sd = names
             .map(|name| (name.to_owned(), K8sd::new(site.clock, name, TOKEN).unwrap()))
             .collect();
-        let mut lab = Self { site, k8sd, set: None, plane, running: Running::new() };
-        lab.set_up_management(control_planes).await;
-        lab.set_up_workload().await;
-        lab.running = lab.site.start(None);
-        lab
+        Self { site, k8sd, set: None, plane, running: Running::new() }
     }
 
-    async fn set_up_management(&mut self, control_planes: &[&str]) {
-        let client = self.site.client();
-        install_kinds(&client).await;
+    /// Sets up the workload cluster, and starts the controller.
+    pub(super) async fn start(&mut self) {
+        self.set_up_workload().await;
+        self.running = self.site.start(None);
+    }
+
+    /// Installs the kinds of Canonical's providers.
+    pub(super) async fn install_providers(&self) {
         for (group, kind) in [(BOOTSTRAP, "CK8sConfig"), self.plane] {
-            let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
+            let crds: Api<CustomResourceDefinition> = Api::all(self.site.client());
             let _: CustomResourceDefinition = made_in(&crds, definition(group, kind)).await;
         }
+    }
+
+    pub(super) async fn set_up_management(&mut self, control_planes: &[&str]) {
+        let client = self.site.client();
+        self.install_providers().await;
         let plane = json!({"apiGroup": self.plane.0, "kind": self.plane.1, "name": "cp"});
         let cluster = json!({"metadata": {"name": "edge-1"}, "spec": {"controlPlaneRef": plane}});
         let cluster: Cluster = made(&client, cluster).await;
@@ -154,6 +173,12 @@ impl Lab {
         for name in control_planes {
             self.machine(name, metadata.clone()).await;
         }
+        self.connect().await;
+    }
+
+    /// Gives the controller access to the workload cluster and to its k8sd.
+    pub(super) async fn connect(&self) {
+        let client = self.site.client();
         let tokens = self.k8sd.keys().map(|name| (format!("node-token-{name}"), json!(TOKEN)));
         let tokens: serde_json::Map<String, Value> = tokens.collect();
         let _: Secret =
@@ -163,7 +188,13 @@ impl Lab {
     }
 
     /// Creates an object of a kind of Canonical's providers.
-    async fn foreign(&self, group: &str, kind: &str, name: &str, spec: Value) -> DynamicObject {
+    pub(super) async fn foreign(
+        &self,
+        group: &str,
+        kind: &str,
+        name: &str,
+        spec: Value,
+    ) -> DynamicObject {
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1beta2", kind));
         let object: DynamicObject = serde_json::from_value(json!({
             "apiVersion": resource.api_version, "kind": kind, "metadata": {"name": name},

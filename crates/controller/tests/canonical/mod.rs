@@ -25,6 +25,7 @@ macro_rules! in_both_modes {
 mod lab;
 mod machines;
 mod owners;
+mod served_versions;
 mod strict;
 
 use std::time::Duration;

@@ -4,7 +4,10 @@ use std::{convert::Infallible, future::Future, io, sync::Arc, time::Duration};
 
 use http::{Request, Response};
 use hyper::body::Incoming;
-use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::{
+    api::core::v1::Namespace,
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
 use kube::{
     Api, Client, Resource, ResourceExt as _,
     api::{Patch, PatchParams, PostParams},
@@ -18,6 +21,14 @@ use tower::Service;
 
 /// Host name of a controller's probes and metrics, on port 80.
 pub(crate) const PROBES: &str = "probes.test";
+
+/// Whether a controller reports itself as ready.
+pub(crate) async fn is_ready(stack: &ClientStack) -> bool {
+    let config = kube::Config::new(format!("http://{PROBES}:80").parse().unwrap());
+    let client = stack.client(&config).unwrap();
+    let request = http::Request::get("/readyz").body(Vec::new()).unwrap();
+    client.request_text(request).await.is_ok()
+}
 
 /// The content of `/metrics`.
 pub(crate) async fn scraped(stack: &ClientStack) -> String {
@@ -64,8 +75,13 @@ where
 
 /// Installs the kinds of Refit and Cluster API, and opts the namespace `default` in.
 pub(crate) async fn install_kinds(client: &Client) {
+    install_kinds_with(client, &refit_cluster_api::crds()).await;
+}
+
+/// Installs the kinds of Refit and these, and opts the namespace `default` in.
+pub(crate) async fn install_kinds_with(client: &Client, others: &[CustomResourceDefinition]) {
     let api = Api::all(client.clone());
-    for crd in crds::refit_crds().iter().chain(&refit_cluster_api::crds()) {
+    for crd in crds::refit_crds().iter().chain(others) {
         api.create(&PostParams::default(), crd).await.unwrap();
     }
     label_default(client, json!({keys::IN_PLACE: keys::OPTED_IN})).await;

@@ -31,7 +31,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tower::{Service, ServiceExt as _};
 
-use super::objects::{PROBES, made, scraped, serve_api, server, validity};
+use super::objects::{PROBES, is_ready, made, scraped, serve_api, server, validity};
 
 /// User agent of the controller, for faults that affect only it.
 pub(crate) const CONTROLLER: &str = "refit-controller/test";
@@ -208,6 +208,11 @@ impl Site {
     /// The content of `/metrics`.
     pub(crate) async fn metrics(&self) -> String {
         scraped(&self.stack("scraper/test")).await
+    }
+
+    /// Whether the controller reports itself as ready.
+    pub(crate) async fn is_ready(&self) -> bool {
+        is_ready(&self.stack("kubelet/test")).await
     }
 
     fn stack(&self, user_agent: &str) -> ClientStack {
