@@ -67,7 +67,7 @@ fn a_machine_shows_the_conditions_of_v1beta2_alone() {
 }
 
 #[test]
-fn a_machine_without_conditions_of_v1beta2_has_none() {
+fn conditions_of_v1beta1_are_not_read_as_those_of_v1beta2() {
     let machine: kinds::Machine = read(
         machine,
         json!({"spec": machine_spec(), "status": {"conditions": [old_condition("Ready", "True")]}}),

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_false_has_no_severity() {
+    fn only_a_false_condition_has_a_severity() {
         let older = older_form(&condition("Unknown", ""));
         assert_eq!(
             older,

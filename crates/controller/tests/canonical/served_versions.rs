@@ -266,16 +266,7 @@ async fn cluster_api_that_learns_v1beta2_is_read_as_such() {
     let lab = Older::new().await;
     lab.ask("v1beta1", MACHINE, Some(CHANNEL)).await;
     lab.done("v1beta1", MACHINE, CHANNEL).await;
-    let crds: Api<CustomResourceDefinition> = Api::all(lab.0.site.client());
-    for crd in kinds(&["v1beta2", "v1beta1"]).iter().filter(|crd| crd.spec.group == CORE) {
-        let body = json!({"spec": {"versions": crd.spec.versions}});
-        let patch = Patch::Merge(&body);
-        crds.patch(&crd.name_any(), &PatchParams::default(), &patch).await.unwrap();
-    }
-    lab.convert("Cluster", v1beta1::cluster).await;
-    lab.convert("MachineDeployment", v1beta1::machine_deployment).await;
-    lab.convert("MachineSet", v1beta1::machine_set).await;
-    lab.convert("Machine", v1beta1::machine).await;
+    lab.upgrade_cluster_api().await;
     pass(600).await;
     let before = lab.writes().len();
     let next = "channel=1.34-classic/candidate";
@@ -294,6 +285,20 @@ async fn cluster_api_that_learns_v1beta2_is_read_as_such() {
 }
 
 impl Older {
+    /// Has Cluster API serve v1beta2 as well.
+    async fn upgrade_cluster_api(&self) {
+        let crds: Api<CustomResourceDefinition> = Api::all(self.0.site.client());
+        for crd in kinds(&["v1beta2", "v1beta1"]).iter().filter(|crd| crd.spec.group == CORE) {
+            let body = json!({"spec": {"versions": crd.spec.versions}});
+            let patch = Patch::Merge(&body);
+            crds.patch(&crd.name_any(), &PatchParams::default(), &patch).await.unwrap();
+        }
+        self.convert("Cluster", v1beta1::cluster).await;
+        self.convert("MachineDeployment", v1beta1::machine_deployment).await;
+        self.convert("MachineSet", v1beta1::machine_set).await;
+        self.convert("Machine", v1beta1::machine).await;
+    }
+
     /// Gives all objects of a kind the form that Cluster API's conversion gives them.
     async fn convert(&self, kind: &str, convert: fn(&mut Value)) {
         let api = self.api("v1beta2", kind);
@@ -381,4 +386,13 @@ async fn a_task_needs_a_cluster_api_of_v1beta2() {
     task(&lab.0).await;
     let why = task_waits_for(&lab.0).await;
     assert!(why.contains("Cluster API serves no v1beta2 here: upgrade Cluster API"), "{why}");
+    lab.upgrade_cluster_api().await;
+    pass(600).await;
+    // The new controllers of Cluster API write the status of every Cluster.
+    let status = json!({"status": {"phase": "Provisioned"}});
+    let clusters = lab.api("v1beta2", "Cluster");
+    let (params, patch) = (PatchParams::default(), Patch::Merge(&status));
+    clusters.patch_status("edge-1", &params, &patch).await.unwrap();
+    let why = task_waits_for(&lab.0).await;
+    assert!(!why.contains("v1beta2"), "{why}");
 }

@@ -68,7 +68,7 @@ impl Conversion {
         (!pending.is_empty()).then(|| self.converted(&pending).into())
     }
 
-    /// An event, a list or an object in its new form. What is no JSON is left to the one who reads it.
+    /// An event, a list or an object in its new form. Text other than JSON is passed on for its reader to refuse.
     fn converted(&self, text: &[u8]) -> Vec<u8> {
         let converted = if self.per_line { self.event(text) } else { self.answer(text) };
         converted.unwrap_or_else(|_| text.to_vec())
