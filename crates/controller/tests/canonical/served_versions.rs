@@ -226,6 +226,18 @@ async fn a_cluster_api_of_v1beta1_is_served() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_owner_of_v1beta1_is_upgraded_by_annotation() {
+    let lab = Older::new().await;
+    let body = json!({"metadata": {"annotations": {REFIT.upgrade_to: CHANNEL}}});
+    let api = lab.api("v1beta1", "MachineDeployment");
+    api.patch("md", &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
+    for machine in WORKERS {
+        lab.done("v1beta1", machine, CHANNEL).await;
+    }
+    assert!(lab.writes().iter().all(|write| write.starts_with("v1beta1/")), "{:?}", lab.writes());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_cluster_api_of_v1beta1_shows_machine_up_to_date_in_both_forms() {
     let lab = Older::new().await;
     lab.ask("v1beta1", MACHINE, Some(CHANNEL)).await;
