@@ -91,6 +91,7 @@ impl Lab {
         plane: (&'static str, &'static str),
     ) -> Self {
         let mut lab = Self::empty(canonical, control_planes, plane);
+        lab.site.settings.canonical_compat = compat;
         install_kinds(&lab.site.client()).await;
         lab.set_up_management(control_planes).await;
         lab.start().await;
@@ -105,7 +106,6 @@ impl Lab {
     ) -> Self {
         let mut site = Site::new();
         site.settings.canonical = canonical;
-        site.settings.canonical_compat = compat;
         let names = control_planes.iter().copied().chain(WORKERS).chain([LATE_WORKER, LATE_MEMBER]);
         let k8sd = names
             .map(|name| (name.to_owned(), K8sd::new(site.clock, name, TOKEN).unwrap()))

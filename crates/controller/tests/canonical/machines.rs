@@ -20,12 +20,10 @@ use refit_kinds::{
 use serde_json::json;
 
 use super::{
-    fails,
+    MACHINE, fails,
     lab::{CHANNEL, CONTROL_PLANE, Lab, WORKERS},
     pass,
 };
-
-const MACHINE: &str = WORKERS[0];
 
 async fn row_01_a_request_for_a_channel_issues_exactly_one_refresh(compat: Compat) {
     let lab = Lab::in_mode(compat).await;

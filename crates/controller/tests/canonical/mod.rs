@@ -32,6 +32,9 @@ use std::time::Duration;
 
 use lab_simhost::k8sd::{ChangeEnd, RefreshScript};
 
+/// The Machine that most tests upgrade.
+const MACHINE: &str = lab::WORKERS[0];
+
 async fn pass(seconds: u64) {
     tokio::time::sleep(Duration::from_secs(seconds)).await;
 }

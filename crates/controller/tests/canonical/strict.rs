@@ -7,12 +7,10 @@ use refit_core::annotation::Compat;
 use refit_kinds::canonical::CANONICAL;
 
 use super::{
-    fails,
+    MACHINE, fails,
     lab::{CHANNEL, Lab, WORKERS},
     pass,
 };
-
-const MACHINE: &str = WORKERS[0];
 
 #[tokio::test(start_paused = true)]
 async fn row_04_an_invalid_option_reaches_no_k8sd_and_writes_neither_status_nor_event() {
