@@ -3,10 +3,16 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{refit::GoalOption, version::KubernetesVersion};
+use crate::{
+    refit::GoalOption,
+    version::{KubernetesVersion, VersionError},
+};
 
 /// Name of the built-in updater that has k8sd refresh the snap of a node.
 pub const K8SD: &str = "k8sd";
+
+/// Key of an option that is a version.
+const VERSION: &str = "version=";
 
 /// The annotations of one prefix. A Machine has all of them, an owner of Machines all but the change id and the
 /// failed attempt.
@@ -50,6 +56,13 @@ pub const REFIT: Keys = Keys {
     noted: "refit.dev/in-place-upgrade-noted",
 };
 
+impl Keys {
+    /// The annotations of a Machine that asks for a version: a task brings it there, and the end of that is noted apart.
+    pub fn of_tasks(self) -> Self {
+        Self { shown: "refit.dev/in-place-upgrade-task-shown", ..self }
+    }
+}
+
 /// How far an upgrade by annotation is.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString, strum::IntoStaticStr,
@@ -73,11 +86,52 @@ pub enum BadOption {
     )]
     Shape(String),
     /// The key is unknown.
-    #[error("unknown upgrade option {0:?}: expected channel, revision or localPath")]
+    #[error(
+        "unknown upgrade option {0:?}: expected channel, revision, localPath or, under refit.dev/, version"
+    )]
     Key(String),
+    /// The version is not one.
+    #[error("invalid version in upgrade option: {0}")]
+    Version(#[from] VersionError),
     /// There is no value.
     #[error("upgrade option {0} has no value: expected {0}=VALUE")]
     Empty(String),
+}
+
+/// What an annotation asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// What k8sd installs, whatever the owner's spec requests.
+    Option(GoalOption),
+    /// A version, which the owner's spec requests as well, or will. Only Refit's own prefix has it.
+    Version(KubernetesVersion),
+}
+
+impl std::fmt::Display for Wanted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Option(option) => option.fmt(f),
+            Self::Version(version) => write!(f, "{VERSION}{version}"),
+        }
+    }
+}
+
+impl Wanted {
+    /// Parses the value of an annotation of a prefix.
+    ///
+    /// ```
+    /// use refit_kinds::canonical::{CANONICAL, REFIT, Wanted};
+    /// let wanted = Wanted::parse(REFIT, "version=1.35.0")?;
+    /// assert_eq!(wanted.to_string(), "version=v1.35.0");
+    /// assert!(Wanted::parse(CANONICAL, "version=1.35.0").is_err());
+    /// # Ok::<(), refit_kinds::canonical::BadOption>(())
+    /// ```
+    pub fn parse(keys: Keys, text: &str) -> Result<Self, BadOption> {
+        let version = text.strip_prefix(VERSION).filter(|_| keys.upgrade_to == REFIT.upgrade_to);
+        let Some(version) = version else { return text.parse().map(Self::Option) };
+        let version = version.strip_prefix('v').unwrap_or(version);
+        Ok(Self::Version(format!("v{version}").parse()?))
+    }
 }
 
 impl std::str::FromStr for GoalOption {

@@ -105,6 +105,8 @@ pub const SKIP: &str = "refit.dev/skip";
 pub const SKIP_ROLLOUT: &str = "refit.dev/skip-rollout";
 /// On a NodeUpdate: the annotation of its Machine that requested it.
 pub const REQUESTED_BY: &str = "refit.dev/requested-by";
+/// Annotation of an UpgradeTask that annotations have requested: their request, such as `version=v1.35.0`.
+pub const REQUESTED: &str = "refit.dev/requested";
 /// On an aborted NodeUpdate: Refit stopped it because the goal of its Machine changed. Without it, an
 /// operator did, and only an operator lets the Machine continue.
 pub const GOAL_CHANGED: &str = "refit.dev/goal-changed";

@@ -8,14 +8,17 @@ use crate::common::{
 };
 use k8s_openapi::api::{core::v1::Node, policy::v1::PodDisruptionBudget};
 use kube::{
-    Api,
-    api::{Patch, PatchParams},
+    Api, ResourceExt as _,
+    api::{ListParams, Patch, PatchParams},
 };
 use lab_apiserver::Down;
 use lab_world::world::{Actor, World, WorldOptions};
-use refit_cluster_api::kinds::Machine;
-use refit_kinds::json::{name, text};
-use serde_json::json;
+use refit_cluster_api::kinds::{KubeadmControlPlane, Machine, MachineDeployment};
+use refit_kinds::{
+    canonical::REFIT,
+    json::{name, text},
+};
+use serde_json::{Value, json};
 
 async fn until_phase(world: &World, phase: &str) -> String {
     let mut found = String::new();
@@ -302,16 +305,54 @@ fn default_strategies_replace_one_machine_of_each_group() {
     });
 }
 
-#[test]
-fn a_typical_vsphere_cluster_is_upgraded() {
+/// A typical cluster on vSphere, without surge; `None` without the data.
+fn vsphere() -> Option<Vec<Value>> {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
     let file = root.join("../shared/data/clusters/vsphere.yaml");
     if !file.exists() {
-        return;
+        #[expect(clippy::print_stdout, reason = "why a test was not run")]
+        {
+            println!("not run: no data at {}", file.display());
+        }
+        return None;
     }
+    let mut objects = load(&file);
+    lab_world::manifests::forbid_surge(&mut objects);
+    Some(objects)
+}
+
+#[test]
+fn annotations_of_its_owners_upgrade_a_typical_vsphere_cluster() {
+    let Some(objects) = vsphere() else { return };
     in_world(async {
-        let mut objects = load(&file);
-        lab_world::manifests::forbid_surge(&mut objects);
+        let world = up_with(WorldOptions::new(objects)).await;
+        let before = who(&world).await;
+        let client = world.client(TEST).unwrap();
+        let key = REFIT.upgrade_to;
+        let body =
+            Patch::Merge(json!({"metadata": {"annotations": {key: format!("version={NEW}")}}}));
+        let params = PatchParams::default();
+        let planes = Api::<KubeadmControlPlane>::default_namespaced(client.clone());
+        for plane in planes.list(&ListParams::default()).await.unwrap() {
+            planes.patch(&plane.name_any(), &params, &body).await.unwrap();
+        }
+        let deployments = Api::<MachineDeployment>::default_namespaced(client);
+        for deployment in deployments.list(&ListParams::default()).await.unwrap() {
+            deployments.patch(&deployment.name_any(), &params, &body).await.unwrap();
+        }
+        upgraded(&world, NEW).await;
+        assert_same_machines(&before, &who(&world).await);
+        world.pass(Duration::from_mins(2)).await;
+        let all = deployments.list(&ListParams::default()).await.unwrap();
+        let status = REFIT.status;
+        assert!(all.iter().all(|deployment| deployment.annotations()[status] == "done"));
+    });
+}
+
+#[test]
+fn a_typical_vsphere_cluster_is_upgraded() {
+    let Some(objects) = vsphere() else { return };
+    in_world(async {
         let world = up_with(WorldOptions::new(objects)).await;
         let before = who(&world).await;
         world.upgrade(NEW).await.unwrap();

@@ -251,12 +251,14 @@ impl Provider {
     /// The infrastructure machine of the Machine; `None` if another one has its name.
     async fn machine(&self, update: &Update) -> Option<Value> {
         let name = json::text(&update.object, "/spec/machineRef/name");
-        let machine = self.api("cluster.x-k8s.io", "v1beta2", "Machine").get(name).await.unwrap();
+        let machines = self.api("cluster.x-k8s.io", "v1beta2", "Machine");
+        let machine = answered(|| machines.get(name)).await;
         let uid = json::text(&update.object, "/spec/machineRef/uid");
         if machine.uid().as_deref() != Some(uid) && !self.breaks(Clause::OtherMachine) {
             return None;
         }
-        let found = self.infrastructure().get(name).await.unwrap();
+        let infrastructure = self.infrastructure();
+        let found = answered(|| infrastructure.get(name)).await;
         Some(serde_json::to_value(found).unwrap())
     }
 
@@ -266,6 +268,18 @@ impl Provider {
 
     async fn set_memory(&self, memory: &str) {
         let body = Patch::Merge(json!({"metadata": {"annotations": {HAS: memory}}}));
-        self.infrastructure().patch("m-1", &PatchParams::default(), &body).await.unwrap();
+        let (infrastructure, merge) = (self.infrastructure(), PatchParams::default());
+        answered(|| infrastructure.patch("m-1", &merge, &body)).await;
+    }
+}
+
+/// The answer of the API server, which a test may take away meanwhile.
+async fn answered<T, F: Future<Output = kube::Result<T>>>(request: impl Fn() -> F) -> T {
+    loop {
+        match request().await {
+            Ok(answer) => return answer,
+            Err(kube::Error::Api(status)) if status.code == 503 => tokio::time::sleep(POLL).await,
+            Err(error) => panic!("{error}"),
+        }
     }
 }

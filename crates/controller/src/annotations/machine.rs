@@ -10,14 +10,18 @@ use refit_core::{
     node::newest,
 };
 use refit_kinds::{
-    canonical::{Keys, REFIT},
+    canonical::{Keys, REFIT, Wanted},
     keys,
     refit::{Disruption, Goal, GoalOption, MachineUid, NodeUpdate, UpdatePart},
 };
 use refit_runtime::{ObjectKey, apply, queue::Action};
 use serde_json::json;
 
-use super::{AFTER_CONFLICT, may_be_served_by_others, served};
+use super::{
+    AFTER_CONFLICT,
+    by_task::{Look, has_work_left},
+    may_be_served_by_others, served,
+};
 use crate::{
     context::Context,
     groups::{ensure_group, group_of, node_updates_of_machine, phase_of},
@@ -42,6 +46,7 @@ pub(super) fn wake(ctx: &Context, machine: &Machine) {
     let concerns = |keys: Keys| {
         [keys.upgrade_to, keys.noted].iter().any(|key| annotations.contains_key(*key))
             || updates.iter().any(|update| is_requested_by(update.as_ref(), keys))
+            || has_work_left(ctx, machine, keys.of_tasks())
     };
     if served(ctx).any(concerns) {
         ctx.queues.annotations.add(key);
@@ -67,6 +72,13 @@ pub(super) async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<
 }
 
 async fn of_prefix(ctx: &Context, machine: &Arc<Machine>, keys: Keys) -> anyhow::Result<Action> {
+    let of_tasks = keys.of_tasks();
+    // k8sd installs no version.
+    let is_by_task = !has_k8sd(machine)
+        && (asks_for_version(machine, keys) || has_work_left(ctx, machine, of_tasks));
+    if is_by_task && let Some(look) = Look::of_machine(ctx, machine) {
+        return look.of_prefix(ctx, of_tasks).await;
+    }
     let updates = node_updates_of_machine(&ctx.stores, &ObjectKey::of(machine.as_ref()));
     let own = updates.iter().map(AsRef::as_ref).filter(|update| is_requested_by(*update, keys));
     let decided = annotation::machine(&MachineSeen {
@@ -93,6 +105,13 @@ async fn of_prefix(ctx: &Context, machine: &Arc<Machine>, keys: Keys) -> anyhow:
         }
         Request::Ask(option) => request(ctx, machine, keys, option).await,
     }
+}
+
+/// Whether a Machine asks for a version.
+fn asks_for_version(machine: &Machine, keys: Keys) -> bool {
+    let text = machine.annotations().get(keys.upgrade_to);
+    let wanted = text.and_then(|text| Wanted::parse(keys, text).ok());
+    matches!(wanted, Some(Wanted::Version(_)))
 }
 
 fn namespace(machine: &Machine) -> String {

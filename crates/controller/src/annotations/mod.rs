@@ -3,14 +3,14 @@
 //! | module | does |
 //! |---|---|
 //! | `machine` | requests what the annotations of a Machine ask for, and shows on it how far that is |
-//! | `owner` | the same for an owner of Machines, by an UpgradeTask |
+//! | `by_task` | the same by an UpgradeTask, for an owner of Machines, and for a Machine that asks for a version |
 
+mod by_task;
 mod machine;
-mod owner;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use kube::ResourceExt as _;
+use kube::{Resource as _, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
 use refit_kinds::{
     canonical::{CANONICAL, Keys, REFIT},
@@ -50,7 +50,7 @@ pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
     };
     let of_owner = |id: OwnerId| {
         let ctx = ctx.clone();
-        async move { measured(&ctx, "owner-annotation", Box::pin(owner::reconcile(&ctx, &id))).await }
+        async move { measured(&ctx, "owner-annotation", Box::pin(by_task::reconcile(&ctx, &id))).await }
     };
     futures::join!(
         ctx.queues.annotations.work("annotation", WORKERS, of_machine),
@@ -112,9 +112,15 @@ pub(crate) fn wake_owner(ctx: &Context, owner: OwnerId, annotations: &BTreeMap<S
     }
 }
 
-/// Wakes the owner whose annotations have requested a task.
+/// Wakes the owner or the Machine whose annotations have requested a task.
 pub(crate) fn wake_owner_of(ctx: &Context, task: &UpgradeTask) {
     if task.annotations().contains_key(keys::REQUESTED_BY) {
+        let mut owners = task.owner_references().iter();
+        if let Some(machine) = owners.find(|owner| owner.kind == Machine::kind(&())) {
+            let namespace = task.namespace().unwrap_or_default();
+            ctx.queues.annotations.add(ObjectKey::new(namespace, &machine.name));
+            return;
+        }
         let owner = OwnerId::of_group(&group_of_task(task));
         ctx.queues.owner_annotations.add(owner);
     }

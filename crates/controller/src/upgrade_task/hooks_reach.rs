@@ -15,7 +15,7 @@ use super::objects;
 use crate::{context::Context, groups::Group};
 
 /// Why a new version in the owner's spec would not be brought to the Machines in place; `None` if it would. Read live.
-pub(super) async fn refusal(ctx: &Context, group: &Group) -> anyhow::Result<Option<Refused>> {
+pub(crate) async fn refusal(ctx: &Context, group: &Group) -> anyhow::Result<Option<Refused>> {
     let cluster = objects::of_cluster_api(group, CORE_GROUP, "Cluster", &group.spec.cluster_name);
     let extensions: Api<ExtensionConfig> = Api::all(ctx.client.clone());
     let deployments: Api<Deployment> = Api::all(ctx.client.clone());

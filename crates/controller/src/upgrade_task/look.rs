@@ -39,7 +39,7 @@ use crate::{
 };
 
 /// Label of objects whose spec a topology writes.
-const TOPOLOGY_OWNED: &str = "topology.cluster.x-k8s.io/owned";
+pub(crate) const TOPOLOGY_OWNED: &str = "topology.cluster.x-k8s.io/owned";
 
 /// A task, and the objects that it is decided on.
 pub(super) struct Look {

@@ -19,7 +19,7 @@
 mod advance;
 mod cluster;
 pub(crate) mod external;
-mod hooks_reach;
+pub(crate) mod hooks_reach;
 mod lock;
 mod look;
 mod objects;
@@ -45,7 +45,10 @@ use refit_runtime::{
 use serde_json::{Value, json};
 
 use self::look::Look;
-pub(crate) use self::{advance::refused_by_api, look::group_of_task};
+pub(crate) use self::{
+    advance::refused_by_api,
+    look::{TOPOLOGY_OWNED, group_of_task},
+};
 use crate::{
     context::Context,
     indexes::{TASKS_BY_CLUSTER, TASKS_BY_GROUP},

@@ -14,7 +14,8 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use refit_kinds::{
-    canonical::{Keys, UpgradeStatus},
+    canonical::{Keys, UpgradeStatus, Wanted},
+    conditions, keys,
     refit::{GoalOption, Stage, TaskPhase, UpgradeTask},
     version::KubernetesVersion,
 };
@@ -26,7 +27,7 @@ use super::{
         left_to_others, normal, refused_note,
     },
 };
-use crate::node::Announcement;
+use crate::{node::Announcement, task::status::READY};
 
 /// Prefix of [`Keys::noted`] for a failure of a Machine that is announced.
 const FAILURE: &str = "failure: ";
@@ -64,8 +65,14 @@ pub struct OwnerSeen<'a> {
     pub annotations: &'a BTreeMap<String, String>,
     /// The newest task that annotations of this prefix have requested for the owner.
     pub task: Option<&'a UpgradeTask>,
-    /// Its Machines.
+    /// Its Machines; of a Machine, it alone.
     pub machines: Vec<OwnedMachine<'a>>,
+    /// It is a Machine: of the owner, its own version is asked for at most.
+    pub is_machine: bool,
+    /// The version in the owner's spec.
+    pub version: Option<&'a KubernetesVersion>,
+    /// A topology of the Cluster writes the owner's spec.
+    pub of_topology: bool,
     /// Another controller serves this prefix.
     pub is_served_by_others: bool,
 }
@@ -76,10 +83,10 @@ pub enum OwnerRequest {
     /// Nothing.
     #[default]
     None,
-    /// A task for this option.
+    /// A task.
     Ask {
-        /// What it installs.
-        option: GoalOption,
+        /// What it brings its Machines to.
+        wanted: Wanted,
         /// On which Machines; `None` for all.
         machines: Option<Vec<String>>,
     },
@@ -112,28 +119,21 @@ pub fn owner(seen: &OwnerSeen<'_>) -> OwnerAnnounced {
     if seen.is_served_by_others {
         return seen.left_to_others(text);
     }
-    let option = match text.parse::<GoalOption>() {
-        Ok(option) => option,
+    let wanted = match Wanted::parse(keys, text) {
+        Ok(wanted) => wanted,
         Err(bad) => return seen.refused(text, &bad.to_string()),
     };
-    if !seen.machines.is_empty() && seen.machines.iter().all(|of| seen.is_newer(of, &option)) {
-        return seen.refused(text, "all of its Machines were installed with a newer version");
-    }
-    if let Some(machine) = seen.machines.iter().find(|machine| !machine.has_k8sd) {
-        let why =
-            format!("no k8sd runs on Machine {}, and its updater has no such option", machine.name);
+    if let Some(why) = seen.refusal(&wanted) {
         return seen.refused(text, &why);
     }
     let Some(task) = seen.task.filter(|task| !seen.has_shown(task)) else {
-        return seen.ask(option);
+        return seen.ask(wanted);
     };
-    let is_for_it = task.spec.option.as_ref() == Some(&option);
+    let is_for_it = requested(task) == Some(&wanted.to_string());
     match phase(task) {
-        TaskPhase::Complete if is_for_it => seen.done(task, &option),
-        TaskPhase::Aborted if is_for_it && task.spec.stage == Stage::Abort => {
-            seen.ended(task, &option)
-        }
-        TaskPhase::Complete | TaskPhase::Aborted => seen.ask(option),
+        TaskPhase::Complete if is_for_it => seen.done(task),
+        TaskPhase::Aborted if is_for_it && task.spec.stage == Stage::Abort => seen.ended(task),
+        TaskPhase::Complete | TaskPhase::Aborted => seen.ask(wanted),
         TaskPhase::Pending | TaskPhase::Ongoing | TaskPhase::Failed if is_for_it => {
             seen.under_way(task)
         }
@@ -159,13 +159,61 @@ impl<'a> OwnerSeen<'a> {
         task.metadata.name.as_deref() == self.get(self.keys.shown)
     }
 
-    /// A task for all Machines, but for those that were installed with a newer version: what an owner's spec has
-    /// rolled out meanwhile is not taken away.
-    fn ask(&self, option: GoalOption) -> OwnerAnnounced {
-        let others = self.machines.iter().filter(|machine| !self.is_newer(machine, &option));
-        let others: Vec<String> = others.map(|machine| machine.name.to_owned()).collect();
-        let machines = (others.len() < self.machines.len()).then_some(others);
-        let request = OwnerRequest::Ask { option, machines };
+    /// Why a request asks for what cannot be done.
+    fn refusal(&self, wanted: &Wanted) -> Option<String> {
+        match wanted {
+            Wanted::Option(option) => self.refusal_of_option(option),
+            Wanted::Version(version) => self.refusal_of_version(version),
+        }
+    }
+
+    fn refusal_of_option(&self, option: &GoalOption) -> Option<String> {
+        if let Some(machine) = self.machines.iter().find(|machine| !machine.has_k8sd) {
+            let name = machine.name;
+            return Some(format!(
+                "no k8sd runs on Machine {name}, and its updater has no such option"
+            ));
+        }
+        let are_all_newer = !self.machines.is_empty()
+            && self.machines.iter().all(|machine| self.is_newer(machine, option));
+        are_all_newer.then(|| "all of its Machines were installed with a newer version".to_owned())
+    }
+
+    fn refusal_of_version(&self, version: &KubernetesVersion) -> Option<String> {
+        if let Some(machine) = self.machines.iter().find(|machine| machine.has_k8sd) {
+            return Some(format!(
+                "k8sd runs on Machine {}, and installs a channel, revision or localPath, no version",
+                machine.name
+            ));
+        }
+        let of_owner = self.version.map_or_else(|| "no version".to_owned(), ToString::to_string);
+        if self.version == Some(version) {
+            None
+        } else if self.is_machine {
+            Some(format!(
+                "its owner requests {of_owner}, and a Machine gets no other version: annotate the owner"
+            ))
+        } else if self.of_topology {
+            Some(format!(
+                "a topology of its Cluster requests {of_owner}: set the version of the topology"
+            ))
+        } else {
+            None
+        }
+    }
+
+    /// A task for all Machines, but for those that were installed with a newer version than an option: what an owner's
+    /// spec has rolled out meanwhile is not taken away.
+    fn ask(&self, wanted: Wanted) -> OwnerAnnounced {
+        let machines = match &wanted {
+            Wanted::Option(option) => {
+                let others = self.machines.iter().filter(|machine| !self.is_newer(machine, option));
+                let others: Vec<String> = others.map(|machine| machine.name.to_owned()).collect();
+                (others.len() < self.machines.len()).then_some(others)
+            }
+            Wanted::Version(_) => None,
+        };
+        let request = OwnerRequest::Ask { wanted, machines };
         OwnerAnnounced { request, ..OwnerAnnounced::default() }
     }
 
@@ -238,8 +286,8 @@ impl<'a> OwnerSeen<'a> {
     }
 
     /// What is shown when the API server does not let Refit create the task.
-    pub fn not_permitted(&self, option: &GoalOption, why: &str) -> OwnerAnnounced {
-        self.refused(&option.to_string(), why)
+    pub fn not_permitted(&self, wanted: &Wanted, why: &str) -> OwnerAnnounced {
+        self.refused(&wanted.to_string(), why)
     }
 
     /// A text that asks for nothing that can be done.
@@ -273,10 +321,8 @@ impl<'a> OwnerSeen<'a> {
     fn without_request(&self) -> OwnerAnnounced {
         match self.task.filter(|task| !self.has_shown(task)) {
             Some(task) if !phase(task).has_ended() => stop(task),
-            Some(task) => match &task.spec.option {
-                Some(option) if phase(task) == TaskPhase::Complete => self.done(task, option),
-                Some(_) | None => self.cancelled(task.metadata.name.clone()),
-            },
+            Some(task) if phase(task) == TaskPhase::Complete => self.done(task),
+            Some(task) => self.cancelled(task.metadata.name.clone()),
             None => match self.get(self.keys.noted) {
                 Some(noted) if noted.starts_with(LEFT) => {
                     self.shows([(self.keys.noted, None)], Vec::new())
@@ -295,13 +341,13 @@ impl<'a> OwnerSeen<'a> {
         self.shows(values, vec![cancelled()])
     }
 
-    fn done(&self, task: &UpgradeTask, option: &GoalOption) -> OwnerAnnounced {
+    fn done(&self, task: &UpgradeTask) -> OwnerAnnounced {
         let Keys { upgrade_to, status, release, shown, noted, .. } = self.keys;
         self.shows(
             [
                 (upgrade_to, None),
                 (status, Some(UpgradeStatus::Done.to_string())),
-                (release, Some(option.to_string())),
+                (release, requested(task).cloned()),
                 (shown, task.metadata.name.clone()),
                 (noted, None),
             ],
@@ -310,13 +356,23 @@ impl<'a> OwnerSeen<'a> {
     }
 
     /// A person has stopped the task: another one follows when the request is edited or set again.
-    fn ended(&self, task: &UpgradeTask, option: &GoalOption) -> OwnerAnnounced {
+    fn ended(&self, task: &UpgradeTask) -> OwnerAnnounced {
         let name = task.metadata.name.clone().unwrap_or_default();
         if self.get(self.keys.noted) == Some(&name) {
             return OwnerAnnounced::default();
         }
         let why = format!("UpgradeTask {name} was stopped. Remove the request, and set it again");
-        self.failed_for_good(&option.to_string(), &why, name)
+        let wanted = requested(task).map_or("", String::as_str);
+        self.failed_for_good(wanted, &why, name)
+    }
+
+    /// The task waits for a person, and no Machine of it is the reason.
+    fn stuck(&self, task: &UpgradeTask) -> OwnerAnnounced {
+        let known = task.status.as_ref().map_or(&[][..], |status| &status.conditions);
+        let ready = conditions::get(known, READY);
+        let (reason, why) = ready.map_or(("", ""), |ready| (&ready.reason, &ready.message));
+        let wanted = requested(task).map_or("", String::as_str);
+        self.failed_for_good(wanted, why, format!("{FAILURE}{reason}"))
     }
 
     /// How far the task is. A failure is announced once, and again after each attempt.
@@ -326,6 +382,9 @@ impl<'a> OwnerSeen<'a> {
         };
         let Keys { status, release, noted, .. } = self.keys;
         let Some(failure) = shown.failures.first() else {
+            if shown.phase == TaskPhase::Failed {
+                return self.stuck(task);
+            }
             let values = [
                 (status, Some(UpgradeStatus::InProgress.to_string())),
                 (release, None),
@@ -345,6 +404,11 @@ impl<'a> OwnerSeen<'a> {
         let repeated = is_repeated.then(|| (failed(message), FAILED_AGAIN));
         OwnerAnnounced { repeated, ..announced }
     }
+}
+
+/// The request that made a task.
+fn requested(task: &UpgradeTask) -> Option<&String> {
+    task.metadata.annotations.as_ref()?.get(keys::REQUESTED)
 }
 
 fn is_done() -> Announcement {

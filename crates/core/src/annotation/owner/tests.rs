@@ -1,6 +1,6 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
-    canonical::CANONICAL,
+    canonical::{CANONICAL, REFIT},
     refit::{ClusterRef, TaskFailure, UpgradeTaskSpec, UpgradeTaskStatus, Via},
 };
 
@@ -8,12 +8,17 @@ use super::*;
 
 const CHANNEL: &str = "channel=1.34-classic/stable";
 
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, not a state")]
 struct World {
     annotations: BTreeMap<String, String>,
     task: Option<UpgradeTask>,
     /// Annotations and version of each Machine.
     machines: Vec<(BTreeMap<String, String>, KubernetesVersion)>,
     has_k8sd: bool,
+    is_machine: bool,
+    version: Option<KubernetesVersion>,
+    of_topology: bool,
+    keys: Keys,
     is_served_by_others: bool,
     events: Vec<String>,
 }
@@ -26,6 +31,10 @@ impl World {
             task: None,
             machines: vec![(BTreeMap::new(), KubernetesVersion::new(1, 33, 0)); 2],
             has_k8sd: true,
+            is_machine: false,
+            version: None,
+            of_topology: false,
+            keys: CANONICAL,
             is_served_by_others: false,
             events: Vec::new(),
         }
@@ -43,11 +52,14 @@ impl World {
                 has_k8sd: self.has_k8sd,
             });
             let decided = owner(&OwnerSeen {
-                keys: CANONICAL,
+                keys: self.keys,
                 compat: Compat::Corrected,
                 annotations: &self.annotations,
                 task: self.task.as_ref(),
                 machines: machines.collect(),
+                is_machine: self.is_machine,
+                version: self.version.as_ref(),
+                of_topology: self.of_topology,
                 is_served_by_others: self.is_served_by_others,
             });
             self.events.extend(decided.events.into_iter().map(|event| event.message));
@@ -74,10 +86,12 @@ impl World {
             machines: None,
             updater_ref: None,
             request_ref: None,
-            option: Some(option.parse().unwrap()),
+            option: option.parse().ok(),
             via: Via::Machines,
         };
         let mut task = UpgradeTask::new("t-1", spec);
+        let requested = (keys::REQUESTED.to_owned(), option.to_owned());
+        task.metadata.annotations = Some(BTreeMap::from([requested]));
         let started_at = (phase != TaskPhase::Pending).then_some(Time(jiff::Timestamp::UNIX_EPOCH));
         task.status = Some(UpgradeTaskStatus { phase, started_at, ..UpgradeTaskStatus::default() });
         self.task.insert(task).status.as_mut().unwrap()
@@ -91,7 +105,7 @@ impl World {
 }
 
 fn asks(option: &str, machines: Option<Vec<String>>) -> OwnerRequest {
-    OwnerRequest::Ask { option: option.parse().unwrap(), machines }
+    OwnerRequest::Ask { wanted: Wanted::parse(REFIT, option).unwrap(), machines }
 }
 
 #[test]
@@ -229,4 +243,57 @@ fn machines_that_others_serve_are_left_to_them() {
     world.annotations.insert(CANONICAL.status.into(), "done".into());
     world.look();
     assert_eq!(world.shown(), [("status", "done")], "what others have written stays");
+}
+
+const VERSION: &str = "version=v1.35.0";
+
+fn versioned() -> World {
+    let mut world = World::of([(REFIT.upgrade_to, VERSION)]);
+    (world.keys, world.has_k8sd, world.version) =
+        (REFIT, false, Some(KubernetesVersion::new(1, 34, 0)));
+    world
+}
+
+#[test]
+fn a_version_makes_a_task_and_becomes_the_release() {
+    let mut world = versioned();
+    assert_eq!(world.look(), asks(VERSION, None));
+    world.runs(VERSION, TaskPhase::Complete);
+    assert_eq!(world.look(), OwnerRequest::None);
+    assert_eq!(world.annotations[REFIT.release], VERSION);
+    assert_eq!(world.look(), OwnerRequest::None, "what the owner's spec requests is not repeated");
+}
+
+#[test]
+fn a_version_is_refused_where_it_would_be_behind_the_back_of_the_owner() {
+    type Case = (&'static str, fn(&mut World));
+    let cases: [Case; 3] = [
+        ("its owner requests v1.34.0", |world| world.is_machine = true),
+        ("a topology of its Cluster requests v1.34.0", |world| world.of_topology = true),
+        ("k8sd runs on Machine old", |world| world.has_k8sd = true),
+    ];
+    for (why, change) in cases {
+        let mut world = versioned();
+        change(&mut world);
+        assert_eq!(world.look(), OwnerRequest::None);
+        assert!(world.events[0].contains(why), "{:?}", world.events);
+        assert_eq!(world.annotations[REFIT.status], "failed");
+    }
+    for is_machine in [true, false] {
+        let mut world = versioned();
+        (world.is_machine, world.of_topology) = (is_machine, !is_machine);
+        world.version = Some(KubernetesVersion::new(1, 35, 0));
+        assert_eq!(world.look(), asks(VERSION, None), "the owner's own version");
+    }
+}
+
+#[test]
+fn a_task_that_waits_for_a_person_is_shown_as_failed() {
+    let mut world = versioned();
+    let status = world.runs(VERSION, TaskPhase::Failed);
+    let what = (READY, "False", "OwnerEdited", "the spec was edited");
+    conditions::set(&mut status.conditions, jiff::Timestamp::UNIX_EPOCH, None, what);
+    assert_eq!((world.look(), world.look()), (OwnerRequest::None, OwnerRequest::None));
+    assert_eq!(world.events.len(), 1);
+    assert!(world.events[0].contains("the spec was edited"), "{:?}", world.events);
 }
