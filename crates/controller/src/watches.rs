@@ -21,7 +21,7 @@ use crate::{
         unfinished_of_group,
     },
     host_plan::cluster_key,
-    indexes::GROUPS_BY_CLUSTER,
+    indexes::{DEPLOYMENTS_BY_CLUSTER, GROUPS_BY_CLUSTER},
     node_update::look::update_node_name,
     owner::OwnerId,
     providers, upgrade_task,
@@ -137,6 +137,7 @@ where
     if ctx.served.of(&kind) == Served::Missing {
         store.mark_ready();
         ctx.served.changed(&kind, Served::Missing).await;
+        store.expect_list();
     }
     watch(ctx, store, changed).await;
 }
@@ -270,6 +271,10 @@ pub(crate) fn plane_changed(ctx: &Context, (api_group, kind): (&str, &str), plan
 fn wake_waiting_workers(ctx: &Context, control_plane: &impl kube::ResourceExt) {
     let Some(cluster) = control_plane.labels().get(keys::CLUSTER_NAME) else { return };
     let cluster = ObjectKey::new(control_plane.namespace().unwrap_or_default(), cluster);
+    for workers in ctx.stores.machine_deployments.listed(&DEPLOYMENTS_BY_CLUSTER, &cluster) {
+        let owner = OwnerId::of(Owner::Deployment, workers.as_ref());
+        annotations::wake_owner(ctx, owner, workers.annotations());
+    }
     for workers in ctx.stores.update_groups.listed(&GROUPS_BY_CLUSTER, &cluster) {
         let shown = workers.status.as_ref().map_or(&[][..], |status| &status.conditions);
         let behind: &str = RefusalReason::ControlPlaneBehind.into();

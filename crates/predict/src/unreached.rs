@@ -199,6 +199,32 @@ impl Unreached {
         self.into()
     }
 
+    /// Whether Refit upgrades the machines itself then, by a task. It does not where the operator has disabled it, where the objects are
+    /// not those of kubeadm, and where the installation has to be repaired first.
+    pub fn is_for_task(&self) -> bool {
+        match self {
+            Self::OnDelete { .. }
+            | Self::OnlySurge { .. }
+            | Self::NotInstalled
+            | Self::ExtensionPaused
+            | Self::GateOff { .. } => true,
+            Self::Kind { .. }
+            | Self::Bootstrap { .. }
+            | Self::LoneSet { .. }
+            | Self::Disabled { .. }
+            | Self::Paused { .. }
+            | Self::NotDiscoveredYet
+            | Self::DiscoveryFailed { .. }
+            | Self::HookMissing { .. }
+            | Self::NoCaBundle
+            | Self::NotSelected { .. }
+            | Self::InvalidSelector { .. }
+            | Self::Shared { .. }
+            | Self::TooOld { .. }
+            | Self::NotKnown { .. } => false,
+        }
+    }
+
     /// Whether Cluster API may then replace machines; otherwise it takes no action.
     pub fn replaces(&self) -> bool {
         match self {

@@ -263,36 +263,10 @@ fn may_hop(
 fn why_task(group: &Group) -> Result<Option<String>, Refusal> {
     match &group.reach {
         Ok(()) => Ok(group.left_paused()),
-        Err(why) if is_for_task(why) => {
+        Err(why) if why.is_for_task() => {
             Ok(Some(format!("Cluster API would replace machines because {why}")))
         }
         Err(why) => Err(Refusal::Unreached(why.clone())),
-    }
-}
-
-/// Whether Refit upgrades the machines itself. It does not where the operator has disabled it, where the objects are
-/// not those of kubeadm, and where the installation has to be repaired first.
-fn is_for_task(why: &Unreached) -> bool {
-    match why {
-        Unreached::OnDelete { .. }
-        | Unreached::OnlySurge { .. }
-        | Unreached::NotInstalled
-        | Unreached::ExtensionPaused
-        | Unreached::GateOff { .. } => true,
-        Unreached::Kind { .. }
-        | Unreached::Bootstrap { .. }
-        | Unreached::LoneSet { .. }
-        | Unreached::Disabled { .. }
-        | Unreached::Paused { .. }
-        | Unreached::NotDiscoveredYet
-        | Unreached::DiscoveryFailed { .. }
-        | Unreached::HookMissing { .. }
-        | Unreached::NoCaBundle
-        | Unreached::NotSelected { .. }
-        | Unreached::InvalidSelector { .. }
-        | Unreached::Shared { .. }
-        | Unreached::TooOld { .. }
-        | Unreached::NotKnown { .. } => false,
     }
 }
 

@@ -8,10 +8,15 @@ use k8s_openapi::{
 };
 use kube::{
     Api, ResourceExt as _,
-    api::{DynamicObject, PostParams},
+    api::{ApiResource, DynamicObject, PostParams},
 };
-use refit_cluster_api::kinds::{CONTRACT_VERSION, CORE_GROUP, Machine};
-use refit_core::annotation::{self, OwnedMachine, OwnerAnnounced, OwnerRequest, OwnerSeen};
+use refit_cluster_api::kinds::{
+    CONTRACT_VERSION, CORE_GROUP, KubeadmControlPlane, Machine, MachineDeployment, MachineSet,
+};
+use refit_core::{
+    annotation::{self, OwnedMachine, OwnerAnnounced, OwnerRequest, OwnerSeen},
+    task::Refused,
+};
 use refit_kinds::{
     canonical::{Keys, Wanted},
     keys,
@@ -19,6 +24,7 @@ use refit_kinds::{
         ClusterRef, GroupOwner, Owner, Stage, UpdateGroupSpec, UpgradeTask, UpgradeTaskSpec, Via,
         hash_json,
     },
+    version::KubernetesVersion,
 };
 use refit_runtime::{apply, events::reference, queue::Action};
 use serde_json::json;
@@ -31,7 +37,7 @@ use super::{
 use crate::{
     api_error::ReadError,
     context::Context,
-    groups::{Group, group_of, lacks_machines, machines_of, owner_object},
+    groups::{Group, control_plane_group, group_of, lacks_machines, machines_of, owner_object},
     indexes::{SETS_BY_GROUP, TASKS_BY_GROUP},
     node_update::{announced, live::read_object},
     owner::{LiveOwner, OwnerId},
@@ -127,13 +133,15 @@ impl Look {
         for task in older.iter().filter(|task| !has_ended(task)) {
             self.stop(ctx, task).await?;
         }
-        let seen = self.seen(ctx, keys, newest.map(AsRef::as_ref));
+        let control_plane = self.control_plane(ctx);
+        let seen = self.seen(ctx, keys, newest.map(AsRef::as_ref), control_plane.as_ref());
         let decided = annotation::owner(&seen);
         if !decided.changes.is_empty() {
             return self.show(ctx, &decided).await;
         }
         if let Some((event, seconds)) = &decided.repeated {
-            let now = ctx.clock.now().to_string();
+            let turn = ctx.clock.now().as_second() / i64::try_from(*seconds).unwrap_or(i64::MAX);
+            let now = turn.to_string();
             ctx.recorder.announce(&announced(self.object(ctx), event, &now)).await;
             return Ok(Action::RequeueAfter(Duration::from_secs(*seconds)));
         }
@@ -151,10 +159,29 @@ impl Look {
                 let shown = self.annotations.get(keys.shown).map_or(0, |name| ordinal_of(name));
                 let known = newest.map_or(0, |task| ordinal_of(&task.name_any()));
                 let ordinal = known.max(shown) + 1;
-                let task = self.task(ctx, (keys, ordinal), &wanted, machines).await;
-                self.create(ctx, &seen, &wanted, &task).await
+                let via = match self.via(ctx, &wanted).await {
+                    Ok(via) => via,
+                    Err(error) => Err(refused_by_api(error)?),
+                };
+                match via {
+                    Ok(via) => {
+                        let task = self.task(ctx, (keys, ordinal), (&wanted, machines), via);
+                        self.create(ctx, &seen, &wanted, &task).await
+                    }
+                    Err(why) => self.refuse(ctx, &seen, &wanted, &why).await,
+                }
             }
         }
+    }
+
+    /// The version that the control plane of workers requests.
+    fn control_plane(&self, ctx: &Context) -> Option<KubernetesVersion> {
+        if self.group.spec.control_plane {
+            return None;
+        }
+        let cluster = ctx.stores.clusters.get(&self.group.cluster_key())?;
+        let plane = LiveOwner::of(&ctx.stores, &control_plane_group(&cluster)?)?;
+        plane.version().version().cloned()
     }
 
     fn seen<'a>(
@@ -162,6 +189,7 @@ impl Look {
         ctx: &Context,
         keys: Keys,
         task: Option<&'a UpgradeTask>,
+        control_plane: Option<&'a KubernetesVersion>,
     ) -> OwnerSeen<'a> {
         let may_have_k8sd =
             self.machines.is_empty() || self.machines.iter().any(|machine| has_k8sd(machine));
@@ -181,18 +209,36 @@ impl Look {
             machines: machines.collect(),
             is_machine: self.is_machine,
             version: self.owner.version().version(),
+            control_plane,
             of_topology: self.owner.labels().contains_key(TOPOLOGY_OWNED),
             is_served_by_others: may_have_k8sd && may_be_served_by_others(ctx, keys),
         }
     }
 
+    /// Who works through the Machines. Where Cluster API calls Refit, it does so itself, and for all of them.
+    async fn via(&self, ctx: &Context, wanted: &Wanted) -> anyhow::Result<Result<Via, Refused>> {
+        match wanted {
+            Wanted::Option(_) => Ok(Ok(Via::Machines)),
+            Wanted::Version(_) => Ok(match hooks_reach::via(ctx, &self.group).await? {
+                Ok(Via::Spec) if self.is_machine => Err(Refused {
+                    reason: "HooksCalled",
+                    message: "Cluster API works through the Machines of its owner itself: set the owner's version"
+                        .to_owned(),
+                    is_final: true,
+                    is_to_be_replaced: false,
+                }),
+                via => via,
+            }),
+        }
+    }
+
     /// A task. Its name follows from what is known, so that only one of several attempts creates it.
-    async fn task(
+    fn task(
         &self,
         ctx: &Context,
         (keys, ordinal): (Keys, u64),
-        wanted: &Wanted,
-        machines: Option<Vec<String>>,
+        (wanted, machines): (&Wanted, Option<Vec<String>>),
+        via: Via,
     ) -> UpgradeTask {
         let hash = hash_json(&json!([keys.upgrade_to, self.id.kind, self.id.key.name, self.uid]));
         let mut spec = UpgradeTaskSpec {
@@ -205,19 +251,14 @@ impl Look {
             updater_ref: None,
             request_ref: None,
             option: None,
-            via: Via::Machines,
+            via,
         };
         match wanted {
             Wanted::Option(option) => spec.option = Some(option.clone()),
-            Wanted::Version(_) if self.is_machine => {
-                spec.machines = Some(vec![self.id.key.name.clone()]);
-            }
             Wanted::Version(version) => {
                 spec.version = Some(version.clone());
-                // Where Cluster API calls Refit, it works through the Machines itself.
-                if matches!(hooks_reach::refusal(ctx, &self.group).await, Ok(None)) {
-                    spec.via = Via::Spec;
-                }
+                let only = || vec![self.id.key.name.clone()];
+                spec.machines = self.is_machine.then(only);
             }
         }
         let mut task = UpgradeTask::new(&format!("annotated-{}-{ordinal}", &hash[..16]), spec);
@@ -263,22 +304,32 @@ impl Look {
             Err(kube::Error::Api(status)) if status.is_already_exists() => {
                 Ok(Action::RequeueAfter(AFTER_CONFLICT))
             }
-            Err(error) => {
-                let why = refused_by_api(error.into())?.message;
-                let decided = seen.not_permitted(wanted, &why);
-                if decided.changes.is_empty() {
-                    return Ok(Action::RequeueAfter(AFTER_REFUSAL));
-                }
-                self.show(ctx, &decided).await
-            }
+            Err(error) => self.refuse(ctx, seen, wanted, &refused_by_api(error.into())?).await,
         }
+    }
+
+    /// Shows why no task is created; tries again later.
+    async fn refuse(
+        &self,
+        ctx: &Context,
+        seen: &OwnerSeen<'_>,
+        wanted: &Wanted,
+        why: &Refused,
+    ) -> anyhow::Result<Action> {
+        let decided = seen.not_permitted(wanted, &why.message);
+        if decided.changes.is_empty() {
+            return Ok(Action::RequeueAfter(AFTER_REFUSAL));
+        }
+        self.show(ctx, &decided).await
     }
 
     async fn stop(&self, ctx: &Context, task: &UpgradeTask) -> anyhow::Result<()> {
         if task.spec.stage == Stage::Abort {
             return Ok(());
         }
-        let body = json!({"spec": {"stage": Stage::Abort}});
+        let body = json!({
+            "metadata": {"annotations": {keys::GOAL_CHANGED: ""}}, "spec": {"stage": Stage::Abort},
+        });
         match apply::merge(&self.tasks_api(ctx), &task.name_any(), &body).await {
             Ok(written) => ctx.stores.upgrade_tasks.insert(written),
             Err(error) if apply::is_not_found(&error) => {}
@@ -301,9 +352,9 @@ impl Look {
             "annotations": decided.changes,
             "resourceVersion": self.resource_version,
         }});
-        let object = self.id.object();
-        let api = ctx.foreign.api(&ctx.client, &object).await?;
-        let written: kube::Result<DynamicObject> = apply::merge(&api, &object.name, &body).await;
+        let api = self.api(ctx).await?;
+        let written: kube::Result<DynamicObject> =
+            apply::merge(&api, &self.id.key.name, &body).await;
         match written {
             // The next look must not rest on it as it was.
             Ok(_) => self.read(ctx).await?,
@@ -312,6 +363,23 @@ impl Look {
             Err(error) => return Err(error.into()),
         }
         Ok(Action::RequeueAfter(AFTER_CONFLICT))
+    }
+
+    /// The API of the object that has the annotations. Kinds that are watched are written in the version that is read.
+    async fn api(&self, ctx: &Context) -> kube::Result<Api<DynamicObject>> {
+        let resource = if self.is_machine {
+            ApiResource::erase::<Machine>(&())
+        } else {
+            match &self.owner {
+                LiveOwner::ControlPlane(_) => ApiResource::erase::<KubeadmControlPlane>(&()),
+                LiveOwner::Deployment(_) => ApiResource::erase::<MachineDeployment>(&()),
+                LiveOwner::Set(_) => ApiResource::erase::<MachineSet>(&()),
+                LiveOwner::Foreign(_) => {
+                    return ctx.foreign.api(&ctx.client, &self.id.object()).await;
+                }
+            }
+        };
+        Ok(Api::namespaced_with(ctx.client.clone(), &self.id.key.namespace, &resource))
     }
 
     async fn read(&self, ctx: &Context) -> Result<(), ReadError> {

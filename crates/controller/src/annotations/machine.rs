@@ -76,7 +76,11 @@ async fn of_prefix(ctx: &Context, machine: &Arc<Machine>, keys: Keys) -> anyhow:
     // k8sd installs no version.
     let is_by_task = !has_k8sd(machine)
         && (asks_for_version(machine, keys) || has_work_left(ctx, machine, of_tasks));
-    if is_by_task && let Some(look) = Look::of_machine(ctx, machine) {
+    if is_by_task {
+        // Its owner may be known later.
+        let Some(look) = Look::of_machine(ctx, machine) else {
+            return Ok(Action::RequeueAfter(AFTER_WAIT));
+        };
         return look.of_prefix(ctx, of_tasks).await;
     }
     let updates = node_updates_of_machine(&ctx.stores, &ObjectKey::of(machine.as_ref()));

@@ -5,8 +5,9 @@ use k8s_openapi::api::{apps::v1::Deployment, core::v1::Namespace};
 use kube::{Api, ResourceExt as _, api::ListParams};
 use refit_cluster_api::kinds::{CORE_GROUP, ExtensionConfig};
 use refit_core::task::Refused;
+use refit_kinds::refit::Via;
 use refit_predict::{
-    Extension, Manager, Reach, Read,
+    Extension, Manager, Reach, Read, Unreached,
     managers::{PROVIDER_LABEL, Provider},
     reach,
 };
@@ -15,7 +16,42 @@ use super::objects;
 use crate::{context::Context, groups::Group};
 
 /// Why a new version in the owner's spec would not be brought to the Machines in place; `None` if it would. Read live.
-pub(crate) async fn refusal(ctx: &Context, group: &Group) -> anyhow::Result<Option<Refused>> {
+pub(super) async fn refusal(ctx: &Context, group: &Group) -> anyhow::Result<Option<Refused>> {
+    Ok(unreached(ctx, group).await?.map(Into::into))
+}
+
+/// Who brings a new version in the owner's spec to the Machines in place, or why that is left to a person. Read live.
+pub(crate) async fn via(ctx: &Context, group: &Group) -> anyhow::Result<Result<Via, Refused>> {
+    Ok(match unreached(ctx, group).await? {
+        None => Ok(Via::Spec),
+        Some(NotReached::Not(why)) if why.is_for_task() => Ok(Via::Machines),
+        Some(why) => Err(why.into()),
+    })
+}
+
+/// Why Cluster API does not call Refit for a group.
+enum NotReached {
+    /// It cannot be known: this says why.
+    Unknown(String),
+    /// It does not.
+    Not(Unreached),
+}
+
+impl From<NotReached> for Refused {
+    fn from(why: NotReached) -> Self {
+        let (reason, message) = match why {
+            NotReached::Unknown(message) => ("GatesUnknown", message),
+            NotReached::Not(why) => {
+                let consequence =
+                    if why.replaces() { ". Cluster API would replace the Machines" } else { "" };
+                ("HooksNotCalled", format!("{why}{consequence}"))
+            }
+        };
+        Self { reason, message, is_final: true, is_to_be_replaced: false }
+    }
+}
+
+async fn unreached(ctx: &Context, group: &Group) -> anyhow::Result<Option<NotReached>> {
     let cluster = objects::of_cluster_api(group, CORE_GROUP, "Cluster", &group.spec.cluster_name);
     let extensions: Api<ExtensionConfig> = Api::all(ctx.client.clone());
     let deployments: Api<Deployment> = Api::all(ctx.client.clone());
@@ -43,12 +79,7 @@ pub(crate) async fn refusal(ctx: &Context, group: &Group) -> anyhow::Result<Opti
             "no Deployment with the label {PROVIDER_LABEL}={label} shows whether Cluster API has its feature gates on. \
              A task with via Machines needs none"
         );
-        return Ok(Some(Refused {
-            reason: "GatesUnknown",
-            message,
-            is_final: true,
-            is_to_be_replaced: false,
-        }));
+        return Ok(Some(NotReached::Unknown(message)));
     }
     let facts = Reach::of(
         &owner,
@@ -57,10 +88,5 @@ pub(crate) async fn refusal(ctx: &Context, group: &Group) -> anyhow::Result<Opti
         Read::Known(namespace.labels().clone()),
         Read::Known(managers),
     );
-    Ok(reach(&facts).err().map(|why| {
-        let consequence =
-            if why.replaces() { ". Cluster API would replace the Machines" } else { "" };
-        let message = format!("{why}{consequence}");
-        Refused { reason: "HooksNotCalled", message, is_final: true, is_to_be_replaced: false }
-    }))
+    Ok(reach(&facts).err().map(NotReached::Not))
 }

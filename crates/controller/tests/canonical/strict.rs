@@ -137,7 +137,7 @@ async fn row_31_row_33_events_of_an_owner_are_repeated() {
     lab.annotate_owner("md", CANONICAL.upgrade_to, Some(CHANNEL)).await;
     lab.until_owner("md", "status=done").await;
     let failed = count("InPlaceUpgradeFailed").await;
-    assert!(failed > 3 * 5, "every 5 s while a Machine has failed: {failed}");
+    assert!(failed >= 3 * 2, "repeated while a Machine has failed: {failed}");
     let done = count("InPlaceUpgradeDone").await;
     pass(1900).await;
     let more = count("InPlaceUpgradeDone").await;

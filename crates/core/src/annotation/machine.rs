@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use refit_kinds::{
-    canonical::{K8SD, Keys, UpgradeStatus},
+    canonical::{K8SD, Keys, UpgradeStatus, Wanted},
     keys,
     refit::{GoalOption, NodeUpdate, Phase, SnapRefresh, Stage},
 };
@@ -84,8 +84,12 @@ pub fn machine(seen: &MachineSeen<'_>) -> Announced {
     if seen.is_served_by_others {
         return seen.left_to_others(text);
     }
-    let option = match text.parse::<GoalOption>() {
-        Ok(option) => option,
+    let option = match Wanted::parse(seen.keys, text) {
+        Ok(Wanted::Option(option)) => option,
+        Ok(Wanted::Version(_)) => {
+            let why = "k8sd installs a channel, revision or localPath, no version";
+            return seen.refused(text, why);
+        }
         Err(bad) => return seen.refused(text, &bad.to_string()),
     };
     if !seen.has_k8sd {

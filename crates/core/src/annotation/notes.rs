@@ -18,11 +18,17 @@ const CANCELLED: &str = "InPlaceUpgradeCancelled";
 const LEFT_TO_OTHERS: &str = "CanonicalControllersPresent";
 /// Prefix of [`Keys::noted`] for a request that is not an option; its text follows.
 const REFUSED: &str = "refused: ";
+/// The same for a request whose task a person has stopped.
+const STOPPED: &str = "stopped: ";
 /// The same for a request that is left to Canonical's controllers.
 pub(super) const LEFT: &str = "left: ";
 
 pub(super) fn refused_note(text: &str) -> String {
     format!("{REFUSED}{text}")
+}
+
+pub(super) fn stopped_note(text: &str) -> String {
+    format!("{STOPPED}{text}")
 }
 
 pub(super) fn left_note(text: &str) -> String {

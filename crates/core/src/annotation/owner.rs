@@ -16,15 +16,15 @@ use jiff::Timestamp;
 use refit_kinds::{
     canonical::{Keys, UpgradeStatus, Wanted},
     conditions, keys,
-    refit::{GoalOption, Stage, TaskPhase, UpgradeTask},
-    version::KubernetesVersion,
+    refit::{GoalOption, Stage, TaskPhase, UpgradeTask, UpgradeTaskStatus, Via},
+    version::{Hop, KubernetesVersion},
 };
 
 use super::{
     Compat,
     notes::{
         DONE, IN_PROGRESS, LEFT, cancelled, changed, failed, failed_with, left_note,
-        left_to_others, normal, refused_note,
+        left_to_others, normal, refused_note, stopped_note,
     },
 };
 use crate::{node::Announcement, task::status::READY};
@@ -34,8 +34,8 @@ const FAILURE: &str = "failure: ";
 
 /// Seconds after which Canonical's controllers repeat that an owner is done: they look at everything again.
 const DONE_AGAIN: u64 = 600;
-/// The same while a Machine has failed.
-const FAILED_AGAIN: u64 = 5;
+/// The same while a Machine has failed. They do so every 5 seconds, and the library that writes their events merges those.
+const FAILED_AGAIN: u64 = 60;
 
 /// A Machine of an owner.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +71,8 @@ pub struct OwnerSeen<'a> {
     pub is_machine: bool,
     /// The version in the owner's spec.
     pub version: Option<&'a KubernetesVersion>,
+    /// The version in the spec of the control plane of its Cluster; `None` for the control plane itself.
+    pub control_plane: Option<&'a KubernetesVersion>,
     /// A topology of the Cluster writes the owner's spec.
     pub of_topology: bool,
     /// Another controller serves this prefix.
@@ -126,13 +128,16 @@ pub fn owner(seen: &OwnerSeen<'_>) -> OwnerAnnounced {
     if let Some(why) = seen.refusal(&wanted) {
         return seen.refused(text, &why);
     }
+    if seen.was_given_up(text) {
+        return OwnerAnnounced::default();
+    }
     let Some(task) = seen.task.filter(|task| !seen.has_shown(task)) else {
         return seen.ask(wanted);
     };
     let is_for_it = requested(task) == Some(&wanted.to_string());
     match phase(task) {
         TaskPhase::Complete if is_for_it => seen.done(task),
-        TaskPhase::Aborted if is_for_it && task.spec.stage == Stage::Abort => seen.ended(task),
+        TaskPhase::Aborted if is_for_it && is_stopped_by_a_person(task) => seen.ended(task, text),
         TaskPhase::Complete | TaskPhase::Aborted => seen.ask(wanted),
         TaskPhase::Pending | TaskPhase::Ongoing | TaskPhase::Failed if is_for_it => {
             seen.under_way(task)
@@ -157,6 +162,12 @@ impl<'a> OwnerSeen<'a> {
     /// Whether the end of this task is shown.
     fn has_shown(&self, task: &UpgradeTask) -> bool {
         task.metadata.name.as_deref() == self.get(self.keys.shown)
+    }
+
+    /// Whether a person has stopped this request, or it was refused to a Machine: it must be made anew.
+    fn was_given_up(&self, text: &str) -> bool {
+        let noted = self.get(self.keys.noted);
+        noted == Some(&stopped_note(text)) || self.is_machine && noted == Some(&refused_note(text))
     }
 
     /// Why a request asks for what cannot be done.
@@ -186,8 +197,11 @@ impl<'a> OwnerSeen<'a> {
                 machine.name
             ));
         }
-        let of_owner = self.version.map_or_else(|| "no version".to_owned(), ToString::to_string);
-        if self.version == Some(version) {
+        let Some(from) = self.version else {
+            return Some("its owner requests no version".to_owned());
+        };
+        let of_owner = from.to_string();
+        if from == version {
             None
         } else if self.is_machine {
             Some(format!(
@@ -198,7 +212,21 @@ impl<'a> OwnerSeen<'a> {
                 "a topology of its Cluster requests {of_owner}: set the version of the topology"
             ))
         } else {
-            None
+            self.refusal_of_hop(from, version)
+        }
+    }
+
+    /// Why the owner's spec does not go from one version to another, as with `refit upgrade`.
+    fn refusal_of_hop(&self, from: &KubernetesVersion, to: &KubernetesVersion) -> Option<String> {
+        match (from.hop_to(to), self.control_plane) {
+            (Hop::OtherMajor | Hop::Downgrade, _) => Some(format!("{to} is no upgrade of {from}")),
+            (Hop::TooFar { .. }, None) => Some(format!(
+                "a control plane goes from {from} one minor version at a time: create an UpgradeTask for the Cluster"
+            )),
+            (Hop::Same | Hop::Patch | Hop::Minor | Hop::TooFar { .. }, Some(server)) => {
+                to.check_kubelet_of(server).err().map(|skew| skew.to_string())
+            }
+            (Hop::Same | Hop::Patch | Hop::Minor, None) => None,
         }
     }
 
@@ -322,23 +350,34 @@ impl<'a> OwnerSeen<'a> {
         match self.task.filter(|task| !self.has_shown(task)) {
             Some(task) if !phase(task).has_ended() => stop(task),
             Some(task) if phase(task) == TaskPhase::Complete => self.done(task),
-            Some(task) => self.cancelled(task.metadata.name.clone()),
+            Some(task) => self.cancelled(task.metadata.name.clone(), Some(task)),
             None => match self.get(self.keys.noted) {
                 Some(noted) if noted.starts_with(LEFT) => {
                     self.shows([(self.keys.noted, None)], Vec::new())
                 }
-                Some(_) => self.cancelled(self.get(self.keys.shown).map(str::to_owned)),
+                Some(_) => self.cancelled(self.get(self.keys.shown).map(str::to_owned), None),
                 None => OwnerAnnounced::default(),
             },
         }
     }
 
-    fn cancelled(&self, shown: Option<String>) -> OwnerAnnounced {
+    fn cancelled(&self, shown: Option<String>, task: Option<&UpgradeTask>) -> OwnerAnnounced {
         if self.is_strict() {
             return self.shows([(self.keys.shown, shown), (self.keys.noted, None)], Vec::new());
         }
         let values = [(self.keys.status, None), (self.keys.shown, shown), (self.keys.noted, None)];
-        self.shows(values, vec![cancelled()])
+        let of_spec = task.filter(|task| task.spec.via == Via::Spec);
+        let event = match of_spec.and_then(|task| task.spec.version.as_ref()) {
+            Some(version) if self.version == Some(version) => Announcement {
+                message: format!(
+                    "The UpgradeTask is stopped. The owner's spec keeps {version}, and Cluster API goes on with it: \
+                     pause the owner, or set its version back"
+                ),
+                ..cancelled()
+            },
+            Some(_) | None => cancelled(),
+        };
+        self.shows(values, vec![event])
     }
 
     fn done(&self, task: &UpgradeTask) -> OwnerAnnounced {
@@ -356,14 +395,11 @@ impl<'a> OwnerSeen<'a> {
     }
 
     /// A person has stopped the task: another one follows when the request is edited or set again.
-    fn ended(&self, task: &UpgradeTask) -> OwnerAnnounced {
-        let name = task.metadata.name.clone().unwrap_or_default();
-        if self.get(self.keys.noted) == Some(&name) {
-            return OwnerAnnounced::default();
-        }
+    fn ended(&self, task: &UpgradeTask, text: &str) -> OwnerAnnounced {
+        let name = task.metadata.name.as_deref().unwrap_or_default();
         let why = format!("UpgradeTask {name} was stopped. Remove the request, and set it again");
         let wanted = requested(task).map_or("", String::as_str);
-        self.failed_for_good(wanted, &why, name)
+        self.failed_for_good(wanted, &why, stopped_note(text))
     }
 
     /// The task waits for a person, and no Machine of it is the reason.
@@ -377,7 +413,10 @@ impl<'a> OwnerSeen<'a> {
 
     /// How far the task is. A failure is announced once, and again after each attempt.
     fn under_way(&self, task: &UpgradeTask) -> OwnerAnnounced {
-        let Some(shown) = task.status.as_ref().filter(|shown| shown.started_at.is_some()) else {
+        let has_begun = |shown: &&UpgradeTaskStatus| {
+            shown.started_at.is_some() || shown.phase == TaskPhase::Failed
+        };
+        let Some(shown) = task.status.as_ref().filter(has_begun) else {
             return OwnerAnnounced::default();
         };
         let Keys { status, release, noted, .. } = self.keys;
@@ -404,6 +443,17 @@ impl<'a> OwnerSeen<'a> {
         let repeated = is_repeated.then(|| (failed(message), FAILED_AGAIN));
         OwnerAnnounced { repeated, ..announced }
     }
+}
+
+/// Whether a task is stopped, or deleted, for another reason than that another request was made.
+fn is_stopped_by_a_person(task: &UpgradeTask) -> bool {
+    let annotations = task.metadata.annotations.as_ref();
+    let is_ours = annotations.is_some_and(|all| all.contains_key(keys::GOAL_CHANGED));
+    let is_stopped = match task.spec.stage {
+        Stage::Abort => true,
+        Stage::Ongoing => task.metadata.deletion_timestamp.is_some(),
+    };
+    is_stopped && !is_ours
 }
 
 /// The request that made a task.

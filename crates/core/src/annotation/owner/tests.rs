@@ -17,6 +17,7 @@ struct World {
     has_k8sd: bool,
     is_machine: bool,
     version: Option<KubernetesVersion>,
+    control_plane: Option<KubernetesVersion>,
     of_topology: bool,
     keys: Keys,
     is_served_by_others: bool,
@@ -33,6 +34,7 @@ impl World {
             has_k8sd: true,
             is_machine: false,
             version: None,
+            control_plane: None,
             of_topology: false,
             keys: CANONICAL,
             is_served_by_others: false,
@@ -59,6 +61,7 @@ impl World {
                 machines: machines.collect(),
                 is_machine: self.is_machine,
                 version: self.version.as_ref(),
+                control_plane: self.control_plane.as_ref(),
                 of_topology: self.of_topology,
                 is_served_by_others: self.is_served_by_others,
             });
@@ -296,4 +299,57 @@ fn a_task_that_waits_for_a_person_is_shown_as_failed() {
     assert_eq!((world.look(), world.look()), (OwnerRequest::None, OwnerRequest::None));
     assert_eq!(world.events.len(), 1);
     assert!(world.events[0].contains("the spec was edited"), "{:?}", world.events);
+}
+
+#[test]
+fn a_version_that_refit_upgrade_would_not_set_is_refused() {
+    let version = |text: &str| Some(text.parse::<KubernetesVersion>().unwrap());
+    let cases = [
+        ("version=v1.33.9", None, "no upgrade of v1.34.0"),
+        ("version=v2.0.0", None, "no upgrade of v1.34.0"),
+        ("version=v1.36.0", None, "one minor version at a time"),
+        ("version=v1.36.0", version("v1.35.0"), "v1.35.0"),
+    ];
+    for (text, control_plane, why) in cases {
+        let mut world = versioned();
+        world.annotations.insert(REFIT.upgrade_to.into(), text.into());
+        world.control_plane = control_plane;
+        assert_eq!(world.look(), OwnerRequest::None);
+        assert!(world.events[0].contains(why), "{:?}", world.events);
+    }
+    let mut workers = versioned();
+    workers.control_plane = version("v1.34.0");
+    assert_eq!(workers.look(), OwnerRequest::None, "the control plane comes first");
+    workers.control_plane = version("v1.35.0");
+    assert_eq!(workers.look(), asks(VERSION, None));
+}
+
+#[test]
+fn a_task_that_a_person_deletes_is_not_made_again_and_one_of_an_edited_request_is() {
+    let mut world = World::of([(CANONICAL.upgrade_to, CHANNEL)]);
+    world.runs(CHANNEL, TaskPhase::Aborted);
+    let deleted = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+    world.task.as_mut().unwrap().metadata.deletion_timestamp = deleted;
+    assert_eq!(world.look(), OwnerRequest::None);
+    world.task = None;
+    assert_eq!(world.look(), OwnerRequest::None);
+    let mut edited = World::of([(CANONICAL.upgrade_to, CHANNEL)]);
+    edited.runs(CHANNEL, TaskPhase::Aborted);
+    let task = edited.task.as_mut().unwrap();
+    task.spec.stage = Stage::Abort;
+    task.metadata.annotations.as_mut().unwrap().insert(keys::GOAL_CHANGED.into(), String::new());
+    assert_eq!(edited.look(), asks(CHANNEL, None), "the first option again, after another one");
+}
+
+#[test]
+fn a_request_of_a_machine_that_was_refused_must_be_made_anew() {
+    let mut world = versioned();
+    world.is_machine = true;
+    assert_eq!(world.look(), OwnerRequest::None);
+    world.version = Some(KubernetesVersion::new(1, 35, 0));
+    assert_eq!(world.look(), OwnerRequest::None);
+    world.annotations.remove(REFIT.upgrade_to);
+    world.look();
+    world.annotations.insert(REFIT.upgrade_to.into(), VERSION.into());
+    assert_eq!(world.look(), asks(VERSION, None));
 }
