@@ -87,7 +87,7 @@ impl ForeignPlanes {
         lock(&watched.resource).clone()
     }
 
-    /// Whether the first list of a kind is still to come: of its objects, nothing can be said yet.
+    /// Whether the first list of a kind is still to come: its objects are not known yet.
     pub(crate) fn is_awaited(&self, api_group: &str, kind: &str) -> bool {
         let key = (api_group.to_owned(), kind.to_owned());
         lock(&self.0.kinds)

@@ -31,7 +31,7 @@ pub(crate) async fn via(ctx: &Context, group: &Group) -> anyhow::Result<Result<V
 
 /// Why Cluster API does not call Refit for a group.
 enum NotReached {
-    /// It cannot be known: this says why.
+    /// It cannot be known, for this reason.
     Unknown(String),
     /// It does not.
     Not(Unreached),

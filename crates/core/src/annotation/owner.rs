@@ -164,7 +164,7 @@ impl<'a> OwnerSeen<'a> {
         task.metadata.name.as_deref() == self.get(self.keys.shown)
     }
 
-    /// Whether a person has stopped this request, or it was refused to a Machine: it must be made anew.
+    /// Whether a person has stopped this request, or it was refused to a Machine: it must be made again.
     fn was_given_up(&self, text: &str) -> bool {
         let noted = self.get(self.keys.noted);
         noted == Some(&stopped_note(text)) || self.is_machine && noted == Some(&refused_note(text))
@@ -219,7 +219,9 @@ impl<'a> OwnerSeen<'a> {
     /// Why the owner's spec does not go from one version to another, as with `refit upgrade`.
     fn refusal_of_hop(&self, from: &KubernetesVersion, to: &KubernetesVersion) -> Option<String> {
         match (from.hop_to(to), self.control_plane) {
-            (Hop::OtherMajor | Hop::Downgrade, _) => Some(format!("{to} is no upgrade of {from}")),
+            (Hop::OtherMajor | Hop::Downgrade, _) => {
+                Some(format!("{to} is not an upgrade of {from}"))
+            }
             (Hop::TooFar { .. }, None) => Some(format!(
                 "a control plane goes from {from} one minor version at a time: create an UpgradeTask for the Cluster"
             )),

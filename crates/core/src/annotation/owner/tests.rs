@@ -305,8 +305,8 @@ fn a_task_that_waits_for_a_person_is_shown_as_failed() {
 fn a_version_that_refit_upgrade_would_not_set_is_refused() {
     let version = |text: &str| Some(text.parse::<KubernetesVersion>().unwrap());
     let cases = [
-        ("version=v1.33.9", None, "no upgrade of v1.34.0"),
-        ("version=v2.0.0", None, "no upgrade of v1.34.0"),
+        ("version=v1.33.9", None, "not an upgrade of v1.34.0"),
+        ("version=v2.0.0", None, "not an upgrade of v1.34.0"),
         ("version=v1.36.0", None, "one minor version at a time"),
         ("version=v1.36.0", version("v1.35.0"), "v1.35.0"),
     ];
@@ -342,7 +342,7 @@ fn a_task_that_a_person_deletes_is_not_made_again_and_one_of_an_edited_request_i
 }
 
 #[test]
-fn a_request_of_a_machine_that_was_refused_must_be_made_anew() {
+fn a_refused_request_of_a_machine_makes_no_task_later() {
     let mut world = versioned();
     world.is_machine = true;
     assert_eq!(world.look(), OwnerRequest::None);
