@@ -14,7 +14,7 @@ use refit_cluster_api::kinds::{
     CONTRACT_VERSION, CORE_GROUP, KubeadmControlPlane, Machine, MachineDeployment, MachineSet,
 };
 use refit_core::{
-    annotation::{self, OwnedMachine, OwnerAnnounced, OwnerRequest, OwnerSeen},
+    annotation::{self, OwnedMachine, OwnerAnnounced, OwnerRequest, OwnerRole, OwnerSeen},
     task::Refused,
 };
 use refit_kinds::{
@@ -134,7 +134,12 @@ impl Look {
             self.stop(ctx, task).await?;
         }
         let control_plane = self.control_plane(ctx);
-        let seen = self.seen(ctx, keys, newest.map(AsRef::as_ref), control_plane.as_ref());
+        let role = if self.group.spec.control_plane {
+            OwnerRole::ControlPlane
+        } else {
+            OwnerRole::Workers(control_plane.as_ref())
+        };
+        let seen = self.seen(ctx, keys, newest.map(AsRef::as_ref), role);
         let decided = annotation::owner(&seen);
         if !decided.changes.is_empty() {
             return self.show(ctx, &decided).await;
@@ -147,7 +152,7 @@ impl Look {
         }
         match decided.request {
             OwnerRequest::None => Ok(Action::Done),
-            OwnerRequest::Stop(_) => {
+            OwnerRequest::Stop => {
                 if let Some(task) = newest {
                     self.stop(ctx, task).await?;
                 }
@@ -174,11 +179,8 @@ impl Look {
         }
     }
 
-    /// The version that the control plane of workers requests.
+    /// The version that the control plane of the Cluster requests.
     fn control_plane(&self, ctx: &Context) -> Option<KubernetesVersion> {
-        if self.group.spec.control_plane {
-            return None;
-        }
         let cluster = ctx.stores.clusters.get(&self.group.cluster_key())?;
         let plane = LiveOwner::of(&ctx.stores, &control_plane_group(&cluster)?)?;
         plane.version().version().cloned()
@@ -189,7 +191,7 @@ impl Look {
         ctx: &Context,
         keys: Keys,
         task: Option<&'a UpgradeTask>,
-        control_plane: Option<&'a KubernetesVersion>,
+        role: OwnerRole<'a>,
     ) -> OwnerSeen<'a> {
         let may_have_k8sd =
             self.machines.is_empty() || self.machines.iter().any(|machine| has_k8sd(machine));
@@ -209,7 +211,7 @@ impl Look {
             machines: machines.collect(),
             is_machine: self.is_machine,
             version: self.owner.version().version(),
-            control_plane,
+            role,
             of_topology: self.owner.labels().contains_key(TOPOLOGY_OWNED),
             is_served_by_others: may_have_k8sd && may_be_served_by_others(ctx, keys),
         }

@@ -10,7 +10,9 @@ use refit_kinds::canonical::{CANONICAL, Keys};
 
 pub use self::{
     machine::{Announced, MachineSeen, Request, machine},
-    owner::{OwnedMachine, OwnerAnnounced, OwnerRequest, OwnerSeen, machine_begins, owner},
+    owner::{
+        OwnedMachine, OwnerAnnounced, OwnerRequest, OwnerRole, OwnerSeen, machine_begins, owner,
+    },
 };
 
 /// How closely the annotations of Canonical's prefix follow its controllers.

@@ -54,6 +54,15 @@ pub struct OwnedMachine<'a> {
     pub has_k8sd: bool,
 }
 
+/// What the Machines of an owner are.
+#[derive(Clone, Copy, Debug)]
+pub enum OwnerRole<'a> {
+    /// The control plane of a Cluster.
+    ControlPlane,
+    /// Workers, next to a control plane whose spec requests this version, if it is known.
+    Workers(Option<&'a KubernetesVersion>),
+}
+
 /// What is known of an owner and of the annotations of one prefix.
 #[derive(Clone, Debug)]
 pub struct OwnerSeen<'a> {
@@ -71,8 +80,8 @@ pub struct OwnerSeen<'a> {
     pub is_machine: bool,
     /// The version in the owner's spec.
     pub version: Option<&'a KubernetesVersion>,
-    /// The version in the spec of the control plane of its Cluster; `None` for the control plane itself.
-    pub control_plane: Option<&'a KubernetesVersion>,
+    /// What its Machines are.
+    pub role: OwnerRole<'a>,
     /// A topology of the Cluster writes the owner's spec.
     pub of_topology: bool,
     /// Another controller serves this prefix.
@@ -92,8 +101,8 @@ pub enum OwnerRequest {
         /// On which Machines; `None` for all.
         machines: Option<Vec<String>>,
     },
-    /// The stop of this task.
-    Stop(String),
+    /// The stop of the task.
+    Stop,
 }
 
 /// What follows from an owner's annotations: events, then the change of annotations, then a request.
@@ -218,17 +227,24 @@ impl<'a> OwnerSeen<'a> {
 
     /// Why the owner's spec does not go from one version to another, as with `refit upgrade`.
     fn refusal_of_hop(&self, from: &KubernetesVersion, to: &KubernetesVersion) -> Option<String> {
-        match (from.hop_to(to), self.control_plane) {
+        match (from.hop_to(to), self.role) {
             (Hop::OtherMajor | Hop::Downgrade, _) => {
                 Some(format!("{to} is not an upgrade of {from}"))
             }
-            (Hop::TooFar { .. }, None) => Some(format!(
+            (Hop::TooFar { .. }, OwnerRole::ControlPlane) => Some(format!(
                 "a control plane goes from {from} one minor version at a time: create an UpgradeTask for the Cluster"
             )),
-            (Hop::Same | Hop::Patch | Hop::Minor | Hop::TooFar { .. }, Some(server)) => {
+            (Hop::Same | Hop::Patch | Hop::Minor, OwnerRole::ControlPlane) => None,
+            (
+                Hop::Same | Hop::Patch | Hop::Minor | Hop::TooFar { .. },
+                OwnerRole::Workers(server),
+            ) => {
+                let Some(server) = server else {
+                    let why = "the version of the control plane of its Cluster is not known";
+                    return Some(why.to_owned());
+                };
                 to.check_kubelet_of(server).err().map(|skew| skew.to_string())
             }
-            (Hop::Same | Hop::Patch | Hop::Minor, None) => None,
         }
     }
 
@@ -478,7 +494,7 @@ pub fn machine_begins(machine: &str, option: &GoalOption) -> [Announcement; 2] {
 /// The stop of an unfinished task that has not been asked to stop.
 fn stop(task: &UpgradeTask) -> OwnerAnnounced {
     let request = match task.spec.stage {
-        Stage::Ongoing => OwnerRequest::Stop(task.metadata.name.clone().unwrap_or_default()),
+        Stage::Ongoing => OwnerRequest::Stop,
         Stage::Abort => OwnerRequest::None,
     };
     OwnerAnnounced { request, ..OwnerAnnounced::default() }

@@ -17,6 +17,7 @@ struct World {
     has_k8sd: bool,
     is_machine: bool,
     version: Option<KubernetesVersion>,
+    are_workers: bool,
     control_plane: Option<KubernetesVersion>,
     of_topology: bool,
     keys: Keys,
@@ -34,6 +35,7 @@ impl World {
             has_k8sd: true,
             is_machine: false,
             version: None,
+            are_workers: false,
             control_plane: None,
             of_topology: false,
             keys: CANONICAL,
@@ -61,7 +63,11 @@ impl World {
                 machines: machines.collect(),
                 is_machine: self.is_machine,
                 version: self.version.as_ref(),
-                control_plane: self.control_plane.as_ref(),
+                role: if self.are_workers {
+                    OwnerRole::Workers(self.control_plane.as_ref())
+                } else {
+                    OwnerRole::ControlPlane
+                },
                 of_topology: self.of_topology,
                 is_served_by_others: self.is_served_by_others,
             });
@@ -164,7 +170,7 @@ fn an_edited_or_removed_request_stops_the_task() {
         let mut world = World::of([]);
         world.annotations.extend(to.map(|to| (CANONICAL.upgrade_to.to_owned(), to.to_owned())));
         world.runs(CHANNEL, TaskPhase::Ongoing);
-        assert_eq!(world.look(), OwnerRequest::Stop("t-1".into()));
+        assert_eq!(world.look(), OwnerRequest::Stop);
         world.task.as_mut().unwrap().spec.stage = Stage::Abort;
         assert_eq!(world.look(), OwnerRequest::None);
         world.task.as_mut().unwrap().status.as_mut().unwrap().phase = TaskPhase::Aborted;
@@ -236,11 +242,7 @@ fn machines_that_others_serve_are_left_to_them() {
     assert_eq!((world.look(), world.look()), (OwnerRequest::None, OwnerRequest::None));
     assert_eq!((world.events.len(), world.shown()), (1, vec![("to", CHANNEL)]));
     world.runs(CHANNEL, TaskPhase::Ongoing);
-    assert_eq!(
-        world.look(),
-        OwnerRequest::Stop("t-1".into()),
-        "two orchestrators are one too many"
-    );
+    assert_eq!(world.look(), OwnerRequest::Stop, "two orchestrators are one too many");
     world.task = None;
     world.annotations.remove(CANONICAL.upgrade_to);
     world.annotations.insert(CANONICAL.status.into(), "done".into());
@@ -305,20 +307,20 @@ fn a_task_that_waits_for_a_person_is_shown_as_failed() {
 fn a_version_that_refit_upgrade_would_not_set_is_refused() {
     let version = |text: &str| Some(text.parse::<KubernetesVersion>().unwrap());
     let cases = [
-        ("version=v1.33.9", None, "not an upgrade of v1.34.0"),
-        ("version=v2.0.0", None, "not an upgrade of v1.34.0"),
-        ("version=v1.36.0", None, "one minor version at a time"),
-        ("version=v1.36.0", version("v1.35.0"), "v1.35.0"),
+        ("version=v1.33.9", false, None, "not an upgrade of v1.34.0"),
+        ("version=v2.0.0", false, None, "not an upgrade of v1.34.0"),
+        ("version=v1.36.0", false, None, "one minor version at a time"),
+        ("version=v1.36.0", true, version("v1.35.0"), "v1.35.0"),
+        ("version=v1.35.0", true, None, "is not known"),
     ];
-    for (text, control_plane, why) in cases {
-        let mut world = versioned();
+    for (text, are_workers, control_plane, why) in cases {
+        let mut world = World { are_workers, control_plane, ..versioned() };
         world.annotations.insert(REFIT.upgrade_to.into(), text.into());
-        world.control_plane = control_plane;
         assert_eq!(world.look(), OwnerRequest::None);
         assert!(world.events[0].contains(why), "{:?}", world.events);
     }
-    let mut workers = versioned();
-    workers.control_plane = version("v1.34.0");
+    let control_plane = version("v1.34.0");
+    let mut workers = World { are_workers: true, control_plane, ..versioned() };
     assert_eq!(workers.look(), OwnerRequest::None, "the control plane comes first");
     workers.control_plane = version("v1.35.0");
     assert_eq!(workers.look(), asks(VERSION, None));

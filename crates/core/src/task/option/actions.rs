@@ -66,22 +66,8 @@ fn next<'s>(seen: &'s OptionSeen<'_>) -> Vec<&'s OptionMember<'s>> {
         return Vec::new();
     }
     let members = seen.members();
-    let is_under_way = |state: OptionState| match state {
-        OptionState::Updating | OptionState::Failed | OptionState::Deleting => true,
-        OptionState::Updated
-        | OptionState::Waiting
-        | OptionState::Overruled
-        | OptionState::Excepted(_) => false,
-    };
-    let under_way = members.iter().filter(|(_, state)| is_under_way(*state)).count();
-    let is_next = |state: OptionState| match state {
-        OptionState::Waiting | OptionState::Overruled => true,
-        OptionState::Updating
-        | OptionState::Failed
-        | OptionState::Deleting
-        | OptionState::Updated
-        | OptionState::Excepted(_) => false,
-    };
+    let under_way = members.iter().filter(|(_, state)| state.is_under_way()).count();
+    let is_next = |state| matches!(state, OptionState::Waiting | OptionState::Overruled);
     let mut waiting: Vec<_> = members.into_iter().filter(|(_, state)| is_next(*state)).collect();
     sort(&mut waiting, seen.order);
     let free = seen.at_once.saturating_sub(under_way);
@@ -146,14 +132,8 @@ fn stop(seen: &OptionSeen<'_>) -> Vec<OptionAction> {
 
 /// Whether a task that stops has nothing under way any more.
 pub(super) fn has_stopped(seen: &OptionSeen<'_>) -> bool {
-    let is_at_rest = |state: OptionState| match state {
-        OptionState::Updating | OptionState::Failed => false,
-        OptionState::Updated
-        | OptionState::Deleting
-        | OptionState::Waiting
-        | OptionState::Overruled
-        | OptionState::Excepted(_) => true,
-    };
+    // A deletion is not the task's.
+    let is_at_rest = |state: OptionState| !state.is_under_way() || state == OptionState::Deleting;
     let is_locked = match &seen.lock {
         // A lock that cannot be read is left to a person.
         Lock::Held(_) => true,

@@ -48,6 +48,16 @@ pub enum OptionState {
     Failed,
 }
 
+impl OptionState {
+    /// Whether the Machine takes the place of one that may be down.
+    pub(super) fn is_under_way(self) -> bool {
+        match self {
+            Self::Updating | Self::Failed | Self::Deleting => true,
+            Self::Updated | Self::Waiting | Self::Overruled | Self::Excepted(_) => false,
+        }
+    }
+}
+
 impl OptionMember<'_> {
     /// What the Machine waits for, on its way to an option.
     pub fn state(&self, keys: Keys, option: &str) -> OptionState {

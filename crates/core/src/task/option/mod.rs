@@ -111,12 +111,6 @@ impl<'a> OptionSeen<'a> {
     fn may_unlock(&self, holder: &str) -> bool {
         let option = self.option.to_string();
         let member = self.machines.iter().find(|member| member.name == holder);
-        member.is_none_or(|member| match member.state(self.keys, &option) {
-            OptionState::Updated
-            | OptionState::Waiting
-            | OptionState::Overruled
-            | OptionState::Excepted(_) => true,
-            OptionState::Updating | OptionState::Failed | OptionState::Deleting => false,
-        })
+        member.is_none_or(|member| !member.state(self.keys, &option).is_under_way())
     }
 }
