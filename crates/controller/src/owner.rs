@@ -307,17 +307,20 @@ pub(crate) fn limits_of(stores: &Stores, group: &Group, present: impl FnOnce() -
             let owner = stores.machine_deployments.get(&key);
             let replicas = owner.as_ref().and_then(|owner| owner.spec.replicas);
             let replicas = replicas.unwrap_or_else(present);
-            // While a task works instead of Cluster API, no surge machine stands in for another.
+            // A task works instead of Cluster API.
             let is_paused = |owner: &MachineDeployment| {
                 let annotations = owner.metadata.annotations.as_ref();
                 annotations.is_some_and(|all| all.contains_key(keys::TASK))
             };
-            let max_unavailable = owner.map_or(0, |owner| {
-                let max = owner.max_unavailable(replicas.into());
-                if is_paused(&owner) { max.max(1) } else { max }
-            });
+            let max_unavailable =
+                owner.as_ref().map_or(0, |owner| owner.max_unavailable(replicas.into()));
             let max_unavailable = i32::try_from(max_unavailable).unwrap_or(i32::MAX);
-            Limits { replicas, max_unavailable }
+            let limits = Limits { replicas, max_unavailable };
+            if owner.is_some_and(|owner| is_paused(&owner)) {
+                limits.without_surge()
+            } else {
+                limits
+            }
         }
         Owner::Set => {
             let replicas = stores.machine_sets.get(&key).and_then(|owner| owner.spec.replicas);

@@ -17,8 +17,8 @@ use refit_core::{
 use refit_kinds::{
     conditions, keys,
     refit::{
-        MachineUid, NodeName, NodeUpdate, NodeUpdateStatus, Owner, PlanSettings, Role, UpdateGroup,
-        UpdatePart, UpdaterAction,
+        MachineUid, NodeName, NodeUpdate, NodeUpdateStatus, Origin, Owner, PlanSettings, Role,
+        UpdateGroup, UpdatePart, UpdaterAction,
     },
 };
 use refit_runtime::ObjectKey;
@@ -258,6 +258,11 @@ fn group(
     let stores = &ctx.stores;
     let status = object.status.clone().unwrap_or_default();
     let limits = limits_of(stores, owner, || machines_of(stores, &owner.key).len());
+    // Cluster API has no part in a request by annotation.
+    let limits = match update.spec.origin {
+        Origin::Annotation => limits.without_surge(),
+        Origin::Hook | Origin::Task => limits,
+    };
     let limits = limits.paced(&object.spec.pacing);
     let pace = pace_of(stores, owner, &object.spec.pacing);
     #[cfg(feature = "sabotage")]

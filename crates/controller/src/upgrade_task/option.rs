@@ -139,7 +139,8 @@ impl Look {
         let object = ctx.stores.update_groups.get(&self.group.key);
         let pacing = object.as_ref().map(|object| object.spec.pacing.clone()).unwrap_or_default();
         let pacing = pace_of(&ctx.stores, &self.group, &pacing).pacing;
-        let limits = limits_of(&ctx.stores, &self.group, || self.machines.len()).paced(&pacing);
+        let limits = limits_of(&ctx.stores, &self.group, || self.machines.len());
+        let limits = limits.without_surge().paced(&pacing);
         let is_own = self.keys == REFIT;
         let rollout = object.and_then(|object| object.status.clone()).unwrap_or_default();
         let key = RolloutKey { origin: Origin::Annotation, target: self.option.to_string() };

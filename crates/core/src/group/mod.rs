@@ -56,6 +56,13 @@ impl Limits {
         Self { replicas, max_unavailable: 1 }
     }
 
+    /// The limits of updates that Cluster API does not request: no surge machine stands in for another, so that with
+    /// `maxUnavailable` 0 one machine is down at a time.
+    #[must_use]
+    pub fn without_surge(self) -> Self {
+        Self { max_unavailable: self.max_unavailable.max(1), ..self }
+    }
+
     /// How many machines may be disturbed at once.
     ///
     /// At least one: with `maxUnavailable` 0, a surge machine stands in for the disturbed one.

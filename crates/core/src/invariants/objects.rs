@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use refit_cluster_api::IntOrPercent;
 use refit_kinds::{
+    canonical::K8SD,
     json::{annotation, condition, controller, label, name, text, time},
     keys,
     refit::{Gate, Phase},
@@ -135,6 +136,9 @@ pub(super) struct Update {
     pub(super) blocked: bool,
     pub(super) aborted: bool,
     pub(super) cordoned_by_us: bool,
+    /// When the refresh of the node's snap began that may run now.
+    pub(super) refreshes_since: Option<String>,
+    pub(super) origin: String,
     pub(super) rank: (bool, Option<u32>, String, String),
 }
 
@@ -144,6 +148,8 @@ impl Update {
         let machine = text(value, "/spec/machineRef/name");
         let phase: Phase = parsed(value, "/status/phase");
         let blocked = value.pointer("/status/blockedBy").and_then(Value::as_array);
+        let parts = value.pointer("/status/parts").and_then(Value::as_array);
+        let snap = parts.into_iter().flatten().find(|part| text(part, "/updater") == K8SD);
         Self {
             uid: text(value, "/metadata/uid").to_owned(),
             machine_uid: text(value, "/spec/machineRef/uid").to_owned(),
@@ -154,6 +160,10 @@ impl Update {
             blocked: blocked.is_some_and(|list| !list.is_empty()),
             aborted: text(value, "/spec/stage") == "Abort",
             cordoned_by_us: value.pointer("/status/cordonedByUs") == Some(&Value::Bool(true)),
+            refreshes_since: snap
+                .filter(|snap| !phase.is_final() && text(snap, "/state") == "Running")
+                .map(|snap| text(snap, "/refresh/beganAt").to_owned()),
+            origin: text(value, "/spec/origin").to_owned(),
             rank: (
                 !phase.is_final(),
                 refit_kinds::refit::ordinal_of(name, machine),

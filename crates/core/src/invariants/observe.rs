@@ -191,6 +191,16 @@ impl World {
                 }
             }
         }
+        let refreshed_since = before.and_then(|before| before.refreshes_since);
+        if actor == CONTROLLER
+            && after.refreshes_since.is_some()
+            && after.refreshes_since != refreshed_since
+        {
+            let mut of_update = self.machines.values().filter(|m| m.uid == after.machine_uid);
+            let node = of_update.next().map(|m| (m.cluster.clone(), m.node.clone()));
+            let how = "its snap is to be refreshed";
+            found.extend(node.iter().flat_map(|node| self.disturbs(node, how)));
+        }
         self.updates.insert(key.clone(), after);
         found
     }
@@ -309,7 +319,14 @@ impl World {
             let available =
                 members.iter().filter(|(k, m)| *k != key && self.is_available(m)).count();
             let present = i32::try_from(members.len()).unwrap_or(i32::MAX);
-            let needed = owner.replicas.unwrap_or(present) - owner.may_be_down;
+            // Without a request of Cluster API, no surge machine stands in for another.
+            let by_annotation = self
+                .updates
+                .values()
+                .any(|update| update.origin == "Annotation" && update.machine_uid == machine.uid);
+            let least = i32::from(by_annotation);
+            let may_be_down = owner.may_be_down.max(least);
+            let needed = owner.replicas.unwrap_or(present) - may_be_down;
             if i32::try_from(available).unwrap_or(i32::MAX) < needed {
                 let message =
                     format!("{how} while {available} others are available, expected {needed}");

@@ -136,7 +136,12 @@ impl World {
         let Some(node) = self.nodes.get(&key) else {
             return false;
         };
-        if node.cordoned_by_us() || self.has_provider_at_work(machine, node) {
+        let refreshes = || {
+            self.updates
+                .values()
+                .any(|update| update.refreshes_since.is_some() && update.machine_uid == machine.uid)
+        };
+        if node.cordoned_by_us() || self.has_provider_at_work(machine, node) || refreshes() {
             return true;
         }
         let Some(plan) = self.plans.get(&key).filter(|plan| plan.gate >= Gate::Upgrade) else {

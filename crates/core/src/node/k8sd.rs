@@ -28,6 +28,8 @@ const LONGEST_DELAY_SECONDS: i64 = 600;
 /// How often in a row snapd may not know a change until it counts as lost. snapd forgets old changes, and answers
 /// like this for a moment while it restarts.
 const UNKNOWN_CHANGES: i32 = 6;
+/// How often in a row k8sd may not answer a look at a change until that counts as a failure: half a minute.
+const SILENT_LOOKS: i32 = 5;
 /// Longest delay between two looks at a change while k8sd does not answer, in seconds.
 const LONGEST_POLL_SECONDS: i64 = 30;
 /// Longest id of a change.
@@ -183,6 +185,12 @@ pub fn after_k8sd_failure(
     PartStatus { state, failures, message: shown(why), next_call_at, ..part.clone() }
 }
 
+/// Whether k8sd may not answer because it restarts: each refresh of the snap restarts it, and the kubelet.
+pub(super) fn may_restart(part: &PartStatus) -> bool {
+    let polls = part.refresh.as_ref().is_some_and(|refresh| refresh.change_id.is_some());
+    polls && part.failures < SILENT_LOOKS
+}
+
 fn done(part: &PartStatus, now: Timestamp) -> PartStatus {
     PartStatus {
         state: PartState::Done,
@@ -297,6 +305,21 @@ mod tests {
             delays.push(next_in(&part, 0));
         }
         assert_eq!(delays, [0, 5, 10, 20, 40, 80, 160, 320, 600, 600]);
+    }
+
+    #[test]
+    fn a_k8sd_that_does_not_answer_may_restart_with_its_snap_for_half_a_minute() {
+        let (mut part, mut second) = (running("3"), 0);
+        let mut restarts = Vec::new();
+        for _ in 0..6 {
+            part = after_k8sd_failure(&part, "no route to it", Request::NotSent, at(second));
+            restarts.push((second, may_restart(&part)));
+            second += next_in(&part, second);
+        }
+        let expected = [(0, true), (5, true), (10, true), (20, true), (40, false), (70, false)];
+        assert_eq!(restarts, expected);
+        let refused = after_k8sd_failure(&PartStatus::default(), "no", Request::Refused, at(0));
+        assert!(!may_restart(&refused), "a request that is rejected fails at once");
     }
 
     #[test]

@@ -20,6 +20,7 @@ use refit_kinds::refit::{
 
 use super::{
     health,
+    k8sd::may_restart,
     snapshot::Write,
     status::Standing,
     steps::{self, STEP_CORDON, STEP_DRAIN, STEP_NODE_READY},
@@ -499,7 +500,7 @@ impl Work<'_> {
 
 fn at_work(phase: Phase, part: &PartStatus) -> Standing {
     let PartStatus { updater, state, failures, message, .. } = part;
-    if *failures > 0 {
+    if *failures > 0 && !may_restart(part) {
         let refusal = Refusal::UpdaterFails { updater: updater.clone(), message: message.clone() };
         return Standing::blocked(phase, refusal);
     }

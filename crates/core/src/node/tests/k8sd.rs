@@ -80,6 +80,18 @@ fn a_refresh_that_fails_is_repeated_until_it_succeeds() {
 }
 
 #[test]
+fn a_change_that_k8sd_does_not_know_for_a_moment_blocks_nothing() {
+    let mut one = snap(One::worker(), "revision=9", Disruption::Restart);
+    let unknown = RefreshStatus::default;
+    one.changes.extend([doing(), unknown(), unknown(), doing(), doing()]);
+    for _ in 0..60 {
+        run(&mut one, 1);
+        assert!(!one.blocked_by().contains(&"UpdaterFails".to_owned()));
+    }
+    assert_eq!(one.phase(), Phase::Succeeded);
+}
+
+#[test]
 fn a_refresh_stops_between_two_attempts_and_never_during_one() {
     let mut one = snap(One::worker(), "revision=9", Disruption::Drain);
     one.changes.extend([doing(), doing(), failed(), failed(), failed()]);
