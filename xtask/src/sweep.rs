@@ -17,7 +17,7 @@ use crate::{print, simulate::one_of};
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SweepArgs {
     /// Select the scenario to sweep.
-    #[arg(value_parser = ["demo", "replicas", "updaters", "providers", "task"], default_value = "demo")]
+    #[arg(value_parser = ["demo", "replicas", "updaters", "providers", "task", "k8sd"], default_value = "demo")]
     scenario: String,
     /// Run only this many points, evenly spread.
     #[arg(long, value_name = "K")]
@@ -39,7 +39,11 @@ pub(crate) fn run(root: &Path, args: &SweepArgs) -> anyhow::Result<ExitCode> {
     if let Some(file) = &args.from {
         return again(file);
     }
-    let file = root.join("examples/cluster.yaml");
+    let file = match args.scenario.as_str() {
+        "k8sd" => "examples/canonical.yaml",
+        _ => "examples/cluster.yaml",
+    };
+    let file = root.join(file);
     let manifests = manifests::load(&[file])?;
     let options = SweepOptions {
         scenario: match args.scenario.as_str() {
@@ -47,6 +51,7 @@ pub(crate) fn run(root: &Path, args: &SweepArgs) -> anyhow::Result<ExitCode> {
             "updaters" => Scenario::updaters(),
             "providers" => Scenario::providers(),
             "task" => Scenario::tasks(),
+            "k8sd" => Scenario::snaps(),
             _ => Scenario::demo(),
         },
         sabotage: args.sabotage,

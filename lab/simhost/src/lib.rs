@@ -9,7 +9,7 @@
 //! | [`disk`] | what survives the agent's process |
 //! | [`kubelet`] | what its kubelet reports |
 //! | [`service`] | an API that upgrades hosts without their agents |
-//! | [`k8sd`] | the API through which Canonical Kubernetes refreshes a node |
+//! | [`k8sd`], `snap` | the API through which Canonical Kubernetes refreshes a node, and what a refresh changes |
 //! | [`wait`] | waiting in tests that run in real time |
 
 pub mod disk;
@@ -17,6 +17,7 @@ pub mod host;
 pub mod k8sd;
 pub mod kubelet;
 pub mod service;
+mod snap;
 pub mod state;
 pub mod trouble;
 mod uptime;

@@ -74,6 +74,9 @@ pub struct HostState {
     /// When the static pods run after a boot.
     #[serde(default)]
     pub static_pods_up_at: Option<Timestamp>,
+    /// When the last refresh of the snap ended.
+    #[serde(default)]
+    pub snap_refreshed_at: Option<Timestamp>,
 }
 
 fn unhurried() -> u32 {
@@ -148,6 +151,7 @@ impl HostState {
             troubles: Troubles::default(),
             hurry: unhurried(),
             static_pods_up_at: None,
+            snap_refreshed_at: None,
         };
         let bare = version.trim_start_matches('v');
         for package in PACKAGES {

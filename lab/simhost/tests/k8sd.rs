@@ -224,7 +224,7 @@ async fn a_pruned_change_is_unknown() {
     let world = world().await;
     let id = world.refresh("1.34").await;
     pass(60).await;
-    world.k8sd.prune();
+    world.k8sd.forget_changes();
     assert_eq!(world.status(&id).await, status("", false, ""));
     assert_eq!(world.status("99").await, status("", false, ""));
 }

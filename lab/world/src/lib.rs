@@ -6,6 +6,7 @@
 //! | [`world`] | a whole world in one process, on simulated time |
 //! | `env` | the rest of a real cluster: everything except Cluster API and Refit |
 //! | `provider`, `version_provider` | a provider that misbehaves, and one that brings machines to versions |
+//! | `canonical_controllers` | Canonical's controllers, which know nothing of Refit |
 //! | [`sandbox`] | a world that keeps running and serves kubectl |
 //! | [`snapshot`] | saves a whole world, which can be restored later |
 //! | [`invariants`] | safety invariants, checked after every write |
@@ -25,6 +26,7 @@
 //! # }
 //! ```
 
+mod canonical_controllers;
 mod direct;
 mod env;
 mod http;

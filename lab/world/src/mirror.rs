@@ -15,6 +15,8 @@ use refit_cluster_api::kinds;
 use serde_json::Value;
 use tokio::sync::Notify;
 
+use crate::env::canonical;
+
 /// Namespace and name.
 pub(crate) type Key = (String, String);
 /// Objects by resource (`plural` or `plural.group`) and key.
@@ -247,7 +249,8 @@ pub(crate) fn management_resources(resource: &Resource) -> Interest {
     let group: &str = &resource.group;
     match (group, &*resource.plural) {
         (kinds::INFRASTRUCTURE_GROUP | kinds::BOOTSTRAP_GROUP, _)
-        | (kinds::CORE_GROUP, "clusters" | "machines") => Interest::Environment,
+        | (kinds::CORE_GROUP, "clusters" | "machines")
+        | (kinds::CONTROL_PLANE_GROUP, canonical::CONTROL_PLANES) => Interest::Environment,
         (kinds::CONTROL_PLANE_GROUP, _)
         | (kinds::CORE_GROUP, "machinedeployments" | "machinesets")
         | (refit_kinds::refit::GROUP, "nodeupdates" | "updategroups") => Interest::Status,

@@ -318,7 +318,7 @@ async fn row_60_nothing_to_refresh_and_forgotten_changes_come_to_an_end(compat: 
     lab.until(MACHINE, "release=revision=1").await;
     lab.ask(MACHINE, "revision=2").await;
     lab.until(MACHINE, "status=in-progress").await;
-    lab.k8sd(MACHINE).prune();
+    lab.k8sd(MACHINE).forget_changes();
     lab.until(MACHINE, "release=revision=2").await;
     assert_eq!(lab.refreshes(MACHINE).len(), 3, "the forgotten change counts as lost");
 }

@@ -143,12 +143,18 @@ async fn adopt(
 
 fn adoption(machine: &Live<Machine>, object: &Live<Bare>) -> Value {
     let owners = object.at("/metadata/ownerReferences").as_array();
+    // A control plane of another provider owns them until then, too.
+    let owns_machine = |owner: &Value| {
+        let mut of_machine = machine.owner_references().iter();
+        of_machine.any(|known| owner["uid"] == known.uid.as_str())
+    };
     let mut owners: Vec<Value> = owners
         .into_iter()
         .flatten()
         .filter(|owner| {
             let kind = owner["kind"].as_str().unwrap_or_default();
-            !["MachineSet", "KubeadmControlPlane", "Machine"].contains(&kind)
+            let owned_before = ["MachineSet", "KubeadmControlPlane", "Machine"].contains(&kind);
+            !owned_before && !owns_machine(owner)
         })
         .cloned()
         .collect();

@@ -1,6 +1,6 @@
 //! Requests and responses, in the envelope of microcluster.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Response, StatusCode, header, request::Parts};
@@ -15,6 +15,7 @@ use super::{
     certificates::{
         self, CERTIFICATES_APPROVE, CERTIFICATES_EXPIRY, CERTIFICATES_PLAN, CERTIFICATES_RUN,
     },
+    locked,
     snapd::{Begun, ChangeStatus, RefreshReply},
 };
 
@@ -23,7 +24,7 @@ pub const REFRESH: &str = "/1.0/snap/refresh";
 /// Path that returns the status of a refresh.
 pub const REFRESH_STATUS: &str = "/1.0/snap/refresh-status";
 /// The header with the node's token.
-const NODE_TOKEN: &str = "node-token";
+pub(super) const NODE_TOKEN: &str = "node-token";
 /// The header with the cluster's token.
 const CLUSTER_TOKEN: &str = "capi-auth-token";
 const MAX_BODY_BYTES: usize = 64 * 1024;
@@ -94,23 +95,33 @@ pub(super) async fn handle(
 ) -> (Response<Full<Bytes>>, bool) {
     let (parts, body) = request.into_parts();
     let body = Limited::new(body, MAX_BODY_BYTES).collect().await;
-    let body = body.map(http_body_util::Collected::to_bytes);
+    let body = body.map(http_body_util::Collected::to_bytes).map_err(|error| error.to_string());
+    let outcome = recorded(k8sd, parts, body).await;
+    let lost = matches!(outcome, Ok((_, true)));
+    (respond(outcome.map(|(metadata, _)| metadata)), lost)
+}
+
+/// Performs a request, and records it.
+pub(super) async fn recorded(
+    k8sd: &Arc<K8sd>,
+    parts: Parts,
+    body: Result<Bytes, String>,
+) -> Outcome {
     let outcome = match &body {
         Ok(body) => perform(k8sd, &parts, body).await,
-        Err(error) => Err((StatusCode::BAD_REQUEST, error.to_string())),
+        Err(error) => Err((StatusCode::BAD_REQUEST, error.clone())),
     };
-    let lost = matches!(outcome, Ok((_, true)));
-    let response = respond(outcome.map(|(metadata, _)| metadata));
+    let status = outcome.as_ref().map_or_else(|(code, _)| *code, |_| StatusCode::OK);
     let received = Received {
         at: k8sd.clock.now(),
         method: parts.method,
         path: parts.uri.path().to_owned(),
         body: body.ok().and_then(|body| serde_json::from_slice(&body).ok()).unwrap_or_default(),
-        status: response.status().as_u16(),
-        lost,
+        status: status.as_u16(),
+        lost: matches!(outcome, Ok((_, true))),
     };
-    k8sd.received.lock().unwrap_or_else(PoisonError::into_inner).push(received);
-    (response, lost)
+    locked(&k8sd.received).push(received);
+    outcome
 }
 
 async fn perform(k8sd: &Arc<K8sd>, parts: &Parts, body: &[u8]) -> Outcome {
@@ -126,7 +137,7 @@ async fn perform(k8sd: &Arc<K8sd>, parts: &Parts, body: &[u8]) -> Outcome {
     if path == CERTIFICATES_APPROVE {
         authorise(&parts.headers, CLUSTER_TOKEN, k8sd.certificates.requests().token())?;
     } else {
-        let token = k8sd.token.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let token = locked(&k8sd.token).clone();
         authorise(&parts.headers, NODE_TOKEN, &token)?;
     }
     match path {
@@ -161,8 +172,9 @@ fn refresh(k8sd: &Arc<K8sd>, body: &[u8]) -> Outcome {
         }
         Begun::Id(id) => {
             if let Some(restart) = script.restart.filter(|_| !id.is_empty()) {
-                k8sd.schedule(restart);
+                k8sd.schedule(restart, now);
             }
+            k8sd.begun.notify_one();
             Ok((json!({"changeId": id}), script.reply == RefreshReply::Lost))
         }
     }

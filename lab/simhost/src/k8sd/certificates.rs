@@ -90,15 +90,10 @@ struct Cluster {
 }
 
 impl Certificates {
-    /// Certificates for a year, of a control plane node.
-    pub(super) fn new(now: Timestamp) -> Self {
-        let year = SignedDuration::from_hours(365 * 24);
+    /// Certificates of a control plane node.
+    pub(super) fn new(expire: Timestamp) -> Self {
         let cluster = Cluster { requests: SigningRequests::new(""), is_worker: false };
-        Self {
-            expire: Mutex::new(now.checked_add(year).unwrap_or(Timestamp::MAX)),
-            plans: Mutex::default(),
-            cluster: Mutex::new(cluster),
-        }
+        Self { expire: Mutex::new(expire), plans: Mutex::default(), cluster: Mutex::new(cluster) }
     }
 
     pub(super) fn join(&self, requests: Arc<SigningRequests>, is_worker: bool) {

@@ -25,12 +25,18 @@ use http::{Request, Response};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
+use jiff::{SignedDuration, Timestamp};
 use rcgen::{CertificateParams, KeyPair, SanType};
 use refit_runtime::{
     Clock,
     tls::{KeyAndCert, ReloadableCert, TlsError, server_config},
 };
-use tokio::{io::DuplexStream, sync::watch};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::{
+    io::DuplexStream,
+    sync::{Notify, watch},
+};
 use tokio_rustls::TlsAcceptor;
 
 use certificates::Certificates;
@@ -51,16 +57,37 @@ pub struct K8sd {
     token: Mutex<String>,
     clock: Clock,
     certificate: Arc<ReloadableCert>,
+    /// Certificate and key in PEM, as they are stored on the node.
+    stored_certificate: Mutex<(String, String)>,
     tls: Arc<rustls::ServerConfig>,
     snapd: Mutex<Snapd>,
     certificates: Certificates,
     received: Mutex<Vec<Received>>,
     /// How connections are treated; a change to `Down` breaks the open ones.
     state: watch::Sender<Reach>,
+    /// Notified of each change of the snap that begins.
+    begun: Arc<Notify>,
+}
+
+/// What a node keeps while k8sd does not run. It contains a private key, but only one of a test.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct K8sdState {
+    node: String,
+    token: String,
+    certificate: (String, String),
+    certificates_expire: Timestamp,
+    snapd: Snapd,
+}
+
+impl fmt::Debug for K8sdState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("K8sdState").field("node", &self.node).finish_non_exhaustive()
+    }
 }
 
 /// What a client that connects gets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reach {
     /// The API.
     Up,
@@ -79,24 +106,75 @@ impl fmt::Debug for K8sd {
 impl K8sd {
     /// The k8sd of a node, with a new certificate. Clients must present `token`.
     pub fn new(clock: Clock, node: &str, token: &str) -> Result<Arc<Self>, TlsError> {
-        let certificate = ReloadableCert::new(&self_signed(node)?)?;
-        Ok(Arc::new(Self {
+        let KeyAndCert { cert_pem, key_pem } = self_signed(node)?;
+        let state = K8sdState {
             node: node.to_owned(),
-            token: Mutex::new(token.to_owned()),
+            token: token.to_owned(),
+            certificate: (cert_pem, key_pem),
+            certificates_expire: a_year_after(clock.now()),
+            snapd: Snapd::default(),
+        };
+        Self::restore(clock, state, Arc::default())
+    }
+
+    /// The k8sd of a node on which this was stored. `begun` is notified of each change of the snap that
+    /// begins. Must be called inside a tokio runtime if a restart of k8sd is under way or to come.
+    pub fn restore(
+        clock: Clock,
+        state: K8sdState,
+        begun: Arc<Notify>,
+    ) -> Result<Arc<Self>, TlsError> {
+        let (cert_pem, key_pem) = state.certificate.clone();
+        let certificate = ReloadableCert::new(&KeyAndCert { cert_pem, key_pem })?;
+        let restart = state.snapd.unfinished_restart(clock.now());
+        let k8sd = Arc::new(Self {
+            node: state.node,
+            token: Mutex::new(state.token),
             clock,
             tls: server_config(certificate.clone())?,
             certificate,
-            snapd: Mutex::default(),
-            certificates: Certificates::new(clock.now()),
+            stored_certificate: Mutex::new(state.certificate),
+            snapd: Mutex::new(state.snapd),
+            certificates: Certificates::new(state.certificates_expire),
             received: Mutex::default(),
             state: watch::channel(Reach::Up).0,
-        }))
+            begun,
+        });
+        if let Some((restart, begin)) = restart {
+            k8sd.schedule(restart, begin);
+        }
+        Ok(k8sd)
     }
 
-    /// Adds the behaviour of one more refresh. Without one, a refresh behaves as
-    /// [`RefreshScript::default`].
+    /// What the node stores.
+    pub fn state(&self) -> K8sdState {
+        K8sdState {
+            node: self.node.clone(),
+            token: locked(&self.token).clone(),
+            certificate: locked(&self.stored_certificate).clone(),
+            certificates_expire: self.certificates.expire(),
+            snapd: self.snapd().clone(),
+        }
+    }
+
+    /// Adds the behaviour of one more refresh. Without one, a refresh behaves as [`K8sd::usual`].
     pub fn script(&self, script: RefreshScript) {
         self.snapd().scripts.push_back(script);
+    }
+
+    /// How a refresh behaves for which there is no script.
+    pub fn usual(&self) -> RefreshScript {
+        self.snapd().usual.clone()
+    }
+
+    /// Sets how refreshes behave for which there is no script.
+    pub fn set_usual(&self, usual: RefreshScript) {
+        self.snapd().usual = usual;
+    }
+
+    /// Drops the scripts of refreshes to come.
+    pub fn clear_scripts(&self) {
+        self.snapd().scripts.clear();
     }
 
     /// What is installed: the option of the last refresh that succeeded, such as `channel=1.33`.
@@ -116,13 +194,30 @@ impl K8sd {
         self.snapd().running(now).is_some()
     }
 
+    /// The option of the last refresh that succeeded, and when it ended.
+    pub fn refreshed(&self) -> Option<(String, Timestamp)> {
+        let now = self.clock.now();
+        self.snapd().succeeded(now)
+    }
+
+    /// When the change that runs now ends.
+    pub fn change_ends(&self) -> Option<Timestamp> {
+        let now = self.clock.now();
+        self.snapd().running(now).map(snapd::Change::ends)
+    }
+
+    /// Begin and end of each change that was begun, in order.
+    pub fn spans(&self) -> Vec<(Timestamp, Timestamp)> {
+        self.snapd().spans()
+    }
+
     /// Number of changes that were begun.
     pub fn changes(&self) -> usize {
         self.snapd().begun()
     }
 
     /// Forgets all changes, as snapd does a day after they end: their ids become unknown.
-    pub fn prune(&self) {
+    pub fn forget_changes(&self) {
         self.snapd().pruned = true;
     }
 
@@ -139,7 +234,7 @@ impl K8sd {
 
     /// All requests so far, also those that were rejected.
     pub fn received(&self) -> Vec<Received> {
-        self.received.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        locked(&self.received).clone()
     }
 
     /// Number of requests so far to this path.
@@ -149,7 +244,7 @@ impl K8sd {
 
     /// Changes the token that clients must present.
     pub fn set_token(&self, token: &str) {
-        token.clone_into(&mut self.token.lock().unwrap_or_else(PoisonError::into_inner));
+        token.clone_into(&mut locked(&self.token));
     }
 
     /// Sets how connections are treated from now on; all but [`Reach::Up`] also breaks the open ones.
@@ -159,7 +254,25 @@ impl K8sd {
 
     /// Presents a new certificate from the next connection on.
     pub fn replace_certificate(&self) -> Result<(), TlsError> {
-        self.certificate.reload(&self_signed(&self.node)?)
+        let new = self_signed(&self.node)?;
+        self.certificate.reload(&new)?;
+        *locked(&self.stored_certificate) = (new.cert_pem, new.key_pem);
+        Ok(())
+    }
+
+    /// Makes a request without a connection, as one whose connection works: returns the result, or status code and
+    /// text of a refusal.
+    pub async fn request(
+        self: &Arc<Self>,
+        path: &str,
+        node_token: &str,
+        body: &Value,
+    ) -> Result<Value, (u16, String)> {
+        let request = Request::post(path).header(api::NODE_TOKEN, node_token).body(());
+        let request = request.map_err(|error| (0, error.to_string()))?;
+        let body = Ok(bytes::Bytes::from(body.to_string()));
+        let outcome = api::recorded(self, request.into_parts().0, body).await;
+        outcome.map(|(result, _)| result).map_err(|(code, text)| (code.as_u16(), text))
     }
 
     /// Opens a connection; `None` refuses it. Must be called inside a tokio runtime.
@@ -205,13 +318,17 @@ impl K8sd {
         Ok(response)
     }
 
-    /// Restarts k8sd in the middle of a refresh.
-    fn schedule(self: &Arc<Self>, restart: Restart) {
+    /// Restarts k8sd in the middle of a refresh that has begun at this time.
+    fn schedule(self: &Arc<Self>, restart: Restart, begin: Timestamp) {
         let k8sd = self.clone();
+        let (down, up) = restart.span(begin);
+        if down <= self.clock.now() {
+            self.set_reach(restart.reach);
+        }
         tokio::spawn(async move {
-            tokio::time::sleep(restart.after).await;
+            k8sd.clock.sleep_until(down).await;
             k8sd.set_reach(restart.reach);
-            tokio::time::sleep(restart.lasts).await;
+            k8sd.clock.sleep_until(up).await;
             if restart.replaces_certificate {
                 k8sd.replace_certificate().expect("the first certificate has the same name");
             }
@@ -220,8 +337,16 @@ impl K8sd {
     }
 
     fn snapd(&self) -> MutexGuard<'_, Snapd> {
-        self.snapd.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.snapd)
     }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn a_year_after(now: Timestamp) -> Timestamp {
+    now.checked_add(SignedDuration::from_hours(365 * 24)).unwrap_or(Timestamp::MAX)
 }
 
 /// A certificate that no authority vouches for, as microcluster creates one for each member.

@@ -3,11 +3,12 @@
 use std::{collections::VecDeque, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
 
 use super::Reach;
 
 /// How a change ends.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ChangeEnd {
     /// `Done`: the snap is refreshed.
     Done,
@@ -31,7 +32,7 @@ impl ChangeEnd {
 }
 
 /// How a request for a refresh is answered.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RefreshReply {
     /// The change begins, and its id is returned.
     Accepted,
@@ -44,7 +45,7 @@ pub enum RefreshReply {
 }
 
 /// A restart of k8sd during a change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restart {
     /// How long after the begin of the change.
     pub after: Duration,
@@ -56,8 +57,21 @@ pub struct Restart {
     pub replaces_certificate: bool,
 }
 
+impl Restart {
+    /// From when to when k8sd does not run, in a change that has begun at this time.
+    pub(super) fn span(&self, begin: Timestamp) -> (Timestamp, Timestamp) {
+        let down = later(begin, self.after);
+        (down, later(down, self.lasts))
+    }
+}
+
+fn later(time: Timestamp, by: Duration) -> Timestamp {
+    let by = SignedDuration::try_from(by).unwrap_or(SignedDuration::MAX);
+    time.checked_add(by).unwrap_or(Timestamp::MAX)
+}
+
 /// The behaviour of one refresh.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefreshScript {
     /// How the request is answered.
     pub reply: RefreshReply,
@@ -89,18 +103,28 @@ pub(super) struct ChangeStatus {
     pub(super) error: String,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Change {
     id: String,
     option: String,
+    begun: Timestamp,
     ends: Timestamp,
     end: ChangeEnd,
+    restart: Option<Restart>,
+}
+
+impl Change {
+    pub(super) fn ends(&self) -> Timestamp {
+        self.ends
+    }
 }
 
 /// The changes of one node.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Snapd {
     pub(super) scripts: VecDeque<RefreshScript>,
+    /// The behaviour of a refresh without a script.
+    pub(super) usual: RefreshScript,
     /// What is installed before the first change.
     pub(super) baseline: Option<String>,
     /// Whether the ids of all changes that have ended are unknown.
@@ -125,10 +149,26 @@ impl Snapd {
         self.changes.last().filter(|change| now < change.ends)
     }
 
-    pub(super) fn installed(&self, now: Timestamp) -> Option<String> {
+    pub(super) fn spans(&self) -> Vec<(Timestamp, Timestamp)> {
+        self.changes.iter().map(|change| (change.begun, change.ends)).collect()
+    }
+
+    /// The option of the last change that has succeeded, and when it ended.
+    pub(super) fn succeeded(&self, now: Timestamp) -> Option<(String, Timestamp)> {
         let succeeded = |change: &&Change| change.ends <= now && change.end == ChangeEnd::Done;
-        let last = self.changes.iter().rev().find(succeeded);
-        last.map(|change| change.option.clone()).or_else(|| self.baseline.clone())
+        let last = self.changes.iter().rev().find(succeeded)?;
+        Some((last.option.clone(), last.ends))
+    }
+
+    pub(super) fn installed(&self, now: Timestamp) -> Option<String> {
+        self.succeeded(now).map(|(option, _)| option).or_else(|| self.baseline.clone())
+    }
+
+    /// The restart of the last change, with the begin of the change, unless it is over.
+    pub(super) fn unfinished_restart(&self, now: Timestamp) -> Option<(Restart, Timestamp)> {
+        let change = self.changes.last()?;
+        let restart = change.restart.filter(|restart| now < restart.span(change.begun).1)?;
+        Some((restart, change.begun))
     }
 
     /// Runs a refresh command with `--no-wait`: returns its outcome and the script that it follows,
@@ -143,7 +183,7 @@ impl Snapd {
             && self.installed(now).is_some_and(|installed| installed == option);
         let script = self.scripts.pop_front().unwrap_or_else(|| RefreshScript {
             reply: if is_same { RefreshReply::NothingToDo } else { RefreshReply::Accepted },
-            ..RefreshScript::default()
+            ..self.usual.clone()
         });
         let begun = match &script.reply {
             RefreshReply::Fails(text) => Begun::Failed(text.clone()),
@@ -158,12 +198,13 @@ impl Snapd {
 
     fn begin(&mut self, option: &str, now: Timestamp, script: &RefreshScript) -> String {
         let id = (self.changes.len() + 1).to_string();
-        let duration = SignedDuration::try_from(script.duration).unwrap_or(SignedDuration::MAX);
         self.changes.push(Change {
             id: id.clone(),
             option: option.to_owned(),
-            ends: now.checked_add(duration).unwrap_or(Timestamp::MAX),
+            begun: now,
+            ends: later(now, script.duration),
             end: script.end.clone(),
+            restart: script.restart,
         });
         id
     }

@@ -8,7 +8,7 @@ use refit_kinds::keys;
 use serde_json::{Value, json};
 
 use super::{
-    BOOT, BOOT_SPREAD_SECONDS, PassWrites, View, flag,
+    BOOT, BOOT_SPREAD_SECONDS, PassWrites, View, canonical, flag,
     kubelet::Local,
     name, namespace, rfc3339, short_hash, spread,
     state::{ClusterState, EnvState, HostRecord, cluster_key, host_key},
@@ -35,7 +35,8 @@ pub(crate) fn clusters(view: &View<'_>, state: &mut EnvState, plan: &mut PassWri
         let key = cluster_key(namespace, name);
         let known = state.clusters.entry(key).or_insert_with(|| {
             let (host, port) = endpoint_of(view, cluster);
-            ClusterState { host, port, ..ClusterState::default() }
+            let k8sd = text(cluster, "/spec/controlPlaneRef/kind") == canonical::CONTROL_PLANE;
+            ClusterState { host, port, k8sd, ..ClusterState::default() }
         });
         let place = view.management.place(kinds::CORE_GROUP, "Cluster");
         let (known, Some(place)) = (known.clone(), place) else {
@@ -289,7 +290,13 @@ fn bootstrap(view: &View<'_>, machine: &Value, known: &mut ClusterState, plan: &
         }
     }
     let secret = name(&config);
-    let verb = if known.initialized { "join" } else { "init" };
+    let is_canonical = text(reference, "/kind") == canonical::CONFIG;
+    let command = match (is_canonical, known.initialized) {
+        (true, true) => "k8s join-cluster",
+        (true, false) => "k8s bootstrap",
+        (false, true) => "kubeadm join",
+        (false, false) => "kubeadm init",
+    };
     let labels = json!({ keys::CLUSTER_NAME: text(machine, "/spec/clusterName") });
     let body = json!({
         "apiVersion": "v1",
@@ -299,14 +306,17 @@ fn bootstrap(view: &View<'_>, machine: &Value, known: &mut ClusterState, plan: &
             "name": secret,
             "namespace": namespace,
             "labels": labels,
-            "ownerReferences": [owner(&config, &place, "KubeadmConfig")],
+            "ownerReferences": [owner(&config, &place, text(&config, "/kind"))],
         },
         "stringData": {
             "format": "cloud-config",
-            "value": format!("#cloud-config\nruncmd: [kubeadm {verb}]\n"),
+            "value": format!("#cloud-config\nruncmd: [{command}]\n"),
         },
     });
     plan.management(Call::create(format!("/api/v1/namespaces/{namespace}/secrets"), body));
+    if is_canonical {
+        plan.management(canonical::add_node_token(machine));
+    }
     let path = place.path(namespace, name(&config));
     let body = json!({"status": {
         "dataSecretName": secret,
@@ -316,7 +326,7 @@ fn bootstrap(view: &View<'_>, machine: &Value, known: &mut ClusterState, plan: &
     plan.management(Call::merge(format!("{path}/status"), body));
 }
 
-fn owner(object: &Value, place: &Place, kind: &str) -> Value {
+pub(super) fn owner(object: &Value, place: &Place, kind: &str) -> Value {
     json!({
         "apiVersion": place.base.trim_start_matches("/apis/"),
         "kind": kind,
@@ -352,6 +362,8 @@ fn infrastructure_machine(
         provider_id: format!("sandbox://{node}-{}", short_hash(uid)),
         control_plane: is_control_plane(machine),
         version: text(machine, "/spec/version").to_owned(),
+        k8sd: canonical::is_of_canonical(machine),
+        snap: canonical::installed_at_first(machine),
         boot_at: view.now + (BOOT + jitter(node)) / view.hurry,
         fail_step: String::new(),
     });

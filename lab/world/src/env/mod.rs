@@ -2,6 +2,7 @@
 //!
 //! | module | simulates |
 //! |---|---|
+//! | [`canonical`] | the control plane and bootstrap providers of Canonical Kubernetes |
 //! | [`infrastructure`] | infrastructure and bootstrap providers, and the Cluster controller |
 //! | [`kubelet`] | kubelets: Nodes, mirror pods, pods that start and end |
 //! | [`workloads`] | ReplicaSet, DaemonSet and scheduler of a workload cluster |
@@ -15,6 +16,7 @@
 //! (mirrors of the API stores, hosts, the time) and returns the writes that are due; a pass right
 //! after those writes returns none. So a world restored from a snapshot continues by itself.
 
+pub(crate) mod canonical;
 pub(crate) mod infrastructure;
 pub(crate) mod kubelet;
 pub(crate) mod managers;
@@ -113,6 +115,7 @@ pub(crate) struct View<'a> {
 pub(crate) fn plan(view: &View<'_>, state: &mut EnvState) -> PassWrites {
     let mut plan = PassWrites::default();
     infrastructure::clusters(view, state, &mut plan);
+    canonical::control_planes(view, state, &mut plan);
     infrastructure::machines(view, state, &mut plan);
     for (cluster, mirror) in view.workloads {
         if state.clusters.get(cluster).is_some_and(|known| known.initialized) {

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use lab_apiserver::ApiServer;
 
 use super::{
-    HostViews, PassWrites, RETRY, Target, View, plan, quorum, setup,
+    HostViews, PassWrites, RETRY, Target, View, canonical, plan, quorum, setup,
     state::{ClusterState, HostRecord},
     trouble,
 };
@@ -132,7 +132,9 @@ async fn clusters(inner: &Arc<Inner>) -> Result<(), WorldError> {
             let server = ApiServer::new(inner.workload_options(&key));
             let workload = inner.workload_of(&key, server, identity.clone());
             lock(&inner.workloads).insert(key.clone(), workload);
-            for call in cluster_secrets(&key, &cluster.host, cluster.port, &identity) {
+            let tokens = cluster.k8sd.then(|| canonical::token_secret(&key));
+            let secrets = cluster_secrets(&key, &cluster.host, cluster.port, &identity).into_iter();
+            for call in secrets.chain(tokens) {
                 ignore_existing(send(inner, &Target::Management, call).await)?;
             }
         }
@@ -192,12 +194,16 @@ async fn boot(inner: &Arc<Inner>, record: &HostRecord) -> Result<(), WorldError>
         let api = Direct::new(server, ENVIRONMENT);
         let endpoint = format!("{}:{}", cluster.host, cluster.port);
         let name = record.cluster.rsplit('/').next().unwrap_or_default();
-        setup::fill(&api, name, &endpoint, &record.version).await?;
+        if cluster.k8sd {
+            setup::fill_of_canonical(&api).await?;
+        } else {
+            setup::fill(&api, name, &endpoint, &record.version).await?;
+        }
         if let Some(known) = lock(&inner.env).clusters.get_mut(&record.cluster) {
             known.initialized = true;
         }
     }
-    let handle = HostHandle::boot(record, inner.clock.now(), inner.hurry);
+    let handle = HostHandle::boot(record, inner)?;
     lock(&inner.hosts).insert(key.clone(), handle);
     quorum::apply(inner)?;
     inner.supervise(&Actor::Agent(key));

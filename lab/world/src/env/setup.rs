@@ -11,6 +11,7 @@ pub(crate) const WEB_REPLICAS: u32 = 8;
 pub(crate) const WEB_MAX_UNAVAILABLE: u32 = 2;
 /// Termination grace period of the application's pods, in seconds.
 const WEB_GRACE_SECONDS: u32 = 5;
+const DAEMON_SETS: &str = "/apis/apps/v1/namespaces/kube-system/daemonsets";
 
 /// Creates the objects of a new workload cluster. Idempotent.
 pub(crate) async fn fill(
@@ -21,8 +22,17 @@ pub(crate) async fn fill(
 ) -> Result<(), DirectError> {
     let config_maps = "/api/v1/namespaces/kube-system/configmaps";
     ensure(api, config_maps, kubeadm_config(cluster, endpoint, version)).await?;
-    let daemon_sets = "/apis/apps/v1/namespaces/kube-system/daemonsets";
-    ensure(api, daemon_sets, kube_proxy(version)).await?;
+    ensure(api, DAEMON_SETS, kube_proxy(version)).await?;
+    application(api).await
+}
+
+/// Creates the objects of a new workload cluster of Canonical Kubernetes. Idempotent.
+pub(crate) async fn fill_of_canonical(api: &Direct) -> Result<(), DirectError> {
+    ensure(api, DAEMON_SETS, k8sd_proxy()).await?;
+    application(api).await
+}
+
+async fn application(api: &Direct) -> Result<(), DirectError> {
     let deployments = "/apis/apps/v1/namespaces/default/deployments";
     let deployment = ensure(api, deployments, web_deployment()).await?;
     let replica_sets = "/apis/apps/v1/namespaces/default/replicasets";
@@ -64,10 +74,19 @@ fn kubeadm_config(cluster: &str, endpoint: &str, version: &str) -> Value {
 
 fn kube_proxy(version: &str) -> Value {
     let labels = json!({"k8s-app": "kube-proxy"});
+    daemon_set("kube-proxy", &labels, &format!("registry.k8s.io/kube-proxy:{version}"))
+}
+
+/// The pods through which k8sd is reached (`docs/facts/k8sd.md`).
+fn k8sd_proxy() -> Value {
+    daemon_set("k8sd-proxy", &json!({"app": "k8sd-proxy"}), "ghcr.io/canonical/k8s/k8sd-proxy:1.0")
+}
+
+fn daemon_set(name: &str, labels: &Value, image: &str) -> Value {
     json!({
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
-        "metadata": {"name": "kube-proxy", "namespace": "kube-system"},
+        "metadata": {"name": name, "namespace": "kube-system"},
         "spec": {
             "selector": {"matchLabels": labels},
             "template": {
@@ -76,10 +95,7 @@ fn kube_proxy(version: &str) -> Value {
                     "hostNetwork": true,
                     "priorityClassName": "system-node-critical",
                     "tolerations": [{"operator": "Exists"}],
-                    "containers": [{
-                        "name": "kube-proxy",
-                        "image": format!("registry.k8s.io/kube-proxy:{version}"),
-                    }],
+                    "containers": [{"name": name, "image": image}],
                 },
             },
         },

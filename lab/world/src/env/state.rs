@@ -50,6 +50,9 @@ pub(crate) struct ClusterState {
     pub first_machine: String,
     /// Whether `kubeadm init` has finished and the API is up.
     pub initialized: bool,
+    /// Whether it is a cluster of Canonical Kubernetes.
+    #[serde(default)]
+    pub k8sd: bool,
 }
 
 /// One host, from its request until its infrastructure machine is gone.
@@ -72,6 +75,12 @@ pub(crate) struct HostRecord {
     pub control_plane: bool,
     /// Kubernetes version installed on it.
     pub version: String,
+    /// Whether it is a host of Canonical Kubernetes.
+    #[serde(default)]
+    pub k8sd: bool,
+    /// The option by which its snap was installed, such as `channel=1.34-classic/stable`.
+    #[serde(default)]
+    pub snap: String,
     /// When kubeadm has finished on it.
     pub boot_at: Timestamp,
     /// The failure requested last, as written in its annotation.

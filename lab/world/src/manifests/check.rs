@@ -6,6 +6,7 @@ use refit_manifests::{Manifest, Problem, group_of, shown};
 use serde_json::Value;
 
 use super::{BUNDLED_CRDS, fields, refs};
+use crate::env::canonical;
 
 /// Kinds of Cluster API's groups that the sandbox stores but does not act on.
 pub(super) const UNSUPPORTED_KINDS: [&str; 4] =
@@ -67,7 +68,13 @@ fn unfit(manifest: &Manifest, all: &[Manifest], group: &str, kind: &str) -> Opti
         if group != kinds::CONTROL_PLANE_GROUP && UNSUPPORTED_KINDS.contains(&kind) {
             return None;
         }
-        let kinds: Vec<_> = crds_of_group().map(|crd| crd.spec.names.kind.as_str()).collect();
+        if group == kinds::CONTROL_PLANE_GROUP && kind == canonical::CONTROL_PLANE {
+            return None;
+        }
+        let mut kinds: Vec<_> = crds_of_group().map(|crd| crd.spec.names.kind.as_str()).collect();
+        if group == kinds::CONTROL_PLANE_GROUP {
+            kinds.push(canonical::CONTROL_PLANE);
+        }
         let want = format!("a kind of {group} that the sandbox runs: {}", kinds.join(", "));
         return Some(manifest.problem("/kind", got, want));
     }

@@ -12,12 +12,15 @@ use refit_kinds::{crds, json::text, keys};
 use refit_manifests::is_cluster_scoped_built_in;
 use serde_json::{Value, json};
 
+use crate::env::canonical;
+
 /// The CRDs that Refit and Cluster API bring. Generating their schemas is slow.
 pub static BUNDLED_CRDS: LazyLock<Vec<CustomResourceDefinition>> =
     LazyLock::new(|| crds::refit_crds().into_iter().chain(refit_cluster_api::crds()).collect());
 
 /// Generates a schemaless CRD with the contract label for each kind of `objects` that neither
-/// Kubernetes nor the bundled CRDs define. `XMachineTemplate` also brings `XMachine`.
+/// Kubernetes nor the bundled CRDs define. `XMachineTemplate` also brings `XMachine`, and a control plane of
+/// Canonical Kubernetes its bootstrap configurations.
 ///
 /// CRDs that `objects` contains are not generated.
 pub fn schemaless_crds(objects: &[Value]) -> Vec<Value> {
@@ -53,6 +56,11 @@ pub fn schemaless_crds(objects: &[Value]) -> Vec<Value> {
             kind.strip_suffix("Template").filter(|kind| kind.ends_with("Machine"))
         {
             want(group, machine, version);
+        }
+        if kind == canonical::CONTROL_PLANE
+            || kind.strip_suffix("Template") == Some(canonical::CONFIG)
+        {
+            want(kinds::BOOTSTRAP_GROUP, canonical::CONFIG, "v1beta2");
         }
     }
     wanted.iter().map(|((group, kind), versions)| crd(group, kind, versions)).collect()

@@ -4,6 +4,8 @@ use refit_cluster_api::kinds;
 use refit_manifests::{A_VERSION, Manifest, Problem, shown, typed};
 use serde_json::Value;
 
+use crate::env::canonical;
+
 /// Maximum number of machines per group: all of them run in this one process.
 const MOST_REPLICAS: i64 = 1000;
 
@@ -38,9 +40,8 @@ pub(super) fn wrong_types(manifest: &Manifest, group: &str, kind: &str) -> Vec<P
 
 pub(super) fn wrong_values(manifest: &Manifest, group: &str, kind: &str) -> Vec<Problem> {
     let version = match (group, kind) {
-        (kinds::CONTROL_PLANE_GROUP, "KubeadmControlPlane") | (kinds::CORE_GROUP, "Machine") => {
-            "/spec/version"
-        }
+        (kinds::CONTROL_PLANE_GROUP, "KubeadmControlPlane" | canonical::CONTROL_PLANE)
+        | (kinds::CORE_GROUP, "Machine") => "/spec/version",
         (kinds::CORE_GROUP, "MachineDeployment" | "MachineSet") => "/spec/template/spec/version",
         _ => return Vec::new(),
     };
@@ -51,7 +52,7 @@ pub(super) fn wrong_values(manifest: &Manifest, group: &str, kind: &str) -> Vec<
     }
     let replicas = manifest.object.pointer("/spec/replicas");
     if let Some(replicas) = replicas.and_then(Value::as_i64) {
-        let least = i64::from(kind == "KubeadmControlPlane");
+        let least = i64::from(kind.ends_with("ControlPlane"));
         if !(least..=MOST_REPLICAS).contains(&replicas) {
             let want = format!("a number of machines from {least} to {MOST_REPLICAS}");
             problems.push(manifest.problem("/spec/replicas", replicas.to_string(), want));

@@ -5,6 +5,8 @@ use refit_kinds::json::text;
 use refit_manifests::{Manifest, Problem, shown};
 use serde_json::Value;
 
+use crate::env::canonical;
+
 /// Detects clusters that share an API endpoint.
 pub(super) fn shared_endpoint(manifest: &Manifest, all: &[Manifest]) -> Option<Problem> {
     let pointer = "/spec/controlPlaneEndpoint";
@@ -39,6 +41,9 @@ pub(super) fn dangling(
         (kinds::CONTROL_PLANE_GROUP, "KubeadmControlPlane") => {
             &["/spec/machineTemplate/spec/infrastructureRef"]
         }
+        (kinds::CONTROL_PLANE_GROUP, canonical::CONTROL_PLANE) => {
+            &["/spec/machineTemplate/infrastructureTemplate"]
+        }
         (kinds::CORE_GROUP, "MachineDeployment" | "MachineSet") => {
             &["/spec/template/spec/bootstrap/configRef", "/spec/template/spec/infrastructureRef"]
         }
@@ -68,7 +73,10 @@ pub(super) fn dangling(
         let part = |name: &str| {
             reference.and_then(|r| r.get(name)).and_then(Value::as_str).unwrap_or_default()
         };
-        if !exists(part("apiGroup"), part("kind"), part("name")) {
+        // A reference of an older contract has an apiVersion.
+        let group_of_version = || part("apiVersion").split('/').next().unwrap_or_default();
+        let group = Some(part("apiGroup")).filter(|group| !group.is_empty());
+        if !exists(group.unwrap_or_else(group_of_version), part("kind"), part("name")) {
             let got = match reference {
                 Some(Value::Object(_)) => format!(
                     "{}/{} of {}",

@@ -1,9 +1,14 @@
 //! The commands of a script.
 
 use jiff::SignedDuration;
+use refit_controller::{Canonical, Settings};
+use refit_core::annotation::Compat;
 use refit_kinds::refit::Until;
 
-use super::field::{Field, Setting};
+use super::{
+    field::{Field, Setting},
+    k8sd::Refresh,
+};
 use crate::provider::Misbehaviour;
 
 /// A line of a script, or several lines if it has a here-document.
@@ -46,10 +51,39 @@ pub(super) struct Load {
     pub(super) provider: bool,
     /// Whether a provider brings machines to versions.
     pub(super) version_provider: bool,
+    /// Who serves the annotations of Canonical's providers.
+    pub(super) canonical: CanonicalAnnotations,
     /// The seed of everything random, such as names; `None` for the default.
     pub(super) seed: Option<u64>,
     /// How often the leader of two controllers renews the Lease; `None` for the default.
     pub(super) lease: Option<SignedDuration>,
+}
+
+/// Who serves the annotations of Canonical's providers, and how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum CanonicalAnnotations {
+    /// Nothing does.
+    #[default]
+    Unserved,
+    /// refit-controller, without the bugs of Canonical's controllers.
+    Corrected,
+    /// refit-controller, as Canonical's controllers do.
+    Strict,
+    /// Canonical's own controllers, next to a refit-controller that does not know whether they run.
+    ByCanonical,
+}
+
+impl CanonicalAnnotations {
+    /// The controller's settings.
+    pub(super) fn settings(self, settings: Settings) -> Settings {
+        let (canonical, canonical_compat) = match self {
+            Self::Unserved => (Canonical::Off, Compat::Corrected),
+            Self::Corrected => (Canonical::ControllersAbsent, Compat::Corrected),
+            Self::Strict => (Canonical::ControllersAbsent, Compat::Strict),
+            Self::ByCanonical => (Canonical::On, Compat::Corrected),
+        };
+        Settings { canonical, canonical_compat, ..settings }
+    }
 }
 
 /// The goal of a wait.
@@ -190,6 +224,15 @@ pub(super) enum Trouble {
     },
     /// The last record of an agent's journal is torn, and the agent is killed.
     Journal(String),
+    /// Refreshes of a node's snap misbehave.
+    Refresh {
+        /// Name of the node.
+        node: String,
+        /// How they misbehave.
+        how: Refresh,
+        /// Number of refreshes.
+        times: u32,
+    },
     /// A place is out of order.
     Place(Place),
 }
@@ -214,6 +257,8 @@ pub(super) enum Place {
     Disk(String),
     /// The power of a host.
     Node(String),
+    /// k8sd of a host, by node name.
+    K8sd(String),
     /// The agent of a host and its connection to the API.
     Agent(String),
     /// An API server: `management`, or a workload cluster.
@@ -261,6 +306,8 @@ pub(super) enum Process {
     Provider,
     /// The provider that brings machines to versions.
     VersionProvider,
+    /// Canonical's controllers.
+    CanonicalControllers,
     /// The agent of a host.
     Agent(String),
 }
@@ -289,6 +336,8 @@ pub(super) enum Table {
     Nodes,
     /// Hosts.
     Hosts,
+    /// Snaps of hosts on which k8sd runs.
+    Snaps,
     /// Pods outside kube-system.
     Pods,
     /// NodeUpdates.

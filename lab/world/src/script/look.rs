@@ -18,9 +18,12 @@ use super::{
     names::Names,
     objects::Found,
 };
-use crate::world::{
-    World,
-    status::{PASSING, phase},
+use crate::{
+    env::canonical,
+    world::{
+        World,
+        status::{PASSING, phase},
+    },
 };
 
 /// A group of machines, or a single one.
@@ -39,7 +42,7 @@ impl Group {
     fn of(found: &Found) -> Self {
         match (found.kind.group.as_str(), found.kind.kind.as_str()) {
             (kinds::CORE_GROUP, "Cluster") => Self::Cluster,
-            (kinds::CONTROL_PLANE_GROUP, "KubeadmControlPlane") => Self::ControlPlane,
+            (kinds::CONTROL_PLANE_GROUP, kind) if is_control_plane(kind) => Self::ControlPlane,
             (kinds::CORE_GROUP, "MachineDeployment") => Self::Deployment,
             (kinds::CORE_GROUP, "MachineSet") => Self::Set,
             (kinds::CORE_GROUP, "Machine") => Self::Machine,
@@ -207,16 +210,21 @@ fn groups_of(world: &World, group: Group, owner: &str) -> Vec<Arc<Value>> {
     let mut groups = world.update_groups();
     groups.retain(|object| match group {
         Group::Cluster => text(object, "/spec/clusterName") == owner,
-        Group::ControlPlane => is_owner(object, "KubeadmControlPlane", owner),
-        Group::Deployment => is_owner(object, "MachineDeployment", owner),
-        Group::Set => is_owner(object, "MachineSet", owner),
+        Group::ControlPlane => is_owner(object, is_control_plane, owner),
+        Group::Deployment => is_owner(object, |kind| kind == "MachineDeployment", owner),
+        Group::Set => is_owner(object, |kind| kind == "MachineSet", owner),
         Group::Machine | Group::None => false,
     });
     groups
 }
 
-fn is_owner(group: &Value, kind: &str, name: &str) -> bool {
-    text(group, "/spec/owner/kind") == kind && text(group, "/spec/owner/name") == name
+fn is_owner(group: &Value, is_kind: fn(&str) -> bool, name: &str) -> bool {
+    is_kind(text(group, "/spec/owner/kind")) && text(group, "/spec/owner/name") == name
+}
+
+/// Whether objects of a kind are control planes.
+fn is_control_plane(kind: &str) -> bool {
+    kind == "KubeadmControlPlane" || kind == canonical::CONTROL_PLANE
 }
 
 /// Whether an owner has as many machines as it requests, all of them available.
@@ -243,7 +251,7 @@ fn replicas_of_cluster(world: &World, cluster: &Value) -> u64 {
         namespace(owner) == namespace(cluster)
             && (text(owner, "/spec/clusterName") == name(cluster)
                 || text(cluster, "/spec/controlPlaneRef/name") == name(owner)
-                    && text(owner, "/kind") == "KubeadmControlPlane")
+                    && is_control_plane(text(owner, "/kind")))
     });
     cluster_owners.map(replicas).sum()
 }
@@ -252,6 +260,7 @@ fn replicas_of_cluster(world: &World, cluster: &Value) -> u64 {
 pub(crate) fn owners(world: &World) -> Vec<Value> {
     let server = world.management();
     let mut owners = server.list_values(kinds::CONTROL_PLANE_GROUP, "kubeadmcontrolplanes", None);
+    owners.extend(server.list_values(kinds::CONTROL_PLANE_GROUP, canonical::CONTROL_PLANES, None));
     owners.extend(server.list_values(kinds::CORE_GROUP, "machinedeployments", None));
     owners
 }
@@ -299,7 +308,7 @@ pub(super) fn behind(world: &World, owners: &[Value], machine: &Value) -> Option
 
 pub(crate) fn owns(owner: &Value, machine: &Value) -> bool {
     let group = match text(owner, "/kind") {
-        "KubeadmControlPlane" => Group::ControlPlane,
+        kind if is_control_plane(kind) => Group::ControlPlane,
         _ => Group::Deployment,
     };
     namespace(owner) == namespace(machine) && group.has(machine, name(owner))
@@ -307,7 +316,7 @@ pub(crate) fn owns(owner: &Value, machine: &Value) -> bool {
 
 pub(crate) fn wanted_version(owner: &Value) -> &str {
     match text(owner, "/kind") {
-        "KubeadmControlPlane" => text(owner, "/spec/version"),
+        kind if is_control_plane(kind) => text(owner, "/spec/version"),
         _ => text(owner, "/spec/template/spec/version"),
     }
 }
@@ -315,6 +324,7 @@ pub(crate) fn wanted_version(owner: &Value) -> &str {
 fn template_reference(owner: &Value) -> &'static str {
     match text(owner, "/kind") {
         "KubeadmControlPlane" => "/spec/machineTemplate/spec/infrastructureRef/name",
+        canonical::CONTROL_PLANE => "/spec/machineTemplate/infrastructureTemplate/name",
         _ => "/spec/template/spec/infrastructureRef/name",
     }
 }

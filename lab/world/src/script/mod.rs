@@ -19,6 +19,7 @@
 pub(crate) mod command;
 mod field;
 pub(crate) mod files;
+mod k8sd;
 pub(crate) mod look;
 pub(crate) mod names;
 pub(crate) mod network;

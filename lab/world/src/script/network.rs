@@ -32,7 +32,8 @@ impl Link {
             | Actor::Capi
             | Actor::Updater
             | Actor::Provider
-            | Actor::VersionProvider => None,
+            | Actor::VersionProvider
+            | Actor::CanonicalControllers => None,
         };
         Self { api, actor }
     }

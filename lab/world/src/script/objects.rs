@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     direct::{Call, Direct, DirectError, USER},
+    env::canonical,
     manifests::schemaless_crds,
     world::{World, collection},
 };
@@ -34,7 +35,11 @@ impl Kind {
     fn is_generated(&self) -> bool {
         !matches!(
             self.kind.as_str(),
-            "Cluster" | "KubeadmControlPlane" | "MachineDeployment" | "UpdateGroup"
+            "Cluster"
+                | "KubeadmControlPlane"
+                | canonical::CONTROL_PLANE
+                | "MachineDeployment"
+                | "UpdateGroup"
         )
     }
 

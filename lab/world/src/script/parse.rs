@@ -7,10 +7,11 @@ use strum::VariantArray as _;
 use super::{
     Problem,
     command::{
-        Action, Command, Condition, Goal, How, Load, Place, Process, Reference, Show, Source,
-        Statement, Table, Trouble, Wrong, wrong,
+        Action, CanonicalAnnotations, Command, Condition, Goal, How, Load, Place, Process,
+        Reference, Show, Source, Statement, Table, Trouble, Wrong, wrong,
     },
     field::Setting,
+    k8sd,
     rest::Rest,
     words::{self, Word},
 };
@@ -169,7 +170,8 @@ fn until(rest: &mut Rest<'_>) -> Result<Until, Wrong> {
     named.copied().ok_or_else(|| wrong("until", word, "Stage, Upgrade or Disrupt"))
 }
 
-const OPTIONS: &str = "standby, updater, provider, version-provider, seed N or lease TIME";
+const OPTIONS: &str = "standby, updater, provider, version-provider, canonical, canonical-strict, \
+                       canonical-controllers, seed N or lease TIME";
 
 fn load(rest: &mut Rest<'_>) -> Result<Command, Wrong> {
     let mut load = Load::default();
@@ -190,6 +192,9 @@ fn load(rest: &mut Rest<'_>) -> Result<Command, Wrong> {
             "updater" => load.updater = true,
             "provider" => load.provider = true,
             "version-provider" => load.version_provider = true,
+            "canonical" => load.canonical = CanonicalAnnotations::Corrected,
+            "canonical-strict" => load.canonical = CanonicalAnnotations::Strict,
+            "canonical-controllers" => load.canonical = CanonicalAnnotations::ByCanonical,
             "seed" => load.seed = Some(rest.whole_number("N")?),
             "lease" => load.lease = Some(rest.time("TIME")?).filter(|time| !time.is_zero()),
             other => return Err(wrong("load", other, format!("{OPTIONS} after with"))),
@@ -268,12 +273,13 @@ fn change(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
 }
 
 const TROUBLES: &str = "host, disk, node, agent, api, streams, requests, answers, latency, view, link, \
-                        clock, provider or journal";
+                        clock, provider, k8sd or journal";
 const API: &str = "management or CLUSTER";
 
 fn trouble(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
     let trouble = match rest.peek().unwrap_or_default() {
         "host" => return step_trouble(rest),
+        "k8sd" => return k8sd_trouble(rest),
         "streams" => Trouble::Streams(rest.named("streams", API)?),
         "requests" => {
             let api = rest.named("requests", API)?;
@@ -309,10 +315,23 @@ fn trouble(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
         | Trouble::Streams(_)
         | Trouble::Requests { .. }
         | Trouble::Answers { .. }
+        | Trouble::Refresh { .. }
         | Trouble::Journal(_) => None,
         Trouble::Place(_) => rest.optional_time("for")?,
     };
     Ok(Action::Break(trouble, time))
+}
+
+fn k8sd_trouble(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
+    let node = rest.named("k8sd", "NODE")?;
+    if rest.skip("off") {
+        let time = rest.optional_time("for")?;
+        return Ok(Action::Break(Trouble::Place(Place::K8sd(node)), time));
+    }
+    let word = &rest.next(k8sd::FAILURES)?.text;
+    let how = word.parse().map_err(|_| wrong("break k8sd", word, k8sd::FAILURES))?;
+    let times = if rest.is_over() { 1 } else { rest.times()? };
+    Ok(Action::Break(Trouble::Refresh { node, how, times }, None))
 }
 
 fn step_trouble(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
@@ -343,6 +362,7 @@ fn place(rest: &mut Rest<'_>) -> Result<Place, Wrong> {
         "disk" => Place::Disk(name(rest, "NODE")?),
         "node" => Place::Node(name(rest, "NODE")?),
         "agent" => Place::Agent(name(rest, "NODE")?),
+        "k8sd" => Place::K8sd(name(rest, "NODE")?),
         "api" => Place::Api(name(rest, API)?),
         "latency" => {
             let api = name(rest, API)?;
@@ -387,7 +407,8 @@ fn step_of_clock(rest: &mut Rest<'_>) -> Result<SignedDuration, Wrong> {
 }
 
 fn process(rest: &mut Rest<'_>) -> Result<Process, Wrong> {
-    let want = "controller, standby, capi, updater, provider, version-provider or agent NODE";
+    let want = "controller, standby, capi, updater, provider, version-provider, canonical-controllers \
+                or agent NODE";
     Ok(match rest.next(want)?.text.as_str() {
         "controller" => Process::Controller,
         "standby" => Process::Standby,
@@ -395,6 +416,7 @@ fn process(rest: &mut Rest<'_>) -> Result<Process, Wrong> {
         "updater" => Process::Updater,
         "provider" => Process::Provider,
         "version-provider" => Process::VersionProvider,
+        "canonical-controllers" => Process::CanonicalControllers,
         "agent" => Process::Agent(rest.next("NODE")?.text.clone()),
         other => return Err(wrong("process", other, want)),
     })
@@ -405,13 +427,14 @@ fn kill(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
 }
 
 fn show(rest: &mut Rest<'_>) -> Result<Show, Wrong> {
-    let want = "machines, nodes, hosts, pods, updates, groups, plans, events, processes, steps NODE, \
+    let want = "machines, nodes, hosts, snaps, pods, updates, groups, plans, events, processes, steps NODE, \
                 KIND FIELD... or OBJECT";
     let first = rest.next(want)?.text.clone();
     let table = match first.as_str() {
         "machines" => Table::Machines,
         "nodes" => Table::Nodes,
         "hosts" => Table::Hosts,
+        "snaps" => Table::Snaps,
         "pods" => Table::Pods,
         "updates" => Table::Updates,
         "groups" => Table::Groups,

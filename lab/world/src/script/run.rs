@@ -10,7 +10,8 @@ use serde_json::Value;
 use super::{
     HELP, Problem, ScriptError, ScriptOutcome,
     command::{
-        Action, Command, Condition, Goal, Load, Place, Show, Source, Statement, Wrong, wrong,
+        Action, CanonicalAnnotations, Command, Condition, Goal, Load, Place, Show, Source,
+        Statement, Wrong, wrong,
     },
     files, look, objects, parse, request,
     session::{Later, Session},
@@ -227,6 +228,8 @@ impl Runner<'_> {
             updater: load.updater,
             provider: load.provider,
             version_provider: load.version_provider,
+            canonical_controllers: load.canonical == CanonicalAnnotations::ByCanonical,
+            settings: load.canonical.settings(defaults.settings),
             seed: load.seed.unwrap_or(defaults.seed),
             lease_retry: load.lease.and_then(|time| time.try_into().ok()),
             ..defaults

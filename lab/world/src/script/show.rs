@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
+use lab_simhost::k8sd::REFRESH;
 use refit_kinds::{
     conditions,
     json::{flag, name, text, whole_condition},
@@ -18,7 +19,7 @@ use super::{
     table::table,
     words,
 };
-use crate::world::{World, status::phase};
+use crate::world::{World, lock, status::phase};
 
 /// Identity of a machine: it distinguishes a machine that was kept from one that was replaced.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,6 +50,7 @@ pub(super) fn show(session: &Session, what: &Show) -> Result<String, Wrong> {
         Show::Table(Table::Machines) => machines(session),
         Show::Table(Table::Nodes) => nodes(session),
         Show::Table(Table::Hosts) => hosts(session),
+        Show::Table(Table::Snaps) => snaps(session),
         Show::Table(Table::Pods) => pods(session),
         Show::Table(Table::Updates) => updates(session),
         Show::Table(Table::Groups) => groups(session),
@@ -197,6 +199,20 @@ fn hosts(session: &Session) -> String {
         .collect();
     let header = ["HOST", "UP", "BOOTS", "RUNS-KUBELET", "KUBEADM", "KUBELET", "COMMANDS"];
     table(&header, &sorted(session, rows))
+}
+
+fn snaps(session: &Session) -> String {
+    let hosts = lock(&session.world.inner.hosts);
+    let rows = hosts.iter().filter_map(|(key, host)| {
+        let k8sd = host.k8sd.as_ref()?;
+        Some(vec![
+            key.rsplit('/').next().unwrap_or(key).to_owned(),
+            k8sd.installed().unwrap_or_default(),
+            k8sd.changes().to_string(),
+            k8sd.count(REFRESH).to_string(),
+        ])
+    });
+    table(&["HOST", "INSTALLED", "REFRESHES", "REQUESTS"], &sorted(session, rows.collect()))
 }
 
 fn pods(session: &Session) -> String {

@@ -7,6 +7,7 @@ use refit_kinds::version::KubernetesVersion;
 
 use super::{
     command::{How, Place, Process, Statement, Trouble, Wrong, wrong},
+    k8sd,
     network::{self, Link},
     session::{Later, Session},
     words,
@@ -35,6 +36,7 @@ pub(super) fn place(trouble: &Trouble) -> Option<Place> {
         | Trouble::Streams(_)
         | Trouble::Requests { .. }
         | Trouble::Answers { .. }
+        | Trouble::Refresh { .. }
         | Trouble::Journal(_) => None,
         Trouble::Place(place) => Some(place.clone()),
     }
@@ -75,6 +77,7 @@ pub(super) fn make(
         }
         Trouble::Answers { api, times } => network::lose_answers(session, api, *times),
         Trouble::Journal(node) => tear_journal(session, node),
+        Trouble::Refresh { node, how, times } => k8sd::misbehave(session, node, *how, *times),
         Trouble::Place(place) => break_place(session, place, time),
     }
 }
@@ -109,6 +112,7 @@ fn break_place(
             with_host(session, node, |host| host.power_off(now))?;
             format!("{node} is off")
         }
+        Place::K8sd(node) => k8sd::stop(session, node)?,
         Place::Agent(node) => {
             let link = Link::of_agent(agent(session, node)?);
             network::cut(session, link);
@@ -179,7 +183,7 @@ pub(super) const LINGERS: SignedDuration = SignedDuration::from_mins(6);
 #[cfg(feature = "sabotage")]
 pub(super) fn impairs(trouble: &Trouble) -> bool {
     match trouble {
-        Trouble::Step { .. } | Trouble::Journal(_) => false,
+        Trouble::Step { .. } | Trouble::Journal(_) | Trouble::Refresh { .. } => false,
         Trouble::Streams(_) | Trouble::Requests { .. } | Trouble::Answers { .. } => true,
         Trouble::Place(place) => match place {
             // What a provider does is Refit's to handle.
@@ -187,6 +191,7 @@ pub(super) fn impairs(trouble: &Trouble) -> bool {
             | Place::Disk(_)
             | Place::Node(_)
             | Place::Agent(_)
+            | Place::K8sd(_)
             | Place::Provider(_) => false,
             Place::Api(_)
             | Place::Latency(..)
@@ -240,6 +245,7 @@ pub(super) fn mend(
             };
             return Ok((what, boot.map(|at| (at, agent))));
         }
+        Place::K8sd(node) => k8sd::mend(session, node)?,
         Place::Agent(node) => {
             network::connect(session, &Link::of_agent(agent(session, node)?));
             format!("the agent of {node} can reach its API")
@@ -301,6 +307,13 @@ fn actor_of(session: &Session, process: &Process) -> Result<(Actor, String), Wro
                 return Err(wrong("process", "version-provider", want));
             }
             (Actor::VersionProvider, "the version provider".to_owned())
+        }
+        Process::CanonicalControllers => {
+            if !session.world.inner.others.contains(&Actor::CanonicalControllers) {
+                let want = "a world that is loaded with canonical-controllers";
+                return Err(wrong("process", "canonical-controllers", want));
+            }
+            (Actor::CanonicalControllers, "Canonical's controllers".to_owned())
         }
         Process::Capi => (Actor::Capi, "Cluster API".to_owned()),
         Process::Agent(node) => (agent(session, node)?, format!("the agent of {node}")),

@@ -342,7 +342,12 @@ fn runs_version(pod: &Value, version: &str) -> bool {
 /// of an update, or what it runs is unknown.
 fn is_control_plane_behind(world: &World, own: &Value, update: &Value) -> bool {
     let version = |text: &str| StatedVersion::from(text).version().cloned();
-    let Some(goal) = version(text(update, "/spec/goal/kubernetesVersion")) else {
+    let goal = &update["spec"]["goal"];
+    let of_option = || {
+        let option = serde_json::from_value::<refit::GoalOption>(goal["option"].clone());
+        option.ok()?.minor_version()
+    };
+    let Some(goal) = version(text(goal, "/kubernetesVersion")).or_else(of_option) else {
         return false;
     };
     let cluster = text(own, "/spec/clusterName");

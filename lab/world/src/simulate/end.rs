@@ -22,7 +22,7 @@ use super::{
     rule::{Problem, Rule},
     run::Happened,
     shape::DEPLOYMENT,
-    tasks,
+    snaps, tasks,
 };
 use crate::{
     script::{
@@ -155,7 +155,11 @@ fn fate(session: &Session, machine: &Value, update: Option<&Value>) -> Fate {
     let marked = passing.any(|key| annotation(machine, key).is_some());
     let unfinished = update.is_some_and(|update| !is_final(update));
     let ready = node.as_deref().is_some_and(is_ready);
-    let updated = runs == wanted && text(machine, "/spec/version") == wanted;
+    let updated = match snaps::is_refreshed(session, machine) {
+        // What a snap contains is not visible from outside: an update that failed stays so.
+        Some(refreshed) => refreshed && update.is_none_or(|update| phase(update) != Phase::Failed),
+        None => runs == wanted && text(machine, "/spec/version") == wanted,
+    };
     if updated && ready && !marked && !unfinished {
         return Fate::Done;
     }
@@ -201,6 +205,13 @@ fn problem(
             // Without the API of its cluster a host is not known to be lost.
             let known = api_is_up(session, &one.machine);
             let update = one.update.as_deref().filter(|update| known && !is_final(update))?;
+            // A request by annotation stands until it is removed: nothing has begun, and remediation is free to act.
+            let stands = snaps::is_refreshed(session, &one.machine).is_some()
+                && phase(update) == Phase::Waiting
+                && blockers(update).next().is_some();
+            if stands {
+                return None;
+            }
             let (name, phase) = (name(update), phase(update));
             let what = format!("its host is off for good, and NodeUpdate {name} stays {phase:?}");
             Some((Rule::WaitWithoutEnd, what))
@@ -302,7 +313,11 @@ fn wrong_end(session: &Session, happened: &[Happened], one: &MachineEnd) -> Opti
         return Some((Rule::NotShown, what));
     }
     let what = format!("its update failed: {reason}");
-    (reason.is_empty() || DEAD_ENDS.contains(&reason)).then_some((Rule::FailedForGood, what))
+    // An operator may request a channel before all machines have the one before it; the owner shows that it failed.
+    let skips =
+        shown && reason == "SkipsMinor" && snaps::is_refreshed(session, &one.machine).is_some();
+    let is_dead_end = reason.is_empty() || DEAD_ENDS.contains(&reason) && !skips;
+    is_dead_end.then_some((Rule::FailedForGood, what))
 }
 
 /// Whether a machine runs another version than its Machine requests, or has other memory.
@@ -320,7 +335,9 @@ fn is_behind_its_spec(session: &Session, one: &MachineEnd) -> bool {
 /// that its owner does not request.
 fn endless_wait(session: &Session, one: &MachineEnd, all: &[MachineEnd]) -> Option<(Rule, String)> {
     let update = one.update.as_deref()?;
-    let by_hand = wanted(session, &one.machine) != text(update, "/spec/goal/kubernetesVersion");
+    // An update of a snap names no version, and is by annotation.
+    let goal = text(update, "/spec/goal/kubernetesVersion");
+    let by_hand = !goal.is_empty() && wanted(session, &one.machine) != goal;
     let named = blockers(update).next().is_some();
     let lacks_one = tasks::lacks_a_machine(&session.world, owner_name(&one.machine));
     if named && (by_hand || lacks_one || !api_is_up(session, &one.machine)) {

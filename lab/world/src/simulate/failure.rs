@@ -137,7 +137,11 @@ pub(super) fn kill(random: &mut Random, setting: &Setting<'_>) -> Vec<String> {
 
 fn process(random: &mut Random, setting: &Setting<'_>) -> String {
     let standby = if setting.shape.standby { "standby" } else { "controller" };
-    let agent = format!("agent {}", setting.machine);
+    // Machines with k8sd have no agent.
+    let agent = match setting.shape.snaps {
+        Some(_) => "controller".to_owned(),
+        None => format!("agent {}", setting.machine),
+    };
     (*random.pick(&["controller", standby, "capi", &agent])).to_owned()
 }
 

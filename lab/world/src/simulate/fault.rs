@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use strum::{Display, EnumString, VariantArray, VariantNames};
 
-use super::{failure, operator, shape::Shape, tasks};
+use super::{failure, operator, shape::Shape, snaps, tasks};
 use crate::random::Random;
 
 /// A kind of fault.
@@ -117,6 +117,12 @@ pub enum FaultKind {
     ProviderSlow,
     /// A provider reports what is not so for some time.
     ProviderLies,
+    /// Refreshes of a snap fail, or snapd forgets them.
+    SnapFails,
+    /// k8sd of a machine does not answer for some time.
+    SnapOff,
+    /// An operator withdraws the annotation of an owner, and repeats it later.
+    Withdraw,
 }
 
 /// What the lines of a fault depend on.
@@ -160,8 +166,40 @@ impl FaultKind {
         matches!(self, Self::ProviderOff | Self::ProviderSlow | Self::ProviderLies)
     }
 
+    /// Whether the fault is one of k8sd.
+    pub(super) fn is_of_snaps(self) -> bool {
+        matches!(self, Self::SnapFails | Self::SnapOff | Self::Withdraw)
+    }
+
+    /// Whether the fault is one of agents and their steps, of Cluster API's requests, or of NodeUpdates that an operator
+    /// handles: those of annotations are handled by annotations.
+    fn is_without_snaps(self) -> bool {
+        matches!(
+            self,
+            Self::StepFails
+                | Self::StepHangs
+                | Self::StepSlow
+                | Self::DiskFull
+                | Self::TornJournal
+                | Self::Repeat
+                | Self::Settings
+                | Self::DeleteUpdate
+                | Self::Abort
+                | Self::GiveUp
+                | Self::Cancel
+                | Self::Forgo
+                | Self::Flip
+                | Self::Default
+                | Self::ByHand
+                | Self::Hold
+        )
+    }
+
     /// Whether a cluster of this shape can have the fault.
     pub(super) fn suits(self, shape: &Shape) -> bool {
+        if shape.snaps.is_some() && self.is_without_snaps() {
+            return false;
+        }
         match self {
             // Without its only control plane host a cluster is gone.
             Self::HostLost | Self::Incident => shape.control_plane > 1 || shape.workers > 0,
@@ -175,6 +213,9 @@ impl FaultKind {
             // It changes templates by their names.
             Self::Default => shape.updater.is_none() && !shape.tasks,
             Self::Remediate => shape.health_check,
+            Self::SnapFails | Self::SnapOff | Self::Withdraw => shape.snaps.is_some(),
+            // Nothing keeps the only member of such a control plane until another one has joined.
+            Self::DeleteMachine => shape.snaps.is_none() || shape.control_plane > 1,
             Self::Outage
             | Self::HalfOpen
             | Self::StaleView
@@ -200,7 +241,6 @@ impl FaultKind {
             | Self::Budget
             | Self::Settings
             | Self::Scale
-            | Self::DeleteMachine
             | Self::DeleteUpdate
             | Self::Abort
             | Self::Upgrade => true,
@@ -276,6 +316,12 @@ impl FaultKind {
             Self::ProviderOff => failure::process_off(random, "provider"),
             Self::ProviderSlow => failure::provider_slow(random),
             Self::ProviderLies => failure::provider_lies(random),
+            Self::SnapFails => snaps::fails(random, &setting.machine),
+            Self::SnapOff => snaps::off(random, &setting.machine),
+            Self::Withdraw => match setting.shape.snaps {
+                Some(keys) => snaps::withdraw(random, setting, keys),
+                None => Vec::new(),
+            },
         }
     }
 }

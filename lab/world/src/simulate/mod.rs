@@ -13,6 +13,7 @@
 //! | `rule` | what a run must keep |
 //! | `oracle`, `cause`, `end` | judges it, during the run and at its end |
 //! | `tasks` | runs in which UpgradeTasks upgrade the machines |
+//! | `snaps` | runs in which k8sd refreshes the snaps of machines whose owners are annotated |
 //! | `known` | failures that are known and not fixed yet |
 
 mod cause;
@@ -26,6 +27,7 @@ mod plan;
 mod rule;
 mod run;
 mod shape;
+mod snaps;
 mod tasks;
 
 use std::{

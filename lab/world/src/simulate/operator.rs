@@ -72,7 +72,7 @@ pub(super) fn scale(random: &mut Random, shape: &Shape) -> Vec<String> {
     if shape.workers == 0 || random.chance(1, 3) {
         // Odd numbers only: etcd is stacked.
         let count = shape.control_plane;
-        let field = format!("kcp/{CLUSTER} spec.replicas");
+        let field = format!("{} spec.replicas", shape.control_plane_owner());
         return passing(random, &field, &(count + 2).to_string(), &count.to_string());
     }
     let count = shape.workers;
@@ -162,7 +162,7 @@ pub(super) fn pace(random: &mut Random, shape: &Shape) -> Vec<String> {
     let owner = shape.owner(random);
     let is_control_plane = !owner.starts_with("md/");
     let (group, kind) = if is_control_plane {
-        ("controlplane", "KubeadmControlPlane")
+        ("controlplane", shape.control_plane_kind())
     } else {
         ("cluster", "MachineDeployment")
     };

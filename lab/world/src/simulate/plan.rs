@@ -42,6 +42,10 @@ impl Plan {
         if kinds.iter().any(|kind| kind.is_of_provider()) {
             shape.updater = Some(Updater::Provider);
             shape.tasks = false;
+            shape.snaps = None;
+        }
+        if kinds.iter().any(|kind| kind.is_of_snaps()) {
+            shape = shape.with_snaps(seed);
         }
         let kinds = if kinds.is_empty() { FaultKind::VARIANTS } else { kinds };
         let kinds: Vec<_> = kinds.iter().copied().filter(|kind| kind.suits(&shape)).collect();
@@ -114,9 +118,10 @@ impl Plan {
             Some(Updater::Hook(_)) => " updater",
             Some(Updater::Provider) => " provider",
         };
+        let canonical = if self.shape.snaps.is_some() { " canonical" } else { "" };
         let (seed, lease) = (self.seed, LEASE_RETRY.as_secs());
         format!(
-            "# Seed {seed}.\nload {MANIFESTS} with{standby}{updater} seed {seed} lease {lease}s\n"
+            "# Seed {seed}.\nload {MANIFESTS} with{standby}{updater}{canonical} seed {seed} lease {lease}s\n"
         )
     }
 }

@@ -7,6 +7,7 @@ use std::{
 
 use jiff::SignedDuration;
 use lab_apiserver::StoreEvent;
+use refit_controller::{Canonical, Settings};
 use refit_kinds::{json::text, refit};
 use serde_json::Value;
 
@@ -127,6 +128,13 @@ async fn run_in_world(plan: &Plan, sabotage: Option<Sabotage>) -> Run {
         two_controllers: plan.shape.standby,
         updater: plan.shape.has_hook(),
         provider: plan.shape.has_provider(),
+        settings: Settings {
+            canonical: match plan.shape.snaps {
+                Some(_) => Canonical::ControllersAbsent,
+                None => Canonical::Off,
+            },
+            ..Settings::default()
+        },
         lease_retry: Some(LEASE_RETRY),
         ..WorldOptions::new(objects)
     };

@@ -2,8 +2,10 @@
 
 use std::fmt::Write as _;
 
-use super::{fault::Version, tasks};
-use crate::random::Random;
+use refit_kinds::canonical::{CANONICAL, Keys, REFIT};
+
+use super::{fault::Version, snaps, tasks};
+use crate::{env::canonical, random::Random};
 
 /// Name of the Cluster and of its control plane.
 pub(super) const CLUSTER: &str = "edge-1";
@@ -29,6 +31,8 @@ pub(super) struct Shape {
     pub(super) updater: Option<Updater>,
     /// Whether UpgradeTasks upgrade the machines instead of Cluster API.
     pub(super) tasks: bool,
+    /// The prefix of annotations that have k8sd refresh the snaps of all machines; `None` without k8sd.
+    pub(super) snaps: Option<Keys>,
 }
 
 /// An Updater of memory.
@@ -42,7 +46,8 @@ pub(super) enum Updater {
 
 impl Shape {
     /// The shape of a seed. Every fifth cluster has an Updater with a hook, and every seventh one with a provider.
-    /// Every seventh of those without an Updater is upgraded by UpgradeTasks.
+    /// Every seventh of those without an Updater is upgraded by UpgradeTasks, and every eleventh is one of Canonical
+    /// Kubernetes.
     pub(super) fn of_seed(seed: u64, random: &mut Random) -> Self {
         let updater = match seed % 15 {
             2 | 12 => Some(Updater::Provider),
@@ -51,7 +56,10 @@ impl Shape {
             14 => Some(Updater::Hook("Drain")),
             _ => None,
         };
-        Self { updater, tasks: updater.is_none() && seed % 7 == 3, ..Self::new(random) }
+        let tasks = updater.is_none() && seed % 7 == 3;
+        let has_k8sd = updater.is_none() && !tasks && seed % 11 == 5;
+        let shape = Self { updater, tasks, ..Self::new(random) };
+        if has_k8sd { shape.with_snaps(seed) } else { shape }
     }
 
     fn new(random: &mut Random) -> Self {
@@ -67,6 +75,7 @@ impl Shape {
             standby: random.chance(1, 4),
             updater: None,
             tasks: false,
+            snaps: None,
         }
     }
 
@@ -90,7 +99,7 @@ impl Shape {
     /// All owners of machines, as a script names them.
     pub(super) fn owners(&self) -> Vec<String> {
         let workers = (self.workers > 0).then(|| format!("md/{DEPLOYMENT}"));
-        [format!("kcp/{CLUSTER}")].into_iter().chain(workers).collect()
+        [self.control_plane_owner()].into_iter().chain(workers).collect()
     }
 
     /// An owner of machines, as a script names it.
@@ -98,8 +107,24 @@ impl Shape {
         if self.workers > 0 && random.chance(1, 2) {
             format!("md/{DEPLOYMENT}")
         } else {
-            format!("kcp/{CLUSTER}")
+            self.control_plane_owner()
         }
+    }
+
+    /// The same cluster, as one of Canonical Kubernetes.
+    pub(super) fn with_snaps(self, seed: u64) -> Self {
+        let keys = if seed.is_multiple_of(2) { CANONICAL } else { REFIT };
+        Self { snaps: Some(keys), updater: None, tasks: false, ..self }
+    }
+
+    /// The control plane, as a script names it.
+    pub(super) fn control_plane_owner(&self) -> String {
+        format!("{}/{CLUSTER}", self.control_plane_kind().to_lowercase())
+    }
+
+    /// Kind of the control plane.
+    pub(super) fn control_plane_kind(&self) -> &'static str {
+        if self.snaps.is_some() { canonical::CONTROL_PLANE } else { "KubeadmControlPlane" }
     }
 
     pub(super) fn has_provider(&self) -> bool {
@@ -166,6 +191,9 @@ impl Shape {
         if self.updater.is_some() {
             return self.request_with_memory(version);
         }
+        if let Some(keys) = self.snaps {
+            return snaps::request(keys, self, version);
+        }
         if self.tasks {
             let owners = self.owners().into_iter();
             return owners.map(|owner| tasks::create(&owner, version, None)).collect();
@@ -228,19 +256,26 @@ impl Shape {
              metadata: {{name: {CLUSTER}, namespace: default}}\n\
              spec: {{controlPlaneEndpoint: {{host: {CLUSTER}.example.com, port: 6443}}}}\n---\n\
              apiVersion: controlplane.cluster.x-k8s.io/v1beta2\n\
-             kind: KubeadmControlPlane\n\
+             kind: {}\n\
              metadata: {{name: {CLUSTER}, namespace: default}}\n\
              spec:\n  \
                replicas: {}\n  \
                version: {FIRST_VERSION}\n  \
                {}\
-               machineTemplate: {{spec: {{infrastructureRef: {}}}}}\n---\n{}",
-            reference("controlplane", "KubeadmControlPlane", CLUSTER),
+               machineTemplate: {}\n---\n{}",
+            reference("controlplane", self.control_plane_kind(), CLUSTER),
             reference("infrastructure", "SandboxCluster", CLUSTER),
+            self.control_plane_kind(),
             self.control_plane,
             // Cluster API replaces the only machine of a control plane: it rejects maxSurge 0 there.
-            if self.control_plane > 1 { NO_SURGE } else { "" },
-            reference("infrastructure", "SandboxMachineTemplate", "edge-1-control-plane"),
+            if self.control_plane > 1 && self.snaps.is_none() { NO_SURGE } else { "" },
+            if self.snaps.is_some() {
+                MACHINES_OF_CANONICAL.to_owned()
+            } else {
+                let template =
+                    reference("infrastructure", "SandboxMachineTemplate", "edge-1-control-plane");
+                format!("{{spec: {{infrastructureRef: {template}}}}}")
+            },
             template("edge-1-control-plane"),
         );
         if self.workers > 0 {
@@ -254,10 +289,12 @@ impl Shape {
     }
 
     fn add_workers(&self, yaml: &mut String, reference: impl Fn(&str, &str, &str) -> String) {
+        let config =
+            if self.snaps.is_some() { "CK8sConfigTemplate" } else { "KubeadmConfigTemplate" };
         let _ = write!(
             yaml,
             "apiVersion: bootstrap.cluster.x-k8s.io/v1beta2\n\
-             kind: KubeadmConfigTemplate\n\
+             kind: {config}\n\
              metadata: {{name: {DEPLOYMENT}, namespace: default}}\n\
              spec: {{template: {{spec: {{}}}}}}\n---\n\
              apiVersion: cluster.x-k8s.io/v1beta2\n\
@@ -280,7 +317,7 @@ impl Shape {
             self.workers,
             self.max_surge,
             self.max_unavailable,
-            reference("bootstrap", "KubeadmConfigTemplate", DEPLOYMENT),
+            reference("bootstrap", config, DEPLOYMENT),
             reference("infrastructure", "SandboxMachineTemplate", DEPLOYMENT),
         );
     }
@@ -303,6 +340,9 @@ const MEMORY_PROVIDER: &str = "timeoutSeconds: 1200, template: {apiVersion: memo
 
 const NO_SURGE: &str =
     "rollout: {strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: 0}}}\n  ";
+
+const MACHINES_OF_CANONICAL: &str = "{infrastructureTemplate: \
+     {apiVersion: infrastructure.cluster.x-k8s.io/v1beta2, kind: SandboxMachineTemplate, name: edge-1-control-plane}}";
 
 const HEALTH_CHECK: &str = r#"apiVersion: cluster.x-k8s.io/v1beta2
 kind: MachineHealthCheck

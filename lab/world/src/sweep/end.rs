@@ -8,7 +8,7 @@ use refit_kinds::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::tasks;
+use super::{snaps, tasks};
 use crate::world::{
     World, lock,
     status::{PASSING, phase},
@@ -34,6 +34,9 @@ pub struct EndState {
     /// What tasks have left on owners.
     #[serde(default)]
     pub left_on_owners: Vec<String>,
+    /// What Machines and owners show of upgrades by annotation.
+    #[serde(default)]
+    pub annotations: BTreeMap<String, BTreeMap<String, String>>,
 }
 
 /// End state of one machine.
@@ -54,7 +57,10 @@ pub struct MachineEnd {
     pub boot_id: String,
     /// Number of boots of the host.
     pub boots: u32,
-    /// How often each command ran that is not idempotent.
+    /// What the machine's snap was last refreshed to.
+    #[serde(default)]
+    pub snap: String,
+    /// How often each command ran that is not idempotent, and how often the snap was refreshed.
     pub runs: BTreeMap<String, u32>,
     /// Whether the Machine is available.
     pub available: bool,
@@ -106,15 +112,18 @@ impl EndState {
             sets.push(wants);
             sets.sort();
         }
-        let (tasks, left_on_owners) = (tasks::ends(world), tasks::left_on_owners(world));
-        Self { machines, node_updates, machine_sets, slots, tasks, left_on_owners }
+        let mut left_on_owners = tasks::left_on_owners(world);
+        left_on_owners.extend(snaps::left_locks(world));
+        let (tasks, annotations) = (tasks::ends(world), snaps::shown(world));
+        Self { machines, node_updates, machine_sets, slots, tasks, left_on_owners, annotations }
     }
 
     /// Problems that show that the run is unfinished or has failed.
     pub fn unrest(&self) -> Vec<String> {
         let mut problems = Vec::new();
         for (machine, end) in &self.machines {
-            if end.kubelet_version != end.wanted_version {
+            // A refresh of the snap leaves the Machine's version as it is.
+            if end.snap.is_empty() && end.kubelet_version != end.wanted_version {
                 let (is, wanted) = (&end.kubelet_version, &end.wanted_version);
                 problems.push(format!("{machine} runs {is}, not {wanted}"));
             }
@@ -152,6 +161,7 @@ impl EndState {
             problems.push(format!("slots {:?}, expected {:?}", self.slots, expected.slots));
         }
         compare(&self.tasks, &expected.tasks, "UpgradeTask", &mut problems);
+        compare(&self.annotations, &expected.annotations, "annotations of", &mut problems);
         if self.left_on_owners != expected.left_on_owners {
             let (found, expected) = (&self.left_on_owners, &expected.left_on_owners);
             problems.push(format!("left on owners {found:?}, expected {expected:?}"));
@@ -198,7 +208,7 @@ fn machine_end(world: &World, machine: &serde_json::Value) -> MachineEnd {
     let node = world.node_of(machine);
     let cluster = text(machine, "/spec/clusterName");
     let host = format!("{}/{cluster}/{}", namespace(machine), name(machine));
-    let (boots, runs) = lock(&world.inner.hosts)
+    let (boots, mut runs) = lock(&world.inner.hosts)
         .get(&host)
         .map(|host| {
             let state = lock(&host.state);
@@ -220,7 +230,12 @@ fn machine_end(world: &World, machine: &serde_json::Value) -> MachineEnd {
     {
         left.push(keys::CORDONED_BY.to_owned());
     }
+    let (snap, refreshes) = snaps::snap(world, machine);
+    if refreshes > 0 {
+        runs.insert("snap-refresh".to_owned(), refreshes);
+    }
     MachineEnd {
+        snap,
         uid: text(machine, "/metadata/uid").to_owned(),
         provider_id: text(machine, "/spec/providerID").to_owned(),
         node: format!("{} {}", of_node("/metadata/name"), of_node("/metadata/uid")),

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use jiff::SignedDuration;
+use refit_controller::{Canonical, Settings};
 use refit_kinds::refit::{Phase, Until};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    SweepError,
+    SweepError, snaps,
     updaters::{self, MemoryUpdater},
 };
 use crate::world::{
@@ -47,6 +48,9 @@ pub struct Scenario {
     /// Whether UpgradeTasks upgrade the machines instead of Cluster API.
     #[serde(default)]
     pub tasks: bool,
+    /// Whether annotations of the owners request another channel for the snaps of machines with k8sd.
+    #[serde(default)]
+    pub snaps: bool,
 }
 
 impl Scenario {
@@ -59,6 +63,7 @@ impl Scenario {
             updaters: false,
             provider: false,
             tasks: false,
+            snaps: false,
         }
     }
 
@@ -83,12 +88,21 @@ impl Scenario {
         Self { tasks: true, by_hand: false, ..Self::demo() }
     }
 
+    /// Annotations of a control plane with k8sd and of its workers, at once.
+    pub fn snaps() -> Self {
+        Self { snaps: true, by_hand: false, ..Self::demo() }
+    }
+
     /// The default world of this scenario.
     pub(crate) fn options(&self, manifests: Vec<Value>) -> WorldOptions {
         WorldOptions {
             two_controllers: self.two_controllers,
             updater: self.updaters,
             provider: self.provider,
+            settings: Settings {
+                canonical: if self.snaps { Canonical::ControllersAbsent } else { Canonical::Off },
+                ..Settings::default()
+            },
             ..WorldOptions::new(manifests)
         }
     }
@@ -113,6 +127,9 @@ impl Scenario {
         }
         if self.tasks {
             return Ok(world.upgrade_by_tasks(&self.version).await?);
+        }
+        if self.snaps {
+            return snaps::start(world, &self.version).await;
         }
         Ok(world.upgrade(&self.version).await?)
     }
@@ -145,6 +162,12 @@ impl Scenario {
     }
 
     fn is_done(&self, world: &World) -> bool {
+        if self.snaps {
+            return world.is_ready()
+                && world.is_quiet()
+                && snaps::are_refreshed(world, &self.version)
+                && world.tasks_are_complete();
+        }
         world.is_updated(&self.version) && (!self.tasks || world.tasks_are_complete())
     }
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use lab_apiserver::{
-    ApiServer, Options, Registry, Webhook,
+    ApiServer, Options, PortHandler, Registry, Webhook,
     auth::{Authentication, Required},
 };
 use refit_kinds::{
@@ -19,11 +19,15 @@ use sha2::{Digest as _, Sha256};
 use tokio::{sync::Notify, task::AbortHandle};
 
 use super::{
-    Hub, Inner, Workload, World, WorldError, WorldOptions, enforced, hosts, lock, process::Actor,
+    Hosts, Hub, Inner, Workload, World, WorldError, WorldOptions, enforced, hosts, lock,
+    process::Actor,
 };
 use crate::{
     direct::{Call, Direct, USER, server_options},
-    env::state::EnvState,
+    env::{
+        canonical::{K8SD_PORT, K8SD_PROXY},
+        state::{EnvState, host_key},
+    },
     invariants::Checker,
     leaders::Leaders,
     manifests::{BUNDLED_CRDS, schemaless_crds},
@@ -94,7 +98,7 @@ impl World {
             lock(&inner.workloads).insert(key.clone(), workload);
         }
         for (key, part) in &snapshot.hosts {
-            let handle = hosts::HostHandle::restore(part, inner.hurry);
+            let handle = hosts::HostHandle::restore(part, &inner)?;
             if !inner.journal {
                 *lock(&handle.disk) = lab_simhost::DiskState::default();
             }
@@ -320,6 +324,7 @@ impl Parts {
             (Actor::Updater, options.updater),
             (Actor::Provider, options.provider),
             (Actor::VersionProvider, options.version_provider),
+            (Actor::CanonicalControllers, options.canonical_controllers),
         ]
         .into_iter();
         Ok(Inner {
@@ -356,7 +361,7 @@ impl Parts {
             hook_identity: self.hook_identity,
             workloads: Mutex::default(),
             env: Mutex::new(self.env),
-            hosts: Mutex::default(),
+            hosts: Arc::default(),
             processes: Mutex::default(),
             incarnations: Mutex::new(self.incarnations),
             clock_steps: Mutex::default(),
@@ -408,8 +413,20 @@ impl Inner {
         if self.two_controllers {
             self.leaders.follow_workload(&server);
         }
+        server.serve_ports(k8sd_ports(key, self.hosts.clone(), self.clock));
         Workload { server, identity, mirror, serving: None }
     }
+}
+
+/// The ports of the `k8sd-proxy` pods of a cluster, while the kubelets of their nodes run.
+fn k8sd_ports(cluster: &str, hosts: Hosts, clock: Clock) -> PortHandler {
+    let cluster = cluster.to_owned();
+    Box::new(move |pod, port| {
+        let host = lock(&hosts).get(&host_key(&cluster, &pod.node)).cloned()?;
+        let reached = port == K8SD_PORT && pod.name.starts_with(K8SD_PROXY);
+        let runs = reached && lock(&host.state).kubelet_up(clock.now());
+        host.k8sd.filter(|_| runs)?.connect()
+    })
 }
 
 /// Creates the Secrets through which a workload cluster is reachable.

@@ -3,17 +3,24 @@
 use std::sync::{Arc, Mutex};
 
 use jiff::Timestamp;
-use lab_simhost::{DiskState, HostState, kubelet::HostView};
+use lab_simhost::{
+    DiskState, HostState,
+    k8sd::{K8sd, K8sdState},
+    kubelet::HostView,
+};
+use refit_runtime::tls::TlsError;
 use serde::{Deserialize, Serialize};
 
 use super::{Inner, World, lock};
-use crate::env::state::HostRecord;
+use crate::env::{canonical, state::HostRecord};
 
 /// A host that has booted.
 #[derive(Clone)]
 pub(crate) struct HostHandle {
     pub(crate) state: Arc<Mutex<HostState>>,
     pub(crate) disk: Arc<Mutex<DiskState>>,
+    /// The k8sd of a host of Canonical Kubernetes.
+    pub(crate) k8sd: Option<Arc<K8sd>>,
     /// The environment's last view of it.
     seen: Arc<Mutex<Option<Arc<HostView>>>>,
 }
@@ -26,35 +33,57 @@ pub struct HostSnapshot {
     pub state: HostState,
     /// The agent's durable data.
     pub disk: DiskState,
+    /// What k8sd stores on a host of Canonical Kubernetes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub k8sd: Option<K8sdState>,
 }
 
 impl HostHandle {
-    /// Creates a host on which kubeadm has just finished.
-    pub(crate) fn boot(record: &HostRecord, now: Timestamp, hurry: u32) -> Self {
-        let state = HostState::new(&record.node, record.control_plane, &record.version, now);
-        let state = state.hurried(hurry);
-        Self::of(state, DiskState::default())
+    /// Creates a host on which kubeadm, or the bootstrap of k8sd, has just finished.
+    pub(crate) fn boot(record: &HostRecord, inner: &Inner) -> Result<Self, TlsError> {
+        let HostRecord { node, control_plane, version, .. } = record;
+        let now = inner.clock.now();
+        let (state, k8sd) = if record.k8sd {
+            let k8sd = K8sd::new(inner.clock, node, &canonical::node_token(node))?;
+            k8sd.install(&record.snap);
+            (HostState::with_snap(node, *control_plane, version, now), Some(k8sd.state()))
+        } else {
+            (HostState::new(node, *control_plane, version, now), None)
+        };
+        Self::restore(&HostSnapshot { state, disk: DiskState::default(), k8sd }, inner)
     }
 
-    pub(crate) fn restore(snapshot: &HostSnapshot, hurry: u32) -> Self {
-        Self::of(snapshot.state.clone().hurried(hurry), snapshot.disk.clone())
-    }
-
-    fn of(state: HostState, disk: DiskState) -> Self {
-        Self {
-            state: Arc::new(Mutex::new(state)),
+    /// A host as it was. Must be called in the runtime of its world.
+    pub(crate) fn restore(snapshot: &HostSnapshot, inner: &Inner) -> Result<Self, TlsError> {
+        let HostSnapshot { state, disk, k8sd } = snapshot.clone();
+        let restored = |stored| K8sd::restore(inner.clock, stored, inner.woken.clone());
+        Ok(Self {
+            state: Arc::new(Mutex::new(state.hurried(inner.hurry))),
             disk: Arc::new(Mutex::new(disk)),
+            k8sd: k8sd.map(restored).transpose()?,
             seen: Arc::default(),
-        }
+        })
     }
 
     pub(crate) fn snapshot(&self) -> HostSnapshot {
-        HostSnapshot { state: lock(&self.state).clone(), disk: lock(&self.disk).clone() }
+        HostSnapshot {
+            state: lock(&self.state).clone(),
+            disk: lock(&self.disk).clone(),
+            k8sd: self.k8sd.as_ref().map(|k8sd| k8sd.state()),
+        }
+    }
+
+    /// Lets a refresh of the snap that has ended take effect.
+    fn settle(&self) {
+        if let Some((option, ended)) = self.k8sd.as_ref().and_then(|k8sd| k8sd.refreshed()) {
+            lock(&self.state).refreshed(&option, ended);
+        }
     }
 
     /// The environment's view of the host, the same one while nothing changes, and when it next changes
     /// without further action.
     pub(crate) fn view(&self, now: Timestamp) -> (Arc<HostView>, Option<Timestamp>) {
+        self.settle();
         let mut state = lock(&self.state);
         let mut seen = lock(&self.seen);
         let view = match seen.take().filter(|seen| seen.is_of(&mut state, now)) {
@@ -62,12 +91,15 @@ impl HostHandle {
             None => Arc::new(HostView::of(&mut state, now)),
         };
         *seen = Some(view.clone());
-        let due = state.next_due(now).into_iter().chain(state.next_uptime_change(now));
+        let refresh = self.k8sd.as_ref().and_then(|k8sd| k8sd.change_ends());
+        let due =
+            state.next_due(now).into_iter().chain(state.next_uptime_change(now)).chain(refresh);
         (view, due.min())
     }
 
     /// Whether its API server and its etcd member are up.
     pub(crate) fn control_plane(&self, now: Timestamp) -> (bool, bool) {
+        self.settle();
         let mut state = lock(&self.state);
         state.tick(now);
         (state.api_server_up(now), state.etcd_up(now))

@@ -99,6 +99,8 @@ pub struct WorldOptions {
     pub provider: bool,
     /// Whether a provider brings machines to versions; then there are no agents.
     pub version_provider: bool,
+    /// Whether Canonical's controllers run.
+    pub canonical_controllers: bool,
     /// How often the leader of two controllers renews the Lease; `None` for the default.
     pub lease_retry: Option<Duration>,
     /// How many times faster than real hosts these work.
@@ -125,6 +127,7 @@ impl WorldOptions {
             updater: false,
             provider: false,
             version_provider: false,
+            canonical_controllers: false,
             lease_retry: None,
             hurry: 1,
             real_time: false,
@@ -182,6 +185,9 @@ pub(crate) struct Running {
     task: AbortHandle,
 }
 
+/// The hosts that have booted, by key.
+pub(crate) type Hosts = Arc<Mutex<BTreeMap<String, HostHandle>>>;
+
 /// The state shared by the tasks of a world.
 pub(crate) struct Inner {
     pub(crate) clock: Clock,
@@ -212,7 +218,7 @@ pub(crate) struct Inner {
     pub(crate) hook_client: HookClient,
     pub(crate) workloads: Mutex<BTreeMap<String, Workload>>,
     pub(crate) env: Mutex<EnvState>,
-    pub(crate) hosts: Mutex<BTreeMap<String, HostHandle>>,
+    pub(crate) hosts: Hosts,
     pub(crate) processes: Mutex<BTreeMap<Actor, Running>>,
     /// How often each process was started, including agents of removed hosts.
     pub(crate) incarnations: Mutex<BTreeMap<Actor, u32>>,

@@ -35,6 +35,8 @@ pub enum Actor {
     Provider,
     /// A provider that brings machines to versions, in place of the agents.
     VersionProvider,
+    /// Canonical's controllers.
+    CanonicalControllers,
     /// refit-agent on the host with this key.
     Agent(String),
 }
@@ -49,6 +51,7 @@ impl Actor {
             Self::Updater => format!("hook-updater/{incarnation}"),
             Self::Provider => format!("memory-provider/{incarnation}"),
             Self::VersionProvider => format!("version-provider/{incarnation}"),
+            Self::CanonicalControllers => format!("canonical-controllers/{incarnation}"),
             Self::Agent(host) => format!("refit-agent/{incarnation} ({host})"),
         }
     }
@@ -73,6 +76,7 @@ impl fmt::Display for Actor {
             Self::Updater => f.write_str("updater"),
             Self::Provider => f.write_str("provider"),
             Self::VersionProvider => f.write_str("version-provider"),
+            Self::CanonicalControllers => f.write_str("canonical-controllers"),
             Self::Agent(host) => write!(f, "agent/{}", host.rsplit('/').next().unwrap_or(host)),
         }
     }

@@ -14,6 +14,7 @@ const MACHINES: &str = "machines.cluster.x-k8s.io";
 const MACHINE_SETS: &str = "machinesets.cluster.x-k8s.io";
 const DEPLOYMENTS: &str = "machinedeployments.cluster.x-k8s.io";
 const CONTROL_PLANES: &str = "kubeadmcontrolplanes.controlplane.cluster.x-k8s.io";
+const CONTROL_PLANES_OF_CANONICAL: &str = "ck8scontrolplanes.controlplane.cluster.x-k8s.io";
 const NODE_UPDATES: &str = "nodeupdates.refit.dev";
 const UPDATE_GROUPS: &str = "updategroups.refit.dev";
 
@@ -86,7 +87,8 @@ impl World {
     pub fn wanted_machines(&self) -> usize {
         let mirror = &self.inner.management_mirror;
         let replicas = |object: &Arc<Value>| object["spec"]["replicas"].as_u64().unwrap_or(1);
-        let all = mirror.list(CONTROL_PLANES).into_iter().chain(mirror.list(DEPLOYMENTS));
+        let owners = [CONTROL_PLANES, CONTROL_PLANES_OF_CANONICAL, DEPLOYMENTS];
+        let all = owners.iter().flat_map(|owner| mirror.list(owner));
         usize::try_from(all.map(|object| replicas(&object)).sum::<u64>()).unwrap_or(usize::MAX)
     }
 

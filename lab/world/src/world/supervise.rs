@@ -25,7 +25,7 @@ use refit_runtime::{
 };
 
 use super::{Actor, Inner, RESTART_DELAY, Running, lock, process::Switch};
-use crate::{pki, provider, version_provider};
+use crate::{canonical_controllers, pki, provider, version_provider};
 
 /// How long a restarted process sees the NodeUpdates as they were before the effect at which it
 /// died: the watch cache of an API server may lag.
@@ -38,11 +38,14 @@ pub(crate) const LEASE: &str = "refit-controller";
 const NODE_UPDATES: &str = "nodeupdates.refit.dev";
 
 impl Inner {
-    /// Starts a process and keeps it running until [`Inner::dismiss`]. Hosts of a world in which a provider
-    /// brings machines to versions have no agent.
+    /// Starts a process and keeps it running until [`Inner::dismiss`]. Hosts on which k8sd runs have no agent, nor
+    /// have those of a world in which a provider brings machines to versions.
     pub(crate) fn supervise(self: &Arc<Self>, actor: &Actor) {
-        if matches!(actor, Actor::Agent(_)) && self.others.contains(&Actor::VersionProvider) {
-            return;
+        if let Actor::Agent(host) = actor {
+            let has_k8sd = lock(&self.hosts).get(host).is_some_and(|host| host.k8sd.is_some());
+            if has_k8sd || self.others.contains(&Actor::VersionProvider) {
+                return;
+            }
         }
         let (incarnation, switch) = self.next(actor);
         let task = watch_over(self.clone(), actor.clone(), incarnation, switch.clone());
@@ -194,6 +197,15 @@ impl Inner {
                 };
                 Box::pin(async move {
                     version_provider::run(client, Arc::new(host_of)).await;
+                    Ok(())
+                })
+            }
+            Actor::CanonicalControllers => {
+                let client = stack.client(&self.management_config())?;
+                let inner = Arc::downgrade(self);
+                let k8sd_of = move |key: &str| lock(&inner.upgrade()?.hosts).get(key)?.k8sd.clone();
+                Box::pin(async move {
+                    canonical_controllers::run(client, Arc::new(k8sd_of)).await;
                     Ok(())
                 })
             }
