@@ -38,7 +38,7 @@ const CHUNK_BYTES: usize = 32 * 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum PortForwardError {
     /// The API server did not accept the port-forward.
-    #[error("cannot forward port {port} of pod {pod}: {source}")]
+    #[error("cannot forward port {port} of pod {pod}: {}", reason(source))]
     Connect {
         /// Namespace and name of the pod.
         pod: String,
@@ -87,6 +87,19 @@ pub enum PortForwardError {
         /// What is wrong.
         problem: String,
     },
+}
+
+/// The reason in the words of the API server, without the fields of its Status. If only `create` is
+/// missing, a real one names no reason.
+fn reason(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) if status.is_forbidden() => format!(
+            "{} (get and create of pods/portforward are required)",
+            status.message.trim_end_matches([':', ' '])
+        ),
+        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
+        _ => error.to_string(),
+    }
 }
 
 impl From<PortForwardError> for io::Error {

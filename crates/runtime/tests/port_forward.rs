@@ -103,9 +103,21 @@ async fn a_refused_port_is_an_error_with_the_text_of_the_node() {
 #[tokio::test(start_paused = true)]
 async fn a_missing_pod_is_an_error_of_the_api() {
     let world = world_with_pod(echo).await;
-    let outcome = port_forward(&world.client().await, "default", "q", 2380).await;
-    let Err(PortForwardError::Connect { source, .. }) = outcome else { panic!("connected") };
-    assert!(matches!(&*source, kube::Error::Api(status) if status.code == 404), "{source}");
+    let error = port_forward(&world.client().await, "default", "q", 2380).await.unwrap_err();
+    let PortForwardError::Connect { source, .. } = &error else { panic!("{error:?}") };
+    assert!(matches!(&**source, kube::Error::Api(status) if status.code == 404), "{source}");
+    let text = "cannot forward port 2380 of pod default/q: pods \"q\" not found";
+    assert_eq!(error.to_string(), text);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_forbidden_port_forward_names_the_verbs_that_it_needs() {
+    let world = world_with_pod(echo).await;
+    world.server.faults().add(FaultRule::next(FaultAction::Status(403)).subresource("portforward"));
+    let error = port_forward(&world.client().await, "default", "p", 2380).await.unwrap_err();
+    let text = error.to_string();
+    assert!(text.ends_with(" (get and create of pods/portforward are required)"), "{text}");
+    assert!(!text.contains("Status {"), "{text}");
 }
 
 #[tokio::test(start_paused = true)]
