@@ -26,6 +26,8 @@ const CLUSTER_API: &str = "sigs.k8s.io/cluster-api";
 const CLUSTER_API_TEST: &str = "sigs.k8s.io/cluster-api/test";
 /// The Go module of the API server.
 const KUBERNETES: &str = "k8s.io/kubernetes";
+/// Our module with the API server and a kubelet.
+const API_SERVER_MODULE: &str = "lab/testbed/go/apiserver";
 /// Package of the core manager since v1.14. In earlier versions it is the module's root package.
 const CORE: &str = "sigs.k8s.io/cluster-api/core";
 /// Packages with the version variables of the API server; Cluster API's managers read the version.
@@ -64,6 +66,7 @@ struct Parts {
     etcd: Part,
     kubectl: Part,
     hosts_provider: Part,
+    kubelet: Part,
     cluster_api: BTreeMap<String, ClusterApi>,
 }
 
@@ -121,7 +124,8 @@ fn bed(root: &Path, args: &[&str]) -> anyhow::Result<ExitCode> {
 #[expect(clippy::print_stdout, reason = "the output of the tests, and the result of the task")]
 fn all(root: &Path) -> anyhow::Result<ExitCode> {
     let tests = ["test", "--workspace", "--no-fail-fast"];
-    let flows = ["v1_12", "v1_14", "agent_trust", "controller_rights"].map(|name| ["--test", name]);
+    let flows = ["v1_12", "v1_14", "agent_trust", "controller_rights", "port_forwards"];
+    let flows = flows.map(|name| ["--test", name]);
     let flows = flows.as_flattened().iter().chain(&["--", "--include-ignored"]);
     let child = cargo::command(root).args(tests).args(flows).stdout(Stdio::piped()).spawn();
     let mut child = child.context("failed to run cargo")?;
@@ -196,7 +200,12 @@ fn build(root: &Path, wanted: &[String]) -> anyhow::Result<String> {
         kube_apiserver,
         etcd: Part { path: etcd },
         kubectl: Part { path: kubectl },
-        hosts_provider: Part { path: hosts_provider(root, &cache)? },
+        hosts_provider: Part {
+            path: own_program(&cache, "hosts-provider", root.join("examples/provider-go"), ".")?,
+        },
+        kubelet: Part {
+            path: own_program(&cache, "kubelet", root.join(API_SERVER_MODULE), "./kubelet")?,
+        },
         cluster_api,
     };
     let text = serde_json::to_string(&parts).context("failed to serialize the parts as JSON")?;
@@ -236,7 +245,7 @@ fn etcd() -> anyhow::Result<PathBuf> {
 }
 
 fn api_server(root: &Path, cache: &Path) -> anyhow::Result<Versioned> {
-    let module = Module::read(root.join("lab/testbed/go/apiserver"))?;
+    let module = Module::read(root.join(API_SERVER_MODULE))?;
     let version = module.version_of(KUBERNETES)?;
     let toolchain = module.toolchain()?;
     let home = cache.join(format!("apiserver-{version}-{toolchain}"));
@@ -250,13 +259,18 @@ fn api_server(root: &Path, cache: &Path) -> anyhow::Result<Versioned> {
     Ok(Versioned { version: version.to_owned(), path: home.join("kube-apiserver") })
 }
 
-/// Builds the example of a provider in Go. Its source is part of this repository, so it is built in every
-/// run: Go compiles only what has changed.
-fn hosts_provider(root: &Path, cache: &Path) -> anyhow::Result<PathBuf> {
-    let home = cache.join("hosts-provider");
+/// Builds a program whose source is part of this repository: in every run, because Go compiles only what
+/// has changed.
+fn own_program(
+    cache: &Path,
+    name: &str,
+    module: PathBuf,
+    package: &str,
+) -> anyhow::Result<PathBuf> {
+    let home = cache.join(name);
     fs::create_dir_all(&home).with_context(|| format!("failed to create {}", home.display()))?;
-    let path = home.join("hosts-provider");
-    Module::read(root.join("examples/provider-go"))?.build(".", "", &path)?;
+    let path = home.join(name);
+    Module::read(module)?.build(package, "", &path)?;
     Ok(path)
 }
 

@@ -95,6 +95,7 @@ fn api_server(parts: &Parts, store: &str, port: u16, directory: &Path) -> Progra
             format!("--tls-cert-file={}", file("tls.crt")),
             format!("--tls-private-key-file={}", file("tls.key")),
             format!("--client-ca-file={}", file("ca.crt")),
+            format!("--kubelet-certificate-authority={}", file("ca.crt")),
             "--service-cluster-ip-range=10.0.0.0/24".to_owned(),
             "--endpoint-reconciler-type=none".to_owned(),
             "--service-account-issuer=https://kubernetes.default.svc".to_owned(),

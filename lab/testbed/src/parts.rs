@@ -59,6 +59,8 @@ pub struct Parts {
     pub kubectl: Option<PathBuf>,
     /// The provider of `examples/provider-go`, if it was built.
     pub hosts_provider: Option<PathBuf>,
+    /// The port-forwards of a kubelet, if they were built.
+    pub kubelet: Option<PathBuf>,
     /// Directory with the managers, definitions and webhooks.
     pub cluster_api: PathBuf,
     /// Version of the managers.
@@ -72,6 +74,7 @@ struct File {
     etcd: Program,
     kubectl: Option<Program>,
     hosts_provider: Option<Program>,
+    kubelet: Option<Program>,
     #[serde(default)]
     cluster_api: BTreeMap<String, Managers>,
 }
@@ -106,6 +109,7 @@ pub fn find(line: Line) -> anyhow::Result<Parts> {
         etcd: file.etcd.path,
         kubectl: file.kubectl.map(|program| program.path),
         hosts_provider: file.hosts_provider.map(|program| program.path),
+        kubelet: file.kubelet.map(|program| program.path),
         cluster_api: managers.directory.clone(),
         cluster_api_version: managers.version.clone(),
     };
