@@ -5,6 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
+mod calls;
 mod cargo;
 mod crds;
 mod docs;
@@ -65,6 +66,9 @@ enum Task {
     /// Count the writes of Refit's processes in the upgrade of a simulated fleet; the last line is
     /// `N machines, W writes per machine, expected below 30`.
     Writes(writes::WritesArgs),
+    /// Count the API calls of the controller in an upgrade by annotation of one owner: each Machine must cost the same,
+    /// whatever the size of the owner. The last line is `C calls per Machine of N, C per Machine of M`.
+    Calls(calls::CallsArgs),
 }
 
 #[derive(Subcommand)]
@@ -89,6 +93,7 @@ fn main() -> ExitCode {
         Task::Simulate(args) => simulate::run(&root(), &args),
         Task::Sweep(args) => sweep::run(&root(), &args),
         Task::Writes(args) => writes::run(&root(), &args),
+        Task::Calls(args) => calls::run(&root(), &args),
     };
     match outcome {
         Ok(code) => code,

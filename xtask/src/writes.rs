@@ -65,7 +65,7 @@ pub(crate) fn run(root: &Path, args: &WritesArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// A quotient with two decimals.
-fn per_machine(count: u64, machines: usize) -> String {
+pub(crate) fn per_machine(count: u64, machines: usize) -> String {
     let machines = u64::try_from(machines).unwrap_or(u64::MAX).max(1);
     let hundredths = (count.saturating_mul(100) + machines / 2) / machines;
     format!("{}.{:02}", hundredths / 100, hundredths % 100)

@@ -68,7 +68,7 @@ pub use error::ApiError;
 pub use faults::{Down, FaultAction, FaultRule, Faults, StaleView};
 pub use history::ChangeKind;
 pub use portforward::{PodIdentity, PortHandler};
-pub use requests::{RequestObserver, WriteRequest};
+pub use requests::{ObservedRequest, RequestObserver};
 pub use resources::{Registry, Resource};
 pub use selector::{FieldSelector, LabelSelector};
 pub use server::{AnswerBody, ApiServer, BoxError, ClockFn, Options};

@@ -1,4 +1,4 @@
-//! Shows write requests to observers, to count them by client and field manager.
+//! Shows requests for objects to observers, to count them by client and field manager.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -6,13 +6,15 @@ use crate::error::ApiError;
 use crate::store::Store;
 use crate::verbs::Call;
 
-/// A write request that reached the server, other than a dry run.
+/// A request that reached the server, other than a dry run.
 #[derive(Debug, Clone, Copy)]
-pub struct WriteRequest<'a> {
+pub struct ObservedRequest<'a> {
     /// User agent of the client.
     pub user_agent: &'a str,
-    /// Kubernetes verb, `create` to `deletecollection`; `apply` for a server-side apply.
+    /// Kubernetes verb, `get` to `deletecollection`; `apply` for a server-side apply.
     pub verb: &'a str,
+    /// Whether it lists a further page of what an earlier request lists.
+    pub is_further_page: bool,
     /// Kind of the object; its plural if the server does not know the kind.
     pub kind: &'a str,
     /// Subresource, or `""`.
@@ -27,8 +29,15 @@ pub struct WriteRequest<'a> {
     pub body: &'a [u8],
 }
 
-/// Called after a write request; must not call the server.
-pub type RequestObserver = Box<dyn FnMut(&WriteRequest<'_>) + Send>;
+impl ObservedRequest<'_> {
+    /// Whether it changes nothing.
+    pub fn is_read(&self) -> bool {
+        ["get", "list", "watch"].contains(&self.verb)
+    }
+}
+
+/// Called after a request, or after the begin of a watch; must not call the server.
+pub type RequestObserver = Box<dyn FnMut(&ObservedRequest<'_>) + Send>;
 
 /// The observers of a server.
 #[derive(Default)]
@@ -41,8 +50,8 @@ impl Requests {
 
     pub(crate) fn show(&self, store: &Mutex<Store>, call: &Call, error: Option<&ApiError>) {
         let mut observers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let reads = ["", "get", "list", "watch"].contains(&call.verb);
-        if observers.is_empty() || reads || !call.query.get("dryRun").is_empty() {
+        let is_dry_run = !call.query.get("dryRun").is_empty();
+        if observers.is_empty() || call.verb.is_empty() || is_dry_run {
             return;
         }
         let registry = store.lock().unwrap_or_else(PoisonError::into_inner).registry.clone();
@@ -53,9 +62,10 @@ impl Requests {
             "" => user_agent.split('/').next().unwrap_or_default(),
             manager => manager,
         };
-        let request = WriteRequest {
+        let request = ObservedRequest {
             user_agent,
             verb: if applies { "apply" } else { call.verb },
+            is_further_page: call.verb == "list" && !call.query.get("continue").is_empty(),
             kind: resource.map_or(&call.target.plural, |resource| &resource.kind),
             subresource: &call.target.subresource,
             manager,
@@ -81,13 +91,13 @@ mod tests {
     use crate::{ApiServer, Options};
 
     #[tokio::test]
-    async fn observers_get_each_write_request_with_its_outcome() {
+    async fn observers_get_each_request_with_its_outcome() {
         let noon = "2026-01-01T12:00:00Z".parse().unwrap();
         let server = ApiServer::new(Options::new(Arc::new(move || noon)));
         let seen = Arc::new(Mutex::new(Vec::new()));
         let sink = seen.clone();
         server.observe_requests(Box::new(move |request| {
-            let WriteRequest { verb, kind, manager, rejected, .. } = *request;
+            let ObservedRequest { verb, kind, manager, rejected, .. } = *request;
             sink.lock().unwrap().push(format!("{verb} {kind} {manager:?} {rejected:?}"));
         }));
         let maps = Api::<ConfigMap>::default_namespaced(kube::Client::new(server, "default"));
@@ -105,6 +115,7 @@ mod tests {
         let expected = [
             r#"create ConfigMap "" None"#,
             r#"create ConfigMap "" Some(409)"#,
+            r#"list ConfigMap "" None"#,
             r#"apply ConfigMap "me" None"#,
         ];
         assert_eq!(*seen.lock().unwrap(), expected);

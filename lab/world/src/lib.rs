@@ -11,6 +11,7 @@
 //! | [`snapshot`] | saves a whole world, which can be restored later |
 //! | [`invariants`] | safety invariants, checked after every write |
 //! | [`script`] | scenario scripts: commands to a world, and its state as text |
+//! | [`calls`] | counts the API calls of the controller during an upgrade by annotation |
 //! | [`writes`] | counts the writes of Refit's processes during an upgrade |
 //! | `sweep` | with the feature `sabotage`: kills every process at every effect |
 //! | `simulate` | with the feature `sabotage`: seeded runs with faults of every kind |
@@ -26,6 +27,7 @@
 //! # }
 //! ```
 
+pub mod calls;
 mod canonical_controllers;
 mod direct;
 mod env;

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use lab_apiserver::{ApiServer, WriteRequest};
+use lab_apiserver::{ApiServer, ObservedRequest};
 use refit_kinds::{json::text, refit::REPORT_INTERVAL_SECONDS};
 use serde_json::{Value, json};
 
@@ -188,7 +188,10 @@ fn observe(world: &World) -> Counts {
 
 fn follow(server: &ApiServer, counts: Counts) {
     let mut reports: BTreeMap<String, Value> = BTreeMap::new();
-    server.observe_requests(Box::new(move |request: &WriteRequest<'_>| {
+    server.observe_requests(Box::new(move |request: &ObservedRequest<'_>| {
+        if request.is_read() {
+            return;
+        }
         let process = match request.user_agent.split('/').next() {
             Some("refit-controller") => "controller",
             Some("refit-agent") => "agent",
@@ -214,7 +217,7 @@ fn follow(server: &ApiServer, counts: Counts) {
 }
 
 /// Whether a report differs from the last one of its host by its time at most.
-fn is_unchanged(reports: &mut BTreeMap<String, Value>, request: &WriteRequest<'_>) -> bool {
+fn is_unchanged(reports: &mut BTreeMap<String, Value>, request: &ObservedRequest<'_>) -> bool {
     let mut report: Value = serde_json::from_slice(request.body).unwrap_or_default();
     if let Some(status) = report["status"].as_object_mut() {
         status.remove("reportedAt");

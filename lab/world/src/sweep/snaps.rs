@@ -4,16 +4,19 @@ use std::collections::BTreeMap;
 
 use refit_kinds::{
     canonical::CANONICAL,
-    json::{annotation, annotations, kind, name, namespace, text},
+    json::{annotations, kind, name, namespace, text},
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::SweepError;
 use crate::{
-    direct::{Call, Direct, USER},
+    env::canonical,
     script::look::owners,
-    world::{World, collection, lock},
+    world::{World, lock},
 };
+
+/// Kinds of the owners.
+const OWNERS: [&str; 2] = [canonical::CONTROL_PLANE, "MachineDeployment"];
 
 /// What is requested for a version: `channel=1.35-classic/stable` for `v1.35.0`.
 fn option(version: &str) -> String {
@@ -24,11 +27,8 @@ fn option(version: &str) -> String {
 
 /// Annotates the control plane and the workers.
 pub(super) async fn start(world: &World, version: &str) -> Result<(), SweepError> {
-    let api = Direct::new(world.management().clone(), USER);
-    for owner in owners(world) {
-        let Some(collection) = collection(world.management(), &owner) else { continue };
-        let body = json!({"metadata": {"annotations": {CANONICAL.upgrade_to: option(version)}}});
-        api.send(Call::merge(format!("{collection}/{}", name(&owner)), body)).await?;
+    for kind in OWNERS {
+        world.annotate_owners(kind, CANONICAL, &option(version)).await?;
     }
     Ok(())
 }
@@ -37,14 +37,9 @@ pub(super) async fn start(world: &World, version: &str) -> Result<(), SweepError
 pub(super) fn are_refreshed(world: &World, version: &str) -> bool {
     let wanted = option(version);
     let hosts = lock(&world.inner.hosts);
-    let all = hosts.values().filter_map(|host| host.k8sd.as_ref());
-    let is_shown = |owner: &Value| {
-        annotation(owner, CANONICAL.release) == Some(wanted.as_str())
-            && annotation(owner, CANONICAL.status) == Some("done")
-            && annotation(owner, CANONICAL.upgrade_to).is_none()
-    };
-    all.map(|k8sd| k8sd.installed()).all(|installed| installed.as_ref() == Some(&wanted))
-        && owners(world).iter().all(is_shown)
+    let mut all = hosts.values().filter_map(|host| host.k8sd.as_ref());
+    all.all(|k8sd| k8sd.installed().as_ref() == Some(&wanted))
+        && OWNERS.iter().all(|kind| world.owners_show(kind, CANONICAL, &wanted))
 }
 
 /// The annotations of upgrades, of Machines and owners.

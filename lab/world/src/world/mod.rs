@@ -15,6 +15,7 @@ mod hosts;
 mod pacer;
 mod process;
 mod progress;
+mod snaps;
 pub(crate) mod status;
 mod supervise;
 mod tasks;
