@@ -3,6 +3,7 @@
 //! Every finding names the object, the problem and the remedy. Data that could not be read is a
 //! separate warning: nothing is reported as healthy without a check.
 
+mod canonical;
 mod checks;
 mod hook_clients;
 
@@ -40,6 +41,8 @@ pub enum Check {
     Lease,
     /// Namespaces that hold Clusters.
     Namespaces,
+    /// Annotations of Canonical's providers.
+    Canonical,
     /// Agents on the hosts.
     Agents,
     /// Versions of kubelets and API servers.
@@ -54,7 +57,7 @@ pub enum Check {
 
 impl Check {
     /// All checks, in display order.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Crds,
         Self::Rbac,
         Self::Extension,
@@ -64,6 +67,7 @@ impl Check {
         Self::Controller,
         Self::Lease,
         Self::Namespaces,
+        Self::Canonical,
         Self::Agents,
         Self::Skew,
         Self::Preflight,
@@ -157,6 +161,18 @@ pub enum ClientAuth {
     Off,
 }
 
+/// Whether the controller serves the annotations of Canonical's providers: its flag `--canonical`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, strum::EnumString)]
+pub enum CanonicalMode {
+    /// It does not.
+    #[default]
+    Off,
+    /// It leaves them to Canonical's controllers.
+    On,
+    /// It does, because Canonical's controllers do not run.
+    ControllersAbsent,
+}
+
 /// A Deployment of Refit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workload {
@@ -168,6 +184,8 @@ pub struct Workload {
     pub image: String,
     /// Whose hook calls it serves.
     pub client_auth: ClientAuth,
+    /// Whether it serves the annotations of Canonical's providers.
+    pub canonical: CanonicalMode,
 }
 
 /// The Lease of the controller's replicas.
@@ -228,6 +246,10 @@ pub struct Facts {
     pub certificate: Read<Option<Certificate>>,
     /// Cluster API's managers.
     pub managers: Read<Vec<Manager>>,
+    /// Managers of Canonical's providers that run, as `Deployment/name (namespace)`.
+    pub canonical_managers: Read<Vec<String>>,
+    /// Number of Machines and MachineDeployments that ask for an upgrade under Canonical's prefix.
+    pub canonical_requests: usize,
     /// Copies of the client certificate in the managers' namespaces.
     pub client_copies: Read<Vec<ClientCopy>>,
     /// The controller's Deployment; `None` if it does not exist.
@@ -264,6 +286,7 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
             Check::Controller => checks::controller(facts, &mut found),
             Check::Lease => checks::lease(facts, &mut found),
             Check::Namespaces => checks::namespaces(facts, &mut found),
+            Check::Canonical => canonical::check(facts, &mut found),
             Check::Agents => checks::agents(facts, &mut found),
             Check::Skew => checks::skew(facts, &mut found),
             Check::Preflight => checks::preflight(facts, &mut found),

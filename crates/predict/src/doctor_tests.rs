@@ -67,12 +67,15 @@ fn sound() -> Facts {
         extensions: Read::Known(vec![Extension::assumed()]),
         certificate: Read::Known(Some(certificate())),
         managers: Read::Known(Manager::assumed()),
+        canonical_managers: Read::Known(Vec::new()),
+        canonical_requests: 0,
         client_copies: Read::Known(vec![client_copy()]),
         controller: Read::Known(Some(Workload {
             replicas: 2,
             ready: 2,
             image: "registry/refit:v0.1.0".into(),
             client_auth: ClientAuth::Secret,
+            canonical: CanonicalMode::Off,
         })),
         lease: Read::Known(Some(Lease {
             holder: "refit-controller-a".into(),
@@ -136,6 +139,7 @@ fn with_workload(replicas: i64, ready: i64, image: &str) -> Facts {
             ready,
             image: image.into(),
             client_auth: ClientAuth::Secret,
+            canonical: CanonicalMode::Off,
         }));
     })
 }
@@ -413,4 +417,35 @@ fn no_agent_is_expected_in_a_namespace_that_did_not_opt_in() {
     assert_eq!(namespace.level, Level::Warn);
     let closed = "Refit does not connect to the Clusters there: edge-1";
     assert!(namespace.message.contains(closed), "{}", namespace.message);
+}
+
+#[test]
+fn annotations_of_canonicals_providers_need_one_controller_that_serves_them() {
+    use CanonicalMode::{ControllersAbsent, Off, On};
+    let findings = |mode, managers: &[&str], requests| {
+        let facts = with(|facts| {
+            if let Read::Known(Some(controller)) = &mut facts.controller {
+                controller.canonical = mode;
+            }
+            let managers = managers.iter().map(|name| (*name).to_owned()).collect();
+            facts.canonical_managers = Read::Known(managers);
+            facts.canonical_requests = requests;
+        });
+        let of_check = examine(&facts).into_iter().filter(|one| one.check == Check::Canonical);
+        of_check.map(|one| (one.level, one.message)).collect::<Vec<_>>()
+    };
+    let theirs = ["Deployment/capi-ck8s-bootstrap (ck8s-system)"];
+    for (mode, managers, requests, level, words) in [
+        (Off, &[][..], 0, Level::Ok, "not requested"),
+        (Off, &theirs[..], 3, Level::Ok, "not served by Refit"),
+        (Off, &[], 3, Level::Warn, "3 objects have v1beta2.k8sd.io/in-place-upgrade-to"),
+        (On, &theirs, 1, Level::Warn, "leaves it to Canonical's controllers"),
+        (On, &theirs, 0, Level::Ok, "not served by Refit"),
+        (ControllersAbsent, &[], 9, Level::Ok, "served by Refit alone"),
+        (ControllersAbsent, &theirs, 0, Level::Warn, "capi-ck8s-bootstrap"),
+    ] {
+        let found = findings(mode, managers, requests);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].0 == level && found[0].1.contains(words), "{found:?}");
+    }
 }

@@ -14,15 +14,16 @@ use k8s_openapi::{
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
-use kube::{Api, Client, api::ListParams, discovery::ApiResource};
+use kube::{Api, Client, ResourceExt as _, api::ListParams, discovery::ApiResource};
 use refit_cluster_api::kinds::{
     Cluster as ClusterObject, ExtensionConfig, KubeadmControlPlane, Machine, MachineDeployment,
     MachineSet,
 };
 use refit_core::{certificates::CertificateFacts, group::BLOCKED, invariants::World};
 use refit_kinds::{
+    canonical::CANONICAL,
     crds,
-    json::{self, kind, label, name, namespace, text, time},
+    json::{self, annotation, kind, label, name, namespace, text, time},
     keys,
     refit::{HostPlan, NodeUpdate, UpdateGroup, hash_json},
 };
@@ -107,9 +108,16 @@ async fn read_once(reader: &Reader) -> anyhow::Result<Facts> {
         }
         Read::Unknown(_) => None,
     };
-    let managers = map(read::<Deployment>(client, PROVIDER_LABEL).await, |all| {
-        all.iter().filter_map(Manager::of).collect::<Vec<_>>()
+    let deployments = read::<Deployment>(client, PROVIDER_LABEL).await;
+    let canonical_managers = map(deployments.clone(), |all| {
+        all.iter().filter_map(manager_of_canonical).collect::<Vec<_>>()
     });
+    let managers = map(deployments, |all| all.iter().filter_map(Manager::of).collect::<Vec<_>>());
+    let annotated = owners.iter().flat_map(|(_, objects)| objects);
+    let canonical_requests = annotated
+        .filter(|object| ["Machine", "MachineDeployment"].contains(&kind(object)))
+        .filter(|object| annotation(object, CANONICAL.upgrade_to).is_some())
+        .count();
     let final_phases = ["Succeeded", "Failed", "Stopped"];
     let unfinished = |update: &&Value| !final_phases.contains(&text(update, "/status/phase"));
     Ok(Facts {
@@ -122,6 +130,8 @@ async fn read_once(reader: &Reader) -> anyhow::Result<Facts> {
         extensions: map(extensions, |all| all.iter().map(Extension::of).collect()),
         client_copies: client_copies(client, &managers).await,
         managers,
+        canonical_managers,
+        canonical_requests,
         controller: controller(client).await,
         lease: lease(client).await,
         namespaces: namespaces(client, &clusters).await,
@@ -314,18 +324,33 @@ async fn controller(client: &Client) -> Read<Option<doctor::Workload>> {
             let spec = deployment.spec.unwrap_or_default();
             let containers = spec.template.spec.map(|pod| pod.containers).unwrap_or_default();
             let client_auth = client_auth(&containers);
+            let flag = flags(&containers).into_iter().find_map(|flag| {
+                let value = flag.strip_prefix("--canonical=");
+                value.or_else(|| flag.strip_prefix("REFIT_CANONICAL=")).map(str::to_owned)
+            });
             doctor::Workload {
                 replicas: i64::from(spec.replicas.unwrap_or(1)),
                 ready: i64::from(deployment.status.and_then(|s| s.ready_replicas).unwrap_or(0)),
                 image: containers.into_iter().find_map(|c| c.image).unwrap_or_default(),
                 client_auth,
+                canonical: flag.and_then(|value| value.parse().ok()).unwrap_or_default(),
             }
         })
     })
 }
 
-/// Whose hook calls a controller with these containers serves.
-fn client_auth(containers: &[Container]) -> ClientAuth {
+/// The name of a manager of Canonical's providers, if it runs.
+fn manager_of_canonical(deployment: &Deployment) -> Option<String> {
+    let provider = deployment.labels().get(PROVIDER_LABEL)?;
+    let runs = deployment.spec.as_ref().and_then(|spec| spec.replicas) != Some(0);
+    (provider.contains("ck8s") && runs).then(|| {
+        let namespace = deployment.namespace().unwrap_or_default();
+        format!("Deployment/{} ({namespace})", deployment.name_any())
+    })
+}
+
+/// The flags of containers, as `--name=value`, and their variables, as `NAME=value`.
+fn flags(containers: &[Container]) -> Vec<String> {
     let args: Vec<String> =
         containers.iter().flat_map(|one| one.args.iter().flatten().cloned()).collect();
     // The value of a flag may be an argument of its own.
@@ -333,7 +358,12 @@ fn client_auth(containers: &[Container]) -> ClientAuth {
     let variables = containers.iter().flat_map(|one| one.env.iter().flatten());
     let variables =
         variables.map(|one| format!("{}={}", one.name, one.value.as_deref().unwrap_or_default()));
-    let all: Vec<String> = pairs.chain(args.iter().cloned()).chain(variables).collect();
+    pairs.chain(args.iter().cloned()).chain(variables).collect()
+}
+
+/// Whose hook calls a controller with these containers serves.
+fn client_auth(containers: &[Container]) -> ClientAuth {
+    let all = flags(containers);
     let is_off = |one: &String| {
         matches!(one.as_str(), "--hook-client-auth=Off" | "REFIT_HOOK_CLIENT_AUTH=Off")
     };

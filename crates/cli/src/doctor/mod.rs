@@ -34,7 +34,7 @@ The command writes nothing. It checks Refit's CustomResourceDefinitions, the per
 controller's ServiceAccount, the ExtensionConfig and the namespaces with Clusters, the hook \
 server's certificate, version and feature gates of Cluster API, the client certificates of its \
 managers, the controller's Deployment and \
-Lease, the agents on the hosts, the versions of kubelets and API servers, machines whose update \
+Lease, who serves the annotations of Canonical's providers, the agents on the hosts, the versions of kubelets and API servers, machines whose update \
 would have to wait (docs/preflight.md), rollouts that are \
 blocked, and leftovers of ended updates (cordons, annotations on Machines, slots). An object that you lack permission to read is \
 a warning.

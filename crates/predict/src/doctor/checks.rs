@@ -250,7 +250,7 @@ pub(super) fn controller(facts: &Facts, found: &mut Findings) {
         }
         Read::Unknown(why) => return found.unknown(CONTROLLER, why),
     };
-    let Workload { replicas, ready, image, client_auth: _ } = workload;
+    let Workload { replicas, ready, image, client_auth: _, canonical: _ } = workload;
     let remedy = "kubectl -n refit-system describe pods; kubectl -n refit-system logs \
         deploy/refit-controller";
     if *ready == 0 {

@@ -1,0 +1,52 @@
+//! Who serves the annotations of Canonical's providers (`docs/annotations.md`).
+
+use refit_kinds::canonical::CANONICAL;
+
+use super::{CanonicalMode, Facts, Findings};
+use crate::reach::Read;
+
+const OBJECT: &str = "Annotations of Canonical's providers";
+const HAND_OVER: &str =
+    "see docs/annotations.md, \"From Canonical's controllers to Refit, and back\"";
+
+pub(super) fn check(facts: &Facts, found: &mut Findings) {
+    let managers = match &facts.canonical_managers {
+        Read::Known(managers) => managers.as_slice(),
+        Read::Unknown(why) => {
+            found.unknown("the managers of Canonical's providers", why);
+            &[]
+        }
+    };
+    // A controller that cannot be read, or is not there, is a finding of its own.
+    let mode = match &facts.controller {
+        Read::Known(Some(controller)) => controller.canonical,
+        Read::Known(None) | Read::Unknown(_) => CanonicalMode::Off,
+    };
+    let (key, requests) = (CANONICAL.upgrade_to, facts.canonical_requests);
+    match mode {
+        CanonicalMode::Off if requests > 0 && managers.is_empty() => found.warn(
+            OBJECT,
+            format!("{requests} objects have {key}, which neither Refit nor Canonical's controllers serve"),
+            "start the controller with --canonical ControllersAbsent, or annotate with refit.dev/in-place-upgrade-to",
+        ),
+        CanonicalMode::On if requests > 0 => found.warn(
+            OBJECT,
+            format!("{requests} objects have {key}: with --canonical On, Refit leaves it to Canonical's controllers"),
+            HAND_OVER,
+        ),
+        CanonicalMode::ControllersAbsent if !managers.is_empty() => found.warn(
+            OBJECT,
+            format!(
+                "Refit serves {key}, and so may {}: two controllers may upgrade the same Machine",
+                managers.join(", ")
+            ),
+            "scale these Deployments to 0, or see that they are built without the controllers of in-place upgrades",
+        ),
+        CanonicalMode::Off | CanonicalMode::On | CanonicalMode::ControllersAbsent => {}
+    }
+    let by = match mode {
+        CanonicalMode::Off | CanonicalMode::On => "not served by Refit, and not requested",
+        CanonicalMode::ControllersAbsent => "served by Refit alone",
+    };
+    found.or_ok(OBJECT, by.to_owned());
+}
