@@ -22,6 +22,7 @@ macro_rules! in_both_modes {
     };
 }
 
+mod bootstrap;
 mod lab;
 mod machines;
 mod owners;
