@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use http::StatusCode;
@@ -80,6 +81,8 @@ impl SigningRequests {
 pub(super) struct Certificates {
     expire: Mutex<Timestamp>,
     plans: Mutex<u64>,
+    /// How long a node works on its certificates.
+    takes: Mutex<Duration>,
     cluster: Mutex<Cluster>,
 }
 
@@ -93,7 +96,12 @@ impl Certificates {
     /// Certificates of a control plane node.
     pub(super) fn new(expire: Timestamp) -> Self {
         let cluster = Cluster { requests: SigningRequests::new(""), is_worker: false };
-        Self { expire: Mutex::new(expire), plans: Mutex::default(), cluster: Mutex::new(cluster) }
+        Self {
+            expire: Mutex::new(expire),
+            plans: Mutex::default(),
+            takes: Mutex::default(),
+            cluster: Mutex::new(cluster),
+        }
     }
 
     pub(super) fn join(&self, requests: Arc<SigningRequests>, is_worker: bool) {
@@ -102,6 +110,10 @@ impl Certificates {
 
     pub(super) fn requests(&self) -> Arc<SigningRequests> {
         locked(&self.cluster).requests.clone()
+    }
+
+    pub(super) fn take(&self, time: Duration) {
+        *locked(&self.takes) = time;
     }
 
     pub(super) fn expire(&self) -> Timestamp {
@@ -146,10 +158,16 @@ pub(super) async fn handle(k8sd: &K8sd, path: &str, body: &[u8]) -> Outcome {
             if certificates.is_worker() {
                 certificates.requests().signed(seed).await;
             }
+            let takes = *locked(&certificates.takes);
+            tokio::time::sleep(takes).await;
             let expires =
                 k8sd.clock.now().checked_add(SignedDuration::from_secs(expiration_seconds));
-            *locked(&certificates.expire) = expires.unwrap_or(Timestamp::MAX);
-            json!({"expiration-seconds": expiration_seconds})
+            let expires = expires.unwrap_or(Timestamp::MAX);
+            *locked(&certificates.expire) = expires;
+            // A worker answers as that of an older k8sd.
+            let answered =
+                if certificates.is_worker() { expiration_seconds } else { expires.as_second() };
+            json!({"expiration-seconds": answered})
         }
         _ => {
             let ApproveRequest { seed } = read(body)?;

@@ -227,6 +227,11 @@ impl K8sd {
         self.certificates.join(requests, is_worker);
     }
 
+    /// From now on, issuing certificates takes this long.
+    pub fn slow_certificates(&self, time: std::time::Duration) {
+        self.certificates.take(time);
+    }
+
     /// When the certificates of the node expire.
     pub fn certificates_expire(&self) -> jiff::Timestamp {
         self.certificates.expire()
