@@ -1,6 +1,8 @@
 //! Annotations that upgrade machines in place, as the Cluster API providers of Canonical Kubernetes read and write
 //! them, the same under Refit's own prefix, and the messages of k8sd (`docs/facts/canonical.md`).
 
+mod certificates;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -8,7 +10,9 @@ use crate::{
     version::{KubernetesVersion, VersionError},
 };
 
-/// Name of the built-in updater that has k8sd refresh the snap of a node.
+pub use self::certificates::*;
+
+/// Name of the built-in updater that has k8sd refresh the snap of a node, or its certificates.
 pub const K8SD: &str = "k8sd";
 
 /// Key of an option that is a version.
@@ -32,6 +36,8 @@ pub struct Keys {
     pub shown: &'static str,
     /// The last failure that was announced, and that waits for a person: Refit's own note.
     pub noted: &'static str,
+    /// The annotations about certificates, which only a Machine has.
+    pub certificates: CertificateKeys,
 }
 
 /// The prefix of Canonical's providers.
@@ -43,6 +49,12 @@ pub const CANONICAL: Keys = Keys {
     last_failed_attempt_at: "v1beta2.k8sd.io/in-place-upgrade-last-failed-attempt-at",
     shown: "refit.dev/canonical-upgrade-shown",
     noted: "refit.dev/canonical-upgrade-noted",
+    certificates: CertificateKeys {
+        refresh: "v1beta2.k8sd.io/refresh-certificates",
+        status: "v1beta2.k8sd.io/refresh-certificates-status",
+        shown: "refit.dev/canonical-certificates-shown",
+        noted: "refit.dev/canonical-certificates-noted",
+    },
 };
 
 /// Refit's own prefix.
@@ -54,6 +66,12 @@ pub const REFIT: Keys = Keys {
     last_failed_attempt_at: "refit.dev/in-place-upgrade-last-failed-attempt-at",
     shown: "refit.dev/in-place-upgrade-shown",
     noted: "refit.dev/in-place-upgrade-noted",
+    certificates: CertificateKeys {
+        refresh: "refit.dev/refresh-certificates",
+        status: "refit.dev/refresh-certificates-status",
+        shown: "refit.dev/refresh-certificates-shown",
+        noted: "refit.dev/refresh-certificates-noted",
+    },
 };
 
 impl Keys {
@@ -63,7 +81,7 @@ impl Keys {
     }
 }
 
-/// How far an upgrade by annotation is.
+/// How far an upgrade by annotation is, or a refresh of certificates.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString, strum::IntoStaticStr,
 )]

@@ -20,7 +20,7 @@ use jiff::Timestamp;
 use refit_kinds::{
     canonical::{K8SD, Keys, UpgradeStatus, Wanted},
     keys,
-    refit::{GoalOption, NodeUpdate, Phase, SnapRefresh, Stage},
+    refit::{GoalOption, K8sdRefresh, NodeUpdate, Phase, Stage},
 };
 
 use super::{
@@ -292,7 +292,7 @@ impl MachineSeen<'_> {
         self.failed_for_good(&option.to_string(), why, name)
     }
 
-    fn under_way(&self, option: &GoalOption, refresh: &SnapRefresh) -> Announced {
+    fn under_way(&self, option: &GoalOption, refresh: &K8sdRefresh) -> Announced {
         let Keys { status, release, change_id, last_failed_attempt_at, .. } = self.keys;
         // An attempt may fail and the next one begin between two looks.
         let failed_at = refresh.last_failed_at.as_ref().map(|at| rfc1123z(at.0));

@@ -5,7 +5,7 @@
 
 use refit_kinds::{
     canonical::{Keys, UpgradeStatus},
-    refit::{GoalOption, SnapRefresh},
+    refit::{GoalOption, K8sdRefresh},
 };
 
 use super::{
@@ -46,7 +46,7 @@ impl MachineSeen<'_> {
     }
 
     /// A refresh runs, or an attempt has failed, which is shown in two steps.
-    pub(super) fn strict_under_way(&self, option: &GoalOption, refresh: &SnapRefresh) -> Announced {
+    pub(super) fn strict_under_way(&self, option: &GoalOption, refresh: &K8sdRefresh) -> Announced {
         let Keys { status, release, change_id, last_failed_attempt_at, .. } = self.keys;
         let failed_at = refresh.last_failed_at.as_ref().map(|at| rfc1123z(at.0));
         let is_news =

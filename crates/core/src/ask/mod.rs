@@ -178,8 +178,10 @@ fn by_newest<'a>(
 /// value that changes meanwhile, such as a field that a provider starts to default, stops no update, and
 /// begins none that waits for an operator.
 fn is_to_version_of(update: &NodeUpdate, goal: &Goal) -> bool {
-    let Goal { kubernetes_version, option, .. } = &update.spec.goal;
-    (kubernetes_version, option) == (&goal.kubernetes_version, &goal.option)
+    let Goal { kubernetes_version, option, certificates, parts: _ } = &update.spec.goal;
+    *kubernetes_version == goal.kubernetes_version
+        && *option == goal.option
+        && *certificates == goal.certificates
 }
 
 /// Whether an update that has succeeded has reached all of a goal.

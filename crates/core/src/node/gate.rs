@@ -5,7 +5,9 @@ use jiff::Timestamp;
 use refit_cluster_api::kinds::update_in_progress;
 use refit_kinds::{
     conditions,
-    refit::{ClaimId, Disruption, NodeUpdate, NodeUpdateStatus, Phase, UpdateGroupStatus},
+    refit::{
+        ClaimId, Disruption, NodeUpdate, NodeUpdateStatus, Phase, UpdateGroupStatus, UpdatePart,
+    },
     version::Hop,
 };
 
@@ -140,12 +142,17 @@ fn is_held_before_drain(update: &NodeUpdate) -> bool {
 impl Work<'_> {
     /// A failure that waiting cannot resolve: the goal cannot be reached from the current version.
     pub(super) fn unreachable_goal(&self) -> Option<Standing> {
-        let mut parts = self.s.update.spec.updater_parts();
-        if let Some(option) = &self.s.update.spec.goal.option
+        let spec = &self.s.update.spec;
+        let mut parts = spec.updater_parts();
+        if let Some(option) = &spec.goal.option
             && !parts.any(|part| part.brings_version() || part.is_of_k8sd())
         {
             let why = format!("none of the updaters of this update can install {option}");
             return Some(Standing::failed("OptionNotSupported", why));
+        }
+        if spec.goal.certificates.is_some() && !parts.any(UpdatePart::is_of_k8sd) {
+            let why = "none of the updaters of this update can issue certificates";
+            return Some(Standing::failed("CertificatesNotSupported", why));
         }
         if let Some(failed) = self.unreachable_channel() {
             return Some(failed);

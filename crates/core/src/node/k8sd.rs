@@ -14,7 +14,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
     canonical::RefreshStatus,
-    refit::{GoalOption, PartState, PartStatus, SnapRefresh},
+    refit::{GoalOption, K8sdRefresh, PartState, PartStatus},
 };
 
 use super::parts::shown;
@@ -67,7 +67,7 @@ pub fn attempt_begun(part: &PartStatus, now: Timestamp) -> PartStatus {
         state: PartState::Running,
         started_at: part.started_at.clone().or(Some(Time(now))),
         next_call_at: None,
-        refresh: Some(SnapRefresh { change_id: None, began_at: Some(Time(now)), ..refresh }),
+        refresh: Some(K8sdRefresh { change_id: None, began_at: Some(Time(now)), ..refresh }),
         ..part.clone()
     }
 }
@@ -92,7 +92,7 @@ pub fn after_refresh(part: &PartStatus, change_id: &str, now: Timestamp) -> Part
         failures: 0,
         message: format!("snapd refreshes the snap: change {change_id}"),
         next_call_at: after(now, POLL_SECONDS),
-        refresh: Some(SnapRefresh {
+        refresh: Some(K8sdRefresh {
             change_id: Some(change_id.to_owned()),
             began_at: Some(Time(now)),
             ..refresh
@@ -191,7 +191,7 @@ pub(super) fn may_restart(part: &PartStatus) -> bool {
     polls && part.failures < SILENT_LOOKS
 }
 
-fn done(part: &PartStatus, now: Timestamp) -> PartStatus {
+pub(super) fn done(part: &PartStatus, now: Timestamp) -> PartStatus {
     PartStatus {
         state: PartState::Done,
         failures: 0,
@@ -202,8 +202,13 @@ fn done(part: &PartStatus, now: Timestamp) -> PartStatus {
     }
 }
 
-/// An attempt has failed: its change has ended without success.
-fn attempt_failed(part: &PartStatus, why: &str, attempts: Attempts, now: Timestamp) -> PartStatus {
+/// An attempt has failed, and nothing of it runs any more.
+pub(super) fn attempt_failed(
+    part: &PartStatus,
+    why: &str,
+    attempts: Attempts,
+    now: Timestamp,
+) -> PartStatus {
     let failed = PartStatus { state: PartState::Pending, ..attempt_lost(part, why, now) };
     if attempts.repeat_at_once {
         return PartStatus { next_call_at: None, ..failed };
@@ -211,17 +216,17 @@ fn attempt_failed(part: &PartStatus, why: &str, attempts: Attempts, now: Timesta
     failed
 }
 
-/// An attempt is given up, and its change may still run: until k8sd accepts another request, the machine counts as
-/// being refreshed.
-fn attempt_lost(part: &PartStatus, why: &str, now: Timestamp) -> PartStatus {
+/// An attempt is given up, and may still run: until k8sd accepts another request, the machine counts as being
+/// refreshed.
+pub(super) fn attempt_lost(part: &PartStatus, why: &str, now: Timestamp) -> PartStatus {
     let refresh = part.refresh.clone().unwrap_or_default();
     let failed_attempts = refresh.failed_attempts.saturating_add(1);
-    let why = shown(if why.is_empty() { "snapd gives no reason" } else { why });
+    let why = shown(if why.is_empty() { "k8sd gives no reason" } else { why });
     PartStatus {
         failures: failed_attempts,
         message: why.clone(),
         next_call_at: after(now, delay_seconds(failed_attempts)),
-        refresh: Some(SnapRefresh {
+        refresh: Some(K8sdRefresh {
             change_id: None,
             failed_attempts,
             last_failed_at: Some(Time(now)),
@@ -244,7 +249,7 @@ fn delay_seconds(failures: i32) -> i64 {
 }
 
 /// The time after a delay; `None` for now.
-fn after(now: Timestamp, seconds: i64) -> Option<Time> {
+pub(super) fn after(now: Timestamp, seconds: i64) -> Option<Time> {
     let at = || now.saturating_add(SignedDuration::from_secs(seconds)).unwrap_or(now);
     (seconds > 0).then(|| Time(at()))
 }

@@ -38,6 +38,7 @@ mod guard;
 mod health;
 mod host;
 mod k8sd;
+mod k8sd_certificates;
 mod left;
 mod lost;
 mod member_missing;
@@ -85,6 +86,7 @@ pub use k8sd::{
     Attempts as K8sdAttempts, K8sdCall, Request as K8sdRequest, after_k8sd_failure, after_refresh,
     after_status, attempt_begun, k8sd_call,
 };
+pub use k8sd_certificates::{CertificatesFailure, after_certificates, begins_attempt};
 pub use left::Ended;
 pub use lost::HOST_LOST;
 pub use member_missing::{MEMBER_MISSING, request_again};

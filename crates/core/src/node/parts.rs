@@ -40,7 +40,7 @@ const LONGEST_DELAY_SECONDS: i64 = 300;
 const VERIFY_SECONDS: i64 = 10;
 /// For how long the answer that an Updater can be called is relied on, in seconds.
 const ANSWER_SECONDS: i64 = 120;
-/// How long a node must stay Ready after k8sd has refreshed its snap, in seconds: longer than the Lease of a kubelet.
+/// How long a node must stay Ready after k8sd has refreshed its snap or certificates, in seconds: longer than the Lease of a kubelet.
 const WATCHED_SECONDS: i64 = 60;
 /// Longest message of an Updater in a status, in characters.
 const MESSAGE_CHARACTERS: usize = 512;
@@ -461,9 +461,7 @@ impl Work<'_> {
         let rest = u64::try_from(rest).ok().filter(|rest| *rest > 0)?;
         let refusal = Refusal::NodeNotVerified {
             node: self.status.node_name.clone(),
-            why: format!(
-                "it must stay Ready for {WATCHED_SECONDS} s after the refresh of its snap"
-            ),
+            why: format!("it must stay Ready for {WATCHED_SECONDS} s after k8sd has refreshed it"),
         };
         Some(Standing::blocked(Phase::Verifying, refusal).again_after(rest))
     }
@@ -476,7 +474,7 @@ impl Work<'_> {
         let heard = node.heartbeat?.max(began).max(self.seen.complete_since);
         (part.state.has_begun() && self.now.duration_since(heard) >= limit).then(|| {
             let why = format!(
-                "its kubelet has not reported for {} s since its snap is refreshed",
+                "its kubelet has not reported for {} s since k8sd refreshes it",
                 limit.as_secs()
             );
             Standing::failed("NodeNotBack", why)

@@ -19,11 +19,23 @@ pub struct Goal {
     /// Where Kubernetes comes from, instead of its version: for an Updater that installs a snap.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub option: Option<GoalOption>,
+    /// New certificates of Kubernetes on the node, instead of a version: for k8sd.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificates: Option<GoalCertificates>,
     /// The parts that Updaters claim, in the order in which they claim.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["updater"]))]
     pub parts: Vec<GoalPart>,
+}
+
+/// The certificates that a node is to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GoalCertificates {
+    /// How long they are valid, in seconds.
+    #[schemars(range(min = 600, max = 2_147_483_647))]
+    pub lifetime_seconds: i64,
 }
 
 /// A source of Kubernetes without a version: exactly one member.
@@ -88,9 +100,12 @@ impl Goal {
             "bootstrapHash": "",
             "infrastructureHash": "",
         });
-        // So do goals without an option or parts.
+        // So do goals without an option, certificates or parts.
         if let Some(option) = &self.option {
             value["option"] = serde_json::json!(option);
+        }
+        if let Some(certificates) = &self.certificates {
+            value["certificates"] = serde_json::json!(certificates);
         }
         if !self.parts.is_empty() {
             value["parts"] = serde_json::json!(self.parts);
@@ -178,5 +193,11 @@ mod tests {
         let of = |option| Goal { option: Some(option), ..Goal::default() };
         let options = [of(GoalOption::Channel("7".into())), of(GoalOption::Revision("7".into()))];
         assert_ne!(options[0].hash(), options[1].hash());
+        let certificates = |lifetime_seconds| {
+            let certificates = Some(GoalCertificates { lifetime_seconds });
+            Goal { certificates, ..Goal::default() }.hash()
+        };
+        assert_ne!(certificates(600), Goal::default().hash());
+        assert_ne!(certificates(600), certificates(601));
     }
 }

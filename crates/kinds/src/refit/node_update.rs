@@ -41,7 +41,8 @@ use crate::version::{self, KubernetesVersion};
 #[x_kube(validation = ("self.machineRef == oldSelf.machineRef && self.goal == oldSelf.goal && \
     self.goalHash == oldSelf.goalHash && self.origin == oldSelf.origin && \
     has(self.parts) == has(oldSelf.parts) && (!has(self.parts) || self.parts == oldSelf.parts)", "spec is immutable but for stage and until"))]
-#[x_kube(validation = ("!has(self.goal.option) || !has(self.goal.kubernetesVersion)", "a goal has kubernetesVersion or option, not both"))]
+#[x_kube(validation = ("(has(self.goal.kubernetesVersion) ? 1 : 0) + (has(self.goal.option) ? 1 : 0) + \
+    (has(self.goal.certificates) ? 1 : 0) <= 1", "a goal has one of kubernetesVersion, option and certificates"))]
 #[x_kube(validation = ("oldSelf.stage != 'Abort' || self.stage == 'Abort'", "an aborted NodeUpdate stays aborted; create a new one"))]
 #[x_kube(validation = ("self.until == oldSelf.until || oldSelf.until == 'Stage' || self.until == 'Disrupt'", "until only moves forward: Stage, Upgrade, Disrupt"))]
 pub struct NodeUpdateSpec {

@@ -69,7 +69,7 @@ impl UpdatePart {
         }
     }
 
-    /// The part of k8sd, which refreshes the snap of the node to the goal's option.
+    /// The part of k8sd, which refreshes the snap of the node to the goal's option, or its certificates.
     pub fn k8sd(disruption: Disruption) -> Self {
         Self { updater: K8SD.to_owned(), disruption, ..Self::kubeadm() }
     }
@@ -155,6 +155,7 @@ impl NodeUpdateSpec {
             Some(version) if self.ends_at_version() => version.to_string(),
             Some(_) | None => match &self.goal.option {
                 Some(option) => option.to_string(),
+                None if self.goal.certificates.is_some() => "new certificates".to_owned(),
                 None => "its desired state".to_owned(),
             },
         }
@@ -166,6 +167,9 @@ impl NodeUpdateSpec {
             Some(version) if self.ends_at_version() => format!("the machine runs {version}"),
             Some(_) | None => match &self.goal.option {
                 Some(option) => format!("the machine has {option}"),
+                None if self.goal.certificates.is_some() => {
+                    "the machine has new certificates".to_owned()
+                }
                 None => "the machine has its desired state".to_owned(),
             },
         }
@@ -216,9 +220,9 @@ pub struct PartStatus {
     /// What it reports, or what failed.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// For `k8sd`: the refresh of the node's snap.
+    /// For `k8sd`: the refresh of the node's snap, or of its certificates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub refresh: Option<SnapRefresh>,
+    pub refresh: Option<K8sdRefresh>,
 }
 
 impl PartStatus {
@@ -228,10 +232,10 @@ impl PartStatus {
     }
 }
 
-/// The refresh of a node's snap, which is tried until it succeeds.
+/// The refresh of a node's snap or certificates, which is tried until it succeeds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct SnapRefresh {
+pub struct K8sdRefresh {
     /// The change that snapd works on; absent until k8sd has accepted the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub change_id: Option<String>,
@@ -247,6 +251,9 @@ pub struct SnapRefresh {
     /// Why it failed.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub last_failure: String,
+    /// When the new certificates expire.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificates_expire_at: Option<Time>,
 }
 
 /// State of an Updater in an update.

@@ -81,7 +81,7 @@ impl World {
         self.update = Some(NodeUpdate::new(&format!("m-{ordinal}"), spec));
     }
 
-    fn phase(&mut self, phase: Phase, refresh: Option<SnapRefresh>) {
+    fn phase(&mut self, phase: Phase, refresh: Option<K8sdRefresh>) {
         let status = self.update.as_mut().unwrap().status.get_or_insert_default();
         status.phase = phase;
         let state = PartState::Running;
@@ -100,16 +100,16 @@ impl World {
     }
 }
 
-fn change(id: &str) -> SnapRefresh {
-    SnapRefresh { change_id: Some(id.into()), ..SnapRefresh::default() }
+fn change(id: &str) -> K8sdRefresh {
+    K8sdRefresh { change_id: Some(id.into()), ..K8sdRefresh::default() }
 }
 
-fn attempt_failed(second: i64) -> SnapRefresh {
-    SnapRefresh {
+fn attempt_failed(second: i64) -> K8sdRefresh {
+    K8sdRefresh {
         failed_attempts: 1,
         last_failed_at: Some(Time(Timestamp::from_second(second).unwrap())),
         last_failure: "no space left".into(),
-        ..SnapRefresh::default()
+        ..K8sdRefresh::default()
     }
 }
 
@@ -153,7 +153,7 @@ fn a_failed_attempt_is_shown_until_the_next_one_and_its_time_until_a_success() {
     let to = format!("to={CHANNEL}");
     assert_eq!(world.shown(), [at, "status=failed", &to]);
     assert!(world.events[0].ends_with(&format!("{CHANNEL}: no space left")), "{:?}", world.events);
-    let refresh = SnapRefresh { change_id: Some("13".into()), ..attempt_failed(1_730_277_457) };
+    let refresh = K8sdRefresh { change_id: Some("13".into()), ..attempt_failed(1_730_277_457) };
     world.phase(Phase::Disrupting, Some(refresh));
     world.look();
     assert_eq!(world.shown(), ["change-id=13", at, "status=in-progress", &to]);
@@ -302,7 +302,7 @@ fn refit_leaves_a_machine_to_canonicals_controllers_and_reports_it_once() {
 fn a_failed_attempt_is_shown_even_if_the_next_one_has_begun() {
     let mut world = World::asked(CHANNEL);
     world.updates(1, CHANNEL);
-    let refresh = SnapRefresh { change_id: Some("2".into()), ..attempt_failed(1) };
+    let refresh = K8sdRefresh { change_id: Some("2".into()), ..attempt_failed(1) };
     world.phase(Phase::Disrupting, Some(refresh));
     world.look();
     let shown = world.shown();

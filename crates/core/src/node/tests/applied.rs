@@ -3,7 +3,7 @@
 use refit_kinds::{
     canonical::{K8SD, RefreshStatus},
     conditions, keys,
-    refit::{PartState, PlanId, ProviderObject, ProviderStatus, Stage},
+    refit::{Goal, PartState, PlanId, ProviderObject, ProviderStatus, Stage},
 };
 
 use super::world::{One, update};
@@ -153,13 +153,20 @@ impl One {
     /// Applies a write from an earlier snapshot: all evictions succeed.
     fn call_k8sd(&mut self) {
         let now = super::world::at(self.now);
-        let option = self.update.spec.goal.option.clone().unwrap();
+        let Goal { option, certificates, .. } = self.update.spec.goal.clone();
         let status = self.update.status.as_mut().unwrap();
         let part = status.parts.iter_mut().find(|part| part.updater == K8SD).unwrap();
-        *part = if part.state == PartState::Pending {
+        let begins = match certificates {
+            Some(_) => begins_attempt(part),
+            None => part.state == PartState::Pending,
+        };
+        *part = if begins {
             attempt_begun(part, now)
+        } else if let Some(certificates) = certificates {
+            self.log.push(format!("certificates for {} s", certificates.lifetime_seconds));
+            after_certificates(part, self.issued.pop_front().unwrap_or(Ok(now)), now)
         } else {
-            match k8sd_call(part, &option) {
+            match k8sd_call(part, &option.unwrap()) {
                 K8sdCall::Refresh(option) => {
                     self.log.push(format!("refresh to {option}"));
                     after_refresh(part, "7", now)

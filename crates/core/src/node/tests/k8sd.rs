@@ -2,11 +2,11 @@
 
 use refit_kinds::{
     canonical::RefreshStatus,
-    refit::{Disruption, Goal, GoalOption, PartState, Phase, Stage, UpdatePart},
+    refit::{Disruption, Goal, GoalCertificates, GoalOption, PartState, Phase, Stage, UpdatePart},
 };
 
 use super::world::*;
-use crate::node::is_past_return;
+use crate::node::{CertificatesFailure, K8sdRequest, is_past_return};
 
 /// A machine without an agent, on its way to this option.
 fn snap(mut one: One, option: &str, disruption: Disruption) -> One {
@@ -17,6 +17,18 @@ fn snap(mut one: One, option: &str, disruption: Disruption) -> One {
     one.node_mut().kubelet_version = "v1.34.2".into();
     one.static_pods.clear();
     one
+}
+
+/// A machine without an agent whose certificates are to be issued for an hour.
+fn certificates(one: One) -> One {
+    let mut one = snap(one, "revision=9", Disruption::Restart);
+    let certificates = Some(GoalCertificates { lifetime_seconds: 3600 });
+    one.update.spec.goal = Goal { certificates, ..Goal::default() };
+    one
+}
+
+fn not_issued(request: K8sdRequest) -> Result<jiff::Timestamp, CertificatesFailure> {
+    Err(CertificatesFailure { why: "no space".into(), request })
 }
 
 fn failed() -> RefreshStatus {
@@ -187,4 +199,49 @@ fn a_node_that_never_returns_from_a_refresh_is_left_to_remediation() {
     assert!(
         !one.log.iter().rev().take_while(|word| *word != "unguard").any(|word| word == "guard")
     );
+}
+
+#[test]
+fn certificates_are_issued_with_a_slot_and_without_a_drain() {
+    for one in [One::worker(), One::control_plane()] {
+        let mut one = certificates(one);
+        one.issued.extend([not_issued(K8sdRequest::Refused), not_issued(K8sdRequest::Unknown)]);
+        run(&mut one, 30);
+        assert_eq!((one.blocked_by(), one.slots()), (vec!["UpdaterFails".to_owned()], 1));
+        run(&mut one, 180);
+        assert_eq!(one.phase(), Phase::Succeeded, "{:?}", one.blocked_by());
+        assert_eq!(count(&one, "certificates for 3600 s"), 3);
+        assert_eq!((count(&one, "claim"), count(&one, "release")), (1, 1));
+        assert_eq!((count(&one, "cordon"), one.pods.len()), (0, 1));
+        assert_eq!(one.status().message, "the machine has new certificates");
+    }
+}
+
+#[test]
+fn certificates_that_may_be_issued_end_before_an_abort() {
+    let mut one = certificates(One::control_plane());
+    one.issued.extend([not_issued(K8sdRequest::Unknown)]);
+    while count(&one, "certificates") == 0 {
+        run(&mut one, 1);
+    }
+    one.update.spec.stage = Stage::Abort;
+    assert!(is_past_return(&one.status()));
+    run(&mut one, 180);
+    assert_eq!((one.phase(), count(&one, "certificates")), (Phase::Succeeded, 2));
+    let mut one = certificates(One::control_plane());
+    one.issued.extend((0..9).map(|_| not_issued(K8sdRequest::Refused)));
+    run(&mut one, 20);
+    one.update.spec.stage = Stage::Abort;
+    run(&mut one, 60);
+    assert_eq!((one.phase(), one.slots()), (Phase::Stopped, 0));
+}
+
+#[test]
+fn certificates_need_k8sd() {
+    let mut one = certificates(One::worker());
+    one.update.spec.parts =
+        Some(vec![UpdatePart { updater: "memory".into(), ..UpdatePart::kubeadm() }]);
+    run(&mut one, 10);
+    let reason = one.status().failure_reason;
+    assert_eq!((one.phase(), &*reason), (Phase::Failed, "CertificatesNotSupported"));
 }

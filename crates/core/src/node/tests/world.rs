@@ -196,6 +196,8 @@ pub(super) struct One {
     pub(super) shows: Option<Result<(), String>>,
     /// How snapd's change stands at each look of k8sd, in order; then it is done.
     pub(super) changes: VecDeque<RefreshStatus>,
+    /// How k8sd's attempts to issue certificates end, in order; then they succeed.
+    pub(super) issued: VecDeque<Result<Timestamp, CertificatesFailure>>,
     /// The writes in order, as words for tests.
     pub(super) log: Vec<String>,
     pub(super) events: Vec<Announcement>,
@@ -256,6 +258,7 @@ impl One {
             answer: Called::Done,
             shows: None,
             changes: VecDeque::new(),
+            issued: VecDeque::new(),
             log: Vec::new(),
             events: Vec::new(),
         }
