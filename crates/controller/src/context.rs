@@ -249,6 +249,8 @@ pub(crate) struct Queues {
     pub(crate) upgrade_tasks: Queue<ObjectKey>,
     /// Machines with annotations that ask for an upgrade, or show one.
     pub(crate) annotations: Queue<ObjectKey>,
-    /// Owners of Machines with such annotations.
+    /// Machines with annotations about their certificates, and those that lack the one that shows their expiry.
+    pub(crate) certificates: Queue<ObjectKey>,
+    /// Owners of Machines with annotations that ask for an upgrade, or show one.
     pub(crate) owner_annotations: Queue<OwnerId>,
 }

@@ -424,7 +424,8 @@ fn tasks_of(
     let mut tasks = ctx.stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &group.key);
     tasks.retain(|task| {
         let mut owners = task.owner_references().iter();
-        is_requested_by(task.as_ref(), keys) && owners.any(|owner| Some(&owner.uid) == uid)
+        is_requested_by(task.as_ref(), keys.upgrade_to)
+            && owners.any(|owner| Some(&owner.uid) == uid)
     });
     tasks.sort_by_key(|task| ordinal_of(&task.name_any()));
     tasks

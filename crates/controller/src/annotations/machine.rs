@@ -12,7 +12,7 @@ use refit_core::{
 use refit_kinds::{
     canonical::{Keys, REFIT, Wanted},
     keys,
-    refit::{Disruption, Goal, GoalOption, MachineUid, NodeUpdate, UpdatePart},
+    refit::{Disruption, Goal, MachineUid, NodeUpdate, UpdatePart},
 };
 use refit_runtime::{ObjectKey, apply, queue::Action};
 use serde_json::json;
@@ -34,7 +34,7 @@ use crate::{
 /// Requeue delay after a write; its watch event wakes the Machine as well.
 const AFTER_WRITE: Duration = Duration::from_millis(100);
 /// Requeue delay while another update of the Machine has not ended. Its end wakes the Machine as well.
-const AFTER_WAIT: Duration = Duration::from_secs(30);
+pub(super) const AFTER_WAIT: Duration = Duration::from_secs(30);
 /// Kind of the bootstrap config of machines on which k8sd runs.
 const K8SD_CONFIG: &str = "CK8sConfig";
 
@@ -45,7 +45,7 @@ pub(super) fn wake(ctx: &Context, machine: &Machine) {
     let updates = node_updates_of_machine(&ctx.stores, &key);
     let concerns = |keys: Keys| {
         [keys.upgrade_to, keys.noted].iter().any(|key| annotations.contains_key(*key))
-            || updates.iter().any(|update| is_requested_by(update.as_ref(), keys))
+            || updates.iter().any(|update| is_requested_by(update.as_ref(), keys.upgrade_to))
             || has_work_left(ctx, machine, keys.of_tasks())
     };
     if served(ctx).any(concerns) {
@@ -84,7 +84,10 @@ async fn of_prefix(ctx: &Context, machine: &Arc<Machine>, keys: Keys) -> anyhow:
         return look.of_prefix(ctx, of_tasks).await;
     }
     let updates = node_updates_of_machine(&ctx.stores, &ObjectKey::of(machine.as_ref()));
-    let own = updates.iter().map(AsRef::as_ref).filter(|update| is_requested_by(*update, keys));
+    let own = updates
+        .iter()
+        .map(AsRef::as_ref)
+        .filter(|update| is_requested_by(*update, keys.upgrade_to));
     let decided = annotation::machine(&MachineSeen {
         keys,
         compat: ctx.settings.canonical_compat,
@@ -95,6 +98,17 @@ async fn of_prefix(ctx: &Context, machine: &Arc<Machine>, keys: Keys) -> anyhow:
         is_served_by_others: has_k8sd(machine) && may_be_served_by_others(ctx, keys),
         now: ctx.clock.now_seconds(),
     });
+    let disturbs = disruption(ctx, machine, keys);
+    carry_out(ctx, machine, decided, (keys.upgrade_to, disturbs)).await
+}
+
+/// Writes what was decided, or requests it for the annotation with this key.
+pub(super) async fn carry_out(
+    ctx: &Context,
+    machine: &Machine,
+    decided: Announced,
+    by: (&'static str, Disruption),
+) -> anyhow::Result<Action> {
     if !decided.changes.is_empty() {
         return show(ctx, machine, &decided).await;
     }
@@ -107,7 +121,7 @@ async fn of_prefix(ctx: &Context, machine: &Arc<Machine>, keys: Keys) -> anyhow:
             }
             Ok(Action::Done)
         }
-        Request::Ask(option) => request(ctx, machine, keys, option).await,
+        Request::Ask(goal) => request(ctx, machine, goal, by).await,
     }
 }
 
@@ -122,8 +136,9 @@ fn namespace(machine: &Machine) -> String {
     machine.namespace().unwrap_or_default()
 }
 
-pub(crate) fn is_requested_by(update: &impl kube::ResourceExt, keys: Keys) -> bool {
-    update.annotations().get(keys::REQUESTED_BY).is_some_and(|by| by == keys.upgrade_to)
+/// Whether an annotation with this key has requested an object.
+pub(crate) fn is_requested_by(object: &impl kube::ResourceExt, key: &str) -> bool {
+    object.annotations().get(keys::REQUESTED_BY).is_some_and(|by| by == key)
 }
 
 /// Whether k8sd runs on a machine: its bootstrap provider installs it.
@@ -158,8 +173,8 @@ async fn show(ctx: &Context, machine: &Machine, decided: &Announced) -> anyhow::
 async fn request(
     ctx: &Context,
     machine: &Machine,
-    keys: Keys,
-    option: GoalOption,
+    goal: Goal,
+    (key, disruption): (&'static str, Disruption),
 ) -> anyhow::Result<Action> {
     let Some(group) = group_of(&ctx.stores, machine) else {
         // Its owner is not known yet, or the Machine has none: the owner's event wakes its Machines.
@@ -180,13 +195,12 @@ async fn request(
     let of_others = known.iter().any(|update| {
         update.spec.machine_ref.uid == requests.facts.uid
             && !phase_of(update).is_final()
-            && !is_requested_by(update.as_ref(), keys)
+            && !is_requested_by(update.as_ref(), key)
     });
     if of_others {
         return Ok(Action::RequeueAfter(AFTER_WAIT));
     }
-    let parts = vec![UpdatePart::k8sd(disruption(ctx, machine, keys))];
-    let goal = Goal { option: Some(option), ..Goal::default() };
+    let parts = vec![UpdatePart::k8sd(disruption)];
     let known: Vec<&NodeUpdate> = known.iter().map(AsRef::as_ref).collect();
     match ask_again(&requests.facts, &goal, &known, ctx.clock.now()) {
         Ask::Abort(update) => requests.abort(&update.name_any()).await?,
@@ -197,7 +211,7 @@ async fn request(
                 return Ok(Action::RequeueAfter(AFTER_WRITE));
             }
             ensure_group(ctx, &group).await?;
-            let by = By::Annotation(keys.upgrade_to);
+            let by = By::Annotation(key);
             let (made, _) = requests.create(by, (ordinal, until), &goal, parts).await?;
             ctx.stores.node_updates.insert(made);
         }

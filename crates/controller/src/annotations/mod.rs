@@ -3,9 +3,11 @@
 //! | module | does |
 //! |---|---|
 //! | `machine` | requests what the annotations of a Machine ask for, and shows on it how far that is |
+//! | `certificates` | the same for the certificates of a Machine |
 //! | `by_task` | the same by an UpgradeTask, for an owner of Machines, and for a Machine that asks for a version |
 
 mod by_task;
+mod certificates;
 mod machine;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -48,12 +50,19 @@ pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
         let ctx = ctx.clone();
         async move { measured(&ctx, "annotation", Box::pin(machine::reconcile(&ctx, &key))).await }
     };
+    let certificates_of = |key: ObjectKey| {
+        let ctx = ctx.clone();
+        async move {
+            measured(&ctx, "certificates", Box::pin(certificates::reconcile(&ctx, &key))).await
+        }
+    };
     let of_owner = |id: OwnerId| {
         let ctx = ctx.clone();
         async move { measured(&ctx, "owner-annotation", Box::pin(by_task::reconcile(&ctx, &id))).await }
     };
     futures::join!(
         ctx.queues.annotations.work("annotation", WORKERS, of_machine),
+        ctx.queues.certificates.work("certificates", WORKERS, certificates_of),
         ctx.queues.owner_annotations.work("owner-annotation", WORKERS, of_owner),
     );
     Ok(())
@@ -81,6 +90,7 @@ fn may_be_served_by_others(ctx: &Context, keys: Keys) -> bool {
 /// Wakes a Machine whose annotations ask for something or show it, and its owner.
 pub(crate) fn wake(ctx: &Context, machine: &Machine) {
     machine::wake(ctx, machine);
+    certificates::wake(ctx, machine);
     if let Some(group) = group_of(&ctx.stores, machine)
         && let Some(owner) = LiveOwner::of(&ctx.stores, &group)
     {

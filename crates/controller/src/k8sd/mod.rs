@@ -1,6 +1,7 @@
 //! Calls of k8sd on the Node of a Machine, through the port of the pod there that forwards to it
 //! (`docs/facts/k8sd.md`).
 
+mod certificates;
 mod pins;
 mod proxies;
 
@@ -12,7 +13,7 @@ use std::{
 
 use http::{HeaderName, HeaderValue};
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::{Api, Client, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
 use refit_core::node::{K8sdCall, K8sdRequest};
@@ -33,6 +34,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use self::certificates::BegunAttempts;
 pub(crate) use self::proxies::Proxies;
 use crate::{api_error::cause, cluster_view::ClusterView, context::Context};
 
@@ -44,6 +46,10 @@ const DEFAULT_PORT: i64 = 2380;
 const CALL_DEADLINE: Duration = PINNED_DEADLINE;
 /// Header with the token of the node.
 const NODE_TOKEN: HeaderName = HeaderName::from_static("node-token");
+/// Header with the token of the cluster.
+const CLUSTER_TOKEN: HeaderName = HeaderName::from_static("capi-auth-token");
+/// Key of the token of the cluster, in the Secret with the tokens.
+const CLUSTER_TOKEN_KEY: &str = "value";
 /// The status codes of a success, and of a token that k8sd does not accept.
 const OK: u16 = 200;
 const UNAUTHORIZED: u16 = 401;
@@ -101,23 +107,52 @@ pub(crate) struct Target<'a> {
     pub(crate) view: &'a ClusterView,
 }
 
+/// An endpoint of k8sd.
+#[derive(Clone, Copy, Debug)]
+struct Endpoint {
+    path: &'static str,
+    /// Whether a request changes the node.
+    changes: bool,
+    token: Token,
+}
+
+const REFRESH: Endpoint = Endpoint { path: "snap/refresh", changes: true, token: Token::Node };
+const REFRESH_STATUS: Endpoint =
+    Endpoint { path: "snap/refresh-status", changes: false, token: Token::Node };
+
+/// The token that an endpoint expects.
+#[derive(Clone, Copy, Debug)]
+enum Token {
+    Node,
+    Cluster,
+}
+
 /// Calls k8sd on Nodes.
 #[derive(Debug)]
 pub(crate) struct K8sd {
     stack: ClientStack,
     known: Mutex<BTreeMap<MachineUid, Known>>,
+    /// Attempts to have certificates issued.
+    pub(crate) begun: BegunAttempts,
 }
 
 /// What was read about the k8sd of a Machine.
 #[derive(Clone)]
 struct Known {
-    token: String,
+    tokens: Tokens,
     port: i64,
     /// uid of its Node.
     node: String,
     /// The certificate that the Node showed first; `None` before the first call.
     pin: Option<Fingerprint>,
     read_at: Timestamp,
+}
+
+/// What the Secret with the tokens has.
+#[derive(Clone)]
+struct Tokens {
+    node: Option<ByteString>,
+    cluster: Option<ByteString>,
 }
 
 impl std::fmt::Debug for Known {
@@ -127,24 +162,49 @@ impl std::fmt::Debug for Known {
 }
 
 impl Known {
-    fn token(&self) -> Result<HeaderValue, K8sdError> {
-        let mut value = HeaderValue::from_str(&self.token)
-            .map_err(|_| not_sent("the token of the node has characters that no header has"))?;
+    /// The header with a token, which Canonical's providers have made.
+    fn header(
+        &self,
+        of: &Target<'_>,
+        token: Token,
+    ) -> Result<(HeaderName, HeaderValue), K8sdError> {
+        let Tokens { node, cluster } = &self.tokens;
+        let secret = tokens_name(of);
+        let machine = of.machine.name_any();
+        let (header, key, value, missing) = match token {
+            Token::Node => (
+                NODE_TOKEN,
+                node_token_key(&machine),
+                node,
+                format!("node-token for machine {machine:?} not found"),
+            ),
+            Token::Cluster => (
+                CLUSTER_TOKEN,
+                CLUSTER_TOKEN_KEY.to_owned(),
+                cluster,
+                format!("token of cluster {} not found", of.cluster.name),
+            ),
+        };
+        let missing = || not_sent(format!("{missing}: Secret {secret} has no key {key}"));
+        let value = HeaderValue::from_bytes(&value.as_ref().ok_or_else(missing)?.0);
+        let mut value = value.map_err(|_| {
+            not_sent(format!("Secret {secret}: key {key} has characters that no header has"))
+        })?;
         value.set_sensitive(true);
-        Ok(value)
+        Ok((header, value))
     }
 }
 
 impl K8sd {
     /// Calls that pass the rules of this stack.
     pub(crate) fn new(stack: ClientStack) -> Self {
-        Self { stack, known: Mutex::default() }
+        Self { stack, known: Mutex::default(), begun: BegunAttempts::default() }
     }
 
     /// Whether k8sd can be called: its pod and its token are there.
     pub(crate) async fn reach(&self, ctx: &Context, of: &Target<'_>) -> Result<(), K8sdError> {
         proxy_pod(of).await?;
-        self.known(ctx, of).await.map(drop)
+        self.known(ctx, of).await?.header(of, Token::Node).map(drop)
     }
 
     /// Calls k8sd.
@@ -157,13 +217,11 @@ impl K8sd {
         match call {
             K8sdCall::Refresh(option) => {
                 let body = RefreshRequest::from(option);
-                self.post(ctx, of, ("snap/refresh", true), &body).await.map(K8sdAnswer::Begun)
+                self.post(ctx, of, REFRESH, &body).await.map(K8sdAnswer::Begun)
             }
             K8sdCall::Status { change_id } => {
                 let body = Change { change_id: change_id.clone() };
-                self.post(ctx, of, ("snap/refresh-status", false), &body)
-                    .await
-                    .map(K8sdAnswer::Status)
+                self.post(ctx, of, REFRESH_STATUS, &body).await.map(K8sdAnswer::Status)
             }
         }
     }
@@ -172,16 +230,16 @@ impl K8sd {
         &self,
         ctx: &Context,
         of: &Target<'_>,
-        (path, changes): (&str, bool),
+        endpoint: Endpoint,
         body: &impl Serialize,
     ) -> Result<T, K8sdError> {
         let pod = proxy_pod(of).await?;
         let known = self.known(ctx, of).await?;
         let post = JsonPost {
-            path: format!("/1.0/{path}"),
-            headers: vec![(NODE_TOKEN, known.token()?)],
+            path: format!("/1.0/{}", endpoint.path),
+            headers: vec![known.header(of, endpoint.token)?],
             body: serde_json::to_vec(body).map_err(|error| not_sent(error.to_string()))?,
-            changes,
+            changes: endpoint.changes,
         };
         let connection = self.connect(ctx, of, &pod, &known).await?;
         let answer = connection.post(post).await.map_err(|error| {
@@ -251,7 +309,7 @@ impl K8sd {
             return Ok(known);
         }
         let known = Known {
-            token: token(ctx, of).await?,
+            tokens: tokens(ctx, of).await?,
             port: port(ctx, of.machine).await?,
             pin: pins::read(ctx, of.cluster, &node).await?,
             node,
@@ -259,7 +317,11 @@ impl K8sd {
         };
         let mut all = self.lock();
         all.retain(|_, known| now.duration_since(known.read_at) < RECHECK);
-        all.insert(uid, known.clone());
+        // A token that is missing may be there soon.
+        if known.tokens.node.is_some() && known.tokens.cluster.is_some() {
+            all.insert(uid, known.clone());
+        }
+        drop(all);
         Ok(known)
     }
 
@@ -313,29 +375,38 @@ async fn proxy_pod(of: &Target<'_>) -> Result<String, K8sdError> {
     of.view.proxies.on_node(of.node).ok_or_else(missing)
 }
 
-/// The token that k8sd expects, which Canonical's bootstrap provider has made.
-async fn token(ctx: &Context, of: &Target<'_>) -> Result<String, K8sdError> {
-    let name = format!("{}-token", of.cluster.name);
+/// Name of the Secret with the tokens of a cluster and its nodes.
+fn tokens_name(of: &Target<'_>) -> String {
+    format!("{}-token", of.cluster.name)
+}
+
+fn node_token_key(machine: &str) -> String {
+    format!("node-token-{machine}")
+}
+
+/// The tokens of the node and of the cluster.
+async fn tokens(ctx: &Context, of: &Target<'_>) -> Result<Tokens, K8sdError> {
+    let name = tokens_name(of);
     let secrets: Api<Secret> = Api::namespaced(ctx.client.clone(), &of.cluster.namespace);
     let unread =
         |error: kube::Error| not_sent(format!("Secret {name} cannot be read: {}", cause(&error)));
     let secret = secrets.get(&name).await.map_err(unread)?;
-    let machine = of.machine.name_any();
-    let key = format!("node-token-{machine}");
-    let token = secret.data.and_then(|data| data.get(&key).cloned());
-    let missing = || {
-        not_sent(format!(
-            "node-token for machine {machine:?} not found: Secret {name} has no key {key}"
-        ))
-    };
-    String::from_utf8(token.ok_or_else(missing)?.0)
-        .map_err(|_| not_sent(format!("Secret {name}: key {key} is not text")))
+    let mut data = secret.data.unwrap_or_default();
+    let node = data.remove(&node_token_key(&of.machine.name_any()));
+    Ok(Tokens { node, cluster: data.remove(CLUSTER_TOKEN_KEY) })
 }
 
 /// The port of k8sd in the Machine's bootstrap config.
 async fn port(ctx: &Context, machine: &Machine) -> Result<i64, K8sdError> {
+    let config = bootstrap_config(ctx, machine).await?;
+    let port = config.pointer("/spec/controlPlane/microclusterPort").and_then(Value::as_i64);
+    Ok(port.unwrap_or(DEFAULT_PORT))
+}
+
+/// The Machine's bootstrap config; `Null` if it has none.
+async fn bootstrap_config(ctx: &Context, machine: &Machine) -> Result<Value, K8sdError> {
     let Some(config) = &machine.spec.bootstrap.config_ref else {
-        return Ok(DEFAULT_PORT);
+        return Ok(Value::Null);
     };
     let object = ForeignObject {
         group: config.api_group.clone(),
@@ -344,12 +415,10 @@ async fn port(ctx: &Context, machine: &Machine) -> Result<i64, K8sdError> {
         namespace: machine.namespace().unwrap_or_default(),
         name: config.name.clone(),
     };
-    let found = ctx.foreign.read(&ctx.client, &object).await.map_err(|error| {
+    ctx.foreign.read(&ctx.client, &object).await.map_err(|error| {
         let what = format!("{} {}", object.kind, object.name);
         not_sent(format!("{what} cannot be read: {}", cause(&error)))
-    })?;
-    let port = found.pointer("/spec/controlPlane/microclusterPort").and_then(Value::as_i64);
-    Ok(port.unwrap_or(DEFAULT_PORT))
+    })
 }
 
 async fn workload(ctx: &Context, cluster: &ObjectKey) -> Result<Client, K8sdError> {

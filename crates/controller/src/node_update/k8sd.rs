@@ -1,14 +1,15 @@
-//! Carries out the part of k8sd: asks it to refresh the snap of the Node, and how far that is.
+//! Carries out the part of k8sd: asks it to refresh the snap of the Node, and how far that is; or has it issue the
+//! certificates of the Node again.
 
 use jiff::SignedDuration;
 use refit_core::annotation::Compat;
 use refit_core::node::{
-    Called, K8sdAttempts, K8sdRequest, after_ask, after_k8sd_failure, after_refresh, after_status,
-    attempt_begun, k8sd_call,
+    Called, CertificatesFailure, K8sdAttempts, K8sdRequest, after_ask, after_certificates,
+    after_k8sd_failure, after_refresh, after_status, attempt_begun, begins_attempt, k8sd_call,
 };
 use refit_kinds::{
     canonical::{CANONICAL, Change, K8SD},
-    refit::{PartState, PartStatus, UpdatePart},
+    refit::{GoalCertificates, PartState, PartStatus, UpdatePart},
 };
 
 use super::look::Look;
@@ -20,6 +21,9 @@ use crate::{
 
 /// How long an attempt may take if the update does not say.
 const ATTEMPT: SignedDuration = SignedDuration::from_hours(1);
+
+/// Message of a replica that does not lead any more.
+const NOT_LEADER: &str = "the call is left to the next leader";
 
 /// The state of the part after the question whether k8sd can be called: nothing is sent to it.
 pub(super) async fn asked(ctx: &Context, look: &Look, part: &PartStatus) -> PartStatus {
@@ -34,31 +38,21 @@ async fn reached(ctx: &Context, look: &Look) -> Result<(), String> {
 /// The next state of the part. That an attempt begins is written before its request: after a crash it is known that a
 /// refresh may run.
 pub(super) async fn advanced(ctx: &Context, look: &Look, part: &PartStatus) -> PartStatus {
-    let now = || ctx.clock.now_seconds();
     let update = &look.snapshot.update;
+    if let Some(certificates) = update.spec.goal.certificates {
+        return certificates_advanced(ctx, look, part, certificates).await;
+    }
+    let now = || ctx.clock.now_seconds();
+    let not_sent = |why: &str| after_k8sd_failure(part, why, K8sdRequest::NotSent, now());
     let Some(option) = &update.spec.goal.option else {
-        return after_k8sd_failure(
-            part,
-            "the update has no option to install",
-            K8sdRequest::NotSent,
-            now(),
-        );
+        return not_sent("the update has no option to install");
     };
     if part.state == PartState::Pending {
-        // What cannot be called yet has not begun, and can be stopped.
-        return match reached(ctx, look).await {
-            Ok(()) => attempt_begun(part, now()),
-            Err(why) => after_k8sd_failure(part, &why, K8sdRequest::NotSent, now()),
-        };
+        return begun(ctx, look, part).await;
     }
     // The write that follows is fenced; the call cannot be.
     if !ctx.leadership.is_held() {
-        return after_k8sd_failure(
-            part,
-            "the call is left to the next leader",
-            K8sdRequest::NotSent,
-            now(),
-        );
+        return not_sent(NOT_LEADER);
     }
     let call = k8sd_call(part, option);
     let started = ctx.clock.now();
@@ -88,6 +82,62 @@ pub(super) async fn advanced(ctx: &Context, look: &Look, part: &PartStatus) -> P
     }
 }
 
+/// An attempt that begins. What cannot be called yet has not begun, and can be stopped.
+async fn begun(ctx: &Context, look: &Look, part: &PartStatus) -> PartStatus {
+    let now = || ctx.clock.now_seconds();
+    match reached(ctx, look).await {
+        Ok(()) => attempt_begun(part, now()),
+        Err(why) => after_k8sd_failure(part, &why, K8sdRequest::NotSent, now()),
+    }
+}
+
+/// The same for certificates: an attempt is one call.
+async fn certificates_advanced(
+    ctx: &Context,
+    look: &Look,
+    part: &PartStatus,
+    certificates: GoalCertificates,
+) -> PartStatus {
+    let machine = &look.snapshot.update.spec.machine_ref.uid;
+    if begins_attempt(part) {
+        let next = begun(ctx, look, part).await;
+        if !begins_attempt(&next) {
+            ctx.k8sd.begun.add(machine, &next);
+        }
+        return next;
+    }
+    let now = || ctx.clock.now_seconds();
+    if !ctx.leadership.is_held() {
+        return after_k8sd_failure(part, NOT_LEADER, K8sdRequest::NotSent, now());
+    }
+    if !ctx.k8sd.begun.take(machine, part) {
+        let why = "the attempt was interrupted".to_owned();
+        let failure = CertificatesFailure { why, request: K8sdRequest::Unknown };
+        return after_certificates(part, Err(failure), now());
+    }
+    let started = ctx.clock.now();
+    let seconds = certificates.lifetime_seconds;
+    let issued = match target(look) {
+        Ok(of) => Box::pin(ctx.k8sd.issue_certificates(ctx, &of, seconds)).await,
+        Err(why) => Err(K8sdError::NotSent(why)),
+    };
+    let node_update = look.snapshot.update.metadata.name.as_deref().unwrap_or_default();
+    let called = match &issued {
+        Ok(expires) => {
+            tracing::info!(node_update, %expires, "k8sd has issued certificates");
+            Called::Done
+        }
+        Err(error) => {
+            tracing::debug!(node_update, %error, "k8sd has issued no certificates");
+            Called::Failed { message: error.to_string() }
+        }
+    };
+    ctx.metrics.updater_called(K8SD, &called, ctx.clock.elapsed(started));
+    let issued = issued
+        .map_err(|error| CertificatesFailure { why: error.to_string(), request: error.request() });
+    after_certificates(part, issued, now())
+}
+
 fn count(ctx: &Context, started: jiff::Timestamp, answer: &Result<K8sdAnswer, K8sdError>) {
     let again = || Called::Again { message: String::new(), seconds: 0 };
     let called = match answer {
@@ -108,7 +158,7 @@ fn count(ctx: &Context, started: jiff::Timestamp, answer: &Result<K8sdAnswer, K8
 fn attempts(ctx: &Context, look: &Look) -> K8sdAttempts {
     let update = &look.snapshot.update;
     match ctx.settings.canonical_compat {
-        Compat::Strict if is_requested_by(update.as_ref(), CANONICAL) => {
+        Compat::Strict if is_requested_by(update.as_ref(), CANONICAL.upgrade_to) => {
             K8sdAttempts { limit: None, repeat_at_once: true }
         }
         Compat::Strict | Compat::Corrected => {

@@ -414,7 +414,8 @@ fn replacer(group: &groups::Group, owner: &LiveOwner) -> Option<Replacer> {
     }
 }
 
-fn paused(stores: &Stores, machine: &Machine) -> Option<String> {
+/// What pauses a Machine: its Cluster, or an annotation of its own.
+pub(crate) fn paused(stores: &Stores, machine: &Machine) -> Option<String> {
     let cluster = stores.clusters.get(&cluster_key(machine));
     if cluster.is_some_and(|cluster| cluster.spec.paused == Some(true)) {
         return Some(format!("Cluster {}", machine.spec.cluster_name));

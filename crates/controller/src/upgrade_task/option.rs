@@ -109,7 +109,8 @@ impl Look {
         option: &GoalOption,
     ) -> anyhow::Result<Self> {
         let stores = &ctx.stores;
-        let keys = if is_requested_by(task.as_ref(), CANONICAL) { CANONICAL } else { REFIT };
+        let keys =
+            if is_requested_by(task.as_ref(), CANONICAL.upgrade_to) { CANONICAL } else { REFIT };
         let group = group_of_task(&task);
         let owner = LiveOwner::of(stores, &group);
         let machines = machines_of(stores, &group.key);
@@ -165,7 +166,8 @@ impl Look {
         let all = self.machines.iter().zip(&self.uids).zip(&self.updates);
         let members = all.map(|((machine, uid), updates)| {
             let own = updates.iter().map(AsRef::as_ref);
-            let own = own.filter(|update: &&NodeUpdate| is_requested_by(*update, self.keys));
+            let own =
+                own.filter(|update: &&NodeUpdate| is_requested_by(*update, self.keys.upgrade_to));
             OptionMember {
                 name: machine.metadata.name.as_deref().unwrap_or_default(),
                 uid,

@@ -65,7 +65,7 @@ async fn row_56_tokens_are_used_as_the_provider_made_them_and_never_written(comp
     for machine in [MACHINE, CONTROL_PLANE] {
         lab.ask(machine, CHANNEL).await;
         lab.until(machine, "status=done").await;
-        assert!(lab.k8sd(machine).received().iter().all(|request| request.status == 200));
+        assert!(lab.received(machine).iter().all(|request| request.status == 200));
     }
     let after = secrets.get("edge-1-token").await.unwrap();
     assert_eq!((&after.data, after.resource_version()), (&before.data, before.resource_version()));

@@ -17,7 +17,9 @@ use kube::{
     Api, ResourceExt as _,
     api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams},
 };
-use lab_simhost::k8sd::{K8sd, REFRESH, RefreshScript};
+use lab_simhost::k8sd::{
+    CERTIFICATES_EXPIRY, K8sd, REFRESH, Received, RefreshScript, SigningRequests,
+};
 use refit_cluster_api::kinds::{Cluster, Machine, MachineDeployment, MachineSet};
 use refit_controller::Canonical;
 use refit_core::annotation::Compat;
@@ -49,7 +51,9 @@ pub(super) const BOOTSTRAP: &str = "bootstrap.cluster.x-k8s.io";
 pub(super) const CK8S: (&str, &str) = ("controlplane.cluster.x-k8s.io", "CK8sControlPlane");
 pub(super) const VERSION: &str = "v1.34.2";
 /// Tokens have 32 hexadecimal digits.
-const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+pub(super) const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+/// The token of the cluster.
+const CLUSTER_TOKEN: &str = "fedcba9876543210fedcba9876543210";
 
 pub(super) struct Lab {
     pub(super) site: Site,
@@ -107,9 +111,13 @@ impl Lab {
         let mut site = Site::new();
         site.settings.canonical = canonical;
         let names = control_planes.iter().copied().chain(WORKERS).chain([LATE_WORKER, LATE_MEMBER]);
-        let k8sd = names
-            .map(|name| (name.to_owned(), K8sd::new(site.clock, name, TOKEN).unwrap()))
-            .collect();
+        let requests = SigningRequests::new(CLUSTER_TOKEN);
+        let new = |name: &str| {
+            let k8sd = K8sd::new(site.clock, name, TOKEN).unwrap();
+            k8sd.join(requests.clone(), name.starts_with('w'));
+            (name.to_owned(), k8sd)
+        };
+        let k8sd = names.map(new).collect();
         Self { site, k8sd, set: None, plane, running: Running::new() }
     }
 
@@ -180,7 +188,8 @@ impl Lab {
     pub(super) async fn connect(&self) {
         let client = self.site.client();
         let tokens = self.k8sd.keys().map(|name| (format!("node-token-{name}"), json!(TOKEN)));
-        let tokens: serde_json::Map<String, Value> = tokens.collect();
+        let of_cluster = ("value".to_owned(), json!(CLUSTER_TOKEN));
+        let tokens: serde_json::Map<String, Value> = tokens.chain([of_cluster]).collect();
         let _: Secret =
             made(&client, json!({"metadata": {"name": "edge-1-token"}, "stringData": tokens}))
                 .await;
@@ -284,6 +293,19 @@ impl Lab {
 
     pub(super) fn k8sd(&self, machine: &str) -> &K8sd {
         &self.k8sd[machine]
+    }
+
+    /// What the k8sd of a machine got, apart from the question when its certificates expire, which each gets once.
+    pub(super) fn received(&self, machine: &str) -> Vec<Received> {
+        let all = self.k8sd(machine).received().into_iter();
+        all.filter(|request| request.path != CERTIFICATES_EXPIRY).collect()
+    }
+
+    /// Kills the controller, and starts another one after some seconds.
+    pub(super) async fn restart(&mut self, seconds: u64) {
+        self.running = Running::new();
+        pass(seconds).await;
+        self.running = self.site.start(None);
     }
 
     /// The next refreshes of a machine, in order.
@@ -418,16 +440,30 @@ impl Lab {
 
     /// Reason and message of the events about a Machine, as an upgrade by annotation emits them.
     pub(super) async fn events(&self, machine: &str) -> Vec<String> {
+        self.events_of(machine, "InPlaceUpgrade").await
+    }
+
+    /// The same for reasons that begin like this.
+    pub(super) async fn events_of(&self, machine: &str, begin: &str) -> Vec<String> {
         let api: Api<Event> = Api::default_namespaced(self.site.client());
         let events = api.list(&ListParams::default()).await.unwrap().items.into_iter();
         let about = events.filter(|event| event.involved_object.name.as_deref() == Some(machine));
         let own = about.filter_map(|event| {
-            let reason = event.reason.filter(|reason| reason.starts_with("InPlaceUpgrade"))?;
+            let reason = event.reason.filter(|reason| reason.starts_with(begin))?;
             Some(format!("{} {reason}: {}", event.type_?, event.message?))
         });
         let mut all: Vec<String> = own.collect();
         all.sort();
         all
+    }
+
+    /// Sets the names in the bootstrap config of a machine that the certificate of its API server has as well.
+    pub(super) async fn extra_names(&self, machine: &str, names: &[&str]) {
+        let kind = GroupVersionKind::gvk(BOOTSTRAP, "v1beta2", "CK8sConfig");
+        let api: Api<DynamicObject> =
+            Api::default_namespaced_with(self.site.client(), &ApiResource::from_gvk(&kind));
+        let body = json!({"spec": {"controlPlane": {"extraSANs": names}}});
+        api.patch(machine, &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
     }
 }
 

@@ -21,7 +21,7 @@ use serde_json::json;
 
 use super::{
     MACHINE, fails,
-    lab::{CHANNEL, CONTROL_PLANE, Lab, WORKERS},
+    lab::{CHANNEL, CONTROL_PLANE, Lab, TOKEN, WORKERS},
     pass,
 };
 
@@ -68,7 +68,7 @@ async fn row_05_a_machine_without_a_request_is_left_alone(compat: Compat) {
     lab.annotate(MACHINE, CANONICAL.change_id.unwrap(), Some("7")).await;
     pass(600).await;
     assert_eq!(lab.shown(MACHINE).await, ["change-id=7", "status=in-progress"]);
-    assert_eq!(lab.k8sd(MACHINE).received().len(), 0);
+    assert_eq!(lab.received(MACHINE).len(), 0);
 }
 
 async fn row_06_without_a_token_nothing_is_sent_and_the_reason_is_shown(compat: Compat) {
@@ -78,7 +78,7 @@ async fn row_06_without_a_token_nothing_is_sent_and_the_reason_is_shown(compat: 
     lab.ask(MACHINE, CHANNEL).await;
     pass(120).await;
     assert_eq!(lab.shown(MACHINE).await, [format!("to={CHANNEL}")]);
-    assert_eq!(lab.k8sd(MACHINE).received().len(), 0);
+    assert_eq!(lab.received(MACHINE).len(), 0);
     let message = lab.updates().await[0].status.clone().unwrap().message;
     assert!(message.contains("edge-1-token"), "{message}");
     let tokens = json!({"node-token-w-1": "x"});
@@ -87,6 +87,10 @@ async fn row_06_without_a_token_nothing_is_sent_and_the_reason_is_shown(compat: 
     pass(600).await;
     let message = lab.updates().await[0].status.clone().unwrap().message;
     assert!(message.contains("node-token for machine \"w-0\" not found"), "{message}");
+    let body = json!({"stringData": {"node-token-w-0": TOKEN, "value": "x"}});
+    secrets.patch("edge-1-token", &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
+    pass(610).await;
+    assert!(lab.k8sd(MACHINE).count(REFRESH) > 0, "what is missing is looked for again");
 }
 
 async fn row_07_row_21_row_22_calls_carry_the_token_and_errors_are_shown_in_k8sds_words(
@@ -98,10 +102,9 @@ async fn row_07_row_21_row_22_calls_carry_the_token_and_errors_are_shown_in_k8sd
     pass(60).await;
     let message = lab.updates().await[0].status.clone().unwrap().message;
     assert!(message.contains("status code: 401 (invalid token)"), "{message}");
-    let token = "0123456789abcdef0123456789abcdef";
-    lab.k8sd(MACHINE).set_token(token);
+    lab.k8sd(MACHINE).set_token(TOKEN);
     lab.until(MACHINE, "status=done").await;
-    let received = lab.k8sd(MACHINE).received();
+    let received = lab.received(MACHINE);
     assert!(received.iter().all(|one| [REFRESH, REFRESH_STATUS].contains(&&*one.path)));
     assert!(received.iter().any(|one| one.path == REFRESH_STATUS && one.status == 200));
 }
@@ -238,7 +241,7 @@ async fn row_23_row_24_k8sd_is_reached_by_the_proxy_of_the_node(compat: Compat) 
     pass(60).await;
     let message = lab.updates().await[0].status.clone().unwrap().message;
     assert!(message.contains("missing k8sd proxy pod for node w-0"), "{message}");
-    let others: usize = WORKERS[1..].iter().map(|name| lab.k8sd(name).received().len()).sum();
+    let others: usize = WORKERS[1..].iter().map(|name| lab.received(name).len()).sum();
     assert_eq!(others, 0, "no other node is asked");
 }
 
@@ -260,7 +263,7 @@ async fn row_59_a_control_plane_and_a_worker_are_upgraded_and_no_other_machine(c
     }
     for other in &WORKERS[1..] {
         assert_eq!(lab.shown(other).await, [""; 0]);
-        assert_eq!(lab.k8sd(other).received().len(), 0);
+        assert_eq!(lab.received(other).len(), 0);
     }
 }
 
@@ -305,7 +308,7 @@ async fn row_60_a_paused_cluster_waits(compat: Compat) {
     paused(true).await;
     lab.ask(MACHINE, CHANNEL).await;
     pass(600).await;
-    assert_eq!(lab.k8sd(MACHINE).received().len(), 0);
+    assert_eq!(lab.received(MACHINE).len(), 0);
     paused(false).await;
     lab.until(MACHINE, "status=done").await;
 }
@@ -328,10 +331,10 @@ async fn row_60_another_certificate_gets_no_token(compat: Compat) {
     lab.ask(MACHINE, "revision=1").await;
     lab.until(MACHINE, "release=revision=1").await;
     lab.k8sd(MACHINE).replace_certificate().unwrap();
-    let received = lab.k8sd(MACHINE).received().len();
+    let received = lab.received(MACHINE).len();
     lab.ask(MACHINE, "revision=2").await;
     pass(900).await;
-    assert_eq!(lab.k8sd(MACHINE).received().len(), received);
+    assert_eq!(lab.received(MACHINE).len(), received);
     let updates = lab.updates().await;
     let message = &updates.last().unwrap().status.as_ref().unwrap().message;
     assert!(message.contains("edge-1-k8sd-certificates"), "{message}");
@@ -346,7 +349,7 @@ async fn machines_are_left_to_canonicals_controllers_unless_these_are_absent() {
         let lab = Lab::with(canonical).await;
         lab.ask(MACHINE, CHANNEL).await;
         pass(600).await;
-        assert_eq!(lab.k8sd(MACHINE).received().len(), 0);
+        assert_eq!(lab.received(MACHINE).len(), 0);
         assert_eq!(lab.shown(MACHINE).await, [format!("to={CHANNEL}")]);
         // Refit's own prefix works next to them.
         lab.annotate(WORKERS[1], REFIT.upgrade_to, Some(CHANNEL)).await;

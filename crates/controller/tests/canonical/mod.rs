@@ -23,6 +23,7 @@ macro_rules! in_both_modes {
 }
 
 mod bootstrap;
+mod certificates;
 mod lab;
 mod machines;
 mod owners;

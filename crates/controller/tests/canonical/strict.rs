@@ -25,7 +25,7 @@ async fn row_04_an_invalid_option_reaches_no_k8sd_and_writes_neither_status_nor_
         assert_eq!(lab.shown_by("md").await, [format!("to={option}")]);
     }
     assert_eq!((lab.events(MACHINE).await.len(), lab.events("md").await.len()), (0, 0));
-    assert_eq!((lab.k8sd(MACHINE).received().len(), lab.updates().await.len()), (0, 0));
+    assert_eq!((lab.received(MACHINE).len(), lab.updates().await.len()), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]

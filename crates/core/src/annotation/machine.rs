@@ -20,7 +20,7 @@ use jiff::Timestamp;
 use refit_kinds::{
     canonical::{K8SD, Keys, UpgradeStatus, Wanted},
     keys,
-    refit::{GoalOption, K8sdRefresh, NodeUpdate, Phase, Stage},
+    refit::{Goal, GoalOption, K8sdRefresh, NodeUpdate, Phase, Stage},
 };
 
 use super::{
@@ -59,10 +59,16 @@ pub enum Request {
     /// Nothing.
     #[default]
     None,
-    /// A NodeUpdate to this option, whatever an earlier one has reached.
-    Ask(GoalOption),
+    /// A NodeUpdate to this goal, whatever an earlier one has reached.
+    Ask(Goal),
     /// The stop of this NodeUpdate.
     Stop(String),
+}
+
+impl Request {
+    pub(super) fn of_option(option: GoalOption) -> Self {
+        Self::Ask(Goal { option: Some(option), ..Goal::default() })
+    }
 }
 
 /// What follows from a Machine's annotations: events, then the change of annotations, then a request.
@@ -128,7 +134,7 @@ impl MachineSeen<'_> {
         if self.is_strict() {
             return self.strict_ask(option);
         }
-        Announced { request: Request::Ask(option), ..Announced::default() }
+        Announced { request: Request::of_option(option), ..Announced::default() }
     }
 
     /// The change to these values: what is so already is left out.
@@ -179,7 +185,7 @@ impl MachineSeen<'_> {
         }
         Announced {
             changes: BTreeMap::from([(self.keys.noted, Some(noted))]),
-            events: vec![left_to_others(self.keys, "this Machine")],
+            events: vec![left_to_others(self.keys.upgrade_to, "this Machine")],
             request: Request::None,
         }
     }
@@ -327,12 +333,12 @@ impl MachineSeen<'_> {
 }
 
 /// The stop of an unfinished NodeUpdate that has not been asked to stop.
-fn stop(update: &NodeUpdate) -> Option<Request> {
+pub(super) fn stop(update: &NodeUpdate) -> Option<Request> {
     let goes_on = !phase(update).is_final() && update.spec.stage == Stage::Ongoing;
     goes_on.then(|| Request::Stop(update.metadata.name.clone().unwrap_or_default()))
 }
 
-fn phase(update: &NodeUpdate) -> Phase {
+pub(super) fn phase(update: &NodeUpdate) -> Phase {
     update.status.as_ref().map(|status| status.phase).unwrap_or_default()
 }
 

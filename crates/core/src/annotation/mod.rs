@@ -1,6 +1,7 @@
-//! Upgrades by annotation: what the annotations of a Machine or of its owner ask for, and what they show
-//! (`docs/annotations.md`).
+//! Upgrades by annotation: what the annotations of a Machine or of its owner ask for, and what they show. The same for
+//! the certificates of a Machine (`docs/annotations.md`).
 
+mod certificates;
 mod machine;
 mod notes;
 mod owner;
@@ -9,6 +10,7 @@ mod strict;
 use refit_kinds::canonical::{CANONICAL, Keys};
 
 pub use self::{
+    certificates::{CertificatesSeen, certificates},
     machine::{Announced, MachineSeen, Request, machine},
     owner::{
         OwnedMachine, OwnerAnnounced, OwnerRequest, OwnerRole, OwnerSeen, machine_begins, owner,

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use refit_kinds::canonical::Keys;
-
 use crate::node::{Announcement, Severity};
 
 /// Reason of the event that a refresh has begun.
@@ -61,15 +59,14 @@ pub(super) fn failed(message: String) -> Announcement {
     Announcement { severity: Severity::Warning, reason: FAILED, message }
 }
 
-/// Refit does nothing. `what` is what Canonical's controllers may upgrade.
-pub(super) fn left_to_others(keys: Keys, what: &str) -> Announcement {
+/// Refit does nothing about an annotation. `what` is what Canonical's controllers may work on.
+pub(super) fn left_to_others(annotation: &str, what: &str) -> Announcement {
     Announcement {
         severity: Severity::Warning,
         reason: LEFT_TO_OTHERS,
         message: format!(
-            "Refit does not serve {}: CK8sConfig is served here, so the controllers of Canonical's provider may \
-             upgrade {what} as well. Disable them, then start Refit with --canonical ControllersAbsent",
-            keys.upgrade_to
+            "Refit does not serve {annotation}: CK8sConfig is served here, so the controllers of Canonical's provider may \
+             work on {what} as well. Disable them, then start Refit with --canonical ControllersAbsent"
         ),
     }
 }

@@ -359,7 +359,7 @@ impl<'a> OwnerSeen<'a> {
     fn left_to_others(&self, text: &str) -> OwnerAnnounced {
         let noted = left_note(text);
         let request = self.unfinished().map(stop).unwrap_or_default().request;
-        let events = vec![left_to_others(self.keys, "these Machines")];
+        let events = vec![left_to_others(self.keys.upgrade_to, "these Machines")];
         OwnerAnnounced { request, ..self.shows([(self.keys.noted, Some(noted))], events) }
     }
 

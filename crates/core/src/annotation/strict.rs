@@ -29,7 +29,7 @@ impl MachineSeen<'_> {
                 let Keys { status, release, change_id, .. } = self.keys;
                 let changes =
                     self.change([(Some(status), None), (Some(release), None), (change_id, None)]);
-                Announced { changes, request: Request::Ask(option), ..Announced::default() }
+                Announced { changes, request: Request::of_option(option), ..Announced::default() }
             }
         }
     }

@@ -114,7 +114,7 @@ fn attempt_failed(second: i64) -> K8sdRefresh {
 }
 
 fn asks(option: &str) -> Request {
-    Request::Ask(option.parse().unwrap())
+    Request::of_option(option.parse().unwrap())
 }
 
 #[test]
