@@ -155,7 +155,7 @@ impl CertificatesSeen<'_> {
 
     fn ask(&self, lifetime: Lifetime) -> Announced {
         let CertificateKeys { status, .. } = self.own();
-        // Canonical's controller does not go on with what another one has begun.
+        // Canonical's controller does not continue what another one has begun.
         let is_begun = self.get(status) == Some(UpgradeStatus::InProgress.into());
         if !self.has_node || self.is_strict() && is_begun {
             return Announced::default();

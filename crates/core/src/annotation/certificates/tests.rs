@@ -260,7 +260,7 @@ fn a_status_in_progress_without_a_request_is_removed_in_both_modes() {
 }
 
 #[test]
-fn what_another_controller_has_begun_is_gone_on_with_unless_the_mode_is_strict() {
+fn a_refresh_of_another_controller_continues_unless_the_mode_is_strict() {
     let mut world = World::asked("1y");
     world.set(CANONICAL.certificates.status, Some("in-progress"));
     assert_eq!(world.look(), Request::Ask(goal(YEAR)));
