@@ -1,5 +1,6 @@
 //! Refit installed as `refit install --apply` does it, and restricted to exactly those rights.
 
+mod canonical;
 mod tasks;
 
 use std::{
