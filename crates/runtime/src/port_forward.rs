@@ -92,13 +92,14 @@ pub enum PortForwardError {
 /// The reason in the words of the API server, without the fields of its Status. If only `create` is
 /// missing, a real one names no reason.
 fn reason(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Api(status) if status.is_forbidden() => format!(
-            "{} (get and create of pods/portforward are required)",
-            status.message.trim_end_matches([':', ' '])
-        ),
-        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
-        _ => error.to_string(),
+    let kube::Error::Api(status) = error else { return error.to_string() };
+    let message = status.message.trim_end_matches([':', ' ']);
+    if status.is_forbidden() {
+        format!("{message} (get and create of pods/portforward are required)")
+    } else if message.is_empty() {
+        error.to_string()
+    } else {
+        message.to_owned()
     }
 }
 
