@@ -17,9 +17,9 @@ use refit_runtime::{
 };
 use tokio::task::JoinHandle;
 
-struct Replica {
+pub(crate) struct Replica {
     settings: LeaseSettings,
-    leadership: Leadership,
+    pub(crate) leadership: Leadership,
     switch: Arc<Switch>,
     task: JoinHandle<()>,
 }
@@ -31,7 +31,7 @@ impl Drop for Replica {
 }
 
 impl Replica {
-    async fn start(world: &World, name: &str) -> Self {
+    pub(crate) async fn start(world: &World, name: &str) -> Self {
         let settings = LeaseSettings::new("default", "refit-controller", name);
         let leadership = Leadership::candidate(world.clock);
         let switch = Arc::new(Switch::default());
@@ -45,7 +45,7 @@ impl Replica {
     }
 
     /// Cuts the replica off without its noticing.
-    fn cut(&self) {
+    pub(crate) fn cut(&self) {
         self.switch.dead.store(true, Ordering::SeqCst);
     }
 }

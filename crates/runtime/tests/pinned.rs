@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use crate::common::{Pki, Switch, epoch, hangs, serve_with};
+use crate::{
+    common::{Pki, Switch, epoch, hangs, serve_with},
+    lease::Replica,
+};
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Request, Response};
 use http_body_util::{BodyExt as _, Full};
@@ -241,6 +244,28 @@ async fn only_the_leader_sends_a_post_that_changes_the_server() {
     connection.post(JsonPost { changes: false, ..post() }).await.unwrap();
     let leader = world.stack(Arc::new(Open)).fenced(Leadership::alone(clock));
     world.post(&leader).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_waits_for_a_response_as_long_as_it_renews_its_lease() {
+    let api = crate::common::World::new();
+    let leader = Replica::start(&api, "a").await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let slow = World::answering(|_| async {
+        tokio::time::sleep(Duration::from_secs(40)).await;
+        Response::new(Full::default())
+    });
+    let stack = slow.stack(Arc::new(Open)).fenced(leader.leadership.clone());
+    assert_eq!(slow.post(&stack).await.unwrap().status, 200);
+    let begun = api.clock.now();
+    let cut = async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        leader.cut();
+    };
+    let (outcome, ()) = tokio::join!(slow.post(&stack), cut);
+    assert!(matches!(outcome, Err(PinnedPostError::Timeout { .. })), "{outcome:?}");
+    let waited = api.clock.elapsed(begun);
+    assert!(waited < Duration::from_secs(20), "another replica leads soon: {waited:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -31,8 +31,7 @@ const APPROVE: Endpoint =
     Endpoint { path: "x/capi/refresh-certs/approve", changes: true, token: Token::Cluster };
 /// Delay between two attempts to approve the requests of a worker, which makes them meanwhile.
 const APPROVE_AGAIN: Duration = Duration::from_secs(1);
-/// How often they are approved without success until the refresh is given up: before the lease of a leader ends, which
-/// would hide the reason.
+/// How often they are approved without success until the attempt is given up, and the reason is shown.
 const APPROVALS: u32 = 8;
 
 /// The attempts that this process has begun and not made yet, by their Machine and the time when they began. One that is

@@ -10,7 +10,7 @@ use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    time::{Instant, timeout_at},
+    time::{Instant, error::Elapsed, timeout_at},
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tower::BoxError;
@@ -19,7 +19,7 @@ use super::{ClientStack, post::chain};
 use crate::{
     clock::instant,
     gate::{Effect, Fate, Gate, never},
-    lease::{Leadership, NotLeader},
+    lease::{Leadership, NotLeader, Pass},
     tls::{CertificateChanged, Fingerprint, Pin, TlsError, pin::pinned_config},
 };
 
@@ -236,17 +236,12 @@ where
         {
             stall.await;
         }
-        let pass = match &fence {
-            Some(leadership) if changes => Some(leadership.pass()?),
-            _ => None,
-        };
-        let within = pass.as_ref().and_then(|pass| instant().checked_add(pass.within));
-        let until = within.map_or(until, |within| until.min(within));
+        let fence = fence.filter(|_| changes);
+        let pass = fence.as_ref().map(Leadership::pass).transpose()?;
         let outcome = match request(&host, &path, headers, body) {
-            Ok(request) => timeout_at(until, exchange(stream, request)).await,
+            Ok(request) => while_leading(exchange(stream, request), fence, pass, until).await,
             Err(source) => return Err(PinnedPostError::Request { path, source }),
         };
-        drop(pass);
         let exit = effect.as_ref().map_or_else(|| gate.fate(), |effect| gate.after(effect));
         if exit == Fate::Dead {
             return never().await;
@@ -259,6 +254,28 @@ where
             Ok(Err(source)) => Err(PinnedPostError::Transport { host, path, source }),
             Err(_) => Err(PinnedPostError::Timeout { host, path, seconds: deadline.as_secs() }),
         }
+    }
+}
+
+/// Awaits an exchange until a deadline. It is dropped when the Lease that it began with ends, unless that was renewed
+/// meanwhile: a server may take longer than a Lease.
+async fn while_leading<T>(
+    exchange: impl Future<Output = T>,
+    fence: Option<Leadership>,
+    mut pass: Option<Pass>,
+    deadline: Instant,
+) -> Result<T, Elapsed> {
+    tokio::pin!(exchange);
+    loop {
+        let lease_ends = pass.as_ref().and_then(|pass| instant().checked_add(pass.within));
+        let until = lease_ends.map_or(deadline, |ends| deadline.min(ends));
+        let late = match timeout_at(until, &mut exchange).await {
+            Ok(outcome) => return Ok(outcome),
+            Err(late) => late,
+        };
+        let renewed = fence.as_ref().filter(|_| until < deadline).map(Leadership::pass);
+        let Some(Ok(renewed)) = renewed else { return Err(late) };
+        pass = Some(renewed);
     }
 }
 
