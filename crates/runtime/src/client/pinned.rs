@@ -239,7 +239,10 @@ where
         let fence = fence.filter(|_| changes);
         let pass = fence.as_ref().map(Leadership::pass).transpose()?;
         let outcome = match request(&host, &path, headers, body) {
-            Ok(request) => while_leading(exchange(stream, request), fence, pass, until).await,
+            Ok(request) => {
+                let exchange = Box::pin(exchange(stream, request));
+                while_leading(exchange, fence, pass, until).await
+            }
             Err(source) => return Err(PinnedPostError::Request { path, source }),
         };
         let exit = effect.as_ref().map_or_else(|| gate.fate(), |effect| gate.after(effect));
@@ -260,12 +263,11 @@ where
 /// Awaits an exchange until a deadline. It is dropped when the Lease that it began with ends, unless that was renewed
 /// meanwhile: a server may take longer than a Lease.
 async fn while_leading<T>(
-    exchange: impl Future<Output = T>,
+    mut exchange: impl Future<Output = T> + Unpin,
     fence: Option<Leadership>,
     mut pass: Option<Pass>,
     deadline: Instant,
 ) -> Result<T, Elapsed> {
-    tokio::pin!(exchange);
     loop {
         let lease_ends = pass.as_ref().and_then(|pass| instant().checked_add(pass.within));
         let until = lease_ends.map_or(deadline, |ends| deadline.min(ends));
