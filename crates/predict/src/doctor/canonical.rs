@@ -11,10 +11,10 @@ const HAND_OVER: &str =
 
 pub(super) fn check(facts: &Facts, found: &mut Findings) {
     let managers = match &facts.canonical_managers {
-        Read::Known(managers) => managers.as_slice(),
+        Read::Known(managers) => managers,
         Read::Unknown(why) => {
             found.unknown("the managers of Canonical's providers", why);
-            &[]
+            return;
         }
     };
     // A controller that cannot be read, or is not there, is a finding of its own.
@@ -45,6 +45,7 @@ pub(super) fn check(facts: &Facts, found: &mut Findings) {
         CanonicalMode::Off | CanonicalMode::On | CanonicalMode::ControllersAbsent => {}
     }
     let by = match mode {
+        CanonicalMode::Off if requests > 0 => "requested, and served by Canonical's controllers",
         CanonicalMode::Off | CanonicalMode::On => "not served by Refit, and not requested",
         CanonicalMode::ControllersAbsent => "served by Refit alone",
     };
