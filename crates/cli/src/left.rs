@@ -156,13 +156,17 @@ impl LeftOwner {
                 updater_ref: None,
                 request_ref: None,
                 option: None,
+                bundle: None,
                 via: Via::Machines,
             };
         };
         let spec = task.spec.clone();
+        let version = newest(spec.version.clone(), requested);
         UpgradeTaskSpec {
             stage: Stage::Ongoing,
-            version: newest(spec.version, requested),
+            // A bundle is for one version.
+            bundle: spec.bundle.filter(|_| version == spec.version),
+            version,
             // A complete task is done with its Machines: the others keep the owner paused.
             machines: spec.machines.filter(|_| phase_of(task) != TaskPhase::Complete),
             ..spec

@@ -249,8 +249,10 @@ pub(crate) struct Queues {
     pub(crate) upgrade_tasks: Queue<ObjectKey>,
     /// Machines with annotations that ask for an upgrade, or show one.
     pub(crate) annotations: Queue<ObjectKey>,
-    /// Machines with annotations about their certificates, and those that lack the one that shows their expiry.
+    /// Machines with annotations about their certificates.
     pub(crate) certificates: Queue<ObjectKey>,
+    /// Clusters with Machines whose certificates have no known expiry.
+    pub(crate) expiries: Queue<ObjectKey>,
     /// Owners of Machines with annotations that ask for an upgrade, or show one.
     pub(crate) owner_annotations: Queue<OwnerId>,
 }

@@ -172,6 +172,7 @@ mod tests {
             origin: Origin::Hook,
             goal_hash: goal.hash(),
             parts: None,
+            bundle: None,
             goal,
         };
         let mut update = NodeUpdate::new(&format!("m-{ordinal}"), spec);

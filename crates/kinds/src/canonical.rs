@@ -17,6 +17,15 @@ pub const K8SD: &str = "k8sd";
 
 /// Key of an option that is a version.
 const VERSION: &str = "version=";
+/// Key of an option that is a bundle, and what is between a version and its bundle.
+const BUNDLE: &str = "bundle=";
+const BUNDLE_OF_VERSION: &str = ",bundle=";
+
+/// What the location of a bundle begins with.
+const BUNDLE_LOCATIONS: [&str; 6] =
+    ["/", "file:///", "http://", "https://", "oci://", "oci+http://"];
+/// How long the location of a bundle may be, in bytes.
+const BUNDLE_LOCATION_MAX: usize = 1024;
 
 /// The annotations of one prefix. A Machine has all of them, an owner of Machines all but the change id and the
 /// failed attempt.
@@ -105,12 +114,17 @@ pub enum BadOption {
     Shape(String),
     /// The key is unknown.
     #[error(
-        "unknown upgrade option {0:?}: expected channel, revision, localPath or, under refit.dev/, version"
+        "unknown upgrade option {0:?}: expected channel, revision, localPath or, under refit.dev/, version or bundle"
     )]
     Key(String),
     /// The version is not one.
     #[error("invalid version in upgrade option: {0}")]
     Version(#[from] VersionError),
+    /// The location of a bundle is not one.
+    #[error(
+        "invalid location of a bundle {0:?}: expected an absolute path on the hosts, or a URL with http, https, file, oci or oci+http"
+    )]
+    Bundle(String),
     /// There is no value.
     #[error("upgrade option {0} has no value: expected {0}=VALUE")]
     Empty(String),
@@ -123,6 +137,13 @@ pub enum Wanted {
     Option(GoalOption),
     /// A version, which the owner's spec requests as well, or will. Only Refit's own prefix has it.
     Version(KubernetesVersion),
+    /// The bundle that hosts install from, and a version as above; without one, what the owner's spec requests.
+    Bundle {
+        /// Where the bundle is, for the hosts.
+        location: String,
+        /// The version.
+        version: Option<KubernetesVersion>,
+    },
 }
 
 impl std::fmt::Display for Wanted {
@@ -130,6 +151,10 @@ impl std::fmt::Display for Wanted {
         match self {
             Self::Option(option) => option.fmt(f),
             Self::Version(version) => write!(f, "{VERSION}{version}"),
+            Self::Bundle { location, version: None } => write!(f, "{BUNDLE}{location}"),
+            Self::Bundle { location, version: Some(version) } => {
+                write!(f, "{VERSION}{version}{BUNDLE_OF_VERSION}{location}")
+            }
         }
     }
 }
@@ -142,14 +167,38 @@ impl Wanted {
     /// let wanted = Wanted::parse(REFIT, "version=1.35.0")?;
     /// assert_eq!(wanted.to_string(), "version=v1.35.0");
     /// assert!(Wanted::parse(CANONICAL, "version=1.35.0").is_err());
+    /// assert!(Wanted::parse(REFIT, "version=1.35.0,bundle=/mnt/v1.35.0").is_ok());
+    /// assert!(Wanted::parse(REFIT, "bundle=v1.35.0").is_err());
     /// # Ok::<(), refit_kinds::canonical::BadOption>(())
     /// ```
     pub fn parse(keys: Keys, text: &str) -> Result<Self, BadOption> {
-        let version = text.strip_prefix(VERSION).filter(|_| keys.upgrade_to == REFIT.upgrade_to);
-        let Some(version) = version else { return text.parse().map(Self::Option) };
-        let version = version.strip_prefix('v').unwrap_or(version);
-        Ok(Self::Version(format!("v{version}").parse()?))
+        if keys.upgrade_to != REFIT.upgrade_to {
+            return text.parse().map(Self::Option);
+        }
+        if let Some(location) = text.strip_prefix(BUNDLE) {
+            return Ok(Self::Bundle { location: bundle_location(location)?, version: None });
+        }
+        let Some(value) = text.strip_prefix(VERSION) else {
+            return text.parse().map(Self::Option);
+        };
+        let (version, bundle) = match value.split_once(BUNDLE_OF_VERSION) {
+            Some((version, location)) => (version, Some(bundle_location(location)?)),
+            None => (value, None),
+        };
+        let version = format!("v{}", version.strip_prefix('v').unwrap_or(version)).parse()?;
+        Ok(match bundle {
+            Some(location) => Self::Bundle { location, version: Some(version) },
+            None => Self::Version(version),
+        })
     }
+}
+
+/// The location of a bundle, as far as it can be checked without the host.
+fn bundle_location(text: &str) -> Result<String, BadOption> {
+    let is_location = text.len() <= BUNDLE_LOCATION_MAX
+        && text.chars().all(|c| c.is_ascii_graphic())
+        && BUNDLE_LOCATIONS.iter().any(|start| text.starts_with(start));
+    is_location.then(|| text.to_owned()).ok_or_else(|| BadOption::Bundle(text.to_owned()))
 }
 
 impl std::str::FromStr for GoalOption {

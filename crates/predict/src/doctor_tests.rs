@@ -438,8 +438,14 @@ fn annotations_of_canonicals_providers_need_one_controller_that_serves_them() {
     for (mode, managers, requests, level, words) in [
         (Off, &[][..], 0, Level::Ok, "not requested"),
         (Off, &theirs[..], 3, Level::Ok, "served by Canonical's controllers"),
-        (Off, &[], 3, Level::Warn, "3 objects have v1beta2.k8sd.io/in-place-upgrade-to"),
-        (On, &theirs, 1, Level::Warn, "leaves it to Canonical's controllers"),
+        (
+            Off,
+            &[],
+            3,
+            Level::Warn,
+            "3 objects have annotations such as v1beta2.k8sd.io/in-place-upgrade-to",
+        ),
+        (On, &theirs, 1, Level::Warn, "leaves them to Canonical's controllers"),
         (On, &theirs, 0, Level::Ok, "not served by Refit"),
         (ControllersAbsent, &[], 9, Level::Ok, "served by Refit alone"),
         (ControllersAbsent, &theirs, 0, Level::Warn, "capi-ck8s-bootstrap"),

@@ -293,6 +293,7 @@ impl Subject {
                 goal: Goal::default(),
                 goal_hash: String::new(),
                 parts: None,
+                bundle: None,
             },
         );
         let made = provider_object(&update, &self.input.names, &self.input.template, &order);

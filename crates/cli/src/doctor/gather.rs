@@ -67,6 +67,24 @@ pub(super) async fn gather(reader: &Reader) -> anyhow::Result<Facts> {
     Ok(facts)
 }
 
+/// The control planes of Clusters that are of another kind than KubeadmControlPlane, such as CK8sControlPlane.
+async fn other_control_planes(reader: &Reader, clusters: &[Value]) -> anyhow::Result<Vec<Value>> {
+    let mut reader = reader.clone();
+    let kinds: BTreeSet<(&str, &str)> = clusters
+        .iter()
+        .map(|cluster| {
+            let of = |field| text(cluster, &format!("/spec/controlPlaneRef/{field}"));
+            (of("apiGroup"), of("kind"))
+        })
+        .filter(|(group, kind)| !group.is_empty() && *kind != "KubeadmControlPlane")
+        .collect();
+    let mut all = Vec::new();
+    for (group, kind) in kinds {
+        all.extend(reader.everywhere_of(group, kind).await?);
+    }
+    Ok(all)
+}
+
 /// Reads the facts once. An unreachable cluster is an error; a forbidden read is not.
 async fn read_once(reader: &Reader) -> anyhow::Result<Facts> {
     let client = &reader.cluster.client;
@@ -113,10 +131,13 @@ async fn read_once(reader: &Reader) -> anyhow::Result<Facts> {
         all.iter().filter_map(manager_of_canonical).collect::<Vec<_>>()
     });
     let managers = map(deployments, |all| all.iter().filter_map(Manager::of).collect::<Vec<_>>());
-    let annotated = owners.iter().flat_map(|(_, objects)| objects);
+    let other_planes = other_control_planes(reader, &clusters).await?;
+    let annotated = owners.iter().flat_map(|(_, objects)| objects).chain(&other_planes);
     let canonical_requests = annotated
-        .filter(|object| ["Machine", "MachineDeployment"].contains(&kind(object)))
-        .filter(|object| annotation(object, CANONICAL.upgrade_to).is_some())
+        .filter(|object| {
+            let keys = [CANONICAL.upgrade_to, CANONICAL.certificates.refresh];
+            keys.iter().any(|key| annotation(object, key).is_some())
+        })
         .count();
     let final_phases = ["Succeeded", "Failed", "Stopped"];
     let unfinished = |update: &&Value| !final_phases.contains(&text(update, "/status/phase"));

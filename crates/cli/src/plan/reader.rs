@@ -161,6 +161,23 @@ impl Reader {
         }
     }
 
+    /// Lists all objects of a kind that a reference names, in all namespaces: none if they cannot be read.
+    pub(crate) async fn everywhere_of(
+        &mut self,
+        group: &str,
+        kind: &str,
+    ) -> anyhow::Result<Vec<Value>> {
+        let Some(resource) = self.resource(group, kind).await? else {
+            return Ok(Vec::new());
+        };
+        let api = Api::all_with(self.cluster.client.clone(), &resource);
+        match pages(&api, &resource, "").await {
+            Ok(objects) => Ok(objects),
+            Err(kube::Error::Api(_)) => Ok(Vec::new()),
+            Err(error) => Err(error_of(&self.cluster, &error, &format!("list {kind}"))),
+        }
+    }
+
     /// Lists all objects of the kind that a reference names.
     pub(crate) async fn list_kind(
         &mut self,

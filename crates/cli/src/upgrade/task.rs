@@ -141,6 +141,7 @@ async fn spec(
         updater_ref: None,
         request_ref: None,
         option: None,
+        bundle: None,
         via,
     })
 }

@@ -15,6 +15,7 @@ use refit_cluster_api::kinds::{
 };
 use refit_core::{
     annotation::{self, OwnedMachine, OwnerAnnounced, OwnerRequest, OwnerRole, OwnerSeen},
+    change::Updater,
     task::Refused,
 };
 use refit_kinds::{
@@ -41,6 +42,7 @@ use crate::{
     indexes::{SETS_BY_GROUP, TASKS_BY_GROUP},
     node_update::{announced, live::read_object},
     owner::{LiveOwner, OwnerId},
+    updaters::updaters_of,
     upgrade_task::{TOPOLOGY_OWNED, has_ended, hooks_reach, refused_by_api},
 };
 
@@ -212,16 +214,28 @@ impl Look {
             is_machine: self.is_machine,
             version: self.owner.version().version(),
             role,
+            version_by: self.version_by(ctx),
             of_topology: self.owner.labels().contains_key(TOPOLOGY_OWNED),
             is_served_by_others: may_have_k8sd && may_be_served_by_others(ctx, keys),
         }
+    }
+
+    /// The Updater that brings the Machines to a version in place of their hosts.
+    fn version_by(&self, ctx: &Context) -> Option<String> {
+        let kind = &self.machines.first()?.spec.infrastructure_ref.kind;
+        let updaters = updaters_of(ctx, &self.group, kind);
+        let by = updaters.iter().find(|updater| match updater {
+            Updater::Kubeadm => false,
+            Updater::Added(_) => updater.brings_version(),
+        })?;
+        Some(by.name().to_owned())
     }
 
     /// Who works through the Machines. Where Cluster API calls Refit, it does so itself, and for all of them.
     async fn via(&self, ctx: &Context, wanted: &Wanted) -> anyhow::Result<Result<Via, Refused>> {
         match wanted {
             Wanted::Option(_) => Ok(Ok(Via::Machines)),
-            Wanted::Version(_) => Ok(match hooks_reach::via(ctx, &self.group).await? {
+            Wanted::Version(_) | Wanted::Bundle { .. } => Ok(match hooks_reach::via(ctx, &self.group).await? {
                 Ok(Via::Spec) if self.is_machine => Err(Refused {
                     reason: "HooksCalled",
                     message: "Cluster API works through the Machines of its owner itself: set the owner's version"
@@ -253,14 +267,20 @@ impl Look {
             updater_ref: None,
             request_ref: None,
             option: None,
+            bundle: None,
             via,
         };
+        let only = || self.is_machine.then(|| vec![self.id.key.name.clone()]);
         match wanted {
             Wanted::Option(option) => spec.option = Some(option.clone()),
             Wanted::Version(version) => {
                 spec.version = Some(version.clone());
-                let only = || vec![self.id.key.name.clone()];
-                spec.machines = self.is_machine.then(only);
+                spec.machines = only();
+            }
+            Wanted::Bundle { location, version } => {
+                spec.version.clone_from(version);
+                spec.bundle = Some(location.clone());
+                spec.machines = only();
             }
         }
         let mut task = UpgradeTask::new(&format!("annotated-{}-{ordinal}", &hash[..16]), spec);

@@ -125,11 +125,11 @@ pub(super) async fn carry_out(
     }
 }
 
-/// Whether a Machine asks for a version.
+/// Whether a Machine asks for a version, or for what its owner requests from a bundle.
 fn asks_for_version(machine: &Machine, keys: Keys) -> bool {
     let text = machine.annotations().get(keys.upgrade_to);
     let wanted = text.and_then(|text| Wanted::parse(keys, text).ok());
-    matches!(wanted, Some(Wanted::Version(_)))
+    matches!(wanted, Some(Wanted::Version(_) | Wanted::Bundle { .. }))
 }
 
 fn namespace(machine: &Machine) -> String {
@@ -212,7 +212,7 @@ async fn request(
             }
             ensure_group(ctx, &group).await?;
             let by = By::Annotation(key);
-            let (made, _) = requests.create(by, (ordinal, until), &goal, parts).await?;
+            let (made, _) = requests.create(by, (ordinal, until), &goal, (parts, None)).await?;
             ctx.stores.node_updates.insert(made);
         }
         Ask::Wait(_) | Ask::Done => {}

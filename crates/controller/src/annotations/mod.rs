@@ -4,10 +4,12 @@
 //! |---|---|
 //! | `machine` | requests what the annotations of a Machine ask for, and shows on it how far that is |
 //! | `certificates` | the same for the certificates of a Machine |
+//! | `expiry` | shows when these expire |
 //! | `by_task` | the same by an UpgradeTask, for an owner of Machines, and for a Machine that asks for a version |
 
 mod by_task;
 mod certificates;
+mod expiry;
 mod machine;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -56,6 +58,10 @@ pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
             measured(&ctx, "certificates", Box::pin(certificates::reconcile(&ctx, &key))).await
         }
     };
+    let expiries_of = |cluster: ObjectKey| {
+        let ctx = ctx.clone();
+        async move { measured(&ctx, "expiry", Box::pin(expiry::reconcile(&ctx, &cluster))).await }
+    };
     let of_owner = |id: OwnerId| {
         let ctx = ctx.clone();
         async move { measured(&ctx, "owner-annotation", Box::pin(by_task::reconcile(&ctx, &id))).await }
@@ -63,6 +69,7 @@ pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
     futures::join!(
         ctx.queues.annotations.work("annotation", WORKERS, of_machine),
         ctx.queues.certificates.work("certificates", WORKERS, certificates_of),
+        ctx.queues.expiries.work("expiry", WORKERS, expiries_of),
         ctx.queues.owner_annotations.work("owner-annotation", WORKERS, of_owner),
     );
     Ok(())

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use kube::{Api, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
-    ask::{Ask, Offer, adopting, ask, parts},
+    ask::{Ask, Offer, adopting, ask, parts, without_bundle},
     change::{
         Objects, Part, Updater,
         asked::{asked, objects_asked, parts_asked},
@@ -16,7 +16,7 @@ use refit_core::{
     },
     node::newest,
 };
-use refit_kinds::refit::{ChangePart, Goal, NodeUpdate, UpdateGroup};
+use refit_kinds::refit::{ChangePart, Goal, NodeUpdate, Stage, UpdateGroup, Via};
 use refit_runtime::{ObjectKey, apply::Ensured, foreign::ForeignObject};
 use serde_json::Value;
 
@@ -25,8 +25,10 @@ use crate::{
     api_error::{cause, is_silence},
     context::Context,
     groups::group_of,
+    indexes::TASKS_BY_GROUP,
     requests::{By, MachineRequests},
     updaters::updaters_of,
+    upgrade_task::has_ended,
 };
 
 /// How often a request tries again after it lost a race.
@@ -190,12 +192,20 @@ impl Request<'_> {
                             return Ok(Answer::retry(why.to_string(), RETRY_MAX_SECONDS).into());
                         }
                     };
+                    let bundle = self.bundle();
+                    if let Some(updater) = without_bundle(&parts).filter(|_| bundle.is_some()) {
+                        let why = format!(
+                            "the UpgradeTask of its owner names a bundle, and Updater {updater} installs from none: \
+                             abort the task"
+                        );
+                        return Ok(Answer::retry(why, RETRY_MAX_SECONDS).into());
+                    }
                     let known = newest(known, &self.requests.facts.uid);
                     match self.requests.newest_live(known).await? {
                         Some(newer) => newer,
                         None => match self
                             .requests
-                            .create(By::Hook, (ordinal, until), goal, parts)
+                            .create(By::Hook, (ordinal, until), goal, (parts, bundle))
                             .await?
                         {
                             (made, Ensured::Created) => {
@@ -231,6 +241,15 @@ impl Request<'_> {
         let goal =
             goal_of(&self.desired, &updaters).map_err(|error| NotKnown(error.to_string()))?;
         Ok(Wanted { goal, updaters })
+    }
+
+    /// The bundle that the unfinished UpgradeTask of its owner names.
+    fn bundle(&self) -> Option<String> {
+        let tasks = self.ctx.stores.upgrade_tasks.listed(&TASKS_BY_GROUP, self.group.as_ref()?);
+        let mut unfinished = tasks.iter().filter(|task| {
+            task.spec.via == Via::Spec && task.spec.stage == Stage::Ongoing && !has_ended(task)
+        });
+        unfinished.find_map(|task| task.spec.bundle.clone())
     }
 
     /// The Machine's UpdateGroup, read live.

@@ -15,20 +15,21 @@ use refit_kinds::{
     keys,
     refit::{MachineUid, PartStatus},
 };
-use refit_runtime::ObjectKey;
 use serde_json::Value;
 
 use super::{Endpoint, K8sd, K8sdError, Target, Token, bootstrap_config, not_sent};
 use crate::{context::Context, groups::control_plane_of, host_plan::node_name};
 
-const EXPIRY: Endpoint =
-    Endpoint { path: "x/capi/certificates-expiry", changes: false, token: Token::Node };
-const PLAN: Endpoint =
-    Endpoint { path: "x/capi/refresh-certs/plan", changes: false, token: Token::Node };
+const EXPIRY: Endpoint = Endpoint::read("x/capi/certificates-expiry");
+const PLAN: Endpoint = Endpoint::read("x/capi/refresh-certs/plan");
+/// It writes one file after the other.
 const RUN: Endpoint =
-    Endpoint { path: "x/capi/refresh-certs/run", changes: true, token: Token::Node };
-const APPROVE: Endpoint =
-    Endpoint { path: "x/capi/refresh-certs/approve", changes: true, token: Token::Cluster };
+    Endpoint { changes: true, in_parts: true, ..Endpoint::read("x/capi/refresh-certs/run") };
+const APPROVE: Endpoint = Endpoint {
+    changes: true,
+    token: Token::Cluster,
+    ..Endpoint::read("x/capi/refresh-certs/approve")
+};
 /// Delay between two attempts to approve the requests of a worker, which makes them meanwhile.
 const APPROVE_AGAIN: Duration = Duration::from_secs(1);
 /// How often they are approved without success until the attempt is given up, and the reason is shown.
@@ -97,23 +98,21 @@ impl K8sd {
                 why = self.approve(ctx, of, seed) => Err(why),
             }
         };
-        ran.map(|answer| answer.expires(ctx.clock.now()))
+        ran.map(|answer| answer.expires(expiration_seconds, ctx.clock.now()))
     }
 
     /// Has a node of the control plane approve the requests of a worker. Ends only if that fails.
     async fn approve(&self, ctx: &Context, of: &Target<'_>, seed: i64) -> K8sdError {
-        let mut is_known = true;
         let mut last = not_sent("no approval was attempted");
         for _ in 0..APPROVALS {
             last = match self.approve_once(ctx, of, seed).await {
                 Ok(()) => pending().await,
                 Err(error) => error,
             };
-            is_known &= !matches!(last, K8sdError::Lost(_));
             tokio::time::sleep(APPROVE_AGAIN).await;
         }
-        let why = format!("failed to approve certificates: {last}");
-        if is_known { K8sdError::Refused(why) } else { K8sdError::Lost(why) }
+        // The worker was asked to issue its certificates, and may still do so.
+        K8sdError::Lost(format!("failed to approve certificates: {last}"))
     }
 
     /// Asks the members one after the other, until one can be reached.
@@ -125,7 +124,7 @@ impl K8sd {
     ) -> Result<(), K8sdError> {
         let mut unreached = not_sent("no node of the control plane is Ready");
         for member in control_plane_of(&ctx.stores, of.cluster) {
-            let Some(node) = node_name(&member).filter(|node| is_ready(of, node)) else { continue };
+            let Some(node) = node_name(&member).filter(|node| of.is_ready(node)) else { continue };
             let member = Target { machine: &member, node: &node, ..*of };
             match self.post::<Nothing>(ctx, &member, APPROVE, &ApproveRequest { seed }).await {
                 Ok(Nothing {}) => return Ok(()),
@@ -139,10 +138,6 @@ impl K8sd {
 
 fn is_control_plane(machine: &Machine) -> bool {
     machine.labels().contains_key(keys::CONTROL_PLANE)
-}
-
-fn is_ready(of: &Target<'_>, node: &str) -> bool {
-    of.view.nodes.get(&ObjectKey::new("", node)).is_some_and(|node| node.view.ready)
 }
 
 /// The names of the API server that its certificate has in addition to those of the node.

@@ -44,6 +44,8 @@ const PROXY_PORT: u16 = 2380;
 const DEFAULT_PORT: i64 = 2380;
 /// How long a call may take, from the handshake on.
 const CALL_DEADLINE: Duration = PINNED_DEADLINE;
+/// How long a call may take that only reads, with all that comes before it.
+const READ_DEADLINE: Duration = Duration::from_secs(10);
 /// Header with the token of the node.
 const NODE_TOKEN: HeaderName = HeaderName::from_static("node-token");
 /// Header with the token of the cluster.
@@ -53,6 +55,8 @@ const CLUSTER_TOKEN_KEY: &str = "value";
 /// The status codes of a success, and of a token that k8sd does not accept.
 const OK: u16 = 200;
 const UNAUTHORIZED: u16 = 401;
+/// The first status code of an error of the server itself.
+const SERVER_ERROR: u16 = 500;
 /// How long a token and a port are trusted before they are read again.
 const RECHECK: SignedDuration = SignedDuration::from_mins(10);
 
@@ -107,18 +111,33 @@ pub(crate) struct Target<'a> {
     pub(crate) view: &'a ClusterView,
 }
 
+impl Target<'_> {
+    /// Whether a Node of its cluster is Ready.
+    pub(crate) fn is_ready(&self, node: &str) -> bool {
+        self.view.nodes.get(&ObjectKey::new("", node)).is_some_and(|node| node.view.ready)
+    }
+}
+
 /// An endpoint of k8sd.
 #[derive(Clone, Copy, Debug)]
 struct Endpoint {
     path: &'static str,
     /// Whether a request changes the node.
     changes: bool,
+    /// Whether k8sd may have done a part of the work when it reports an error of its own.
+    in_parts: bool,
     token: Token,
 }
 
-const REFRESH: Endpoint = Endpoint { path: "snap/refresh", changes: true, token: Token::Node };
-const REFRESH_STATUS: Endpoint =
-    Endpoint { path: "snap/refresh-status", changes: false, token: Token::Node };
+impl Endpoint {
+    /// One that only reads, with the token of the node.
+    const fn read(path: &'static str) -> Self {
+        Self { path, changes: false, in_parts: false, token: Token::Node }
+    }
+}
+
+const REFRESH: Endpoint = Endpoint { changes: true, ..Endpoint::read("snap/refresh") };
+const REFRESH_STATUS: Endpoint = Endpoint::read("snap/refresh-status");
 
 /// The token that an endpoint expects.
 #[derive(Clone, Copy, Debug)]
@@ -204,7 +223,7 @@ impl K8sd {
     /// Whether k8sd can be called: its pod and its token are there.
     pub(crate) async fn reach(&self, ctx: &Context, of: &Target<'_>) -> Result<(), K8sdError> {
         proxy_pod(of).await?;
-        self.known(ctx, of).await?.header(of, Token::Node).map(drop)
+        self.known(ctx, of, Token::Node).await?.header(of, Token::Node).map(drop)
     }
 
     /// Calls k8sd.
@@ -231,10 +250,30 @@ impl K8sd {
         ctx: &Context,
         of: &Target<'_>,
         endpoint: Endpoint,
+        body: &(impl Serialize + Sync),
+    ) -> Result<T, K8sdError> {
+        let exchange = Box::pin(self.exchange(ctx, of, endpoint, body));
+        if endpoint.changes {
+            return exchange.await;
+        }
+        tokio::time::timeout(READ_DEADLINE, exchange).await.unwrap_or_else(|_| {
+            let seconds = READ_DEADLINE.as_secs();
+            Err(K8sdError::Lost(format!(
+                "k8sd on node {} did not answer within {seconds} s",
+                of.node
+            )))
+        })
+    }
+
+    async fn exchange<T: DeserializeOwned>(
+        &self,
+        ctx: &Context,
+        of: &Target<'_>,
+        endpoint: Endpoint,
         body: &impl Serialize,
     ) -> Result<T, K8sdError> {
         let pod = proxy_pod(of).await?;
-        let known = self.known(ctx, of).await?;
+        let known = self.known(ctx, of, endpoint.token).await?;
         let post = JsonPost {
             path: format!("/1.0/{}", endpoint.path),
             headers: vec![known.header(of, endpoint.token)?],
@@ -255,7 +294,11 @@ impl K8sd {
             // The token may have been replaced.
             self.forget(of);
         }
-        answered(answer.status, &answer.body)
+        let answered = answered(answer.status, &answer.body);
+        if endpoint.in_parts && answer.status >= SERVER_ERROR {
+            return answered.map_err(|error| K8sdError::Lost(error.to_string()));
+        }
+        answered
     }
 
     /// A connection to k8sd whose certificate is the one that the Node showed first.
@@ -297,15 +340,25 @@ impl K8sd {
     }
 
     /// What a call needs to know of the Machine's k8sd.
-    async fn known(&self, ctx: &Context, of: &Target<'_>) -> Result<Known, K8sdError> {
+    async fn known(
+        &self,
+        ctx: &Context,
+        of: &Target<'_>,
+        token: Token,
+    ) -> Result<Known, K8sdError> {
         let uid = MachineUid::of(&of.machine.metadata);
         let now = ctx.clock.now();
         let node = of.view.nodes.get(&ObjectKey::new("", of.node)).and_then(|node| node.uid());
         let node = node.ok_or_else(|| not_sent(format!("Node {} does not exist", of.node)))?;
         let is_current =
             |known: &Known| known.node == node && now.duration_since(known.read_at) < RECHECK;
+        // A token that is missing may be there soon.
+        let has_token = |known: &Known| match token {
+            Token::Node => known.tokens.node.is_some(),
+            Token::Cluster => known.tokens.cluster.is_some(),
+        };
         let known = self.lock().get(&uid).cloned();
-        if let Some(known) = known.filter(is_current) {
+        if let Some(known) = known.filter(|known| is_current(known) && has_token(known)) {
             return Ok(known);
         }
         let known = Known {
@@ -317,10 +370,7 @@ impl K8sd {
         };
         let mut all = self.lock();
         all.retain(|_, known| now.duration_since(known.read_at) < RECHECK);
-        // A token that is missing may be there soon.
-        if known.tokens.node.is_some() && known.tokens.cluster.is_some() {
-            all.insert(uid, known.clone());
-        }
+        all.insert(uid, known.clone());
         drop(all);
         Ok(known)
     }

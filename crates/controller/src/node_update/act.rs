@@ -262,6 +262,7 @@ async fn again(
         until: spec.until,
         goal: spec.goal.clone(),
         parts: spec.parts.clone(),
+        bundle: spec.bundle.clone(),
     };
     let api: Api<NodeUpdate> = api_of(&ctx.client, update.as_ref());
     let (found, _) = apply::create_or_get(&api, &node_update(&new, ordinal)).await?;

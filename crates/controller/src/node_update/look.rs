@@ -9,8 +9,8 @@ use refit_core::{
     group::{Other, Pace, Queued, RolloutKey, failure_of, holds, waits_for_turn},
     node::{
         ControlPlaneMember, Decision, Group, GroupState, Leaving, MachineView, NodeView,
-        OtherMachines, Others, Replacer, Seen, Snapshot, Workload, decide, has_brought_version,
-        is_available, speaker,
+        OtherMachines, Others, Replacer, Seen, Snapshot, Workload, decide, from_bundle,
+        has_brought_version, is_available, speaker,
     },
     report::Refusal,
 };
@@ -82,7 +82,7 @@ impl Look {
         let found = known.zip(owner.as_ref());
         let (settings, settings_refused) =
             match found.map(|(machine, group)| live_host_settings(ctx, machine, group)) {
-                Some(Ok(settings)) => (settings, None),
+                Some(Ok(settings)) => (from_bundle(settings, update.spec.bundle.as_deref()), None),
                 Some(Err(refusal)) => (PlanSettings::default(), Some(refusal)),
                 None => (PlanSettings::default(), None),
             };
@@ -303,11 +303,14 @@ fn other_machines(
         let newest_phase = newest.map(groups::phase_of);
         if let Some(newest) = newest
             && let Some(failure) = failure_of(newest)
+            && let Some(rollout) = RolloutKey::of(&newest.spec, pace)
         {
-            all.failures.push((RolloutKey::of(&newest.spec, pace), failure));
+            all.failures.push((rollout, failure));
         }
         // One that has just claimed a slot may still show that it waits for it.
-        if newest.is_some_and(waits_for_its_turn) && !holds(&status, &machine_uid) {
+        let has_turns = |update: &&NodeUpdate| !update.spec.issues_certificates();
+        if newest.filter(has_turns).is_some_and(waits_for_its_turn) && !holds(&status, &machine_uid)
+        {
             let created = other.metadata.creation_timestamp.as_ref().map(|created| created.0);
             all.queue.push(Queued { machine: other.name_any(), created });
         }

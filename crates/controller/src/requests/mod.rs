@@ -130,7 +130,7 @@ impl<'a> MachineRequests<'a> {
         by: By<'_>,
         (ordinal, until): (u32, Until),
         goal: &Goal,
-        parts: Vec<UpdatePart>,
+        (parts, bundle): (Vec<UpdatePart>, Option<String>),
     ) -> kube::Result<(NodeUpdate, Ensured)> {
         let new = NewNodeUpdate {
             namespace: self.key.namespace.clone(),
@@ -140,6 +140,7 @@ impl<'a> MachineRequests<'a> {
             until,
             goal: goal.clone(),
             parts: Some(parts),
+            bundle,
         };
         let wanted = node_update(&new, ordinal);
         #[cfg(feature = "sabotage")]

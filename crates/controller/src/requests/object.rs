@@ -29,6 +29,8 @@ pub struct NewNodeUpdate {
     pub goal: Goal,
     /// What updaters do; `None` for `kubeadm` alone.
     pub parts: Option<Vec<UpdatePart>>,
+    /// The bundle that its host installs from; `None` for the sources of its HostSettings.
+    pub bundle: Option<String>,
 }
 
 /// The NodeUpdate of this ordinal, named after its Machine and owned by it. Creating it is a
@@ -46,6 +48,7 @@ pub struct NewNodeUpdate {
 ///     until: Until::Stage,
 ///     goal: Goal::of_version("v1.35.0".parse()?),
 ///     parts: None,
+///     bundle: None,
 /// };
 /// assert_eq!(node_update(&new, 3).metadata.name.as_deref(), Some("edge-1-x7k2p-3"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -58,6 +61,7 @@ pub fn node_update(new: &NewNodeUpdate, ordinal: u32) -> NodeUpdate {
         origin: new.origin,
         goal_hash: new.goal.hash(),
         parts: new.parts.clone(),
+        bundle: new.bundle.clone(),
         goal: new.goal.clone(),
     };
     let mut update = NodeUpdate::new(&node_update_name(&new.machine.name, ordinal), spec);

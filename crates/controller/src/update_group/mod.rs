@@ -220,13 +220,15 @@ fn record_rollout(
 ) {
     for update in speakers.iter().flatten() {
         record_recovery(next, update);
-        if let Some(failure) = failure_of(update) {
-            let rollout = RolloutKey::of(&update.spec, pace);
+        if let Some(failure) = failure_of(update)
+            && let Some(rollout) = RolloutKey::of(&update.spec, pace)
+        {
             record_failure(next, pace.owner_generation, &rollout, failure);
         }
     }
     let waiting = speakers.iter().flatten().filter(|update| awaits_approval(update));
-    let rollouts: Vec<_> = waiting.map(|update| RolloutKey::of(&update.spec, pace)).collect();
+    let rollouts: Vec<_> =
+        waiting.filter_map(|update| RolloutKey::of(&update.spec, pace)).collect();
     record_approval(next, pace, rollouts.iter(), now);
     let is_up_to_date = LiveOwner::of(stores, group).is_some_and(|owner| owner.is_up_to_date());
     let all_ended = speakers.iter().flatten().all(|update| phase_of(update).is_final());

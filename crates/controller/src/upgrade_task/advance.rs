@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use kube::{Api, ResourceExt as _, api::DynamicObject};
 use refit_cluster_api::{desired::machine_set, kinds::Machine};
 use refit_core::{
-    ask::{Ask, Offer, adopting, ask, parts},
+    ask::{Ask, Offer, adopting, ask, parts, without_bundle},
     change::{Updater, Verdict, can_update::Judgement, goal},
     node::newest,
     task::{Refused, specs::differences},
@@ -167,6 +167,13 @@ impl Work<'_> {
                         Ok(parts) => parts,
                         Err(why) => return Ok(Some(stays("BadHostPart", why.to_string()))),
                     };
+                    let bundle = self.look.task.spec.bundle.clone();
+                    if let Some(updater) = without_bundle(&parts).filter(|_| bundle.is_some()) {
+                        let message = format!(
+                            "Updater {updater} installs from no bundle: create an UpgradeTask without"
+                        );
+                        return Ok(Some(stays("BundleNotUsed", message)));
+                    }
                     let newest = newest(known, &requests.facts.uid);
                     if let Some(newer) = requests.newest_live(newest).await? {
                         newer
@@ -176,7 +183,7 @@ impl Work<'_> {
                         }
                         let task = self.look.task.name_any();
                         let made = requests
-                            .create(By::Task(&task), (ordinal, until), &goal, parts)
+                            .create(By::Task(&task), (ordinal, until), &goal, (parts, bundle))
                             .await?;
                         match made {
                             (made, Ensured::Created) => {

@@ -162,6 +162,7 @@ async fn create(
         updater_ref: task.spec.updater_ref.clone(),
         request_ref: None,
         option: None,
+        bundle: None,
         via: task.spec.via,
     };
     let mut child = UpgradeTask::new(name, spec);

@@ -32,6 +32,7 @@ async fn another_replica_makes(fleet: &Fleet, machine: &str, ordinal: u32, goal:
         annotation: None,
         until: Until::Disrupt,
         parts: None,
+        bundle: None,
         goal,
     };
     let update: NodeUpdate = node_update(&asked, ordinal);

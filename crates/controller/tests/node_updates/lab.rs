@@ -274,6 +274,7 @@ pub(crate) fn asked(machine: &str, uid: &str) -> NodeUpdate {
         annotation: None,
         until: Until::Disrupt,
         parts: None,
+        bundle: None,
         goal: Goal::of_version(GOAL.parse().unwrap()),
     };
     node_update(&new, 1)

@@ -19,6 +19,7 @@ async fn abort(lab: &Lab, machine: &Machine, ordinal: u32) {
         annotation: None,
         until: Until::Disrupt,
         parts: None,
+        bundle: None,
         goal: Goal::of_version(GOAL.parse().unwrap()),
     };
     let mut aborted = node_update(&new, ordinal);

@@ -15,7 +15,7 @@
 //! | a lifetime | an attempt has failed, the next one has not begun | status `failed` |
 //! | a lifetime | has succeeded | status `done`, when they expire, and no request any more |
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
 use jiff::{Timestamp, tz::TimeZone};
 use refit_kinds::{
@@ -41,7 +41,7 @@ const DONE: &str = "CertificatesRefreshDone";
 const FAILED: &str = "CertificatesRefreshFailed";
 /// Reason of the event that an upgrade must end first.
 const WAITING: &str = "CertificatesRefreshWaiting";
-/// Prefix of [`CertificateKeys::noted`] for a request that waits for the NodeUpdate that follows.
+/// Prefix of [`CertificateKeys::noted`] for a request that waits for what follows.
 const WAITS: &str = "waits: ";
 
 /// What is known of a Machine and of the annotations of one prefix.
@@ -56,18 +56,37 @@ pub struct CertificatesSeen<'a> {
     pub annotations: &'a BTreeMap<String, String>,
     /// The newest NodeUpdate that these annotations have requested for this Machine.
     pub update: Option<&'a NodeUpdate>,
-    /// Another NodeUpdate of this Machine that has not ended.
-    pub upgrade: Option<&'a str>,
+    /// What comes first on this Machine.
+    pub upgrade: Option<Upgrade<'a>>,
     /// k8sd runs on the machine.
     pub has_k8sd: bool,
     /// The Machine has a Node.
     pub has_node: bool,
     /// The Machine is being deleted.
     pub is_deleting: bool,
-    /// The Machine or its Cluster is paused.
-    pub is_paused: bool,
     /// Another controller serves this prefix.
     pub is_served_by_others: bool,
+}
+
+/// An upgrade of a Machine that has not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Upgrade<'a> {
+    /// This NodeUpdate.
+    NodeUpdate(&'a str),
+    /// The Machine is one of this UpgradeTask.
+    Task(&'a str),
+    /// Cluster API requests it.
+    ClusterApi,
+}
+
+impl fmt::Display for Upgrade<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NodeUpdate(name) => write!(f, "NodeUpdate {name}"),
+            Self::Task(name) => write!(f, "UpgradeTask {name}"),
+            Self::ClusterApi => f.write_str("the update that Cluster API requests"),
+        }
+    }
 }
 
 /// Decides what follows from the annotations of one prefix. A NodeUpdate that is requested respects a pause itself.
@@ -114,7 +133,6 @@ impl CertificatesSeen<'_> {
             && self.has_node
             && !self.is_served_by_others
             && !self.is_deleting
-            && !self.is_paused
             && self.get(CERTIFICATES_EXPIRY).is_none()
     }
 
@@ -168,8 +186,7 @@ impl CertificatesSeen<'_> {
         if self.is_strict() {
             return Announced::default();
         }
-        let message =
-            format!("The refresh of certificates waits until NodeUpdate {upgrade} has ended.");
+        let message = format!("The refresh of certificates waits until {upgrade} has ended.");
         self.noted(format!("{WAITS}{upgrade}"), vec![normal(WAITING, message)])
     }
 

@@ -92,8 +92,9 @@ pub fn machine(seen: &MachineSeen<'_>) -> Announced {
     }
     let option = match Wanted::parse(seen.keys, text) {
         Ok(Wanted::Option(option)) => option,
-        Ok(Wanted::Version(_)) => {
-            let why = "k8sd installs a channel, revision or localPath, no version";
+        Ok(Wanted::Version(_) | Wanted::Bundle { .. }) => {
+            let why =
+                "k8sd installs a channel, revision or localPath, neither a version nor a bundle";
             return seen.refused(text, why);
         }
         Err(bad) => return seen.refused(text, &bad.to_string()),

@@ -10,7 +10,7 @@ mod strict;
 use refit_kinds::canonical::{CANONICAL, Keys};
 
 pub use self::{
-    certificates::{CertificatesSeen, certificates},
+    certificates::{CertificatesSeen, Upgrade, certificates},
     machine::{Announced, MachineSeen, Request, machine},
     owner::{
         OwnedMachine, OwnerAnnounced, OwnerRequest, OwnerRole, OwnerSeen, machine_begins, owner,

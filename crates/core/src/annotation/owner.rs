@@ -82,6 +82,8 @@ pub struct OwnerSeen<'a> {
     pub version: Option<&'a KubernetesVersion>,
     /// What its Machines are.
     pub role: OwnerRole<'a>,
+    /// The Updater that brings its Machines to a version in place of their hosts.
+    pub version_by: Option<String>,
     /// A topology of the Cluster writes the owner's spec.
     pub of_topology: bool,
     /// Another controller serves this prefix.
@@ -183,7 +185,12 @@ impl<'a> OwnerSeen<'a> {
     fn refusal(&self, wanted: &Wanted) -> Option<String> {
         match wanted {
             Wanted::Option(option) => self.refusal_of_option(option),
-            Wanted::Version(version) => self.refusal_of_version(version),
+            Wanted::Version(version) => self.refusal_of_version(Some(version)),
+            Wanted::Bundle { version, .. } => {
+                self.refusal_of_version(version.as_ref()).or_else(|| {
+                    Some(format!("Updater {} installs from no bundle", self.version_by.as_ref()?))
+                })
+            }
         }
     }
 
@@ -199,20 +206,20 @@ impl<'a> OwnerSeen<'a> {
         are_all_newer.then(|| "all of its Machines were installed with a newer version".to_owned())
     }
 
-    fn refusal_of_version(&self, version: &KubernetesVersion) -> Option<String> {
+    /// Why Machines are not brought to a version; `None` for what the owner's spec requests.
+    fn refusal_of_version(&self, version: Option<&KubernetesVersion>) -> Option<String> {
         if let Some(machine) = self.machines.iter().find(|machine| machine.has_k8sd) {
             return Some(format!(
-                "k8sd runs on Machine {}, and installs a channel, revision or localPath, no version",
+                "k8sd runs on Machine {}, and installs a channel, revision or localPath, neither a version nor a bundle",
                 machine.name
             ));
         }
         let Some(from) = self.version else {
             return Some("its owner requests no version".to_owned());
         };
+        let version = version.filter(|version| *version != from)?;
         let of_owner = from.to_string();
-        if from == version {
-            None
-        } else if self.is_machine {
+        if self.is_machine {
             Some(format!(
                 "its owner requests {of_owner}, and a Machine gets no other version: annotate the owner"
             ))
@@ -257,10 +264,21 @@ impl<'a> OwnerSeen<'a> {
                 let others: Vec<String> = others.map(|machine| machine.name.to_owned()).collect();
                 (others.len() < self.machines.len()).then_some(others)
             }
-            Wanted::Version(_) => None,
+            Wanted::Bundle { version: None, .. } if self.all_are_at_version() => {
+                let why = "its Machines have the version that their owner requests, and a bundle alone requests no other one: \
+                           set version=VERSION,bundle=LOCATION";
+                return self.refused(&wanted.to_string(), why);
+            }
+            Wanted::Version(_) | Wanted::Bundle { .. } => None,
         };
         let request = OwnerRequest::Ask { wanted, machines };
         OwnerAnnounced { request, ..OwnerAnnounced::default() }
+    }
+
+    /// Whether its Machines request the version of the owner's spec already.
+    fn all_are_at_version(&self) -> bool {
+        let mut staying = self.machines.iter().filter(|machine| !machine.deleting);
+        staying.all(|machine| machine.version == self.version)
     }
 
     /// Whether a Machine was installed with a newer version than an option installs.

@@ -8,7 +8,7 @@ use refit_kinds::{
     version::KubernetesVersion,
 };
 
-pub use self::parts::{Offer, adopting, parts};
+pub use self::parts::{Offer, adopting, parts, without_bundle};
 use crate::node::{HOST_LOST, MEMBER_MISSING, SUPERSEDED, is_past_return, newest};
 
 /// How long the Machine's own status may lag after its NodeUpdate, which checked the Node itself,

@@ -53,6 +53,12 @@ pub fn parts(
     host.into_iter().chain(added).collect()
 }
 
+/// The updater that brings the machine to the version by other means than a host: it installs from no bundle.
+pub fn without_bundle(parts: &[UpdatePart]) -> Option<&str> {
+    let by_provider = parts.iter().find(|part| part.template.is_some() && part.brings_version());
+    by_provider.map(|part| &*part.updater)
+}
+
 /// Whether the machine must be brought to the version, or what an earlier update has left there must be ended.
 fn needs_version(machine: &MachineFacts, offer: Offer<'_>, updates: &[&NodeUpdate]) -> bool {
     let Some(version) = &offer.goal.kubernetes_version else {

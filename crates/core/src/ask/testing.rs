@@ -26,6 +26,7 @@ pub(crate) fn update(ordinal: u32, version: &str, phase: Phase) -> NodeUpdate {
             origin: Origin::Hook,
             goal_hash: goal.hash(),
             parts: None,
+            bundle: None,
             goal,
         },
     );

@@ -46,8 +46,12 @@ pub struct RolloutKey {
 
 impl RolloutKey {
     /// The rollout that an update belongs to. Updates that Cluster API requests belong to what the owner requests
-    /// now, whatever part of it their machine still lacks.
-    pub fn of(spec: &NodeUpdateSpec, pace: &Pace) -> Self {
+    /// now, whatever part of it their machine still lacks. New certificates bring a machine to nothing else: they belong to
+    /// none.
+    pub fn of(spec: &NodeUpdateSpec, pace: &Pace) -> Option<Self> {
+        if spec.issues_certificates() {
+            return None;
+        }
         let target = match spec.origin {
             Origin::Hook => pace.request.clone(),
             Origin::Task | Origin::Annotation
@@ -60,7 +64,13 @@ impl RolloutKey {
                 format!("goal {hash}")
             }
         };
-        Self { origin: spec.origin, target }
+        Some(Self { origin: spec.origin, target })
+    }
+
+    /// The number of the rollout of this key; for none, that of the next one.
+    pub fn number_of(key: Option<&Self>, status: &UpdateGroupStatus) -> i64 {
+        let last = status.rollout.as_ref().map_or(0, |rollout| rollout.number);
+        key.map_or_else(|| last.saturating_add(1), |key| rollout_number(status, key))
     }
 
     /// Whether a rollout is this one. What people request while the owner rolls out counts in that rollout.
@@ -86,8 +96,8 @@ pub struct Candidate<'a> {
     pub machine_uid: &'a MachineUid,
     /// When the Machine was created.
     pub created: Option<Timestamp>,
-    /// The rollout of its update.
-    pub rollout: &'a RolloutKey,
+    /// The rollout of its update; `None` for one that belongs to no rollout, and waits for no part of it.
+    pub rollout: Option<&'a RolloutKey>,
 }
 
 /// What decides whether it is a machine's turn.
@@ -138,6 +148,7 @@ pub(super) fn may_begin(
     now: Timestamp,
 ) -> Result<(), Refusal> {
     let Turn { pace, candidate, queue, failures } = turn;
+    let Some(of) = candidate.rollout else { return Ok(()) };
     let mut known = status.clone();
     for (key, failure) in *failures {
         record_failure(&mut known, pace.owner_generation, key, failure.clone());
@@ -146,8 +157,8 @@ pub(super) fn may_begin(
     if let Some(refusal) = start_refusal(status, pace, *candidate) {
         return Err(refusal);
     }
-    needs_approval(status, pace, candidate)?;
-    let rollout = current(status, candidate.rollout);
+    needs_approval(status, pace, (candidate.machine, of))?;
+    let rollout = current(status, of);
     if let Some(until) = rollout.and_then(|rollout| soaks_until(rollout, &pace.pacing))
         && now < until
     {
@@ -187,15 +198,15 @@ pub fn present_rollout(status: &UpdateGroupStatus, request: &str) -> i64 {
 fn needs_approval(
     status: &UpdateGroupStatus,
     pace: &Pace,
-    candidate: &Candidate<'_>,
+    (machine, key): (&str, &RolloutKey),
 ) -> Result<(), Refusal> {
     let Some(pause_after) = pace.pacing.pause_after else {
         return Ok(());
     };
-    let rollout = current(status, candidate.rollout);
+    let rollout = current(status, key);
     let first = rollout.map_or(&[][..], |one| &one.first_machines);
-    let number = rollout_number(status, candidate.rollout);
-    let is_first = first.iter().any(|one| one.machine == candidate.machine);
+    let number = rollout_number(status, key);
+    let is_first = first.iter().any(|one| one.machine == machine);
     let has_room = i32::try_from(first.len()).is_ok_and(|begun| begun < pause_after);
     if is_first || has_room || pace.pacing.approve == Some(number) {
         return Ok(());
@@ -208,7 +219,7 @@ fn needs_approval(
     Err(Refusal::ApprovalRequired {
         owner: pace.owner.clone(),
         number,
-        target: rollout.map_or(&candidate.rollout.target, |rollout| &rollout.target).clone(),
+        target: rollout.map_or(&key.target, |rollout| &rollout.target).clone(),
         begun: first.len(),
     })
 }
@@ -281,7 +292,7 @@ pub fn start_refusal(
     pace: &Pace,
     candidate: Candidate<'_>,
 ) -> Option<Refusal> {
-    let rollout = current(status, candidate.rollout)?;
+    let rollout = current(status, candidate.rollout?)?;
     let again = rollout.failures.iter().any(|one| one.machine_uid == *candidate.machine_uid);
     if again { None } else { stopped_rollout(status, pace) }
 }
@@ -292,8 +303,9 @@ pub(super) fn record_begin(
     Turn { pace, candidate, .. }: &Turn<'_>,
     now: Timestamp,
 ) {
+    let Some(key) = candidate.rollout else { return };
     let claim = status.claims;
-    let rollout = enter(status, pace.owner_generation, candidate.rollout, now);
+    let rollout = enter(status, pace.owner_generation, key, now);
     let first = &mut rollout.first_machines;
     let is_known = first.iter().any(|one| one.machine == candidate.machine);
     if !is_known && first.len() < MAX_FIRST_MACHINES {
@@ -350,6 +362,7 @@ pub fn record_success(status: &mut UpdateGroupStatus, machine_uid: &MachineUid, 
 pub fn record_recovery(status: &mut UpdateGroupStatus, update: &NodeUpdate) {
     let ended = update.status.as_ref().filter(|status| status.phase == Phase::Succeeded);
     let ended = ended.and_then(|status| status.finished_at.as_ref());
+    let ended = ended.filter(|_| !update.spec.issues_certificates());
     if let (Some(rollout), Some(ended)) = (&mut status.rollout, ended) {
         let uid = &update.spec.machine_ref.uid;
         rollout.failures.retain(|one| one.machine_uid != *uid || one.at.0 > ended.0);

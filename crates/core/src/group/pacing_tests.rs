@@ -59,10 +59,15 @@ impl Paced {
 
     /// Lets a machine, which was created at the second of its number, begin.
     fn begin(&mut self, n: usize, target: &str, second: i64) -> Result<(), Refusal> {
-        self.begin_for(n, &by_owner(target), second)
+        self.begin_for(n, Some(&by_owner(target)), second)
     }
 
-    fn begin_for(&mut self, n: usize, rollout: &RolloutKey, second: i64) -> Result<(), Refusal> {
+    fn begin_for(
+        &mut self,
+        n: usize,
+        rollout: Option<&RolloutKey>,
+        second: i64,
+    ) -> Result<(), Refusal> {
         let (machine, machine_uid) = (name(n), uid(n));
         let wanted = slot(&machine, &machine_uid, &format!("{machine}-1"), at(second));
         let created = Some(created(n));
@@ -198,16 +203,16 @@ fn updates_that_people_request_count_in_the_rollout_of_the_owner() {
     let mut group = Paced::new(Pacing { pause_after: Some(1), ..Pacing::default() });
     group.begin(1, GOAL, 0).unwrap();
     group.succeed(1, 5);
-    let refused = group.begin_for(2, &by_hand("v1.34.9"), 10).unwrap_err();
+    let refused = group.begin_for(2, Some(&by_hand("v1.34.9")), 10).unwrap_err();
     assert_eq!(refused.reason(), "ApprovalRequired");
     group.record(&by_hand("v1.34.9"), failure(3, "HostLost", 11));
     assert_eq!(group.rollout().failures.len(), 1);
     // Without a rollout of the owner, each goal is one, which the owner ends.
     let mut alone = Paced::new(Pacing { pause_after: Some(1), ..Pacing::default() });
-    alone.begin_for(1, &by_hand("v1.34.9"), 0).unwrap();
+    alone.begin_for(1, Some(&by_hand("v1.34.9")), 0).unwrap();
     alone.succeed(1, 5);
     record_end(&mut alone.status, &alone.pace, at(6));
-    assert_eq!(reason(alone.begin_for(2, &by_hand("v1.34.9"), 7)), "ApprovalRequired");
+    assert_eq!(reason(alone.begin_for(2, Some(&by_hand("v1.34.9")), 7)), "ApprovalRequired");
     assert_eq!(alone.begin(2, GOAL, 8), Ok(()));
     assert_eq!(alone.rollout().number, 2);
 }
@@ -415,14 +420,44 @@ fn an_update_belongs_to_what_its_owner_requests_or_to_its_own_goal() {
         (GOAL, "v1.35.0 (bigger)")
     );
     let pace = Pace { request: template.clone(), ..Pace::default() };
-    assert_eq!(RolloutKey::of(&spec, &pace), by_owner(&template));
+    assert_eq!(RolloutKey::of(&spec, &pace), Some(by_owner(&template)));
     // Its machine lacks only a part of it.
     spec.parts = Some(Vec::new());
-    assert_eq!(RolloutKey::of(&spec, &pace), by_owner(&template));
+    assert_eq!(RolloutKey::of(&spec, &pace), Some(by_owner(&template)));
     spec.origin = Origin::Task;
-    assert_eq!(RolloutKey::of(&spec, &pace), by_hand("goal 0123456789ab"));
+    assert_eq!(RolloutKey::of(&spec, &pace), Some(by_hand("goal 0123456789ab")));
     spec.parts = None;
-    assert_eq!(RolloutKey::of(&spec, &pace), by_hand(GOAL));
+    assert_eq!(RolloutKey::of(&spec, &pace), Some(by_hand(GOAL)));
+}
+
+#[test]
+fn new_certificates_belong_to_no_rollout() {
+    let goal = json!({"certificates": {"lifetimeSeconds": 3600}});
+    let spec: NodeUpdateSpec = serde_json::from_value(json!({
+        "machineRef": {"name": "m-1", "uid": "uid-1"}, "origin": "Annotation",
+        "goal": goal, "goalHash": "0123456789abcdef",
+    }))
+    .unwrap();
+    assert_eq!(RolloutKey::of(&spec, &Pace::default()), None);
+    let pacing = Pacing {
+        pause_after: Some(1),
+        soak_seconds: Some(600),
+        stop_after_failures: Some(1),
+        ..Pacing::default()
+    };
+    let mut group = Paced::new(pacing);
+    group.begin(1, GOAL, 0).unwrap();
+    group.succeed(1, 10);
+    let before = group.status.rollout.clone();
+    // Neither the time nor the approval that the rollout waits for holds them back, and they change nothing of it.
+    group.begin_for(3, None, 20).unwrap();
+    group.status = release(&group.status, &uid(3)).unwrap();
+    assert_eq!(group.status.rollout, before);
+    assert_eq!(reason(group.begin(2, GOAL, 2000)), "ApprovalRequired");
+    group.fail(1, "HostStepFailed", 2001);
+    group.begin_for(3, None, 2002).unwrap();
+    group.status = release(&group.status, &uid(3)).unwrap();
+    assert_eq!(reason(group.begin(2, GOAL, 2003)), "RolloutStopped");
 }
 
 proptest! {
@@ -482,6 +517,6 @@ fn the_present_rollout_is_that_of_the_owner_or_of_people() {
     assert_eq!(present_rollout(&paced.status, OTHER), 2);
     record_end(&mut paced.status, &paced.pace, at(20));
     assert_eq!(present_rollout(&paced.status, GOAL), 2);
-    paced.begin_for(2, &by_hand(OTHER), 30).unwrap();
+    paced.begin_for(2, Some(&by_hand(OTHER)), 30).unwrap();
     assert_eq!(present_rollout(&paced.status, GOAL), 2);
 }

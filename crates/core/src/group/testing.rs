@@ -12,11 +12,12 @@ pub(super) fn claim(
     others: &[Other],
 ) -> Result<Claim, Refusal> {
     let pace = Pace::default();
+    let rollout = RolloutKey { origin: Origin::Hook, target: "v1.35.0".to_owned() };
     let candidate = Candidate {
         machine: &wanted.machine,
         machine_uid: &wanted.machine_uid,
         created: None,
-        rollout: &RolloutKey { origin: Origin::Hook, target: "v1.35.0".to_owned() },
+        rollout: Some(&rollout),
     };
     super::claim(
         status,

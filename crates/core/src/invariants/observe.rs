@@ -323,7 +323,8 @@ impl World {
             let by_annotation = self
                 .updates
                 .values()
-                .any(|update| update.origin == "Annotation" && update.machine_uid == machine.uid);
+                .filter(|update| !update.phase.is_final() && update.machine_uid == machine.uid)
+                .any(|update| update.origin == "Annotation");
             let least = i32::from(by_annotation);
             let may_be_down = owner.may_be_down.max(least);
             let needed = owner.replicas.unwrap_or(present) - may_be_down;

@@ -13,7 +13,7 @@ use super::{
     adopt, guard,
     lost::HOST_LOST,
     member_missing,
-    order::speaks,
+    order::{is_unfinished, same_machine, speaks},
     seen::{NodeView, Workload},
     snapshot::{
         Announcement, Decision, Group, GroupState, ManagementWrite, Providers, Severity, Snapshot,
@@ -61,6 +61,11 @@ pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) 
             announce.push(announcement);
             write = Some(Write::Management(next));
         }
+    } else if let Some(machine) = machine.filter(|_| is_alone_at_work(s)) {
+        let changes = guard::remove(machine);
+        if !changes.is_empty() {
+            write = Some(Write::Management(ManagementWrite::Unguard(changes)));
+        }
     }
     let slot = match &s.group {
         GroupState::Present(group) => holds(s, speaks).then_some(group),
@@ -71,13 +76,13 @@ pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) 
         if machine.is_none() || available_again(s, &status) {
             let uid = &s.update.spec.machine_ref.uid;
             let next = group::release(held, uid).map(|mut next| {
-                if status.phase == Phase::Succeeded {
+                let rollout = RolloutKey::of(&s.update.spec, pace);
+                if status.phase == Phase::Succeeded && rollout.is_some() {
                     group::record_success(&mut next, uid, now);
                     group::record_durations(&mut next, &status.steps);
                 }
                 // Whatever wakes by the release counts it.
-                if let Some(failure) = group::failure_of(&s.update) {
-                    let rollout = RolloutKey::of(&s.update.spec, pace);
+                if let (Some(failure), Some(rollout)) = (group::failure_of(&s.update), rollout) {
                     group::record_failure(&mut next, pace.owner_generation, &rollout, failure);
                 }
                 next
@@ -89,6 +94,12 @@ pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) 
         }
     }
     Decision { status, write, announce, blockers: Vec::new(), requeue }
+}
+
+/// Whether an update has issued certificates, which speaks for its Machine only until it has ended, and no other one is at work
+/// there.
+fn is_alone_at_work(s: &Snapshot) -> bool {
+    s.update.spec.issues_certificates() && !same_machine(s).any(is_unfinished)
 }
 
 /// Whether Cluster API still waits for an update that the Machine's owner no longer asks for, and

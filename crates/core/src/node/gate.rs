@@ -241,7 +241,7 @@ impl Work<'_> {
         match &self.s.group {
             GroupState::Present(group) if !self.holds_slot() => {
                 let rollout = RolloutKey::of(&self.s.update.spec, &group.pace);
-                group::start_refusal(&group.status, &group.pace, self.candidate(&rollout))
+                group::start_refusal(&group.status, &group.pace, self.candidate(rollout.as_ref()))
             }
             GroupState::Present(_) | GroupState::None | GroupState::Missing => None,
         }
@@ -259,14 +259,14 @@ impl Work<'_> {
             // What was upgraded by hand is only verified.
             GroupState::Present(group) if !self.holds_slot() && !self.s.update.spec.adopts() => {
                 let rollout = RolloutKey::of(&self.s.update.spec, &group.pace);
-                let number = group::rollout_number(&group.status, &rollout);
+                let number = RolloutKey::number_of(rollout.as_ref(), &group.status);
                 group::exception_of(self.s.own_machine()?, &group.pace.pacing, number)
             }
             GroupState::Present(_) | GroupState::None | GroupState::Missing => None,
         }
     }
 
-    fn candidate<'a>(&'a self, rollout: &'a RolloutKey) -> Candidate<'a> {
+    fn candidate<'a>(&'a self, rollout: Option<&'a RolloutKey>) -> Candidate<'a> {
         let machine = &self.s.update.spec.machine_ref;
         let found = self.s.machine.as_deref();
         let created = found.and_then(|machine| machine.metadata.creation_timestamp.as_ref());
@@ -419,7 +419,7 @@ impl Work<'_> {
         let rollout = RolloutKey::of(&self.s.update.spec, &group.pace);
         let turn = Turn {
             pace: &group.pace,
-            candidate: self.candidate(&rollout),
+            candidate: self.candidate(rollout.as_ref()),
             queue: &group.others.queue,
             failures: &group.others.failures,
         };

@@ -28,8 +28,8 @@ const LONGEST_DELAY_SECONDS: i64 = 600;
 /// How often in a row snapd may not know a change until it counts as lost. snapd forgets old changes, and answers
 /// like this for a moment while it restarts.
 const UNKNOWN_CHANGES: i32 = 6;
-/// How often in a row k8sd may not answer a look at a change until that counts as a failure: half a minute.
-const SILENT_LOOKS: i32 = 5;
+/// How long k8sd may not answer looks at a change until that counts as a failure.
+const RESTART: SignedDuration = SignedDuration::from_secs(30);
 /// Longest delay between two looks at a change while k8sd does not answer, in seconds.
 const LONGEST_POLL_SECONDS: i64 = 30;
 /// Longest id of a change.
@@ -67,7 +67,12 @@ pub fn attempt_begun(part: &PartStatus, now: Timestamp) -> PartStatus {
         state: PartState::Running,
         started_at: part.started_at.clone().or(Some(Time(now))),
         next_call_at: None,
-        refresh: Some(K8sdRefresh { change_id: None, began_at: Some(Time(now)), ..refresh }),
+        refresh: Some(K8sdRefresh {
+            change_id: None,
+            silent_since: None,
+            began_at: Some(Time(now)),
+            ..refresh
+        }),
         ..part.clone()
     }
 }
@@ -134,7 +139,7 @@ pub fn after_status(
                 return attempt_lost(part, &why, now);
             }
             let next_call_at = after(now, POLL_SECONDS);
-            PartStatus { failures, message: why, next_call_at, ..part.clone() }
+            PartStatus { failures, message: why, next_call_at, ..silent(part, now) }
         }
         (false, other) => {
             let began = part.refresh.as_ref().and_then(|refresh| refresh.began_at.as_ref());
@@ -144,10 +149,12 @@ pub fn after_status(
                 let why = format!("change {change} has not ended within {} s", limit.as_secs());
                 return attempt_lost(part, &why, now);
             }
+            let refresh = part.refresh.clone();
             PartStatus {
                 failures: 0,
                 message: shown(&format!("snapd refreshes the snap: change {change} is {other:?}")),
                 next_call_at: after(now, POLL_SECONDS),
+                refresh: refresh.map(|refresh| K8sdRefresh { silent_since: None, ..refresh }),
                 ..part.clone()
             }
         }
@@ -182,13 +189,24 @@ pub fn after_k8sd_failure(
         Request::Refused | Request::NotSent | Request::Unknown => part.state,
     };
     let next_call_at = after(now, delay);
-    PartStatus { state, failures, message: shown(why), next_call_at, ..part.clone() }
+    let part = if polls { silent(part, now) } else { part.clone() };
+    PartStatus { state, failures, message: shown(why), next_call_at, ..part }
+}
+
+/// Notes since when looks at a change have failed. The first one began when it was due.
+fn silent(part: &PartStatus, now: Timestamp) -> PartStatus {
+    let due = part.next_call_at.clone().filter(|due| due.0 <= now).unwrap_or(Time(now));
+    let refresh = part
+        .refresh
+        .clone()
+        .map(|refresh| K8sdRefresh { silent_since: refresh.silent_since.or(Some(due)), ..refresh });
+    PartStatus { refresh, ..part.clone() }
 }
 
 /// Whether k8sd may not answer because it restarts: each refresh of the snap restarts it, and the kubelet.
-pub(super) fn may_restart(part: &PartStatus) -> bool {
-    let polls = part.refresh.as_ref().is_some_and(|refresh| refresh.change_id.is_some());
-    polls && part.failures < SILENT_LOOKS
+pub(super) fn may_restart(part: &PartStatus, now: Timestamp) -> bool {
+    let since = part.refresh.as_ref().and_then(|refresh| refresh.silent_since.as_ref());
+    since.is_some_and(|since| now.duration_since(since.0) < RESTART)
 }
 
 pub(super) fn done(part: &PartStatus, now: Timestamp) -> PartStatus {
@@ -228,6 +246,7 @@ pub(super) fn attempt_lost(part: &PartStatus, why: &str, now: Timestamp) -> Part
         next_call_at: after(now, delay_seconds(failed_attempts)),
         refresh: Some(K8sdRefresh {
             change_id: None,
+            silent_since: None,
             failed_attempts,
             last_failed_at: Some(Time(now)),
             last_failure: why,
@@ -318,13 +337,19 @@ mod tests {
         let mut restarts = Vec::new();
         for _ in 0..6 {
             part = after_k8sd_failure(&part, "no route to it", Request::NotSent, at(second));
-            restarts.push((second, may_restart(&part)));
+            restarts.push((second, may_restart(&part, at(second))));
             second += next_in(&part, second);
         }
         let expected = [(0, true), (5, true), (10, true), (20, true), (40, false), (70, false)];
         assert_eq!(restarts, expected);
+        let answers = after_status(&part, &status("Doing", false, ""), LIMIT, at(80));
+        let again = after_k8sd_failure(&answers, "no route to it", Request::NotSent, at(90));
+        assert!(
+            may_restart(&again, at(90)) && !may_restart(&again, at(115)),
+            "from when it was due"
+        );
         let refused = after_k8sd_failure(&PartStatus::default(), "no", Request::Refused, at(0));
-        assert!(!may_restart(&refused), "a request that is rejected fails at once");
+        assert!(!may_restart(&refused, at(0)), "a request that is rejected fails at once");
     }
 
     #[test]

@@ -81,7 +81,9 @@ pub use gate::{
     awaits_budget, awaits_request, requires_drain_ahead, requires_live_read, requires_live_settings,
 };
 pub use health::control_plane_health;
-pub use host::{HostWork, Reboot, SettingsSources, Specificity, host_settings, plan_steps};
+pub use host::{
+    HostWork, Reboot, SettingsSources, Specificity, from_bundle, host_settings, plan_steps,
+};
 pub use k8sd::{
     Attempts as K8sdAttempts, K8sdCall, Request as K8sdRequest, after_k8sd_failure, after_refresh,
     after_status, attempt_begun, k8sd_call,

@@ -32,11 +32,14 @@ pub(super) fn is_unfinished(update: &NodeUpdate) -> bool {
     !update.status.as_ref().map(|status| status.phase).unwrap_or_default().is_final()
 }
 
-fn rank(update: &NodeUpdate) -> (bool, Order) {
-    (is_unfinished(update), order(update))
+/// New certificates show nothing of what a machine was brought to before.
+fn rank(update: &NodeUpdate) -> (bool, bool, Order) {
+    let is_unfinished = is_unfinished(update);
+    (is_unfinished, is_unfinished || !update.spec.issues_certificates(), order(update))
 }
 
-/// The NodeUpdate that speaks for a Machine: the newest unfinished one, or else the newest.
+/// The NodeUpdate that speaks for a Machine: the newest unfinished one, or else the newest; one that has issued certificates
+/// only if there is no other.
 pub fn speaker<'a>(
     updates: impl IntoIterator<Item = &'a NodeUpdate>,
     machine_uid: &MachineUid,
@@ -64,4 +67,44 @@ fn of_machine<'a>(
 pub(super) fn speaks(s: &Snapshot) -> bool {
     let own_rank = rank(&s.update);
     same_machine(s).all(|other| rank(other) < own_rank)
+}
+
+#[cfg(test)]
+mod tests {
+    use refit_kinds::refit::{NodeUpdateStatus, Phase};
+    use serde_json::json;
+
+    use super::*;
+
+    fn update(ordinal: u32, goal: serde_json::Value, phase: Phase) -> NodeUpdate {
+        let mut update: NodeUpdate = serde_json::from_value(json!({
+            "apiVersion": "refit.dev/v1alpha1", "kind": "NodeUpdate",
+            "metadata": {"name": format!("m-{ordinal}")},
+            "spec": {
+                "machineRef": {"name": "m", "uid": "u"}, "origin": "Annotation", "goalHash": "",
+                "goal": goal,
+            },
+        }))
+        .unwrap();
+        update.status = Some(NodeUpdateStatus { phase, ..NodeUpdateStatus::default() });
+        update
+    }
+
+    #[test]
+    fn new_certificates_speak_for_a_machine_while_they_are_issued_and_hide_no_other_update_then() {
+        let option = || json!({"option": {"revision": "7"}});
+        let certificates = || json!({"certificates": {"lifetimeSeconds": 3600}});
+        for (updates, speaks) in [
+            (vec![(1, option(), Phase::Failed), (2, certificates(), Phase::Succeeded)], "m-1"),
+            (vec![(1, option(), Phase::Failed), (2, certificates(), Phase::Failed)], "m-1"),
+            (vec![(1, option(), Phase::Succeeded), (2, certificates(), Phase::Waiting)], "m-2"),
+            (vec![(1, certificates(), Phase::Succeeded), (2, option(), Phase::Waiting)], "m-2"),
+            (vec![(1, certificates(), Phase::Stopped), (2, certificates(), Phase::Failed)], "m-2"),
+        ] {
+            let all: Vec<NodeUpdate> =
+                updates.into_iter().map(|(n, goal, phase)| update(n, goal, phase)).collect();
+            let speaker = speaker(&all, &"u".into()).unwrap();
+            assert_eq!(speaker.metadata.name.as_deref(), Some(speaks));
+        }
+    }
 }

@@ -320,7 +320,7 @@ impl Work<'_> {
         if let Some(failed) = next.is_of_k8sd().then(|| self.node_lost_to_k8sd(&part)).flatten() {
             return Some(failed);
         }
-        let standing = at_work(phase, &part);
+        let standing = at_work(phase, &part, self.now);
         let later = part.next_call_at.as_ref().map(|at| at.0.duration_since(self.now));
         Some(match later.and_then(|later| Duration::try_from(later).ok()) {
             Some(later) if !later.is_zero() => standing.again_after(later.as_secs().max(1)),
@@ -496,9 +496,9 @@ impl Work<'_> {
     }
 }
 
-fn at_work(phase: Phase, part: &PartStatus) -> Standing {
+fn at_work(phase: Phase, part: &PartStatus, now: Timestamp) -> Standing {
     let PartStatus { updater, state, failures, message, .. } = part;
-    if *failures > 0 && !may_restart(part) {
+    if *failures > 0 && !may_restart(part, now) {
         let refusal = Refusal::UpdaterFails { updater: updater.clone(), message: message.clone() };
         return Standing::blocked(phase, refusal);
     }

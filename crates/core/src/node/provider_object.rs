@@ -86,6 +86,7 @@ mod tests {
             goal: Goal::default(),
             goal_hash: String::new(),
             parts: None,
+            bundle: None,
         };
         let mut update = NodeUpdate::new("m-0-1", spec);
         update.metadata.namespace = Some("edge".into());

@@ -118,6 +118,7 @@ mod tests {
                 origin: Origin::Hook,
                 goal_hash: goal.hash(),
                 parts: None,
+                bundle: None,
                 goal,
             },
         );

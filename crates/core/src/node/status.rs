@@ -372,7 +372,8 @@ pub(super) fn condition_change(
     status: &NodeUpdateStatus,
     now: Timestamp,
 ) -> Option<Write> {
-    if machine.metadata.deletion_timestamp.is_some() {
+    // Whether a machine is up to date does not depend on its certificates.
+    if machine.metadata.deletion_timestamp.is_some() || update.spec.issues_certificates() {
         return None;
     }
     let conditions = machine.status.as_ref().map_or(&[][..], |status| &status.conditions);

@@ -35,6 +35,7 @@ fn task(name: &str, owner_ref: Option<GroupOwner>, to: &str, phase: TaskPhase) -
             updater_ref: None,
             request_ref: None,
             option: None,
+            bundle: None,
             via: Via::Machines,
         },
     );

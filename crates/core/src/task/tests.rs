@@ -25,6 +25,7 @@ fn task() -> UpgradeTask {
         updater_ref: None,
         request_ref: None,
         option: None,
+        bundle: None,
         via: Via::Machines,
     };
     let mut task = UpgradeTask::new("t", spec);

@@ -40,7 +40,8 @@ use crate::version::{self, KubernetesVersion};
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = ("self.machineRef == oldSelf.machineRef && self.goal == oldSelf.goal && \
     self.goalHash == oldSelf.goalHash && self.origin == oldSelf.origin && \
-    has(self.parts) == has(oldSelf.parts) && (!has(self.parts) || self.parts == oldSelf.parts)", "spec is immutable but for stage and until"))]
+    has(self.parts) == has(oldSelf.parts) && (!has(self.parts) || self.parts == oldSelf.parts) && \
+    has(self.bundle) == has(oldSelf.bundle) && (!has(self.bundle) || self.bundle == oldSelf.bundle)", "spec is immutable but for stage and until"))]
 #[x_kube(validation = ("(has(self.goal.kubernetesVersion) ? 1 : 0) + (has(self.goal.option) ? 1 : 0) + \
     (has(self.goal.certificates) ? 1 : 0) <= 1", "a goal has one of kubernetesVersion, option and certificates"))]
 #[x_kube(validation = ("oldSelf.stage != 'Abort' || self.stage == 'Abort'", "an aborted NodeUpdate stays aborted; create a new one"))]
@@ -67,7 +68,15 @@ pub struct NodeUpdateSpec {
     #[schemars(length(max = 64))]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["updater"]))]
     pub parts: Option<Vec<UpdatePart>>,
+    /// Location of the bundle that the host installs from, in place of the sources of its HostSettings. Their
+    /// `manifestSha256` and `publicKey` still apply.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024), regex(pattern = BUNDLE_LOCATION))]
+    pub bundle: Option<String>,
 }
+
+/// What the location of a bundle looks like: a path on the host, or a URL.
+pub const BUNDLE_LOCATION: &str = r"^(/|file:///|https?://|oci(\+http)?://)[!-~]*$";
 
 /// Whether the update continues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -116,6 +116,11 @@ impl NodeUpdateSpec {
             || self.host_parts().next().is_some()
     }
 
+    /// Whether the update issues certificates, and brings the machine to nothing else.
+    pub fn issues_certificates(&self) -> bool {
+        self.goal.certificates.is_some()
+    }
+
     /// Whether the update only verifies that the machine was brought to the version by hand.
     pub fn adopts(&self) -> bool {
         self.parts.iter().flatten().any(UpdatePart::is_adopted)
@@ -242,6 +247,9 @@ pub struct K8sdRefresh {
     /// When the present attempt began, or the last one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub began_at: Option<Time>,
+    /// Since when nothing usable is answered about the change.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub silent_since: Option<Time>,
     /// How many attempts have failed.
     #[serde(default)]
     pub failed_attempts: i32,

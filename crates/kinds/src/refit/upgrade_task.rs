@@ -5,7 +5,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{GoalOption, GroupOwner, Stage};
+use super::{BUNDLE_LOCATION, GoalOption, GroupOwner, Stage};
 use crate::version::{self, KubernetesVersion};
 
 /// How many failed Machines a task names.
@@ -53,7 +53,8 @@ pub const MAX_TASK_CHILDREN: usize = 500;
     has(self.machines) == has(oldSelf.machines) && (!has(self.machines) || self.machines == oldSelf.machines) && \
     has(self.updaterRef) == has(oldSelf.updaterRef) && (!has(self.updaterRef) || self.updaterRef == oldSelf.updaterRef) && \
     has(self.requestRef) == has(oldSelf.requestRef) && (!has(self.requestRef) || self.requestRef == oldSelf.requestRef) && \
-    has(self.option) == has(oldSelf.option) && (!has(self.option) || self.option == oldSelf.option)",
+    has(self.option) == has(oldSelf.option) && (!has(self.option) || self.option == oldSelf.option) && \
+    has(self.bundle) == has(oldSelf.bundle) && (!has(self.bundle) || self.bundle == oldSelf.bundle)",
     "spec is immutable but for stage: create another UpgradeTask"))]
 #[x_kube(validation = ("oldSelf.stage != 'Abort' || self.stage == 'Abort'", "an aborted UpgradeTask stays aborted; create a new one"))]
 #[x_kube(validation = ("has(self.ownerRef) || has(self.version)", "a task for a whole Cluster needs version"))]
@@ -64,6 +65,8 @@ pub const MAX_TASK_CHILDREN: usize = 500;
 #[x_kube(validation = ("!has(self.option) || has(self.ownerRef) && self.via == 'Machines'", "option needs ownerRef, and via Machines"))]
 #[x_kube(validation = ("!has(self.option) || !has(self.version) && !has(self.updaterRef) && !has(self.requestRef)",
     "option goes with neither version, updaterRef nor requestRef: it is installed whatever the owner's spec requests"))]
+#[x_kube(validation = ("!has(self.bundle) || has(self.ownerRef) && !has(self.option)",
+    "bundle needs ownerRef, because a bundle is for one version; and it does not go with option: k8sd has no bundles"))]
 pub struct UpgradeTaskSpec {
     /// Whether the task continues or is to stop.
     #[serde(default)]
@@ -83,6 +86,11 @@ pub struct UpgradeTaskSpec {
     /// pauses the owner nor writes its spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub option: Option<GoalOption>,
+    /// Location of the bundle that hosts install from, in place of the sources of their HostSettings: a path on each host, or
+    /// a URL.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024), regex(pattern = BUNDLE_LOCATION))]
+    pub bundle: Option<String>,
     /// For a Cluster: the versions on the way, one per minor version; those that are not named are `.0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 16))]

@@ -26,18 +26,18 @@ pub(super) fn check(facts: &Facts, found: &mut Findings) {
     match mode {
         CanonicalMode::Off if requests > 0 && managers.is_empty() => found.warn(
             OBJECT,
-            format!("{requests} objects have {key}, which neither Refit nor Canonical's controllers serve"),
-            "start the controller with --canonical ControllersAbsent, or annotate with refit.dev/in-place-upgrade-to",
+            format!("{requests} objects have annotations such as {key}, which neither Refit nor Canonical's controllers serve"),
+            "start the controller with --canonical ControllersAbsent, or use the annotations of refit.dev/",
         ),
         CanonicalMode::On if requests > 0 => found.warn(
             OBJECT,
-            format!("{requests} objects have {key}: with --canonical On, Refit leaves it to Canonical's controllers"),
+            format!("{requests} objects have annotations such as {key}: with --canonical On, Refit leaves them to Canonical's controllers"),
             HAND_OVER,
         ),
         CanonicalMode::ControllersAbsent if !managers.is_empty() => found.warn(
             OBJECT,
             format!(
-                "Refit serves {key}, and so may {}: two controllers may upgrade the same Machine",
+                "Refit serves annotations such as {key}, and so may {}: two controllers may upgrade the same Machine",
                 managers.join(", ")
             ),
             "scale these Deployments to 0, or see that they are built without the controllers of in-place upgrades",

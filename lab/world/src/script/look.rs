@@ -22,7 +22,7 @@ use crate::{
     env::canonical,
     world::{
         World,
-        status::{PASSING, phase},
+        status::{PASSING, is_final, phase},
     },
 };
 
@@ -90,14 +90,17 @@ pub(super) fn machines_of(
     Ok(machines)
 }
 
-/// The newest NodeUpdate of a Machine.
+/// The newest NodeUpdate of a Machine; one that has issued certificates only if there is no other.
 pub(crate) fn newest_update(world: &World, machine: &Value) -> Option<Arc<Value>> {
     let uid = text(machine, "/metadata/uid");
     world
         .node_updates()
         .into_iter()
         .filter(|update| text(update, "/spec/machineRef/uid") == uid)
-        .max_by_key(|update| ordinal_of(name(update), name(machine)))
+        .max_by_key(|update| {
+            let is_over = !update["spec"]["goal"]["certificates"].is_null() && is_final(update);
+            (!is_over, ordinal_of(name(update), name(machine)))
+        })
 }
 
 /// Checks whether a condition holds.

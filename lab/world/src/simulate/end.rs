@@ -81,7 +81,9 @@ pub(super) fn is_settled(session: &Session) -> bool {
         && updates.iter().all(|update| is_final(update))
         && groups.iter().all(|group| slots(group).next().is_none())
         && world.upgrade_tasks().iter().all(tasks::has_ended)
-        && machines(session).iter().all(|end| end.fate == Fate::Done)
+        && machines(session)
+            .iter()
+            .all(|end| end.fate == Fate::Done && !snaps::lacks_certificates(&end.machine))
 }
 
 fn slots(group: &Value) -> impl Iterator<Item = &Value> {
@@ -200,6 +202,10 @@ fn problem(
         other.fate == Fate::Lost || other.fate == Fate::Ended && same_group
     };
     let (rule, what) = match one.fate {
+        Fate::Done if snaps::lacks_certificates(&one.machine) && !all.iter().any(is_down) => {
+            let what = "its certificates are requested, and are not issued".to_owned();
+            Some((Rule::WaitWithoutEnd, what))
+        }
         Fate::Done | Fate::LeftByTask => None,
         Fate::Lost => {
             // Without the API of its cluster a host is not known to be lost.
@@ -208,7 +214,7 @@ fn problem(
             // A request by annotation stands until it is removed: nothing has begun, and remediation is free to act.
             let stands = snaps::is_refreshed(session, &one.machine).is_some()
                 && phase(update) == Phase::Waiting
-                && blockers(update).next().is_some();
+                && blockers(update).any(|blocker| names_host(blocker, &one.machine));
             if stands {
                 return None;
             }
@@ -231,6 +237,13 @@ fn problem(
     }?;
     let text = session.names.shown(&format!("Machine {}: {what}", name(&one.machine)));
     Some(Problem { rule, text })
+}
+
+/// Whether a blocker is about a machine itself.
+fn names_host(blocker: &Value, machine: &Value) -> bool {
+    let names = [name(machine), text(machine, "/status/nodeRef/name")];
+    let mut words = [text(blocker, "/object"), text(blocker, "/message")].into_iter();
+    words.any(|words| names.iter().any(|name| !name.is_empty() && words.contains(name)))
 }
 
 fn api_is_up(session: &Session, machine: &Value) -> bool {
@@ -314,8 +327,7 @@ fn wrong_end(session: &Session, happened: &[Happened], one: &MachineEnd) -> Opti
     }
     let what = format!("its update failed: {reason}");
     // An operator may request a channel before all machines have the one before it; the owner shows that it failed.
-    let skips =
-        shown && reason == "SkipsMinor" && snaps::is_refreshed(session, &one.machine).is_some();
+    let skips = shown && reason == "SkipsMinor" && snaps::skips_minor(session, &one.machine);
     let is_dead_end = reason.is_empty() || DEAD_ENDS.contains(&reason) && !skips;
     is_dead_end.then_some((Rule::FailedForGood, what))
 }

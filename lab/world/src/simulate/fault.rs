@@ -123,6 +123,8 @@ pub enum FaultKind {
     SnapOff,
     /// An operator withdraws the annotation of an owner, and repeats it later.
     Withdraw,
+    /// An operator requests new certificates for a node.
+    Certificates,
 }
 
 /// What the lines of a fault depend on.
@@ -168,7 +170,7 @@ impl FaultKind {
 
     /// Whether the fault is one of k8sd.
     pub(super) fn is_of_snaps(self) -> bool {
-        matches!(self, Self::SnapFails | Self::SnapOff | Self::Withdraw)
+        matches!(self, Self::SnapFails | Self::SnapOff | Self::Withdraw | Self::Certificates)
     }
 
     /// Whether the fault is one of agents and their steps, of Cluster API's requests, or of NodeUpdates that an operator
@@ -213,7 +215,9 @@ impl FaultKind {
             // It changes templates by their names.
             Self::Default => shape.updater.is_none() && !shape.tasks,
             Self::Remediate => shape.health_check,
-            Self::SnapFails | Self::SnapOff | Self::Withdraw => shape.snaps.is_some(),
+            Self::SnapFails | Self::SnapOff | Self::Withdraw | Self::Certificates => {
+                shape.snaps.is_some()
+            }
             // Nothing keeps the only member of such a control plane until another one has joined.
             Self::DeleteMachine => shape.snaps.is_none() || shape.control_plane > 1,
             Self::Outage
@@ -322,6 +326,7 @@ impl FaultKind {
                 Some(keys) => snaps::withdraw(random, setting, keys),
                 None => Vec::new(),
             },
+            Self::Certificates => vec![snaps::certificates(&setting.machine)],
         }
     }
 }

@@ -4,6 +4,7 @@
 use refit_kinds::{
     canonical::{CANONICAL, Keys, REFIT},
     json::{annotation, name, namespace, text},
+    refit::GoalOption,
 };
 use serde_json::Value;
 
@@ -57,8 +58,37 @@ pub(super) fn withdraw(random: &mut Random, setting: &Setting<'_>, keys: Keys) -
     vec![ask(keys, &owner, "-"), format!("at {}m {again}", random.between(1, 15))]
 }
 
+/// An operator requests new certificates for a node.
+pub(super) fn certificates(machine: &str) -> String {
+    let key = REFIT.certificates.refresh;
+    format!("change machine/{machine} metadata.annotations.\"{key}\" 1y")
+}
+
+/// Whether new certificates are requested for a machine, and were not issued.
+pub(super) fn lacks_certificates(machine: &Value) -> bool {
+    annotation(machine, REFIT.certificates.refresh).is_some()
+}
+
+/// Whether an owner requests another minor version of k8sd than the next one of a machine.
+pub(super) fn skips_minor(session: &Session, machine: &Value) -> bool {
+    let minor = |option: &str| {
+        let minor = option.parse::<GoalOption>().ok()?.minor_version()?;
+        Some(minor.minor())
+    };
+    let Some((installed, requested)) = options(session, machine) else { return false };
+    let (installed, requested) =
+        (installed.as_deref().and_then(minor), requested.as_deref().and_then(minor));
+    installed.zip(requested).is_some_and(|(from, to)| to > from + 1)
+}
+
 /// Whether the snap of a machine is what its owner requests; `None` for a machine without k8sd.
 pub(super) fn is_refreshed(session: &Session, machine: &Value) -> Option<bool> {
+    let (installed, requested) = options(session, machine)?;
+    Some(requested.is_some() && installed == requested)
+}
+
+/// What the snap of a machine has installed, and what its owner requests or has reached.
+fn options(session: &Session, machine: &Value) -> Option<(Option<String>, Option<String>)> {
     let cluster = text(machine, "/spec/clusterName");
     let key = format!("{}/{cluster}/{}", namespace(machine), name(machine));
     let installed = lock(&session.world.inner.hosts).get(&key)?.k8sd.as_ref()?.installed();
@@ -67,5 +97,5 @@ pub(super) fn is_refreshed(session: &Session, machine: &Value) -> Option<bool> {
     let requested = [CANONICAL, REFIT].into_iter().find_map(|keys| {
         annotation(owner, keys.upgrade_to).or_else(|| annotation(owner, keys.release))
     });
-    Some(requested.is_none_or(|requested| installed.as_deref() == Some(requested)))
+    Some((installed, requested.map(str::to_owned)))
 }

@@ -1,4 +1,5 @@
-//! The scenario with k8sd: annotations of the owners request a channel for the snaps of all machines.
+//! The scenario with k8sd: annotations of the owners request a channel for the snaps of all machines, and annotations of
+//! two machines new certificates.
 
 use std::collections::BTreeMap;
 
@@ -25,28 +26,30 @@ fn option(version: &str) -> String {
     format!("channel={minor}-classic/stable")
 }
 
-/// Annotates the control plane and the workers.
+/// Annotates the control plane and the workers, and one Machine of each.
 pub(super) async fn start(world: &World, version: &str) -> Result<(), SweepError> {
     for kind in OWNERS {
         world.annotate_owners(kind, CANONICAL, &option(version)).await?;
     }
+    world.ask_for_certificates().await?;
     Ok(())
 }
 
-/// Whether every snap is refreshed, and every owner shows it.
+/// Whether every snap is refreshed, and every owner shows it, and the certificates are issued.
 pub(super) fn are_refreshed(world: &World, version: &str) -> bool {
     let wanted = option(version);
     let hosts = lock(&world.inner.hosts);
     let mut all = hosts.values().filter_map(|host| host.k8sd.as_ref());
     all.all(|k8sd| k8sd.installed().as_ref() == Some(&wanted))
         && OWNERS.iter().all(|kind| world.owners_show(kind, CANONICAL, &wanted))
+        && world.certificates_are_issued()
 }
 
-/// The annotations of upgrades, of Machines and owners.
+/// The annotations of upgrades and of new certificates, of Machines and owners; not when these expire.
 pub(super) fn shown(world: &World) -> BTreeMap<String, BTreeMap<String, String>> {
     let of = |object: &Value| {
         let mut all = annotations(object);
-        all.retain(|key, _| key.contains("-upgrade-"));
+        all.retain(|key, _| key.contains("-upgrade-") || key.ends_with("-certificates-status"));
         (format!("{} {}", kind(object), name(object)), all)
     };
     let machines = world.machines();

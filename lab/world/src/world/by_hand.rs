@@ -32,6 +32,7 @@ pub(crate) async fn create(
         annotation: None,
         until,
         parts: None,
+        bundle: None,
         goal,
     };
     let known = world.node_updates();

@@ -1,12 +1,12 @@
 //! Upgrades by annotation, as the simulated user requests them.
 
 use refit_kinds::{
-    canonical::Keys,
+    canonical::{CertificateKeys, Keys, REFIT},
     json::{annotation, kind, name},
 };
 use serde_json::{Value, json};
 
-use super::{World, collection};
+use super::{World, collection, status::is_worker};
 use crate::{
     direct::{Call, Direct, DirectError, USER},
     script::look::owners,
@@ -27,6 +27,34 @@ impl World {
             api.send(Call::merge(format!("{collection}/{}", name(owner)), body)).await?;
         }
         Ok(())
+    }
+
+    /// Requests new certificates for the first Machine of the control plane and of the workers.
+    pub(crate) async fn ask_for_certificates(&self) -> Result<(), DirectError> {
+        let api = Direct::new(self.management().clone(), USER);
+        let machines = self.machines();
+        for workers in [false, true] {
+            let Some(machine) = machines.iter().find(|machine| is_worker(machine) == workers)
+            else {
+                continue;
+            };
+            let Some(collection) = collection(self.management(), machine) else { continue };
+            let body = json!({"metadata": {"annotations": {REFIT.certificates.refresh: "1y"}}});
+            api.send(Call::merge(format!("{collection}/{}", name(machine)), body)).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether all certificates that were requested are issued.
+    pub(crate) fn certificates_are_issued(&self) -> bool {
+        let CertificateKeys { refresh, status, .. } = REFIT.certificates;
+        let machines = self.machines();
+        let mut asked = machines.iter().filter(|machine| {
+            annotation(machine, refresh).is_some() || annotation(machine, status).is_some()
+        });
+        asked.all(|machine| {
+            annotation(machine, refresh).is_none() && annotation(machine, status) == Some("done")
+        })
     }
 
     /// Whether all owners of a kind show that their Machines have an option.

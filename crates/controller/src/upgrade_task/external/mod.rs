@@ -180,6 +180,7 @@ impl Asked {
             updater_ref: None,
             request_ref: Some(RequestRef { name: name.clone() }),
             option: None,
+            bundle: None,
             via: Via::Machines,
         };
         let mut task = UpgradeTask::new(&name, spec);

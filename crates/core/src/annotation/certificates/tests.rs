@@ -75,11 +75,10 @@ impl World {
             compat: self.compat,
             annotations: &self.annotations,
             update: self.update.as_ref(),
-            upgrade: self.upgrade,
+            upgrade: self.upgrade.map(Upgrade::NodeUpdate),
             has_k8sd: true,
             has_node: self.has_node,
             is_deleting: self.is_deleting,
-            is_paused: false,
             is_served_by_others: self.is_served_by_others,
         }
     }
@@ -111,6 +110,7 @@ impl World {
             goal_hash: goal.hash(),
             goal,
             parts: Some(vec![UpdatePart::k8sd(Disruption::Restart)]),
+            bundle: None,
         };
         self.update = Some(NodeUpdate::new(&format!("m-{ordinal}"), spec));
     }
@@ -314,7 +314,6 @@ fn the_expiry_is_read_once_where_canonicals_controllers_are_replaced() {
         CertificatesSeen { has_k8sd: false, ..seen },
         CertificatesSeen { has_node: false, ..seen },
         CertificatesSeen { is_deleting: true, ..seen },
-        CertificatesSeen { is_paused: true, ..seen },
         CertificatesSeen { is_served_by_others: true, ..seen },
     ] {
         assert!(!other.lacks_expiry(), "{other:?}");

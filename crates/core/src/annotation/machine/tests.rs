@@ -77,6 +77,7 @@ impl World {
             goal_hash: goal.hash(),
             goal,
             parts: Some(vec![UpdatePart::k8sd(Disruption::Restart)]),
+            bundle: None,
         };
         self.update = Some(NodeUpdate::new(&format!("m-{ordinal}"), spec));
     }

@@ -19,6 +19,7 @@ struct World {
     version: Option<KubernetesVersion>,
     are_workers: bool,
     control_plane: Option<KubernetesVersion>,
+    version_by: Option<&'static str>,
     of_topology: bool,
     keys: Keys,
     is_served_by_others: bool,
@@ -37,6 +38,7 @@ impl World {
             version: None,
             are_workers: false,
             control_plane: None,
+            version_by: None,
             of_topology: false,
             keys: CANONICAL,
             is_served_by_others: false,
@@ -68,6 +70,7 @@ impl World {
                 } else {
                     OwnerRole::ControlPlane
                 },
+                version_by: self.version_by.map(str::to_owned),
                 of_topology: self.of_topology,
                 is_served_by_others: self.is_served_by_others,
             });
@@ -96,6 +99,7 @@ impl World {
             updater_ref: None,
             request_ref: None,
             option: option.parse().ok(),
+            bundle: None,
             via: Via::Machines,
         };
         let mut task = UpgradeTask::new("t-1", spec);
@@ -324,6 +328,50 @@ fn a_version_that_refit_upgrade_would_not_set_is_refused() {
     assert_eq!(workers.look(), OwnerRequest::None, "the control plane comes first");
     workers.control_plane = version("v1.35.0");
     assert_eq!(workers.look(), asks(VERSION, None));
+}
+
+const BUNDLE: &str = "bundle=https://mirror.example/v1.35.0/";
+
+fn refused(world: &mut World, request: &str) -> String {
+    world.annotations.insert(REFIT.upgrade_to.into(), request.into());
+    assert_eq!((world.look(), world.look()), (OwnerRequest::None, OwnerRequest::None));
+    assert_eq!(world.events.len(), 1, "{:?}", world.events);
+    world.events.remove(0)
+}
+
+#[test]
+fn a_bundle_goes_with_a_version_or_with_what_the_owner_requests_already() {
+    let mut world = versioned();
+    let both = format!("{VERSION},{BUNDLE}");
+    world.annotations.insert(REFIT.upgrade_to.into(), both.clone());
+    assert_eq!(world.look(), asks(&both, None));
+    let mut outdated = World { is_machine: true, ..versioned() };
+    outdated.annotations.insert(REFIT.upgrade_to.into(), BUNDLE.into());
+    assert_eq!(outdated.look(), asks(BUNDLE, None));
+    outdated.runs(BUNDLE, TaskPhase::Complete);
+    assert_eq!(outdated.look(), OwnerRequest::None);
+    assert_eq!(outdated.annotations[REFIT.release], BUNDLE);
+}
+
+#[test]
+fn a_bundle_is_refused_where_it_would_not_be_used() {
+    let at = |minor| vec![(BTreeMap::new(), KubernetesVersion::new(1, minor, 0)); 2];
+    let reached = World { machines: at(34), ..versioned() };
+    let by_updater = World { version_by: Some("appliance"), ..versioned() };
+    let cases = [
+        (reached, BUNDLE, "version=VERSION,bundle=LOCATION"),
+        (by_updater, BUNDLE, "Updater appliance installs from no bundle"),
+        (World { has_k8sd: true, ..versioned() }, BUNDLE, "neither a version nor a bundle"),
+        (versioned(), "bundle=mirror.example/v1.35.0", "expected an absolute path"),
+        (versioned(), "version=v1.35.0,bundle=", "expected an absolute path"),
+    ];
+    for (mut world, request, why) in cases {
+        let event = refused(&mut world, request);
+        assert!(event.contains(why), "{event}");
+    }
+    let mut theirs = World::of([(CANONICAL.upgrade_to, BUNDLE)]);
+    assert_eq!(theirs.look(), OwnerRequest::None);
+    assert!(theirs.events[0].contains("unknown upgrade option \"bundle\""), "{:?}", theirs.events);
 }
 
 #[test]

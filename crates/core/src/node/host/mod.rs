@@ -21,7 +21,7 @@ use super::{
 };
 use crate::report::Refusal;
 
-pub use settings::{SettingsSources, Specificity, host_settings};
+pub use settings::{SettingsSources, Specificity, from_bundle, host_settings};
 pub use steps::{HostWork, Reboot, plan_steps};
 
 /// The host of a Machine, for one of its NodeUpdates.

@@ -14,7 +14,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use kube::ResourceExt as _;
 use refit_kinds::{
     keys,
-    refit::{AppliesTo, GroupOwner, HostSettings, PlanSettings},
+    refit::{AppliesTo, BundleRef, GroupOwner, HostSettings, PackageArgs, PlanSettings},
 };
 
 use crate::report::Refusal;
@@ -104,9 +104,25 @@ pub fn host_settings(sources: SettingsSources<'_>) -> Result<PlanSettings, Refus
     }
 }
 
+/// The settings of an update whose host may have to install from another bundle: everything then comes from that one. What
+/// HostSettings demand of a bundle still applies.
+pub fn from_bundle(settings: PlanSettings, location: Option<&str>) -> PlanSettings {
+    let Some(location) = location else { return settings };
+    let packages = settings.packages.map(|packages| PackageArgs {
+        driver: packages.driver,
+        install: packages.install,
+        ..PackageArgs::default()
+    });
+    let demanded = settings.bundle.unwrap_or_default();
+    let bundle = Some(BundleRef { location: location.to_owned(), ..demanded });
+    PlanSettings { packages, bundle, ..settings }
+}
+
 #[cfg(test)]
 mod tests {
-    use refit_kinds::refit::{HostSettingsSpec, NtpArgs, Owner, OwnerName};
+    use refit_kinds::refit::{
+        HostSettingsSpec, NtpArgs, Owner, OwnerName, PackageDriver, PackageVersion,
+    };
 
     use super::*;
 
@@ -171,6 +187,31 @@ mod tests {
         for (objects, expected) in table {
             assert_eq!(chosen(objects), expected, "{objects:?}");
         }
+    }
+
+    #[test]
+    fn a_bundle_of_an_update_replaces_all_sources_and_keeps_what_is_demanded() {
+        let settings = PlanSettings {
+            packages: Some(PackageArgs {
+                driver: PackageDriver::Dnf,
+                repository: "https://p.example/".into(),
+                install: vec![PackageVersion { name: "cri-tools".into(), version: "1.35*".into() }],
+                ..PackageArgs::default()
+            }),
+            bundle: Some(BundleRef {
+                location: "/mnt/old".into(),
+                manifest_sha256: "5f0b".into(),
+                ..BundleRef::default()
+            }),
+            ..PlanSettings::default()
+        };
+        assert_eq!(from_bundle(settings.clone(), None), settings);
+        let moved = from_bundle(settings, Some("oci://mirror.example/refit:v1.35.0"));
+        let (packages, bundle) = (moved.packages.unwrap(), moved.bundle.unwrap());
+        assert_eq!((packages.driver, packages.repository), (PackageDriver::Dnf, String::new()));
+        assert_eq!(packages.install.len(), 1);
+        assert_eq!(bundle.location, "oci://mirror.example/refit:v1.35.0");
+        assert_eq!(bundle.manifest_sha256, "5f0b");
     }
 
     #[test]

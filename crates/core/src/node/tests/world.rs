@@ -43,6 +43,7 @@ pub(super) fn update(machine: &str, ordinal: u32) -> NodeUpdate {
         origin: Origin::Hook,
         goal_hash: goal.hash(),
         parts: None,
+        bundle: None,
         goal,
     };
     let mut update = NodeUpdate::new(&name, spec);

@@ -24,6 +24,7 @@ fn task() -> UpgradeTask {
         updater_ref: None,
         request_ref: None,
         option: Some(CHANNEL.parse().unwrap()),
+        bundle: None,
         via: Via::Machines,
     };
     let mut task = UpgradeTask::new("t", spec);
