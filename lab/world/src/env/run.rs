@@ -203,7 +203,7 @@ async fn boot(inner: &Arc<Inner>, record: &HostRecord) -> Result<(), WorldError>
             known.initialized = true;
         }
     }
-    let handle = HostHandle::boot(record, inner)?;
+    let handle = HostHandle::boot(&key, record, inner)?;
     lock(&inner.hosts).insert(key.clone(), handle);
     quorum::apply(inner)?;
     inner.supervise(&Actor::Agent(key));

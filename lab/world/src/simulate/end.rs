@@ -60,7 +60,8 @@ enum Fate {
     Refused,
     /// It has no update, or one that was for an earlier version.
     Untouched,
-    /// Untouched, and so the UpgradeTask that has ended keeps its owner paused: an operator has to act.
+    /// Untouched, and so the UpgradeTask that has ended keeps its owner paused, or shows that it was skipped: an operator
+    /// has to act.
     LeftByTask,
 }
 
@@ -169,7 +170,10 @@ fn fate(session: &Session, machine: &Value, update: Option<&Value>) -> Fate {
         Some(_) if unfinished => Fate::Unfinished,
         Some(update) if matches!(phase(update), Phase::Failed | Phase::Stopped) => Fate::Ended,
         Some(_) | None if annotation(machine, keys::PENDING_HOOKS).is_some() => Fate::Refused,
-        Some(_) | None if tasks::is_left(&session.world, owner_name(machine), name(machine)) => {
+        Some(_) | None
+            if tasks::is_left(&session.world, owner_name(machine), name(machine))
+                || snaps::is_skipped(session, machine) =>
+        {
             Fate::LeftByTask
         }
         Some(_) | None => Fate::Untouched,
@@ -214,7 +218,10 @@ fn problem(
             // A request by annotation stands until it is removed: nothing has begun, and remediation is free to act.
             let stands = snaps::is_refreshed(session, &one.machine).is_some()
                 && phase(update) == Phase::Waiting
-                && blockers(update).any(|blocker| names_host(blocker, &one.machine));
+                && blockers(update).any(|blocker| {
+                    names_host(blocker, &one.machine)
+                        || waits_for_control_plane(blocker) && is_shown(session, all)
+                });
             if stands {
                 return None;
             }
@@ -326,9 +333,13 @@ fn wrong_end(session: &Session, happened: &[Happened], one: &MachineEnd) -> Opti
         return Some((Rule::NotShown, what));
     }
     let what = format!("its update failed: {reason}");
-    // An operator may request a channel before all machines have the one before it; the owner shows that it failed.
-    let skips = shown && reason == "SkipsMinor" && snaps::skips_minor(session, &one.machine);
-    let is_dead_end = reason.is_empty() || DEAD_ENDS.contains(&reason) && !skips;
+    // An operator may request a channel before all machines have the one before it, or an older one again; the owner shows
+    // that it failed. The machine that failed first keeps its place.
+    let owner = owner_name(&one.machine);
+    let machines = session.world.machines();
+    let mut members = machines.iter().filter(|machine| owner_name(machine) == owner);
+    let is_asked_for = shown && members.any(|machine| snaps::is_out_of_reach(session, machine));
+    let is_dead_end = reason.is_empty() || DEAD_ENDS.contains(&reason) && !is_asked_for;
     is_dead_end.then_some((Rule::FailedForGood, what))
 }
 
@@ -383,10 +394,12 @@ fn waits_for_control_plane(blocker: &Value) -> bool {
     Reason::of(text(blocker, "/reason")) == Some(behind)
 }
 
-/// Whether the UpdateGroup of the control plane shows why it is not updated.
+/// Whether the UpdateGroup of the control plane, or a task, shows why it is not updated.
 fn is_shown(session: &Session, all: &[MachineEnd]) -> bool {
     let mut members = all.iter().filter(|end| !is_worker(&end.machine));
-    members.any(|end| has_condition(session, &end.machine, "Blocked", "True"))
+    members.any(|end| {
+        end.fate == Fate::LeftByTask || has_condition(session, &end.machine, "Blocked", "True")
+    })
 }
 
 /// What is wrong with a machine that has no update to the version that its owner requests.

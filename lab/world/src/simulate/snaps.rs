@@ -4,11 +4,12 @@
 use refit_kinds::{
     canonical::{CANONICAL, Keys, REFIT},
     json::{annotation, name, namespace, text},
+    keys,
     refit::GoalOption,
 };
 use serde_json::Value;
 
-use super::{fault::Setting, shape::Shape};
+use super::{cause::owner_name, fault::Setting, shape::Shape, tasks};
 use crate::{
     random::Random,
     script::{
@@ -69,8 +70,8 @@ pub(super) fn lacks_certificates(machine: &Value) -> bool {
     annotation(machine, REFIT.certificates.refresh).is_some()
 }
 
-/// Whether an owner requests another minor version of k8sd than the next one of a machine.
-pub(super) fn skips_minor(session: &Session, machine: &Value) -> bool {
+/// Whether an owner requests what a machine cannot install: an older minor version of k8sd, or one after the next.
+pub(super) fn is_out_of_reach(session: &Session, machine: &Value) -> bool {
     let minor = |option: &str| {
         let minor = option.parse::<GoalOption>().ok()?.minor_version()?;
         Some(minor.minor())
@@ -78,13 +79,31 @@ pub(super) fn skips_minor(session: &Session, machine: &Value) -> bool {
     let Some((installed, requested)) = options(session, machine) else { return false };
     let (installed, requested) =
         (installed.as_deref().and_then(minor), requested.as_deref().and_then(minor));
-    installed.zip(requested).is_some_and(|(from, to)| to > from + 1)
+    installed.zip(requested).is_some_and(|(from, to)| to < from || to > from + 1)
+}
+
+/// Whether the task for what the owner of a machine has reached has left machines out, because an operator skips them.
+pub(super) fn is_skipped(session: &Session, machine: &Value) -> bool {
+    let Some((installed, Some(reached))) = options(session, machine) else { return false };
+    let all = session.world.upgrade_tasks();
+    let mut tasks = tasks::of_owner(&all, owner_name(machine));
+    installed.as_ref() != Some(&reached)
+        && tasks.any(|task| {
+            annotation(task, keys::REQUESTED) == Some(reached.as_str())
+                && task["status"]["counts"]["excepted"].as_i64() > Some(0)
+        })
 }
 
 /// Whether the snap of a machine is what its owner requests; `None` for a machine without k8sd.
 pub(super) fn is_refreshed(session: &Session, machine: &Value) -> Option<bool> {
     let (installed, requested) = options(session, machine)?;
-    Some(requested.is_some() && installed == requested)
+    // What was taken up is shown when it is withdrawn or reached; it must not be lost.
+    let all = session.world.upgrade_tasks();
+    let was_never_requested = || tasks::of_owner(&all, owner_name(machine)).next().is_none();
+    Some(match requested {
+        Some(requested) => installed == Some(requested),
+        None => was_never_requested(),
+    })
 }
 
 /// What the snap of a machine has installed, and what its owner requests or has reached.

@@ -68,7 +68,7 @@ pub(super) fn has_ended(task: &Value) -> bool {
     ["Complete", "Aborted"].contains(&text(task, "/status/phase"))
 }
 
-fn of_owner<'a>(all: &'a [Value], owner: &'a str) -> impl Iterator<Item = &'a Value> {
+pub(super) fn of_owner<'a>(all: &'a [Value], owner: &'a str) -> impl Iterator<Item = &'a Value> {
     all.iter().filter(move |task| text(task, "/spec/ownerRef/name") == owner)
 }
 

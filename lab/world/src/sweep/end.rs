@@ -82,7 +82,11 @@ impl EndState {
             .collect();
         let mut node_updates: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for update in world.node_updates() {
-            let phases = node_updates.entry(text(&update, "/spec/machineRef/name").to_owned());
+            let mut of = text(&update, "/spec/machineRef/name").to_owned();
+            if !update["spec"]["goal"]["certificates"].is_null() {
+                of.push_str(" for certificates");
+            }
+            let phases = node_updates.entry(of);
             let phases = phases.or_default();
             phases.push(format!("{:?}", phase(&update)));
             phases.sort();

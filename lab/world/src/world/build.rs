@@ -98,7 +98,7 @@ impl World {
             lock(&inner.workloads).insert(key.clone(), workload);
         }
         for (key, part) in &snapshot.hosts {
-            let handle = hosts::HostHandle::restore(part, &inner)?;
+            let handle = hosts::HostHandle::restore(key, part, &inner)?;
             if !inner.journal {
                 *lock(&handle.disk) = lab_simhost::DiskState::default();
             }
@@ -362,6 +362,7 @@ impl Parts {
             workloads: Mutex::default(),
             env: Mutex::new(self.env),
             hosts: Arc::default(),
+            signing_requests: Mutex::default(),
             processes: Mutex::default(),
             incarnations: Mutex::new(self.incarnations),
             clock_steps: Mutex::default(),

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use jiff::Timestamp;
 use lab_simhost::{
     DiskState, HostState,
-    k8sd::{K8sd, K8sdState},
+    k8sd::{K8sd, K8sdState, SigningRequests},
     kubelet::HostView,
 };
 use refit_runtime::tls::TlsError;
@@ -40,7 +40,7 @@ pub struct HostSnapshot {
 
 impl HostHandle {
     /// Creates a host on which kubeadm, or the bootstrap of k8sd, has just finished.
-    pub(crate) fn boot(record: &HostRecord, inner: &Inner) -> Result<Self, TlsError> {
+    pub(crate) fn boot(key: &str, record: &HostRecord, inner: &Inner) -> Result<Self, TlsError> {
         let HostRecord { node, control_plane, version, .. } = record;
         let now = inner.clock.now();
         let (state, k8sd) = if record.k8sd {
@@ -50,13 +50,22 @@ impl HostHandle {
         } else {
             (HostState::new(node, *control_plane, version, now), None)
         };
-        Self::restore(&HostSnapshot { state, disk: DiskState::default(), k8sd }, inner)
+        Self::restore(key, &HostSnapshot { state, disk: DiskState::default(), k8sd }, inner)
     }
 
     /// A host as it was. Must be called in the runtime of its world.
-    pub(crate) fn restore(snapshot: &HostSnapshot, inner: &Inner) -> Result<Self, TlsError> {
+    pub(crate) fn restore(
+        key: &str,
+        snapshot: &HostSnapshot,
+        inner: &Inner,
+    ) -> Result<Self, TlsError> {
         let HostSnapshot { state, disk, k8sd } = snapshot.clone();
-        let restored = |stored| K8sd::restore(inner.clock, stored, inner.woken.clone());
+        let is_worker = !state.control_plane;
+        let restored = |stored| -> Result<_, TlsError> {
+            let k8sd = K8sd::restore(inner.clock, stored, inner.woken.clone())?;
+            k8sd.join(inner.signing_requests_of(key), is_worker);
+            Ok(k8sd)
+        };
         Ok(Self {
             state: Arc::new(Mutex::new(state.hurried(inner.hurry))),
             disk: Arc::new(Mutex::new(disk)),
@@ -103,6 +112,16 @@ impl HostHandle {
         let mut state = lock(&self.state);
         state.tick(now);
         (state.api_server_up(now), state.etcd_up(now))
+    }
+}
+
+impl Inner {
+    /// The requests to sign certificates of the cluster of a host.
+    fn signing_requests_of(&self, host: &str) -> Arc<SigningRequests> {
+        let cluster = host.rsplit_once('/').map_or(host, |(cluster, _)| cluster);
+        let name = cluster.rsplit('/').next().unwrap_or(cluster);
+        let new = || SigningRequests::new(&canonical::node_token(name));
+        lock(&self.signing_requests).entry(cluster.to_owned()).or_insert_with(new).clone()
     }
 }
 

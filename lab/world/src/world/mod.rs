@@ -31,6 +31,7 @@ use std::{
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use jiff::Timestamp;
 use lab_apiserver::ApiServer;
+use lab_simhost::k8sd::SigningRequests;
 use refit_kinds::json;
 use refit_runtime::{
     Clock,
@@ -220,6 +221,8 @@ pub(crate) struct Inner {
     pub(crate) workloads: Mutex<BTreeMap<String, Workload>>,
     pub(crate) env: Mutex<EnvState>,
     pub(crate) hosts: Hosts,
+    /// The requests to sign certificates, by cluster: those of a world that is restored are made again.
+    pub(crate) signing_requests: Mutex<BTreeMap<String, Arc<SigningRequests>>>,
     pub(crate) processes: Mutex<BTreeMap<Actor, Running>>,
     /// How often each process was started, including agents of removed hosts.
     pub(crate) incarnations: Mutex<BTreeMap<Actor, u32>>,

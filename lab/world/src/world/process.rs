@@ -12,6 +12,7 @@ use std::{
 
 use futures::future::BoxFuture;
 use lab_apiserver::ApiServer;
+use lab_simhost::k8sd::CERTIFICATES_APPROVE;
 use refit_runtime::gate::{Effect, Fate, Gate};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, watch};
@@ -115,10 +116,25 @@ impl fmt::Display for Side {
 pub struct Kill {
     /// The process.
     pub actor: Actor,
-    /// The effect; the first equal one triggers the kill.
+    /// The effect; the first of its kind triggers the kill.
     pub effect: Effect,
     /// The side of the effect.
     pub side: Side,
+}
+
+impl Kill {
+    fn is_for(&self, actor: &Actor, effect: &Effect) -> bool {
+        self.actor.stands_for(actor)
+            && (self.effect == *effect || approves(&self.effect) && approves(effect))
+    }
+}
+
+/// Whether an effect approves the certificates of a worker: any Ready member of the control plane does so.
+fn approves(effect: &Effect) -> bool {
+    match effect {
+        Effect::Api { path, .. } => path.ends_with(CERTIFICATES_APPROVE),
+        Effect::Journal { .. } | Effect::Host { .. } => false,
+    }
 }
 
 type Recorder = Box<dyn FnMut(&Actor, &Effect) + Send>;
@@ -216,8 +232,7 @@ impl Hub {
             recorder(actor, effect);
             self.lock().recorder = Some(recorder);
         }
-        let matches = |kill: &Kill| kill.actor.stands_for(actor) && kill.effect == *effect;
-        if !self.lock().armed.as_ref().is_some_and(matches) {
+        if !self.lock().armed.as_ref().is_some_and(|kill| kill.is_for(actor, effect)) {
             return Judgement::Alive;
         }
         let revision = self.management.revision();
@@ -252,12 +267,10 @@ impl Hub {
         }
         let mut state = self.lock();
         let begun = state.begun;
-        let hit = state.armed.as_ref().is_some_and(|kill| {
-            begun
-                && kill.side == Side::After
-                && kill.actor.stands_for(actor)
-                && kill.effect == *effect
-        });
+        let hit = state
+            .armed
+            .as_ref()
+            .is_some_and(|kill| begun && kill.side == Side::After && kill.is_for(actor, effect));
         if hit {
             state.fire(actor);
             return Fate::Dead;

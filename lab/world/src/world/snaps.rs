@@ -1,12 +1,16 @@
 //! Upgrades by annotation, as the simulated user requests them.
 
+#[cfg(feature = "sabotage")]
+use refit_kinds::canonical::{CertificateKeys, REFIT};
 use refit_kinds::{
-    canonical::{CertificateKeys, Keys, REFIT},
+    canonical::Keys,
     json::{annotation, kind, name},
 };
 use serde_json::{Value, json};
 
-use super::{World, collection, status::is_worker};
+#[cfg(feature = "sabotage")]
+use super::status::is_worker;
+use super::{World, collection};
 use crate::{
     direct::{Call, Direct, DirectError, USER},
     script::look::owners,
@@ -30,6 +34,7 @@ impl World {
     }
 
     /// Requests new certificates for the first Machine of the control plane and of the workers.
+    #[cfg(feature = "sabotage")]
     pub(crate) async fn ask_for_certificates(&self) -> Result<(), DirectError> {
         let api = Direct::new(self.management().clone(), USER);
         let machines = self.machines();
@@ -46,6 +51,7 @@ impl World {
     }
 
     /// Whether all certificates that were requested are issued.
+    #[cfg(feature = "sabotage")]
     pub(crate) fn certificates_are_issued(&self) -> bool {
         let CertificateKeys { refresh, status, .. } = REFIT.certificates;
         let machines = self.machines();
