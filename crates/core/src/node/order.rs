@@ -76,7 +76,7 @@ mod tests {
 
     use super::*;
 
-    fn update(ordinal: u32, goal: serde_json::Value, phase: Phase) -> NodeUpdate {
+    fn update(ordinal: u32, goal: &serde_json::Value, phase: Phase) -> NodeUpdate {
         let mut update: NodeUpdate = serde_json::from_value(json!({
             "apiVersion": "refit.dev/v1alpha1", "kind": "NodeUpdate",
             "metadata": {"name": format!("m-{ordinal}")},
@@ -92,14 +92,14 @@ mod tests {
 
     #[test]
     fn new_certificates_speak_for_a_machine_while_they_are_issued_and_hide_no_other_update_then() {
-        let option = || json!({"option": {"revision": "7"}});
-        let certificates = || json!({"certificates": {"lifetimeSeconds": 3600}});
+        let option = json!({"option": {"revision": "7"}});
+        let certificates = json!({"certificates": {"lifetimeSeconds": 3600}});
         for (updates, speaks) in [
-            (vec![(1, option(), Phase::Failed), (2, certificates(), Phase::Succeeded)], "m-1"),
-            (vec![(1, option(), Phase::Failed), (2, certificates(), Phase::Failed)], "m-1"),
-            (vec![(1, option(), Phase::Succeeded), (2, certificates(), Phase::Waiting)], "m-2"),
-            (vec![(1, certificates(), Phase::Succeeded), (2, option(), Phase::Waiting)], "m-2"),
-            (vec![(1, certificates(), Phase::Stopped), (2, certificates(), Phase::Failed)], "m-2"),
+            (vec![(1, &option, Phase::Failed), (2, &certificates, Phase::Succeeded)], "m-1"),
+            (vec![(1, &option, Phase::Failed), (2, &certificates, Phase::Failed)], "m-1"),
+            (vec![(1, &option, Phase::Succeeded), (2, &certificates, Phase::Waiting)], "m-2"),
+            (vec![(1, &certificates, Phase::Succeeded), (2, &option, Phase::Waiting)], "m-2"),
+            (vec![(1, &certificates, Phase::Stopped), (2, &certificates, Phase::Failed)], "m-2"),
         ] {
             let all: Vec<NodeUpdate> =
                 updates.into_iter().map(|(n, goal, phase)| update(n, goal, phase)).collect();
