@@ -148,7 +148,13 @@ async fn connect(client: &Client, namespace: &str, pod: &str, port: u16) -> kube
     let pods = kube::core::Request::new(Pod::url_path(&(), Some(namespace)));
     let request: Request<Vec<u8>> =
         pods.portforward(pod, &[port]).map_err(kube::Error::BuildRequest)?;
-    Ok(client.connect(request).await?.into_stream())
+    let socket = match client.connect(request.clone()).await {
+        // An API server may close the connection on which it has passed on the refusal of a node, after the client has
+        // taken it for reusable. To ask again changes nothing.
+        Err(kube::Error::Service(_)) => client.connect(request).await?,
+        answer => answer?,
+    };
+    Ok(socket.into_stream())
 }
 
 /// The port that errors name.

@@ -200,3 +200,16 @@ async fn a_dead_process_reads_and_writes_nothing() {
     drop(stream);
     assert!(far.read_u8().await.is_err());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_port_forward_survives_a_connection_that_the_api_server_has_just_closed() {
+    let world = world_with_pod(echo).await;
+    let client = world.client().await;
+    let breaks = || FaultRule::next(FaultAction::Refuse).subresource("portforward");
+    world.server.faults().add(breaks());
+    assert!(port_forward(&client, "default", "p", 2380).await.is_ok());
+
+    world.server.faults().add(breaks().times(2));
+    let error = port_forward(&client, "default", "p", 2380).await.unwrap_err();
+    assert!(matches!(error, PortForwardError::Connect { .. }), "{error}");
+}
