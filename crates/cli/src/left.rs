@@ -165,7 +165,10 @@ impl LeftOwner {
         UpgradeTaskSpec {
             stage: Stage::Ongoing,
             // A bundle is for one version.
-            bundle: spec.bundle.filter(|_| version == spec.version),
+            bundle: spec.bundle.filter(|_| {
+                let of_task = task.status.as_ref().and_then(|status| status.version.as_ref());
+                version == spec.version && (version.is_some() || of_task == requested)
+            }),
             version,
             // A complete task is done with its Machines: the others keep the owner paused.
             machines: spec.machines.filter(|_| phase_of(task) != TaskPhase::Complete),

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use kube::ResourceExt as _;
 use refit_cluster_api::kinds::{Machine, update_in_progress};
-use refit_core::node::speaker;
+use refit_core::node::{newest, speaker};
 use refit_kinds::{
     keys,
     refit::{MachineUid, NodeUpdate, Origin, Phase},
@@ -98,8 +98,8 @@ fn deleted_row(machine: &Machine, updates: &[NodeUpdate]) -> Row {
 
 /// Decides what to do about a machine.
 fn decide(machine: &Machine, updates: &[NodeUpdate]) -> Decision<Row> {
-    let newest = speaker(updates, &MachineUid::of(&machine.metadata));
-    let name = newest.map(NodeUpdate::name_any).unwrap_or_default();
+    let last = last_attempt(updates, &MachineUid::of(&machine.metadata));
+    let name = last.map(NodeUpdate::name_any).unwrap_or_default();
     let row = |action, message: String| Decision {
         row: Row {
             namespace: machine.namespace().unwrap_or_default(),
@@ -112,7 +112,7 @@ fn decide(machine: &Machine, updates: &[NodeUpdate]) -> Decision<Row> {
             .then(|| json!({"metadata": {"annotations": {keys::RETRY: name}}})),
     };
     let none = |message: &str| row(Action::None, message.to_owned());
-    let Some(update) = newest else {
+    let Some(update) = last else {
         return none("it was never updated in place");
     };
     let status = update.status.clone().unwrap_or_default();
@@ -137,6 +137,11 @@ fn decide(machine: &Machine, updates: &[NodeUpdate]) -> Decision<Row> {
     if update.spec.origin == Origin::Hook && !update_in_progress(machine) {
         return none("Cluster API no longer requests its update");
     }
+    if let Some(key) = update.annotations().get(keys::REQUESTED_BY)
+        && !machine.annotations().contains_key(key)
+    {
+        return none(&format!("its annotation {key} no longer requests its update"));
+    }
     if machine.annotations().get(keys::RETRY) == Some(&name) {
         return row(Action::Already, format!("a retry of {name} is already requested"));
     }
@@ -146,6 +151,15 @@ fn decide(machine: &Machine, updates: &[NodeUpdate]) -> Decision<Row> {
         reason => format!(" ({reason})"),
     };
     row(Action::Retry, format!("{name} {how}{why}"))
+}
+
+/// The NodeUpdate that shows what may be retried: the one that speaks for the Machine, or, if that has succeeded, a newer
+/// refresh of certificates.
+fn last_attempt<'a>(updates: &'a [NodeUpdate], uid: &MachineUid) -> Option<&'a NodeUpdate> {
+    let speaker = speaker(updates, uid)?;
+    let status = speaker.status.as_ref();
+    let has_succeeded = status.is_some_and(|status| status.phase == Phase::Succeeded);
+    if has_succeeded { newest(updates, uid) } else { Some(speaker) }
 }
 
 fn show(printer: Printer, args: &AskArgs, rows: &[Row]) -> anyhow::Result<()> {
@@ -207,6 +221,28 @@ mod tests {
                 let by_hand = decide(&machine(requested, None), &update(phase, "Task")).row;
                 assert_eq!(by_hand.action, Action::Retry);
             }
+        }
+    }
+
+    #[test]
+    fn a_refresh_of_certificates_is_retried_after_its_machine_is_upgraded() {
+        let key = "refit.dev/refresh-certificates";
+        let mut asking = machine(false, None);
+        asking.annotations_mut().insert(key.into(), "1h".into());
+        let mut refresh = update(Phase::Failed, "Annotation").remove(0);
+        refresh.metadata.name = Some("m-2".into());
+        refresh.annotations_mut().insert(keys::REQUESTED_BY.into(), key.into());
+        refresh.spec.goal =
+            serde_json::from_value(json!({"certificates": {"lifetimeSeconds": 3600}})).unwrap();
+        for (of_upgrade, machine, asked) in [
+            (Phase::Succeeded, &asking, (Action::Retry, "m-2")),
+            (Phase::Failed, &asking, (Action::Retry, "m-1")),
+            (Phase::Succeeded, &machine(false, None), (Action::None, "m-2")),
+        ] {
+            let mut all = update(of_upgrade, "Task");
+            all.push(refresh.clone());
+            let row = decide(machine, &all).row;
+            assert_eq!((row.action, &*row.node_update), asked, "{}", row.message);
         }
     }
 

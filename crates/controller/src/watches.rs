@@ -234,6 +234,10 @@ fn task_changed(ctx: &Context, task: &UpgradeTask) {
         &ObjectKey::new(&key.namespace, &task.spec.cluster_ref.name),
     );
     annotations::wake_owner_of(ctx, task);
+    if task.spec.bundle.is_some() {
+        // It shows the bundle.
+        ctx.queues.groups.add(upgrade_task::group_of_task(task).key);
+    }
     ctx.queues.upgrade_tasks.add(key);
 }
 

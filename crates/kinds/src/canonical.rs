@@ -3,10 +3,13 @@
 
 mod certificates;
 
+use std::sync::LazyLock;
+
+use regex::Regex;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    refit::GoalOption,
+    refit::{BUNDLE_LOCATION, BUNDLE_LOCATION_MAX, GoalOption},
     version::{KubernetesVersion, VersionError},
 };
 
@@ -17,15 +20,15 @@ pub const K8SD: &str = "k8sd";
 
 /// Key of an option that is a version.
 const VERSION: &str = "version=";
-/// Key of an option that is a bundle, and what is between a version and its bundle.
+/// Key of an option that is a bundle.
 const BUNDLE: &str = "bundle=";
+/// What is between a version and its bundle.
 const BUNDLE_OF_VERSION: &str = ",bundle=";
+/// What is between a bundle and its version.
+const VERSION_OF_BUNDLE: &str = ",version=";
 
-/// What the location of a bundle begins with.
-const BUNDLE_LOCATIONS: [&str; 6] =
-    ["/", "file:///", "http://", "https://", "oci://", "oci+http://"];
-/// How long the location of a bundle may be, in bytes.
-const BUNDLE_LOCATION_MAX: usize = 1024;
+static LOCATION_OF_BUNDLE: LazyLock<Option<Regex>> =
+    LazyLock::new(|| Regex::new(BUNDLE_LOCATION).ok());
 
 /// The annotations of one prefix. A Machine has all of them, an owner of Machines all but the change id and the
 /// failed attempt.
@@ -122,7 +125,8 @@ pub enum BadOption {
     Version(#[from] VersionError),
     /// The location of a bundle is not one.
     #[error(
-        "invalid location of a bundle {0:?}: expected an absolute path on the hosts, or a URL with http, https, file, oci or oci+http"
+        "invalid location of a bundle {0:?}: expected an absolute path on the hosts, or a URL with http, https, file, oci \
+         or oci+http and without credentials"
     )]
     Bundle(String),
     /// There is no value.
@@ -167,7 +171,8 @@ impl Wanted {
     /// let wanted = Wanted::parse(REFIT, "version=1.35.0")?;
     /// assert_eq!(wanted.to_string(), "version=v1.35.0");
     /// assert!(Wanted::parse(CANONICAL, "version=1.35.0").is_err());
-    /// assert!(Wanted::parse(REFIT, "version=1.35.0,bundle=/mnt/v1.35.0").is_ok());
+    /// let both = Wanted::parse(REFIT, "version=1.35.0,bundle=/mnt/v1.35.0")?;
+    /// assert_eq!(Wanted::parse(REFIT, "bundle=/mnt/v1.35.0,version=1.35.0")?, both);
     /// assert!(Wanted::parse(REFIT, "bundle=v1.35.0").is_err());
     /// # Ok::<(), refit_kinds::canonical::BadOption>(())
     /// ```
@@ -175,30 +180,42 @@ impl Wanted {
         if keys.upgrade_to != REFIT.upgrade_to {
             return text.parse().map(Self::Option);
         }
-        if let Some(location) = text.strip_prefix(BUNDLE) {
-            return Ok(Self::Bundle { location: bundle_location(location)?, version: None });
+        if let Some(value) = text.strip_prefix(BUNDLE) {
+            return match value.rsplit_once(VERSION_OF_BUNDLE) {
+                Some((location, version)) => Self::bundle(location, Some(version)),
+                None => Self::bundle(value, None),
+            };
         }
         let Some(value) = text.strip_prefix(VERSION) else {
             return text.parse().map(Self::Option);
         };
-        let (version, bundle) = match value.split_once(BUNDLE_OF_VERSION) {
-            Some((version, location)) => (version, Some(bundle_location(location)?)),
-            None => (value, None),
-        };
-        let version = format!("v{}", version.strip_prefix('v').unwrap_or(version)).parse()?;
-        Ok(match bundle {
-            Some(location) => Self::Bundle { location, version: Some(version) },
-            None => Self::Version(version),
-        })
+        match value.split_once(BUNDLE_OF_VERSION) {
+            Some((version, location)) => Self::bundle(location, Some(version)),
+            None => Ok(Self::Version(version_of(value)?)),
+        }
+    }
+
+    fn bundle(location: &str, version: Option<&str>) -> Result<Self, BadOption> {
+        let version = version.map(version_of).transpose()?;
+        let is_location =
+            LOCATION_OF_BUNDLE.as_ref().is_some_and(|pattern| pattern.is_match(location));
+        if is_location && location.len() <= BUNDLE_LOCATION_MAX {
+            return Ok(Self::Bundle { location: location.to_owned(), version });
+        }
+        Err(BadOption::Bundle(without_credentials(location)))
     }
 }
 
-/// The location of a bundle, as far as it can be checked without the host.
-fn bundle_location(text: &str) -> Result<String, BadOption> {
-    let is_location = text.len() <= BUNDLE_LOCATION_MAX
-        && text.chars().all(|c| c.is_ascii_graphic())
-        && BUNDLE_LOCATIONS.iter().any(|start| text.starts_with(start));
-    is_location.then(|| text.to_owned()).ok_or_else(|| BadOption::Bundle(text.to_owned()))
+fn version_of(text: &str) -> Result<KubernetesVersion, VersionError> {
+    format!("v{}", text.strip_prefix('v').unwrap_or(text)).parse()
+}
+
+/// A location as an error names it, which many may read.
+fn without_credentials(location: &str) -> String {
+    let Some((scheme, rest)) = location.split_once("://") else { return location.to_owned() };
+    let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
+    format!("{scheme}://{host}{path}")
 }
 
 impl std::str::FromStr for GoalOption {
@@ -330,6 +347,27 @@ mod tests {
             assert_eq!(parsed(&format!("{key}=1")), Err(BadOption::Key(key.into())));
         }
         assert_eq!(parsed("revision="), Err(BadOption::Empty("revision".into())));
+    }
+
+    #[test]
+    fn the_location_of_a_bundle_is_a_path_or_a_url_without_credentials() {
+        let parsed = |location: &str| Wanted::parse(REFIT, &format!("bundle={location}"));
+        for location in [
+            "/mnt/v1.35.0",
+            "file:///mnt/v1.35.0",
+            "https://mirror.example:8443/v1.35.0/",
+            "http://[fd00::1]/b",
+            "oci+http://registry/bundles@sha256:00",
+        ] {
+            let wanted = Wanted::Bundle { location: location.into(), version: None };
+            assert_eq!(parsed(location), Ok(wanted));
+        }
+        for location in ["", "/", "file:///", "https://", "https:///b", "ftp://h/b", "b", "/a b"] {
+            assert_eq!(parsed(location), Err(BadOption::Bundle(location.into())));
+        }
+        assert_eq!(parsed(&"/b".repeat(513)).ok(), None);
+        let secret = parsed("https://me:secret@mirror.example/b").unwrap_err().to_string();
+        assert!(secret.contains("\"https://mirror.example/b\""), "{secret}");
     }
 
     #[test]

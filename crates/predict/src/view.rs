@@ -11,7 +11,7 @@ use refit_core::{
         updaters::{Selected, accepted, updaters_for},
     },
     group::{Member, median_seconds},
-    node::{Weight, awaits_request, newest, plan_steps, step_names},
+    node::{Weight, awaits_request, newest_upgrade, plan_steps, step_names},
 };
 use refit_kinds::{
     json::{annotations, controller, is_deleting, label, labels, name, namespace, text},
@@ -500,7 +500,7 @@ pub(super) fn version_at(group: &GroupRef) -> &'static str {
 fn given_up(machine: &Value, updates: &[&Value]) -> Option<(String, String)> {
     let read = |update: &&Value| NodeUpdate::deserialize(*update).ok();
     let updates: Vec<NodeUpdate> = updates.iter().filter_map(read).collect();
-    let newest = newest(&updates, &text(machine, "/metadata/uid").into())?;
+    let newest = newest_upgrade(&updates, &text(machine, "/metadata/uid").into())?;
     let member = Member {
         machine: name(machine),
         in_progress: true,

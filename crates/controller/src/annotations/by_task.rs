@@ -278,7 +278,8 @@ impl Look {
                 spec.machines = only();
             }
             Wanted::Bundle { location, version } => {
-                spec.version.clone_from(version);
+                // A bundle is for one version.
+                spec.version = version.as_ref().or(self.owner.version().version()).cloned();
                 spec.bundle = Some(location.clone());
                 spec.machines = only();
             }

@@ -26,9 +26,9 @@ const AGAIN: Duration = Duration::from_mins(1);
 /// After so many Machines without an answer, the rest of the cluster waits as well.
 const SILENT_MACHINES: u32 = 3;
 
-/// Wakes the cluster of a Machine.
+/// Wakes the cluster of a Machine. Its Machines change more often than their expiries have to be asked for.
 pub(super) fn wake(ctx: &Context, machine: &Machine) {
-    ctx.queues.expiries.add(cluster_key(machine));
+    ctx.queues.expiries.add_after(cluster_key(machine), AGAIN);
 }
 
 /// Asks for what is not known of the Machines of a cluster.

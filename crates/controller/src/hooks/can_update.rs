@@ -17,7 +17,7 @@ use refit_core::{
         not_ready::Unfinished,
     },
     group::{Exception, RolloutKey, exception_of, observed_version, rollout_number},
-    node::{awaits_request, is_half_upgraded, newest},
+    node::{awaits_request, is_half_upgraded, newest_upgrade},
 };
 use refit_kinds::{
     keys,
@@ -294,7 +294,7 @@ fn host(ctx: &Context, machine: &Machine) -> Host {
         report: host_report(ctx, machine),
         kubelet: observed_version(machine),
         unfinished: unfinished_on(ctx, machine),
-        half_upgraded: newest(updates_on(ctx, machine).iter().map(AsRef::as_ref), &uid)
+        half_upgraded: newest_upgrade(updates_on(ctx, machine).iter().map(AsRef::as_ref), &uid)
             .is_some_and(is_half_upgraded),
         exception: exception(ctx, machine),
     }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use kube::{Api, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
-    ask::{Ask, Offer, adopting, ask, parts, without_bundle},
+    ask::{Ask, BundleExpected, Offer, adopting, ask, bundle_for, parts, without_bundle},
     change::{
         Objects, Part, Updater,
         asked::{asked, objects_asked, parts_asked},
@@ -16,7 +16,10 @@ use refit_core::{
     },
     node::newest,
 };
-use refit_kinds::refit::{ChangePart, Goal, NodeUpdate, Stage, UpdateGroup, Via};
+use refit_kinds::{
+    canonical::REFIT,
+    refit::{ChangePart, Goal, GroupBundle, NodeUpdate, UpdateGroup},
+};
 use refit_runtime::{ObjectKey, apply::Ensured, foreign::ForeignObject};
 use serde_json::Value;
 
@@ -24,11 +27,10 @@ use super::wire;
 use crate::{
     api_error::{cause, is_silence},
     context::Context,
-    groups::group_of,
-    indexes::TASKS_BY_GROUP,
+    groups::{Group, group_of},
+    owner::LiveOwner,
     requests::{By, MachineRequests},
     updaters::updaters_of,
-    upgrade_task::has_ended,
 };
 
 /// How often a request tries again after it lost a race.
@@ -101,7 +103,7 @@ pub(super) async fn update_machine(ctx: &Context, body: &[u8]) -> Result<Served,
     let request = Request {
         ctx,
         requests: MachineRequests::new(ctx, &machine),
-        group: group.map(|group| group.key),
+        group,
         key,
         desired,
         updaters,
@@ -122,17 +124,18 @@ struct Request<'a> {
     ctx: &'a Context,
     key: ObjectKey,
     requests: MachineRequests<'a>,
-    /// Key of the Machine's UpdateGroup.
-    group: Option<ObjectKey>,
+    /// The Machine's group.
+    group: Option<Group>,
     desired: Objects,
     /// The Updaters for the Machine.
     updaters: Vec<Updater>,
 }
 
-/// What the Machine must reach, and the Updaters that cover a part of it.
+/// What the Machine must reach, the Updaters that cover a part of it, and the bundle that its group shows.
 struct Wanted {
     goal: Goal,
     updaters: Vec<Updater>,
+    bundle: Option<GroupBundle>,
 }
 
 /// Why it is not known yet what the Machine must reach.
@@ -143,7 +146,8 @@ impl Request<'_> {
     async fn answer(&self) -> kube::Result<Served> {
         // NodeUpdates read live in this request, which are newer than the cache or missing from it.
         let mut live: BTreeMap<String, Arc<NodeUpdate>> = BTreeMap::new();
-        let cached = self.group.as_ref().and_then(|key| self.ctx.stores.update_groups.get(key));
+        let cached =
+            self.group.as_ref().and_then(|group| self.ctx.stores.update_groups.get(&group.key));
         let mut wanted = match self.wanted(cached.as_deref()) {
             Ok(wanted) => wanted,
             Err(NotKnown(why)) => return Ok(Answer::retry(why, RETRY_MAX_SECONDS).into()),
@@ -183,7 +187,13 @@ impl Request<'_> {
                     if let Some(refused) = self.not_asked(&wanted).await? {
                         return Ok(refused);
                     }
-                    let Wanted { goal, updaters } = &wanted;
+                    let Wanted { goal, updaters, bundle } = &wanted;
+                    let bundle = match self.bundle(goal, bundle.as_ref()) {
+                        Ok(bundle) => bundle,
+                        Err(why) => {
+                            return Ok(Answer::retry(why.to_string(), RETRY_MAX_SECONDS).into());
+                        }
+                    };
                     let offer = Offer { goal, desired: &self.desired, updaters };
                     let parts = match parts(&self.requests.facts, offer, &known) {
                         Ok(parts) if adopts => adopting(parts),
@@ -192,7 +202,6 @@ impl Request<'_> {
                             return Ok(Answer::retry(why.to_string(), RETRY_MAX_SECONDS).into());
                         }
                     };
-                    let bundle = self.bundle();
                     if let Some(updater) = without_bundle(&parts).filter(|_| bundle.is_some()) {
                         let why = format!(
                             "the UpgradeTask of its owner names a bundle, and Updater {updater} installs from none: \
@@ -226,7 +235,8 @@ impl Request<'_> {
     /// What the Machine must reach: its version, and what the Updaters claim that cover the change of its
     /// group. None of them may be missing: what it claims would count as done.
     fn wanted(&self, group: Option<&UpdateGroup>) -> Result<Wanted, NotKnown> {
-        let change = group.and_then(|group| group.status.as_ref()).map_or(&[][..], |s| &s.change);
+        let status = group.and_then(|group| group.status.as_ref());
+        let change = status.map_or(&[][..], |status| &status.change);
         let is_there =
             |part: &&ChangePart| self.updaters.iter().any(|updater| updater.name() == part.updater);
         if let Some(missing) = change.iter().find(|part| !is_there(part)) {
@@ -240,21 +250,25 @@ impl Request<'_> {
         let updaters: Vec<Updater> = self.updaters.iter().filter(covers).cloned().collect();
         let goal =
             goal_of(&self.desired, &updaters).map_err(|error| NotKnown(error.to_string()))?;
-        Ok(Wanted { goal, updaters })
+        let bundle = status.and_then(|status| status.bundle.as_deref().cloned());
+        Ok(Wanted { goal, updaters, bundle })
     }
 
-    /// The bundle that the unfinished UpgradeTask of its owner names.
-    fn bundle(&self) -> Option<String> {
-        let tasks = self.ctx.stores.upgrade_tasks.listed(&TASKS_BY_GROUP, self.group.as_ref()?);
-        let mut unfinished = tasks.iter().filter(|task| {
-            task.spec.via == Via::Spec && task.spec.stage == Stage::Ongoing && !has_ended(task)
-        });
-        unfinished.find_map(|task| task.spec.bundle.clone())
+    /// The bundle that the Machine installs from.
+    fn bundle(
+        &self,
+        goal: &Goal,
+        noted: Option<&GroupBundle>,
+    ) -> Result<Option<String>, BundleExpected> {
+        let owner = self.group.as_ref().and_then(|group| LiveOwner::of(&self.ctx.stores, group));
+        let annotations = owner.map(|owner| owner.annotations()).unwrap_or_default();
+        let requested = annotations.get(REFIT.upgrade_to).map(String::as_str);
+        bundle_for(goal.kubernetes_version.as_ref(), noted, requested)
     }
 
     /// The Machine's UpdateGroup, read live.
     async fn live_group(&self) -> kube::Result<Option<UpdateGroup>> {
-        let Some(key) = &self.group else {
+        let Some(Group { key, .. }) = &self.group else {
             return Ok(None);
         };
         let api: Api<UpdateGroup> = Api::namespaced(self.ctx.client.clone(), &key.namespace);
@@ -263,7 +277,7 @@ impl Request<'_> {
 
     /// The answer to a request that the live Machine and its objects do not confirm: it changes nothing.
     async fn not_asked(&self, wanted: &Wanted) -> kube::Result<Option<Served>> {
-        let Wanted { goal, updaters } = wanted;
+        let Wanted { goal, updaters, bundle: _ } = wanted;
         let api: Api<Machine> = Api::namespaced(self.ctx.client.clone(), &self.key.namespace);
         let machine = api.get_opt(&self.key.name).await?;
         let mut confirmed = asked(machine.as_ref(), &self.requests.facts.uid, goal);

@@ -2,6 +2,7 @@
 //! certificates of the Node again.
 
 use jiff::SignedDuration;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_core::annotation::Compat;
 use refit_core::node::{
     Called, CertificatesFailure, K8sdAttempts, K8sdRequest, after_ask, after_certificates,
@@ -56,6 +57,9 @@ pub(super) async fn advanced(ctx: &Context, look: &Look, part: &PartStatus) -> P
     }
     let call = k8sd_call(part, option);
     let started = ctx.clock.now();
+    // It may have been due long since: until now, k8sd has not been asked.
+    let due = part.next_call_at.as_ref().map(|_| Time(started));
+    let part = &PartStatus { next_call_at: due, ..part.clone() };
     let answer = match target(look) {
         Ok(of) => ctx.k8sd.call(ctx, &of, &call).await,
         Err(why) => Err(K8sdError::NotSent(why)),

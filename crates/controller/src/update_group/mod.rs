@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use refit_cluster_api::kinds::{Machine, update_in_progress};
 use refit_core::{
+    ask::bundle_of,
     group::{
         Member, Outside, POLICY_UNDERSTOOD, Pace, RolloutKey, awaits_approval, failure_of,
         forget_old_answer, forget_replaced, machine_complaint, record_approval, record_end,
@@ -38,6 +39,7 @@ use crate::{
         owner_generation, owner_object, phase_of,
     },
     host_plan::{cluster_key, node_name},
+    indexes::TASKS_BY_GROUP,
     metrics::measured,
     node_update::swap_group,
     owner::{LiveOwner, limits_of, pace_of},
@@ -187,6 +189,8 @@ fn next_status(
         })
         .collect();
     let mut next = status.clone();
+    let tasks = stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &group.key);
+    next.bundle = bundle_of(tasks.iter().map(AsRef::as_ref)).map(Box::new);
     for machine_uid in free {
         next = release(&next, machine_uid).unwrap_or(next);
     }
@@ -231,9 +235,15 @@ fn record_rollout(
         waiting.filter_map(|update| RolloutKey::of(&update.spec, pace)).collect();
     record_approval(next, pace, rollouts.iter(), now);
     let is_up_to_date = LiveOwner::of(stores, group).is_some_and(|owner| owner.is_up_to_date());
-    let all_ended = speakers.iter().flatten().all(|update| phase_of(update).is_final());
+    // A refresh of certificates belongs to no rollout.
+    let (refreshes, others): (Vec<&NodeUpdate>, Vec<&NodeUpdate>) =
+        speakers.iter().flatten().partition(|update| update.spec.issues_certificates());
+    let is_of_refresh = |slot: &Slot| {
+        refreshes.iter().any(|update| update.metadata.name.as_ref() == Some(&slot.node_update))
+    };
+    let all_ended = others.iter().all(|update| phase_of(update).is_final());
     let none_asked = !machines.iter().any(|machine| update_in_progress(machine.as_ref()));
-    if is_up_to_date && all_ended && none_asked && next.slots.is_empty() {
+    if is_up_to_date && all_ended && none_asked && next.slots.iter().all(is_of_refresh) {
         record_end(next, pace, now);
     }
 }

@@ -142,11 +142,16 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
     };
     let seen = look.seen(ctx);
     let owner = &look.group.spec.owner;
+    let owner = || format!("{} {}", owner.kind, owner.name);
     let mut outcome = Outcome::default();
-    for action in actions(&seen) {
-        let done = perform(ctx, &look, &action).await;
-        if !outcome.goes_on(done, || format!("{} {}", owner.kind, owner.name))? {
-            break;
+    // Before the owner's spec requests the version of the bundle.
+    let noted = owner::note_bundle(ctx, &look).await.map(|()| None);
+    if outcome.goes_on(noted, owner)? {
+        for action in actions(&seen) {
+            let done = perform(ctx, &look, &action).await;
+            if !outcome.goes_on(done, owner)? {
+                break;
+            }
         }
     }
     let mut next = status(&seen, &outcome.refused);

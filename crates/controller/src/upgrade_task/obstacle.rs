@@ -164,8 +164,5 @@ fn of_cluster(ctx: &Context, task: &UpgradeTask) -> Result<std::sync::Arc<Cluste
 
 /// Whether another task is older and has not ended.
 fn is_before(other: &UpgradeTask, task: &UpgradeTask) -> bool {
-    let age = |task: &UpgradeTask| {
-        (task.metadata.creation_timestamp.as_ref().map(|time| time.0), task.name_any())
-    };
-    !has_ended(other) && age(other) < age(task)
+    !has_ended(other) && other.age() < task.age()
 }

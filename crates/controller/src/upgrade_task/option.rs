@@ -149,6 +149,7 @@ impl Look {
             task: &self.task,
             option: &self.option,
             keys: self.keys,
+            compat: ctx.settings.canonical_compat,
             obstacle: self.obstacle.clone(),
             owner: self.owner.as_ref().map(option_owner),
             machines: self.members(&pacing, rollout_number(&rollout, &key)),

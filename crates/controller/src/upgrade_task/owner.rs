@@ -8,11 +8,14 @@ use refit_cluster_api::{
     kinds::{CORE_GROUP, Machine, MachineSet},
     rollout::{Decisions, IntentInput, RolloutIntent, intend_unmoved},
 };
-use refit_core::task::{Action, SetWrite, actions};
+use refit_core::{
+    ask::bundle_of,
+    task::{Action, SetWrite, actions},
+};
 use refit_kinds::{
     json::{annotations, text},
     keys,
-    refit::Owner,
+    refit::{Owner, UpdateGroupStatus},
     version::KubernetesVersion,
 };
 use refit_runtime::{apply, foreign::ForeignObject, store};
@@ -25,7 +28,10 @@ use super::{
     objects,
 };
 use crate::{
-    context::Context, groups::Group, indexes::TASKS_BY_GROUP, node_update::live::read_object,
+    context::Context,
+    groups::{Group, ensure_group},
+    indexes::TASKS_BY_GROUP,
+    node_update::{live::read_object, swap_group},
     owner::LiveOwner,
 };
 
@@ -68,6 +74,20 @@ pub(super) async fn set_version(
     merge(ctx, look, &owner, &body).await?;
     tracing::info!(owner = %look.group.key, %version, "set the version of an owner");
     Ok(())
+}
+
+/// Notes on the UpdateGroup which bundle its tasks ask for: a replica that serves hooks reads it there live, while its view
+/// of tasks may lag.
+pub(super) async fn note_bundle(ctx: &Context, look: &Look) -> anyhow::Result<()> {
+    let tasks = ctx.stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &look.group.key);
+    let wanted = bundle_of(tasks.iter().map(AsRef::as_ref)).map(Box::new);
+    if look.task.spec.bundle.is_none() || wanted.is_none() {
+        return Ok(());
+    }
+    let object = ensure_group(ctx, &look.group).await?;
+    let status = object.status.clone().unwrap_or_default();
+    let next = UpdateGroupStatus { bundle: wanted, ..status.clone() };
+    Ok(swap_group(ctx, &object, &status, &next).await?)
 }
 
 /// Lets Cluster API go on with the owner, if the objects as they are now show that it would replace no Machine.

@@ -14,7 +14,7 @@ use refit_cluster_api::kinds::Cluster;
 use refit_controller::Canonical;
 use refit_core::annotation::Compat;
 use refit_kinds::{
-    canonical::{CANONICAL, REFIT},
+    canonical::{CANONICAL, K8SD, REFIT},
     refit::Phase,
 };
 use serde_json::json;
@@ -326,6 +326,35 @@ async fn row_60_nothing_to_refresh_and_forgotten_changes_come_to_an_end(compat: 
     assert_eq!(lab.refreshes(MACHINE).len(), 3, "the forgotten change counts as lost");
 }
 
+async fn row_25_a_call_without_an_answer_ends_after_a_minute(compat: Compat) {
+    let lab = Lab::in_mode(compat).await;
+    let message = async || {
+        let status = lab.updates().await[0].status.clone().unwrap_or_default();
+        status.part(K8SD).message
+    };
+    lab.k8sd(MACHINE).set_reach(Reach::Silent);
+    lab.ask(MACHINE, CHANNEL).await;
+    pass(55).await;
+    assert_eq!(message().await, "");
+    pass(20).await;
+    assert!(message().await.contains("within 60 s"), "{}", message().await);
+    lab.k8sd(MACHINE).set_reach(Reach::Up);
+    lab.until(MACHINE, "status=done").await;
+}
+
+async fn row_51_a_request_goes_before_the_release(compat: Compat) {
+    let lab = Lab::in_mode(compat).await;
+    for machine in [MACHINE, WORKERS[0]] {
+        lab.annotate(machine, CANONICAL.release, Some("revision=1")).await;
+    }
+    lab.ask(MACHINE, "revision=2").await;
+    lab.until(MACHINE, "release=revision=2").await;
+    lab.annotate_owner("md", CANONICAL.release, Some("revision=1")).await;
+    lab.annotate_owner("md", CANONICAL.upgrade_to, Some("revision=3")).await;
+    lab.until_owner("md", "release=revision=3").await;
+    lab.until(WORKERS[0], "release=revision=3").await;
+}
+
 async fn row_60_another_certificate_gets_no_token(compat: Compat) {
     let lab = Lab::in_mode(compat).await;
     lab.ask(MACHINE, "revision=1").await;
@@ -341,6 +370,42 @@ async fn row_60_another_certificate_gets_no_token(compat: Compat) {
     let secrets: Api<Secret> = Api::default_namespaced(lab.site.client());
     secrets.delete("edge-1-k8sd-certificates", &DeleteParams::default()).await.unwrap();
     lab.until(MACHINE, "release=revision=2").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_08_traces_of_the_last_upgrade_stay_until_k8sd_has_accepted_the_request() {
+    let lab = Lab::new().await;
+    let old = [
+        (CANONICAL.status, "done"),
+        (CANONICAL.release, "revision=1"),
+        (CANONICAL.change_id.unwrap(), "7"),
+    ];
+    for (key, value) in old {
+        lab.annotate(MACHINE, key, Some(value)).await;
+    }
+    lab.k8sd(MACHINE).set_token("another");
+    lab.ask(MACHINE, CHANNEL).await;
+    lab.refreshed(MACHINE, 2).await;
+    assert!(lab.shown(MACHINE).await.contains(&"release=revision=1".to_owned()));
+    lab.k8sd(MACHINE).set_token(TOKEN);
+    lab.until(MACHINE, "status=in-progress").await;
+    let shown = lab.shown(MACHINE).await;
+    assert!(!shown.iter().any(|one| one.contains("release") || one == "change-id=7"), "{shown:?}");
+    lab.until(MACHINE, &format!("release={CHANNEL}")).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_15_row_16_a_change_id_without_a_valid_status_is_replaced() {
+    for status in [None, Some("running")] {
+        let lab = Lab::new().await;
+        lab.annotate(MACHINE, CANONICAL.change_id.unwrap(), Some("7")).await;
+        lab.annotate(MACHINE, CANONICAL.status, status).await;
+        lab.ask(MACHINE, CHANNEL).await;
+        lab.until(MACHINE, "status=done").await;
+        let failed = lab.events_of(MACHINE, "InPlaceUpgradeFailed").await;
+        assert_eq!((failed, lab.refreshes(MACHINE).len()), (Vec::new(), 1), "{status:?}");
+        assert_eq!(lab.shown(MACHINE).await, [format!("release={CHANNEL}"), "status=done".into()]);
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -374,6 +439,8 @@ in_both_modes! {
     row_18_a_request_without_an_answer_is_followed_to_its_end,
     row_20_the_same_option_is_installed_again_on_request,
     row_23_row_24_k8sd_is_reached_by_the_proxy_of_the_node,
+    row_25_a_call_without_an_answer_ends_after_a_minute,
+    row_51_a_request_goes_before_the_release,
     row_57_row_58_other_annotations_and_the_version_stay,
     row_59_a_control_plane_and_a_worker_are_upgraded_and_no_other_machine,
     row_60_an_edited_request_corrupts_no_release_and_is_not_lost,

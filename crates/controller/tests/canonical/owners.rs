@@ -338,9 +338,8 @@ async fn row_45_a_member_that_failed_keeps_the_lock(compat: Compat) {
     lab.until_owner("cp", "status=done").await;
 }
 
-#[tokio::test(start_paused = true)]
-async fn row_47_a_request_that_is_removed_stops_the_sequence_and_releases_the_lock() {
-    let lab = Lab::of_three(Compat::Corrected).await;
+async fn row_47_a_request_that_is_removed_stops_the_sequence_and_releases_the_lock(compat: Compat) {
+    let lab = Lab::of_three(compat).await;
     lab.ask_owner("cp", CHANNEL).await;
     let first = lab.by_uid(&CONTROL_PLANES).await[0].clone();
     lab.until(&first, "status=in-progress").await;
@@ -351,6 +350,29 @@ async fn row_47_a_request_that_is_removed_stops_the_sequence_and_releases_the_lo
     assert_eq!(lab.shown_by("cp").await, [""; 0]);
     let refreshed = CONTROL_PLANES.iter().map(|name| lab.refreshes(name).len()).sum::<usize>();
     assert_eq!(refreshed, 1);
+}
+
+async fn row_52_a_machine_that_is_asked_by_others_is_waited_for(compat: Compat) {
+    let lab = Lab::in_mode(compat).await;
+    lab.ask(WORKERS[0], OTHER).await;
+    lab.until(WORKERS[0], "status=in-progress").await;
+    lab.ask_owner("md", CHANNEL).await;
+    pass(20).await;
+    assert_eq!(lab.asked(&WORKERS).await, [WORKERS[0]]);
+    lab.until_owner("md", "status=done").await;
+}
+
+async fn row_52_a_status_that_nothing_ends_holds_up_no_owner_but_in_strict_mode(compat: Compat) {
+    let lab = Lab::in_mode(compat).await;
+    lab.annotate(WORKERS[1], CANONICAL.status, Some("in-progress")).await;
+    lab.ask_owner("md", CHANNEL).await;
+    if compat == Compat::Strict {
+        pass(1800).await;
+        assert!(lab.refreshes(WORKERS[1]).is_empty());
+        assert_eq!(lab.asked(&WORKERS).await, [WORKERS[1]]);
+        lab.annotate(WORKERS[1], CANONICAL.status, None).await;
+    }
+    lab.until_owner("md", "status=done").await;
 }
 
 async fn row_49_a_lock_that_another_client_holds_is_waited_for(compat: Compat) {
@@ -498,6 +520,9 @@ in_both_modes! {
     row_40_row_41_row_42_row_46_members_of_a_control_plane_take_turns_by_a_lock,
     row_43_row_53_a_stale_lock_is_released,
     row_43_row_60_an_edited_option_releases_the_lock_only_after_the_refresh,
+    row_47_a_request_that_is_removed_stops_the_sequence_and_releases_the_lock,
+    row_52_a_machine_that_is_asked_by_others_is_waited_for,
+    row_52_a_status_that_nothing_ends_holds_up_no_owner_but_in_strict_mode,
     a_request_that_is_removed_before_its_machine_begins_is_withdrawn,
     the_task_of_a_request_may_be_deleted_after_its_end,
     a_namespace_that_opts_in_later_is_served,

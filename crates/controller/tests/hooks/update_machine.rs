@@ -5,17 +5,18 @@ use kube::{
     api::{DeleteParams, PostParams},
 };
 use lab_apiserver::{Down, FaultAction, FaultRule};
-use refit_cluster_api::kinds::Machine;
+use refit_cluster_api::kinds::{Machine, MachineDeployment};
 use refit_controller::{NewNodeUpdate, node_update, sabotage::Safeguard};
 use refit_kinds::{
+    canonical::REFIT,
     keys,
-    refit::{Goal, MachineRef, NodeUpdate, Origin, Phase, Stage, Until},
+    refit::{Goal, MachineRef, NodeUpdate, Origin, Phase, Stage, Until, UpdateGroup},
 };
 use serde_json::json;
 
 use super::fleet::{Fleet, NEW, OLD, machine_side};
 use crate::common::{
-    objects::{label_default, update_asked},
+    objects::{label_default, made, status, update_asked},
     site::{CONTROLLER, settle},
 };
 
@@ -110,6 +111,52 @@ async fn an_uncached_newer_node_update_prevents_done() {
     fleet.assert_metric("machines{phase=\"Succeeded\"} 1").await;
     let answer = fleet.update("edge-1-w-0", NEW).await;
     assert!(answer.waits("stopping NodeUpdate edge-1-w-0-2"), "{answer:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_knows_no_task_yet_takes_the_bundle_that_the_group_shows() {
+    let fleet = Fleet::new().await;
+    fleet.site.hold_back("upgradetasks.refit.dev");
+    fleet.site.hold_back("updategroups.refit.dev");
+    let group = json!({
+        "metadata": {"name": "machinedeployment-edge-1-md-0"},
+        "spec": {
+            "clusterName": "edge-1", "controlPlane": false,
+            "owner": {
+                "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachineDeployment",
+                "name": "edge-1-md-0",
+            },
+        },
+    });
+    let group: UpdateGroup = made(&fleet.client(), group).await;
+    let bundle = json!({"bundle": {"location": "/mnt/bundle", "version": NEW}});
+    status(&fleet.client(), &group, bundle).await;
+    settle().await;
+    let answer = fleet.update("edge-1-w-0", NEW).await;
+    assert!(answer.waits("pending"), "{answer:?}");
+    assert_eq!(fleet.updates().await[0].spec.bundle.as_deref(), Some("/mnt/bundle"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_update_begins_before_there_is_a_task_for_the_bundle_that_its_owner_asks_for() {
+    let fleet = Fleet::new().await;
+    let task = "upgradetasks.refit.dev";
+    let refusal = FaultRule::next(FaultAction::Status(500)).verb("create").resource(task);
+    fleet.site.management.faults().add(refusal.times(u32::MAX));
+    let key = REFIT.upgrade_to;
+    fleet.annotate::<MachineDeployment>("edge-1-md-0", key, "bundle=/mnt/bundle").await;
+    settle().await;
+    let answer = fleet.update("edge-1-w-0", NEW).await;
+    assert!(answer.waits("asks for bundle \"/mnt/bundle\""), "{answer:?}");
+    assert!(answer.waits(key) && fleet.updates().await.is_empty(), "{answer:?}");
+
+    let none: Option<&str> = None;
+    let removed = json!({"metadata": {"annotations": {key: none}}});
+    fleet.patch::<MachineDeployment>("edge-1-md-0", removed).await;
+    settle().await;
+    let answer = fleet.update("edge-1-w-0", NEW).await;
+    assert!(answer.waits("pending"), "{answer:?}");
+    assert_eq!(fleet.updates().await[0].spec.bundle, None);
 }
 
 #[tokio::test(start_paused = true)]

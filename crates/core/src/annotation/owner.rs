@@ -264,7 +264,7 @@ impl<'a> OwnerSeen<'a> {
                 let others: Vec<String> = others.map(|machine| machine.name.to_owned()).collect();
                 (others.len() < self.machines.len()).then_some(others)
             }
-            Wanted::Bundle { version: None, .. } if self.all_are_at_version() => {
+            Wanted::Bundle { version: None, .. } if self.are_all_at_version() => {
                 let why = "its Machines have the version that their owner requests, and a bundle alone requests no other one: \
                            set version=VERSION,bundle=LOCATION";
                 return self.refused(&wanted.to_string(), why);
@@ -275,10 +275,14 @@ impl<'a> OwnerSeen<'a> {
         OwnerAnnounced { request, ..OwnerAnnounced::default() }
     }
 
-    /// Whether its Machines request the version of the owner's spec already.
-    fn all_are_at_version(&self) -> bool {
-        let mut staying = self.machines.iter().filter(|machine| !machine.deleting);
-        staying.all(|machine| machine.version == self.version)
+    /// Whether it has Machines, and all were brought to the version of the owner's spec already. Cluster API writes the version
+    /// of a Machine before it requests its update.
+    fn are_all_at_version(&self) -> bool {
+        let is_awaited =
+            |machine: &OwnedMachine<'_>| machine.annotations.contains_key(keys::UPDATE_IN_PROGRESS);
+        let mut staying = self.machines.iter().filter(|machine| !machine.deleting).peekable();
+        staying.peek().is_some()
+            && staying.all(|machine| machine.version == self.version && !is_awaited(machine))
     }
 
     /// Whether a Machine was installed with a newer version than an option installs.

@@ -1,5 +1,6 @@
 //! How a request for a Machine gets its NodeUpdate, for every way in.
 
+mod bundle;
 mod parts;
 
 use jiff::{SignedDuration, Timestamp};
@@ -8,7 +9,10 @@ use refit_kinds::{
     version::KubernetesVersion,
 };
 
-pub use self::parts::{Offer, adopting, parts, without_bundle};
+pub use self::{
+    bundle::{BundleExpected, bundle_for, bundle_of},
+    parts::{Offer, adopting, parts, without_bundle},
+};
 use crate::node::{HOST_LOST, MEMBER_MISSING, SUPERSEDED, is_past_return, newest};
 
 /// How long the Machine's own status may lag after its NodeUpdate, which checked the Node itself,

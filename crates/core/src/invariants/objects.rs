@@ -139,7 +139,7 @@ pub(super) struct Update {
     /// When the refresh of the node's snap began that may run now.
     pub(super) refreshes_since: Option<String>,
     pub(super) origin: String,
-    pub(super) rank: (bool, Option<u32>, String, String),
+    pub(super) rank: (bool, bool, Option<u32>, String, String),
 }
 
 impl Update {
@@ -166,6 +166,7 @@ impl Update {
             origin: text(value, "/spec/origin").to_owned(),
             rank: (
                 !phase.is_final(),
+                !phase.is_final() || value.pointer("/spec/goal/certificates").is_none(),
                 refit_kinds::refit::ordinal_of(name, machine),
                 text(value, "/metadata/creationTimestamp").to_owned(),
                 name.to_owned(),

@@ -123,7 +123,8 @@ impl World {
         self.nodes.get(&(machine.cluster.clone(), machine.node.clone()))
     }
 
-    /// The NodeUpdate that speaks for a Machine: the newest unfinished one, or else the newest.
+    /// The NodeUpdate that speaks for a Machine: the newest unfinished one, or else the newest; one that has issued
+    /// certificates only if there is no other.
     pub(super) fn speaker(&self, machine_uid: &str) -> Option<(&Key, &Update)> {
         self.updates
             .iter()

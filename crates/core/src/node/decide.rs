@@ -7,6 +7,7 @@ use refit_kinds::refit::{Gate, NodeName, NodeUpdateStatus, Phase, StepState, Unt
 use super::{
     drain::DRAIN_LINE,
     end, guard, health,
+    objects::short,
     order::newest,
     preflight::{no_node, workload_refusal},
     seen::{Seen, Workload},
@@ -372,16 +373,20 @@ impl Work<'_> {
         Standing::new(Phase::Succeeded, reached(&self.s.update, &self.status))
     }
 
-    /// Returns the node to its load balancers and makes it schedulable, if Refit changed either.
+    /// Returns the node to its load balancers and makes it schedulable, if Refit changed either. New certificates repair
+    /// nothing that an upgrade has left.
     pub(super) fn serve_again(&mut self, phase: Phase) -> Option<Standing> {
         let node = self.seen.node()?;
-        if node.excluded_by.is_some() {
+        let spec = &self.s.update.spec;
+        let own = self.s.update.metadata.name.as_deref().map(short);
+        let ends = |by: &String| !spec.issues_certificates() || Some(by) == own.as_ref();
+        if node.excluded_by.as_ref().is_some_and(ends) {
             let line = "adding the node to its load balancers again";
             let include = Write::Workload(WorkloadWrite::Include);
             return Some(Standing::new(phase, line).write(Some(include)));
         }
         // The note decides, not the cordon: an admin may have uncordoned the node meanwhile.
-        node.cordoned_by.as_ref()?;
+        node.cordoned_by.as_ref().filter(|by| ends(by))?;
         steps::advance(&mut self.status, STEP_UNCORDON, StepState::Running, self.now, "");
         let uncordon = Write::Workload(WorkloadWrite::Uncordon);
         Some(Standing::new(phase, "uncordoning the node").write(Some(uncordon)))

@@ -6,14 +6,14 @@ use jiff::Timestamp;
 use refit_cluster_api::kinds::{Machine, update_hook_pending, update_in_progress};
 use refit_kinds::{
     keys,
-    refit::{Gate, NodeUpdate, NodeUpdateStatus, PartState, Phase},
+    refit::{Gate, NodeUpdate, NodeUpdateStatus, PartState, Phase, Slot, UpdateGroupStatus},
 };
 
 use super::{
     adopt, guard,
     lost::HOST_LOST,
     member_missing,
-    order::{is_unfinished, same_machine, speaks},
+    order::{is_unfinished, releases, same_machine, speaks},
     seen::{NodeView, Workload},
     snapshot::{
         Announcement, Decision, Group, GroupState, ManagementWrite, Providers, Severity, Snapshot,
@@ -42,7 +42,7 @@ pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) 
     let mut announce = Vec::new();
     if speaks && let Some(machine) = machine {
         let mut changes = guard::remove(machine);
-        changes.extend(requests_done(&s.update, machine, &status));
+        changes.extend(requests_done(&s.update, &same_machine(s), machine, &status));
         changes.extend(left(machine, &status));
         if !changes.is_empty() {
             write = Some(Write::Management(ManagementWrite::Unguard(changes)));
@@ -61,32 +61,16 @@ pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) 
             announce.push(announcement);
             write = Some(Write::Management(next));
         }
-    } else if let Some(machine) = machine.filter(|_| is_alone_at_work(s)) {
-        let changes = guard::remove(machine);
+    } else if let Some(machine) = machine {
+        let changes = left_by_certificates(&s.update, &same_machine(s), machine, &status);
         if !changes.is_empty() {
             write = Some(Write::Management(ManagementWrite::Unguard(changes)));
         }
     }
-    let slot = match &s.group {
-        GroupState::Present(group) => holds(s, speaks).then_some(group),
-        GroupState::None | GroupState::Missing => None,
-    };
     let mut requeue = None;
-    if let Some(Group { status: held, pace, .. }) = slot {
+    if let Some((group, slot)) = held_slot(s, speaks) {
         if machine.is_none() || available_again(s, &status) {
-            let uid = &s.update.spec.machine_ref.uid;
-            let next = group::release(held, uid).map(|mut next| {
-                let rollout = RolloutKey::of(&s.update.spec, pace);
-                if status.phase == Phase::Succeeded && rollout.is_some() {
-                    group::record_success(&mut next, uid, now);
-                    group::record_durations(&mut next, &status.steps);
-                }
-                // Whatever wakes by the release counts it.
-                if let (Some(failure), Some(rollout)) = (group::failure_of(&s.update), rollout) {
-                    group::record_failure(&mut next, pace.owner_generation, &rollout, failure);
-                }
-                next
-            });
+            let next = released(s, group, slot, &status, now);
             write =
                 write.or(next.map(|next| Write::Management(ManagementWrite::ReleaseSlot(next))));
         } else {
@@ -96,10 +80,44 @@ pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) 
     Decision { status, write, announce, blockers: Vec::new(), requeue }
 }
 
-/// Whether an update has issued certificates, which speaks for its Machine only until it has ended, and no other one is at work
-/// there.
-fn is_alone_at_work(s: &Snapshot) -> bool {
-    s.update.spec.issues_certificates() && !same_machine(s).any(is_unfinished)
+/// What an ended update that has issued certificates removes from its Machine, for which another one speaks: nothing while
+/// that one works there.
+pub(super) fn left_by_certificates<'a>(
+    update: &NodeUpdate,
+    others: &(impl Iterator<Item = &'a NodeUpdate> + Clone),
+    machine: &Machine,
+    status: &NodeUpdateStatus,
+) -> guard::Changes {
+    if !update.spec.issues_certificates() || others.clone().any(is_unfinished) {
+        return guard::Changes::new();
+    }
+    let mut changes = guard::remove(machine);
+    changes.extend(requests_done(update, others, machine, status));
+    changes
+}
+
+/// The group without the slot, and with what its own update has shown.
+fn released(
+    s: &Snapshot,
+    Group { status: held, pace, .. }: &Group,
+    slot: &Slot,
+    status: &NodeUpdateStatus,
+    now: Timestamp,
+) -> Option<UpdateGroupStatus> {
+    let uid = &s.update.spec.machine_ref.uid;
+    let mut next = group::release(held, uid)?;
+    let is_own = s.update.metadata.name.as_ref() == Some(&slot.node_update);
+    if let Some(rollout) = RolloutKey::of(&s.update.spec, pace).filter(|_| is_own) {
+        if status.phase == Phase::Succeeded {
+            group::record_success(&mut next, uid, now);
+            group::record_durations(&mut next, &status.steps);
+        }
+        // Whatever wakes by the release counts it.
+        if let Some(failure) = group::failure_of(&s.update) {
+            group::record_failure(&mut next, pace.owner_generation, &rollout, failure);
+        }
+    }
+    Some(next)
 }
 
 /// Whether Cluster API still waits for an update that the Machine's owner no longer asks for, and
@@ -169,9 +187,11 @@ fn left(machine: &Machine, status: &NodeUpdateStatus) -> Option<(String, Option<
 }
 
 /// Removes the annotations that request another attempt once a later one than they name has succeeded, and the one
-/// that aborts this NodeUpdate. An annotation that names this NodeUpdate requests a future attempt.
-pub(super) fn requests_done(
+/// that aborts this NodeUpdate. An annotation that names this NodeUpdate requests a future attempt; one that names a
+/// refresh of certificates is not done by an upgrade, nor the other way round.
+pub(super) fn requests_done<'a>(
     update: &NodeUpdate,
+    others: &(impl Iterator<Item = &'a NodeUpdate> + Clone),
     machine: &Machine,
     status: &NodeUpdateStatus,
 ) -> guard::Changes {
@@ -179,24 +199,28 @@ pub(super) fn requests_done(
     let is_done = |key: &&str| {
         let Some(asked) = annotations.and_then(|all| all.get(*key)) else { return false };
         let own = update.metadata.name.as_ref() == Some(asked);
-        if **key == *keys::ABORT { own } else { !own && status.phase == Phase::Succeeded }
+        if **key == *keys::ABORT {
+            return own;
+        }
+        let named = others.clone().find(|other| other.metadata.name.as_ref() == Some(asked));
+        let is_same_kind = named.is_none_or(|named| {
+            named.spec.issues_certificates() == update.spec.issues_certificates()
+        });
+        !own && is_same_kind && status.phase == Phase::Succeeded
     };
     let all = [keys::RETRY, keys::ADOPT, keys::ABORT];
     all.into_iter().filter(is_done).map(|key| (key.to_owned(), None)).collect()
 }
 
-/// Whether this NodeUpdate must release the Machine's slot.
-fn holds(s: &Snapshot, speaks: bool) -> bool {
-    let GroupState::Present(group) = &s.group else {
-        return false;
+/// The Machine's slot, if this NodeUpdate must release it.
+fn held_slot(s: &Snapshot, speaks: bool) -> Option<(&Group, &Slot)> {
+    let group = match &s.group {
+        GroupState::Present(group) => group,
+        GroupState::None | GroupState::Missing => return None,
     };
-    let name = s.update.metadata.name.as_deref().unwrap_or_default();
-    let uid = &s.update.spec.machine_ref.uid;
-    group
-        .status
-        .slots
-        .iter()
-        .any(|slot| slot.machine_uid == *uid && (speaks || slot.node_update == name))
+    let mut slots = group.status.slots.iter();
+    let slot = slots.find(|slot| releases(&s.update, speaks, slot, same_machine(s)))?;
+    Some((group, slot))
 }
 
 /// Whether the machine serves again according to its Node: Ready, without Refit's cordon, and in an

@@ -10,7 +10,12 @@ use refit_kinds::{
 };
 
 use super::{
-    adopt::names, end::requests_done, guard, lost::HOST_LOST, order::speaker, seen::NodeView,
+    adopt::names,
+    end::{left_by_certificates, requests_done},
+    guard,
+    lost::HOST_LOST,
+    order::{releases, speaker},
+    seen::NodeView,
     status::condition_change,
 };
 
@@ -36,17 +41,29 @@ impl Ended<'_> {
     /// NodeUpdate when it becomes known.
     pub fn may_have_work_left(&self) -> bool {
         let uid = &self.update.spec.machine_ref.uid;
-        let name = self.update.metadata.name.as_deref().unwrap_or_default();
         let speaker = speaker(self.of_machine.iter().map(AsRef::as_ref), uid);
         let speaks =
             speaker.is_none_or(|speaker| speaker.metadata.name == self.update.metadata.name);
-        let holds = |slot: &Slot| slot.machine_uid == *uid && (speaks || slot.node_update == name);
-        if self.slots.iter().any(holds) {
+        if self.slots.iter().any(|slot| releases(self.update, speaks, slot, self.others())) {
             return true;
         }
         let machine = self.machine.filter(|machine| MachineUid::of(&machine.metadata) == *uid);
         machine.is_some_and(|machine| {
-            speaks && (self.machine_needs_it(machine) || self.node_needs_it())
+            if !speaks {
+                let status = self.update.status.clone().unwrap_or_default();
+                let left = left_by_certificates(self.update, &self.others(), machine, &status);
+                return !left.is_empty();
+            }
+            self.machine_needs_it(machine) || self.node_needs_it()
+        })
+    }
+
+    /// The other NodeUpdates of the same Machine.
+    fn others(&self) -> impl Iterator<Item = &NodeUpdate> + Clone {
+        let Self { update, of_machine, .. } = *self;
+        of_machine.iter().map(AsRef::as_ref).filter(|other: &&NodeUpdate| {
+            other.spec.machine_ref.uid == update.spec.machine_ref.uid
+                && other.metadata.name != update.metadata.name
         })
     }
 
@@ -55,7 +72,7 @@ impl Ended<'_> {
         let status = self.update.status.clone().unwrap_or_default();
         let given_up = matches!(status.phase, Phase::Failed | Phase::Stopped);
         !guard::remove(machine).is_empty()
-            || !requests_done(self.update, machine, &status).is_empty()
+            || !requests_done(self.update, &self.others(), machine, &status).is_empty()
             || [keys::RETRY, keys::ADOPT].iter().any(|key| names(machine, key, self.update))
             || condition_change(self.update, machine, &status, Timestamp::UNIX_EPOCH).is_some()
             || given_up && update_in_progress(machine)

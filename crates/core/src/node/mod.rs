@@ -93,7 +93,7 @@ pub use left::Ended;
 pub use lost::HOST_LOST;
 pub use member_missing::{MEMBER_MISSING, request_again};
 pub use objects::{MAX_TAINTS, MAX_TEXT, short};
-pub use order::{newest, speaker};
+pub use order::{newest, newest_upgrade, speaker};
 pub use parts::{Called, after_ask, after_call, after_verification, begun};
 pub use preflight::{Begun, Check, Found, Preflight, Weight};
 pub use provider::may_be_at_work;

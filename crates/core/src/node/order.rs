@@ -1,7 +1,7 @@
 //! The order of a Machine's NodeUpdates, and which of them speaks for it.
 
 use jiff::Timestamp;
-use refit_kinds::refit::{MachineUid, NodeUpdate};
+use refit_kinds::refit::{MachineUid, NodeUpdate, Slot};
 
 use super::snapshot::Snapshot;
 
@@ -9,7 +9,7 @@ use super::snapshot::Snapshot;
 type Order = (Option<u32>, Option<Timestamp>, String);
 
 /// The other NodeUpdates of the same Machine, compared by uid.
-pub(super) fn same_machine(s: &Snapshot) -> impl Iterator<Item = &NodeUpdate> {
+pub(super) fn same_machine(s: &Snapshot) -> impl Iterator<Item = &NodeUpdate> + Clone {
     let uid = &s.update.spec.machine_ref.uid;
     s.siblings.iter().map(AsRef::as_ref).filter(move |other| other.spec.machine_ref.uid == *uid)
 }
@@ -30,6 +30,19 @@ pub(super) fn order(update: &NodeUpdate) -> Order {
 /// Whether the NodeUpdate has not ended.
 pub(super) fn is_unfinished(update: &NodeUpdate) -> bool {
     !update.status.as_ref().map(|status| status.phase).unwrap_or_default().is_final()
+}
+
+/// Whether an ended NodeUpdate releases a slot of its Machine: its own, or, if it speaks for the Machine, that of one that
+/// is gone. `of_machine` are all NodeUpdates of the Machine.
+pub(super) fn releases<'a>(
+    update: &NodeUpdate,
+    speaks: bool,
+    slot: &Slot,
+    mut of_machine: impl Iterator<Item = &'a NodeUpdate>,
+) -> bool {
+    let is_holder = |one: &NodeUpdate| one.metadata.name.as_ref() == Some(&slot.node_update);
+    slot.machine_uid == update.spec.machine_ref.uid
+        && (is_holder(update) || speaks && !of_machine.any(is_holder))
 }
 
 /// New certificates show nothing of what a machine was brought to before.
@@ -53,6 +66,15 @@ pub fn newest<'a>(
     machine_uid: &MachineUid,
 ) -> Option<&'a NodeUpdate> {
     of_machine(updates, machine_uid).max_by_key(|update| order(update))
+}
+
+/// The newest NodeUpdate of a Machine that does more than issue certificates.
+pub fn newest_upgrade<'a>(
+    updates: impl IntoIterator<Item = &'a NodeUpdate>,
+    machine_uid: &MachineUid,
+) -> Option<&'a NodeUpdate> {
+    let upgrades = updates.into_iter().filter(|update| !update.spec.issues_certificates());
+    newest(upgrades, machine_uid)
 }
 
 fn of_machine<'a>(

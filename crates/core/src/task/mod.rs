@@ -36,7 +36,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use refit_kinds::{
     conditions,
-    refit::{Owner, PacingOrder, Stage, TaskPhase, UpgradeTask, Via},
+    refit::{Owner, PacingOrder, Stage, TaskPhase, UpgradeTask, UpgradeTaskSpec, Via},
     version::{KubernetesVersion, StatedVersion},
 };
 
@@ -173,7 +173,8 @@ fn is_to_stop(task: &UpgradeTask) -> bool {
 
 /// Whether a task is for what its owner requested when it began, not for whatever it requests.
 fn is_for_one_request(task: &UpgradeTask) -> bool {
-    task.spec.version.is_some() || task.spec.request_ref.is_some()
+    let UpgradeTaskSpec { version, request_ref, bundle, .. } = &task.spec;
+    version.is_some() || request_ref.is_some() || bundle.is_some()
 }
 
 /// Everything that a task for a group is decided on.

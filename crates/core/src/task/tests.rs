@@ -247,15 +247,19 @@ fn an_owner_goes_on_only_if_it_replaces_no_machine() {
 
 #[test]
 fn an_edited_owner_stops_what_has_not_begun() {
-    let mut task = task();
-    task.status =
+    let mut of_version = task();
+    of_version.status =
         Some(UpgradeTaskStatus { owner_request: "before".into(), ..UpgradeTaskStatus::default() });
+    let mut of_bundle = of_version.clone();
+    (of_bundle.spec.version, of_bundle.spec.bundle) = (None, Some("/mnt/bundle".into()));
     let (early, late) = (in_phase("a", Phase::Waiting), in_phase("b", Phase::Disrupting));
-    let mut machines = vec![member("a"), member("b"), member("c")];
-    (machines[0].update, machines[1].update) = (Some(&early), Some(&late));
-    let look = seen(&task, machines);
-    assert_eq!(actions(&look), [Action::Stop("a-1".into())]);
-    assert_eq!(shown(&look), (TaskPhase::Failed, "OwnerEdited".into()));
+    for task in [of_version, of_bundle] {
+        let mut machines = vec![member("a"), member("b"), member("c")];
+        (machines[0].update, machines[1].update) = (Some(&early), Some(&late));
+        let look = seen(&task, machines);
+        assert_eq!(actions(&look), [Action::Stop("a-1".into())]);
+        assert_eq!(shown(&look), (TaskPhase::Failed, "OwnerEdited".into()));
+    }
 }
 
 #[test]

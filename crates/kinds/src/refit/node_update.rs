@@ -71,12 +71,15 @@ pub struct NodeUpdateSpec {
     /// Location of the bundle that the host installs from, in place of the sources of its HostSettings. Their
     /// `manifestSha256` and `publicKey` still apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 1024), regex(pattern = BUNDLE_LOCATION))]
+    #[schemars(length(min = 1, max = BUNDLE_LOCATION_MAX), regex(pattern = BUNDLE_LOCATION))]
     pub bundle: Option<String>,
 }
 
-/// What the location of a bundle looks like: a path on the host, or a URL.
-pub const BUNDLE_LOCATION: &str = r"^(/|file:///|https?://|oci(\+http)?://)[!-~]*$";
+/// What the location of a bundle looks like: a path on the host, or a URL without credentials.
+pub const BUNDLE_LOCATION: &str =
+    r"^((file://)?/[!-~]*[!-.0-~]|(https?|oci(\+http)?)://[A-Za-z0-9.:\[\]-]+(/[!-~]*)?)$";
+/// How long it may be, in bytes.
+pub const BUNDLE_LOCATION_MAX: usize = 1024;
 
 /// Whether the update continues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{ClaimId, GroupRollout, MachineUid, Pacing, UpdaterAction};
+use crate::version::KubernetesVersion;
 
 /// One control plane, MachineDeployment or standalone MachineSet: its slots, what blocks it and how
 /// long its updates took.
@@ -174,6 +175,9 @@ pub struct UpdateGroupStatus {
     /// Generation of the owner that requested this change last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub change_generation: Option<i64>,
+    /// The bundle that an UpgradeTask of the owner names, for updates that Cluster API requests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bundle: Option<Box<GroupBundle>>,
     /// Durations of past updates, newest last, by step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["step"]))]
@@ -185,6 +189,16 @@ pub struct UpdateGroupStatus {
     /// Generation that the status refers to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
+}
+
+/// Where hosts of a group install a version from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct GroupBundle {
+    /// Where the bundle is, for the hosts.
+    pub location: String,
+    /// The version that it is for; absent: whatever the owner requests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<KubernetesVersion>,
 }
 
 /// What an Updater does about a change.

@@ -5,7 +5,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{BUNDLE_LOCATION, GoalOption, GroupOwner, Stage};
+use super::{BUNDLE_LOCATION, BUNDLE_LOCATION_MAX, GoalOption, GroupOwner, Stage};
 use crate::version::{self, KubernetesVersion};
 
 /// How many failed Machines a task names.
@@ -89,7 +89,7 @@ pub struct UpgradeTaskSpec {
     /// Location of the bundle that hosts install from, in place of the sources of their HostSettings: a path on each host, or
     /// a URL.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 1024), regex(pattern = BUNDLE_LOCATION))]
+    #[schemars(length(min = 1, max = BUNDLE_LOCATION_MAX), regex(pattern = BUNDLE_LOCATION))]
     pub bundle: Option<String>,
     /// For a Cluster: the versions on the way, one per minor version; those that are not named are `.0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -168,6 +168,13 @@ pub enum TaskPhase {
     Aborted,
     /// Nothing more happens until a person acts: the condition Ready names what.
     Failed,
+}
+
+impl UpgradeTask {
+    /// What orders tasks, the oldest first: of those of one owner that have not ended, the first one works.
+    pub fn age(&self) -> (Option<&Time>, Option<&String>) {
+        (self.metadata.creation_timestamp.as_ref(), self.metadata.name.as_ref())
+    }
 }
 
 impl TaskPhase {

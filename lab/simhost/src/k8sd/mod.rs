@@ -95,6 +95,8 @@ pub enum Reach {
     Refused,
     /// A connection that ends at once: the proxy runs, k8sd does not.
     HangsUp,
+    /// A connection on which nothing is answered.
+    Silent,
 }
 
 impl fmt::Debug for K8sd {
@@ -283,12 +285,18 @@ impl K8sd {
     /// Opens a connection; `None` refuses it. Must be called inside a tokio runtime.
     pub fn connect(self: &Arc<Self>) -> Option<DuplexStream> {
         let reach = *self.state.borrow();
-        if reach == Reach::Refused {
-            return None;
-        }
         let (near, far) = tokio::io::duplex(STREAM_BYTES);
-        if reach == Reach::Up {
-            tokio::spawn(self.clone().serve(far));
+        match reach {
+            Reach::Refused => return None,
+            Reach::HangsUp => drop(far),
+            Reach::Up => drop(tokio::spawn(self.clone().serve(far))),
+            Reach::Silent => {
+                let mut state = self.state.subscribe();
+                tokio::spawn(async move {
+                    let _ = state.wait_for(|reach| *reach != Reach::Silent).await;
+                    drop(far);
+                });
+            }
         }
         Some(near)
     }

@@ -354,6 +354,17 @@ fn a_bundle_goes_with_a_version_or_with_what_the_owner_requests_already() {
 }
 
 #[test]
+fn a_bundle_is_for_machines_that_cluster_api_has_begun_with_and_for_those_to_come() {
+    let mut world = versioned();
+    world.annotations.insert(REFIT.upgrade_to.into(), BUNDLE.into());
+    let begun = BTreeMap::from([(keys::UPDATE_IN_PROGRESS.to_owned(), String::new())]);
+    world.machines = vec![(begun, KubernetesVersion::new(1, 34, 0))];
+    assert_eq!(world.look(), asks(BUNDLE, None));
+    world.machines.clear();
+    assert_eq!(world.look(), asks(BUNDLE, None));
+}
+
+#[test]
 fn a_bundle_is_refused_where_it_would_not_be_used() {
     let at = |minor| vec![(BTreeMap::new(), KubernetesVersion::new(1, minor, 0)); 2];
     let reached = World { machines: at(34), ..versioned() };

@@ -237,6 +237,24 @@ fn certificates_that_may_be_issued_end_before_an_abort() {
 }
 
 #[test]
+fn new_certificates_leave_what_a_failed_upgrade_has_done_to_its_node() {
+    let mut one = certificates(One::worker());
+    let node = one.node_mut();
+    node.unschedulable = true;
+    (node.cordoned_by, node.excluded_by) = (Some("m-0-0".into()), Some("m-0-0".into()));
+    run(&mut one, 180);
+    let (phase, blockers) = (one.phase(), one.blocked_by());
+    assert_eq!((phase, count(&one, "certificates")), (Phase::Succeeded, 1), "{blockers:?}");
+    let node = one.node().unwrap();
+    assert!(node.unschedulable && node.excluded_by.is_some(), "{:?}", one.log);
+    assert_eq!(one.slots(), 1, "the machine is still down");
+    let node = one.node_mut();
+    (node.unschedulable, node.cordoned_by, node.excluded_by) = (false, None, None);
+    run(&mut one, 10);
+    assert_eq!(one.slots(), 0);
+}
+
+#[test]
 fn certificates_need_k8sd() {
     let mut one = certificates(One::worker());
     one.update.spec.parts =

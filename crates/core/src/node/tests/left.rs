@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
 use refit_kinds::{
     keys,
-    refit::{NodeUpdateStatus, Phase, Slot},
+    refit::{Goal, GoalCertificates, NodeUpdateStatus, Phase, Slot},
 };
 
 use super::world::*;
@@ -31,6 +31,11 @@ fn ended(phase: Phase) -> One {
 fn annotate(one: &mut One, key: &str, value: &str) {
     let annotations = one.machine.as_mut().unwrap().metadata.annotations.get_or_insert_default();
     annotations.insert(key.to_owned(), value.to_owned());
+}
+
+fn new_certificates() -> Goal {
+    let certificates = GoalCertificates { lifetime_seconds: 3600 };
+    Goal { certificates: Some(certificates), ..Goal::default() }
 }
 
 fn change(what: u8, one: &mut One) {
@@ -63,6 +68,15 @@ fn change(what: u8, one: &mut One) {
         11 => one.reachable = false,
         12 => one.update.status.as_mut().unwrap().cordoned_by_us = true,
         13 => one.node_mut().unschedulable = true,
+        14 => one.update.spec.goal = new_certificates(),
+        15 => annotate(one, keys::ABORT, "m-0-1"),
+        16 => annotate(one, keys::RETRY, "m-0-2"),
+        17 => {
+            let mut ended = update("m-0", 2);
+            ended.spec.goal = new_certificates();
+            ended.status = Some(NodeUpdateStatus { phase: Phase::Failed, ..Default::default() });
+            one.siblings.push(ended);
+        }
         _ => one.group.as_mut().unwrap().slots.push(slot("m-0-2")),
     }
 }
@@ -105,11 +119,54 @@ fn an_ended_update_is_woken_for_what_is_left_of_it() {
     assert!(lost.may_have_work_left(), "the cordon of a host that was lost and may return");
 }
 
+#[test]
+fn new_certificates_and_upgrades_end_only_their_own_requests() {
+    let by_phase = |phase, changes: &[u8]| {
+        let mut one = ended(phase);
+        for what in changes {
+            change(*what, &mut one);
+        }
+        one.settle();
+        one
+    };
+    let is_asked = |one: &One| one.annotations().contains_key(keys::RETRY);
+    let speaker = by_phase(Phase::Succeeded, &[17, 16]);
+    assert!(is_asked(&speaker), "the refresh m-0-2 is to be repeated");
+    let refreshed = by_phase(Phase::Succeeded, &[17, 14, 16]);
+    assert!(!is_asked(&refreshed), "another refresh has succeeded");
+    let mut upgrade = update("m-0", 2);
+    upgrade.status = Some(NodeUpdateStatus { phase: Phase::Failed, ..Default::default() });
+    let mut refreshed = ended(Phase::Succeeded);
+    refreshed.siblings.push(upgrade);
+    change(14, &mut refreshed);
+    change(16, &mut refreshed);
+    change(15, &mut refreshed);
+    change(0, &mut refreshed);
+    refreshed.settle();
+    let left: Vec<String> = refreshed.annotations().into_keys().collect();
+    assert_eq!(left, [keys::RETRY], "the upgrade m-0-2 is to be repeated");
+}
+
+#[test]
+fn an_ended_upgrade_leaves_the_slot_of_a_refresh_to_it() {
+    let mut one = ended(Phase::Succeeded);
+    one.node_mut().kubelet_version = GOAL.into();
+    change(17, &mut one);
+    change(18, &mut one);
+    one.settle();
+    assert_eq!(one.slots(), 1);
+    one.siblings.clear();
+    one.settle();
+    let group = one.group.as_ref().unwrap();
+    assert_eq!((group.slots.len(), &group.durations, &group.rollout), (0, &Vec::new(), &None));
+    assert_eq!(one.phase(), Phase::Succeeded);
+}
+
 proptest! {
     #[test]
     fn no_ended_update_with_a_write_or_a_wait_is_left_asleep(
         phase in prop::sample::select(vec![Phase::Succeeded, Phase::Failed, Phase::Stopped]),
-        changes in prop::collection::vec(0_u8..15, 0..6),
+        changes in prop::collection::vec(0_u8..19, 0..6),
     ) {
         let mut one = ended(phase);
         for what in changes {

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use refit_kinds::{
-    canonical::{K8SD, Keys},
+    canonical::{K8SD, Keys, UpgradeStatus},
     refit::{ExceptionRule, MachineUid, NodeUpdate, PartState},
 };
 
-use crate::task::member::phase_of;
+use crate::{annotation::Compat, task::member::phase_of};
 
 /// A Machine of the group.
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +60,7 @@ impl OptionState {
 
 impl OptionMember<'_> {
     /// What the Machine waits for, on its way to an option.
-    pub fn state(&self, keys: Keys, option: &str) -> OptionState {
+    pub fn state(&self, keys: Keys, compat: Compat, option: &str) -> OptionState {
         if self.deleting {
             return OptionState::Deleting;
         }
@@ -77,6 +77,12 @@ impl OptionMember<'_> {
             Some(_) if may_run => OptionState::Updating,
             Some(_) => self.waits(OptionState::Overruled),
             None if is_busy => OptionState::Updating,
+            // Nothing may ever end it.
+            None if compat.is_strict(keys)
+                && get(keys.status) == Some(UpgradeStatus::InProgress.into()) =>
+            {
+                OptionState::Updating
+            }
             None if get(keys.release) == Some(option) => OptionState::Updated,
             None => self.waits(OptionState::Waiting),
         }

@@ -26,6 +26,7 @@ pub use self::{
     status::option_status,
 };
 use super::{Obstacle, is_to_stop};
+use crate::annotation::Compat;
 
 /// The lock of a control plane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -59,6 +60,8 @@ pub struct OptionSeen<'a> {
     pub option: &'a GoalOption,
     /// The annotations by which it asks.
     pub keys: Keys,
+    /// How closely Canonical's controllers are followed.
+    pub compat: Compat,
     /// What stands in the way.
     pub obstacle: Option<Obstacle>,
     /// The owner, if it is known.
@@ -95,9 +98,12 @@ impl<'a> OptionSeen<'a> {
         let is_named = |member: &&OptionMember<'a>| {
             named.is_none_or(|named| named.iter().any(|name| name == member.name))
         };
-        let option = self.option.to_string();
         let all = self.machines.iter().filter(is_named);
-        all.map(|member| (member, member.state(self.keys, &option))).collect()
+        all.map(|member| (member, self.state_of(member))).collect()
+    }
+
+    fn state_of(&self, member: &OptionMember<'_>) -> OptionState {
+        member.state(self.keys, self.compat, &self.option.to_string())
     }
 
     /// The first of the named Machines, if the owner has none of them.
@@ -109,8 +115,7 @@ impl<'a> OptionSeen<'a> {
 
     /// Whether the Machine that holds the lock needs it no longer. A refresh that runs is never left without it.
     fn may_unlock(&self, holder: &str) -> bool {
-        let option = self.option.to_string();
         let member = self.machines.iter().find(|member| member.name == holder);
-        member.is_none_or(|member| !member.state(self.keys, &option).is_under_way())
+        member.is_none_or(|member| !self.state_of(member).is_under_way())
     }
 }
