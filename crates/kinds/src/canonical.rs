@@ -354,6 +354,7 @@ mod tests {
         let parsed = |location: &str| Wanted::parse(REFIT, &format!("bundle={location}"));
         for location in [
             "/mnt/v1.35.0",
+            "/mnt/v1.35.0/",
             "file:///mnt/v1.35.0",
             "https://mirror.example:8443/v1.35.0/",
             "http://[fd00::1]/b",
