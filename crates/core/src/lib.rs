@@ -13,6 +13,7 @@
 //! | [`group`] | which machine may claim a slot, what an UpdateGroup shows |
 //! | [`invariants`] | what must hold after every write |
 //! | [`task`] | what an UpgradeTask does next |
+//! | [`windows`] | when maintenance windows are open |
 //! | [`report`] | every reason to wait or refuse |
 
 pub mod annotation;
@@ -25,3 +26,4 @@ pub mod node;
 pub mod progress;
 pub mod report;
 pub mod task;
+pub mod windows;

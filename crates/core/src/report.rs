@@ -4,7 +4,7 @@
 //! `NodeUpdate.status.blockedBy`, in `UpdateGroup.status.waiting` and in the response of the
 //! UpdateMachine hook.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
     refit::{Blocker, NodeName, StepType},
@@ -76,6 +76,22 @@ pub enum Refusal {
     Soaking {
         /// When it has been.
         until: Timestamp,
+    },
+    /// No maintenance window of the group is open for long enough.
+    WindowClosed {
+        /// When the next one opens in which the update fits.
+        opens: Timestamp,
+        /// When the present one closes, if one is open.
+        closes: Option<Timestamp>,
+        /// How long the update is expected to take.
+        needs: Expected,
+    },
+    /// No maintenance window of the group will be open for long enough, or they cannot be read.
+    NoWindow {
+        /// The owner of the group, as a command names it.
+        owner: String,
+        /// What is wrong.
+        why: String,
     },
     /// Another machine of the group comes first.
     OutOfTurn {
@@ -301,6 +317,34 @@ pub enum Refusal {
     Drain(DrainRefusal),
 }
 
+/// How long an update is expected to take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Expected {
+    /// As past ones took.
+    Shown(SignedDuration),
+    /// As the windows estimate it, because past ones do not show it.
+    Estimated(SignedDuration),
+}
+
+impl Expected {
+    /// The time.
+    pub fn time(self) -> SignedDuration {
+        match self {
+            Self::Shown(time) | Self::Estimated(time) => time,
+        }
+    }
+}
+
+impl std::fmt::Display for Expected {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let minutes = (self.time().as_secs() + 59) / 60;
+        match self {
+            Self::Shown(_) => write!(f, "about {minutes} min"),
+            Self::Estimated(_) => write!(f, "an estimated {minutes} min"),
+        }
+    }
+}
+
 /// Where an update waits for `spec.until`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hold {
@@ -354,9 +398,9 @@ impl Refusal {
             | Self::WouldBeReplaced { machine, .. }
             | Self::NoGroup { machine } => machine.clone(),
             Self::ControlPlaneUnhealthy { member, .. } => member.clone(),
-            Self::ApprovalRequired { owner, .. } | Self::RolloutStopped { owner, .. } => {
-                owner.clone()
-            }
+            Self::ApprovalRequired { owner, .. }
+            | Self::RolloutStopped { owner, .. }
+            | Self::NoWindow { owner, .. } => owner.clone(),
             Self::NoFreshReport { node }
             | Self::AgentTooOld { node, .. }
             | Self::NodeNotReady { node }
@@ -391,8 +435,17 @@ impl Refusal {
             | Self::EtcdQuorum { .. }
             | Self::ControlPlaneBehind { .. }
             | Self::Soaking { .. }
+            | Self::WindowClosed { .. }
             | Self::GroupNotReady => String::new(),
         }
+    }
+
+    /// When the wait ends without anything that happens, if that is known.
+    pub fn ends_at(&self) -> Option<Timestamp> {
+        if let Self::Soaking { until: end } | Self::WindowClosed { opens: end, .. } = self {
+            return Some(*end);
+        }
+        None
     }
 
     /// The pod that cannot leave its node; empty for other reasons.
@@ -406,6 +459,8 @@ impl Refusal {
             | Self::Held { .. }
             | Self::Skipped { .. }
             | Self::Soaking { .. }
+            | Self::WindowClosed { .. }
+            | Self::NoWindow { .. }
             | Self::OutOfTurn { .. }
             | Self::GroupUnavailable { .. }
             | Self::ControlPlaneUnhealthy { .. }

@@ -1,5 +1,6 @@
 //! Recorded durations of steps, and predictions from them.
 
+use jiff::SignedDuration;
 use refit_kinds::refit::{StepDurations, StepState, StepStatus, UpdateGroupStatus};
 
 /// How many durations of a step are kept: enough for a median that adapts within a day's rollout,
@@ -30,7 +31,24 @@ pub fn record_durations(status: &mut UpdateGroupStatus, steps: &[StepStatus]) {
 
 /// The median of past durations of a step; `None` without any.
 pub fn median_seconds(durations: &[StepDurations], step: &str) -> Option<i32> {
+    let seconds = sorted(durations, step)?;
+    seconds.get(seconds.len() / 2).copied()
+}
+
+/// What 95 of 100 updates take at most for the steps that have not ended; `None` if the past does not show it for all.
+pub fn expected_rest(durations: &[StepDurations], steps: &[StepStatus]) -> Option<SignedDuration> {
+    let left = steps.iter().filter(|step| !step.state.is_done_or_skipped());
+    let seconds = left.map(|step| {
+        let seconds = sorted(durations, &step.name)?;
+        let rank = (seconds.len() * 95).div_ceil(100);
+        seconds.get(rank.checked_sub(1)?).copied().map(i64::from)
+    });
+    let seconds: Option<Vec<i64>> = seconds.collect();
+    seconds.filter(|all| !all.is_empty()).map(|all| SignedDuration::from_secs(all.iter().sum()))
+}
+
+fn sorted(durations: &[StepDurations], step: &str) -> Option<Vec<i32>> {
     let mut seconds = durations.iter().find(|known| known.step == step)?.seconds.clone();
     seconds.sort_unstable();
-    seconds.get(seconds.len() / 2).copied()
+    Some(seconds)
 }

@@ -26,7 +26,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::refit::{ClaimId, MachineUid, Slot, UpdateGroupStatus};
 
 pub use annotations::{OwnerPacing, machine_complaint};
-pub use durations::{MAX_DURATIONS, median_seconds, record_durations};
+pub use durations::{MAX_DURATIONS, expected_rest, median_seconds, record_durations};
 pub use exception::{Exception, exception_of};
 pub use pacing::{
     Candidate, Pace, Queued, RolloutKey, Turn, awaits_approval, failure_of, owner_argument,

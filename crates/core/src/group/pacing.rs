@@ -17,7 +17,10 @@ use refit_kinds::{
 };
 
 use super::Limits;
-use crate::report::{Reason, Refusal, RefusalReason};
+use crate::{
+    report::{Expected, Reason, Refusal, RefusalReason},
+    windows::Schedule,
+};
 
 /// How much of the hash of a goal names it.
 const HASH_CHARACTERS: usize = 12;
@@ -111,6 +114,8 @@ pub struct Turn<'a> {
     pub queue: &'a [Queued],
     /// The updates of others that have failed, recorded or not.
     pub failures: &'a [(RolloutKey, GroupFailure)],
+    /// How long the update takes from now on, by what past ones took; `None` if they do not show it.
+    pub takes: Option<SignedDuration>,
 }
 
 /// Another machine that waits only for its turn.
@@ -147,7 +152,10 @@ pub(super) fn may_begin(
     turn: &Turn<'_>,
     now: Timestamp,
 ) -> Result<(), Refusal> {
-    let Turn { pace, candidate, queue, failures } = turn;
+    let Turn { pace, candidate, queue, failures, takes } = turn;
+    if let Some(refusal) = outside_of_windows(pace, *takes, now) {
+        return Err(refusal);
+    }
     let Some(of) = candidate.rollout else { return Ok(()) };
     let mut known = status.clone();
     for (key, failure) in *failures {
@@ -168,6 +176,29 @@ pub(super) fn may_begin(
         Some(first) => Err(Refusal::OutOfTurn { machine: first.machine.clone() }),
         None => Ok(()),
     }
+}
+
+/// Why the maintenance windows of a group let no machine begin.
+fn outside_of_windows(
+    pace: &Pace,
+    takes: Option<SignedDuration>,
+    now: Timestamp,
+) -> Option<Refusal> {
+    let windows = pace.pacing.windows.as_ref()?;
+    let none = |why| Some(Refusal::NoWindow { owner: pace.owner.clone(), why });
+    let schedule = match Schedule::of(windows) {
+        Ok(schedule) => schedule,
+        Err(bad) => return none(bad.to_string()),
+    };
+    let estimate = || SignedDuration::from_secs(windows.estimate_seconds.into());
+    let needs = takes.map_or_else(|| Expected::Estimated(estimate()), Expected::Shown);
+    let Some(opens) = schedule.next_for(needs.time(), now) else {
+        return none(format!(
+            "no maintenance window is open long enough for an update that takes {needs}"
+        ));
+    };
+    let closes = schedule.open_at(now).map(|open| open.until);
+    (opens > now).then_some(Refusal::WindowClosed { opens, closes, needs })
 }
 
 /// The group's rollout, if it is the one of this key.
@@ -254,7 +285,8 @@ fn first_in<'a>(
 
 /// Whether a machine waits only for its turn, by the reason of its blocker.
 pub fn waits_for_turn(reason: &str) -> bool {
-    [RefusalReason::SlotBusy, RefusalReason::Soaking, RefusalReason::OutOfTurn]
+    use RefusalReason::{OutOfTurn, SlotBusy, Soaking, WindowClosed};
+    [SlotBusy, Soaking, OutOfTurn, WindowClosed]
         .into_iter()
         .any(|turn| Reason::of(reason) == Some(Reason::Update(turn)))
 }

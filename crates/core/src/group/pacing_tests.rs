@@ -3,11 +3,10 @@ use std::collections::BTreeSet;
 use jiff::SignedDuration;
 use proptest::prelude::*;
 use refit_kinds::refit::{
-    GroupFailure, MAX_FAILURES, MAX_FIRST_MACHINES, NodeUpdate, Origin, Pacing, PacingOrder,
+    GroupFailure, MAX_FAILURES, MAX_FIRST_MACHINES, NodeUpdate, NodeUpdateSpec, OneWindow, Origin,
+    Pacing, PacingOrder, Windows,
 };
 use serde_json::json;
-
-use refit_kinds::refit::NodeUpdateSpec;
 
 use super::*;
 
@@ -38,6 +37,7 @@ struct Paced {
     pace: Pace,
     queue: Vec<Queued>,
     unrecorded: Vec<(RolloutKey, GroupFailure)>,
+    takes: Option<SignedDuration>,
 }
 
 fn by_owner(target: &str) -> RolloutKey {
@@ -54,7 +54,7 @@ impl Paced {
         let request = GOAL.to_owned();
         let pace = Pace { pacing, owner, owner_generation: Some(2), request };
         let (queue, unrecorded) = (Vec::new(), Vec::new());
-        Self { status: UpdateGroupStatus::default(), pace, queue, unrecorded }
+        Self { status: UpdateGroupStatus::default(), pace, queue, unrecorded, takes: None }
     }
 
     /// Lets a machine, which was created at the second of its number, begin.
@@ -74,7 +74,7 @@ impl Paced {
         let candidate =
             Candidate { machine: &machine, machine_uid: &machine_uid, created, rollout };
         let (pace, queue, failures) = (&self.pace, &*self.queue, &*self.unrecorded);
-        let turn = Turn { pace, candidate, queue, failures };
+        let turn = Turn { pace, candidate, queue, failures, takes: self.takes };
         match claim(&self.status, &wanted, MANY.paced(&self.pace.pacing), &[], &turn) {
             Ok(Claim::Take(next)) => self.status = next,
             Ok(Claim::Held) => {}
@@ -428,6 +428,61 @@ fn an_update_belongs_to_what_its_owner_requests_or_to_its_own_goal() {
     assert_eq!(RolloutKey::of(&spec, &pace), Some(by_hand("goal 0123456789ab")));
     spec.parts = None;
     assert_eq!(RolloutKey::of(&spec, &pace), Some(by_hand(GOAL)));
+}
+
+/// Seconds since the epoch at which a window of an hour opens.
+const OPENS: i64 = 7200;
+
+fn in_windows() -> Paced {
+    let once = vec![OneWindow { from: Time(at(OPENS)), until: Time(at(OPENS + 3600)) }];
+    let windows = Windows { weekly: Vec::new(), once, estimate_seconds: 900 };
+    Paced::new(Pacing { windows: Some(windows), ..Pacing::default() })
+}
+
+#[test]
+fn a_machine_begins_only_in_a_window_in_which_its_update_fits() {
+    let mut group = in_windows();
+    let refusal = group.begin(1, GOAL, 0).unwrap_err();
+    let expected = "waiting for the maintenance window that opens at 1970-01-01T02:00:00Z (the update takes an \
+                    estimated 15 min)";
+    assert_eq!((refusal.sentence().as_str(), refusal.ends_at()), (expected, Some(at(OPENS))));
+    assert_eq!(group.begin(1, GOAL, OPENS), Ok(()));
+    assert_eq!(group.begin(2, GOAL, OPENS + 2700), Ok(()), "it ends as the window closes");
+    let refusal = group.begin(3, GOAL, OPENS + 2701).unwrap_err();
+    assert!(refusal.sentence().starts_with("no maintenance window is open long enough"));
+    assert!(refusal.sentence().ends_with("of the UpdateGroup of machinedeployment/md"));
+    // What past updates took counts more than the estimate.
+    group.takes = Some(SignedDuration::from_mins(5));
+    assert_eq!(group.begin(3, GOAL, OPENS + 3300), Ok(()));
+    assert_eq!(reason(group.begin_for(4, None, OPENS + 3301)), "NoWindow", "certificates, too");
+}
+
+#[test]
+fn a_machine_that_has_begun_is_finished_after_its_window() {
+    let mut group = in_windows();
+    group.begin(1, GOAL, OPENS).unwrap();
+    // Its slot is held, and may be claimed again.
+    assert_eq!(group.begin(1, GOAL, OPENS + 9000), Ok(()));
+}
+
+#[test]
+fn while_one_window_is_too_short_the_next_one_is_named() {
+    let mut group = in_windows();
+    let windows = group.pace.pacing.windows.as_mut().unwrap();
+    windows.once.push(OneWindow { from: Time(at(86_400)), until: Time(at(90_000)) });
+    let refusal = group.begin(1, GOAL, OPENS + 3000).unwrap_err();
+    let expected = "waiting for the maintenance window that opens at 1970-01-02T00:00:00Z: the present one closes at \
+                    1970-01-01T03:00:00Z, too soon for an update that takes an estimated 15 min";
+    assert_eq!(refusal.sentence(), expected);
+}
+
+#[test]
+fn windows_that_cannot_be_read_let_no_machine_begin() {
+    let mut group = in_windows();
+    let windows = group.pace.pacing.windows.as_mut().unwrap();
+    windows.once[0].until = Time(at(0));
+    let refusal = group.begin(1, GOAL, OPENS).unwrap_err();
+    assert!(refusal.sentence().starts_with("windows.once[0].until: got"), "{}", refusal.sentence());
 }
 
 #[test]

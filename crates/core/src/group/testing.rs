@@ -24,6 +24,6 @@ pub(super) fn claim(
         wanted,
         limits,
         others,
-        &Turn { pace: &pace, candidate, queue: &[], failures: &[] },
+        &Turn { pace: &pace, candidate, queue: &[], failures: &[], takes: None },
     )
 }

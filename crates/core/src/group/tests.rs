@@ -139,6 +139,24 @@ fn only_the_newest_finished_steps_are_recorded() {
     assert_eq!(median_seconds(&status.durations, "reboot"), None);
 }
 
+#[test]
+fn what_is_left_of_an_update_is_expected_to_take_as_long_as_the_slowest_of_the_past() {
+    let mut status = UpdateGroupStatus::default();
+    for n in 1..=10 {
+        record_durations(
+            &mut status,
+            &[step("stage", StepState::Done, 0, 900), step("drain", StepState::Done, 0, 10 * n)],
+        );
+    }
+    let steps = [step("stage", StepState::Done, 0, 5), step("drain", StepState::Pending, 0, 0)];
+    let rest =
+        |steps: &[StepStatus]| expected_rest(&status.durations, steps).map(|rest| rest.as_secs());
+    assert_eq!(rest(&steps), Some(100), "what is done already does not count");
+    let new = step("reboot", StepState::Pending, 0, 0);
+    assert_eq!(rest(&[steps[1].clone(), new]), None, "no past update has shown it");
+    assert_eq!(rest(&[]), None);
+}
+
 fn blocker(reason: &str) -> Blocker {
     Blocker {
         reason: reason.into(),

@@ -26,6 +26,11 @@ use crate::{
     report::{Hold, Reason, Refusal, RefusalReason},
 };
 
+/// How often an update is looked at that waits for something without an event.
+const LOOK_SECONDS: u64 = 10;
+/// The same for one that waits for a time: what it waits for may be changed meanwhile.
+const LONGEST_LOOK_SECONDS: u64 = 60;
+
 /// Whether a write disturbs a machine, or reserves the right to. Whether the other machines are
 /// healthy is in no object that is written, so the decision must rest on a live read of them:
 ///
@@ -422,6 +427,7 @@ impl Work<'_> {
             candidate: self.candidate(rollout.as_ref()),
             queue: &group.others.queue,
             failures: &group.others.failures,
+            takes: group::expected_rest(&group.status.durations, &self.status.steps),
         };
         let (status, limits) = (&group.status, group.limits);
         let claim =
@@ -460,7 +466,11 @@ impl Work<'_> {
             GroupState::Present(group) if intact => self.give_back(&group.status),
             GroupState::Present(_) | GroupState::None | GroupState::Missing => None,
         };
-        Standing::blocked(phase, refusal).write(give_back).again_after(10)
+        let again = refusal.ends_at().map_or(LOOK_SECONDS, |end| {
+            let left = u64::try_from(end.duration_since(self.now).as_secs()).unwrap_or(0);
+            left.clamp(LOOK_SECONDS, LONGEST_LOOK_SECONDS)
+        });
+        Standing::blocked(phase, refusal).write(give_back).again_after(again)
     }
 
     /// The next step to release the slot, if the host was not allowed to do anything for it. An older

@@ -114,7 +114,7 @@ pub(super) fn progress(steps: &[StepStatus], durations: &[StepDurations]) -> Opt
     }
     let past: Vec<Option<i32>> =
         steps.iter().map(|step| median_seconds(durations, &step.name)).collect();
-    let ended = |step: &StepStatus| matches!(step.state, StepState::Done | StepState::Skipped);
+    let ended = |step: &StepStatus| step.state.is_done_or_skipped();
     // If every step has past durations, each is weighted by them; otherwise all count the same.
     let weighted = past.iter().all(Option::is_some);
     let weight = |seconds: &Option<i32>| {

@@ -74,6 +74,7 @@ impl RefusalReason {
         match self {
             Self::SlotBusy
             | Self::Soaking
+            | Self::WindowClosed
             | Self::OutOfTurn
             | Self::OlderUpdateUnfinished
             | Self::OlderPlanRunning
@@ -111,6 +112,7 @@ impl RefusalReason {
             | Self::RoomForOthers
             | Self::WouldBeReplaced
             | Self::NoGroup
+            | Self::NoWindow
             | Self::ApiRefused
             | Self::ApiErrors => EndsBy::ObjectChange,
         }

@@ -40,6 +40,16 @@ impl Refusal {
             Self::Soaking { until } => format!(
                 "waiting until {until}: the machine that was updated last has not been back long enough"
             ),
+            Self::WindowClosed { opens, closes: None, needs } => format!(
+                "waiting for the maintenance window that opens at {opens} (the update takes {needs})"
+            ),
+            Self::WindowClosed { opens, closes: Some(closes), needs } => format!(
+                "waiting for the maintenance window that opens at {opens}: the present one closes at {closes}, too soon \
+                 for an update that takes {needs}"
+            ),
+            Self::NoWindow { owner, why } => {
+                format!("{why}: edit spec.pacing.windows of the UpdateGroup of {owner}")
+            }
             Self::OutOfTurn { machine } => {
                 format!("waiting for {machine}, which comes first by the pacing of the group")
             }

@@ -19,6 +19,12 @@ fn all() -> Vec<Refusal> {
         Refusal::Held { machine: s("m"), reason: s("its disk is replaced") },
         Refusal::Skipped { machine: s("m"), reason: s("its disk is replaced") },
         Refusal::Soaking { until: Timestamp::UNIX_EPOCH },
+        Refusal::WindowClosed {
+            opens: Timestamp::UNIX_EPOCH,
+            closes: Some(Timestamp::UNIX_EPOCH),
+            needs: Expected::Estimated(jiff::SignedDuration::from_mins(15)),
+        },
+        Refusal::NoWindow { owner: s("machinedeployment/md"), why: s("no window is that long") },
         Refusal::OutOfTurn { machine: s("m") },
         Refusal::GroupUnavailable { available: 3, needed: 4, lacks_machines: false },
         Refusal::ControlPlaneUnhealthy { member: s("cp-1"), why: s("etcd is not Ready") },

@@ -14,6 +14,7 @@ mod update_group;
 mod update_part;
 mod updater;
 mod upgrade_task;
+mod windows;
 
 pub use goal::*;
 pub use host_args::*;
@@ -29,6 +30,7 @@ pub use update_group::*;
 pub use update_part::*;
 pub use updater::*;
 pub use upgrade_task::*;
+pub use windows::*;
 
 /// API group of Refit's kinds.
 pub const GROUP: &str = "refit.dev";

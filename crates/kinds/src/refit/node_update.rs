@@ -252,6 +252,13 @@ pub enum StepState {
     Undone,
 }
 
+impl StepState {
+    /// Whether nothing is left to do.
+    pub fn is_done_or_skipped(self) -> bool {
+        matches!(self, Self::Done | Self::Skipped)
+    }
+}
+
 /// One step of a NodeUpdate, on the host or in the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

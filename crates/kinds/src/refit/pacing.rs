@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ClaimId, MachineUid, Origin};
+use super::{ClaimId, MachineUid, Origin, Windows};
 
 /// How many failures a rollout keeps, and the highest limit on them.
 pub const MAX_FAILURES: usize = 20;
@@ -44,6 +44,9 @@ pub struct Pacing {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 2_592_000))]
     pub soak_seconds: Option<i32>,
+    /// When machines may begin [default: at any time].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub windows: Option<Windows>,
     /// After so many failed updates, a rollout stops [default: never].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = MAX_FAILURES))]
@@ -75,6 +78,7 @@ impl Default for Pacing {
             pause_after: None,
             approve: None,
             soak_seconds: None,
+            windows: None,
             stop_after_failures: None,
             same_cause_stops: DEFAULT_SAME_CAUSE_STOPS,
             failures_since: None,
