@@ -140,7 +140,7 @@ fn only_the_newest_finished_steps_are_recorded() {
 }
 
 #[test]
-fn what_is_left_of_an_update_is_expected_to_take_as_long_as_the_slowest_of_the_past() {
+fn the_steps_that_are_left_are_expected_to_take_as_long_as_slow_ones_of_the_past() {
     let mut status = UpdateGroupStatus::default();
     for n in 1..=10 {
         record_durations(

@@ -1,7 +1,7 @@
 //! When maintenance windows are open (`docs/pacing.md#windows`).
 //!
 //! Weekly windows are times of a clock on a wall: they follow the daylight saving time of their zone, and last as long
-//! as they are said to, whatever that clock does meanwhile. Windows that overlap or follow one another without a gap are
+//! as they are set to, whatever that clock does meanwhile. Windows that overlap or follow one another without a gap are
 //! one. The rules of time zones are part of the program, so that each host decides the same.
 
 use std::sync::OnceLock;
@@ -69,7 +69,7 @@ impl Schedule {
     /// Reads windows.
     ///
     /// # Errors
-    /// A time, a date or a time zone is none, or a window closes before it opens.
+    /// A time, a date or a time zone is invalid, or a window closes before it opens.
     pub fn of(windows: &Windows) -> Result<Self, BadWindow> {
         let weekly = windows.weekly.iter().enumerate().map(|(at, window)| weekly(at, window));
         let once = windows.once.iter().enumerate().map(|(at, window)| once(at, window));
