@@ -215,6 +215,10 @@ fn member_changed(ctx: &Context, group: ObjectKey) {
 
 pub(crate) fn update_changed(ctx: &Context, update: &NodeUpdate) {
     wake_update(ctx, update);
+    if update.spec.issues_certificates() && phase_of(update).is_final() {
+        // The update that spoke for the Machine before does so again.
+        wake_machine(ctx, &machine_key(update));
+    }
     // A Machine without a known group has a cluster, too.
     if let Some(machine) = ctx.stores.machines.get(&machine_key(update)) {
         work_changed(ctx, &cluster_key(&machine));

@@ -21,7 +21,7 @@ pub const K8SD: &str = "k8sd";
 /// Key of an option that is a version.
 const VERSION: &str = "version=";
 /// Key of an option that is a bundle.
-const BUNDLE: &str = "bundle=";
+pub const BUNDLE: &str = "bundle=";
 /// What is between a version and its bundle.
 const BUNDLE_OF_VERSION: &str = ",bundle=";
 /// What is between a bundle and its version.
@@ -363,7 +363,16 @@ mod tests {
             let wanted = Wanted::Bundle { location: location.into(), version: None };
             assert_eq!(parsed(location), Ok(wanted));
         }
-        for location in ["", "/", "file:///", "https://", "https:///b", "ftp://h/b", "b", "/a b"] {
+        for location in [
+            "",
+            "/",
+            "file:///",
+            "https://",
+            "https:///b",
+            "ftp://h/b",
+            "https://h/b?token=x",
+            "/a b",
+        ] {
             assert_eq!(parsed(location), Err(BadOption::Bundle(location.into())));
         }
         assert_eq!(parsed(&"/b".repeat(513)).ok(), None);

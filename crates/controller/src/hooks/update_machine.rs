@@ -18,7 +18,7 @@ use refit_core::{
 };
 use refit_kinds::{
     canonical::REFIT,
-    refit::{ChangePart, Goal, GroupBundle, NodeUpdate, UpdateGroup},
+    refit::{ChangePart, Goal, GroupBundle, NodeUpdate, UpdateGroup, UpdatePart},
 };
 use refit_runtime::{ObjectKey, apply::Ensured, foreign::ForeignObject};
 use serde_json::Value;
@@ -188,16 +188,16 @@ impl Request<'_> {
                         return Ok(refused);
                     }
                     let Wanted { goal, updaters, bundle } = &wanted;
-                    let bundle = match self.bundle(goal, bundle.as_ref()) {
-                        Ok(bundle) => bundle,
-                        Err(why) => {
-                            return Ok(Answer::retry(why.to_string(), RETRY_MAX_SECONDS).into());
-                        }
-                    };
                     let offer = Offer { goal, desired: &self.desired, updaters };
                     let parts = match parts(&self.requests.facts, offer, &known) {
                         Ok(parts) if adopts => adopting(parts),
                         Ok(parts) => parts,
+                        Err(why) => {
+                            return Ok(Answer::retry(why.to_string(), RETRY_MAX_SECONDS).into());
+                        }
+                    };
+                    let bundle = match self.bundle(goal, &parts, bundle.as_ref()) {
+                        Ok(bundle) => bundle,
                         Err(why) => {
                             return Ok(Answer::retry(why.to_string(), RETRY_MAX_SECONDS).into());
                         }
@@ -254,16 +254,21 @@ impl Request<'_> {
         Ok(Wanted { goal, updaters, bundle })
     }
 
-    /// The bundle that the Machine installs from.
+    /// The bundle that these parts install from.
     fn bundle(
         &self,
         goal: &Goal,
+        parts: &[UpdatePart],
         noted: Option<&GroupBundle>,
     ) -> Result<Option<String>, BundleExpected> {
+        let installs = parts.iter().any(UpdatePart::brings_version);
+        let Some(version) = goal.kubernetes_version.as_ref().filter(|_| installs) else {
+            return Ok(None);
+        };
         let owner = self.group.as_ref().and_then(|group| LiveOwner::of(&self.ctx.stores, group));
         let annotations = owner.map(|owner| owner.annotations()).unwrap_or_default();
         let requested = annotations.get(REFIT.upgrade_to).map(String::as_str);
-        bundle_for(goal.kubernetes_version.as_ref(), noted, requested)
+        bundle_for(version, noted, requested)
     }
 
     /// The Machine's UpdateGroup, read live.

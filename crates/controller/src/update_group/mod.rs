@@ -23,7 +23,8 @@ use refit_core::{
 use refit_kinds::{
     conditions, keys,
     refit::{
-        MachineUid, NodeUpdate, NodeUpdateStatus, Phase, Slot, UpdateGroup, UpdateGroupStatus,
+        GroupBundle, MachineUid, NodeUpdate, NodeUpdateStatus, Phase, Slot, UpdateGroup,
+        UpdateGroupStatus,
     },
 };
 use refit_runtime::{
@@ -94,7 +95,7 @@ pub(crate) async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<
     let free = live::free_slots(ctx, &group, &status).await?;
     let held: Vec<Slot> =
         status.slots.iter().filter(|slot| !free.contains(&slot.machine_uid)).cloned().collect();
-    let outside = outside::outside(stores, &group, &machines, &held);
+    let outside = outside::outside(stores, &group, (&machines, &speakers), &held);
     let next = next_status(ctx, &object, &status, (&machines, &speakers), &free, &outside);
     if next != status {
         announce_invalid_policy(ctx, &object, &status, &next).await;
@@ -189,8 +190,7 @@ fn next_status(
         })
         .collect();
     let mut next = status.clone();
-    let tasks = stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &group.key);
-    next.bundle = bundle_of(tasks.iter().map(AsRef::as_ref)).map(Box::new);
+    next.bundle = bundle_of_tasks(stores, &group.key).map(Box::new);
     for machine_uid in free {
         next = release(&next, machine_uid).unwrap_or(next);
     }
@@ -211,6 +211,12 @@ fn next_status(
         next = show_policy(&next, &policy, now);
     }
     summarise(&next, limits, &members, outside, object.metadata.generation, now)
+}
+
+/// The bundle that the tasks of a group ask for.
+pub(crate) fn bundle_of_tasks(stores: &Stores, group: &ObjectKey) -> Option<GroupBundle> {
+    let tasks = stores.upgrade_tasks.listed(&TASKS_BY_GROUP, group);
+    bundle_of(tasks.iter().map(AsRef::as_ref))
 }
 
 /// Records what has become of the group's rollout.

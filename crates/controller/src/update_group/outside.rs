@@ -4,23 +4,30 @@ use std::sync::Arc;
 
 use kube::ResourceExt as _;
 use refit_cluster_api::kinds::{Machine, update_in_progress};
-use refit_core::group::{BLOCKED, ControlPlane, Limits, Outside, Rollout, observed_version};
+use refit_core::{
+    ask::{BundleExpected, bundle_for},
+    group::{
+        BLOCKED, ControlPlane, Limits, Outside, Rollout, observed_version, runs_another_version,
+    },
+};
 use refit_kinds::{
+    canonical::REFIT,
     conditions, keys,
-    refit::{MachineUid, Slot},
+    refit::{MachineUid, NodeUpdate, Slot},
 };
 use refit_runtime::ObjectKey;
 
+use super::bundle_of_tasks;
 use crate::{
     context::Stores,
-    groups::{Group, control_plane_group},
+    groups::{Group, control_plane_group, phase_of},
     owner::{LiveOwner, limits_of},
 };
 
 pub(super) fn outside<'a>(
     stores: &Stores,
     group: &Group,
-    machines: &'a [Arc<Machine>],
+    (machines, speakers): (&'a [Arc<Machine>], &[Option<&NodeUpdate>]),
     slots: &'a [Slot],
 ) -> Outside<'a> {
     let limits = limits_of(stores, group, || machines.len());
@@ -28,8 +35,30 @@ pub(super) fn outside<'a>(
         lacks_machines: limits.lacks(machines.len()),
         control_plane: control_plane(stores, group, machines),
         deserted: slots.iter().find(|slot| is_deserted(stores, group, machines, slot)),
+        bundle: bundle_expected(stores, group, machines, speakers),
         rollout: rollout(stores, group, limits, machines),
     }
+}
+
+/// A Machine whose update Cluster API requests, and which does not begin before its bundle is known.
+fn bundle_expected<'a>(
+    stores: &Stores,
+    group: &Group,
+    machines: &'a [Arc<Machine>],
+    speakers: &[Option<&NodeUpdate>],
+) -> Option<(&'a str, BundleExpected)> {
+    let annotations = LiveOwner::of(stores, group)?.annotations();
+    let requested = annotations.get(REFIT.upgrade_to)?;
+    let noted = bundle_of_tasks(stores, &group.key);
+    let has_none = |update: Option<&NodeUpdate>| update.is_none_or(|one| phase_of(one).is_final());
+    let mut waiting = machines.iter().zip(speakers).filter(|(machine, update)| {
+        has_none(**update) && update_in_progress(machine.as_ref()) && runs_another_version(machine)
+    });
+    waiting.find_map(|(machine, _)| {
+        let version = machine.spec.version.version()?;
+        let why = bundle_for(version, noted.as_ref(), Some(requested)).err()?;
+        Some((machine.metadata.name.as_deref()?, why))
+    })
 }
 
 /// Whether the NodeUpdate that claimed a slot is gone, and no request of Cluster API makes another.

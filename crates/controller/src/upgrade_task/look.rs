@@ -104,6 +104,11 @@ impl Look {
         self.machines.iter().find(|machine| machine.metadata.name.as_deref() == Some(name))
     }
 
+    /// What stands in the way.
+    pub(super) fn obstacle(&self) -> Option<&Obstacle> {
+        self.obstacle.as_ref()
+    }
+
     /// What keeps the task from ever working.
     pub(super) fn final_obstacle(&self) -> Option<&Obstacle> {
         self.obstacle.as_ref().filter(|obstacle| obstacle.is_final())

@@ -149,7 +149,8 @@ impl Look {
             task: &self.task,
             option: &self.option,
             keys: self.keys,
-            compat: ctx.settings.canonical_compat,
+            waits_for_status: self.group.spec.owner.owner() != Owner::ControlPlane
+                && ctx.settings.canonical_compat.is_strict(self.keys),
             obstacle: self.obstacle.clone(),
             owner: self.owner.as_ref().map(option_owner),
             machines: self.members(&pacing, rollout_number(&rollout, &key)),

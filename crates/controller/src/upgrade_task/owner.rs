@@ -8,10 +8,7 @@ use refit_cluster_api::{
     kinds::{CORE_GROUP, Machine, MachineSet},
     rollout::{Decisions, IntentInput, RolloutIntent, intend_unmoved},
 };
-use refit_core::{
-    ask::bundle_of,
-    task::{Action, SetWrite, actions},
-};
+use refit_core::task::{Action, Obstacle, SetWrite, actions};
 use refit_kinds::{
     json::{annotations, text},
     keys,
@@ -33,6 +30,7 @@ use crate::{
     indexes::TASKS_BY_GROUP,
     node_update::{live::read_object, swap_group},
     owner::LiveOwner,
+    update_group::bundle_of_tasks,
 };
 
 /// Pauses the owner, unless another client has.
@@ -79,9 +77,9 @@ pub(super) async fn set_version(
 /// Notes on the UpdateGroup which bundle its tasks ask for: a replica that serves hooks reads it there live, while its view
 /// of tasks may lag.
 pub(super) async fn note_bundle(ctx: &Context, look: &Look) -> anyhow::Result<()> {
-    let tasks = ctx.stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &look.group.key);
-    let wanted = bundle_of(tasks.iter().map(AsRef::as_ref)).map(Box::new);
-    if look.task.spec.bundle.is_none() || wanted.is_none() {
+    let wanted = bundle_of_tasks(&ctx.stores, &look.group.key).map(Box::new);
+    let may_ever_work = look.owner.is_some() && look.obstacle().is_none_or(Obstacle::leaves_group);
+    if look.task.spec.bundle.is_none() || wanted.is_none() || !may_ever_work {
         return Ok(());
     }
     let object = ensure_group(ctx, &look.group).await?;

@@ -163,6 +163,17 @@ async fn row_13_row_19_a_failed_attempt_is_shown_and_repeated() {
     assert_eq!(events.iter().filter(|event| event.ends_with(&failed)).count(), 2, "{events:?}");
 }
 
+async fn row_19_a_success_removes_the_time_of_the_last_failure(compat: Compat) {
+    let lab = Lab::in_mode(compat).await;
+    lab.script(MACHINE, [fails("no space left")]);
+    lab.ask(MACHINE, CHANNEL).await;
+    lab.refreshed(MACHINE, 2).await;
+    let is_failure = |one: &String| one.starts_with("last-failed-attempt-at=");
+    assert!(lab.shown(MACHINE).await.iter().any(is_failure));
+    lab.until(MACHINE, &format!("release={CHANNEL}")).await;
+    assert_eq!(lab.shown(MACHINE).await, [format!("release={CHANNEL}"), "status=done".into()]);
+}
+
 async fn row_14_a_change_that_ends_in_another_way_has_failed(compat: Compat) {
     let lab = Lab::in_mode(compat).await;
     lab.script(MACHINE, [RefreshScript { end: ChangeEnd::Undone, ..RefreshScript::default() }]);
@@ -438,6 +449,7 @@ in_both_modes! {
     row_18_a_request_that_never_reached_k8sd_can_be_cancelled,
     row_18_a_request_without_an_answer_is_followed_to_its_end,
     row_20_the_same_option_is_installed_again_on_request,
+    row_19_a_success_removes_the_time_of_the_last_failure,
     row_23_row_24_k8sd_is_reached_by_the_proxy_of_the_node,
     row_25_a_call_without_an_answer_ends_after_a_minute,
     row_51_a_request_goes_before_the_release,

@@ -7,9 +7,10 @@ use kube::{
 use lab_apiserver::{Down, FaultAction, FaultRule};
 use refit_cluster_api::kinds::{Machine, MachineDeployment};
 use refit_controller::{NewNodeUpdate, node_update, sabotage::Safeguard};
+use refit_core::group::BLOCKED;
 use refit_kinds::{
     canonical::REFIT,
-    keys,
+    conditions, keys,
     refit::{Goal, MachineRef, NodeUpdate, Origin, Phase, Stage, Until, UpdateGroup},
 };
 use serde_json::json;
@@ -144,11 +145,24 @@ async fn no_update_begins_before_there_is_a_task_for_the_bundle_that_its_owner_a
     let refusal = FaultRule::next(FaultAction::Status(500)).verb("create").resource(task);
     fleet.site.management.faults().add(refusal.times(u32::MAX));
     let key = REFIT.upgrade_to;
+    fleet.can_bump_set("edge-1-md-0-a").await;
     fleet.annotate::<MachineDeployment>("edge-1-md-0", key, "bundle=/mnt/bundle").await;
     settle().await;
     let answer = fleet.update("edge-1-w-0", NEW).await;
     assert!(answer.waits("asks for bundle \"/mnt/bundle\""), "{answer:?}");
     assert!(answer.waits(key) && fleet.updates().await.is_empty(), "{answer:?}");
+
+    settle().await;
+    let status = fleet.groups().await[0].status.clone().unwrap();
+    let blocked = conditions::get(&status.conditions, BLOCKED).unwrap();
+    assert_eq!((&*blocked.status, &*blocked.reason), ("True", "BundleExpected"));
+
+    let invalid = json!({"metadata": {"annotations": {key: "bundle=mnt/bundle"}}});
+    fleet.patch::<MachineDeployment>("edge-1-md-0", invalid).await;
+    settle().await;
+    let answer = fleet.update("edge-1-w-0", NEW).await;
+    assert!(answer.waits("expected an absolute path"), "{answer:?}");
+    assert!(fleet.updates().await.is_empty(), "{answer:?}");
 
     let none: Option<&str> = None;
     let removed = json!({"metadata": {"annotations": {key: none}}});

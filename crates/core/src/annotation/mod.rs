@@ -29,7 +29,7 @@ pub enum Compat {
 
 impl Compat {
     /// Whether the annotations of a prefix are written as Canonical's controllers write them.
-    pub(crate) fn is_strict(self, keys: Keys) -> bool {
+    pub fn is_strict(self, keys: Keys) -> bool {
         match self {
             Self::Strict => keys == CANONICAL,
             Self::Corrected => false,

@@ -145,7 +145,12 @@ pub fn owner(seen: &OwnerSeen<'_>) -> OwnerAnnounced {
     let Some(task) = seen.task.filter(|task| !seen.has_shown(task)) else {
         return seen.ask(wanted);
     };
-    let is_for_it = requested(task) == Some(&wanted.to_string());
+    let is_for_version = match &wanted {
+        // It is for what the owner requested then.
+        Wanted::Bundle { version: None, .. } => task.spec.version.as_ref() == seen.version,
+        Wanted::Bundle { version: Some(_), .. } | Wanted::Version(_) | Wanted::Option(_) => true,
+    };
+    let is_for_it = is_for_version && requested(task) == Some(&wanted.to_string());
     match phase(task) {
         TaskPhase::Complete if is_for_it => seen.done(task),
         TaskPhase::Aborted if is_for_it && is_stopped_by_a_person(task) => seen.ended(task, text),
@@ -265,9 +270,15 @@ impl<'a> OwnerSeen<'a> {
                 (others.len() < self.machines.len()).then_some(others)
             }
             Wanted::Bundle { version: None, .. } if self.are_all_at_version() => {
-                let why = "its Machines have the version that their owner requests, and a bundle alone requests no other one: \
-                           set version=VERSION,bundle=LOCATION";
-                return self.refused(&wanted.to_string(), why);
+                let how = if self.of_topology {
+                    "set the version of the topology of its Cluster"
+                } else {
+                    "set version=VERSION,bundle=LOCATION"
+                };
+                let why = format!(
+                    "its Machines have the version that their owner requests, and a bundle alone requests no other one: {how}"
+                );
+                return self.refused(&wanted.to_string(), &why);
             }
             Wanted::Version(_) | Wanted::Bundle { .. } => None,
         };

@@ -2,54 +2,76 @@
 //! the owner names it.
 
 use refit_kinds::{
-    canonical::{REFIT, Wanted},
-    refit::{GroupBundle, Stage, UpgradeTask, Via},
+    canonical::{BUNDLE, BadOption, REFIT, Wanted},
+    refit::{GroupBundle, Stage, UpgradeTask},
     version::KubernetesVersion,
 };
 
-/// The bundle of a group that its tasks ask for: that of the oldest one that has not ended, which alone works.
+/// The bundle of a group that its tasks ask for: for the version of the oldest task that has not ended, which alone works,
+/// from the newest one that names a bundle for it.
 pub fn bundle_of<'a>(tasks: impl IntoIterator<Item = &'a UpgradeTask>) -> Option<GroupBundle> {
-    let unfinished = tasks
+    let mut unfinished: Vec<&UpgradeTask> = tasks
         .into_iter()
-        .filter(|task| !task.status.as_ref().is_some_and(|status| status.phase.has_ended()));
-    let task = unfinished.min_by_key(|task| task.age())?;
-    let goes_on = match (task.spec.via, task.spec.stage) {
-        (Via::Spec, Stage::Ongoing) => task.metadata.deletion_timestamp.is_none(),
-        (Via::Spec, Stage::Abort) | (Via::Machines, _) => false,
-    };
-    let location = task.spec.bundle.clone().filter(|_| goes_on)?;
-    Some(GroupBundle { location, version: task.spec.version.clone() })
+        .filter(|task| !task.status.as_ref().is_some_and(|status| status.phase.has_ended()))
+        .collect();
+    unfinished.sort_by_key(|task| task.age());
+    let version = version_of(unfinished.first()?)?;
+    let mut newest_first = unfinished.iter().rev();
+    let location = newest_first.find_map(|task| {
+        let goes_on = match task.spec.stage {
+            Stage::Ongoing => task.metadata.deletion_timestamp.is_none(),
+            Stage::Abort => false,
+        };
+        let is_for_all = task.spec.machines.is_none() && version_of(task) == Some(version);
+        task.spec.bundle.clone().filter(|_| goes_on && is_for_all)
+    })?;
+    Some(GroupBundle { location, version: version.clone() })
+}
+
+/// The version of a task; of one that is for what its owner requests, what that was.
+fn version_of(task: &UpgradeTask) -> Option<&KubernetesVersion> {
+    let shown = || task.status.as_ref()?.version.as_ref();
+    task.spec.version.as_ref().or_else(shown)
 }
 
 /// Why it is not known yet from which bundle a Machine installs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the annotation {key} of its owner asks for bundle {location:?}, and no UpgradeTask with it works on the owner: if \
-     none follows soon, remove the annotation to install from the sources of HostSettings",
-    key = REFIT.upgrade_to
-)]
-pub struct BundleExpected {
-    location: String,
+pub enum BundleExpected {
+    /// No task names the bundle.
+    #[error(
+        "the annotation {key} of its owner asks for bundle {location:?}, and no UpgradeTask with it works on the owner: if \
+         none follows soon, remove the annotation to install from the sources of HostSettings",
+        key = REFIT.upgrade_to
+    )]
+    Unknown {
+        /// Where the bundle is.
+        location: String,
+    },
+    /// The annotation cannot be read.
+    #[error(
+        "the annotation {key} of its owner: {0}. Set it right, or remove it to install from the sources of HostSettings",
+        key = REFIT.upgrade_to
+    )]
+    Invalid(#[from] BadOption),
 }
 
 /// The bundle for an update to a version. `noted` is what the group shows live, and `requested` the annotation of its
 /// owner: between the end of one task and the next, an edited request must not lead to an update without a bundle.
 pub fn bundle_for(
-    version: Option<&KubernetesVersion>,
+    version: &KubernetesVersion,
     noted: Option<&GroupBundle>,
     requested: Option<&str>,
 ) -> Result<Option<String>, BundleExpected> {
-    let is_for = |of: &Option<KubernetesVersion>| of.is_none() || of.as_ref() == version;
-    let noted = noted.filter(|bundle| is_for(&bundle.version)).map(|bundle| &bundle.location);
-    if version.is_some()
-        && let Some(Ok(Wanted::Bundle { location, version: of })) =
-            requested.map(|text| Wanted::parse(REFIT, text))
-        && is_for(&of)
-        && noted != Some(&location)
-    {
-        return Err(BundleExpected { location });
+    let noted = noted.filter(|bundle| bundle.version == *version).map(|bundle| &bundle.location);
+    match requested.map(|text| (Wanted::parse(REFIT, text), text)) {
+        Some((Ok(Wanted::Bundle { location, version: of }), _))
+            if of.as_ref().is_none_or(|of| of == version) && noted != Some(&location) =>
+        {
+            Err(BundleExpected::Unknown { location })
+        }
+        Some((Err(bad), text)) if text.contains(BUNDLE) => Err(bad.into()),
+        Some((Ok(_) | Err(_), _)) | None => Ok(noted.cloned()),
     }
-    Ok(noted.cloned().filter(|_| version.is_some()))
 }
 
 #[cfg(test)]
@@ -81,59 +103,70 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_unfinished_task_decides_the_bundle_of_a_group() {
+    fn the_newest_task_for_the_version_of_the_oldest_one_decides_the_bundle_of_a_group() {
         let bundle = || json!({"bundle": "/a"});
-        let other = task("t-2", &json!({"bundle": "/b"}), TaskPhase::Pending);
+        let other = task("t-2", &json!({"bundle": "/b", "version": OLD}), TaskPhase::Pending);
         let of = |spec, phase| noted(&[other.clone(), task("t-1", &spec, phase)]);
         assert_eq!(of(bundle(), TaskPhase::Ongoing).as_deref(), Some("/a"));
         assert_eq!(of(bundle(), TaskPhase::Failed).as_deref(), Some("/a"), "a Machine has failed");
         assert_eq!(of(bundle(), TaskPhase::Complete).as_deref(), Some("/b"));
-        assert_eq!(of(json!({}), TaskPhase::Ongoing), None, "the other one waits");
+        assert_eq!(of(json!({}), TaskPhase::Ongoing), None, "the other one is for another version");
+        let of_same = json!({"version": OLD});
+        assert_eq!(of(of_same, TaskPhase::Ongoing).as_deref(), Some("/b"), "it waits for this one");
         let aborted = json!({"bundle": "/a", "stage": "Abort"});
         assert_eq!(of(aborted, TaskPhase::Ongoing), None);
-        let of_machines = json!({"bundle": "/a", "via": "Machines"});
-        assert_eq!(of(of_machines, TaskPhase::Ongoing), None);
+        let of_some = json!({"bundle": "/a", "via": "Machines", "machines": ["m"]});
+        assert_eq!(of(of_some, TaskPhase::Ongoing), None);
         assert_eq!(noted(&[]), None);
     }
 
     #[test]
+    fn a_task_without_a_version_is_for_the_one_that_its_owner_requested() {
+        let mut one = task("t-1", &json!({"bundle": "/a"}), TaskPhase::Ongoing);
+        one.spec.version = None;
+        assert_eq!(bundle_of([&one]), None, "not known yet");
+        one.status.as_mut().unwrap().version = NEW.parse().ok();
+        let of = GroupBundle { location: "/a".into(), version: NEW.parse().unwrap() };
+        assert_eq!(bundle_of([&one]), Some(of));
+    }
+
+    #[test]
     fn an_update_takes_only_the_bundle_of_its_own_version() {
-        let (old, new) = (OLD.parse().unwrap(), NEW.parse().unwrap());
-        let of = |version| GroupBundle { location: "/a".into(), version };
-        for (noted, taken) in [
-            (Some(of(Some(NEW.parse().unwrap()))), Some("/a")),
-            (Some(of(Some(OLD.parse().unwrap()))), None),
-            (Some(of(None)), Some("/a")),
-            (None, None),
-        ] {
-            let bundle = bundle_for(Some(&new), noted.as_ref(), None).unwrap();
+        let new = NEW.parse().unwrap();
+        let of = |version: &str| GroupBundle {
+            location: "/a".into(),
+            version: version.parse().unwrap(),
+        };
+        for (noted, taken) in [(Some(of(NEW)), Some("/a")), (Some(of(OLD)), None), (None, None)] {
+            let bundle = bundle_for(&new, noted.as_ref(), None).unwrap();
             assert_eq!(bundle.as_deref(), taken, "{noted:?}");
-            assert_eq!(bundle_for(None, noted.as_ref(), None), Ok(None), "it installs no version");
         }
-        assert_eq!(
-            bundle_for(Some(&old), Some(&of(None)), Some("bundle=/a")),
-            Ok(Some("/a".into()))
-        );
     }
 
     #[test]
     fn no_update_begins_while_the_task_of_a_requested_bundle_is_missing() {
         let new = NEW.parse().unwrap();
-        let noted = GroupBundle { location: "/a".into(), version: Some(NEW.parse().unwrap()) };
+        let noted = GroupBundle { location: "/a".into(), version: NEW.parse().unwrap() };
         for (requested, waits) in [
             ("version=v1.36.0,bundle=/b", true),
             ("bundle=/b", true),
+            ("bundle=b", true),
+            ("version=v1,bundle=/a", true),
             ("version=v1.36.0,bundle=/a", false),
             ("bundle=/a", false),
             ("version=v1.35.0,bundle=/b", false),
             ("version=v1.36.0", false),
             ("channel=1.36/stable", false),
-            ("bundle=b", false),
+            ("chanel=1.36/stable", false),
         ] {
-            let bundle = bundle_for(Some(&new), Some(&noted), Some(requested));
+            let bundle = bundle_for(&new, Some(&noted), Some(requested));
             assert_eq!(bundle.is_err(), waits, "{requested}");
         }
-        let why = bundle_for(Some(&new), None, Some("bundle=/b")).unwrap_err().to_string();
-        assert!(why.contains("refit.dev/in-place-upgrade-to") && why.contains("\"/b\""), "{why}");
+        for (requested, part) in
+            [("bundle=/b", "\"/b\""), ("bundle=b", "expected an absolute path")]
+        {
+            let why = bundle_for(&new, None, Some(requested)).unwrap_err().to_string();
+            assert!(why.contains("refit.dev/in-place-upgrade-to") && why.contains(part), "{why}");
+        }
     }
 }

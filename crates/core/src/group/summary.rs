@@ -12,6 +12,7 @@ use super::{
     unrequested::{REASON_NOT_REQUESTED, Rollout},
 };
 use crate::{
+    ask::BundleExpected,
     change::{Policy, Verdict},
     node::{MEMBER_MISSING, SUPERSEDED},
     report::{EndsBy, Reason, RefusalReason},
@@ -37,6 +38,8 @@ const LASTING: SignedDuration = SignedDuration::from_mins(5);
 const CONTROL_PLANE_BLOCKED: &str = "ControlPlaneBlocked";
 /// Reason of [`BLOCKED`]: the NodeUpdate of a machine under way was deleted.
 const NODE_UPDATE_DELETED: &str = "NodeUpdateDeleted";
+/// Reason of [`BLOCKED`]: no UpgradeTask names the bundle that an annotation of the owner asks for.
+const BUNDLE_EXPECTED: &str = "BundleExpected";
 /// Reasons of [`COVERED`] for verdicts that wait for an operator.
 const WAITS_FOR_OPERATOR: [&str; 5] =
     ["NoFreshReport", "KubeletBehind", "ProviderForbidden", "Held", "Skipped"];
@@ -122,6 +125,8 @@ pub struct Outside<'a> {
     pub control_plane: Option<ControlPlane>,
     /// The slot of a Machine whose NodeUpdate was deleted, if Cluster API will not request another.
     pub deserted: Option<&'a Slot>,
+    /// A Machine whose update does not begin before its bundle is known, and why.
+    pub bundle: Option<(&'a str, BundleExpected)>,
     /// The owner's rollout, if the owner is known.
     pub rollout: Option<Rollout<'a>>,
 }
@@ -350,6 +355,9 @@ fn blocked_from_outside(
              with the same goal, which continues with what it finds"
         );
         return Some((NODE_UPDATE_DELETED, message));
+    }
+    if let Some((machine, why)) = &outside.bundle {
+        return Some((BUNDLE_EXPECTED, format!("Machine {machine}: {why}")));
     }
     let behind = Some(Reason::Update(RefusalReason::ControlPlaneBehind));
     let refused = conditions::get(&status.conditions, COVERED)

@@ -13,7 +13,7 @@ use super::{
     adopt, guard,
     lost::HOST_LOST,
     member_missing,
-    order::{is_unfinished, releases, same_machine, speaks},
+    order::{is_newer, is_unfinished, releases, same_machine, speaks},
     seen::{NodeView, Workload},
     snapshot::{
         Announcement, Decision, Group, GroupState, ManagementWrite, Providers, Severity, Snapshot,
@@ -106,8 +106,10 @@ fn released(
 ) -> Option<UpdateGroupStatus> {
     let uid = &s.update.spec.machine_ref.uid;
     let mut next = group::release(held, uid)?;
-    let is_own = s.update.metadata.name.as_ref() == Some(&slot.node_update);
-    if let Some(rollout) = RolloutKey::of(&s.update.spec, pace).filter(|_| is_own) {
+    // A holder that is gone may have been a refresh of certificates.
+    let is_holder = |one: &NodeUpdate| one.metadata.name.as_ref() == Some(&slot.node_update);
+    let is_known = is_holder(&s.update) || same_machine(s).any(is_holder);
+    if let Some(rollout) = RolloutKey::of(&s.update.spec, pace).filter(|_| is_known) {
         if status.phase == Phase::Succeeded {
             group::record_success(&mut next, uid, now);
             group::record_durations(&mut next, &status.steps);
@@ -203,10 +205,12 @@ pub(super) fn requests_done<'a>(
             return own;
         }
         let named = others.clone().find(|other| other.metadata.name.as_ref() == Some(asked));
-        let is_same_kind = named.is_none_or(|named| {
-            named.spec.issues_certificates() == update.spec.issues_certificates()
+        let is_later = named.is_none_or(|named| {
+            let is_same_kind =
+                named.spec.issues_certificates() == update.spec.issues_certificates();
+            is_same_kind && is_newer(update, named)
         });
-        !own && is_same_kind && status.phase == Phase::Succeeded
+        !own && is_later && status.phase == Phase::Succeeded
     };
     let all = [keys::RETRY, keys::ADOPT, keys::ABORT];
     all.into_iter().filter(is_done).map(|key| (key.to_owned(), None)).collect()

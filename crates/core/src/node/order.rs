@@ -32,8 +32,8 @@ pub(super) fn is_unfinished(update: &NodeUpdate) -> bool {
     !update.status.as_ref().map(|status| status.phase).unwrap_or_default().is_final()
 }
 
-/// Whether an ended NodeUpdate releases a slot of its Machine: its own, or, if it speaks for the Machine, that of one that
-/// is gone. `of_machine` are all NodeUpdates of the Machine.
+/// Whether an ended NodeUpdate releases a slot of its Machine: its own, or, if it speaks for the Machine, that of another
+/// one. A refresh of certificates releases its own. `of_machine` are all NodeUpdates of the Machine.
 pub(super) fn releases<'a>(
     update: &NodeUpdate,
     speaks: bool,
@@ -42,7 +42,8 @@ pub(super) fn releases<'a>(
 ) -> bool {
     let is_holder = |one: &NodeUpdate| one.metadata.name.as_ref() == Some(&slot.node_update);
     slot.machine_uid == update.spec.machine_ref.uid
-        && (is_holder(update) || speaks && !of_machine.any(is_holder))
+        && (is_holder(update)
+            || speaks && !of_machine.any(|one| is_holder(one) && one.spec.issues_certificates()))
 }
 
 /// New certificates show nothing of what a machine was brought to before.

@@ -140,6 +140,16 @@ impl Obstacle {
         }
     }
 
+    /// Whether what the task names is a group of Refit, so that only the task itself waits.
+    pub fn leaves_group(&self) -> bool {
+        match self {
+            Self::NotOptedIn { .. } | Self::Missing { .. } | Self::NotSupported { .. } => false,
+            Self::ClusterPaused { .. }
+            | Self::UpdatedByClusterApi { .. }
+            | Self::OlderTask { .. } => true,
+        }
+    }
+
     /// What stands in the way, and what ends it.
     pub fn message(&self) -> String {
         match self {

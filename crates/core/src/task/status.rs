@@ -61,7 +61,9 @@ pub fn status(seen: &GroupSeen<'_>, refused: &BTreeMap<String, Refused>) -> Upgr
     if !old.phase.has_ended() {
         next.counts = Some(counts(&members, seen.stops()));
         next.failures = failures(&members);
-        next.version = seen.target().cloned();
+        if !seen.owner_was_edited() {
+            next.version = seen.target().cloned();
+        }
         if let Some(owner) = seen.owner.as_ref().filter(|_| seen.sets_version().is_none())
             && (next.owner_request.is_empty() || !is_for_one_request(seen.task))
         {

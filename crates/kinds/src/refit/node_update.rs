@@ -77,7 +77,7 @@ pub struct NodeUpdateSpec {
 
 /// What the location of a bundle looks like: a path on the host, or a URL without credentials.
 pub const BUNDLE_LOCATION: &str =
-    r"^((file://)?/+[!-.0-~][!-~]*|(https?|oci(\+http)?)://[A-Za-z0-9.:\[\]-]+(/[!-~]*)?)$";
+    r"^((file://)?/+[!-.0-~][!-~]*|(https?|oci(\+http)?)://[A-Za-z0-9._:\[\]-]+(/[!->@-~]*)?)$";
 /// How long it may be, in bytes.
 pub const BUNDLE_LOCATION_MAX: usize = 1024;
 

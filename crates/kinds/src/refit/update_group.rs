@@ -196,9 +196,8 @@ pub struct UpdateGroupStatus {
 pub struct GroupBundle {
     /// Where the bundle is, for the hosts.
     pub location: String,
-    /// The version that it is for; absent: whatever the owner requests.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub version: Option<KubernetesVersion>,
+    /// The version that it is for.
+    pub version: KubernetesVersion,
 }
 
 /// What an Updater does about a change.

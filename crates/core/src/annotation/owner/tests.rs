@@ -93,7 +93,7 @@ impl World {
             stage: Stage::Ongoing,
             cluster_ref: ClusterRef::default(),
             owner_ref: None,
-            version: None,
+            version: self.version.clone(),
             hops: None,
             machines: None,
             updater_ref: None,
@@ -351,6 +351,13 @@ fn a_bundle_goes_with_a_version_or_with_what_the_owner_requests_already() {
     outdated.runs(BUNDLE, TaskPhase::Complete);
     assert_eq!(outdated.look(), OwnerRequest::None);
     assert_eq!(outdated.annotations[REFIT.release], BUNDLE);
+    let mut raised = versioned();
+    raised.annotations.insert(REFIT.upgrade_to.into(), BUNDLE.into());
+    raised.runs(BUNDLE, TaskPhase::Ongoing);
+    raised.version = Some(KubernetesVersion::new(1, 35, 0));
+    assert_eq!(raised.look(), OwnerRequest::Stop, "the task is for the version before");
+    raised.runs(BUNDLE, TaskPhase::Aborted);
+    assert_eq!(raised.look(), asks(BUNDLE, None));
 }
 
 #[test]

@@ -132,8 +132,19 @@ fn new_certificates_and_upgrades_end_only_their_own_requests() {
     let is_asked = |one: &One| one.annotations().contains_key(keys::RETRY);
     let speaker = by_phase(Phase::Succeeded, &[17, 16]);
     assert!(is_asked(&speaker), "the refresh m-0-2 is to be repeated");
-    let refreshed = by_phase(Phase::Succeeded, &[17, 14, 16]);
-    assert!(!is_asked(&refreshed), "another refresh has succeeded");
+    let mut refreshed = ended(Phase::Succeeded);
+    change(17, &mut refreshed);
+    change(14, &mut refreshed);
+    refreshed.update.metadata.name = Some("m-0-3".into());
+    change(16, &mut refreshed);
+    refreshed.settle();
+    assert!(!is_asked(&refreshed), "a later refresh has succeeded");
+    let mut earlier = ended(Phase::Succeeded);
+    for what in [14, 17, 16] {
+        change(what, &mut earlier);
+        earlier.settle();
+    }
+    assert!(is_asked(&earlier), "an earlier refresh has succeeded");
     let mut upgrade = update("m-0", 2);
     upgrade.status = Some(NodeUpdateStatus { phase: Phase::Failed, ..Default::default() });
     let mut refreshed = ended(Phase::Succeeded);
@@ -145,6 +156,18 @@ fn new_certificates_and_upgrades_end_only_their_own_requests() {
     refreshed.settle();
     let left: Vec<String> = refreshed.annotations().into_keys().collect();
     assert_eq!(left, [keys::RETRY], "the upgrade m-0-2 is to be repeated");
+}
+
+#[test]
+fn an_upgrade_that_has_ended_releases_the_slot_of_an_earlier_one() {
+    let mut one = ended(Phase::Succeeded);
+    one.node_mut().kubelet_version = GOAL.into();
+    let mut earlier = update("m-0", 0);
+    earlier.status = Some(NodeUpdateStatus { phase: Phase::Failed, ..Default::default() });
+    one.siblings.push(earlier);
+    one.group.as_mut().unwrap().slots.push(slot("m-0-0"));
+    one.settle();
+    assert_eq!(one.slots(), 0, "it may never see the version that it wants");
 }
 
 #[test]

@@ -66,7 +66,9 @@ fn next<'s>(seen: &'s OptionSeen<'_>) -> Vec<&'s OptionMember<'s>> {
         return Vec::new();
     }
     let members = seen.members();
-    let under_way = members.iter().filter(|(_, state)| state.is_under_way()).count();
+    let takes_a_place =
+        |state: OptionState| state.is_under_way() || state == OptionState::ShownInProgress;
+    let under_way = members.iter().filter(|(_, state)| takes_a_place(*state)).count();
     let is_next = |state| matches!(state, OptionState::Waiting | OptionState::Overruled);
     let mut waiting: Vec<_> = members.into_iter().filter(|(_, state)| is_next(*state)).collect();
     sort(&mut waiting, seen.order);
@@ -100,6 +102,7 @@ pub(super) fn is_done(seen: &OptionSeen<'_>) -> bool {
         OptionState::Deleting
         | OptionState::Waiting
         | OptionState::Overruled
+        | OptionState::ShownInProgress
         | OptionState::Excepted(ExceptionRule::Hold)
         | OptionState::Updating
         | OptionState::Failed => false,

@@ -8,7 +8,7 @@ use refit_kinds::{
     refit::{ExceptionRule, MachineUid, NodeUpdate, PartState},
 };
 
-use crate::{annotation::Compat, task::member::phase_of};
+use crate::task::member::phase_of;
 
 /// A Machine of the group.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +40,8 @@ pub enum OptionState {
     Waiting,
     /// Its turn, although it is asked for another option, which has not begun.
     Overruled,
+    /// A person, who removes a status that shows an upgrade which nothing requests.
+    ShownInProgress,
     /// An operator, who has it left out.
     Excepted(ExceptionRule),
     /// The end of its upgrade.
@@ -53,14 +55,18 @@ impl OptionState {
     pub(super) fn is_under_way(self) -> bool {
         match self {
             Self::Updating | Self::Failed | Self::Deleting => true,
-            Self::Updated | Self::Waiting | Self::Overruled | Self::Excepted(_) => false,
+            Self::Updated
+            | Self::Waiting
+            | Self::Overruled
+            | Self::ShownInProgress
+            | Self::Excepted(_) => false,
         }
     }
 }
 
 impl OptionMember<'_> {
     /// What the Machine waits for, on its way to an option.
-    pub fn state(&self, keys: Keys, compat: Compat, option: &str) -> OptionState {
+    pub fn state(&self, keys: Keys, waits_for_status: bool, option: &str) -> OptionState {
         if self.deleting {
             return OptionState::Deleting;
         }
@@ -77,13 +83,12 @@ impl OptionMember<'_> {
             Some(_) if may_run => OptionState::Updating,
             Some(_) => self.waits(OptionState::Overruled),
             None if is_busy => OptionState::Updating,
-            // Nothing may ever end it.
-            None if compat.is_strict(keys)
+            None if get(keys.release) == Some(option) => OptionState::Updated,
+            None if waits_for_status
                 && get(keys.status) == Some(UpgradeStatus::InProgress.into()) =>
             {
-                OptionState::Updating
+                OptionState::ShownInProgress
             }
-            None if get(keys.release) == Some(option) => OptionState::Updated,
             None => self.waits(OptionState::Waiting),
         }
     }

@@ -26,7 +26,6 @@ pub use self::{
     status::option_status,
 };
 use super::{Obstacle, is_to_stop};
-use crate::annotation::Compat;
 
 /// The lock of a control plane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -60,8 +59,9 @@ pub struct OptionSeen<'a> {
     pub option: &'a GoalOption,
     /// The annotations by which it asks.
     pub keys: Keys,
-    /// How closely Canonical's controllers are followed.
-    pub compat: Compat,
+    /// A Machine whose status shows an upgrade is waited for, also if nothing requests that, as Canonical's controllers do
+    /// with workers.
+    pub waits_for_status: bool,
     /// What stands in the way.
     pub obstacle: Option<Obstacle>,
     /// The owner, if it is known.
@@ -103,7 +103,7 @@ impl<'a> OptionSeen<'a> {
     }
 
     fn state_of(&self, member: &OptionMember<'_>) -> OptionState {
-        member.state(self.keys, self.compat, &self.option.to_string())
+        member.state(self.keys, self.waits_for_status, &self.option.to_string())
     }
 
     /// The first of the named Machines, if the owner has none of them.

@@ -49,7 +49,10 @@ fn counts(members: &[(&OptionMember<'_>, OptionState)]) -> TaskCounts {
             OptionState::Updating => counts.updating += 1,
             OptionState::Failed => counts.failed += 1,
             OptionState::Excepted(_) => counts.excepted += 1,
-            OptionState::Waiting | OptionState::Overruled | OptionState::Deleting => {
+            OptionState::Waiting
+            | OptionState::Overruled
+            | OptionState::ShownInProgress
+            | OptionState::Deleting => {
                 counts.waiting += 1;
             }
         }

@@ -81,7 +81,7 @@ impl World {
             task: &self.task,
             option: self.task.spec.option.as_ref().unwrap(),
             keys: self.keys,
-            compat: Compat::Corrected,
+            waits_for_status: false,
             obstacle: None,
             owner: Some(OptionOwner { deleting: false, is_ready: self.is_ready }),
             machines: members.collect(),
