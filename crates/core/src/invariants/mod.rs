@@ -12,6 +12,7 @@
 //! | 4 | one unfinished NodeUpdate per Machine; none starts twice, reopens, or goes below the version at which it began unasked; its updaters work one after the other |
 //! | 7 | a cordon, taint or label of an admin survives |
 //! | 8 | no gate lets an aborted update change the host |
+//! | 9 | no available machine gets a slot outside of the maintenance windows of its group |
 //!
 //! | number | at rest |
 //! |---|---|
@@ -34,6 +35,7 @@ mod observe;
 mod provider;
 mod rest;
 mod state;
+mod windows;
 
 #[cfg(test)]
 mod tests;
@@ -65,6 +67,8 @@ pub enum Invariant {
     AbortStops,
     /// Nothing of Refit is left on a Machine that is whole.
     NothingLeft,
+    /// A machine begins in a maintenance window of its group.
+    InWindow,
 }
 
 impl Invariant {
@@ -78,6 +82,7 @@ impl Invariant {
             Self::NoneForgotten | Self::UpdateRequested => 6,
             Self::Cordons => 7,
             Self::AbortStops | Self::NothingLeft => 8,
+            Self::InWindow => 9,
         }
     }
 }

@@ -13,6 +13,7 @@ use super::{
     objects::{self, Machine, Node, Owner, Plan, Policy, StaticPod, Update},
     provider::is_of_provider,
     state::{Key, World},
+    windows,
 };
 
 pub(super) const CONTROLLER: &str = "controller";
@@ -69,8 +70,11 @@ impl World {
             ("cluster.x-k8s.io", "Machine") => return self.machine(key, new, actor),
             ("refit.dev", "NodeUpdate") => return self.update(key, new, actor),
             ("refit.dev", "UpdateGroup") => {
+                let found = new.filter(|_| actor == CONTROLLER);
+                let found = found.map(|new| self.out_of_window(key, new)).unwrap_or_default();
                 let slots = new.map(objects::slots).unwrap_or_default();
                 self.slots.insert(key.clone(), slots);
+                return found;
             }
             ("cluster.x-k8s.io", "Cluster") => {
                 let deleting = new.is_none_or(|new| objects::deleted_at(new).is_some());
@@ -87,6 +91,24 @@ impl World {
             _ => {}
         }
         Vec::new()
+    }
+
+    /// Violations of new slots in a group.
+    fn out_of_window(&self, key: &Key, group: &Value) -> Vec<Violation> {
+        let known = self.slots.get(key);
+        let holds = |uid: &str| known.is_some_and(|slots| slots.iter().any(|(_, one)| one == uid));
+        let new = windows::slots(group).into_iter().filter(|(uid, _)| !holds(uid));
+        let early = new.filter(|(uid, since)| {
+            let machine = self.machines.values().find(|machine| machine.uid == *uid);
+            machine.is_some_and(|machine| self.is_available(machine))
+                && !windows::may_begin(group, *since)
+        });
+        let message = |(uid, since)| {
+            format!("the machine with uid {uid} gets a slot at {since}, when no window is open")
+        };
+        early
+            .map(|slot| violation(Invariant::InWindow, "UpdateGroup", &key.1, message(slot)))
+            .collect()
     }
 
     fn machine(&mut self, key: &Key, new: Option<&Value>, actor: &str) -> Vec<Violation> {

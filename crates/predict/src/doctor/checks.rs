@@ -475,7 +475,8 @@ pub(super) fn invariants(facts: &Facts, found: &mut Findings) {
             | Invariant::OneUpdate
             | Invariant::OneUpdater
             | Invariant::AbortStops
-            | Invariant::NothingLeft => {
+            | Invariant::NothingLeft
+            | Invariant::InWindow => {
                 "restart the controller, which removes leftovers; if it remains, report it as a bug"
             }
         };

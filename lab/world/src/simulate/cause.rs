@@ -100,7 +100,6 @@ pub(super) fn cause_holds(
                 since.zip(soak).map(|(since, soak)| since + SignedDuration::from_secs(soak));
             until.is_some_and(|until| world.now() < until)
         })),
-        // No script sets windows yet.
         RefusalReason::WindowClosed | RefusalReason::NoWindow => Some(
             own_group(world, own?)
                 .is_some_and(|group| !group["spec"]["pacing"]["windows"].is_null()),

@@ -169,12 +169,13 @@ pub(super) fn pace(random: &mut Random, shape: &Shape) -> Vec<String> {
     let name = owner.rsplit('/').next().unwrap_or_default();
     let object = format!("{}-{name}", kind.to_lowercase());
     let order = *random.pick(&["Oldest", "Newest", "Name"]);
-    let which = random.between(0, 4);
+    let which = random.between(0, 5);
     let pacing = match which {
         0 => "paused: true".to_owned(),
         1 => format!("pauseAfter: {}", random.between(0, 1)),
         2 => format!("soakSeconds: {}, order: {order}", random.between(1, 900)),
         3 => "stopAfterFailures: 1".to_owned(),
+        4 => format!("windows: {{{}}}", windows(random)),
         _ => format!("maxUnavailable: 1, order: {order}"),
     };
     let paced = format!(
@@ -197,6 +198,21 @@ pub(super) fn pace(random: &mut Random, shape: &Shape) -> Vec<String> {
     }
     lines.push(format!("at {time}m {field} -"));
     lines
+}
+
+/// A maintenance window of each hour or so, in which updates may fit.
+fn windows(random: &mut Random) -> String {
+    let every = random.between(1, 3);
+    let first = random.between(0, 59);
+    let lasts = random.between(5, 60 * every);
+    let days = "[Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday]";
+    let opens = (0..24).step_by(usize::try_from(every).unwrap_or(1)).map(|hour| {
+        format!(
+            "{{days: {days}, start: \"{hour:02}:{first:02}\", durationMinutes: {lasts}, timeZone: UTC}}"
+        )
+    });
+    let weekly: Vec<String> = opens.collect();
+    format!("weekly: [{}], estimateSeconds: {}", weekly.join(", "), 60 * random.between(1, 20))
 }
 
 /// A provider starts to default a field.

@@ -27,6 +27,8 @@ pub enum Rule {
     Invariant7,
     /// An aborted update is not rolled back, or a guard or a slot is left.
     Invariant8,
+    /// A machine begins outside of the maintenance windows of its group.
+    Invariant9,
     /// A replica without the Lease wrote as the leader.
     Fence,
     /// A host repeats a step that has succeeded.
@@ -66,6 +68,7 @@ impl Rule {
             Invariant::NoneForgotten | Invariant::UpdateRequested => Self::Invariant6,
             Invariant::Cordons => Self::Invariant7,
             Invariant::AbortStops | Invariant::NothingLeft => Self::Invariant8,
+            Invariant::InWindow => Self::Invariant9,
         }
     }
 }

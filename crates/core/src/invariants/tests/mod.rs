@@ -2,7 +2,7 @@ use jiff::Timestamp;
 use refit_kinds::keys;
 use serde_json::{Value, json};
 
-use super::*;
+use super::{observe::CONTROLLER, *};
 
 mod deletions;
 
@@ -247,6 +247,46 @@ fn a_control_plane_with_unhealthy_etcd_is_left_alone() {
     world.observe("", "Pod", Some("edge-1"), None, Some(&ill), "kubelet");
     assert_eq!(raise(&mut world.clone(), "c-0", "Upgrade"), [2]);
     assert_eq!(raise(&mut world, "c-1", "Upgrade"), OK);
+}
+
+#[test]
+fn a_machine_that_begins_outside_of_the_windows_of_its_group_is_found() {
+    let daily = |start: &str, zone: &str| {
+        json!({"weekly": [{
+            "days": ["Thursday"], "start": start, "durationMinutes": 60, "timeZone": zone,
+        }]})
+    };
+    let once = |until: &str| json!({"once": [{"from": "2026-01-01T00:00:00Z", "until": until}]});
+    let cases = [
+        (Value::Null, true),
+        (daily("01:00", "UTC"), true),
+        (daily("00:00", "UTC"), false),
+        (daily("00:00", "Europe/Berlin"), true),
+        (once("2026-01-01T01:00:01Z"), true),
+        (once("2026-01-01T01:00:00Z"), false),
+    ];
+    for (windows, is_open) in cases {
+        let group = |machine: &str| {
+            json!({
+                "metadata": meta("group"), "spec": {"pacing": {"windows": windows}},
+                "status": {"slots": [
+                    {"machine": machine, "machineUid": format!("uid-{machine}"), "since": now()},
+                ]},
+            })
+        };
+        let mut world = world();
+        let mut claims = |group: &Value| {
+            let found =
+                world.observe("refit.dev", "UpdateGroup", None, None, Some(group), CONTROLLER);
+            found.iter().map(|violation| violation.invariant.number()).collect::<Vec<_>>()
+        };
+        assert_eq!(claims(&group("w-0")).is_empty(), is_open, "{windows}");
+        assert_eq!(claims(&group("w-0")), OK, "it has it already");
+        world.observe("", "Node", Some("edge-1"), None, Some(&not_ready("w-1")), "kubelet");
+        let late = group("w-1");
+        let found = world.observe("refit.dev", "UpdateGroup", None, None, Some(&late), CONTROLLER);
+        assert!(found.is_empty(), "it is down already: {found:?}");
+    }
 }
 
 #[test]
