@@ -144,7 +144,7 @@ async fn until_stopped(cluster: &Cluster, target: &Target, printer: Printer) -> 
     let mut shown = 0;
     loop {
         let found = target.gather(cluster).await?;
-        let waiting = found.updates.iter().filter(|update| !phase_of(update).is_final()).count();
+        let waiting = found.updates.iter().filter(|update| !update.phase().is_final()).count();
         if waiting == 0 {
             return Ok(());
         }
@@ -179,13 +179,9 @@ fn owner_line(row: &revert::Row, dry_run: bool) -> String {
     }
 }
 
-fn phase_of(update: &NodeUpdate) -> Phase {
-    update.status.as_ref().map(|status| status.phase).unwrap_or_default()
-}
-
 /// Decides what to do about an update; returns `None` if it has ended.
 fn decide(update: &NodeUpdate) -> Option<Decision<Row>> {
-    let phase = phase_of(update);
+    let phase = update.phase();
     if phase.is_final() {
         return None;
     }

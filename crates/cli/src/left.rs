@@ -103,7 +103,7 @@ impl LeftOwner {
     /// Decides what continues the work of the task.
     pub(crate) fn continuation(&self) -> Continuation {
         let unfinished = || self.tasks.iter().filter(|task| !has_ended(task));
-        let is_failed = |task: &&UpgradeTask| phase_of(task) == TaskPhase::Failed;
+        let is_failed = |task: &&UpgradeTask| task.phase() == TaskPhase::Failed;
         let failed = || unfinished().filter(is_failed).filter(|task| !is_stopping(task));
         let mut at_work = unfinished().filter(|task| !is_failed(task) && !is_stopping(task));
         if let Some(task) = at_work.next() {
@@ -171,7 +171,7 @@ impl LeftOwner {
             }),
             version,
             // A complete task is done with its Machines: the others keep the owner paused.
-            machines: spec.machines.filter(|_| phase_of(task) != TaskPhase::Complete),
+            machines: spec.machines.filter(|_| task.phase() != TaskPhase::Complete),
             ..spec
         }
     }
@@ -207,10 +207,6 @@ pub(crate) fn is_stopping(task: &UpgradeTask) -> bool {
         Stage::Ongoing => task.metadata.deletion_timestamp.is_some(),
         Stage::Abort => true,
     }
-}
-
-fn phase_of(task: &UpgradeTask) -> TaskPhase {
-    task.status.as_ref().map(|status| status.phase).unwrap_or_default()
 }
 
 /// Name of a task.

@@ -157,9 +157,7 @@ fn decide(machine: &Machine, updates: &[NodeUpdate]) -> Decision<Row> {
 /// refresh of certificates.
 fn last_attempt<'a>(updates: &'a [NodeUpdate], uid: &MachineUid) -> Option<&'a NodeUpdate> {
     let speaker = speaker(updates, uid)?;
-    let status = speaker.status.as_ref();
-    let has_succeeded = status.is_some_and(|status| status.phase == Phase::Succeeded);
-    if has_succeeded { newest(updates, uid) } else { Some(speaker) }
+    if speaker.phase() == Phase::Succeeded { newest(updates, uid) } else { Some(speaker) }
 }
 
 fn show(printer: Printer, args: &AskArgs, rows: &[Row]) -> anyhow::Result<()> {

@@ -222,7 +222,7 @@ pub(crate) fn unfinished_of_group(stores: &Stores, group: &ObjectKey) -> Vec<Obj
     node_updates_of(stores, &machines_of(stores, group))
         .into_iter()
         .flatten()
-        .filter(|update| !phase_of(update).is_final())
+        .filter(|update| !update.phase().is_final())
         .map(|update| ObjectKey::of(update.as_ref()))
         .collect()
 }
@@ -231,7 +231,7 @@ pub(crate) fn unfinished_of_group(stores: &Stores, group: &ObjectKey) -> Vec<Obj
 pub(crate) fn unfinished_in(stores: &Stores, namespace: &str) -> Vec<ObjectKey> {
     let updates = stores.node_updates.list_in(namespace).into_iter();
     updates
-        .filter(|update| !phase_of(update).is_final())
+        .filter(|update| !update.phase().is_final())
         .map(|update| ObjectKey::of(update.as_ref()))
         .collect()
 }
@@ -244,11 +244,6 @@ pub(crate) fn machine_key(update: &NodeUpdate) -> ObjectKey {
 /// The group of a NodeUpdate's Machine.
 pub(crate) fn group_of_update(stores: &Stores, update: &NodeUpdate) -> Option<Group> {
     group_of(stores, stores.machines.get(&machine_key(update))?.as_ref())
-}
-
-/// Phase of a NodeUpdate; `Pending` until its controller has set one.
-pub(crate) fn phase_of(update: &NodeUpdate) -> refit_kinds::refit::Phase {
-    update.status.as_ref().map(|status| status.phase).unwrap_or_default()
 }
 
 /// The owner that controls an object.

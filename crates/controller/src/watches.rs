@@ -17,7 +17,7 @@ use crate::{
     context::Context,
     control_planes::{self, ForeignPlane},
     groups::{
-        group_of, group_of_set, machine_key, node_updates_of_machine, phase_of, unfinished_in,
+        group_of, group_of_set, machine_key, node_updates_of_machine, unfinished_in,
         unfinished_of_group,
     },
     host_plan::cluster_key,
@@ -158,7 +158,7 @@ pub(crate) fn wake_update(ctx: &Context, update: &NodeUpdate) {
 
 /// Whether a NodeUpdate has not ended, or has left something to do.
 pub(crate) fn has_work_left(ctx: &Context, update: &NodeUpdate) -> bool {
-    if !phase_of(update).is_final() {
+    if !update.phase().is_final() {
         return true;
     }
     let stores = &ctx.stores;
@@ -215,7 +215,8 @@ fn member_changed(ctx: &Context, group: ObjectKey) {
 
 pub(crate) fn update_changed(ctx: &Context, update: &NodeUpdate) {
     wake_update(ctx, update);
-    if update.spec.issues_certificates() && phase_of(update).is_final() {
+    let is_gone = || ctx.stores.node_updates.get(&ObjectKey::of(update)).is_none();
+    if update.spec.issues_certificates() && (update.phase().is_final() || is_gone()) {
         // The update that spoke for the Machine before does so again.
         wake_machine(ctx, &machine_key(update));
     }

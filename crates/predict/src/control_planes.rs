@@ -85,6 +85,7 @@ pub(super) fn predict(input: &Input, group: &GroupRef) -> Option<GroupPrediction
         view.look_for_unfinished(&machines);
         view.look_for_refusals(&machines);
         view.look_for_old_kubelets();
+        view.look_for_windows();
     }
     view.predict_seconds(view.plan.machines.in_place, 1);
     Some(view.conclude(false))

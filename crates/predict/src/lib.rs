@@ -30,6 +30,7 @@ mod selectors;
 mod sides;
 pub mod unreached;
 mod view;
+mod windows;
 mod workers;
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use refit_kinds::{
     json::{annotations, controller, is_deleting, label, name, namespace, text},
     keys,
     refit::{
-        HostPlan, MachineUid, NodeName, NodeUpdate, Owner, Phase, UpdateGroup, UpdateGroupStatus,
+        HostPlan, MachineUid, NodeName, NodeUpdate, Owner, UpdateGroup, UpdateGroupStatus,
         update_group_name,
     },
     version::StatedVersion,
@@ -210,7 +210,7 @@ impl Members {
             let status = machine.status.as_ref();
             let node = status.and_then(|status| status.node_ref.as_ref());
             let node: NodeName = node.map(|node| &*node.name).unwrap_or_default().into();
-            let newest = speaker(&updates, &machine_uid).map(phase_of);
+            let newest = speaker(&updates, &machine_uid).map(NodeUpdate::phase);
             let view = facts.nodes.iter().find(|view| view.name == node).map(AsRef::as_ref);
             let view = MachineView { machine: &machine, node: view, newest_phase: newest };
             let available = is_available(&view);
@@ -275,10 +275,6 @@ impl Members {
             evictions: None,
         }
     }
-}
-
-fn phase_of(update: &NodeUpdate) -> Phase {
-    update.status.as_ref().map(|status| status.phase).unwrap_or_default()
 }
 
 fn machines_of(objects: &Objects, group: &GroupRef, kind: Owner) -> Vec<Machine> {

@@ -439,10 +439,17 @@ impl<'a> View<'a> {
         }
     }
 
+    /// The role of its Machines.
+    pub(super) fn role(&self) -> Role {
+        if self.group.owner() == Some(Owner::ControlPlane) {
+            Role::ControlPlane
+        } else {
+            Role::Worker
+        }
+    }
+
     /// Predicts the duration of `count` updates, `at_once` of them in parallel, from past updates.
     pub(super) fn predict_seconds(&mut self, count: i64, at_once: i64) {
-        let control_plane = self.group.owner() == Some(Owner::ControlPlane);
-        let role = if control_plane { Role::ControlPlane } else { Role::Worker };
         let group = update_group_name(&self.group.kind, &self.group.name);
         let known: Vec<StepDurations> = self
             .input
@@ -453,7 +460,7 @@ impl<'a> View<'a> {
             })
             .unwrap_or_default();
         let Some(to) = self.plan.to.version() else { return };
-        let steps = plan_steps(role, to);
+        let steps = plan_steps(self.role(), to);
         let one: Option<i64> = step_names(&steps)
             .into_iter()
             .map(|step| median_seconds(&known, step).map(i64::from))

@@ -124,6 +124,7 @@ pub(super) fn predict(
         let machines: Vec<&Value> = machines.iter().map(AsRef::as_ref).collect();
         view.look_for_unfinished(&machines);
         view.look_for_refusals(&machines);
+        view.look_for_windows();
     }
     view.predict_seconds(view.plan.machines.in_place, at_once);
     Some(view.conclude(waits_for_a_user))

@@ -20,11 +20,7 @@ use super::{
     machine::{carry_out, has_k8sd},
     may_be_served_by_others, served,
 };
-use crate::{
-    context::Context,
-    groups::{node_updates_of_machine, phase_of},
-    host_plan::node_name,
-};
+use crate::{context::Context, groups::node_updates_of_machine, host_plan::node_name};
 
 /// A Machine, and its NodeUpdates.
 pub(super) struct Look<'a> {
@@ -81,7 +77,7 @@ impl<'a> Look<'a> {
         let is_own = |update: &&NodeUpdate| is_requested_by(*update, keys.certificates.refresh);
         let all = || updates.iter().map(AsRef::as_ref);
         let mut unfinished = all().filter(|update| {
-            update.spec.machine_ref.uid == uid && !phase_of(update).is_final() && !is_own(update)
+            update.spec.machine_ref.uid == uid && !update.phase().is_final() && !is_own(update)
         });
         let unfinished = unfinished.find_map(|update| update.metadata.name.as_deref());
         let upgrade = unfinished.map(Upgrade::NodeUpdate);

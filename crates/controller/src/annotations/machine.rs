@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     context::Context,
-    groups::{ensure_group, group_of, node_updates_of_machine, phase_of},
+    groups::{ensure_group, group_of, node_updates_of_machine},
     node_update::about_machine,
     owner::is_awaited,
     policy::first_annotation,
@@ -194,7 +194,7 @@ async fn request(
     // What others have requested is neither stopped nor counted as done.
     let of_others = known.iter().any(|update| {
         update.spec.machine_ref.uid == requests.facts.uid
-            && !phase_of(update).is_final()
+            && !update.phase().is_final()
             && !is_requested_by(update.as_ref(), key)
     });
     if of_others {

@@ -30,9 +30,7 @@ use super::{decision, provider, wire};
 use crate::{
     api_error::ReadError,
     context::Context,
-    groups::{
-        Group, control_plane_of, group_of, group_of_set, machines_of, machines_of_set, phase_of,
-    },
+    groups::{Group, control_plane_of, group_of, group_of_set, machines_of, machines_of_set},
     host_plan::host_report,
     indexes::UPDATES_BY_MACHINE_UID,
     node_update::live::read_object,
@@ -280,9 +278,9 @@ fn unfinished_on(ctx: &Context, machine: &Machine) -> Option<Unfinished> {
     let updates = updates_on(ctx, machine);
     let requests = updates
         .iter()
-        .filter(|update| !phase_of(update).is_final())
+        .filter(|update| !update.phase().is_final())
         .filter(|update| !update.status.as_ref().is_some_and(awaits_request))
-        .map(|update| (update.metadata.name.as_deref().unwrap_or_default(), phase_of(update)));
+        .map(|update| (update.metadata.name.as_deref().unwrap_or_default(), update.phase()));
     unfinished(requests, update_in_progress(machine))
 }
 

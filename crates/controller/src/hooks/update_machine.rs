@@ -161,7 +161,13 @@ impl Request<'_> {
             // Neither can be revoked, and the cache may lack what the last answer has recorded.
             if matches!(decided, Ask::Done | Ask::Create { .. }) && !confirmed {
                 confirmed = true;
-                wanted = match self.wanted(self.live_group().await?.as_ref()) {
+                let shown = self.live_group().await?;
+                if let Some(group) = &self.group
+                    && let Err(error) = LiveOwner::read(self.ctx, group).await
+                {
+                    return Ok(Answer::retry(error.to_string(), SOON_SECONDS).into());
+                }
+                wanted = match self.wanted(shown.as_ref()) {
                     Ok(wanted) => wanted,
                     Err(NotKnown(why)) => return Ok(Answer::retry(why, RETRY_MAX_SECONDS).into()),
                 };

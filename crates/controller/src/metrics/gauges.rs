@@ -20,7 +20,7 @@ use refit_runtime::ObjectKey;
 use crate::{
     cluster_view::ClusterView,
     context::Context,
-    groups::{group_of_update, machine_key, phase_of},
+    groups::{group_of_update, machine_key},
     host_plan::{machines_by_node, plan_key},
 };
 
@@ -186,7 +186,7 @@ impl Gauges {
             let known = of_machine.get(&ObjectKey::of(machine.as_ref()));
             let newest = known.and_then(|known| speaker(known.iter().copied(), &uid));
             let phase = newest
-                .map_or_else(|| NO_UPDATE.to_owned(), |update| format!("{:?}", phase_of(update)));
+                .map_or_else(|| NO_UPDATE.to_owned(), |update| format!("{:?}", update.phase()));
             *phases.entry(phase).or_default() += 1;
         }
         self.machines.clear();
@@ -333,7 +333,7 @@ fn blocked_drains(ctx: &Context) -> BTreeMap<ObjectKey, Timestamp> {
     for update in ctx.stores.node_updates.list() {
         let status = update.status.as_ref();
         // A budget without room blocks a drain before it begins, too.
-        if phase_of(&update) != Phase::Draining && !status.is_some_and(awaits_budget) {
+        if update.phase() != Phase::Draining && !status.is_some_and(awaits_budget) {
             continue;
         }
         let since = status.and_then(|status| status.blocked_by.iter().map(|b| b.since.0).min());

@@ -185,7 +185,7 @@ impl Look {
     /// Whether the cache lacks the Machine of an unfinished NodeUpdate: a stale cache must not end
     /// an update permanently.
     pub(super) fn machine_is_missing(&self) -> bool {
-        !groups::phase_of(&self.snapshot.update).is_final() && self.snapshot.own_machine().is_none()
+        !self.snapshot.update.phase().is_final() && self.snapshot.own_machine().is_none()
     }
 
     /// The data from the workload cluster's watches.
@@ -300,7 +300,7 @@ fn other_machines(
         let node = found.map(|found| nodes[found].as_ref());
         let machine_uid = MachineUid::of(&other.metadata);
         let newest = speaker(updates.iter().map(AsRef::as_ref), &machine_uid);
-        let newest_phase = newest.map(groups::phase_of);
+        let newest_phase = newest.map(NodeUpdate::phase);
         if let Some(newest) = newest
             && let Some(failure) = failure_of(newest)
             && let Some(rollout) = RolloutKey::of(&newest.spec, pace)

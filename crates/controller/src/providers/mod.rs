@@ -26,7 +26,7 @@ pub(crate) use self::{
     order::{Ordered, order, order_older, template_of},
     watch::{each_kind, run},
 };
-use crate::{api_error::cause, groups::phase_of};
+use crate::api_error::cause;
 
 /// Names a kind: its API version, or group, and its name.
 pub(crate) type Kind = (String, String);
@@ -121,7 +121,7 @@ impl WatchedKinds {
             let unreadable = watched.store.unreadable();
             // An older one may be at work as well.
             let older = siblings.iter().map(AsRef::as_ref);
-            let older = older.filter(|sibling| phase_of(sibling) != Phase::Succeeded);
+            let older = older.filter(|sibling| sibling.phase() != Phase::Succeeded);
             let updates = older.chain([update]);
             let names = updates.flat_map(|update| {
                 let name = update.metadata.name.as_deref().unwrap_or_default();
@@ -225,7 +225,7 @@ fn by_template<'a>(
     siblings: &'a [Arc<NodeUpdate>],
 ) -> BTreeMap<&'a UpdaterTemplate, &'a UpdatePart> {
     let left = siblings.iter().map(AsRef::as_ref);
-    let left = left.filter(|sibling| phase_of(sibling) != Phase::Succeeded);
+    let left = left.filter(|sibling| sibling.phase() != Phase::Succeeded);
     let parts = left.chain([update]).flat_map(|update| update.spec.provider_parts());
     parts.filter_map(|part| Some((&part.template.as_ref()?.template, part))).collect()
 }

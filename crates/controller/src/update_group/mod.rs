@@ -37,7 +37,7 @@ use crate::{
     context::{Context, Stores},
     groups::{
         Group, ensure_group, group_of, machines_of, node_updates_of, node_updates_of_machine,
-        owner_generation, owner_object, phase_of,
+        owner_generation, owner_object,
     },
     host_plan::{cluster_key, node_name},
     indexes::TASKS_BY_GROUP,
@@ -112,7 +112,7 @@ pub(crate) async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<
     if outside.lacks_machines {
         // They may stand in the way of the missing Machine, and no change of theirs wakes them.
         for (machine, update) in machines.iter().zip(&speakers) {
-            let ended = update.filter(|update| phase_of(update).is_final());
+            let ended = update.filter(|update| update.phase().is_final());
             if let Some(update) = ended.filter(|_| update_in_progress(machine.as_ref())) {
                 wake_update(ctx, update);
             }
@@ -156,7 +156,7 @@ fn given_up_for_another_version(
             machine.spec.version != wanted && update_in_progress(machine.as_ref())
         })
         .filter_map(|(_, update)| *update)
-        .filter(|update| matches!(phase_of(update), Phase::Failed | Phase::Stopped))
+        .filter(|update| matches!(update.phase(), Phase::Failed | Phase::Stopped))
         .map(ObjectKey::of)
         .collect()
 }
@@ -190,7 +190,7 @@ fn next_status(
         })
         .collect();
     let mut next = status.clone();
-    next.bundle = bundle_of_tasks(stores, &group.key).map(Box::new);
+    next.bundle = bundle_of_tasks(stores, &group).map(Box::new);
     for machine_uid in free {
         next = release(&next, machine_uid).unwrap_or(next);
     }
@@ -214,9 +214,14 @@ fn next_status(
 }
 
 /// The bundle that the tasks of a group ask for.
-pub(crate) fn bundle_of_tasks(stores: &Stores, group: &ObjectKey) -> Option<GroupBundle> {
-    let tasks = stores.upgrade_tasks.listed(&TASKS_BY_GROUP, group);
-    bundle_of(tasks.iter().map(AsRef::as_ref))
+pub(crate) fn bundle_of_tasks(stores: &Stores, group: &Group) -> Option<GroupBundle> {
+    let tasks = stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &group.key);
+    if tasks.is_empty() {
+        return None;
+    }
+    let owner = LiveOwner::of(stores, group);
+    let requested = owner.as_ref().and_then(|owner| owner.version().version());
+    bundle_of(tasks.iter().map(AsRef::as_ref), requested)
 }
 
 /// Records what has become of the group's rollout.
@@ -247,7 +252,7 @@ fn record_rollout(
     let is_of_refresh = |slot: &Slot| {
         refreshes.iter().any(|update| update.metadata.name.as_ref() == Some(&slot.node_update))
     };
-    let all_ended = others.iter().all(|update| phase_of(update).is_final());
+    let all_ended = others.iter().all(|update| update.phase().is_final());
     let none_asked = !machines.iter().any(|machine| update_in_progress(machine.as_ref()));
     if is_up_to_date && all_ended && none_asked && next.slots.iter().all(is_of_refresh) {
         record_end(next, pace, now);

@@ -13,14 +13,14 @@ use refit_core::{
 use refit_kinds::{
     canonical::REFIT,
     conditions, keys,
-    refit::{MachineUid, NodeUpdate, Slot},
+    refit::{MachineUid, NodeUpdate, Phase, Slot},
 };
 use refit_runtime::ObjectKey;
 
 use super::bundle_of_tasks;
 use crate::{
     context::Stores,
-    groups::{Group, control_plane_group, phase_of},
+    groups::{Group, control_plane_group},
     owner::{LiveOwner, limits_of},
 };
 
@@ -49,10 +49,17 @@ fn bundle_expected<'a>(
 ) -> Option<(&'a str, BundleExpected)> {
     let annotations = LiveOwner::of(stores, group)?.annotations();
     let requested = annotations.get(REFIT.upgrade_to)?;
-    let noted = bundle_of_tasks(stores, &group.key);
-    let has_none = |update: Option<&NodeUpdate>| update.is_none_or(|one| phase_of(one).is_final());
+    let noted = bundle_of_tasks(stores, group);
+    let is_to_come = |machine: &Machine, update: &NodeUpdate| {
+        let goal = update.spec.goal.kubernetes_version.as_ref();
+        let has_reached =
+            update.phase() == Phase::Succeeded && goal == machine.spec.version.version();
+        update.phase().is_final() && !has_reached
+    };
     let mut waiting = machines.iter().zip(speakers).filter(|(machine, update)| {
-        has_none(**update) && update_in_progress(machine.as_ref()) && runs_another_version(machine)
+        update.is_none_or(|update| is_to_come(machine, update))
+            && update_in_progress(machine.as_ref())
+            && runs_another_version(machine)
     });
     waiting.find_map(|(machine, _)| {
         let version = machine.spec.version.version()?;

@@ -77,7 +77,7 @@ pub(super) async fn set_version(
 /// Notes on the UpdateGroup which bundle its tasks ask for: a replica that serves hooks reads it there live, while its view
 /// of tasks may lag.
 pub(super) async fn note_bundle(ctx: &Context, look: &Look) -> anyhow::Result<()> {
-    let wanted = bundle_of_tasks(&ctx.stores, &look.group.key).map(Box::new);
+    let wanted = bundle_of_tasks(&ctx.stores, &look.group).map(Box::new);
     let may_ever_work = look.owner.is_some() && look.obstacle().is_none_or(Obstacle::leaves_group);
     if look.task.spec.bundle.is_none() || wanted.is_none() || !may_ever_work {
         return Ok(());

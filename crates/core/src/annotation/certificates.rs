@@ -28,7 +28,7 @@ use refit_kinds::{
 
 use super::{
     Compat,
-    machine::{Announced, Request, phase, stop},
+    machine::{Announced, Request, stop},
     notes::{LEFT, changed, left_note, left_to_others, normal, refused_note},
 };
 use crate::node::{Announcement, SUPERSEDED, Severity, begins_attempt};
@@ -116,8 +116,8 @@ pub fn certificates(seen: &CertificatesSeen<'_>) -> Announced {
     match requested(update) {
         Some(seconds) if seconds == lifetime.seconds() => seen.shows(update, text, lifetime),
         // The request was edited meanwhile.
-        Some(_) | None if phase(update) == Phase::Succeeded => seen.done(update),
-        Some(_) | None if phase(update).is_final() => seen.ask(lifetime),
+        Some(_) | None if update.phase() == Phase::Succeeded => seen.done(update),
+        Some(_) | None if update.phase().is_final() => seen.ask(lifetime),
         Some(_) | None => {
             Announced { request: stop(update).unwrap_or_default(), ..Announced::default() }
         }
@@ -214,7 +214,7 @@ impl CertificatesSeen<'_> {
     fn without_request(&self) -> Announced {
         let CertificateKeys { status, shown, noted, .. } = self.own();
         if let Some(update) = self.update.filter(|update| !self.has_shown(update)) {
-            let phase = phase(update);
+            let phase = update.phase();
             if phase == Phase::Succeeded {
                 return self.done(update);
             }

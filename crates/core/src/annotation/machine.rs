@@ -109,8 +109,8 @@ pub fn machine(seen: &MachineSeen<'_>) -> Announced {
     match &update.spec.goal.option {
         Some(requested) if *requested == option => seen.shows(update, &option),
         // The request was edited meanwhile: what was installed is shown before the new one begins.
-        Some(installed) if phase(update) == Phase::Succeeded => seen.done(update, installed),
-        Some(_) | None if phase(update).is_final() => seen.ask(option),
+        Some(installed) if update.phase() == Phase::Succeeded => seen.done(update, installed),
+        Some(_) | None if update.phase().is_final() => seen.ask(option),
         Some(_) | None => {
             Announced { request: stop(update).unwrap_or_default(), ..Announced::default() }
         }
@@ -196,7 +196,7 @@ impl MachineSeen<'_> {
         let Some(update) = self.update.filter(|update| !self.has_shown(update)) else {
             return self.without_status();
         };
-        let phase = phase(update);
+        let phase = update.phase();
         if !phase.is_final() {
             return Announced { request: stop(update).unwrap_or_default(), ..Announced::default() };
         }
@@ -335,12 +335,8 @@ impl MachineSeen<'_> {
 
 /// The stop of an unfinished NodeUpdate that has not been asked to stop.
 pub(super) fn stop(update: &NodeUpdate) -> Option<Request> {
-    let goes_on = !phase(update).is_final() && update.spec.stage == Stage::Ongoing;
+    let goes_on = !update.phase().is_final() && update.spec.stage == Stage::Ongoing;
     goes_on.then(|| Request::Stop(update.metadata.name.clone().unwrap_or_default()))
-}
-
-pub(super) fn phase(update: &NodeUpdate) -> Phase {
-    update.status.as_ref().map(|status| status.phase).unwrap_or_default()
 }
 
 pub(super) fn rfc1123z(at: Timestamp) -> String {

@@ -151,7 +151,7 @@ pub fn owner(seen: &OwnerSeen<'_>) -> OwnerAnnounced {
         Wanted::Bundle { version: Some(_), .. } | Wanted::Version(_) | Wanted::Option(_) => true,
     };
     let is_for_it = is_for_version && requested(task) == Some(&wanted.to_string());
-    match phase(task) {
+    match task.phase() {
         TaskPhase::Complete if is_for_it => seen.done(task),
         TaskPhase::Aborted if is_for_it && is_stopped_by_a_person(task) => seen.ended(task, text),
         TaskPhase::Complete | TaskPhase::Aborted => seen.ask(wanted),
@@ -172,7 +172,7 @@ impl<'a> OwnerSeen<'a> {
     }
 
     fn unfinished(&self) -> Option<&'a UpgradeTask> {
-        self.task.filter(|task| !phase(task).has_ended())
+        self.task.filter(|task| !task.phase().has_ended())
     }
 
     /// Whether the end of this task is shown.
@@ -399,8 +399,8 @@ impl<'a> OwnerSeen<'a> {
     /// Nothing is requested any more: what runs is stopped, and its end is shown.
     fn without_request(&self) -> OwnerAnnounced {
         match self.task.filter(|task| !self.has_shown(task)) {
-            Some(task) if !phase(task).has_ended() => stop(task),
-            Some(task) if phase(task) == TaskPhase::Complete => self.done(task),
+            Some(task) if !task.phase().has_ended() => stop(task),
+            Some(task) if task.phase() == TaskPhase::Complete => self.done(task),
             Some(task) => self.cancelled(task.metadata.name.clone(), Some(task)),
             None => match self.get(self.keys.noted) {
                 Some(noted) if noted.starts_with(LEFT) => {
@@ -531,10 +531,6 @@ fn stop(task: &UpgradeTask) -> OwnerAnnounced {
         Stage::Abort => OwnerRequest::None,
     };
     OwnerAnnounced { request, ..OwnerAnnounced::default() }
-}
-
-fn phase(task: &UpgradeTask) -> TaskPhase {
-    task.status.as_ref().map(|status| status.phase).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -3,21 +3,27 @@
 
 use refit_kinds::{
     canonical::{BUNDLE, BadOption, REFIT, Wanted},
+    conditions, keys,
     refit::{GroupBundle, Stage, UpgradeTask},
     version::KubernetesVersion,
 };
 
-/// The bundle of a group that its tasks ask for: for the version of the oldest task that has not ended, which alone works,
-/// from the newest one that names a bundle for it.
-pub fn bundle_of<'a>(tasks: impl IntoIterator<Item = &'a UpgradeTask>) -> Option<GroupBundle> {
-    let mut unfinished: Vec<&UpgradeTask> = tasks
-        .into_iter()
-        .filter(|task| !task.status.as_ref().is_some_and(|status| status.phase.has_ended()))
-        .collect();
+use crate::task::{Obstacle, status::READY};
+
+/// The bundle of a group that its tasks ask for: for the version of the oldest task that has not ended, which alone works.
+/// What an annotation asks for comes first: its task may wait for one that names none. `requested` is the version of the owner.
+pub fn bundle_of<'a>(
+    tasks: impl IntoIterator<Item = &'a UpgradeTask>,
+    requested: Option<&'a KubernetesVersion>,
+) -> Option<GroupBundle> {
+    let may_work = |task: &&UpgradeTask| !task.phase().has_ended() && !is_for_no_group(task);
+    let mut unfinished: Vec<&UpgradeTask> = tasks.into_iter().filter(may_work).collect();
     unfinished.sort_by_key(|task| task.age());
+    let version_of = |task: &'a UpgradeTask| version_of(task).or(requested);
     let version = version_of(unfinished.first()?)?;
-    let mut newest_first = unfinished.iter().rev();
-    let location = newest_first.find_map(|task| {
+    let (annotated, others): (Vec<&UpgradeTask>, Vec<&UpgradeTask>) =
+        unfinished.into_iter().partition(|task| is_of_annotation(task));
+    let location = annotated.into_iter().chain(others).find_map(|task| {
         let goes_on = match task.spec.stage {
             Stage::Ongoing => task.metadata.deletion_timestamp.is_none(),
             Stage::Abort => false,
@@ -26,6 +32,17 @@ pub fn bundle_of<'a>(tasks: impl IntoIterator<Item = &'a UpgradeTask>) -> Option
         task.spec.bundle.clone().filter(|_| goes_on && is_for_all)
     })?;
     Some(GroupBundle { location, version: version.clone() })
+}
+
+fn is_of_annotation(task: &UpgradeTask) -> bool {
+    let annotations = task.metadata.annotations.as_ref();
+    annotations.is_some_and(|all| all.contains_key(keys::REQUESTED_BY))
+}
+
+/// Whether a task shows that what it names is not a group of Refit.
+fn is_for_no_group(task: &UpgradeTask) -> bool {
+    let conditions = task.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    conditions::get(conditions, READY).is_some_and(|ready| Obstacle::is_of_no_group(&ready.reason))
 }
 
 /// The version of a task; of one that is for what its owner requests, what that was.
@@ -99,11 +116,11 @@ mod tests {
     }
 
     fn noted(tasks: &[UpgradeTask]) -> Option<String> {
-        bundle_of(tasks).map(|bundle| bundle.location)
+        bundle_of(tasks, None).map(|bundle| bundle.location)
     }
 
     #[test]
-    fn the_newest_task_for_the_version_of_the_oldest_one_decides_the_bundle_of_a_group() {
+    fn the_tasks_for_the_version_of_the_oldest_one_decide_the_bundle_of_a_group() {
         let bundle = || json!({"bundle": "/a"});
         let other = task("t-2", &json!({"bundle": "/b", "version": OLD}), TaskPhase::Pending);
         let of = |spec, phase| noted(&[other.clone(), task("t-1", &spec, phase)]);
@@ -118,16 +135,36 @@ mod tests {
         let of_some = json!({"bundle": "/a", "via": "Machines", "machines": ["m"]});
         assert_eq!(of(of_some, TaskPhase::Ongoing), None);
         assert_eq!(noted(&[]), None);
+        let mut annotated = other.clone();
+        annotated.spec.version = NEW.parse().ok();
+        let requested_by = (keys::REQUESTED_BY.to_owned(), REFIT.upgrade_to.to_owned());
+        annotated.metadata.annotations = Some([requested_by].into());
+        let one = task("t-1", &bundle(), TaskPhase::Ongoing);
+        assert_eq!(noted(&[one.clone(), annotated]).as_deref(), Some("/b"), "an annotation asks");
+        let mut wrong = one.clone();
+        wrong.status.as_mut().unwrap().conditions = vec![
+            serde_json::from_value(json!({
+                "type": "Ready", "status": "False", "reason": "NotSupported", "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }))
+            .unwrap(),
+        ];
+        assert_eq!(noted(&[wrong, other]).as_deref(), Some("/b"), "the first one works on nothing");
     }
 
     #[test]
     fn a_task_without_a_version_is_for_the_one_that_its_owner_requested() {
         let mut one = task("t-1", &json!({"bundle": "/a"}), TaskPhase::Ongoing);
         one.spec.version = None;
-        assert_eq!(bundle_of([&one]), None, "not known yet");
+        assert_eq!(bundle_of([&one], None), None, "not known yet");
+        let requested = NEW.parse().unwrap();
+        assert_eq!(
+            bundle_of([&one], Some(&requested)).map(|of| of.version),
+            Some(requested.clone())
+        );
         one.status.as_mut().unwrap().version = NEW.parse().ok();
         let of = GroupBundle { location: "/a".into(), version: NEW.parse().unwrap() };
-        assert_eq!(bundle_of([&one]), Some(of));
+        assert_eq!(bundle_of([&one], OLD.parse().ok().as_ref()), Some(of));
     }
 
     #[test]

@@ -97,7 +97,7 @@ pub fn ask<'a>(
     let unfinished = updates
         .iter()
         .copied()
-        .find(|update| update.spec.machine_ref.uid == machine.uid && !phase_of(update).is_final());
+        .find(|update| update.spec.machine_ref.uid == machine.uid && !update.phase().is_final());
     match (&ask, unfinished) {
         (Ask::Create { .. }, Some(older)) if is_to_version_of(older, goal) => {
             Ask::Wait(Wait::Running(older))
@@ -139,7 +139,7 @@ fn by_newest<'a>(
     let Some(newest) = newest(updates.iter().copied(), &machine.uid) else {
         return create();
     };
-    let phase = phase_of(newest);
+    let phase = newest.phase();
     if phase == Phase::Succeeded && !has_reached(newest, goal) {
         return create();
     }
@@ -198,10 +198,6 @@ fn ended_with(update: &NodeUpdate, reason: &str) -> bool {
     update.status.as_ref().is_some_and(|status| status.failure_reason == reason)
 }
 
-fn phase_of(update: &NodeUpdate) -> Phase {
-    update.status.as_ref().map(|status| status.phase).unwrap_or_default()
-}
-
 /// One past the highest ordinal in use, even if another Machine with this name used it.
 pub(crate) fn next_ordinal<'a>(
     machine: &str,
@@ -237,8 +233,7 @@ fn succeeded<'a>(
 fn supersede(update: &NodeUpdate) -> Ask<'_> {
     if is_stopping(update) {
         Ask::Wait(Wait::Stopping(update))
-    } else if phase_of(update).is_undisturbed()
-        && !update.status.as_ref().is_some_and(is_past_return)
+    } else if update.phase().is_undisturbed() && !update.status.as_ref().is_some_and(is_past_return)
     {
         Ask::Abort(update)
     } else {

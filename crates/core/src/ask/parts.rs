@@ -2,7 +2,7 @@
 
 use refit_kinds::refit::{Gate, Goal, KUBEADM, NodeUpdate, Phase, UpdatePart, ordinal_of};
 
-use super::{MachineFacts, phase_of};
+use super::MachineFacts;
 use crate::change::{Objects, Updater, host_part::BadHostPart, objects::PARTS};
 
 /// What a new update can use.
@@ -65,7 +65,7 @@ fn needs_version(machine: &MachineFacts, offer: Offer<'_>, updates: &[&NodeUpdat
         return false;
     };
     let last = updates.iter().rev().find(|update| update.spec.ends_at_version());
-    let is_whole = last.is_none_or(|last| phase_of(last) == Phase::Succeeded);
+    let is_whole = last.is_none_or(|last| last.phase() == Phase::Succeeded);
     machine.kubelet_version.as_ref() != Some(version) || !is_whole
 }
 
@@ -93,7 +93,7 @@ pub(super) fn reached_by<'a>(update: &'a NodeUpdate, updater: &str) -> Option<&'
     let is_listed = update.spec.updater_parts().any(|part| part.updater == updater);
     if !is_listed {
         // The Machine had it already.
-        return (phase_of(update) == Phase::Succeeded).then_some(&goal.hash);
+        return (update.phase() == Phase::Succeeded).then_some(&goal.hash);
     }
     let parts = update.status.iter().flat_map(|status| &status.parts);
     let part = parts.into_iter().find(|part| part.updater == updater)?;

@@ -7,15 +7,16 @@ use refit_kinds::refit::{StepDurations, StepState, StepStatus, UpdateGroupStatus
 /// few enough to keep the object at a few kilobytes.
 pub const MAX_DURATIONS: usize = 16;
 
-/// Adds the durations of an update's finished steps, newest last.
+/// Adds the durations of an update's finished steps, newest last; those that were skipped took no time.
 pub fn record_durations(status: &mut UpdateGroupStatus, steps: &[StepStatus]) {
     for step in steps {
-        let (StepState::Done, Some(started), Some(finished)) =
-            (step.state, &step.started_at, &step.finished_at)
-        else {
-            continue;
+        let seconds = match (step.state, &step.started_at, &step.finished_at) {
+            (StepState::Done, Some(started), Some(finished)) => {
+                finished.0.as_second().saturating_sub(started.0.as_second()).max(0)
+            }
+            (StepState::Skipped, ..) => 0,
+            _ => continue,
         };
-        let seconds = finished.0.as_second().saturating_sub(started.0.as_second()).max(0);
         let seconds = i32::try_from(seconds).unwrap_or(i32::MAX);
         let place = status.durations.iter().position(|known| known.step == step.name);
         let place = place.unwrap_or_else(|| {
@@ -35,11 +36,13 @@ pub fn median_seconds(durations: &[StepDurations], step: &str) -> Option<i32> {
     seconds.get(seconds.len() / 2).copied()
 }
 
-/// What 95 of 100 updates take at most for the steps that have not ended; `None` if the past does not show it for all.
-pub fn expected_rest(durations: &[StepDurations], steps: &[StepStatus]) -> Option<SignedDuration> {
-    let left = steps.iter().filter(|step| !step.state.is_done_or_skipped());
-    let seconds = left.map(|step| {
-        let seconds = sorted(durations, &step.name)?;
+/// What 95 of 100 updates take at most for these steps; `None` if the past does not show it for all.
+pub fn expected_rest<'a>(
+    durations: &[StepDurations],
+    steps: impl IntoIterator<Item = &'a str>,
+) -> Option<SignedDuration> {
+    let seconds = steps.into_iter().map(|step| {
+        let seconds = sorted(durations, step)?;
         let rank = (seconds.len() * 95).div_ceil(100);
         seconds.get(rank.checked_sub(1)?).copied().map(i64::from)
     });

@@ -29,9 +29,10 @@ pub use annotations::{OwnerPacing, machine_complaint};
 pub use durations::{MAX_DURATIONS, expected_rest, median_seconds, record_durations};
 pub use exception::{Exception, exception_of};
 pub use pacing::{
-    Candidate, Pace, Queued, RolloutKey, Turn, awaits_approval, failure_of, owner_argument,
-    present_rollout, record_approval, record_end, record_failure, record_recovery, record_success,
-    request_of, rollout_number, start_refusal, stopped_rollout, waits_for_turn,
+    Candidate, Pace, Queued, RolloutKey, Turn, awaits_approval, failure_of, is_window_open,
+    outside_of_windows, owner_argument, present_rollout, record_approval, record_end,
+    record_failure, record_recovery, record_success, request_of, rollout_number, start_refusal,
+    stopped_rollout, waits_for_turn,
 };
 pub use summary::{
     BLOCKED, COVERED, ControlPlane, Member, Outside, POLICY_UNDERSTOOD, PROGRESSING,

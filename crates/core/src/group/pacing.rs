@@ -178,8 +178,9 @@ pub(super) fn may_begin(
     }
 }
 
-/// Why the maintenance windows of a group let no machine begin.
-fn outside_of_windows(
+/// Why the maintenance windows of a group let no machine begin whose update takes so long; `None` if past ones do not show how
+/// long.
+pub fn outside_of_windows(
     pace: &Pace,
     takes: Option<SignedDuration>,
     now: Timestamp,
@@ -197,8 +198,16 @@ fn outside_of_windows(
             "no maintenance window is open long enough for an update that takes {needs}"
         ));
     };
-    let closes = schedule.open_at(now).map(|open| open.until);
-    (opens > now).then_some(Refusal::WindowClosed { opens, closes, needs })
+    (opens > now).then(|| {
+        let closes = schedule.open_at(now).map(|open| open.until);
+        Refusal::WindowClosed { opens, closes, needs }
+    })
+}
+
+/// Whether a maintenance window of a group is open, or it has none.
+pub fn is_window_open(pace: &Pace, now: Timestamp) -> bool {
+    let Some(windows) = &pace.pacing.windows else { return true };
+    Schedule::of(windows).is_ok_and(|schedule| schedule.open_at(now).is_some())
 }
 
 /// The group's rollout, if it is the one of this key.

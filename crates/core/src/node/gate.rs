@@ -1,24 +1,27 @@
 //! What must hold before anything starts, and before anything is disturbed. What concerns the machine and its
 //! cluster is in the list of `preflight`.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use refit_cluster_api::kinds::update_in_progress;
 use refit_kinds::{
     conditions,
     refit::{
-        ClaimId, Disruption, NodeUpdate, NodeUpdateStatus, Phase, UpdateGroupStatus, UpdatePart,
+        ClaimId, Disruption, NodeUpdate, NodeUpdateStatus, Phase, StepDurations, UpdateGroupStatus,
+        UpdatePart,
     },
     version::Hop,
 };
 
 use super::{
     drain_policy::DrainPolicy,
+    host::plan_steps,
     lost::HOST_LOST,
     order::{is_newer, is_unfinished},
     preflight::{Begun, Point, Preflight},
     seen::{NodeView, Workload},
     snapshot::{Decision, GroupState, ManagementWrite, Snapshot, WorkloadWrite, Write},
     status::Standing,
+    steps::step_names,
     work::{Work, is_control_plane},
 };
 use crate::{
@@ -427,9 +430,12 @@ impl Work<'_> {
             candidate: self.candidate(rollout.as_ref()),
             queue: &group.others.queue,
             failures: &group.others.failures,
-            takes: group::expected_rest(&group.status.durations, &self.status.steps),
+            takes: self.expected_rest(&group.status.durations),
         };
         let (status, limits) = (&group.status, group.limits);
+        if let Some(refusal) = self.closed_meanwhile(status, &turn) {
+            return Err(refusal);
+        }
         let claim =
             group::claim(status, &self.wanted_slot(), limits, &group.others.machines, &turn);
         match claim.map_err(|refusal| self.same_holder(refusal, status))? {
@@ -445,6 +451,31 @@ impl Work<'_> {
                 }))
             }
         }
+    }
+
+    /// The refusal to begin with a slot that was claimed in a window which has closed since.
+    fn closed_meanwhile(&self, status: &UpdateGroupStatus, turn: &Turn<'_>) -> Option<Refusal> {
+        let name = self.s.update.metadata.name.as_deref();
+        let has_own = status.slots.iter().any(|slot| Some(&*slot.node_update) == name);
+        let in_use =
+            self.workers.may_disturb() || self.has_disturbing_begun() || self.is_down_already();
+        let is_closed = has_own && !in_use && !group::is_window_open(turn.pace, self.now);
+        is_closed.then(|| group::outside_of_windows(turn.pace, turn.takes, self.now)).flatten()
+    }
+
+    /// How long the steps that are left take, as past updates of the group show it. A member of a control plane has its slot
+    /// before its steps are planned.
+    fn expected_rest(&self, durations: &[StepDurations]) -> Option<SignedDuration> {
+        let steps = &self.status.steps;
+        if steps.is_empty() {
+            let spec = &self.s.update.spec;
+            let only_kubeadm = spec.updater_parts().next().is_none();
+            let version = spec.goal.kubernetes_version.as_ref().filter(|_| only_kubeadm)?;
+            let planned = plan_steps(self.role(), version);
+            return group::expected_rest(durations, step_names(&planned));
+        }
+        let left = steps.iter().filter(|step| !step.state.is_done_or_skipped());
+        group::expected_rest(durations, left.map(|step| &*step.name))
     }
 
     /// Restores the slot of a machine that is already disturbed: the UpdateGroup must show how many
@@ -466,10 +497,15 @@ impl Work<'_> {
             GroupState::Present(group) if intact => self.give_back(&group.status),
             GroupState::Present(_) | GroupState::None | GroupState::Missing => None,
         };
-        let again = refusal.ends_at().map_or(LOOK_SECONDS, |end| {
-            let left = u64::try_from(end.duration_since(self.now).as_secs()).unwrap_or(0);
-            left.clamp(LOOK_SECONDS, LONGEST_LOOK_SECONDS)
-        });
+        let again = match refusal.ends_at() {
+            Some(end) => {
+                let left = u64::try_from(end.duration_since(self.now).as_secs()).unwrap_or(0);
+                left.clamp(LOOK_SECONDS, LONGEST_LOOK_SECONDS)
+            }
+            // Other windows wake it.
+            None if matches!(refusal, Refusal::NoWindow { .. }) => LONGEST_LOOK_SECONDS,
+            None => LOOK_SECONDS,
+        };
         Standing::blocked(phase, refusal).write(give_back).again_after(again)
     }
 

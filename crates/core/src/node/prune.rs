@@ -40,7 +40,7 @@ pub fn prunable<'a>(
     };
     let kept = [
         speaker(all(), machine_uid).map(name),
-        with(|update| phase(update) == Phase::Succeeded),
+        with(|update| update.phase() == Phase::Succeeded),
         // It shows whether the control plane has passed `kubeadm upgrade apply`.
         with(|update| role(update) == Some(Role::FirstControlPlane)),
     ];
@@ -62,10 +62,6 @@ fn name(update: &NodeUpdate) -> &str {
     update.metadata.name.as_deref().unwrap_or_default()
 }
 
-fn phase(update: &NodeUpdate) -> Phase {
-    update.status.as_ref().map(|status| status.phase).unwrap_or_default()
-}
-
 fn role(update: &NodeUpdate) -> Option<Role> {
     update.status.as_ref().and_then(|status| status.role)
 }
@@ -80,7 +76,7 @@ fn is_named_by_refit(update: &NodeUpdate) -> bool {
 
 fn is_long_over(update: &NodeUpdate, now: Timestamp) -> bool {
     let ended = update.status.as_ref().and_then(|status| status.finished_at.as_ref());
-    phase(update).is_final() && ended.is_some_and(|ended| now.duration_since(ended.0) > KEPT_FOR)
+    update.phase().is_final() && ended.is_some_and(|ended| now.duration_since(ended.0) > KEPT_FOR)
 }
 
 /// Whether a Node carries a note of this NodeUpdate.
@@ -235,11 +231,11 @@ mod tests {
             let gone = prunable(&updates, &uid, &[], None, at(NOW));
             let left: Vec<_> =
                 updates.iter().filter(|one| !gone.contains(&one.as_ref())).cloned().collect();
-            prop_assert!(gone.iter().all(|update| phase(update).is_final()));
+            prop_assert!(gone.iter().all(|update| update.phase().is_final()));
             prop_assert!(left.len() >= updates.len().min(KEPT_UPDATES));
             let answers = |all: &[Arc<NodeUpdate>]| {
                 let all = || all.iter().map(AsRef::as_ref);
-                let succeeded = all().filter(|update| phase(update) == Phase::Succeeded);
+                let succeeded = all().filter(|update| update.phase() == Phase::Succeeded);
                 let first = all().filter(|update| role(update) == Some(Role::FirstControlPlane));
                 [
                     newest(all(), &uid).map(name),
@@ -253,7 +249,7 @@ mod tests {
             // Once old enough, the rest is a fixed number.
             let later = at(NOW).checked_add(SignedDuration::from_hours(2)).unwrap();
             let gone = prunable(&updates, &uid, &[], None, later);
-            let ended = updates.iter().filter(|update| phase(update).is_final()).count();
+            let ended = updates.iter().filter(|update| update.phase().is_final()).count();
             prop_assert!(ended.saturating_sub(gone.len()) <= KEPT_UPDATES + 3);
         }
     }

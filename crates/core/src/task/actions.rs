@@ -7,11 +7,7 @@ use refit_kinds::{
     version::KubernetesVersion,
 };
 
-use super::{
-    GroupSeen, Member, MemberState, Paused, SpecState,
-    member::{is_for, phase_of},
-    sets::SetWrite,
-};
+use super::{GroupSeen, Member, MemberState, Paused, SpecState, member::is_for, sets::SetWrite};
 use crate::ask::is_stopping;
 
 /// How many Machines are marked at once, so that other work has its turn.
@@ -90,7 +86,7 @@ fn via_machines(seen: &GroupSeen<'_>) -> Vec<Action> {
     }
     if seen.owner_was_edited() {
         let begun_late = seen.members().filter_map(|member| match member.state(seen.target()) {
-            MemberState::Updating(update) if phase_of(update).is_undisturbed() => Some(update),
+            MemberState::Updating(update) if update.phase().is_undisturbed() => Some(update),
             MemberState::Updated
             | MemberState::Deleting
             | MemberState::Waiting
@@ -172,7 +168,7 @@ fn advances(seen: &GroupSeen<'_>) -> Vec<Action> {
             | MemberState::Failed(_) => {}
             // It keeps its slot: the others wait for it.
             MemberState::Waiting
-                if member.update.is_some_and(|update| phase_of(update) == Phase::Failed) =>
+                if member.update.is_some_and(|update| update.phase() == Phase::Failed) =>
             {
                 under_way += 1;
                 now.push(member);
@@ -262,7 +258,7 @@ fn unpause(seen: &GroupSeen<'_>) -> Option<Action> {
 
 /// The stop of a NodeUpdate that has not been stopped yet.
 fn stop(update: &NodeUpdate) -> Option<Action> {
-    let may_stop = update.spec.stage == Stage::Ongoing && !phase_of(update).is_final();
+    let may_stop = update.spec.stage == Stage::Ongoing && !update.phase().is_final();
     let name = update.metadata.name.clone().unwrap_or_default();
     (may_stop && !is_stopping(update)).then_some(Action::Stop(name))
 }

@@ -75,7 +75,7 @@ pub fn cluster_actions(seen: &ClusterSeen<'_>) -> Vec<ClusterAction> {
         let aborts = seen
             .children
             .iter()
-            .filter(|child| !phase_of(child).has_ended() && child.spec.stage == Stage::Ongoing);
+            .filter(|child| !child.phase().has_ended() && child.spec.stage == Stage::Ongoing);
         return aborts.map(|child| ClusterAction::Abort(name(child).to_owned())).collect();
     }
     if seen.obstacle.is_some() {
@@ -85,7 +85,7 @@ pub fn cluster_actions(seen: &ClusterSeen<'_>) -> Vec<ClusterAction> {
     let named: Vec<(String, &HopTo)> =
         hops.iter().map(|hop| (child_name(name(seen.task), hop), hop)).collect();
     let is_other_at_work = seen.children.iter().any(|child| {
-        !phase_of(child).has_ended() && !named.iter().any(|(known, _)| known == name(child))
+        !child.phase().has_ended() && !named.iter().any(|(known, _)| known == name(child))
     });
     if is_other_at_work {
         return Vec::new();
@@ -112,7 +112,7 @@ impl ClusterSeen<'_> {
     }
 
     fn has_ended(&self) -> bool {
-        phase_of(self.task).has_ended()
+        self.task.phase().has_ended()
     }
 
     fn child(&self, wanted: &str) -> Option<&UpgradeTask> {
@@ -131,7 +131,7 @@ impl ClusterSeen<'_> {
         };
         let reached = |group: &GroupNow| {
             let done = self.children.iter().filter(|child| {
-                phase_of(child) == TaskPhase::Complete
+                child.phase() == TaskPhase::Complete
                     && child.spec.owner_ref.as_ref() == Some(&group.at.owner)
             });
             let highest = done.filter_map(|child| child.spec.version.clone()).max();
@@ -208,7 +208,7 @@ fn shown(seen: &ClusterSeen<'_>, refused: &BTreeMap<String, Refused>) -> Shown {
         (phase, reason, message)
     };
     let unfinished: Vec<&UpgradeTask> =
-        seen.children.iter().filter(|child| !phase_of(child).has_ended()).copied().collect();
+        seen.children.iter().filter(|child| !child.phase().has_ended()).copied().collect();
     if is_to_stop(seen.task) {
         return match unfinished.first() {
             None => (TaskPhase::Aborted, "Aborted", "the task was stopped on request".to_owned()),
@@ -229,7 +229,7 @@ fn shown(seen: &ClusterSeen<'_>, refused: &BTreeMap<String, Refused>) -> Shown {
     let mut aborted = seen
         .children
         .iter()
-        .filter(|child| phase_of(child) == TaskPhase::Aborted && !seen.has_reached(child));
+        .filter(|child| child.phase() == TaskPhase::Aborted && !seen.has_reached(child));
     if let Some(child) = aborted.clone().find(|child| is_replaced(child)) {
         return waits("Upgrading", of_child(child));
     }
@@ -240,7 +240,7 @@ fn shown(seen: &ClusterSeen<'_>, refused: &BTreeMap<String, Refused>) -> Shown {
         );
         return (TaskPhase::Failed, "ChildAborted", message);
     }
-    if let Some(child) = unfinished.iter().find(|child| phase_of(child) == TaskPhase::Failed) {
+    if let Some(child) = unfinished.iter().find(|child| child.phase() == TaskPhase::Failed) {
         return (TaskPhase::Failed, "ChildFailed", of_child(child));
     }
     match seen.next_hops() {
@@ -328,17 +328,13 @@ fn children(seen: &ClusterSeen<'_>) -> Vec<TaskChild> {
         let shown = TaskChild {
             name: name(child).to_owned(),
             version: version.clone(),
-            phase: phase_of(child),
+            phase: child.phase(),
         };
         found.push((version.clone(), !is_plane, shown));
     }
     found.sort_by(|a, b| (&a.0, a.1, &a.2.name).cmp(&(&b.0, b.1, &b.2.name)));
     let excess = found.len().saturating_sub(MAX_TASK_CHILDREN);
     found.into_iter().skip(excess).map(|(_, _, child)| child).collect()
-}
-
-fn phase_of(task: &UpgradeTask) -> TaskPhase {
-    task.status.as_ref().map(|status| status.phase).unwrap_or_default()
 }
 
 fn name(task: &UpgradeTask) -> &str {

@@ -76,7 +76,7 @@ impl<'a> Member<'a> {
         if self.deleting {
             return MemberState::Deleting;
         }
-        let phase = self.update.map(phase_of);
+        let phase = self.update.map(NodeUpdate::phase);
         match (self.update, phase) {
             (Some(update), Some(phase)) if !phase.is_final() => MemberState::Updating(update),
             _ if self.spec == SpecState::Current => MemberState::Updated,
@@ -109,9 +109,4 @@ impl<'a> Member<'a> {
 /// Whether an update is on the way to this version, or to no version at all.
 pub(super) fn is_for(update: &NodeUpdate, target: Option<&KubernetesVersion>) -> bool {
     update.spec.goal.kubernetes_version.as_ref() == target
-}
-
-/// Phase of a NodeUpdate.
-pub(super) fn phase_of(update: &NodeUpdate) -> Phase {
-    update.status.as_ref().map(|status| status.phase).unwrap_or_default()
 }

@@ -142,12 +142,12 @@ impl Obstacle {
 
     /// Whether what the task names is a group of Refit, so that only the task itself waits.
     pub fn leaves_group(&self) -> bool {
-        match self {
-            Self::NotOptedIn { .. } | Self::Missing { .. } | Self::NotSupported { .. } => false,
-            Self::ClusterPaused { .. }
-            | Self::UpdatedByClusterApi { .. }
-            | Self::OlderTask { .. } => true,
-        }
+        !Self::is_of_no_group(self.into())
+    }
+
+    /// Whether a reason is that of a task that names no group of Refit.
+    pub fn is_of_no_group(reason: &str) -> bool {
+        ["NotOptedIn", "Missing", "NotSupported"].contains(&reason)
     }
 
     /// What stands in the way, and what ends it.

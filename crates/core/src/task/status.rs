@@ -16,7 +16,6 @@ use super::{
     GroupSeen, Member, MemberState, Obstacle, Paused, SpecState,
     actions::{has_stopped, is_done},
     is_for_one_request,
-    member::phase_of,
 };
 use crate::{
     group::owner_argument,
@@ -137,7 +136,7 @@ fn counts(members: &[(&Member<'_>, MemberState<'_>)], stops: bool) -> TaskCounts
         match state {
             MemberState::Updated => counts.updated += 1,
             MemberState::Updating(_) | MemberState::Reached => counts.updating += 1,
-            MemberState::Failed(update) if stops && phase_of(update) == Phase::Stopped => {
+            MemberState::Failed(update) if stops && update.phase() == Phase::Stopped => {
                 counts.waiting += 1;
             }
             MemberState::Failed(_) => counts.failed += 1,

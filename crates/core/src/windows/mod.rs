@@ -13,15 +13,15 @@ use jiff::{
 };
 use refit_kinds::refit::{Day, OneWindow, WeeklyWindow, Windows};
 
-/// How far ahead windows are looked for, in days: first nearby, then as far as dates may leave them out.
+/// How far ahead windows are looked for, in days: first nearby, then as far as dates may leave out one that opens once a week.
 const NEAR: i64 = 15;
-const FAR: i64 = 400;
+const FAR: i64 = 710;
 /// The longest weekly window, in days, and a day for the difference between zones.
 const LONGEST: i64 = 8;
 
 /// A window that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("windows.{field}: got {value:?}, want {want}")]
+#[error("invalid value {value:?} in spec.pacing.windows.{field}, expected {want}")]
 pub struct BadWindow {
     /// The field, from `windows` on.
     pub field: String,
@@ -87,7 +87,11 @@ impl Schedule {
     /// When work that takes so long may begin next, from now on; `None` if no window is known in which it fits.
     pub fn next_for(&self, needs: SignedDuration, now: Timestamp) -> Option<Timestamp> {
         [NEAR, FAR].into_iter().find_map(|days| {
-            self.open_times(now, days).into_iter().find_map(|open| open.fits(needs, now))
+            let begins =
+                self.open_times(now, days).into_iter().find_map(|open| open.fits(needs, now))?;
+            // Of what begins later, weekly windows are not known. Their zones differ from UTC by less than a day.
+            let known_until = now.saturating_add(SignedDuration::from_hours(24 * (days - 1)));
+            (days == FAR || known_until.is_ok_and(|until| begins < until)).then_some(begins)
         })
     }
 

@@ -81,6 +81,13 @@ pub const BUNDLE_LOCATION: &str =
 /// How long it may be, in bytes.
 pub const BUNDLE_LOCATION_MAX: usize = 1024;
 
+impl NodeUpdate {
+    /// Its phase; `Pending` until its controller has set one.
+    pub fn phase(&self) -> Phase {
+        self.status.as_ref().map(|status| status.phase).unwrap_or_default()
+    }
+}
+
 /// Whether the update continues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Stage {

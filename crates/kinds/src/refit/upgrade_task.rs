@@ -175,6 +175,11 @@ impl UpgradeTask {
     pub fn age(&self) -> (Option<&Time>, Option<&String>) {
         (self.metadata.creation_timestamp.as_ref(), self.metadata.name.as_ref())
     }
+
+    /// Its phase; `Pending` until its controller has set one.
+    pub fn phase(&self) -> TaskPhase {
+        self.status.as_ref().map(|status| status.phase).unwrap_or_default()
+    }
 }
 
 impl TaskPhase {

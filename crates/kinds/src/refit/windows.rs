@@ -45,7 +45,7 @@ pub struct WeeklyWindow {
     #[schemars(length(min = 1, max = 7))]
     #[schemars(extend("x-kubernetes-list-type" = "set"))]
     pub days: Vec<Day>,
-    /// When it opens, as `HH:MM` in its time zone. A time that clocks skip is one hour later, one that they repeat is the
+    /// When it opens, as `HH:MM` in its time zone. A time that clocks skip is as much later, one that they repeat is the
     /// first.
     #[schemars(regex(pattern = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"))]
     pub start: String,

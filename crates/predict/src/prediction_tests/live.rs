@@ -342,6 +342,39 @@ fn past_updates_determine_the_predicted_duration() {
 }
 
 #[test]
+fn maintenance_windows_are_noted_and_block_what_fits_in_none() {
+    let with = |from: &str, until: &str| {
+        let mut input = live();
+        input.current.insert(json!({"kind": "UpdateGroup",
+        "metadata": {"name": "kubeadmcontrolplane-edge-1", "namespace": "default"},
+        "spec": {
+            "clusterName": "edge-1", "controlPlane": true,
+            "owner": {"apiVersion": "controlplane.cluster.x-k8s.io/v1beta2",
+                "kind": "KubeadmControlPlane", "name": "edge-1"},
+            "pacing": {"windows": {"once": [{"from": from, "until": until}]}},
+        }}));
+        only(predict(&input))
+    };
+    let (before, soon, later) =
+        ("2020-01-01T00:00:00Z", "2098-01-01T00:00:00Z", "2099-01-01T00:00:00Z");
+    let open = with(before, later);
+    let note =
+        format!("machines begin only in maintenance windows: the present one closes at {later}");
+    assert!(open.notes.contains(&note), "{open:#?}");
+    let closed = with(soon, later);
+    let note = format!("waiting for the maintenance window that opens at {soon}");
+    assert!(closed.notes.iter().any(|one| one.starts_with(&note)), "{closed:#?}");
+    assert_eq!(closed.outcome, PredictedOutcome::InPlace);
+    let over = with(before, "2020-01-02T00:00:00Z");
+    assert_eq!(over.outcome, PredictedOutcome::Blocked);
+    let blocked = &over.blocked_by[0];
+    assert_eq!(
+        (&*blocked.reason, &*blocked.object),
+        ("NoWindow", "UpdateGroup/kubeadmcontrolplane-edge-1")
+    );
+}
+
+#[test]
 fn lone_machine_sets_and_foreign_kinds_are_explained() {
     let lone = json!({"kind": "MachineSet", "metadata": {"name": "ms", "namespace": "default"},
         "spec": {"replicas": 2, "template": {"spec": {"version": OLD}}}});

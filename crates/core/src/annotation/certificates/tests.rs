@@ -347,7 +347,7 @@ fn happens() -> impl Strategy<Value = Happens> {
 
 impl World {
     fn happens(&mut self, what: &Happens) {
-        let is_unfinished = self.update.as_ref().is_some_and(|update| !phase(update).is_final());
+        let is_unfinished = self.update.as_ref().is_some_and(|update| !update.phase().is_final());
         match what {
             Happens::Asks(text) => self.ask(*text),
             // One update of a Machine at a time.
@@ -381,7 +381,7 @@ proptest! {
         for what in &all {
             world.happens(what);
             let is_unfinished = |world: &World| {
-                world.update.as_ref().is_some_and(|update| !phase(update).is_final())
+                world.update.as_ref().is_some_and(|update| !update.phase().is_final())
             };
             match world.look() {
                 Request::Ask(goal) => {

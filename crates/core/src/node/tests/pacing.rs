@@ -4,8 +4,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
     keys,
     refit::{
-        ExceptionRule, Gate, GroupFailure, GroupRollout, Origin, PacingException, Phase,
-        UpdateGroupStatus,
+        ExceptionRule, Gate, GroupFailure, GroupRollout, OneWindow, Origin, PacingException, Phase,
+        UpdateGroupStatus, Windows,
     },
 };
 
@@ -54,6 +54,46 @@ fn a_machine_that_is_down_is_repaired_although_its_rollout_has_stopped() {
     one.group = Some(status);
     one.settle();
     assert_eq!(one.gate(), Gate::Disrupt);
+}
+
+/// Windows that are open for an hour from a time on, and for another one a day later.
+fn windows(from: i64) -> Windows {
+    let once = [from, from + 86_400]
+        .map(|from| OneWindow { from: Time(at(from)), until: Time(at(from + 3600)) });
+    Windows { weekly: Vec::new(), once: once.into(), estimate_seconds: 600 }
+}
+
+#[test]
+fn a_machine_does_not_begin_in_a_window_that_has_closed_since_its_claim() {
+    let mut one = One::control_plane();
+    one.pace.pacing.windows = Some(windows(0));
+    one.settle();
+    assert_eq!((one.slots(), one.gate()), (1, Gate::Stage));
+    one.now = 7200;
+    one.host_works();
+    one.settle();
+    assert_eq!((one.blocked_by(), one.slots()), (vec!["WindowClosed".to_owned()], 0));
+    assert_eq!(one.gate(), Gate::Stage, "{:?}", one.log);
+    one.now = 86_400;
+    one.settle();
+    assert_eq!((one.slots(), one.gate()), (1, Gate::Upgrade));
+    // What has begun is finished.
+    one.now = 100_000;
+    one.host_works();
+    one.settle();
+    assert_eq!(one.gate(), Gate::Disrupt, "{:?}", one.blocked_by());
+}
+
+#[test]
+fn a_worker_prepares_and_then_waits_for_its_window() {
+    let mut one = One::worker();
+    one.pace.pacing.windows = Some(windows(3600));
+    let mut one = one.staged();
+    one.settle();
+    assert_eq!((one.blocked_by(), one.gate()), (vec!["WindowClosed".to_owned()], Gate::Stage));
+    one.now = 3600;
+    one.settle();
+    assert_eq!(one.gate(), Gate::Upgrade);
 }
 
 #[test]

@@ -8,8 +8,6 @@ use refit_kinds::{
     refit::{ExceptionRule, MachineUid, NodeUpdate, PartState},
 };
 
-use crate::task::member::phase_of;
-
 /// A Machine of the group.
 #[derive(Clone, Copy, Debug)]
 pub struct OptionMember<'a> {
@@ -71,7 +69,7 @@ impl OptionMember<'_> {
             return OptionState::Deleting;
         }
         let get = |key: &str| self.annotations.get(key).map(String::as_str);
-        let is_busy = self.update.is_some_and(|update| !phase_of(update).is_final());
+        let is_busy = self.update.is_some_and(|update| !update.phase().is_final());
         let may_run =
             self.may_run_a_refresh() || keys.change_id.is_some_and(|key| get(key).is_some());
         match get(keys.upgrade_to) {

@@ -11,9 +11,8 @@ use super::{
     Lock, OptionMember, OptionSeen, OptionState,
     actions::{has_stopped, is_done},
 };
-use crate::task::{
-    member::phase_of,
-    status::{MAX_FAILURE_MESSAGE, Refused, Shown, hindered, keep_newest, names, obstructed, show},
+use crate::task::status::{
+    MAX_FAILURE_MESSAGE, Refused, Shown, hindered, keep_newest, names, obstructed, show,
 };
 
 /// Reason of a failure after which another attempt follows.
@@ -84,7 +83,7 @@ fn failure(member: &OptionMember<'_>) -> TaskFailure {
 fn failure_of(machine: &str, update: &NodeUpdate) -> TaskFailure {
     let status = update.status.clone().unwrap_or_default();
     let refresh = status.part(K8SD).refresh.unwrap_or_default();
-    let (reason, message, at) = if phase_of(update).is_final() {
+    let (reason, message, at) = if update.phase().is_final() {
         (status.failure_reason, status.failure_message, status.finished_at)
     } else {
         (REFRESH_FAILED.to_owned(), refresh.last_failure, refresh.last_failed_at)
@@ -146,7 +145,7 @@ fn shown(
     let failed = members.iter().filter(|(_, state)| *state == OptionState::Failed);
     if let Some(names) = names(failed.clone().map(|(member, _)| member.name)) {
         let is_final = |(member, _): &(&OptionMember<'_>, OptionState)| {
-            member.update.is_none_or(|update| phase_of(update).is_final())
+            member.update.is_none_or(|update| update.phase().is_final())
         };
         return if failed.clone().all(is_final) {
             let message = format!(
@@ -164,6 +163,16 @@ fn shown(
     }
     if counts.updating == 0 && seen.is_paced_to_a_halt {
         return waits("Paced", format!("{progress}; the group's pacing lets none begin"));
+    }
+    let mut shown = members.iter().filter(|(_, state)| *state == OptionState::ShownInProgress);
+    if counts.updating == 0
+        && let Some((member, _)) = shown.next()
+    {
+        let message = format!(
+            "{progress}; Machine {} shows an upgrade that nothing requests: remove its annotation {}",
+            member.name, seen.keys.status
+        );
+        return waits("ShownInProgress", message);
     }
     waits("Upgrading", progress)
 }
