@@ -10,13 +10,15 @@ pub const MAX_DURATIONS: usize = 16;
 /// Adds the durations of an update's finished steps, newest last; those that were skipped took no time.
 pub fn record_durations(status: &mut UpdateGroupStatus, steps: &[StepStatus]) {
     for step in steps {
-        let seconds = match (step.state, &step.started_at, &step.finished_at) {
-            (StepState::Done, Some(started), Some(finished)) => {
+        let times = || step.started_at.as_ref().zip(step.finished_at.as_ref());
+        let seconds = match step.state {
+            StepState::Done => times().map(|(started, finished)| {
                 finished.0.as_second().saturating_sub(started.0.as_second()).max(0)
-            }
-            (StepState::Skipped, ..) => 0,
-            _ => continue,
+            }),
+            StepState::Skipped => Some(0),
+            StepState::Pending | StepState::Running | StepState::Failed | StepState::Undone => None,
         };
+        let Some(seconds) = seconds else { continue };
         let seconds = i32::try_from(seconds).unwrap_or(i32::MAX);
         let place = status.durations.iter().position(|known| known.step == step.name);
         let place = place.unwrap_or_else(|| {
