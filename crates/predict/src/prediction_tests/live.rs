@@ -342,7 +342,7 @@ fn past_updates_determine_the_predicted_duration() {
 }
 
 #[test]
-fn maintenance_windows_are_noted_and_block_what_fits_in_none() {
+fn a_plan_notes_the_next_window_and_is_blocked_if_no_update_fits() {
     let with = |from: &str, until: &str| {
         let mut input = live();
         input.current.insert(json!({"kind": "UpdateGroup",
