@@ -149,8 +149,8 @@ async fn connect(client: &Client, namespace: &str, pod: &str, port: u16) -> kube
     let request: Request<Vec<u8>> =
         pods.portforward(pod, &[port]).map_err(kube::Error::BuildRequest)?;
     let socket = match client.connect(request.clone()).await {
-        // An API server may close the connection on which it has passed on the refusal of a node, after the client has
-        // taken it for reusable. To ask again changes nothing.
+        // A connection of the pool may be closed as it is used, as seen after the refusal of a node. To ask again changes
+        // nothing.
         Err(kube::Error::Service(_)) => client.connect(request).await?,
         answer => answer?,
     };
