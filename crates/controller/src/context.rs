@@ -14,7 +14,9 @@ use refit_cluster_api::kinds::{
     Cluster, KubeadmControlPlane, Machine, MachineDeployment, MachineDrainRule, MachineSet,
 };
 use refit_core::change::asked::opted_in;
-use refit_kinds::refit::{HostPlan, HostSettings, NodeUpdate, UpdateGroup, Updater, UpgradeTask};
+use refit_kinds::refit::{
+    ClusterUpgrade, HostPlan, HostSettings, NodeUpdate, UpdateGroup, Updater, UpgradeTask,
+};
 use refit_runtime::{
     Clock, ObjectKey, Store,
     client::{ClientStack, ServedVersions},
@@ -196,6 +198,7 @@ pub(crate) struct Stores {
     pub(crate) host_settings: Store<HostSettings>,
     pub(crate) updaters: Store<Updater>,
     pub(crate) upgrade_tasks: Store<UpgradeTask>,
+    pub(crate) cluster_upgrades: Store<ClusterUpgrade>,
     /// MachineDrainRules, for drains. Startup does not wait for their first list: an older Cluster
     /// API lacks the kind.
     pub(crate) drain_rules: Store<MachineDrainRule>,
@@ -218,6 +221,7 @@ impl Stores {
             && self.host_settings.is_ready()
             && self.updaters.is_ready()
             && self.upgrade_tasks.is_ready()
+            && self.cluster_upgrades.is_ready()
     }
 
     /// Waits until the first list of every kind is complete.
@@ -233,6 +237,7 @@ impl Stores {
         self.host_settings.ready().await;
         self.updaters.ready().await;
         self.upgrade_tasks.ready().await;
+        self.cluster_upgrades.ready().await;
     }
 }
 
@@ -247,6 +252,8 @@ pub(crate) struct Queues {
     pub(crate) updaters: Queue<ObjectKey>,
     /// UpgradeTasks.
     pub(crate) upgrade_tasks: Queue<ObjectKey>,
+    /// ClusterUpgrades, and so their Clusters.
+    pub(crate) cluster_upgrades: Queue<ObjectKey>,
     /// Machines with annotations that ask for an upgrade, or show one.
     pub(crate) annotations: Queue<ObjectKey>,
     /// Machines with annotations about their certificates.

@@ -143,6 +143,7 @@ impl Default for Stores {
             host_settings: Store::default(),
             updaters: Store::default(),
             upgrade_tasks: Store::indexed(&[TASKS_BY_GROUP, TASKS_BY_CLUSTER]),
+            cluster_upgrades: Store::default(),
             drain_rules: Store::default(),
             host_plans: Store::default(),
         }

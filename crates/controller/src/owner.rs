@@ -157,6 +157,20 @@ impl LiveOwner {
         self.meta().annotations.clone().unwrap_or_default()
     }
 
+    /// What Cluster API shows of the owner.
+    pub(crate) fn conditions(&self) -> &[Condition] {
+        match self {
+            Self::ControlPlane(owner) => {
+                owner.status.as_ref().map_or(&[], |status| &status.conditions)
+            }
+            Self::Deployment(owner) => {
+                owner.status.as_ref().map_or(&[], |status| &status.conditions)
+            }
+            // A Cluster whose control plane another provider makes is not upgraded as a whole.
+            Self::Foreign(_) | Self::Set(_) => &[],
+        }
+    }
+
     /// The version in the owner's spec.
     pub(crate) fn version(&self) -> &StatedVersion {
         match self {

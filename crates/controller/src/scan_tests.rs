@@ -172,7 +172,9 @@ fn mark_ready(stores: &Stores) {
         host_settings,
         updaters,
         upgrade_tasks,
+        cluster_upgrades,
     } = stores;
+    cluster_upgrades.mark_ready();
     machines.mark_ready();
     machine_sets.mark_ready();
     machine_deployments.mark_ready();

@@ -13,7 +13,7 @@ use refit_kinds::{
 use refit_runtime::{ObjectKey, Store, client::Served, store};
 
 use crate::{
-    PlanLocation, annotations,
+    PlanLocation, annotations, cluster_upgrade,
     context::Context,
     control_planes::{self, ForeignPlane},
     groups::{
@@ -85,6 +85,9 @@ async fn watch_all(ctx: &Context) {
             |updater: &Updater| queues.updaters.add(ObjectKey::of(updater)),
         ),
         watch(ctx, &stores.upgrade_tasks, |task| task_changed(ctx, task)),
+        watch(ctx, &stores.cluster_upgrades, |upgrade| {
+            queues.cluster_upgrades.add(ObjectKey::of(upgrade));
+        }),
         providers::run(ctx),
         control_planes::run(ctx),
         // A drain polls every few seconds anyway.
@@ -189,13 +192,17 @@ fn owner_changed(ctx: &Context, owner: OwnerId, object: &impl kube::ResourceExt)
     upgrade_task::wake(ctx, &group);
     annotations::wake_owner(ctx, owner, object.annotations());
     if let Some(cluster) = object.labels().get(keys::CLUSTER_NAME) {
-        upgrade_task::wake_whole(ctx, &ObjectKey::new(&group.namespace, cluster));
+        let cluster = ObjectKey::new(&group.namespace, cluster);
+        upgrade_task::wake_whole(ctx, &cluster);
+        cluster_upgrade::wake(ctx, &cluster);
     }
     ctx.queues.groups.add(group);
 }
 
 pub(crate) fn machine_changed(ctx: &Context, machine: &Machine) {
-    work_changed(ctx, &cluster_key(machine));
+    let cluster = cluster_key(machine);
+    work_changed(ctx, &cluster);
+    cluster_upgrade::wake(ctx, &cluster);
     wake_machine(ctx, &ObjectKey::of(machine));
     annotations::wake(ctx, machine);
     if let Some(group) = group_of(&ctx.stores, machine) {
@@ -234,10 +241,9 @@ pub(crate) fn update_changed(ctx: &Context, update: &NodeUpdate) {
 /// Wakes a task, those that wait for its end, and the task that it is a part of.
 fn task_changed(ctx: &Context, task: &UpgradeTask) {
     let key = ObjectKey::of(task);
-    upgrade_task::wake_of_cluster(
-        ctx,
-        &ObjectKey::new(&key.namespace, &task.spec.cluster_ref.name),
-    );
+    let cluster = ObjectKey::new(&key.namespace, &task.spec.cluster_ref.name);
+    upgrade_task::wake_of_cluster(ctx, &cluster);
+    cluster_upgrade::wake(ctx, &cluster);
     annotations::wake_owner_of(ctx, task);
     if task.spec.bundle.is_some() {
         // It shows the bundle.
@@ -298,6 +304,7 @@ fn namespace_changed(ctx: &Context, namespace: &Namespace) {
     for cluster in ctx.stores.clusters.list_in(&namespace.name_any()) {
         let key = ObjectKey::of(cluster.as_ref());
         upgrade_task::wake_of_cluster(ctx, &key);
+        cluster_upgrade::wake(ctx, &key);
         ctx.workload_index.cluster_changed(key);
     }
     if ctx.opted_in(&namespace.name_any()) {
@@ -318,6 +325,7 @@ pub(crate) fn cluster_changed(ctx: &Context, cluster: &Cluster) {
     ctx.stores.foreign_planes.expect(cluster);
     ctx.workload_index.cluster_changed(key.clone());
     upgrade_task::wake_of_cluster(ctx, &key);
+    cluster_upgrade::wake(ctx, &key);
     for group in ctx.stores.update_groups.listed(&GROUPS_BY_CLUSTER, &key) {
         group_changed(ctx, &group);
     }

@@ -35,6 +35,7 @@ use tokio::sync::{Notify, Semaphore};
 use crate::{
     PlanLocation, agent_policy,
     api_error::is_silence,
+    cluster_upgrade,
     cluster_view::{ClusterView, SessionDelay},
     context::{Context, Stores},
     groups::{control_plane_of, node_updates_of_machine},
@@ -350,6 +351,7 @@ pub(crate) fn wake_node(ctx: &Context, cluster: &ObjectKey, node: &str) {
     for machine in machines {
         wake_machine(ctx, &ObjectKey::of(machine.as_ref()));
     }
+    cluster_upgrade::wake(ctx, cluster);
     // The last thing that is left may be the cordon of a Node.
     work_changed(ctx, cluster);
 }
@@ -360,4 +362,5 @@ pub(crate) fn wake_all(ctx: &Context, cluster: &ObjectKey) {
     for machine in machines {
         wake_machine(ctx, &ObjectKey::of(machine.as_ref()));
     }
+    cluster_upgrade::wake(ctx, cluster);
 }

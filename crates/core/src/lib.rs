@@ -12,6 +12,7 @@
 //! | [`node`] | the next write of one machine's update, and what a failure means |
 //! | [`group`] | which machine may claim a slot, what an UpdateGroup shows |
 //! | [`invariants`] | what must hold after every write |
+//! | [`managed`] | when a whole cluster is upgraded, in which steps, and its history |
 //! | [`task`] | what an UpgradeTask does next |
 //! | [`windows`] | when maintenance windows are open |
 //! | [`report`] | every reason to wait or refuse |
@@ -22,6 +23,7 @@ pub mod certificates;
 pub mod change;
 pub mod group;
 pub mod invariants;
+pub mod managed;
 pub mod node;
 pub mod progress;
 pub mod report;

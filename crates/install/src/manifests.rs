@@ -85,6 +85,7 @@ macro_rules! files {
 /// Every object of `deploy/`, in the order in which it is applied.
 const FILES: &[(Part, &str, &str)] = files![
     Namespace "namespace.yaml",
+    Crds "crds/refit.dev_clusterupgrades.yaml",
     Crds "crds/refit.dev_hostplans.yaml",
     Crds "crds/refit.dev_hostsettings.yaml",
     Crds "crds/refit.dev_nodeupdates.yaml",
@@ -289,6 +290,7 @@ mod tests {
             names,
             [
                 "Namespace refit-system",
+                "CustomResourceDefinition clusterupgrades.refit.dev",
                 "CustomResourceDefinition hostplans.refit.dev",
                 "CustomResourceDefinition hostsettings.refit.dev",
                 "CustomResourceDefinition nodeupdates.refit.dev",

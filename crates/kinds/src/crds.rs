@@ -8,6 +8,7 @@ use crate::refit;
 /// CRDs of Refit's kinds; an installation applies these.
 pub fn refit_crds() -> Vec<CustomResourceDefinition> {
     vec![
+        refit::ClusterUpgrade::crd(),
         refit::HostPlan::crd(),
         refit::HostSettings::crd(),
         refit::NodeUpdate::crd(),

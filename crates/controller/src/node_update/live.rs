@@ -123,7 +123,7 @@ async fn read_machines(ctx: &Context, look: &Look) -> Result<(), ReadError> {
     let (Some(cluster), Some(machine)) = (&look.cluster, &look.snapshot.machine) else {
         return Ok(());
     };
-    cluster.view.live.share(read_cluster(ctx, cluster)).await?;
+    read_cluster(ctx, cluster).await?;
     let stores = &ctx.stores;
     let update = ObjectKey::of(look.snapshot.update.as_ref());
     let (group, owning_cluster) = (group_of(stores, machine), cluster_key(machine));
@@ -180,9 +180,17 @@ async fn client_of(
     client.ok()
 }
 
+/// Brings the caches of a cluster up to the present, or waits for another such read that began after this call.
+pub(crate) async fn read_cluster(
+    ctx: &Context,
+    cluster: &WorkloadCluster,
+) -> Result<(), ReadError> {
+    cluster.view.live.share(list_cluster(ctx, cluster)).await
+}
+
 /// Reads the Nodes, the control plane's mirror pods, the Machines and the MachineSets of a cluster: a
 /// Machine of an unknown MachineSet would be missing in its group.
-async fn read_cluster(ctx: &Context, cluster: &WorkloadCluster) -> Result<(), ReadError> {
+async fn list_cluster(ctx: &Context, cluster: &WorkloadCluster) -> Result<(), ReadError> {
     let WorkloadCluster { key, view } = cluster;
     let Some(client) = client_of(ctx, cluster).await else { return Ok(()) };
     let machines: Api<Machine> = Api::namespaced(ctx.client.clone(), &key.namespace);

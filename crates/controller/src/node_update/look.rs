@@ -47,9 +47,25 @@ pub(super) struct Look {
     pub(super) request: String,
 }
 
-pub(super) struct WorkloadCluster {
-    pub(super) key: ObjectKey,
-    pub(super) view: Arc<ClusterView>,
+/// A workload cluster that is watched.
+pub(crate) struct WorkloadCluster {
+    pub(crate) key: ObjectKey,
+    pub(crate) view: Arc<ClusterView>,
+}
+
+impl WorkloadCluster {
+    /// Why the data from its watches must not be used; `None` if it may.
+    pub(crate) fn unseen(&self, ctx: &Context) -> Option<Workload> {
+        let Self { key, view } = self;
+        let cluster = key.name.clone();
+        if let Some(what) = view.too_large() {
+            Some(Workload::TooLarge { cluster, what: what.to_string() })
+        } else if view.is_unreachable() || view.is_overdue(&ctx.clock) {
+            Some(Workload::Unreachable { cluster })
+        } else {
+            (!view.synced()).then_some(Workload::NotSynced)
+        }
+    }
 }
 
 impl Look {
@@ -169,15 +185,8 @@ impl Look {
 
     /// Decides from the snapshot and the current state of its cluster.
     pub(super) fn decide(&mut self, ctx: &Context) -> Decision {
-        if let Some(WorkloadCluster { key, view }) = &self.cluster {
-            let cluster = key.name.clone();
-            if let Some(what) = view.too_large() {
-                self.snapshot.workload = Workload::TooLarge { cluster, what: what.to_string() };
-            } else if view.is_unreachable() || view.is_overdue(&ctx.clock) {
-                self.snapshot.workload = Workload::Unreachable { cluster };
-            } else if !view.synced() {
-                self.snapshot.workload = Workload::NotSynced;
-            }
+        if let Some(unseen) = self.cluster.as_ref().and_then(|cluster| cluster.unseen(ctx)) {
+            self.snapshot.workload = unseen;
         }
         decide(&self.snapshot, ctx.clock.now())
     }

@@ -60,13 +60,8 @@ impl<'a> Look<'a> {
             controller_of(other.owner_references()).map(|owner| &*owner.uid)
                 == task.metadata.uid.as_deref()
         };
-        let groups = cluster.as_ref().map_or_else(Vec::new, |cluster| groups_of(ctx, cluster));
-        let known = groups.into_iter().filter_map(|group| {
-            let now = group_now(ctx, &group)?;
-            Some((group, now))
-        });
         Self {
-            groups: known.collect(),
+            groups: cluster.as_ref().map_or_else(Vec::new, |cluster| groups_now(ctx, cluster)),
             task,
             cluster,
             children: children.into_iter().filter(is_child).collect(),
@@ -98,7 +93,7 @@ fn cluster_key(task: &UpgradeTask) -> ObjectKey {
 }
 
 /// The control plane of a Cluster and its MachineDeployments, by name.
-fn groups_of(ctx: &Context, cluster: &Cluster) -> Vec<Group> {
+pub(crate) fn groups_of(ctx: &Context, cluster: &Cluster) -> Vec<Group> {
     let key = ObjectKey::of(cluster);
     let mut deployments = ctx.stores.machine_deployments.listed(&DEPLOYMENTS_BY_CLUSTER, &key);
     deployments.retain(|deployment| deployment.metadata.deletion_timestamp.is_none());
@@ -112,6 +107,15 @@ fn groups_of(ctx: &Context, cluster: &Cluster) -> Vec<Group> {
         Group::of(&key.namespace, &key.name, owner, false)
     };
     control_plane_group(cluster).into_iter().chain(deployments.iter().map(of_deployment)).collect()
+}
+
+/// The groups of a Cluster whose version is known, as they are.
+pub(crate) fn groups_now(ctx: &Context, cluster: &Cluster) -> Vec<(Group, GroupNow)> {
+    let known = groups_of(ctx, cluster).into_iter().filter_map(|group| {
+        let now = group_now(ctx, &group)?;
+        Some((group, now))
+    });
+    known.collect()
 }
 
 /// A group as it is; `None` if its owner is not known or has no version: Kubernetes is not upgraded there.

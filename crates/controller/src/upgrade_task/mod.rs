@@ -17,13 +17,13 @@
 //! | `prepare` | the cluster's kubeadm configuration, before its first control plane machine |
 
 mod advance;
-mod cluster;
+pub(crate) mod cluster;
 pub(crate) mod external;
 pub(crate) mod hooks_reach;
 mod lock;
 mod look;
 mod objects;
-mod obstacle;
+pub(crate) mod obstacle;
 mod option;
 mod owner;
 mod prepare;
@@ -226,7 +226,7 @@ async fn settle(
 }
 
 /// Whether another write was faster, or the object is gone: the next look shows what happened.
-fn is_race(error: &anyhow::Error) -> bool {
+pub(crate) fn is_race(error: &anyhow::Error) -> bool {
     let error: Option<&kube::Error> = error.downcast_ref();
     error.is_some_and(|error| {
         let exists = matches!(error, kube::Error::Api(status) if status.is_already_exists());

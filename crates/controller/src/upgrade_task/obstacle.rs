@@ -1,5 +1,7 @@
 //! What stands in the way of a task.
 
+use std::sync::Arc;
+
 use kube::{Resource as _, ResourceExt as _};
 use refit_cluster_api::kinds::{CONTRACT_VERSION, CONTROL_PLANE_GROUP, CORE_GROUP, Cluster};
 use refit_core::task::Obstacle;
@@ -98,10 +100,28 @@ fn older_task(ctx: &Context, task: &UpgradeTask, group: &Group) -> Option<Obstac
 
 /// What stands in the way of a task for a whole Cluster.
 pub(super) fn of_whole(ctx: &Context, task: &UpgradeTask) -> Option<Obstacle> {
-    let cluster = match of_cluster(ctx, task) {
+    let cluster = of_cluster(ctx, task).and_then(|cluster| {
+        as_a_whole(&cluster)?;
+        Ok(cluster)
+    });
+    let cluster = match cluster {
         Ok(cluster) => cluster,
         Err(obstacle) => return Some(obstacle),
     };
+    let key = ObjectKey::of(cluster.as_ref());
+    let others = ctx.stores.upgrade_tasks.listed(&TASKS_BY_CLUSTER, &key);
+    let mut wholes = others.iter().filter(|other| other.spec.owner_ref.is_none());
+    let older = wholes.find(|other| is_before(other, task));
+    older.map(|other| Obstacle::OlderTask { task: other.name_any() })
+}
+
+/// What stands in the way of any upgrade of a whole Cluster.
+pub(crate) fn of_whole_cluster(ctx: &Context, key: &ObjectKey) -> Option<Obstacle> {
+    cluster_of(ctx, key, true).and_then(|cluster| as_a_whole(&cluster)).err()
+}
+
+/// Whether a Cluster can be upgraded as a whole.
+fn as_a_whole(cluster: &Cluster) -> Result<(), Obstacle> {
     let name = cluster.name_any();
     let kind = cluster.spec.control_plane_ref.as_ref().map(|plane| plane.kind.clone());
     if kind.as_deref() != Some(Owner::ControlPlane.kind()) {
@@ -110,20 +130,16 @@ pub(super) fn of_whole(ctx: &Context, task: &UpgradeTask) -> Option<Obstacle> {
             "the control plane of Cluster {name} is {kind}, not a KubeadmControlPlane: create a task for each \
              MachineDeployment"
         );
-        return Some(Obstacle::NotSupported { why });
+        return Err(Obstacle::NotSupported { why });
     }
-    if has_machine_pools(&cluster) {
+    if has_machine_pools(cluster) {
         let why = format!(
             "the topology of Cluster {name} has MachinePools, which its new version would upgrade, too: set \
              spec.topology.version yourself"
         );
-        return Some(Obstacle::NotSupported { why });
+        return Err(Obstacle::NotSupported { why });
     }
-    let key = ObjectKey::of(cluster.as_ref());
-    let others = ctx.stores.upgrade_tasks.listed(&TASKS_BY_CLUSTER, &key);
-    let mut wholes = others.iter().filter(|other| other.spec.owner_ref.is_none());
-    let older = wholes.find(|other| is_before(other, task));
-    older.map(|other| Obstacle::OlderTask { task: other.name_any() })
+    Ok(())
 }
 
 fn has_machine_pools(cluster: &Cluster) -> bool {
@@ -133,29 +149,37 @@ fn has_machine_pools(cluster: &Cluster) -> bool {
 }
 
 /// The Cluster of a task, if nothing about it or its namespace stands in the way.
-fn of_cluster(ctx: &Context, task: &UpgradeTask) -> Result<std::sync::Arc<Cluster>, Obstacle> {
-    let stores = &ctx.stores;
-    let namespace = task.namespace().unwrap_or_default();
-    if !ctx.opted_in(&namespace) {
-        return Err(Obstacle::NotOptedIn { namespace });
-    }
+fn of_cluster(ctx: &Context, task: &UpgradeTask) -> Result<Arc<Cluster>, Obstacle> {
+    let key = ObjectKey::new(task.namespace().unwrap_or_default(), &task.spec.cluster_ref.name);
     // What an annotation asks for writes no spec.
-    if task.spec.option.is_none() && ctx.served.of(&Cluster::kind(&())) == Served::Older {
+    let cluster = cluster_of(ctx, &key, task.spec.option.is_none())?;
+    if let Some(updater) = &task.spec.updater_ref
+        && ctx.stores.updaters.get(&ObjectKey::new("", &updater.name)).is_none()
+    {
+        return Err(Obstacle::Missing { object: format!("Updater {}", updater.name) });
+    }
+    Ok(cluster)
+}
+
+/// A Cluster, if nothing about it or its namespace stands in the way.
+fn cluster_of(
+    ctx: &Context,
+    key: &ObjectKey,
+    writes_specs: bool,
+) -> Result<Arc<Cluster>, Obstacle> {
+    if !ctx.opted_in(&key.namespace) {
+        return Err(Obstacle::NotOptedIn { namespace: key.namespace.clone() });
+    }
+    if writes_specs && ctx.served.of(&Cluster::kind(&())) == Served::Older {
         let why = format!(
             "Cluster API serves no {CONTRACT_VERSION} here: upgrade Cluster API to v1.12 or later, or upgrade the \
              machines by annotation"
         );
         return Err(Obstacle::NotSupported { why });
     }
-    let name = &task.spec.cluster_ref.name;
-    let Some(cluster) = stores.clusters.get(&ObjectKey::new(&namespace, name)) else {
-        return Err(Obstacle::Missing { object: format!("Cluster {name}") });
+    let Some(cluster) = ctx.stores.clusters.get(key) else {
+        return Err(Obstacle::Missing { object: format!("Cluster {}", key.name) });
     };
-    if let Some(updater) = &task.spec.updater_ref
-        && stores.updaters.get(&ObjectKey::new("", &updater.name)).is_none()
-    {
-        return Err(Obstacle::Missing { object: format!("Updater {}", updater.name) });
-    }
     if cluster.spec.paused == Some(true) || cluster.annotations().contains_key(keys::PAUSED) {
         return Err(Obstacle::ClusterPaused { cluster: cluster.name_any() });
     }

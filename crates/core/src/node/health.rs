@@ -1,10 +1,10 @@
 //! Whether the rest of a control plane is healthy.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use refit_kinds::{refit::NodeName, version::KubernetesVersion};
 
-use super::seen::{ImageVersion, Seen, StaticPod};
+use super::seen::{ImageVersion, NodeView, Seen, StaticPod};
 use crate::report::Refusal;
 
 /// Checks that every other member of the control plane is healthy: its Node and its static pods,
@@ -19,7 +19,7 @@ pub fn control_plane_health(seen: &Seen, node: &NodeName) -> Result<(), Refusal>
         let why = match &member.node {
             _ if member.deleting => Some("its Machine is being deleted".to_owned()),
             None => Some("it has no Node".to_owned()),
-            Some(node) => health_problem(seen, node),
+            Some(node) => member_problem(&seen.nodes, &seen.static_pods, node),
         };
         if let Some(why) = why {
             let member = member.node.as_deref().unwrap_or(&member.machine).to_owned();
@@ -43,18 +43,23 @@ pub(super) fn quorum(seen: &Seen, node: &NodeName) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn health_problem(seen: &Seen, member: &NodeName) -> Option<String> {
-    let Some(node) = seen.nodes.iter().find(|node| node.name == *member) else {
+/// Why a member of a control plane is not healthy, by its Node and its static pods.
+pub(crate) fn member_problem(
+    nodes: &[Arc<NodeView>],
+    static_pods: &[StaticPod],
+    member: &NodeName,
+) -> Option<String> {
+    let Some(node) = nodes.iter().find(|node| node.name == *member) else {
         return Some("its Node does not exist".to_owned());
     };
     if !node.ready {
         return Some("its Node is not Ready".to_owned());
     }
-    let pods: Vec<&StaticPod> = seen.static_pods.iter().filter(|pod| pod.node == *member).collect();
+    let pods: Vec<&StaticPod> = static_pods.iter().filter(|pod| pod.node == *member).collect();
     if let Some(pod) = pods.iter().find(|pod| !pod.ready) {
         return Some(format!("{} is not Ready", pod.component));
     }
-    let shown = seen.static_pods.iter().any(|pod| pod.component == "kube-apiserver");
+    let shown = static_pods.iter().any(|pod| pod.component == "kube-apiserver");
     let has_api_server = pods.iter().any(|pod| pod.component == "kube-apiserver");
     (shown && !has_api_server).then(|| "its kube-apiserver pod does not exist".to_owned())
 }

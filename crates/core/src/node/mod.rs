@@ -81,6 +81,7 @@ pub use gate::{
     awaits_budget, awaits_request, requires_drain_ahead, requires_live_read, requires_live_settings,
 };
 pub use health::control_plane_health;
+pub(crate) use health::member_problem;
 pub use host::{
     HostWork, Reboot, SettingsSources, Specificity, from_bundle, host_settings, plan_steps,
 };
@@ -95,7 +96,7 @@ pub use member_missing::{MEMBER_MISSING, request_again};
 pub use objects::{MAX_TAINTS, MAX_TEXT, short};
 pub use order::{newest, newest_upgrade, speaker};
 pub use parts::{Called, after_ask, after_call, after_verification, begun};
-pub use preflight::{Begun, Check, Found, Preflight, Weight};
+pub use preflight::{Begun, Check, Found, Preflight, Weight, workload_refusal};
 pub use provider::may_be_at_work;
 pub use provider_object::{provider_object, provider_object_name};
 pub use prune::{KEPT_FOR, KEPT_UPDATES, prunable};

@@ -324,7 +324,7 @@ pub(super) fn no_node(machine: &Machine, node: &NodeName) -> Option<Refusal> {
 }
 
 /// The refusal while a workload cluster cannot be read.
-pub(super) fn workload_refusal(workload: &Workload) -> Option<Refusal> {
+pub fn workload_refusal(workload: &Workload) -> Option<Refusal> {
     match workload {
         Workload::Unreachable { cluster } => {
             Some(Refusal::ApiUnreachable { cluster: cluster.clone() })

@@ -66,15 +66,7 @@ pub(super) fn next_hops(
     (target, named): (&KubernetesVersion, &[KubernetesVersion]),
     lead: Lead,
 ) -> Result<Vec<HopTo>, HopError> {
-    for group in workers.iter().chain([control_plane]) {
-        let (owner, runs) = (name_of(&group.owner), group.version.clone());
-        if runs.major() != target.major() {
-            return Err(HopError::OtherMajor { owner, runs, target: target.clone() });
-        }
-        if runs > *target {
-            return Err(HopError::Downgrade { owner, runs, target: target.clone() });
-        }
-    }
+    workers.iter().chain([control_plane]).try_for_each(|group| check(group, target))?;
     let at = &control_plane.version;
     let behind: Vec<&GroupVersion> = workers.iter().filter(|group| group.version < *at).collect();
     let next =
@@ -101,6 +93,22 @@ pub(super) fn next_hops(
             Ok(vec![too_old.map_or_else(|| to(control_plane, &next), |group| to(group, at))])
         }
     }
+}
+
+/// Why groups cannot be brought to a version; `None` if they can.
+pub fn unreachable(groups: &[GroupVersion], target: &KubernetesVersion) -> Option<String> {
+    groups.iter().find_map(|group| check(group, target).err()).map(|error| error.to_string())
+}
+
+fn check(group: &GroupVersion, target: &KubernetesVersion) -> Result<(), HopError> {
+    let (owner, runs) = (name_of(&group.owner), group.version.clone());
+    if runs.major() != target.major() {
+        return Err(HopError::OtherMajor { owner, runs, target: target.clone() });
+    }
+    if runs > *target {
+        return Err(HopError::Downgrade { owner, runs, target: target.clone() });
+    }
+    Ok(())
 }
 
 /// The version of the next minor.

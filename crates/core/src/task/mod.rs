@@ -43,7 +43,7 @@ use refit_kinds::{
 pub use self::{
     actions::{Action, actions},
     cluster::{ClusterAction, ClusterSeen, GroupNow, cluster_actions, cluster_status},
-    hops::{GroupVersion, HopTo},
+    hops::{GroupVersion, HopTo, unreachable},
     member::{Member, MemberState, SpecState},
     sets::{SetSeen, SetWrite, SetsSeen},
     status::{Refused, status, unread},

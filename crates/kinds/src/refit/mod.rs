@@ -1,5 +1,6 @@
 //! Refit's kinds, `refit.dev/v1alpha1`.
 
+mod cluster_upgrade;
 mod goal;
 mod host_args;
 mod host_plan;
@@ -16,6 +17,7 @@ mod updater;
 mod upgrade_task;
 mod windows;
 
+pub use cluster_upgrade::*;
 pub use goal::*;
 pub use host_args::*;
 pub use host_plan::*;

@@ -1,0 +1,282 @@
+//! The controller of ClusterUpgrades: begins the upgrade of a whole Cluster at its time, if the Cluster is fit for it, and
+//! keeps its history.
+//!
+//! Each reconcile reads the caches, calls `refit_core::managed`, makes the writes that follow, and shows the result. The
+//! UpgradeTask that it creates does the work. Nothing is remembered between reconciles.
+
+mod look;
+
+use std::{sync::Arc, time::Duration};
+
+use kube::{Api, Resource as _, ResourceExt as _, api::PostParams};
+use refit_core::{
+    managed::{cluster::Decision, cluster::Write, cluster::decide},
+    task::Refused,
+    task::status::READY,
+};
+use refit_kinds::{
+    conditions, keys,
+    refit::{
+        ClusterRef, ClusterUpgrade, ClusterUpgradeStatus, Stage, UpgradePhase, UpgradeTask,
+        UpgradeTaskSpec, Via,
+    },
+    version::KubernetesVersion,
+};
+use refit_runtime::{
+    ObjectKey, apply,
+    events::{Announcement, EventType, reference},
+    queue::Action as Next,
+};
+use serde_json::json;
+
+use self::look::Look;
+use crate::{
+    context::Context,
+    metrics::measured,
+    owner::LiveOwner,
+    upgrade_task::{cluster::groups_of, hooks_reach, is_race, refused_by_api},
+};
+
+/// How long the events of a change are collected before an upgrade is looked at.
+const COLLECT: Duration = Duration::from_secs(1);
+/// Requeue delay after a write conflict.
+const AFTER_CONFLICT: Duration = Duration::from_millis(500);
+/// Requeue delay after a write was refused.
+const AFTER_REFUSAL: Duration = Duration::from_secs(15);
+/// How many upgrades are worked on at once.
+const WORKERS: usize = 16;
+
+/// Reconciles ClusterUpgrades until the future is dropped.
+pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
+    ctx.stores.wait_synced().await;
+    for upgrade in ctx.stores.cluster_upgrades.list() {
+        ctx.queues.cluster_upgrades.add(ObjectKey::of(upgrade.as_ref()));
+    }
+    let reconcile = |key: ObjectKey| {
+        let ctx = ctx.clone();
+        async move { measured(&ctx, "cluster-upgrade", Box::pin(reconcile(&ctx, &key))).await }
+    };
+    ctx.queues.cluster_upgrades.work("cluster-upgrade", WORKERS, reconcile).await;
+    Ok(())
+}
+
+/// Wakes the upgrade of a Cluster, unless it has ended.
+pub(crate) fn wake(ctx: &Context, cluster: &ObjectKey) {
+    let known = ctx.stores.cluster_upgrades.get(cluster);
+    if known.is_some_and(|upgrade| !has_ended(&upgrade)) {
+        ctx.queues.cluster_upgrades.add_after(cluster.clone(), COLLECT);
+    }
+}
+
+/// Whether nothing but another request makes a difference.
+fn has_ended(upgrade: &ClusterUpgrade) -> bool {
+    upgrade.status.as_ref().is_some_and(|status| {
+        status.phase.has_ended() && status.observed_generation == upgrade.metadata.generation
+    })
+}
+
+async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
+    let Some(look) = Look::read(ctx, key) else { return Ok(Next::Done) };
+    let mut known = look.known(ctx);
+    let mut decision = decide(&known);
+    if decision.writes.iter().any(disturbs) {
+        // The caches may show the Cluster as it was before an outage, and the request as it was before a change.
+        if let Err(error) = look.read_live(ctx).await {
+            known.refused = Some(error.to_string());
+        } else if let Some(live) = Look::read(ctx, key) {
+            known = live.known(ctx);
+        } else {
+            return Ok(Next::Done);
+        }
+        decision = decide(&known);
+    }
+    for write in &decision.writes {
+        match perform(ctx, &known.upgrade, write).await {
+            Ok(None) => {}
+            Ok(Some(refused)) => known.refused = Some(refused.message),
+            Err(error) if is_race(&error) => return Ok(Next::RequeueAfter(AFTER_CONFLICT)),
+            Err(error) => known.refused = Some(refused_by_api(error)?.message),
+        }
+    }
+    let is_refused = known.refused.is_some();
+    if is_refused {
+        decision = decide(&known);
+    }
+    let is_written = write_status(ctx, &known.upgrade, &decision.status).await?;
+    Ok(if !is_written {
+        Next::RequeueAfter(AFTER_CONFLICT)
+    } else if is_refused {
+        Next::RequeueAfter(AFTER_REFUSAL)
+    } else {
+        next_look(ctx, &decision)
+    })
+}
+
+fn next_look(ctx: &Context, decision: &Decision) -> Next {
+    let Some(at) = decision.again else { return Next::Done };
+    let wait = at.duration_since(ctx.clock.now()).unsigned_abs();
+    if at > ctx.clock.now() { Next::RequeueAfter(wait) } else { Next::RequeueAfter(COLLECT) }
+}
+
+/// Whether a write leads to Machines being updated.
+fn disturbs(write: &Write) -> bool {
+    match write {
+        Write::Commence { .. } => true,
+        Write::Abort(_) => false,
+    }
+}
+
+async fn perform(
+    ctx: &Context,
+    upgrade: &ClusterUpgrade,
+    write: &Write,
+) -> anyhow::Result<Option<Refused>> {
+    match write {
+        Write::Commence { task, version, via } => {
+            let via = match via {
+                Some(via) => *via,
+                None => match reaching(ctx, upgrade).await? {
+                    Ok(via) => via,
+                    Err(refused) => return Ok(Some(refused)),
+                },
+            };
+            commence(ctx, upgrade, (task, version, via)).await
+        }
+        Write::Abort(task) => {
+            let body = json!({"spec": {"stage": Stage::Abort}});
+            let aborted = apply::merge(&tasks(ctx, upgrade), task, &body).await?;
+            ctx.stores.upgrade_tasks.insert(aborted);
+            tracing::info!(cluster = upgrade.name_any(), task, "aborted the task of an upgrade");
+            Ok(None)
+        }
+    }
+}
+
+/// Who brings the version to all Machines of the Cluster: Cluster API only if it calls Refit for each group.
+async fn reaching(ctx: &Context, upgrade: &ClusterUpgrade) -> anyhow::Result<Result<Via, Refused>> {
+    let Some(cluster) = ctx.stores.clusters.get(&ObjectKey::of(upgrade)) else {
+        return Ok(Ok(Via::Machines));
+    };
+    let mut reaching = Via::Spec;
+    for group in groups_of(ctx, &cluster) {
+        let owner = LiveOwner::of(&ctx.stores, &group);
+        if owner.is_some_and(|owner| owner.annotations().contains_key(keys::TASK)) {
+            // A task that was stopped has left it paused: the next one takes it over.
+            reaching = Via::Machines;
+            continue;
+        }
+        match hooks_reach::via(ctx, &group).await? {
+            Ok(Via::Spec) => {}
+            Ok(Via::Machines) => reaching = Via::Machines,
+            Err(refused) => return Ok(Err(refused)),
+        }
+    }
+    Ok(Ok(reaching))
+}
+
+async fn commence(
+    ctx: &Context,
+    upgrade: &ClusterUpgrade,
+    (name, version, via): (&str, &KubernetesVersion, Via),
+) -> anyhow::Result<Option<Refused>> {
+    let spec = UpgradeTaskSpec {
+        stage: Stage::Ongoing,
+        cluster_ref: ClusterRef { name: upgrade.name_any() },
+        owner_ref: None,
+        version: Some(version.clone()),
+        option: None,
+        bundle: None,
+        hops: upgrade.spec.hops.clone(),
+        machines: None,
+        updater_ref: None,
+        request_ref: None,
+        via,
+    };
+    let mut task = UpgradeTask::new(name, spec);
+    task.metadata.namespace = upgrade.namespace();
+    task.metadata.owner_references = upgrade.controller_owner_ref(&()).map(|owner| vec![owner]);
+    match tasks(ctx, upgrade).create(&PostParams::default(), &task).await {
+        Ok(created) => ctx.stores.upgrade_tasks.insert(created),
+        Err(kube::Error::Api(status)) if status.is_already_exists() => {
+            // One of this upgrade is in the cache at the next look.
+            let message = format!("UpgradeTask {name} exists: delete it if it is of another owner");
+            let (reason, is_final) = ("NameTaken", true);
+            return Ok(Some(Refused { reason, message, is_final, is_to_be_replaced: false }));
+        }
+        Err(error) => return Err(error.into()),
+    }
+    tracing::info!(cluster = upgrade.name_any(), task = name, %version, "commenced an upgrade");
+    Ok(None)
+}
+
+fn tasks(ctx: &Context, upgrade: &ClusterUpgrade) -> Api<UpgradeTask> {
+    Api::namespaced(ctx.client.clone(), &upgrade.namespace().unwrap_or_default())
+}
+
+/// Writes a changed status, and events for what has changed. Returns whether it was written.
+async fn write_status(
+    ctx: &Context,
+    upgrade: &ClusterUpgrade,
+    next: &ClusterUpgradeStatus,
+) -> anyhow::Result<bool> {
+    let old = upgrade.status.clone().unwrap_or_default();
+    let Some(patch) = apply::merge_diff(&json!(old), &json!(next)) else { return Ok(true) };
+    let key = ObjectKey::of(upgrade);
+    let api: Api<ClusterUpgrade> = Api::namespaced(ctx.client.clone(), &key.namespace);
+    let version = upgrade.resource_version().unwrap_or_default();
+    match apply::swap_status(&api, &key.name, &version, &patch).await {
+        Ok(written) => {
+            ctx.stores.cluster_upgrades.insert(written);
+            announce(ctx, upgrade, &old, next).await;
+            Ok(true)
+        }
+        Err(error) if apply::is_not_found(&error) => Ok(true),
+        Err(error) if apply::is_conflict(&error) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Writes an event for a changed phase, and one for each step that was just done.
+async fn announce(
+    ctx: &Context,
+    upgrade: &ClusterUpgrade,
+    old: &ClusterUpgradeStatus,
+    next: &ClusterUpgradeStatus,
+) {
+    let event = |type_, reason: String, message: String| Announcement {
+        about: reference(upgrade),
+        type_,
+        reason,
+        message,
+        occurrence: upgrade.resource_version().unwrap_or_default(),
+    };
+    let Some(record) = next.history.first() else { return };
+    let before = old.history.iter().find(|before| before.version == record.version);
+    let was_done = |name: &str| {
+        let steps = before.iter().flat_map(|before| &before.conditions);
+        steps.into_iter().any(|step| step.type_ == name && step.status == "True")
+    };
+    for step in record.conditions.iter().rev().filter(|step| step.status == "True") {
+        if !was_done(&step.type_) {
+            let message = format!("upgrade to {}: {}", record.version, step.message);
+            let done = event(EventType::Normal, step.type_.clone(), message);
+            ctx.recorder.announce(&done).await;
+        }
+    }
+    if before.map(|before| before.phase) != Some(record.phase) {
+        let ready = conditions::get(&next.conditions, READY);
+        let shown = || ready.map(|ready| ready.message.clone()).unwrap_or_default();
+        let (type_, reason, message) = match record.phase {
+            UpgradePhase::New | UpgradePhase::Pending => {
+                (EventType::Normal, "UpgradeScheduled", shown())
+            }
+            UpgradePhase::Upgrading => {
+                let message = format!("the upgrade to {} has started", record.version);
+                (EventType::Normal, "UpgradeStarted", message)
+            }
+            UpgradePhase::Completed => (EventType::Normal, "UpgradeCompleted", shown()),
+            UpgradePhase::Failed => (EventType::Warning, "UpgradeFailed", shown()),
+        };
+        ctx.recorder.announce(&event(type_, reason.to_owned(), message)).await;
+    }
+}

@@ -1,0 +1,372 @@
+//! The steps of a ClusterUpgrade, for a Cluster of Cluster API: an UpgradeTask for the whole Cluster does the work.
+
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use refit_kinds::{
+    conditions,
+    refit::{
+        ClusterUpgrade, ClusterUpgradeStatus, Owner, Stage, TaskPhase, UpgradePhase, UpgradeRecord,
+        UpgradeTask, UpgradeTaskStatus, Via,
+    },
+    version::KubernetesVersion,
+};
+
+use super::{
+    engine::{Ended, Facts, Looked, Request, look, version_at_work},
+    health::Health,
+    steps::{Progress, Step},
+};
+use crate::task::{GroupVersion, Obstacle, status::READY, unreachable};
+
+/// Condition of a ClusterUpgrade: what the last check of the Cluster has found.
+pub const HEALTHY: &str = "Healthy";
+/// The step after which an upgrade is finished, whatever the checks before it find.
+const COMMENCED: &str = "UpgradeCommenced";
+const WORKERS: &str = "WorkerNodesUpgraded";
+
+/// The steps, in order. To add one, write its function and give it a name here (`docs/cluster-upgrades.md#steps`).
+const STEPS: &[Step<Known, Write>] = &[
+    Step { name: "IsClusterUpgradable", progress: is_upgradable },
+    Step { name: "ClusterHealthyBeforeUpgrade", progress: healthy_before },
+    Step { name: COMMENCED, progress: commenced },
+    Step { name: "ControlPlaneUpgraded", progress: control_plane_upgraded },
+    Step { name: WORKERS, progress: workers_upgraded },
+    Step { name: "ClusterHealthyAfterUpgrade", progress: healthy_after },
+];
+
+/// Everything that a ClusterUpgrade is decided on.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// The ClusterUpgrade.
+    pub upgrade: Arc<ClusterUpgrade>,
+    /// What stands in the way of any upgrade of the Cluster.
+    pub obstacle: Option<Obstacle>,
+    /// The control plane, if its version is known.
+    pub control_plane: Option<GroupVersion>,
+    /// The MachineDeployments.
+    pub workers: Vec<GroupVersion>,
+    /// Every UpgradeTask of the Cluster.
+    pub tasks: Vec<Arc<UpgradeTask>>,
+    /// Whether the Cluster is healthy.
+    pub health: Health,
+    /// Why the UpgradeTask could not be created.
+    pub refused: Option<String>,
+    /// The time of the look.
+    pub now: Timestamp,
+}
+
+/// A write for a ClusterUpgrade.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Write {
+    /// Create the UpgradeTask that upgrades the Cluster.
+    Commence {
+        /// Its name.
+        task: String,
+        /// The version.
+        version: KubernetesVersion,
+        /// Who works through the Machines; `None` for what reaches them.
+        via: Option<Via>,
+    },
+    /// Stop the UpgradeTask of this name.
+    Abort(String),
+}
+
+/// What a ClusterUpgrade shows, and what is to be written for it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decision {
+    /// The status.
+    pub status: ClusterUpgradeStatus,
+    /// The writes.
+    pub writes: Vec<Write>,
+    /// When the next look is due, apart from changes.
+    pub again: Option<Timestamp>,
+}
+
+/// Decides what is next for a ClusterUpgrade.
+pub fn decide(known: &Known) -> Decision {
+    let ClusterUpgrade { metadata, spec, status } = known.upgrade.as_ref();
+    let old = status.clone().unwrap_or_default();
+    let Looked { mut history, ready, writes, again } =
+        look(&old.history, &known.request(), &known.facts());
+    let mut next = ClusterUpgradeStatus { observed_generation: metadata.generation, ..old.clone() };
+    let check_at = known.check_at();
+    let version = known.version();
+    if let Some(record) = history.iter_mut().find(|record| record.version == *version) {
+        next.phase = record.phase;
+        if record.phase == UpgradePhase::Upgrading || record.complete_time == Some(Time(known.now))
+        {
+            known.note_task(record);
+        }
+        if known.shows_health(record) {
+            let (status, reason, message) = known.health.condition();
+            let what = (HEALTHY, status, reason, &*message);
+            conditions::set(&mut next.conditions, known.now, metadata.generation, what);
+        }
+    }
+    next.history = history;
+    let superseded = (*version != spec.version)
+        .then(|| format!("the upgrade to {version} is finished first: {}", ready.message));
+    let message = superseded.unwrap_or(ready.message);
+    let is_ready = ready.is_ready && *version == spec.version;
+    let what = (READY, if is_ready { "True" } else { "False" }, &*ready.reason, &*message);
+    conditions::set(&mut next.conditions, known.now, metadata.generation, what);
+    let again = again.into_iter().chain(check_at.filter(|at| *at > known.now)).min();
+    Decision { again: again.filter(|_| !next.phase.has_ended()), status: next, writes }
+}
+
+impl Known {
+    /// The version that is worked on.
+    fn version(&self) -> &KubernetesVersion {
+        version_at_work(self.history(), &self.upgrade.spec.version)
+    }
+
+    fn history(&self) -> &[UpgradeRecord] {
+        self.upgrade.status.as_ref().map_or(&[], |status| &status.history)
+    }
+
+    fn record(&self) -> Option<&UpgradeRecord> {
+        self.history().iter().find(|record| record.version == *self.version())
+    }
+
+    fn request(&self) -> Request {
+        let spec = &self.upgrade.spec;
+        let within = i64::from(spec.start_within_minutes);
+        Request {
+            version: self.version().clone(),
+            start_at: spec.start_at.as_ref().map(|time| time.0),
+            start_within: (within > 0).then(|| SignedDuration::from_mins(within)),
+            stops: spec.stage == Stage::Abort || self.upgrade.metadata.deletion_timestamp.is_some(),
+            by: spec.requested_by.clone(),
+            generation: self.upgrade.metadata.generation.unwrap_or_default(),
+        }
+    }
+
+    fn facts(&self) -> Facts<'_, Self, Write> {
+        let task = self.task();
+        Facts {
+            current: self.control_plane.as_ref().map(|group| group.version.clone()),
+            is_current: self.is_current(),
+            commenced: task.map(|task| begun(task).unwrap_or(self.now)).or_else(|| {
+                // Its task was deleted: it is made again.
+                let record = self.recorded()?;
+                record.task.as_ref().and(record.start_time.as_ref()).map(|time| time.0)
+            }),
+            ended: task.and_then(ended),
+            invalid: self.invalid(),
+            steps: STEPS,
+            stop,
+            known: self,
+            now: self.now,
+        }
+    }
+
+    /// The record, while the upgrade is under way.
+    fn recorded(&self) -> Option<&UpgradeRecord> {
+        self.record().filter(|record| record.phase == UpgradePhase::Upgrading)
+    }
+
+    /// The tasks that this upgrade has made.
+    fn own_tasks(&self) -> impl Iterator<Item = &UpgradeTask> {
+        let uid = self.upgrade.metadata.uid.as_deref();
+        self.tasks.iter().map(AsRef::as_ref).filter(move |task| is_controlled_by(task, uid))
+    }
+
+    /// The task that does the upgrade: the one of the record, or one that has not ended, if the record was lost.
+    fn task(&self) -> Option<&UpgradeTask> {
+        let recorded = self.recorded().and_then(|record| record.task.as_deref());
+        let mut of_version =
+            self.own_tasks().filter(|task| task.spec.version.as_ref() == Some(self.version()));
+        of_version.find(|task| match recorded {
+            Some(name) => task.metadata.name.as_deref() == Some(name),
+            None => !task.phase().has_ended(),
+        })
+    }
+
+    /// The parts of the task that are for workers.
+    fn worker_tasks(&self) -> impl Iterator<Item = &UpgradeTask> {
+        let whole = self.task().and_then(|task| task.metadata.uid.as_deref());
+        let parts = self.tasks.iter().map(AsRef::as_ref);
+        parts.filter(move |task| {
+            whole.is_some()
+                && is_controlled_by(task, whole)
+                && task
+                    .spec
+                    .owner_ref
+                    .as_ref()
+                    .is_some_and(|owner| Owner::of_kind(&owner.kind) == Some(Owner::Deployment))
+        })
+    }
+
+    fn groups(&self) -> Vec<GroupVersion> {
+        self.control_plane.iter().chain(&self.workers).cloned().collect()
+    }
+
+    /// Whether every group has the version, and no task is under way.
+    fn is_current(&self) -> bool {
+        self.control_plane.is_some()
+            && self.groups().iter().all(|group| group.version == *self.version())
+            && self.tasks.iter().all(|task| task.phase().has_ended())
+    }
+
+    /// Why the Cluster cannot be upgraded to the version.
+    fn invalid(&self) -> Option<(&'static str, String)> {
+        if let Some(obstacle) = &self.obstacle {
+            return Some((obstacle.into(), obstacle.message()));
+        }
+        if self.control_plane.is_none() {
+            return Some(("OwnerUnknown", "the control plane is not known yet".to_owned()));
+        }
+        if let Some(why) = unreachable(&self.groups(), self.version()) {
+            return Some(("VersionNotReachable", why));
+        }
+        let own = self.task().and_then(|task| task.metadata.uid.as_deref());
+        let mut others = self.tasks.iter().filter(|task| !task.phase().has_ended());
+        let other = others.find(|task| {
+            task.metadata.uid.as_deref() != own && !(own.is_some() && is_controlled_by(task, own))
+        })?;
+        let task = other.metadata.name.clone().unwrap_or_default();
+        let obstacle = Obstacle::OlderTask { task };
+        Some(((&obstacle).into(), obstacle.message()))
+    }
+
+    /// When the Cluster is checked ahead of the time of its upgrade.
+    fn check_at(&self) -> Option<Timestamp> {
+        let spec = &self.upgrade.spec;
+        let lead = SignedDuration::from_mins(spec.check_ahead_minutes.into());
+        spec.start_at.as_ref()?.0.checked_sub(lead).ok()
+    }
+
+    /// Whether the health of the Cluster says something about its upgrade: not while machines are worked on.
+    fn shows_health(&self, record: &UpgradeRecord) -> bool {
+        let just_ended = record.complete_time == Some(Time(self.now));
+        match record.phase {
+            UpgradePhase::New => true,
+            UpgradePhase::Pending => {
+                self.record().is_none() || self.check_at().is_none_or(|at| at <= self.now)
+            }
+            UpgradePhase::Upgrading => self.task().is_none_or(|task| task.phase().has_ended()),
+            UpgradePhase::Completed | UpgradePhase::Failed => just_ended,
+        }
+    }
+
+    /// Notes the task, and the times of the workers.
+    fn note_task(&self, record: &mut UpgradeRecord) {
+        let Some(task) = self.task() else { return };
+        record.task.clone_from(&task.metadata.name);
+        let times = |of: fn(&UpgradeTaskStatus) -> Option<&Time>| {
+            self.worker_tasks().filter_map(move |task| of(task.status.as_ref()?).cloned())
+        };
+        record.worker_start_time = times(|status| status.started_at.as_ref()).min();
+        if record.conditions.iter().any(|step| step.type_ == WORKERS && step.status == "True") {
+            record.worker_complete_time = times(|status| status.finished_at.as_ref()).max();
+        }
+    }
+}
+
+fn is_controlled_by(task: &UpgradeTask, uid: Option<&str>) -> bool {
+    let mut owners = task.metadata.owner_references.iter().flatten();
+    uid.is_some() && owners.any(|one| one.controller == Some(true) && Some(&*one.uid) == uid)
+}
+
+/// When a task was requested.
+fn begun(task: &UpgradeTask) -> Option<Timestamp> {
+    task.metadata.creation_timestamp.as_ref().map(|time| time.0)
+}
+
+/// How an upgrade has ended whose task was stopped by another client.
+fn ended(task: &UpgradeTask) -> Option<Ended> {
+    (task.phase() == TaskPhase::Aborted).then(|| Ended {
+        reason: "TaskAborted",
+        message: format!(
+            "{} was stopped by another client. Request the upgrade again to continue",
+            named(task)
+        ),
+    })
+}
+
+fn named(task: &UpgradeTask) -> String {
+    format!("UpgradeTask {}", task.metadata.name.as_deref().unwrap_or_default())
+}
+
+/// What a task shows.
+fn shown(task: &UpgradeTask) -> String {
+    let shown = task.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let message = conditions::get(shown, READY).map_or("not begun", |ready| &ready.message);
+    format!("{}: {message}", named(task))
+}
+
+fn is_upgradable(known: &Known) -> Progress<Write> {
+    match known.invalid() {
+        Some((_, why)) if known.task().is_none() => Progress::waits(why),
+        Some(_) | None => Progress::Done,
+    }
+}
+
+fn healthy_before(known: &Known) -> Progress<Write> {
+    match known.health.problem() {
+        Some(why) if known.task().is_none() => Progress::waits(why),
+        Some(_) | None => Progress::Done,
+    }
+}
+
+fn commenced(known: &Known) -> Progress<Write> {
+    if known.task().is_some() {
+        return Progress::Done;
+    }
+    if let Some(why) = &known.refused {
+        return Progress::Error(why.clone());
+    }
+    let ClusterUpgrade { metadata, spec, .. } = known.upgrade.as_ref();
+    let version = known.version().clone();
+    let cluster = metadata.name.as_deref().unwrap_or_default();
+    // Each request has a task of its own: that of an earlier one has ended.
+    let task = format!("{cluster}-{version}-{}", metadata.generation.unwrap_or_default());
+    let task = task.replace('+', "-");
+    let why = format!("UpgradeTask {task} is created");
+    Progress::NotYet { why, writes: vec![Write::Commence { task, version, via: spec.via }] }
+}
+
+fn control_plane_upgraded(known: &Known) -> Progress<Write> {
+    let is_upgraded =
+        known.control_plane.as_ref().is_some_and(|group| group.version >= *known.version());
+    if is_upgraded { Progress::Done } else { of_task(known) }
+}
+
+fn workers_upgraded(known: &Known) -> Progress<Write> {
+    of_task(known)
+}
+
+/// How far the task is.
+fn of_task(known: &Known) -> Progress<Write> {
+    let Some(task) = known.task() else { return Progress::waits("the UpgradeTask is not known") };
+    match task.phase() {
+        TaskPhase::Complete => Progress::Done,
+        TaskPhase::Failed => Progress::Error(shown(task)),
+        TaskPhase::Pending | TaskPhase::Ongoing | TaskPhase::Aborted => {
+            Progress::waits(shown(task))
+        }
+    }
+}
+
+fn healthy_after(known: &Known) -> Progress<Write> {
+    known.health.problem().map_or(Progress::Done, Progress::waits)
+}
+
+/// Stops the task, and waits for its end.
+fn stop(known: &Known) -> Progress<Write> {
+    match known.task() {
+        Some(task) if !task.phase().has_ended() => {
+            let is_asked = task.spec.stage == Stage::Abort;
+            let abort = || Write::Abort(task.metadata.name.clone().unwrap_or_default());
+            let writes = if is_asked { Vec::new() } else { vec![abort()] };
+            Progress::NotYet { why: shown(task), writes }
+        }
+        Some(_) | None => Progress::Done,
+    }
+}
+
+#[cfg(test)]
+#[path = "cluster_tests.rs"]
+mod tests;

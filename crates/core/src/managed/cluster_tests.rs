@@ -1,0 +1,233 @@
+use refit_kinds::refit::{
+    ClusterRef, ClusterUpgradeSpec, GroupOwner, TaskPhase, UpgradeTask, UpgradeTaskSpec,
+};
+use serde_json::json;
+
+use super::*;
+use crate::managed::health::Problem;
+
+fn at(minute: i64) -> Timestamp {
+    Timestamp::from_second(minute * 60).unwrap()
+}
+
+fn group(kind: &str, name: &str, version: &str) -> GroupVersion {
+    let owner = GroupOwner { kind: kind.into(), name: name.into(), ..GroupOwner::default() };
+    GroupVersion { owner, version: version.parse().unwrap() }
+}
+
+fn known() -> Known {
+    let mut upgrade =
+        ClusterUpgrade::new("edge-1", ClusterUpgradeSpec::to("v1.36.0".parse().unwrap()));
+    upgrade.metadata.uid = Some("uid-upgrade".into());
+    upgrade.metadata.generation = Some(1);
+    Known {
+        upgrade: Arc::new(upgrade),
+        obstacle: None,
+        control_plane: Some(group("KubeadmControlPlane", "edge-1", "v1.35.0")),
+        workers: vec![group("MachineDeployment", "md", "v1.35.0")],
+        tasks: Vec::new(),
+        health: Health::Known(Vec::new()),
+        refused: None,
+        now: at(10),
+    }
+}
+
+/// A task of an object, in a phase.
+fn task(name: &str, of: &str, owner: Option<GroupOwner>, phase: TaskPhase) -> UpgradeTask {
+    let spec = UpgradeTaskSpec {
+        stage: Stage::Ongoing,
+        cluster_ref: ClusterRef { name: "edge-1".into() },
+        owner_ref: owner,
+        version: Some("v1.36.0".parse().unwrap()),
+        option: None,
+        bundle: None,
+        hops: None,
+        machines: None,
+        updater_ref: None,
+        request_ref: None,
+        via: Via::Machines,
+    };
+    let mut task = UpgradeTask::new(name, spec);
+    task.metadata = serde_json::from_value(json!({
+        "name": name, "uid": format!("uid-{name}"), "creationTimestamp": at(10).to_string(),
+        "ownerReferences": [{
+            "apiVersion": "v1", "kind": "K", "name": of, "uid": format!("uid-{of}"),
+            "controller": true,
+        }],
+    }))
+    .unwrap();
+    task.status = Some(UpgradeTaskStatus { phase, ..UpgradeTaskStatus::default() });
+    task
+}
+
+/// Shows what a decision shows, and looks again a minute later.
+fn next(mut known: Known, change: impl FnOnce(&mut Known)) -> (Known, Decision) {
+    change(&mut known);
+    let decision = decide(&known);
+    let mut upgrade = (*known.upgrade).clone();
+    upgrade.status = Some(decision.status.clone());
+    let now = known.now + SignedDuration::from_mins(1);
+    (Known { upgrade: Arc::new(upgrade), now, ..known }, decision)
+}
+
+fn begun() -> Known {
+    let (known, decision) = next(known(), |_| {});
+    let Write::Commence { task: name, version, via } = &decision.writes[0] else {
+        panic!("{:?}", decision.writes);
+    };
+    assert_eq!((&**name, version.to_string(), *via), ("edge-1-v1.36.0-1", "v1.36.0".into(), None));
+    let begun = next(known, |known| {
+        known.tasks = vec![Arc::new(task(name, "upgrade", None, TaskPhase::Ongoing))];
+    });
+    assert!(begun.1.writes.is_empty(), "one task for one request");
+    begun.0
+}
+
+fn step<'a>(decision: &'a Decision, name: &str) -> (&'a str, &'a str) {
+    let steps = &decision.status.history[0].conditions;
+    let found = steps.iter().find(|step| step.type_ == name);
+    found.map_or(("-", "-"), |step| (&*step.reason, &*step.message))
+}
+
+fn ready(decision: &Decision) -> &str {
+    &conditions::get(&decision.status.conditions, READY).unwrap().reason
+}
+
+#[test]
+fn a_cluster_upgrade_follows_its_task_step_by_step() {
+    let (known, decision) = next(begun(), |_| {});
+    assert_eq!(step(&decision, "ControlPlaneUpgraded").0, "StepInProgress");
+    assert_eq!(decision.status.history[0].task.as_deref(), Some("edge-1-v1.36.0-1"));
+    let owner = GroupOwner { kind: "MachineDeployment".into(), ..GroupOwner::default() };
+    let (known, decision) = next(known, |known| {
+        known.control_plane = Some(group("KubeadmControlPlane", "edge-1", "v1.36.0"));
+        let mut worker = task("w", "edge-1-v1.36.0-1", Some(owner), TaskPhase::Complete);
+        let status = worker.status.as_mut().unwrap();
+        status.started_at = Some(Time(at(12)));
+        status.finished_at = Some(Time(at(14)));
+        known.tasks.push(Arc::new(worker));
+    });
+    assert_eq!(step(&decision, "ControlPlaneUpgraded").0, "StepDone");
+    assert_eq!(step(&decision, "WorkerNodesUpgraded").0, "StepInProgress");
+    let (_, decision) = next(known, |known| {
+        let name = "edge-1-v1.36.0-1";
+        known.tasks[0] = Arc::new(task(name, "upgrade", None, TaskPhase::Complete));
+    });
+    let record = &decision.status.history[0];
+    assert_eq!((record.phase, ready(&decision)), (UpgradePhase::Completed, "Completed"));
+    let times = (&record.worker_start_time, &record.worker_complete_time);
+    assert_eq!(times, (&Some(Time(at(12))), &Some(Time(at(14)))));
+}
+
+#[test]
+fn a_cluster_upgrade_waits_for_health_before_and_after_but_not_between() {
+    let sick = |known: &mut Known| {
+        let message = "Machine w: its Node is not Ready".to_owned();
+        let check = refit_kinds::refit::ClusterCheck::Nodes;
+        known.health = Health::Known(vec![Problem { check, message }]);
+    };
+    let (_, before) = next(known(), sick);
+    assert_eq!(step(&before, "ClusterHealthyBeforeUpgrade").0, "StepInProgress");
+    assert!(before.writes.is_empty());
+    let healthy = conditions::get(&before.status.conditions, HEALTHY).unwrap();
+    assert_eq!((&*healthy.status, &*healthy.reason), ("False", "Nodes"));
+    let (known, between) = next(begun(), sick);
+    assert_eq!(step(&between, "ClusterHealthyBeforeUpgrade").0, "StepDone");
+    let healthy = conditions::get(&between.status.conditions, HEALTHY).unwrap();
+    assert_eq!(healthy.status, "True", "machines that restart say nothing about the Cluster");
+    let (_, after) = next(known, |known| {
+        known.control_plane = Some(group("KubeadmControlPlane", "edge-1", "v1.36.0"));
+        let name = "edge-1-v1.36.0-1";
+        known.tasks = vec![Arc::new(task(name, "upgrade", None, TaskPhase::Complete))];
+    });
+    assert_eq!(step(&after, "ClusterHealthyAfterUpgrade").0, "StepInProgress");
+}
+
+#[test]
+fn a_cluster_upgrade_waits_for_the_tasks_of_others() {
+    let (_, decision) = next(known(), |known| {
+        known.tasks = vec![Arc::new(task("other", "someone", None, TaskPhase::Ongoing))];
+    });
+    assert_eq!(ready(&decision), "OlderTask");
+    assert!(decision.writes.is_empty());
+    let (_, decision) = next(known(), |known| {
+        known.tasks = vec![Arc::new(task("other", "someone", None, TaskPhase::Complete))];
+    });
+    assert_eq!(decision.writes.len(), 1);
+}
+
+#[test]
+fn a_task_that_fails_does_not_end_a_cluster_upgrade_and_one_that_was_stopped_does() {
+    let with = |phase| {
+        let tasks = vec![Arc::new(task("edge-1-v1.36.0-1", "upgrade", None, phase))];
+        next(begun(), |known| known.tasks = tasks).1
+    };
+    let failed = with(TaskPhase::Failed);
+    assert_eq!(failed.status.phase, UpgradePhase::Upgrading);
+    assert_eq!(step(&failed, "ControlPlaneUpgraded").0, "StepError");
+    let aborted = with(TaskPhase::Aborted);
+    assert_eq!((aborted.status.phase, ready(&aborted)), (UpgradePhase::Failed, "TaskAborted"));
+}
+
+#[test]
+fn a_cluster_upgrade_whose_task_was_deleted_makes_it_again() {
+    let (_, decision) = next(begun(), |known| {
+        known.tasks.clear();
+        known.now = at(10_000);
+    });
+    assert_eq!(decision.writes.len(), 1);
+    assert_eq!(decision.status.phase, UpgradePhase::Upgrading, "it has begun in time");
+}
+
+#[test]
+fn a_cluster_upgrade_that_is_stopped_aborts_its_task_once() {
+    let stop = |known: &mut Known| {
+        Arc::make_mut(&mut known.upgrade).spec.stage = Stage::Abort;
+    };
+    let (known, decision) = next(begun(), stop);
+    assert_eq!(decision.writes, [Write::Abort("edge-1-v1.36.0-1".into())]);
+    assert_eq!(ready(&decision), "Cancelling");
+    let (known, decision) = next(known, |known| {
+        Arc::make_mut(&mut known.tasks[0]).spec.stage = Stage::Abort;
+    });
+    assert!(decision.writes.is_empty());
+    let (_, decision) = next(known, |known| {
+        let status = Arc::make_mut(&mut known.tasks[0]).status.as_mut().unwrap();
+        status.phase = TaskPhase::Aborted;
+    });
+    assert_eq!((decision.status.phase, ready(&decision)), (UpgradePhase::Failed, "Cancelled"));
+}
+
+#[test]
+fn a_write_that_was_refused_is_shown_by_its_step() {
+    let (_, decision) = next(known(), |known| known.refused = Some("forbidden".into()));
+    assert_eq!(step(&decision, "UpgradeCommenced"), ("StepError", "forbidden"));
+}
+
+#[test]
+fn a_scheduled_cluster_is_checked_when_it_is_requested_and_ahead_of_its_time() {
+    let shown = |decision: &Decision| {
+        conditions::get(&decision.status.conditions, HEALTHY).unwrap().status.clone()
+    };
+    let (waiting, first) = next(known(), |known| {
+        let spec = &mut Arc::make_mut(&mut known.upgrade).spec;
+        spec.start_at = Some(Time(at(1000)));
+        known.health = Health::Unknown("no answer".into());
+    });
+    assert_eq!((shown(&first), first.again), ("Unknown".into(), Some(at(880))));
+    let well = |known: &mut Known| known.health = Health::Known(Vec::new());
+    let (waiting, between) = next(waiting, well);
+    assert_eq!(shown(&between), "Unknown", "long before, nothing is written");
+    let (_, ahead) = next(waiting, |known| known.now = at(880));
+    assert_eq!((shown(&ahead), ahead.again), ("True".into(), Some(at(1000))));
+}
+
+#[test]
+fn a_requested_version_with_build_metadata_gives_a_valid_name() {
+    let (_, decision) = next(known(), |known| {
+        let spec = &mut Arc::make_mut(&mut known.upgrade).spec;
+        spec.version = "v1.36.0+vendor.1".parse().unwrap();
+    });
+    let Write::Commence { task, .. } = &decision.writes[0] else { panic!("no task") };
+    assert_eq!(task, "edge-1-v1.36.0-vendor.1-1");
+}

@@ -1,0 +1,308 @@
+//! The phases of an upgrade and its history, for each platform.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use refit_kinds::{
+    refit::{MAX_HISTORY, UpgradePhase, UpgradeRecord},
+    version::KubernetesVersion,
+};
+
+use super::steps::{Progress, Step, Worked, work};
+
+/// What is requested.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The version that is worked on: see [`version_at_work`].
+    pub version: KubernetesVersion,
+    /// When it begins at the earliest; `None` for at once.
+    pub start_at: Option<Timestamp>,
+    /// For how long after that time it may begin; `None` for ever.
+    pub start_within: Option<SignedDuration>,
+    /// Whether it is to stop.
+    pub stops: bool,
+    /// Who requests it.
+    pub by: Option<String>,
+    /// Generation of the object that requests it.
+    pub generation: i64,
+}
+
+/// An upgrade that a platform has found to have ended, other than by its last step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// CamelCase reason.
+    pub reason: &'static str,
+    /// How it has ended, as a sentence.
+    pub message: String,
+}
+
+/// What a platform knows of its cluster.
+#[derive(Clone, Debug)]
+pub struct Facts<'a, S, W> {
+    /// The version that the cluster has now, if it is known.
+    pub current: Option<KubernetesVersion>,
+    /// Whether all of the cluster has the requested version, and nothing is under way.
+    pub is_current: bool,
+    /// When the upgrade was commenced, if it was: from then on it is finished.
+    pub commenced: Option<Timestamp>,
+    /// Why it has ended.
+    pub ended: Option<Ended>,
+    /// Why the request cannot be carried out: a reason and a sentence.
+    pub invalid: Option<(&'static str, String)>,
+    /// The steps, in order.
+    pub steps: &'a [Step<S, W>],
+    /// How far the end of an upgrade is that was commenced and is to stop.
+    pub stop: fn(&S) -> Progress<W>,
+    /// What the steps are decided on.
+    pub known: &'a S,
+    /// The time of the look.
+    pub now: Timestamp,
+}
+
+/// What the condition Ready shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ready {
+    /// Whether the cluster has the version.
+    pub is_ready: bool,
+    /// CamelCase reason.
+    pub reason: String,
+    /// A sentence.
+    pub message: String,
+}
+
+/// What a look has found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Looked<W> {
+    /// The history, the newest first.
+    pub history: Vec<UpgradeRecord>,
+    /// What the object shows.
+    pub ready: Ready,
+    /// What is to be written now.
+    pub writes: Vec<W>,
+    /// When the next look is due, apart from changes.
+    pub again: Option<Timestamp>,
+}
+
+/// The version that is worked on: the requested one, or one before that is under way, which is finished first.
+pub fn version_at_work<'a>(
+    history: &'a [UpgradeRecord],
+    requested: &'a KubernetesVersion,
+) -> &'a KubernetesVersion {
+    let under_way = history.iter().find(|record| record.phase == UpgradePhase::Upgrading);
+    under_way.map_or(requested, |record| &record.version)
+}
+
+/// Decides what is next, from the history so far.
+pub fn look<S, W>(
+    history: &[UpgradeRecord],
+    request: &Request,
+    facts: &Facts<'_, S, W>,
+) -> Looked<W> {
+    let known = history.iter().find(|record| record.version == request.version);
+    let begins_again = |record: &UpgradeRecord| {
+        record.phase == UpgradePhase::Failed && record.generation < request.generation
+    };
+    let mut record = match known {
+        Some(record) if !begins_again(record) => record.clone(),
+        Some(_) | None if request.stops && facts.commenced.is_none() => {
+            let message = "nothing was begun, and stage is Abort".to_owned();
+            let ready = not_ready("Cancelled", message);
+            return Looked { history: history.to_vec(), ready, writes: Vec::new(), again: None };
+        }
+        Some(_) | None => first(history, request, facts),
+    };
+    let (ready, writes, again) = advance(&mut record, request, facts);
+    // What has not begun is not what became of the cluster.
+    let others = history.iter().filter(|other| {
+        other.version != request.version && (other.start_time.is_some() || other.phase.has_ended())
+    });
+    let history = [record].into_iter().chain(others.cloned()).take(MAX_HISTORY).collect();
+    Looked { history, ready, writes, again }
+}
+
+/// The record of an upgrade that was just requested, or that has begun and has lost its record.
+fn first<S, W>(
+    history: &[UpgradeRecord],
+    request: &Request,
+    facts: &Facts<'_, S, W>,
+) -> UpgradeRecord {
+    let other = |version: &&KubernetesVersion| **version != request.version;
+    let before = || {
+        let known = history.iter().find(|record| record.version == request.version);
+        known.and_then(|record| record.preceding_version.clone())
+    };
+    let completed = || {
+        let mut done = history.iter().filter(|record| record.phase == UpgradePhase::Completed);
+        done.find(|record| record.version != request.version).map(|record| record.version.clone())
+    };
+    UpgradeRecord {
+        version: request.version.clone(),
+        preceding_version: facts
+            .current
+            .as_ref()
+            .filter(other)
+            .cloned()
+            .or_else(before)
+            .or_else(completed),
+        phase: if facts.commenced.is_some() { UpgradePhase::Upgrading } else { UpgradePhase::New },
+        reason: String::new(),
+        message: String::new(),
+        conditions: Vec::new(),
+        requested_time: Time(facts.commenced.unwrap_or(facts.now)),
+        requested_by: request.by.clone(),
+        start_time: facts.commenced.map(Time),
+        complete_time: None,
+        worker_start_time: None,
+        worker_complete_time: None,
+        task: None,
+        generation: request.generation,
+    }
+}
+
+type Next<W> = (Ready, Vec<W>, Option<Timestamp>);
+
+fn advance<S, W>(
+    record: &mut UpgradeRecord,
+    request: &Request,
+    facts: &Facts<'_, S, W>,
+) -> Next<W> {
+    if !record.phase.has_ended() {
+        record.generation = request.generation;
+        record.requested_by.clone_from(&request.by);
+    }
+    match record.phase {
+        UpgradePhase::New | UpgradePhase::Pending => wait_for_time(record, request, facts),
+        UpgradePhase::Upgrading => upgrade(record, request, facts),
+        UpgradePhase::Completed => (completed(record), Vec::new(), None),
+        UpgradePhase::Failed => (failed(record), Vec::new(), None),
+    }
+}
+
+fn wait_for_time<S, W>(
+    record: &mut UpgradeRecord,
+    request: &Request,
+    facts: &Facts<'_, S, W>,
+) -> Next<W> {
+    record.phase = UpgradePhase::Pending;
+    if request.stops {
+        let message = "it was stopped on request before it had begun";
+        return fail(record, "Cancelled", message.to_owned(), facts.now);
+    }
+    let begins = begins_at(record, request);
+    if facts.now < begins {
+        let ready = match &facts.invalid {
+            Some((reason, message)) => not_ready(reason, message.clone()),
+            None => not_ready("Scheduled", format!("it begins at {begins}")),
+        };
+        return (ready, Vec::new(), Some(begins));
+    }
+    if facts.is_current {
+        return complete(record, facts.now);
+    }
+    if let Some(late) = too_late(record, request, facts) {
+        return late;
+    }
+    if let Some((reason, message)) = &facts.invalid {
+        return (not_ready(reason, message.clone()), Vec::new(), ends_at(record, request));
+    }
+    record.phase = UpgradePhase::Upgrading;
+    record.start_time = Some(Time(facts.now));
+    upgrade(record, request, facts)
+}
+
+fn upgrade<S, W>(
+    record: &mut UpgradeRecord,
+    request: &Request,
+    facts: &Facts<'_, S, W>,
+) -> Next<W> {
+    if request.stops {
+        let stopped = match facts.commenced {
+            Some(_) => (facts.stop)(facts.known),
+            None => Progress::Done,
+        };
+        return match stopped {
+            Progress::Done => {
+                fail(record, "Cancelled", "it was stopped on request".to_owned(), facts.now)
+            }
+            Progress::NotYet { why, writes } => (not_ready("Cancelling", why), writes, None),
+            Progress::Error(why) => (not_ready("Cancelling", why), Vec::new(), None),
+        };
+    }
+    if let Some(Ended { reason, message }) = &facts.ended {
+        return fail(record, reason, message.clone(), facts.now);
+    }
+    if facts.commenced.is_none()
+        && let Some(late) = too_late(record, request, facts)
+    {
+        return late;
+    }
+    match work(facts.steps, facts.known, record, facts.now) {
+        Worked::Complete => complete(record, facts.now),
+        Worked::At { reason, message, writes } => {
+            let again = facts.commenced.is_none().then(|| ends_at(record, request)).flatten();
+            (not_ready(reason, message), writes, again)
+        }
+    }
+}
+
+fn begins_at(record: &UpgradeRecord, request: &Request) -> Timestamp {
+    request.start_at.unwrap_or(record.requested_time.0)
+}
+
+/// The first moment at which the upgrade may not begin any more.
+fn ends_at(record: &UpgradeRecord, request: &Request) -> Option<Timestamp> {
+    begins_at(record, request).checked_add(request.start_within?).ok()
+}
+
+/// Ends an upgrade that was not begun in time.
+fn too_late<S, W>(
+    record: &mut UpgradeRecord,
+    request: &Request,
+    facts: &Facts<'_, S, W>,
+) -> Option<Next<W>> {
+    let until = ends_at(record, request).filter(|until| *until <= facts.now)?;
+    let from = begins_at(record, request);
+    let step = record.conditions.iter().find(|step| step.status != "True");
+    let why = match (&facts.invalid, step) {
+        (Some((_, message)), _) => format!(", because {message}"),
+        (None, Some(step)) => format!(", because of {}: {}", step.type_, step.message),
+        (None, None) => String::new(),
+    };
+    let message = format!("it did not begin between {from} and {until}{why}. Nothing was changed");
+    Some(fail(record, "NotBegunInTime", message, facts.now))
+}
+
+fn fail<W>(record: &mut UpgradeRecord, reason: &str, message: String, now: Timestamp) -> Next<W> {
+    record.phase = UpgradePhase::Failed;
+    reason.clone_into(&mut record.reason);
+    record.message = message;
+    record.complete_time = Some(Time(now));
+    (failed(record), Vec::new(), None)
+}
+
+fn complete<W>(record: &mut UpgradeRecord, now: Timestamp) -> Next<W> {
+    record.phase = UpgradePhase::Completed;
+    record.complete_time = Some(Time(now));
+    (completed(record), Vec::new(), None)
+}
+
+fn completed(record: &UpgradeRecord) -> Ready {
+    let version = &record.version;
+    let message = if record.start_time.is_some() {
+        format!("the cluster is upgraded to {version}")
+    } else {
+        format!("the cluster had {version} before: nothing was to be done")
+    };
+    Ready { is_ready: true, reason: "Completed".to_owned(), message }
+}
+
+fn failed(record: &UpgradeRecord) -> Ready {
+    not_ready(&record.reason, record.message.clone())
+}
+
+fn not_ready(reason: &str, message: String) -> Ready {
+    Ready { is_ready: false, reason: reason.to_owned(), message }
+}
+
+#[cfg(test)]
+#[path = "engine_tests.rs"]
+mod tests;
