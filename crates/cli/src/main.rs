@@ -21,6 +21,7 @@ mod exit;
 mod global;
 mod install;
 mod left;
+mod managed;
 mod pace;
 mod plan;
 mod printer;
@@ -56,6 +57,14 @@ enum Command {
     Plan(plan::Args),
     /// Upgrade a control plane, a MachineDeployment or a whole cluster.
     Upgrade(upgrade::Args),
+    /// Upgrade a whole cluster at a time or in a maintenance window.
+    Schedule(managed::ScheduleArgs),
+    /// List the upgrades of whole clusters.
+    Upgrades(managed::UpgradesArgs),
+    /// Show what became of the upgrades of a cluster, step by step.
+    History(managed::HistoryArgs),
+    /// Stop the upgrade of a whole cluster.
+    Cancel(managed::CancelArgs),
     /// Watch updates until they finish.
     Watch(watch::Args),
     /// Abort updates that are in progress.
@@ -110,6 +119,10 @@ fn main() -> ExitCode {
     let outcome = match &args.command {
         Command::Plan(args) => plan::run(args, global),
         Command::Upgrade(args) => upgrade::run(args, global),
+        Command::Schedule(args) => managed::schedule(args, global),
+        Command::Upgrades(args) => managed::upgrades(args, global),
+        Command::History(args) => managed::history(args, global),
+        Command::Cancel(args) => managed::cancel(args, global),
         Command::Watch(args) => watch::run(args, global),
         Command::Abort(args) => abort::run(args, global),
         Command::Retry(args) => retry::run(args, global),

@@ -10,6 +10,7 @@ mod contract;
 mod demo;
 mod except;
 mod install;
+mod managed;
 #[cfg(feature = "sandbox")]
 mod pace;
 mod sandbox;

@@ -18,10 +18,11 @@ use refit_kinds::{keys, refit::Via, version::KubernetesVersion};
 use refit_runtime::apply::is_conflict;
 use serde::de::DeserializeOwned;
 
+pub(crate) use self::task::ViaFlag;
 use self::{
     decide::{Field, Next, Whole, Write},
     facts::Read,
-    task::{Requested, ViaFlag},
+    task::Requested,
 };
 use crate::{
     client::{self, Cluster, attempt_on},

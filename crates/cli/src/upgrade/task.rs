@@ -18,7 +18,7 @@ use crate::{
 
 /// Who works through the machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum ViaFlag {
+pub(crate) enum ViaFlag {
     /// Cluster API, which calls Refit's hooks.
     Spec,
     /// Refit, where Cluster API does not update in place.

@@ -375,6 +375,7 @@ pub(crate) const MACHINE_SET: &str = "cluster.x-k8s.io/v1beta2/MachineSet";
 pub(crate) const NODE_UPDATE: &str = "refit.dev/v1alpha1/NodeUpdate";
 pub(crate) const UPDATE_GROUP: &str = "refit.dev/v1alpha1/UpdateGroup";
 pub(crate) const UPGRADE_TASK: &str = "refit.dev/v1alpha1/UpgradeTask";
+pub(crate) const CLUSTER_UPGRADE: &str = "refit.dev/v1alpha1/ClusterUpgrade";
 
 fn machine(name: &str, mut labels: Value, owner: &Value) -> Value {
     labels["cluster.x-k8s.io/cluster-name"] = json!("edge-1");

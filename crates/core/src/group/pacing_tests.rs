@@ -434,7 +434,7 @@ fn an_update_belongs_to_what_its_owner_requests_or_to_its_own_goal() {
 const OPENS: i64 = 7200;
 
 fn in_windows() -> Paced {
-    let once = vec![OneWindow { from: Time(at(OPENS)), until: Time(at(OPENS + 3600)) }];
+    let once = vec![OneWindow { name: None, from: Time(at(OPENS)), until: Time(at(OPENS + 3600)) }];
     let windows = Windows { weekly: Vec::new(), once, estimate_seconds: 900 };
     Paced::new(Pacing { windows: Some(windows), ..Pacing::default() })
 }
@@ -469,7 +469,7 @@ fn a_machine_that_has_begun_is_finished_after_its_window() {
 fn while_one_window_is_too_short_the_next_one_is_named() {
     let mut group = in_windows();
     let windows = group.pace.pacing.windows.as_mut().unwrap();
-    windows.once.push(OneWindow { from: Time(at(86_400)), until: Time(at(90_000)) });
+    windows.once.push(OneWindow { name: None, from: Time(at(86_400)), until: Time(at(90_000)) });
     let refusal = group.begin(1, GOAL, OPENS + 3000).unwrap_err();
     let expected = "waiting for the maintenance window that opens at 1970-01-02T00:00:00Z: the present one closes at \
                     1970-01-01T03:00:00Z, too soon for an update that takes an estimated 15 min";

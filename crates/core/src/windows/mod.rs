@@ -84,6 +84,11 @@ impl Schedule {
         self.open_times(now, NEAR).into_iter().find(|open| open.from <= now && now < open.until)
     }
 
+    /// The open time at this moment, else the next one; `None` if none is known.
+    pub fn next_open(&self, now: Timestamp) -> Option<OpenTime> {
+        self.open_at(self.next_for(SignedDuration::ZERO, now)?)
+    }
+
     /// When work that takes so long may begin next, from now on; `None` if no window is known in which it fits.
     pub fn next_for(&self, needs: SignedDuration, now: Timestamp) -> Option<Timestamp> {
         [NEAR, FAR].into_iter().find_map(|days| {
@@ -161,7 +166,7 @@ fn whole_day(zone: &TimeZone, date: Date) -> Option<OpenTime> {
 }
 
 fn weekly(at: usize, window: &WeeklyWindow) -> Result<Weekly, BadWindow> {
-    let WeeklyWindow { days, start, duration_minutes, time_zone, except } = window;
+    let WeeklyWindow { name: _, days, start, duration_minutes, time_zone, except } = window;
     let bad = |field: &str, value: &str, want| BadWindow {
         field: format!("weekly[{at}].{field}"),
         value: value.to_owned(),
@@ -191,7 +196,8 @@ fn weekly(at: usize, window: &WeeklyWindow) -> Result<Weekly, BadWindow> {
 }
 
 fn once(at: usize, window: &OneWindow) -> Result<OpenTime, BadWindow> {
-    let (from, until) = (window.from.0, window.until.0);
+    let OneWindow { name: _, from, until } = window;
+    let (from, until) = (from.0, until.0);
     (from < until).then_some(OpenTime { from, until }).ok_or_else(|| BadWindow {
         field: format!("once[{at}].until"),
         value: until.to_string(),

@@ -22,6 +22,7 @@ fn minutes(minutes: i64) -> SignedDuration {
 
 fn window(days: &[Day], start: &str, duration_minutes: i32, zone: &str) -> WeeklyWindow {
     WeeklyWindow {
+        name: None,
         days: days.to_vec(),
         start: start.into(),
         duration_minutes,
@@ -31,9 +32,11 @@ fn window(days: &[Day], start: &str, duration_minutes: i32, zone: &str) -> Weekl
 }
 
 fn windows(weekly: Vec<WeeklyWindow>, once: &[(&str, &str)]) -> Windows {
-    let once = once
-        .iter()
-        .map(|(from, until)| OneWindow { from: v1::Time(at(from)), until: v1::Time(at(until)) });
+    let once = once.iter().map(|(from, until)| OneWindow {
+        name: None,
+        from: v1::Time(at(from)),
+        until: v1::Time(at(until)),
+    });
     Windows { weekly, once: once.collect(), estimate_seconds: 900 }
 }
 
@@ -62,6 +65,15 @@ fn a_weekly_window_opens_on_its_days_at_the_time_of_its_zone() {
     assert_eq!(open.open_at(at("2026-11-28T23:30:00Z")), None, "the end is closed");
     let next = open.next_for(minutes(1), at("2026-11-28T23:30:00Z"));
     assert_eq!(next, Some(at("2026-12-05T21:30:00Z")));
+}
+
+#[test]
+fn the_next_open_time_is_the_present_one_or_a_later_one() {
+    let open = schedule(vec![window(&[Day::Saturday], "22:30", 120, "Europe/Berlin")], &[]);
+    let span = open.next_open(at("2026-11-25T00:00:00Z")).unwrap();
+    assert_eq!((span.from, span.until), (at("2026-11-28T21:30:00Z"), at("2026-11-28T23:30:00Z")));
+    assert_eq!(open.next_open(at("2026-11-28T22:00:00Z")), Some(span));
+    assert!(schedule(vec![], &[]).next_open(at("2026-11-28T22:00:00Z")).is_none());
 }
 
 #[test]
@@ -173,6 +185,7 @@ fn any_window() -> impl Strategy<Value = WeeklyWindow> {
     let start = (0..24_u32, 0..60_u32);
     (days, start, 1..=10_080_i32, 0..ZONES.len(), dates).prop_map(
         |(days, (hour, minute), duration_minutes, zone, dates)| WeeklyWindow {
+            name: None,
             days,
             start: format!("{hour:02}:{minute:02}"),
             duration_minutes,

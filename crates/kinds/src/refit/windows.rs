@@ -1,5 +1,7 @@
 //! Maintenance windows: when machines may begin.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::KubeSchema;
 use schemars::JsonSchema;
@@ -9,6 +11,8 @@ use serde::{Deserialize, Serialize};
 pub const MAX_WINDOWS: usize = 32;
 /// How many dates a weekly window may leave out.
 pub const MAX_EXCEPT: usize = 100;
+/// How many characters the name of a window has at most.
+pub const MAX_WINDOW_NAME: usize = 63;
 /// How long an update is expected to take before one has shown it, in seconds.
 pub const DEFAULT_ESTIMATE_SECONDS: i32 = 900;
 
@@ -37,10 +41,32 @@ fn default_estimate() -> i32 {
     DEFAULT_ESTIMATE_SECONDS
 }
 
+impl Windows {
+    /// Those of this name.
+    #[must_use]
+    pub fn named(&self, wanted: &str) -> Self {
+        let mut found = self.clone();
+        found.weekly.retain(|window| window.name.as_deref() == Some(wanted));
+        found.once.retain(|window| window.name.as_deref() == Some(wanted));
+        found
+    }
+
+    /// The names of all that have one, in order.
+    pub fn names(&self) -> BTreeSet<&str> {
+        let weekly = self.weekly.iter().map(|window| &window.name);
+        let all = weekly.chain(self.once.iter().map(|window| &window.name));
+        all.filter_map(Option::as_deref).collect()
+    }
+}
+
 /// A window that opens each week.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WeeklyWindow {
+    /// Its name, for `refit schedule --window`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = MAX_WINDOW_NAME))]
+    pub name: Option<String>,
     /// The days on which it opens.
     #[schemars(length(min = 1, max = 7))]
     #[schemars(extend("x-kubernetes-list-type" = "set"))]
@@ -67,6 +93,10 @@ pub struct WeeklyWindow {
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = ("self.from < self.until", "until must be after from"))]
 pub struct OneWindow {
+    /// Its name, for `refit schedule --window`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = MAX_WINDOW_NAME))]
+    pub name: Option<String>,
     /// When it opens.
     pub from: Time,
     /// When it closes.

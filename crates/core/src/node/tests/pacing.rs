@@ -58,8 +58,11 @@ fn a_machine_that_is_down_is_repaired_although_its_rollout_has_stopped() {
 
 /// Windows that are open for an hour from a time on, and for another one a day later.
 fn windows(from: i64) -> Windows {
-    let once = [from, from + 86_400]
-        .map(|from| OneWindow { from: Time(at(from)), until: Time(at(from + 3600)) });
+    let once = [from, from + 86_400].map(|from| OneWindow {
+        name: None,
+        from: Time(at(from)),
+        until: Time(at(from + 3600)),
+    });
     Windows { weekly: Vec::new(), once: once.into(), estimate_seconds: 600 }
 }
 
