@@ -17,7 +17,7 @@ use crate::{print, simulate::one_of};
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SweepArgs {
     /// Select the scenario to sweep.
-    #[arg(value_parser = ["demo", "replicas", "updaters", "providers", "task", "k8sd"], default_value = "demo")]
+    #[arg(value_parser = ["demo", "replicas", "updaters", "providers", "task", "managed", "k8sd"], default_value = "demo")]
     scenario: String,
     /// Run only this many points, evenly spread.
     #[arg(long, value_name = "K")]
@@ -51,6 +51,7 @@ pub(crate) fn run(root: &Path, args: &SweepArgs) -> anyhow::Result<ExitCode> {
             "updaters" => Scenario::updaters(),
             "providers" => Scenario::providers(),
             "task" => Scenario::tasks(),
+            "managed" => Scenario::managed(),
             "k8sd" => Scenario::snaps(),
             _ => Scenario::demo(),
         },

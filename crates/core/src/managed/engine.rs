@@ -9,6 +9,9 @@ use refit_kinds::{
 
 use super::steps::{Progress, Step, Worked, work};
 
+/// Reason of an upgrade that is being stopped.
+const CANCELLING: &str = "Cancelling";
+
 /// What is requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
@@ -165,7 +168,9 @@ fn advance<S, W>(
     request: &Request,
     facts: &Facts<'_, S, W>,
 ) -> Next<W> {
-    if !record.phase.has_ended() {
+    // What is being stopped is stopped first: a request that came meanwhile begins after that.
+    let is_for_this = !is_cancelling(record) || request.stops;
+    if !record.phase.has_ended() && is_for_this {
         record.generation = request.generation;
         record.requested_by.clone_from(&request.by);
     }
@@ -214,7 +219,7 @@ fn upgrade<S, W>(
     request: &Request,
     facts: &Facts<'_, S, W>,
 ) -> Next<W> {
-    if request.stops {
+    if request.stops || is_cancelling(record) {
         let stopped = match facts.commenced {
             Some(_) => (facts.stop)(facts.known),
             None => Progress::Done,
@@ -223,8 +228,8 @@ fn upgrade<S, W>(
             Progress::Done => {
                 fail(record, "Cancelled", "it was stopped on request".to_owned(), facts.now)
             }
-            Progress::NotYet { why, writes } => (not_ready("Cancelling", why), writes, None),
-            Progress::Error(why) => (not_ready("Cancelling", why), Vec::new(), None),
+            Progress::NotYet { why, writes } => (cancelling(record, why), writes, None),
+            Progress::Error(why) => (cancelling(record, why), Vec::new(), None),
         };
     }
     if let Some(Ended { reason, message }) = &facts.ended {
@@ -242,6 +247,15 @@ fn upgrade<S, W>(
             (not_ready(reason, message), writes, again)
         }
     }
+}
+
+fn is_cancelling(record: &UpgradeRecord) -> bool {
+    record.phase == UpgradePhase::Upgrading && record.reason == CANCELLING
+}
+
+fn cancelling(record: &mut UpgradeRecord, why: String) -> Ready {
+    CANCELLING.clone_into(&mut record.reason);
+    not_ready(CANCELLING, why)
 }
 
 fn begins_at(record: &UpgradeRecord, request: &Request) -> Timestamp {

@@ -187,6 +187,22 @@ fn an_upgrade_that_has_begun_is_stopped_by_its_platform() {
 }
 
 #[test]
+fn an_upgrade_that_is_requested_again_while_it_is_stopped_begins_after_that() {
+    let begun = looked(SITE, 100, |_, _| {}).history;
+    let stopping = Request { stops: true, generation: 2, ..request() };
+    let commenced = |site, minute| Facts { commenced: Some(at(100)), ..facts(site, minute) };
+    let before = look(&begun, &stopping, &commenced(&SITE, 101)).history;
+    let again = Request { generation: 3, start_at: None, ..request() };
+    let still = look(&before, &again, &commenced(&SITE, 102));
+    assert_eq!(shown(&still), (UpgradePhase::Upgrading, "Cancelling"));
+    let stopped = Site { second: Done::Yes, ..SITE };
+    let ended = look(&still.history, &again, &commenced(&stopped, 103));
+    assert_eq!(shown(&ended), (UpgradePhase::Failed, "Cancelled"));
+    let next = look(&ended.history, &again, &facts(&SITE, 104));
+    assert_eq!(shown(&next), (UpgradePhase::Upgrading, "StepInProgress"));
+}
+
+#[test]
 fn a_failed_upgrade_begins_again_only_when_it_is_requested_again() {
     let failed = looked(SITE, 220, |_, _| {}).history;
     let same = look(&failed, &request(), &facts(&SITE, 300));

@@ -82,6 +82,7 @@ pub(super) fn is_settled(session: &Session) -> bool {
         && updates.iter().all(|update| is_final(update))
         && groups.iter().all(|group| slots(group).next().is_none())
         && world.upgrade_tasks().iter().all(tasks::has_ended)
+        && world.cluster_upgrades().iter().all(tasks::cluster_has_ended)
         && machines(session)
             .iter()
             .all(|end| end.fate == Fate::Done && !snaps::lacks_certificates(&end.machine))
@@ -99,6 +100,8 @@ pub(super) fn problems(session: &Session, happened: &[Happened]) -> Vec<Problem>
     found.extend(all.iter().filter_map(|one| half_rolled_back(session, one)));
     found.extend(all.iter().filter_map(|one| updater_forgotten(session, one)));
     found.extend(tasks::problems(session, &updated_owners(session, &all)));
+    let all_are_done = all.iter().all(|one| one.fate == Fate::Done);
+    found.extend(tasks::cluster_problems(session, all_are_done));
     if found.is_empty() && !is_settled(session) && all.iter().all(|one| one.fate == Fate::Done) {
         found.push(unsettled(session, all.len()));
     }
@@ -314,7 +317,15 @@ fn wrong_end(session: &Session, happened: &[Happened], one: &MachineEnd) -> Opti
     let gone_on = shown || wanted(session, &one.machine) == goal;
     // An update that is given up is rolled back, unless another machine has ended its own.
     let asks = |kind| kind == FaultKind::Abort || kind == FaultKind::GiveUp && gone_on;
-    let stops_all = |kind| matches!(kind, FaultKind::AbortTask | FaultKind::DeleteTask);
+    let stops_all = |kind| {
+        matches!(
+            kind,
+            FaultKind::AbortTask
+                | FaultKind::DeleteTask
+                | FaultKind::CancelUpgrade
+                | FaultKind::DeleteUpgrade
+        )
+    };
     let aborted = happened.iter().any(|fault| {
         stops_all(fault.kind)
             || asks(fault.kind) && fault.line.contains(&format!("nodeupdate/{title}-"))

@@ -3,7 +3,11 @@
 use serde::Deserialize;
 use strum::{Display, EnumString, VariantArray, VariantNames};
 
-use super::{failure, operator, shape::Shape, snaps, tasks};
+use super::{
+    failure, operator,
+    shape::{Shape, TaskFor},
+    snaps, tasks,
+};
 use crate::random::Random;
 
 /// A kind of fault.
@@ -88,6 +92,12 @@ pub enum FaultKind {
     AbortTask,
     /// An operator deletes an UpgradeTask, and later creates another one.
     DeleteTask,
+    /// An operator cancels a ClusterUpgrade, and later requests it again.
+    CancelUpgrade,
+    /// An operator deletes a ClusterUpgrade, and later creates it again.
+    DeleteUpgrade,
+    /// The status of a ClusterUpgrade is lost.
+    LoseUpgrade,
     /// An operator removes Cluster API's mark from a Machine that could not be updated.
     Cancel,
     /// An operator removes Cluster API's mark from a Machine on which a step fails, mends the host,
@@ -205,15 +215,18 @@ impl FaultKind {
         match self {
             // Without its only control plane host a cluster is gone.
             Self::HostLost | Self::Incident => shape.control_plane > 1 || shape.workers > 0,
-            Self::Flip => shape.workers > 0 && !shape.tasks,
+            Self::Flip => shape.workers > 0 && shape.tasks.is_none(),
             Self::ByHand => shape.workers > 0,
-            Self::AbortTask | Self::DeleteTask => shape.tasks,
+            Self::AbortTask | Self::DeleteTask => shape.tasks == Some(TaskFor::Owner),
+            Self::CancelUpgrade | Self::DeleteUpgrade | Self::LoseUpgrade => {
+                shape.tasks == Some(TaskFor::Cluster)
+            }
             // Cluster API requests nothing of a machine that a task upgrades.
-            Self::Repeat | Self::Cancel | Self::Forgo | Self::GiveUp => !shape.tasks,
+            Self::Repeat | Self::Cancel | Self::Forgo | Self::GiveUp => shape.tasks.is_none(),
             Self::UpdaterOff => shape.has_hook(),
             Self::ProviderOff | Self::ProviderSlow | Self::ProviderLies => shape.has_provider(),
             // It changes templates by their names.
-            Self::Default => shape.updater.is_none() && !shape.tasks,
+            Self::Default => shape.updater.is_none() && shape.tasks.is_none(),
             Self::Remediate => shape.health_check,
             Self::SnapFails | Self::SnapOff | Self::Withdraw | Self::Certificates => {
                 shape.snaps.is_some()
@@ -303,6 +316,9 @@ impl FaultKind {
             Self::GiveUp => operator::give_up(random, setting),
             Self::AbortTask => tasks::abort(random, setting),
             Self::DeleteTask => tasks::delete(random, setting),
+            Self::CancelUpgrade => tasks::cancel_cluster(random),
+            Self::DeleteUpgrade => tasks::delete_cluster(random, setting),
+            Self::LoseUpgrade => tasks::lose_cluster(),
             Self::Cancel => vec![operator::cancel(&setting.machine)],
             Self::Forgo => operator::forgo(random, setting),
             Self::Flip => operator::flip(random, setting),

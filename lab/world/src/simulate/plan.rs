@@ -41,7 +41,7 @@ impl Plan {
         // Who wants faults of providers wants a provider in each cluster.
         if kinds.iter().any(|kind| kind.is_of_provider()) {
             shape.updater = Some(Updater::Provider);
-            shape.tasks = false;
+            shape.tasks = None;
             shape.snaps = None;
         }
         if kinds.iter().any(|kind| kind.is_of_snaps()) {

@@ -29,10 +29,19 @@ pub(super) struct Shape {
     pub(super) standby: bool,
     /// The external Updater, if there is one: memory changes with each version.
     pub(super) updater: Option<Updater>,
-    /// Whether UpgradeTasks upgrade the machines instead of Cluster API.
-    pub(super) tasks: bool,
+    /// What the UpgradeTasks are for that upgrade the machines instead of Cluster API, if any do.
+    pub(super) tasks: Option<TaskFor>,
     /// The prefix of annotations that have k8sd refresh the snaps of all machines; `None` without k8sd.
     pub(super) snaps: Option<Keys>,
+}
+
+/// What UpgradeTasks are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TaskFor {
+    /// An owner, as an operator requests it.
+    Owner,
+    /// The whole cluster, as a ClusterUpgrade requests it.
+    Cluster,
 }
 
 /// An Updater of memory.
@@ -46,7 +55,7 @@ pub(super) enum Updater {
 
 impl Shape {
     /// The shape of a seed. Every fifth cluster has an Updater with a hook, and every seventh one with a provider.
-    /// Every seventh of those without an Updater is upgraded by UpgradeTasks, and every eleventh is one of Canonical
+    /// Every seventh of those without an Updater is upgraded by UpgradeTasks, half of them by a ClusterUpgrade, and every eleventh is one of Canonical
     /// Kubernetes.
     pub(super) fn of_seed(seed: u64, random: &mut Random) -> Self {
         let updater = match seed % 15 {
@@ -56,8 +65,13 @@ impl Shape {
             14 => Some(Updater::Hook("Drain")),
             _ => None,
         };
-        let tasks = updater.is_none() && seed % 7 == 3;
-        let has_k8sd = updater.is_none() && !tasks && seed % 11 == 5;
+        let tasks = match seed % 14 {
+            3 => Some(TaskFor::Owner),
+            10 => Some(TaskFor::Cluster),
+            _ => None,
+        };
+        let tasks = tasks.filter(|_| updater.is_none());
+        let has_k8sd = updater.is_none() && tasks.is_none() && seed % 11 == 5;
         let shape = Self { updater, tasks, ..Self::new(random) };
         if has_k8sd { shape.with_snaps(seed) } else { shape }
     }
@@ -74,7 +88,7 @@ impl Shape {
             health_check: workers > 0 && random.chance(1, 3),
             standby: random.chance(1, 4),
             updater: None,
-            tasks: false,
+            tasks: None,
             snaps: None,
         }
     }
@@ -114,7 +128,7 @@ impl Shape {
     /// The same cluster, as one of Canonical Kubernetes.
     pub(super) fn with_snaps(self, seed: u64) -> Self {
         let keys = if seed.is_multiple_of(2) { CANONICAL } else { REFIT };
-        Self { snaps: Some(keys), updater: None, tasks: false, ..self }
+        Self { snaps: Some(keys), updater: None, tasks: None, ..self }
     }
 
     /// The control plane, as a script names it.
@@ -194,9 +208,13 @@ impl Shape {
         if let Some(keys) = self.snaps {
             return snaps::request(keys, self, version);
         }
-        if self.tasks {
-            let owners = self.owners().into_iter();
-            return owners.map(|owner| tasks::create(&owner, version, None)).collect();
+        match self.tasks {
+            Some(TaskFor::Cluster) => return vec![tasks::request_cluster(version)],
+            Some(TaskFor::Owner) => {
+                let owners = self.owners().into_iter();
+                return owners.map(|owner| tasks::create(&owner, version, None)).collect();
+            }
+            None => {}
         }
         let mut lines = vec![format!("change kcp/{CLUSTER} spec.version {version}")];
         if self.workers > 0 {

@@ -63,6 +63,70 @@ fn newest_and_next(random: &mut Random, setting: &Setting<'_>) -> (String, Strin
     (task, format!("at {minutes}m {}", create(&owner, version, Some(number))))
 }
 
+/// The line that requests a version of the whole cluster.
+pub(super) fn request_cluster(version: &str) -> String {
+    format!(
+        "apply <<END\n{{apiVersion: refit.dev/v1alpha1, kind: ClusterUpgrade, \
+         metadata: {{name: {CLUSTER}, namespace: default}}, \
+         spec: {{version: {version}, stage: Ongoing, startWithinMinutes: 0}}}}\nEND"
+    )
+}
+
+/// An operator cancels the upgrade of the cluster, and later requests it again.
+pub(super) fn cancel_cluster(random: &mut Random) -> Vec<String> {
+    let stage = format!("change clusterupgrade/{CLUSTER} spec.stage");
+    vec![format!("{stage} Abort"), format!("at {}m {stage} Ongoing", random.between(1, 30))]
+}
+
+/// An operator deletes the upgrade of the cluster, and later creates it again.
+pub(super) fn delete_cluster(random: &mut Random, setting: &Setting<'_>) -> Vec<String> {
+    let again = request_cluster(&setting.version.now);
+    vec![
+        format!("delete clusterupgrade/{CLUSTER}"),
+        format!("at {}m {again}", random.between(1, 30)),
+    ]
+}
+
+/// The status of the upgrade of the cluster is lost.
+pub(super) fn lose_cluster() -> Vec<String> {
+    vec![format!("change clusterupgrade/{CLUSTER} status -")]
+}
+
+/// Whether the upgrade of a cluster has ended for its last request.
+pub(super) fn cluster_has_ended(upgrade: &Value) -> bool {
+    let status = &upgrade["status"];
+    ["Completed", "Failed"].contains(&text(status, "/phase"))
+        && status["observedGeneration"] == upgrade["metadata"]["generation"]
+}
+
+/// What is wrong with the upgrades of clusters in a world that had hours to settle.
+pub(super) fn cluster_problems(session: &Session, machines_are_done: bool) -> Vec<Problem> {
+    let problem = |upgrade: &Value| {
+        let message = message(upgrade, "Ready");
+        let phase = text(upgrade, "/status/phase");
+        let version = text(upgrade, "/spec/version");
+        let runs_another = || {
+            let machines = session.world.machines();
+            let mut others = machines.iter().filter(|one| text(one, "/spec/version") != version);
+            others.next().map(|machine| name(machine).to_owned())
+        };
+        let (rule, what) = if message.is_empty() {
+            (Rule::NotShown, "gives no reason".to_owned())
+        } else if machines_are_done && !cluster_has_ended(upgrade) {
+            (Rule::WaitWithoutEnd, format!("does not end although nothing is wrong: {message}"))
+        } else if machines_are_done && phase == "Failed" {
+            (Rule::WaitWithoutEnd, format!("has failed: {message}"))
+        } else if let Some(machine) = runs_another().filter(|_| phase == "Completed") {
+            (Rule::TurnNeverComes, format!("is completed, and {machine} has another version"))
+        } else {
+            return None;
+        };
+        let text = format!("ClusterUpgrade to {version} is {phase} and {what}");
+        Some(Problem { rule, text: session.names.shown(&text) })
+    };
+    session.world.cluster_upgrades().iter().filter_map(problem).collect()
+}
+
 /// Whether a task has ended for good.
 pub(super) fn has_ended(task: &Value) -> bool {
     ["Complete", "Aborted"].contains(&text(task, "/status/phase"))

@@ -31,6 +31,9 @@ pub struct EndState {
     /// How each UpgradeTask ended.
     #[serde(default)]
     pub tasks: BTreeMap<String, String>,
+    /// How each ClusterUpgrade ended.
+    #[serde(default)]
+    pub cluster_upgrades: BTreeMap<String, String>,
     /// What tasks have left on owners.
     #[serde(default)]
     pub left_on_owners: Vec<String>,
@@ -119,7 +122,17 @@ impl EndState {
         let mut left_on_owners = tasks::left_on_owners(world);
         left_on_owners.extend(snaps::left_locks(world));
         let (tasks, annotations) = (tasks::ends(world), snaps::shown(world));
-        Self { machines, node_updates, machine_sets, slots, tasks, left_on_owners, annotations }
+        let cluster_upgrades = tasks::cluster_upgrade_ends(world);
+        Self {
+            machines,
+            node_updates,
+            machine_sets,
+            slots,
+            tasks,
+            cluster_upgrades,
+            left_on_owners,
+            annotations,
+        }
     }
 
     /// Problems that show that the run is unfinished or has failed.
@@ -165,6 +178,8 @@ impl EndState {
             problems.push(format!("slots {:?}, expected {:?}", self.slots, expected.slots));
         }
         compare(&self.tasks, &expected.tasks, "UpgradeTask", &mut problems);
+        let ended = &self.cluster_upgrades;
+        compare(ended, &expected.cluster_upgrades, "ClusterUpgrade", &mut problems);
         compare(&self.annotations, &expected.annotations, "annotations of", &mut problems);
         if self.left_on_owners != expected.left_on_owners {
             let (found, expected) = (&self.left_on_owners, &expected.left_on_owners);

@@ -12,7 +12,7 @@
 //! the replica is paused until its Lease has expired, or the other replica dies, or both die. A
 //! write by a replica that does not hold the Lease is a failure. [`Scenario::updaters`] has updates of three
 //! parts, and [`Scenario::providers`] of the agent and a provider. In [`Scenario::tasks`], UpgradeTasks upgrade the
-//! machines instead of Cluster API, and in [`Scenario::snaps`] k8sd refreshes the snaps of machines whose owners are
+//! machines instead of Cluster API, in [`Scenario::managed`] a ClusterUpgrade, and in [`Scenario::snaps`] k8sd refreshes the snaps of machines whose owners are
 //! annotated.
 //!
 //! With [`Sabotage`], one safeguard is disabled while the points run. If the sweep finds no failure

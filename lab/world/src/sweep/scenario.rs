@@ -48,6 +48,9 @@ pub struct Scenario {
     /// Whether UpgradeTasks upgrade the machines instead of Cluster API.
     #[serde(default)]
     pub tasks: bool,
+    /// Whether a ClusterUpgrade upgrades the whole cluster.
+    #[serde(default)]
+    pub managed: bool,
     /// Whether annotations of the owners request another channel for the snaps of machines with k8sd.
     #[serde(default)]
     pub snaps: bool,
@@ -63,6 +66,7 @@ impl Scenario {
             updaters: false,
             provider: false,
             tasks: false,
+            managed: false,
             snaps: false,
         }
     }
@@ -86,6 +90,11 @@ impl Scenario {
     /// An UpgradeTask via Machines for the control plane, and one for the workers.
     pub fn tasks() -> Self {
         Self { tasks: true, by_hand: false, ..Self::demo() }
+    }
+
+    /// A ClusterUpgrade of the whole cluster.
+    pub fn managed() -> Self {
+        Self { managed: true, by_hand: false, ..Self::demo() }
     }
 
     /// Annotations of a control plane with k8sd and of its workers, at once.
@@ -128,6 +137,9 @@ impl Scenario {
         if self.tasks {
             return Ok(world.upgrade_by_tasks(&self.version).await?);
         }
+        if self.managed {
+            return Ok(world.upgrade_cluster(&self.version).await?);
+        }
         if self.snaps {
             return snaps::start(world, &self.version).await;
         }
@@ -144,6 +156,11 @@ impl Scenario {
                 && let Err(error) = world.upgrade_by_tasks(&self.version).await
             {
                 tracing::debug!("failed to create an UpgradeTask, retrying: {error}");
+            }
+            if self.managed
+                && let Err(error) = world.upgrade_cluster(&self.version).await
+            {
+                tracing::debug!("failed to create the ClusterUpgrade, retrying: {error}");
             }
             if asked && self.is_done(world) {
                 world.pass(SETTLE).await;
@@ -168,7 +185,9 @@ impl Scenario {
                 && snaps::are_refreshed(world, &self.version)
                 && world.tasks_are_complete();
         }
-        world.is_updated(&self.version) && (!self.tasks || world.tasks_are_complete())
+        world.is_updated(&self.version)
+            && (!self.tasks || world.tasks_are_complete())
+            && (!self.managed || world.cluster_upgrades_are_complete())
     }
 
     /// Creates the NodeUpdate by hand when it is due; returns whether it exists.

@@ -23,6 +23,23 @@ pub(super) fn ends(world: &World) -> BTreeMap<String, String> {
     world.upgrade_tasks().iter().map(|task| (name(task).to_owned(), end(task))).collect()
 }
 
+/// Phase of each ClusterUpgrade, and the steps of its history.
+pub(super) fn cluster_upgrade_ends(world: &World) -> BTreeMap<String, String> {
+    let end = |upgrade: &Value| {
+        let history = upgrade["status"]["history"].as_array().into_iter().flatten();
+        let records = history.map(|record| {
+            let steps = record["conditions"].as_array().into_iter().flatten();
+            let steps =
+                steps.map(|step| format!("{} {}", text(step, "/type"), text(step, "/status")));
+            let of = ["/version", "/precedingVersion", "/phase", "/task"];
+            let of = of.map(|field| text(record, field)).join(" ");
+            format!("{of}: {}", steps.collect::<Vec<_>>().join(", "))
+        });
+        records.collect::<Vec<_>>().join("; ")
+    };
+    world.cluster_upgrades().iter().map(|one| (name(one).to_owned(), end(one))).collect()
+}
+
 /// What tasks have written on owners and should have removed.
 pub(super) fn left_on_owners(world: &World) -> Vec<String> {
     let left = |owner: &Value| {

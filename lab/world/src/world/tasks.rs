@@ -1,7 +1,7 @@
 //! UpgradeTasks via Machines, as the simulated user creates them.
 
 use refit_kinds::{
-    json::{name, namespace, text},
+    json::{self, name, namespace, text},
     refit,
 };
 use serde_json::{Value, json};
@@ -34,6 +34,43 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Creates a ClusterUpgrade for each control plane, which has the name of its Cluster, unless there is one.
+    pub async fn upgrade_cluster(&self, version: &str) -> Result<(), DirectError> {
+        let existing = self.cluster_upgrades();
+        let api = Direct::new(self.management().clone(), USER);
+        for plane in owners(self) {
+            let (name, namespace) = (name(&plane), namespace(&plane));
+            let is_worker = !text(&plane, "/spec/clusterName").is_empty();
+            if is_worker || existing.iter().any(|one| json::name(one) == name) {
+                continue;
+            }
+            let path = format!("/apis/refit.dev/v1alpha1/namespaces/{namespace}/clusterupgrades");
+            let upgrade = json!({
+                "apiVersion": "refit.dev/v1alpha1",
+                "kind": "ClusterUpgrade",
+                "metadata": {"name": name, "namespace": namespace},
+                "spec": {"version": version},
+            });
+            match api.send(Call::create(path, upgrade)).await {
+                // It was created since the look.
+                Err(error) if error.code() == Some(CONFLICT) => {}
+                outcome => drop(outcome?),
+            }
+        }
+        Ok(())
+    }
+
+    /// Every ClusterUpgrade, as stored, in order of namespace and name.
+    pub fn cluster_upgrades(&self) -> Vec<Value> {
+        self.management().list_values(refit::GROUP, "clusterupgrades", None)
+    }
+
+    /// Whether there is a ClusterUpgrade, and all are completed.
+    pub fn cluster_upgrades_are_complete(&self) -> bool {
+        let all = self.cluster_upgrades();
+        !all.is_empty() && all.iter().all(|one| text(one, "/status/phase") == "Completed")
     }
 
     /// Every UpgradeTask, as stored, in order of namespace and name.
