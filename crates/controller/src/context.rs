@@ -15,7 +15,8 @@ use refit_cluster_api::kinds::{
 };
 use refit_core::change::asked::opted_in;
 use refit_kinds::refit::{
-    ClusterUpgrade, HostPlan, HostSettings, NodeUpdate, UpdateGroup, Updater, UpgradeTask,
+    ClusterUpgrade, ClusterUpgradePlan, HostPlan, HostSettings, NodeUpdate, UpdateGroup, Updater,
+    UpgradeTask,
 };
 use refit_runtime::{
     Clock, ObjectKey, Store,
@@ -199,6 +200,7 @@ pub(crate) struct Stores {
     pub(crate) updaters: Store<Updater>,
     pub(crate) upgrade_tasks: Store<UpgradeTask>,
     pub(crate) cluster_upgrades: Store<ClusterUpgrade>,
+    pub(crate) cluster_upgrade_plans: Store<ClusterUpgradePlan>,
     /// MachineDrainRules, for drains. Startup does not wait for their first list: an older Cluster
     /// API lacks the kind.
     pub(crate) drain_rules: Store<MachineDrainRule>,
@@ -222,6 +224,7 @@ impl Stores {
             && self.updaters.is_ready()
             && self.upgrade_tasks.is_ready()
             && self.cluster_upgrades.is_ready()
+            && self.cluster_upgrade_plans.is_ready()
     }
 
     /// Waits until the first list of every kind is complete.
@@ -238,6 +241,7 @@ impl Stores {
         self.updaters.ready().await;
         self.upgrade_tasks.ready().await;
         self.cluster_upgrades.ready().await;
+        self.cluster_upgrade_plans.ready().await;
     }
 }
 
@@ -254,6 +258,8 @@ pub(crate) struct Queues {
     pub(crate) upgrade_tasks: Queue<ObjectKey>,
     /// ClusterUpgrades, and so their Clusters.
     pub(crate) cluster_upgrades: Queue<ObjectKey>,
+    /// ClusterUpgradePlans.
+    pub(crate) cluster_upgrade_plans: Queue<ObjectKey>,
     /// Machines with annotations that ask for an upgrade, or show one.
     pub(crate) annotations: Queue<ObjectKey>,
     /// Machines with annotations about their certificates.

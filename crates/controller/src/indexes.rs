@@ -4,7 +4,7 @@ use kube::ResourceExt as _;
 use refit_cluster_api::kinds::{Machine, MachineDeployment, MachineSet};
 use refit_kinds::{
     keys,
-    refit::{NodeUpdate, Owner, UpdateGroup, UpgradeTask, update_group_name},
+    refit::{ClusterUpgrade, NodeUpdate, Owner, UpdateGroup, UpgradeTask, update_group_name},
 };
 use refit_runtime::{ObjectKey, Store, store::Index};
 
@@ -107,6 +107,15 @@ pub(crate) const TASKS_BY_CLUSTER: Index<UpgradeTask> = Index {
     },
 };
 
+/// ClusterUpgrades by the ClusterUpgradePlan that has requested them.
+pub(crate) const UPGRADES_BY_PLAN: Index<ClusterUpgrade> = Index {
+    name: "plan",
+    keys: |upgrade| {
+        let plan = upgrade.labels().get(keys::PLAN);
+        plan.map(|plan| ObjectKey::new("", plan)).into_iter().collect()
+    },
+};
+
 /// The key of [`MACHINES_BY_OWNER`]. For a control plane it is the key of its UpdateGroup, too.
 pub(crate) fn owner_index_key(namespace: &str, kind: &str, name: &str) -> ObjectKey {
     ObjectKey::new(namespace, update_group_name(kind, name))
@@ -143,7 +152,8 @@ impl Default for Stores {
             host_settings: Store::default(),
             updaters: Store::default(),
             upgrade_tasks: Store::indexed(&[TASKS_BY_GROUP, TASKS_BY_CLUSTER]),
-            cluster_upgrades: Store::default(),
+            cluster_upgrades: Store::indexed(&[UPGRADES_BY_PLAN]),
+            cluster_upgrade_plans: Store::default(),
             drain_rules: Store::default(),
             host_plans: Store::default(),
         }

@@ -7,6 +7,7 @@
 //! | `requests` | the NodeUpdates of a Machine, for every way in |
 //! | `upgrade_task` | works through the Machines of a group, where Cluster API does not |
 //! | `cluster_upgrade` | begins the upgrade of a whole Cluster at its time, and keeps its history |
+//! | `cluster_upgrade_plan` | requests the upgrades of a fleet, wave by wave |
 //! | `annotations` | upgrades by annotation of a Machine, or of its owner |
 //! | `update_group` | limits how many Machines of a group may be down, and reports why it waits |
 //! | `k8sd` | calls of k8sd on the Nodes of Canonical Kubernetes |
@@ -31,6 +32,7 @@ mod api_error;
 pub mod certificates;
 mod client_trust;
 mod cluster_upgrade;
+mod cluster_upgrade_plan;
 mod cluster_view;
 mod context;
 mod control_planes;
@@ -254,9 +256,10 @@ async fn lead(ctx: Arc<Context>) -> anyhow::Result<()> {
                     updaters::run(ctx.clone()),
                     upgrade_task::run(ctx.clone()),
                     cluster_upgrade::run(ctx.clone()),
+                    cluster_upgrade_plan::run(ctx.clone()),
                     annotations::run(ctx.clone()),
                 )
-            } => return outcome.map(|((), (), (), (), (), ())| ()),
+            } => return outcome.map(|((), (), (), (), (), (), ())| ()),
         }
     }
 }

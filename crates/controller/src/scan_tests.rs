@@ -173,8 +173,10 @@ fn mark_ready(stores: &Stores) {
         updaters,
         upgrade_tasks,
         cluster_upgrades,
+        cluster_upgrade_plans,
     } = stores;
     cluster_upgrades.mark_ready();
+    cluster_upgrade_plans.mark_ready();
     machines.mark_ready();
     machine_sets.mark_ready();
     machine_deployments.mark_ready();

@@ -8,12 +8,12 @@ use refit_cluster_api::kinds::{Cluster, Machine};
 use refit_core::{group::COVERED, node::Ended, report::RefusalReason};
 use refit_kinds::{
     conditions, keys,
-    refit::{NodeUpdate, Owner, UpdateGroup, Updater, UpgradeTask},
+    refit::{ClusterUpgradePlan, NodeUpdate, Owner, UpdateGroup, Updater, UpgradeTask},
 };
 use refit_runtime::{ObjectKey, Store, client::Served, store};
 
 use crate::{
-    PlanLocation, annotations, cluster_upgrade,
+    PlanLocation, annotations, cluster_upgrade, cluster_upgrade_plan,
     context::Context,
     control_planes::{self, ForeignPlane},
     groups::{
@@ -87,7 +87,16 @@ async fn watch_all(ctx: &Context) {
         watch(ctx, &stores.upgrade_tasks, |task| task_changed(ctx, task)),
         watch(ctx, &stores.cluster_upgrades, |upgrade| {
             queues.cluster_upgrades.add(ObjectKey::of(upgrade));
+            cluster_upgrade_plan::wake(ctx);
         }),
+        store::reflect(
+            Api::all(client.clone()),
+            store::everything(),
+            stores.cluster_upgrade_plans.clone(),
+            |plan: &ClusterUpgradePlan| {
+                queues.cluster_upgrade_plans.add(ObjectKey::of(plan));
+            },
+        ),
         providers::run(ctx),
         control_planes::run(ctx),
         // A drain polls every few seconds anyway.

@@ -85,6 +85,7 @@ macro_rules! files {
 /// Every object of `deploy/`, in the order in which it is applied.
 const FILES: &[(Part, &str, &str)] = files![
     Namespace "namespace.yaml",
+    Crds "crds/refit.dev_clusterupgradeplans.yaml",
     Crds "crds/refit.dev_clusterupgrades.yaml",
     Crds "crds/refit.dev_hostplans.yaml",
     Crds "crds/refit.dev_hostsettings.yaml",
@@ -290,6 +291,7 @@ mod tests {
             names,
             [
                 "Namespace refit-system",
+                "CustomResourceDefinition clusterupgradeplans.refit.dev",
                 "CustomResourceDefinition clusterupgrades.refit.dev",
                 "CustomResourceDefinition hostplans.refit.dev",
                 "CustomResourceDefinition hostsettings.refit.dev",

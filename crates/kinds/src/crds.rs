@@ -9,6 +9,7 @@ use crate::refit;
 pub fn refit_crds() -> Vec<CustomResourceDefinition> {
     vec![
         refit::ClusterUpgrade::crd(),
+        refit::ClusterUpgradePlan::crd(),
         refit::HostPlan::crd(),
         refit::HostSettings::crd(),
         refit::NodeUpdate::crd(),

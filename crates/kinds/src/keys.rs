@@ -117,6 +117,10 @@ pub const WITHDRAWN_FOR_MEMBER: &str = "refit.dev/withdrawn-for-member";
 pub const LEFT: &str = "refit.dev/left";
 /// On a Machine, a NodeUpdate, or a paused owner: the UpgradeTask that works on it.
 pub const TASK: &str = "refit.dev/task";
+/// Label of a ClusterUpgrade: the name of the ClusterUpgradePlan that has requested it.
+pub const PLAN: &str = "refit.dev/plan";
+/// On a ClusterUpgrade of a plan: the number of its wave, from 0.
+pub const WAVE: &str = "refit.dev/wave";
 /// Finalizer of an UpgradeTask: a deleted one is aborted first.
 pub const TASK_FINALIZER: &str = "refit.dev/upgrade-task";
 /// On a provider's object: the Updater with the template that it was made from.

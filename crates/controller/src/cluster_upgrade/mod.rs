@@ -69,7 +69,7 @@ pub(crate) fn wake(ctx: &Context, cluster: &ObjectKey) {
 }
 
 /// Whether nothing but another request makes a difference.
-fn has_ended(upgrade: &ClusterUpgrade) -> bool {
+pub(crate) fn has_ended(upgrade: &ClusterUpgrade) -> bool {
     upgrade.status.as_ref().is_some_and(|status| {
         status.phase.has_ended() && status.observed_generation == upgrade.metadata.generation
     })

@@ -16,10 +16,12 @@
 //! | `engine` | phases, history, the time to begin |
 //! | [`steps`] | the first step that is not done |
 //! | [`mod@cluster`] | the steps of a Cluster of Cluster API |
+//! | [`fleet`] | the waves of a fleet of Clusters |
 //! | [`health`] | whether a Cluster is fit for an upgrade |
 
 pub mod cluster;
 mod engine;
+pub mod fleet;
 pub mod health;
 pub mod steps;
 

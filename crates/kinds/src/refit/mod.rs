@@ -1,6 +1,7 @@
 //! Refit's kinds, `refit.dev/v1alpha1`.
 
 mod cluster_upgrade;
+mod cluster_upgrade_plan;
 mod goal;
 mod host_args;
 mod host_plan;
@@ -18,6 +19,7 @@ mod upgrade_task;
 mod windows;
 
 pub use cluster_upgrade::*;
+pub use cluster_upgrade_plan::*;
 pub use goal::*;
 pub use host_args::*;
 pub use host_plan::*;

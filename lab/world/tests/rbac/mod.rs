@@ -34,7 +34,7 @@ use refit_cluster_api::kinds::{Machine, MachineDrainRule};
 use refit_install::{Choices, Part, manifests, manifests::WORKLOAD_ROLE, objects};
 use refit_kinds::json::{name, text};
 use refit_kinds::keys;
-use refit_kinds::refit::{NodeUpdate, Updater};
+use refit_kinds::refit::{ClusterUpgrade, NodeUpdate, Updater};
 use refit_runtime::Clock;
 use serde_json::{Value, json};
 
@@ -311,6 +311,15 @@ where
     api.create(&PostParams::default(), &object).await.unwrap();
 }
 
+/// The upgrade of a cluster, and one of a fleet, at a time that does not come.
+async fn scheduled(world: &World) {
+    let never = "2999-12-31T00:00:00Z";
+    tasks::plan(world, "v1.36.0", Some(never)).await;
+    let upgrades: Api<ClusterUpgrade> = Api::namespaced(world.client(TEST).unwrap(), "default");
+    let spec = json!({"version": "v1.36.0", "startAt": never});
+    create_object(&upgrades, json!({"metadata": {"name": "edge-1"}, "spec": spec})).await;
+}
+
 /// Checks the rights of the controller and of each agent in the workload cluster.
 fn check_workload(world: &World, log: &Log, machines: &[MachineFacts]) {
     let server = world.workload(CLUSTER).unwrap();
@@ -355,6 +364,7 @@ fn the_controller_and_the_agents_use_exactly_their_rights() {
             Some(("cluster.x-k8s.io", "MachineDeployment", "not-there")),
         )
         .await;
+        scheduled(&world).await;
         let worker = workers(&world).remove(0);
         drains_of_every_kind(&world, &worker, &workers(&world)[1]).await;
         world.with_host(&worker, |host| host.break_step("kubelet-install", 1)).unwrap();

@@ -11,7 +11,7 @@ use kube::{
 use lab_apiserver::{ApiServer, auth::Attributes};
 use lab_world::world::{Enforced, World, WorldOptions};
 use refit_cluster_api::{cluster_configuration::admins_binding, kinds::Cluster};
-use refit_kinds::refit::UpgradeTask;
+use refit_kinds::refit::{ClusterUpgradePlan, UpgradeTask};
 use refit_runtime::Clock;
 use serde_json::{Value, json};
 
@@ -52,6 +52,16 @@ pub(super) async fn task(world: &World, via: &str, owner: Option<(&str, &str, &s
     }
     create_object(&tasks, json!({"metadata": {"name": format!("task-{name}")}, "spec": spec}))
         .await;
+}
+
+/// A plan for the upgrade of the whole fleet, which is one cluster.
+pub(super) async fn plan(world: &World, version: &str, start_at: Option<&str>) {
+    let plans: Api<ClusterUpgradePlan> = Api::all(world.client(TEST).unwrap());
+    let mut spec = json!({"version": version, "via": "Machines"});
+    if let Some(at) = start_at {
+        spec["startAt"] = at.into();
+    }
+    create_object(&plans, json!({"metadata": {"name": "fleet"}, "spec": spec})).await;
 }
 
 /// Asserts that no request was refused, and that the role grants nothing else.
@@ -98,6 +108,10 @@ fn an_upgrade_task_uses_exactly_its_rights() {
         task(&world, "Machines", None).await;
         upgraded(&world, NEW).await;
         world.pass(Duration::from_mins(10)).await;
+        plan(&world, NEXT, None).await;
+        upgraded(&world, NEXT).await;
+        world.pass(Duration::from_mins(10)).await;
+        assert!(world.cluster_upgrades_are_complete(), "{:?}", world.cluster_upgrades());
         assert_same_machines(&before, &who(&world).await);
 
         assert_exact(world.management(), "refit-tasks", &management.of(ACCOUNT));
