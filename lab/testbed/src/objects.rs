@@ -68,6 +68,8 @@ pub const NODE_UPDATE: Kind = kind("refit.dev", "v1alpha1", "NodeUpdate");
 pub const UPDATE_GROUP: Kind = kind("refit.dev", "v1alpha1", "UpdateGroup");
 /// An UpgradeTask.
 pub const UPGRADE_TASK: Kind = kind("refit.dev", "v1alpha1", "UpgradeTask");
+/// A ClusterUpgrade.
+pub const CLUSTER_UPGRADE: Kind = kind("refit.dev", "v1alpha1", "ClusterUpgrade");
 /// Updater.
 pub const UPDATER: Kind = kind("refit.dev", "v1alpha1", "Updater");
 /// HostPlan.

@@ -224,10 +224,11 @@ async fn write_status(
     let key = ObjectKey::of(upgrade);
     let api: Api<ClusterUpgrade> = Api::namespaced(ctx.client.clone(), &key.namespace);
     let version = upgrade.resource_version().unwrap_or_default();
+    // Before the status: after a crash between the two, the events would be lost.
+    announce(ctx, upgrade, &old, next).await;
     match apply::swap_status(&api, &key.name, &version, &patch).await {
         Ok(written) => {
             ctx.stores.cluster_upgrades.insert(written);
-            announce(ctx, upgrade, &old, next).await;
             Ok(true)
         }
         Err(error) if apply::is_not_found(&error) => Ok(true),

@@ -204,10 +204,11 @@ async fn write_status(
     let old = plan.status.clone().unwrap_or_default();
     let Some(patch) = apply::merge_diff(&json!(old), &json!(next)) else { return Ok(true) };
     let (name, version) = (plan.name_any(), plan.resource_version().unwrap_or_default());
+    // Before the status: after a crash between the two, the event would be lost.
+    announce(ctx, plan, &old, next).await;
     match apply::swap_status(&plans(ctx), &name, &version, &patch).await {
         Ok(written) => {
             ctx.stores.cluster_upgrade_plans.insert(written);
-            announce(ctx, plan, &old, next).await;
             Ok(true)
         }
         Err(error) if apply::is_conflict(&error) || apply::is_not_found(&error) => Ok(false),

@@ -7,6 +7,7 @@ use std::{
 };
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -14,7 +15,10 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 use refit_core::node::{awaits_budget, speaker};
-use refit_kinds::refit::{MachineUid, NodeName, NodeUpdate, Phase};
+use refit_kinds::{
+    conditions,
+    refit::{MachineUid, NodeName, NodeUpdate, Phase},
+};
 use refit_runtime::ObjectKey;
 
 use crate::{
@@ -67,6 +71,12 @@ struct ControllerLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct UpgradeLabels {
+    phase: String,
+    reason: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct KindLabels {
     kind: String,
 }
@@ -83,10 +93,25 @@ pub(super) struct Gauges {
     agents: Family<AgentLabels, Gauge>,
     report_age: Family<ClusterLabels, Real>,
     api_up: Family<ClusterLabels, Gauge>,
+    cluster_upgrades: Family<UpgradeLabels, Gauge>,
+    cluster_upgrade_plans: Family<UpgradeLabels, Gauge>,
     depth: Family<ControllerLabels, Gauge>,
     omitted: Family<KindLabels, Gauge>,
     leader: Gauge,
     synced: Gauge,
+}
+
+/// Counts objects by their phase and by the reason of their condition Ready.
+fn count_by_reason<'a>(
+    family: &Family<UpgradeLabels, Gauge>,
+    objects: impl Iterator<Item = (String, &'a [Condition])>,
+) {
+    family.clear();
+    for (phase, shown) in objects {
+        let reason = conditions::get(shown, conditions::READY);
+        let reason = reason.map(|ready| ready.reason.clone()).unwrap_or_default();
+        family.get_or_create(&UpgradeLabels { phase, reason }).inc();
+    }
 }
 
 impl Gauges {
@@ -141,6 +166,16 @@ impl Gauges {
             all.api_up.clone(),
         );
         registry.register(
+            "cluster_upgrades",
+            "ClusterUpgrades, by phase and by the reason of their condition Ready",
+            all.cluster_upgrades.clone(),
+        );
+        registry.register(
+            "cluster_upgrade_plans",
+            "ClusterUpgradePlans, by phase and by the reason of their condition Ready",
+            all.cluster_upgrade_plans.clone(),
+        );
+        registry.register(
             "workqueue_depth",
             "Keys that are queued or being reconciled, by controller",
             all.depth.clone(),
@@ -161,10 +196,14 @@ impl Gauges {
         self.machines(ctx);
         self.groups(ctx, now);
         self.clusters(ctx, now);
+        self.upgrades(ctx);
         for (controller, depth) in [
             ("node-update", ctx.queues.node_updates.depth()),
             ("update-group", ctx.queues.groups.depth()),
             ("updater", ctx.queues.updaters.depth()),
+            ("upgrade-task", ctx.queues.upgrade_tasks.depth()),
+            ("cluster-upgrade", ctx.queues.cluster_upgrades.depth()),
+            ("cluster-upgrade-plan", ctx.queues.cluster_upgrade_plans.depth()),
         ] {
             let controller = controller.to_owned();
             let labels = ControllerLabels { controller };
@@ -194,6 +233,23 @@ impl Gauges {
             let labels = PhaseLabels { phase };
             self.machines.get_or_create(&labels).set(count(machines));
         }
+    }
+
+    fn upgrades(&self, ctx: &Context) {
+        let upgrades = ctx.stores.cluster_upgrades.list();
+        let shown = upgrades.iter().map(|upgrade| {
+            let status = upgrade.status.as_ref();
+            let phase = status.map(|status| status.phase).unwrap_or_default();
+            (phase.to_string(), status.map_or(&[][..], |status| &status.conditions))
+        });
+        count_by_reason(&self.cluster_upgrades, shown);
+        let plans = ctx.stores.cluster_upgrade_plans.list();
+        let shown = plans.iter().map(|plan| {
+            let status = plan.status.as_ref();
+            let phase = status.map(|status| status.phase).unwrap_or_default();
+            (phase.to_string(), status.map_or(&[][..], |status| &status.conditions))
+        });
+        count_by_reason(&self.cluster_upgrade_plans, shown);
     }
 
     fn groups(&self, ctx: &Context, now: Timestamp) {

@@ -1,12 +1,14 @@
-//! Tasks for whole Clusters: two minor versions at once, and the Cluster of a topology.
+//! Whole Clusters: two minor versions at once, at a scheduled time, and the Cluster of a topology.
 
 use anyhow::ensure;
+use jiff::{SignedDuration, Timestamp};
 use lab_testbed::{
     Bed, Cluster, ClusterSpec,
     cluster::{FROM, TO, error_text},
     eventually,
-    objects::{CLUSTER, NODE_UPDATE, condition_text, text},
+    objects::{CLUSTER, CLUSTER_UPGRADE, NODE_UPDATE, condition_text, text},
 };
+use refit_runtime::Clock;
 use serde_json::json;
 
 use super::{WITHIN, complete, create, is_left_alone, look};
@@ -14,7 +16,7 @@ use super::{WITHIN, complete, create, is_left_alone, look};
 /// Two minor versions after [`FROM`].
 const TWO_ON: &str = "v1.36.1";
 
-/// The control plane goes from minor version to minor version, and the workers go once.
+/// At its time, a ClusterUpgrade brings the control plane from minor version to minor version, and the workers once.
 pub(super) async fn two_hops(bed: &Bed) -> anyhow::Result<()> {
     let spec = ClusterSpec {
         control_planes: 1,
@@ -24,8 +26,10 @@ pub(super) async fn two_hops(bed: &Bed) -> anyhow::Result<()> {
     };
     let cluster = bed.cluster("two-hops", &spec).await?;
     let before = look::identities(&cluster).await?;
-    let task = create(&cluster, "all", &json!({"version": TWO_ON, "hops": [TO]})).await?;
-    complete(&cluster, &task).await?;
+    let start_at = Clock::real().now_seconds() + SignedDuration::from_secs(20);
+    schedule(&cluster, start_at).await?;
+    let began = completed(&cluster).await?;
+    ensure!(began >= start_at, "it was to begin at {start_at}, and began at {began}");
     is_left_alone(&cluster, &["a"], TWO_ON).await?;
     let after = look::identities(&cluster).await?;
     ensure!(before == after, "{before:#?} became {after:#?}");
@@ -35,6 +39,43 @@ pub(super) async fn two_hops(bed: &Bed) -> anyhow::Result<()> {
     goals.sort_unstable();
     ensure!(goals == [TO, TWO_ON, TWO_ON, TWO_ON], "{goals:?}");
     look::nothing_is_left(&cluster).await
+}
+
+async fn schedule(cluster: &Cluster, start_at: Timestamp) -> anyhow::Result<()> {
+    let upgrade = json!({
+        "apiVersion": "refit.dev/v1alpha1", "kind": "ClusterUpgrade",
+        "metadata": {"name": cluster.name, "namespace": cluster.namespace},
+        "spec": {
+            "version": TWO_ON, "hops": [TO], "via": "Machines", "startAt": start_at.to_string(),
+        },
+    });
+    cluster.objects.apply(&upgrade).await?;
+    eventually("the upgrade waits for its time, and the Cluster is healthy", WITHIN, async || {
+        let found =
+            cluster.objects.get(CLUSTER_UPGRADE, &cluster.name).await.map_err(error_text)?;
+        let shown = (condition_text(&found, "Ready"), condition_text(&found, "Healthy"));
+        let has_begun = found.pointer("/status/history/0/startTime").is_some();
+        let waits = shown.0.starts_with("False/Scheduled") || has_begun;
+        if waits && shown.1.starts_with("True") { Ok(()) } else { Err(format!("{shown:?}")) }
+    })
+    .await
+}
+
+/// Waits until the upgrade is completed, with each of its steps, and returns when it began.
+async fn completed(cluster: &Cluster) -> anyhow::Result<Timestamp> {
+    eventually("the ClusterUpgrade is completed", WITHIN, async || {
+        let found =
+            cluster.objects.get(CLUSTER_UPGRADE, &cluster.name).await.map_err(error_text)?;
+        let record = &found["status"]["history"][0];
+        let steps = record["conditions"].as_array().into_iter().flatten();
+        let done = steps.filter(|step| step["status"] == "True").count();
+        let (phase, ready) = (text(&found, "/status/phase"), condition_text(&found, "Ready"));
+        if phase == "Completed" && done == 6 {
+            return text(record, "/startTime").parse().map_err(|error| format!("{error}"));
+        }
+        Err(format!("{phase} after {done} steps: {ready}"))
+    })
+    .await
 }
 
 /// The version of the topology is set while all owners are paused, and afterwards the Cluster follows its topology.
