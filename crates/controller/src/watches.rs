@@ -335,6 +335,7 @@ pub(crate) fn cluster_changed(ctx: &Context, cluster: &Cluster) {
     ctx.workload_index.cluster_changed(key.clone());
     upgrade_task::wake_of_cluster(ctx, &key);
     cluster_upgrade::wake(ctx, &key);
+    cluster_upgrade_plan::wake(ctx);
     for group in ctx.stores.update_groups.listed(&GROUPS_BY_CLUSTER, &key) {
         group_changed(ctx, &group);
     }

@@ -4,7 +4,9 @@ use std::{collections::BTreeSet, process::ExitCode};
 
 use anyhow::Context as _;
 use jiff::{Timestamp, Zoned, civil::DateTime, tz::TimeZone};
-use k8s_openapi::api::authentication::v1::SelfSubjectReview;
+use k8s_openapi::{
+    api::authentication::v1::SelfSubjectReview, apimachinery::pkg::apis::meta::v1::Time,
+};
 use kube::{
     Api, ResourceExt as _,
     api::{Patch, PatchParams, PostParams},
@@ -12,10 +14,14 @@ use kube::{
 use refit_core::windows::{OpenTime, Schedule};
 use refit_kinds::{
     keys,
-    refit::{ClusterUpgrade, MAX_REQUEST_TEXT, Stage, UpdateGroup, UpgradePhase, Via, Windows},
+    refit::{
+        ClusterCheck, ClusterUpgrade, ClusterUpgradeSpec, DEFAULT_START_WITHIN_MINUTES,
+        MAX_MINUTES, MAX_REQUEST_TEXT, UpdateGroup, UpgradePhase, Windows,
+    },
     version::KubernetesVersion,
 };
-use serde_json::{Value, json};
+use refit_runtime::apply::{is_conflict, merge_diff};
+use serde_json::json;
 
 use super::{ClusterName, EXIT_REFUSED};
 use crate::{
@@ -27,6 +33,9 @@ use crate::{
     upgrade::ViaFlag,
 };
 
+/// How often a write is repeated if the object changed in the meantime.
+const ATTEMPTS: u32 = 5;
+
 /// Flags of `refit schedule`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -37,7 +46,7 @@ Examples:
   refit schedule edge-1 --to v1.36.1 --at now --hops v1.35.2
   refit history edge-1                                          what became of it
 
-The command applies the ClusterUpgrade of the cluster (docs/cluster-upgrades.md). At its time, the \
+The command writes the ClusterUpgrade of the cluster, all of its spec (docs/cluster-upgrades.md). At its time, the \
 controller checks the cluster, creates an UpgradeTask that does the work, and checks the cluster \
 again. One that could not begin in time has failed, and nothing was changed. Another version \
 replaces one that has not begun, and comes after one that has.
@@ -68,7 +77,7 @@ pub(crate) struct ScheduleArgs {
     #[arg(long, value_name = "NAME")]
     window: Option<String>,
     /// Fail if it could not begin so many minutes after its time; 0 for never [default: 120, or until the window closes]
-    #[arg(long, value_name = "MINUTES", value_parser = clap::value_parser!(i32).range(0..=44_640))]
+    #[arg(long, value_name = "MINUTES", value_parser = clap::value_parser!(i32).range(0..=i64::from(MAX_MINUTES)))]
     within: Option<i32>,
     /// Take these versions on the way; others are taken at their first release.
     #[arg(long, value_name = "VERSION", value_delimiter = ',')]
@@ -77,6 +86,9 @@ pub(crate) struct ScheduleArgs {
     /// reaches the machines]
     #[arg(long, value_enum)]
     via: Option<ViaFlag>,
+    /// Do not wait for this check of the cluster's health: ClusterApi, ControlPlane, Etcd, Nodes or Cordons.
+    #[arg(long, value_name = "CHECK", value_delimiter = ',')]
+    ignore_check: Vec<ClusterCheck>,
     /// Run all checks, including the API server's, without writing anything.
     #[arg(long)]
     dry_run: bool,
@@ -110,7 +122,7 @@ pub(crate) fn schedule(args: &ScheduleArgs, global: &GlobalArgs) -> anyhow::Resu
         };
         let before = cluster.get::<ClusterUpgrade>(name).await?;
         let requested_by = user(&cluster).await;
-        let applied = apply(&cluster, args, start, requested_by).await?;
+        let applied = request(&cluster, args, start, requested_by).await?;
         show(printer, args, &applied, before.as_ref())?;
         Ok(ExitCode::SUCCESS)
     })
@@ -178,38 +190,54 @@ async fn user(cluster: &Cluster) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-async fn apply(
+/// Writes the request. It replaces all of an earlier one.
+async fn request(
     cluster: &Cluster,
     args: &ScheduleArgs,
     start: Start,
     requested_by: Option<String>,
 ) -> anyhow::Result<ClusterUpgrade> {
     let name = &args.cluster.0;
-    let mut spec = json!({
-        "version": args.to,
-        "stage": Stage::Ongoing,
-        "startAt": whole_seconds(start.at).to_string(),
-    });
-    let optional = [
-        ("startWithinMinutes", args.within.or(start.within_minutes).map(Value::from)),
-        ("hops", Some(json!(args.hops)).filter(|_| !args.hops.is_empty())),
-        ("via", args.via.map(|via| json!(Via::from(via)))),
-        ("requestedBy", requested_by.map(Value::from)),
-    ];
-    for (field, value) in optional {
-        if let Some(value) = value {
-            spec[field] = value;
+    let within = args.within.or(start.within_minutes);
+    let wanted = ClusterUpgradeSpec {
+        start_at: Some(Time(whole_seconds(start.at))),
+        start_within_minutes: within.unwrap_or(DEFAULT_START_WITHIN_MINUTES),
+        hops: Some(args.hops.clone()).filter(|hops| !hops.is_empty()),
+        via: args.via.map(Into::into),
+        ignored_checks: args.ignore_check.clone(),
+        requested_by,
+        ..ClusterUpgradeSpec::to(args.to.clone())
+    };
+    let api = cluster.here::<ClusterUpgrade>();
+    for _ in 0..ATTEMPTS {
+        let known = cluster.get::<ClusterUpgrade>(name).await?;
+        let verb = if known.is_some() { "patch" } else { "create" };
+        let written = if let Some(known) = known {
+            let spec = merge_diff(&json!(known.spec), &json!(wanted));
+            let body = json!({
+                "metadata": {"resourceVersion": known.resource_version()},
+                "spec": spec.unwrap_or_else(|| json!({})),
+            });
+            let params = PatchParams {
+                dry_run: args.dry_run,
+                field_manager: Some(keys::MANAGER.to_owned()),
+                ..PatchParams::default()
+            };
+            api.patch(name, &params, &Patch::Merge(body)).await
+        } else {
+            let field_manager = Some(keys::MANAGER.to_owned());
+            let params = PostParams { dry_run: args.dry_run, field_manager };
+            api.create(&params, &ClusterUpgrade::new(name, wanted.clone())).await
+        };
+        match written {
+            Err(error) if is_conflict(&error) => {}
+            Err(error) => {
+                return Err(cluster.explain(error, &attempt_on::<ClusterUpgrade>(verb, name)));
+            }
+            Ok(written) => return Ok(written),
         }
     }
-    let body = json!({
-        "apiVersion": "refit.dev/v1alpha1", "kind": "ClusterUpgrade",
-        "metadata": {"name": name}, "spec": spec,
-    });
-    // A schedule that another client has made is replaced: the command names the cluster.
-    let params = PatchParams { dry_run: args.dry_run, ..PatchParams::apply(keys::MANAGER).force() };
-    let applied = cluster.here::<ClusterUpgrade>().patch(name, &params, &Patch::Apply(&body)).await;
-    let attempt = attempt_on::<ClusterUpgrade>("patch", name);
-    applied.map_err(|error| cluster.explain(error, &attempt))
+    anyhow::bail!("ClusterUpgrade/{name} keeps changing; try again")
 }
 
 /// Times of the API have no fractions.

@@ -66,7 +66,7 @@ impl Look {
             workers,
             tasks: ctx.stores.upgrade_tasks.listed(&TASKS_BY_CLUSTER, &self.key()),
             health: self.health(ctx),
-            refused: None,
+            hindrance: None,
             now: ctx.clock.now_seconds(),
         }
     }

@@ -10,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 
 use kube::{Api, Resource as _, ResourceExt as _, api::PostParams};
 use refit_core::{
-    managed::{cluster::Decision, cluster::Write, cluster::decide},
+    managed::cluster::{Decision, Hindrance, Known, Write, decide},
     task::Refused,
     task::status::READY,
 };
@@ -25,22 +25,26 @@ use refit_kinds::{
 use refit_runtime::{
     ObjectKey, apply,
     events::{Announcement, EventType, reference},
+    lease,
     queue::Action as Next,
 };
 use serde_json::json;
 
 use self::look::Look;
 use crate::{
+    api_error::cause,
     context::Context,
     metrics::measured,
     owner::LiveOwner,
-    upgrade_task::{cluster::groups_of, hooks_reach, is_race, refused_by_api},
+    upgrade_task::{cluster::groups_of, hooks_reach},
 };
 
 /// How long the events of a change are collected before an upgrade is looked at.
 const COLLECT: Duration = Duration::from_secs(1);
 /// Requeue delay after a write conflict.
 const AFTER_CONFLICT: Duration = Duration::from_millis(500);
+/// How often an upgrade that has not ended is looked at, whatever wakes it.
+const LOOK: Duration = Duration::from_mins(5);
 /// Requeue delay after a write was refused.
 const AFTER_REFUSAL: Duration = Duration::from_secs(15);
 /// How many upgrades are worked on at once.
@@ -82,7 +86,7 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
     if decision.writes.iter().any(disturbs) {
         // The caches may show the Cluster as it was before an outage, and the request as it was before a change.
         if let Err(error) = look.read_live(ctx).await {
-            known.refused = Some(error.to_string());
+            known.hindrance = Some(Hindrance::Passing(error.to_string()));
         } else if let Some(live) = Look::read(ctx, key) {
             known = live.known(ctx);
         } else {
@@ -90,32 +94,59 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
         }
         decision = decide(&known);
     }
+    // Before its writes: what they begin is known after a crash, and a request that changed meanwhile begins nothing.
+    let Some(written) = write_status(ctx, &known.upgrade, &decision.status).await? else {
+        return Ok(Next::RequeueAfter(AFTER_CONFLICT));
+    };
     for write in &decision.writes {
-        match perform(ctx, &known.upgrade, write).await {
-            Ok(None) => {}
-            Ok(Some(refused)) => known.refused = Some(refused.message),
-            Err(error) if is_race(&error) => return Ok(Next::RequeueAfter(AFTER_CONFLICT)),
-            Err(error) => known.refused = Some(refused_by_api(error)?.message),
-        }
-    }
-    let is_refused = known.refused.is_some();
-    if is_refused {
+        let hindrance = match perform(ctx, &written, write).await {
+            Ok(None) => continue,
+            Ok(Some(hindrance)) => hindrance,
+            Err(error) => hindrance(error)?,
+        };
+        known = Known { upgrade: written, hindrance: Some(hindrance), ..known };
         decision = decide(&known);
+        write_status(ctx, &known.upgrade, &decision.status).await?;
+        return Ok(Next::RequeueAfter(AFTER_REFUSAL));
     }
-    let is_written = write_status(ctx, &known.upgrade, &decision.status).await?;
-    Ok(if !is_written {
-        Next::RequeueAfter(AFTER_CONFLICT)
-    } else if is_refused {
-        Next::RequeueAfter(AFTER_REFUSAL)
-    } else {
-        next_look(ctx, &decision)
-    })
+    if known.hindrance.is_some() {
+        return Ok(Next::RequeueAfter(AFTER_REFUSAL));
+    }
+    Ok(next_look(ctx, &decision))
 }
 
+/// What an error of the API means for an upgrade. One of a process that is not the leader is none.
+fn hindrance(error: anyhow::Error) -> anyhow::Result<Hindrance> {
+    match error.downcast_ref::<kube::Error>() {
+        Some(error) if lease::is_fenced(error) => {}
+        Some(error) => {
+            let message = cause(error);
+            let is_refused =
+                matches!(error, kube::Error::Api(status) if [403, 422].contains(&status.code));
+            return Ok(if is_refused {
+                Hindrance::Refused(message)
+            } else {
+                Hindrance::Passing(message)
+            });
+        }
+        None => {}
+    }
+    Err(error)
+}
+
+/// When an upgrade is looked at again, apart from changes. A clock may be stepped meanwhile.
 fn next_look(ctx: &Context, decision: &Decision) -> Next {
-    let Some(at) = decision.again else { return Next::Done };
-    let wait = at.duration_since(ctx.clock.now()).unsigned_abs();
-    if at > ctx.clock.now() { Next::RequeueAfter(wait) } else { Next::RequeueAfter(COLLECT) }
+    if decision.status.phase.has_ended() {
+        return Next::Done;
+    }
+    let now = ctx.clock.now();
+    let wait = decision.again.map(|at| Duration::try_from(at.duration_since(now)));
+    match wait {
+        Some(Ok(wait)) => Next::RequeueAfter(wait.min(LOOK)),
+        // It is due.
+        Some(Err(_)) => Next::RequeueAfter(COLLECT),
+        None => Next::RequeueAfter(LOOK),
+    }
 }
 
 /// Whether a write leads to Machines being updated.
@@ -130,14 +161,14 @@ async fn perform(
     ctx: &Context,
     upgrade: &ClusterUpgrade,
     write: &Write,
-) -> anyhow::Result<Option<Refused>> {
+) -> anyhow::Result<Option<Hindrance>> {
     match write {
         Write::Commence { task, version, via } => {
             let via = match via {
                 Some(via) => *via,
                 None => match reaching(ctx, upgrade).await? {
                     Ok(via) => via,
-                    Err(refused) => return Ok(Some(refused)),
+                    Err(refused) => return Ok(Some(Hindrance::Refused(refused.message))),
                 },
             };
             commence(ctx, upgrade, (task, version, via)).await
@@ -178,7 +209,7 @@ async fn commence(
     ctx: &Context,
     upgrade: &ClusterUpgrade,
     (name, version, via): (&str, &KubernetesVersion, Via),
-) -> anyhow::Result<Option<Refused>> {
+) -> anyhow::Result<Option<Hindrance>> {
     let spec = UpgradeTaskSpec {
         stage: Stage::Ongoing,
         cluster_ref: ClusterRef { name: upgrade.name_any() },
@@ -199,9 +230,9 @@ async fn commence(
         Ok(created) => ctx.stores.upgrade_tasks.insert(created),
         Err(kube::Error::Api(status)) if status.is_already_exists() => {
             // One of this upgrade is in the cache at the next look.
-            let message = format!("UpgradeTask {name} exists: delete it if it is of another owner");
-            let (reason, is_final) = ("NameTaken", true);
-            return Ok(Some(Refused { reason, message, is_final, is_to_be_replaced: false }));
+            let message =
+                format!("UpgradeTask {name} exists: delete it if it is not of this upgrade");
+            return Ok(Some(Hindrance::Passing(message)));
         }
         Err(error) => return Err(error.into()),
     }
@@ -213,26 +244,28 @@ fn tasks(ctx: &Context, upgrade: &ClusterUpgrade) -> Api<UpgradeTask> {
     Api::namespaced(ctx.client.clone(), &upgrade.namespace().unwrap_or_default())
 }
 
-/// Writes a changed status, and events for what has changed. Returns whether it was written.
+/// Writes a changed status, and events for what has changed. Returns the object then; `None` if it changed meanwhile, or is
+/// gone.
 async fn write_status(
     ctx: &Context,
-    upgrade: &ClusterUpgrade,
+    upgrade: &Arc<ClusterUpgrade>,
     next: &ClusterUpgradeStatus,
-) -> anyhow::Result<bool> {
+) -> anyhow::Result<Option<Arc<ClusterUpgrade>>> {
     let old = upgrade.status.clone().unwrap_or_default();
-    let Some(patch) = apply::merge_diff(&json!(old), &json!(next)) else { return Ok(true) };
-    let key = ObjectKey::of(upgrade);
+    let Some(patch) = apply::merge_diff(&json!(old), &json!(next)) else {
+        return Ok(Some(upgrade.clone()));
+    };
+    let key = ObjectKey::of(upgrade.as_ref());
     let api: Api<ClusterUpgrade> = Api::namespaced(ctx.client.clone(), &key.namespace);
     let version = upgrade.resource_version().unwrap_or_default();
     // Before the status: after a crash between the two, the events would be lost.
     announce(ctx, upgrade, &old, next).await;
     match apply::swap_status(&api, &key.name, &version, &patch).await {
         Ok(written) => {
-            ctx.stores.cluster_upgrades.insert(written);
-            Ok(true)
+            ctx.stores.cluster_upgrades.insert(written.clone());
+            Ok(Some(Arc::new(written)))
         }
-        Err(error) if apply::is_not_found(&error) => Ok(true),
-        Err(error) if apply::is_conflict(&error) => Ok(false),
+        Err(error) if apply::is_conflict(&error) || apply::is_not_found(&error) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }

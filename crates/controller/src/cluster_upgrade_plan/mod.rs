@@ -3,17 +3,22 @@
 //! Each reconcile reads the caches, calls `refit_core::managed::fleet`, shows the result, and then makes the requests. The
 //! Clusters are looked through only when a wave needs some.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use kube::{Api, ResourceExt as _};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::{Api, ResourceExt as _, api::PostParams};
 use refit_cluster_api::kinds::Cluster;
 use refit_core::{
-    managed::fleet::{Candidate, FleetSeen, Member, MemberState, decide_fleet, selects},
+    managed::fleet::{
+        Candidate, FleetDecision, FleetSeen, Member, MemberState, decide_fleet, selects,
+    },
     task::status::READY,
 };
 use refit_kinds::{
     conditions, keys,
-    refit::{ClusterUpgrade, ClusterUpgradePlan, ClusterUpgradePlanStatus, PlanPhase, Stage},
+    refit::{
+        ClusterUpgrade, ClusterUpgradePlan, ClusterUpgradePlanStatus, ClusterUpgradeSpec, PlanPhase,
+    },
 };
 use refit_runtime::{
     ObjectKey, apply,
@@ -23,14 +28,17 @@ use refit_runtime::{
 use serde_json::json;
 
 use crate::{
+    api_error::cause,
     cluster_upgrade::has_ended,
     context::Context,
     indexes::{TASKS_BY_CLUSTER, UPGRADES_BY_PLAN},
     metrics::measured,
 };
 
-/// Field manager of the ClusterUpgrades that a plan requests.
-const MANAGER: &str = "refit-plan";
+/// After how many requests a plan is read again.
+const READ_AGAIN_AFTER: usize = 20;
+/// How often a plan that has not ended is looked at, whatever wakes it.
+const LOOK: Duration = Duration::from_mins(5);
 /// How long the events of a change are collected before a plan is looked at.
 const COLLECT: Duration = Duration::from_secs(1);
 /// Requeue delay after a write conflict.
@@ -58,7 +66,8 @@ pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
 pub(crate) fn wake(ctx: &Context) {
     for plan in ctx.stores.cluster_upgrade_plans.list() {
         let phase = plan.status.as_ref().map(|status| status.phase).unwrap_or_default();
-        if phase != PlanPhase::Completed {
+        let has_failures = plan.status.as_ref().is_some_and(|status| status.counts.failed > 0);
+        if phase != PlanPhase::Completed || has_failures {
             ctx.queues.cluster_upgrade_plans.add_after(ObjectKey::of(plan.as_ref()), COLLECT);
         }
     }
@@ -66,64 +75,94 @@ pub(crate) fn wake(ctx: &Context) {
 
 async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
     let Some(plan) = ctx.stores.cluster_upgrade_plans.get(key) else { return Ok(Next::Done) };
-    let mut seen = FleetSeen {
-        members: members(ctx, &plan),
-        candidates: None,
-        now: ctx.clock.now_seconds(),
-        plan,
-    };
+    let mut seen = seen(ctx, plan);
     let mut decision = decide_fleet(&seen);
     if decision.needs_candidates {
         seen.candidates = Some(candidates(ctx, &seen.plan));
         decision = decide_fleet(&seen);
     }
-    if !write_status(ctx, &seen.plan, &decision.status).await? {
+    let Some(written) = write_status(ctx, &seen.plan, &decision.status).await? else {
         return Ok(Next::RequeueAfter(AFTER_CONFLICT));
+    };
+    if decision.requests.is_empty() {
+        return Ok(next_look(ctx, &decision));
     }
-    if !decision.requests.is_empty() {
-        // It may have been paused since it was cached.
-        let live = plans(ctx).get_opt(&key.name).await?;
-        let generation = live.and_then(|live| live.metadata.generation);
-        if generation != seen.plan.metadata.generation {
+    let wave = decision.status.waves.len().saturating_sub(1);
+    for (at, (namespace, name)) in decision.requests.iter().enumerate() {
+        if at % READ_AGAIN_AFTER == 0 && !is_unchanged(ctx, &written).await? {
             return Ok(Next::RequeueAfter(AFTER_CONFLICT));
         }
-        let wave = decision.status.waves.len().saturating_sub(1);
-        let mut are_made = true;
-        for (namespace, name) in &decision.requests {
-            let cluster = ObjectKey::new(namespace, name);
-            if let Err(error) = request(ctx, &seen.plan, &cluster, wave).await {
-                tracing::warn!(plan = key.name, %cluster, %error, "cannot request an upgrade");
-                are_made = false;
+        let cluster = ObjectKey::new(namespace, name);
+        match request(ctx, &written, &cluster, wave).await {
+            Ok(()) => {}
+            // An operator was faster.
+            Err(error) if apply::is_conflict(&error) => {}
+            Err(error) => {
+                let refused = Some(format!("ClusterUpgrade {cluster}: {}", cause(&error)));
+                let shown = FleetSeen { plan: written, refused, ..seen };
+                write_status(ctx, &shown.plan, &decide_fleet(&shown).status).await?;
+                return Ok(Next::RequeueAfter(AFTER_REFUSAL));
             }
         }
-        return Ok(Next::RequeueAfter(if are_made { COLLECT } else { AFTER_REFUSAL }));
     }
-    Ok(match decision.again {
-        Some(at) => Next::RequeueAfter(at.duration_since(ctx.clock.now()).unsigned_abs()),
-        None => Next::Done,
-    })
+    Ok(Next::RequeueAfter(COLLECT))
 }
 
-/// The Clusters that the plan has requested for its version.
-fn members(ctx: &Context, plan: &ClusterUpgradePlan) -> Vec<Member> {
-    let all = ctx.stores.cluster_upgrades.listed(&UPGRADES_BY_PLAN, &ObjectKey::of(plan));
-    let of_version = all.iter().filter(|upgrade| upgrade.spec.version == plan.spec.version);
-    let member = |upgrade: &Arc<ClusterUpgrade>| {
+/// When a plan is looked at again, apart from changes. A clock may be stepped meanwhile.
+fn next_look(ctx: &Context, decision: &FleetDecision) -> Next {
+    if decision.status.phase == PlanPhase::Completed {
+        return Next::Done;
+    }
+    let wait = decision.again.map(|at| Duration::try_from(at.duration_since(ctx.clock.now())));
+    match wait {
+        Some(Ok(wait)) => Next::RequeueAfter(wait.min(LOOK)),
+        // It is due.
+        Some(Err(_)) => Next::RequeueAfter(COLLECT),
+        None => Next::RequeueAfter(LOOK),
+    }
+}
+
+/// Whether a plan is still what it was: it may have been paused since it was cached.
+async fn is_unchanged(ctx: &Context, plan: &ClusterUpgradePlan) -> kube::Result<bool> {
+    let live = plans(ctx).get_opt(&plan.name_any()).await?;
+    Ok(live.is_some_and(|live| live.metadata.generation == plan.metadata.generation))
+}
+
+fn seen(ctx: &Context, plan: Arc<ClusterUpgradePlan>) -> FleetSeen {
+    let all = ctx.stores.cluster_upgrades.listed(&UPGRADES_BY_PLAN, &ObjectKey::of(plan.as_ref()));
+    let (of_version, others): (Vec<_>, Vec<_>) =
+        all.iter().partition(|upgrade| upgrade.spec.version == plan.spec.version);
+    let exists = |key: &ObjectKey| ctx.stores.clusters.get(key).is_some();
+    let member = |upgrade: &&Arc<ClusterUpgrade>| {
         let key = ObjectKey::of(upgrade.as_ref());
         let tasks = ctx.stores.upgrade_tasks.listed(&TASKS_BY_CLUSTER, &key);
+        exists(&key).then_some(())?;
         Some(Member {
             wave: upgrade.annotations().get(keys::WAVE)?.parse().ok()?,
             state: MemberState::of(upgrade, &tasks, ctx.clock.now_seconds()),
             cluster: (key.namespace, key.name),
         })
     };
-    of_version.filter_map(member).collect()
+    let is_under_way = |upgrade: &&&Arc<ClusterUpgrade>| {
+        !has_ended(upgrade) && exists(&ObjectKey::of(upgrade.as_ref()))
+    };
+    FleetSeen {
+        members: of_version.iter().copied().filter_map(|upgrade| member(&upgrade)).collect(),
+        others_under_way: others.iter().filter(is_under_way).count(),
+        refused: None,
+        candidates: None,
+        now: ctx.clock.now_seconds(),
+        plan,
+    }
 }
 
 /// The other Clusters that the plan selects, by namespace and name.
 fn candidates(ctx: &Context, plan: &ClusterUpgradePlan) -> Vec<Candidate> {
-    let is_member = |upgrade: &ClusterUpgrade| {
-        upgrade.labels().get(keys::PLAN) == Some(&plan.name_any())
+    // One that this plan, or another one, has requested for the version.
+    let is_requested = |upgrade: &ClusterUpgrade| {
+        let by = upgrade.labels().get(keys::PLAN);
+        let by = by.and_then(|by| ctx.stores.cluster_upgrade_plans.get(&ObjectKey::new("", by)));
+        by.is_some_and(|by| by.spec.version == plan.spec.version)
             && upgrade.annotations().contains_key(keys::WAVE)
             && upgrade.spec.version == plan.spec.version
     };
@@ -135,7 +174,7 @@ fn candidates(ctx: &Context, plan: &ClusterUpgradePlan) -> Vec<Candidate> {
         let is_candidate = selected
             && !is_deleting
             && ctx.opted_in(&key.namespace)
-            && !upgrade.as_deref().is_some_and(is_member);
+            && !upgrade.as_deref().is_some_and(is_requested);
         is_candidate.then(|| Candidate {
             is_busy: upgrade.is_some_and(|upgrade| !has_ended(&upgrade)),
             labels: cluster.labels().clone(),
@@ -148,7 +187,8 @@ fn candidates(ctx: &Context, plan: &ClusterUpgradePlan) -> Vec<Candidate> {
     found
 }
 
-/// Requests the upgrade of a Cluster, as a part of a wave.
+/// Requests the upgrade of a Cluster, as a part of a wave. The request replaces all of an earlier one, unless that was made
+/// meanwhile.
 async fn request(
     ctx: &Context,
     plan: &ClusterUpgradePlan,
@@ -156,37 +196,36 @@ async fn request(
     wave: usize,
 ) -> kube::Result<()> {
     let (spec, name) = (&plan.spec, plan.name_any());
-    let mut upgrade = json!({
-        "version": spec.version,
-        "stage": Stage::Ongoing,
-        "startWithinMinutes": spec.start_within_minutes,
-        "requestedBy": format!("ClusterUpgradePlan {name}"),
-    });
-    let optional = [
-        ("hops", spec.hops.as_ref().map(|hops| json!(hops))),
-        ("via", spec.via.map(|via| json!(via))),
-        (
-            "ignoredChecks",
-            Some(json!(spec.ignored_checks)).filter(|_| !spec.ignored_checks.is_empty()),
-        ),
-    ];
-    for (field, value) in optional {
-        if let Some(value) = value {
-            upgrade[field] = value;
-        }
-    }
-    let body = json!({
-        "apiVersion": "refit.dev/v1alpha1", "kind": "ClusterUpgrade",
-        "metadata": {
-            "name": cluster.name,
-            "labels": {keys::PLAN: name},
-            "annotations": {keys::WAVE: wave.to_string()},
-        },
-        "spec": upgrade,
-    });
     let api: Api<ClusterUpgrade> = Api::namespaced(ctx.client.clone(), &cluster.namespace);
-    let applied = apply::apply(&api, MANAGER, &cluster.name, &body).await?;
-    ctx.stores.cluster_upgrades.insert(applied);
+    let wanted = ClusterUpgradeSpec {
+        start_at: Some(Time(ctx.clock.now_seconds())),
+        start_within_minutes: spec.start_within_minutes,
+        hops: spec.hops.clone(),
+        via: spec.via,
+        ignored_checks: spec.ignored_checks.clone(),
+        requested_by: Some(format!("ClusterUpgradePlan {name}")),
+        ..ClusterUpgradeSpec::to(spec.version.clone())
+    };
+    let labels = BTreeMap::from([(keys::PLAN.to_owned(), name.clone())]);
+    let annotations = BTreeMap::from([(keys::WAVE.to_owned(), wave.to_string())]);
+    let requested = if let Some(known) = ctx.stores.cluster_upgrades.get(cluster) {
+        let spec = apply::merge_diff(&json!(known.spec), &json!(wanted));
+        let body = json!({
+            "metadata": {
+                "resourceVersion": known.resource_version(),
+                "labels": labels,
+                "annotations": annotations,
+            },
+            "spec": spec.unwrap_or_else(|| json!({})),
+        });
+        apply::merge(&api, &cluster.name, &body).await?
+    } else {
+        let mut upgrade = ClusterUpgrade::new(&cluster.name, wanted);
+        upgrade.metadata.labels = Some(labels);
+        upgrade.metadata.annotations = Some(annotations);
+        api.create(&PostParams::default(), &upgrade).await?
+    };
+    ctx.stores.cluster_upgrades.insert(requested);
     tracing::info!(plan = name, %cluster, wave, version = %spec.version, "requested an upgrade");
     Ok(())
 }
@@ -195,23 +234,26 @@ fn plans(ctx: &Context) -> Api<ClusterUpgradePlan> {
     Api::all(ctx.client.clone())
 }
 
-/// Writes a changed status, and an event if the plan shows another reason. Returns whether it was written.
+/// Writes a changed status, and an event if the plan shows another reason. Returns the object then; `None` if it changed
+/// meanwhile, or is gone.
 async fn write_status(
     ctx: &Context,
-    plan: &ClusterUpgradePlan,
+    plan: &Arc<ClusterUpgradePlan>,
     next: &ClusterUpgradePlanStatus,
-) -> anyhow::Result<bool> {
+) -> anyhow::Result<Option<Arc<ClusterUpgradePlan>>> {
     let old = plan.status.clone().unwrap_or_default();
-    let Some(patch) = apply::merge_diff(&json!(old), &json!(next)) else { return Ok(true) };
+    let Some(patch) = apply::merge_diff(&json!(old), &json!(next)) else {
+        return Ok(Some(plan.clone()));
+    };
     let (name, version) = (plan.name_any(), plan.resource_version().unwrap_or_default());
     // Before the status: after a crash between the two, the event would be lost.
     announce(ctx, plan, &old, next).await;
     match apply::swap_status(&plans(ctx), &name, &version, &patch).await {
         Ok(written) => {
-            ctx.stores.cluster_upgrade_plans.insert(written);
-            Ok(true)
+            ctx.stores.cluster_upgrade_plans.insert(written.clone());
+            Ok(Some(Arc::new(written)))
         }
-        Err(error) if apply::is_conflict(&error) || apply::is_not_found(&error) => Ok(false),
+        Err(error) if apply::is_conflict(&error) || apply::is_not_found(&error) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }

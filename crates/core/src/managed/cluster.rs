@@ -7,8 +7,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
     conditions,
     refit::{
-        ClusterUpgrade, ClusterUpgradeStatus, Owner, Stage, TaskPhase, UpgradePhase, UpgradeRecord,
-        UpgradeTask, UpgradeTaskStatus, Via,
+        ClusterUpgrade, ClusterUpgradeStatus, Owner, Stage, StepCondition, TaskPhase, UpgradePhase,
+        UpgradeRecord, UpgradeTask, UpgradeTaskStatus, Via,
     },
     version::KubernetesVersion,
 };
@@ -25,6 +25,9 @@ pub const HEALTHY: &str = "Healthy";
 /// The step after which an upgrade is finished, whatever the checks before it find.
 const COMMENCED: &str = "UpgradeCommenced";
 const WORKERS: &str = "WorkerNodesUpgraded";
+const HEALTHY_AFTER: &str = "ClusterHealthyAfterUpgrade";
+/// How long a Cluster may take to be healthy after its upgrade before the step shows an error.
+const RECOVERS_WITHIN: SignedDuration = SignedDuration::from_hours(1);
 
 /// The steps, in order. To add one, write its function and give it a name here (`docs/cluster-upgrades.md#steps`).
 const STEPS: &[Step<Known, Write>] = &[
@@ -33,7 +36,7 @@ const STEPS: &[Step<Known, Write>] = &[
     Step { name: COMMENCED, progress: commenced },
     Step { name: "ControlPlaneUpgraded", progress: control_plane_upgraded },
     Step { name: WORKERS, progress: workers_upgraded },
-    Step { name: "ClusterHealthyAfterUpgrade", progress: healthy_after },
+    Step { name: HEALTHY_AFTER, progress: healthy_after },
 ];
 
 /// Everything that a ClusterUpgrade is decided on.
@@ -51,13 +54,22 @@ pub struct Known {
     pub tasks: Vec<Arc<UpgradeTask>>,
     /// Whether the Cluster is healthy.
     pub health: Health,
-    /// Why the UpgradeTask could not be created.
-    pub refused: Option<String>,
+    /// Why the UpgradeTask could not be created, if it was tried.
+    pub hindrance: Option<Hindrance>,
     /// The time of the look.
     pub now: Timestamp,
 }
 
-/// A write for a ClusterUpgrade.
+/// Why a write could not be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hindrance {
+    /// A person has to end it.
+    Refused(String),
+    /// It may end by itself.
+    Passing(String),
+}
+
+/// A write for a ClusterUpgrade. The status is written before it: what was begun is known after a crash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {
     /// Create the UpgradeTask that upgrades the Cluster.
@@ -98,6 +110,9 @@ pub fn decide(known: &Known) -> Decision {
         if record.phase == UpgradePhase::Upgrading || record.complete_time == Some(Time(known.now))
         {
             known.note_task(record);
+            if let Some(Write::Commence { task, .. }) = writes.first() {
+                record.task = Some(task.clone());
+            }
         }
         if known.shows_health(record) {
             let (status, reason, message) = known.health.condition();
@@ -117,9 +132,27 @@ pub fn decide(known: &Known) -> Decision {
 }
 
 impl Known {
-    /// The version that is worked on.
+    /// The version that is worked on. Without a record, an unfinished task of this upgrade shows it.
     fn version(&self) -> &KubernetesVersion {
-        version_at_work(self.history(), &self.upgrade.spec.version)
+        let requested = &self.upgrade.spec.version;
+        let unfinished = || self.own_tasks().find(|task| !task.phase().has_ended());
+        let version = version_at_work(self.history(), requested, |record| {
+            was_commenced(record)
+                || self.own_tasks().any(|task| {
+                    !task.phase().has_ended() && task.spec.version.as_ref() == Some(&record.version)
+                })
+        });
+        if version == requested && self.recorded_of(version).is_none() {
+            return unfinished().and_then(|task| task.spec.version.as_ref()).unwrap_or(version);
+        }
+        version
+    }
+
+    /// The record of a version, while the upgrade to it is under way.
+    fn recorded_of(&self, version: &KubernetesVersion) -> Option<&UpgradeRecord> {
+        self.history()
+            .iter()
+            .find(|record| record.version == *version && record.phase == UpgradePhase::Upgrading)
     }
 
     fn history(&self) -> &[UpgradeRecord] {
@@ -140,6 +173,7 @@ impl Known {
             stops: spec.stage == Stage::Abort || self.upgrade.metadata.deletion_timestamp.is_some(),
             by: spec.requested_by.clone(),
             generation: self.upgrade.metadata.generation.unwrap_or_default(),
+            is_for_another: *self.version() != spec.version,
         }
     }
 
@@ -150,10 +184,10 @@ impl Known {
             is_current: self.is_current(),
             commenced: task.map(|task| begun(task).unwrap_or(self.now)).or_else(|| {
                 // Its task was deleted: it is made again.
-                let record = self.recorded()?;
-                record.task.as_ref().and(record.start_time.as_ref()).map(|time| time.0)
+                let record = self.recorded().filter(|record| was_commenced(record))?;
+                record.start_time.as_ref().map(|time| time.0)
             }),
-            ended: task.and_then(ended),
+            ended: self.ended(),
             invalid: self.invalid(),
             steps: STEPS,
             stop,
@@ -164,7 +198,46 @@ impl Known {
 
     /// The record, while the upgrade is under way.
     fn recorded(&self) -> Option<&UpgradeRecord> {
-        self.record().filter(|record| record.phase == UpgradePhase::Upgrading)
+        self.recorded_of(self.version())
+    }
+
+    /// How an upgrade has ended whose task was stopped or deleted by another client.
+    fn ended(&self) -> Option<Ended> {
+        let Some(task) = self.task() else {
+            let is_superseded =
+                self.recorded().is_some() && *self.version() != self.upgrade.spec.version;
+            return is_superseded.then(|| Ended {
+                reason: "Superseded",
+                message: "its UpgradeTask was deleted, and by now another version is requested"
+                    .to_owned(),
+            });
+        };
+        (task.phase() == TaskPhase::Aborted).then(|| Ended {
+            reason: "TaskAborted",
+            message: format!(
+                "{} was stopped by another client. Request the upgrade again to continue",
+                named(task)
+            ),
+        })
+    }
+
+    /// The name of the task to create: the recorded one, or a free one of this request.
+    fn task_name(&self) -> String {
+        if let Some(name) = self.recorded().and_then(|record| record.task.clone()) {
+            return name;
+        }
+        let metadata = &self.upgrade.metadata;
+        let cluster = metadata.name.as_deref().unwrap_or_default();
+        let version = self.version().to_string().replace('+', "-").to_lowercase();
+        let generation = metadata.generation.unwrap_or_default();
+        let end = format!("-{version}-{generation}");
+        // Names of its children are longer; a name is at most 253 characters.
+        let cluster: String = cluster.chars().take(150).collect();
+        let is_taken =
+            |name: &String| self.tasks.iter().any(|task| task.metadata.name.as_ref() == Some(name));
+        let first = format!("{cluster}{end}");
+        let mut others = (2..).map(|number: u32| format!("{cluster}{end}-{number}"));
+        if is_taken(&first) { others.find(|name| !is_taken(name)).unwrap_or(first) } else { first }
     }
 
     /// The tasks that this upgrade has made.
@@ -173,15 +246,16 @@ impl Known {
         self.tasks.iter().map(AsRef::as_ref).filter(move |task| is_controlled_by(task, uid))
     }
 
-    /// The task that does the upgrade: the one of the record, or one that has not ended, if the record was lost.
+    /// The task that does the upgrade: the one of the record, or one that has not ended, if that is not known.
     fn task(&self) -> Option<&UpgradeTask> {
         let recorded = self.recorded().and_then(|record| record.task.as_deref());
-        let mut of_version =
-            self.own_tasks().filter(|task| task.spec.version.as_ref() == Some(self.version()));
-        of_version.find(|task| match recorded {
-            Some(name) => task.metadata.name.as_deref() == Some(name),
-            None => !task.phase().has_ended(),
-        })
+        let of_version =
+            || self.own_tasks().filter(|task| task.spec.version.as_ref() == Some(self.version()));
+        let is_recorded =
+            |task: &&UpgradeTask| recorded.is_some() && task.metadata.name.as_deref() == recorded;
+        of_version()
+            .find(is_recorded)
+            .or_else(|| of_version().find(|task| !task.phase().has_ended()))
     }
 
     /// The parts of the task that are for workers.
@@ -265,6 +339,18 @@ impl Known {
     }
 }
 
+/// Whether the task of a record was seen.
+fn was_commenced(record: &UpgradeRecord) -> bool {
+    let is_after = |step: &StepCondition| {
+        STEPS
+            .iter()
+            .skip_while(|one| one.name != COMMENCED)
+            .skip(1)
+            .any(|one| one.name == step.type_)
+    };
+    record.task.is_some() && record.conditions.iter().any(is_after)
+}
+
 fn is_controlled_by(task: &UpgradeTask, uid: Option<&str>) -> bool {
     let mut owners = task.metadata.owner_references.iter().flatten();
     uid.is_some() && owners.any(|one| one.controller == Some(true) && Some(&*one.uid) == uid)
@@ -273,17 +359,6 @@ fn is_controlled_by(task: &UpgradeTask, uid: Option<&str>) -> bool {
 /// When a task was requested.
 fn begun(task: &UpgradeTask) -> Option<Timestamp> {
     task.metadata.creation_timestamp.as_ref().map(|time| time.0)
-}
-
-/// How an upgrade has ended whose task was stopped by another client.
-fn ended(task: &UpgradeTask) -> Option<Ended> {
-    (task.phase() == TaskPhase::Aborted).then(|| Ended {
-        reason: "TaskAborted",
-        message: format!(
-            "{} was stopped by another client. Request the upgrade again to continue",
-            named(task)
-        ),
-    })
 }
 
 fn named(task: &UpgradeTask) -> String {
@@ -315,17 +390,15 @@ fn commenced(known: &Known) -> Progress<Write> {
     if known.task().is_some() {
         return Progress::Done;
     }
-    if let Some(why) = &known.refused {
-        return Progress::Error(why.clone());
+    match &known.hindrance {
+        Some(Hindrance::Refused(why)) => return Progress::Error(why.clone()),
+        Some(Hindrance::Passing(why)) => return Progress::waits(why.clone()),
+        None => {}
     }
-    let ClusterUpgrade { metadata, spec, .. } = known.upgrade.as_ref();
-    let version = known.version().clone();
-    let cluster = metadata.name.as_deref().unwrap_or_default();
-    // Each request has a task of its own: that of an earlier one has ended.
-    let task = format!("{cluster}-{version}-{}", metadata.generation.unwrap_or_default());
-    let task = task.replace('+', "-");
+    let (task, version) = (known.task_name(), known.version().clone());
     let why = format!("UpgradeTask {task} is created");
-    Progress::NotYet { why, writes: vec![Write::Commence { task, version, via: spec.via }] }
+    let via = known.upgrade.spec.via;
+    Progress::NotYet { why, writes: vec![Write::Commence { task, version, via }] }
 }
 
 fn control_plane_upgraded(known: &Known) -> Progress<Write> {
@@ -351,7 +424,12 @@ fn of_task(known: &Known) -> Progress<Write> {
 }
 
 fn healthy_after(known: &Known) -> Progress<Write> {
-    known.health.problem().map_or(Progress::Done, Progress::waits)
+    let Some(why) = known.health.problem() else { return Progress::Done };
+    let steps = known.recorded().map_or(&[][..], |record| &record.conditions);
+    let began = steps.iter().find(|step| step.type_ == HEALTHY_AFTER).map(|step| step.start_time.0);
+    // By then it is not what the upgrade has shaken.
+    let is_late = began.is_some_and(|began| known.now.duration_since(began) >= RECOVERS_WITHIN);
+    if is_late { Progress::Error(why) } else { Progress::waits(why) }
 }
 
 /// Stops the task, and waits for its end.

@@ -27,7 +27,7 @@ fn known() -> Known {
         workers: vec![group("MachineDeployment", "md", "v1.35.0")],
         tasks: Vec::new(),
         health: Health::Known(Vec::new()),
-        refused: None,
+        hindrance: None,
         now: at(10),
     }
 }
@@ -180,6 +180,59 @@ fn a_cluster_upgrade_whose_task_was_deleted_makes_it_again() {
 }
 
 #[test]
+fn a_cluster_upgrade_whose_task_was_deleted_keeps_its_name_after_an_edit() {
+    let (known, _) = next(begun(), |_| {});
+    let (_, decision) = next(known, |known| {
+        known.tasks.clear();
+        Arc::make_mut(&mut known.upgrade).metadata.generation = Some(9);
+    });
+    let Write::Commence { task, .. } = &decision.writes[0] else { panic!("no task") };
+    assert_eq!(task, "edge-1-v1.36.0-1");
+}
+
+#[test]
+fn the_record_names_the_task_before_it_is_created() {
+    let (_, decision) = next(known(), |_| {});
+    assert!(matches!(&decision.writes[..], [Write::Commence { .. }]));
+    assert_eq!(decision.status.history[0].task.as_deref(), Some("edge-1-v1.36.0-1"));
+    assert_eq!(decision.status.phase, UpgradePhase::Upgrading);
+}
+
+#[test]
+fn another_version_replaces_an_upgrade_that_waits_and_comes_after_one_that_was_commenced() {
+    let newer = |known: &mut Known| {
+        let upgrade = Arc::make_mut(&mut known.upgrade);
+        upgrade.spec.version = "v1.36.1".parse().unwrap();
+        upgrade.metadata.generation = Some(2);
+    };
+    let sick = Health::Unknown("no answer".into());
+    let (waits, _) = next(known(), |known| known.health = sick);
+    let (_, replaced) = next(waits, newer);
+    let versions: Vec<String> =
+        replaced.status.history.iter().map(|record| record.version.to_string()).collect();
+    assert_eq!(versions, ["v1.36.1"]);
+    let (known, after) = next(begun(), newer);
+    assert_eq!(after.status.history[0].version.to_string(), "v1.36.0");
+    assert_eq!(after.status.history[0].generation, 1, "it is that of its own request");
+    let (_, superseded) = next(known, |known| known.tasks.clear());
+    assert_eq!(superseded.status.history[0].reason, "Superseded");
+}
+
+#[test]
+fn a_cluster_that_stays_unhealthy_after_its_upgrade_is_an_error() {
+    let sick = |known: &mut Known| {
+        known.control_plane = Some(group("KubeadmControlPlane", "edge-1", "v1.36.0"));
+        let name = "edge-1-v1.36.0-1";
+        known.tasks = vec![Arc::new(task(name, "upgrade", None, TaskPhase::Complete))];
+        known.health = Health::Unknown("no answer".into());
+    };
+    let (known, waits) = next(begun(), sick);
+    assert_eq!(step(&waits, "ClusterHealthyAfterUpgrade").0, "StepInProgress");
+    let (_, late) = next(known, |known| known.now = at(10_000));
+    assert_eq!(step(&late, "ClusterHealthyAfterUpgrade").0, "StepError");
+}
+
+#[test]
 fn a_cluster_upgrade_that_is_stopped_aborts_its_task_once() {
     let stop = |known: &mut Known| {
         Arc::make_mut(&mut known.upgrade).spec.stage = Stage::Abort;
@@ -200,8 +253,12 @@ fn a_cluster_upgrade_that_is_stopped_aborts_its_task_once() {
 
 #[test]
 fn a_write_that_was_refused_is_shown_by_its_step() {
-    let (_, decision) = next(known(), |known| known.refused = Some("forbidden".into()));
+    let (_, decision) =
+        next(known(), |known| known.hindrance = Some(Hindrance::Refused("forbidden".into())));
     assert_eq!(step(&decision, "UpgradeCommenced"), ("StepError", "forbidden"));
+    let passing = Hindrance::Passing("no answer".into());
+    let (_, decision) = next(self::known(), |known| known.hindrance = Some(passing));
+    assert_eq!(step(&decision, "UpgradeCommenced"), ("StepInProgress", "no answer"));
 }
 
 #[test]
@@ -226,7 +283,7 @@ fn a_scheduled_cluster_is_checked_when_it_is_requested_and_ahead_of_its_time() {
 fn a_requested_version_with_build_metadata_gives_a_valid_name() {
     let (_, decision) = next(known(), |known| {
         let spec = &mut Arc::make_mut(&mut known.upgrade).spec;
-        spec.version = "v1.36.0+vendor.1".parse().unwrap();
+        spec.version = "v1.36.0+Vendor.1".parse().unwrap();
     });
     let Write::Commence { task, .. } = &decision.writes[0] else { panic!("no task") };
     assert_eq!(task, "edge-1-v1.36.0-vendor.1-1");

@@ -27,6 +27,8 @@ pub struct Request {
     pub by: Option<String>,
     /// Generation of the object that requests it.
     pub generation: i64,
+    /// By now, another version is requested: this one is only finished.
+    pub is_for_another: bool,
 }
 
 /// An upgrade that a platform has found to have ended, other than by its last step.
@@ -85,13 +87,14 @@ pub struct Looked<W> {
     pub again: Option<Timestamp>,
 }
 
-/// The version that is worked on: the requested one, or one before that is under way, which is finished first.
+/// The version that is worked on: the requested one, or one before that was commenced, which is finished first.
 pub fn version_at_work<'a>(
     history: &'a [UpgradeRecord],
     requested: &'a KubernetesVersion,
+    was_commenced: impl Fn(&UpgradeRecord) -> bool,
 ) -> &'a KubernetesVersion {
-    let under_way = history.iter().find(|record| record.phase == UpgradePhase::Upgrading);
-    under_way.map_or(requested, |record| &record.version)
+    let mut under_way = history.iter().filter(|record| record.phase == UpgradePhase::Upgrading);
+    under_way.find(|record| was_commenced(record)).map_or(requested, |record| &record.version)
 }
 
 /// Decides what is next, from the history so far.
@@ -102,22 +105,23 @@ pub fn look<S, W>(
 ) -> Looked<W> {
     let known = history.iter().find(|record| record.version == request.version);
     let begins_again = |record: &UpgradeRecord| {
-        record.phase == UpgradePhase::Failed && record.generation < request.generation
+        let is_requested_again = record.generation < request.generation && !request.stops;
+        is_requested_again
+            && match record.phase {
+                UpgradePhase::New | UpgradePhase::Pending | UpgradePhase::Upgrading => false,
+                // It may have been given another version since.
+                UpgradePhase::Completed => !facts.is_current,
+                UpgradePhase::Failed => true,
+            }
     };
     let mut record = match known {
         Some(record) if !begins_again(record) => record.clone(),
-        Some(_) | None if request.stops && facts.commenced.is_none() => {
-            let message = "nothing was begun, and stage is Abort".to_owned();
-            let ready = not_ready("Cancelled", message);
-            return Looked { history: history.to_vec(), ready, writes: Vec::new(), again: None };
-        }
         Some(_) | None => first(history, request, facts),
     };
     let (ready, writes, again) = advance(&mut record, request, facts);
     // What has not begun is not what became of the cluster.
-    let others = history.iter().filter(|other| {
-        other.version != request.version && (other.start_time.is_some() || other.phase.has_ended())
-    });
+    let others =
+        history.iter().filter(|other| other.version != request.version && other.phase.has_ended());
     let history = [record].into_iter().chain(others.cloned()).take(MAX_HISTORY).collect();
     Looked { history, ready, writes, again }
 }
@@ -169,13 +173,30 @@ fn advance<S, W>(
     facts: &Facts<'_, S, W>,
 ) -> Next<W> {
     // What is being stopped is stopped first: a request that came meanwhile begins after that.
-    let is_for_this = !is_cancelling(record) || request.stops;
+    let is_for_this = (!is_cancelling(record) || request.stops) && !request.is_for_another;
     if !record.phase.has_ended() && is_for_this {
         record.generation = request.generation;
         record.requested_by.clone_from(&request.by);
     }
+    let has_commenced = facts.commenced.is_some();
     match record.phase {
+        // It was commenced, and the record of that was lost.
+        UpgradePhase::New | UpgradePhase::Pending if has_commenced => {
+            record.phase = UpgradePhase::Upgrading;
+            record.start_time = facts.commenced.map(Time);
+            upgrade(record, request, facts)
+        }
         UpgradePhase::New | UpgradePhase::Pending => wait_for_time(record, request, facts),
+        // It was put off while it waited.
+        UpgradePhase::Upgrading
+            if !has_commenced
+                && !is_cancelling(record)
+                && facts.now < begins_at(record, request) =>
+        {
+            (record.start_time, record.task) = (None, None);
+            record.conditions.clear();
+            wait_for_time(record, request, facts)
+        }
         UpgradePhase::Upgrading => upgrade(record, request, facts),
         UpgradePhase::Completed => (completed(record), Vec::new(), None),
         UpgradePhase::Failed => (failed(record), Vec::new(), None),

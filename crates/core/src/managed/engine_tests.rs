@@ -47,6 +47,7 @@ fn request() -> Request {
         stops: false,
         by: None,
         generation: 1,
+        is_for_another: false,
     }
 }
 
@@ -169,7 +170,7 @@ fn an_upgrade_that_has_not_begun_is_stopped_at_once() {
     let stopped = looked(SITE, 50, |request, _| request.stops = true);
     assert_eq!(shown(&stopped), (UpgradePhase::Failed, "Cancelled"));
     let never = look(&[], &Request { stops: true, ..request() }, &facts(&SITE, 0));
-    assert_eq!((never.history.len(), &*never.ready.reason), (0, "Cancelled"));
+    assert_eq!(shown(&never), (UpgradePhase::Failed, "Cancelled"), "it has ended, too");
 }
 
 #[test]
@@ -215,11 +216,58 @@ fn a_failed_upgrade_begins_again_only_when_it_is_requested_again() {
 }
 
 #[test]
-fn a_completed_upgrade_stays_completed() {
+fn a_completed_upgrade_stays_completed_while_the_cluster_has_its_version() {
     let done = looked(Site { first: Done::Yes, second: Done::Yes }, 100, |_, _| {}).history;
-    let later = look(&done, &Request { generation: 5, ..request() }, &facts(&SITE, 300));
-    assert_eq!(shown(&later), (UpgradePhase::Completed, "Completed"));
-    assert_eq!(later.history, done);
+    let later = Request { generation: 5, ..request() };
+    let same = look(&done, &later, &Facts { is_current: true, ..facts(&SITE, 300) });
+    assert_eq!(shown(&same), (UpgradePhase::Completed, "Completed"));
+    assert_eq!(same.history, done);
+    let unasked = look(&done, &request(), &facts(&SITE, 150));
+    assert_eq!(shown(&unasked), (UpgradePhase::Completed, "Completed"));
+    let other = look(&done, &later, &facts(&SITE, 150));
+    assert_eq!(shown(&other), (UpgradePhase::Upgrading, "StepInProgress"), "it has another one");
+}
+
+#[test]
+fn an_upgrade_that_was_commenced_before_its_record_was_written_is_under_way() {
+    let waiting = looked(SITE, 99, |_, _| {}).history;
+    let commenced = |minute| Facts { commenced: Some(at(100)), ..facts(&SITE, minute) };
+    for minute in [101, 9999] {
+        let seen = look(&waiting, &request(), &commenced(minute));
+        assert_eq!(shown(&seen), (UpgradePhase::Upgrading, "StepInProgress"));
+        assert_eq!(seen.history[0].start_time, Some(Time(at(100))));
+    }
+    let stops = Request { stops: true, generation: 2, ..request() };
+    let stopping = look(&waiting, &stops, &commenced(101));
+    assert_eq!(
+        (shown(&stopping), &*stopping.writes),
+        ((UpgradePhase::Upgrading, "Cancelling"), &["stop"][..])
+    );
+}
+
+#[test]
+fn an_upgrade_that_waits_can_be_put_off() {
+    let waits = looked(SITE, 100, |_, _| {}).history;
+    let later = Request { start_at: Some(at(500)), generation: 2, ..request() };
+    let put_off = look(&waits, &later, &facts(&SITE, 110));
+    assert_eq!(shown(&put_off), (UpgradePhase::Pending, "Scheduled"));
+    assert_eq!((put_off.again, &*put_off.writes), (Some(at(500)), &[][..]));
+    assert_eq!(put_off.history[0].start_time, None);
+    let commenced = Facts { commenced: Some(at(100)), ..facts(&SITE, 110) };
+    let goes_on = look(&waits, &later, &commenced);
+    assert_eq!(goes_on.history[0].phase, UpgradePhase::Upgrading, "what was commenced is finished");
+}
+
+#[test]
+fn a_record_of_another_version_keeps_who_has_requested_it() {
+    let begun = looked(SITE, 100, |request, _| request.by = Some("jane".into())).history;
+    let other =
+        Request { by: Some("joe".into()), generation: 7, is_for_another: true, ..request() };
+    let seen = look(&begun, &other, &Facts { commenced: Some(at(100)), ..facts(&SITE, 105) });
+    assert_eq!(
+        (seen.history[0].requested_by.as_deref(), seen.history[0].generation),
+        (Some("jane"), 1)
+    );
 }
 
 #[test]
@@ -233,9 +281,10 @@ fn an_upgrade_under_way_without_a_record_continues() {
 fn another_version_comes_after_the_one_under_way_and_replaces_one_that_waits() {
     let under_way = looked(SITE, 100, |_, _| {}).history;
     let newer = version("v1.37.0");
-    assert_eq!(*version_at_work(&under_way, &newer), version("v1.36.0"));
+    assert_eq!(*version_at_work(&under_way, &newer, |_| true), version("v1.36.0"));
+    assert_eq!(*version_at_work(&under_way, &newer, |_| false), newer, "it changes nothing yet");
     let waiting = looked(SITE, 50, |_, _| {}).history;
-    assert_eq!(*version_at_work(&waiting, &newer), newer);
+    assert_eq!(*version_at_work(&waiting, &newer, |_| true), newer);
     let next = look(&waiting, &Request { version: newer, ..request() }, &facts(&SITE, 60));
     assert_eq!(next.history.len(), 1, "what has not begun is not remembered");
     let done = looked(Site { first: Done::Yes, second: Done::Yes }, 100, |_, _| {}).history;
@@ -264,12 +313,15 @@ proptest! {
     #[test]
     fn an_upgrade_begins_in_time_ends_once_and_rests(
         looks in prop::collection::vec((0_i64..400, done(), done(), any::<bool>(), 0_u8..20), 1..20),
+        is_lost in prop::collection::vec(prop::bool::weighted(0.2), 20),
     ) {
         let mut minutes: Vec<i64> = looks.iter().map(|look| look.0).collect();
         minutes.sort_unstable();
         let mut history: Vec<UpgradeRecord> = Vec::new();
         let mut commenced = None;
-        for (minute, (_, first, second, is_invalid, rare)) in minutes.into_iter().zip(looks) {
+        for ((minute, (_, first, second, is_invalid, rare)), is_lost) in
+            minutes.into_iter().zip(looks).zip(is_lost)
+        {
             let site = Site { first, second };
             let request = Request { stops: rare == 0, ..request() };
             let facts = Facts {
@@ -277,6 +329,7 @@ proptest! {
                 invalid: is_invalid.then(|| ("Bad", "no".to_owned())),
                 ..facts(&site, minute)
             };
+            let was_commenced = commenced.is_some();
             let had_ended = history.first().is_some_and(|record| record.phase.has_ended());
             let seen = look(&history, &request, &facts);
             prop_assert!(seen.history.len() <= 1);
@@ -293,7 +346,13 @@ proptest! {
             if seen.writes.contains(&"first") {
                 commenced = Some(at(minute));
             }
-            history = seen.history;
+            let phase = seen.history[0].phase;
+            prop_assert!(!was_commenced || had_ended || phase != UpgradePhase::Pending);
+            let late = seen.history[0].reason == "NotBegunInTime";
+            prop_assert!(!(was_commenced && late), "what was commenced is not called unbegun");
+            if !is_lost {
+                history = seen.history;
+            }
         }
     }
 }

@@ -18,8 +18,8 @@ pub const DEFAULT_START_WITHIN_MINUTES: i32 = 120;
 pub const DEFAULT_CHECK_AHEAD_MINUTES: i32 = 120;
 /// How many characters `requestedBy` and `reason` have at most.
 pub const MAX_REQUEST_TEXT: usize = 256;
-/// More than a month ahead or late is a mistake.
-const MAX_MINUTES: i32 = 44_640;
+/// How many minutes ahead or late may be set: more than a month is a mistake.
+pub const MAX_MINUTES: i32 = 44_640;
 
 /// The upgrade of a whole Cluster: its control plane, then its workers, in place. It has the name of the Cluster, so there is
 /// one for each; another version replaces the one before, and the history names both.
@@ -112,6 +112,7 @@ pub struct ClusterUpgradeSpec {
     Deserialize,
     JsonSchema,
     strum::Display,
+    strum::EnumString,
     strum::IntoStaticStr,
     strum::VariantArray,
 )]
@@ -128,7 +129,7 @@ pub enum ClusterCheck {
     Cordons,
 }
 
-fn default_start_within() -> i32 {
+pub(super) fn default_start_within() -> i32 {
     DEFAULT_START_WITHIN_MINUTES
 }
 

@@ -5,7 +5,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ClusterCheck, Via};
+use super::{ClusterCheck, MAX_MINUTES, Via, default_start_within};
 use crate::version::KubernetesVersion;
 
 /// How many waves a plan may have.
@@ -14,7 +14,6 @@ pub const MAX_WAVES: usize = 32;
 pub const MAX_NAMED_CLUSTERS: usize = 50;
 /// How many namespaces a plan may list.
 const MAX_NAMESPACES: usize = 1000;
-const DEFAULT_START_WITHIN_MINUTES: i32 = 120;
 const DEFAULT_AT_ONCE: i32 = 10;
 const DEFAULT_STOP_AFTER_FAILURES: i32 = 1;
 const DEFAULT_SAME_CAUSE_STOPS: i32 = 3;
@@ -31,6 +30,7 @@ const DEFAULT_SAME_CAUSE_STOPS: i32 = 3;
     shortname = "cup",
     category = "refit",
     status = "ClusterUpgradePlanStatus",
+    validation = Rule::new("self.metadata.name.size() <= 63").message("the name is a label of the ClusterUpgrades: at most 63 characters"),
     derive = "PartialEq",
     printcolumn(name = "Version", type_ = "string", json_path = ".spec.version"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
@@ -47,6 +47,7 @@ const DEFAULT_SAME_CAUSE_STOPS: i32 = 3;
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = ("!has(self.hops) || self.hops.all(hop, hop != self.version)", "hops are the versions on the way to version"))]
 pub struct ClusterUpgradePlanSpec {
     /// The Kubernetes version of the Clusters. Another version begins with the first wave again.
     pub version: KubernetesVersion,
@@ -86,7 +87,7 @@ pub struct ClusterUpgradePlanSpec {
     pub failures_since: Option<Time>,
     /// `startWithinMinutes` of the ClusterUpgrades.
     #[serde(default = "default_start_within")]
-    #[schemars(range(min = 0, max = 44_640))]
+    #[schemars(range(min = 0, max = MAX_MINUTES))]
     pub start_within_minutes: i32,
     /// `hops` of the ClusterUpgrades.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -100,10 +101,6 @@ pub struct ClusterUpgradePlanSpec {
     #[schemars(length(max = 8))]
     #[schemars(extend("x-kubernetes-list-type" = "set"))]
     pub ignored_checks: Vec<ClusterCheck>,
-}
-
-fn default_start_within() -> i32 {
-    DEFAULT_START_WITHIN_MINUTES
 }
 
 fn default_at_once() -> i32 {
@@ -139,7 +136,7 @@ pub struct Wave {
     pub cluster_selector: Option<LabelSelector>,
     /// For how long all of its Clusters must have been upgraded before the next wave begins, in minutes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 44_640))]
+    #[schemars(range(min = 0, max = MAX_MINUTES))]
     pub soak_minutes: Option<i32>,
 }
 

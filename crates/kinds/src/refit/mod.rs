@@ -18,6 +18,7 @@ mod updater;
 mod upgrade_task;
 mod windows;
 
+use cluster_upgrade::default_start_within;
 pub use cluster_upgrade::*;
 pub use cluster_upgrade_plan::*;
 pub use goal::*;

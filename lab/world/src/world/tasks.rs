@@ -1,5 +1,6 @@
 //! UpgradeTasks via Machines, as the simulated user creates them.
 
+use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{
     json::{self, name, namespace, text},
     refit,
@@ -40,6 +41,8 @@ impl World {
     pub async fn upgrade_cluster(&self, version: &str) -> Result<(), DirectError> {
         let existing = self.cluster_upgrades();
         let api = Direct::new(self.management().clone(), USER);
+        let start_at = self.now() + SignedDuration::from_secs(30);
+        let start_at = Timestamp::from_second(start_at.as_second()).unwrap_or(start_at);
         for plane in owners(self) {
             let (name, namespace) = (name(&plane), namespace(&plane));
             let is_worker = !text(&plane, "/spec/clusterName").is_empty();
@@ -51,7 +54,7 @@ impl World {
                 "apiVersion": "refit.dev/v1alpha1",
                 "kind": "ClusterUpgrade",
                 "metadata": {"name": name, "namespace": namespace},
-                "spec": {"version": version},
+                "spec": {"version": version, "startAt": start_at.to_string()},
             });
             match api.send(Call::create(path, upgrade)).await {
                 // It was created since the look.

@@ -33,6 +33,7 @@ const TASKS_EXTERNAL_BINDING: &str =
     include_str!("../../../../deploy/tasks-external/role_binding.yaml");
 const TASKS_WORKLOAD_ROLE: &str = include_str!("../../../../deploy/tasks/workload_role.yaml");
 const NEXT: &str = "v1.35.1";
+const FURTHER: &str = "v1.35.2";
 /// The name in the certificate of Secret refit-hook-client.
 const HOOK_CLIENT: &str = "refit-hook-client";
 
@@ -110,6 +111,11 @@ fn an_upgrade_task_uses_exactly_its_rights() {
         world.pass(Duration::from_mins(10)).await;
         plan(&world, NEXT, None).await;
         upgraded(&world, NEXT).await;
+        world.pass(Duration::from_mins(10)).await;
+        let plans: Api<ClusterUpgradePlan> = Api::all(world.client(TEST).unwrap());
+        let further = json!({"spec": {"version": FURTHER}});
+        plans.patch("fleet", &PatchParams::default(), &Patch::Merge(&further)).await.unwrap();
+        upgraded(&world, FURTHER).await;
         world.pass(Duration::from_mins(10)).await;
         assert!(world.cluster_upgrades_are_complete(), "{:?}", world.cluster_upgrades());
         assert_same_machines(&before, &who(&world).await);

@@ -77,11 +77,13 @@ impl MemberState {
         }
     }
 
-    /// When it ended.
+    /// When it ended. One that does not go on keeps no other Cluster waiting: it counts as failed until it does.
     pub(super) fn ended(&self) -> Option<Timestamp> {
         match self {
-            Self::Waiting | Self::Upgrading | Self::Stuck { .. } => None,
-            Self::Failed { at, .. } | Self::Completed { at } => Some(*at),
+            Self::Waiting | Self::Upgrading => None,
+            Self::Stuck { since: at, .. } | Self::Failed { at, .. } | Self::Completed { at } => {
+                Some(*at)
+            }
         }
     }
 

@@ -14,7 +14,7 @@ use kube::core::{Selector, SelectorExt as _};
 use refit_kinds::{
     conditions,
     refit::{
-        ClusterCounts, ClusterUpgradePlan, ClusterUpgradePlanStatus, MAX_NAMED_CLUSTERS,
+        ClusterCounts, ClusterUpgradePlan, ClusterUpgradePlanStatus, MAX_NAMED_CLUSTERS, MAX_WAVES,
         NamedCluster, PlanPhase, Wave, WaveStatus,
     },
 };
@@ -43,6 +43,10 @@ pub struct FleetSeen {
     pub plan: Arc<ClusterUpgradePlan>,
     /// The Clusters that it has requested for its version.
     pub members: Vec<Member>,
+    /// How many Clusters it has requested for another version, whose upgrade has not ended.
+    pub others_under_way: usize,
+    /// Why a Cluster could not be requested, if it was tried.
+    pub refused: Option<String>,
     /// The other Clusters that may be upgraded, by namespace and name; `None` if they were not looked for.
     pub candidates: Option<Vec<Candidate>>,
     /// The time of the look.
@@ -202,8 +206,13 @@ impl Step<'_> {
         }
         // Each turn begins a wave, of which there are only so many.
         loop {
-            if let Some(shown) = self.present_wave()? {
-                return Ok(shown);
+            if let Some((phase, reason, message)) = self.present_wave()? {
+                return Ok(match &self.seen.refused {
+                    Some(why) => {
+                        (phase, "Refused", format!("{message}. A request was refused: {why}"))
+                    }
+                    None => (phase, reason, message),
+                });
             }
             if !self.begin_wave()? {
                 return Ok(self.completed());
@@ -215,6 +224,7 @@ impl Step<'_> {
         let ClusterCounts { completed, failed, .. } = self.status.counts;
         let version = &self.seen.plan.spec.version;
         let message = match failed {
+            0 if completed == 1 => format!("1 Cluster is upgraded to {version}"),
             0 => format!("{completed} Clusters are upgraded to {version}"),
             _ => {
                 format!("{completed} Clusters are upgraded to {version}, and {failed} have failed")
@@ -330,7 +340,7 @@ impl Step<'_> {
     fn room(&self) -> usize {
         let under_way = self.seen.members.iter().filter(|member| member.state.ended().is_none());
         let limit = usize::try_from(self.seen.plan.spec.clusters_at_once).unwrap_or_default();
-        limit.saturating_sub(under_way.count())
+        limit.saturating_sub(under_way.count() + self.seen.others_under_way)
     }
 
     /// Requests Clusters for a wave; returns how many could be in it, and have an upgrade of their own.
@@ -362,7 +372,7 @@ impl Step<'_> {
         let at = self.status.waves.len();
         let planned = waves.get(at);
         let fitting = self.fitting(planned)?.len();
-        if planned.is_none() && (fitting == 0 || at > waves.len()) {
+        if planned.is_none() && fitting == 0 || at > MAX_WAVES {
             return Ok(false);
         }
         let left = self.seen.candidates.as_ref().map_or(0, Vec::len);

@@ -29,6 +29,7 @@ struct Fleet {
     clusters: Vec<(String, bool)>,
     members: Vec<Member>,
     busy: Vec<String>,
+    others_under_way: usize,
     now: i64,
 }
 
@@ -36,7 +37,14 @@ impl Fleet {
     /// Clusters `c0` to `cN`, of which the last one is a canary.
     fn new(spec: serde_json::Value, count: usize) -> Self {
         let clusters = (0..count).map(|at| (format!("c{at}"), at + 1 == count)).collect();
-        Self { plan: plan(spec), clusters, members: Vec::new(), busy: Vec::new(), now: 0 }
+        Self {
+            plan: plan(spec),
+            clusters,
+            members: Vec::new(),
+            busy: Vec::new(),
+            others_under_way: 0,
+            now: 0,
+        }
     }
 
     fn seen(&self) -> FleetSeen {
@@ -53,6 +61,8 @@ impl Fleet {
         FleetSeen {
             plan: Arc::new(self.plan.clone()),
             members: self.members.clone(),
+            others_under_way: self.others_under_way,
+            refused: None,
             candidates: Some(candidates.collect()),
             now: at(self.now),
         }
@@ -148,6 +158,47 @@ fn no_more_clusters_are_upgraded_at_once_than_may_be() {
     assert!(fleet.look().requests.is_empty());
     fleet.end("c1", MemberState::Completed { at: at(5) });
     assert_eq!(names(&fleet.look()), ["c2"]);
+}
+
+#[test]
+fn clusters_that_go_to_another_version_count_as_upgraded_at_once() {
+    let mut fleet = Fleet::new(json!({"clustersAtOnce": 2}), 3);
+    fleet.others_under_way = 1;
+    assert_eq!(names(&fleet.look()), ["c0"]);
+}
+
+#[test]
+fn a_cluster_that_does_not_go_on_keeps_no_other_one_waiting() {
+    let spec =
+        json!({"clustersAtOnce": 1, "stopAfterFailures": 2, "waves": [{"name": "a", "count": 1}]});
+    let mut fleet = Fleet::new(spec, 2);
+    fleet.look();
+    fleet.end("c0", MemberState::Stuck { cause: "HostLost".into(), since: at(1) });
+    let next = fleet.look();
+    assert_eq!((names(&next), next.status.waves.len()), (vec!["c1"], 2));
+    fleet.end("c0", MemberState::Upgrading);
+    assert!(fleet.look().requests.is_empty());
+}
+
+#[test]
+fn a_request_that_is_refused_is_shown() {
+    let fleet = Fleet::new(json!({}), 2);
+    let refused = Some("forbidden".to_owned());
+    let shown = decide_fleet(&FleetSeen { refused, ..fleet.seen() });
+    assert_eq!(ready(&shown), "Refused");
+}
+
+#[test]
+fn waves_that_are_removed_midway_leave_no_cluster_out() {
+    let mut fleet = Fleet::new(three_waves(), 9);
+    fleet.look();
+    fleet.complete_all();
+    fleet.now = 100;
+    fleet.look();
+    fleet.complete_all();
+    fleet.plan.spec.waves.clear();
+    let rest = fleet.look();
+    assert_eq!((rest.requests.len(), &*rest.status.wave), (5, "rest (3 of 3)"));
 }
 
 #[test]
