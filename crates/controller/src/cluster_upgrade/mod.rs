@@ -115,7 +115,7 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
     Ok(next_look(ctx, &decision))
 }
 
-/// What an error of the API means for an upgrade. One of a process that is not the leader is none.
+/// What an error of the API means for an upgrade. Nothing, if this process is not the leader any more.
 fn hindrance(error: anyhow::Error) -> anyhow::Result<Hindrance> {
     match error.downcast_ref::<kube::Error>() {
         Some(error) if lease::is_fenced(error) => {}

@@ -312,7 +312,7 @@ impl Known {
         spec.start_at.as_ref()?.0.checked_sub(lead).ok()
     }
 
-    /// Whether the health of the Cluster says something about its upgrade: not while machines are worked on.
+    /// Whether the health of the Cluster means something for its upgrade: not while machines are worked on.
     fn shows_health(&self, record: &UpgradeRecord) -> bool {
         let just_ended = record.complete_time == Some(Time(self.now));
         match record.phase {

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A platform whose only step is done when its number says so.
+/// A platform with two steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Site {
     first: Done,
@@ -120,7 +120,7 @@ fn an_upgrade_that_did_not_begin_in_time_has_failed() {
 }
 
 #[test]
-fn what_is_invalid_does_not_begin_and_shows_why() {
+fn an_upgrade_that_is_invalid_does_not_begin_and_shows_why() {
     for minute in [50, 150] {
         let bad = looked(SITE, minute, |_, facts| {
             facts.invalid = Some(("VersionNotReachable", "it cannot go back".into()));

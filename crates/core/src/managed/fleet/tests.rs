@@ -23,7 +23,7 @@ fn three_waves() -> serde_json::Value {
     ]})
 }
 
-/// A fleet whose clusters are upgraded as they are told to.
+/// A fleet whose clusters are upgraded as a test requests.
 struct Fleet {
     plan: ClusterUpgradePlan,
     clusters: Vec<(String, bool)>,
