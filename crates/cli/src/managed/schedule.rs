@@ -11,12 +11,15 @@ use kube::{
     Api, ResourceExt as _,
     api::{Patch, PatchParams, PostParams},
 };
-use refit_core::windows::{OpenTime, Schedule};
+use refit_core::{
+    managed::cluster::was_commenced,
+    windows::{OpenTime, Schedule},
+};
 use refit_kinds::{
     keys,
     refit::{
         ClusterCheck, ClusterUpgrade, ClusterUpgradeSpec, DEFAULT_START_WITHIN_MINUTES,
-        MAX_MINUTES, MAX_REQUEST_TEXT, UpdateGroup, UpgradePhase, Windows,
+        MAX_MINUTES, MAX_REQUEST_TEXT, UpdateGroup, UpgradePhase, UpgradeRecord, Windows,
     },
     version::KubernetesVersion,
 };
@@ -231,6 +234,7 @@ async fn request(
         };
         match written {
             Err(error) if is_conflict(&error) => {}
+            Err(kube::Error::Api(status)) if status.is_already_exists() => {}
             Err(error) => {
                 return Err(cluster.explain(error, &attempt_on::<ClusterUpgrade>(verb, name)));
             }
@@ -282,8 +286,9 @@ fn show(
 /// The version that a cluster is being upgraded to.
 fn under_way(upgrade: Option<&ClusterUpgrade>) -> Option<KubernetesVersion> {
     let history = &upgrade?.status.as_ref()?.history;
-    let record = history.iter().find(|record| record.phase == UpgradePhase::Upgrading)?;
-    Some(record.version.clone())
+    let is_commenced =
+        |record: &&UpgradeRecord| record.phase == UpgradePhase::Upgrading && was_commenced(record);
+    history.iter().find(is_commenced).map(|record| record.version.clone())
 }
 
 #[cfg(test)]

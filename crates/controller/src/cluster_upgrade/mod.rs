@@ -75,7 +75,10 @@ pub(crate) fn wake(ctx: &Context, cluster: &ObjectKey) {
 /// Whether nothing but another request makes a difference.
 pub(crate) fn has_ended(upgrade: &ClusterUpgrade) -> bool {
     upgrade.status.as_ref().is_some_and(|status| {
-        status.phase.has_ended() && status.observed_generation == upgrade.metadata.generation
+        let newest = status.history.first();
+        status.phase.has_ended()
+            && status.observed_generation == upgrade.metadata.generation
+            && newest.is_some_and(|record| record.version == upgrade.spec.version)
     })
 }
 
@@ -92,6 +95,10 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
         } else {
             return Ok(Next::Done);
         }
+        decision = decide(&known);
+    }
+    if let Some(hindrance) = resolve(ctx, &known.upgrade, &mut decision.writes).await? {
+        known.hindrance = Some(hindrance);
         decision = decide(&known);
     }
     // Before its writes: what they begin is known after a crash, and a request that changed meanwhile begins nothing.
@@ -112,7 +119,24 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
     if known.hindrance.is_some() {
         return Ok(Next::RequeueAfter(AFTER_REFUSAL));
     }
-    Ok(next_look(ctx, &decision))
+    Ok(next_look(ctx, &written, &decision))
+}
+
+/// Chooses who works through the Machines, where the request leaves that open.
+async fn resolve(
+    ctx: &Context,
+    upgrade: &ClusterUpgrade,
+    writes: &mut [Write],
+) -> anyhow::Result<Option<Hindrance>> {
+    for write in writes {
+        let Write::Commence { via: via @ None, .. } = write else { continue };
+        match reaching(ctx, upgrade).await {
+            Ok(Ok(reaching)) => *via = Some(reaching),
+            Ok(Err(refused)) => return Ok(Some(Hindrance::Refused(refused.message))),
+            Err(error) => return hindrance(error).map(Some),
+        }
+    }
+    Ok(None)
 }
 
 /// What an error of the API means for an upgrade. Nothing, if this process is not the leader any more.
@@ -135,9 +159,12 @@ fn hindrance(error: anyhow::Error) -> anyhow::Result<Hindrance> {
 }
 
 /// When an upgrade is looked at again, apart from changes. A clock may be stepped meanwhile.
-fn next_look(ctx: &Context, decision: &Decision) -> Next {
+fn next_look(ctx: &Context, upgrade: &ClusterUpgrade, decision: &Decision) -> Next {
     if decision.status.phase.has_ended() {
-        return Next::Done;
+        // Another version may have waited for its end.
+        let newest = decision.status.history.first().map(|record| &record.version);
+        let is_last = newest == Some(&upgrade.spec.version);
+        return if is_last { Next::Done } else { Next::RequeueAfter(COLLECT) };
     }
     let now = ctx.clock.now();
     let wait = decision.again.map(|at| Duration::try_from(at.duration_since(now)));
@@ -164,14 +191,7 @@ async fn perform(
 ) -> anyhow::Result<Option<Hindrance>> {
     match write {
         Write::Commence { task, version, via } => {
-            let via = match via {
-                Some(via) => *via,
-                None => match reaching(ctx, upgrade).await? {
-                    Ok(via) => via,
-                    Err(refused) => return Ok(Some(Hindrance::Refused(refused.message))),
-                },
-            };
-            commence(ctx, upgrade, (task, version, via)).await
+            commence(ctx, upgrade, (task, version, via.unwrap_or(Via::Machines))).await
         }
         Write::Abort(task) => {
             let body = json!({"spec": {"stage": Stage::Abort}});

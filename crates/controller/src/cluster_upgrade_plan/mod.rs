@@ -23,6 +23,7 @@ use refit_kinds::{
 use refit_runtime::{
     ObjectKey, apply,
     events::{Announcement, EventType, reference},
+    lease,
     queue::Action as Next,
 };
 use serde_json::json;
@@ -66,8 +67,8 @@ pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
 pub(crate) fn wake(ctx: &Context) {
     for plan in ctx.stores.cluster_upgrade_plans.list() {
         let phase = plan.status.as_ref().map(|status| status.phase).unwrap_or_default();
-        let has_failures = plan.status.as_ref().is_some_and(|status| status.counts.failed > 0);
-        if phase != PlanPhase::Completed || has_failures {
+        let counts = plan.status.as_ref().map(|status| status.counts).unwrap_or_default();
+        if phase != PlanPhase::Completed || counts.completed < counts.requested {
             ctx.queues.cluster_upgrade_plans.add_after(ObjectKey::of(plan.as_ref()), COLLECT);
         }
     }
@@ -76,9 +77,11 @@ pub(crate) fn wake(ctx: &Context) {
 async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
     let Some(plan) = ctx.stores.cluster_upgrade_plans.get(key) else { return Ok(Next::Done) };
     let mut seen = seen(ctx, plan);
+    let mut known = BTreeMap::new();
     let mut decision = decide_fleet(&seen);
     if decision.needs_candidates {
-        seen.candidates = Some(candidates(ctx, &seen.plan));
+        let (found, upgrades) = candidates(ctx, &seen.plan);
+        (seen.candidates, known) = (Some(found), upgrades);
         decision = decide_fleet(&seen);
     }
     let Some(written) = write_status(ctx, &seen.plan, &decision.status).await? else {
@@ -88,24 +91,33 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
         return Ok(next_look(ctx, &decision));
     }
     let wave = decision.status.waves.len().saturating_sub(1);
+    let mut refused = None;
     for (at, (namespace, name)) in decision.requests.iter().enumerate() {
         if at % READ_AGAIN_AFTER == 0 && !is_unchanged(ctx, &written).await? {
             return Ok(Next::RequeueAfter(AFTER_CONFLICT));
         }
         let cluster = ObjectKey::new(namespace, name);
-        match request(ctx, &written, &cluster, wave).await {
+        match request(ctx, &written, (&cluster, known.get(&cluster)), wave).await {
             Ok(()) => {}
             // An operator was faster.
-            Err(error) if apply::is_conflict(&error) => {}
+            Err(error) if apply::is_conflict(&error) || is_there(&error) => {}
+            Err(error) if lease::is_fenced(&error) => return Err(error.into()),
             Err(error) => {
-                let refused = Some(format!("ClusterUpgrade {cluster}: {}", cause(&error)));
-                let shown = FleetSeen { plan: written, refused, ..seen };
-                write_status(ctx, &shown.plan, &decide_fleet(&shown).status).await?;
-                return Ok(Next::RequeueAfter(AFTER_REFUSAL));
+                let why = format!("ClusterUpgrade {cluster}: {}", cause(&error));
+                refused.get_or_insert(why);
             }
         }
     }
-    Ok(Next::RequeueAfter(COLLECT))
+    let is_refused = refused.is_some();
+    if refused != seen.refused {
+        let shown = FleetSeen { plan: written, refused, ..seen };
+        write_status(ctx, &shown.plan, &decide_fleet(&shown).status).await?;
+    }
+    Ok(Next::RequeueAfter(if is_refused { AFTER_REFUSAL } else { COLLECT }))
+}
+
+fn is_there(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.is_already_exists())
 }
 
 /// When a plan is looked at again, apart from changes. A clock may be stepped meanwhile.
@@ -144,20 +156,26 @@ fn seen(ctx: &Context, plan: Arc<ClusterUpgradePlan>) -> FleetSeen {
         })
     };
     let is_under_way = |upgrade: &&&Arc<ClusterUpgrade>| {
-        !has_ended(upgrade) && exists(&ObjectKey::of(upgrade.as_ref()))
+        member(upgrade).is_some_and(|member| member.state.ended().is_none())
     };
     FleetSeen {
         members: of_version.iter().copied().filter_map(|upgrade| member(&upgrade)).collect(),
         others_under_way: others.iter().filter(is_under_way).count(),
-        refused: None,
+        refused: plan
+            .status
+            .as_ref()
+            .map(|status| status.refused.clone())
+            .filter(|why| !why.is_empty()),
         candidates: None,
         now: ctx.clock.now_seconds(),
         plan,
     }
 }
 
-/// The other Clusters that the plan selects, by namespace and name.
-fn candidates(ctx: &Context, plan: &ClusterUpgradePlan) -> Vec<Candidate> {
+type Upgrades = BTreeMap<ObjectKey, Arc<ClusterUpgrade>>;
+
+/// The other Clusters that the plan selects, by namespace and name, and their ClusterUpgrades.
+fn candidates(ctx: &Context, plan: &ClusterUpgradePlan) -> (Vec<Candidate>, Upgrades) {
     // One that this plan, or another one, has requested for the version.
     let is_requested = |upgrade: &ClusterUpgrade| {
         let by = upgrade.labels().get(keys::PLAN);
@@ -166,7 +184,8 @@ fn candidates(ctx: &Context, plan: &ClusterUpgradePlan) -> Vec<Candidate> {
             && upgrade.annotations().contains_key(keys::WAVE)
             && upgrade.spec.version == plan.spec.version
     };
-    let candidate = |cluster: &Arc<Cluster>| {
+    let mut upgrades = BTreeMap::new();
+    let mut candidate = |cluster: &Arc<Cluster>| {
         let key = ObjectKey::of(cluster.as_ref());
         let selected = selects(plan, &key.namespace, cluster.labels()).unwrap_or_default();
         let is_deleting = cluster.metadata.deletion_timestamp.is_some();
@@ -175,16 +194,16 @@ fn candidates(ctx: &Context, plan: &ClusterUpgradePlan) -> Vec<Candidate> {
             && !is_deleting
             && ctx.opted_in(&key.namespace)
             && !upgrade.as_deref().is_some_and(is_requested);
-        is_candidate.then(|| Candidate {
-            is_busy: upgrade.is_some_and(|upgrade| !has_ended(&upgrade)),
-            labels: cluster.labels().clone(),
-            cluster: (key.namespace, key.name),
-        })
+        is_candidate.then_some(())?;
+        let is_busy = upgrade.as_ref().is_some_and(|upgrade| !has_ended(upgrade));
+        upgrades.extend(upgrade.map(|upgrade| (key.clone(), upgrade)));
+        let (labels, cluster) = (cluster.labels().clone(), (key.namespace, key.name));
+        Some(Candidate { is_busy, labels, cluster })
     };
     let mut found: Vec<Candidate> =
-        ctx.stores.clusters.list().iter().filter_map(candidate).collect();
+        ctx.stores.clusters.list().iter().filter_map(&mut candidate).collect();
     found.sort_by(|a, b| a.cluster.cmp(&b.cluster));
-    found
+    (found, upgrades)
 }
 
 /// Requests the upgrade of a Cluster, as a part of a wave. The request replaces all of an earlier one, unless that was made
@@ -192,7 +211,7 @@ fn candidates(ctx: &Context, plan: &ClusterUpgradePlan) -> Vec<Candidate> {
 async fn request(
     ctx: &Context,
     plan: &ClusterUpgradePlan,
-    cluster: &ObjectKey,
+    (cluster, known): (&ObjectKey, Option<&Arc<ClusterUpgrade>>),
     wave: usize,
 ) -> kube::Result<()> {
     let (spec, name) = (&plan.spec, plan.name_any());
@@ -208,7 +227,7 @@ async fn request(
     };
     let labels = BTreeMap::from([(keys::PLAN.to_owned(), name.clone())]);
     let annotations = BTreeMap::from([(keys::WAVE.to_owned(), wave.to_string())]);
-    let requested = if let Some(known) = ctx.stores.cluster_upgrades.get(cluster) {
+    let requested = if let Some(known) = known {
         let spec = apply::merge_diff(&json!(known.spec), &json!(wanted));
         let body = json!({
             "metadata": {

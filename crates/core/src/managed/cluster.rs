@@ -16,7 +16,7 @@ use refit_kinds::{
 use super::{
     engine::{Ended, Facts, Looked, Request, look, version_at_work},
     health::Health,
-    steps::{Progress, Step},
+    steps::{ERROR, Progress, Step},
 };
 use crate::task::{GroupVersion, Obstacle, status::READY, unreachable};
 
@@ -182,6 +182,8 @@ impl Known {
         Facts {
             current: self.control_plane.as_ref().map(|group| group.version.clone()),
             is_current: self.is_current(),
+            lacks_version: self.control_plane.is_some() && !self.has_version(),
+            is_stopping: task.is_some_and(|task| task.spec.stage == Stage::Abort),
             commenced: task.map(|task| begun(task).unwrap_or(self.now)).or_else(|| {
                 // Its task was deleted: it is made again.
                 let record = self.recorded().filter(|record| was_commenced(record))?;
@@ -277,10 +279,15 @@ impl Known {
         self.control_plane.iter().chain(&self.workers).cloned().collect()
     }
 
+    /// Whether every known group has the version.
+    fn has_version(&self) -> bool {
+        self.groups().iter().all(|group| group.version == *self.version())
+    }
+
     /// Whether every group has the version, and no task is under way.
     fn is_current(&self) -> bool {
         self.control_plane.is_some()
-            && self.groups().iter().all(|group| group.version == *self.version())
+            && self.has_version()
             && self.tasks.iter().all(|task| task.phase().has_ended())
     }
 
@@ -340,7 +347,7 @@ impl Known {
 }
 
 /// Whether the task of a record was seen.
-fn was_commenced(record: &UpgradeRecord) -> bool {
+pub fn was_commenced(record: &UpgradeRecord) -> bool {
     let is_after = |step: &StepCondition| {
         STEPS
             .iter()
@@ -391,14 +398,22 @@ fn commenced(known: &Known) -> Progress<Write> {
         return Progress::Done;
     }
     match &known.hindrance {
-        Some(Hindrance::Refused(why)) => return Progress::Error(why.clone()),
+        Some(Hindrance::Refused(why)) => return Progress::error(why.clone()),
         Some(Hindrance::Passing(why)) => return Progress::waits(why.clone()),
         None => {}
     }
     let (task, version) = (known.task_name(), known.version().clone());
-    let why = format!("UpgradeTask {task} is created");
+    let created = format!("UpgradeTask {task} is created");
     let via = known.upgrade.spec.via;
-    Progress::NotYet { why, writes: vec![Write::Commence { task, version, via }] }
+    let writes = vec![Write::Commence { task, version, via }];
+    // What the last try has shown stays until one succeeds: otherwise each of them would write the status twice.
+    let before = known.recorded().filter(|record| record.task.is_some());
+    let before = before.into_iter().flat_map(|record| &record.conditions);
+    match before.into_iter().find(|step| step.type_ == COMMENCED && step.status != "True") {
+        Some(step) if step.reason == ERROR => Progress::Error { why: step.message.clone(), writes },
+        Some(step) => Progress::NotYet { why: step.message.clone(), writes },
+        None => Progress::NotYet { why: created, writes },
+    }
 }
 
 fn control_plane_upgraded(known: &Known) -> Progress<Write> {
@@ -416,7 +431,7 @@ fn of_task(known: &Known) -> Progress<Write> {
     let Some(task) = known.task() else { return Progress::waits("the UpgradeTask is not known") };
     match task.phase() {
         TaskPhase::Complete => Progress::Done,
-        TaskPhase::Failed => Progress::Error(shown(task)),
+        TaskPhase::Failed => Progress::error(shown(task)),
         TaskPhase::Pending | TaskPhase::Ongoing | TaskPhase::Aborted => {
             Progress::waits(shown(task))
         }
@@ -429,7 +444,7 @@ fn healthy_after(known: &Known) -> Progress<Write> {
     let began = steps.iter().find(|step| step.type_ == HEALTHY_AFTER).map(|step| step.start_time.0);
     // By then it is not what the upgrade has shaken.
     let is_late = began.is_some_and(|began| known.now.duration_since(began) >= RECOVERS_WITHIN);
-    if is_late { Progress::Error(why) } else { Progress::waits(why) }
+    if is_late { Progress::error(why) } else { Progress::waits(why) }
 }
 
 /// Stops the task, and waits for its end.

@@ -262,6 +262,20 @@ fn a_write_that_was_refused_is_shown_by_its_step() {
 }
 
 #[test]
+fn a_write_that_is_refused_again_changes_nothing() {
+    for hindrance in [Hindrance::Refused("forbidden".into()), Hindrance::Passing("late".into())] {
+        let (known, _) = next(known(), |_| {});
+        let failed = hindrance.clone();
+        let (known, shown) = next(known, |known| known.hindrance = Some(failed));
+        let (known, again) = next(known, |known| known.hindrance = None);
+        assert_eq!(again.writes.len(), 1, "it is tried again");
+        assert_eq!(again.status, shown.status);
+        let (_, still) = next(known, |known| known.hindrance = Some(hindrance));
+        assert_eq!(still.status, shown.status);
+    }
+}
+
+#[test]
 fn a_scheduled_cluster_is_checked_when_it_is_requested_and_ahead_of_its_time() {
     let shown = |decision: &Decision| {
         conditions::get(&decision.status.conditions, HEALTHY).unwrap().status.clone()

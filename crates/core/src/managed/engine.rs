@@ -47,6 +47,10 @@ pub struct Facts<'a, S, W> {
     pub current: Option<KubernetesVersion>,
     /// Whether all of the cluster has the requested version, and nothing is under way.
     pub is_current: bool,
+    /// Whether a part of the cluster is known to have another version.
+    pub lacks_version: bool,
+    /// Whether it was commenced, and its end was requested.
+    pub is_stopping: bool,
     /// When the upgrade was commenced, if it was: from then on it is finished.
     pub commenced: Option<Timestamp>,
     /// Why it has ended.
@@ -110,11 +114,15 @@ pub fn look<S, W>(
             && match record.phase {
                 UpgradePhase::New | UpgradePhase::Pending | UpgradePhase::Upgrading => false,
                 // It may have been given another version since.
-                UpgradePhase::Completed => !facts.is_current,
+                UpgradePhase::Completed => facts.lacks_version,
                 UpgradePhase::Failed => true,
             }
     };
     let mut record = match known {
+        Some(record) if record.phase == UpgradePhase::Completed && !begins_again(record) => {
+            // This request was for what the cluster has: later changes of the cluster are not for it.
+            UpgradeRecord { generation: request.generation, ..record.clone() }
+        }
         Some(record) if !begins_again(record) => record.clone(),
         Some(_) | None => first(history, request, facts),
     };
@@ -173,7 +181,8 @@ fn advance<S, W>(
     facts: &Facts<'_, S, W>,
 ) -> Next<W> {
     // What is being stopped is stopped first: a request that came meanwhile begins after that.
-    let is_for_this = (!is_cancelling(record) || request.stops) && !request.is_for_another;
+    let is_ending = is_cancelling(record) || facts.is_stopping;
+    let is_for_this = (!is_ending || request.stops) && !request.is_for_another;
     if !record.phase.has_ended() && is_for_this {
         record.generation = request.generation;
         record.requested_by.clone_from(&request.by);
@@ -249,8 +258,9 @@ fn upgrade<S, W>(
             Progress::Done => {
                 fail(record, "Cancelled", "it was stopped on request".to_owned(), facts.now)
             }
-            Progress::NotYet { why, writes } => (cancelling(record, why), writes, None),
-            Progress::Error(why) => (cancelling(record, why), Vec::new(), None),
+            Progress::NotYet { why, writes } | Progress::Error { why, writes } => {
+                (cancelling(record, why), writes, None)
+            }
         };
     }
     if let Some(Ended { reason, message }) = &facts.ended {

@@ -20,7 +20,7 @@ fn progress(done: Done, write: &'static str) -> Progress<&'static str> {
     match done {
         Done::Yes => Progress::Done,
         Done::No => Progress::NotYet { why: "it waits".into(), writes: vec![write] },
-        Done::Error => Progress::Error("it is refused".into()),
+        Done::Error => Progress::error("it is refused"),
     }
 }
 
@@ -55,6 +55,8 @@ fn facts(site: &Site, minute: i64) -> Facts<'_, Site, &'static str> {
     Facts {
         current: Some(version("v1.35.0")),
         is_current: false,
+        lacks_version: true,
+        is_stopping: false,
         commenced: None,
         ended: None,
         invalid: None,
@@ -204,6 +206,20 @@ fn an_upgrade_that_is_requested_again_while_it_is_stopped_begins_after_that() {
 }
 
 #[test]
+fn an_upgrade_that_is_requested_while_another_client_stops_it_begins_after_that() {
+    let begun = looked(SITE, 100, |_, _| {}).history;
+    let again = Request { generation: 2, start_at: None, ..request() };
+    let stopping = Facts { commenced: Some(at(100)), is_stopping: true, ..facts(&SITE, 101) };
+    let before = look(&begun, &again, &stopping).history;
+    let ended = Some(Ended { reason: "TaskAborted", message: "it was stopped".into() });
+    let stopped = Facts { ended, ..Facts { now: at(102), ..stopping } };
+    let failed = look(&before, &again, &stopped);
+    assert_eq!(shown(&failed), (UpgradePhase::Failed, "TaskAborted"));
+    let next = look(&failed.history, &again, &facts(&SITE, 103));
+    assert_eq!(shown(&next), (UpgradePhase::Upgrading, "StepInProgress"));
+}
+
+#[test]
 fn a_failed_upgrade_begins_again_only_when_it_is_requested_again() {
     let failed = looked(SITE, 220, |_, _| {}).history;
     let same = look(&failed, &request(), &facts(&SITE, 300));
@@ -219,9 +235,15 @@ fn a_failed_upgrade_begins_again_only_when_it_is_requested_again() {
 fn a_completed_upgrade_stays_completed_while_the_cluster_has_its_version() {
     let done = looked(Site { first: Done::Yes, second: Done::Yes }, 100, |_, _| {}).history;
     let later = Request { generation: 5, ..request() };
-    let same = look(&done, &later, &Facts { is_current: true, ..facts(&SITE, 300) });
+    let has_it = |minute| Facts { is_current: true, lacks_version: false, ..facts(&SITE, minute) };
+    let same = look(&done, &later, &has_it(300));
     assert_eq!(shown(&same), (UpgradePhase::Completed, "Completed"));
-    assert_eq!(same.history, done);
+    let changed = look(&same.history, &later, &facts(&SITE, 150));
+    assert_eq!(
+        shown(&changed),
+        (UpgradePhase::Completed, "Completed"),
+        "nothing was requested since"
+    );
     let unasked = look(&done, &request(), &facts(&SITE, 150));
     assert_eq!(shown(&unasked), (UpgradePhase::Completed, "Completed"));
     let other = look(&done, &later, &facts(&SITE, 150));
@@ -318,12 +340,13 @@ proptest! {
         let mut minutes: Vec<i64> = looks.iter().map(|look| look.0).collect();
         minutes.sort_unstable();
         let mut history: Vec<UpgradeRecord> = Vec::new();
-        let mut commenced = None;
+        let (mut commenced, mut generation) = (None, 1);
         for ((minute, (_, first, second, is_invalid, rare)), is_lost) in
             minutes.into_iter().zip(looks).zip(is_lost)
         {
             let site = Site { first, second };
-            let request = Request { stops: rare == 0, ..request() };
+            generation += i64::from(rare == 1);
+            let request = Request { stops: rare == 0, generation, ..request() };
             let facts = Facts {
                 commenced,
                 invalid: is_invalid.then(|| ("Bad", "no".to_owned())),
@@ -336,18 +359,21 @@ proptest! {
             let begins = !seen.writes.is_empty() && commenced.is_none();
             prop_assert!(!begins || (100..220).contains(&minute), "it begins in its time");
             prop_assert!(!begins || !request.stops, "what is stopped does not begin");
-            if had_ended {
-                prop_assert_eq!(&seen.history, &history, "the end stays");
+            if had_ended && history[0].generation == generation {
+                prop_assert_eq!(&seen.history[0].phase, &history[0].phase, "the end stays");
                 prop_assert!(seen.writes.is_empty() && seen.again.is_none());
             }
             prop_assert!(seen.again.is_none_or(|again| again > at(minute)), "it does not spin");
-            let again = look(&seen.history, &request, &facts);
-            prop_assert_eq!(&again.history, &seen.history, "the same look changes nothing");
+            // A request that came while the upgrade was stopped begins at the next look.
+            if seen.history[0].generation == generation {
+                let again = look(&seen.history, &request, &facts);
+                prop_assert_eq!(&again.history, &seen.history, "the same look changes nothing");
+            }
             if seen.writes.contains(&"first") {
                 commenced = Some(at(minute));
             }
             let phase = seen.history[0].phase;
-            prop_assert!(!was_commenced || had_ended || phase != UpgradePhase::Pending);
+            prop_assert!(!was_commenced || phase != UpgradePhase::Pending);
             let late = seen.history[0].reason == "NotBegunInTime";
             prop_assert!(!(was_commenced && late), "what was commenced is not called unbegun");
             if !is_lost {

@@ -28,13 +28,23 @@ pub enum Progress<W> {
         writes: Vec<W>,
     },
     /// It cannot be done at the moment, and is tried again.
-    Error(String),
+    Error {
+        /// Why, as a sentence.
+        why: String,
+        /// What is to be written now.
+        writes: Vec<W>,
+    },
 }
 
 impl<W> Progress<W> {
     /// A step that only waits.
     pub fn waits(why: impl Into<String>) -> Self {
         Self::NotYet { why: why.into(), writes: Vec::new() }
+    }
+
+    /// A step that cannot be done.
+    pub fn error(why: impl Into<String>) -> Self {
+        Self::Error { why: why.into(), writes: Vec::new() }
     }
 }
 
@@ -77,7 +87,7 @@ pub(super) fn work<S, W>(
                 continue;
             }
             Progress::NotYet { why, writes } => (IN_PROGRESS, why, writes),
-            Progress::Error(why) => (ERROR, why, Vec::new()),
+            Progress::Error { why, writes } => (ERROR, why, writes),
         };
         waits(record, step.name, (reason, &why), now);
         return Worked::At { reason, message: format!("{}: {why}", step.name), writes };

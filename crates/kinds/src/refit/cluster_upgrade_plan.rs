@@ -237,6 +237,9 @@ pub struct ClusterUpgradePlanStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_NAMED_CLUSTERS))]
     pub clusters: Vec<NamedCluster>,
+    /// Why a request was refused by the API server, while it is repeated.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub refused: String,
     /// Conditions, keyed by type: `Ready`, whether every Cluster has the version.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]

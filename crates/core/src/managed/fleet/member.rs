@@ -78,7 +78,7 @@ impl MemberState {
     }
 
     /// When it ended. One that does not go on keeps no other Cluster waiting: it counts as failed until it does.
-    pub(super) fn ended(&self) -> Option<Timestamp> {
+    pub fn ended(&self) -> Option<Timestamp> {
         match self {
             Self::Waiting | Self::Upgrading => None,
             Self::Stuck { since: at, .. } | Self::Failed { at, .. } | Self::Completed { at } => {
@@ -108,6 +108,7 @@ fn stuck(record: &UpgradeRecord, tasks: &[Arc<UpgradeTask>], now: Timestamp) -> 
     let cause = newest
         .map(|failure| failure.reason.clone())
         .or_else(|| step.map(|step| step.type_.clone()));
-    let at = newest.and_then(|failure| failure.at.clone()).or_else(|| record.start_time.clone());
+    let at = newest.and_then(|failure| failure.at.clone());
+    let at = at.or_else(|| step.map(|step| step.start_time.clone()));
     MemberState::Stuck { cause: cause.unwrap_or_default(), since: at.map_or(now, |at| at.0) }
 }

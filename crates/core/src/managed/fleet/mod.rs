@@ -45,7 +45,7 @@ pub struct FleetSeen {
     pub members: Vec<Member>,
     /// How many Clusters it has requested for another version, whose upgrade has not ended.
     pub others_under_way: usize,
-    /// Why a Cluster could not be requested, if it was tried.
+    /// Why a Cluster could not be requested when that was last tried.
     pub refused: Option<String>,
     /// The other Clusters that may be upgraded, by namespace and name; `None` if they were not looked for.
     pub candidates: Option<Vec<Candidate>>,
@@ -114,7 +114,8 @@ pub fn decide_fleet(seen: &FleetSeen) -> FleetDecision {
     let needs_candidates = shown.is_err();
     if let Ok((phase, reason, message)) = shown {
         next.phase = phase;
-        let is_ready = phase == PlanPhase::Completed && next.counts.failed == 0;
+        let ClusterCounts { requested, completed, .. } = next.counts;
+        let is_ready = phase == PlanPhase::Completed && completed == requested;
         let status = if is_ready { "True" } else { "False" };
         let what = (READY, status, reason, &*message);
         conditions::set(&mut next.conditions, seen.now, next.observed_generation, what);
@@ -206,18 +207,21 @@ impl Step<'_> {
         }
         // Each turn begins a wave, of which there are only so many.
         loop {
-            if let Some((phase, reason, message)) = self.present_wave()? {
-                return Ok(match &self.seen.refused {
-                    Some(why) => {
-                        (phase, "Refused", format!("{message}. A request was refused: {why}"))
-                    }
-                    None => (phase, reason, message),
-                });
+            if let Some(shown) = self.present_wave()? {
+                return Ok(self.with_refusal(shown));
             }
             if !self.begin_wave()? {
                 return Ok(self.completed());
             }
         }
+    }
+
+    /// What has been refused is shown as long as it is requested again.
+    fn with_refusal(&mut self, (phase, reason, message): Shown) -> Shown {
+        let refused = self.seen.refused.as_ref().filter(|_| !self.requests.is_empty());
+        let Some(why) = refused else { return (phase, reason, message) };
+        self.status.refused.clone_from(why);
+        (phase, "Refused", format!("{message}. A request was refused: {why}"))
     }
 
     fn completed(&self) -> Shown {
@@ -281,6 +285,11 @@ impl Step<'_> {
     /// Fills the wave that was begun last, waits for its end, and for its soak; `None` if the next one may begin.
     fn present_wave(&mut self) -> Result<Option<Shown>, NeedsCandidates> {
         let Some(at) = self.status.waves.len().checked_sub(1) else { return Ok(None) };
+        let goes_on = |member: &Member| member.wave == at && member.state.ended().is_none();
+        if self.seen.members.iter().any(goes_on) {
+            // A Cluster that did not go on does so again.
+            self.status.waves[at].ended = None;
+        }
         let wave = self.status.waves[at].clone();
         if wave.ended.is_none() {
             let members: Vec<&Member> =

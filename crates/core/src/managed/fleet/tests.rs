@@ -181,11 +181,35 @@ fn a_cluster_that_does_not_go_on_keeps_no_other_one_waiting() {
 }
 
 #[test]
-fn a_request_that_is_refused_is_shown() {
-    let fleet = Fleet::new(json!({}), 2);
-    let refused = Some("forbidden".to_owned());
-    let shown = decide_fleet(&FleetSeen { refused, ..fleet.seen() });
-    assert_eq!(ready(&shown), "Refused");
+fn a_request_that_is_refused_is_shown_until_it_is_not() {
+    let mut fleet = Fleet::new(json!({}), 2);
+    let refused = || Some("forbidden".to_owned());
+    let first = decide_fleet(&fleet.seen());
+    fleet.plan.status = Some(first.status);
+    let shown = decide_fleet(&FleetSeen { refused: refused(), ..fleet.seen() });
+    assert_eq!((ready(&shown), &*shown.status.refused), ("Refused", "forbidden"));
+    fleet.plan.status = Some(shown.status.clone());
+    let again = decide_fleet(&FleetSeen { refused: refused(), ..fleet.seen() });
+    assert_eq!((again.requests.len(), &again.status), (2, &shown.status), "nothing is written");
+    fleet.look();
+    let done = decide_fleet(&FleetSeen { refused: refused(), ..fleet.seen() });
+    assert_eq!((ready(&done), &*done.status.refused), ("Progressing", ""));
+}
+
+#[test]
+fn a_wave_whose_cluster_goes_on_again_has_not_ended() {
+    let spec =
+        json!({"stopAfterFailures": 2, "waves": [{"name": "a", "count": 1, "soakMinutes": 60}]});
+    let mut fleet = Fleet::new(spec, 2);
+    fleet.look();
+    fleet.end("c0", MemberState::Stuck { cause: "HostLost".into(), since: at(1) });
+    assert_eq!(ready(&fleet.look()), "Soaking");
+    fleet.end("c0", MemberState::Upgrading);
+    fleet.now = 100;
+    let waits = fleet.look();
+    assert_eq!((ready(&waits), waits.status.waves[0].ended.is_none()), ("Progressing", true));
+    fleet.complete_all();
+    assert_eq!(ready(&fleet.look()), "Soaking", "from its end on");
 }
 
 #[test]
