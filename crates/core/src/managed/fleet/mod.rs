@@ -11,6 +11,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
 use kube::core::{Selector, SelectorExt as _};
+use refit_cluster_api::IntOrPercent;
 use refit_kinds::{
     conditions,
     refit::{
@@ -390,7 +391,7 @@ impl Step<'_> {
         let size = match planned.map(|wave| (wave.count, wave.percent)) {
             Some((Some(count), _)) => number(count.into()),
             Some((None, Some(percent))) => {
-                number(i64::from(percent).saturating_mul(total).saturating_add(99) / 100)
+                number(IntOrPercent::Percent(percent.into()).rounded_up(total))
             }
             Some((None, None)) | None => fitting,
         };
