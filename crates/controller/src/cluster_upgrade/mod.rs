@@ -8,6 +8,7 @@ mod look;
 
 use std::{sync::Arc, time::Duration};
 
+use jiff::Timestamp;
 use kube::{Api, Resource as _, ResourceExt as _, api::PostParams};
 use refit_core::{
     managed::cluster::{Decision, Hindrance, Known, Write, decide},
@@ -43,7 +44,7 @@ use crate::{
 const COLLECT: Duration = Duration::from_secs(1);
 /// Requeue delay after a write conflict.
 const AFTER_CONFLICT: Duration = Duration::from_millis(500);
-/// How often an upgrade that has not ended is looked at, whatever wakes it.
+/// How often what has not ended is looked at, whatever wakes it.
 const LOOK: Duration = Duration::from_mins(5);
 /// Requeue delay after a write was refused.
 const AFTER_REFUSAL: Duration = Duration::from_secs(15);
@@ -158,7 +159,7 @@ fn hindrance(error: anyhow::Error) -> anyhow::Result<Hindrance> {
     Err(error)
 }
 
-/// When an upgrade is looked at again, apart from changes. A clock may be stepped meanwhile.
+/// When an upgrade is looked at again, apart from changes.
 fn next_look(ctx: &Context, upgrade: &ClusterUpgrade, decision: &Decision) -> Next {
     if decision.status.phase.has_ended() {
         // Another version may have waited for its end.
@@ -166,8 +167,12 @@ fn next_look(ctx: &Context, upgrade: &ClusterUpgrade, decision: &Decision) -> Ne
         let is_last = newest == Some(&upgrade.spec.version);
         return if is_last { Next::Done } else { Next::RequeueAfter(COLLECT) };
     }
-    let now = ctx.clock.now();
-    let wait = decision.again.map(|at| Duration::try_from(at.duration_since(now)));
+    at_the_latest(ctx, decision.again)
+}
+
+/// A look at this time, if there is one, and after five minutes at the latest: a clock may be stepped meanwhile.
+pub(crate) fn at_the_latest(ctx: &Context, again: Option<Timestamp>) -> Next {
+    let wait = again.map(|at| Duration::try_from(at.duration_since(ctx.clock.now())));
     match wait {
         Some(Ok(wait)) => Next::RequeueAfter(wait.min(LOOK)),
         // It is due.

@@ -9,9 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Api, ResourceExt as _, api::PostParams};
 use refit_cluster_api::kinds::Cluster;
 use refit_core::{
-    managed::fleet::{
-        Candidate, FleetDecision, FleetSeen, Member, MemberState, decide_fleet, selects,
-    },
+    managed::fleet::{Candidate, FleetSeen, Member, MemberState, decide_fleet, selects},
     task::status::READY,
 };
 use refit_kinds::{
@@ -30,7 +28,7 @@ use serde_json::json;
 
 use crate::{
     api_error::cause,
-    cluster_upgrade::has_ended,
+    cluster_upgrade::{at_the_latest, has_ended},
     context::Context,
     indexes::{TASKS_BY_CLUSTER, UPGRADES_BY_PLAN},
     metrics::measured,
@@ -38,8 +36,6 @@ use crate::{
 
 /// After how many requests a plan is read again.
 const READ_AGAIN_AFTER: usize = 20;
-/// How often a plan that has not ended is looked at, whatever wakes it.
-const LOOK: Duration = Duration::from_mins(5);
 /// How long the events of a change are collected before a plan is looked at.
 const COLLECT: Duration = Duration::from_secs(1);
 /// Requeue delay after a write conflict.
@@ -88,7 +84,8 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
         return Ok(Next::RequeueAfter(AFTER_CONFLICT));
     };
     if decision.requests.is_empty() {
-        return Ok(next_look(ctx, &decision));
+        let is_completed = decision.status.phase == PlanPhase::Completed;
+        return Ok(if is_completed { Next::Done } else { at_the_latest(ctx, decision.again) });
     }
     let wave = decision.status.waves.len().saturating_sub(1);
     let mut refused = None;
@@ -118,20 +115,6 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
 
 fn is_there(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_already_exists())
-}
-
-/// When a plan is looked at again, apart from changes. A clock may be stepped meanwhile.
-fn next_look(ctx: &Context, decision: &FleetDecision) -> Next {
-    if decision.status.phase == PlanPhase::Completed {
-        return Next::Done;
-    }
-    let wait = decision.again.map(|at| Duration::try_from(at.duration_since(ctx.clock.now())));
-    match wait {
-        Some(Ok(wait)) => Next::RequeueAfter(wait.min(LOOK)),
-        // It is due.
-        Some(Err(_)) => Next::RequeueAfter(COLLECT),
-        None => Next::RequeueAfter(LOOK),
-    }
 }
 
 /// Whether a plan is still what it was: it may have been paused since it was cached.
