@@ -16,9 +16,9 @@ use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
 use crate::{
     agent_access::AgentAccess,
-    api_error::is_silence,
+    api_error::{ReadError, is_silence},
     k8sd::Proxies,
-    node_update::live::LiveReads,
+    shared_read::SharedRead,
     workload_objects::{NodeRecord, PodRecord},
 };
 
@@ -44,7 +44,7 @@ pub(crate) struct ClusterView {
     /// The Nodes that have a Role for their agent.
     pub(crate) agent_access: AgentAccess,
     /// Reads apart from the watches.
-    pub(crate) live: LiveReads,
+    pub(crate) live: SharedRead<Result<(), ReadError>>,
     unreachable: AtomicBool,
     /// A call got no response.
     silence: Notify,
@@ -68,7 +68,7 @@ impl ClusterView {
             static_pods: Store::default(),
             proxies: Proxies::default(),
             agent_access: AgentAccess::default(),
-            live: LiveReads::default(),
+            live: SharedRead::default(),
             unreachable: AtomicBool::default(),
             silence: Notify::default(),
             api_version: Mutex::default(),

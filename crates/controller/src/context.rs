@@ -29,8 +29,15 @@ use refit_runtime::{
 };
 
 use crate::{
-    Settings, control_planes::ForeignPlanes, k8sd::K8sd, metrics::Metrics, owner::OwnerId,
-    providers::WatchedKinds, served, updater_servers::UpdaterServers,
+    Settings,
+    control_planes::ForeignPlanes,
+    gates::{Gates, Prometheus},
+    k8sd::K8sd,
+    metrics::Metrics,
+    owner::OwnerId,
+    providers::WatchedKinds,
+    served,
+    updater_servers::UpdaterServers,
     workload_watch::WorkloadIndex,
 };
 
@@ -66,6 +73,8 @@ pub(crate) struct Context {
     pub(crate) foreign: ForeignKinds,
     /// The objects of providers.
     pub(crate) providers: Arc<WatchedKinds>,
+    /// Checks the health gates of groups.
+    pub(crate) gates: Arc<Gates>,
     /// Calls the servers of Updaters.
     pub(crate) updater_servers: UpdaterServers,
     /// Calls k8sd on Nodes.
@@ -94,7 +103,9 @@ impl Context {
         clock: Clock,
         settings: Settings,
     ) -> Self {
+        let prometheus = Prometheus::new(stack.clone(), settings.prometheus.as_ref());
         Self {
+            gates: Arc::new(Gates::new(prometheus)),
             updater_servers: UpdaterServers::new(stack.clone(), clock),
             foreign: ForeignKinds::default(),
             providers: Arc::default(),
@@ -138,6 +149,7 @@ impl Context {
     /// those of the hooks are not.
     pub(crate) fn with_clients(&self, client: Client, stack: ClientStack) -> Self {
         Self {
+            gates: self.gates.clone(),
             updater_servers: UpdaterServers::new(stack.clone(), self.clock),
             foreign: self.foreign.clone(),
             providers: self.providers.clone(),

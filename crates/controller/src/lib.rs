@@ -9,6 +9,7 @@
 //! | `cluster_upgrade` | begins the upgrade of a whole Cluster at its time, and keeps its history |
 //! | `cluster_upgrade_plan` | requests the upgrades of a fleet, wave by wave |
 //! | `annotations` | upgrades by annotation of a Machine, or of its owner |
+//! | `gates`, `cluster_health` | the health gates of a group, and the checks of a Cluster |
 //! | `update_group` | limits how many Machines of a group may be down, and reports why it waits |
 //! | `k8sd` | calls of k8sd on the Nodes of Canonical Kubernetes |
 //! | `updaters`, `updater_servers` | whether an Updater is valid; calls of its server |
@@ -31,12 +32,14 @@ mod annotations;
 mod api_error;
 pub mod certificates;
 mod client_trust;
+mod cluster_health;
 mod cluster_upgrade;
 mod cluster_upgrade_plan;
 mod cluster_view;
 mod context;
 mod control_planes;
 mod drain;
+mod gates;
 mod groups;
 mod hooks;
 mod host_plan;
@@ -57,6 +60,7 @@ pub mod sabotage;
 mod scan_tests;
 mod served;
 mod settings;
+mod shared_read;
 mod update_group;
 mod updater_servers;
 mod updaters;

@@ -2,6 +2,7 @@
 
 mod certificate_sources;
 mod drain_flags;
+mod prometheus_flags;
 
 use std::{
     fs,
@@ -145,6 +146,8 @@ struct Args {
     default_on_uncovered: Uncovered,
     #[command(flatten)]
     drain: drain_flags::DrainFlags,
+    #[command(flatten)]
+    prometheus: prometheus_flags::PrometheusFlags,
     /// Set how many NodeUpdates of one cluster are reconciled at once
     #[arg(long, value_name = "NUMBER", env = "REFIT_WORKERS_PER_CLUSTER", default_value_t = 4)]
     workers_per_cluster: usize,
@@ -318,37 +321,13 @@ async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
         () = stop.cancelled() => return Ok(()),
         first = async { anyhow::Ok((certificates.first().await?, clients.first().await?)) } => first?,
     };
+    let settings = settings(args, &stack)?;
     let controller = run(ControllerOptions {
         stack,
         config,
         clock,
         hooks: HookServer { listener, cert: cert.clone(), clients: trust.clone() },
-        settings: Settings {
-            on_uncovered: match args.default_on_uncovered {
-                Uncovered::Preserve => OnUncovered::Preserve,
-                Uncovered::Replace => OnUncovered::Replace,
-            },
-            drain: args.drain.policy(),
-            report_stale_after: seconds(args.report_stale_after_seconds),
-            host_lost_after: args.host_lost_after.0,
-            canonical_compat: match args.canonical_compat {
-                CompatMode::Corrected => Compat::Corrected,
-                CompatMode::Strict => Compat::Strict,
-            },
-            canonical: match args.canonical {
-                CanonicalMode::Off => Canonical::Off,
-                CanonicalMode::On => Canonical::On,
-                CanonicalMode::ControllersAbsent => Canonical::ControllersAbsent,
-            },
-            plan_location: match args.plan_location {
-                Location::Workload => PlanLocation::Workload,
-                Location::Management => PlanLocation::Management,
-            },
-            plan_signer: args.plan_signing_key.as_deref().map(signer).transpose()?,
-            workers_per_cluster: args.workers_per_cluster.max(1),
-            external_upgrade_clients: args.external_upgrade_clients.iter().cloned().collect(),
-            ..Settings::default()
-        },
+        settings,
         process: Process {
             lease,
             probes: Some(probes),
@@ -362,6 +341,36 @@ async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
         () = certificates.keep(cert) => anyhow::bail!("the certificate renewal task exited"),
         () = clients.keep(trust) => anyhow::bail!("the client certificate renewal task exited"),
     }
+}
+
+fn settings(args: &Args, stack: &ClientStack) -> anyhow::Result<Settings> {
+    Ok(Settings {
+        on_uncovered: match args.default_on_uncovered {
+            Uncovered::Preserve => OnUncovered::Preserve,
+            Uncovered::Replace => OnUncovered::Replace,
+        },
+        drain: args.drain.policy(),
+        report_stale_after: seconds(args.report_stale_after_seconds),
+        host_lost_after: args.host_lost_after.0,
+        canonical_compat: match args.canonical_compat {
+            CompatMode::Corrected => Compat::Corrected,
+            CompatMode::Strict => Compat::Strict,
+        },
+        canonical: match args.canonical {
+            CanonicalMode::Off => Canonical::Off,
+            CanonicalMode::On => Canonical::On,
+            CanonicalMode::ControllersAbsent => Canonical::ControllersAbsent,
+        },
+        plan_location: match args.plan_location {
+            Location::Workload => PlanLocation::Workload,
+            Location::Management => PlanLocation::Management,
+        },
+        prometheus: args.prometheus.config(stack)?,
+        plan_signer: args.plan_signing_key.as_deref().map(signer).transpose()?,
+        workers_per_cluster: args.workers_per_cluster.max(1),
+        external_upgrade_clients: args.external_upgrade_clients.iter().cloned().collect(),
+        ..Settings::default()
+    })
 }
 
 fn certificate(args: &Args, secret: impl Fn(CertificateSettings) -> Certificates) -> ServerSource {

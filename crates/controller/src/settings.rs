@@ -61,6 +61,8 @@ pub struct Settings {
     pub canonical: Canonical,
     /// How closely they follow Canonical's controllers.
     pub canonical_compat: Compat,
+    /// How Prometheus is reached, for health gates; without it, those that need it are closed.
+    pub prometheus: Option<kube::Config>,
     /// How many NodeUpdates of one cluster are reconciled at once: a cluster that answers slowly
     /// takes no more of the process.
     pub workers_per_cluster: usize,
@@ -89,6 +91,7 @@ impl Default for Settings {
             external_upgrade_clients: BTreeSet::new(),
             canonical: Canonical::Off,
             canonical_compat: Compat::Corrected,
+            prometheus: None,
             workers_per_cluster: 4,
             update_group_workers: 8,
         }

@@ -7,9 +7,11 @@
 //! |---|---|
 //! | [`annotation`] | what a Machine's annotations ask for, and what they show |
 //! | [`mod@ask`] | how a Machine gets a NodeUpdate |
+//! | [`cel`] | whether an expression that a user has written is true |
 //! | [`certificates`] | when the certificates of the hooks and their authorities are renewed |
 //! | [`change`] | what differs, which updater covers it, how the hooks respond |
 //! | [`node`] | the next write of one machine's update, and what a failure means |
+//! | [`gates`] | whether the health gates of a group are open |
 //! | [`group`] | which machine may claim a slot, what an UpdateGroup shows |
 //! | [`invariants`] | what must hold after every write |
 //! | [`managed`] | when a whole cluster is upgraded, in which steps, and its history |
@@ -19,8 +21,10 @@
 
 pub mod annotation;
 pub mod ask;
+pub mod cel;
 pub mod certificates;
 pub mod change;
+pub mod gates;
 pub mod group;
 pub mod invariants;
 pub mod managed;

@@ -13,7 +13,10 @@ use refit_kinds::{
 use strum::{EnumDiscriminants, EnumString, IntoStaticStr, VariantNames};
 
 pub use self::reason::{EndsBy, Reason};
-use crate::node::{DrainRefusal, Specificity};
+use crate::{
+    gates::ClosedGate,
+    node::{DrainRefusal, Specificity},
+};
 
 mod reason;
 mod sentence;
@@ -92,6 +95,13 @@ pub enum Refusal {
         owner: String,
         /// What is wrong.
         why: String,
+    },
+    /// Health gates of the group are closed.
+    GateClosed {
+        /// The owner of the group, as a command names it.
+        owner: String,
+        /// The gates.
+        closed: Vec<ClosedGate>,
     },
     /// Another machine of the group comes first.
     OutOfTurn {
@@ -400,6 +410,7 @@ impl Refusal {
             Self::ControlPlaneUnhealthy { member, .. } => member.clone(),
             Self::ApprovalRequired { owner, .. }
             | Self::RolloutStopped { owner, .. }
+            | Self::GateClosed { owner, .. }
             | Self::NoWindow { owner, .. } => owner.clone(),
             Self::NoFreshReport { node }
             | Self::AgentTooOld { node, .. }
@@ -461,6 +472,7 @@ impl Refusal {
             | Self::Soaking { .. }
             | Self::WindowClosed { .. }
             | Self::NoWindow { .. }
+            | Self::GateClosed { .. }
             | Self::OutOfTurn { .. }
             | Self::GroupUnavailable { .. }
             | Self::ControlPlaneUnhealthy { .. }

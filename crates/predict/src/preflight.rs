@@ -243,6 +243,7 @@ impl Members {
             status: self.slots.clone(),
             limits: self.limits,
             pace: Pace::default(),
+            gates: None,
             others: Others::read_on_use(|| OtherMachines { machines, ..OtherMachines::default() }),
         }
     }

@@ -37,6 +37,7 @@ mod leaders;
 pub mod manifests;
 mod mirror;
 pub mod pki;
+mod prometheus;
 mod provider;
 #[cfg(feature = "sabotage")]
 mod random;

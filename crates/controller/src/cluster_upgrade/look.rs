@@ -2,26 +2,20 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::ResourceExt as _;
-use refit_cluster_api::kinds::{Cluster, Machine};
+use futures::future::join_all;
 use refit_core::{
-    managed::{
-        cluster::Known,
-        health::{Health, HealthSeen, MachineSeen},
-    },
-    node::{Workload, workload_refusal},
+    managed::{cluster::Known, health::Health},
     task::{GroupNow, GroupVersion},
 };
-use refit_kinds::{keys, refit::ClusterUpgrade};
+use refit_kinds::refit::ClusterUpgrade;
 use refit_runtime::ObjectKey;
 
 use crate::{
     api_error::{ReadError, is_silence},
+    cluster_health,
     context::Context,
     groups::Group,
-    host_plan::node_name,
-    indexes::{MACHINES_BY_CLUSTER, TASKS_BY_CLUSTER},
+    indexes::TASKS_BY_CLUSTER,
     node_update::{
         live::{read_cluster, read_object},
         look::WorkloadCluster,
@@ -33,7 +27,6 @@ use crate::{
 /// A ClusterUpgrade, and the objects that it is decided on.
 pub(super) struct Look {
     upgrade: Arc<ClusterUpgrade>,
-    cluster: Option<Arc<Cluster>>,
     groups: Vec<(Group, GroupNow)>,
 }
 
@@ -43,7 +36,7 @@ impl Look {
         let upgrade = ctx.stores.cluster_upgrades.get(key)?;
         let cluster = ctx.stores.clusters.get(key);
         let groups = cluster.as_ref().map_or_else(Vec::new, |cluster| groups_now(ctx, cluster));
-        Some(Self { upgrade, cluster, groups })
+        Some(Self { upgrade, groups })
     }
 
     fn key(&self) -> ObjectKey {
@@ -71,43 +64,35 @@ impl Look {
         }
     }
 
-    fn health(&self, ctx: &Context) -> Health {
+    /// The same with the gates of the groups, as far as they matter. For what begins, they are checked now.
+    pub(super) async fn with_gates(&self, ctx: &Context, known: Known, begins: bool) -> Known {
         let key = self.key();
-        let Some(view) = ctx.workload_index.view(&key) else {
-            return Health::Unknown(format!("Cluster {} is not connected yet", key.name));
+        let has_gates = |(group, _): &&(Group, GroupNow)| {
+            let object = ctx.stores.update_groups.get(&group.key);
+            object.is_some_and(|object| !object.spec.pacing.gates.is_empty())
         };
-        let cluster = WorkloadCluster { key: key.clone(), view };
-        if let Some(unseen) = cluster.unseen(ctx) {
-            return Health::Unknown(why_unseen(&unseen, &key));
+        let gated: Vec<_> = self.groups.iter().filter(has_gates).collect();
+        let Some(view) = ctx.workload_index.view(&key) else { return known };
+        if gated.is_empty() || !known.asks_for_gates() {
+            return known;
         }
-        let view = cluster.view;
-        let machines = ctx.stores.machines.listed(&MACHINES_BY_CLUSTER, &key);
-        let seen = HealthSeen {
-            objects: self.objects(ctx),
-            machines: machines.iter().map(|machine| machine_seen(machine)).collect(),
-            nodes: view.nodes.list().iter().map(|node| node.view.clone()).collect(),
-            static_pods: view
-                .static_pods
-                .list()
-                .iter()
-                .filter_map(|pod| pod.view.clone())
-                .collect(),
-        };
-        Health::of(&seen, &self.upgrade.spec.ignored_checks)
+        let cluster = &WorkloadCluster { key, view };
+        let found = join_all(gated.into_iter().map(|(group, _)| async move {
+            if begins {
+                ctx.gates.check(ctx, &group.key, cluster).await
+            } else {
+                ctx.gates.recent(ctx, &group.key, cluster).await
+            }
+        }));
+        let closed = Box::pin(found).await.iter().flat_map(|read| read.closed.clone()).collect();
+        Known { health: known.health.clone().with_gates(closed), ..known }
     }
 
-    /// The Cluster and the owners of its Machines, with their conditions.
-    fn objects(&self, ctx: &Context) -> Vec<(String, Vec<Condition>)> {
-        let cluster = self.cluster.iter().map(|cluster| {
-            let shown = cluster.status.as_ref().map(|status| status.conditions.clone());
-            (format!("Cluster {}", cluster.name_any()), shown.unwrap_or_default())
-        });
-        let owners = self.groups.iter().filter_map(|(group, _)| {
-            let owner = &group.spec.owner;
-            let live = LiveOwner::of(&ctx.stores, group)?;
-            Some((format!("{} {}", owner.kind, owner.name), live.conditions().to_vec()))
-        });
-        cluster.chain(owners).collect()
+    fn health(&self, ctx: &Context) -> Health {
+        match cluster_health::seen(ctx, &self.key()) {
+            Ok(seen) => Health::of(&seen, &self.upgrade.spec.ignored_checks),
+            Err(why) => Health::Unknown(why),
+        }
     }
 
     /// Brings the caches up to the present with what an upgrade begins on.
@@ -117,6 +102,7 @@ impl Look {
         read_object(ctx, &ctx.stores.clusters, &key).await?;
         for (group, _) in &self.groups {
             LiveOwner::read(ctx, group).await?;
+            read_object(ctx, &ctx.stores.update_groups, &group.key).await?;
         }
         let Some(view) = ctx.workload_index.view(&key) else { return Ok(()) };
         let cluster = WorkloadCluster { key, view };
@@ -127,21 +113,5 @@ impl Look {
             cluster.view.mark_unreachable();
         }
         read
-    }
-}
-
-fn why_unseen(unseen: &Workload, cluster: &ObjectKey) -> String {
-    match workload_refusal(unseen) {
-        Some(refusal) => refusal.sentence(),
-        None => format!("the first lists of Cluster {} are not complete", cluster.name),
-    }
-}
-
-fn machine_seen(machine: &Machine) -> MachineSeen {
-    MachineSeen {
-        name: machine.name_any(),
-        node: node_name(machine),
-        is_control_plane: machine.labels().contains_key(keys::CONTROL_PLANE),
-        deleting: machine.metadata.deletion_timestamp.is_some(),
     }
 }

@@ -85,14 +85,14 @@ pub(crate) fn has_ended(upgrade: &ClusterUpgrade) -> bool {
 
 async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
     let Some(look) = Look::read(ctx, key) else { return Ok(Next::Done) };
-    let mut known = look.known(ctx);
+    let mut known = look.with_gates(ctx, look.known(ctx), false).await;
     let mut decision = decide(&known);
     if decision.writes.iter().any(disturbs) {
         // The caches may show the Cluster as it was before an outage, and the request as it was before a change.
         if let Err(error) = look.read_live(ctx).await {
             known.hindrance = Some(Hindrance::Passing(error.to_string()));
         } else if let Some(live) = Look::read(ctx, key) {
-            known = live.known(ctx);
+            known = live.with_gates(ctx, live.known(ctx), true).await;
         } else {
             return Ok(Next::Done);
         }

@@ -4,10 +4,7 @@
 //! `refit_core::node::requires_live_read` and `requires_live_settings` list which writes must not
 //! rest on them; `requires_drain_ahead`, which need a look at what no cache has.
 
-use std::{
-    fmt::Debug,
-    sync::atomic::{AtomicU64, Ordering},
-};
+use std::fmt::Debug;
 
 use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kube::{Api, Client, Resource, ResourceExt as _};
@@ -21,7 +18,6 @@ use refit_kinds::{
 };
 use refit_runtime::{ObjectKey, Store, store};
 use serde::de::DeserializeOwned;
-use tokio::sync::Mutex;
 
 use super::look::{Look, WorkloadCluster};
 use crate::{
@@ -34,38 +30,6 @@ use crate::{
     workload_objects::{NODES, STATIC_PODS},
     workload_watch::{CONTROL_PLANE_PODS, control_plane_pods, nodes},
 };
-
-/// The live reads of one cluster. Only one is made at a time, and it serves everyone who asked for
-/// one before it began: a group of any size costs its API servers little.
-#[derive(Debug, Default)]
-pub(crate) struct LiveReads {
-    begun: AtomicU64,
-    last: Mutex<Option<LastRead>>,
-}
-
-#[derive(Debug)]
-struct LastRead {
-    number: u64,
-    outcome: Result<(), ReadError>,
-}
-
-impl LiveReads {
-    /// Makes a read, or waits for one that began after this call.
-    async fn share(
-        &self,
-        read: impl Future<Output = Result<(), ReadError>>,
-    ) -> Result<(), ReadError> {
-        let before = self.begun.load(Ordering::Relaxed);
-        let mut last = self.last.lock().await;
-        if let Some(shared) = last.as_ref().filter(|last| last.number > before) {
-            return shared.outcome.clone();
-        }
-        let number = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
-        let outcome = read.await;
-        *last = Some(LastRead { number, outcome: outcome.clone() });
-        outcome
-    }
-}
 
 /// What must be read live before a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -270,17 +234,8 @@ where
 
 #[cfg(test)]
 mod tests {
-    use std::{cell::Cell, time::Duration};
-
     use super::*;
     use crate::api_error::is_silence;
-
-    /// A live read that takes a second.
-    async fn count(reads: &Cell<u32>) -> Result<(), ReadError> {
-        reads.set(reads.get() + 1);
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        Ok(())
-    }
 
     #[test]
     fn an_object_that_cannot_be_read_ends_the_read_and_is_no_silence() {
@@ -288,29 +243,5 @@ mod tests {
         let error = all_read(vec!["Node a: invalid digit".to_owned()]).unwrap_err();
         assert!(!is_silence(&error), "{error}");
         assert!(error.to_string().contains("Node a: invalid digit"), "{error}");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn one_live_read_serves_all_who_asked_before_it_began() {
-        let (live, reads) = (LiveReads::default(), Cell::new(0));
-        let ask = |after| {
-            let (live, reads) = (&live, &reads);
-            async move {
-                tokio::time::sleep(Duration::from_millis(after)).await;
-                live.share(count(reads)).await.unwrap();
-                reads.get()
-            }
-        };
-        let served_by = futures::join!(ask(0), ask(100), ask(200), ask(1500), ask(3000));
-        assert_eq!(served_by, (1, 2, 2, 3, 4));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_live_read_that_is_given_up_serves_no_one() {
-        let (live, reads) = (LiveReads::default(), Cell::new(0));
-        let short = Duration::from_millis(100);
-        assert!(tokio::time::timeout(short, live.share(count(&reads))).await.is_err());
-        live.share(count(&reads)).await.unwrap();
-        assert_eq!(reads.get(), 2);
     }
 }

@@ -153,14 +153,37 @@ impl Look {
         };
         let drain = self.seen_mut().and_then(|seen| seen.drain.take());
         let ahead = self.seen_mut().and_then(|seen| seen.ahead.take());
+        let gates = self.group_mut().and_then(|group| group.gates.take());
         let refused = self.snapshot.refused.take();
         let request = std::mem::take(&mut self.request);
         *self = Self { request, ..Self::read(ctx, update) };
         self.snapshot.refused = refused;
+        if let Some(group) = self.group_mut().filter(|_| gates.is_some()) {
+            group.gates = gates;
+        }
         if let Some(seen) = self.seen_mut() {
             (seen.drain, seen.ahead) = (drain, ahead);
         }
         true
+    }
+
+    /// Checks the health gates of the group; returns whether one is closed.
+    pub(super) async fn check_gates(&mut self, ctx: &Context) -> bool {
+        let (Some(cluster), Some(object)) = (&self.cluster, &self.group) else { return false };
+        let key = ObjectKey::of(object.as_ref());
+        let read = Box::pin(ctx.gates.check(ctx, &key, cluster)).await;
+        let is_closed = !read.closed.is_empty();
+        if let Some(group) = self.group_mut() {
+            group.gates = Some(read);
+        }
+        is_closed
+    }
+
+    fn group_mut(&mut self) -> Option<&mut Group> {
+        match &mut self.snapshot.group {
+            GroupState::Present(group) => Some(group),
+            GroupState::None | GroupState::Missing => None,
+        }
     }
 
     /// Notes a failed read for the next decision. An error that a retry may resolve is returned.
@@ -280,7 +303,8 @@ fn group(
     let (update, machine) = (update.clone(), machine.clone());
     let rolls_out = pace.clone();
     let read = move || other_machines(&stores, &update, &machine, &key, &nodes, &rolls_out);
-    Group { status, limits, pace, others: Others::read_on_use(read) }
+    let gates = ctx.gates.known_closed(ctx, &owner.key);
+    Group { status, limits, pace, gates, others: Others::read_on_use(read) }
 }
 
 fn other_machines(

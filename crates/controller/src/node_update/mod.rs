@@ -15,7 +15,7 @@ use std::{sync::Arc, time::Duration};
 use kube::{Api, Client, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
-    node::{Decision, Seen, Snapshot, Write, awaits_budget},
+    node::{Decision, Seen, Snapshot, Write, awaits_budget, requires_gates},
     report::Refusal,
 };
 use refit_kinds::refit::{MachineUid, Phase};
@@ -110,7 +110,16 @@ async fn attempt(ctx: &Context, key: &ObjectKey, look: &mut Look) -> anyhow::Res
     let target = decision.write.as_ref().map_or("a live read", Write::target);
     target.clone_into(&mut look.request);
     let needs = Needs::of(ctx, look, &decision);
-    if needs != Needs::default() {
+    let begins = |look: &Look, decision: &Decision| {
+        requires_gates(&look.snapshot, decision, ctx.clock.now())
+    };
+    if begins(look, &decision) && look.check_gates(ctx).await {
+        // The other reads are needless.
+        decision = look.decide(ctx);
+        if Needs::of(ctx, look, &decision) != Needs::default() {
+            return Ok(Action::RequeueAfter(AFTER_FIND));
+        }
+    } else if needs != Needs::default() {
         if let Err(failure) = Box::pin(read(ctx, look, needs)).await {
             if look.note(&failure).is_err() {
                 return Err(failure.into());
@@ -130,7 +139,7 @@ async fn attempt(ctx: &Context, key: &ObjectKey, look: &mut Look) -> anyhow::Res
         }
         decision = look.decide(ctx);
         // What is decided now may rest on more than what was read.
-        if Needs::of(ctx, look, &decision).exceeds(needs) {
+        if Needs::of(ctx, look, &decision).exceeds(needs) || begins(look, &decision) {
             return Ok(Action::RequeueAfter(AFTER_FIND));
         }
     }

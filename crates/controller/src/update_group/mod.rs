@@ -74,6 +74,7 @@ pub(crate) async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<
     let machines = machines_of(stores, key);
     let updates = node_updates_of(stores, &machines);
     let Some(object) = stores.update_groups.get(key) else {
+        ctx.gates.forget(key);
         let asked_for = updates.iter().any(|of_machine| !of_machine.is_empty());
         let group = machines.first().and_then(|machine| group_of(stores, machine));
         if let Some(group) = group.filter(|_| asked_for) {

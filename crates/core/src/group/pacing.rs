@@ -294,8 +294,8 @@ fn first_in<'a>(
 
 /// Whether a machine waits only for its turn, by the reason of its blocker.
 pub fn waits_for_turn(reason: &str) -> bool {
-    use RefusalReason::{OutOfTurn, SlotBusy, Soaking, WindowClosed};
-    [SlotBusy, Soaking, OutOfTurn, WindowClosed]
+    use RefusalReason::{GateClosed, OutOfTurn, SlotBusy, Soaking, WindowClosed};
+    [SlotBusy, Soaking, OutOfTurn, WindowClosed, GateClosed]
         .into_iter()
         .any(|turn| Reason::of(reason) == Some(Reason::Update(turn)))
 }

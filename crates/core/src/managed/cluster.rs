@@ -28,6 +28,8 @@ const WORKERS: &str = "WorkerNodesUpgraded";
 const HEALTHY_AFTER: &str = "ClusterHealthyAfterUpgrade";
 /// How long a Cluster may take to be healthy after its upgrade before the step shows an error.
 const RECOVERS_WITHIN: SignedDuration = SignedDuration::from_hours(1);
+/// How often closed gates are checked again.
+const GATES_AGAIN: SignedDuration = SignedDuration::from_mins(1);
 
 /// The steps, in order. To add one, write its function and give it a name here (`docs/cluster-upgrades.md#steps`).
 const STEPS: &[Step<Known, Write>] = &[
@@ -127,7 +129,10 @@ pub fn decide(known: &Known) -> Decision {
     let is_ready = ready.is_ready && *version == spec.version;
     let what = (READY, if is_ready { "True" } else { "False" }, &*ready.reason, &*message);
     conditions::set(&mut next.conditions, known.now, metadata.generation, what);
-    let again = again.into_iter().chain(check_at.filter(|at| *at > known.now)).min();
+    // That a gate opens wakes no one.
+    let gates_at = known.health.has_closed_gates().then(|| known.now.saturating_add(GATES_AGAIN));
+    let ahead = check_at.filter(|at| *at > known.now);
+    let again = again.into_iter().chain(ahead).chain(gates_at.and_then(Result::ok)).min();
     Decision { again: again.filter(|_| !next.phase.has_ended()), status: next, writes }
 }
 
@@ -329,6 +334,14 @@ impl Known {
             }
             UpgradePhase::Upgrading => self.task().is_none_or(|task| task.phase().has_ended()),
             UpgradePhase::Completed | UpgradePhase::Failed => just_ended,
+        }
+    }
+
+    /// Whether the gates of the Cluster's groups decide what is next, or are shown.
+    pub fn asks_for_gates(&self) -> bool {
+        match self.record() {
+            Some(record) => self.shows_health(record),
+            None => true,
         }
     }
 

@@ -124,7 +124,7 @@ fn a_cluster_upgrade_waits_for_health_before_and_after_but_not_between() {
     let sick = |known: &mut Known| {
         let message = "Machine w: its Node is not Ready".to_owned();
         let check = refit_kinds::refit::ClusterCheck::Nodes;
-        known.health = Health::Known(vec![Problem { check, message }]);
+        known.health = Health::Known(vec![Problem::Check(check, message)]);
     };
     let (_, before) = next(known(), sick);
     assert_eq!(step(&before, "ClusterHealthyBeforeUpgrade").0, "StepInProgress");

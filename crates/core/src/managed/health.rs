@@ -1,6 +1,6 @@
 //! Whether a Cluster is fit for an upgrade, and whether it is well after it.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use refit_kinds::{
@@ -9,8 +9,13 @@ use refit_kinds::{
 };
 use strum::VariantArray as _;
 
-use crate::node::{NodeView, StaticPod, member_problem};
+use crate::{
+    gates::ClosedGate,
+    node::{NodeView, StaticPod, member_problem},
+};
 
+/// Reason of the condition Healthy while only gates are closed.
+const GATE_CLOSED: &str = "GateClosed";
 /// How many objects a message names.
 const NAMED: usize = 5;
 
@@ -38,6 +43,26 @@ pub struct MachineSeen {
     pub is_control_plane: bool,
     /// Whether it is being deleted.
     pub deleting: bool,
+    /// Whether it holds a slot of its group: it is being updated, or its update has failed.
+    pub has_slot: bool,
+}
+
+impl HealthSeen {
+    /// What is known without the machines that hold a slot of their group.
+    #[must_use]
+    pub fn without_updated(mut self) -> Self {
+        let updated = |machine: &MachineSeen| machine.has_slot;
+        let nodes: BTreeSet<NodeName> = self
+            .machines
+            .iter()
+            .filter(|one| updated(one))
+            .filter_map(|one| one.node.clone())
+            .collect();
+        self.machines.retain(|machine| !updated(machine));
+        self.nodes.retain(|node| !nodes.contains(&node.name));
+        self.static_pods.retain(|pod| !nodes.contains(&pod.node));
+        self
+    }
 }
 
 /// Whether a Cluster is healthy.
@@ -49,29 +74,46 @@ pub enum Health {
     Known(Vec<Problem>),
 }
 
-/// A check that does not pass.
+/// What does not pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
-    /// The check.
-    pub check: ClusterCheck,
-    /// What it has found, with the names of the objects.
-    pub message: String,
+pub enum Problem {
+    /// A check, and what it has found, with the names of the objects.
+    Check(ClusterCheck, String),
+    /// Gates of the Cluster's groups.
+    Gates(Vec<ClosedGate>),
 }
 
 impl Health {
     /// Runs all checks but the ignored ones.
     pub fn of(seen: &HealthSeen, ignored: &[ClusterCheck]) -> Self {
         let checks = ClusterCheck::VARIANTS.iter().filter(|check| !ignored.contains(check));
-        let found = checks.filter_map(|check| {
+        Self::by(&checks.copied().collect::<Vec<_>>(), seen)
+    }
+
+    /// Runs these checks.
+    pub fn by(checks: &[ClusterCheck], seen: &HealthSeen) -> Self {
+        let found = checks.iter().filter_map(|check| {
             let all = found_by(*check, seen);
             let rest = all.len().saturating_sub(NAMED);
             let mut message = all.iter().take(NAMED).cloned().collect::<Vec<_>>().join("; ");
             if rest > 0 {
                 message = format!("{message}; and {rest} more");
             }
-            (!all.is_empty()).then_some(Problem { check: *check, message })
+            (!all.is_empty()).then_some(Problem::Check(*check, message))
         });
         Self::Known(found.collect())
+    }
+
+    /// The same with the gates of the Cluster's groups that are closed. A gate that several groups have is named once.
+    #[must_use]
+    pub fn with_gates(mut self, mut closed: Vec<ClosedGate>) -> Self {
+        closed.sort();
+        closed.dedup();
+        match &mut self {
+            Self::Known(problems) if !closed.is_empty() => problems.push(Problem::Gates(closed)),
+            Self::Known(_) | Self::Unknown(_) => {}
+        }
+        self
     }
 
     /// Why an upgrade waits for the Cluster; `None` if it does not.
@@ -80,11 +122,21 @@ impl Health {
             Self::Unknown(why) => Some(why.clone()),
             Self::Known(problems) if problems.is_empty() => None,
             Self::Known(problems) => {
-                let all = problems.iter().map(|Problem { check, message }| {
-                    let check: &str = check.into();
-                    format!("{check}: {message}")
+                let all = problems.iter().map(|problem| match problem {
+                    Problem::Check(check, message) => format!("{check}: {message}"),
+                    Problem::Gates(closed) => ClosedGate::sentence(closed),
                 });
                 Some(all.collect::<Vec<_>>().join(". "))
+            }
+        }
+    }
+
+    /// Whether gates are closed.
+    pub fn has_closed_gates(&self) -> bool {
+        match self {
+            Self::Unknown(_) => false,
+            Self::Known(problems) => {
+                problems.iter().any(|problem| matches!(problem, Problem::Gates(_)))
             }
         }
     }
@@ -96,7 +148,8 @@ impl Health {
             Self::Unknown(_) => ("Unknown", "Unknown", message),
             Self::Known(problems) => match problems.first() {
                 None => ("True", "Healthy", message),
-                Some(first) => ("False", first.check.into(), message),
+                Some(Problem::Check(check, _)) => ("False", check.into(), message),
+                Some(Problem::Gates(_)) => ("False", GATE_CLOSED, message),
             },
         }
     }
@@ -180,6 +233,7 @@ fn node_problem(seen: &HealthSeen, machine: &MachineSeen) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gates::check_cluster;
 
     fn node(name: &str) -> NodeView {
         NodeView { name: name.into(), ready: true, ..NodeView::default() }
@@ -191,7 +245,7 @@ mod tests {
 
     fn machine(name: &str, is_control_plane: bool) -> MachineSeen {
         let node = Some(format!("node-{name}").as_str().into());
-        MachineSeen { name: name.into(), node, is_control_plane, deleting: false }
+        MachineSeen { name: name.into(), node, is_control_plane, deleting: false, has_slot: false }
     }
 
     fn healthy() -> HealthSeen {
@@ -269,6 +323,32 @@ mod tests {
             node.cordoned_by = Some("w-1".into());
         };
         assert_eq!(after(|seen| change_node(seen, 1, ours)), None);
+    }
+
+    #[test]
+    fn a_cluster_whose_gates_are_closed_is_not_healthy() {
+        let gate = |why: &str| ClosedGate { name: "alerts".to_owned(), why: why.to_owned() };
+        let closed = vec![gate("B fires"), gate("A fires"), gate("B fires")];
+        let health = Health::of(&healthy(), &[]).with_gates(closed.clone());
+        let message = "gate alerts is closed: A fires; gate alerts is closed: B fires".to_owned();
+        assert_eq!(health.condition(), ("False", "GateClosed", message));
+        assert_eq!(Health::of(&healthy(), &[]).with_gates(Vec::new()).problem(), None);
+        let unknown = Health::Unknown("silent".to_owned());
+        assert_eq!(unknown.clone().with_gates(closed), unknown);
+    }
+
+    #[test]
+    fn the_machines_that_are_updated_do_not_count_for_the_gates_of_others() {
+        let mut seen = healthy();
+        seen.machines[1].has_slot = true;
+        change_node(&mut seen, 1, |node| node.ready = false);
+        assert!(Health::of(&seen, &[]).problem().is_some());
+        assert_eq!(Health::of(&seen.clone().without_updated(), &[]).problem(), None);
+        let checks = [ClusterCheck::Etcd, ClusterCheck::Nodes];
+        assert!(check_cluster(&checks, seen.clone()).is_ok());
+        seen.static_pods[1].ready = false;
+        let etcd = "Etcd: etcd on Node node-cp is not Ready".to_owned();
+        assert_eq!(check_cluster(&checks, seen), Err(etcd));
     }
 
     #[test]

@@ -1,38 +1,28 @@
 //! What must hold before anything starts, and before anything is disturbed. What concerns the machine and its
 //! cluster is in the list of `preflight`.
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use refit_cluster_api::kinds::update_in_progress;
 use refit_kinds::{
     conditions,
-    refit::{
-        ClaimId, Disruption, NodeUpdate, NodeUpdateStatus, Phase, StepDurations, UpdateGroupStatus,
-        UpdatePart,
-    },
+    refit::{Disruption, NodeUpdate, NodeUpdateStatus, Phase, UpdatePart},
     version::Hop,
 };
 
 use super::{
     drain_policy::DrainPolicy,
-    host::plan_steps,
     lost::HOST_LOST,
     order::{is_newer, is_unfinished},
     preflight::{Begun, Point, Preflight},
     seen::{NodeView, Workload},
     snapshot::{Decision, GroupState, ManagementWrite, Snapshot, WorkloadWrite, Write},
     status::Standing,
-    steps::step_names,
     work::{Work, is_control_plane},
 };
 use crate::{
-    group::{self, Candidate, Claim, Exception, GiveBack, RolloutKey, Turn},
+    group::{self, Candidate, Exception, RolloutKey},
     report::{Hold, Reason, Refusal, RefusalReason},
 };
-
-/// How often an update is looked at that waits for something without an event.
-const LOOK_SECONDS: u64 = 10;
-/// The same for one that waits for a time: what it waits for may be changed meanwhile.
-const LONGEST_LOOK_SECONDS: u64 = 60;
 
 /// Whether a write disturbs a machine, or reserves the right to. Whether the other machines are
 /// healthy is in no object that is written, so the decision must rest on a live read of them:
@@ -76,6 +66,18 @@ pub fn requires_drain_ahead(s: &Snapshot, decision: &Decision, now: Timestamp) -
         && Work::new(s, seen, status, now)
             .preflight()
             .is_some_and(|preflight| preflight.waits_for_budgets())
+}
+
+/// Whether a write begins with a machine whose group has health gates, and they were not checked yet. Like the reads above,
+/// that is made right before the write.
+pub fn requires_gates(s: &Snapshot, decision: &Decision, now: Timestamp) -> bool {
+    let (Workload::Seen(seen), GroupState::Present(group)) = (&s.workload, &s.group) else {
+        return false;
+    };
+    let begins = decision.write.as_ref().is_some_and(|write| disturbs(s, write));
+    begins
+        && group.gates_read().is_none()
+        && Work::new(s, seen, decision.status.clone(), now).waits_for_gates(group)
 }
 
 /// Whether the update waits for a budget before its node is drained: it is decided on what is read now.
@@ -274,7 +276,7 @@ impl Work<'_> {
         }
     }
 
-    fn candidate<'a>(&'a self, rollout: Option<&'a RolloutKey>) -> Candidate<'a> {
+    pub(super) fn candidate<'a>(&'a self, rollout: Option<&'a RolloutKey>) -> Candidate<'a> {
         let machine = &self.s.update.spec.machine_ref;
         let found = self.s.machine.as_deref();
         let created = found.and_then(|machine| machine.metadata.creation_timestamp.as_ref());
@@ -391,7 +393,7 @@ impl Work<'_> {
 
     /// Whether an older update has left the worker cordoned: only this update ends that, and it takes no
     /// further machine from the group. A node that is not Ready may return by itself.
-    fn is_down_already(&self) -> bool {
+    pub(super) fn is_down_already(&self) -> bool {
         !self.control_plane() && self.seen.node().is_some_and(NodeView::cordoned_by_us)
     }
 
@@ -400,133 +402,6 @@ impl Work<'_> {
         match &self.s.group {
             GroupState::Present(group) => group::holds(&group.status, uid),
             GroupState::None | GroupState::Missing => false,
-        }
-    }
-
-    /// A refusal that names the machine that the status names, while it still holds a slot.
-    fn same_holder(&self, refusal: Refusal, group: &UpdateGroupStatus) -> Refusal {
-        let is_busy = matches!(refusal, Refusal::SlotBusy { .. });
-        let shown = self.status.blocked_by.iter().find(|one| one.reason == refusal.reason());
-        let held = shown.filter(|one| group.slots.iter().any(|slot| slot.machine == one.object));
-        match held {
-            Some(shown) if is_busy => Refusal::SlotBusy { machine: shown.object.clone() },
-            Some(_) | None => refusal,
-        }
-    }
-
-    /// The claim that must still be written, or what is to be asked before it; `Ok(None)` once the slot is
-    /// held.
-    pub(super) fn claim(&self) -> Result<Option<Write>, Refusal> {
-        let group = match &self.s.group {
-            GroupState::None => {
-                return Err(Refusal::NoGroup { machine: self.machine_name().to_owned() });
-            }
-            GroupState::Missing => return Err(Refusal::GroupNotReady),
-            GroupState::Present(group) => group,
-        };
-        let rollout = RolloutKey::of(&self.s.update.spec, &group.pace);
-        let turn = Turn {
-            pace: &group.pace,
-            candidate: self.candidate(rollout.as_ref()),
-            queue: &group.others.queue,
-            failures: &group.others.failures,
-            takes: self.expected_rest(&group.status.durations),
-        };
-        let (status, limits) = (&group.status, group.limits);
-        if let Some(refusal) = self.closed_meanwhile(status, &turn) {
-            return Err(refusal);
-        }
-        let claim =
-            group::claim(status, &self.wanted_slot(), limits, &group.others.machines, &turn);
-        match claim.map_err(|refusal| self.same_holder(refusal, status))? {
-            Claim::Held => Ok(None),
-            Claim::Take(next) => {
-                let preflight = self.preflight().filter(|_| !self.holds_slot());
-                if let Some(refusal) = preflight.and_then(|one| one.refusal_at(Point::Claim)) {
-                    return Err(refusal);
-                }
-                Ok(Some(match self.ask_updaters()? {
-                    Some(ask) => ask,
-                    None => Write::Management(ManagementWrite::ClaimSlot(next)),
-                }))
-            }
-        }
-    }
-
-    /// The refusal to begin with a slot that was claimed in a window which has closed since.
-    fn closed_meanwhile(&self, status: &UpdateGroupStatus, turn: &Turn<'_>) -> Option<Refusal> {
-        let name = self.s.update.metadata.name.as_deref();
-        let has_own = status.slots.iter().any(|slot| Some(&*slot.node_update) == name);
-        let in_use =
-            self.workers.may_disturb() || self.has_disturbing_begun() || self.is_down_already();
-        let is_closed = has_own && !in_use && !group::is_window_open(turn.pace, self.now);
-        is_closed.then(|| group::outside_of_windows(turn.pace, turn.takes, self.now)).flatten()
-    }
-
-    /// How long the steps that are left take, as past updates of the group show it. A member of a control plane has its slot
-    /// before its steps are planned.
-    fn expected_rest(&self, durations: &[StepDurations]) -> Option<SignedDuration> {
-        let steps = &self.status.steps;
-        if steps.is_empty() {
-            let spec = &self.s.update.spec;
-            let only_kubeadm = spec.updater_parts().next().is_none();
-            let version = spec.goal.kubernetes_version.as_ref().filter(|_| only_kubeadm)?;
-            let planned = plan_steps(self.role(), version);
-            return group::expected_rest(durations, step_names(&planned));
-        }
-        let left = steps.iter().filter(|step| !step.state.is_done_or_skipped());
-        group::expected_rest(durations, left.map(|step| &*step.name))
-    }
-
-    /// Restores the slot of a machine that is already disturbed: the UpdateGroup must show how many
-    /// machines are down, however the slot was lost.
-    pub(super) fn reclaim(&self) -> Option<Write> {
-        match &self.s.group {
-            GroupState::Present(group) if !self.holds_slot() => Some(Write::Management(
-                ManagementWrite::ClaimSlot(group::with_slot(&group.status, &self.wanted_slot())),
-            )),
-            GroupState::Present(_) | GroupState::None | GroupState::Missing => None,
-        }
-    }
-
-    /// Waits because of a refusal. An unused slot is released: a blocked machine must not prevent
-    /// the repair of another.
-    pub(super) fn wait(&self, phase: Phase, refusal: Refusal) -> Standing {
-        let intact = self.seen.node().is_some_and(|node| node.ready && !node.cordoned_by_us());
-        let give_back = match &self.s.group {
-            GroupState::Present(group) if intact => self.give_back(&group.status),
-            GroupState::Present(_) | GroupState::None | GroupState::Missing => None,
-        };
-        let again = match refusal.ends_at() {
-            Some(end) => {
-                let left = u64::try_from(end.duration_since(self.now).as_secs()).unwrap_or(0);
-                left.clamp(LOOK_SECONDS, LONGEST_LOOK_SECONDS)
-            }
-            // Other windows wake it.
-            None if matches!(refusal, Refusal::NoWindow { .. }) => LONGEST_LOOK_SECONDS,
-            None => LOOK_SECONDS,
-        };
-        Standing::blocked(phase, refusal).write(give_back).again_after(again)
-    }
-
-    /// The next step to release the slot, if the host was not allowed to do anything for it. An older
-    /// update that is still ending needs it, although its host is ready.
-    fn give_back(&self, status: &UpdateGroupStatus) -> Option<Write> {
-        let uid = &self.s.update.spec.machine_ref.uid;
-        let slot = status.slots.iter().find(|slot| slot.machine_uid == *uid)?;
-        let is_holder =
-            |other: &NodeUpdate| other.metadata.name.as_ref() == Some(&slot.node_update);
-        let of_another = self.same_machine().any(|other| is_holder(other) && is_unfinished(other));
-        // Without work on the host, no gate opens for the claim.
-        let in_use = self.workers.may_disturb() || self.has_disturbing_begun();
-        let returned =
-            if self.workers.know_as_returned(slot.claim) { slot.claim } else { ClaimId::default() };
-        if of_another || in_use {
-            return None;
-        }
-        match group::give_back(status, uid, returned)? {
-            GiveBack::Release(next) => Some(Write::Management(ManagementWrite::ReleaseSlot(next))),
-            GiveBack::Mark(claim) => self.workers.return_claim(claim),
         }
     }
 }

@@ -26,6 +26,7 @@
 mod adopt;
 mod availability;
 mod budgets;
+mod claim;
 mod decide;
 mod drain;
 mod drain_ladder;
@@ -78,7 +79,8 @@ pub use drain_sort::{
     is_emptied, rules_of, sort,
 };
 pub use gate::{
-    awaits_budget, awaits_request, requires_drain_ahead, requires_live_read, requires_live_settings,
+    awaits_budget, awaits_request, requires_drain_ahead, requires_gates, requires_live_read,
+    requires_live_settings,
 };
 pub use health::control_plane_health;
 pub(crate) use health::member_problem;

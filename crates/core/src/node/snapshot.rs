@@ -27,6 +27,7 @@ use super::{
     workers::Workers,
 };
 use crate::{
+    gates::GatesRead,
     group::{Limits, Other, Pace, Queued, RolloutKey},
     report::Refusal,
 };
@@ -169,8 +170,17 @@ pub struct Group {
     pub limits: Limits,
     /// When the next machine may begin.
     pub pace: Pace,
+    /// What was found when the gates of its pacing were checked, if they were.
+    pub gates: Option<Arc<GatesRead>>,
     /// The other Machines.
     pub others: Others,
+}
+
+impl Group {
+    /// What was found of the gates that the group has now.
+    pub(super) fn gates_read(&self) -> Option<&GatesRead> {
+        self.gates.as_deref().filter(|read| read.gates == self.pace.pacing.gates)
+    }
 }
 
 /// The other Machines of a group. Most decisions need none of them, and reading them takes time in

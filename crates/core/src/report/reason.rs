@@ -79,7 +79,9 @@ impl RefusalReason {
             | Self::OlderUpdateUnfinished
             | Self::OlderPlanRunning
             | Self::GroupNotReady => EndsBy::Progress,
-            Self::GroupUnavailable | Self::ControlPlaneUnhealthy => EndsBy::OthersRecover,
+            Self::GroupUnavailable | Self::ControlPlaneUnhealthy | Self::GateClosed => {
+                EndsBy::OthersRecover
+            }
             Self::PodDisruptionBudget
             | Self::EvictionRefused
             | Self::Drain

@@ -3,6 +3,7 @@
 use refit_kinds::version::StatedVersion;
 
 use super::Refusal;
+use crate::gates::ClosedGate;
 
 impl Refusal {
     /// What blocks and what ends the wait.
@@ -50,6 +51,7 @@ impl Refusal {
             Self::NoWindow { owner, why } => {
                 format!("{why}: edit spec.pacing.windows of the UpdateGroup of {owner}")
             }
+            Self::GateClosed { closed, .. } => ClosedGate::sentence(closed),
             Self::OutOfTurn { machine } => {
                 format!("waiting for {machine}, which comes first by the pacing of the group")
             }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::gates::ClosedGate;
 
 fn all() -> Vec<Refusal> {
     let s = String::from;
@@ -25,6 +26,10 @@ fn all() -> Vec<Refusal> {
             needs: Expected::Estimated(jiff::SignedDuration::from_mins(15)),
         },
         Refusal::NoWindow { owner: s("machinedeployment/md"), why: s("no window is that long") },
+        Refusal::GateClosed {
+            owner: s("machinedeployment/md"),
+            closed: vec![ClosedGate { name: s("alerts"), why: s("NodeDown fires") }],
+        },
         Refusal::OutOfTurn { machine: s("m") },
         Refusal::GroupUnavailable { available: 3, needed: 4, lacks_machines: false },
         Refusal::ControlPlaneUnhealthy { member: s("cp-1"), why: s("etcd is not Ready") },

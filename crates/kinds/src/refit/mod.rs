@@ -2,6 +2,7 @@
 
 mod cluster_upgrade;
 mod cluster_upgrade_plan;
+mod gates;
 mod goal;
 mod host_args;
 mod host_plan;
@@ -21,6 +22,7 @@ mod windows;
 use cluster_upgrade::default_start_within;
 pub use cluster_upgrade::*;
 pub use cluster_upgrade_plan::*;
+pub use gates::*;
 pub use goal::*;
 pub use host_args::*;
 pub use host_plan::*;

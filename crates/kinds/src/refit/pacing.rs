@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ClaimId, MachineUid, Origin, Windows};
+use super::{ClaimId, MAX_GATES, MachineUid, Origin, PacingGate, Windows};
 
 /// How many failures a rollout keeps, and the highest limit on them.
 pub const MAX_FAILURES: usize = 20;
@@ -18,7 +18,7 @@ const DEFAULT_SAME_CAUSE_STOPS: i32 = 3;
 
 /// When the next machine of a group may be updated. It applies to updates of any origin, and never to a
 /// machine that is being updated: what has begun is finished.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Pacing {
     /// No further machine begins.
@@ -47,6 +47,11 @@ pub struct Pacing {
     /// When machines may begin [default: at any time].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub windows: Option<Windows>,
+    /// What must hold before a machine begins [default: nothing more].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_GATES))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub gates: Vec<PacingGate>,
     /// After so many failed updates, a rollout stops [default: never].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = MAX_FAILURES))]
@@ -79,6 +84,7 @@ impl Default for Pacing {
             approve: None,
             soak_seconds: None,
             windows: None,
+            gates: Vec::new(),
             stop_after_failures: None,
             same_cause_stops: DEFAULT_SAME_CAUSE_STOPS,
             failures_since: None,

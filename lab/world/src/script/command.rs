@@ -1,5 +1,7 @@
 //! The commands of a script.
 
+use std::collections::BTreeMap;
+
 use jiff::SignedDuration;
 use refit_controller::{Canonical, Settings};
 use refit_core::annotation::Compat;
@@ -273,6 +275,12 @@ pub(super) enum Place {
     View(Option<String>, String),
     /// What `examples/provider` reports.
     Provider(Option<Misbehaviour>),
+    /// An alert in Prometheus, and its labels.
+    Alert(String, BTreeMap<String, String>),
+    /// The queries of Prometheus that contain this text.
+    Query(String),
+    /// Prometheus.
+    Prometheus,
 }
 
 impl Place {
@@ -283,6 +291,9 @@ impl Place {
         }
         if let (Self::Clock(process, _), Self::Clock(other, _)) = (self, other) {
             return process == other;
+        }
+        if let (Self::Alert(name, _), Self::Alert(other, _)) = (self, other) {
+            return name == other;
         }
         if let (Self::Provider(_), Self::Provider(_)) = (self, other) {
             return true;

@@ -1,5 +1,7 @@
 //! Parses scripts. Every error in a script is found before it runs.
 
+use std::collections::BTreeMap;
+
 use jiff::SignedDuration;
 use refit_kinds::refit::Until;
 use strum::VariantArray as _;
@@ -273,7 +275,7 @@ fn change(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
 }
 
 const TROUBLES: &str = "host, disk, node, agent, api, streams, requests, answers, latency, view, link, \
-                        clock, provider, k8sd or journal";
+                        clock, provider, alert, query, prometheus, k8sd or journal";
 const API: &str = "management or CLUSTER";
 
 fn trouble(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
@@ -372,6 +374,9 @@ fn place(rest: &mut Rest<'_>) -> Result<Place, Wrong> {
         "link" => Place::Link(process(rest)?, name(rest, API)?),
         "clock" => Place::Clock(process(rest)?, step_of_clock(rest)?),
         "provider" => Place::Provider(misbehaviour(rest)?),
+        "alert" => Place::Alert(name(rest, "NAME")?, labels(rest)?),
+        "query" => Place::Query(name(rest, "TEXT")?),
+        "prometheus" => Place::Prometheus,
         "view" => {
             let word = name(rest, "KIND or CLUSTER:KIND")?;
             match word.split_once(':') {
@@ -381,6 +386,18 @@ fn place(rest: &mut Rest<'_>) -> Result<Place, Wrong> {
         }
         other => return Err(wrong("trouble", other, TROUBLES)),
     })
+}
+
+/// The labels of an alert, up to the time; by default it is critical.
+fn labels(rest: &mut Rest<'_>) -> Result<BTreeMap<String, String>, Wrong> {
+    let mut labels = BTreeMap::from([("severity".to_owned(), "critical".to_owned())]);
+    while let Some(word) = rest.peek().filter(|word| *word != "for") {
+        let pair = word.split_once('=');
+        let (label, value) = pair.ok_or_else(|| wrong("break alert", word, "LABEL=VALUE"))?;
+        labels.insert(label.to_owned(), value.to_owned());
+        rest.next("LABEL=VALUE")?;
+    }
+    Ok(labels)
 }
 
 /// How a provider misbehaves; nothing after `mend`.

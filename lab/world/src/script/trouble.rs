@@ -136,6 +136,18 @@ fn break_place(
             actor_of(session, &Process::Provider)?;
             behave(session, *how)
         }
+        Place::Alert(name, labels) => {
+            session.world.inner.prometheus.set_alert(name, Some(labels.clone()));
+            format!("alert {name} fires")
+        }
+        Place::Query(text) => {
+            session.world.inner.prometheus.set_zero(text, true);
+            format!("queries with {text} have the value 0")
+        }
+        Place::Prometheus => {
+            session.world.inner.prometheus.set_down(true);
+            "Prometheus answers with an error".to_owned()
+        }
         Place::View(cluster, kind) => {
             network::hold_back(session, cluster.as_deref(), kind, time.unwrap_or_default())?
         }
@@ -192,7 +204,10 @@ pub(super) fn impairs(trouble: &Trouble) -> bool {
             | Place::Node(_)
             | Place::Agent(_)
             | Place::K8sd(_)
-            | Place::Provider(_) => false,
+            | Place::Provider(_)
+            | Place::Alert(..)
+            | Place::Query(_)
+            | Place::Prometheus => false,
             Place::Api(_)
             | Place::Latency(..)
             | Place::Link(..)
@@ -268,6 +283,18 @@ pub(super) fn mend(
         Place::Provider(_) => {
             actor_of(session, &Process::Provider)?;
             behave(session, None)
+        }
+        Place::Alert(name, _) => {
+            session.world.inner.prometheus.set_alert(name, None);
+            format!("alert {name} has ended")
+        }
+        Place::Query(text) => {
+            session.world.inner.prometheus.set_zero(text, false);
+            format!("queries with {text} have the value 1")
+        }
+        Place::Prometheus => {
+            session.world.inner.prometheus.set_down(false);
+            "Prometheus answers".to_owned()
         }
         Place::View(_, kind) => {
             return Err(wrong("mend view", kind.as_str(), "no mend: a view catches up by itself"));

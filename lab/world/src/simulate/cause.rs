@@ -104,6 +104,9 @@ pub(super) fn cause_holds(
             own_group(world, own?)
                 .is_some_and(|group| !group["spec"]["pacing"]["windows"].is_null()),
         ),
+        RefusalReason::GateClosed => Some(
+            own_group(world, own?).is_some_and(|group| !group["spec"]["pacing"]["gates"].is_null()),
+        ),
         RefusalReason::OutOfTurn => {
             let own = name(own?);
             let other = machine(object).filter(|other| name(other) != own);

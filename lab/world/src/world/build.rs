@@ -33,6 +33,7 @@ use crate::{
     manifests::{BUNDLED_CRDS, schemaless_crds},
     mirror::{Mirror, management_resources, workload_resources},
     pki::{self, HookClient, Identity},
+    prometheus::{self, Prometheus},
     snapshot::Snapshot,
 };
 
@@ -120,6 +121,8 @@ impl World {
             &inner.management_identity,
         )?;
         inner.spawn(crate::env::run::run(inner.clone()));
+        let listener = inner.network.listen(prometheus::HOST, prometheus::PORT);
+        inner.spawn(inner.prometheus.clone().serve(listener));
         inner.supervise(&Actor::Capi);
         inner.supervise(&Actor::Controller);
         for other in &inner.others {
@@ -340,6 +343,7 @@ impl Parts {
             two_controllers: options.two_controllers,
             others: others.filter_map(|(actor, runs)| runs.then_some(actor)).collect(),
             misbehaviour: Mutex::default(),
+            prometheus: Prometheus::default(),
             lease_retry: options.lease_retry,
             leaders: Leaders::default(),
             hurry: options.hurry.max(1),

@@ -68,6 +68,7 @@ use crate::{
     leaders::Leaders,
     mirror::Mirror,
     pki::{self, HookClient, Identity},
+    prometheus::Prometheus,
     provider::Misbehaviour,
 };
 
@@ -204,6 +205,8 @@ pub(crate) struct Inner {
     pub(crate) others: BTreeSet<Actor>,
     /// How the provider of memory misbehaves now.
     pub(crate) misbehaviour: Mutex<Option<Misbehaviour>>,
+    /// What the controller asks before it begins with a machine.
+    pub(crate) prometheus: Prometheus,
     pub(crate) lease_retry: Option<Duration>,
     pub(crate) leaders: Leaders,
     pub(crate) hurry: u32,

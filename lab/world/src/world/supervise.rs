@@ -13,7 +13,7 @@ use jiff::SignedDuration;
 use lab_apiserver::StaleView;
 use lab_simhost::{SimDisk, SimHost};
 use refit_agent::{AgentOptions, Disk, Extras, PlanTrust};
-use refit_controller::{ControllerOptions, HookServer, Process};
+use refit_controller::{ControllerOptions, HookServer, Process, Settings};
 use refit_kinds::keys;
 use refit_runtime::{
     Clock, ObjectKey,
@@ -25,7 +25,7 @@ use refit_runtime::{
 };
 
 use super::{Actor, Inner, RESTART_DELAY, Running, lock, process::Switch};
-use crate::{canonical_controllers, pki, provider, version_provider};
+use crate::{canonical_controllers, pki, prometheus::Prometheus, provider, version_provider};
 
 /// How long a restarted process sees the NodeUpdates as they were before the effect at which it
 /// died: the watch cache of an API server may lag.
@@ -146,7 +146,10 @@ impl Inner {
                         cert: self.hook_identity.server.reloadable()?,
                         clients: Some(self.hook_client.trust.clone()),
                     },
-                    settings: self.settings.clone(),
+                    settings: Settings {
+                        prometheus: Some(Prometheus::config()),
+                        ..self.settings.clone()
+                    },
                     process: Process {
                         lease: self.two_controllers.then(|| {
                             let identity = actor.user_agent(incarnation);

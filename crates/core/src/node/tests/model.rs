@@ -178,6 +178,7 @@ impl Five {
                 status: self.group.clone(),
                 limits: self.limits,
                 pace: Pace::default(),
+                gates: None,
                 others: Others::read_on_use(|| others),
             }),
             workload: Workload::Seen(seen),

@@ -1,15 +1,21 @@
 //! What the pacing of a group holds back.
 
+use std::sync::Arc;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
     keys,
     refit::{
-        ExceptionRule, Gate, GroupFailure, GroupRollout, OneWindow, Origin, PacingException, Phase,
-        UpdateGroupStatus, Windows,
+        ExceptionRule, Gate, GroupFailure, GroupRollout, OneWindow, Origin, PacingException,
+        PacingGate, Phase, UpdateGroupStatus, Windows,
     },
 };
 
 use super::{rules::refused, world::*};
+use crate::{
+    gates::{ClosedGate, GatesRead},
+    node::{GroupState, ManagementWrite, Write, decide, requires_gates},
+};
 
 /// Three machines of the rollout have failed at the same step.
 fn stopped_by_failures() -> UpdateGroupStatus {
@@ -85,6 +91,69 @@ fn a_machine_does_not_begin_in_a_window_that_has_closed_since_its_claim() {
     one.host_works();
     one.settle();
     assert_eq!(one.gate(), Gate::Disrupt, "{:?}", one.blocked_by());
+}
+
+fn gates() -> Vec<PacingGate> {
+    serde_json::from_value(serde_json::json!([{"name": "alerts", "alerts": {}}])).unwrap()
+}
+
+fn closed_gates() -> Vec<ClosedGate> {
+    vec![ClosedGate { name: "alerts".to_owned(), why: "NodeDown fires".to_owned() }]
+}
+
+#[test]
+fn a_worker_prepares_and_then_waits_for_the_gates_of_its_group() {
+    let mut one = One::worker();
+    one.pace.pacing.gates = gates();
+    one.closed_gates = closed_gates();
+    let mut one = one.staged();
+    one.settle();
+    assert_eq!((one.blocked_by(), one.gate()), (vec!["GateClosed".to_owned()], Gate::Stage));
+    assert_eq!(one.slots(), 0);
+    one.closed_gates.clear();
+    one.settle();
+    assert_eq!(one.gate(), Gate::Upgrade);
+    // What has begun is finished.
+    one.closed_gates = closed_gates();
+    one.host_works();
+    one.settle();
+    assert_eq!(one.gate(), Gate::Disrupt, "{:?}", one.blocked_by());
+}
+
+#[test]
+fn a_machine_does_not_begin_if_a_gate_has_closed_since_its_claim() {
+    let mut one = One::control_plane();
+    one.pace.pacing.gates = gates();
+    one.settle();
+    assert_eq!((one.slots(), one.gate()), (1, Gate::Stage));
+    one.closed_gates = closed_gates();
+    one.host_works();
+    one.settle();
+    assert_eq!((one.blocked_by(), one.slots()), (vec!["GateClosed".to_owned()], 0));
+    one.closed_gates.clear();
+    one.settle();
+    assert_eq!((one.slots(), one.gate()), (1, Gate::Upgrade));
+}
+
+#[test]
+fn a_machine_begins_only_after_its_gates_were_checked_as_they_are_now() {
+    let requires = |one: &One, checked: Option<Vec<PacingGate>>| {
+        let mut snapshot = one.snapshot(None);
+        let GroupState::Present(group) = &mut snapshot.group else { panic!("it has a group") };
+        let read = |gates| Arc::new(GatesRead { gates, closed: Vec::new() });
+        group.gates = checked.map(read);
+        let decision = decide(&snapshot, at(one.now));
+        requires_gates(&snapshot, &decision, at(one.now))
+    };
+    let mut one = One::worker().staged();
+    while !matches!(one.decide().write, Some(Write::Management(ManagementWrite::ClaimSlot(_)))) {
+        assert!(one.step());
+    }
+    assert!(!requires(&one, None), "a group without gates");
+    one.pace.pacing.gates = gates();
+    assert!(requires(&one, None));
+    assert!(requires(&one, Some(Vec::new())), "the gates were added since");
+    assert!(!requires(&one, Some(gates())));
 }
 
 #[test]

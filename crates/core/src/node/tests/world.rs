@@ -21,6 +21,7 @@ use refit_kinds::{
 };
 
 use crate::{
+    gates::{ClosedGate, GatesRead},
     group::{Limits, Other, Pace},
     node::*,
     report::Refusal,
@@ -166,6 +167,8 @@ pub(super) struct One {
     pub(super) group: Option<UpdateGroupStatus>,
     pub(super) limits: Limits,
     pub(super) pace: Pace,
+    /// The gates of its group that are closed when they are checked.
+    pub(super) closed_gates: Vec<ClosedGate>,
     pub(super) others: Vec<Other>,
     pub(super) others_run: Vec<StatedVersion>,
     pub(super) leaving: Vec<Leaving>,
@@ -236,6 +239,7 @@ impl One {
             group: Some(UpdateGroupStatus::default()),
             limits: Limits { replicas: 0, max_unavailable: 0 },
             pace: Pace::default(),
+            closed_gates: Vec::new(),
             others: Vec::new(),
             others_run: Vec::new(),
             leaving: Vec::new(),
@@ -380,6 +384,11 @@ impl One {
                     status: status.clone(),
                     limits: self.limits,
                     pace: self.pace.clone(),
+                    // As the controller checks them.
+                    gates: Some(Arc::new(GatesRead {
+                        gates: self.pace.pacing.gates.clone(),
+                        closed: self.closed_gates.clone(),
+                    })),
                     others,
                 })
             }
