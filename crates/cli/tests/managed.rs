@@ -81,6 +81,10 @@ fn schedule_checks_before_it_writes() {
         assert_eq!(ended.code, Some(code), "{ended:?}");
         assert!(ended.stderr.contains(message), "{ended:?}");
     }
+    let lower = stage.run(&["schedule", "edge-1", "--to", "v1.30.0", "--at", "now"]);
+    assert_eq!(lower.code, Some(4), "{lower:?}");
+    assert!(lower.stderr.contains("nothing was written: "), "{lower:?}");
+    assert!(lower.stderr.contains("v1.30.0"), "{lower:?}");
     let rehearsed = stage.run(&["schedule", "edge-1", "--to", NEW, "--at", "now", "--dry-run"]);
     assert!(rehearsed.stdout.contains("(dry run: nothing was written)"), "{rehearsed:?}");
     assert_eq!(stage.server().revision(), before);

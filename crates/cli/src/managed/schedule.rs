@@ -8,20 +8,22 @@ use k8s_openapi::{
     api::authentication::v1::SelfSubjectReview, apimachinery::pkg::apis::meta::v1::Time,
 };
 use kube::{
-    Api, ResourceExt as _,
+    Api, Resource, ResourceExt as _,
     api::{Patch, PatchParams, PostParams},
 };
+use refit_cluster_api::kinds::Machine;
 use refit_core::{
     managed::cluster::was_commenced,
+    task::{GroupVersion, unreachable},
     windows::{OpenTime, Schedule},
 };
 use refit_kinds::{
     keys,
     refit::{
-        ClusterCheck, ClusterUpgrade, ClusterUpgradeSpec, DEFAULT_START_WITHIN_MINUTES,
+        ClusterCheck, ClusterUpgrade, ClusterUpgradeSpec, DEFAULT_START_WITHIN_MINUTES, GroupOwner,
         MAX_MINUTES, MAX_REQUEST_TEXT, UpdateGroup, UpgradePhase, UpgradeRecord, Windows,
     },
-    version::KubernetesVersion,
+    version::{KubernetesVersion, StatedVersion},
 };
 use refit_runtime::apply::{is_conflict, merge_diff};
 use serde_json::json;
@@ -32,7 +34,7 @@ use crate::{
     exit,
     global::{GlobalArgs, program},
     printer::{Format, Printer},
-    target::{Target, TargetKind},
+    target::{Gathered, Target, TargetKind},
     upgrade::ViaFlag,
 };
 
@@ -64,7 +66,7 @@ Exit codes:
   0  the upgrade is scheduled
   1  the cluster cannot be read or written
   2  the command line is invalid
-  4  refused, and nothing was written")]
+  4  refused, such as for a lower version, and nothing was written")]
 #[command(group = clap::ArgGroup::new("time").required(true).args(["at", "window"]))]
 pub(crate) struct ScheduleArgs {
     /// Name of the cluster.
@@ -115,6 +117,10 @@ pub(crate) fn schedule(args: &ScheduleArgs, global: &GlobalArgs) -> anyhow::Resu
         let name = &args.cluster.0;
         let target = Target { kind: TargetKind::Cluster, name: name.clone() };
         target.check(&cluster).await?;
+        let groups = groups_of(target.gather(&cluster).await?);
+        if let Some(why) = unreachable(&groups, &args.to) {
+            return Err(refused(&why));
+        }
         let now = cluster.clock.now();
         let start = match (&args.at, &args.window) {
             (Some(text), _) => Start { at: time(text, now)?, within_minutes: None },
@@ -129,6 +135,37 @@ pub(crate) fn schedule(args: &ScheduleArgs, global: &GlobalArgs) -> anyhow::Resu
         show(printer, args, &applied, before.as_ref())?;
         Ok(ExitCode::SUCCESS)
     })
+}
+
+/// The groups of a cluster, with the lowest version of their Machines, or what their owner requests, if that is lower.
+fn groups_of(found: Gathered) -> Vec<GroupVersion> {
+    let Gathered { control_plane, deployments, machines, .. } = found;
+    let of = |owner: GroupOwner, requested: &StatedVersion, machines: Vec<&Machine>| {
+        let runs = machines.iter().filter_map(|machine| machine.spec.version.version());
+        let version = runs.chain([requested.version()?]).min()?.clone();
+        Some(GroupVersion { owner, version })
+    };
+    let is_of_plane = |machine: &Machine| machine.labels().contains_key(keys::CONTROL_PLANE);
+    let plane = control_plane.iter().filter_map(|plane| {
+        let members = machines.iter().filter(|machine| is_of_plane(machine));
+        of(owner_of(plane), &plane.spec.version, members.collect())
+    });
+    let workers = deployments.iter().filter_map(|deployment| {
+        let name = deployment.name_any();
+        let of_deployment =
+            |machine: &&Machine| machine.labels().get(keys::DEPLOYMENT_NAME) == Some(&name);
+        let members = machines.iter().filter(of_deployment);
+        of(owner_of(deployment), &deployment.spec.template.spec.version, members.collect())
+    });
+    plane.chain(workers).collect()
+}
+
+fn owner_of<K: Resource<DynamicType = ()>>(owner: &K) -> GroupOwner {
+    GroupOwner {
+        api_version: K::api_version(&()).into_owned(),
+        kind: K::kind(&()).into_owned(),
+        name: owner.name_any(),
+    }
 }
 
 fn refused(message: &str) -> anyhow::Error {
