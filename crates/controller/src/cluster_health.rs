@@ -13,8 +13,17 @@ use refit_kinds::{keys, refit::MachineUid};
 use refit_runtime::ObjectKey;
 
 use crate::{
-    context::Context, groups::Group, host_plan::node_name, indexes::MACHINES_BY_CLUSTER,
-    node_update::look::WorkloadCluster, owner::LiveOwner, upgrade_task::cluster::groups_of,
+    api_error::{ReadError, is_silence},
+    context::Context,
+    groups::Group,
+    host_plan::node_name,
+    indexes::MACHINES_BY_CLUSTER,
+    node_update::{
+        live::{read_cluster, read_object},
+        look::WorkloadCluster,
+    },
+    owner::LiveOwner,
+    upgrade_task::cluster::groups_of,
 };
 
 /// What the caches show of a Cluster. The error is why it cannot be known.
@@ -37,6 +46,24 @@ pub(crate) fn seen(ctx: &Context, key: &ObjectKey) -> Result<HealthSeen, String>
         nodes: view.nodes.list().iter().map(|node| node.view.clone()).collect(),
         static_pods: view.static_pods.list().iter().filter_map(|pod| pod.view.clone()).collect(),
     })
+}
+
+/// Brings the caches up to the present with what [`seen`] shows.
+pub(crate) async fn read(ctx: &Context, cluster: &WorkloadCluster) -> Result<(), ReadError> {
+    let key = &cluster.key;
+    read_object(ctx, &ctx.stores.clusters, key).await?;
+    let owner = ctx.stores.clusters.get(key);
+    for group in owner.as_ref().map_or_else(Vec::new, |cluster| groups_of(ctx, cluster)) {
+        LiveOwner::read(ctx, &group).await?;
+        read_object(ctx, &ctx.stores.update_groups, &group.key).await?;
+    }
+    let read = read_cluster(ctx, cluster).await;
+    if let Err(ReadError::Workload(request)) = &read
+        && is_silence(&request.error)
+    {
+        cluster.view.mark_unreachable();
+    }
+    read
 }
 
 /// The Machines of groups that hold slots.

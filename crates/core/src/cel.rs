@@ -1,7 +1,8 @@
 //! Expressions of CEL over objects of Kubernetes, as users write them.
 //!
 //! What an expression may cost is bounded: a parser must not run out of stack, and no object may keep a program busy or
-//! make its memory grow.
+//! make its memory grow. So only what tests values is available, nothing that makes larger ones, and each round of a loop
+//! asks whether it may go on.
 
 use std::{
     collections::HashMap,
@@ -12,26 +13,74 @@ use std::{
 use kube_cel::{
     KubeCelExt as _,
     cel::{
-        Context, IdedExpr, Program, Value as Cel,
-        common::ast::{EntryExpr, Expr},
+        Context, ExecutionError, IdedExpr, Program, Value as Cel,
+        common::ast::{CallExpr, ComprehensionExpr, Expr, LiteralValue, SelectExpr, operators},
         context::VariableResolver,
     },
 };
 use refit_kinds::refit::MAX_EXPRESSION;
 use serde_json::Value;
 
-/// How deep brackets, and alternatives of `?`, may be nested.
+/// How many characters of an expression messages show.
+const SHOWN_CHARACTERS: usize = 120;
+/// How deep brackets may be nested.
 const MAX_NESTING: usize = 32;
-/// How deep `all`, `exists` and others may be nested.
-const MAX_LOOPS: usize = 2;
-/// Functions whose result may be many times as large as what they are given.
-const GROWING: [&str; 2] = ["replace", "format"];
+/// The operators and functions that are available, apart from `+`. None of them makes a value that is larger than what it is
+/// given.
+const AVAILABLE: [&str; 43] = [
+    operators::CONDITIONAL,
+    operators::LOGICAL_AND,
+    operators::LOGICAL_OR,
+    operators::LOGICAL_NOT,
+    operators::NOT_STRICTLY_FALSE,
+    operators::EQUALS,
+    operators::NOT_EQUALS,
+    operators::LESS,
+    operators::LESS_EQUALS,
+    operators::GREATER,
+    operators::GREATER_EQUALS,
+    operators::IN,
+    operators::INDEX,
+    operators::NEGATE,
+    operators::SUBSTRACT,
+    operators::MULTIPLY,
+    operators::DIVIDE,
+    operators::MODULO,
+    "size",
+    "contains",
+    "startsWith",
+    "endsWith",
+    "matches",
+    "lowerAscii",
+    "upperAscii",
+    "trim",
+    "int",
+    "uint",
+    "double",
+    "string",
+    "timestamp",
+    "duration",
+    "quantity",
+    "isQuantity",
+    "semver",
+    "isSemver",
+    "compareTo",
+    "isGreaterThan",
+    "isLessThan",
+    "asInteger",
+    "sum",
+    "min",
+    "max",
+];
+/// The name by which a loop asks whether it may go on. No expression of a user can contain it.
+const GOES_ON: &str = "@goes_on";
 
 /// An expression that can be evaluated.
 #[derive(Debug)]
 pub struct Expression {
-    source: String,
+    shown: String,
     program: Program,
+    checked: IdedExpr,
 }
 
 impl Expression {
@@ -48,20 +97,11 @@ impl Expression {
         let program = catch_unwind(AssertUnwindSafe(|| Program::compile(source)))
             .map_err(|_| "it cannot be parsed".to_owned())?
             .map_err(|error| first_line(error.to_string()))?;
-        let calls = program.references();
-        if let Some(name) = GROWING.into_iter().find(|name| calls.has_function(name)) {
-            return Err(format!("it calls {name}, which is not available"));
-        }
-        if loops(program.expression()) > MAX_LOOPS {
-            return Err(format!(
-                "all, exists and other loops are nested more than {MAX_LOOPS} deep"
-            ));
-        }
-        if !variables.iter().any(|name| calls.has_variable(name)) {
+        if !variables.iter().any(|name| program.references().has_variable(name)) {
             return Err(format!("it reads none of {}", variables.join(", ")));
         }
-        drop(calls);
-        Ok(Self { source: source.to_owned(), program })
+        let checked = checked(program.expression().clone())?;
+        Ok(Self { shown: shown(source), program, checked })
     }
 
     /// Whether it reads a variable.
@@ -69,21 +109,20 @@ impl Expression {
         self.program.references().has_variable(variable)
     }
 
-    /// Checks that it is true for these objects; otherwise the error tells what it is.
+    /// Checks that it is true for these objects; otherwise the error is a sentence, without any of their values.
     ///
-    /// It is given up when `goes_on` returns false, at the next time that it reads an object: whatever takes long does so
-    /// again and again.
+    /// It is given up once `goes_on` returns false.
     pub fn check(
         &self,
         objects: &[(&str, &Value)],
         goes_on: &(dyn Fn() -> bool + Sync),
     ) -> Result<(), String> {
-        let source = &self.source;
+        let source = &self.shown;
         let variables = objects.iter().map(|(name, object)| (*name, cel_of(object))).collect();
         let objects = Objects { variables, goes_on };
         let mut context = Context::default().with_all();
         context.set_variable_resolver(&objects);
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.program.execute(&context)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| Cel::resolve(&self.checked, &context)));
         if !goes_on() {
             return Err(format!("{source} takes too long"));
         }
@@ -91,13 +130,19 @@ impl Expression {
             Ok(Ok(Cel::Bool(true))) => Ok(()),
             Ok(Ok(Cel::Bool(false))) => Err(format!("{source} is false")),
             Ok(Ok(_)) => Err(format!("{source} is neither true nor false")),
-            Ok(Err(error)) => Err(format!("{source}: {error}")),
-            Err(_) => Err(format!("{source} cannot be evaluated")),
+            Ok(Err(ExecutionError::NoSuchKey(name))) => {
+                Err(format!("{source}: there is no {name}"))
+            }
+            Ok(Err(ExecutionError::UndeclaredReference(name))) => {
+                Err(format!("{source}: {name} is not defined"))
+            }
+            // Their texts contain the values.
+            Ok(Err(_)) | Err(_) => Err(format!("{source} cannot be evaluated with its values")),
         }
     }
 }
 
-/// The objects that an expression reads, as long as it may go on.
+/// The objects that an expression reads, and whether it may go on.
 struct Objects<'a> {
     variables: HashMap<&'a str, Cel>,
     goes_on: &'a (dyn Fn() -> bool + Sync),
@@ -105,50 +150,130 @@ struct Objects<'a> {
 
 impl VariableResolver for Objects<'_> {
     fn resolve(&self, name: &str) -> Option<Cel> {
-        self.variables.get(name).filter(|_| (self.goes_on)()).cloned()
+        if name == GOES_ON {
+            return (self.goes_on)().then_some(Cel::Bool(true));
+        }
+        self.variables.get(name).cloned()
     }
 }
 
-/// How deep the brackets and the alternatives of a text are nested at most, whatever is in its strings.
+/// An expression as messages show it: its beginning.
+pub fn shown(source: &str) -> String {
+    let mut shown: String = source.chars().take(SHOWN_CHARACTERS).collect();
+    if shown.len() < source.len() {
+        shown.push_str("...");
+    }
+    shown
+}
+
+/// How deep the brackets of a text are nested at most, whatever is in its strings.
 fn nesting(source: &str) -> usize {
-    let (mut depth, mut deepest, mut alternatives) = (0_usize, 0, 0);
+    let (mut depth, mut deepest) = (0_usize, 0);
     for character in source.chars() {
         match character {
             '(' | '[' | '{' => depth += 1,
             ')' | ']' | '}' => depth = depth.saturating_sub(1),
-            '?' => alternatives += 1,
             _ => {}
         }
         deepest = deepest.max(depth);
     }
-    deepest.max(alternatives)
+    deepest
 }
 
-/// How deep loops are nested: `all`, `exists`, `map` and others.
-fn loops(expression: &IdedExpr) -> usize {
-    let all = |parts: &[IdedExpr]| parts.iter().map(loops).max().unwrap_or_default();
-    match &expression.expr {
-        Expr::Unspecified | Expr::Ident(_) | Expr::Literal(_) => 0,
-        Expr::Call(call) => all(&call.args).max(call.target.as_deref().map_or(0, loops)),
-        Expr::List(list) => all(&list.elements),
-        Expr::Select(select) => loops(&select.operand),
-        Expr::Map(map) => map.entries.iter().map(|entry| of_entry(&entry.expr)).max().unwrap_or(0),
-        Expr::Struct(object) => {
-            object.entries.iter().map(|entry| of_entry(&entry.expr)).max().unwrap_or(0)
+/// The expression as it is evaluated, if all of it is available.
+fn checked(expression: IdedExpr) -> Result<IdedExpr, String> {
+    let id = expression.id;
+    let expr = match expression.expr {
+        Expr::Literal(_) | Expr::Ident(_) => expression.expr,
+        Expr::Select(SelectExpr { operand, field, test: true }) => {
+            Expr::Select(SelectExpr { operand: Box::new(checked(*operand)?), field, test: true })
         }
-        Expr::Comprehension(one) => {
-            let body = [&one.loop_cond, &one.loop_step, &one.result].map(loops);
-            let body = body.into_iter().max().unwrap_or_default();
-            loops(&one.iter_range).max(loops(&one.accu_init)).max(1 + body)
+        // To the library, a field of what is no map is false.
+        Expr::Select(SelectExpr { operand, field, test: false }) => {
+            let key = Expr::Literal(LiteralValue::String(field.into()));
+            let args = vec![checked(*operand)?, IdedExpr { id, expr: key }];
+            Expr::Call(CallExpr { func_name: operators::INDEX.to_owned(), target: None, args })
         }
-    }
+        Expr::Call(call) => Expr::Call(available(call)?),
+        Expr::List(list) => {
+            let is_literal = |one: &IdedExpr| matches!(one.expr, Expr::Literal(_));
+            if !list.elements.iter().all(is_literal) {
+                return Err("a list can contain only literals".to_owned());
+            }
+            Expr::List(list)
+        }
+        Expr::Comprehension(one) => Expr::Comprehension(Box::new(interruptible(*one)?)),
+        Expr::Map(_) | Expr::Struct(_) | Expr::Unspecified => {
+            return Err("maps and structs are not available".to_owned());
+        }
+    };
+    Ok(IdedExpr { id, expr })
 }
 
-fn of_entry(entry: &EntryExpr) -> usize {
-    match entry {
-        EntryExpr::StructField(field) => loops(&field.value),
-        EntryExpr::MapEntry(entry) => loops(&entry.key).max(loops(&entry.value)),
+fn available(call: CallExpr) -> Result<CallExpr, String> {
+    let CallExpr { func_name, target, args } = call;
+    if func_name == operators::ADD {
+        let is_bounded = |one: &IdedExpr| match &one.expr {
+            Expr::Literal(literal) => {
+                matches!(
+                    literal,
+                    LiteralValue::Int(_) | LiteralValue::UInt(_) | LiteralValue::Double(_)
+                )
+            }
+            Expr::Call(call) => ["duration", "timestamp"].contains(&&*call.func_name),
+            _ => false,
+        };
+        if !args.iter().any(is_bounded) {
+            return Err("+ needs a number, a duration or a timestamp".to_owned());
+        }
+    } else if !AVAILABLE.contains(&&*func_name) {
+        return Err(format!("{func_name} is not available"));
     }
+    let target = target.map(|target| checked(*target)).transpose()?.map(Box::new);
+    let args = args.into_iter().map(checked).collect::<Result<_, _>>()?;
+    Ok(CallExpr { func_name, target, args })
+}
+
+/// A loop that asks at each round whether it may go on.
+fn interruptible(one: ComprehensionExpr) -> Result<ComprehensionExpr, String> {
+    let loop_step = if matches!(one.accu_init.expr, Expr::List(_)) {
+        filtered(one.loop_step, &one.iter_var)?
+    } else {
+        checked(one.loop_step)?
+    };
+    let id = one.loop_cond.id;
+    let goes_on = IdedExpr { id, expr: Expr::Ident(GOES_ON.to_owned()) };
+    let both = CallExpr {
+        func_name: operators::LOGICAL_AND.to_owned(),
+        target: None,
+        args: vec![goes_on, checked(one.loop_cond)?],
+    };
+    Ok(ComprehensionExpr {
+        iter_range: checked(one.iter_range)?,
+        loop_cond: IdedExpr { id, expr: Expr::Call(both) },
+        loop_step,
+        result: checked(one.result)?,
+        ..one
+    })
+}
+
+/// The step of `filter`, which keeps an element or not. That of `map` could make larger ones.
+fn filtered(step: IdedExpr, element: &str) -> Result<IdedExpr, String> {
+    let refused = || Err("map is not available: use filter, all, exists or exists_one".to_owned());
+    let Expr::Call(CallExpr { func_name, target: None, mut args }) = step.expr else {
+        return refused();
+    };
+    let keeps = |one: &IdedExpr| {
+        let Expr::Call(call) = &one.expr else { return false };
+        let Some(Expr::List(kept)) = call.args.get(1).map(|kept| &kept.expr) else { return false };
+        call.func_name == operators::ADD
+            && kept.elements.iter().all(|one| one.expr == Expr::Ident(element.to_owned()))
+    };
+    if func_name != operators::CONDITIONAL || args.len() != 3 || !keeps(&args[1]) {
+        return refused();
+    }
+    args[0] = checked(std::mem::take(&mut args[0]))?;
+    Ok(IdedExpr { id: step.id, expr: Expr::Call(CallExpr { func_name, target: None, args }) })
 }
 
 /// A value as Kubernetes gives it to CEL: whole numbers are integers.
@@ -182,35 +307,96 @@ mod tests {
         Expression::compile(source, &["self"])
     }
 
+    fn check(source: &str, object: &Value) -> Result<(), String> {
+        compile(source)?.check(&[("self", object)], &|| true)
+    }
+
     #[test]
     fn an_expression_that_could_cost_too_much_is_refused() {
         let deep = format!("self.a == {}1{}", "(".repeat(40), ")".repeat(40));
-        let alternatives = format!("self.a == {}1", "true ? 1 : ".repeat(40));
         let long = format!("self.a == '{}'", "x".repeat(2048));
         for (source, why) in [
             (&*deep, "its brackets are nested more than 32 deep"),
-            (&*alternatives, "its brackets are nested more than 32 deep"),
             (&*long, "it has more than 2048 characters"),
-            ("self.a.replace('a', 'aa') == ''", "it calls replace, which is not available"),
+            ("self.a.replace('a', 'aa') == ''", "replace is not available"),
+            ("self.a.join(self.b) == ''", "join is not available"),
+            ("lists.range(100000000).size() > self.a", "range is not available"),
+            ("self.a + self.a == 'aa'", "+ needs a number, a duration or a timestamp"),
+            ("self.a in [self.b]", "a list can contain only literals"),
+            ("{'a': self}.size() == 1", "maps and structs are not available"),
+            ("A{} == self", "maps and structs are not available"),
             (
-                "self.a.all(x, x.b.all(y, y.c.all(z, z)))",
-                "all, exists and other loops are nested more than 2 deep",
+                "self.a.map(x, [x, x]).size() == 1",
+                "map is not available: use filter, all, exists or exists_one",
+            ),
+            (
+                "self.a.all(x, x.map(y, y > 1, [y]).size() == 1)",
+                "map is not available: use filter, all, exists or exists_one",
             ),
         ] {
             assert_eq!(compile(source).map(drop), Err(why.to_owned()), "{source}");
         }
-        assert!(compile("self.a.map(x, x.b).filter(x, x).all(x, x.c.exists(y, y))").is_ok());
     }
 
     #[test]
-    fn an_expression_that_takes_too_long_is_given_up() {
+    fn what_tests_values_is_available() {
+        let object = json!({
+            "a": [{"b": 1}, {"b": 3}], "text": "Abc", "memory": "8Gi", "at": "2026-01-01T00:00:00Z", "null": null,
+        });
+        for source in [
+            "self.a.filter(x, x.b > 1).size() == 1",
+            "self.a.exists_one(x, x.b == 3) && self.a.all(x, x.b + 1 < 5) && !self.a.exists(x, x.b == 2)",
+            "self.text.lowerAscii().startsWith('abc') && self.text.matches('^A') && self.text in ['Abc', 'x']",
+            "quantity(self.memory).isGreaterThan(quantity('4Gi'))",
+            "timestamp(self.at) + duration('1h') > timestamp('2026-01-01T00:30:00Z')",
+            "has(self.text) && !has(self.absent) && self.a[0].b == 1 && self['text'] == 'Abc'",
+            "has(self.absent) ? false : self.a.size() == 2",
+        ] {
+            assert_eq!(check(source, &object), Ok(()), "{source}");
+        }
+    }
+
+    #[test]
+    fn a_field_of_what_has_no_fields_is_an_error() {
+        let object = json!({"list": [1], "text": "a", "null": null, "map": {}});
+        for field in ["list", "text", "null", "map"] {
+            for source in [format!("!self.{field}.failed"), format!("self.{field}.failed == false")]
+            {
+                let error = check(&source, &object).unwrap_err();
+                assert!(!error.ends_with("is false"), "{error}");
+            }
+        }
+        let error = check("self.map.failed", &object).unwrap_err();
+        assert_eq!(error, "self.map.failed: there is no failed");
+        assert_eq!(check("self.map == x", &object).unwrap_err(), "self.map == x: x is not defined");
+    }
+
+    #[test]
+    fn an_error_of_an_expression_contains_no_values() {
+        let object = json!({"password": "hunter2"});
+        for source in
+            ["self + 1 == 2", "self.password + 1 == 2", "self.password", "int(self.password) == 1"]
+        {
+            let error = check(source, &object).unwrap_err();
+            assert!(!error.contains("hunter2"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_loop_is_given_up_at_any_round() {
         let many: Vec<i64> = (0..2000).collect();
         let object = json!({"a": many});
-        let loops = compile("self.a.all(x, self.a.all(y, x + y >= 0))").unwrap();
-        let left = AtomicI64::new(100);
-        let goes_on = || left.fetch_sub(1, Relaxed) > 0;
-        let error = loops.check(&[("self", &object)], &goes_on).unwrap_err();
-        assert!(error.ends_with("takes too long"), "{error}");
-        assert!(left.load(Relaxed) > -10, "it went on: {left:?}");
+        for source in [
+            "self.a.all(x, self.a.all(y, x + 1 >= 0 && y >= 0))",
+            "[1, 2].all(z, self.a.exists(x, x < 0))",
+            "self.a.filter(x, x > 1).size() > 1",
+            "self.a.exists_one(x, x == 1)",
+        ] {
+            let left = AtomicI64::new(100);
+            let goes_on = || left.fetch_sub(1, Relaxed) > 0;
+            let error = compile(source).unwrap().check(&[("self", &object)], &goes_on).unwrap_err();
+            assert!(error.ends_with("takes too long"), "{error}");
+            assert!(left.load(Relaxed) > -10, "{source} went on: {left:?}");
+        }
     }
 }

@@ -21,6 +21,7 @@ use crate::{
     managers::probe,
     objects::{self, EXTENSION_CONFIG, Objects},
     process::{Part, Program},
+    prometheus,
     tap::Tap,
     wait::eventually,
 };
@@ -42,6 +43,8 @@ const MANAGEMENT_PLANS: [&str; 2] = [
 pub struct Controller {
     part: Part,
     health: u16,
+    /// Port at which the controller asks for Prometheus.
+    prometheus: u16,
     /// Port of the hooks.
     pub hooks: u16,
     tap: Option<Tap>,
@@ -64,7 +67,7 @@ impl Controller {
         let kubeconfig = directory.join("refit-controller.kubeconfig");
         let groups = ["system:serviceaccounts", "system:serviceaccounts:refit-system"];
         certs.write_kubeconfig(&kubeconfig, url, SERVICE_ACCOUNT, &groups)?;
-        let (hooks, health) = (free_port()?, free_port()?);
+        let (hooks, health, prometheus) = (free_port()?, free_port()?, free_port()?);
         let program = Program {
             name: "refit-controller".to_owned(),
             path: program,
@@ -76,6 +79,7 @@ impl Controller {
                 format!("--client-ca={}", certificates.join("ca.crt").display()),
                 format!("--client-name={HOOK_CLIENT}"),
                 "--plan-location=Management".to_owned(),
+                format!("--prometheus-url=http://127.0.0.1:{prometheus}"),
                 "--shutdown-delay-seconds=1".to_owned(),
                 // Short, because the next controller waits for the lease of a killed one.
                 "--lease-duration-seconds=6".to_owned(),
@@ -90,6 +94,7 @@ impl Controller {
         let controller = Self {
             part: Part::start(program, directory)?,
             health,
+            prometheus,
             hooks,
             tap,
             client: client.clone(),
@@ -108,6 +113,11 @@ impl Controller {
     /// Returns the recording proxy for the hooks, while fixtures are recorded.
     pub fn tap(&self) -> Option<&Tap> {
         self.tap.as_ref()
+    }
+
+    /// Starts the Prometheus that the controller asks. It scrapes the controller.
+    pub fn start_prometheus(&self, directory: &Path) -> anyhow::Result<Part> {
+        prometheus::start(self.prometheus, self.health, directory)
     }
 
     /// Waits until the controller is ready.

@@ -14,6 +14,7 @@
 //! | [`apiserver`] | etcd and kube-apiserver |
 //! | [`extension`] | a test extension with responses that Refit must not give |
 //! | [`recorder`], [`history`] | recording what a flow did to a rollout, and comparing histories |
+//! | [`prometheus`] | Debian's Prometheus, with Refit's alert rules |
 //! | [`tap`] | records Cluster API's calls of Refit's hooks, and the responses |
 //! | [`fixtures`] | where recorded fixtures are stored |
 //! | [`process`] | a program that ends together with the bed |
@@ -40,6 +41,7 @@ pub mod network;
 pub mod objects;
 pub mod parts;
 pub mod process;
+pub mod prometheus;
 pub mod proxy;
 pub mod recorder;
 pub mod tap;

@@ -6,10 +6,12 @@ use std::{
 };
 
 use crate::common::{NEW, TEST, in_world, up, upgraded};
+use kube::api::PostParams;
 use lab_world::{
     pki::{PROBE_HOST, PROBE_PORT},
     world::World,
 };
+use refit_kinds::refit::{ClusterUpgrade, ClusterUpgradePlan, ClusterUpgradeSpec};
 use refit_runtime::{client::ClientStack, gate::Open, net::Dialer};
 
 async fn scrape(world: &World) -> String {
@@ -117,6 +119,55 @@ fn value(samples: &[Sample], name: &str, labels: &BTreeMap<String, String>) -> O
 
 fn labels<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
     pairs.map(|(key, text)| (key.to_owned(), text.to_owned())).into()
+}
+
+/// The names of Refit's series in a text.
+fn named(text: &str) -> BTreeSet<String> {
+    let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    let words = text.split(|c| !is_part(c)).filter(|word| word.starts_with("refit_"));
+    words.map(str::to_owned).collect()
+}
+
+/// The families that appear only after what a healthy world lacks: errors of requests, and calls of Updaters.
+const RARE: [&str; 2] = ["refit_reconcile_errors_total", "refit_updater_call_duration_seconds"];
+
+#[test]
+fn every_metric_of_the_alerts_and_the_dashboard_exists() {
+    in_world(async {
+        let world = up().await;
+        let client = world.client(TEST).unwrap();
+        let upgrade = ClusterUpgrade::new("edge-1", ClusterUpgradeSpec::to(NEW.parse().unwrap()));
+        let api = kube::Api::namespaced(client.clone(), "default");
+        api.create(&PostParams::default(), &upgrade).await.unwrap();
+        let plan: ClusterUpgradePlan = serde_json::from_value(serde_json::json!({
+            "apiVersion": "refit.dev/v1alpha1", "kind": "ClusterUpgradePlan", "metadata": {"name": "all"},
+            "spec": {"version": NEW, "waves": [{"name": "all"}], "paused": true},
+        }))
+        .unwrap();
+        kube::Api::all(client).create(&PostParams::default(), &plan).await.unwrap();
+        world.upgrade(NEW).await.unwrap();
+        upgraded(&world, NEW).await;
+        let text = scrape(&world).await;
+        let series: BTreeSet<String> = parse(&text).into_iter().map(|(name, ..)| name).collect();
+        let family = |name: &str| {
+            let suffix =
+                ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
+            suffix.unwrap_or(name).to_owned()
+        };
+        let documented = named(include_str!("../../../docs/operations.md"));
+        for file in [
+            include_str!("../../../deploy/monitoring/prometheus_rule.yaml"),
+            include_str!("../../../deploy/monitoring/dashboard.json"),
+        ] {
+            let names = named(file);
+            assert!(names.len() > 5, "{names:?}");
+            for name in names {
+                let is_rare =
+                    RARE.contains(&&*family(&name)) && documented.contains(&family(&name));
+                assert!(series.contains(&name) || is_rare, "{name} does not exist: {series:#?}");
+            }
+        }
+    });
 }
 
 #[test]

@@ -11,16 +11,12 @@ use refit_kinds::refit::ClusterUpgrade;
 use refit_runtime::ObjectKey;
 
 use crate::{
-    api_error::{ReadError, is_silence},
+    api_error::ReadError,
     cluster_health,
     context::Context,
     groups::Group,
     indexes::TASKS_BY_CLUSTER,
-    node_update::{
-        live::{read_cluster, read_object},
-        look::WorkloadCluster,
-    },
-    owner::LiveOwner,
+    node_update::{live::read_object, look::WorkloadCluster},
     upgrade_task::{cluster::groups_now, obstacle},
 };
 
@@ -64,8 +60,8 @@ impl Look {
         }
     }
 
-    /// The same with the gates of the groups, as far as they matter. For what begins, they are checked now.
-    pub(super) async fn with_gates(&self, ctx: &Context, known: Known, begins: bool) -> Known {
+    /// The same with the gates of the groups, as far as they matter. For what is decided for good, they are checked now.
+    pub(super) async fn with_gates(&self, ctx: &Context, known: Known, now: bool) -> Known {
         let key = self.key();
         let has_gates = |(group, _): &&(Group, GroupNow)| {
             let object = ctx.stores.update_groups.get(&group.key);
@@ -73,12 +69,12 @@ impl Look {
         };
         let gated: Vec<_> = self.groups.iter().filter(has_gates).collect();
         let Some(view) = ctx.workload_index.view(&key) else { return known };
-        if gated.is_empty() || !known.asks_for_gates() {
+        if gated.is_empty() || !now && !known.asks_for_gates() {
             return known;
         }
         let cluster = &WorkloadCluster { key, view };
         let found = join_all(gated.into_iter().map(|(group, _)| async move {
-            if begins {
+            if now {
                 ctx.gates.check(ctx, &group.key, cluster).await
             } else {
                 ctx.gates.recent(ctx, &group.key, cluster).await
@@ -99,19 +95,9 @@ impl Look {
     pub(super) async fn read_live(&self, ctx: &Context) -> Result<(), ReadError> {
         let key = self.key();
         read_object(ctx, &ctx.stores.cluster_upgrades, &key).await?;
-        read_object(ctx, &ctx.stores.clusters, &key).await?;
-        for (group, _) in &self.groups {
-            LiveOwner::read(ctx, group).await?;
-            read_object(ctx, &ctx.stores.update_groups, &group.key).await?;
+        match ctx.workload_index.view(&key) {
+            Some(view) => cluster_health::read(ctx, &WorkloadCluster { key, view }).await,
+            None => read_object(ctx, &ctx.stores.clusters, &key).await,
         }
-        let Some(view) = ctx.workload_index.view(&key) else { return Ok(()) };
-        let cluster = WorkloadCluster { key, view };
-        let read = read_cluster(ctx, &cluster).await;
-        if let Err(ReadError::Workload(request)) = &read
-            && is_silence(&request.error)
-        {
-            cluster.view.mark_unreachable();
-        }
-        read
     }
 }

@@ -49,7 +49,7 @@ const LOOK: Duration = Duration::from_mins(5);
 /// Requeue delay after a write was refused.
 const AFTER_REFUSAL: Duration = Duration::from_secs(15);
 /// How many upgrades are worked on at once.
-const WORKERS: usize = 16;
+const WORKERS: usize = 64;
 
 /// Reconciles ClusterUpgrades until the future is dropped.
 pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
@@ -96,6 +96,9 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
         } else {
             return Ok(Next::Done);
         }
+        decision = decide(&known);
+    } else if completes(&known.upgrade, &decision) {
+        known = look.with_gates(ctx, look.known(ctx), true).await;
         decision = decide(&known);
     }
     if let Some(hindrance) = resolve(ctx, &known.upgrade, &mut decision.writes).await? {
@@ -179,6 +182,12 @@ pub(crate) fn at_the_latest(ctx: &Context, again: Option<Timestamp>) -> Next {
         Some(Err(_)) => Next::RequeueAfter(COLLECT),
         None => Next::RequeueAfter(LOOK),
     }
+}
+
+/// Whether an upgrade ends well with this decision.
+fn completes(upgrade: &ClusterUpgrade, decision: &Decision) -> bool {
+    let before = upgrade.status.as_ref().map(|status| status.phase);
+    decision.status.phase == UpgradePhase::Completed && before != Some(UpgradePhase::Completed)
 }
 
 /// Whether a write leads to Machines being updated.

@@ -6,6 +6,7 @@
 mod expressions;
 mod objects;
 mod prometheus;
+mod turns;
 
 use std::{
     collections::BTreeMap,
@@ -19,26 +20,25 @@ use refit_core::gates::{ClosedGate, GatedCluster, GatesRead, check_cluster};
 use refit_kinds::refit::{GateTest, PacingGate};
 use refit_runtime::ObjectKey;
 
-use self::expressions::Expressions;
 pub(crate) use self::prometheus::Prometheus;
+use self::turns::Turns;
 use crate::{
-    cluster_health,
-    context::Context,
-    node_update::{live::read_cluster, look::WorkloadCluster},
-    shared_read::SharedRead,
+    cluster_health, context::Context, node_update::look::WorkloadCluster, shared_read::SharedRead,
 };
 
-/// How long a gate may take to be checked.
+/// How long a request for a gate may take, once it is its turn.
 const DEADLINE: Duration = Duration::from_secs(10);
+/// How many gates on objects are checked at once, and how many of one namespace.
+const OBJECTS_AT_ONCE: (usize, usize) = (4, 1);
 /// For how long a closed gate is believed to be closed.
 const CLOSED_FOR: SignedDuration = SignedDuration::from_secs(20);
 /// For how long the last check counts where nothing is begun on it.
-const RECENT_FOR: SignedDuration = SignedDuration::from_mins(1);
+const RECENT_FOR: SignedDuration = SignedDuration::from_secs(45);
 
 /// The checks of all groups.
 pub(crate) struct Gates {
     prometheus: Prometheus,
-    expressions: Expressions,
+    objects: Turns,
     groups: Mutex<BTreeMap<ObjectKey, Arc<OfGroup>>>,
 }
 
@@ -61,7 +61,8 @@ impl OfGroup {
 
 impl Gates {
     pub(crate) fn new(prometheus: Prometheus) -> Self {
-        Self { prometheus, expressions: Expressions::default(), groups: Mutex::default() }
+        let (all, of_namespace) = OBJECTS_AT_ONCE;
+        Self { prometheus, objects: Turns::new(all, of_namespace), groups: Mutex::default() }
     }
 
     /// What the last check of a group has found, as long as a closed gate is believed.
@@ -89,7 +90,7 @@ impl Gates {
         of_group.checks.share(Box::pin(check)).await
     }
 
-    /// What was found in the last minute, where nothing is begun on it; otherwise the gates are checked now.
+    /// What was found a moment ago, where nothing is begun on it; otherwise the gates are checked now.
     pub(crate) async fn recent(
         &self,
         ctx: &Context,
@@ -116,11 +117,8 @@ impl Gates {
     async fn read(&self, ctx: &Context, group: &ObjectKey, cluster: &WorkloadCluster) -> GatesRead {
         let gates = gates_of(ctx, group);
         let found = join_all(gates.iter().map(|gate| async {
-            let outcome = tokio::time::timeout(DEADLINE, Box::pin(self.gate(ctx, gate, cluster)));
-            let why = outcome.await.unwrap_or_else(|_| {
-                Err(format!("it could not be checked within {} s", DEADLINE.as_secs()))
-            });
-            why.err().map(|why| ClosedGate { name: gate.name.clone(), why })
+            let outcome = Box::pin(self.gate(ctx, gate, cluster)).await;
+            outcome.err().map(|why| ClosedGate::new(&gate.name, &why))
         }));
         let closed = found.await.into_iter().flatten().collect();
         GatesRead { gates, closed }
@@ -136,18 +134,28 @@ impl Gates {
         let of = GatedCluster { namespace: &cluster.key.namespace, name: &cluster.key.name };
         match gate.test() {
             Some(GateTest::Checks(checks)) => {
-                read_cluster(ctx, cluster).await.map_err(|error| error.to_string())?;
+                let read = cluster_health::read(ctx, cluster).await;
+                read.map_err(|error| error.to_string())?;
                 check_cluster(checks, cluster_health::seen(ctx, &cluster.key)?)
             }
             Some(GateTest::Alerts(alerts)) => self.prometheus.alerts(alerts, &of).await,
             Some(GateTest::Query(query)) => self.prometheus.query(query, &of).await,
             Some(GateTest::Objects(objects)) => {
-                let read = objects::read(ctx, objects, &cluster.key).await?;
-                self.expressions.judge(&cluster.key.namespace, objects, read).await
+                let turn = self.objects.next(of.namespace).await?;
+                let read = within_deadline(objects::read(ctx, objects, &cluster.key)).await?;
+                expressions::judge(turn, objects, read).await
             }
             None => Err("it needs exactly one of checks, alerts, query and objects".to_owned()),
         }
     }
+}
+
+/// The result of requests, if it arrives in time.
+async fn within_deadline<T>(
+    requests: impl Future<Output = Result<T, String>>,
+) -> Result<T, String> {
+    let late = |_| Err(format!("it could not be checked within {} s", DEADLINE.as_secs()));
+    tokio::time::timeout(DEADLINE, Box::pin(requests)).await.unwrap_or_else(late)
 }
 
 fn gates_of(ctx: &Context, group: &ObjectKey) -> Vec<PacingGate> {

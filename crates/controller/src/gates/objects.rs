@@ -7,12 +7,15 @@ use kube::{
     discovery::{self, ApiResource, Scope},
 };
 use refit_core::gates::objects::ObjectsRead;
-use refit_kinds::refit::{GateCluster, MAX_GATE_OBJECTS, ObjectsGate};
+use refit_kinds::refit::{GateCluster, ObjectsGate};
 use refit_runtime::{ObjectKey, apply};
 
 use crate::{api_error::cause, context::Context};
 
-/// Reads the objects of a gate, one more than it may have at most. The error is why they cannot be read.
+/// How many objects are read at a time.
+const PAGE: u32 = 20;
+
+/// Reads the objects of a gate. The error is why they cannot be read.
 pub(super) async fn read(
     ctx: &Context,
     gate: &ObjectsGate,
@@ -59,14 +62,14 @@ pub(super) async fn read(
     list(&client, &resource, namespace.as_deref(), gate).await
 }
 
+/// Lists page by page: an object may be large.
 async fn list(
     client: &Client,
     resource: &ApiResource,
     namespace: Option<&str>,
     gate: &ObjectsGate,
 ) -> Result<ObjectsRead, String> {
-    let mut params =
-        ListParams { limit: u32::try_from(MAX_GATE_OBJECTS).ok(), ..ListParams::default() };
+    let mut params = ListParams { limit: Some(PAGE), ..ListParams::default() };
     if let Some(selector) = &gate.selector {
         let selector = Selector::try_from(selector.clone());
         params =
@@ -76,10 +79,19 @@ async fn list(
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, resource),
         None => Api::all_with(client.clone(), resource),
     };
-    let listed = api.list(&params).await.map_err(|error| {
-        format!("{} {} cannot be listed: {}", resource.api_version, resource.kind, cause(&error))
-    })?;
-    let has_more = listed.metadata.continue_.is_some_and(|next| !next.is_empty());
-    let objects = listed.items.iter().map(serde_json::to_value).collect::<Result<_, _>>();
-    Ok(ObjectsRead { objects: objects.map_err(|error| error.to_string())?, has_more })
+    let mut read = ObjectsRead::default();
+    loop {
+        let page = api.list(&params).await.map_err(|error| {
+            let ApiResource { api_version, kind, .. } = resource;
+            format!("{api_version} {kind} cannot be listed: {}", cause(&error))
+        })?;
+        for object in &page.items {
+            let object = serde_json::to_value(object).map_err(|error| error.to_string())?;
+            read.add(&gate.kind, object)?;
+        }
+        params.continue_token = page.metadata.continue_.filter(|next| !next.is_empty());
+        if params.continue_token.is_none() || read.has_more {
+            return Ok(read);
+        }
+    }
 }

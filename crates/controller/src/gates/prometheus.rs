@@ -9,32 +9,35 @@ use refit_core::gates::{
 };
 use refit_kinds::refit::AlertsGate;
 use refit_runtime::client::{ClientStack, too_large};
-use tokio::sync::Semaphore;
 
+use super::{turns::Turns, within_deadline};
 use crate::api_error::cause;
 
 /// Maximum size of an answer.
 const MAX_ANSWER: usize = 4 << 20;
-/// How many queries are made at once.
-const QUERIES_AT_ONCE: usize = 16;
+/// How many queries are made at once, and how many of one namespace.
+const QUERIES_AT_ONCE: (usize, usize) = (32, 4);
 
 /// The Prometheus of the settings.
 pub(crate) struct Prometheus {
     client: Result<Client, String>,
-    turns: Semaphore,
+    turns: Turns,
 }
 
 impl Prometheus {
     /// Of the settings; without them, its gates are closed.
     pub(crate) fn new(stack: ClientStack, settings: Option<&kube::Config>) -> Self {
-        let client = match settings {
-            Some(config) => stack
-                .with_max_answer(MAX_ANSWER)
-                .client(config)
-                .map_err(|error| format!("the settings of Prometheus are not valid: {error}")),
-            None => Err("the controller knows no Prometheus: set --prometheus-url".to_owned()),
-        };
-        Self { client, turns: Semaphore::new(QUERIES_AT_ONCE) }
+        let client =
+            match settings {
+                Some(config) => stack
+                    .with_max_answer(MAX_ANSWER)
+                    .client(config)
+                    .map_err(|error| format!("the settings of Prometheus are not valid: {error}")),
+                None => Err("no Prometheus is configured: set --prometheus-url of the controller"
+                    .to_owned()),
+            };
+        let (all, of_namespace) = QUERIES_AT_ONCE;
+        Self { client, turns: Turns::new(all, of_namespace) }
     }
 
     /// Whether no alert of a gate fires; otherwise the error is why not.
@@ -43,7 +46,7 @@ impl Prometheus {
         gate: &AlertsGate,
         cluster: &GatedCluster<'_>,
     ) -> Result<(), String> {
-        judge_alerts(self.ask(&alerts_query(gate, cluster)?).await?)
+        judge_alerts(self.ask(&alerts_query(gate, cluster)?, cluster).await?)
     }
 
     /// Whether a query holds; otherwise the error is why not.
@@ -53,25 +56,25 @@ impl Prometheus {
         cluster: &GatedCluster<'_>,
     ) -> Result<(), String> {
         let query = cluster.fill_in(query);
-        let answer = self.ask(&query).await?;
+        let answer = self.ask(&query, cluster).await?;
         judge_query(&query, answer)
     }
 
-    async fn ask(&self, query: &str) -> Result<Answer, String> {
+    async fn ask(&self, query: &str, cluster: &GatedCluster<'_>) -> Result<Answer, String> {
         let client = self.client.clone()?;
-        let Ok(_turn) = self.turns.acquire().await else {
-            return Err("the controller ends".to_owned());
-        };
+        let _turn = self.turns.next(cluster.namespace).await?;
         let query =
             form_urlencoded::Serializer::new(String::new()).append_pair("query", query).finish();
         let request = Request::get(format!("/api/v1/query?{query}"))
             .body(Body::empty())
             .map_err(|error| format!("the query cannot be sent: {error}"))?;
-        let (status, body) =
+        let answer = async {
             answer(client.send(request).await).await.map_err(|error| match too_large(&error) {
                 Some(what) => format!("the answer of Prometheus is too large: {what}"),
                 None => format!("Prometheus does not answer: {}", cause(&error)),
-            })?;
+            })
+        };
+        let (status, body) = within_deadline(answer).await?;
         Answer::read(status.as_u16(), &body)
     }
 }

@@ -167,6 +167,13 @@ impl Look {
         true
     }
 
+    /// Checks the health gates of the group, unless they are known to be closed.
+    pub(super) async fn check_gates_unless_known(&mut self, ctx: &Context) {
+        if self.group_mut().is_some_and(|group| group.gates.is_none()) {
+            self.check_gates(ctx).await;
+        }
+    }
+
     /// Checks the health gates of the group; returns whether one is closed.
     pub(super) async fn check_gates(&mut self, ctx: &Context) -> bool {
         let (Some(cluster), Some(object)) = (&self.cluster, &self.group) else { return false };

@@ -15,7 +15,7 @@ use std::{sync::Arc, time::Duration};
 use kube::{Api, Client, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
-    node::{Decision, Seen, Snapshot, Write, awaits_budget, requires_gates},
+    node::{Decision, Seen, Snapshot, Write, awaits_budget, awaits_gates, requires_gates},
     report::Refusal,
 };
 use refit_kinds::refit::{MachineUid, Phase};
@@ -106,6 +106,9 @@ async fn attempt(ctx: &Context, key: &ObjectKey, look: &mut Look) -> anyhow::Res
     if let Err(failure) = look_at_pods(ctx, look).await {
         look.note(&failure)?;
     }
+    if look.snapshot.update.status.as_ref().is_some_and(awaits_gates) {
+        look.check_gates_unless_known(ctx).await;
+    }
     let mut decision = look.decide(ctx);
     let target = decision.write.as_ref().map_or("a live read", Write::target);
     target.clone_into(&mut look.request);
@@ -116,8 +119,8 @@ async fn attempt(ctx: &Context, key: &ObjectKey, look: &mut Look) -> anyhow::Res
     if begins(look, &decision) && look.check_gates(ctx).await {
         // The other reads are needless.
         decision = look.decide(ctx);
-        if Needs::of(ctx, look, &decision) != Needs::default() {
-            return Ok(Action::RequeueAfter(AFTER_FIND));
+        if Needs::of(ctx, look, &decision) != Needs::default() || begins(look, &decision) {
+            return Ok(Action::RequeueAfter(AFTER_REFUSAL));
         }
     } else if needs != Needs::default() {
         if let Err(failure) = Box::pin(read(ctx, look, needs)).await {

@@ -19,6 +19,8 @@ use crate::managed::health::{Health, HealthSeen};
 const NAMED: usize = 3;
 /// How many closed gates a message explains.
 const EXPLAINED: usize = 3;
+/// How many characters the explanation of one has at most.
+const MAX_WHY: usize = 300;
 
 /// A gate that is closed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,6 +32,15 @@ pub struct ClosedGate {
 }
 
 impl ClosedGate {
+    /// A gate of this name that is closed for this reason, which is shortened.
+    pub fn new(name: &str, why: &str) -> Self {
+        let mut shown: String = why.chars().take(MAX_WHY).collect();
+        if shown.len() < why.len() {
+            shown.push_str("...");
+        }
+        Self { name: name.to_owned(), why: shown }
+    }
+
     /// Describes closed gates.
     pub fn sentence(closed: &[Self]) -> String {
         let explained = closed.iter().take(EXPLAINED);

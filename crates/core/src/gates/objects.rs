@@ -4,7 +4,7 @@ use refit_kinds::refit::{MAX_GATE_OBJECTS, ObjectsGate};
 use serde_json::Value;
 
 use super::some_of;
-use crate::cel::Expression;
+use crate::cel::{self, Expression};
 
 /// How large an object may be, in bytes of its JSON.
 const MAX_OBJECT_BYTES: usize = 256 << 10;
@@ -12,12 +12,28 @@ const MAX_OBJECT_BYTES: usize = 256 << 10;
 const SELF: &str = "self";
 
 /// What was read of the objects of a gate.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ObjectsRead {
     /// At most [`MAX_GATE_OBJECTS`] objects.
     pub objects: Vec<Value>,
     /// Whether there are more.
     pub has_more: bool,
+}
+
+impl ObjectsRead {
+    /// Adds an object, unless there are too many already. The error is that it is too large.
+    pub fn add(&mut self, kind: &str, object: Value) -> Result<(), String> {
+        if object.to_string().len() > MAX_OBJECT_BYTES {
+            let name = named(kind, &object);
+            return Err(format!("{name} has more than {} KiB", MAX_OBJECT_BYTES >> 10));
+        }
+        if i32::try_from(self.objects.len()).is_ok_and(|count| count < MAX_GATE_OBJECTS) {
+            self.objects.push(object);
+        } else {
+            self.has_more = true;
+        }
+        Ok(())
+    }
 }
 
 /// Whether the expression is true for each object, and there are enough of them. It is given up when `goes_on` returns
@@ -33,8 +49,9 @@ pub fn judge_objects(
             "there are more than {MAX_GATE_OBJECTS} objects of kind {kind}: select fewer"
         ));
     }
+    let shown = cel::shown(expression);
     let compiled =
-        Expression::compile(expression, &[SELF]).map_err(|why| format!("{expression}: {why}"))?;
+        Expression::compile(expression, &[SELF]).map_err(|why| format!("{shown}: {why}"))?;
     let count = read.objects.len();
     if i32::try_from(count).is_ok_and(|count| count < *at_least) {
         return Err(format!("there are {count} objects of kind {kind}, and atLeast is {at_least}"));
@@ -42,14 +59,11 @@ pub fn judge_objects(
     let mut failing = Vec::new();
     for object in &read.objects {
         let name = named(kind, object);
-        if object.to_string().len() > MAX_OBJECT_BYTES {
-            return Err(format!("{name} has more than {} KiB", MAX_OBJECT_BYTES >> 10));
+        if !goes_on() {
+            return Err(format!("{name}: {shown} takes too long"));
         }
         if let Err(why) = compiled.check(&[(SELF, object)], goes_on) {
             failing.push((name, why));
-        }
-        if !goes_on() {
-            break;
         }
     }
     let Some((first, why)) = failing.first() else { return Ok(()) };
@@ -115,10 +129,14 @@ mod tests {
         assert!(wrong.starts_with("self.state ==: "), "{wrong}");
         let other = judge(&gate("node.state == 1", 0), &pools(&[])).unwrap_err();
         assert_eq!(other, "node.state == 1: it reads none of self");
-        let mut large = pools(&["x"]);
-        large.objects[0]["text"] = "x".repeat(300 << 10).into();
-        let large = judge(&gate("self.state == 'x'", 0), &large).unwrap_err();
-        assert_eq!(large, "Pool db/p0 has more than 256 KiB");
+        let mut read = ObjectsRead::default();
+        let metadata = json!({"name": "p0", "namespace": "db"});
+        let large = json!({"metadata": metadata, "text": "x".repeat(300 << 10)});
+        assert_eq!(read.add("Pool", large), Err("Pool db/p0 has more than 256 KiB".to_owned()));
+        for _ in 0..=MAX_GATE_OBJECTS {
+            read.add("Pool", json!({})).unwrap();
+        }
+        assert_eq!((read.objects.len(), read.has_more), (500, true));
         let late = judge_objects(&gate("self.state == 'x'", 0), &pools(&["x", "x"]), &|| false);
         assert_eq!(late, Err("Pool db/p0: self.state == 'x' takes too long".to_owned()));
     }

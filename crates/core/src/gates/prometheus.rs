@@ -6,6 +6,7 @@ use refit_kinds::refit::AlertsGate;
 use serde::Deserialize;
 
 use super::{GatedCluster, some_of};
+use crate::cel;
 
 /// How many characters of an error of Prometheus are shown.
 const SHOWN_CHARACTERS: usize = 200;
@@ -117,6 +118,7 @@ pub fn judge_alerts(answer: Answer) -> Result<(), String> {
 /// What the answer to a query of a user means: it has a result, and no value of 0.
 pub fn judge_query(query: &str, answer: Answer) -> Result<(), String> {
     let samples = answer.samples()?;
+    let query = cel::shown(query);
     if samples.is_empty() {
         return Err(format!("{query} has no result"));
     }

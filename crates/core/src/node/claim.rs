@@ -24,6 +24,8 @@ const LONGEST_LOOK_SECONDS: u64 = 60;
 
 /// The same for one that waits for health gates: looking at them costs requests.
 const GATES_LOOK_SECONDS: u64 = 30;
+/// For how long the check of the gates that a slot was claimed with counts.
+const CLAIMED_JUST_NOW: SignedDuration = SignedDuration::from_mins(1);
 
 impl Work<'_> {
     /// A refusal that names the machine that the status names, while it still holds a slot.
@@ -101,10 +103,30 @@ impl Work<'_> {
         self.workers.may_disturb() || self.has_disturbing_begun() || self.is_down_already()
     }
 
-    /// Whether the machine begins only while the gates of its group are open. One that is down already is repaired.
+    /// Whether the machine begins only while the gates of its group are open.
     pub(super) fn waits_for_gates(&self, group: &Group) -> bool {
-        let is_repair = self.holds_slot() && !self.has_own_slot(&group.status);
-        !group.pace.pacing.gates.is_empty() && !is_repair && !self.has_begun()
+        let has_gates = !group.pace.pacing.gates.is_empty();
+        let has_begun = self.workers.may_disturb() || self.has_disturbing_begun();
+        has_gates && !has_begun && !self.goes_on_whatever_gates_say(&group.status)
+    }
+
+    /// Whether a machine that holds a slot begins with it although gates may be closed: they were open a moment ago, when it
+    /// claimed the slot; or it is repaired, and may itself be what a gate has found.
+    fn goes_on_whatever_gates_say(&self, status: &UpdateGroupStatus) -> bool {
+        let uid = &self.s.update.spec.machine_ref.uid;
+        let Some(slot) = status.slots.iter().find(|slot| slot.machine_uid == *uid) else {
+            return false;
+        };
+        let is_of_older = Some(&slot.node_update) != self.s.update.metadata.name.as_ref();
+        let is_new = self.now.duration_since(slot.since.0) < CLAIMED_JUST_NOW;
+        let mut failures = status.rollout.iter().flat_map(|rollout| &rollout.failures);
+        let has_failed = failures.any(|failure| failure.machine_uid == *uid);
+        is_of_older || is_new || has_failed || !self.is_intact()
+    }
+
+    /// Whether the node is Ready, and Refit has not cordoned it.
+    fn is_intact(&self) -> bool {
+        self.seen.node().is_some_and(|node| node.ready && !node.cordoned_by_us())
     }
 
     /// The refusal to begin while gates of the group are known to be closed.
@@ -145,9 +167,8 @@ impl Work<'_> {
     /// Waits because of a refusal. An unused slot is released: a blocked machine must not prevent
     /// the repair of another.
     pub(super) fn wait(&self, phase: Phase, refusal: Refusal) -> Standing {
-        let intact = self.seen.node().is_some_and(|node| node.ready && !node.cordoned_by_us());
         let give_back = match &self.s.group {
-            GroupState::Present(group) if intact => self.give_back(&group.status),
+            GroupState::Present(group) if self.is_intact() => self.give_back(&group.status),
             GroupState::Present(_) | GroupState::None | GroupState::Missing => None,
         };
         let again = match refusal.ends_at() {

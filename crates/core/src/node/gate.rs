@@ -68,31 +68,47 @@ pub fn requires_drain_ahead(s: &Snapshot, decision: &Decision, now: Timestamp) -
             .is_some_and(|preflight| preflight.waits_for_budgets())
 }
 
-/// Whether a write begins with a machine whose group has health gates, and they were not checked yet. Like the reads above,
-/// that is made right before the write.
+/// Whether a write begins with a machine whose group has health gates, and they are not known to be open. Like the reads
+/// above, the check is made right before the write.
 pub fn requires_gates(s: &Snapshot, decision: &Decision, now: Timestamp) -> bool {
     let (Workload::Seen(seen), GroupState::Present(group)) = (&s.workload, &s.group) else {
         return false;
     };
-    let begins = decision.write.as_ref().is_some_and(|write| disturbs(s, write));
+    let begins = decision.write.as_ref().is_some_and(|write| begins(s, write));
     begins
-        && group.gates_read().is_none()
+        && group.gates_read().is_none_or(|read| !read.closed.is_empty())
         && Work::new(s, seen, decision.status.clone(), now).waits_for_gates(group)
+}
+
+/// Whether the update waits for gates that were closed: whether it still does is decided on what is found now.
+pub fn awaits_gates(status: &NodeUpdateStatus) -> bool {
+    is_undisturbed_and_waits(status, RefusalReason::GateClosed)
+}
+
+/// Whether a write is the first, or one of the first, with which a machine begins.
+fn begins(s: &Snapshot, write: &Write) -> bool {
+    use ManagementWrite::{Withdraw, WithdrawForMember};
+    use WorkloadWrite::{Cordon, Evict, Exclude};
+    let withdraws = matches!(write, Write::Management(Withdraw | WithdrawForMember));
+    let drains = matches!(write, Write::Workload(Cordon | Exclude | Evict(_)));
+    drains || disturbs(s, write) && !withdraws
 }
 
 /// Whether the update waits for a budget before its node is drained: it is decided on what is read now.
 pub fn awaits_budget(status: &NodeUpdateStatus) -> bool {
-    let reason = Some(Reason::Update(RefusalReason::PodDisruptionBudget));
-    let mut blockers = status.blocked_by.iter();
-    status.phase.is_undisturbed() && blockers.any(|blocker| Reason::of(&blocker.reason) == reason)
+    is_undisturbed_and_waits(status, RefusalReason::PodDisruptionBudget)
 }
 
 /// Whether the update of a control plane machine waits for Cluster API to request it. It holds no slot, and other
 /// members may be updated before it.
 pub fn awaits_request(status: &NodeUpdateStatus) -> bool {
-    let reason = Some(Reason::Update(RefusalReason::WouldBeReplaced));
+    is_undisturbed_and_waits(status, RefusalReason::WouldBeReplaced)
+}
+
+fn is_undisturbed_and_waits(status: &NodeUpdateStatus, reason: RefusalReason) -> bool {
     let mut blockers = status.blocked_by.iter();
-    status.phase.is_undisturbed() && blockers.any(|blocker| Reason::of(&blocker.reason) == reason)
+    status.phase.is_undisturbed()
+        && blockers.any(|blocker| Reason::of(&blocker.reason) == Some(Reason::Update(reason)))
 }
 
 /// Whether a write creates a plan. Its steps follow from the HostSettings of the namespace and run as

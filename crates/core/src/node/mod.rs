@@ -79,8 +79,8 @@ pub use drain_sort::{
     is_emptied, rules_of, sort,
 };
 pub use gate::{
-    awaits_budget, awaits_request, requires_drain_ahead, requires_gates, requires_live_read,
-    requires_live_settings,
+    awaits_budget, awaits_gates, awaits_request, requires_drain_ahead, requires_gates,
+    requires_live_read, requires_live_settings,
 };
 pub use health::control_plane_health;
 pub(crate) use health::member_problem;

@@ -332,7 +332,8 @@ impl Work<'_> {
     pub(super) fn without_host(&mut self, machine: &Machine) -> Standing {
         let role = if self.control_plane() { Role::ControlPlane } else { Role::Worker };
         self.status.role.get_or_insert(role);
-        let drains = steps::state_of(&self.status, STEP_CORDON) != StepState::Pending;
+        let cordon = steps::state_of(&self.status, STEP_CORDON);
+        let drains = !matches!(cordon, StepState::Pending | StepState::Skipped);
         if !self.status.has_updater_begun() && !drains {
             if let Some(failed) = self.unreachable_goal() {
                 return failed;

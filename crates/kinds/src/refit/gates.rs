@@ -18,7 +18,7 @@ pub const MAX_EXPRESSION: usize = 2048;
 /// How many labels a gate on alerts selects by.
 pub const MAX_ALERT_LABELS: usize = 16;
 /// How many alerts a gate ignores by name.
-pub const MAX_IGNORED_ALERTS: usize = 100;
+pub const MAX_IGNORED_ALERTS: usize = 50;
 /// How many objects a gate reads at most: with more, it is closed.
 pub const MAX_GATE_OBJECTS: i32 = 500;
 
@@ -63,11 +63,11 @@ pub struct AlertsGate {
     /// The alerts with all of these labels. In values, `$(cluster)` and `$(namespace)` stand for the name and the
     /// namespace of the Cluster.
     #[serde(default = "critical")]
-    #[schemars(extend("maxProperties" = MAX_ALERT_LABELS), inner(length(max = 253)))]
+    #[schemars(extend("maxProperties" = MAX_ALERT_LABELS, "additionalProperties" = {"type": "string", "maxLength": 253}))]
     pub labels: BTreeMap<String, String>,
     /// The names of alerts that may fire.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = MAX_IGNORED_ALERTS), inner(length(min = 1, max = 253)))]
+    #[schemars(length(max = MAX_IGNORED_ALERTS), inner(length(min = 1, max = 100)))]
     #[schemars(extend("x-kubernetes-list-type" = "set"))]
     pub ignored: Vec<String>,
 }

@@ -4,6 +4,7 @@ mod contract;
 mod control_plane_in_place;
 mod discovery;
 mod failing;
+mod gates;
 mod health_check;
 mod killed;
 mod kubeadm_config;
@@ -44,6 +45,13 @@ pub(crate) const ALL: &[Flow] = &[
         lines: &[Line::V1_14],
         on: On::WithoutInPlace,
         run: |bed| Box::pin(tasks::run(bed)),
+    },
+    // On a bed of its own, because alerts are about all clusters of a controller.
+    Flow {
+        name: "a_closed_gate_or_window_holds_a_rollout_midway_until_it_opens_again",
+        lines: &[Line::V1_14],
+        on: On::Own,
+        run: |bed| Box::pin(gates::run(bed)),
     },
     // On a bed of its own, because it changes definitions.
     Flow {

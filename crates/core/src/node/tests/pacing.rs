@@ -127,12 +127,31 @@ fn a_machine_does_not_begin_if_a_gate_has_closed_since_its_claim() {
     one.settle();
     assert_eq!((one.slots(), one.gate()), (1, Gate::Stage));
     one.closed_gates = closed_gates();
+    one.now = 120;
     one.host_works();
     one.settle();
     assert_eq!((one.blocked_by(), one.slots()), (vec!["GateClosed".to_owned()], 0));
     one.closed_gates.clear();
     one.settle();
     assert_eq!((one.slots(), one.gate()), (1, Gate::Upgrade));
+}
+
+#[test]
+fn a_failed_machine_is_repaired_although_it_may_be_what_a_gate_has_found() {
+    let mut one = One::control_plane();
+    one.pace.pacing.gates = gates();
+    one.settle();
+    let mut status = one.group.clone().unwrap();
+    let mut rollout = stopped_by_failures().rollout.unwrap();
+    rollout.failures[0].machine_uid = status.slots[0].machine_uid.clone();
+    rollout.failures.truncate(1);
+    status.rollout = Some(rollout);
+    one.group = Some(status);
+    one.closed_gates = closed_gates();
+    one.now = 120;
+    one.host_works();
+    one.settle();
+    assert_eq!((one.slots(), one.gate()), (1, Gate::Upgrade), "{:?}", one.blocked_by());
 }
 
 #[test]
