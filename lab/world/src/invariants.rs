@@ -63,6 +63,11 @@ impl Checker {
         lock(&self.state).found.clone()
     }
 
+    /// Notes that critical alerts fire from now on, or not any more.
+    pub(crate) fn set_firing(&self, since: Option<Timestamp>) {
+        lock(&self.state).world.set_firing(since);
+    }
+
     /// Checks every write to the management cluster from now on.
     pub(crate) fn start(&self, inner: &Inner) {
         self.follow(None, &inner.management);
@@ -118,6 +123,12 @@ impl Checker {
 }
 
 impl World {
+    /// Lets an alert fire with these labels, or end.
+    pub(crate) fn set_alert(&self, name: &str, labels: Option<BTreeMap<String, String>>) {
+        let since = self.inner.prometheus.set_alert(name, labels, self.now());
+        self.inner.checker.set_firing(since);
+    }
+
     /// The violations found so far.
     pub fn violations(&self) -> Vec<Violation> {
         self.inner.checker.violations()

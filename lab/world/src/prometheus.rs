@@ -11,6 +11,7 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
+use jiff::Timestamp;
 use refit_runtime::{net::Listener, serve};
 use serde_json::{Value, json};
 
@@ -32,6 +33,8 @@ struct State {
     /// Queries that contain one of these texts have the value 0.
     zero: BTreeSet<String>,
     is_down: bool,
+    /// Since when a critical alert fires.
+    critical_since: Option<Timestamp>,
 }
 
 impl Prometheus {
@@ -41,13 +44,24 @@ impl Prometheus {
         kube::Config::new(url.parse().expect("it is a constant URL"))
     }
 
-    /// Lets an alert fire with these labels, or end.
-    pub(crate) fn set_alert(&self, name: &str, labels: Option<BTreeMap<String, String>>) {
+    /// Lets an alert fire with these labels, or end; returns since when critical ones fire.
+    pub(crate) fn set_alert(
+        &self,
+        name: &str,
+        labels: Option<BTreeMap<String, String>>,
+        now: Timestamp,
+    ) -> Option<Timestamp> {
         let mut state = lock(&self.0);
         match labels {
             Some(labels) => state.alerts.insert(name.to_owned(), labels),
             None => state.alerts.remove(name),
         };
+        let is_critical = |labels: &BTreeMap<String, String>| {
+            labels.get("severity").is_some_and(|severity| severity == "critical")
+        };
+        let fires = state.alerts.values().any(is_critical);
+        state.critical_since = state.critical_since.or(Some(now)).filter(|_| fires);
+        state.critical_since
     }
 
     /// Sets whether queries that contain a text have the value 0.
@@ -127,10 +141,12 @@ mod tests {
     fn the_stand_in_of_prometheus_selects_alerts_by_their_labels() {
         let prometheus = Prometheus::default();
         let labels = BTreeMap::from([("severity".to_owned(), "critical".to_owned())]);
-        prometheus.set_alert("NodeDown", Some(labels));
+        let now = Timestamp::UNIX_EPOCH;
+        assert_eq!(prometheus.set_alert("NodeDown", Some(labels), now), Some(now));
         let count = |query: &str| lock(&prometheus.0).samples(query).len();
         assert_eq!(count(r#"ALERTS{alertstate="firing",severity="critical"}"#), 1);
         assert_eq!(count(r#"ALERTS{alertstate="firing",severity="warning"}"#), 0);
         assert_eq!(count(r#"ALERTS{alertstate="firing",alertname!="NodeDown"}"#), 0);
+        assert_eq!(prometheus.set_alert("NodeDown", None, now), None);
     }
 }

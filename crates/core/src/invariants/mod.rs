@@ -12,7 +12,7 @@
 //! | 4 | one unfinished NodeUpdate per Machine; none starts twice, reopens, or goes below the version at which it began unasked; its updaters work one after the other |
 //! | 7 | a cordon, taint or label of an admin survives |
 //! | 8 | no gate lets an aborted update change the host |
-//! | 9 | no available machine gets a slot outside of the maintenance windows of its group |
+//! | 9 | no available machine gets a slot outside of the maintenance windows of its group, or while an alert has closed a gate of it |
 //!
 //! | number | at rest |
 //! |---|---|
@@ -69,6 +69,8 @@ pub enum Invariant {
     NothingLeft,
     /// A machine begins in a maintenance window of its group.
     InWindow,
+    /// No machine begins while an alert has closed a gate of its group.
+    GateOpen,
 }
 
 impl Invariant {
@@ -82,7 +84,7 @@ impl Invariant {
             Self::NoneForgotten | Self::UpdateRequested => 6,
             Self::Cordons => 7,
             Self::AbortStops | Self::NothingLeft => 8,
-            Self::InWindow => 9,
+            Self::InWindow | Self::GateOpen => 9,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Violations of a single write.
 
+use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{
     json::{name, text},
     keys,
@@ -71,7 +72,7 @@ impl World {
             ("refit.dev", "NodeUpdate") => return self.update(key, new, actor),
             ("refit.dev", "UpdateGroup") => {
                 let found = new.filter(|_| actor == CONTROLLER);
-                let found = found.map(|new| self.out_of_window(key, new)).unwrap_or_default();
+                let found = found.map(|new| self.begins_too_early(key, new)).unwrap_or_default();
                 let slots = new.map(objects::slots).unwrap_or_default();
                 self.slots.insert(key.clone(), slots);
                 return found;
@@ -93,22 +94,38 @@ impl World {
         Vec::new()
     }
 
+    /// Whether a group has a gate for critical alerts, and one of those fired for longer than a check may take.
+    fn has_alert_closed(&self, group: &Value, at: Timestamp) -> bool {
+        let gates = group.pointer("/spec/pacing/gates").and_then(Value::as_array);
+        let is_closed = |gate: &Value| {
+            gate.pointer("/alerts/labels") == Some(&serde_json::json!({"severity": "critical"}))
+                && gate.pointer("/alerts/ignored").is_none()
+        };
+        let is_old = |since: &Timestamp| at.duration_since(*since) > SignedDuration::from_mins(1);
+        gates.into_iter().flatten().any(is_closed) && self.firing_since.as_ref().is_some_and(is_old)
+    }
+
     /// Violations of new slots in a group.
-    fn out_of_window(&self, key: &Key, group: &Value) -> Vec<Violation> {
+    fn begins_too_early(&self, key: &Key, group: &Value) -> Vec<Violation> {
         let known = self.slots.get(key);
         let holds = |uid: &str| known.is_some_and(|slots| slots.iter().any(|(_, one)| one == uid));
         let new = windows::slots(group).into_iter().filter(|(uid, _)| !holds(uid));
-        let early = new.filter(|(uid, since)| {
+        let of_available = new.filter(|(uid, _)| {
             let machine = self.machines.values().find(|machine| machine.uid == *uid);
             machine.is_some_and(|machine| self.is_available(machine))
-                && !windows::may_begin(group, *since)
         });
-        let message = |(uid, since)| {
-            format!("the machine with uid {uid} gets a slot at {since}, when no window is open")
-        };
-        early
-            .map(|slot| violation(Invariant::InWindow, "UpdateGroup", &key.1, message(slot)))
-            .collect()
+        let wrong = of_available.filter_map(|(uid, since)| {
+            let (invariant, why) = if !windows::may_begin(group, since) {
+                (Invariant::InWindow, "no window is open")
+            } else if self.has_alert_closed(group, since) {
+                (Invariant::GateOpen, "an alert has closed a gate")
+            } else {
+                return None;
+            };
+            let message = format!("the machine with uid {uid} gets a slot at {since}, when {why}");
+            Some(violation(invariant, "UpdateGroup", &key.1, message))
+        });
+        wrong.collect()
     }
 
     fn machine(&mut self, key: &Key, new: Option<&Value>, actor: &str) -> Vec<Violation> {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use jiff::Timestamp;
 use refit_kinds::{refit::Gate, version::StatedVersion};
 
 use super::{
@@ -44,12 +45,19 @@ pub struct World {
     /// The version that a node had when the gate of a plan first let its host change, by plan id.
     pub(super) began_at: BTreeMap<String, StatedVersion>,
     pub(super) static_pods: BTreeMap<Key, StaticPod>,
+    /// Since when a critical alert fires.
+    pub(super) firing_since: Option<Timestamp>,
 }
 
 impl World {
     /// A world without objects.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Notes that critical alerts fire from now on, or not any more.
+    pub fn set_firing(&mut self, since: Option<Timestamp>) {
+        self.firing_since = since;
     }
 
     /// The owner whose limits apply to the group.

@@ -476,7 +476,8 @@ pub(super) fn invariants(facts: &Facts, found: &mut Findings) {
             | Invariant::OneUpdater
             | Invariant::AbortStops
             | Invariant::NothingLeft
-            | Invariant::InWindow => {
+            | Invariant::InWindow
+            | Invariant::GateOpen => {
                 "restart the controller, which removes leftovers; if it remains, report it as a bug"
             }
         };

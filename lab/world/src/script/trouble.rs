@@ -137,7 +137,7 @@ fn break_place(
             behave(session, *how)
         }
         Place::Alert(name, labels) => {
-            session.world.inner.prometheus.set_alert(name, Some(labels.clone()));
+            session.world.set_alert(name, Some(labels.clone()));
             format!("alert {name} fires")
         }
         Place::Query(text) => {
@@ -285,7 +285,7 @@ pub(super) fn mend(
             behave(session, None)
         }
         Place::Alert(name, _) => {
-            session.world.inner.prometheus.set_alert(name, None);
+            session.world.set_alert(name, None);
             format!("alert {name} has ended")
         }
         Place::Query(text) => {

@@ -176,7 +176,10 @@ pub(super) fn pace(random: &mut Random, shape: &Shape) -> Vec<String> {
         2 => format!("soakSeconds: {}, order: {order}", random.between(1, 900)),
         3 => "stopAfterFailures: 1".to_owned(),
         4 => format!("windows: {{{}}}", windows(random)),
-        _ => format!("maxUnavailable: 1, order: {order}"),
+        _ => format!(
+            "maxUnavailable: 1, order: {order}, gates: [{{name: alerts, alerts: {{}}}}, \
+             {{name: cluster, checks: [Nodes, Etcd]}}]"
+        ),
     };
     let paced = format!(
         "apply <<END\n{{apiVersion: refit.dev/v1alpha1, kind: UpdateGroup, \
@@ -195,6 +198,9 @@ pub(super) fn pace(random: &mut Random, shape: &Shape) -> Vec<String> {
     if which == 3 {
         let machine = random.pick(&shape.machines()).clone();
         lines.push(format!("break host {machine} step kubeadm-upgrade times 9"));
+    }
+    if which > 4 {
+        lines.push(format!("break alert Simulated for {}m", time.div_ceil(2)));
     }
     lines.push(format!("at {time}m {field} -"));
     lines

@@ -27,7 +27,7 @@ pub enum Rule {
     Invariant7,
     /// An aborted update is not rolled back, or a guard or a slot is left.
     Invariant8,
-    /// A machine begins outside of the maintenance windows of its group.
+    /// A machine begins outside of the maintenance windows of its group, or behind a closed gate.
     Invariant9,
     /// A replica without the Lease wrote as the leader.
     Fence,
@@ -68,7 +68,7 @@ impl Rule {
             Invariant::NoneForgotten | Invariant::UpdateRequested => Self::Invariant6,
             Invariant::Cordons => Self::Invariant7,
             Invariant::AbortStops | Invariant::NothingLeft => Self::Invariant8,
-            Invariant::InWindow => Self::Invariant9,
+            Invariant::InWindow | Invariant::GateOpen => Self::Invariant9,
         }
     }
 }

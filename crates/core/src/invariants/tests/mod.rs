@@ -290,6 +290,28 @@ fn a_machine_that_begins_outside_of_the_windows_of_its_group_is_found() {
 }
 
 #[test]
+fn a_machine_that_begins_behind_a_gate_that_an_alert_has_closed_is_found() {
+    let critical = json!({"name": "alerts", "alerts": {"labels": {"severity": "critical"}}});
+    let other = json!({"name": "alerts", "alerts": {"labels": {"severity": "warning"}}});
+    let before = |seconds| Some(now() - jiff::SignedDuration::from_secs(seconds));
+    for (gate, firing_since, wrong) in [
+        (&critical, before(120), true),
+        (&critical, before(30), false),
+        (&critical, None, false),
+        (&other, before(120), false),
+    ] {
+        let mut world = world();
+        world.set_firing(firing_since);
+        let group = json!({
+            "metadata": meta("group"), "spec": {"pacing": {"gates": [gate]}},
+            "status": {"slots": [{"machine": "w-0", "machineUid": "uid-w-0", "since": now()}]},
+        });
+        let found = world.observe("refit.dev", "UpdateGroup", None, None, Some(&group), CONTROLLER);
+        assert_eq!(!found.is_empty(), wrong, "{gate} since {firing_since:?}: {found:?}");
+    }
+}
+
+#[test]
 fn a_second_unfinished_update_of_a_machine_is_found() {
     let mut world = world();
     assert_eq!(observe_update(&mut world, &update("w-0", 1, "Upgrading")), OK);
