@@ -188,7 +188,7 @@ fn checked(expression: IdedExpr) -> Result<IdedExpr, String> {
         Expr::Select(SelectExpr { operand, field, test: true }) => {
             Expr::Select(SelectExpr { operand: Box::new(checked(*operand)?), field, test: true })
         }
-        // To the library, a field of what is no map is false.
+        // The library returns false for a field of a value that is not a map.
         Expr::Select(SelectExpr { operand, field, test: false }) => {
             let key = Expr::Literal(LiteralValue::String(field.into()));
             let args = vec![checked(*operand)?, IdedExpr { id, expr: key }];
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_tests_values_is_available() {
+    fn an_expression_can_test_values() {
         let object = json!({
             "a": [{"b": 1}, {"b": 3}], "text": "Abc", "memory": "8Gi", "at": "2026-01-01T00:00:00Z", "null": null,
         });

@@ -184,7 +184,7 @@ pub(crate) fn at_the_latest(ctx: &Context, again: Option<Timestamp>) -> Next {
     }
 }
 
-/// Whether an upgrade ends well with this decision.
+/// Whether an upgrade succeeds with this decision.
 fn completes(upgrade: &ClusterUpgrade, decision: &Decision) -> bool {
     let before = upgrade.status.as_ref().map(|status| status.phase);
     decision.status.phase == UpgradePhase::Completed && before != Some(UpgradePhase::Completed)

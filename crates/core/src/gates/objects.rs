@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_evaluated_closes_a_gate() {
+    fn a_gate_whose_expression_cannot_be_evaluated_is_closed() {
         let absent = judge(&gate("self.absent == 1", 0), &pools(&["x"])).unwrap_err();
         assert!(absent.starts_with("Pool db/p0: self.absent == 1: "), "{absent}");
         let wrong = judge(&gate("self.state ==", 0), &pools(&[])).unwrap_err();
