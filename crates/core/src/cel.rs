@@ -213,15 +213,16 @@ fn checked(expression: IdedExpr) -> Result<IdedExpr, String> {
 fn available(call: CallExpr) -> Result<CallExpr, String> {
     let CallExpr { func_name, target, args } = call;
     if func_name == operators::ADD {
-        let is_bounded = |one: &IdedExpr| match &one.expr {
-            Expr::Literal(literal) => {
-                matches!(
-                    literal,
+        let is_bounded = |one: &IdedExpr| {
+            if let Expr::Call(call) = &one.expr {
+                return ["duration", "timestamp"].contains(&&*call.func_name);
+            }
+            matches!(
+                one.expr,
+                Expr::Literal(
                     LiteralValue::Int(_) | LiteralValue::UInt(_) | LiteralValue::Double(_)
                 )
-            }
-            Expr::Call(call) => ["duration", "timestamp"].contains(&&*call.func_name),
-            _ => false,
+            )
         };
         if !args.iter().any(is_bounded) {
             return Err("+ needs a number, a duration or a timestamp".to_owned());

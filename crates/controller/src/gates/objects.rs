@@ -38,14 +38,14 @@ pub(super) async fn read(
         GateCluster::Management => (ctx.client.clone(), Some(cluster.namespace.clone())),
     };
     let found = discovery::pinned_kind(&client, &version).await;
-    let (resource, can) = found.map_err(|error| match error {
-        kube::Error::Discovery(_) => {
+    let (resource, can) = found.map_err(|error| {
+        if matches!(error, kube::Error::Discovery(_)) {
             format!("the API server serves no kind {kind} of {api_version}")
-        }
-        error if apply::is_not_found(&error) => {
+        } else if apply::is_not_found(&error) {
             format!("the API server does not serve {api_version}")
+        } else {
+            format!("{api_version} {kind} cannot be read: {}", cause(&error))
         }
-        error => format!("{api_version} {kind} cannot be read: {}", cause(&error)),
     })?;
     if can.scope == Scope::Cluster && namespace.is_some() {
         return Err(match gate.cluster {
