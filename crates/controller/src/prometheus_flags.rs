@@ -85,8 +85,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn prometheus_gets_a_token_only_over_https_and_its_url_has_no_credentials() {
+    #[tokio::test]
+    async fn prometheus_gets_a_token_only_over_https_and_its_url_has_no_credentials() {
         assert!(config(&at("http://prometheus:9090/prefix")).unwrap().is_some());
         let token = Some(PathBuf::from("/dev/null"));
         for (flags, why) in [
