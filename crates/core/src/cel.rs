@@ -72,13 +72,17 @@ const AVAILABLE: [&str; 43] = [
     "min",
     "max",
 ];
+/// How deep `all`, `exists` and others may be nested: each keeps a copy of what it goes through.
+const MAX_LOOPS: usize = 2;
+/// How many characters a pattern of `matches` has at most.
+const MAX_PATTERN: usize = 100;
 /// The name by which a loop asks whether it may go on. No expression of a user can contain it.
 const GOES_ON: &str = "@goes_on";
 
 /// An expression that can be evaluated.
 #[derive(Debug)]
 pub struct Expression {
-    shown: String,
+    source: String,
     program: Program,
     checked: IdedExpr,
 }
@@ -100,8 +104,10 @@ impl Expression {
         if !variables.iter().any(|name| program.references().has_variable(name)) {
             return Err(format!("it reads none of {}", variables.join(", ")));
         }
-        let checked = checked(program.expression().clone())?;
-        Ok(Self { shown: shown(source), program, checked })
+        let names = variables.iter().map(|name| (*name).to_owned()).collect();
+        let scope = Scope { names, loops: 0 };
+        let checked = checked(program.expression().clone(), &scope)?;
+        Ok(Self { source: source.to_owned(), program, checked })
     }
 
     /// Whether it reads a variable.
@@ -117,7 +123,7 @@ impl Expression {
         objects: &[(&str, &Value)],
         goes_on: &(dyn Fn() -> bool + Sync),
     ) -> Result<(), String> {
-        let source = &self.shown;
+        let source = shown(&self.source);
         let variables = objects.iter().map(|(name, object)| (*name, cel_of(object))).collect();
         let objects = Objects { variables, goes_on };
         let mut context = Context::default().with_all();
@@ -130,7 +136,8 @@ impl Expression {
             Ok(Ok(Cel::Bool(true))) => Ok(()),
             Ok(Ok(Cel::Bool(false))) => Err(format!("{source} is false")),
             Ok(Ok(_)) => Err(format!("{source} is neither true nor false")),
-            Ok(Err(ExecutionError::NoSuchKey(name))) => {
+            // A key may be computed from a value.
+            Ok(Err(ExecutionError::NoSuchKey(name))) if self.source.contains(&**name) => {
                 Err(format!("{source}: there is no {name}"))
             }
             Ok(Err(ExecutionError::UndeclaredReference(name))) => {
@@ -180,21 +187,28 @@ fn nesting(source: &str) -> usize {
     deepest
 }
 
+/// What an expression can name, and how many loops it is in.
+struct Scope {
+    names: Vec<String>,
+    loops: usize,
+}
+
 /// The expression as it is evaluated, if all of it is available.
-fn checked(expression: IdedExpr) -> Result<IdedExpr, String> {
+fn checked(expression: IdedExpr, scope: &Scope) -> Result<IdedExpr, String> {
     let id = expression.id;
     let expr = match expression.expr {
         Expr::Literal(_) | Expr::Ident(_) => expression.expr,
         Expr::Select(SelectExpr { operand, field, test: true }) => {
-            Expr::Select(SelectExpr { operand: Box::new(checked(*operand)?), field, test: true })
+            let operand = Box::new(checked(*operand, scope)?);
+            Expr::Select(SelectExpr { operand, field, test: true })
         }
         // The library returns false for a field of a value that is not a map.
         Expr::Select(SelectExpr { operand, field, test: false }) => {
             let key = Expr::Literal(LiteralValue::String(field.into()));
-            let args = vec![checked(*operand)?, IdedExpr { id, expr: key }];
+            let args = vec![checked(*operand, scope)?, IdedExpr { id, expr: key }];
             Expr::Call(CallExpr { func_name: operators::INDEX.to_owned(), target: None, args })
         }
-        Expr::Call(call) => Expr::Call(available(call)?),
+        Expr::Call(call) => Expr::Call(available(call, scope)?),
         Expr::List(list) => {
             let is_literal = |one: &IdedExpr| matches!(one.expr, Expr::Literal(_));
             if !list.elements.iter().all(is_literal) {
@@ -202,7 +216,7 @@ fn checked(expression: IdedExpr) -> Result<IdedExpr, String> {
             }
             Expr::List(list)
         }
-        Expr::Comprehension(one) => Expr::Comprehension(Box::new(interruptible(*one)?)),
+        Expr::Comprehension(one) => Expr::Comprehension(Box::new(interruptible(*one, scope)?)),
         Expr::Map(_) | Expr::Struct(_) | Expr::Unspecified => {
             return Err("maps and structs are not available".to_owned());
         }
@@ -210,8 +224,24 @@ fn checked(expression: IdedExpr) -> Result<IdedExpr, String> {
     Ok(IdedExpr { id, expr })
 }
 
-fn available(call: CallExpr) -> Result<CallExpr, String> {
+fn available(call: CallExpr, scope: &Scope) -> Result<CallExpr, String> {
     let CallExpr { func_name, target, args } = call;
+    // Such as `sets` of `sets.contains`, which is another function than `contains`.
+    if let Some(Expr::Ident(name)) = target.as_ref().map(|target| &target.expr)
+        && !scope.names.contains(name)
+    {
+        return Err(format!("{name}.{func_name} is not available"));
+    }
+    let is_pattern = |one: &IdedExpr| {
+        let Expr::Literal(LiteralValue::String(pattern)) = &one.expr else { return false };
+        let pattern = pattern.inner();
+        pattern.chars().count() <= MAX_PATTERN && !pattern.contains('{')
+    };
+    if func_name == "matches" && !args.last().is_some_and(is_pattern) {
+        return Err(format!(
+            "matches needs a pattern in quotes, of at most {MAX_PATTERN} characters and without {{"
+        ));
+    }
     if func_name == operators::ADD {
         let is_bounded = |one: &IdedExpr| {
             if let Expr::Call(call) = &one.expr {
@@ -230,36 +260,42 @@ fn available(call: CallExpr) -> Result<CallExpr, String> {
     } else if !AVAILABLE.contains(&&*func_name) {
         return Err(format!("{func_name} is not available"));
     }
-    let target = target.map(|target| checked(*target)).transpose()?.map(Box::new);
-    let args = args.into_iter().map(checked).collect::<Result<_, _>>()?;
+    let target = target.map(|target| checked(*target, scope)).transpose()?.map(Box::new);
+    let args = args.into_iter().map(|one| checked(one, scope)).collect::<Result<_, _>>()?;
     Ok(CallExpr { func_name, target, args })
 }
 
 /// A loop that asks at each round whether it may go on.
-fn interruptible(one: ComprehensionExpr) -> Result<ComprehensionExpr, String> {
+fn interruptible(one: ComprehensionExpr, outer: &Scope) -> Result<ComprehensionExpr, String> {
+    if outer.loops == MAX_LOOPS {
+        return Err(format!("all, exists and other loops are nested more than {MAX_LOOPS} deep"));
+    }
+    let mut scope = Scope { loops: outer.loops + 1, names: outer.names.clone() };
+    scope.names.push(one.iter_var.clone());
+    let scope = &scope;
     let loop_step = if matches!(one.accu_init.expr, Expr::List(_)) {
-        filtered(one.loop_step, &one.iter_var)?
+        filtered(one.loop_step, &one.iter_var, scope)?
     } else {
-        checked(one.loop_step)?
+        checked(one.loop_step, scope)?
     };
     let id = one.loop_cond.id;
     let goes_on = IdedExpr { id, expr: Expr::Ident(GOES_ON.to_owned()) };
     let both = CallExpr {
         func_name: operators::LOGICAL_AND.to_owned(),
         target: None,
-        args: vec![goes_on, checked(one.loop_cond)?],
+        args: vec![goes_on, checked(one.loop_cond, scope)?],
     };
     Ok(ComprehensionExpr {
-        iter_range: checked(one.iter_range)?,
+        iter_range: checked(one.iter_range, outer)?,
         loop_cond: IdedExpr { id, expr: Expr::Call(both) },
         loop_step,
-        result: checked(one.result)?,
+        result: checked(one.result, scope)?,
         ..one
     })
 }
 
 /// The step of `filter`, which keeps an element or not. That of `map` could make larger ones.
-fn filtered(step: IdedExpr, element: &str) -> Result<IdedExpr, String> {
+fn filtered(step: IdedExpr, element: &str, scope: &Scope) -> Result<IdedExpr, String> {
     let refused = || Err("map is not available: use filter, all, exists or exists_one".to_owned());
     let Expr::Call(CallExpr { func_name, target: None, mut args }) = step.expr else {
         return refused();
@@ -273,7 +309,7 @@ fn filtered(step: IdedExpr, element: &str) -> Result<IdedExpr, String> {
     if func_name != operators::CONDITIONAL || args.len() != 3 || !keeps(&args[1]) {
         return refused();
     }
-    args[0] = checked(std::mem::take(&mut args[0]))?;
+    args[0] = checked(std::mem::take(&mut args[0]), scope)?;
     Ok(IdedExpr { id: step.id, expr: Expr::Call(CallExpr { func_name, target: None, args }) })
 }
 
@@ -321,7 +357,20 @@ mod tests {
             (&*long, "it has more than 2048 characters"),
             ("self.a.replace('a', 'aa') == ''", "replace is not available"),
             ("self.a.join(self.b) == ''", "join is not available"),
-            ("lists.range(100000000).size() > self.a", "range is not available"),
+            ("lists.range(100000000).size() > self.a", "lists.range is not available"),
+            ("sets.contains(self.a, self.a)", "sets.contains is not available"),
+            (
+                "self.a.all(x, x.b.all(y, y.c.all(z, z)))",
+                "all, exists and other loops are nested more than 2 deep",
+            ),
+            (
+                "self.a.matches(self.b)",
+                "matches needs a pattern in quotes, of at most 100 characters and without {",
+            ),
+            (
+                "self.a.matches('(a{1000}){1000}')",
+                "matches needs a pattern in quotes, of at most 100 characters and without {",
+            ),
             ("self.a + self.a == 'aa'", "+ needs a number, a duration or a timestamp"),
             ("self.a in [self.b]", "a list can contain only literals"),
             ("{'a': self}.size() == 1", "maps and structs are not available"),
@@ -375,9 +424,13 @@ mod tests {
     #[test]
     fn an_error_of_an_expression_contains_no_values() {
         let object = json!({"password": "hunter2"});
-        for source in
-            ["self + 1 == 2", "self.password + 1 == 2", "self.password", "int(self.password) == 1"]
-        {
+        for source in [
+            "self + 1 == 2",
+            "self.password + 1 == 2",
+            "self.password",
+            "int(self.password) == 1",
+            "self[self.password] == 1",
+        ] {
             let error = check(source, &object).unwrap_err();
             assert!(!error.contains("hunter2"), "{error}");
         }

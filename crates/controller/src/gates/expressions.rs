@@ -70,7 +70,7 @@ mod tests {
     async fn an_expression_that_takes_long_is_given_up_and_others_are_evaluated() {
         let many: Vec<u32> = (0..20_000).collect();
         let objects = vec![json!({"metadata": {"name": "p"}, "a": many})];
-        let read = ObjectsRead { objects, has_more: false };
+        let read = ObjectsRead { objects, ..ObjectsRead::default() };
         let turns = Turns::new(8, 1);
         let slow = gate("self.a.all(x, self.a.all(y, x - y < 100000))");
         let fast = gate("self.a.size() == 20000");
@@ -89,7 +89,7 @@ mod tests {
             let times = (2048 - begin.len() - end.len()) / part.len();
             format!("{begin}{}{end}", part.repeat(times))
         };
-        let read = ObjectsRead { objects: vec![json!({"a": 1})], has_more: false };
+        let read = ObjectsRead { objects: vec![json!({"a": 1})], ..ObjectsRead::default() };
         let turns = Turns::new(1, 1);
         for expression in [
             format!("self.a == {}1{}", "(".repeat(31), ")".repeat(31)),

@@ -29,7 +29,7 @@ use crate::{
 /// How long a request for a gate may take, once it is its turn.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// How many gates on objects are checked at once, and how many of one namespace.
-const OBJECTS_AT_ONCE: (usize, usize) = (4, 1);
+const OBJECTS_AT_ONCE: (usize, usize) = (4, 2);
 /// For how long a closed gate is believed to be closed.
 const CLOSED_FOR: SignedDuration = SignedDuration::from_secs(20);
 /// For how long the last check counts where nothing is begun on it.
@@ -81,8 +81,8 @@ impl Gates {
     ) -> Arc<GatesRead> {
         let of_group = self.of(group);
         let check = async {
-            let now = ctx.clock.now();
             let read = Arc::new(self.read(ctx, group, cluster).await);
+            let now = ctx.clock.now();
             *of_group.last.lock().unwrap_or_else(PoisonError::into_inner) =
                 Some((now, read.clone()));
             read

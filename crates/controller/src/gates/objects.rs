@@ -13,7 +13,7 @@ use refit_runtime::{ObjectKey, apply};
 use crate::{api_error::cause, context::Context};
 
 /// How many objects are read at a time.
-const PAGE: u32 = 20;
+const PAGE: u32 = 50;
 
 /// Reads the objects of a gate. The error is why they cannot be read.
 pub(super) async fn read(

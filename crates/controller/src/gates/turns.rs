@@ -3,9 +3,13 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// How long a gate waits for its turn.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// So many turns at once, and so many of one namespace.
 #[derive(Debug)]
@@ -27,8 +31,19 @@ impl Turns {
         Self { all: Arc::new(Semaphore::new(all)), of_namespace, namespaces: Mutex::default() }
     }
 
-    /// Waits for a turn of a namespace. The error is a sentence.
+    /// Waits for a turn of a namespace, for some time. The error is a sentence.
     pub(super) async fn next(&self, namespace: &str) -> Result<Turn, String> {
+        let turn = tokio::time::timeout(PATIENCE, self.turn(namespace)).await;
+        let late = |_| {
+            Err(format!(
+                "other gates of namespace {namespace} took all turns for {} s",
+                PATIENCE.as_secs()
+            ))
+        };
+        turn.unwrap_or_else(late)
+    }
+
+    async fn turn(&self, namespace: &str) -> Result<Turn, String> {
         let turns = {
             let mut namespaces = self.namespaces.lock().unwrap_or_else(PoisonError::into_inner);
             // Those that no one uses are recreated on use.
@@ -45,8 +60,6 @@ impl Turns {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[tokio::test(start_paused = true)]

@@ -8,6 +8,8 @@ use crate::cel::{self, Expression};
 
 /// How large an object may be, in bytes of its JSON.
 const MAX_OBJECT_BYTES: usize = 256 << 10;
+/// How large all of them may be.
+const MAX_BYTES: usize = 8 << 20;
 /// The name of the object in the expression.
 const SELF: &str = "self";
 
@@ -18,14 +20,27 @@ pub struct ObjectsRead {
     pub objects: Vec<Value>,
     /// Whether there are more.
     pub has_more: bool,
+    /// The bytes of their JSON.
+    pub bytes: usize,
 }
 
 impl ObjectsRead {
-    /// Adds an object, unless there are too many already. The error is that it is too large.
-    pub fn add(&mut self, kind: &str, object: Value) -> Result<(), String> {
-        if object.to_string().len() > MAX_OBJECT_BYTES {
+    /// Adds an object, unless there are too many already. The error is that it is too large, or all of them are.
+    pub fn add(&mut self, kind: &str, mut object: Value) -> Result<(), String> {
+        if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.remove("managedFields");
+        }
+        let bytes = object.to_string().len();
+        self.bytes = self.bytes.saturating_add(bytes);
+        if bytes > MAX_OBJECT_BYTES {
             let name = named(kind, &object);
             return Err(format!("{name} has more than {} KiB", MAX_OBJECT_BYTES >> 10));
+        }
+        if self.bytes > MAX_BYTES {
+            let most = MAX_BYTES >> 20;
+            return Err(format!(
+                "the objects of kind {kind} have more than {most} MiB: select fewer"
+            ));
         }
         if i32::try_from(self.objects.len()).is_ok_and(|count| count < MAX_GATE_OBJECTS) {
             self.objects.push(object);
@@ -96,7 +111,10 @@ mod tests {
 
     fn pools(states: &[&str]) -> ObjectsRead {
         let pool = |(number, state): (usize, &&str)| json!({"metadata": {"name": format!("p{number}"), "namespace": "db"}, "state": state});
-        ObjectsRead { objects: states.iter().enumerate().map(pool).collect(), has_more: false }
+        ObjectsRead {
+            objects: states.iter().enumerate().map(pool).collect(),
+            ..ObjectsRead::default()
+        }
     }
 
     fn judge(gate: &ObjectsGate, read: &ObjectsRead) -> Result<(), String> {
@@ -137,6 +155,12 @@ mod tests {
             read.add("Pool", json!({})).unwrap();
         }
         assert_eq!((read.objects.len(), read.has_more), (500, true));
+        let many = || json!({"metadata": {"managedFields": "x".repeat(300 << 10)}, "text": "x".repeat(200 << 10)});
+        let outcome = (0..50).try_for_each(|_| read.add("Pool", many()));
+        assert_eq!(
+            outcome,
+            Err("the objects of kind Pool have more than 8 MiB: select fewer".to_owned())
+        );
         let late = judge_objects(&gate("self.state == 'x'", 0), &pools(&["x", "x"]), &|| false);
         assert_eq!(late, Err("Pool db/p0: self.state == 'x' takes too long".to_owned()));
     }

@@ -7,6 +7,7 @@ use super::{
     host::plan_steps,
     order::is_unfinished,
     preflight::Point,
+    seen::NodeView,
     snapshot::{Group, GroupState, ManagementWrite, Write},
     status::Standing,
     steps::step_names,
@@ -26,6 +27,8 @@ const LONGEST_LOOK_SECONDS: u64 = 60;
 const GATES_LOOK_SECONDS: u64 = 30;
 /// For how long the check of the gates that a slot was claimed with counts.
 const CLAIMED_JUST_NOW: SignedDuration = SignedDuration::from_mins(1);
+/// How far clocks may be apart.
+const CLOCK_SLACK: SignedDuration = SignedDuration::from_secs(5);
 
 impl Work<'_> {
     /// A refusal that names the machine that the status names, while it still holds a slot.
@@ -110,15 +113,18 @@ impl Work<'_> {
         has_gates && !has_begun && !self.goes_on_whatever_gates_say(&group.status)
     }
 
-    /// Whether a machine that holds a slot begins with it although gates may be closed: they were open a moment ago, when it
-    /// claimed the slot; or it is repaired, and may itself be what a gate has found.
+    /// Whether a machine begins although gates may be closed: Refit has cordoned its node; or it holds a slot, and they were open
+    /// a moment ago, when it claimed that, or it is repaired, and may itself be what a gate has found.
     fn goes_on_whatever_gates_say(&self, status: &UpdateGroupStatus) -> bool {
+        let is_cordoned = self.seen.node().is_some_and(NodeView::cordoned_by_us);
         let uid = &self.s.update.spec.machine_ref.uid;
         let Some(slot) = status.slots.iter().find(|slot| slot.machine_uid == *uid) else {
-            return false;
+            return is_cordoned;
         };
         let is_of_older = Some(&slot.node_update) != self.s.update.metadata.name.as_ref();
-        let is_new = self.now.duration_since(slot.since.0) < CLAIMED_JUST_NOW;
+        // A clock may be behind the one of the claim, but not much.
+        let age = self.now.duration_since(slot.since.0);
+        let is_new = (-CLOCK_SLACK..CLAIMED_JUST_NOW).contains(&age);
         let mut failures = status.rollout.iter().flat_map(|rollout| &rollout.failures);
         let has_failed = failures.any(|failure| failure.machine_uid == *uid);
         is_of_older || is_new || has_failed || !self.is_intact()

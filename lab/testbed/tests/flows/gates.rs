@@ -70,6 +70,8 @@ async fn held_by_an_alert(bed: &Bed, cluster: &Cluster) -> anyhow::Result<()> {
         failed.map(|update| name(update).to_owned()).ok_or_else(|| format!("{updates:?}"))
     })
     .await?;
+    // Until Prometheus has scraped the failure, and evaluated its rules.
+    tokio::time::sleep(QUIET).await;
     ask(cluster, "b", FIRST).await?;
     is_held(cluster, FIRST, 0, "GateClosed", "RefitMachineFailed fires").await?;
     on_host(HostState::mend)?;
