@@ -260,9 +260,22 @@ fn available(call: CallExpr, scope: &Scope) -> Result<CallExpr, String> {
     } else if !AVAILABLE.contains(&&*func_name) {
         return Err(format!("{func_name} is not available"));
     }
-    let target = target.map(|target| checked(*target, scope)).transpose()?.map(Box::new);
+    let target = target.map(|target| checked(*target, scope)).transpose()?.map(nameless);
+    let target = target.map(Box::new);
     let args = args.into_iter().map(|one| checked(one, scope)).collect::<Result<_, _>>()?;
     Ok(CallExpr { func_name, target, args })
+}
+
+/// The target of a call without its name: a loop variable may be called `sets`, and the library looks for `sets.contains` first.
+fn nameless(target: IdedExpr) -> IdedExpr {
+    if !matches!(target.expr, Expr::Ident(_)) {
+        return target;
+    }
+    let id = target.id;
+    let always = IdedExpr { id, expr: Expr::Literal(LiteralValue::Boolean(true.into())) };
+    let func_name = operators::CONDITIONAL.to_owned();
+    let args = vec![always, target.clone(), target];
+    IdedExpr { id, expr: Expr::Call(CallExpr { func_name, target: None, args }) }
 }
 
 /// A loop that asks at each round whether it may go on.
@@ -404,6 +417,13 @@ mod tests {
         ] {
             assert_eq!(check(source, &object), Ok(()), "{source}");
         }
+    }
+
+    #[test]
+    fn a_loop_variable_does_not_call_the_functions_of_a_library() {
+        let object = json!({"a": ["x"]});
+        assert!(check("self.a.all(sets, sets.contains(self.a, self.a))", &object).is_err());
+        assert_eq!(check("self.a.all(sets, sets.contains('x'))", &object), Ok(()));
     }
 
     #[test]
