@@ -2,7 +2,7 @@
 
 mod certificate_sources;
 mod drain_flags;
-mod prometheus_flags;
+mod endpoint_flags;
 
 use std::{
     fs,
@@ -147,7 +147,9 @@ struct Args {
     #[command(flatten)]
     drain: drain_flags::DrainFlags,
     #[command(flatten)]
-    prometheus: prometheus_flags::PrometheusFlags,
+    prometheus: endpoint_flags::PrometheusFlags,
+    #[command(flatten)]
+    alertmanager: endpoint_flags::AlertmanagerFlags,
     /// Set how many NodeUpdates of one cluster are reconciled at once
     #[arg(long, value_name = "NUMBER", env = "REFIT_WORKERS_PER_CLUSTER", default_value_t = 4)]
     workers_per_cluster: usize,
@@ -366,6 +368,7 @@ fn settings(args: &Args, stack: &ClientStack) -> anyhow::Result<Settings> {
             Location::Management => PlanLocation::Management,
         },
         prometheus: args.prometheus.config(stack)?,
+        alertmanager: args.alertmanager.config(stack)?,
         plan_signer: args.plan_signing_key.as_deref().map(signer).transpose()?,
         workers_per_cluster: args.workers_per_cluster.max(1),
         external_upgrade_clients: args.external_upgrade_clients.iter().cloned().collect(),

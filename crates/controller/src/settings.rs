@@ -63,6 +63,8 @@ pub struct Settings {
     pub canonical_compat: Compat,
     /// How Prometheus is reached, for health gates; without it, those that need it are closed.
     pub prometheus: Option<kube::Config>,
+    /// How Alertmanager is reached, for silences; without it, upgrades that have some do not begin.
+    pub alertmanager: Option<kube::Config>,
     /// How many NodeUpdates of one cluster are reconciled at once: a cluster that answers slowly
     /// takes no more of the process.
     pub workers_per_cluster: usize,
@@ -92,6 +94,7 @@ impl Default for Settings {
             canonical: Canonical::Off,
             canonical_compat: Compat::Corrected,
             prometheus: None,
+            alertmanager: None,
             workers_per_cluster: 4,
             update_group_workers: 8,
         }
