@@ -30,6 +30,7 @@ use refit_runtime::{
 
 use crate::{
     Settings,
+    alertmanager::Alertmanager,
     control_planes::ForeignPlanes,
     gates::{Gates, Prometheus},
     k8sd::K8sd,
@@ -75,6 +76,8 @@ pub(crate) struct Context {
     pub(crate) providers: Arc<WatchedKinds>,
     /// Checks the health gates of groups.
     pub(crate) gates: Arc<Gates>,
+    /// Creates silences.
+    pub(crate) alertmanager: Arc<Alertmanager>,
     /// Calls the servers of Updaters.
     pub(crate) updater_servers: UpdaterServers,
     /// Calls k8sd on Nodes.
@@ -104,8 +107,15 @@ impl Context {
         settings: Settings,
     ) -> Self {
         let prometheus = Prometheus::new(stack.clone(), settings.prometheus.as_ref());
+        let alertmanager = Alertmanager::new(
+            stack.clone(),
+            clock,
+            settings.alertmanager.as_ref(),
+            settings.silence_matchers.clone(),
+        );
         Self {
             gates: Arc::new(Gates::new(prometheus)),
+            alertmanager: Arc::new(alertmanager),
             updater_servers: UpdaterServers::new(stack.clone(), clock),
             foreign: ForeignKinds::default(),
             providers: Arc::default(),
@@ -150,6 +160,7 @@ impl Context {
     pub(crate) fn with_clients(&self, client: Client, stack: ClientStack) -> Self {
         Self {
             gates: self.gates.clone(),
+            alertmanager: self.alertmanager.clone(),
             updater_servers: UpdaterServers::new(stack.clone(), self.clock),
             foreign: self.foreign.clone(),
             providers: self.providers.clone(),

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use http::Uri;
+use refit_kinds::refit::{AlertMatcher, MatchType};
 use refit_runtime::client::ClientStack;
 
 /// How Prometheus is reached.
@@ -71,6 +72,36 @@ pub(crate) struct AlertmanagerFlags {
         requires = "alertmanager_url"
     )]
     alertmanager_ca_file: Option<PathBuf>,
+    /// Add this matcher to each silence, such as cluster=$(cluster): no ClusterUpgrade can silence the alerts of
+    /// another Cluster
+    #[arg(
+        long,
+        value_name = "LABEL=VALUE",
+        env = "REFIT_SILENCE_MATCHER",
+        value_delimiter = ',',
+        value_parser = matcher,
+        requires = "alertmanager_url"
+    )]
+    silence_matcher: Vec<AlertMatcher>,
+}
+
+fn matcher(text: &str) -> Result<AlertMatcher, String> {
+    let is_label = |name: &str| {
+        name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_')
+            && name.chars().all(|one| one.is_ascii_alphanumeric() || one == '_')
+    };
+    match text.split_once('=') {
+        Some((name, value)) if is_label(name) && !value.is_empty() && !value.starts_with('~') => {
+            Ok(AlertMatcher {
+                name: name.to_owned(),
+                value: value.to_owned(),
+                match_type: MatchType::Equal,
+            })
+        }
+        Some(_) | None => {
+            Err("expected a label and its value, such as cluster=$(cluster)".to_owned())
+        }
+    }
 }
 
 impl AlertmanagerFlags {
@@ -84,6 +115,11 @@ impl AlertmanagerFlags {
             ca_file: self.alertmanager_ca_file.clone(),
         };
         endpoint.config(stack).map(Some)
+    }
+
+    /// What each silence has besides its own matchers.
+    pub(crate) fn matchers(&self) -> Vec<AlertMatcher> {
+        self.silence_matcher.clone()
     }
 }
 
@@ -144,6 +180,14 @@ mod tests {
 
     fn at(url: &'static str) -> Endpoint {
         Endpoint { name: "prometheus", url: Uri::from_static(url), token_file: None, ca_file: None }
+    }
+
+    #[test]
+    fn a_matcher_of_silences_is_a_label_and_a_value() {
+        assert_eq!(matcher("cluster=$(cluster)").unwrap().value, "$(cluster)");
+        for wrong in ["cluster", "cluster=", "=value", "a b=c", "cluster=~a"] {
+            matcher(wrong).unwrap_err();
+        }
     }
 
     #[tokio::test]

@@ -28,6 +28,7 @@
 
 mod agent_access;
 mod agent_policy;
+mod alertmanager;
 mod annotations;
 mod api_error;
 pub mod certificates;

@@ -369,6 +369,7 @@ fn settings(args: &Args, stack: &ClientStack) -> anyhow::Result<Settings> {
         },
         prometheus: args.prometheus.config(stack)?,
         alertmanager: args.alertmanager.config(stack)?,
+        silence_matchers: args.alertmanager.matchers(),
         plan_signer: args.plan_signing_key.as_deref().map(signer).transpose()?,
         workers_per_cluster: args.workers_per_cluster.max(1),
         external_upgrade_clients: args.external_upgrade_clients.iter().cloned().collect(),

@@ -8,6 +8,7 @@ use refit_core::{
     change::OnUncovered,
     node::{DrainPolicy, Reboot},
 };
+use refit_kinds::refit::AlertMatcher;
 use refit_runtime::plan_signing::PlanSigner;
 
 /// Where HostPlans are stored. Agents read them and report there.
@@ -65,6 +66,8 @@ pub struct Settings {
     pub prometheus: Option<kube::Config>,
     /// How Alertmanager is reached, for silences; without it, upgrades that have some do not begin.
     pub alertmanager: Option<kube::Config>,
+    /// What each silence has besides its own matchers.
+    pub silence_matchers: Vec<AlertMatcher>,
     /// How many NodeUpdates of one cluster are reconciled at once: a cluster that answers slowly
     /// takes no more of the process.
     pub workers_per_cluster: usize,
@@ -95,6 +98,7 @@ impl Default for Settings {
             canonical_compat: Compat::Corrected,
             prometheus: None,
             alertmanager: None,
+            silence_matchers: Vec::new(),
             workers_per_cluster: 4,
             update_group_workers: 8,
         }

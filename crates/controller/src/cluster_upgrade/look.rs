@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use futures::future::join_all;
 use refit_core::{
-    managed::{cluster::Known, health::Health},
+    managed::{
+        cluster::{Known, MachineVersions},
+        health::Health,
+    },
     task::{GroupNow, GroupVersion},
 };
 use refit_kinds::refit::ClusterUpgrade;
@@ -14,7 +17,7 @@ use crate::{
     api_error::ReadError,
     cluster_health,
     context::Context,
-    groups::Group,
+    groups::{Group, machines_of},
     indexes::TASKS_BY_CLUSTER,
     node_update::{live::read_object, look::WorkloadCluster},
     upgrade_task::{cluster::groups_now, obstacle},
@@ -53,11 +56,31 @@ impl Look {
             obstacle: obstacle::of_whole_cluster(ctx, &self.key()),
             control_plane: of(true).next(),
             workers,
+            machines: self.machines(ctx),
             tasks: ctx.stores.upgrade_tasks.listed(&TASKS_BY_CLUSTER, &self.key()),
             health: self.health(ctx),
             hindrance: None,
+            silenced: Vec::new(),
             now: ctx.clock.now_seconds(),
         }
+    }
+
+    /// The versions of the Machines, where an upgrade has silences.
+    fn machines(&self, ctx: &Context) -> MachineVersions {
+        let mut machines = MachineVersions::default();
+        if self.upgrade.spec.silences.is_empty() {
+            return machines;
+        }
+        for (group, _) in &self.groups {
+            let of_part = if group.spec.control_plane {
+                &mut machines.control_plane
+            } else {
+                &mut machines.workers
+            };
+            let members = machines_of(&ctx.stores, &group.key);
+            of_part.extend(members.iter().filter_map(|one| one.spec.version.version().cloned()));
+        }
+        machines
     }
 
     /// The same with the gates of the groups, as far as they matter. For what is decided for good, they are checked now.

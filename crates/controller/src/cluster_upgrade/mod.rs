@@ -11,7 +11,9 @@ use std::{sync::Arc, time::Duration};
 use jiff::Timestamp;
 use kube::{Api, Resource as _, ResourceExt as _, api::PostParams};
 use refit_core::{
+    gates::GatedCluster,
     managed::cluster::{Decision, Hindrance, Known, Write, decide},
+    managed::silences::SilenceOutcome,
     task::Refused,
     task::status::READY,
 };
@@ -87,18 +89,23 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
     let Some(look) = Look::read(ctx, key) else { return Ok(Next::Done) };
     let mut known = look.with_gates(ctx, look.known(ctx), false).await;
     let mut decision = decide(&known);
+    if silence(ctx, &mut known, &decision).await {
+        decision = decide(&known);
+    }
     if decision.writes.iter().any(disturbs) {
         // The caches may show the Cluster as it was before an outage, and the request as it was before a change.
         if let Err(error) = look.read_live(ctx).await {
             known.hindrance = Some(Hindrance::Passing(error.to_string()));
         } else if let Some(live) = Look::read(ctx, key) {
-            known = live.with_gates(ctx, live.known(ctx), true).await;
+            let silenced = known.silenced;
+            known = Known { silenced, ..live.with_gates(ctx, live.known(ctx), true).await };
         } else {
             return Ok(Next::Done);
         }
         decision = decide(&known);
     } else if completes(&known.upgrade, &decision) {
-        known = look.with_gates(ctx, look.known(ctx), true).await;
+        known =
+            Known { silenced: known.silenced, ..look.with_gates(ctx, look.known(ctx), true).await };
         decision = decide(&known);
     }
     if let Some(hindrance) = resolve(ctx, &known.upgrade, &mut decision.writes).await? {
@@ -120,7 +127,8 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
         write_status(ctx, &known.upgrade, &decision.status).await?;
         return Ok(Next::RequeueAfter(AFTER_REFUSAL));
     }
-    if known.hindrance.is_some() {
+    let is_silenced = !known.silenced.iter().any(|(_, outcome)| has_failed(outcome));
+    if known.hindrance.is_some() || !is_silenced {
         return Ok(Next::RequeueAfter(AFTER_REFUSAL));
     }
     Ok(next_look(ctx, &written, &decision))
@@ -194,8 +202,25 @@ fn completes(upgrade: &ClusterUpgrade, decision: &Decision) -> bool {
 fn disturbs(write: &Write) -> bool {
     match write {
         Write::Commence { .. } => true,
-        Write::Abort(_) => false,
+        Write::Abort(_) | Write::Silence(_) => false,
     }
+}
+
+/// Makes the writes to Alertmanager, one after the other. Returns whether there were any.
+async fn silence(ctx: &Context, known: &mut Known, decision: &Decision) -> bool {
+    let key = ObjectKey::of(known.upgrade.as_ref());
+    let cluster = GatedCluster { namespace: &key.namespace, name: &key.name };
+    for write in &decision.writes {
+        let Write::Silence(write) = write else { continue };
+        let outcome = ctx.alertmanager.write(&cluster, write).await;
+        tracing::debug!(cluster = %key, silence = write.name(), ?outcome, "wrote to Alertmanager");
+        known.silenced.push((write.clone(), outcome));
+    }
+    !known.silenced.is_empty()
+}
+
+fn has_failed(outcome: &SilenceOutcome) -> bool {
+    matches!(outcome, SilenceOutcome::Failed(_))
 }
 
 async fn perform(
@@ -214,6 +239,8 @@ async fn perform(
             tracing::info!(cluster = upgrade.name_any(), task, "aborted the task of an upgrade");
             Ok(None)
         }
+        // It was made before.
+        Write::Silence(_) => Ok(None),
     }
 }
 

@@ -205,6 +205,7 @@ async fn request(
         hops: spec.hops.clone(),
         via: spec.via,
         ignored_checks: spec.ignored_checks.clone(),
+        silences: spec.silences.clone(),
         requested_by: Some(format!("ClusterUpgradePlan {name}")),
         ..ClusterUpgradeSpec::to(spec.version.clone())
     };

@@ -1,5 +1,7 @@
 //! The steps of a ClusterUpgrade, for a Cluster of Cluster API: an UpgradeTask for the whole Cluster does the work.
 
+mod silencing;
+
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
@@ -13,9 +15,11 @@ use refit_kinds::{
     version::KubernetesVersion,
 };
 
+pub use self::silencing::{MachineVersions, SILENCED};
 use super::{
     engine::{Ended, Facts, Looked, Request, look, version_at_work},
     health::Health,
+    silences::{SilenceTried, SilenceWrite},
     steps::{ERROR, Progress, Step},
 };
 use crate::task::{GroupVersion, Obstacle, status::READY, unreachable};
@@ -35,6 +39,7 @@ const GATES_AGAIN: SignedDuration = SignedDuration::from_mins(1);
 const STEPS: &[Step<Known, Write>] = &[
     Step { name: "IsClusterUpgradable", progress: is_upgradable },
     Step { name: "ClusterHealthyBeforeUpgrade", progress: healthy_before },
+    Step { name: SILENCED, progress: silencing::silenced },
     Step { name: COMMENCED, progress: commenced },
     Step { name: "ControlPlaneUpgraded", progress: control_plane_upgraded },
     Step { name: WORKERS, progress: workers_upgraded },
@@ -52,12 +57,16 @@ pub struct Known {
     pub control_plane: Option<GroupVersion>,
     /// The MachineDeployments.
     pub workers: Vec<GroupVersion>,
+    /// The versions of the Machines.
+    pub machines: MachineVersions,
     /// Every UpgradeTask of the Cluster.
     pub tasks: Vec<Arc<UpgradeTask>>,
     /// Whether the Cluster is healthy.
     pub health: Health,
     /// Why the UpgradeTask could not be created, if it was tried.
     pub hindrance: Option<Hindrance>,
+    /// What was written to Alertmanager at this look, and what has come of it.
+    pub silenced: Vec<SilenceTried>,
     /// The time of the look.
     pub now: Timestamp,
 }
@@ -85,6 +94,8 @@ pub enum Write {
     },
     /// Stop the UpgradeTask of this name.
     Abort(String),
+    /// Write to Alertmanager, before the status: what was created is found again by its comment.
+    Silence(SilenceWrite),
 }
 
 /// What a ClusterUpgrade shows, and what is to be written for it.
@@ -102,7 +113,7 @@ pub struct Decision {
 pub fn decide(known: &Known) -> Decision {
     let ClusterUpgrade { metadata, spec, status } = known.upgrade.as_ref();
     let old = status.clone().unwrap_or_default();
-    let Looked { mut history, ready, writes, again } =
+    let Looked { mut history, ready, mut writes, again } =
         look(&old.history, &known.request(), &known.facts());
     let mut next = ClusterUpgradeStatus { observed_generation: metadata.generation, ..old.clone() };
     let check_at = known.check_at();
@@ -123,6 +134,8 @@ pub fn decide(known: &Known) -> Decision {
         }
     }
     next.history = history;
+    let (silences, silence_ends) = silencing::keep(known, &mut next);
+    writes.extend(silences);
     let superseded = (*version != spec.version)
         .then(|| format!("the upgrade to {version} is finished first: {}", ready.message));
     let message = superseded.unwrap_or(ready.message);
@@ -132,7 +145,8 @@ pub fn decide(known: &Known) -> Decision {
     // That a gate opens wakes no one.
     let gates_at = known.health.has_closed_gates().then(|| known.now.saturating_add(GATES_AGAIN));
     let ahead = check_at.filter(|at| *at > known.now);
-    let again = again.into_iter().chain(ahead).chain(gates_at.and_then(Result::ok)).min();
+    let gates_at = gates_at.and_then(Result::ok);
+    let again = again.into_iter().chain(ahead).chain(gates_at).chain(silence_ends).min();
     Decision { again: again.filter(|_| !next.phase.has_ended()), status: next, writes }
 }
 

@@ -4,7 +4,7 @@ use refit_kinds::refit::{
 use serde_json::json;
 
 use super::*;
-use crate::managed::health::Problem;
+use crate::managed::{health::Problem, silences::SilenceOutcome};
 
 fn at(minute: i64) -> Timestamp {
     Timestamp::from_second(minute * 60).unwrap()
@@ -25,9 +25,11 @@ fn known() -> Known {
         obstacle: None,
         control_plane: Some(group("KubeadmControlPlane", "edge-1", "v1.35.0")),
         workers: vec![group("MachineDeployment", "md", "v1.35.0")],
+        machines: MachineVersions::default(),
         tasks: Vec::new(),
         health: Health::Known(Vec::new()),
         hindrance: None,
+        silenced: Vec::new(),
         now: at(10),
     }
 }
@@ -301,4 +303,114 @@ fn a_requested_version_with_build_metadata_gives_a_valid_name() {
     });
     let Write::Commence { task, .. } = &decision.writes[0] else { panic!("no task") };
     assert_eq!(task, "edge-1-v1.36.0-vendor.1-1");
+}
+
+fn with_silences(known: &mut Known) {
+    let silences = serde_json::from_value(json!([
+        {"name": "plane", "during": "ControlPlane", "matchers": [{"name": "cluster", "value": "$(cluster)"}]},
+        {"name": "workers", "during": "Workers", "matchers": [{"name": "cluster", "value": "$(cluster)"}]},
+    ]));
+    Arc::make_mut(&mut known.upgrade).spec.silences = silences.unwrap();
+    known.machines.control_plane = vec!["v1.35.0".parse().unwrap()];
+    known.machines.workers = vec!["v1.35.0".parse().unwrap(); 3];
+}
+
+/// Makes the writes to Alertmanager that are due, with this outcome, and decides again.
+fn silenced(known: &mut Known, outcome: &SilenceOutcome) {
+    let tried = decide(known).writes.into_iter().filter_map(|write| match write {
+        Write::Silence(write) => Some((write, outcome.clone())),
+        Write::Commence { .. } | Write::Abort(_) => None,
+    });
+    known.silenced = tried.collect();
+}
+
+fn alerts(decision: &Decision) -> (&str, &str) {
+    let shown = conditions::get(&decision.status.conditions, SILENCED).unwrap();
+    (&shown.status, &shown.reason)
+}
+
+#[test]
+fn a_cluster_upgrade_does_not_begin_before_the_alerts_of_its_control_plane_are_silenced() {
+    let (known, decision) = next(known(), with_silences);
+    let [Write::Silence(SilenceWrite::Set(wish))] = &decision.writes[..] else {
+        panic!("{:?}", decision.writes)
+    };
+    assert_eq!((&*wish.name, wish.machines_left), ("plane", 1));
+    let down = SilenceOutcome::Failed("no answer".into());
+    let (known, decision) = next(known, |known| silenced(known, &down));
+    assert_eq!(step(&decision, SILENCED), ("StepError", "silence plane: no answer"));
+    assert_eq!((decision.writes.len(), alerts(&decision)), (0, ("False", "SilenceFailed")));
+    let (_, decision) = next(Known { silenced: Vec::new(), ..known }, |known| {
+        silenced(known, &SilenceOutcome::Set("1".into()));
+    });
+    assert_eq!(step(&decision, SILENCED).0, "StepDone");
+    assert!(matches!(&decision.writes[..], [Write::Commence { .. }]), "{:?}", decision.writes);
+    assert_eq!(alerts(&decision), ("True", "Silenced"));
+    assert_eq!(decision.status.history[0].silences[0].id, "1");
+}
+
+#[test]
+fn silences_follow_the_parts_of_an_upgrade_and_keep_it_from_nothing() {
+    let fresh = |known: Known| Known { silenced: Vec::new(), ..known };
+    let (known, decision) = next(known(), |known| {
+        with_silences(known);
+        silenced(known, &SilenceOutcome::Set("1".into()));
+    });
+    let Write::Commence { task: name, .. } = decision.writes[0].clone() else { panic!("no task") };
+    let (known, _) = next(fresh(known), |known| {
+        known.tasks = vec![Arc::new(task(&name, "upgrade", None, TaskPhase::Ongoing))];
+    });
+    // Alertmanager is down when the workers begin.
+    let (known, decision) = next(known, |known| {
+        known.control_plane = Some(group("KubeadmControlPlane", "edge-1", "v1.36.0"));
+        silenced(known, &SilenceOutcome::Failed("no answer".into()));
+    });
+    assert_eq!(known.silenced.len(), 2, "one is to be removed, one to be created");
+    assert_eq!(step(&decision, "ControlPlaneUpgraded").0, "StepDone");
+    assert_eq!(alerts(&decision), ("False", "SilenceFailed"));
+    let (known, decision) = next(fresh(known), |known| {
+        let due = decide(known).writes;
+        let outcomes = due.into_iter().map(|write| match write {
+            Write::Silence(write @ SilenceWrite::Set(_)) => {
+                (write, SilenceOutcome::Set("2".into()))
+            }
+            Write::Silence(write @ SilenceWrite::Remove { .. }) => (write, SilenceOutcome::Removed),
+            Write::Commence { .. } | Write::Abort(_) => panic!("{write:?}"),
+        });
+        known.silenced = outcomes.collect();
+    });
+    let silences = &decision.status.history[0].silences;
+    assert_eq!((silences.len(), silences[1].machines_left), (2, 3));
+    let (known, decision) = next(fresh(known), |known| {
+        known.tasks = vec![Arc::new(task(&name, "upgrade", None, TaskPhase::Complete))];
+    });
+    assert_eq!(decision.status.phase, UpgradePhase::Completed);
+    assert_eq!(
+        decision.writes,
+        [Write::Silence(SilenceWrite::Remove { name: "workers".into(), id: "2".into() })]
+    );
+    // One that could not be removed is tried again after the end.
+    let (_, decision) = next(known, |_| {});
+    assert_eq!(decision.writes.len(), 1);
+}
+
+#[test]
+fn a_cluster_upgrade_that_is_stopped_or_late_removes_its_silences() {
+    let stop = |known: &mut Known| Arc::make_mut(&mut known.upgrade).spec.stage = Stage::Abort;
+    for end in [stop, |known: &mut Known| known.now = at(140)] {
+        let sick = Health::Unknown("no answer".into());
+        let (known, _) = next(known(), |known| {
+            with_silences(known);
+            Arc::make_mut(&mut known.upgrade).spec.silences[0].minutes_per_machine = 100;
+            silenced(known, &SilenceOutcome::Set("1".into()));
+            known.hindrance = Some(Hindrance::Passing("no answer".into()));
+        });
+        let (_, decision) = next(Known { silenced: Vec::new(), health: sick, ..known }, end);
+        assert_eq!(decision.status.phase, UpgradePhase::Failed);
+        assert!(
+            matches!(&decision.writes[..], [Write::Silence(SilenceWrite::Remove { .. })]),
+            "{:?}",
+            decision.writes
+        );
+    }
 }

@@ -169,6 +169,7 @@ fn first<S, W>(
         worker_start_time: None,
         worker_complete_time: None,
         task: None,
+        silences: Vec::new(),
         generation: request.generation,
     }
 }
@@ -255,7 +256,7 @@ fn upgrade<S, W>(
             None => Progress::Done,
         };
         return match stopped {
-            Progress::Done => {
+            Progress::Done | Progress::Unneeded => {
                 fail(record, "Cancelled", "it was stopped on request".to_owned(), facts.now)
             }
             Progress::NotYet { why, writes } | Progress::Error { why, writes } => {

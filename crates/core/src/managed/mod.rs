@@ -18,11 +18,13 @@
 //! | [`mod@cluster`] | the steps of a Cluster of Cluster API |
 //! | [`fleet`] | the waves of a fleet of Clusters |
 //! | [`health`] | whether a Cluster is fit for an upgrade |
+//! | [`silences`] | which alerts are silenced meanwhile |
 
 pub mod cluster;
 mod engine;
 pub mod fleet;
 pub mod health;
+pub mod silences;
 pub mod steps;
 
 pub use self::engine::{Ended, Facts, Looked, Ready, Request, look, version_at_work};

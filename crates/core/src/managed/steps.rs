@@ -20,6 +20,8 @@ pub const DONE: &str = "StepDone";
 pub enum Progress<W> {
     /// Its work stands.
     Done,
+    /// This upgrade does not need it: it has no condition.
+    Unneeded,
     /// It needs these writes, or only time.
     NotYet {
         /// What it waits for, as a sentence.
@@ -86,6 +88,7 @@ pub(super) fn work<S, W>(
                 done(record, step.name, now);
                 continue;
             }
+            Progress::Unneeded => continue,
             Progress::NotYet { why, writes } => (IN_PROGRESS, why, writes),
             Progress::Error { why, writes } => (ERROR, why, writes),
         };

@@ -5,7 +5,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Stage, Via};
+use super::{MAX_SILENCES, SilenceRecord, Stage, UpgradeSilence, Via};
 use crate::version::KubernetesVersion;
 
 /// How many versions the history of a Cluster names; the oldest are dropped.
@@ -93,6 +93,11 @@ pub struct ClusterUpgradeSpec {
     #[schemars(length(max = 8))]
     #[schemars(extend("x-kubernetes-list-type" = "set"))]
     pub ignored_checks: Vec<ClusterCheck>,
+    /// Silences in Alertmanager while the Cluster is worked on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_SILENCES))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub silences: Vec<UpgradeSilence>,
     /// Who has requested it, for the history.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = MAX_REQUEST_TEXT))]
@@ -149,6 +154,7 @@ impl ClusterUpgradeSpec {
             hops: None,
             via: None,
             ignored_checks: Vec::new(),
+            silences: Vec::new(),
             requested_by: None,
         }
     }
@@ -234,6 +240,11 @@ pub struct UpgradeRecord {
     /// Name of the UpgradeTask that does it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub task: Option<String>,
+    /// The silences that it has created in Alertmanager.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_SILENCES))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub silences: Vec<SilenceRecord>,
     /// Generation of the ClusterUpgrade that it was last decided on: a failed one begins again with a later one.
     #[serde(default)]
     pub generation: i64,

@@ -5,7 +5,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ClusterCheck, MAX_MINUTES, Via, default_start_within};
+use super::{ClusterCheck, MAX_MINUTES, MAX_SILENCES, UpgradeSilence, Via, default_start_within};
 use crate::version::KubernetesVersion;
 
 /// How many waves a plan may have.
@@ -101,6 +101,11 @@ pub struct ClusterUpgradePlanSpec {
     #[schemars(length(max = 8))]
     #[schemars(extend("x-kubernetes-list-type" = "set"))]
     pub ignored_checks: Vec<ClusterCheck>,
+    /// `silences` of the ClusterUpgrades.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_SILENCES))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub silences: Vec<UpgradeSilence>,
 }
 
 fn default_at_once() -> i32 {
