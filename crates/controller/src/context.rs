@@ -35,6 +35,7 @@ use crate::{
     gates::{Gates, Prometheus},
     k8sd::K8sd,
     metrics::Metrics,
+    notifications::{self, Receivers},
     owner::OwnerId,
     providers::WatchedKinds,
     served,
@@ -78,6 +79,8 @@ pub(crate) struct Context {
     pub(crate) gates: Arc<Gates>,
     /// Creates silences.
     pub(crate) alertmanager: Arc<Alertmanager>,
+    /// The receivers of notifications.
+    pub(crate) receivers: Receivers,
     /// Calls the servers of Updaters.
     pub(crate) updater_servers: UpdaterServers,
     /// Calls k8sd on Nodes.
@@ -116,6 +119,7 @@ impl Context {
         Self {
             gates: Arc::new(Gates::new(prometheus)),
             alertmanager: Arc::new(alertmanager),
+            receivers: Receivers::new(&stack, &settings),
             updater_servers: UpdaterServers::new(stack.clone(), clock),
             foreign: ForeignKinds::default(),
             providers: Arc::default(),
@@ -161,6 +165,7 @@ impl Context {
         Self {
             gates: self.gates.clone(),
             alertmanager: self.alertmanager.clone(),
+            receivers: Receivers::new(&stack, &self.settings),
             updater_servers: UpdaterServers::new(stack.clone(), self.clock),
             foreign: self.foreign.clone(),
             providers: self.providers.clone(),
@@ -283,6 +288,8 @@ pub(crate) struct Queues {
     pub(crate) cluster_upgrades: Queue<ObjectKey>,
     /// ClusterUpgradePlans.
     pub(crate) cluster_upgrade_plans: Queue<ObjectKey>,
+    /// ClusterUpgrades and ClusterUpgradePlans with notifications.
+    pub(crate) notifications: notifications::Queues,
     /// Machines with annotations that ask for an upgrade, or show one.
     pub(crate) annotations: Queue<ObjectKey>,
     /// Machines with annotations about their certificates.

@@ -8,6 +8,7 @@
 //! | `upgrade_task` | works through the Machines of a group, where Cluster API does not |
 //! | `cluster_upgrade` | begins the upgrade of a whole Cluster at its time, and keeps its history |
 //! | `cluster_upgrade_plan` | requests the upgrades of a fleet, wave by wave |
+//! | `notifications` | delivers the notifications of both to receivers outside of Kubernetes |
 //! | `annotations` | upgrades by annotation of a Machine, or of its owner |
 //! | `gates`, `cluster_health` | the health gates of a group, and the checks of a Cluster |
 //! | `update_group` | limits how many Machines of a group may be down, and reports why it waits |
@@ -50,6 +51,7 @@ mod liveness;
 mod machine_condition;
 mod metrics;
 mod node_update;
+mod notifications;
 mod owner;
 mod policy;
 mod process;
@@ -89,7 +91,7 @@ pub use client_trust::{ClientRefusal, ClientTrust};
 pub use hooks::wire;
 pub use process::Process;
 pub use requests::{NewNodeUpdate, node_update};
-pub use settings::{Canonical, PlanLocation, Settings};
+pub use settings::{Canonical, PlanLocation, Settings, SlackSettings};
 
 use crate::{
     context::Context,
@@ -262,9 +264,10 @@ async fn lead(ctx: Arc<Context>) -> anyhow::Result<()> {
                     upgrade_task::run(ctx.clone()),
                     cluster_upgrade::run(ctx.clone()),
                     cluster_upgrade_plan::run(ctx.clone()),
+                    notifications::run(ctx.clone()),
                     annotations::run(ctx.clone()),
                 )
-            } => return outcome.map(|((), (), (), (), (), (), ())| ()),
+            } => return outcome.map(|((), (), (), (), (), (), (), ())| ()),
         }
     }
 }

@@ -3,6 +3,7 @@
 mod certificate_sources;
 mod drain_flags;
 mod endpoint_flags;
+mod notify_flags;
 
 use std::{
     fs,
@@ -150,6 +151,8 @@ struct Args {
     prometheus: endpoint_flags::PrometheusFlags,
     #[command(flatten)]
     alertmanager: endpoint_flags::AlertmanagerFlags,
+    #[command(flatten)]
+    notify: notify_flags::NotifyFlags,
     /// Set how many NodeUpdates of one cluster are reconciled at once
     #[arg(long, value_name = "NUMBER", env = "REFIT_WORKERS_PER_CLUSTER", default_value_t = 4)]
     workers_per_cluster: usize,
@@ -346,6 +349,7 @@ async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
 }
 
 fn settings(args: &Args, stack: &ClientStack) -> anyhow::Result<Settings> {
+    let (cloud_events, slack) = args.notify.settings(stack)?;
     Ok(Settings {
         on_uncovered: match args.default_on_uncovered {
             Uncovered::Preserve => OnUncovered::Preserve,
@@ -370,6 +374,8 @@ fn settings(args: &Args, stack: &ClientStack) -> anyhow::Result<Settings> {
         prometheus: args.prometheus.config(stack)?,
         alertmanager: args.alertmanager.config(stack)?,
         silence_matchers: args.alertmanager.matchers(),
+        cloud_events: cloud_events.map(Box::new),
+        slack,
         plan_signer: args.plan_signing_key.as_deref().map(signer).transpose()?,
         workers_per_cluster: args.workers_per_cluster.max(1),
         external_upgrade_clients: args.external_upgrade_clients.iter().cloned().collect(),

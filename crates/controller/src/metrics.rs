@@ -22,7 +22,8 @@ use prometheus_client::{
     },
     registry::{Registry, Unit},
 };
-use refit_core::node::Called;
+use refit_core::{managed::notifications::delivery::Attempt, node::Called};
+use refit_kinds::refit::Receiver;
 use refit_runtime::{apply, lease, queue::Action};
 
 use self::gauges::Gauges;
@@ -51,6 +52,12 @@ struct UpdaterLabels {
     outcome: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct NotificationLabels {
+    receiver: &'static str,
+    outcome: &'static str,
+}
+
 type Durations<L> = Family<L, Histogram, fn() -> Histogram>;
 
 /// Reconciles with the duration and the error counted for this controller.
@@ -76,6 +83,7 @@ pub(crate) struct Metrics {
     reconciles: Durations<ControllerLabels>,
     errors: Family<ErrorLabels, Counter>,
     updaters: Durations<UpdaterLabels>,
+    notifications: Family<NotificationLabels, Counter>,
     /// Bytes of the request bodies that are being read or served.
     pub(crate) hook_body_bytes: Gauge,
     gauges: Gauges,
@@ -137,6 +145,12 @@ impl Metrics {
             Unit::Seconds,
             updaters.clone(),
         );
+        let notifications = Family::default();
+        registry.register(
+            "notification_attempts",
+            "Attempts to deliver a notification, by receiver and outcome: Delivered, Failed, GivenUp",
+            notifications.clone(),
+        );
         let gauges = Gauges::register(&mut registry);
         Self {
             registry,
@@ -144,6 +158,7 @@ impl Metrics {
             reconciles,
             errors,
             updaters,
+            notifications,
             hook_body_bytes,
             gauges,
             scrape: Mutex::default(),
@@ -167,6 +182,26 @@ impl Metrics {
         self.updaters
             .get_or_create(&UpdaterLabels { updater: updater.to_owned(), outcome })
             .observe(took.as_secs_f64());
+    }
+
+    /// Begins the counts of a receiver with 0: an alert compares them with what they were.
+    pub(crate) fn notifications_to(&self, receiver: Receiver) {
+        for outcome in ["Delivered", "Failed", "GivenUp"] {
+            let labels = NotificationLabels { receiver: receiver.into(), outcome };
+            drop(self.notifications.get_or_create(&labels));
+        }
+    }
+
+    /// Counts one attempt to deliver a notification.
+    pub(crate) fn notification(&self, receiver: Receiver, attempt: &Attempt) {
+        let outcome = match attempt {
+            Attempt::Delivered => "Delivered",
+            Attempt::Failed { .. } => "Failed",
+            Attempt::GivenUp { .. } => "GivenUp",
+        };
+        self.notifications
+            .get_or_create(&NotificationLabels { receiver: receiver.into(), outcome })
+            .inc();
     }
 
     /// Counts one reconcile.

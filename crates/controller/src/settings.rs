@@ -1,15 +1,19 @@
 //! Settings of the operator.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, fs, io, path::PathBuf, sync::Arc, time::Duration};
 
+use http::{Uri, uri::Scheme};
 use jiff::SignedDuration;
 use refit_core::{
     annotation::Compat,
     change::OnUncovered,
     node::{DrainPolicy, Reboot},
 };
-use refit_kinds::refit::AlertMatcher;
+use refit_kinds::refit::{AlertMatcher, Receiver};
 use refit_runtime::plan_signing::PlanSigner;
+
+/// Maximum size of the file with the URL of a webhook.
+const MAX_URL: usize = 4 << 10;
 
 /// Where HostPlans are stored. Agents read them and report there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,6 +36,37 @@ pub enum Canonical {
     On,
     /// The operator asserts that their controllers for upgrades in place are absent.
     ControllersAbsent,
+}
+
+/// How a webhook of Slack is reached, or of a server with its API.
+#[derive(Clone, Debug)]
+pub struct SlackSettings {
+    /// Holds its URL, which is a secret.
+    pub url_file: PathBuf,
+    /// Holds the authorities that are trusted for it; `None` for those of the system.
+    pub ca_file: Option<PathBuf>,
+}
+
+impl SlackSettings {
+    /// Reads the URL.
+    ///
+    /// # Errors
+    /// The file cannot be read, or holds something else. The error does not show what.
+    pub fn url(&self) -> Result<Uri, String> {
+        let Self { url_file, .. } = self;
+        let why = |why: &str| format!("--notify-slack-url-file {}: {why}", url_file.display());
+        let text = fs::read_to_string(url_file).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => why("the file does not exist"),
+            io::ErrorKind::PermissionDenied => why("the file must not be read"),
+            _ => why("the file cannot be read"),
+        })?;
+        let url = text.trim().parse::<Uri>().ok().filter(|_| text.len() <= MAX_URL);
+        let url = url.filter(|url| url.scheme() == Some(&Scheme::HTTPS));
+        let has_credentials =
+            |url: &Uri| url.authority().is_none_or(|authority| authority.as_str().contains('@'));
+        url.filter(|url| !has_credentials(url))
+            .ok_or_else(|| why("expected one line with a URL with https and without a user"))
+    }
 }
 
 /// Settings of the operator for the whole controller.
@@ -68,6 +103,10 @@ pub struct Settings {
     pub alertmanager: Option<kube::Config>,
     /// What each silence has besides its own matchers.
     pub silence_matchers: Vec<AlertMatcher>,
+    /// How the server is reached that gets notifications as CloudEvents.
+    pub cloud_events: Option<Box<kube::Config>>,
+    /// How the webhook is reached that gets notifications as messages of Slack.
+    pub slack: Option<SlackSettings>,
     /// How many NodeUpdates of one cluster are reconciled at once: a cluster that answers slowly
     /// takes no more of the process.
     pub workers_per_cluster: usize,
@@ -79,6 +118,12 @@ impl Settings {
     /// The maximum age of a report as a signed duration.
     pub(crate) fn stale_after(&self) -> SignedDuration {
         SignedDuration::try_from(self.report_stale_after).unwrap_or(SignedDuration::from_mins(15))
+    }
+
+    /// The receivers of notifications.
+    pub(crate) fn receivers(&self) -> BTreeSet<Receiver> {
+        let cloud_events = self.cloud_events.as_ref().map(|_| Receiver::CloudEvents);
+        cloud_events.into_iter().chain(self.slack.as_ref().map(|_| Receiver::Slack)).collect()
     }
 }
 
@@ -99,6 +144,8 @@ impl Default for Settings {
             prometheus: None,
             alertmanager: None,
             silence_matchers: Vec::new(),
+            cloud_events: None,
+            slack: None,
             workers_per_cluster: 4,
             update_group_workers: 8,
         }

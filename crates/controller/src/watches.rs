@@ -23,6 +23,7 @@ use crate::{
     host_plan::cluster_key,
     indexes::{DEPLOYMENTS_BY_CLUSTER, GROUPS_BY_CLUSTER},
     node_update::look::update_node_name,
+    notifications,
     owner::OwnerId,
     providers, upgrade_task,
 };
@@ -87,6 +88,7 @@ async fn watch_all(ctx: &Context) {
         watch(ctx, &stores.upgrade_tasks, |task| task_changed(ctx, task)),
         watch(ctx, &stores.cluster_upgrades, |upgrade| {
             queues.cluster_upgrades.add(ObjectKey::of(upgrade));
+            notifications::upgrade_changed(ctx, upgrade);
             cluster_upgrade_plan::wake(ctx);
         }),
         store::reflect(
@@ -95,6 +97,7 @@ async fn watch_all(ctx: &Context) {
             stores.cluster_upgrade_plans.clone(),
             |plan: &ClusterUpgradePlan| {
                 queues.cluster_upgrade_plans.add(ObjectKey::of(plan));
+                notifications::plan_changed(ctx, plan);
             },
         ),
         providers::run(ctx),

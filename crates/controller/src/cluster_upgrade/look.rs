@@ -61,6 +61,7 @@ impl Look {
             health: self.health(ctx),
             hindrance: None,
             silenced: Vec::new(),
+            receivers: ctx.settings.receivers(),
             now: ctx.clock.now_seconds(),
         }
     }

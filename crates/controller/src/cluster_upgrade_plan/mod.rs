@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Api, ResourceExt as _, api::PostParams};
 use refit_cluster_api::kinds::Cluster;
 use refit_core::{
-    managed::fleet::{Candidate, FleetSeen, Member, MemberState, decide_fleet, selects},
+    managed::fleet::{Candidate, FleetSeen, Member, MemberState, decide_fleet, requester, selects},
     task::status::READY,
 };
 use refit_kinds::{
@@ -150,6 +150,7 @@ fn seen(ctx: &Context, plan: Arc<ClusterUpgradePlan>) -> FleetSeen {
             .map(|status| status.refused.clone())
             .filter(|why| !why.is_empty()),
         candidates: None,
+        receivers: ctx.settings.receivers(),
         now: ctx.clock.now_seconds(),
         plan,
     }
@@ -206,7 +207,7 @@ async fn request(
         via: spec.via,
         ignored_checks: spec.ignored_checks.clone(),
         silences: spec.silences.clone(),
-        requested_by: Some(format!("ClusterUpgradePlan {name}")),
+        requested_by: Some(requester(&name)),
         ..ClusterUpgradeSpec::to(spec.version.clone())
     };
     let labels = BTreeMap::from([(keys::PLAN.to_owned(), name.clone())]);

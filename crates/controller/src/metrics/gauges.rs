@@ -14,7 +14,10 @@ use prometheus_client::{
     metrics::{family::Family, gauge::Gauge},
     registry::{Registry, Unit},
 };
-use refit_core::node::{awaits_budget, speaker};
+use refit_core::{
+    managed::notifications::messages::Outbox as _,
+    node::{awaits_budget, speaker},
+};
 use refit_kinds::{
     conditions,
     refit::{MachineUid, NodeName, NodeUpdate, Phase},
@@ -81,6 +84,11 @@ struct KindLabels {
     kind: String,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReceiverLabels {
+    receiver: &'static str,
+}
+
 /// All gauges.
 #[derive(Debug, Default)]
 pub(super) struct Gauges {
@@ -95,6 +103,7 @@ pub(super) struct Gauges {
     api_up: Family<ClusterLabels, Gauge>,
     cluster_upgrades: Family<UpgradeLabels, Gauge>,
     cluster_upgrade_plans: Family<UpgradeLabels, Gauge>,
+    notifications: Family<ReceiverLabels, Gauge>,
     depth: Family<ControllerLabels, Gauge>,
     omitted: Family<KindLabels, Gauge>,
     leader: Gauge,
@@ -176,6 +185,11 @@ impl Gauges {
             all.cluster_upgrade_plans.clone(),
         );
         registry.register(
+            "notifications_waiting",
+            "Notifications that were not delivered yet, by receiver",
+            all.notifications.clone(),
+        );
+        registry.register(
             "workqueue_depth",
             "Keys that are queued or being reconciled, by controller",
             all.depth.clone(),
@@ -204,6 +218,7 @@ impl Gauges {
             ("upgrade-task", ctx.queues.upgrade_tasks.depth()),
             ("cluster-upgrade", ctx.queues.cluster_upgrades.depth()),
             ("cluster-upgrade-plan", ctx.queues.cluster_upgrade_plans.depth()),
+            ("notification", ctx.queues.notifications.depth()),
         ] {
             let controller = controller.to_owned();
             let labels = ControllerLabels { controller };
@@ -250,6 +265,12 @@ impl Gauges {
             (phase.to_string(), status.map_or(&[][..], |status| &status.conditions))
         });
         count_by_reason(&self.cluster_upgrade_plans, shown);
+        for receiver in ctx.settings.receivers() {
+            let of_upgrades: usize = upgrades.iter().map(|one| one.waiting(receiver)).sum();
+            let of_plans: usize = plans.iter().map(|one| one.waiting(receiver)).sum();
+            let labels = ReceiverLabels { receiver: receiver.into() };
+            self.notifications.get_or_create(&labels).set(count(of_upgrades + of_plans));
+        }
     }
 
     fn groups(&self, ctx: &Context, now: Timestamp) {

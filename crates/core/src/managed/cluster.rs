@@ -19,6 +19,7 @@ pub use self::silencing::{MachineVersions, SILENCED};
 use super::{
     engine::{Ended, Facts, Looked, Request, look, version_at_work},
     health::Health,
+    notifications::{self, Milestones, Receivers, Shown},
     silences::{SilenceTried, SilenceWrite},
     steps::{ERROR, Progress, Step},
 };
@@ -28,6 +29,7 @@ use crate::task::{GroupVersion, Obstacle, status::READY, unreachable};
 pub const HEALTHY: &str = "Healthy";
 /// The step after which an upgrade is finished, whatever the checks before it find.
 const COMMENCED: &str = "UpgradeCommenced";
+const CONTROL_PLANE: &str = "ControlPlaneUpgraded";
 const WORKERS: &str = "WorkerNodesUpgraded";
 const HEALTHY_AFTER: &str = "ClusterHealthyAfterUpgrade";
 /// How long a Cluster may take to be healthy after its upgrade before the step shows an error.
@@ -41,10 +43,13 @@ const STEPS: &[Step<Known, Write>] = &[
     Step { name: "ClusterHealthyBeforeUpgrade", progress: healthy_before },
     Step { name: SILENCED, progress: silencing::silenced },
     Step { name: COMMENCED, progress: commenced },
-    Step { name: "ControlPlaneUpgraded", progress: control_plane_upgraded },
+    Step { name: CONTROL_PLANE, progress: control_plane_upgraded },
     Step { name: WORKERS, progress: workers_upgraded },
     Step { name: HEALTHY_AFTER, progress: healthy_after },
 ];
+
+const MILESTONES: Milestones =
+    Milestones { commenced: COMMENCED, control_plane: CONTROL_PLANE, workers: WORKERS };
 
 /// Everything that a ClusterUpgrade is decided on.
 #[derive(Clone, Debug)]
@@ -67,6 +72,8 @@ pub struct Known {
     pub hindrance: Option<Hindrance>,
     /// What was written to Alertmanager at this look, and what has come of it.
     pub silenced: Vec<SilenceTried>,
+    /// The receivers of notifications.
+    pub receivers: Receivers,
     /// The time of the look.
     pub now: Timestamp,
 }
@@ -113,7 +120,7 @@ pub struct Decision {
 pub fn decide(known: &Known) -> Decision {
     let ClusterUpgrade { metadata, spec, status } = known.upgrade.as_ref();
     let old = status.clone().unwrap_or_default();
-    let Looked { mut history, ready, mut writes, again } =
+    let Looked { mut history, ready, mut writes, again, begins_at, before } =
         look(&old.history, &known.request(), &known.facts());
     let mut next = ClusterUpgradeStatus { observed_generation: metadata.generation, ..old.clone() };
     let check_at = known.check_at();
@@ -133,6 +140,16 @@ pub fn decide(known: &Known) -> Decision {
             conditions::set(&mut next.conditions, known.now, metadata.generation, what);
         }
     }
+    if let Some((record, others)) = history.split_first_mut() {
+        let unhealthy = conditions::get(&next.conditions, HEALTHY)
+            .filter(|shown| shown.status == "False" && known.shows_health(record))
+            .map(|shown| (&*shown.reason, &*shown.message));
+        let (receivers, milestones) = (&known.receivers, &MILESTONES);
+        let (before, ready, now) = (before.as_ref(), &ready, known.now);
+        let shown = Shown { before, begins_at, ready, unhealthy, receivers, milestones, now };
+        notifications::note(record, &shown);
+        others.iter_mut().for_each(notifications::keep_waiting);
+    }
     next.history = history;
     let (silences, silence_ends) = silencing::keep(known, &mut next);
     writes.extend(silences);
@@ -146,7 +163,10 @@ pub fn decide(known: &Known) -> Decision {
     let gates_at = known.health.has_closed_gates().then(|| known.now.saturating_add(GATES_AGAIN));
     let ahead = check_at.filter(|at| *at > known.now);
     let gates_at = gates_at.and_then(Result::ok);
-    let again = again.into_iter().chain(ahead).chain(gates_at).chain(silence_ends).min();
+    let late = notifications::delayed_at(begins_at)
+        .filter(|at| *at > known.now && !known.receivers.is_empty());
+    let all = again.into_iter().chain(ahead).chain(late);
+    let again = all.chain(gates_at).chain(silence_ends).min();
     Decision { again: again.filter(|_| !next.phase.has_ended()), status: next, writes }
 }
 

@@ -30,6 +30,7 @@ fn known() -> Known {
         health: Health::Known(Vec::new()),
         hindrance: None,
         silenced: Vec::new(),
+        receivers: Receivers::new(),
         now: at(10),
     }
 }

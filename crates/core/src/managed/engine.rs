@@ -89,6 +89,10 @@ pub struct Looked<W> {
     pub writes: Vec<W>,
     /// When the next look is due, apart from changes.
     pub again: Option<Timestamp>,
+    /// When the upgrade is to begin.
+    pub begins_at: Timestamp,
+    /// The record before, unless the upgrade begins with this look, for the first time or again.
+    pub before: Option<UpgradeRecord>,
 }
 
 /// The version that is worked on: the requested one, or one before that was commenced, which is finished first.
@@ -118,20 +122,22 @@ pub fn look<S, W>(
                 UpgradePhase::Failed => true,
             }
     };
-    let mut record = match known {
-        Some(record) if record.phase == UpgradePhase::Completed && !begins_again(record) => {
+    let before = known.filter(|record| !begins_again(record)).cloned();
+    let mut record = match before.clone() {
+        Some(record) if record.phase == UpgradePhase::Completed => {
             // This request was for what the cluster has: later changes of the cluster are not for it.
-            UpgradeRecord { generation: request.generation, ..record.clone() }
+            UpgradeRecord { generation: request.generation, ..record }
         }
-        Some(record) if !begins_again(record) => record.clone(),
-        Some(_) | None => first(history, request, facts),
+        Some(record) => record,
+        None => first(history, request, facts),
     };
     let (ready, writes, again) = advance(&mut record, request, facts);
+    let begins_at = begins_at(&record, request);
     // What has not begun is not what became of the cluster.
     let others =
         history.iter().filter(|other| other.version != request.version && other.phase.has_ended());
     let history = [record].into_iter().chain(others.cloned()).take(MAX_HISTORY).collect();
-    Looked { history, ready, writes, again }
+    Looked { history, ready, writes, again, begins_at, before }
 }
 
 /// The record of an upgrade that was just requested, or that has begun and has lost its record.
@@ -170,6 +176,7 @@ fn first<S, W>(
         worker_complete_time: None,
         task: None,
         silences: Vec::new(),
+        notifications: Vec::new(),
         generation: request.generation,
     }
 }
@@ -281,7 +288,8 @@ fn upgrade<S, W>(
     }
 }
 
-fn is_cancelling(record: &UpgradeRecord) -> bool {
+/// Whether an upgrade that was commenced is being stopped.
+pub(super) fn is_cancelling(record: &UpgradeRecord) -> bool {
     record.phase == UpgradePhase::Upgrading && record.reason == CANCELLING
 }
 

@@ -19,11 +19,13 @@
 //! | [`fleet`] | the waves of a fleet of Clusters |
 //! | [`health`] | whether a Cluster is fit for an upgrade |
 //! | [`silences`] | which alerts are silenced meanwhile |
+//! | [`notifications`] | what people are notified of, and what is delivered next |
 
 pub mod cluster;
 mod engine;
 pub mod fleet;
 pub mod health;
+pub mod notifications;
 pub mod silences;
 pub mod steps;
 

@@ -5,7 +5,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{MAX_SILENCES, SilenceRecord, Stage, UpgradeSilence, Via};
+use super::{MAX_SILENCES, SilenceRecord, Stage, UpgradeNotification, UpgradeSilence, Via};
 use crate::version::KubernetesVersion;
 
 /// How many versions the history of a Cluster names; the oldest are dropped.
@@ -245,6 +245,12 @@ pub struct UpgradeRecord {
     #[schemars(length(max = MAX_SILENCES))]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub silences: Vec<SilenceRecord>,
+    /// What people are notified of, in the order in which it was reached, if the controller has receivers. The record of an
+    /// earlier version keeps only what was not delivered yet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["event"]))]
+    pub notifications: Vec<UpgradeNotification>,
     /// Generation of the ClusterUpgrade that it was last decided on: a failed one begins again with a later one.
     #[serde(default)]
     pub generation: i64,

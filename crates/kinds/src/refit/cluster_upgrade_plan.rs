@@ -5,7 +5,10 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ClusterCheck, MAX_MINUTES, MAX_SILENCES, UpgradeSilence, Via, default_start_within};
+use super::{
+    ClusterCheck, MAX_MINUTES, MAX_PLAN_NOTIFICATIONS, MAX_SILENCES, PlanNotification,
+    UpgradeSilence, Via, default_start_within,
+};
 use crate::version::KubernetesVersion;
 
 /// How many waves a plan may have.
@@ -245,6 +248,11 @@ pub struct ClusterUpgradePlanStatus {
     /// Why a request was refused by the API server, while it is repeated.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub refused: String,
+    /// What people are notified of, the newest last, if the controller has receivers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_PLAN_NOTIFICATIONS))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["number"]))]
+    pub notifications: Vec<PlanNotification>,
     /// Conditions, keyed by type: `Ready`, whether every Cluster has the version.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]

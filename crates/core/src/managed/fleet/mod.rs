@@ -21,10 +21,26 @@ use refit_kinds::{
 };
 
 pub use self::member::{Member, MemberState};
-use crate::task::status::READY;
+use crate::{
+    managed::notifications::{self, Receivers},
+    task::status::READY,
+};
 
 /// Name of the wave of the Clusters that no other one takes.
 const REST: &str = "rest";
+
+/// What precedes the name of a plan in `requestedBy` of its ClusterUpgrades.
+const REQUESTED_BY: &str = "ClusterUpgradePlan ";
+
+/// `requestedBy` of the ClusterUpgrades of a plan.
+pub fn requester(plan: &str) -> String {
+    format!("{REQUESTED_BY}{plan}")
+}
+
+/// The plan that has requested an upgrade, by its `requestedBy`.
+pub fn plan_of(requested_by: &str) -> Option<&str> {
+    requested_by.strip_prefix(REQUESTED_BY)
+}
 
 /// A Cluster that the plan may request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +66,8 @@ pub struct FleetSeen {
     pub refused: Option<String>,
     /// The other Clusters that may be upgraded, by namespace and name; `None` if they were not looked for.
     pub candidates: Option<Vec<Candidate>>,
+    /// The receivers of notifications.
+    pub receivers: Receivers,
     /// The time of the look.
     pub now: Timestamp,
 }
@@ -122,6 +140,7 @@ pub fn decide_fleet(seen: &FleetSeen) -> FleetDecision {
         conditions::set(&mut next.conditions, seen.now, next.observed_generation, what);
     }
     next.wave = wave_name(spec.waves.len(), &next.waves);
+    notifications::note_plan(&old, &mut next, &seen.receivers, seen.now);
     FleetDecision { status: next, requests, needs_candidates, again }
 }
 

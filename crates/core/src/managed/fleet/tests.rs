@@ -64,6 +64,7 @@ impl Fleet {
             others_under_way: self.others_under_way,
             refused: None,
             candidates: Some(candidates.collect()),
+            receivers: Receivers::new(),
             now: at(self.now),
         }
     }
