@@ -41,6 +41,7 @@ mod prometheus;
 mod provider;
 #[cfg(feature = "sabotage")]
 mod random;
+mod receivers;
 pub mod sandbox;
 pub mod script;
 #[cfg(feature = "sabotage")]

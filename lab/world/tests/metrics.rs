@@ -5,11 +5,11 @@ use std::{
     sync::Arc,
 };
 
-use crate::common::{NEW, TEST, in_world, up, upgraded};
+use crate::common::{NEW, TEST, example, in_world, up, up_with, upgraded};
 use kube::api::PostParams;
 use lab_world::{
     pki::{PROBE_HOST, PROBE_PORT},
-    world::World,
+    world::{World, WorldOptions},
 };
 use refit_kinds::refit::{ClusterUpgrade, ClusterUpgradePlan, ClusterUpgradeSpec};
 use refit_runtime::{client::ClientStack, gate::Open, net::Dialer};
@@ -134,7 +134,8 @@ const RARE: [&str; 2] = ["refit_reconcile_errors_total", "refit_updater_call_dur
 #[test]
 fn every_metric_of_the_alerts_and_the_dashboard_exists() {
     in_world(async {
-        let world = up().await;
+        let options = WorldOptions { receivers: true, ..WorldOptions::new(example()) };
+        let world = up_with(options).await;
         let client = world.client(TEST).unwrap();
         let upgrade = ClusterUpgrade::new("edge-1", ClusterUpgradeSpec::to(NEW.parse().unwrap()));
         let api = kube::Api::namespaced(client.clone(), "default");

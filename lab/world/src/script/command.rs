@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use jiff::SignedDuration;
 use refit_controller::{Canonical, Settings};
 use refit_core::annotation::Compat;
-use refit_kinds::refit::Until;
+use refit_kinds::refit::{Receiver, Until};
 
 use super::{
     field::{Field, Setting},
     k8sd::Refresh,
 };
-use crate::provider::Misbehaviour;
+use crate::{provider::Misbehaviour, receivers::Refuses};
 
 /// A line of a script, or several lines if it has a here-document.
 #[derive(Clone, Debug)]
@@ -53,6 +53,8 @@ pub(super) struct Load {
     pub(super) provider: bool,
     /// Whether a provider brings machines to versions.
     pub(super) version_provider: bool,
+    /// Whether there are receivers of notifications.
+    pub(super) receivers: bool,
     /// Who serves the annotations of Canonical's providers.
     pub(super) canonical: CanonicalAnnotations,
     /// The seed of everything random, such as names; `None` for the default.
@@ -281,6 +283,8 @@ pub(super) enum Place {
     Query(String),
     /// Prometheus.
     Prometheus,
+    /// A receiver of notifications.
+    Receiver(Receiver, Refuses),
 }
 
 impl Place {
@@ -294,6 +298,9 @@ impl Place {
         }
         if let (Self::Alert(name, _), Self::Alert(other, _)) = (self, other) {
             return name == other;
+        }
+        if let (Self::Receiver(receiver, _), Self::Receiver(other, _)) = (self, other) {
+            return receiver == other;
         }
         if let (Self::Provider(_), Self::Provider(_)) = (self, other) {
             return true;
@@ -357,6 +364,8 @@ pub(super) enum Table {
     Groups,
     /// HostPlans.
     Plans,
+    /// What the receivers of notifications took.
+    Received,
     /// Processes.
     Processes,
 }

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use http::StatusCode;
 use jiff::SignedDuration;
-use refit_kinds::refit::Until;
+use refit_kinds::refit::{Receiver, Until};
 use strum::VariantArray as _;
 
 use super::{
@@ -17,7 +18,7 @@ use super::{
     rest::Rest,
     words::{self, Word},
 };
-use crate::provider::Misbehaviour;
+use crate::{provider::Misbehaviour, receivers::Refuses};
 
 /// The steps of a host that a script can break.
 pub(crate) const STEPS: [&str; 9] = [
@@ -172,7 +173,7 @@ fn until(rest: &mut Rest<'_>) -> Result<Until, Wrong> {
     named.copied().ok_or_else(|| wrong("until", word, "Stage, Upgrade or Disrupt"))
 }
 
-const OPTIONS: &str = "standby, updater, provider, version-provider, canonical, canonical-strict, \
+const OPTIONS: &str = "standby, updater, provider, version-provider, receivers, canonical, canonical-strict, \
                        canonical-controllers, seed N or lease TIME";
 
 fn load(rest: &mut Rest<'_>) -> Result<Command, Wrong> {
@@ -194,6 +195,7 @@ fn load(rest: &mut Rest<'_>) -> Result<Command, Wrong> {
             "updater" => load.updater = true,
             "provider" => load.provider = true,
             "version-provider" => load.version_provider = true,
+            "receivers" => load.receivers = true,
             "canonical" => load.canonical = CanonicalAnnotations::Corrected,
             "canonical-strict" => load.canonical = CanonicalAnnotations::Strict,
             "canonical-controllers" => load.canonical = CanonicalAnnotations::ByCanonical,
@@ -275,7 +277,7 @@ fn change(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
 }
 
 const TROUBLES: &str = "host, disk, node, agent, api, streams, requests, answers, latency, view, link, \
-                        clock, provider, alert, query, prometheus, k8sd or journal";
+                        clock, provider, alert, query, prometheus, receiver, k8sd or journal";
 const API: &str = "management or CLUSTER";
 
 fn trouble(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
@@ -377,6 +379,7 @@ fn place(rest: &mut Rest<'_>) -> Result<Place, Wrong> {
         "alert" => Place::Alert(name(rest, "NAME")?, labels(rest)?),
         "query" => Place::Query(name(rest, "TEXT")?),
         "prometheus" => Place::Prometheus,
+        "receiver" => receiver(rest)?,
         "view" => {
             let word = name(rest, "KIND or CLUSTER:KIND")?;
             match word.split_once(':') {
@@ -398,6 +401,23 @@ fn labels(rest: &mut Rest<'_>) -> Result<BTreeMap<String, String>, Wrong> {
         rest.next("LABEL=VALUE")?;
     }
     Ok(labels)
+}
+
+/// `NAME`, and the status with which it answers.
+fn receiver(rest: &mut Rest<'_>) -> Result<Place, Wrong> {
+    let word = &rest.next("cloudevents or slack")?.text;
+    let receiver = match word.as_str() {
+        "cloudevents" => Receiver::CloudEvents,
+        "slack" => Receiver::Slack,
+        other => return Err(wrong("receiver", other, "cloudevents or slack")),
+    };
+    let Some(code) = rest.peek().filter(|word| *word != "for") else {
+        return Ok(Place::Receiver(receiver, Refuses::Answer));
+    };
+    let status = code.parse().ok().filter(|status: &StatusCode| status.as_u16() >= 300);
+    let status = status.ok_or_else(|| wrong("status", code, "a status from 300"))?;
+    rest.next("CODE")?;
+    Ok(Place::Receiver(receiver, Refuses::With(status)))
 }
 
 /// How a provider misbehaves; nothing after `mend`.
@@ -444,7 +464,8 @@ fn kill(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
 }
 
 fn show(rest: &mut Rest<'_>) -> Result<Show, Wrong> {
-    let want = "machines, nodes, hosts, snaps, pods, updates, groups, plans, events, processes, steps NODE, \
+    let want = "machines, nodes, hosts, snaps, pods, updates, groups, plans, received, events, processes, \
+                steps NODE, \
                 KIND FIELD... or OBJECT";
     let first = rest.next(want)?.text.clone();
     let table = match first.as_str() {
@@ -456,6 +477,7 @@ fn show(rest: &mut Rest<'_>) -> Result<Show, Wrong> {
         "updates" => Table::Updates,
         "groups" => Table::Groups,
         "plans" => Table::Plans,
+        "received" => Table::Received,
         "processes" => Table::Processes,
         "steps" => return Ok(Show::Steps(rest.next("NODE")?.text.clone())),
         "events" if rest.is_over() => return Ok(Show::Events(None)),

@@ -228,6 +228,7 @@ impl Runner<'_> {
             updater: load.updater,
             provider: load.provider,
             version_provider: load.version_provider,
+            receivers: load.receivers,
             canonical_controllers: load.canonical == CanonicalAnnotations::ByCanonical,
             settings: load.canonical.settings(defaults.settings),
             seed: load.seed.unwrap_or(defaults.seed),

@@ -19,7 +19,10 @@ use super::{
     table::table,
     words,
 };
-use crate::world::{World, lock, status::phase};
+use crate::{
+    receivers::Receivers,
+    world::{World, lock, status::phase},
+};
 
 /// Identity of a machine: it distinguishes a machine that was kept from one that was replaced.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -55,6 +58,7 @@ pub(super) fn show(session: &Session, what: &Show) -> Result<String, Wrong> {
         Show::Table(Table::Updates) => updates(session),
         Show::Table(Table::Groups) => groups(session),
         Show::Table(Table::Plans) => plans(session),
+        Show::Table(Table::Received) => received(session),
         Show::Table(Table::Processes) => processes(session),
         Show::Steps(node) => steps(session, node),
         Show::Events(about) => events(session, about.as_ref())?,
@@ -408,6 +412,21 @@ fn events(session: &Session, about: Option<&Reference>) -> Result<String, Wrong>
         })
         .collect();
     Ok(table(&["TIME", "TYPE", "REASON", "OBJECT", "MESSAGE"], &rows))
+}
+
+/// What the receivers of notifications took, in that order.
+fn received(session: &Session) -> String {
+    let receivers = session.world.inner.receivers.as_ref();
+    let messages = receivers.map(Receivers::messages).unwrap_or_default();
+    let rows: Vec<Vec<String>> = messages
+        .iter()
+        .map(|message| {
+            let at = session.names.offset(message.at);
+            let cells = [&message.receiver.to_string(), &message.event, &message.text];
+            std::iter::once(at).chain(cells.map(|cell| session.names.shown(cell))).collect()
+        })
+        .collect();
+    table(&["TIME", "RECEIVER", "EVENT", "MESSAGE"], &rows)
 }
 
 fn all_of(

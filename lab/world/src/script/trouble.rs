@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     provider::Misbehaviour,
+    receivers::{Receivers, Refuses},
     world::{Actor, World, lock},
 };
 
@@ -148,10 +149,22 @@ fn break_place(
             session.world.inner.prometheus.set_down(true);
             "Prometheus answers with an error".to_owned()
         }
+        Place::Receiver(receiver, how) => {
+            receivers(session)?.set_trouble(*receiver, Some(*how));
+            match how {
+                Refuses::Answer => format!("{receiver} takes messages and does not answer"),
+                Refuses::With(status) => format!("{receiver} answers with {}", status.as_u16()),
+            }
+        }
         Place::View(cluster, kind) => {
             network::hold_back(session, cluster.as_deref(), kind, time.unwrap_or_default())?
         }
     })
+}
+
+fn receivers(session: &Session) -> Result<&Receivers, Wrong> {
+    let want = "a world that is loaded with receivers: load FILE... with receivers";
+    session.world.inner.receivers.as_ref().ok_or_else(|| wrong("receiver", "none", want))
 }
 
 /// Lets the provider of memory misbehave, or behave again: its process starts again.
@@ -207,6 +220,7 @@ pub(super) fn impairs(trouble: &Trouble) -> bool {
             | Place::Provider(_)
             | Place::Alert(..)
             | Place::Query(_)
+            | Place::Receiver(..)
             | Place::Prometheus => false,
             Place::Api(_)
             | Place::Latency(..)
@@ -295,6 +309,10 @@ pub(super) fn mend(
         Place::Prometheus => {
             session.world.inner.prometheus.set_down(false);
             "Prometheus answers".to_owned()
+        }
+        Place::Receiver(receiver, _) => {
+            receivers(session)?.set_trouble(*receiver, None);
+            format!("{receiver} takes messages")
         }
         Place::View(_, kind) => {
             return Err(wrong("mend view", kind.as_str(), "no mend: a view catches up by itself"));

@@ -34,6 +34,7 @@ use crate::{
     mirror::{Mirror, management_resources, workload_resources},
     pki::{self, HookClient, Identity},
     prometheus::{self, Prometheus},
+    receivers::{self, Receivers},
     snapshot::Snapshot,
 };
 
@@ -123,6 +124,10 @@ impl World {
         inner.spawn(crate::env::run::run(inner.clone()));
         let listener = inner.network.listen(prometheus::HOST, prometheus::PORT);
         inner.spawn(inner.prometheus.clone().serve(listener));
+        if let Some(receivers) = inner.receivers.clone() {
+            let listener = inner.network.listen(receivers::HOST, receivers::PORT);
+            inner.spawn(receivers.serve(listener, inner.clock)?);
+        }
         inner.supervise(&Actor::Capi);
         inner.supervise(&Actor::Controller);
         for other in &inner.others {
@@ -344,6 +349,7 @@ impl Parts {
             others: others.filter_map(|(actor, runs)| runs.then_some(actor)).collect(),
             misbehaviour: Mutex::default(),
             prometheus: Prometheus::default(),
+            receivers: options.receivers.then(Receivers::new).transpose()?,
             lease_retry: options.lease_retry,
             leaders: Leaders::default(),
             hurry: options.hurry.max(1),

@@ -70,6 +70,7 @@ use crate::{
     pki::{self, HookClient, Identity},
     prometheus::Prometheus,
     provider::Misbehaviour,
+    receivers::Receivers,
 };
 
 /// Stands for authorities in `examples/hook-updater/updater.yaml`.
@@ -104,6 +105,8 @@ pub struct WorldOptions {
     pub version_provider: bool,
     /// Whether Canonical's controllers run.
     pub canonical_controllers: bool,
+    /// Whether there are receivers of notifications.
+    pub receivers: bool,
     /// How often the leader of two controllers renews the Lease; `None` for the default.
     pub lease_retry: Option<Duration>,
     /// How many times faster than real hosts these work.
@@ -131,6 +134,7 @@ impl WorldOptions {
             provider: false,
             version_provider: false,
             canonical_controllers: false,
+            receivers: false,
             lease_retry: None,
             hurry: 1,
             real_time: false,
@@ -155,6 +159,9 @@ pub enum WorldError {
     /// A client cannot be created.
     #[error(transparent)]
     Client(#[from] ClientError),
+    /// The files of a program cannot be written.
+    #[error("failed to write a temporary file: {0}")]
+    Files(std::io::Error),
     /// Refit cannot be installed.
     #[error("failed to install Refit: {0:#}")]
     Install(anyhow::Error),
@@ -207,6 +214,8 @@ pub(crate) struct Inner {
     pub(crate) misbehaviour: Mutex<Option<Misbehaviour>>,
     /// What the controller asks before it begins with a machine.
     pub(crate) prometheus: Prometheus,
+    /// What gets the notifications of upgrades.
+    pub(crate) receivers: Option<Receivers>,
     pub(crate) lease_retry: Option<Duration>,
     pub(crate) leaders: Leaders,
     pub(crate) hurry: u32,

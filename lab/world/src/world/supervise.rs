@@ -25,7 +25,10 @@ use refit_runtime::{
 };
 
 use super::{Actor, Inner, RESTART_DELAY, Running, lock, process::Switch};
-use crate::{canonical_controllers, pki, prometheus::Prometheus, provider, version_provider};
+use crate::{
+    canonical_controllers, pki, prometheus::Prometheus, provider, receivers::Receivers,
+    version_provider,
+};
 
 /// How long a restarted process sees the NodeUpdates as they were before the effect at which it
 /// died: the watch cache of an API server may lag.
@@ -148,6 +151,12 @@ impl Inner {
                     },
                     settings: Settings {
                         prometheus: Some(Prometheus::config()),
+                        cloud_events: self
+                            .receivers
+                            .as_ref()
+                            .map(Receivers::cloud_events)
+                            .map(Box::new),
+                        slack: self.receivers.as_ref().map(Receivers::slack),
                         ..self.settings.clone()
                     },
                     process: Process {
