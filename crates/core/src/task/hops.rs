@@ -59,7 +59,8 @@ pub(super) enum Lead {
 }
 
 /// The next hop to the target: the groups that it brings to a version, none if all have reached the target. `named`
-/// are the versions to take for minors on the way; another minor is taken at `.0`.
+/// are versions to take on the way, several of one minor from the lowest on; a minor of which none is named is taken at
+/// `.0`.
 pub(super) fn next_hops(
     control_plane: &GroupVersion,
     workers: &[GroupVersion],
@@ -69,8 +70,7 @@ pub(super) fn next_hops(
     workers.iter().chain([control_plane]).try_for_each(|group| check(group, target))?;
     let at = &control_plane.version;
     let behind: Vec<&GroupVersion> = workers.iter().filter(|group| group.version < *at).collect();
-    let next =
-        if at.minor() == target.minor() { target.clone() } else { on_the_way(at, target, named) };
+    let next = on_the_way(at, target, named);
     let to = |group: &GroupVersion, version: &KubernetesVersion| HopTo {
         owner: group.owner.clone(),
         version: version.clone(),
@@ -111,20 +111,19 @@ fn check(group: &GroupVersion, target: &KubernetesVersion) -> Result<(), HopErro
     Ok(())
 }
 
-/// The version of the next minor.
+/// The version after this one: the lowest that is named, if it does not skip a minor.
 fn on_the_way(
     at: &KubernetesVersion,
     target: &KubernetesVersion,
     named: &[KubernetesVersion],
 ) -> KubernetesVersion {
-    let minor = at.minor() + 1;
-    if minor == target.minor() {
-        return target.clone();
-    }
-    let of_minor =
-        |version: &&KubernetesVersion| (version.major(), version.minor()) == (at.major(), minor);
-    let first = || KubernetesVersion::new(at.major(), minor, 0);
-    named.iter().find(of_minor).cloned().unwrap_or_else(first)
+    let next_minor = at.minor() + 1;
+    let is_ahead = |version: &&KubernetesVersion| {
+        at < *version && *version < target && version.minor() <= next_minor
+    };
+    named.iter().filter(is_ahead).min().cloned().unwrap_or_else(|| {
+        if next_minor < target.minor() { at.next_minor_zero() } else { target.clone() }
+    })
 }
 
 /// Kind and name of an owner.
@@ -134,6 +133,8 @@ pub(super) fn name_of(owner: &GroupOwner) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn version(text: &str) -> KubernetesVersion {
@@ -176,19 +177,24 @@ mod tests {
     }
 
     #[test]
-    fn a_topology_brings_all_groups_to_each_minor() {
+    fn a_topology_brings_all_groups_to_each_version() {
         let workers = vec![group("a", "v1.32.1"), group("b", "v1.31.0")];
         let found = hops_of(Lead::Topology, group("cp", "v1.32.1"), workers, "v1.34.9");
         assert_eq!(
             found,
-            ["b v1.32.1", "cp v1.33.7, a v1.33.7, b v1.33.7", "cp v1.34.9, a v1.34.9, b v1.34.9"]
+            [
+                "b v1.32.1",
+                "cp v1.33.7, a v1.33.7, b v1.33.7",
+                "cp v1.34.5, a v1.34.5, b v1.34.5",
+                "cp v1.34.9, a v1.34.9, b v1.34.9"
+            ]
         );
     }
 
     #[test]
     fn the_control_plane_goes_first_and_workers_follow_in_order() {
-        let workers = vec![group("a", "v1.34.2"), group("b", "v1.34.2")];
-        let found = hops(group("cp", "v1.34.2"), workers, "v1.35.0");
+        let workers = vec![group("a", "v1.34.5"), group("b", "v1.34.5")];
+        let found = hops(group("cp", "v1.34.5"), workers, "v1.35.0");
         assert_eq!(found, ["cp v1.35.0", "a v1.35.0", "b v1.35.0"]);
     }
 
@@ -208,6 +214,46 @@ mod tests {
     fn a_minor_that_is_not_named_is_taken_at_its_first_release() {
         let found = hops(group("cp", "v1.30.1"), vec![], "v1.32.2");
         assert_eq!(found, ["cp v1.31.0", "cp v1.32.2"]);
+    }
+
+    #[test]
+    fn all_versions_on_the_way_that_are_named_are_taken_in_their_order() {
+        let named = ["v1.35.2", "v1.34.9", "v1.33.1", "v1.35.4", "v1.37.0"].map(version);
+        let next = |at| {
+            let plane = group("cp", at);
+            let hops = next_hops(&plane, &[], (&version("v1.35.9"), &named), Lead::Groups).unwrap();
+            hops[0].version.to_string()
+        };
+        assert_eq!(next("v1.34.2"), "v1.34.9", "a patch before the next minor");
+        assert_eq!(next("v1.34.9"), "v1.35.2");
+        assert_eq!(next("v1.35.2"), "v1.35.4", "a patch before the target");
+        assert_eq!(next("v1.35.4"), "v1.35.9");
+        assert_eq!(next("v1.31.0"), "v1.32.0", "no minor is skipped");
+    }
+
+    proptest! {
+        /// Each number is a step of so many patches; 0 is the next minor.
+        #[test]
+        fn a_way_that_skips_no_minor_is_taken_as_it_is_named(
+            steps in prop::collection::vec(0_u64..4, 1..12)
+        ) {
+            let mut way = vec![version("v1.30.5")];
+            for step in steps {
+                let last = way.last().expect("it has a first version");
+                way.push(match step {
+                    0 => last.next_minor_zero(),
+                    patches => KubernetesVersion::new(1, last.minor(), last.patch() + patches),
+                });
+            }
+            let (target, named) = way[1..].split_last().expect("it has a step");
+            let mut plane = group("cp", "v1.30.5");
+            let mut taken = vec![plane.version.clone()];
+            while let [hop] = &next_hops(&plane, &[], (target, named), Lead::Groups).unwrap()[..] {
+                plane.version = hop.version.clone();
+                taken.push(hop.version.clone());
+            }
+            prop_assert_eq!(taken, way);
+        }
     }
 
     #[test]
