@@ -40,6 +40,7 @@ use crate::{
     providers::WatchedKinds,
     served,
     updater_servers::UpdaterServers,
+    version_graph::VersionGraphs,
     workload_watch::WorkloadIndex,
 };
 
@@ -81,6 +82,8 @@ pub(crate) struct Context {
     pub(crate) alertmanager: Arc<Alertmanager>,
     /// The receivers of notifications.
     pub(crate) receivers: Receivers,
+    /// Reads the version graph.
+    pub(crate) version_graphs: Arc<VersionGraphs>,
     /// Calls the servers of Updaters.
     pub(crate) updater_servers: UpdaterServers,
     /// Calls k8sd on Nodes.
@@ -120,6 +123,7 @@ impl Context {
             gates: Arc::new(Gates::new(prometheus)),
             alertmanager: Arc::new(alertmanager),
             receivers: Receivers::new(&stack, &settings),
+            version_graphs: Arc::new(VersionGraphs::new(&stack, settings.version_graph.as_ref())),
             updater_servers: UpdaterServers::new(stack.clone(), clock),
             foreign: ForeignKinds::default(),
             providers: Arc::default(),
@@ -166,6 +170,7 @@ impl Context {
             gates: self.gates.clone(),
             alertmanager: self.alertmanager.clone(),
             receivers: Receivers::new(&stack, &self.settings),
+            version_graphs: self.version_graphs.clone(),
             updater_servers: UpdaterServers::new(stack.clone(), self.clock),
             foreign: self.foreign.clone(),
             providers: self.providers.clone(),

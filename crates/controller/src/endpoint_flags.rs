@@ -40,6 +40,7 @@ impl PrometheusFlags {
         let Some(url) = &self.prometheus_url else { return Ok(None) };
         let endpoint = Endpoint {
             name: "prometheus",
+            url_flag: "prometheus-url",
             url: url.clone(),
             token_file: self.prometheus_token_file.clone(),
             ca_file: self.prometheus_ca_file.clone(),
@@ -110,6 +111,7 @@ impl AlertmanagerFlags {
         let Some(url) = &self.alertmanager_url else { return Ok(None) };
         let endpoint = Endpoint {
             name: "alertmanager",
+            url_flag: "alertmanager-url",
             url: url.clone(),
             token_file: self.alertmanager_token_file.clone(),
             ca_file: self.alertmanager_ca_file.clone(),
@@ -123,11 +125,13 @@ impl AlertmanagerFlags {
     }
 }
 
-/// A server, by the flags `--NAME-url`, `--NAME-token-file` and `--NAME-ca-file`.
+/// A server, by the flags for its URL, `--NAME-token-file` and `--NAME-ca-file`.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     /// The beginning of the names of its flags.
     pub(crate) name: &'static str,
+    /// The name of the flag for its URL.
+    pub(crate) url_flag: &'static str,
     /// Where it is.
     pub(crate) url: Uri,
     /// Holds its bearer token.
@@ -140,24 +144,24 @@ impl Endpoint {
     /// The client configuration, after a check that a client can be made of it. A token is sent only over HTTPS, and the
     /// URL, which logs may show, has no credentials.
     pub(crate) fn config(&self, stack: &ClientStack) -> anyhow::Result<kube::Config> {
-        let Self { name, url, token_file, ca_file } = self;
+        let Self { name, url_flag, url, token_file, ca_file } = self;
         let is_https = match url.scheme_str() {
             Some("https") => true,
             Some("http") => false,
             Some(_) | None => bail!(
-                "--{name}-url {url} is not a URL with http or https, such as http://{name}.monitoring.svc"
+                "--{url_flag} {url} is not a URL with http or https, such as http://{name}.monitoring.svc"
             ),
         };
         ensure!(
             url.authority().is_some_and(|authority| !authority.as_str().contains('@')),
-            "--{name}-url must not contain credentials: use --{name}-token-file"
+            "--{url_flag} must not contain credentials"
         );
-        ensure!(url.query().is_none(), "--{name}-url {url} must not have a query");
+        ensure!(url.query().is_none(), "--{url_flag} {url} must not have a query");
         let mut config = kube::Config::new(url.clone());
         if let Some(file) = token_file {
             ensure!(
                 is_https,
-                "--{name}-token-file needs a --{name}-url with https: {url} would send the token in clear text"
+                "--{name}-token-file needs a --{url_flag} with https: {url} would send the token in clear text"
             );
             let token = file.to_str().context(format!("--{name}-token-file is not UTF-8"))?;
             ensure!(file.exists(), "--{name}-token-file {token} does not exist");
@@ -169,7 +173,7 @@ impl Endpoint {
         }
         stack
             .client(&config)
-            .with_context(|| format!("cannot create the client of --{name}-url"))?;
+            .with_context(|| format!("cannot create the client of --{url_flag}"))?;
         Ok(config)
     }
 }
@@ -179,7 +183,13 @@ mod tests {
     use super::*;
 
     fn at(url: &'static str) -> Endpoint {
-        Endpoint { name: "prometheus", url: Uri::from_static(url), token_file: None, ca_file: None }
+        Endpoint {
+            name: "prometheus",
+            url_flag: "prometheus-url",
+            url: Uri::from_static(url),
+            token_file: None,
+            ca_file: None,
+        }
     }
 
     #[test]

@@ -68,6 +68,7 @@ mod update_group;
 mod updater_servers;
 mod updaters;
 mod upgrade_task;
+mod version_graph;
 mod watches;
 mod workload_objects;
 mod workload_watch;
@@ -92,6 +93,7 @@ pub use hooks::wire;
 pub use process::Process;
 pub use requests::{NewNodeUpdate, node_update};
 pub use settings::{Canonical, PlanLocation, Settings, SlackSettings};
+pub use version_graph::GraphSource;
 
 use crate::{
     context::Context,

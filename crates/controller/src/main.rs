@@ -3,6 +3,7 @@
 mod certificate_sources;
 mod drain_flags;
 mod endpoint_flags;
+mod graph_flags;
 mod notify_flags;
 
 use std::{
@@ -153,6 +154,8 @@ struct Args {
     alertmanager: endpoint_flags::AlertmanagerFlags,
     #[command(flatten)]
     notify: notify_flags::NotifyFlags,
+    #[command(flatten)]
+    version_graph: graph_flags::GraphFlags,
     /// Set how many NodeUpdates of one cluster are reconciled at once
     #[arg(long, value_name = "NUMBER", env = "REFIT_WORKERS_PER_CLUSTER", default_value_t = 4)]
     workers_per_cluster: usize,
@@ -376,6 +379,7 @@ fn settings(args: &Args, stack: &ClientStack) -> anyhow::Result<Settings> {
         silence_matchers: args.alertmanager.matchers(),
         cloud_events: cloud_events.map(Box::new),
         slack,
+        version_graph: args.version_graph.source(stack)?,
         plan_signer: args.plan_signing_key.as_deref().map(signer).transpose()?,
         workers_per_cluster: args.workers_per_cluster.max(1),
         external_upgrade_clients: args.external_upgrade_clients.iter().cloned().collect(),

@@ -51,6 +51,7 @@ impl NotifyFlags {
         }
         let endpoint = self.notify_cloudevents_url.as_ref().map(|url| Endpoint {
             name: "notify-cloudevents",
+            url_flag: "notify-cloudevents-url",
             url: url.clone(),
             token_file: self.notify_cloudevents_token_file.clone(),
             ca_file: self.notify_ca_file.clone(),

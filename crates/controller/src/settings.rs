@@ -14,6 +14,7 @@ use refit_runtime::plan_signing::PlanSigner;
 
 /// Maximum size of the file with the URL of a webhook.
 const MAX_URL: usize = 4 << 10;
+use crate::version_graph::GraphSource;
 
 /// Where HostPlans are stored. Agents read them and report there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -107,6 +108,8 @@ pub struct Settings {
     pub cloud_events: Option<Box<kube::Config>>,
     /// How the webhook is reached that gets notifications as messages of Slack.
     pub slack: Option<SlackSettings>,
+    /// Where the version graph is; without it, ClusterUpgrades may take all versions.
+    pub version_graph: Option<GraphSource>,
     /// How many NodeUpdates of one cluster are reconciled at once: a cluster that answers slowly
     /// takes no more of the process.
     pub workers_per_cluster: usize,
@@ -146,6 +149,7 @@ impl Default for Settings {
             silence_matchers: Vec::new(),
             cloud_events: None,
             slack: None,
+            version_graph: None,
             workers_per_cluster: 4,
             update_group_workers: 8,
         }

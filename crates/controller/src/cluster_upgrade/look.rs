@@ -6,6 +6,7 @@ use futures::future::join_all;
 use refit_core::{
     managed::{
         cluster::{Known, MachineVersions},
+        graph::GraphRead,
         health::Health,
     },
     task::{GroupNow, GroupVersion},
@@ -59,6 +60,7 @@ impl Look {
             machines: self.machines(ctx),
             tasks: ctx.stores.upgrade_tasks.listed(&TASKS_BY_CLUSTER, &self.key()),
             health: self.health(ctx),
+            graph: GraphRead::NotConfigured,
             hindrance: None,
             silenced: Vec::new(),
             receivers: ctx.settings.receivers(),
@@ -84,8 +86,18 @@ impl Look {
         machines
     }
 
-    /// The same with the gates of the groups, as far as they matter. For what is decided for good, they are checked now.
-    pub(super) async fn with_gates(&self, ctx: &Context, known: Known, now: bool) -> Known {
+    /// The same with what other servers know, as far as it matters. For what is decided for good, they are asked now.
+    pub(super) async fn with_servers(&self, ctx: &Context, known: Known, now: bool) -> Known {
+        let graph = match (known.asks_for_graph(), now) {
+            (true, true) => ctx.version_graphs.read(ctx).await,
+            (true, false) => ctx.version_graphs.recent(ctx).await,
+            (false, _) => GraphRead::NotConfigured,
+        };
+        self.with_gates(ctx, Known { graph, ..known }, now).await
+    }
+
+    /// The same with the gates of the groups.
+    async fn with_gates(&self, ctx: &Context, known: Known, now: bool) -> Known {
         let key = self.key();
         let has_gates = |(group, _): &&(Group, GroupNow)| {
             let object = ctx.stores.update_groups.get(&group.key);

@@ -87,7 +87,7 @@ pub(crate) fn has_ended(upgrade: &ClusterUpgrade) -> bool {
 
 async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
     let Some(look) = Look::read(ctx, key) else { return Ok(Next::Done) };
-    let mut known = look.with_gates(ctx, look.known(ctx), false).await;
+    let mut known = look.with_servers(ctx, look.known(ctx), false).await;
     let mut decision = decide(&known);
     if silence(ctx, &mut known, &decision).await {
         decision = decide(&known);
@@ -98,14 +98,14 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
             known.hindrance = Some(Hindrance::Passing(error.to_string()));
         } else if let Some(live) = Look::read(ctx, key) {
             let silenced = known.silenced;
-            known = Known { silenced, ..live.with_gates(ctx, live.known(ctx), true).await };
+            known = Known { silenced, ..live.with_servers(ctx, live.known(ctx), true).await };
         } else {
             return Ok(Next::Done);
         }
         decision = decide(&known);
     } else if completes(&known.upgrade, &decision) {
-        known =
-            Known { silenced: known.silenced, ..look.with_gates(ctx, look.known(ctx), true).await };
+        let silenced = known.silenced;
+        known = Known { silenced, ..look.with_servers(ctx, look.known(ctx), true).await };
         decision = decide(&known);
     }
     if let Some(hindrance) = resolve(ctx, &known.upgrade, &mut decision.writes).await? {
@@ -229,8 +229,8 @@ async fn perform(
     write: &Write,
 ) -> anyhow::Result<Option<Hindrance>> {
     match write {
-        Write::Commence { task, version, via } => {
-            commence(ctx, upgrade, (task, version, via.unwrap_or(Via::Machines))).await
+        Write::Commence { task, version, hops, via } => {
+            commence(ctx, upgrade, (task, version, hops), via.unwrap_or(Via::Machines)).await
         }
         Write::Abort(task) => {
             let body = json!({"spec": {"stage": Stage::Abort}});
@@ -269,7 +269,8 @@ async fn reaching(ctx: &Context, upgrade: &ClusterUpgrade) -> anyhow::Result<Res
 async fn commence(
     ctx: &Context,
     upgrade: &ClusterUpgrade,
-    (name, version, via): (&str, &KubernetesVersion, Via),
+    (name, version, hops): (&str, &KubernetesVersion, &[KubernetesVersion]),
+    via: Via,
 ) -> anyhow::Result<Option<Hindrance>> {
     let spec = UpgradeTaskSpec {
         stage: Stage::Ongoing,
@@ -278,7 +279,7 @@ async fn commence(
         version: Some(version.clone()),
         option: None,
         bundle: None,
-        hops: upgrade.spec.hops.clone(),
+        hops: Some(hops.to_vec()).filter(|hops| !hops.is_empty()),
         machines: None,
         updater_ref: None,
         request_ref: None,

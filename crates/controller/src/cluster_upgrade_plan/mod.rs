@@ -204,6 +204,8 @@ async fn request(
         start_at: Some(Time(ctx.clock.now_seconds())),
         start_within_minutes: spec.start_within_minutes,
         hops: spec.hops.clone(),
+        channel: spec.channel.clone(),
+        accepted_risks: spec.accepted_risks.clone(),
         via: spec.via,
         ignored_checks: spec.ignored_checks.clone(),
         silences: spec.silences.clone(),

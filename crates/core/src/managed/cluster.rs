@@ -1,5 +1,6 @@
 //! The steps of a ClusterUpgrade, for a Cluster of Cluster API: an UpgradeTask for the whole Cluster does the work.
 
+mod hops;
 mod silencing;
 
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use refit_kinds::{
 pub use self::silencing::{MachineVersions, SILENCED};
 use super::{
     engine::{Ended, Facts, Looked, Request, look, version_at_work},
+    graph::GraphRead,
     health::Health,
     notifications::{self, Milestones, Receivers, Shown},
     silences::{SilenceTried, SilenceWrite},
@@ -34,8 +36,8 @@ const WORKERS: &str = "WorkerNodesUpgraded";
 const HEALTHY_AFTER: &str = "ClusterHealthyAfterUpgrade";
 /// How long a Cluster may take to be healthy after its upgrade before the step shows an error.
 const RECOVERS_WITHIN: SignedDuration = SignedDuration::from_hours(1);
-/// How often closed gates are checked again.
-const GATES_AGAIN: SignedDuration = SignedDuration::from_mins(1);
+/// How often closed gates, and a version graph without a way, are checked again.
+const CHECK_AGAIN: SignedDuration = SignedDuration::from_mins(1);
 
 /// The steps, in order. To add one, write its function and give it a name here (`docs/cluster-upgrades.md#steps`).
 const STEPS: &[Step<Known, Write>] = &[
@@ -68,6 +70,8 @@ pub struct Known {
     pub tasks: Vec<Arc<UpgradeTask>>,
     /// Whether the Cluster is healthy.
     pub health: Health,
+    /// The version graph of the controller.
+    pub graph: GraphRead,
     /// Why the UpgradeTask could not be created, if it was tried.
     pub hindrance: Option<Hindrance>,
     /// What was written to Alertmanager at this look, and what has come of it.
@@ -96,6 +100,8 @@ pub enum Write {
         task: String,
         /// The version.
         version: KubernetesVersion,
+        /// The versions on the way.
+        hops: Vec<KubernetesVersion>,
         /// Who works through the Machines; `None` for what reaches them.
         via: Option<Via>,
     },
@@ -134,6 +140,7 @@ pub fn decide(known: &Known) -> Decision {
                 record.task = Some(task.clone());
             }
         }
+        known.note_hops(record);
         if known.shows_health(record) {
             let (status, reason, message) = known.health.condition();
             let what = (HEALTHY, status, reason, &*message);
@@ -159,14 +166,14 @@ pub fn decide(known: &Known) -> Decision {
     let is_ready = ready.is_ready && *version == spec.version;
     let what = (READY, if is_ready { "True" } else { "False" }, &*ready.reason, &*message);
     conditions::set(&mut next.conditions, known.now, metadata.generation, what);
-    // That a gate opens wakes no one.
-    let gates_at = known.health.has_closed_gates().then(|| known.now.saturating_add(GATES_AGAIN));
+    // That a gate opens, or another graph is published, wakes no one.
+    let waits = known.health.has_closed_gates() || known.hops().is_err();
+    let checks_at = waits.then(|| known.now.saturating_add(CHECK_AGAIN));
     let ahead = check_at.filter(|at| *at > known.now);
-    let gates_at = gates_at.and_then(Result::ok);
     let late = notifications::delayed_at(begins_at)
         .filter(|at| *at > known.now && !known.receivers.is_empty());
     let all = again.into_iter().chain(ahead).chain(late);
-    let again = all.chain(gates_at).chain(silence_ends).min();
+    let again = all.chain(checks_at.and_then(Result::ok)).chain(silence_ends).min();
     Decision { again: again.filter(|_| !next.phase.has_ended()), status: next, writes }
 }
 
@@ -341,6 +348,9 @@ impl Known {
         if let Some(why) = unreachable(&self.groups(), self.version()) {
             return Some(("VersionNotReachable", why));
         }
+        if let Err(not_taken) = self.hops() {
+            return Some(not_taken);
+        }
         let own = self.task().and_then(|task| task.metadata.uid.as_deref());
         let mut others = self.tasks.iter().filter(|task| !task.phase().has_ended());
         let other = others.find(|task| {
@@ -451,8 +461,8 @@ fn commenced(known: &Known) -> Progress<Write> {
     }
     let (task, version) = (known.task_name(), known.version().clone());
     let created = format!("UpgradeTask {task} is created");
-    let via = known.upgrade.spec.via;
-    let writes = vec![Write::Commence { task, version, via }];
+    let (hops, via) = (known.hops().unwrap_or_default(), known.upgrade.spec.via);
+    let writes = vec![Write::Commence { task, version, hops, via }];
     // What the last try has shown stays until one succeeds: otherwise each of them would write the status twice.
     let before = known.recorded().filter(|record| record.task.is_some());
     let before = before.into_iter().flat_map(|record| &record.conditions);

@@ -26,6 +26,7 @@ fn known() -> Known {
         control_plane: Some(group("KubeadmControlPlane", "edge-1", "v1.35.0")),
         workers: vec![group("MachineDeployment", "md", "v1.35.0")],
         machines: MachineVersions::default(),
+        graph: GraphRead::NotConfigured,
         tasks: Vec::new(),
         health: Health::Known(Vec::new()),
         hindrance: None,
@@ -75,7 +76,7 @@ fn next(mut known: Known, change: impl FnOnce(&mut Known)) -> (Known, Decision) 
 
 fn begun() -> Known {
     let (known, decision) = next(known(), |_| {});
-    let Write::Commence { task: name, version, via } = &decision.writes[0] else {
+    let Write::Commence { task: name, version, via, .. } = &decision.writes[0] else {
         panic!("{:?}", decision.writes);
     };
     assert_eq!((&**name, version.to_string(), *via), ("edge-1-v1.36.0-1", "v1.36.0".into(), None));
@@ -414,4 +415,83 @@ fn a_cluster_upgrade_that_is_stopped_or_late_removes_its_silences() {
             decision.writes
         );
     }
+}
+
+/// The way from v1.35.0 to v1.36.0 is over a patch, unless a risk is accepted.
+fn graph() -> GraphRead {
+    let document = json!({
+        "nodes": [{"version": "1.35.0"}, {"version": "1.35.7"}, {"version": "1.36.0"}],
+        "edges": [[0, 1], [1, 2]],
+        "conditionalEdges": [{
+            "edges": [{"from": "1.35.0", "to": "1.36.0"}],
+            "risks": [{"name": "Slow", "message": "m", "url": "u"}],
+        }],
+    });
+    GraphRead::of(document.to_string().as_bytes())
+}
+
+/// The versions on the way of the task that is to be created, and of the record.
+fn hops_of(decision: &Decision) -> (Vec<String>, Vec<String>) {
+    let Write::Commence { hops, .. } = &decision.writes[0] else { panic!("no task") };
+    let shown = |hops: &[KubernetesVersion]| hops.iter().map(ToString::to_string).collect();
+    (shown(hops), shown(&decision.status.history[0].hops))
+}
+
+#[test]
+fn a_cluster_takes_the_way_of_the_version_graph_and_shows_it_beforehand() {
+    let (known, scheduled) = next(known(), |known| {
+        known.graph = graph();
+        Arc::make_mut(&mut known.upgrade).spec.start_at = Some(Time(at(1000)));
+    });
+    assert_eq!(ready(&scheduled), "Scheduled");
+    assert_eq!(scheduled.status.history[0].hops, ["v1.35.7".parse().unwrap()]);
+    let way = || vec!["v1.35.7".to_owned()];
+    let (known, due) = next(known, |known| known.now = at(1000));
+    assert_eq!(hops_of(&due), (way(), way()));
+    let (_, accepted) = next(known, |known| {
+        Arc::make_mut(&mut known.upgrade).spec.accepted_risks = vec!["Slow".into()];
+    });
+    assert_eq!(hops_of(&accepted), (vec![], vec![]));
+    let (_, requested) = next(self::known(), |known| {
+        Arc::make_mut(&mut known.upgrade).spec.hops = Some(vec!["v1.35.4".parse().unwrap()]);
+    });
+    assert_eq!(hops_of(&requested), (vec!["v1.35.4".into()], vec![]), "the request shows them");
+}
+
+#[test]
+fn a_cluster_does_not_begin_while_the_version_graph_is_not_known() {
+    let unknown = |known: &mut Known| known.graph = GraphRead::Unknown("no answer".into());
+    let (known, waits) = next(known(), unknown);
+    assert_eq!((waits.status.phase, ready(&waits)), (UpgradePhase::Pending, "GraphUnknown"));
+    assert!(waits.writes.is_empty());
+    assert_eq!(waits.again, Some(at(11)), "it is read again");
+    let (_, late) = next(known.clone(), |known| known.now = at(131));
+    let shown = conditions::get(&late.status.conditions, READY).unwrap();
+    assert_eq!(&*shown.reason, "NotBegunInTime");
+    assert!(shown.message.contains("because no answer. Nothing was changed"), "{}", shown.message);
+    let (known, begun) = next(known, |known| known.graph = graph());
+    assert_eq!(begun.writes.len(), 1);
+    let (_, lost) = next(known, unknown);
+    assert_eq!(step(&lost, "IsClusterUpgradable"), ("StepInProgress", "no answer"));
+    assert!(lost.writes.is_empty(), "what was read before is not believed");
+}
+
+#[test]
+fn what_was_commenced_keeps_its_way_whatever_the_version_graph_becomes() {
+    let hops: Vec<KubernetesVersion> = vec!["v1.35.7".parse().unwrap()];
+    let (known, _) = next(known(), |known| known.graph = graph());
+    let (known, created) = next(known, |known| {
+        let mut task = task("edge-1-v1.36.0-1", "upgrade", None, TaskPhase::Ongoing);
+        task.spec.hops = Some(hops.clone());
+        known.tasks = vec![Arc::new(task)];
+        known.graph = GraphRead::Unknown("no answer".into());
+    });
+    assert_eq!(step(&created, "ControlPlaneUpgraded").0, "StepInProgress");
+    assert_eq!((&created.status.history[0].hops, created.again), (&hops, None));
+    let (_, unrecorded) = next(known.clone(), |known| {
+        Arc::make_mut(&mut known.upgrade).status = None;
+    });
+    assert_eq!(unrecorded.status.history[0].hops, hops, "the task shows it");
+    let (_, deleted) = next(known, |known| known.tasks.clear());
+    assert_eq!(hops_of(&deleted), (vec!["v1.35.7".into()], vec!["v1.35.7".into()]));
 }

@@ -164,6 +164,7 @@ fn first<S, W>(
             .cloned()
             .or_else(before)
             .or_else(completed),
+        hops: Vec::new(),
         phase: if facts.commenced.is_some() { UpgradePhase::Upgrading } else { UpgradePhase::New },
         reason: String::new(),
         message: String::new(),

@@ -17,6 +17,7 @@
 //! | [`steps`] | the first step that is not done |
 //! | [`mod@cluster`] | the steps of a Cluster of Cluster API |
 //! | [`fleet`] | the waves of a fleet of Clusters |
+//! | [`graph`] | which versions a Cluster may take |
 //! | [`health`] | whether a Cluster is fit for an upgrade |
 //! | [`silences`] | which alerts are silenced meanwhile |
 //! | [`notifications`] | what people are notified of, and what is delivered next |
@@ -24,6 +25,7 @@
 pub mod cluster;
 mod engine;
 pub mod fleet;
+pub mod graph;
 pub mod health;
 pub mod notifications;
 pub mod silences;

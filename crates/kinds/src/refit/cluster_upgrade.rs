@@ -18,6 +18,12 @@ pub const DEFAULT_START_WITHIN_MINUTES: i32 = 120;
 pub const DEFAULT_CHECK_AHEAD_MINUTES: i32 = 120;
 /// How many characters `requestedBy` and `reason` have at most.
 pub const MAX_REQUEST_TEXT: usize = 256;
+/// How many versions on the way may be named.
+pub const MAX_HOPS: usize = 16;
+/// How many risks of a version graph may be accepted.
+pub const MAX_ACCEPTED_RISKS: usize = 32;
+/// How many characters the name of a channel, or of a risk, of a version graph has at most.
+pub const MAX_GRAPH_NAME: usize = 128;
 /// How many minutes ahead or late may be set: more than a month is a mistake.
 pub const MAX_MINUTES: i32 = 44_640;
 
@@ -81,10 +87,20 @@ pub struct ClusterUpgradeSpec {
     #[serde(default = "default_check_ahead")]
     #[schemars(range(min = 0, max = MAX_MINUTES))]
     pub check_ahead_minutes: i32,
-    /// The versions on the way, one per minor version; those that are not named are `.0`.
+    /// The versions on the way; a minor version of which none is named is taken at `.0`. Where the controller has a version
+    /// graph, they must be a way through it [default: the shortest].
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 16))]
+    #[schemars(length(min = 1, max = MAX_HOPS))]
     pub hops: Option<Vec<KubernetesVersion>>,
+    /// The channel of the version graph whose versions may be taken [default: all versions of the graph].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = MAX_GRAPH_NAME))]
+    pub channel: Option<String>,
+    /// Names of the risks that the version graph gives for versions, and that are accepted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_ACCEPTED_RISKS), inner(length(min = 1, max = MAX_GRAPH_NAME)))]
+    #[schemars(extend("x-kubernetes-list-type" = "set"))]
+    pub accepted_risks: Vec<String>,
     /// Who works through the Machines [default: Cluster API where it calls Refit for all of them, else Refit].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub via: Option<Via>,
@@ -152,6 +168,8 @@ impl ClusterUpgradeSpec {
             start_within_minutes: DEFAULT_START_WITHIN_MINUTES,
             check_ahead_minutes: DEFAULT_CHECK_AHEAD_MINUTES,
             hops: None,
+            channel: None,
+            accepted_risks: Vec::new(),
             via: None,
             ignored_checks: Vec::new(),
             silences: Vec::new(),
@@ -207,6 +225,10 @@ pub struct UpgradeRecord {
     /// The version that the control plane had before, if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preceding_version: Option<KubernetesVersion>,
+    /// The versions on the way that the version graph has chosen, or that its UpgradeTask takes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_HOPS))]
+    pub hops: Vec<KubernetesVersion>,
     /// How far it is.
     pub phase: UpgradePhase,
     /// Why it has failed, as a CamelCase word.

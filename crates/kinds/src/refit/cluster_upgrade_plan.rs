@@ -6,8 +6,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ClusterCheck, MAX_MINUTES, MAX_PLAN_NOTIFICATIONS, MAX_SILENCES, PlanNotification,
-    UpgradeSilence, Via, default_start_within,
+    ClusterCheck, MAX_ACCEPTED_RISKS, MAX_GRAPH_NAME, MAX_HOPS, MAX_MINUTES,
+    MAX_PLAN_NOTIFICATIONS, MAX_SILENCES, PlanNotification, UpgradeSilence, Via,
+    default_start_within,
 };
 use crate::version::KubernetesVersion;
 
@@ -94,8 +95,17 @@ pub struct ClusterUpgradePlanSpec {
     pub start_within_minutes: i32,
     /// `hops` of the ClusterUpgrades.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 16))]
+    #[schemars(length(min = 1, max = MAX_HOPS))]
     pub hops: Option<Vec<KubernetesVersion>>,
+    /// `channel` of the ClusterUpgrades.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = MAX_GRAPH_NAME))]
+    pub channel: Option<String>,
+    /// `acceptedRisks` of the ClusterUpgrades.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_ACCEPTED_RISKS), inner(length(min = 1, max = MAX_GRAPH_NAME)))]
+    #[schemars(extend("x-kubernetes-list-type" = "set"))]
+    pub accepted_risks: Vec<String>,
     /// `via` of the ClusterUpgrades.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub via: Option<Via>,

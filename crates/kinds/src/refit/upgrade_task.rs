@@ -5,7 +5,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{BUNDLE_LOCATION, BUNDLE_LOCATION_MAX, GoalOption, GroupOwner, Stage};
+use super::{BUNDLE_LOCATION, BUNDLE_LOCATION_MAX, GoalOption, GroupOwner, MAX_HOPS, Stage};
 use crate::version::{self, KubernetesVersion};
 
 /// How many failed Machines a task names.
@@ -91,9 +91,9 @@ pub struct UpgradeTaskSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = BUNDLE_LOCATION_MAX), regex(pattern = BUNDLE_LOCATION))]
     pub bundle: Option<String>,
-    /// For a Cluster: the versions on the way, one per minor version; those that are not named are `.0`.
+    /// For a Cluster: the versions on the way; a minor version of which none is named is taken at `.0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 16))]
+    #[schemars(length(min = 1, max = MAX_HOPS))]
     pub hops: Option<Vec<KubernetesVersion>>,
     /// Names of the Machines to upgrade; absent: all that are outdated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
