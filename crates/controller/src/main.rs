@@ -469,6 +469,7 @@ mod tests {
         let components = [
             include_str!("../../../deploy/management-plans/kustomization.yaml"),
             include_str!("../../../deploy/signed-plans/kustomization.yaml"),
+            include_str!("../../../deploy/version-graph/kustomization.yaml"),
         ];
         let flags = components.iter().flat_map(|text| text.lines());
         let flags = flags.filter_map(|line| line.trim().strip_prefix("value: "));
@@ -477,6 +478,7 @@ mod tests {
         let args = Args::try_parse_from(program.chain(flags)).unwrap();
         assert_eq!(args.plan_location, Location::Management);
         assert!(args.plan_signing_key.is_some());
+        assert!(args.version_graph.source(&ClientStack::production("test")).unwrap().is_some());
     }
 
     #[test]

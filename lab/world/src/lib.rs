@@ -49,6 +49,7 @@ pub mod simulate;
 pub mod snapshot;
 #[cfg(feature = "sabotage")]
 pub mod sweep;
+mod update_server;
 mod version_provider;
 pub mod world;
 pub mod writes;

@@ -11,7 +11,7 @@ use super::{
     field::{Field, Setting},
     k8sd::Refresh,
 };
-use crate::{provider::Misbehaviour, receivers::Refuses};
+use crate::{provider::Misbehaviour, receivers::Refuses, update_server::UpdateServer};
 
 /// A line of a script, or several lines if it has a here-document.
 #[derive(Clone, Debug)]
@@ -57,10 +57,20 @@ pub(super) struct Load {
     pub(super) receivers: bool,
     /// Who serves the annotations of Canonical's providers.
     pub(super) canonical: CanonicalAnnotations,
+    /// Whether the controller asks the server of the version graph.
+    pub(super) version_graph: bool,
     /// The seed of everything random, such as names; `None` for the default.
     pub(super) seed: Option<u64>,
     /// How often the leader of two controllers renews the Lease; `None` for the default.
     pub(super) lease: Option<SignedDuration>,
+}
+
+impl Load {
+    /// The controller's settings.
+    pub(super) fn settings(&self, settings: Settings) -> Settings {
+        let version_graph = self.version_graph.then(UpdateServer::source);
+        Settings { version_graph, ..self.canonical.settings(settings) }
+    }
 }
 
 /// Who serves the annotations of Canonical's providers, and how.
@@ -79,7 +89,7 @@ pub(super) enum CanonicalAnnotations {
 
 impl CanonicalAnnotations {
     /// The controller's settings.
-    pub(super) fn settings(self, settings: Settings) -> Settings {
+    fn settings(self, settings: Settings) -> Settings {
         let (canonical, canonical_compat) = match self {
             Self::Unserved => (Canonical::Off, Compat::Corrected),
             Self::Corrected => (Canonical::ControllersAbsent, Compat::Corrected),
@@ -285,6 +295,8 @@ pub(super) enum Place {
     Prometheus,
     /// A receiver of notifications.
     Receiver(Receiver, Refuses),
+    /// The server of the version graph.
+    UpdateServer,
 }
 
 impl Place {

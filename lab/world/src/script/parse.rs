@@ -174,7 +174,7 @@ fn until(rest: &mut Rest<'_>) -> Result<Until, Wrong> {
 }
 
 const OPTIONS: &str = "standby, updater, provider, version-provider, receivers, canonical, canonical-strict, \
-                       canonical-controllers, seed N or lease TIME";
+                       canonical-controllers, version-graph, seed N or lease TIME";
 
 fn load(rest: &mut Rest<'_>) -> Result<Command, Wrong> {
     let mut load = Load::default();
@@ -199,6 +199,7 @@ fn load(rest: &mut Rest<'_>) -> Result<Command, Wrong> {
             "canonical" => load.canonical = CanonicalAnnotations::Corrected,
             "canonical-strict" => load.canonical = CanonicalAnnotations::Strict,
             "canonical-controllers" => load.canonical = CanonicalAnnotations::ByCanonical,
+            "version-graph" => load.version_graph = true,
             "seed" => load.seed = Some(rest.whole_number("N")?),
             "lease" => load.lease = Some(rest.time("TIME")?).filter(|time| !time.is_zero()),
             other => return Err(wrong("load", other, format!("{OPTIONS} after with"))),
@@ -277,7 +278,8 @@ fn change(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
 }
 
 const TROUBLES: &str = "host, disk, node, agent, api, streams, requests, answers, latency, view, link, \
-                        clock, provider, alert, query, prometheus, receiver, k8sd or journal";
+                        clock, provider, alert, query, prometheus, alertmanager, receiver, update-server, \
+                        k8sd or journal";
 const API: &str = "management or CLUSTER";
 
 fn trouble(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
@@ -380,6 +382,7 @@ fn place(rest: &mut Rest<'_>) -> Result<Place, Wrong> {
         "query" => Place::Query(name(rest, "TEXT")?),
         "prometheus" => Place::Prometheus,
         "receiver" => receiver(rest)?,
+        "update-server" => Place::UpdateServer,
         "view" => {
             let word = name(rest, "KIND or CLUSTER:KIND")?;
             match word.split_once(':') {

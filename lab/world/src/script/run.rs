@@ -230,7 +230,7 @@ impl Runner<'_> {
             version_provider: load.version_provider,
             receivers: load.receivers,
             canonical_controllers: load.canonical == CanonicalAnnotations::ByCanonical,
-            settings: load.canonical.settings(defaults.settings),
+            settings: load.settings(defaults.settings),
             seed: load.seed.unwrap_or(defaults.seed),
             lease_retry: load.lease.and_then(|time| time.try_into().ok()),
             ..defaults

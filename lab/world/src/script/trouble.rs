@@ -156,6 +156,10 @@ fn break_place(
                 Refuses::With(status) => format!("{receiver} answers with {}", status.as_u16()),
             }
         }
+        Place::UpdateServer => {
+            session.world.inner.update_server.set_down(true);
+            "the server of the version graph answers with an error".to_owned()
+        }
         Place::View(cluster, kind) => {
             network::hold_back(session, cluster.as_deref(), kind, time.unwrap_or_default())?
         }
@@ -221,7 +225,8 @@ pub(super) fn impairs(trouble: &Trouble) -> bool {
             | Place::Alert(..)
             | Place::Query(_)
             | Place::Receiver(..)
-            | Place::Prometheus => false,
+            | Place::Prometheus
+            | Place::UpdateServer => false,
             Place::Api(_)
             | Place::Latency(..)
             | Place::Link(..)
@@ -313,6 +318,10 @@ pub(super) fn mend(
         Place::Receiver(receiver, _) => {
             receivers(session)?.set_trouble(*receiver, None);
             format!("{receiver} takes messages")
+        }
+        Place::UpdateServer => {
+            session.world.inner.update_server.set_down(false);
+            "the server of the version graph answers".to_owned()
         }
         Place::View(_, kind) => {
             return Err(wrong("mend view", kind.as_str(), "no mend: a view catches up by itself"));

@@ -36,6 +36,7 @@ use crate::{
     prometheus::{self, Prometheus},
     receivers::{self, Receivers},
     snapshot::Snapshot,
+    update_server::{self, UpdateServer},
 };
 
 impl World {
@@ -128,6 +129,8 @@ impl World {
             let listener = inner.network.listen(receivers::HOST, receivers::PORT);
             inner.spawn(receivers.serve(listener, inner.clock)?);
         }
+        let listener = inner.network.listen(update_server::HOST, update_server::PORT);
+        inner.spawn(inner.update_server.clone().serve(listener, inner.management.clone()));
         inner.supervise(&Actor::Capi);
         inner.supervise(&Actor::Controller);
         for other in &inner.others {
@@ -350,6 +353,7 @@ impl Parts {
             misbehaviour: Mutex::default(),
             prometheus: Prometheus::default(),
             receivers: options.receivers.then(Receivers::new).transpose()?,
+            update_server: UpdateServer::default(),
             lease_retry: options.lease_retry,
             leaders: Leaders::default(),
             hurry: options.hurry.max(1),

@@ -71,6 +71,7 @@ use crate::{
     prometheus::Prometheus,
     provider::Misbehaviour,
     receivers::Receivers,
+    update_server::UpdateServer,
 };
 
 /// Stands for authorities in `examples/hook-updater/updater.yaml`.
@@ -216,6 +217,7 @@ pub(crate) struct Inner {
     pub(crate) prometheus: Prometheus,
     /// What gets the notifications of upgrades.
     pub(crate) receivers: Option<Receivers>,
+    pub(crate) update_server: UpdateServer,
     pub(crate) lease_retry: Option<Duration>,
     pub(crate) leaders: Leaders,
     pub(crate) hurry: u32,

@@ -254,8 +254,9 @@ impl VersionGraph {
             for Risk { name, message, url } in self.unaccepted(*edge, allowed) {
                 if known.insert(name.clone()) {
                     let (message, url) = (shortened(message), shortened(url));
+                    let message = message.trim_end_matches('.');
                     shown.push(format!(
-                        "{} of {} -> {} ({message}; {url})",
+                        "{} of {} -> {} ({message}, see {url})",
                         shortened(name),
                         of(edge.0),
                         of(edge.1)

@@ -41,7 +41,7 @@ fn served() -> Value {
         "conditionalEdges": [{
             "edges": [{"from": "1.34.2", "to": "1.35.3"}, {"from": "1.36.1", "to": "v1.36.5"}],
             "risks": [{
-                "url": "https://example.com/etcd", "name": "EtcdSlow", "message": "etcd is\nslow",
+                "url": "https://example.com/etcd", "name": "EtcdSlow", "message": "etcd is\nslow.",
                 "matchingRules": [{"type": "PromQL", "promql": {"promql": "x"}}],
             }],
         }, {
@@ -111,7 +111,7 @@ fn a_way_that_is_missing_is_explained() {
         (
             ("v1.36.1", "v1.36.5", None, &["Bug"]),
             "RiskNotAccepted: the way from v1.36.1 to v1.36.5 has risks that are not accepted: EtcdSlow of v1.36.1 -> \
-             v1.36.5 (etcd is slow; https://example.com/etcd). Add to acceptedRisks: EtcdSlow; or request another version",
+             v1.36.5 (etcd is slow, see https://example.com/etcd). Add to acceptedRisks: EtcdSlow; or request another version",
         ),
     ];
     for ((from, to, channel, risks), why) in table {
