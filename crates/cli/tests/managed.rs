@@ -55,12 +55,14 @@ fn schedule_writes_a_request_and_replaces_an_earlier_one() {
     assert_eq!((&spec["version"], &spec["startAt"]), (&json!(NEW), &json!(AT)));
     assert_eq!((&spec["stage"], &spec["hops"]), (&json!("Ongoing"), &json!(["v1.34.9"])));
     stage.patch(CLUSTER_UPGRADE, "edge-1", json!({"spec": {"stage": "Abort"}}));
-    let args = ["schedule", "cluster/edge-1", "--to", "v1.36.0", "--at", "now", "--within", "0"];
-    let ended = stage.run(&args);
+    let args = "schedule cluster/edge-1 --to v1.36.0 --at now --within 0 --channel stable --accept-risk A,B";
+    let ended = stage.run(&args.split(' ').collect::<Vec<_>>());
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let spec = &stage.get(CLUSTER_UPGRADE, "edge-1")["spec"];
     assert_eq!((&spec["version"], &spec["stage"]), (&json!("v1.36.0"), &json!("Ongoing")));
     assert_eq!((&spec["hops"], &spec["startWithinMinutes"]), (&Value::Null, &json!(0)));
+    let graph = (&spec["channel"], &spec["acceptedRisks"]);
+    assert_eq!(graph, (&json!("stable"), &json!(["A", "B"])));
 }
 
 #[test]
@@ -138,16 +140,18 @@ fn upgrades_and_history_show_what_becomes_of_a_cluster() {
     assert!(lines[5].ends_with("ControlPlaneUpgraded waits"), "{}", lines[5]);
     let failed = json!({
         "startTime": "2026-03-02T08:10:00Z", "completeTime": "2026-03-02T08:25:00Z",
-        "reason": "NotBegunInTime", "message": "it did not begin",
+        "reason": "NotBegunInTime", "message": "it did not begin", "hops": ["v1.34.8", "v1.34.9"],
     });
     show(&stage, "Failed", failed);
     let history = stage.run(&["history", "edge-1"]);
     let heading = format!("{NEW} from v1.34.2: Failed (NotBegunInTime)\n");
     assert!(history.stdout.starts_with(&heading), "{history:?}");
+    assert!(history.stdout.contains(&format!("  over v1.34.8, v1.34.9, then {NEW}\n")));
     assert!(history.stdout.contains("took 15m00s\n  it did not begin\n"), "{history:?}");
     let rows: Value =
         serde_json::from_str(&stage.run(&["upgrades", "-A", "-o", "json"]).stdout).unwrap();
     assert_eq!((&rows[0]["cluster"], &rows[0]["phase"]), (&json!("edge-1"), &json!("Failed")));
+    assert_eq!(rows[0]["hops"], json!(["v1.34.8", "v1.34.9"]));
     let none = Stage::new().with_cluster();
     assert_eq!(none.run(&["upgrades"]).stdout, "no cluster has a ClusterUpgrade\n");
     let missing = none.run(&["history", "edge-1"]);

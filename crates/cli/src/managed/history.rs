@@ -20,8 +20,8 @@ Examples:
   refit history edge-1
   refit history edge-1 -o json
 
-One section per version, the newest first: who has requested it, when it began, how long it took, and \
-each step. The last 30 versions are kept.
+One section per version, the newest first: who has requested it, the versions on the way, when it \
+began, how long it took, and each step. The last 30 versions are kept.
 
 -o json writes status.history of the ClusterUpgrade.
 
@@ -87,6 +87,10 @@ fn heading(record: &UpgradeRecord) -> String {
 fn facts(record: &UpgradeRecord, now: Timestamp) -> Vec<String> {
     let by = record.requested_by.as_ref().map(|by| format!(" by {by}")).unwrap_or_default();
     let mut facts = vec![format!("requested{by} at {}", record.requested_time.0)];
+    if !record.hops.is_empty() {
+        let hops: Vec<String> = record.hops.iter().map(ToString::to_string).collect();
+        facts.push(format!("over {}, then {}", hops.join(", "), record.version));
+    }
     if let Some(began) = &record.start_time {
         let took = took(began, record.complete_time.as_ref(), now);
         let task = record.task.as_ref().map(|task| format!("; UpgradeTask {task}"));

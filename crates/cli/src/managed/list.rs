@@ -25,8 +25,8 @@ Examples:
 
 The upgrades that are under way come first, then those that wait, then those that have ended.
 
--o json writes one array: {namespace, cluster, version, from, phase, step, startAt, startTime, \
-completeTime, message}.
+-o json writes one array: {namespace, cluster, version, from, hops, phase, step, startAt, \
+startTime, completeTime, message}.
 
 Exit codes:
   0  the upgrades are listed
@@ -136,6 +136,7 @@ fn json(upgrade: &ClusterUpgrade) -> Value {
         "cluster": upgrade.name_any(),
         "version": upgrade.spec.version,
         "from": record.and_then(|record| record.preceding_version.as_ref()),
+        "hops": record.map(|record| &*record.hops).unwrap_or_default(),
         "phase": phase(upgrade),
         "step": record.and_then(step),
         "startAt": upgrade.spec.start_at,

@@ -87,6 +87,12 @@ pub(crate) struct ScheduleArgs {
     /// Take these versions on the way; others are taken at their first release.
     #[arg(long, value_name = "VERSION", value_delimiter = ',')]
     hops: Vec<KubernetesVersion>,
+    /// Take only versions of this channel of the controller's version graph.
+    #[arg(long, value_name = "CHANNEL")]
+    channel: Option<String>,
+    /// Accept this risk of the version graph, by its name.
+    #[arg(long, value_name = "RISK", value_delimiter = ',')]
+    accept_risk: Vec<String>,
     /// Who works through the machines: spec lets Cluster API do it and call Refit, machines lets Refit do it [default: what
     /// reaches the machines]
     #[arg(long, value_enum)]
@@ -243,6 +249,8 @@ async fn request(
         start_at: Some(Time(whole_seconds(start.at))),
         start_within_minutes: within.unwrap_or(DEFAULT_START_WITHIN_MINUTES),
         hops: Some(args.hops.clone()).filter(|hops| !hops.is_empty()),
+        channel: args.channel.clone(),
+        accepted_risks: args.accept_risk.clone(),
         via: args.via.map(Into::into),
         ignored_checks: args.ignore_check.clone(),
         requested_by,
