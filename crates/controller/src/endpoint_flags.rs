@@ -154,7 +154,7 @@ impl Endpoint {
         };
         ensure!(
             url.authority().is_some_and(|authority| !authority.as_str().contains('@')),
-            "--{url_flag} must not contain credentials"
+            "--{url_flag} must not contain credentials: use --{name}-token-file"
         );
         ensure!(url.query().is_none(), "--{url_flag} {url} must not have a query");
         let mut config = kube::Config::new(url.clone());

@@ -70,6 +70,10 @@ impl GraphFlags {
         let (Some(scheme), Some(authority)) = (scheme, authority) else {
             bail!("--version-graph is a URL without a host");
         };
+        ensure!(
+            !authority.as_str().contains('@'),
+            "--version-graph must not contain credentials: publish the graph where it can be read without"
+        );
         let server = Uri::builder().scheme(scheme).authority(authority.as_str());
         let endpoint = Endpoint {
             name: "version-graph",
