@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use tokio::process::Command;
 
 use crate::{
+    alertmanager,
     certs::{Certs, HOOK_CLIENT},
     directory::free_port,
     fixtures,
@@ -45,6 +46,7 @@ pub struct Controller {
     health: u16,
     /// Port at which the controller asks for Prometheus.
     prometheus: u16,
+    alertmanager: u16,
     /// Port of the hooks.
     pub hooks: u16,
     tap: Option<Tap>,
@@ -67,7 +69,8 @@ impl Controller {
         let kubeconfig = directory.join("refit-controller.kubeconfig");
         let groups = ["system:serviceaccounts", "system:serviceaccounts:refit-system"];
         certs.write_kubeconfig(&kubeconfig, url, SERVICE_ACCOUNT, &groups)?;
-        let (hooks, health, prometheus) = (free_port()?, free_port()?, free_port()?);
+        let (hooks, health) = (free_port()?, free_port()?);
+        let (prometheus, alertmanager) = (free_port()?, free_port()?);
         let program = Program {
             name: "refit-controller".to_owned(),
             path: program,
@@ -80,6 +83,8 @@ impl Controller {
                 format!("--client-name={HOOK_CLIENT}"),
                 "--plan-location=Management".to_owned(),
                 format!("--prometheus-url=http://127.0.0.1:{prometheus}"),
+                format!("--alertmanager-url=http://127.0.0.1:{alertmanager}"),
+                "--silence-matcher=namespace=$(namespace)".to_owned(),
                 "--shutdown-delay-seconds=1".to_owned(),
                 // Short, because the next controller waits for the lease of a killed one.
                 "--lease-duration-seconds=6".to_owned(),
@@ -95,6 +100,7 @@ impl Controller {
             part: Part::start(program, directory)?,
             health,
             prometheus,
+            alertmanager,
             hooks,
             tap,
             client: client.clone(),
@@ -118,6 +124,16 @@ impl Controller {
     /// Starts the Prometheus that the controller asks. It scrapes the controller.
     pub fn start_prometheus(&self, directory: &Path) -> anyhow::Result<Part> {
         prometheus::start(self.prometheus, self.health, directory)
+    }
+
+    /// Starts the Alertmanager that the controller creates silences in.
+    pub fn start_alertmanager(&self, directory: &Path) -> anyhow::Result<Part> {
+        alertmanager::start(self.alertmanager, directory)
+    }
+
+    /// The silences for a namespace: those in force, or those that have expired.
+    pub async fn silences(&self, namespace: &str, expired: bool) -> anyhow::Result<Vec<Value>> {
+        alertmanager::silences(self.alertmanager, "namespace", namespace, expired).await
     }
 
     /// Waits until the controller is ready.

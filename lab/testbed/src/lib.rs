@@ -15,6 +15,7 @@
 //! | [`extension`] | a test extension with responses that Refit must not give |
 //! | [`recorder`], [`history`] | recording what a flow did to a rollout, and comparing histories |
 //! | [`prometheus`] | Debian's Prometheus, with Refit's alert rules |
+//! | [`alertmanager`] | Debian's Alertmanager |
 //! | [`tap`] | records Cluster API's calls of Refit's hooks, and the responses |
 //! | [`fixtures`] | where recorded fixtures are stored |
 //! | [`process`] | a program that ends together with the bed |
@@ -24,6 +25,7 @@
 //!
 //! Everything listens on loopback, on free ports, with certificates from the bed's own authority.
 
+pub mod alertmanager;
 pub mod apiserver;
 pub mod bed;
 pub mod certs;

@@ -14,7 +14,7 @@ use crate::process::{Part, Program};
 pub const RULES: &str = include_str!("../../../deploy/monitoring/prometheus_rule.yaml");
 
 /// Debian's path of a program.
-fn debian(name: &str) -> PathBuf {
+pub(crate) fn debian(name: &str) -> PathBuf {
     Path::new("/usr/bin").join(name)
 }
 

@@ -27,6 +27,7 @@
 //! # }
 //! ```
 
+mod alertmanager;
 pub mod calls;
 mod canonical_controllers;
 mod direct;

@@ -297,6 +297,10 @@ pub(super) enum Place {
     Receiver(Receiver, Refuses),
     /// The server of the version graph.
     UpdateServer,
+    /// Alertmanager.
+    Alertmanager,
+    /// The silences whose comment contains this text.
+    Silence(String),
 }
 
 impl Place {
@@ -378,6 +382,8 @@ pub(super) enum Table {
     Plans,
     /// What the receivers of notifications took.
     Received,
+    /// The silences in Alertmanager.
+    Silences,
     /// Processes.
     Processes,
 }

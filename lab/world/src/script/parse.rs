@@ -278,8 +278,8 @@ fn change(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
 }
 
 const TROUBLES: &str = "host, disk, node, agent, api, streams, requests, answers, latency, view, link, \
-                        clock, provider, alert, query, prometheus, alertmanager, receiver, update-server, \
-                        k8sd or journal";
+                        clock, provider, alert, query, prometheus, alertmanager, silence, receiver, \
+                        update-server, k8sd or journal";
 const API: &str = "management or CLUSTER";
 
 fn trouble(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
@@ -383,6 +383,8 @@ fn place(rest: &mut Rest<'_>) -> Result<Place, Wrong> {
         "prometheus" => Place::Prometheus,
         "receiver" => receiver(rest)?,
         "update-server" => Place::UpdateServer,
+        "alertmanager" => Place::Alertmanager,
+        "silence" => Place::Silence(name(rest, "TEXT")?),
         "view" => {
             let word = name(rest, "KIND or CLUSTER:KIND")?;
             match word.split_once(':') {
@@ -467,9 +469,8 @@ fn kill(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
 }
 
 fn show(rest: &mut Rest<'_>) -> Result<Show, Wrong> {
-    let want = "machines, nodes, hosts, snaps, pods, updates, groups, plans, received, events, processes, \
-                steps NODE, \
-                KIND FIELD... or OBJECT";
+    let want = "machines, nodes, hosts, snaps, pods, updates, groups, plans, received, silences, events, processes, \
+                steps NODE, KIND FIELD... or OBJECT";
     let first = rest.next(want)?.text.clone();
     let table = match first.as_str() {
         "machines" => Table::Machines,
@@ -481,6 +482,7 @@ fn show(rest: &mut Rest<'_>) -> Result<Show, Wrong> {
         "groups" => Table::Groups,
         "plans" => Table::Plans,
         "received" => Table::Received,
+        "silences" => Table::Silences,
         "processes" => Table::Processes,
         "steps" => return Ok(Show::Steps(rest.next("NODE")?.text.clone())),
         "events" if rest.is_over() => return Ok(Show::Events(None)),

@@ -59,6 +59,7 @@ pub(super) fn show(session: &Session, what: &Show) -> Result<String, Wrong> {
         Show::Table(Table::Groups) => groups(session),
         Show::Table(Table::Plans) => plans(session),
         Show::Table(Table::Received) => received(session),
+        Show::Table(Table::Silences) => silences(session),
         Show::Table(Table::Processes) => processes(session),
         Show::Steps(node) => steps(session, node),
         Show::Events(about) => events(session, about.as_ref())?,
@@ -412,6 +413,33 @@ fn events(session: &Session, about: Option<&Reference>) -> Result<String, Wrong>
         })
         .collect();
     Ok(table(&["TIME", "TYPE", "REASON", "OBJECT", "MESSAGE"], &rows))
+}
+
+fn silences(session: &Session) -> String {
+    let found = session.world.inner.alertmanager.silences(session.world.now());
+    let rows = found.iter().map(|silence| {
+        let matchers = silence["matchers"].as_array().into_iter().flatten().map(|matcher| {
+            let sign = match (flag(matcher, "/isEqual"), flag(matcher, "/isRegex")) {
+                (true, false) => "=",
+                (false, false) => "!=",
+                (true, true) => "=~",
+                (false, true) => "!~",
+            };
+            format!("{}{sign}{}", text(matcher, "/name"), text(matcher, "/value"))
+        });
+        let matchers = matchers.collect::<Vec<_>>().join(",");
+        let of = |pointer| session.names.shown(text(silence, pointer));
+        vec![
+            of("/id"),
+            of("/status/state"),
+            of("/startsAt"),
+            of("/endsAt"),
+            matchers,
+            of("/comment"),
+        ]
+    });
+    let rows: Vec<Vec<String>> = rows.collect();
+    table(&["ID", "STATE", "STARTS", "ENDS", "MATCHERS", "COMMENT"], &rows)
 }
 
 /// What the receivers of notifications took, in that order.

@@ -156,6 +156,14 @@ fn break_place(
                 Refuses::With(status) => format!("{receiver} answers with {}", status.as_u16()),
             }
         }
+        Place::Alertmanager => {
+            session.world.inner.alertmanager.set_down(true);
+            "Alertmanager answers with an error".to_owned()
+        }
+        Place::Silence(text) => {
+            let ended = session.world.inner.alertmanager.expire(text, session.world.now());
+            format!("{ended} silences were ended by an operator")
+        }
         Place::UpdateServer => {
             session.world.inner.update_server.set_down(true);
             "the server of the version graph answers with an error".to_owned()
@@ -226,6 +234,8 @@ pub(super) fn impairs(trouble: &Trouble) -> bool {
             | Place::Query(_)
             | Place::Receiver(..)
             | Place::Prometheus
+            | Place::Alertmanager
+            | Place::Silence(_)
             | Place::UpdateServer => false,
             Place::Api(_)
             | Place::Latency(..)
@@ -318,6 +328,13 @@ pub(super) fn mend(
         Place::Receiver(receiver, _) => {
             receivers(session)?.set_trouble(*receiver, None);
             format!("{receiver} takes messages")
+        }
+        Place::Alertmanager => {
+            session.world.inner.alertmanager.set_down(false);
+            "Alertmanager answers".to_owned()
+        }
+        Place::Silence(text) => {
+            return Err(wrong("mend silence", text, "no mend: a silence that was ended stays so"));
         }
         Place::UpdateServer => {
             session.world.inner.update_server.set_down(false);

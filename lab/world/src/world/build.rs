@@ -23,6 +23,7 @@ use super::{
     process::Actor,
 };
 use crate::{
+    alertmanager::{self, Alertmanager},
     direct::{Call, Direct, USER, server_options},
     env::{
         canonical::{K8SD_PORT, K8SD_PROXY},
@@ -129,6 +130,8 @@ impl World {
             let listener = inner.network.listen(receivers::HOST, receivers::PORT);
             inner.spawn(receivers.serve(listener, inner.clock)?);
         }
+        let listener = inner.network.listen(alertmanager::HOST, alertmanager::PORT);
+        inner.spawn(inner.alertmanager.clone().serve(listener, inner.clock));
         let listener = inner.network.listen(update_server::HOST, update_server::PORT);
         inner.spawn(inner.update_server.clone().serve(listener, inner.management.clone()));
         inner.supervise(&Actor::Capi);
@@ -354,6 +357,7 @@ impl Parts {
             prometheus: Prometheus::default(),
             receivers: options.receivers.then(Receivers::new).transpose()?,
             update_server: UpdateServer::default(),
+            alertmanager: Alertmanager::default(),
             lease_retry: options.lease_retry,
             leaders: Leaders::default(),
             hurry: options.hurry.max(1),

@@ -62,6 +62,7 @@ pub(crate) use process::Hub;
 pub(crate) use supervise::LEASE;
 
 use crate::{
+    alertmanager::Alertmanager,
     direct::{Call, Direct, DirectError, USER},
     env::state::EnvState,
     invariants::Checker,
@@ -218,6 +219,8 @@ pub(crate) struct Inner {
     /// What gets the notifications of upgrades.
     pub(crate) receivers: Option<Receivers>,
     pub(crate) update_server: UpdateServer,
+    /// What silences alerts.
+    pub(crate) alertmanager: Alertmanager,
     pub(crate) lease_retry: Option<Duration>,
     pub(crate) leaders: Leaders,
     pub(crate) hurry: u32,

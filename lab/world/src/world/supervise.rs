@@ -26,8 +26,8 @@ use refit_runtime::{
 
 use super::{Actor, Inner, RESTART_DELAY, Running, lock, process::Switch};
 use crate::{
-    canonical_controllers, pki, prometheus::Prometheus, provider, receivers::Receivers,
-    version_provider,
+    alertmanager::Alertmanager, canonical_controllers, pki, prometheus::Prometheus, provider,
+    receivers::Receivers, version_provider,
 };
 
 /// How long a restarted process sees the NodeUpdates as they were before the effect at which it
@@ -151,6 +151,7 @@ impl Inner {
                     },
                     settings: Settings {
                         prometheus: Some(Prometheus::config()),
+                        alertmanager: Some(Alertmanager::config()),
                         cloud_events: self
                             .receivers
                             .as_ref()

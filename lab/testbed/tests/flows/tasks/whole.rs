@@ -27,9 +27,17 @@ pub(super) async fn two_hops(bed: &Bed) -> anyhow::Result<()> {
     let cluster = bed.cluster("two-hops", &spec).await?;
     let before = look::identities(&cluster).await?;
     let start_at = Clock::real().now_seconds() + SignedDuration::from_secs(20);
+    let alertmanager = bed.controller().start_alertmanager(&bed.directory)?;
     schedule(&cluster, start_at).await?;
+    silenced(bed, &cluster, "the control plane").await?;
+    silenced(bed, &cluster, "the workers").await?;
     let began = completed(&cluster).await?;
     ensure!(began >= start_at, "it was to begin at {start_at}, and began at {began}");
+    let ended = bed.controller().silences(&cluster.namespace, true).await?;
+    ensure!(ended.len() == 2, "{ended:?}");
+    let active = bed.controller().silences(&cluster.namespace, false).await?;
+    ensure!(active.is_empty(), "{active:?}");
+    alertmanager.kill().await;
     is_left_alone(&cluster, &["a"], TWO_ON).await?;
     let after = look::identities(&cluster).await?;
     ensure!(before == after, "{before:#?} became {after:#?}");
@@ -42,11 +50,16 @@ pub(super) async fn two_hops(bed: &Bed) -> anyhow::Result<()> {
 }
 
 async fn schedule(cluster: &Cluster, start_at: Timestamp) -> anyhow::Result<()> {
+    let warnings = json!({"name": "severity", "value": "warning"});
     let upgrade = json!({
         "apiVersion": "refit.dev/v1alpha1", "kind": "ClusterUpgrade",
         "metadata": {"name": cluster.name, "namespace": cluster.namespace},
         "spec": {
             "version": TWO_ON, "hops": [TO], "via": "Machines", "startAt": start_at.to_string(),
+            "silences": [
+                {"name": "plane", "during": "ControlPlane", "matchers": [warnings]},
+                {"name": "workers", "during": "Workers", "matchers": [warnings]},
+            ],
         },
     });
     cluster.objects.apply(&upgrade).await?;
@@ -61,6 +74,19 @@ async fn schedule(cluster: &Cluster, start_at: Timestamp) -> anyhow::Result<()> 
     .await
 }
 
+/// Waits until a silence of a part of the Cluster is in force, and no other.
+async fn silenced(bed: &Bed, cluster: &Cluster, part: &str) -> anyhow::Result<()> {
+    eventually(&format!("alerts of {part} are silenced"), WITHIN, async || {
+        let found = bed.controller().silences(&cluster.namespace, false).await;
+        let found = found.map_err(error_text)?;
+        match &found[..] {
+            [silence] if text(silence, "/comment").contains(part) => Ok(()),
+            _ => Err(format!("{found:?}")),
+        }
+    })
+    .await
+}
+
 /// Waits until the upgrade is completed, with each of its steps, and returns when it began.
 async fn completed(cluster: &Cluster) -> anyhow::Result<Timestamp> {
     eventually("the ClusterUpgrade is completed", WITHIN, async || {
@@ -70,7 +96,7 @@ async fn completed(cluster: &Cluster) -> anyhow::Result<Timestamp> {
         let steps = record["conditions"].as_array().into_iter().flatten();
         let done = steps.filter(|step| step["status"] == "True").count();
         let (phase, ready) = (text(&found, "/status/phase"), condition_text(&found, "Ready"));
-        if phase == "Completed" && done == 6 {
+        if phase == "Completed" && done == 7 {
             return text(record, "/startTime").parse().map_err(|error| format!("{error}"));
         }
         Err(format!("{phase} after {done} steps: {ready}"))
