@@ -51,7 +51,7 @@ Examples:
   refit schedule edge-1 --to v1.36.1 --at now --hops v1.35.2
   refit history edge-1                                          what became of it
 
-The command writes the ClusterUpgrade of the cluster, all of its spec (docs/cluster-upgrades.md). At its time, the \
+The command writes the ClusterUpgrade of the cluster, all of its spec but silences (docs/cluster-upgrades.md). At its time, the \
 controller checks the cluster, creates an UpgradeTask that does the work, and checks the cluster \
 again. One that could not begin in time has failed, and nothing was changed. Another version \
 replaces one that has not begun, and comes after one that has.
@@ -261,6 +261,9 @@ async fn request(
         let known = cluster.get::<ClusterUpgrade>(name).await?;
         let verb = if known.is_some() { "patch" } else { "create" };
         let written = if let Some(known) = known {
+            // There are no flags for them.
+            let silences = known.spec.silences.clone();
+            let wanted = ClusterUpgradeSpec { silences, ..wanted.clone() };
             let spec = merge_diff(&json!(known.spec), &json!(wanted));
             let body = json!({
                 "metadata": {"resourceVersion": known.resource_version()},
