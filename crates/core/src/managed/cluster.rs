@@ -2,6 +2,7 @@
 
 mod hops;
 mod silencing;
+mod steps;
 
 use std::sync::Arc;
 
@@ -10,48 +11,30 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
     conditions,
     refit::{
-        ClusterUpgrade, ClusterUpgradeStatus, Owner, Stage, StepCondition, TaskPhase, UpgradePhase,
-        UpgradeRecord, UpgradeTask, UpgradeTaskStatus, Via,
+        ClusterUpgrade, ClusterUpgradeStatus, Owner, Stage, TaskPhase, UpgradePhase, UpgradeRecord,
+        UpgradeTask, UpgradeTaskStatus, Via,
     },
     version::KubernetesVersion,
 };
 
-pub use self::silencing::{MachineVersions, SILENCED};
+use self::steps::{MILESTONES, STEPS, WORKERS, named, stop};
+pub use self::{
+    silencing::{MachineVersions, SILENCED},
+    steps::was_commenced,
+};
 use super::{
     engine::{Ended, Facts, Looked, Request, look, version_at_work},
     graph::GraphRead,
     health::Health,
-    notifications::{self, Milestones, Receivers, Shown},
+    notifications::{self, Receivers, Shown},
     silences::{SilenceTried, SilenceWrite},
-    steps::{ERROR, Progress, Step},
 };
 use crate::task::{GroupVersion, Obstacle, status::READY, unreachable};
 
 /// Condition of a ClusterUpgrade: what the last check of the Cluster has found.
 pub const HEALTHY: &str = "Healthy";
-/// The step after which an upgrade is finished, whatever the checks before it find.
-const COMMENCED: &str = "UpgradeCommenced";
-const CONTROL_PLANE: &str = "ControlPlaneUpgraded";
-const WORKERS: &str = "WorkerNodesUpgraded";
-const HEALTHY_AFTER: &str = "ClusterHealthyAfterUpgrade";
-/// How long a Cluster may take to be healthy after its upgrade before the step shows an error.
-const RECOVERS_WITHIN: SignedDuration = SignedDuration::from_hours(1);
 /// How often closed gates, and a version graph without a way, are checked again.
 const CHECK_AGAIN: SignedDuration = SignedDuration::from_mins(1);
-
-/// The steps, in order. To add one, write its function and give it a name here (`docs/cluster-upgrades.md#steps`).
-const STEPS: &[Step<Known, Write>] = &[
-    Step { name: "IsClusterUpgradable", progress: is_upgradable },
-    Step { name: "ClusterHealthyBeforeUpgrade", progress: healthy_before },
-    Step { name: SILENCED, progress: silencing::silenced },
-    Step { name: COMMENCED, progress: commenced },
-    Step { name: CONTROL_PLANE, progress: control_plane_upgraded },
-    Step { name: WORKERS, progress: workers_upgraded },
-    Step { name: HEALTHY_AFTER, progress: healthy_after },
-];
-
-const MILESTONES: Milestones =
-    Milestones { commenced: COMMENCED, control_plane: CONTROL_PLANE, workers: WORKERS };
 
 /// Everything that a ClusterUpgrade is decided on.
 #[derive(Clone, Debug)]
@@ -403,18 +386,6 @@ impl Known {
     }
 }
 
-/// Whether the task of a record was seen.
-pub fn was_commenced(record: &UpgradeRecord) -> bool {
-    let is_after = |step: &StepCondition| {
-        STEPS
-            .iter()
-            .skip_while(|one| one.name != COMMENCED)
-            .skip(1)
-            .any(|one| one.name == step.type_)
-    };
-    record.task.is_some() && record.conditions.iter().any(is_after)
-}
-
 fn is_controlled_by(task: &UpgradeTask, uid: Option<&str>) -> bool {
     let mut owners = task.metadata.owner_references.iter().flatten();
     uid.is_some() && owners.any(|one| one.controller == Some(true) && Some(&*one.uid) == uid)
@@ -423,98 +394,6 @@ fn is_controlled_by(task: &UpgradeTask, uid: Option<&str>) -> bool {
 /// When a task was requested.
 fn begun(task: &UpgradeTask) -> Option<Timestamp> {
     task.metadata.creation_timestamp.as_ref().map(|time| time.0)
-}
-
-fn named(task: &UpgradeTask) -> String {
-    format!("UpgradeTask {}", task.metadata.name.as_deref().unwrap_or_default())
-}
-
-/// What a task shows.
-fn shown(task: &UpgradeTask) -> String {
-    let shown = task.status.as_ref().map_or(&[][..], |status| &status.conditions);
-    let message = conditions::get(shown, READY).map_or("not begun", |ready| &ready.message);
-    format!("{}: {message}", named(task))
-}
-
-fn is_upgradable(known: &Known) -> Progress<Write> {
-    match known.invalid() {
-        Some((_, why)) if known.task().is_none() => Progress::waits(why),
-        Some(_) | None => Progress::Done,
-    }
-}
-
-fn healthy_before(known: &Known) -> Progress<Write> {
-    match known.health.problem() {
-        Some(why) if known.task().is_none() => Progress::waits(why),
-        Some(_) | None => Progress::Done,
-    }
-}
-
-fn commenced(known: &Known) -> Progress<Write> {
-    if known.task().is_some() {
-        return Progress::Done;
-    }
-    match &known.hindrance {
-        Some(Hindrance::Refused(why)) => return Progress::error(why.clone()),
-        Some(Hindrance::Passing(why)) => return Progress::waits(why.clone()),
-        None => {}
-    }
-    let (task, version) = (known.task_name(), known.version().clone());
-    let created = format!("UpgradeTask {task} is created");
-    let (hops, via) = (known.hops().unwrap_or_default(), known.upgrade.spec.via);
-    let writes = vec![Write::Commence { task, version, hops, via }];
-    // What the last try has shown stays until one succeeds: otherwise each of them would write the status twice.
-    let before = known.recorded().filter(|record| record.task.is_some());
-    let before = before.into_iter().flat_map(|record| &record.conditions);
-    match before.into_iter().find(|step| step.type_ == COMMENCED && step.status != "True") {
-        Some(step) if step.reason == ERROR => Progress::Error { why: step.message.clone(), writes },
-        Some(step) => Progress::NotYet { why: step.message.clone(), writes },
-        None => Progress::NotYet { why: created, writes },
-    }
-}
-
-fn control_plane_upgraded(known: &Known) -> Progress<Write> {
-    let is_upgraded =
-        known.control_plane.as_ref().is_some_and(|group| group.version >= *known.version());
-    if is_upgraded { Progress::Done } else { of_task(known) }
-}
-
-fn workers_upgraded(known: &Known) -> Progress<Write> {
-    of_task(known)
-}
-
-/// How far the task is.
-fn of_task(known: &Known) -> Progress<Write> {
-    let Some(task) = known.task() else { return Progress::waits("the UpgradeTask is not known") };
-    match task.phase() {
-        TaskPhase::Complete => Progress::Done,
-        TaskPhase::Failed => Progress::error(shown(task)),
-        TaskPhase::Pending | TaskPhase::Ongoing | TaskPhase::Aborted => {
-            Progress::waits(shown(task))
-        }
-    }
-}
-
-fn healthy_after(known: &Known) -> Progress<Write> {
-    let Some(why) = known.health.problem() else { return Progress::Done };
-    let steps = known.recorded().map_or(&[][..], |record| &record.conditions);
-    let began = steps.iter().find(|step| step.type_ == HEALTHY_AFTER).map(|step| step.start_time.0);
-    // By then it is not what the upgrade has shaken.
-    let is_late = began.is_some_and(|began| known.now.duration_since(began) >= RECOVERS_WITHIN);
-    if is_late { Progress::error(why) } else { Progress::waits(why) }
-}
-
-/// Stops the task, and waits for its end.
-fn stop(known: &Known) -> Progress<Write> {
-    match known.task() {
-        Some(task) if !task.phase().has_ended() => {
-            let is_asked = task.spec.stage == Stage::Abort;
-            let abort = || Write::Abort(task.metadata.name.clone().unwrap_or_default());
-            let writes = if is_asked { Vec::new() } else { vec![abort()] };
-            Progress::NotYet { why: shown(task), writes }
-        }
-        Some(_) | None => Progress::Done,
-    }
 }
 
 #[cfg(test)]

@@ -477,7 +477,7 @@ fn a_cluster_does_not_begin_while_the_version_graph_is_not_known() {
 }
 
 #[test]
-fn what_was_commenced_keeps_its_way_whatever_the_version_graph_becomes() {
+fn a_commenced_upgrade_keeps_its_way_whatever_the_version_graph_becomes() {
     let hops: Vec<KubernetesVersion> = vec!["v1.35.7".parse().unwrap()];
     let (known, _) = next(known(), |known| known.graph = graph());
     let (known, created) = next(known, |known| {

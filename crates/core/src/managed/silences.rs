@@ -201,7 +201,7 @@ impl SilencesSeen<'_> {
         is_in_force.then_some(SilenceWrite::Remove { name, id })
     }
 
-    /// The condition of the silences, after what was tried: status, reason and message. `None` if there are none.
+    /// The condition of the silences, after what was tried: status, reason and message. `None` without silences.
     pub fn condition(&self, tried: &[SilenceTried]) -> Option<(bool, &'static str, String)> {
         if self.wanted.is_empty() && self.created.is_empty() {
             return None;

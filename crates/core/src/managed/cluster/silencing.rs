@@ -7,7 +7,7 @@ use refit_kinds::{
     version::KubernetesVersion,
 };
 
-use super::{Known, Write, control_plane_upgraded};
+use super::{Known, Write, steps::control_plane_upgraded};
 use crate::{
     gates::GatedCluster,
     managed::{

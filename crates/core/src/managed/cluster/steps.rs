@@ -1,0 +1,143 @@
+//! The steps of a ClusterUpgrade, in order.
+
+use jiff::SignedDuration;
+use refit_kinds::{
+    conditions,
+    refit::{Stage, StepCondition, TaskPhase, UpgradeRecord, UpgradeTask},
+};
+
+use super::{Hindrance, Known, SILENCED, Write, silencing::silenced};
+use crate::{
+    managed::{
+        notifications::Milestones,
+        steps::{ERROR, Progress, Step},
+    },
+    task::status::READY,
+};
+
+/// The step after which an upgrade is finished, whatever the checks before it find.
+const COMMENCED: &str = "UpgradeCommenced";
+const CONTROL_PLANE: &str = "ControlPlaneUpgraded";
+pub(super) const WORKERS: &str = "WorkerNodesUpgraded";
+const HEALTHY_AFTER: &str = "ClusterHealthyAfterUpgrade";
+/// How long a Cluster may take to be healthy after its upgrade before the step shows an error.
+const RECOVERS_WITHIN: SignedDuration = SignedDuration::from_hours(1);
+
+/// The steps, in order. To add one, write its function and give it a name here (`docs/cluster-upgrades.md#steps`).
+pub(super) const STEPS: &[Step<Known, Write>] = &[
+    Step { name: "IsClusterUpgradable", progress: is_upgradable },
+    Step { name: "ClusterHealthyBeforeUpgrade", progress: healthy_before },
+    Step { name: SILENCED, progress: silenced },
+    Step { name: COMMENCED, progress: commenced },
+    Step { name: CONTROL_PLANE, progress: control_plane_upgraded },
+    Step { name: WORKERS, progress: workers_upgraded },
+    Step { name: HEALTHY_AFTER, progress: healthy_after },
+];
+
+/// The steps that people are notified of.
+pub(super) const MILESTONES: Milestones =
+    Milestones { commenced: COMMENCED, control_plane: CONTROL_PLANE, workers: WORKERS };
+
+/// Whether the task of a record was seen.
+pub fn was_commenced(record: &UpgradeRecord) -> bool {
+    let is_after = |step: &StepCondition| {
+        STEPS
+            .iter()
+            .skip_while(|one| one.name != COMMENCED)
+            .skip(1)
+            .any(|one| one.name == step.type_)
+    };
+    record.task.is_some() && record.conditions.iter().any(is_after)
+}
+
+pub(super) fn named(task: &UpgradeTask) -> String {
+    format!("UpgradeTask {}", task.metadata.name.as_deref().unwrap_or_default())
+}
+
+/// What a task shows.
+fn shown(task: &UpgradeTask) -> String {
+    let shown = task.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let message = conditions::get(shown, READY).map_or("not begun", |ready| &ready.message);
+    format!("{}: {message}", named(task))
+}
+
+fn is_upgradable(known: &Known) -> Progress<Write> {
+    match known.invalid() {
+        Some((_, why)) if known.task().is_none() => Progress::waits(why),
+        Some(_) | None => Progress::Done,
+    }
+}
+
+fn healthy_before(known: &Known) -> Progress<Write> {
+    match known.health.problem() {
+        Some(why) if known.task().is_none() => Progress::waits(why),
+        Some(_) | None => Progress::Done,
+    }
+}
+
+fn commenced(known: &Known) -> Progress<Write> {
+    if known.task().is_some() {
+        return Progress::Done;
+    }
+    match &known.hindrance {
+        Some(Hindrance::Refused(why)) => return Progress::error(why.clone()),
+        Some(Hindrance::Passing(why)) => return Progress::waits(why.clone()),
+        None => {}
+    }
+    let (task, version) = (known.task_name(), known.version().clone());
+    let created = format!("UpgradeTask {task} is created");
+    let (hops, via) = (known.hops().unwrap_or_default(), known.upgrade.spec.via);
+    let writes = vec![Write::Commence { task, version, hops, via }];
+    // What the last try has shown stays until one succeeds: otherwise each of them would write the status twice.
+    let before = known.recorded().filter(|record| record.task.is_some());
+    let before = before.into_iter().flat_map(|record| &record.conditions);
+    match before.into_iter().find(|step| step.type_ == COMMENCED && step.status != "True") {
+        Some(step) if step.reason == ERROR => Progress::Error { why: step.message.clone(), writes },
+        Some(step) => Progress::NotYet { why: step.message.clone(), writes },
+        None => Progress::NotYet { why: created, writes },
+    }
+}
+
+pub(super) fn control_plane_upgraded(known: &Known) -> Progress<Write> {
+    let is_upgraded =
+        known.control_plane.as_ref().is_some_and(|group| group.version >= *known.version());
+    if is_upgraded { Progress::Done } else { of_task(known) }
+}
+
+fn workers_upgraded(known: &Known) -> Progress<Write> {
+    of_task(known)
+}
+
+/// How far the task is.
+fn of_task(known: &Known) -> Progress<Write> {
+    let Some(task) = known.task() else { return Progress::waits("the UpgradeTask is not known") };
+    match task.phase() {
+        TaskPhase::Complete => Progress::Done,
+        TaskPhase::Failed => Progress::error(shown(task)),
+        TaskPhase::Pending | TaskPhase::Ongoing | TaskPhase::Aborted => {
+            Progress::waits(shown(task))
+        }
+    }
+}
+
+fn healthy_after(known: &Known) -> Progress<Write> {
+    let Some(why) = known.health.problem() else { return Progress::Done };
+    let steps = known.recorded().map_or(&[][..], |record| &record.conditions);
+    let began = steps.iter().find(|step| step.type_ == HEALTHY_AFTER).map(|step| step.start_time.0);
+    // By then it is not what the upgrade has shaken.
+    let is_late = began.is_some_and(|began| known.now.duration_since(began) >= RECOVERS_WITHIN);
+    if is_late { Progress::error(why) } else { Progress::waits(why) }
+}
+
+/// Stops the task, and waits for its end.
+pub(super) fn stop(known: &Known) -> Progress<Write> {
+    match known.task() {
+        Some(task) if !task.phase().has_ended() => {
+            let is_asked = task.spec.stage == Stage::Abort;
+            let abort = || Write::Abort(task.metadata.name.clone().unwrap_or_default());
+            let writes = if is_asked { Vec::new() } else { vec![abort()] };
+            Progress::NotYet { why: shown(task), writes }
+        }
+        Some(_) | None => Progress::Done,
+    }
+}
