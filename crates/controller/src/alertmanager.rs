@@ -21,7 +21,7 @@ use refit_runtime::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::api_error::cause;
+use crate::{Settings, api_error::cause};
 
 /// How long a request may take.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -46,7 +46,7 @@ pub(crate) struct Alertmanager {
 }
 
 /// A silence in an answer.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Found {
     id: String,
@@ -57,12 +57,12 @@ struct Found {
     ends_at: Timestamp,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 struct FoundStatus {
     state: FoundState,
 }
 
-#[derive(Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum FoundState {
     Pending,
@@ -79,20 +79,17 @@ struct Created {
 
 impl Alertmanager {
     /// Of the settings; without them, every write fails.
-    pub(crate) fn new(
-        stack: ClientStack,
-        clock: Clock,
-        settings: Option<&kube::Config>,
-        matchers: Vec<AlertMatcher>,
-    ) -> Self {
-        let client = match settings {
+    pub(crate) fn new(stack: &ClientStack, clock: Clock, settings: &Settings) -> Self {
+        let client = match &settings.alertmanager {
             Some(config) => stack
+                .clone()
                 .with_max_answer(MAX_ANSWER)
                 .client(config)
                 .map_err(|error| format!("the settings of Alertmanager are not valid: {error}")),
             None => Err("no Alertmanager is configured: set --alertmanager-url of the controller"
                 .to_owned()),
         };
+        let matchers = settings.silence_matchers.clone();
         Self { client, matchers, clock, rests: Mutex::default() }
     }
 
@@ -118,19 +115,20 @@ impl Alertmanager {
         let enforced = enforced
             .map(|matcher| AlertMatcher { value: cluster.fill_in(&matcher.value), ..matcher });
         let matchers: Vec<AlertMatcher> = enforced.chain(wish.matchers.iter().cloned()).collect();
-        let found = match &wish.replaces {
+        let replaced = match &wish.replaces {
             Some(replaced) => self.get(&replaced.id).await?,
+            None => None,
+        };
+        let in_force = match replaced.as_ref().filter(|found| found.is_in_force()) {
+            Some(found) => Some(found.clone()),
+            // One may have been created, and not noted.
             None => self.find(&matchers, &wish.comment).await?,
         };
-        let in_force = match (found, &wish.replaces) {
-            (Some(found), replaced) if found.status.state == FoundState::Expired => {
-                if was_ended(&found, replaced.as_ref()) {
-                    return Ok(SilenceOutcome::Ended(found.id));
-                }
-                None
-            }
-            (found, _) => found,
-        };
+        if let (None, Some(found), Some(replaced)) = (&in_force, replaced, &wish.replaces)
+            && was_ended(&found, replaced)
+        {
+            return Ok(SilenceOutcome::Ended(found.id));
+        }
         let starts_at = in_force.as_ref().map_or(self.clock.now(), |found| found.starts_at);
         let mut silence = json!({
             "matchers": matchers.iter().map(matcher_json).collect::<Vec<_>>(),
@@ -149,7 +147,7 @@ impl Alertmanager {
 
     async fn remove(&self, id: &str) -> Result<SilenceOutcome, String> {
         let found = self.get(id).await?;
-        if found.is_some_and(|found| found.status.state != FoundState::Expired) {
+        if found.is_some_and(|found| found.is_in_force()) {
             self.ask(Method::DELETE, &path_of(id), None).await?;
         }
         Ok(SilenceOutcome::Removed)
@@ -160,7 +158,7 @@ impl Alertmanager {
         answer.as_deref().map(read).transpose()
     }
 
-    /// The silence of this comment, whether it has ended or not: one whose creation was not noted.
+    /// The silence in force with this comment.
     async fn find(
         &self,
         matchers: &[AlertMatcher],
@@ -173,11 +171,8 @@ impl Alertmanager {
         let path = format!("{SILENCES}?{query}");
         let answer = self.ask(Method::GET, &path, None).await?.unwrap_or_default();
         let found: Vec<Found> = read(&answer)?;
-        let own = found.into_iter().filter(|one| one.created_by == CREATED_BY);
-        let mut same = own.filter(|found| found.comment == comment);
-        let first = same.next();
-        // One that is in force counts more.
-        Ok(same.find(|found| found.status.state != FoundState::Expired).or(first))
+        let mut own = found.into_iter().filter(|one| one.created_by == CREATED_BY);
+        Ok(own.find(|found| found.comment == comment && found.is_in_force()))
     }
 
     /// The body of a successful answer; `None` for status 404.
@@ -227,8 +222,13 @@ impl Alertmanager {
     fn is_awake(&self) -> Result<(), String> {
         let rests = self.rests.lock().unwrap_or_else(PoisonError::into_inner);
         match &*rests {
-            Some((until, why)) if self.clock.now() < *until => Err(why.clone()),
-            Some(_) | None => Ok(()),
+            Some((until, why)) => {
+                let left = until.duration_since(self.clock.now());
+                // A clock may have been stepped back meanwhile.
+                let rests = left.is_positive() && left <= SILENT_FOR;
+                if rests { Err(why.clone()) } else { Ok(()) }
+            }
+            None => Ok(()),
         }
     }
 
@@ -239,10 +239,15 @@ impl Alertmanager {
     }
 }
 
-/// Whether another client has ended a silence that has expired: before its time, or at a time that is not known.
-fn was_ended(found: &Found, replaced: Option<&Replaced>) -> bool {
-    let second = SignedDuration::from_secs(1);
-    replaced.is_none_or(|replaced| replaced.ends_at.duration_since(found.ends_at) > second)
+impl Found {
+    fn is_in_force(&self) -> bool {
+        self.status.state != FoundState::Expired
+    }
+}
+
+/// Whether another client has ended a silence that has expired: before its time.
+fn was_ended(found: &Found, replaced: &Replaced) -> bool {
+    replaced.ends_at.duration_since(found.ends_at) > SignedDuration::from_secs(1)
 }
 
 fn path_of(id: &str) -> String {

@@ -113,15 +113,9 @@ impl Context {
         settings: Settings,
     ) -> Self {
         let prometheus = Prometheus::new(stack.clone(), settings.prometheus.as_ref());
-        let alertmanager = Alertmanager::new(
-            stack.clone(),
-            clock,
-            settings.alertmanager.as_ref(),
-            settings.silence_matchers.clone(),
-        );
         Self {
             gates: Arc::new(Gates::new(prometheus)),
-            alertmanager: Arc::new(alertmanager),
+            alertmanager: Arc::new(Alertmanager::new(&stack, clock, &settings)),
             receivers: Receivers::new(&stack, &settings),
             version_graphs: Arc::new(VersionGraphs::new(&stack, settings.version_graph.as_ref())),
             updater_servers: UpdaterServers::new(stack.clone(), clock),
@@ -168,7 +162,7 @@ impl Context {
     pub(crate) fn with_clients(&self, client: Client, stack: ClientStack) -> Self {
         Self {
             gates: self.gates.clone(),
-            alertmanager: self.alertmanager.clone(),
+            alertmanager: Arc::new(Alertmanager::new(&stack, self.clock, &self.settings)),
             receivers: Receivers::new(&stack, &self.settings),
             version_graphs: self.version_graphs.clone(),
             updater_servers: UpdaterServers::new(stack.clone(), self.clock),

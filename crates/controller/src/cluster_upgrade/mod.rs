@@ -13,7 +13,7 @@ use kube::{Api, Resource as _, ResourceExt as _, api::PostParams};
 use refit_core::{
     gates::GatedCluster,
     managed::cluster::{Decision, Hindrance, Known, Write, decide},
-    managed::silences::SilenceOutcome,
+    managed::silences::{SilenceOutcome, SilenceWrite},
     task::Refused,
     task::status::READY,
 };
@@ -89,23 +89,21 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
     let Some(look) = Look::read(ctx, key) else { return Ok(Next::Done) };
     let mut known = look.with_servers(ctx, look.known(ctx), false).await;
     let mut decision = decide(&known);
-    if silence(ctx, &mut known, &decision).await {
-        decision = decide(&known);
-    }
-    if decision.writes.iter().any(disturbs) {
+    if begins(&known, &decision) {
         // The caches may show the Cluster as it was before an outage, and the request as it was before a change.
         if let Err(error) = look.read_live(ctx).await {
             known.hindrance = Some(Hindrance::Passing(error.to_string()));
         } else if let Some(live) = Look::read(ctx, key) {
-            let silenced = known.silenced;
-            known = Known { silenced, ..live.with_servers(ctx, live.known(ctx), true).await };
+            known = live.with_servers(ctx, live.known(ctx), true).await;
         } else {
             return Ok(Next::Done);
         }
         decision = decide(&known);
     } else if completes(&known.upgrade, &decision) {
-        let silenced = known.silenced;
-        known = Known { silenced, ..look.with_servers(ctx, look.known(ctx), true).await };
+        known = look.with_servers(ctx, look.known(ctx), true).await;
+        decision = decide(&known);
+    }
+    if silence(ctx, &mut known, &decision).await {
         decision = decide(&known);
     }
     if let Some(hindrance) = resolve(ctx, &known.upgrade, &mut decision.writes).await? {
@@ -198,12 +196,13 @@ fn completes(upgrade: &ClusterUpgrade, decision: &Decision) -> bool {
     decision.status.phase == UpgradePhase::Completed && before != Some(UpgradePhase::Completed)
 }
 
-/// Whether a write leads to Machines being updated.
-fn disturbs(write: &Write) -> bool {
-    match write {
+/// Whether an upgrade begins with this decision: its alerts are silenced, or its task is created.
+fn begins(known: &Known, decision: &Decision) -> bool {
+    decision.writes.iter().any(|write| match write {
         Write::Commence { .. } => true,
-        Write::Abort(_) | Write::Silence(_) => false,
-    }
+        Write::Silence(SilenceWrite::Set(_)) => !known.is_commenced(),
+        Write::Silence(SilenceWrite::Remove { .. }) | Write::Abort(_) => false,
+    })
 }
 
 /// Makes the writes to Alertmanager, one after the other. Returns whether there were any.

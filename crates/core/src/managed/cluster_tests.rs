@@ -337,7 +337,7 @@ fn a_cluster_upgrade_does_not_begin_before_the_alerts_of_its_control_plane_are_s
     let [Write::Silence(SilenceWrite::Set(wish))] = &decision.writes[..] else {
         panic!("{:?}", decision.writes)
     };
-    assert_eq!((&*wish.name, wish.machines_left), ("plane", 1));
+    assert_eq!((&*wish.name, wish.updates_left), ("plane", 2));
     let down = SilenceOutcome::Failed("no answer".into());
     let (known, decision) = next(known, |known| silenced(known, &down));
     assert_eq!(step(&decision, SILENCED), ("StepError", "silence plane: no answer"));
@@ -382,7 +382,7 @@ fn silences_follow_the_parts_of_an_upgrade_and_keep_it_from_nothing() {
         known.silenced = outcomes.collect();
     });
     let silences = &decision.status.history[0].silences;
-    assert_eq!((silences.len(), silences[1].machines_left), (2, 3));
+    assert_eq!((silences.len(), silences[1].updates_left), (2, 6));
     let (known, decision) = next(fresh(known), |known| {
         known.tasks = vec![Arc::new(task(&name, "upgrade", None, TaskPhase::Complete))];
     });

@@ -3,7 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
-    refit::{MAX_HISTORY, UpgradePhase, UpgradeRecord},
+    refit::{MAX_HISTORY, SilenceState, UpgradePhase, UpgradeRecord},
     version::KubernetesVersion,
 };
 
@@ -155,6 +155,13 @@ fn first<S, W>(
         let mut done = history.iter().filter(|record| record.phase == UpgradePhase::Completed);
         done.find(|record| record.version != request.version).map(|record| record.version.clone())
     };
+    // What could not be removed is still to be.
+    let carried = || {
+        let known = history.iter().find(|record| record.version == request.version);
+        let mut silences = known.map(|record| record.silences.clone()).unwrap_or_default();
+        silences.retain(|silence| silence.state == SilenceState::Active);
+        silences
+    };
     UpgradeRecord {
         version: request.version.clone(),
         preceding_version: facts
@@ -176,7 +183,7 @@ fn first<S, W>(
         worker_start_time: None,
         worker_complete_time: None,
         task: None,
-        silences: Vec::new(),
+        silences: carried(),
         notifications: Vec::new(),
         generation: request.generation,
     }

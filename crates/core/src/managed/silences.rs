@@ -1,14 +1,17 @@
 //! Silences in Alertmanager while a part of a cluster is worked on (`docs/facts/alertmanager.md`).
 //!
-//! A silence ends by itself, whatever becomes of the upgrade. It is set for as long as the machines of its part that are
-//! left are expected to take, and set again when another one is done: a machine that hangs is not silenced for ever.
+//! A silence ends by itself, whatever becomes of the upgrade. It is set for as long as two machines are expected to take,
+//! and set again when one is done: a machine that hangs is not silenced for ever.
 
 use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
-    refit::{AlertMatcher, SilenceRecord, SilenceState, SilencedPart, UpgradeSilence},
+    refit::{
+        AlertMatcher, MAX_SILENCE_RECORDS, SilenceRecord, SilenceState, SilencedPart,
+        UpgradeSilence,
+    },
     version::KubernetesVersion,
 };
 
@@ -21,12 +24,12 @@ pub enum PartState {
     Ahead,
     /// It is about to be worked on: its silences must be in force.
     Begins {
-        /// How many of its machines are left.
+        /// How many updates of its machines are left.
         left: i32,
     },
     /// It is worked on.
     Works {
-        /// How many of its machines are left.
+        /// How many updates of its machines are left.
         left: i32,
     },
     /// It is not worked on any more.
@@ -48,8 +51,8 @@ pub struct SilencesSeen<'a> {
     pub cluster: GatedCluster<'a>,
     /// The version that it is brought to.
     pub version: &'a KubernetesVersion,
-    /// Names the request: silences of another one are not its own.
-    pub request: String,
+    /// The UID of the object that requests it: silences of another one are not its own.
+    pub uid: &'a str,
     /// The time of the look.
     pub now: Timestamp,
 }
@@ -79,8 +82,8 @@ pub struct SilenceWish {
     pub matchers: Vec<AlertMatcher>,
     /// What it is for. No other silence has this comment.
     pub comment: String,
-    /// For how many machines that are left it is.
-    pub machines_left: i32,
+    /// How many updates of machines are left then.
+    pub updates_left: i32,
     /// When it ends.
     pub ends_at: Timestamp,
 }
@@ -111,6 +114,15 @@ pub enum SilenceOutcome {
 pub type SilenceTried = (SilenceWrite, SilenceOutcome);
 
 impl SilenceWrite {
+    /// Whether another one is about the same silence.
+    pub fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Set(wish), Self::Set(other)) => wish.name == other.name,
+            (Self::Remove { id, .. }, Self::Remove { id: other, .. }) => id == other,
+            (Self::Set(_), Self::Remove { .. }) | (Self::Remove { .. }, Self::Set(_)) => false,
+        }
+    }
+
     /// The name of the silence.
     pub fn name(&self) -> &str {
         match self {
@@ -152,7 +164,7 @@ impl SilencesSeen<'_> {
         };
         let is_due = created.is_none_or(|created| match created.state {
             SilenceState::Active => {
-                created.machines_left != left || begins && created.ends_at.0 <= self.now
+                created.updates_left != left || begins && created.ends_at.0 <= self.now
             }
             // The upgrade was put off since.
             SilenceState::Removed => begins,
@@ -167,13 +179,14 @@ impl SilencesSeen<'_> {
         created: Option<&SilenceRecord>,
         left: i32,
     ) -> SilenceWish {
-        let Self { cluster, version, request, now, .. } = self;
+        let Self { cluster, version, uid, now, .. } = self;
         let part = match silence.during {
             SilencedPart::ControlPlane => "the control plane",
             SilencedPart::Workers => "the workers",
         };
-        let machines = i64::from(left).saturating_add(1);
-        let minutes = machines.saturating_mul(i64::from(silence.minutes_per_machine));
+        // The machine that is worked on, and the next one: by then it was set again.
+        let machines = i64::from(left.clamp(0, 1)) + 1;
+        let minutes = machines * i64::from(silence.minutes_per_machine);
         let filled = silence
             .matchers
             .iter()
@@ -187,10 +200,10 @@ impl SilencesSeen<'_> {
                 .map(|created| Replaced { id: created.id.clone(), ends_at: created.ends_at.0 }),
             matchers: filled.collect(),
             comment: format!(
-                "Refit upgrades {part} of Cluster {}/{} to {version}: silence {} of {request}",
+                "Refit upgrades {part} of Cluster {}/{} to {version}: silence {} of {uid}",
                 cluster.namespace, cluster.name, silence.name
             ),
-            machines_left: left,
+            updates_left: left,
             ends_at: now.saturating_add(SignedDuration::from_mins(minutes)).unwrap_or(*now),
         }
     }
@@ -251,44 +264,60 @@ impl SilencesSeen<'_> {
 }
 
 /// Whether a silence hides alerts, as far as it is known.
-fn is_in_force(created: &SilenceRecord, now: Timestamp) -> bool {
+pub fn is_in_force(created: &SilenceRecord, now: Timestamp) -> bool {
     created.state == SilenceState::Active && created.ends_at.0 > now
 }
 
-/// The silences that were created, after what was tried.
-pub fn noted(created: &[SilenceRecord], tried: &[SilenceTried]) -> Vec<SilenceRecord> {
-    let mut noted = created.to_vec();
+/// The removal of every silence that is in force.
+pub fn removals(created: &[SilenceRecord], now: Timestamp) -> impl Iterator<Item = SilenceWrite> {
+    let in_force = created.iter().filter(move |created| is_in_force(created, now));
+    in_force.map(|SilenceRecord { name, id, .. }| SilenceWrite::Remove {
+        name: name.clone(),
+        id: id.clone(),
+    })
+}
+
+/// Notes the silences that were set for an upgrade.
+pub fn note_set(created: &mut Vec<SilenceRecord>, tried: &[SilenceTried]) {
     for (write, outcome) in tried {
-        let known = noted.iter_mut().find(|one| one.name == write.name());
-        match (write, outcome) {
-            (SilenceWrite::Set(wish), SilenceOutcome::Set(id) | SilenceOutcome::Ended(id)) => {
-                let is_set = matches!(outcome, SilenceOutcome::Set(_));
-                let record = SilenceRecord {
-                    name: wish.name.clone(),
-                    id: id.clone(),
-                    machines_left: wish.machines_left,
-                    ends_at: Time(wish.ends_at),
-                    state: if is_set { SilenceState::Active } else { SilenceState::Ended },
-                };
-                match known {
-                    Some(known) => *known = record,
-                    None => noted.push(record),
-                }
-            }
-            (SilenceWrite::Remove { .. }, SilenceOutcome::Removed) => {
-                if let Some(known) = known {
-                    known.state = SilenceState::Removed;
-                }
-            }
+        let SilenceWrite::Set(wish) = write else { continue };
+        let (id, state) = match outcome {
+            SilenceOutcome::Set(id) => (id, SilenceState::Active),
+            SilenceOutcome::Ended(id) => (id, SilenceState::Ended),
             // What failed is tried again at the next look.
-            (SilenceWrite::Set(_), SilenceOutcome::Removed | SilenceOutcome::Failed(_))
-            | (
-                SilenceWrite::Remove { .. },
-                SilenceOutcome::Set(_) | SilenceOutcome::Ended(_) | SilenceOutcome::Failed(_),
-            ) => {}
+            SilenceOutcome::Removed | SilenceOutcome::Failed(_) => continue,
+        };
+        let record = SilenceRecord {
+            name: wish.name.clone(),
+            id: id.clone(),
+            updates_left: wish.updates_left,
+            ends_at: Time(wish.ends_at),
+            state,
+        };
+        match created.iter_mut().find(|one| one.name == wish.name) {
+            Some(known) => *known = record,
+            None => created.push(record),
         }
     }
-    noted
+}
+
+/// Notes the silences of any upgrade that were removed.
+pub fn note_removed(created: &mut [SilenceRecord], tried: &[SilenceTried]) {
+    for (write, outcome) in tried {
+        let SilenceWrite::Remove { id, .. } = write else { continue };
+        let known = created.iter_mut().find(|one| one.id == *id);
+        if let Some(known) = known.filter(|_| *outcome == SilenceOutcome::Removed) {
+            known.state = SilenceState::Removed;
+        }
+    }
+}
+
+/// Drops what is neither wanted nor in force.
+pub fn forget(created: &mut Vec<SilenceRecord>, wanted: &[UpgradeSilence], now: Timestamp) {
+    created
+        .retain(|one| is_in_force(one, now) || wanted.iter().any(|wanted| wanted.name == one.name));
+    let surplus = created.len().saturating_sub(MAX_SILENCE_RECORDS);
+    created.drain(..surplus);
 }
 
 #[cfg(test)]

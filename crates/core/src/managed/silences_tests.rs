@@ -45,7 +45,7 @@ impl Upgrade {
             workers: self.workers,
             cluster: GatedCluster { namespace: "site", name: "edge-1" },
             version: &"v1.36.1".parse().unwrap(),
-            request: "generation 1".into(),
+            uid: "uid",
             now: at(minute),
         })
     }
@@ -66,7 +66,7 @@ impl Upgrade {
                 SilenceWrite::Remove { .. } => (write.clone(), SilenceOutcome::Removed),
             })
             .collect();
-        self.created = noted(&self.created, &tried);
+        note(&mut self.created, &tried);
         due
     }
 
@@ -75,9 +75,14 @@ impl Upgrade {
     }
 }
 
+fn note(created: &mut Vec<SilenceRecord>, tried: &[SilenceTried]) {
+    note_set(created, tried);
+    note_removed(created, tried);
+}
+
 fn set(writes: &[SilenceWrite]) -> Vec<(&str, i32, Timestamp)> {
     let wishes = writes.iter().map(|write| match write {
-        SilenceWrite::Set(wish) => (&*wish.name, wish.machines_left, wish.ends_at),
+        SilenceWrite::Set(wish) => (&*wish.name, wish.updates_left, wish.ends_at),
         SilenceWrite::Remove { .. } => panic!("{write:?}"),
     });
     wishes.collect()
@@ -87,19 +92,19 @@ fn set(writes: &[SilenceWrite]) -> Vec<(&str, i32, Timestamp)> {
 fn the_silences_of_a_part_exist_before_it_begins_and_end_with_it() {
     let mut upgrade = Upgrade::new();
     let writes = upgrade.write(0);
-    assert_eq!(set(&writes), [("plane", 3, at(40))]);
+    assert_eq!(set(&writes), [("plane", 3, at(20))]);
     let SilenceWrite::Set(wish) = &writes[0] else { panic!("{writes:?}") };
     assert_eq!(wish.matchers[0].value, "site-edge-1");
     assert!(wish.comment.contains("the control plane of Cluster site/edge-1 to v1.36.1"));
     upgrade.control_plane = PartState::Works { left: 3 };
     assert_eq!(upgrade.write(5), []);
-    // It is as long as what is left takes, and another one of the part is done.
+    // It is set again when one of its machines is done.
     upgrade.control_plane = PartState::Works { left: 2 };
-    assert_eq!(set(&upgrade.write(10)), [("plane", 2, at(40))]);
+    assert_eq!(set(&upgrade.write(10)), [("plane", 2, at(30))]);
     (upgrade.control_plane, upgrade.workers) = (PartState::Done, PartState::Works { left: 9 });
     let writes = upgrade.write(20);
     assert_eq!(writes[0], SilenceWrite::Remove { name: "plane".into(), id: "id-plane".into() });
-    assert_eq!(set(&writes[1..]), [("workers", 9, at(120))]);
+    assert_eq!(set(&writes[1..]), [("workers", 9, at(40))]);
     upgrade.workers = PartState::Done;
     assert_eq!(upgrade.write(30).len(), 1);
     assert_eq!(upgrade.write(31), []);
@@ -111,27 +116,27 @@ fn a_machine_that_hangs_is_not_silenced_for_ever() {
     let mut upgrade = Upgrade::new();
     upgrade.write(0);
     upgrade.control_plane = PartState::Works { left: 3 };
-    assert_eq!(upgrade.shown(39).1, "Silenced");
-    assert_eq!(upgrade.seen(39, |seen| seen.next_end()), Some(at(40)));
-    assert_eq!(upgrade.write(41), []);
-    let shown = upgrade.shown(41);
+    assert_eq!(upgrade.shown(19).1, "Silenced");
+    assert_eq!(upgrade.seen(19, |seen| seen.next_end()), Some(at(20)));
+    assert_eq!(upgrade.write(21), []);
+    let shown = upgrade.shown(21);
     assert_eq!((shown.0, shown.1), (false, "SilenceExpired"));
     // The next one that is done shows that it goes on.
     upgrade.control_plane = PartState::Works { left: 2 };
-    assert_eq!(set(&upgrade.write(50)), [("plane", 2, at(80))]);
+    assert_eq!(set(&upgrade.write(50)), [("plane", 2, at(70))]);
 }
 
 #[test]
 fn an_upgrade_that_begins_late_has_silences_that_are_in_force() {
     let mut upgrade = Upgrade::new();
     upgrade.write(0);
-    assert_eq!(upgrade.write(39), []);
-    assert_eq!(set(&upgrade.write(40)), [("plane", 3, at(80))]);
+    assert_eq!(upgrade.write(19), []);
+    assert_eq!(set(&upgrade.write(20)), [("plane", 3, at(40))]);
     // It is put off.
     upgrade.control_plane = PartState::Done;
-    assert_eq!(upgrade.write(41).len(), 1);
+    assert_eq!(upgrade.write(39).len(), 1);
     upgrade.control_plane = PartState::Begins { left: 3 };
-    assert_eq!(set(&upgrade.write(100)), [("plane", 3, at(140))]);
+    assert_eq!(set(&upgrade.write(100)), [("plane", 3, at(120))]);
 }
 
 #[test]
@@ -139,7 +144,7 @@ fn a_silence_that_another_client_has_removed_is_not_created_again() {
     let mut upgrade = Upgrade::new();
     let due = upgrade.due(0);
     let tried = [(due[0].clone(), SilenceOutcome::Ended("id-plane".into()))];
-    upgrade.created = noted(&upgrade.created, &tried);
+    note(&mut upgrade.created, &tried);
     assert_eq!(upgrade.due(1), []);
     upgrade.control_plane = PartState::Works { left: 1 };
     assert_eq!(upgrade.due(2), []);
@@ -151,7 +156,9 @@ fn a_write_that_fails_is_due_again_and_shown() {
     let upgrade = Upgrade::new();
     let due = upgrade.due(0);
     let tried = [(due[0].clone(), SilenceOutcome::Failed("no answer".into()))];
-    assert_eq!(noted(&upgrade.created, &tried), []);
+    let mut created = upgrade.created.clone();
+    note(&mut created, &tried);
+    assert_eq!(created, []);
     let shown = upgrade.seen(0, |seen| seen.condition(&tried)).unwrap();
     assert_eq!(shown, (false, "SilenceFailed", "silence plane: no answer".into()));
     assert_eq!(upgrade.due(1).len(), 1);
@@ -164,6 +171,8 @@ fn a_silence_that_is_not_wanted_any_more_is_removed() {
     upgrade.wanted.clear();
     assert!(matches!(&upgrade.write(1)[..], [SilenceWrite::Remove { .. }]));
     assert_eq!(upgrade.due(2), []);
+    forget(&mut upgrade.created, &upgrade.wanted, at(2));
+    assert_eq!(upgrade.created, []);
 }
 
 fn state() -> impl Strategy<Value = PartState> {
@@ -192,7 +201,7 @@ proptest! {
                 prop_assert!(part != PartState::Done || !hides);
                 let begins = matches!(part, PartState::Begins { .. });
                 prop_assert!(!begins || hides);
-                let longest = at(minute + 10 * i64::from(created.machines_left + 1));
+                let longest = at(minute + 20);
                 prop_assert!(created.ends_at.0 <= longest);
             }
         }

@@ -20,7 +20,7 @@ pub const DONE: &str = "StepDone";
 pub enum Progress<W> {
     /// Its work stands.
     Done,
-    /// This upgrade does not need it: it has no condition.
+    /// This upgrade does not need it: it has no condition, unless it was done.
     Unneeded,
     /// It needs these writes, or only time.
     NotYet {
@@ -88,7 +88,10 @@ pub(super) fn work<S, W>(
                 done(record, step.name, now);
                 continue;
             }
-            Progress::Unneeded => continue,
+            Progress::Unneeded => {
+                record.conditions.retain(|one| one.type_ != step.name || one.status == "True");
+                continue;
+            }
             Progress::NotYet { why, writes } => (IN_PROGRESS, why, writes),
             Progress::Error { why, writes } => (ERROR, why, writes),
         };

@@ -5,7 +5,10 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{MAX_SILENCES, SilenceRecord, Stage, UpgradeNotification, UpgradeSilence, Via};
+use super::{
+    MAX_SILENCE_RECORDS, MAX_SILENCES, SilenceRecord, Stage, UpgradeNotification, UpgradeSilence,
+    Via,
+};
 use crate::version::KubernetesVersion;
 
 /// How many versions the history of a Cluster names; the oldest are dropped.
@@ -264,7 +267,7 @@ pub struct UpgradeRecord {
     pub task: Option<String>,
     /// The silences that it has created in Alertmanager.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = MAX_SILENCES))]
+    #[schemars(length(max = MAX_SILENCE_RECORDS))]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub silences: Vec<SilenceRecord>,
     /// What people are notified of, in the order in which it was reached, if the controller has receivers. The record of an

@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 /// How many silences an upgrade may have.
 pub const MAX_SILENCES: usize = 8;
+/// How many silences a record of an upgrade names: those that it has, and others that could not be removed yet.
+pub const MAX_SILENCE_RECORDS: usize = 24;
 /// How many matchers a silence may have.
 pub const MAX_MATCHERS: usize = 16;
 /// How long a machine is expected to take, in minutes.
@@ -28,8 +30,8 @@ pub struct UpgradeSilence {
     /// Cluster.
     #[schemars(length(min = 1, max = MAX_MATCHERS))]
     pub matchers: Vec<AlertMatcher>,
-    /// How long a machine is expected to take, in minutes. The silence is as long as its machines that are left, and one
-    /// more, take together, and is set again when another one is done: a machine that hangs is not silenced for ever.
+    /// How long a machine is expected to take, in minutes. The silence is set for as long as two of them take, and set again
+    /// when one is done: a machine that hangs is not silenced for ever.
     #[serde(default = "default_minutes_per_machine")]
     #[schemars(range(min = 1, max = MAX_MINUTES_PER_MACHINE))]
     pub minutes_per_machine: i32,
@@ -119,8 +121,8 @@ pub struct SilenceRecord {
     pub name: String,
     /// Its ID in Alertmanager.
     pub id: String,
-    /// For how many machines that are left it was set.
-    pub machines_left: i32,
+    /// How many updates of machines were left when it was set.
+    pub updates_left: i32,
     /// When it ends by itself.
     pub ends_at: Time,
     /// Whether it is in force.

@@ -7,11 +7,14 @@ use refit_kinds::{
     version::KubernetesVersion,
 };
 
-use super::{Known, Write, steps::control_plane_upgraded};
+use super::{Hindrance, Known, Write, steps::control_plane_upgraded};
 use crate::{
     gates::GatedCluster,
     managed::{
-        silences::{PartState, SilenceOutcome, SilenceWrite, SilencesSeen, noted},
+        silences::{
+            PartState, SilenceOutcome, SilenceWrite, SilencesSeen, forget, note_removed, note_set,
+            removals,
+        },
         steps::Progress,
     },
 };
@@ -34,8 +37,9 @@ pub(super) fn silenced(known: &Known) -> Progress<Write> {
         return Progress::Unneeded;
     }
     let before = known.recorded().map_or(&[][..], |record| &record.silences);
-    let created = noted(before, &known.silenced);
-    let left = left(&known.machines.control_plane, known.version());
+    let mut created = before.to_vec();
+    note_set(&mut created, &known.silenced);
+    let left = known.left(&known.machines.control_plane);
     let seen = seen(known, &created, (PartState::Begins { left }, PartState::Ahead));
     let due = seen.due();
     let failed = known.silenced.iter().find_map(|(write, outcome)| match outcome {
@@ -48,6 +52,11 @@ pub(super) fn silenced(known: &Known) -> Progress<Write> {
     if due.is_empty() {
         return Progress::Done;
     }
+    match &known.hindrance {
+        Some(Hindrance::Refused(why)) => return Progress::error(why.clone()),
+        Some(Hindrance::Passing(why)) => return Progress::waits(why.clone()),
+        None => {}
+    }
     let why = "silences are created in Alertmanager".to_owned();
     Progress::NotYet { why, writes: writes(known, due) }
 }
@@ -59,11 +68,20 @@ pub(super) fn keep(
     status: &mut ClusterUpgradeStatus,
 ) -> (Vec<Write>, Option<Timestamp>) {
     let version = known.version();
-    let Some(record) = status.history.iter_mut().find(|record| record.version == *version) else {
-        return (Vec::new(), None);
+    let wanted = &known.upgrade.spec.silences;
+    let mut strays = Vec::new();
+    for record in &mut status.history {
+        note_removed(&mut record.silences, &known.silenced);
+        if record.version == *version {
+            note_set(&mut record.silences, &known.silenced);
+            forget(&mut record.silences, wanted, known.now);
+        } else {
+            strays.extend(removals(&record.silences, known.now));
+        }
+    }
+    let Some(record) = status.history.iter().find(|record| record.version == *version) else {
+        return (writes(known, strays), None);
     };
-    record.silences = noted(&record.silences, &known.silenced);
-    let record = &*record;
     let parts = parts(known, record);
     let seen = seen(known, &record.silences, parts);
     let due = match parts.0 {
@@ -81,14 +99,14 @@ pub(super) fn keep(
         }
         None => status.conditions.retain(|condition| condition.type_ != SILENCED),
     }
-    (writes(known, due), end)
+    strays.extend(due);
+    (writes(known, strays), end)
 }
 
 /// Writes that were not tried at this look.
 fn writes(known: &Known, due: Vec<SilenceWrite>) -> Vec<Write> {
-    let is_new = |write: &SilenceWrite| {
-        !known.silenced.iter().any(|(tried, _)| tried.name() == write.name())
-    };
+    let is_new =
+        |write: &SilenceWrite| !known.silenced.iter().any(|(tried, _)| tried.is_same(write));
     due.into_iter().filter(is_new).map(Write::Silence).collect()
 }
 
@@ -101,8 +119,12 @@ fn parts(known: &Known, record: &UpgradeRecord) -> (PartState, PartState) {
         | UpgradePhase::Completed
         | UpgradePhase::Failed => return (PartState::Done, PartState::Done),
     }
-    let plane_left = left(&known.machines.control_plane, &record.version);
+    let plane_left = known.left(&known.machines.control_plane);
     let Some(task) = known.task() else {
+        if known.invalid().is_some() || known.health.problem().is_some() {
+            // It does not come to the step.
+            return (PartState::Done, PartState::Done);
+        }
         return (PartState::Begins { left: plane_left }, PartState::Ahead);
     };
     let is_upgraded = matches!(control_plane_upgraded(known), Progress::Done);
@@ -115,16 +137,31 @@ fn parts(known: &Known, record: &UpgradeRecord) -> (PartState, PartState) {
     let workers = if has_ended || known.workers.is_empty() {
         PartState::Done
     } else if is_upgraded || known.worker_tasks().next().is_some() {
-        PartState::Works { left: left(&known.machines.workers, &record.version) }
+        PartState::Works { left: known.left(&known.machines.workers) }
     } else {
         PartState::Ahead
     };
     (control_plane, workers)
 }
 
-fn left(machines: &[KubernetesVersion], version: &KubernetesVersion) -> i32 {
-    let left = machines.iter().filter(|of| *of < version).count();
-    i32::try_from(left).unwrap_or(i32::MAX)
+impl Known {
+    /// Whether its UpgradeTask exists.
+    pub fn is_commenced(&self) -> bool {
+        self.task().is_some()
+    }
+
+    /// How many updates of these Machines are left, at least as many as there are: it gets smaller with each of them.
+    fn left(&self, machines: &[KubernetesVersion]) -> i32 {
+        let target = self.version();
+        let hops = self.hops().unwrap_or_default();
+        let of_machine = |machine: &KubernetesVersion| {
+            let named = hops.iter().chain([target]).filter(|version| *version > machine).count();
+            // Each minor version that is not named is one, too.
+            let minors = target.minor().saturating_sub(machine.minor());
+            named.saturating_add(usize::try_from(minors).unwrap_or_default())
+        };
+        i32::try_from(machines.iter().map(of_machine).sum::<usize>()).unwrap_or(i32::MAX)
+    }
 }
 
 fn seen<'a>(
@@ -133,7 +170,6 @@ fn seen<'a>(
     (control_plane, workers): (PartState, PartState),
 ) -> SilencesSeen<'a> {
     let metadata = &known.upgrade.metadata;
-    let generation = metadata.generation.unwrap_or_default();
     SilencesSeen {
         wanted: &known.upgrade.spec.silences,
         created,
@@ -144,10 +180,7 @@ fn seen<'a>(
             name: metadata.name.as_deref().unwrap_or_default(),
         },
         version: known.version(),
-        request: match &metadata.creation_timestamp {
-            Some(created) => format!("generation {generation} since {}", created.0),
-            None => format!("generation {generation}"),
-        },
+        uid: metadata.uid.as_deref().unwrap_or_default(),
         now: known.now,
     }
 }

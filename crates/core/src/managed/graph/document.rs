@@ -146,7 +146,7 @@ impl VersionGraph {
             return Err(DocumentError::TooLarge);
         }
         let Document { nodes, edges, conditional_edges } = serde_json::from_slice(document)
-            .map_err(|error| DocumentError::Format(error.to_string()))?;
+            .map_err(|error| DocumentError::Format(shortened(&error.to_string())))?;
         let (edges, entries) = (edges.unwrap_or_default(), conditional_edges.unwrap_or_default());
         at_most("nodes", nodes.len(), MAX_NODES)?;
         let conditional: usize = entries.iter().map(|entry| entry.edges.len()).sum();
@@ -168,6 +168,7 @@ impl VersionGraph {
             for ConditionalEdge { from, to } in edges {
                 let rank = |version: String| {
                     let found = parse(&version).ok().and_then(|version| graph.index_of(&version));
+                    let version = shortened(&version);
                     found.ok_or(DocumentError::UnknownVersion { index, version })
                 };
                 let edge = (rank(from)?, rank(to)?);
@@ -221,10 +222,14 @@ fn at_most(what: &'static str, count: usize, max: usize) -> Result<(), DocumentE
 fn parse(text: &str) -> Result<KubernetesVersion, String> {
     let with_v = if text.starts_with('v') { text.to_owned() } else { format!("v{text}") };
     with_v.parse().map_err(|error: refit_kinds::version::VersionError| {
-        let shown: String = text.chars().take(MAX_SHOWN).collect();
+        let shown = shortened(text);
         format!("invalid Kubernetes version {shown:?}: {}; expected X.Y.Z or vX.Y.Z", error.reason)
     })
 }
 
-/// How many characters of an invalid version are shown.
-const MAX_SHOWN: usize = 64;
+/// How many characters of a text of a document a message shows.
+const MAX_SHOWN: usize = 160;
+
+fn shortened(text: &str) -> String {
+    text.chars().take(MAX_SHOWN).collect()
+}
