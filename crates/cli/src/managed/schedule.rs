@@ -143,13 +143,12 @@ pub(crate) fn schedule(args: &ScheduleArgs, global: &GlobalArgs) -> anyhow::Resu
     })
 }
 
-/// The groups of a cluster, with the lowest version of their Machines, or what their owner requests, if that is lower.
+/// The groups of a cluster, with the versions of their Machines and of what their owners request.
 fn groups_of(found: Gathered) -> Vec<GroupVersion> {
     let Gathered { control_plane, deployments, machines, .. } = found;
     let of = |owner: GroupOwner, requested: &StatedVersion, machines: Vec<&Machine>| {
         let runs = machines.iter().filter_map(|machine| machine.spec.version.version());
-        let version = runs.chain([requested.version()?]).min()?.clone();
-        Some(GroupVersion { owner, version })
+        GroupVersion::of(owner, runs.chain([requested.version()?]).cloned())
     };
     let is_of_plane = |machine: &Machine| machine.labels().contains_key(keys::CONTROL_PLANE);
     let plane = control_plane.iter().filter_map(|plane| {

@@ -123,10 +123,10 @@ fn group_now(ctx: &Context, group: &Group) -> Option<GroupNow> {
     let owner = LiveOwner::of(&ctx.stores, group)?;
     let machines = machines_of(&ctx.stores, &group.key);
     let of_machine = |machine: &Arc<Machine>| machine.spec.version.version().cloned();
-    let lowest = machines.iter().filter_map(of_machine).min();
-    let version = lowest.into_iter().chain([owner.version().version().cloned()?]).min()?;
+    let requested = owner.version().version().cloned()?;
+    let versions = machines.iter().filter_map(of_machine).chain([requested]);
     Some(GroupNow {
-        at: GroupVersion { owner: group.spec.owner.clone(), version },
+        at: GroupVersion::of(group.spec.owner.clone(), versions)?,
         machines: machines.len(),
         is_paused: owner.annotations().contains_key(keys::PAUSED),
     })

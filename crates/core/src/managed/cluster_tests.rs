@@ -12,7 +12,7 @@ fn at(minute: i64) -> Timestamp {
 
 fn group(kind: &str, name: &str, version: &str) -> GroupVersion {
     let owner = GroupOwner { kind: kind.into(), name: name.into(), ..GroupOwner::default() };
-    GroupVersion { owner, version: version.parse().unwrap() }
+    GroupVersion::of(owner, [version.parse().unwrap()]).unwrap()
 }
 
 fn known() -> Known {

@@ -137,7 +137,8 @@ impl ClusterSeen<'_> {
             let highest = done.filter_map(|child| child.spec.version.clone()).max();
             let version = highest.into_iter().chain([group.at.version.clone()]).max();
             let version = version.unwrap_or_else(|| group.at.version.clone());
-            GroupVersion { owner: group.at.owner.clone(), version }
+            let highest = group.at.highest.clone().max(version.clone());
+            GroupVersion { owner: group.at.owner.clone(), version, highest }
         };
         let workers: Vec<GroupVersion> = self.workers.iter().map(reached).collect();
         let named = self.task.spec.hops.as_deref().unwrap_or_default();

@@ -19,7 +19,7 @@ fn workers(at: &str) -> GroupNow {
 }
 
 fn group(owner: GroupOwner, at: &str, machines: usize) -> GroupNow {
-    GroupNow { at: GroupVersion { owner, version: version(at) }, machines, is_paused: false }
+    GroupNow { at: GroupVersion::of(owner, [version(at)]).unwrap(), machines, is_paused: false }
 }
 
 fn task(name: &str, owner_ref: Option<GroupOwner>, to: &str, phase: TaskPhase) -> UpgradeTask {

@@ -6,13 +6,28 @@ use refit_kinds::{
     version::{KUBELET_MAX_MINORS_BEHIND, KubernetesVersion},
 };
 
-/// A group and the lowest version of its Machines.
+/// A group and the versions of its Machines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupVersion {
     /// The owner.
     pub owner: GroupOwner,
     /// The lowest version of its Machines, and of what its owner requests.
     pub version: KubernetesVersion,
+    /// The highest one: a group that was stopped on its way there never goes to a lower one.
+    pub highest: KubernetesVersion,
+}
+
+impl GroupVersion {
+    /// A group whose Machines and owner have these versions; `None` without one.
+    pub fn of(
+        owner: GroupOwner,
+        versions: impl IntoIterator<Item = KubernetesVersion>,
+    ) -> Option<Self> {
+        let mut versions: Vec<_> = versions.into_iter().collect();
+        versions.sort();
+        let (version, highest) = (versions.first()?.clone(), versions.last()?.clone());
+        Some(Self { owner, version, highest })
+    }
 }
 
 /// One group's way to one version.
@@ -71,6 +86,9 @@ pub(super) fn next_hops(
     let at = &control_plane.version;
     let behind: Vec<&GroupVersion> = workers.iter().filter(|group| group.version < *at).collect();
     let next = on_the_way(at, target, named);
+    let highest = &control_plane.highest;
+    let is_reachable = highest <= target && highest.minor() <= at.minor() + 1;
+    let next = if is_reachable { next.max(highest.clone()) } else { next };
     let to = |group: &GroupVersion, version: &KubernetesVersion| HopTo {
         owner: group.owner.clone(),
         version: version.clone(),
@@ -143,7 +161,7 @@ mod tests {
 
     fn group(name: &str, at: &str) -> GroupVersion {
         let owner = GroupOwner { name: name.into(), ..GroupOwner::default() };
-        GroupVersion { owner, version: version(at) }
+        GroupVersion::of(owner, [version(at)]).unwrap()
     }
 
     fn hops(control_plane: GroupVersion, workers: Vec<GroupVersion>, target: &str) -> Vec<String> {
@@ -172,6 +190,23 @@ mod tests {
                 let group = all.into_iter().find(|group| group.owner == hop.owner).unwrap();
                 assert!(group.version < hop.version, "each hop brings its groups further");
                 group.version = hop.version;
+            }
+        }
+    }
+
+    #[test]
+    fn a_control_plane_that_was_stopped_on_its_way_never_goes_to_a_lower_version() {
+        let owner = GroupOwner { name: "cp".into(), ..GroupOwner::default() };
+        let at = |versions: [&str; 2]| GroupVersion::of(owner.clone(), versions.map(version));
+        for (versions, named, expected) in [
+            (["v1.34.2", "v1.35.3"], "v1.35.1", "v1.35.3"),
+            (["v1.34.2", "v1.34.9"], "v1.35.1", "v1.35.1"),
+            (["v1.34.2", "v1.34.2"], "v1.35.1", "v1.35.1"),
+        ] {
+            let way = (&version("v1.36.0"), &[version(named)][..]);
+            for lead in [Lead::Groups, Lead::Topology] {
+                let hops = next_hops(&at(versions).unwrap(), &[], way, lead).unwrap();
+                assert_eq!(hops[0].version, version(expected), "{versions:?}");
             }
         }
     }

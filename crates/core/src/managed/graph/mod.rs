@@ -74,7 +74,9 @@ impl GraphRead {
         };
         let allowed = Allowed { channel: spec.channel.as_deref(), risks: &spec.accepted_risks };
         let refused = |error: NoPath| (error.reason(), error.to_string());
-        let from = &control_plane.version;
+        // A control plane that was stopped between two versions goes to the higher one first.
+        let stopped = &control_plane.highest;
+        let from = if stopped <= version { stopped } else { &control_plane.version };
         let hops = match requested {
             Some(requested) => {
                 let mut hops: Vec<_> =
@@ -86,7 +88,12 @@ impl GraphRead {
                 graph.check(&way, allowed).map_err(refused)?;
                 hops.into_iter().cloned().collect()
             }
-            None => graph.path((from, version), allowed).map_err(refused)?,
+            None => {
+                let is_stopped = control_plane.version < *from && from < version;
+                let first = is_stopped.then(|| from.clone());
+                let path = graph.path((from, version), allowed).map_err(refused)?;
+                first.into_iter().chain(path).collect()
+            }
         };
         for worker in workers.iter().filter(|worker| worker.version != *from) {
             graph.path((&worker.version, version), allowed).map_err(|error| {

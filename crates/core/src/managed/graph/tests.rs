@@ -12,7 +12,7 @@ fn version(text: &str) -> KubernetesVersion {
 
 fn group(kind: &str, name: &str, at: &str) -> GroupVersion {
     let owner = GroupOwner { kind: kind.into(), name: name.into(), ..GroupOwner::default() };
-    GroupVersion { owner, version: version(at) }
+    GroupVersion::of(owner, [version(at)]).unwrap()
 }
 
 fn read(document: &Value) -> VersionGraph {
