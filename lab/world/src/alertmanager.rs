@@ -9,7 +9,7 @@ use std::{
 
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::{BodyExt as _, Collected, Full};
 use hyper::body::Incoming;
 use jiff::Timestamp;
 use refit_runtime::{Clock, net::Listener, serve};
@@ -85,7 +85,7 @@ impl Alertmanager {
 
     async fn answer(&self, request: Request<Incoming>, now: Timestamp) -> Response<Full<Bytes>> {
         let (parts, body) = request.into_parts();
-        let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+        let body = body.collect().await.map(Collected::to_bytes).unwrap_or_default();
         let query = parts.uri.query().unwrap_or_default();
         let (status, answer) =
             lock(&self.0).answer(&parts.method, parts.uri.path(), query, &body, now);

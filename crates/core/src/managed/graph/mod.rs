@@ -77,23 +77,19 @@ impl GraphRead {
         // A control plane that was stopped between two versions goes to the higher one first.
         let stopped = &control_plane.highest;
         let from = if stopped <= version { stopped } else { &control_plane.version };
-        let hops = match requested {
-            Some(requested) => {
-                let mut hops: Vec<_> =
-                    requested.iter().filter(|hop| from < *hop && *hop < version).collect();
-                hops.sort();
-                let mut way: Vec<_> =
-                    [from].into_iter().chain(hops.clone()).chain([version]).collect();
-                way.dedup();
-                graph.check(&way, allowed).map_err(refused)?;
-                hops.into_iter().cloned().collect()
-            }
-            None => {
-                let is_stopped = control_plane.version < *from && from < version;
-                let first = is_stopped.then(|| from.clone());
-                let path = graph.path((from, version), allowed).map_err(refused)?;
-                first.into_iter().chain(path).collect()
-            }
+        let hops = if let Some(requested) = requested {
+            let mut hops: Vec<_> =
+                requested.iter().filter(|hop| from < *hop && *hop < version).collect();
+            hops.sort();
+            let mut way: Vec<_> = [from].into_iter().chain(hops.clone()).chain([version]).collect();
+            way.dedup();
+            graph.check(&way, allowed).map_err(refused)?;
+            hops.into_iter().cloned().collect()
+        } else {
+            let is_stopped = control_plane.version < *from && from < version;
+            let first = is_stopped.then(|| from.clone());
+            let path = graph.path((from, version), allowed).map_err(refused)?;
+            first.into_iter().chain(path).collect()
         };
         for worker in workers.iter().filter(|worker| worker.version != *from) {
             graph.path((&worker.version, version), allowed).map_err(|error| {
