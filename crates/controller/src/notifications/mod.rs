@@ -31,6 +31,8 @@ use crate::{cluster_upgrade::at_the_latest, context::Context, metrics::measured}
 const WORKERS: usize = 8;
 /// How often a delivery is marked again after a conflict.
 const MARKS: usize = 5;
+/// Requeue delay after a delivery that was marked before.
+const CATCH_UP: Duration = Duration::from_secs(1);
 
 /// An object with notifications.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -142,8 +144,9 @@ where
     };
     let Some(attempt) = attempt else { return Ok(Action::Done) };
     note(ctx, receiver, object.as_ref(), (&entry, &attempt)).await;
-    write(ctx, receiver, at, (&entry.id(), &attempt)).await?;
-    Ok(Action::RequeueAfter(Duration::ZERO))
+    let is_marked = write(ctx, receiver, at, (&entry.id(), &attempt)).await?;
+    // What was marked before is in the cache soon.
+    Ok(Action::RequeueAfter(if is_marked { Duration::ZERO } else { CATCH_UP }))
 }
 
 /// Counts and logs an attempt. One that is given up gets an event, before the status shows it.
@@ -177,37 +180,40 @@ async fn note<K: Resource<DynamicType = ()>>(
     }
 }
 
-/// Marks a delivery in the status. After a conflict, the object is read again: its own controller writes there, too.
+/// Marks a delivery in the status; returns whether it was to be marked. After a conflict, the object is read again: its own
+/// controller writes there, too.
 async fn write<K>(
     ctx: &Context,
     receiver: Receiver,
     (store, api, key): (&Store<K>, &Api<K>, &ObjectKey),
     (id, attempt): (&str, &Attempt),
-) -> anyhow::Result<()>
+) -> anyhow::Result<bool>
 where
     K: Outbox + HasStatus,
 {
     let Some(mut object) = store.get(key).map(|object| object.as_ref().clone()) else {
-        return Ok(());
+        return Ok(false);
     };
     let mut conflict = None;
     for _ in 0..MARKS {
         let now = ctx.clock.now_seconds();
-        let Some(patch) = marked(&object, receiver, (id, attempt), now) else { return Ok(()) };
+        let Some(patch) = marked(&object, receiver, (id, attempt), now) else { return Ok(false) };
         let version = object.resource_version().unwrap_or_default();
         match apply::swap_status(api, &key.name, &version, &patch).await {
             Ok(written) => {
                 store.insert(written);
-                return Ok(());
+                return Ok(true);
             }
-            Err(error) if apply::is_not_found(&error) => return Ok(()),
+            Err(error) if apply::is_not_found(&error) => return Ok(false),
             Err(error) if apply::is_conflict(&error) => conflict = Some(error),
             Err(error) => return Err(error.into()),
         }
-        let Some(live) = api.get_opt(&key.name).await? else { return Ok(()) };
+        let Some(live) = api.get_opt(&key.name).await? else { return Ok(false) };
+        // The cache may be behind: without this, what is marked already would be posted again.
+        store.insert(live.clone());
         object = live;
     }
-    conflict.map_or(Ok(()), |error| Err(error.into()))
+    conflict.map_or(Ok(false), |error| Err(error.into()))
 }
 
 /// The patch that marks a delivery; `None` if the notification is gone, or is not to be delivered any more.

@@ -75,7 +75,8 @@ impl Attempt {
                 Self::Failed { why: format!("{why}: redirects are not followed"), after: None }
             }
             408 | 429 => Self::Failed { why, after: retry_after.and_then(|of| seconds(of, now)) },
-            400..=499 => Self::GivenUp { why },
+            // The message is wrong, or its receiver is gone for good. Of the others, an operator may mend the cause.
+            400 | 410 | 413 | 415 | 422 => Self::GivenUp { why },
             _ => Self::Failed { why, after: retry_after.and_then(|of| seconds(of, now)) },
         }
     }
