@@ -56,10 +56,15 @@ impl SlackSettings {
     pub fn url(&self) -> Result<Uri, String> {
         let Self { url_file, .. } = self;
         let why = |why: &str| format!("--notify-slack-url-file {}: {why}", url_file.display());
-        let text = fs::read_to_string(url_file).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => why("the file does not exist"),
-            io::ErrorKind::PermissionDenied => why("the file must not be read"),
-            _ => why("the file cannot be read"),
+        let text = fs::read_to_string(url_file).map_err(|error| {
+            let is = |kind: io::ErrorKind| error.kind() == kind;
+            if is(io::ErrorKind::NotFound) {
+                why("the file does not exist")
+            } else if is(io::ErrorKind::PermissionDenied) {
+                why("the file must not be read")
+            } else {
+                why("the file cannot be read")
+            }
         })?;
         let url = text.trim().parse::<Uri>().ok().filter(|_| text.len() <= MAX_URL);
         let url = url.filter(|url| url.scheme() == Some(&Scheme::HTTPS));
