@@ -196,7 +196,7 @@ impl Metrics {
     pub(crate) fn notification(&self, receiver: Receiver, attempt: &Attempt) {
         let outcome = match attempt {
             Attempt::Delivered => "Delivered",
-            Attempt::Failed { .. } => "Failed",
+            Attempt::Failed { .. } | Attempt::Limited { .. } => "Failed",
             Attempt::GivenUp { .. } => "GivenUp",
         };
         self.notifications

@@ -2,6 +2,7 @@
 //!
 //! Each receiver has a queue of its own, apart from those of the upgrades: one that does not answer keeps neither an upgrade
 //! nor the other receiver waiting. A notification is posted and then marked in the status, so it is delivered at least once.
+//! What was posted and could not be marked yet is remembered: only the mark is tried again.
 
 mod receivers;
 
@@ -28,11 +29,16 @@ pub(crate) use self::receivers::Receivers;
 use crate::{cluster_upgrade::at_the_latest, context::Context, metrics::measured};
 
 /// How many notifications are posted to a receiver at once.
-const WORKERS: usize = 8;
-/// How often a delivery is marked again after a conflict.
-const MARKS: usize = 5;
-/// Requeue delay after a delivery that was marked before.
-const CATCH_UP: Duration = Duration::from_secs(1);
+fn workers(receiver: Receiver) -> usize {
+    match receiver {
+        Receiver::CloudEvents => 8,
+        // It takes one message per second.
+        Receiver::Slack => 1,
+    }
+}
+
+/// When an object is looked at again whose copy in the cache is behind.
+const AFTER_CONFLICT: Duration = Duration::from_millis(500);
 
 /// An object with notifications.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -79,7 +85,7 @@ pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
             let delivering = Box::pin(deliver(ctx, *receiver, subject));
             measured(ctx, "notification", delivering).await
         };
-        ctx.queues.notifications.of(*receiver).work("notification", WORKERS, deliver)
+        ctx.queues.notifications.of(*receiver).work("notification", workers(*receiver), deliver)
     }))
     .await;
     Ok(())
@@ -104,14 +110,15 @@ fn wake(ctx: &Context, object: &impl Outbox, subject: impl Fn() -> Subject) {
 }
 
 async fn deliver(ctx: &Context, receiver: Receiver, subject: Subject) -> anyhow::Result<Action> {
-    match subject {
+    let to = (receiver, subject);
+    match &to.1 {
         Subject::Upgrade(key) => {
             let api = Api::namespaced(ctx.client.clone(), &key.namespace);
-            deliver_next(ctx, receiver, (&ctx.stores.cluster_upgrades, &api, &key)).await
+            deliver_next(ctx, &to, (&ctx.stores.cluster_upgrades, &api, key)).await
         }
         Subject::Plan(key) => {
             let api = Api::all(ctx.client.clone());
-            deliver_next(ctx, receiver, (&ctx.stores.cluster_upgrade_plans, &api, &key)).await
+            deliver_next(ctx, &to, (&ctx.stores.cluster_upgrade_plans, &api, key)).await
         }
     }
 }
@@ -119,14 +126,21 @@ async fn deliver(ctx: &Context, receiver: Receiver, subject: Subject) -> anyhow:
 /// Delivers the first notification of an object that waits for a receiver.
 async fn deliver_next<K>(
     ctx: &Context,
-    receiver: Receiver,
+    to: &(Receiver, Subject),
     at: (&Store<K>, &Api<K>, &ObjectKey),
 ) -> anyhow::Result<Action>
 where
     K: Outbox + HasStatus,
 {
+    let receiver = to.0;
     let (store, _, key) = at;
-    let Some(object) = store.get(key) else { return Ok(Action::Done) };
+    let Some(object) = store.get(key) else {
+        ctx.receivers.unmarked.forget(to);
+        return Ok(Action::Done);
+    };
+    if let Some((id, attempt)) = ctx.receivers.unmarked.get(to) {
+        return write(ctx, to, at, (&id, &attempt)).await;
+    }
     let now = ctx.clock.now_seconds();
     let (entry, attempt) = match next(&object.entries(), receiver, now) {
         Next::Nothing => return Ok(Action::Done),
@@ -136,17 +150,17 @@ where
             (entry, delivery.map(expired))
         }
         Next::Due(entry) => {
-            if let Some(until) = ctx.receivers.spared_until(receiver, now) {
-                return Ok(at_the_latest(ctx, Some(until)));
+            if let Some(wait) = ctx.receivers.spared_for(receiver) {
+                return Ok(Action::RequeueAfter(wait));
             }
             (entry, Some(ctx.receivers.post(receiver, &entry, &ctx.clock).await?))
         }
     };
     let Some(attempt) = attempt else { return Ok(Action::Done) };
+    let id = entry.id();
+    ctx.receivers.unmarked.remember(to, &id, &attempt);
     note(ctx, receiver, object.as_ref(), (&entry, &attempt)).await;
-    let is_marked = write(ctx, receiver, at, (&entry.id(), &attempt)).await?;
-    // What was marked before is in the cache soon.
-    Ok(Action::RequeueAfter(if is_marked { Duration::ZERO } else { CATCH_UP }))
+    write(ctx, to, at, (&id, &attempt)).await
 }
 
 /// Counts and logs an attempt. One that is given up gets an event, before the status shows it.
@@ -161,7 +175,7 @@ async fn note<K: Resource<DynamicType = ()>>(
     ctx.metrics.notification(receiver, attempt);
     match attempt {
         Attempt::Delivered => tracing::info!(%receiver, %about, event, "delivered a notification"),
-        Attempt::Failed { why, .. } => {
+        Attempt::Failed { why, .. } | Attempt::Limited { why, .. } => {
             tracing::warn!(%receiver, %about, event, error = why, "cannot deliver a notification");
         }
         Attempt::GivenUp { why } => {
@@ -180,40 +194,37 @@ async fn note<K: Resource<DynamicType = ()>>(
     }
 }
 
-/// Marks a delivery in the status; returns whether it was to be marked. After a conflict, the object is read again: its own
-/// controller writes there, too.
+/// Marks a delivery in the status. If that fails, or if another change came first, it is tried again.
 async fn write<K>(
     ctx: &Context,
-    receiver: Receiver,
+    to: &(Receiver, Subject),
     (store, api, key): (&Store<K>, &Api<K>, &ObjectKey),
     (id, attempt): (&str, &Attempt),
-) -> anyhow::Result<bool>
+) -> anyhow::Result<Action>
 where
     K: Outbox + HasStatus,
 {
-    let Some(mut object) = store.get(key).map(|object| object.as_ref().clone()) else {
-        return Ok(false);
+    let now = ctx.clock.now_seconds();
+    let object = store.get(key);
+    let patch = object.as_ref().and_then(|object| marked(&**object, to.0, (id, attempt), now));
+    let Some((object, patch)) = object.as_ref().zip(patch) else {
+        // It was marked before, or is gone.
+        ctx.receivers.unmarked.forget(to);
+        return Ok(Action::RequeueAfter(AFTER_CONFLICT));
     };
-    let mut conflict = None;
-    for _ in 0..MARKS {
-        let now = ctx.clock.now_seconds();
-        let Some(patch) = marked(&object, receiver, (id, attempt), now) else { return Ok(false) };
-        let version = object.resource_version().unwrap_or_default();
-        match apply::swap_status(api, &key.name, &version, &patch).await {
-            Ok(written) => {
-                store.insert(written);
-                return Ok(true);
-            }
-            Err(error) if apply::is_not_found(&error) => return Ok(false),
-            Err(error) if apply::is_conflict(&error) => conflict = Some(error),
-            Err(error) => return Err(error.into()),
+    let version = object.resource_version().unwrap_or_default();
+    match apply::swap_status(api, &key.name, &version, &patch).await {
+        Ok(written) => {
+            store.insert(written);
+            ctx.receivers.unmarked.forget(to);
+            Ok(Action::RequeueAfter(Duration::ZERO))
         }
-        let Some(live) = api.get_opt(&key.name).await? else { return Ok(false) };
-        // The cache may be behind: without this, what is marked already would be posted again.
-        store.insert(live.clone());
-        object = live;
+        // The cache shows soon what has changed meanwhile.
+        Err(error) if apply::is_conflict(&error) || apply::is_not_found(&error) => {
+            Ok(Action::RequeueAfter(AFTER_CONFLICT))
+        }
+        Err(error) => Err(error.into()),
     }
-    conflict.map_or(Ok(false), |error| Err(error.into()))
 }
 
 /// The patch that marks a delivery; `None` if the notification is gone, or is not to be delivered any more.
@@ -253,5 +264,45 @@ impl HasStatus for ClusterUpgrade {
 impl HasStatus for ClusterUpgradePlan {
     fn shown(&self) -> serde_json::Value {
         json!(self.status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use refit_core::managed::notifications::delivery::Attempt;
+
+    use super::*;
+
+    #[test]
+    fn only_what_waits_is_marked() {
+        let upgrade = |state: &str| -> ClusterUpgrade {
+            let notification = json!({
+                "event": "Started", "time": "2026-03-02T08:00:00Z", "phase": "Upgrading",
+                "reason": "", "message": "It is so.", "generation": 1,
+                "deliveries": [{"receiver": "Slack", "state": state}],
+            });
+            serde_json::from_value(json!({
+                "apiVersion": "refit.dev/v1alpha1",
+                "kind": "ClusterUpgrade",
+                "metadata": {"name": "edge-1", "namespace": "edge", "uid": "u1"},
+                "spec": {"version": "v1.36.0"},
+                "status": {"history": [{
+                    "version": "v1.36.0", "phase": "Upgrading",
+                    "requestedTime": "2026-03-02T08:00:00Z", "notifications": [notification],
+                }]},
+            }))
+            .unwrap()
+        };
+        for (state, receiver, id, is_marked) in [
+            ("Waiting", Receiver::Slack, "u1/v1.36.0/Started/1", true),
+            ("Sent", Receiver::Slack, "u1/v1.36.0/Started/1", false),
+            ("Failed", Receiver::Slack, "u1/v1.36.0/Started/1", false),
+            ("Waiting", Receiver::CloudEvents, "u1/v1.36.0/Started/1", false),
+            ("Waiting", Receiver::Slack, "u2/v1.36.0/Started/1", false),
+        ] {
+            let what = (id, &Attempt::Delivered);
+            let patch = marked(&upgrade(state), receiver, what, Timestamp::UNIX_EPOCH);
+            assert_eq!(patch.is_some(), is_marked, "{state} {receiver} {id}");
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! The receivers of notifications (`docs/facts/notifications.md`).
 
 use std::{
+    collections::BTreeMap,
     error::Error,
     io,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -12,19 +13,24 @@ use http::{
     header::{CONTENT_TYPE, RETRY_AFTER},
 };
 use http_body_util::BodyExt as _;
-use jiff::Timestamp;
 use kube::{Client, Config, client::Body};
 use refit_core::managed::notifications::{
     delivery::{Attempt, back_off},
     messages::Entry,
 };
 use refit_kinds::refit::Receiver;
-use refit_runtime::{Clock, client::ClientStack, lease};
+use refit_runtime::{Clock, client::ClientStack, clock::instant, lease};
+use tokio::time::Instant;
 
+use super::Subject;
 use crate::{Settings, settings::SlackSettings};
 
 /// Deadline of a request.
 const DEADLINE: Duration = Duration::from_secs(5);
+/// Deadline of the body of an answer, which is only shown.
+const BODY_DEADLINE: Duration = Duration::from_secs(1);
+/// How long after a message Slack takes the next one.
+const SLACK_PACE: Duration = Duration::from_secs(1);
 /// Maximum size of an answer.
 const MAX_ANSWER: usize = 16 << 10;
 /// Maximum length of a word of an answer that is shown.
@@ -34,6 +40,26 @@ const MAX_WORD: usize = 40;
 pub(crate) struct Receivers {
     cloud_events: Option<CloudEvents>,
     slack: Option<Slack>,
+    pub(super) unmarked: Unmarked,
+}
+
+/// What became of notifications, while the status does not show it: at most one for a receiver and an object.
+#[derive(Default)]
+pub(super) struct Unmarked(Mutex<BTreeMap<(Receiver, Subject), (String, Attempt)>>);
+
+impl Unmarked {
+    /// The id of a notification, and what became of it.
+    pub(super) fn get(&self, to: &(Receiver, Subject)) -> Option<(String, Attempt)> {
+        lock(&self.0).get(to).cloned()
+    }
+
+    pub(super) fn remember(&self, to: &(Receiver, Subject), id: &str, attempt: &Attempt) {
+        lock(&self.0).insert(to.clone(), (id.to_owned(), attempt.clone()));
+    }
+
+    pub(super) fn forget(&self, to: &(Receiver, Subject)) {
+        lock(&self.0).remove(to);
+    }
 }
 
 /// A server that gets CloudEvents.
@@ -48,6 +74,8 @@ struct Slack {
     stack: ClientStack,
     settings: SlackSettings,
     server: Server,
+    /// When it takes the next message.
+    free_at: Mutex<Option<Instant>>,
 }
 
 /// What is known of a server.
@@ -62,7 +90,7 @@ struct Server {
 #[derive(Clone, Copy, Default)]
 struct Trouble {
     failed_attempts: i32,
-    until: Option<Timestamp>,
+    until: Option<Instant>,
 }
 
 impl Receivers {
@@ -79,7 +107,9 @@ impl Receivers {
                 stack: stack(),
                 settings,
                 server: Server::default(),
+                free_at: Mutex::default(),
             }),
+            unmarked: Unmarked::default(),
         }
     }
 
@@ -95,10 +125,11 @@ impl Receivers {
         }
     }
 
-    /// Until when a receiver that does not take messages gets none.
-    pub(crate) fn spared_until(&self, receiver: Receiver, now: Timestamp) -> Option<Timestamp> {
+    /// For how long a receiver that does not take messages gets none.
+    pub(crate) fn spared_for(&self, receiver: Receiver) -> Option<Duration> {
         let trouble = *lock(&self.server(receiver)?.trouble);
-        trouble.until.filter(|until| *until > now)
+        let left = trouble.until?.saturating_duration_since(instant());
+        Some(left).filter(|left| !left.is_zero())
     }
 
     /// Posts a notification. An error means that this process is not the leader any more.
@@ -127,7 +158,7 @@ impl Receivers {
             Err(PostFailed::Why(why)) => Attempt::Failed { why, after: None },
         };
         if let Some(server) = self.server(receiver) {
-            server.learn(&attempt, now);
+            server.learn(&attempt, instant());
         }
         Ok(attempt)
     }
@@ -162,7 +193,13 @@ impl Slack {
         let mut config = Config::new(self.settings.url().map_err(PostFailed::Why)?);
         config.root_cert_file.clone_from(&self.settings.ca_file);
         let message = ("application/json", entry.slack_message().to_string());
-        self.server.post(&self.stack, &config, message).await
+        let free_at = *lock(&self.free_at);
+        if let Some(free_at) = free_at {
+            tokio::time::sleep_until(free_at).await;
+        }
+        let answer = self.server.post(&self.stack, &config, message).await;
+        *lock(&self.free_at) = Some(instant() + SLACK_PACE);
+        answer
     }
 }
 
@@ -181,11 +218,9 @@ impl Server {
             .body(Body::from(body.into_bytes()))
             .map_err(|_| PostFailed::Why("the request cannot be made".to_owned()))?;
         let client = self.client(stack, config)?;
-        // Of a request, and of all of its answer.
-        let answered =
-            tokio::time::timeout(DEADLINE, async { Ok(read(client.send(request).await?).await) });
-        match answered.await {
-            Ok(Ok(answer)) => Ok(answer),
+        // Until the head of the answer: its status counts, whatever follows it.
+        match tokio::time::timeout(DEADLINE, client.send(request)).await {
+            Ok(Ok(response)) => Ok(read(response).await),
             Ok(Err(error)) if lease::is_fenced(&error) => Err(PostFailed::NotLeader(error)),
             Ok(Err(error)) => Err(PostFailed::Why(without_secrets(&error, path))),
             Err(_) => Err(PostFailed::Why(late())),
@@ -213,7 +248,7 @@ impl Server {
     }
 
     /// Spares a server that does not take messages: all of them would fail.
-    fn learn(&self, attempt: &Attempt, now: Timestamp) {
+    fn learn(&self, attempt: &Attempt, now: Instant) {
         let mut trouble = lock(&self.trouble);
         match attempt {
             Attempt::Delivered | Attempt::GivenUp { .. } => *trouble = Trouble::default(),
@@ -221,19 +256,22 @@ impl Server {
                 trouble.failed_attempts = trouble.failed_attempts.saturating_add(1);
                 // Not as long as a single message waits: one that succeeds ends it for all.
                 let wait = back_off(trouble.failed_attempts.min(2), *after);
-                trouble.until = now.saturating_add(wait).ok();
+                trouble.until = Some(now + wait.unsigned_abs());
+            }
+            Attempt::Limited { after, .. } => {
+                trouble.until = Some(now + back_off(1, *after).unsigned_abs());
             }
         }
     }
 }
 
-async fn read(response: Response<Body>) -> Answer {
+async fn read<B: hyper::body::Body>(response: Response<B>) -> Answer {
     let status = response.status().as_u16();
     let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
     let retry_after = retry_after.map(str::to_owned);
-    // The status counts, whatever follows it.
-    let body = response.into_body().collect().await.map(http_body_util::Collected::to_bytes);
-    let word = body.ok().and_then(|body| String::from_utf8(body.to_vec()).ok());
+    let body = tokio::time::timeout(BODY_DEADLINE, response.into_body().collect()).await;
+    let body = body.ok().and_then(Result::ok).map(http_body_util::Collected::to_bytes);
+    let word = body.and_then(|body| String::from_utf8(body.to_vec()).ok());
     // Slack answers with a word, such as no_service. Any other text may repeat what was sent.
     let is_word = |word: &String| {
         word.len() <= MAX_WORD && word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
@@ -296,20 +334,36 @@ mod tests {
         }
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_status_counts_although_its_body_stalls() {
+        let stalls = http_body_util::StreamBody::new(futures::stream::pending::<
+            Result<hyper::body::Frame<hyper::body::Bytes>, io::Error>,
+        >());
+        let mut response = Response::new(stalls);
+        *response.status_mut() = http::StatusCode::ACCEPTED;
+        assert_eq!(read(response).await.status, 202);
+    }
+
     #[test]
     fn a_server_that_fails_is_spared_until_it_takes_a_message() {
         let server = Server::default();
-        let now = Timestamp::UNIX_EPOCH;
-        let until = || lock(&server.trouble).until.map(Timestamp::as_second);
-        let failed = |after| Attempt::Failed { why: String::new(), after };
-        server.learn(&failed(None), now);
-        assert_eq!(until(), Some(30));
-        server.learn(&failed(None), now);
-        server.learn(&failed(None), now);
-        assert_eq!(until(), Some(60), "a single message waits longer");
-        server.learn(&failed(Some(jiff::SignedDuration::from_secs(300))), now);
-        assert_eq!(until(), Some(300));
-        server.learn(&Attempt::Delivered, now);
-        assert_eq!(until(), None);
+        let now = instant();
+        let until = || lock(&server.trouble).until.map(|until| (until - now).as_secs());
+        let after = |after: Option<i64>| after.map(jiff::SignedDuration::from_secs);
+        let failed = |of| Attempt::Failed { why: String::new(), after: after(of) };
+        let limited = |of| Attempt::Limited { why: String::new(), after: after(of) };
+        for (attempt, wanted, what) in [
+            (limited(None), Some(30), "its first retry"),
+            (failed(None), Some(30), "a limit is not a failure"),
+            (failed(None), Some(60), "twice as long"),
+            (failed(None), Some(60), "a single message waits longer"),
+            (failed(Some(300)), Some(300), "it asks for longer"),
+            (limited(Some(2)), Some(2), "it asks for less"),
+            (limited(Some(999_999)), Some(1800), "it asks for too long"),
+            (Attempt::Delivered, None, "it takes messages"),
+        ] {
+            server.learn(&attempt, now);
+            assert_eq!(until(), wanted, "{what}");
+        }
     }
 }

@@ -10,6 +10,8 @@ use super::{bounded, is_waiting, messages::Entry};
 pub const GIVE_UP_AFTER: SignedDuration = SignedDuration::from_hours(24);
 /// How long after the first failed attempt a notification is tried again; after each further one, twice as long.
 pub const FIRST_RETRY: SignedDuration = SignedDuration::from_secs(30);
+/// How long it waits at least, whatever the receiver asks for.
+pub const SHORTEST_RETRY: SignedDuration = SignedDuration::from_secs(1);
 /// How long it waits at most, whatever the receiver asks for.
 pub const LAST_RETRY: SignedDuration = SignedDuration::from_mins(30);
 
@@ -37,7 +39,10 @@ pub fn next<'a>(entries: &[Entry<'a>], receiver: Receiver, now: Timestamp) -> Ne
     if until <= now {
         return Next::Expired(entry);
     }
-    match delivery.retry_time.as_ref().map(|time| time.0).filter(|at| *at > now) {
+    // A later time was noted by a clock that was stepped back since.
+    let last = now.saturating_add(LAST_RETRY).unwrap_or(Timestamp::MAX);
+    let retry = delivery.retry_time.as_ref().map(|time| time.0);
+    match retry.filter(|at| *at > now && *at <= last) {
         Some(at) => Next::At(at.min(until)),
         None => Next::Due(entry),
     }
@@ -50,6 +55,13 @@ pub enum Attempt {
     Delivered,
     /// It may be delivered later.
     Failed {
+        /// Why, without secrets.
+        why: String,
+        /// When the receiver asks for it again.
+        after: Option<SignedDuration>,
+    },
+    /// The receiver takes fewer messages at a time: that is no failure of this one.
+    Limited {
         /// Why, without secrets.
         why: String,
         /// When the receiver asks for it again.
@@ -74,7 +86,7 @@ impl Attempt {
             300..=399 => {
                 Self::Failed { why: format!("{why}: redirects are not followed"), after: None }
             }
-            408 | 429 => Self::Failed { why, after: retry_after.and_then(|of| seconds(of, now)) },
+            429 => Self::Limited { why, after: retry_after.and_then(|of| seconds(of, now)) },
             // The message is wrong, or its receiver is gone for good. Of the others, an operator may mend the cause.
             400 | 410 | 413 | 415 | 422 => Self::GivenUp { why },
             _ => Self::Failed { why, after: retry_after.and_then(|of| seconds(of, now)) },
@@ -92,11 +104,11 @@ fn seconds(header: &str, now: Timestamp) -> Option<SignedDuration> {
     Some(at.duration_since(now).max(SignedDuration::ZERO))
 }
 
-/// How long a receiver is spared after so many failed attempts in a row.
+/// How long a receiver is spared after so many failed attempts in a row, unless it asks for another time.
 pub fn back_off(failed_attempts: i32, after: Option<SignedDuration>) -> SignedDuration {
     let doublings = u32::try_from(failed_attempts.saturating_sub(1)).unwrap_or_default();
     let wait = FIRST_RETRY.saturating_mul(2_i32.saturating_pow(doublings.min(16)));
-    wait.max(after.unwrap_or_default()).min(LAST_RETRY)
+    after.unwrap_or(wait).clamp(SHORTEST_RETRY, LAST_RETRY)
 }
 
 /// Notes an attempt.
@@ -109,15 +121,20 @@ pub fn mark(delivery: &mut Delivery, attempt: &Attempt, now: Timestamp) {
         }
         Attempt::Failed { why, after } => {
             delivery.failed_attempts = delivery.failed_attempts.saturating_add(1);
-            delivery.last_error = bounded(why, MAX_DELIVERY_ERROR);
-            let at = now.saturating_add(back_off(delivery.failed_attempts, *after));
-            delivery.retry_time = at.ok().map(Time);
+            put_off(delivery, why, *after, now);
         }
+        Attempt::Limited { why, after } => put_off(delivery, why, *after, now),
         Attempt::GivenUp { why } => {
             delivery.state = DeliveryState::Failed;
             delivery.last_error = bounded(why, MAX_DELIVERY_ERROR);
         }
     }
+}
+
+fn put_off(delivery: &mut Delivery, why: &str, after: Option<SignedDuration>, now: Timestamp) {
+    delivery.last_error = bounded(why, MAX_DELIVERY_ERROR);
+    let at = now.saturating_add(back_off(delivery.failed_attempts, after));
+    delivery.retry_time = at.ok().map(Time);
 }
 
 /// Why a notification is given up after a day.

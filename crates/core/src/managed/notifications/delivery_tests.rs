@@ -67,7 +67,9 @@ fn notifications_are_delivered_in_their_order_until_a_day_has_passed() {
         (sent.clone(), sent.clone(), 10, "nothing"),
         (retried(40), waiting(), 10, "at 40"),
         (retried(40), waiting(), 40, "due Scheduled"),
-        (retried(DAY + 99), waiting(), 10, "at 86400"),
+        (retried(1810), waiting(), 10, "at 1810"),
+        (retried(1811), waiting(), 10, "due Scheduled"),
+        (retried(DAY + 9), waiting(), DAY - 10, "at 86400"),
         (retried(DAY + 99), waiting(), DAY, "expired Scheduled"),
         (sent, waiting(), DAY + 4, "due Started"),
     ] {
@@ -83,6 +85,10 @@ fn the_answer_of_a_receiver_decides_whether_it_is_tried_again() {
         why: why.to_owned(),
         after: after.map(SignedDuration::from_secs),
     };
+    let limited = |after: Option<i64>| Attempt::Limited {
+        why: "HTTP 429".to_owned(),
+        after: after.map(SignedDuration::from_secs),
+    };
     let given_up = |why: &str| Attempt::GivenUp { why: why.to_owned() };
     for (status, retry_after, words, wanted) in [
         (200, None, "ok", Attempt::Delivered),
@@ -90,13 +96,18 @@ fn the_answer_of_a_receiver_decides_whether_it_is_tried_again() {
         (204, Some("9"), "", Attempt::Delivered),
         (302, None, "", failed("HTTP 302: redirects are not followed", None)),
         (400, None, "invalid_payload", given_up("HTTP 400: invalid_payload")),
+        (401, None, "", failed("HTTP 401", None)),
+        (403, None, "invalid_token", failed("HTTP 403: invalid_token", None)),
+        (404, Some("9"), "no_service", failed("HTTP 404: no_service", Some(9))),
         (410, Some("9"), "no_service", given_up("HTTP 410: no_service")),
-        (404, None, "no_service", failed("HTTP 404: no_service", None)),
+        (413, None, "", given_up("HTTP 413")),
+        (415, None, "", given_up("HTTP 415")),
+        (422, None, "", given_up("HTTP 422")),
         (408, None, "", failed("HTTP 408", None)),
-        (429, Some("120"), "", failed("HTTP 429", Some(120))),
-        (429, Some("Wed, 21 Oct 2015 07:28:00 GMT"), "", failed("HTTP 429", Some(480))),
-        (429, Some("Wed, 21 Oct 2009 07:28:00 GMT"), "", failed("HTTP 429", Some(0))),
-        (429, Some("soon"), "", failed("HTTP 429", None)),
+        (429, Some("120"), "", limited(Some(120))),
+        (429, Some("Wed, 21 Oct 2015 07:28:00 GMT"), "", limited(Some(480))),
+        (429, Some("Wed, 21 Oct 2009 07:28:00 GMT"), "", limited(Some(0))),
+        (429, Some("soon"), "", limited(None)),
         (503, Some("7"), "", failed("HTTP 503", Some(7))),
         (500, None, "", failed("HTTP 500", None)),
     ] {
@@ -115,10 +126,15 @@ fn a_receiver_is_tried_again_after_a_time_that_doubles_up_to_half_an_hour() {
     }
     assert_eq!(waits, [30, 60, 120, 240, 480, 960, 1800, 1800, 1800]);
     assert_eq!((delivery.failed_attempts, &*delivery.last_error), (9, "HTTP 503"));
-    for (after, wanted) in [(5, 30), (100, 100), (999_999, 1800)] {
+    for (after, wanted) in [(0, 1), (5, 5), (100, 100), (999_999, 1800)] {
         let after = Some(SignedDuration::from_secs(after));
         assert_eq!(back_off(1, after), SignedDuration::from_secs(wanted));
     }
+    let limited =
+        Attempt::Limited { why: "HTTP 429".into(), after: Some(SignedDuration::from_secs(7)) };
+    mark(&mut delivery, &limited, at(1));
+    assert_eq!((delivery.failed_attempts, &*delivery.last_error), (9, "HTTP 429"));
+    assert_eq!(delivery.retry_time, Some(Time(at(8))));
     mark(&mut delivery, &Attempt::Delivered, at(1));
     assert_eq!(delivery.state, DeliveryState::Sent);
     assert_eq!((&*delivery.last_error, delivery.retry_time), ("", None));
