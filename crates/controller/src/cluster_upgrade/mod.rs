@@ -338,15 +338,21 @@ async fn announce(
     old: &ClusterUpgradeStatus,
     next: &ClusterUpgradeStatus,
 ) {
+    let Some(record) = next.history.first() else { return };
+    let before = old.history.iter().find(|before| before.version == record.version);
+    // What neither a mark of a notification nor another look changes.
+    let generation = upgrade.metadata.generation.unwrap_or_default();
+    let occurrence = match before {
+        Some(before) => format!("{generation}/{}/{}", before.requested_time.0, before.phase),
+        None => generation.to_string(),
+    };
     let event = |type_, reason: String, message: String| Announcement {
         about: reference(upgrade),
         type_,
         reason,
         message,
-        occurrence: upgrade.resource_version().unwrap_or_default(),
+        occurrence: occurrence.clone(),
     };
-    let Some(record) = next.history.first() else { return };
-    let before = old.history.iter().find(|before| before.version == record.version);
     let was_done = |name: &str| {
         let steps = before.iter().flat_map(|before| &before.conditions);
         steps.into_iter().any(|step| step.type_ == name && step.status == "True")

@@ -277,13 +277,17 @@ async fn announce(
         return;
     }
     let stops = next.phase == PlanPhase::Stopped && ready.reason != "Paused";
+    // What a mark of a notification does not change.
+    let generation = plan.metadata.generation.unwrap_or_default();
+    let reason_before = before.map_or("", |before| &*before.reason);
+    let occurrence = format!("{generation}/{}/{reason_before}", old.waves.len());
     ctx.recorder
         .announce(&Announcement {
             about: reference(plan),
             type_: if stops { EventType::Warning } else { EventType::Normal },
             reason: ready.reason.clone(),
             message: ready.message.clone(),
-            occurrence: plan.resource_version().unwrap_or_default(),
+            occurrence,
         })
         .await;
 }
