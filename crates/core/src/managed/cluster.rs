@@ -138,7 +138,9 @@ pub fn decide(known: &Known) -> Decision {
         let (before, ready, now) = (before.as_ref(), &ready, known.now);
         let shown = Shown { before, begins_at, ready, unhealthy, receivers, milestones, now };
         notifications::note(record, &shown);
-        others.iter_mut().for_each(notifications::keep_waiting);
+        for other in others {
+            notifications::keep_waiting(other, receivers);
+        }
     }
     next.history = history;
     let (silences, silence_ends) = silencing::keep(known, &mut next);

@@ -7,7 +7,10 @@ use refit_kinds::{
     version::KubernetesVersion,
 };
 
-use super::steps::{Progress, Step, Worked, work};
+use super::{
+    notifications::set_aside,
+    steps::{Progress, Step, Worked, work},
+};
 
 /// Reason of an upgrade that is being stopped.
 const CANCELLING: &str = "Cancelling";
@@ -147,21 +150,18 @@ fn first<S, W>(
     facts: &Facts<'_, S, W>,
 ) -> UpgradeRecord {
     let other = |version: &&KubernetesVersion| **version != request.version;
-    let before = || {
-        let known = history.iter().find(|record| record.version == request.version);
-        known.and_then(|record| record.preceding_version.clone())
-    };
+    let known = history.iter().find(|record| record.version == request.version);
+    let before = || known.and_then(|record| record.preceding_version.clone());
     let completed = || {
         let mut done = history.iter().filter(|record| record.phase == UpgradePhase::Completed);
         done.find(|record| record.version != request.version).map(|record| record.version.clone())
     };
     // What could not be removed is still to be.
-    let carried = || {
-        let known = history.iter().find(|record| record.version == request.version);
-        let mut silences = known.map(|record| record.silences.clone()).unwrap_or_default();
-        silences.retain(|silence| silence.state == SilenceState::Active);
-        silences
-    };
+    let mut silences = known.map(|record| record.silences.clone()).unwrap_or_default();
+    silences.retain(|silence| silence.state == SilenceState::Active);
+    // What was not delivered is to be as well.
+    let mut notifications = known.map(|record| record.notifications.clone()).unwrap_or_default();
+    set_aside(&mut notifications);
     UpgradeRecord {
         version: request.version.clone(),
         preceding_version: facts
@@ -183,8 +183,8 @@ fn first<S, W>(
         worker_start_time: None,
         worker_complete_time: None,
         task: None,
-        silences: carried(),
-        notifications: Vec::new(),
+        silences,
+        notifications,
         generation: request.generation,
     }
 }

@@ -221,7 +221,15 @@ fn an_upgrade_that_is_requested_while_another_client_stops_it_begins_after_that(
 
 #[test]
 fn a_failed_upgrade_begins_again_only_when_it_is_requested_again() {
-    let failed = looked(SITE, 220, |_, _| {}).history;
+    let mut failed = looked(SITE, 220, |_, _| {}).history;
+    let notification = |receiver_state: &str| {
+        serde_json::json!({
+            "event": "Failed", "time": at(220), "phase": "Failed", "reason": "", "message": "No.",
+            "generation": 1, "deliveries": [{"receiver": "Slack", "state": receiver_state}],
+        })
+    };
+    let notifications = serde_json::json!([notification("Sent"), notification("Waiting")]);
+    failed[0].notifications = serde_json::from_value(notifications).unwrap();
     let same = look(&failed, &request(), &facts(&SITE, 300));
     assert_eq!(shown(&same), (UpgradePhase::Failed, "NotBegunInTime"));
     let later = Request { generation: 2, start_at: None, ..request() };
@@ -229,6 +237,8 @@ fn a_failed_upgrade_begins_again_only_when_it_is_requested_again() {
     assert_eq!(shown(&again), (UpgradePhase::Upgrading, "StepInProgress"));
     assert_eq!(again.history.len(), 1);
     assert_eq!(again.history[0].preceding_version, Some(version("v1.35.0")), "it is kept");
+    let kept: Vec<_> = again.history[0].notifications.iter().map(|one| one.earlier).collect();
+    assert_eq!(kept, [true], "what was not delivered is kept");
 }
 
 #[test]

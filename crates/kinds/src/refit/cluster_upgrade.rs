@@ -6,8 +6,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    MAX_SILENCE_RECORDS, MAX_SILENCES, SilenceRecord, Stage, UpgradeNotification, UpgradeSilence,
-    Via,
+    MAX_SILENCE_RECORDS, MAX_SILENCES, MAX_UPGRADE_NOTIFICATIONS, SilenceRecord, Stage,
+    UpgradeNotification, UpgradeSilence, Via,
 };
 use crate::version::KubernetesVersion;
 
@@ -271,10 +271,10 @@ pub struct UpgradeRecord {
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub silences: Vec<SilenceRecord>,
     /// What people are notified of, in the order in which it was reached, if the controller has receivers. The record of an
-    /// earlier version keeps only what was not delivered yet.
+    /// earlier version, or request, keeps only what was not delivered yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 16))]
-    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["event"]))]
+    #[schemars(length(max = MAX_UPGRADE_NOTIFICATIONS))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["event", "generation"]))]
     pub notifications: Vec<UpgradeNotification>,
     /// Generation of the ClusterUpgrade that it was last decided on: a failed one begins again with a later one.
     #[serde(default)]

@@ -8,8 +8,11 @@ use serde::{Deserialize, Serialize};
 use super::{PlanPhase, UpgradePhase};
 use crate::version::KubernetesVersion;
 
-/// How many notifications a plan keeps; the oldest are dropped.
-pub const MAX_PLAN_NOTIFICATIONS: usize = 50;
+/// How many notifications an upgrade keeps; the oldest of earlier requests are dropped.
+pub const MAX_UPGRADE_NOTIFICATIONS: usize = 24;
+/// How many notifications a plan keeps: more than two for each wave. Those that were delivered are dropped first, then the
+/// oldest.
+pub const MAX_PLAN_NOTIFICATIONS: usize = 100;
 /// How many characters the message of a notification has at most.
 pub const MAX_NOTIFICATION_MESSAGE: usize = 512;
 /// How many characters are kept of why a notification could not be delivered.
@@ -85,6 +88,11 @@ pub struct Delivery {
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_false(flag: &bool) -> bool {
+    !flag
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(count: &i32) -> bool {
     *count == 0
 }
@@ -156,6 +164,9 @@ pub struct UpgradeNotification {
     pub message: String,
     /// Generation of the request then.
     pub generation: i64,
+    /// It was for an earlier request, or another time, and is kept until it is delivered.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub earlier: bool,
     /// Its receivers.
     #[schemars(length(max = 8))]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["receiver"]))]

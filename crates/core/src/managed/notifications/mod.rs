@@ -20,10 +20,12 @@ use refit_kinds::{
     conditions,
     refit::{
         ClusterUpgradePlanStatus, Delivery, DeliveryState, MAX_NOTIFICATION_MESSAGE,
-        MAX_PLAN_NOTIFICATIONS, PlanEvent, PlanNotification, PlanPhase, Receiver, UpgradeEvent,
-        UpgradeNotification, UpgradePhase, UpgradeRecord, WaveStatus,
+        MAX_PLAN_NOTIFICATIONS, MAX_UPGRADE_NOTIFICATIONS, PlanEvent, PlanNotification, PlanPhase,
+        Receiver, UpgradeEvent, UpgradeNotification, UpgradePhase, UpgradeRecord, WaveStatus,
     },
 };
+
+use strum::VariantArray as _;
 
 use super::{
     engine::{Ready, is_cancelling},
@@ -69,11 +71,14 @@ pub struct Shown<'a> {
 
 /// Adds the notifications of what an upgrade has reached with a look.
 pub fn note(record: &mut UpgradeRecord, shown: &Shown<'_>) {
+    record
+        .notifications
+        .retain(|known| !known.earlier || is_awaited(&known.deliveries, shown.receivers));
     let awaits_time = record.phase == UpgradePhase::Pending && shown.now < shown.begins_at;
     let scheduled = scheduled(record, shown);
-    if awaits_time && !record.notifications.iter().any(|known| known.message == scheduled) {
+    if awaits_time && !of_request(record).any(|known| known.message == scheduled) {
         // It was put off: what was sent before was for another time.
-        record.notifications.clear();
+        set_aside(&mut record.notifications);
         add(record, shown, UpgradeEvent::Scheduled, (&shown.ready.reason, scheduled));
     }
     let version = record.version.clone();
@@ -91,7 +96,12 @@ pub fn note(record: &mut UpgradeRecord, shown: &Shown<'_>) {
         }
     }
     let is_late = delayed_at(shown.begins_at).is_some_and(|late| late <= shown.now);
-    if awaits_start && is_late {
+    // Its task may have been deleted since.
+    let was_commenced = |known: &UpgradeRecord| {
+        let later = [shown.milestones.control_plane, shown.milestones.workers];
+        known.conditions.iter().any(|step| later.contains(&&*step.type_))
+    };
+    if awaits_start && is_late && !was_commenced(record) {
         let (from, why) = (shown.begins_at, ended(&shown.ready.message));
         let message = format!("The upgrade to {version} was to begin at {from}, and waits: {why}");
         add(record, shown, UpgradeEvent::Delayed, (&shown.ready.reason, message));
@@ -103,9 +113,30 @@ pub fn delayed_at(begins_at: Timestamp) -> Option<Timestamp> {
     begins_at.checked_add(DELAYED_AFTER).ok()
 }
 
-/// Drops what was delivered from the record of an earlier version.
-pub fn keep_waiting(record: &mut UpgradeRecord) {
-    record.notifications.retain(|known| known.deliveries.iter().any(is_waiting));
+/// Drops what was delivered from the record of an earlier version, and what has no receiver any more.
+pub fn keep_waiting(record: &mut UpgradeRecord, receivers: &Receivers) {
+    record.notifications.retain(|known| is_awaited(&known.deliveries, receivers));
+}
+
+/// Keeps what was not delivered yet, apart from what follows: an upgrade begins again, or was put off.
+pub(super) fn set_aside(notifications: &mut Vec<UpgradeNotification>) {
+    notifications.retain(|known| known.deliveries.iter().any(is_waiting));
+    for known in notifications.iter_mut() {
+        known.earlier = true;
+    }
+    let room = MAX_UPGRADE_NOTIFICATIONS - UpgradeEvent::VARIANTS.len();
+    let surplus = notifications.len().saturating_sub(room);
+    notifications.drain(..surplus);
+}
+
+/// The notifications of the present request.
+fn of_request(record: &UpgradeRecord) -> impl Iterator<Item = &UpgradeNotification> {
+    record.notifications.iter().filter(|known| !known.earlier)
+}
+
+/// Whether a receiver that is configured waits for one of the deliveries.
+fn is_awaited(deliveries: &[Delivery], receivers: &Receivers) -> bool {
+    deliveries.iter().any(|one| is_waiting(one) && receivers.contains(&one.receiver))
 }
 
 /// Whether a delivery is to be made.
@@ -183,10 +214,13 @@ fn add(
     };
     let receivers = shown.receivers.iter().copied().filter(gets_it);
     let deliveries: Vec<Delivery> = receivers.map(Delivery::to).collect();
-    let is_known = record.notifications.iter().any(|known| known.event == event);
+    let is_known = of_request(record).any(|known| known.event == event);
     if deliveries.is_empty() || is_known {
         return;
     }
+    // They are the key of the list.
+    let key = (event, record.generation);
+    record.notifications.retain(|known| (known.event, known.generation) != key);
     record.notifications.push(UpgradeNotification {
         event,
         time: Time(shown.now),
@@ -194,6 +228,7 @@ fn add(
         reason: reason.to_owned(),
         message: bounded(&message, MAX_NOTIFICATION_MESSAGE),
         generation: record.generation,
+        earlier: false,
         deliveries,
     });
 }
@@ -215,11 +250,14 @@ pub fn note_plan(
     let mut found = Vec::new();
     for (at, wave) in next.waves.iter().enumerate() {
         let known = before.waves.get(at).filter(|_| is_same);
+        // Of those with its name: the last wave is added again for Clusters that were created meanwhile.
+        let namesakes = next.waves.iter().take(at + 1).filter(|other| other.name == wave.name);
+        let name = (&*wave.name, namesakes.count());
         if known.is_none() {
-            found.push((PlanEvent::WaveStarted, &*wave.name, began(wave)));
+            found.push((PlanEvent::WaveStarted, name, began(wave)));
         }
         if wave.ended.is_some() && known.is_none_or(|known| known.ended.is_none()) {
-            found.push((PlanEvent::WaveCompleted, &*wave.name, came_to_an_end(wave)));
+            found.push((PlanEvent::WaveCompleted, name, came_to_an_end(wave)));
         }
     }
     let was_in = |phase: PlanPhase| is_same && before.phase == phase;
@@ -227,21 +265,22 @@ pub fn note_plan(
         PlanPhase::Pending | PlanPhase::Progressing => {}
         PlanPhase::Stopped => {
             if !was_in(PlanPhase::Stopped) || reason_before != Some(&*reason) {
-                found.push((PlanEvent::Stopped, "", message));
+                found.push((PlanEvent::Stopped, ("", 0), message));
             }
         }
         PlanPhase::Completed => {
             if !was_in(PlanPhase::Completed) {
-                found.push((PlanEvent::Completed, "", message));
+                found.push((PlanEvent::Completed, ("", 0), message));
             }
         }
     }
-    for (event, wave, message) in found {
+    for (event, (wave, nth), message) in found {
         // A Cluster that goes on again reopens its wave.
-        let is_known = next.notifications.iter().any(|known| {
-            !wave.is_empty()
-                && (known.event, &*known.wave, &known.version) == (event, wave, &version)
-        });
+        let same = next
+            .notifications
+            .iter()
+            .filter(|known| (known.event, &*known.wave, &known.version) == (event, wave, &version));
+        let is_known = !wave.is_empty() && same.count() >= nth;
         if is_known {
             continue;
         }
@@ -259,8 +298,19 @@ pub fn note_plan(
             deliveries: receivers.iter().copied().map(Delivery::to).collect(),
         });
     }
-    let surplus = next.notifications.len().saturating_sub(MAX_PLAN_NOTIFICATIONS);
-    next.notifications.drain(..surplus);
+    drop_surplus(&mut next.notifications, receivers);
+}
+
+/// Drops the oldest notifications of a plan that has too many, first of those that are not to be delivered any more.
+fn drop_surplus(notifications: &mut Vec<PlanNotification>, receivers: &Receivers) {
+    let mut surplus = notifications.len().saturating_sub(MAX_PLAN_NOTIFICATIONS);
+    for keeps_awaited in [true, false] {
+        notifications.retain(|one| {
+            let is_kept = surplus == 0 || keeps_awaited && is_awaited(&one.deliveries, receivers);
+            surplus -= usize::from(!is_kept);
+            is_kept
+        });
+    }
 }
 
 fn clusters(count: i32) -> String {

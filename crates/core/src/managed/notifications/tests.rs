@@ -129,10 +129,16 @@ fn each_event_is_notified_of_once_although_it_is_seen_again() {
 #[test]
 fn an_upgrade_that_is_put_off_is_notified_of_again() {
     let (_, started) = noted(None, upgrading(&[]), 101, Some("no"));
-    let (_, waits) = noted(Some(&started), record(UpgradePhase::Pending), 50, None);
-    let events: Vec<_> = waits.notifications.iter().map(|one| one.event).collect();
-    assert_eq!(events, [UpgradeEvent::Scheduled]);
-    let (added, _) = noted(Some(&waits), upgrading(&[]), 100, None);
+    let later = |record| UpgradeRecord { generation: 4, ..record };
+    let (_, waits) = noted(Some(&started), later(record(UpgradePhase::Pending)), 50, None);
+    let events = waits.notifications.iter().map(|one| (one.event, one.earlier));
+    let wanted = [
+        (UpgradeEvent::HealthCheckFailed, true),
+        (UpgradeEvent::Started, true),
+        (UpgradeEvent::Scheduled, false),
+    ];
+    assert_eq!(events.collect::<Vec<_>>(), wanted, "none was delivered");
+    let (added, _) = noted(Some(&waits), later(upgrading(&[])), 100, None);
     assert_eq!(added, [UpgradeEvent::Started]);
 }
 
@@ -194,9 +200,62 @@ fn the_record_of_an_earlier_version_keeps_only_what_was_not_delivered() {
         delivery.state = DeliveryState::Sent;
     }
     record.notifications[1].deliveries[0].state = DeliveryState::Failed;
-    keep_waiting(&mut record);
-    let left: Vec<_> = record.notifications.iter().map(|one| one.event).collect();
-    assert_eq!(left, [UpgradeEvent::ControlPlaneStarted, UpgradeEvent::ControlPlaneFinished]);
+    let left = |record: &UpgradeRecord| {
+        record.notifications.iter().map(|one| one.event).collect::<Vec<_>>()
+    };
+    keep_waiting(&mut record, &both());
+    let wanted = [UpgradeEvent::ControlPlaneStarted, UpgradeEvent::ControlPlaneFinished];
+    assert_eq!(left(&record), wanted);
+    keep_waiting(&mut record, &[Receiver::CloudEvents].into());
+    assert_eq!(left(&record), wanted[1..], "Slack is not configured any more");
+}
+
+#[test]
+fn what_was_not_delivered_is_kept_when_an_upgrade_begins_again() {
+    let (_, mut before) = noted(None, failed(), 100, None);
+    set_aside(&mut before.notifications);
+    let mut again = UpgradeRecord { generation: 4, ..failed() };
+    again.notifications = before.notifications;
+    let ready = Ready { is_ready: false, reason: "Why".into(), message: "so".into() };
+    let mut look = |receivers: &Receivers| {
+        let shown = Shown {
+            before: None,
+            begins_at: at(100),
+            ready: &ready,
+            unhealthy: None,
+            receivers,
+            milestones: &MILESTONES,
+            now: at(120),
+        };
+        note(&mut again, &shown);
+        let all = again.notifications.iter();
+        all.map(|one| (one.event, one.generation, one.earlier)).collect::<Vec<_>>()
+    };
+    let (earlier, now) = ((UpgradeEvent::Failed, 3, true), (UpgradeEvent::Failed, 4, false));
+    assert_eq!(look(&both()), [earlier, now]);
+    assert_eq!(look(&both()), [earlier, now], "a second look adds nothing");
+    assert_eq!(look(&Receivers::new()), [now], "nothing waits for it any more");
+}
+
+#[test]
+fn an_upgrade_keeps_the_newest_of_what_was_set_aside() {
+    let (_, mut record) = noted(None, failed(), 100, None);
+    let one = record.notifications[0].clone();
+    record.notifications =
+        (0..40).map(|generation| UpgradeNotification { generation, ..one.clone() }).collect();
+    set_aside(&mut record.notifications);
+    assert_eq!(
+        record.notifications.len() + UpgradeEvent::VARIANTS.len(),
+        MAX_UPGRADE_NOTIFICATIONS
+    );
+    assert_eq!(record.notifications.last().unwrap().generation, 39);
+}
+
+#[test]
+fn an_upgrade_whose_task_was_deleted_is_not_delayed() {
+    // The step by which it was commenced does not stand any more.
+    let (added, _) = noted(Some(&upgrading(&[])), upgrading(&["Head"]), 900, None);
+    assert_eq!(added, [UpgradeEvent::ControlPlaneFinished]);
 }
 
 fn wave(name: &str, size: i32, ended: Option<i64>) -> WaveStatus {
@@ -271,14 +330,38 @@ fn a_plan_notifies_of_each_point_that_it_reaches() {
 }
 
 #[test]
-fn a_plan_keeps_its_newest_notifications() {
+fn the_last_wave_of_a_plan_may_be_added_again() {
+    use PlanPhase as P;
+    let one = vec![wave("rest", 2, Some(5))];
+    let (known, _) =
+        plan_noted(&ClusterUpgradePlanStatus::default(), plan(P::Completed, "Completed", one));
+    let two = |ended| vec![wave("rest", 2, Some(5)), wave("rest", 1, ended)];
+    let (known, added) = plan_noted(&known, plan(P::Progressing, "Progressing", two(None)));
+    assert_eq!(added, ["WaveStarted Wave rest with 1 Cluster has begun."]);
+    let (_, added) = plan_noted(&known, plan(P::Completed, "Completed", two(Some(6))));
+    assert_eq!(added.len(), 2, "{added:?}");
+}
+
+#[test]
+fn a_plan_drops_what_was_delivered_first_and_then_the_oldest() {
     let mut known = ClusterUpgradePlanStatus::default();
-    for _ in 0..40 {
-        known = plan_noted(&known, plan(PlanPhase::Stopped, "Paused", Vec::new())).0;
-        known = plan_noted(&known, plan(PlanPhase::Stopped, "TooManyFailures", Vec::new())).0;
+    for look in 0..MAX_PLAN_NOTIFICATIONS {
+        let reason = if look % 2 == 0 { "Paused" } else { "TooManyFailures" };
+        known = plan_noted(&known, plan(PlanPhase::Stopped, reason, Vec::new())).0;
     }
-    assert_eq!(known.notifications.len(), MAX_PLAN_NOTIFICATIONS);
-    assert_eq!(known.notifications.last().unwrap().number, 80);
+    for delivery in &mut known.notifications[7].deliveries {
+        delivery.state = DeliveryState::Sent;
+    }
+    let first_two = |known: &ClusterUpgradePlanStatus| {
+        assert_eq!(known.notifications.len(), MAX_PLAN_NOTIFICATIONS);
+        let has = |number| known.notifications.iter().any(|one| one.number == number);
+        (has(1), has(8))
+    };
+    assert_eq!(first_two(&known), (true, true));
+    known = plan_noted(&known, plan(PlanPhase::Stopped, "Paused", Vec::new())).0;
+    assert_eq!(first_two(&known), (true, false), "it was delivered");
+    known = plan_noted(&known, plan(PlanPhase::Stopped, "TooManyFailures", Vec::new())).0;
+    assert_eq!(first_two(&known), (false, false), "it is the oldest");
 }
 
 #[test]
