@@ -42,7 +42,12 @@ pub(crate) fn seen(ctx: &Context, key: &ObjectKey) -> Result<HealthSeen, String>
     let machines = ctx.stores.machines.listed(&MACHINES_BY_CLUSTER, key);
     Ok(HealthSeen {
         objects: objects(ctx, owner.as_deref(), &groups),
-        machines: machines.iter().map(|machine| machine_seen(machine, &slots)).collect(),
+        machines: machines
+            .iter()
+            .map(|machine| {
+                machine_seen(machine, slots.contains(&MachineUid::of(&machine.metadata)))
+            })
+            .collect(),
         nodes: view.nodes.list().iter().map(|node| node.view.clone()).collect(),
         static_pods: view.static_pods.list().iter().filter_map(|pod| pod.view.clone()).collect(),
     })
@@ -102,12 +107,13 @@ fn why_unseen(unseen: &Workload, cluster: &ObjectKey) -> String {
     }
 }
 
-fn machine_seen(machine: &Machine, slots: &BTreeSet<MachineUid>) -> MachineSeen {
+/// A Machine, which holds a slot of its group or not.
+pub(crate) fn machine_seen(machine: &Machine, has_slot: bool) -> MachineSeen {
     MachineSeen {
         name: machine.name_any(),
         node: node_name(machine),
         is_control_plane: machine.labels().contains_key(keys::CONTROL_PLANE),
         deleting: machine.metadata.deletion_timestamp.is_some(),
-        has_slot: slots.contains(&MachineUid::of(&machine.metadata)),
+        has_slot,
     }
 }

@@ -103,6 +103,10 @@ pub const HOLD: &str = "refit.dev/hold";
 pub const SKIP: &str = "refit.dev/skip";
 /// On a Machine with [`SKIP`]: the last rollout in which it is skipped, by number.
 pub const SKIP_ROLLOUT: &str = "refit.dev/skip-rollout";
+/// Label of a Machine that a Cluster has only while it is upgraded, and of a MachineDeployment with only such Machines.
+/// Annotation of another MachineDeployment: how many of its replicas are such Machines. Finalizer of a ClusterUpgrade whose
+/// Cluster has some.
+pub const EXTRA_CAPACITY: &str = "refit.dev/extra-capacity";
 /// On a NodeUpdate: the annotation of its Machine that requested it.
 pub const REQUESTED_BY: &str = "refit.dev/requested-by";
 /// Annotation of an UpgradeTask that annotations have requested: their request, such as `version=v1.35.0`.

@@ -51,7 +51,7 @@ Examples:
   refit schedule edge-1 --to v1.36.1 --at now --hops v1.35.2
   refit history edge-1                                          what became of it
 
-The command writes the ClusterUpgrade of the cluster, all of its spec but silences (docs/cluster-upgrades.md). At its time, the \
+The command writes the ClusterUpgrade of the cluster, all of its spec but silences and extraCapacity (docs/cluster-upgrades.md). At its time, the \
 controller checks the cluster, creates an UpgradeTask that does the work, and checks the cluster \
 again. One that could not begin in time has failed, and nothing was changed. Another version \
 replaces one that has not begun, and comes after one that has.
@@ -155,7 +155,8 @@ fn groups_of(found: Gathered) -> Vec<GroupVersion> {
         let members = machines.iter().filter(|machine| is_of_plane(machine));
         of(owner_of(plane), &plane.spec.version, members.collect())
     });
-    let workers = deployments.iter().filter_map(|deployment| {
+    let is_extra = |one: &&MachineDeployment| one.labels().contains_key(keys::EXTRA_CAPACITY);
+    let workers = deployments.iter().filter(|one| !is_extra(one)).filter_map(|deployment| {
         let name = deployment.name_any();
         let of_deployment =
             |machine: &&Machine| machine.labels().get(keys::DEPLOYMENT_NAME) == Some(&name);
@@ -262,7 +263,8 @@ async fn request(
         let written = if let Some(known) = known {
             // There are no flags for them.
             let silences = known.spec.silences.clone();
-            let wanted = ClusterUpgradeSpec { silences, ..wanted.clone() };
+            let extra_capacity = known.spec.extra_capacity.clone();
+            let wanted = ClusterUpgradeSpec { silences, extra_capacity, ..wanted.clone() };
             let spec = merge_diff(&json!(known.spec), &json!(wanted));
             let body = json!({
                 "metadata": {"resourceVersion": known.resource_version()},

@@ -5,15 +5,17 @@ use std::sync::Arc;
 use futures::future::join_all;
 use refit_core::{
     managed::{
+        capacity::CapacitySeen,
         cluster::{Known, MachineVersions},
         graph::GraphRead,
-        health::Health,
+        health::{Health, HealthSeen},
     },
     task::{GroupNow, GroupVersion},
 };
 use refit_kinds::refit::ClusterUpgrade;
 use refit_runtime::ObjectKey;
 
+use super::capacity;
 use crate::{
     api_error::ReadError,
     cluster_health,
@@ -52,20 +54,26 @@ impl Look {
             groups.map(|(_, now)| now.at.clone())
         };
         let workers: Vec<GroupVersion> = of(false).collect();
-        Known {
+        let health = cluster_health::seen(ctx, &self.key());
+        let known = Known {
             upgrade: self.upgrade.clone(),
             obstacle: obstacle::of_whole_cluster(ctx, &self.key()),
             control_plane: of(true).next(),
             workers,
             machines: self.machines(ctx),
             tasks: ctx.stores.upgrade_tasks.listed(&TASKS_BY_CLUSTER, &self.key()),
-            health: self.health(ctx),
+            health: self.health(&health),
+            capacity: CapacitySeen::default(),
             graph: GraphRead::NotConfigured,
             hindrance: None,
             silenced: Vec::new(),
             receivers: ctx.settings.receivers(),
             now: ctx.clock.now_seconds(),
+        };
+        if !known.asks_for_capacity() {
+            return known;
         }
+        Known { capacity: capacity::seen(ctx, &self.key(), &health), ..known }
     }
 
     /// The versions of the Machines, where an upgrade has silences.
@@ -120,10 +128,10 @@ impl Look {
         Known { health: known.health.clone().with_gates(closed), ..known }
     }
 
-    fn health(&self, ctx: &Context) -> Health {
-        match cluster_health::seen(ctx, &self.key()) {
-            Ok(seen) => Health::of(&seen, &self.upgrade.spec.ignored_checks),
-            Err(why) => Health::Unknown(why),
+    fn health(&self, seen: &Result<HealthSeen, String>) -> Health {
+        match seen {
+            Ok(seen) => Health::of(seen, &self.upgrade.spec.ignored_checks),
+            Err(why) => Health::Unknown(why.clone()),
         }
     }
 
@@ -131,6 +139,9 @@ impl Look {
     pub(super) async fn read_live(&self, ctx: &Context) -> Result<(), ReadError> {
         let key = self.key();
         read_object(ctx, &ctx.stores.cluster_upgrades, &key).await?;
+        if self.upgrade.spec.extra_capacity.is_some() {
+            capacity::read(ctx, &key).await?;
+        }
         match ctx.workload_index.view(&key) {
             Some(view) => cluster_health::read(ctx, &WorkloadCluster { key, view }).await,
             None => read_object(ctx, &ctx.stores.clusters, &key).await,

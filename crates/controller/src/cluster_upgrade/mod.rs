@@ -4,6 +4,7 @@
 //! Each reconcile reads the caches, calls `refit_core::managed`, makes the writes that follow, and shows the result. The
 //! UpgradeTask that it creates does the work. Nothing is remembered between reconciles.
 
+mod capacity;
 mod look;
 
 use std::{sync::Arc, time::Duration};
@@ -12,7 +13,7 @@ use jiff::Timestamp;
 use kube::{Api, Resource as _, ResourceExt as _, api::PostParams};
 use refit_core::{
     gates::GatedCluster,
-    managed::cluster::{Decision, Hindrance, Known, Write, decide},
+    managed::cluster::{Decision, EXTRA_CAPACITY, Hindrance, Known, Write, decide},
     managed::silences::{SilenceOutcome, SilenceWrite},
     task::Refused,
     task::status::READY,
@@ -20,8 +21,8 @@ use refit_core::{
 use refit_kinds::{
     conditions, keys,
     refit::{
-        ClusterRef, ClusterUpgrade, ClusterUpgradeStatus, Stage, UpgradePhase, UpgradeTask,
-        UpgradeTaskSpec, Via,
+        CapacityState, ClusterRef, ClusterUpgrade, ClusterUpgradeStatus, Stage, UpgradePhase,
+        UpgradeRecord, UpgradeTask, UpgradeTaskSpec, Via,
     },
     version::KubernetesVersion,
 };
@@ -50,6 +51,8 @@ const AFTER_CONFLICT: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_mins(5);
 /// Requeue delay after a write was refused.
 const AFTER_REFUSAL: Duration = Duration::from_secs(15);
+/// How often extra Machines of an upgrade that has ended are looked at while they are deleted.
+const WHILE_REMOVED: Duration = Duration::from_secs(30);
 /// How many upgrades are worked on at once.
 const WORKERS: usize = 64;
 
@@ -89,7 +92,7 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
     let Some(look) = Look::read(ctx, key) else { return Ok(Next::Done) };
     let mut known = look.with_servers(ctx, look.known(ctx), false).await;
     let mut decision = decide(&known);
-    if begins(&known, &decision) {
+    if begins(&known, &decision) || changes_machines(&decision) {
         // The caches may show the Cluster as it was before an outage, and the request as it was before a change.
         if let Err(error) = look.read_live(ctx).await {
             known.hindrance = Some(Hindrance::Passing(error.to_string()));
@@ -129,7 +132,7 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
     if known.hindrance.is_some() || !is_silenced {
         return Ok(Next::RequeueAfter(AFTER_REFUSAL));
     }
-    Ok(next_look(ctx, &written, &decision))
+    Ok(next_look(ctx, &known, &decision))
 }
 
 /// Chooses who works through the Machines, where the request leaves that open.
@@ -169,8 +172,16 @@ fn hindrance(error: anyhow::Error) -> anyhow::Result<Hindrance> {
 }
 
 /// When an upgrade is looked at again, apart from changes.
-fn next_look(ctx: &Context, upgrade: &ClusterUpgrade, decision: &Decision) -> Next {
+fn next_look(ctx: &Context, known: &Known, decision: &Decision) -> Next {
+    let upgrade = &known.upgrade;
     if decision.status.phase.has_ended() {
+        // No change wakes an upgrade that has ended.
+        if changes_machines(decision) {
+            return Next::RequeueAfter(COLLECT);
+        }
+        if known.capacity.remains() {
+            return Next::RequeueAfter(WHILE_REMOVED);
+        }
         // Another version may have waited for its end.
         let newest = decision.status.history.first().map(|record| &record.version);
         let is_last = newest == Some(&upgrade.spec.version);
@@ -201,7 +212,15 @@ fn begins(known: &Known, decision: &Decision) -> bool {
     decision.writes.iter().any(|write| match write {
         Write::Commence { .. } => true,
         Write::Silence(SilenceWrite::Set(_)) => !known.is_commenced(),
-        Write::Silence(SilenceWrite::Remove { .. }) | Write::Abort(_) => false,
+        Write::Silence(SilenceWrite::Remove { .. }) | Write::Abort(_) | Write::Capacity(_) => false,
+    })
+}
+
+/// Whether extra Machines are created or deleted with this decision.
+fn changes_machines(decision: &Decision) -> bool {
+    decision.writes.iter().any(|write| match write {
+        Write::Capacity(write) => write.changes_machines(),
+        Write::Commence { .. } | Write::Silence(_) | Write::Abort(_) => false,
     })
 }
 
@@ -238,6 +257,7 @@ async fn perform(
             tracing::info!(cluster = upgrade.name_any(), task, "aborted the task of an upgrade");
             Ok(None)
         }
+        Write::Capacity(write) => capacity::perform(ctx, upgrade, write).await,
         // It was made before.
         Write::Silence(_) => Ok(None),
     }
@@ -363,6 +383,13 @@ async fn announce(
             let done = event(EventType::Normal, step.type_.clone(), message);
             ctx.recorder.announce(&done).await;
         }
+    }
+    let is_skipped = |record: &UpgradeRecord| record.extra_capacity == Some(CapacityState::Skipped);
+    if is_skipped(record) && !before.is_some_and(is_skipped) {
+        let shown = conditions::get(&next.conditions, EXTRA_CAPACITY);
+        let message = shown.map(|shown| shown.message.clone()).unwrap_or_default();
+        let skipped = event(EventType::Warning, "ExtraCapacitySkipped".to_owned(), message);
+        ctx.recorder.announce(&skipped).await;
     }
     if before.map(|before| before.phase) != Some(record.phase) {
         let ready = conditions::get(&next.conditions, READY);

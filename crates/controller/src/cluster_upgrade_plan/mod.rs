@@ -209,6 +209,7 @@ async fn request(
         via: spec.via,
         ignored_checks: spec.ignored_checks.clone(),
         silences: spec.silences.clone(),
+        extra_capacity: spec.extra_capacity.clone(),
         requested_by: Some(requester(&name)),
         ..ClusterUpgradeSpec::to(spec.version.clone())
     };

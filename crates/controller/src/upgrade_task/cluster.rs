@@ -92,11 +92,13 @@ fn cluster_key(task: &UpgradeTask) -> ObjectKey {
     ObjectKey::new(task.namespace().unwrap_or_default(), &task.spec.cluster_ref.name)
 }
 
-/// The control plane of a Cluster and its MachineDeployments, by name.
+/// The control plane of a Cluster and its MachineDeployments, by name, without those that have only extra Machines.
 pub(crate) fn groups_of(ctx: &Context, cluster: &Cluster) -> Vec<Group> {
     let key = ObjectKey::of(cluster);
     let mut deployments = ctx.stores.machine_deployments.listed(&DEPLOYMENTS_BY_CLUSTER, &key);
-    deployments.retain(|deployment| deployment.metadata.deletion_timestamp.is_none());
+    deployments.retain(|deployment| {
+        deployment.metadata.deletion_timestamp.is_none() && !is_extra(deployment.as_ref())
+    });
     deployments.sort_by_key(|deployment| deployment.name_any());
     let of_deployment = |deployment: &Arc<MachineDeployment>| {
         let owner = GroupOwner {
@@ -107,6 +109,11 @@ pub(crate) fn groups_of(ctx: &Context, cluster: &Cluster) -> Vec<Group> {
         Group::of(&key.namespace, &key.name, owner, false)
     };
     control_plane_group(cluster).into_iter().chain(deployments.iter().map(of_deployment)).collect()
+}
+
+/// Whether a Machine, or all that a MachineDeployment has, is there only while the Cluster is upgraded.
+pub(crate) fn is_extra(object: &impl kube::ResourceExt) -> bool {
+    object.labels().contains_key(keys::EXTRA_CAPACITY)
 }
 
 /// The groups of a Cluster whose version is known, as they are.
@@ -121,7 +128,9 @@ pub(crate) fn groups_now(ctx: &Context, cluster: &Cluster) -> Vec<(Group, GroupN
 /// A group as it is; `None` if its owner is not known or has no version: Kubernetes is not upgraded there.
 fn group_now(ctx: &Context, group: &Group) -> Option<GroupNow> {
     let owner = LiveOwner::of(&ctx.stores, group)?;
-    let machines = machines_of(&ctx.stores, &group.key);
+    let mut machines = machines_of(&ctx.stores, &group.key);
+    // They keep their version.
+    machines.retain(|machine| !is_extra(machine.as_ref()));
     let of_machine = |machine: &Arc<Machine>| machine.spec.version.version().cloned();
     let requested = owner.version().version().cloned()?;
     let versions = machines.iter().filter_map(of_machine).chain([requested]);

@@ -30,7 +30,7 @@ use refit_kinds::{
 use refit_runtime::ObjectKey;
 use serde_json::{Value, json};
 
-use super::{objects, obstacle};
+use super::{cluster::is_extra, objects, obstacle};
 use crate::{
     context::Context,
     groups::{Group, controller_of, machines_of, node_updates_of},
@@ -206,13 +206,26 @@ impl Look {
             (Some(_), Some(task)) => Paused::ByTask(task.clone()),
             (Some(_), None) => Paused::ByOthers,
         };
+        // An extra Machine that is not wanted any more is deleted first, whatever its version.
+        let is_wanted = annotations.contains_key(keys::EXTRA_CAPACITY);
+        let leaves = |machine: &Arc<Machine>| !is_wanted && is_extra(machine.as_ref());
         let all_current = self.machines.iter().all(|machine| {
             machine.metadata.deletion_timestamp.is_some()
+                || leaves(machine)
                 || self.spec_of(&machine.name_any()) == SpecState::Current
         });
         let is_old =
             |set: &&Arc<MachineSet>| self.current_set.as_deref() != set.metadata.name.as_deref();
-        let old_are_empty = self.sets.iter().filter(is_old).all(|set| set.spec.replicas == Some(0));
+        let is_emptied = |set: &Arc<MachineSet>| {
+            let of_set = |machine: &&Arc<Machine>| {
+                leaves(machine) && self.set_of(machine).is_some_and(|of| Arc::ptr_eq(of, set))
+            };
+            let leaving = self.machines.iter().filter(of_set).count();
+            set.spec.replicas.is_some_and(|replicas| {
+                usize::try_from(replicas).is_ok_and(|replicas| replicas <= leaving)
+            })
+        };
+        let old_are_empty = self.sets.iter().filter(is_old).all(is_emptied);
         let has_sets = self.group.spec.owner.owner() == Owner::Deployment;
         OwnerSeen {
             owner: self.group.spec.owner.owner(),

@@ -41,6 +41,8 @@ pub(super) struct Machine {
     pub(super) to_be_remediated: bool,
     /// Whether it has ever been available.
     pub(super) has_joined: bool,
+    /// Whether its Cluster has it only for an upgrade.
+    pub(super) is_extra: bool,
 }
 
 impl Machine {
@@ -59,6 +61,7 @@ impl Machine {
             guarded: note.is_some(),
             to_be_remediated: remediation || annotation(value, keys::REMEDIATE_MACHINE).is_some(),
             has_joined: condition(value, "Available") == Some("True"),
+            is_extra: label(value, keys::EXTRA_CAPACITY).is_some(),
         }
     }
 }

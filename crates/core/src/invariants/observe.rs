@@ -139,6 +139,8 @@ impl World {
         let mut found = Vec::new();
         if let Some(before) = before.filter(|_| deleted) {
             let wrong = match actor {
+                // Those of a MachineDeployment that it deletes.
+                CONTROLLER if before.is_extra => None,
                 CONTROLLER => Some("the controller deletes a Machine".to_owned()),
                 CAPI => self.unasked_deletion(key, &before),
                 _ => None,
@@ -180,11 +182,19 @@ impl World {
         let too_many = owner
             .replicas
             .is_some_and(|replicas| i32::try_from(live).unwrap_or(i32::MAX) > replicas);
+        let mut others = self.members(&group).filter(|(other, m)| *other != key && m.is_extra);
+        let spared = others.find(|(_, other)| other.deleted_at.is_none());
+        if let Some(((_, spared), _)) = spared.filter(|_| too_many && !machine.is_extra)
+            && !owner.surges
+        {
+            return Some(format!("it is deleted, and extra Machine {spared} stays"));
+        }
         let asked = owner.deleting
             || owner.surges
             || owner.on_delete
             || owner.policy.allows_replacement()
             || self.changed_midway.contains(&group)
+            || machine.is_extra
             || self.cancelled.contains(key) && machine.version != owner.version
             || is_outdated_before_it_joined(machine, owner)
             || too_many;

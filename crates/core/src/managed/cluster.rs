@@ -1,5 +1,6 @@
 //! The steps of a ClusterUpgrade, for a Cluster of Cluster API: an UpgradeTask for the whole Cluster does the work.
 
+mod extra;
 mod hops;
 mod silencing;
 mod steps;
@@ -19,10 +20,12 @@ use refit_kinds::{
 
 use self::steps::{MILESTONES, STEPS, WORKERS, named, stop};
 pub use self::{
+    extra::EXTRA_CAPACITY,
     silencing::{MachineVersions, SILENCED},
     steps::was_commenced,
 };
 use super::{
+    capacity::{CapacitySeen, CapacityWrite},
     engine::{Ended, Facts, Looked, Request, look, version_at_work},
     graph::GraphRead,
     health::Health,
@@ -53,9 +56,11 @@ pub struct Known {
     pub tasks: Vec<Arc<UpgradeTask>>,
     /// Whether the Cluster is healthy.
     pub health: Health,
+    /// The extra Machines of the Cluster.
+    pub capacity: CapacitySeen,
     /// The version graph of the controller.
     pub graph: GraphRead,
-    /// Why the UpgradeTask could not be created, if it was tried.
+    /// Why a write of the last decision could not be made.
     pub hindrance: Option<Hindrance>,
     /// What was written to Alertmanager at this look, and what has come of it.
     pub silenced: Vec<SilenceTried>,
@@ -90,6 +95,8 @@ pub enum Write {
     },
     /// Stop the UpgradeTask of this name.
     Abort(String),
+    /// Write for the extra Machines.
+    Capacity(CapacityWrite),
     /// Write to Alertmanager, before the status: what was created is found again by its comment.
     Silence(SilenceWrite),
 }
@@ -124,6 +131,7 @@ pub fn decide(known: &Known) -> Decision {
             }
         }
         known.note_hops(record);
+        extra::note(known, record);
         if known.shows_health(record) {
             let (status, reason, message) = known.health.condition();
             let what = (HEALTHY, status, reason, &*message);
@@ -145,6 +153,7 @@ pub fn decide(known: &Known) -> Decision {
     next.history = history;
     let (silences, silence_ends) = silencing::keep(known, &mut next);
     writes.extend(silences);
+    let capacity_due = extra::keep(known, &mut next, &mut writes);
     let superseded = (*version != spec.version)
         .then(|| format!("the upgrade to {version} is finished first: {}", ready.message));
     let message = superseded.unwrap_or(ready.message);
@@ -158,7 +167,8 @@ pub fn decide(known: &Known) -> Decision {
     let late = notifications::delayed_at(begins_at)
         .filter(|at| *at > known.now && !known.receivers.is_empty());
     let all = again.into_iter().chain(ahead).chain(late);
-    let again = all.chain(checks_at.and_then(Result::ok)).chain(silence_ends).min();
+    let again =
+        all.chain(checks_at.and_then(Result::ok)).chain(silence_ends).chain(capacity_due).min();
     Decision { again: again.filter(|_| !next.phase.has_ended()), status: next, writes }
 }
 
@@ -336,6 +346,9 @@ impl Known {
         if let Err(not_taken) = self.hops() {
             return Some(not_taken);
         }
+        if let Some(why) = self.no_capacity() {
+            return Some(why);
+        }
         let own = self.task().and_then(|task| task.metadata.uid.as_deref());
         let mut others = self.tasks.iter().filter(|task| !task.phase().has_ended());
         let other = others.find(|task| {
@@ -361,7 +374,10 @@ impl Known {
             UpgradePhase::Pending => {
                 self.record().is_none() || self.check_at().is_none_or(|at| at <= self.now)
             }
-            UpgradePhase::Upgrading => self.task().is_none_or(|task| task.phase().has_ended()),
+            UpgradePhase::Upgrading => match self.task() {
+                Some(task) => task.phase().has_ended(),
+                None => !self.is_reserving(),
+            },
             UpgradePhase::Completed | UpgradePhase::Failed => just_ended,
         }
     }

@@ -29,6 +29,7 @@ fn known() -> Known {
         graph: GraphRead::NotConfigured,
         tasks: Vec::new(),
         health: Health::Known(Vec::new()),
+        capacity: CapacitySeen::default(),
         hindrance: None,
         silenced: Vec::new(),
         receivers: Receivers::new(),
@@ -321,7 +322,7 @@ fn with_silences(known: &mut Known) {
 fn silenced(known: &mut Known, outcome: &SilenceOutcome) {
     let tried = decide(known).writes.into_iter().filter_map(|write| match write {
         Write::Silence(write) => Some((write, outcome.clone())),
-        Write::Commence { .. } | Write::Abort(_) => None,
+        Write::Commence { .. } | Write::Abort(_) | Write::Capacity(_) => None,
     });
     known.silenced = tried.collect();
 }
@@ -377,7 +378,7 @@ fn silences_follow_the_parts_of_an_upgrade_and_keep_it_from_nothing() {
                 (write, SilenceOutcome::Set("2".into()))
             }
             Write::Silence(write @ SilenceWrite::Remove { .. }) => (write, SilenceOutcome::Removed),
-            Write::Commence { .. } | Write::Abort(_) => panic!("{write:?}"),
+            Write::Commence { .. } | Write::Abort(_) | Write::Capacity(_) => panic!("{write:?}"),
         });
         known.silenced = outcomes.collect();
     });
@@ -495,3 +496,6 @@ fn a_commenced_upgrade_keeps_its_way_whatever_the_version_graph_becomes() {
     let (_, deleted) = next(known, |known| known.tasks.clear());
     assert_eq!(hops_of(&deleted), (vec!["v1.35.7".into()], vec!["v1.35.7".into()]));
 }
+
+#[path = "cluster/extra_tests.rs"]
+mod extra_tests;

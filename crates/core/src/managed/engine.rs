@@ -183,6 +183,7 @@ fn first<S, W>(
         worker_start_time: None,
         worker_complete_time: None,
         task: None,
+        extra_capacity: None,
         silences,
         notifications,
         generation: request.generation,

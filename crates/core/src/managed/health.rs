@@ -219,7 +219,8 @@ fn etcd(seen: &HealthSeen) -> Vec<String> {
     found
 }
 
-fn node_problem(seen: &HealthSeen, machine: &MachineSeen) -> Option<String> {
+/// Why a Machine's Node cannot take Pods; `None` if it can.
+pub fn node_problem(seen: &HealthSeen, machine: &MachineSeen) -> Option<String> {
     let Some(name) = &machine.node else { return Some("it has no Node".to_owned()) };
     let Some(node) = seen.nodes.iter().find(|node| node.name == *name) else {
         return Some("its Node does not exist".to_owned());

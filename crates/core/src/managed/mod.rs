@@ -18,10 +18,12 @@
 //! | [`mod@cluster`] | the steps of a Cluster of Cluster API |
 //! | [`fleet`] | the waves of a fleet of Clusters |
 //! | [`graph`] | which versions a Cluster may take |
+//! | [`capacity`] | which Machines a Cluster has in addition meanwhile |
 //! | [`health`] | whether a Cluster is fit for an upgrade |
 //! | [`silences`] | which alerts are silenced meanwhile |
 //! | [`notifications`] | what people are notified of, and what is delivered next |
 
+pub mod capacity;
 pub mod cluster;
 mod engine;
 pub mod fleet;

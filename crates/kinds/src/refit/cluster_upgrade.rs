@@ -6,8 +6,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    MAX_SILENCE_RECORDS, MAX_SILENCES, MAX_UPGRADE_NOTIFICATIONS, SilenceRecord, Stage,
-    UpgradeNotification, UpgradeSilence, Via,
+    CapacityState, ExtraCapacity, MAX_SILENCE_RECORDS, MAX_SILENCES, MAX_UPGRADE_NOTIFICATIONS,
+    SilenceRecord, Stage, UpgradeNotification, UpgradeSilence, Via,
 };
 use crate::version::KubernetesVersion;
 
@@ -70,6 +70,8 @@ pub const MAX_MINUTES: i32 = 44_640;
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = ("!has(self.hops) || self.hops.all(hop, hop != self.version)", "hops are the versions on the way to version"))]
+#[x_kube(validation = ("!has(self.extraCapacity) || self.extraCapacity.method != 'Replicas' || !has(self.via) || self.via == 'Machines'",
+    "extraCapacity.method Replicas needs via: Machines, as Cluster API would upgrade the extra Machines; use the method Clone"))]
 pub struct ClusterUpgradeSpec {
     /// The Kubernetes version of the whole Cluster. While an upgrade to another version is under way, it waits for its end.
     pub version: KubernetesVersion,
@@ -117,6 +119,9 @@ pub struct ClusterUpgradeSpec {
     #[schemars(length(max = MAX_SILENCES))]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub silences: Vec<UpgradeSilence>,
+    /// Machines that the Cluster has in addition meanwhile.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub extra_capacity: Option<ExtraCapacity>,
     /// Who has requested it, for the history.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = MAX_REQUEST_TEXT))]
@@ -176,6 +181,7 @@ impl ClusterUpgradeSpec {
             via: None,
             ignored_checks: Vec::new(),
             silences: Vec::new(),
+            extra_capacity: None,
             requested_by: None,
         }
     }
@@ -265,6 +271,9 @@ pub struct UpgradeRecord {
     /// Name of the UpgradeTask that does it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub task: Option<String>,
+    /// How far its extra Machines are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub extra_capacity: Option<CapacityState>,
     /// The silences that it has created in Alertmanager.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_SILENCE_RECORDS))]
@@ -317,7 +326,7 @@ pub struct ClusterUpgradeStatus {
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["version"]))]
     pub history: Vec<UpgradeRecord>,
     /// Conditions, keyed by type: `Ready`, whether the Cluster has the version; `Healthy`, what the last check of the Cluster
-    /// found.
+    /// found; `AlertsSilenced`; `ExtraCapacity`, whether its extra Machines are Ready.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ClusterCheck, MAX_ACCEPTED_RISKS, MAX_GRAPH_NAME, MAX_HOPS, MAX_MINUTES,
+    ClusterCheck, ExtraCapacity, MAX_ACCEPTED_RISKS, MAX_GRAPH_NAME, MAX_HOPS, MAX_MINUTES,
     MAX_PLAN_NOTIFICATIONS, MAX_SILENCES, PlanNotification, UpgradeSilence, Via,
     default_start_within,
 };
@@ -119,6 +119,9 @@ pub struct ClusterUpgradePlanSpec {
     #[schemars(length(max = MAX_SILENCES))]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub silences: Vec<UpgradeSilence>,
+    /// `extraCapacity` of the ClusterUpgrades.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub extra_capacity: Option<ExtraCapacity>,
 }
 
 fn default_at_once() -> i32 {

@@ -2,6 +2,7 @@
 
 mod cluster_upgrade;
 mod cluster_upgrade_plan;
+mod extra_capacity;
 mod gates;
 mod goal;
 mod host_args;
@@ -24,6 +25,7 @@ mod windows;
 use cluster_upgrade::default_start_within;
 pub use cluster_upgrade::*;
 pub use cluster_upgrade_plan::*;
+pub use extra_capacity::*;
 pub use gates::*;
 pub use goal::*;
 pub use host_args::*;

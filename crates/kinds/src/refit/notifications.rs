@@ -133,6 +133,8 @@ pub enum UpgradeEvent {
     HealthCheckFailed,
     /// Its steps are worked through.
     Started,
+    /// Its extra Machines were not Ready in time: it goes on without them.
+    CapacitySkipped,
     /// It has not commenced half an hour after its time.
     Delayed,
     /// The upgrade of the Machines has commenced: first those of the control plane.

@@ -1,6 +1,7 @@
 //! Refit installed as `refit install --apply` does it, and restricted to exactly those rights.
 
 mod canonical;
+mod capacity;
 mod graph;
 mod tasks;
 

@@ -24,22 +24,29 @@ use crate::{
     external_upgrade::{accepted, pause_and_request, request},
 };
 
-const TASKS_ROLE: &str = include_str!("../../../../deploy/tasks/role.yaml");
-const TASKS_BINDING: &str = include_str!("../../../../deploy/tasks/role_binding.yaml");
+pub(super) const TASKS_ROLE: &str = include_str!("../../../../deploy/tasks/role.yaml");
+pub(super) const TASKS_BINDING: &str = include_str!("../../../../deploy/tasks/role_binding.yaml");
 const TASKS_SPEC_ROLE: &str = include_str!("../../../../deploy/tasks/spec_role.yaml");
 const TASKS_SPEC_BINDING: &str = include_str!("../../../../deploy/tasks/spec_role_binding.yaml");
 const TASKS_EXTERNAL_ROLE: &str = include_str!("../../../../deploy/tasks-external/role.yaml");
 const TASKS_EXTERNAL_BINDING: &str =
     include_str!("../../../../deploy/tasks-external/role_binding.yaml");
-const TASKS_WORKLOAD_ROLE: &str = include_str!("../../../../deploy/tasks/workload_role.yaml");
+pub(super) const TASKS_WORKLOAD_ROLE: &str =
+    include_str!("../../../../deploy/tasks/workload_role.yaml");
 const NEXT: &str = "v1.35.1";
 const FURTHER: &str = "v1.35.2";
 /// The name in the certificate of Secret refit-hook-client.
 const HOOK_CLIENT: &str = "refit-hook-client";
 
 /// The rights for UpgradeTasks, for the kinds of the sandbox's provider.
-fn task_rights(file: &str) -> Value {
+pub(super) fn task_rights(file: &str) -> Value {
     serde_saphyr::from_str(&file.replace("metal3", "sandbox")).unwrap()
+}
+
+/// The ClusterRoleBinding that kubeadm, since v1.29, makes when it initialises a cluster.
+pub(super) async fn bind_admins(world: &World) {
+    let bindings: Api<ClusterRoleBinding> = Api::all(world.workload_client(CLUSTER, TEST).unwrap());
+    create_object(&bindings, admins_binding(&NEW.parse().unwrap()).unwrap()).await;
 }
 
 /// A task for the whole Cluster, or for a group of it.
@@ -102,10 +109,7 @@ fn an_upgrade_task_uses_exactly_its_rights() {
         })
         .await;
         let before = who(&world).await;
-        // Since v1.29, kubeadm makes it when it initialises a cluster.
-        let bindings: Api<ClusterRoleBinding> =
-            Api::all(world.workload_client(CLUSTER, TEST).unwrap());
-        create_object(&bindings, admins_binding(&NEW.parse().unwrap()).unwrap()).await;
+        bind_admins(&world).await;
         task(&world, "Machines", None).await;
         upgraded(&world, NEW).await;
         world.pass(Duration::from_mins(10)).await;

@@ -123,3 +123,15 @@ fn cluster_api_may_delete_a_member_that_is_outdated_before_it_has_joined() {
         assert_eq!(numbers(&found), violated, "{has_joined} {version}");
     }
 }
+
+#[test]
+fn extra_machines_are_deleted_before_any_other() {
+    let mut world = world();
+    let extra = json!({"metadata": {"labels": {keys::EXTRA_CAPACITY: "true"}}});
+    put(&mut world, CAPI, "Machine", &with(machine("w-0", "MachineSet", "md-abc"), extra));
+    assert_eq!(delete(&mut world.clone(), "w-0", "controller"), OK);
+    let smaller = with(deployment(0, 1), json!({"spec": {"replicas": 4}}));
+    put(&mut world, CAPI, "MachineDeployment", &smaller);
+    assert_eq!(delete(&mut world.clone(), "w-0", "capi"), OK);
+    assert_eq!(delete(&mut world, "w-1", "capi"), [3], "w-0 stays");
+}

@@ -6,7 +6,11 @@ use refit_kinds::{
     refit::{Stage, StepCondition, TaskPhase, UpgradeRecord, UpgradeTask},
 };
 
-use super::{Hindrance, Known, SILENCED, Write, silencing::silenced};
+use super::{
+    Hindrance, Known, SILENCED, Write,
+    extra::{removed, reserved},
+    silencing::silenced,
+};
 use crate::{
     managed::{
         notifications::Milestones,
@@ -17,20 +21,25 @@ use crate::{
 
 /// The step after which an upgrade is finished, whatever the checks before it find.
 const COMMENCED: &str = "UpgradeCommenced";
+pub(super) const HEALTHY_BEFORE: &str = "ClusterHealthyBeforeUpgrade";
+pub(super) const RESERVED: &str = "ComputeCapacityReserved";
+pub(super) const REMOVED: &str = "ComputeCapacityRemoved";
 const CONTROL_PLANE: &str = "ControlPlaneUpgraded";
 pub(super) const WORKERS: &str = "WorkerNodesUpgraded";
 const HEALTHY_AFTER: &str = "ClusterHealthyAfterUpgrade";
-/// How long a Cluster may take to be healthy after its upgrade before the step shows an error.
+/// How long a Cluster may take to be healthy after its upgrade, or to lose its extra Machines, before the step shows an error.
 const RECOVERS_WITHIN: SignedDuration = SignedDuration::from_hours(1);
 
 /// The steps, in order. To add one, write its function and give it a name here (`docs/cluster-upgrades.md#steps`).
 pub(super) const STEPS: &[Step<Known, Write>] = &[
     Step { name: "IsClusterUpgradable", progress: is_upgradable },
-    Step { name: "ClusterHealthyBeforeUpgrade", progress: healthy_before },
+    Step { name: HEALTHY_BEFORE, progress: healthy_before },
+    Step { name: RESERVED, progress: reserved },
     Step { name: SILENCED, progress: silenced },
     Step { name: COMMENCED, progress: commenced },
     Step { name: CONTROL_PLANE, progress: control_plane_upgraded },
     Step { name: WORKERS, progress: workers_upgraded },
+    Step { name: REMOVED, progress: removed },
     Step { name: HEALTHY_AFTER, progress: healthy_after },
 ];
 
@@ -70,7 +79,8 @@ fn is_upgradable(known: &Known) -> Progress<Write> {
 
 fn healthy_before(known: &Known) -> Progress<Write> {
     match known.health.problem() {
-        Some(why) if known.task().is_none() => Progress::waits(why),
+        // A Machine that is just created is not healthy yet: the Cluster is checked again once all are Ready.
+        Some(why) if known.task().is_none() && !known.is_reserving() => Progress::waits(why),
         Some(_) | None => Progress::Done,
     }
 }
@@ -86,15 +96,27 @@ fn commenced(known: &Known) -> Progress<Write> {
     }
     let (task, version) = (known.task_name(), known.version().clone());
     let created = format!("UpgradeTask {task} is created");
-    let (hops, via) = (known.hops().unwrap_or_default(), known.upgrade.spec.via);
+    let (hops, via) = (known.hops().unwrap_or_default(), known.via());
     let writes = vec![Write::Commence { task, version, hops, via }];
-    // What the last try has shown stays until one succeeds: otherwise each of them would write the status twice.
-    let before = known.recorded().filter(|record| record.task.is_some());
-    let before = before.into_iter().flat_map(|record| &record.conditions);
-    match before.into_iter().find(|step| step.type_ == COMMENCED && step.status != "True") {
+    let was_tried = known.recorded().is_some_and(|record| record.task.is_some());
+    if was_tried {
+        return trying(known, COMMENCED, created, writes);
+    }
+    Progress::NotYet { why: created, writes }
+}
+
+/// A step with writes. What the last try has shown stays until one succeeds: otherwise each of them would write the status
+/// twice.
+pub(super) fn trying(
+    known: &Known,
+    name: &str,
+    why: String,
+    writes: Vec<Write>,
+) -> Progress<Write> {
+    match known.waiting(name) {
         Some(step) if step.reason == ERROR => Progress::Error { why: step.message.clone(), writes },
         Some(step) => Progress::NotYet { why: step.message.clone(), writes },
-        None => Progress::NotYet { why: created, writes },
+        None => Progress::NotYet { why, writes },
     }
 }
 
@@ -122,11 +144,27 @@ fn of_task(known: &Known) -> Progress<Write> {
 
 fn healthy_after(known: &Known) -> Progress<Write> {
     let Some(why) = known.health.problem() else { return Progress::Done };
-    let steps = known.recorded().map_or(&[][..], |record| &record.conditions);
-    let began = steps.iter().find(|step| step.type_ == HEALTHY_AFTER).map(|step| step.start_time.0);
     // By then it is not what the upgrade has shaken.
-    let is_late = began.is_some_and(|began| known.now.duration_since(began) >= RECOVERS_WITHIN);
+    let is_late = known.takes_long(HEALTHY_AFTER);
     if is_late { Progress::error(why) } else { Progress::waits(why) }
+}
+
+impl Known {
+    /// The condition of a step that was begun.
+    pub(super) fn begun_step(&self, name: &str) -> Option<&StepCondition> {
+        self.recorded()?.conditions.iter().find(|step| step.type_ == name)
+    }
+
+    /// The condition of a step that was begun, and waits.
+    pub(super) fn waiting(&self, name: &str) -> Option<&StepCondition> {
+        self.begun_step(name).filter(|step| step.status != "True")
+    }
+
+    /// Whether a step takes longer than Machines need to come or go.
+    pub(super) fn takes_long(&self, name: &str) -> bool {
+        let began = self.begun_step(name).map(|step| step.start_time.0);
+        began.is_some_and(|began| self.now.duration_since(began) >= RECOVERS_WITHIN)
+    }
 }
 
 /// Stops the task, and waits for its end.

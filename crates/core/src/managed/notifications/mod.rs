@@ -19,7 +19,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
     conditions,
     refit::{
-        ClusterUpgradePlanStatus, Delivery, DeliveryState, MAX_NOTIFICATION_MESSAGE,
+        CapacityState, ClusterUpgradePlanStatus, Delivery, DeliveryState, MAX_NOTIFICATION_MESSAGE,
         MAX_PLAN_NOTIFICATIONS, MAX_UPGRADE_NOTIFICATIONS, PlanEvent, PlanNotification, PlanPhase,
         Receiver, UpgradeEvent, UpgradeNotification, UpgradePhase, UpgradeRecord, WaveStatus,
     },
@@ -148,8 +148,9 @@ pub fn is_waiting(delivery: &Delivery) -> bool {
 }
 
 /// What is reached once, in this order.
-const TRANSITIONS: [UpgradeEvent; 6] = [
+const TRANSITIONS: [UpgradeEvent; 7] = [
     UpgradeEvent::Started,
+    UpgradeEvent::CapacitySkipped,
     UpgradeEvent::ControlPlaneStarted,
     UpgradeEvent::ControlPlaneFinished,
     UpgradeEvent::WorkersFinished,
@@ -162,6 +163,7 @@ fn is_reached(record: &UpgradeRecord, event: UpgradeEvent, milestones: &Mileston
         // What holds at a look, and not from then on.
         UpgradeEvent::Scheduled | UpgradeEvent::HealthCheckFailed | UpgradeEvent::Delayed => false,
         UpgradeEvent::Started => record.start_time.is_some(),
+        UpgradeEvent::CapacitySkipped => record.extra_capacity == Some(CapacityState::Skipped),
         UpgradeEvent::ControlPlaneStarted => is_done(record, milestones.commenced),
         UpgradeEvent::ControlPlaneFinished => is_done(record, milestones.control_plane),
         UpgradeEvent::WorkersFinished => is_done(record, milestones.workers),
@@ -184,7 +186,8 @@ fn transition(record: &UpgradeRecord, event: UpgradeEvent, shown: &Shown<'_>) ->
         UpgradeEvent::Failed => {
             format!("The upgrade to {version} has failed: {}", ended(&record.message))
         }
-        UpgradeEvent::Completed
+        UpgradeEvent::CapacitySkipped
+        | UpgradeEvent::Completed
         | UpgradeEvent::Scheduled
         | UpgradeEvent::HealthCheckFailed
         | UpgradeEvent::Delayed => sentence(&shown.ready.message),

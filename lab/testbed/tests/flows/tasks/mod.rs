@@ -19,8 +19,10 @@ use serde_json::{Value, json};
 
 use super::look;
 
-/// The component for tasks.
-const RIGHTS: [&str; 4] = [
+/// The components for tasks and for extra capacity.
+const RIGHTS: [&str; 6] = [
+    include_str!("../../../../../deploy/extra-capacity/role.yaml"),
+    include_str!("../../../../../deploy/extra-capacity/role_binding.yaml"),
     include_str!("../../../../../deploy/tasks/role.yaml"),
     include_str!("../../../../../deploy/tasks/role_binding.yaml"),
     include_str!("../../../../../deploy/tasks/spec_role.yaml"),

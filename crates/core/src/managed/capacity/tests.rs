@@ -1,0 +1,219 @@
+use proptest::prelude::*;
+use refit_kinds::refit::CapacityTimeout;
+
+use super::*;
+
+fn capacity(method: CapacityMethod, machines: i32, names: &[&str]) -> ExtraCapacity {
+    ExtraCapacity {
+        method,
+        machines,
+        machine_deployments: names.iter().map(|name| (*name).to_owned()).collect(),
+        within_minutes: 30,
+        on_timeout: CapacityTimeout::Delay,
+    }
+}
+
+fn machine(name: &str, created: i64, is_extra: bool) -> CapacityMachine {
+    let created = Some(Timestamp::from_second(created).unwrap());
+    CapacityMachine { name: name.into(), created, is_extra, deleting: false, unready: None }
+}
+
+fn deployment(name: &str, replicas: i32) -> DeploymentSeen {
+    let machines = (0..replicas).map(|at| machine(&format!("{name}-{at}"), at.into(), false));
+    DeploymentSeen {
+        name: name.into(),
+        version: Some("v1.34.2".parse().unwrap()),
+        replicas,
+        machines: machines.collect(),
+        ..DeploymentSeen::default()
+    }
+}
+
+fn seen(deployments: Vec<DeploymentSeen>) -> CapacitySeen {
+    CapacitySeen { deployments, ..CapacitySeen::default() }
+}
+
+fn waits(seen: &CapacitySeen, capacity: &ExtraCapacity) -> (String, Vec<CapacityWrite>) {
+    match seen.reserve(capacity) {
+        Reserve::Waits { why, writes } => (why, writes),
+        Reserve::Ready(names) => panic!("{names} are Ready"),
+    }
+}
+
+#[test]
+fn each_machine_deployment_with_machines_gets_one_clone() {
+    let by_clone = capacity(CapacityMethod::Clone, 2, &[]);
+    let mut seen = seen(vec![deployment("a", 3), deployment("empty", 0), deployment("b", 1)]);
+    let clone = |name: &str| CapacityWrite::Clone { deployment: name.into(), machines: 2 };
+    assert_eq!(waits(&seen, &by_clone).1, [clone("a"), clone("b")]);
+    let of_b = capacity(CapacityMethod::Clone, 2, &["b"]);
+    assert_eq!(waits(&seen, &of_b).1, [clone("b")]);
+    seen.clones = vec![CloneSeen { name: "b-extra".into(), ..CloneSeen::default() }];
+    let (why, writes) = waits(&seen, &of_b);
+    assert_eq!(writes, [], "one clone for one request");
+    assert_eq!(why, "MachineDeployment b has 0 of 2 extra Machines");
+}
+
+#[test]
+fn extra_machines_count_once_they_can_take_pods() {
+    let by_clone = capacity(CapacityMethod::Clone, 2, &[]);
+    let mut seen = seen(vec![deployment("a", 1)]);
+    let fresh = |name: &str| CapacityMachine {
+        unready: Some("it has no Node".to_owned()),
+        ..machine(name, 9, true)
+    };
+    let clone = |machines| CloneSeen { name: "a-extra".into(), deleting: false, machines };
+    seen.clones = vec![clone(vec![machine("x", 9, true), fresh("y")])];
+    assert_eq!(waits(&seen, &by_clone).0, "Machine y: it has no Node");
+    seen.clones[0].machines.push(machine("z", 9, true));
+    assert_eq!(seen.reserve(&by_clone), Reserve::Ready("x, z".into()), "one more than enough");
+    seen.clones[0].machines[0].deleting = true;
+    assert_eq!(waits(&seen, &by_clone).0, "Machine y: it has no Node");
+    seen.clones[0].deleting = true;
+    let (why, writes) = waits(&seen, &by_clone);
+    assert_eq!((&*why, writes.len()), ("MachineDeployment a has 0 of 2 extra Machines", 0));
+}
+
+#[test]
+fn more_replicas_are_extra_once_the_newest_machines_are_marked() {
+    let by_replicas = capacity(CapacityMethod::Replicas, 2, &[]);
+    let mut seen = seen(vec![deployment("a", 3)]);
+    let replicas = ExtraReplicas { extra: 2, of: 5 };
+    let raise = CapacityWrite::Raise { deployment: "a".into(), replicas };
+    assert_eq!(waits(&seen, &by_replicas).1, [raise]);
+    let one = &mut seen.deployments[0];
+    (one.replicas, one.extra) = (5, Ok(replicas));
+    assert_eq!(waits(&seen, &by_replicas).1, [], "its Machines are not created yet");
+    seen.deployments[0].machines.insert(0, machine("new", 77, false));
+    assert_eq!(waits(&seen, &by_replicas).1, [CapacityWrite::Mark("new".into())]);
+    seen.deployments[0].machines[0].is_extra = true;
+    seen.deployments[0].machines.push(machine("newer", 78, false));
+    assert_eq!(waits(&seen, &by_replicas).1, [CapacityWrite::Mark("newer".into())]);
+    seen.deployments[0].machines[4].is_extra = true;
+    assert_eq!(seen.reserve(&by_replicas), Reserve::Ready("new, newer".into()));
+}
+
+#[test]
+fn extra_machines_that_a_cluster_cannot_have_are_refused_with_the_remedy() {
+    let target = "v1.36.0".parse().unwrap();
+    let mut seen = seen(vec![deployment("a", 3)]);
+    let why = |seen: &CapacitySeen, method, names: &[&str]| {
+        seen.invalid(&capacity(method, 1, names), &target).map_or(String::new(), |(_, why)| why)
+    };
+    assert_eq!(why(&seen, CapacityMethod::Replicas, &[]), "");
+    let missing = why(&seen, CapacityMethod::Clone, &["a", "b"]);
+    assert!(missing.starts_with("MachineDeployment b of spec.extraCapacity"), "{missing}");
+    seen.deployments[0].of_topology = true;
+    assert_eq!(why(&seen, CapacityMethod::Clone, &[]), "");
+    let of_topology = why(&seen, CapacityMethod::Replicas, &[]);
+    assert!(of_topology.ends_with("set spec.extraCapacity.method to Clone"), "{of_topology}");
+    seen.deployments[0].version = Some("v1.32.1".parse().unwrap());
+    let too_old = why(&seen, CapacityMethod::Clone, &[]);
+    seen.deployments[0].extra = "4/1".parse();
+    let unreadable = why(&seen, CapacityMethod::Clone, &[]);
+    assert!(unreadable.contains("is \"4/1\", which Refit has not written"), "{unreadable}");
+    assert!(too_old.contains("stay at v1.32.1"), "{too_old}");
+}
+
+#[test]
+fn removal_deletes_clones_and_sets_replicas_back_after_all_extra_machines_are_marked() {
+    let mut one = deployment("a", 3);
+    (one.replicas, one.extra) = (4, "1/4".parse());
+    one.machines.push(machine("new", 77, false));
+    let clone = CloneSeen { name: "b-extra".into(), ..CloneSeen::default() };
+    let mut seen = CapacitySeen { clones: vec![clone], ..seen(vec![one]) };
+    assert!(seen.remains());
+    let delete = CapacityWrite::Delete("b-extra".into());
+    assert_eq!(seen.removal(), [delete, CapacityWrite::Mark("new".into())]);
+    seen.clones[0].deleting = true;
+    seen.deployments[0].machines[3].is_extra = true;
+    let lower = CapacityWrite::Lower { deployment: "a".into(), replicas: 3 };
+    assert_eq!(seen.removal(), [lower]);
+    (seen.deployments[0].replicas, seen.deployments[0].extra) = (3, Ok(ExtraReplicas::default()));
+    assert_eq!(seen.removal(), [], "Cluster API does the rest");
+    assert_eq!(seen.left(), "Machines new");
+    seen.clones.clear();
+    seen.deployments[0].machines.pop();
+    seen.orphans = vec![machine("old", 1, true)];
+    assert_eq!((seen.remains(), &*seen.left()), (true, "Machines old"));
+    seen.orphans.clear();
+    assert!(!seen.remains());
+}
+
+/// Cluster API's view of a MachineDeployment: surplus Machines are deleted, marked ones first.
+fn settle(one: &mut DeploymentSeen, number: &mut i64) {
+    while i64::try_from(one.machines.len()).unwrap() < i64::from(one.replicas) {
+        *number += 1;
+        one.machines.push(machine(&format!("n{number}"), *number, false));
+    }
+    while i64::try_from(one.machines.len()).unwrap() > i64::from(one.replicas) {
+        let marked = one.machines.iter().position(|machine| machine.is_extra);
+        one.machines.remove(marked.unwrap_or(0));
+    }
+}
+
+fn apply(one: &mut DeploymentSeen, writes: Vec<CapacityWrite>) {
+    for write in writes {
+        match write {
+            CapacityWrite::Raise { replicas, .. } => {
+                (one.replicas, one.extra) = (replicas.of, Ok(replicas));
+            }
+            CapacityWrite::Mark(name) => {
+                let marked = one.machines.iter_mut().find(|machine| machine.name == name);
+                marked.unwrap().is_extra = true;
+            }
+            CapacityWrite::Lower { replicas, .. } => {
+                (one.replicas, one.extra) = (replicas, Ok(ExtraReplicas::default()));
+            }
+            CapacityWrite::Guard
+            | CapacityWrite::Clone { .. }
+            | CapacityWrite::Delete(_)
+            | CapacityWrite::Unguard => panic!("not for replicas"),
+        }
+    }
+}
+
+proptest! {
+    /// Whatever is created late, or set back by another client meanwhile: the Machines from before stay.
+    #[test]
+    fn removal_by_replicas_deletes_no_other_machine(
+        replicas in 1..6_i32,
+        extra in 1..4_i32,
+        events in proptest::collection::vec(0..4_u8, 0..12),
+    ) {
+        let by_replicas = capacity(CapacityMethod::Replicas, extra, &[]);
+        let mut number = 100;
+        let mut all = seen(vec![deployment("a", replicas)]);
+        let before: Vec<String> =
+            all.deployments[0].machines.iter().map(|machine| machine.name.clone()).collect();
+        for event in events {
+            match event {
+                0 => if let Reserve::Waits { writes, .. } = all.reserve(&by_replicas) {
+                    apply(&mut all.deployments[0], writes);
+                },
+                1 => settle(&mut all.deployments[0], &mut number),
+                // A GitOps controller sets its replicas back, once all that is extra is marked.
+                2 => {
+                    let one = &mut all.deployments[0];
+                    if one.marks().is_empty() {
+                        one.replicas = one.replicas.min(replicas);
+                    }
+                }
+                _ => {
+                    let writes = all.removal();
+                    apply(&mut all.deployments[0], writes);
+                }
+            }
+        }
+        for _ in 0..4 {
+            let writes = all.removal();
+            apply(&mut all.deployments[0], writes);
+        }
+        let one = &mut all.deployments[0];
+        settle(one, &mut number);
+        prop_assert_eq!(one.replicas, replicas);
+        for name in before {
+            prop_assert!(one.machines.iter().any(|machine| machine.name == name), "{} is gone", name);
+        }
+    }
+}

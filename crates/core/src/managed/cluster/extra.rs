@@ -1,0 +1,292 @@
+//! The extra Machines of a ClusterUpgrade: they are Ready before the upgrade is commenced, and removed after its workers.
+//! Those of an upgrade that ends otherwise, or goes on without them, are removed as well.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use refit_kinds::{
+    conditions, keys,
+    refit::{
+        CapacityMethod, CapacityState, CapacityTimeout, ClusterUpgradeStatus, UpgradePhase,
+        UpgradeRecord, Via,
+    },
+};
+
+use super::{
+    Hindrance, Known, Write,
+    steps::{HEALTHY_BEFORE, REMOVED, RESERVED, trying},
+};
+use crate::managed::{
+    capacity::{CapacityWrite, Reserve},
+    steps::Progress,
+};
+
+/// Condition of a ClusterUpgrade: whether its extra Machines are Ready.
+pub const EXTRA_CAPACITY: &str = "ExtraCapacity";
+
+/// The step: extra Machines are Ready before the upgrade begins, or it goes on without.
+pub(super) fn reserved(known: &Known) -> Progress<Write> {
+    let Some(capacity) = &known.upgrade.spec.extra_capacity else { return Progress::Unneeded };
+    match known.capacity_state() {
+        Some(CapacityState::Skipped) => return Progress::Unneeded,
+        Some(CapacityState::Reserved | CapacityState::Removed) if known.task().is_some() => {
+            return Progress::Done;
+        }
+        Some(CapacityState::Reserving | CapacityState::Reserved | CapacityState::Removed)
+        | None => {}
+    }
+    if known.task().is_some() {
+        return Progress::Unneeded;
+    }
+    let Reserve::Waits { why, mut writes } = known.capacity.reserve(capacity) else {
+        return Progress::Done;
+    };
+    if !writes.is_empty() && !known.is_guarded() {
+        // Otherwise what is created could outlive the request.
+        writes = vec![CapacityWrite::Guard];
+    }
+    let minutes = capacity.within_minutes;
+    match (known.is_out_of_time(), capacity.on_timeout) {
+        (true, CapacityTimeout::Delay) => {
+            let why = format!("{why}. After {minutes} minutes, the upgrade still waits for that");
+            return Progress::Error { why, writes: all(writes) };
+        }
+        (true, CapacityTimeout::Proceed) => return Progress::waits(known.skipped(&why)),
+        (false, _) => {}
+    }
+    match &known.hindrance {
+        Some(Hindrance::Refused(why)) => Progress::error(why.clone()),
+        Some(Hindrance::Passing(why)) => Progress::waits(why.clone()),
+        None if writes.is_empty() => Progress::waits(why),
+        None => trying(known, RESERVED, why, all(writes)),
+    }
+}
+
+/// The step: the extra Machines are deleted.
+pub(super) fn removed(known: &Known) -> Progress<Write> {
+    if !known.capacity.remains() {
+        return match known.capacity_state() {
+            Some(CapacityState::Reserving | CapacityState::Reserved | CapacityState::Removed) => {
+                Progress::Done
+            }
+            Some(CapacityState::Skipped) | None => Progress::Unneeded,
+        };
+    }
+    match &known.hindrance {
+        Some(Hindrance::Refused(why)) => return Progress::error(why.clone()),
+        Some(Hindrance::Passing(why)) => return Progress::waits(why.clone()),
+        None => {}
+    }
+    let (why, writes) =
+        (format!("deletion of {}", known.capacity.left()), known.capacity.removal());
+    if !writes.is_empty() {
+        return trying(known, REMOVED, why, all(writes));
+    }
+    if known.takes_long(REMOVED) { Progress::error(why) } else { Progress::waits(why) }
+}
+
+/// Notes in the record how far the extra Machines are.
+pub(super) fn note(known: &Known, record: &mut UpgradeRecord) {
+    record.extra_capacity = next_state(known, record);
+}
+
+fn next_state(known: &Known, record: &UpgradeRecord) -> Option<CapacityState> {
+    let state = record.extra_capacity;
+    let remains = known.capacity.remains();
+    let removed = state.map(|state| match state {
+        CapacityState::Skipped => CapacityState::Skipped,
+        CapacityState::Reserving | CapacityState::Reserved | CapacityState::Removed => {
+            CapacityState::Removed
+        }
+    });
+    match record.phase {
+        UpgradePhase::Upgrading => {}
+        UpgradePhase::New
+        | UpgradePhase::Pending
+        | UpgradePhase::Completed
+        | UpgradePhase::Failed => return removed,
+    }
+    if known.upgrade.spec.extra_capacity.is_none() || is_done(record, REMOVED) {
+        return removed;
+    }
+    if state == Some(CapacityState::Skipped) {
+        return state;
+    }
+    if known.task().is_some() {
+        // Without a record, what is there was Ready before.
+        return state.or(remains.then_some(CapacityState::Reserved));
+    }
+    let step = record.conditions.iter().find(|step| step.type_ == RESERVED);
+    let Some(step) = step else { return state };
+    if step.status == "True" {
+        return Some(CapacityState::Reserved);
+    }
+    let is_skipped = known.is_out_of_time() && known.proceeds();
+    Some(if is_skipped { CapacityState::Skipped } else { CapacityState::Reserving })
+}
+
+/// Shows how far the extra Machines are, and adds the writes that remove those that are not wanted (any more). Returns when
+/// it is decided whether the upgrade goes on without.
+pub(super) fn keep(
+    known: &Known,
+    status: &mut ClusterUpgradeStatus,
+    writes: &mut Vec<Write>,
+) -> Option<Timestamp> {
+    let version = known.version();
+    let record = status.history.iter().find(|record| record.version == *version)?;
+    let state = record.extra_capacity;
+    let is_wanted = record.phase == UpgradePhase::Upgrading
+        && known.upgrade.spec.extra_capacity.is_some()
+        && state != Some(CapacityState::Skipped);
+    if known.hindrance.is_none() && !is_wanted {
+        let mut due = known.capacity.removal();
+        if due.is_empty() && known.is_guarded() {
+            due.push(CapacityWrite::Unguard);
+        }
+        let is_new = |write: &Write| !writes.contains(write);
+        let due: Vec<Write> = all(due).into_iter().filter(is_new).collect();
+        writes.extend(due);
+    } else if is_wanted && known.is_guarded() && is_done(record, REMOVED) {
+        writes.push(Write::Capacity(CapacityWrite::Unguard));
+    }
+    let ends = (state == Some(CapacityState::Reserving)).then(|| known.out_of_time_at()).flatten();
+    let before = conditions::get(&status.conditions, EXTRA_CAPACITY);
+    let shown = shown(known, record, is_wanted, before);
+    match shown {
+        Some((truth, reason, message)) => {
+            let what = (EXTRA_CAPACITY, truth, reason, &*message);
+            let generation = known.upgrade.metadata.generation;
+            conditions::set(&mut status.conditions, known.now, generation, what);
+        }
+        None => status.conditions.retain(|condition| condition.type_ != EXTRA_CAPACITY),
+    }
+    ends.filter(|at| *at > known.now)
+}
+
+/// What the condition shows: status, reason and message; `None` without extra Machines.
+fn shown(
+    known: &Known,
+    record: &UpgradeRecord,
+    is_wanted: bool,
+    before: Option<&Condition>,
+) -> Option<(&'static str, &'static str, String)> {
+    let waits = |step: &str| {
+        let step = record.conditions.iter().find(|one| one.type_ == step);
+        step.filter(|step| step.status != "True").map(|step| step.message.clone())
+    };
+    match record.extra_capacity {
+        Some(CapacityState::Skipped) => {
+            let before = before.filter(|shown| shown.reason == "Skipped");
+            let message = before.map(|shown| shown.message.clone());
+            let message = message.or_else(|| waits(RESERVED));
+            let message = message.unwrap_or_else(|| "the upgrade goes on without".to_owned());
+            Some(("False", "Skipped", message))
+        }
+        _ if known.capacity.remains() && (!is_wanted || waits(REMOVED).is_some()) => {
+            let left = known.capacity.left();
+            let failed = match &known.hindrance {
+                Some(Hindrance::Refused(why) | Hindrance::Passing(why)) => format!(": {why}"),
+                None => String::new(),
+            };
+            // What the last try has shown stays until one succeeds.
+            let before = before
+                .filter(|shown| shown.reason == "Removing" && !known.capacity.removal().is_empty());
+            let message = match before {
+                Some(before) if failed.is_empty() => before.message.clone(),
+                Some(_) | None => format!("deletion of {left}{failed}"),
+            };
+            Some(("False", "Removing", message))
+        }
+        None => None,
+        Some(CapacityState::Reserving) => {
+            Some(("False", "Reserving", waits(RESERVED).unwrap_or_default()))
+        }
+        Some(CapacityState::Reserved) => {
+            Some(("True", "Reserved", format!("in addition: {}", known.capacity.left())))
+        }
+        Some(CapacityState::Removed) => {
+            Some(("False", "Removed", "the extra Machines are deleted".to_owned()))
+        }
+    }
+}
+
+fn is_done(record: &UpgradeRecord, step: &str) -> bool {
+    record.conditions.iter().any(|one| one.type_ == step && one.status == "True")
+}
+
+fn all(writes: Vec<CapacityWrite>) -> Vec<Write> {
+    writes.into_iter().map(Write::Capacity).collect()
+}
+
+impl Known {
+    /// Whether extra Machines of the Cluster matter.
+    pub fn asks_for_capacity(&self) -> bool {
+        let is_recorded = |record: &UpgradeRecord| record.extra_capacity.is_some();
+        self.upgrade.spec.extra_capacity.is_some()
+            || self.is_guarded()
+            || self.history().iter().any(is_recorded)
+    }
+
+    /// Whether the ClusterUpgrade is kept until its extra Machines are removed.
+    fn is_guarded(&self) -> bool {
+        let finalizers = self.upgrade.metadata.finalizers.iter().flatten();
+        finalizers.into_iter().any(|one| one == keys::EXTRA_CAPACITY)
+    }
+
+    fn capacity_state(&self) -> Option<CapacityState> {
+        self.recorded()?.extra_capacity
+    }
+
+    /// Why the Cluster cannot have the extra Machines.
+    pub(super) fn no_capacity(&self) -> Option<(&'static str, String)> {
+        let capacity = self.upgrade.spec.extra_capacity.as_ref()?;
+        self.capacity.invalid(capacity, self.version()).filter(|_| self.task().is_none())
+    }
+
+    /// Whether extra Machines were requested and are not all Ready: parts of the Cluster are not healthy meanwhile.
+    pub(super) fn is_reserving(&self) -> bool {
+        let Some(capacity) = &self.upgrade.spec.extra_capacity else { return false };
+        let was_healthy = self.begun_step(HEALTHY_BEFORE).is_some_and(|step| step.status == "True");
+        let waits = || matches!(self.capacity.reserve(capacity), Reserve::Waits { .. });
+        self.capacity_state() == Some(CapacityState::Reserving) && was_healthy && waits()
+    }
+
+    /// Who works through the Machines; `None` for what reaches them.
+    pub(super) fn via(&self) -> Option<Via> {
+        let spec = &self.upgrade.spec;
+        let by_replicas = |method| match method {
+            // Cluster API would upgrade the extra Machines as well.
+            CapacityMethod::Replicas => Some(Via::Machines),
+            CapacityMethod::Clone => None,
+        };
+        let method = spec.extra_capacity.as_ref().map(|capacity| capacity.method);
+        spec.via.or_else(|| method.and_then(by_replicas))
+    }
+
+    /// Whether the upgrade goes on without extra Machines if they are not Ready in time.
+    fn proceeds(&self) -> bool {
+        self.upgrade.spec.extra_capacity.as_ref().is_some_and(|capacity| {
+            match capacity.on_timeout {
+                CapacityTimeout::Proceed => true,
+                CapacityTimeout::Delay => false,
+            }
+        })
+    }
+
+    /// When the extra Machines are to be Ready.
+    fn out_of_time_at(&self) -> Option<Timestamp> {
+        let capacity = self.upgrade.spec.extra_capacity.as_ref()?;
+        let within = SignedDuration::from_mins(capacity.within_minutes.into());
+        self.begun_step(RESERVED)?.start_time.0.checked_add(within).ok()
+    }
+
+    fn is_out_of_time(&self) -> bool {
+        self.out_of_time_at().is_some_and(|at| at <= self.now)
+    }
+
+    /// That the upgrade goes on without extra Machines, and why.
+    fn skipped(&self, why: &str) -> String {
+        let capacity = self.upgrade.spec.extra_capacity.as_ref();
+        let minutes = capacity.map_or(0, |capacity| capacity.within_minutes);
+        format!("{why}. After {minutes} minutes, the upgrade goes on without extra Machines")
+    }
+}

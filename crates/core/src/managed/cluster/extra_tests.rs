@@ -1,0 +1,255 @@
+use refit_kinds::keys;
+use refit_kinds::refit::{CapacityMethod, CapacityState, CapacityTimeout, ExtraCapacity};
+
+use super::*;
+use crate::managed::capacity::{CapacityMachine, CloneSeen, DeploymentSeen};
+
+fn with_capacity(method: CapacityMethod, on_timeout: CapacityTimeout) -> Known {
+    let mut known = known();
+    let upgrade = Arc::make_mut(&mut known.upgrade);
+    upgrade.spec.extra_capacity = Some(ExtraCapacity {
+        method,
+        machines: 1,
+        machine_deployments: Vec::new(),
+        within_minutes: 30,
+        on_timeout,
+    });
+    known.capacity.deployments = vec![DeploymentSeen {
+        name: "md".into(),
+        version: Some("v1.35.0".parse().unwrap()),
+        replicas: 3,
+        ..DeploymentSeen::default()
+    }];
+    known
+}
+
+fn guard(known: &mut Known, is_guarded: bool) {
+    let finalizers = is_guarded.then(|| vec![keys::EXTRA_CAPACITY.to_owned()]);
+    Arc::make_mut(&mut known.upgrade).metadata.finalizers = finalizers;
+}
+
+fn clone_of_md(unready: Option<&str>) -> CloneSeen {
+    let machine = CapacityMachine {
+        name: "md-extra-x".into(),
+        is_extra: true,
+        unready: unready.map(ToOwned::to_owned),
+        ..CapacityMachine::default()
+    };
+    CloneSeen { name: "md-extra".into(), deleting: false, machines: vec![machine] }
+}
+
+fn writes(decision: &Decision) -> Vec<CapacityWrite> {
+    let all = decision.writes.iter();
+    all.filter_map(|write| match write {
+        Write::Capacity(write) => Some(write.clone()),
+        Write::Commence { .. } | Write::Abort(_) | Write::Silence(_) => None,
+    })
+    .collect()
+}
+
+fn commences(decision: &Decision) -> bool {
+    decision.writes.iter().any(|write| matches!(write, Write::Commence { .. }))
+}
+
+fn state(decision: &Decision) -> Option<CapacityState> {
+    decision.status.history[0].extra_capacity
+}
+
+fn shown(decision: &Decision) -> (&str, &str, &str) {
+    let shown = conditions::get(&decision.status.conditions, EXTRA_CAPACITY).unwrap();
+    (&shown.status, &shown.reason, &shown.message)
+}
+
+fn sick(known: &mut Known) {
+    let message = "Cluster edge-1 is not Available".to_owned();
+    let check = refit_kinds::refit::ClusterCheck::ClusterApi;
+    known.health = Health::Known(vec![Problem::Check(check, message)]);
+}
+
+/// An upgrade whose clone was requested and is not Ready yet.
+fn reserving(on_timeout: CapacityTimeout) -> Known {
+    let (known, decision) = next(with_capacity(CapacityMethod::Clone, on_timeout), |_| {});
+    assert_eq!(writes(&decision), [CapacityWrite::Guard]);
+    let (known, decision) = next(known, |known| guard(known, true));
+    let clone = CapacityWrite::Clone { deployment: "md".into(), machines: 1 };
+    assert_eq!(writes(&decision), [clone]);
+    let (known, decision) = next(known, |known| {
+        known.capacity.clones = vec![clone_of_md(Some("it has no Node"))];
+        // Cluster API shows a Cluster with a MachineDeployment that lacks Machines as not Available.
+        sick(known);
+    });
+    assert_eq!(step(&decision, "ComputeCapacityReserved").1, "Machine md-extra-x: it has no Node");
+    assert_eq!(step(&decision, "ClusterHealthyBeforeUpgrade").0, "StepDone");
+    let healthy = conditions::get(&decision.status.conditions, HEALTHY).unwrap();
+    assert_eq!(healthy.status, "True", "what is just created is no problem");
+    assert_eq!((writes(&decision), state(&decision)), (vec![], Some(CapacityState::Reserving)));
+    assert_eq!(shown(&decision).1, "Reserving");
+    assert_eq!(decision.again, Some(at(10 + 30)), "the end of its time wakes the upgrade");
+    known
+}
+
+fn ready(known: &mut Known) {
+    known.capacity.clones = vec![clone_of_md(None)];
+    known.health = Health::Known(Vec::new());
+}
+
+/// An upgrade with extra Machines that was commenced.
+fn commenced() -> Known {
+    let (known, decision) = next(reserving(CapacityTimeout::Delay), ready);
+    assert_eq!(shown(&decision), ("True", "Reserved", "in addition: Machines md-extra-x"));
+    assert!(commences(&decision));
+    let (known, _) = next(known, |known| {
+        let name = "edge-1-v1.36.0-1";
+        known.tasks = vec![Arc::new(task(name, "upgrade", None, TaskPhase::Ongoing))];
+    });
+    known
+}
+
+#[test]
+fn an_upgrade_begins_once_its_extra_machines_are_ready_and_the_cluster_is_healthy_with_them() {
+    let (known, decision) = next(reserving(CapacityTimeout::Delay), |known| {
+        known.capacity.clones = vec![clone_of_md(None)];
+    });
+    assert_eq!(step(&decision, "ClusterHealthyBeforeUpgrade").0, "StepInProgress");
+    assert!(!commences(&decision));
+    let (_, decision) = next(known, ready);
+    assert!(commences(&decision));
+}
+
+#[test]
+fn extra_machines_are_removed_before_the_cluster_is_checked_after_its_upgrade() {
+    let (known, decision) = next(commenced(), |known| {
+        known.capacity.clones = vec![clone_of_md(Some("its Node is not Ready"))];
+    });
+    assert_eq!(writes(&decision), [], "what happens to them meanwhile stops nothing");
+    assert_eq!(step(&decision, "ComputeCapacityReserved").0, "StepDone");
+    let (known, decision) = next(known, |known| {
+        known.control_plane = Some(group("KubeadmControlPlane", "edge-1", "v1.36.0"));
+        known.workers = vec![group("MachineDeployment", "md", "v1.36.0")];
+        let name = "edge-1-v1.36.0-1";
+        known.tasks = vec![Arc::new(task(name, "upgrade", None, TaskPhase::Complete))];
+        sick(known);
+    });
+    assert_eq!(writes(&decision), [CapacityWrite::Delete("md-extra".into())]);
+    assert_eq!(shown(&decision), ("False", "Removing", "deletion of Machines md-extra-x"));
+    let (known, decision) = next(known, |known| known.capacity.clones[0].deleting = true);
+    assert_eq!((writes(&decision), ready_reason(&decision)), (vec![], "StepInProgress"));
+    let (known, decision) = next(known, |known| known.capacity.clones.clear());
+    assert_eq!(writes(&decision), [CapacityWrite::Unguard]);
+    assert_eq!(step(&decision, "ClusterHealthyAfterUpgrade").0, "StepInProgress");
+    assert_eq!(state(&decision), Some(CapacityState::Removed));
+    let (_, decision) = next(known, |known| {
+        guard(known, false);
+        known.health = Health::Known(Vec::new());
+    });
+    assert_eq!((writes(&decision), decision.status.phase), (vec![], UpgradePhase::Completed));
+    assert_eq!(shown(&decision).1, "Removed");
+}
+
+fn ready_reason(decision: &Decision) -> &str {
+    super::ready(decision)
+}
+
+#[test]
+fn an_upgrade_without_its_extra_machines_waits_by_default_and_says_so() {
+    let (known, decision) =
+        next(reserving(CapacityTimeout::Delay), |known| known.now = at(10 + 30));
+    let late =
+        "Machine md-extra-x: it has no Node. After 30 minutes, the upgrade still waits for that";
+    assert_eq!(step(&decision, "ComputeCapacityReserved"), ("StepError", late));
+    assert!(decision.writes.is_empty());
+    let (known, decision) = next(known, |known| known.now = at(10 + 120));
+    assert_eq!(decision.status.phase, UpgradePhase::Failed, "it was not begun in time");
+    assert!(decision.status.history[0].message.contains("ComputeCapacityReserved"));
+    assert_eq!(writes(&decision), [CapacityWrite::Delete("md-extra".into())]);
+    let (_, decision) = next(known, |known| known.capacity.clones[0].deleting = true);
+    assert_eq!(writes(&decision), [CapacityWrite::Unguard], "Cluster API does the rest");
+}
+
+#[test]
+fn an_upgrade_goes_on_without_extra_machines_by_policy_and_says_so() {
+    let (known, decision) = next(reserving(CapacityTimeout::Proceed), |known| {
+        known.now = at(10 + 30);
+        known.receivers = [refit_kinds::refit::Receiver::CloudEvents].into();
+    });
+    let message = "Machine md-extra-x: it has no Node. After 30 minutes, the upgrade goes on without extra Machines";
+    assert_eq!(writes(&decision), [CapacityWrite::Delete("md-extra".into())]);
+    assert_eq!(state(&decision), Some(CapacityState::Skipped));
+    let notified = &decision.status.history[0].notifications;
+    let events: Vec<String> = notified.iter().map(|one| one.event.to_string()).collect();
+    assert!(events.contains(&"CapacitySkipped".to_owned()), "{events:?}");
+    let (known, decision) = next(known, |known| known.capacity.clones[0].deleting = true);
+    assert!(!commences(&decision), "a Cluster that loses a Machine is not healthy");
+    let (known, decision) = next(known, |known| {
+        known.capacity.clones.clear();
+        guard(known, false);
+        known.health = Health::Known(Vec::new());
+    });
+    assert!(commences(&decision));
+    assert_eq!(shown(&decision), ("False", "Skipped", message));
+    assert_eq!(step(&decision, "ComputeCapacityReserved").0, "-");
+    let (_, decision) = next(known, |known| {
+        let name = "edge-1-v1.36.0-1";
+        known.tasks = vec![Arc::new(task(name, "upgrade", None, TaskPhase::Complete))];
+        known.control_plane = Some(group("KubeadmControlPlane", "edge-1", "v1.36.0"));
+    });
+    assert_eq!(decision.status.phase, UpgradePhase::Completed);
+    assert_eq!((state(&decision), shown(&decision).1), (Some(CapacityState::Skipped), "Skipped"));
+}
+
+#[test]
+fn extra_machines_of_an_upgrade_that_is_stopped_or_put_off_are_removed() {
+    let (_, decision) = next(reserving(CapacityTimeout::Delay), |known| {
+        let upgrade = Arc::make_mut(&mut known.upgrade);
+        upgrade.spec.stage = Stage::Abort;
+    });
+    assert_eq!(decision.status.phase, UpgradePhase::Failed);
+    assert_eq!(writes(&decision), [CapacityWrite::Delete("md-extra".into())]);
+    let (known, decision) = next(reserving(CapacityTimeout::Delay), |known| {
+        Arc::make_mut(&mut known.upgrade).spec.start_at = Some(Time(at(900)));
+    });
+    assert_eq!(decision.status.phase, UpgradePhase::Pending);
+    assert_eq!(writes(&decision), [CapacityWrite::Delete("md-extra".into())]);
+    let (known, _) = next(known, |known| {
+        known.capacity.clones.clear();
+        guard(known, false);
+    });
+    let (_, decision) = next(known, |known| {
+        known.health = Health::Known(Vec::new());
+        known.now = at(900);
+    });
+    assert_eq!(writes(&decision), [CapacityWrite::Guard], "they are created again at its time");
+    let (_, decision) = next(commenced(), |known| {
+        Arc::make_mut(&mut known.upgrade).spec.extra_capacity = None;
+    });
+    assert_eq!(writes(&decision), [CapacityWrite::Delete("md-extra".into())], "without the spec");
+}
+
+#[test]
+fn an_upgrade_that_has_lost_its_status_finds_its_extra_machines() {
+    let (known, _) = next(commenced(), |_| {});
+    let (_, decision) = next(known, |known| {
+        Arc::make_mut(&mut known.upgrade).status = None;
+    });
+    assert_eq!((writes(&decision), state(&decision)), (vec![], Some(CapacityState::Reserved)));
+}
+
+#[test]
+fn extra_replicas_are_worked_around_by_refit_and_not_by_cluster_api() {
+    let known = with_capacity(CapacityMethod::Replicas, CapacityTimeout::Delay);
+    assert_eq!(known.via(), Some(Via::Machines));
+    let known = with_capacity(CapacityMethod::Clone, CapacityTimeout::Delay);
+    assert_eq!(known.via(), None);
+}
+
+#[test]
+fn a_refused_write_for_extra_machines_is_shown_until_it_succeeds_and_writes_the_status_once() {
+    let (known, _) = next(with_capacity(CapacityMethod::Clone, CapacityTimeout::Delay), |_| {});
+    let (known, _) = next(known, |known| guard(known, true));
+    let refused = Some(Hindrance::Refused("may not create".into()));
+    let (known, decision) = next(known, |known| known.hindrance = refused);
+    assert_eq!(step(&decision, "ComputeCapacityReserved"), ("StepError", "may not create"));
+    let (_, again) = next(known, |known| known.hindrance = None);
+    assert_eq!(again.status.history, decision.status.history);
+    assert_eq!(writes(&again).len(), 1, "it is tried again");
+}
