@@ -7,7 +7,7 @@ use kube::Resource as _;
 use refit_core::group::owner_argument;
 use refit_kinds::{
     keys,
-    refit::{ClusterRef, GroupOwner, Stage, TaskPhase, UpgradeTask, UpgradeTaskSpec, Via},
+    refit::{GroupOwner, OnAbort, Stage, TaskPhase, UpgradeTask, UpgradeTaskSpec, Via},
     version::{KubernetesVersion, StatedVersion},
 };
 
@@ -147,23 +147,16 @@ impl LeftOwner {
         let requested = self.version.version();
         let Some(task) = self.pausing() else {
             return UpgradeTaskSpec {
-                stage: Stage::Ongoing,
-                cluster_ref: ClusterRef { name: self.cluster.clone() },
                 owner_ref: Some(self.owner.clone()),
                 version: requested.cloned(),
-                hops: None,
-                machines: None,
-                updater_ref: None,
-                request_ref: None,
-                option: None,
-                bundle: None,
-                via: Via::Machines,
+                ..UpgradeTaskSpec::of(&self.cluster, Via::Machines)
             };
         };
         let spec = task.spec.clone();
         let version = newest(spec.version.clone(), requested);
         UpgradeTaskSpec {
             stage: Stage::Ongoing,
+            on_abort: OnAbort::RollBack,
             // A bundle is for one version.
             bundle: spec.bundle.filter(|_| {
                 let of_task = task.status.as_ref().and_then(|status| status.version.as_ref());

@@ -4,7 +4,7 @@ use kube::{ResourceExt as _, api::PostParams};
 use refit_core::task::status::READY;
 use refit_kinds::{
     conditions, keys,
-    refit::{ClusterRef, GroupOwner, Stage, TaskPhase, UpgradeTask, UpgradeTaskSpec, Via},
+    refit::{GroupOwner, TaskPhase, UpgradeTask, UpgradeTaskSpec, Via},
     version::KubernetesVersion,
 };
 
@@ -132,16 +132,9 @@ async fn spec(
         (found.cluster, Some(owner))
     };
     Ok(UpgradeTaskSpec {
-        stage: Stage::Ongoing,
-        cluster_ref: ClusterRef { name: of_cluster },
         owner_ref,
         version: Some(to.clone()),
         hops: Some(hops.to_vec()).filter(|hops| !hops.is_empty()),
-        machines: None,
-        updater_ref: None,
-        request_ref: None,
-        option: None,
-        bundle: None,
-        via,
+        ..UpgradeTaskSpec::of(&of_cluster, via)
     })
 }

@@ -22,8 +22,7 @@ use refit_kinds::{
     canonical::{Keys, Wanted},
     keys,
     refit::{
-        ClusterRef, GroupOwner, Owner, Stage, UpdateGroupSpec, UpgradeTask, UpgradeTaskSpec, Via,
-        hash_json,
+        GroupOwner, Owner, Stage, UpdateGroupSpec, UpgradeTask, UpgradeTaskSpec, Via, hash_json,
     },
     version::KubernetesVersion,
 };
@@ -258,17 +257,9 @@ impl Look {
     ) -> UpgradeTask {
         let hash = hash_json(&json!([keys.upgrade_to, self.id.kind, self.id.key.name, self.uid]));
         let mut spec = UpgradeTaskSpec {
-            stage: Stage::Ongoing,
-            cluster_ref: ClusterRef { name: self.group.spec.cluster_name.clone() },
             owner_ref: Some(self.group.spec.owner.clone()),
-            version: None,
-            hops: None,
             machines,
-            updater_ref: None,
-            request_ref: None,
-            option: None,
-            bundle: None,
-            via,
+            ..UpgradeTaskSpec::of(&self.group.spec.cluster_name, via)
         };
         let only = || self.is_machine.then(|| vec![self.id.key.name.clone()]);
         match wanted {

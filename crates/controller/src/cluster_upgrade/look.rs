@@ -6,13 +6,16 @@ use futures::future::join_all;
 use refit_core::{
     managed::{
         capacity::CapacitySeen,
-        cluster::{Known, MachineVersions},
+        cluster::{Known, MachineVersions, Returning},
         graph::GraphRead,
         health::{Health, HealthSeen},
     },
-    task::{GroupNow, GroupVersion},
+    task::{
+        GroupNow, GroupVersion,
+        roll_back::{WorkersSeen, version_before},
+    },
 };
-use refit_kinds::refit::ClusterUpgrade;
+use refit_kinds::refit::{ClusterUpgrade, Stage};
 use refit_runtime::ObjectKey;
 
 use super::capacity;
@@ -20,10 +23,14 @@ use crate::{
     api_error::ReadError,
     cluster_health,
     context::Context,
-    groups::{Group, machines_of},
+    groups::{Group, machines_of, node_updates_of},
     indexes::TASKS_BY_CLUSTER,
     node_update::{live::read_object, look::WorkloadCluster},
-    upgrade_task::{cluster::groups_now, obstacle},
+    owner::LiveOwner,
+    upgrade_task::{
+        cluster::{groups_now, is_extra},
+        obstacle,
+    },
 };
 
 /// A ClusterUpgrade, and the objects that it is decided on.
@@ -60,6 +67,7 @@ impl Look {
             obstacle: obstacle::of_whole_cluster(ctx, &self.key()),
             control_plane: of(true).next(),
             workers,
+            returning: self.returning(ctx),
             machines: self.machines(ctx),
             tasks: ctx.stores.upgrade_tasks.listed(&TASKS_BY_CLUSTER, &self.key()),
             health: self.health(&health),
@@ -74,6 +82,38 @@ impl Look {
             return known;
         }
         Known { capacity: capacity::seen(ctx, &self.key(), &health), ..known }
+    }
+
+    /// The version that the workers of each MachineDeployment return to, where that is requested.
+    fn returning(&self, ctx: &Context) -> Vec<Returning> {
+        let spec = &self.upgrade.spec;
+        let is_requested = spec.roll_back_workers && spec.stage == Stage::Abort;
+        let cluster = ctx.stores.clusters.get(&self.key()).filter(|_| is_requested);
+        let history = self.upgrade.status.as_ref().and_then(|status| status.history.first());
+        let since = history.and_then(|record| record.start_time.as_ref());
+        let (Some(cluster), Some(since)) = (cluster, since) else { return Vec::new() };
+        let mut planes = self.groups.iter().filter(|(group, _)| group.spec.control_plane);
+        let control_plane = planes.next().map(|(_, now)| &now.at.highest);
+        let workers = self.groups.iter().filter(|(group, _)| !group.spec.control_plane);
+        let returning = workers.filter_map(|(group, _)| {
+            let owner = LiveOwner::of(&ctx.stores, group)?;
+            let mut machines = machines_of(&ctx.stores, &group.key);
+            // They were not upgraded.
+            machines.retain(|machine| !is_extra(machine.as_ref()));
+            let updates = node_updates_of(&ctx.stores, &machines).concat();
+            let to = version_before(&WorkersSeen {
+                name: &group.spec.owner.name,
+                requested: owner.version(),
+                machines: machines.iter().map(AsRef::as_ref).collect(),
+                updates: updates.iter().map(AsRef::as_ref).collect(),
+                cluster: &cluster,
+                control_plane,
+                since: since.0,
+            });
+            let to = to.map_err(|why| why.to_string());
+            Some(Returning { owner: group.spec.owner.clone(), to })
+        });
+        returning.collect()
     }
 
     /// The versions of the Machines, where an upgrade has silences.

@@ -21,8 +21,8 @@ use refit_core::{
 use refit_kinds::{
     conditions, keys,
     refit::{
-        CapacityState, ClusterRef, ClusterUpgrade, ClusterUpgradeStatus, Stage, UpgradePhase,
-        UpgradeRecord, UpgradeTask, UpgradeTaskSpec, Via,
+        CapacityState, ClusterUpgrade, ClusterUpgradeStatus, Stage, UpgradePhase, UpgradeRecord,
+        UpgradeTask, UpgradeTaskSpec, Via,
     },
     version::KubernetesVersion,
 };
@@ -212,7 +212,10 @@ fn begins(known: &Known, decision: &Decision) -> bool {
     decision.writes.iter().any(|write| match write {
         Write::Commence { .. } => true,
         Write::Silence(SilenceWrite::Set(_)) => !known.is_commenced(),
-        Write::Silence(SilenceWrite::Remove { .. }) | Write::Abort(_) | Write::Capacity(_) => false,
+        Write::Silence(SilenceWrite::Remove { .. })
+        | Write::Abort(_)
+        | Write::Capacity(_)
+        | Write::RollBack { .. } => false,
     })
 }
 
@@ -220,7 +223,9 @@ fn begins(known: &Known, decision: &Decision) -> bool {
 fn changes_machines(decision: &Decision) -> bool {
     decision.writes.iter().any(|write| match write {
         Write::Capacity(write) => write.changes_machines(),
-        Write::Commence { .. } | Write::Silence(_) | Write::Abort(_) => false,
+        Write::Commence { .. } | Write::Silence(_) | Write::Abort(_) | Write::RollBack { .. } => {
+            false
+        }
     })
 }
 
@@ -251,13 +256,23 @@ async fn perform(
             commence(ctx, upgrade, (task, version, hops), via.unwrap_or(Via::Machines)).await
         }
         Write::Abort(task) => {
-            let body = json!({"spec": {"stage": Stage::Abort}});
+            let on_abort = upgrade.spec.on_abort;
+            let body = json!({"spec": {"stage": Stage::Abort, "onAbort": on_abort}});
             let aborted = apply::merge(&tasks(ctx, upgrade), task, &body).await?;
             ctx.stores.upgrade_tasks.insert(aborted);
             tracing::info!(cluster = upgrade.name_any(), task, "aborted the task of an upgrade");
             Ok(None)
         }
         Write::Capacity(write) => capacity::perform(ctx, upgrade, write).await,
+        Write::RollBack { task, to } => {
+            let spec = UpgradeTaskSpec {
+                owner_ref: Some(to.owner.clone()),
+                version: Some(to.version.clone()),
+                roll_back: true,
+                ..UpgradeTaskSpec::of(&upgrade.name_any(), Via::Machines)
+            };
+            create(ctx, upgrade, task, spec).await
+        }
         // It was made before.
         Write::Silence(_) => Ok(None),
     }
@@ -292,18 +307,20 @@ async fn commence(
     via: Via,
 ) -> anyhow::Result<Option<Hindrance>> {
     let spec = UpgradeTaskSpec {
-        stage: Stage::Ongoing,
-        cluster_ref: ClusterRef { name: upgrade.name_any() },
-        owner_ref: None,
         version: Some(version.clone()),
-        option: None,
-        bundle: None,
         hops: Some(hops.to_vec()).filter(|hops| !hops.is_empty()),
-        machines: None,
-        updater_ref: None,
-        request_ref: None,
-        via,
+        ..UpgradeTaskSpec::of(&upgrade.name_any(), via)
     };
+    create(ctx, upgrade, name, spec).await
+}
+
+/// Creates a task of an upgrade.
+async fn create(
+    ctx: &Context,
+    upgrade: &ClusterUpgrade,
+    name: &str,
+    spec: UpgradeTaskSpec,
+) -> anyhow::Result<Option<Hindrance>> {
     let mut task = UpgradeTask::new(name, spec);
     task.metadata.namespace = upgrade.namespace();
     task.metadata.owner_references = upgrade.controller_owner_ref(&()).map(|owner| vec![owner]);
@@ -317,7 +334,7 @@ async fn commence(
         }
         Err(error) => return Err(error.into()),
     }
-    tracing::info!(cluster = upgrade.name_any(), task = name, %version, "commenced an upgrade");
+    tracing::info!(cluster = upgrade.name_any(), task = name, "created a task of an upgrade");
     Ok(None)
 }
 

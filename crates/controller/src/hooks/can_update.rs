@@ -98,7 +98,7 @@ pub(crate) async fn of_task(
     ctx: &Context,
     level: Level,
     sides: (&Objects, &Objects),
-    only_updater: Option<&str>,
+    (only_updater, rolls_back): (Option<&str>, bool),
 ) -> Result<(Vec<Updater>, Judgement), NotReady> {
     let read = |current: &Objects| {
         let mut question = match level {
@@ -108,6 +108,7 @@ pub(crate) async fn of_task(
         if let Some(only) = only_updater {
             question.known.updaters.retain(|updater| updater.name() == only);
         }
+        question.known.rolls_back = rolls_back;
         Ok(question)
     };
     let (Question { group, known, .. }, judgement) = judged(ctx, sides, read).await?;

@@ -75,7 +75,8 @@ pub(super) async fn advance(
     }
     let only = look.task.spec.updater_ref.as_ref().map(|updater| &*updater.name);
     let compared = (&sides.current, &sides.wanted);
-    let (updaters, judgement) = match can_update::of_task(ctx, sides.level, compared, only).await {
+    let task = (only, look.task.spec.roll_back);
+    let (updaters, judgement) = match can_update::of_task(ctx, sides.level, compared, task).await {
         Ok(judged) => judged,
         Err(why) => return Ok(Some(waits(why.reason(), why.to_string()))),
     };
@@ -92,7 +93,8 @@ pub(super) async fn all_are_to_be_replaced(ctx: &Context, look: &Look) -> anyhow
     for machine in look.differing() {
         let sides = objects::sides(ctx, look, &machine).await?;
         let compared = (&sides.current, &sides.wanted);
-        let judged = can_update::of_task(ctx, sides.level, compared, None).await;
+        let task = (None, look.task.spec.roll_back);
+        let judged = can_update::of_task(ctx, sides.level, compared, task).await;
         let is_to_be_replaced = |judgement: &Judgement| match judgement.verdict {
             Verdict::Replace { .. } => true,
             Verdict::Cover { .. }

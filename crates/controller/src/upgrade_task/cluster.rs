@@ -151,7 +151,8 @@ async fn perform(
         ClusterAction::SetTopology(version) => set_topology(ctx, look, version).await,
         ClusterAction::Abort(child) => {
             let api = tasks(ctx, look.task);
-            let body = json!({"spec": {"stage": Stage::Abort}});
+            let on_abort = look.task.spec.on_abort;
+            let body = json!({"spec": {"stage": Stage::Abort, "onAbort": on_abort}});
             ctx.stores.upgrade_tasks.insert(apply::merge(&api, child, &body).await?);
             tracing::info!(task = look.task.name_any(), child, "aborted the child of a task");
             Ok(None)
@@ -166,17 +167,10 @@ async fn create(
     hop: &HopTo,
 ) -> anyhow::Result<Option<(String, Refused)>> {
     let spec = UpgradeTaskSpec {
-        stage: Stage::Ongoing,
-        cluster_ref: task.spec.cluster_ref.clone(),
         owner_ref: Some(hop.owner.clone()),
         version: Some(hop.version.clone()),
-        hops: None,
-        machines: None,
         updater_ref: task.spec.updater_ref.clone(),
-        request_ref: None,
-        option: None,
-        bundle: None,
-        via: task.spec.via,
+        ..UpgradeTaskSpec::of(&task.spec.cluster_ref.name, task.spec.via)
     };
     let mut child = UpgradeTask::new(name, spec);
     child.metadata.namespace = task.namespace();

@@ -5,7 +5,7 @@ use k8s_openapi::api::{apps::v1::Deployment, core::v1::Namespace};
 use kube::{Api, ResourceExt as _, api::ListParams};
 use refit_cluster_api::kinds::{CORE_GROUP, ExtensionConfig};
 use refit_core::task::Refused;
-use refit_kinds::refit::Via;
+use refit_kinds::{json::annotations, keys, refit::Via};
 use refit_predict::{
     Extension, Manager, Reach, Read, Unreached,
     managers::{PROVIDER_LABEL, Provider},
@@ -15,14 +15,15 @@ use refit_predict::{
 use super::objects;
 use crate::{context::Context, groups::Group};
 
-/// Why a new version in the owner's spec would not be brought to the Machines in place; `None` if it would. Read live.
+/// Why a new version in the owner's spec would not be brought to the Machines in place, if no task pauses the owner; `None`
+/// if it would. Read live.
 pub(super) async fn refusal(ctx: &Context, group: &Group) -> anyhow::Result<Option<Refused>> {
-    Ok(unreached(ctx, group).await?.map(Into::into))
+    Ok(unreached(ctx, group, true).await?.map(Into::into))
 }
 
 /// Who brings a new version in the owner's spec to the Machines in place, or why that is left to a person. Read live.
 pub(crate) async fn via(ctx: &Context, group: &Group) -> anyhow::Result<Result<Via, Refused>> {
-    Ok(match unreached(ctx, group).await? {
+    Ok(match unreached(ctx, group, false).await? {
         None => Ok(Via::Spec),
         Some(NotReached::Not(why)) if why.is_for_task() => Ok(Via::Machines),
         Some(why) => Err(why.into()),
@@ -51,7 +52,11 @@ impl From<NotReached> for Refused {
     }
 }
 
-async fn unreached(ctx: &Context, group: &Group) -> anyhow::Result<Option<NotReached>> {
+async fn unreached(
+    ctx: &Context,
+    group: &Group,
+    takes_over: bool,
+) -> anyhow::Result<Option<NotReached>> {
     let cluster = objects::of_cluster_api(group, CORE_GROUP, "Cluster", &group.spec.cluster_name);
     let extensions: Api<ExtensionConfig> = Api::all(ctx.client.clone());
     let deployments: Api<Deployment> = Api::all(ctx.client.clone());
@@ -81,12 +86,16 @@ async fn unreached(ctx: &Context, group: &Group) -> anyhow::Result<Option<NotRea
         );
         return Ok(Some(NotReached::Unknown(message)));
     }
-    let facts = Reach::of(
+    let mut facts = Reach::of(
         &owner,
         Some(&cluster),
         Read::Known(extensions.iter().map(Extension::of).collect()),
         Read::Known(namespace.labels().clone()),
         Read::Known(managers),
     );
+    let name = format!("{} {}", group.spec.owner.kind, group.spec.owner.name);
+    if takes_over && annotations(&owner).contains_key(keys::TASK) && facts.paused == Some(name) {
+        facts.paused = None;
+    }
     Ok(reach(&facts).err().map(NotReached::Not))
 }

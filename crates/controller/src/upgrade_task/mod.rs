@@ -243,16 +243,14 @@ async fn perform(
         Action::AddFinalizer => finalizers(ctx, &look.task, &[keys::TASK_FINALIZER]).await?,
         Action::RemoveFinalizer => finalizers(ctx, &look.task, &[]).await?,
         Action::Pause => owner::pause(ctx, look).await?,
-        Action::SetVersion(version) => {
-            if look.task.spec.via == Via::Spec
-                && let Some(why) = hooks_reach::refusal(ctx, &look.group).await?
-            {
-                let owner = &look.group.spec.owner;
-                return Ok(Some((format!("{} {}", owner.kind, owner.name), why)));
-            }
-            owner::set_version(ctx, look, version).await?;
-        }
-        Action::Unpause => owner::unpause(ctx, look).await?,
+        Action::SetVersion(version) => match replaced(ctx, look).await? {
+            Some(refused) => return Ok(Some(refused)),
+            None => owner::set_version(ctx, look, version).await?,
+        },
+        Action::Unpause => match replaced(ctx, look).await? {
+            Some(refused) => return Ok(Some(refused)),
+            None => owner::unpause(ctx, look).await?,
+        },
         Action::Sets(write) => owner::write_set(ctx, look, write).await?,
         Action::Mark(machine) => mark(ctx, look, machine).await?,
         Action::Unmark(machine) => unmark(ctx, look, machine).await?,
@@ -264,6 +262,16 @@ async fn perform(
         }
     }
     Ok(None)
+}
+
+/// Why Cluster API would replace the Machines of a task that leaves them to it, and that is not to stop.
+async fn replaced(ctx: &Context, look: &Look) -> anyhow::Result<Option<(String, Refused)>> {
+    if look.task.spec.via != Via::Spec || look.seen(ctx).stops() || has_ended(&look.task) {
+        return Ok(None);
+    }
+    let owner = &look.group.spec.owner;
+    let why = hooks_reach::refusal(ctx, &look.group).await?;
+    Ok(why.map(|why| (format!("{} {}", owner.kind, owner.name), why)))
 }
 
 async fn finalizers(ctx: &Context, task: &UpgradeTask, wanted: &[&str]) -> kube::Result<()> {

@@ -16,7 +16,7 @@ use super::{
     provider::{Provider, provider_unknown},
     verdict::{Verdict, verdict},
 };
-use crate::group::Exception;
+use crate::{group::Exception, task::roll_back::is_patch};
 
 /// What a verdict depends on, in addition to the two sides of the request.
 #[derive(Clone, Debug, Default)]
@@ -41,6 +41,8 @@ pub struct Known {
     /// For workers of a control plane without Machines, as hosted and managed ones are: the version
     /// that the API server reports.
     pub api_server: Option<StatedVersion>,
+    /// A task rolls workers back: their version may be lower.
+    pub rolls_back: bool,
 }
 
 /// A Machine whose host would be updated.
@@ -145,7 +147,8 @@ pub fn can_update(level: Level, current: &Objects, desired: &Objects, known: &Kn
     let by_provider = known.updaters.iter().any(Updater::brings_version);
     let built_in = built_in.iter().filter(|_| !by_provider);
     let updaters: Vec<&Updater> = built_in.chain(&known.updaters).collect();
-    let coverage = cover(level, current, desired, returns, &updaters);
+    let lowers = !by_provider && lowers(level, (&current.version(level), &stated), known);
+    let coverage = cover(level, current, desired, returns || lowers, &updaters);
     let coverage = match &known.provider {
         Provider::Refuses { why } => {
             coverage.refused(why, [&current.infrastructure, &desired.infrastructure])
@@ -190,6 +193,19 @@ fn returns(from: &StatedVersion, to: &StatedVersion, hosts: &[Host]) -> bool {
     from.hop_to(to) == Hop::Downgrade
         && staying().next().is_some()
         && staying().all(|host| host.kubelet.is(to) && !host.half_upgraded)
+}
+
+/// Whether a task rolls workers back to a version that their hosts can be brought to.
+fn lowers(level: Level, (from, to): (&StatedVersion, &StatedVersion), known: &Known) -> bool {
+    let is_of_workers = match level {
+        Level::MachineSet => true,
+        Level::Machine => false,
+    };
+    let is_patch = match (from.version(), to.version()) {
+        (Some(from), Some(to)) => is_patch(from, to),
+        (_, None) | (None, _) => false,
+    };
+    known.rolls_back && is_of_workers && is_patch
 }
 
 /// The Machine that must have ended its work before a request is withdrawn.
@@ -431,6 +447,37 @@ mod tests {
         for (known, wanted) in table {
             assert_eq!(reason(&known), wanted, "{known:?}");
         }
+    }
+
+    /// A MachineSet of this version, with its templates.
+    fn set(version: &str) -> Objects {
+        let template = |spec: serde_json::Value| json!({"template": {"spec": spec}});
+        Objects {
+            owner: json!({"kind": "MachineSet", "metadata": {"name": "s"},
+                "spec": template(json!({"version": version, "clusterName": "c"}))}),
+            infrastructure: json!({"kind": "DockerMachineTemplate", "spec": template(json!({}))}),
+            bootstrap: Some(json!({"kind": "KubeadmConfigTemplate", "spec": template(json!({}))})),
+        }
+    }
+
+    #[test]
+    fn a_task_rolls_workers_back_to_a_patch_release() {
+        let known = |rolls_back| Known {
+            hosts: vec![Host { kubelet: "v1.34.9".into(), ..host("m", HostReport::Fresh) }],
+            rolls_back,
+            ..Known::default()
+        };
+        let set_back = |from: &str, to: &str, known: &Known| {
+            can_update(Level::MachineSet, &set(from), &set(to), known).verdict.reason()
+        };
+        assert_eq!(set_back("v1.34.9", "v1.34.2", &known(true)), "Covered");
+        assert_eq!(set_back("v1.34.9", "v1.34.2", &known(false)), "UncoveredPreserve");
+        assert_eq!(set_back("v1.35.0", "v1.34.2", &known(true)), "UncoveredPreserve");
+        let by_provider =
+            Known { updaters: vec![crate::change::testing::provided("nodes", &[])], ..known(true) };
+        assert_eq!(set_back("v1.34.9", "v1.34.2", &by_provider), "UncoveredPreserve");
+        let member = can_update(Level::Machine, &side("v1.34.9"), &side("v1.34.2"), &known(true));
+        assert_eq!(member.verdict.reason(), "UncoveredPreserve", "a control plane never goes back");
     }
 
     /// An Updater that leaves the image of infrastructure machines.

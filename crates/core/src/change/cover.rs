@@ -134,7 +134,8 @@ pub struct Case<'a> {
     pub from_version: Option<&'a KubernetesVersion>,
     /// The desired version, if it is valid.
     pub to_version: Option<&'a KubernetesVersion>,
-    /// Every host runs the desired version: the change only withdraws a request for another one.
+    /// The version may be lower: every host runs it, so that the change only withdraws a request for another one; or workers
+    /// are rolled back.
     pub returns: bool,
 }
 

@@ -2,6 +2,7 @@
 
 mod extra;
 mod hops;
+mod roll_back;
 mod silencing;
 mod steps;
 
@@ -21,6 +22,7 @@ use refit_kinds::{
 use self::steps::{MILESTONES, STEPS, WORKERS, named, stop};
 pub use self::{
     extra::EXTRA_CAPACITY,
+    roll_back::Returning,
     silencing::{MachineVersions, SILENCED},
     steps::was_commenced,
 };
@@ -32,7 +34,7 @@ use super::{
     notifications::{self, Receivers, Shown},
     silences::{SilenceTried, SilenceWrite},
 };
-use crate::task::{GroupVersion, Obstacle, status::READY, unreachable};
+use crate::task::{GroupVersion, HopTo, Obstacle, status::READY, unreachable};
 
 /// Condition of a ClusterUpgrade: what the last check of the Cluster has found.
 pub const HEALTHY: &str = "Healthy";
@@ -50,6 +52,9 @@ pub struct Known {
     pub control_plane: Option<GroupVersion>,
     /// The MachineDeployments.
     pub workers: Vec<GroupVersion>,
+    /// Of each MachineDeployment, the version that its workers return to if there is one, or why they cannot. Empty unless
+    /// they are to return.
+    pub returning: Vec<Returning>,
     /// The versions of the Machines.
     pub machines: MachineVersions,
     /// Every UpgradeTask of the Cluster.
@@ -97,6 +102,13 @@ pub enum Write {
     Abort(String),
     /// Write for the extra Machines.
     Capacity(CapacityWrite),
+    /// Create the UpgradeTask that rolls back the workers of a stopped upgrade.
+    RollBack {
+        /// Its name.
+        task: String,
+        /// The MachineDeployment, and the version.
+        to: HopTo,
+    },
     /// Write to Alertmanager, before the status: what was created is found again by its comment.
     Silence(SilenceWrite),
 }
@@ -283,10 +295,17 @@ impl Known {
         if is_taken(&first) { others.find(|name| !is_taken(name)).unwrap_or(first) } else { first }
     }
 
-    /// The tasks that this upgrade has made.
+    /// Whether its workers are to return to the version that they had before.
+    pub fn rolls_back_workers(&self) -> bool {
+        let spec = &self.upgrade.spec;
+        spec.roll_back_workers && spec.stage == Stage::Abort
+    }
+
+    /// The tasks that this upgrade has made to upgrade the Cluster.
     fn own_tasks(&self) -> impl Iterator<Item = &UpgradeTask> {
         let uid = self.upgrade.metadata.uid.as_deref();
-        self.tasks.iter().map(AsRef::as_ref).filter(move |task| is_controlled_by(task, uid))
+        let own = self.tasks.iter().map(AsRef::as_ref);
+        own.filter(move |task| is_controlled_by(task, uid) && !task.spec.roll_back)
     }
 
     /// The task that does the upgrade: the one of the record, or one that has not ended, if that is not known.

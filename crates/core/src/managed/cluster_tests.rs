@@ -1,6 +1,4 @@
-use refit_kinds::refit::{
-    ClusterRef, ClusterUpgradeSpec, GroupOwner, TaskPhase, UpgradeTask, UpgradeTaskSpec,
-};
+use refit_kinds::refit::{ClusterUpgradeSpec, GroupOwner, TaskPhase, UpgradeTask, UpgradeTaskSpec};
 use serde_json::json;
 
 use super::*;
@@ -25,6 +23,7 @@ fn known() -> Known {
         obstacle: None,
         control_plane: Some(group("KubeadmControlPlane", "edge-1", "v1.35.0")),
         workers: vec![group("MachineDeployment", "md", "v1.35.0")],
+        returning: Vec::new(),
         machines: MachineVersions::default(),
         graph: GraphRead::NotConfigured,
         tasks: Vec::new(),
@@ -38,19 +37,16 @@ fn known() -> Known {
 }
 
 /// A task of an object, in a phase.
-fn task(name: &str, of: &str, owner: Option<GroupOwner>, phase: TaskPhase) -> UpgradeTask {
+pub(super) fn task(
+    name: &str,
+    of: &str,
+    owner: Option<GroupOwner>,
+    phase: TaskPhase,
+) -> UpgradeTask {
     let spec = UpgradeTaskSpec {
-        stage: Stage::Ongoing,
-        cluster_ref: ClusterRef { name: "edge-1".into() },
         owner_ref: owner,
         version: Some("v1.36.0".parse().unwrap()),
-        option: None,
-        bundle: None,
-        hops: None,
-        machines: None,
-        updater_ref: None,
-        request_ref: None,
-        via: Via::Machines,
+        ..UpgradeTaskSpec::of("edge-1", Via::Machines)
     };
     let mut task = UpgradeTask::new(name, spec);
     task.metadata = serde_json::from_value(json!({
@@ -66,7 +62,7 @@ fn task(name: &str, of: &str, owner: Option<GroupOwner>, phase: TaskPhase) -> Up
 }
 
 /// Shows what a decision shows, and looks again a minute later.
-fn next(mut known: Known, change: impl FnOnce(&mut Known)) -> (Known, Decision) {
+pub(super) fn next(mut known: Known, change: impl FnOnce(&mut Known)) -> (Known, Decision) {
     change(&mut known);
     let decision = decide(&known);
     let mut upgrade = (*known.upgrade).clone();
@@ -75,7 +71,7 @@ fn next(mut known: Known, change: impl FnOnce(&mut Known)) -> (Known, Decision) 
     (Known { upgrade: Arc::new(upgrade), now, ..known }, decision)
 }
 
-fn begun() -> Known {
+pub(super) fn begun() -> Known {
     let (known, decision) = next(known(), |_| {});
     let Write::Commence { task: name, version, via, .. } = &decision.writes[0] else {
         panic!("{:?}", decision.writes);
@@ -94,7 +90,7 @@ fn step<'a>(decision: &'a Decision, name: &str) -> (&'a str, &'a str) {
     found.map_or(("-", "-"), |step| (&*step.reason, &*step.message))
 }
 
-fn ready(decision: &Decision) -> &str {
+pub(super) fn ready(decision: &Decision) -> &str {
     &conditions::get(&decision.status.conditions, READY).unwrap().reason
 }
 
@@ -322,7 +318,9 @@ fn with_silences(known: &mut Known) {
 fn silenced(known: &mut Known, outcome: &SilenceOutcome) {
     let tried = decide(known).writes.into_iter().filter_map(|write| match write {
         Write::Silence(write) => Some((write, outcome.clone())),
-        Write::Commence { .. } | Write::Abort(_) | Write::Capacity(_) => None,
+        Write::Commence { .. } | Write::Abort(_) | Write::Capacity(_) | Write::RollBack { .. } => {
+            None
+        }
     });
     known.silenced = tried.collect();
 }
@@ -378,7 +376,12 @@ fn silences_follow_the_parts_of_an_upgrade_and_keep_it_from_nothing() {
                 (write, SilenceOutcome::Set("2".into()))
             }
             Write::Silence(write @ SilenceWrite::Remove { .. }) => (write, SilenceOutcome::Removed),
-            Write::Commence { .. } | Write::Abort(_) | Write::Capacity(_) => panic!("{write:?}"),
+            Write::Commence { .. }
+            | Write::Abort(_)
+            | Write::Capacity(_)
+            | Write::RollBack { .. } => {
+                panic!("{write:?}")
+            }
         });
         known.silenced = outcomes.collect();
     });

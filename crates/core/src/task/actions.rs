@@ -7,7 +7,9 @@ use refit_kinds::{
     version::KubernetesVersion,
 };
 
-use super::{GroupSeen, Member, MemberState, Paused, SpecState, member::is_for, sets::SetWrite};
+use super::{
+    GroupSeen, Member, MemberState, OwnerSeen, Paused, SpecState, member::is_for, sets::SetWrite,
+};
 use crate::ask::is_stopping;
 
 /// How many Machines are marked at once, so that other work has its turn.
@@ -61,15 +63,23 @@ pub fn actions(seen: &GroupSeen<'_>) -> Vec<Action> {
     if owner.deleting {
         return end(seen);
     }
-    if !seen.is_via_machines() {
-        return seen
-            .sets_version()
-            .filter(|_| !owner.of_topology && !seen.owner_was_edited())
-            .map(|version| Action::SetVersion(version.clone()))
-            .into_iter()
-            .collect();
+    if seen.is_via_machines() { via_machines(seen) } else { via_spec(seen, owner) }
+}
+
+fn via_spec(seen: &GroupSeen<'_>, owner: &OwnerSeen) -> Vec<Action> {
+    if seen.owner_was_edited() {
+        return Vec::new();
     }
-    via_machines(seen)
+    let version = seen.sets_version().filter(|_| !owner.of_topology);
+    let set_version = version.map(|version| Action::SetVersion(version.clone()));
+    match &owner.paused {
+        // A task that was stopped has left it paused.
+        Paused::ByTask(task) if task == seen.name() => {
+            vec![set_version.unwrap_or(Action::Unpause)]
+        }
+        Paused::ByTask(_) => vec![Action::Pause],
+        Paused::No | Paused::ByOthers => set_version.into_iter().collect(),
+    }
 }
 
 fn via_machines(seen: &GroupSeen<'_>) -> Vec<Action> {
@@ -238,10 +248,11 @@ fn settle(seen: &GroupSeen<'_>) -> Vec<Action> {
         Paused::ByTask(name) => name != seen.name(),
         Paused::No | Paused::ByOthers => false,
     });
-    if seen.phase().has_ended() && !is_ours || is_of_another || !seen.is_via_machines() {
+    if seen.phase().has_ended() && !is_ours || is_of_another {
         return Vec::new();
     }
-    let at_rest = seen.sets.clone().map(|sets| super::SetsSeen { ends: true, ..sets });
+    let sets = seen.sets.clone().filter(|_| seen.is_via_machines());
+    let at_rest = sets.map(|sets| super::SetsSeen { ends: true, ..sets });
     if let Some(write) = at_rest.and_then(|sets| sets.next_write()) {
         return vec![Action::Sets(write)];
     }
@@ -272,13 +283,17 @@ fn can_be_written(seen: &GroupSeen<'_>) -> bool {
 /// The task has ended, or is to stop: what is under way is stopped or finished, then what the task has written is
 /// removed.
 fn end(seen: &GroupSeen<'_>) -> Vec<Action> {
+    if is_to_be_paused(seen) {
+        return vec![Action::Pause];
+    }
     let mut stops = Vec::new();
     let mut under_way = false;
     for member in seen.members().filter(|member| is_marked(seen, member)) {
         match member.state(seen.target()) {
             MemberState::Updating(update) => {
                 under_way = true;
-                stops.extend(stop(update));
+                let is_finished = seen.finishes() && !update.phase().is_undisturbed();
+                stops.extend(stop(update).filter(|_| !is_finished));
             }
             MemberState::Reached if can_be_written(seen) => {
                 under_way = true;
@@ -309,5 +324,43 @@ fn end(seen: &GroupSeen<'_>) -> Vec<Action> {
 
 /// Whether a task that is to stop has stopped: nothing of its Machines is under way or left behind.
 pub(super) fn has_stopped(seen: &GroupSeen<'_>) -> bool {
-    !seen.machines.iter().any(|member| is_marked(seen, member))
+    let is_under_way =
+        |member: &Member<'_>| is_marked(seen, member) || is_finished_by_cluster_api(seen, member);
+    !seen.machines.iter().any(is_under_way) && !is_to_be_paused(seen)
+}
+
+/// Whether Cluster API would begin other Machines of a task that is to stop, or its topology would set the version.
+fn is_to_be_paused(seen: &GroupSeen<'_>) -> bool {
+    let Some(owner) = seen.owner.as_ref().filter(|_| works_through_spec(seen)) else {
+        return false;
+    };
+    let is_next = |member: &Member<'_>| {
+        !member.deleting
+            && member.spec != SpecState::Current
+            && !is_finished_by_cluster_api(seen, member)
+    };
+    let begins_others = match seen.sets_version() {
+        None => seen.machines.iter().any(is_next),
+        Some(_) => owner.of_topology && !owner.replaces_none,
+    };
+    owner.paused == Paused::No && !owner.deleting && begins_others
+}
+
+/// Whether Cluster API has begun the Machine of a task that is to stop: it has written the Machine's spec.
+fn is_finished_by_cluster_api(seen: &GroupSeen<'_>, member: &Member<'_>) -> bool {
+    works_through_spec(seen)
+        && match member.state(seen.target()) {
+            MemberState::Updating(_) => true,
+            MemberState::Waiting | MemberState::Reached => member.is_updated_by_cluster_api,
+            MemberState::Updated
+            | MemberState::Deleting
+            | MemberState::Excepted(_)
+            | MemberState::Failed(_) => false,
+        }
+}
+
+/// Whether a task that is to stop has left its Machines to Cluster API.
+fn works_through_spec(seen: &GroupSeen<'_>) -> bool {
+    let is_ending = seen.stops() && !seen.phase().has_ended();
+    is_ending && !seen.is_via_machines() && seen.obstacle.is_none()
 }

@@ -75,7 +75,7 @@ pub fn cluster_actions(seen: &ClusterSeen<'_>) -> Vec<ClusterAction> {
         let aborts = seen
             .children
             .iter()
-            .filter(|child| !child.phase().has_ended() && child.spec.stage == Stage::Ongoing);
+            .filter(|child| !child.phase().has_ended() && !seen.is_asked_to_stop(child));
         return aborts.map(|child| ClusterAction::Abort(name(child).to_owned())).collect();
     }
     if seen.obstacle.is_some() {
@@ -109,6 +109,11 @@ impl ClusterSeen<'_> {
         let group =
             self.groups().find(|group| child.spec.owner_ref.as_ref() == Some(&group.at.owner));
         group.is_some_and(|group| child.spec.version.as_ref() <= Some(&group.at.version))
+    }
+
+    /// Whether a child stops in the same way as this task.
+    fn is_asked_to_stop(&self, child: &UpgradeTask) -> bool {
+        child.spec.stage == Stage::Abort && child.spec.on_abort == self.task.spec.on_abort
     }
 
     fn has_ended(&self) -> bool {

@@ -1,4 +1,4 @@
-use refit_kinds::refit::{ClusterRef, GroupOwner, UpgradeTaskSpec, UpgradeTaskStatus};
+use refit_kinds::refit::{GroupOwner, OnAbort, UpgradeTaskSpec, UpgradeTaskStatus};
 
 use super::*;
 
@@ -26,17 +26,9 @@ fn task(name: &str, owner_ref: Option<GroupOwner>, to: &str, phase: TaskPhase) -
     let mut task = UpgradeTask::new(
         name,
         UpgradeTaskSpec {
-            stage: Stage::Ongoing,
-            cluster_ref: ClusterRef { name: "edge-1".into() },
             owner_ref,
             version: Some(version(to)),
-            hops: None,
-            machines: None,
-            updater_ref: None,
-            request_ref: None,
-            option: None,
-            bundle: None,
-            via: Via::Machines,
+            ..UpgradeTaskSpec::of("edge-1", Via::Machines)
         },
     );
     task.status = Some(UpgradeTaskStatus { phase, ..UpgradeTaskStatus::default() });
@@ -151,7 +143,7 @@ fn a_topology_is_not_paused_where_cluster_api_does_the_work() {
 }
 
 #[test]
-fn an_aborted_task_for_a_cluster_aborts_its_children_and_ends_with_them() {
+fn an_aborted_task_for_a_cluster_aborts_its_children_in_the_same_way_and_ends_with_them() {
     let mut task = whole("v1.35.0");
     task.spec.stage = Stage::Abort;
     let (cp, md) = (plane("v1.34.2"), workers("v1.34.2"));
@@ -160,6 +152,11 @@ fn an_aborted_task_for_a_cluster_aborts_its_children_and_ends_with_them() {
     assert_eq!(short(&now), ["abort up-kubeadmcontrolplane-cp-v1.35.0"]);
     assert_eq!(phase(&now), (TaskPhase::Ongoing, "Aborting".into()));
     working[0].spec.stage = Stage::Abort;
+    assert_eq!(short(&seen(&task, (cp.clone(), md.clone()), &working)), [""; 0]);
+    task.spec.on_abort = OnAbort::Finish;
+    let now = seen(&task, (cp.clone(), md.clone()), &working);
+    assert_eq!(short(&now), ["abort up-kubeadmcontrolplane-cp-v1.35.0"], "it changed midway");
+    working[0].spec.on_abort = OnAbort::Finish;
     assert_eq!(short(&seen(&task, (cp.clone(), md.clone()), &working)), [""; 0]);
     working[0].status = Some(UpgradeTaskStatus { phase: TaskPhase::Aborted, ..Default::default() });
     assert_eq!(phase(&seen(&task, (cp, md), &working)), (TaskPhase::Aborted, "Aborted".into()));

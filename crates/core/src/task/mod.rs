@@ -18,6 +18,7 @@
 //! | [`mod@cluster`] | the next writes of a task for a whole Cluster, and what it shows |
 //! | [`mod@option`] | a task that installs an option by annotation: its writes, and what it shows |
 //! | [`mod@specs`] | whether requested specs are those that Refit writes |
+//! | [`mod@roll_back`] | whether the workers of a stopped upgrade return to the version before |
 //! | `hops` | which group of a Cluster goes to which version next |
 
 pub mod actions;
@@ -25,10 +26,13 @@ pub mod cluster;
 mod hops;
 pub mod member;
 pub mod option;
+pub mod roll_back;
 mod sets;
 pub mod specs;
 pub mod status;
 
+#[cfg(test)]
+mod stop_tests;
 #[cfg(test)]
 mod tests;
 
@@ -36,13 +40,13 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use refit_kinds::{
     conditions,
-    refit::{Owner, PacingOrder, Stage, TaskPhase, UpgradeTask, UpgradeTaskSpec, Via},
+    refit::{OnAbort, Owner, PacingOrder, Stage, TaskPhase, UpgradeTask, UpgradeTaskSpec, Via},
     version::{KubernetesVersion, StatedVersion},
 };
 
 pub use self::{
     actions::{Action, actions},
-    cluster::{ClusterAction, ClusterSeen, GroupNow, cluster_actions, cluster_status},
+    cluster::{ClusterAction, ClusterSeen, GroupNow, child_name, cluster_actions, cluster_status},
     hops::{GroupVersion, HopTo, unreachable},
     member::{Member, MemberState, SpecState},
     sets::{SetSeen, SetWrite, SetsSeen},
@@ -220,6 +224,15 @@ impl GroupSeen<'_> {
     /// Whether the task is to stop: on request, or because it is being deleted.
     pub fn stops(&self) -> bool {
         is_to_stop(self.task)
+    }
+
+    /// Whether the Machines in progress are finished when the task stops.
+    fn finishes(&self) -> bool {
+        self.stops()
+            && match self.task.spec.on_abort {
+                OnAbort::Finish => true,
+                OnAbort::RollBack => false,
+            }
     }
 
     fn phase(&self) -> TaskPhase {

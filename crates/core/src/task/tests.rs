@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
     conditions,
     refit::{
-        ClusterRef, ExceptionRule, GroupOwner, NodeUpdate, Phase, RequestRef, UpgradeTaskSpec,
+        ExceptionRule, GroupOwner, NodeUpdate, Phase, RequestRef, UpgradeTaskSpec,
         UpgradeTaskStatus,
     },
 };
@@ -14,26 +14,18 @@ use crate::{ask::testing::update as node_update, group::owner_argument, report::
 
 const TARGET: &str = "v1.35.0";
 
-fn task() -> UpgradeTask {
+pub(super) fn task() -> UpgradeTask {
     let spec = UpgradeTaskSpec {
-        stage: Stage::Ongoing,
-        cluster_ref: ClusterRef { name: "edge-1".into() },
         owner_ref: Some(GroupOwner { kind: "MachineDeployment".into(), ..GroupOwner::default() }),
         version: Some(TARGET.parse().unwrap()),
-        hops: None,
-        machines: None,
-        updater_ref: None,
-        request_ref: None,
-        option: None,
-        bundle: None,
-        via: Via::Machines,
+        ..UpgradeTaskSpec::of("edge-1", Via::Machines)
     };
     let mut task = UpgradeTask::new("t", spec);
     task.metadata.finalizers = Some(vec!["f".into()]);
     task
 }
 
-fn owner() -> OwnerSeen {
+pub(super) fn owner() -> OwnerSeen {
     OwnerSeen {
         owner: Owner::Deployment,
         paused: Paused::ByTask("t".into()),
@@ -57,7 +49,7 @@ fn set(name: &str, machines: i64) -> SetSeen {
     }
 }
 
-fn member(name: &str) -> Member<'_> {
+pub(super) fn member(name: &str) -> Member<'_> {
     Member {
         name,
         uid: name.into(),
@@ -67,7 +59,7 @@ fn member(name: &str) -> Member<'_> {
     }
 }
 
-fn seen<'a>(task: &'a UpgradeTask, machines: Vec<Member<'a>>) -> GroupSeen<'a> {
+pub(super) fn seen<'a>(task: &'a UpgradeTask, machines: Vec<Member<'a>>) -> GroupSeen<'a> {
     let old = i64::try_from(machines.len()).unwrap();
     GroupSeen {
         task,
@@ -107,13 +99,13 @@ fn advanced(actions: &[Action]) -> Vec<&str> {
         .collect()
 }
 
-fn in_phase(machine: &str, phase: Phase) -> NodeUpdate {
+pub(super) fn in_phase(machine: &str, phase: Phase) -> NodeUpdate {
     let mut update = node_update(1, TARGET, phase);
     update.metadata.name = Some(format!("{machine}-1"));
     update
 }
 
-fn shown(seen: &GroupSeen<'_>) -> (TaskPhase, String) {
+pub(super) fn shown(seen: &GroupSeen<'_>) -> (TaskPhase, String) {
     let status = status(seen, &BTreeMap::new());
     let ready = conditions::get(&status.conditions, status::READY);
     (status.phase, ready.map(|ready| ready.reason.clone()).unwrap_or_default())

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     CapacityState, ExtraCapacity, MAX_SILENCE_RECORDS, MAX_SILENCES, MAX_UPGRADE_NOTIFICATIONS,
-    SilenceRecord, Stage, UpgradeNotification, UpgradeSilence, Via,
+    OnAbort, SilenceRecord, Stage, UpgradeNotification, UpgradeSilence, Via,
 };
 use crate::version::KubernetesVersion;
 
@@ -79,6 +79,13 @@ pub struct ClusterUpgradeSpec {
     /// UpgradeTask does.
     #[serde(default)]
     pub stage: Stage,
+    /// What becomes of the Machines in progress, with stage `Abort`. It may be changed while the upgrade stops.
+    #[serde(default)]
+    pub on_abort: OnAbort,
+    /// With stage `Abort`: once its UpgradeTask has ended, the workers that it has upgraded return to the version that they
+    /// had before, where their hosts can. The control plane never does.
+    #[serde(default)]
+    pub roll_back_workers: bool,
     /// When it begins at the earliest [default: at once].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_at: Option<Time>,
@@ -172,6 +179,8 @@ impl ClusterUpgradeSpec {
         Self {
             version,
             stage: Stage::Ongoing,
+            on_abort: OnAbort::RollBack,
+            roll_back_workers: false,
             start_at: None,
             start_within_minutes: DEFAULT_START_WITHIN_MINUTES,
             check_ahead_minutes: DEFAULT_CHECK_AHEAD_MINUTES,

@@ -54,8 +54,9 @@ pub const MAX_TASK_CHILDREN: usize = 500;
     has(self.updaterRef) == has(oldSelf.updaterRef) && (!has(self.updaterRef) || self.updaterRef == oldSelf.updaterRef) && \
     has(self.requestRef) == has(oldSelf.requestRef) && (!has(self.requestRef) || self.requestRef == oldSelf.requestRef) && \
     has(self.option) == has(oldSelf.option) && (!has(self.option) || self.option == oldSelf.option) && \
-    has(self.bundle) == has(oldSelf.bundle) && (!has(self.bundle) || self.bundle == oldSelf.bundle)",
-    "spec is immutable but for stage: create another UpgradeTask"))]
+    has(self.bundle) == has(oldSelf.bundle) && (!has(self.bundle) || self.bundle == oldSelf.bundle) && \
+    self.rollBack == oldSelf.rollBack",
+    "spec is immutable but for stage and onAbort: create another UpgradeTask"))]
 #[x_kube(validation = ("oldSelf.stage != 'Abort' || self.stage == 'Abort'", "an aborted UpgradeTask stays aborted; create a new one"))]
 #[x_kube(validation = ("has(self.ownerRef) || has(self.version)", "a task for a whole Cluster needs version"))]
 #[x_kube(validation = ("has(self.ownerRef) || !has(self.machines)", "machines needs ownerRef: they are Machines of that owner"))]
@@ -67,10 +68,15 @@ pub const MAX_TASK_CHILDREN: usize = 500;
     "option goes with neither version, updaterRef nor requestRef: it is installed whatever the owner's spec requests"))]
 #[x_kube(validation = ("!has(self.bundle) || has(self.ownerRef) && !has(self.option)",
     "bundle needs ownerRef, because a bundle is for one version; and it does not go with option: k8sd has no bundles"))]
+#[x_kube(validation = ("!self.rollBack || self.via == 'Machines' && has(self.version) && has(self.ownerRef) && self.ownerRef.kind == 'MachineDeployment'",
+    "rollBack needs version, via Machines, and an ownerRef of kind MachineDeployment: a control plane never goes back"))]
 pub struct UpgradeTaskSpec {
     /// Whether the task continues or is to stop.
     #[serde(default)]
     pub stage: Stage,
+    /// What becomes of the Machines in progress, with stage `Abort`. It may be changed while the task stops.
+    #[serde(default)]
+    pub on_abort: OnAbort,
     /// The Cluster, in the namespace of the task.
     pub cluster_ref: ClusterRef,
     /// The control plane or MachineDeployment; absent for the whole Cluster: its control plane, then its
@@ -106,8 +112,45 @@ pub struct UpgradeTaskSpec {
     /// The Secret with the specs of the ExternalUpgrade request that made the task: its Machines get nothing else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_ref: Option<RequestRef>,
+    /// The version may be lower than that of the workers, if their hosts can be brought to it: another patch release of the
+    /// same minor version.
+    #[serde(default)]
+    pub roll_back: bool,
     /// Who works through the Machines.
     pub via: Via,
+}
+
+impl UpgradeTaskSpec {
+    /// A task for a Cluster, with the defaults of the API.
+    pub fn of(cluster: &str, via: Via) -> Self {
+        Self {
+            stage: Stage::Ongoing,
+            on_abort: OnAbort::RollBack,
+            cluster_ref: ClusterRef { name: cluster.to_owned() },
+            owner_ref: None,
+            version: None,
+            option: None,
+            bundle: None,
+            hops: None,
+            machines: None,
+            updater_ref: None,
+            request_ref: None,
+            roll_back: false,
+            via,
+        }
+    }
+}
+
+/// What becomes of the Machines in progress when an upgrade is stopped. No further Machine begins.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, strum::Display,
+)]
+pub enum OnAbort {
+    /// Those that have not passed their point of no return are rolled back, the others are finished.
+    #[default]
+    RollBack,
+    /// They are finished. Those that have disturbed nothing yet are stopped.
+    Finish,
 }
 
 /// Reference to a Cluster.

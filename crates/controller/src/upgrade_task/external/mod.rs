@@ -14,10 +14,7 @@ use refit_core::{
 };
 use refit_kinds::{
     external_upgrade::{ExternalUpgradeRequest, ExternalUpgradeResponse, ResponseStatus},
-    refit::{
-        ClusterRef, GroupOwner, Owner, RequestRef, Stage, UpgradeTask, UpgradeTaskSpec, Via,
-        hash_json,
-    },
+    refit::{GroupOwner, Owner, RequestRef, Stage, UpgradeTask, UpgradeTaskSpec, Via, hash_json},
 };
 use refit_runtime::{ObjectKey, apply, store};
 use serde_json::{Value, json};
@@ -171,17 +168,10 @@ impl Asked {
         let machines = Some(self.request.machines.clone()).filter(|names| !names.is_empty());
         let name = format!("{}{ordinal}", self.name);
         let spec = UpgradeTaskSpec {
-            stage: Stage::Ongoing,
-            cluster_ref: ClusterRef { name: self.request.cluster.name.clone() },
             owner_ref: Some(self.group.spec.owner.clone()),
-            version: None,
-            hops: None,
             machines,
-            updater_ref: None,
             request_ref: Some(RequestRef { name: name.clone() }),
-            option: None,
-            bundle: None,
-            via: Via::Machines,
+            ..UpgradeTaskSpec::of(&self.request.cluster.name, Via::Machines)
         };
         let mut task = UpgradeTask::new(&name, spec);
         task.metadata.namespace = Some(self.group.key.namespace.clone());
@@ -210,7 +200,8 @@ async fn declined(ctx: &Context, asked: &Asked) -> Result<Option<String>, NotJud
             differing.join(", ")
         )));
     }
-    let judged = can_update::of_task(ctx, sides.level, (&sides.current, &sides.wanted), None).await;
+    let compared = (&sides.current, &sides.wanted);
+    let judged = can_update::of_task(ctx, sides.level, compared, (None, false)).await;
     let (_, judgement) = judged.map_err(|why| NotJudged::NotReady(why.to_string()))?;
     Ok(match &judgement.verdict {
         // What must end first keeps the task waiting.

@@ -1,7 +1,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
     canonical::{CANONICAL, REFIT},
-    refit::{ClusterRef, TaskFailure, UpgradeTaskSpec, UpgradeTaskStatus, Via},
+    refit::{TaskFailure, UpgradeTaskSpec, UpgradeTaskStatus, Via},
 };
 
 use super::*;
@@ -90,17 +90,9 @@ impl World {
 
     fn runs(&mut self, option: &str, phase: TaskPhase) -> &mut UpgradeTaskStatus {
         let spec = UpgradeTaskSpec {
-            stage: Stage::Ongoing,
-            cluster_ref: ClusterRef::default(),
-            owner_ref: None,
             version: self.version.clone(),
-            hops: None,
-            machines: None,
-            updater_ref: None,
-            request_ref: None,
             option: option.parse().ok(),
-            bundle: None,
-            via: Via::Machines,
+            ..UpgradeTaskSpec::of("", Via::Machines)
         };
         let mut task = UpgradeTask::new("t-1", spec);
         let requested = (keys::REQUESTED.to_owned(), option.to_owned());

@@ -42,7 +42,9 @@ fn writes(decision: &Decision) -> Vec<CapacityWrite> {
     let all = decision.writes.iter();
     all.filter_map(|write| match write {
         Write::Capacity(write) => Some(write.clone()),
-        Write::Commence { .. } | Write::Abort(_) | Write::Silence(_) => None,
+        Write::Commence { .. } | Write::Abort(_) | Write::Silence(_) | Write::RollBack { .. } => {
+            None
+        }
     })
     .collect()
 }

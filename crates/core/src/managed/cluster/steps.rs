@@ -9,6 +9,7 @@ use refit_kinds::{
 use super::{
     Hindrance, Known, SILENCED, Write,
     extra::{removed, reserved},
+    roll_back::rolled_back,
     silencing::silenced,
 };
 use crate::{
@@ -64,7 +65,7 @@ pub(super) fn named(task: &UpgradeTask) -> String {
 }
 
 /// What a task shows.
-fn shown(task: &UpgradeTask) -> String {
+pub(super) fn shown(task: &UpgradeTask) -> String {
     let shown = task.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let message = conditions::get(shown, READY).map_or("not begun", |ready| &ready.message);
     format!("{}: {message}", named(task))
@@ -167,15 +168,16 @@ impl Known {
     }
 }
 
-/// Stops the task, and waits for its end.
+/// Stops the task, and waits for its end and for the workers that return.
 pub(super) fn stop(known: &Known) -> Progress<Write> {
     match known.task() {
         Some(task) if !task.phase().has_ended() => {
-            let is_asked = task.spec.stage == Stage::Abort;
+            let is_asked = task.spec.stage == Stage::Abort
+                && task.spec.on_abort == known.upgrade.spec.on_abort;
             let abort = || Write::Abort(task.metadata.name.clone().unwrap_or_default());
             let writes = if is_asked { Vec::new() } else { vec![abort()] };
             Progress::NotYet { why: shown(task), writes }
         }
-        Some(_) | None => Progress::Done,
+        Some(_) | None => rolled_back(known),
     }
 }

@@ -4,8 +4,7 @@ use proptest::prelude::*;
 use refit_kinds::{
     canonical::{CANONICAL, Keys, REFIT},
     refit::{
-        ClusterRef, ExceptionRule, GroupOwner, MachineUid, Stage, UpgradeTaskSpec,
-        UpgradeTaskStatus, Via,
+        ExceptionRule, GroupOwner, MachineUid, Stage, UpgradeTaskSpec, UpgradeTaskStatus, Via,
     },
 };
 
@@ -15,17 +14,9 @@ const CHANNEL: &str = "channel=1.35-classic/stable";
 
 fn task() -> UpgradeTask {
     let spec = UpgradeTaskSpec {
-        stage: Stage::Ongoing,
-        cluster_ref: ClusterRef { name: "edge-1".into() },
         owner_ref: Some(GroupOwner { kind: "MachineDeployment".into(), ..GroupOwner::default() }),
-        version: None,
-        hops: None,
-        machines: None,
-        updater_ref: None,
-        request_ref: None,
         option: Some(CHANNEL.parse().unwrap()),
-        bundle: None,
-        via: Via::Machines,
+        ..UpgradeTaskSpec::of("edge-1", Via::Machines)
     };
     let mut task = UpgradeTask::new("t", spec);
     task.metadata.finalizers = Some(vec!["f".into()]);
