@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::stage::{CLUSTER_UPGRADE, NEW, Stage, UPDATE_GROUP};
+use crate::stage::{CLUSTER_UPGRADE, DEPLOYMENT, NEW, OLD, Stage, UPDATE_GROUP};
 
 const AT: &str = "2999-12-05T22:00:00Z";
 
@@ -178,4 +178,57 @@ fn cancel_stops_an_upgrade_once() {
     let nothing = stage.run(&["cancel", "edge-1"]);
     assert_eq!(nothing.code, Some(3), "{nothing:?}");
     assert!(nothing.stdout.contains("has ended: as it is"), "{nothing:?}");
+}
+
+/// An upgrade that is under way, and has brought the worker from v1.34.2 to a version.
+fn with_upgraded_worker(to: &str) -> Stage {
+    let stage = scheduled();
+    show(&stage, "Upgrading", json!({"startTime": "2020-03-02T08:10:00Z", "task": "edge-1-task"}));
+    let spec = json!({"version": to});
+    stage.patch(DEPLOYMENT, "edge-1-md", json!({"spec": {"template": {"spec": spec}}}));
+    let status = json!({"phase": "Succeeded", "role": "Worker", "fromVersion": OLD});
+    stage.update_to("edge-1-md-a", to, status);
+    stage
+}
+
+fn way(stage: &Stage) -> Value {
+    let spec = &stage.get(CLUSTER_UPGRADE, "edge-1")["spec"];
+    json!([spec["stage"], spec["onAbort"], spec["rollBackWorkers"]])
+}
+
+#[test]
+fn cancel_finishes_machines_and_changes_how_an_upgrade_stops() {
+    let stage = with_upgraded_worker("v1.34.9");
+    let ended = stage.run(&["cancel", "edge-1", "--finish"]);
+    assert!(
+        ended.stdout.contains("machines in progress are finished, and no further"),
+        "{ended:?}"
+    );
+    assert_eq!(way(&stage), json!(["Abort", "Finish", false]));
+    let again = stage.run(&["cancel", "edge-1"]);
+    assert!(again.stdout.contains("was stopped before"), "{again:?}");
+    assert_eq!(way(&stage), json!(["Abort", "Finish", false]), "without flags, it stays");
+    let rehearsed = stage.run(&["cancel", "edge-1", "--roll-back-workers", "--dry-run"]);
+    let line = "MachineDeployment/edge-1-md: returns to v1.34.2 (dry run: nothing was written)";
+    assert!(rehearsed.stdout.contains(line), "{rehearsed:?}");
+    assert_eq!(way(&stage), json!(["Abort", "Finish", false]));
+    let changed = stage.run(&["cancel", "edge-1", "--roll-back-workers", "-o", "json"]);
+    let shown: Value = serde_json::from_str(&changed.stdout).unwrap();
+    let workers = json!([{"object": "MachineDeployment/edge-1-md", "to": OLD}]);
+    assert_eq!((&shown["action"], &shown["workers"]), (&json!("cancelled"), &workers));
+    assert_eq!(way(&stage), json!(["Abort", "RollBack", true]));
+    let scheduled = stage.run(&["schedule", "edge-1", "--to", NEW, "--at", AT]);
+    assert_eq!((scheduled.code, way(&stage)), (Some(0), json!(["Ongoing", "RollBack", false])));
+}
+
+#[test]
+fn cancel_refuses_the_return_of_workers_that_cannot_before_it_writes() {
+    let stage = with_upgraded_worker(NEW);
+    let before = stage.server().revision();
+    let refused = stage.run(&["cancel", "edge-1", "--roll-back-workers"]);
+    assert_eq!(refused.code, Some(4), "{refused:?}");
+    let why =
+        "nothing was written: MachineDeployment edge-1-md would go from v1.35.0 back to v1.34.2";
+    assert!(refused.stderr.contains(why), "{refused:?}");
+    assert_eq!(stage.server().revision(), before);
 }

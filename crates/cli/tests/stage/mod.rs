@@ -333,15 +333,20 @@ impl Stage {
 
     /// Plays Cluster API and Refit: requests a Machine's update to [`NEW`] and sets its status.
     pub(crate) fn update(&self, machine: &str, status: Value) {
+        self.update_to(machine, NEW, status);
+    }
+
+    /// The same for another version.
+    pub(crate) fn update_to(&self, machine: &str, version: &str, status: Value) {
         let uid = self.get(MACHINE, machine)["metadata"]["uid"].clone();
         self.patch(MACHINE, machine, json!({
             "metadata": {"annotations": {"runtime.cluster.x-k8s.io/pending-hooks": "UpdateMachine"}},
-            "spec": {"version": NEW},
+            "spec": {"version": version},
         }));
         self.create(NODE_UPDATE, json!({
             "metadata": {"name": format!("{machine}-1")},
             "spec": {"machineRef": {"name": machine, "uid": uid}, "origin": "Hook", "stage": "Ongoing",
-                "goal": {"kubernetesVersion": NEW}, "goalHash": "h"},
+                "goal": {"kubernetesVersion": version}, "goalHash": "h"},
             "status": status,
         }));
     }
