@@ -135,6 +135,11 @@ pub fn merge_diff(old: &Value, new: &Value) -> Option<Value> {
     }
 }
 
+/// As [`merge_diff`], for a status. One that is not stored is written whole: the API server knows no field of it.
+pub fn status_diff<S: Serialize>(stored: Option<&S>, new: &S) -> Option<Value> {
+    merge_diff(&json!(stored), &json!(new))
+}
+
 /// Whether the error is the API's 404.
 pub fn is_not_found(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_not_found())
@@ -164,6 +169,16 @@ mod tests {
         let new = json!({"a": 1, "b": {"c": 2, "d": [1]}});
         assert_eq!(merge_diff(&old, &new), Some(json!({"b": {"c": 2}, "e": null})));
         assert_eq!(merge_diff(&old, &old), None);
+    }
+
+    #[test]
+    fn a_status_that_is_not_stored_is_written_whole() {
+        let next = json!({"counts": {"requested": 1, "failed": 0}});
+        let default = json!({"counts": {"requested": 0, "failed": 0}});
+        assert_eq!(status_diff(None, &next), Some(next.clone()));
+        let changed = json!({"counts": {"requested": 1}});
+        assert_eq!(status_diff(Some(&default), &next), Some(changed));
+        assert_eq!(status_diff(Some(&next), &next), None);
     }
 
     #[test]

@@ -350,7 +350,7 @@ async fn write_status(
     next: &ClusterUpgradeStatus,
 ) -> anyhow::Result<Option<Arc<ClusterUpgrade>>> {
     let old = upgrade.status.clone().unwrap_or_default();
-    let Some(patch) = apply::merge_diff(&json!(old), &json!(next)) else {
+    let Some(patch) = apply::status_diff(upgrade.status.as_ref(), next) else {
         return Ok(Some(upgrade.clone()));
     };
     let key = ObjectKey::of(upgrade.as_ref());

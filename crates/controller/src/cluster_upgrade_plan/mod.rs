@@ -249,7 +249,7 @@ async fn write_status(
     next: &ClusterUpgradePlanStatus,
 ) -> anyhow::Result<Option<Arc<ClusterUpgradePlan>>> {
     let old = plan.status.clone().unwrap_or_default();
-    let Some(patch) = apply::merge_diff(&json!(old), &json!(next)) else {
+    let Some(patch) = apply::status_diff(plan.status.as_ref(), next) else {
         return Ok(Some(plan.clone()));
     };
     let (name, version) = (plan.name_any(), plan.resource_version().unwrap_or_default());

@@ -363,7 +363,7 @@ async fn write_status(
     // A write of this reconcile may have changed its metadata.
     let Some(task) = ctx.stores.upgrade_tasks.get(&key) else { return Ok(true) };
     let old = task.status.clone().unwrap_or_default();
-    let Some(patch) = apply::merge_diff(&json!(old), &json!(next)) else {
+    let Some(patch) = apply::status_diff(task.status.as_ref(), next) else {
         return Ok(true);
     };
     if old.phase != next.phase {
