@@ -377,18 +377,16 @@ async fn announce(
 ) {
     let Some(record) = next.history.first() else { return };
     let before = old.history.iter().find(|before| before.version == record.version);
-    // What neither a mark of a notification nor another look changes.
-    let generation = upgrade.metadata.generation.unwrap_or_default();
-    let occurrence = match before {
-        Some(before) => format!("{generation}/{}/{}", before.requested_time.0, before.phase),
-        None => generation.to_string(),
-    };
-    let event = |type_, reason: String, message: String| Announcement {
+    // What neither a mark of a notification nor another look changes. After a crash, the phase may be written before a step is
+    // done again.
+    let request = upgrade.metadata.generation.unwrap_or_default().to_string();
+    let began = before.map(|before| format!("/{}/{}", before.requested_time.0, before.phase));
+    let event = |type_, reason: String, message: String, occurrence: String| Announcement {
         about: reference(upgrade),
         type_,
         reason,
         message,
-        occurrence: occurrence.clone(),
+        occurrence,
     };
     let was_done = |name: &str| {
         let steps = before.iter().flat_map(|before| &before.conditions);
@@ -397,7 +395,7 @@ async fn announce(
     for step in record.conditions.iter().rev().filter(|step| step.status == "True") {
         if !was_done(&step.type_) {
             let message = format!("upgrade to {}: {}", record.version, step.message);
-            let done = event(EventType::Normal, step.type_.clone(), message);
+            let done = event(EventType::Normal, step.type_.clone(), message, request.clone());
             ctx.recorder.announce(&done).await;
         }
     }
@@ -422,6 +420,7 @@ async fn announce(
             UpgradePhase::Completed => (EventType::Normal, "UpgradeCompleted", shown()),
             UpgradePhase::Failed => (EventType::Warning, "UpgradeFailed", shown()),
         };
-        ctx.recorder.announce(&event(type_, reason.to_owned(), message)).await;
+        let occurrence = request + &began.unwrap_or_default();
+        ctx.recorder.announce(&event(type_, reason.to_owned(), message, occurrence)).await;
     }
 }
