@@ -120,7 +120,8 @@ fn is_there(error: &kube::Error) -> bool {
 /// Whether a plan is still what it was: it may have been paused since it was cached.
 async fn is_unchanged(ctx: &Context, plan: &ClusterUpgradePlan) -> kube::Result<bool> {
     let live = plans(ctx).get_opt(&plan.name_any()).await?;
-    Ok(live.is_some_and(|live| live.metadata.generation == plan.metadata.generation))
+    let request = |plan: &ClusterUpgradePlan| (plan.uid(), plan.metadata.generation);
+    Ok(live.is_some_and(|live| request(&live) == request(plan)))
 }
 
 fn seen(ctx: &Context, plan: Arc<ClusterUpgradePlan>) -> FleetSeen {
