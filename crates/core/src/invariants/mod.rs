@@ -13,6 +13,7 @@
 //! | 7 | a cordon, taint or label of an admin survives |
 //! | 8 | no gate lets an aborted update change the host |
 //! | 9 | no available machine gets a slot outside of the maintenance windows of its group, or while an alert has closed a gate of it |
+//! | 10 | a plan requests a Cluster once, and only when its spec lets it: wave by wave, so many at once, until too many have failed; it replaces only an upgrade that has ended |
 //!
 //! | number | at rest |
 //! |---|---|
@@ -30,6 +31,7 @@
 //! being deleted. Cluster API's condition `Available` is ignored: it becomes False as soon as a
 //! machine is selected.
 
+mod fleet;
 mod objects;
 mod observe;
 mod provider;
@@ -71,6 +73,8 @@ pub enum Invariant {
     InWindow,
     /// No machine begins while an alert has closed a gate of its group.
     GateOpen,
+    /// A plan requests a Cluster once, and only when its spec lets it.
+    WavesKept,
 }
 
 impl Invariant {
@@ -85,6 +89,7 @@ impl Invariant {
             Self::Cordons => 7,
             Self::AbortStops | Self::NothingLeft => 8,
             Self::InWindow | Self::GateOpen => 9,
+            Self::WavesKept => 10,
         }
     }
 }

@@ -70,6 +70,8 @@ impl World {
         match (group, kind) {
             ("cluster.x-k8s.io", "Machine") => return self.machine(key, new, actor),
             ("refit.dev", "NodeUpdate") => return self.update(key, new, actor),
+            ("refit.dev", "ClusterUpgrade") => return self.cluster_upgrade(key, new, actor),
+            ("refit.dev", "ClusterUpgradePlan") => self.fleet_plan(&key.1, new),
             ("refit.dev", "UpdateGroup") => {
                 let found = new.filter(|_| actor == CONTROLLER);
                 let found = found.map(|new| self.begins_too_early(key, new)).unwrap_or_default();

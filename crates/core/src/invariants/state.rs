@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use refit_kinds::{refit::Gate, version::StatedVersion};
 
 use super::{
+    fleet::{FleetPlan, Upgrade},
     objects::{Machine, Node, Owner, Plan, Policy, StaticPod, Update},
     provider::Provider,
 };
@@ -45,6 +46,10 @@ pub struct World {
     /// The version that a node had when the gate of a plan first let its host change, by plan id.
     pub(super) began_at: BTreeMap<String, StatedVersion>,
     pub(super) static_pods: BTreeMap<Key, StaticPod>,
+    /// The ClusterUpgrades.
+    pub(super) upgrades: BTreeMap<Key, Upgrade>,
+    /// The ClusterUpgradePlans, by name.
+    pub(super) fleet_plans: BTreeMap<String, FleetPlan>,
     /// Since when a critical alert fires.
     pub(super) firing_since: Option<Timestamp>,
 }

@@ -477,7 +477,8 @@ pub(super) fn invariants(facts: &Facts, found: &mut Findings) {
             | Invariant::AbortStops
             | Invariant::NothingLeft
             | Invariant::InWindow
-            | Invariant::GateOpen => {
+            | Invariant::GateOpen
+            | Invariant::WavesKept => {
                 "restart the controller, which removes leftovers; if it remains, report it as a bug"
             }
         };

@@ -29,6 +29,8 @@ pub enum Rule {
     Invariant8,
     /// A machine begins outside of the maintenance windows of its group, or behind a closed gate.
     Invariant9,
+    /// A plan requests a Cluster twice, too early or too late.
+    Invariant10,
     /// A replica without the Lease wrote as the leader.
     Fence,
     /// A host repeats a step that has succeeded.
@@ -69,6 +71,7 @@ impl Rule {
             Invariant::Cordons => Self::Invariant7,
             Invariant::AbortStops | Invariant::NothingLeft => Self::Invariant8,
             Invariant::InWindow | Invariant::GateOpen => Self::Invariant9,
+            Invariant::WavesKept => Self::Invariant10,
         }
     }
 }

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::{observe::CONTROLLER, *};
 
 mod deletions;
+mod fleet;
 
 const CAPI: &str = "cluster.x-k8s.io";
 /// No violation.
