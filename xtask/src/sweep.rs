@@ -8,7 +8,9 @@ use std::{
 use clap::Args;
 use lab_world::{
     manifests,
-    sweep::{Event, Failure, Sabotage, Scenario, SweepOptions, continue_from, sweep},
+    sweep::{
+        Event, Failure, Sabotage, Scenario, SweepOptions, continue_from, plan_manifests, sweep,
+    },
 };
 
 use crate::{print, simulate::one_of};
@@ -17,7 +19,7 @@ use crate::{print, simulate::one_of};
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SweepArgs {
     /// Select the scenario to sweep.
-    #[arg(value_parser = ["demo", "replicas", "updaters", "providers", "task", "managed", "k8sd"], default_value = "demo")]
+    #[arg(value_parser = ["demo", "replicas", "updaters", "providers", "task", "managed", "plans", "k8sd"], default_value = "demo")]
     scenario: String,
     /// Run only this many points, evenly spread.
     #[arg(long, value_name = "K")]
@@ -39,33 +41,48 @@ pub(crate) fn run(root: &Path, args: &SweepArgs) -> anyhow::Result<ExitCode> {
     if let Some(file) = &args.from {
         return again(file);
     }
-    let file = match args.scenario.as_str() {
-        "k8sd" => "examples/canonical.yaml",
-        _ => "examples/cluster.yaml",
+    // Whatever a ClusterUpgrade is requested by.
+    let names = match args.scenario.as_str() {
+        "managed" => vec!["managed", "plans"],
+        name => vec![name],
     };
-    let file = root.join(file);
-    let manifests = manifests::load(&[file])?;
-    let options = SweepOptions {
-        scenario: match args.scenario.as_str() {
-            "replicas" => Scenario::replicas(),
-            "updaters" => Scenario::updaters(),
-            "providers" => Scenario::providers(),
-            "task" => Scenario::tasks(),
-            "managed" => Scenario::managed(),
-            "k8sd" => Scenario::snaps(),
-            _ => Scenario::demo(),
-        },
-        sabotage: args.sabotage,
-        points: args.points,
-        threads: args.threads,
-        directory: root.join("target/sweep"),
-        ..SweepOptions::new(manifests.into_iter().map(|m| m.object).collect())
-    };
-    let report = sweep(&options, print_event)?;
-    print::result(&report.counts.to_string());
-    let failures = report.failures.len();
-    print::result(&format!("{} points, {failures} failures", report.points));
+    let (mut points, mut failures) = (0, 0);
+    for name in &names {
+        let options = SweepOptions {
+            sabotage: args.sabotage,
+            points: args.points.map(|points| points.div_ceil(names.len())),
+            threads: args.threads,
+            directory: root.join("target/sweep").join(name),
+            ..scenario(root, name)?
+        };
+        let report = sweep(&options, print_event)?;
+        print::result(&format!("{name}: {}", report.counts));
+        points += report.points;
+        failures += report.failures.len();
+    }
+    print::result(&format!("{points} points, {failures} failures"));
     Ok(if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// A scenario and its manifests.
+fn scenario(root: &Path, name: &str) -> anyhow::Result<SweepOptions> {
+    let manifests = match name {
+        "plans" => manifests::parse([("fleet.yaml", plan_manifests().as_bytes())])?,
+        "k8sd" => manifests::load(&[root.join("examples/canonical.yaml")])?,
+        _ => manifests::load(&[root.join("examples/cluster.yaml")])?,
+    };
+    let scenario = match name {
+        "replicas" => Scenario::replicas(),
+        "updaters" => Scenario::updaters(),
+        "providers" => Scenario::providers(),
+        "task" => Scenario::tasks(),
+        "managed" => Scenario::managed(),
+        "plans" => Scenario::plans(),
+        "k8sd" => Scenario::snaps(),
+        _ => Scenario::demo(),
+    };
+    let objects = manifests.into_iter().map(|manifest| manifest.object).collect();
+    Ok(SweepOptions { scenario, ..SweepOptions::new(objects) })
 }
 
 fn again(file: &Path) -> anyhow::Result<ExitCode> {

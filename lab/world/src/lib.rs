@@ -7,6 +7,7 @@
 //! | `env` | the rest of a real cluster: everything except Cluster API and Refit |
 //! | `provider`, `version_provider` | a provider that misbehaves, and one that brings machines to versions |
 //! | `canonical_controllers` | Canonical's controllers, which know nothing of Refit |
+//! | `fleet` | with the feature `sabotage`: the Clusters of a fleet |
 //! | [`sandbox`] | a world that keeps running and serves kubectl |
 //! | [`snapshot`] | saves a whole world, which can be restored later |
 //! | [`invariants`] | safety invariants, checked after every write |
@@ -32,6 +33,8 @@ pub mod calls;
 mod canonical_controllers;
 mod direct;
 mod env;
+#[cfg(feature = "sabotage")]
+pub mod fleet;
 mod http;
 pub mod invariants;
 mod leaders;

@@ -3,8 +3,12 @@
 use std::{path::PathBuf, sync::OnceLock};
 
 use crate::common::example;
-use lab_world::sweep::{
-    Recording, Sabotage, SweepOptions, SweepReport, continue_from, record, sweep_recorded,
+use lab_world::{
+    manifests,
+    sweep::{
+        Recording, Sabotage, Scenario, SweepOptions, SweepReport, continue_from, plan_manifests,
+        record, record_scenario, sweep_recorded,
+    },
 };
 
 /// The undisturbed run, once for all tests.
@@ -67,4 +71,35 @@ fn agents_without_a_journal_are_detected() {
 #[test]
 fn updates_without_ordinals_are_detected() {
     assert!(!sweep(8, Some(Sabotage::Ordinal)).failures.is_empty());
+}
+
+#[test]
+fn a_kill_while_a_plan_works_changes_nothing() {
+    let loaded = manifests::parse([("fleet.yaml", plan_manifests().as_bytes())]).unwrap();
+    let objects: Vec<_> = loaded.into_iter().map(|manifest| manifest.object).collect();
+    let recording = record_scenario(&objects, Scenario::plans()).unwrap();
+    let end = &recording.end;
+    assert_eq!((end.plans.len(), end.cluster_upgrades.len()), (1, 4));
+    let plan = &end.plans["spring"];
+    let waves = ["canary has 1", "half has 2", "all has 1", "Stopped Sent/Sent", "Completed Sent"];
+    assert!(waves.iter().all(|wave| plan.contains(wave)), "{plan}");
+    assert_eq!(end.events["ClusterUpgradePlan/spring TooManyFailures"], 1);
+    // An event or a request too many is a failure.
+    let mut twice = end.clone();
+    twice.events.values_mut().for_each(|count| *count += 1);
+    assert_eq!(twice.differences(end).len(), end.events.len());
+    let mut twice = end.clone();
+    let requested =
+        twice.cluster_upgrades["site-1"].replace("requested 1 times", "requested 2 times");
+    twice.cluster_upgrades.insert("site-1".to_owned(), requested);
+    assert_eq!(twice.differences(end).len(), 1);
+
+    let options = SweepOptions {
+        points: Some(6),
+        directory: PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("sweep-plans"),
+        ..SweepOptions::new(Vec::new())
+    };
+    let report = sweep_recorded(&recording, &options, |_| {});
+    let failures: Vec<String> = report.failures.iter().map(ToString::to_string).collect();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }

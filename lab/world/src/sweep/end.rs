@@ -8,7 +8,7 @@ use refit_kinds::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{snaps, tasks};
+use super::{plans, snaps, tasks};
 use crate::world::{
     World, lock,
     status::{PASSING, phase},
@@ -34,6 +34,12 @@ pub struct EndState {
     /// How each ClusterUpgrade ended.
     #[serde(default)]
     pub cluster_upgrades: BTreeMap<String, String>,
+    /// How each ClusterUpgradePlan ended.
+    #[serde(default)]
+    pub plans: BTreeMap<String, String>,
+    /// How often each event on a ClusterUpgrade or a plan has occurred.
+    #[serde(default)]
+    pub events: BTreeMap<String, u64>,
     /// What tasks have left on owners.
     #[serde(default)]
     pub left_on_owners: Vec<String>,
@@ -130,6 +136,8 @@ impl EndState {
             slots,
             tasks,
             cluster_upgrades,
+            plans: plans::ends(world),
+            events: plans::events(world),
             left_on_owners,
             annotations,
         }
@@ -155,7 +163,9 @@ impl EndState {
             }
         }
         for (machine, phases) in &self.node_updates {
-            if phases != &["Succeeded"] {
+            // In a fleet, one Cluster fails first.
+            let is_repaired = !self.plans.is_empty() && phases == &["Failed", "Succeeded"];
+            if phases != &["Succeeded"] && !is_repaired {
                 problems.push(format!("the NodeUpdates of {machine} are {phases:?}"));
             }
         }
@@ -180,6 +190,8 @@ impl EndState {
         compare(&self.tasks, &expected.tasks, "UpgradeTask", &mut problems);
         let ended = &self.cluster_upgrades;
         compare(ended, &expected.cluster_upgrades, "ClusterUpgrade", &mut problems);
+        compare(&self.plans, &expected.plans, "ClusterUpgradePlan", &mut problems);
+        compare(&self.events, &expected.events, "event", &mut problems);
         compare(&self.annotations, &expected.annotations, "annotations of", &mut problems);
         if self.left_on_owners != expected.left_on_owners {
             let (found, expected) = (&self.left_on_owners, &expected.left_on_owners);

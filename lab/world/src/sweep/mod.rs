@@ -12,13 +12,14 @@
 //! the replica is paused until its Lease has expired, or the other replica dies, or both die. A
 //! write by a replica that does not hold the Lease is a failure. [`Scenario::updaters`] has updates of three
 //! parts, and [`Scenario::providers`] of the agent and a provider. In [`Scenario::tasks`], UpgradeTasks upgrade the
-//! machines instead of Cluster API, in [`Scenario::managed`] a ClusterUpgrade, and in [`Scenario::snaps`] k8sd refreshes the snaps of machines whose owners are
+//! machines instead of Cluster API, in [`Scenario::managed`] a ClusterUpgrade, in [`Scenario::plans`] a ClusterUpgradePlan those of a fleet, and in [`Scenario::snaps`] k8sd refreshes the snaps of machines whose owners are
 //! annotated.
 //!
 //! With [`Sabotage`], one safeguard is disabled while the points run. If the sweep finds no failure
 //! then, the sweep itself is broken.
 
 mod end;
+mod plans;
 mod point;
 mod record;
 mod scenario;
@@ -48,6 +49,7 @@ use crate::{
 };
 
 pub use end::EndState;
+pub use plans::plan_manifests;
 pub use point::{Point, PointFile};
 pub use record::{Counts, Recording, record, record_scenario};
 pub use scenario::Scenario;

@@ -9,7 +9,7 @@ use refit_runtime::gate::Effect;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{EndState, Point, Scenario, SweepError};
+use super::{EndState, Point, Scenario, SweepError, plans};
 use crate::{
     snapshot::{self, Snapshot},
     world::{self, Actor, Side, World, lock},
@@ -87,7 +87,9 @@ impl Recording {
 
     fn sides(&self, recorded: &Recorded) -> &'static [Side] {
         use Side::{After, Before, Both, Other, Paused};
-        if !self.scenario.two_controllers {
+        if self.scenario.plans && !plans::is_of_plan(&recorded.effect) {
+            &[]
+        } else if !self.scenario.two_controllers {
             &[Before, After]
         } else if recorded.actor.is_controller() {
             &[Before, After, Paused, Other, Both]

@@ -1,4 +1,4 @@
-//! The scenario of a sweep: the demo, and one NodeUpdate created by hand.
+//! The scenarios of sweeps: the demo with one NodeUpdate created by hand, and others.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    SweepError, snaps,
+    SweepError, plans, snaps,
     updaters::{self, MemoryUpdater},
 };
 use crate::world::{
@@ -51,6 +51,9 @@ pub struct Scenario {
     /// Whether a ClusterUpgrade upgrades the whole cluster.
     #[serde(default)]
     pub managed: bool,
+    /// Whether a ClusterUpgradePlan upgrades a fleet.
+    #[serde(default)]
+    pub plans: bool,
     /// Whether annotations of the owners request another channel for the snaps of machines with k8sd.
     #[serde(default)]
     pub snaps: bool,
@@ -67,6 +70,7 @@ impl Scenario {
             provider: false,
             tasks: false,
             managed: false,
+            plans: false,
             snaps: false,
         }
     }
@@ -97,6 +101,11 @@ impl Scenario {
         Self { managed: true, by_hand: false, ..Self::demo() }
     }
 
+    /// A ClusterUpgradePlan of the fleet of [`plan_manifests`](super::plan_manifests), with receivers of notifications.
+    pub fn plans() -> Self {
+        Self { plans: true, by_hand: false, ..Self::demo() }
+    }
+
     /// Annotations of a control plane with k8sd and of its workers, at once.
     pub fn snaps() -> Self {
         Self { snaps: true, by_hand: false, ..Self::demo() }
@@ -108,6 +117,7 @@ impl Scenario {
             two_controllers: self.two_controllers,
             updater: self.updaters,
             provider: self.provider,
+            receivers: self.plans,
             settings: Settings {
                 canonical: if self.snaps { Canonical::ControllersAbsent } else { Canonical::Off },
                 ..Settings::default()
@@ -125,6 +135,9 @@ impl Scenario {
         if self.provider {
             updaters::prepare(world, MemoryUpdater::Provider).await?;
         }
+        if self.plans {
+            plans::prepare(world).await?;
+        }
         world.pass(SETTLE).await;
         Ok(())
     }
@@ -139,6 +152,9 @@ impl Scenario {
         }
         if self.managed {
             return Ok(world.upgrade_cluster(&self.version).await?);
+        }
+        if self.plans {
+            return plans::start(world, &self.version).await;
         }
         if self.snaps {
             return snaps::start(world, &self.version).await;
@@ -161,6 +177,11 @@ impl Scenario {
                 && let Err(error) = world.upgrade_cluster(&self.version).await
             {
                 tracing::debug!("failed to create the ClusterUpgrade, retrying: {error}");
+            }
+            if self.plans
+                && let Err(error) = plans::repair(world).await
+            {
+                tracing::debug!("failed to repair a host, retrying: {error}");
             }
             if asked && self.is_done(world) {
                 world.pass(SETTLE).await;
@@ -187,7 +208,8 @@ impl Scenario {
         }
         world.is_updated(&self.version)
             && (!self.tasks || world.tasks_are_complete())
-            && (!self.managed || world.cluster_upgrades_are_complete())
+            && (!(self.managed || self.plans) || world.cluster_upgrades_are_complete())
+            && (!self.plans || plans::is_complete(world))
     }
 
     /// Creates the NodeUpdate by hand when it is due; returns whether it exists.

@@ -8,6 +8,7 @@ use refit_kinds::{
 };
 use serde_json::Value;
 
+use super::plans::notifications;
 use crate::{script::look::owners, world::World};
 
 /// Phase, counts and conditions of each task.
@@ -33,9 +34,14 @@ pub(super) fn cluster_upgrade_ends(world: &World) -> BTreeMap<String, String> {
                 steps.map(|step| format!("{} {}", text(step, "/type"), text(step, "/status")));
             let of = ["/version", "/precedingVersion", "/phase", "/task"];
             let of = of.map(|field| text(record, field)).join(" ");
-            format!("{of}: {}", steps.collect::<Vec<_>>().join(", "))
+            let posted = notifications(&record["notifications"]);
+            format!("{of}: {} {posted}", steps.collect::<Vec<_>>().join(", "))
         });
-        records.collect::<Vec<_>>().join("; ")
+        let history = records.collect::<Vec<_>>().join("; ");
+        let wave = annotation(upgrade, keys::WAVE).map(|wave| format!(" in wave {wave}"));
+        // Each request is a generation.
+        let requests = &upgrade["metadata"]["generation"];
+        format!("requested {requests} times{}: {history}", wave.unwrap_or_default())
     };
     world.cluster_upgrades().iter().map(|one| (name(one).to_owned(), end(one))).collect()
 }

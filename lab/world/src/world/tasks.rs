@@ -70,6 +70,11 @@ impl World {
         self.management().list_values(refit::GROUP, "clusterupgrades", None)
     }
 
+    /// Every ClusterUpgradePlan, as stored, in order of name.
+    pub fn cluster_upgrade_plans(&self) -> Vec<Value> {
+        self.management().list_values(refit::GROUP, "clusterupgradeplans", None)
+    }
+
     /// Whether there is a ClusterUpgrade, and all are completed.
     pub fn cluster_upgrades_are_complete(&self) -> bool {
         let all = self.cluster_upgrades();
