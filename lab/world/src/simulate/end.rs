@@ -19,6 +19,7 @@ use serde_json::Value;
 use super::{
     cause::{infrastructure, is_off, memory, owner_name},
     fault::FaultKind,
+    fleet,
     rule::{Problem, Rule},
     run::Happened,
     shape::DEPLOYMENT,
@@ -83,6 +84,7 @@ pub(super) fn is_settled(session: &Session) -> bool {
         && groups.iter().all(|group| slots(group).next().is_none())
         && world.upgrade_tasks().iter().all(tasks::has_ended)
         && world.cluster_upgrades().iter().all(tasks::cluster_has_ended)
+        && world.cluster_upgrade_plans().iter().all(fleet::plan_has_ended)
         && machines(session)
             .iter()
             .all(|end| end.fate == Fate::Done && !snaps::lacks_certificates(&end.machine))
@@ -100,8 +102,13 @@ pub(super) fn problems(session: &Session, happened: &[Happened]) -> Vec<Problem>
     found.extend(all.iter().filter_map(|one| half_rolled_back(session, one)));
     found.extend(all.iter().filter_map(|one| updater_forgotten(session, one)));
     found.extend(tasks::problems(session, &updated_owners(session, &all)));
-    let all_are_done = all.iter().all(|one| one.fate == Fate::Done);
-    found.extend(tasks::cluster_problems(session, all_are_done));
+    let is_undone = |one: &MachineEnd, cluster: &str| {
+        one.fate != Fate::Done && text(&one.machine, "/spec/clusterName") == cluster
+    };
+    let is_done = |cluster: &str| !all.iter().any(|one| is_undone(one, cluster));
+    found.extend(tasks::cluster_problems(session, is_done));
+    let were_deleted = happened.iter().any(|fault| fault.kind == FaultKind::DeleteOfPlan);
+    found.extend(fleet::problems(session, were_deleted));
     if found.is_empty() && !is_settled(session) && all.iter().all(|one| one.fate == Fate::Done) {
         found.push(unsettled(session, all.len()));
     }
@@ -324,6 +331,8 @@ fn wrong_end(session: &Session, happened: &[Happened], one: &MachineEnd) -> Opti
                 | FaultKind::DeleteTask
                 | FaultKind::CancelUpgrade
                 | FaultKind::DeleteUpgrade
+                | FaultKind::CancelOfPlan
+                | FaultKind::DeleteOfPlan
         )
     };
     let aborted = happened.iter().any(|fault| {

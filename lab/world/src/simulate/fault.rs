@@ -4,7 +4,7 @@ use serde::Deserialize;
 use strum::{Display, EnumString, VariantArray, VariantNames};
 
 use super::{
-    failure, operator,
+    failure, fleet, operator,
     shape::{Shape, TaskFor},
     snaps, tasks,
 };
@@ -135,6 +135,18 @@ pub enum FaultKind {
     Withdraw,
     /// An operator requests new certificates for a node.
     Certificates,
+    /// An operator pauses a ClusterUpgradePlan, and resumes it later.
+    PausePlan,
+    /// An operator edits a ClusterUpgradePlan.
+    EditPlan,
+    /// An operator deletes a ClusterUpgradePlan, and later creates it again.
+    DeletePlan,
+    /// An operator cancels a ClusterUpgrade of a plan, and later lets it go on.
+    CancelOfPlan,
+    /// An operator deletes a ClusterUpgrade of a plan.
+    DeleteOfPlan,
+    /// The upgrade of a Cluster of a plan fails, and is repaired later.
+    SiteFails,
 }
 
 /// What the lines of a fault depend on.
@@ -181,6 +193,19 @@ impl FaultKind {
     /// Whether the fault is one of k8sd.
     pub(super) fn is_of_snaps(self) -> bool {
         matches!(self, Self::SnapFails | Self::SnapOff | Self::Withdraw | Self::Certificates)
+    }
+
+    /// Whether the fault is one of a fleet. It is not one of those that happen to the cluster itself.
+    pub(super) fn is_of_fleet(self) -> bool {
+        matches!(
+            self,
+            Self::PausePlan
+                | Self::EditPlan
+                | Self::DeletePlan
+                | Self::CancelOfPlan
+                | Self::DeleteOfPlan
+                | Self::SiteFails
+        )
     }
 
     /// Whether the fault is one of agents and their steps, of Cluster API's requests, or of NodeUpdates that an operator
@@ -231,6 +256,12 @@ impl FaultKind {
             Self::SnapFails | Self::SnapOff | Self::Withdraw | Self::Certificates => {
                 shape.snaps.is_some()
             }
+            Self::PausePlan
+            | Self::EditPlan
+            | Self::DeletePlan
+            | Self::CancelOfPlan
+            | Self::DeleteOfPlan
+            | Self::SiteFails => shape.fleet.is_some(),
             // Nothing keeps the only member of such a control plane until another one has joined.
             Self::DeleteMachine => shape.snaps.is_none() || shape.control_plane > 1,
             Self::Outage
@@ -342,6 +373,12 @@ impl FaultKind {
                 Some(keys) => snaps::withdraw(random, setting, keys),
                 None => Vec::new(),
             },
+            Self::PausePlan => fleet::pause(random),
+            Self::EditPlan => fleet::edit(random, setting),
+            Self::DeletePlan => fleet::delete(random, setting),
+            Self::CancelOfPlan => fleet::cancel_upgrade(random, setting),
+            Self::DeleteOfPlan => fleet::delete_upgrade(setting),
+            Self::SiteFails => fleet::site_fails(random, setting),
             Self::Certificates => vec![snaps::certificates(&setting.machine)],
         }
     }

@@ -12,6 +12,7 @@
 //! | `run` | runs it |
 //! | `rule` | what a run must keep |
 //! | `oracle`, `cause`, `end` | judges it, during the run and at its end |
+//! | `fleet` | runs in which a ClusterUpgradePlan upgrades a fleet next to the cluster |
 //! | `tasks` | runs in which UpgradeTasks upgrade the machines |
 //! | `snaps` | runs in which k8sd refreshes the snaps of machines whose owners are annotated |
 //! | `known` | failures that are known and not fixed yet |
@@ -20,6 +21,7 @@ mod cause;
 mod end;
 mod failure;
 pub(crate) mod fault;
+mod fleet;
 mod known;
 mod operator;
 mod oracle;

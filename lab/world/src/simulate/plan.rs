@@ -4,6 +4,7 @@ use strum::VariantArray as _;
 
 use super::{
     fault::{FaultKind, Setting},
+    fleet::{self, Fleet},
     run::LEASE_RETRY,
     shape::{CLUSTER, Shape, Updater},
 };
@@ -47,8 +48,14 @@ impl Plan {
         if kinds.iter().any(|kind| kind.is_of_snaps()) {
             shape = shape.with_snaps(seed);
         }
+        shape.fleet = match kinds.iter().find(|kind| kind.is_of_fleet()) {
+            Some(_) => Some(Fleet::new(seed)),
+            None if kinds.is_empty() => Fleet::of_seed(seed, &shape),
+            None => None,
+        };
         let kinds = if kinds.is_empty() { FaultKind::VARIANTS } else { kinds };
-        let kinds: Vec<_> = kinds.iter().copied().filter(|kind| kind.suits(&shape)).collect();
+        let suiting = kinds.iter().copied().filter(|kind| kind.suits(&shape));
+        let (of_fleet, kinds): (Vec<_>, Vec<_>) = suiting.partition(|kind| kind.is_of_fleet());
         let mut version = Shape::versions();
         version.advance(random.chance(1, 2));
         let mut start = vec![format!("wait cluster/{CLUSTER} ready 15m")];
@@ -99,6 +106,11 @@ impl Plan {
             let otherwise = if requests { shape.request(&version.now) } else { Vec::new() };
             steps.push(Step { kind, lines, otherwise });
             blind = kind.blinds();
+        }
+        if let Some(fleet) = &shape.fleet {
+            start.extend(fleet.request());
+            let most = if kinds.is_empty() { faults } else { faults.min(3) };
+            fleet::insert(&mut steps, (seed, &shape), most, &of_fleet);
         }
         Self { seed, shape, start, steps }
     }
@@ -195,6 +207,7 @@ mod tests {
             for seed in 0..10 {
                 let plan = Plan::new(seed, 20, &[*wanted]);
                 assert!(plan.steps.iter().all(|step| step.kind == *wanted), "{wanted}");
+                assert!(!plan.steps.is_empty() || !wanted.suits(&plan.shape), "{wanted}");
             }
         }
         let wanted = [FaultKind::Outage, FaultKind::Kill];

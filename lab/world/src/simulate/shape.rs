@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use refit_kinds::canonical::{CANONICAL, Keys, REFIT};
 
-use super::{fault::Version, snaps, tasks};
+use super::{fault::Version, fleet::Fleet, snaps, tasks};
 use crate::{env::canonical, random::Random};
 
 /// Name of the Cluster and of its control plane.
@@ -33,6 +33,8 @@ pub(super) struct Shape {
     pub(super) tasks: Option<TaskFor>,
     /// The prefix of annotations that have k8sd refresh the snaps of all machines; `None` without k8sd.
     pub(super) snaps: Option<Keys>,
+    /// The Clusters that a ClusterUpgradePlan upgrades, if there are any.
+    pub(super) fleet: Option<Fleet>,
 }
 
 /// What UpgradeTasks are for.
@@ -90,10 +92,11 @@ impl Shape {
             updater: None,
             tasks: None,
             snaps: None,
+            fleet: None,
         }
     }
 
-    /// Names of all machines.
+    /// Names of all machines of the cluster.
     pub(super) fn machines(&self) -> Vec<String> {
         let control_plane = (1..=self.control_plane).map(|i| format!("{CLUSTER}-{i}"));
         control_plane.chain(self.worker_names()).collect()
@@ -249,6 +252,9 @@ impl Shape {
         if self.has_provider() {
             yaml.push_str(PROVIDER_KINDS);
             yaml.push_str("\n---\n");
+        }
+        if self.fleet.is_some() {
+            yaml.push_str(&Fleet::manifests());
         }
         let template = |name: &str| {
             format!(

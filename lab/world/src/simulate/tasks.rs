@@ -99,15 +99,21 @@ pub(super) fn cluster_has_ended(upgrade: &Value) -> bool {
         && status["observedGeneration"] == upgrade["metadata"]["generation"]
 }
 
-/// What is wrong with the upgrades of clusters in a world that had hours to settle.
-pub(super) fn cluster_problems(session: &Session, machines_are_done: bool) -> Vec<Problem> {
+/// What is wrong with the upgrades of clusters in a world that had hours to settle. `is_done` is whether all machines of a
+/// Cluster are.
+pub(super) fn cluster_problems(session: &Session, is_done: impl Fn(&str) -> bool) -> Vec<Problem> {
     let problem = |upgrade: &Value| {
+        let machines_are_done = is_done(name(upgrade));
         let message = message(upgrade, "Ready");
         let phase = text(upgrade, "/status/phase");
         let version = text(upgrade, "/spec/version");
         let runs_another = || {
             let machines = session.world.machines();
-            let mut others = machines.iter().filter(|one| text(one, "/spec/version") != version);
+            let is_another = |machine: &Value| {
+                text(machine, "/spec/clusterName") == name(upgrade)
+                    && text(machine, "/spec/version") != version
+            };
+            let mut others = machines.iter().filter(|one| is_another(one));
             others.next().map(|machine| name(machine).to_owned())
         };
         let (rule, what) = if message.is_empty() {
@@ -121,7 +127,7 @@ pub(super) fn cluster_problems(session: &Session, machines_are_done: bool) -> Ve
         } else {
             return None;
         };
-        let text = format!("ClusterUpgrade to {version} is {phase} and {what}");
+        let text = format!("ClusterUpgrade {} to {version} is {phase} and {what}", name(upgrade));
         Some(Problem { rule, text: session.names.shown(&text) })
     };
     session.world.cluster_upgrades().iter().filter_map(problem).collect()
