@@ -403,7 +403,8 @@ async fn announce(
     if is_skipped(record) && !before.is_some_and(is_skipped) {
         let shown = conditions::get(&next.conditions, EXTRA_CAPACITY);
         let message = shown.map(|shown| shown.message.clone()).unwrap_or_default();
-        let skipped = event(EventType::Warning, "ExtraCapacitySkipped".to_owned(), message);
+        let reason = "ExtraCapacitySkipped".to_owned();
+        let skipped = event(EventType::Warning, reason, message, request.clone());
         ctx.recorder.announce(&skipped).await;
     }
     if before.map(|before| before.phase) != Some(record.phase) {
