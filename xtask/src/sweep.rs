@@ -12,6 +12,7 @@ use lab_world::{
         Event, Failure, Sabotage, Scenario, SweepOptions, continue_from, plan_manifests, sweep,
     },
 };
+use refit_kinds::refit::CapacityMethod;
 
 use crate::{print, simulate::one_of};
 
@@ -19,7 +20,7 @@ use crate::{print, simulate::one_of};
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SweepArgs {
     /// Select the scenario to sweep.
-    #[arg(value_parser = ["demo", "replicas", "updaters", "providers", "task", "managed", "plans", "k8sd"], default_value = "demo")]
+    #[arg(value_parser = ["demo", "replicas", "updaters", "providers", "task", "managed", "plans", "extra", "k8sd"], default_value = "demo")]
     scenario: String,
     /// Run only this many points, evenly spread.
     #[arg(long, value_name = "K")]
@@ -43,7 +44,8 @@ pub(crate) fn run(root: &Path, args: &SweepArgs) -> anyhow::Result<ExitCode> {
     }
     // Whatever a ClusterUpgrade is requested by.
     let names = match args.scenario.as_str() {
-        "managed" => vec!["managed", "plans"],
+        "managed" => vec!["managed", "plans", "extra-clone", "extra-replicas"],
+        "extra" => vec!["extra-clone", "extra-replicas"],
         name => vec![name],
     };
     let (mut points, mut failures) = (0, 0);
@@ -78,6 +80,8 @@ fn scenario(root: &Path, name: &str) -> anyhow::Result<SweepOptions> {
         "task" => Scenario::tasks(),
         "managed" => Scenario::managed(),
         "plans" => Scenario::plans(),
+        "extra-clone" => Scenario::extra(CapacityMethod::Clone),
+        "extra-replicas" => Scenario::extra(CapacityMethod::Replicas),
         "k8sd" => Scenario::snaps(),
         _ => Scenario::demo(),
     };

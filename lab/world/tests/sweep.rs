@@ -10,6 +10,7 @@ use lab_world::{
         record, record_scenario, sweep_recorded,
     },
 };
+use refit_kinds::refit::CapacityMethod;
 
 /// The undisturbed run, once for all tests.
 fn recording() -> &'static Recording {
@@ -102,4 +103,21 @@ fn a_kill_while_a_plan_works_changes_nothing() {
     let report = sweep_recorded(&recording, &options, |_| {});
     let failures: Vec<String> = report.failures.iter().map(ToString::to_string).collect();
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn a_kill_while_extra_machines_come_or_go_leaves_exactly_the_others() {
+    for method in [CapacityMethod::Clone, CapacityMethod::Replicas] {
+        let recording = record_scenario(&example(), Scenario::extra(method)).unwrap();
+        let end = &recording.end;
+        assert_eq!((end.machines.len(), end.node_updates.len()), (8, 8), "{method}");
+        let options = SweepOptions {
+            points: Some(4),
+            directory: PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("sweep-extra"),
+            ..SweepOptions::new(Vec::new())
+        };
+        let report = sweep_recorded(&recording, &options, |_| {});
+        let failures: Vec<String> = report.failures.iter().map(ToString::to_string).collect();
+        assert!(failures.is_empty(), "{method}: {}", failures.join("\n"));
+    }
 }

@@ -155,14 +155,16 @@ fn groups_of(found: Gathered) -> Vec<GroupVersion> {
         let members = machines.iter().filter(|machine| is_of_plane(machine));
         of(owner_of(plane), &plane.spec.version, members.collect())
     });
-    let is_extra = |one: &&MachineDeployment| one.labels().contains_key(keys::EXTRA_CAPACITY);
-    let workers = deployments.iter().filter(|one| !is_extra(one)).filter_map(|deployment| {
-        let name = deployment.name_any();
-        let of_deployment =
-            |machine: &&Machine| machine.labels().get(keys::DEPLOYMENT_NAME) == Some(&name);
-        let members = machines.iter().filter(of_deployment);
-        of(owner_of(deployment), &deployment.spec.template.spec.version, members.collect())
-    });
+    let workers = deployments
+        .iter()
+        .filter(|one| !one.labels().contains_key(keys::EXTRA_CAPACITY))
+        .filter_map(|deployment| {
+            let name = deployment.name_any();
+            let of_deployment =
+                |machine: &&Machine| machine.labels().get(keys::DEPLOYMENT_NAME) == Some(&name);
+            let members = machines.iter().filter(of_deployment);
+            of(owner_of(deployment), &deployment.spec.template.spec.version, members.collect())
+        });
     plane.chain(workers).collect()
 }
 

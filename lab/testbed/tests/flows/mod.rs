@@ -3,6 +3,7 @@
 mod contract;
 mod control_plane_in_place;
 mod discovery;
+mod extra;
 mod failing;
 mod gates;
 mod health_check;
@@ -90,6 +91,12 @@ pub(crate) const ALL: &[Flow] = &[
         lines: &[Line::V1_14],
         on: On::Shared,
         run: |bed| Box::pin(member_deleted::run(bed)),
+    },
+    Flow {
+        name: "a_cluster_upgrade_through_the_hooks_deletes_exactly_its_extra_machines",
+        lines: &[Line::V1_14],
+        on: On::Shared,
+        run: |bed| Box::pin(extra::by_clones(bed)),
     },
     Flow {
         name: "surge_creates_and_deletes_the_planned_machines",

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::SignedDuration;
 use refit_controller::{Canonical, Settings};
-use refit_kinds::refit::{Phase, Until};
+use refit_kinds::refit::{CapacityMethod, Phase, Until};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -51,6 +51,9 @@ pub struct Scenario {
     /// Whether a ClusterUpgrade upgrades the whole cluster.
     #[serde(default)]
     pub managed: bool,
+    /// How the ClusterUpgrade adds extra Machines, if it does.
+    #[serde(default)]
+    pub extra: Option<CapacityMethod>,
     /// Whether a ClusterUpgradePlan upgrades a fleet.
     #[serde(default)]
     pub plans: bool,
@@ -70,6 +73,7 @@ impl Scenario {
             provider: false,
             tasks: false,
             managed: false,
+            extra: None,
             plans: false,
             snaps: false,
         }
@@ -99,6 +103,11 @@ impl Scenario {
     /// A ClusterUpgrade of the whole cluster.
     pub fn managed() -> Self {
         Self { managed: true, by_hand: false, ..Self::demo() }
+    }
+
+    /// A ClusterUpgrade of the whole cluster, which has extra Machines meanwhile.
+    pub fn extra(method: CapacityMethod) -> Self {
+        Self { extra: Some(method), ..Self::managed() }
     }
 
     /// A ClusterUpgradePlan of the fleet of [`plan_manifests`](super::plan_manifests), with receivers of notifications.
@@ -151,7 +160,7 @@ impl Scenario {
             return Ok(world.upgrade_by_tasks(&self.version).await?);
         }
         if self.managed {
-            return Ok(world.upgrade_cluster(&self.version).await?);
+            return Ok(world.upgrade_cluster(&self.version, self.extra).await?);
         }
         if self.plans {
             return plans::start(world, &self.version).await;
@@ -174,7 +183,7 @@ impl Scenario {
                 tracing::debug!("failed to create an UpgradeTask, retrying: {error}");
             }
             if self.managed
-                && let Err(error) = world.upgrade_cluster(&self.version).await
+                && let Err(error) = world.upgrade_cluster(&self.version, self.extra).await
             {
                 tracing::debug!("failed to create the ClusterUpgrade, retrying: {error}");
             }

@@ -3,7 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{
     json::{self, name, namespace, text},
-    refit,
+    refit::{self, CapacityMethod},
 };
 use serde_json::{Value, json};
 
@@ -37,8 +37,13 @@ impl World {
         Ok(())
     }
 
-    /// Creates a ClusterUpgrade for each control plane, which has the name of its Cluster, unless there is one.
-    pub async fn upgrade_cluster(&self, version: &str) -> Result<(), DirectError> {
+    /// Creates a ClusterUpgrade for each control plane, which has the name of its Cluster, unless there is one. It may have
+    /// extra Machines.
+    pub async fn upgrade_cluster(
+        &self,
+        version: &str,
+        extra: Option<CapacityMethod>,
+    ) -> Result<(), DirectError> {
         let existing = self.cluster_upgrades();
         let api = Direct::new(self.management().clone(), USER);
         let start_at = self.now() + SignedDuration::from_secs(30);
@@ -50,12 +55,15 @@ impl World {
                 continue;
             }
             let path = format!("/apis/refit.dev/v1alpha1/namespaces/{namespace}/clusterupgrades");
-            let upgrade = json!({
+            let mut upgrade = json!({
                 "apiVersion": "refit.dev/v1alpha1",
                 "kind": "ClusterUpgrade",
                 "metadata": {"name": name, "namespace": namespace},
                 "spec": {"version": version, "startAt": start_at.to_string()},
             });
+            if let Some(method) = extra {
+                upgrade["spec"]["extraCapacity"] = json!({"method": method});
+            }
             match api.send(Call::create(path, upgrade)).await {
                 // It was created since the look.
                 Err(error) if error.code() == Some(CONFLICT) => {}

@@ -17,7 +17,7 @@ use lab_testbed::{
 use refit_kinds::keys;
 use serde_json::{Value, json};
 
-use super::look;
+use super::{extra, look};
 
 /// The components for tasks and for extra capacity.
 const RIGHTS: [&str; 6] = [
@@ -45,16 +45,23 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     };
     let cluster = bed.cluster("tasks", &spec).await?;
     without_rights(&cluster).await?;
-    for file in RIGHTS {
-        let object: Value = serde_saphyr::from_str(&file.replace("metal3", "dev"))?;
-        objects::apply(bed.client(), &object).await?;
-    }
+    grant(bed).await?;
     futures::try_join!(
         groups(&cluster),
         whole::two_hops(bed),
         whole::topology(bed),
+        extra::by_replicas(bed),
         remediated::run(bed),
     )?;
+    Ok(())
+}
+
+/// Installs the components for tasks and for extra capacity, for the bed's provider.
+pub(super) async fn grant(bed: &Bed) -> anyhow::Result<()> {
+    for file in RIGHTS {
+        let object: Value = serde_saphyr::from_str(&file.replace("metal3", "dev"))?;
+        objects::apply(bed.client(), &object).await?;
+    }
     Ok(())
 }
 
@@ -75,7 +82,11 @@ async fn groups(cluster: &Cluster) -> anyhow::Result<()> {
 }
 
 /// Cluster API goes on with every owner, and sees every Machine as up to date, also 30 seconds later.
-async fn is_left_alone(cluster: &Cluster, workers: &[&str], version: &str) -> anyhow::Result<()> {
+pub(super) async fn is_left_alone(
+    cluster: &Cluster,
+    workers: &[&str],
+    version: &str,
+) -> anyhow::Result<()> {
     for wait in [Duration::ZERO, AFTERWARDS] {
         tokio::time::sleep(wait).await;
         cluster.control_plane_is_at(version, WITHIN).await?;
