@@ -58,7 +58,7 @@ impl Manager {
     }
 
     /// Feature gates of the manager, if it has any.
-    const fn gates(self, in_place: InPlace) -> Option<&'static str> {
+    pub const fn gates(self, in_place: InPlace) -> Option<&'static str> {
         match (self, in_place) {
             (Self::Core, InPlace::On) => {
                 Some("RuntimeSDK=true,InPlaceUpdates=true,ClusterTopology=true")

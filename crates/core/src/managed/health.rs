@@ -162,7 +162,9 @@ fn found_by(check: ClusterCheck, seen: &HealthSeen) -> Vec<String> {
             let unavailable = seen.objects.iter().filter_map(|(object, shown)| {
                 let available = conditions::get(shown, conditions::AVAILABLE)?;
                 (available.status == "False").then(|| {
-                    let why = available.message.lines().next().unwrap_or_default();
+                    // Cluster API lists what is not available, one per line.
+                    let why = available.message.lines().take(NAMED).map(str::trim);
+                    let why = why.collect::<Vec<_>>().join(" ");
                     format!("{object} is not Available ({}) {why}", available.reason)
                 })
             });

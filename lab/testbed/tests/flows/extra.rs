@@ -7,7 +7,8 @@ use lab_testbed::{
     Bed, Cluster, ClusterSpec,
     cluster::{FROM, TO, error_text},
     eventually,
-    objects::{CLUSTER_UPGRADE, NODE_UPDATE, UPGRADE_TASK, condition_text, name, text},
+    managers::{InPlace, Manager},
+    objects::{self, CLUSTER_UPGRADE, NODE_UPDATE, UPGRADE_TASK, condition_text, name, text},
 };
 use refit_kinds::keys;
 use serde_json::{Value, json};
@@ -21,8 +22,9 @@ const WITHIN: Duration = Duration::from_mins(20);
 pub(super) async fn by_clones(bed: &Bed) -> anyhow::Result<()> {
     let _calm = bed.calm().await;
     tasks::grant(bed).await?;
+    show_gates(bed).await?;
     let spec =
-        ClusterSpec { workers: vec![("a", 2, 1, 0), ("b", 1, 1, 0)], ..ClusterSpec::default() };
+        ClusterSpec { workers: vec![("a", 2, 0, 1), ("b", 1, 0, 1)], ..ClusterSpec::default() };
     let cluster = bed.cluster("clones", &spec).await?;
     let before = look::identities(&cluster).await?;
     upgrade(&cluster, TO, &json!({"extraCapacity": {}})).await?;
@@ -55,6 +57,31 @@ pub(super) async fn by_replicas(bed: &Bed) -> anyhow::Result<()> {
     ends_with(&cluster, &before, TO).await?;
     tasks::is_left_alone(&cluster, &["a"], TO).await?;
     look::nothing_is_left(&cluster).await
+}
+
+/// A bed runs Cluster API's managers as processes: Deployments show their feature gates, as those of an installation do.
+async fn show_gates(bed: &Bed) -> anyhow::Result<()> {
+    for (provider, manager) in
+        [("cluster-api", Manager::Core), ("control-plane-kubeadm", Manager::ControlPlane)]
+    {
+        let labels = json!({"cluster.x-k8s.io/provider": provider});
+        let gates = manager.gates(InPlace::On).unwrap_or_default();
+        let container = json!({
+            "name": "manager",
+            "image": "manager:v1.14.2",
+            "args": [format!("--feature-gates={gates}")],
+        });
+        let deployment = json!({
+            "apiVersion": "apps/v1", "kind": "Deployment",
+            "metadata": {"name": provider, "namespace": "default", "labels": labels},
+            "spec": {
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
+            },
+        });
+        objects::apply(bed.client(), &deployment).await?;
+    }
+    Ok(())
 }
 
 async fn upgrade(cluster: &Cluster, version: &str, with: &Value) -> anyhow::Result<()> {
