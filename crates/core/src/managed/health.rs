@@ -292,7 +292,10 @@ mod tests {
             );
         };
         let cases: [(&str, &Change); 8] = [
-            ("ClusterApi: Cluster c is not Available (NotAvailable) * no workers", &unavailable),
+            (
+                "ClusterApi: Cluster c is not Available (NotAvailable) * no workers * else",
+                &unavailable,
+            ),
             ("ControlPlane: Machine cp: it is being deleted", &|seen| {
                 seen.machines[0].deleting = true;
             }),

@@ -83,7 +83,7 @@ fn reserving(on_timeout: CapacityTimeout) -> Known {
     assert_eq!(step(&decision, "ComputeCapacityReserved").1, "Machine md-extra-x: it has no Node");
     assert_eq!(step(&decision, "ClusterHealthyBeforeUpgrade").0, "StepDone");
     let healthy = conditions::get(&decision.status.conditions, HEALTHY).unwrap();
-    assert_eq!(healthy.status, "True", "what is just created is no problem");
+    assert_eq!(healthy.status, "True", "what was just created does not count yet");
     assert_eq!((writes(&decision), state(&decision)), (vec![], Some(CapacityState::Reserving)));
     assert_eq!(shown(&decision).1, "Reserving");
     assert_eq!(decision.again, Some(at(10 + 30)), "the end of its time wakes the upgrade");
@@ -153,7 +153,7 @@ fn ready_reason(decision: &Decision) -> &str {
 }
 
 #[test]
-fn an_upgrade_without_its_extra_machines_waits_by_default_and_says_so() {
+fn an_upgrade_without_its_extra_machines_shows_that_it_waits_by_default() {
     let (known, decision) =
         next(reserving(CapacityTimeout::Delay), |known| known.now = at(10 + 30));
     let late =
@@ -169,7 +169,7 @@ fn an_upgrade_without_its_extra_machines_waits_by_default_and_says_so() {
 }
 
 #[test]
-fn an_upgrade_goes_on_without_extra_machines_by_policy_and_says_so() {
+fn an_upgrade_shows_that_it_goes_on_without_extra_machines_by_policy() {
     let (known, decision) = next(reserving(CapacityTimeout::Proceed), |known| {
         known.now = at(10 + 30);
         known.receivers = [refit_kinds::refit::Receiver::CloudEvents].into();

@@ -60,7 +60,7 @@ pub enum Attempt {
         /// When the receiver asks for it again.
         after: Option<SignedDuration>,
     },
-    /// The receiver takes fewer messages at a time: that is no failure of this one.
+    /// The receiver takes fewer messages at a time: this one has not failed.
     Limited {
         /// Why, without secrets.
         why: String,

@@ -211,7 +211,7 @@ fn the_record_of_an_earlier_version_keeps_only_what_was_not_delivered() {
 }
 
 #[test]
-fn what_was_not_delivered_is_kept_when_an_upgrade_begins_again() {
+fn notifications_that_were_not_delivered_are_kept_when_an_upgrade_begins_again() {
     let (_, mut before) = noted(None, failed(), 100, None);
     set_aside(&mut before.notifications);
     let mut again = UpgradeRecord { generation: 4, ..failed() };
