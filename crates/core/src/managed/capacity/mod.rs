@@ -353,7 +353,9 @@ impl DeploymentSeen {
         let others = self.machines.iter().filter(|one| !one.is_extra && !one.deleting).count();
         let others = i32::try_from(others).unwrap_or(i32::MAX);
         // Another client may have set them back already: its other Machines stay in any case.
-        let without = self.replicas.saturating_sub(self.extra()).max(others);
+        let is_set_back = self.extra.as_ref().is_ok_and(|extra| self.replicas < extra.of);
+        let extra = if is_set_back { 0 } else { self.extra() };
+        let without = self.replicas.saturating_sub(extra).max(others);
         let (deployment, replicas) = (self.name.clone(), without.min(self.replicas));
         vec![CapacityWrite::Lower { deployment, replicas }]
     }

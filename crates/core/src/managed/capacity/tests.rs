@@ -129,6 +129,12 @@ fn removal_deletes_clones_and_sets_replicas_back_after_all_extra_machines_are_ma
     seen.deployments[0].machines[3].is_extra = true;
     let lower = CapacityWrite::Lower { deployment: "a".into(), replicas: 3 };
     assert_eq!(seen.removal(), [lower]);
+    // Another client has set them back, and a Machine is being remediated.
+    let mut set_back = seen.deployments[0].clone();
+    set_back.replicas = 3;
+    set_back.machines[0].deleting = true;
+    let stay = CapacityWrite::Lower { deployment: "a".into(), replicas: 3 };
+    assert_eq!(set_back.lowered(), [stay]);
     (seen.deployments[0].replicas, seen.deployments[0].extra) = (3, Ok(ExtraReplicas::default()));
     assert_eq!(seen.removal(), [], "Cluster API does the rest");
     assert_eq!(seen.left(), "Machines new");

@@ -120,7 +120,9 @@ fn next_state(known: &Known, record: &UpgradeRecord) -> Option<CapacityState> {
     if step.status == "True" {
         return Some(CapacityState::Reserved);
     }
-    let is_skipped = known.is_out_of_time() && known.proceeds();
+    // Another step may keep an upgrade waiting whose extra Machines are Ready.
+    let lacks_some = known.lacks_capacity();
+    let is_skipped = lacks_some && known.is_out_of_time() && known.proceeds();
     Some(if is_skipped { CapacityState::Skipped } else { CapacityState::Reserving })
 }
 
@@ -244,10 +246,17 @@ impl Known {
 
     /// Whether extra Machines were requested and are not all Ready: parts of the Cluster are not healthy meanwhile.
     pub(super) fn is_reserving(&self) -> bool {
-        let Some(capacity) = &self.upgrade.spec.extra_capacity else { return false };
         let was_healthy = self.begun_step(HEALTHY_BEFORE).is_some_and(|step| step.status == "True");
-        let waits = || matches!(self.capacity.reserve(capacity), Reserve::Waits { .. });
-        self.capacity_state() == Some(CapacityState::Reserving) && was_healthy && waits()
+        self.capacity_state() == Some(CapacityState::Reserving)
+            && was_healthy
+            && self.lacks_capacity()
+    }
+
+    /// Whether extra Machines are requested, and not all are Ready.
+    fn lacks_capacity(&self) -> bool {
+        let capacity = self.upgrade.spec.extra_capacity.as_ref();
+        let reserve = capacity.map(|capacity| self.capacity.reserve(capacity));
+        matches!(reserve, Some(Reserve::Waits { .. }))
     }
 
     /// Who works through the Machines; `None` for what reaches them.

@@ -114,8 +114,16 @@ fn an_upgrade_begins_once_its_extra_machines_are_ready_and_the_cluster_is_health
     });
     assert_eq!(step(&decision, "ClusterHealthyBeforeUpgrade").0, "StepInProgress");
     assert!(!commences(&decision));
-    let (_, decision) = next(known, ready);
+    let (known, decision) = next(known, ready);
     assert!(commences(&decision));
+    let (_, decision) = next(known, |known| {
+        let upgrade = Arc::make_mut(&mut known.upgrade);
+        let capacity = upgrade.spec.extra_capacity.as_mut().unwrap();
+        capacity.on_timeout = CapacityTimeout::Proceed;
+        known.now = at(10 + 31);
+        sick(known);
+    });
+    assert_eq!(writes(&decision), [], "they are Ready: the health keeps it waiting");
 }
 
 #[test]
