@@ -32,6 +32,7 @@ fn the_upgrade_of_a_cluster_is_left_to_a_task() {
     let task = task_of(&stage, &first);
     let wanted = json!({
         "clusterRef": {"name": "edge-1"}, "version": NEW, "via": "Spec", "stage": "Ongoing",
+        "onAbort": "RollBack", "rollBack": false,
     });
     assert_eq!(task["spec"], wanted);
     assert_eq!(version(&stage, CONTROL_PLANE, "edge-1"), OLD, "the task sets it");
@@ -114,6 +115,7 @@ fn an_upgrade_by_a_task_is_requested_once_and_waits_for_nothing() {
         json!({
             "clusterRef": {"name": "edge-1"}, "version": "v1.36.1", "hops": ["v1.35.2"],
             "via": "Machines", "stage": "Ongoing",
+            "onAbort": "RollBack", "rollBack": false,
         })
     );
     let again = upgrade(&["--hops", "v1.35.2"]);
