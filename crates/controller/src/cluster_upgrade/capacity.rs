@@ -23,12 +23,10 @@ use refit_runtime::{ObjectKey, apply, foreign::ForeignObject};
 use serde_json::{Value, json};
 
 use crate::{
-    api_error::ReadError,
     cluster_health::machine_seen,
     context::Context,
     groups::machines_of,
     indexes::{DEPLOYMENTS_BY_CLUSTER, MACHINES_BY_CLUSTER},
-    node_update::live::read_object,
     upgrade_task::{TOPOLOGY_OWNED, cluster::is_extra},
 };
 
@@ -54,7 +52,12 @@ pub(super) fn seen(
         owned.extend(machines.iter().map(|machine| machine.name_any()));
         let machines = machines.iter().map(|machine| machine_of(machine, health));
         if is_extra(deployment.as_ref()) {
-            seen.clones.push(CloneSeen { name, deleting, machines: machines.collect() });
+            seen.clones.push(CloneSeen {
+                name,
+                deleting,
+                replicas: deployment.spec.replicas.unwrap_or(1),
+                machines: machines.collect(),
+            });
         } else if !deleting {
             let is_shown = |machine: &CapacityMachine| machine.is_extra || !machine.deleting;
             let annotation = deployment.annotations().get(keys::EXTRA_CAPACITY);
@@ -63,6 +66,7 @@ pub(super) fn seen(
                 replicas: deployment.spec.replicas.unwrap_or(1),
                 extra: annotation.map_or(Ok(ExtraReplicas::default()), |value| value.parse()),
                 of_topology: deployment.labels().contains_key(TOPOLOGY_OWNED),
+                is_paused: deployment.annotations().contains_key(keys::PAUSED),
                 machines: machines.filter(is_shown).collect(),
                 name,
             });
@@ -89,15 +93,6 @@ fn machine_of(machine: &Arc<Machine>, health: &Result<HealthSeen, String>) -> Ca
     }
 }
 
-/// Brings the MachineDeployments in the caches up to the present.
-pub(super) async fn read(ctx: &Context, cluster: &ObjectKey) -> Result<(), ReadError> {
-    for deployment in ctx.stores.machine_deployments.listed(&DEPLOYMENTS_BY_CLUSTER, cluster) {
-        let key = ObjectKey::of(deployment.as_ref());
-        read_object(ctx, &ctx.stores.machine_deployments, &key).await?;
-    }
-    Ok(())
-}
-
 /// Makes a write. Returns what stands in its way, apart from errors.
 pub(super) async fn perform(
     ctx: &Context,
@@ -119,13 +114,14 @@ pub(super) async fn perform(
         CapacityWrite::Lower { deployment, replicas } => {
             return scale(ctx, &deployments, deployment, (*replicas, None)).await;
         }
+        CapacityWrite::Resize { clone, machines } => {
+            return scale(ctx, &deployments, clone, (*machines, None)).await;
+        }
         CapacityWrite::Mark(machine) => {
-            let body = json!({"metadata": {
-                "labels": {keys::EXTRA_CAPACITY: "true"},
-                "annotations": {keys::DELETE_MACHINE: "", keys::SKIP: SKIPPED},
-            }});
-            let api: Api<Machine> = Api::namespaced(ctx.client.clone(), &namespace);
-            ctx.stores.machines.insert(apply::merge(&api, machine, &body).await?);
+            mark(ctx, &namespace, machine, true).await?;
+        }
+        CapacityWrite::Unmark(machine) => {
+            mark(ctx, &namespace, machine, false).await?;
         }
         CapacityWrite::Delete(clone) => {
             let key = ObjectKey::new(&namespace, clone);
@@ -150,6 +146,18 @@ pub(super) async fn perform(
         "wrote for the extra machines of an upgrade"
     );
     Ok(None)
+}
+
+/// Shows on a Machine whether it is extra: then it is skipped, and is deleted first.
+async fn mark(ctx: &Context, namespace: &str, machine: &str, is_extra: bool) -> kube::Result<()> {
+    let value = |text: &'static str| is_extra.then_some(text);
+    let body = json!({"metadata": {
+        "labels": {keys::EXTRA_CAPACITY: value("true")},
+        "annotations": {keys::DELETE_MACHINE: value(""), keys::SKIP: value(SKIPPED)},
+    }});
+    let api: Api<Machine> = Api::namespaced(ctx.client.clone(), namespace);
+    ctx.stores.machines.insert(apply::merge(&api, machine, &body).await?);
+    Ok(())
 }
 
 /// Adds or removes the finalizer.
@@ -193,6 +201,8 @@ async fn create(
     match api.create(&PostParams::default(), &serde_json::from_value(clone)?).await {
         Ok(created) => {
             tracing::info!(clone = created.name_any(), machines, "created extra machines");
+            // The next look must not rest on a Cluster without it.
+            ctx.stores.machine_deployments.insert(created.try_parse()?);
             Ok(None)
         }
         Err(kube::Error::Api(status)) if status.is_already_exists() => {

@@ -25,13 +25,26 @@ use crate::{
     context::Context,
     groups::{Group, machines_of, node_updates_of},
     indexes::TASKS_BY_CLUSTER,
-    node_update::{live::read_object, look::WorkloadCluster},
+    node_update::{
+        live::{list_deployments, list_machines, read_object},
+        look::WorkloadCluster,
+    },
     owner::LiveOwner,
     upgrade_task::{
         cluster::{groups_now, is_extra},
         obstacle,
     },
 };
+
+/// What must be read live before a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Needs {
+    /// What shows whether the Cluster is healthy: not for what only removes extra Machines, which must not wait for a
+    /// connection to the workload cluster.
+    pub(super) health: bool,
+    /// What could have extra Machines, and the Machines.
+    pub(super) capacity: bool,
+}
 
 /// A ClusterUpgrade, and the objects that it is decided on.
 pub(super) struct Look {
@@ -128,7 +141,8 @@ impl Look {
             } else {
                 &mut machines.workers
             };
-            let members = machines_of(&ctx.stores, &group.key);
+            let mut members = machines_of(&ctx.stores, &group.key);
+            members.retain(|machine| !is_extra(machine.as_ref()));
             of_part.extend(members.iter().filter_map(|one| one.spec.version.version().cloned()));
         }
         machines
@@ -175,16 +189,17 @@ impl Look {
         }
     }
 
-    /// Brings the caches up to the present with what an upgrade begins on.
-    pub(super) async fn read_live(&self, ctx: &Context) -> Result<(), ReadError> {
+    /// Brings the caches up to the present with what a decision rests on.
+    pub(super) async fn read_live(&self, ctx: &Context, needs: Needs) -> Result<(), ReadError> {
         let key = self.key();
         read_object(ctx, &ctx.stores.cluster_upgrades, &key).await?;
-        if self.upgrade.spec.extra_capacity.is_some() {
-            capacity::read(ctx, &key).await?;
+        if needs.capacity {
+            list_deployments(ctx, &key).await?;
         }
-        match ctx.workload_index.view(&key) {
-            Some(view) => cluster_health::read(ctx, &WorkloadCluster { key, view }).await,
-            None => read_object(ctx, &ctx.stores.clusters, &key).await,
+        if let Some(view) = ctx.workload_index.view(&key).filter(|_| needs.health) {
+            return cluster_health::read(ctx, &WorkloadCluster { key, view }).await;
         }
+        read_object(ctx, &ctx.stores.clusters, &key).await?;
+        if needs.capacity { list_machines(ctx, &key).await } else { Ok(()) }
     }
 }

@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use kube::{Api, Resource as _, ResourceExt as _, api::PostParams};
 use refit_core::{
     gates::GatedCluster,
+    managed::capacity::CapacityWrite,
     managed::cluster::{Decision, EXTRA_CAPACITY, Hindrance, Known, Write, decide},
     managed::silences::{SilenceOutcome, SilenceWrite},
     task::Refused,
@@ -34,7 +35,7 @@ use refit_runtime::{
 };
 use serde_json::json;
 
-use self::look::Look;
+use self::look::{Look, Needs};
 use crate::{
     api_error::cause,
     context::Context,
@@ -92,9 +93,9 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
     let Some(look) = Look::read(ctx, key) else { return Ok(Next::Done) };
     let mut known = look.with_servers(ctx, look.known(ctx), false).await;
     let mut decision = decide(&known);
-    if begins(&known, &decision) || changes_machines(&decision) {
+    if let Some(needs) = needs(&known, &decision) {
         // The caches may show the Cluster as it was before an outage, and the request as it was before a change.
-        if let Err(error) = look.read_live(ctx).await {
+        if let Err(error) = look.read_live(ctx, needs).await {
             known.hindrance = Some(Hindrance::Passing(error.to_string()));
         } else if let Some(live) = Look::read(ctx, key) {
             known = live.with_servers(ctx, live.known(ctx), true).await;
@@ -176,7 +177,7 @@ fn next_look(ctx: &Context, known: &Known, decision: &Decision) -> Next {
     let upgrade = &known.upgrade;
     if decision.status.phase.has_ended() {
         // No change wakes an upgrade that has ended.
-        if changes_machines(decision) {
+        if capacity_writes(decision).next().is_some() {
             return Next::RequeueAfter(COLLECT);
         }
         if known.capacity.remains() {
@@ -219,12 +220,22 @@ fn begins(known: &Known, decision: &Decision) -> bool {
     })
 }
 
-/// Whether extra Machines are created or deleted with this decision.
-fn changes_machines(decision: &Decision) -> bool {
-    decision.writes.iter().any(|write| match write {
-        Write::Capacity(write) => write.changes_machines(),
+/// What must be read live before the writes of a decision, if anything.
+fn needs(known: &Known, decision: &Decision) -> Option<Needs> {
+    let begins = begins(known, decision);
+    let needs = Needs {
+        health: begins || capacity_writes(decision).any(CapacityWrite::adds_machines),
+        capacity: begins && known.asks_for_capacity()
+            || capacity_writes(decision).any(CapacityWrite::rests_on_live_read),
+    };
+    (needs.health || needs.capacity).then_some(needs)
+}
+
+fn capacity_writes(decision: &Decision) -> impl Iterator<Item = &CapacityWrite> {
+    decision.writes.iter().filter_map(|write| match write {
+        Write::Capacity(write) => Some(write),
         Write::Commence { .. } | Write::Silence(_) | Write::Abort(_) | Write::RollBack { .. } => {
-            false
+            None
         }
     })
 }

@@ -6,9 +6,9 @@
 
 use std::fmt::Debug;
 
-use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use k8s_openapi::NamespaceResourceScope;
 use kube::{Api, Client, Resource, ResourceExt as _};
-use refit_cluster_api::kinds::{Machine, MachineSet};
+use refit_cluster_api::kinds::{Machine, MachineDeployment, MachineSet};
 use refit_core::node::{
     Decision, Snapshot, requires_drain_ahead, requires_live_read, requires_live_settings,
 };
@@ -152,18 +152,10 @@ pub(crate) async fn read_cluster(
     cluster.view.live.share(list_cluster(ctx, cluster)).await
 }
 
-/// Reads the Nodes, the control plane's mirror pods, the Machines and the MachineSets of a cluster: a
-/// Machine of an unknown MachineSet would be missing in its group.
+/// Reads the Nodes, the control plane's mirror pods, the Machines and the MachineSets of a cluster.
 async fn list_cluster(ctx: &Context, cluster: &WorkloadCluster) -> Result<(), ReadError> {
     let WorkloadCluster { key, view } = cluster;
     let Some(client) = client_of(ctx, cluster).await else { return Ok(()) };
-    let machines: Api<Machine> = Api::namespaced(ctx.client.clone(), &key.namespace);
-    let of_cluster = format!("{}={}", keys::CLUSTER_NAME, key.name);
-    let sets: Api<MachineSet> = Api::namespaced(ctx.client.clone(), &key.namespace);
-    let covers = |meta: &ObjectMeta| {
-        let cluster = meta.labels.as_ref().and_then(|labels| labels.get(keys::CLUSTER_NAME));
-        meta.namespace.as_ref() == Some(&key.namespace) && cluster == Some(&key.name)
-    };
     let read_nodes = async {
         let read = store::read_now(nodes(&client), "", Some(NODES), &view.nodes, |_| true);
         read.await.and_then(all_read).map_err(ReadError::workload("the list of Nodes"))
@@ -174,18 +166,42 @@ async fn list_cluster(ctx: &Context, cluster: &WorkloadCluster) -> Result<(), Re
         let read = store::read_now(pods, labels, limits, &view.static_pods, |_| true);
         read.await.and_then(all_read).map_err(ReadError::workload("the list of control plane pods"))
     };
-    let list_machines = Box::pin(async {
-        let covers = |machine: &Machine| covers(machine.meta());
-        let read = store::read_now(machines, &of_cluster, None, &ctx.stores.machines, covers);
-        read.await.and_then(all_read).map_err(ReadError::management("the list of Machines"))
-    });
-    let list_sets = Box::pin(async {
-        let covers = |set: &MachineSet| covers(set.meta());
-        let read = store::read_now(sets, &of_cluster, None, &ctx.stores.machine_sets, covers);
-        read.await.and_then(all_read).map_err(ReadError::management("the list of MachineSets"))
-    });
-    futures::try_join!(read_nodes, read_pods, list_machines, list_sets)?;
+    futures::try_join!(read_nodes, read_pods, list_machines(ctx, key))?;
     Ok(())
+}
+
+/// Reads the Machines of a Cluster and their MachineSets: a Machine of an unknown MachineSet would be missing in its
+/// group.
+pub(crate) async fn list_machines(ctx: &Context, cluster: &ObjectKey) -> Result<(), ReadError> {
+    let machines = Box::pin(list::<Machine>(ctx, cluster, &ctx.stores.machines));
+    let sets = Box::pin(list::<MachineSet>(ctx, cluster, &ctx.stores.machine_sets));
+    futures::try_join!(machines, sets)?;
+    Ok(())
+}
+
+/// Reads the MachineDeployments of a Cluster.
+pub(crate) async fn list_deployments(ctx: &Context, cluster: &ObjectKey) -> Result<(), ReadError> {
+    list::<MachineDeployment>(ctx, cluster, &ctx.stores.machine_deployments).await
+}
+
+/// Reads the objects of a kind that have the label of a Cluster.
+async fn list<K>(ctx: &Context, cluster: &ObjectKey, store: &Store<K>) -> Result<(), ReadError>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + DeserializeOwned
+        + 'static,
+{
+    let api: Api<K> = Api::namespaced(ctx.client.clone(), &cluster.namespace);
+    let of_cluster = format!("{}={}", keys::CLUSTER_NAME, cluster.name);
+    let covers = |object: &K| {
+        object.meta().namespace.as_ref() == Some(&cluster.namespace)
+            && object.labels().get(keys::CLUSTER_NAME) == Some(&cluster.name)
+    };
+    let read = store::read_now(api, &of_cluster, None, store, covers).await;
+    let what = format!("the list of {}s", K::kind(&()));
+    read.and_then(all_read).map_err(ReadError::management(what))
 }
 
 /// Nothing is decided on an older state of an object that cannot be read.

@@ -206,9 +206,9 @@ impl Look {
             (Some(_), Some(task)) => Paused::ByTask(task.clone()),
             (Some(_), None) => Paused::ByOthers,
         };
-        // An extra Machine that is not wanted any more is deleted first, whatever its version.
-        let is_wanted = annotations.contains_key(keys::EXTRA_CAPACITY);
-        let leaves = |machine: &Arc<Machine>| !is_wanted && is_extra(machine.as_ref());
+        // What is deleted first may have any version.
+        let leaving = self.leaving(owner);
+        let leaves = |machine: &Arc<Machine>| leaving.contains(&machine.name_any());
         let all_current = self.machines.iter().all(|machine| {
             machine.metadata.deletion_timestamp.is_some()
                 || leaves(machine)
@@ -241,6 +241,20 @@ impl Look {
         }
     }
 
+    /// The names of extra Machines that are to be deleted: as many as there are more Machines than the owner requests.
+    fn leaving(&self, owner: &LiveOwner) -> BTreeSet<String> {
+        let LiveOwner::Deployment(deployment) = owner else { return BTreeSet::new() };
+        if owner.annotations().contains_key(keys::EXTRA_CAPACITY) {
+            return BTreeSet::new();
+        }
+        let replicas = usize::try_from(deployment.spec.replicas.unwrap_or(1)).unwrap_or_default();
+        let surplus = self.machines.len().saturating_sub(replicas);
+        let mut extra: Vec<&Arc<Machine>> =
+            self.machines.iter().filter(|machine| is_extra(machine.as_ref())).collect();
+        extra.sort_by_key(|machine| machine.metadata.deletion_timestamp.is_none());
+        extra.into_iter().take(surplus).map(|machine| machine.name_any()).collect()
+    }
+
     /// Whether the Cluster's topology, if it has one, has given the owner its version: it writes another one later,
     /// even to an owner that goes on.
     fn topology_asks_for(&self, version: &StatedVersion) -> bool {
@@ -265,6 +279,7 @@ impl Look {
                 update: speaker(updates.iter().map(AsRef::as_ref), &uid),
                 retry: self.retry_of(machine, updates),
                 exception: exception_of(machine, pacing, rollout).map(|one| one.rule),
+                is_extra: is_extra(machine.as_ref()),
                 is_updated_by_cluster_api: update_in_progress(machine.as_ref()),
                 uid,
             }
@@ -303,22 +318,27 @@ impl Look {
         if self.group.spec.owner.owner() != Owner::Deployment {
             return None;
         }
-        let mut counts: BTreeMap<String, i64> = BTreeMap::new();
+        let leaving = self.owner.as_ref().map(|owner| self.leaving(owner)).unwrap_or_default();
+        let mut counts: BTreeMap<String, (i64, i64)> = BTreeMap::new();
         for machine in &self.machines {
             if let Some(set) = self.set_of(machine) {
-                *counts.entry(set.name_any()).or_default() += 1;
+                let (machines, leaves) = counts.entry(set.name_any()).or_default();
+                *machines += 1;
+                *leaves += i64::from(leaving.contains(&machine.name_any()));
             }
         }
         let of = |set: &Arc<MachineSet>| {
             let status = set.status.clone().unwrap_or_default();
             let disabled = set.annotations().get(keys::DISABLE_MACHINE_CREATE);
+            let (machines, leaving) = counts.get(&set.name_any()).copied().unwrap_or_default();
             SetSeen {
                 name: set.name_any(),
                 replicas: set.spec.replicas.unwrap_or(1).into(),
                 shown: status.replicas.unwrap_or(0).into(),
                 is_observed: status.observed_generation == set.metadata.generation,
                 creates: disabled.is_none_or(|value| value != "true"),
-                machines: counts.get(&set.name_any()).copied().unwrap_or(0),
+                machines,
+                leaving,
             }
         };
         let (current, old): (Vec<_>, Vec<_>) = self

@@ -4,19 +4,20 @@ use std::sync::Arc;
 
 use kube::{Resource as _, ResourceExt as _};
 use refit_cluster_api::kinds::{CONTRACT_VERSION, CONTROL_PLANE_GROUP, CORE_GROUP, Cluster};
-use refit_core::task::Obstacle;
+use refit_core::task::{Obstacle, roll_back::never_returns};
 use refit_kinds::{
     canonical::Keys,
     keys,
     refit::{Owner, UpgradeTask},
+    version::StatedVersion,
 };
 use refit_runtime::{ObjectKey, client::Served};
 
-use super::has_ended;
+use super::{TOPOLOGY_OWNED, has_ended};
 use crate::{
     annotations,
     context::Context,
-    groups::Group,
+    groups::{Group, machines_of},
     indexes::{TASKS_BY_CLUSTER, TASKS_BY_GROUP},
     owner::LiveOwner,
 };
@@ -57,6 +58,15 @@ pub(super) fn of_group(
     };
     if let Some(why) = of_another_cluster(owner, group, &of_cluster) {
         return Some(Obstacle::NotSupported { why });
+    }
+    if let Some(version) = task.spec.version.as_ref().filter(|_| task.spec.roll_back) {
+        let machines = machines_of(&ctx.stores, &group.key);
+        let stated = machines.iter().map(|machine| &machine.spec.version);
+        let versions = stated.chain([owner.version()]).filter_map(StatedVersion::version);
+        let of_topology = owner.labels().contains_key(TOPOLOGY_OWNED);
+        if let Err(why) = never_returns(name, of_topology, version, versions) {
+            return Some(Obstacle::NotSupported { why: why.to_string() });
+        }
     }
     older_task(ctx, task, group)
         .or(driven.map(|machine| Obstacle::UpdatedByClusterApi { machine: machine.to_owned() }))

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use kube::{Api, ResourceExt as _, api::DynamicObject};
+use kube::{ResourceExt as _, api::DynamicObject};
 use refit_cluster_api::{
     desired::machine_deployment::{Step, machine_set, new_name},
-    kinds::{CORE_GROUP, Machine, MachineSet},
+    kinds::{CORE_GROUP, MachineSet},
     rollout::{Decisions, IntentInput, RolloutIntent, intend_unmoved},
 };
 use refit_core::task::{Action, Obstacle, SetWrite, actions};
@@ -15,7 +15,7 @@ use refit_kinds::{
     refit::{Owner, UpdateGroupStatus},
     version::KubernetesVersion,
 };
-use refit_runtime::{apply, foreign::ForeignObject, store};
+use refit_runtime::{apply, foreign::ForeignObject};
 use serde_json::{Value, json};
 
 use super::{
@@ -28,7 +28,10 @@ use crate::{
     context::Context,
     groups::{Group, ensure_group},
     indexes::TASKS_BY_GROUP,
-    node_update::{live::read_object, swap_group},
+    node_update::{
+        live::{list_machines, read_object},
+        swap_group,
+    },
     owner::LiveOwner,
     update_group::bundle_of_tasks,
 };
@@ -124,35 +127,7 @@ fn has_other_task(ctx: &Context, look: &Look) -> bool {
 pub(super) async fn read_group(ctx: &Context, group: &Group) -> anyhow::Result<()> {
     LiveOwner::read(ctx, group).await?;
     read_object(ctx, &ctx.stores.clusters, &group.cluster_key()).await?;
-    let namespace = &group.key.namespace;
-    let cluster = &group.spec.cluster_name;
-    let labels = format!("{}={cluster}", keys::CLUSTER_NAME);
-    let of_cluster = |object: &dyn LabelledIn| object.is_in(namespace, cluster);
-    let sets: Api<MachineSet> = Api::namespaced(ctx.client.clone(), namespace);
-    let machines: Api<Machine> = Api::namespaced(ctx.client.clone(), namespace);
-    let all = futures::try_join!(
-        store::read_now(sets, &labels, None, &ctx.stores.machine_sets, |set: &MachineSet| {
-            of_cluster(set)
-        }),
-        store::read_now(machines, &labels, None, &ctx.stores.machines, |machine: &Machine| {
-            of_cluster(machine)
-        }),
-    )?;
-    let unreadable = all.0.into_iter().chain(all.1).next();
-    unreadable.map_or(Ok(()), |what| Err(anyhow::anyhow!("{what}")))
-}
-
-/// An object with labels, in a namespace.
-trait LabelledIn {
-    /// Whether it is of this Cluster.
-    fn is_in(&self, namespace: &str, cluster: &str) -> bool;
-}
-
-impl<K: kube::ResourceExt> LabelledIn for K {
-    fn is_in(&self, namespace: &str, cluster: &str) -> bool {
-        self.namespace().as_deref() == Some(namespace)
-            && self.labels().get(keys::CLUSTER_NAME).is_some_and(|of| of == cluster)
-    }
+    Ok(list_machines(ctx, &group.cluster_key()).await?)
 }
 
 /// Writes a MachineSet as Cluster API would, with these replicas.

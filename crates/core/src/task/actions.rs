@@ -261,7 +261,7 @@ fn settle(seen: &GroupSeen<'_>) -> Vec<Action> {
 
 fn unpause(seen: &GroupSeen<'_>) -> Option<Action> {
     let owner = seen.owner.as_ref()?;
-    let keeps_some = seen.members().any(|member| member.exception.is_some());
+    let keeps_some = seen.members().any(|member| member.exception.is_some() && !member.is_extra);
     let may_go_on =
         owner.replaces_none || owner.deleting || seen.goes_on_by_policy() && !keeps_some;
     (owner.paused.is_by(seen.name()) && may_go_on).then_some(Action::Unpause)

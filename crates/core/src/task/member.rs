@@ -47,6 +47,8 @@ pub struct Member<'a> {
     pub retry: Option<&'a str>,
     /// An operator has it left out, for the rollout or until it is released.
     pub exception: Option<ExceptionRule>,
+    /// It is there only while its Cluster is upgraded, and is deleted after that.
+    pub is_extra: bool,
     /// Cluster API updates it in place.
     pub is_updated_by_cluster_api: bool,
 }

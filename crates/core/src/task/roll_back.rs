@@ -4,9 +4,10 @@
 //! kubelet reads the configuration of the Cluster. That of a newer minor version may have fields that an older kubelet
 //! does not know (`docs/facts/kubeadm.md#rolling-back`). The control plane never returns.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use refit_cluster_api::kinds::{Cluster, Machine};
 use refit_kinds::{
     refit::{MachineUid, NodeUpdate, Phase},
@@ -122,22 +123,24 @@ struct Worker<'a> {
     stated: &'a StatedVersion,
     updates: Vec<&'a NodeUpdate>,
     newest: Option<&'a NodeUpdate>,
+    /// Whether it was created since the upgrade began.
+    is_fresh: bool,
 }
 
 impl<'a> Worker<'a> {
     fn of(machine: &'a Machine, seen: &WorkersSeen<'a>) -> Self {
         let uid = MachineUid::of(&machine.metadata);
         let is_of_upgrade = |update: &&&NodeUpdate| {
-            let created = update.metadata.creation_timestamp.as_ref();
             update.spec.machine_ref.uid == uid
                 && update.spec.goal.kubernetes_version.is_some()
-                && created.is_some_and(|created| created.0 >= seen.since)
+                && is_since(&update.metadata, seen.since)
         };
         let updates: Vec<_> = seen.updates.iter().filter(is_of_upgrade).copied().collect();
         Self {
             name: machine.metadata.name.as_deref().unwrap_or_default(),
             stated: &machine.spec.version,
             newest: newest(updates.iter().copied(), &uid),
+            is_fresh: is_since(&machine.metadata, seen.since),
             updates,
         }
     }
@@ -164,10 +167,17 @@ impl<'a> Worker<'a> {
         self.stated.version().is_none() || self.updates.iter().any(is_unknown)
     }
 
-    /// The version before: what has returned already shows the higher one, too.
+    /// The version before: what has returned already shows the higher one, too. A Machine that was created since, with the
+    /// version that it has, had none.
     fn before(&self) -> Option<&'a KubernetesVersion> {
-        self.versions_before().chain(self.stated.version()).min()
+        let has_none = self.is_fresh && self.updates.is_empty();
+        let stated = self.stated.version().filter(|_| !has_none);
+        self.versions_before().chain(stated).min()
     }
+}
+
+fn is_since(metadata: &ObjectMeta, since: Timestamp) -> bool {
+    metadata.creation_timestamp.as_ref().is_some_and(|created| created.0 >= since)
 }
 
 /// The version that the workers of a MachineDeployment return to; `None` if they have it, and their owner requests it.
@@ -228,14 +238,7 @@ fn may_return(
     let goals = workers.iter().flat_map(|worker| &worker.updates);
     let goals = goals.filter_map(|update| update.spec.goal.kubernetes_version.as_ref());
     let stated = workers.iter().filter_map(|worker| worker.stated.version());
-    let all: BTreeSet<&KubernetesVersion> =
-        goals.chain(stated).chain(seen.requested.version()).collect();
-    let other_minor =
-        |from: &&&KubernetesVersion| from.hop_to(to) == Hop::Downgrade && !is_patch(from, to);
-    if let Some(from) = all.iter().rev().find(other_minor) {
-        let (from, to) = ((**from).clone(), to.clone());
-        return Err(StaysUpgraded::OtherMinor { name: name(), from, to });
-    }
+    within_minor(seen.name, to, goals.chain(stated).chain(seen.requested.version()))?;
     let mut parts = workers.iter().flat_map(|worker| &worker.updates);
     if let Some(part) = parts.find_map(|update| update.spec.updater_parts().next()) {
         let updater = part.updater.clone();
@@ -245,6 +248,37 @@ fn may_return(
         Some(Err(skew)) => Err(StaysUpgraded::Skew { name: name(), skew }),
         Some(Ok(())) | None => Ok(()),
     }
+}
+
+/// Whether workers with any of these versions may be brought back to a lower one, or have it already.
+fn within_minor<'a>(
+    name: &str,
+    to: &KubernetesVersion,
+    versions: impl Iterator<Item = &'a KubernetesVersion>,
+) -> Result<(), StaysUpgraded> {
+    let other_minor =
+        |from: &&KubernetesVersion| from.hop_to(to) == Hop::Downgrade && !is_patch(from, to);
+    match versions.filter(other_minor).max() {
+        Some(from) => {
+            let (name, from, to) = (name.to_owned(), from.clone(), to.clone());
+            Err(StaysUpgraded::OtherMinor { name, from, to })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Why a task cannot bring the workers of a MachineDeployment back to `to`, whatever happened before: decided before its
+/// spec is changed. `versions` are those of its spec and of its Machines.
+pub fn never_returns<'a>(
+    name: &str,
+    of_topology: bool,
+    to: &KubernetesVersion,
+    versions: impl Iterator<Item = &'a KubernetesVersion>,
+) -> Result<(), StaysUpgraded> {
+    if of_topology {
+        return Err(StaysUpgraded::Topology { name: name.to_owned() });
+    }
+    within_minor(name, to, versions)
 }
 
 /// Whether a version is a lower patch release of the same minor version: hosts can be brought there.

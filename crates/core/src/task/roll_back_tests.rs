@@ -39,6 +39,14 @@ impl World {
         self
     }
 
+    /// A Machine that was created at this second.
+    fn created(self, name: &str, version: &str, second: i64) -> Self {
+        let mut world = self.machine(name, version);
+        let machine = world.machines.last_mut().unwrap();
+        machine.metadata.creation_timestamp = Some(Time(Timestamp::from_second(second).unwrap()));
+        world
+    }
+
     fn update(
         mut self,
         machine: &str,
@@ -129,10 +137,40 @@ fn workers_return_to_the_version_that_their_kubelets_had() {
             None,
         ),
         ("no worker", world(), None),
+        (
+            "one was created meanwhile",
+            world().upgraded("a", OLD, NEW).created("b", NEW, 20),
+            Some(OLD),
+        ),
+        (
+            "one was created meanwhile, and has returned",
+            world()
+                .machine("a", OLD)
+                .update("a", (OLD, NEW), Phase::Succeeded, 20)
+                .created("b", OLD, 20)
+                .update("b", (NEW, OLD), Phase::Succeeded, 30),
+            Some(OLD),
+        ),
+        ("all were created meanwhile", world().created("a", NEW, 20), None),
     ];
     for (case, world, expected) in rows {
         assert_eq!(world.before(), Ok(expected.map(str::to_owned)), "{case}");
     }
+}
+
+#[test]
+fn a_task_whose_workers_can_never_return_is_refused_before_a_spec_is_changed() {
+    let refusal = |of_topology, to: &str, versions: &[&str]| {
+        let versions: Vec<KubernetesVersion> =
+            versions.iter().map(|version| version.parse().unwrap()).collect();
+        never_returns("md", of_topology, &to.parse().unwrap(), versions.iter()).err()
+    };
+    assert_eq!(refusal(false, OLD, &[NEW, OLD]), None);
+    assert_eq!(refusal(false, NEW, &[OLD]), None, "what is older is upgraded");
+    let topology = refusal(true, OLD, &[NEW]);
+    assert!(matches!(topology, Some(StaysUpgraded::Topology { .. })), "{topology:?}");
+    let minor = refusal(false, OLD, &[NEW, NEXT_MINOR]).map(|why| why.to_string());
+    assert!(minor.unwrap().contains("from v1.35.2 back to v1.34.2"));
 }
 
 #[test]

@@ -27,6 +27,8 @@ pub struct SetSeen {
     pub creates: bool,
     /// How many Machines it controls; Machines that are being deleted count.
     pub machines: i64,
+    /// How many of them are extra, and are to be deleted.
+    pub leaving: i64,
 }
 
 impl SetSeen {
@@ -107,11 +109,12 @@ impl SetsSeen {
         self.old.iter().find_map(lower)
     }
 
-    /// At rest, every MachineSet has the replicas of its Machines, and creates those that are deleted.
+    /// At rest, every MachineSet has the replicas of its Machines without those that are leaving, and creates those that are
+    /// deleted. Machines that are leaving are marked, so the MachineSet deletes them and no others.
     fn write_at_rest(&self) -> Option<SetWrite> {
         let rests = |set: &SetSeen| {
             let settled = set.shown == set.machines;
-            settled.then(|| set.write(set.machines, true)).flatten()
+            settled.then(|| set.write(set.machines - set.leaving, true)).flatten()
         };
         self.old.iter().chain(&self.current).find_map(rests)
     }
@@ -143,6 +146,7 @@ mod tests {
             is_observed: true,
             creates,
             machines,
+            leaving: 0,
         }
     }
 
@@ -206,6 +210,13 @@ mod tests {
         assert_eq!(seen.next_write(), Some(write("old", 2, true)));
         let seen = SetsSeen { old: vec![set("old", 2, 2, true)], ..seen };
         assert_eq!(seen.next_write(), Some(write("new", 1, true)));
+        let old = SetSeen { leaving: 1, ..set("old", 2, 2, true) };
+        let mut seen = SetsSeen { current: Some(set("new", 1, 1, true)), old: vec![old], ..seen };
+        assert_eq!(seen.next_write(), Some(write("old", 1, true)), "one extra Machine leaves");
+        (seen.old[0].replicas, seen.old[0].machines) = (1, 2);
+        assert_eq!(seen.next_write(), None, "it is being deleted");
+        seen.old[0] = set("old", 1, 1, true);
+        assert_eq!(seen.next_write(), None);
     }
 
     /// A MachineSet and what its controller has in its caches.
@@ -246,6 +257,7 @@ mod tests {
                 is_observed: self.status.1 == self.generation,
                 creates: self.creates,
                 machines: self.machines,
+                leaving: 0,
             }
         }
 

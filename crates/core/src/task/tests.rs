@@ -46,6 +46,7 @@ fn set(name: &str, machines: i64) -> SetSeen {
         is_observed: true,
         creates: false,
         machines,
+        leaving: 0,
     }
 }
 

@@ -2,18 +2,15 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use jiff::SignedDuration;
 use kube::Api;
-use lab_world::world::{Enforced, WorldOptions};
 use refit_kinds::refit::ClusterUpgrade;
-use refit_runtime::Clock;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{
-    ACCOUNT, Log, NEW, TEST, assert_same_machines, create_object, example, granted, in_world,
-    installation, missing,
-    tasks::{TASKS_BINDING, TASKS_ROLE, TASKS_WORKLOAD_ROLE, bind_admins, task_rights},
-    unused, up_with, who, workload,
+    ACCOUNT, Log, NEW, TEST, assert_same_machines, create_object, enforced, granted, in_world,
+    missing,
+    tasks::{TASKS_BINDING, TASKS_ROLE, bind_admins, workload_of_tasks},
+    unused, up_with, who, with_rights,
 };
 
 const ROLE: &str = include_str!("../../../../deploy/extra-capacity/role.yaml");
@@ -23,25 +20,9 @@ const BINDING: &str = include_str!("../../../../deploy/extra-capacity/role_bindi
 fn extra_machines_are_created_and_deleted_with_exactly_their_rights() {
     in_world(async {
         let management = Log::default();
-        let mut in_management = installation();
-        in_management.extend([TASKS_ROLE, TASKS_BINDING, ROLE, BINDING].map(task_rights));
-        let mut in_workload = workload();
-        in_workload.push(task_rights(TASKS_WORKLOAD_ROLE));
-        let mut binding: Value = in_workload[1].clone();
-        binding["metadata"]["name"] = "refit-tasks-workload".into();
-        binding["roleRef"]["name"] = "refit-tasks-workload".into();
-        in_workload.push(binding);
-        let world = up_with(WorldOptions {
-            epoch: Clock::real().now_seconds() - SignedDuration::from_hours(48),
-            enforced: Some(Enforced {
-                installation: in_management,
-                workload: in_workload,
-                management_recorder: management.recorder(),
-                workload_recorder: Log::default().recorder(),
-            }),
-            ..WorldOptions::new(example())
-        })
-        .await;
+        let files = [TASKS_ROLE, TASKS_BINDING, ROLE, BINDING];
+        let rights = enforced(&files, workload_of_tasks(), &management, &Log::default());
+        let world = up_with(with_rights(rights)).await;
         let before = who(&world).await;
         bind_admins(&world).await;
         let upgrades: Api<ClusterUpgrade> = Api::namespaced(world.client(TEST).unwrap(), "default");

@@ -2,18 +2,16 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
-use lab_world::world::{Enforced, World, WorldOptions};
+use lab_world::world::{World, WorldOptions};
 use refit_controller::{GraphSource, Settings};
 use refit_kinds::{json::text, refit::ClusterUpgrade};
-use refit_runtime::Clock;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{
-    ACCOUNT, Log, NEW, TEST, create_object, example, granted, in_world, installation, missing,
-    unused, up_with, workload,
+    ACCOUNT, Log, NEW, TEST, create_object, enforced, granted, in_world, missing, unused, up_with,
+    with_rights, workload,
 };
 
 const ROLE: &str = include_str!("../../../../deploy/version-graph/role.yaml");
@@ -32,22 +30,10 @@ async fn reason_of_upgrade(world: &World) -> String {
 fn a_version_graph_in_a_config_map_is_read_with_exactly_its_right() {
     in_world(async {
         let management = Log::default();
-        let mut in_management = installation();
-        let right = |text: &str| serde_saphyr::from_str::<Value>(text).unwrap();
-        in_management.extend([ROLE, BINDING].map(right));
         let source = GraphSource::ConfigMap { namespace: "refit-system".into(), name: NAME.into() };
-        let world = up_with(WorldOptions {
-            epoch: Clock::real().now_seconds() - SignedDuration::from_hours(48),
-            enforced: Some(Enforced {
-                installation: in_management,
-                workload: workload(),
-                management_recorder: management.recorder(),
-                workload_recorder: Log::default().recorder(),
-            }),
-            settings: Settings { version_graph: Some(source), ..Settings::default() },
-            ..WorldOptions::new(example())
-        })
-        .await;
+        let settings = Settings { version_graph: Some(source), ..Settings::default() };
+        let rights = enforced(&[ROLE, BINDING], workload(), &management, &Log::default());
+        let world = up_with(WorldOptions { settings, ..with_rights(rights) }).await;
         let client = world.client(TEST).unwrap();
         let upgrades: Api<ClusterUpgrade> = Api::namespaced(client.clone(), "default");
         let spec = json!({"version": NEW, "startAt": "2999-01-01T00:00:00Z"});

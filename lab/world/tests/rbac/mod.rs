@@ -341,24 +341,44 @@ fn check_workload(world: &World, log: &Log, machines: &[MachineFacts]) {
     }
 }
 
+/// An installation with these files in addition, for the kinds of the sandbox's provider.
+fn enforced(
+    files: &[&str],
+    workload: Vec<Value>,
+    management: &Log,
+    workload_log: &Log,
+) -> Enforced {
+    Enforced {
+        installation: installation()
+            .into_iter()
+            .chain(files.iter().map(|file| in_sandbox(file)))
+            .collect(),
+        workload,
+        management_recorder: management.recorder(),
+        workload_recorder: workload_log.recorder(),
+    }
+}
+
+fn in_sandbox(file: &str) -> Value {
+    serde_saphyr::from_str(&file.replace("metal3", "sandbox")).unwrap()
+}
+
+/// A world with these rights. Certificates are issued by its clock and checked by the machine's: this epoch keeps them valid
+/// for its first two days.
+fn with_rights(enforced: Enforced) -> WorldOptions {
+    WorldOptions {
+        epoch: Clock::real().now_seconds() - SignedDuration::from_hours(48),
+        enforced: Some(enforced),
+        ..WorldOptions::new(example())
+    }
+}
+
 #[test]
 fn the_controller_and_the_agents_use_exactly_their_rights() {
     in_world(async {
         let (management, workload_log) = (Log::default(), Log::default());
-        let world = up_with(WorldOptions {
-            // Certificates are issued by the world's clock and checked by the machine's: this epoch
-            // keeps them valid for the first two days of the world.
-            epoch: Clock::real().now_seconds() - SignedDuration::from_hours(48),
-            two_controllers: true,
-            enforced: Some(Enforced {
-                installation: installation(),
-                workload: workload(),
-                management_recorder: management.recorder(),
-                workload_recorder: workload_log.recorder(),
-            }),
-            ..WorldOptions::new(example())
-        })
-        .await;
+        let rights = enforced(&[], workload(), &management, &workload_log);
+        let world = up_with(WorldOptions { two_controllers: true, ..with_rights(rights) }).await;
         let before = who(&world).await;
         tasks::task(
             &world,

@@ -2,22 +2,20 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use jiff::SignedDuration;
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kube::{
     Api,
     api::{Patch, PatchParams},
 };
 use lab_apiserver::{ApiServer, auth::Attributes};
-use lab_world::world::{Enforced, World, WorldOptions};
+use lab_world::world::{World, WorldOptions};
 use refit_cluster_api::{cluster_configuration::admins_binding, kinds::Cluster};
 use refit_kinds::refit::{ClusterUpgradePlan, UpgradeTask};
-use refit_runtime::Clock;
 use serde_json::{Value, json};
 
 use super::{
-    ACCOUNT, CLUSTER, Log, NEW, TEST, WORKLOAD_USER, assert_same_machines, create_object, example,
-    granted, in_world, installation, missing, unused, up_with, upgraded, who, workload,
+    ACCOUNT, CLUSTER, Log, NEW, TEST, WORKLOAD_USER, assert_same_machines, create_object, enforced,
+    granted, in_sandbox, in_world, missing, unused, up_with, upgraded, who, with_rights, workload,
 };
 use crate::{
     common::OLD,
@@ -31,16 +29,20 @@ const TASKS_SPEC_BINDING: &str = include_str!("../../../../deploy/tasks/spec_rol
 const TASKS_EXTERNAL_ROLE: &str = include_str!("../../../../deploy/tasks-external/role.yaml");
 const TASKS_EXTERNAL_BINDING: &str =
     include_str!("../../../../deploy/tasks-external/role_binding.yaml");
-pub(super) const TASKS_WORKLOAD_ROLE: &str =
-    include_str!("../../../../deploy/tasks/workload_role.yaml");
+const TASKS_WORKLOAD_ROLE: &str = include_str!("../../../../deploy/tasks/workload_role.yaml");
 const NEXT: &str = "v1.35.1";
 const FURTHER: &str = "v1.35.2";
 /// The name in the certificate of Secret refit-hook-client.
 const HOOK_CLIENT: &str = "refit-hook-client";
 
-/// The rights for UpgradeTasks, for the kinds of the sandbox's provider.
-pub(super) fn task_rights(file: &str) -> Value {
-    serde_saphyr::from_str(&file.replace("metal3", "sandbox")).unwrap()
+/// The rights in a workload cluster, with those for tasks via Machines.
+pub(super) fn workload_of_tasks() -> Vec<Value> {
+    let mut all = workload();
+    let mut binding = all[1].clone();
+    binding["metadata"]["name"] = "refit-tasks-workload".into();
+    binding["roleRef"]["name"] = "refit-tasks-workload".into();
+    all.extend([in_sandbox(TASKS_WORKLOAD_ROLE), binding]);
+    all
 }
 
 /// The ClusterRoleBinding that kubeadm, since v1.29, makes when it initialises a cluster.
@@ -89,25 +91,9 @@ async fn topology_version(world: &World, version: &str) {
 fn an_upgrade_task_uses_exactly_its_rights() {
     in_world(async {
         let (management, workload_log) = (Log::default(), Log::default());
-        let mut in_management = installation();
-        in_management.extend([TASKS_ROLE, TASKS_BINDING].map(task_rights));
-        let mut in_workload = workload();
-        in_workload.push(task_rights(TASKS_WORKLOAD_ROLE));
-        let mut binding = in_workload[1].clone();
-        binding["metadata"]["name"] = "refit-tasks-workload".into();
-        binding["roleRef"]["name"] = "refit-tasks-workload".into();
-        in_workload.push(binding);
-        let world = up_with(WorldOptions {
-            epoch: Clock::real().now_seconds() - SignedDuration::from_hours(48),
-            enforced: Some(Enforced {
-                installation: in_management,
-                workload: in_workload,
-                management_recorder: management.recorder(),
-                workload_recorder: workload_log.recorder(),
-            }),
-            ..WorldOptions::new(example())
-        })
-        .await;
+        let files = [TASKS_ROLE, TASKS_BINDING];
+        let rights = enforced(&files, workload_of_tasks(), &management, &workload_log);
+        let world = up_with(with_rights(rights)).await;
         let before = who(&world).await;
         bind_admins(&world).await;
         task(&world, "Machines", None).await;
@@ -134,19 +120,9 @@ fn an_upgrade_task_uses_exactly_its_rights() {
 fn an_upgrade_task_that_sets_versions_uses_exactly_its_rights() {
     in_world(async {
         let management = Log::default();
-        let mut in_management = installation();
-        in_management.extend([TASKS_SPEC_ROLE, TASKS_SPEC_BINDING].map(task_rights));
-        let world = up_with(WorldOptions {
-            epoch: Clock::real().now_seconds() - SignedDuration::from_hours(48),
-            enforced: Some(Enforced {
-                installation: in_management,
-                workload: workload(),
-                management_recorder: management.recorder(),
-                workload_recorder: Log::default().recorder(),
-            }),
-            ..WorldOptions::new(example())
-        })
-        .await;
+        let files = [TASKS_SPEC_ROLE, TASKS_SPEC_BINDING];
+        let rights = enforced(&files, workload(), &management, &Log::default());
+        let world = up_with(with_rights(rights)).await;
         let before = who(&world).await;
         let plane = ("controlplane.cluster.x-k8s.io", "KubeadmControlPlane", "edge-1");
         task(&world, "Spec", Some(plane)).await;
@@ -177,26 +153,13 @@ fn an_upgrade_task_that_sets_versions_uses_exactly_its_rights() {
 fn an_external_upgrade_uses_exactly_its_rights() {
     in_world(async {
         let management = Log::default();
-        let mut in_management = installation();
-        let external = [TASKS_EXTERNAL_ROLE, TASKS_EXTERNAL_BINDING];
-        in_management
-            .extend(external.into_iter().chain([TASKS_ROLE, TASKS_BINDING]).map(task_rights));
+        let files = [TASKS_EXTERNAL_ROLE, TASKS_EXTERNAL_BINDING, TASKS_ROLE, TASKS_BINDING];
+        let rights = enforced(&files, workload(), &management, &Log::default());
         let settings = refit_controller::Settings {
             external_upgrade_clients: [HOOK_CLIENT.to_owned()].into(),
             ..refit_controller::Settings::default()
         };
-        let world = up_with(WorldOptions {
-            epoch: Clock::real().now_seconds() - SignedDuration::from_hours(48),
-            enforced: Some(Enforced {
-                installation: in_management,
-                workload: workload(),
-                management_recorder: management.recorder(),
-                workload_recorder: Log::default().recorder(),
-            }),
-            settings,
-            ..WorldOptions::new(example())
-        })
-        .await;
+        let world = up_with(WorldOptions { settings, ..with_rights(rights) }).await;
         pause_and_request(&world).await;
         let request = request(&world, &[]).await;
         // Both create the task: the slower one reads it.

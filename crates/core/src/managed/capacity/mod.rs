@@ -69,6 +69,8 @@ pub struct DeploymentSeen {
     pub extra: Result<ExtraReplicas, String>,
     /// Whether a topology writes its spec.
     pub of_topology: bool,
+    /// Whether it is paused: Cluster API neither creates nor deletes Machines for it.
+    pub is_paused: bool,
     /// Its Machines that are not being deleted, and extra ones that are.
     pub machines: Vec<CapacityMachine>,
 }
@@ -81,6 +83,7 @@ impl Default for DeploymentSeen {
             replicas: 0,
             extra: Ok(ExtraReplicas::default()),
             of_topology: false,
+            is_paused: false,
             machines: Vec::new(),
         }
     }
@@ -93,6 +96,8 @@ pub struct CloneSeen {
     pub name: String,
     /// Whether it is being deleted.
     pub deleting: bool,
+    /// `spec.replicas`.
+    pub replicas: i32,
     /// Its Machines.
     pub machines: Vec<CapacityMachine>,
 }
@@ -131,8 +136,17 @@ pub enum CapacityWrite {
         /// Its replicas then.
         replicas: ExtraReplicas,
     },
+    /// Give a MachineDeployment that has only extra Machines as many as are requested by now.
+    Resize {
+        /// Its name.
+        clone: String,
+        /// How many Machines.
+        machines: i32,
+    },
     /// Mark a Machine as extra: it is not upgraded, and is deleted first.
     Mark(String),
+    /// Make a Machine that was extra one like the others: its MachineDeployment was scaled up since.
+    Unmark(String),
     /// Delete a MachineDeployment that has only extra Machines.
     Delete(String),
     /// Set the replicas of a MachineDeployment back.
@@ -147,11 +161,32 @@ pub enum CapacityWrite {
 }
 
 impl CapacityWrite {
-    /// Whether Machines are created or deleted for it: it is decided on a live read.
-    pub fn changes_machines(&self) -> bool {
+    /// Whether Machines are created for it: only in a Cluster that is healthy now.
+    pub fn adds_machines(&self) -> bool {
         match self {
-            Self::Clone { .. } | Self::Raise { .. } | Self::Delete(_) | Self::Lower { .. } => true,
-            Self::Guard | Self::Mark(_) | Self::Unguard => false,
+            Self::Clone { .. } | Self::Raise { .. } => true,
+            Self::Guard
+            | Self::Mark(_)
+            | Self::Unmark(_)
+            | Self::Resize { .. }
+            | Self::Delete(_)
+            | Self::Lower { .. }
+            | Self::Unguard => false,
+        }
+    }
+
+    /// Whether a cache that is behind could make it create or delete a Machine too many, or leave one behind.
+    pub fn rests_on_live_read(&self) -> bool {
+        match self {
+            Self::Clone { .. }
+            | Self::Raise { .. }
+            | Self::Mark(_)
+            | Self::Unmark(_)
+            | Self::Resize { .. }
+            | Self::Delete(_)
+            | Self::Lower { .. }
+            | Self::Unguard => true,
+            Self::Guard => false,
         }
     }
 }
@@ -183,11 +218,12 @@ impl CapacitySeen {
         })
     }
 
-    /// Why a Cluster cannot have the extra Machines: a reason and a sentence.
+    /// Why a Cluster with a control plane of this version cannot have the extra Machines for an upgrade to `target`: a
+    /// reason and a sentence.
     pub fn invalid(
         &self,
         capacity: &ExtraCapacity,
-        target: &KubernetesVersion,
+        (control_plane, target): (&KubernetesVersion, &KubernetesVersion),
     ) -> Option<(&'static str, String)> {
         let missing = capacity
             .machine_deployments
@@ -215,7 +251,22 @@ impl CapacitySeen {
                      spec.extraCapacity.method to Clone"
                 ));
             }
+            if capacity.method == CapacityMethod::Replicas && one.is_paused && one.extra() == 0 {
+                return Some(format!(
+                    "MachineDeployment {name} is paused, and Cluster API adds no Machines to it: \
+                     set spec.extraCapacity.method to Clone"
+                ));
+            }
             let version = one.version.as_ref()?;
+            let is_same_minor =
+                !version.minor_below(control_plane) && !control_plane.minor_below(version);
+            if !is_same_minor || one.of_topology && version != control_plane {
+                return Some(format!(
+                    "extra Machines of MachineDeployment {name} would have its version, {version}, \
+                     and Cluster API creates none of that version next to a control plane of \
+                     {control_plane}: request the upgrade without spec.extraCapacity"
+                ));
+            }
             let skew = version.check_kubelet_of(target).err()?;
             Some(format!(
                 "extra Machines of MachineDeployment {name} stay at {version}: {skew}. Upgrade to \
@@ -228,6 +279,10 @@ impl CapacitySeen {
     /// How far the extra Machines are, and what is to be written for them.
     pub fn reserve(&self, capacity: &ExtraCapacity) -> Reserve {
         let (mut writes, mut problems, mut ready) = (Vec::new(), Vec::new(), Vec::new());
+        writes.extend(self.unwanted(capacity));
+        if !writes.is_empty() {
+            problems.push("extra Machines that are not requested any more are removed".to_owned());
+        }
         for one in self.wanted(capacity) {
             let machines = match capacity.method {
                 CapacityMethod::Clone => self.clone(one, capacity, &mut writes),
@@ -242,8 +297,14 @@ impl CapacitySeen {
             }
             if machines.len() < wanted {
                 let (name, has) = (&one.name, machines.len());
-                problems
-                    .push(format!("MachineDeployment {name} has {has} of {wanted} extra Machines"));
+                let pause = if one.is_paused && capacity.method == CapacityMethod::Replicas {
+                    ": it is paused"
+                } else {
+                    ""
+                };
+                problems.push(format!(
+                    "MachineDeployment {name} has {has} of {wanted} extra Machines{pause}"
+                ));
             }
             problems.extend(unwell.iter().map(|machine| {
                 format!("Machine {}: {}", machine.name, machine.unready.as_deref().unwrap_or(""))
@@ -268,9 +329,27 @@ impl CapacitySeen {
             writes.push(CapacityWrite::Clone { deployment, machines });
             return Vec::new();
         };
+        if !clone.deleting && clone.replicas != capacity.machines {
+            writes.push(CapacityWrite::Resize { clone: name, machines: capacity.machines });
+        }
         // Once it is gone, another one is created.
         let stay = clone.machines.iter().filter(|machine| !machine.deleting);
         if clone.deleting { Vec::new() } else { stay.collect() }
+    }
+
+    /// What removes the extra Machines that another request has added.
+    fn unwanted(&self, capacity: &ExtraCapacity) -> Vec<CapacityWrite> {
+        let wanted: Vec<&DeploymentSeen> = self.wanted(capacity).collect();
+        let (clones, raised): (Vec<String>, &[&DeploymentSeen]) = match capacity.method {
+            CapacityMethod::Clone => {
+                (wanted.iter().map(|one| clone_name(&one.name)).collect(), &[])
+            }
+            CapacityMethod::Replicas => (Vec::new(), &wanted),
+        };
+        let deletes = self.clones.iter().filter(|one| !one.deleting && !clones.contains(&one.name));
+        let deletes = deletes.map(|one| CapacityWrite::Delete(one.name.clone()));
+        let others = self.deployments.iter().filter(|one| !raised.contains(one));
+        deletes.chain(others.flat_map(DeploymentSeen::lowered)).collect()
     }
 
     /// Whether a MachineDeployment or Machine is left that the Cluster had in addition.
@@ -288,6 +367,17 @@ impl CapacitySeen {
         let clones = self.clones.iter().filter(|clone| !clone.deleting);
         let deletes = clones.map(|clone| CapacityWrite::Delete(clone.name.clone()));
         deletes.chain(self.deployments.iter().flat_map(DeploymentSeen::lowered)).collect()
+    }
+
+    /// What keeps the extra Machines that are left from being deleted, if that is known.
+    pub fn kept_by(&self) -> Option<String> {
+        let is_kept = |one: &&DeploymentSeen| {
+            one.is_paused
+                && one.machines.iter().any(|machine| machine.is_extra && !machine.deleting)
+        };
+        let paused: Vec<String> =
+            self.deployments.iter().filter(is_kept).map(|one| one.name.clone()).collect();
+        (!paused.is_empty()).then(|| format!("paused MachineDeployments: {}", some_of(&paused)))
     }
 
     /// The extra Machines that are left, for display.
@@ -312,18 +402,24 @@ impl DeploymentSeen {
         capacity: &ExtraCapacity,
         writes: &mut Vec<CapacityWrite>,
     ) -> Vec<&CapacityMachine> {
-        if self.extra() == 0 {
+        let (lacking, is_set_back) = (capacity.machines - self.extra(), self.is_set_back());
+        if lacking > 0 && !is_set_back {
             let (deployment, extra) = (self.name.clone(), capacity.machines);
-            let replicas = ExtraReplicas { extra, of: self.replicas.saturating_add(extra) };
+            let replicas = ExtraReplicas { extra, of: self.replicas.saturating_add(lacking) };
             writes.push(CapacityWrite::Raise { deployment, replicas });
-            return Vec::new();
+        } else {
+            writes.extend(self.marks());
         }
-        writes.extend(self.marks());
         self.machines.iter().filter(|machine| machine.is_extra && !machine.deleting).collect()
     }
 
     fn extra(&self) -> i32 {
         self.extra.as_ref().map_or(0, |replicas| replicas.extra)
+    }
+
+    /// Whether another client has set the raised replicas back.
+    fn is_set_back(&self) -> bool {
+        self.extra.as_ref().is_ok_and(|extra| self.replicas < extra.of)
     }
 
     /// Marks the newest Machines, as many as there are more than without extra ones: those were created last.
@@ -343,8 +439,11 @@ impl DeploymentSeen {
 
     /// What takes its extra replicas away: first all Machines are marked that are extra, so that no other is deleted.
     fn lowered(&self) -> Vec<CapacityWrite> {
-        if self.extra() == 0 {
-            return Vec::new();
+        match &self.extra {
+            // A person has to correct it first.
+            Err(_) => return Vec::new(),
+            Ok(replicas) if replicas.extra == 0 => return self.unmarks(),
+            Ok(_) => {}
         }
         let marks = self.marks();
         if !marks.is_empty() {
@@ -352,12 +451,22 @@ impl DeploymentSeen {
         }
         let others = self.machines.iter().filter(|one| !one.is_extra && !one.deleting).count();
         let others = i32::try_from(others).unwrap_or(i32::MAX);
-        // Another client may have set them back already: its other Machines stay in any case.
-        let is_set_back = self.extra.as_ref().is_ok_and(|extra| self.replicas < extra.of);
-        let extra = if is_set_back { 0 } else { self.extra() };
+        // Its other Machines stay in any case.
+        let extra = if self.is_set_back() { 0 } else { self.extra() };
         let without = self.replicas.saturating_sub(extra).max(others);
         let (deployment, replicas) = (self.name.clone(), without.min(self.replicas));
         vec![CapacityWrite::Lower { deployment, replicas }]
+    }
+
+    /// Once its replicas are set back, what is marked beyond them is deleted. The rest stays: another client has scaled it
+    /// up, or another Machine is deleted in its place.
+    fn unmarks(&self) -> Vec<CapacityWrite> {
+        let alive = self.machines.iter().filter(|one| !one.deleting);
+        let marked: Vec<_> = alive.clone().filter(|one| one.is_extra).collect();
+        let replicas = usize::try_from(self.replicas).unwrap_or_default();
+        let leaving = alive.count().saturating_sub(replicas);
+        let stay = marked.into_iter().skip(leaving);
+        stay.map(|machine| CapacityWrite::Unmark(machine.name.clone())).collect()
     }
 }
 

@@ -33,6 +33,10 @@ fn seen(deployments: Vec<DeploymentSeen>) -> CapacitySeen {
     CapacitySeen { deployments, ..CapacitySeen::default() }
 }
 
+fn clone_named(name: &str) -> CloneSeen {
+    CloneSeen { name: name.into(), ..CloneSeen::default() }
+}
+
 fn waits(seen: &CapacitySeen, capacity: &ExtraCapacity) -> (String, Vec<CapacityWrite>) {
     match seen.reserve(capacity) {
         Reserve::Waits { why, writes } => (why, writes),
@@ -48,10 +52,34 @@ fn each_machine_deployment_with_machines_gets_one_clone() {
     assert_eq!(waits(&seen, &by_clone).1, [clone("a"), clone("b")]);
     let of_b = capacity(CapacityMethod::Clone, 2, &["b"]);
     assert_eq!(waits(&seen, &of_b).1, [clone("b")]);
-    seen.clones = vec![CloneSeen { name: "b-extra".into(), ..CloneSeen::default() }];
+    seen.clones = vec![CloneSeen { replicas: 2, ..clone_named("b-extra") }];
     let (why, writes) = waits(&seen, &of_b);
     assert_eq!(writes, [], "one clone for one request");
     assert_eq!(why, "MachineDeployment b has 0 of 2 extra Machines");
+}
+
+#[test]
+fn a_request_that_changes_gets_the_extra_machines_that_it_has_by_now() {
+    let mut seen = seen(vec![deployment("a", 3)]);
+    let clone = CloneSeen { replicas: 1, ..clone_named("a-extra") };
+    seen.clones = vec![clone];
+    let resize = CapacityWrite::Resize { clone: "a-extra".into(), machines: 2 };
+    assert_eq!(waits(&seen, &capacity(CapacityMethod::Clone, 2, &[])).1, [resize]);
+    let delete = CapacityWrite::Delete("a-extra".into());
+    let raise = |extra, of| CapacityWrite::Raise {
+        deployment: "a".into(),
+        replicas: ExtraReplicas { extra, of },
+    };
+    let by_replicas = capacity(CapacityMethod::Replicas, 1, &[]);
+    assert_eq!(waits(&seen, &by_replicas).1, [delete, raise(1, 4)], "another method");
+    seen.clones.clear();
+    (seen.deployments[0].replicas, seen.deployments[0].extra) = (4, "1/4".parse());
+    assert_eq!(waits(&seen, &capacity(CapacityMethod::Replicas, 3, &[])).1, [raise(3, 6)]);
+    seen.deployments.push(deployment("b", 1));
+    let of_b = waits(&seen, &capacity(CapacityMethod::Clone, 1, &["b"])).1;
+    let lower = CapacityWrite::Lower { deployment: "a".into(), replicas: 3 };
+    let clone = CapacityWrite::Clone { deployment: "b".into(), machines: 1 };
+    assert_eq!(of_b, [lower, clone], "another MachineDeployment");
 }
 
 #[test]
@@ -62,7 +90,7 @@ fn extra_machines_count_once_they_can_take_pods() {
         unready: Some("it has no Node".to_owned()),
         ..machine(name, 9, true)
     };
-    let clone = |machines| CloneSeen { name: "a-extra".into(), deleting: false, machines };
+    let clone = |machines| CloneSeen { replicas: 2, machines, ..clone_named("a-extra") };
     seen.clones = vec![clone(vec![machine("x", 9, true), fresh("y")])];
     assert_eq!(waits(&seen, &by_clone).0, "Machine y: it has no Node");
     seen.clones[0].machines.push(machine("z", 9, true));
@@ -95,10 +123,14 @@ fn more_replicas_are_extra_once_the_newest_machines_are_marked() {
 
 #[test]
 fn extra_machines_that_a_cluster_cannot_have_are_refused_with_the_remedy() {
-    let target = "v1.36.0".parse().unwrap();
+    let (target, mut control_plane) = ("v1.36.0".parse().unwrap(), "v1.34.2".parse().unwrap());
     let mut seen = seen(vec![deployment("a", 3)]);
+    let invalid = |seen: &CapacitySeen, plane: &KubernetesVersion, method, names: &[&str]| {
+        let found = seen.invalid(&capacity(method, 1, names), (plane, &target));
+        found.map_or(String::new(), |(_, why)| why)
+    };
     let why = |seen: &CapacitySeen, method, names: &[&str]| {
-        seen.invalid(&capacity(method, 1, names), &target).map_or(String::new(), |(_, why)| why)
+        invalid(seen, &"v1.34.2".parse().unwrap(), method, names)
     };
     assert_eq!(why(&seen, CapacityMethod::Replicas, &[]), "");
     let missing = why(&seen, CapacityMethod::Clone, &["a", "b"]);
@@ -107,8 +139,21 @@ fn extra_machines_that_a_cluster_cannot_have_are_refused_with_the_remedy() {
     assert_eq!(why(&seen, CapacityMethod::Clone, &[]), "");
     let of_topology = why(&seen, CapacityMethod::Replicas, &[]);
     assert!(of_topology.ends_with("set spec.extraCapacity.method to Clone"), "{of_topology}");
+    seen.deployments[0].version = Some("v1.34.1".parse().unwrap());
+    let stopped = why(&seen, CapacityMethod::Clone, &[]);
+    assert!(stopped.contains("next to a control plane of v1.34.2"), "{stopped}");
+    seen.deployments[0].of_topology = false;
+    assert_eq!(why(&seen, CapacityMethod::Clone, &[]), "", "another patch release");
+    control_plane = KubernetesVersion::next_minor_zero(&control_plane);
+    let stopped = invalid(&seen, &control_plane, CapacityMethod::Replicas, &[]);
+    assert!(stopped.ends_with("request the upgrade without spec.extraCapacity"), "{stopped}");
+    seen.deployments[0].is_paused = true;
+    assert_eq!(why(&seen, CapacityMethod::Clone, &[]), "");
+    let paused = why(&seen, CapacityMethod::Replicas, &[]);
+    assert!(paused.starts_with("MachineDeployment a is paused"), "{paused}");
     seen.deployments[0].version = Some("v1.32.1".parse().unwrap());
-    let too_old = why(&seen, CapacityMethod::Clone, &[]);
+    control_plane = "v1.32.1".parse().unwrap();
+    let too_old = invalid(&seen, &control_plane, CapacityMethod::Clone, &[]);
     seen.deployments[0].extra = "4/1".parse();
     let unreadable = why(&seen, CapacityMethod::Clone, &[]);
     assert!(unreadable.contains("is \"4/1\", which Refit has not written"), "{unreadable}");
@@ -168,11 +213,16 @@ fn apply(one: &mut DeploymentSeen, writes: Vec<CapacityWrite>) {
                 let marked = one.machines.iter_mut().find(|machine| machine.name == name);
                 marked.unwrap().is_extra = true;
             }
+            CapacityWrite::Unmark(name) => {
+                let marked = one.machines.iter_mut().find(|machine| machine.name == name);
+                marked.unwrap().is_extra = false;
+            }
             CapacityWrite::Lower { replicas, .. } => {
                 (one.replicas, one.extra) = (replicas, Ok(ExtraReplicas::default()));
             }
             CapacityWrite::Guard
             | CapacityWrite::Clone { .. }
+            | CapacityWrite::Resize { .. }
             | CapacityWrite::Delete(_)
             | CapacityWrite::Unguard => panic!("not for replicas"),
         }
@@ -180,16 +230,18 @@ fn apply(one: &mut DeploymentSeen, writes: Vec<CapacityWrite>) {
 }
 
 proptest! {
-    /// Whatever is created late, or set back by another client meanwhile: the Machines from before stay.
+    /// Whatever is created late, deleted, set back or scaled up by another client meanwhile: the Machines from before stay,
+    /// and none stays marked.
     #[test]
     fn removal_by_replicas_deletes_no_other_machine(
         replicas in 1..6_i32,
         extra in 1..4_i32,
-        events in proptest::collection::vec(0..4_u8, 0..12),
+        events in proptest::collection::vec(0..6_u8, 0..12),
     ) {
         let by_replicas = capacity(CapacityMethod::Replicas, extra, &[]);
         let mut number = 100;
         let mut all = seen(vec![deployment("a", replicas)]);
+        let (mut lost, mut added) = (Vec::new(), 0);
         let before: Vec<String> =
             all.deployments[0].machines.iter().map(|machine| machine.name.clone()).collect();
         for event in events {
@@ -202,8 +254,22 @@ proptest! {
                 2 => {
                     let one = &mut all.deployments[0];
                     if one.marks().is_empty() {
-                        one.replicas = one.replicas.min(replicas);
+                        one.replicas = one.replicas.min(replicas + added);
                     }
+                }
+                // An operator scales it up between its removal and the deletions.
+                3 => {
+                    let one = &mut all.deployments[0];
+                    if one.extra() == 0 {
+                        one.replicas += 1;
+                        added += 1;
+                    }
+                }
+                // An operator deletes a Machine.
+                4 => {
+                    let one = &mut all.deployments[0];
+                    let at = one.machines.iter().position(|machine| !machine.is_extra);
+                    lost.extend(at.map(|at| one.machines.remove(at).name));
                 }
                 _ => {
                     let writes = all.removal();
@@ -217,9 +283,12 @@ proptest! {
         }
         let one = &mut all.deployments[0];
         settle(one, &mut number);
-        prop_assert_eq!(one.replicas, replicas);
-        for name in before {
-            prop_assert!(one.machines.iter().any(|machine| machine.name == name), "{} is gone", name);
+        prop_assert_eq!(one.replicas, replicas + added);
+        let writes = one.lowered();
+        apply(one, writes);
+        prop_assert!(!one.machines.iter().any(|machine| machine.is_extra), "{:?}", one);
+        for name in before.iter().filter(|name| !lost.contains(name)) {
+            prop_assert!(one.machines.iter().any(|machine| machine.name == *name), "{} is gone", name);
         }
     }
 }

@@ -12,16 +12,20 @@ use refit_kinds::{
 };
 
 use super::{
-    Hindrance, Known, Write,
-    steps::{HEALTHY_BEFORE, REMOVED, RESERVED, trying},
+    Hindrance, Known, Write, roll_back,
+    steps::{REMOVED, RESERVED, trying},
 };
 use crate::managed::{
     capacity::{CapacityWrite, Reserve},
-    steps::Progress,
+    steps::{ERROR, Progress},
 };
 
 /// Condition of a ClusterUpgrade: whether its extra Machines are Ready.
 pub const EXTRA_CAPACITY: &str = "ExtraCapacity";
+
+/// What the message of the step ends with after the deadline.
+const STILL_WAITS: &str =
+    ". That takes longer than spec.extraCapacity.withinMinutes, and the upgrade still waits for it";
 
 /// The step: extra Machines are Ready before the upgrade begins, or it goes on without.
 pub(super) fn reserved(known: &Known) -> Progress<Write> {
@@ -44,21 +48,25 @@ pub(super) fn reserved(known: &Known) -> Progress<Write> {
         // Otherwise what is created could outlive the request.
         writes = vec![CapacityWrite::Guard];
     }
-    let minutes = capacity.within_minutes;
-    match (known.is_out_of_time(), capacity.on_timeout) {
-        (true, CapacityTimeout::Delay) => {
-            let why = format!("{why}. After {minutes} minutes, the upgrade still waits for that");
-            return Progress::Error { why, writes: all(writes) };
-        }
-        (true, CapacityTimeout::Proceed) => return Progress::waits(known.skipped(&why)),
-        (false, _) => {}
+    let is_late = known.is_out_of_time();
+    if is_late && known.proceeds() {
+        // What the last try has shown says more than what is lacking.
+        let failed = known.waiting(RESERVED).filter(|step| step.reason == ERROR);
+        let failed = failed.map_or(&*why, |step| &step.message);
+        return Progress::waits(known.skipped(failed.strip_suffix(STILL_WAITS).unwrap_or(failed)));
     }
-    match &known.hindrance {
-        Some(Hindrance::Refused(why)) => Progress::error(why.clone()),
-        Some(Hindrance::Passing(why)) => Progress::waits(why.clone()),
-        None if writes.is_empty() => Progress::waits(why),
-        None => trying(known, RESERVED, why, all(writes)),
+    if known.hindrance.is_none() && !writes.is_empty() {
+        return trying(known, RESERVED, why, all(writes));
     }
+    let (why, is_refused) = match &known.hindrance {
+        Some(Hindrance::Refused(why)) => (why.clone(), true),
+        Some(Hindrance::Passing(why)) => (why.clone(), false),
+        None => (why, false),
+    };
+    if is_late {
+        return Progress::error(why + STILL_WAITS);
+    }
+    if is_refused { Progress::error(why) } else { Progress::waits(why) }
 }
 
 /// The step: the extra Machines are deleted.
@@ -76,8 +84,11 @@ pub(super) fn removed(known: &Known) -> Progress<Write> {
         Some(Hindrance::Passing(why)) => return Progress::waits(why.clone()),
         None => {}
     }
-    let (why, writes) =
+    let (mut why, writes) =
         (format!("deletion of {}", known.capacity.left()), known.capacity.removal());
+    if let Some(kept) = known.capacity.kept_by() {
+        why = format!("{why} ({kept})");
+    }
     if !writes.is_empty() {
         return trying(known, REMOVED, why, all(writes));
     }
@@ -138,7 +149,8 @@ pub(super) fn keep(
     let state = record.extra_capacity;
     let is_wanted = record.phase == UpgradePhase::Upgrading
         && known.upgrade.spec.extra_capacity.is_some()
-        && state != Some(CapacityState::Skipped);
+        && state != Some(CapacityState::Skipped)
+        && !roll_back::is_refused(known);
     if known.hindrance.is_none() && !is_wanted {
         let mut due = known.capacity.removal();
         if due.is_empty() && known.is_guarded() {
@@ -150,7 +162,8 @@ pub(super) fn keep(
     } else if is_wanted && known.is_guarded() && is_done(record, REMOVED) {
         writes.push(Write::Capacity(CapacityWrite::Unguard));
     }
-    let ends = (state == Some(CapacityState::Reserving)).then(|| known.out_of_time_at()).flatten();
+    let ends =
+        (state == Some(CapacityState::Reserving)).then(|| known.out_of_time_at(record)).flatten();
     let before = conditions::get(&status.conditions, EXTRA_CAPACITY);
     let shown = shown(known, record, is_wanted, before);
     match shown {
@@ -241,14 +254,16 @@ impl Known {
     /// Why the Cluster cannot have the extra Machines.
     pub(super) fn no_capacity(&self) -> Option<(&'static str, String)> {
         let capacity = self.upgrade.spec.extra_capacity.as_ref()?;
-        self.capacity.invalid(capacity, self.version()).filter(|_| self.task().is_none())
+        let control_plane = &self.control_plane.as_ref()?.highest;
+        let invalid = self.capacity.invalid(capacity, (control_plane, self.version()));
+        invalid.filter(|_| self.task().is_none())
     }
 
-    /// Whether extra Machines were requested and are not all Ready: parts of the Cluster are not healthy meanwhile.
+    /// Whether some extra Machines are there, and not all that are requested are Ready: parts of the Cluster are not
+    /// healthy meanwhile.
     pub(super) fn is_reserving(&self) -> bool {
-        let was_healthy = self.begun_step(HEALTHY_BEFORE).is_some_and(|step| step.status == "True");
-        self.capacity_state() == Some(CapacityState::Reserving)
-            && was_healthy
+        self.capacity_state() != Some(CapacityState::Skipped)
+            && self.capacity.remains()
             && self.lacks_capacity()
     }
 
@@ -281,15 +296,18 @@ impl Known {
         })
     }
 
-    /// When the extra Machines are to be Ready.
-    fn out_of_time_at(&self) -> Option<Timestamp> {
+    /// When the extra Machines are to be Ready: once all were, they have the whole time again.
+    fn out_of_time_at(&self, record: &UpgradeRecord) -> Option<Timestamp> {
         let capacity = self.upgrade.spec.extra_capacity.as_ref()?;
         let within = SignedDuration::from_mins(capacity.within_minutes.into());
-        self.begun_step(RESERVED)?.start_time.0.checked_add(within).ok()
+        let mut steps = record.conditions.iter();
+        let step = steps.find(|step| step.type_ == RESERVED && step.status != "True")?;
+        step.last_transition_time.0.checked_add(within).ok()
     }
 
     fn is_out_of_time(&self) -> bool {
-        self.out_of_time_at().is_some_and(|at| at <= self.now)
+        let at = self.recorded().and_then(|record| self.out_of_time_at(record));
+        at.is_some_and(|at| at <= self.now)
     }
 
     /// That the upgrade goes on without extra Machines, and why.

@@ -35,7 +35,7 @@ fn clone_of_md(unready: Option<&str>) -> CloneSeen {
         unready: unready.map(ToOwned::to_owned),
         ..CapacityMachine::default()
     };
-    CloneSeen { name: "md-extra".into(), deleting: false, machines: vec![machine] }
+    CloneSeen { name: "md-extra".into(), deleting: false, replicas: 1, machines: vec![machine] }
 }
 
 fn writes(decision: &Decision) -> Vec<CapacityWrite> {
@@ -60,6 +60,13 @@ fn state(decision: &Decision) -> Option<CapacityState> {
 fn shown(decision: &Decision) -> (&str, &str, &str) {
     let shown = conditions::get(&decision.status.conditions, EXTRA_CAPACITY).unwrap();
     (&shown.status, &shown.reason, &shown.message)
+}
+
+/// What the step shows after the deadline, where the upgrade waits.
+fn late(why: &str) -> String {
+    format!(
+        "{why}. That takes longer than spec.extraCapacity.withinMinutes, and the upgrade still waits for it"
+    )
 }
 
 fn sick(known: &mut Known) {
@@ -164,9 +171,8 @@ fn ready_reason(decision: &Decision) -> &str {
 fn an_upgrade_without_its_extra_machines_shows_that_it_waits_by_default() {
     let (known, decision) =
         next(reserving(CapacityTimeout::Delay), |known| known.now = at(10 + 30));
-    let late =
-        "Machine md-extra-x: it has no Node. After 30 minutes, the upgrade still waits for that";
-    assert_eq!(step(&decision, "ComputeCapacityReserved"), ("StepError", late));
+    let late = late("Machine md-extra-x: it has no Node");
+    assert_eq!(step(&decision, "ComputeCapacityReserved"), ("StepError", &*late));
     assert!(decision.writes.is_empty());
     let (known, decision) = next(known, |known| known.now = at(10 + 120));
     assert_eq!(decision.status.phase, UpgradePhase::Failed, "it was not begun in time");
@@ -174,6 +180,77 @@ fn an_upgrade_without_its_extra_machines_shows_that_it_waits_by_default() {
     assert_eq!(writes(&decision), [CapacityWrite::Delete("md-extra".into())]);
     let (_, decision) = next(known, |known| known.capacity.clones[0].deleting = true);
     assert_eq!(writes(&decision), [CapacityWrite::Unguard], "Cluster API does the rest");
+}
+
+#[test]
+fn extra_machines_that_break_before_the_upgrade_begins_have_the_whole_time_again() {
+    let gate = "gate closed".to_owned();
+    let check = refit_kinds::refit::ClusterCheck::Cordons;
+    let cordoned = Health::Known(vec![Problem::Check(check, gate)]);
+    let (known, _) = next(reserving(CapacityTimeout::Proceed), ready);
+    let (known, decision) = next(known, |known| {
+        known.now = at(10 + 60);
+        known.health = cordoned;
+    });
+    assert_eq!(step(&decision, "ClusterHealthyBeforeUpgrade").0, "StepInProgress");
+    let (_, decision) = next(known, |known| {
+        known.capacity.clones = vec![clone_of_md(Some("its Node is not Ready"))];
+        sick(known);
+    });
+    assert_eq!((writes(&decision), state(&decision)), (vec![], Some(CapacityState::Reserving)));
+    assert_eq!(decision.again, Some(at(10 + 60 + 1 + 30)));
+}
+
+#[test]
+fn an_upgrade_to_another_version_keeps_the_extra_machines_that_are_not_ready_yet() {
+    let (_, decision) = next(reserving(CapacityTimeout::Delay), |known| {
+        let upgrade = Arc::make_mut(&mut known.upgrade);
+        upgrade.spec.version = "v1.36.1".parse().unwrap();
+        upgrade.metadata.generation = Some(2);
+    });
+    assert_eq!(step(&decision, "ComputeCapacityReserved").1, "Machine md-extra-x: it has no Node");
+    assert_eq!((writes(&decision), state(&decision)), (vec![], Some(CapacityState::Reserving)));
+}
+
+#[test]
+fn a_refusal_is_shown_after_the_deadline() {
+    let refused = Some(Hindrance::Refused("may not create".into()));
+    let no_clone = |on_timeout| {
+        let (known, _) = next(with_capacity(CapacityMethod::Clone, on_timeout), |_| {});
+        let (known, _) = next(known, |known| guard(known, true));
+        next(known, |known| {
+            known.hindrance.clone_from(&refused);
+            known.now = at(10 + 5);
+        })
+    };
+    let (known, _) = no_clone(CapacityTimeout::Delay);
+    let (_, decision) = next(known, |known| known.now = at(10 + 40));
+    let late = late("may not create");
+    assert_eq!(step(&decision, "ComputeCapacityReserved"), ("StepError", &*late));
+    let (known, _) = no_clone(CapacityTimeout::Proceed);
+    let (_, decision) = next(known, |known| {
+        known.now = at(10 + 40);
+        known.hindrance = None;
+    });
+    let why = "may not create. After 30 minutes, the upgrade goes on without extra Machines";
+    assert_eq!(shown(&decision), ("False", "Skipped", why));
+}
+
+#[test]
+fn extra_machines_are_removed_once_it_shows_that_workers_cannot_return() {
+    let (known, decision) = next(commenced(), |known| {
+        let upgrade = Arc::make_mut(&mut known.upgrade);
+        (upgrade.spec.stage, upgrade.spec.roll_back_workers) = (Stage::Abort, true);
+        let owner = group("MachineDeployment", "md", "v1.36.0").owner;
+        known.returning = vec![Returning { owner, to: Err("another minor version".into()) }];
+    });
+    assert_eq!(writes(&decision), [], "the task is under way");
+    let (_, decision) = next(known, |known| {
+        let name = "edge-1-v1.36.0-1";
+        known.tasks = vec![Arc::new(task(name, "upgrade", None, TaskPhase::Aborted))];
+    });
+    assert_eq!(decision.status.phase, UpgradePhase::Upgrading, "{}", ready_reason(&decision));
+    assert_eq!(writes(&decision), [CapacityWrite::Delete("md-extra".into())]);
 }
 
 #[test]

@@ -36,8 +36,7 @@ pub(super) fn rolled_back(known: &Known) -> Progress<Write> {
     if let Some(task) = own.iter().find(|task| !task.phase().has_ended()) {
         return Progress::waits(shown(task));
     }
-    let stays = known.returning.iter().filter_map(|group| group.to.as_ref().err());
-    let stays: Vec<&str> = stays.map(String::as_str).collect();
+    let stays = stays(known);
     if !stays.is_empty() {
         let why = format!(
             "{}. To end the upgrade without the workers' return, set spec.rollBackWorkers to false",
@@ -61,6 +60,18 @@ pub(super) fn rolled_back(known: &Known) -> Progress<Write> {
         }
         None => Progress::Done,
     }
+}
+
+/// Whether workers of a stopped upgrade are to return and cannot: a person decides what is next.
+pub(super) fn is_refused(known: &Known) -> bool {
+    known.rolls_back_workers()
+        && known.tasks.iter().all(|task| task.phase().has_ended())
+        && !stays(known).is_empty()
+}
+
+fn stays(known: &Known) -> Vec<&str> {
+    let stays = known.returning.iter().filter_map(|group| group.to.as_ref().err());
+    stays.map(String::as_str).collect()
 }
 
 /// How the names of the tasks of this request begin.

@@ -22,7 +22,7 @@ use crate::{
 
 /// The step after which an upgrade is finished, whatever the checks before it find.
 const COMMENCED: &str = "UpgradeCommenced";
-pub(super) const HEALTHY_BEFORE: &str = "ClusterHealthyBeforeUpgrade";
+const HEALTHY_BEFORE: &str = "ClusterHealthyBeforeUpgrade";
 pub(super) const RESERVED: &str = "ComputeCapacityReserved";
 pub(super) const REMOVED: &str = "ComputeCapacityRemoved";
 const CONTROL_PLANE: &str = "ControlPlaneUpgraded";
