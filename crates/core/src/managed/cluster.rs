@@ -19,7 +19,7 @@ use refit_kinds::{
     version::KubernetesVersion,
 };
 
-use self::steps::{MILESTONES, STEPS, WORKERS, named, stop};
+use self::steps::{MILESTONES, PREPARATIONS, STEPS, WORKERS, named, stop};
 pub use self::{
     extra::EXTRA_CAPACITY,
     roll_back::Returning,
@@ -28,7 +28,7 @@ pub use self::{
 };
 use super::{
     capacity::{CapacitySeen, CapacityWrite},
-    engine::{Ended, Facts, Looked, Request, look, version_at_work},
+    engine::{Ended, Facts, Looked, Preparations, Request, look, version_at_work},
     graph::GraphRead,
     health::Health,
     notifications::{self, Receivers, Shown},
@@ -244,6 +244,10 @@ impl Known {
             }),
             ended: self.ended(),
             invalid: self.invalid(),
+            preparations: match task {
+                Some(_) => Preparations::Behind(PREPARATIONS),
+                None => Preparations::Due(PREPARATIONS),
+            },
             steps: STEPS,
             stop,
             known: self,

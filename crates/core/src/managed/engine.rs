@@ -9,7 +9,7 @@ use refit_kinds::{
 
 use super::{
     notifications::set_aside,
-    steps::{Progress, Step, Worked, work},
+    steps::{Progress, Step, Worked, pass_over, work},
 };
 
 /// Reason of an upgrade that is being stopped.
@@ -43,6 +43,15 @@ pub struct Ended {
     pub message: String,
 }
 
+/// The steps before an upgrade is commenced, in order.
+#[derive(Clone, Copy, Debug)]
+pub enum Preparations<'a, S, W> {
+    /// They are asked.
+    Due(&'a [Step<S, W>]),
+    /// The work of the upgrade has begun, and is finished whatever they would find.
+    Behind(&'a [Step<S, W>]),
+}
+
 /// What a platform knows of its cluster.
 #[derive(Clone, Debug)]
 pub struct Facts<'a, S, W> {
@@ -60,7 +69,9 @@ pub struct Facts<'a, S, W> {
     pub ended: Option<Ended>,
     /// Why the request cannot be carried out: a reason and a sentence.
     pub invalid: Option<(&'static str, String)>,
-    /// The steps, in order.
+    /// The steps before the upgrade is commenced.
+    pub preparations: Preparations<'a, S, W>,
+    /// The steps after them, in order.
     pub steps: &'a [Step<S, W>],
     /// How far the end of an upgrade is that was commenced and is to stop.
     pub stop: fn(&S) -> Progress<W>,
@@ -288,7 +299,18 @@ fn upgrade<S, W>(
     {
         return late;
     }
-    match work(facts.steps, facts.known, record, facts.now) {
+    let prepared = match facts.preparations {
+        Preparations::Due(steps) => work(steps, facts.known, record, facts.now),
+        Preparations::Behind(steps) => {
+            pass_over(steps, record);
+            Worked::Complete
+        }
+    };
+    let worked = match prepared {
+        Worked::Complete => work(facts.steps, facts.known, record, facts.now),
+        Worked::At { .. } => prepared,
+    };
+    match worked {
         Worked::Complete => complete(record, facts.now),
         Worked::At { reason, message, writes } => {
             let again = facts.commenced.is_none().then(|| ends_at(record, request)).flatten();

@@ -60,6 +60,7 @@ fn facts(site: &Site, minute: i64) -> Facts<'_, Site, &'static str> {
         commenced: None,
         ended: None,
         invalid: None,
+        preparations: Preparations::Due(&[]),
         steps: STEPS,
         stop: |site| progress(site.second, "stop"),
         known: site,
@@ -119,6 +120,21 @@ fn an_upgrade_that_did_not_begin_in_time_has_failed() {
         &Facts { commenced: Some(at(219)), ..facts(&SITE, 9999) },
     );
     assert_eq!(commenced.history[0].phase, UpgradePhase::Upgrading, "it is finished");
+}
+
+#[test]
+fn an_upgrade_passes_over_its_preparations_once_it_is_under_way() {
+    const PREPARATIONS: &[Step<Site, &str>] =
+        &[Step { name: "Preparation", progress: |_| Progress::waits("for another client") }];
+    let waiting = looked(SITE, 100, |_, facts| {
+        facts.preparations = Preparations::Due(PREPARATIONS);
+    });
+    assert_eq!(waiting.ready.message, "Preparation: for another client");
+    let preparations = Preparations::Behind(PREPARATIONS);
+    let begun = look(&waiting.history, &request(), &Facts { preparations, ..facts(&SITE, 101) });
+    assert_eq!(begun.ready.message, "First: it waits");
+    let steps: Vec<_> = begun.history[0].conditions.iter().map(|step| &*step.type_).collect();
+    assert_eq!(steps, ["First"], "what was not done is not shown");
 }
 
 #[test]

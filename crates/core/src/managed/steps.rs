@@ -89,7 +89,7 @@ pub(super) fn work<S, W>(
                 continue;
             }
             Progress::Unneeded => {
-                record.conditions.retain(|one| one.type_ != step.name || one.status == "True");
+                forget_waiting(record, step.name);
                 continue;
             }
             Progress::NotYet { why, writes } => (IN_PROGRESS, why, writes),
@@ -99,6 +99,17 @@ pub(super) fn work<S, W>(
         return Worked::At { reason, message: format!("{}: {why}", step.name), writes };
     }
     Worked::Complete
+}
+
+/// Leaves out steps that are not asked any more: one that was not done is not shown as if it waited.
+pub(super) fn pass_over<S, W>(steps: &[Step<S, W>], record: &mut UpgradeRecord) {
+    for step in steps {
+        forget_waiting(record, step.name);
+    }
+}
+
+fn forget_waiting(record: &mut UpgradeRecord, name: &str) {
+    record.conditions.retain(|one| one.type_ != name || one.status == "True");
 }
 
 fn done(record: &mut UpgradeRecord, name: &str, now: Timestamp) {

@@ -30,15 +30,7 @@ const STILL_WAITS: &str =
 /// The step: extra Machines are Ready before the upgrade begins, or it goes on without.
 pub(super) fn reserved(known: &Known) -> Progress<Write> {
     let Some(capacity) = &known.upgrade.spec.extra_capacity else { return Progress::Unneeded };
-    match known.capacity_state() {
-        Some(CapacityState::Skipped) => return Progress::Unneeded,
-        Some(CapacityState::Reserved | CapacityState::Removed) if known.task().is_some() => {
-            return Progress::Done;
-        }
-        Some(CapacityState::Reserving | CapacityState::Reserved | CapacityState::Removed)
-        | None => {}
-    }
-    if known.task().is_some() {
+    if known.capacity_state() == Some(CapacityState::Skipped) {
         return Progress::Unneeded;
     }
     let Reserve::Waits { why, mut writes } = known.capacity.reserve(capacity) else {
@@ -50,7 +42,7 @@ pub(super) fn reserved(known: &Known) -> Progress<Write> {
     }
     let is_late = known.is_out_of_time();
     if is_late && known.proceeds() {
-        // What the last try has shown says more than what is lacking.
+        // What the last try has shown is clearer than what is lacking.
         let failed = known.waiting(RESERVED).filter(|step| step.reason == ERROR);
         let failed = failed.map_or(&*why, |step| &step.message);
         return Progress::waits(known.skipped(failed.strip_suffix(STILL_WAITS).unwrap_or(failed)));

@@ -202,6 +202,31 @@ fn extra_machines_that_break_before_the_upgrade_begins_have_the_whole_time_again
 }
 
 #[test]
+fn the_silences_of_a_control_plane_are_removed_while_an_upgrade_lacks_extra_machines() {
+    let silence = |decision: &Decision| {
+        let mut writes = decision.writes.iter();
+        writes.find_map(|write| match write {
+            Write::Silence(write) => Some(write.clone()),
+            Write::Commence { .. }
+            | Write::Abort(_)
+            | Write::Capacity(_)
+            | Write::RollBack { .. } => None,
+        })
+    };
+    let (known, decision) = next(reserving(CapacityTimeout::Delay), |known| {
+        ready(known);
+        with_silences(known);
+    });
+    assert!(matches!(silence(&decision), Some(SilenceWrite::Set(_))), "{decision:?}");
+    let (known, _) = next(known, |known| silenced(known, &SilenceOutcome::Set("1".into())));
+    let (_, decision) = next(Known { silenced: Vec::new(), ..known }, |known| {
+        known.capacity.clones = vec![clone_of_md(Some("its Node is not Ready"))];
+    });
+    assert_eq!(step(&decision, "ComputeCapacityReserved").0, "StepInProgress");
+    assert!(matches!(silence(&decision), Some(SilenceWrite::Remove { .. })), "{decision:?}");
+}
+
+#[test]
 fn an_upgrade_to_another_version_keeps_the_extra_machines_that_are_not_ready_yet() {
     let (_, decision) = next(reserving(CapacityTimeout::Delay), |known| {
         let upgrade = Arc::make_mut(&mut known.upgrade);

@@ -7,7 +7,10 @@ use refit_kinds::{
     version::KubernetesVersion,
 };
 
-use super::{Hindrance, Known, Write, steps::control_plane_upgraded};
+use super::{
+    Hindrance, Known, Write,
+    steps::{comes_to, control_plane_upgraded},
+};
 use crate::{
     gates::GatedCluster,
     managed::{
@@ -33,7 +36,7 @@ pub struct MachineVersions {
 
 /// The step: the silences that must be in force before the upgrade begins.
 pub(super) fn silenced(known: &Known) -> Progress<Write> {
-    if known.task().is_some() || known.upgrade.spec.silences.is_empty() {
+    if known.upgrade.spec.silences.is_empty() {
         return Progress::Unneeded;
     }
     let before = known.recorded().map_or(&[][..], |record| &record.silences);
@@ -121,11 +124,11 @@ fn parts(known: &Known, record: &UpgradeRecord) -> (PartState, PartState) {
     }
     let plane_left = known.left(&known.machines.control_plane);
     let Some(task) = known.task() else {
-        if known.invalid().is_some() || known.health.problem().is_some() {
-            // It does not come to the step.
-            return (PartState::Done, PartState::Done);
-        }
-        return (PartState::Begins { left: plane_left }, PartState::Ahead);
+        return if comes_to(known, SILENCED) {
+            (PartState::Begins { left: plane_left }, PartState::Ahead)
+        } else {
+            (PartState::Done, PartState::Done)
+        };
     };
     let is_upgraded = matches!(control_plane_upgraded(known), Progress::Done);
     let has_ended = task.phase().has_ended();

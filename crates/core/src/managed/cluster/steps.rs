@@ -22,7 +22,6 @@ use crate::{
 
 /// The step after which an upgrade is finished, whatever the checks before it find.
 const COMMENCED: &str = "UpgradeCommenced";
-const HEALTHY_BEFORE: &str = "ClusterHealthyBeforeUpgrade";
 pub(super) const RESERVED: &str = "ComputeCapacityReserved";
 pub(super) const REMOVED: &str = "ComputeCapacityRemoved";
 const CONTROL_PLANE: &str = "ControlPlaneUpgraded";
@@ -31,12 +30,17 @@ const HEALTHY_AFTER: &str = "ClusterHealthyAfterUpgrade";
 /// How long a Cluster may take to be healthy after its upgrade, or to lose its extra Machines, before the step shows an error.
 const RECOVERS_WITHIN: SignedDuration = SignedDuration::from_hours(1);
 
-/// The steps, in order. To add one, write its function and give it a name here (`docs/cluster-upgrades.md#steps`).
-pub(super) const STEPS: &[Step<Known, Write>] = &[
+/// The steps until the UpgradeTask exists, in order: they are not asked after that. To add one, write its function and give
+/// it a name here (`docs/cluster-upgrades.md#add-a-step`).
+pub(super) const PREPARATIONS: &[Step<Known, Write>] = &[
     Step { name: "IsClusterUpgradable", progress: is_upgradable },
-    Step { name: HEALTHY_BEFORE, progress: healthy_before },
+    Step { name: "ClusterHealthyBeforeUpgrade", progress: healthy_before },
     Step { name: RESERVED, progress: reserved },
     Step { name: SILENCED, progress: silenced },
+];
+
+/// The steps from then on.
+pub(super) const STEPS: &[Step<Known, Write>] = &[
     Step { name: COMMENCED, progress: commenced },
     Step { name: CONTROL_PLANE, progress: control_plane_upgraded },
     Step { name: WORKERS, progress: workers_upgraded },
@@ -51,11 +55,7 @@ pub(super) const MILESTONES: Milestones =
 /// Whether the task of a record was seen.
 pub fn was_commenced(record: &UpgradeRecord) -> bool {
     let is_after = |step: &StepCondition| {
-        STEPS
-            .iter()
-            .skip_while(|one| one.name != COMMENCED)
-            .skip(1)
-            .any(|one| one.name == step.type_)
+        STEPS.iter().any(|one| one.name == step.type_ && one.name != COMMENCED)
     };
     record.task.is_some() && record.conditions.iter().any(is_after)
 }
@@ -72,16 +72,13 @@ pub(super) fn shown(task: &UpgradeTask) -> String {
 }
 
 fn is_upgradable(known: &Known) -> Progress<Write> {
-    match known.invalid() {
-        Some((_, why)) if known.task().is_none() => Progress::waits(why),
-        Some(_) | None => Progress::Done,
-    }
+    known.invalid().map_or(Progress::Done, |(_, why)| Progress::waits(why))
 }
 
 fn healthy_before(known: &Known) -> Progress<Write> {
     match known.health.problem() {
         // A Machine that is just created is not healthy yet: the Cluster is checked again once all are Ready.
-        Some(why) if known.task().is_none() && !known.is_reserving() => Progress::waits(why),
+        Some(why) if !known.is_reserving() => Progress::waits(why),
         Some(_) | None => Progress::Done,
     }
 }
@@ -104,6 +101,15 @@ fn commenced(known: &Known) -> Progress<Write> {
         return trying(known, COMMENCED, created, writes);
     }
     Progress::NotYet { why: created, writes }
+}
+
+/// Whether nothing that is asked before this preparation keeps the upgrade waiting.
+pub(super) fn comes_to(known: &Known, name: &str) -> bool {
+    let mut earlier = PREPARATIONS.iter().take_while(|step| step.name != name);
+    earlier.all(|step| match (step.progress)(known) {
+        Progress::Done | Progress::Unneeded => true,
+        Progress::NotYet { .. } | Progress::Error { .. } => false,
+    })
 }
 
 /// A step with writes. What the last try has shown stays until one succeeds: otherwise each of them would write the status
