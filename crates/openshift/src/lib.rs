@@ -1,0 +1,39 @@
+//! Managed upgrades of OpenShift clusters (seed 5), as pure functions: no client, no socket, no clock.
+//!
+//! The wire formats are those of OpenShift's managed-upgrade-operator, so its objects, configuration, metrics and alerts
+//! work unchanged (`docs/facts/openshift-upgrades.md`). Where the original has a fault, [`Compat`] chooses between a repaired
+//! behaviour and the original one.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`upgrade_config`] | UpgradeConfig: the request and its history |
+//! | [`kinds`] | the part of OpenShift's kinds that is read |
+
+#![expect(
+    clippy::duplicated_attributes,
+    reason = "several printer columns of one kind share their type"
+)]
+
+pub mod kinds;
+pub mod upgrade_config;
+
+/// Whether faults of the original are repaired.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    strum::Display,
+    strum::EnumString,
+    strum::VariantArray,
+)]
+#[strum(serialize_all = "lowercase")]
+pub enum Compat {
+    /// They are: each is a row in `docs/openshift.md#deviations`.
+    #[default]
+    Repaired,
+    /// The original behaviour, fault for fault.
+    Strict,
+}
