@@ -27,7 +27,7 @@ use crate::{
     context::Context,
     groups::machines_of,
     indexes::{DEPLOYMENTS_BY_CLUSTER, MACHINES_BY_CLUSTER},
-    upgrade_task::{TOPOLOGY_OWNED, cluster::is_extra},
+    upgrade_task::{TOPOLOGY_OWNED, cluster::is_extra, paused_by},
 };
 
 /// Why a Machine that is extra is skipped, for people who look at it.
@@ -50,24 +50,31 @@ pub(super) fn seen(
         let group = ObjectKey::new(&cluster.namespace, &group);
         let machines = machines_of(&ctx.stores, &group);
         owned.extend(machines.iter().map(|machine| machine.name_any()));
-        let machines = machines.iter().map(|machine| machine_of(machine, health));
+        let machines: Vec<CapacityMachine> =
+            machines.iter().map(|machine| machine_of(machine, health)).collect();
         if is_extra(deployment.as_ref()) {
             seen.clones.push(CloneSeen {
                 name,
                 deleting,
                 replicas: deployment.spec.replicas.unwrap_or(1),
-                machines: machines.collect(),
+                machines,
             });
         } else if !deleting {
-            let is_shown = |machine: &CapacityMachine| machine.is_extra || !machine.deleting;
+            let (shown, others): (Vec<_>, Vec<_>) =
+                machines.into_iter().partition(|machine| machine.is_extra || !machine.deleting);
+            let bootstrap = &deployment.spec.template.spec.bootstrap.config_ref;
             let annotation = deployment.annotations().get(keys::EXTRA_CAPACITY);
             seen.deployments.push(DeploymentSeen {
                 version: deployment.spec.template.spec.version.version().cloned(),
                 replicas: deployment.spec.replicas.unwrap_or(1),
                 extra: annotation.map_or(Ok(ExtraReplicas::default()), |value| value.parse()),
                 of_topology: deployment.labels().contains_key(TOPOLOGY_OWNED),
-                is_paused: deployment.annotations().contains_key(keys::PAUSED),
-                machines: machines.filter(is_shown).collect(),
+                has_kubeadm: bootstrap
+                    .as_ref()
+                    .is_some_and(|template| template.kind == "KubeadmConfigTemplate"),
+                paused: paused_by(deployment.annotations()),
+                machines: shown,
+                deleting: others.len(),
                 name,
             });
         }

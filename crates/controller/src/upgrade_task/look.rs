@@ -1,5 +1,7 @@
 //! What a task for a group is decided on.
 
+mod sets;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -8,16 +10,13 @@ use std::{
 use kube::ResourceExt as _;
 use refit_cluster_api::{
     desired::control_plane::ControlPlane,
-    kinds::{Cluster, Machine, MachineDeployment, MachineSet, update_in_progress},
-    rollout::{self, difference::Difference, find_new_and_old},
+    kinds::{Cluster, Machine, MachineSet, update_in_progress},
+    rollout::difference::Difference,
 };
 use refit_core::{
-    group::{Limits, RolloutKey, exception_of, rollout_number},
+    group::{RolloutKey, exception_of, rollout_number},
     node::{newest, speaker},
-    task::{
-        GroupSeen, Member, MemberState, Obstacle, OwnerSeen, Paused, SetSeen, SetsSeen, SpecState,
-        specs::Specs,
-    },
+    task::{GroupSeen, Member, Obstacle, OwnerSeen, Paused, SpecState, specs::Specs},
 };
 use refit_kinds::{
     conditions, keys,
@@ -30,10 +29,12 @@ use refit_kinds::{
 use refit_runtime::ObjectKey;
 use serde_json::{Value, json};
 
+use self::sets::current_set;
+pub(super) use self::sets::{deployment_snapshot, set_snapshot};
 use super::{cluster::is_extra, objects, obstacle};
 use crate::{
     context::Context,
-    groups::{Group, controller_of, machines_of, node_updates_of},
+    groups::{Group, machines_of, node_updates_of},
     indexes::SETS_BY_GROUP,
     owner::{LiveOwner, limits_of, pace_of},
 };
@@ -151,12 +152,6 @@ impl Look {
         self.updates_of(machine).iter().any(|update| update.spec.machine_ref.uid == uid)
     }
 
-    /// The MachineSet that controls a Machine.
-    pub(super) fn set_of(&self, machine: &Machine) -> Option<&Arc<MachineSet>> {
-        let owner = controller_of(machine.owner_references())?;
-        self.sets.iter().find(|set| set.metadata.uid.as_deref() == Some(&owner.uid))
-    }
-
     /// Everything that the task is decided on.
     pub(super) fn seen(&self, ctx: &Context) -> GroupSeen<'_> {
         let pacing = self.pacing(ctx);
@@ -200,12 +195,6 @@ impl Look {
     }
 
     fn owner_seen(&self, owner: &LiveOwner) -> OwnerSeen {
-        let annotations = owner.annotations();
-        let paused = match (annotations.get(keys::PAUSED), annotations.get(keys::TASK)) {
-            (None, _) => Paused::No,
-            (Some(_), Some(task)) => Paused::ByTask(task.clone()),
-            (Some(_), None) => Paused::ByOthers,
-        };
         // What is deleted first may have any version.
         let leaving = self.leaving(owner);
         let leaves = |machine: &Arc<Machine>| leaving.contains(&machine.name_any());
@@ -229,7 +218,7 @@ impl Look {
         let has_sets = self.group.spec.owner.owner() == Owner::Deployment;
         OwnerSeen {
             owner: self.group.spec.owner.owner(),
-            paused,
+            paused: paused_by(&owner.annotations()),
             deleting: owner.is_deleting(),
             version: owner.version().clone(),
             of_topology: owner.labels().contains_key(TOPOLOGY_OWNED),
@@ -239,20 +228,6 @@ impl Look {
                 && self.topology_asks_for(owner.version())
                 && (!has_sets || old_are_empty && self.current_set.is_some()),
         }
-    }
-
-    /// The names of extra Machines that are to be deleted: as many as there are more Machines than the owner requests.
-    fn leaving(&self, owner: &LiveOwner) -> BTreeSet<String> {
-        let LiveOwner::Deployment(deployment) = owner else { return BTreeSet::new() };
-        if owner.annotations().contains_key(keys::EXTRA_CAPACITY) {
-            return BTreeSet::new();
-        }
-        let replicas = usize::try_from(deployment.spec.replicas.unwrap_or(1)).unwrap_or_default();
-        let surplus = self.machines.len().saturating_sub(replicas);
-        let mut extra: Vec<&Arc<Machine>> =
-            self.machines.iter().filter(|machine| is_extra(machine.as_ref())).collect();
-        extra.sort_by_key(|machine| machine.metadata.deletion_timestamp.is_none());
-        extra.into_iter().take(surplus).map(|machine| machine.name_any()).collect()
     }
 
     /// Whether the Cluster's topology, if it has one, has given the owner its version: it writes another one later,
@@ -312,52 +287,6 @@ impl Look {
 
     fn spec_of(&self, machine: &str) -> SpecState {
         self.specs.get(machine).copied().unwrap_or_default()
-    }
-
-    fn sets_seen(&self, seen: &GroupSeen<'_>, limits: Limits) -> Option<SetsSeen> {
-        if self.group.spec.owner.owner() != Owner::Deployment {
-            return None;
-        }
-        let leaving = self.owner.as_ref().map(|owner| self.leaving(owner)).unwrap_or_default();
-        let mut counts: BTreeMap<String, (i64, i64)> = BTreeMap::new();
-        for machine in &self.machines {
-            if let Some(set) = self.set_of(machine) {
-                let (machines, leaves) = counts.entry(set.name_any()).or_default();
-                *machines += 1;
-                *leaves += i64::from(leaving.contains(&machine.name_any()));
-            }
-        }
-        let of = |set: &Arc<MachineSet>| {
-            let status = set.status.clone().unwrap_or_default();
-            let disabled = set.annotations().get(keys::DISABLE_MACHINE_CREATE);
-            let (machines, leaving) = counts.get(&set.name_any()).copied().unwrap_or_default();
-            SetSeen {
-                name: set.name_any(),
-                replicas: set.spec.replicas.unwrap_or(1).into(),
-                shown: status.replicas.unwrap_or(0).into(),
-                is_observed: status.observed_generation == set.metadata.generation,
-                creates: disabled.is_none_or(|value| value != "true"),
-                machines,
-                leaving,
-            }
-        };
-        let (current, old): (Vec<_>, Vec<_>) = self
-            .sets
-            .iter()
-            .map(of)
-            .partition(|set| self.current_set.as_deref() == Some(&set.name));
-        let target = seen.target();
-        let arriving = seen.machines.iter().filter(|member| {
-            member.spec == SpecState::Outdated
-                && matches!(member.state(target), MemberState::Updating(_) | MemberState::Reached)
-        });
-        Some(SetsSeen {
-            current: current.into_iter().next(),
-            old,
-            wanted: limits.replicas.into(),
-            arriving: i64::try_from(arriving.count()).unwrap_or(i64::MAX),
-            ends: false,
-        })
     }
 
     /// The Machines that Cluster API has brought to the owner's version.
@@ -456,44 +385,12 @@ async fn is_current_member(
     Ok(differences.iter().all(Difference::is_by_date))
 }
 
-/// Name of the MachineSet with the template of a MachineDeployment.
-fn current_set(
-    owner: Option<&LiveOwner>,
-    sets: &[Arc<MachineSet>],
-    now: jiff::Timestamp,
-) -> Option<String> {
-    let LiveOwner::Deployment(deployment) = owner? else { return None };
-    let sets: Vec<rollout::MachineSet> = sets
-        .iter()
-        .filter(|set| set.metadata.deletion_timestamp.is_none())
-        .map(|set| set_snapshot(set))
-        .collect();
-    find_new_and_old(&deployment_snapshot(deployment), &sets, now).new.map(|set| set.name)
-}
-
-/// A MachineDeployment, as the model of its rollout reads it.
-pub(super) fn deployment_snapshot(deployment: &MachineDeployment) -> rollout::MachineDeployment {
-    let json = json!(deployment);
-    let after = deployment.spec.rollout.as_ref().and_then(|rollout| rollout.after.as_deref());
-    rollout::MachineDeployment {
-        name: deployment.name_any(),
-        replicas: deployment.spec.replicas.unwrap_or(1).into(),
-        strategy: rollout::Strategy::of(&json).unwrap_or(rollout::Strategy::OnDelete),
-        template: rollout::Template::of(&json["spec"]["template"]["spec"]),
-        rollout_after: after.and_then(|after| after.parse().ok()),
-    }
-}
-
-/// A MachineSet, as the model of its rollout reads it.
-pub(super) fn set_snapshot(set: &MachineSet) -> rollout::MachineSet {
-    let created = set.metadata.creation_timestamp.as_ref();
-    rollout::MachineSet {
-        name: set.name_any(),
-        created_at: created.map_or(jiff::Timestamp::UNIX_EPOCH, |time| time.0),
-        spec_replicas: set.spec.replicas.unwrap_or(1).into(),
-        annotations: set.annotations().clone(),
-        template: rollout::Template::of(&json!(set.spec.template.spec)),
-        ..rollout::MachineSet::default()
+/// Who has paused an owner, by its annotations.
+pub(crate) fn paused_by(annotations: &BTreeMap<String, String>) -> Paused {
+    match (annotations.get(keys::PAUSED), annotations.get(keys::TASK)) {
+        (None, _) => Paused::No,
+        (Some(_), Some(task)) => Paused::ByTask(task.clone()),
+        (Some(_), None) => Paused::ByOthers,
     }
 }
 

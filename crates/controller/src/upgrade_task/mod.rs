@@ -47,7 +47,7 @@ use serde_json::{Value, json};
 use self::look::Look;
 pub(crate) use self::{
     advance::refused_by_api,
-    look::{TOPOLOGY_OWNED, group_of_task},
+    look::{TOPOLOGY_OWNED, group_of_task, paused_by},
 };
 use crate::{
     context::Context,

@@ -131,8 +131,16 @@ pub(super) async fn read_group(ctx: &Context, group: &Group) -> anyhow::Result<(
 }
 
 /// Writes a MachineSet as Cluster API would, with these replicas.
-pub(super) async fn write_set(ctx: &Context, look: &Look, write: &SetWrite) -> kube::Result<()> {
+pub(super) async fn write_set(ctx: &Context, look: &Look, write: &SetWrite) -> anyhow::Result<()> {
     let Some(LiveOwner::Deployment(deployment)) = &look.owner else { return Ok(()) };
+    if look.is_below_machines(write) {
+        // Machines are deleted by it: which, is decided on the objects as they are now.
+        read_group(ctx, &look.group).await?;
+        let live = Look::read(ctx, look.task.clone()).await?;
+        if !actions(&live.seen(ctx)).contains(&Action::Sets(write.clone())) {
+            return Ok(());
+        }
+    }
     let object = objects::owner(ctx, &look.group).await?;
     if !annotations(&object).contains_key(keys::PAUSED) {
         return Ok(());

@@ -119,6 +119,11 @@ impl SetsSeen {
         self.old.iter().chain(&self.current).find_map(rests)
     }
 
+    /// Whether Machines are still to be deleted.
+    pub(super) fn has_leaving(&self) -> bool {
+        self.old.iter().chain(&self.current).any(|set| set.leaving > 0)
+    }
+
     /// Whether a Machine may be handed over to the MachineSet with the MachineDeployment's template.
     pub fn may_hand_over(&self) -> bool {
         // Otherwise the one that loses the Machine might create another.
@@ -270,6 +275,50 @@ mod tests {
             self.knows_machines += change;
             self.status = (self.knows_machines, generation);
             change
+        }
+    }
+
+    proptest! {
+        /// However far the caches of a MachineSet's controller lag behind: at rest, it deletes the marked Machines and no
+        /// others.
+        #[test]
+        fn at_rest_only_machines_that_are_leaving_are_deleted(
+            machines in 1..6_i64,
+            marked in 1..3_i64,
+            moves in proptest::collection::vec(0..5_u8, 1..60),
+        ) {
+            let wanted = machines;
+            let mut set = Lagging::new(machines + marked, true);
+            let mut leaving = marked;
+            for step in moves {
+                match step {
+                    0 => {
+                        let surplus = (set.machines - wanted).max(0).min(leaving);
+                        let seen = SetSeen { leaving: surplus, ..set.seen("old") };
+                        let seen =
+                            SetsSeen { old: vec![seen], wanted, ends: true, ..SetsSeen::default() };
+                        if let Some(write) = seen.next_write() {
+                            set.apply(&write);
+                        }
+                    }
+                    1 => set.knows = (set.replicas, set.creates, set.generation),
+                    2 => set.knows_machines = set.machines,
+                    3 => {
+                        let change = set.reconcile();
+                        if change < 0 {
+                            prop_assert!(-change <= leaving, "deleted {} of {leaving}", -change);
+                            leaving += change;
+                        }
+                    }
+                    // One that is not marked is lost.
+                    _ => {
+                        if set.machines > leaving {
+                            set.machines -= 1;
+                            set.knows_machines = set.knows_machines.min(set.machines);
+                        }
+                    }
+                }
+            }
         }
     }
 

@@ -4,8 +4,7 @@
 //! annotation, and each extra Machine has a label. So nothing is added twice, and all of it is found after a crash.
 
 mod clone;
-
-use std::{cmp::Reverse, str::FromStr};
+mod deployment;
 
 use jiff::Timestamp;
 use refit_kinds::{
@@ -14,7 +13,11 @@ use refit_kinds::{
     version::KubernetesVersion,
 };
 
-pub use self::clone::{clone_name, clone_of};
+pub use self::{
+    clone::{clone_name, clone_of},
+    deployment::{DeploymentSeen, ExtraReplicas},
+};
+use crate::task::Paused;
 
 /// How many objects a message names.
 const NAMED: usize = 5;
@@ -28,65 +31,6 @@ pub struct CapacitySeen {
     pub clones: Vec<CloneSeen>,
     /// Extra Machines whose MachineDeployment is gone.
     pub orphans: Vec<CapacityMachine>,
-}
-
-/// How many replicas of a MachineDeployment are extra, and of how many: the value of its annotation, such as `1/4`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ExtraReplicas {
-    /// How many are extra.
-    pub extra: i32,
-    /// `spec.replicas` with them, as Refit has set it. Another client may have changed it since.
-    pub of: i32,
-}
-
-impl FromStr for ExtraReplicas {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (extra, of) = text.split_once('/').ok_or_else(|| text.to_owned())?;
-        let number = |part: &str| part.parse::<i32>().map_err(|_| text.to_owned());
-        let (extra, of) = (number(extra)?, number(of)?);
-        if 0 < extra && extra <= of { Ok(Self { extra, of }) } else { Err(text.to_owned()) }
-    }
-}
-
-impl std::fmt::Display for ExtraReplicas {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.extra, self.of)
-    }
-}
-
-/// A MachineDeployment.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeploymentSeen {
-    /// Its name.
-    pub name: String,
-    /// The version that its Machines have or get.
-    pub version: Option<KubernetesVersion>,
-    /// `spec.replicas`.
-    pub replicas: i32,
-    /// Its annotation about extra ones; the error is its value, if that is not one of Refit's.
-    pub extra: Result<ExtraReplicas, String>,
-    /// Whether a topology writes its spec.
-    pub of_topology: bool,
-    /// Whether it is paused: Cluster API neither creates nor deletes Machines for it.
-    pub is_paused: bool,
-    /// Its Machines that are not being deleted, and extra ones that are.
-    pub machines: Vec<CapacityMachine>,
-}
-
-impl Default for DeploymentSeen {
-    fn default() -> Self {
-        Self {
-            name: String::new(),
-            version: None,
-            replicas: 0,
-            extra: Ok(ExtraReplicas::default()),
-            of_topology: false,
-            is_paused: false,
-            machines: Vec::new(),
-        }
-    }
 }
 
 /// A MachineDeployment that has only extra Machines.
@@ -164,11 +108,10 @@ impl CapacityWrite {
     /// Whether Machines are created for it: only in a Cluster that is healthy now.
     pub fn adds_machines(&self) -> bool {
         match self {
-            Self::Clone { .. } | Self::Raise { .. } => true,
+            Self::Clone { .. } | Self::Raise { .. } | Self::Resize { .. } => true,
             Self::Guard
             | Self::Mark(_)
             | Self::Unmark(_)
-            | Self::Resize { .. }
             | Self::Delete(_)
             | Self::Lower { .. }
             | Self::Unguard => false,
@@ -251,20 +194,24 @@ impl CapacitySeen {
                      spec.extraCapacity.method to Clone"
                 ));
             }
-            if capacity.method == CapacityMethod::Replicas && one.is_paused && one.extra() == 0 {
-                return Some(format!(
-                    "MachineDeployment {name} is paused, and Cluster API adds no Machines to it: \
-                     set spec.extraCapacity.method to Clone"
-                ));
-            }
             let version = one.version.as_ref()?;
-            let is_same_minor =
-                !version.minor_below(control_plane) && !control_plane.minor_below(version);
-            if !is_same_minor || one.of_topology && version != control_plane {
+            let is_other_minor =
+                version.minor_below(control_plane) || control_plane.minor_below(version);
+            let is_refused =
+                one.has_kubeadm && is_other_minor || one.of_topology && version != control_plane;
+            let adds_machines = self.adds_machines_to(one, capacity);
+            if adds_machines && is_refused {
                 return Some(format!(
                     "extra Machines of MachineDeployment {name} would have its version, {version}, \
                      and Cluster API creates none of that version next to a control plane of \
                      {control_plane}: request the upgrade without spec.extraCapacity"
+                ));
+            }
+            let is_paused = one.paused != Paused::No;
+            if adds_machines && capacity.method == CapacityMethod::Replicas && is_paused {
+                return Some(format!(
+                    "MachineDeployment {name} is paused, and Cluster API adds no Machines to it: \
+                     set spec.extraCapacity.method to Clone"
                 ));
             }
             let skew = version.check_kubelet_of(target).err()?;
@@ -297,13 +244,12 @@ impl CapacitySeen {
             }
             if machines.len() < wanted {
                 let (name, has) = (&one.name, machines.len());
-                let pause = if one.is_paused && capacity.method == CapacityMethod::Replicas {
-                    ": it is paused"
-                } else {
-                    ""
+                let cause = match capacity.method {
+                    CapacityMethod::Clone => String::new(),
+                    CapacityMethod::Replicas => one.cause(),
                 };
                 problems.push(format!(
-                    "MachineDeployment {name} has {has} of {wanted} extra Machines{pause}"
+                    "MachineDeployment {name} has {has} of {wanted} extra Machines{cause}"
                 ));
             }
             problems.extend(unwell.iter().map(|machine| {
@@ -314,6 +260,24 @@ impl CapacitySeen {
             return Reserve::Ready(some_of(&ready));
         }
         Reserve::Waits { why: some_of_with("; ", &problems), writes }
+    }
+
+    /// Whether some of what is requested is not even there: Machines would be created for it.
+    pub fn lacks_machines(&self, capacity: &ExtraCapacity) -> bool {
+        self.wanted(capacity).any(|one| self.adds_machines_to(one, capacity))
+    }
+
+    fn adds_machines_to(&self, one: &DeploymentSeen, capacity: &ExtraCapacity) -> bool {
+        match capacity.method {
+            CapacityMethod::Clone => {
+                let name = clone_name(&one.name);
+                let is_there = |clone: &CloneSeen| {
+                    clone.name == name && !clone.deleting && clone.replicas >= capacity.machines
+                };
+                !self.clones.iter().any(is_there)
+            }
+            CapacityMethod::Replicas => one.extra() < capacity.machines,
+        }
     }
 
     /// The Machines of the MachineDeployment that was created for another one.
@@ -371,13 +335,18 @@ impl CapacitySeen {
 
     /// What keeps the extra Machines that are left from being deleted, if that is known.
     pub fn kept_by(&self) -> Option<String> {
-        let is_kept = |one: &&DeploymentSeen| {
-            one.is_paused
-                && one.machines.iter().any(|machine| machine.is_extra && !machine.deleting)
-        };
+        let is_kept = |one: &&DeploymentSeen| one.paused != Paused::No && one.has_alive_extra();
         let paused: Vec<String> =
             self.deployments.iter().filter(is_kept).map(|one| one.name.clone()).collect();
         (!paused.is_empty()).then(|| format!("paused MachineDeployments: {}", some_of(&paused)))
+    }
+
+    /// Whether an UpgradeTask still has to let extra Machines be deleted: it has paused their MachineDeployment.
+    pub fn is_left_to_task(&self) -> bool {
+        self.deployments.iter().any(|one| match one.paused {
+            Paused::ByTask(_) => one.has_alive_extra(),
+            Paused::No | Paused::ByOthers => false,
+        })
     }
 
     /// The extra Machines that are left, for display.
@@ -392,81 +361,6 @@ impl CapacitySeen {
             return format!("MachineDeployments {}", some_of(&clones));
         }
         format!("Machines {}", some_of(&names))
-    }
-}
-
-impl DeploymentSeen {
-    /// Its extra Machines, as more replicas.
-    fn raised(
-        &self,
-        capacity: &ExtraCapacity,
-        writes: &mut Vec<CapacityWrite>,
-    ) -> Vec<&CapacityMachine> {
-        let (lacking, is_set_back) = (capacity.machines - self.extra(), self.is_set_back());
-        if lacking > 0 && !is_set_back {
-            let (deployment, extra) = (self.name.clone(), capacity.machines);
-            let replicas = ExtraReplicas { extra, of: self.replicas.saturating_add(lacking) };
-            writes.push(CapacityWrite::Raise { deployment, replicas });
-        } else {
-            writes.extend(self.marks());
-        }
-        self.machines.iter().filter(|machine| machine.is_extra && !machine.deleting).collect()
-    }
-
-    fn extra(&self) -> i32 {
-        self.extra.as_ref().map_or(0, |replicas| replicas.extra)
-    }
-
-    /// Whether another client has set the raised replicas back.
-    fn is_set_back(&self) -> bool {
-        self.extra.as_ref().is_ok_and(|extra| self.replicas < extra.of)
-    }
-
-    /// Marks the newest Machines, as many as there are more than without extra ones: those were created last.
-    fn marks(&self) -> Vec<CapacityWrite> {
-        let Ok(ExtraReplicas { extra, of }) = self.extra else { return Vec::new() };
-        // Another client may have set its replicas back already.
-        let without = self.replicas.max(of).saturating_sub(extra);
-        let without = usize::try_from(without).unwrap_or_default();
-        let (marked, mut others): (Vec<&CapacityMachine>, Vec<_>) =
-            self.machines.iter().filter(|one| !one.deleting).partition(|one| one.is_extra);
-        let most = usize::try_from(extra).unwrap_or_default().saturating_sub(marked.len());
-        let surplus = others.len().saturating_sub(without).min(most);
-        others.sort_by_key(|machine| (Reverse(machine.created), &machine.name));
-        let newest = others.into_iter().take(surplus);
-        newest.map(|machine| CapacityWrite::Mark(machine.name.clone())).collect()
-    }
-
-    /// What takes its extra replicas away: first all Machines are marked that are extra, so that no other is deleted.
-    fn lowered(&self) -> Vec<CapacityWrite> {
-        match &self.extra {
-            // A person has to correct it first.
-            Err(_) => return Vec::new(),
-            Ok(replicas) if replicas.extra == 0 => return self.unmarks(),
-            Ok(_) => {}
-        }
-        let marks = self.marks();
-        if !marks.is_empty() {
-            return marks;
-        }
-        let others = self.machines.iter().filter(|one| !one.is_extra && !one.deleting).count();
-        let others = i32::try_from(others).unwrap_or(i32::MAX);
-        // Its other Machines stay in any case.
-        let extra = if self.is_set_back() { 0 } else { self.extra() };
-        let without = self.replicas.saturating_sub(extra).max(others);
-        let (deployment, replicas) = (self.name.clone(), without.min(self.replicas));
-        vec![CapacityWrite::Lower { deployment, replicas }]
-    }
-
-    /// Once its replicas are set back, what is marked beyond them is deleted. The rest stays: another client has scaled it
-    /// up, or another Machine is deleted in its place.
-    fn unmarks(&self) -> Vec<CapacityWrite> {
-        let alive = self.machines.iter().filter(|one| !one.deleting);
-        let marked: Vec<_> = alive.clone().filter(|one| one.is_extra).collect();
-        let replicas = usize::try_from(self.replicas).unwrap_or_default();
-        let leaving = alive.count().saturating_sub(replicas);
-        let stay = marked.into_iter().skip(leaving);
-        stay.map(|machine| CapacityWrite::Unmark(machine.name.clone())).collect()
     }
 }
 

@@ -145,9 +145,15 @@ fn extra_machines_that_a_cluster_cannot_have_are_refused_with_the_remedy() {
     seen.deployments[0].of_topology = false;
     assert_eq!(why(&seen, CapacityMethod::Clone, &[]), "", "another patch release");
     control_plane = KubernetesVersion::next_minor_zero(&control_plane);
+    seen.deployments[0].paused = Paused::ByOthers;
     let stopped = invalid(&seen, &control_plane, CapacityMethod::Replicas, &[]);
     assert!(stopped.ends_with("request the upgrade without spec.extraCapacity"), "{stopped}");
-    seen.deployments[0].is_paused = true;
+    seen.deployments[0].has_kubeadm = false;
+    assert_eq!(invalid(&seen, &control_plane, CapacityMethod::Clone, &[]), "", "kubelets may");
+    seen.deployments[0].has_kubeadm = true;
+    seen.clones = vec![CloneSeen { replicas: 1, ..clone_named("a-extra") }];
+    let there = invalid(&seen, &control_plane, CapacityMethod::Clone, &[]);
+    assert_eq!(there, "", "they are there already: the UpgradeTask was deleted");
     assert_eq!(why(&seen, CapacityMethod::Clone, &[]), "");
     let paused = why(&seen, CapacityMethod::Replicas, &[]);
     assert!(paused.starts_with("MachineDeployment a is paused"), "{paused}");
@@ -189,6 +195,34 @@ fn removal_deletes_clones_and_sets_replicas_back_after_all_extra_machines_are_ma
     assert_eq!((seen.remains(), &*seen.left()), (true, "Machines old"));
     seen.orphans.clear();
     assert!(!seen.remains());
+}
+
+#[test]
+fn an_extra_machine_stays_where_a_deleted_one_makes_room_for_it() {
+    let mut one = deployment("a", 3);
+    // Another Machine is being deleted, and this one is marked.
+    one.machines.truncate(2);
+    one.machines.push(machine("extra", 9, true));
+    one.deleting = 1;
+    assert_eq!(one.lowered(), [CapacityWrite::Unmark("extra".into())]);
+    one.paused = Paused::ByTask("t".into());
+    assert_eq!(
+        one.lowered(),
+        [],
+        "its MachineSets replace what they lose, and the task lowers them"
+    );
+    let one = DeploymentSeen { deleting: 0, ..one };
+    assert_eq!(one.lowered(), [CapacityWrite::Unmark("extra".into())]);
+}
+
+#[test]
+fn replicas_that_another_client_has_set_back_are_named() {
+    let by_replicas = capacity(CapacityMethod::Replicas, 1, &[]);
+    let mut seen = seen(vec![deployment("a", 3)]);
+    seen.deployments[0].extra = "1/4".parse();
+    let why =
+        "MachineDeployment a has 0 of 1 extra Machines: another client has set its replicas to 3";
+    assert_eq!(waits(&seen, &by_replicas), (why.to_owned(), vec![]));
 }
 
 /// Cluster API's view of a MachineDeployment: surplus Machines are deleted, marked ones first.

@@ -47,6 +47,12 @@ pub(super) fn reserved(known: &Known) -> Progress<Write> {
         let failed = failed.map_or(&*why, |step| &step.message);
         return Progress::waits(known.skipped(failed.strip_suffix(STILL_WAITS).unwrap_or(failed)));
     }
+    if let Some(problem) = known.health.problem()
+        && writes.iter().any(CapacityWrite::adds_machines)
+    {
+        // What is unhealthy gets no Machines.
+        return Progress::waits(problem);
+    }
     if known.hindrance.is_none() && !writes.is_empty() {
         return trying(known, RESERVED, why, all(writes));
     }
@@ -76,11 +82,8 @@ pub(super) fn removed(known: &Known) -> Progress<Write> {
         Some(Hindrance::Passing(why)) => return Progress::waits(why.clone()),
         None => {}
     }
-    let (mut why, writes) =
-        (format!("deletion of {}", known.capacity.left()), known.capacity.removal());
-    if let Some(kept) = known.capacity.kept_by() {
-        why = format!("{why} ({kept})");
-    }
+    let why = format!("deletion of {}", with_cause(known, known.capacity.left()));
+    let writes = known.capacity.removal();
     if !writes.is_empty() {
         return trying(known, REMOVED, why, all(writes));
     }
@@ -115,8 +118,12 @@ fn next_state(known: &Known, record: &UpgradeRecord) -> Option<CapacityState> {
         return state;
     }
     if known.task().is_some() {
-        // Without a record, what is there was Ready before.
-        return state.or(remains.then_some(CapacityState::Reserved));
+        return match (state, remains) {
+            // Without a record, what is there was Ready before.
+            (None, true) => Some(CapacityState::Reserved),
+            (Some(_), false) => removed,
+            (None, false) | (Some(_), true) => state,
+        };
     }
     let step = record.conditions.iter().find(|step| step.type_ == RESERVED);
     let Some(step) = step else { return state };
@@ -145,13 +152,13 @@ pub(super) fn keep(
         && !roll_back::is_refused(known);
     if known.hindrance.is_none() && !is_wanted {
         let mut due = known.capacity.removal();
-        if due.is_empty() && known.is_guarded() {
+        if due.is_empty() && known.is_guarded() && !known.capacity.is_left_to_task() {
             due.push(CapacityWrite::Unguard);
         }
         let is_new = |write: &Write| !writes.contains(write);
         let due: Vec<Write> = all(due).into_iter().filter(is_new).collect();
         writes.extend(due);
-    } else if is_wanted && known.is_guarded() && is_done(record, REMOVED) {
+    } else if known.hindrance.is_none() && known.is_guarded() && is_done(record, REMOVED) {
         writes.push(Write::Capacity(CapacityWrite::Unguard));
     }
     let ends =
@@ -189,7 +196,7 @@ fn shown(
             Some(("False", "Skipped", message))
         }
         _ if known.capacity.remains() && (!is_wanted || waits(REMOVED).is_some()) => {
-            let left = known.capacity.left();
+            let left = with_cause(known, known.capacity.left());
             let failed = match &known.hindrance {
                 Some(Hindrance::Refused(why) | Hindrance::Passing(why)) => format!(": {why}"),
                 None => String::new(),
@@ -213,6 +220,14 @@ fn shown(
         Some(CapacityState::Removed) => {
             Some(("False", "Removed", "the extra Machines are deleted".to_owned()))
         }
+    }
+}
+
+/// What is to be deleted, with what keeps it.
+fn with_cause(known: &Known, left: String) -> String {
+    match known.capacity.kept_by() {
+        Some(kept) => format!("{left} ({kept})"),
+        None => left,
     }
 }
 
@@ -251,11 +266,12 @@ impl Known {
         invalid.filter(|_| self.task().is_none())
     }
 
-    /// Whether some extra Machines are there, and not all that are requested are Ready: parts of the Cluster are not
-    /// healthy meanwhile.
+    /// Whether all extra Machines that are requested are there, and not all are Ready: parts of the Cluster are not healthy
+    /// meanwhile.
     pub(super) fn is_reserving(&self) -> bool {
+        let capacity = self.upgrade.spec.extra_capacity.as_ref();
         self.capacity_state() != Some(CapacityState::Skipped)
-            && self.capacity.remains()
+            && capacity.is_some_and(|capacity| !self.capacity.lacks_machines(capacity))
             && self.lacks_capacity()
     }
 

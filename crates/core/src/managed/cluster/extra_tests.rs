@@ -270,12 +270,74 @@ fn extra_machines_are_removed_once_it_shows_that_workers_cannot_return() {
         known.returning = vec![Returning { owner, to: Err("another minor version".into()) }];
     });
     assert_eq!(writes(&decision), [], "the task is under way");
-    let (_, decision) = next(known, |known| {
+    let (known, decision) = next(known, |known| {
         let name = "edge-1-v1.36.0-1";
         known.tasks = vec![Arc::new(task(name, "upgrade", None, TaskPhase::Aborted))];
     });
     assert_eq!(decision.status.phase, UpgradePhase::Upgrading, "{}", ready_reason(&decision));
     assert_eq!(writes(&decision), [CapacityWrite::Delete("md-extra".into())]);
+    let (_, decision) = next(known, |known| known.capacity.clones.clear());
+    assert_eq!(shown(&decision).1, "Removed");
+}
+
+#[test]
+fn an_unhealthy_cluster_gets_no_extra_machines_even_if_some_are_left_from_an_earlier_upgrade() {
+    let mut known = with_capacity(CapacityMethod::Clone, CapacityTimeout::Delay);
+    guard(&mut known, true);
+    sick(&mut known);
+    known.capacity.clones = vec![CloneSeen { deleting: true, ..clone_of_md(None) }];
+    let (known, decision) = next(known, |_| {});
+    assert_eq!(step(&decision, "ClusterHealthyBeforeUpgrade").0, "StepInProgress");
+    let (known, decision) = next(known, |known| known.capacity.clones.clear());
+    assert_eq!(writes(&decision), []);
+    let (known, decision) = next(known, |known| known.health = Health::Known(Vec::new()));
+    assert_eq!(writes(&decision).len(), 1);
+    // One of two exists, and the Cluster is not healthy because of something else as well.
+    let (_, decision) = next(known, |known| {
+        known.capacity.deployments.push(DeploymentSeen {
+            name: "other".into(),
+            replicas: 1,
+            ..DeploymentSeen::default()
+        });
+        known.capacity.clones = vec![clone_of_md(Some("it has no Node"))];
+        sick(known);
+    });
+    assert_eq!(writes(&decision), []);
+}
+
+#[test]
+fn a_deleted_upgrade_stays_until_a_task_lets_its_extra_machine_be_deleted() {
+    let (known, _) = next(commenced(), |known| {
+        let machine =
+            CapacityMachine { name: "a".into(), is_extra: true, ..CapacityMachine::default() };
+        let md = &mut known.capacity.deployments[0];
+        (md.machines, md.replicas) = (vec![machine], 0);
+        md.paused = crate::task::Paused::ByTask("t".into());
+        known.capacity.clones.clear();
+    });
+    let (known, decision) = next(known, |known| {
+        let upgrade = Arc::make_mut(&mut known.upgrade);
+        upgrade.metadata.deletion_timestamp = Some(Time(known.now));
+        let name = "edge-1-v1.36.0-1";
+        known.tasks = vec![Arc::new(task(name, "upgrade", None, TaskPhase::Aborted))];
+    });
+    assert_eq!(writes(&decision), []);
+    let why = "deletion of Machines a (paused MachineDeployments: md)";
+    assert_eq!(shown(&decision), ("False", "Removing", why));
+    let (_, decision) = next(known, |known| known.capacity.deployments[0].machines.clear());
+    assert_eq!(writes(&decision), [CapacityWrite::Unguard]);
+}
+
+#[test]
+fn the_finalizer_stays_while_the_cluster_could_not_be_read() {
+    let (known, decision) = next(commenced(), |known| {
+        Arc::make_mut(&mut known.upgrade).spec.extra_capacity = None;
+        known.capacity.clones.clear();
+    });
+    assert_eq!(writes(&decision), [CapacityWrite::Unguard]);
+    let unread = Some(Hindrance::Passing("timed out".into()));
+    let (_, decision) = next(known, |known| known.hindrance = unread);
+    assert_eq!(writes(&decision), []);
 }
 
 #[test]
