@@ -8,12 +8,14 @@
 //! |---|---|
 //! | [`upgrade_config`] | UpgradeConfig: the request and its history |
 //! | [`kinds`] | the part of OpenShift's kinds that is read |
+//! | [`dependencies`] | whether the services that an upgrade depends on answer |
 
 #![expect(
     clippy::duplicated_attributes,
     reason = "several printer columns of one kind share their type"
 )]
 
+pub mod dependencies;
 pub mod kinds;
 pub mod upgrade_config;
 

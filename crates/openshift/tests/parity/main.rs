@@ -8,6 +8,7 @@ use std::{io::Write as _, process::ExitCode};
 
 use libtest_mimic::{Arguments, Trial};
 
+mod dependencies;
 mod kinds;
 
 /// A row, and the test that shows that it holds.
@@ -20,7 +21,7 @@ struct Row {
 }
 
 /// All rows that are covered, by area.
-const ROWS: &[&[Row]] = &[kinds::ROWS];
+const ROWS: &[&[Row]] = &[dependencies::ROWS, kinds::ROWS];
 
 fn main() -> ExitCode {
     let rows: Vec<&Row> = ROWS.iter().copied().flatten().collect();
