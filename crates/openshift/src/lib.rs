@@ -9,6 +9,7 @@
 //! | [`upgrade_config`] | UpgradeConfig: the request and its history |
 //! | [`kinds`] | the part of OpenShift's kinds that is read |
 //! | [`dependencies`] | whether the services that an upgrade depends on answer |
+//! | [`scaler`] | extra nodes for the Pods of drained ones |
 
 #![expect(
     clippy::duplicated_attributes,
@@ -17,6 +18,7 @@
 
 pub mod dependencies;
 pub mod kinds;
+pub mod scaler;
 pub mod upgrade_config;
 
 /// Whether faults of the original are repaired.

@@ -10,6 +10,7 @@ use libtest_mimic::{Arguments, Trial};
 
 mod dependencies;
 mod kinds;
+mod scaler;
 
 /// A row, and the test that shows that it holds.
 struct Row {
@@ -21,7 +22,7 @@ struct Row {
 }
 
 /// All rows that are covered, by area.
-const ROWS: &[&[Row]] = &[dependencies::ROWS, kinds::ROWS];
+const ROWS: &[&[Row]] = &[dependencies::ROWS, kinds::ROWS, scaler::ROWS];
 
 fn main() -> ExitCode {
     let rows: Vec<&Row> = ROWS.iter().copied().flatten().collect();
