@@ -9,6 +9,7 @@
 //! | [`upgrade_config`] | UpgradeConfig: the request and its history |
 //! | [`kinds`] | the part of OpenShift's kinds that is read |
 //! | [`dependencies`] | whether the services that an upgrade depends on answer |
+//! | [`health`] | whether a cluster is fit for an upgrade |
 //! | [`scaler`] | extra nodes for the Pods of drained ones |
 
 #![expect(
@@ -17,6 +18,7 @@
 )]
 
 pub mod dependencies;
+pub mod health;
 pub mod kinds;
 pub mod scaler;
 pub mod upgrade_config;

@@ -9,6 +9,7 @@ use std::{io::Write as _, process::ExitCode};
 use libtest_mimic::{Arguments, Trial};
 
 mod dependencies;
+mod health;
 mod kinds;
 mod scaler;
 
@@ -22,7 +23,7 @@ struct Row {
 }
 
 /// All rows that are covered, by area.
-const ROWS: &[&[Row]] = &[dependencies::ROWS, kinds::ROWS, scaler::ROWS];
+const ROWS: &[&[Row]] = &[dependencies::ROWS, health::ROWS, kinds::ROWS, scaler::ROWS];
 
 fn main() -> ExitCode {
     let rows: Vec<&Row> = ROWS.iter().copied().flatten().collect();
