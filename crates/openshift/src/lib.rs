@@ -11,6 +11,9 @@
 //! | [`dependencies`] | whether the services that an upgrade depends on answer |
 //! | [`health`] | whether a cluster is fit for an upgrade |
 //! | [`scaler`] | extra nodes for the Pods of drained ones |
+//! | [`config`] | the operator's configuration |
+//! | [`pool_glob`] | its patterns of machine pools |
+//! | [`provider`] | which upgrade is wanted: policies of OCM, or the object in the cluster |
 
 #![expect(
     clippy::duplicated_attributes,
@@ -21,6 +24,10 @@ pub mod dependencies;
 pub mod health;
 pub mod kinds;
 pub mod scaler;
+pub mod config;
+pub mod kinds;
+pub mod pool_glob;
+pub mod provider;
 pub mod upgrade_config;
 
 /// Whether faults of the original are repaired.

@@ -12,6 +12,9 @@ mod dependencies;
 mod health;
 mod kinds;
 mod scaler;
+mod config;
+mod kinds;
+mod providers;
 
 /// A row, and the test that shows that it holds.
 struct Row {
@@ -24,6 +27,7 @@ struct Row {
 
 /// All rows that are covered, by area.
 const ROWS: &[&[Row]] = &[dependencies::ROWS, health::ROWS, kinds::ROWS, scaler::ROWS];
+const ROWS: &[&[Row]] = &[config::ROWS, kinds::ROWS, providers::ROWS];
 
 fn main() -> ExitCode {
     let rows: Vec<&Row> = ROWS.iter().copied().flatten().collect();
