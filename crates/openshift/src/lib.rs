@@ -14,6 +14,7 @@
 //! | [`config`] | the operator's configuration |
 //! | [`pool_glob`] | its patterns of machine pools |
 //! | [`provider`] | which upgrade is wanted: policies of OCM, or the object in the cluster |
+//! | [`manager`] | when the provider is asked, and what becomes of the UpgradeConfig |
 
 #![expect(
     clippy::duplicated_attributes,
@@ -26,6 +27,7 @@ pub mod kinds;
 pub mod scaler;
 pub mod config;
 pub mod kinds;
+pub mod manager;
 pub mod pool_glob;
 pub mod provider;
 pub mod upgrade_config;

@@ -14,6 +14,7 @@ mod kinds;
 mod scaler;
 mod config;
 mod kinds;
+mod manager;
 mod providers;
 
 /// A row, and the test that shows that it holds.
@@ -28,6 +29,7 @@ struct Row {
 /// All rows that are covered, by area.
 const ROWS: &[&[Row]] = &[dependencies::ROWS, health::ROWS, kinds::ROWS, scaler::ROWS];
 const ROWS: &[&[Row]] = &[config::ROWS, kinds::ROWS, providers::ROWS];
+const ROWS: &[&[Row]] = &[config::ROWS, kinds::ROWS, manager::ROWS, providers::ROWS];
 
 fn main() -> ExitCode {
     let rows: Vec<&Row> = ROWS.iter().copied().flatten().collect();
