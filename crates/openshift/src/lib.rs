@@ -15,6 +15,8 @@
 //! | [`pool_glob`] | its patterns of machine pools |
 //! | [`provider`] | which upgrade is wanted: policies of OCM, or the object in the cluster |
 //! | [`manager`] | when the provider is asked, and what becomes of the UpgradeConfig |
+//! | [`maintenance`] | the silences during an upgrade |
+//! | [`notify`] | the notifications of an upgrade |
 
 #![expect(
     clippy::duplicated_attributes,
@@ -30,6 +32,8 @@ pub mod kinds;
 pub mod manager;
 pub mod pool_glob;
 pub mod provider;
+pub mod maintenance;
+pub mod notify;
 pub mod upgrade_config;
 
 /// Whether faults of the original are repaired.

@@ -16,6 +16,8 @@ mod config;
 mod kinds;
 mod manager;
 mod providers;
+mod maintenance;
+mod notify;
 
 /// A row, and the test that shows that it holds.
 struct Row {
@@ -30,6 +32,7 @@ struct Row {
 const ROWS: &[&[Row]] = &[dependencies::ROWS, health::ROWS, kinds::ROWS, scaler::ROWS];
 const ROWS: &[&[Row]] = &[config::ROWS, kinds::ROWS, providers::ROWS];
 const ROWS: &[&[Row]] = &[config::ROWS, kinds::ROWS, manager::ROWS, providers::ROWS];
+const ROWS: &[&[Row]] = &[kinds::ROWS, maintenance::ROWS, notify::ROWS];
 
 fn main() -> ExitCode {
     let rows: Vec<&Row> = ROWS.iter().copied().flatten().collect();
