@@ -23,17 +23,16 @@
     reason = "several printer columns of one kind share their type"
 )]
 
+pub mod config;
 pub mod dependencies;
 pub mod health;
 pub mod kinds;
-pub mod scaler;
-pub mod config;
-pub mod kinds;
+pub mod maintenance;
 pub mod manager;
+pub mod notify;
 pub mod pool_glob;
 pub mod provider;
-pub mod maintenance;
-pub mod notify;
+pub mod scaler;
 pub mod upgrade_config;
 
 /// Whether faults of the original are repaired.

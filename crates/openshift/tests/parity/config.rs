@@ -42,6 +42,11 @@ pub(crate) const ROWS: &[Row] = &[
         name: "source LOCAL with another localConfigName is an error",
         test: a_local_source_has_one_name,
     },
+    Row {
+        number: 77,
+        name: "an invalid scale configuration is an error of the steps",
+        test: an_invalid_scale_is_an_error,
+    },
 ];
 
 pub(crate) const COMPATS: [Compat; 2] = [Repaired, Strict];
@@ -256,6 +261,19 @@ fn each_rule_holds() {
         error.to_string(),
         "nodeDrain.timeOut of ConfigMap managed-upgrade-operator-config is missing, expected a number of minutes from 1 to 525600"
     );
+}
+
+fn an_invalid_scale_is_an_error() {
+    for (scale, key) in [
+        ("{timeOut: 0}", "scale.timeOut"),
+        ("{timeOut: 30, extraMachinePools: ['[bad']}", "scale.extraMachinePools"),
+    ] {
+        for compat in COMPATS {
+            let yaml = OSD_YAML.replace("scale:", &format!("unknown: 1\nscale: {scale}\nother:"));
+            let error = config(&yaml, compat).upgrader().unwrap_err();
+            assert!(error.to_string().starts_with(&format!("invalid {key}")), "{error}");
+        }
+    }
 }
 
 fn missing_numbers_are_defaults() {

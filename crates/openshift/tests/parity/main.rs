@@ -8,16 +8,15 @@ use std::{io::Write as _, process::ExitCode};
 
 use libtest_mimic::{Arguments, Trial};
 
+mod config;
 mod dependencies;
 mod health;
 mod kinds;
-mod scaler;
-mod config;
-mod kinds;
-mod manager;
-mod providers;
 mod maintenance;
+mod manager;
 mod notify;
+mod providers;
+mod scaler;
 
 /// A row, and the test that shows that it holds.
 struct Row {
@@ -29,10 +28,17 @@ struct Row {
 }
 
 /// All rows that are covered, by area.
-const ROWS: &[&[Row]] = &[dependencies::ROWS, health::ROWS, kinds::ROWS, scaler::ROWS];
-const ROWS: &[&[Row]] = &[config::ROWS, kinds::ROWS, providers::ROWS];
-const ROWS: &[&[Row]] = &[config::ROWS, kinds::ROWS, manager::ROWS, providers::ROWS];
-const ROWS: &[&[Row]] = &[kinds::ROWS, maintenance::ROWS, notify::ROWS];
+const ROWS: &[&[Row]] = &[
+    config::ROWS,
+    dependencies::ROWS,
+    health::ROWS,
+    kinds::ROWS,
+    maintenance::ROWS,
+    manager::ROWS,
+    notify::ROWS,
+    providers::ROWS,
+    scaler::ROWS,
+];
 
 fn main() -> ExitCode {
     let rows: Vec<&Row> = ROWS.iter().copied().flatten().collect();

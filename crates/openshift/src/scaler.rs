@@ -2,16 +2,14 @@
 //!
 //! Each MachineSet of the machine pool `worker`, and of the configured pools, has a clone with one Machine meanwhile.
 
-mod config;
-
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt as _;
 use serde_json::{Map, Value, json};
 
-pub use self::config::{PoolPattern, ScaleConfig, ScaleConfigError};
 use crate::{
     Compat,
+    config::ScaleConfig,
     kinds::{Machine, MachineSet},
 };
 
@@ -134,7 +132,7 @@ pub fn scale_up(
     if !reserved || commenced {
         return only(ScaleUpState::Unneeded);
     }
-    if !can_scale(seen.sets) && config.pools().is_empty() {
+    if !can_scale(seen.sets) && config.extra_machine_pools.is_empty() {
         return only(ScaleUpState::Skipped);
     }
     let originals = originals(seen.sets, config);
@@ -170,7 +168,7 @@ fn originals<'a>(sets: &'a [MachineSet], config: &ScaleConfig) -> Vec<&'a Machin
     let workers = sets.iter().filter(|set| pool(set) == Some(WORKER));
     let extra = sets.iter().filter(|set| {
         pool(set).is_some_and(|pool| {
-            pool != WORKER && config.pools().iter().any(|pattern| pattern.matches(pool))
+            pool != WORKER && config.extra_machine_pools.iter().any(|pattern| pattern.matches(pool))
         })
     });
     workers.chain(extra).collect()
@@ -226,7 +224,7 @@ fn readiness(
     };
     let created = clone.metadata.creation_timestamp.as_ref();
     let elapsed = created.map(|created| now.duration_since(created.0));
-    if gives_up && elapsed.is_some_and(|elapsed| elapsed > config.time_out()) {
+    if gives_up && elapsed.is_some_and(|elapsed| elapsed > config.timeout) {
         ScaleUpState::TimedOut(why)
     } else {
         ScaleUpState::Waits(why)
