@@ -226,7 +226,7 @@ fn the_silence_of_workers_follows_their_number() {
     let both = [active("a", FIVE), later];
     assert_eq!(four(Compat::Strict, &both), []);
     assert_eq!(four(Compat::Repaired, &both), delete_a);
-    // A worker was added: the original leaves the shorter one in force, as the longer one of before is listed.
+    // A worker was added: the original leaves the shorter one in force, as the longer one from before is listed.
     let later = silence("b", FIVE, SilenceState::Active, "2026-08-14T11:30:00Z");
     let grown = [expired("a", FOUR), later];
     assert_eq!(four(Compat::Strict, &grown), []);
