@@ -12,6 +12,8 @@
 //! | [`health`] | whether a cluster is fit for an upgrade |
 //! | [`scaler`] | extra nodes for the Pods of drained ones |
 //! | [`config`] | the operator's configuration |
+//! | [`cluster_version`] | how an upgrade is requested of the cluster-version operator, and how far it is |
+//! | [`validation`] | whether a request can be carried out |
 //! | [`pool_glob`] | its patterns of machine pools |
 //! | [`provider`] | which upgrade is wanted: policies of OCM, or the object in the cluster |
 //! | [`manager`] | when the provider is asked, and what becomes of the UpgradeConfig |
@@ -23,6 +25,7 @@
     reason = "several printer columns of one kind share their type"
 )]
 
+pub mod cluster_version;
 pub mod config;
 pub mod dependencies;
 pub mod health;
@@ -34,6 +37,7 @@ pub mod pool_glob;
 pub mod provider;
 pub mod scaler;
 pub mod upgrade_config;
+pub mod validation;
 
 /// Whether faults of the original are repaired.
 #[derive(

@@ -8,6 +8,7 @@ use std::{io::Write as _, process::ExitCode};
 
 use libtest_mimic::{Arguments, Trial};
 
+mod cluster_version;
 mod config;
 mod dependencies;
 mod health;
@@ -17,6 +18,7 @@ mod manager;
 mod notify;
 mod providers;
 mod scaler;
+mod validation;
 
 /// A row, and the test that shows that it holds.
 struct Row {
@@ -29,6 +31,7 @@ struct Row {
 
 /// All rows that are covered, by area.
 const ROWS: &[&[Row]] = &[
+    cluster_version::ROWS,
     config::ROWS,
     dependencies::ROWS,
     health::ROWS,
@@ -38,6 +41,7 @@ const ROWS: &[&[Row]] = &[
     notify::ROWS,
     providers::ROWS,
     scaler::ROWS,
+    validation::ROWS,
 ];
 
 fn main() -> ExitCode {
