@@ -19,6 +19,8 @@
 //! | [`manager`] | when the provider is asked, and what becomes of the UpgradeConfig |
 //! | [`maintenance`] | the silences during an upgrade |
 //! | [`notify`] | the notifications of an upgrade |
+//! | [`nodes`] | NodeKeeper: which pods of a node are removed by force, and when its drain takes too long |
+//! | [`pools`] | the MachineConfigPools of the workers: how far they are, when they began and were done |
 
 #![expect(
     clippy::duplicated_attributes,
@@ -32,8 +34,10 @@ pub mod health;
 pub mod kinds;
 pub mod maintenance;
 pub mod manager;
+pub mod nodes;
 pub mod notify;
 pub mod pool_glob;
+pub mod pools;
 pub mod provider;
 pub mod scaler;
 pub mod upgrade_config;

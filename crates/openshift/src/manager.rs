@@ -3,10 +3,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::{
-    provider::current_history,
-    upgrade_config::{Desired, NAME, NAMESPACE, Phase, UpgradeConfig, UpgradeConfigSpec},
-};
+use crate::upgrade_config::{Desired, NAME, NAMESPACE, Phase, UpgradeConfig, UpgradeConfigSpec};
 
 const MINUTE: SignedDuration = SignedDuration::from_mins(1);
 const LONGEST_BACKOFF: SignedDuration = SignedDuration::from_hours(1);
@@ -128,8 +125,8 @@ impl Refresh {
 
 /// Decides what becomes of the object in the cluster.
 pub fn refresh(known: Known<'_>) -> Refresh {
-    let is_held = |existing| {
-        let phase = current_history(existing).map(|entry| entry.phase);
+    let is_held = |existing: &UpgradeConfig| {
+        let phase = existing.entry().map(|entry| entry.phase);
         known.hold && known.commenced && phase == Some(Phase::Upgrading)
     };
     match (known.existing, known.wanted) {

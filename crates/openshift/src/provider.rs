@@ -17,7 +17,7 @@ use crate::{
     Compat,
     config::Platform,
     kinds::CLUSTER_VERSION,
-    upgrade_config::{Desired, Phase, UpgradeConfig, UpgradeConfigSpec, UpgradeHistory},
+    upgrade_config::{Desired, Phase, UpgradeConfig, UpgradeConfigSpec},
 };
 
 /// Namespace of the Secret with the token for OCM.
@@ -355,17 +355,9 @@ pub fn local_spec(existing: Option<&UpgradeConfig>, compat: Compat) -> Option<Up
     let existing = existing?;
     let is_open = match compat {
         Compat::Repaired => true,
-        Compat::Strict => {
-            current_history(existing).is_some_and(|entry| entry.phase != Phase::Upgraded)
-        }
+        Compat::Strict => existing.entry().is_some_and(|entry| entry.phase != Phase::Upgraded),
     };
     is_open.then(|| existing.spec.clone())
-}
-
-/// Returns the entry of the version that an UpgradeConfig desires.
-pub(crate) fn current_history(config: &UpgradeConfig) -> Option<&UpgradeHistory> {
-    let version = config.spec.desired.version.as_deref().unwrap_or_default();
-    config.status.as_ref()?.history.iter().find(|entry| entry.version == version)
 }
 
 /// The token for OCM. It is shown nowhere but in its header.

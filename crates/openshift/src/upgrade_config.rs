@@ -203,3 +203,23 @@ pub struct UpgradeCondition {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
 }
+
+impl UpgradeConfig {
+    /// The entry of the version that is requested, once it has one.
+    pub fn entry(&self) -> Option<&UpgradeHistory> {
+        let version = self.spec.desired.version.as_deref().unwrap_or_default();
+        self.status.as_ref()?.history.iter().find(|entry| entry.version == version)
+    }
+}
+
+impl UpgradeHistory {
+    /// The condition of a step, once it has begun.
+    pub fn condition(&self, step: &str) -> Option<&UpgradeCondition> {
+        self.conditions.iter().find(|condition| condition.type_ == step)
+    }
+
+    /// Whether a step is done.
+    pub fn is_done(&self, step: &str) -> bool {
+        self.condition(step).is_some_and(|condition| condition.status == "True")
+    }
+}

@@ -4,14 +4,13 @@ use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt as _;
 
 use super::{Check, Found, Read, Reason};
-use crate::kinds::ClusterOperator;
+use crate::{
+    kinds::ClusterOperator,
+    nodes::{cordon, is_worked_on},
+};
 
 const WORKER: &str = "node-role.kubernetes.io/worker";
 const INFRA: &str = "node-role.kubernetes.io/infra";
-/// Of a node: what the machine-config operator does with it.
-const CONFIG_STATE: &str = "machineconfiguration.openshift.io/state";
-const WORKING: &str = "Working";
-const CORDON: &str = "node.kubernetes.io/unschedulable";
 const PRESSURE: [&str; 3] = [
     "node.kubernetes.io/memory-pressure",
     "node.kubernetes.io/disk-pressure",
@@ -66,8 +65,8 @@ pub(super) fn cordons(nodes: &Read<Vec<Node>>) -> Check {
     let found = found_on(
         nodes,
         |nodes| {
-            let cordoned = nodes.iter().filter(|node| is_worker(node) && is_cordoned(node));
-            cordoned.filter(|node| !is_working(node)).map(Node::name_any).collect()
+            let cordoned = nodes.iter().filter(|node| is_worker(node) && cordon(node).is_some());
+            cordoned.filter(|node| !is_worked_on(node)).map(Node::name_any).collect()
         },
         (Reason::ClusterNodeManuallyCordoned, "cordoned nodes"),
         "NodeUnschedulableHealthcheckFailed",
@@ -113,15 +112,6 @@ fn found_on(
 
 fn is_worker(node: &Node) -> bool {
     node.labels().contains_key(WORKER) && !node.labels().contains_key(INFRA)
-}
-
-fn is_cordoned(node: &Node) -> bool {
-    let unschedulable = node.spec.as_ref().and_then(|spec| spec.unschedulable);
-    unschedulable == Some(true) && has_taint(node, CORDON)
-}
-
-fn is_working(node: &Node) -> bool {
-    node.annotations().get(CONFIG_STATE).is_some_and(|state| state == WORKING)
 }
 
 fn has_taint(node: &Node, key: &str) -> bool {

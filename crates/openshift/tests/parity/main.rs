@@ -15,7 +15,9 @@ mod health;
 mod kinds;
 mod maintenance;
 mod manager;
+mod nodes;
 mod notify;
+mod pools;
 mod providers;
 mod scaler;
 mod validation;
@@ -38,7 +40,9 @@ const ROWS: &[&[Row]] = &[
     kinds::ROWS,
     maintenance::ROWS,
     manager::ROWS,
+    nodes::ROWS,
     notify::ROWS,
+    pools::ROWS,
     providers::ROWS,
     scaler::ROWS,
     validation::ROWS,
