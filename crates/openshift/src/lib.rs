@@ -21,6 +21,7 @@
 //! | [`notify`] | the notifications of an upgrade |
 //! | [`nodes`] | NodeKeeper: which pods of a node are removed by force, and when its drain takes too long |
 //! | [`pools`] | the MachineConfigPools of the workers: how far they are, when they began and were done |
+//! | [`metrics`] | the metrics by name, when they are reset, and what is read from an UpgradeConfig at a scrape |
 
 #![expect(
     clippy::duplicated_attributes,
@@ -34,6 +35,7 @@ pub mod health;
 pub mod kinds;
 pub mod maintenance;
 pub mod manager;
+pub mod metrics;
 pub mod nodes;
 pub mod notify;
 pub mod pool_glob;

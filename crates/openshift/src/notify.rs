@@ -55,7 +55,7 @@ pub enum Notice<'a> {
 }
 
 /// What a notification is known by: its text is the label `event` of metrics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Event {
     /// It sets the state of the upgrade policy in OCM.
     Policy(PolicyEvent),
@@ -64,7 +64,9 @@ pub enum Event {
 }
 
 /// An event that sets the state of the upgrade policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::VariantArray)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::Display, strum::VariantArray,
+)]
 #[strum(prefix = "State")]
 pub enum PolicyEvent {
     /// [`Notice::Started`].
@@ -82,7 +84,9 @@ pub enum PolicyEvent {
 }
 
 /// An event that is an entry in the service log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::VariantArray)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::Display, strum::VariantArray,
+)]
 pub enum LogEvent {
     /// [`Notice::ControlPlaneStarted`].
     #[strum(serialize = "StateControlPlaneStartedSL")]

@@ -155,6 +155,8 @@ pub struct UpgradeHistory {
     Default,
     PartialEq,
     Eq,
+    PartialOrd,
+    Ord,
     Serialize,
     Deserialize,
     JsonSchema,

@@ -15,6 +15,7 @@ mod health;
 mod kinds;
 mod maintenance;
 mod manager;
+mod metrics;
 mod nodes;
 mod notify;
 mod pools;
@@ -40,6 +41,7 @@ const ROWS: &[&[Row]] = &[
     kinds::ROWS,
     maintenance::ROWS,
     manager::ROWS,
+    metrics::ROWS,
     nodes::ROWS,
     notify::ROWS,
     pools::ROWS,
