@@ -8,6 +8,9 @@
 //! |---|---|
 //! | [`upgrade_config`] | UpgradeConfig: the request and its history |
 //! | [`kinds`] | the part of OpenShift's kinds that is read |
+//! | [`decide`] | what is next for an UpgradeConfig |
+//! | [`steps`] | the steps of an upgrade |
+//! | [`history`] | the entry of an upgrade |
 //! | [`dependencies`] | whether the services that an upgrade depends on answer |
 //! | [`health`] | whether a cluster is fit for an upgrade |
 //! | [`scaler`] | extra nodes for the Pods of drained ones |
@@ -30,8 +33,10 @@
 
 pub mod cluster_version;
 pub mod config;
+pub mod decide;
 pub mod dependencies;
 pub mod health;
+pub mod history;
 pub mod kinds;
 pub mod maintenance;
 pub mod manager;
@@ -42,6 +47,7 @@ pub mod pool_glob;
 pub mod pools;
 pub mod provider;
 pub mod scaler;
+pub mod steps;
 pub mod upgrade_config;
 pub mod validation;
 

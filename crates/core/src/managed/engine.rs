@@ -300,14 +300,14 @@ fn upgrade<S, W>(
         return late;
     }
     let prepared = match facts.preparations {
-        Preparations::Due(steps) => work(steps, facts.known, record, facts.now),
+        Preparations::Due(steps) => work(steps, facts.known, &mut record.conditions, facts.now),
         Preparations::Behind(steps) => {
-            pass_over(steps, record);
+            pass_over(steps, &mut record.conditions);
             Worked::Complete
         }
     };
     let worked = match prepared {
-        Worked::Complete => work(facts.steps, facts.known, record, facts.now),
+        Worked::Complete => work(facts.steps, facts.known, &mut record.conditions, facts.now),
         Worked::At { .. } => prepared,
     };
     match worked {

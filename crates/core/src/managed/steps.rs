@@ -6,7 +6,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use refit_kinds::refit::{StepCondition, UpgradeRecord};
+use refit_kinds::refit::StepCondition;
 
 /// Reason of a step that waits.
 pub const IN_PROGRESS: &str = "StepInProgress";
@@ -61,7 +61,7 @@ pub struct Step<S, W> {
 
 /// What a look at the steps has found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Worked<W> {
+pub enum Worked<W> {
     /// Every step is done.
     Complete,
     /// The first step that is not done.
@@ -75,52 +75,57 @@ pub(super) enum Worked<W> {
     },
 }
 
-/// Works through the steps, up to the first one that is not done.
-pub(super) fn work<S, W>(
+/// Works through the steps, up to the first one that is not done. `conditions` are those of the steps, the newest first.
+pub fn work<S, W>(
     steps: &[Step<S, W>],
     known: &S,
-    record: &mut UpgradeRecord,
+    conditions: &mut Vec<StepCondition>,
     now: Timestamp,
 ) -> Worked<W> {
     for step in steps {
         let (reason, why, writes) = match (step.progress)(known) {
             Progress::Done => {
-                done(record, step.name, now);
+                done(conditions, step.name, now);
                 continue;
             }
             Progress::Unneeded => {
-                forget_waiting(record, step.name);
+                forget_waiting(conditions, step.name);
                 continue;
             }
             Progress::NotYet { why, writes } => (IN_PROGRESS, why, writes),
             Progress::Error { why, writes } => (ERROR, why, writes),
         };
-        waits(record, step.name, (reason, &why), now);
+        waits(conditions, step.name, (reason, &why), now);
         return Worked::At { reason, message: format!("{}: {why}", step.name), writes };
     }
     Worked::Complete
 }
 
 /// Leaves out steps that are not asked any more: one that was not done is not shown as if it waited.
-pub(super) fn pass_over<S, W>(steps: &[Step<S, W>], record: &mut UpgradeRecord) {
+pub fn pass_over<S, W>(steps: &[Step<S, W>], conditions: &mut Vec<StepCondition>) {
     for step in steps {
-        forget_waiting(record, step.name);
+        forget_waiting(conditions, step.name);
     }
 }
 
-fn forget_waiting(record: &mut UpgradeRecord, name: &str) {
-    record.conditions.retain(|one| one.type_ != name || one.status == "True");
+fn forget_waiting(conditions: &mut Vec<StepCondition>, name: &str) {
+    conditions.retain(|one| one.type_ != name || one.status == "True");
 }
 
-fn done(record: &mut UpgradeRecord, name: &str, now: Timestamp) {
+fn done(conditions: &mut Vec<StepCondition>, name: &str, now: Timestamp) {
     let message = format!("{name} is completed");
-    let condition = condition(record, name, now);
+    let condition = condition(conditions, name, now);
     condition.complete_time.get_or_insert(Time(now));
     set(condition, "True", DONE, message, now);
 }
 
-fn waits(record: &mut UpgradeRecord, name: &str, (reason, why): (&str, &str), now: Timestamp) {
-    let condition = condition(record, name, now);
+fn waits(
+    conditions: &mut Vec<StepCondition>,
+    name: &str,
+    (reason, why): (&str, &str),
+    now: Timestamp,
+) {
+    let condition = condition(conditions, name, now);
     // Work that was done and does not stand any more is done again.
     condition.complete_time = None;
     set(condition, "False", reason, why.to_owned(), now);
@@ -128,11 +133,11 @@ fn waits(record: &mut UpgradeRecord, name: &str, (reason, why): (&str, &str), no
 
 /// The condition of a step; a new one comes first.
 fn condition<'a>(
-    record: &'a mut UpgradeRecord,
+    conditions: &'a mut Vec<StepCondition>,
     name: &str,
     now: Timestamp,
 ) -> &'a mut StepCondition {
-    let known = record.conditions.iter().position(|one| one.type_ == name);
+    let known = conditions.iter().position(|one| one.type_ == name);
     let at = known.unwrap_or_else(|| {
         let begun = StepCondition {
             type_: name.to_owned(),
@@ -143,10 +148,10 @@ fn condition<'a>(
             complete_time: None,
             last_transition_time: Time(now),
         };
-        record.conditions.insert(0, begun);
+        conditions.insert(0, begun);
         0
     });
-    &mut record.conditions[at]
+    &mut conditions[at]
 }
 
 fn set(condition: &mut StepCondition, status: &str, reason: &str, message: String, now: Timestamp) {

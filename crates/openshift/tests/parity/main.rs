@@ -18,9 +18,11 @@ mod manager;
 mod metrics;
 mod nodes;
 mod notify;
+mod phases;
 mod pools;
 mod providers;
 mod scaler;
+mod steps;
 mod validation;
 
 /// A row, and the test that shows that it holds.
@@ -44,9 +46,11 @@ const ROWS: &[&[Row]] = &[
     metrics::ROWS,
     nodes::ROWS,
     notify::ROWS,
+    phases::ROWS,
     pools::ROWS,
     providers::ROWS,
     scaler::ROWS,
+    steps::ROWS,
     validation::ROWS,
 ];
 

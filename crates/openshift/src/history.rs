@@ -1,0 +1,107 @@
+//! The entry of an upgrade in the history of its UpgradeConfig (`docs/facts/openshift-upgrades.md#upgradeconfig`).
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use refit_core::managed::steps::{DONE, ERROR, IN_PROGRESS};
+use refit_kinds::refit::StepCondition;
+
+use crate::{
+    Compat,
+    cluster_version::{has_commenced, preceding},
+    kinds::ClusterVersion,
+    upgrade_config::{Phase, UpgradeCondition, UpgradeConfig, UpgradeConfigStatus, UpgradeHistory},
+};
+
+/// The entry of a version that has none: one that was commenced already, before the UpgradeConfig was created again, is
+/// finished.
+pub fn first(upgrade: &UpgradeConfig, cluster: &ClusterVersion, now: Timestamp) -> UpgradeHistory {
+    let version = upgrade.spec.desired.version.clone().unwrap_or_default();
+    let is_under_way = has_commenced(cluster, &upgrade.spec.desired) == Ok(true);
+    UpgradeHistory {
+        preceding_version: preceding(cluster, &version).to_owned(),
+        version,
+        phase: if is_under_way { Phase::Upgrading } else { Phase::New },
+        start_time: is_under_way.then_some(Time(now)),
+        ..UpgradeHistory::default()
+    }
+}
+
+/// The status with an entry: in the place of the one for its version, or in front.
+pub fn with_entry(
+    status: Option<&UpgradeConfigStatus>,
+    entry: UpgradeHistory,
+) -> UpgradeConfigStatus {
+    let mut status = status.cloned().unwrap_or_default();
+    match status.history.iter_mut().find(|one| one.version == entry.version) {
+        Some(known) => *known = entry,
+        None => status.history.insert(0, entry),
+    }
+    status
+}
+
+/// Whether a condition is that of a step.
+fn is_of(step: &[&str], condition: &UpgradeCondition) -> bool {
+    step.contains(&&*condition.type_)
+}
+
+/// The conditions of these steps, as the step engine has them.
+pub(crate) fn decode(entry: &UpgradeHistory, steps: &[&str], now: Timestamp) -> Vec<StepCondition> {
+    let of_steps = entry.conditions.iter().filter(|one| is_of(steps, one));
+    let decoded = of_steps.map(|one| {
+        let reason = match &*one.status {
+            "True" => DONE,
+            _ if one.message.ends_with(STILL) => IN_PROGRESS,
+            _ => ERROR,
+        };
+        StepCondition {
+            type_: one.type_.clone(),
+            status: one.status.clone(),
+            reason: reason.to_owned(),
+            message: one.message.clone(),
+            start_time: one.start_time.clone().unwrap_or(Time(now)),
+            complete_time: one.complete_time.clone(),
+            last_transition_time: one.last_transition_time.clone().unwrap_or(Time(now)),
+        }
+    });
+    decoded.collect()
+}
+
+const STILL: &str = " still in progress";
+
+/// Sets the conditions of steps, in front of those that are of none: those record notifications.
+pub(crate) fn encode(
+    entry: &mut UpgradeHistory,
+    (steps, reached): (&[&str], &[&str]),
+    conditions: &[StepCondition],
+    (now, compat): (Timestamp, Compat),
+) {
+    let before = std::mem::take(&mut entry.conditions);
+    let encoded = conditions.iter().map(|one| {
+        let type_ = &one.type_;
+        let is_done = one.status == "True";
+        let message = match &*one.reason {
+            DONE => format!("{type_} is completed"),
+            ERROR => one.message.clone(),
+            _ => format!("{type_}{STILL}"),
+        };
+        let known = before.iter().find(|known| known.type_ == *type_);
+        let next = UpgradeCondition {
+            type_: type_.clone(),
+            status: one.status.clone(),
+            last_probe_time: known.and_then(|known| known.last_probe_time.clone()),
+            last_transition_time: Some(one.last_transition_time.clone()),
+            start_time: Some(one.start_time.clone()),
+            complete_time: one.complete_time.clone(),
+            reason: format!("{type_} {}", if is_done { "done" } else { "not done" }),
+            message,
+        };
+        // The original writes the status at each look.
+        let is_probed = match compat {
+            Compat::Strict => reached.contains(&&**type_),
+            Compat::Repaired => known != Some(&next),
+        };
+        if is_probed { UpgradeCondition { last_probe_time: Some(Time(now)), ..next } } else { next }
+    });
+    let others = before.iter().filter(|one| !is_of(steps, one)).cloned();
+    entry.conditions = encoded.chain(others).collect();
+}

@@ -1,0 +1,185 @@
+//! The steps until the upgrade is requested of the ClusterVersion: most are done from then on.
+
+use refit_core::managed::steps::Progress;
+
+use super::{
+    Known, Write,
+    flow::{Made, flow},
+};
+use crate::{
+    Compat,
+    cluster_version::{self, Commence, check_upgradeable},
+    dependencies::{step_error, to_request},
+    health::{Looked, Verdict, before_upgrade},
+    maintenance::ControlPlane,
+    notify::{Notice, is_delayed},
+    scaler::{ScaleUp, ScaleUpState, scale_down, scale_up},
+    upgrade_config::Phase,
+};
+
+pub(super) fn started(known: &Known<'_>) -> Made {
+    flow(|| {
+        if !known.has_commenced()? {
+            known.notified(Notice::Started)?;
+        }
+        Ok(Progress::Done)
+    })
+}
+
+pub(super) fn delayed(known: &Known<'_>) -> Made {
+    flow(|| {
+        let started = known.entry.start_time.as_ref().map(|time| time.0);
+        let trigger = known.config.window.delay_trigger.unwrap_or_default();
+        if !known.has_commenced()? && is_delayed(started, trigger, known.now) {
+            known.notified(Notice::Delayed)?;
+        }
+        Ok(Progress::Done)
+    })
+}
+
+pub(super) fn upgradable(known: &Known<'_>) -> Made {
+    flow(|| {
+        if known.has_commenced()? {
+            return Ok(Progress::Done);
+        }
+        match check_upgradeable(known.cluster, &known.upgrade.spec) {
+            Ok(()) => Ok(Progress::Done),
+            Err(error) => Ok(Progress::error(error.to_string())),
+        }
+    })
+}
+
+/// What the health checks before the upgrade find.
+pub(super) fn health(known: &Known<'_>, phase: Phase) -> Result<Looked, Made> {
+    let extended = known.extended()?;
+    Ok(before_upgrade(known.essential()?, extended, phase, known.compat))
+}
+
+pub(super) fn healthy(known: &Known<'_>) -> Made {
+    flow(|| {
+        if known.has_commenced()? {
+            return Ok(Progress::Done);
+        }
+        let looked = health(known, Phase::Upgrading)?;
+        if let Some(notice) = &looked.notice {
+            known.notified(Notice::HealthCheckFailed { failures: &notice.failures })?;
+        }
+        Ok(of_verdict(looked.verdict))
+    })
+}
+
+pub(super) fn of_verdict(verdict: Verdict) -> Made {
+    match verdict {
+        Verdict::Passed => Progress::Done,
+        Verdict::Waits(why) => Progress::waits(why),
+        Verdict::Error(why) => Progress::error(why),
+    }
+}
+
+pub(super) fn dependencies(known: &Known<'_>) -> Made {
+    flow(|| {
+        let urls = to_request(&known.config.dependencies.urls, known.has_commenced()?);
+        if urls.is_empty() {
+            return Ok(Progress::Done);
+        }
+        let error = step_error(known.unavailable(urls)?, known.compat);
+        Ok(error.map_or(Progress::Done, Progress::error))
+    })
+}
+
+/// How extra nodes are added.
+pub(super) fn scaled(known: &Known<'_>) -> Result<ScaleUp, Made> {
+    let request = (known.is_reserved(), known.has_commenced()?);
+    if !request.0 || request.1 {
+        return Ok(ScaleUp { create: Vec::new(), state: ScaleUpState::Unneeded });
+    }
+    let seen = known.machines()?.seen();
+    let scaled = scale_up(request, seen, &known.config.scale, known.now, known.compat);
+    scaled.map_err(|error| Progress::error(error.to_string()))
+}
+
+pub(super) fn reserved(known: &Known<'_>) -> Made {
+    flow(|| {
+        let ScaleUp { create, state } = scaled(known)?;
+        for set in create {
+            known.made(Write::CreateMachineSet(Box::new(set)))?;
+        }
+        match state {
+            ScaleUpState::Unneeded | ScaleUpState::Ready => {}
+            ScaleUpState::Waits(why) => return Ok(Progress::waits(why)),
+            ScaleUpState::TimedOut(_) => known.notified(Notice::Skipped)?,
+            // That it cannot be sent keeps nothing waiting.
+            ScaleUpState::Skipped => match known.notified(Notice::ScaleSkipped) {
+                Ok(()) | Err(Progress::Error { .. }) => {}
+                Err(not_done) => return Ok(not_done),
+            },
+        }
+        Ok(Progress::Done)
+    })
+}
+
+pub(super) fn silenced(known: &Known<'_>) -> Made {
+    flow(|| {
+        let version = known.version();
+        let history = known.cluster.status.iter().flat_map(|status| &status.history);
+        let began = history
+            .filter(|one| one.version == version)
+            .find_map(|one| one.started_time.as_ref().map(|time| time.0));
+        let state = if cluster_version::is_completed(known.cluster, version) {
+            ControlPlane::Done
+        } else if known.has_commenced()? {
+            ControlPlane::Works { since: began.unwrap_or(known.now) }
+        } else {
+            ControlPlane::Ahead
+        };
+        let config = known.config;
+        let due = known.silences()?.control_plane(
+            state,
+            config.control_plane_time,
+            &config.control_plane_criticals,
+        );
+        known.silenced(due)?;
+        Ok(Progress::Done)
+    })
+}
+
+pub(super) fn commenced(known: &Known<'_>) -> Made {
+    flow(|| {
+        if known.has_commenced()? {
+            return Ok(Progress::Done);
+        }
+        known.notified(Notice::ControlPlaneStarted)?;
+        let desired = &known.upgrade.spec.desired;
+        match cluster_version::commence(known.cluster, desired) {
+            Ok(Commence::Done) => Ok(Progress::Done),
+            Ok(Commence::Patch(patch) | Commence::Channel(patch)) => {
+                known.made(Write::Request(patch))?;
+                Ok(Progress::waits("the ClusterVersion does not show the request yet"))
+            }
+            Ok(Commence::NotOffered) => Ok(Progress::waits(format!(
+                "the cluster-version operator does not offer version {} yet",
+                known.version()
+            ))),
+            Err(error) => Ok(Progress::error(error.to_string())),
+        }
+    })
+}
+
+/// Cleans up after an upgrade that did not begin in time, and reports that.
+pub(crate) fn failure(known: &Known<'_>) -> Made {
+    flow(|| {
+        let machines = known.machines()?;
+        if let Some(down) = scale_down(true, &machines.sets, &machines.machines) {
+            for set in down.delete {
+                known.made(Write::DeleteMachineSet(set))?;
+            }
+        }
+        known.notified(Notice::Failed)?;
+        match known.compat {
+            Compat::Repaired => known.silenced(known.silences()?.after_failure())?,
+            // They end by themselves.
+            Compat::Strict => {}
+        }
+        Ok(Progress::Done)
+    })
+}

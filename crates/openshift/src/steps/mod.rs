@@ -1,0 +1,222 @@
+//! The steps of an upgrade, in order (`docs/facts/openshift-upgrades.md#steps`).
+//!
+//! A step is a function of what is known. It neither reads nor writes: it shows that it is done, or asks for a read
+//! ([`Write::Read`]) or a write. After each, the steps are worked through again from the first, so a look ends with the first
+//! step that needs only time, or that has failed.
+
+mod after;
+mod before;
+mod flow;
+mod gauges;
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use refit_core::managed::steps::{Progress, Step};
+use serde_json::Value;
+
+pub use self::gauges::{Gauge, gauges, reached};
+pub(crate) use self::{
+    before::failure,
+    gauges::{of_health, sent},
+};
+use crate::{
+    Compat,
+    config::{Platform, UpgraderConfig},
+    dependencies::Unavailable,
+    health::{Essential, Extended, Looked, Read},
+    kinds::{ClusterVersion, Machine, MachineConfigPool, MachineSet},
+    maintenance::{Silence, SilenceWrite},
+    notify::{Event, Notice},
+    upgrade_config::{Phase, UpgradeConfig, UpgradeHistory},
+    validation::{GraphRequest, ImageRef},
+};
+
+/// What the steps are decided on. What only some of them need is `None` until it is asked for.
+#[derive(Clone, Debug)]
+pub struct Known<'a> {
+    /// The UpgradeConfig.
+    pub upgrade: &'a UpgradeConfig,
+    /// The entry of its version, with what this look has noted in it.
+    pub entry: &'a UpgradeHistory,
+    /// Whether faults of the original are repaired.
+    pub compat: Compat,
+    /// The part of the configuration for the steps.
+    pub config: &'a UpgraderConfig,
+    /// Whether a version of another channel is looked up in the version graph.
+    pub asks_cincinnati: bool,
+    /// The ClusterVersion, as the last write has left it.
+    pub cluster: &'a ClusterVersion,
+    /// The MachineConfigPools.
+    pub pools: &'a [MachineConfigPool],
+    /// What was read at this look.
+    pub facts: Facts,
+    /// The writes of this look, and why those failed that did.
+    pub tried: Vec<(Write, Result<(), String>)>,
+    /// The time of the look.
+    pub now: Timestamp,
+}
+
+/// What was read at a look because a step asked for it.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// Of [`Fact::Health`].
+    pub health: Option<Essential>,
+    /// Of [`Fact::MoreHealth`].
+    pub more_health: Option<Extended>,
+    /// Of [`Fact::Dependencies`].
+    pub dependencies: Option<Vec<Unavailable>>,
+    /// Of [`Fact::Machines`].
+    pub machines: Option<Read<Machines>>,
+    /// Of [`Fact::Silences`].
+    pub silences: Option<Read<Vec<Silence>>>,
+    /// Of [`Fact::Sent`].
+    pub sent: BTreeMap<Event, Read<bool>>,
+    /// Of [`Write::Drain`]: the nodes that could not be drained in time.
+    pub failed_drains: Option<Vec<String>>,
+    /// Of [`Fact::Release`].
+    pub release: Option<Read<String>>,
+    /// Of [`Fact::Graph`]: the versions that are offered.
+    pub offered: Option<Read<Vec<String>>>,
+    /// Of [`Fact::Refresh`]: whether the upgrade may start.
+    pub refreshed: Option<Read<bool>>,
+    /// Of [`Fact::PagingAlerts`]: the names of the alerts.
+    pub paging_alerts: Option<Read<Vec<String>>>,
+}
+
+/// MachineSets and Machines of the machine API, and all Nodes.
+#[derive(Clone, Debug, Default)]
+pub struct Machines {
+    /// The MachineSets.
+    pub sets: Vec<MachineSet>,
+    /// The Machines.
+    pub machines: Vec<Machine>,
+    /// The Nodes.
+    pub nodes: Vec<k8s_openapi::api::core::v1::Node>,
+}
+
+/// What is to be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fact {
+    /// Critical alerts and ClusterOperators.
+    Health,
+    /// What the feature gate `PreHealthCheck` adds.
+    MoreHealth,
+    /// The answers of these URLs.
+    Dependencies(Vec<String>),
+    /// MachineSets, Machines and Nodes.
+    Machines,
+    /// All silences of Alertmanager.
+    Silences,
+    /// Whether a notification was sent: whether the query has a result.
+    Sent {
+        /// The notification.
+        event: Event,
+        /// The query for Prometheus.
+        query: String,
+    },
+    /// The label [`crate::validation::RELEASE_LABEL`] of a release image.
+    Release(ImageRef),
+    /// The versions that a version graph offers ([`crate::validation::offered_by`]).
+    Graph(GraphRequest),
+    /// The provider, and what follows for the object in the cluster: whether the upgrade may still start
+    /// ([`crate::manager::may_start`]).
+    Refresh,
+    /// The paging alerts that an upgrade has raised: the names in the result of the query.
+    PagingAlerts {
+        /// The query for Prometheus.
+        query: String,
+    },
+}
+
+/// What a step asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Write {
+    /// Read something, and decide again.
+    Read(Fact),
+    /// Send a notification. Once it is sent, it is noted in the entry ([`crate::notify::note_sent`]).
+    Notify(Notification),
+    /// Write to Alertmanager. Its silences are read again after it.
+    Silence(SilenceWrite),
+    /// Create a MachineSet. The Machines are read again after it.
+    CreateMachineSet(Box<MachineSet>),
+    /// Delete a MachineSet. The Machines are read again after it.
+    DeleteMachineSet(String),
+    /// Bring the drain of these nodes forward ([`crate::nodes::look`]), and note which have failed.
+    Drain(Vec<String>),
+    /// Merge this into the ClusterVersion.
+    Request(Value),
+    /// Annotate the FileIntegrity object so that it begins again.
+    ReinitFileIntegrity,
+    /// Set `spec.desired.version` of the UpgradeConfig to that of its release image.
+    SetVersion(String),
+}
+
+/// A notification, with its text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notification {
+    /// What it is known by.
+    pub event: Event,
+    /// Its text.
+    pub text: String,
+}
+
+impl Notification {
+    fn of(notice: Notice<'_>, known: &Known<'_>) -> Self {
+        Self { event: notice.event(), text: notice.text(known.version(), Some(known.entry)) }
+    }
+}
+
+/// The type of the condition that the first two steps share.
+pub(crate) const STARTED: &str = "StartedNotificationSent";
+pub(crate) const UPGRADABLE: &str = "IsClusterUpgradable";
+pub(crate) const HEALTHY_BEFORE: &str = "ClusterHealthyBeforeUpgrade";
+pub(crate) const DEPENDENCIES: &str = "ExternalDependenciesAvailable";
+pub(crate) const RESERVED: &str = "ComputeCapacityReserved";
+const SILENCED: &str = "ControlPlaneMaintenanceWindowCreated";
+pub(crate) const COMMENCED: &str = "UpgradeCommenced";
+const CONTROL_PLANE: &str = "ControlPlaneUpgraded";
+const CONTROL_PLANE_AUDIBLE: &str = "ControlPlaneMaintenanceWindowRemoved";
+const WORKERS_SILENCED: &str = "WorkersMaintenanceWindowCreated";
+const WORKERS: &str = "WorkerNodesUpgraded";
+const REMOVED: &str = "ComputeCapacityRemoved";
+const AUDIBLE: &str = "WorkersMaintenanceWindowRemoved";
+const HEALTHY_AFTER: &str = "ClusterHealthyAfterUpgrade";
+const PROCEDURES: &str = "PostUpgradeTasksCompleted";
+const COMPLETED: &str = "CompletedNotificationSent";
+
+/// The steps of a platform. To add one, write its function and give it a name here.
+pub fn of<'a>(platform: Platform) -> Vec<Step<Known<'a>, Write>> {
+    let step = |name, progress| Step { name, progress };
+    let only_osd = |step| match platform {
+        Platform::Osd => Some(step),
+        Platform::Aro => None,
+    };
+    let first: [Option<Step<Known<'a>, Write>>; 8] = [
+        Some(step(STARTED, before::started)),
+        only_osd(step(STARTED, before::delayed)),
+        only_osd(step(UPGRADABLE, before::upgradable)),
+        Some(step(HEALTHY_BEFORE, before::healthy)),
+        Some(step(DEPENDENCIES, before::dependencies)),
+        Some(step(RESERVED, before::reserved)),
+        Some(step(SILENCED, before::silenced)),
+        Some(step(COMMENCED, before::commenced)),
+    ];
+    let then = [
+        Some(step(CONTROL_PLANE, after::control_plane)),
+        Some(step(CONTROL_PLANE_AUDIBLE, after::control_plane_audible)),
+        Some(step(WORKERS_SILENCED, after::workers_silenced)),
+        Some(step(WORKERS, after::workers)),
+        Some(step(REMOVED, after::removed)),
+        Some(step(AUDIBLE, after::audible)),
+        Some(step(HEALTHY_AFTER, after::healthy)),
+        only_osd(step(PROCEDURES, after::procedures)),
+        Some(step(COMPLETED, after::completed)),
+    ];
+    first.into_iter().chain(then).flatten().collect()
+}
+
+/// What the health checks find for a request that was just made.
+pub(crate) fn pre_health(known: &Known<'_>) -> Result<Looked, Progress<Write>> {
+    before::health(known, Phase::New)
+}

@@ -1,0 +1,342 @@
+//! Rows of the steps, and of what is next for an UpgradeConfig. A cluster that answers everything carries out what is asked
+//! for, so each row is a look, or a whole upgrade, as the operator would make it.
+
+pub(crate) mod cluster;
+
+use jiff::SignedDuration;
+use refit_openshift::{
+    Compat::{self, Repaired, Strict},
+    config::Platform,
+    metrics::{Reset, Series},
+    steps::{Gauge, Write, of},
+    upgrade_config::{ARO, Phase},
+};
+
+use self::cluster::{Cluster, NEW};
+use crate::{Row, config::COMPATS};
+
+pub(crate) const ROWS: &[Row] = &[
+    Row { number: 3, name: "one entry for each version, conditions in front", test: entries },
+    Row { number: 4, name: "conditions have the original's texts and times", test: conditions },
+    Row { number: 5, name: "a step that regresses loses its completeTime", test: regression },
+    Row { number: 45, name: "OSD has 17 steps, each look restarts from the first", test: osd },
+    Row { number: 46, name: "ARO has 14 steps", test: aro },
+    Row { number: 47, name: "an upgrade that does not commence in time fails", test: failure },
+    Row { number: 48, name: "failure removes extras, notifies, then fails", test: failure_order },
+    Row {
+        number: 49,
+        name: "a delay is notified of once it is longer than the trigger",
+        test: delay,
+    },
+    Row {
+        number: 51,
+        name: "steps before the request are done once it commenced",
+        test: commenced,
+    },
+    Row { number: 56, name: "workers are upgraded by the counts of their pool", test: workers },
+    Row { number: 57, name: "workers are late without a silence in force", test: late_workers },
+    Row {
+        number: 58,
+        name: "the health check after it blocks, and resets drains",
+        test: post_health,
+    },
+    Row { number: 59, name: "FedRAMP clusters begin their FileIntegrity again", test: fedramp },
+];
+
+fn entries() {
+    for compat in COMPATS {
+        let mut cluster = Cluster::new(compat);
+        cluster.run_to(Phase::Upgraded);
+        cluster.upgrade.spec.desired.version = Some("4.17.9".into());
+        cluster.look();
+        let history = cluster.history();
+        let versions: Vec<&str> = history.iter().map(|one| &*one.version).collect();
+        assert_eq!(versions, ["4.17.9", NEW]);
+        let steps: Vec<&str> = history[1].conditions.iter().map(|one| &*one.type_).collect();
+        assert_eq!(steps[0], "CompletedNotificationSent", "{steps:?}");
+        let at = |name| steps.iter().position(|step| *step == name).unwrap();
+        assert!(at("ControlPlaneUpgraded") < at("UpgradeCommenced"), "{steps:?}");
+    }
+}
+
+fn conditions() {
+    for compat in COMPATS {
+        let mut cluster = Cluster::new(compat);
+        cluster.alerts = vec!["EtcdDown".into()];
+        cluster.run_to(Phase::Upgrading);
+        let began = cluster.now;
+        let started = cluster.condition("StartedNotificationSent");
+        assert_eq!(started.reason, "StartedNotificationSent done");
+        assert_eq!(started.message, "StartedNotificationSent is completed");
+        assert_eq!(started.complete_time.as_ref().unwrap().0, began);
+        let healthy = cluster.condition("ClusterHealthyBeforeUpgrade");
+        assert_eq!(
+            (&*healthy.status, &*healthy.reason),
+            ("False", "ClusterHealthyBeforeUpgrade not done")
+        );
+        let text = match compat {
+            // Without its gate, the first failed check is an error.
+            Strict => "critical alert(s) firing: EtcdDown",
+            Repaired => "ClusterHealthyBeforeUpgrade still in progress",
+        };
+        assert_eq!(healthy.message, text);
+        cluster.pass(SignedDuration::from_mins(1));
+        cluster.look();
+        let later = cluster.condition("ClusterHealthyBeforeUpgrade");
+        assert_eq!(later.last_transition_time, healthy.last_transition_time);
+        let probed = later.last_probe_time.as_ref().unwrap().0;
+        assert_eq!(probed == cluster.now, compat == Strict, "the original writes at each look");
+    }
+}
+
+fn regression() {
+    for compat in COMPATS {
+        let mut cluster = Cluster::new(compat);
+        cluster.offers.clear();
+        cluster.run_to(Phase::Upgrading);
+        assert!(cluster.condition("ClusterHealthyBeforeUpgrade").complete_time.is_some());
+        cluster.alerts = vec!["EtcdDown".into()];
+        cluster.look();
+        let healthy = cluster.condition("ClusterHealthyBeforeUpgrade");
+        assert_eq!((&*healthy.status, healthy.complete_time), ("False", None));
+    }
+}
+
+fn names(platform: Platform) -> Vec<&'static str> {
+    of(platform).iter().map(|step| step.name).collect()
+}
+
+fn osd() {
+    let steps = [
+        "StartedNotificationSent",
+        "StartedNotificationSent",
+        "IsClusterUpgradable",
+        "ClusterHealthyBeforeUpgrade",
+        "ExternalDependenciesAvailable",
+        "ComputeCapacityReserved",
+        "ControlPlaneMaintenanceWindowCreated",
+        "UpgradeCommenced",
+        "ControlPlaneUpgraded",
+        "ControlPlaneMaintenanceWindowRemoved",
+        "WorkersMaintenanceWindowCreated",
+        "WorkerNodesUpgraded",
+        "ComputeCapacityRemoved",
+        "WorkersMaintenanceWindowRemoved",
+        "ClusterHealthyAfterUpgrade",
+        "PostUpgradeTasksCompleted",
+        "CompletedNotificationSent",
+    ];
+    assert_eq!(names(Platform::Osd), steps);
+    for compat in COMPATS {
+        let mut cluster = Cluster::new(compat);
+        cluster.dependency_is_down = true;
+        cluster.run_to(Phase::Upgrading);
+        let shown: Vec<String> =
+            cluster.entry().conditions.iter().map(|one| one.type_.clone()).collect();
+        assert_eq!(shown[0], "ExternalDependenciesAvailable", "the first that is not done");
+        cluster.dependency_is_down = false;
+        cluster.alerts = vec!["EtcdDown".into()];
+        cluster.look();
+        assert_eq!(
+            cluster.condition("ClusterHealthyBeforeUpgrade").status,
+            "False",
+            "from the first"
+        );
+        assert_eq!(cluster.condition("ExternalDependenciesAvailable").status, "False");
+    }
+}
+
+fn aro() {
+    let osd_only = ["IsClusterUpgradable", "PostUpgradeTasksCompleted"];
+    let mut wanted = names(Platform::Osd);
+    wanted.remove(1);
+    wanted.retain(|step| !osd_only.contains(step));
+    assert_eq!(names(Platform::Aro), wanted);
+    assert_eq!(wanted.len(), 14);
+    for compat in COMPATS {
+        let mut cluster = Cluster::new(compat);
+        cluster.upgrade.spec.type_.0 = ARO.into();
+        // Its health check before the upgrade has no client in the original, if the gate is on.
+        cluster.config.gates.pre_health_check = false;
+        cluster.run_to(Phase::Upgraded);
+    }
+}
+
+/// An upgrade that cannot commence, as long after its time and its start.
+fn waits(compat: Compat, late: i64, minutes: i64) -> Cluster {
+    let mut cluster = Cluster::new(compat);
+    cluster.offers.clear();
+    cluster.now = cluster.upgrade_at() + SignedDuration::from_mins(late);
+    cluster.run_to(Phase::Upgrading);
+    cluster.pass(SignedDuration::from_mins(minutes));
+    cluster
+}
+
+fn failure() {
+    let ends = |compat, late, minutes| {
+        let mut cluster = waits(compat, late, minutes);
+        cluster.look();
+        cluster.entry().phase
+    };
+    for compat in COMPATS {
+        assert_eq!(ends(compat, 1, 118), Phase::Upgrading);
+        assert_eq!(ends(compat, 1, 121), Phase::Failed);
+    }
+    // From upgradeAt (M8), in the original from when the steps began.
+    assert_eq!(ends(Repaired, 60, 70), Phase::Failed);
+    assert_eq!(ends(Strict, 60, 70), Phase::Upgrading);
+    let mut never = waits(Repaired, 1, 500);
+    never.config.window.timeout = None;
+    never.look();
+    assert_eq!(never.entry().phase, Phase::Upgrading);
+    let mut commenced = Cluster::new(Repaired);
+    commenced.control_plane_hangs = true;
+    commenced.run_to(Phase::Upgrading);
+    commenced.pass(SignedDuration::from_mins(500));
+    commenced.look();
+    assert_eq!(commenced.entry().phase, Phase::Upgrading, "what was commenced is finished");
+}
+
+fn failure_order() {
+    for compat in COMPATS {
+        let mut cluster = Cluster::new(compat);
+        cluster.upgrade.spec.capacity_reservation = Some(true);
+        cluster.offers.clear();
+        cluster.run_to(Phase::Upgrading);
+        cluster.extras_join();
+        cluster.look();
+        cluster.pass(SignedDuration::from_mins(121));
+        cluster.refuses = vec!["StateFailed".into()];
+        cluster.written.clear();
+        let decision = cluster.look();
+        assert_eq!((cluster.entry().phase, decision.error), (Phase::Upgrading, None), "it stays");
+        assert!(matches!(cluster.written[0], Write::DeleteMachineSet(_)), "{:?}", cluster.written);
+        cluster.refuses.clear();
+        let decision = cluster.look();
+        assert_eq!(cluster.entry().phase, Phase::Failed);
+        assert!(cluster.sent.contains(&"StateFailed".to_owned()));
+        let gauges = &decision.gauges;
+        assert!(gauges.contains(&Gauge::Set(Series::WindowBreached, 1)));
+        assert!(gauges.contains(&Gauge::Reset(Reset::UpgradeFailed)));
+        // Repaired, the silences end (M9), and the failure is shown (M11).
+        assert_eq!(cluster.active_silences() == 0, compat == Repaired);
+        let first = &cluster.entry().conditions[0].type_;
+        assert_eq!(first == "FailedUpgrade", compat == Repaired);
+    }
+}
+
+fn delay() {
+    for compat in COMPATS {
+        let delayed = |minutes| waits(compat, 1, minutes);
+        let mut early = delayed(30);
+        early.look();
+        assert!(!early.sent.contains(&"StateDelayed".to_owned()));
+        let mut late = delayed(31);
+        late.look();
+        late.look();
+        let sent = late.sent.iter().filter(|event| *event == "StateDelayed").count();
+        assert_eq!(sent, 1);
+        let mut off = delayed(31);
+        off.config.window.delay_trigger = None;
+        off.look();
+        assert!(!off.sent.contains(&"StateDelayed".to_owned()));
+        let mut refused = delayed(31);
+        refused.refuses = vec!["StateDelayed".into()];
+        let decision = refused.look();
+        assert!(decision.error.is_some(), "it blocks");
+        assert_eq!(refused.condition("StartedNotificationSent").status, "False");
+    }
+}
+
+fn commenced() {
+    for compat in COMPATS {
+        let mut cluster = Cluster::new(compat);
+        cluster.control_plane_hangs = true;
+        cluster.upgrade.spec.capacity_reservation = Some(true);
+        cluster.run_to(Phase::Upgrading);
+        cluster.extras_join();
+        cluster.look();
+        assert_eq!(cluster.condition("UpgradeCommenced").status, "True");
+        cluster.alerts = vec!["EtcdDown".into()];
+        cluster.dependency_is_down = true;
+        cluster.written.clear();
+        cluster.look();
+        for step in [
+            "ClusterHealthyBeforeUpgrade",
+            "ExternalDependenciesAvailable",
+            "ComputeCapacityReserved",
+        ] {
+            assert_eq!(cluster.condition(step).status, "True", "{step}");
+        }
+        assert_eq!(cluster.written, [], "nothing is asked again");
+    }
+}
+
+fn workers() {
+    for compat in COMPATS {
+        let mut cluster = Cluster::new(compat);
+        cluster.workers_take_time = true;
+        cluster.run_to(Phase::Upgrading);
+        cluster.look();
+        assert_eq!(cluster.condition("ControlPlaneUpgraded").status, "True");
+        let workers = cluster.condition("WorkerNodesUpgraded");
+        assert_eq!(
+            (&*workers.status, &*workers.message),
+            ("False", "WorkerNodesUpgraded still in progress")
+        );
+        assert_eq!(
+            cluster.entry().worker_start_time.as_ref().map(|time| time.0),
+            Some(cluster.now)
+        );
+        cluster.pools[0].status.as_mut().unwrap().updated_machine_count = 3;
+        cluster.run_to(Phase::Upgraded);
+        assert!(cluster.sent.contains(&"StateWorkerPlaneFinishedSL".to_owned()));
+        assert!(cluster.entry().worker_complete_time.is_some());
+    }
+}
+
+fn late_workers() {
+    let series = || Series::WorkerTimeout { version: NEW.into() };
+    for compat in COMPATS {
+        let mut cluster = Cluster::new(compat);
+        cluster.workers_take_time = true;
+        cluster.run_to(Phase::Upgrading);
+        let decision = cluster.look();
+        assert!(decision.gauges.contains(&Gauge::Set(series(), 0)));
+        cluster.expire_silences();
+        let decision = cluster.look();
+        assert!(decision.gauges.contains(&Gauge::Set(series(), 1)), "{:?}", decision.gauges);
+        cluster.pools[0].status.as_mut().unwrap().updated_machine_count = 3;
+        let decision = cluster.run_to(Phase::Upgraded);
+        assert!(decision.gauges.contains(&Gauge::Set(series(), 0)));
+    }
+}
+
+fn post_health() {
+    for compat in COMPATS {
+        let mut cluster = Cluster::new(compat);
+        cluster.workers_take_time = true;
+        cluster.run_to(Phase::Upgrading);
+        cluster.alerts = vec!["EtcdDown".into()];
+        cluster.pools[0].status.as_mut().unwrap().updated_machine_count = 3;
+        let decision = cluster.look();
+        assert_eq!(
+            decision.error.as_deref(),
+            Some("ClusterHealthyAfterUpgrade: critical alert(s) firing: EtcdDown")
+        );
+        cluster.alerts.clear();
+        let decision = cluster.run_to(Phase::Upgraded);
+        assert!(decision.gauges.contains(&Gauge::Reset(Reset::DrainsOver)));
+    }
+}
+
+fn fedramp() {
+    for compat in COMPATS {
+        for is_fedramp in [false, true] {
+            let mut cluster = Cluster::new(compat);
+            cluster.config.fedramp = is_fedramp;
+            cluster.run_to(Phase::Upgraded);
+            assert_eq!(cluster.written.contains(&Write::ReinitFileIntegrity), is_fedramp);
+        }
+    }
+}
