@@ -175,7 +175,24 @@ pub fn is_late(
 /// The time of the upgrade.
 pub fn upgrade_at(spec: &UpgradeConfigSpec) -> Result<Timestamp, VersionError> {
     let at = &spec.upgrade_at;
-    at.parse().map_err(|_| VersionError::UpgradeAt(at.clone()))
+    let time = at.parse().ok().filter(|_| is_rfc_3339(at));
+    time.ok_or_else(|| VersionError::UpgradeAt(at.clone()))
+}
+
+/// Whether a time has the form that RFC 3339 demands: others parse as well.
+fn is_rfc_3339(text: &str) -> bool {
+    let is_separated = |at: usize, separator| text.as_bytes().get(at) == Some(&separator);
+    let zone = text.get(19..).map(|rest| {
+        rest.trim_start_matches(['.', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9'])
+    });
+    let is_zone = |zone: &str| {
+        zone == "Z"
+            || zone.len() == 6 && zone.starts_with(['+', '-']) && zone.get(3..4) == Some(":")
+    };
+    is_separated(10, b'T')
+        && is_separated(13, b':')
+        && is_separated(16, b':')
+        && zone.is_some_and(is_zone)
 }
 
 /// A version, as semver.

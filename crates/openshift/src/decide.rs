@@ -36,11 +36,12 @@ const PAGING: &str = "UpgradeConfigValidationFailedSRE|UpgradeClusterCheckFailed
 /// What a look has found. As long as it has writes, they are made, and it is decided again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
-    /// The entry of the upgrade.
+    /// The entry of the upgrade, to be stored once there are no writes. It belongs to the object that was read: the write of
+    /// the status has its uid and resourceVersion.
     pub entry: UpgradeHistory,
     /// What is to be read or written.
     pub writes: Vec<Write>,
-    /// The metrics, once there are no writes.
+    /// The metrics, once there are no writes, without those of [`crate::metrics::milestones`].
     pub gauges: Vec<Gauge>,
     /// When the next look is due, apart from changes and the look at all objects every five minutes.
     pub again: Option<SignedDuration>,
@@ -119,6 +120,7 @@ fn pending(known: &Known<'_>) -> Decision {
     let found = validate(&Validating {
         spec: &known.upgrade.spec,
         cluster: known.cluster,
+        compat: known.compat,
         asks_cincinnati: known.asks_cincinnati,
         release: known.facts.release.as_ref(),
         offered: known.facts.offered.as_ref(),
@@ -128,7 +130,13 @@ fn pending(known: &Known<'_>) -> Decision {
     match found {
         Validity::AskRelease(image) => Decision::read(known, Fact::Release(image)),
         Validity::AskGraph(request) => Decision::read(known, Fact::Graph(request)),
-        Validity::SetVersion(version) => Decision::asks(known, vec![Write::SetVersion(version)]),
+        Validity::SetVersion(version) => match known.made(Write::SetVersion(version)) {
+            Err(Progress::NotYet { writes, .. }) => Decision::asks(known, writes),
+            Err(Progress::Error { why, .. }) => Decision { error: Some(why), ..next },
+            Ok(()) | Err(Progress::Done | Progress::Unneeded) => {
+                Decision { again: Some(SignedDuration::ZERO), ..next }
+            }
+        },
         Validity::Invalid(why) => {
             show_invalid(known, &mut next.entry, Some(&why));
             next.gauges.push(failed);
@@ -215,7 +223,7 @@ fn upgrade(platform: Platform, known: &Known<'_>) -> Decision {
     encode(entry, (&names, &reached), &conditions, (known.now, known.compat));
     note_worker_times(entry, known.pools, known.now, known.compat);
     match worked {
-        Worked::At { writes, .. } if !writes.is_empty() => return Decision { writes, ..next },
+        Worked::At { writes, .. } if !writes.is_empty() => return Decision::asks(known, writes),
         Worked::At { reason, message, .. } => {
             let error = (reason == ERROR).then_some(message);
             (next.again, next.error) = (error.is_none().then_some(AGAIN), error);
@@ -250,27 +258,28 @@ fn failure_due(platform: Platform, known: &Known<'_>) -> bool {
 /// Ends an upgrade that did not begin in time. What cannot be done keeps it waiting.
 fn fail(known: &Known<'_>) -> Decision {
     let mut next = Decision::of(known);
-    let (status, is_over) = match failure(known) {
-        Progress::NotYet { writes, .. } | Progress::Error { writes, .. } if !writes.is_empty() => {
-            return Decision::asks(known, writes);
+    match failure(known) {
+        Progress::NotYet { writes, .. } => return Decision::asks(known, writes),
+        Progress::Error { why, .. } => {
+            // The original hides why.
+            let error = match known.compat {
+                Compat::Repaired => Some(why),
+                Compat::Strict => None,
+            };
+            return Decision { again: Some(AGAIN), error, ..next };
         }
-        Progress::NotYet { .. } | Progress::Error { .. } => ("False", false),
-        Progress::Done | Progress::Unneeded => ("True", true),
-    };
+        Progress::Done | Progress::Unneeded => {}
+    }
     match known.compat {
         Compat::Strict => {}
         Compat::Repaired => {
-            let shown = (status, "Upgrade failed", "FailedUpgrade notification sent");
+            let shown = ("True", "Upgrade failed", "FailedUpgrade notification sent");
             show(&mut next.entry, FAILED, Some(shown), known.now);
         }
     }
-    if is_over {
-        next.gauges.push(Gauge::Set(Series::WindowBreached, 1));
-        next.gauges.push(Gauge::Reset(Reset::UpgradeFailed));
-        return next.in_phase(Phase::Failed);
-    }
-    next.again = Some(AGAIN);
-    next
+    next.gauges.push(Gauge::Set(Series::WindowBreached, 1));
+    next.gauges.push(Gauge::Reset(Reset::UpgradeFailed));
+    next.in_phase(Phase::Failed)
 }
 
 /// Publishes whether an upgrade has paged people.

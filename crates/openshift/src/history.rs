@@ -7,23 +7,34 @@ use refit_kinds::refit::StepCondition;
 
 use crate::{
     Compat,
-    cluster_version::{has_commenced, preceding},
+    cluster_version::{VersionError, has_commenced, preceding},
     kinds::ClusterVersion,
     upgrade_config::{Phase, UpgradeCondition, UpgradeConfig, UpgradeConfigStatus, UpgradeHistory},
 };
 
 /// The entry of a version that has none: one that was commenced already, before the UpgradeConfig was created again, is
 /// finished.
-pub fn first(upgrade: &UpgradeConfig, cluster: &ClusterVersion, now: Timestamp) -> UpgradeHistory {
+///
+/// # Errors
+/// Nothing is requested. Repaired, such a request has an entry, and is not valid.
+pub fn first(
+    upgrade: &UpgradeConfig,
+    cluster: &ClusterVersion,
+    (now, compat): (Timestamp, Compat),
+) -> Result<UpgradeHistory, VersionError> {
     let version = upgrade.spec.desired.version.clone().unwrap_or_default();
-    let is_under_way = has_commenced(cluster, &upgrade.spec.desired) == Ok(true);
-    UpgradeHistory {
+    let is_under_way = match (has_commenced(cluster, &upgrade.spec.desired), compat) {
+        (Ok(is_under_way), _) => is_under_way,
+        (Err(_), Compat::Repaired) => false,
+        (Err(error), Compat::Strict) => return Err(error),
+    };
+    Ok(UpgradeHistory {
         preceding_version: preceding(cluster, &version).to_owned(),
         version,
         phase: if is_under_way { Phase::Upgrading } else { Phase::New },
         start_time: is_under_way.then_some(Time(now)),
         ..UpgradeHistory::default()
-    }
+    })
 }
 
 /// The status with an entry: in the place of the one for its version, or in front.
@@ -85,11 +96,14 @@ pub(crate) fn encode(
             _ => format!("{type_}{STILL}"),
         };
         let known = before.iter().find(|known| known.type_ == *type_);
+        // Two steps may share a condition: what they change in between is not shown.
+        let unchanged = known.filter(|known| known.status == one.status);
+        let transition = unchanged.and_then(|known| known.last_transition_time.clone());
         let next = UpgradeCondition {
             type_: type_.clone(),
             status: one.status.clone(),
             last_probe_time: known.and_then(|known| known.last_probe_time.clone()),
-            last_transition_time: Some(one.last_transition_time.clone()),
+            last_transition_time: transition.or_else(|| Some(one.last_transition_time.clone())),
             start_time: Some(one.start_time.clone()),
             complete_time: one.complete_time.clone(),
             reason: format!("{type_} {}", if is_done { "done" } else { "not done" }),

@@ -17,7 +17,7 @@
 //! | [`config`] | the operator's configuration |
 //! | [`cluster_version`] | how an upgrade is requested of the cluster-version operator, and how far it is |
 //! | [`validation`] | whether a request can be carried out |
-//! | [`pool_glob`] | its patterns of machine pools |
+//! | [`pool_glob`] | patterns of machine pools |
 //! | [`provider`] | which upgrade is wanted: policies of OCM, or the object in the cluster |
 //! | [`manager`] | when the provider is asked, and what becomes of the UpgradeConfig |
 //! | [`maintenance`] | the silences during an upgrade |
@@ -65,7 +65,7 @@ pub mod validation;
 )]
 #[strum(serialize_all = "lowercase")]
 pub enum Compat {
-    /// They are: each is a row in `docs/openshift.md#deviations`.
+    /// They are: each is a row in `docs/facts/openshift-upgrades.md#deviations`.
     #[default]
     Repaired,
     /// The original behaviour, fault for fault.

@@ -77,7 +77,7 @@ pub struct NewSilence {
 pub enum ControlPlane {
     /// Its upgrade has not commenced.
     Ahead,
-    /// It is upgraded.
+    /// It is being upgraded.
     Works {
         /// Since then: `startedTime` of the version in the history of the ClusterVersion; the present until that is shown.
         since: Timestamp,

@@ -4,6 +4,7 @@
 use serde::Deserialize;
 
 use crate::{
+    Compat,
     cluster_version::{VersionError, current, semver, upgrade_at},
     kinds::ClusterVersion,
     upgrade_config::UpgradeConfigSpec,
@@ -21,6 +22,8 @@ pub struct Validating<'a> {
     pub spec: &'a UpgradeConfigSpec,
     /// The ClusterVersion.
     pub cluster: &'a ClusterVersion,
+    /// Whether faults of the original are repaired.
+    pub compat: Compat,
     /// Whether a version of another channel is looked up in the version graph.
     pub asks_cincinnati: bool,
     /// The version in the label of the release image, or why it cannot be read.
@@ -119,7 +122,12 @@ pub fn validate(seen: &Validating<'_>) -> Validity {
     }
     let version = given(&desired.version).unwrap_or_default();
     let channel = given(&desired.channel).unwrap_or_default();
-    if version.is_empty() && channel.is_empty() {
+    let lacks_source = match seen.compat {
+        // One without a channel would begin, and then be an error for ever.
+        Compat::Repaired => version.is_empty() || channel.is_empty(),
+        Compat::Strict => version.is_empty() && channel.is_empty(),
+    };
+    if lacks_source {
         let why = "spec.desired has neither an image nor a version and a channel";
         return Validity::Invalid(why.to_owned());
     }

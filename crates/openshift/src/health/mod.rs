@@ -93,7 +93,8 @@ pub struct Essential {
     pub operators: Read<Vec<ClusterOperator>>,
 }
 
-/// What the feature gate `PreHealthCheck` adds. An upgrade does not wait for it: what is found is reported.
+/// What the extended checks need: repaired, they are always made, in the original with the feature gate `PreHealthCheck`. An
+/// upgrade does not wait for it: what is found is reported.
 #[derive(Clone, Debug)]
 pub struct Extended {
     /// Whether extra nodes can be added ([`crate::scaler::can_scale`]); `None` if no capacity is to be reserved.
@@ -137,8 +138,8 @@ pub enum Verdict {
     Error(String),
 }
 
-/// Checks a cluster before an upgrade. `extended` is `None` unless the feature gate `PreHealthCheck` is enabled. In the
-/// phase New nothing waits for the verdict.
+/// Checks a cluster before an upgrade. `extended` is `None` without the extended checks. In the phase New nothing waits for
+/// the verdict.
 pub fn before_upgrade(
     essential: &Essential,
     extended: Option<&Extended>,

@@ -7,6 +7,7 @@ use thiserror::Error;
 
 use super::Sample;
 use crate::{
+    cluster_version::upgrade_at,
     kinds::{ClusterVersion, ReleaseHistory},
     upgrade_config::{NAME, UpgradeCondition, UpgradeConfig, UpgradeHistory},
 };
@@ -62,7 +63,7 @@ pub fn collect(
     };
     let desired = config.spec.desired.version.clone().unwrap_or_default();
     let version = source_version(cluster, &desired)?.to_owned();
-    let upgrade_at: Timestamp = (config.spec.upgrade_at.parse())
+    let upgrade_at = upgrade_at(&config.spec)
         .map_err(|_| ScrapeError::InvalidUpgradeAt { text: config.spec.upgrade_at.clone() })?;
     let Some(entry) = config.entry() else {
         return Err(ScrapeError::NoEntry { version: desired });

@@ -23,7 +23,7 @@ pub(super) fn control_plane(known: &Known<'_>) -> Made {
     flow(|| {
         if !cluster_version::is_completed(known.cluster, known.version()) {
             return Ok(match is_late(known) {
-                Ok(_) => Progress::waits("the control plane is upgraded"),
+                Ok(_) => Progress::waits("the control plane is being upgraded"),
                 Err(why) => Progress::error(why),
             });
         }
@@ -100,9 +100,7 @@ pub(super) fn removed(known: &Known<'_>) -> Made {
         let Some(down) = scale_down(true, &machines.sets, &machines.machines) else {
             return Ok(Progress::Done);
         };
-        for set in &down.delete {
-            known.made(Write::DeleteMachineSet(set.clone()))?;
-        }
+        known.all_made(down.delete.iter().cloned().map(Write::DeleteMachineSet).collect())?;
         let failed = match &down.drain {
             Ok(nodes) if !nodes.is_empty() => known.drained(nodes)?,
             Ok(_) | Err(_) => &[],

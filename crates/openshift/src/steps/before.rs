@@ -87,23 +87,21 @@ pub(super) fn dependencies(known: &Known<'_>) -> Made {
     })
 }
 
-/// How extra nodes are added.
-pub(super) fn scaled(known: &Known<'_>) -> Result<ScaleUp, Made> {
-    let request = (known.is_reserved(), known.has_commenced()?);
-    if !request.0 || request.1 {
+/// How extra nodes are added, before the upgrade has commenced or after that.
+pub(super) fn scaled(known: &Known<'_>, has_commenced: bool) -> Result<ScaleUp, Made> {
+    if !known.is_reserved() || has_commenced {
         return Ok(ScaleUp { create: Vec::new(), state: ScaleUpState::Unneeded });
     }
     let seen = known.machines()?.seen();
-    let scaled = scale_up(request, seen, &known.config.scale, known.now, known.compat);
+    let scaled = scale_up((true, false), seen, &known.config.scale, known.now, known.compat);
     scaled.map_err(|error| Progress::error(error.to_string()))
 }
 
 pub(super) fn reserved(known: &Known<'_>) -> Made {
     flow(|| {
-        let ScaleUp { create, state } = scaled(known)?;
-        for set in create {
-            known.made(Write::CreateMachineSet(Box::new(set)))?;
-        }
+        let ScaleUp { create, state } = scaled(known, known.has_commenced()?)?;
+        let create = create.into_iter().map(|set| Write::CreateMachineSet(Box::new(set)));
+        known.all_made(create.collect())?;
         match state {
             ScaleUpState::Unneeded | ScaleUpState::Ready => {}
             ScaleUpState::Waits(why) => return Ok(Progress::waits(why)),
@@ -170,9 +168,12 @@ pub(crate) fn failure(known: &Known<'_>) -> Made {
     flow(|| {
         let machines = known.machines()?;
         if let Some(down) = scale_down(true, &machines.sets, &machines.machines) {
-            for set in down.delete {
-                known.made(Write::DeleteMachineSet(set))?;
-            }
+            known.all_made(down.delete.into_iter().map(Write::DeleteMachineSet).collect())?;
+        }
+        match known.compat {
+            // OCM accepts the failure only of what has started.
+            Compat::Repaired => known.notified(Notice::Started)?,
+            Compat::Strict => {}
         }
         known.notified(Notice::Failed)?;
         match known.compat {

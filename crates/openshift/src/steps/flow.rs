@@ -52,7 +52,7 @@ impl Known<'_> {
     }
 
     /// Makes a write once.
-    pub(super) fn made(&self, write: Write) -> Result<(), Made> {
+    pub(crate) fn made(&self, write: Write) -> Result<(), Made> {
         match self.outcome(&write) {
             None => Err(asks(write)),
             Some(Ok(())) => Ok(()),
@@ -92,9 +92,13 @@ impl Known<'_> {
         }
     }
 
-    /// Makes all writes to Alertmanager, also after one has failed.
+    /// Makes all writes to Alertmanager.
     pub(super) fn silenced(&self, due: Vec<SilenceWrite>) -> Result<(), Made> {
-        let due: Vec<Write> = due.into_iter().map(Write::Silence).collect();
+        self.all_made(due.into_iter().map(Write::Silence).collect())
+    }
+
+    /// Makes all writes once, also after one has failed.
+    pub(super) fn all_made(&self, due: Vec<Write>) -> Result<(), Made> {
         let failed = due.iter().find_map(|write| self.outcome(write)?.as_ref().err().cloned());
         let new: Vec<Write> =
             due.into_iter().filter(|write| self.outcome(write).is_none()).collect();
@@ -134,10 +138,10 @@ impl Known<'_> {
         read(self.facts.dependencies.as_ref(), fact).map(Vec::as_slice)
     }
 
-    /// Drains nodes, and returns those that could not be drained in time.
+    /// Drains nodes once, and returns those that could not be drained in time.
     pub(super) fn drained(&self, nodes: &[String]) -> Result<&[String], Made> {
-        let failed = self.facts.failed_drains.as_ref();
-        failed.map(Vec::as_slice).ok_or_else(|| asks(Write::Drain(nodes.to_vec())))
+        self.made(Write::Drain(nodes.to_vec()))?;
+        Ok(&self.facts.failed_drains)
     }
 }
 

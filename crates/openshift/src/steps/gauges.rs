@@ -73,11 +73,11 @@ pub(crate) fn of_health(known: &Known<'_>, phase: Phase, looked: &Looked) -> Vec
 fn of_step(name: &str, known: &Known<'_>) -> Vec<Gauge> {
     let version = || known.version().to_owned();
     match name {
-        HEALTHY_BEFORE if known.has_commenced() == Ok(false) => {
+        HEALTHY_BEFORE if !known.was_commenced => {
             let looked = before::health(known, Phase::Upgrading);
             looked.map_or_else(|_| Vec::new(), |looked| of_health(known, Phase::Upgrading, &looked))
         }
-        RESERVED => match before::scaled(known).map(|scaled| scaled.state) {
+        RESERVED => match before::scaled(known, known.was_commenced).map(|scaled| scaled.state) {
             Ok(ScaleUpState::TimedOut(_)) => vec![Gauge::Set(Series::ScalingFailed, 1)],
             Ok(ScaleUpState::Ready) => vec![Gauge::Set(Series::ScalingFailed, 0)],
             Ok(ScaleUpState::Unneeded | ScaleUpState::Skipped | ScaleUpState::Waits(_))
@@ -99,8 +99,12 @@ fn of_step(name: &str, known: &Known<'_>) -> Vec<Gauge> {
                 && known.silences().is_ok_and(|silences| !silences.is_active());
             vec![Gauge::Set(Series::WorkerTimeout { version: version() }, is_late.into())]
         }
-        REMOVED if known.is_reserved() && after::removed(known) == Progress::Done => {
-            vec![Gauge::Reset(Reset::DrainsOver)]
+        REMOVED if known.is_reserved() => {
+            if after::removed(known) == Progress::Done {
+                return vec![Gauge::Reset(Reset::DrainsOver)];
+            }
+            let failed = known.facts.failed_drains.iter().cloned();
+            failed.map(|node| Gauge::Set(Series::NodeDrainTimeout { node }, 1)).collect()
         }
         HEALTHY_AFTER => {
             let Ok(essential) = known.essential() else { return Vec::new() };

@@ -6,6 +6,7 @@
 
 mod after;
 mod before;
+pub mod file_integrity;
 mod flow;
 mod gauges;
 
@@ -47,6 +48,8 @@ pub struct Known<'a> {
     pub asks_cincinnati: bool,
     /// The ClusterVersion, as the last write has left it.
     pub cluster: &'a ClusterVersion,
+    /// Whether the upgrade had commenced when the look began: then its first steps did not run.
+    pub was_commenced: bool,
     /// The MachineConfigPools.
     pub pools: &'a [MachineConfigPool],
     /// What was read at this look.
@@ -73,7 +76,7 @@ pub struct Facts {
     /// Of [`Fact::Sent`].
     pub sent: BTreeMap<Event, Read<bool>>,
     /// Of [`Write::Drain`]: the nodes that could not be drained in time.
-    pub failed_drains: Option<Vec<String>>,
+    pub failed_drains: Vec<String>,
     /// Of [`Fact::Release`].
     pub release: Option<Read<String>>,
     /// Of [`Fact::Graph`]: the versions that are offered.
@@ -100,7 +103,7 @@ pub struct Machines {
 pub enum Fact {
     /// Critical alerts and ClusterOperators.
     Health,
-    /// What the feature gate `PreHealthCheck` adds.
+    /// What the extended health checks need: in the original, those of the feature gate `PreHealthCheck`.
     MoreHealth,
     /// The answers of these URLs.
     Dependencies(Vec<String>),
@@ -134,7 +137,8 @@ pub enum Fact {
 pub enum Write {
     /// Read something, and decide again.
     Read(Fact),
-    /// Send a notification. Once it is sent, it is noted in the entry ([`crate::notify::note_sent`]).
+    /// Send a notification. Once it is sent, it is noted in the entry ([`crate::notify::note_sent`]), and that entry is
+    /// stored before the look goes on: after a crash in between, it is sent again.
     Notify(Notification),
     /// Write to Alertmanager. Its silences are read again after it.
     Silence(SilenceWrite),
@@ -142,13 +146,16 @@ pub enum Write {
     CreateMachineSet(Box<MachineSet>),
     /// Delete a MachineSet. The Machines are read again after it.
     DeleteMachineSet(String),
-    /// Bring the drain of these nodes forward ([`crate::nodes::look`]), and note which have failed.
+    /// Bring the drain of these nodes forward ([`crate::nodes::look`]), and add those that have failed to
+    /// [`Facts::failed_drains`]. An error of a look is that of the write.
     Drain(Vec<String>),
     /// Merge this into the ClusterVersion.
     Request(Value),
-    /// Annotate the FileIntegrity object so that it begins again.
+    /// Annotate the object [`file_integrity::NAME`] by [`file_integrity::patch`], so that it begins again. Without it, the write
+    /// fails.
     ReinitFileIntegrity,
-    /// Set `spec.desired.version` of the UpgradeConfig to that of its release image.
+    /// Set `spec.desired.version` of the UpgradeConfig to that of its release image. The look ends with it, as the entry is
+    /// that of another version then.
     SetVersion(String),
 }
 

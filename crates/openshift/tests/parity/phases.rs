@@ -3,9 +3,12 @@
 use jiff::SignedDuration;
 use refit_openshift::{
     Compat::{Repaired, Strict},
+    cluster_version::VersionError,
+    history::first as first_entry,
+    kinds::{ClusterVersion, ClusterVersionSpec},
     metrics::Series,
-    steps::Gauge,
-    upgrade_config::Phase,
+    steps::{Gauge, Write},
+    upgrade_config::{Desired, Phase},
 };
 use serde_json::json;
 
@@ -20,6 +23,11 @@ pub(crate) const ROWS: &[Row] = &[
     Row { number: 26, name: "a new request is Pending a minute before the next look", test: new },
     Row { number: 27, name: "a request more than two hours ahead is checked", test: pre_check },
     Row { number: 28, name: "a failed validation is a metric", test: validation_metric },
+    Row {
+        number: 38,
+        name: "an image has its version from its label, and another channel its graph",
+        test: an_image_and_another_channel,
+    },
     Row { number: 29, name: "what is due in less than five minutes is looked at then", test: soon },
     Row { number: 30, name: "the provider is asked before an upgrade starts", test: kill_switch },
     Row { number: 31, name: "an upgrade that starts runs its steps at once", test: start },
@@ -46,6 +54,14 @@ fn first_entries() {
         (Phase::Upgrading, Some(again.now))
     );
     assert_eq!(first.preceding_version, "4.16.3", "what was completed before");
+    let mut nothing = Cluster::new(Repaired);
+    nothing.upgrade.spec.desired = Desired::default();
+    nothing.look();
+    nothing.look();
+    assert_eq!(nothing.condition("UpgradeConfigValid").status, "False");
+    let version = ClusterVersion::new("version", ClusterVersionSpec::default());
+    let strict = first_entry(&nothing.upgrade, &version, (nothing.now, Strict));
+    assert_eq!(strict, Err(VersionError::NoSource));
 }
 
 fn new() {
@@ -97,6 +113,24 @@ fn validation_metric() {
         let decision = cluster.look();
         assert!(decision.gauges.contains(&Gauge::Set(Series::ValidationFailed, 0)));
     }
+}
+
+fn an_image_and_another_channel() {
+    let image = || Some("quay.io/openshift-release-dev/ocp-release@sha256:0a".to_owned());
+    let mut cluster = Cluster::new(Repaired);
+    cluster.upgrade.spec.desired = Desired { image: image(), ..Desired::default() };
+    cluster.look();
+    cluster.refuses = vec!["SetVersion".into()];
+    assert!(cluster.look().error.is_some(), "a refused write is an error");
+    cluster.refuses.clear();
+    let decision = cluster.look();
+    assert_eq!(decision.again, Some(SignedDuration::ZERO));
+    assert!(cluster.written.contains(&Write::SetVersion(NEW.into())));
+    cluster.run_to(Phase::Upgraded);
+    assert_eq!(cluster.entry().version, NEW);
+    let mut cluster = Cluster::new(Repaired);
+    cluster.asks_cincinnati = true;
+    cluster.run_to(Phase::Upgraded);
 }
 
 fn soon() {

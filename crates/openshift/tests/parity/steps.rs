@@ -3,14 +3,21 @@
 
 pub(crate) mod cluster;
 
+use std::collections::BTreeMap;
+
 use jiff::SignedDuration;
 use refit_openshift::{
     Compat::{self, Repaired, Strict},
     config::Platform,
     metrics::{Reset, Series},
-    steps::{Gauge, Write, of},
+    steps::{
+        Gauge, Write,
+        file_integrity::{NAME, NAMESPACE, patch},
+        of,
+    },
     upgrade_config::{ARO, Phase},
 };
+use serde_json::{Value, json};
 
 use self::cluster::{Cluster, NEW};
 use crate::{Row, config::COMPATS};
@@ -33,6 +40,19 @@ pub(crate) const ROWS: &[Row] = &[
         name: "steps before the request are done once it commenced",
         test: commenced,
     },
+    Row { number: 55, name: "a late control plane is a metric", test: control_plane_is_late },
+    Row { number: 71, name: "without a pool, the upgrade goes on", test: without_a_pool },
+    Row {
+        number: 72,
+        name: "all clones are created in one look",
+        test: extras_are_created_at_once,
+    },
+    Row {
+        number: 75,
+        name: "extras that take too long are skipped",
+        test: extras_that_take_too_long,
+    },
+    Row { number: 76, name: "extras are removed after the workers", test: extras_are_removed },
     Row { number: 56, name: "workers are upgraded by the counts of their pool", test: workers },
     Row { number: 57, name: "workers are late without a silence in force", test: late_workers },
     Row {
@@ -185,6 +205,11 @@ fn failure() {
     // From upgradeAt (M8), in the original from when the steps began.
     assert_eq!(ends(Repaired, 60, 70), Phase::Failed);
     assert_eq!(ends(Strict, 60, 70), Phase::Upgrading);
+    // One that begins after its time has failed at once, and its start is reported as well: OCM demands it.
+    let mut late = waits(Repaired, 121, 0);
+    late.look();
+    assert_eq!(late.entry().phase, Phase::Failed);
+    assert_eq!(late.sent, ["StateStarted", "StateFailed"]);
     let mut never = waits(Repaired, 1, 500);
     never.config.window.timeout = None;
     never.look();
@@ -195,6 +220,103 @@ fn failure() {
     commenced.pass(SignedDuration::from_mins(500));
     commenced.look();
     assert_eq!(commenced.entry().phase, Phase::Upgrading, "what was commenced is finished");
+}
+
+fn control_plane_is_late() {
+    let series = || Series::ControlPlaneTimeout { version: NEW.into() };
+    for compat in COMPATS {
+        let mut cluster = Cluster::new(compat);
+        cluster.control_plane_hangs = true;
+        cluster.run_to(Phase::Upgrading);
+        cluster.pass(SignedDuration::from_mins(91));
+        let decision = cluster.look();
+        assert!(decision.gauges.contains(&Gauge::Set(series(), 1)), "{:?}", decision.gauges);
+        let mut in_time = Cluster::new(compat);
+        in_time.workers_take_time = true;
+        in_time.run_to(Phase::Upgrading);
+        let decision = in_time.look();
+        assert!(decision.gauges.contains(&Gauge::Set(series(), 0)));
+    }
+}
+
+/// An upgrade with extra nodes for two MachineSets.
+fn with_extras(compat: Compat) -> Cluster {
+    let mut cluster = Cluster::new(compat);
+    cluster.upgrade.spec.capacity_reservation = Some(true);
+    cluster.add_machine_set("b");
+    cluster.run_to(Phase::Upgrading);
+    assert_eq!(cluster.machine_sets(), ["a", "b", "a-upgrade", "b-upgrade"], "{compat}");
+    cluster
+}
+
+fn extras_are_created_at_once() {
+    for compat in COMPATS {
+        let mut cluster = with_extras(compat);
+        cluster.extras_join();
+        cluster.control_plane_hangs = true;
+        let decision = cluster.look();
+        assert!(decision.gauges.contains(&Gauge::Set(Series::ScalingFailed, 0)));
+    }
+}
+
+fn without_a_pool() {
+    for compat in COMPATS {
+        let mut cluster = Cluster::new(compat);
+        cluster.upgrade.spec.capacity_reservation = Some(true);
+        cluster.remove_machine_sets();
+        cluster.refuses = vec!["StateScaleSkipped".into()];
+        cluster.run_to(Phase::Upgraded);
+        assert!(
+            !cluster.sent.contains(&"StateScaleSkipped".to_owned()),
+            "that keeps nothing waiting"
+        );
+    }
+}
+
+fn extras_that_take_too_long() {
+    for compat in COMPATS {
+        let mut cluster = with_extras(compat);
+        cluster.extras_join();
+        cluster.extras_break();
+        cluster.control_plane_hangs = true;
+        cluster.pass(SignedDuration::from_mins(31));
+        let decision = cluster.look();
+        assert!(
+            decision.gauges.contains(&Gauge::Set(Series::ScalingFailed, 1)),
+            "{:?}",
+            decision.gauges
+        );
+        assert!(cluster.sent.contains(&"StateSkipped".to_owned()));
+        assert_eq!(cluster.condition("UpgradeCommenced").status, "True", "it goes on");
+    }
+}
+
+fn extras_are_removed() {
+    let series = || Series::NodeDrainTimeout { node: "a-upgrade".into() };
+    for compat in COMPATS {
+        let mut cluster = with_extras(compat);
+        cluster.extras_join();
+        cluster.drain_is_unknown = true;
+        let decision = cluster.look();
+        assert_eq!(cluster.machine_sets(), ["a", "b"]);
+        let why = decision.error.unwrap();
+        assert_eq!(why, "ComputeCapacityRemoved: the taint has no timeAdded");
+        cluster.drain_is_unknown = false;
+        cluster.drains_fail = true;
+        let decision = cluster.look();
+        assert!(decision.gauges.contains(&Gauge::Set(series(), 1)), "{:?}", decision.gauges);
+        assert!(decision.error.is_some());
+        cluster.drains_fail = false;
+        cluster.look();
+        assert_eq!(
+            cluster.condition("ComputeCapacityRemoved").status,
+            "False",
+            "Machines are left"
+        );
+        cluster.extras_leave();
+        let decision = cluster.run_to(Phase::Upgraded);
+        assert!(decision.gauges.contains(&Gauge::Reset(Reset::DrainsOver)));
+    }
 }
 
 fn failure_order() {
@@ -209,7 +331,13 @@ fn failure_order() {
         cluster.refuses = vec!["StateFailed".into()];
         cluster.written.clear();
         let decision = cluster.look();
-        assert_eq!((cluster.entry().phase, decision.error), (Phase::Upgrading, None), "it stays");
+        assert_eq!(cluster.entry().phase, Phase::Upgrading, "it stays");
+        assert_eq!(decision.error.is_some(), compat == Repaired, "the original hides why");
+        let steps = cluster.entry().conditions;
+        assert!(
+            steps.iter().all(|step| step.type_ != "FailedUpgrade"),
+            "what it waits for is shown"
+        );
         assert!(matches!(cluster.written[0], Write::DeleteMachineSet(_)), "{:?}", cluster.written);
         cluster.refuses.clear();
         let decision = cluster.look();
@@ -335,8 +463,24 @@ fn fedramp() {
         for is_fedramp in [false, true] {
             let mut cluster = Cluster::new(compat);
             cluster.config.fedramp = is_fedramp;
-            cluster.run_to(Phase::Upgraded);
-            assert_eq!(cluster.written.contains(&Write::ReinitFileIntegrity), is_fedramp);
+            cluster.refuses = vec!["StateCompleted".into()];
+            cluster.run_to(Phase::Upgrading);
+            cluster.look();
+            let annotated = cluster
+                .written
+                .iter()
+                .filter(|write| **write == Write::ReinitFileIntegrity)
+                .count();
+            // The original annotates it at each look until the upgrade is completed.
+            let looks = if compat == Strict { 2 } else { 1 };
+            assert_eq!(annotated, if is_fedramp { looks } else { 0 });
         }
     }
+    let annotations = BTreeMap::from([("a".to_owned(), "b".to_owned())]);
+    let reinit = "file-integrity.openshift.io/re-init";
+    let wanted = |more: Value| json!({"metadata": {"annotations": more}});
+    let merged = wanted(json!({reinit: ""}));
+    assert_eq!(patch(&annotations, Repaired), merged);
+    assert_eq!(patch(&annotations, Strict), wanted(json!({reinit: "", "a": null})));
+    assert_eq!((NAMESPACE, NAME), ("openshift-file-integrity", "osd-fileintegrity"));
 }

@@ -1,6 +1,7 @@
 //! Rows of the validation of a request.
 
 use refit_openshift::{
+    Compat,
     kinds::ClusterVersion,
     upgrade_config::{Desired, UpgradeConfigSpec},
     validation::{DEFAULT_UPSTREAM, ImageRef, Validating, Validity, offered_by, validate},
@@ -67,6 +68,7 @@ fn validated(spec: &UpgradeConfigSpec) -> Validity {
     validate(&Validating {
         spec,
         cluster: &cluster(&json!({})),
+        compat: Compat::Repaired,
         asks_cincinnati: true,
         release: None,
         offered: None,
@@ -77,6 +79,12 @@ fn upgrade_at() {
     for (text, is_valid) in [
         ("2026-03-02T09:00:00Z", true),
         ("2026-03-02T09:00:00+02:00", true),
+        ("2026-03-02T09:00:00.5Z", true),
+        ("2026-03-02 09:00:00Z", false),
+        ("2026-03-02T09Z", false),
+        ("2026-03-02T09:00Z", false),
+        ("2026-03-02T09:00:00Z[UTC]", false),
+        ("2026-03-02T09:00:00+02", false),
         ("2026-03-02", false),
         ("", false),
     ] {
@@ -92,6 +100,7 @@ fn images() {
         validate(&Validating {
             spec: &request(version, "", IMAGE),
             cluster: &cluster(&json!({})),
+            compat: Compat::Repaired,
             asks_cincinnati: true,
             release: Some(&release),
             offered: None,
@@ -125,8 +134,10 @@ fn images() {
 }
 
 fn no_source() {
-    let found = validated(&request("", "", ""));
-    assert!(matches!(found, Validity::Invalid(_)), "{found:?}");
+    for (version, channel) in [("", ""), ("4.16.4", ""), ("", "stable-4.16")] {
+        let found = validated(&request(version, channel, ""));
+        assert!(matches!(found, Validity::Invalid(_)), "{found:?}");
+    }
 }
 
 fn bad_version() {
@@ -168,6 +179,7 @@ fn another_channel() {
         validate(&Validating {
             spec: &request(version, "stable-4.17", ""),
             cluster: &cluster(&json!({})),
+            compat: Compat::Repaired,
             asks_cincinnati,
             release: None,
             offered: Some(offered),
@@ -190,6 +202,7 @@ fn upstream() {
         let found = validate(&Validating {
             spec: &request("4.17.0", "stable-4.17", ""),
             cluster: &cluster(&spec),
+            compat: Compat::Repaired,
             asks_cincinnati: true,
             release: None,
             offered: None,

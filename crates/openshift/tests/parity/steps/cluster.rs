@@ -5,6 +5,7 @@ use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::T
 use kube::ResourceExt as _;
 use refit_openshift::{
     Compat,
+    cluster_version::has_commenced,
     config::{Config, Platform, UpgraderConfig},
     decide::{Decision, decide},
     dependencies::Unavailable,
@@ -32,6 +33,7 @@ nodeDrain: {timeOut: 45, expectedNodeDrainTime: 8}
 extDependencyAvailabilityChecks: {http: {timeout: 10, urls: ['https://api.openshift.com']}}
 ";
 
+#[expect(clippy::struct_excessive_bools, reason = "independent troubles, not a state")]
 pub(crate) struct Cluster {
     pub(crate) upgrade: UpgradeConfig,
     compat: Compat,
@@ -46,7 +48,10 @@ pub(crate) struct Cluster {
     pub(crate) dependency_is_down: bool,
     pub(crate) control_plane_hangs: bool,
     pub(crate) workers_take_time: bool,
+    pub(crate) drains_fail: bool,
+    pub(crate) drain_is_unknown: bool,
     pub(crate) refreshed: Result<bool, String>,
+    pub(crate) asks_cincinnati: bool,
     machines: Machines,
     silences: Vec<Silence>,
     /// The notifications that were sent.
@@ -105,7 +110,10 @@ impl Cluster {
             dependency_is_down: false,
             control_plane_hangs: false,
             workers_take_time: false,
+            drains_fail: false,
+            drain_is_unknown: false,
             refreshed: Ok(true),
+            asks_cincinnati: false,
             machines: Machines { sets: vec![of(set)], ..Machines::default() },
             silences: Vec::new(),
             sent: Vec::new(),
@@ -135,7 +143,7 @@ impl Cluster {
     }
 
     pub(crate) fn first_entry(&self) -> UpgradeHistory {
-        first(&self.upgrade, &self.cluster_version(), self.now)
+        first(&self.upgrade, &self.cluster_version(), (self.now, self.compat)).unwrap()
     }
 
     pub(crate) fn edit_entry(&mut self, edit: impl FnOnce(&mut UpgradeHistory)) {
@@ -146,6 +154,14 @@ impl Cluster {
 
     pub(crate) fn condition(&self, step: &str) -> UpgradeCondition {
         self.entry().condition(step).unwrap().clone()
+    }
+
+    fn completed(&self) -> Timestamp {
+        self.entry().complete_time.unwrap().0
+    }
+
+    fn ran(&self) -> SignedDuration {
+        self.completed().duration_since(self.entry().start_time.unwrap().0)
     }
 
     pub(crate) fn pass(&mut self, duration: SignedDuration) {
@@ -167,6 +183,8 @@ impl Cluster {
     pub(crate) fn look(&mut self) -> Decision {
         let mut entry = self.upgrade.entry().cloned().unwrap_or_else(|| self.first_entry());
         let (mut facts, mut tried) = (Facts::default(), Vec::new());
+        let desired = self.upgrade.spec.desired.clone();
+        let was_commenced = has_commenced(&self.cluster_version(), &desired) == Ok(true);
         for _ in 0..100 {
             let decision = decide(
                 Platform::of(&self.upgrade.spec.type_),
@@ -175,8 +193,9 @@ impl Cluster {
                     entry: &entry,
                     compat: self.compat,
                     config: &self.config,
-                    asks_cincinnati: false,
+                    asks_cincinnati: self.asks_cincinnati,
                     cluster: &self.cluster_version(),
+                    was_commenced,
                     pools: &self.pools,
                     facts: facts.clone(),
                     tried: tried.clone(),
@@ -227,8 +246,21 @@ impl Cluster {
                 facts.sent.insert(*event, Ok(self.sent.contains(&event.to_string())));
             }
             Fact::Refresh => facts.refreshed = Some(self.refreshed.clone()),
-            Fact::PagingAlerts { .. } => facts.paging_alerts = Some(Ok(self.paging.clone())),
-            Fact::Release(_) | Fact::Graph(_) => panic!("{fact:?}"),
+            Fact::PagingAlerts { query } => {
+                let (ran, since) = (self.ran(), self.now.duration_since(self.completed()));
+                let window = format!("}}[{}s] offset {}s))", ran.as_secs().max(1), since.as_secs());
+                assert!(query.ends_with(&window), "{query} {window}");
+                assert!(query.starts_with("sum by (alertname)(max_over_time(ALERTS{"), "{query}");
+                facts.paging_alerts = Some(Ok(self.paging.clone()));
+            }
+            Fact::Release(image) => {
+                assert_eq!(image.registry, "quay.io");
+                facts.release = Some(Ok(NEW.into()));
+            }
+            Fact::Graph(request) => {
+                assert_eq!(request.channel, "stable-4.17");
+                facts.offered = Some(Ok(vec![NEW.into()]));
+            }
         }
     }
 
@@ -259,13 +291,24 @@ impl Cluster {
             }
             Write::DeleteMachineSet(name) => {
                 self.machines.sets.retain(|set| set.name_any() != *name);
-                self.machines.machines.clear();
                 facts.machines = None;
             }
-            Write::Drain(_) => facts.failed_drains = Some(Vec::new()),
+            Write::Drain(nodes) => {
+                if self.drain_is_unknown {
+                    return Err("the taint has no timeAdded".into());
+                }
+                let failed = nodes.iter().filter(|_| self.drains_fail);
+                facts.failed_drains = failed.cloned().collect();
+            }
             Write::Request(patch) => self.request(patch),
             Write::ReinitFileIntegrity => {}
-            Write::Read(_) | Write::SetVersion(_) => panic!("{write:?}"),
+            Write::SetVersion(version) => {
+                if self.refuses.contains(&"SetVersion".to_owned()) {
+                    return Err("refused".into());
+                }
+                self.upgrade.spec.desired.version = Some(version.clone());
+            }
+            Write::Read(_) => panic!("{write:?}"),
         }
         Ok(())
     }
@@ -295,7 +338,9 @@ impl Cluster {
             }
             self.version["spec"][key] = value;
         }
-        let Some(version) = patch["spec"]["desiredUpdate"]["version"].as_str() else { return };
+        let update = &patch["spec"]["desiredUpdate"];
+        let by_image = update["image"].is_string().then_some(NEW);
+        let Some(version) = update["version"].as_str().or(by_image) else { return };
         let mut release = json!({"version": version, "startedTime": self.now, "state": "Partial"});
         if !self.control_plane_hangs {
             release["state"] = "Completed".into();
@@ -306,6 +351,35 @@ impl Cluster {
         if self.workers_take_time {
             self.pools[0].status.as_mut().unwrap().updated_machine_count = 0;
         }
+    }
+
+    /// The nodes of the extra Machines are not Ready any more.
+    pub(crate) fn extras_break(&mut self) {
+        for status in self.machines.nodes.iter_mut().flat_map(|node| &mut node.status) {
+            for ready in status.conditions.iter_mut().flatten() {
+                ready.status = "False".into();
+            }
+        }
+    }
+
+    pub(crate) fn remove_machine_sets(&mut self) {
+        self.machines.sets.clear();
+    }
+
+    /// The Machines of the extra nodes are gone.
+    pub(crate) fn extras_leave(&mut self) {
+        self.machines.machines.clear();
+    }
+
+    /// Another MachineSet of workers.
+    pub(crate) fn add_machine_set(&mut self, name: &str) {
+        let mut set: MachineSet = self.machines.sets[0].clone();
+        set.metadata.name = Some(name.into());
+        self.machines.sets.push(set);
+    }
+
+    pub(crate) fn machine_sets(&self) -> Vec<String> {
+        self.machines.sets.iter().map(MachineSet::name_any).collect()
     }
 
     /// The extra nodes join the cluster.
