@@ -212,7 +212,8 @@ impl Members {
             let node: NodeName = node.map(|node| &*node.name).unwrap_or_default().into();
             let newest = speaker(&updates, &machine_uid).map(NodeUpdate::phase);
             let view = facts.nodes.iter().find(|view| view.name == node).map(AsRef::as_ref);
-            let view = MachineView { machine: &machine, node: view, newest_phase: newest };
+            let view =
+                MachineView { machine: &machine, node: view, newest_phase: newest, serves: None };
             let available = is_available(&view);
             let is_at_work =
                 newest.is_some_and(|phase| !phase.is_final() && !phase.is_undisturbed());

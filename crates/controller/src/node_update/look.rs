@@ -9,8 +9,8 @@ use refit_core::{
     group::{Other, Pace, Queued, RolloutKey, failure_of, holds, waits_for_turn},
     node::{
         ControlPlaneMember, Decision, Group, GroupState, Leaving, MachineView, NodeView,
-        OtherMachines, Others, Replacer, Seen, Snapshot, Workload, decide, from_bundle,
-        has_brought_version, is_available, speaker,
+        OtherMachines, Others, Replacer, Seen, Snapshot, StaticPod, Workload, decide, from_bundle,
+        has_brought_version, is_available, member_problem, speaker,
     },
     report::Refusal,
 };
@@ -85,11 +85,10 @@ impl Look {
         let seen = known
             .zip(cluster.as_ref())
             .map(|(machine, cluster)| seen(ctx, &update, machine, cluster));
-        let nodes = seen.as_ref().map_or(&[][..], |seen| &seen.nodes);
         let object = owner.as_ref().and_then(|group| stores.update_groups.get(&group.key));
         let group = match (&machine, &owner, &object) {
             (Some(machine), Some(owner), Some(object)) => {
-                GroupState::Present(group(ctx, &update, machine, owner, object, nodes))
+                GroupState::Present(group(ctx, &update, machine, owner, object, seen.as_ref()))
             }
             (Some(_), Some(_), None) => GroupState::Missing,
             _ => GroupState::None,
@@ -292,7 +291,7 @@ fn group(
     machine: &Arc<Machine>,
     owner: &groups::Group,
     object: &UpdateGroup,
-    nodes: &[Arc<NodeView>],
+    seen: Option<&Seen>,
 ) -> Group {
     let stores = &ctx.stores;
     let status = object.status.clone().unwrap_or_default();
@@ -306,20 +305,34 @@ fn group(
     let pace = pace_of(stores, owner, &object.spec.pacing);
     #[cfg(feature = "sabotage")]
     let (status, limits) = ctx.sabotage.own_slot(&update.spec.machine_ref.uid, status, limits);
-    let (stores, key, nodes) = (stores.clone(), owner.key.clone(), nodes.to_vec());
+    let nodes = seen.map_or_else(Vec::new, |seen| seen.nodes.clone());
+    let static_pods = seen.filter(|_| is_paused_control_plane(stores, owner));
+    let static_pods = static_pods.map(|seen| seen.static_pods.clone());
+    let (stores, key) = (stores.clone(), owner.key.clone());
     let (update, machine) = (update.clone(), machine.clone());
     let rolls_out = pace.clone();
-    let read = move || other_machines(&stores, &update, &machine, &key, &nodes, &rolls_out);
+    let read = move || {
+        let seen = (&nodes[..], static_pods.as_deref());
+        other_machines(&stores, &update, &machine, &key, seen, &rolls_out)
+    };
     let gates = ctx.gates.known_closed(ctx, &owner.key);
     Group { status, limits, pace, gates, others: Others::read_on_use(read) }
 }
 
+/// Whether a group is a control plane of which Cluster API shows nothing new.
+fn is_paused_control_plane(stores: &Stores, owner: &groups::Group) -> bool {
+    owner.spec.control_plane
+        && LiveOwner::of(stores, owner)
+            .is_some_and(|owner| owner.annotations().contains_key(keys::PAUSED))
+}
+
+/// The other Machines of a group. The static pods are given for a control plane that is paused.
 fn other_machines(
     stores: &Stores,
     update: &NodeUpdate,
     machine: &Machine,
     group: &ObjectKey,
-    nodes: &[Arc<NodeView>],
+    (nodes, static_pods): (&[Arc<NodeView>], Option<&[StaticPod]>),
     pace: &Pace,
 ) -> OtherMachines {
     let machines = machines_of(stores, group);
@@ -354,7 +367,9 @@ fn other_machines(
             let created = other.metadata.creation_timestamp.as_ref().map(|created| created.0);
             all.queue.push(Queued { machine: other.name_any(), created });
         }
-        let available = is_available(&MachineView { machine: other, node, newest_phase });
+        let serves = static_pods
+            .map(|pods| node.is_some_and(|node| member_problem(nodes, pods, &node.name).is_none()));
+        let available = is_available(&MachineView { machine: other, node, newest_phase, serves });
         all.machines.push(Other { machine_uid, available });
         all.run.push(node.map(|node| node.kubelet_version.clone()).unwrap_or_default());
         if is_drained_by_cluster_api(other)

@@ -14,6 +14,9 @@ pub struct MachineView<'a> {
     pub node: Option<&'a NodeView>,
     /// Phase of its newest NodeUpdate.
     pub newest_phase: Option<Phase>,
+    /// Whether the static pods of a member of a paused control plane are Ready; `None` for any other Machine. While it is
+    /// paused, Cluster API shows nothing new of its members' pods (`docs/facts/control-plane.md#reconcile-order`).
+    pub serves: Option<bool>,
 }
 
 /// Whether a machine is available, regardless of slots.
@@ -21,9 +24,10 @@ pub struct MachineView<'a> {
 /// A machine counts as available if its condition `Available` is True, or if the condition is False
 /// only because Cluster API marked the machine as updating: such a machine waits for Refit and
 /// still serves. If it counted as missing, two marked machines could wait for each other forever.
-/// After its update only the condition counts, because it also waits for `minReadySeconds`.
+/// After its update only the condition counts, because it also waits for `minReadySeconds`. Of a member of a paused control
+/// plane it may be as old as the pause: its Node and its static pods count.
 pub fn is_available(view: &MachineView<'_>) -> bool {
-    let MachineView { machine, node, newest_phase } = view;
+    let MachineView { machine, node, newest_phase, serves } = view;
     if machine.metadata.deletion_timestamp.is_some() {
         return false;
     }
@@ -31,6 +35,11 @@ pub fn is_available(view: &MachineView<'_>) -> bool {
         && (!node.ready || node.cordoned_by_us())
     {
         return false;
+    }
+    if let Some(serves) = serves {
+        let is_at_rest =
+            newest_phase.is_none_or(|phase| phase.is_undisturbed() || phase.is_final());
+        return *serves && is_at_rest && node.is_some();
     }
     let conditions = machine.status.as_ref().map_or(&[][..], |status| &status.conditions);
     if conditions::is_true(conditions, conditions::AVAILABLE) {

@@ -44,7 +44,7 @@ pub(super) fn quorum(seen: &Seen, node: &NodeName) -> Result<(), Refusal> {
 }
 
 /// Why a member of a control plane is not healthy, by its Node and its static pods.
-pub(crate) fn member_problem(
+pub fn member_problem(
     nodes: &[Arc<NodeView>],
     static_pods: &[StaticPod],
     member: &NodeName,

@@ -83,7 +83,7 @@ pub use gate::{
     requires_live_read, requires_live_settings,
 };
 pub use health::control_plane_health;
-pub(crate) use health::member_problem;
+pub use health::member_problem;
 pub use host::{
     HostWork, Reboot, SettingsSources, Specificity, from_bundle, host_settings, plan_steps,
 };

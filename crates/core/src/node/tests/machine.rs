@@ -90,7 +90,39 @@ fn machine_view(available: bool, updating: bool, phase: Option<Phase>, node: &No
         let annotations = machine.metadata.annotations.get_or_insert_default();
         annotations.insert(keys::UPDATE_IN_PROGRESS.to_owned(), String::new());
     }
-    is_available(&MachineView { machine: &machine, node: Some(node), newest_phase: phase })
+    is_available(&MachineView {
+        machine: &machine,
+        node: Some(node),
+        newest_phase: phase,
+        serves: None,
+    })
+}
+
+#[test]
+fn a_member_of_a_paused_control_plane_is_available_while_it_serves() {
+    let (well, ill) = (node("m"), NodeView { ready: false, ..node("m") });
+    let table = [
+        (None, &well, true, true),
+        (None, &well, false, false),
+        (None, &ill, true, false),
+        (Some(Phase::Waiting), &well, true, true),
+        (Some(Phase::Upgrading), &well, true, false),
+        (Some(Phase::Succeeded), &well, true, true),
+    ];
+    for (newest_phase, node, serves, expected) in table {
+        for shown in ["True", "False"] {
+            let mut machine = machine("m");
+            let list = &mut machine.status.as_mut().unwrap().conditions;
+            conditions::set(list, at(0), None, (conditions::AVAILABLE, shown, "R", ""));
+            let view = MachineView {
+                machine: &machine,
+                node: Some(node),
+                newest_phase,
+                serves: Some(serves),
+            };
+            assert_eq!(is_available(&view), expected, "{newest_phase:?} {serves} {shown}");
+        }
+    }
 }
 
 #[test]
@@ -124,6 +156,6 @@ fn a_machine_being_deleted_is_not_available() {
     let list = &mut machine.status.as_mut().unwrap().conditions;
     conditions::set(list, at(0), None, (conditions::AVAILABLE, "True", "R", ""));
     machine.metadata.deletion_timestamp = Some(Time(at(1)));
-    let view = MachineView { machine: &machine, node: None, newest_phase: None };
+    let view = MachineView { machine: &machine, node: None, newest_phase: None, serves: None };
     assert!(!is_available(&view));
 }

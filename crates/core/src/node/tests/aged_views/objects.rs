@@ -272,6 +272,7 @@ impl Objects {
             machine: &self.machines[n],
             node: Some(&self.nodes[n]),
             newest_phase: Some(phase(&self.updates[n])),
+            serves: None,
         };
         Other { machine_uid: format!("uid-m-{n}").into(), available: is_available(&view) }
     }
