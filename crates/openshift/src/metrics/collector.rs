@@ -50,7 +50,7 @@ pub enum ScrapeError {
     },
 }
 
-/// The metrics of an UpgradeConfig. Without one there are none.
+/// The metrics of an UpgradeConfig. Nothing without one.
 ///
 /// Label `version` is the version that the cluster comes from: its current version or, when that is the requested one, the
 /// previous one.

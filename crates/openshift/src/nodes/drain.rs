@@ -42,14 +42,14 @@ pub struct DrainSeen<'a> {
 /// Something to be done for a drain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DrainAction {
-    /// Delete pods with a grace period of 0 seconds. All are tried, also after a failure. A pod that is gone is no failure.
+    /// Delete pods with a grace period of 0 seconds. All are tried, also after a failure. A pod that is gone counts as done.
     Delete {
         /// Why.
         strategy: Strategy,
         /// Which, by uid.
         pods: Vec<PodRef>,
     },
-    /// Clear the finalizers of pods, with a merge patch. All are tried, also after a failure. A pod that is gone is no failure.
+    /// Clear the finalizers of pods, with a merge patch. All are tried, also after a failure. A pod that is gone counts as done.
     ClearFinalizers {
         /// Why.
         strategy: Strategy,
