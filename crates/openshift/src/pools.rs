@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use crate::{
     Compat,
     kinds::{MachineConfigPool, WORKER_POOL},
+    steps::names,
     upgrade_config::{Phase, UpgradeHistory},
 };
 
@@ -59,9 +60,9 @@ pub fn note_worker_times(
     }
     let has_begun = match compat {
         Compat::Repaired => {
-            let is_late = entry.is_done("ControlPlaneUpgraded");
+            let is_late = entry.is_done(names::CONTROL_PLANE);
             let begins = |pool: &Pool<'_>| pool.is_upgrading() && (is_late || pool.updated == 0);
-            entry.is_done("UpgradeCommenced") && pools.iter().any(begins)
+            entry.is_done(names::COMMENCED) && pools.iter().any(begins)
         }
         Compat::Strict => pools.iter().any(|pool| pool.updated == 0),
     };

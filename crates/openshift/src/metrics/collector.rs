@@ -9,6 +9,7 @@ use super::Sample;
 use crate::{
     cluster_version::upgrade_at,
     kinds::{ClusterVersion, ReleaseHistory},
+    steps::names,
     upgrade_config::{NAME, UpgradeCondition, UpgradeConfig, UpgradeHistory},
 };
 
@@ -132,72 +133,72 @@ fn of_condition(condition: &UpgradeCondition, versions: &Labels) -> Option<Sampl
 /// The steps that have a metric: all but IsClusterUpgradable and PostUpgradeTasksCompleted.
 const STEPS: &[(&str, &str, &str)] = &[
     (
-        "StartedNotificationSent",
+        names::STARTED,
         "managed_upgrade_condition_notification_start_timestamp",
         "When the start of the upgrade was notified of",
     ),
     (
-        "ClusterHealthyBeforeUpgrade",
+        names::HEALTHY_BEFORE,
         "managed_upgrade_condition_health_check_timestamp",
         "When the health of the cluster was checked before the upgrade",
     ),
     (
-        "ExternalDependenciesAvailable",
+        names::DEPENDENCIES,
         "managed_upgrade_condition_external_dep_check_timestamp",
         "When external dependencies were checked",
     ),
     (
-        "ComputeCapacityReserved",
+        names::RESERVED,
         "managed_upgrade_condition_capacity_added_timestamp",
         "When extra capacity was added",
     ),
     (
-        "ControlPlaneMaintenanceWindowCreated",
+        names::SILENCED,
         "managed_upgrade_condition_control_plane_maint_start_timestamp",
         "When alerts were silenced for the control plane",
     ),
     (
-        "UpgradeCommenced",
+        names::COMMENCED,
         "managed_upgrade_condition_control_plane_upgrade_start_timestamp",
         "When the upgrade commenced",
     ),
     (
-        "ControlPlaneUpgraded",
+        names::CONTROL_PLANE,
         "managed_upgrade_condition_control_plane_completion_timestamp",
         "When the control plane was upgraded",
     ),
     (
-        "ControlPlaneMaintenanceWindowRemoved",
+        names::CONTROL_PLANE_AUDIBLE,
         "managed_upgrade_condition_control_plane_maint_removed_timestamp",
         "When the silences for the control plane were removed",
     ),
     (
-        "WorkersMaintenanceWindowCreated",
+        names::WORKERS_SILENCED,
         "managed_upgrade_condition_workers_maint_start_timestamp",
         "When alerts were silenced for the workers",
     ),
     (
-        "WorkerNodesUpgraded",
+        names::WORKERS,
         "managed_upgrade_condition_workers_upgraded_timestamp",
         "When all workers were upgraded",
     ),
     (
-        "ComputeCapacityRemoved",
+        names::REMOVED,
         "managed_upgrade_condition_capacity_removed_timestamp",
         "When extra capacity was removed",
     ),
     (
-        "WorkersMaintenanceWindowRemoved",
+        names::AUDIBLE,
         "managed_upgrade_condition_workers_maint_removed_timestamp",
         "When the silences for the workers were removed",
     ),
     (
-        "ClusterHealthyAfterUpgrade",
+        names::HEALTHY_AFTER,
         "managed_upgrade_condition_post_upgrade_healthcheck_timestamp",
         "When the health of the cluster was checked after the upgrade",
     ),
     (
-        "CompletedNotificationSent",
+        names::COMPLETED,
         "managed_upgrade_condition_notification_complete_timestamp",
         "When the end of the upgrade was notified of",
     ),

@@ -6,6 +6,7 @@ use strum::VariantArray as _;
 use super::Series;
 use crate::{
     Compat,
+    steps::names,
     upgrade_config::{Phase, UpgradeHistory},
 };
 
@@ -54,11 +55,11 @@ impl Milestone {
     /// The step that comes to it.
     fn step(self) -> &'static str {
         match self {
-            Self::UpgradeStarted => "StartedNotificationSent",
-            Self::UpgradeCompleted => "CompletedNotificationSent",
-            Self::ControlPlaneStarted => "UpgradeCommenced",
-            Self::ControlPlaneCompleted | Self::WorkersStarted => "ControlPlaneUpgraded",
-            Self::WorkersCompleted => "WorkerNodesUpgraded",
+            Self::UpgradeStarted => names::STARTED,
+            Self::UpgradeCompleted => names::COMPLETED,
+            Self::ControlPlaneStarted => names::COMMENCED,
+            Self::ControlPlaneCompleted | Self::WorkersStarted => names::CONTROL_PLANE,
+            Self::WorkersCompleted => names::WORKERS,
         }
     }
 }

@@ -2,7 +2,10 @@
 //! the description of a policy's state.
 
 use super::{LogEvent, Notice};
-use crate::upgrade_config::{UpgradeCondition, UpgradeHistory};
+use crate::{
+    steps::names,
+    upgrade_config::{UpgradeCondition, UpgradeHistory},
+};
 
 const RETRY: &str = "The upgrade will continue to retry.";
 const INFORMATION: &str = "This is an informational notification and no action is required";
@@ -61,16 +64,14 @@ fn stuck(history: Option<&UpgradeHistory>) -> Option<&UpgradeCondition> {
 
 fn delayed(version: &str, history: Option<&UpgradeHistory>) -> String {
     let (why, by_you) = match stuck(history).map(|condition| &*condition.type_) {
-        Some("ClusterHealthyBeforeUpgrade") => (
+        Some(names::HEALTHY_BEFORE) => (
             "as health alerts are firing in the cluster which could impact the upgrade's operation",
             " by you",
         ),
-        Some("ExternalDependenciesAvailable") => {
+        Some(names::DEPENDENCIES) => {
             ("as an external dependency of the upgrade is currently unavailable", " by you")
         }
-        Some("ComputeCapacityReserved") => {
-            ("attempting to scale up an additional worker node", " by you")
-        }
+        Some(names::RESERVED) => ("attempting to scale up an additional worker node", " by you"),
         Some(_) | None => ("whilst it performs necessary pre-upgrade procedures", ""),
     };
     format!(
@@ -81,16 +82,16 @@ fn delayed(version: &str, history: Option<&UpgradeHistory>) -> String {
 fn failed(version: &str, history: Option<&UpgradeHistory>) -> String {
     let stuck = stuck(history);
     let why = match stuck.map(|condition| (&*condition.type_, &condition.message)) {
-        Some(("IsClusterUpgradable", message)) => return message.clone(),
-        Some(("ClusterHealthyBeforeUpgrade", _)) => {
+        Some((names::UPGRADABLE, message)) => return message.clone(),
+        Some((names::HEALTHY_BEFORE, _)) => {
             "during the Pre-Health Check step. Health alerts are firing in the cluster which could impact the upgrade's \
              operation, so the upgrade did not proceed"
         }
-        Some(("ExternalDependenciesAvailable", _)) => {
+        Some((names::DEPENDENCIES, _)) => {
             "during the External Dependency Availability Check step. A required external dependency of the upgrade was \
              unavailable, so the upgrade did not proceed"
         }
-        Some(("ComputeCapacityReserved", _)) => {
+        Some((names::RESERVED, _)) => {
             "during the Scale-Up Worker Node step. A temporary additional worker node was unable to be created to \
              temporarily house workloads, so the upgrade did not proceed"
         }

@@ -9,6 +9,7 @@ mod before;
 pub mod file_integrity;
 mod flow;
 mod gauges;
+pub(crate) mod names;
 
 use std::collections::BTreeMap;
 
@@ -17,6 +18,11 @@ use refit_core::managed::steps::{Progress, Step};
 use serde_json::Value;
 
 pub use self::gauges::{Gauge, gauges, reached};
+use self::names::{
+    AUDIBLE, COMMENCED, COMPLETED, CONTROL_PLANE, CONTROL_PLANE_AUDIBLE, DEPENDENCIES,
+    HEALTHY_AFTER, HEALTHY_BEFORE, PROCEDURES, REMOVED, RESERVED, SILENCED, STARTED, UPGRADABLE,
+    WORKERS, WORKERS_SILENCED,
+};
 pub(crate) use self::{
     before::failure,
     gauges::{of_health, sent},
@@ -173,24 +179,6 @@ impl Notification {
         Self { event: notice.event(), text: notice.text(known.version(), Some(known.entry)) }
     }
 }
-
-/// The type of the condition that the first two steps share.
-pub(crate) const STARTED: &str = "StartedNotificationSent";
-pub(crate) const UPGRADABLE: &str = "IsClusterUpgradable";
-pub(crate) const HEALTHY_BEFORE: &str = "ClusterHealthyBeforeUpgrade";
-pub(crate) const DEPENDENCIES: &str = "ExternalDependenciesAvailable";
-pub(crate) const RESERVED: &str = "ComputeCapacityReserved";
-const SILENCED: &str = "ControlPlaneMaintenanceWindowCreated";
-pub(crate) const COMMENCED: &str = "UpgradeCommenced";
-const CONTROL_PLANE: &str = "ControlPlaneUpgraded";
-const CONTROL_PLANE_AUDIBLE: &str = "ControlPlaneMaintenanceWindowRemoved";
-const WORKERS_SILENCED: &str = "WorkersMaintenanceWindowCreated";
-const WORKERS: &str = "WorkerNodesUpgraded";
-const REMOVED: &str = "ComputeCapacityRemoved";
-const AUDIBLE: &str = "WorkersMaintenanceWindowRemoved";
-const HEALTHY_AFTER: &str = "ClusterHealthyAfterUpgrade";
-const PROCEDURES: &str = "PostUpgradeTasksCompleted";
-const COMPLETED: &str = "CompletedNotificationSent";
 
 /// The steps of a platform. To add one, write its function and give it a name here.
 pub fn of<'a>(platform: Platform) -> Vec<Step<Known<'a>, Write>> {
