@@ -1,0 +1,1 @@
+//! A simulated OpenShift cluster: its operators take time as the real ones do, and fail as they do.
