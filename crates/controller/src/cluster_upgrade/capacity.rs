@@ -24,9 +24,9 @@ use serde_json::{Value, json};
 
 use crate::{
     cluster_health::machine_seen,
-    context::Context,
-    groups::{machines_of, still_created},
-    indexes::{DEPLOYMENTS_BY_CLUSTER, MACHINES_BY_CLUSTER},
+    context::{Context, Stores},
+    groups::{creates_machines, machines_of, machines_of_set},
+    indexes::{DEPLOYMENTS_BY_CLUSTER, MACHINES_BY_CLUSTER, SETS_BY_GROUP},
     upgrade_task::{TOPOLOGY_OWNED, cluster::is_extra, paused_by},
 };
 
@@ -50,8 +50,13 @@ pub(super) fn seen(
         let group = ObjectKey::new(&cluster.namespace, &group);
         let machines = machines_of(&ctx.stores, &group);
         owned.extend(machines.iter().map(|machine| machine.name_any()));
-        let machines: Vec<CapacityMachine> =
-            machines.iter().map(|machine| machine_of(machine, health)).collect();
+        let sets = SetsNow::read(&ctx.stores, &group);
+        let of = |machine| {
+            let seen = machine_of(machine, health);
+            let deleting = seen.deleting || sets.deleted_next.contains(&seen.name);
+            CapacityMachine { deleting, ..seen }
+        };
+        let machines: Vec<CapacityMachine> = machines.iter().map(of).collect();
         if is_extra(deployment.as_ref()) {
             seen.clones.push(CloneSeen {
                 name,
@@ -75,7 +80,7 @@ pub(super) fn seen(
                 paused: paused_by(deployment.annotations()),
                 machines: shown,
                 deleting: others.len(),
-                lacking: still_created(&ctx.stores, &group),
+                lacking: sets.lacking,
                 name,
             });
         }
@@ -86,6 +91,35 @@ pub(super) fn seen(
         .filter(|machine| is_extra(machine.as_ref()) && !owned.contains(&machine.name_any()));
     seen.orphans = orphans.map(|machine| machine_of(machine, health)).collect();
     seen
+}
+
+/// What the MachineSets of a MachineDeployment do next.
+#[derive(Default)]
+struct SetsNow {
+    /// How many Machines they may still create; those that are being deleted count as present.
+    lacking: usize,
+    /// The extra Machines that they delete: each has too many.
+    deleted_next: BTreeSet<String>,
+}
+
+impl SetsNow {
+    fn read(stores: &Stores, group: &ObjectKey) -> Self {
+        let mut all = Self::default();
+        for set in stores.machine_sets.listed(&SETS_BY_GROUP, group) {
+            let replicas = usize::try_from(set.spec.replicas.unwrap_or(1)).unwrap_or_default();
+            let machines = machines_of_set(stores, &ObjectKey::of(set.as_ref()));
+            let observed = set.status.as_ref().and_then(|status| status.observed_generation);
+            if creates_machines(&set) || observed != set.metadata.generation {
+                all.lacking += replicas.saturating_sub(machines.len());
+            }
+            let surplus = machines.len().saturating_sub(replicas);
+            let mut extra: Vec<_> =
+                machines.iter().filter(|machine| is_extra(machine.as_ref())).collect();
+            extra.sort_by_key(|machine| machine.metadata.deletion_timestamp.is_none());
+            all.deleted_next.extend(extra.into_iter().take(surplus).map(|one| one.name_any()));
+        }
+        all
+    }
 }
 
 fn machine_of(machine: &Arc<Machine>, health: &Result<HealthSeen, String>) -> CapacityMachine {

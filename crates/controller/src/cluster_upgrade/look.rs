@@ -1,8 +1,9 @@
 //! What a ClusterUpgrade is decided on.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use futures::future::join_all;
+use kube::ResourceExt as _;
 use refit_core::{
     managed::{
         capacity::CapacitySeen,
@@ -15,7 +16,10 @@ use refit_core::{
         roll_back::{WorkersSeen, version_before},
     },
 };
-use refit_kinds::refit::{ClusterUpgrade, Stage};
+use refit_kinds::{
+    keys,
+    refit::{ClusterUpgrade, Stage},
+};
 use refit_runtime::ObjectKey;
 
 use super::capacity;
@@ -24,7 +28,7 @@ use crate::{
     cluster_health,
     context::Context,
     groups::{Group, machines_of, node_updates_of},
-    indexes::TASKS_BY_CLUSTER,
+    indexes::{DEPLOYMENTS_BY_CLUSTER, TASKS_BY_CLUSTER},
     node_update::{
         live::{list_deployments, list_machines, read_object},
         look::WorkloadCluster,
@@ -44,6 +48,14 @@ pub(super) struct Needs {
     pub(super) health: bool,
     /// What could have extra Machines, and the Machines.
     pub(super) capacity: bool,
+}
+
+impl Needs {
+    /// Whether more is needed than was read.
+    pub(super) fn exceed(self, read: Option<Self>) -> bool {
+        let read = read.unwrap_or(Self { health: false, capacity: false });
+        self.health && !read.health || self.capacity && !read.capacity
+    }
 }
 
 /// A ClusterUpgrade, and the objects that it is decided on.
@@ -189,12 +201,28 @@ impl Look {
         }
     }
 
+    /// Reads the tasks that have paused a MachineDeployment of the Cluster.
+    async fn read_pausing_tasks(&self, ctx: &Context) -> Result<(), ReadError> {
+        let key = self.key();
+        let deployments = ctx.stores.machine_deployments.listed(&DEPLOYMENTS_BY_CLUSTER, &key);
+        let tasks: BTreeSet<ObjectKey> = deployments
+            .iter()
+            .filter_map(|one| one.annotations().get(keys::TASK))
+            .map(|task| ObjectKey::new(&key.namespace, task))
+            .collect();
+        for task in &tasks {
+            read_object(ctx, &ctx.stores.upgrade_tasks, task).await?;
+        }
+        Ok(())
+    }
+
     /// Brings the caches up to the present with what a decision rests on.
     pub(super) async fn read_live(&self, ctx: &Context, needs: Needs) -> Result<(), ReadError> {
         let key = self.key();
         read_object(ctx, &ctx.stores.cluster_upgrades, &key).await?;
         if needs.capacity {
             list_deployments(ctx, &key).await?;
+            self.read_pausing_tasks(ctx).await?;
         }
         if let Some(view) = ctx.workload_index.view(&key).filter(|_| needs.health) {
             return cluster_health::read(ctx, &WorkloadCluster { key, view }).await;

@@ -93,17 +93,20 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Next> {
     let Some(look) = Look::read(ctx, key) else { return Ok(Next::Done) };
     let mut known = look.with_servers(ctx, look.known(ctx), false).await;
     let mut decision = decide(&known);
-    if let Some(needs) = needs(&known, &decision) {
+    let mut read = None;
+    while let Some(needs) = needs(&known, &decision).filter(|needs| needs.exceed(read)) {
         // The caches may show the Cluster as it was before an outage, and the request as it was before a change.
         if let Err(error) = look.read_live(ctx, needs).await {
             known.hindrance = Some(Hindrance::Passing(error.to_string()));
-        } else if let Some(live) = Look::read(ctx, key) {
-            known = live.with_servers(ctx, live.known(ctx), true).await;
-        } else {
-            return Ok(Next::Done);
+            decision = decide(&known);
+            break;
         }
+        let Some(live) = Look::read(ctx, key) else { return Ok(Next::Done) };
+        known = live.with_servers(ctx, live.known(ctx), true).await;
         decision = decide(&known);
-    } else if completes(&known.upgrade, &decision) {
+        read = Some(needs);
+    }
+    if read.is_none() && known.hindrance.is_none() && completes(&known.upgrade, &decision) {
         known = look.with_servers(ctx, look.known(ctx), true).await;
         decision = decide(&known);
     }

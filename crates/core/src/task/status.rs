@@ -428,8 +428,9 @@ fn show_pause(seen: &GroupSeen<'_>, next: &mut UpgradeTaskStatus, generation: Op
     let is_over = next.phase.has_ended() || next.phase == TaskPhase::Failed;
     let outdated = seen.machines.iter().filter(|member| member.spec != SpecState::Current);
     let to_be_lowered = seen.sets.iter().flat_map(SetsSeen::to_be_lowered);
-    let keep_extra = names(to_be_lowered.map(|set| &*set.name)).filter(|_| is_over);
-    if let Some(sets) = keep_extra {
+    let is_deleted = seen.task.metadata.deletion_timestamp.is_some() && seen.is_via_machines();
+    let keep_extra = names(to_be_lowered.map(|set| &*set.name));
+    if let Some(sets) = keep_extra.filter(|_| is_over && is_deleted) {
         let message = format!("extra Machines are deleted by MachineSets first: {sets}");
         set(next, seen.now, generation, (OWNER_PAUSED, "True", "ExtraMachines", &message));
         return;

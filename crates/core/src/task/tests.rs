@@ -46,6 +46,7 @@ fn set(name: &str, machines: i64) -> SetSeen {
         is_observed: true,
         creates: false,
         machines,
+        marked: 0,
         leaving: 0,
     }
 }
@@ -461,7 +462,7 @@ fn a_deleted_task_lets_machine_sets_delete_extra_machines_before_it_goes() {
     task.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
     let mut look = seen(&task, vec![Member { task: None, ..member("a") }]);
     look.owner = Some(OwnerSeen { paused: Paused::ByTask("t".into()), ..owner() });
-    let set = SetSeen { creates: true, leaving: 1, ..set("old", 2) };
+    let set = SetSeen { creates: true, marked: 1, leaving: 1, ..set("old", 2) };
     let with = |look: &mut GroupSeen<'_>, set: SetSeen| {
         let sets = SetsSeen { old: vec![set], wanted: 1, ..SetsSeen::default() };
         look.sets = Some(sets);
@@ -474,8 +475,25 @@ fn a_deleted_task_lets_machine_sets_delete_extra_machines_before_it_goes() {
     assert_eq!(paused.reason, "ExtraMachines");
     assert_eq!(paused.message, "extra Machines are deleted by MachineSets first: old");
     with(&mut look, set.clone());
+    let stop = SetWrite { name: Some("old".into()), replicas: 2, creates: false };
+    assert_eq!(actions(&look), [Action::Sets(stop)]);
+    with(&mut look, SetSeen { creates: false, ..set.clone() });
     let lower = SetWrite { name: Some("old".into()), replicas: 1, creates: true };
     assert_eq!(actions(&look), [Action::Sets(lower)]);
-    with(&mut look, SetSeen { replicas: 1, ..set });
+    with(&mut look, SetSeen { replicas: 1, ..set.clone() });
     assert_eq!(actions(&look), [Action::RemoveFinalizer], "its Machine is being deleted");
+    // It may be about to create one, so that the extra one is to be deleted.
+    let creating = SetSeen { replicas: 3, leaving: 0, ..set };
+    with(&mut look, creating.clone());
+    let stop = SetWrite { name: Some("old".into()), replicas: 3, creates: false };
+    assert_eq!(actions(&look), [Action::Sets(stop)]);
+    with(&mut look, SetSeen { creates: false, is_observed: false, ..creating.clone() });
+    assert_eq!(actions(&look), []);
+    with(&mut look, SetSeen { creates: false, ..creating });
+    let rest = SetWrite { name: Some("old".into()), replicas: 2, creates: true };
+    assert_eq!(actions(&look), [Action::Sets(rest)]);
+    let mut by_cluster_api = task.clone();
+    by_cluster_api.spec.via = Via::Spec;
+    look.task = &by_cluster_api;
+    assert_eq!(actions(&look), [Action::RemoveFinalizer], "such a task writes no MachineSets");
 }

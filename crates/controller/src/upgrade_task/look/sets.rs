@@ -12,7 +12,7 @@ use refit_cluster_api::{
 };
 use refit_core::{
     group::Limits,
-    task::{GroupSeen, MemberState, SetSeen, SetWrite, SetsSeen, SpecState, limit_leaving},
+    task::{GroupSeen, MemberState, SetSeen, SetWrite, SetsSeen, SpecState, choose_leaving},
 };
 use refit_kinds::{keys, refit::Owner};
 use serde_json::json;
@@ -73,7 +73,7 @@ impl Look {
         }
         let of = |set: &Arc<MachineSet>| {
             let status = set.status.clone().unwrap_or_default();
-            let (machines, leaving) = counts.get(&set.name_any()).copied().unwrap_or_default();
+            let (machines, marked) = counts.get(&set.name_any()).copied().unwrap_or_default();
             SetSeen {
                 name: set.name_any(),
                 replicas: set.spec.replicas.unwrap_or(1).into(),
@@ -81,11 +81,12 @@ impl Look {
                 is_observed: status.observed_generation == set.metadata.generation,
                 creates: creates_machines(set),
                 machines,
-                leaving,
+                marked,
+                leaving: 0,
             }
         };
         let mut sets: Vec<SetSeen> = self.sets.iter().map(of).collect();
-        limit_leaving(&mut sets, deployment.spec.replicas.unwrap_or(1).into());
+        choose_leaving(&mut sets, deployment.spec.replicas.unwrap_or(1).into());
         sets
     }
 

@@ -151,10 +151,11 @@ impl DeploymentSeen {
         let mut marked: Vec<_> = alive.clone().filter(|one| one.is_extra).collect();
         let replicas = usize::try_from(self.replicas).unwrap_or_default();
         // Of a paused one, each MachineSet replaces what it loses.
-        let replaced = match self.paused {
+        let deleting = match self.paused {
             Paused::No => 0,
-            Paused::ByTask(_) | Paused::ByOthers => self.deleting.saturating_add(self.lacking),
+            Paused::ByTask(_) | Paused::ByOthers => self.deleting,
         };
+        let replaced = deleting.saturating_add(self.lacking);
         let leaving = alive.count().saturating_add(replaced).saturating_sub(replicas);
         let stay = marked.split_off(leaving.min(marked.len()));
         let unmarks = stay.into_iter().map(|machine| CapacityWrite::Unmark(machine.name.clone()));

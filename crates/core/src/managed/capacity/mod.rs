@@ -57,7 +57,7 @@ pub struct CapacityMachine {
     pub is_extra: bool,
     /// Whether Cluster API deletes it before others.
     pub is_deleted_first: bool,
-    /// Whether it is being deleted.
+    /// Whether it is being deleted, or is about to be: its MachineSet has too many of them.
     pub deleting: bool,
     /// Why it cannot take Pods; `None` if it can.
     pub unready: Option<String>,
@@ -269,9 +269,12 @@ impl CapacitySeen {
         Reserve::Waits { why: some_of_with("; ", &problems), writes }
     }
 
-    /// Whether something is there that is not requested any more.
+    /// Whether something is there that is not requested any more, or not in this number.
     pub fn has_unwanted(&self, capacity: &ExtraCapacity) -> bool {
-        !self.unwanted(capacity).is_empty()
+        match self.reserve(capacity) {
+            Reserve::Ready(_) => false,
+            Reserve::Waits { writes, .. } => writes.iter().any(|write| !write.adds_machines()),
+        }
     }
 
     /// Whether some of what is requested is not even there: Machines would be created for it.

@@ -275,11 +275,12 @@ impl Known {
         self.upgrade.spec.extra_capacity.as_ref().filter(|_| !is_over)
     }
 
-    /// Whether an UpgradeTask of this name is there, and ends only after its work.
+    /// Whether an UpgradeTask of this name is there that works through Machines, and ends only after its work.
     fn has_live_task(&self, name: &str) -> bool {
         self.tasks.iter().any(|task| {
             let finalizers = task.metadata.finalizers.iter().flatten();
             task.metadata.name.as_deref() == Some(name)
+                && task.spec.via == Via::Machines
                 && finalizers.into_iter().any(|one| one == keys::TASK_FINALIZER)
         })
     }
