@@ -22,7 +22,7 @@ use tower::{BoxError, ServiceBuilder, limit::ConcurrencyLimitLayer};
 use self::{connect::Connector, discipline::DisciplineLayer, served::ServedLayer};
 use crate::{gate::Gate, lease::Leadership, net::Dialer};
 
-pub use answer::{TooLarge, too_large};
+pub use answer::{TooLarge, cause, too_large};
 #[cfg(feature = "port-forward")]
 pub use pinned::{
     JsonPost, PINNED_DEADLINE, PinnedAnswer, PinnedConnection, PinnedOpenError, PinnedPostError,
