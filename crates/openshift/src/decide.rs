@@ -122,6 +122,7 @@ fn pending(known: &Known<'_>) -> Decision {
         cluster: known.cluster,
         compat: known.compat,
         asks_cincinnati: known.asks_cincinnati,
+        architecture: known.architecture,
         release: known.facts.release.as_ref(),
         offered: known.facts.offered.as_ref(),
     });

@@ -52,6 +52,8 @@ pub struct Known<'a> {
     pub config: &'a UpgraderConfig,
     /// Whether a version of another channel is looked up in the version graph.
     pub asks_cincinnati: bool,
+    /// The architecture of the cluster ([`crate::validation::go_architecture`]).
+    pub architecture: &'a str,
     /// The ClusterVersion, as the last write has left it.
     pub cluster: &'a ClusterVersion,
     /// Whether the upgrade had commenced when the look began: then its first steps did not run.
