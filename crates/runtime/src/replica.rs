@@ -32,6 +32,18 @@ pub struct Process {
     pub drain_delay: Duration,
 }
 
+/// The identity of a replica with this name, by default that of its host. A restarted container has the same name: a suffix keeps
+/// it from taking over its own old Lease.
+pub fn identity(name: Option<&str>, clock: Clock) -> String {
+    let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = name.map_or_else(host, str::to_owned);
+    let name = match name.trim() {
+        "" => "refit",
+        name => name,
+    };
+    format!("{name}_{:x}-{:x}", clock.now().as_microsecond(), std::process::id())
+}
+
 /// Why a process cannot be a candidate.
 #[derive(Debug, thiserror::Error)]
 pub enum CandidateError {
