@@ -20,6 +20,7 @@ mod nodes;
 mod notify;
 mod phases;
 mod pools;
+mod program;
 mod providers;
 mod scaler;
 mod steps;
@@ -48,6 +49,7 @@ const ROWS: &[&[Row]] = &[
     notify::ROWS,
     phases::ROWS,
     pools::ROWS,
+    program::ROWS,
     providers::ROWS,
     scaler::ROWS,
     steps::ROWS,
