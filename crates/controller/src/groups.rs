@@ -190,6 +190,22 @@ pub(crate) fn lacks_machines(stores: &Stores, group: &Group) -> bool {
     limits_of(stores, group, || present).lacks(present)
 }
 
+/// Whether a MachineSet creates Machines that it lacks.
+pub(crate) fn creates_machines(set: &MachineSet) -> bool {
+    set.annotations().get(keys::DISABLE_MACHINE_CREATE).is_none_or(|value| value != "true")
+}
+
+/// How many Machines the MachineSets of a group still create; Machines that are being deleted count as present.
+pub(crate) fn still_created(stores: &Stores, group: &ObjectKey) -> usize {
+    let sets = stores.machine_sets.listed(&SETS_BY_GROUP, group);
+    let lacking = sets.iter().filter(|set| creates_machines(set)).map(|set| {
+        let replicas = usize::try_from(set.spec.replicas.unwrap_or(1)).unwrap_or_default();
+        let machines = machines_of_set(stores, &ObjectKey::of(set.as_ref()));
+        replicas.saturating_sub(machines.len())
+    });
+    lacking.sum()
+}
+
 /// The Machines of a MachineSet, in order of their names.
 pub(crate) fn machines_of_set(stores: &Stores, set: &ObjectKey) -> Vec<Arc<Machine>> {
     stores.machines.listed(&MACHINES_BY_OWNER, &set_index_key(set))

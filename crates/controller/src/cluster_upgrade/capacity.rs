@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 use crate::{
     cluster_health::machine_seen,
     context::Context,
-    groups::machines_of,
+    groups::{machines_of, still_created},
     indexes::{DEPLOYMENTS_BY_CLUSTER, MACHINES_BY_CLUSTER},
     upgrade_task::{TOPOLOGY_OWNED, cluster::is_extra, paused_by},
 };
@@ -75,6 +75,7 @@ pub(super) fn seen(
                 paused: paused_by(deployment.annotations()),
                 machines: shown,
                 deleting: others.len(),
+                lacking: still_created(&ctx.stores, &group),
                 name,
             });
         }
@@ -92,6 +93,7 @@ fn machine_of(machine: &Arc<Machine>, health: &Result<HealthSeen, String>) -> Ca
         name: machine.name_any(),
         created: machine.metadata.creation_timestamp.as_ref().map(|time| time.0),
         is_extra: is_extra(machine.as_ref()),
+        is_deleted_first: machine.annotations().contains_key(keys::DELETE_MACHINE),
         deleting: machine.metadata.deletion_timestamp.is_some(),
         unready: match health {
             Ok(health) => node_problem(health, &machine_seen(machine, false)),
@@ -121,7 +123,7 @@ pub(super) async fn perform(
         CapacityWrite::Lower { deployment, replicas } => {
             return scale(ctx, &deployments, deployment, (*replicas, None)).await;
         }
-        CapacityWrite::Resize { clone, machines } => {
+        CapacityWrite::Resize { clone, machines, .. } => {
             return scale(ctx, &deployments, clone, (*machines, None)).await;
         }
         CapacityWrite::Mark(machine) => {

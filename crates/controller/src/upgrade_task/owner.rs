@@ -133,7 +133,7 @@ pub(super) async fn read_group(ctx: &Context, group: &Group) -> anyhow::Result<(
 /// Writes a MachineSet as Cluster API would, with these replicas.
 pub(super) async fn write_set(ctx: &Context, look: &Look, write: &SetWrite) -> anyhow::Result<()> {
     let Some(LiveOwner::Deployment(deployment)) = &look.owner else { return Ok(()) };
-    if look.is_below_machines(write) {
+    if look.lowers(write) {
         // Machines are deleted by it: which, is decided on the objects as they are now.
         read_group(ctx, &look.group).await?;
         let live = Look::read(ctx, look.task.clone()).await?;

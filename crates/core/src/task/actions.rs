@@ -318,7 +318,8 @@ fn end(seen: &GroupSeen<'_>) -> Vec<Action> {
     let is_deleted = seen.task.metadata.deletion_timestamp.is_some();
     // Without the task, the MachineSets of an owner that stays paused would keep what is to be deleted.
     let is_paused = seen.owner.as_ref().is_some_and(|owner| owner.paused.is_by(seen.name()));
-    let keeps_some = is_paused && seen.sets.as_ref().is_some_and(super::SetsSeen::has_leaving);
+    let keeps_some =
+        is_paused && seen.sets.as_ref().is_some_and(|sets| sets.to_be_lowered().next().is_some());
     if settled.is_empty() && is_deleted && !keeps_some {
         return vec![Action::RemoveFinalizer];
     }

@@ -49,7 +49,7 @@ pub use self::{
     cluster::{ClusterAction, ClusterSeen, GroupNow, child_name, cluster_actions, cluster_status},
     hops::{GroupVersion, HopTo, unreachable},
     member::{Member, MemberState, SpecState},
-    sets::{SetSeen, SetWrite, SetsSeen},
+    sets::{SetSeen, SetWrite, SetsSeen, limit_leaving},
     status::{Refused, status, unread},
 };
 

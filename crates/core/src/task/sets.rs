@@ -37,9 +37,35 @@ impl SetSeen {
         self.machines.max(self.shown)
     }
 
+    /// The Machines that it has and still creates.
+    fn present(&self) -> i64 {
+        if self.creates { self.machines.max(self.replicas) } else { self.machines }
+    }
+
+    /// Whether it still creates a Machine that was deleted.
+    fn is_creating(&self) -> bool {
+        self.creates && self.replicas > self.machines
+    }
+
     fn write(&self, replicas: i64, creates: bool) -> Option<SetWrite> {
         let write = SetWrite { name: Some(self.name.clone()), replicas, creates };
         (self.replicas != replicas || self.creates != creates).then_some(write)
+    }
+}
+
+/// Limits the extra Machines that are leaving to as many as there are, or will be, more than the MachineDeployment requests.
+pub fn limit_leaving(sets: &mut [SetSeen], wanted: i64) {
+    let mut surplus = sets.iter().map(SetSeen::present).sum::<i64>() - wanted;
+    let mut share = |most: i64| {
+        let share = most.min(surplus.max(0));
+        surplus -= share;
+        share
+    };
+    // Some MachineSets are about to delete theirs already.
+    let lowered: Vec<i64> =
+        sets.iter().map(|set| share((set.machines - set.replicas).clamp(0, set.leaving))).collect();
+    for (set, lowered) in sets.iter_mut().zip(lowered) {
+        set.leaving = lowered + share(set.leaving - lowered);
     }
 }
 
@@ -110,18 +136,23 @@ impl SetsSeen {
     }
 
     /// At rest, every MachineSet has the replicas of its Machines without those that are leaving, and creates those that are
-    /// deleted. Machines that are leaving are marked, so the MachineSet deletes them and no others.
+    /// deleted: before it has, its replicas stay. Machines that are leaving are marked, so the MachineSet deletes them and no
+    /// others.
     fn write_at_rest(&self) -> Option<SetWrite> {
         let rests = |set: &SetSeen| {
-            let settled = set.shown == set.machines;
+            let settled = set.shown == set.machines && !set.is_creating();
             settled.then(|| set.write(set.machines - set.leaving, true)).flatten()
         };
         self.old.iter().chain(&self.current).find_map(rests)
     }
 
-    /// Whether Machines are still to be deleted.
-    pub(super) fn has_leaving(&self) -> bool {
-        self.old.iter().chain(&self.current).any(|set| set.leaving > 0)
+    /// The MachineSets that delete extra Machines once their replicas are lowered.
+    pub(super) fn to_be_lowered(&self) -> impl Iterator<Item = &SetSeen> {
+        let keeps = |set: &&SetSeen| {
+            let without = set.machines - set.leaving;
+            set.leaving > 0 && set.replicas > without && !set.is_creating()
+        };
+        self.old.iter().chain(&self.current).filter(keeps)
     }
 
     /// Whether a Machine may be handed over to the MachineSet with the MachineDeployment's template.
@@ -279,26 +310,34 @@ mod tests {
     }
 
     proptest! {
-        /// However far the caches of a MachineSet's controller lag behind: at rest, it deletes the marked Machines and no
-        /// others.
+        /// However far the caches of the MachineSets' controller lag behind: at rest, it deletes the marked Machines and no
+        /// others, and in the end there are as many as before.
         #[test]
         fn at_rest_only_machines_that_are_leaving_are_deleted(
-            machines in 1..6_i64,
-            marked in 1..3_i64,
-            moves in proptest::collection::vec(0..5_u8, 1..60),
+            machines in (1..6_i64, 0..4_i64),
+            marked in (1..3_i64, 0..3_i64),
+            moves in proptest::collection::vec((0..5_u8, 0..2_usize), 1..80),
         ) {
-            let wanted = machines;
-            let mut set = Lagging::new(machines + marked, true);
-            let mut leaving = marked;
-            for step in moves {
+            let wanted = machines.0 + machines.1;
+            let mut marked = [marked.0, marked.1];
+            let of = |machines, marked| Lagging::new(machines + marked, true);
+            let mut sets = [of(machines.0, marked[0]), of(machines.1, marked[1])];
+            let catch_up = (0..8).flat_map(|_| [1, 2, 3, 0].map(|step| [(step, 0), (step, 1)])).flatten();
+            for (step, at) in moves.into_iter().chain(catch_up) {
+                let set = &mut sets[at];
                 match step {
                     0 => {
-                        let surplus = (set.machines - wanted).max(0).min(leaving);
-                        let seen = SetSeen { leaving: surplus, ..set.seen("old") };
-                        let seen =
-                            SetsSeen { old: vec![seen], wanted, ends: true, ..SetsSeen::default() };
+                        let mut seen = [0, 1].map(|at| SetSeen {
+                            leaving: marked[at],
+                            ..sets[at].seen(&at.to_string())
+                        });
+                        limit_leaving(&mut seen, wanted);
+                        let seen = SetsSeen {
+                            old: seen.to_vec(), wanted, ends: true, ..SetsSeen::default()
+                        };
                         if let Some(write) = seen.next_write() {
-                            set.apply(&write);
+                            let at = usize::from(write.name.as_deref() == Some("1"));
+                            sets[at].apply(&write);
                         }
                     }
                     1 => set.knows = (set.replicas, set.creates, set.generation),
@@ -306,19 +345,21 @@ mod tests {
                     3 => {
                         let change = set.reconcile();
                         if change < 0 {
-                            prop_assert!(-change <= leaving, "deleted {} of {leaving}", -change);
-                            leaving += change;
+                            let marked = &mut marked[at];
+                            prop_assert!(-change <= *marked, "deleted {} of {marked}", -change);
+                            *marked += change;
                         }
                     }
                     // One that is not marked is lost.
                     _ => {
-                        if set.machines > leaving {
+                        if set.machines > marked[at] {
                             set.machines -= 1;
                             set.knows_machines = set.knows_machines.min(set.machines);
                         }
                     }
                 }
             }
+            prop_assert_eq!(sets.iter().map(|set| set.machines).sum::<i64>(), wanted);
         }
     }
 

@@ -13,7 +13,7 @@ use refit_kinds::{
 };
 
 use super::{
-    GroupSeen, Member, MemberState, Obstacle, Paused, SpecState,
+    GroupSeen, Member, MemberState, Obstacle, Paused, SetsSeen, SpecState,
     actions::{has_stopped, is_done},
     is_for_one_request,
 };
@@ -427,6 +427,13 @@ fn show_pause(seen: &GroupSeen<'_>, next: &mut UpgradeTaskStatus, generation: Op
     }
     let is_over = next.phase.has_ended() || next.phase == TaskPhase::Failed;
     let outdated = seen.machines.iter().filter(|member| member.spec != SpecState::Current);
+    let to_be_lowered = seen.sets.iter().flat_map(SetsSeen::to_be_lowered);
+    let keep_extra = names(to_be_lowered.map(|set| &*set.name)).filter(|_| is_over);
+    if let Some(sets) = keep_extra {
+        let message = format!("extra Machines are deleted by MachineSets first: {sets}");
+        set(next, seen.now, generation, (OWNER_PAUSED, "True", "ExtraMachines", &message));
+        return;
+    }
     let (reason, message) = match names(outdated.map(|member| member.name)) {
         Some(names) if is_over => ("OutdatedMachines", ways_out(seen, &names)),
         Some(_) | None => (

@@ -451,3 +451,31 @@ fn an_aborted_task_leaves_the_sets_of_an_owner_that_another_task_pauses() {
     look.owner = Some(OwnerSeen { paused: Paused::ByTask("other".into()), ..owner() });
     assert_eq!(actions(&look), []);
 }
+
+#[test]
+fn a_deleted_task_lets_machine_sets_delete_extra_machines_before_it_goes() {
+    let mut task = task();
+    task.spec.stage = Stage::Abort;
+    task.status =
+        Some(UpgradeTaskStatus { phase: TaskPhase::Aborted, ..UpgradeTaskStatus::default() });
+    task.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+    let mut look = seen(&task, vec![Member { task: None, ..member("a") }]);
+    look.owner = Some(OwnerSeen { paused: Paused::ByTask("t".into()), ..owner() });
+    let set = SetSeen { creates: true, leaving: 1, ..set("old", 2) };
+    let with = |look: &mut GroupSeen<'_>, set: SetSeen| {
+        let sets = SetsSeen { old: vec![set], wanted: 1, ..SetsSeen::default() };
+        look.sets = Some(sets);
+    };
+    // Its status is not about its Machines yet.
+    with(&mut look, SetSeen { shown: 1, ..set.clone() });
+    assert_eq!(actions(&look), []);
+    let status = status(&look, &BTreeMap::new());
+    let paused = conditions::get(&status.conditions, OWNER_PAUSED).unwrap();
+    assert_eq!(paused.reason, "ExtraMachines");
+    assert_eq!(paused.message, "extra Machines are deleted by MachineSets first: old");
+    with(&mut look, set.clone());
+    let lower = SetWrite { name: Some("old".into()), replicas: 1, creates: true };
+    assert_eq!(actions(&look), [Action::Sets(lower)]);
+    with(&mut look, SetSeen { replicas: 1, ..set });
+    assert_eq!(actions(&look), [Action::RemoveFinalizer], "its Machine is being deleted");
+}

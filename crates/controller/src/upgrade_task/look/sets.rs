@@ -12,13 +12,17 @@ use refit_cluster_api::{
 };
 use refit_core::{
     group::Limits,
-    task::{GroupSeen, MemberState, SetSeen, SetWrite, SetsSeen, SpecState},
+    task::{GroupSeen, MemberState, SetSeen, SetWrite, SetsSeen, SpecState, limit_leaving},
 };
 use refit_kinds::{keys, refit::Owner};
 use serde_json::json;
 
 use super::Look;
-use crate::{groups::controller_of, owner::LiveOwner, upgrade_task::cluster::is_extra};
+use crate::{
+    groups::{controller_of, creates_machines},
+    owner::LiveOwner,
+    upgrade_task::cluster::is_extra,
+};
 
 impl Look {
     /// The MachineSet that controls a Machine.
@@ -27,61 +31,71 @@ impl Look {
         self.sets.iter().find(|set| set.metadata.uid.as_deref() == Some(&owner.uid))
     }
 
-    /// Whether a write gives a MachineSet fewer replicas than it has Machines.
-    pub(in crate::upgrade_task) fn is_below_machines(&self, write: &SetWrite) -> bool {
-        let is_of_set = |machine: &&Arc<Machine>| {
-            self.set_of(machine).is_some_and(|set| set.metadata.name == write.name)
-        };
-        let machines = self.machines.iter().filter(is_of_set).count();
-        i64::try_from(machines).is_ok_and(|machines| write.replicas < machines)
+    /// Whether a write at rest gives a MachineSet fewer replicas than it has: then it may delete Machines.
+    pub(in crate::upgrade_task) fn lowers(&self, write: &SetWrite) -> bool {
+        let set = self.sets.iter().find(|set| set.metadata.name == write.name);
+        let replicas = set.and_then(|set| set.spec.replicas);
+        write.creates && replicas.is_some_and(|replicas| write.replicas < replicas.into())
     }
 
-    /// The names of extra Machines that are to be deleted: as many as there are more Machines than the owner requests.
+    /// The names of extra Machines that are to be deleted.
     pub(super) fn leaving(&self, owner: &LiveOwner) -> BTreeSet<String> {
-        let LiveOwner::Deployment(deployment) = owner else { return BTreeSet::new() };
-        if owner.annotations().contains_key(keys::EXTRA_CAPACITY) {
-            return BTreeSet::new();
-        }
-        let replicas = usize::try_from(deployment.spec.replicas.unwrap_or(1)).unwrap_or_default();
-        let surplus = self.machines.len().saturating_sub(replicas);
-        let mut extra: Vec<&Arc<Machine>> =
-            self.machines.iter().filter(|machine| is_deleted_first(machine)).collect();
-        extra.sort_by_key(|machine| machine.metadata.deletion_timestamp.is_none());
-        extra.into_iter().take(surplus).map(|machine| machine.name_any()).collect()
+        let counts = self.counts(owner).into_iter();
+        let names = counts.flat_map(|set| {
+            let of_set = |machine: &&Arc<Machine>| {
+                self.set_of(machine).is_some_and(|of| of.metadata.name.as_ref() == Some(&set.name))
+            };
+            let mut extra: Vec<&Arc<Machine>> = self
+                .machines
+                .iter()
+                .filter(|machine| is_deleted_first(machine))
+                .filter(of_set)
+                .collect();
+            extra.sort_by_key(|machine| machine.metadata.deletion_timestamp.is_none());
+            let leaving = usize::try_from(set.leaving).unwrap_or_default();
+            extra.into_iter().take(leaving).map(|machine| machine.name_any()).collect::<Vec<_>>()
+        });
+        names.collect()
     }
 
-    pub(super) fn sets_seen(&self, seen: &GroupSeen<'_>, limits: Limits) -> Option<SetsSeen> {
-        if self.group.spec.owner.owner() != Owner::Deployment {
-            return None;
-        }
-        let leaving = self.owner.as_ref().map(|owner| self.leaving(owner)).unwrap_or_default();
+    /// The MachineSets, with the Machines that they control.
+    fn counts(&self, owner: &LiveOwner) -> Vec<SetSeen> {
+        let LiveOwner::Deployment(deployment) = owner else { return Vec::new() };
+        // Until the replicas are set back, none of its extra Machines is to be deleted.
+        let is_raised = owner.annotations().contains_key(keys::EXTRA_CAPACITY);
         let mut counts: BTreeMap<String, (i64, i64)> = BTreeMap::new();
         for machine in &self.machines {
             if let Some(set) = self.set_of(machine) {
-                let (machines, leaves) = counts.entry(set.name_any()).or_default();
+                let (machines, extra) = counts.entry(set.name_any()).or_default();
                 *machines += 1;
-                *leaves += i64::from(leaving.contains(&machine.name_any()));
+                *extra += i64::from(!is_raised && is_deleted_first(machine));
             }
         }
         let of = |set: &Arc<MachineSet>| {
             let status = set.status.clone().unwrap_or_default();
-            let disabled = set.annotations().get(keys::DISABLE_MACHINE_CREATE);
             let (machines, leaving) = counts.get(&set.name_any()).copied().unwrap_or_default();
             SetSeen {
                 name: set.name_any(),
                 replicas: set.spec.replicas.unwrap_or(1).into(),
                 shown: status.replicas.unwrap_or(0).into(),
                 is_observed: status.observed_generation == set.metadata.generation,
-                creates: disabled.is_none_or(|value| value != "true"),
+                creates: creates_machines(set),
                 machines,
                 leaving,
             }
         };
-        let (current, old): (Vec<_>, Vec<_>) = self
-            .sets
-            .iter()
-            .map(of)
-            .partition(|set| self.current_set.as_deref() == Some(&set.name));
+        let mut sets: Vec<SetSeen> = self.sets.iter().map(of).collect();
+        limit_leaving(&mut sets, deployment.spec.replicas.unwrap_or(1).into());
+        sets
+    }
+
+    pub(super) fn sets_seen(&self, seen: &GroupSeen<'_>, limits: Limits) -> Option<SetsSeen> {
+        if self.group.spec.owner.owner() != Owner::Deployment {
+            return None;
+        }
+        let sets = self.owner.as_ref().map(|owner| self.counts(owner)).unwrap_or_default();
+        let (current, old): (Vec<_>, Vec<_>) =
+            sets.into_iter().partition(|set| self.current_set.as_deref() == Some(&set.name));
         let target = seen.target();
         let arriving = seen.machines.iter().filter(|member| {
             member.spec == SpecState::Outdated

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, str::FromStr};
 
-use refit_kinds::{refit::ExtraCapacity, version::KubernetesVersion};
+use refit_kinds::{keys, refit::ExtraCapacity, version::KubernetesVersion};
 
 use super::{CapacityMachine, CapacityWrite};
 use crate::task::Paused;
@@ -54,6 +54,8 @@ pub struct DeploymentSeen {
     pub machines: Vec<CapacityMachine>,
     /// How many others are being deleted.
     pub deleting: usize,
+    /// How many Machines its MachineSets still create.
+    pub lacking: usize,
 }
 
 impl Default for DeploymentSeen {
@@ -68,6 +70,7 @@ impl Default for DeploymentSeen {
             paused: Paused::No,
             machines: Vec::new(),
             deleting: 0,
+            lacking: 0,
         }
     }
 }
@@ -99,8 +102,14 @@ impl DeploymentSeen {
         self.extra.as_ref().is_ok_and(|extra| self.replicas < extra.of)
     }
 
-    /// Marks the newest Machines, as many as there are more than without extra ones: those were created last.
+    /// Marks the newest Machines, as many as there are more than without extra ones: those were created last. Extra ones that
+    /// Cluster API would not delete first are marked again.
     pub(super) fn marks(&self) -> Vec<CapacityWrite> {
+        let again = marked_by_half(self.machines.iter());
+        again.into_iter().chain(self.marks_of_newest()).collect()
+    }
+
+    fn marks_of_newest(&self) -> Vec<CapacityWrite> {
         let Ok(ExtraReplicas { extra, of }) = self.extra else { return Vec::new() };
         // Another client may have set its replicas back already.
         let without = self.replicas.max(of).saturating_sub(extra);
@@ -139,13 +148,39 @@ impl DeploymentSeen {
     /// up, or another Machine is deleted in its place.
     fn unmarks(&self) -> Vec<CapacityWrite> {
         let alive = self.machines.iter().filter(|one| !one.deleting);
-        let marked: Vec<_> = alive.clone().filter(|one| one.is_extra).collect();
+        let mut marked: Vec<_> = alive.clone().filter(|one| one.is_extra).collect();
         let replicas = usize::try_from(self.replicas).unwrap_or_default();
         // Of a paused one, each MachineSet replaces what it loses.
-        let replaced = if self.paused == Paused::No { 0 } else { self.deleting };
+        let replaced = match self.paused {
+            Paused::No => 0,
+            Paused::ByTask(_) | Paused::ByOthers => self.deleting.saturating_add(self.lacking),
+        };
         let leaving = alive.count().saturating_add(replaced).saturating_sub(replicas);
-        let stay = marked.into_iter().skip(leaving);
-        stay.map(|machine| CapacityWrite::Unmark(machine.name.clone())).collect()
+        let stay = marked.split_off(leaving.min(marked.len()));
+        let unmarks = stay.into_iter().map(|machine| CapacityWrite::Unmark(machine.name.clone()));
+        marked_by_half(marked.into_iter()).into_iter().chain(unmarks).collect()
+    }
+
+    /// What keeps its extra Machines from being deleted, if that is known.
+    pub(super) fn keeps_extra(&self, lives: impl Fn(&str) -> bool) -> Option<String> {
+        let name = &self.name;
+        if let Err(value) = &self.extra {
+            let key = keys::EXTRA_CAPACITY;
+            return Some(format!(
+                "the annotation {key} of MachineDeployment {name} is {value:?}, which Refit has \
+                 not written: remove it, and check spec.replicas"
+            ));
+        }
+        match &self.paused {
+            Paused::No => None,
+            Paused::ByTask(task) if !lives(task) => Some(format!(
+                "MachineDeployment {name} is paused by UpgradeTask {task}, which is gone: the next \
+                 UpgradeTask takes it over"
+            )),
+            Paused::ByTask(_) | Paused::ByOthers => {
+                Some(format!("MachineDeployment {name} is paused"))
+            }
+        }
     }
 
     /// Whether one of its extra Machines is not being deleted.
@@ -163,4 +198,10 @@ impl DeploymentSeen {
             Paused::No => String::new(),
         }
     }
+}
+
+/// Marks those again whose annotation a person has removed.
+fn marked_by_half<'a>(machines: impl Iterator<Item = &'a CapacityMachine>) -> Vec<CapacityWrite> {
+    let by_half = |one: &&CapacityMachine| one.is_extra && !one.deleting && !one.is_deleted_first;
+    machines.filter(by_half).map(|one| CapacityWrite::Mark(one.name.clone())).collect()
 }

@@ -55,6 +55,8 @@ pub struct CapacityMachine {
     pub created: Option<Timestamp>,
     /// Whether it is extra.
     pub is_extra: bool,
+    /// Whether Cluster API deletes it before others.
+    pub is_deleted_first: bool,
     /// Whether it is being deleted.
     pub deleting: bool,
     /// Why it cannot take Pods; `None` if it can.
@@ -84,6 +86,8 @@ pub enum CapacityWrite {
     Resize {
         /// Its name.
         clone: String,
+        /// How many Machines it requests now.
+        from: i32,
         /// How many Machines.
         machines: i32,
     },
@@ -108,7 +112,8 @@ impl CapacityWrite {
     /// Whether Machines are created for it: only in a Cluster that is healthy now.
     pub fn adds_machines(&self) -> bool {
         match self {
-            Self::Clone { .. } | Self::Raise { .. } | Self::Resize { .. } => true,
+            Self::Clone { .. } | Self::Raise { .. } => true,
+            Self::Resize { from, machines, .. } => machines > from,
             Self::Guard
             | Self::Mark(_)
             | Self::Unmark(_)
@@ -188,23 +193,24 @@ impl CapacitySeen {
                      has not written: remove it, and check spec.replicas"
                 ));
             }
-            if capacity.method == CapacityMethod::Replicas && one.of_topology {
-                return Some(format!(
-                    "the Cluster's topology writes the replicas of MachineDeployment {name}: set \
-                     spec.extraCapacity.method to Clone"
-                ));
-            }
-            let version = one.version.as_ref()?;
-            let is_other_minor =
-                version.minor_below(control_plane) || control_plane.minor_below(version);
-            let is_refused =
-                one.has_kubeadm && is_other_minor || one.of_topology && version != control_plane;
             let adds_machines = self.adds_machines_to(one, capacity);
-            if adds_machines && is_refused {
+            let version = one.version.as_ref();
+            let is_refused = |version: &&KubernetesVersion| {
+                let is_other_minor =
+                    version.minor_below(control_plane) || control_plane.minor_below(version);
+                one.has_kubeadm && is_other_minor || one.of_topology && **version != *control_plane
+            };
+            if let Some(version) = version.filter(|_| adds_machines).filter(is_refused) {
                 return Some(format!(
                     "extra Machines of MachineDeployment {name} would have its version, {version}, \
                      and Cluster API creates none of that version next to a control plane of \
                      {control_plane}: request the upgrade without spec.extraCapacity"
+                ));
+            }
+            if capacity.method == CapacityMethod::Replicas && one.of_topology {
+                return Some(format!(
+                    "the Cluster's topology writes the replicas of MachineDeployment {name}: set \
+                     spec.extraCapacity.method to Clone"
                 ));
             }
             let is_paused = one.paused != Paused::No;
@@ -214,6 +220,7 @@ impl CapacitySeen {
                      set spec.extraCapacity.method to Clone"
                 ));
             }
+            let version = version?;
             let skew = version.check_kubelet_of(target).err()?;
             Some(format!(
                 "extra Machines of MachineDeployment {name} stay at {version}: {skew}. Upgrade to \
@@ -262,6 +269,11 @@ impl CapacitySeen {
         Reserve::Waits { why: some_of_with("; ", &problems), writes }
     }
 
+    /// Whether something is there that is not requested any more.
+    pub fn has_unwanted(&self, capacity: &ExtraCapacity) -> bool {
+        !self.unwanted(capacity).is_empty()
+    }
+
     /// Whether some of what is requested is not even there: Machines would be created for it.
     pub fn lacks_machines(&self, capacity: &ExtraCapacity) -> bool {
         self.wanted(capacity).any(|one| self.adds_machines_to(one, capacity))
@@ -294,7 +306,8 @@ impl CapacitySeen {
             return Vec::new();
         };
         if !clone.deleting && clone.replicas != capacity.machines {
-            writes.push(CapacityWrite::Resize { clone: name, machines: capacity.machines });
+            let (from, machines) = (clone.replicas, capacity.machines);
+            writes.push(CapacityWrite::Resize { clone: name, from, machines });
         }
         // Once it is gone, another one is created.
         let stay = clone.machines.iter().filter(|machine| !machine.deleting);
@@ -333,18 +346,18 @@ impl CapacitySeen {
         deletes.chain(self.deployments.iter().flat_map(DeploymentSeen::lowered)).collect()
     }
 
-    /// What keeps the extra Machines that are left from being deleted, if that is known.
-    pub fn kept_by(&self) -> Option<String> {
-        let is_kept = |one: &&DeploymentSeen| one.paused != Paused::No && one.has_alive_extra();
-        let paused: Vec<String> =
-            self.deployments.iter().filter(is_kept).map(|one| one.name.clone()).collect();
-        (!paused.is_empty()).then(|| format!("paused MachineDeployments: {}", some_of(&paused)))
+    /// What keeps the extra Machines that are left from being deleted, if that is known. `lives` is whether an UpgradeTask
+    /// of this name is there, and works.
+    pub fn kept_by(&self, lives: impl Fn(&str) -> bool) -> Option<String> {
+        let kept = self.deployments.iter().filter(|one| one.has_alive_extra());
+        let causes: Vec<String> = kept.filter_map(|one| one.keeps_extra(&lives)).collect();
+        (!causes.is_empty()).then(|| some_of_with("; ", &causes))
     }
 
-    /// Whether an UpgradeTask still has to let extra Machines be deleted: it has paused their MachineDeployment.
-    pub fn is_left_to_task(&self) -> bool {
-        self.deployments.iter().any(|one| match one.paused {
-            Paused::ByTask(_) => one.has_alive_extra(),
+    /// Whether an UpgradeTask still has to let extra Machines be deleted: it has paused their MachineDeployment, and is there.
+    pub fn is_left_to_task(&self, lives: impl Fn(&str) -> bool) -> bool {
+        self.deployments.iter().any(|one| match &one.paused {
+            Paused::ByTask(task) => one.has_alive_extra() && lives(task),
             Paused::No | Paused::ByOthers => false,
         })
     }

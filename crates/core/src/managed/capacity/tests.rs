@@ -15,7 +15,17 @@ fn capacity(method: CapacityMethod, machines: i32, names: &[&str]) -> ExtraCapac
 
 fn machine(name: &str, created: i64, is_extra: bool) -> CapacityMachine {
     let created = Some(Timestamp::from_second(created).unwrap());
-    CapacityMachine { name: name.into(), created, is_extra, deleting: false, unready: None }
+    CapacityMachine {
+        name: name.into(),
+        created,
+        is_extra,
+        is_deleted_first: is_extra,
+        ..CapacityMachine::default()
+    }
+}
+
+fn mark(machine: &mut CapacityMachine, is_extra: bool) {
+    (machine.is_extra, machine.is_deleted_first) = (is_extra, is_extra);
 }
 
 fn deployment(name: &str, replicas: i32) -> DeploymentSeen {
@@ -63,7 +73,8 @@ fn a_request_that_changes_gets_the_extra_machines_that_it_has_by_now() {
     let mut seen = seen(vec![deployment("a", 3)]);
     let clone = CloneSeen { replicas: 1, ..clone_named("a-extra") };
     seen.clones = vec![clone];
-    let resize = CapacityWrite::Resize { clone: "a-extra".into(), machines: 2 };
+    let resize = CapacityWrite::Resize { clone: "a-extra".into(), from: 1, machines: 2 };
+    assert!(resize.adds_machines());
     assert_eq!(waits(&seen, &capacity(CapacityMethod::Clone, 2, &[])).1, [resize]);
     let delete = CapacityWrite::Delete("a-extra".into());
     let raise = |extra, of| CapacityWrite::Raise {
@@ -114,10 +125,10 @@ fn more_replicas_are_extra_once_the_newest_machines_are_marked() {
     assert_eq!(waits(&seen, &by_replicas).1, [], "its Machines are not created yet");
     seen.deployments[0].machines.insert(0, machine("new", 77, false));
     assert_eq!(waits(&seen, &by_replicas).1, [CapacityWrite::Mark("new".into())]);
-    seen.deployments[0].machines[0].is_extra = true;
+    mark(&mut seen.deployments[0].machines[0], true);
     seen.deployments[0].machines.push(machine("newer", 78, false));
     assert_eq!(waits(&seen, &by_replicas).1, [CapacityWrite::Mark("newer".into())]);
-    seen.deployments[0].machines[4].is_extra = true;
+    mark(&mut seen.deployments[0].machines[4], true);
     assert_eq!(seen.reserve(&by_replicas), Reserve::Ready("new, newer".into()));
 }
 
@@ -141,6 +152,11 @@ fn extra_machines_that_a_cluster_cannot_have_are_refused_with_the_remedy() {
     assert!(of_topology.ends_with("set spec.extraCapacity.method to Clone"), "{of_topology}");
     seen.deployments[0].version = Some("v1.34.1".parse().unwrap());
     let stopped = why(&seen, CapacityMethod::Clone, &[]);
+    assert_eq!(
+        why(&seen, CapacityMethod::Replicas, &[]),
+        stopped,
+        "the other method is refused as well"
+    );
     assert!(stopped.contains("next to a control plane of v1.34.2"), "{stopped}");
     seen.deployments[0].of_topology = false;
     assert_eq!(why(&seen, CapacityMethod::Clone, &[]), "", "another patch release");
@@ -177,7 +193,7 @@ fn removal_deletes_clones_and_sets_replicas_back_after_all_extra_machines_are_ma
     let delete = CapacityWrite::Delete("b-extra".into());
     assert_eq!(seen.removal(), [delete, CapacityWrite::Mark("new".into())]);
     seen.clones[0].deleting = true;
-    seen.deployments[0].machines[3].is_extra = true;
+    mark(&mut seen.deployments[0].machines[3], true);
     let lower = CapacityWrite::Lower { deployment: "a".into(), replicas: 3 };
     assert_eq!(seen.removal(), [lower]);
     // Another client has set them back, and a Machine is being remediated.
@@ -211,8 +227,47 @@ fn an_extra_machine_stays_where_a_deleted_one_makes_room_for_it() {
         [],
         "its MachineSets replace what they lose, and the task lowers them"
     );
-    let one = DeploymentSeen { deleting: 0, ..one };
+    let one = DeploymentSeen { deleting: 0, lacking: 1, ..one };
+    assert_eq!(one.lowered(), [], "its MachineSet has not created the new one yet");
+    let one = DeploymentSeen { lacking: 0, ..one };
     assert_eq!(one.lowered(), [CapacityWrite::Unmark("extra".into())]);
+}
+
+#[test]
+fn an_extra_machine_that_cluster_api_would_not_delete_first_is_marked_again() {
+    let mut one = deployment("a", 3);
+    (one.replicas, one.extra) = (4, "1/4".parse());
+    one.machines.push(machine("extra", 9, true));
+    one.machines[3].is_deleted_first = false;
+    let again = [CapacityWrite::Mark("extra".into())];
+    assert_eq!(one.lowered(), again);
+    let mut writes = Vec::new();
+    one.raised(&capacity(CapacityMethod::Replicas, 1, &[]), &mut writes);
+    assert_eq!(writes, again);
+    (one.replicas, one.extra) = (3, Ok(ExtraReplicas::default()));
+    assert_eq!(one.lowered(), again);
+    one.machines[3].deleting = true;
+    assert_eq!(one.lowered(), []);
+}
+
+#[test]
+fn what_keeps_extra_machines_is_named() {
+    let mut one = deployment("a", 3);
+    one.machines.push(machine("extra", 9, true));
+    let kept = |one: &DeploymentSeen| {
+        let seen = seen(vec![one.clone()]);
+        (seen.kept_by(|task| task == "t"), seen.is_left_to_task(|task| task == "t"))
+    };
+    assert_eq!(kept(&one), (None, false));
+    one.paused = Paused::ByTask("t".into());
+    assert_eq!(kept(&one), (Some("MachineDeployment a is paused".into()), true));
+    one.paused = Paused::ByTask("gone".into());
+    let (why, is_left) = kept(&one);
+    assert!(why.unwrap().contains("paused by UpgradeTask gone, which is gone"));
+    assert!(!is_left);
+    one.extra = "x".parse();
+    let (why, _) = kept(&one);
+    assert!(why.unwrap().contains("refit.dev/extra-capacity of MachineDeployment a is \"x\""));
 }
 
 #[test]
@@ -245,11 +300,11 @@ fn apply(one: &mut DeploymentSeen, writes: Vec<CapacityWrite>) {
             }
             CapacityWrite::Mark(name) => {
                 let marked = one.machines.iter_mut().find(|machine| machine.name == name);
-                marked.unwrap().is_extra = true;
+                mark(marked.unwrap(), true);
             }
             CapacityWrite::Unmark(name) => {
                 let marked = one.machines.iter_mut().find(|machine| machine.name == name);
-                marked.unwrap().is_extra = false;
+                mark(marked.unwrap(), false);
             }
             CapacityWrite::Lower { replicas, .. } => {
                 (one.replicas, one.extra) = (replicas, Ok(ExtraReplicas::default()));

@@ -6,8 +6,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use refit_kinds::{
     conditions, keys,
     refit::{
-        CapacityMethod, CapacityState, CapacityTimeout, ClusterUpgradeStatus, UpgradePhase,
-        UpgradeRecord, Via,
+        CapacityMethod, CapacityState, CapacityTimeout, ClusterUpgradeStatus, ExtraCapacity,
+        UpgradePhase, UpgradeRecord, Via,
     },
 };
 
@@ -29,10 +29,7 @@ const STILL_WAITS: &str =
 
 /// The step: extra Machines are Ready before the upgrade begins, or it goes on without.
 pub(super) fn reserved(known: &Known) -> Progress<Write> {
-    let Some(capacity) = &known.upgrade.spec.extra_capacity else { return Progress::Unneeded };
-    if known.capacity_state() == Some(CapacityState::Skipped) {
-        return Progress::Unneeded;
-    }
+    let Some(capacity) = known.capacity_due() else { return Progress::Unneeded };
     let Reserve::Waits { why, mut writes } = known.capacity.reserve(capacity) else {
         return Progress::Done;
     };
@@ -50,8 +47,11 @@ pub(super) fn reserved(known: &Known) -> Progress<Write> {
     if let Some(problem) = known.health.problem()
         && writes.iter().any(CapacityWrite::adds_machines)
     {
-        // What is unhealthy gets no Machines.
-        return Progress::waits(problem);
+        // What is unhealthy gets no Machines. It may lose some: one that is not Ready can be why.
+        writes.retain(|write| !write.adds_machines());
+        if writes.is_empty() {
+            return Progress::waits(problem);
+        }
     }
     if known.hindrance.is_none() && !writes.is_empty() {
         return trying(known, RESERVED, why, all(writes));
@@ -128,7 +128,7 @@ fn next_state(known: &Known, record: &UpgradeRecord) -> Option<CapacityState> {
     let step = record.conditions.iter().find(|step| step.type_ == RESERVED);
     let Some(step) = step else { return state };
     if step.status == "True" {
-        return Some(CapacityState::Reserved);
+        return remains.then_some(CapacityState::Reserved);
     }
     // Another step may keep an upgrade waiting whose extra Machines are Ready.
     let lacks_some = known.lacks_capacity();
@@ -152,7 +152,8 @@ pub(super) fn keep(
         && !roll_back::is_refused(known);
     if known.hindrance.is_none() && !is_wanted {
         let mut due = known.capacity.removal();
-        if due.is_empty() && known.is_guarded() && !known.capacity.is_left_to_task() {
+        let is_left = known.capacity.is_left_to_task(|task| known.has_live_task(task));
+        if due.is_empty() && known.is_guarded() && !is_left {
             due.push(CapacityWrite::Unguard);
         }
         let is_new = |write: &Write| !writes.contains(write);
@@ -225,7 +226,7 @@ fn shown(
 
 /// What is to be deleted, with what keeps it.
 fn with_cause(known: &Known, left: String) -> String {
-    match known.capacity.kept_by() {
+    match known.capacity.kept_by(|task| known.has_live_task(task)) {
         Some(kept) => format!("{left} ({kept})"),
         None => left,
     }
@@ -260,19 +261,36 @@ impl Known {
 
     /// Why the Cluster cannot have the extra Machines.
     pub(super) fn no_capacity(&self) -> Option<(&'static str, String)> {
-        let capacity = self.upgrade.spec.extra_capacity.as_ref()?;
+        let capacity = self.capacity_due()?;
         let control_plane = &self.control_plane.as_ref()?.highest;
         let invalid = self.capacity.invalid(capacity, (control_plane, self.version()));
         invalid.filter(|_| self.task().is_none())
     }
 
-    /// Whether all extra Machines that are requested are there, and not all are Ready: parts of the Cluster are not healthy
-    /// meanwhile.
+    /// The extra Machines that are requested, unless the upgrade goes on without, or they were removed after its workers.
+    fn capacity_due(&self) -> Option<&ExtraCapacity> {
+        let is_over = self.recorded().is_some_and(|record| {
+            record.extra_capacity == Some(CapacityState::Skipped) || is_done(record, REMOVED)
+        });
+        self.upgrade.spec.extra_capacity.as_ref().filter(|_| !is_over)
+    }
+
+    /// Whether an UpgradeTask of this name is there, and ends only after its work.
+    fn has_live_task(&self, name: &str) -> bool {
+        self.tasks.iter().any(|task| {
+            let finalizers = task.metadata.finalizers.iter().flatten();
+            task.metadata.name.as_deref() == Some(name)
+                && finalizers.into_iter().any(|one| one == keys::TASK_FINALIZER)
+        })
+    }
+
+    /// Whether parts of the Cluster may be unhealthy because of its extra Machines: all that are requested are there, and not
+    /// all are Ready, or some are there that are not requested any more.
     pub(super) fn is_reserving(&self) -> bool {
-        let capacity = self.upgrade.spec.extra_capacity.as_ref();
-        self.capacity_state() != Some(CapacityState::Skipped)
-            && capacity.is_some_and(|capacity| !self.capacity.lacks_machines(capacity))
-            && self.lacks_capacity()
+        self.capacity_due().is_some_and(|capacity| {
+            self.capacity.has_unwanted(capacity)
+                || !self.capacity.lacks_machines(capacity) && self.lacks_capacity()
+        })
     }
 
     /// Whether extra Machines are requested, and not all are Ready.

@@ -309,7 +309,7 @@ fn an_unhealthy_cluster_gets_no_extra_machines_even_if_some_are_left_from_an_ear
 fn a_deleted_upgrade_stays_until_a_task_lets_its_extra_machine_be_deleted() {
     let (known, _) = next(commenced(), |known| {
         let machine =
-            CapacityMachine { name: "a".into(), is_extra: true, ..CapacityMachine::default() };
+            CapacityMachine { is_deleted_first: true, ..clone_of_md(None).machines.remove(0) };
         let md = &mut known.capacity.deployments[0];
         (md.machines, md.replicas) = (vec![machine], 0);
         md.paused = crate::task::Paused::ByTask("t".into());
@@ -319,13 +319,93 @@ fn a_deleted_upgrade_stays_until_a_task_lets_its_extra_machine_be_deleted() {
         let upgrade = Arc::make_mut(&mut known.upgrade);
         upgrade.metadata.deletion_timestamp = Some(Time(known.now));
         let name = "edge-1-v1.36.0-1";
-        known.tasks = vec![Arc::new(task(name, "upgrade", None, TaskPhase::Aborted))];
+        let mut of_group = task("t", "other", None, TaskPhase::Aborted);
+        of_group.metadata.finalizers = Some(vec![keys::TASK_FINALIZER.to_owned()]);
+        let of_cluster = task(name, "upgrade", None, TaskPhase::Aborted);
+        known.tasks = vec![Arc::new(of_cluster), Arc::new(of_group)];
     });
     assert_eq!(writes(&decision), []);
-    let why = "deletion of Machines a (paused MachineDeployments: md)";
+    let why = "deletion of Machines md-extra-x (MachineDeployment md is paused)";
     assert_eq!(shown(&decision), ("False", "Removing", why));
-    let (_, decision) = next(known, |known| known.capacity.deployments[0].machines.clear());
+    let (_, decision) = next(known.clone(), |known| known.capacity.deployments[0].machines.clear());
     assert_eq!(writes(&decision), [CapacityWrite::Unguard]);
+    let (_, decision) = next(known, |known| {
+        known.tasks.retain(|task| task.metadata.name.as_deref() != Some("t"));
+    });
+    assert_eq!(writes(&decision), [CapacityWrite::Unguard], "a task that is gone lets nothing go");
+    assert!(shown(&decision).2.contains("UpgradeTask t, which is gone"), "{decision:?}");
+}
+
+#[test]
+fn an_extra_machine_that_is_not_requested_any_more_is_deleted_even_if_it_makes_the_cluster_unhealthy()
+ {
+    let other = |name: &str, known: &mut Known| {
+        let upgrade = Arc::make_mut(&mut known.upgrade);
+        let capacity = upgrade.spec.extra_capacity.as_mut().unwrap();
+        capacity.machine_deployments = vec![name.into()];
+        known.capacity.deployments.push(DeploymentSeen {
+            name: name.into(),
+            version: Some("v1.35.0".parse().unwrap()),
+            replicas: 1,
+            ..DeploymentSeen::default()
+        });
+    };
+    let delete = CapacityWrite::Delete("md-extra".into());
+    let (known, decision) = next(reserving(CapacityTimeout::Delay), |known| other("other", known));
+    assert_eq!(writes(&decision), [delete], "and nothing is created");
+    let (known, decision) = next(known, |known| known.capacity.clones[0].deleting = true);
+    assert_eq!(step(&decision, "ClusterHealthyBeforeUpgrade").0, "StepInProgress");
+    let (_, decision) = next(known, |known| {
+        known.capacity.clones.clear();
+        known.health = Health::Known(Vec::new());
+    });
+    let clone = CapacityWrite::Clone { deployment: "other".into(), machines: 1 };
+    assert_eq!(writes(&decision), [clone]);
+    // Fewer of them.
+    let (_, decision) = next(reserving(CapacityTimeout::Delay), |known| {
+        known.capacity.clones[0].replicas = 3;
+    });
+    let fewer = CapacityWrite::Resize { clone: "md-extra".into(), from: 3, machines: 1 };
+    assert_eq!(writes(&decision), [fewer]);
+}
+
+#[test]
+fn an_upgrade_whose_task_was_deleted_asks_for_no_extra_machines_once_they_were_removed_or_skipped()
+{
+    let (known, _) = next(commenced(), |known| {
+        known.control_plane = Some(group("KubeadmControlPlane", "edge-1", "v1.36.0"));
+        known.workers = vec![group("MachineDeployment", "md", "v1.36.0")];
+        let name = "edge-1-v1.36.0-1";
+        known.tasks = vec![Arc::new(task(name, "upgrade", None, TaskPhase::Complete))];
+        known.capacity.clones.clear();
+        sick(known);
+    });
+    let (_, decision) = next(known, |known| {
+        guard(known, false);
+        known.tasks.clear();
+        known.health = Health::Known(Vec::new());
+    });
+    assert_eq!(writes(&decision), []);
+    // A minor version above what its workers have, so that their extra Machines would be refused.
+    let (known, _) = next(reserving(CapacityTimeout::Proceed), |known| known.now = at(10 + 30));
+    let (_, decision) = next(known, |known| {
+        known.capacity.clones.clear();
+        guard(known, false);
+        known.capacity.deployments[0].version = Some("v1.34.0".parse().unwrap());
+        known.health = Health::Known(Vec::new());
+    });
+    assert!(commences(&decision), "{decision:?}");
+}
+
+#[test]
+fn an_upgrade_without_workers_has_no_extra_capacity_to_show() {
+    let mut known = with_capacity(CapacityMethod::Clone, CapacityTimeout::Delay);
+    known.capacity.deployments.clear();
+    let (known, decision) = next(known, |_| {});
+    assert_eq!(state(&decision), None);
+    let (_, decision) = next(known, |_| {});
+    assert_eq!(state(&decision), None);
+    assert!(conditions::get(&decision.status.conditions, EXTRA_CAPACITY).is_none());
 }
 
 #[test]
