@@ -173,7 +173,7 @@ mod tests {
         );
         assert_eq!(names(r#"ALERTS{severity="critical",alertname!="NodeDown"}"#), [""; 0]);
         assert_eq!(names(r#"a{y="2"}"#), ["5"]);
-        assert_eq!(names(r#"b{}"#), ["7"]);
+        assert_eq!(names(r"b{}"), ["7"]);
         prometheus.resolve("NodeDown");
         assert_eq!(names(r#"ALERTS{severity="critical"}"#), [""; 0]);
         assert_eq!(
