@@ -212,3 +212,49 @@ async fn listen(bind: Bind, flag: &str) -> anyhow::Result<Listener> {
     listener
         .with_context(|| format!("cannot listen on {address}; choose another address with {flag}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_documentation_shows_the_options() {
+        let help = Args::command().term_width(100).render_long_help().to_string();
+        let help: Vec<&str> = help.lines().map(str::trim_end).collect();
+        let docs = include_str!("../../../docs/openshift.md");
+        let help = help.join("\n");
+        assert!(docs.contains(&help), "docs/openshift.md does not have this text:\n{help}");
+    }
+
+    #[test]
+    fn the_deployment_has_the_default_ports() {
+        Args::command().debug_assert();
+        let manifest = include_str!("../../../deploy/openshift/operator.yaml");
+        let args = Args::parse_from(["refit-managed"]);
+        let ports = [
+            args.metrics_bind_address,
+            args.custom_metrics_bind_address,
+            args.health_probe_bind_address,
+        ];
+        for port in ports {
+            let Bind::Everywhere(port) = port else { panic!("{port:?}") };
+            assert!(manifest.contains(&format!("containerPort: {port}\n")));
+        }
+        assert!(manifest.contains("command: [/refit-managed]\n") && !manifest.contains("args:"));
+    }
+
+    #[test]
+    fn an_address_may_have_only_a_port() {
+        for (text, bind) in [
+            (":8383", Some(Bind::Everywhere(8383))),
+            ("127.0.0.1:1", Some(Bind::At(([127, 0, 0, 1], 1).into()))),
+            ("8383", None),
+            (":a", None),
+            ("localhost:1", None),
+        ] {
+            assert_eq!(text.parse::<Bind>().ok(), bind, "{text}");
+        }
+    }
+}

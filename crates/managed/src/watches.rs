@@ -40,8 +40,10 @@ pub(crate) async fn run(ctx: &Context) {
             shared.pools.clone(),
             |_: &MachineConfigPool| {
                 // The times at which workers began and were done are noted at looks.
-                if is_upgrading(ctx) {
-                    ctx.wake_upgrade();
+                match ctx.compat {
+                    Compat::Repaired if is_upgrading(ctx) => ctx.wake_upgrade(),
+                    // More looks would send more notifications again, until Prometheus shows them.
+                    Compat::Repaired | Compat::Strict => {}
                 }
                 wake_nodes(ctx);
             }

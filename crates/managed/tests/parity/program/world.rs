@@ -1,52 +1,67 @@
-//! A cluster of OpenShift on the embedded API server, with the program in the same process. Its operators are played by hand.
+//! A simulated OpenShift cluster with all that its upgrades depend on, and the program in the same process.
 
 use std::{
     convert::Infallible,
-    sync::{Arc, Once},
+    sync::{Arc, Mutex, Once},
     time::Duration,
 };
 
-use http::Request;
+use http::{Request, StatusCode};
 use hyper::body::Incoming;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::{
+    api::core::v1::{ConfigMap, Secret},
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
 use kube::{
-    Api, Client, Resource,
-    api::{Patch, PatchParams, PostParams},
+    Api, Client,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    core::crd::CustomResourceExt as _,
 };
 use lab_apiserver::{
     ApiServer, Options,
     auth::{Authentication, Identity},
 };
 use lab_openshift::{
+    Blueprint, Cluster,
     alertmanager::{self, Alertmanager},
+    ocm::{Managed, Ocm},
     prometheus::{self, Prometheus},
+    wire,
 };
 use refit_managed::{Compat, Process, Settings, run};
 use refit_openshift::{
     config::{CONFIG_KEY, CONFIG_MAP},
-    kinds::crds,
-    upgrade_config::{NAME, NAMESPACE, UpgradeConfig},
+    upgrade_config::{NAME, NAMESPACE, Phase, UpgradeConfig},
+    validation::RELEASE_LABEL,
 };
 use refit_runtime::{
     Clock,
     client::ClientStack,
     gate::Open,
+    lease::LeaseSettings,
     net::{Dialer, MemoryNetwork},
     process::{LogFormat, init_logs},
     serve,
     tls::{self, Authority, ReloadableCert, Validity},
 };
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 use tokio::task::{JoinHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
-pub(crate) const EPOCH: &str = "2026-03-02T08:00:00Z";
 const API: &str = "api.test";
-/// Host name of the program's ports.
-pub(crate) const OPERATOR: &str = "operator.test";
+const OCM: &str = "ocm.test";
+const REGISTRY: &str = "registry.test";
+/// The version that worlds are upgraded to.
+pub(crate) const VERSION: &str = "4.16.4";
 
-/// The configuration that every world begins with.
-pub(crate) const CONFIG: &str = "\
+/// The version of the one image in the registry.
+pub(crate) const IMAGE_VERSION: &str = "4.16.5";
+
+/// The configuration that every world begins with. The provider is the object in the cluster.
+pub(crate) const LOCAL: &str = "\
 upgradeType: OSD
 configManager: {source: LOCAL, localConfigName: managed-upgrade-config, watchInterval: 1}
 maintenance: {controlPlaneTime: 90}
@@ -55,22 +70,96 @@ upgradeWindow: {delayTrigger: 30, timeOut: 120}
 nodeDrain: {timeOut: 45, expectedNodeDrainTime: 8}
 ";
 
-/// A cluster.
+/// The same with OCM as the provider.
+pub(crate) fn by_ocm() -> String {
+    let source = "source: LOCAL, localConfigName: managed-upgrade-config";
+    let gates = "featureGate: {enabled: [PreHealthCheck, ServiceLogNotification]}\n";
+    LOCAL.replace(source, &format!("source: OCM, ocmBaseUrl: 'http://{OCM}'")) + gates
+}
+
+/// A cluster of version 4.16.3 with three workers.
 pub(crate) struct World {
     pub(crate) clock: Clock,
-    pub(crate) network: MemoryNetwork,
-    pub(crate) server: ApiServer,
     /// With all rights.
     pub(crate) client: Client,
+    pub(crate) cluster: Cluster,
     pub(crate) prometheus: Prometheus,
     pub(crate) alertmanager: Alertmanager,
+    pub(crate) ocm: Ocm,
+    network: MemoryNetwork,
+    server: ApiServer,
+    /// Method and URI of each call of the program.
+    calls: Arc<Mutex<Vec<String>>>,
+    /// The authority of the cluster's services, and of the registry.
+    authority: String,
     tasks: JoinSet<()>,
+}
+
+/// A registry with the release image of one version, and no troubles.
+#[derive(Clone, Debug)]
+struct Registry {
+    manifest: Value,
+    config: Value,
+    troubles: wire::Troubles,
+}
+
+impl Registry {
+    fn new(version: &str) -> Self {
+        let config = json!({"config": {"Labels": {RELEASE_LABEL: version}}});
+        let manifest = json!({"config": {"digest": digest(&config)}});
+        Self { manifest, config, troubles: wire::Troubles::default() }
+    }
+}
+
+fn digest(value: &Value) -> String {
+    format!("sha256:{:x}", Sha256::digest(value.to_string()))
+}
+
+impl wire::Answers for Registry {
+    fn troubles(&self) -> &wire::Troubles {
+        &self.troubles
+    }
+
+    fn answer(&self, asked: &wire::Asked) -> (StatusCode, Value) {
+        let is = |kind: &str, value: &Value| {
+            asked.path == format!("/v2/ocp/release/{kind}/{}", digest(value))
+        };
+        if is("manifests", &self.manifest) {
+            (StatusCode::OK, self.manifest.clone())
+        } else if is("blobs", &self.config) {
+            (StatusCode::OK, self.config.clone())
+        } else {
+            (StatusCode::NOT_FOUND, Value::Null)
+        }
+    }
+
+    fn failed(&self, _: StatusCode) -> Value {
+        Value::Null
+    }
+}
+
+/// The release image of a version, whose registry has only that one.
+pub(crate) fn image(version: &str) -> String {
+    format!("{REGISTRY}/ocp/release@{}", digest(&Registry::new(version).manifest))
+}
+
+/// A program; it ends with its handle.
+pub(crate) struct Program {
+    host: &'static str,
+    pub(crate) stop: CancellationToken,
+    pub(crate) task: JoinHandle<anyhow::Result<()>>,
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
 }
 
 /// Runs a test on a paused clock.
 pub(crate) fn in_world(test: impl Future<Output = ()>) {
-    tls::install_provider();
     static LOGS: Once = Once::new();
+    tls::install_provider();
     if let Ok(filter) = std::env::var("REFIT_LOG") {
         LOGS.call_once(|| init_logs(&filter, LogFormat::Text).unwrap());
     }
@@ -96,128 +185,87 @@ fn admin(server: &ApiServer) -> Client {
 }
 
 impl World {
-    /// A cluster of version 4.16.3 with two workers, which may be upgraded to 4.16.4.
+    /// A world whose program may do everything.
     pub(crate) async fn new() -> Self {
-        Self::with(Authentication::Open).await
+        let world = Self::with(&Blueprint::default(), Authentication::Open).await;
+        world.add_token_secret().await;
+        world
     }
 
-    /// The same with callers that authenticate like this.
-    pub(crate) async fn with(authentication: Authentication) -> Self {
-        let clock = Clock::simulated(EPOCH.parse().unwrap());
-        let mut options = Options::new(Arc::new(move || clock.now_seconds()));
+    /// A world whose API authenticates callers like this. Without the Secret of [`Self::add_token_secret`], tokens for
+    /// Prometheus are requested.
+    pub(crate) async fn with(blueprint: &Blueprint, authentication: Authentication) -> Self {
+        let clock = Clock::simulated("2026-03-02T08:00:00Z".parse().unwrap());
+        let mut options = Options::new(Arc::new(move || clock.now()));
         options.authentication = authentication;
-        let own = [NAMESPACE, "openshift-monitoring", "openshift-config", "openshift-machine-api"];
-        options.namespaces.extend(own.map(str::to_owned));
         let server = ApiServer::new(options);
+        let client = admin(&server);
+        let ocm = Ocm::new(Managed {
+            id: "ocm-1".to_owned(),
+            external_id: blueprint.cluster_id.clone(),
+            token: blueprint.ocm_token.clone(),
+            channel_group: "stable".to_owned(),
+            grace_minutes: 60,
+        });
         let mut world = Self {
             clock,
-            network: MemoryNetwork::default(),
-            client: admin(&server),
-            server,
+            cluster: Cluster::new(client.clone()),
+            client,
             prometheus: Prometheus::default(),
             alertmanager: Alertmanager::default(),
+            ocm,
+            network: MemoryNetwork::default(),
+            server,
+            calls: Arc::default(),
+            authority: String::new(),
             tasks: JoinSet::new(),
         };
-        let service_ca = world.serve();
-        for crd in crds() {
-            Api::all(world.client.clone()).create(&PostParams::default(), &crd).await.unwrap();
-        }
-        world.pass(1).await;
-        world.fill(&service_ca).await;
+        world.authority = world.serve();
+        let blueprint = Blueprint { service_ca: world.authority.clone(), ..blueprint.clone() };
+        world.cluster.create(&blueprint, clock.now_seconds()).await.unwrap();
+        let kinds: Api<CustomResourceDefinition> = Api::all(world.client.clone());
+        kinds.create(&PostParams::default(), &UpgradeConfig::crd()).await.unwrap();
+        let run = Cluster::run(world.client.clone(), clock);
+        world.tasks.spawn(async move { match run.await {} });
+        world.configure(LOCAL).await;
+        world.minutes(5).await;
         world
     }
 
     /// Serves everything; returns the authority of the cluster's services.
     fn serve(&mut self) -> String {
-        let server = self.server.clone();
+        let (server, calls) = (self.server.clone(), self.calls.clone());
         let api = tower::service_fn(move |request: Request<Incoming>| {
+            calls.lock().unwrap().push(format!("{} {}", request.method(), request.uri()));
             let answer = server.clone().oneshot(request);
             async { Ok::<_, Infallible>(answer.await.expect("no connection is cut here")) }
         });
         let listener = self.network.listen(API, 80);
         self.tasks.spawn(serve::serve(listener, None, api, std::future::pending()));
+        let listener = self.network.listen(OCM, 80);
+        self.tasks.spawn(wire::serve(self.ocm.clone(), listener, None, self.clock));
         let authority = Authority::new("service-ca", validity()).unwrap();
-        let hosts = [prometheus::HOST, alertmanager::HOST];
+        let hosts = [prometheus::HOST, alertmanager::HOST, REGISTRY];
         let material = authority.server(&hosts, validity()).unwrap();
         let config = tls::server_config(ReloadableCert::new(&material).unwrap()).unwrap();
         let listener = self.network.listen(prometheus::HOST, prometheus::PORT);
         self.tasks.spawn(self.prometheus.clone().serve(listener, Some(config.clone())));
+        let registry = Registry::new(IMAGE_VERSION);
+        let listener = self.network.listen(REGISTRY, 443);
+        self.tasks.spawn(wire::serve(registry, listener, Some(config.clone()), self.clock));
         let listener = self.network.listen(alertmanager::HOST, alertmanager::PORT);
         self.tasks.spawn(self.alertmanager.clone().serve(listener, Some(config), self.clock));
         authority.material().cert_pem.clone()
     }
 
-    async fn fill(&self, service_ca: &str) {
-        let monitoring = "openshift-monitoring";
-        let bundle = json!({"service-ca.crt": service_ca});
-        self.create(
-            "v1",
-            "ConfigMap",
-            monitoring,
-            "serving-certs-ca-bundle",
-            json!({"data": bundle}),
-        )
-        .await;
-        for (name, port) in
-            [("prometheus-k8s", prometheus::PORT), ("alertmanager-main", alertmanager::PORT)]
-        {
-            let spec = json!({"ports": [{"name": "web", "port": port}]});
-            self.create("v1", "Service", monitoring, name, json!({"spec": spec})).await;
-        }
-        self.create("v1", "ServiceAccount", monitoring, "prometheus-k8s", json!({})).await;
-        // Its name ends with random characters.
-        let token = json!({"data": {"token": "c2VjcmV0"}});
-        self.create("v1", "Secret", monitoring, "prometheus-k8s-token-x7x7x", token).await;
-        self.configure(CONFIG).await;
-        let release = |version: &str| json!({"version": version, "image": format!("quay.io/r/{version}@sha256:0a")});
-        let cluster = json!({
-            "spec": {"clusterID": "c-1", "channel": "stable-4.16"},
-            "status": {
-                "desired": release("4.16.3"),
-                "availableUpdates": [release("4.16.4")],
-                "history": [{
-                    "state": "Completed", "version": "4.16.3", "image": "i",
-                    "startedTime": "2026-02-01T00:00:00Z", "completionTime": "2026-02-01T01:00:00Z",
-                }],
-                "conditions": [],
-            },
+    /// Adds the Secret with a token for Prometheus that clusters before 4.16 have.
+    pub(crate) async fn add_token_secret(&self) {
+        let secret = json!({
+            "metadata": {"name": "prometheus-k8s-token-x7x7x"}, "stringData": {"token": "secret"},
         });
-        self.create("config.openshift.io/v1", "ClusterVersion", "", "version", cluster).await;
-        for (pool, machines) in [("master", 3), ("worker", 2)] {
-            let kind = "machineconfiguration.openshift.io/v1";
-            let count = json!({"machineCount": machines, "updatedMachineCount": machines});
-            self.create(kind, "MachineConfigPool", "", pool, json!({"spec": {}, "status": count}))
-                .await;
-        }
-        for node in ["w-0", "w-1"] {
-            let metadata = json!({"labels": {"node-role.kubernetes.io/worker": ""}});
-            self.create("v1", "Node", "", node, json!({"metadata": metadata})).await;
-        }
-    }
-
-    /// Creates an object, and sets its status.
-    pub(crate) async fn create(
-        &self,
-        api_version: &str,
-        kind: &str,
-        namespace: &str,
-        name: &str,
-        mut object: Value,
-    ) {
-        object["apiVersion"] = api_version.into();
-        object["kind"] = kind.into();
-        object["metadata"]["name"] = name.into();
-        if !namespace.is_empty() {
-            object["metadata"]["namespace"] = namespace.into();
-        }
-        let api = api_of(&self.client, &object);
-        let status = object["status"].take();
-        let object: kube::api::DynamicObject = serde_json::from_value(object).unwrap();
-        api.create(&PostParams::default(), &object).await.unwrap();
-        if !status.is_null() {
-            let body = json!({"status": status});
-            api.patch_status(name, &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
-        }
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), "openshift-monitoring");
+        let secret = serde_json::from_value(secret).unwrap();
+        secrets.create(&PostParams::default(), &secret).await.unwrap();
     }
 
     /// Sets the configuration of the operator.
@@ -226,25 +274,37 @@ impl World {
             "apiVersion": "v1", "kind": "ConfigMap",
             "metadata": {"name": CONFIG_MAP}, "data": {CONFIG_KEY: text},
         });
-        let api: Api<k8s_openapi::api::core::v1::ConfigMap> =
-            Api::namespaced(self.client.clone(), NAMESPACE);
+        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), NAMESPACE);
         let apply = PatchParams::apply("test").force();
         api.patch(CONFIG_MAP, &apply, &Patch::Apply(&body)).await.unwrap();
     }
 
-    /// Requests an upgrade to 4.16.4 in a number of minutes.
-    pub(crate) async fn request(&self, minutes: i64) {
-        let at = self.clock.now_seconds() + jiff::SignedDuration::from_mins(minutes);
-        self.request_at(&at.to_string()).await;
+    /// The time in a number of minutes.
+    pub(crate) fn at(&self, minutes: i64) -> Timestamp {
+        self.clock.now_seconds() + SignedDuration::from_mins(minutes)
     }
 
-    pub(crate) async fn request_at(&self, at: &str) {
-        let spec = json!({
-            "desired": {"version": "4.16.4", "channel": "stable-4.16"}, "upgradeAt": at,
-            "PDBForceDrainTimeout": 60, "type": "OSD",
+    /// Requests an upgrade at a time.
+    pub(crate) async fn request(&self, upgrade_at: &str) {
+        let desired = json!({"version": VERSION, "channel": "stable-4.16"});
+        self.request_release(&desired, upgrade_at).await;
+    }
+
+    /// Requests the upgrade to a release at a time.
+    pub(crate) async fn request_release(&self, desired: &Value, upgrade_at: &str) {
+        let upgrade = json!({
+            "apiVersion": UpgradeConfig::crd().spec.group + "/v1alpha1", "kind": "UpgradeConfig",
+            "metadata": {"name": NAME},
+            "spec": {
+                "desired": desired, "upgradeAt": upgrade_at, "PDBForceDrainTimeout": 60, "type": "OSD",
+            },
         });
-        let kind = "upgrade.managed.openshift.io/v1alpha1";
-        self.create(kind, "UpgradeConfig", NAMESPACE, NAME, json!({"spec": spec})).await;
+        let upgrade = serde_json::from_value(upgrade).unwrap();
+        self.upgrades().create(&PostParams::default(), &upgrade).await.unwrap();
+    }
+
+    pub(crate) fn upgrades(&self) -> Api<UpgradeConfig> {
+        Api::namespaced(self.client.clone(), NAMESPACE)
     }
 
     /// The UpgradeConfig.
@@ -252,86 +312,129 @@ impl World {
         self.upgrades().get(NAME).await.unwrap()
     }
 
-    pub(crate) fn upgrades(&self) -> Api<UpgradeConfig> {
-        Api::namespaced(self.client.clone(), NAMESPACE)
+    /// Merges into the UpgradeConfig.
+    pub(crate) async fn patch(&self, body: &Value) {
+        let merge = PatchParams::default();
+        self.upgrades().patch(NAME, &merge, &Patch::Merge(body)).await.unwrap();
     }
 
-    /// Phase, and whether each condition is true, of the newest entry of the UpgradeConfig.
-    pub(crate) async fn shown(&self) -> String {
-        let upgrade = self.upgrade().await;
-        let entry = upgrade.entry().unwrap();
-        let conditions =
-            entry.conditions.iter().map(|one| format!(" {}={}", one.type_, one.status));
-        format!("{}{}", entry.phase, conditions.collect::<String>())
+    /// Deletes the UpgradeConfig.
+    pub(crate) async fn delete(&self) {
+        self.upgrades().delete(NAME, &DeleteParams::default()).await.unwrap();
     }
 
-    /// Merges into the status of an object without a namespace.
-    pub(crate) async fn status<K>(&self, name: &str, status: Value)
-    where
-        K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
-    {
-        let body = json!({"status": status});
-        let api: Api<K> = Api::all(self.client.clone());
-        api.patch_status(name, &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
+    /// The phase of the UpgradeConfig; `None` without an entry, or without the object.
+    pub(crate) async fn phase(&self) -> Option<Phase> {
+        let upgrade = self.upgrades().get_opt(NAME).await.unwrap()?;
+        upgrade.entry().map(|entry| entry.phase)
     }
 
-    /// Lets time pass.
-    pub(crate) async fn pass(&self, seconds: u64) {
+    /// Whether the ClusterVersion desires the version.
+    pub(crate) async fn is_commenced(&self) -> bool {
+        let cluster: Api<refit_openshift::kinds::ClusterVersion> = Api::all(self.client.clone());
+        let cluster = cluster.get("version").await.unwrap();
+        cluster.spec.desired_update.is_some_and(|update| update.version == VERSION)
+    }
+
+    pub(crate) async fn seconds(&self, seconds: u64) {
         tokio::time::sleep(Duration::from_secs(seconds)).await;
     }
 
+    pub(crate) async fn minutes(&self, minutes: u64) {
+        self.seconds(60 * minutes).await;
+    }
+
+    /// Waits until a phase is shown; fails after a number of minutes.
+    pub(crate) async fn until(&self, phase: Phase, minutes: u64) {
+        for _ in 0..minutes * 6 {
+            if self.phase().await == Some(phase) {
+                return;
+            }
+            self.seconds(10).await;
+        }
+        let upgrade = self.upgrade().await;
+        panic!("not {phase} within {minutes} minutes: {:#?}", upgrade.status);
+    }
+
     /// How the program, and clients of it, dial.
-    pub(crate) fn stack(&self) -> ClientStack {
+    fn stack(&self) -> ClientStack {
         let dialer = Dialer::Memory(self.network.clone(), Arc::new(Open));
-        ClientStack::new(dialer, Arc::new(Open), "refit-managed/test")
+        let stack = ClientStack::new(dialer, Arc::new(Open), "refit-managed/test");
+        stack.with_extra_roots(self.authority.as_bytes()).unwrap()
     }
 
-    /// How the program reaches the API server.
-    pub(crate) fn config() -> kube::Config {
-        kube::Config::new(format!("http://{API}:80").parse().unwrap())
+    /// Starts the program, without leader election.
+    pub(crate) fn start(&self, compat: Compat) -> Program {
+        self.start_as("a.test", None, compat, None)
     }
 
-    /// Starts the program.
-    pub(crate) fn start(&self, compat: Compat) -> JoinHandle<anyhow::Result<()>> {
-        let probes = Some(self.network.listen(OPERATOR, 8081));
-        self.start_as(Process { probes, ..Process::default() }, compat)
+    /// Starts a replica, whose ports are at its own host name.
+    pub(crate) fn start_replica(&self, host: &'static str) -> Program {
+        let lease = LeaseSettings::new(NAMESPACE, "managed-upgrade-operator-lock", host);
+        self.start_as(host, Some(lease), Compat::Repaired, None)
     }
 
     pub(crate) fn start_as(
         &self,
-        process: Process,
+        host: &'static str,
+        lease: Option<LeaseSettings>,
         compat: Compat,
-    ) -> JoinHandle<anyhow::Result<()>> {
+        token: Option<String>,
+    ) -> Program {
+        let stop = CancellationToken::new();
+        let process = Process {
+            lease,
+            probes: Some(self.network.listen(host, 8081)),
+            stop: stop.clone(),
+            drain_delay: Duration::ZERO,
+        };
         let settings = Settings {
             compat,
-            metrics: Some(self.network.listen(OPERATOR, 8383)),
-            custom_metrics: Some(self.network.listen(OPERATOR, 8089)),
+            metrics: Some(self.network.listen(host, 8383)),
+            custom_metrics: Some(self.network.listen(host, 8089)),
             ..Settings::default()
         };
-        tokio::spawn(run(self.stack(), Self::config(), self.clock, process, settings))
+        let mut config = kube::Config::new(format!("http://{API}:80").parse().unwrap());
+        config.auth_info.token = token.map(Into::into);
+        let task = tokio::spawn(run(self.stack(), config, self.clock, process, settings));
+        Program { host, stop, task }
     }
 
-    /// What the program serves, or the error.
-    pub(crate) async fn get(&self, port: u16, path: &str) -> Result<String, kube::Error> {
-        let url = format!("http://{OPERATOR}:{port}");
+    /// What a program serves, or the error.
+    pub(crate) async fn get(
+        &self,
+        program: &Program,
+        port: u16,
+        path: &str,
+    ) -> Result<String, kube::Error> {
+        let url = format!("http://{}:{port}", program.host);
         let client = self.stack().client(&kube::Config::new(url.parse().unwrap())).unwrap();
-        client.request_text(http::Request::get(path).body(Vec::new()).unwrap()).await
+        client.request_text(Request::get(path).body(Vec::new()).unwrap()).await
     }
 
-    /// The lines of a metric.
-    pub(crate) async fn metric(&self, name: &str) -> Vec<String> {
-        let text = self.get(8383, "/metrics").await.unwrap();
+    /// The lines of gauges whose name begins like this.
+    pub(crate) async fn gauges(&self, program: &Program, name: &str) -> Vec<String> {
+        let text = self.get(program, 8383, "/metrics").await.unwrap();
         text.lines().filter(|line| line.starts_with(name)).map(str::to_owned).collect()
     }
-}
 
-fn api_of(client: &Client, object: &Value) -> Api<kube::api::DynamicObject> {
-    let text = |at: &str| object.pointer(at).and_then(Value::as_str).unwrap_or_default();
-    let (group, version) = text("/apiVersion").split_once('/').unwrap_or(("", text("/apiVersion")));
-    let kind = kube::api::GroupVersionKind::gvk(group, version, text("/kind"));
-    let resource = kube::api::ApiResource::from_gvk(&kind);
-    match text("/metadata/namespace") {
-        "" => Api::all_with(client.clone(), &resource),
-        namespace => Api::namespaced_with(client.clone(), namespace, &resource),
+    /// The calls of programs to the API so far that contain a text.
+    pub(crate) fn calls(&self, text: &str) -> usize {
+        self.calls.lock().unwrap().iter().filter(|call| call.contains(text)).count()
+    }
+
+    /// The comments of the silences in force.
+    pub(crate) fn silences(&self) -> Vec<String> {
+        let all = self.alertmanager.silences(self.clock.now_seconds());
+        let active = all.iter().filter(|silence| silence["status"]["state"] == "active");
+        active.map(|silence| silence["comment"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// The names of the nodes of workers.
+    pub(crate) async fn workers(&self) -> Vec<String> {
+        let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(self.client.clone());
+        let workers = ListParams::default().labels("node-role.kubernetes.io/worker");
+        let nodes = nodes.list(&workers).await.unwrap();
+        nodes.items.into_iter().filter_map(|node| node.metadata.name).collect()
     }
 }
