@@ -8,6 +8,8 @@ use std::{io::Write as _, process::ExitCode};
 
 use libtest_mimic::{Arguments, Trial};
 
+#[path = "../common/bed.rs"]
+mod bed;
 mod cluster_version;
 mod config;
 mod dependencies;
@@ -21,6 +23,7 @@ mod notify;
 mod phases;
 mod pools;
 mod providers;
+mod remote;
 mod scaler;
 mod steps;
 mod validation;
@@ -49,6 +52,7 @@ const ROWS: &[&[Row]] = &[
     phases::ROWS,
     pools::ROWS,
     providers::ROWS,
+    remote::ROWS,
     scaler::ROWS,
     steps::ROWS,
     validation::ROWS,
