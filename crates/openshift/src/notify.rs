@@ -202,7 +202,7 @@ pub enum Receiver {
 pub enum Delivery {
     /// Log the [`log_line`].
     Log,
-    /// Post the [`service_log`] entry.
+    /// Post the [`service_log`] entry, as of [`posting`].
     ServiceLog(LogEvent),
     /// Find the [`policy`], get its state, and patch it as of [`policy_write`].
     PolicyState,

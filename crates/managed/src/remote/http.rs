@@ -1,6 +1,10 @@
 //! Requests to servers that are not Kubernetes. Each has a deadline, and the size of its answer is limited.
 
-use std::{error::Error, time::Duration};
+use std::{
+    error::Error,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 use http::{
     HeaderMap, HeaderValue, Request, Response, StatusCode, Uri,
@@ -20,9 +24,11 @@ const MAX_ANSWER: usize = 32 << 20;
 /// How many redirects are followed, as Go does.
 const MAX_REDIRECTS: usize = 10;
 
-/// A client for all servers.
+/// A client for all servers. It is built, and reads the authorities of the system, when it is needed.
 #[derive(Clone)]
-pub(super) struct Web(Result<Client, String>);
+pub(super) struct Web(Arc<LazyLock<Built, Box<dyn FnOnce() -> Built + Send>>>);
+
+type Built = Result<Client, String>;
 
 /// An answer with its body.
 pub(super) struct Answer {
@@ -70,10 +76,20 @@ pub(super) struct Headers {
     pub(super) authorization: Option<HeaderValue>,
 }
 
+/// Where redirects may lead to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Redirects {
+    /// From HTTPS only to HTTPS.
+    Secure,
+    /// Anywhere: what is sent and received there is not used.
+    Any,
+}
+
 impl Web {
     pub(super) fn new(stack: &ClientStack) -> Self {
         let stack = stack.clone().with_deadline(LONGEST).with_max_answer(MAX_ANSWER);
-        Self(stack.web_client().map_err(|error| error.to_string()))
+        let build = move || stack.web_client().map_err(|error| error.to_string());
+        Self(Arc::new(LazyLock::new(Box::new(build))))
     }
 
     /// Sends a request, and reads its answer.
@@ -92,7 +108,8 @@ impl Web {
         headers: &Headers,
         deadline: Duration,
     ) -> Result<Answer, NoAnswer> {
-        within(deadline, async { read(self.follow(url, headers).await?).await }).await
+        within(deadline, async { read(self.follow(url, headers, Redirects::Secure).await?).await })
+            .await
     }
 
     /// Gets a URL for its status.
@@ -102,7 +119,7 @@ impl Web {
         deadline: Option<Duration>,
     ) -> Result<StatusCode, NoAnswer> {
         let headers = Headers::default();
-        let response = self.follow(url, &headers);
+        let response = self.follow(url, &headers, Redirects::Any);
         let response = match deadline {
             Some(deadline) => within(deadline, response).await,
             None => response.await,
@@ -111,12 +128,17 @@ impl Web {
     }
 
     async fn begin(&self, request: Request<Body>) -> Result<Response<Body>, NoAnswer> {
-        let client = self.0.as_ref().map_err(NoAnswer::unsent)?;
+        let client = LazyLock::force(&self.0).as_ref().map_err(NoAnswer::unsent)?;
         client.send(request).await.map_err(|error| no_answer(&error))
     }
 
     /// Gets a URL, and follows redirects.
-    async fn follow(&self, url: &Uri, headers: &Headers) -> Result<Response<Body>, NoAnswer> {
+    async fn follow(
+        &self,
+        url: &Uri,
+        headers: &Headers,
+        redirects: Redirects,
+    ) -> Result<Response<Body>, NoAnswer> {
         let mut at = url.clone();
         for _ in 0..=MAX_REDIRECTS {
             let mut request = Request::get(&at);
@@ -135,7 +157,7 @@ impl Web {
             let (true, Some(location)) = (response.status().is_redirection(), location) else {
                 return Ok(response);
             };
-            at = redirected(&at, location)?;
+            at = redirected(&at, location, redirects)?;
         }
         Err(NoAnswer::unsent(format!("it redirects more than {MAX_REDIRECTS} times")))
     }
@@ -199,7 +221,7 @@ pub(super) fn encoded<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -
 }
 
 /// Resolves the target of a redirect.
-fn redirected(from: &Uri, location: &HeaderValue) -> Result<Uri, NoAnswer> {
+fn redirected(from: &Uri, location: &HeaderValue, redirects: Redirects) -> Result<Uri, NoAnswer> {
     let location = location.to_str().unwrap_or_default();
     let (scheme, authority) = (from.scheme_str().unwrap_or_default(), from.authority());
     let authority = authority.map(ToString::to_string).unwrap_or_default();
@@ -214,7 +236,8 @@ fn redirected(from: &Uri, location: &HeaderValue) -> Result<Uri, NoAnswer> {
         }
     };
     let target = url(&text)?;
-    if scheme == "https" && target.scheme_str() != Some("https") {
+    let is_secured = redirects == Redirects::Secure && scheme == "https";
+    if is_secured && target.scheme_str() != Some("https") {
         return Err(NoAnswer::unsent(format!("it redirects from HTTPS to {text}")));
     }
     Ok(target)
@@ -225,9 +248,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_redirect_is_resolved_but_never_from_https_to_http() {
+    fn a_redirect_is_resolved_and_from_https_to_http_only_for_its_status() {
         let from: Uri = "https://a.example:1/b/c?d=e".parse().unwrap();
-        let target = |location: &str| redirected(&from, &location.parse().unwrap());
+        let target =
+            |location: &str| redirected(&from, &location.parse().unwrap(), Redirects::Secure);
         for (location, wanted) in [
             ("https://o.example/x?y#z", "https://o.example/x?y"),
             ("//o.example/x", "https://o.example/x"),
@@ -239,5 +263,7 @@ mod tests {
         for invalid in ["http://a.example/x", "ftp://a.example/x", "https://"] {
             assert!(target(invalid).is_err(), "{invalid}");
         }
+        let insecure = HeaderValue::from_static("http://a.example/x");
+        assert!(redirected(&from, &insecure, Redirects::Any).is_ok());
     }
 }

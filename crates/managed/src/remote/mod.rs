@@ -9,7 +9,7 @@
 //! | [`monitoring`] | Prometheus and Alertmanager of the cluster |
 //! | `dvo` | the deployment-validation-operator |
 //!
-//! Errors are sentences for a condition. They have no token and no body of an answer; OCM's own reason for a refusal they have.
+//! Errors are sentences for a condition. They have no token, and of an answer only the reason that it gives for an error.
 
 mod dependencies;
 mod dvo;

@@ -8,6 +8,8 @@ use std::{io::Write as _, process::ExitCode};
 
 use libtest_mimic::{Arguments, Trial};
 
+#[path = "../common/bed.rs"]
+mod bed;
 mod cluster_version;
 mod config;
 mod dependencies;
@@ -22,6 +24,7 @@ mod phases;
 mod pools;
 mod program;
 mod providers;
+mod remote;
 mod scaler;
 mod steps;
 mod validation;
@@ -51,6 +54,7 @@ const ROWS: &[&[Row]] = &[
     pools::ROWS,
     program::ROWS,
     providers::ROWS,
+    remote::ROWS,
     scaler::ROWS,
     steps::ROWS,
     validation::ROWS,

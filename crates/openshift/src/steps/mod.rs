@@ -145,8 +145,8 @@ pub enum Fact {
 pub enum Write {
     /// Read something, and decide again.
     Read(Fact),
-    /// Send a notification. Once it is sent, it is noted in the entry ([`crate::notify::note_sent`]), and that entry is
-    /// stored before the look goes on: after a crash in between, it is sent again.
+    /// Send a notification, an entry of the service log as of [`crate::notify::posting`]. Once it is sent, it is noted in the
+    /// entry ([`crate::notify::note_sent`]), and that entry is stored before the look goes on.
     Notify(Notification),
     /// Write to Alertmanager. Its silences are read again after it.
     Silence(SilenceWrite),

@@ -75,12 +75,17 @@ impl Connector {
     /// Opens a stream to the host of a URL.
     pub(super) async fn direct(&self, uri: &Uri) -> io::Result<ClientStream> {
         let host = host(uri)?;
-        if uri.scheme_str() == Some("http") {
-            let stream = self.dialer.dial(host, uri.port_u16().unwrap_or(80)).await?;
-            return Ok(ClientStream::new(stream));
+        match uri.scheme_str() {
+            Some("http") => {
+                let stream = self.dialer.dial(host, uri.port_u16().unwrap_or(80)).await?;
+                Ok(ClientStream::new(stream))
+            }
+            Some("https") | None => {
+                let stream = self.dialer.dial(host, uri.port_u16().unwrap_or(443)).await?;
+                self.secure(uri, stream).await
+            }
+            Some(_) => Err(invalid(uri)),
         }
-        let stream = self.dialer.dial(host, uri.port_u16().unwrap_or(443)).await?;
-        self.secure(uri, stream).await
     }
 
     async fn secure<S>(&self, uri: &Uri, stream: S) -> io::Result<ClientStream>
@@ -88,7 +93,7 @@ impl Connector {
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let name = self.server_name.as_deref().map_or_else(|| host(uri), Ok)?;
-        let name = ServerName::try_from(name.to_owned()).map_err(|_| invalid(uri, "host"))?;
+        let name = ServerName::try_from(name.to_owned()).map_err(|_| invalid(uri))?;
         let stream = TlsConnector::from(self.tls.clone()).connect(name, stream).await?;
         let is_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
         Ok(ClientStream { is_h2, ..ClientStream::new(stream) })
@@ -96,14 +101,12 @@ impl Connector {
 }
 
 fn host(uri: &Uri) -> io::Result<&str> {
-    Ok(uri.host().ok_or_else(|| invalid(uri, "URL"))?.trim_matches(['[', ']']))
+    Ok(uri.host().ok_or_else(|| invalid(uri))?.trim_matches(['[', ']']))
 }
 
-fn invalid(uri: &Uri, what: &str) -> io::Error {
-    io::Error::new(
-        io::ErrorKind::InvalidInput,
-        format!("invalid {what} of {uri}, expected https://HOST or http://HOST"),
-    )
+fn invalid(uri: &Uri) -> io::Error {
+    let text = format!("invalid URL {uri}, expected https://HOST or http://HOST");
+    io::Error::new(io::ErrorKind::InvalidInput, text)
 }
 
 /// A stream to a server, with or without TLS.

@@ -60,3 +60,39 @@ pub(super) async fn tunnel(
         io::Error::other(format!("no connection to {uri} through the proxy {}: {why}", proxy.uri()))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_proxy_of_the_scheme_is_used_unless_the_host_is_reached_directly() {
+        let no = ".svc,.cluster.local, 10.0.0.0/8,192.0.2.7,example.com";
+        let matcher = Matcher::builder().http("http://me:secret@p:1").https("p:2").no(no).build();
+        let proxies = Proxies(matcher);
+        assert!(!format!("{proxies:?}").contains("secret"));
+        for (url, wanted) in [
+            ("http://plain.test", "forward http://p:1/"),
+            ("https://a.test:8443/x", "tunnel http://p:2/"),
+            ("https://notexample.com", "tunnel http://p:2/"),
+            ("https://10.example", "tunnel http://p:2/"),
+            ("https://prometheus-k8s.openshift-monitoring.svc.cluster.local:9091", "direct"),
+            ("http://alertmanager.monitoring.svc:9093", "direct"),
+            ("https://www.example.com", "direct"),
+            ("https://example.com", "direct"),
+            ("http://10.1.2.3", "direct"),
+            ("http://192.0.2.7", "direct"),
+            ("http://192.0.2.8", "forward http://p:1/"),
+            ("http://LocalHost:1", "direct"),
+            ("https://127.1.2.3", "direct"),
+            ("https://[::1]:1", "direct"),
+        ] {
+            let found = match proxies.route(&url.parse().unwrap()) {
+                Route::Direct => "direct".to_owned(),
+                Route::Forward(proxy) => format!("forward {}", proxy.uri()),
+                Route::Tunnel(proxy) => format!("tunnel {}", proxy.uri()),
+            };
+            assert_eq!(found, wanted, "{url}");
+        }
+    }
+}
