@@ -34,7 +34,7 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Write the CustomResourceDefinitions of refit.dev to deploy/crds/.
+    /// Write the CustomResourceDefinitions of refit.dev to deploy/crds/, and UpgradeConfig's to deploy/openshift/crds/.
     Crds {
         /// Only check whether they are up to date.
         #[arg(long)]
@@ -82,7 +82,7 @@ enum HostsTask {
 
 fn main() -> ExitCode {
     let outcome = match Args::parse().task {
-        Task::Crds { check } => crds::run(&root().join("deploy/crds"), check),
+        Task::Crds { check } => crds::run(&root(), check),
         Task::Goldens(args) => goldens::run(&root(), &args),
         Task::Kubectl => kubectl::run(&root()),
         Task::Docs { check } => docs::run(&root(), check),

@@ -131,7 +131,7 @@ impl Alertmanager {
         }
         let starts_at = in_force.as_ref().map_or(self.clock.now(), |found| found.starts_at);
         let mut silence = json!({
-            "matchers": matchers.iter().map(matcher_json).collect::<Vec<_>>(),
+            "matchers": matchers.iter().map(AlertMatcher::to_alertmanager).collect::<Vec<_>>(),
             "startsAt": starts_at,
             "endsAt": wish.ends_at,
             "createdBy": CREATED_BY,
@@ -255,18 +255,6 @@ fn path_of(id: &str) -> String {
         "/api/v2/silence/{}",
         form_urlencoded::byte_serialize(id.as_bytes()).collect::<String>()
     )
-}
-
-fn matcher_json(matcher: &AlertMatcher) -> Value {
-    let (is_equal, is_regex) = match matcher.match_type {
-        MatchType::Equal => (true, false),
-        MatchType::NotEqual => (false, false),
-        MatchType::Matches => (true, true),
-        MatchType::MatchesNot => (false, true),
-    };
-    json!({
-        "name": matcher.name, "value": matcher.value, "isEqual": is_equal, "isRegex": is_regex,
-    })
 }
 
 fn read<T: serde::de::DeserializeOwned>(answer: &[u8]) -> Result<T, String> {

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use refit_core::report::Refusal;
 use refit_runtime::{client::too_large, lease};
 
+pub(crate) use refit_runtime::client::cause;
+
 /// Whether the error means that there was no response, not that the request was refused or that its
 /// response makes no sense.
 pub(crate) fn is_silence(error: &kube::Error) -> bool {
@@ -23,11 +25,6 @@ pub(crate) fn unreadable(error: &kube::Error) -> Option<String> {
         return Some(error.to_string());
     }
     None
-}
-
-/// The cause of an error in an API server's own words, without the fields of its Status.
-pub(crate) fn cause(error: &kube::Error) -> String {
-    if let kube::Error::Api(status) = error { status.message.clone() } else { error.to_string() }
 }
 
 /// A refusal by authorization or validation; `None` for errors that a retry may resolve.

@@ -22,7 +22,6 @@
 //! | `served`, `machine_condition` | a Cluster API that serves v1beta1 only |
 //! | `policy` | annotations for changes that no updater covers, for drains and for hosts |
 //! | `watches`, `groups`, `indexes` | one watch per kind, and the keys that a change wakes |
-//! | `process`, `liveness` | one of several replicas: Lease, probes, shutdown |
 //! | `metrics` | the content of `/metrics` |
 //!
 //! Every module is thin: it reads caches, calls `refit-core` and writes.
@@ -47,14 +46,12 @@ mod hooks;
 mod host_plan;
 mod indexes;
 mod k8sd;
-mod liveness;
 mod machine_condition;
 mod metrics;
 mod node_update;
 mod notifications;
 mod owner;
 mod policy;
-mod process;
 mod providers;
 mod requests;
 #[cfg(feature = "sabotage")]
@@ -73,7 +70,7 @@ mod watches;
 mod workload_objects;
 mod workload_watch;
 
-use std::{future::pending, sync::Arc};
+use std::{future::pending, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use futures::future::BoxFuture;
@@ -81,7 +78,9 @@ use refit_runtime::{
     Clock,
     client::{ClientStack, ServedVersions},
     lease::Leadership,
+    liveness::{Heartbeat, Liveness},
     net::Listener,
+    replica::{self, Candidate},
     serve, tls,
 };
 use tokio::task::JoinSet;
@@ -90,16 +89,12 @@ use tokio_util::sync::CancellationToken;
 pub use agent_access::rights as agent_rights;
 pub use client_trust::{ClientRefusal, ClientTrust};
 pub use hooks::wire;
-pub use process::Process;
+pub use refit_runtime::replica::Process;
 pub use requests::{NewNodeUpdate, node_update};
 pub use settings::{Canonical, PlanLocation, Settings, SlackSettings};
 pub use version_graph::GraphSource;
 
-use crate::{
-    context::Context,
-    liveness::{Heartbeat, Liveness},
-    process::Candidate,
-};
+use crate::context::Context;
 
 /// How many calls to the management cluster are in progress at once, apart from watches.
 const MANAGEMENT_CALLS: usize = 64;
@@ -232,7 +227,7 @@ async fn run_to_end(
         outcome = async {
             futures::try_join!(watches, workloads, serving, lead(control.clone()), tasks_end, beating)
         } => outcome.map(|((), (), (), (), (), ())| ())?,
-        () = process::end(&ctx, stop, drain_delay, &closing, &served) => {}
+        () = end(&ctx, stop, drain_delay, &closing, &served) => {}
     }
     // No renewal may follow the release.
     own_tasks.shutdown().await;
@@ -272,4 +267,22 @@ async fn lead(ctx: Arc<Context>) -> anyhow::Result<()> {
             } => return outcome.map(|((), (), (), (), (), (), (), ())| ()),
         }
     }
+}
+
+/// Waits for the shutdown request and shuts down in order: report not ready, answer the hooks in
+/// flight, stop the leader's writes, wait for the last ones.
+async fn end(
+    ctx: &Context,
+    stop: CancellationToken,
+    drain_delay: Duration,
+    closing: &CancellationToken,
+    served: &CancellationToken,
+) {
+    stop.cancelled().await;
+    tracing::info!("shutting down, no longer ready");
+    ctx.begin_to_end();
+    tokio::time::sleep(drain_delay).await;
+    closing.cancel();
+    served.cancelled().await;
+    replica::end_writes(&ctx.leadership).await;
 }

@@ -30,7 +30,7 @@ use refit_runtime::{
     net::Listener,
     plan_signing::PlanSigner,
     process::{LogFormat, cluster, init_logs, until_stopped},
-    tls,
+    replica, tls,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -424,22 +424,13 @@ async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<Listener> {
 }
 
 fn lease(args: &Args, clock: Clock) -> LeaseSettings {
-    let name = args.identity.clone().unwrap_or_else(host_name);
-    // A restarted container has the same name. The suffix keeps it from taking over its own old
-    // Lease.
-    let unique = format!("{name}_{:x}-{:x}", clock.now().as_microsecond(), std::process::id());
+    let unique = replica::identity(args.identity.as_deref(), clock);
     LeaseSettings {
         duration: seconds(args.lease_duration_seconds),
         renew_deadline: seconds(args.lease_renew_deadline_seconds),
         retry_period: seconds(args.lease_retry_period_seconds),
         ..LeaseSettings::new(&args.namespace, &args.lease_name, unique)
     }
-}
-
-fn host_name() -> String {
-    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let name = name.trim();
-    if name.is_empty() { "refit" } else { name }.to_owned()
 }
 
 fn seconds(seconds: u32) -> Duration {

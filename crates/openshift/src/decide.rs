@@ -47,6 +47,8 @@ pub struct Decision {
     pub again: Option<SignedDuration>,
     /// An error: the next look is due after a back-off.
     pub error: Option<String>,
+    /// What it waits for, for the log: the conditions of the original do not have it.
+    pub waits: Option<String>,
 }
 
 /// Decides what is next.
@@ -70,6 +72,7 @@ impl Decision {
             gauges: sent(known),
             again: None,
             error: None,
+            waits: None,
         }
     }
 
@@ -122,6 +125,7 @@ fn pending(known: &Known<'_>) -> Decision {
         cluster: known.cluster,
         compat: known.compat,
         asks_cincinnati: known.asks_cincinnati,
+        architecture: known.architecture,
         release: known.facts.release.as_ref(),
         offered: known.facts.offered.as_ref(),
     });
@@ -225,8 +229,11 @@ fn upgrade(platform: Platform, known: &Known<'_>) -> Decision {
     match worked {
         Worked::At { writes, .. } if !writes.is_empty() => return Decision::asks(known, writes),
         Worked::At { reason, message, .. } => {
-            let error = (reason == ERROR).then_some(message);
-            (next.again, next.error) = (error.is_none().then_some(AGAIN), error);
+            if reason == ERROR {
+                next.error = Some(message);
+            } else {
+                (next.again, next.waits) = (Some(AGAIN), Some(message));
+            }
         }
         Worked::Complete => {
             (entry.phase, entry.complete_time) = (Phase::Upgraded, Some(Time(known.now)));

@@ -19,6 +19,7 @@
 //! | [`validation`] | whether a request can be carried out |
 //! | [`pool_glob`] | patterns of machine pools |
 //! | [`provider`] | which upgrade is wanted: policies of OCM, or the object in the cluster |
+//! | [`retry`] | whether a request to OCM is repeated |
 //! | [`manager`] | when the provider is asked, and what becomes of the UpgradeConfig |
 //! | [`maintenance`] | the silences during an upgrade |
 //! | [`notify`] | the notifications of an upgrade |
@@ -46,6 +47,7 @@ pub mod notify;
 pub mod pool_glob;
 pub mod pools;
 pub mod provider;
+pub mod retry;
 pub mod scaler;
 pub mod steps;
 pub mod upgrade_config;

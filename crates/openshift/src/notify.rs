@@ -4,17 +4,20 @@
 //! with an error of the step. Then the shell sets `upgrade_notification_failed` to [`failure_gauge`], and after a success
 //! also `upgradeoperator_upgrade_notification` to 1, and the history as of [`note_sent`].
 
+mod outbox;
 mod text;
 
 use std::fmt;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Value, json};
 
+pub use self::outbox::{Posting, is_posted, note_posting, posting};
 use crate::{
     Compat,
+    provider::{OcmClient, PolicyState, UpgradePolicy},
     upgrade_config::{NAME, UpgradeCondition, UpgradeHistory},
 };
 
@@ -136,27 +139,6 @@ pub enum OcmState {
     Cancelled,
 }
 
-/// An upgrade policy of OCM.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Policy {
-    /// Its ID.
-    pub id: String,
-    /// The version that it asks for.
-    pub version: String,
-    /// Its `next_run`, as the text that the provider writes to `spec.upgradeAt`.
-    pub upgrade_at: String,
-}
-
-/// `GET .../upgrade_policies/ID/state`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct PolicyState {
-    /// Its name, as [`OcmState`].
-    pub value: String,
-    /// The text of the notification that set it.
-    pub description: String,
-}
-
 /// `PATCH .../upgrade_policies/ID/state`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename = "UpgradePolicyState")]
@@ -220,19 +202,10 @@ pub enum Receiver {
 pub enum Delivery {
     /// Log the [`log_line`].
     Log,
-    /// Post the [`service_log`] entry.
+    /// Post the [`service_log`] entry, as of [`posting`].
     ServiceLog(LogEvent),
     /// Find the [`policy`], get its state, and patch it as of [`policy_write`].
     PolicyState,
-}
-
-/// How OCM is reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OcmRoute {
-    /// Directly.
-    Direct,
-    /// By way of the ocm-agent, whose client does not send references to documents.
-    Agent,
 }
 
 impl Notice<'_> {
@@ -327,11 +300,15 @@ pub fn sent(compat: Compat, event: Event, version: &str, history: Option<&Upgrad
         )),
         Compat::Repaired => {
             let conditions = history.map(|history| &*history.conditions).unwrap_or_default();
-            let is_sent = conditions.iter().any(|one| one.type_ == event.to_string());
+            let is_of = |one: &UpgradeCondition| one.type_ == event.to_string();
+            let is_sent = conditions.iter().any(|one| is_of(one) && one.status == SENT);
             if is_sent { Sent::Yes } else { Sent::No }
         }
     }
 }
+
+/// Status of the condition of a notification that was sent.
+const SENT: &str = "True";
 
 /// Notes in the history that a notification was sent. It comes last, as the first condition is shown as the latest step.
 pub fn note_sent(
@@ -343,20 +320,26 @@ pub fn note_sent(
 ) {
     match compat {
         Compat::Strict => {}
-        Compat::Repaired => {
-            let now = Some(Time(now));
-            history.conditions.push(UpgradeCondition {
-                type_: event.to_string(),
-                status: "True".to_owned(),
-                last_probe_time: now.clone(),
-                last_transition_time: now.clone(),
-                start_time: now.clone(),
-                complete_time: now,
-                reason: format!("{event} done"),
-                message: text.to_owned(),
-            });
-        }
+        Compat::Repaired => note(history, event, SENT, text, now),
     }
+}
+
+/// Sets the condition of an event, at the end.
+fn note(history: &mut UpgradeHistory, event: Event, status: &str, text: &str, now: Timestamp) {
+    let type_ = event.to_string();
+    let is_done = status == SENT;
+    let now = Some(Time(now));
+    history.conditions.retain(|one| one.type_ != type_);
+    history.conditions.push(UpgradeCondition {
+        status: status.to_owned(),
+        last_probe_time: now.clone(),
+        last_transition_time: now.clone(),
+        start_time: now.clone(),
+        complete_time: now.filter(|_| is_done),
+        reason: format!("{type_} {}", if is_done { "done" } else { "not done" }),
+        message: text.to_owned(),
+        type_,
+    });
 }
 
 /// Whether an upgrade whose steps began at `started`, and which has not commenced, is delayed. A `trigger` of 0 turns that
@@ -387,7 +370,7 @@ pub fn log_line(event: Event, text: &str) -> String {
 }
 
 /// `POST /api/service_logs/v1/cluster_logs`, for the cluster with this ID in OCM.
-pub fn service_log(event: LogEvent, text: &str, cluster_id: &str, route: OcmRoute) -> Value {
+pub fn service_log(event: LogEvent, text: &str, cluster_id: &str, client: OcmClient) -> Value {
     let mut entry = json!({
         "kind": "LogEntry",
         "cluster_id": cluster_id,
@@ -398,9 +381,10 @@ pub fn service_log(event: LogEvent, text: &str, cluster_id: &str, route: OcmRout
         "summary": event.summary(),
         "description": text,
     });
-    match (route, event.doc_reference()) {
-        (OcmRoute::Direct, Some(reference)) => entry["doc_references"] = json!([reference]),
-        (OcmRoute::Direct, None) | (OcmRoute::Agent, _) => {}
+    match (client, event.doc_reference()) {
+        (OcmClient::Api, Some(reference)) => entry["doc_references"] = json!([reference]),
+        // The original's client of the agent does not send references.
+        (OcmClient::Api, None) | (OcmClient::Agent, _) => {}
     }
     entry
 }
@@ -410,12 +394,13 @@ pub fn service_log(event: LogEvent, text: &str, cluster_id: &str, route: OcmRout
 /// # Errors
 /// OCM has no policy of that version at that time.
 pub fn policy<'a>(
-    policies: &'a [Policy],
+    policies: &'a [UpgradePolicy],
     version: &str,
     upgrade_at: &str,
-) -> Result<&'a Policy, NotifyError> {
+) -> Result<&'a UpgradePolicy, NotifyError> {
     let mut policies = policies.iter().rev();
-    let found = policies.find(|one| one.version == version && one.upgrade_at == upgrade_at);
+    let is_at = |one: &UpgradePolicy| one.upgrade_at().is_some_and(|at| at == upgrade_at);
+    let found = policies.find(|one| one.version == version && is_at(one));
     found.ok_or_else(|| NotifyError::NoPolicy {
         version: version.to_owned(),
         upgrade_at: upgrade_at.to_owned(),

@@ -29,6 +29,8 @@ const PULL_SECRET_REGISTRY: &str = "cloud.openshift.com";
 /// The part of a URL that selects the agent.
 const AGENT: &str = "ocm-agent.openshift-ocm-agent-operator.svc.cluster.local:8081";
 const CLUSTERS: &str = "/api/clusters_mgmt/v1/clusters";
+/// The path of the service log: entries are posted to it, and searched for.
+pub const CLUSTER_LOGS: &str = "/api/service_logs/v1/cluster_logs";
 
 /// Why a provider cannot decide which upgrade is wanted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -76,6 +78,20 @@ pub enum ProviderError {
         policy: String,
         /// The version.
         version: String,
+    },
+    /// The Secret with the token for OCM cannot be read.
+    #[error("cannot read Secret {PULL_SECRET_NAMESPACE}/{PULL_SECRET}: {why}")]
+    Secret {
+        /// Why, without its content.
+        why: String,
+    },
+    /// A request to OCM had no answer, or was refused.
+    #[error("{why}")]
+    Request {
+        /// The status of the answer.
+        status: Option<u16>,
+        /// A sentence with the request, and what to check.
+        why: String,
     },
     /// A policy has no time.
     #[error("upgrade policy {policy} has no next_run: schedule the policy in OCM")]
@@ -180,6 +196,14 @@ pub struct UpgradePolicy {
     pub capacity_reservation: Option<bool>,
 }
 
+impl UpgradePolicy {
+    /// Returns the time of the upgrade, as `spec.upgradeAt` has it.
+    pub fn upgrade_at(&self) -> Option<String> {
+        let at = Timestamp::from_second(self.next_run?.as_second());
+        at.ok().map(|at| at.to_string())
+    }
+}
+
 /// How far the upgrade of a policy is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
@@ -188,6 +212,16 @@ pub struct PolicyState {
     pub value: String,
     /// A sentence.
     pub description: String,
+}
+
+/// An entry in the service log, as OCM lists it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct LogEntry {
+    /// Its text.
+    pub description: String,
+    /// When OCM has created it.
+    pub created_at: Option<Timestamp>,
 }
 
 #[derive(Deserialize)]
@@ -259,13 +293,31 @@ pub fn parse_policies(body: &[u8]) -> Result<Vec<UpgradePolicy>, ProviderError> 
 }
 
 /// Returns the path of the state of a policy: it is read, and patched when the upgrade proceeds.
-pub fn state_path(cluster: &Cluster, policy: &UpgradePolicy) -> String {
-    format!("{CLUSTERS}/{}/upgrade_policies/{}/state", cluster.id, policy.id)
+pub fn state_path(cluster: &Cluster, policy_id: &str) -> String {
+    format!("{CLUSTERS}/{}/upgrade_policies/{policy_id}/state", cluster.id)
 }
 
 /// Parses the state of a policy.
 pub fn parse_state(body: &[u8]) -> Result<PolicyState, ProviderError> {
     parse("the state of an upgrade policy", body)
+}
+
+/// Returns the request for the entries with a headline in the service log of a cluster, the newest first.
+pub fn logs_request(cluster: &Cluster, summary: &str) -> Get {
+    Get {
+        path: CLUSTER_LOGS.to_owned(),
+        query: vec![
+            ("search", format!("cluster_id = '{}' and summary = '{summary}'", cluster.id)),
+            ("order", "created_at desc".to_owned()),
+            ("page", "1".to_owned()),
+            ("size", "20".to_owned()),
+        ],
+    }
+}
+
+/// Parses its answer.
+pub fn parse_logs(body: &[u8]) -> Result<Vec<LogEntry>, ProviderError> {
+    Ok(parse::<List<LogEntry>>("the service log", body)?.items)
 }
 
 fn parse<T: DeserializeOwned>(what: &'static str, body: &[u8]) -> Result<T, ProviderError> {
@@ -308,9 +360,9 @@ pub fn wanted_spec(
     let channel = channel(&cluster.version.channel_group, &policy.version).ok_or_else(|| {
         ProviderError::Version { policy: policy.id.clone(), version: policy.version.clone() }
     })?;
-    let next_run = policy.next_run.and_then(|at| Timestamp::from_second(at.as_second()).ok());
+    let upgrade_at = policy.upgrade_at();
     let upgrade_at =
-        next_run.ok_or_else(|| ProviderError::NotScheduled { policy: policy.id.clone() })?;
+        upgrade_at.ok_or_else(|| ProviderError::NotScheduled { policy: policy.id.clone() })?;
     let capacity_reservation = match compat {
         Compat::Repaired => policy.capacity_reservation.unwrap_or(true),
         Compat::Strict => true,
@@ -321,7 +373,7 @@ pub fn wanted_spec(
             channel: Some(channel),
             image: None,
         },
-        upgrade_at: upgrade_at.to_string(),
+        upgrade_at,
         pdb_force_drain_timeout: grace_minutes(cluster)?,
         type_: platform.upgrade_type(),
         capacity_reservation: Some(capacity_reservation),

@@ -26,6 +26,8 @@ pub struct Validating<'a> {
     pub compat: Compat,
     /// Whether a version of another channel is looked up in the version graph.
     pub asks_cincinnati: bool,
+    /// The architecture that is asked for there ([`go_architecture`]).
+    pub architecture: &'a str,
     /// The version in the label of the release image, or why it cannot be read.
     pub release: Option<&'a Result<String, String>>,
     /// The versions that the graph offers, or why it cannot be read.
@@ -65,12 +67,36 @@ pub struct ImageRef {
 pub struct GraphRequest {
     /// The URL without its query.
     pub url: String,
+    /// The architecture, as Go names it.
+    pub architecture: String,
     /// The channel.
     pub channel: String,
     /// The version that the cluster runs.
     pub version: String,
     /// Identifies the cluster.
     pub cluster_id: String,
+}
+
+impl GraphRequest {
+    /// Returns names and values of the query, which are not encoded yet.
+    pub fn query(&self) -> [(&'static str, &str); 4] {
+        [
+            ("arch", &self.architecture),
+            ("channel", &self.channel),
+            ("id", &self.cluster_id),
+            ("version", &self.version),
+        ]
+    }
+}
+
+/// Returns Go's name of an architecture, which version graphs use, by that of Rust ([`std::env::consts::ARCH`]).
+pub fn go_architecture(rust: &str) -> &str {
+    match rust {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "powerpc64" => "ppc64le",
+        other => other,
+    }
 }
 
 impl ImageRef {
@@ -187,6 +213,7 @@ fn of_channel(seen: &Validating<'_>, version: &str, channel: &str) -> Validity {
         None => Validity::AskGraph(GraphRequest {
             url: if spec.upstream.is_empty() { DEFAULT_UPSTREAM } else { &spec.upstream }
                 .to_owned(),
+            architecture: seen.architecture.to_owned(),
             channel: channel.to_owned(),
             version: current(seen.cluster).unwrap_or_default().to_owned(),
             cluster_id: spec.cluster_id.clone(),

@@ -10,7 +10,11 @@ mod discipline;
 #[cfg(feature = "port-forward")]
 mod pinned;
 mod post;
+#[cfg(feature = "web")]
+mod proxy;
 mod served;
+#[cfg(feature = "web")]
+mod web;
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,12 +26,12 @@ use tower::{BoxError, ServiceBuilder, limit::ConcurrencyLimitLayer};
 use self::{connect::Connector, discipline::DisciplineLayer, served::ServedLayer};
 use crate::{gate::Gate, lease::Leadership, net::Dialer};
 
-pub use answer::{TooLarge, too_large};
+pub use answer::{TooLarge, cause, too_large};
 #[cfg(feature = "port-forward")]
 pub use pinned::{
     JsonPost, PINNED_DEADLINE, PinnedAnswer, PinnedConnection, PinnedOpenError, PinnedPostError,
 };
-pub use post::{HttpsPoster, PostError};
+pub use post::{HttpsPoster, PostError, chain};
 pub use served::{Served, ServedVersions, VersionedKind};
 
 /// How long a call may take until the response begins, and how long the response may then stall.
@@ -51,6 +55,9 @@ pub enum ClientError {
     /// The user agent is not a valid header value.
     #[error("invalid user agent {0:?}")]
     UserAgent(String),
+    /// The authorities that a web client trusts are unusable.
+    #[error("cannot use the certificate authorities of the system: {0}")]
+    Roots(#[from] rustls::Error),
 }
 
 /// Builds clients for one process.
@@ -65,6 +72,8 @@ pub struct ClientStack {
     concurrency: Option<usize>,
     fence: Option<Leadership>,
     served: Option<ServedVersions>,
+    #[cfg(feature = "web")]
+    web: web::Web,
 }
 
 impl std::fmt::Debug for ClientStack {
@@ -86,6 +95,8 @@ impl ClientStack {
             concurrency: None,
             fence: None,
             served: None,
+            #[cfg(feature = "web")]
+            web: web::Web::default(),
         }
     }
 
@@ -150,7 +161,7 @@ impl ClientStack {
         &self.gate
     }
 
-    /// Builds a client for the cluster in `config`. Proxies are not used.
+    /// Builds a client for the cluster in `config`. API servers are called directly, without a proxy.
     pub fn client(&self, config: &Config) -> Result<Client, ClientError> {
         let wrong = |source: kube::Error| ClientError::Config {
             url: config.cluster_url.to_string(),
@@ -170,6 +181,8 @@ impl ClientStack {
             dialer: self.dialer.clone(),
             tls: Arc::new(tls),
             server_name: config.tls_server_name.clone(),
+            #[cfg(feature = "web")]
+            proxies: None,
         };
         // Outermost, so the deadline also covers fetching a credential.
         let service = ServiceBuilder::new()

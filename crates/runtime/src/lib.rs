@@ -13,6 +13,7 @@
 //! | [`apply`] | patches and applies, built as values |
 //! | [`events`] | events on state changes |
 //! | [`foreign`] | objects of kinds that are known at run time only |
+//! | [`replica`], [`liveness`] | one of several replicas: Lease, probes, shutdown |
 //! | [`process`] | logs, credentials and signals of long-running programs |
 //! | [`plan_signing`] | signatures of HostPlans |
 //! | [`tls`] | certificates and server configuration with reload |
@@ -29,12 +30,14 @@ pub mod foreign;
 pub mod gate;
 mod guard;
 pub mod lease;
+pub mod liveness;
 pub mod net;
 pub mod plan_signing;
 #[cfg(feature = "port-forward")]
 pub mod port_forward;
 pub mod process;
 pub mod queue;
+pub mod replica;
 #[cfg(feature = "serve")]
 pub mod serve;
 pub mod store;

@@ -239,7 +239,10 @@ fn certified(material: &KeyAndCert) -> Result<CertifiedKey, TlsError> {
         .map_err(|e| TlsError::Rustls { what: "certificate", reason: e.to_string() })
 }
 
-fn certificates(pem: &[u8], what: &'static str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+pub(crate) fn certificates(
+    pem: &[u8],
+    what: &'static str,
+) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let chain = CertificateDer::pem_slice_iter(pem)
         .collect::<Result<Vec<_>, _>>()
         .map_err(|e| TlsError::Pem { what, reason: e.to_string() })?;

@@ -1,1 +1,24 @@
-//! A simulated OpenShift cluster: its operators take time as the real ones do, and fail as they do.
+//! A simulated OpenShift cluster and the services that its upgrades depend on.
+//!
+//! [`Cluster`] creates OpenShift's objects through a Kubernetes API and then plays its operators, which take as long as the
+//! real ones. All of its state is in that API, so a simulation that is started again continues.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`cluster`] | the handle of a simulated cluster |
+//! | [`crds`] | OpenShift's kinds |
+//! | [`ocm`] | OpenShift Cluster Manager, and its agent in the cluster |
+//! | [`cincinnati`] | a version graph |
+//! | [`prometheus`], [`alertmanager`] | the monitoring of the cluster |
+//! | [`wire`] | what the servers have in common |
+
+pub mod alertmanager;
+pub mod cincinnati;
+pub mod cluster;
+pub mod crds;
+pub mod ocm;
+mod operators;
+pub mod prometheus;
+pub mod wire;
+
+pub use cluster::{Blueprint, Cluster, Release, Workers};

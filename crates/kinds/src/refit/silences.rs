@@ -78,6 +78,21 @@ pub struct AlertMatcher {
     pub match_type: MatchType,
 }
 
+impl AlertMatcher {
+    /// Returns the matcher as Alertmanager's API has it.
+    pub fn to_alertmanager(&self) -> serde_json::Value {
+        let (is_equal, is_regex) = match self.match_type {
+            MatchType::Equal => (true, false),
+            MatchType::NotEqual => (false, false),
+            MatchType::Matches => (true, true),
+            MatchType::MatchesNot => (false, true),
+        };
+        serde_json::json!({
+            "name": self.name, "value": self.value, "isEqual": is_equal, "isRegex": is_regex,
+        })
+    }
+}
+
 /// How a label is compared with a value, as in Alertmanager.
 #[derive(
     Clone,

@@ -8,6 +8,8 @@ use std::{io::Write as _, process::ExitCode};
 
 use libtest_mimic::{Arguments, Trial};
 
+#[path = "../common/bed.rs"]
+mod bed;
 mod cluster_version;
 mod config;
 mod dependencies;
@@ -20,7 +22,9 @@ mod nodes;
 mod notify;
 mod phases;
 mod pools;
+mod program;
 mod providers;
+mod remote;
 mod scaler;
 mod steps;
 mod validation;
@@ -48,7 +52,9 @@ const ROWS: &[&[Row]] = &[
     notify::ROWS,
     phases::ROWS,
     pools::ROWS,
+    program::ROWS,
     providers::ROWS,
+    remote::ROWS,
     scaler::ROWS,
     steps::ROWS,
     validation::ROWS,

@@ -4,10 +4,11 @@ use jiff::{SignedDuration, Timestamp};
 use refit_openshift::{
     Compat,
     notify::{
-        Delivery, Event, LogEvent, Notice, NotifyError, OcmRoute, OcmState, Policy, PolicyEvent,
-        PolicyState, PolicyStateWrite, Receiver, Sent, deliveries, failure_gauge, is_delayed,
-        log_line, note_sent, policy, policy_write, sent, service_log,
+        Delivery, Event, LogEvent, Notice, NotifyError, OcmState, PolicyEvent, PolicyStateWrite,
+        Posting, Receiver, Sent, deliveries, failure_gauge, is_delayed, is_posted, log_line,
+        note_posting, note_sent, policy, policy_write, posting, sent, service_log,
     },
+    provider::{LogEntry, OcmClient, PolicyState, UpgradePolicy},
     upgrade_config::{UpgradeCondition, UpgradeHistory},
 };
 use serde_json::{Value, json};
@@ -20,6 +21,11 @@ pub(crate) const ROWS: &[Row] = &[
         number: 84,
         name: "a notification is sent once per object, event and version",
         test: a_notification_is_sent_once,
+    },
+    Row {
+        number: 84,
+        name: "an entry of the service log is looked up before it is posted again",
+        test: an_entry_is_posted_once,
     },
     Row {
         number: 85,
@@ -134,6 +140,54 @@ fn a_notification_is_sent_once() {
             assert_eq!(sent(Compat::Repaired, other, "4.16.3", Some(&history)), Sent::No);
         }
     }
+}
+
+fn an_entry_is_posted_once() {
+    let event = LogEvent::WorkersFinished;
+    let step = history(&[("PostUpgradeTasksCompleted", "False", "why")]);
+    assert_eq!(posting(Compat::Strict, event, Some(&step)), Posting::Post);
+    assert_eq!(posting(Compat::Repaired, event, None), Posting::NoteAndPost);
+    assert_eq!(posting(Compat::Repaired, event, Some(&step)), Posting::NoteAndPost);
+
+    let mut history = step.clone();
+    note_posting(&mut history, event, "text", now());
+    assert_eq!(history.conditions[0], step.conditions[0], "the latest step stays the first");
+    let noted = history.conditions[1].clone();
+    // A False one would explain a delay or a failure.
+    assert_eq!((&*noted.type_, &*noted.status), ("StateWorkerPlaneFinishedSL", "Unknown"));
+    assert_eq!(noted.complete_time, None);
+    let later = now() + SignedDuration::from_mins(1);
+    note_posting(&mut history, event, "text", later);
+    assert_eq!(history.conditions[1], noted, "nothing is written for the same note");
+    let repaired = |history: &UpgradeHistory| {
+        sent(Compat::Repaired, Event::Log(event), "4.16.3", Some(history))
+    };
+    assert_eq!(repaired(&history), Sent::No);
+    let Posting::LookUp(found) = posting(Compat::Repaired, event, Some(&history)) else {
+        panic!("the note is not found");
+    };
+    assert_eq!(*found, noted);
+
+    let entry = |description: &str, minutes: i64| LogEntry {
+        description: description.to_owned(),
+        created_at: Some(now() + SignedDuration::from_mins(minutes)),
+    };
+    for (entries, wanted) in [
+        (vec![], false),
+        (vec![entry("text", 0)], true),
+        (vec![entry("other", 0), entry("text", -4)], true),
+        (vec![entry("other", 0)], false),
+        // Of an earlier upgrade to the same version.
+        (vec![entry("text", -6)], false),
+        (vec![LogEntry { created_at: None, ..entry("text", 0) }], true),
+    ] {
+        assert_eq!(is_posted(&noted, &entries), wanted, "{entries:?}");
+    }
+    // Health is described by what is wrong now.
+    note_posting(&mut history, event, "another text", later);
+    assert_eq!(history.conditions[1].message, "another text");
+    note_sent(Compat::Repaired, &mut history, Event::Log(event), "another text", later);
+    assert_eq!((history.conditions.len(), repaired(&history)), (2, Sent::Yes));
 }
 
 fn events_set_the_state_that_may_follow() {
@@ -363,19 +417,20 @@ fn only_log_events_are_posted() {
             "service_name": "RedHat Managed Upgrade Notifications", "log_type": "Cluster Updates",
             "summary": summary, "description": "text",
         });
-        assert_eq!(service_log(event, "text", "1a2b", OcmRoute::Agent), wanted);
+        assert_eq!(service_log(event, "text", "1a2b", OcmClient::Agent), wanted);
         if !references.is_null() {
             wanted["doc_references"] = references;
         }
-        assert_eq!(service_log(event, "text", "1a2b", OcmRoute::Direct), wanted);
+        assert_eq!(service_log(event, "text", "1a2b", OcmClient::Api), wanted);
     }
 }
 
 fn the_policy_matches() {
-    let one = |id: &str, version: &str, upgrade_at: &str| Policy {
+    let one = |id: &str, version: &str, upgrade_at: &str| UpgradePolicy {
         id: id.to_owned(),
         version: version.to_owned(),
-        upgrade_at: upgrade_at.to_owned(),
+        next_run: Some(upgrade_at.parse().unwrap()),
+        capacity_reservation: None,
     };
     let policies = [
         one("a", "4.16.3", "2026-08-14T12:00:00Z"),

@@ -312,7 +312,7 @@ fn the_url_selects_the_client() {
         )
     );
     assert_eq!(
-        state_path(&cluster, &policy(&json!({}))),
+        state_path(&cluster, "p-1"),
         "/api/clusters_mgmt/v1/clusters/1a2b/upgrade_policies/p-1/state"
     );
 }

@@ -4,7 +4,9 @@ use refit_openshift::{
     Compat,
     kinds::ClusterVersion,
     upgrade_config::{Desired, UpgradeConfigSpec},
-    validation::{DEFAULT_UPSTREAM, ImageRef, Validating, Validity, offered_by, validate},
+    validation::{
+        DEFAULT_UPSTREAM, ImageRef, Validating, Validity, go_architecture, offered_by, validate,
+    },
 };
 use serde_json::{Value, json};
 
@@ -70,6 +72,7 @@ fn validated(spec: &UpgradeConfigSpec) -> Validity {
         cluster: &cluster(&json!({})),
         compat: Compat::Repaired,
         asks_cincinnati: true,
+        architecture: "arm64",
         release: None,
         offered: None,
     })
@@ -102,6 +105,7 @@ fn images() {
             cluster: &cluster(&json!({})),
             compat: Compat::Repaired,
             asks_cincinnati: true,
+            architecture: "arm64",
             release: Some(&release),
             offered: None,
         })
@@ -181,6 +185,7 @@ fn another_channel() {
             cluster: &cluster(&json!({})),
             compat: Compat::Repaired,
             asks_cincinnati,
+            architecture: "arm64",
             release: None,
             offered: Some(offered),
         })
@@ -196,6 +201,11 @@ fn another_channel() {
 }
 
 fn upstream() {
+    for (rust, go) in
+        [("x86_64", "amd64"), ("aarch64", "arm64"), ("powerpc64", "ppc64le"), ("s390x", "s390x")]
+    {
+        assert_eq!(go_architecture(rust), go);
+    }
     for (spec, url) in
         [(json!({}), DEFAULT_UPSTREAM), (json!({"upstream": "https://a/graph"}), "https://a/graph")]
     {
@@ -204,11 +214,14 @@ fn upstream() {
             cluster: &cluster(&spec),
             compat: Compat::Repaired,
             asks_cincinnati: true,
+            architecture: "arm64",
             release: None,
             offered: None,
         });
         let Validity::AskGraph(request) = found else { panic!("{found:?}") };
         assert_eq!((&*request.url, &*request.channel), (url, "stable-4.17"));
-        assert_eq!((&*request.version, &*request.cluster_id), ("4.16.3", "id"));
+        let query =
+            [("arch", "arm64"), ("channel", "stable-4.17"), ("id", "id"), ("version", "4.16.3")];
+        assert_eq!(request.query(), query);
     }
 }

@@ -31,18 +31,22 @@ struct Answer {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Data {
-    result: Option<Vec<Sample>>,
+    result: Option<Vec<RawSample>>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Sample {
+struct RawSample {
     metric: BTreeMap<String, String>,
+    value: Option<(serde_json::Number, String)>,
 }
 
-/// The names in an answer of Prometheus to [`query`] with this status of HTTP, each once. Strict, an error of Prometheus in
-/// JSON counts as an answer without alerts.
-pub fn firing(status: u16, body: &[u8], compat: Compat) -> Read<Vec<String>> {
+/// A series in an answer of Prometheus: its labels, and its value.
+pub type Sample = (BTreeMap<String, String>, String);
+
+/// The series in an answer of Prometheus with this status of HTTP. Strict, an error of Prometheus in JSON counts as an answer
+/// without series.
+pub fn samples(status: u16, body: &[u8], compat: Compat) -> Read<Vec<Sample>> {
     let answer: Result<Answer, _> = serde_json::from_slice(body);
     if compat == Compat::Repaired && status != 200 {
         let why = answer.ok().and_then(|answer| answer.error);
@@ -56,14 +60,27 @@ pub fn firing(status: u16, body: &[u8], compat: Compat) -> Read<Vec<String>> {
         let why = answer.error.unwrap_or_else(|| "it has no result".to_owned());
         return Err(format!("the answer of Prometheus is not a success: {why}"));
     }
+    let samples = result.unwrap_or_default().into_iter();
+    Ok(samples
+        .map(|one| (one.metric, one.value.map_or_else(String::new, |(_, value)| value)))
+        .collect())
+}
+
+/// The names of the alerts in these series, each once.
+pub fn names(samples: &[Sample]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
-    for mut sample in result.unwrap_or_default() {
-        let name = sample.metric.remove("alertname").unwrap_or_default();
+    for (labels, _) in samples {
+        let name = labels.get("alertname").cloned().unwrap_or_default();
         if !names.contains(&name) {
             names.push(name);
         }
     }
-    Ok(names)
+    names
+}
+
+/// The names in an answer of Prometheus to [`query`], each once.
+pub fn firing(status: u16, body: &[u8], compat: Compat) -> Read<Vec<String>> {
+    Ok(names(&samples(status, body, compat)?))
 }
 
 pub(super) fn check(alerts: &Read<Vec<String>>) -> Check {

@@ -2,17 +2,22 @@
 
 use std::collections::BTreeMap;
 
+use kube::api::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 
 use crate::Compat;
 
-/// Group and version of the kind FileIntegrity.
-pub const API_VERSION: &str = "fileintegrity.openshift.io/v1alpha1";
 /// Namespace of the object.
 pub const NAMESPACE: &str = "openshift-file-integrity";
 /// Name of the object.
 pub const NAME: &str = "osd-fileintegrity";
 const REINIT: &str = "file-integrity.openshift.io/re-init";
+
+/// The kind.
+pub fn resource() -> ApiResource {
+    let kind = GroupVersionKind::gvk("fileintegrity.openshift.io", "v1alpha1", "FileIntegrity");
+    ApiResource::from_gvk_with_plural(&kind, "fileintegrities")
+}
 
 /// The merge patch that has the object begin again. The original replaces all its annotations (M10).
 pub fn patch(annotations: &BTreeMap<String, String>, compat: Compat) -> Value {

@@ -52,6 +52,8 @@ pub struct Known<'a> {
     pub config: &'a UpgraderConfig,
     /// Whether a version of another channel is looked up in the version graph.
     pub asks_cincinnati: bool,
+    /// The architecture of the cluster ([`crate::validation::go_architecture`]).
+    pub architecture: &'a str,
     /// The ClusterVersion, as the last write has left it.
     pub cluster: &'a ClusterVersion,
     /// Whether the upgrade had commenced when the look began: then its first steps did not run.
@@ -143,8 +145,8 @@ pub enum Fact {
 pub enum Write {
     /// Read something, and decide again.
     Read(Fact),
-    /// Send a notification. Once it is sent, it is noted in the entry ([`crate::notify::note_sent`]), and that entry is
-    /// stored before the look goes on: after a crash in between, it is sent again.
+    /// Send a notification, an entry of the service log as of [`crate::notify::posting`]. Once it is sent, it is noted in the
+    /// entry ([`crate::notify::note_sent`]), and that entry is stored before the look goes on.
     Notify(Notification),
     /// Write to Alertmanager. Its silences are read again after it.
     Silence(SilenceWrite),

@@ -45,6 +45,11 @@ pub fn too_large(error: &(dyn Error + 'static)) -> Option<TooLarge> {
     None
 }
 
+/// The cause of an error in an API server's own words, without the fields of its Status.
+pub fn cause(error: &kube::Error) -> String {
+    if let kube::Error::Api(status) = error { status.message.clone() } else { error.to_string() }
+}
+
 /// Maximum size of an event of a watch; etcd limits an object to 1.5 MiB
 /// (`docs/facts/kubernetes.md#large-clusters`).
 const MAX_EVENT: usize = 4 << 20;

@@ -16,10 +16,13 @@ use hyper_util::{
     rt::TokioIo,
 };
 use rustls::pki_types::ServerName;
-use tokio_rustls::{TlsConnector, client::TlsStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::TlsConnector;
 use tower::Service;
 
-use crate::net::{Dialer, Stream};
+#[cfg(feature = "web")]
+use super::proxy::{Proxies, Route};
+use crate::net::Dialer;
 
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -29,6 +32,8 @@ pub(super) struct Connector {
     pub(super) dialer: Dialer,
     pub(super) tls: Arc<rustls::ClientConfig>,
     pub(super) server_name: Option<String>,
+    #[cfg(feature = "web")]
+    pub(super) proxies: Option<Arc<Proxies>>,
 }
 
 impl Service<Uri> for Connector {
@@ -41,9 +46,9 @@ impl Service<Uri> for Connector {
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let Self { dialer, tls, server_name } = self.clone();
+        let connector = self.clone();
         Box::pin(async move {
-            let connect = connect(&dialer, tls, server_name.as_deref(), &uri);
+            let connect = connector.connect(&uri);
             tokio::time::timeout(CONNECT_DEADLINE, connect).await.unwrap_or_else(|_| {
                 Err(io::Error::new(io::ErrorKind::TimedOut, format!("no connection to {uri}")))
             })
@@ -51,78 +56,108 @@ impl Service<Uri> for Connector {
     }
 }
 
-async fn connect(
-    dialer: &Dialer,
-    tls: Arc<rustls::ClientConfig>,
-    server_name: Option<&str>,
-    uri: &Uri,
-) -> io::Result<ClientStream> {
-    let invalid =
-        |what: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("{uri}: {what}"));
-    let host = uri.host().ok_or_else(|| invalid("no host"))?.trim_matches(['[', ']']);
-    if uri.scheme_str() == Some("http") {
-        let stream = dialer.dial(host, uri.port_u16().unwrap_or(80)).await?;
-        return Ok(ClientStream::Plain(TokioIo::new(stream)));
+impl Connector {
+    async fn connect(&self, uri: &Uri) -> io::Result<ClientStream> {
+        #[cfg(feature = "web")]
+        match self.proxies.as_ref().map_or(Route::Direct, |proxies| proxies.route(uri)) {
+            Route::Direct => {}
+            Route::Forward(proxy) => {
+                return Ok(ClientStream { is_proxied: true, ..self.direct(proxy.uri()).await? });
+            }
+            Route::Tunnel(proxy) => {
+                let stream = super::proxy::tunnel(self, &proxy, uri).await?;
+                return self.secure(uri, TokioIo::new(stream)).await;
+            }
+        }
+        self.direct(uri).await
     }
-    let name = ServerName::try_from(server_name.unwrap_or(host).to_owned())
-        .map_err(|_| invalid("not a server name"))?;
-    let stream = dialer.dial(host, uri.port_u16().unwrap_or(443)).await?;
-    let stream = TlsConnector::from(tls).connect(name, stream).await?;
-    Ok(ClientStream::Tls(Box::new(TokioIo::new(stream))))
+
+    /// Opens a stream to the host of a URL.
+    pub(super) async fn direct(&self, uri: &Uri) -> io::Result<ClientStream> {
+        let host = host(uri)?;
+        match uri.scheme_str() {
+            Some("http") => {
+                let stream = self.dialer.dial(host, uri.port_u16().unwrap_or(80)).await?;
+                Ok(ClientStream::new(stream))
+            }
+            Some("https") | None => {
+                let stream = self.dialer.dial(host, uri.port_u16().unwrap_or(443)).await?;
+                self.secure(uri, stream).await
+            }
+            Some(_) => Err(invalid(uri)),
+        }
+    }
+
+    async fn secure<S>(&self, uri: &Uri, stream: S) -> io::Result<ClientStream>
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let name = self.server_name.as_deref().map_or_else(|| host(uri), Ok)?;
+        let name = ServerName::try_from(name.to_owned()).map_err(|_| invalid(uri))?;
+        let stream = TlsConnector::from(self.tls.clone()).connect(name, stream).await?;
+        let is_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+        Ok(ClientStream { is_h2, ..ClientStream::new(stream) })
+    }
+}
+
+fn host(uri: &Uri) -> io::Result<&str> {
+    Ok(uri.host().ok_or_else(|| invalid(uri))?.trim_matches(['[', ']']))
+}
+
+fn invalid(uri: &Uri) -> io::Error {
+    let text = format!("invalid URL {uri}, expected https://HOST or http://HOST");
+    io::Error::new(io::ErrorKind::InvalidInput, text)
 }
 
 /// A stream to a server, with or without TLS.
-pub(super) enum ClientStream {
-    Plain(TokioIo<Stream>),
-    Tls(Box<TokioIo<TlsStream<Stream>>>),
+pub(super) struct ClientStream {
+    io: Box<dyn Io>,
+    is_h2: bool,
+    /// Whether the peer is a proxy, which is sent the whole URL.
+    is_proxied: bool,
+}
+
+trait Io: Read + Write + Send + Unpin {}
+
+impl<T: Read + Write + Send + Unpin> Io for T {}
+
+impl ClientStream {
+    fn new<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(stream: S) -> Self {
+        Self { io: Box::new(TokioIo::new(stream)), is_h2: false, is_proxied: false }
+    }
 }
 
 impl Connection for ClientStream {
     fn connected(&self) -> Connected {
-        let h2 = match self {
-            Self::Plain(_) => false,
-            Self::Tls(stream) => stream.inner().get_ref().1.alpn_protocol() == Some(b"h2"),
-        };
-        if h2 { Connected::new().negotiated_h2() } else { Connected::new() }
+        let connected = Connected::new().proxy(self.is_proxied);
+        if self.is_h2 { connected.negotiated_h2() } else { connected }
     }
 }
 
 impl Read for ClientStream {
     fn poll_read(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(s) => Pin::new(s).poll_read(cx, buf),
-            Self::Tls(s) => Pin::new(s.as_mut()).poll_read(cx, buf),
-        }
+        Pin::new(&mut *self.io).poll_read(cx, buf)
     }
 }
 
 impl Write for ClientStream {
     fn poll_write(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         data: &[u8],
     ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(s) => Pin::new(s).poll_write(cx, data),
-            Self::Tls(s) => Pin::new(s.as_mut()).poll_write(cx, data),
-        }
+        Pin::new(&mut *self.io).poll_write(cx, data)
     }
 
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(s) => Pin::new(s).poll_flush(cx),
-            Self::Tls(s) => Pin::new(s.as_mut()).poll_flush(cx),
-        }
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.io).poll_flush(cx)
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(s) => Pin::new(s).poll_shutdown(cx),
-            Self::Tls(s) => Pin::new(s.as_mut()).poll_shutdown(cx),
-        }
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.io).poll_shutdown(cx)
     }
 }

@@ -59,7 +59,7 @@ pub enum PostError {
 }
 
 /// An error with its sources: the outermost error alone reads only `client error`.
-pub(super) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(error) = next {
@@ -87,8 +87,13 @@ impl HttpsPoster {
         if let Some(identity) = identity {
             tls.client_auth_cert_resolver = Arc::new(identity);
         }
-        let connector =
-            Connector { dialer: stack.dialer.clone(), tls: Arc::new(tls), server_name: None };
+        let connector = Connector {
+            dialer: stack.dialer.clone(),
+            tls: Arc::new(tls),
+            server_name: None,
+            #[cfg(feature = "web")]
+            proxies: None,
+        };
         Ok(Self { client: pooled(connector), gate: stack.gate.clone() })
     }
 

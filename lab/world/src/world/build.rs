@@ -131,7 +131,7 @@ impl World {
             inner.spawn(receivers.serve(listener, inner.clock)?);
         }
         let listener = inner.network.listen(alertmanager::HOST, alertmanager::PORT);
-        inner.spawn(inner.alertmanager.clone().serve(listener, inner.clock));
+        inner.spawn(inner.alertmanager.clone().serve(listener, None, inner.clock));
         let listener = inner.network.listen(update_server::HOST, update_server::PORT);
         inner.spawn(inner.update_server.clone().serve(listener, inner.management.clone()));
         inner.supervise(&Actor::Capi);

@@ -26,7 +26,7 @@ use refit_runtime::{
 
 use super::{Actor, Inner, RESTART_DELAY, Running, lock, process::Switch};
 use crate::{
-    alertmanager::Alertmanager, canonical_controllers, pki, prometheus::Prometheus, provider,
+    alertmanager, canonical_controllers, pki, prometheus::Prometheus, provider,
     receivers::Receivers, version_provider,
 };
 
@@ -151,7 +151,7 @@ impl Inner {
                     },
                     settings: Settings {
                         prometheus: Some(Prometheus::config()),
-                        alertmanager: Some(Alertmanager::config()),
+                        alertmanager: Some(alertmanager::config()),
                         cloud_events: self
                             .receivers
                             .as_ref()

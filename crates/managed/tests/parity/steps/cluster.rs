@@ -194,6 +194,7 @@ impl Cluster {
                     compat: self.compat,
                     config: &self.config,
                     asks_cincinnati: self.asks_cincinnati,
+                    architecture: "amd64",
                     cluster: &self.cluster_version(),
                     was_commenced,
                     pools: &self.pools,

@@ -2,17 +2,15 @@
 
 use std::{convert::Infallible, time::Duration};
 
-use anyhow::Context as _;
 use kube::Client;
-use refit_runtime::{
+use tokio_util::sync::CancellationToken;
+
+use crate::{
     Clock,
-    client::ClientStack,
+    client::{ClientError, ClientStack},
     lease::{self, Leadership, LeaseSettings},
     net::Listener,
 };
-use tokio_util::sync::CancellationToken;
-
-use crate::context::Context;
 
 /// How long shutdown waits for writes in flight. No write may take longer.
 const LAST_WRITES: Duration = Duration::from_secs(15);
@@ -25,51 +23,76 @@ const RELEASE_DEADLINE: Duration = Duration::from_secs(5);
 pub struct Process {
     /// The Lease whose holder does the leader's work; without one this process always does it.
     pub lease: Option<LeaseSettings>,
-    /// Where `/healthz`, `/readyz` and `/metrics` are served over plain HTTP.
+    /// Where `/healthz` and `/readyz` are served over plain HTTP; Refit's controller serves `/metrics` there, too.
     pub probes: Option<Listener>,
     /// Requests a graceful shutdown.
     pub stop: CancellationToken,
-    /// How long hooks are still accepted after the process reports not ready: the time until
-    /// callers stop using it.
+    /// How long callers are still served after the process reports not ready: the time until they stop
+    /// using it.
     pub drain_delay: Duration,
 }
 
+/// The identity of a replica with this name, by default that of its host. A restarted container has the same name: a suffix keeps
+/// it from taking over its own old Lease.
+pub fn identity(name: Option<&str>, clock: Clock) -> String {
+    let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = name.map_or_else(host, str::to_owned);
+    let name = match name.trim() {
+        "" => "refit",
+        name => name,
+    };
+    format!("{name}_{:x}-{:x}", clock.now().as_microsecond(), std::process::id())
+}
+
+/// Why a process cannot be a candidate.
+#[derive(Debug, thiserror::Error)]
+pub enum CandidateError {
+    /// Its durations do not keep two replicas apart.
+    #[error("invalid Lease settings: {0}")]
+    Settings(String),
+    /// There is no client of the Lease.
+    #[error("cannot create the client of the Lease")]
+    Client(#[from] ClientError),
+}
+
 /// One process as a candidate for the Lease.
-pub(crate) struct Candidate {
+pub struct Candidate {
     settings: LeaseSettings,
     /// Client of the Lease: not fenced, with short timeouts.
     client: Client,
     clock: Clock,
 }
 
+impl std::fmt::Debug for Candidate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Candidate").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
 impl Candidate {
     /// The candidate of a process with a Lease.
-    pub(crate) fn new(
+    pub fn new(
         settings: LeaseSettings,
         stack: &ClientStack,
         config: &kube::Config,
         clock: Clock,
-    ) -> anyhow::Result<Self> {
+    ) -> Result<Self, CandidateError> {
         if let Some(problem) = settings.problem() {
-            anyhow::bail!("invalid Lease settings: {problem}");
+            return Err(CandidateError::Settings(problem));
         }
         // Two attempts fit within the renew deadline.
         let deadline = settings.renew_deadline / 2;
-        let client = stack
-            .clone()
-            .with_deadline(deadline)
-            .client(config)
-            .context("cannot create the client of the Lease")?;
+        let client = stack.clone().with_deadline(deadline).client(config)?;
         Ok(Self { settings, client, clock })
     }
 
     /// Runs for election until the future is dropped.
-    pub(crate) async fn run(&self, leadership: &Leadership) -> Infallible {
+    pub async fn run(&self, leadership: &Leadership) -> Infallible {
         lease::elect(self.client.clone(), self.clock, &self.settings, leadership).await
     }
 
     /// Releases the Lease.
-    pub(crate) async fn release(&self) {
+    pub async fn release(&self) {
         let release = lease::release(self.client.clone(), self.clock, &self.settings);
         match tokio::time::timeout(RELEASE_DEADLINE, release).await {
             Ok(Ok(false)) => {}
@@ -80,23 +103,10 @@ impl Candidate {
     }
 }
 
-/// Waits for the shutdown request and shuts down in order: report not ready, answer the hooks in
-/// flight, stop the leader's writes, wait for the last ones.
-pub(crate) async fn end(
-    ctx: &Context,
-    stop: CancellationToken,
-    drain_delay: Duration,
-    closing: &CancellationToken,
-    served: &CancellationToken,
-) {
-    stop.cancelled().await;
-    tracing::info!("shutting down, no longer ready");
-    ctx.begin_to_end();
-    tokio::time::sleep(drain_delay).await;
-    closing.cancel();
-    served.cancelled().await;
-    ctx.leadership.resign();
-    if tokio::time::timeout(LAST_WRITES, ctx.leadership.idle()).await.is_err() {
+/// Ends the leader's writes at shutdown, and waits for the last ones.
+pub async fn end_writes(leadership: &Leadership) {
+    leadership.resign();
+    if tokio::time::timeout(LAST_WRITES, leadership.idle()).await.is_err() {
         tracing::warn!("exiting with a write in flight");
     }
 }

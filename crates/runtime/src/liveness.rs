@@ -12,9 +12,10 @@ use bytes::Bytes;
 use futures::future::{Either, Ready, ready};
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
-use refit_runtime::clock::instant;
 use tokio::time::Instant;
 use tower::Service;
+
+use crate::clock::instant;
 
 /// How often the main task reports.
 const BEAT_INTERVAL: Duration = Duration::from_secs(10);
@@ -23,7 +24,7 @@ const SILENT_AFTER: Duration = Duration::from_mins(1);
 
 /// When the main task last had a turn.
 #[derive(Debug)]
-pub(crate) struct Heartbeat(Mutex<Instant>);
+pub struct Heartbeat(Mutex<Instant>);
 
 impl Default for Heartbeat {
     fn default() -> Self {
@@ -33,7 +34,7 @@ impl Default for Heartbeat {
 
 impl Heartbeat {
     /// Reports regularly, as part of the main task, until the future is dropped.
-    pub(crate) async fn keep(&self) {
+    pub async fn keep(&self) {
         loop {
             *self.0.lock().unwrap_or_else(PoisonError::into_inner) = instant();
             tokio::time::sleep(BEAT_INTERVAL).await;
@@ -47,10 +48,12 @@ impl Heartbeat {
 }
 
 /// Probes that report a silent main task under `/healthz` and `/livez`.
-#[derive(Clone)]
-pub(crate) struct Liveness<S> {
-    pub(crate) probes: S,
-    pub(crate) heartbeat: Arc<Heartbeat>,
+#[derive(Clone, Debug)]
+pub struct Liveness<S> {
+    /// Answers everything else.
+    pub probes: S,
+    /// What the main task reports to.
+    pub heartbeat: Arc<Heartbeat>,
 }
 
 impl<S, B> Service<Request<B>> for Liveness<S>

@@ -1,0 +1,131 @@
+//! Asks the provider which upgrade is wanted, and brings the UpgradeConfig there.
+
+use kube::{
+    Api,
+    api::{DeleteParams, ObjectMeta, PostParams, Preconditions},
+};
+use refit_openshift::{
+    cluster_version::has_commenced,
+    config::{Config, ProviderConfig, Source},
+    manager::{self, AfterDelete, Known, Refresh, after_delete},
+    provider::{local_spec, next_policy, wanted_spec},
+    upgrade_config::{NAME, UpgradeConfig, UpgradeConfigSpec},
+};
+use refit_runtime::{apply::is_not_found, client::cause};
+
+use crate::context::Context;
+
+/// Asks the provider, and carries out what follows for the object in the cluster. `None` if no source is configured.
+pub(crate) async fn refresh(ctx: &Context) -> anyhow::Result<Option<Refresh>> {
+    // Two of them would delete and create in turns.
+    let _turn = ctx.shared.refreshing.lock().await;
+    let (existing, config) = futures::try_join!(ctx.upgrade(), ctx.config())?;
+    let Some(provider) = config.provider()? else { return Ok(None) };
+    let wanted = wanted(ctx, &provider, existing.as_ref()).await?;
+    let refresh = decide(ctx, &config, existing.as_ref(), wanted.as_ref()).await?;
+    carry_out(ctx, existing.as_ref(), &refresh).await?;
+    Ok(Some(refresh))
+}
+
+async fn wanted(
+    ctx: &Context,
+    provider: &ProviderConfig,
+    existing: Option<&UpgradeConfig>,
+) -> anyhow::Result<Option<UpgradeConfigSpec>> {
+    let url = match &provider.source {
+        Source::Local => return Ok(local_spec(existing, ctx.compat)),
+        Source::Ocm(url) => url,
+    };
+    let cluster_id = ctx.cluster_version().await?.spec.cluster_id;
+    let ocm = ctx.remote.ocm(url, &cluster_id).await?;
+    let cluster = ocm.cluster().await?;
+    let policies = ocm.policies(&cluster).await?;
+    let Some(policy) = next_policy(&policies) else { return Ok(None) };
+    let state = ocm.state(&cluster, &policy.id).await?;
+    Ok(wanted_spec(&cluster, policy, &state, provider.platform, ctx.compat)?)
+}
+
+async fn decide(
+    ctx: &Context,
+    config: &Config,
+    existing: Option<&UpgradeConfig>,
+    wanted: Option<&UpgradeConfigSpec>,
+) -> anyhow::Result<Refresh> {
+    let hold = config.holds_while_upgrading()?;
+    let commenced = match existing.filter(|_| hold) {
+        Some(existing) => {
+            let cluster = ctx.cluster_version().await?;
+            // One that requests nothing is not under way.
+            has_commenced(&cluster, &existing.spec.desired).unwrap_or_default()
+        }
+        None => false,
+    };
+    Ok(manager::refresh(Known { existing, wanted, commenced, hold }))
+}
+
+async fn carry_out(
+    ctx: &Context,
+    existing: Option<&UpgradeConfig>,
+    refresh: &Refresh,
+) -> anyhow::Result<()> {
+    match refresh {
+        Refresh::Unchanged => {}
+        Refresh::Held { why } => tracing::warn!(why, "the UpgradeConfig is held"),
+        Refresh::Create(spec) => create(ctx, spec).await?,
+        Refresh::Delete => delete(ctx, existing).await?,
+        Refresh::Replace(spec) => {
+            delete(ctx, existing).await?;
+            until_gone(ctx).await?;
+            create(ctx, spec).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Deletes the object that was read, and no newer one.
+async fn delete(ctx: &Context, existing: Option<&UpgradeConfig>) -> anyhow::Result<()> {
+    let Some(UpgradeConfig { metadata, .. }) = existing else { return Ok(()) };
+    let parameters = DeleteParams {
+        grace_period_seconds: Some(0),
+        preconditions: Some(Preconditions {
+            uid: metadata.uid.clone(),
+            resource_version: metadata.resource_version.clone(),
+        }),
+        ..DeleteParams::default()
+    };
+    let api: Api<UpgradeConfig> = ctx.own();
+    match api.delete(NAME, &parameters).await {
+        Ok(_) => tracing::info!("deleted the UpgradeConfig, as its provider does not want it"),
+        Err(error) if is_not_found(&error) => {}
+        Err(error) => anyhow::bail!("cannot delete the UpgradeConfig: {}", cause(&error)),
+    }
+    Ok(())
+}
+
+async fn until_gone(ctx: &Context) -> anyhow::Result<()> {
+    let deleted = ctx.clock.now();
+    loop {
+        let exists = ctx.upgrade().await?.is_some();
+        match after_delete(exists, ctx.clock.now().duration_since(deleted))? {
+            AfterDelete::Create => return Ok(()),
+            AfterDelete::Poll(wait) => tokio::time::sleep(wait.unsigned_abs()).await,
+        }
+    }
+}
+
+async fn create(ctx: &Context, spec: &UpgradeConfigSpec) -> anyhow::Result<()> {
+    let upgrade = UpgradeConfig {
+        metadata: ObjectMeta { name: Some(NAME.to_owned()), ..ObjectMeta::default() },
+        spec: spec.clone(),
+        status: None,
+    };
+    let created = ctx.own().create(&PostParams::default(), &upgrade).await;
+    created
+        .map_err(|error| anyhow::anyhow!("cannot create the UpgradeConfig: {}", cause(&error)))?;
+    tracing::info!(
+        version = spec.desired.version,
+        upgrade_at = spec.upgrade_at,
+        "created the UpgradeConfig"
+    );
+    Ok(())
+}

@@ -1,0 +1,75 @@
+//! The UpgradeConfig of a look, and the entry of its version: what is stored, and when.
+
+use anyhow::Context as _;
+use kube::ResourceExt as _;
+use refit_openshift::{
+    history::with_entry,
+    upgrade_config::{NAME, UpgradeConfig, UpgradeHistory},
+};
+use refit_runtime::apply::{is_conflict, is_not_found, status_diff, swap_status};
+
+use crate::context::Context;
+
+/// How often a change is stored again after another write of the status.
+const AMEND_ATTEMPTS: usize = 5;
+
+/// The UpgradeConfig that was read, and the entry of its version with what the look has noted in it.
+#[derive(Clone, Debug)]
+pub(crate) struct Record {
+    /// The object.
+    pub(crate) upgrade: UpgradeConfig,
+    /// The entry.
+    pub(crate) entry: UpgradeHistory,
+}
+
+/// What has become of a write of the status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stored {
+    /// It is stored, or was before.
+    Yes,
+    /// The object changed since it was read, or is gone: a new look is due.
+    Changed,
+}
+
+impl Record {
+    /// Stores the entry, unless the object changed since it was read. Its resourceVersion stands for its uid as well: an object that
+    /// was created again has another one.
+    pub(crate) async fn store(&mut self, ctx: &Context) -> anyhow::Result<Stored> {
+        let status = with_entry(self.upgrade.status.as_ref(), self.entry.clone());
+        let Some(patch) = status_diff(self.upgrade.status.as_ref(), &status) else {
+            return Ok(Stored::Yes);
+        };
+        let version = self.upgrade.resource_version().unwrap_or_default();
+        match swap_status(&ctx.own(), NAME, &version, &patch).await {
+            Ok(stored) => {
+                self.upgrade = stored;
+                Ok(Stored::Yes)
+            }
+            Err(error) if is_conflict(&error) || is_not_found(&error) => Ok(Stored::Changed),
+            Err(error) => Err(error).context("cannot store the status of the UpgradeConfig"),
+        }
+    }
+
+    /// Changes the entry and stores it. A write of another controller in between does not keep it from being stored: what is noted
+    /// was done.
+    pub(crate) async fn amend(
+        &mut self,
+        ctx: &Context,
+        change: impl Fn(&mut UpgradeHistory),
+    ) -> anyhow::Result<Stored> {
+        for _ in 0..AMEND_ATTEMPTS {
+            change(&mut self.entry);
+            if self.store(ctx).await? == Stored::Yes {
+                return Ok(Stored::Yes);
+            }
+            let Some(upgrade) = ctx.upgrade().await? else { return Ok(Stored::Changed) };
+            let is_same = upgrade.uid() == self.upgrade.uid() && upgrade.spec == self.upgrade.spec;
+            let Some(entry) = upgrade.entry().filter(|_| is_same) else {
+                return Ok(Stored::Changed);
+            };
+            self.entry = entry.clone();
+            self.upgrade = upgrade;
+        }
+        Ok(Stored::Changed)
+    }
+}

@@ -1,0 +1,307 @@
+//! Rows of the program as a whole: it runs in the process of the test, on a simulated cluster.
+
+mod alerts;
+mod rights;
+mod world;
+
+use kube::Api;
+use refit_managed::Compat;
+use refit_openshift::{
+    kinds::ClusterVersion,
+    upgrade_config::{NAME, Phase},
+};
+use serde_json::json;
+use strum::VariantArray as _;
+
+use self::world::{LOCAL, VERSION, World, by_ocm, in_world};
+use crate::Row;
+
+pub(crate) const ROWS: &[Row] = &[
+    Row {
+        number: 8,
+        name: "an edit of the configuration applies without a restart",
+        test: an_edit_of_the_configuration_applies_without_a_restart,
+    },
+    Row {
+        number: 35,
+        name: "metrics of an UpgradeConfig that is deleted are removed, but not the result",
+        test: metrics_of_a_deleted_upgrade_config_are_removed,
+    },
+    Row {
+        number: 36,
+        name: "a change of the status wakes nothing, and one of the spec does",
+        test: a_change_of_the_status_wakes_nothing,
+    },
+    Row {
+        number: 102,
+        name: "Prometheus reads the text of both ports, and a scrape that fails has status 500",
+        test: prometheus_reads_the_text_of_both_ports,
+    },
+    Row {
+        number: 104,
+        name: "each of the six alerts fires on its metric, and on nothing else",
+        test: alerts::each_alert_fires_on_its_metric,
+    },
+    Row {
+        number: 105,
+        name: "upgrades use each right of the manifests, and no other",
+        test: rights::upgrades_use_each_right_and_no_other,
+    },
+    Row {
+        number: 106,
+        name: "one replica leads, another takes over, and ports and probes are served",
+        test: one_replica_leads_and_another_takes_over,
+    },
+    Row {
+        number: 108,
+        name: "an UpgradeConfig that is deleted during its upgrade resumes as Upgrading",
+        test: a_deleted_upgrade_config_resumes,
+    },
+    Row {
+        number: 109,
+        name: "an upgrade waits for its time, and runs through; an invalid time is a metric",
+        test: an_upgrade_waits_for_its_time_and_runs_through,
+    },
+    Row {
+        number: 110,
+        name: "each deviation from the original is documented",
+        test: each_deviation_is_documented,
+    },
+];
+
+/// A critical alert that fails the health check.
+const ALERT: &[(&str, &str)] = &[("severity", "critical"), ("namespace", "openshift-etcd")];
+
+fn an_edit_of_the_configuration_applies_without_a_restart() {
+    in_world(async {
+        let world = World::new().await;
+        world.configure("configManager: [").await;
+        let _program = world.start(Compat::Repaired);
+        world.request(&world.at(3).to_string()).await;
+        world.minutes(5).await;
+        assert_eq!(world.phase().await, None, "without a configuration, nothing is decided");
+        world.prometheus.fire("EtcdDown", ALERT);
+        world.configure(LOCAL).await;
+        world.until(Phase::Upgrading, 3).await;
+        world.minutes(5).await;
+        assert!(!world.is_commenced().await, "the alert keeps it waiting");
+        world.configure(&format!("{LOCAL}healthCheck: {{ignoredCriticals: [EtcdDown]}}\n")).await;
+        world.minutes(2).await;
+        assert!(world.is_commenced().await);
+    });
+}
+
+fn metrics_of_a_deleted_upgrade_config_are_removed() {
+    in_world(async {
+        let world = World::new().await;
+        let program = world.start(Compat::Repaired);
+        world.request(&world.at(1).to_string()).await;
+        world.until(Phase::Upgraded, 240).await;
+        world.minutes(2).await;
+        assert!(world.gauges(&program, "upgradeoperator_").await.len() > 20);
+        assert!(world.get(&program, 8089, "/metrics").await.unwrap().contains("managed_upgrade_"));
+        world.delete().await;
+        world.seconds(5).await;
+        let name = format!("upgradeconfig_name=\"{NAME}\"");
+        let result = format!(
+            "upgradeoperator_upgrade_result{{{name},preceding_version=\"4.16.3\",stream=\"z\",version=\"{VERSION}\",alerts=\"\"}} 1"
+        );
+        assert_eq!(world.gauges(&program, "upgrade").await, [result]);
+        let custom = world.get(&program, 8089, "/metrics").await.unwrap();
+        assert!(custom.contains("managed_upgrade_"), "it is read again after 15 s");
+        world.seconds(15).await;
+        assert_eq!(world.get(&program, 8089, "/metrics").await.unwrap(), "# EOF\n");
+    });
+}
+
+fn a_change_of_the_status_wakes_nothing() {
+    in_world(async {
+        for compat in Compat::VARIANTS {
+            let world = World::new().await;
+            // The sync reads the UpgradeConfig as well.
+            world.configure(&LOCAL.replace("watchInterval: 1}", "watchInterval: 500}")).await;
+            let _program = world.start(*compat);
+            world.request(&world.at(100).to_string()).await;
+            world.minutes(4).await;
+            assert_eq!(world.phase().await, Some(Phase::Pending));
+            let looks = || {
+                world.calls("GET /api/v1/namespaces/openshift-managed-upgrade-operator/configmaps")
+            };
+            let before = looks();
+            let mut upgrade = world.upgrade().await;
+            let status = upgrade.status.as_mut().unwrap();
+            status.history[0].conditions.clear();
+            "4.16.2".clone_into(&mut status.history[0].preceding_version);
+            let body = json!({"status": status});
+            let merge = kube::api::Patch::Merge(&body);
+            world.upgrades().patch_status(NAME, &<_>::default(), &merge).await.unwrap();
+            world.seconds(20).await;
+            assert_eq!(looks(), before, "{compat}");
+            world.patch(&json!({"spec": {"PDBForceDrainTimeout": 30}})).await;
+            world.seconds(5).await;
+            assert_eq!(looks(), before + 1, "{compat}");
+        }
+    });
+}
+
+fn prometheus_reads_the_text_of_both_ports() {
+    in_world(async {
+        let world = World::new().await;
+        let program = world.start(Compat::Repaired);
+        world.request(&world.at(1).to_string()).await;
+        world.until(Phase::Upgraded, 240).await;
+        world.minutes(2).await;
+        for (port, name) in
+            [(8383, "upgradeoperator_upgrade_result"), (8089, "managed_upgrade_upgrade_scheduled")]
+        {
+            let text = world.get(&program, port, "/metrics").await.unwrap();
+            assert!(text.contains(&format!("\n# TYPE {name} gauge\n{name}{{")), "{text}");
+            assert!(!text.contains("_total"), "{text}");
+            alerts::check_metrics(&text);
+            assert!(world.get(&program, port, "/").await.is_err());
+        }
+        // The original crashes, and restarts, for a version without an entry.
+        world.patch(&json!({"spec": {"upgradeAt": "tomorrow"}})).await;
+        world.minutes(1).await;
+        let failed = world.get(&program, 8089, "/metrics").await.unwrap_err();
+        let kube::Error::Api(status) = failed else { panic!("{failed}") };
+        assert_eq!(status.code, 500);
+        assert!(status.message.contains("invalid spec.upgradeAt \"tomorrow\""), "{status:?}");
+    });
+}
+
+fn one_replica_leads_and_another_takes_over() {
+    in_world(async {
+        let world = World::new().await;
+        let first = world.start_replica("a.test");
+        world.seconds(5).await;
+        let second = world.start_replica("b.test");
+        world.seconds(5).await;
+        world.request(&world.at(1).to_string()).await;
+        world.until(Phase::Upgrading, 5).await;
+        for replica in [&first, &second] {
+            assert_eq!(world.get(replica, 8081, "/healthz").await.unwrap(), "ok");
+            assert_eq!(world.get(replica, 8081, "/readyz").await.unwrap(), "ok");
+            let custom = world.get(replica, 8089, "/metrics").await.unwrap();
+            assert!(custom.contains("phase=\"Upgrading\""), "{custom}");
+        }
+        assert!(!world.gauges(&first, "upgradeoperator_").await.is_empty());
+        assert_eq!(world.gauges(&second, "upgradeoperator_").await, [""; 0]);
+        first.stop.cancel();
+        world.seconds(5).await;
+        assert!(first.task.is_finished());
+        world.minutes(2).await;
+        assert!(!world.gauges(&second, "upgradeoperator_").await.is_empty());
+        world.until(Phase::Upgraded, 240).await;
+    });
+}
+
+fn a_deleted_upgrade_config_resumes() {
+    in_world(async {
+        let world = World::new().await;
+        world.configure(&by_ocm()).await;
+        world.ocm.schedule("p-1", VERSION, world.at(10));
+        let _program = world.start(Compat::Repaired);
+        world.until(Phase::Upgrading, 30).await;
+        world.minutes(5).await;
+        assert!(world.is_commenced().await);
+        let uid = world.upgrade().await.metadata.uid;
+        world.delete().await;
+        world.minutes(3).await;
+        assert_eq!(world.phase().await, Some(Phase::Upgrading));
+        assert_ne!(world.upgrade().await.metadata.uid, uid);
+        world.until(Phase::Upgraded, 240).await;
+        assert_eq!(world.ocm.policy("p-1").unwrap().state, "completed");
+    });
+}
+
+/// What has been done when an upgrade is complete.
+async fn assert_complete(world: &World) {
+    let upgrade = world.upgrade().await;
+    let entry = upgrade.entry().unwrap();
+    let steps = entry.conditions.iter().filter(|one| !one.type_.starts_with("State"));
+    let not_done: Vec<&str> =
+        steps.filter(|one| one.status != "True").map(|one| &*one.type_).collect();
+    assert_eq!(not_done, [""; 0]);
+    assert!(entry.worker_start_time.is_some() && entry.worker_complete_time.is_some());
+    assert_eq!(world.silences(), [""; 0]);
+    let cluster: ClusterVersion = Api::all(world.client.clone()).get("version").await.unwrap();
+    assert_eq!(cluster.status.unwrap().history[0].version, VERSION);
+}
+
+fn an_upgrade_waits_for_its_time_and_runs_through() {
+    in_world(async {
+        for compat in Compat::VARIANTS {
+            let world = World::new().await;
+            world.configure(&by_ocm()).await;
+            world.ocm.schedule("p-1", VERSION, world.at(30));
+            let program = world.start(*compat);
+            // In the original, Prometheus remembers what was sent.
+            let scrape = async {
+                loop {
+                    world.seconds(15).await;
+                    world.prometheus.scraped(&world.get(&program, 8383, "/metrics").await.unwrap());
+                }
+            };
+            let upgrade = async {
+                world.minutes(20).await;
+                assert_eq!(world.phase().await, Some(Phase::Pending), "{compat}");
+                assert!(!world.is_commenced().await);
+                world.until(Phase::Upgrading, 12).await;
+                // An extra node takes some minutes.
+                world.minutes(15).await;
+                assert!(world.is_commenced().await, "{compat}");
+                assert_eq!(world.silences().len(), 1, "{compat}");
+                assert_eq!(world.ocm.policy("p-1").unwrap().state, "started");
+                world.until(Phase::Upgraded, 240).await;
+                assert_complete(&world).await;
+                assert_eq!(world.ocm.policy("p-1").unwrap().state, "completed", "{compat}");
+                let logs = world.ocm.logs();
+                let mut logs: Vec<&str> =
+                    logs.iter().map(|log| log["summary"].as_str().unwrap()).collect();
+                let mut wanted = vec![
+                    "Cluster is starting with control and worker plane upgrade",
+                    "Cluster has finished control plane upgrade",
+                    "Cluster has finished with worker plane upgrade",
+                ];
+                match compat {
+                    Compat::Repaired => {}
+                    Compat::Strict => {
+                        // It misses the deployment-validation-operator, and the scrape may lag.
+                        wanted.insert(
+                            0,
+                            "Cluster has encountered healthcheck failure during upgrade",
+                        );
+                        logs.dedup();
+                    }
+                }
+                assert_eq!(logs, wanted, "{compat}");
+            };
+            tokio::select! {
+                () = scrape => {}
+                () = upgrade => {}
+            }
+        }
+        let world = World::new().await;
+        let program = world.start(Compat::Repaired);
+        world.request("tomorrow").await;
+        world.minutes(2).await;
+        let failed =
+            world.gauges(&program, "upgradeoperator_upgradeconfig_validation_failed").await;
+        assert!(failed[0].ends_with(" 1"), "{failed:?}");
+        let upgrade = world.upgrade().await;
+        let shown = upgrade.entry().unwrap().condition("UpgradeConfigValid").unwrap();
+        assert!(shown.message.contains("invalid time \"tomorrow\""), "{shown:?}");
+    });
+}
+
+fn each_deviation_is_documented() {
+    let facts = include_str!("../../../../docs/facts/openshift-upgrades.md");
+    let (_, deviations) = facts.split_once("## Deviations").unwrap();
+    for number in 1..=17 {
+        let row = format!("| M{number} | ");
+        let row = deviations.lines().find(|line| line.starts_with(&row)).unwrap();
+        let cells = row.split('|').filter(|cell| !cell.trim().is_empty());
+        assert_eq!(cells.count(), 3, "{row}");
+    }
+}

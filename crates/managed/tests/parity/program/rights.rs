@@ -1,0 +1,186 @@
+//! The rights of the manifests: each is used, and no other is asked for.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+};
+
+use kube::{
+    Api,
+    api::{ApiResource, DynamicObject, GroupVersionKind, PostParams},
+};
+use lab_apiserver::auth::{AccessRecord, Attributes, Authentication, Required};
+use lab_openshift::Blueprint;
+use refit_managed::Compat;
+use refit_openshift::upgrade_config::{NAMESPACE, Phase};
+use refit_runtime::lease::LeaseSettings;
+use serde_json::{Value, json};
+
+use super::world::{IMAGE_VERSION, LOCAL, VERSION, World, by_ocm, image, in_world};
+
+const ACCOUNT: &str = "managed-upgrade-operator";
+const MANIFEST: &str = include_str!("../../../../../deploy/openshift/rbac.yaml");
+const OF_DVO: &str =
+    include_str!("../../../../../deploy/openshift/deployment-validation/rbac.yaml");
+
+/// The documents of a file.
+pub(super) fn documents(file: &str) -> Vec<Value> {
+    file.split("\n---\n").map(|one| serde_saphyr::from_str(one).unwrap()).collect()
+}
+
+/// The roles of the program.
+fn roles(objects: &[Value]) -> impl Iterator<Item = &Value> {
+    let is_role = |object: &&Value| object["kind"] == "Role" || object["kind"] == "ClusterRole";
+    // Prometheus has that one.
+    objects.iter().filter(is_role).filter(|role| role["metadata"]["name"] != "prometheus-k8s")
+}
+
+/// A right, split as finely as RBAC allows.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Right {
+    namespace: String,
+    verb: String,
+    resource: String,
+    name: String,
+}
+
+fn rights(role: &Value) -> Vec<Right> {
+    let texts = |list: &Value| -> Vec<String> {
+        let list = list.as_array().into_iter().flatten();
+        list.map(|one| one.as_str().unwrap().to_owned()).collect()
+    };
+    let namespace = role["metadata"]["namespace"].as_str().unwrap_or_default();
+    let mut all = Vec::new();
+    for rule in role["rules"].as_array().unwrap() {
+        let names = Some(texts(&rule["resourceNames"])).filter(|names| !names.is_empty());
+        for resource in texts(&rule["resources"]) {
+            for verb in texts(&rule["verbs"]) {
+                for name in names.clone().unwrap_or_else(|| vec![String::new()]) {
+                    all.push(Right {
+                        namespace: namespace.to_owned(),
+                        verb: verb.clone(),
+                        resource: resource.clone(),
+                        name,
+                    });
+                }
+            }
+        }
+    }
+    all
+}
+
+impl Right {
+    fn allows(&self, asked: &Attributes) -> bool {
+        self.verb == asked.verb
+            && self.resource == asked.combined()
+            && (self.namespace.is_empty() || self.namespace == asked.namespace)
+            && (self.name.is_empty() || self.name == asked.name)
+    }
+}
+
+/// Creates objects in an API server with RBAC.
+async fn install(world: &World, objects: &[Value]) {
+    for object in objects {
+        let text = |at: &str| object.pointer(at).and_then(Value::as_str).unwrap_or_default();
+        let version = text("/apiVersion");
+        let (group, version) = version.split_once('/').unwrap_or(("", version));
+        let kind = GroupVersionKind::gvk(group, version, text("/kind"));
+        let resource = ApiResource::from_gvk(&kind);
+        let client = world.client.clone();
+        let api: Api<DynamicObject> = match text("/metadata/namespace") {
+            "" => Api::all_with(client, &resource),
+            namespace => Api::namespaced_with(client, namespace, &resource),
+        };
+        let object = serde_json::from_value(object.clone()).unwrap();
+        api.create(&PostParams::default(), &object).await.unwrap();
+    }
+}
+
+/// A token of the program's ServiceAccount.
+async fn token(world: &World) -> String {
+    let path = format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}/token");
+    let body = json!({"spec": {"expirationSeconds": 30 * 24 * 3600}}).to_string();
+    let request = http::Request::post(path).header("content-type", "application/json");
+    let answer: Value = world.client.request(request.body(body.into()).unwrap()).await.unwrap();
+    answer["status"]["token"].as_str().unwrap().to_owned()
+}
+
+pub(super) fn upgrades_use_each_right_and_no_other() {
+    in_world(async {
+        let seen: Arc<Mutex<BTreeSet<(Attributes, bool)>>> = Arc::default();
+        let log = seen.clone();
+        let recorder = Arc::new(move |record: &AccessRecord<'_>| {
+            if record.identity.user.ends_with(&format!("{NAMESPACE}:{ACCOUNT}")) {
+                let allowed = record.allowed_by.is_some();
+                log.lock().unwrap().insert((record.attributes.clone(), allowed));
+            }
+        });
+        let required = Required { recorder: Some(recorder), ..Required::new("key") };
+        let blueprint = Blueprint { has_file_integrity: true, ..Blueprint::default() };
+        let world = World::with(&blueprint, Authentication::Required(required)).await;
+        let manifests: Vec<Value> =
+            documents(MANIFEST).into_iter().chain(documents(OF_DVO)).collect();
+        let namespace = "openshift-deployment-validation-operator";
+        install(
+            &world,
+            &[json!({
+                "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace},
+            })],
+        )
+        .await;
+        install(&world, &manifests).await;
+        let fedramp = "environment: {fedramp: true}\n";
+        world.configure(&(by_ocm().replace("timeOut: 45", "timeOut: 2") + fedramp)).await;
+        let worker = world.workers().await.remove(0);
+        install(&world, &stuck_pods(&worker)).await;
+        world.ocm.schedule("p-1", VERSION, world.at(10));
+        let lease = LeaseSettings::new(NAMESPACE, "managed-upgrade-operator-lock", "a");
+        let program =
+            world.start_as("a.test", Some(lease), Compat::Repaired, Some(token(&world).await));
+        world.until(Phase::Upgrading, 30).await;
+        world.minutes(20).await;
+        // From here on, there is a Secret with a token.
+        world.add_token_secret().await;
+        world.until(Phase::Upgraded, 300).await;
+        world.ocm.delete("p-1");
+        world.minutes(3).await;
+        assert_eq!(world.phase().await, None, "the provider wants no upgrade any more");
+        // The version of a release image is written to the request.
+        world.configure(LOCAL).await;
+        let desired = json!({"image": image(IMAGE_VERSION)});
+        world.request_release(&desired, &world.at(300).to_string()).await;
+        world.minutes(5).await;
+        let desired = world.upgrade().await.spec.desired;
+        assert_eq!(desired.version.as_deref(), Some(IMAGE_VERSION));
+        drop(program);
+        let seen = seen.lock().unwrap().clone();
+        let refused: Vec<&Attributes> =
+            seen.iter().filter(|(_, allowed)| !allowed).map(|(asked, _)| asked).collect();
+        assert_eq!(refused, Vec::<&Attributes>::new());
+        let unused: Vec<Right> = roles(&manifests)
+            .flat_map(rights)
+            .filter(|right| !seen.iter().any(|(asked, _)| right.allows(asked)))
+            .collect();
+        assert_eq!(unused, []);
+    });
+}
+
+/// A Pod with a finalizer, and one whose budget allows no eviction, on a node.
+fn stuck_pods(node: &str) -> Vec<Value> {
+    let pod = |name: &str, finalizers: &[&str]| {
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {
+                "name": name, "namespace": "default", "labels": {"app": name},
+                "finalizers": finalizers,
+            },
+            "spec": {"nodeName": node, "containers": [{"name": "main", "image": "i"}]},
+        })
+    };
+    let budget = json!({
+        "apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
+        "metadata": {"name": "budget", "namespace": "default"},
+        "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "guarded"}}},
+    });
+    vec![pod("held", &["example.com/never"]), pod("guarded", &[]), budget]
+}

@@ -1,0 +1,440 @@
+//! A simulated OpenShift cluster with all that its upgrades depend on, and the program in the same process.
+
+use std::{
+    convert::Infallible,
+    sync::{Arc, Mutex, Once},
+    time::Duration,
+};
+
+use http::{Request, StatusCode};
+use hyper::body::Incoming;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::{
+    api::core::v1::{ConfigMap, Secret},
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    core::crd::CustomResourceExt as _,
+};
+use lab_apiserver::{
+    ApiServer, Options,
+    auth::{Authentication, Identity},
+};
+use lab_openshift::{
+    Blueprint, Cluster,
+    alertmanager::{self, Alertmanager},
+    ocm::{Managed, Ocm},
+    prometheus::{self, Prometheus},
+    wire,
+};
+use refit_managed::{Compat, Process, Settings, run};
+use refit_openshift::{
+    config::{CONFIG_KEY, CONFIG_MAP},
+    upgrade_config::{NAME, NAMESPACE, Phase, UpgradeConfig},
+    validation::RELEASE_LABEL,
+};
+use refit_runtime::{
+    Clock,
+    client::ClientStack,
+    gate::Open,
+    lease::LeaseSettings,
+    net::{Dialer, MemoryNetwork},
+    process::{LogFormat, init_logs},
+    serve,
+    tls::{self, Authority, ReloadableCert, Validity},
+};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt as _;
+
+const API: &str = "api.test";
+const OCM: &str = "ocm.test";
+const REGISTRY: &str = "registry.test";
+/// The version that worlds are upgraded to.
+pub(crate) const VERSION: &str = "4.16.4";
+
+/// The version of the one image in the registry.
+pub(crate) const IMAGE_VERSION: &str = "4.16.5";
+
+/// The configuration that every world begins with. The provider is the object in the cluster.
+pub(crate) const LOCAL: &str = "\
+upgradeType: OSD
+configManager: {source: LOCAL, localConfigName: managed-upgrade-config, watchInterval: 1}
+maintenance: {controlPlaneTime: 90}
+scale: {timeOut: 30}
+upgradeWindow: {delayTrigger: 30, timeOut: 120}
+nodeDrain: {timeOut: 45, expectedNodeDrainTime: 8}
+";
+
+/// The same with OCM as the provider.
+pub(crate) fn by_ocm() -> String {
+    let source = "source: LOCAL, localConfigName: managed-upgrade-config";
+    let gates = "featureGate: {enabled: [PreHealthCheck, ServiceLogNotification]}\n";
+    LOCAL.replace(source, &format!("source: OCM, ocmBaseUrl: 'http://{OCM}'")) + gates
+}
+
+/// A cluster of version 4.16.3 with three workers.
+pub(crate) struct World {
+    pub(crate) clock: Clock,
+    /// With all rights.
+    pub(crate) client: Client,
+    pub(crate) cluster: Cluster,
+    pub(crate) prometheus: Prometheus,
+    pub(crate) alertmanager: Alertmanager,
+    pub(crate) ocm: Ocm,
+    network: MemoryNetwork,
+    server: ApiServer,
+    /// Method and URI of each call of the program.
+    calls: Arc<Mutex<Vec<String>>>,
+    /// The authority of the cluster's services, and of the registry.
+    authority: String,
+    tasks: JoinSet<()>,
+}
+
+/// A registry with the release image of one version, and no troubles.
+#[derive(Clone, Debug)]
+struct Registry {
+    manifest: Value,
+    config: Value,
+    troubles: wire::Troubles,
+}
+
+impl Registry {
+    fn new(version: &str) -> Self {
+        let config = json!({"config": {"Labels": {RELEASE_LABEL: version}}});
+        let manifest = json!({"config": {"digest": digest(&config)}});
+        Self { manifest, config, troubles: wire::Troubles::default() }
+    }
+}
+
+fn digest(value: &Value) -> String {
+    format!("sha256:{:x}", Sha256::digest(value.to_string()))
+}
+
+impl wire::Answers for Registry {
+    fn troubles(&self) -> &wire::Troubles {
+        &self.troubles
+    }
+
+    fn answer(&self, asked: &wire::Asked) -> (StatusCode, Value) {
+        let is = |kind: &str, value: &Value| {
+            asked.path == format!("/v2/ocp/release/{kind}/{}", digest(value))
+        };
+        if is("manifests", &self.manifest) {
+            (StatusCode::OK, self.manifest.clone())
+        } else if is("blobs", &self.config) {
+            (StatusCode::OK, self.config.clone())
+        } else {
+            (StatusCode::NOT_FOUND, Value::Null)
+        }
+    }
+
+    fn failed(&self, _: StatusCode) -> Value {
+        Value::Null
+    }
+}
+
+/// The release image of a version, whose registry has only that one.
+pub(crate) fn image(version: &str) -> String {
+    format!("{REGISTRY}/ocp/release@{}", digest(&Registry::new(version).manifest))
+}
+
+/// A program; it ends with its handle.
+pub(crate) struct Program {
+    host: &'static str,
+    pub(crate) stop: CancellationToken,
+    pub(crate) task: JoinHandle<anyhow::Result<()>>,
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Runs a test on a paused clock.
+pub(crate) fn in_world(test: impl Future<Output = ()>) {
+    static LOGS: Once = Once::new();
+    tls::install_provider();
+    if let Ok(filter) = std::env::var("REFIT_LOG") {
+        LOGS.call_once(|| init_logs(&filter, LogFormat::Text).unwrap());
+    }
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().start_paused(true).build().unwrap().block_on(test);
+}
+
+fn validity() -> Validity {
+    Validity {
+        from: "2020-01-01T00:00:00Z".parse().unwrap(),
+        until: "2120-01-01T00:00:00Z".parse().unwrap(),
+    }
+}
+
+/// A client of the server with all rights.
+fn admin(server: &ApiServer) -> Client {
+    let server = server.clone();
+    let service = tower::service_fn(move |mut request: Request<kube::client::Body>| {
+        request.extensions_mut().insert(Identity::admin());
+        server.clone().oneshot(request)
+    });
+    Client::new(service, NAMESPACE)
+}
+
+impl World {
+    /// A world whose program may do everything.
+    pub(crate) async fn new() -> Self {
+        let world = Self::with(&Blueprint::default(), Authentication::Open).await;
+        world.add_token_secret().await;
+        world
+    }
+
+    /// A world whose API authenticates callers like this. Without the Secret of [`Self::add_token_secret`], tokens for
+    /// Prometheus are requested.
+    pub(crate) async fn with(blueprint: &Blueprint, authentication: Authentication) -> Self {
+        let clock = Clock::simulated("2026-03-02T08:00:00Z".parse().unwrap());
+        let mut options = Options::new(Arc::new(move || clock.now()));
+        options.authentication = authentication;
+        let server = ApiServer::new(options);
+        let client = admin(&server);
+        let ocm = Ocm::new(Managed {
+            id: "ocm-1".to_owned(),
+            external_id: blueprint.cluster_id.clone(),
+            token: blueprint.ocm_token.clone(),
+            channel_group: "stable".to_owned(),
+            grace_minutes: 60,
+        });
+        let mut world = Self {
+            clock,
+            cluster: Cluster::new(client.clone()),
+            client,
+            prometheus: Prometheus::default(),
+            alertmanager: Alertmanager::default(),
+            ocm,
+            network: MemoryNetwork::default(),
+            server,
+            calls: Arc::default(),
+            authority: String::new(),
+            tasks: JoinSet::new(),
+        };
+        world.authority = world.serve();
+        let blueprint = Blueprint { service_ca: world.authority.clone(), ..blueprint.clone() };
+        world.cluster.create(&blueprint, clock.now_seconds()).await.unwrap();
+        let kinds: Api<CustomResourceDefinition> = Api::all(world.client.clone());
+        kinds.create(&PostParams::default(), &UpgradeConfig::crd()).await.unwrap();
+        let run = Cluster::run(world.client.clone(), clock);
+        world.tasks.spawn(async move { match run.await {} });
+        world.configure(LOCAL).await;
+        world.minutes(5).await;
+        world
+    }
+
+    /// Serves everything; returns the authority of the cluster's services.
+    fn serve(&mut self) -> String {
+        let (server, calls) = (self.server.clone(), self.calls.clone());
+        let api = tower::service_fn(move |request: Request<Incoming>| {
+            calls.lock().unwrap().push(format!("{} {}", request.method(), request.uri()));
+            let answer = server.clone().oneshot(request);
+            async { Ok::<_, Infallible>(answer.await.expect("no connection is cut here")) }
+        });
+        let listener = self.network.listen(API, 80);
+        self.tasks.spawn(serve::serve(listener, None, api, std::future::pending()));
+        let listener = self.network.listen(OCM, 80);
+        self.tasks.spawn(wire::serve(self.ocm.clone(), listener, None, self.clock));
+        let authority = Authority::new("service-ca", validity()).unwrap();
+        let hosts = [prometheus::HOST, alertmanager::HOST, REGISTRY];
+        let material = authority.server(&hosts, validity()).unwrap();
+        let config = tls::server_config(ReloadableCert::new(&material).unwrap()).unwrap();
+        let listener = self.network.listen(prometheus::HOST, prometheus::PORT);
+        self.tasks.spawn(self.prometheus.clone().serve(listener, Some(config.clone())));
+        let registry = Registry::new(IMAGE_VERSION);
+        let listener = self.network.listen(REGISTRY, 443);
+        self.tasks.spawn(wire::serve(registry, listener, Some(config.clone()), self.clock));
+        let listener = self.network.listen(alertmanager::HOST, alertmanager::PORT);
+        self.tasks.spawn(self.alertmanager.clone().serve(listener, Some(config), self.clock));
+        authority.material().cert_pem.clone()
+    }
+
+    /// Adds the Secret with a token for Prometheus that clusters before 4.16 have.
+    pub(crate) async fn add_token_secret(&self) {
+        let secret = json!({
+            "metadata": {"name": "prometheus-k8s-token-x7x7x"}, "stringData": {"token": "secret"},
+        });
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), "openshift-monitoring");
+        let secret = serde_json::from_value(secret).unwrap();
+        secrets.create(&PostParams::default(), &secret).await.unwrap();
+    }
+
+    /// Sets the configuration of the operator.
+    pub(crate) async fn configure(&self, text: &str) {
+        let body = json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": CONFIG_MAP}, "data": {CONFIG_KEY: text},
+        });
+        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), NAMESPACE);
+        let apply = PatchParams::apply("test").force();
+        api.patch(CONFIG_MAP, &apply, &Patch::Apply(&body)).await.unwrap();
+    }
+
+    /// The time in a number of minutes.
+    pub(crate) fn at(&self, minutes: i64) -> Timestamp {
+        self.clock.now_seconds() + SignedDuration::from_mins(minutes)
+    }
+
+    /// Requests an upgrade at a time.
+    pub(crate) async fn request(&self, upgrade_at: &str) {
+        let desired = json!({"version": VERSION, "channel": "stable-4.16"});
+        self.request_release(&desired, upgrade_at).await;
+    }
+
+    /// Requests the upgrade to a release at a time.
+    pub(crate) async fn request_release(&self, desired: &Value, upgrade_at: &str) {
+        let upgrade = json!({
+            "apiVersion": UpgradeConfig::crd().spec.group + "/v1alpha1", "kind": "UpgradeConfig",
+            "metadata": {"name": NAME},
+            "spec": {
+                "desired": desired, "upgradeAt": upgrade_at, "PDBForceDrainTimeout": 60, "type": "OSD",
+            },
+        });
+        let upgrade = serde_json::from_value(upgrade).unwrap();
+        self.upgrades().create(&PostParams::default(), &upgrade).await.unwrap();
+    }
+
+    pub(crate) fn upgrades(&self) -> Api<UpgradeConfig> {
+        Api::namespaced(self.client.clone(), NAMESPACE)
+    }
+
+    /// The UpgradeConfig.
+    pub(crate) async fn upgrade(&self) -> UpgradeConfig {
+        self.upgrades().get(NAME).await.unwrap()
+    }
+
+    /// Merges into the UpgradeConfig.
+    pub(crate) async fn patch(&self, body: &Value) {
+        let merge = PatchParams::default();
+        self.upgrades().patch(NAME, &merge, &Patch::Merge(body)).await.unwrap();
+    }
+
+    /// Deletes the UpgradeConfig.
+    pub(crate) async fn delete(&self) {
+        self.upgrades().delete(NAME, &DeleteParams::default()).await.unwrap();
+    }
+
+    /// The phase of the UpgradeConfig; `None` without an entry, or without the object.
+    pub(crate) async fn phase(&self) -> Option<Phase> {
+        let upgrade = self.upgrades().get_opt(NAME).await.unwrap()?;
+        upgrade.entry().map(|entry| entry.phase)
+    }
+
+    /// Whether the ClusterVersion desires the version.
+    pub(crate) async fn is_commenced(&self) -> bool {
+        let cluster: Api<refit_openshift::kinds::ClusterVersion> = Api::all(self.client.clone());
+        let cluster = cluster.get("version").await.unwrap();
+        cluster.spec.desired_update.is_some_and(|update| update.version == VERSION)
+    }
+
+    pub(crate) async fn seconds(&self, seconds: u64) {
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+    }
+
+    pub(crate) async fn minutes(&self, minutes: u64) {
+        self.seconds(60 * minutes).await;
+    }
+
+    /// Waits until a phase is shown; fails after a number of minutes.
+    pub(crate) async fn until(&self, phase: Phase, minutes: u64) {
+        for _ in 0..minutes * 6 {
+            if self.phase().await == Some(phase) {
+                return;
+            }
+            self.seconds(10).await;
+        }
+        let upgrade = self.upgrade().await;
+        panic!("not {phase} within {minutes} minutes: {:#?}", upgrade.status);
+    }
+
+    /// How the program, and clients of it, dial.
+    fn stack(&self) -> ClientStack {
+        let dialer = Dialer::Memory(self.network.clone(), Arc::new(Open));
+        let stack = ClientStack::new(dialer, Arc::new(Open), "refit-managed/test");
+        stack.with_extra_roots(self.authority.as_bytes()).unwrap()
+    }
+
+    /// Starts the program, without leader election.
+    pub(crate) fn start(&self, compat: Compat) -> Program {
+        self.start_as("a.test", None, compat, None)
+    }
+
+    /// Starts a replica, whose ports are at its own host name.
+    pub(crate) fn start_replica(&self, host: &'static str) -> Program {
+        let lease = LeaseSettings::new(NAMESPACE, "managed-upgrade-operator-lock", host);
+        self.start_as(host, Some(lease), Compat::Repaired, None)
+    }
+
+    pub(crate) fn start_as(
+        &self,
+        host: &'static str,
+        lease: Option<LeaseSettings>,
+        compat: Compat,
+        token: Option<String>,
+    ) -> Program {
+        let stop = CancellationToken::new();
+        let process = Process {
+            lease,
+            probes: Some(self.network.listen(host, 8081)),
+            stop: stop.clone(),
+            drain_delay: Duration::ZERO,
+        };
+        let settings = Settings {
+            compat,
+            metrics: Some(self.network.listen(host, 8383)),
+            custom_metrics: Some(self.network.listen(host, 8089)),
+            ..Settings::default()
+        };
+        let mut config = kube::Config::new(format!("http://{API}:80").parse().unwrap());
+        config.auth_info.token = token.map(Into::into);
+        let task = tokio::spawn(run(self.stack(), config, self.clock, process, settings));
+        Program { host, stop, task }
+    }
+
+    /// What a program serves, or the error.
+    pub(crate) async fn get(
+        &self,
+        program: &Program,
+        port: u16,
+        path: &str,
+    ) -> Result<String, kube::Error> {
+        let url = format!("http://{}:{port}", program.host);
+        let client = self.stack().client(&kube::Config::new(url.parse().unwrap())).unwrap();
+        client.request_text(Request::get(path).body(Vec::new()).unwrap()).await
+    }
+
+    /// The lines of gauges whose name begins like this.
+    pub(crate) async fn gauges(&self, program: &Program, name: &str) -> Vec<String> {
+        let text = self.get(program, 8383, "/metrics").await.unwrap();
+        text.lines().filter(|line| line.starts_with(name)).map(str::to_owned).collect()
+    }
+
+    /// The calls of programs to the API so far that contain a text.
+    pub(crate) fn calls(&self, text: &str) -> usize {
+        self.calls.lock().unwrap().iter().filter(|call| call.contains(text)).count()
+    }
+
+    /// The comments of the silences in force.
+    pub(crate) fn silences(&self) -> Vec<String> {
+        let all = self.alertmanager.silences(self.clock.now_seconds());
+        let active = all.iter().filter(|silence| silence["status"]["state"] == "active");
+        active.map(|silence| silence["comment"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// The names of the nodes of workers.
+    pub(crate) async fn workers(&self) -> Vec<String> {
+        let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(self.client.clone());
+        let workers = ListParams::default().labels("node-role.kubernetes.io/worker");
+        let nodes = nodes.list(&workers).await.unwrap();
+        nodes.items.into_iter().filter_map(|node| node.metadata.name).collect()
+    }
+}

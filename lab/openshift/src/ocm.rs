@@ -1,0 +1,323 @@
+//! OpenShift Cluster Manager (OCM): its API for one cluster and its upgrade policies (`clusters_mgmt/v1`) and for the service
+//! log (`service_logs/v1`). Its agent in the cluster has the form in which `GET /` is the cluster.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
+
+use http::{Method, StatusCode};
+use jiff::Timestamp;
+use refit_openshift::notify::OcmState;
+use serde_json::{Map, Value, json};
+
+use crate::wire::{Answers, Asked, Troubles, lock};
+
+/// Host name of the agent.
+pub const AGENT_HOST: &str = "ocm-agent.openshift-ocm-agent-operator.svc.cluster.local";
+/// Port of the agent.
+pub const AGENT_PORT: u16 = 8081;
+
+const CLUSTERS: &str = "/api/clusters_mgmt/v1/clusters";
+const CLUSTER_LOGS: &str = "/api/service_logs/v1/cluster_logs";
+
+/// A cluster that OCM manages.
+#[derive(Clone, Debug)]
+pub struct Managed {
+    /// Its ID in OCM.
+    pub id: String,
+    /// `spec.clusterID` of its ClusterVersion.
+    pub external_id: String,
+    /// `auths["cloud.openshift.com"].auth` of its pull secret.
+    pub token: String,
+    /// Such as `stable`.
+    pub channel_group: String,
+    /// For how long a PodDisruptionBudget may block a drain.
+    pub grace_minutes: u32,
+}
+
+/// An upgrade policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// The version.
+    pub version: String,
+    /// When the upgrade starts.
+    pub next_run: Timestamp,
+    /// How far it is.
+    pub state: String,
+    /// The text of the notification that has set the state.
+    pub description: String,
+}
+
+/// OCM, or its agent: clones share what they know.
+#[derive(Clone, Debug)]
+pub struct Ocm {
+    state: Arc<Mutex<State>>,
+    is_agent: bool,
+    troubles: Troubles,
+}
+
+#[derive(Debug)]
+struct State {
+    cluster: Managed,
+    is_banned: bool,
+    policies: BTreeMap<String, Policy>,
+    logs: Vec<Value>,
+}
+
+/// An answer, or an error and its reason.
+type Reply = Result<(StatusCode, Value), (StatusCode, String)>;
+
+impl Ocm {
+    /// The API, with a cluster that has no policies.
+    pub fn new(cluster: Managed) -> Self {
+        let (policies, logs) = (BTreeMap::new(), Vec::new());
+        let state = State { cluster, is_banned: false, policies, logs };
+        Self { state: Arc::new(Mutex::new(state)), is_agent: false, troubles: Troubles::default() }
+    }
+
+    /// Its agent, which has troubles of its own.
+    #[must_use]
+    pub fn agent(&self) -> Self {
+        Self { is_agent: true, troubles: Troubles::default(), ..self.clone() }
+    }
+
+    /// Its troubles.
+    pub fn troubles(&self) -> &Troubles {
+        &self.troubles
+    }
+
+    /// Schedules an upgrade, or changes it.
+    pub fn schedule(&self, id: &str, version: &str, next_run: Timestamp) {
+        let policy = Policy {
+            version: version.to_owned(),
+            next_run,
+            state: OcmState::Scheduled.to_string(),
+            description: "Upgrade is scheduled".to_owned(),
+        };
+        lock(&self.state).policies.insert(id.to_owned(), policy);
+    }
+
+    /// Deletes a policy.
+    pub fn delete(&self, id: &str) {
+        lock(&self.state).policies.remove(id);
+    }
+
+    /// Sets the state of a policy, as users and OCM itself do.
+    pub fn set_state(&self, id: &str, state: &str, description: &str) {
+        if let Some(policy) = lock(&self.state).policies.get_mut(id) {
+            (policy.state, policy.description) = (state.to_owned(), description.to_owned());
+        }
+    }
+
+    /// Disables the owner of the cluster, or enables them: then OCM does not know the cluster.
+    pub fn set_banned(&self, is_banned: bool) {
+        lock(&self.state).is_banned = is_banned;
+    }
+
+    /// A policy.
+    pub fn policy(&self, id: &str) -> Option<Policy> {
+        lock(&self.state).policies.get(id).cloned()
+    }
+
+    /// The entries of the service log, in the order in which they were posted.
+    pub fn logs(&self) -> Vec<Value> {
+        lock(&self.state).logs.clone()
+    }
+}
+
+impl Answers for Ocm {
+    fn troubles(&self) -> &Troubles {
+        &self.troubles
+    }
+
+    fn answer(&self, asked: &Asked) -> (StatusCode, Value) {
+        let mut state = lock(&self.state);
+        let Managed { external_id, token, .. } = &state.cluster;
+        let reply = if asked.header("authorization") != format!("AccessToken {external_id}:{token}")
+        {
+            Err((StatusCode::UNAUTHORIZED, "Account cannot be authenticated".to_owned()))
+        } else if self.is_agent && asked.path == "/" {
+            Ok((StatusCode::OK, state.cluster.shown_by_agent()))
+        } else if self.is_agent && asked.path == CLUSTERS {
+            Err(not_found(&asked.path))
+        } else {
+            state.reply(asked)
+        };
+        reply.unwrap_or_else(|(status, reason)| (status, error(&asked.path, status, &reason)))
+    }
+
+    fn failed(&self, status: StatusCode) -> Value {
+        error(CLUSTERS, status, status.canonical_reason().unwrap_or_default())
+    }
+}
+
+fn not_found(what: &str) -> (StatusCode, String) {
+    (StatusCode::NOT_FOUND, format!("The requested resource '{what}' doesn't exist"))
+}
+
+fn error(path: &str, status: StatusCode, reason: &str) -> Value {
+    let code = status.as_u16();
+    let (service, name) = if path.starts_with("/api/service_logs") {
+        ("service_logs", "SERVICE-LOGS")
+    } else {
+        ("clusters_mgmt", "CLUSTERS-MGMT")
+    };
+    json!({
+        "kind": "Error",
+        "id": code.to_string(),
+        "href": format!("/api/{service}/v1/errors/{code}"),
+        "code": format!("{name}-{code}"),
+        "reason": reason,
+        "operation_id": "1f2e3d4c",
+    })
+}
+
+fn list(kind: &str, asked: &Asked, found: Vec<Value>) -> Value {
+    let number = |name, default: usize| asked.parameter(name).parse().unwrap_or(default);
+    let (page, size, total) = (number("page", 1), number("size", 100), found.len());
+    let skipped = size.saturating_mul(page.saturating_sub(1));
+    let items: Vec<Value> = found.into_iter().skip(skipped).take(size).collect();
+    json!({"kind": kind, "page": page, "size": items.len(), "total": total, "items": items})
+}
+
+/// The conditions `NAME = 'VALUE'` of a search, all of which hold.
+fn search(asked: &Asked) -> Result<Vec<(&str, &str)>, (StatusCode, String)> {
+    let text = asked.parameter("search");
+    let invalid = || (StatusCode::BAD_REQUEST, format!("Can't parse search '{text}'"));
+    let condition = |one| {
+        let (name, value): (&str, &str) = str::split_once(one, " = '").ok_or_else(invalid)?;
+        Ok((name, value.strip_suffix('\'').ok_or_else(invalid)?))
+    };
+    text.split(" and ").filter(|one| !one.is_empty()).map(condition).collect()
+}
+
+impl Managed {
+    fn shown(&self) -> Value {
+        json!({
+            "kind": "Cluster",
+            "id": self.id,
+            "href": format!("{CLUSTERS}/{}", self.id),
+            "external_id": self.external_id,
+            "state": "ready",
+            "managed": true,
+            "version": {"kind": "Version", "channel_group": self.channel_group},
+            "node_drain_grace_period": {"value": self.grace_minutes, "unit": "minutes"},
+        })
+    }
+
+    /// The agent keeps only what the operator reads.
+    fn shown_by_agent(&self) -> Value {
+        json!({
+            "id": self.id,
+            "version": {"channel_group": self.channel_group},
+            "node_drain_grace_period": {"value": self.grace_minutes, "unit": "minutes"},
+        })
+    }
+}
+
+impl State {
+    fn reply(&mut self, asked: &Asked) -> Reply {
+        let of_cluster = format!("{CLUSTERS}/{}/upgrade_policies", self.cluster.id);
+        let path = &*asked.path;
+        let policy = path.strip_prefix(&of_cluster).and_then(|rest| rest.strip_prefix('/'));
+        let policy = policy.and_then(|rest| rest.strip_suffix("/state"));
+        match (&asked.method, policy) {
+            (&Method::GET, None) if path == CLUSTERS => self.clusters(asked),
+            (&Method::GET, None) if path == of_cluster => Ok(self.list_policies(asked)),
+            (&Method::GET, Some(id)) => Ok((StatusCode::OK, self.shown_state(id)?)),
+            (&Method::PATCH, Some(id)) => self.patch_state(id, asked),
+            (&Method::POST, None) if path == CLUSTER_LOGS => self.post_log(asked),
+            (&Method::GET, None) if path == CLUSTER_LOGS => self.list_logs(asked),
+            _ => Err(not_found(path)),
+        }
+    }
+
+    fn clusters(&self, asked: &Asked) -> Reply {
+        let conditions = search(asked)?;
+        let is = |(name, value): &(&str, &str)| match *name {
+            "external_id" => self.cluster.external_id == *value,
+            "id" => self.cluster.id == *value,
+            _ => false,
+        };
+        let is_found = !self.is_banned && conditions.iter().all(is);
+        let found = is_found.then(|| self.cluster.shown()).into_iter().collect();
+        Ok((StatusCode::OK, list("ClusterList", asked, found)))
+    }
+
+    fn list_policies(&self, asked: &Asked) -> (StatusCode, Value) {
+        let cluster = &self.cluster.id;
+        let policies = self.policies.iter().map(|(id, policy)| {
+            json!({
+                "kind": "UpgradePolicy",
+                "id": id,
+                "href": format!("{CLUSTERS}/{cluster}/upgrade_policies/{id}"),
+                "schedule_type": "manual",
+                "upgrade_type": "OSD",
+                "version": policy.version,
+                "next_run": policy.next_run,
+                "cluster_id": cluster,
+            })
+        });
+        (StatusCode::OK, list("UpgradePolicyList", asked, policies.collect()))
+    }
+
+    fn shown_state(&self, id: &str) -> Result<Value, (StatusCode, String)> {
+        let policy = self.policies.get(id).ok_or_else(|| not_found(id))?;
+        Ok(json!({
+            "kind": "UpgradePolicyState",
+            "href": format!("{CLUSTERS}/{}/upgrade_policies/{id}/state", self.cluster.id),
+            "value": policy.state,
+            "description": policy.description,
+        }))
+    }
+
+    fn patch_state(&mut self, id: &str, asked: &Asked) -> Reply {
+        let body = parsed(asked)?;
+        let text = |name| body.get(name).and_then(Value::as_str).map(ToOwned::to_owned);
+        let policy = self.policies.get_mut(id).ok_or_else(|| not_found(id))?;
+        if let Some(value) = text("value") {
+            if value.parse::<OcmState>().is_err() {
+                let why = format!("Invalid upgrade policy state '{value}'");
+                return Err((StatusCode::BAD_REQUEST, why));
+            }
+            policy.state = value;
+        }
+        policy.description = text("description").unwrap_or_default();
+        Ok((StatusCode::OK, self.shown_state(id)?))
+    }
+
+    fn post_log(&mut self, asked: &Asked) -> Reply {
+        let mut entry = parsed(asked)?;
+        let is_missing = |name: &&str| entry.get(*name).and_then(Value::as_str).is_none();
+        let needed = ["cluster_id", "severity", "service_name", "summary", "description"];
+        if let Some(name) = needed.iter().find(|name| is_missing(name)) {
+            return Err((StatusCode::BAD_REQUEST, format!("The field '{name}' is required")));
+        }
+        if entry["cluster_id"] != *self.cluster.id {
+            return Err(not_found("cluster"));
+        }
+        let id = format!("log-{}", self.logs.len() + 1);
+        entry.insert("href".to_owned(), json!(format!("{CLUSTER_LOGS}/{id}")));
+        entry.insert("id".to_owned(), json!(id));
+        for time in ["created_at", "timestamp"] {
+            entry.insert(time.to_owned(), json!(asked.now));
+        }
+        let entry = Value::Object(entry);
+        self.logs.push(entry.clone());
+        Ok((StatusCode::CREATED, entry))
+    }
+
+    fn list_logs(&self, asked: &Asked) -> Reply {
+        let conditions = search(asked)?;
+        let is_found =
+            |entry: &&Value| conditions.iter().all(|(name, value)| entry[*name] == **value);
+        let found = self.logs.iter().rev().filter(is_found).cloned().collect();
+        Ok((StatusCode::OK, list("ClusterLogList", asked, found)))
+    }
+}
+
+fn parsed(asked: &Asked) -> Result<Map<String, Value>, (StatusCode, String)> {
+    serde_json::from_slice(&asked.body)
+        .map_err(|error| (StatusCode::BAD_REQUEST, format!("Can't parse the body: {error}")))
+}
