@@ -124,8 +124,15 @@ fn bed(root: &Path, args: &[&str]) -> anyhow::Result<ExitCode> {
 #[expect(clippy::print_stdout, reason = "the output of the tests, and the result of the task")]
 fn all(root: &Path) -> anyhow::Result<ExitCode> {
     let tests = ["test", "--workspace", "--no-fail-fast"];
-    let flows =
-        ["v1_12", "v1_14", "agent_trust", "controller_rights", "port_forwards", "alert_rules"];
+    let flows = [
+        "v1_12",
+        "v1_14",
+        "agent_trust",
+        "controller_rights",
+        "port_forwards",
+        "alert_rules",
+        "openshift",
+    ];
     let flows = flows.map(|name| ["--test", name]);
     let flows = flows.as_flattened().iter().chain(&["--", "--include-ignored"]);
     let child = cargo::command(root).args(tests).args(flows).stdout(Stdio::piped()).spawn();

@@ -64,6 +64,7 @@ impl<'a> Plan<'a> {
 
     /// Whether a duration has passed since a time; requests a pass when it has.
     pub(crate) fn has_elapsed(&mut self, since: Timestamp, duration: SignedDuration) -> bool {
+        let duration = duration / self.view.settings.pace;
         let due = since.checked_add(duration).unwrap_or(Timestamp::MAX);
         if due > self.view.now {
             self.wake = Some(self.wake.map_or(due, |wake| wake.min(due)));

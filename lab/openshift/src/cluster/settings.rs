@@ -10,6 +10,8 @@ use serde_json::Value;
 pub(crate) const SETTINGS: &str = "lab-openshift";
 /// Key of the releases, as JSON.
 pub(crate) const RELEASES: &str = "releases";
+/// Key of how many times faster than real ones the machines and operators are.
+pub(crate) const PACE: &str = "pace";
 
 /// A release of OpenShift.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,24 +99,24 @@ impl Trouble<'_> {
 }
 
 /// The settings.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) releases: Vec<Release>,
+    pub(crate) pace: i32,
     data: BTreeMap<String, String>,
 }
 
 impl Settings {
     pub(crate) fn read<'a>(mut config_maps: impl Iterator<Item = &'a Value>) -> Self {
-        let Some(found) = config_maps.find(|one| name(one) == SETTINGS) else {
-            return Self::default();
-        };
-        let data = pairs(found.get("data"));
+        let found = config_maps.find(|one| name(one) == SETTINGS);
+        let data = found.map(|found| pairs(found.get("data"))).unwrap_or_default();
         let releases = data.get(RELEASES).map(|text| serde_json::from_str(text));
         let releases = releases.transpose().unwrap_or_else(|error| {
             tracing::warn!(%error, "releases in ConfigMap {SETTINGS} are invalid");
             None
         });
-        Self { releases: releases.unwrap_or_default(), data }
+        let pace = data.get(PACE).and_then(|text| text.parse().ok()).unwrap_or(1).max(1);
+        Self { releases: releases.unwrap_or_default(), pace, data }
     }
 
     /// The message of a trouble, if it is set.

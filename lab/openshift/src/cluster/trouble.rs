@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{
     Cluster, Release,
-    settings::{RELEASES, SETTINGS, Trouble},
+    settings::{PACE, RELEASES, SETTINGS, Trouble},
     view::VERSION_NAMESPACE,
 };
 
@@ -18,6 +18,11 @@ impl Cluster {
     pub async fn set_releases(&self, releases: &[Release]) -> kube::Result<()> {
         let text = serde_json::to_string(releases).map_err(kube::Error::SerdeError)?;
         self.set(RELEASES, Some(&text)).await
+    }
+
+    /// Sets how many times faster than real ones the machines and operators are: a real API server has a real clock.
+    pub async fn set_pace(&self, pace: u16) -> kube::Result<()> {
+        self.set(PACE, Some(&pace.to_string())).await
     }
 
     /// An operator is degraded, with this message, or no longer. Its update does not end as long as it is.
