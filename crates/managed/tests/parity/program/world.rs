@@ -163,6 +163,8 @@ pub(crate) fn in_world(test: impl Future<Output = ()>) {
     if let Ok(filter) = std::env::var("REFIT_LOG") {
         LOGS.call_once(|| init_logs(&filter, LogFormat::Text).unwrap());
     }
+    // The random numbers of the program, and of kube's back-off.
+    fastrand::seed(1);
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.enable_all().start_paused(true).build().unwrap().block_on(test);
 }
@@ -354,6 +356,17 @@ impl World {
         }
         let upgrade = self.upgrade().await;
         panic!("not {phase} within {minutes} minutes: {:#?}", upgrade.status);
+    }
+
+    /// Waits until OCM shows an upgrade as completed: the next sync deletes its UpgradeConfig.
+    pub(crate) async fn until_completed(&self, policy: &str, minutes: u64) {
+        for _ in 0..minutes * 6 {
+            if self.ocm.policy(policy).unwrap().state == "completed" {
+                return;
+            }
+            self.seconds(10).await;
+        }
+        panic!("not completed within {minutes} minutes: {:#?}", self.upgrade().await.status);
     }
 
     /// How the program, and clients of it, dial.
