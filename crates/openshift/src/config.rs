@@ -389,7 +389,9 @@ impl Config {
             value = match value {
                 Value::Object(map) => map.get(name).unwrap_or(&Value::Null),
                 Value::Null => return Ok(None),
-                other => return Err(invalid(key.get(..end).unwrap_or(key), other, "a map")),
+                Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+                    return Err(invalid(key.get(..end).unwrap_or(key), value, "a map"));
+                }
             };
             end += usize::from(end > 0) + name.len();
         }

@@ -2,16 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::{
-    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
-    apimachinery::pkg::apis::meta::v1::Time,
-};
-use kube::{CustomResource, core::crd::CustomResourceExt as _};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-
-use crate::upgrade_config::UpgradeConfig;
 
 /// Name of the one ClusterVersion of a cluster.
 pub const CLUSTER_VERSION: &str = "version";
@@ -268,16 +263,4 @@ pub struct NodeRef {
     /// Name of the node.
     #[serde(default)]
     pub name: String,
-}
-
-/// Stand-ins for OpenShift's CRDs, with UpgradeConfig, for clusters that are not OpenShift.
-pub fn crds() -> Vec<CustomResourceDefinition> {
-    vec![
-        ClusterVersion::crd(),
-        ClusterOperator::crd(),
-        MachineConfigPool::crd(),
-        MachineSet::crd(),
-        Machine::crd(),
-        UpgradeConfig::crd(),
-    ]
 }

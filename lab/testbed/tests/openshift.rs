@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node};
+use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use kube::{
     Api, Client,
     api::{ListParams, Patch, PatchParams},
@@ -73,10 +73,12 @@ async fn a_cluster_is_upgraded_as_ocm_requests_it_even_if_the_program_is_killed(
     let blueprint =
         Blueprint { service_ca: authority.material().cert_pem.clone(), ..Blueprint::default() };
     let outside = Outside::start(clock, &authority, &blueprint).await;
-    install(client).await;
+    let kinds = crds::crds().into_iter().map(|crd| json!(crd)).collect::<Vec<Value>>();
+    refit_install::apply(client, &kinds, |_| {}).await.unwrap();
     let cluster = Cluster::new(client.clone());
     cluster.create(&blueprint, clock.now_seconds()).await.unwrap();
     cluster.set_pace(PACE).await.unwrap();
+    install(client).await;
     let operators = tokio::spawn(Cluster::run(client.clone(), clock));
     configure(client, outside.ocm_port).await;
 
@@ -192,16 +194,8 @@ async fn tunnel(stream: TcpStream, names: BTreeMap<String, SocketAddr>) -> std::
     copy_bidirectional(&mut stream, &mut server).await.map(drop)
 }
 
-/// Creates OpenShift's kinds, and what `deploy/openshift` has for an API server without a scheduler or Prometheus' kinds.
+/// Creates what `deploy/openshift` has for an API server without a scheduler or Prometheus' kinds.
 async fn install(client: &Client) {
-    let kinds = crds::crds().into_iter().map(|crd| json!(crd)).collect::<Vec<Value>>();
-    refit_install::apply(client, &kinds, |_| {}).await.unwrap();
-    let namespaces: Api<Namespace> = Api::all(client.clone());
-    for name in ["openshift-monitoring", "openshift-config"] {
-        let body = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
-        let apply = PatchParams::apply("testbed").force();
-        namespaces.patch(name, &apply, &Patch::Apply(body)).await.unwrap();
-    }
     let deploy = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/openshift"));
     let crd = "crds/upgrade.managed.openshift.io_upgradeconfigs.yaml";
     let mut objects: Vec<Value> = Vec::new();

@@ -199,11 +199,10 @@ pub(super) fn cause(error: &kube::Error) -> String {
     if let Some(what) = too_large(error) {
         return what.to_string();
     }
-    match error {
-        kube::Error::Api(status) => status.message.clone(),
-        kube::Error::Service(inner) => chain(&**inner),
-        other => chain(other),
+    if let kube::Error::Api(status) = error {
+        return status.message.clone();
     }
+    if let kube::Error::Service(inner) = error { chain(&**inner) } else { chain(error) }
 }
 
 /// Parses a URL of `http` or `https`.

@@ -201,7 +201,7 @@ impl Monitoring {
     }
 }
 
-/// The token of a Secret, `None` if there is none.
+/// The token of a Secret, if one has it.
 async fn secret_token(cluster: &kube::Client) -> Result<Option<HeaderValue>, String> {
     let secrets: Api<Secret> = Api::namespaced(cluster.clone(), NAMESPACE);
     let list = secrets.list_metadata(&ListParams::default()).await.map_err(|error| {

@@ -152,7 +152,7 @@ async fn the_version_of_a_release_image_is_its_label() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_registry_that_demands_a_token_gives_it_to_anybody() {
+async fn the_version_of_a_release_is_read_with_the_token_that_a_registry_demands() {
     let bed = Bed::new().await;
     let config = config(&json!({RELEASE_LABEL: "4.16.3"}));
     let manifest = manifest(&config);

@@ -251,7 +251,7 @@ fn an_extra_machine_that_cluster_api_would_not_delete_first_is_marked_again() {
 }
 
 #[test]
-fn what_keeps_extra_machines_is_named() {
+fn a_paused_machine_deployment_or_an_invalid_annotation_keeps_extra_machines() {
     let mut one = deployment("a", 3);
     one.machines.push(machine("extra", 9, true));
     let kept = |one: &DeploymentSeen| {
