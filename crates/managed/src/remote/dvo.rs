@@ -5,7 +5,7 @@ use refit_openshift::Compat;
 use super::{
     Remote,
     http::{DEADLINE, Headers, url},
-    monitoring::service_address,
+    monitoring::{address, service, unread},
 };
 
 const NAMESPACE: &str = "openshift-deployment-validation-operator";
@@ -13,8 +13,18 @@ const SERVICE: &str = "deployment-validation-operator-metrics";
 const PORT: &str = "http-metrics";
 
 pub(super) async fn metrics(remote: &Remote) -> Result<Option<String>, String> {
-    let address = service_address(&remote.cluster, (NAMESPACE, SERVICE, PORT)).await?;
-    let Some(address) = address else { return Ok(None) };
+    let service = match service(&remote.cluster, (NAMESPACE, SERVICE)).await {
+        Ok(Some(service)) => service,
+        Ok(None) => return Ok(None),
+        // The right to read it is installed together with it.
+        Err(kube::Error::Api(status))
+            if status.is_forbidden() && remote.compat == Compat::Repaired =>
+        {
+            return Ok(None);
+        }
+        Err(error) => return Err(unread(&error, (NAMESPACE, SERVICE))),
+    };
+    let address = address(&service, (NAMESPACE, SERVICE, PORT))?;
     let why = |why: String| {
         format!("cannot read the metrics of Service {NAMESPACE}/{SERVICE}: {why}, check its Pods")
     };

@@ -192,12 +192,14 @@ impl Monitoring {
         if self.uses_routes {
             return route_host(&self.cluster, name).await;
         }
-        let address = service_address(&self.cluster, (NAMESPACE, name, PORT)).await?;
-        address.ok_or_else(|| {
+        let service = service(&self.cluster, (NAMESPACE, name)).await;
+        let service = service.map_err(|error| unread(&error, (NAMESPACE, name)))?;
+        let service = service.ok_or_else(|| {
             format!(
                 "Service {NAMESPACE}/{name} does not exist, restore the monitoring of the cluster"
             )
-        })
+        })?;
+        address(&service, (NAMESPACE, name, PORT))
     }
 }
 
@@ -275,23 +277,30 @@ async fn trusting_service_ca(remote: &Remote) -> Result<Web, String> {
     Ok(web)
 }
 
-/// Host and port of a Service, `None` if it does not exist.
-pub(super) async fn service_address(
+/// Reads a Service.
+pub(super) async fn service(
     cluster: &kube::Client,
-    (namespace, name, port): (&str, &str, &str),
-) -> Result<Option<String>, String> {
+    (namespace, name): (&str, &str),
+) -> kube::Result<Option<Service>> {
     let services: Api<Service> = Api::namespaced(cluster.clone(), namespace);
-    let service = services
-        .get_opt(name)
-        .await
-        .map_err(|error| format!("cannot read Service {namespace}/{name}: {}", cause(&error)))?;
-    let Some(service) = service else { return Ok(None) };
-    let ports = service.spec.and_then(|spec| spec.ports).unwrap_or_default();
-    let found = ports.iter().find(|one| one.name.as_deref() == Some(port));
+    services.get_opt(name).await
+}
+
+pub(super) fn unread(error: &kube::Error, (namespace, name): (&str, &str)) -> String {
+    format!("cannot read Service {namespace}/{name}: {}", cause(error))
+}
+
+/// Host and port of a Service.
+pub(super) fn address(
+    service: &Service,
+    (namespace, name, port): (&str, &str, &str),
+) -> Result<String, String> {
+    let mut ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
+    let found = ports.find(|one| one.name.as_deref() == Some(port));
     let number = found
         .map(|port| port.port)
         .ok_or_else(|| format!("Service {namespace}/{name} has no port {port:?}, restore it"))?;
-    Ok(Some(format!("{name}.{namespace}.svc.cluster.local:{number}")))
+    Ok(format!("{name}.{namespace}.svc.cluster.local:{number}"))
 }
 
 async fn route_host(cluster: &kube::Client, name: &str) -> Result<String, String> {
