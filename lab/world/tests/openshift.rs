@@ -76,3 +76,11 @@ fn an_upgrade_config_upgrades_a_cluster_of_aro() {
         assert_upgraded(&world, &before);
     });
 }
+
+#[test]
+fn a_kill_at_a_write_changes_nothing_in_the_end() {
+    let report = lab_world::openshift::sweep::sweep(Some(6), 2, |_, _, _| {}).unwrap();
+    assert!(report.writes > 20, "{report:#?}");
+    assert_eq!(report.points, 6);
+    assert!(report.failures.is_empty(), "{report:#?}");
+}
