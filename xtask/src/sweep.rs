@@ -7,7 +7,7 @@ use std::{
 
 use clap::Args;
 use lab_world::{
-    manifests,
+    manifests, openshift,
     sweep::{
         Event, Failure, Sabotage, Scenario, SweepOptions, continue_from, plan_manifests, sweep,
     },
@@ -20,7 +20,7 @@ use crate::{print, simulate::one_of};
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SweepArgs {
     /// Select the scenario to sweep.
-    #[arg(value_parser = ["demo", "replicas", "updaters", "providers", "task", "managed", "plans", "extra", "k8sd"], default_value = "demo")]
+    #[arg(value_parser = ["demo", "replicas", "updaters", "providers", "task", "managed", "plans", "extra", "k8sd", "openshift"], default_value = "demo")]
     scenario: String,
     /// Run only this many points, evenly spread.
     #[arg(long, value_name = "K")]
@@ -42,6 +42,9 @@ pub(crate) fn run(root: &Path, args: &SweepArgs) -> anyhow::Result<ExitCode> {
     if let Some(file) = &args.from {
         return again(file);
     }
+    if args.scenario == "openshift" {
+        return of_openshift(args);
+    }
     // Whatever a ClusterUpgrade is requested by.
     let names = match args.scenario.as_str() {
         "managed" => vec!["managed", "plans", "extra-clone", "extra-replicas"],
@@ -62,6 +65,27 @@ pub(crate) fn run(root: &Path, args: &SweepArgs) -> anyhow::Result<ExitCode> {
         points += report.points;
         failures += report.failures.len();
     }
+    print::result(&format!("{points} points, {failures} failures"));
+    Ok(if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// An upgrade of an OpenShift cluster by refit-managed.
+fn of_openshift(args: &SweepArgs) -> anyhow::Result<ExitCode> {
+    if args.sabotage.is_some() {
+        anyhow::bail!(
+            "--sabotage is for safeguards of the controller, and openshift runs without it"
+        );
+    }
+    let report = openshift::sweep::sweep(args.points, args.threads, |done, points, failure| {
+        if let Some(failure) = failure {
+            print::progress(&format!("FAILED {}\n    {}", failure.point, failure.problem));
+        }
+        if done % 50 == 0 || done == points {
+            print::progress(&format!("{done} of {points} points"));
+        }
+    })?;
+    let (points, failures) = (report.points, report.failures.len());
+    print::result(&format!("openshift: {} writes", report.writes));
     print::result(&format!("{points} points, {failures} failures"));
     Ok(if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

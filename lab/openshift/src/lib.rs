@@ -10,6 +10,7 @@
 //! | [`ocm`] | OpenShift Cluster Manager, and its agent in the cluster |
 //! | [`cincinnati`] | a version graph |
 //! | [`prometheus`], [`alertmanager`] | the monitoring of the cluster |
+//! | [`site`] | a cluster and all of these, served in memory |
 //! | [`wire`] | what the servers have in common |
 
 pub mod alertmanager;
@@ -19,6 +20,8 @@ pub mod crds;
 pub mod ocm;
 mod operators;
 pub mod prometheus;
+pub mod site;
 pub mod wire;
 
 pub use cluster::{Blueprint, Cluster, Release, Workers};
+pub use site::Site;

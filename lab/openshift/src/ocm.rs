@@ -185,11 +185,18 @@ fn list(kind: &str, asked: &Asked, found: Vec<Value>) -> Value {
 fn search(asked: &Asked) -> Result<Vec<(&str, &str)>, (StatusCode, String)> {
     let text = asked.parameter("search");
     let invalid = || (StatusCode::BAD_REQUEST, format!("Can't parse search '{text}'"));
-    let condition = |one| {
-        let (name, value): (&str, &str) = str::split_once(one, " = '").ok_or_else(invalid)?;
-        Ok((name, value.strip_suffix('\'').ok_or_else(invalid)?))
-    };
-    text.split(" and ").filter(|one| !one.is_empty()).map(condition).collect()
+    let (mut rest, mut conditions) = (text, Vec::new());
+    while !rest.is_empty() {
+        let (name, after) = rest.split_once(" = '").ok_or_else(invalid)?;
+        let (value, after) = after.split_once('\'').ok_or_else(invalid)?;
+        conditions.push((name, value));
+        rest = match after.strip_prefix(" and ") {
+            Some(next) => next,
+            None if after.is_empty() => after,
+            None => return Err(invalid()),
+        };
+    }
+    Ok(conditions)
 }
 
 impl Managed {

@@ -8,6 +8,7 @@
 //! | `provider`, `version_provider` | a provider that misbehaves, and one that brings machines to versions |
 //! | `canonical_controllers` | Canonical's controllers, which know nothing of Refit |
 //! | `fleet` | with the feature `sabotage`: the Clusters of a fleet |
+//! | [`openshift`] | a world with an OpenShift cluster, which refit-managed upgrades |
 //! | [`sandbox`] | a world that keeps running and serves kubectl |
 //! | [`snapshot`] | saves a whole world, which can be restored later |
 //! | [`invariants`] | safety invariants, checked after every write |
@@ -40,6 +41,7 @@ pub mod invariants;
 mod leaders;
 pub mod manifests;
 mod mirror;
+pub mod openshift;
 pub mod pki;
 mod prometheus;
 mod provider;

@@ -6,6 +6,7 @@ mod common;
 mod environment;
 mod external_upgrade;
 mod metrics;
+mod openshift;
 mod outages;
 mod quorum;
 mod rbac;
