@@ -22,7 +22,7 @@ const BEDS: usize = 2;
 /// Name of the socket that the only bed with Cluster API in a network namespace binds.
 const INFRASTRUCTURE: &str = "refit-testbed-infrastructure";
 /// How long a bed waits for its turn.
-const TURN: Duration = Duration::from_mins(30);
+const TURN: Duration = Duration::from_mins(45);
 /// Number of directories of earlier runs that are kept.
 const KEPT: usize = 6;
 

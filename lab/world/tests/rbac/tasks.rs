@@ -5,12 +5,12 @@ use std::{collections::BTreeSet, time::Duration};
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kube::{
     Api,
-    api::{Patch, PatchParams},
+    api::{DeleteParams, Patch, PatchParams},
 };
 use lab_apiserver::{ApiServer, auth::Attributes};
 use lab_world::world::{World, WorldOptions};
 use refit_cluster_api::{cluster_configuration::admins_binding, kinds::Cluster};
-use refit_kinds::refit::{ClusterUpgradePlan, UpgradeTask};
+use refit_kinds::refit::{ClusterUpgrade, ClusterUpgradePlan, UpgradeTask};
 use serde_json::{Value, json};
 
 use super::{
@@ -32,6 +32,7 @@ const TASKS_EXTERNAL_BINDING: &str =
 const TASKS_WORKLOAD_ROLE: &str = include_str!("../../../../deploy/tasks/workload_role.yaml");
 const NEXT: &str = "v1.35.1";
 const FURTHER: &str = "v1.35.2";
+const LAST: &str = "v1.35.3";
 /// The name in the certificate of Secret refit-hook-client.
 const HOOK_CLIENT: &str = "refit-hook-client";
 
@@ -74,6 +75,13 @@ pub(super) async fn plan(world: &World, version: &str, start_at: Option<&str>) {
     create_object(&plans, json!({"metadata": {"name": "fleet"}, "spec": spec})).await;
 }
 
+/// Requests an upgrade without a plan, for which each MachineDeployment gets one more replica.
+async fn request_with_extra_replicas(world: &World, version: &str) {
+    let upgrades: Api<ClusterUpgrade> = Api::namespaced(world.client(TEST).unwrap(), "default");
+    let body = json!({"spec": {"version": version, "extraCapacity": {"method": "Replicas"}}});
+    upgrades.patch("edge-1", &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
+}
+
 /// Asserts that no request was refused, and that the role grants nothing else.
 fn assert_exact(server: &ApiServer, role: &str, asked: &[(Attributes, u32, u32)]) {
     let rights = granted(server, &[("clusterroles", "", role)]);
@@ -106,6 +114,10 @@ fn an_upgrade_task_uses_exactly_its_rights() {
         let further = json!({"spec": {"version": FURTHER}});
         plans.patch("fleet", &PatchParams::default(), &Patch::Merge(&further)).await.unwrap();
         upgraded(&world, FURTHER).await;
+        world.pass(Duration::from_mins(10)).await;
+        plans.delete("fleet", &DeleteParams::default()).await.unwrap();
+        request_with_extra_replicas(&world, LAST).await;
+        upgraded(&world, LAST).await;
         world.pass(Duration::from_mins(10)).await;
         assert!(world.cluster_upgrades_are_complete(), "{:?}", world.cluster_upgrades());
         assert_same_machines(&before, &who(&world).await);
