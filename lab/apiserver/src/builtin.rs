@@ -4,6 +4,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
+use crate::admission;
 use crate::crd;
 use crate::error::{cause, invalid_value, required};
 use crate::object::{member, meta_mut, meta_text, text};
@@ -106,6 +107,7 @@ fn encode_secret(value: &mut Value) {
 pub(crate) fn validate(resource: &Resource, value: &Value, old: Option<&Value>) -> Vec<Cause> {
     match &*resource.id {
         crd::CRDS => crd::validate(value, old),
+        admission::POLICIES => admission::validate(value),
         "events" => validate_event(value),
         "secrets" => {
             let mut causes = validate_base64(value, "data");

@@ -28,6 +28,7 @@
 //! # }
 //! ```
 
+mod admission;
 mod answer;
 pub mod apply;
 pub mod auth;

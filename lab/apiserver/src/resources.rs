@@ -242,7 +242,7 @@ const fn row(
     Builtin { group, version, kind, plural, short, flags }
 }
 
-const ADMISSION: &str = "admissionregistration.k8s.io";
+pub(crate) const ADMISSION: &str = "admissionregistration.k8s.io";
 const AUTHZ: &str = "rbac.authorization.k8s.io";
 const STORAGE: &str = "storage.k8s.io";
 

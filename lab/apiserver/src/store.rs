@@ -9,6 +9,8 @@ use jiff::Timestamp;
 use serde_json::Value;
 use tokio::sync::Notify;
 
+use crate::admission;
+use crate::auth::Identity;
 use crate::gc::Work;
 use crate::history::{Change, ChangeKind, History};
 use crate::object::{finalizers, member, meta_text, set_meta};
@@ -203,6 +205,9 @@ pub(crate) struct Store {
     notifies: BTreeMap<Arc<str>, Arc<Notify>>,
     observers: Vec<Observer>,
     pub(crate) webhook: Option<Webhook>,
+    /// The caller whose request is handled.
+    pub(crate) requester: Option<Arc<Identity>>,
+    pub(crate) policies: admission::Compiled,
 }
 
 impl Store {
@@ -224,6 +229,8 @@ impl Store {
             notifies: BTreeMap::new(),
             observers: Vec::new(),
             webhook: None,
+            requester: None,
+            policies: admission::Compiled::default(),
         }
     }
 

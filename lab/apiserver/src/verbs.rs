@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
+use crate::admission::{Asked, Operation};
 use crate::auth::Identity;
 use crate::delete::{DeleteOptions, Deletion, parse_propagation, success};
 use crate::error::ApiError;
@@ -15,9 +16,9 @@ use crate::read::{render, render_value, selected};
 use crate::resources::Resource;
 use crate::scale::ScaleChange;
 use crate::server::Shared;
-use crate::store::{Store, key_of};
+use crate::store::{Store, key_of, name_of, namespace_of};
 use crate::watch::{Watch, WatchRequest};
-use crate::write::{Written, to_bytes};
+use crate::write::{Written, to_bytes, value_as};
 
 /// One request for a resource.
 pub(crate) struct Call {
@@ -85,7 +86,10 @@ pub(crate) fn dispatch(shared: &Arc<Shared>, call: &Call) -> Result<Reply, ApiEr
         return Ok(NO_PAGE);
     }
     let handler = Handler { shared, resource: &resource, call, view };
-    let reply = handler.handle(&mut store)?;
+    store.requester = Some(call.identity.clone());
+    let reply = handler.handle(&mut store);
+    store.requester = None;
+    let reply = reply?;
     if !matches!(call.verb, "get" | "list" | "watch") {
         shared.written(&mut store, target);
     }
@@ -319,6 +323,7 @@ impl Handler<'_> {
 
     fn delete(&self, store: &mut Store) -> Result<Reply, ApiError> {
         let options = self.delete_options()?;
+        let warnings = self.check_deletion(store, &self.key(), &options)?;
         let deletion = store.delete_entry(self.resource, &self.key(), &options)?;
         store.settle();
         let value = match deletion {
@@ -328,7 +333,27 @@ impl Handler<'_> {
                 value
             }
         };
-        Ok(Reply::Json(200, to_bytes(&value)))
+        Ok(Reply::Warned(200, to_bytes(&value), warnings))
+    }
+
+    /// Refuses a deletion that a policy denies; returns warnings.
+    fn check_deletion(
+        &self,
+        store: &mut Store,
+        key: &Arc<str>,
+        options: &DeleteOptions,
+    ) -> Result<Vec<String>, ApiError> {
+        let Some(entry) = store.get(&self.resource.id, key) else { return Ok(vec![]) };
+        store.check_policies(&Asked {
+            resource: self.resource,
+            namespace: namespace_of(key),
+            name: name_of(key),
+            subresource: "",
+            operation: Operation::Delete,
+            object: None,
+            old: Some(&value_as(&entry, self.resource)),
+            dry_run: options.dry_run,
+        })
     }
 
     fn delete_collection(&self, store: &mut Store) -> Result<Reply, ApiError> {
@@ -337,8 +362,9 @@ impl Handler<'_> {
         crate::read::check_fields(self.resource, &list)?;
         let table = store.table(&self.resource.id).cloned().unwrap_or_default();
         let namespace = self.call.target.namespace.as_deref();
-        let mut items = Vec::new();
+        let (mut items, mut warnings) = (Vec::new(), Vec::new());
         for (key, _) in selected(self.resource, &table, namespace, &list) {
+            warnings.extend(self.check_deletion(store, key, &options)?);
             match store.delete_entry(self.resource, key, &options) {
                 Ok(Deletion::Gone(value) | Deletion::Waits(value)) => items.push(value),
                 // An object that an earlier deletion already removed counts as deleted.
@@ -353,7 +379,7 @@ impl Handler<'_> {
             "metadata": {"resourceVersion": store.revision.to_string()},
             "items": items,
         });
-        Ok(Reply::Json(200, to_bytes(&answer)))
+        Ok(Reply::Warned(200, to_bytes(&answer), warnings))
     }
 
     fn evict(&self, store: &mut Store) -> Result<Reply, ApiError> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
+use crate::admission::{Asked, Operation};
 use crate::apply::{ApplyRequest, apply, track_update, update_last_applied};
 use crate::builtin;
 use crate::error::{ApiError, cause, required};
@@ -199,7 +200,7 @@ impl Store {
             builtin::prepare_create(resource, &mut new, self.now);
         }
         let mut causes: Vec<Cause> = check_name(resource.name_rule, &name).into_iter().collect();
-        let (faults, warnings) = self.admit(resource, &mut new, None, options)?;
+        let (faults, mut warnings) = self.admit(resource, &mut new, None, options)?;
         causes.extend(faults);
         if !causes.is_empty() {
             return Err(ApiError::invalid(resource, &name, &causes));
@@ -219,6 +220,16 @@ impl Store {
             track_update(None, &mut new, manager, &version, "", now, &resource.schema);
         }
         normalise_meta(&mut new);
+        warnings.extend(self.check_policies(&Asked {
+            resource,
+            namespace,
+            name: &name,
+            subresource: "",
+            operation: Operation::Create,
+            object: Some(&new),
+            old: None,
+            dry_run: options.dry_run,
+        })?);
         if options.dry_run {
             return Ok(Written { bytes: to_bytes(&new), created: true, warnings });
         }
@@ -387,7 +398,7 @@ impl Store {
             builtin::prepare_update(resource, old, &mut new, self.now);
         }
         causes.extend(new_finalizers(old, &new));
-        let (faults, warnings) = self.admit(resource, &mut new, Some(old), options)?;
+        let (faults, mut warnings) = self.admit(resource, &mut new, Some(old), options)?;
         causes.extend(faults);
         if !causes.is_empty() {
             return Err(ApiError::invalid(resource, name, &causes));
@@ -400,6 +411,16 @@ impl Store {
             track_update(Some(old), &mut new, manager, &version, subresource, now, schema);
         }
         normalise_meta(&mut new);
+        warnings.extend(self.check_policies(&Asked {
+            resource,
+            namespace: namespace_of(key),
+            name,
+            subresource,
+            operation: Operation::Update,
+            object: Some(&new),
+            old: Some(old),
+            dry_run: options.dry_run,
+        })?);
         let version = resource.api_version();
         if unchanged(old, &new) {
             return Ok(Written { bytes: to_bytes(old), created: false, warnings });

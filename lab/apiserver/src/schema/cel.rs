@@ -47,6 +47,11 @@ thread_local! {
         Program::compile("duration(value)").expect("the expression is valid");
 }
 
+/// Passes on all functions of Kubernetes' CEL libraries.
+pub(crate) fn with_functions<T>(use_them: impl FnOnce(&Context<'static>) -> T) -> T {
+    FUNCTIONS.with(use_them)
+}
+
 /// One compiled rule of a node.
 pub(crate) struct Rule {
     text: String,

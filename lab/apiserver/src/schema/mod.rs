@@ -4,7 +4,7 @@
 //! passes over an object and, in [`crate::apply`], the ownership of its fields.
 
 mod builtin;
-mod cel;
+pub(crate) mod cel;
 mod default;
 mod keywords;
 mod parse;
