@@ -34,21 +34,16 @@ pub fn start(port: u16, directory: &Path) -> anyhow::Result<Part> {
     Part::start(program, directory)
 }
 
-/// The silences whose matchers have this label and value: those in force, or those that have expired, as Debian's `amtool`
-/// shows them.
-pub async fn silences(
-    port: u16,
-    label: &str,
-    value: &str,
-    expired: bool,
-) -> anyhow::Result<Vec<Value>> {
+/// The silences that an argument of `amtool silence query` selects, such as a matcher: those in force, or those that have
+/// expired, as Debian's `amtool` shows them.
+pub async fn silences(port: u16, selector: &str, expired: bool) -> anyhow::Result<Vec<Value>> {
     let mut amtool = Command::new(debian("amtool"));
     amtool.args(["silence", "query", "--output=json"]);
     amtool.arg(format!("--alertmanager.url=http://127.0.0.1:{port}"));
     if expired {
         amtool.arg("--expired");
     }
-    let output = amtool.arg(format!("{label}={value}")).output().await?;
+    let output = amtool.arg(selector).output().await?;
     let errors = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "amtool failed: {errors}");
     serde_json::from_slice(&output.stdout).context("amtool did not write JSON")

@@ -123,7 +123,8 @@ impl Controller {
 
     /// Starts the Prometheus that the controller asks. It scrapes the controller.
     pub fn start_prometheus(&self, directory: &Path) -> anyhow::Result<Part> {
-        prometheus::start(self.prometheus, self.health, directory)
+        let targets = [("refit-controller", self.health)];
+        prometheus::start(self.prometheus, &targets, &prometheus::rules(true)?, directory)
     }
 
     /// Starts the Alertmanager that the controller creates silences in.
@@ -133,7 +134,7 @@ impl Controller {
 
     /// The silences for a namespace: those in force, or those that have expired.
     pub async fn silences(&self, namespace: &str, expired: bool) -> anyhow::Result<Vec<Value>> {
-        alertmanager::silences(self.alertmanager, "namespace", namespace, expired).await
+        alertmanager::silences(self.alertmanager, &format!("namespace={namespace}"), expired).await
     }
 
     /// Waits until the controller is ready.

@@ -1,4 +1,4 @@
-//! A real Prometheus with Refit's alert rules, which scrapes the controller.
+//! A real Prometheus with alert rules, which scrapes Refit's programs.
 
 use std::{
     fs,
@@ -35,20 +35,32 @@ pub fn rules(at_once: bool) -> anyhow::Result<Value> {
     Ok(spec)
 }
 
-/// Starts Debian's Prometheus on this port. It scrapes the target, and evaluates the rules, every second.
-pub fn start(port: u16, target: u16, directory: &Path) -> anyhow::Result<Part> {
+/// Starts Debian's Prometheus on this port. It scrapes each target, a job and its port on loopback, and evaluates the rules,
+/// a rule file, every second.
+pub fn start(
+    port: u16,
+    targets: &[(&str, u16)],
+    rules: &Value,
+    directory: &Path,
+) -> anyhow::Result<Part> {
     let home = directory.join("prometheus");
     fs::create_dir_all(&home)?;
     let (config, rules_file) = (home.join("prometheus.yml"), home.join("rules.yml"));
     // JSON is YAML.
-    fs::write(&rules_file, rules(true)?.to_string())?;
+    fs::write(&rules_file, rules.to_string())?;
+    let jobs: Vec<Value> = targets
+        .iter()
+        .map(|(job, port)| {
+            json!({
+                "job_name": job,
+                "static_configs": [{"targets": [format!("127.0.0.1:{port}")]}],
+            })
+        })
+        .collect();
     let scrape = json!({
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [rules_file],
-        "scrape_configs": [{
-            "job_name": "refit-controller",
-            "static_configs": [{"targets": [format!("127.0.0.1:{target}")]}],
-        }],
+        "scrape_configs": jobs,
     });
     fs::write(&config, scrape.to_string())?;
     let program = Program {

@@ -1,7 +1,7 @@
 //! A managed upgrade of an OpenShift cluster at a real API server, by the real program with the rights of its manifest.
 //!
-//! OpenShift's operators and machines are simulated, and faster than real ones. OCM, Prometheus and Alertmanager are servers on
-//! loopback; a proxy in the program's environment knows their names.
+//! OpenShift's operators and machines are simulated, and faster than real ones, and OCM is a server on loopback. Prometheus and
+//! Alertmanager are the real ones; a proxy in the program's environment knows their names, and ends TLS as theirs in a cluster.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -9,34 +9,37 @@ use std::{
     collections::BTreeMap,
     net::{Ipv4Addr, SocketAddr},
     path::Path,
+    sync::Arc,
     time::Duration,
 };
 
-use k8s_openapi::api::core::v1::{ConfigMap, Node};
+use k8s_openapi::api::{
+    coordination::v1::Lease,
+    core::v1::{ConfigMap, Node},
+};
 use kube::{
     Api, Client,
     api::{ListParams, Patch, PatchParams},
 };
 use lab_openshift::{
-    Blueprint, Cluster,
-    alertmanager::{self, Alertmanager},
-    crds,
+    Blueprint, Cluster, alertmanager, crds,
     ocm::{Managed, Ocm},
-    prometheus::{self, Prometheus},
-    wire,
+    prometheus, wire,
 };
 use lab_testbed::{
-    Line,
+    Line, alertmanager as real_alertmanager,
     apiserver::ApiServer,
     certs::{Certs, validity},
     controller::program,
     directory::{self, free_port},
     eventually, parts,
     process::{Part, Program},
+    prometheus as real_prometheus,
 };
 use refit_openshift::{
     config::{CONFIG_KEY, CONFIG_MAP},
     kinds::{MACHINE_API, MachineSet},
+    maintenance::CREATED_BY,
     upgrade_config::{NAME, NAMESPACE, Phase, UpgradeConfig},
 };
 use refit_runtime::{
@@ -49,6 +52,7 @@ use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, copy_bidirectional},
     net::{TcpListener, TcpStream},
 };
+use tokio_rustls::TlsAcceptor;
 
 /// How many times faster than real ones the machines and operators are.
 const PACE: u16 = 60;
@@ -58,6 +62,9 @@ const KUBELET: &str = "v1.29.4";
 /// The program looks once a minute.
 const WITHIN: Duration = Duration::from_mins(20);
 const ACCOUNT: &str = "managed-upgrade-operator";
+const LEASE: &str = "managed-upgrade-operator-lock";
+/// The alert that fires until etcd's metrics can be scraped.
+const ALERT: &str = "EtcdMembersDown";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_is_upgraded_as_ocm_requests_it_even_if_the_program_is_killed() {
@@ -72,7 +79,7 @@ async fn a_cluster_is_upgraded_as_ocm_requests_it_even_if_the_program_is_killed(
     let authority = Authority::new("service-ca", validity(clock)).unwrap();
     let blueprint =
         Blueprint { service_ca: authority.material().cert_pem.clone(), ..Blueprint::default() };
-    let outside = Outside::start(clock, &authority, &blueprint).await;
+    let outside = Outside::start(clock, &authority, &blueprint, &directory).await;
     let kinds = crds::crds().into_iter().map(|crd| json!(crd)).collect::<Vec<Value>>();
     refit_install::apply(client, &kinds, |_| {}).await.unwrap();
     let cluster = Cluster::new(client.clone());
@@ -82,9 +89,17 @@ async fn a_cluster_is_upgraded_as_ocm_requests_it_even_if_the_program_is_killed(
     let operators = tokio::spawn(Cluster::run(client.clone(), clock));
     configure(client, outside.ocm_port).await;
 
-    let program = managed(&server, &certs, &directory, outside.proxy).await;
+    let program = managed(&server, &certs, &directory, &outside).await;
     outside.ocm.schedule(POLICY, VERSION, clock.now_seconds());
     let api: Api<UpgradeConfig> = Api::namespaced(client.clone(), NAMESPACE);
+    until(&api, "a critical alert of the cluster holds the upgrade", |upgrade| {
+        upgrade.entry().is_some_and(|entry| {
+            entry.conditions.iter().any(|one| one.status == "False" && one.message.contains(ALERT))
+        })
+    })
+    .await;
+    let etcd = TcpListener::bind((Ipv4Addr::LOCALHOST, outside.ports.etcd)).await.unwrap();
+    tokio::spawn(empty_metrics(etcd));
     until(&api, "the upgrade is commenced", |upgrade| is_done(upgrade, "UpgradeCommenced")).await;
     program.crash();
     let upgraded = |upgrade: &UpgradeConfig| phase(upgrade) == Some(Phase::Upgraded);
@@ -107,9 +122,14 @@ async fn a_cluster_is_upgraded_as_ocm_requests_it_even_if_the_program_is_killed(
             "Cluster has finished with worker plane upgrade",
         ]
     );
-    let silences = outside.alertmanager.silences(clock.now());
-    assert!(silences.len() >= 2, "{silences:?}");
-    assert!(silences.iter().all(|one| one["status"]["state"] == "expired"), "{silences:?}");
+    let by_program = format!("--created-by={CREATED_BY}");
+    let silences = async |expired| {
+        real_alertmanager::silences(outside.ports.alertmanager, &by_program, expired).await.unwrap()
+    };
+    let (active, expired) = (silences(false).await, silences(true).await);
+    assert!(active.is_empty() && expired.len() >= 2, "{active:?} {expired:?}");
+    let synced = promtool(outside.ports.prometheus, "upgradeoperator_upgradeconfig_sync_timestamp");
+    assert!(synced.await.contains("upgradeoperator_upgradeconfig_sync_timestamp"));
     let sets: Api<MachineSet> = Api::namespaced(client.clone(), MACHINE_API);
     let sets = sets.list(&ListParams::default()).await.unwrap();
     assert!(
@@ -122,19 +142,40 @@ async fn a_cluster_is_upgraded_as_ocm_requests_it_even_if_the_program_is_killed(
         let info = node.status.unwrap().node_info.unwrap();
         assert_eq!(info.kubelet_version, KUBELET, "{:?}", node.metadata.name);
     }
+    program.end().await;
+    let leases: Api<Lease> = Api::namespaced(client.clone(), NAMESPACE);
+    let lease = leases.get(LEASE).await.unwrap().spec.unwrap();
+    assert_eq!(lease.holder_identity.unwrap_or_default(), "", "SIGTERM releases the Lease");
     operators.abort();
+}
+
+/// Ports on loopback.
+struct Ports {
+    /// Of the program's metrics.
+    metrics: u16,
+    custom_metrics: u16,
+    /// Of etcd's metrics.
+    etcd: u16,
+    prometheus: u16,
+    alertmanager: u16,
 }
 
 /// The servers outside of the Kubernetes API.
 struct Outside {
     ocm: Ocm,
     ocm_port: u16,
-    alertmanager: Alertmanager,
+    ports: Ports,
     proxy: SocketAddr,
+    _monitoring: [Part; 2],
 }
 
 impl Outside {
-    async fn start(clock: Clock, authority: &Authority, blueprint: &Blueprint) -> Self {
+    async fn start(
+        clock: Clock,
+        authority: &Authority,
+        blueprint: &Blueprint,
+        directory: &Path,
+    ) -> Self {
         let ocm = Ocm::new(Managed {
             id: "ocm-1".to_owned(),
             external_id: blueprint.cluster_id.clone(),
@@ -146,19 +187,60 @@ impl Outside {
         tokio::spawn(wire::serve(ocm.clone(), listener, None, clock));
         let hosts = [prometheus::HOST, alertmanager::HOST];
         let material = authority.server(&hosts, validity(clock)).unwrap();
-        let tls = Some(server_config(ReloadableCert::new(&material).unwrap()).unwrap());
-        let (listener, prometheus_at) = listen().await;
-        tokio::spawn(Prometheus::default().serve(listener, tls.clone()));
-        let alertmanager = Alertmanager::default();
-        let (listener, alertmanager_at) = listen().await;
-        tokio::spawn(alertmanager.clone().serve(listener, tls, clock));
-        let names = [
-            (format!("{}:{}", prometheus::HOST, prometheus::PORT), prometheus_at),
-            (format!("{}:{}", alertmanager::HOST, alertmanager::PORT), alertmanager_at),
+        let tls = server_config(ReloadableCert::new(&material).unwrap()).unwrap();
+        let [metrics, custom_metrics, etcd, prometheus_port, alertmanager_port] =
+            std::array::from_fn(|_| free_port().unwrap());
+        let targets =
+            [("managed-upgrade-operator", metrics), ("custom", custom_metrics), ("etcd", etcd)];
+        let monitoring = [
+            real_prometheus::start(prometheus_port, &targets, &rules(), directory).unwrap(),
+            real_alertmanager::start(alertmanager_port, directory).unwrap(),
         ];
-        let proxy = proxy(names.into()).await;
-        Self { ocm, ocm_port: ocm_at.port(), alertmanager, proxy }
+        let names = [
+            (format!("{}:{}", prometheus::HOST, prometheus::PORT), prometheus_port),
+            (format!("{}:{}", alertmanager::HOST, alertmanager::PORT), alertmanager_port),
+        ];
+        let proxy = proxy(names.into(), &tls).await;
+        let ports = Ports {
+            metrics,
+            custom_metrics,
+            etcd,
+            prometheus: prometheus_port,
+            alertmanager: alertmanager_port,
+        };
+        Self { ocm, ocm_port: ocm_at.port(), ports, proxy, _monitoring: monitoring }
     }
+}
+
+/// The rules that Refit ships, and one of the cluster.
+fn rules() -> Value {
+    let manifests = include_str!("../../../deploy/openshift/monitoring.yaml");
+    let manifests = serde_saphyr::from_multiple::<Value>(manifests).unwrap();
+    let shipped = manifests.into_iter().find(|one| one["kind"] == "PrometheusRule").unwrap();
+    let mut groups = shipped["spec"]["groups"].as_array().unwrap().clone();
+    groups.push(json!({"name": "etcd", "rules": [{
+        "alert": ALERT,
+        "expr": "up{job=\"etcd\"} == 0",
+        "labels": {"severity": "critical", "namespace": "openshift-etcd"},
+    }]}));
+    json!({"groups": groups})
+}
+
+/// Answers every request with no metrics.
+async fn empty_metrics(listener: TcpListener) {
+    while let Ok((mut stream, _)) = listener.accept().await {
+        let answer = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+        let _ = stream.write_all(answer).await;
+    }
+}
+
+/// The result of a query.
+async fn promtool(prometheus: u16, query: &str) -> String {
+    let server = format!("http://127.0.0.1:{prometheus}");
+    let mut tool = tokio::process::Command::new(real_prometheus::promtool());
+    let ended = tool.args(["query", "instant", &server, query]).output().await.unwrap();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    String::from_utf8(ended.stdout).unwrap()
 }
 
 async fn listen() -> (Listener, SocketAddr) {
@@ -166,19 +248,27 @@ async fn listen() -> (Listener, SocketAddr) {
     (Listener::tcp(address).await.unwrap(), address)
 }
 
-/// Serves a proxy that connects to these names.
-async fn proxy(names: BTreeMap<String, SocketAddr>) -> SocketAddr {
+/// Serves a proxy that knows these names. It ends TLS in place of their servers, which are on these ports of loopback.
+async fn proxy(names: BTreeMap<String, u16>, tls: &rustls::ServerConfig) -> SocketAddr {
+    let mut tls = tls.clone();
+    // The servers have no HTTP/2 without TLS.
+    tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let tls = TlsAcceptor::from(Arc::new(tls));
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(tunnel(stream, names.clone()));
+            tokio::spawn(tunnel(stream, names.clone(), tls.clone()));
         }
     });
     address
 }
 
-async fn tunnel(stream: TcpStream, names: BTreeMap<String, SocketAddr>) -> std::io::Result<()> {
+async fn tunnel(
+    stream: TcpStream,
+    names: BTreeMap<String, u16>,
+    tls: TlsAcceptor,
+) -> std::io::Result<()> {
     let mut stream = BufReader::new(stream);
     let (mut first, mut line) = (String::new(), String::new());
     stream.read_line(&mut first).await?;
@@ -186,11 +276,12 @@ async fn tunnel(stream: TcpStream, names: BTreeMap<String, SocketAddr>) -> std::
         line.clear();
     }
     let name = first.strip_prefix("CONNECT ").and_then(|rest| rest.split(' ').next());
-    let Some(address) = name.and_then(|name| names.get(name)) else {
+    let Some(port) = name.and_then(|name| names.get(name)) else {
         return stream.write_all(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n").await;
     };
-    let mut server = TcpStream::connect(address).await?;
     stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await?;
+    let mut stream = tls.accept(stream).await?;
+    let mut server = TcpStream::connect((Ipv4Addr::LOCALHOST, *port)).await?;
     copy_bidirectional(&mut stream, &mut server).await.map(drop)
 }
 
@@ -228,15 +319,15 @@ featureGate: {{enabled: [PreHealthCheck, ServiceLogNotification]}}
 }
 
 /// Starts the program as its ServiceAccount.
-async fn managed(server: &ApiServer, certs: &Certs, directory: &Path, proxy: SocketAddr) -> Part {
+async fn managed(server: &ApiServer, certs: &Certs, directory: &Path, outside: &Outside) -> Part {
     let kubeconfig = directory.join("refit-managed.kubeconfig");
     let user = format!("system:serviceaccount:{NAMESPACE}:{ACCOUNT}");
     let of_namespace = format!("system:serviceaccounts:{NAMESPACE}");
     let groups = ["system:serviceaccounts", &of_namespace, "system:authenticated"];
     certs.write_kubeconfig(&kubeconfig, &server.url, &user, &groups).unwrap();
-    let bind = |flag: &str| format!("--{flag}=127.0.0.1:{}", free_port().unwrap());
+    let bind = |flag: &str, port: u16| format!("--{flag}=127.0.0.1:{port}");
     let env = [
-        ("HTTPS_PROXY", format!("http://{proxy}")),
+        ("HTTPS_PROXY", format!("http://{}", outside.proxy)),
         ("NO_PROXY", "127.0.0.1".to_owned()),
         ("REFIT_LOG", "refit_managed=debug,info".to_owned()),
     ];
@@ -245,9 +336,9 @@ async fn managed(server: &ApiServer, certs: &Certs, directory: &Path, proxy: Soc
         path: program("refit-managed", "refit-managed").await.unwrap(),
         args: vec![
             format!("--kubeconfig={}", kubeconfig.display()),
-            bind("metrics-bind-address"),
-            bind("custom-metrics-bind-address"),
-            bind("health-probe-bind-address"),
+            bind("metrics-bind-address", outside.ports.metrics),
+            bind("custom-metrics-bind-address", outside.ports.custom_metrics),
+            bind("health-probe-bind-address", free_port().unwrap()),
         ],
         env: env.map(|(key, value)| (key.to_owned(), value)).into(),
         restart: true,
