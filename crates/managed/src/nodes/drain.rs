@@ -1,5 +1,8 @@
 //! The drain of one node: what is decided on, and what is done.
 
+use std::time::Duration;
+
+use anyhow::Context as _;
 use jiff::Timestamp;
 use k8s_openapi::api::{
     core::v1::{Node, Pod},
@@ -28,6 +31,10 @@ use crate::{
     notices::Notifier,
     record::{Record, Stored},
 };
+
+/// How long the notice of a delayed drain may take. It comes before the deletion of the pods, and retries of an OCM that is out
+/// of reach take longer than a look at a node may.
+const NOTICE_DEADLINE: Duration = Duration::from_secs(20);
 
 /// Brings drains forward.
 pub(crate) struct Drain<'a> {
@@ -160,12 +167,15 @@ impl Drain<'_> {
                 Stored::Changed => anyhow::bail!("the UpgradeConfig has changed meanwhile"),
             }
         };
-        match (sent.await, self.ctx.compat) {
-            (Ok(()), Compat::Repaired | Compat::Strict) => Ok(()),
-            (Err(error), Compat::Strict) => Err(error),
-            (Err(error), Compat::Repaired) => {
-                let error = format!("{error:#}");
-                tracing::warn!(node, error, "cannot notify of a delayed drain");
+        match self.ctx.compat {
+            Compat::Strict => sent.await,
+            Compat::Repaired => {
+                let sent = tokio::time::timeout(NOTICE_DEADLINE, sent).await;
+                let sent = sent.context("OCM does not accept it in time").flatten();
+                if let Err(error) = sent {
+                    let error = format!("{error:#}");
+                    tracing::warn!(node, error, "cannot notify of a delayed drain");
+                }
                 Ok(())
             }
         }

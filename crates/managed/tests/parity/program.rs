@@ -1,6 +1,7 @@
 //! Rows of the program as a whole: it runs in the process of the test, on a simulated cluster.
 
 mod alerts;
+mod drains;
 mod rights;
 mod world;
 
@@ -31,6 +32,11 @@ pub(crate) const ROWS: &[Row] = &[
         number: 36,
         name: "a change of the status wakes nothing, and one of the spec does",
         test: a_change_of_the_status_wakes_nothing,
+    },
+    Row {
+        number: 99,
+        name: "a notice that OCM does not accept keeps no drain waiting",
+        test: drains::a_drain_goes_on_without_ocm,
     },
     Row {
         number: 102,

@@ -369,6 +369,11 @@ impl World {
         panic!("not completed within {minutes} minutes: {:#?}", self.upgrade().await.status);
     }
 
+    /// OCM is out of reach from now on.
+    pub(crate) fn close_ocm(&self) {
+        self.network.close(OCM, 80);
+    }
+
     /// How the program, and clients of it, dial.
     fn stack(&self) -> ClientStack {
         let dialer = Dialer::Memory(self.network.clone(), Arc::new(Open));
