@@ -1,5 +1,8 @@
 //! The drain of one node: what is decided on, and what is done.
 
+use std::time::Duration;
+
+use anyhow::Context as _;
 use jiff::Timestamp;
 use k8s_openapi::api::{
     core::v1::{Node, Pod},
@@ -28,6 +31,10 @@ use crate::{
     notices::Notifier,
     record::{Record, Stored},
 };
+
+/// How long the notice of a delayed drain may take. It comes before the deletion of the pods, and retries of an OCM that is out
+/// of reach take longer than a look at a node may.
+const NOTICE_DEADLINE: Duration = Duration::from_secs(20);
 
 /// Brings drains forward.
 pub(crate) struct Drain<'a> {
@@ -142,32 +149,46 @@ impl Drain<'_> {
 
     /// Notifies of pods that a budget protected. One that cannot be sent is tried again with the next pods.
     async fn notify(&mut self, node: &str) -> anyhow::Result<()> {
+        match self.ctx.compat {
+            Compat::Strict => self.send().await,
+            Compat::Repaired => {
+                let sent = tokio::time::timeout(NOTICE_DEADLINE, self.send()).await;
+                let sent = sent.context("OCM does not accept it in time").flatten();
+                if let Err(error) = sent {
+                    let error = format!("{error:#}");
+                    tracing::warn!(node, error, "cannot notify of a delayed drain");
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Sends the notice, unless the look at another node has sent it since.
+    async fn send(&mut self) -> anyhow::Result<()> {
+        let ctx = self.ctx;
+        let _turn = ctx.shared.notifying.lock().await;
+        let changed = || anyhow::anyhow!("the UpgradeConfig has changed meanwhile");
+        if self.record.reload(ctx).await? == Stored::Changed {
+            return Err(changed());
+        }
+        if self.is_delay_sent().await? {
+            return Ok(());
+        }
         let notice = Notice::NodeDrainDelayed;
         let (event, version) = (notice.event(), self.version().to_owned());
         let text = notice.text(&version, Some(&self.record.entry));
         let notifier = Notifier {
-            ctx: self.ctx,
+            ctx,
             config: self.config,
             // The notice is not one of the service log.
             has_service_log: false,
             now: self.now,
         };
-        let sent = async {
-            let stored = notifier.send(self.record, (event, &text)).await?;
-            self.ctx.shared.metrics.set(Series::Notification { event, version }, true);
-            match stored {
-                Stored::Yes => Ok(()),
-                Stored::Changed => anyhow::bail!("the UpgradeConfig has changed meanwhile"),
-            }
-        };
-        match (sent.await, self.ctx.compat) {
-            (Ok(()), Compat::Repaired | Compat::Strict) => Ok(()),
-            (Err(error), Compat::Strict) => Err(error),
-            (Err(error), Compat::Repaired) => {
-                let error = format!("{error:#}");
-                tracing::warn!(node, error, "cannot notify of a delayed drain");
-                Ok(())
-            }
+        let stored = notifier.send(self.record, (event, &text)).await?;
+        ctx.shared.metrics.set(Series::Notification { event, version }, true);
+        match stored {
+            Stored::Yes => Ok(()),
+            Stored::Changed => Err(changed()),
         }
     }
 }

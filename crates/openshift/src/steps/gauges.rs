@@ -1,5 +1,7 @@
 //! The metrics that the steps of a look set.
 
+use std::iter;
+
 use refit_core::managed::steps::Progress;
 
 use super::{
@@ -7,6 +9,7 @@ use super::{
     Write, after, before, of,
 };
 use crate::{
+    Compat,
     cluster_version::{current, is_completed},
     config::Platform,
     health::{Looked, Verdict, after_upgrade},
@@ -45,9 +48,12 @@ pub fn gauges(platform: Platform, known: &Known<'_>) -> Vec<Gauge> {
     sent(known).into_iter().chain(of_steps).collect()
 }
 
-/// Whether the notifications of a look were sent.
+/// Whether the notifications of a look were sent. In the original, one that failed stays at 1 if it is not tried again.
 pub(crate) fn sent(known: &Known<'_>) -> Vec<Gauge> {
-    let mut all = Vec::new();
+    let mut all = match known.compat {
+        Compat::Repaired => vec![Gauge::Reset(Reset::Looked)],
+        Compat::Strict => Vec::new(),
+    };
     for (write, outcome) in &known.tried {
         let Write::Notify(notification) = write else { continue };
         let event = notification.event;
@@ -86,7 +92,7 @@ fn of_step(name: &str, known: &Known<'_>) -> Vec<Gauge> {
         COMMENCED => vec![Gauge::Set(Series::WindowBreached, 0)],
         CONTROL_PLANE => {
             let series = Series::ControlPlaneTimeout { version: version() };
-            let is_done = is_completed(known.cluster, known.version());
+            let is_done = is_completed(known.cluster, known.version(), known.compat);
             match (is_done, after::is_late(known)) {
                 (true, _) => vec![Gauge::Set(series, 0)],
                 (false, Ok(true)) => vec![Gauge::Set(series, 1)],
@@ -97,7 +103,11 @@ fn of_step(name: &str, known: &Known<'_>) -> Vec<Gauge> {
             let Ok(count) = after::count(known) else { return Vec::new() };
             let is_late = count.is_upgrading()
                 && known.silences().is_ok_and(|silences| !silences.is_active());
-            vec![Gauge::Set(Series::WorkerTimeout { version: version() }, is_late.into())]
+            let late = Gauge::Set(Series::WorkerTimeout { version: version() }, is_late.into());
+            // Those of extra nodes are set again by their step. In the original, that of a node that is gone stays.
+            let is_over = known.compat == Compat::Repaired && !count.is_upgrading();
+            let over = is_over.then_some(Gauge::Reset(Reset::DrainsOver));
+            iter::once(late).chain(over).collect()
         }
         REMOVED if known.is_reserved() => {
             if after::removed(known) == Progress::Done {

@@ -79,7 +79,7 @@ impl Right {
 }
 
 /// Creates objects in an API server with RBAC.
-async fn install(world: &World, objects: &[Value]) {
+pub(super) async fn install(world: &World, objects: &[Value]) {
     for object in objects {
         let text = |at: &str| object.pointer(at).and_then(Value::as_str).unwrap_or_default();
         let version = text("/apiVersion");
@@ -132,7 +132,8 @@ pub(super) fn upgrades_use_each_right_and_no_other() {
         let fedramp = "environment: {fedramp: true}\n";
         world.configure(&(by_ocm().replace("timeOut: 45", "timeOut: 2") + fedramp)).await;
         let worker = world.workers().await.remove(0);
-        install(&world, &stuck_pods(&worker)).await;
+        install(&world, &[pod(&worker, "held", &["example.com/never"])]).await;
+        install(&world, &guarded_pod(&worker, "guarded")).await;
         world.ocm.schedule("p-1", VERSION, world.at(10));
         let lease = LeaseSettings::new(NAMESPACE, "managed-upgrade-operator-lock", "a");
         let program =
@@ -164,22 +165,23 @@ pub(super) fn upgrades_use_each_right_and_no_other() {
     });
 }
 
-/// A Pod with a finalizer, and one whose budget allows no eviction, on a node.
-fn stuck_pods(node: &str) -> Vec<Value> {
-    let pod = |name: &str, finalizers: &[&str]| {
-        json!({
-            "apiVersion": "v1", "kind": "Pod",
-            "metadata": {
-                "name": name, "namespace": "default", "labels": {"app": name},
-                "finalizers": finalizers,
-            },
-            "spec": {"nodeName": node, "containers": [{"name": "main", "image": "i"}]},
-        })
-    };
+fn pod(node: &str, name: &str, finalizers: &[&str]) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": name, "namespace": "default", "labels": {"app": name},
+            "finalizers": finalizers,
+        },
+        "spec": {"nodeName": node, "containers": [{"name": "main", "image": "i"}]},
+    })
+}
+
+/// A Pod on a node, and a budget that allows no eviction of it.
+pub(super) fn guarded_pod(node: &str, name: &str) -> [Value; 2] {
     let budget = json!({
         "apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
-        "metadata": {"name": "budget", "namespace": "default"},
-        "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "guarded"}}},
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": name}}},
     });
-    vec![pod("held", &["example.com/never"]), pod("guarded", &[]), budget]
+    [pod(node, name, &[]), budget]
 }
