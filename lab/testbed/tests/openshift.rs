@@ -117,6 +117,7 @@ async fn a_cluster_is_upgraded_as_ocm_requests_it_even_if_the_program_is_killed(
     assert_eq!(
         summaries,
         [
+            "Cluster has encountered healthcheck failure during upgrade",
             "Cluster is starting with control and worker plane upgrade",
             "Cluster has finished control plane upgrade",
             "Cluster has finished with worker plane upgrade",
