@@ -59,6 +59,8 @@ pub(crate) struct Shared {
     pub(crate) waits: std::sync::Mutex<Option<String>>,
     /// Held while the provider is asked and its answer is carried out.
     pub(crate) refreshing: Mutex<()>,
+    /// Held while the notice of a delayed drain is sent: drains of several nodes send it once.
+    pub(crate) notifying: Mutex<()>,
 }
 
 impl Debug for Context {

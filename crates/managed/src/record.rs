@@ -62,14 +62,22 @@ impl Record {
             if self.store(ctx).await? == Stored::Yes {
                 return Ok(Stored::Yes);
             }
-            let Some(upgrade) = ctx.upgrade().await? else { return Ok(Stored::Changed) };
-            let is_same = upgrade.uid() == self.upgrade.uid() && upgrade.spec == self.upgrade.spec;
-            let Some(entry) = upgrade.entry().filter(|_| is_same) else {
+            if self.reload(ctx).await? == Stored::Changed {
                 return Ok(Stored::Changed);
-            };
-            self.entry = entry.clone();
-            self.upgrade = upgrade;
+            }
         }
         Ok(Stored::Changed)
+    }
+
+    /// Reads the entry again, as others have stored it.
+    pub(crate) async fn reload(&mut self, ctx: &Context) -> anyhow::Result<Stored> {
+        let Some(upgrade) = ctx.upgrade().await? else { return Ok(Stored::Changed) };
+        let is_same = upgrade.uid() == self.upgrade.uid() && upgrade.spec == self.upgrade.spec;
+        let Some(entry) = upgrade.entry().filter(|_| is_same) else {
+            return Ok(Stored::Changed);
+        };
+        self.entry = entry.clone();
+        self.upgrade = upgrade;
+        Ok(Stored::Yes)
     }
 }

@@ -149,28 +149,10 @@ impl Drain<'_> {
 
     /// Notifies of pods that a budget protected. One that cannot be sent is tried again with the next pods.
     async fn notify(&mut self, node: &str) -> anyhow::Result<()> {
-        let notice = Notice::NodeDrainDelayed;
-        let (event, version) = (notice.event(), self.version().to_owned());
-        let text = notice.text(&version, Some(&self.record.entry));
-        let notifier = Notifier {
-            ctx: self.ctx,
-            config: self.config,
-            // The notice is not one of the service log.
-            has_service_log: false,
-            now: self.now,
-        };
-        let sent = async {
-            let stored = notifier.send(self.record, (event, &text)).await?;
-            self.ctx.shared.metrics.set(Series::Notification { event, version }, true);
-            match stored {
-                Stored::Yes => Ok(()),
-                Stored::Changed => anyhow::bail!("the UpgradeConfig has changed meanwhile"),
-            }
-        };
         match self.ctx.compat {
-            Compat::Strict => sent.await,
+            Compat::Strict => self.send().await,
             Compat::Repaired => {
-                let sent = tokio::time::timeout(NOTICE_DEADLINE, sent).await;
+                let sent = tokio::time::timeout(NOTICE_DEADLINE, self.send()).await;
                 let sent = sent.context("OCM does not accept it in time").flatten();
                 if let Err(error) = sent {
                     let error = format!("{error:#}");
@@ -178,6 +160,35 @@ impl Drain<'_> {
                 }
                 Ok(())
             }
+        }
+    }
+
+    /// Sends the notice, unless the look at another node has sent it since.
+    async fn send(&mut self) -> anyhow::Result<()> {
+        let ctx = self.ctx;
+        let _turn = ctx.shared.notifying.lock().await;
+        let changed = || anyhow::anyhow!("the UpgradeConfig has changed meanwhile");
+        if self.record.reload(ctx).await? == Stored::Changed {
+            return Err(changed());
+        }
+        if self.is_delay_sent().await? {
+            return Ok(());
+        }
+        let notice = Notice::NodeDrainDelayed;
+        let (event, version) = (notice.event(), self.version().to_owned());
+        let text = notice.text(&version, Some(&self.record.entry));
+        let notifier = Notifier {
+            ctx,
+            config: self.config,
+            // The notice is not one of the service log.
+            has_service_log: false,
+            now: self.now,
+        };
+        let stored = notifier.send(self.record, (event, &text)).await?;
+        ctx.shared.metrics.set(Series::Notification { event, version }, true);
+        match stored {
+            Stored::Yes => Ok(()),
+            Stored::Changed => Err(changed()),
         }
     }
 }

@@ -39,6 +39,11 @@ pub(crate) const ROWS: &[Row] = &[
         test: drains::a_drain_goes_on_without_ocm,
     },
     Row {
+        number: 99,
+        name: "drains of several nodes at once send one notice",
+        test: drains::drains_at_once_send_one_notice,
+    },
+    Row {
         number: 102,
         name: "Prometheus reads the text of both ports, and a scrape that fails has status 500",
         test: prometheus_reads_the_text_of_both_ports,

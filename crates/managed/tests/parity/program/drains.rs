@@ -1,11 +1,14 @@
 //! Drains of nodes whose pods a budget protects, and the notice of them.
 
+use std::time::Duration;
+
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{
     Api,
     api::{Patch, PatchParams},
 };
+use lab_openshift::wire::Trouble;
 use refit_managed::Compat;
 use refit_openshift::{kinds::MachineConfigPool, upgrade_config::Phase};
 use serde_json::json;
@@ -64,5 +67,23 @@ pub(super) fn a_drain_goes_on_without_ocm() {
         // The next look, and the time that the notice has: the requests to OCM are repeated for longer.
         world.seconds(60 + 20 + 2).await;
         assert!(guarded(&world).await < 2, "the notice keeps the drain waiting");
+    });
+}
+
+pub(super) fn drains_at_once_send_one_notice() {
+    in_world(async {
+        let (world, _program) = draining().await;
+        let sent = || {
+            let asked = world.ocm.troubles().asked();
+            asked.iter().filter(|line| line.starts_with("PATCH ")).count()
+        };
+        let before = sent();
+        // Both looks have begun when the first one has sent it.
+        world.ocm.troubles().set(Some(Trouble::Slow(Duration::from_secs(3))));
+        while guarded(&world).await > 0 {
+            world.seconds(10).await;
+        }
+        assert_eq!(sent() - before, 1);
+        assert_eq!(world.ocm.policy("p-1").unwrap().state, "delayed");
     });
 }
