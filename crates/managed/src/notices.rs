@@ -2,9 +2,10 @@
 
 use jiff::Timestamp;
 use refit_openshift::{
+    cluster_version::has_commenced,
     config::{Config, ProviderConfig, Source},
     notify::{
-        Delivery, Event, LogEvent, Posting, Receiver, deliveries, is_posted, log_line,
+        Delivery, Event, LogEvent, Posting, Receiver, deliveries, is_needless, is_posted, log_line,
         note_posting, note_sent, policy, policy_write, posting, service_log,
     },
     provider::{Cluster, OcmUrl},
@@ -62,8 +63,9 @@ impl Notifier<'_> {
         if due.is_empty() {
             return Ok(Stored::Yes);
         }
-        let cluster_id = self.ctx.cluster_version().await?.spec.cluster_id;
-        let ocm = self.ctx.remote.ocm(url, &cluster_id).await?;
+        let version = self.ctx.cluster_version().await?;
+        let has_commenced = has_commenced(&version, &record.upgrade.spec.desired);
+        let ocm = self.ctx.remote.ocm(url, &version.spec.cluster_id).await?;
         let cluster = ocm.cluster().await?;
         for delivery in due {
             match delivery {
@@ -75,7 +77,9 @@ impl Notifier<'_> {
                     }
                 }
                 Delivery::PolicyState => {
-                    self.set_state((&ocm, &cluster), record, (event, text)).await?;
+                    let has_commenced = has_commenced.as_ref().is_ok_and(|commenced| *commenced);
+                    let to = (&ocm, &cluster);
+                    self.set_state(to, record, has_commenced, (event, text)).await?;
                 }
             }
         }
@@ -114,12 +118,20 @@ impl Notifier<'_> {
         &self,
         (ocm, cluster): (&Ocm, &Cluster),
         record: &Record,
+        has_commenced: bool,
         (event, text): (Event, &str),
     ) -> anyhow::Result<()> {
         let spec = &record.upgrade.spec;
         let policies = ocm.policies(cluster).await?;
         let version = spec.desired.version.as_deref().unwrap_or_default();
-        let id = &policy(&policies, version, &spec.upgrade_at)?.id;
+        let id = match policy(&policies, version, &spec.upgrade_at) {
+            Ok(policy) => &policy.id,
+            Err(error) if is_needless(self.ctx.compat, &error, has_commenced) => {
+                tracing::warn!(%event, %error, "the upgrade goes on without its policy");
+                return Ok(());
+            }
+            Err(error) => return Err(error.into()),
+        };
         let present = ocm.state(cluster, id).await?;
         if let Some(write) = policy_write(self.ctx.compat, &present, event, text.to_owned())? {
             ocm.set_state(cluster, id, write.value, &write.description).await?;

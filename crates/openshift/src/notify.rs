@@ -407,6 +407,15 @@ pub fn policy<'a>(
     })
 }
 
+/// Whether an event whose policy is gone counts as sent: an upgrade that has commenced is finished without its policy, for which a
+/// held UpgradeConfig would wait for ever (M17). The original demands a policy.
+pub fn is_needless(compat: Compat, error: &NotifyError, has_commenced: bool) -> bool {
+    match (compat, error) {
+        (Compat::Repaired, NotifyError::NoPolicy { .. }) => has_commenced,
+        (Compat::Repaired, NotifyError::UnknownState { .. }) | (Compat::Strict, _) => false,
+    }
+}
+
 /// The write that an event makes to the policy. `None` if it may not follow the present state, which counts as sent.
 ///
 /// # Errors

@@ -5,8 +5,8 @@ use refit_openshift::{
     Compat,
     notify::{
         Delivery, Event, LogEvent, Notice, NotifyError, OcmState, PolicyEvent, PolicyStateWrite,
-        Posting, Receiver, Sent, deliveries, failure_gauge, is_delayed, is_posted, log_line,
-        note_posting, note_sent, policy, policy_write, posting, sent, service_log,
+        Posting, Receiver, Sent, deliveries, failure_gauge, is_delayed, is_needless, is_posted,
+        log_line, note_posting, note_sent, policy, policy_write, posting, sent, service_log,
     },
     provider::{LogEntry, OcmClient, PolicyState, UpgradePolicy},
     upgrade_config::{UpgradeCondition, UpgradeHistory},
@@ -452,7 +452,13 @@ fn the_policy_matches() {
                  \"{time}\", create one in OCM"
             )
         );
+        // An upgrade under way is finished without its policy (M17).
+        assert!(is_needless(Compat::Repaired, &error, true));
+        assert!(!is_needless(Compat::Repaired, &error, false), "it can still be cancelled");
+        assert!(!is_needless(Compat::Strict, &error, true));
     }
+    let unknown = NotifyError::UnknownState { value: "odd".to_owned() };
+    assert!(!is_needless(Compat::Repaired, &unknown, true));
 }
 
 fn without_ocm_it_is_logged() {

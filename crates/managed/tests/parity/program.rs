@@ -34,6 +34,11 @@ pub(crate) const ROWS: &[Row] = &[
         test: a_change_of_the_status_wakes_nothing,
     },
     Row {
+        number: 89,
+        name: "an upgrade whose policy is gone once it has commenced is completed",
+        test: an_upgrade_whose_policy_is_gone_is_completed,
+    },
+    Row {
         number: 99,
         name: "a notice that OCM does not accept keeps no drain waiting",
         test: drains::a_drain_goes_on_without_ocm,
@@ -222,6 +227,22 @@ fn a_deleted_upgrade_config_resumes() {
         assert_eq!(world.phase().await, Some(Phase::Upgrading));
         assert_ne!(world.upgrade().await.metadata.uid, uid);
         world.until_completed("p-1", 240).await;
+    });
+}
+
+fn an_upgrade_whose_policy_is_gone_is_completed() {
+    in_world(async {
+        let world = World::new().await;
+        world.configure(&by_ocm()).await;
+        world.ocm.schedule("p-1", VERSION, world.at(10));
+        let _program = world.start(Compat::Repaired);
+        world.until_commenced(60).await;
+        world.ocm.delete("p-1");
+        world.minutes(5).await;
+        assert_eq!(world.phase().await, Some(Phase::Upgrading), "it is held");
+        world.until_gone(240).await;
+        let cluster: ClusterVersion = Api::all(world.client.clone()).get("version").await.unwrap();
+        assert_eq!(cluster.status.unwrap().history[0].version, VERSION);
     });
 }
 

@@ -358,6 +358,28 @@ impl World {
         panic!("not {phase} within {minutes} minutes: {:#?}", upgrade.status);
     }
 
+    /// Waits until the ClusterVersion desires the version; fails after a number of minutes.
+    pub(crate) async fn until_commenced(&self, minutes: u64) {
+        for _ in 0..minutes * 6 {
+            if self.is_commenced().await {
+                return;
+            }
+            self.seconds(10).await;
+        }
+        panic!("not commenced within {minutes} minutes: {:#?}", self.upgrade().await.status);
+    }
+
+    /// Waits until there is no UpgradeConfig; fails after a number of minutes.
+    pub(crate) async fn until_gone(&self, minutes: u64) {
+        for _ in 0..minutes {
+            if self.upgrades().get_opt(NAME).await.unwrap().is_none() {
+                return;
+            }
+            self.minutes(1).await;
+        }
+        panic!("not gone within {minutes} minutes: {:#?}", self.upgrade().await.status);
+    }
+
     /// Waits until OCM shows an upgrade as completed: the next sync deletes its UpgradeConfig.
     pub(crate) async fn until_completed(&self, policy: &str, minutes: u64) {
         for _ in 0..minutes * 6 {
