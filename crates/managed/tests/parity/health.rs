@@ -213,7 +213,11 @@ fn with_the_gate() {
         let looked = look(&ill, &all, Phase::Upgrading);
         assert_eq!(looked.notice, notice(NOTICE_UPGRADING, tokens));
         let why = "critical alert(s) firing: A; degraded operators: dns".to_owned();
-        assert_eq!(looked.verdict, Verdict::Waits(why));
+        let blocked = match compat {
+            Compat::Repaired => Verdict::Error(why),
+            Compat::Strict => Verdict::Waits(why),
+        };
+        assert_eq!(looked.verdict, blocked, "repaired, the condition shows why");
 
         let looked = look(&well, &all, Phase::Upgrading);
         assert_eq!(looked.notice, notice(NOTICE_UPGRADING, warnings));

@@ -162,7 +162,7 @@ pub fn before_upgrade(
         return Looked { gauges, notice: None, verdict: Verdict::Error(error.to_owned()) };
     }
     let found: Vec<&Found> = checks.iter().filter_map(|check| check.found.as_ref()).collect();
-    let (notice, verdict) = conclude(&found, blocking, phase);
+    let (notice, verdict) = conclude(&found, blocking, phase, compat);
     Looked { gauges, notice, verdict }
 }
 
@@ -184,7 +184,12 @@ fn by_essential(essential: &Essential, compat: Compat) -> Looked {
     Looked { gauges, notice: None, verdict }
 }
 
-fn conclude(found: &[&Found], blocking: String, phase: Phase) -> (Option<Notice>, Verdict) {
+fn conclude(
+    found: &[&Found],
+    blocking: String,
+    phase: Phase,
+    compat: Compat,
+) -> (Option<Notice>, Verdict) {
     if found.is_empty() {
         return (None, Verdict::Passed);
     }
@@ -196,7 +201,14 @@ fn conclude(found: &[&Found], blocking: String, phase: Phase) -> (Option<Notice>
     match phase {
         Phase::New => (notice(NOTICE_BEFORE), waits()),
         Phase::Upgrading if blocking.is_empty() => (notice(NOTICE_UPGRADING), Verdict::Passed),
-        Phase::Upgrading => (notice(NOTICE_UPGRADING), Verdict::Waits(blocking)),
+        Phase::Upgrading => {
+            let verdict = match compat {
+                // The condition shows why.
+                Compat::Repaired => Verdict::Error(blocking),
+                Compat::Strict => Verdict::Waits(blocking),
+            };
+            (notice(NOTICE_UPGRADING), verdict)
+        }
         Phase::Pending | Phase::Upgraded | Phase::Failed => (None, waits()),
     }
 }
