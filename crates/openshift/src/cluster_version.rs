@@ -6,6 +6,7 @@ use semver::Version;
 use serde_json::{Value, json};
 
 use crate::{
+    Compat,
     kinds::{ClusterVersion, ReleaseHistory},
     upgrade_config::{Desired, UpgradeConfigSpec},
 };
@@ -150,9 +151,29 @@ pub fn preceding<'a>(cluster: &'a ClusterVersion, version: &str) -> &'a str {
     before.map_or(now, |one| &one.version)
 }
 
+/// The release of a version in the history. The original also takes an earlier upgrade to the version for this one; repaired, only
+/// the newest release counts.
+fn release<'a>(
+    cluster: &'a ClusterVersion,
+    version: &'a str,
+    compat: Compat,
+) -> impl Iterator<Item = &'a ReleaseHistory> {
+    let history = history(cluster);
+    let counts = match compat {
+        Compat::Repaired => history.get(..1).unwrap_or_default(),
+        Compat::Strict => history,
+    };
+    counts.iter().filter(move |one| one.version == version)
+}
+
 /// Whether the control plane runs a version.
-pub fn is_completed(cluster: &ClusterVersion, version: &str) -> bool {
-    history(cluster).iter().any(|one| one.version == version && one.state == COMPLETED)
+pub fn is_completed(cluster: &ClusterVersion, version: &str, compat: Compat) -> bool {
+    release(cluster, version, compat).any(|one| one.state == COMPLETED)
+}
+
+/// When the cluster-version operator began with a version.
+pub fn began(cluster: &ClusterVersion, version: &str, compat: Compat) -> Option<Timestamp> {
+    release(cluster, version, compat).find_map(|one| Some(one.started_time.as_ref()?.0))
 }
 
 /// Whether the control plane takes longer than `window` to run the requested version: from when the cluster-version operator
@@ -161,10 +182,10 @@ pub fn is_late(
     cluster: &ClusterVersion,
     spec: &UpgradeConfigSpec,
     window: SignedDuration,
-    now: Timestamp,
+    (now, compat): (Timestamp, Compat),
 ) -> Result<bool, VersionError> {
     let version = spec.desired.version.as_deref().unwrap_or_default();
-    let began = match history(cluster).iter().find(|one| one.version == version) {
+    let began = match release(cluster, version, compat).next() {
         Some(one) if one.completion_time.is_some() => return Ok(false),
         Some(one) => one.started_time.as_ref().map(|time| time.0),
         None => Some(upgrade_at(spec)?),

@@ -2,6 +2,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 use refit_openshift::{
+    Compat::{Repaired, Strict},
     cluster_version::{
         Commence, VersionError, check_upgradeable, commence, current, has_commenced, is_completed,
         is_late, preceding,
@@ -11,7 +12,7 @@ use refit_openshift::{
 };
 use serde_json::{Value, json};
 
-use crate::Row;
+use crate::{Row, config::COMPATS};
 
 pub(crate) const ROWS: &[Row] = &[
     Row {
@@ -149,8 +150,17 @@ fn completion() {
     let history = json!([partial, completed("4.16.3", "00"), completed("4.15.9", "30")]);
     let status = |desired: &str| json!({"history": history, "desired": {"version": desired}});
     let under_way = cluster(&json!({}), &status("4.17.0"));
-    assert!(!is_completed(&under_way, "4.17.0"));
-    assert!(is_completed(&under_way, "4.16.3"));
+    for compat in COMPATS {
+        assert!(!is_completed(&under_way, "4.17.0", compat));
+    }
+    // An earlier upgrade to a version is not the one that was requested again.
+    assert!(is_completed(&under_way, "4.16.3", Strict));
+    assert!(!is_completed(&under_way, "4.16.3", Repaired));
+    let done = cluster(&json!({}), &json!({"history": [completed("4.17.0", "40")]}));
+    for compat in COMPATS {
+        assert!(is_completed(&done, "4.17.0", compat));
+        assert!(!is_completed(&cluster(&json!({}), &json!({})), "4.17.0", compat));
+    }
     assert_eq!(current(&under_way), Ok("4.15.9"), "what was completed last counts, not the order");
     assert_eq!(preceding(&under_way, "4.17.0"), "4.16.3");
     let before = cluster(&json!({}), &status("4.16.3"));
@@ -160,9 +170,14 @@ fn completion() {
 
 fn a_late_control_plane() {
     let window = SignedDuration::from_mins(90);
-    let late = |history: Value, now: &str| {
+    let late_in = |compat, history: Value, now: &str| {
         let seen = cluster(&json!({}), &json!({"history": history}));
-        is_late(&seen, &by_version("4.17.0"), window, at(now))
+        is_late(&seen, &by_version("4.17.0"), window, (at(now), compat))
+    };
+    let late = |history: Value, now: &str| {
+        let [repaired, strict] = COMPATS.map(|compat| late_in(compat, history.clone(), now));
+        assert_eq!(repaired, strict);
+        repaired
     };
     let began = |more: Value| {
         let mut one =
@@ -175,8 +190,12 @@ fn a_late_control_plane() {
     let done = json!({"state": "Completed", "completionTime": "2026-03-02T11:00:00Z"});
     assert_eq!(late(began(done), "2026-03-02T12:00:00Z"), Ok(false));
     assert_eq!(late(json!([]), "2026-03-02T10:30:00Z"), Ok(false), "from upgradeAt");
+    // The cluster has run the version before.
+    let again = json!([completed("4.16.3", "10"), completed("4.17.0", "00")]);
+    assert_eq!(late_in(Strict, again.clone(), "2026-03-02T10:30:01Z"), Ok(false));
+    assert_eq!(late_in(Repaired, again, "2026-03-02T10:30:01Z"), Ok(true));
     assert_eq!(late(json!([]), "2026-03-02T10:30:01Z"), Ok(true));
     let seen = cluster(&json!({}), &json!({}));
     let never = UpgradeConfigSpec { upgrade_at: String::new(), ..by_version("4.17.0") };
-    assert!(is_late(&seen, &never, window, at("2026-03-02T10:30:01Z")).is_err());
+    assert!(is_late(&seen, &never, window, (at("2026-03-02T10:30:01Z"), Repaired)).is_err());
 }

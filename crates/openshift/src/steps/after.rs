@@ -21,7 +21,7 @@ use crate::{
 
 pub(super) fn control_plane(known: &Known<'_>) -> Made {
     flow(|| {
-        if !cluster_version::is_completed(known.cluster, known.version()) {
+        if !cluster_version::is_completed(known.cluster, known.version(), known.compat) {
             return Ok(match is_late(known) {
                 Ok(_) => Progress::waits("the control plane is being upgraded"),
                 Err(why) => Progress::error(why),
@@ -35,7 +35,8 @@ pub(super) fn control_plane(known: &Known<'_>) -> Made {
 /// Whether the control plane takes longer than it may.
 pub(super) fn is_late(known: &Known<'_>) -> Result<bool, String> {
     let window = known.config.control_plane_time;
-    let late = cluster_version::is_late(known.cluster, &known.upgrade.spec, window, known.now);
+    let at = (known.now, known.compat);
+    let late = cluster_version::is_late(known.cluster, &known.upgrade.spec, window, at);
     late.map_err(|error| error.to_string())
 }
 

@@ -119,11 +119,8 @@ pub(super) fn reserved(known: &Known<'_>) -> Made {
 pub(super) fn silenced(known: &Known<'_>) -> Made {
     flow(|| {
         let version = known.version();
-        let history = known.cluster.status.iter().flat_map(|status| &status.history);
-        let began = history
-            .filter(|one| one.version == version)
-            .find_map(|one| one.started_time.as_ref().map(|time| time.0));
-        let state = if cluster_version::is_completed(known.cluster, version) {
+        let began = cluster_version::began(known.cluster, version, known.compat);
+        let state = if cluster_version::is_completed(known.cluster, version, known.compat) {
             ControlPlane::Done
         } else if known.has_commenced()? {
             ControlPlane::Works { since: began.unwrap_or(known.now) }

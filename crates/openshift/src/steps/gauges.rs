@@ -86,7 +86,7 @@ fn of_step(name: &str, known: &Known<'_>) -> Vec<Gauge> {
         COMMENCED => vec![Gauge::Set(Series::WindowBreached, 0)],
         CONTROL_PLANE => {
             let series = Series::ControlPlaneTimeout { version: version() };
-            let is_done = is_completed(known.cluster, known.version());
+            let is_done = is_completed(known.cluster, known.version(), known.compat);
             match (is_done, after::is_late(known)) {
                 (true, _) => vec![Gauge::Set(series, 0)],
                 (false, Ok(true)) => vec![Gauge::Set(series, 1)],
