@@ -110,7 +110,8 @@ pub enum Reset {
     ConfigGone,
     /// The upgrade failed: notifications of the next one are sent again.
     UpgradeFailed,
-    /// No node is drained any longer: the extra capacity was removed, or the cluster is healthy after its upgrade.
+    /// No node is drained any longer: the workers are upgraded, the extra capacity was removed, or the cluster is healthy after its
+    /// upgrade.
     DrainsOver,
 }
 

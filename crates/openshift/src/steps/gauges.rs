@@ -1,5 +1,7 @@
 //! The metrics that the steps of a look set.
 
+use std::iter;
+
 use refit_core::managed::steps::Progress;
 
 use super::{
@@ -7,6 +9,7 @@ use super::{
     Write, after, before, of,
 };
 use crate::{
+    Compat,
     cluster_version::{current, is_completed},
     config::Platform,
     health::{Looked, Verdict, after_upgrade},
@@ -97,7 +100,11 @@ fn of_step(name: &str, known: &Known<'_>) -> Vec<Gauge> {
             let Ok(count) = after::count(known) else { return Vec::new() };
             let is_late = count.is_upgrading()
                 && known.silences().is_ok_and(|silences| !silences.is_active());
-            vec![Gauge::Set(Series::WorkerTimeout { version: version() }, is_late.into())]
+            let late = Gauge::Set(Series::WorkerTimeout { version: version() }, is_late.into());
+            // Those of extra nodes are set again by their step. In the original, that of a node that is gone stays.
+            let is_over = known.compat == Compat::Repaired && !count.is_upgrading();
+            let over = is_over.then_some(Gauge::Reset(Reset::DrainsOver));
+            iter::once(late).chain(over).collect()
         }
         REMOVED if known.is_reserved() => {
             if after::removed(known) == Progress::Done {
