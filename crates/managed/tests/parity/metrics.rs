@@ -122,6 +122,9 @@ fn gauges_have_their_names_labels_and_resets() {
     let drains: Vec<&str> =
         names.iter().copied().filter(|name| !name.ends_with("node_drain_timeout")).collect();
     assert_eq!(left(Reset::DrainsOver), drains);
+    let looked: Vec<&str> =
+        names.iter().copied().filter(|name| *name != "upgrade_notification_failed").collect();
+    assert_eq!(left(Reset::Looked), looked);
     timestamps_stand_in_the_repaired_mode();
 }
 

@@ -9,7 +9,9 @@ use jiff::SignedDuration;
 use refit_openshift::{
     Compat::{self, Repaired, Strict},
     config::Platform,
+    decide::Decision,
     metrics::{Reset, Series},
+    notify::{Event, PolicyEvent},
     steps::{
         Gauge, Write,
         file_integrity::{NAME, NAMESPACE, patch},
@@ -378,6 +380,17 @@ fn delay() {
         let decision = refused.look();
         assert!(decision.error.is_some(), "it blocks");
         assert_eq!(refused.condition("StartedNotificationSent").status, "False");
+        let event = Event::Policy(PolicyEvent::Delayed);
+        let failed = Gauge::Set(Series::NotificationFailed { event }, 1);
+        let clear = Gauge::Reset(Reset::Looked);
+        let at = |gauge: &Gauge, of: &Decision| of.gauges.iter().position(|one| one == gauge);
+        assert!(at(&failed, &decision).is_some());
+        assert!(at(&clear, &decision) < at(&failed, &decision));
+        // It is not tried again.
+        refused.config.window.delay_trigger = None;
+        let decision = refused.look();
+        assert_eq!(at(&failed, &decision), None);
+        assert_eq!(at(&clear, &decision), (compat == Repaired).then_some(0));
     }
 }
 

@@ -113,6 +113,8 @@ pub enum Reset {
     /// No node is drained any longer: the workers are upgraded, the extra capacity was removed, or the cluster is healthy after its
     /// upgrade.
     DrainsOver,
+    /// A look is done: which notifications could not be sent is set again.
+    Looked,
 }
 
 impl Series {
@@ -201,8 +203,10 @@ impl Series {
             | Self::ControlPlaneTimeout { .. }
             | Self::HealthcheckFailed { .. }
             | Self::WorkerTimeout { .. }
-            | Self::Notification { .. }
-            | Self::NotificationFailed { .. } => &[Reset::ConfigGone, Reset::UpgradeFailed],
+            | Self::Notification { .. } => &[Reset::ConfigGone, Reset::UpgradeFailed],
+            Self::NotificationFailed { .. } => {
+                &[Reset::ConfigGone, Reset::UpgradeFailed, Reset::Looked]
+            }
             Self::NodeDrainTimeout { .. } => {
                 &[Reset::ConfigGone, Reset::UpgradeFailed, Reset::DrainsOver]
             }

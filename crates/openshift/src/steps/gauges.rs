@@ -48,9 +48,12 @@ pub fn gauges(platform: Platform, known: &Known<'_>) -> Vec<Gauge> {
     sent(known).into_iter().chain(of_steps).collect()
 }
 
-/// Whether the notifications of a look were sent.
+/// Whether the notifications of a look were sent. In the original, one that failed stays at 1 if it is not tried again.
 pub(crate) fn sent(known: &Known<'_>) -> Vec<Gauge> {
-    let mut all = Vec::new();
+    let mut all = match known.compat {
+        Compat::Repaired => vec![Gauge::Reset(Reset::Looked)],
+        Compat::Strict => Vec::new(),
+    };
     for (write, outcome) in &known.tried {
         let Write::Notify(notification) = write else { continue };
         let event = notification.event;
