@@ -24,6 +24,11 @@ pub(crate) const ROWS: &[Row] = &[
         test: an_edit_of_the_configuration_applies_without_a_restart,
     },
     Row {
+        number: 13,
+        name: "an upgrade that is cancelled before it commences leaves no extra nodes and silences",
+        test: a_cancelled_upgrade_leaves_nothing,
+    },
+    Row {
         number: 35,
         name: "metrics of an UpgradeConfig that is deleted are removed, but not the result",
         test: metrics_of_a_deleted_upgrade_config_are_removed,
@@ -212,6 +217,35 @@ fn one_replica_leads_and_another_takes_over() {
     });
 }
 
+fn a_cancelled_upgrade_leaves_nothing() {
+    in_world(async {
+        for compat in Compat::VARIANTS {
+            let world = World::new().await;
+            world.configure(&by_ocm()).await;
+            world.ocm.schedule("p-1", VERSION, world.at(10));
+            let _program = world.start(*compat);
+            world.until(Phase::Upgrading, 30).await;
+            // The version is withdrawn, so the request waits.
+            world.cluster.set_releases(&[]).await.unwrap();
+            for _ in 0..40 {
+                if !world.silences().is_empty() {
+                    break;
+                }
+                world.minutes(1).await;
+            }
+            assert_eq!((world.silences().len(), world.extra_machine_sets().await), (1, 1));
+            assert!(!world.is_commenced().await);
+            world.ocm.set_state("p-1", "cancelled", "");
+            world.until_gone(5).await;
+            let left = (world.silences().len(), world.extra_machine_sets().await);
+            match compat {
+                Compat::Repaired => assert_eq!(left, (0, 0)),
+                Compat::Strict => assert_eq!(left, (1, 1)),
+            }
+        }
+    });
+}
+
 fn a_deleted_upgrade_config_resumes() {
     in_world(async {
         let world = World::new().await;
@@ -221,12 +255,32 @@ fn a_deleted_upgrade_config_resumes() {
         world.until(Phase::Upgrading, 30).await;
         world.minutes(5).await;
         assert!(world.is_commenced().await);
+        while world.ocm.logs().len() < 2 {
+            world.minutes(1).await;
+        }
         let uid = world.upgrade().await.metadata.uid;
         world.delete().await;
         world.minutes(3).await;
         assert_eq!(world.phase().await, Some(Phase::Upgrading));
         assert_ne!(world.upgrade().await.metadata.uid, uid);
         world.until_completed("p-1", 240).await;
+        assert_eq!(world.ocm.logs().len(), 3, "entries of the service log are posted once");
+    });
+}
+
+fn an_upgrade_whose_policy_is_gone_is_completed() {
+    in_world(async {
+        let world = World::new().await;
+        world.configure(&by_ocm()).await;
+        world.ocm.schedule("p-1", VERSION, world.at(10));
+        let _program = world.start(Compat::Repaired);
+        world.until_commenced(60).await;
+        world.ocm.delete("p-1");
+        world.minutes(5).await;
+        assert_eq!(world.phase().await, Some(Phase::Upgrading), "it is held");
+        world.until_gone(240).await;
+        let cluster: ClusterVersion = Api::all(world.client.clone()).get("version").await.unwrap();
+        assert_eq!(cluster.status.unwrap().history[0].version, VERSION);
     });
 }
 
