@@ -14,6 +14,7 @@ mod managed;
 #[cfg(feature = "sandbox")]
 mod pace;
 mod sandbox;
+mod sandbox_openshift;
 mod stage;
 mod upgrade;
 mod watch;

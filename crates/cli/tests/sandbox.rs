@@ -26,11 +26,11 @@ const PROVIDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/prov
 const EXAMPLE: &str = include_str!("../../../examples/cluster.yaml");
 
 /// A running sandbox. It is killed when a test fails.
-struct Sandbox {
+pub(crate) struct Sandbox {
     child: Child,
-    kubeconfig: PathBuf,
+    pub(crate) kubeconfig: PathBuf,
     /// The lines after the path.
-    hints: Vec<String>,
+    pub(crate) hints: Vec<String>,
 }
 
 impl Drop for Sandbox {
@@ -40,7 +40,7 @@ impl Drop for Sandbox {
     }
 }
 
-fn command(args: &[&str]) -> Command {
+pub(crate) fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_refit"));
     command.arg("sandbox").args(args);
     command
@@ -52,7 +52,7 @@ fn command(args: &[&str]) -> Command {
 }
 
 impl Sandbox {
-    fn start(args: &[&str]) -> Self {
+    pub(crate) fn start(args: &[&str]) -> Self {
         let mut child = command(args).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let Some(first) = lines.next() else {
@@ -60,8 +60,7 @@ impl Sandbox {
             child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
             panic!("no path was printed: {text}");
         };
-        let hints =
-            lines.map(Result::unwrap).take_while(|line| !line.starts_with("Hosts work")).collect();
+        let hints = lines.map(Result::unwrap).take_while(|line| !line.contains("Ctrl-C")).collect();
         Self { child, kubeconfig: PathBuf::from(first.unwrap()), hints }
     }
 
@@ -71,7 +70,7 @@ impl Sandbox {
         assert!(sent.success());
     }
 
-    fn end(mut self, signal: &str) -> (ExitStatus, String) {
+    pub(crate) fn end(mut self, signal: &str) -> (ExitStatus, String) {
         self.signal(signal);
         let status = self.child.wait().unwrap();
         let mut text = String::new();
@@ -85,14 +84,14 @@ impl Sandbox {
         read.contexts.into_iter().map(|context| context.name).collect()
     }
 
-    async fn config(&self, context: &str) -> Config {
+    pub(crate) async fn config(&self, context: &str) -> Config {
         let options =
             KubeConfigOptions { context: Some(context.to_owned()), ..KubeConfigOptions::default() };
         let read = Kubeconfig::read_from(&self.kubeconfig).unwrap();
         Config::from_custom_kubeconfig(read, &options).await.unwrap()
     }
 
-    async fn client(&self, context: &str) -> Client {
+    pub(crate) async fn client(&self, context: &str) -> Client {
         Client::try_from(self.config(context).await).unwrap()
     }
 
@@ -102,7 +101,7 @@ impl Sandbox {
     }
 }
 
-fn in_real_time<T>(test: impl Future<Output = T>) -> T {
+pub(crate) fn in_real_time<T>(test: impl Future<Output = T>) -> T {
     refit_runtime::tls::install_provider();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.unwrap().block_on(test)

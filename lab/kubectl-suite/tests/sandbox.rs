@@ -1,4 +1,4 @@
-//! The real kubectl against `refit sandbox`: its management cluster and a workload cluster.
+//! The real kubectl against `refit sandbox`: its management cluster and a workload cluster, and a cluster of OpenShift.
 //!
 //! `REFIT_BIN` names the program; the default is the one in the tests' target directory.
 
@@ -37,9 +37,10 @@ fn program() -> PathBuf {
     path
 }
 
-fn start() -> Sandbox {
+fn start(flags: &[&str]) -> Sandbox {
     let mut process = Command::new(program())
         .arg("sandbox")
+        .args(flags)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -56,6 +57,22 @@ fn start() -> Sandbox {
     Sandbox { process, lines, kubeconfig }
 }
 
+impl Sandbox {
+    fn kubectl(&self) -> Kubectl {
+        let directory = format!("sandbox-{}", self.process.id());
+        let home = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(directory);
+        fs::create_dir_all(&home).unwrap();
+        Kubectl::new(&self.kubeconfig, &home).unwrap_or_else(|missing| panic!("{missing}"))
+    }
+
+    fn end(mut self) {
+        let id = self.process.id().to_string();
+        assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+        assert_eq!(self.process.wait().unwrap().code(), Some(0));
+        assert!(self.lines.by_ref().all(|line| line.is_ok()));
+    }
+}
+
 #[track_caller]
 fn has(text: &str, parts: &[&str]) {
     for part in parts {
@@ -65,14 +82,8 @@ fn has(text: &str, parts: &[&str]) {
 
 #[test]
 fn kubectl_works_with_both_clusters_of_a_sandbox() {
-    let home =
-        PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("sandbox-{}", std::process::id()));
-    fs::create_dir_all(&home).unwrap();
-    let mut sandbox = start();
-    let kubectl = match Kubectl::new(&sandbox.kubeconfig, &home) {
-        Ok(kubectl) => kubectl,
-        Err(missing) => panic!("{missing}"),
-    };
+    let sandbox = start(&[]);
+    let kubectl = sandbox.kubectl();
     assert_eq!(kubectl.run("config current-context").ok(), "refit\n");
     let machines = kubectl.run("get machines").ok();
     has(&machines, &["NAME", "CLUSTER", "PHASE", "VERSION", "Running"]);
@@ -106,9 +117,25 @@ fn kubectl_works_with_both_clusters_of_a_sandbox() {
     has(&workload.run(&format!("get node {node}")).ok(), &["Ready,SchedulingDisabled"]);
     workload.run(&format!("uncordon {node}")).ok();
     has(&workload.run("get pods -A -o wide").ok(), &["etcd-edge-1-", "kube-system"]);
+    sandbox.end();
+}
 
-    let id = sandbox.process.id().to_string();
-    assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
-    assert_eq!(sandbox.process.wait().unwrap().code(), Some(0));
-    assert!(sandbox.lines.all(|line| line.is_ok()));
+#[test]
+fn kubectl_shows_the_upgrade_of_a_sandbox_of_openshift() {
+    let sandbox = start(&["--platform", "openshift", "--speed", "200"]);
+    let kubectl = sandbox.kubectl();
+    assert_eq!(kubectl.run("config current-context").ok(), "openshift\n");
+    let namespace = "-n openshift-managed-upgrade-operator";
+    let upgrade = format!("upgradeconfig/managed-upgrade-config {namespace}");
+    kubectl.run(&format!("wait {upgrade} --for=create --timeout=60s")).ok();
+    let phase = "jsonpath={.status.history[0].phase}=Upgrading";
+    kubectl.run(&format!("wait {upgrade} --for={phase} --timeout=60s")).ok();
+    let shown = kubectl.run(&format!("get upgrade {namespace}")).ok();
+    let columns = ["NAME", "DESIRED_VERSION", "PHASE", "STAGE", "STATUS", "REASON", "MESSAGE"];
+    has(&shown, &columns);
+    has(&shown, &["managed-upgrade-config", "4.16.4", "Upgrading"]);
+    has(&kubectl.run("get clusterversion").ok(), &["VERSION", "AVAILABLE", "SINCE", "4.16.3"]);
+    has(&kubectl.run("get machineconfigpools").ok(), &["rendered-worker-4.16.3", "MACHINECOUNT"]);
+    has(&kubectl.run("get nodes").ok(), &["control-plane,master", "v1.29.3"]);
+    sandbox.end();
 }

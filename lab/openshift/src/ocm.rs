@@ -9,6 +9,7 @@ use std::{
 use http::{Method, StatusCode};
 use jiff::Timestamp;
 use refit_openshift::notify::OcmState;
+use semver::Version;
 use serde_json::{Map, Value, json};
 
 use crate::wire::{Answers, Asked, Troubles, lock};
@@ -89,13 +90,7 @@ impl Ocm {
 
     /// Schedules an upgrade, or changes it.
     pub fn schedule(&self, id: &str, version: &str, next_run: Timestamp) {
-        let policy = Policy {
-            version: version.to_owned(),
-            next_run,
-            state: OcmState::Scheduled.to_string(),
-            description: "Upgrade is scheduled".to_owned(),
-        };
-        lock(&self.state).policies.insert(id.to_owned(), policy);
+        lock(&self.state).policies.insert(id.to_owned(), Policy::new(version, next_run));
     }
 
     /// Deletes a policy.
@@ -113,6 +108,16 @@ impl Ocm {
     /// Disables the owner of the cluster, or enables them: then OCM does not know the cluster.
     pub fn set_banned(&self, is_banned: bool) {
         lock(&self.state).is_banned = is_banned;
+    }
+
+    /// The path of the policies.
+    pub fn policies_path(&self) -> String {
+        lock(&self.state).policies_path()
+    }
+
+    /// The policies, by ID.
+    pub fn policies(&self) -> BTreeMap<String, Policy> {
+        lock(&self.state).policies.clone()
     }
 
     /// A policy.
@@ -223,15 +228,36 @@ impl Managed {
     }
 }
 
+impl Policy {
+    fn new(version: &str, next_run: Timestamp) -> Self {
+        Self {
+            version: version.to_owned(),
+            next_run,
+            state: OcmState::Scheduled.to_string(),
+            description: "Upgrade is scheduled".to_owned(),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        use OcmState::{Cancelled, Completed, Failed};
+        [Cancelled, Completed, Failed].iter().any(|over| over.to_string() == self.state)
+    }
+}
+
 impl State {
+    fn policies_path(&self) -> String {
+        format!("{CLUSTERS}/{}/upgrade_policies", self.cluster.id)
+    }
+
     fn reply(&mut self, asked: &Asked) -> Reply {
-        let of_cluster = format!("{CLUSTERS}/{}/upgrade_policies", self.cluster.id);
+        let of_cluster = self.policies_path();
         let path = &*asked.path;
         let policy = path.strip_prefix(&of_cluster).and_then(|rest| rest.strip_prefix('/'));
         let policy = policy.and_then(|rest| rest.strip_suffix("/state"));
         match (&asked.method, policy) {
             (&Method::GET, None) if path == CLUSTERS => self.clusters(asked),
             (&Method::GET, None) if path == of_cluster => Ok(self.list_policies(asked)),
+            (&Method::POST, None) if path == of_cluster => self.post_policy(asked),
             (&Method::GET, Some(id)) => Ok((StatusCode::OK, self.shown_state(id)?)),
             (&Method::PATCH, Some(id)) => self.patch_state(id, asked),
             (&Method::POST, None) if path == CLUSTER_LOGS => self.post_log(asked),
@@ -253,20 +279,45 @@ impl State {
     }
 
     fn list_policies(&self, asked: &Asked) -> (StatusCode, Value) {
-        let cluster = &self.cluster.id;
-        let policies = self.policies.iter().map(|(id, policy)| {
-            json!({
-                "kind": "UpgradePolicy",
-                "id": id,
-                "href": format!("{CLUSTERS}/{cluster}/upgrade_policies/{id}"),
-                "schedule_type": "manual",
-                "upgrade_type": "OSD",
-                "version": policy.version,
-                "next_run": policy.next_run,
-                "cluster_id": cluster,
-            })
-        });
+        let policies = self.policies.iter().map(|(id, policy)| self.shown_policy(id, policy));
         (StatusCode::OK, list("UpgradePolicyList", asked, policies.collect()))
+    }
+
+    fn shown_policy(&self, id: &str, policy: &Policy) -> Value {
+        json!({
+            "kind": "UpgradePolicy",
+            "id": id,
+            "href": format!("{}/{id}", self.policies_path()),
+            "schedule_type": "manual",
+            "upgrade_type": "OSD",
+            "version": policy.version,
+            "next_run": policy.next_run,
+            "cluster_id": self.cluster.id,
+        })
+    }
+
+    /// Schedules an upgrade, unless another one is scheduled or under way: policies that are over are deleted. Without a time,
+    /// which OCM itself requires, the upgrade starts now.
+    fn post_policy(&mut self, asked: &Asked) -> Reply {
+        let body = parsed(asked)?;
+        let text = |name| body.get(name).and_then(Value::as_str);
+        let invalid = |why: String| (StatusCode::BAD_REQUEST, why);
+        let version = text("version").unwrap_or_default();
+        if Version::parse(version).is_err() {
+            return Err(invalid(format!("Invalid version '{version}', expected X.Y.Z")));
+        }
+        let next_run = text("next_run").map_or(Ok(asked.now), |time| {
+            time.parse().map_err(|error| invalid(format!("Invalid next_run '{time}': {error}")))
+        })?;
+        if let Some((id, policy)) = self.policies.iter().find(|(_, policy)| !policy.is_over()) {
+            let why = format!("The cluster has upgrade policy '{id}', which is {}", policy.state);
+            return Err((StatusCode::CONFLICT, why));
+        }
+        let (id, policy) =
+            (format!("policy-{}", asked.now.as_second()), Policy::new(version, next_run));
+        let shown = self.shown_policy(&id, &policy);
+        self.policies = BTreeMap::from([(id, policy)]);
+        Ok((StatusCode::CREATED, shown))
     }
 
     fn shown_state(&self, id: &str) -> Result<Value, (StatusCode, String)> {
@@ -327,4 +378,69 @@ impl State {
 fn parsed(asked: &Asked) -> Result<Map<String, Value>, (StatusCode, String)> {
     serde_json::from_slice(&asked.body)
         .map_err(|error| (StatusCode::BAD_REQUEST, format!("Can't parse the body: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use http::{HeaderMap, header::AUTHORIZATION};
+
+    use super::*;
+
+    fn ocm() -> Ocm {
+        Ocm::new(Managed {
+            id: "1a2b".to_owned(),
+            external_id: "cluster".to_owned(),
+            token: "secret".to_owned(),
+            channel_group: "stable".to_owned(),
+            grace_minutes: 60,
+        })
+    }
+
+    fn post(ocm: &Ocm, token: &str, body: &str) -> (StatusCode, Value) {
+        let token = format!("AccessToken cluster:{token}").parse().unwrap();
+        ocm.answer(&Asked {
+            method: Method::POST,
+            path: ocm.policies_path(),
+            query: Vec::new(),
+            headers: HeaderMap::from_iter([(AUTHORIZATION, token)]),
+            body: Bytes::copy_from_slice(body.as_bytes()),
+            now: "2026-03-02T08:00:00Z".parse().unwrap(),
+        })
+    }
+
+    #[test]
+    fn a_posted_policy_replaces_those_that_are_over() {
+        let ocm = ocm();
+        ocm.schedule("p-1", "4.16.4", Timestamp::UNIX_EPOCH);
+        let (status, answer) = post(&ocm, "secret", r#"{"version": "4.17.1"}"#);
+        assert_eq!(status, StatusCode::CONFLICT);
+        let why = "The cluster has upgrade policy 'p-1', which is scheduled";
+        assert_eq!(answer["reason"], why);
+        ocm.set_state("p-1", "completed", "");
+        let (status, answer) = post(&ocm, "secret", r#"{"version": "4.17.1"}"#);
+        assert_eq!(status, StatusCode::CREATED);
+        assert_eq!(answer["next_run"], "2026-03-02T08:00:00Z");
+        let policies = ocm.policies();
+        let known: Vec<_> = policies.iter().map(|(id, policy)| (&**id, &*policy.state)).collect();
+        assert_eq!(known, [(answer["id"].as_str().unwrap(), "scheduled")]);
+    }
+
+    #[test]
+    fn a_posted_policy_needs_the_token_and_a_valid_version_and_time() {
+        let ocm = ocm();
+        for (token, body, code) in [
+            ("other", r#"{"version": "4.17.1"}"#, 401),
+            ("secret", r#"{"version": "4.17"}"#, 400),
+            ("secret", "{}", 400),
+            ("secret", "version", 400),
+            ("secret", r#"{"version": "4.17.1", "next_run": "soon"}"#, 400),
+            ("secret", r#"{"version": "4.17.1", "next_run": "2026-03-02T12:00:00Z"}"#, 201),
+        ] {
+            assert_eq!(post(&ocm, token, body).0.as_u16(), code, "{body}");
+        }
+        let policies: Vec<Policy> = ocm.policies().into_values().collect();
+        let next_run = "2026-03-02T12:00:00Z".parse().unwrap();
+        assert_eq!(policies, [Policy::new("4.17.1", next_run)]);
+    }
 }

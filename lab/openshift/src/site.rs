@@ -30,7 +30,7 @@ use refit_runtime::{
     tls::{self, Authority, ReloadableCert, Validity},
 };
 use serde_json::{Value, json};
-use tokio::task::JoinSet;
+use tokio::{runtime::Handle, task::JoinSet};
 use tower::ServiceExt as _;
 
 use crate::{
@@ -131,7 +131,13 @@ impl Site {
         authentication: Authentication,
     ) -> anyhow::Result<Self> {
         tls::install_provider();
-        let mut options = Options::new(Arc::new(move || clock.now()));
+        // A simulated clock is that of this runtime; requests may also come from other threads.
+        let runtime = Handle::current();
+        let now = move || {
+            let _entered = runtime.enter();
+            clock.now()
+        };
+        let mut options = Options::new(Arc::new(now));
         options.authentication = authentication;
         let server = ApiServer::new(options);
         let client = admin(&server);

@@ -5,6 +5,7 @@ use refit_runtime::tls::{
     Authority, ClientIdentity, KeyAndCert, ReloadableCert, TlsError, Validity,
 };
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 use std::sync::Arc;
 
 /// Host name of the management API.
@@ -58,6 +59,14 @@ impl Pem {
     /// PEM of the key.
     pub fn key(&self) -> &str {
         &self.key
+    }
+
+    /// A secret for a purpose. It is derived from the key, so that it is the same for as long as the key is.
+    pub(crate) fn derive(&self, purpose: &str) -> Vec<u8> {
+        let mut hash = Sha256::new();
+        hash.update(format!("{purpose} of a sandbox\0"));
+        hash.update(&self.key);
+        hash.finalize().to_vec()
     }
 
     pub(crate) fn reloadable(&self) -> Result<Arc<ReloadableCert>, TlsError> {

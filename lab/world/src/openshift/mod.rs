@@ -15,7 +15,7 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
-    Api,
+    Api, Client,
     api::{Patch, PatchParams, PostParams},
 };
 use lab_apiserver::{ApiServer, auth::Authentication};
@@ -46,6 +46,8 @@ pub struct WorldOptions {
     pub compat: Compat,
     /// How callers of the API from outside of the process are authenticated.
     pub authentication: Authentication,
+    /// The secret part of the pull secret, with which OCM is called.
+    pub ocm_token: String,
 }
 
 impl WorldOptions {
@@ -56,6 +58,7 @@ impl WorldOptions {
             platform,
             compat: Compat::Repaired,
             authentication: Authentication::Open,
+            ocm_token: Blueprint::default().ocm_token,
         }
     }
 }
@@ -74,7 +77,8 @@ impl World {
     pub async fn new(options: WorldOptions) -> anyhow::Result<Self> {
         // What is random in the program is the same in each world: it runs in the thread of its runtime.
         fastrand::seed(1);
-        let site = Site::new(options.clock, &Blueprint::default(), options.authentication).await?;
+        let blueprint = Blueprint { ocm_token: options.ocm_token, ..Blueprint::default() };
+        let site = Site::new(options.clock, &blueprint, options.authentication).await?;
         site.add_token_secret().await?;
         let program = Arc::new(Program::new(&site, options.compat)?);
         let world = Self { site, platform: options.platform, program, tasks: JoinSet::new() };
@@ -115,6 +119,11 @@ impl World {
     /// The API server itself, to read it without HTTP.
     pub fn server(&self) -> &ApiServer {
         &self.site.server
+    }
+
+    /// A client of the API with all rights.
+    pub fn client(&self) -> Client {
+        self.site.client.clone()
     }
 
     /// OCM.

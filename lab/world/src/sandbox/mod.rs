@@ -3,6 +3,7 @@
 //! | module | is for |
 //! |---|---|
 //! | [`bring_up()`] | brings up a cluster whose machines are Ready, within seconds |
+//! | [`openshift`] | the other kind of sandbox: an OpenShift cluster, at a multiple of real time |
 //! | `serve` | serves the APIs on loopback, over TLS |
 //! | `kubeconfig` | the kubeconfig for the APIs |
 //! | `secret` | the kubeconfig Secrets of workload clusters |
@@ -18,6 +19,7 @@
 
 mod bring_up;
 mod kubeconfig;
+pub mod openshift;
 mod secret;
 mod serve;
 
@@ -66,6 +68,9 @@ pub enum SandboxError {
     /// The world cannot be created.
     #[error(transparent)]
     World(#[from] WorldError),
+    /// The OpenShift cluster cannot be created, or it has ended.
+    #[error("the simulated OpenShift cluster failed: {0:#}")]
+    OpenShift(anyhow::Error),
     /// The runtime cannot be created.
     #[error("failed to create a runtime: {0}")]
     Runtime(#[from] std::io::Error),

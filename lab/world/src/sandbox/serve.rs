@@ -47,7 +47,7 @@ pub fn runtime() -> io::Result<tokio::runtime::Runtime> {
 /// The ports of the sandbox, opened before anything else happens.
 #[derive(Debug)]
 pub struct Ports {
-    management: TcpListener,
+    pub(super) management: TcpListener,
     hosts: Option<TcpListener>,
 }
 
@@ -62,7 +62,7 @@ impl Ports {
     }
 }
 
-fn listen(port: u16, option: &'static str) -> Result<TcpListener, SandboxError> {
+pub(super) fn listen(port: u16, option: &'static str) -> Result<TcpListener, SandboxError> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     TcpListener::bind(address).map_err(|source| {
         if source.kind() == io::ErrorKind::AddrInUse {
@@ -73,7 +73,7 @@ fn listen(port: u16, option: &'static str) -> Result<TcpListener, SandboxError> 
     })
 }
 
-fn port_of(listener: &TcpListener) -> io::Result<u16> {
+pub(super) fn port_of(listener: &TcpListener) -> io::Result<u16> {
     Ok(listener.local_addr()?.port())
 }
 
@@ -138,7 +138,7 @@ fn serve_hosts(inner: &Arc<Inner>, listener: Listener) {
 }
 
 /// One API that has been served at least once.
-struct Api {
+pub(super) struct Api {
     server: ApiServer,
     ca: String,
     admin: KeyAndCert,
@@ -152,7 +152,7 @@ struct Api {
 }
 
 impl Api {
-    fn new(server: ApiServer, ca: &pki::Pem, port: u16) -> Result<Self, TlsError> {
+    pub(super) fn new(server: ApiServer, ca: &pki::Pem, port: u16) -> Result<Self, TlsError> {
         let material = KeyAndCert { cert_pem: ca.cert().to_owned(), key_pem: ca.key().to_owned() };
         let authority = Authority::from_pem(material)?;
         let validity = pki::validity();
@@ -169,12 +169,14 @@ impl Api {
         })
     }
 
-    /// Serves the API at a listener. Aborting the task closes the port and all connections.
-    fn serve(&mut self, inner: &Inner, listener: Listener) {
+    /// Serves the API at a listener without end. Dropping the future closes the port and all connections.
+    pub(super) fn outside(&self, listener: Listener) -> impl Future<Output = ()> + Send + use<> {
         let service = Served::outside(self.server.clone());
-        let tls = Some(self.tls.clone());
-        let serving = serve::serve(listener, tls, service, std::future::pending());
-        self.serving = Some(inner.spawn(serving));
+        serve::serve(listener, Some(self.tls.clone()), service, std::future::pending())
+    }
+
+    fn serve(&mut self, inner: &Inner, listener: Listener) {
+        self.serving = Some(inner.spawn(self.outside(listener)));
     }
 
     /// Serves the same address to the world's own processes, which also read the Secret.
@@ -197,7 +199,7 @@ impl Api {
         }
     }
 
-    fn entry(&self, name: impl Into<String>) -> Entry<'_> {
+    pub(super) fn entry(&self, name: impl Into<String>) -> Entry<'_> {
         Entry { name: name.into(), port: self.port, ca: &self.ca, admin: &self.admin }
     }
 }

@@ -15,7 +15,6 @@ use refit_kinds::{
 };
 use refit_runtime::{Clock, net::MemoryNetwork, serve, tls};
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
 use tokio::{sync::Notify, task::AbortHandle};
 
 use super::{
@@ -321,10 +320,7 @@ fn webhook() -> Webhook {
 /// Key that signs ServiceAccount tokens. It is derived from the authority's key, so that tokens
 /// stay valid in a restored world, as certificates do.
 fn signing_key(management: &Identity) -> Vec<u8> {
-    let mut hash = Sha256::new();
-    hash.update(b"service accounts of a sandbox\0");
-    hash.update(management.ca.key());
-    hash.finalize().to_vec()
+    management.ca.derive("service accounts")
 }
 
 impl Parts {
