@@ -50,6 +50,19 @@ pub struct Policy {
     pub description: String,
 }
 
+/// A state that a policy was given through the API.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notified {
+    /// When.
+    pub at: Timestamp,
+    /// The policy.
+    pub policy: String,
+    /// The state.
+    pub state: String,
+    /// Its text.
+    pub description: String,
+}
+
 /// OCM, or its agent: clones share what they know.
 #[derive(Clone, Debug)]
 pub struct Ocm {
@@ -64,6 +77,8 @@ struct State {
     is_banned: bool,
     policies: BTreeMap<String, Policy>,
     logs: Vec<Value>,
+    notified: Vec<Notified>,
+    refuses_states: bool,
 }
 
 /// An answer, or an error and its reason.
@@ -72,8 +87,14 @@ type Reply = Result<(StatusCode, Value), (StatusCode, String)>;
 impl Ocm {
     /// The API, with a cluster that has no policies.
     pub fn new(cluster: Managed) -> Self {
-        let (policies, logs) = (BTreeMap::new(), Vec::new());
-        let state = State { cluster, is_banned: false, policies, logs };
+        let state = State {
+            cluster,
+            is_banned: false,
+            policies: BTreeMap::new(),
+            logs: Vec::new(),
+            notified: Vec::new(),
+            refuses_states: false,
+        };
         Self { state: Arc::new(Mutex::new(state)), is_agent: false, troubles: Troubles::default() }
     }
 
@@ -115,9 +136,19 @@ impl Ocm {
         lock(&self.state).policies_path()
     }
 
-    /// The policies, by ID.
+    /// Sets whether the API refuses each new state of a policy.
+    pub fn refuse_states(&self, refuses: bool) {
+        lock(&self.state).refuses_states = refuses;
+    }
+
+    /// The policies by their IDs.
     pub fn policies(&self) -> BTreeMap<String, Policy> {
         lock(&self.state).policies.clone()
+    }
+
+    /// The states that policies were given through the API, in that order.
+    pub fn notified(&self) -> Vec<Notified> {
+        lock(&self.state).notified.clone()
     }
 
     /// A policy.
@@ -334,6 +365,10 @@ impl State {
         let body = parsed(asked)?;
         let text = |name| body.get(name).and_then(Value::as_str).map(ToOwned::to_owned);
         let policy = self.policies.get_mut(id).ok_or_else(|| not_found(id))?;
+        if self.refuses_states {
+            let why = "The state of the upgrade policy can't be changed".to_owned();
+            return Err((StatusCode::BAD_REQUEST, why));
+        }
         if let Some(value) = text("value") {
             if value.parse::<OcmState>().is_err() {
                 let why = format!("Invalid upgrade policy state '{value}'");
@@ -342,6 +377,9 @@ impl State {
             policy.state = value;
         }
         policy.description = text("description").unwrap_or_default();
+        let (state, description) = (policy.state.clone(), policy.description.clone());
+        let policy = id.to_owned();
+        self.notified.push(Notified { at: asked.now, policy, state, description });
         Ok((StatusCode::OK, self.shown_state(id)?))
     }
 

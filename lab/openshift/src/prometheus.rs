@@ -74,6 +74,18 @@ impl Prometheus {
         self.lock().scraped = samples.collect();
     }
 
+    /// The series that were scraped last, as in the text format, with their values.
+    pub fn series(&self) -> Vec<(String, String)> {
+        let state = self.lock();
+        let shown = |(series, value): &(Series, String)| {
+            let labels = series.iter().filter(|(label, _)| *label != "__name__");
+            let labels: Vec<String> =
+                labels.map(|(label, value)| format!("{label}={value:?}")).collect();
+            (format!("{}{{{}}}", series["__name__"], labels.join(",")), value.clone())
+        };
+        state.scraped.iter().map(shown).collect()
+    }
+
     /// Sets whether it answers with HTTP status 503.
     pub fn set_down(&self, is_down: bool) {
         self.lock().is_down = is_down;

@@ -33,6 +33,8 @@ fn main() -> ExitCode {
     trials.push(Trial::test("the_documentation_has_the_language", documented));
     trials.push(Trial::test("every_output_has_its_script", no_orphans));
     trials.push(Trial::test("all_errors_of_a_script_are_reported", wrong));
+    trials.push(Trial::test("all_errors_of_a_script_for_openshift_are_reported", wrong_openshift));
+    trials.push(Trial::test("an_unknown_name_of_openshift_is_reported", missing_openshift));
     trials.push(Trial::test("an_unknown_name_is_reported_with_the_known_ones", missing));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
@@ -143,12 +145,54 @@ fn wrong() -> Result<(), Failed> {
         "x.txt:9: at: got wait 1m, want a command that does not wait",
         "x.txt:10: here-document: got the end of the script, want a line END",
     ];
+    begin_with(&error, &wanted)
+}
+
+fn begin_with(error: &str, wanted: &[&str]) -> Result<(), Failed> {
     let lines: Vec<&str> = error.lines().collect();
     if lines.len() == wanted.len() && lines.iter().zip(wanted).all(|(a, b)| a.starts_with(b)) {
         Ok(())
     } else {
         Err(error.into())
     }
+}
+
+fn wrong_openshift() -> Result<(), Failed> {
+    let error = error_of(
+        "cancel\nload openshift\nload openshift\nload openshift with hosts\nschedule 4.16.4\nbreak host n\n\
+         wait upgrade ready 5m\nkill controller\nrepeat m\nat 5m wait 1m\nshow east:node/a\nbreak ocm 5\n",
+    );
+    let wanted = [
+        "x.txt:1: script: got a command before any load, want load openshift first",
+        "x.txt:3: load: got a second load, want one load",
+        "x.txt:4: load: got hosts, want aro or strict after with",
+        "x.txt:5: schedule: got the end of the line, want in TIME after the version",
+        "x.txt:6: trouble: got host, want alert, operator",
+        "x.txt:7: condition: got ready, want gone, phase=PHASE, FIELD=VALUE",
+        "x.txt:8: process: got controller, want refit-managed",
+        "x.txt:9: command: got repeat, want load, apply",
+        "x.txt:10: at: got wait 1m, want a command that does not wait",
+        "x.txt:11: object: got east:node/a, want KIND/NAME",
+        "x.txt:12: break: got 5, want the end of the line",
+    ];
+    begin_with(&error, &wanted)
+}
+
+fn missing_openshift() -> Result<(), Failed> {
+    for (command, wanted) in [
+        ("break operator nope", "x.txt:2: object: got clusteroperator/nope, want one of "),
+        ("break node nope", "want one of lab-master-0, "),
+        ("cancel", "x.txt:2: cancel: got a policy that does not exist, want an upgrade that is"),
+        ("change upgrade spec.type ARO", "want an existing UpgradeConfig; no UpgradeConfig exists"),
+        ("show nothing/x", "x.txt:2: kind: got nothing, want a kind that the API server serves"),
+        ("at 5m break ocm", "x.txt:2: at: got a command for +5m00s in a script that ends at +0s"),
+    ] {
+        let error = error_of(&format!("load openshift\n{command}\n"));
+        if !error.contains(wanted) {
+            return Err(format!("{command}: {error}").into());
+        }
+    }
+    Ok(())
 }
 
 fn missing() -> Result<(), Failed> {

@@ -66,7 +66,7 @@ impl WorldOptions {
 /// A cluster and the program. Dropping it stops everything in it.
 #[derive(Debug)]
 pub struct World {
-    site: Site,
+    pub(crate) site: Site,
     platform: Platform,
     program: Arc<Program>,
     tasks: JoinSet<()>,

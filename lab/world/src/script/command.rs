@@ -1,32 +1,34 @@
 //! The commands of a script.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use jiff::SignedDuration;
 use refit_controller::{Canonical, Settings};
 use refit_core::annotation::Compat;
 use refit_kinds::refit::{Receiver, Until};
+use serde_json::Value;
 
 use super::{
     field::{Field, Setting},
+    files,
     k8sd::Refresh,
 };
 use crate::{provider::Misbehaviour, receivers::Refuses, update_server::UpdateServer};
 
 /// A line of a script, or several lines if it has a here-document.
 #[derive(Clone, Debug)]
-pub(crate) struct Statement {
+pub(crate) struct Statement<C = Command> {
     /// Line number, from 1.
     pub(super) line: usize,
     /// The source text; comments and empty lines are statements too.
     pub(crate) text: String,
     /// The parsed command; `None` for a comment or an empty line.
-    pub(super) command: Option<Command>,
+    pub(super) command: Option<C>,
 }
 
 /// A command.
 #[derive(Clone, Debug)]
-pub(super) enum Command {
+pub(crate) enum Command {
     /// Creates the world.
     Load(Load),
     /// Lets time pass.
@@ -42,7 +44,7 @@ pub(super) enum Command {
 /// What a world is created from.
 #[derive(Clone, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each turns on a process of its own")]
-pub(super) struct Load {
+pub(crate) struct Load {
     /// The manifests.
     pub(super) files: Vec<String>,
     /// Whether there is a second replica of the controller.
@@ -75,7 +77,7 @@ impl Load {
 
 /// Who serves the annotations of Canonical's providers, and how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum CanonicalAnnotations {
+pub(crate) enum CanonicalAnnotations {
     /// Nothing does.
     #[default]
     Unserved,
@@ -102,7 +104,7 @@ impl CanonicalAnnotations {
 
 /// The goal of a wait.
 #[derive(Clone, Debug)]
-pub(super) enum Goal {
+pub(crate) enum Goal {
     /// No more writes.
     Quiet,
     /// An object meets a condition.
@@ -111,7 +113,7 @@ pub(super) enum Goal {
 
 /// The condition that an object must meet.
 #[derive(Clone, Debug)]
-pub(super) enum Condition {
+pub(crate) enum Condition {
     /// The object and all of its machines are ready.
     Ready,
     /// It runs what its spec requests, and no update is in progress.
@@ -132,7 +134,7 @@ pub(super) enum Condition {
 
 /// An action that takes no time.
 #[derive(Clone, Debug)]
-pub(super) enum Action {
+pub(crate) enum Action {
     /// Creates objects or merges them into existing ones.
     Apply(Option<String>, Source),
     /// Sets fields.
@@ -171,16 +173,33 @@ pub(super) enum Action {
 
 /// Where the objects to apply come from.
 #[derive(Clone, Debug)]
-pub(super) enum Source {
+pub(crate) enum Source {
     /// Files.
     Files(Vec<String>),
     /// The script itself.
     Here(String),
 }
 
+impl Source {
+    /// The objects. Files are searched in these directories.
+    pub(super) fn objects(&self, directories: &[PathBuf]) -> Result<Vec<Value>, Wrong> {
+        Ok(match self {
+            Self::Here(text) => files::objects("<<END", text)?,
+            Self::Files(names) => {
+                let mut objects = Vec::new();
+                for name in names {
+                    let path = files::find(directories, name)?;
+                    objects.extend(files::objects(name, &files::read(&path, name)?)?);
+                }
+                objects
+            }
+        })
+    }
+}
+
 /// An object, named as in the script.
 #[derive(Clone, Debug)]
-pub(super) struct Reference {
+pub(crate) struct Reference {
     /// Workload cluster; `None` for the management cluster.
     pub(super) cluster: Option<String>,
     /// Kind as written in the script.
@@ -206,7 +225,7 @@ impl std::fmt::Display for Reference {
 
 /// A failure to inject.
 #[derive(Clone, Debug)]
-pub(super) enum Trouble {
+pub(crate) enum Trouble {
     /// A step on a host fails, hangs or is slow.
     Step {
         /// Node name of the host.
@@ -253,7 +272,7 @@ pub(super) enum Trouble {
 
 /// How a step misbehaves.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum How {
+pub(crate) enum How {
     /// It fails this many times.
     Fails(u32),
     /// It hangs this many times.
@@ -264,7 +283,7 @@ pub(super) enum How {
 
 /// The place of a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(crate) enum Place {
     /// Steps and disk of a host, by node name.
     Host(String),
     /// The disk of a host.
@@ -327,7 +346,7 @@ impl Place {
 
 /// A process that a script can kill or disconnect.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Process {
+pub(crate) enum Process {
     /// refit-controller.
     Controller,
     /// The second replica of refit-controller.
@@ -348,7 +367,7 @@ pub(super) enum Process {
 
 /// The subject of `show`.
 #[derive(Clone, Debug)]
-pub(super) enum Show {
+pub(crate) enum Show {
     /// A predefined table.
     Table(Table),
     /// The steps of a machine's newest update.
@@ -363,7 +382,7 @@ pub(super) enum Show {
 
 /// The predefined tables.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Table {
+pub(crate) enum Table {
     /// Machines.
     Machines,
     /// Nodes.

@@ -12,7 +12,7 @@ const MOST_ITEMS: usize = 1000;
 
 /// A path into an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Field {
+pub(crate) struct Field {
     /// The path as written.
     pub(super) text: String,
     path: Vec<Step>,
@@ -149,7 +149,7 @@ fn enter<'a>(value: &'a mut Value, step: &Step, make: bool) -> Option<&'a mut Va
 
 /// A field and its desired value.
 #[derive(Clone, Debug)]
-pub(super) struct Setting {
+pub(crate) struct Setting {
     /// The field.
     pub(super) field: Field,
     /// The desired value; `None` for an absent field.

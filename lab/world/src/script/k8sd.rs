@@ -19,7 +19,7 @@ const MOST: u32 = 100;
 /// How a refresh misbehaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Display, EnumString)]
 #[strum(serialize_all = "kebab-case")]
-pub(super) enum Refresh {
+pub(crate) enum Refresh {
     /// The change fails.
     Fails,
     /// The change is rolled back.

@@ -24,6 +24,7 @@ pub(crate) mod look;
 pub(crate) mod names;
 pub(crate) mod network;
 mod objects;
+mod openshift;
 pub(crate) mod parse;
 mod quiet;
 mod request;
@@ -140,10 +141,13 @@ pub fn run(text: &str, base: &Path, out: &mut dyn Write) -> Result<ScriptOutcome
         let directory = base.parent().unwrap_or(Path::new(""));
         (name.to_string_lossy().into_owned(), directory)
     };
-    let script = parse::script(&file, text).map_err(ScriptError::Wrong)?;
+    let directories = files::directories(directory);
     let runtime = world::runtime()?;
-    let mut runner =
-        run::Runner { file, directories: files::directories(directory), out, session: None };
+    if openshift::is_meant(text) {
+        return openshift::run(&runtime, file, directories, text, out);
+    }
+    let script = parse::script(&file, text).map_err(ScriptError::Wrong)?;
+    let mut runner = run::Runner { file, directories, out, session: None };
     runtime.block_on(async {
         let outcome = runner.run(&script).await;
         // Drop the world inside its runtime.

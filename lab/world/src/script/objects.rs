@@ -6,8 +6,10 @@ use serde_json::Value;
 
 use super::{
     command::{Reference, Wrong, wrong},
-    field::{self, Setting},
+    field::{self, Field, Setting},
     names::Names,
+    show::sorted_by,
+    table::table,
 };
 use crate::{
     direct::{Call, Direct, DirectError, USER},
@@ -158,15 +160,25 @@ pub(super) struct Found {
 impl Found {
     pub(super) fn new(world: &World, names: &Names, reference: &Reference) -> Result<Self, Wrong> {
         let server = server(world, reference.cluster.as_deref())?;
+        let mut found = Self::on(server, reference, DEFAULT_NAMESPACE)?;
+        found.rename(names, reference);
+        Ok(found)
+    }
+
+    /// An object of an API server, in this namespace if the script names none.
+    pub(super) fn on(
+        server: ApiServer,
+        reference: &Reference,
+        default_namespace: &str,
+    ) -> Result<Self, Wrong> {
         let kind = kind(&server, &reference.kind)?;
-        let name =
-            if kind.is_generated() { names.real(&reference.name) } else { reference.name.clone() };
         let namespace = match (&reference.namespace, kind.namespaced) {
             (_, false) => String::new(),
             (Some(namespace), true) => namespace.clone(),
-            (None, true) => DEFAULT_NAMESPACE.to_owned(),
+            (None, true) => default_namespace.to_owned(),
         };
-        Ok(Self { kind, server, namespace, name, title: reference.to_string() })
+        let (name, title) = (reference.name.clone(), reference.to_string());
+        Ok(Self { kind, server, namespace, name, title })
     }
 
     /// Resolves the script's name again: its real name may be known only now.
@@ -195,6 +207,19 @@ impl Found {
             };
             wrong("object", self.title.as_str(), want)
         })
+    }
+
+    /// Fields of the object; all of it without fields.
+    pub(super) fn show(&self, fields: &[Field]) -> Result<String, Wrong> {
+        let mut found = self.need()?;
+        if fields.is_empty() {
+            if let Some(metadata) = found["metadata"].as_object_mut() {
+                metadata.remove("managedFields");
+            }
+            return Ok(format!("{found:#}\n"));
+        }
+        let lines = fields.iter().map(|field| format!("{}: {}\n", field.text, field.shown(&found)));
+        Ok(lines.collect())
     }
 
     /// Sets fields in one request, status fields in another. Returns the changes, one line each.
@@ -250,13 +275,46 @@ fn refused(what: &str, error: &DirectError) -> Wrong {
     wrong(what, error.to_string(), want)
 }
 
+/// Fields of all objects of a kind.
+pub(super) fn show_all(
+    server: &ApiServer,
+    names: &Names,
+    kind: &str,
+    fields: &[Field],
+) -> Result<String, Wrong> {
+    let kind = self::kind(server, kind)?;
+    let objects = server.list_values(&kind.group, &kind.plural, None);
+    let rows = objects
+        .iter()
+        .map(|object| {
+            let cells = fields.iter().map(|field| field.shown(object));
+            std::iter::once(name(object).to_owned()).chain(cells).collect()
+        })
+        .collect();
+    let header: Vec<&str> =
+        std::iter::once("NAME").chain(fields.iter().map(|field| field.text.as_str())).collect();
+    Ok(table(&header, &sorted_by(names, rows)))
+}
+
 /// Creates objects, or merges them into existing ones; returns the changes, one line each.
 pub(super) async fn apply(
     world: &World,
     cluster: Option<&str>,
-    objects: Vec<Value>,
+    mut objects: Vec<Value>,
 ) -> Result<Vec<String>, Wrong> {
-    let server = server(world, cluster)?;
+    for object in &mut objects {
+        lab_cluster_api_shell::defaults::default_object(object);
+        world.trust_hook_updater(object);
+    }
+    apply_to(&server(world, cluster)?, objects, DEFAULT_NAMESPACE).await
+}
+
+/// The same on an API server. Objects that name no namespace are in this one.
+pub(super) async fn apply_to(
+    server: &ApiServer,
+    objects: Vec<Value>,
+    default_namespace: &str,
+) -> Result<Vec<String>, Wrong> {
     let api = Direct::new(server.clone(), USER);
     for crd in schemaless_crds(&objects) {
         let name = text(&crd, "/metadata/name").to_owned();
@@ -267,13 +325,11 @@ pub(super) async fn apply(
     }
     let mut lines = Vec::new();
     for mut object in objects {
-        lab_cluster_api_shell::defaults::default_object(&mut object);
-        world.trust_hook_updater(&mut object);
         let title = format!("{}/{}", text(&object, "/kind"), text(&object, "/metadata/name"));
         if text(&object, "/metadata/namespace").is_empty() {
-            object["metadata"]["namespace"] = Value::from(DEFAULT_NAMESPACE);
+            object["metadata"]["namespace"] = Value::from(default_namespace);
         }
-        let Some(path) = collection(&server, &object) else {
+        let Some(path) = collection(server, &object) else {
             return Err(wrong("apply", title, "a kind that the API server serves"));
         };
         if !path.contains("/namespaces/")

@@ -1,6 +1,6 @@
 //! Parses scripts. Every error in a script is found before it runs.
 
-mod trouble;
+pub(super) mod trouble;
 
 use refit_kinds::refit::Until;
 use strum::VariantArray as _;
@@ -42,15 +42,26 @@ pub(crate) fn lines(text: &str) -> Result<Vec<Statement>, Vec<Problem>> {
 }
 
 fn statements(file: &str, text: &str, mut loaded: bool) -> Result<Vec<Statement>, Vec<Problem>> {
+    statements_of(file, text, |words, here, line| {
+        let command = command(words, here, line)?;
+        in_order(command.as_ref(), &mut loaded)?;
+        Ok(command)
+    })
+}
+
+/// Parses a script whose commands a function reads: from the words of a line, its here-document and its number.
+pub(super) fn statements_of<C>(
+    file: &str,
+    text: &str,
+    mut command: impl FnMut(&[Word], Option<String>, usize) -> Result<Option<C>, Wrong>,
+) -> Result<Vec<Statement<C>>, Vec<Problem>> {
     let mut lines = text.lines().enumerate();
     let (mut statements, mut problems) = (Vec::new(), Vec::new());
     while let Some((index, text)) = lines.next() {
         let mut statement =
             Statement { line: index + 1, text: text.trim_end().to_owned(), command: None };
         let rest = lines.by_ref().map(|(_, line)| line);
-        let found = read(&mut statement, rest);
-        let found = found.and_then(|()| in_order(statement.command.as_ref(), &mut loaded));
-        if let Err((what, got, want)) = found {
+        if let Err((what, got, want)) = read(&mut statement, rest, &mut command) {
             problems.push(Problem { file: file.to_owned(), line: statement.line, what, got, want });
         }
         statements.push(statement);
@@ -59,9 +70,10 @@ fn statements(file: &str, text: &str, mut loaded: bool) -> Result<Vec<Statement>
 }
 
 /// Parses a statement. Its here-document is in the lines that follow.
-fn read<'a>(
-    statement: &mut Statement,
+fn read<'a, C>(
+    statement: &mut Statement<C>,
     following: impl Iterator<Item = &'a str>,
+    command: impl FnOnce(&[Word], Option<String>, usize) -> Result<Option<C>, Wrong>,
 ) -> Result<(), Wrong> {
     let words = words::split(&statement.text)?;
     let mut here = None;
@@ -93,7 +105,7 @@ pub(super) fn again(line: usize, text: &str) -> Result<Statement, Wrong> {
     let mut lines = text.lines();
     let mut statement =
         Statement { line, text: lines.next().unwrap_or_default().to_owned(), command: None };
-    read(&mut statement, lines)?;
+    read(&mut statement, lines, command)?;
     Ok(statement)
 }
 
@@ -219,7 +231,7 @@ fn wait(rest: &mut Rest<'_>) -> Result<Command, Wrong> {
     Ok(Command::Wait(Goal::Object(object, condition), rest.time("TIME")?))
 }
 
-fn condition(word: &str) -> Result<Condition, Wrong> {
+pub(super) fn condition(word: &str) -> Result<Condition, Wrong> {
     let unknown = || {
         let want = "ready, available, updated, gone, blocked, blocked=REASON, phase=PHASE, step=STEP, \
                     FIELD=VALUE or the type of a condition";
@@ -251,25 +263,33 @@ fn condition(word: &str) -> Result<Condition, Wrong> {
 
 fn apply(rest: &mut Rest<'_>, here: Option<String>) -> Result<Action, Wrong> {
     let cluster = if rest.skip("to") { Some(rest.next("CLUSTER")?.text.clone()) } else { None };
-    let source = match here {
+    Ok(Action::Apply(cluster, source(rest, here)?))
+}
+
+pub(super) fn source(rest: &mut Rest<'_>, here: Option<String>) -> Result<Source, Wrong> {
+    Ok(match here {
         Some(body) => {
             rest.next("<<END")?;
             Source::Here(body)
         }
         None => Source::Files(rest.all("FILE... or <<END")?),
-    };
-    Ok(Action::Apply(cluster, source))
+    })
 }
 
 fn change(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
     let object = rest.reference()?;
+    Ok(Action::Change(object, settings(rest)?))
+}
+
+/// `FIELD VALUE...`, at least one.
+pub(super) fn settings(rest: &mut Rest<'_>) -> Result<Vec<Setting>, Wrong> {
     let mut settings = Vec::new();
     loop {
         let field = rest.next("FIELD")?.text.clone();
         let value = rest.next("VALUE")?.text.clone();
         settings.push(Setting::new(&field, &value)?);
         if rest.is_over() {
-            return Ok(Action::Change(object, settings));
+            return Ok(settings);
         }
     }
 }
@@ -322,7 +342,7 @@ fn show(rest: &mut Rest<'_>) -> Result<Show, Wrong> {
     if rest.is_over() { Ok(Show::Table(table)) } else { kind_of(&first, rest) }
 }
 
-fn kind_of(word: &str, rest: &mut Rest<'_>) -> Result<Show, Wrong> {
+pub(super) fn kind_of(word: &str, rest: &mut Rest<'_>) -> Result<Show, Wrong> {
     let (cluster, kind) = match word.split_once(':') {
         Some((cluster, kind)) => (Some(cluster.to_owned()), kind),
         None => (None, word),

@@ -10,8 +10,8 @@ use serde_json::Value;
 use super::{
     HELP, Problem, ScriptError, ScriptOutcome,
     command::{
-        Action, CanonicalAnnotations, Command, Condition, Goal, Load, Place, Show, Source,
-        Statement, Wrong, wrong,
+        Action, CanonicalAnnotations, Command, Condition, Goal, Load, Place, Show, Statement,
+        Wrong, wrong,
     },
     files, look, objects, parse, request,
     session::{Later, Session},
@@ -46,9 +46,34 @@ pub(crate) enum Stop {
     World(crate::world::WorldError),
 }
 
-#[cfg(feature = "sabotage")]
 impl Stop {
+    /// The error of a script at a line. A function gives texts the names of the script.
+    pub(super) fn at(self, file: &str, line: usize, shown: impl Fn(&str) -> String) -> ScriptError {
+        let file = file.to_owned();
+        match self {
+            Self::Wrong((what, got, want)) => ScriptError::Wrong(vec![Problem {
+                file,
+                line,
+                what,
+                got: shown(&got),
+                want: shown(&want),
+            }]),
+            Self::Violated(violations) => ScriptError::Violated { file, line, violations },
+            Self::Load(source) => ScriptError::Load { file, line, source },
+            Self::World(source) => ScriptError::World { file, line, source: Box::new(source) },
+            Self::Output(source) => ScriptError::Output(source),
+            Self::RanOut(what) => ScriptError::Wrong(vec![Problem {
+                file,
+                line,
+                what: "wait".to_owned(),
+                got: what,
+                want: "it to hold in time".to_owned(),
+            }]),
+        }
+    }
+
     /// What stopped the script.
+    #[cfg(feature = "sabotage")]
     pub(crate) fn cause(&self) -> String {
         match self {
             Self::Wrong((what, got, want)) => format!("{what}: got {got}, want {want}"),
@@ -110,43 +135,15 @@ impl Runner<'_> {
         });
         match left {
             None => Ok(ScriptOutcome::Passed),
-            Some((line, due, now)) => Err(self.error(
-                line,
-                Stop::Wrong((
-                    "at".to_owned(),
-                    format!("a command for {due} in a script that ends at {now}"),
-                    "a wait that lasts until then".to_owned(),
-                )),
-            )),
+            Some((line, due, now)) => Err(self.error(line, unreached(&due, &now))),
         }
     }
 
     fn error(&self, line: usize, stop: Stop) -> ScriptError {
-        let shown = |text: String| match &self.session {
-            Some(session) => session.names.shown(&text),
-            None => text,
-        };
-        let file = self.file.clone();
-        match stop {
-            Stop::Wrong((what, got, want)) => ScriptError::Wrong(vec![Problem {
-                file,
-                line,
-                what,
-                got: shown(got),
-                want: shown(want),
-            }]),
-            Stop::Violated(violations) => ScriptError::Violated { file, line, violations },
-            Stop::Load(source) => ScriptError::Load { file, line, source },
-            Stop::World(source) => ScriptError::World { file, line, source: Box::new(source) },
-            Stop::Output(source) => ScriptError::Output(source),
-            Stop::RanOut(what) => ScriptError::Wrong(vec![Problem {
-                file,
-                line,
-                what: "wait".to_owned(),
-                got: what,
-                want: "it to hold in time".to_owned(),
-            }]),
-        }
+        stop.at(&self.file, line, |text| match &self.session {
+            Some(session) => session.names.shown(text),
+            None => text.to_owned(),
+        })
     }
 
     /// The statement with `$machine` replaced by the machine that the last wait found.
@@ -373,7 +370,7 @@ impl Runner<'_> {
                 Ok(())
             }
             Action::Apply(cluster, source) => {
-                let mut objects = self.source(source)?;
+                let mut objects = source.objects(&self.directories)?;
                 let session = self.session()?;
                 session.observe();
                 for object in &mut objects {
@@ -464,23 +461,15 @@ impl Runner<'_> {
     fn print_lines(&mut self, lines: &[String]) -> Result<(), Stop> {
         lines.iter().try_for_each(|line| self.print_line(line))
     }
-
-    fn source(&self, source: &Source) -> Result<Vec<Value>, Stop> {
-        Ok(match source {
-            Source::Here(text) => files::objects("<<END", text)?,
-            Source::Files(names) => {
-                let mut objects = Vec::new();
-                for name in names {
-                    let path = files::find(&self.directories, name)?;
-                    objects.extend(files::objects(name, &files::read(&path, name)?)?);
-                }
-                objects
-            }
-        })
-    }
 }
 
-fn describe(condition: &Condition) -> String {
+/// A command that is due only after the end of the script.
+pub(super) fn unreached(due: &str, end: &str) -> Stop {
+    let got = format!("a command for {due} in a script that ends at {end}");
+    wrong("at", got, "a wait that lasts until then").into()
+}
+
+pub(super) fn describe(condition: &Condition) -> String {
     match condition {
         Condition::Ready => "is ready".to_owned(),
         Condition::Updated => "is updated".to_owned(),

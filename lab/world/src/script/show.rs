@@ -14,6 +14,7 @@ use super::{
     command::{Reference, Show, Table, Wrong},
     field::Field,
     look::{self, newest_update},
+    names::Names,
     objects,
     session::Session,
     table::table,
@@ -59,12 +60,15 @@ pub(super) fn show(session: &Session, what: &Show) -> Result<String, Wrong> {
         Show::Table(Table::Groups) => groups(session),
         Show::Table(Table::Plans) => plans(session),
         Show::Table(Table::Received) => received(session),
-        Show::Table(Table::Silences) => silences(session),
+        Show::Table(Table::Silences) => {
+            let found = session.world.inner.alertmanager.silences(session.world.now());
+            silences(&found, &session.names)
+        }
         Show::Table(Table::Processes) => processes(session),
         Show::Steps(node) => steps(session, node),
         Show::Events(about) => events(session, about.as_ref())?,
         Show::Kind(cluster, kind, fields) => all_of(session, cluster.as_deref(), kind, fields)?,
-        Show::Object(object, fields) => one(session, object, fields)?,
+        Show::Object(object, fields) => session.find(object)?.show(fields)?,
     })
 }
 
@@ -77,15 +81,19 @@ fn yes(value: bool) -> &'static str {
 }
 
 /// Sorts rows by script names; numbers in names are compared as numbers.
-fn sorted(session: &Session, mut rows: Vec<Vec<String>>) -> Vec<Vec<String>> {
+fn sorted(session: &Session, rows: Vec<Vec<String>>) -> Vec<Vec<String>> {
+    sorted_by(&session.names, rows)
+}
+
+pub(super) fn sorted_by(names: &Names, mut rows: Vec<Vec<String>>) -> Vec<Vec<String>> {
     rows.sort_by_cached_key(|row| {
-        let shown = session.names.shown(row.first().map_or("", String::as_str));
+        let shown = names.shown(row.first().map_or("", String::as_str));
         natural(&shown)
     });
     // Replaced last, so that the column widths match the printed text.
     for row in &mut rows {
         for cell in row {
-            *cell = session.names.shown(cell);
+            *cell = names.shown(cell);
         }
     }
     rows
@@ -415,8 +423,7 @@ fn events(session: &Session, about: Option<&Reference>) -> Result<String, Wrong>
     Ok(table(&["TIME", "TYPE", "REASON", "OBJECT", "MESSAGE"], &rows))
 }
 
-fn silences(session: &Session) -> String {
-    let found = session.world.inner.alertmanager.silences(session.world.now());
+pub(super) fn silences(found: &[Value], names: &Names) -> String {
     let rows = found.iter().map(|silence| {
         let matchers = silence["matchers"].as_array().into_iter().flatten().map(|matcher| {
             let sign = match (flag(matcher, "/isEqual"), flag(matcher, "/isRegex")) {
@@ -428,7 +435,7 @@ fn silences(session: &Session) -> String {
             format!("{}{sign}{}", text(matcher, "/name"), text(matcher, "/value"))
         });
         let matchers = matchers.collect::<Vec<_>>().join(",");
-        let of = |pointer| session.names.shown(text(silence, pointer));
+        let of = |pointer| names.shown(text(silence, pointer));
         vec![
             of("/id"),
             of("/status/state"),
@@ -463,29 +470,5 @@ fn all_of(
     kind: &str,
     fields: &[Field],
 ) -> Result<String, Wrong> {
-    let server = objects::server(&session.world, cluster)?;
-    let kind = objects::kind(&server, kind)?;
-    let objects = server.list_values(&kind.group, &kind.plural, None);
-    let rows = objects
-        .iter()
-        .map(|object| {
-            let cells = fields.iter().map(|field| field.shown(object));
-            std::iter::once(name(object).to_owned()).chain(cells).collect()
-        })
-        .collect();
-    let header: Vec<&str> =
-        std::iter::once("NAME").chain(fields.iter().map(|field| field.text.as_str())).collect();
-    Ok(table(&header, &sorted(session, rows)))
-}
-
-fn one(session: &Session, object: &Reference, fields: &[Field]) -> Result<String, Wrong> {
-    let mut found = session.find(object)?.need()?;
-    if fields.is_empty() {
-        if let Some(metadata) = found["metadata"].as_object_mut() {
-            metadata.remove("managedFields");
-        }
-        return Ok(format!("{found:#}\n"));
-    }
-    let lines = fields.iter().map(|field| format!("{}: {}\n", field.text, field.shown(&found)));
-    Ok(lines.collect())
+    objects::show_all(&objects::server(&session.world, cluster)?, &session.names, kind, fields)
 }

@@ -136,7 +136,7 @@ pub(super) fn place(rest: &mut Rest<'_>) -> Result<Place, Wrong> {
 }
 
 /// The labels of an alert, up to the time; by default it is critical.
-fn labels(rest: &mut Rest<'_>) -> Result<BTreeMap<String, String>, Wrong> {
+pub(in crate::script) fn labels(rest: &mut Rest<'_>) -> Result<BTreeMap<String, String>, Wrong> {
     let mut labels = BTreeMap::from([("severity".to_owned(), "critical".to_owned())]);
     while let Some(word) = rest.peek().filter(|word| *word != "for") {
         let pair = word.split_once('=');
