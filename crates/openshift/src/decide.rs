@@ -13,7 +13,10 @@ use crate::{
     metrics::{Reset, Series},
     notify::Notice,
     pools::note_worker_times,
-    steps::{Fact, Gauge, Known, Write, failure, gauges, of, of_health, pre_health, reached, sent},
+    steps::{
+        Fact, Gauge, Known, Write, failure, gauges, names::FAILED, of, of_health, pre_health,
+        reached, sent,
+    },
     upgrade_config::{Phase, UpgradeCondition, UpgradeHistory},
     validation::{Validating, Validity, validate},
 };
@@ -27,8 +30,7 @@ const AGAIN: SignedDuration = SignedDuration::from_mins(1);
 /// Condition of a request that cannot be carried out (M13).
 const VALID: &str = "UpgradeConfigValid";
 const NOT_VALID: &str = "UpgradeConfigValid not done";
-/// Condition of an upgrade that did not begin in time (M11).
-const FAILED: &str = "FailedUpgrade";
+const NOT_FAILED: &str = "FailedUpgrade not done";
 /// The alerts that page people about an upgrade.
 const PAGING: &str = "UpgradeConfigValidationFailedSRE|UpgradeClusterCheckFailedSRE|\
                       UpgradeControlPlaneUpgradeTimeoutSRE|UpgradeNodeUpgradeTimeoutSRE|UpgradeNodeDrainFailedSRE";
@@ -226,6 +228,8 @@ fn upgrade(platform: Platform, known: &Known<'_>) -> Decision {
     let reached = reached(platform, known);
     encode(entry, (&names, &reached), &conditions, (known.now, known.compat));
     note_worker_times(entry, known.pools, known.now, known.compat);
+    // A failure that could not be carried out is not due any more.
+    show(entry, FAILED, None, known.now);
     match worked {
         Worked::At { writes, .. } if !writes.is_empty() => return Decision::asks(known, writes),
         Worked::At { reason, message, .. } => {
@@ -270,7 +274,11 @@ fn fail(known: &Known<'_>) -> Decision {
         Progress::Error { why, .. } => {
             // The original hides why.
             let error = match known.compat {
-                Compat::Repaired => Some(why),
+                Compat::Repaired => {
+                    let shown = ("False", NOT_FAILED, &*why);
+                    show(&mut next.entry, FAILED, Some(shown), known.now);
+                    Some(why)
+                }
                 Compat::Strict => None,
             };
             return Decision { again: Some(AGAIN), error, ..next };

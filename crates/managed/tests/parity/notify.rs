@@ -355,6 +355,7 @@ fn the_newest_step_that_is_not_done_explains() {
     for (step, delay, failure) in cases {
         let history = history(&[
             ("StateDelayed", "True", ""),
+            ("FailedUpgrade", "False", "the failure cannot be reported"),
             (step, "False", "its message"),
             ("ClusterHealthyBeforeUpgrade", "False", "an older one"),
             ("StartedNotificationSent", "True", ""),

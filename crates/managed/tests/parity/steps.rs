@@ -340,12 +340,15 @@ fn failure_order() {
         let decision = cluster.look();
         assert_eq!(cluster.entry().phase, Phase::Upgrading, "it stays");
         assert_eq!(decision.error.is_some(), compat == Repaired, "the original hides why");
-        let steps = cluster.entry().conditions;
-        assert!(
-            steps.iter().all(|step| step.type_ != "FailedUpgrade"),
-            "what it waits for is shown"
-        );
+        let entry = cluster.entry();
+        let shown = entry.condition("FailedUpgrade").map(|one| (&*one.status, &*one.message));
+        // The original does not show why.
+        assert_eq!(shown, (compat == Repaired).then_some(("False", "refused")));
         assert!(matches!(cluster.written[0], Write::DeleteMachineSet(_)), "{:?}", cluster.written);
+        let timeout = cluster.config.window.timeout.take();
+        cluster.look();
+        assert_eq!(cluster.entry().condition("FailedUpgrade"), None, "it is not due any more");
+        cluster.config.window.timeout = timeout;
         cluster.refuses.clear();
         let decision = cluster.look();
         assert_eq!(cluster.entry().phase, Phase::Failed);

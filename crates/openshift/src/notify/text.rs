@@ -59,7 +59,8 @@ impl Notice<'_> {
 
 /// The step that an upgrade has got stuck at: the newest one that is not done.
 fn stuck(history: Option<&UpgradeHistory>) -> Option<&UpgradeCondition> {
-    history?.conditions.iter().find(|condition| condition.status == "False")
+    let mut steps = history?.conditions.iter().filter(|condition| condition.type_ != names::FAILED);
+    steps.find(|condition| condition.status == "False")
 }
 
 fn delayed(version: &str, history: Option<&UpgradeHistory>) -> String {
