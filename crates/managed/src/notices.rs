@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use refit_openshift::{
-    cluster_version::has_commenced,
+    cluster_version::{began, has_commenced},
     config::{Config, ProviderConfig, Source},
     notify::{
         Delivery, Event, LogEvent, Posting, Receiver, deliveries, is_needless, is_posted, log_line,
@@ -64,7 +64,10 @@ impl Notifier<'_> {
             return Ok(Stored::Yes);
         }
         let version = self.ctx.cluster_version().await?;
-        let has_commenced = has_commenced(&version, &record.upgrade.spec.desired);
+        let has_commenced =
+            has_commenced(&version, &record.upgrade.spec.desired).unwrap_or_default();
+        let desired = record.entry.version.clone();
+        let commenced = began(&version, &desired, self.ctx.compat).filter(|_| has_commenced);
         let ocm = self.ctx.remote.ocm(url, &version.spec.cluster_id).await?;
         let cluster = ocm.cluster().await?;
         for delivery in due {
@@ -72,12 +75,11 @@ impl Notifier<'_> {
                 Delivery::Log => tracing::info!("{}", log_line(event, text)),
                 Delivery::ServiceLog(event) => {
                     let to = (&ocm, &cluster);
-                    if self.post(to, record, (event, text)).await? == Stored::Changed {
+                    if self.post(to, record, commenced, (event, text)).await? == Stored::Changed {
                         return Ok(Stored::Changed);
                     }
                 }
                 Delivery::PolicyState => {
-                    let has_commenced = has_commenced.as_ref().is_ok_and(|commenced| *commenced);
                     let to = (&ocm, &cluster);
                     self.set_state(to, record, has_commenced, (event, text)).await?;
                 }
@@ -86,14 +88,16 @@ impl Notifier<'_> {
         Ok(Stored::Yes)
     }
 
-    /// Posts an entry of the service log, unless one that an earlier look has noted is there.
+    /// Posts an entry of the service log, unless it is there.
     async fn post(
         &self,
         (ocm, cluster): (&Ocm, &Cluster),
         record: &mut Record,
+        commenced: Option<Timestamp>,
         (event, text): (LogEvent, &str),
     ) -> anyhow::Result<Stored> {
-        let is_noted = match posting(self.ctx.compat, event, Some(&record.entry)) {
+        let compat = self.ctx.compat;
+        let is_noted = match posting(compat, (event, text), Some(&record.entry), commenced) {
             Posting::Post => false,
             Posting::NoteAndPost => true,
             Posting::LookUp(note) => {

@@ -117,7 +117,11 @@ impl Ocm {
         match self.get(&provider::logs_request(cluster, event.summary())).await {
             Ok(body) => provider::parse_logs(&body),
             Err(ProviderError::Request { status: Some(status @ 400..500), why }) => {
-                tracing::warn!(status, why, "cannot read the service log, posting again");
+                tracing::warn!(
+                    status,
+                    why,
+                    "cannot read the service log, the entry may be posted twice"
+                );
                 Ok(Vec::new())
             }
             Err(error) => Err(error),

@@ -145,9 +145,15 @@ fn a_notification_is_sent_once() {
 fn an_entry_is_posted_once() {
     let event = LogEvent::WorkersFinished;
     let step = history(&[("PostUpgradeTasksCompleted", "False", "why")]);
-    assert_eq!(posting(Compat::Strict, event, Some(&step)), Posting::Post);
-    assert_eq!(posting(Compat::Repaired, event, None), Posting::NoteAndPost);
-    assert_eq!(posting(Compat::Repaired, event, Some(&step)), Posting::NoteAndPost);
+    let of = |compat, history, commenced| posting(compat, (event, "text"), history, commenced);
+    assert_eq!(of(Compat::Strict, Some(&step), Some(now())), Posting::Post);
+    assert_eq!(of(Compat::Repaired, None, None), Posting::NoteAndPost);
+    assert_eq!(of(Compat::Repaired, Some(&step), None), Posting::NoteAndPost);
+    // The object may be another one than that of which it was posted, or have been the original's.
+    let Posting::LookUp(wanted) = of(Compat::Repaired, Some(&step), Some(now())) else {
+        panic!("it is not looked up");
+    };
+    assert_eq!((&*wanted.message, wanted.start_time.as_ref().unwrap().0), ("text", now()));
 
     let mut history = step.clone();
     note_posting(&mut history, event, "text", now());
@@ -163,10 +169,10 @@ fn an_entry_is_posted_once() {
         sent(Compat::Repaired, Event::Log(event), "4.16.3", Some(history))
     };
     assert_eq!(repaired(&history), Sent::No);
-    let Posting::LookUp(found) = posting(Compat::Repaired, event, Some(&history)) else {
-        panic!("the note is not found");
-    };
-    assert_eq!(*found, noted);
+    for commenced in [None, Some(later)] {
+        let found = of(Compat::Repaired, Some(&history), commenced);
+        assert_eq!(found, Posting::LookUp(Box::new(noted.clone())));
+    }
 
     let entry = |description: &str, minutes: i64| LogEntry {
         description: description.to_owned(),

@@ -221,12 +221,16 @@ fn a_deleted_upgrade_config_resumes() {
         world.until(Phase::Upgrading, 30).await;
         world.minutes(5).await;
         assert!(world.is_commenced().await);
+        while world.ocm.logs().len() < 2 {
+            world.minutes(1).await;
+        }
         let uid = world.upgrade().await.metadata.uid;
         world.delete().await;
         world.minutes(3).await;
         assert_eq!(world.phase().await, Some(Phase::Upgrading));
         assert_ne!(world.upgrade().await.metadata.uid, uid);
         world.until_completed("p-1", 240).await;
+        assert_eq!(world.ocm.logs().len(), 3, "entries of the service log are posted once");
     });
 }
 

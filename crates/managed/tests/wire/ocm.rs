@@ -222,7 +222,7 @@ async fn an_entry_that_was_posted_before_a_crash_is_found() {
     ocm.post_log(&entry).await.unwrap_err();
 
     // The next look.
-    let next = posting(Compat::Repaired, event, Some(&history));
+    let next = posting(Compat::Repaired, (event, "text"), Some(&history), None);
     assert_eq!(next, refit_openshift::notify::Posting::LookUp(Box::new(noted.clone())));
     let found = ocm.logs(&cluster, event).await.unwrap();
     assert!(found.len() == 2 && is_posted(&noted, &found), "{found:?}");

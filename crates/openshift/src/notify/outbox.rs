@@ -1,9 +1,11 @@
 //! Entries of the service log that are posted once, also over a crash.
 //!
 //! OCM accepts the same entry again. So the history has a note before an entry is posted, and one that is found there leads to
-//! a look at OCM's log: the entry may have been posted.
+//! a look at OCM's log: the entry may have been posted. The history is lost with an UpgradeConfig that is created again, and the
+//! original has no notes in it, so an upgrade that has commenced leads to that look as well.
 
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{Event, LogEvent, note};
 use crate::{
@@ -24,19 +26,30 @@ pub enum Posting {
     Post,
     /// [`note_posting`], store the history, and post.
     NoteAndPost,
-    /// An earlier look has noted that it is about to post: read the entries with the summary of the event
+    /// It may have been posted, as of this note: read the entries with the summary of the event
     /// ([`crate::provider::logs_request`]). If it [`is_posted`], it is sent; else as with [`Self::NoteAndPost`].
     LookUp(Box<UpgradeCondition>),
 }
 
-/// Decides how an entry is posted that was not sent.
-pub fn posting(compat: Compat, event: LogEvent, history: Option<&UpgradeHistory>) -> Posting {
+/// Decides how an entry is posted that was not sent. `commenced` is when the cluster-version operator began with the upgrade.
+pub fn posting(
+    compat: Compat,
+    (event, text): (LogEvent, &str),
+    history: Option<&UpgradeHistory>,
+    commenced: Option<Timestamp>,
+) -> Posting {
     let type_ = Event::Log(event).to_string();
     let mut conditions = history.map(|history| &*history.conditions).unwrap_or_default().iter();
-    match (compat, conditions.find(|one| one.type_ == type_)) {
-        (Compat::Strict, _) => Posting::Post,
-        (Compat::Repaired, None) => Posting::NoteAndPost,
-        (Compat::Repaired, Some(note)) => Posting::LookUp(Box::new(note.clone())),
+    match (compat, conditions.find(|one| one.type_ == type_), commenced) {
+        (Compat::Strict, _, _) => Posting::Post,
+        (Compat::Repaired, None, None) => Posting::NoteAndPost,
+        (Compat::Repaired, Some(note), _) => Posting::LookUp(Box::new(note.clone())),
+        (Compat::Repaired, None, Some(at)) => Posting::LookUp(Box::new(UpgradeCondition {
+            type_,
+            message: text.to_owned(),
+            start_time: Some(Time(at)),
+            ..UpgradeCondition::default()
+        })),
     }
 }
 
