@@ -16,6 +16,7 @@ use crate::{
     pool_glob::PoolGlob,
     provider::OcmUrl,
     upgrade_config::{ARO, NAME, UpgradeType},
+    url::without_credentials,
 };
 
 /// Name of the ConfigMap, in [`crate::upgrade_config::NAMESPACE`].
@@ -411,5 +412,15 @@ const DRAIN_TIMEOUT: &str = "nodeDrain.timeOut";
 const DRAIN_EXPECTED: &str = "nodeDrain.expectedNodeDrainTime";
 
 fn invalid(key: &'static str, value: &Value, expected: &str) -> ConfigError {
-    ConfigError::Invalid { key, value: value.to_string(), expected: expected.to_owned() }
+    ConfigError::Invalid { key, value: shown(value).to_string(), expected: expected.to_owned() }
+}
+
+/// A value as an error shows it: URLs have no passwords.
+fn shown(value: &Value) -> Value {
+    match value {
+        Value::String(text) => without_credentials(text).into(),
+        Value::Array(list) => list.iter().map(shown).collect(),
+        Value::Object(map) => map.iter().map(|(key, value)| (key.clone(), shown(value))).collect(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => value.clone(),
+    }
 }

@@ -4,7 +4,7 @@
 
 use jiff::SignedDuration;
 
-use crate::Compat;
+use crate::{Compat, url::without_credentials};
 
 /// How often a URL is requested.
 const ATTEMPTS: u32 = 3;
@@ -74,7 +74,7 @@ impl Attempt {
     /// What follows from an answer of this URL. `jitter` is a random number from 0 to 1: a delay is up to half longer
     /// by it.
     pub fn after(self, url: &str, answer: &Answer, jitter: f64) -> Next {
-        let url = url.to_owned();
+        let url = without_credentials(url).into_owned();
         let error = match answer {
             Answer::Status(..400) => return Next::Available,
             Answer::Status(status @ 400..500) => {

@@ -25,6 +25,7 @@
 //! | [`notify`] | the notifications of an upgrade |
 //! | [`nodes`] | NodeKeeper: which pods of a node are removed by force, and when its drain takes too long |
 //! | [`pools`] | the MachineConfigPools of the workers: how far they are, when they began and were done |
+//! | [`url`] | URLs without their passwords |
 //! | [`metrics`] | the metrics by name, when they are reset, and what is read from an UpgradeConfig at a scrape |
 
 #![expect(
@@ -51,6 +52,7 @@ pub mod retry;
 pub mod scaler;
 pub mod steps;
 pub mod upgrade_config;
+pub mod url;
 pub mod validation;
 
 /// Whether faults of the original are repaired.

@@ -1,6 +1,9 @@
 //! Version graphs in Cincinnati's format.
 
-use refit_openshift::validation::{GraphRequest, offered_by};
+use refit_openshift::{
+    url::without_credentials,
+    validation::{GraphRequest, offered_by},
+};
 
 use super::http::{DEADLINE, Headers, Web, encoded, url};
 
@@ -8,7 +11,7 @@ pub(super) async fn offered(web: &Web, request: &GraphRequest) -> Result<Vec<Str
     let why = |why: String| {
         format!(
             "cannot read the version graph {}: {why}, check spec.upstream of the ClusterVersion and the proxy",
-            request.url
+            without_credentials(&request.url)
         )
     };
     let separator = if request.url.contains('?') { '&' } else { '?' };

@@ -1,6 +1,7 @@
 //! Requests to servers that are not Kubernetes. Each has a deadline, and the size of its answer is limited.
 
 use std::{
+    borrow::Cow,
     error::Error,
     sync::{Arc, LazyLock},
     time::Duration,
@@ -13,6 +14,7 @@ use http::{
 use http_body_util::BodyExt as _;
 use hyper_util::client::legacy;
 use kube::{Client, client::Body};
+use refit_openshift::url::without_credentials;
 use refit_runtime::client::{ClientStack, chain, too_large};
 
 /// How long a request may take, with its answer.
@@ -205,8 +207,14 @@ pub(super) fn cause(error: &kube::Error) -> String {
     if let kube::Error::Service(inner) = error { chain(&**inner) } else { chain(error) }
 }
 
-/// Parses a URL of `http` or `https`.
+/// Parses a URL of `http` or `https`. A user name and a password are not sent: a URL with them is an error, without them.
 pub(super) fn url(text: &str) -> Result<Uri, NoAnswer> {
+    let shown = without_credentials(text);
+    if matches!(shown, Cow::Owned(_)) {
+        return Err(NoAnswer::unsent(format!(
+            "invalid URL {shown:?} with a user name or password, remove them"
+        )));
+    }
     let url = text.parse::<Uri>().ok().filter(|url| url.host().is_some());
     let is_web = |url: &Uri| matches!(url.scheme_str(), Some("http" | "https"));
     url.filter(is_web).ok_or_else(|| {
@@ -264,5 +272,19 @@ mod tests {
         }
         let insecure = HeaderValue::from_static("http://a.example/x");
         assert!(redirected(&from, &insecure, Redirects::Any).is_ok());
+    }
+
+    #[test]
+    fn an_invalid_url_shows_no_password() {
+        for text in ["https://user:secret@o.example/x", "https://user:sec/ret@o.example/x"] {
+            let error = url(text).unwrap_err().to_string();
+            let wanted =
+                "invalid URL \"https://o.example/x\" with a user name or password, remove them";
+            assert_eq!(error, wanted);
+        }
+        for text in ["https://o.example:1/@x", "https://[::1]:8080/x"] {
+            assert_eq!(url(text).unwrap().to_string(), text);
+        }
+        assert!(url("o.example").is_err());
     }
 }

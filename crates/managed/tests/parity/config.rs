@@ -218,6 +218,8 @@ fn each_rule_holds() {
         {
             let yaml = OSD_YAML.replacen(&from, &format!("{name}: {value}"), 1);
             let problem = is_wrong.then(|| {
+                // A password is not shown.
+                let value = value.replace("u:p@", "");
                 format!("invalid {key} {value} in ConfigMap managed-upgrade-operator-config, expected {expected}")
             });
             for compat in COMPATS {
@@ -238,6 +240,14 @@ fn each_rule_holds() {
             "regular expressions",
         ),
         (UPGRADER, "\nenvironment:", "\nenvironment: 5\nother:", "environment", "5", "a map"),
+        (
+            UPGRADER,
+            "\nnotYetKnown:",
+            "\nfeatureGate: {enabled: [5, 'https://u:p@a']}\nother:",
+            "featureGate.enabled",
+            "[5,\"https://a\"]",
+            "a list of texts",
+        ),
         // Of several equal keys, the last counts.
         (UPGRADER, "\nnotYetKnown:", "\nscale: {timeOut: 0}\nother:", "scale.timeOut", "0", FROM_1),
     ] {

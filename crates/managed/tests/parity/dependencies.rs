@@ -47,6 +47,11 @@ fn external_dependencies() {
     ] {
         assert_eq!(unavailable(&answer, attempts), error);
     }
+    let secret = "https://user:secret@api.example.com";
+    let Next::Unavailable(shown) = Attempt::FIRST.after(secret, &Answer::Status(404), 0.0) else {
+        panic!("404 is final");
+    };
+    assert_eq!(shown.to_string(), "client error for https://api.example.com: 404");
     let seconds = SignedDuration::from_millis;
     let failed = Answer::Status(503);
     for (jitter, delays) in [(0.0, [1000, 2000]), (1.0, [1500, 4500]), (0.5, [1250, 3125])] {
