@@ -163,7 +163,7 @@ async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
         );
     }
     let clock = Clock::real();
-    let config = cluster(args.kubeconfig.as_deref(), args.context.as_deref()).await?;
+    let config = direct(cluster(args.kubeconfig.as_deref(), args.context.as_deref()).await?);
     let stack = ClientStack::production(concat!("refit-managed/", env!("CARGO_PKG_VERSION")));
     let settings = Settings {
         namespace: namespace.clone(),
@@ -195,6 +195,14 @@ async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
         "starting refit-managed"
     );
     run(stack, config, clock, process, settings).await
+}
+
+/// Calls the API server without a proxy. The environment has one for other servers, and each client would warn of it.
+fn direct(mut config: kube::Config) -> kube::Config {
+    if config.proxy_url.take().is_some() {
+        tracing::info!("calling the API server without the configured proxy");
+    }
+    config
 }
 
 async fn listen(bind: Bind, flag: &str) -> anyhow::Result<Listener> {
@@ -243,6 +251,13 @@ mod tests {
             assert!(manifest.contains(&format!("containerPort: {port}\n")));
         }
         assert!(manifest.contains("command: [/refit-managed]\n") && !manifest.contains("args:"));
+    }
+
+    #[test]
+    fn the_api_server_is_called_without_a_proxy() {
+        let mut config = kube::Config::new("https://api.example".parse().unwrap());
+        config.proxy_url = Some("http://proxy.example:3128".parse().unwrap());
+        assert_eq!(direct(config).proxy_url, None);
     }
 
     #[test]

@@ -178,7 +178,7 @@ pub enum AfterDelete {
 /// The object that is replaced still exists. The next sync tries again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "UpgradeConfig {NAMESPACE}/{NAME} still exists {} s after it was deleted, remove its finalizers",
+    "UpgradeConfig {NAME} still exists {} s after it was deleted, remove its finalizers",
     DELETION_TIMEOUT.as_secs()
 )]
 pub struct StillExists;

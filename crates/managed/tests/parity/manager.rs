@@ -169,7 +169,7 @@ fn another_spec_replaces() {
     assert_eq!(after_delete(false, seconds(60)), Ok(AfterDelete::Create));
     assert_eq!(
         after_delete(true, seconds(60)).unwrap_err().to_string(),
-        "UpgradeConfig openshift-managed-upgrade-operator/managed-upgrade-config still exists 60 s after it was deleted, remove its finalizers"
+        "UpgradeConfig managed-upgrade-config still exists 60 s after it was deleted, remove its finalizers"
     );
 }
 
