@@ -5,15 +5,15 @@ use kube::{
     api::{DeleteParams, ObjectMeta, PostParams, Preconditions},
 };
 use refit_openshift::{
-    cluster_version::has_commenced,
-    config::{Config, ProviderConfig, Source},
-    manager::{self, AfterDelete, Known, Refresh, after_delete},
+    cluster_version,
+    config::{ProviderConfig, Source},
+    manager::{self, AfterDelete, Known, Refresh, after_delete, is_cleaned_up},
     provider::{local_spec, next_policy, wanted_spec},
     upgrade_config::{NAME, UpgradeConfig, UpgradeConfigSpec},
 };
 use refit_runtime::{apply::is_not_found, client::cause};
 
-use crate::context::Context;
+use crate::{cleanup::clean_up, context::Context};
 
 /// Asks the provider, and carries out what follows for the object in the cluster. `None` if no source is configured.
 pub(crate) async fn refresh(ctx: &Context) -> anyhow::Result<Option<Refresh>> {
@@ -22,8 +22,15 @@ pub(crate) async fn refresh(ctx: &Context) -> anyhow::Result<Option<Refresh>> {
     let (existing, config) = futures::try_join!(ctx.upgrade(), ctx.config())?;
     let Some(provider) = config.provider()? else { return Ok(None) };
     let wanted = wanted(ctx, &provider, existing.as_ref()).await?;
-    let refresh = decide(ctx, &config, existing.as_ref(), wanted.as_ref()).await?;
-    carry_out(ctx, existing.as_ref(), &refresh).await?;
+    let existing = existing.as_ref();
+    let hold = config.holds_while_upgrading()?;
+    let commenced = has_commenced(ctx, existing).await?;
+    let known = Known { existing, wanted: wanted.as_ref(), commenced, hold };
+    let refresh = manager::refresh(known);
+    if let Some(existing) = existing.filter(|_| is_cleaned_up(known, ctx.compat)) {
+        clean_up(ctx, existing).await;
+    }
+    carry_out(ctx, existing, &refresh).await?;
     Ok(Some(refresh))
 }
 
@@ -45,22 +52,11 @@ async fn wanted(
     Ok(wanted_spec(&cluster, policy, &state, provider.platform, ctx.compat)?)
 }
 
-async fn decide(
-    ctx: &Context,
-    config: &Config,
-    existing: Option<&UpgradeConfig>,
-    wanted: Option<&UpgradeConfigSpec>,
-) -> anyhow::Result<Refresh> {
-    let hold = config.holds_while_upgrading()?;
-    let commenced = match existing.filter(|_| hold) {
-        Some(existing) => {
-            let cluster = ctx.cluster_version().await?;
-            // One that requests nothing is not under way.
-            has_commenced(&cluster, &existing.spec.desired).unwrap_or_default()
-        }
-        None => false,
-    };
-    Ok(manager::refresh(Known { existing, wanted, commenced, hold }))
+async fn has_commenced(ctx: &Context, existing: Option<&UpgradeConfig>) -> anyhow::Result<bool> {
+    let Some(existing) = existing else { return Ok(false) };
+    let cluster = ctx.cluster_version().await?;
+    // One that requests nothing is not under way.
+    Ok(cluster_version::has_commenced(&cluster, &existing.spec.desired).unwrap_or_default())
 }
 
 async fn carry_out(

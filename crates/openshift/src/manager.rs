@@ -3,7 +3,10 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::upgrade_config::{Desired, NAME, NAMESPACE, Phase, UpgradeConfig, UpgradeConfigSpec};
+use crate::{
+    Compat,
+    upgrade_config::{Desired, NAME, NAMESPACE, Phase, UpgradeConfig, UpgradeConfigSpec},
+};
 
 const MINUTE: SignedDuration = SignedDuration::from_mins(1);
 const LONGEST_BACKOFF: SignedDuration = SignedDuration::from_hours(1);
@@ -123,12 +126,26 @@ impl Refresh {
     }
 }
 
+/// Whether extra machines and silences are removed before the object is deleted or replaced: its upgrade has begun with its steps,
+/// and has not commenced. In the original they stay.
+pub fn is_cleaned_up(known: Known<'_>, compat: Compat) -> bool {
+    let is_repaired = match compat {
+        Compat::Repaired => true,
+        Compat::Strict => false,
+    };
+    let has_begun = is_upgrading(known.existing) && !known.commenced;
+    is_repaired && has_begun && refresh(known).changes()
+}
+
+fn is_upgrading(existing: Option<&UpgradeConfig>) -> bool {
+    let phase = existing.and_then(|existing| Some(existing.entry()?.phase));
+    phase == Some(Phase::Upgrading)
+}
+
 /// Decides what becomes of the object in the cluster.
 pub fn refresh(known: Known<'_>) -> Refresh {
-    let is_held = |existing: &UpgradeConfig| {
-        let phase = existing.entry().map(|entry| entry.phase);
-        known.hold && known.commenced && phase == Some(Phase::Upgrading)
-    };
+    let is_held =
+        |existing: &UpgradeConfig| known.hold && known.commenced && is_upgrading(Some(existing));
     match (known.existing, known.wanted) {
         (None, None) => Refresh::Unchanged,
         (None, Some(wanted)) => Refresh::Create(wanted.clone()),

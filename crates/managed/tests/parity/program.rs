@@ -24,6 +24,11 @@ pub(crate) const ROWS: &[Row] = &[
         test: an_edit_of_the_configuration_applies_without_a_restart,
     },
     Row {
+        number: 13,
+        name: "an upgrade that is cancelled before it commences leaves no extra nodes and silences",
+        test: a_cancelled_upgrade_leaves_nothing,
+    },
+    Row {
         number: 35,
         name: "metrics of an UpgradeConfig that is deleted are removed, but not the result",
         test: metrics_of_a_deleted_upgrade_config_are_removed,
@@ -209,6 +214,35 @@ fn one_replica_leads_and_another_takes_over() {
         world.minutes(2).await;
         assert!(!world.gauges(&second, "upgradeoperator_").await.is_empty());
         world.until(Phase::Upgraded, 240).await;
+    });
+}
+
+fn a_cancelled_upgrade_leaves_nothing() {
+    in_world(async {
+        for compat in Compat::VARIANTS {
+            let world = World::new().await;
+            world.configure(&by_ocm()).await;
+            world.ocm.schedule("p-1", VERSION, world.at(10));
+            let _program = world.start(*compat);
+            world.until(Phase::Upgrading, 30).await;
+            // The version is withdrawn, so the request waits.
+            world.cluster.set_releases(&[]).await.unwrap();
+            for _ in 0..40 {
+                if !world.silences().is_empty() {
+                    break;
+                }
+                world.minutes(1).await;
+            }
+            assert_eq!((world.silences().len(), world.extra_machine_sets().await), (1, 1));
+            assert!(!world.is_commenced().await);
+            world.ocm.set_state("p-1", "cancelled", "");
+            world.until_gone(5).await;
+            let left = (world.silences().len(), world.extra_machine_sets().await);
+            match compat {
+                Compat::Repaired => assert_eq!(left, (0, 0)),
+                Compat::Strict => assert_eq!(left, (1, 1)),
+            }
+        }
     });
 }
 

@@ -32,6 +32,7 @@ use lab_openshift::{
 use refit_managed::{Compat, Process, Settings, run};
 use refit_openshift::{
     config::{CONFIG_KEY, CONFIG_MAP},
+    kinds::{MACHINE_API, MachineSet},
     upgrade_config::{NAME, NAMESPACE, Phase, UpgradeConfig},
     validation::RELEASE_LABEL,
 };
@@ -468,6 +469,13 @@ impl World {
         let all = self.alertmanager.silences(self.clock.now_seconds());
         let active = all.iter().filter(|silence| silence["status"]["state"] == "active");
         active.map(|silence| silence["comment"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// How many MachineSets with extra nodes there are.
+    pub(crate) async fn extra_machine_sets(&self) -> usize {
+        let sets: Api<MachineSet> = Api::namespaced(self.client.clone(), MACHINE_API);
+        let extra = ListParams::default().labels("upgrade.managed.openshift.io=true");
+        sets.list(&extra).await.unwrap().items.len()
     }
 
     /// The names of the nodes of workers.
