@@ -69,6 +69,11 @@ pub(crate) const ROWS: &[Row] = &[
         test: rights::upgrades_use_each_right_and_no_other,
     },
     Row {
+        number: 105,
+        name: "dedicated-admins may neither request, change nor delete an upgrade",
+        test: rights::dedicated_admins_request_no_upgrades,
+    },
+    Row {
         number: 106,
         name: "one replica leads, another takes over, and ports and probes are served",
         test: one_replica_leads_and_another_takes_over,
