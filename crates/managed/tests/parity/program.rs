@@ -69,6 +69,11 @@ pub(crate) const ROWS: &[Row] = &[
         test: rights::upgrades_use_each_right_and_no_other,
     },
     Row {
+        number: 105,
+        name: "dedicated-admins may neither request, change nor delete an upgrade",
+        test: rights::dedicated_admins_request_no_upgrades,
+    },
+    Row {
         number: 106,
         name: "one replica leads, another takes over, and ports and probes are served",
         test: one_replica_leads_and_another_takes_over,
@@ -265,22 +270,6 @@ fn a_deleted_upgrade_config_resumes() {
         assert_ne!(world.upgrade().await.metadata.uid, uid);
         world.until_completed("p-1", 240).await;
         assert_eq!(world.ocm.logs().len(), 3, "entries of the service log are posted once");
-    });
-}
-
-fn an_upgrade_whose_policy_is_gone_is_completed() {
-    in_world(async {
-        let world = World::new().await;
-        world.configure(&by_ocm()).await;
-        world.ocm.schedule("p-1", VERSION, world.at(10));
-        let _program = world.start(Compat::Repaired);
-        world.until_commenced(60).await;
-        world.ocm.delete("p-1");
-        world.minutes(5).await;
-        assert_eq!(world.phase().await, Some(Phase::Upgrading), "it is held");
-        world.until_gone(240).await;
-        let cluster: ClusterVersion = Api::all(world.client.clone()).get("version").await.unwrap();
-        assert_eq!(cluster.status.unwrap().history[0].version, VERSION);
     });
 }
 

@@ -5,18 +5,25 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api,
-    api::{ApiResource, DynamicObject, GroupVersionKind, PostParams},
+    api::{
+        ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ObjectMeta, Patch, PatchParams,
+        PostParams,
+    },
 };
-use lab_apiserver::auth::{AccessRecord, Attributes, Authentication, Required};
+use lab_apiserver::auth::{AccessRecord, Attributes, Authentication, Identity, Required};
 use lab_openshift::Blueprint;
 use refit_managed::Compat;
-use refit_openshift::upgrade_config::{NAMESPACE, Phase};
+use refit_openshift::{
+    config::CONFIG_MAP,
+    upgrade_config::{NAME, NAMESPACE, Phase, UpgradeConfig},
+};
 use refit_runtime::lease::LeaseSettings;
 use serde_json::{Value, json};
 
-use super::world::{IMAGE_VERSION, LOCAL, VERSION, World, by_ocm, image, in_world};
+use super::world::{IMAGE_VERSION, LOCAL, VERSION, World, by_ocm, client_as, image, in_world};
 
 const ACCOUNT: &str = "managed-upgrade-operator";
 const MANIFEST: &str = include_str!("../../../../../deploy/openshift/rbac.yaml");
@@ -162,6 +169,44 @@ pub(super) fn upgrades_use_each_right_and_no_other() {
             .filter(|right| !seen.iter().any(|(asked, _)| right.allows(asked)))
             .collect();
         assert_eq!(unused, []);
+    });
+}
+
+/// The customers' administrators of a managed cluster have no right of ours: not even with the role `admin` in the namespace, which
+/// OpenShift does not give them.
+pub(super) fn dedicated_admins_request_no_upgrades() {
+    in_world(async {
+        let required = Authentication::Required(Required::new("key"));
+        let world = World::with(&Blueprint::default(), required).await;
+        install(&world, &documents(MANIFEST)).await;
+        let group = "dedicated-admins";
+        let rbac = "rbac.authorization.k8s.io";
+        let binding = json!({
+            "apiVersion": format!("{rbac}/v1"), "kind": "RoleBinding",
+            "metadata": {"name": group, "namespace": NAMESPACE},
+            "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": "admin"},
+            "subjects": [{"apiGroup": rbac, "kind": "Group", "name": group}],
+        });
+        install(&world, &[binding]).await;
+        world.request(&world.at(300).to_string()).await;
+        let client = client_as(&world.server, &Identity::new("customer", &[group]));
+        let maps: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
+        maps.get(CONFIG_MAP).await.expect("the role is bound");
+        let upgrades: Api<UpgradeConfig> = Api::namespaced(client, NAMESPACE);
+        let merge = Patch::Merge(json!({"spec": {"upgradeAt": world.at(1)}}));
+        let (patching, deleting) = (PatchParams::default(), DeleteParams::default());
+        let mut other = world.upgrade().await;
+        other.metadata = ObjectMeta { name: Some("other".to_owned()), ..ObjectMeta::default() };
+        let refused = [
+            upgrades.create(&PostParams::default(), &other).await.map(drop),
+            upgrades.patch(NAME, &patching, &merge).await.map(drop),
+            upgrades.patch_status(NAME, &patching, &merge).await.map(drop),
+            upgrades.delete(NAME, &deleting).await.map(drop),
+        ];
+        for outcome in refused {
+            let Err(kube::Error::Api(status)) = outcome else { panic!("{outcome:?}") };
+            assert_eq!(status.code, 403, "{status:?}");
+        }
     });
 }
 

@@ -88,7 +88,7 @@ pub(crate) struct World {
     pub(crate) alertmanager: Alertmanager,
     pub(crate) ocm: Ocm,
     network: MemoryNetwork,
-    server: ApiServer,
+    pub(crate) server: ApiServer,
     /// Method and URI of each call of the program.
     calls: Arc<Mutex<Vec<String>>>,
     /// The authority of the cluster's services, and of the registry.
@@ -177,11 +177,11 @@ fn validity() -> Validity {
     }
 }
 
-/// A client of the server with all rights.
-fn admin(server: &ApiServer) -> Client {
-    let server = server.clone();
+/// A client of the server with the rights of an identity.
+pub(crate) fn client_as(server: &ApiServer, identity: &Identity) -> Client {
+    let (server, identity) = (server.clone(), identity.clone());
     let service = tower::service_fn(move |mut request: Request<kube::client::Body>| {
-        request.extensions_mut().insert(Identity::admin());
+        request.extensions_mut().insert(identity.clone());
         server.clone().oneshot(request)
     });
     Client::new(service, NAMESPACE)
@@ -202,7 +202,7 @@ impl World {
         let mut options = Options::new(Arc::new(move || clock.now()));
         options.authentication = authentication;
         let server = ApiServer::new(options);
-        let client = admin(&server);
+        let client = client_as(&server, &Identity::admin());
         let ocm = Ocm::new(Managed {
             id: "ocm-1".to_owned(),
             external_id: blueprint.cluster_id.clone(),
