@@ -148,7 +148,7 @@ pub(super) fn upgrades_use_each_right_and_no_other() {
         world.until(Phase::Upgrading, 30).await;
         world.minutes(20).await;
         // From here on, there is a Secret with a token.
-        world.add_token_secret().await;
+        world.add_token_secret().await.unwrap();
         world.until_completed("p-1", 300).await;
         world.minutes(3).await;
         assert_eq!(world.phase().await, None, "the provider wants no upgrade any more");

@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    ops::Deref,
     sync::{Arc, Mutex, Once},
     time::Duration,
 };
@@ -9,26 +10,17 @@ use std::{
 use http::{Request, StatusCode};
 use hyper::body::Incoming;
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::{
-    api::core::v1::{ConfigMap, Secret},
-    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
-};
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api, Client,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
     core::crd::CustomResourceExt as _,
 };
 use lab_apiserver::{
-    ApiServer, Options,
+    ApiServer,
     auth::{Authentication, Identity},
 };
-use lab_openshift::{
-    Blueprint, Cluster,
-    alertmanager::{self, Alertmanager},
-    ocm::{Managed, Ocm},
-    prometheus::{self, Prometheus},
-    wire,
-};
+use lab_openshift::{Blueprint, Site, site::OCM_HOST, wire};
 use refit_managed::{Compat, Process, Settings, run};
 use refit_openshift::{
     config::{CONFIG_KEY, CONFIG_MAP},
@@ -41,10 +33,9 @@ use refit_runtime::{
     client::ClientStack,
     gate::Open,
     lease::LeaseSettings,
-    net::{Dialer, MemoryNetwork},
+    net::Dialer,
     process::{LogFormat, init_logs},
-    serve,
-    tls::{self, Authority, ReloadableCert, Validity},
+    serve, tls,
 };
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
@@ -52,8 +43,8 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
-const API: &str = "api.test";
-const OCM: &str = "ocm.test";
+/// The Kubernetes API, whose calls are counted.
+const API: &str = "counted.test";
 const REGISTRY: &str = "registry.test";
 /// The version that worlds are upgraded to.
 pub(crate) const VERSION: &str = "4.16.4";
@@ -75,25 +66,23 @@ nodeDrain: {timeOut: 45, expectedNodeDrainTime: 8}
 pub(crate) fn by_ocm() -> String {
     let source = "source: LOCAL, localConfigName: managed-upgrade-config";
     let gates = "featureGate: {enabled: [PreHealthCheck, ServiceLogNotification]}\n";
-    LOCAL.replace(source, &format!("source: OCM, ocmBaseUrl: 'http://{OCM}'")) + gates
+    LOCAL.replace(source, &format!("source: OCM, ocmBaseUrl: 'http://{OCM_HOST}'")) + gates
 }
 
 /// A cluster of version 4.16.3 with three workers.
 pub(crate) struct World {
-    pub(crate) clock: Clock,
-    /// With all rights.
-    pub(crate) client: Client,
-    pub(crate) cluster: Cluster,
-    pub(crate) prometheus: Prometheus,
-    pub(crate) alertmanager: Alertmanager,
-    pub(crate) ocm: Ocm,
-    network: MemoryNetwork,
-    pub(crate) server: ApiServer,
+    site: Site,
     /// Method and URI of each call of the program.
     calls: Arc<Mutex<Vec<String>>>,
-    /// The authority of the cluster's services, and of the registry.
-    authority: String,
     tasks: JoinSet<()>,
+}
+
+impl Deref for World {
+    type Target = Site;
+
+    fn deref(&self) -> &Site {
+        &self.site
+    }
 }
 
 /// A registry with the release image of one version, and no troubles.
@@ -170,13 +159,6 @@ pub(crate) fn in_world(test: impl Future<Output = ()>) {
     builder.enable_all().start_paused(true).build().unwrap().block_on(test);
 }
 
-fn validity() -> Validity {
-    Validity {
-        from: "2020-01-01T00:00:00Z".parse().unwrap(),
-        until: "2120-01-01T00:00:00Z".parse().unwrap(),
-    }
-}
-
 /// A client of the server with the rights of an identity.
 pub(crate) fn client_as(server: &ApiServer, identity: &Identity) -> Client {
     let (server, identity) = (server.clone(), identity.clone());
@@ -191,52 +173,24 @@ impl World {
     /// A world whose program may do everything.
     pub(crate) async fn new() -> Self {
         let world = Self::with(&Blueprint::default(), Authentication::Open).await;
-        world.add_token_secret().await;
+        world.add_token_secret().await.unwrap();
         world
     }
 
-    /// A world whose API authenticates callers like this. Without the Secret of [`Self::add_token_secret`], tokens for
+    /// A world whose API authenticates callers like this. Without the Secret of [`Site::add_token_secret`], tokens for
     /// Prometheus are requested.
     pub(crate) async fn with(blueprint: &Blueprint, authentication: Authentication) -> Self {
         let clock = Clock::simulated("2026-03-02T08:00:00Z".parse().unwrap());
-        let mut options = Options::new(Arc::new(move || clock.now()));
-        options.authentication = authentication;
-        let server = ApiServer::new(options);
-        let client = client_as(&server, &Identity::admin());
-        let ocm = Ocm::new(Managed {
-            id: "ocm-1".to_owned(),
-            external_id: blueprint.cluster_id.clone(),
-            token: blueprint.ocm_token.clone(),
-            channel_group: "stable".to_owned(),
-            grace_minutes: 60,
-        });
-        let mut world = Self {
-            clock,
-            cluster: Cluster::new(client.clone()),
-            client,
-            prometheus: Prometheus::default(),
-            alertmanager: Alertmanager::default(),
-            ocm,
-            network: MemoryNetwork::default(),
-            server,
-            calls: Arc::default(),
-            authority: String::new(),
-            tasks: JoinSet::new(),
-        };
-        world.authority = world.serve();
-        let blueprint = Blueprint { service_ca: world.authority.clone(), ..blueprint.clone() };
-        world.cluster.create(&blueprint, clock.now_seconds()).await.unwrap();
-        let kinds: Api<CustomResourceDefinition> = Api::all(world.client.clone());
-        kinds.create(&PostParams::default(), &UpgradeConfig::crd()).await.unwrap();
-        let run = Cluster::run(world.client.clone(), clock);
-        world.tasks.spawn(async move { match run.await {} });
+        let site = Site::new(clock, blueprint, authentication).await.unwrap();
+        let mut world = Self { site, calls: Arc::default(), tasks: JoinSet::new() };
+        world.serve();
         world.configure(LOCAL).await;
         world.minutes(5).await;
         world
     }
 
-    /// Serves everything; returns the authority of the cluster's services.
-    fn serve(&mut self) -> String {
+    /// Serves the API and a registry.
+    fn serve(&mut self) {
         let (server, calls) = (self.server.clone(), self.calls.clone());
         let api = tower::service_fn(move |request: Request<Incoming>| {
             calls.lock().unwrap().push(format!("{} {}", request.method(), request.uri()));
@@ -245,30 +199,10 @@ impl World {
         });
         let listener = self.network.listen(API, 80);
         self.tasks.spawn(serve::serve(listener, None, api, std::future::pending()));
-        let listener = self.network.listen(OCM, 80);
-        self.tasks.spawn(wire::serve(self.ocm.clone(), listener, None, self.clock));
-        let authority = Authority::new("service-ca", validity()).unwrap();
-        let hosts = [prometheus::HOST, alertmanager::HOST, REGISTRY];
-        let material = authority.server(&hosts, validity()).unwrap();
-        let config = tls::server_config(ReloadableCert::new(&material).unwrap()).unwrap();
-        let listener = self.network.listen(prometheus::HOST, prometheus::PORT);
-        self.tasks.spawn(self.prometheus.clone().serve(listener, Some(config.clone())));
         let registry = Registry::new(IMAGE_VERSION);
+        let config = self.tls(&[REGISTRY]).unwrap();
         let listener = self.network.listen(REGISTRY, 443);
-        self.tasks.spawn(wire::serve(registry, listener, Some(config.clone()), self.clock));
-        let listener = self.network.listen(alertmanager::HOST, alertmanager::PORT);
-        self.tasks.spawn(self.alertmanager.clone().serve(listener, Some(config), self.clock));
-        authority.material().cert_pem.clone()
-    }
-
-    /// Adds the Secret with a token for Prometheus that clusters before 4.16 have.
-    pub(crate) async fn add_token_secret(&self) {
-        let secret = json!({
-            "metadata": {"name": "prometheus-k8s-token-x7x7x"}, "stringData": {"token": "secret"},
-        });
-        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), "openshift-monitoring");
-        let secret = serde_json::from_value(secret).unwrap();
-        secrets.create(&PostParams::default(), &secret).await.unwrap();
+        self.tasks.spawn(wire::serve(registry, listener, Some(config), self.clock));
     }
 
     /// Sets the configuration of the operator.
@@ -394,14 +328,14 @@ impl World {
 
     /// OCM is out of reach from now on.
     pub(crate) fn close_ocm(&self) {
-        self.network.close(OCM, 80);
+        self.network.close(OCM_HOST, 80);
     }
 
     /// How the program, and clients of it, dial.
     fn stack(&self) -> ClientStack {
         let dialer = Dialer::Memory(self.network.clone(), Arc::new(Open));
         let stack = ClientStack::new(dialer, Arc::new(Open), "refit-managed/test");
-        stack.with_extra_roots(self.authority.as_bytes()).unwrap()
+        stack.with_extra_roots(self.authority.material().cert_pem.as_bytes()).unwrap()
     }
 
     /// Starts the program, without leader election.
