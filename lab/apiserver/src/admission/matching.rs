@@ -9,8 +9,8 @@ use crate::selector::LabelSelector;
 
 use super::Asked;
 
-/// Whether a request is one of those that are described. `home` is its namespace, and `is_served` tells whether a resource
-/// exists in another version, by its group, version and plural.
+/// Whether a request is one of those that are described. `home` is its namespace. `is_served` is true for a resource that
+/// exists in a version, by its group, version and plural.
 pub(super) fn fits(
     constraints: &MatchResources,
     asked: &Asked<'_>,
