@@ -147,13 +147,13 @@ fn problem(point: &Point, wanted: &End) -> Option<String> {
 fn run(kill: Option<Kill>) -> anyhow::Result<(End, Vec<Effect>)> {
     world::runtime()?.block_on(async {
         let world = World::new(WorldOptions::new(Platform::Osd)).await?;
-        let changes = count_changes(&world);
+        let seen = observe(&world);
         if let Some(kill) = kill {
             world.arm(kill);
         }
         world.schedule(POLICY, VERSION, AHEAD);
         let late = world.now() + LONGEST;
-        while world.phase() != "Upgraded" {
+        while lock(&seen).upgraded.is_none() {
             if world.now() > late {
                 bail!("the upgrade does not end: {}", world.upgrade().unwrap_or_default());
             }
@@ -163,31 +163,47 @@ fn run(kill: Option<Kill>) -> anyhow::Result<(End, Vec<Effect>)> {
         if kill.is_some() && !world.has_fired() {
             bail!("the program was not killed");
         }
-        let mut end = end(&world);
-        end.extend(lock(&changes).iter().map(|(what, count)| (what.clone(), count.to_string())));
+        let seen = lock(&seen);
+        let mut end = end(&world, seen.upgraded.as_ref().unwrap_or(&Value::Null));
+        let changes = seen.changes.iter();
+        end.extend(changes.map(|(what, count)| (what.clone(), count.to_string())));
         Ok((end, world.writes()))
     })
 }
 
-/// Counts the changes that the program makes to objects, other than to UpgradeConfigs.
-fn count_changes(world: &World) -> Arc<Mutex<BTreeMap<String, usize>>> {
-    let changes = Arc::<Mutex<BTreeMap<String, usize>>>::default();
-    let counted = changes.clone();
-    world.server().observe(Box::new(move |event| {
-        if event.user_agent.starts_with(super::program::USER_AGENT)
-            && !event.resource.plural.starts_with("upgradeconfigs")
-        {
-            *lock(&counted).entry(format!("changes of {}", event.resource.plural)).or_default() +=
-                1;
-        }
-    }));
-    changes
+/// What the program has written.
+#[derive(Debug, Default)]
+struct Seen {
+    /// How often it has changed objects other than UpgradeConfigs.
+    changes: BTreeMap<String, usize>,
+    /// The UpgradeConfig once it is complete, as it was last. The next sync deletes it.
+    upgraded: Option<Value>,
 }
 
-fn end(world: &World) -> End {
+fn observe(world: &World) -> Arc<Mutex<Seen>> {
+    let seen = Arc::<Mutex<Seen>>::default();
+    let noted = seen.clone();
+    world.server().observe(Box::new(move |event| {
+        if !event.user_agent.starts_with(super::program::USER_AGENT) {
+            return;
+        }
+        let mut seen = lock(&noted);
+        let plural = &event.resource.plural;
+        if !plural.starts_with("upgradeconfigs") {
+            *seen.changes.entry(format!("changes of {plural}")).or_default() += 1;
+        } else if let Ok(upgrade) = serde_json::from_slice::<Value>(event.new)
+            && text(&upgrade, "/status/history/0/phase") == "Upgraded"
+        {
+            seen.upgraded = Some(upgrade);
+        }
+    }));
+    seen
+}
+
+/// The end of a run, with the last state of its UpgradeConfig.
+fn end(world: &World, upgrade: &Value) -> End {
     let mut end = End::new();
     let mut note = |name: String, value: String| end.insert(name, value);
-    let upgrade = world.upgrade().unwrap_or_default();
     let conditions = upgrade["status"]["history"][0]["conditions"].as_array().cloned();
     for condition in conditions.into_iter().flatten() {
         note(text(&condition, "/type").to_owned(), text(&condition, "/status").to_owned());
