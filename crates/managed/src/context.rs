@@ -57,8 +57,9 @@ pub(crate) struct Shared {
     pub(crate) metrics: Metrics,
     /// What the upgrade waits for, as it was logged last.
     pub(crate) waits: std::sync::Mutex<Option<String>>,
-    /// Held while the provider is asked and its answer is carried out.
-    pub(crate) refreshing: Mutex<()>,
+    /// Held during a look at the UpgradeConfig, and while the answer of its provider is carried out: what is cancelled must not
+    /// commence meanwhile.
+    pub(crate) turn: Mutex<()>,
     /// Held while the notice of a delayed drain is sent: drains of several nodes send it once.
     pub(crate) notifying: Mutex<()>,
 }

@@ -7,42 +7,90 @@ use kube::{
 use refit_openshift::{
     cluster_version,
     config::{ProviderConfig, Source},
+    history::Trouble,
     manager::{self, AfterDelete, Known, Refresh, after_delete, is_cleaned_up},
-    provider::{local_spec, next_policy, wanted_spec},
+    provider::{OcmUrl, local_spec, next_policy, wanted_spec},
     upgrade_config::{NAME, UpgradeConfig, UpgradeConfigSpec},
 };
 use refit_runtime::{apply::is_not_found, client::cause};
 
-use crate::{cleanup::clean_up, context::Context};
+use crate::{cleanup, context::Context, record::show};
 
-/// Asks the provider, and carries out what follows for the object in the cluster. `None` if no source is configured.
+/// Asks the provider between two looks at the upgrade, and carries out what follows. The upgrade shows an error.
+pub(crate) async fn sync(ctx: &Context) -> anyhow::Result<Option<Refresh>> {
+    let asked = Asked::ask(ctx).await;
+    // A look could commence what is cancelled here. The provider is asked before, as it may keep the answer waiting.
+    let _turn = ctx.shared.turn.lock().await;
+    let synced = match asked {
+        Ok(Some(asked)) => Box::pin(asked.carry_out(ctx)).await.map(Some),
+        Ok(None) => Ok(None),
+        Err(error) => Err(error),
+    };
+    let why = synced.as_ref().err().map(|error| format!("{error:#}"));
+    show(ctx, Trouble::SyncFailed, why.as_deref()).await;
+    synced
+}
+
+/// Asks the provider during a look, and carries out what follows for the object in the cluster. `None` if no source is configured.
 pub(crate) async fn refresh(ctx: &Context) -> anyhow::Result<Option<Refresh>> {
-    // Two of them would delete and create in turns.
-    let _turn = ctx.shared.refreshing.lock().await;
-    let (existing, config) = futures::try_join!(ctx.upgrade(), ctx.config())?;
-    let Some(provider) = config.provider()? else { return Ok(None) };
-    let wanted = wanted(ctx, &provider, existing.as_ref()).await?;
-    let existing = existing.as_ref();
-    let hold = config.holds_while_upgrading()?;
-    let commenced = has_commenced(ctx, existing).await?;
-    let known = Known { existing, wanted: wanted.as_ref(), commenced, hold };
-    let refresh = manager::refresh(known);
-    if let Some(existing) = existing.filter(|_| is_cleaned_up(known, ctx.compat)) {
-        clean_up(ctx, existing).await;
+    let Some(asked) = Asked::ask(ctx).await? else { return Ok(None) };
+    Box::pin(asked.carry_out(ctx)).await.map(Some)
+}
+
+/// What the provider has answered.
+struct Asked {
+    /// The object that was in the cluster before.
+    uid: Option<String>,
+    answer: Answer,
+    hold: bool,
+}
+
+enum Answer {
+    /// The object in the cluster decides.
+    Local,
+    /// OCM wants this.
+    Ocm(Option<UpgradeConfigSpec>),
+}
+
+impl Asked {
+    async fn ask(ctx: &Context) -> anyhow::Result<Option<Self>> {
+        let (existing, config) = futures::try_join!(ctx.upgrade(), ctx.config())?;
+        let Some(provider) = config.provider()? else { return Ok(None) };
+        let answer = match &provider.source {
+            Source::Local => Answer::Local,
+            Source::Ocm(url) => Answer::Ocm(wanted(ctx, url, &provider).await?),
+        };
+        let uid = existing.and_then(|existing| existing.metadata.uid);
+        Ok(Some(Self { uid, answer, hold: config.holds_while_upgrading()? }))
     }
-    carry_out(ctx, existing, &refresh).await?;
-    Ok(Some(refresh))
+
+    async fn carry_out(self, ctx: &Context) -> anyhow::Result<Refresh> {
+        let existing = ctx.upgrade().await?;
+        let existing = existing.as_ref();
+        anyhow::ensure!(
+            existing.and_then(|existing| existing.metadata.uid.as_ref()) == self.uid.as_ref(),
+            "the UpgradeConfig was created or deleted while its provider was asked; it is asked again"
+        );
+        let wanted = match self.answer {
+            Answer::Local => local_spec(existing, ctx.compat),
+            Answer::Ocm(wanted) => wanted,
+        };
+        let commenced = has_commenced(ctx, existing).await?;
+        let known = Known { existing, wanted: wanted.as_ref(), commenced, hold: self.hold };
+        let refresh = manager::refresh(known);
+        if is_cleaned_up(known, ctx.compat) {
+            cleanup::cancelled(ctx).await;
+        }
+        carry_out(ctx, existing, &refresh).await?;
+        Ok(refresh)
+    }
 }
 
 async fn wanted(
     ctx: &Context,
+    url: &OcmUrl,
     provider: &ProviderConfig,
-    existing: Option<&UpgradeConfig>,
 ) -> anyhow::Result<Option<UpgradeConfigSpec>> {
-    let url = match &provider.source {
-        Source::Local => return Ok(local_spec(existing, ctx.compat)),
-        Source::Ocm(url) => url,
-    };
     let cluster_id = ctx.cluster_version().await?.spec.cluster_id;
     let ocm = ctx.remote.ocm(url, &cluster_id).await?;
     let cluster = ocm.cluster().await?;
@@ -65,8 +113,11 @@ async fn carry_out(
     refresh: &Refresh,
 ) -> anyhow::Result<()> {
     match refresh {
-        Refresh::Unchanged => {}
-        Refresh::Held { why } => tracing::warn!(why, "the UpgradeConfig is held"),
+        Refresh::Unchanged => show(ctx, Trouble::UpgradeConfigHeld, None).await,
+        Refresh::Held { why } => {
+            tracing::warn!(why, "the UpgradeConfig is held");
+            show(ctx, Trouble::UpgradeConfigHeld, Some(why)).await;
+        }
         Refresh::Create(spec) => create(ctx, spec).await?,
         Refresh::Delete => delete(ctx, existing).await?,
         Refresh::Replace(spec) => {

@@ -3,7 +3,8 @@
 use anyhow::Context as _;
 use kube::ResourceExt as _;
 use refit_openshift::{
-    history::with_entry,
+    Compat,
+    history::{Trouble, first, show_trouble, with_entry},
     upgrade_config::{NAME, UpgradeConfig, UpgradeHistory},
 };
 use refit_runtime::apply::{is_conflict, is_not_found, status_diff, swap_status};
@@ -32,6 +33,13 @@ pub(crate) enum Stored {
 }
 
 impl Record {
+    /// The entry that an UpgradeConfig has.
+    pub(crate) fn of(upgrade: Option<UpgradeConfig>) -> Option<Self> {
+        let upgrade = upgrade?;
+        let entry = upgrade.entry()?.clone();
+        Some(Self { upgrade, entry })
+    }
+
     /// Stores the entry, unless the object changed since it was read. Its resourceVersion stands for its uid as well: an object that
     /// was created again has another one.
     pub(crate) async fn store(&mut self, ctx: &Context) -> anyhow::Result<Stored> {
@@ -80,4 +88,30 @@ impl Record {
         self.upgrade = upgrade;
         Ok(Stored::Yes)
     }
+}
+
+/// Shows a trouble of the upgrade, or that it is over. Errors of the trouble itself are logged elsewhere, so that it cannot be shown is
+/// logged only.
+pub(crate) async fn show(ctx: &Context, trouble: Trouble, why: Option<&str>) {
+    let shown = match ctx.compat {
+        // The original has no such conditions.
+        Compat::Strict => Ok(()),
+        Compat::Repaired => try_show(ctx, trouble, why).await,
+    };
+    if let Err(error) = shown {
+        let error = format!("{error:#}");
+        tracing::warn!(%trouble, error, "cannot show it in the status of the UpgradeConfig");
+    }
+}
+
+async fn try_show(ctx: &Context, trouble: Trouble, why: Option<&str>) -> anyhow::Result<()> {
+    let Some(upgrade) = ctx.upgrade().await? else { return Ok(()) };
+    let now = ctx.clock.now_seconds();
+    let entry = match (upgrade.entry(), why) {
+        (Some(entry), _) => entry.clone(),
+        (None, Some(_)) => first(&upgrade, &ctx.cluster_version().await?, (now, ctx.compat))?,
+        (None, None) => return Ok(()),
+    };
+    let mut record = Record { upgrade, entry };
+    record.amend(ctx, |entry| show_trouble(entry, trouble, why, now)).await.map(drop)
 }

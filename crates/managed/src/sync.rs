@@ -6,7 +6,7 @@ use refit_openshift::{
     metrics::Series,
 };
 
-use crate::{context::Context, provider::refresh};
+use crate::{context::Context, provider::sync};
 
 /// Syncs until the future is dropped.
 pub(crate) async fn run(ctx: &Context) -> anyhow::Result<()> {
@@ -14,7 +14,7 @@ pub(crate) async fn run(ctx: &Context) -> anyhow::Result<()> {
     let mut last = LastSync::Never;
     loop {
         wait(last).await;
-        last = match refresh(ctx).await {
+        last = match sync(ctx).await {
             Ok(Some(refresh)) => synced(ctx, &refresh, interval),
             Ok(None) => {
                 tracing::info!("configManager.source is empty: UpgradeConfigs have no provider");

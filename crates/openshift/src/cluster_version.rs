@@ -7,13 +7,16 @@ use serde_json::{Value, json};
 
 use crate::{
     Compat,
-    kinds::{ClusterVersion, ReleaseHistory},
+    kinds::{ClusterVersion, OperatorCondition, ReleaseHistory},
     upgrade_config::{Desired, UpgradeConfigSpec},
 };
 
 /// State of a release that the cluster runs.
 const COMPLETED: &str = "Completed";
 const UPGRADEABLE: &str = "Upgradeable";
+const RELEASE_ACCEPTED: &str = "ReleaseAccepted";
+const RETRIEVED_UPDATES: &str = "RetrievedUpdates";
+const FAILING: &str = "Failing";
 /// The form in which Go prints a time with `time.UnixDate`.
 const UNIX_DATE: &str = "%a %b %e %H:%M:%S UTC %Y";
 
@@ -193,6 +196,50 @@ pub fn is_late(
     Ok(began.is_some_and(|began| now.duration_since(began) > window))
 }
 
+/// Ends the message of what keeps an upgrade from beginning until a time. It is no part of the notice of its failure.
+pub(crate) const TRIED_AGAIN: &str = "; it is tried again until ";
+
+/// The condition of a type, if it has this status.
+fn condition<'a>(
+    cluster: &'a ClusterVersion,
+    type_: &str,
+    status: &str,
+) -> Option<&'a OperatorCondition> {
+    let mut conditions = cluster.status.iter().flat_map(|status| &status.conditions);
+    conditions.find(|one| one.type_ == type_ && one.status == status)
+}
+
+/// Why the cluster-version operator cannot read which versions are offered.
+pub(crate) fn unread_updates(cluster: &ClusterVersion) -> Option<&str> {
+    condition(cluster, RETRIEVED_UPDATES, "False").map(|one| &*one.message)
+}
+
+/// Why the cluster-version operator does not bring the cluster to the release that is requested.
+pub(crate) fn obstacle(cluster: &ClusterVersion) -> Option<String> {
+    let refused = condition(cluster, RELEASE_ACCEPTED, "False").map(|one| {
+        format!("the cluster-version operator does not accept the release: {}", one.message)
+    });
+    refused.or_else(|| {
+        let failing = condition(cluster, FAILING, "True")?;
+        Some(format!("the cluster-version operator reports a failure: {}", failing.message))
+    })
+}
+
+/// Whether the cluster is brought to another release, or is requested to.
+pub fn is_updating(cluster: &ClusterVersion) -> bool {
+    let status = cluster.status.as_ref();
+    let is_completed = history(cluster).first().is_some_and(|one| one.state == COMPLETED);
+    let is_requested = cluster.spec.desired_update.as_ref().is_some_and(|update| {
+        let now = status.map(|status| &status.desired);
+        let is_other = |wanted: &str, now: Option<&String>| {
+            !wanted.is_empty() && now.is_none_or(|now| now != wanted)
+        };
+        is_other(&update.version, now.map(|now| &now.version))
+            || is_other(&update.image, now.map(|now| &now.image))
+    });
+    !is_completed || is_requested
+}
+
 /// The time of the upgrade.
 pub fn upgrade_at(spec: &UpgradeConfigSpec) -> Result<Timestamp, VersionError> {
     let at = &spec.upgrade_at;
@@ -232,8 +279,7 @@ pub fn check_upgradeable(
     if next.major < now.major || next.minor <= now.minor {
         return Ok(());
     }
-    let mut conditions = cluster.status.iter().flat_map(|status| &status.conditions);
-    let forbids = conditions.find(|one| one.type_ == UPGRADEABLE && one.status == "False");
+    let forbids = condition(cluster, UPGRADEABLE, "False");
     forbids.map_or(Ok(()), |condition| {
         Err(VersionError::NotUpgradeable {
             version: version.to_owned(),

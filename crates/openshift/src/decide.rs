@@ -1,6 +1,6 @@
 //! What is next for an UpgradeConfig (`docs/facts/openshift-upgrades.md#phases`).
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_core::managed::steps::{ERROR, Progress, Worked, work};
 
@@ -9,7 +9,7 @@ use crate::{
     cluster_version::{semver, upgrade_at},
     config::Platform,
     health::Looked,
-    history::{decode, encode},
+    history::{Trouble, decode, encode, show, show_trouble},
     metrics::{Reset, Series},
     notify::Notice,
     pools::note_worker_times,
@@ -17,7 +17,7 @@ use crate::{
         Fact, Gauge, Known, Write, failure, gauges, names::FAILED, of, of_health, pre_health,
         reached, sent,
     },
-    upgrade_config::{Phase, UpgradeCondition, UpgradeHistory},
+    upgrade_config::{Phase, UpgradeHistory},
     validation::{Validating, Validity, validate},
 };
 
@@ -57,8 +57,8 @@ pub struct Decision {
 pub fn decide(platform: Platform, known: &Known<'_>) -> Decision {
     match known.entry.phase {
         Phase::New => requested(known),
+        Phase::Pending | Phase::Upgrading if failure_due(platform, known) => fail(known),
         Phase::Pending => pending(known),
-        Phase::Upgrading if failure_due(platform, known) => fail(known),
         Phase::Upgrading => upgrade(platform, known),
         Phase::Upgraded => upgraded(known),
         Phase::Failed => Decision::of(known),
@@ -132,6 +132,8 @@ fn pending(known: &Known<'_>) -> Decision {
         offered: known.facts.offered.as_ref(),
     });
     let mut next = Decision::of(known);
+    // A failure that could not be carried out is not due any more.
+    show(&mut next.entry, FAILED, None, known.now);
     let failed = Gauge::Set(Series::ValidationFailed, 1);
     match found {
         Validity::AskRelease(image) => Decision::read(known, Fact::Release(image)),
@@ -146,6 +148,11 @@ fn pending(known: &Known<'_>) -> Decision {
         Validity::Invalid(why) => {
             show_invalid(known, &mut next.entry, Some(&why));
             next.gauges.push(failed);
+            // What is offered changes without a change of the request.
+            next.again = match known.compat {
+                Compat::Repaired => Some(AGAIN),
+                Compat::Strict => None,
+            };
             next
         }
         Validity::Error(why) => {
@@ -170,32 +177,6 @@ fn show_invalid(known: &Known<'_>, entry: &mut UpgradeHistory, why: Option<&str>
     }
 }
 
-/// Sets or removes a condition that is of no step, in front.
-fn show(
-    entry: &mut UpgradeHistory,
-    type_: &str,
-    shown: Option<(&str, &str, &str)>,
-    now: Timestamp,
-) {
-    let known = entry.conditions.iter().position(|one| one.type_ == type_);
-    let before = known.map(|at| entry.conditions.remove(at));
-    let Some((status, reason, message)) = shown else { return };
-    let is_same = |before: &UpgradeCondition| {
-        before.status == status && before.reason == reason && before.message == message
-    };
-    let condition = before.filter(is_same).unwrap_or_else(|| UpgradeCondition {
-        type_: type_.to_owned(),
-        status: status.to_owned(),
-        last_probe_time: Some(Time(now)),
-        last_transition_time: Some(Time(now)),
-        start_time: Some(Time(now)),
-        complete_time: None,
-        reason: reason.to_owned(),
-        message: message.to_owned(),
-    });
-    entry.conditions.insert(0, condition);
-}
-
 /// A valid request: begins at its time, if the provider still wants it.
 fn due(known: &Known<'_>, mut next: Decision) -> Decision {
     let Ok(at) = upgrade_at(&known.upgrade.spec) else { return next };
@@ -203,6 +184,10 @@ fn due(known: &Known<'_>, mut next: Decision) -> Decision {
     if !left.is_negative() {
         next.again = (left < SOON).then_some(left);
         return next;
+    }
+    if let (Some(refreshed), Compat::Repaired) = (&known.facts.refreshed, known.compat) {
+        let why = refreshed.as_ref().err().map(String::as_str);
+        show_trouble(&mut next.entry, Trouble::SyncFailed, why, known.now);
     }
     match &known.facts.refreshed {
         None => Decision::read(known, Fact::Refresh),
@@ -248,8 +233,8 @@ fn upgrade(platform: Platform, known: &Known<'_>) -> Decision {
     next
 }
 
-/// Whether an upgrade that has not commenced has failed. It counts from `upgradeAt`, in the original from when its steps began
-/// (M8). ARO has no such rule.
+/// Whether an upgrade that has not commenced has failed. It counts from `upgradeAt`, also if it never began; in the original from when
+/// its steps began (M8). ARO has no such rule.
 fn failure_due(platform: Platform, known: &Known<'_>) -> bool {
     let is_osd = match platform {
         Platform::Osd => true,
@@ -262,8 +247,13 @@ fn failure_due(platform: Platform, known: &Known<'_>) -> bool {
     };
     let is_over =
         |timeout: SignedDuration| from.is_some_and(|from| known.now.duration_since(from) > timeout);
+    let is_commenced = match (known.has_commenced(), known.compat) {
+        (Ok(is_commenced), _) => is_commenced,
+        // What requests nothing cannot commence.
+        (Err(_), compat) => compat == Compat::Strict,
+    };
     let timeout = known.config.window.timeout;
-    is_osd && known.has_commenced() == Ok(false) && timeout.is_some_and(is_over)
+    is_osd && !is_commenced && timeout.is_some_and(is_over)
 }
 
 /// Ends an upgrade that did not begin in time. What cannot be done keeps it waiting.

@@ -50,6 +50,72 @@ pub fn with_entry(
     status
 }
 
+/// What is wrong although the upgrade goes on, or waits for it to end: a condition that is True meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
+pub enum Trouble {
+    /// The operator's configuration is invalid.
+    ConfigurationInvalid,
+    /// The provider wants something else, which waits for the end of the upgrade (M17).
+    UpgradeConfigHeld,
+    /// The provider cannot be asked, or its answer not be carried out.
+    SyncFailed,
+}
+
+/// Shows a trouble, or that it is over. Its condition comes last: the first one is shown as the latest step.
+pub fn show_trouble(
+    entry: &mut UpgradeHistory,
+    trouble: Trouble,
+    why: Option<&str>,
+    now: Timestamp,
+) {
+    let type_ = trouble.to_string();
+    let Some(why) = why else { return entry.conditions.retain(|one| one.type_ != type_) };
+    if entry.conditions.iter().any(|one| one.type_ == type_ && one.message == why) {
+        return;
+    }
+    entry.conditions.retain(|one| one.type_ != type_);
+    let reason = match trouble {
+        Trouble::ConfigurationInvalid => "Invalid",
+        Trouble::UpgradeConfigHeld => "UnderWay",
+        Trouble::SyncFailed => "NotSynced",
+    };
+    entry.conditions.push(condition(&type_, ("True", reason, why), now));
+}
+
+/// Sets or removes a condition that is of no step, in front.
+pub(crate) fn show(
+    entry: &mut UpgradeHistory,
+    type_: &str,
+    shown: Option<(&str, &str, &str)>,
+    now: Timestamp,
+) {
+    let known = entry.conditions.iter().position(|one| one.type_ == type_);
+    let before = known.map(|at| entry.conditions.remove(at));
+    let Some((status, reason, message)) = shown else { return };
+    let is_same = |before: &UpgradeCondition| {
+        before.status == status && before.reason == reason && before.message == message
+    };
+    let next = || condition(type_, (status, reason, message), now);
+    entry.conditions.insert(0, before.filter(is_same).unwrap_or_else(next));
+}
+
+fn condition(
+    type_: &str,
+    (status, reason, message): (&str, &str, &str),
+    now: Timestamp,
+) -> UpgradeCondition {
+    UpgradeCondition {
+        type_: type_.to_owned(),
+        status: status.to_owned(),
+        last_probe_time: Some(Time(now)),
+        last_transition_time: Some(Time(now)),
+        start_time: Some(Time(now)),
+        complete_time: None,
+        reason: reason.to_owned(),
+        message: message.to_owned(),
+    }
+}
+
 /// Whether a condition is that of a step.
 fn is_of(step: &[&str], condition: &UpgradeCondition) -> bool {
     step.contains(&&*condition.type_)

@@ -5,6 +5,9 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::{
     Compat,
+    cluster_version::is_updating,
+    kinds::{ClusterVersion, MachineConfigPool},
+    pools::WorkerCount,
     upgrade_config::{Desired, NAME, NAMESPACE, Phase, UpgradeConfig, UpgradeConfigSpec},
 };
 
@@ -135,6 +138,31 @@ pub fn is_cleaned_up(known: Known<'_>, compat: Compat) -> bool {
     };
     let has_begun = is_upgrading(known.existing) && !known.commenced;
     is_repaired && has_begun && refresh(known).changes()
+}
+
+/// What becomes of extra machines and silences without an UpgradeConfig. In the original they stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leftovers {
+    /// They stay.
+    Stay,
+    /// They stay until the cluster runs the release that was requested: its UpgradeConfig can be created again.
+    Needed,
+    /// They are removed: they are of an upgrade that was deleted before it commenced, or that is over.
+    Removed,
+}
+
+/// Decides what becomes of extra machines and silences without an UpgradeConfig.
+pub fn leftovers(
+    cluster: &ClusterVersion,
+    pools: &[MachineConfigPool],
+    compat: Compat,
+) -> Leftovers {
+    let workers_wait = || WorkerCount::of(pools, compat).is_some_and(WorkerCount::is_upgrading);
+    match compat {
+        Compat::Strict => Leftovers::Stay,
+        Compat::Repaired if is_updating(cluster) || workers_wait() => Leftovers::Needed,
+        Compat::Repaired => Leftovers::Removed,
+    }
 }
 
 fn is_upgrading(existing: Option<&UpgradeConfig>) -> bool {

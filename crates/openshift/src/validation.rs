@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use crate::{
     Compat,
-    cluster_version::{VersionError, current, semver, upgrade_at},
+    cluster_version::{VersionError, current, semver, unread_updates, upgrade_at},
     kinds::ClusterVersion,
     upgrade_config::UpgradeConfigSpec,
 };
@@ -204,7 +204,17 @@ fn of_channel(seen: &Validating<'_>, version: &str, channel: &str) -> Validity {
         let conditional = status.conditional_updates.iter().map(|update| &update.release);
         let mut offered = status.available_updates.iter().flatten().chain(conditional);
         let is_offered = offered.any(|release| release.version == version);
-        return if is_offered { Validity::Valid } else { missing() };
+        let unread = match seen.compat {
+            Compat::Repaired => unread_updates(seen.cluster),
+            Compat::Strict => None,
+        };
+        return match unread.filter(|_| !is_offered) {
+            Some(why) => Validity::Invalid(format!(
+                "cannot find version {version} in available updates: the cluster-version operator cannot read them: {why}"
+            )),
+            None if is_offered => Validity::Valid,
+            None => missing(),
+        };
     }
     if !seen.asks_cincinnati {
         return Validity::Valid;

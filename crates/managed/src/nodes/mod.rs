@@ -10,7 +10,6 @@ use refit_openshift::{
     kinds::MachineConfigPool,
     metrics::Series,
     nodes::{AGAIN, Attention, DrainSettings, drain_timeout},
-    upgrade_config::UpgradeConfig,
 };
 use refit_runtime::{ObjectKey, queue::Action};
 
@@ -77,7 +76,7 @@ async fn look_live(ctx: &Context, name: &str) -> anyhow::Result<Action> {
     let attention = Attention::of(upgrade.as_ref(), &pools, node.as_ref(), ctx.compat);
     let drained = match attention {
         Attention::Unneeded | Attention::Reset => None,
-        Attention::Drain => record(upgrade).zip(node),
+        Attention::Drain => Record::of(upgrade).zip(node),
     };
     let Some((mut record, node)) = drained else { return Ok(settle(ctx, name, attention)) };
     let config = ctx.config().await?;
@@ -93,10 +92,4 @@ async fn look_live(ctx: &Context, name: &str) -> anyhow::Result<Action> {
         ctx.shared.metrics.set(Series::NodeDrainTimeout { node: name.to_owned() }, is_late);
     }
     Ok(Action::RequeueAfter(AGAIN.unsigned_abs()))
-}
-
-fn record(upgrade: Option<UpgradeConfig>) -> Option<Record> {
-    let upgrade = upgrade?;
-    let entry = upgrade.entry()?.clone();
-    Some(Record { upgrade, entry })
 }

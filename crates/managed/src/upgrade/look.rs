@@ -8,7 +8,7 @@ use refit_openshift::{
     cluster_version::has_commenced,
     config::{Config, Platform, UpgraderConfig},
     decide::{Decision, decide},
-    history,
+    history::{self, Trouble, show_trouble},
     kinds::{ClusterVersion, MachineConfigPool},
     metrics::milestones,
     steps::{Facts, Known, Write},
@@ -44,15 +44,17 @@ impl<'a> Look<'a> {
         let (config, cluster, pools) =
             futures::try_join!(ctx.config(), ctx.cluster_version(), ctx.pools())?;
         let now = ctx.clock.now_seconds();
-        let entry = match upgrade.entry() {
+        let mut entry = match upgrade.entry() {
             Some(entry) => entry.clone(),
             None => history::first(&upgrade, &cluster, (now, ctx.compat))?,
         };
+        let (upgrader, asks_cincinnati) = (config.upgrader()?, config.asks_cincinnati()?);
+        show_trouble(&mut entry, Trouble::ConfigurationInvalid, None, now);
         Ok(Self {
             ctx,
             platform: Platform::of(&upgrade.spec.type_),
-            upgrader: config.upgrader()?,
-            asks_cincinnati: config.asks_cincinnati()?,
+            upgrader,
+            asks_cincinnati,
             was_commenced: has_commenced(&cluster, &upgrade.spec.desired).unwrap_or_default(),
             record: Record { upgrade, entry },
             config,

@@ -13,11 +13,15 @@ use std::{
 };
 
 use jiff::SignedDuration;
-use refit_openshift::metrics::Reset;
+use refit_openshift::{config::ConfigError, history::Trouble, metrics::Reset};
 use refit_runtime::{ObjectKey, queue::Action};
 
 use self::look::Look;
-use crate::{context::Context, record::Stored};
+use crate::{
+    cleanup,
+    context::Context,
+    record::{Stored, show},
+};
 
 /// When an UpgradeConfig is looked at again at the earliest: the time of a look has whole seconds, and within the same one it would be
 /// decided the same.
@@ -50,11 +54,21 @@ pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
 }
 
 async fn look(ctx: &Context) -> anyhow::Result<Action> {
+    let _turn = ctx.shared.turn.lock().await;
     let Some(upgrade) = ctx.upgrade().await? else {
         ctx.shared.metrics.reset(Reset::ConfigGone);
-        return Ok(Action::Done);
+        return cleanup::without_upgrade(ctx).await;
     };
-    let mut look = Look::new(ctx, upgrade).await?;
+    let mut look = match Look::new(ctx, upgrade).await {
+        Ok(look) => look,
+        Err(error) => {
+            if error.is::<ConfigError>() {
+                let why = error.to_string();
+                show(ctx, Trouble::ConfigurationInvalid, Some(&why)).await;
+            }
+            return Err(error);
+        }
+    };
     if look.store().await? == Stored::Changed {
         return Ok(Action::RequeueAfter(AFTER_CHANGE));
     }

@@ -4,12 +4,12 @@ use jiff::{SignedDuration, Timestamp};
 use refit_openshift::{
     Compat::{self, Repaired, Strict},
     manager::{
-        AfterDelete, Known, LastSync, Refresh, after_delete, is_cleaned_up, is_managed, may_start,
-        refresh,
+        AfterDelete, Known, LastSync, Leftovers, Refresh, after_delete, is_cleaned_up, is_managed,
+        leftovers, may_start, refresh,
     },
     upgrade_config::{UpgradeConfig, UpgradeConfigSpec},
 };
-use serde_json::{Value, json};
+use serde_json::{Value, from_value, json};
 
 use crate::{
     Row,
@@ -176,6 +176,19 @@ fn another_spec_replaces() {
         assert_eq!(is_cleaned_up(known, Repaired), cleaned, "{phase}");
         assert!(!is_cleaned_up(known, Strict), "extra nodes and silences stay");
     }
+    assert_eq!(leftover(|_, _| {}), Leftovers::Removed, "the cluster runs what was requested");
+    for (case, change) in [
+        (
+            "a request",
+            (|version, _| version["spec"]["desiredUpdate"] = json!({"version": "4.16.4"}))
+                as Change,
+        ),
+        ("an image", |version, _| version["spec"]["desiredUpdate"] = json!({"image": "quay.io/b"})),
+        ("an update", |version, _| version["status"]["history"][0]["state"] = json!("Partial")),
+        ("workers", |_, pool| pool["status"]["updatedMachineCount"] = json!(2)),
+    ] {
+        assert_eq!(leftover(change), Leftovers::Needed, "{case}");
+    }
     let seconds = SignedDuration::from_secs;
     assert_eq!(after_delete(false, seconds(0)), Ok(AfterDelete::Create));
     assert_eq!(after_delete(true, seconds(0)), Ok(AfterDelete::Poll(seconds(5))));
@@ -185,6 +198,28 @@ fn another_spec_replaces() {
         after_delete(true, seconds(60)).unwrap_err().to_string(),
         "UpgradeConfig managed-upgrade-config still exists 60 s after it was deleted, remove its finalizers"
     );
+}
+
+type Change = fn(&mut Value, &mut Value);
+
+/// What becomes of extra nodes without an UpgradeConfig, in a cluster that is done apart from this.
+fn leftover(change: Change) -> Leftovers {
+    let mut version = json!({
+        "apiVersion": "config.openshift.io/v1", "kind": "ClusterVersion", "metadata": {"name": "version"},
+        "spec": {"desiredUpdate": {"version": "4.16.3"}},
+        "status": {
+            "desired": {"version": "4.16.3", "image": "quay.io/a"},
+            "history": [{"state": "Completed", "version": "4.16.3"}],
+        },
+    });
+    let mut pool = json!({
+        "apiVersion": "machineconfiguration.openshift.io/v1", "kind": "MachineConfigPool",
+        "metadata": {"name": "worker"}, "spec": {}, "status": {"machineCount": 3, "updatedMachineCount": 3},
+    });
+    change(&mut version, &mut pool);
+    let (version, pools) = (from_value(version).unwrap(), [from_value(pool).unwrap()]);
+    assert_eq!(leftovers(&version, &pools, Strict), Leftovers::Stay);
+    leftovers(&version, &pools, Repaired)
 }
 
 fn the_same_spec_changes_nothing() {

@@ -5,7 +5,10 @@ mod drains;
 mod rights;
 mod world;
 
+use std::time::Duration;
+
 use kube::Api;
+use lab_openshift::{cluster::Release, wire::Trouble};
 use refit_managed::Compat;
 use refit_openshift::{
     kinds::ClusterVersion,
@@ -14,7 +17,7 @@ use refit_openshift::{
 use serde_json::json;
 use strum::VariantArray as _;
 
-use self::world::{LOCAL, VERSION, World, by_ocm, in_world};
+use self::world::{LOCAL, Program, VERSION, World, by_ocm, in_world};
 use crate::Row;
 
 pub(crate) const ROWS: &[Row] = &[
@@ -27,6 +30,21 @@ pub(crate) const ROWS: &[Row] = &[
         number: 13,
         name: "an upgrade that is cancelled before it commences leaves no extra nodes and silences",
         test: a_cancelled_upgrade_leaves_nothing,
+    },
+    Row {
+        number: 13,
+        name: "an upgrade that is deleted by hand before it commences leaves no extra nodes and silences",
+        test: a_deleted_upgrade_leaves_nothing,
+    },
+    Row {
+        number: 13,
+        name: "a cancellation that arrives after the upgrade has commenced holds the UpgradeConfig",
+        test: a_cancellation_crosses_the_beginning,
+    },
+    Row {
+        number: 30,
+        name: "an upgrade that is due shows that its provider cannot be asked",
+        test: a_provider_out_of_reach_is_shown,
     },
     Row {
         number: 35,
@@ -105,11 +123,17 @@ fn an_edit_of_the_configuration_applies_without_a_restart() {
         let _program = world.start(Compat::Repaired);
         world.request(&world.at(3).to_string()).await;
         world.minutes(5).await;
-        assert_eq!(world.phase().await, None, "without a configuration, nothing is decided");
+        let upgrade = world.upgrade().await;
+        let entry = upgrade.entry().unwrap();
+        assert_eq!(entry.phase, Phase::New, "without a configuration, nothing is decided");
+        let shown = &entry.condition("ConfigurationInvalid").unwrap();
+        assert!(shown.message.contains("cannot parse config.yaml"), "{shown:?}");
         world.prometheus.fire("EtcdDown", ALERT);
         world.configure(LOCAL).await;
         world.until(Phase::Upgrading, 3).await;
         world.minutes(5).await;
+        let upgrade = world.upgrade().await;
+        assert_eq!(upgrade.entry().unwrap().condition("ConfigurationInvalid"), None);
         assert!(!world.is_commenced().await, "the alert keeps it waiting");
         world.configure(&format!("{LOCAL}healthCheck: {{ignoredCriticals: [EtcdDown]}}\n")).await;
         world.minutes(2).await;
@@ -222,31 +246,119 @@ fn one_replica_leads_and_another_takes_over() {
     });
 }
 
+/// A world whose upgrade has its extra node and its silence, and waits because its version was withdrawn.
+async fn withdrawn(compat: Compat) -> (World, Program) {
+    let world = World::new().await;
+    world.configure(&by_ocm()).await;
+    world.ocm.schedule("p-1", VERSION, world.at(10));
+    let program = world.start(compat);
+    world.until(Phase::Upgrading, 30).await;
+    world.cluster.set_releases(&[]).await.unwrap();
+    for _ in 0..40 {
+        if !world.silences().is_empty() {
+            break;
+        }
+        world.minutes(1).await;
+    }
+    assert_eq!(left(&world).await, (1, 1));
+    assert!(!world.is_commenced().await);
+    (world, program)
+}
+
+/// The silences and the extra MachineSets.
+async fn left(world: &World) -> (usize, usize) {
+    (world.silences().len(), world.extra_machine_sets().await)
+}
+
 fn a_cancelled_upgrade_leaves_nothing() {
+    in_world(async {
+        for compat in Compat::VARIANTS {
+            let (world, _program) = withdrawn(*compat).await;
+            world.ocm.set_state("p-1", "cancelled", "");
+            world.until_gone(5).await;
+            match compat {
+                Compat::Repaired => assert_eq!(left(&world).await, (0, 0)),
+                Compat::Strict => assert_eq!(left(&world).await, (1, 1)),
+            }
+        }
+    });
+}
+
+fn a_deleted_upgrade_leaves_nothing() {
+    in_world(async {
+        for compat in Compat::VARIANTS {
+            let (world, _program) = withdrawn(*compat).await;
+            world.configure(LOCAL).await;
+            world.alertmanager.set_down(true);
+            world.delete().await;
+            world.minutes(2).await;
+            assert_eq!(world.silences().len(), 1, "Alertmanager does not answer");
+            world.alertmanager.set_down(false);
+            world.minutes(2).await;
+            match compat {
+                Compat::Repaired => assert_eq!(left(&world).await, (0, 0)),
+                Compat::Strict => assert_eq!(left(&world).await, (1, 1)),
+            }
+        }
+        // One that had commenced needs them until its end.
+        let world = World::new().await;
+        world.configure(&by_ocm()).await;
+        world.ocm.schedule("p-1", VERSION, world.at(10));
+        let _program = world.start(Compat::Repaired);
+        world.until_commenced(60).await;
+        world.configure(LOCAL).await;
+        world.delete().await;
+        world.minutes(6).await;
+        assert_eq!(left(&world).await, (1, 1));
+        world.minutes(120).await;
+        assert_eq!(left(&world).await, (0, 0));
+    });
+}
+
+fn a_cancellation_crosses_the_beginning() {
+    in_world(async {
+        let (world, _program) = withdrawn(Compat::Repaired).await;
+        // The sync has the answer that the policy is cancelled only after the upgrade has commenced.
+        world.ocm.set_state("p-1", "cancelled", "");
+        world.ocm.troubles().set(Some(Trouble::Slow(Duration::from_secs(25))));
+        world.cluster.set_releases(&[Release::new(VERSION)]).await.unwrap();
+        world.until_commenced(5).await;
+        world.ocm.troubles().set(None);
+        world.minutes(3).await;
+        assert_eq!(world.phase().await, Some(Phase::Upgrading));
+        assert_eq!(left(&world).await, (1, 1));
+        let upgrade = world.upgrade().await;
+        let held = upgrade.entry().unwrap().condition("UpgradeConfigHeld").unwrap();
+        assert!(held.message.starts_with("The provider wants no upgrade any more"), "{held:?}");
+        let last = upgrade.entry().unwrap().conditions.last().unwrap();
+        assert_eq!((&*last.status, &*last.reason), ("True", "UnderWay"));
+        world.until_gone(240).await;
+    });
+}
+
+fn a_provider_out_of_reach_is_shown() {
     in_world(async {
         for compat in Compat::VARIANTS {
             let world = World::new().await;
             world.configure(&by_ocm()).await;
             world.ocm.schedule("p-1", VERSION, world.at(10));
             let _program = world.start(*compat);
-            world.until(Phase::Upgrading, 30).await;
-            // The version is withdrawn, so the request waits.
-            world.cluster.set_releases(&[]).await.unwrap();
-            for _ in 0..40 {
-                if !world.silences().is_empty() {
-                    break;
-                }
-                world.minutes(1).await;
-            }
-            assert_eq!((world.silences().len(), world.extra_machine_sets().await), (1, 1));
-            assert!(!world.is_commenced().await);
-            world.ocm.set_state("p-1", "cancelled", "");
-            world.until_gone(5).await;
-            let left = (world.silences().len(), world.extra_machine_sets().await);
+            world.until(Phase::Pending, 5).await;
+            world.ocm.troubles().set(Some(Trouble::Status(500)));
+            world.minutes(15).await;
+            assert_eq!(world.phase().await, Some(Phase::Pending));
+            let shown = async || {
+                let upgrade = world.upgrade().await;
+                let shown = upgrade.entry().unwrap().condition("SyncFailed").cloned();
+                shown.map(|one| (one.status, one.message.contains("500")))
+            };
             match compat {
-                Compat::Repaired => assert_eq!(left, (0, 0)),
-                Compat::Strict => assert_eq!(left, (1, 1)),
+                Compat::Repaired => assert_eq!(shown().await, Some(("True".to_owned(), true))),
+                Compat::Strict => assert_eq!(shown().await, None),
             }
+            world.ocm.troubles().set(None);
+            world.until(Phase::Upgrading, 5).await;
+            assert_eq!(shown().await, None);
         }
     });
 }

@@ -213,10 +213,37 @@ fn failure() {
     assert_eq!(ends(Repaired, 60, 70), Phase::Failed);
     assert_eq!(ends(Strict, 60, 70), Phase::Upgrading);
     // One that begins after its time has failed at once, and its start is reported as well: OCM demands it.
-    let mut late = waits(Repaired, 121, 0);
-    late.look();
-    assert_eq!(late.entry().phase, Phase::Failed);
+    let mut late = Cluster::new(Repaired);
+    late.pass(SignedDuration::from_mins(120));
+    late.run_to(Phase::Failed);
     assert_eq!(late.sent, ["StateStarted", "StateFailed"]);
+    // One that never began, too; the original keeps it Pending.
+    for compat in COMPATS {
+        for case in ["a downgrade", "OCM is down", "nothing requested"] {
+            if compat == Strict && case == "nothing requested" {
+                continue; // It has no entry.
+            }
+            let mut pending = Cluster::new(compat);
+            match case {
+                "a downgrade" => pending.upgrade.spec.desired.version = Some("4.16.1".into()),
+                "OCM is down" => pending.refreshed = Err("OCM is down".into()),
+                _ => pending.upgrade.spec.desired.channel = None,
+            }
+            pending.look();
+            pending.pass(SignedDuration::from_mins(118));
+            pending.look();
+            assert_eq!(pending.entry().phase, Phase::Pending, "{case}");
+            pending.pass(SignedDuration::from_mins(2));
+            pending.look();
+            let (phase, sent) = (pending.entry().phase, pending.sent.join(" "));
+            match compat {
+                Repaired => {
+                    assert_eq!((phase, &*sent), (Phase::Failed, "StateStarted StateFailed"));
+                }
+                Strict => assert_eq!((phase, &*sent), (Phase::Pending, ""), "{case}"),
+            }
+        }
+    }
     let mut never = waits(Repaired, 1, 500);
     never.config.window.timeout = None;
     never.look();
@@ -230,6 +257,34 @@ fn failure() {
 }
 
 fn control_plane_is_late() {
+    for compat in COMPATS {
+        let mut cluster = Cluster::new(compat);
+        cluster.control_plane_hangs = true;
+        cluster.run_to(Phase::Upgrading);
+        for (type_, status, message, shown) in [
+            (
+                "ReleaseAccepted",
+                "False",
+                "its signature is wrong",
+                "the cluster-version operator does not accept the release: its signature is wrong",
+            ),
+            (
+                "Failing",
+                "True",
+                "etcd is not available",
+                "the cluster-version operator reports a failure: etcd is not available",
+            ),
+            ("Failing", "False", "", "ControlPlaneUpgraded still in progress"),
+        ] {
+            cluster.show_version_condition(type_, status, message);
+            cluster.look();
+            let condition = cluster.condition("ControlPlaneUpgraded");
+            match compat {
+                Repaired => assert_eq!(condition.message, shown),
+                Strict => assert_eq!(condition.message, "ControlPlaneUpgraded still in progress"),
+            }
+        }
+    }
     let series = || Series::ControlPlaneTimeout { version: NEW.into() };
     for compat in COMPATS {
         let mut cluster = Cluster::new(compat);

@@ -2,7 +2,7 @@
 
 use refit_openshift::{
     Compat,
-    kinds::ClusterVersion,
+    kinds::{ClusterVersion, OperatorCondition},
     upgrade_config::{Desired, UpgradeConfigSpec},
     validation::{
         DEFAULT_UPSTREAM, ImageRef, Validating, Validity, go_architecture, offered_by, validate,
@@ -165,7 +165,33 @@ fn own_channel() {
         assert_eq!(validated(&request(version, "stable-4.16", "")), Validity::Valid, "{version}");
     }
     let missing = "cannot find version 4.16.6 in available updates".to_owned();
-    assert_eq!(validated(&request("4.16.6", "stable-4.16", "")), Validity::Invalid(missing));
+    assert_eq!(
+        validated(&request("4.16.6", "stable-4.16", "")),
+        Validity::Invalid(missing.clone())
+    );
+    // The cluster-version operator cannot read what is offered.
+    let mut unread = cluster(&json!({}));
+    unread.status.as_mut().unwrap().conditions.push(OperatorCondition {
+        type_: "RetrievedUpdates".into(),
+        status: "False".into(),
+        reason: "RemoteFailed".into(),
+        message: "no route to host".into(),
+    });
+    let found = |version, compat| {
+        validate(&Validating {
+            spec: &request(version, "stable-4.16", ""),
+            cluster: &unread,
+            compat,
+            asks_cincinnati: false,
+            architecture: "arm64",
+            release: None,
+            offered: None,
+        })
+    };
+    let why = format!("{missing}: the cluster-version operator cannot read them: no route to host");
+    assert_eq!(found("4.16.6", Compat::Repaired), Validity::Invalid(why));
+    assert_eq!(found("4.16.6", Compat::Strict), Validity::Invalid(missing));
+    assert_eq!(found("4.16.4", Compat::Repaired), Validity::Valid);
 }
 
 fn another_channel() {

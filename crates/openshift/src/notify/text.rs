@@ -3,6 +3,7 @@
 
 use super::{LogEvent, Notice};
 use crate::{
+    cluster_version::TRIED_AGAIN,
     steps::names,
     upgrade_config::{UpgradeCondition, UpgradeHistory},
 };
@@ -83,7 +84,10 @@ fn delayed(version: &str, history: Option<&UpgradeHistory>) -> String {
 fn failed(version: &str, history: Option<&UpgradeHistory>) -> String {
     let stuck = stuck(history);
     let why = match stuck.map(|condition| (&*condition.type_, &condition.message)) {
-        Some((names::UPGRADABLE, message)) => return message.clone(),
+        Some((names::UPGRADABLE, message)) => {
+            let cause = message.split_once(TRIED_AGAIN).map_or(&**message, |(cause, _)| cause);
+            return cause.to_owned();
+        }
         Some((names::HEALTHY_BEFORE, _)) => {
             "during the Pre-Health Check step. Health alerts are firing in the cluster which could impact the upgrade's \
              operation, so the upgrade did not proceed"

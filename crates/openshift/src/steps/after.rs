@@ -22,9 +22,13 @@ use crate::{
 pub(super) fn control_plane(known: &Known<'_>) -> Made {
     flow(|| {
         if !cluster_version::is_completed(known.cluster, known.version(), known.compat) {
-            return Ok(match is_late(known) {
-                Ok(_) => Progress::waits("the control plane is being upgraded"),
-                Err(why) => Progress::error(why),
+            let obstacle = match known.compat {
+                Compat::Repaired => cluster_version::obstacle(known.cluster),
+                Compat::Strict => None,
+            };
+            return Ok(match (is_late(known), obstacle) {
+                (Err(why), _) | (Ok(_), Some(why)) => Progress::error(why),
+                (Ok(_), None) => Progress::waits("the control plane is being upgraded"),
             });
         }
         known.notified(Notice::ControlPlaneFinished)?;

@@ -44,9 +44,20 @@ pub(super) fn upgradable(known: &Known<'_>) -> Made {
         }
         match check_upgradeable(known.cluster, &known.upgrade.spec) {
             Ok(()) => Ok(Progress::Done),
-            Err(error) => Ok(Progress::error(error.to_string())),
+            Err(error) => Ok(Progress::error(match known.compat {
+                Compat::Repaired => format!("{error}{}", tried_until(known)),
+                Compat::Strict => error.to_string(),
+            })),
         }
     })
+}
+
+/// Until when the upgrade is tried to be begun, as the end of a sentence.
+fn tried_until(known: &Known<'_>) -> String {
+    let at = cluster_version::upgrade_at(&known.upgrade.spec).ok();
+    let end = at.zip(known.config.window.timeout).and_then(|(at, time)| at.checked_add(time).ok());
+    let end = end.map_or_else(|| "that has changed".to_owned(), |end| end.to_string());
+    format!("{}{end}", cluster_version::TRIED_AGAIN)
 }
 
 /// What the health checks before the upgrade find.

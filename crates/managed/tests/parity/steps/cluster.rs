@@ -354,6 +354,12 @@ impl Cluster {
         }
     }
 
+    /// The ClusterVersion has this condition only.
+    pub(crate) fn show_version_condition(&mut self, type_: &str, status: &str, message: &str) {
+        self.version["status"]["conditions"] =
+            json!([{"type": type_, "status": status, "reason": "", "message": message}]);
+    }
+
     /// The nodes of the extra Machines are not Ready any more.
     pub(crate) fn extras_break(&mut self) {
         for status in self.machines.nodes.iter_mut().flat_map(|node| &mut node.status) {
