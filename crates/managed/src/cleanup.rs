@@ -1,15 +1,19 @@
 //! Removes what an upgrade has added before it commenced, when it is not wanted any more.
 
+use std::time::Duration;
+
 use kube::{
     Api,
     api::{DeleteParams, ListParams},
 };
 use refit_kinds::refit::SilencedPart;
 use refit_openshift::{
+    Compat,
     kinds::{MACHINE_API, MachineSet},
     maintenance::SilencesSeen,
-    manager::{Leftovers, leftovers},
+    manager::is_under_way,
     scaler::scale_down,
+    upgrade_config::NAMESPACE,
 };
 use refit_runtime::{
     apply::{self, is_not_found},
@@ -20,35 +24,52 @@ use refit_runtime::{
 use crate::context::{Context, unread};
 
 /// When it is looked again whether the cluster needs what an upgrade without UpgradeConfig has added.
-const AGAIN: std::time::Duration = std::time::Duration::from_mins(5);
+const AGAIN: Duration = Duration::from_mins(5);
 
-/// Removes extra MachineSets and silences of an upgrade that is cancelled. What cannot be removed is logged, and does not keep the
-/// upgrade from being cancelled: it is removed once there is no UpgradeConfig, or by the next upgrade.
-pub(crate) async fn cancelled(ctx: &Context) {
-    let (sets, silences) = futures::join!(
-        remove_machine_sets(ctx),
-        Box::pin(end_silences(ctx, &[SilencedPart::ControlPlane]))
-    );
-    for error in [sets.err(), silences.err()].into_iter().flatten() {
+/// Removes extra MachineSets and silences of an upgrade that is cancelled, or that another one replaces. What cannot be removed keeps
+/// neither waiting: it is removed once there is no UpgradeConfig.
+pub(crate) async fn remove_cancelled(ctx: &Context) {
+    if let Err(error) = remove_unneeded(ctx).await {
         let error = format!("{error:#}");
         tracing::warn!(error, "cannot remove what a cancelled upgrade has added");
     }
 }
 
 /// Removes what is left in a cluster without UpgradeConfig, once no upgrade that was commenced needs it.
-pub(crate) async fn without_upgrade(ctx: &Context) -> anyhow::Result<Action> {
-    let (cluster, pools) = futures::try_join!(ctx.cluster_version(), ctx.pools())?;
-    match leftovers(&cluster, &pools, ctx.compat) {
-        Leftovers::Stay => {}
-        Leftovers::Needed => return Ok(Action::RequeueAfter(AGAIN)),
-        Leftovers::Removed => {
-            let parts = [SilencedPart::ControlPlane, SilencedPart::Workers];
-            let (sets, silences) =
-                futures::join!(remove_machine_sets(ctx), Box::pin(end_silences(ctx, &parts)));
-            sets.and(silences)?;
+pub(crate) async fn remove_leftovers(ctx: &Context) -> Action {
+    match ctx.compat {
+        Compat::Strict => return Action::Done,
+        // In another namespace, it is tried out next to the one that has added them.
+        Compat::Repaired if ctx.namespace != NAMESPACE => return Action::Done,
+        Compat::Repaired => {}
+    }
+    match remove_unneeded(ctx).await {
+        Ok(Removed::Yes) => Action::Done,
+        Ok(Removed::Needed) => Action::RequeueAfter(AGAIN),
+        Err(error) => {
+            let error = format!("{error:#}");
+            tracing::warn!(error, "cannot look for what a deleted upgrade has added");
+            Action::RequeueAfter(AGAIN)
         }
     }
-    Ok(Action::Done)
+}
+
+enum Removed {
+    Yes,
+    Needed,
+}
+
+async fn remove_unneeded(ctx: &Context) -> anyhow::Result<Removed> {
+    let (cluster, pools) = futures::try_join!(ctx.cluster_version(), ctx.pools())?;
+    if is_under_way(&cluster, &pools, ctx.compat) {
+        return Ok(Removed::Needed);
+    }
+    let (sets, silences) = futures::join!(remove_machine_sets(ctx), Box::pin(end_silences(ctx)));
+    match (sets, silences) {
+        (Ok(()), Ok(())) => Ok(Removed::Yes),
+        (Err(error), Ok(())) | (Ok(()), Err(error)) => Err(error),
+        (Err(sets), Err(silences)) => Err(anyhow::anyhow!("{sets:#}; {silences:#}")),
+    }
 }
 
 async fn remove_machine_sets(ctx: &Context) -> anyhow::Result<()> {
@@ -69,7 +90,7 @@ async fn remove_machine_sets(ctx: &Context) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn end_silences(ctx: &Context, parts: &[SilencedPart]) -> anyhow::Result<()> {
+async fn end_silences(ctx: &Context) -> anyhow::Result<()> {
     let monitoring = ctx.remote.monitoring().await.map_err(anyhow::Error::msg)?;
     let silences = monitoring.silences().await.map_err(anyhow::Error::msg)?;
     let seen = SilencesSeen {
@@ -79,7 +100,8 @@ async fn end_silences(ctx: &Context, parts: &[SilencedPart]) -> anyhow::Result<(
         version: "",
         now: ctx.clock.now_seconds(),
     };
-    for write in parts.iter().flat_map(|part| seen.end(*part)) {
+    let parts = [SilencedPart::ControlPlane, SilencedPart::Workers];
+    for write in parts.into_iter().flat_map(|part| seen.end(part)) {
         monitoring.write(&write).await.map_err(anyhow::Error::msg)?;
     }
     Ok(())

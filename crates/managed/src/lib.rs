@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `upgrade` | looks at the UpgradeConfig, and works through the steps of its upgrade |
 //! | `provider`, `sync` | asks which upgrade is wanted, and creates and deletes the UpgradeConfig |
-//! | `cleanup` | removes what a cancelled upgrade has added |
+//! | `cleanup` | removes what a cancelled or deleted upgrade has added |
 //! | `nodes` | NodeKeeper: brings the drains of nodes forward |
 //! | `notices`, `record` | sends notifications; stores what was done |
 //! | [`remote`] | asks what is outside of the Kubernetes API |

@@ -1,5 +1,6 @@
 //! Asks the provider which upgrade is wanted, and brings the UpgradeConfig there.
 
+use anyhow::Context as _;
 use kube::{
     Api,
     api::{DeleteParams, ObjectMeta, PostParams, Preconditions},
@@ -18,23 +19,35 @@ use crate::{cleanup, context::Context, record::show};
 
 /// Asks the provider between two looks at the upgrade, and carries out what follows. The upgrade shows an error.
 pub(crate) async fn sync(ctx: &Context) -> anyhow::Result<Option<Refresh>> {
-    let asked = Asked::ask(ctx).await;
-    // A look could commence what is cancelled here. The provider is asked before, as it may keep the answer waiting.
-    let _turn = ctx.shared.turn.lock().await;
-    let synced = match asked {
-        Ok(Some(asked)) => Box::pin(asked.carry_out(ctx)).await.map(Some),
-        Ok(None) => Ok(None),
-        Err(error) => Err(error),
-    };
-    let why = synced.as_ref().err().map(|error| format!("{error:#}"));
-    show(ctx, Trouble::SyncFailed, why.as_deref()).await;
-    synced
+    loop {
+        let asked = Asked::ask(ctx).await;
+        // A look could commence what is cancelled here. The provider is asked before, as it may keep the answer waiting.
+        let _turn = ctx.shared.turn.lock().await;
+        let synced = match asked {
+            Ok(Some(asked)) => match Box::pin(asked.carry_out(ctx)).await {
+                // A look has replaced it meanwhile.
+                Ok(None) => continue,
+                synced => synced,
+            },
+            Ok(None) => {
+                show(ctx, Trouble::UpgradeConfigHeld, None).await;
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        };
+        let why = synced.as_ref().err().map(|error| format!("{error:#}"));
+        show(ctx, Trouble::SyncFailed, why.as_deref()).await;
+        return synced;
+    }
 }
 
 /// Asks the provider during a look, and carries out what follows for the object in the cluster. `None` if no source is configured.
 pub(crate) async fn refresh(ctx: &Context) -> anyhow::Result<Option<Refresh>> {
     let Some(asked) = Asked::ask(ctx).await? else { return Ok(None) };
-    Box::pin(asked.carry_out(ctx)).await.map(Some)
+    let refreshed = Box::pin(asked.carry_out(ctx)).await?;
+    let changed =
+        "the UpgradeConfig was created or deleted while its provider was asked; it is asked again";
+    refreshed.context(changed).map(Some)
 }
 
 /// What the provider has answered.
@@ -64,13 +77,13 @@ impl Asked {
         Ok(Some(Self { uid, answer, hold: config.holds_while_upgrading()? }))
     }
 
-    async fn carry_out(self, ctx: &Context) -> anyhow::Result<Refresh> {
+    /// Carries the answer out; `None` if it is of another object.
+    async fn carry_out(self, ctx: &Context) -> anyhow::Result<Option<Refresh>> {
         let existing = ctx.upgrade().await?;
         let existing = existing.as_ref();
-        anyhow::ensure!(
-            existing.and_then(|existing| existing.metadata.uid.as_ref()) == self.uid.as_ref(),
-            "the UpgradeConfig was created or deleted while its provider was asked; it is asked again"
-        );
+        if existing.and_then(|existing| existing.metadata.uid.as_ref()) != self.uid.as_ref() {
+            return Ok(None);
+        }
         let wanted = match self.answer {
             Answer::Local => local_spec(existing, ctx.compat),
             Answer::Ocm(wanted) => wanted,
@@ -79,10 +92,10 @@ impl Asked {
         let known = Known { existing, wanted: wanted.as_ref(), commenced, hold: self.hold };
         let refresh = manager::refresh(known);
         if is_cleaned_up(known, ctx.compat) {
-            cleanup::cancelled(ctx).await;
+            cleanup::remove_cancelled(ctx).await;
         }
         carry_out(ctx, existing, &refresh).await?;
-        Ok(refresh)
+        Ok(Some(refresh))
     }
 }
 

@@ -90,8 +90,7 @@ impl Record {
     }
 }
 
-/// Shows a trouble of the upgrade, or that it is over. Errors of the trouble itself are logged elsewhere, so that it cannot be shown is
-/// logged only.
+/// Shows a trouble of the upgrade, or that it is over. A failure to show it is only logged.
 pub(crate) async fn show(ctx: &Context, trouble: Trouble, why: Option<&str>) {
     let shown = match ctx.compat {
         // The original has no such conditions.
@@ -100,7 +99,7 @@ pub(crate) async fn show(ctx: &Context, trouble: Trouble, why: Option<&str>) {
     };
     if let Err(error) = shown {
         let error = format!("{error:#}");
-        tracing::warn!(%trouble, error, "cannot show it in the status of the UpgradeConfig");
+        tracing::warn!(condition = %trouble, error, "cannot store a condition of the UpgradeConfig");
     }
 }
 

@@ -249,8 +249,8 @@ fn failure_due(platform: Platform, known: &Known<'_>) -> bool {
         |timeout: SignedDuration| from.is_some_and(|from| known.now.duration_since(from) > timeout);
     let is_commenced = match (known.has_commenced(), known.compat) {
         (Ok(is_commenced), _) => is_commenced,
-        // What requests nothing cannot commence.
-        (Err(_), compat) => compat == Compat::Strict,
+        // What requests nothing cannot commence. One that is under way waits until its spec is corrected.
+        (Err(_), compat) => compat == Compat::Strict || known.entry.phase == Phase::Upgrading,
     };
     let timeout = known.config.window.timeout;
     is_osd && !is_commenced && timeout.is_some_and(is_over)

@@ -61,7 +61,7 @@ pub enum Trouble {
     SyncFailed,
 }
 
-/// Shows a trouble, or that it is over. Its condition comes last: the first one is shown as the latest step.
+/// Shows a trouble, or that it is over. Its condition comes after those of the steps: the first one is shown as the latest step.
 pub fn show_trouble(
     entry: &mut UpgradeHistory,
     trouble: Trouble,
@@ -70,10 +70,9 @@ pub fn show_trouble(
 ) {
     let type_ = trouble.to_string();
     let Some(why) = why else { return entry.conditions.retain(|one| one.type_ != type_) };
-    if entry.conditions.iter().any(|one| one.type_ == type_ && one.message == why) {
-        return;
+    if let Some(known) = entry.conditions.iter_mut().find(|one| one.type_ == type_) {
+        return reword(known, why, now);
     }
-    entry.conditions.retain(|one| one.type_ != type_);
     let reason = match trouble {
         Trouble::ConfigurationInvalid => "Invalid",
         Trouble::UpgradeConfigHeld => "UnderWay",
@@ -92,11 +91,19 @@ pub(crate) fn show(
     let known = entry.conditions.iter().position(|one| one.type_ == type_);
     let before = known.map(|at| entry.conditions.remove(at));
     let Some((status, reason, message)) = shown else { return };
-    let is_same = |before: &UpgradeCondition| {
-        before.status == status && before.reason == reason && before.message == message
-    };
-    let next = || condition(type_, (status, reason, message), now);
-    entry.conditions.insert(0, before.filter(is_same).unwrap_or_else(next));
+    let mut next = before
+        .filter(|before| before.status == status && before.reason == reason)
+        .unwrap_or_else(|| condition(type_, (status, reason, message), now));
+    reword(&mut next, message, now);
+    entry.conditions.insert(0, next);
+}
+
+/// Changes the message of a condition, and leaves its times.
+fn reword(condition: &mut UpgradeCondition, message: &str, now: Timestamp) {
+    if condition.message != message {
+        message.clone_into(&mut condition.message);
+        condition.last_probe_time = Some(Time(now));
+    }
 }
 
 fn condition(

@@ -140,29 +140,10 @@ pub fn is_cleaned_up(known: Known<'_>, compat: Compat) -> bool {
     is_repaired && has_begun && refresh(known).changes()
 }
 
-/// What becomes of extra machines and silences without an UpgradeConfig. In the original they stay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leftovers {
-    /// They stay.
-    Stay,
-    /// They stay until the cluster runs the release that was requested: its UpgradeConfig can be created again.
-    Needed,
-    /// They are removed: they are of an upgrade that was deleted before it commenced, or that is over.
-    Removed,
-}
-
-/// Decides what becomes of extra machines and silences without an UpgradeConfig.
-pub fn leftovers(
-    cluster: &ClusterVersion,
-    pools: &[MachineConfigPool],
-    compat: Compat,
-) -> Leftovers {
-    let workers_wait = || WorkerCount::of(pools, compat).is_some_and(WorkerCount::is_upgrading);
-    match compat {
-        Compat::Strict => Leftovers::Stay,
-        Compat::Repaired if is_updating(cluster) || workers_wait() => Leftovers::Needed,
-        Compat::Repaired => Leftovers::Removed,
-    }
+/// Whether an upgrade that was commenced still needs extra machines and silences: the cluster does not run the requested release yet, or
+/// a worker does not. Those that are there are left from one that did not commence, if not.
+pub fn is_under_way(cluster: &ClusterVersion, pools: &[MachineConfigPool], compat: Compat) -> bool {
+    is_updating(cluster) || WorkerCount::of(pools, compat).is_some_and(WorkerCount::is_upgrading)
 }
 
 fn is_upgrading(existing: Option<&UpgradeConfig>) -> bool {

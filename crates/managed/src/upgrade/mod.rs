@@ -18,7 +18,7 @@ use refit_runtime::{ObjectKey, queue::Action};
 
 use self::look::Look;
 use crate::{
-    cleanup,
+    Compat, cleanup,
     context::Context,
     record::{Stored, show},
 };
@@ -28,7 +28,7 @@ use crate::{
 const SOONEST: SignedDuration = SignedDuration::from_secs(1);
 /// When an UpgradeConfig is looked at again, whatever wakes it.
 const RESYNC: SignedDuration = SignedDuration::from_mins(5);
-/// How long a look may take. The longest read waits for external dependencies, three times for up to a minute.
+/// How long a look may take, with its wait for a sync. The longest read waits for external dependencies, three times for up to a minute.
 const DEADLINE: Duration = Duration::from_mins(10);
 /// The next look at an object that changed during a look.
 const AFTER_CHANGE: Duration = Duration::from_millis(500);
@@ -57,8 +57,12 @@ async fn look(ctx: &Context) -> anyhow::Result<Action> {
     let _turn = ctx.shared.turn.lock().await;
     let Some(upgrade) = ctx.upgrade().await? else {
         ctx.shared.metrics.reset(Reset::ConfigGone);
-        return cleanup::without_upgrade(ctx).await;
+        return Ok(cleanup::remove_leftovers(ctx).await);
     };
+    if upgrade.entry().is_none() && ctx.compat == Compat::Repaired {
+        // An edit of the version may have taken the place of an upgrade that had begun.
+        cleanup::remove_cancelled(ctx).await;
+    }
     let mut look = match Look::new(ctx, upgrade).await {
         Ok(look) => look,
         Err(error) => {

@@ -294,7 +294,7 @@ fn a_deleted_upgrade_leaves_nothing() {
             world.minutes(2).await;
             assert_eq!(world.silences().len(), 1, "Alertmanager does not answer");
             world.alertmanager.set_down(false);
-            world.minutes(2).await;
+            world.minutes(7).await;
             match compat {
                 Compat::Repaired => assert_eq!(left(&world).await, (0, 0)),
                 Compat::Strict => assert_eq!(left(&world).await, (1, 1)),

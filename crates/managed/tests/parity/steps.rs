@@ -17,7 +17,7 @@ use refit_openshift::{
         file_integrity::{NAME, NAMESPACE, patch},
         of,
     },
-    upgrade_config::{ARO, Phase},
+    upgrade_config::{ARO, Desired, Phase},
 };
 use serde_json::{Value, json};
 
@@ -244,6 +244,22 @@ fn failure() {
             }
         }
     }
+    // What is under way waits until its spec is corrected, and one that never began removes nothing.
+    let mut under_way = Cluster::new(Repaired);
+    under_way.control_plane_hangs = true;
+    under_way.run_to(Phase::Upgrading);
+    let silences = under_way.active_silences();
+    under_way.pass(SignedDuration::from_mins(500));
+    under_way.upgrade.spec.desired.channel = None;
+    under_way.look();
+    assert_eq!(under_way.entry().phase, Phase::Upgrading);
+    under_way.upgrade.spec.desired = Desired {
+        version: Some("4.17.9".into()),
+        channel: Some("stable-4.18".into()),
+        image: None,
+    };
+    under_way.run_to(Phase::Failed);
+    assert_eq!((silences, under_way.active_silences()), (1, 1));
     let mut never = waits(Repaired, 1, 500);
     never.config.window.timeout = None;
     never.look();

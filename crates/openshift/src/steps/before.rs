@@ -174,9 +174,13 @@ pub(super) fn commenced(known: &Known<'_>) -> Made {
 /// Cleans up after an upgrade that did not begin in time, and reports that.
 pub(crate) fn failure(known: &Known<'_>) -> Made {
     flow(|| {
-        let machines = known.machines()?;
-        if let Some(down) = scale_down(true, &machines.sets, &machines.machines) {
-            known.all_made(down.delete.into_iter().map(Write::DeleteMachineSet).collect())?;
+        // What never began has added nothing: what is there may be of an upgrade that is under way.
+        let is_cleaned_up = known.entry.phase == Phase::Upgrading;
+        if is_cleaned_up {
+            let machines = known.machines()?;
+            if let Some(down) = scale_down(true, &machines.sets, &machines.machines) {
+                known.all_made(down.delete.into_iter().map(Write::DeleteMachineSet).collect())?;
+            }
         }
         match known.compat {
             // OCM accepts the failure only of what has started.
@@ -185,9 +189,11 @@ pub(crate) fn failure(known: &Known<'_>) -> Made {
         }
         known.notified(Notice::Failed)?;
         match known.compat {
-            Compat::Repaired => known.silenced(known.silences()?.after_failure())?,
+            Compat::Repaired if is_cleaned_up => {
+                known.silenced(known.silences()?.after_failure())?;
+            }
             // They end by themselves.
-            Compat::Strict => {}
+            Compat::Repaired | Compat::Strict => {}
         }
         Ok(Progress::Done)
     })
