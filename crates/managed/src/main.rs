@@ -10,8 +10,9 @@ use std::{
 
 use anyhow::Context as _;
 use clap::{ArgAction, Parser, ValueEnum};
+use kube::config::Kubeconfig;
 use refit_managed::{Compat, Process, Settings, run};
-use refit_openshift::upgrade_config::NAMESPACE;
+use refit_openshift::{upgrade_config::NAMESPACE, url::without_credentials};
 use refit_runtime::{
     Clock,
     client::ClientStack,
@@ -163,7 +164,11 @@ async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
         );
     }
     let clock = Clock::real();
-    let config = direct(cluster(args.kubeconfig.as_deref(), args.context.as_deref()).await?);
+    let mut config = cluster(args.kubeconfig.as_deref(), args.context.as_deref()).await?;
+    // The environment has a proxy for other servers, and each client would warn of it.
+    if config.proxy_url.take().is_some() {
+        report_ignored_proxy(args);
+    }
     let stack = ClientStack::production(concat!("refit-managed/", env!("CARGO_PKG_VERSION")));
     let settings = Settings {
         namespace: namespace.clone(),
@@ -197,12 +202,29 @@ async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
     run(stack, config, clock, process, settings).await
 }
 
-/// Calls the API server without a proxy. The environment has one for other servers, and each client would warn of it.
-fn direct(mut config: kube::Config) -> kube::Config {
-    if config.proxy_url.take().is_some() {
-        tracing::info!("calling the API server without the configured proxy");
+fn report_ignored_proxy(args: &Args) {
+    let kubeconfig = args.kubeconfig.as_ref().map_or_else(Kubeconfig::read, Kubeconfig::read_from);
+    let named = kubeconfig
+        .as_ref()
+        .ok()
+        .and_then(|kubeconfig| proxy_of_kubeconfig(kubeconfig, args.context.as_deref()));
+    if let Some(proxy) = named {
+        tracing::warn!(
+            proxy = &*without_credentials(proxy),
+            "ignoring proxy-url of the kubeconfig, the API server is called directly; run refit-managed where it \
+             is reachable, and remove proxy-url"
+        );
+    } else {
+        tracing::info!("calling the API server without the proxy of the environment");
     }
-    config
+}
+
+/// The proxy that a kubeconfig itself names for its cluster: `kube::Config` has that of the environment as well.
+fn proxy_of_kubeconfig<'a>(kubeconfig: &'a Kubeconfig, context: Option<&str>) -> Option<&'a str> {
+    let name = context.or(kubeconfig.current_context.as_deref())?;
+    let context = kubeconfig.contexts.iter().find(|one| one.name == name)?.context.as_ref()?;
+    let cluster = kubeconfig.clusters.iter().find(|one| one.name == context.cluster)?;
+    cluster.cluster.as_ref()?.proxy_url.as_deref().filter(|proxy| !proxy.is_empty())
 }
 
 async fn listen(bind: Bind, flag: &str) -> anyhow::Result<Listener> {
@@ -254,10 +276,34 @@ mod tests {
     }
 
     #[test]
-    fn the_api_server_is_called_without_a_proxy() {
-        let mut config = kube::Config::new("https://api.example".parse().unwrap());
-        config.proxy_url = Some("http://proxy.example:3128".parse().unwrap());
-        assert_eq!(direct(config).proxy_url, None);
+    fn refit_managed_distinguishes_a_proxy_of_the_kubeconfig_from_one_of_the_environment() {
+        let kubeconfig = Kubeconfig::from_yaml(
+            "
+            current-context: direct
+            contexts:
+            - {name: direct, context: {cluster: direct, user: a}}
+            - {name: empty, context: {cluster: empty, user: a}}
+            - {name: proxied, context: {cluster: proxied, user: a}}
+            - {name: broken, context: {cluster: missing, user: a}}
+            clusters:
+            - {name: direct, cluster: {server: https://api.example}}
+            - {name: empty, cluster: {server: https://api.example, proxy-url: ''}}
+            - {name: proxied, cluster: {server: https://api.example, proxy-url: http://proxy.example:3128}}
+            ",
+        )
+        .unwrap();
+        for (context, proxy) in [
+            (None, None),
+            (Some("direct"), None),
+            (Some("empty"), None),
+            (Some("proxied"), Some("http://proxy.example:3128")),
+            (Some("broken"), None),
+            (Some("missing"), None),
+        ] {
+            assert_eq!(proxy_of_kubeconfig(&kubeconfig, context), proxy, "{context:?}");
+        }
+        let current = Kubeconfig { current_context: Some("proxied".to_owned()), ..kubeconfig };
+        assert!(proxy_of_kubeconfig(&current, None).is_some());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use crate::admission::{Asked, Operation};
+use crate::admission::{Operation, WriteRequest};
 use crate::auth::Identity;
 use crate::delete::{DeleteOptions, Deletion, parse_propagation, success};
 use crate::error::ApiError;
@@ -344,7 +344,7 @@ impl Handler<'_> {
         options: &DeleteOptions,
     ) -> Result<Vec<String>, ApiError> {
         let Some(entry) = store.get(&self.resource.id, key) else { return Ok(vec![]) };
-        store.check_policies(&Asked {
+        store.check_policies(&WriteRequest {
             resource: self.resource,
             namespace: namespace_of(key),
             name: name_of(key),

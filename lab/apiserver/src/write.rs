@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use crate::admission::{Asked, Operation};
+use crate::admission::{Operation, WriteRequest};
 use crate::apply::{ApplyRequest, apply, track_update, update_last_applied};
 use crate::builtin;
 use crate::error::{ApiError, cause, required};
@@ -220,7 +220,7 @@ impl Store {
             track_update(None, &mut new, manager, &version, "", now, &resource.schema);
         }
         normalise_meta(&mut new);
-        warnings.extend(self.check_policies(&Asked {
+        warnings.extend(self.check_policies(&WriteRequest {
             resource,
             namespace,
             name: &name,
@@ -411,7 +411,7 @@ impl Store {
             track_update(Some(old), &mut new, manager, &version, subresource, now, schema);
         }
         normalise_meta(&mut new);
-        warnings.extend(self.check_policies(&Asked {
+        warnings.extend(self.check_policies(&WriteRequest {
             resource,
             namespace: namespace_of(key),
             name,

@@ -10,63 +10,67 @@ use serde_json::{Map, Value, json};
 use crate::auth::Identity;
 use crate::schema::cel::with_functions;
 
-use super::Asked;
+use super::WriteRequest;
 
-/// The variables of a request.
+/// What each expression of a policy sees.
 pub(super) struct Inputs(Vec<(&'static str, CelValue)>);
 
 const PARAMS: &str = "params";
+pub(super) const VARIABLES: &str = "variables";
 
 impl Inputs {
-    pub(super) fn new(asked: &Asked<'_>, requester: &Identity, home: Option<&Value>) -> Self {
-        let given = |value: Option<&Value>| value.map_or(CelValue::Null, to_cel);
+    pub(super) fn new(
+        write: &WriteRequest<'_>,
+        requester: &Identity,
+        home: Option<&Value>,
+    ) -> Self {
+        let to_cel_or_null = |value: Option<&Value>| value.map_or(CelValue::Null, to_cel);
         Self(vec![
-            ("object", given(asked.object)),
-            ("oldObject", given(asked.old)),
-            ("request", to_cel(&request(asked, requester))),
-            ("namespaceObject", given(home)),
+            ("object", to_cel_or_null(write.object)),
+            ("oldObject", to_cel_or_null(write.old)),
+            ("request", to_cel(&request(write, requester))),
+            ("namespaceObject", to_cel_or_null(home)),
             (PARAMS, CelValue::Null),
         ])
     }
 
-    /// Sets the parameter object.
     pub(super) fn set_params(&mut self, params: &Value) {
         self.0.retain(|(name, _)| *name != PARAMS);
         self.0.push((PARAMS, to_cel(params)));
     }
 
-    /// Evaluates expressions, for which these variables of a policy are set, too. One that cannot be evaluated is an
-    /// error where it is used.
-    pub(super) fn evaluate<T>(
-        &self,
-        variables: &[(String, Program)],
-        evaluate: impl FnOnce(&Scope<'_>) -> T,
-    ) -> T {
+    pub(super) fn evaluate<T>(&self, evaluate: impl FnOnce(&Scope<'_>) -> T) -> T {
         with_functions(|functions| {
             let mut scope = functions.new_inner_scope();
             for (name, value) in &self.0 {
                 scope.add_variable_from_value(*name, value.clone());
             }
-            let mut known: HashMap<Key, CelValue> = HashMap::new();
-            for (name, program) in variables {
-                let mut inner = scope.new_inner_scope();
-                let map = CelMap { map: Arc::new(known.clone()) };
-                inner.add_variable_from_value("variables", CelValue::Map(map));
-                if let Ok(value) = program.execute(&inner) {
-                    known.insert(Key::String(Arc::new(name.clone())), value);
-                }
-            }
-            let map = CelMap { map: Arc::new(known) };
-            scope.add_variable_from_value("variables", CelValue::Map(map));
             evaluate(&Scope(scope))
         })
     }
 }
 
-/// Where expressions are evaluated.
 pub(super) struct Scope<'a>(Context<'a>);
 
 impl Scope<'_> {
+    /// Adds the variables of a policy. One that cannot be evaluated is an error where it is used.
+    pub(super) fn with_variables(&self, variables: &[(String, Program)]) -> Scope<'_> {
+        let mut known: HashMap<Key, CelValue> = HashMap::new();
+        for (name, program) in variables {
+            if let Ok(value) = self.with_known(known.clone()).execute(program) {
+                known.insert(Key::String(Arc::new(name.clone())), value);
+            }
+        }
+        self.with_known(known)
+    }
+
+    fn with_known(&self, known: HashMap<Key, CelValue>) -> Scope<'_> {
+        let mut scope = self.0.new_inner_scope();
+        let map = CelMap { map: Arc::new(known) };
+        scope.add_variable_from_value(VARIABLES, CelValue::Map(map));
+        Scope(scope)
+    }
+
     pub(super) fn execute(&self, program: &Program) -> Result<CelValue, String> {
         program.execute(&self.0).map_err(|error| error.to_string())
     }
@@ -79,35 +83,35 @@ impl Scope<'_> {
     }
 }
 
-/// An `AdmissionRequest`. Fields without a value are missing, as the real server omits them.
-fn request(asked: &Asked<'_>, requester: &Identity) -> Value {
-    let resource = asked.resource;
+/// The `AdmissionRequest`. Fields without a value are missing, as the real server omits them.
+fn request(write: &WriteRequest<'_>, requester: &Identity) -> Value {
+    let resource = write.resource;
     let (group, version) = (&*resource.group, &*resource.version);
     let kind = json!({"group": group, "version": version, "kind": &*resource.kind});
     let plural = json!({"group": group, "version": version, "resource": &*resource.plural});
     let mut user = Map::new();
-    let given = [
+    let user_fields = [
         ("username", json!(requester.user)),
         ("uid", json!(requester.uid)),
         ("groups", json!(requester.groups)),
         ("extra", json!(requester.extra)),
     ];
-    user.extend(given.into_iter().filter(|(_, value)| !is_empty(value)).map(owned));
+    user.extend(user_fields.into_iter().filter(|(_, value)| !is_empty(value)).map(owned));
     let mut request = Map::new();
-    let given = [
+    let request_fields = [
         ("kind", kind.clone()),
         ("requestKind", kind),
         ("resource", plural.clone()),
         ("requestResource", plural),
-        ("subResource", json!(asked.subresource)),
-        ("requestSubResource", json!(asked.subresource)),
-        ("name", json!(asked.name)),
-        ("namespace", json!(asked.namespace)),
-        ("operation", json!(asked.operation.name())),
+        ("subResource", json!(write.subresource)),
+        ("requestSubResource", json!(write.subresource)),
+        ("name", json!(write.name)),
+        ("namespace", json!(write.namespace)),
+        ("operation", json!(write.operation.name())),
         ("userInfo", Value::Object(user)),
-        ("dryRun", json!(asked.dry_run)),
+        ("dryRun", json!(write.dry_run)),
     ];
-    request.extend(given.into_iter().filter(|(_, value)| !is_empty(value)).map(owned));
+    request.extend(request_fields.into_iter().filter(|(_, value)| !is_empty(value)).map(owned));
     Value::Object(request)
 }
 

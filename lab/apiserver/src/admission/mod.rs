@@ -6,8 +6,20 @@
 //! | `matching` | which requests a policy and a binding are for |
 //! | `cel` | what expressions see, and how they are evaluated |
 //!
-//! A policy sees the requests of callers, not what follows from them, such as garbage collection. Not supported are
-//! `authorizer` and `auditAnnotations`; scales and evictions are not checked.
+//! A policy sees the requests of callers, not what follows from them, such as garbage collection. Of a creation with
+//! `generateName`, it sees the generated name, as in the real server.
+//!
+//! Not supported:
+//! - `authorizer` and `auditAnnotations`.
+//! - Scales and evictions are not checked.
+//! - Type checks: an expression is only parsed when its policy is written. Where it names a variable, field or function
+//!   that does not exist, or compares values of different types, it fails when it is evaluated. `status.typeChecking`
+//!   stays empty.
+//! - Bindings are not validated.
+//! - Conversion: with `matchPolicy: Equivalent`, a rule for another version of a resource matches, but the expressions see
+//!   the objects and the `request` in the version of the caller.
+//! - Warnings of a write that is denied: its response has the first denial only.
+//! - Limits on the cost of expressions.
 
 mod cel;
 mod matching;
@@ -30,15 +42,14 @@ use crate::selector::LabelSelector;
 use crate::store::{Store, key_of, range};
 
 use self::cel::Inputs;
+use self::matching::constraints_fit;
 use self::policy::{Denial, Policy};
 
 pub(crate) use self::policy::validate;
 
-/// The id of the policies.
 pub(crate) const POLICIES: &str = "validatingadmissionpolicies.admissionregistration.k8s.io";
 const BINDINGS: &str = "validatingadmissionpolicybindings.admissionregistration.k8s.io";
 
-/// What a request does to an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Create,
@@ -57,7 +68,7 @@ impl Operation {
 }
 
 /// A write that a caller requests.
-pub(crate) struct Asked<'a> {
+pub(crate) struct WriteRequest<'a> {
     pub(crate) resource: &'a Resource,
     pub(crate) namespace: &'a str,
     pub(crate) name: &'a str,
@@ -76,8 +87,11 @@ pub(crate) type Compiled = BTreeMap<Arc<str>, (u64, Arc<Policy>)>;
 
 impl Store {
     /// Refuses a write that a policy denies; returns warnings.
-    pub(crate) fn check_policies(&mut self, asked: &Asked<'_>) -> Result<Vec<String>, ApiError> {
-        let is_exempt = &*asked.resource.group == ADMISSION || asked.subresource == "scale";
+    pub(crate) fn check_policies(
+        &mut self,
+        write: &WriteRequest<'_>,
+    ) -> Result<Vec<String>, ApiError> {
+        let is_exempt = &*write.resource.group == ADMISSION || write.subresource == "scale";
         let bindings = self.table(BINDINGS).filter(|table| !table.is_empty()).cloned();
         let (Some(requester), Some(bindings), false) =
             (self.requester.clone(), bindings, is_exempt)
@@ -95,19 +109,20 @@ impl Store {
             let Some((name, policy)) = self.policy(spec.policy_name.as_deref()) else {
                 continue;
             };
-            let Some(denial) = self.denial(&policy, &spec, asked, &requester) else { continue };
             let names = (&*name, crate::store::name_of(key));
-            let does =
+            // The actions of a binding do not apply where it cannot be used.
+            let denials = self
+                .denials(&policy, &spec, write, &requester)
+                .map_err(|denial| denial.into_error(write, names))?;
+            let has_action =
                 |action: &str| spec.validation_actions.iter().flatten().any(|one| one == action);
-            if does("Deny") {
-                return Err(denial.into_error(asked, names));
-            }
-            if does("Warn") {
-                let (policy, binding) = names;
-                let why = denial.message;
-                warnings.push(format!(
-                    "Validation failed for ValidatingAdmissionPolicy '{policy}' with binding '{binding}': {why}"
-                ));
+            for denial in denials {
+                if has_action("Deny") {
+                    return Err(denial.into_error(write, names));
+                }
+                if has_action("Warn") {
+                    warnings.push(denial.into_warning(names));
+                }
             }
         }
         Ok(warnings)
@@ -127,41 +142,43 @@ impl Store {
         Some((name, policy))
     }
 
-    /// Why a policy denies a request, as one of its bindings applies it.
-    fn denial(
+    /// Why a policy denies a request, as one of its bindings applies it: a denial for each validation that is
+    /// violated. A binding that cannot be used is an error, unless the policy ignores failures.
+    fn denials(
         &self,
         policy: &Policy,
         binding: &ValidatingAdmissionPolicyBindingSpec,
-        asked: &Asked<'_>,
+        write: &WriteRequest<'_>,
         requester: &Identity,
-    ) -> Option<Denial> {
-        let home = self.get("namespaces", &key_of("", asked.namespace)).map(|entry| entry.value());
-        let fits = |constraints: Option<&_>| {
-            constraints.is_none_or(|one| {
-                matching::fits(one, asked, home.as_ref(), |group, version, plural| {
-                    self.registry.find(group, version, plural).is_some()
-                })
-            })
+    ) -> Result<Vec<Denial>, Denial> {
+        let home = self.get("namespaces", &key_of("", write.namespace)).map(|entry| entry.value());
+        let is_served = |group: &str, version: &str, plural: &str| {
+            self.registry.find(group, version, plural).is_some()
         };
-        if !fits(policy.constraints.as_ref()) || !fits(binding.match_resources.as_ref()) {
-            return None;
+        let is_matched =
+            |constraints: &_| constraints_fit(constraints, write, home.as_ref(), is_served);
+        if !is_matched(&policy.constraints)
+            || !binding.match_resources.as_ref().is_none_or(is_matched)
+        {
+            return Ok(vec![]);
         }
-        let mut inputs = Inputs::new(asked, requester, home.as_ref());
+        let mut inputs = Inputs::new(write, requester, home.as_ref());
         let params = match (&policy.param_kind, &binding.param_ref) {
-            (Some(kind), Some(param)) => self.params(kind, param, asked),
+            (Some(kind), Some(param)) => self.params(kind, param, write),
             (None, _) | (_, None) => Ok(vec![Value::Null]),
         };
         let params = match params {
             Ok(params) => params,
             Err(why) if policy.fails_closed => {
-                return Some(Denial::invalid(format!("failed to configure binding: {why}")));
+                return Err(Denial::invalid(format!("failed to configure binding: {why}")));
             }
-            Err(_) => return None,
+            Err(_) => return Ok(vec![]),
         };
-        params.into_iter().find_map(|params| {
+        let denials = params.into_iter().flat_map(|params| {
             inputs.set_params(&params);
             policy.judge(&inputs)
-        })
+        });
+        Ok(denials.collect())
     }
 
     /// The parameter objects of a binding. Without any, a binding that allows this has no effect.
@@ -169,7 +186,7 @@ impl Store {
         &self,
         (api_version, kind): &(String, String),
         param: &ParamRef,
-        asked: &Asked<'_>,
+        write: &WriteRequest<'_>,
     ) -> Result<Vec<Value>, String> {
         let found = self
             .registry
@@ -181,10 +198,10 @@ impl Store {
         let namespace = match (resource.namespaced, param.namespace.as_deref()) {
             (false, _) => "",
             (true, Some(namespace)) => namespace,
-            (true, None) if asked.namespace.is_empty() => {
+            (true, None) if write.namespace.is_empty() => {
                 return Err("cannot use namespaced paramRef in policy binding that matches cluster-scoped resources".to_owned());
             }
-            (true, None) => asked.namespace,
+            (true, None) => write.namespace,
         };
         let found: Vec<Value> = if let Some(name) = &param.name {
             let entry = self.get(&resource.id, &key_of(namespace, name));

@@ -4,21 +4,19 @@ use k8s_openapi::api::admissionregistration::v1::{MatchResources, ValidatingAdmi
 use kube_cel::cel::{Program, Value as CelValue};
 use serde_json::{Value, json};
 
-use crate::error::{ApiError, invalid_value};
+use crate::error::{ApiError, invalid_value, required};
 use crate::schema::Cause;
 
-use super::Asked;
-use super::cel::{Inputs, Scope};
+use super::WriteRequest;
+use super::cel::{Inputs, Scope, VARIABLES};
 
-/// A policy.
 pub(crate) struct Policy {
-    pub(super) constraints: Option<MatchResources>,
+    pub(super) constraints: MatchResources,
     /// `apiVersion` and `kind` of its parameters.
     pub(super) param_kind: Option<(String, String)>,
     /// Whether a request is denied where an expression fails.
     pub(super) fails_closed: bool,
     conditions: Vec<Expression>,
-    /// With their names.
     variables: Vec<(String, Program)>,
     validations: Vec<Validation>,
 }
@@ -36,7 +34,6 @@ struct Validation {
     response: (u16, &'static str),
 }
 
-/// Why a request is denied.
 #[derive(Debug)]
 pub(super) struct Denial {
     pub(super) message: String,
@@ -56,9 +53,10 @@ impl Policy {
         let policy: ValidatingAdmissionPolicy = serde_json::from_value(value.clone())
             .map_err(|error| invalid_value("spec", "", &error.to_string()))?;
         let spec = policy.spec.unwrap_or_default();
+        let constraints = constraints(spec.match_constraints)?;
         let conditions = spec.match_conditions.unwrap_or_default();
         let conditions = conditions.into_iter().enumerate().map(|(at, one)| {
-            expression(one.expression, &format!("spec.matchConditions[{at}].expression"))
+            condition(one.expression, &format!("spec.matchConditions[{at}].expression"))
         });
         let variables = spec.variables.unwrap_or_default();
         let variables = variables.into_iter().enumerate().map(|(at, one)| {
@@ -82,7 +80,7 @@ impl Policy {
             conditions: conditions.collect::<Result<_, _>>()?,
             variables: variables.collect::<Result<_, _>>()?,
             validations: validations.collect::<Result<_, _>>()?,
-            constraints: spec.match_constraints,
+            constraints,
             param_kind: spec
                 .param_kind
                 .map(|kind| (kind.api_version.unwrap_or_default(), kind.kind.unwrap_or_default())),
@@ -90,38 +88,57 @@ impl Policy {
         })
     }
 
-    /// Why the policy denies a request.
-    pub(super) fn judge(&self, inputs: &Inputs) -> Option<Denial> {
-        inputs.evaluate(&self.variables, |scope| {
-            for condition in &self.conditions {
-                match scope.is_true(&condition.program) {
-                    Ok(true) => {}
-                    Ok(false) => return None,
-                    Err(error) => {
-                        return self.failed(format!("match condition failed: {error}"));
-                    }
-                }
+    /// Why the policy denies a request: one denial for each validation that is violated.
+    pub(super) fn judge(&self, inputs: &Inputs) -> Vec<Denial> {
+        inputs.evaluate(|scope| {
+            match self.is_for(scope) {
+                Ok(true) => {}
+                Ok(false) => return vec![],
+                Err(error) => return self.failed(error).into_iter().collect(),
             }
-            self.validations.iter().find_map(|one| self.violated(one, scope))
+            let scope = scope.with_variables(&self.variables);
+            self.validations.iter().filter_map(|one| self.violated(one, &scope)).collect()
         })
     }
 
+    /// Whether all match conditions are true. One that is false decides, even if others fail.
+    fn is_for(&self, scope: &Scope<'_>) -> Result<bool, String> {
+        let mut errors = Vec::new();
+        for condition in &self.conditions {
+            match condition.is_true(scope) {
+                Ok(true) => {}
+                Ok(false) => return Ok(false),
+                Err(error) => errors.push(error),
+            }
+        }
+        match errors.as_slice() {
+            [] => Ok(true),
+            [error] => Err(error.clone()),
+            errors => Err(format!("[{}]", errors.join(", "))),
+        }
+    }
+
     fn violated(&self, validation: &Validation, scope: &Scope<'_>) -> Option<Denial> {
-        match scope.is_true(&validation.rule.program) {
+        match validation.rule.is_true(scope) {
             Ok(true) => None,
             Ok(false) => {
                 let message = validation.text(scope);
                 Some(Denial { message, response: validation.response })
             }
-            Err(error) => {
-                let rule = &validation.rule.text;
-                self.failed(format!("expression '{rule}' resulted in error: {error}"))
-            }
+            Err(error) => self.failed(error),
         }
     }
 
     fn failed(&self, why: String) -> Option<Denial> {
         self.fails_closed.then(|| Denial::invalid(why))
+    }
+}
+
+impl Expression {
+    fn is_true(&self, scope: &Scope<'_>) -> Result<bool, String> {
+        scope
+            .is_true(&self.program)
+            .map_err(|error| format!("expression '{}' resulted in error: {error}", self.text))
     }
 }
 
@@ -148,16 +165,45 @@ impl Denial {
     }
 
     /// The response, with the names of the policy and its binding.
-    pub(super) fn into_error(self, asked: &Asked<'_>, (policy, binding): (&str, &str)) -> ApiError {
+    pub(super) fn into_error(
+        self,
+        write: &WriteRequest<'_>,
+        (policy, binding): (&str, &str),
+    ) -> ApiError {
         let why = self.message;
         let why = format!(
             "ValidatingAdmissionPolicy '{policy}' with binding '{binding}' denied request: {why}"
         );
-        let mut error = ApiError::forbidden(asked.resource, asked.name, &why);
+        let mut error = ApiError::forbidden(write.resource, write.name, &why);
         (error.code, error.reason) = self.response;
         error.details["causes"] = json!([{"message": why}]);
         error
     }
+
+    pub(super) fn into_warning(self, (policy, binding): (&str, &str)) -> String {
+        let why = self.message;
+        format!(
+            "Validation failed for ValidatingAdmissionPolicy '{policy}' with binding '{binding}': {why}"
+        )
+    }
+}
+
+fn constraints(constraints: Option<MatchResources>) -> Result<MatchResources, Cause> {
+    let constraints = constraints.ok_or_else(|| required("spec.matchConstraints", ""))?;
+    if constraints.resource_rules.as_ref().is_none_or(Vec::is_empty) {
+        return Err(required("spec.matchConstraints.resourceRules", ""));
+    }
+    Ok(constraints)
+}
+
+/// Match conditions are evaluated before the variables of the policy, and cannot refer to them.
+fn condition(text: String, path: &str) -> Result<Expression, Cause> {
+    let condition = expression(text, path)?;
+    if condition.program.references().has_variable(VARIABLES) {
+        let why = format!("compilation failed: undeclared reference to '{VARIABLES}'");
+        return Err(invalid_value(path, &condition.text, &why));
+    }
+    Ok(condition)
 }
 
 fn expression(text: String, path: &str) -> Result<Expression, Cause> {

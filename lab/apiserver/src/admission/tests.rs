@@ -175,11 +175,15 @@ async fn an_expression_that_fails_denies_unless_the_policy_ignores_failures() {
 #[tokio::test]
 async fn a_binding_that_warns_lets_the_write_pass() {
     let world = World::new();
-    let policy = json!({"validations": [{"expression": "false", "message": "not so"}]});
+    let policy = json!({"validations": [
+        {"expression": "false", "message": "not so"}, {"expression": "false", "message": "nor so"},
+    ]});
     world.install(policy, json!({"validationActions": ["Warn"]})).await;
     let answer = world.create("jane", "one", json!({})).await;
     assert_eq!(answer.0, 201);
-    assert!(answer.2.iter().any(|one| one.contains("not so")), "{:?}", answer.2);
+    for message in ["not so", "nor so"] {
+        assert!(answer.2.iter().any(|one| one.contains(message)), "{:?}", answer.2);
+    }
 }
 
 #[tokio::test]
@@ -210,14 +214,112 @@ async fn a_policy_is_for_the_resources_operations_and_objects_that_it_names() {
 }
 
 #[tokio::test]
-async fn a_policy_that_does_not_compile_is_refused() {
+async fn a_false_match_condition_skips_a_policy_even_if_another_one_fails() {
+    const FAILS: &str = "object.data.missing == ''";
+    for (expressions, failure_policy, code) in [
+        ([FAILS, "false"], "Fail", 201),
+        (["false", FAILS], "Fail", 201),
+        ([FAILS, "true"], "Fail", 422),
+        ([FAILS, "true"], "Ignore", 201),
+        (["true", "true"], "Ignore", 422),
+    ] {
+        let world = World::new();
+        let conditions = expressions.map(|one| json!({"name": "one", "expression": one}));
+        let policy = json!({
+            "failurePolicy": failure_policy, "matchConditions": conditions,
+            "validations": [{"expression": "false"}],
+        });
+        world.install(policy, json!({})).await;
+        let answer = world.create("jane", "one", json!({})).await;
+        assert_eq!(answer.0, code, "{expressions:?} {failure_policy}: {}", answer.1);
+    }
     let world = World::new();
+    let conditions = json!([
+        {"name": "one", "expression": FAILS}, {"name": "two", "expression": "object.other"},
+    ]);
+    let policy = json!({"matchConditions": conditions, "validations": [{"expression": "false"}]});
+    world.install(policy, json!({})).await;
+    let denied = world.create("jane", "one", json!({})).await;
+    for expression in [FAILS, "object.other"] {
+        let why = format!("expression '{expression}' resulted in error: ");
+        assert!(denied.message().contains(&why), "{}", denied.message());
+    }
+}
+
+#[tokio::test]
+async fn a_binding_without_its_parameters_denies_whatever_its_actions_are() {
+    for (action, not_found, failure_policy, code) in [
+        ("Deny", "Deny", "Fail", 422),
+        ("Warn", "Deny", "Fail", 422),
+        ("Audit", "Deny", "Fail", 422),
+        ("Warn", "Deny", "Ignore", 201),
+        ("Deny", "Allow", "Fail", 201),
+    ] {
+        let world = World::new();
+        let policy = json!({
+            "failurePolicy": failure_policy, "paramKind": {"apiVersion": "v1", "kind": "Secret"},
+            "validations": [{"expression": "false"}],
+        });
+        let reference = json!({"name": "missing", "parameterNotFoundAction": not_found});
+        let binding = json!({"paramRef": reference, "validationActions": [action]});
+        world.install(policy, binding).await;
+        let answer = world.create("jane", "one", json!({})).await;
+        assert_eq!(answer.0, code, "{action} {not_found} {failure_policy}: {}", answer.1);
+        assert!(answer.2.is_empty(), "{:?}", answer.2);
+        let why = "failed to configure binding: no params found";
+        assert_eq!(answer.message().contains(why), code == 422, "{}", answer.message());
+    }
+}
+
+#[tokio::test]
+async fn a_policy_sees_a_generated_name() {
+    let world = World::new();
+    let validations = json!([{
+        "expression": "request.name != '' && request.name == object.metadata.name",
+    }]);
+    world.install(json!({"validations": validations}), json!({})).await;
     let object = json!({
-        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
-        "metadata": {"name": "broken"}, "spec": {"validations": [{"expression": "object.("}]},
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"generateName": "one-"},
     });
-    let path = format!("{ADMISSION}/validatingadmissionpolicies");
-    let answer = world.send("jane", "POST", &path, object).await;
-    assert_eq!(answer.0, 422);
-    assert!(answer.message().contains("spec.validations[0].expression"), "{}", answer.message());
+    let made = world.send("jane", "POST", MAPS, object).await;
+    assert_eq!(made.0, 201, "{}", made.1);
+}
+
+#[tokio::test]
+async fn an_invalid_policy_is_refused_with_the_name_of_its_field() {
+    let rules = json!([{
+        "apiGroups": ["*"], "apiVersions": ["*"], "operations": ["*"], "resources": ["*"],
+    }]);
+    let constraints = json!({"resourceRules": rules});
+    let validations = json!([{"expression": "true"}]);
+    let variables = json!([{"name": "is", "expression": "true"}]);
+    let conditions = json!([{"name": "one", "expression": "variables.is"}]);
+    for (spec, why) in [
+        (
+            json!({"matchConstraints": constraints, "validations": [{"expression": "object.("}]}),
+            "spec.validations[0].expression: Invalid value: ",
+        ),
+        (json!({"validations": validations}), "spec.matchConstraints: Required value"),
+        (
+            json!({"matchConstraints": {}, "validations": validations}),
+            "spec.matchConstraints.resourceRules: Required value",
+        ),
+        (
+            json!({
+                "matchConstraints": constraints, "matchConditions": conditions,
+                "variables": variables, "validations": validations,
+            }),
+            "spec.matchConditions[0].expression: Invalid value: \"variables.is\": compilation failed: undeclared reference to 'variables'",
+        ),
+    ] {
+        let world = World::new();
+        let object = json!({
+            "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
+            "metadata": {"name": "broken"}, "spec": spec,
+        });
+        let path = format!("{ADMISSION}/validatingadmissionpolicies");
+        let answer = world.send("jane", "POST", &path, object).await;
+        assert_eq!(answer.0, 422, "{why}");
+        assert!(answer.message().contains(why), "{}", answer.message());
+    }
 }

@@ -121,7 +121,7 @@ impl Walk {
         let supported: Vec<String> = allowed.iter().map(Value::to_string).collect();
         let message = format!(
             "Unsupported value: {}: supported values: {}",
-            shown(value),
+            shortened(value),
             supported.join(", ")
         );
         self.push("FieldValueNotSupported", message);
@@ -144,7 +144,7 @@ impl Walk {
             self.invalid(&value(), &format!("should match '{pattern}'"));
         }
         if let Some(format) = checks.format.as_deref().filter(|format| !has_format(format, text)) {
-            self.invalid(&value(), &format!("must be of type {format}: {}", shown(&value())));
+            self.invalid(&value(), &format!("must be of type {format}: {}", shortened(&value())));
         }
     }
 
@@ -290,7 +290,8 @@ impl Walk {
     }
 
     fn invalid(&mut self, value: &Value, detail: &str) {
-        let message = format!("Invalid value: {}: {} in body {detail}", shown(value), self.path);
+        let message =
+            format!("Invalid value: {}: {} in body {detail}", shortened(value), self.path);
         self.push("FieldValueInvalid", message);
     }
 
@@ -323,7 +324,7 @@ fn type_of(value: &Value) -> &'static str {
 }
 
 /// A value as messages show it.
-fn shown(value: &Value) -> String {
+fn shortened(value: &Value) -> String {
     let mut text = value.to_string();
     if text.len() > MAX_SHOWN {
         let end = (0..=MAX_SHOWN).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
