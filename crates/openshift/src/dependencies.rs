@@ -8,6 +8,8 @@ use crate::{Compat, url::without_credentials};
 
 /// How often a URL is requested.
 const ATTEMPTS: u32 = 3;
+/// What names the URLs in the ConfigMap.
+const FIELD: &str = "extDependencyAvailabilityChecks.http.urls";
 const FIRST_DELAY: SignedDuration = SignedDuration::from_secs(1);
 
 /// Why a dependency is not available.
@@ -106,12 +108,13 @@ pub fn timeout(seconds: u32, compat: Compat) -> Option<SignedDuration> {
 }
 
 /// The error of the step, of the URLs that are not available in the order in which that was known. `None` if the step is
-/// done. The original shows the last one only.
+/// done. The original shows the last one only, without a remedy.
 pub fn step_error(unavailable: &[Unavailable], compat: Compat) -> Option<String> {
     let last = unavailable.last()?;
     Some(match compat {
         Compat::Repaired => {
-            unavailable.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+            let errors: Vec<String> = unavailable.iter().map(ToString::to_string).collect();
+            format!("{}; restore each service, or correct {FIELD}", errors.join("; "))
         }
         Compat::Strict => last.to_string(),
     })

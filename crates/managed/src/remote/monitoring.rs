@@ -152,12 +152,16 @@ impl Monitoring {
         body: Option<&Value>,
     ) -> Result<Vec<u8>, String> {
         let target = (ALERTMANAGER, &self.alertmanager);
-        let Answer { status, body, .. } = self.ask(target, (method, path), body).await?;
+        let Answer { status, body, .. } = self.ask(target, (method.clone(), path), body).await?;
         if status.is_success() {
             return Ok(body);
         }
         let shown: String = String::from_utf8_lossy(&body).trim().chars().take(MAX_SHOWN).collect();
-        Err(format!("Alertmanager answers with HTTP status {}: {shown}", status.as_u16()))
+        let why = if shown.is_empty() { shown } else { format!(": {shown}") };
+        Err(format!(
+            "Alertmanager answers {method} {path} with HTTP status {}{why}, check Service {NAMESPACE}/{ALERTMANAGER} and its Pods",
+            status.as_u16()
+        ))
     }
 
     async fn ask(

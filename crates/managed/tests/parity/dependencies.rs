@@ -71,7 +71,8 @@ fn external_dependencies() {
     let last = "client error for u: 404".to_owned();
     assert_eq!(dependencies::step_error(&both, Compat::Strict).unwrap(), last);
     let error = dependencies::step_error(&both, Compat::Repaired).unwrap();
-    assert_eq!(error, format!("client error for u: 401; {last}"));
+    let remedy = "restore each service, or correct extDependencyAvailabilityChecks.http.urls";
+    assert_eq!(error, format!("client error for u: 401; {last}; {remedy}"));
     assert_eq!(dependencies::timeout(10, Compat::Repaired), Some(SignedDuration::from_secs(10)));
     assert_eq!(dependencies::timeout(10, Compat::Strict), None);
 }

@@ -178,7 +178,9 @@ fn token_of_a_secret() {
         monitoring.write(&SilenceWrite::Delete { id: "s/1".to_owned() }).await.unwrap();
         let gone = SilenceWrite::Delete { id: "gone".to_owned() };
         let error = monitoring.write(&gone).await.unwrap_err();
-        assert!(error.contains("HTTP status 404"), "{error}");
+        let wanted = "Alertmanager answers DELETE /api/v2/silence/gone with HTTP status 404, \
+             check Service openshift-monitoring/alertmanager-main and its Pods";
+        assert_eq!(error, wanted);
         let asked = alertmanager.lock().unwrap().clone();
         let lines: Vec<&str> = asked.iter().map(|one| &*one.line).collect();
         let wanted = [
