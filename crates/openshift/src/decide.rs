@@ -28,7 +28,7 @@ const SOON: SignedDuration = SignedDuration::from_mins(5);
 /// The next look at an upgrade that is under way.
 const AGAIN: SignedDuration = SignedDuration::from_mins(1);
 /// Condition of a request that cannot be carried out (M13).
-const VALID: &str = "UpgradeConfigValid";
+pub const VALID: &str = "UpgradeConfigValid";
 const NOT_VALID: &str = "UpgradeConfigValid not done";
 const NOT_FAILED: &str = "FailedUpgrade not done";
 /// The alerts that page people about an upgrade.

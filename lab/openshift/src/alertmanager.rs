@@ -30,6 +30,7 @@ struct State {
     /// By their IDs.
     silences: BTreeMap<String, Posted>,
     is_down: bool,
+    is_read_only: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -52,6 +53,11 @@ impl Alertmanager {
     /// Sets whether it answers with HTTP status 503.
     pub fn set_down(&self, is_down: bool) {
         self.lock().is_down = is_down;
+    }
+
+    /// Sets whether it refuses to create and end silences.
+    pub fn set_read_only(&self, is_read_only: bool) {
+        self.lock().is_read_only = is_read_only;
     }
 
     /// Ends the silences whose comment contains a text, as an operator does; returns how many.
@@ -107,6 +113,9 @@ impl State {
     ) -> (StatusCode, Value) {
         if self.is_down {
             return (StatusCode::SERVICE_UNAVAILABLE, json!("shutting down"));
+        }
+        if self.is_read_only && method != Method::GET {
+            return (StatusCode::FORBIDDEN, json!("silences are read-only"));
         }
         let one = path.strip_prefix("/api/v2/silence/");
         match (method, one) {

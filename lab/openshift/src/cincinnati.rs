@@ -17,6 +17,8 @@ pub const PATH: &str = "/api/upgrades_info/v1/graph";
 #[derive(Clone, Debug, Default)]
 pub struct Cincinnati {
     channels: Arc<Mutex<BTreeMap<String, Channel>>>,
+    /// Versions that no channel offers at present.
+    withdrawn: Arc<Mutex<BTreeSet<String>>>,
     troubles: Troubles,
 }
 
@@ -65,6 +67,16 @@ impl Cincinnati {
         });
     }
 
+    /// Lets no channel offer a version, or offers it again.
+    pub fn withdraw_version(&self, version: &str, is_withdrawn: bool) {
+        let mut withdrawn = lock(&self.withdrawn);
+        if is_withdrawn {
+            withdrawn.insert(version.to_owned());
+        } else {
+            withdrawn.remove(version);
+        }
+    }
+
     fn with<const N: usize>(
         &self,
         channel: &str,
@@ -99,7 +111,8 @@ impl Answers for Cincinnati {
         let channels = lock(&self.channels);
         let none = Channel::default();
         let graph = channels.get(channel).unwrap_or(&none);
-        (StatusCode::OK, graph.shown(channel, asked.parameter("arch")))
+        let withdrawn = lock(&self.withdrawn);
+        (StatusCode::OK, graph.shown(channel, asked.parameter("arch"), &withdrawn))
     }
 
     fn failed(&self, status: StatusCode) -> Value {
@@ -113,7 +126,7 @@ fn error(kind: &str, value: &str) -> Value {
 
 impl Channel {
     /// The graph for an architecture, that of amd64 if it is not asked for.
-    fn shown(&self, channel: &str, arch: &str) -> Value {
+    fn shown(&self, channel: &str, arch: &str, withdrawn: &BTreeSet<String>) -> Value {
         let arch = if arch.is_empty() { "amd64" } else { arch };
         let arch = if arch == "amd64" { "x86_64" } else { arch };
         let node = |version: &String| {
@@ -124,8 +137,11 @@ impl Channel {
             })
         };
         let at = |version: &String| self.versions.iter().position(|known| known == version);
-        let edges = self.edges.iter().filter_map(|(from, to)| Some([at(from)?, at(to)?]));
-        let conditional = self.conditional.iter().map(|((from, to), risk)| {
+        let is_offered = |version: &String| !withdrawn.contains(version);
+        let edges = self.edges.iter().filter(|(_, to)| is_offered(to));
+        let edges = edges.filter_map(|(from, to)| Some([at(from)?, at(to)?]));
+        let conditional = self.conditional.iter().filter(|((_, to), _)| is_offered(to));
+        let conditional = conditional.map(|((from, to), risk)| {
             json!({
                 "edges": [{"from": from, "to": to}],
                 "risks": [{

@@ -9,6 +9,7 @@
 //! | [`crds`] | OpenShift's kinds |
 //! | [`ocm`] | OpenShift Cluster Manager, and its agent in the cluster |
 //! | [`cincinnati`] | a version graph |
+//! | [`registry`] | the registry of the release images |
 //! | [`prometheus`], [`alertmanager`] | the monitoring of the cluster |
 //! | [`site`] | a cluster and all of these, served in memory |
 //! | [`wire`] | what the servers have in common |
@@ -20,6 +21,7 @@ pub mod crds;
 pub mod ocm;
 mod operators;
 pub mod prometheus;
+pub mod registry;
 pub mod site;
 pub mod wire;
 

@@ -39,6 +39,7 @@ use crate::{
     cincinnati::{self, Cincinnati},
     ocm::{Managed, Ocm},
     prometheus::{self, Prometheus},
+    registry::{self, Registry},
     wire::{self, Answers, Asked, Troubles},
 };
 
@@ -71,6 +72,8 @@ pub struct Site {
     pub ocm: Ocm,
     /// The version graph.
     pub cincinnati: Cincinnati,
+    /// The release images.
+    pub registry: Registry,
     /// The troubles of [`DEPENDENCY_HOST`].
     pub dependency: Troubles,
     /// Where everything is served.
@@ -157,6 +160,7 @@ impl Site {
             alertmanager: Alertmanager::default(),
             ocm,
             cincinnati: graph(blueprint),
+            registry: registry(blueprint),
             dependency: Troubles::default(),
             network: MemoryNetwork::default(),
             authority: Authority::new("service-ca", validity())?,
@@ -207,6 +211,9 @@ impl Site {
         self.tasks.spawn(wire::serve(self.ocm.clone(), listen(OCM_HOST), None, self.clock));
         let graph = self.cincinnati.clone();
         self.tasks.spawn(wire::serve(graph, listen(GRAPH_HOST), None, self.clock));
+        let listener = self.network.listen(registry::HOST, 443);
+        let tls = self.tls(&[registry::HOST])?;
+        self.tasks.spawn(wire::serve(self.registry.clone(), listener, Some(tls), self.clock));
         let dependency = Dependency(self.dependency.clone());
         self.tasks.spawn(wire::serve(dependency, listen(DEPENDENCY_HOST), None, self.clock));
         let tls = self.tls(&[prometheus::HOST, alertmanager::HOST])?;
@@ -234,4 +241,10 @@ fn graph(blueprint: &Blueprint) -> Cincinnati {
         }
     }
     graph
+}
+
+/// The registry of all releases.
+fn registry(blueprint: &Blueprint) -> Registry {
+    let releases = blueprint.history.iter().chain(&blueprint.releases);
+    Registry::new(releases.map(|release| &*release.version))
 }

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
 use std::{
+    collections::BTreeSet,
     fmt::Write as _,
     fs,
     path::{Path, PathBuf},
@@ -15,6 +16,11 @@ use std::{
 
 use lab_world::script::{self, ScriptOutcome};
 use libtest_mimic::{Arguments, Failed, Trial};
+use refit_openshift::{
+    config::Platform,
+    decide::VALID,
+    steps::{self, FAILED},
+};
 
 fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios")
@@ -32,6 +38,7 @@ fn main() -> ExitCode {
     trials.push(Trial::test("the_same_script_prints_the_same", same_twice));
     trials.push(Trial::test("the_documentation_has_the_language", documented));
     trials.push(Trial::test("every_output_has_its_script", no_orphans));
+    trials.push(Trial::test("every_gate_of_an_openshift_upgrade_fails_in_a_script", gates));
     trials.push(Trial::test("all_errors_of_a_script_are_reported", wrong));
     trials.push(Trial::test("all_errors_of_a_script_for_openshift_are_reported", wrong_openshift));
     trials.push(Trial::test("an_unknown_name_of_openshift_is_reported", missing_openshift));
@@ -122,6 +129,32 @@ fn no_orphans() -> Result<(), Failed> {
         }
     }
     Ok(())
+}
+
+/// Each condition of an upgrade of OSD is waited for in the script of a gate, until it is False.
+fn gates() -> Result<(), Failed> {
+    let steps = steps::of(Platform::Osd);
+    let conditions: BTreeSet<&str> =
+        steps.iter().map(|step| step.name).chain([FAILED, VALID]).collect();
+    let of_gates = |file: &PathBuf| {
+        file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("osd-gate-"))
+    };
+    let goldens: Vec<String> = scripts()
+        .iter()
+        .filter(|file| of_gates(file))
+        .map(|file| fs::read_to_string(file.with_extension("out")).unwrap_or_default())
+        .collect();
+    let lacking: Vec<&str> = conditions
+        .into_iter()
+        .filter(|condition| {
+            let line = format!("upgrade/managed-upgrade-config has condition {condition}=False,");
+            !goldens.iter().any(|golden| golden.contains(&line))
+        })
+        .collect();
+    if lacking.is_empty() {
+        return Ok(());
+    }
+    Err(format!("no osd-gate-*.txt waits until these are False: {}", lacking.join(", ")).into())
 }
 
 fn error_of(text: &str) -> String {

@@ -17,7 +17,6 @@ use jiff::Timestamp;
 use refit_core::managed::steps::{Progress, Step};
 use serde_json::Value;
 
-pub use self::gauges::{Gauge, gauges, reached};
 use self::names::{
     AUDIBLE, COMMENCED, COMPLETED, CONTROL_PLANE, CONTROL_PLANE_AUDIBLE, DEPENDENCIES,
     HEALTHY_AFTER, HEALTHY_BEFORE, PROCEDURES, REMOVED, RESERVED, SILENCED, STARTED, UPGRADABLE,
@@ -26,6 +25,10 @@ use self::names::{
 pub(crate) use self::{
     before::failure,
     gauges::{of_health, sent},
+};
+pub use self::{
+    gauges::{Gauge, gauges, reached},
+    names::FAILED,
 };
 use crate::{
     Compat,

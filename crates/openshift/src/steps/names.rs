@@ -18,4 +18,4 @@ pub(crate) const HEALTHY_AFTER: &str = "ClusterHealthyAfterUpgrade";
 pub(crate) const PROCEDURES: &str = "PostUpgradeTasksCompleted";
 pub(crate) const COMPLETED: &str = "CompletedNotificationSent";
 /// Condition of an upgrade that did not begin in time (M11), which is of no step.
-pub(crate) const FAILED: &str = "FailedUpgrade";
+pub const FAILED: &str = "FailedUpgrade";

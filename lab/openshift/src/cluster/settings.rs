@@ -6,6 +6,8 @@ use refit_kinds::json::{name, pairs};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::registry;
+
 /// Name of the ConfigMap.
 pub(crate) const SETTINGS: &str = "lab-openshift";
 /// Key of the releases, as JSON.
@@ -35,10 +37,9 @@ impl Release {
         let mut parts = version.split('.').filter_map(|part| part.parse::<u64>().ok());
         let (major, minor) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
         let patch = parts.next().unwrap_or_default();
-        let digest = format!("{major:02x}{minor:02x}{patch:04x}").repeat(8);
         Self {
             version: version.to_owned(),
-            image: format!("quay.io/openshift-release-dev/ocp-release@sha256:{digest}"),
+            image: registry::image(version),
             kubelet: format!("v1.{}.{patch}", minor + 13),
             channels: vec![format!("stable-{major}.{minor}")],
             risk: None,
@@ -67,6 +68,7 @@ pub(crate) enum Trouble<'a> {
     UpdateFails,
     UpdatesRefused,
     GraphUnreachable,
+    VersionWithdrawn(&'a str),
     MachinesFail,
     MachinesWait,
     NewNodesNotReady,
@@ -87,6 +89,7 @@ impl Trouble<'_> {
             Self::UpdateFails => "update-fails".to_owned(),
             Self::UpdatesRefused => "updates-refused".to_owned(),
             Self::GraphUnreachable => "graph-unreachable".to_owned(),
+            Self::VersionWithdrawn(version) => format!("version-withdrawn.{version}"),
             Self::MachinesFail => "machines-fail".to_owned(),
             Self::MachinesWait => "machines-wait".to_owned(),
             Self::NewNodesNotReady => "new-nodes-not-ready".to_owned(),

@@ -60,6 +60,11 @@ impl Cluster {
         self.set(&Trouble::GraphUnreachable.key(), message).await
     }
 
+    /// The cluster-version operator does not show a version as an update, or does again.
+    pub async fn withdraw(&self, version: &str, is_withdrawn: bool) -> kube::Result<()> {
+        self.set_flag(&Trouble::VersionWithdrawn(version), is_withdrawn).await
+    }
+
     /// Machines that are not provisioned yet fail, with this message. Later ones succeed again; those that have failed stay.
     pub async fn fail_machines(&self, message: Option<&str>) -> kube::Result<()> {
         self.set(&Trouble::MachinesFail.key(), message).await

@@ -125,6 +125,7 @@ fn offered<'a>(view: &'a View, cluster: &Value) -> Vec<&'a Release> {
         .iter()
         .filter(|release| release.channels.iter().any(|one| one == channel))
         .filter(|release| parse(&release.version) > now)
+        .filter(|release| !view.settings.has(&Trouble::VersionWithdrawn(&release.version)))
         .collect();
     found.sort_by_key(|release| std::cmp::Reverse(parse(&release.version)));
     found

@@ -11,10 +11,8 @@ use crate::script::{
     field::{Field, Setting},
 };
 
-/// A command.
 #[derive(Clone, Debug)]
 pub(crate) enum Command {
-    /// Creates the world.
     Load(Platform, Compat),
     /// Lets time pass.
     Pass(SignedDuration),
@@ -31,13 +29,11 @@ pub(crate) enum Command {
 pub(crate) enum Action {
     /// Creates objects or merges them into existing ones.
     Apply(Source),
-    /// Sets fields.
     Change(Reference, Vec<Setting>),
-    /// Deletes an object.
     Delete(Reference),
     /// Schedules an upgrade to a version in OCM, in place of the one that it has.
     Schedule(String, SignedDuration),
-    /// Cancels the upgrade in OCM.
+    /// Deletes the upgrade policy in OCM.
     Cancel,
     /// Requests an upgrade to a version with an UpgradeConfig.
     Request(String, SignedDuration),
@@ -45,17 +41,13 @@ pub(crate) enum Action {
     Configure(Setting),
     /// Injects a failure, for some time or until it is mended.
     Break(Trouble, Option<SignedDuration>),
-    /// Ends a failure.
     Mend(Trouble),
     /// Kills the program; with a duration, it restarts only after that time.
     Kill(Option<SignedDuration>),
-    /// Shows a part of the world.
     Show(Show),
-    /// Prints the help text of the language.
     Help,
 }
 
-/// A failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
     /// An alert fires, with these labels.
@@ -72,8 +64,16 @@ pub(crate) enum Trouble {
     Dependency,
     /// The cloud has no capacity for Machines.
     Capacity,
-    /// The cluster-version operator cannot read the version graph.
+    /// The version graph answers with an error.
     Graph,
+    /// The version graph does not offer a version.
+    Version(String),
+    /// The registry of release images answers with an error.
+    Registry,
+    /// The cluster-version operator accepts no release.
+    Release,
+    /// The update of the control plane fails.
+    Update,
     /// The update of the control plane does not proceed.
     ControlPlane,
     /// The machine-config daemon of a node fails.
@@ -82,6 +82,8 @@ pub(crate) enum Trouble {
     Prometheus,
     /// Alertmanager answers with an error.
     Alertmanager,
+    /// Alertmanager refuses to create and end silences.
+    AlertmanagerSilences,
 }
 
 /// The subject of `show`.

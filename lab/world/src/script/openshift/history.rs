@@ -69,9 +69,11 @@ impl History {
                 self.note(at, "UpgradeConfig", "deleted", "");
             }
             if !uid.is_empty() {
-                let version = text(&upgrade, "/spec/desired/version");
+                let desired = ["/spec/desired/version", "/spec/desired/image"];
+                let desired = desired.map(|field| text(&upgrade, field));
+                let target = desired.into_iter().find(|one| !one.is_empty()).unwrap_or("-");
                 let when = text(&upgrade, "/spec/upgradeAt");
-                self.note(at, "UpgradeConfig", "created", &format!("to {version} at {when}"));
+                self.note(at, "UpgradeConfig", "created", &format!("to {target} at {when}"));
             }
             self.upgrade = Seen { uid: uid.to_owned(), ..Seen::default() };
         }

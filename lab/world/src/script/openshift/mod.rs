@@ -26,7 +26,6 @@ pub(super) fn is_meant(text: &str) -> bool {
     load.is_some_and(|words| words.get(1).is_some_and(|word| word.text == OPENSHIFT))
 }
 
-/// Runs a script.
 pub(super) fn run(
     runtime: &Runtime,
     file: String,

@@ -18,14 +18,13 @@ use crate::script::{
 
 const COMMANDS: &str = "load, apply, change, delete, schedule, cancel, request, configure, wait, at, break, mend, \
                         kill, show or help";
-const TROUBLES: &str = "alert, operator, upgradeable, ocm, dependency, capacity, graph, control-plane, node, \
-                        prometheus or alertmanager";
+const TROUBLES: &str = "alert, operator, upgradeable, ocm, dependency, capacity, graph, version, registry, release, \
+                        update, control-plane, node, prometheus or alertmanager";
 /// The name of the program that `kill` kills.
 const PROGRAM: &str = "refit-managed";
 /// Stands for the UpgradeConfig.
 const UPGRADE: &str = "upgrade";
 
-/// Parses a script.
 pub(super) fn script(file: &str, text: &str) -> Result<Vec<Statement<Command>>, Vec<Problem>> {
     let mut loaded = false;
     statements_of(file, text, |words, here, _| {
@@ -183,9 +182,14 @@ fn trouble(rest: &mut Rest<'_>) -> Result<Trouble, Wrong> {
         "dependency" => Trouble::Dependency,
         "capacity" => Trouble::Capacity,
         "graph" => Trouble::Graph,
+        "version" => Trouble::Version(rest.next("VERSION")?.text.clone()),
+        "registry" => Trouble::Registry,
+        "release" => Trouble::Release,
+        "update" => Trouble::Update,
         "control-plane" => Trouble::ControlPlane,
         "node" => Trouble::Node(rest.next("NODE")?.text.clone()),
         "prometheus" => Trouble::Prometheus,
+        "alertmanager" if rest.skip("silences") => Trouble::AlertmanagerSilences,
         "alertmanager" => Trouble::Alertmanager,
         other => return Err(wrong("trouble", other, TROUBLES)),
     })

@@ -52,7 +52,6 @@ pub(super) struct Session {
     policies: usize,
 }
 
-/// Runs a script.
 pub(super) struct Runner<'a> {
     file: String,
     directories: Vec<PathBuf>,
@@ -69,7 +68,6 @@ impl<'a> Runner<'a> {
         Self { file, directories, out, session: None }
     }
 
-    /// Runs all statements.
     pub(super) async fn run(
         &mut self,
         script: &[Statement<Command>],
@@ -107,8 +105,9 @@ impl<'a> Runner<'a> {
     }
 
     fn session(&mut self) -> Result<&mut Session, Stop> {
-        let missing = || wrong("script", "a command before any load", "load openshift first");
-        self.session.as_mut().ok_or_else(|| missing().into())
+        self.session.as_mut().ok_or_else(|| {
+            wrong("script", "a command before any load", "load openshift first").into()
+        })
     }
 
     /// Prints a line, prefixed with the time.
@@ -208,7 +207,6 @@ impl<'a> Runner<'a> {
         self.due().await
     }
 
-    /// Runs everything that is due.
     async fn due(&mut self) -> Result<(), Stop> {
         loop {
             let session = self.session()?;
@@ -249,7 +247,7 @@ impl<'a> Runner<'a> {
                     return Err(wrong("cancel", "a policy that does not exist", want).into());
                 };
                 ocm.delete(&id);
-                self.print_line(&format!("{id} is cancelled"))
+                self.print_line(&format!("{id} is deleted"))
             }
             Action::Request(version, time) => {
                 let world = &self.session()?.world;

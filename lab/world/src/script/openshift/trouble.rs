@@ -1,6 +1,6 @@
 //! Failures that a script injects.
 
-use lab_openshift::wire;
+use lab_openshift::{Blueprint, wire};
 use refit_openshift::upgrade_config::NAMESPACE;
 
 use super::command::Trouble;
@@ -52,7 +52,22 @@ impl Trouble {
             Self::Capacity => accepted(site.cluster.hold_machines(is_on).await)?,
             Self::Graph => {
                 let why = is_on.then_some("the version graph does not answer");
+                site.cincinnati.troubles().set(status);
                 accepted(site.cluster.cut_off_graph(why).await)?;
+            }
+            Self::Version(version) => {
+                is_offered(version)?;
+                site.cincinnati.withdraw_version(version, is_on);
+                accepted(site.cluster.withdraw(version, is_on).await)?;
+            }
+            Self::Registry => site.registry.troubles().set(status),
+            Self::Release => {
+                let why = is_on.then_some("the signature of the release is invalid");
+                accepted(site.cluster.refuse_updates(why).await)?;
+            }
+            Self::Update => {
+                let why = is_on.then_some("could not update deployment etcd-operator");
+                accepted(site.cluster.fail_update(why).await)?;
             }
             Self::ControlPlane => accepted(site.cluster.stall_control_plane(is_on).await)?,
             Self::Node(name) => {
@@ -62,6 +77,7 @@ impl Trouble {
             }
             Self::Prometheus => site.prometheus.set_down(is_on),
             Self::Alertmanager => site.alertmanager.set_down(is_on),
+            Self::AlertmanagerSilences => site.alertmanager.set_read_only(is_on),
         }
         let (broken, mended) = self.described();
         Ok(if is_on { broken } else { mended })
@@ -84,6 +100,18 @@ impl Trouble {
             Self::Dependency => ("the dependency".to_owned(), "answers with an error", "answers"),
             Self::Capacity => ("the cloud".to_owned(), "has no capacity", "has capacity"),
             Self::Graph => ("the version graph".to_owned(), "cannot be read", "can be read"),
+            Self::Version(version) => {
+                (format!("version {version}"), "is withdrawn", "is offered again")
+            }
+            Self::Registry => ("the registry".to_owned(), "answers with an error", "answers"),
+            Self::Release => (
+                "the cluster-version operator".to_owned(),
+                "accepts no release",
+                "accepts releases",
+            ),
+            Self::Update => {
+                ("the update of the control plane".to_owned(), "fails", "no longer fails")
+            }
             Self::ControlPlane => {
                 ("the update of the control plane".to_owned(), "does not proceed", "proceeds")
             }
@@ -92,6 +120,9 @@ impl Trouble {
             }
             Self::Prometheus => ("Prometheus".to_owned(), "answers with an error", "answers"),
             Self::Alertmanager => ("Alertmanager".to_owned(), "answers with an error", "answers"),
+            Self::AlertmanagerSilences => {
+                ("Alertmanager".to_owned(), "refuses to change silences", "changes silences")
+            }
         };
         (format!("{what} {broken}"), format!("{what} {mended}"))
     }
@@ -99,6 +130,16 @@ impl Trouble {
 
 fn accepted(result: kube::Result<()>) -> Result<(), Wrong> {
     result.map_err(|error| wrong("break", error.to_string(), "a request that the API accepts"))
+}
+
+/// Rejects a version that no world offers.
+fn is_offered(version: &str) -> Result<(), Wrong> {
+    let releases = Blueprint::default().releases;
+    let known: Vec<&str> = releases.iter().map(|release| &*release.version).collect();
+    if known.contains(&version) {
+        return Ok(());
+    }
+    Err(wrong("version", version, format!("one of {}", known.join(", "))))
 }
 
 /// Rejects a name that does not exist, with the ones that do.
