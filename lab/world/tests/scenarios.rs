@@ -215,6 +215,7 @@ fn missing_openshift() -> Result<(), Failed> {
     for (command, wanted) in [
         ("break operator nope", "x.txt:2: object: got clusteroperator/nope, want one of "),
         ("break node nope", "want one of lab-master-0, "),
+        ("break version 4.16.9", "x.txt:2: version: got 4.16.9, want one of 4.16.4, "),
         ("cancel", "x.txt:2: cancel: got a policy that does not exist, want an upgrade that is"),
         ("change upgrade spec.type ARO", "want an existing UpgradeConfig; no UpgradeConfig exists"),
         ("show nothing/x", "x.txt:2: kind: got nothing, want a kind that the API server serves"),
