@@ -136,7 +136,12 @@ impl Look<'_> {
             Api::namespaced_with(client, file_integrity::NAMESPACE, &kind);
         let what = format!("{} {}/{}", kind.kind, file_integrity::NAMESPACE, file_integrity::NAME);
         let object = api.get(file_integrity::NAME).await;
-        let object = object.map_err(|error| failed(&format!("read {what}"), &error))?;
+        let object = object.map_err(|error| {
+            if apply::is_not_found(&error) {
+                return format!("{what} does not exist, create it, or set environment.fedramp of ConfigMap managed-upgrade-operator-config to false");
+            }
+            failed(&format!("read {what}"), &error)
+        })?;
         let patch = file_integrity::patch(object.annotations(), self.ctx.compat);
         let patched = apply::merge(&api, file_integrity::NAME, &patch).await;
         patched.map(drop).map_err(|error| failed(&format!("annotate {what}"), &error))
