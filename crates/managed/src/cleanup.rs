@@ -26,12 +26,12 @@ use crate::context::{Context, unread};
 /// When it is looked again whether the cluster needs what an upgrade without UpgradeConfig has added.
 const AGAIN: Duration = Duration::from_mins(5);
 
-/// Removes extra MachineSets and silences of an upgrade that is cancelled, or that another one replaces. What cannot be removed keeps
-/// neither waiting: it is removed once there is no UpgradeConfig.
+/// Removes extra MachineSets and silences of an upgrade that is cancelled, or that another one replaces, unless an upgrade under way
+/// needs them. What stays is removed once there is no UpgradeConfig.
 pub(crate) async fn remove_cancelled(ctx: &Context) {
     if let Err(error) = remove_unneeded(ctx).await {
         let error = format!("{error:#}");
-        tracing::warn!(error, "cannot remove what a cancelled upgrade has added");
+        tracing::warn!(error, "cannot look for extra nodes and silences that no upgrade needs");
     }
 }
 

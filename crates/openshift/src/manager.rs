@@ -141,7 +141,7 @@ pub fn is_cleaned_up(known: Known<'_>, compat: Compat) -> bool {
 }
 
 /// Whether an upgrade that was commenced still needs extra machines and silences: the cluster does not run the requested release yet, or
-/// a worker does not. Those that are there are left from one that did not commence, if not.
+/// a worker does not. Otherwise, existing ones are leftovers.
 pub fn is_under_way(cluster: &ClusterVersion, pools: &[MachineConfigPool], compat: Compat) -> bool {
     is_updating(cluster) || WorkerCount::of(pools, compat).is_some_and(WorkerCount::is_upgrading)
 }
