@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
+use lab_simhost::HostState;
 use lab_testbed::{
     Bed, ClusterSpec,
     cluster::{FROM, TO, error_text},
     eventually,
-    objects::{UPGRADE_TASK, condition_text, name, text},
+    objects::{UPGRADE_TASK, condition_text, name},
 };
 
 use super::{DEPLOYMENT, WITHIN, complete, create, is_left_alone, look, of};
@@ -26,30 +27,34 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     };
     let cluster = bed.cluster("remediated", &spec).await?;
     let before = look::identities(&cluster).await?;
-    let mut workers = cluster.worker_machines("a").await?;
-    workers.sort_by(|a, b| {
-        let age = |machine| {
-            (text(machine, "/metadata/creationTimestamp").to_owned(), name(machine).to_owned())
-        };
-        age(a).cmp(&age(b))
-    });
-    let first = name(workers.first().context("there are no workers")?).to_owned();
-    bed.hosts().with(&cluster.namespace, &first, |host| {
-        host.break_step("kubelet-install", u32::MAX);
-    })?;
+    // Any of those that are prepared first can be the first to be updated.
+    for machine in cluster.worker_machines("a").await? {
+        bed.hosts().with(&cluster.namespace, name(&machine), |host| {
+            host.break_step("kubelet-install", u32::MAX);
+        })?;
+    }
     let task = create(&cluster, "a", &of(DEPLOYMENT, &format!("{}-a", cluster.name), TO)).await?;
-    eventually("the first machine has failed, and ten wait", WITHIN, async || {
+    let failed = eventually("one machine has failed, and ten wait", WITHIN, async || {
         let machines = cluster.worker_machines("a").await.map_err(error_text)?;
         let shown = |machine| condition_text(machine, "MachineUpToDate");
-        let failed = machines.iter().filter(|machine| shown(machine).starts_with("False")).count();
+        let failed = machines.iter().filter(|machine| shown(machine).starts_with("False"));
+        let failed: Vec<&str> = failed.map(name).collect();
         let waiting = machines.iter().filter(|machine| shown(machine).contains("Waiting")).count();
-        if (failed, waiting) == (1, 10) {
-            return Ok(());
+        match failed[..] {
+            [one] if waiting == 10 => Ok(one.to_owned()),
+            _ => {
+                let task = cluster.objects.get(UPGRADE_TASK, &task).await.map_err(error_text)?;
+                let ready = condition_text(&task, "Ready");
+                Err(format!("{failed:?} failed, {waiting} wait; {ready}"))
+            }
         }
-        let task = cluster.objects.get(UPGRADE_TASK, &task).await.map_err(error_text)?;
-        Err(format!("{failed} failed, {waiting} wait; {}", condition_text(&task, "Ready")))
     })
     .await?;
+    for machine in cluster.worker_machines("a").await? {
+        if name(&machine) != failed {
+            bed.hosts().with(&cluster.namespace, name(&machine), HostState::mend)?;
+        }
+    }
     look::replace_failed(&cluster, "a").await?;
     complete(&cluster, &task).await?;
     is_left_alone(&cluster, &["a"], TO).await?;
@@ -58,7 +63,7 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
         all.keys().cloned().collect::<BTreeSet<String>>()
     };
     let gone: Vec<String> = names(&before).difference(&names(&after)).cloned().collect();
-    ensure!(gone == [first], "{gone:?} were replaced");
+    ensure!(gone == [failed], "{gone:?} were replaced");
     let kept = before.iter().filter(|(name, _)| after.contains_key(*name));
     for (name, identity) in kept {
         ensure!(after[name] == *identity, "{name} is another one: {identity:?}, {:?}", after[name]);
