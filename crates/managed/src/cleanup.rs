@@ -23,19 +23,11 @@ use refit_runtime::{
 
 use crate::context::{Context, unread};
 
-/// When it is looked again whether the cluster needs what an upgrade without UpgradeConfig has added.
+/// When it is looked again whether the cluster needs what an upgrade that is gone has added.
 const AGAIN: Duration = Duration::from_mins(5);
 
-/// Removes extra MachineSets and silences of an upgrade that is cancelled, or that another one replaces, unless an upgrade under way
-/// needs them. What stays is removed once there is no UpgradeConfig.
-pub(crate) async fn remove_cancelled(ctx: &Context) {
-    if let Err(error) = remove_unneeded(ctx).await {
-        let error = format!("{error:#}");
-        tracing::warn!(error, "cannot look for extra nodes and silences that no upgrade needs");
-    }
-}
-
-/// Removes what is left in a cluster without UpgradeConfig, once no upgrade that was commenced needs it.
+/// Removes extra MachineSets and silences of an upgrade that was deleted or that another one took the place of, once no upgrade that was
+/// commenced needs them. Only while none of the UpgradeConfig is at work.
 pub(crate) async fn remove_leftovers(ctx: &Context) -> Action {
     match ctx.compat {
         Compat::Strict => return Action::Done,
@@ -48,7 +40,10 @@ pub(crate) async fn remove_leftovers(ctx: &Context) -> Action {
         Ok(Removed::Needed) => Action::RequeueAfter(AGAIN),
         Err(error) => {
             let error = format!("{error:#}");
-            tracing::warn!(error, "cannot look for what a deleted upgrade has added");
+            tracing::warn!(
+                error,
+                "cannot look for what an upgrade has added that was deleted or replaced"
+            );
             Action::RequeueAfter(AGAIN)
         }
     }

@@ -45,6 +45,11 @@ impl Metrics {
         self.gauges().set(series, value);
     }
 
+    /// Whether a gauge is set to 1.
+    pub(crate) fn is_raised(&self, series: &Series) -> bool {
+        self.gauges().get(series) == Some(1)
+    }
+
     /// Removes gauges.
     pub(crate) fn reset(&self, reset: Reset) {
         self.gauges().reset(reset);

@@ -9,13 +9,13 @@ use refit_openshift::{
     cluster_version,
     config::{ProviderConfig, Source},
     history::Trouble,
-    manager::{self, AfterDelete, Known, Refresh, after_delete, is_cleaned_up},
+    manager::{self, AfterDelete, Known, Refresh, after_delete},
     provider::{OcmUrl, local_spec, next_policy, wanted_spec},
     upgrade_config::{NAME, UpgradeConfig, UpgradeConfigSpec},
 };
 use refit_runtime::{apply::is_not_found, client::cause};
 
-use crate::{cleanup, context::Context, record::show};
+use crate::{context::Context, record::show};
 
 /// Asks the provider between two looks at the upgrade, and carries out what follows. The upgrade shows an error.
 pub(crate) async fn sync(ctx: &Context) -> anyhow::Result<Option<Refresh>> {
@@ -91,9 +91,6 @@ impl Asked {
         let commenced = has_commenced(ctx, existing).await?;
         let known = Known { existing, wanted: wanted.as_ref(), commenced, hold: self.hold };
         let refresh = manager::refresh(known);
-        if is_cleaned_up(known, ctx.compat) {
-            cleanup::remove_cancelled(ctx).await;
-        }
         carry_out(ctx, existing, &refresh).await?;
         Ok(Some(refresh))
     }

@@ -129,17 +129,6 @@ impl Refresh {
     }
 }
 
-/// Whether extra machines and silences are removed before the object is deleted or replaced: its upgrade has begun with its steps,
-/// and has not commenced. In the original they stay.
-pub fn is_cleaned_up(known: Known<'_>, compat: Compat) -> bool {
-    let is_repaired = match compat {
-        Compat::Repaired => true,
-        Compat::Strict => false,
-    };
-    let has_begun = is_upgrading(known.existing) && !known.commenced;
-    is_repaired && has_begun && refresh(known).changes()
-}
-
 /// Whether an upgrade that was commenced still needs extra machines and silences: the cluster does not run the requested release yet, or
 /// a worker does not. Otherwise, existing ones are leftovers.
 pub fn is_under_way(cluster: &ClusterVersion, pools: &[MachineConfigPool], compat: Compat) -> bool {

@@ -67,7 +67,9 @@ impl Drain<'_> {
                 self.is_delay_sent()
             )?
         };
-        let seen = DrainSeen { node, pods: &pods, budgets: &budgets, is_delay_sent };
+        let had_failed =
+            self.ctx.shared.metrics.is_raised(&Series::NodeDrainTimeout { node: name.clone() });
+        let seen = DrainSeen { node, pods: &pods, budgets: &budgets, is_delay_sent, had_failed };
         let looked = look(&seen, &self.settings, self.now)?;
         for action in &looked.actions {
             self.act(&name, action).await?;

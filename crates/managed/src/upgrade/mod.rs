@@ -13,12 +13,14 @@ use std::{
 };
 
 use jiff::SignedDuration;
-use refit_openshift::{config::ConfigError, history::Trouble, metrics::Reset};
+use refit_openshift::{
+    config::ConfigError, history::Trouble, metrics::Reset, upgrade_config::Phase,
+};
 use refit_runtime::{ObjectKey, queue::Action};
 
 use self::look::Look;
 use crate::{
-    Compat, cleanup,
+    cleanup,
     context::Context,
     record::{Stored, show},
 };
@@ -59,9 +61,9 @@ async fn look(ctx: &Context) -> anyhow::Result<Action> {
         ctx.shared.metrics.reset(Reset::ConfigGone);
         return Ok(cleanup::remove_leftovers(ctx).await);
     };
-    if upgrade.entry().is_none() && ctx.compat == Compat::Repaired {
-        // An edit of the version may have taken the place of an upgrade that had begun.
-        cleanup::remove_cancelled(ctx).await;
+    if upgrade.entry().is_none_or(|entry| entry.phase != Phase::Upgrading) {
+        // It needs nothing, but an edit of the version may have taken the place of an upgrade that had begun.
+        cleanup::remove_leftovers(ctx).await;
     }
     let mut look = match Look::new(ctx, upgrade).await {
         Ok(look) => look,

@@ -4,8 +4,8 @@ use jiff::{SignedDuration, Timestamp};
 use refit_openshift::{
     Compat::{self, Repaired, Strict},
     manager::{
-        AfterDelete, Known, LastSync, Refresh, after_delete, is_cleaned_up, is_managed,
-        is_under_way, may_start, refresh,
+        AfterDelete, Known, LastSync, Refresh, after_delete, is_managed, is_under_way, may_start,
+        refresh,
     },
     upgrade_config::{UpgradeConfig, UpgradeConfigSpec},
 };
@@ -162,20 +162,6 @@ fn another_spec_replaces() {
     assert_eq!(replaced, Refresh::Replace(wanted.clone()));
     let held = decide(Some(&existing), Some(&wanted), true, Repaired);
     assert!(matches!(held, Refresh::Held { .. }));
-
-    for (phase, commenced, wanted, cleaned) in [
-        ("Upgrading", false, None, true),
-        ("Upgrading", false, Some(&wanted), true),
-        ("Upgrading", false, Some(&existing.spec), false),
-        ("Upgrading", true, None, false),
-        ("Pending", false, None, false),
-        ("Failed", false, None, false),
-    ] {
-        let existing = upgrade_config(&history(phase));
-        let known = Known { existing: Some(&existing), wanted, commenced, hold: false };
-        assert_eq!(is_cleaned_up(known, Repaired), cleaned, "{phase}");
-        assert!(!is_cleaned_up(known, Strict), "extra nodes and silences stay");
-    }
     assert!(!needs_extras(|_, _| {}), "the cluster runs what was requested");
     for (case, change) in [
         (

@@ -192,6 +192,7 @@ struct Look {
     pods: Vec<Pod>,
     budgets: Vec<PodDisruptionBudget>,
     is_delay_sent: bool,
+    had_failed: bool,
     config: DrainConfig,
     pdb_force_drain_minutes: i32,
     compat: Compat,
@@ -217,6 +218,7 @@ impl Look {
             pods: Vec::new(),
             budgets: vec![budget("shop", &json!({"matchLabels": {"app": "db"}}))],
             is_delay_sent: true,
+            had_failed: false,
             config: drains_after(45),
             pdb_force_drain_minutes: 60,
             compat,
@@ -233,6 +235,7 @@ impl Look {
             pods: &self.pods,
             budgets: &self.budgets,
             is_delay_sent: self.is_delay_sent,
+            had_failed: self.had_failed,
         };
         let settings = DrainSettings {
             config: &self.config,
@@ -389,6 +392,14 @@ fn drains_fail_in_four_cases() {
         };
         // The original takes the strategies for budgets as the last ones, also when they are due first.
         assert_eq!(patient.fails_at(), Some(expected), "{compat}: never before the timeout");
+        // Those for budgets are due after 68 minutes: the original then waits for another 8.
+        let failed = Look { had_failed: true, ..Look::new(compat) };
+        let fails = [45, 46, 54, 70, 77].map(|minutes| failed.at(minutes).has_failed);
+        let expected = match compat {
+            Compat::Repaired => [false, true, true, true, true],
+            Compat::Strict => [false, false, true, false, true],
+        };
+        assert_eq!(fails, expected, "{compat}: a drain that has failed has not begun again");
     }
 }
 

@@ -38,6 +38,11 @@ pub(crate) const ROWS: &[Row] = &[
     },
     Row {
         number: 13,
+        name: "an upgrade that is edited to another version before it commences leaves no extra nodes and silences",
+        test: an_edited_upgrade_leaves_nothing,
+    },
+    Row {
+        number: 13,
         name: "a cancellation that arrives after the upgrade has commenced holds the UpgradeConfig",
         test: a_cancellation_crosses_the_beginning,
     },
@@ -312,6 +317,29 @@ fn a_deleted_upgrade_leaves_nothing() {
         assert_eq!(left(&world).await, (1, 1));
         world.minutes(120).await;
         assert_eq!(left(&world).await, (0, 0));
+    });
+}
+
+fn an_edited_upgrade_leaves_nothing() {
+    in_world(async {
+        for compat in Compat::VARIANTS {
+            let (world, _program) = withdrawn(*compat).await;
+            world.configure(LOCAL).await;
+            world.alertmanager.set_down(true);
+            let later =
+                json!({"upgradeAt": world.at(500).to_string(), "desired": {"version": "4.16.5"}});
+            world.cluster.set_releases(&[Release::new("4.16.5")]).await.unwrap();
+            world.patch(&json!({"spec": later})).await;
+            world.until(Phase::Pending, 5).await;
+            world.minutes(2).await;
+            assert_eq!(world.silences().len(), 1, "Alertmanager does not answer");
+            world.alertmanager.set_down(false);
+            world.minutes(7).await;
+            match compat {
+                Compat::Repaired => assert_eq!(left(&world).await, (0, 0)),
+                Compat::Strict => assert_eq!(left(&world).await, (1, 1)),
+            }
+        }
     });
 }
 

@@ -260,6 +260,27 @@ fn failure() {
     };
     under_way.run_to(Phase::Failed);
     assert_eq!((silences, under_way.active_silences()), (1, 1));
+    // One that takes the place of what is under way, begins and fails, removes nothing of it either. The original does.
+    for compat in COMPATS {
+        let mut edited = Cluster::new(compat);
+        edited.upgrade.spec.capacity_reservation = Some(true);
+        edited.control_plane_hangs = true;
+        edited.run_to(Phase::Upgrading);
+        edited.extras_join();
+        edited.look();
+        assert!(edited.condition("UpgradeCommenced").complete_time.is_some());
+        edited.upgrade.spec.desired.version = Some("4.17.9".into());
+        edited.upgrade.spec.upgrade_at = edited.now.to_string();
+        edited.pass(SignedDuration::from_mins(1));
+        edited.alerts = vec!["EtcdDown".into()];
+        edited.run_to(Phase::Upgrading);
+        edited.pass(SignedDuration::from_mins(121));
+        edited.written.clear();
+        edited.run_to(Phase::Failed);
+        let removes =
+            edited.written.iter().any(|write| matches!(write, Write::DeleteMachineSet(_)));
+        assert_eq!((removes, edited.active_silences()), (compat == Strict, 1), "{compat}");
+    }
     let mut never = waits(Repaired, 1, 500);
     never.config.window.timeout = None;
     never.look();

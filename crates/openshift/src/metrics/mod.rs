@@ -224,6 +224,11 @@ impl Gauges {
         self.0.insert(series, value.into());
     }
 
+    /// The value of one that is set.
+    pub fn get(&self, series: &Series) -> Option<i64> {
+        self.0.get(series).copied()
+    }
+
     /// Removes those that a reset concerns.
     pub fn reset(&mut self, reset: Reset) {
         self.0.retain(|series, _| !series.resets().contains(&reset));

@@ -37,6 +37,8 @@ pub struct DrainSeen<'a> {
     pub budgets: &'a [PodDisruptionBudget],
     /// Whether [`Notice::NodeDrainDelayed`](crate::notify::Notice::NodeDrainDelayed) of the requested version was sent before ([`crate::notify::sent`]).
     pub is_delay_sent: bool,
+    /// Whether the last look at the node found that its drain takes too long.
+    pub had_failed: bool,
 }
 
 /// Something to be done for a drain.
@@ -129,7 +131,13 @@ fn work(seen: &DrainSeen<'_>, settings: &DrainSettings<'_>, elapsed: SignedDurat
     let limit = last.map_or(settings.config.timeout, |last| {
         settings.config.timeout.max(last + settings.config.expected_time)
     });
-    DrainLook { actions, has_failed: !is_work_left && elapsed > limit }
+    let has_failed = !is_work_left && elapsed > limit;
+    let still_fails = match settings.compat {
+        // A strategy that becomes due later only extends the time of drains that have not failed.
+        Compat::Repaired => seen.had_failed && elapsed > settings.config.timeout,
+        Compat::Strict => false,
+    };
+    DrainLook { actions, has_failed: has_failed || still_fails }
 }
 
 impl Strategy {

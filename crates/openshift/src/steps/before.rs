@@ -12,6 +12,7 @@ use crate::{
     dependencies::{step_error, to_request},
     health::{Looked, Verdict, before_upgrade},
     maintenance::ControlPlane,
+    manager,
     notify::{Notice, is_delayed},
     scaler::{ScaleUp, ScaleUpState, scale_down, scale_up},
     upgrade_config::Phase,
@@ -162,10 +163,17 @@ pub(super) fn commenced(known: &Known<'_>) -> Made {
                 known.made(Write::Request(patch))?;
                 Ok(Progress::waits("the ClusterVersion does not show the request yet"))
             }
-            Ok(Commence::NotOffered) => Ok(Progress::waits(format!(
-                "the cluster-version operator does not offer version {} yet",
-                known.version()
-            ))),
+            Ok(Commence::NotOffered) => {
+                let why = format!(
+                    "the cluster-version operator does not offer version {} yet",
+                    known.version()
+                );
+                Ok(match known.compat {
+                    // The condition of an error shows why.
+                    Compat::Repaired => Progress::error(why),
+                    Compat::Strict => Progress::waits(why),
+                })
+            }
             Err(error) => Ok(Progress::error(error.to_string())),
         }
     })
@@ -174,8 +182,14 @@ pub(super) fn commenced(known: &Known<'_>) -> Made {
 /// Cleans up after an upgrade that did not begin in time, and reports that.
 pub(crate) fn failure(known: &Known<'_>) -> Made {
     flow(|| {
-        // What never began has added nothing: what is there may be of an upgrade that is under way.
-        let is_cleaned_up = known.entry.phase == Phase::Upgrading;
+        // What never began has added nothing, and an upgrade that another one took the place of may be under way.
+        let is_cleaned_up = known.entry.phase == Phase::Upgrading
+            && match known.compat {
+                Compat::Repaired => {
+                    !manager::is_under_way(known.cluster, known.pools, known.compat)
+                }
+                Compat::Strict => true,
+            };
         if is_cleaned_up {
             let machines = known.machines()?;
             if let Some(down) = scale_down(true, &machines.sets, &machines.machines) {
