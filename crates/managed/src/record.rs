@@ -43,7 +43,7 @@ impl Record {
     /// Stores the entry, unless the object changed since it was read. Its resourceVersion stands for its uid as well: an object that
     /// was created again has another one.
     pub(crate) async fn store(&mut self, ctx: &Context) -> anyhow::Result<Stored> {
-        let status = with_entry(self.upgrade.status.as_ref(), self.entry.clone());
+        let status = with_entry(self.upgrade.status.as_ref(), self.entry.clone(), ctx.compat);
         let Some(patch) = status_diff(self.upgrade.status.as_ref(), &status) else {
             return Ok(Stored::Yes);
         };

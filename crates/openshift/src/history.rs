@@ -37,12 +37,20 @@ pub fn first(
     })
 }
 
-/// The status with an entry: in the place of the one for its version, or in front.
+/// The status with an entry: in the place of the one for its version, or in front. That of a release image whose version was not known
+/// yet makes room for the one of its version; the original keeps it.
 pub fn with_entry(
     status: Option<&UpgradeConfigStatus>,
     entry: UpgradeHistory,
+    compat: Compat,
 ) -> UpgradeConfigStatus {
     let mut status = status.cloned().unwrap_or_default();
+    match compat {
+        Compat::Repaired => {
+            status.history.retain(|one| !one.version.is_empty() || one.version == entry.version);
+        }
+        Compat::Strict => {}
+    }
     match status.history.iter_mut().find(|one| one.version == entry.version) {
         Some(known) => *known = entry,
         None => status.history.insert(0, entry),

@@ -128,6 +128,20 @@ fn an_image_and_another_channel() {
     assert!(cluster.written.contains(&Write::SetVersion(NEW.into())));
     cluster.run_to(Phase::Upgraded);
     assert_eq!(cluster.entry().version, NEW);
+    for compat in COMPATS {
+        let mut cluster = Cluster::new(compat);
+        cluster.upgrade.spec.desired = Desired { image: image(), ..Desired::default() };
+        cluster.look();
+        assert_eq!(cluster.entry().version, "", "its registry was not asked yet");
+        cluster.look();
+        cluster.run_to(Phase::Upgrading);
+        let history = cluster.history();
+        let versions: Vec<&str> = history.iter().map(|one| &*one.version).collect();
+        match compat {
+            Repaired => assert_eq!(versions, [NEW]),
+            Strict => assert_eq!(versions, [NEW, ""]),
+        }
+    }
     let mut cluster = Cluster::new(Repaired);
     cluster.asks_cincinnati = true;
     cluster.run_to(Phase::Upgraded);

@@ -102,6 +102,11 @@ pub(crate) const ROWS: &[Row] = &[
         test: one_replica_leads_and_another_takes_over,
     },
     Row {
+        number: 106,
+        name: "a replica that does not lead syncs with the provider in the original only",
+        test: a_standby_syncs_in_the_original_only,
+    },
+    Row {
         number: 108,
         name: "an UpgradeConfig that is deleted during its upgrade resumes as Upgrading",
         test: a_deleted_upgrade_config_resumes,
@@ -228,9 +233,9 @@ fn prometheus_reads_the_text_of_both_ports() {
 fn one_replica_leads_and_another_takes_over() {
     in_world(async {
         let world = World::new().await;
-        let first = world.start_replica("a.test");
+        let first = world.start_replica("a.test", Compat::Repaired);
         world.seconds(5).await;
-        let second = world.start_replica("b.test");
+        let second = world.start_replica("b.test", Compat::Repaired);
         world.seconds(5).await;
         world.request(&world.at(1).to_string()).await;
         world.until(Phase::Upgrading, 5).await;
@@ -248,6 +253,25 @@ fn one_replica_leads_and_another_takes_over() {
         world.minutes(2).await;
         assert!(!world.gauges(&second, "upgradeoperator_").await.is_empty());
         world.until(Phase::Upgraded, 240).await;
+    });
+}
+
+fn a_standby_syncs_in_the_original_only() {
+    in_world(async {
+        for compat in Compat::VARIANTS {
+            let world = World::new().await;
+            world.configure(&by_ocm()).await;
+            world.ocm.schedule("p-1", VERSION, world.at(60));
+            world.lead_elsewhere().await;
+            let _standby = world.start_replica("b.test", *compat);
+            for _ in 0..30 {
+                world.seconds(5).await;
+                world.lead_elsewhere().await;
+            }
+            let created = world.upgrades().get_opt(NAME).await.unwrap();
+            assert_eq!(created.is_some(), *compat == Compat::Strict, "{compat}");
+            assert_eq!(created.and_then(|one| one.status), None, "only the leader works on it");
+        }
     });
 }
 

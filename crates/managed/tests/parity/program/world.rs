@@ -10,7 +10,10 @@ use std::{
 use http::{Request, StatusCode};
 use hyper::body::Incoming;
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::{
+    api::{coordination::v1::Lease, core::v1::ConfigMap},
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+};
 use kube::{
     Api, Client,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
@@ -46,6 +49,7 @@ use tower::ServiceExt as _;
 /// The Kubernetes API, whose calls are counted.
 const API: &str = "counted.test";
 const REGISTRY: &str = "registry.test";
+const LEASE: &str = "managed-upgrade-operator-lock";
 /// The version that worlds are upgraded to.
 pub(crate) const VERSION: &str = "4.16.4";
 
@@ -344,9 +348,23 @@ impl World {
     }
 
     /// Starts a replica, whose ports are at its own host name.
-    pub(crate) fn start_replica(&self, host: &'static str) -> Program {
-        let lease = LeaseSettings::new(NAMESPACE, "managed-upgrade-operator-lock", host);
-        self.start_as(host, Some(lease), Compat::Repaired, None)
+    pub(crate) fn start_replica(&self, host: &'static str, compat: Compat) -> Program {
+        let lease = LeaseSettings::new(NAMESPACE, LEASE, host);
+        self.start_as(host, Some(lease), compat, None)
+    }
+
+    /// Renews the Lease of a replica elsewhere.
+    pub(crate) async fn lead_elsewhere(&self) {
+        let now = MicroTime(self.clock.now());
+        let lease: Lease = serde_json::from_value(json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": {"name": LEASE},
+            "spec": {"holderIdentity": "elsewhere", "leaseDurationSeconds": 15, "renewTime": now},
+        }))
+        .unwrap();
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), NAMESPACE);
+        let by = PatchParams::apply("elsewhere").force();
+        leases.patch(LEASE, &by, &Patch::Apply(&lease)).await.unwrap();
     }
 
     pub(crate) fn start_as(

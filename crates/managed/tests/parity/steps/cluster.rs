@@ -149,7 +149,7 @@ impl Cluster {
     pub(crate) fn edit_entry(&mut self, edit: impl FnOnce(&mut UpgradeHistory)) {
         let mut entry = self.entry();
         edit(&mut entry);
-        self.upgrade.status = Some(with_entry(self.upgrade.status.as_ref(), entry));
+        self.upgrade.status = Some(with_entry(self.upgrade.status.as_ref(), entry, self.compat));
     }
 
     pub(crate) fn condition(&self, step: &str) -> UpgradeCondition {
@@ -204,7 +204,8 @@ impl Cluster {
                 },
             );
             if decision.writes.is_empty() {
-                let status = with_entry(self.upgrade.status.as_ref(), decision.entry.clone());
+                let status =
+                    with_entry(self.upgrade.status.as_ref(), decision.entry.clone(), self.compat);
                 self.upgrade.status = Some(status);
                 return decision;
             }
