@@ -131,30 +131,62 @@ fn no_orphans() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Each condition of an upgrade of OSD is waited for in the script of a gate, until it is False.
+/// The metric of a condition whose failure has no message: its step takes too long, and the upgrade goes on or waits.
+const ONLY_METRICS: [(&str, &str); 2] = [
+    ("ComputeCapacityReserved", "upgradeoperator_scaling_failed"),
+    ("WorkerNodesUpgraded", "upgradeoperator_worker_timeout"),
+];
+
+/// Each condition of an upgrade is waited for in the script of a gate, until it is False, and a golden shows why it is: some are False
+/// for some time in every upgrade.
 fn gates() -> Result<(), Failed> {
-    let steps = steps::of(Platform::Osd);
-    let conditions: BTreeSet<&str> =
-        steps.iter().map(|step| step.name).chain([FAILED, VALID]).collect();
-    let of_gates = |file: &PathBuf| {
-        file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("osd-gate-"))
-    };
-    let goldens: Vec<String> = scripts()
-        .iter()
-        .filter(|file| of_gates(file))
-        .map(|file| fs::read_to_string(file.with_extension("out")).unwrap_or_default())
-        .collect();
-    let lacking: Vec<&str> = conditions
-        .into_iter()
-        .filter(|condition| {
+    let mut lacking = Vec::new();
+    for (platform, prefix) in [(Platform::Osd, "osd-gate-"), (Platform::Aro, "aro-gate-")] {
+        let of_gates = |file: &&PathBuf| {
+            file.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix))
+        };
+        let goldens: Vec<String> = scripts()
+            .iter()
+            .filter(of_gates)
+            .map(|file| fs::read_to_string(file.with_extension("out")).unwrap_or_default())
+            .collect();
+        let failed = (platform == Platform::Osd).then_some(FAILED);
+        let steps = steps::of(platform);
+        let conditions: BTreeSet<&str> =
+            steps.iter().map(|step| step.name).chain(failed).chain([VALID]).collect();
+        let fails = |condition: &str| {
             let line = format!("upgrade/managed-upgrade-config has condition {condition}=False,");
-            !goldens.iter().any(|golden| golden.contains(&line))
-        })
-        .collect();
+            goldens.iter().any(|golden| golden.contains(&line) && shows_why(golden, condition))
+        };
+        let missing = conditions.into_iter().filter(|condition| !fails(condition));
+        lacking.extend(missing.map(|condition| format!("{prefix}*.txt: {condition}")));
+    }
     if lacking.is_empty() {
         return Ok(());
     }
-    Err(format!("no osd-gate-*.txt waits until these are False: {}", lacking.join(", ")).into())
+    let lacking = lacking.join(", ");
+    Err(format!("no script waits until these are False, and shows why: {lacking}").into())
+}
+
+/// Whether a golden shows the failure of a condition: in the history, in the UpgradeConfig, or as a metric.
+fn shows_why(golden: &str, condition: &str) -> bool {
+    if let Some((_, metric)) = ONLY_METRICS.iter().find(|(of, _)| *of == condition) {
+        let is_raised =
+            |line: &str| line.starts_with(&format!("{metric}{{")) && line.ends_with(" 1");
+        return golden.lines().any(is_raised);
+    }
+    let is_failure = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let message = match words[..] {
+            [_, "condition", shown, ref message @ ..] if shown == format!("{condition}=False") => {
+                message
+            }
+            [shown, "False", _, _, ref message @ ..] if shown == condition => message,
+            _ => return false,
+        };
+        message != ["-"] && !message.ends_with(&["still", "in", "progress"])
+    };
+    golden.lines().any(is_failure)
 }
 
 fn error_of(text: &str) -> String {
