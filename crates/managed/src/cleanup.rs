@@ -26,8 +26,8 @@ use crate::context::{Context, unread};
 /// When it is looked again whether the cluster needs what an upgrade that is gone has added.
 const AGAIN: Duration = Duration::from_mins(5);
 
-/// Removes extra MachineSets and silences of an upgrade that was deleted or that another one took the place of, once no upgrade that was
-/// commenced needs them. Only while none of the UpgradeConfig is at work.
+/// Removes extra MachineSets and silences of an upgrade that was deleted, or replaced by another one, once no upgrade that was commenced
+/// needs them. Call it only while no UpgradeConfig is `Upgrading`.
 pub(crate) async fn remove_leftovers(ctx: &Context) -> Action {
     match ctx.compat {
         Compat::Strict => return Action::Done,
@@ -42,7 +42,7 @@ pub(crate) async fn remove_leftovers(ctx: &Context) -> Action {
             let error = format!("{error:#}");
             tracing::warn!(
                 error,
-                "cannot look for what an upgrade has added that was deleted or replaced"
+                "cannot remove the extra nodes and silences of a deleted or replaced upgrade"
             );
             Action::RequeueAfter(AGAIN)
         }

@@ -61,10 +61,6 @@ async fn look(ctx: &Context) -> anyhow::Result<Action> {
         ctx.shared.metrics.reset(Reset::ConfigGone);
         return Ok(cleanup::remove_leftovers(ctx).await);
     };
-    if upgrade.entry().is_none_or(|entry| entry.phase != Phase::Upgrading) {
-        // It needs nothing, but an edit of the version may have taken the place of an upgrade that had begun.
-        cleanup::remove_leftovers(ctx).await;
-    }
     let mut look = match Look::new(ctx, upgrade).await {
         Ok(look) => look,
         Err(error) => {
@@ -90,10 +86,15 @@ async fn look(ctx: &Context) -> anyhow::Result<Action> {
         }
     };
     let (again, error, waits) = (decision.again, decision.error.clone(), decision.waits.clone());
+    let phase = decision.entry.phase;
     if look.finish(decision).await? == Stored::Changed {
         return Ok(Action::RequeueAfter(AFTER_CHANGE));
     }
     log_wait(ctx, waits);
+    if phase != Phase::Upgrading {
+        // It needs nothing, but an edit of the version may have replaced an upgrade that had begun.
+        cleanup::remove_leftovers(ctx).await;
+    }
     if let Some(error) = error {
         return Err(anyhow::Error::msg(error));
     }

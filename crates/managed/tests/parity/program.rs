@@ -364,6 +364,34 @@ fn an_edited_upgrade_leaves_nothing() {
                 Compat::Strict => assert_eq!(left(&world).await, (1, 1)),
             }
         }
+        // Also if the request that has replaced it has failed.
+        let (world, _program) = withdrawn(Compat::Repaired).await;
+        world.configure(LOCAL).await;
+        world.alertmanager.set_down(true);
+        let downgrade = json!({"version": "4.16.1"});
+        world
+            .patch(
+                &json!({"spec": {"upgradeAt": world.at(-200).to_string(), "desired": downgrade}}),
+            )
+            .await;
+        world.until(Phase::Failed, 10).await;
+        assert_eq!(world.silences().len(), 1, "Alertmanager does not answer");
+        world.alertmanager.set_down(false);
+        world.minutes(7).await;
+        assert_eq!(left(&world).await, (0, 0));
+        // One that had commenced needs them until its end.
+        let world = World::new().await;
+        world.configure(&by_ocm()).await;
+        world.ocm.schedule("p-1", VERSION, world.at(10));
+        let _program = world.start(Compat::Repaired);
+        world.until_commenced(60).await;
+        world.configure(LOCAL).await;
+        world.patch(&json!({"spec": {"upgradeAt": world.at(500).to_string(), "desired": {"version": "4.16.5"}}})).await;
+        world.until(Phase::Pending, 5).await;
+        world.minutes(6).await;
+        assert_eq!(left(&world).await, (1, 1));
+        world.minutes(120).await;
+        assert_eq!(left(&world).await, (0, 0));
     });
 }
 

@@ -260,11 +260,11 @@ fn failure() {
     };
     under_way.run_to(Phase::Failed);
     assert_eq!((silences, under_way.active_silences()), (1, 1));
-    // One that takes the place of what is under way, begins and fails, removes nothing of it either. The original does.
-    for compat in COMPATS {
+    // One that replaces what is under way, begins and fails, removes nothing of it either. The original does.
+    for (compat, workers) in COMPATS.into_iter().flat_map(|one| [(one, false), (one, true)]) {
         let mut edited = Cluster::new(compat);
         edited.upgrade.spec.capacity_reservation = Some(true);
-        edited.control_plane_hangs = true;
+        (edited.control_plane_hangs, edited.workers_take_time) = (!workers, workers);
         edited.run_to(Phase::Upgrading);
         edited.extras_join();
         edited.look();
@@ -281,6 +281,19 @@ fn failure() {
             edited.written.iter().any(|write| matches!(write, Write::DeleteMachineSet(_)));
         assert_eq!((removes, edited.active_silences()), (compat == Strict, 1), "{compat}");
     }
+    // Workers that are not up to date for another reason need nothing.
+    let mut degraded = Cluster::new(Repaired);
+    degraded.upgrade.spec.capacity_reservation = Some(true);
+    degraded.offers.clear();
+    degraded.run_to(Phase::Upgrading);
+    degraded.extras_join();
+    degraded.look();
+    degraded.pools[0].status.as_mut().unwrap().updated_machine_count = 2;
+    degraded.pass(SignedDuration::from_mins(121));
+    degraded.written.clear();
+    degraded.run_to(Phase::Failed);
+    assert!(matches!(degraded.written[0], Write::DeleteMachineSet(_)), "{:?}", degraded.written);
+    assert_eq!(degraded.active_silences(), 0);
     let mut never = waits(Repaired, 1, 500);
     never.config.window.timeout = None;
     never.look();

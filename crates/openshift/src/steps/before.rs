@@ -1,22 +1,28 @@
 //! The steps until the upgrade is requested of the ClusterVersion: most are done from then on.
 
+use jiff::SignedDuration;
 use refit_core::managed::steps::Progress;
 
 use super::{
     Known, Write,
     flow::{Made, flow},
+    names::COMMENCED,
 };
 use crate::{
     Compat,
     cluster_version::{self, Commence, check_upgradeable},
+    config::Platform,
     dependencies::{step_error, to_request},
     health::{Looked, Verdict, before_upgrade},
     maintenance::ControlPlane,
-    manager,
     notify::{Notice, is_delayed},
+    pools::WorkerCount,
     scaler::{ScaleUp, ScaleUpState, scale_down, scale_up},
     upgrade_config::Phase,
 };
+
+/// How long the cluster-version operator has time to offer the versions of a new channel.
+const OFFERED_WITHIN: SignedDuration = SignedDuration::from_mins(5);
 
 pub(super) fn started(known: &Known<'_>) -> Made {
     flow(|| {
@@ -163,31 +169,49 @@ pub(super) fn commenced(known: &Known<'_>) -> Made {
                 known.made(Write::Request(patch))?;
                 Ok(Progress::waits("the ClusterVersion does not show the request yet"))
             }
-            Ok(Commence::NotOffered) => {
-                let why = format!(
-                    "the cluster-version operator does not offer version {} yet",
-                    known.version()
-                );
-                Ok(match known.compat {
-                    // The condition of an error shows why.
-                    Compat::Repaired => Progress::error(why),
-                    Compat::Strict => Progress::waits(why),
-                })
-            }
+            Ok(Commence::NotOffered) => Ok(not_offered(known)),
             Err(error) => Ok(Progress::error(error.to_string())),
         }
     })
 }
 
+/// A version that is not offered. The cluster-version operator needs some time for a new channel; later, the condition shows why.
+fn not_offered(known: &Known<'_>) -> Progress<Write> {
+    let version = known.version();
+    let why = format!("the cluster-version operator does not offer version {version} yet");
+    let since = known.entry.condition(COMMENCED).and_then(|shown| shown.start_time.as_ref());
+    let is_late = since.is_some_and(|since| known.now.duration_since(since.0) > OFFERED_WITHIN);
+    match (known.compat, is_late) {
+        (Compat::Strict, _) | (Compat::Repaired, false) => Progress::waits(why),
+        (Compat::Repaired, true) => match Platform::of(&known.upgrade.spec.type_) {
+            Platform::Osd => Progress::error(format!("{why}{}", tried_until(known))),
+            Platform::Aro => Progress::error(why),
+        },
+    }
+}
+
+/// Whether the cluster or its workers are upgraded to another version: an upgrade to it commenced before an edit replaced it. Workers that
+/// are not up to date for another reason need neither extra nodes nor silences.
+fn is_another_under_way(known: &Known<'_>) -> bool {
+    let history = known.upgrade.status.iter().flat_map(|status| &status.history);
+    let mut commenced = history.filter(|one| {
+        let shown = one.condition(COMMENCED);
+        one.version != known.entry.version
+            && one.phase == Phase::Upgrading
+            && shown.is_some_and(|shown| shown.status == "True")
+    });
+    cluster_version::is_updating(known.cluster)
+        || WorkerCount::of(known.pools, known.compat).is_some_and(WorkerCount::is_upgrading)
+            && commenced.next().is_some()
+}
+
 /// Cleans up after an upgrade that did not begin in time, and reports that.
 pub(crate) fn failure(known: &Known<'_>) -> Made {
     flow(|| {
-        // What never began has added nothing, and an upgrade that another one took the place of may be under way.
+        // What never began has added nothing.
         let is_cleaned_up = known.entry.phase == Phase::Upgrading
             && match known.compat {
-                Compat::Repaired => {
-                    !manager::is_under_way(known.cluster, known.pools, known.compat)
-                }
+                Compat::Repaired => !is_another_under_way(known),
                 Compat::Strict => true,
             };
         if is_cleaned_up {
