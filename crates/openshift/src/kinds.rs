@@ -186,6 +186,9 @@ pub struct MachineConfigPoolStatus {
     /// How many of them have the configuration.
     #[serde(default)]
     pub updated_machine_count: i32,
+    /// How many of them cannot be brought to it without help.
+    #[serde(default)]
+    pub degraded_machine_count: i32,
 }
 
 /// A number of Machines with the same template, of OpenShift's own machine API.

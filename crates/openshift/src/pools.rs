@@ -42,6 +42,12 @@ impl WorkerCount {
     }
 }
 
+/// Whether workers are being updated, or wait for it. Degraded ones do not count: they stay as they are until they are repaired.
+pub(crate) fn are_updated(pools: &[MachineConfigPool], compat: Compat) -> bool {
+    let left = |pool: &Pool<'_>| pool.machines.saturating_sub(pool.updated) > pool.degraded;
+    of_workers(pools, compat).iter().any(left)
+}
+
 /// Records in the entry of an upgrade when the first worker began and when the last one was done. It does nothing in other
 /// phases than Upgrading.
 ///
@@ -79,6 +85,7 @@ struct Pool<'a> {
     name: &'a str,
     machines: i32,
     updated: i32,
+    degraded: i32,
 }
 
 impl Pool<'_> {
@@ -100,7 +107,8 @@ fn of_workers(pools: &[MachineConfigPool], compat: Compat) -> Vec<Pool<'_>> {
             let status = pool.status.as_ref();
             let machines = status.map_or(0, |status| status.machine_count);
             let updated = status.map_or(0, |status| status.updated_machine_count);
-            Pool { name, machines, updated }
+            let degraded = status.map_or(0, |status| status.degraded_machine_count);
+            Pool { name, machines, updated, degraded }
         })
         .collect()
 }

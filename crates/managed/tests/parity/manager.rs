@@ -163,6 +163,11 @@ fn another_spec_replaces() {
     let held = decide(Some(&existing), Some(&wanted), true, Repaired);
     assert!(matches!(held, Refresh::Held { .. }));
     assert!(!needs_extras(|_, _| {}), "the cluster runs what was requested");
+    let degraded = |_: &mut Value, pool: &mut Value| {
+        pool["status"]["updatedMachineCount"] = json!(2);
+        pool["status"]["degradedMachineCount"] = json!(1);
+    };
+    assert!(!needs_extras(degraded), "a degraded worker is not updated any further");
     for (case, change) in [
         (
             "a request",

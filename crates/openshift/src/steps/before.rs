@@ -15,8 +15,8 @@ use crate::{
     dependencies::{step_error, to_request},
     health::{Looked, Verdict, before_upgrade},
     maintenance::ControlPlane,
+    manager,
     notify::{Notice, is_delayed},
-    pools::WorkerCount,
     scaler::{ScaleUp, ScaleUpState, scale_down, scale_up},
     upgrade_config::Phase,
 };
@@ -190,28 +190,15 @@ fn not_offered(known: &Known<'_>) -> Progress<Write> {
     }
 }
 
-/// Whether the cluster or its workers are upgraded to another version: an upgrade to it commenced before an edit replaced it. Workers that
-/// are not up to date for another reason need neither extra nodes nor silences.
-fn is_another_under_way(known: &Known<'_>) -> bool {
-    let history = known.upgrade.status.iter().flat_map(|status| &status.history);
-    let mut commenced = history.filter(|one| {
-        let shown = one.condition(COMMENCED);
-        one.version != known.entry.version
-            && one.phase == Phase::Upgrading
-            && shown.is_some_and(|shown| shown.status == "True")
-    });
-    cluster_version::is_updating(known.cluster)
-        || WorkerCount::of(known.pools, known.compat).is_some_and(WorkerCount::is_upgrading)
-            && commenced.next().is_some()
-}
-
 /// Cleans up after an upgrade that did not begin in time, and reports that.
 pub(crate) fn failure(known: &Known<'_>) -> Made {
     flow(|| {
-        // What never began has added nothing.
+        // What never began has added nothing, and one that it has replaced may be under way.
         let is_cleaned_up = known.entry.phase == Phase::Upgrading
             && match known.compat {
-                Compat::Repaired => !is_another_under_way(known),
+                Compat::Repaired => {
+                    !manager::is_under_way(known.cluster, known.pools, known.compat)
+                }
                 Compat::Strict => true,
             };
         if is_cleaned_up {
