@@ -299,16 +299,33 @@ async fn left(world: &World) -> (usize, usize) {
     (world.silences().len(), world.extra_machine_sets().await)
 }
 
+/// The same for an upgrade that did not commence, and is cancelled, deleted or edited.
+fn left_by(compat: Compat) -> (usize, usize) {
+    match compat {
+        Compat::Repaired => (0, 0),
+        Compat::Strict => (1, 1),
+    }
+}
+
+/// A world whose upgrade has commenced, with an extra node and a silence. Then its provider is the object in the cluster.
+async fn commenced() -> (World, Program) {
+    let world = World::new().await;
+    world.configure(&by_ocm()).await;
+    world.ocm.schedule("p-1", VERSION, world.at(10));
+    let program = world.start(Compat::Repaired);
+    world.until_commenced(60).await;
+    world.configure(LOCAL).await;
+    (world, program)
+}
+
 fn a_cancelled_upgrade_leaves_nothing() {
     in_world(async {
         for compat in Compat::VARIANTS {
             let (world, _program) = withdrawn(*compat).await;
             world.ocm.set_state("p-1", "cancelled", "");
             world.until_gone(5).await;
-            match compat {
-                Compat::Repaired => assert_eq!(left(&world).await, (0, 0)),
-                Compat::Strict => assert_eq!(left(&world).await, (1, 1)),
-            }
+            world.seconds(5).await;
+            assert_eq!(left(&world).await, left_by(*compat));
         }
     });
 }
@@ -324,18 +341,10 @@ fn a_deleted_upgrade_leaves_nothing() {
             assert_eq!(world.silences().len(), 1, "Alertmanager does not answer");
             world.alertmanager.set_down(false);
             world.minutes(7).await;
-            match compat {
-                Compat::Repaired => assert_eq!(left(&world).await, (0, 0)),
-                Compat::Strict => assert_eq!(left(&world).await, (1, 1)),
-            }
+            assert_eq!(left(&world).await, left_by(*compat));
         }
         // One that had commenced needs them until its end.
-        let world = World::new().await;
-        world.configure(&by_ocm()).await;
-        world.ocm.schedule("p-1", VERSION, world.at(10));
-        let _program = world.start(Compat::Repaired);
-        world.until_commenced(60).await;
-        world.configure(LOCAL).await;
+        let (world, _program) = commenced().await;
         world.delete().await;
         world.minutes(6).await;
         assert_eq!(left(&world).await, (1, 1));
@@ -359,10 +368,7 @@ fn an_edited_upgrade_leaves_nothing() {
             assert_eq!(world.silences().len(), 1, "Alertmanager does not answer");
             world.alertmanager.set_down(false);
             world.minutes(7).await;
-            match compat {
-                Compat::Repaired => assert_eq!(left(&world).await, (0, 0)),
-                Compat::Strict => assert_eq!(left(&world).await, (1, 1)),
-            }
+            assert_eq!(left(&world).await, left_by(*compat));
         }
         // Also if the request that has replaced it has failed.
         let (world, _program) = withdrawn(Compat::Repaired).await;
@@ -380,12 +386,7 @@ fn an_edited_upgrade_leaves_nothing() {
         world.minutes(7).await;
         assert_eq!(left(&world).await, (0, 0));
         // One that had commenced needs them until its end.
-        let world = World::new().await;
-        world.configure(&by_ocm()).await;
-        world.ocm.schedule("p-1", VERSION, world.at(10));
-        let _program = world.start(Compat::Repaired);
-        world.until_commenced(60).await;
-        world.configure(LOCAL).await;
+        let (world, _program) = commenced().await;
         world.patch(&json!({"spec": {"upgradeAt": world.at(500).to_string(), "desired": {"version": "4.16.5"}}})).await;
         world.until(Phase::Pending, 5).await;
         world.minutes(6).await;
