@@ -104,9 +104,8 @@ fn of_step(name: &str, known: &Known<'_>) -> Vec<Gauge> {
             let is_late = count.is_upgrading()
                 && known.silences().is_ok_and(|silences| !silences.is_active());
             let late = Gauge::Set(Series::WorkerTimeout { version: version() }, is_late.into());
-            // Those of extra nodes stay until their step is done. In the original, that of a node that is gone stays, too.
-            let is_over =
-                known.compat == Compat::Repaired && !count.is_upgrading() && !known.is_reserved();
+            // Those of extra nodes are set again by their step. In the original, that of a node that is gone stays.
+            let is_over = known.compat == Compat::Repaired && !count.is_upgrading();
             let over = is_over.then_some(Gauge::Reset(Reset::DrainsOver));
             iter::once(late).chain(over).collect()
         }
