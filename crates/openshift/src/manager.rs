@@ -7,7 +7,7 @@ use crate::{
     Compat,
     cluster_version::is_updating,
     kinds::{ClusterVersion, MachineConfigPool},
-    pools::are_updated,
+    pools::are_being_updated,
     upgrade_config::{Desired, NAME, NAMESPACE, Phase, UpgradeConfig, UpgradeConfigSpec},
 };
 
@@ -132,7 +132,7 @@ impl Refresh {
 /// Whether an upgrade that was commenced still needs extra machines and silences: the cluster does not run the requested release yet, or
 /// a worker does not that can still be updated. Otherwise, existing ones are leftovers.
 pub fn is_under_way(cluster: &ClusterVersion, pools: &[MachineConfigPool], compat: Compat) -> bool {
-    is_updating(cluster) || are_updated(pools, compat)
+    is_updating(cluster) || are_being_updated(pools, compat)
 }
 
 fn is_upgrading(existing: Option<&UpgradeConfig>) -> bool {

@@ -43,7 +43,7 @@ impl WorkerCount {
 }
 
 /// Whether workers are being updated, or wait for it. Degraded ones do not count: they stay as they are until they are repaired.
-pub(crate) fn are_updated(pools: &[MachineConfigPool], compat: Compat) -> bool {
+pub(crate) fn are_being_updated(pools: &[MachineConfigPool], compat: Compat) -> bool {
     let left = |pool: &Pool<'_>| pool.machines.saturating_sub(pool.updated) > pool.degraded;
     of_workers(pools, compat).iter().any(left)
 }
