@@ -66,6 +66,7 @@ pub fn control_plane(object: &mut Value) {
     reference(object, "/spec/machineTemplate/spec/infrastructureRef");
     timeouts(object, TEMPLATE, &["spec", "deletion"]);
     relocate(object, "/spec", "rolloutAfter", &["rollout", "after"]);
+    relocate(object, "/spec", "rolloutBefore", &["rollout", "before"]);
     relocate(object, "/spec", "rolloutStrategy", &["rollout", "strategy"]);
     status(object, &[("initialized", "controlPlaneInitialized")]);
 }

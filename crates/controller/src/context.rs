@@ -15,8 +15,8 @@ use refit_cluster_api::kinds::{
 };
 use refit_core::change::asked::opted_in;
 use refit_kinds::refit::{
-    ClusterUpgrade, ClusterUpgradePlan, HostPlan, HostSettings, NodeUpdate, UpdateGroup, Updater,
-    UpgradeTask,
+    ClusterUpgrade, ClusterUpgradePlan, HostPlan, HostSettings, NodeUpdate, ReplacementHold,
+    UpdateGroup, Updater, UpgradeTask,
 };
 use refit_runtime::{
     Clock, ObjectKey, Store,
@@ -38,6 +38,7 @@ use crate::{
     notifications::{self, Receivers},
     owner::OwnerId,
     providers::WatchedKinds,
+    replacement_hold::HoldKey,
     served,
     updater_servers::UpdaterServers,
     version_graph::VersionGraphs,
@@ -224,6 +225,7 @@ pub(crate) struct Stores {
     pub(crate) node_updates: Store<NodeUpdate>,
     pub(crate) update_groups: Store<UpdateGroup>,
     pub(crate) host_settings: Store<HostSettings>,
+    pub(crate) replacement_holds: Store<ReplacementHold>,
     pub(crate) updaters: Store<Updater>,
     pub(crate) upgrade_tasks: Store<UpgradeTask>,
     pub(crate) cluster_upgrades: Store<ClusterUpgrade>,
@@ -248,6 +250,7 @@ impl Stores {
             && self.node_updates.is_ready()
             && self.update_groups.is_ready()
             && self.host_settings.is_ready()
+            && self.replacement_holds.is_ready()
             && self.updaters.is_ready()
             && self.upgrade_tasks.is_ready()
             && self.cluster_upgrades.is_ready()
@@ -265,6 +268,7 @@ impl Stores {
         self.node_updates.ready().await;
         self.update_groups.ready().await;
         self.host_settings.ready().await;
+        self.replacement_holds.ready().await;
         self.updaters.ready().await;
         self.upgrade_tasks.ready().await;
         self.cluster_upgrades.ready().await;
@@ -285,6 +289,8 @@ pub(crate) struct Queues {
     pub(crate) upgrade_tasks: Queue<ObjectKey>,
     /// ClusterUpgrades, and so their Clusters.
     pub(crate) cluster_upgrades: Queue<ObjectKey>,
+    /// Owners whose Machines are held.
+    pub(crate) replacement_holds: Queue<HoldKey>,
     /// ClusterUpgradePlans.
     pub(crate) cluster_upgrade_plans: Queue<ObjectKey>,
     /// ClusterUpgrades and ClusterUpgradePlans with notifications.

@@ -13,6 +13,7 @@
 //! | `gates`, `cluster_health` | the health gates of a group, and the checks of a Cluster |
 //! | `update_group` | limits how many Machines of a group may be down, and reports why it waits |
 //! | `k8sd` | calls of k8sd on the Nodes of Canonical Kubernetes |
+//! | `replacement_hold` | which Machines Cluster API may create and delete |
 //! | `updaters`, `updater_servers` | whether an Updater is valid; calls of its server |
 //! | `host_plan`, `workload_watch`, `workload_objects` | HostPlans, the watches of workload clusters, and what they keep |
 //! | `agent_access` | the rights of agents in workload clusters |
@@ -53,6 +54,7 @@ mod notifications;
 mod owner;
 mod policy;
 mod providers;
+mod replacement_hold;
 mod requests;
 #[cfg(feature = "sabotage")]
 pub mod sabotage;
@@ -91,7 +93,7 @@ pub use client_trust::{ClientRefusal, ClientTrust};
 pub use hooks::wire;
 pub use refit_runtime::replica::Process;
 pub use requests::{NewNodeUpdate, node_update};
-pub use settings::{Canonical, PlanLocation, Settings, SlackSettings};
+pub use settings::{Canonical, HOLD_CALLERS, PlanLocation, Settings, SlackSettings};
 pub use version_graph::GraphSource;
 
 use crate::context::Context;
@@ -263,8 +265,9 @@ async fn lead(ctx: Arc<Context>) -> anyhow::Result<()> {
                     cluster_upgrade_plan::run(ctx.clone()),
                     notifications::run(ctx.clone()),
                     annotations::run(ctx.clone()),
+                    replacement_hold::run(ctx.clone()),
                 )
-            } => return outcome.map(|((), (), (), (), (), (), (), ())| ()),
+            } => return outcome.map(|((), (), (), (), (), (), (), (), ())| ()),
         }
     }
 }

@@ -18,7 +18,7 @@ use std::{
 use anyhow::Context as _;
 use clap::{ArgAction, Parser, ValueEnum};
 use refit_controller::{
-    Canonical, ControllerOptions, HookServer, PlanLocation, Process, Settings,
+    Canonical, ControllerOptions, HOLD_CALLERS, HookServer, PlanLocation, Process, Settings,
     certificates::{CertificateSettings, Certificates},
     run,
 };
@@ -146,6 +146,16 @@ struct Args {
     /// overrides it
     #[arg(long, value_enum, env = "REFIT_DEFAULT_ON_UNCOVERED", default_value_t = Uncovered::Preserve)]
     default_on_uncovered: Uncovered,
+    /// Hold requests of these users in namespaces with the label refit.dev/hold-replacements: those of Cluster API's
+    /// managers
+    #[arg(
+        long,
+        value_name = "USER",
+        env = "REFIT_HOLD_CALLERS",
+        value_delimiter = ',',
+        default_values = HOLD_CALLERS
+    )]
+    hold_callers: Vec<String>,
     #[command(flatten)]
     drain: drain_flags::DrainFlags,
     #[command(flatten)]
@@ -382,6 +392,7 @@ fn settings(args: &Args, stack: &ClientStack) -> anyhow::Result<Settings> {
         version_graph: args.version_graph.source(stack)?,
         plan_signer: args.plan_signing_key.as_deref().map(signer).transpose()?,
         workers_per_cluster: args.workers_per_cluster.max(1),
+        hold_callers: args.hold_callers.clone(),
         external_upgrade_clients: args.external_upgrade_clients.iter().cloned().collect(),
         ..Settings::default()
     })

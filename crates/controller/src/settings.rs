@@ -12,6 +12,12 @@ use refit_core::{
 use refit_kinds::refit::{AlertMatcher, Receiver};
 use refit_runtime::plan_signing::PlanSigner;
 
+/// Users of Cluster API's managers, as its own manifests name them.
+pub const HOLD_CALLERS: [&str; 2] = [
+    "system:serviceaccount:capi-system:capi-manager",
+    "system:serviceaccount:capi-kubeadm-control-plane-system:capi-kubeadm-control-plane-manager",
+];
+
 /// Maximum size of the file with the URL of a webhook.
 const MAX_URL: usize = 4 << 10;
 use crate::version_graph::GraphSource;
@@ -115,6 +121,8 @@ pub struct Settings {
     pub slack: Option<SlackSettings>,
     /// Where the version graph is; without it, ClusterUpgrades may take all versions.
     pub version_graph: Option<GraphSource>,
+    /// The users whose requests ReplacementHolds hold: those of Cluster API's managers.
+    pub hold_callers: Vec<String>,
     /// How many NodeUpdates of one cluster are reconciled at once: a cluster that answers slowly
     /// takes no more of the process.
     pub workers_per_cluster: usize,
@@ -155,6 +163,7 @@ impl Default for Settings {
             cloud_events: None,
             slack: None,
             version_graph: None,
+            hold_callers: HOLD_CALLERS.map(str::to_owned).to_vec(),
             workers_per_cluster: 4,
             update_group_workers: 8,
         }

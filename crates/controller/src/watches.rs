@@ -25,7 +25,7 @@ use crate::{
     node_update::look::update_node_name,
     notifications,
     owner::OwnerId,
-    providers, upgrade_task,
+    providers, replacement_hold, upgrade_task,
 };
 
 /// How long changes of its members are collected before a group is looked at.
@@ -49,6 +49,7 @@ async fn watch_all(ctx: &Context) {
         watch(ctx, &stores.machine_sets, |set| {
             let group = group_of_set(set).key;
             upgrade_task::wake(ctx, &group);
+            replacement_hold::wake_group(ctx, &group_of_set(set));
             let owner = group_of_set(set).spec.owner;
             // Those of a MachineDeployment have copies of its annotations.
             if owner.owner() == Owner::Set {
@@ -78,6 +79,9 @@ async fn watch_all(ctx: &Context) {
             for key in unfinished_in(stores, &settings.namespace().unwrap_or_default()) {
                 queues.node_updates.add(key);
             }
+        }),
+        watch(ctx, &stores.replacement_holds, |hold| {
+            replacement_hold::hold_changed(ctx, hold);
         }),
         store::reflect(
             Api::all(client.clone()),
@@ -201,6 +205,7 @@ pub(crate) fn has_work_left(ctx: &Context, update: &NodeUpdate) -> bool {
 /// Wakes the group of an owner, its tasks, the tasks of its Cluster, and what its annotations ask for.
 fn owner_changed(ctx: &Context, owner: OwnerId, object: &impl kube::ResourceExt) {
     let group = owner.group_key();
+    replacement_hold::wake_owner(ctx, &owner);
     upgrade_task::wake(ctx, &group);
     annotations::wake_owner(ctx, owner, object.annotations());
     if let Some(cluster) = object.labels().get(keys::CLUSTER_NAME) {
@@ -218,6 +223,7 @@ pub(crate) fn machine_changed(ctx: &Context, machine: &Machine) {
     wake_machine(ctx, &ObjectKey::of(machine));
     annotations::wake(ctx, machine);
     if let Some(group) = group_of(&ctx.stores, machine) {
+        replacement_hold::wake_group(ctx, &group);
         upgrade_task::wake(ctx, &group.key);
         member_changed(ctx, group.key);
     }
@@ -321,6 +327,7 @@ fn namespace_changed(ctx: &Context, namespace: &Namespace) {
     }
     if ctx.opted_in(&namespace.name_any()) {
         annotations::wake_namespace(ctx, &namespace.name_any());
+        replacement_hold::wake_namespace(ctx, &namespace.name_any());
     }
 }
 
@@ -339,6 +346,7 @@ pub(crate) fn cluster_changed(ctx: &Context, cluster: &Cluster) {
     upgrade_task::wake_of_cluster(ctx, &key);
     cluster_upgrade::wake(ctx, &key);
     cluster_upgrade_plan::wake(ctx);
+    replacement_hold::wake_cluster(ctx, cluster);
     for group in ctx.stores.update_groups.listed(&GROUPS_BY_CLUSTER, &key) {
         group_changed(ctx, &group);
     }

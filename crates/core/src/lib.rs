@@ -13,6 +13,7 @@
 //! | [`node`] | the next write of one machine's update, and what a failure means |
 //! | [`gates`] | whether the health gates of a group are open |
 //! | [`group`] | which machine may claim a slot, what an UpdateGroup shows |
+//! | [`hold`] | which Machines of an owner Cluster API may create and delete |
 //! | [`invariants`] | what must hold after every write |
 //! | [`managed`] | when a whole cluster is upgraded, in which steps, and its history |
 //! | [`task`] | what an UpgradeTask does next |
@@ -26,6 +27,7 @@ pub mod certificates;
 pub mod change;
 pub mod gates;
 pub mod group;
+pub mod hold;
 pub mod invariants;
 pub mod managed;
 pub mod node;

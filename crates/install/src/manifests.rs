@@ -16,8 +16,8 @@ pub enum Part {
     Namespace,
     /// The CustomResourceDefinitions.
     Crds,
-    /// ServiceAccount, roles and bindings, and the policy that restricts agents to their own
-    /// HostPlan.
+    /// ServiceAccount, roles and bindings, and the policies: one restricts agents to their own
+    /// HostPlan, one refuses what would replace Machines.
     Rbac,
     /// The controller: Deployment, Services, PodDisruptionBudget, NetworkPolicy.
     Controller,
@@ -90,6 +90,7 @@ const FILES: &[(Part, &str, &str)] = files![
     Crds "crds/refit.dev_hostplans.yaml",
     Crds "crds/refit.dev_hostsettings.yaml",
     Crds "crds/refit.dev_nodeupdates.yaml",
+    Crds "crds/refit.dev_replacementholds.yaml",
     Crds "crds/refit.dev_updategroups.yaml",
     Crds "crds/refit.dev_updaters.yaml",
     Crds "crds/refit.dev_upgradetasks.yaml",
@@ -102,6 +103,8 @@ const FILES: &[(Part, &str, &str)] = files![
     Rbac "rbac/system_role_binding.yaml",
     Rbac "admission/agent_policy.yaml",
     Rbac "admission/agent_policy_binding.yaml",
+    Rbac "holds/policy.yaml",
+    Rbac "holds/policy_binding.yaml",
     Controller "controller/webhook_service.yaml",
     Controller "controller/metrics_service.yaml",
     Controller "controller/network_policy.yaml",
@@ -296,6 +299,7 @@ mod tests {
                 "CustomResourceDefinition hostplans.refit.dev",
                 "CustomResourceDefinition hostsettings.refit.dev",
                 "CustomResourceDefinition nodeupdates.refit.dev",
+                "CustomResourceDefinition replacementholds.refit.dev",
                 "CustomResourceDefinition updategroups.refit.dev",
                 "CustomResourceDefinition updaters.refit.dev",
                 "CustomResourceDefinition upgradetasks.refit.dev",
@@ -308,6 +312,8 @@ mod tests {
                 "RoleBinding refit-controller",
                 "ValidatingAdmissionPolicy refit-agents",
                 "ValidatingAdmissionPolicyBinding refit-agents",
+                "ValidatingAdmissionPolicy refit-replacement-holds",
+                "ValidatingAdmissionPolicyBinding to-disable-remove-the-namespace-label-refit.dev-hold-replacements",
                 "Service refit-webhook",
                 "Service refit-metrics",
                 "NetworkPolicy refit-controller",

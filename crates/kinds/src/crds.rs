@@ -13,6 +13,7 @@ pub fn refit_crds() -> Vec<CustomResourceDefinition> {
         refit::HostPlan::crd(),
         refit::HostSettings::crd(),
         refit::NodeUpdate::crd(),
+        refit::ReplacementHold::crd(),
         refit::UpdateGroup::crd(),
         refit::Updater::crd(),
         refit::UpgradeTask::crd(),

@@ -82,6 +82,8 @@ pub const ON_UNCOVERED: &str = "refit.dev/on-uncovered";
 pub const IN_PLACE: &str = "refit.dev/in-place";
 /// Value of the label [`IN_PLACE`] of a Namespace that opted in.
 pub const OPTED_IN: &str = "enabled";
+/// Label of a Namespace: [`OPTED_IN`] lets the API server refuse what would replace Machines there.
+pub const HOLD_REPLACEMENTS: &str = "refit.dev/hold-replacements";
 /// Name of the Secret with the client certificate that Cluster API's managers present to the hooks.
 pub const HOOK_CLIENT: &str = "refit-hook-client";
 /// Requests one more attempt after the named NodeUpdate failed permanently.

@@ -233,6 +233,18 @@ fn the_table_of_findings() {
             C::Namespaces,
             Fail,
         ),
+        (
+            with(|f| {
+                let held = [("refit.dev/hold-replacements".to_owned(), "enabled".to_owned())];
+                f.namespaces = Read::Known(vec![Namespace {
+                    name: "default".into(),
+                    clusters: vec!["edge-1".into()],
+                    labels: Read::Known(held.into()),
+                }]);
+            }),
+            C::Namespaces,
+            Fail,
+        ),
         (with(|f| f.certificate = Read::Known(None)), C::Certificate, Fail),
         (leaf(|leaf| leaf.until = ago(1)), C::Certificate, Fail),
         (leaf(|leaf| leaf.until = now() + SignedDuration::from_hours(24)), C::Certificate, Warn),

@@ -11,10 +11,7 @@ use std::{
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use lab_apiserver::{
-    AnswerBody, ApiServer,
-    auth::{Identity, PeerCertificate},
-};
+use lab_apiserver::{AnswerBody, ApiServer, auth::PeerCertificate};
 use refit_runtime::serve::PeerCertificates;
 use tower::Service;
 
@@ -58,11 +55,9 @@ impl Served {
     /// Attaches the caller's identity to the request.
     fn introduce(&self, request: &mut Request<Incoming>) {
         let identity = match self.callers {
-            Callers::Inside => Some(Identity::admin()),
+            Callers::Inside => Some(crate::world::insider(user_agent(request))),
             Callers::Enforced { management } => {
-                let agent = request.headers().get(http::header::USER_AGENT);
-                let agent = agent.and_then(|agent| agent.to_str().ok());
-                crate::world::caller(agent.unwrap_or_default(), management)
+                crate::world::caller(user_agent(request), management)
             }
             Callers::Outside => None,
         };
@@ -75,6 +70,11 @@ impl Served {
             extensions.insert(PeerCertificate(Arc::from(own.as_ref())));
         }
     }
+}
+
+fn user_agent(request: &Request<Incoming>) -> &str {
+    let agent = request.headers().get(http::header::USER_AGENT);
+    agent.and_then(|agent| agent.to_str().ok()).unwrap_or_default()
 }
 
 impl Service<Request<Incoming>> for Served {

@@ -5,6 +5,7 @@
 mod common;
 mod environment;
 mod external_upgrade;
+mod holds;
 mod metrics;
 mod openshift;
 mod outages;

@@ -246,6 +246,10 @@ fn next_steps(parts: &[Part]) -> Vec<String> {
             "  kubectl label namespace NAMESPACE refit.dev/in-place=enabled   # opt in, one by one"
                 .to_owned(),
         );
+        lines.push(
+            "  kubectl label namespace NAMESPACE refit.dev/hold-replacements=enabled   # refuse replacements there"
+                .to_owned(),
+        );
         lines.push(format!(
             "  {program} install --only agent --image IMAGE --apply --kubeconfig WORKLOAD"
         ));

@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{ContractRef, MachineDeletion, Opaque, TemplateMeta};
+use crate::IntOrPercent;
 
 /// The control plane machines of a cluster.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -85,9 +86,33 @@ pub struct ControlPlaneRollout {
     /// RFC 3339 timestamp: Machines older than this are rolled out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
+    /// What is rolled out before it is due.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<ControlPlaneRolloutBefore>,
     /// Only `RollingUpdate` exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strategy: Option<ControlPlaneStrategy>,
+}
+
+/// What is rolled out before it is due.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct ControlPlaneRolloutBefore {
+    /// Machines whose certificates expire within this many days are rolled out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificates_expiry_days: Option<i32>,
+}
+
+impl KubeadmControlPlane {
+    /// Returns how many additional machines a rollout may add. A value that Cluster API's webhooks would reject
+    /// counts as not set.
+    pub fn max_surge(&self) -> i64 {
+        let strategy = self.spec.rollout.as_ref().and_then(|rollout| rollout.strategy.as_ref());
+        let rolling = strategy.and_then(|strategy| strategy.rolling_update.as_ref());
+        let surge = IntOrPercent::read(rolling.and_then(|rolling| rolling.max_surge.as_ref()), 1);
+        surge.map_or(1, |limit| limit.rounded_up(1))
+    }
 }
 
 /// Rollout strategy of a control plane.

@@ -122,6 +122,9 @@ pub struct MachineStatus {
     /// Information reported by the Node; `kubeletVersion` is the version that really runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_info: Option<NodeInfo>,
+    /// RFC 3339 timestamp: when the certificates of a control plane Machine expire.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificates_expiry_date: Option<String>,
     /// Phase: `Running`, `Updating`, `Deleting` and others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,

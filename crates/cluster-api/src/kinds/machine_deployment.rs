@@ -91,15 +91,24 @@ impl MachineDeployment {
     /// one if it does not surge, as Cluster API decides. A value that Cluster API's webhooks would
     /// reject counts as not set.
     pub fn max_unavailable(&self, replicas: i64) -> i64 {
-        let strategy = self.strategy();
-        let rolling = strategy.and_then(|strategy| strategy.rolling_update.clone());
-        let RollingUpdate { max_unavailable, max_surge } = rolling.unwrap_or_default();
-        let unavailable = IntOrPercent::read(max_unavailable.as_ref(), 0);
-        let surge = IntOrPercent::read(max_surge.as_ref(), 1);
+        let unavailable = IntOrPercent::read(self.rolling_update().max_unavailable.as_ref(), 0);
         let unavailable = unavailable.map_or(0, |limit| limit.rounded_down(replicas));
-        let surges =
-            !self.rolls_on_delete() && surge.map_or(1, |limit| limit.rounded_up(replicas)) > 0;
-        if surges { unavailable } else { unavailable.max(1) }
+        if self.max_surge(replicas) > 0 { unavailable } else { unavailable.max(1) }
+    }
+
+    /// Returns how many machines a rollout may have in addition to `replicas`. A value that Cluster API's webhooks
+    /// would reject counts as not set.
+    pub fn max_surge(&self, replicas: i64) -> i64 {
+        if self.rolls_on_delete() {
+            return 0;
+        }
+        let surge = IntOrPercent::read(self.rolling_update().max_surge.as_ref(), 1);
+        surge.map_or(1, |limit| limit.rounded_up(replicas))
+    }
+
+    fn rolling_update(&self) -> RollingUpdate {
+        let strategy = self.strategy();
+        strategy.and_then(|strategy| strategy.rolling_update.clone()).unwrap_or_default()
     }
 
     /// Whether a rollout touches no Machine before an operator deletes it: the strategy `OnDelete`.

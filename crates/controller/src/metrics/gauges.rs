@@ -218,6 +218,7 @@ impl Gauges {
             ("upgrade-task", ctx.queues.upgrade_tasks.depth()),
             ("cluster-upgrade", ctx.queues.cluster_upgrades.depth()),
             ("cluster-upgrade-plan", ctx.queues.cluster_upgrade_plans.depth()),
+            ("replacement-hold", ctx.queues.replacement_holds.depth()),
             ("notification", ctx.queues.notifications.depth()),
         ] {
             let controller = controller.to_owned();

@@ -9,8 +9,9 @@ use lab_apiserver::{
     ApiServer, Options, PortHandler, Registry, Webhook,
     auth::{Authentication, Required},
 };
+use refit_install::{Choices, Part, manifests, objects};
 use refit_kinds::{
-    json::{namespace, text},
+    json::{kind, name, namespace, text},
     keys,
 };
 use refit_runtime::{Clock, net::MemoryNetwork, serve, tls};
@@ -187,28 +188,30 @@ impl World {
         Ok(())
     }
 
-    /// Creates the namespaces of the manifests and opts them in.
+    /// Creates the namespaces of the manifests, with the labels that these give them, and opts them in.
     async fn load_namespaces(&self, api: &Direct, manifests: &[Value]) -> Result<(), WorldError> {
         let mut names: Vec<&str> = manifests.iter().map(namespace).collect();
         names.push(pki::HOOK_NAMESPACE);
         names.push("default");
         names.sort_unstable();
         names.dedup();
-        for name in names.into_iter().filter(|name| !name.is_empty()) {
-            let labels = if name == pki::HOOK_NAMESPACE {
-                json!({})
-            } else {
-                json!({ keys::IN_PLACE: "enabled" })
-            };
+        for space in names.into_iter().filter(|name| !name.is_empty()) {
+            let described =
+                manifests.iter().find(|one| kind(one) == "Namespace" && name(one) == space);
+            let labels = described.and_then(|one| one.pointer("/metadata/labels")?.as_object());
+            let mut labels = labels.cloned().unwrap_or_default();
+            if space != pki::HOOK_NAMESPACE {
+                labels.entry(keys::IN_PLACE).or_insert_with(|| "enabled".into());
+            }
             let body = json!({
                 "apiVersion": "v1",
                 "kind": "Namespace",
-                "metadata": {"name": name, "labels": labels},
+                "metadata": {"name": space, "labels": labels},
             });
             match api.send(Call::create("/api/v1/namespaces", body)).await {
                 Err(error) if error.code() == Some(409) => {
                     let body = json!({"metadata": {"labels": labels}});
-                    let path = format!("/api/v1/namespaces/{name}");
+                    let path = format!("/api/v1/namespaces/{space}");
                     api.send(Call::merge(path, body)).await?;
                 }
                 outcome => {
@@ -219,7 +222,8 @@ impl World {
         Ok(())
     }
 
-    /// Creates the objects of a Refit installation: Service, certificate and ExtensionConfig.
+    /// Creates the objects of a Refit installation: Service, certificate, ExtensionConfig and the policy that holds
+    /// replacements.
     async fn install(&self, api: &Direct) -> Result<(), WorldError> {
         let hook = &self.inner.hook_identity;
         let secret = json!({
@@ -261,6 +265,12 @@ impl World {
         });
         let path = "/apis/runtime.cluster.x-k8s.io/v1beta2/extensionconfigs";
         api.send(Call::create(path, extension)).await?;
+        let mut policies = manifests(&[Part::Rbac], &Choices::default());
+        policies.retain(|manifest| manifest.path.starts_with("holds/"));
+        for policy in objects(&policies) {
+            let path = collection(&self.inner.management, &policy).expect("the kinds are built in");
+            api.send(Call::create(path, policy)).await?;
+        }
         Ok(())
     }
 }

@@ -11,10 +11,10 @@ use futures::future::BoxFuture;
 use http::Request;
 use lab_apiserver::{
     ApiServer,
-    auth::{AccessRecorder, Authentication, Identity, Required},
+    auth::{AccessRecorder, Authentication, Identity, MASTERS, Required},
 };
 use refit_controller::{
-    ControllerOptions, HookServer,
+    ControllerOptions, HOLD_CALLERS, HookServer,
     certificates::{CertificateSettings, Certificates},
 };
 use refit_kinds::keys;
@@ -113,8 +113,17 @@ pub(crate) fn caller(user_agent: &str, management: bool) -> Option<Identity> {
         .map(|(_, node)| node.trim_end_matches(')'));
     Some(match node {
         Some(node) => Identity::new(format!("system:node:{node}"), &["system:nodes"]),
-        None => Identity::admin(),
+        None => insider(user_agent),
     })
+}
+
+/// Identity of a component of this process with full access. Cluster API's managers are ServiceAccounts, as they are in a
+/// real management cluster: policies tell them from other users.
+pub(crate) fn insider(user_agent: &str) -> Identity {
+    if user_agent.starts_with("refit-capi/") {
+        return Identity::new(HOLD_CALLERS[0], &[MASTERS]);
+    }
+    Identity::admin()
 }
 
 /// Presents the client certificate that the controllers keep in their Secret, as a manager does
@@ -182,6 +191,10 @@ mod tests {
             user("refit-agent/1 (default/edge-1/edge-1-cp-0)", false).as_deref(),
             Some("system:node:edge-1-cp-0")
         );
-        assert_eq!(user("refit-capi/1", true).as_deref(), Some("system:admin"));
+        assert_eq!(
+            user("refit-capi/1", true).as_deref(),
+            Some("system:serviceaccount:capi-system:capi-manager")
+        );
+        assert_eq!(user("sandbox-env", true).as_deref(), Some("system:admin"));
     }
 }

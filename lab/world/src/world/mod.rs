@@ -56,7 +56,7 @@ pub use progress::{MachineProgress, ProgressFeed};
 pub use wait::TimedOut;
 
 pub(crate) use build::{cluster_secrets, collection};
-pub(crate) use enforced::caller;
+pub(crate) use enforced::{caller, insider};
 pub(crate) use hosts::HostHandle;
 pub(crate) use process::Hub;
 pub(crate) use supervise::LEASE;

@@ -1,0 +1,322 @@
+//! The controller of ReplacementHolds: one per namespace that opted in, for the admission policy that refuses what would
+//! replace Machines.
+//!
+//! What allows Cluster API less rests on the caches. What allows it more is decided on the objects as they are now.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use kube::{Api, ResourceExt as _, api::PostParams};
+use refit_cluster_api::kinds::{Cluster, Machine};
+use refit_core::{
+    change::{Policy, PolicyDefaults, policy},
+    hold::{Held, OwnerSeen, allows_more},
+};
+use refit_kinds::{
+    keys,
+    refit::{
+        HeldKind, HeldOwner, Owner, REPLACEMENT_HOLD, ReplacementHold, ReplacementHoldSpec,
+        update_group_name,
+    },
+};
+use refit_runtime::{ObjectKey, apply, queue::Action};
+use serde_json::json;
+
+use crate::{
+    Settings,
+    context::Context,
+    groups::{Group, control_plane_group, machines_of, machines_of_set},
+    indexes::{DEPLOYMENTS_BY_CLUSTER, SETS_BY_GROUP},
+    metrics::measured,
+    node_update::live::{list_machines, read_object},
+    owner::OwnerId,
+};
+
+/// How many owners are worked on at once. Those of a namespace share one object.
+const WORKERS: usize = 4;
+/// How long changes of a ReplacementHold are collected before it is looked at: most are the controller's own.
+const COLLECT: Duration = Duration::from_secs(1);
+/// Requeue delay after a write conflict.
+const AFTER_CONFLICT: Duration = Duration::from_millis(200);
+
+/// What is looked at.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum HoldKey {
+    /// All owners of a namespace.
+    Namespace(String),
+    /// One owner.
+    Owner(HeldKind, ObjectKey),
+}
+
+impl HoldKey {
+    fn of_entry(namespace: &str, entry: &HeldOwner) -> Self {
+        Self::Owner(entry.kind, ObjectKey::new(namespace, &entry.name))
+    }
+
+    fn namespace(&self) -> &str {
+        match self {
+            Self::Namespace(name) => name,
+            Self::Owner(_, key) => &key.namespace,
+        }
+    }
+}
+
+/// Reconciles ReplacementHolds until the future is dropped.
+pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
+    ctx.stores.wait_synced().await;
+    for namespace in ctx.stores.namespaces.list() {
+        wake_namespace(&ctx, &namespace.name_any());
+    }
+    let reconcile = |key| {
+        let ctx = ctx.clone();
+        async move { measured(&ctx, "replacement-hold", reconcile(&ctx, &key)).await }
+    };
+    ctx.queues.replacement_holds.work("replacement-hold", WORKERS, reconcile).await;
+    Ok(())
+}
+
+/// Wakes all owners of a namespace.
+pub(crate) fn wake_namespace(ctx: &Context, namespace: &str) {
+    wake(ctx, HoldKey::Namespace(namespace.to_owned()));
+}
+
+/// Looks at a ReplacementHold that has changed.
+pub(crate) fn hold_changed(ctx: &Context, hold: &ReplacementHold) {
+    let namespace = hold.namespace().unwrap_or_default();
+    if ctx.opted_in(&namespace) {
+        ctx.queues.replacement_holds.add_after(HoldKey::Namespace(namespace), COLLECT);
+    }
+}
+
+/// Wakes an owner, if its Machines may be held.
+pub(crate) fn wake_owner(ctx: &Context, owner: &OwnerId) {
+    let kind = match Owner::of_kind(&owner.kind) {
+        Some(Owner::ControlPlane) => HeldKind::KubeadmControlPlane,
+        Some(Owner::Deployment) => HeldKind::MachineDeployment,
+        Some(Owner::Set) | None => return,
+    };
+    wake(ctx, HoldKey::Owner(kind, owner.key.clone()));
+}
+
+/// Wakes the owners of a Cluster.
+pub(crate) fn wake_cluster(ctx: &Context, cluster: &Cluster) {
+    if let Some(plane) = control_plane_group(cluster) {
+        wake_owner(ctx, &OwnerId::of_group(&plane));
+    }
+    let key = ObjectKey::of(cluster);
+    for deployment in ctx.stores.machine_deployments.listed(&DEPLOYMENTS_BY_CLUSTER, &key) {
+        wake_owner(ctx, &OwnerId::of(Owner::Deployment, deployment.as_ref()));
+    }
+}
+
+/// Wakes the owner of a group.
+pub(crate) fn wake_group(ctx: &Context, group: &Group) {
+    wake_owner(ctx, &OwnerId::of_group(group));
+}
+
+fn wake(ctx: &Context, key: HoldKey) {
+    if ctx.opted_in(key.namespace()) {
+        ctx.queues.replacement_holds.add(key);
+    }
+}
+
+pub(crate) async fn reconcile(ctx: &Context, key: &HoldKey) -> anyhow::Result<Action> {
+    if !ctx.opted_in(key.namespace()) {
+        return Ok(Action::Done);
+    }
+    let known = ObjectKey::new(key.namespace(), REPLACEMENT_HOLD);
+    let hold = ctx.stores.replacement_holds.get(&known);
+    match (key, hold) {
+        (HoldKey::Namespace(namespace), hold) => all(ctx, namespace, hold.as_deref()).await,
+        (HoldKey::Owner(kind, owner), Some(hold)) => one(ctx, *kind, owner, &hold).await,
+        (HoldKey::Owner(_, owner), None) => {
+            wake_namespace(ctx, &owner.namespace);
+            Ok(Action::Done)
+        }
+    }
+}
+
+/// Looks at all owners of a namespace. Those that may allow more are looked at one by one.
+async fn all(
+    ctx: &Context,
+    namespace: &str,
+    hold: Option<&ReplacementHold>,
+) -> anyhow::Result<Action> {
+    let stores = &ctx.stores;
+    let planes = stores.control_planes.list_in(namespace).into_iter();
+    let planes = planes.map(|plane| (HeldKind::KubeadmControlPlane, plane.name_any()));
+    let deployments = stores.machine_deployments.list_in(namespace).into_iter();
+    let deployments =
+        deployments.map(|deployment| (HeldKind::MachineDeployment, deployment.name_any()));
+    let mut owners = Vec::new();
+    let mut again = None;
+    let known = hold.map_or(&[][..], |hold| &hold.spec.owners);
+    for (kind, name) in planes.chain(deployments) {
+        let key = ObjectKey::new(namespace, name);
+        let held = held(ctx, kind, &key);
+        again = again.into_iter().chain(held.again).min();
+        let known = find(known, kind, &key.name);
+        if allows_more(held.entry.as_ref(), known) {
+            wake(ctx, HoldKey::Owner(kind, key));
+            owners.extend(known.cloned());
+        } else {
+            owners.extend(held.entry);
+        }
+    }
+    for entry in known {
+        let owner = HoldKey::of_entry(namespace, entry);
+        if find(&owners, entry.kind, &entry.name).is_none() {
+            wake(ctx, owner);
+            owners.push(entry.clone());
+        }
+    }
+    owners.sort_by(|one, other| (one.kind, &one.name).cmp(&(other.kind, &other.name)));
+    write(ctx, namespace, hold, owners, again).await
+}
+
+/// Looks at one owner.
+async fn one(
+    ctx: &Context,
+    kind: HeldKind,
+    key: &ObjectKey,
+    hold: &ReplacementHold,
+) -> anyhow::Result<Action> {
+    let known = find(&hold.spec.owners, kind, &key.name);
+    let mut next = held(ctx, kind, key);
+    if allows_more(next.entry.as_ref(), known) {
+        read(ctx, kind, key).await?;
+        next = held(ctx, kind, key);
+    }
+    let is_other = |entry: &&HeldOwner| entry.kind != kind || entry.name != key.name;
+    let mut owners: Vec<HeldOwner> = hold.spec.owners.iter().filter(is_other).cloned().collect();
+    let place = owners.partition_point(|entry| (entry.kind, &entry.name) < (kind, &key.name));
+    if let Some(entry) = next.entry {
+        owners.insert(place, entry);
+    }
+    write(ctx, &key.namespace, Some(hold), owners, next.again).await
+}
+
+fn find<'a>(owners: &'a [HeldOwner], kind: HeldKind, name: &str) -> Option<&'a HeldOwner> {
+    owners.iter().find(|entry| entry.kind == kind && entry.name == name)
+}
+
+/// What Cluster API may do to the Machines of an owner, by the caches. One that is gone is not held, nor one without its Cluster.
+fn held(ctx: &Context, kind: HeldKind, key: &ObjectKey) -> Held {
+    let stores = &ctx.stores;
+    let group = group_key(kind, key);
+    let machines = machines_of(stores, &group);
+    let machines: Vec<&Machine> = machines.iter().map(AsRef::as_ref).collect();
+    let seen = match (kind, cluster_of(ctx, kind, key).and_then(|key| stores.clusters.get(&key))) {
+        (_, None) => None,
+        (HeldKind::KubeadmControlPlane, Some(cluster)) => {
+            stores.control_planes.get(key).map(|plane| {
+                let policy = policy_of(ctx, plane.annotations(), &cluster);
+                (OwnerSeen::control_plane(&plane, policy, machines), cluster)
+            })
+        }
+        (HeldKind::MachineDeployment, Some(cluster)) => {
+            stores.machine_deployments.get(key).map(|deployment| {
+                let policy = policy_of(ctx, deployment.annotations(), &cluster);
+                (OwnerSeen::deployment(&deployment, policy, machines), cluster)
+            })
+        }
+    };
+    let Some((mut seen, cluster)) = seen else { return Held { entry: None, again: None } };
+    seen.is_deleting |=
+        cluster.metadata.deletion_timestamp.is_some() || has_leaving_set(ctx, &group);
+    seen.held(ctx.clock.now())
+}
+
+fn policy_of(ctx: &Context, owner: &BTreeMap<String, String>, cluster: &Cluster) -> Policy {
+    let Settings { on_uncovered, host_lost_after, .. } = ctx.settings;
+    policy(owner, cluster.annotations(), PolicyDefaults { on_uncovered, host_lost_after })
+}
+
+/// Whether a MachineSet that still has Machines is being deleted.
+fn has_leaving_set(ctx: &Context, group: &ObjectKey) -> bool {
+    let sets = ctx.stores.machine_sets.listed(&SETS_BY_GROUP, group);
+    sets.iter().any(|set| {
+        set.metadata.deletion_timestamp.is_some()
+            && !machines_of_set(&ctx.stores, &ObjectKey::of(set.as_ref())).is_empty()
+    })
+}
+
+/// Brings an owner, its Cluster and its Machines in the caches up to the present.
+async fn read(ctx: &Context, kind: HeldKind, key: &ObjectKey) -> anyhow::Result<()> {
+    let stores = &ctx.stores;
+    match kind {
+        HeldKind::KubeadmControlPlane => read_object(ctx, &stores.control_planes, key).await?,
+        HeldKind::MachineDeployment => read_object(ctx, &stores.machine_deployments, key).await?,
+    }
+    if let Some(cluster) = cluster_of(ctx, kind, key) {
+        read_object(ctx, &stores.clusters, &cluster).await?;
+        list_machines(ctx, &cluster).await?;
+    }
+    Ok(())
+}
+
+fn group_key(kind: HeldKind, owner: &ObjectKey) -> ObjectKey {
+    ObjectKey::new(&owner.namespace, update_group_name(owner_kind(kind).kind(), &owner.name))
+}
+
+fn owner_kind(kind: HeldKind) -> Owner {
+    match kind {
+        HeldKind::KubeadmControlPlane => Owner::ControlPlane,
+        HeldKind::MachineDeployment => Owner::Deployment,
+    }
+}
+
+/// The Cluster of an owner that exists.
+fn cluster_of(ctx: &Context, kind: HeldKind, key: &ObjectKey) -> Option<ObjectKey> {
+    let stores = &ctx.stores;
+    let name = match kind {
+        HeldKind::KubeadmControlPlane => {
+            let plane = stores.control_planes.get(key)?;
+            plane.labels().get(keys::CLUSTER_NAME)?.clone()
+        }
+        HeldKind::MachineDeployment => {
+            stores.machine_deployments.get(key)?.spec.cluster_name.clone()
+        }
+    };
+    Some(ObjectKey::new(&key.namespace, name))
+}
+
+/// Writes a ReplacementHold, unless it has changed since it was read.
+async fn write(
+    ctx: &Context,
+    namespace: &str,
+    hold: Option<&ReplacementHold>,
+    owners: Vec<HeldOwner>,
+    again: Option<Timestamp>,
+) -> anyhow::Result<Action> {
+    let callers = ctx.settings.hold_callers.clone();
+    let spec = ReplacementHoldSpec { callers, owners };
+    let api: Api<ReplacementHold> = Api::namespaced(ctx.client.clone(), namespace);
+    let written = match hold {
+        Some(hold) if hold.spec == spec => return Ok(next(ctx, again)),
+        Some(hold) => {
+            let version = &hold.metadata.resource_version;
+            let spec = json!({"callers": spec.callers, "owners": spec.owners});
+            let body = json!({"metadata": {"resourceVersion": version}, "spec": spec});
+            apply::merge(&api, REPLACEMENT_HOLD, &body).await
+        }
+        None => {
+            let mut object = ReplacementHold::new(REPLACEMENT_HOLD, spec);
+            object.metadata.namespace = Some(namespace.to_owned());
+            api.create(&PostParams::default(), &object).await
+        }
+    };
+    match written {
+        Ok(written) => ctx.stores.replacement_holds.insert(written),
+        Err(error) if apply::is_conflict(&error) || apply::is_not_found(&error) => {
+            return Ok(Action::RequeueAfter(AFTER_CONFLICT));
+        }
+        Err(error) => return Err(error.into()),
+    }
+    Ok(next(ctx, again))
+}
+
+fn next(ctx: &Context, again: Option<Timestamp>) -> Action {
+    let left = again.map(|at| Duration::try_from(at.duration_since(ctx.clock.now())));
+    left.map_or(Action::Done, |left| Action::RequeueAfter(left.unwrap_or_default()))
+}

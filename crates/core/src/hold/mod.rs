@@ -1,0 +1,152 @@
+//! Which Machines of an owner Cluster API may create and delete.
+//!
+//! Cluster API replaces some machines without asking any extension. An admission policy refuses what would do that; it
+//! reads a [`ReplacementHold`](refit_kinds::refit::ReplacementHold), and this module decides what stands there. Only
+//! the numbers of Machines count: a further Machine is there to replace another one, unless its owner lacks one or has
+//! declared that a rollout surges; and a Machine that an owner does not have too many of is deleted to be replaced.
+
+#[cfg(test)]
+mod tests;
+
+use jiff::{SignedDuration, Timestamp};
+use kube::ResourceExt as _;
+use refit_cluster_api::kinds::{KubeadmControlPlane, Machine, MachineDeployment};
+use refit_kinds::refit::{Admission, HeldKind, HeldOwner};
+
+use crate::change::{OnUncovered, Policy};
+
+/// What is known of an owner.
+#[derive(Clone, Debug)]
+pub struct OwnerSeen<'a> {
+    /// Its kind.
+    pub kind: HeldKind,
+    /// Its name.
+    pub name: String,
+    /// Desired number of Machines.
+    pub replicas: i64,
+    /// How many Machines more its strategy allows during a rollout.
+    pub max_surge: i64,
+    /// Machines that are older are to be replaced, from this time on.
+    pub rollout_after: Option<Timestamp>,
+    /// Machines are to be replaced so long before their certificates expire.
+    pub replaced_before_expiry: Option<SignedDuration>,
+    /// Whether it, its Cluster, or a MachineSet of it that has Machines is being deleted.
+    pub is_deleting: bool,
+    /// The policy of it and its Cluster.
+    pub policy: Policy,
+    /// Its Machines.
+    pub machines: Vec<&'a Machine>,
+}
+
+/// What stands in a ReplacementHold for an owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The entry; `None` if Cluster API may do everything.
+    pub entry: Option<HeldOwner>,
+    /// When it may be another one although nothing changes.
+    pub again: Option<Timestamp>,
+}
+
+impl<'a> OwnerSeen<'a> {
+    /// A control plane.
+    pub fn control_plane(
+        plane: &KubeadmControlPlane,
+        policy: Policy,
+        machines: Vec<&'a Machine>,
+    ) -> Self {
+        let rollout = plane.spec.rollout.as_ref();
+        let before = rollout.and_then(|rollout| rollout.before.as_ref());
+        let days = before.and_then(|before| before.certificates_expiry_days);
+        Self {
+            kind: HeldKind::KubeadmControlPlane,
+            name: plane.name_any(),
+            replicas: plane.spec.replicas.unwrap_or(1).into(),
+            max_surge: plane.max_surge(),
+            rollout_after: rollout.and_then(|rollout| parsed(rollout.after.as_deref())),
+            replaced_before_expiry: days
+                .map(|days| SignedDuration::from_hours(24 * i64::from(days))),
+            is_deleting: plane.metadata.deletion_timestamp.is_some(),
+            policy,
+            machines,
+        }
+    }
+
+    /// A MachineDeployment.
+    pub fn deployment(
+        deployment: &MachineDeployment,
+        policy: Policy,
+        machines: Vec<&'a Machine>,
+    ) -> Self {
+        let replicas = deployment.spec.replicas.unwrap_or(1).into();
+        let rollout = deployment.spec.rollout.as_ref();
+        Self {
+            kind: HeldKind::MachineDeployment,
+            name: deployment.name_any(),
+            replicas,
+            max_surge: deployment.max_surge(replicas),
+            rollout_after: rollout.and_then(|rollout| parsed(rollout.after.as_deref())),
+            replaced_before_expiry: None,
+            is_deleting: deployment.metadata.deletion_timestamp.is_some(),
+            policy,
+            machines,
+        }
+    }
+
+    /// Decides what Cluster API may do to the Machines.
+    pub fn held(&self, now: Timestamp) -> Held {
+        let (due, later): (Vec<Timestamp>, Vec<Timestamp>) =
+            self.replacements_by_date().partition(|at| *at <= now);
+        let again = later.into_iter().min();
+        let is_declared = self.policy.disabled
+            || self.policy.on_uncovered == OnUncovered::Replace
+            || self.is_deleting
+            || !due.is_empty();
+        if is_declared {
+            return Held { entry: None, again };
+        }
+        let stays = |machine: &&&Machine| machine.metadata.deletion_timestamp.is_none();
+        let stay = self.machines.iter().filter(stays).count();
+        let stay = i64::try_from(stay).unwrap_or(i64::MAX);
+        // A surge machine of a group of one is its replacement.
+        let surge = if self.replicas > 1 { self.max_surge } else { 0 };
+        let entry = HeldOwner {
+            kind: self.kind,
+            name: self.name.clone(),
+            create: admission(stay < self.replicas.saturating_add(surge)),
+            delete: admission(stay > self.replicas),
+        };
+        Held { entry: Some(entry), again }
+    }
+
+    /// When the owner's own dates ask for the replacement of each Machine.
+    fn replacements_by_date(&self) -> impl Iterator<Item = Timestamp> {
+        let stays = self.machines.iter().filter(|m| m.metadata.deletion_timestamp.is_none());
+        stays.flat_map(|machine| {
+            let created = machine.metadata.creation_timestamp.as_ref().map(|created| created.0);
+            let is_older = |after: &Timestamp| created.is_none_or(|created| created < *after);
+            let status = machine.status.as_ref();
+            let expires =
+                parsed(status.and_then(|status| status.certificates_expiry_date.as_deref()));
+            let before_expiry = expires.zip(self.replaced_before_expiry);
+            let before_expiry =
+                before_expiry.and_then(|(expires, margin)| expires.checked_sub(margin).ok());
+            self.rollout_after.filter(is_older).into_iter().chain(before_expiry)
+        })
+    }
+}
+
+/// Whether an entry allows more than another one, `None` being an owner that is not held.
+pub fn allows_more(entry: Option<&HeldOwner>, than: Option<&HeldOwner>) -> bool {
+    let Some(than) = than else { return false };
+    let Some(entry) = entry else { return true };
+    let more = |one, other| one == Admission::Allowed && other == Admission::Refused;
+    more(entry.create, than.create) || more(entry.delete, than.delete)
+}
+
+fn admission(allowed: bool) -> Admission {
+    if allowed { Admission::Allowed } else { Admission::Refused }
+}
+
+fn parsed(time: Option<&str>) -> Option<Timestamp> {
+    time?.parse().ok()
+}
