@@ -193,6 +193,17 @@ impl Context {
         found.is_some_and(|namespace| opted_in(namespace.labels()))
     }
 
+    /// Whether the API server refuses what would replace Machines of a namespace.
+    pub(crate) fn holds_replacements(&self, namespace: &str) -> bool {
+        let found = self.stores.namespaces.get(&ObjectKey::new("", namespace));
+        found.is_some_and(|namespace| {
+            namespace
+                .labels()
+                .get(refit_kinds::keys::HOLD_REPLACEMENTS)
+                .is_some_and(|value| value == "enabled")
+        })
+    }
+
     /// Marks the process as shutting down: it is no longer ready.
     pub(crate) fn begin_to_end(&self) {
         self.ending.store(true, Ordering::Relaxed);

@@ -263,6 +263,7 @@ fn task_changed(ctx: &Context, task: &UpgradeTask) {
     upgrade_task::wake_of_cluster(ctx, &cluster);
     cluster_upgrade::wake(ctx, &cluster);
     annotations::wake_owner_of(ctx, task);
+    replacement_hold::wake_group(ctx, &upgrade_task::group_of_task(task));
     if task.spec.bundle.is_some() {
         // It shows the bundle.
         ctx.queues.groups.add(upgrade_task::group_of_task(task).key);

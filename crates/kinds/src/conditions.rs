@@ -21,6 +21,8 @@ pub fn disturbs_nothing_yet(target: &str) -> String {
 pub const UPDATING: &str = "Updating";
 /// Cluster API's condition on a Machine: it matches its owner's spec.
 pub const UP_TO_DATE: &str = "UpToDate";
+/// Reason of [`UP_TO_DATE`] False: the Machine differs from its owner's spec.
+pub const NOT_UP_TO_DATE: &str = "NotUpToDate";
 /// Cluster API's condition on a control plane or MachineDeployment: some of its Machines are outdated.
 pub const ROLLING_OUT: &str = "RollingOut";
 /// Cluster API's condition on a control plane or MachineDeployment: it has fewer Machines than desired.

@@ -84,6 +84,12 @@ pub const IN_PLACE: &str = "refit.dev/in-place";
 pub const OPTED_IN: &str = "enabled";
 /// Label of a Namespace: [`OPTED_IN`] lets the API server refuse what would replace Machines there.
 pub const HOLD_REPLACEMENTS: &str = "refit.dev/hold-replacements";
+/// Annotation of a control plane or Cluster: whether the only Machine of a control plane is updated in place, which Cluster
+/// API never does by itself. On an UpgradeTask that was requested so: hash of what the control plane requests.
+pub const SINGLE_REPLICA: &str = "refit.dev/single-replica";
+/// Annotation of a control plane that Refit has paused because Cluster API would replace its only Machine; the value
+/// names it.
+pub const HELD: &str = "refit.dev/held";
 /// Name of the Secret with the client certificate that Cluster API's managers present to the hooks.
 pub const HOOK_CLIENT: &str = "refit-hook-client";
 /// Requests one more attempt after the named NodeUpdate failed permanently.

@@ -10,7 +10,7 @@ use std::{
 use kube::ResourceExt as _;
 use refit_cluster_api::{
     desired::control_plane::ControlPlane,
-    kinds::{Cluster, Machine, MachineSet, update_in_progress},
+    kinds::{Cluster, KubeadmControlPlane, Machine, MachineSet, update_in_progress},
     rollout::difference::Difference,
 };
 use refit_core::{
@@ -368,7 +368,7 @@ fn has_spec_of(machine: &Machine, template: &refit_cluster_api::kinds::MachineSp
 }
 
 /// Whether a member of a control plane and its objects are what the control plane wants.
-async fn is_current_member(
+pub(crate) async fn is_current_member(
     ctx: &Context,
     group: &Group,
     machine: &Machine,
@@ -397,16 +397,21 @@ pub(crate) fn paused_by(annotations: &BTreeMap<String, String>) -> Paused {
 /// What an owner requests of its Machines, as a hash.
 fn request_of(owner: &LiveOwner) -> String {
     let request: Value = match owner {
-        LiveOwner::ControlPlane(owner) => json!([
-            owner.spec.version,
-            owner.spec.machine_template.spec.infrastructure_ref,
-            owner.spec.kubeadm_config_spec,
-        ]),
+        LiveOwner::ControlPlane(owner) => return request_of_plane(owner),
         LiveOwner::Foreign(owner) => json!([owner.spec.version]),
         LiveOwner::Deployment(owner) => template_request(&owner.spec.template.spec),
         LiveOwner::Set(owner) => template_request(&owner.spec.template.spec),
     };
     hash_json(&request)
+}
+
+/// What a control plane requests of its Machines, as a hash.
+pub(crate) fn request_of_plane(plane: &KubeadmControlPlane) -> String {
+    hash_json(&json!([
+        plane.spec.version,
+        plane.spec.machine_template.spec.infrastructure_ref,
+        plane.spec.kubeadm_config_spec,
+    ]))
 }
 
 fn template_request(spec: &refit_cluster_api::kinds::MachineSpec) -> Value {

@@ -27,6 +27,8 @@ pub struct Policy {
     /// Machines under update are not guarded against remediation; a Machine's annotation may
     /// override this.
     pub unguarded: bool,
+    /// The only Machine of a control plane is updated in place.
+    pub single_replica_in_place: bool,
     /// How long an agent may be silent during an update before its host counts as lost; `None` for
     /// ever.
     pub host_lost_after: Option<SignedDuration>,
@@ -58,8 +60,8 @@ pub struct PolicyDefaults {
 /// Reads the policy from the annotations of owner and Cluster, in this order, or else the default.
 ///
 /// An invalid value falls back to the safe choice: `Preserve` for `on-uncovered`, in place for
-/// `in-place` (the opposite replaces machines), a guard for `remediation-guard`, and the default for
-/// `host-lost-after`.
+/// `in-place` (the opposite replaces machines), a guard for `remediation-guard`, `Leave` for `single-replica`, and the
+/// default for `host-lost-after`.
 pub fn policy(
     owner: &BTreeMap<String, String>,
     cluster: &BTreeMap<String, String>,
@@ -90,6 +92,14 @@ pub fn policy(
             OnUncovered::Preserve
         }
     };
+    let single_replica_in_place = match setting(keys::SINGLE_REPLICA) {
+        Some("InPlace") => true,
+        None | Some("Leave") => false,
+        Some(other) => {
+            record_invalid(keys::SINGLE_REPLICA, other);
+            false
+        }
+    };
     let host_lost_after = match setting(keys::HOST_LOST_AFTER).map(|text| (text, parse_limit(text)))
     {
         None => default.host_lost_after,
@@ -99,7 +109,7 @@ pub fn policy(
             default.host_lost_after
         }
     };
-    Policy { on_uncovered, disabled, unguarded, host_lost_after, ..policy }
+    Policy { on_uncovered, disabled, unguarded, single_replica_in_place, host_lost_after, ..policy }
 }
 
 #[cfg(test)]
@@ -192,6 +202,23 @@ mod tests {
             policy_for("off").not_understood,
             Some((keys::REMEDIATION_GUARD.into(), "off".into()))
         );
+    }
+
+    #[test]
+    fn only_the_exact_words_decide_about_the_only_machine_of_a_control_plane() {
+        let policy_for = |value| {
+            policy(
+                &annotations(keys::SINGLE_REPLICA, value),
+                &annotations(keys::SINGLE_REPLICA, "InPlace"),
+                PolicyDefaults::default(),
+            )
+        };
+        assert!(policy_for("InPlace").single_replica_in_place);
+        let leave = policy_for("Leave");
+        assert!(!leave.single_replica_in_place && leave.not_understood.is_none());
+        let wrong = policy_for("inplace");
+        assert!(!wrong.single_replica_in_place);
+        assert_eq!(wrong.not_understood, Some((keys::SINGLE_REPLICA.into(), "inplace".into())));
     }
 
     #[test]

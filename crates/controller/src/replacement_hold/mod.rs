@@ -3,6 +3,8 @@
 //!
 //! What allows Cluster API less rests on the caches. What allows it more is decided on the objects as they are now.
 
+mod single;
+
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
@@ -128,7 +130,15 @@ pub(crate) async fn reconcile(ctx: &Context, key: &HoldKey) -> anyhow::Result<Ac
     let hold = ctx.stores.replacement_holds.get(&known);
     match (key, hold) {
         (HoldKey::Namespace(namespace), hold) => all(ctx, namespace, hold.as_deref()).await,
-        (HoldKey::Owner(kind, owner), Some(hold)) => one(ctx, *kind, owner, &hold).await,
+        (HoldKey::Owner(kind, owner), Some(hold)) => {
+            let next = one(ctx, *kind, owner, &hold).await?;
+            match kind {
+                HeldKind::KubeadmControlPlane => {
+                    Ok(sooner(next, single::reconcile(ctx, owner).await?))
+                }
+                HeldKind::MachineDeployment => Ok(next),
+            }
+        }
         (HoldKey::Owner(_, owner), None) => {
             wake_namespace(ctx, &owner.namespace);
             Ok(Action::Done)
@@ -156,6 +166,9 @@ async fn all(
         let held = held(ctx, kind, &key);
         again = again.into_iter().chain(held.again).min();
         let known = find(known, kind, &key.name);
+        if kind == HeldKind::KubeadmControlPlane && single::concerns(ctx, &key) {
+            wake(ctx, HoldKey::Owner(kind, key.clone()));
+        }
         if allows_more(held.entry.as_ref(), known) {
             wake(ctx, HoldKey::Owner(kind, key));
             owners.extend(known.cloned());
@@ -314,6 +327,15 @@ async fn write(
         Err(error) => return Err(error.into()),
     }
     Ok(next(ctx, again))
+}
+
+fn sooner(one: Action, other: Action) -> Action {
+    match (one, other) {
+        (Action::RequeueAfter(one), Action::RequeueAfter(other)) => {
+            Action::RequeueAfter(one.min(other))
+        }
+        (Action::Done, next) | (next, Action::Done) => next,
+    }
 }
 
 fn next(ctx: &Context, again: Option<Timestamp>) -> Action {
