@@ -18,6 +18,7 @@ use crate::{
     alertmanager,
     certs::{Certs, HOOK_CLIENT},
     directory::free_port,
+    fault::FaultProxy,
     fixtures,
     managers::probe,
     objects::{self, EXTENSION_CONFIG, Objects},
@@ -34,6 +35,7 @@ pub const OPT_IN: (&str, &str) = ("refit.dev/in-place", "enabled");
 /// Name of Refit's ExtensionConfig.
 pub const EXTENSION: &str = "refit";
 const SERVICE_ACCOUNT: &str = "system:serviceaccount:refit-system:refit-controller";
+const GROUPS: [&str; 2] = ["system:serviceaccounts", "system:serviceaccounts:refit-system"];
 /// Additional permissions of the controller for HostPlans that are stored next to Machines.
 const MANAGEMENT_PLANS: [&str; 2] = [
     include_str!("../../../deploy/management-plans/role.yaml"),
@@ -66,9 +68,8 @@ impl Controller {
         let program = program("refit-controller", "refit-controller").await?;
         let certificates = directory.join("refit-controller-hooks");
         certs.write_server(&certificates)?;
-        let kubeconfig = directory.join("refit-controller.kubeconfig");
-        let groups = ["system:serviceaccounts", "system:serviceaccounts:refit-system"];
-        certs.write_kubeconfig(&kubeconfig, url, SERVICE_ACCOUNT, &groups)?;
+        let kubeconfig = kubeconfig(directory);
+        certs.write_kubeconfig(&kubeconfig, url, SERVICE_ACCOUNT, &GROUPS)?;
         let (hooks, health) = (free_port()?, free_port()?);
         let (prometheus, alertmanager) = (free_port()?, free_port()?);
         let program = Program {
@@ -109,6 +110,22 @@ impl Controller {
         controller.ready().await?;
         controller.register().await?;
         Ok(controller)
+    }
+
+    /// Starts the controller again, with a proxy between it and the API server.
+    pub async fn behind_proxy(
+        &self,
+        certs: &Certs,
+        url: &str,
+        directory: &Path,
+    ) -> anyhow::Result<FaultProxy> {
+        let config = certs.config(url, SERVICE_ACCOUNT, &GROUPS).await?;
+        let proxy = FaultProxy::start(certs, &config).await?;
+        self.part.kill().await;
+        certs.write_kubeconfig(&kubeconfig(directory), &proxy.url, SERVICE_ACCOUNT, &GROUPS)?;
+        self.part.start_again();
+        self.ready().await?;
+        Ok(proxy)
     }
 
     /// Returns the process of the controller.
@@ -173,6 +190,10 @@ impl Controller {
         })
         .await
     }
+}
+
+fn kubeconfig(directory: &Path) -> PathBuf {
+    directory.join("refit-controller.kubeconfig")
 }
 
 /// Whether a condition describes the current generation.

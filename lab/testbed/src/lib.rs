@@ -13,6 +13,7 @@
 //! | [`managers`] | Cluster API's managers: definitions, webhooks, processes |
 //! | [`apiserver`] | etcd and kube-apiserver |
 //! | [`extension`] | a test extension with responses that Refit must not give |
+//! | [`fault`] | cuts the Refit controller off before or after one of its writes |
 //! | [`recorder`], [`history`] | recording what a flow did to a rollout, and comparing histories |
 //! | [`prometheus`] | Debian's Prometheus, with Refit's alert rules |
 //! | [`alertmanager`] | Debian's Alertmanager |
@@ -34,6 +35,7 @@ pub mod cluster;
 pub mod controller;
 pub mod directory;
 pub mod extension;
+pub mod fault;
 pub mod fixtures;
 pub mod history;
 pub mod hosts;

@@ -6,8 +6,9 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use kube::{Api, Resource as _, ResourceExt as _, api::PostParams};
-use refit_cluster_api::kinds::{KubeadmControlPlane, Machine};
+use refit_cluster_api::kinds::{Cluster, KubeadmControlPlane, Machine};
 use refit_core::{
+    change::Policy,
     hold::{Only, PausedBy, Step, TaskSeen, may_be_outdated},
     task::Refused,
 };
@@ -38,6 +39,7 @@ const AFTER_REFUSAL: Duration = Duration::from_secs(30);
 
 /// A control plane with one Machine.
 struct Single {
+    cluster: Arc<Cluster>,
     plane: Arc<KubeadmControlPlane>,
     machine: Arc<Machine>,
     group: Group,
@@ -46,7 +48,10 @@ struct Single {
 /// Whether a control plane has one Machine that Cluster API may want to replace, or is paused because it would.
 pub(super) fn concerns(ctx: &Context, key: &ObjectKey) -> bool {
     Single::of(ctx, key).is_some_and(|single| {
-        single.paused_by() == PausedBy::Hold || may_be_outdated(&single.plane, &single.machine)
+        let is_watched =
+            || ctx.holds_replacements(&key.namespace) || single.policy(ctx).single_replica_in_place;
+        single.paused_by() == PausedBy::Hold
+            || may_be_outdated(&single.plane, &single.machine) && is_watched()
     })
 }
 
@@ -76,14 +81,12 @@ async fn advance(ctx: &Context, key: &ObjectKey) -> anyhow::Result<()> {
     read_object(ctx, &ctx.stores.clusters, &cluster).await?;
     list_machines(ctx, &cluster).await?;
     let Some(single) = Single::of(ctx, key) else { return Ok(()) };
-    let Some(cluster) = ctx.stores.clusters.get(&cluster) else { return Ok(()) };
-    let policy = policy_of(ctx, single.plane.annotations(), &cluster);
     let entry = held(ctx, HeldKind::KubeadmControlPlane, key).entry;
     let only = Only {
         is_outdated: !is_current_member(ctx, &single.group, &single.machine).await?,
         is_held: ctx.holds_replacements(&key.namespace)
             && entry.as_ref().is_some_and(|entry| entry.create == Admission::Refused),
-        in_place: policy.single_replica_in_place && entry.is_some(),
+        in_place: single.policy(ctx).single_replica_in_place && entry.is_some(),
         paused: single.paused_by(),
         task: single.task(ctx),
     };
@@ -110,7 +113,11 @@ impl Single {
         let machine = machines.pop().filter(|_| machines.is_empty())?;
         let leaves = machine.metadata.deletion_timestamp.is_some()
             || plane.metadata.deletion_timestamp.is_some();
-        (!leaves).then_some(Self { plane, machine, group })
+        (!leaves).then_some(Self { cluster, plane, machine, group })
+    }
+
+    fn policy(&self, ctx: &Context) -> Policy {
+        policy_of(ctx, self.plane.annotations(), &self.cluster)
     }
 
     fn paused_by(&self) -> PausedBy {

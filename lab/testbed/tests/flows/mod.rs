@@ -14,6 +14,7 @@ mod member_deleted;
 mod midway;
 mod new_default;
 mod providers;
+mod single;
 mod surge;
 mod taken_back;
 mod tasks;
@@ -121,6 +122,19 @@ pub(crate) const ALL: &[Flow] = &[
         lines: &[Line::V1_14],
         on: On::Shared,
         run: |bed| Box::pin(health_check::run(bed)),
+    },
+    Flow {
+        name: "the_only_machine_of_a_control_plane_is_updated_in_place_on_request",
+        lines: BOTH,
+        on: On::Shared,
+        run: |bed| Box::pin(single::run(bed)),
+    },
+    // Some forty updates, one after another: too slow for every run.
+    Flow {
+        name: "the_only_machine_of_a_control_plane_survives_a_crash_at_each_write",
+        lines: &[],
+        on: On::Own,
+        run: |bed| Box::pin(single::crashed(bed)),
     },
     // Fourteen verdicts, one after another: too slow for every run.
     Flow {
