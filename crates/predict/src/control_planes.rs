@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 
 use super::{
     input::Input,
+    only_machine,
     outcome::{Blocked, CauseReason, GroupPrediction},
     reach::{GroupRef, Shape},
     sides::{MachineSides, Sides, of_machine},
@@ -30,9 +31,9 @@ use super::{
 };
 
 /// A Machine, how it differs, and why it must be replaced.
-struct Member<'a> {
-    machine: &'a Value,
-    sides: MachineSides,
+pub(super) struct Member<'a> {
+    pub(super) machine: &'a Value,
+    pub(super) sides: MachineSides,
     real: bool,
 }
 
@@ -59,6 +60,9 @@ pub(super) fn predict(input: &Input, group: &GroupRef) -> Option<GroupPrediction
         .collect();
     view.plan.machines.now = count(members.len());
     view.look_for_topology();
+    if only_machine::of_control_plane(&mut view, &members) {
+        return Some(in_place(view, &machines));
+    }
     let in_place_updates = match view.asked() {
         Asked::Yes => true,
         Asked::No => false,
@@ -81,19 +85,24 @@ pub(super) fn predict(input: &Input, group: &GroupRef) -> Option<GroupPrediction
     }
     stuck(&mut view, &outcome.end);
     explain(&mut view, &members, &outcome, max_surge, in_place_updates);
+    Some(in_place(view, &machines))
+}
+
+/// The prediction, with what machines that are updated in place wait for.
+fn in_place(mut view: View<'_>, machines: &[&Value]) -> GroupPrediction {
     if view.plan.machines.in_place > 0 {
-        view.look_for_unfinished(&machines);
-        view.look_for_refusals(&machines);
+        view.look_for_unfinished(machines);
+        view.look_for_refusals(machines);
         view.look_for_old_kubelets();
         view.look_for_windows();
     }
     view.predict_seconds(view.plan.machines.in_place, 1);
-    Some(view.conclude(false))
+    view.conclude(false)
 }
 
 /// The predicted response for each outdated machine, and its blockers: only those of machines that
 /// the rollout reaches count in the end.
-fn answers(
+pub(super) fn answers(
     view: &mut View<'_>,
     members: &[Member<'_>],
     asked: bool,
@@ -259,7 +268,9 @@ fn explain_one(view: &mut View<'_>, member: &Member<'_>, reason: ScaleDownReason
 }
 
 /// The date field that makes a machine outdated: reason, field and meaning.
-fn outdated(differences: &[Difference]) -> Option<(CauseReason, &'static str, &'static str)> {
+pub(super) fn outdated(
+    differences: &[Difference],
+) -> Option<(CauseReason, &'static str, &'static str)> {
     differences.iter().find_map(|difference| match difference {
         Difference::RolloutAfter => Some((
             CauseReason::RolloutAfter,
@@ -280,12 +291,12 @@ fn outdated(differences: &[Difference]) -> Option<(CauseReason, &'static str, &'
 
 fn surge(view: &mut View<'_>, max_surge: i64) {
     let (title, replicas) = (view.title(), view.wanted.pointer("/spec/replicas"));
-    let few = replicas.and_then(Value::as_i64).unwrap_or(1) < 3;
-    let remedy = if few {
-        "set spec.replicas to 3 first (Cluster API accepts maxSurge 0 only with at least three), \
-         then spec.rollout.strategy.rollingUpdate.maxSurge to 0"
-    } else {
-        "set spec.rollout.strategy.rollingUpdate.maxSurge to 0"
+    let remedy = match replicas.and_then(Value::as_i64).unwrap_or(1) {
+        ..=1 => only_machine::remedy(view),
+        2 => "set spec.replicas to 3 first (Cluster API accepts maxSurge 0 only with at least three), then \
+              spec.rollout.strategy.rollingUpdate.maxSurge to 0"
+            .to_owned(),
+        3.. => "set spec.rollout.strategy.rollingUpdate.maxSurge to 0".to_owned(),
     };
     view.cause(
         CauseReason::Surge,

@@ -21,6 +21,7 @@ pub mod doctor;
 pub mod input;
 pub mod managers;
 pub mod objects;
+mod only_machine;
 pub mod outcome;
 mod plane;
 pub mod preflight;

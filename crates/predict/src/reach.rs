@@ -345,8 +345,8 @@ fn asked(facts: &Reach) -> Result<(), Unreached> {
             if *replicas < 1 || predict::control_plane(*replicas, *max_surge).kept > 0 {
                 return Ok(());
             }
-            let remedy = "a control plane with one machine is never updated in place; one with \
-                three replicas and maxSurge 0 is";
+            let remedy = "annotate it or its Cluster with refit.dev/single-replica=InPlace: Cluster API itself never \
+                updates the only machine of a control plane in place";
             Err(only_surge(*replicas, max_surge.to_string(), remedy))
         }
         Shape::Deployment { strategy: Strategy::OnDelete, .. } => {

@@ -34,6 +34,7 @@ use serde_json::{Value, json};
 
 use super::{
     input::Input,
+    only_machine,
     outcome::{CauseReason, GroupPrediction, PredictedOutcome},
     reach::{GroupRef, Shape},
     sides::of_set,
@@ -120,6 +121,12 @@ pub(super) fn predict(
     let waits_for_a_user = strategy == Strategy::OnDelete && !old.is_empty();
     explain(&mut view, &machines, &outcome, &strategy, in_place_updates, waits_for_a_user);
     stuck(&mut view, &outcome, &machines, waits_for_a_user);
+    if let [machine] = &machines[..]
+        && replicas == 1
+        && view.plan.causes.iter().any(|cause| cause.reason == CauseReason::Surge)
+    {
+        only_machine::of_workers(&mut view, name(machine));
+    }
     if view.plan.machines.in_place > 0 {
         let machines: Vec<&Value> = machines.iter().map(AsRef::as_ref).collect();
         view.look_for_unfinished(&machines);

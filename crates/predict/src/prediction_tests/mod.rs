@@ -2,6 +2,7 @@ mod live;
 
 use refit_cluster_api::kubeadm_config;
 use refit_core::change::{OnUncovered, Provider};
+use refit_kinds::keys;
 use serde_json::{Value, json};
 
 use super::{preflight::WorkloadFacts, *};
@@ -118,7 +119,8 @@ fn a_version_without_surge_goes_in_place_and_names_its_updater() {
 fn surge_is_predicted_with_the_field_to_set() {
     let table = [
         (control_plane(3, 1), (3, 2, 1, 1), "maxSurge to 0"),
-        (control_plane(1, 1), (1, 0, 1, 1), "spec.replicas to 3"),
+        (control_plane(2, 1), (2, 1, 1, 1), "spec.replicas to 3"),
+        (control_plane(1, 1), (1, 0, 1, 1), "refit.dev/single-replica=InPlace"),
         (deployment(3, 1, 0), (3, 2, 1, 1), "maxUnavailable 1"),
         (deployment(1, 1, 0), (1, 0, 1, 1), "maxUnavailable 1"),
     ];
@@ -129,6 +131,47 @@ fn surge_is_predicted_with_the_field_to_set() {
         assert_eq!(reasons(&found), [CauseReason::Surge]);
         assert!(found.causes[0].remedy.contains(remedy), "{found:#?}");
     }
+}
+
+/// An input whose namespaces hold replacements.
+fn held(mut input: Input) -> Input {
+    for labels in input.namespaces.values_mut() {
+        *labels = Read::Known([(keys::HOLD_REPLACEMENTS.into(), "enabled".into())].into());
+    }
+    input
+}
+
+#[test]
+fn the_only_machine_of_a_group_is_held_where_replacements_are() {
+    let plane = control_plane(1, 1);
+    for (object, remedy) in
+        [(&plane, "refit.dev/single-replica=InPlace"), (&deployment(1, 1, 0), "maxSurge 0")]
+    {
+        let found = only(predict(&held(upgrade(std::slice::from_ref(object)))));
+        assert_eq!(counts(&found), (1, 0, 0, 0), "{found:#?}");
+        assert_eq!(found.outcome, PredictedOutcome::Blocked);
+        let [blocked] = &found.blocked_by[..] else { panic!("{found:#?}") };
+        assert_eq!(blocked.reason, "ReplacementHeld");
+        assert!(blocked.message.contains(remedy), "{blocked:?}");
+    }
+    let mut replaced = plane;
+    replaced["metadata"]["annotations"] = json!({keys::ON_UNCOVERED: "Replace"});
+    let found = only(predict(&held(upgrade(&[replaced]))));
+    assert_eq!(found.outcome, PredictedOutcome::Replaced, "{found:#?}");
+}
+
+#[test]
+fn the_only_machine_of_a_control_plane_goes_in_place_on_request() {
+    let mut plane = control_plane(1, 1);
+    plane["metadata"]["annotations"] = json!({keys::SINGLE_REPLICA: "InPlace"});
+    let input = upgrade(&[plane]);
+    let found = only(predict(&held(input.clone())));
+    assert_eq!(counts(&found), (1, 1, 0, 0), "{found:#?}");
+    assert_eq!(found.outcome, PredictedOutcome::InPlace);
+    assert!(found.notes.iter().any(|note| note.contains("an UpgradeTask updates")), "{found:#?}");
+    let unlabelled = only(predict(&input));
+    assert_eq!(unlabelled.outcome, PredictedOutcome::InPlace);
+    assert!(unlabelled.notes.iter().any(|note| note.contains("hold-replacements")));
 }
 
 #[test]
