@@ -45,7 +45,7 @@ use strum::{Display, EnumString, VariantNames};
 use crate::{
     direct::DirectError,
     snapshot::SnapshotError,
-    world::{Side, TimedOut, WorldError, WorldOptions},
+    world::{Side, TimedOut, World, WorldError, WorldOptions},
 };
 
 pub use end::EndState;
@@ -73,9 +73,12 @@ pub enum Sabotage {
     LiveRead,
     /// The update of a host that does not return never ends.
     HostLost,
+    /// No admission policy holds replacements.
+    Holds,
 }
 
 impl Sabotage {
+    /// Disables the safeguard in a world that is about to be created or restored with these options.
     pub(crate) fn apply(self, options: &mut WorldOptions) {
         match self {
             Self::Slot => options.without = Some(Safeguard::Slot),
@@ -84,6 +87,20 @@ impl Sabotage {
             Self::LiveRead => options.without = Some(Safeguard::LiveRead),
             Self::HostLost => options.without = Some(Safeguard::HostLost),
             Self::Journal => options.journal = false,
+            Self::Holds => {}
+        }
+    }
+
+    /// Disables the safeguard in a new world.
+    pub(crate) async fn apply_to(self, world: &World) -> Result<(), DirectError> {
+        match self {
+            Self::Holds => world.remove_policies().await,
+            Self::Slot
+            | Self::Journal
+            | Self::Ordinal
+            | Self::Lease
+            | Self::LiveRead
+            | Self::HostLost => Ok(()),
         }
     }
 }

@@ -132,6 +132,11 @@ fn continue_at(
             Ok(world) => world,
             Err(error) => return vec![format!("failed to restore the world: {error}")],
         };
+        if let Some(sabotage) = sabotage
+            && let Err(error) = sabotage.apply_to(&world).await
+        {
+            return vec![format!("failed to disable a safeguard: {error}")];
+        }
         world.hub().arm(Kill {
             actor: point.actor.clone(),
             effect: point.effect.clone(),
