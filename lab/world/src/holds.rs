@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn cluster_api_may_surge_a_group_of_several_as_its_strategy_says() {
+    fn a_machine_beyond_the_declared_surge_of_several_replaces_one() {
         let now = NOW.parse().unwrap();
         let third = machine("m-3");
         for (surge, replaced) in [(json!(0), true), (json!(1), false), (json!("30%"), false)] {

@@ -13,12 +13,14 @@
 //! write by a replica that does not hold the Lease is a failure. [`Scenario::updaters`] has updates of three
 //! parts, and [`Scenario::providers`] of the agent and a provider. In [`Scenario::tasks`], UpgradeTasks upgrade the
 //! machines instead of Cluster API, in [`Scenario::managed`] a ClusterUpgrade, in [`Scenario::plans`] a ClusterUpgradePlan those of a fleet, and in [`Scenario::snaps`] k8sd refreshes the snaps of machines whose owners are
-//! annotated.
+//! annotated. In [`Scenario::holds`], a namespace holds replacements; the controller dies at its effects, and at each also for
+//! good: it starts again only once the run is over.
 //!
 //! With [`Sabotage`], one safeguard is disabled while the points run. If the sweep finds no failure
 //! then, the sweep itself is broken.
 
 mod end;
+mod holds;
 mod plans;
 mod point;
 mod record;
@@ -49,6 +51,7 @@ use crate::{
 };
 
 pub use end::EndState;
+pub use holds::hold_manifests;
 pub use plans::plan_manifests;
 pub use point::{Point, PointFile};
 pub use record::{Counts, Recording, record, record_scenario};
