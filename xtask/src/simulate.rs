@@ -31,7 +31,7 @@ pub(crate) struct SimulateArgs {
     #[arg(long = "fault", value_name = "KIND", value_delimiter = ',',
           value_parser = one_of::<FaultKind>)]
     kinds: Vec<FaultKind>,
-    /// Leave one safeguard out: slot, journal, ordinal, lease, liveread or hostlost. The simulation
+    /// Leave one safeguard out: slot, journal, ordinal, lease, liveread, hostlost or holds. The simulation
     /// must detect it.
     #[arg(long, value_name = "SAFEGUARD", value_parser = one_of::<Sabotage>)]
     sabotage: Option<Sabotage>,

@@ -9,7 +9,8 @@ use clap::Args;
 use lab_world::{
     manifests, openshift,
     sweep::{
-        Event, Failure, Sabotage, Scenario, SweepOptions, continue_from, plan_manifests, sweep,
+        Event, Failure, Sabotage, Scenario, SweepOptions, continue_from, hold_manifests,
+        plan_manifests, sweep,
     },
 };
 use refit_kinds::refit::CapacityMethod;
@@ -20,13 +21,13 @@ use crate::{print, simulate::one_of};
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SweepArgs {
     /// Select the scenario to sweep.
-    #[arg(value_parser = ["demo", "replicas", "updaters", "providers", "task", "managed", "plans", "extra", "k8sd", "openshift"], default_value = "demo")]
+    #[arg(value_parser = ["demo", "replicas", "updaters", "providers", "task", "managed", "plans", "extra", "k8sd", "holds", "openshift"], default_value = "demo")]
     scenario: String,
     /// Run only this many points, evenly spread.
     #[arg(long, value_name = "K")]
     points: Option<usize>,
-    /// Leave one safeguard out: slot, journal, ordinal or, with two replicas, lease. The sweep must
-    /// detect it.
+    /// Leave one safeguard out: slot, journal, ordinal, with two replicas lease, or with held replacements
+    /// holds. The sweep must detect it.
     #[arg(long, value_name = "SAFEGUARD", value_parser = one_of::<Sabotage>)]
     sabotage: Option<Sabotage>,
     /// Continue one point that failed before.
@@ -94,6 +95,7 @@ fn of_openshift(args: &SweepArgs) -> anyhow::Result<ExitCode> {
 fn scenario(root: &Path, name: &str) -> anyhow::Result<SweepOptions> {
     let manifests = match name {
         "plans" => manifests::parse([("fleet.yaml", plan_manifests().as_bytes())])?,
+        "holds" => manifests::parse([("held.yaml", hold_manifests().as_bytes())])?,
         "k8sd" => manifests::load(&[root.join("examples/canonical.yaml")])?,
         _ => manifests::load(&[root.join("examples/cluster.yaml")])?,
     };
@@ -107,6 +109,7 @@ fn scenario(root: &Path, name: &str) -> anyhow::Result<SweepOptions> {
         "extra-clone" => Scenario::extra(CapacityMethod::Clone),
         "extra-replicas" => Scenario::extra(CapacityMethod::Replicas),
         "k8sd" => Scenario::snaps(),
+        "holds" => Scenario::holds(),
         _ => Scenario::demo(),
     };
     let objects = manifests.into_iter().map(|manifest| manifest.object).collect();

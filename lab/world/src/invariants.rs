@@ -16,7 +16,10 @@ use refit_core::invariants;
 use refit_kinds::refit;
 use serde_json::Value;
 
-use crate::world::{Inner, World, lock};
+use crate::{
+    holds,
+    world::{Inner, World, lock},
+};
 
 /// Maximum number of violations kept: one that repeats with every write adds no information.
 const MOST: usize = 100;
@@ -44,7 +47,7 @@ impl fmt::Display for Violation {
 }
 
 /// Objects of one API server, by resource, namespace and name.
-type Objects = BTreeMap<(String, String, String), Value>;
+pub(crate) type Objects = BTreeMap<(String, String, String), Value>;
 
 #[derive(Default)]
 struct State {
@@ -151,15 +154,25 @@ fn judge(
     let old = objects.remove(&key);
     let new = (event.kind != ChangeKind::Deleted)
         .then(|| serde_json::from_slice::<Value>(event.new).unwrap_or_default());
+    let actor = actor(event.user_agent);
+    let is_of_machine = cluster.is_none() && &*event.resource.kind == "Machine";
+    let replaced = (is_of_machine && actor == "capi")
+        .then(|| holds::replaces(objects, old.as_ref(), new.as_ref(), event.now))
+        .flatten();
     let mut state = lock(state);
-    let broken = state.world.observe(
+    let mut broken = state.world.observe(
         &event.resource.group,
         &event.resource.kind,
         cluster,
         old.as_ref(),
         new.as_ref(),
-        &actor(event.user_agent),
+        &actor,
     );
+    broken.extend(replaced.map(|message| invariants::Violation {
+        invariant: invariants::Invariant::NoReplacement,
+        object: format!("Machine {}", event.name),
+        message,
+    }));
     for what in broken {
         if state.found.len() < MOST {
             state.found.push(Violation {
@@ -179,7 +192,7 @@ fn judge(
 fn matters(resource: &Resource) -> bool {
     let kind: &str = &resource.kind;
     match &*resource.group {
-        "" => matches!(kind, "Node" | "Pod"),
+        "" => matches!(kind, "Namespace" | "Node" | "Pod"),
         kinds::CORE_GROUP => {
             matches!(kind, "Cluster" | "Machine" | "MachineSet" | "MachineDeployment")
         }

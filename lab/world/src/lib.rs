@@ -12,6 +12,7 @@
 //! | [`sandbox`] | a world that keeps running and serves kubectl |
 //! | [`snapshot`] | saves a whole world, which can be restored later |
 //! | [`invariants`] | safety invariants, checked after every write |
+//! | `holds` | judges whether Cluster API replaces a Machine that is held |
 //! | [`script`] | scenario scripts: commands to a world, and its state as text |
 //! | [`calls`] | counts the API calls of the controller during an upgrade by annotation |
 //! | [`writes`] | counts the writes of Refit's processes during an upgrade |
@@ -36,6 +37,7 @@ mod direct;
 mod env;
 #[cfg(feature = "sabotage")]
 pub mod fleet;
+mod holds;
 mod http;
 pub mod invariants;
 mod leaders;

@@ -1,6 +1,9 @@
 //! The fault simulation is repeatable, and its list of known failures is valid.
 
-use lab_world::simulate::{Known, SimulationOptions, transcript};
+use lab_world::{
+    simulate::{FaultKind, Known, Rule, SimulationOptions, simulate, transcript},
+    sweep::Sabotage,
+};
 
 fn options(seed: u64) -> SimulationOptions {
     SimulationOptions {
@@ -22,6 +25,19 @@ fn the_same_seed_gives_the_same_run_byte_for_byte() {
         assert!(run.lines().count() > 20, "{run}");
         assert_eq!(run, transcript(&options, seed));
     }
+}
+
+#[test]
+fn cluster_api_that_replaces_a_held_machine_is_detected() {
+    let options = SimulationOptions {
+        kinds: vec![FaultKind::Absent],
+        sabotage: Some(Sabotage::Holds),
+        ..options(111)
+    };
+    let report = simulate(&options, |_, _| {});
+    let problem = &report.failures[0].problems[0];
+    assert_eq!(problem.rule, Rule::Invariant3);
+    assert!(problem.text.contains("replacements are held, and it is created"), "{problem}");
 }
 
 #[test]

@@ -19,7 +19,7 @@ use serde_json::Value;
 use super::{
     cause::{infrastructure, is_off, memory, owner_name},
     fault::FaultKind,
-    fleet,
+    fleet, held,
     rule::{Problem, Rule},
     run::Happened,
     shape::DEPLOYMENT,
@@ -64,6 +64,15 @@ enum Fate {
     /// Untouched, and so the UpgradeTask that has ended keeps its owner paused, or shows that it was skipped: an operator
     /// has to act.
     LeftByTask,
+    /// Untouched, because Cluster API would replace it and replacements are held: an operator has to act.
+    Held,
+}
+
+impl Fate {
+    /// Whether nothing more happens to the machine by itself although nothing is wrong.
+    fn is_at_rest(self) -> bool {
+        matches!(self, Self::Done | Self::Held)
+    }
 }
 
 /// A machine, its newest NodeUpdate and its fate.
@@ -87,7 +96,7 @@ pub(super) fn is_settled(session: &Session) -> bool {
         && world.cluster_upgrade_plans().iter().all(fleet::plan_has_ended)
         && machines(session)
             .iter()
-            .all(|end| end.fate == Fate::Done && !snaps::lacks_certificates(&end.machine))
+            .all(|end| end.fate.is_at_rest() && !snaps::lacks_certificates(&end.machine))
 }
 
 fn slots(group: &Value) -> impl Iterator<Item = &Value> {
@@ -186,6 +195,7 @@ fn fate(session: &Session, machine: &Value, update: Option<&Value>) -> Fate {
         {
             Fate::LeftByTask
         }
+        Some(_) | None if held::waits(session, machine) => Fate::Held,
         Some(_) | None => Fate::Untouched,
     }
 }
@@ -220,7 +230,7 @@ fn problem(
             let what = "its certificates are requested, and are not issued".to_owned();
             Some((Rule::WaitWithoutEnd, what))
         }
-        Fate::Done | Fate::LeftByTask => None,
+        Fate::Done | Fate::LeftByTask | Fate::Held => None,
         Fate::Lost => {
             // Without the API of its cluster a host is not known to be lost.
             let known = api_is_up(session, &one.machine);
@@ -418,7 +428,8 @@ fn waits_for_control_plane(blocker: &Value) -> bool {
 fn is_shown(session: &Session, all: &[MachineEnd]) -> bool {
     let mut members = all.iter().filter(|end| !is_worker(&end.machine));
     members.any(|end| {
-        end.fate == Fate::LeftByTask || has_condition(session, &end.machine, "Blocked", "True")
+        matches!(end.fate, Fate::LeftByTask | Fate::Held)
+            || has_condition(session, &end.machine, "Blocked", "True")
     })
 }
 
@@ -487,6 +498,7 @@ fn stuck_before<'a>(one: &MachineEnd, all: &'a [MachineEnd]) -> Option<&'a Machi
         | Fate::Deleting
         | Fate::Ended
         | Fate::Refused
+        | Fate::Held
         | Fate::LeftByTask => true,
         Fate::Unfinished => {
             let update = other.update.as_deref();

@@ -4,7 +4,9 @@ use serde::Deserialize;
 use strum::{Display, EnumString, VariantArray, VariantNames};
 
 use super::{
-    failure, fleet, operator,
+    failure, fleet,
+    held::{self, Held},
+    operator,
     shape::{Shape, TaskFor},
     snaps, tasks,
 };
@@ -147,6 +149,10 @@ pub enum FaultKind {
     DeleteOfPlan,
     /// The upgrade of a Cluster of a plan fails, and is repaired later.
     SiteFails,
+    /// The controller is absent for a long time, and operators change owners meanwhile.
+    Absent,
+    /// An operator lets Cluster API replace machines, or has a group surge otherwise, for some time.
+    Declare,
 }
 
 /// What the lines of a fault depend on.
@@ -208,6 +214,11 @@ impl FaultKind {
         )
     }
 
+    /// Whether the fault is one of a namespace that holds replacements.
+    pub(super) fn is_of_holds(self) -> bool {
+        matches!(self, Self::Absent | Self::Declare)
+    }
+
     /// Whether the fault is one of agents and their steps, of Cluster API's requests, or of NodeUpdates that an operator
     /// handles: those of annotations are handled by annotations.
     fn is_without_snaps(self) -> bool {
@@ -241,7 +252,9 @@ impl FaultKind {
             // Without its only control plane host a cluster is gone.
             Self::HostLost | Self::Incident => shape.control_plane > 1 || shape.workers > 0,
             Self::Flip => shape.workers > 0 && shape.tasks.is_none(),
-            Self::ByHand => shape.workers > 0,
+            // The application cannot leave the only worker.
+            Self::ByHand => shape.workers > 1,
+            Self::Hold => shape.workers != 1,
             Self::AbortTask | Self::DeleteTask => shape.tasks == Some(TaskFor::Owner),
             Self::CancelUpgrade | Self::DeleteUpgrade | Self::LoseUpgrade => {
                 shape.tasks == Some(TaskFor::Cluster)
@@ -262,6 +275,8 @@ impl FaultKind {
             | Self::CancelOfPlan
             | Self::DeleteOfPlan
             | Self::SiteFails => shape.fleet.is_some(),
+            Self::Absent => shape.held.is_some_and(Held::is_left_alone),
+            Self::Declare => shape.held.is_some(),
             // Nothing keeps the only member of such a control plane until another one has joined.
             Self::DeleteMachine => shape.snaps.is_none() || shape.control_plane > 1,
             Self::Outage
@@ -278,7 +293,6 @@ impl FaultKind {
             | Self::TornJournal
             | Self::ClockStep
             | Self::Kill
-            | Self::Hold
             | Self::Pace
             | Self::Except
             | Self::Split
@@ -379,6 +393,8 @@ impl FaultKind {
             Self::CancelOfPlan => fleet::cancel_upgrade(random, setting),
             Self::DeleteOfPlan => fleet::delete_upgrade(setting),
             Self::SiteFails => fleet::site_fails(random, setting),
+            Self::Absent => held::absent(random, setting),
+            Self::Declare => held::declare(random, setting.shape),
             Self::Certificates => vec![snaps::certificates(&setting.machine)],
         }
     }

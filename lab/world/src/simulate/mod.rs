@@ -14,6 +14,7 @@
 //! | `oracle`, `cause`, `end` | judges it, during the run and at its end |
 //! | `fleet` | runs in which a ClusterUpgradePlan upgrades a fleet next to the cluster |
 //! | `tasks` | runs in which UpgradeTasks upgrade the machines |
+//! | `held` | runs in a namespace that holds replacements |
 //! | `snaps` | runs in which k8sd refreshes the snaps of machines whose owners are annotated |
 //! | `known` | failures that are known and not fixed yet |
 
@@ -22,6 +23,7 @@ mod end;
 mod failure;
 pub(crate) mod fault;
 mod fleet;
+mod held;
 mod known;
 mod operator;
 mod oracle;

@@ -9,7 +9,7 @@ use super::{
 use crate::random::Random;
 
 /// Changes a field, and changes it back some minutes later.
-fn passing(random: &mut Random, field: &str, value: &str, back: &str) -> Vec<String> {
+pub(super) fn passing(random: &mut Random, field: &str, value: &str, back: &str) -> Vec<String> {
     let time = random.between(1, 15);
     vec![format!("change {field} {value}"), format!("at {time}m change {field} {back}")]
 }

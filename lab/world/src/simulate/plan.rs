@@ -5,6 +5,7 @@ use strum::VariantArray as _;
 use super::{
     fault::{FaultKind, Setting},
     fleet::{self, Fleet},
+    held::Held,
     run::LEASE_RETRY,
     shape::{CLUSTER, Shape, Updater},
 };
@@ -53,6 +54,12 @@ impl Plan {
             None if kinds.is_empty() => Fleet::of_seed(seed, &shape),
             None => None,
         };
+        let wants_holds = kinds.iter().any(|kind| kind.is_of_holds());
+        if let Some(held) =
+            Held::of_seed(seed, &shape, wants_holds).filter(|_| kinds.is_empty() || wants_holds)
+        {
+            shape = held.shape(seed, shape);
+        }
         let kinds = if kinds.is_empty() { FaultKind::VARIANTS } else { kinds };
         let suiting = kinds.iter().copied().filter(|kind| kind.suits(&shape));
         let (of_fleet, kinds): (Vec<_>, Vec<_>) = suiting.partition(|kind| kind.is_of_fleet());
@@ -62,6 +69,7 @@ impl Plan {
         start.extend(shape.updater());
         let request = shape.request(&version.now);
         let mut steps: Vec<Step> = Vec::new();
+        let of_holds: Vec<_> = kinds.iter().copied().filter(|kind| kind.is_of_holds()).collect();
         let early: Vec<_> = kinds.iter().copied().filter(|kind| kind.may_precede()).collect();
         if faults > 0 && !early.is_empty() && random.chance(1, 4) {
             let kind = *random.pick(&early);
@@ -79,6 +87,10 @@ impl Plan {
         while steps.len() < faults && !kinds.is_empty() {
             let (wait, found) = wait(&mut random, &shape, blind);
             let mut kind = *random.pick(&kinds);
+            // There are dozens of other kinds.
+            if !of_holds.is_empty() && random.chance(1, 2) {
+                kind = *random.pick(&of_holds);
+            }
             let follows = FaultKind::HostOff;
             if blind && kinds.contains(&follows) && random.chance(2, 3) {
                 kind = follows;

@@ -145,6 +145,11 @@ async fn run_in_world(plan: &Plan, sabotage: Option<Sabotage>) -> Run {
         Ok(world) => world,
         Err(error) => return failed_to_start(error.to_string()),
     };
+    if let Some(sabotage) = sabotage
+        && let Err(error) = sabotage.apply_to(&world).await
+    {
+        return failed_to_start(error.to_string());
+    }
     let seen = count(&world);
     let mut session = Session::new(world);
     session.oracle = Some(Oracle::default());

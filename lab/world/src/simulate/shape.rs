@@ -4,7 +4,12 @@ use std::fmt::Write as _;
 
 use refit_kinds::canonical::{CANONICAL, Keys, REFIT};
 
-use super::{fault::Version, fleet::Fleet, snaps, tasks};
+use super::{
+    fault::Version,
+    fleet::Fleet,
+    held::{self, Held},
+    snaps, tasks,
+};
 use crate::{env::canonical, random::Random};
 
 /// Name of the Cluster and of its control plane.
@@ -21,8 +26,8 @@ pub(super) struct Shape {
     pub(super) control_plane: u32,
     /// Workers.
     pub(super) workers: u32,
-    max_unavailable: u32,
-    max_surge: u32,
+    pub(super) max_unavailable: u32,
+    pub(super) max_surge: u32,
     /// Whether a MachineHealthCheck looks after the workers.
     pub(super) health_check: bool,
     /// Whether there are two controllers.
@@ -35,6 +40,8 @@ pub(super) struct Shape {
     pub(super) snaps: Option<Keys>,
     /// The Clusters that a ClusterUpgradePlan upgrades, if there are any.
     pub(super) fleet: Option<Fleet>,
+    /// How operators hold replacements in the namespace, if they do.
+    pub(super) held: Option<Held>,
 }
 
 /// What UpgradeTasks are for.
@@ -93,6 +100,7 @@ impl Shape {
             tasks: None,
             snaps: None,
             fleet: None,
+            held: None,
         }
     }
 
@@ -249,6 +257,9 @@ impl Shape {
     /// The manifests of the cluster.
     pub(super) fn manifests(&self) -> String {
         let mut yaml = String::new();
+        if self.held.is_some() {
+            yaml.push_str(held::NAMESPACE);
+        }
         if self.has_provider() {
             yaml.push_str(PROVIDER_KINDS);
             yaml.push_str("\n---\n");

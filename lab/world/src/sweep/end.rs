@@ -8,7 +8,7 @@ use refit_kinds::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{plans, snaps, tasks};
+use super::{holds, plans, snaps, tasks};
 use crate::world::{
     World, lock,
     status::{PASSING, phase},
@@ -46,6 +46,9 @@ pub struct EndState {
     /// What Machines and owners show of upgrades by annotation.
     #[serde(default)]
     pub annotations: BTreeMap<String, BTreeMap<String, String>>,
+    /// What the ReplacementHolds contain.
+    #[serde(default)]
+    pub holds: Vec<String>,
 }
 
 /// End state of one machine.
@@ -140,6 +143,7 @@ impl EndState {
             events: plans::events(world),
             left_on_owners,
             annotations,
+            holds: holds::shown(world),
         }
     }
 

@@ -13,12 +13,14 @@
 //! write by a replica that does not hold the Lease is a failure. [`Scenario::updaters`] has updates of three
 //! parts, and [`Scenario::providers`] of the agent and a provider. In [`Scenario::tasks`], UpgradeTasks upgrade the
 //! machines instead of Cluster API, in [`Scenario::managed`] a ClusterUpgrade, in [`Scenario::plans`] a ClusterUpgradePlan those of a fleet, and in [`Scenario::snaps`] k8sd refreshes the snaps of machines whose owners are
-//! annotated.
+//! annotated. In [`Scenario::holds`], a namespace holds replacements; the controller dies at its effects, and at each also for
+//! good: it starts again only once the run is over.
 //!
 //! With [`Sabotage`], one safeguard is disabled while the points run. If the sweep finds no failure
 //! then, the sweep itself is broken.
 
 mod end;
+mod holds;
 mod plans;
 mod point;
 mod record;
@@ -45,10 +47,11 @@ use strum::{Display, EnumString, VariantNames};
 use crate::{
     direct::DirectError,
     snapshot::SnapshotError,
-    world::{Side, TimedOut, WorldError, WorldOptions},
+    world::{Side, TimedOut, World, WorldError, WorldOptions},
 };
 
 pub use end::EndState;
+pub use holds::hold_manifests;
 pub use plans::plan_manifests;
 pub use point::{Point, PointFile};
 pub use record::{Counts, Recording, record, record_scenario};
@@ -73,9 +76,12 @@ pub enum Sabotage {
     LiveRead,
     /// The update of a host that does not return never ends.
     HostLost,
+    /// No admission policy holds replacements.
+    Holds,
 }
 
 impl Sabotage {
+    /// Disables the safeguard in a world that is about to be created or restored with these options.
     pub(crate) fn apply(self, options: &mut WorldOptions) {
         match self {
             Self::Slot => options.without = Some(Safeguard::Slot),
@@ -84,6 +90,20 @@ impl Sabotage {
             Self::LiveRead => options.without = Some(Safeguard::LiveRead),
             Self::HostLost => options.without = Some(Safeguard::HostLost),
             Self::Journal => options.journal = false,
+            Self::Holds => {}
+        }
+    }
+
+    /// Disables the safeguard in a new world.
+    pub(crate) async fn apply_to(self, world: &World) -> Result<(), DirectError> {
+        match self {
+            Self::Holds => world.remove_policies().await,
+            Self::Slot
+            | Self::Journal
+            | Self::Ordinal
+            | Self::Lease
+            | Self::LiveRead
+            | Self::HostLost => Ok(()),
         }
     }
 }

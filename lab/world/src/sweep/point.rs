@@ -8,7 +8,7 @@ use std::{
 use refit_runtime::gate::Effect;
 use serde::{Deserialize, Serialize};
 
-use super::{EndState, Recording, Sabotage, Scenario, StoredEffect};
+use super::{EndState, Recording, Sabotage, Scenario, StoredEffect, holds};
 use crate::{
     snapshot::{self, Snapshot},
     world::{self, Actor, Kill, Side, World},
@@ -132,6 +132,11 @@ fn continue_at(
             Ok(world) => world,
             Err(error) => return vec![format!("failed to restore the world: {error}")],
         };
+        if let Some(sabotage) = sabotage
+            && let Err(error) = sabotage.apply_to(&world).await
+        {
+            return vec![format!("failed to disable a safeguard: {error}")];
+        }
         world.hub().arm(Kill {
             actor: point.actor.clone(),
             effect: point.effect.clone(),
@@ -144,9 +149,18 @@ fn continue_at(
         if world.hub().fired().is_none() {
             problems.push("the kill did not happen: the effect was not repeated".to_owned());
         }
+        if point.side.is_for_good() {
+            problems.extend(holds::replaced(&world, expected));
+            world.inner.supervise(&point.actor);
+            world.pass(holds::RECOVERS).await;
+        }
         problems.extend(world.violations_at_rest().iter().map(ToString::to_string));
         problems.extend(world.fence_breaks().iter().map(ToString::to_string));
-        problems.extend(EndState::of(&world).differences(expected));
+        problems.extend(if scenario.holds {
+            holds::problems(&world, expected)
+        } else {
+            EndState::of(&world).differences(expected)
+        });
         problems
     })
 }

@@ -86,12 +86,15 @@ impl Recording {
     }
 
     fn sides(&self, recorded: &Recorded) -> &'static [Side] {
-        use Side::{After, Before, Both, Other, Paused};
-        let Scenario { plans, extra, .. } = &self.scenario;
+        use Side::{After, AfterForGood, Before, BeforeForGood, Both, Other, Paused};
+        let Scenario { plans, extra, holds, .. } = &self.scenario;
         let is_covered = *plans && !plans::is_of_plan(&recorded.effect)
-            || extra.is_some() && !is_of_extra(&recorded.effect);
+            || extra.is_some() && !is_of_extra(&recorded.effect)
+            || *holds && !recorded.actor.is_controller();
         if is_covered {
             &[]
+        } else if *holds {
+            &[Before, After, BeforeForGood, AfterForGood]
         } else if !self.scenario.two_controllers {
             &[Before, After]
         } else if recorded.actor.is_controller() {

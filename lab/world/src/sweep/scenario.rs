@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    SweepError, plans, snaps,
+    SweepError, holds, plans, snaps,
     updaters::{self, MemoryUpdater},
 };
 use crate::world::{
@@ -60,6 +60,9 @@ pub struct Scenario {
     /// Whether annotations of the owners request another channel for the snaps of machines with k8sd.
     #[serde(default)]
     pub snaps: bool,
+    /// Whether a namespace holds replacements.
+    #[serde(default)]
+    pub holds: bool,
 }
 
 impl Scenario {
@@ -76,6 +79,7 @@ impl Scenario {
             extra: None,
             plans: false,
             snaps: false,
+            holds: false,
         }
     }
 
@@ -118,6 +122,11 @@ impl Scenario {
     /// Annotations of a control plane with k8sd and of its workers, at once.
     pub fn snaps() -> Self {
         Self { snaps: true, by_hand: false, ..Self::demo() }
+    }
+
+    /// A namespace of [`hold_manifests`](super::hold_manifests) that holds replacements.
+    pub fn holds() -> Self {
+        Self { holds: true, by_hand: false, ..Self::demo() }
     }
 
     /// The default world of this scenario.
@@ -168,6 +177,9 @@ impl Scenario {
         if self.snaps {
             return snaps::start(world, &self.version).await;
         }
+        if self.holds {
+            return holds::start(world).await;
+        }
         Ok(world.upgrade(&self.version).await?)
     }
 
@@ -192,7 +204,13 @@ impl Scenario {
             {
                 tracing::debug!("failed to repair a host, retrying: {error}");
             }
-            if asked && self.is_done(world) {
+            if self.holds {
+                match holds::go_on(world).await {
+                    Ok(true) => return Ok(()),
+                    Ok(false) => {}
+                    Err(error) => tracing::debug!("failed to change an object, retrying: {error}"),
+                }
+            } else if asked && self.is_done(world) {
                 world.pass(SETTLE).await;
                 if self.is_done(world) {
                     return Ok(());

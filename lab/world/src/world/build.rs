@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     alertmanager::{self, Alertmanager},
-    direct::{Call, Direct, USER, server_options},
+    direct::{Call, Direct, DirectError, USER, server_options},
     env::{
         canonical::{K8SD_PORT, K8SD_PROXY},
         state::{EnvState, host_key},
@@ -270,6 +270,22 @@ impl World {
         for policy in objects(&policies) {
             let path = collection(&self.inner.management, &policy).expect("the kinds are built in");
             api.send(Call::create(path, policy)).await?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(feature = "sabotage")]
+impl World {
+    /// Removes the admission policies of the installation.
+    pub(crate) async fn remove_policies(&self) -> Result<(), DirectError> {
+        let api = Direct::new(self.inner.management.clone(), USER);
+        for plural in ["validatingadmissionpolicybindings", "validatingadmissionpolicies"] {
+            let group = "admissionregistration.k8s.io";
+            for object in self.inner.management.list_values(group, plural, None) {
+                api.send(Call::delete(format!("/apis/{group}/v1/{plural}/{}", name(&object))))
+                    .await?;
+            }
         }
         Ok(())
     }

@@ -97,6 +97,21 @@ pub enum Side {
     Other,
     /// Both replicas die before the effect.
     Both,
+    /// As before, and the process stays down until the harness starts it.
+    BeforeForGood,
+    /// As after, and the process stays down until the harness starts it.
+    AfterForGood,
+}
+
+impl Side {
+    fn is_after(self) -> bool {
+        matches!(self, Self::After | Self::AfterForGood)
+    }
+
+    /// Whether the process stays down.
+    pub(crate) fn is_for_good(self) -> bool {
+        matches!(self, Self::BeforeForGood | Self::AfterForGood)
+    }
 }
 
 impl fmt::Display for Side {
@@ -107,6 +122,8 @@ impl fmt::Display for Side {
             Self::Paused => "paused before",
             Self::Other => "with the other replica killed before",
             Self::Both => "with the other replica before",
+            Self::BeforeForGood => "for good before",
+            Self::AfterForGood => "for good after",
         })
     }
 }
@@ -150,6 +167,8 @@ struct HubState {
     revision: u64,
     /// Whether the killed process has been restarted.
     restarted: bool,
+    /// Whether the killed process has been kept down.
+    kept_down: bool,
     /// The live incarnations of replicas.
     replicas: BTreeMap<Actor, Weak<Switch>>,
 }
@@ -225,6 +244,14 @@ impl Hub {
         Some(state.revision)
     }
 
+    /// Whether a process that has just died stays down. Returned once.
+    pub(crate) fn keeps_down(&self, actor: &Actor) -> bool {
+        let mut state = self.lock();
+        let fired = state.fired.as_ref();
+        let is_for_good = fired.is_some_and(|kill| kill.actor == *actor && kill.side.is_for_good());
+        is_for_good && !std::mem::replace(&mut state.kept_down, true)
+    }
+
     fn before(&self, actor: &Actor, effect: &Effect) -> Judgement {
         // The recorder reads the whole world, so no lock may be held here.
         let recorder = self.lock().recorder.take();
@@ -242,7 +269,7 @@ impl Hub {
         let Some(side) = state.armed.as_ref().map(|kill| kill.side) else {
             return Judgement::Alive;
         };
-        if side == Side::After {
+        if side.is_after() {
             return Judgement::Alive;
         }
         state.fire(actor);
@@ -255,9 +282,9 @@ impl Hub {
             }
         }
         match side {
-            Side::Before | Side::Both => Judgement::Dead,
+            Side::Before | Side::BeforeForGood | Side::Both => Judgement::Dead,
             Side::Paused => Judgement::Paused,
-            Side::After | Side::Other => Judgement::Alive,
+            Side::After | Side::AfterForGood | Side::Other => Judgement::Alive,
         }
     }
 
@@ -270,7 +297,7 @@ impl Hub {
         let hit = state
             .armed
             .as_ref()
-            .is_some_and(|kill| begun && kill.side == Side::After && kill.is_for(actor, effect));
+            .is_some_and(|kill| begun && kill.side.is_after() && kill.is_for(actor, effect));
         if hit {
             state.fire(actor);
             return Fate::Dead;

@@ -315,6 +315,9 @@ async fn watch_over(
         if actor.is_controller() {
             inner.close_hooks(&actor);
         }
+        if inner.hub.keeps_down(&actor) {
+            return;
+        }
         tokio::time::sleep(RESTART_DELAY).await;
         (incarnation, switch) = inner.next(&actor);
         inner.lag(&actor, incarnation);
