@@ -71,7 +71,7 @@ impl Bed {
     ) -> anyhow::Result<Self> {
         let api_server = ApiServer::start(&parts, &certs, &directory).await?;
         let client = &api_server.client;
-        let managers = Managers::start(client, &parts, &certs, &directory, in_place).await?;
+        let managers = Managers::start(&api_server, &parts, &certs, &directory, in_place).await?;
         let controller = Controller::start(client, &api_server.url, &certs, &directory).await?;
         let hosts = Hosts::start(client.clone(), &api_server.url, certs.clone());
         Ok(Self {

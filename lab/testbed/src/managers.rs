@@ -16,6 +16,7 @@ use refit_kinds::hooks::CLIENT_FLAGS;
 use serde_json::{Value, json};
 
 use crate::{
+    apiserver::ApiServer,
     certs::{Certs, HOOK_CLIENT_DIRECTORY},
     directory::free_port,
     objects::{self, text},
@@ -57,6 +58,26 @@ impl Manager {
         }
     }
 
+    /// Namespace of the manager's installation.
+    const fn namespace(self) -> &'static str {
+        match self {
+            Self::Core => "capi-system",
+            Self::Bootstrap => "capi-kubeadm-bootstrap-system",
+            Self::ControlPlane => "capi-kubeadm-control-plane-system",
+            Self::Infrastructure => "capd-system",
+        }
+    }
+
+    /// Name of the manager's ServiceAccount.
+    const fn service_account(self) -> &'static str {
+        match self {
+            Self::Core => "capi-manager",
+            Self::Bootstrap => "capi-kubeadm-bootstrap-manager",
+            Self::ControlPlane => "capi-kubeadm-control-plane-manager",
+            Self::Infrastructure => "capd-manager",
+        }
+    }
+
     /// Feature gates of the manager, if it has any.
     pub const fn gates(self, in_place: InPlace) -> Option<&'static str> {
         match (self, in_place) {
@@ -91,19 +112,21 @@ pub struct Managers {
 impl Managers {
     /// Installs the definitions, starts the managers, and installs their webhooks.
     pub async fn start(
-        client: &Client,
+        ApiServer { client, url, .. }: &ApiServer,
         parts: &Parts,
         certs: &Certs,
         directory: &Path,
         in_place: InPlace,
     ) -> anyhow::Result<Self> {
         install_definitions(client, &parts.cluster_api).await?;
+        bind_service_accounts(client).await?;
         certs.write_hook_client(directory)?;
         let mut started = Self { parts: BTreeMap::new() };
         let mut webhooks = BTreeMap::new();
         for manager in Manager::ALL {
             let certificates = directory.join(format!("{}-webhooks", manager.name()));
             certs.write_server(&certificates)?;
+            write_kubeconfig(manager, certs, url, directory)?;
             let (port, health) = (free_port()?, free_port()?);
             let program =
                 program(manager, in_place, &parts.cluster_api, directory, (port, health))?;
@@ -132,6 +155,43 @@ impl Managers {
     }
 }
 
+fn kubeconfig(manager: Manager, directory: &Path) -> PathBuf {
+    directory.join(format!("{}.kubeconfig", manager.name()))
+}
+
+/// Writes the kubeconfig with which a manager is its ServiceAccount to the API server.
+fn write_kubeconfig(
+    manager: Manager,
+    certs: &Certs,
+    url: &str,
+    directory: &Path,
+) -> anyhow::Result<()> {
+    let (namespace, account) = (manager.namespace(), manager.service_account());
+    let user = format!("system:serviceaccount:{namespace}:{account}");
+    let of_namespace = format!("system:serviceaccounts:{namespace}");
+    let groups = ["system:serviceaccounts", &of_namespace];
+    certs.write_kubeconfig(&kubeconfig(manager, directory), url, &user, &groups)
+}
+
+/// Gives the ServiceAccounts of the managers all rights.
+async fn bind_service_accounts(client: &Client) -> anyhow::Result<()> {
+    let subject = |manager: Manager| {
+        let (namespace, account) = (manager.namespace(), manager.service_account());
+        json!({"kind": "ServiceAccount", "namespace": namespace, "name": account})
+    };
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": "refit-testbed-cluster-api"},
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin",
+        },
+        "subjects": Manager::ALL.map(subject),
+    });
+    objects::apply(client, &binding).await?;
+    Ok(())
+}
+
 fn program(
     manager: Manager,
     in_place: InPlace,
@@ -140,7 +200,7 @@ fn program(
     (port, health): (u16, u16),
 ) -> anyhow::Result<Program> {
     let mut args = vec![
-        format!("--kubeconfig={}", directory.join("admin.kubeconfig").display()),
+        format!("--kubeconfig={}", kubeconfig(manager, directory).display()),
         format!("--webhook-port={port}"),
         format!(
             "--webhook-cert-dir={}",
