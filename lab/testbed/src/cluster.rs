@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::Context as _;
 use kube::Client;
+use refit_kinds::keys;
 use refit_runtime::{Clock, client::ClientStack, workload::Workloads};
 use serde_json::{Value, json};
 
@@ -48,6 +49,8 @@ pub struct ClusterSpec {
     pub annotations: BTreeMap<&'static str, &'static str>,
     /// `kubeadmConfigSpec` of the control plane; if `None`, that of the manifest.
     pub kubeadm_config: Option<Value>,
+    /// Whether the namespace holds replacements.
+    pub holds: bool,
 }
 
 impl Default for ClusterSpec {
@@ -61,6 +64,7 @@ impl Default for ClusterSpec {
             workers_version: FROM,
             annotations: BTreeMap::new(),
             kubeadm_config: None,
+            holds: false,
         }
     }
 }
@@ -96,14 +100,16 @@ impl Cluster {
         name: &str,
         spec: &ClusterSpec,
     ) -> anyhow::Result<Self> {
-        Self::made_of(management, name, |port| manifests(name, spec, port)).await
+        let label = (keys::HOLD_REPLACEMENTS, "enabled");
+        let labels = if spec.holds { &[OPT_IN, label][..] } else { &[OPT_IN] };
+        Self::made_of(management, name, labels, |port| manifests(name, spec, port)).await
     }
 
     /// Creates a cluster from a ClusterClass without waiting for it: three control plane Machines,
     /// and MachineDeployments `a` with two replicas and `b` with one.
     pub async fn of_class(management: &Client, name: &str, version: &str) -> anyhow::Result<Self> {
         let yaml = include_str!("../manifests/topology.yaml");
-        Self::made_of(management, name, |port| {
+        Self::made_of(management, name, &[OPT_IN], |port| {
             let placeholders = [("CLUSTER", name), ("NAMESPACE", name), ("VERSION", version)];
             let port = port.to_string();
             objects::documents(yaml, &[&placeholders[..], &[("PROXY", &port)]].concat())
@@ -111,17 +117,18 @@ impl Cluster {
         .await
     }
 
-    /// Applies the manifests of a cluster, which depend on the port of its proxy.
+    /// Applies the manifests of a cluster, which depend on the port of its proxy, in a namespace with these labels.
     async fn made_of(
         management: &Client,
         name: &str,
+        labels: &[(&str, &str)],
         manifests: impl FnOnce(u16) -> anyhow::Result<Vec<Value>>,
     ) -> anyhow::Result<Self> {
         let proxy = Proxy::start(management.clone(), name, name).await?;
         let namespace = json!({
             "apiVersion": "v1",
             "kind": "Namespace",
-            "metadata": {"name": name, "labels": {OPT_IN.0: OPT_IN.1}},
+            "metadata": {"name": name, "labels": BTreeMap::from_iter(labels.iter().copied())},
         });
         objects::apply(management, &namespace).await?;
         for object in manifests(proxy.port)? {

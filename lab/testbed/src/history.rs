@@ -110,6 +110,29 @@ pub fn reduce(mut seen: Vec<Sighting>, since: u64) -> String {
     out
 }
 
+/// Returns the number of Machines of a group that are not being deleted, at `since` and after each change.
+pub fn counts(mut seen: Vec<Sighting>, since: u64, group: &str) -> Vec<usize> {
+    seen.sort_by_key(|sighting| sighting.revision);
+    let mut staying = BTreeSet::new();
+    let mut counts = vec![0];
+    for Sighting { revision, object, gone } in &seen {
+        if text(object, "/kind") != "Machine" || group_of(object).as_deref() != Some(group) {
+            continue;
+        }
+        if *gone || !text(object, "/metadata/deletionTimestamp").is_empty() {
+            staying.remove(uid(object));
+        } else {
+            staying.insert(uid(object));
+        }
+        if *revision <= since {
+            counts = vec![staying.len()];
+        } else if counts.last() != Some(&staying.len()) {
+            counts.push(staying.len());
+        }
+    }
+    counts
+}
+
 /// The history of one object.
 #[derive(Debug, Default)]
 struct ObjectHistory {
@@ -411,6 +434,18 @@ mod tests {
              in-place-updates.internal.cluster.x-k8s.io/update-in-progress: \"\" -> none\n  \
              condition Updating: False/R, True/R, False/R\n"
         );
+    }
+
+    #[test]
+    fn machines_that_are_not_being_deleted_are_counted() {
+        let seen = |revision, name| machine(revision, name, &json!({}), "False");
+        let mut deleted = seen(6, "a");
+        deleted.object["metadata"]["deletionTimestamp"] = json!("2026-03-02T08:00:00Z");
+        let mut gone = deleted.clone();
+        (gone.revision, gone.gone) = (7, true);
+        let all = vec![seen(1, "a"), seen(2, "b"), seen(5, "c"), deleted, gone];
+        assert_eq!(counts(all.clone(), 4, "edge"), [2, 3, 2]);
+        assert_eq!(counts(all, 4, "other"), [0]);
     }
 
     #[test]

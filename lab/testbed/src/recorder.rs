@@ -78,6 +78,11 @@ impl Recorder {
         }
     }
 
+    /// Returns the number of Machines of a group that are not being deleted, at the start and after each change so far.
+    pub fn counts(&self, group: &str) -> Vec<usize> {
+        history::counts(lock(&self.seen).clone(), self.since, group)
+    }
+
     /// Compares the history with the fixture of this name. With [`fixtures::RECORD`] set, writes
     /// the fixture instead, and the calls of Refit's hooks with it.
     pub async fn compare(&self, bed: &Bed, name: &str) -> anyhow::Result<()> {
