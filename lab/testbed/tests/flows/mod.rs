@@ -8,6 +8,7 @@ mod failing;
 mod gates;
 mod health_check;
 mod holds;
+mod holds_control_plane;
 mod killed;
 mod kubeadm_config;
 mod look;
@@ -128,6 +129,12 @@ pub(crate) const ALL: &[Flow] = &[
         lines: &[Line::V1_14],
         on: On::Shared,
         run: |bed| Box::pin(holds::declared(bed)),
+    },
+    Flow {
+        name: "holds_keep_control_plane_machines_that_cluster_api_replaces_without_asking",
+        lines: &[Line::V1_14],
+        on: On::Shared,
+        run: |bed| Box::pin(holds_control_plane::run(bed)),
     },
     Flow {
         name: "a_health_check_ignores_a_machine_that_is_restarting",
