@@ -136,6 +136,46 @@ async fn the_policy_admits_what_an_entry_allows() {
 }
 
 #[tokio::test]
+async fn the_policy_lets_no_machine_set_ask_for_a_machine_that_is_refused() {
+    const SETS: &str = "/apis/cluster.x-k8s.io/v1beta2/namespaces/edge/machinesets";
+    let set = |name: &str, owner: &str, replicas: i64| {
+        json!({
+            "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachineSet",
+            "metadata": {"name": name, "labels": {"cluster.x-k8s.io/deployment-name": owner}},
+            "spec": {
+                "clusterName": "edge-1", "replicas": replicas, "selector": {},
+                "template": {"spec": {
+                    "clusterName": "edge-1", "bootstrap": {"dataSecretName": "none"},
+                    "infrastructureRef": {
+                        "apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "DevMachineTemplate",
+                        "name": "none",
+                    },
+                }},
+            },
+        })
+    };
+    let bed = Bed::new().await;
+    bed.hold("Refused", "Allowed").await;
+    let refused = bed.send(CAPI, "POST", SETS, set("s", "a", 1)).await.unwrap_err();
+    assert!(refused.contains("MachineDeployment edge/a: a further one"), "{refused}");
+    bed.send(CAPI, "POST", SETS, set("other", "another", 1)).await.unwrap();
+    bed.send(CAPI, "POST", SETS, set("s", "a", 0)).await.unwrap();
+    let path = format!("{SETS}/s");
+    let replicas = |count: i64| json!({"spec": {"replicas": count}});
+    bed.send(CAPI, "PATCH", &path, replicas(1)).await.unwrap_err();
+    let key = "in-place-updates.internal.cluster.x-k8s.io/acknowledged-move";
+    let moved = |count: i64| json!({"metadata": {"annotations": {key: "m-1,m-2"}}, "spec": {"replicas": count}});
+    bed.send(CAPI, "PATCH", &path, moved(3)).await.unwrap_err();
+    bed.send(CAPI, "PATCH", &path, moved(2)).await.unwrap();
+    bed.send(CAPI, "PATCH", &path, replicas(1)).await.unwrap();
+    bed.send("admin", "PATCH", &path, replicas(5)).await.unwrap();
+
+    let bed = Bed::new().await;
+    bed.hold("Allowed", "Refused").await;
+    bed.send(CAPI, "POST", SETS, set("s", "a", 1)).await.unwrap();
+}
+
+#[tokio::test]
 async fn the_policy_admits_remediation() {
     let bed = Bed::new().await;
     bed.hold("Refused", "Refused").await;

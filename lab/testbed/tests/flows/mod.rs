@@ -7,6 +7,8 @@ mod extra;
 mod failing;
 mod gates;
 mod health_check;
+mod holds;
+mod holds_control_plane;
 mod killed;
 mod kubeadm_config;
 mod look;
@@ -116,6 +118,24 @@ pub(crate) const ALL: &[Flow] = &[
         lines: &[Line::V1_14],
         on: On::Shared,
         run: |bed| Box::pin(failing::run(bed)),
+    },
+    Flow {
+        name: "holds_refuse_a_second_machine_in_groups_of_one_until_the_policy_is_replace",
+        lines: &[Line::V1_14],
+        on: On::Shared,
+        run: |bed| Box::pin(holds::of_one(bed)),
+    },
+    Flow {
+        name: "holds_leave_what_the_owner_of_workers_declares",
+        lines: &[Line::V1_14],
+        on: On::Shared,
+        run: |bed| Box::pin(holds::declared(bed)),
+    },
+    Flow {
+        name: "holds_keep_control_plane_machines_that_cluster_api_replaces_without_asking",
+        lines: &[Line::V1_14],
+        on: On::Shared,
+        run: |bed| Box::pin(holds_control_plane::run(bed)),
     },
     Flow {
         name: "a_health_check_ignores_a_machine_that_is_restarting",

@@ -27,6 +27,7 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     let spec = ClusterSpec {
         surge: 1,
         workers: vec![("a", 5, 0, 1), ("b", 5, 1, 0), ("c", 2, 0, 1)],
+        holds: true,
         ..ClusterSpec::default()
     };
     let cluster = bed.cluster("surge", &spec).await?;
