@@ -128,7 +128,7 @@ impl Cluster {
         let namespace = json!({
             "apiVersion": "v1",
             "kind": "Namespace",
-            "metadata": {"name": name, "labels": BTreeMap::from_iter(labels.iter().copied())},
+            "metadata": {"name": name, "labels": labels.iter().copied().collect::<BTreeMap<_, _>>()},
         });
         objects::apply(management, &namespace).await?;
         for object in manifests(proxy.port)? {

@@ -71,7 +71,7 @@ pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
     }
     let reconcile = |key| {
         let ctx = ctx.clone();
-        async move { measured(&ctx, "replacement-hold", reconcile(&ctx, &key)).await }
+        async move { measured(&ctx, "replacement-hold", Box::pin(reconcile(&ctx, &key))).await }
     };
     ctx.queues.replacement_holds.work("replacement-hold", WORKERS, reconcile).await;
     Ok(())
