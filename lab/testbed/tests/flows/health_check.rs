@@ -28,6 +28,7 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
         workers: vec![("md", 2, 0, 1)],
         // No kubelet may be newer than its API server.
         version: TO,
+        holds: true,
         ..ClusterSpec::default()
     };
     let cluster = bed.cluster("watched", &spec).await?;

@@ -9,6 +9,7 @@ mod gates;
 mod health_check;
 mod holds;
 mod holds_control_plane;
+mod holds_midway;
 mod killed;
 mod kubeadm_config;
 mod look;
@@ -136,6 +137,12 @@ pub(crate) const ALL: &[Flow] = &[
         lines: &[Line::V1_14],
         on: On::Shared,
         run: |bed| Box::pin(holds_control_plane::run(bed)),
+    },
+    Flow {
+        name: "holds_keep_workers_when_the_goal_changes_in_the_middle_of_a_rollout",
+        lines: &[Line::V1_14],
+        on: On::Shared,
+        run: |bed| Box::pin(holds_midway::run(bed)),
     },
     Flow {
         name: "a_health_check_ignores_a_machine_that_is_restarting",
