@@ -84,6 +84,9 @@ pub const IN_PLACE: &str = "refit.dev/in-place";
 pub const OPTED_IN: &str = "enabled";
 /// Label of a Namespace: [`OPTED_IN`] lets the API server refuse what would replace Machines there.
 pub const HOLD_REPLACEMENTS: &str = "refit.dev/hold-replacements";
+/// Finalizer of the ReplacementHold of a Namespace with [`HOLD_REPLACEMENTS`], until it has no Machines: without the object,
+/// the API server lets no user delete them.
+pub const HOLD_FINALIZER: &str = "refit.dev/replacement-hold";
 /// Name of the Secret with the client certificate that Cluster API's managers present to the hooks.
 pub const HOOK_CLIENT: &str = "refit-hook-client";
 /// Requests one more attempt after the named NodeUpdate failed permanently.

@@ -1,10 +1,20 @@
 //! The policy that holds replacements, as the API server applies it.
 
+use std::time::Duration;
+
+use crate::common::{TEST, in_world, load, up_with};
 use http::StatusCode;
 use http_body_util::{BodyExt as _, Full};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{
+    Api,
+    api::{DeleteParams, Patch, PatchParams},
+};
 use lab_apiserver::{ApiServer, Options, auth::Identity};
+use lab_world::world::{World, WorldOptions};
+use refit_cluster_api::kinds::KubeadmControlPlane;
 use refit_install::{Choices, Part, manifests, objects};
-use refit_kinds::{crds::refit_crds, json::text};
+use refit_kinds::{crds::refit_crds, json::text, keys, refit::ReplacementHold};
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
@@ -169,4 +179,93 @@ async fn without_its_parameters_the_policy_refuses_everything_by_a_name_that_is_
     let label = json!({"metadata": {"labels": {"refit.dev/hold-replacements": null}}});
     bed.merge("/api/v1/namespaces/edge", label).await;
     bed.create(CAPI, machine("m", "deployment-name", "a")).await.unwrap();
+}
+
+/// A cluster of one machine in a namespace that holds replacements.
+async fn held_box() -> World {
+    let scenarios =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios/manifests");
+    let mut manifests = load(&scenarios.join("held-namespace.yaml"));
+    manifests.extend(load(&scenarios.join("edge-box.yaml")));
+    up_with(WorldOptions::new(manifests)).await
+}
+
+/// The ReplacementHold of the namespace.
+async fn hold_of(world: &World) -> Option<ReplacementHold> {
+    let holds: Api<ReplacementHold> = Api::namespaced(world.client(TEST).unwrap(), "default");
+    holds.get_opt("refit").await.unwrap()
+}
+
+async fn label_namespace(world: &World, labels: Value) {
+    let namespaces: Api<Namespace> = Api::all(world.client(TEST).unwrap());
+    let patch = Patch::Merge(json!({"metadata": {"labels": labels}}));
+    namespaces.patch("default", &PatchParams::default(), &patch).await.unwrap();
+}
+
+async fn annotate_plane(world: &World, annotations: Value) {
+    let planes: Api<KubeadmControlPlane> = Api::namespaced(world.client(TEST).unwrap(), "default");
+    let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
+    planes.patch("edge-1", &PatchParams::default(), &patch).await.unwrap();
+}
+
+#[test]
+fn a_replacement_hold_stays_while_its_namespace_has_machines_and_lets_go_without_the_label() {
+    in_world(async {
+        let world = held_box().await;
+        let hold = hold_of(&world).await.unwrap();
+        assert_eq!(hold.metadata.finalizers.unwrap(), [keys::HOLD_FINALIZER]);
+        let holds: Api<ReplacementHold> = Api::namespaced(world.client(TEST).unwrap(), "default");
+        holds.delete("refit", &DeleteParams::default()).await.unwrap();
+        world.pass(Duration::from_mins(2)).await;
+        let leaving = hold_of(&world).await.unwrap();
+        assert!(leaving.metadata.deletion_timestamp.is_some());
+        // It is still kept up to date.
+        annotate_plane(&world, json!({"refit.dev/on-uncovered": "Replace"})).await;
+        world.pass(Duration::from_secs(10)).await;
+        assert_eq!(hold_of(&world).await.unwrap().spec.owners, []);
+        annotate_plane(&world, json!({"refit.dev/on-uncovered": null})).await;
+        label_namespace(&world, json!({keys::HOLD_REPLACEMENTS: null})).await;
+        world.pass(Duration::from_mins(1)).await;
+        // Of the namespace that has opted in, but is not held.
+        let next = hold_of(&world).await.unwrap();
+        assert!(next.metadata.deletion_timestamp.is_none() && next.metadata.finalizers.is_none());
+        label_namespace(&world, json!({keys::HOLD_REPLACEMENTS: keys::OPTED_IN})).await;
+        world.pass(Duration::from_secs(10)).await;
+        let guarded = hold_of(&world).await.unwrap();
+        assert_eq!(guarded.metadata.finalizers.unwrap(), [keys::HOLD_FINALIZER]);
+        assert_eq!(guarded.spec.owners.len(), 1);
+    });
+}
+
+#[test]
+fn a_namespace_that_holds_replacements_can_be_deleted() {
+    in_world(async {
+        let world = held_box().await;
+        let namespaces: Api<Namespace> = Api::all(world.client(TEST).unwrap());
+        // The worst order: the hold is the first object that goes.
+        let holds: Api<ReplacementHold> = Api::namespaced(world.client(TEST).unwrap(), "default");
+        holds.delete("refit", &DeleteParams::default()).await.unwrap();
+        namespaces.delete("default", &DeleteParams::default()).await.unwrap();
+        for _ in 0..60 {
+            if hold_of(&world).await.is_none() {
+                break;
+            }
+            world.pass(Duration::from_secs(30)).await;
+        }
+        assert_eq!(world.machines().len(), 0);
+        assert!(hold_of(&world).await.is_none());
+    });
+}
+
+#[test]
+fn a_namespace_that_holds_replacements_without_being_opted_in_is_kept_up_to_date() {
+    in_world(async {
+        let world = held_box().await;
+        label_namespace(&world, json!({keys::IN_PLACE: null})).await;
+        world.pass(Duration::from_secs(10)).await;
+        assert_eq!(hold_of(&world).await.unwrap().spec.owners.len(), 1);
+        annotate_plane(&world, json!({"refit.dev/on-uncovered": "Replace"})).await;
+        world.pass(Duration::from_secs(10)).await;
+        assert_eq!(hold_of(&world).await.unwrap().spec.owners, []);
+    });
 }
