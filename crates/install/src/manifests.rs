@@ -313,7 +313,7 @@ mod tests {
                 "ValidatingAdmissionPolicy refit-agents",
                 "ValidatingAdmissionPolicyBinding refit-agents",
                 "ValidatingAdmissionPolicy refit-replacement-holds",
-                "ValidatingAdmissionPolicyBinding to-disable-remove-the-namespace-label-refit.dev-hold-replacements",
+                "ValidatingAdmissionPolicyBinding remove-the-label-hold-replacements-of-the-namespace",
                 "Service refit-webhook",
                 "Service refit-metrics",
                 "NetworkPolicy refit-controller",

@@ -22,6 +22,9 @@ const CAPI: &str = "system:serviceaccount:capi-system:capi-manager";
 const MACHINES: &str = "/apis/cluster.x-k8s.io/v1beta2/namespaces/edge/machines";
 const HOLDS: &str = "/apis/refit.dev/v1alpha1/namespaces/edge/replacementholds";
 
+/// The largest message that an event holds.
+const EVENT: usize = 1024;
+
 /// An API server with the policy and a namespace that holds replacements.
 struct Bed(ApiServer);
 
@@ -122,7 +125,15 @@ async fn the_policy_refuses_what_cluster_api_must_not_do_and_names_the_way_out()
         bed.hold("Refused", "Refused").await;
         let refused = bed.create(CAPI, machine("m", label, "a")).await.unwrap_err();
         assert!(refused.contains(&format!("{kind} edge/a: a further one")), "{refused}");
-        assert!(refused.contains("refit.dev/on-uncovered=Replace"), "{refused}");
+        let in_place = refused.find("Update it in place: refit upgrade or an UpgradeTask").unwrap();
+        let replaced = refused.find("refit.dev/on-uncovered=Replace").unwrap();
+        assert!(in_place < replaced && refused.len() < EVENT, "{refused}");
+        let of_one = if kind == "MachineDeployment" {
+            "maxSurge: 0 with maxUnavailable: 1"
+        } else {
+            "refit.dev/single-replica=InPlace"
+        };
+        assert!(refused.contains(of_one), "{refused}");
         bed.create("admin", machine("m", label, "a")).await.unwrap();
         let refused = bed.delete(CAPI, "m").await.unwrap_err();
         assert!(refused.contains("another one would replace Machine m"), "{refused}");
@@ -131,6 +142,43 @@ async fn the_policy_refuses_what_cluster_api_must_not_do_and_names_the_way_out()
         bed.delete(CAPI, "m").await.unwrap();
         bed.create(CAPI, machine("m", "set-name", "a")).await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn the_policy_knows_a_control_plane_with_a_long_name_by_the_owner_reference() {
+    let bed = Bed::new().await;
+    bed.hold("Refused", "Refused").await;
+    let owned = |kind: &str, name: &str, controller: Option<bool>| {
+        let mut machine = machine("m", "control-plane-name", "hash");
+        machine["metadata"]["ownerReferences"] = json!([{
+            "apiVersion": "controlplane.cluster.x-k8s.io/v1beta2", "kind": kind, "name": name,
+            "uid": "1", "controller": controller,
+        }]);
+        machine
+    };
+    let of_plane = owned("KubeadmControlPlane", "a", Some(true));
+    let refused = bed.create(CAPI, of_plane.clone()).await.unwrap_err();
+    assert!(refused.contains("KubeadmControlPlane edge/a: a further one"), "{refused}");
+    bed.create("admin", of_plane).await.unwrap();
+    bed.delete(CAPI, "m").await.unwrap_err();
+    bed.delete("admin", "m").await.unwrap();
+    for other in [
+        owned("KubeadmControlPlane", "b", Some(true)),
+        owned("KubeadmControlPlane", "a", None),
+        owned("OtherControlPlane", "a", Some(true)),
+    ] {
+        bed.create(CAPI, other).await.unwrap();
+        bed.delete(CAPI, "m").await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn the_policy_names_the_machine_that_the_deletion_of_a_collection_includes() {
+    let bed = Bed::new().await;
+    bed.hold("Refused", "Refused").await;
+    bed.create("admin", machine("m", "deployment-name", "a")).await.unwrap();
+    let refused = bed.send(CAPI, "DELETE", MACHINES, Value::Null).await.unwrap_err();
+    assert!(refused.contains("another one would replace Machine m."), "{refused}");
 }
 
 #[tokio::test]
@@ -153,17 +201,30 @@ async fn the_policy_admits_remediation() {
         json!({"type": kind, "status": status, "reason": "A", "message": "",
                "lastTransitionTime": "2026-03-02T08:00:00Z"})
     };
-    for (healthy, remediated, admitted) in
-        [("False", "False", true), ("False", "True", false), ("True", "False", false)]
-    {
-        let mut body = machine("m", "control-plane-name", "a");
-        body["status"] = json!({"conditions": [
-            condition("HealthCheckSucceeded", healthy), condition("OwnerRemediated", remediated),
-        ]});
-        bed.create("admin", body.clone()).await.unwrap();
+    let pair = |healthy: &str, remediated: &str| {
+        json!([
+            condition("HealthCheckSucceeded", healthy),
+            condition("OwnerRemediated", remediated)
+        ])
+    };
+    // A MachineSet sets only the conditions of v1beta2 before it deletes a Machine.
+    let older = |older: [&str; 2], newer: [&str; 2]| {
+        json!({"conditions": pair(older[0], older[1]),
+               "v1beta2": {"conditions": pair(newer[0], newer[1])}})
+    };
+    for (status, admitted) in [
+        (json!({"conditions": pair("False", "False")}), true),
+        (json!({"conditions": pair("False", "True")}), false),
+        (json!({"conditions": pair("True", "False")}), false),
+        (older(["False", "True"], ["False", "False"]), true),
+        (older(["False", "True"], ["True", "False"]), false),
+        (json!({"v1beta2": {}}), false),
+        (json!({}), false),
+    ] {
         let path = format!("{MACHINES}/m/status");
-        bed.merge(&path, json!({"status": body["status"]})).await;
-        assert_eq!(bed.delete(CAPI, "m").await.is_ok(), admitted, "{healthy} {remediated}");
+        bed.create("admin", machine("m", "control-plane-name", "a")).await.unwrap();
+        bed.merge(&path, json!({"status": status})).await;
+        assert_eq!(bed.delete(CAPI, "m").await.is_ok(), admitted, "{status}");
         if !admitted {
             bed.delete("admin", "m").await.unwrap();
         }
@@ -174,7 +235,7 @@ async fn the_policy_admits_remediation() {
 async fn without_its_parameters_the_policy_refuses_everything_by_a_name_that_is_the_way_out() {
     let bed = Bed::new().await;
     let refused = bed.create("admin", machine("m", "deployment-name", "a")).await.unwrap_err();
-    let way_out = "'to-disable-remove-the-namespace-label-refit.dev-hold-replacements'";
+    let way_out = "'remove-the-label-hold-replacements-of-the-namespace'";
     assert!(refused.contains(way_out), "{refused}");
     let label = json!({"metadata": {"labels": {"refit.dev/hold-replacements": null}}});
     bed.merge("/api/v1/namespaces/edge", label).await;
