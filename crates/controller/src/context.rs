@@ -14,9 +14,12 @@ use refit_cluster_api::kinds::{
     Cluster, KubeadmControlPlane, Machine, MachineDeployment, MachineDrainRule, MachineSet,
 };
 use refit_core::change::asked::opted_in;
-use refit_kinds::refit::{
-    ClusterUpgrade, ClusterUpgradePlan, HostPlan, HostSettings, NodeUpdate, ReplacementHold,
-    UpdateGroup, Updater, UpgradeTask,
+use refit_kinds::{
+    keys,
+    refit::{
+        ClusterUpgrade, ClusterUpgradePlan, HostPlan, HostSettings, NodeUpdate, ReplacementHold,
+        UpdateGroup, Updater, UpgradeTask,
+    },
 };
 use refit_runtime::{
     Clock, ObjectKey, Store,
@@ -196,12 +199,9 @@ impl Context {
     /// Whether the API server refuses what would replace Machines of a namespace.
     pub(crate) fn holds_replacements(&self, namespace: &str) -> bool {
         let found = self.stores.namespaces.get(&ObjectKey::new("", namespace));
-        found.is_some_and(|namespace| {
-            namespace
-                .labels()
-                .get(refit_kinds::keys::HOLD_REPLACEMENTS)
-                .is_some_and(|value| value == "enabled")
-        })
+        let label =
+            |namespace: &Namespace| namespace.labels().get(keys::HOLD_REPLACEMENTS).cloned();
+        found.is_some_and(|namespace| label(&namespace).as_deref() == Some(keys::OPTED_IN))
     }
 
     /// Marks the process as shutting down: it is no longer ready.

@@ -222,6 +222,7 @@ pub(crate) fn machine_changed(ctx: &Context, machine: &Machine) {
     cluster_upgrade::wake(ctx, &cluster);
     wake_machine(ctx, &ObjectKey::of(machine));
     annotations::wake(ctx, machine);
+    replacement_hold::machine_changed(ctx, machine);
     if let Some(group) = group_of(&ctx.stores, machine) {
         replacement_hold::wake_group(ctx, &group);
         upgrade_task::wake(ctx, &group.key);
@@ -328,8 +329,8 @@ fn namespace_changed(ctx: &Context, namespace: &Namespace) {
     }
     if ctx.opted_in(&namespace.name_any()) {
         annotations::wake_namespace(ctx, &namespace.name_any());
-        replacement_hold::wake_namespace(ctx, &namespace.name_any());
     }
+    replacement_hold::wake_namespace(ctx, &namespace.name_any());
 }
 
 /// Outside of namespaces that opted in, the work that is left decides about the connection.

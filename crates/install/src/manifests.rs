@@ -315,7 +315,7 @@ mod tests {
                 "ValidatingAdmissionPolicy refit-agents",
                 "ValidatingAdmissionPolicyBinding refit-agents",
                 "ValidatingAdmissionPolicy refit-replacement-holds",
-                "ValidatingAdmissionPolicyBinding to-disable-remove-the-namespace-label-refit.dev-hold-replacements",
+                "ValidatingAdmissionPolicyBinding remove-the-label-hold-replacements-of-the-namespace",
                 "ValidatingAdmissionPolicy refit-replacement-holds-machine-sets",
                 "ValidatingAdmissionPolicyBinding refit-replacement-holds-machine-sets",
                 "Service refit-webhook",

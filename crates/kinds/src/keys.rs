@@ -90,6 +90,9 @@ pub const SINGLE_REPLICA: &str = "refit.dev/single-replica";
 /// Annotation of a control plane that Refit has paused because Cluster API would replace its only Machine; the value
 /// names it.
 pub const HELD: &str = "refit.dev/held";
+/// Finalizer of the ReplacementHold of a Namespace with [`HOLD_REPLACEMENTS`], until it has no Machines: without the object,
+/// the API server lets no user delete them.
+pub const HOLD_FINALIZER: &str = "refit.dev/replacement-hold";
 /// Name of the Secret with the client certificate that Cluster API's managers present to the hooks.
 pub const HOOK_CLIENT: &str = "refit-hook-client";
 /// Requests one more attempt after the named NodeUpdate failed permanently.

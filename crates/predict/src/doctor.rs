@@ -5,6 +5,7 @@
 
 mod canonical;
 mod checks;
+mod hold;
 mod hook_clients;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,6 +42,8 @@ pub enum Check {
     Lease,
     /// Namespaces that hold Clusters.
     Namespaces,
+    /// What refuses the replacement of machines.
+    Holds,
     /// Annotations of Canonical's providers.
     Canonical,
     /// Agents on the hosts.
@@ -57,7 +60,7 @@ pub enum Check {
 
 impl Check {
     /// All checks, in display order.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Crds,
         Self::Rbac,
         Self::Extension,
@@ -67,6 +70,7 @@ impl Check {
         Self::Controller,
         Self::Lease,
         Self::Namespaces,
+        Self::Holds,
         Self::Canonical,
         Self::Agents,
         Self::Skew,
@@ -258,6 +262,10 @@ pub struct Facts {
     pub lease: Read<Option<Lease>>,
     /// Namespaces with Clusters.
     pub namespaces: Read<Vec<Namespace>>,
+    /// The ValidatingAdmissionPolicy and the binding that hold replacements, as `Kind/name`, as far as they are missing.
+    pub missing_hold_policies: Read<Vec<String>>,
+    /// The users that each ReplacementHold names, by namespace.
+    pub replacement_holds: Read<BTreeMap<String, Vec<String>>>,
     /// Hosts, by `namespace/cluster`.
     pub hosts: BTreeMap<String, Read<Vec<Host>>>,
     /// Machines that would have to wait if their update began now, by `Kind/name` of their group with its
@@ -286,6 +294,7 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
             Check::Controller => checks::controller(facts, &mut found),
             Check::Lease => checks::lease(facts, &mut found),
             Check::Namespaces => checks::namespaces(facts, &mut found),
+            Check::Holds => hold::check(facts, &mut found),
             Check::Canonical => canonical::check(facts, &mut found),
             Check::Agents => checks::agents(facts, &mut found),
             Check::Skew => checks::skew(facts, &mut found),

@@ -51,7 +51,18 @@ fn certificate() -> Certificate {
 }
 
 fn opted_in() -> BTreeMap<String, String> {
-    [("refit.dev/in-place".to_owned(), "enabled".to_owned())].into()
+    ["refit.dev/in-place", "refit.dev/hold-replacements"]
+        .map(|key| (key.to_owned(), "enabled".to_owned()))
+        .into()
+}
+
+/// The installation with other labels of its namespace.
+fn with_labels(enabled: &[&str]) -> Facts {
+    let labels = enabled.iter().map(|key| ((*key).to_owned(), "enabled".to_owned())).collect();
+    with(|f| {
+        let Read::Known(namespaces) = &mut f.namespaces else { unreachable!() };
+        namespaces[0].labels = Read::Known(labels);
+    })
 }
 
 fn sound() -> Facts {
@@ -87,6 +98,8 @@ fn sound() -> Facts {
             clusters: vec!["edge-1".into()],
             labels: Read::Known(opted_in()),
         }]),
+        missing_hold_policies: Read::Known(Vec::new()),
+        replacement_holds: Read::Known([("default".to_owned(), vec![String::new()])].into()),
         hosts: [(
             "default/edge-1".to_owned(),
             Read::Known(vec![host("cp", true), host("w", false)]),
@@ -224,27 +237,32 @@ fn the_table_of_findings() {
         (with_extension(|e| e.selector = Ok(None)), C::Namespaces, Warn),
         (
             with(|f| {
-                f.namespaces = Read::Known(vec![Namespace {
-                    name: "default".into(),
-                    clusters: vec!["edge-1".into()],
-                    labels: Read::Known(BTreeMap::new()),
-                }]);
+                let Read::Known(namespaces) = &mut f.namespaces else { unreachable!() };
+                namespaces[0].labels = Read::Unknown(unknown());
+                namespaces.push(Namespace {
+                    name: "held".into(),
+                    clusters: vec!["edge-2".into()],
+                    labels: Read::Known(opted_in()),
+                });
+                let Read::Known(holds) = &mut f.replacement_holds else { unreachable!() };
+                holds.insert("held".into(), vec![String::new()]);
             }),
             C::Namespaces,
-            Fail,
+            Warn,
         ),
+        (with(|f| f.missing_hold_policies = Read::Known(vec!["P/holds".into()])), C::Holds, Fail),
+        (with(|f| f.missing_hold_policies = Read::Unknown(unknown())), C::Holds, Warn),
+        (with(|f| f.replacement_holds = Read::Known(BTreeMap::new())), C::Holds, Fail),
+        (with(|f| f.replacement_holds = Read::Unknown(unknown())), C::Holds, Warn),
         (
             with(|f| {
-                let held = [("refit.dev/hold-replacements".to_owned(), "enabled".to_owned())];
-                f.namespaces = Read::Known(vec![Namespace {
-                    name: "default".into(),
-                    clusters: vec!["edge-1".into()],
-                    labels: Read::Known(held.into()),
-                }]);
+                let Read::Known(managers) = &mut f.managers else { unreachable!() };
+                managers[1].user = "system:serviceaccount:kcp:manager".into();
             }),
-            C::Namespaces,
-            Fail,
+            C::Holds,
+            Warn,
         ),
+        (with_labels(&["refit.dev/in-place"]), C::Holds, Warn),
         (with(|f| f.certificate = Read::Known(None)), C::Certificate, Fail),
         (leaf(|leaf| leaf.until = ago(1)), C::Certificate, Fail),
         (leaf(|leaf| leaf.until = now() + SignedDuration::from_hours(24)), C::Certificate, Warn),
@@ -379,6 +397,25 @@ fn another_extension_with_the_same_hooks_is_reported() {
         let bad: Vec<_> = bad.map(|finding| (finding.check, finding.level)).collect();
         assert_eq!(bad, wanted, "{shown}");
     }
+}
+
+#[test]
+fn a_held_namespace_that_did_not_opt_in_is_reported_by_both_checks() {
+    let levels = |enabled: &[&str]| -> Vec<(Check, Level)> {
+        let found = examine(&with_labels(enabled)).into_iter();
+        let bad = found.filter(|finding| finding.level != Level::Ok);
+        bad.map(|finding| (finding.check, finding.level)).collect()
+    };
+    let both = [(Check::Namespaces, Level::Fail), (Check::Holds, Level::Warn)];
+    assert_eq!(levels(&["refit.dev/hold-replacements"]), both);
+    assert_eq!(levels(&[]), both);
+    assert_eq!(levels(&["refit.dev/hold-replacements", "refit.dev/in-place"]), []);
+    let found = examine(&with_labels(&["refit.dev/in-place"]));
+    let unheld = found.iter().find(|finding| finding.check == Check::Holds).unwrap();
+    assert_eq!(
+        unheld.remedy,
+        "kubectl label namespace default refit.dev/hold-replacements=enabled"
+    );
 }
 
 #[test]

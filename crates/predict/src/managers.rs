@@ -61,6 +61,8 @@ pub struct Manager {
     pub gates: BTreeMap<String, bool>,
     /// The flags of [`CLIENT_FLAGS`] that are not in the arguments.
     pub missing_flags: Vec<&'static str>,
+    /// The user of its requests: its ServiceAccount.
+    pub user: String,
     /// Where the certificate that its flag names comes from; `None` if not from a Secret's volume.
     pub client_secret: Option<ClientSecret>,
 }
@@ -93,6 +95,7 @@ impl Manager {
                 image: String::new(),
                 gates: gates(provider).collect(),
                 missing_flags: Vec::new(),
+                user: String::new(),
                 client_secret: None,
             })
             .collect()
@@ -110,17 +113,16 @@ impl Manager {
             .or(pod.containers.first())?;
         let image = container.image.clone().unwrap_or_default();
         let metadata = &deployment.metadata;
+        let namespace = metadata.namespace.as_deref().unwrap_or_default();
+        let account = pod.service_account_name.as_deref().unwrap_or("default");
         Some(Self {
             provider,
-            deployment: format!(
-                "{}/{}",
-                metadata.namespace.as_deref().unwrap_or_default(),
-                metadata.name.as_deref().unwrap_or_default()
-            ),
+            deployment: format!("{namespace}/{}", metadata.name.as_deref().unwrap_or_default()),
             version: tag(&image).and_then(|tag| tag.parse().ok()),
             image,
             gates: gates(container.args.iter().flatten().map(String::as_str)),
             missing_flags: missing_flags(container.args.as_deref().unwrap_or_default()),
+            user: format!("system:serviceaccount:{namespace}:{account}"),
             client_secret: client_secret(pod, container),
         })
     }
@@ -223,6 +225,7 @@ mod tests {
         ))
         .unwrap();
         assert_eq!(manager.deployment, "n/m");
+        assert_eq!(manager.user, "system:serviceaccount:n:default");
         assert_eq!(manager.version.as_ref().unwrap().to_string(), "v1.12.3");
         assert!(manager.gate(RUNTIME_SDK));
         assert!(!manager.gate(IN_PLACE_UPDATES));

@@ -35,6 +35,7 @@ fn manager(provider: Provider, version: &str, gates: &[&str]) -> Manager {
         image: format!("controller:{version}"),
         gates: gates.iter().map(|gate| ((*gate).to_owned(), true)).collect(),
         missing_flags: Vec::new(),
+        user: String::new(),
         client_secret: None,
     }
 }

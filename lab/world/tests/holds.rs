@@ -1,16 +1,29 @@
 //! The policy that holds replacements, as the API server applies it.
 
+use std::time::Duration;
+
+use crate::common::{TEST, in_world, load, up_with};
 use http::StatusCode;
 use http_body_util::{BodyExt as _, Full};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{
+    Api,
+    api::{DeleteParams, Patch, PatchParams},
+};
 use lab_apiserver::{ApiServer, Options, auth::Identity};
+use lab_world::world::{World, WorldOptions};
+use refit_cluster_api::kinds::KubeadmControlPlane;
 use refit_install::{Choices, Part, manifests, objects};
-use refit_kinds::{crds::refit_crds, json::text};
+use refit_kinds::{crds::refit_crds, json::text, keys, refit::ReplacementHold};
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
 const CAPI: &str = "system:serviceaccount:capi-system:capi-manager";
 const MACHINES: &str = "/apis/cluster.x-k8s.io/v1beta2/namespaces/edge/machines";
 const HOLDS: &str = "/apis/refit.dev/v1alpha1/namespaces/edge/replacementholds";
+
+/// The largest message that an event holds.
+const EVENT: usize = 1024;
 
 /// An API server with the policy and a namespace that holds replacements.
 struct Bed(ApiServer);
@@ -112,7 +125,15 @@ async fn the_policy_refuses_what_cluster_api_must_not_do_and_names_the_way_out()
         bed.hold("Refused", "Refused").await;
         let refused = bed.create(CAPI, machine("m", label, "a")).await.unwrap_err();
         assert!(refused.contains(&format!("{kind} edge/a: a further one")), "{refused}");
-        assert!(refused.contains("refit.dev/on-uncovered=Replace"), "{refused}");
+        let in_place = refused.find("Update it in place: refit upgrade or an UpgradeTask").unwrap();
+        let replaced = refused.find("refit.dev/on-uncovered=Replace").unwrap();
+        assert!(in_place < replaced && refused.len() < EVENT, "{refused}");
+        let of_one = if kind == "MachineDeployment" {
+            "maxSurge: 0 with maxUnavailable: 1"
+        } else {
+            "refit.dev/single-replica=InPlace"
+        };
+        assert!(refused.contains(of_one), "{refused}");
         bed.create("admin", machine("m", label, "a")).await.unwrap();
         let refused = bed.delete(CAPI, "m").await.unwrap_err();
         assert!(refused.contains("another one would replace Machine m"), "{refused}");
@@ -121,6 +142,43 @@ async fn the_policy_refuses_what_cluster_api_must_not_do_and_names_the_way_out()
         bed.delete(CAPI, "m").await.unwrap();
         bed.create(CAPI, machine("m", "set-name", "a")).await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn the_policy_knows_a_control_plane_with_a_long_name_by_the_owner_reference() {
+    let bed = Bed::new().await;
+    bed.hold("Refused", "Refused").await;
+    let owned = |kind: &str, name: &str, controller: Option<bool>| {
+        let mut machine = machine("m", "control-plane-name", "hash");
+        machine["metadata"]["ownerReferences"] = json!([{
+            "apiVersion": "controlplane.cluster.x-k8s.io/v1beta2", "kind": kind, "name": name,
+            "uid": "1", "controller": controller,
+        }]);
+        machine
+    };
+    let of_plane = owned("KubeadmControlPlane", "a", Some(true));
+    let refused = bed.create(CAPI, of_plane.clone()).await.unwrap_err();
+    assert!(refused.contains("KubeadmControlPlane edge/a: a further one"), "{refused}");
+    bed.create("admin", of_plane).await.unwrap();
+    bed.delete(CAPI, "m").await.unwrap_err();
+    bed.delete("admin", "m").await.unwrap();
+    for other in [
+        owned("KubeadmControlPlane", "b", Some(true)),
+        owned("KubeadmControlPlane", "a", None),
+        owned("OtherControlPlane", "a", Some(true)),
+    ] {
+        bed.create(CAPI, other).await.unwrap();
+        bed.delete(CAPI, "m").await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn the_policy_names_the_machine_that_the_deletion_of_a_collection_includes() {
+    let bed = Bed::new().await;
+    bed.hold("Refused", "Refused").await;
+    bed.create("admin", machine("m", "deployment-name", "a")).await.unwrap();
+    let refused = bed.send(CAPI, "DELETE", MACHINES, Value::Null).await.unwrap_err();
+    assert!(refused.contains("another one would replace Machine m."), "{refused}");
 }
 
 #[tokio::test]
@@ -183,17 +241,30 @@ async fn the_policy_admits_remediation() {
         json!({"type": kind, "status": status, "reason": "A", "message": "",
                "lastTransitionTime": "2026-03-02T08:00:00Z"})
     };
-    for (healthy, remediated, admitted) in
-        [("False", "False", true), ("False", "True", false), ("True", "False", false)]
-    {
-        let mut body = machine("m", "control-plane-name", "a");
-        body["status"] = json!({"conditions": [
-            condition("HealthCheckSucceeded", healthy), condition("OwnerRemediated", remediated),
-        ]});
-        bed.create("admin", body.clone()).await.unwrap();
+    let pair = |healthy: &str, remediated: &str| {
+        json!([
+            condition("HealthCheckSucceeded", healthy),
+            condition("OwnerRemediated", remediated)
+        ])
+    };
+    // A MachineSet sets only the conditions of v1beta2 before it deletes a Machine.
+    let older = |older: [&str; 2], newer: [&str; 2]| {
+        json!({"conditions": pair(older[0], older[1]),
+               "v1beta2": {"conditions": pair(newer[0], newer[1])}})
+    };
+    for (status, admitted) in [
+        (json!({"conditions": pair("False", "False")}), true),
+        (json!({"conditions": pair("False", "True")}), false),
+        (json!({"conditions": pair("True", "False")}), false),
+        (older(["False", "True"], ["False", "False"]), true),
+        (older(["False", "True"], ["True", "False"]), false),
+        (json!({"v1beta2": {}}), false),
+        (json!({}), false),
+    ] {
         let path = format!("{MACHINES}/m/status");
-        bed.merge(&path, json!({"status": body["status"]})).await;
-        assert_eq!(bed.delete(CAPI, "m").await.is_ok(), admitted, "{healthy} {remediated}");
+        bed.create("admin", machine("m", "control-plane-name", "a")).await.unwrap();
+        bed.merge(&path, json!({"status": status})).await;
+        assert_eq!(bed.delete(CAPI, "m").await.is_ok(), admitted, "{status}");
         if !admitted {
             bed.delete("admin", "m").await.unwrap();
         }
@@ -204,9 +275,98 @@ async fn the_policy_admits_remediation() {
 async fn without_its_parameters_the_policy_refuses_everything_by_a_name_that_is_the_way_out() {
     let bed = Bed::new().await;
     let refused = bed.create("admin", machine("m", "deployment-name", "a")).await.unwrap_err();
-    let way_out = "'to-disable-remove-the-namespace-label-refit.dev-hold-replacements'";
+    let way_out = "'remove-the-label-hold-replacements-of-the-namespace'";
     assert!(refused.contains(way_out), "{refused}");
     let label = json!({"metadata": {"labels": {"refit.dev/hold-replacements": null}}});
     bed.merge("/api/v1/namespaces/edge", label).await;
     bed.create(CAPI, machine("m", "deployment-name", "a")).await.unwrap();
+}
+
+/// A cluster of one machine in a namespace that holds replacements.
+async fn held_box() -> World {
+    let scenarios =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios/manifests");
+    let mut manifests = load(&scenarios.join("held-namespace.yaml"));
+    manifests.extend(load(&scenarios.join("edge-box.yaml")));
+    up_with(WorldOptions::new(manifests)).await
+}
+
+/// The ReplacementHold of the namespace.
+async fn hold_of(world: &World) -> Option<ReplacementHold> {
+    let holds: Api<ReplacementHold> = Api::namespaced(world.client(TEST).unwrap(), "default");
+    holds.get_opt("refit").await.unwrap()
+}
+
+async fn label_namespace(world: &World, labels: Value) {
+    let namespaces: Api<Namespace> = Api::all(world.client(TEST).unwrap());
+    let patch = Patch::Merge(json!({"metadata": {"labels": labels}}));
+    namespaces.patch("default", &PatchParams::default(), &patch).await.unwrap();
+}
+
+async fn annotate_plane(world: &World, annotations: Value) {
+    let planes: Api<KubeadmControlPlane> = Api::namespaced(world.client(TEST).unwrap(), "default");
+    let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
+    planes.patch("edge-1", &PatchParams::default(), &patch).await.unwrap();
+}
+
+#[test]
+fn a_replacement_hold_stays_while_its_namespace_has_machines_and_lets_go_without_the_label() {
+    in_world(async {
+        let world = held_box().await;
+        let hold = hold_of(&world).await.unwrap();
+        assert_eq!(hold.metadata.finalizers.unwrap(), [keys::HOLD_FINALIZER]);
+        let holds: Api<ReplacementHold> = Api::namespaced(world.client(TEST).unwrap(), "default");
+        holds.delete("refit", &DeleteParams::default()).await.unwrap();
+        world.pass(Duration::from_mins(2)).await;
+        let leaving = hold_of(&world).await.unwrap();
+        assert!(leaving.metadata.deletion_timestamp.is_some());
+        // It is still kept up to date.
+        annotate_plane(&world, json!({"refit.dev/on-uncovered": "Replace"})).await;
+        world.pass(Duration::from_secs(10)).await;
+        assert_eq!(hold_of(&world).await.unwrap().spec.owners, []);
+        annotate_plane(&world, json!({"refit.dev/on-uncovered": null})).await;
+        label_namespace(&world, json!({keys::HOLD_REPLACEMENTS: null})).await;
+        world.pass(Duration::from_mins(1)).await;
+        // Of the namespace that has opted in, but is not held.
+        let next = hold_of(&world).await.unwrap();
+        assert!(next.metadata.deletion_timestamp.is_none() && next.metadata.finalizers.is_none());
+        label_namespace(&world, json!({keys::HOLD_REPLACEMENTS: keys::OPTED_IN})).await;
+        world.pass(Duration::from_secs(10)).await;
+        let guarded = hold_of(&world).await.unwrap();
+        assert_eq!(guarded.metadata.finalizers.unwrap(), [keys::HOLD_FINALIZER]);
+        assert_eq!(guarded.spec.owners.len(), 1);
+    });
+}
+
+#[test]
+fn a_namespace_that_holds_replacements_can_be_deleted() {
+    in_world(async {
+        let world = held_box().await;
+        let namespaces: Api<Namespace> = Api::all(world.client(TEST).unwrap());
+        // The worst order: the hold is the first object that goes.
+        let holds: Api<ReplacementHold> = Api::namespaced(world.client(TEST).unwrap(), "default");
+        holds.delete("refit", &DeleteParams::default()).await.unwrap();
+        namespaces.delete("default", &DeleteParams::default()).await.unwrap();
+        for _ in 0..60 {
+            if hold_of(&world).await.is_none() {
+                break;
+            }
+            world.pass(Duration::from_secs(30)).await;
+        }
+        assert_eq!(world.machines().len(), 0);
+        assert!(hold_of(&world).await.is_none());
+    });
+}
+
+#[test]
+fn a_namespace_that_holds_replacements_without_being_opted_in_is_kept_up_to_date() {
+    in_world(async {
+        let world = held_box().await;
+        label_namespace(&world, json!({keys::IN_PLACE: null})).await;
+        world.pass(Duration::from_secs(10)).await;
+        assert_eq!(hold_of(&world).await.unwrap().spec.owners.len(), 1);
+        annotate_plane(&world, json!({"refit.dev/on-uncovered": "Replace"})).await;
+        world.pass(Duration::from_secs(10)).await;
+        assert_eq!(hold_of(&world).await.unwrap().spec.owners, []);
+    });
 }

@@ -7,6 +7,7 @@ use std::{
 
 use k8s_openapi::{
     api::{
+        admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding},
         apps::v1::Deployment,
         coordination::v1::Lease,
         core::v1::{Container, Namespace, Node, Pod, Secret},
@@ -25,7 +26,7 @@ use refit_kinds::{
     crds,
     json::{self, annotation, kind, label, name, namespace, text, time},
     keys,
-    refit::{HostPlan, NodeUpdate, UpdateGroup, hash_json},
+    refit::{HostPlan, NodeUpdate, ReplacementHold, UpdateGroup, hash_json},
 };
 use refit_predict::{
     Extension, GroupRef, Manager, Objects, Read,
@@ -48,6 +49,8 @@ pub(super) const SYSTEM: &str = "refit-system";
 pub(super) const CONTROLLER: &str = "refit-controller";
 /// Name of the Secret with the hook server's certificate.
 const CERTIFICATE: &str = "refit-webhook-tls";
+/// Name of the ValidatingAdmissionPolicy that holds replacements.
+const HOLDS: &str = "refit-replacement-holds";
 /// User agent of the client.
 const READER: &str = "doctor";
 
@@ -156,6 +159,8 @@ async fn read_once(reader: &Reader) -> anyhow::Result<Facts> {
         controller: controller(client).await,
         lease: lease(client).await,
         namespaces: namespaces(client, &clusters).await,
+        missing_hold_policies: missing_hold_policies(client).await,
+        replacement_holds: replacement_holds(client).await,
         hosts,
         refused,
         blocked: groups.iter().filter_map(blocked).collect(),
@@ -469,6 +474,35 @@ async fn namespaces(client: &Client, clusters: &[Value]) -> Read<Vec<doctor::Nam
         });
     }
     Read::Known(found)
+}
+
+/// What is missing of the ValidatingAdmissionPolicy that holds replacements, and its binding.
+async fn missing_hold_policies(client: &Client) -> Read<Vec<String>> {
+    let policies = read::<ValidatingAdmissionPolicy>(client, "").await;
+    let bindings = read::<ValidatingAdmissionPolicyBinding>(client, "").await;
+    let (policies, bindings) = match (policies, bindings) {
+        (Read::Known(policies), Read::Known(bindings)) => (policies, bindings),
+        (Read::Unknown(why), _) | (_, Read::Unknown(why)) => return Read::Unknown(why),
+    };
+    let bound = |one: &ValidatingAdmissionPolicyBinding| {
+        one.spec.as_ref().and_then(|spec| spec.policy_name.as_deref()) == Some(HOLDS)
+    };
+    let mut missing = Vec::new();
+    if !policies.iter().any(|one| one.name_any() == HOLDS) {
+        missing.push(format!("ValidatingAdmissionPolicy/{HOLDS}"));
+    }
+    if !bindings.iter().any(bound) {
+        missing.push(format!("ValidatingAdmissionPolicyBinding of {HOLDS}"));
+    }
+    Read::Known(missing)
+}
+
+/// The users that each ReplacementHold names.
+async fn replacement_holds(client: &Client) -> Read<BTreeMap<String, Vec<String>>> {
+    map(read::<ReplacementHold>(client, "").await, |all| {
+        let entry = |one: ReplacementHold| (one.namespace().unwrap_or_default(), one.spec.callers);
+        all.into_iter().map(entry).collect()
+    })
 }
 
 /// Reads the hosts of a Cluster, to check their agents and leftovers on their Nodes, and what the checks of the

@@ -31,7 +31,7 @@ Examples:
   refit doctor -o json
 
 The command writes nothing. It checks Refit's CustomResourceDefinitions, the permissions of the \
-controller's ServiceAccount, the ExtensionConfig and the namespaces with Clusters, the hook \
+controller's ServiceAccount, the ExtensionConfig and the namespaces with Clusters, what holds replacements there, the hook \
 server's certificate, version and feature gates of Cluster API, the client certificates of its \
 managers, the controller's Deployment and \
 Lease, who serves the annotations of Canonical's providers, the agents on the hosts, the versions of kubelets and API servers, machines whose update \

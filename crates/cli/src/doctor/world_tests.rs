@@ -54,7 +54,11 @@ fn workload() -> Vec<Value> {
 
 async fn installed() -> World {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/cluster.yaml");
-    let manifest_objects = load(&[file]).unwrap().into_iter().map(|m| m.object).collect();
+    let mut manifest_objects: Vec<Value> =
+        load(&[file]).unwrap().into_iter().map(|m| m.object).collect();
+    manifest_objects.push(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {
+        "name": "default", "labels": {"refit.dev/hold-replacements": "enabled"},
+    }}));
     let world = World::new(WorldOptions {
         // Certificates are issued at simulated time and checked at real time.
         epoch: Clock::real().now_seconds() - jiff::SignedDuration::from_hours(48),
@@ -114,7 +118,11 @@ fn a_damaged_installation_is_reported() {
         let patch = Patch::Merge(&off);
         namespaces.patch("default", &PatchParams::default(), &patch).await.unwrap();
         let found = findings(&world).await;
-        let want = [(Check::Rbac, Level::Fail), (Check::Namespaces, Level::Warn)];
+        let want = [
+            (Check::Rbac, Level::Fail),
+            (Check::Namespaces, Level::Warn),
+            (Check::Holds, Level::Warn),
+        ];
         assert_eq!(bad(&found), want, "{found:#?}");
         let rights = found.iter().find(|finding| finding.check == Check::Rbac).unwrap();
         assert!(rights.message.contains("get secrets"), "{rights:#?}");

@@ -3,16 +3,23 @@
 //!
 //! What allows Cluster API less rests on the caches. What allows it more is decided on the objects as they are now.
 
+mod finalizer;
 mod single;
+#[cfg(test)]
+mod tests;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use jiff::Timestamp;
 use kube::{Api, ResourceExt as _, api::PostParams};
 use refit_cluster_api::kinds::{Cluster, Machine};
 use refit_core::{
     change::{Policy, PolicyDefaults, policy},
-    hold::{Held, OwnerSeen, allows_more},
+    hold::{Held, OwnerSeen, allows_more, refused},
 };
 use refit_kinds::{
     keys,
@@ -51,10 +58,6 @@ pub(crate) enum HoldKey {
 }
 
 impl HoldKey {
-    fn of_entry(namespace: &str, entry: &HeldOwner) -> Self {
-        Self::Owner(entry.kind, ObjectKey::new(namespace, &entry.name))
-    }
-
     fn namespace(&self) -> &str {
         match self {
             Self::Namespace(name) => name,
@@ -85,7 +88,15 @@ pub(crate) fn wake_namespace(ctx: &Context, namespace: &str) {
 /// Looks at a ReplacementHold that has changed.
 pub(crate) fn hold_changed(ctx: &Context, hold: &ReplacementHold) {
     let namespace = hold.namespace().unwrap_or_default();
-    if ctx.opted_in(&namespace) {
+    if concerns(ctx, &namespace) {
+        ctx.queues.replacement_holds.add_after(HoldKey::Namespace(namespace), COLLECT);
+    }
+}
+
+/// Looks at a ReplacementHold that is being deleted: it waits until its namespace has no Machines.
+pub(crate) fn machine_changed(ctx: &Context, machine: &Machine) {
+    let namespace = machine.namespace().unwrap_or_default();
+    if known_hold(ctx, &namespace).is_some_and(|hold| hold.metadata.deletion_timestamp.is_some()) {
         ctx.queues.replacement_holds.add_after(HoldKey::Namespace(namespace), COLLECT);
     }
 }
@@ -117,17 +128,36 @@ pub(crate) fn wake_group(ctx: &Context, group: &Group) {
 }
 
 fn wake(ctx: &Context, key: HoldKey) {
-    if ctx.opted_in(key.namespace()) {
+    if concerns(ctx, key.namespace()) {
         ctx.queues.replacement_holds.add(key);
     }
 }
 
+/// Whether there is, or has to be, a ReplacementHold in a namespace.
+fn concerns(ctx: &Context, namespace: &str) -> bool {
+    is_maintained(ctx, namespace) || known_hold(ctx, namespace).is_some()
+}
+
+/// Whether the ReplacementHold of a namespace is kept up to date: also before the API server asks for it, and also where
+/// Refit does nothing else.
+fn is_maintained(ctx: &Context, namespace: &str) -> bool {
+    ctx.opted_in(namespace) || ctx.holds_replacements(namespace)
+}
+
+fn known_hold(ctx: &Context, namespace: &str) -> Option<Arc<ReplacementHold>> {
+    ctx.stores.replacement_holds.get(&ObjectKey::new(namespace, REPLACEMENT_HOLD))
+}
+
 pub(crate) async fn reconcile(ctx: &Context, key: &HoldKey) -> anyhow::Result<Action> {
-    if !ctx.opted_in(key.namespace()) {
+    let hold = known_hold(ctx, key.namespace());
+    if let (HoldKey::Namespace(_), Some(hold)) = (key, &hold)
+        && let Some(again) = finalizer::settle(ctx, hold).await?
+    {
+        return Ok(again);
+    }
+    if !is_maintained(ctx, key.namespace()) {
         return Ok(Action::Done);
     }
-    let known = ObjectKey::new(key.namespace(), REPLACEMENT_HOLD);
-    let hold = ctx.stores.replacement_holds.get(&known);
     match (key, hold) {
         (HoldKey::Namespace(namespace), hold) => all(ctx, namespace, hold.as_deref()).await,
         (HoldKey::Owner(kind, owner), Some(hold)) => {
@@ -152,39 +182,62 @@ async fn all(
     namespace: &str,
     hold: Option<&ReplacementHold>,
 ) -> anyhow::Result<Action> {
+    if hold.is_none() && finalizer::is_leaving(ctx, namespace) {
+        return Ok(Action::Done);
+    }
+    let Known { owners, may_allow_more, again } = by_caches(ctx, namespace, hold);
+    let action = write(ctx, namespace, hold, owners, again).await?;
+    for (kind, name) in may_allow_more {
+        wake(ctx, HoldKey::Owner(kind, ObjectKey::new(namespace, name)));
+    }
+    for plane in ctx.stores.control_planes.list_in(namespace) {
+        let key = ObjectKey::of(plane.as_ref());
+        if single::concerns(ctx, &key) {
+            wake(ctx, HoldKey::Owner(HeldKind::KubeadmControlPlane, key));
+        }
+    }
+    Ok(action)
+}
+
+/// What the caches know of the owners of a namespace.
+struct Known {
+    /// The entries, none of which allows more than before.
+    owners: Vec<HeldOwner>,
+    /// The owners whose next entry may allow more.
+    may_allow_more: BTreeSet<(HeldKind, String)>,
+    /// When an entry may be another one although nothing changes.
+    again: Option<Timestamp>,
+}
+
+/// Looks at all owners of a namespace. Without a ReplacementHold, nothing is allowed yet.
+fn by_caches(ctx: &Context, namespace: &str, hold: Option<&ReplacementHold>) -> Known {
     let stores = &ctx.stores;
     let planes = stores.control_planes.list_in(namespace).into_iter();
     let planes = planes.map(|plane| (HeldKind::KubeadmControlPlane, plane.name_any()));
     let deployments = stores.machine_deployments.list_in(namespace).into_iter();
     let deployments =
         deployments.map(|deployment| (HeldKind::MachineDeployment, deployment.name_any()));
-    let mut owners = Vec::new();
+    let known = hold.iter().flat_map(|hold| &hold.spec.owners).cloned();
+    let mut owners: BTreeMap<_, _> =
+        known.map(|entry| ((entry.kind, entry.name.clone()), entry)).collect();
+    // An owner that is not in the caches may have been deleted.
+    let mut may_allow_more: BTreeSet<_> = owners.keys().cloned().collect();
     let mut again = None;
-    let known = hold.map_or(&[][..], |hold| &hold.spec.owners);
     for (kind, name) in planes.chain(deployments) {
-        let key = ObjectKey::new(namespace, name);
-        let held = held(ctx, kind, &key);
+        let held = held(ctx, kind, &ObjectKey::new(namespace, &name));
         again = again.into_iter().chain(held.again).min();
-        let known = find(known, kind, &key.name);
-        if kind == HeldKind::KubeadmControlPlane && single::concerns(ctx, &key) {
-            wake(ctx, HoldKey::Owner(kind, key.clone()));
+        let owner = (kind, name);
+        if hold.is_none() {
+            owners.insert(owner.clone(), refused(kind, &owner.1));
         }
-        if allows_more(held.entry.as_ref(), known) {
-            wake(ctx, HoldKey::Owner(kind, key));
-            owners.extend(known.cloned());
+        if allows_more(held.entry.as_ref(), owners.get(&owner)) {
+            may_allow_more.insert(owner);
         } else {
-            owners.extend(held.entry);
+            may_allow_more.remove(&owner);
+            owners.extend(held.entry.map(|entry| (owner, entry)));
         }
     }
-    for entry in known {
-        let owner = HoldKey::of_entry(namespace, entry);
-        if find(&owners, entry.kind, &entry.name).is_none() {
-            wake(ctx, owner);
-            owners.push(entry.clone());
-        }
-    }
-    owners.sort_by(|one, other| (one.kind, &one.name).cmp(&(other.kind, &other.name)));
-    write(ctx, namespace, hold, owners, again).await
+    Known { owners: owners.into_values().collect(), may_allow_more, again }
 }
 
 /// Looks at one owner.
@@ -213,36 +266,36 @@ fn find<'a>(owners: &'a [HeldOwner], kind: HeldKind, name: &str) -> Option<&'a H
     owners.iter().find(|entry| entry.kind == kind && entry.name == name)
 }
 
-/// What Cluster API may do to the Machines of an owner, by the caches. One that is gone is not held, nor one without its Cluster.
+/// What Cluster API may do to the Machines of an owner, by the caches. Only an owner that does not exist is not held: one
+/// whose Cluster is unknown is judged by its own annotations.
 fn held(ctx: &Context, kind: HeldKind, key: &ObjectKey) -> Held {
     let stores = &ctx.stores;
     let group = group_key(kind, key);
     let machines = machines_of(stores, &group);
     let machines: Vec<&Machine> = machines.iter().map(AsRef::as_ref).collect();
-    let seen = match (kind, cluster_of(ctx, kind, key).and_then(|key| stores.clusters.get(&key))) {
-        (_, None) => None,
-        (HeldKind::KubeadmControlPlane, Some(cluster)) => {
-            stores.control_planes.get(key).map(|plane| {
-                let policy = policy_of(ctx, plane.annotations(), &cluster);
-                (OwnerSeen::control_plane(&plane, policy, machines), cluster)
-            })
-        }
-        (HeldKind::MachineDeployment, Some(cluster)) => {
-            stores.machine_deployments.get(key).map(|deployment| {
-                let policy = policy_of(ctx, deployment.annotations(), &cluster);
-                (OwnerSeen::deployment(&deployment, policy, machines), cluster)
-            })
-        }
+    let cluster = cluster_of(ctx, kind, key).and_then(|key| stores.clusters.get(&key));
+    let cluster = cluster.as_deref();
+    let seen = match kind {
+        HeldKind::KubeadmControlPlane => stores.control_planes.get(key).map(|plane| {
+            let policy = policy_of(ctx, plane.annotations(), cluster);
+            OwnerSeen::control_plane(&plane, policy, machines)
+        }),
+        HeldKind::MachineDeployment => stores.machine_deployments.get(key).map(|deployment| {
+            let policy = policy_of(ctx, deployment.annotations(), cluster);
+            OwnerSeen::deployment(&deployment, policy, machines)
+        }),
     };
-    let Some((mut seen, cluster)) = seen else { return Held { entry: None, again: None } };
-    seen.is_deleting |=
-        cluster.metadata.deletion_timestamp.is_some() || has_leaving_set(ctx, &group);
+    let Some(mut seen) = seen else { return Held { entry: None, again: None } };
+    seen.is_deleting |= cluster.is_some_and(|one| one.metadata.deletion_timestamp.is_some());
+    seen.has_leaving_set = has_leaving_set(ctx, &group);
     seen.held(ctx.clock.now())
 }
 
-fn policy_of(ctx: &Context, owner: &BTreeMap<String, String>, cluster: &Cluster) -> Policy {
+fn policy_of(ctx: &Context, owner: &BTreeMap<String, String>, cluster: Option<&Cluster>) -> Policy {
     let Settings { on_uncovered, host_lost_after, .. } = ctx.settings;
-    policy(owner, cluster.annotations(), PolicyDefaults { on_uncovered, host_lost_after })
+    let unknown = BTreeMap::new();
+    let of_cluster = cluster.map_or(&unknown, |cluster| cluster.annotations());
+    policy(owner, of_cluster, PolicyDefaults { on_uncovered, host_lost_after })
 }
 
 /// Whether a MachineSet that still has Machines is being deleted.
@@ -285,7 +338,10 @@ fn cluster_of(ctx: &Context, kind: HeldKind, key: &ObjectKey) -> Option<ObjectKe
     let name = match kind {
         HeldKind::KubeadmControlPlane => {
             let plane = stores.control_planes.get(key)?;
-            plane.labels().get(keys::CLUSTER_NAME)?.clone()
+            // Cluster API goes by the reference.
+            let mut references = plane.owner_references().iter();
+            let reference = references.find(|one| one.kind == "Cluster").map(|one| &one.name);
+            plane.labels().get(keys::CLUSTER_NAME).or(reference)?.clone()
         }
         HeldKind::MachineDeployment => {
             stores.machine_deployments.get(key)?.spec.cluster_name.clone()
@@ -316,6 +372,7 @@ async fn write(
         None => {
             let mut object = ReplacementHold::new(REPLACEMENT_HOLD, spec);
             object.metadata.namespace = Some(namespace.to_owned());
+            object.metadata.finalizers = finalizer::of_new(ctx, namespace);
             api.create(&PostParams::default(), &object).await
         }
     };

@@ -47,12 +47,14 @@ struct Single {
 
 /// Whether a control plane has one Machine that Cluster API may want to replace, or is paused because it would.
 pub(super) fn concerns(ctx: &Context, key: &ObjectKey) -> bool {
-    Single::of(ctx, key).is_some_and(|single| {
-        let is_watched =
-            || ctx.holds_replacements(&key.namespace) || single.policy(ctx).single_replica_in_place;
-        single.paused_by() == PausedBy::Hold
-            || may_be_outdated(&single.plane, &single.machine) && is_watched()
-    })
+    ctx.opted_in(&key.namespace)
+        && Single::of(ctx, key).is_some_and(|single| {
+            let is_watched = || {
+                ctx.holds_replacements(&key.namespace) || single.policy(ctx).single_replica_in_place
+            };
+            single.paused_by() == PausedBy::Hold
+                || may_be_outdated(&single.plane, &single.machine) && is_watched()
+        })
 }
 
 /// Looks at a control plane.
@@ -117,7 +119,7 @@ impl Single {
     }
 
     fn policy(&self, ctx: &Context) -> Policy {
-        policy_of(ctx, self.plane.annotations(), &self.cluster)
+        policy_of(ctx, self.plane.annotations(), Some(&self.cluster))
     }
 
     fn paused_by(&self) -> PausedBy {

@@ -33,8 +33,11 @@ pub struct OwnerSeen<'a> {
     pub rollout_after: Option<Timestamp>,
     /// Machines are to be replaced so long before their certificates expire.
     pub replaced_before_expiry: Option<SignedDuration>,
-    /// Whether it, its Cluster, or a MachineSet of it that has Machines is being deleted.
+    /// Whether it or its Cluster is being deleted.
     pub is_deleting: bool,
+    /// Whether a MachineSet of it that has Machines is being deleted: these are deleted, and the numbers decide how many
+    /// are created instead.
+    pub has_leaving_set: bool,
     /// The policy of it and its Cluster.
     pub policy: Policy,
     /// Its Machines.
@@ -69,6 +72,7 @@ impl<'a> OwnerSeen<'a> {
             replaced_before_expiry: days
                 .map(|days| SignedDuration::from_hours(24 * i64::from(days))),
             is_deleting: plane.metadata.deletion_timestamp.is_some(),
+            has_leaving_set: false,
             policy,
             machines,
         }
@@ -90,6 +94,7 @@ impl<'a> OwnerSeen<'a> {
             rollout_after: rollout.and_then(|rollout| parsed(rollout.after.as_deref())),
             replaced_before_expiry: None,
             is_deleting: deployment.metadata.deletion_timestamp.is_some(),
+            has_leaving_set: false,
             policy,
             machines,
         }
@@ -116,7 +121,7 @@ impl<'a> OwnerSeen<'a> {
             kind: self.kind,
             name: self.name.clone(),
             create: admission(stay < self.replicas.saturating_add(surge)),
-            delete: admission(stay > self.replicas),
+            delete: admission(stay > self.replicas || self.has_leaving_set),
         };
         Held { entry: Some(entry), again }
     }
@@ -144,6 +149,18 @@ pub fn allows_more(entry: Option<&HeldOwner>, than: Option<&HeldOwner>) -> bool 
     let Some(entry) = entry else { return true };
     let more = |one, other| one == Admission::Allowed && other == Admission::Refused;
     more(entry.create, than.create) || more(entry.delete, than.delete)
+}
+
+/// The entry of an owner about which nothing is known.
+pub fn refused(kind: HeldKind, name: &str) -> HeldOwner {
+    let (create, delete) = (Admission::Refused, Admission::Refused);
+    HeldOwner { kind, name: name.to_owned(), create, delete }
+}
+
+/// Whether the ReplacementHold of a namespace has a finalizer. Where the API server asks for the object, it refuses every
+/// request about a Machine without it: so it outlives the last Machine.
+pub fn keeps_finalizer(namespace_holds: bool, is_deleting: bool, has_machines: bool) -> bool {
+    namespace_holds && (!is_deleting || has_machines)
 }
 
 fn admission(allowed: bool) -> Admission {

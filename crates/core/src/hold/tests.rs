@@ -33,6 +33,7 @@ fn seen(replicas: i64, max_surge: i64, machines: &[Machine]) -> OwnerSeen<'_> {
         rollout_after: None,
         replaced_before_expiry: None,
         is_deleting: false,
+        has_leaving_set: false,
         policy: Policy::default(),
         machines: machines.iter().collect(),
     }
@@ -69,6 +70,15 @@ fn the_numbers_of_machines_decide() {
         let machines = machines(count, leaving);
         let owner = seen(replicas, surge, &machines);
         assert_eq!(may(&owner), wanted, "{replicas} {surge} {count} {leaving}");
+    }
+}
+
+#[test]
+fn a_machine_set_that_is_deleted_lets_machines_be_deleted_and_the_numbers_decide_about_new_ones() {
+    for (count, leaving, wanted) in [(1, 0, (false, true)), (0, 1, (true, true))] {
+        let machines = machines(count, leaving);
+        let owner = OwnerSeen { has_leaving_set: true, ..seen(1, 1, &machines) };
+        assert_eq!(may(&owner), wanted, "{count} {leaving}");
     }
 }
 
@@ -154,6 +164,35 @@ fn an_entry_allows_more_if_one_verb_does() {
     assert!(more(&creates, &held) && more(&deletes, &held) && more(&creates, &deletes));
     assert!(more(&None, &held));
     assert!(!more(&held, &creates) && !more(&held, &held) && !more(&held, &None));
+}
+
+#[test]
+fn what_is_known_of_no_owner_allows_least() {
+    let machines = machines(3, 0);
+    let least = refused(HeldKind::KubeadmControlPlane, "edge-1");
+    for replicas in [2, 4] {
+        assert!(allows_more(
+            seen(replicas, 0, &machines).held(at(1000)).entry.as_ref(),
+            Some(&least)
+        ));
+    }
+    assert!(allows_more(None, Some(&least)));
+    assert_eq!(seen(3, 0, &machines).held(at(1000)).entry, Some(least));
+}
+
+#[test]
+fn the_finalizer_stays_until_the_namespace_has_no_machines_or_does_not_hold() {
+    for (namespace_holds, is_deleting, has_machines, wanted) in [
+        (true, false, false, true),
+        (true, false, true, true),
+        (true, true, true, true),
+        (true, true, false, false),
+        (false, false, true, false),
+        (false, true, true, false),
+    ] {
+        let keeps = keeps_finalizer(namespace_holds, is_deleting, has_machines);
+        assert_eq!(keeps, wanted, "{namespace_holds} {is_deleting} {has_machines}");
+    }
 }
 
 proptest! {

@@ -312,7 +312,6 @@ pub(super) fn namespaces(facts: &Facts, found: &mut Findings) {
         return found.add(Level::Ok, "Namespaces", message, "");
     };
     let mut reached = 0;
-    let mut unheld = Vec::new();
     for namespace in namespaces {
         let object = format!("Namespace/{}", namespace.name);
         let labels = match &namespace.labels {
@@ -322,22 +321,6 @@ pub(super) fn namespaces(facts: &Facts, found: &mut Findings) {
                 continue;
             }
         };
-        let is_held =
-            labels.get(keys::HOLD_REPLACEMENTS).map(String::as_str) == Some(keys::OPTED_IN);
-        if is_held && !opted_in(labels) {
-            let message = format!(
-                "it has the label {}, but lacks {}={}: the API server refuses to create and delete Machines",
-                keys::HOLD_REPLACEMENTS,
-                keys::IN_PLACE,
-                keys::OPTED_IN
-            );
-            let remedy = "remove the former, or set the latter";
-            found.fail(&object, message, remedy);
-            continue;
-        }
-        if !is_held {
-            unheld.push(namespace.name.as_str());
-        }
         let mut facts = from_anywhere(&[Extension::assumed()]);
         facts.group.namespace.clone_from(&namespace.name);
         facts.namespace_labels = Read::Known(labels.clone());
@@ -372,13 +355,7 @@ pub(super) fn namespaces(facts: &Facts, found: &mut Findings) {
             }
         }
     }
-    let advice = if unheld.is_empty() {
-        String::new()
-    } else {
-        let (key, value) = (keys::HOLD_REPLACEMENTS, keys::OPTED_IN);
-        format!("; to hold replacements, set the label {key}={value}: {}", unheld.join(", "))
-    };
-    found.or_ok("Namespaces", format!("{reached} with Clusters, all opted in{advice}"));
+    found.or_ok("Namespaces", format!("{reached} with Clusters, all opted in"));
 }
 
 /// Whether the namespace of a cluster did not opt in: agents have nowhere to report there.

@@ -71,7 +71,7 @@ fn deployment(namespace: &str, name: &str, provider: &str, image: &str) -> Value
             "selector": {"matchLabels": labels},
             "template": {
                 "metadata": {"labels": labels},
-                "spec": {"containers": [{
+                "spec": {"serviceAccountName": name.replace("-controller-manager", "-manager"), "containers": [{
                     "name": "manager",
                     "image": format!("registry.k8s.io/cluster-api/{image}:{VERSION}"),
                     "command": ["/manager"],
@@ -111,6 +111,8 @@ mod tests {
             .filter_map(|json| Manager::of(&serde_json::from_value(json).unwrap()))
             .collect();
         assert_eq!(read.len(), 2);
+        let users: Vec<&str> = read.iter().map(|manager| manager.user.as_str()).collect();
+        assert_eq!(users, refit_controller::HOLD_CALLERS);
         for manager in read {
             assert!(manager.version.as_ref() >= Some(&managers::first_version()));
             assert!(manager.provider.gates().iter().all(|gate| manager.gate(gate)));
