@@ -1,7 +1,7 @@
 //! Which Machines of an owner Cluster API may create and delete.
 //!
 //! Cluster API replaces some machines without asking any extension. An admission policy refuses what would do that; it
-//! reads a [`ReplacementHold`](refit_kinds::refit::ReplacementHold), and this module decides what stands there. Only
+//! reads a [`ReplacementHold`](refit_kinds::refit::ReplacementHold), and this module decides its entries. Only
 //! the numbers of Machines count: a further Machine is there to replace another one, unless its owner lacks one or has
 //! declared that a rollout surges; and a Machine that an owner does not have too many of is deleted to be replaced.
 

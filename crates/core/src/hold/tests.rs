@@ -167,7 +167,7 @@ fn an_entry_allows_more_if_one_verb_does() {
 }
 
 #[test]
-fn what_is_known_of_no_owner_allows_least() {
+fn an_entry_without_a_known_owner_refuses_everything() {
     let machines = machines(3, 0);
     let least = refused(HeldKind::KubeadmControlPlane, "edge-1");
     for replicas in [2, 4] {

@@ -132,7 +132,7 @@ impl<'c> Refusals<'c> {
         Ok(Self { cluster, since: revision.parse()? })
     }
 
-    /// Waits for an event with this reason that says why.
+    /// Waits for an event with this reason and this text.
     pub(super) async fn wait(&self, reason: &str, why: &str) -> anyhow::Result<()> {
         eventually(&format!("{reason}: {why}"), WITHIN, async || {
             let events = self.cluster.objects.list(EVENT).await.map_err(error_text)?;

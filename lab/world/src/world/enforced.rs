@@ -118,7 +118,7 @@ pub(crate) fn caller(user_agent: &str, management: bool) -> Option<Identity> {
 }
 
 /// Identity of a component of this process with full access. Cluster API's managers are ServiceAccounts, as they are in a
-/// real management cluster: policies tell them from other users.
+/// real management cluster: policies distinguish them from other users.
 pub(crate) fn insider(user_agent: &str) -> Identity {
     if user_agent.starts_with("refit-capi/") {
         return Identity::new(HOLD_CALLERS[0], &[MASTERS]);
