@@ -58,10 +58,10 @@ pub(crate) const ALL: &[Flow] = &[
         on: On::Own,
         run: |bed| Box::pin(gates::run(bed)),
     },
-    // On a bed of its own, because it changes definitions.
+    // Rare, and on a bed of its own because it changes definitions: not in every run.
     Flow {
         name: "machines_are_updated_again_after_a_provider_started_to_default_a_field",
-        lines: &[Line::V1_14],
+        lines: &[],
         on: On::Own,
         run: |bed| Box::pin(new_default::run(bed)),
     },
@@ -78,9 +78,10 @@ pub(crate) const ALL: &[Flow] = &[
         on: On::Shared,
         run: |bed| Box::pin(providers::run(bed)),
     },
+    // Each example has tests of its own: not in every run.
     Flow {
         name: "both_examples_of_a_provider_keep_the_contract_in_the_sandbox",
-        lines: &[Line::V1_14],
+        lines: &[],
         on: On::Shared,
         run: |bed| Box::pin(contract::in_sandbox(bed)),
     },
@@ -138,9 +139,10 @@ pub(crate) const ALL: &[Flow] = &[
         on: On::Shared,
         run: |bed| Box::pin(holds_control_plane::run(bed)),
     },
+    // Several minutes in which hosts are held: too slow for every run.
     Flow {
         name: "holds_keep_workers_when_the_goal_changes_in_the_middle_of_a_rollout",
-        lines: &[Line::V1_14],
+        lines: &[],
         on: On::Shared,
         run: |bed| Box::pin(holds_midway::run(bed)),
     },
