@@ -156,7 +156,16 @@ pub(crate) async fn reconcile(ctx: &Context, key: &HoldKey) -> anyhow::Result<Ac
         return Ok(again);
     }
     if !is_maintained(ctx, key.namespace()) {
-        return Ok(Action::Done);
+        return match key {
+            HoldKey::Namespace(namespace) => {
+                wake_planes(ctx, namespace);
+                Ok(Action::Done)
+            }
+            HoldKey::Owner(HeldKind::KubeadmControlPlane, plane) => {
+                single::reconcile(ctx, plane).await
+            }
+            HoldKey::Owner(HeldKind::MachineDeployment, _) => Ok(Action::Done),
+        };
     }
     match (key, hold) {
         (HoldKey::Namespace(namespace), hold) => all(ctx, namespace, hold.as_deref()).await,
@@ -190,13 +199,18 @@ async fn all(
     for (kind, name) in may_allow_more {
         wake(ctx, HoldKey::Owner(kind, ObjectKey::new(namespace, name)));
     }
+    wake_planes(ctx, namespace);
+    Ok(action)
+}
+
+/// Wakes the control planes whose only Machine may be updated or held.
+fn wake_planes(ctx: &Context, namespace: &str) {
     for plane in ctx.stores.control_planes.list_in(namespace) {
         let key = ObjectKey::of(plane.as_ref());
         if single::concerns(ctx, &key) {
             wake(ctx, HoldKey::Owner(HeldKind::KubeadmControlPlane, key));
         }
     }
-    Ok(action)
 }
 
 /// What the caches know of the owners of a namespace.

@@ -23,7 +23,7 @@ use refit_runtime::{
 };
 use serde_json::{Value, json};
 
-use super::{held, policy_of};
+use super::{group_key, held, policy_of};
 use crate::{
     context::Context,
     groups::{Group, control_plane_group, machines_of},
@@ -47,14 +47,14 @@ struct Single {
 
 /// Whether a control plane has one Machine that Cluster API may want to replace, or is paused because it would.
 pub(super) fn concerns(ctx: &Context, key: &ObjectKey) -> bool {
-    ctx.opted_in(&key.namespace)
-        && Single::of(ctx, key).is_some_and(|single| {
-            let is_watched = || {
-                ctx.holds_replacements(&key.namespace) || single.policy(ctx).single_replica_in_place
-            };
-            single.paused_by() == PausedBy::Hold
-                || may_be_outdated(&single.plane, &single.machine) && is_watched()
-        })
+    let Some(plane) = ctx.stores.control_planes.get(key) else { return false };
+    let may_be_replaced = |single: Single| {
+        may_be_outdated(&single.plane, &single.machine)
+            && (ctx.holds_replacements(&key.namespace)
+                || single.policy(ctx).single_replica_in_place)
+    };
+    paused_by(&plane) == PausedBy::Hold
+        || ctx.opted_in(&key.namespace) && Single::of(ctx, key).is_some_and(may_be_replaced)
 }
 
 /// Looks at a control plane.
@@ -78,27 +78,90 @@ pub(super) async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<
 async fn advance(ctx: &Context, key: &ObjectKey) -> anyhow::Result<()> {
     // What may disturb or pause is decided on the objects as they are now.
     read_object(ctx, &ctx.stores.control_planes, key).await?;
-    let Some(known) = Single::of(ctx, key) else { return Ok(()) };
-    let cluster = known.group.cluster_key();
-    read_object(ctx, &ctx.stores.clusters, &cluster).await?;
-    list_machines(ctx, &cluster).await?;
-    let Some(single) = Single::of(ctx, key) else { return Ok(()) };
+    let Some(plane) = ctx.stores.control_planes.get(key) else { return Ok(()) };
+    if let Some(cluster) = plane.labels().get(keys::CLUSTER_NAME) {
+        let cluster = ObjectKey::new(&key.namespace, cluster);
+        read_object(ctx, &ctx.stores.clusters, &cluster).await?;
+        list_machines(ctx, &cluster).await?;
+    }
+    let single = Single::of(ctx, key).filter(|_| ctx.opted_in(&key.namespace));
+    let Some(single) = single else {
+        let machines = machines_of(&ctx.stores, &group_key(HeldKind::KubeadmControlPlane, key));
+        // Cluster API would delete one of two, and the first of them at that.
+        let has_second = plane.spec.replicas.unwrap_or(1) == 1
+            && machines.len() > 1
+            && plane.metadata.deletion_timestamp.is_none()
+            && ctx.opted_in(&key.namespace);
+        return match paused_by(&plane) {
+            PausedBy::Hold if !has_second => release(ctx, &plane).await,
+            PausedBy::Hold | PausedBy::None | PausedBy::Others => Ok(()),
+        };
+    };
     let entry = held(ctx, HeldKind::KubeadmControlPlane, key).entry;
     let only = Only {
         is_outdated: !is_current_member(ctx, &single.group, &single.machine).await?,
         is_held: ctx.holds_replacements(&key.namespace)
             && entry.as_ref().is_some_and(|entry| entry.create == Admission::Refused),
         in_place: single.policy(ctx).single_replica_in_place && entry.is_some(),
-        paused: single.paused_by(),
+        paused: paused_by(&plane),
         task: single.task(ctx),
     };
     match only.next() {
         Step::Nothing => Ok(()),
         Step::Pause => single.pause(ctx).await,
-        Step::Release => single.release(ctx).await,
+        Step::Release => release(ctx, &plane).await,
         Step::Update => single.update(ctx).await,
         Step::Abort(name) => single.abort(ctx, &name).await,
     }
+}
+
+fn paused_by(plane: &KubeadmControlPlane) -> PausedBy {
+    let annotations = plane.annotations();
+    match (annotations.contains_key(keys::PAUSED), annotations.contains_key(keys::HELD)) {
+        (true, true) => PausedBy::Hold,
+        (true, false) => PausedBy::Others,
+        // The mark may be left by a client that removed the pause alone.
+        (false, _) => PausedBy::None,
+    }
+}
+
+/// Lets Cluster API go on with a control plane.
+async fn release(ctx: &Context, plane: &KubeadmControlPlane) -> anyhow::Result<()> {
+    let message = "Refit no longer pauses the control plane: Cluster API goes on".to_owned();
+    announce(ctx, plane, EventType::Normal, ("ReplacementNotHeld", message)).await;
+    annotate(ctx, plane, json!({keys::PAUSED: null, keys::HELD: null})).await
+}
+
+async fn annotate(
+    ctx: &Context,
+    plane: &KubeadmControlPlane,
+    annotations: Value,
+) -> anyhow::Result<()> {
+    let namespace = plane.namespace().unwrap_or_default();
+    let body = json!({"metadata": {
+        "resourceVersion": plane.resource_version(), "annotations": annotations,
+    }});
+    let api: Api<KubeadmControlPlane> = Api::namespaced(ctx.client.clone(), &namespace);
+    let written = apply::merge(&api, &plane.name_any(), &body).await?;
+    tracing::info!(owner = %ObjectKey::of(plane), %annotations, "annotated a control plane of one Machine");
+    ctx.stores.control_planes.insert(written);
+    Ok(())
+}
+
+async fn announce(
+    ctx: &Context,
+    plane: &KubeadmControlPlane,
+    type_: EventType,
+    (reason, message): (&str, String),
+) {
+    let announcement = Announcement {
+        about: reference(plane),
+        type_,
+        reason: reason.to_owned(),
+        message,
+        occurrence: plane.metadata.generation.unwrap_or_default().to_string(),
+    };
+    ctx.recorder.announce(&announcement).await;
 }
 
 impl Single {
@@ -120,15 +183,6 @@ impl Single {
 
     fn policy(&self, ctx: &Context) -> Policy {
         policy_of(ctx, self.plane.annotations(), Some(&self.cluster))
-    }
-
-    fn paused_by(&self) -> PausedBy {
-        let annotations = self.plane.annotations();
-        match (annotations.contains_key(keys::PAUSED), annotations.contains_key(keys::HELD)) {
-            (true, false) => PausedBy::Others,
-            (true, true) => PausedBy::Hold,
-            (false, _) => PausedBy::None,
-        }
     }
 
     /// The task of the control plane that counts.
@@ -174,26 +228,8 @@ impl Single {
             keys::SINGLE_REPLICA,
             keys::ON_UNCOVERED,
         );
-        self.announce(ctx, EventType::Warning, "ReplacementHeld", message).await;
-        self.annotate(ctx, json!({keys::PAUSED: "", keys::HELD: machine})).await
-    }
-
-    async fn release(&self, ctx: &Context) -> anyhow::Result<()> {
-        let message = "Refit no longer pauses the control plane: Cluster API goes on".to_owned();
-        self.announce(ctx, EventType::Normal, "ReplacementNotHeld", message).await;
-        self.annotate(ctx, json!({keys::PAUSED: null, keys::HELD: null})).await
-    }
-
-    async fn annotate(&self, ctx: &Context, annotations: Value) -> anyhow::Result<()> {
-        let body = json!({"metadata": {
-            "resourceVersion": self.plane.resource_version(), "annotations": annotations,
-        }});
-        let api: Api<KubeadmControlPlane> =
-            Api::namespaced(ctx.client.clone(), &self.group.key.namespace);
-        let written = apply::merge(&api, &self.plane.name_any(), &body).await?;
-        tracing::info!(owner = %self.group.key, %annotations, "annotated a control plane of one Machine");
-        ctx.stores.control_planes.insert(written);
-        Ok(())
+        announce(ctx, &self.plane, EventType::Warning, ("ReplacementHeld", message)).await;
+        annotate(ctx, &self.plane, json!({keys::PAUSED: "", keys::HELD: machine})).await
     }
 
     /// Requests the update. Only one of several attempts creates the task, because its name follows from what is known.
@@ -234,17 +270,6 @@ impl Single {
             self.machine.name_any(),
             why.message
         );
-        self.announce(ctx, EventType::Warning, "ReplacementNotPrevented", message).await;
-    }
-
-    async fn announce(&self, ctx: &Context, type_: EventType, reason: &str, message: String) {
-        let announcement = Announcement {
-            about: reference(self.plane.as_ref()),
-            type_,
-            reason: reason.to_owned(),
-            message,
-            occurrence: format!("{:?}", self.plane.metadata.generation),
-        };
-        ctx.recorder.announce(&announcement).await;
+        announce(ctx, &self.plane, EventType::Warning, ("ReplacementNotPrevented", message)).await;
     }
 }
