@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     alertmanager::{self, Alertmanager},
-    direct::{Call, Direct, DirectError, USER, server_options},
+    direct::{Call, Direct, USER, server_options},
     env::{
         canonical::{K8SD_PORT, K8SD_PROXY},
         state::{EnvState, host_key},
@@ -278,7 +278,7 @@ impl World {
 #[cfg(feature = "sabotage")]
 impl World {
     /// Removes the admission policies of the installation.
-    pub(crate) async fn remove_policies(&self) -> Result<(), DirectError> {
+    pub(crate) async fn remove_policies(&self) -> Result<(), crate::direct::DirectError> {
         let api = Direct::new(self.inner.management.clone(), USER);
         for plural in ["validatingadmissionpolicybindings", "validatingadmissionpolicies"] {
             let group = "admissionregistration.k8s.io";
