@@ -48,6 +48,8 @@ fn without_apply_all_manifests_are_printed() {
             "ValidatingAdmissionPolicyBinding",
             "ValidatingAdmissionPolicy",
             "ValidatingAdmissionPolicyBinding",
+            "ValidatingAdmissionPolicy",
+            "ValidatingAdmissionPolicyBinding",
             "Service",
             "Service",
             "NetworkPolicy",
