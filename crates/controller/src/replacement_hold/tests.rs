@@ -33,8 +33,8 @@ fn replaces() -> Value {
     json!({keys::ON_UNCOVERED: "Replace"})
 }
 
-#[test]
-fn an_owner_without_a_known_cluster_is_held_by_its_own_annotations_and_a_missing_one_is_not() {
+#[tokio::test]
+async fn an_owner_without_a_known_cluster_is_held_by_its_own_annotations_and_a_missing_one_is_not() {
     for (metadata, is_held) in [
         (json!({}), true),
         (json!({"labels": {keys::CLUSTER_NAME: "unknown"}}), true),
@@ -47,8 +47,8 @@ fn an_owner_without_a_known_cluster_is_held_by_its_own_annotations_and_a_missing
     }
 }
 
-#[test]
-fn an_owner_without_the_label_of_its_cluster_has_the_policy_of_the_cluster_that_owns_it() {
+#[tokio::test]
+async fn an_owner_without_the_label_of_its_cluster_has_the_policy_of_the_cluster_that_owns_it() {
     for (annotations, is_held) in [(json!({}), true), (replaces(), false)] {
         let ctx = unconnected();
         let owner = json!([{
@@ -61,8 +61,8 @@ fn an_owner_without_the_label_of_its_cluster_has_the_policy_of_the_cluster_that_
     }
 }
 
-#[test]
-fn a_new_replacement_hold_allows_nothing_before_live_reads() {
+#[tokio::test]
+async fn a_new_replacement_hold_allows_nothing_before_live_reads() {
     let ctx = unconnected();
     // The first Machine may be created, and Cluster API may replace all of the other one.
     add_plane(&ctx, "cp", &json!({}));
@@ -73,8 +73,8 @@ fn a_new_replacement_hold_allows_nothing_before_live_reads() {
     assert_eq!(may_allow_more, [(kind, "cp".into()), (kind, "free".into())].into());
 }
 
-#[test]
-fn the_caches_take_from_a_replacement_hold_and_leave_the_rest_to_live_reads() {
+#[tokio::test]
+async fn the_caches_take_from_a_replacement_hold_and_leave_the_rest_to_live_reads() {
     let ctx = unconnected();
     let kind = HeldKind::KubeadmControlPlane;
     let allowed = |name: &str| HeldOwner {
