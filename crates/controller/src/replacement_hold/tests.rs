@@ -34,7 +34,8 @@ fn replaces() -> Value {
 }
 
 #[tokio::test]
-async fn an_owner_without_a_known_cluster_is_held_by_its_own_annotations_and_a_missing_one_is_not() {
+async fn an_owner_without_a_known_cluster_is_held_by_its_own_annotations_and_a_missing_one_is_not()
+{
     for (metadata, is_held) in [
         (json!({}), true),
         (json!({"labels": {keys::CLUSTER_NAME: "unknown"}}), true),
