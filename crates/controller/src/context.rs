@@ -302,6 +302,8 @@ pub(crate) struct Queues {
     pub(crate) cluster_upgrades: Queue<ObjectKey>,
     /// Owners whose Machines are held.
     pub(crate) replacement_holds: Queue<HoldKey>,
+    /// Control planes whose only Machine may be replaced.
+    pub(crate) only_machines: Queue<ObjectKey>,
     /// ClusterUpgradePlans.
     pub(crate) cluster_upgrade_plans: Queue<ObjectKey>,
     /// ClusterUpgrades and ClusterUpgradePlans with notifications.

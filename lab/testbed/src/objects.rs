@@ -70,6 +70,10 @@ pub const UPDATE_GROUP: Kind = kind("refit.dev", "v1alpha1", "UpdateGroup");
 pub const UPGRADE_TASK: Kind = kind("refit.dev", "v1alpha1", "UpgradeTask");
 /// A ClusterUpgrade.
 pub const CLUSTER_UPGRADE: Kind = kind("refit.dev", "v1alpha1", "ClusterUpgrade");
+/// ReplacementHold.
+pub const REPLACEMENT_HOLD: Kind = kind("refit.dev", "v1alpha1", "ReplacementHold");
+/// Namespace, of the cluster.
+pub const NAMESPACE: Kind = kind("", "v1", "Namespace");
 /// Updater.
 pub const UPDATER: Kind = kind("refit.dev", "v1alpha1", "Updater");
 /// HostPlan.

@@ -7,13 +7,16 @@ use kube::{
     api::{DeleteParams, PostParams, Preconditions},
 };
 use refit_cluster_api::kinds::{CORE_GROUP, Machine, MachineDeployment};
-use refit_core::managed::{
-    capacity::{
-        CapacityMachine, CapacitySeen, CapacityWrite, CloneSeen, DeploymentSeen, ExtraReplicas,
-        clone_name, clone_of,
+use refit_core::{
+    managed::{
+        capacity::{
+            CapacityMachine, CapacitySeen, CapacityWrite, CloneSeen, DeploymentSeen, ExtraReplicas,
+            clone_name, clone_of,
+        },
+        cluster::Hindrance,
+        health::{HealthSeen, node_problem},
     },
-    cluster::Hindrance,
-    health::{HealthSeen, node_problem},
+    task::Paused,
 };
 use refit_kinds::{
     keys,
@@ -27,7 +30,7 @@ use crate::{
     context::{Context, Stores},
     groups::{creates_machines, machines_of, machines_of_set},
     indexes::{DEPLOYMENTS_BY_CLUSTER, MACHINES_BY_CLUSTER, SETS_BY_GROUP},
-    upgrade_task::{TOPOLOGY_OWNED, cluster::is_extra, paused_by},
+    upgrade_task::{TOPOLOGY_OWNED, cluster::is_extra},
 };
 
 /// Why a Machine that is extra is skipped, for people who look at it.
@@ -77,7 +80,7 @@ pub(super) fn seen(
                 has_kubeadm: bootstrap
                     .as_ref()
                     .is_some_and(|template| template.kind == "KubeadmConfigTemplate"),
-                paused: paused_by(deployment.annotations()),
+                paused: Paused::of(deployment.annotations()),
                 machines: shown,
                 deleting: others.len(),
                 lacking: sets.lacking,

@@ -219,6 +219,7 @@ impl Gauges {
             ("cluster-upgrade", ctx.queues.cluster_upgrades.depth()),
             ("cluster-upgrade-plan", ctx.queues.cluster_upgrade_plans.depth()),
             ("replacement-hold", ctx.queues.replacement_holds.depth()),
+            ("only-machine", ctx.queues.only_machines.depth()),
             ("notification", ctx.queues.notifications.depth()),
         ] {
             let controller = controller.to_owned();

@@ -4,7 +4,7 @@
 //! What allows Cluster API less rests on the caches. What allows it more is decided on the objects as they are now.
 
 mod finalizer;
-mod single;
+mod only_machine;
 #[cfg(test)]
 mod tests;
 
@@ -70,19 +70,21 @@ impl HoldKey {
 pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
     ctx.stores.wait_synced().await;
     for namespace in ctx.stores.namespaces.list() {
-        wake_namespace(&ctx, &namespace.name_any());
+        wake(&ctx, HoldKey::Namespace(namespace.name_any()));
     }
     let reconcile = |key| {
         let ctx = ctx.clone();
         async move { measured(&ctx, "replacement-hold", Box::pin(reconcile(&ctx, &key))).await }
     };
-    ctx.queues.replacement_holds.work("replacement-hold", WORKERS, reconcile).await;
+    let holds = ctx.queues.replacement_holds.work("replacement-hold", WORKERS, reconcile);
+    futures::join!(holds, only_machine::run(&ctx));
     Ok(())
 }
 
 /// Wakes all owners of a namespace.
 pub(crate) fn wake_namespace(ctx: &Context, namespace: &str) {
     wake(ctx, HoldKey::Namespace(namespace.to_owned()));
+    only_machine::wake_namespace(ctx, namespace);
 }
 
 /// Looks at a ReplacementHold that has changed.
@@ -104,7 +106,10 @@ pub(crate) fn machine_changed(ctx: &Context, machine: &Machine) {
 /// Wakes an owner, if its Machines may be held.
 pub(crate) fn wake_owner(ctx: &Context, owner: &OwnerId) {
     let kind = match Owner::of_kind(&owner.kind) {
-        Some(Owner::ControlPlane) => HeldKind::KubeadmControlPlane,
+        Some(Owner::ControlPlane) => {
+            only_machine::wake(ctx, &owner.key);
+            HeldKind::KubeadmControlPlane
+        }
         Some(Owner::Deployment) => HeldKind::MachineDeployment,
         Some(Owner::Set) | None => return,
     };
@@ -156,30 +161,13 @@ pub(crate) async fn reconcile(ctx: &Context, key: &HoldKey) -> anyhow::Result<Ac
         return Ok(again);
     }
     if !is_maintained(ctx, key.namespace()) {
-        return match key {
-            HoldKey::Namespace(namespace) => {
-                wake_planes(ctx, namespace);
-                Ok(Action::Done)
-            }
-            HoldKey::Owner(HeldKind::KubeadmControlPlane, plane) => {
-                single::reconcile(ctx, plane).await
-            }
-            HoldKey::Owner(HeldKind::MachineDeployment, _) => Ok(Action::Done),
-        };
+        return Ok(Action::Done);
     }
     match (key, hold) {
         (HoldKey::Namespace(namespace), hold) => all(ctx, namespace, hold.as_deref()).await,
-        (HoldKey::Owner(kind, owner), Some(hold)) => {
-            let next = one(ctx, *kind, owner, &hold).await?;
-            match kind {
-                HeldKind::KubeadmControlPlane => {
-                    Ok(sooner(next, single::reconcile(ctx, owner).await?))
-                }
-                HeldKind::MachineDeployment => Ok(next),
-            }
-        }
+        (HoldKey::Owner(kind, owner), Some(hold)) => one(ctx, *kind, owner, &hold).await,
         (HoldKey::Owner(_, owner), None) => {
-            wake_namespace(ctx, &owner.namespace);
+            wake(ctx, HoldKey::Namespace(owner.namespace.clone()));
             Ok(Action::Done)
         }
     }
@@ -199,18 +187,7 @@ async fn all(
     for (kind, name) in may_allow_more {
         wake(ctx, HoldKey::Owner(kind, ObjectKey::new(namespace, name)));
     }
-    wake_planes(ctx, namespace);
     Ok(action)
-}
-
-/// Wakes the control planes whose only Machine may be updated or held.
-fn wake_planes(ctx: &Context, namespace: &str) {
-    for plane in ctx.stores.control_planes.list_in(namespace) {
-        let key = ObjectKey::of(plane.as_ref());
-        if single::concerns(ctx, &key) {
-            wake(ctx, HoldKey::Owner(HeldKind::KubeadmControlPlane, key));
-        }
-    }
 }
 
 /// What the caches know of the owners of a namespace.
@@ -398,15 +375,6 @@ async fn write(
         Err(error) => return Err(error.into()),
     }
     Ok(next(ctx, again))
-}
-
-fn sooner(one: Action, other: Action) -> Action {
-    match (one, other) {
-        (Action::RequeueAfter(one), Action::RequeueAfter(other)) => {
-            Action::RequeueAfter(one.min(other))
-        }
-        (Action::Done, next) | (next, Action::Done) => next,
-    }
 }
 
 fn next(ctx: &Context, again: Option<Timestamp>) -> Action {

@@ -216,16 +216,18 @@ impl Look {
         };
         let old_are_empty = self.sets.iter().filter(is_old).all(is_emptied);
         let has_sets = self.group.spec.owner.owner() == Owner::Deployment;
+        // Cluster API goes on between the versions of an upgrade through several.
+        let is_for_each_request = self.task.annotations().contains_key(keys::SINGLE_REPLICA);
         OwnerSeen {
             owner: self.group.spec.owner.owner(),
-            paused: paused_by(&owner.annotations()),
+            paused: Paused::of(&owner.annotations()),
             deleting: owner.is_deleting(),
             version: owner.version().clone(),
             of_topology: owner.labels().contains_key(TOPOLOGY_OWNED),
             request: request_of(owner),
             is_up_to_date: owner.is_up_to_date(),
             replaces_none: all_current
-                && self.topology_asks_for(owner.version())
+                && (is_for_each_request || self.topology_asks_for(owner.version()))
                 && (!has_sets || old_are_empty && self.current_set.is_some()),
         }
     }
@@ -367,7 +369,8 @@ fn has_spec_of(machine: &Machine, template: &refit_cluster_api::kinds::MachineSp
         && (keeps_domain || domain(&machine.spec) == domain(template))
 }
 
-/// Whether a member of a control plane and its objects are what the control plane wants.
+/// Whether a member of a control plane and its objects are what the control plane wants. Objects that do not exist do not
+/// differ, as for Cluster API (`docs/facts/control-plane.md`).
 pub(crate) async fn is_current_member(
     ctx: &Context,
     group: &Group,
@@ -378,20 +381,11 @@ pub(crate) async fn is_current_member(
     let differences = Difference::all(
         plane,
         &member.machine,
-        Some(&member.infrastructure),
+        member.infrastructure.as_ref(),
         member.config.as_ref(),
         ctx.clock.now(),
     );
     Ok(differences.iter().all(Difference::is_by_date))
-}
-
-/// Who has paused an owner, by its annotations.
-pub(crate) fn paused_by(annotations: &BTreeMap<String, String>) -> Paused {
-    match (annotations.get(keys::PAUSED), annotations.get(keys::TASK)) {
-        (None, _) => Paused::No,
-        (Some(_), Some(task)) => Paused::ByTask(task.clone()),
-        (Some(_), None) => Paused::ByOthers,
-    }
 }
 
 /// What an owner requests of its Machines, as a hash.

@@ -47,7 +47,7 @@ use serde_json::{Value, json};
 use self::look::Look;
 pub(crate) use self::{
     advance::refused_by_api,
-    look::{TOPOLOGY_OWNED, group_of_task, is_current_member, paused_by, request_of_plane},
+    look::{TOPOLOGY_OWNED, group_of_task, is_current_member, request_of_plane},
 };
 use crate::{
     context::Context,

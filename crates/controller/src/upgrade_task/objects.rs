@@ -15,7 +15,7 @@ use refit_kinds::{
     keys::{MANAGER_KUBEADM_CONTROL_PLANE, MANAGER_MACHINE_SET},
     refit::Owner,
 };
-use refit_runtime::foreign::ForeignObject;
+use refit_runtime::{apply, foreign::ForeignObject};
 use serde_json::{Value, json};
 
 use super::look::Look;
@@ -25,7 +25,9 @@ use crate::{context::Context, groups::Group};
 pub(super) struct PlaneMember {
     pub(super) plane: Value,
     pub(super) machine: Value,
-    pub(super) infrastructure: Value,
+    /// `None` if it does not exist.
+    pub(super) infrastructure: Option<Value>,
+    /// `None` if it does not exist.
     pub(super) config: Option<Value>,
 }
 
@@ -128,6 +130,15 @@ fn machine_object(group: &Group, machine: &Machine) -> ForeignObject {
     of_cluster_api(group, CORE_GROUP, "Machine", &machine.name_any())
 }
 
+/// Reads an object that may not exist.
+async fn find(ctx: &Context, object: &ForeignObject) -> kube::Result<Option<Value>> {
+    match read(ctx, object).await {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if apply::is_not_found(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// Reads a member of a control plane.
 pub(super) async fn member(
     ctx: &Context,
@@ -140,13 +151,32 @@ pub(super) async fn member(
     let (plane, machine, infrastructure) = futures::try_join!(
         owner(ctx, group),
         read(ctx, &object),
-        read(ctx, &infrastructure_object)
+        find(ctx, &infrastructure_object)
     )?;
     let config = match config {
-        Some(reference) => Some(read(ctx, &referred(group, reference)).await?),
+        Some(reference) => find(ctx, &referred(group, reference)).await?,
         None => None,
     };
     Ok(PlaneMember { plane, machine, infrastructure, config })
+}
+
+/// The objects of a Machine, or the error that names the one that does not exist.
+async fn all_that_is_referred_to(
+    ctx: &Context,
+    group: &Group,
+    machine: &Machine,
+    infrastructure: Option<Value>,
+    config: Option<Value>,
+) -> kube::Result<(Value, Option<Value>)> {
+    let infrastructure = match infrastructure {
+        Some(found) => found,
+        None => read(ctx, &referred(group, &machine.spec.infrastructure_ref)).await?,
+    };
+    let config = match (config, &machine.spec.bootstrap.config_ref) {
+        (None, Some(reference)) => Some(read(ctx, &referred(group, reference)).await?),
+        (config, _) => config,
+    };
+    Ok((infrastructure, config))
 }
 
 async fn template(ctx: &Context, group: &Group, reference: &ContractRef) -> kube::Result<Template> {
@@ -166,6 +196,8 @@ async fn of_control_plane(ctx: &Context, look: &Look, machine: &Machine) -> anyh
     let group = &look.group;
     let PlaneMember { plane, machine: live, infrastructure, config } =
         member(ctx, group, machine).await?;
+    let (infrastructure, config) =
+        all_that_is_referred_to(ctx, group, machine, infrastructure, config).await?;
     let wants = ControlPlane { object: &plane, cluster: &group.spec.cluster_name };
     let template = template(ctx, group, &wants.infrastructure_template()).await?;
     let manager = MANAGER_KUBEADM_CONTROL_PLANE;

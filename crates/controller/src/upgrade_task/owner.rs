@@ -8,7 +8,7 @@ use refit_cluster_api::{
     kinds::{CORE_GROUP, MachineSet},
     rollout::{Decisions, IntentInput, RolloutIntent, intend_unmoved},
 };
-use refit_core::task::{Action, Obstacle, SetWrite, actions};
+use refit_core::task::{Action, Obstacle, Paused, SetWrite, actions};
 use refit_kinds::{
     json::{annotations, text},
     keys,
@@ -36,11 +36,10 @@ use crate::{
     update_group::bundle_of_tasks,
 };
 
-/// Pauses the owner, unless another client has.
+/// Pauses the owner, unless another client has. The pause of a hold becomes the task's own.
 pub(super) async fn pause(ctx: &Context, look: &Look) -> anyhow::Result<()> {
     let owner = objects::owner(ctx, &look.group).await?;
-    let found = annotations(&owner);
-    if found.contains_key(keys::PAUSED) && !found.contains_key(keys::TASK) {
+    if Paused::of(&annotations(&owner)) == Paused::ByOthers {
         return Ok(());
     }
     let task = look.task.name_any();

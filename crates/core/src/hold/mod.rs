@@ -5,11 +5,11 @@
 //! the numbers of Machines count: a further Machine is there to replace another one, unless its owner lacks one or has
 //! declared that a rollout surges; and a Machine that an owner does not have too many of is deleted to be replaced.
 
-mod single;
+mod only_machine;
 #[cfg(test)]
 mod tests;
 
-pub use self::single::{Only, PausedBy, Step, TaskSeen, may_be_outdated};
+pub use self::only_machine::{Only, Step, TaskSeen, may_be_outdated};
 
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;

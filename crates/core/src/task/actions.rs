@@ -78,7 +78,7 @@ fn via_spec(seen: &GroupSeen<'_>, owner: &OwnerSeen) -> Vec<Action> {
             vec![set_version.unwrap_or(Action::Unpause)]
         }
         Paused::ByTask(_) => vec![Action::Pause],
-        Paused::No | Paused::ByOthers => set_version.into_iter().collect(),
+        Paused::No | Paused::ByHold | Paused::ByOthers => set_version.into_iter().collect(),
     }
 }
 
@@ -88,8 +88,8 @@ fn via_machines(seen: &GroupSeen<'_>) -> Vec<Action> {
     let replaces = owner.owner != Owner::Set;
     let is_paused = match &owner.paused {
         Paused::ByOthers => true,
-        // One that an older task has left paused is taken over.
-        Paused::No | Paused::ByTask(_) => owner.paused.is_by(seen.name()),
+        // One that an older task has left paused is taken over, and so is one that would replace its only Machine.
+        Paused::No | Paused::ByHold | Paused::ByTask(_) => owner.paused.is_by(seen.name()),
     };
     if replaces && !is_paused && !is_done(seen) {
         return vec![Action::Pause];
@@ -246,7 +246,7 @@ fn settle(seen: &GroupSeen<'_>) -> Vec<Action> {
     let is_ours = seen.owner.as_ref().is_some_and(|owner| owner.paused.is_by(seen.name()));
     let is_of_another = seen.owner.as_ref().is_some_and(|owner| match &owner.paused {
         Paused::ByTask(name) => name != seen.name(),
-        Paused::No | Paused::ByOthers => false,
+        Paused::No | Paused::ByHold | Paused::ByOthers => false,
     });
     if seen.phase().has_ended() && !is_ours || is_of_another {
         return Vec::new();

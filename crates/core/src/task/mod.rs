@@ -36,10 +36,12 @@ mod stop_tests;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use refit_kinds::{
-    conditions,
+    conditions, keys,
     refit::{OnAbort, Owner, PacingOrder, Stage, TaskPhase, UpgradeTask, UpgradeTaskSpec, Via},
     version::{KubernetesVersion, StatedVersion},
 };
@@ -61,6 +63,8 @@ pub enum Paused {
     No,
     /// The UpgradeTask of this name.
     ByTask(String),
+    /// Refit, because its only Machine would be replaced. A task that updates the Machine takes this pause over.
+    ByHold,
     /// Another client.
     ByOthers,
 }
@@ -70,7 +74,17 @@ impl Paused {
     pub fn is_by(&self, task: &str) -> bool {
         match self {
             Self::ByTask(name) => name == task,
-            Self::No | Self::ByOthers => false,
+            Self::No | Self::ByHold | Self::ByOthers => false,
+        }
+    }
+
+    /// Reads the annotations of an owner.
+    pub fn of(annotations: &BTreeMap<String, String>) -> Self {
+        match (annotations.get(keys::PAUSED).map(String::as_str), annotations.get(keys::TASK)) {
+            (None, _) => Self::No,
+            (Some(_), Some(task)) => Self::ByTask(task.clone()),
+            (Some(keys::HELD), None) => Self::ByHold,
+            (Some(_), None) => Self::ByOthers,
         }
     }
 }

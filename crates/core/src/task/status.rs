@@ -312,7 +312,7 @@ fn delegated(
 fn lacks_a_member(seen: &GroupSeen<'_>, members: &[(&Member<'_>, MemberState<'_>)]) -> bool {
     let is_paused_plane = seen.owner.as_ref().is_some_and(|owner| {
         let is_paused = match &owner.paused {
-            Paused::ByTask(_) | Paused::ByOthers => true,
+            Paused::ByTask(_) | Paused::ByHold | Paused::ByOthers => true,
             Paused::No => false,
         };
         owner.owner == Owner::ControlPlane && is_paused
@@ -419,6 +419,9 @@ fn show_pause(seen: &GroupSeen<'_>, next: &mut UpgradeTaskStatus, generation: Op
         if conditions::is_true(&next.conditions, OWNER_PAUSED) {
             let (reason, message) = match owner.paused {
                 Paused::No | Paused::ByOthers => ("GoesOn", "Cluster API goes on with the owner"),
+                Paused::ByHold => {
+                    ("Held", "Refit pauses the owner: its only Machine would be replaced")
+                }
                 Paused::ByTask(_) => ("OtherTask", "another UpgradeTask pauses the owner"),
             };
             set(next, seen.now, generation, (OWNER_PAUSED, "False", reason, message));

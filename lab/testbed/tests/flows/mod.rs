@@ -8,6 +8,7 @@ mod failing;
 mod gates;
 mod health_check;
 mod holds;
+mod holds_alone;
 mod holds_control_plane;
 mod holds_midway;
 mod killed;
@@ -145,6 +146,13 @@ pub(crate) const ALL: &[Flow] = &[
         lines: &[],
         on: On::Shared,
         run: |bed| Box::pin(holds_midway::run(bed)),
+    },
+    // On a bed of its own, because its controller stops.
+    Flow {
+        name: "holds_count_while_the_controller_does_not_run_and_without_their_object",
+        lines: &[Line::V1_14],
+        on: On::Own,
+        run: |bed| Box::pin(holds_alone::run(bed)),
     },
     Flow {
         name: "a_health_check_ignores_a_machine_that_is_restarting",

@@ -20,6 +20,15 @@ const WITHIN: Duration = Duration::from_mins(5);
 /// How long an update may take until the controller is cut off.
 const STRUCK: Duration = Duration::from_mins(2);
 
+/// Parts of writes that each update makes.
+const WRITTEN: [&str; 5] = [
+    "/kubeadmcontrolplanes/crashed",
+    "POST /apis/refit.dev/v1alpha1/namespaces/crashed/upgradetasks",
+    "/nodeupdates",
+    "/kubeadmconfigs/",
+    "/cluster.x-k8s.io/v1beta2/namespaces/crashed/machines/",
+];
+
 fn spec() -> ClusterSpec {
     ClusterSpec {
         control_planes: 1,
@@ -57,12 +66,18 @@ pub(super) async fn crashed(bed: &Bed) -> anyhow::Result<()> {
     single.update(&next()).await?;
     let writes = proxy.writes();
     tracing::info!(?writes, "an undisturbed update");
+    for part in WRITTEN {
+        ensure!(writes.iter().any(|write| write.contains(part)), "no {part} in {writes:#?}");
+    }
+    let mut crashes = 0;
     for number in 1..=writes.len() {
         for fault in [Fault::Before(number), Fault::After(number)] {
             let version = next();
-            single.survives(bed, &proxy, fault, &version).await?;
+            crashes += usize::from(single.survives(bed, &proxy, fault, &version).await?);
         }
     }
+    // An update may make fewer writes of status than another one.
+    ensure!(crashes * 10 >= writes.len() * 2 * 9, "{crashes} crashes in {} writes", writes.len());
     single.is_as_before().await?;
     look::nothing_is_left(&single.cluster).await
 }
@@ -117,19 +132,22 @@ impl Single {
         .await
     }
 
-    /// An update during which the controller crashes ends as any other.
+    /// An update during which the controller crashes ends as any other. Returns whether it made so many writes.
     async fn survives(
         &self,
         bed: &Bed,
         proxy: &FaultProxy,
         fault: Fault,
         version: &str,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<bool> {
         let before = self.cluster.objects.list(UPGRADE_TASK).await?.len();
         proxy.connect(Some(fault));
         self.cluster.change_control_plane(&json!({"version": version})).await?;
         let is_struck = tokio::time::timeout(STRUCK, proxy.struck()).await.is_ok();
-        tracing::info!(?fault, version, is_struck, last = ?proxy.writes().last(), "crashes");
+        let writes = proxy.writes();
+        tracing::info!(?fault, version, is_struck, last = ?writes.last(), "crashes");
+        let (Fault::Before(number) | Fault::After(number)) = fault;
+        ensure!(is_struck || writes.len() < number, "{fault:?} is not in {writes:#?}");
         let (ends, _) = bed.controller().part().ends();
         bed.controller().part().crash();
         eventually("our controller has ended", WITHIN, async || {
@@ -141,7 +159,8 @@ impl Single {
         bed.controller().ready().await?;
         self.has_ended(before + 1).await?;
         self.cluster.control_plane_is_at(version, WITHIN).await?;
-        self.is_as_before().await
+        self.is_as_before().await?;
+        Ok(is_struck)
     }
 
     /// The Machine is the same, and there was never another one.

@@ -153,7 +153,7 @@ impl DeploymentSeen {
         // Of a paused one, each MachineSet replaces what it loses.
         let deleting = match self.paused {
             Paused::No => 0,
-            Paused::ByTask(_) | Paused::ByOthers => self.deleting,
+            Paused::ByTask(_) | Paused::ByHold | Paused::ByOthers => self.deleting,
         };
         let replaced = deleting.saturating_add(self.lacking);
         let leaving = alive.count().saturating_add(replaced).saturating_sub(replicas);
@@ -178,7 +178,7 @@ impl DeploymentSeen {
                 "MachineDeployment {name} is paused by UpgradeTask {task}, which is gone: the next \
                  UpgradeTask takes it over"
             )),
-            Paused::ByTask(_) | Paused::ByOthers => {
+            Paused::ByTask(_) | Paused::ByHold | Paused::ByOthers => {
                 Some(format!("MachineDeployment {name} is paused"))
             }
         }
@@ -195,7 +195,7 @@ impl DeploymentSeen {
             return format!(": another client has set its replicas to {}", self.replicas);
         }
         match &self.paused {
-            Paused::ByTask(_) | Paused::ByOthers => ": it is paused".to_owned(),
+            Paused::ByTask(_) | Paused::ByHold | Paused::ByOthers => ": it is paused".to_owned(),
             Paused::No => String::new(),
         }
     }

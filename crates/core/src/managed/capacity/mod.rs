@@ -361,7 +361,7 @@ impl CapacitySeen {
     pub fn is_left_to_task(&self, lives: impl Fn(&str) -> bool) -> bool {
         self.deployments.iter().any(|one| match &one.paused {
             Paused::ByTask(task) => one.has_alive_extra() && lives(task),
-            Paused::No | Paused::ByOthers => false,
+            Paused::No | Paused::ByHold | Paused::ByOthers => false,
         })
     }
 
