@@ -87,8 +87,7 @@ pub const HOLD_REPLACEMENTS: &str = "refit.dev/hold-replacements";
 /// Annotation of a control plane or Cluster: whether the only Machine of a control plane is updated in place, which Cluster
 /// API never does by itself. On an UpgradeTask that was requested so: hash of what the control plane requests.
 pub const SINGLE_REPLICA: &str = "refit.dev/single-replica";
-/// Annotation of a control plane that Refit has paused because Cluster API would replace its only Machine; the value
-/// names it.
+/// Value of [`PAUSED`] on a control plane that Refit has paused because Cluster API would replace its only Machine.
 pub const HELD: &str = "refit.dev/held";
 /// Finalizer of the ReplacementHold of a Namespace with [`HOLD_REPLACEMENTS`], until it has no Machines: without the object,
 /// the API server lets no user delete them.
