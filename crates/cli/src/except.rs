@@ -119,7 +119,8 @@ the Machine, and the Machine from spec.pacing.exceptions of its UpdateGroup.
 For a KubeadmControlPlane or a MachineDeployment that an UpgradeTask has left paused, the command removes \
 the annotations cluster.x-k8s.io/paused and refit.dev/task. Cluster API then goes on, and replaces the \
 machines that are outdated: without --accept-replacement, the command names them and refuses. To upgrade \
-them in place instead, use `refit resume`.
+them in place instead, use `refit resume`. A control plane of one machine whose replacement is held is not \
+released: the message names the ways out.
 
 -o json writes one array of {namespace, machine, action, message}, for an owner {namespace, owner, action, \
 message}; action is set, none or refused.

@@ -17,7 +17,16 @@ use crate::{
     upgrade::task::{has_ended, tasks},
 };
 
-/// An owner that a task has paused, and the tasks that concern it.
+/// What has left an owner paused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PausedBy {
+    /// The UpgradeTask of this name.
+    Task(String),
+    /// Refit, because Cluster API would replace its only machine, and replacements are held.
+    Hold,
+}
+
+/// An owner that Refit has left paused, and the tasks that concern it.
 #[derive(Clone, Debug)]
 pub(crate) struct LeftOwner {
     /// The owner, as a task refers to it.
@@ -26,8 +35,8 @@ pub(crate) struct LeftOwner {
     pub(crate) cluster: String,
     /// The version in its spec.
     pub(crate) version: StatedVersion,
-    /// Name of the task that its annotation names.
-    pub(crate) task: String,
+    /// What has paused it.
+    pub(crate) paused_by: PausedBy,
     /// The tasks of this owner.
     pub(crate) tasks: Vec<UpgradeTask>,
     /// Names of the unfinished tasks of the whole Cluster.
@@ -62,20 +71,23 @@ pub(crate) enum Continuation {
     },
 }
 
-/// Returns the task that these annotations of an owner name, if it pauses the owner.
-pub(crate) fn pausing_task(annotations: &BTreeMap<String, String>) -> Option<&str> {
-    let task = annotations.get(keys::TASK)?;
-    annotations.contains_key(keys::PAUSED).then_some(task)
+/// Returns what of Refit pauses an owner with these annotations.
+pub(crate) fn paused_by(annotations: &BTreeMap<String, String>) -> Option<PausedBy> {
+    let paused = annotations.get(keys::PAUSED)?;
+    match annotations.get(keys::TASK) {
+        Some(task) => Some(PausedBy::Task(task.clone())),
+        None => (paused == keys::HELD).then_some(PausedBy::Hold),
+    }
 }
 
 impl LeftOwner {
-    /// Reads the tasks of an owner; returns `None` if no task has paused it.
+    /// Reads the tasks of an owner; returns `None` if Refit has not paused it.
     pub(crate) async fn read(
         cluster: &Cluster,
         target: &Target,
         found: &Reference,
     ) -> anyhow::Result<Option<Self>> {
-        let Some(task) = pausing_task(&found.annotations) else { return Ok(None) };
+        let Some(paused_by) = paused_by(&found.annotations) else { return Ok(None) };
         let owner = GroupOwner {
             api_version: found.api_version.clone(),
             kind: target.kind.kind().to_owned(),
@@ -94,7 +106,7 @@ impl LeftOwner {
             owner,
             cluster: found.cluster.clone(),
             version: found.version.clone(),
-            task: task.to_owned(),
+            paused_by,
             tasks,
             of_cluster,
         }))
@@ -131,7 +143,10 @@ impl LeftOwner {
 
     /// The task that pauses the owner.
     fn pausing(&self) -> Option<&UpgradeTask> {
-        self.tasks.iter().find(|task| name(task) == self.task)
+        match &self.paused_by {
+            PausedBy::Task(of) => self.tasks.iter().find(|task| name(task) == of),
+            PausedBy::Hold => None,
+        }
     }
 
     /// Name of the unfinished task of the whole Cluster that a task is a part of.
@@ -234,7 +249,7 @@ mod tests {
             },
             cluster: "c".into(),
             version: "v1.35.0".into(),
-            task: "old".into(),
+            paused_by: PausedBy::Task("old".into()),
             tasks,
             of_cluster: vec!["all".into()],
         }
@@ -254,9 +269,26 @@ mod tests {
         let of = |keys: &[&str]| {
             keys.iter().map(|key| ((*key).to_owned(), "old".to_owned())).collect::<BTreeMap<_, _>>()
         };
-        assert_eq!(pausing_task(&of(&[keys::PAUSED, keys::TASK])), Some("old"));
-        assert_eq!(pausing_task(&of(&[keys::PAUSED])), None, "another client paused it");
-        assert_eq!(pausing_task(&of(&[keys::TASK])), None);
+        let of_task = Some(PausedBy::Task("old".into()));
+        assert_eq!(paused_by(&of(&[keys::PAUSED, keys::TASK])), of_task);
+        assert_eq!(paused_by(&of(&[keys::PAUSED])), None, "another client paused it");
+        assert_eq!(paused_by(&of(&[keys::TASK])), None);
+        let mut held = BTreeMap::from([(keys::PAUSED.to_owned(), keys::HELD.to_owned())]);
+        assert_eq!(paused_by(&held), Some(PausedBy::Hold));
+        held.insert(keys::TASK.to_owned(), "old".to_owned());
+        assert_eq!(paused_by(&held), of_task, "a task has taken it over");
+    }
+
+    #[test]
+    fn a_held_owner_gets_a_task_for_what_it_requests() {
+        let held = LeftOwner { paused_by: PausedBy::Hold, ..left(Vec::new()) };
+        let (spec, stop) = created(&held);
+        assert_eq!((spec.via, spec.version), (Via::Machines, Some("v1.35.0".parse().unwrap())));
+        assert_eq!(spec.owner_ref.map(|owner| owner.name), Some("md".into()));
+        assert!(stop.is_empty());
+        let tasks = vec![task("new", "Pending", &json!({}))];
+        let at_work = LeftOwner { paused_by: PausedBy::Hold, ..left(tasks) };
+        assert_eq!(at_work.continuation(), Continuation::AtWork("new".into()));
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::{
     client::{self, Cluster, attempt_on},
     exit,
     global::GlobalArgs,
-    left::{Continuation, LeftOwner},
+    left::{Continuation, LeftOwner, PausedBy},
     printer::Printer,
     target::{Target, TargetKind},
     upgrade::task,
@@ -64,7 +64,8 @@ their updates, use `refit retry`.
 
 If an UpgradeTask that was aborted, has failed, or left machines out keeps the owner paused, the command \
 creates another UpgradeTask with the same spec, which upgrades the outdated machines in place. A failed \
-task is stopped first. To let Cluster API replace the machines instead, use `refit release`.
+task is stopped first. For a control plane that Refit has paused because its namespace holds replacements \
+(cluster.x-k8s.io/paused: refit.dev/held), it creates one for what the control plane requests. To let Cluster API replace the machines instead, use `refit release`.
 
 -o json writes one array of {namespace, owner, action, message}; action is set, already or none.
 
@@ -287,8 +288,11 @@ async fn continued(
             let name = task::create(cluster, &left.owner.name, *spec, dry_run).await?;
             let name =
                 if dry_run { "an UpgradeTask".to_owned() } else { format!("UpgradeTask/{name}") };
-            let of = &left.task;
-            Ok((Action::Set, format!("{name} continues in place what UpgradeTask/{of} left")))
+            let what = match &left.paused_by {
+                PausedBy::Task(of) => format!("continues in place what UpgradeTask/{of} left"),
+                PausedBy::Hold => "updates its only machine in place".to_owned(),
+            };
+            Ok((Action::Set, format!("{name} {what}")))
         }
     }
 }

@@ -3,8 +3,10 @@
 use std::{collections::BTreeMap, fmt::Debug};
 
 use anyhow::bail;
-use kube::{Resource, ResourceExt as _, core::NamespaceResourceScope};
-use refit_cluster_api::kinds::{KubeadmControlPlane, MachineDeployment};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{Api, Resource, ResourceExt as _, core::NamespaceResourceScope};
+use refit_cluster_api::kinds::{Cluster as ClusterObject, KubeadmControlPlane, MachineDeployment};
+use refit_core::change::{OnUncovered, PolicyDefaults, asked::holds_replacements, policy};
 use refit_kinds::{
     keys,
     refit::{Stage, UpgradeTask},
@@ -18,7 +20,8 @@ use crate::{
     client::Cluster,
     except::Action,
     global::program,
-    left::{LeftOwner, name, pausing_task},
+    left::{LeftOwner, PausedBy, name, paused_by},
+    plan::gather::default_policy,
     target::{Target, TargetKind},
 };
 
@@ -44,8 +47,47 @@ struct Facts {
     left: Option<LeftOwner>,
     /// The machines that have another version than the owner.
     outdated: Vec<String>,
+    /// For a control plane of one machine, in a namespace that holds replacements.
+    hold: Option<Hold>,
     /// Whether the operator accepts that Cluster API replaces them.
     accepted: bool,
+}
+
+/// What decides whether a second machine is refused, but for the annotations of the control plane.
+#[derive(Default)]
+struct Hold {
+    /// Annotations of its Cluster.
+    of_cluster: BTreeMap<String, String>,
+    /// The controller's default.
+    on_uncovered: OnUncovered,
+}
+
+impl Hold {
+    /// Reads the hold of a control plane. A namespace that cannot be read counts as one without holds.
+    async fn read(cluster: &Cluster, owner: &Target, of: &str) -> anyhow::Result<Option<Self>> {
+        let Some(plane) = cluster.get::<KubeadmControlPlane>(&owner.name).await? else {
+            return Ok(None);
+        };
+        let namespaces: Api<Namespace> = Api::all(cluster.client.clone());
+        let namespace = namespaces.get(&cluster.namespace).await.ok();
+        let holds = namespace.is_some_and(|one| holds_replacements(one.labels()));
+        if plane.spec.replicas.unwrap_or(1) != 1 || !holds {
+            return Ok(None);
+        }
+        let of_cluster = cluster.get::<ClusterObject>(of).await?;
+        Ok(Some(Self {
+            of_cluster: of_cluster.map(|one| one.annotations().clone()).unwrap_or_default(),
+            on_uncovered: default_policy(cluster).await,
+        }))
+    }
+
+    /// Whether the API server refuses a second machine of a control plane with these annotations.
+    fn refuses(&self, owner: &BTreeMap<String, String>) -> bool {
+        let default =
+            PolicyDefaults { on_uncovered: self.on_uncovered, ..PolicyDefaults::default() };
+        let policy = policy(owner, &self.of_cluster, default);
+        !policy.disabled && policy.on_uncovered != OnUncovered::Replace
+    }
 }
 
 /// Parses what can be released: a Machine, with or without its kind, or the owner of a task's machines.
@@ -70,8 +112,15 @@ pub(crate) async fn release(
     dry_run: bool,
 ) -> anyhow::Result<Row> {
     let found = owner.reference(cluster).await?;
-    let facts =
-        Facts { left: None, outdated: outdated(cluster, owner, &found.version).await?, accepted };
+    let hold = match owner.kind {
+        TargetKind::ControlPlane => Hold::read(cluster, owner, &found.cluster).await?,
+        TargetKind::Cluster
+        | TargetKind::MachineDeployment
+        | TargetKind::MachineSet
+        | TargetKind::Machine => None,
+    };
+    let outdated = outdated(cluster, owner, &found.version).await?;
+    let facts = Facts { left: None, outdated, hold, accepted };
     match owner.kind {
         TargetKind::ControlPlane => {
             write::<KubeadmControlPlane>(cluster, owner, facts, dry_run).await
@@ -129,7 +178,7 @@ impl Facts {
         if !annotations.contains_key(keys::PAUSED) {
             return (Action::None, "not paused by Refit".to_owned());
         }
-        let Some(task) = pausing_task(annotations) else {
+        let Some(by) = paused_by(annotations) else {
             let message = format!(
                 "paused by another client, not by Refit: annotation {} without {}; only that client can \
                  release it",
@@ -138,7 +187,11 @@ impl Facts {
             );
             return (Action::Refused, message);
         };
-        let Some(left) = self.left.as_ref().filter(|left| left.task == task) else {
+        let task = match &by {
+            PausedBy::Task(task) => task,
+            PausedBy::Hold => return (Action::Refused, held()),
+        };
+        let Some(left) = self.left.as_ref().filter(|left| left.paused_by == by) else {
             let message = format!("UpgradeTask/{task} has paused it in the meantime; try again");
             return (Action::Refused, message);
         };
@@ -152,6 +205,9 @@ impl Facts {
             );
             return (Action::Refused, message);
         }
+        if self.hold.as_ref().is_some_and(|hold| hold.refuses(annotations)) {
+            return (Action::Refused, would_be_held(&left.argument()));
+        }
         let machines = named(&self.outdated);
         if self.accepted {
             return (Action::Set, format!("Cluster API goes on, and replaces {machines}"));
@@ -163,6 +219,28 @@ impl Facts {
         );
         (Action::Refused, message)
     }
+}
+
+/// The ways out for a control plane that Refit has paused because of a hold.
+fn held() -> String {
+    format!(
+        "Refit has paused it because Cluster API would replace its only machine, and the namespace holds replacements. To \
+         have the machine replaced, annotate the control plane or its Cluster with {}=Replace: Refit then removes the pause \
+         itself. To update it in place, annotate with {}=InPlace. To keep it as it is, set the spec of the control plane back",
+        keys::ON_UNCOVERED,
+        keys::SINGLE_REPLICA
+    )
+}
+
+/// Why a control plane of one machine that a task has left paused is not released.
+fn would_be_held(owner: &str) -> String {
+    format!(
+        "the API server would refuse the machine that replaces the only one, because the namespace holds replacements, and \
+         Refit would pause the control plane again. `{} resume {owner}` updates the machine in place; to have it replaced, \
+         annotate the control plane or its Cluster with {}=Replace first",
+        program(),
+        keys::ON_UNCOVERED
+    )
 }
 
 /// How an unfinished task ends, which would pause its owner again.
@@ -215,12 +293,12 @@ mod tests {
             },
             cluster: "c".into(),
             version: "v1.35.0".into(),
-            task: "old".into(),
+            paused_by: PausedBy::Task("old".into()),
             tasks: serde_json::from_value(tasks.clone()).unwrap(),
             of_cluster: Vec::new(),
         };
         let outdated = ["a", "b", "c", "d", "e", "f"].map(str::to_owned).to_vec();
-        Facts { left: Some(left), outdated, accepted }
+        Facts { left: Some(left), outdated, hold: None, accepted }
     }
 
     fn task(phase: &str, stage: &str) -> Value {
@@ -273,6 +351,40 @@ mod tests {
         let mut newer = annotations(&[keys::PAUSED, keys::TASK]);
         newer.insert(keys::TASK.to_owned(), "new".to_owned());
         assert!(facts.decide(&newer).1.contains("try again"));
+    }
+
+    #[test]
+    fn release_names_the_ways_out_of_a_hold() {
+        let held = BTreeMap::from([(keys::PAUSED.to_owned(), keys::HELD.to_owned())]);
+        let (action, text) = facts(&json!([]), true).decide(&held);
+        assert_eq!(action, Action::Refused);
+        for words in ["on-uncovered=Replace", "single-replica=InPlace", "set the spec"] {
+            assert!(text.contains(words), "{text}");
+        }
+    }
+
+    #[test]
+    fn release_does_not_let_cluster_api_run_into_a_hold() {
+        let of = |key: &str, value: &str| BTreeMap::from([(key.to_owned(), value.to_owned())]);
+        let none = BTreeMap::new();
+        let (replace, disabled) =
+            (of(keys::ON_UNCOVERED, "Replace"), of(keys::IN_PLACE, "Disabled"));
+        let table = [
+            (&none, &none, OnUncovered::Preserve, Action::Refused),
+            (&replace, &none, OnUncovered::Preserve, Action::Set),
+            (&none, &replace, OnUncovered::Preserve, Action::Set),
+            (&none, &disabled, OnUncovered::Preserve, Action::Set),
+            (&none, &none, OnUncovered::Replace, Action::Set),
+        ];
+        for (owner, cluster, on_uncovered, wanted) in table {
+            let hold = Some(Hold { of_cluster: cluster.clone(), on_uncovered });
+            let facts = Facts { hold, ..facts(&json!([]), true) };
+            let mut paused = annotations(&[keys::PAUSED, keys::TASK]);
+            paused.extend(owner.clone());
+            let (action, text) = facts.decide(&paused);
+            assert_eq!(action, wanted, "{text}");
+            assert_eq!(action == Action::Refused, text.contains("on-uncovered=Replace"), "{text}");
+        }
     }
 
     #[test]

@@ -291,7 +291,11 @@ pub(super) fn outdated(
 
 fn surge(view: &mut View<'_>, max_surge: i64) {
     let (title, replicas) = (view.title(), view.wanted.pointer("/spec/replicas"));
-    let remedy = match replicas.and_then(Value::as_i64).unwrap_or(1) {
+    let replicas = replicas.and_then(Value::as_i64).unwrap_or(1);
+    if replicas == 1 && only_machine::explain(view) {
+        return;
+    }
+    let remedy = match replicas {
         ..=1 => only_machine::remedy(view),
         2 => "set spec.replicas to 3 first (Cluster API accepts maxSurge 0 only with at least three), then \
               spec.rollout.strategy.rollingUpdate.maxSurge to 0"

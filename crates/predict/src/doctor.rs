@@ -5,7 +5,7 @@
 
 mod canonical;
 mod checks;
-mod hold;
+pub mod hold;
 mod hook_clients;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -266,6 +266,11 @@ pub struct Facts {
     pub missing_hold_policies: Read<Vec<String>>,
     /// The users that each ReplacementHold names, by namespace.
     pub replacement_holds: Read<BTreeMap<String, Vec<String>>>,
+    /// Number of KubeadmControlPlanes and MachineDeployments, by namespace.
+    pub owners: BTreeMap<String, usize>,
+    /// MachineDeployments, as namespace and name, that replace their only machine by means of a second one, without having
+    /// declared so.
+    pub replaced_by_surge: Vec<(String, String)>,
     /// Hosts, by `namespace/cluster`.
     pub hosts: BTreeMap<String, Read<Vec<Host>>>,
     /// Machines that would have to wait if their update began now, by `Kind/name` of their group with its

@@ -4,8 +4,12 @@ use kube::core::Selector;
 use serde_json::json;
 
 use super::*;
-use refit_core::{invariants::Invariant, node::Weight, report::Refusal};
-use refit_kinds::{keys, version::KubernetesVersion};
+use refit_core::{change::OnUncovered, invariants::Invariant, node::Weight, report::Refusal};
+use refit_kinds::{
+    keys,
+    refit::{Admission, HeldKind, HeldOwner},
+    version::KubernetesVersion,
+};
 
 fn now() -> Timestamp {
     "2026-03-02T08:00:00Z".parse().unwrap()
@@ -100,6 +104,8 @@ fn sound() -> Facts {
         }]),
         missing_hold_policies: Read::Known(Vec::new()),
         replacement_holds: Read::Known([("default".to_owned(), vec![String::new()])].into()),
+        owners: [("default".to_owned(), 2)].into(),
+        replaced_by_surge: Vec::new(),
         hosts: [(
             "default/edge-1".to_owned(),
             Read::Known(vec![host("cp", true), host("w", false)]),
@@ -503,4 +509,66 @@ fn annotations_of_canonicals_providers_need_one_controller_that_serves_them() {
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(found[0].0 == level && found[0].1.contains(words), "{found:?}");
     }
+}
+
+#[test]
+fn doctor_names_the_fields_of_workers_whose_replacement_is_held() {
+    let surging = |labels: &[&str]| {
+        let mut facts = with_labels(labels);
+        facts.replaced_by_surge = vec![("default".into(), "md".into())];
+        let found = examine(&facts).into_iter();
+        found.filter(|one| one.object.starts_with("MachineDeployment/")).collect::<Vec<_>>()
+    };
+    let found = surging(&["refit.dev/in-place", "refit.dev/hold-replacements"]);
+    let [one] = &found[..] else { panic!("{found:#?}") };
+    assert_eq!((one.check, one.level), (Check::Holds, Level::Warn));
+    assert!(one.remedy.contains("maxSurge 0 and maxUnavailable 1"), "{one:?}");
+    assert!(surging(&["refit.dev/in-place"]).is_empty());
+}
+
+#[test]
+fn doctor_finds_workers_that_replace_their_only_machine() {
+    let deployment = |replicas: i64, surge: i64, key: &str, value: &str| {
+        json!({"kind": "MachineDeployment", "metadata": {"annotations": {key: value}},
+            "spec": {"replicas": replicas, "rollout": {"strategy": {"type": "RollingUpdate",
+                "rollingUpdate": {"maxSurge": surge, "maxUnavailable": 1 - surge}}}}})
+    };
+    let preserve = OnUncovered::Preserve;
+    let table = [
+        (deployment(1, 1, "a", "b"), preserve, true),
+        (deployment(1, 0, "a", "b"), preserve, false),
+        (deployment(2, 1, "a", "b"), preserve, false),
+        (deployment(1, 1, keys::ON_UNCOVERED, "Replace"), preserve, false),
+        (deployment(1, 1, keys::IN_PLACE, "Disabled"), preserve, false),
+        (deployment(1, 1, "a", "b"), OnUncovered::Replace, false),
+    ];
+    for (one, default, wanted) in table {
+        assert_eq!(hold::is_replaced_by_surge(&one, None, default), wanted, "{one}");
+    }
+    let cluster = json!({"metadata": {"annotations": {keys::ON_UNCOVERED: "Replace"}}});
+    let one = deployment(1, 1, "a", "b");
+    assert!(!hold::is_replaced_by_surge(&one, Some(&cluster), preserve));
+}
+
+#[test]
+fn doctor_warns_before_a_replacement_hold_is_too_large_for_etcd() {
+    let found = |owners: usize| {
+        let facts = with(|f| f.owners = [("default".to_owned(), owners)].into());
+        let found = examine(&facts).into_iter();
+        found.filter(|one| one.message.contains("etcd")).collect::<Vec<_>>()
+    };
+    assert!(found(9_999).is_empty());
+    let warned = found(10_000);
+    assert_eq!((warned[0].check, warned[0].level), (Check::Holds, Level::Warn));
+    assert!(warned[0].remedy.contains("namespaces"), "{warned:?}");
+    // Not yet too large, if all owners have the longest name that is a label.
+    let entry = HeldOwner {
+        kind: HeldKind::KubeadmControlPlane,
+        name: "n".repeat(63),
+        create: Admission::Refused,
+        delete: Admission::Refused,
+    };
+    let size = serde_json::to_vec(&entry).unwrap().len() + 1;
+    assert_eq!(size, 142);
+    assert!(size * 10_000 < 3 * 512 * 1024);
 }

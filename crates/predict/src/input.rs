@@ -7,8 +7,11 @@ use refit_core::{
     change::{OnUncovered, can_update::HostReport},
     node::another_could_take,
 };
-use refit_kinds::json::{name, text, time};
-use refit_kinds::version::StatedVersion;
+use refit_kinds::{
+    json::{labels, name, text, time},
+    keys,
+    version::StatedVersion,
+};
 use serde_json::Value;
 
 use super::{
@@ -54,7 +57,7 @@ pub struct Input {
 
 impl Input {
     /// An input without a cluster: assumes that Cluster API calls Refit's hooks and that they can
-    /// respond.
+    /// respond. A namespace that is not among the objects has opted in, and holds no replacements.
     pub fn offline(
         now: Timestamp,
         current: Objects,
@@ -64,8 +67,10 @@ impl Input {
         let namespaces = targets
             .iter()
             .map(|target| {
-                let labels = Read::Known(BTreeMap::new());
-                (target.namespace.clone(), labels)
+                let is_own = |object: &&Value| name(object) == target.namespace;
+                let own = desired.of_kind("Namespace").find(is_own).map(labels);
+                let opted_in = || [(keys::IN_PLACE.to_owned(), keys::OPTED_IN.to_owned())].into();
+                (target.namespace.clone(), Read::Known(own.unwrap_or_else(opted_in)))
             })
             .collect();
         Self {

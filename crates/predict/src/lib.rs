@@ -51,8 +51,13 @@ pub use unreached::Unreached;
 
 /// Additional reasons for a blocked prediction, next to those of [`refit_core::report::Refusal`],
 /// [`Unreached`] and [`refit_core::change::NotReady`].
-pub const BLOCKED_REASONS: [&str; 4] =
-    ["KubeletTooOld", "ManagedByTopology", "TemplateMissing", "TopologyVersionMismatch"];
+pub const BLOCKED_REASONS: [&str; 5] = [
+    "KubeletTooOld",
+    "ManagedByTopology",
+    "ReplacementHeld",
+    "TemplateMissing",
+    "TopologyVersionMismatch",
+];
 
 /// Predicts the rollout of every group in the input, control planes first.
 pub fn predict(input: &Input) -> Prediction {

@@ -1,18 +1,35 @@
 //! Predicts what becomes of a group of one machine that Cluster API would replace by means of a second one, where Refit
 //! prevents it.
 
+use std::collections::BTreeMap;
+
 use refit_cluster_api::rollout::simulate::Answer;
-use refit_core::change::OnUncovered;
-use refit_kinds::{json::name, keys};
+use refit_core::change::{
+    NotReady, OnUncovered,
+    asked::{holds_replacements, opted_in},
+};
+use refit_kinds::{
+    json::{annotations, name},
+    keys,
+};
 
 use super::{
     control_planes::{Member, answers, outdated},
-    reach::{Read, Shape},
+    outcome::CauseReason,
+    reach::{Read, Shape, is_paused},
     view::View,
 };
 
+/// Why no UpgradeTask updates the only machine of a control plane, although the policy asks for it.
+enum NotUpdated {
+    /// The namespace did not opt in.
+    NotOptedIn,
+    /// Cluster API may create a second machine before Refit has paused the control plane.
+    NotHeld,
+}
+
 /// Predicts the only machine of a control plane that an UpgradeTask updates, or that is held. Whether one of both is the
-/// case.
+/// case: otherwise Cluster API does what it does without Refit.
 pub(super) fn of_control_plane(view: &mut View<'_>, members: &[Member<'_>]) -> bool {
     let [member] = members else { return false };
     let is_one = matches!(Shape::of(view.wanted), Shape::ControlPlane { replicas: 1, .. });
@@ -24,13 +41,16 @@ pub(super) fn of_control_plane(view: &mut View<'_>, members: &[Member<'_>]) -> b
     if !view.policy.single_replica_in_place {
         return is_held(view, &machine, &remedy(view));
     }
-    if !holds(view) {
-        view.plan.notes.push(format!(
-            "Cluster API may create a second machine before Refit has paused the control plane: label Namespace {} with \
-             {}=enabled",
-            view.group.namespace,
-            keys::HOLD_REPLACEMENTS
-        ));
+    match not_updated(view) {
+        // The API server refuses a second machine all the same.
+        Some(NotUpdated::NotOptedIn) if holds(view) => {
+            let why = not_opted_in(view);
+            view.block(why.reason(), format!("Machine/{machine}"), why.to_string());
+            return true;
+        }
+        Some(NotUpdated::NotOptedIn | NotUpdated::NotHeld) => return false,
+        None if view.cluster.is_some_and(is_paused) => return false,
+        None => {}
     }
     let (answers, refusals) = answers(view, members, true);
     match answers.get(&machine) {
@@ -53,6 +73,40 @@ pub(super) fn of_control_plane(view: &mut View<'_>, members: &[Member<'_>]) -> b
             );
             view.block("NotCloned", format!("Machine/{machine}"), message);
         }
+    }
+    true
+}
+
+/// Adds why Cluster API replaces the only machine of a control plane that asks for an update in place. Whether it asks for
+/// one.
+pub(super) fn explain(view: &mut View<'_>) -> bool {
+    if !view.policy.single_replica_in_place || declares_replacement(view) {
+        return false;
+    }
+    let title = view.title();
+    match not_updated(view) {
+        Some(NotUpdated::NotOptedIn) => {
+            let why = not_opted_in(view).to_string();
+            view.cause(CauseReason::NotAsked, title, why, "");
+        }
+        Some(NotUpdated::NotHeld) => {
+            let namespace = &view.group.namespace;
+            let unknown = match view.input.namespaces.get(namespace) {
+                Some(Read::Unknown(why)) => format!("{why}: "),
+                Some(Read::Known(_)) | None => String::new(),
+            };
+            let message = format!(
+                "{unknown}Refit updates the only machine in place where the API server refuses a second one, or the control \
+                 plane is paused: otherwise Cluster API may create one before Refit has paused the control plane"
+            );
+            let remedy = format!(
+                "label Namespace {namespace} with {}={} first",
+                keys::HOLD_REPLACEMENTS,
+                keys::OPTED_IN
+            );
+            view.cause(CauseReason::NotHeld, title, message, remedy);
+        }
+        None => return false,
     }
     true
 }
@@ -90,11 +144,25 @@ fn declares_replacement(view: &View<'_>) -> bool {
     view.policy.disabled || view.policy.on_uncovered == OnUncovered::Replace
 }
 
+fn not_updated(view: &View<'_>) -> Option<NotUpdated> {
+    if labels(view).is_some_and(|labels| !opted_in(labels)) {
+        return Some(NotUpdated::NotOptedIn);
+    }
+    let is_safe = holds(view) || annotations(view.wanted).contains_key(keys::PAUSED);
+    (!is_safe).then_some(NotUpdated::NotHeld)
+}
+
+fn not_opted_in(view: &View<'_>) -> NotReady {
+    NotReady::NotOptedIn { namespace: view.group.namespace.clone() }
+}
+
 fn holds(view: &View<'_>) -> bool {
-    match view.input.namespaces.get(&view.group.namespace) {
-        Some(Read::Known(labels)) => {
-            labels.get(keys::HOLD_REPLACEMENTS).is_some_and(|value| value == "enabled")
-        }
-        Some(Read::Unknown(_)) | None => false,
+    labels(view).is_some_and(holds_replacements)
+}
+
+fn labels<'a>(view: &View<'a>) -> Option<&'a BTreeMap<String, String>> {
+    match view.input.namespaces.get(&view.group.namespace)? {
+        Read::Known(labels) => Some(labels),
+        Read::Unknown(_) => None,
     }
 }

@@ -78,6 +78,8 @@ pub enum CauseReason {
     Uncovered,
     /// maxSurge creates a machine, and an old one is deleted for it.
     Surge,
+    /// The only machine of a control plane is updated in place only where replacements are held.
+    NotHeld,
     /// The strategy is OnDelete.
     OnDelete,
     /// `spec.rollout.after` has passed.
@@ -98,10 +100,11 @@ pub enum CauseReason {
 
 impl CauseReason {
     /// All causes.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::NotAsked,
         Self::Uncovered,
         Self::Surge,
+        Self::NotHeld,
         Self::OnDelete,
         Self::RolloutAfter,
         Self::CertificatesExpire,

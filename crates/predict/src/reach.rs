@@ -199,13 +199,11 @@ impl Reach {
                 })
                 .map(title),
         };
-        let is_paused = |object: &Value| {
-            object.pointer("/spec/paused") == Some(&Value::Bool(true))
-                || annotations(object).contains_key(keys::PAUSED)
-        };
+        // Refit lets Cluster API go on with what it has paused itself, as soon as nothing would be replaced unexpectedly.
+        let is_held = of_owner.get(keys::PAUSED).is_some_and(|value| value == keys::HELD);
         let paused = cluster
             .filter(|cluster| is_paused(cluster))
-            .or(Some(owner).filter(|owner| is_paused(owner)))
+            .or(Some(owner).filter(|owner| is_paused(owner) && !is_held))
             .map(title);
         let config = text(owner, "/spec/template/spec/bootstrap/configRef/kind");
         Self {
@@ -219,6 +217,12 @@ impl Reach {
             managers,
         }
     }
+}
+
+/// Whether Cluster API leaves a Cluster or an owner alone.
+pub(super) fn is_paused(object: &Value) -> bool {
+    object.pointer("/spec/paused") == Some(&Value::Bool(true))
+        || annotations(object).contains_key(keys::PAUSED)
 }
 
 impl GroupRef {

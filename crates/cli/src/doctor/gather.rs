@@ -20,7 +20,9 @@ use refit_cluster_api::kinds::{
     Cluster as ClusterObject, ExtensionConfig, KubeadmControlPlane, Machine, MachineDeployment,
     MachineSet,
 };
-use refit_core::{certificates::CertificateFacts, group::BLOCKED, invariants::World};
+use refit_core::{
+    certificates::CertificateFacts, change::OnUncovered, group::BLOCKED, invariants::World,
+};
 use refit_kinds::{
     canonical::CANONICAL,
     crds,
@@ -41,7 +43,10 @@ use x509_parser::{
 };
 
 use super::rights;
-use crate::plan::reader::{Reader, everything, reason_of};
+use crate::plan::{
+    gather::default_policy,
+    reader::{Reader, everything, reason_of},
+};
 
 /// Namespace of an installation.
 pub(super) const SYSTEM: &str = "refit-system";
@@ -96,6 +101,7 @@ async fn read_once(reader: &Reader) -> anyhow::Result<Facts> {
     let updates = reader.everywhere::<NodeUpdate>().await?;
     let groups = reader.everywhere::<UpdateGroup>().await?;
     let mut world = World::new();
+    let on_uncovered = default_policy(&reader.cluster).await;
     let owners = [
         ("controlplane.cluster.x-k8s.io", reader.everywhere::<KubeadmControlPlane>().await?),
         ("cluster.x-k8s.io", reader.everywhere::<MachineDeployment>().await?),
@@ -161,12 +167,36 @@ async fn read_once(reader: &Reader) -> anyhow::Result<Facts> {
         namespaces: namespaces(client, &clusters).await,
         missing_hold_policies: missing_hold_policies(client).await,
         replacement_holds: replacement_holds(client).await,
+        owners: owners_by_namespace(&objects),
+        replaced_by_surge: replaced_by_surge(&objects, on_uncovered),
         hosts,
         refused,
         blocked: groups.iter().filter_map(blocked).collect(),
         unfinished: updates.iter().filter(unfinished).count(),
         violations: world.at_rest(now),
     })
+}
+
+/// Number of owners that a ReplacementHold may name, by namespace.
+fn owners_by_namespace(objects: &Objects) -> BTreeMap<String, usize> {
+    let mut all = BTreeMap::new();
+    for owner in
+        ["KubeadmControlPlane", "MachineDeployment"].iter().flat_map(|k| objects.of_kind(k))
+    {
+        *all.entry(namespace(owner).to_owned()).or_default() += 1;
+    }
+    all
+}
+
+/// The MachineDeployments that replace their only machine by means of a second one.
+fn replaced_by_surge(objects: &Objects, on_uncovered: OnUncovered) -> Vec<(String, String)> {
+    let is_so = |deployment: &&Value| {
+        let cluster = text(deployment, "/spec/clusterName");
+        let cluster = objects.get("Cluster", namespace(deployment), cluster);
+        doctor::hold::is_replaced_by_surge(deployment, cluster, on_uncovered)
+    };
+    let found = objects.of_kind("MachineDeployment").filter(is_so);
+    found.map(|one| (namespace(one).to_owned(), name(one).to_owned())).collect()
 }
 
 /// The machines of a Cluster that would have to wait, by the owners of their groups.

@@ -20,6 +20,7 @@ use serde_json::Value;
 
 use super::reader::{Found, Reader, workload};
 use crate::{
+    client::Cluster,
     reach::Surroundings,
     target::{Target, TargetKind},
 };
@@ -93,7 +94,7 @@ pub(crate) async fn gather(reader: &mut Reader, change: &Change<'_>) -> anyhow::
         managers: surroundings.managers,
         namespaces: [(space, surroundings.namespace_labels)].into(),
         hosts,
-        on_uncovered: default_policy(reader).await,
+        on_uncovered: default_policy(&reader.cluster).await,
         providers: Providers::Asked(BTreeMap::new()),
     })
 }
@@ -397,8 +398,8 @@ fn completed(desired: &Objects, current: &Objects) -> Objects {
 
 /// Returns the controller's default policy for groups where neither owner nor Cluster sets one,
 /// from its Deployment.
-async fn default_policy(reader: &Reader) -> OnUncovered {
-    let api: Api<Deployment> = Api::namespaced(reader.cluster.client.clone(), "refit-system");
+pub(crate) async fn default_policy(cluster: &Cluster) -> OnUncovered {
+    let api: Api<Deployment> = Api::namespaced(cluster.client.clone(), "refit-system");
     let Ok(Some(deployment)) = api.get_opt("refit-controller").await else {
         return OnUncovered::default();
     };

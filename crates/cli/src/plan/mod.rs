@@ -1,6 +1,6 @@
 //! `refit plan`: predicts what a change will do to the machines.
 
-mod gather;
+pub(crate) mod gather;
 pub(crate) mod reader;
 mod show;
 

@@ -50,6 +50,11 @@ pub fn opted_in(labels: &BTreeMap<String, String>) -> bool {
     labels.get(keys::IN_PLACE).is_some_and(|value| value == keys::OPTED_IN)
 }
 
+/// Whether the API server refuses what would replace Machines in a Namespace with these labels.
+pub fn holds_replacements(labels: &BTreeMap<String, String>) -> bool {
+    labels.get(keys::HOLD_REPLACEMENTS).is_some_and(|value| value == keys::OPTED_IN)
+}
+
 /// Checks a request against the Machine as it is now (`docs/facts/machine.md#in-place-update`):
 /// Cluster API sends what it has written to the Machine, and marks it before.
 pub fn asked(machine: Option<&Machine>, uid: &MachineUid, goal: &Goal) -> Result<(), NotAsked> {

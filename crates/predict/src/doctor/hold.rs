@@ -1,12 +1,40 @@
 //! Whether the API server refuses what would replace machines, as the labels of namespaces ask it to.
 
-use refit_core::change::asked::opted_in;
-use refit_kinds::{keys, refit::REPLACEMENT_HOLD};
+use refit_cluster_api::rollout::{Strategy, predict};
+use refit_core::change::{
+    OnUncovered, PolicyDefaults,
+    asked::{holds_replacements, opted_in},
+    policy,
+};
+use refit_kinds::{json::annotations, keys, refit::REPLACEMENT_HOLD};
+use serde_json::Value;
 
 use super::{Facts, Findings, Namespace};
-use crate::reach::Read;
+use crate::reach::{Read, Shape};
 
 const NAMESPACES: &str = "Namespaces";
+/// From this number of owners on, the ReplacementHold of a namespace may come to exceed what etcd takes for one object,
+/// 1.5 MiB: an entry has about 90 bytes, and 142 with a name of 63 characters.
+const MANY_OWNERS: usize = 10_000;
+
+/// Whether a MachineDeployment replaces its only machine by means of a second one, without having declared that.
+pub fn is_replaced_by_surge(
+    deployment: &Value,
+    cluster: Option<&Value>,
+    on_uncovered: OnUncovered,
+) -> bool {
+    let Shape::Deployment { replicas: 1, strategy: strategy @ Strategy::RollingUpdate { .. } } =
+        Shape::of(deployment)
+    else {
+        return false;
+    };
+    let default = PolicyDefaults { on_uncovered, ..PolicyDefaults::default() };
+    let of_cluster = cluster.map(annotations).unwrap_or_default();
+    let policy = policy(&annotations(deployment), &of_cluster, default);
+    predict::machine_deployment(1, &strategy).kept == 0
+        && !policy.disabled
+        && policy.on_uncovered == OnUncovered::Preserve
+}
 
 pub(super) fn check(facts: &Facts, found: &mut Findings) {
     let label = format!("{}={}", keys::HOLD_REPLACEMENTS, keys::OPTED_IN);
@@ -39,6 +67,8 @@ pub(super) fn check(facts: &Facts, found: &mut Findings) {
             found.warn(&object, message, "set the latter, or remove the former");
         }
         callers(facts, &namespace.name, found);
+        size(facts, &namespace.name, found);
+        surges(facts, &namespace.name, found);
     }
     let count = namespaces.len();
     let message = format!("replacements are held in {} of {count} with Clusters", held.len());
@@ -46,8 +76,7 @@ pub(super) fn check(facts: &Facts, found: &mut Findings) {
 }
 
 fn is_held(namespace: &Namespace) -> bool {
-    let Read::Known(labels) = &namespace.labels else { return false };
-    labels.get(keys::HOLD_REPLACEMENTS).map(String::as_str) == Some(keys::OPTED_IN)
+    matches!(&namespace.labels, Read::Known(labels) if holds_replacements(labels))
 }
 
 fn policies(facts: &Facts, found: &mut Findings) {
@@ -59,6 +88,34 @@ fn policies(facts: &Facts, found: &mut Findings) {
                 found.fail(object, message, "refit install --only rbac --apply");
             }
         }
+    }
+}
+
+/// Whether the ReplacementHold of a namespace may become too large for etcd.
+fn size(facts: &Facts, namespace: &str, found: &mut Findings) {
+    let owners = facts.owners.get(namespace).copied().unwrap_or_default();
+    if owners >= MANY_OWNERS {
+        let object = format!("ReplacementHold/{namespace}/{REPLACEMENT_HOLD}");
+        let message = format!(
+            "it has an entry for each of {owners} KubeadmControlPlanes and MachineDeployments, and etcd takes no object of \
+             more than about 1.5 MB: no further owner can be held then"
+        );
+        found.warn(&object, message, "spread the Clusters over several namespaces");
+    }
+}
+
+/// The MachineDeployments of a namespace whose next rollout is held.
+fn surges(facts: &Facts, namespace: &str, found: &mut Findings) {
+    for (_, name) in facts.replaced_by_surge.iter().filter(|(of, _)| of == namespace) {
+        let object = format!("MachineDeployment/{name} ({namespace})");
+        let message = "its rollout would create a second machine and delete the only one, which the API server refuses, \
+            because the namespace holds replacements"
+            .to_owned();
+        let remedy = format!(
+            "set spec.rollout.strategy.rollingUpdate to maxSurge 0 and maxUnavailable 1, or annotate it with {}=Replace",
+            keys::ON_UNCOVERED
+        );
+        found.warn(&object, message, &remedy);
     }
 }
 

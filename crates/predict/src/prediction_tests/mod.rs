@@ -133,12 +133,16 @@ fn surge_is_predicted_with_the_field_to_set() {
     }
 }
 
-/// An input whose namespaces hold replacements.
-fn held(mut input: Input) -> Input {
-    for labels in input.namespaces.values_mut() {
-        *labels = Read::Known([(keys::HOLD_REPLACEMENTS.into(), "enabled".into())].into());
-    }
+/// An input whose namespaces have these labels.
+fn labelled(mut input: Input, enabled: &[&str]) -> Input {
+    let all = || enabled.iter().map(|key| ((*key).to_owned(), "enabled".to_owned())).collect();
+    input.namespaces.values_mut().for_each(|labels| *labels = Read::Known(all()));
     input
+}
+
+/// An input whose namespaces hold replacements.
+fn held(input: Input) -> Input {
+    labelled(input, &[keys::IN_PLACE, keys::HOLD_REPLACEMENTS])
 }
 
 #[test]
@@ -169,9 +173,56 @@ fn the_only_machine_of_a_control_plane_goes_in_place_on_request() {
     assert_eq!(counts(&found), (1, 1, 0, 0), "{found:#?}");
     assert_eq!(found.outcome, PredictedOutcome::InPlace);
     assert!(found.notes.iter().any(|note| note.contains("an UpgradeTask updates")), "{found:#?}");
-    let unlabelled = only(predict(&input));
-    assert_eq!(unlabelled.outcome, PredictedOutcome::InPlace);
-    assert!(unlabelled.notes.iter().any(|note| note.contains("hold-replacements")));
+}
+
+#[test]
+fn the_only_machine_of_a_control_plane_is_replaced_where_nothing_holds_it() {
+    let mut plane = control_plane(1, 1);
+    plane["metadata"]["annotations"] = json!({keys::SINGLE_REPLICA: "InPlace"});
+    let input = upgrade(std::slice::from_ref(&plane));
+    let found = only(predict(&labelled(input.clone(), &[keys::IN_PLACE])));
+    assert_eq!(found.outcome, PredictedOutcome::Replaced, "{found:#?}");
+    assert_eq!((counts(&found), reasons(&found)), ((1, 0, 1, 1), vec![CauseReason::NotHeld]));
+    assert!(found.causes[0].remedy.contains("refit.dev/hold-replacements=enabled"), "{found:#?}");
+
+    let closed = only(predict(&labelled(input.clone(), &[])));
+    assert_eq!(closed.outcome, PredictedOutcome::Replaced, "{closed:#?}");
+    assert_eq!(reasons(&closed), [CauseReason::NotAsked]);
+    assert!(closed.causes[0].message.contains("refit.dev/in-place=enabled"), "{closed:#?}");
+
+    // A hold needs no opt-in.
+    let refused = only(predict(&labelled(input, &[keys::HOLD_REPLACEMENTS])));
+    assert_eq!(refused.outcome, PredictedOutcome::Blocked, "{refused:#?}");
+    assert_eq!(refused.blocked_by[0].reason, "NotOptedIn");
+
+    // A task takes a pause over, and Cluster API creates no machine before.
+    for pause in ["", keys::HELD] {
+        plane["metadata"]["annotations"][keys::PAUSED] = json!(pause);
+        let paused = only(predict(&upgrade(std::slice::from_ref(&plane))));
+        assert_eq!(paused.outcome, PredictedOutcome::InPlace, "{pause:?} {paused:#?}");
+    }
+}
+
+#[test]
+fn a_pause_because_of_a_hold_ends_where_nothing_is_held() {
+    let mut plane = control_plane(1, 1);
+    plane["metadata"]["annotations"] =
+        json!({keys::PAUSED: keys::HELD, keys::ON_UNCOVERED: "Replace"});
+    let found = only(predict(&held(upgrade(std::slice::from_ref(&plane)))));
+    assert_eq!(found.outcome, PredictedOutcome::Replaced, "{found:#?}");
+    plane["metadata"]["annotations"] = json!({keys::PAUSED: keys::HELD});
+    let found = only(predict(&held(upgrade(&[plane]))));
+    assert_eq!(found.blocked_by[0].reason, "ReplacementHeld", "{found:#?}");
+}
+
+#[test]
+fn a_plan_of_files_reads_the_labels_of_a_namespace_among_them() {
+    let mut plane = control_plane(1, 1);
+    plane["metadata"]["annotations"] = json!({keys::SINGLE_REPLICA: "InPlace"});
+    let namespace = json!({"kind": "Namespace", "metadata": {"name": "default",
+        "labels": {keys::IN_PLACE: "enabled", keys::HOLD_REPLACEMENTS: "enabled"}}});
+    let found = only(predict(&upgrade(&[plane, namespace])));
+    assert_eq!(found.outcome, PredictedOutcome::InPlace, "{found:#?}");
 }
 
 #[test]
