@@ -118,7 +118,7 @@ impl Cluster {
 
     /// Starts Cluster API's side and Refit's controller against the API servers on the bridge.
     pub async fn drive(&self) -> anyhow::Result<Controller> {
-        self.management.drive(&self.kubeconfig()?, true).await
+        self.management.drive(&self.kubeconfig()?).await
     }
 
     /// Starts a controller that reboots every host it updates; the previous controller must be

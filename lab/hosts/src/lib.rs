@@ -11,6 +11,7 @@
 //! | [`host`] | one host: boot, reboot, power cut, and commands in it |
 //! | [`packages`] | the tests' own packages and the repository that serves them |
 //! | [`management`] | a management cluster: its API, Cluster API's side and Refit's controller |
+//! | [`only_machine`] | the only machine of a control plane, and what existed next to it |
 //! | [`cluster`] | the management cluster, and the API of a workload cluster of stand-ins |
 //! | [`cluster_nodes`] | hosts as nodes of that cluster |
 //! | [`kubernetes_build`] | packages, images and layers for hosts of a real cluster |
@@ -37,6 +38,7 @@ pub mod kubernetes;
 pub mod kubernetes_build;
 pub mod management;
 pub mod net;
+pub mod only_machine;
 pub mod overlay;
 pub mod packages;
 pub mod plans;

@@ -24,7 +24,9 @@ use lab_apiserver::{
     auth::{Authentication, MASTERS, PeerCertificate, Required},
 };
 use lab_world::world::{self, World, WorldOptions};
-use refit_controller::{ClientTrust, ControllerOptions, HookServer, Process, Settings};
+use refit_controller::{
+    ClientTrust, ControllerOptions, HOLD_CALLERS, HookServer, Process, Settings,
+};
 use refit_core::node::Reboot;
 use refit_kinds::refit::Goal;
 use refit_runtime::{
@@ -43,10 +45,15 @@ use crate::{eventually, net};
 pub const CLUSTER: &str = "default/edge-1";
 const PORT: u16 = 6443;
 const HOOK_PORT: u16 = 9443;
+/// Name of the administrator.
+const ADMIN: &str = "kubernetes-admin";
 /// Name in the client certificate of Cluster API's side.
 const HOOK_CLIENT: &str = "cluster-api";
 /// How long before the current time the sandbox starts.
 const AGE: SignedDuration = SignedDuration::from_mins(5);
+/// Path of all KubeadmControlPlanes.
+pub(crate) const CONTROL_PLANES: &str =
+    "/apis/controlplane.cluster.x-k8s.io/v1beta2/kubeadmcontrolplanes";
 /// Version of the example cluster.
 const EXAMPLE_VERSION: &str = "v1.34.2";
 
@@ -92,6 +99,8 @@ pub struct Management {
     /// A client with all permissions.
     pub client: Client,
     config: kube::Config,
+    /// The account of Cluster API's managers, which admission policies know.
+    capi_config: kube::Config,
     /// How Cluster API's side calls hooks.
     hook_client: ClientIdentity,
     hook_clients: Arc<ClientTrust>,
@@ -144,26 +153,26 @@ impl Management {
         let authority = Authority::new("management", validity())?;
         serve_api(objects, &authority, PORT).await?;
         let config = admin_config(&authority, PORT).await?;
+        let capi_config = config_of(HOLD_CALLERS[0], &authority, &url(PORT)).await?;
         let client = ClientStack::production("refit-hosts").client(&config)?;
         let clients = Authority::new("hook-clients", validity())?;
         let hook_client = clients.client(HOOK_CLIENT, validity())?.into();
         let pem = clients.material().cert_pem.as_bytes();
-        Ok(Self { client, config, hook_client, hook_clients: ClientTrust::of(pem, [HOOK_CLIENT])? })
+        let hook_clients = ClientTrust::of(pem, [HOOK_CLIENT])?;
+        Ok(Self { client, config, capi_config, hook_client, hook_clients })
     }
 
-    /// Starts Refit's controller, and Cluster API's side if requested, against the workload cluster
-    /// of this kubeconfig.
-    pub async fn drive(&self, kubeconfig: &str, cluster_api: bool) -> anyhow::Result<Controller> {
+    /// Starts Refit's controller and Cluster API's side against the workload cluster of this
+    /// kubeconfig.
+    pub async fn drive(&self, kubeconfig: &str) -> anyhow::Result<Controller> {
         let controller = self.control(kubeconfig, Reboot::IfNeeded).await?;
-        if cluster_api {
-            let capi = lab_cluster_api_shell::run(lab_cluster_api_shell::CapiOptions {
-                stack: ClientStack::production("refit-capi/test"),
-                config: self.config.clone(),
-                clock: Clock::real(),
-                hook_client: Some(self.hook_client.clone()),
-            });
-            tokio::spawn(ended("refit-capi", capi));
-        }
+        let capi = lab_cluster_api_shell::run(lab_cluster_api_shell::CapiOptions {
+            stack: ClientStack::production("refit-capi/test"),
+            config: self.capi_config.clone(),
+            clock: Clock::real(),
+            hook_client: Some(self.hook_client.clone()),
+        });
+        tokio::spawn(ended("refit-capi", capi));
         Ok(controller)
     }
 
@@ -244,7 +253,7 @@ impl Management {
 }
 
 /// Returns the path of the KubeadmControlPlane or MachineDeployment of this name.
-fn owner(name: &str) -> String {
+pub(crate) fn owner(name: &str) -> String {
     let (group, kind) = if name == "edge-1" {
         ("controlplane.cluster.x-k8s.io", "kubeadmcontrolplanes")
     } else {
@@ -325,11 +334,12 @@ pub async fn send(
 }
 
 pub(crate) fn admin_kubeconfig(authority: &Authority, port: u16) -> anyhow::Result<Value> {
-    admin_kubeconfig_at(authority, &url(port))
+    kubeconfig_of(ADMIN, authority, &url(port))
 }
 
-fn admin_kubeconfig_at(authority: &Authority, server: &str) -> anyhow::Result<Value> {
-    let admin = authority.client_in("kubernetes-admin", &[MASTERS], validity())?;
+/// Returns the kubeconfig of a user with all permissions.
+fn kubeconfig_of(user: &str, authority: &Authority, server: &str) -> anyhow::Result<Value> {
+    let user = authority.client_in(user, &[MASTERS], validity())?;
     Ok(json!({
         "apiVersion": "v1",
         "kind": "Config",
@@ -338,8 +348,8 @@ fn admin_kubeconfig_at(authority: &Authority, server: &str) -> anyhow::Result<Va
             "certificate-authority-data": STANDARD.encode(&authority.material().cert_pem),
         }}],
         "users": [{"name": "u", "user": {
-            "client-certificate-data": STANDARD.encode(&admin.cert_pem),
-            "client-key-data": STANDARD.encode(&admin.key_pem),
+            "client-certificate-data": STANDARD.encode(&user.cert_pem),
+            "client-key-data": STANDARD.encode(&user.key_pem),
         }}],
         "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
         "current-context": "x",
@@ -355,7 +365,16 @@ pub(crate) async fn admin_config_at(
     authority: &Authority,
     server: &str,
 ) -> anyhow::Result<kube::Config> {
-    let text = admin_kubeconfig_at(authority, server)?.to_string();
+    config_of(ADMIN, authority, server).await
+}
+
+/// Returns the client configuration of a user with all permissions.
+async fn config_of(
+    user: &str,
+    authority: &Authority,
+    server: &str,
+) -> anyhow::Result<kube::Config> {
+    let text = kubeconfig_of(user, authority, server)?.to_string();
     let kubeconfig = Kubeconfig::from_yaml(&text)?;
     Ok(kube::Config::from_custom_kubeconfig(
         kubeconfig,

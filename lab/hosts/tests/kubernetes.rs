@@ -22,10 +22,15 @@ use lab_hosts::{
     kubernetes::{self, Cluster, IGNORED},
     kubernetes_build::{self, KubernetesBuild},
     management::{Management, Objects, Shape, send},
+    only_machine::{self, OnlyMachine},
     print_line, script,
     workload::{self, Workload},
 };
-use refit_kinds::{keys, refit::Goal};
+use refit_kinds::{
+    json::{is_true, name, text},
+    keys,
+    refit::Goal,
+};
 use refit_runtime::clock::instant;
 use serde_json::{Value, json};
 
@@ -52,7 +57,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let tests: [isolation::Test; 2] = [
-        ("a_cluster_of_one_is_upgraded_by_real_kubeadm", single_node),
+        ("the_only_machine_of_an_edited_control_plane_is_upgraded_by_real_kubeadm", single_node),
         ("three_control_planes_and_a_worker_are_upgraded_while_their_api_answers", three_and_one),
     ];
     isolation::main_with(&base::KUBERNETES, &tests)
@@ -132,16 +137,33 @@ async fn go(
     let identities: Vec<String> =
         cluster.hosts.iter().map(|host| host.read("etc/machine-id")).collect();
     let machines = uids(management).await?;
+    let only = if cluster.nodes.len() == 1 && through_refit {
+        only_machine::opt_in(management).await?;
+        Some(OnlyMachine::watch(management).await?)
+    } else {
+        None
+    };
     if through_refit {
         prepare(cluster, management).await?;
     }
     let begun = instant();
     if through_refit {
+        let second = async {
+            match &only {
+                Some(only) => only.has_second().await,
+                None => std::future::pending().await,
+            }
+        };
         // The workers are upgraded when the control plane is done; print the progress meanwhile.
-        tokio::try_join!(
-            order(cluster, management, version),
+        let ordered = futures::future::try_join(
+            management.upgrade(version, UPGRADE_SECONDS),
             updated(management, 1, cluster.nodes.len()),
-        )?;
+        );
+        tokio::select! {
+            biased;
+            error = second => return Err(error),
+            done = ordered => drop(done?),
+        }
         cluster.ready(version, 60).await?;
     } else {
         script::upgrade(cluster, version).await?;
@@ -164,7 +186,10 @@ async fn go(
     ensure!(after == identities, "machine ids stay");
     ensure!(uids(management).await? == machines, "the machines are the same, by uid");
     unharmed(cluster, &api, &pods, workload.budget())?;
-    if through_refit && cluster.nodes.len() == 1 {
+    runs(cluster, version).await?;
+    if let Some(only) = only {
+        only.is_kept(management, version).await?;
+        print_line(&format!("as one machine after {:.1} s", begun.elapsed().as_secs_f64()));
         renew(cluster, management, version).await?;
     }
     Ok(took)
@@ -199,6 +224,42 @@ fn unharmed(
     Ok(())
 }
 
+/// Checks that each host has kubeadm of this version, and runs its static pods.
+async fn runs(cluster: &Cluster, version: &str) -> anyhow::Result<()> {
+    for (host, node) in cluster.hosts.iter().zip(&cluster.nodes) {
+        let kubeadm = host.exec(["kubeadm", "version", "--output=short"]).await?;
+        ensure!(kubeadm.trim() == version, "{} has kubeadm {kubeadm}", node.name);
+        let components = if node.control_plane { &COMPONENTS[1..] } else { &[] };
+        eventually("static pods have the version", Duration::from_mins(2), async || {
+            for component in components {
+                let pod = static_pod(cluster, component, node).await?;
+                let image = text(&pod, "/spec/containers/0/image");
+                let wanted = format!("registry.k8s.io/{component}:{version}");
+                if image != wanted || !is_true(&pod, "Ready") {
+                    return Err(format!(
+                        "{} with {image} is not {wanted}, or not Ready",
+                        name(&pod)
+                    ));
+                }
+            }
+            Ok(())
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+/// Returns the mirror pod of a component on a node.
+async fn static_pod(
+    cluster: &Cluster,
+    component: &str,
+    node: &kubernetes::Node,
+) -> Result<Value, String> {
+    let path = format!("/api/v1/namespaces/kube-system/pods/{component}-{}", node.name);
+    let pod = send(&cluster.client, "GET", &path, &Value::Null).await;
+    pod.map_err(|error| format!("{error:#}"))
+}
+
 /// uid of each Machine, by name.
 async fn uids(management: &Management) -> anyhow::Result<BTreeMap<String, String>> {
     let machines = management.list(MACHINES).await?;
@@ -212,7 +273,7 @@ async fn uids(management: &Management) -> anyhow::Result<BTreeMap<String, String
 /// of their agents.
 async fn prepare(cluster: &Cluster, management: &Management) -> anyhow::Result<()> {
     settle(management, &json!({})).await?;
-    management.drive(&cluster.kubeconfig, cluster.nodes.len() > 1).await?;
+    management.drive(&cluster.kubeconfig).await?;
     let plans =
         format!("/apis/refit.dev/v1alpha1/namespaces/{}/hostplans", keys::HOST_PLAN_NAMESPACE);
     eventually("all agents have reported", Duration::from_mins(2), async || {
@@ -254,9 +315,7 @@ async fn renew(cluster: &Cluster, management: &Management, version: &str) -> any
     ensure!(!same, "certificates of {} stay", node.name);
     eventually("static pods are recreated", Duration::from_mins(2), async || {
         for component in COMPONENTS {
-            let path = format!("/api/v1/namespaces/kube-system/pods/{component}-{}", node.name);
-            let pod = send(&cluster.client, "GET", &path, &Value::Null).await;
-            let pod = pod.map_err(|error| format!("{error:#}"))?;
+            let pod = static_pod(cluster, component, node).await?;
             let marks = &pod["metadata"]["annotations"];
             if !marks["refit.dev/certificates"].is_string() {
                 return Err(format!("{component} is the old one: {marks}"));
@@ -266,15 +325,6 @@ async fn renew(cluster: &Cluster, management: &Management, version: &str) -> any
     })
     .await?;
     cluster.ready(version, 60).await
-}
-
-/// Requests the version: from the owners, or, if there is only one machine, which Cluster API would
-/// not update in place, from that machine.
-async fn order(cluster: &Cluster, management: &Management, version: &str) -> anyhow::Result<()> {
-    if cluster.nodes.len() > 1 {
-        return management.upgrade(version, UPGRADE_SECONDS).await;
-    }
-    ask(management, 1, version).await
 }
 
 /// Requests an update of the only machine.
