@@ -4,9 +4,8 @@
 use std::collections::BTreeMap;
 
 use kube::Resource as _;
-use refit_core::group::owner_argument;
+use refit_core::{group::owner_argument, task::Paused};
 use refit_kinds::{
-    keys,
     refit::{GroupOwner, OnAbort, Stage, TaskPhase, UpgradeTask, UpgradeTaskSpec, Via},
     version::{KubernetesVersion, StatedVersion},
 };
@@ -73,10 +72,10 @@ pub(crate) enum Continuation {
 
 /// Returns what of Refit pauses an owner with these annotations.
 pub(crate) fn paused_by(annotations: &BTreeMap<String, String>) -> Option<PausedBy> {
-    let paused = annotations.get(keys::PAUSED)?;
-    match annotations.get(keys::TASK) {
-        Some(task) => Some(PausedBy::Task(task.clone())),
-        None => (paused == keys::HELD).then_some(PausedBy::Hold),
+    match Paused::of(annotations) {
+        Paused::ByTask(task) => Some(PausedBy::Task(task)),
+        Paused::ByHold => Some(PausedBy::Hold),
+        Paused::No | Paused::ByOthers => None,
     }
 }
 
@@ -224,6 +223,7 @@ pub(crate) fn name(task: &UpgradeTask) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use refit_kinds::keys;
     use serde_json::{Value, json};
 
     use super::*;
@@ -267,7 +267,9 @@ mod tests {
     #[test]
     fn only_a_task_that_pauses_an_owner_has_left_it_paused() {
         let of = |keys: &[&str]| {
-            keys.iter().map(|key| ((*key).to_owned(), "old".to_owned())).collect::<BTreeMap<_, _>>()
+            let value = |key: &str| if key == keys::PAUSED { "" } else { "old" };
+            let pairs = keys.iter().map(|key| ((*key).to_owned(), value(key).to_owned()));
+            pairs.collect::<BTreeMap<_, _>>()
         };
         let of_task = Some(PausedBy::Task("old".into()));
         assert_eq!(paused_by(&of(&[keys::PAUSED, keys::TASK])), of_task);
@@ -276,7 +278,7 @@ mod tests {
         let mut held = BTreeMap::from([(keys::PAUSED.to_owned(), keys::HELD.to_owned())]);
         assert_eq!(paused_by(&held), Some(PausedBy::Hold));
         held.insert(keys::TASK.to_owned(), "old".to_owned());
-        assert_eq!(paused_by(&held), of_task, "a task has taken it over");
+        assert_eq!(paused_by(&held), Some(PausedBy::Hold), "a client has left the name of a task");
     }
 
     #[test]

@@ -281,7 +281,8 @@ mod tests {
     use super::*;
 
     fn annotations(keys: &[&str]) -> BTreeMap<String, String> {
-        keys.iter().map(|key| ((*key).to_owned(), "old".to_owned())).collect()
+        let value = |key: &str| if key == keys::PAUSED { "" } else { "old" };
+        keys.iter().map(|key| ((*key).to_owned(), value(key).to_owned())).collect()
     }
 
     fn facts(tasks: &Value, accepted: bool) -> Facts {

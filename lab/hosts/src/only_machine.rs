@@ -110,8 +110,8 @@ async fn settled(management: &Management, version: &str) -> anyhow::Result<()> {
     ensure!(text(&task, "/status/phase") == "Complete", "{} is not complete", name(&task));
     let plane = only(&management.list(CONTROL_PLANES).await?)?;
     let marks = annotations(&plane);
-    let paused = [keys::PAUSED, keys::HELD, keys::TASK].map(|key| marks.contains_key(key));
-    ensure!(paused == [false; 3], "the control plane is paused: {marks:?}");
+    let paused = [keys::PAUSED, keys::TASK].map(|key| marks.contains_key(key));
+    ensure!(paused == [false; 2], "the control plane is paused: {marks:?}");
     ensure!(plane["status"]["upToDateReplicas"] == 1, "no up-to-date replica: {}", plane["status"]);
     let machine = only(&management.list(MACHINES).await?)?;
     ensure!(

@@ -10,6 +10,8 @@ use refit_kinds::{
 use refit_predict::Unreached;
 use serde_json::{Value, json};
 
+use crate::left::PausedBy;
+
 /// The version field of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Field {
@@ -63,8 +65,8 @@ pub(crate) struct Group {
     pub(crate) managed: bool,
     /// Whether Cluster API calls Refit for this group.
     pub(crate) reach: Result<(), Unreached>,
-    /// The UpgradeTask that has paused the owner.
-    pub(crate) paused_by: Option<String>,
+    /// What of Refit has paused the owner.
+    pub(crate) paused_by: Option<PausedBy>,
     /// Whether the Deployments of Cluster API show its feature gates: a task with via Spec needs them.
     pub(crate) shows_gates: bool,
 }
@@ -332,10 +334,14 @@ impl Group {
         !self.kubelets.is_empty() && self.kubelets.iter().all(|kubelet| kubelet.is(version))
     }
 
-    /// Names the task that has paused the owner.
+    /// Why a task is needed to go on with the owner: Refit has paused it.
     fn left_paused(&self) -> Option<String> {
-        let task = self.paused_by.as_ref()?;
-        Some(format!("UpgradeTask/{task} has paused {}", self.object))
+        Some(match self.paused_by.as_ref()? {
+            PausedBy::Task(task) => format!("UpgradeTask/{task} has paused {}", self.object),
+            PausedBy::Hold => {
+                format!("Refit has paused {}, whose only machine would be replaced", self.object)
+            }
+        })
     }
 
     /// Why a task with via Spec cannot know whether Cluster API calls Refit; `None` if it can.

@@ -146,7 +146,7 @@ fn refit_upgrades_machines_that_cluster_api_would_replace_by_configuration_only(
 fn a_task_takes_over_an_owner_that_another_task_has_paused() {
     let mut facts = workers(NEW, NEW);
     assert_eq!(next(&facts, &v(NEW)), Ok(Next::Asked));
-    facts.deployments[0].paused_by = Some("old".into());
+    facts.deployments[0].paused_by = Some(PausedBy::Task("old".into()));
     let paused = "UpgradeTask/old has paused MachineDeployment/md";
     assert_eq!(next(&facts, &v(NEW)), Ok(Next::Task(paused.into())));
     assert_eq!(reason(&whole(&facts, &v(NEW)).unwrap()), Some(paused));

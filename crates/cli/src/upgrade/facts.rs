@@ -12,6 +12,7 @@ use serde_json::Value;
 use super::decide::{Facts, Field, Group};
 use crate::{
     client::Cluster,
+    left::paused_by,
     progress::step,
     reach::Surroundings,
     target::{Gathered, Target, TargetKind},
@@ -162,7 +163,7 @@ fn group<K: Resource<DynamicType = ()>>(object: &K, view: &View, facts: &Reach) 
         })
         .collect();
     let annotations = object.annotations();
-    let paused_by = annotations.get(keys::TASK).filter(|_| annotations.contains_key(keys::PAUSED));
+    let paused_by = paused_by(annotations);
     let mut facts = facts.clone();
     // Another task takes over what a task has paused.
     if paused_by.is_some()
@@ -171,7 +172,7 @@ fn group<K: Resource<DynamicType = ()>>(object: &K, view: &View, facts: &Reach) 
         facts.paused = None;
     }
     Group {
-        paused_by: paused_by.cloned(),
+        paused_by,
         name: object.name_any(),
         version: row.version,
         resource_version: object.resource_version().unwrap_or_default(),

@@ -5,16 +5,21 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use jiff::SignedDuration;
 use kube::{Api, Resource as _, ResourceExt as _, api::PostParams};
 use refit_cluster_api::kinds::{Cluster, KubeadmControlPlane, Machine};
 use refit_core::{
     change::Policy,
-    hold::{Only, Step, TaskSeen, may_be_outdated},
+    group::{RolloutKey, exception_of, rollout_number},
+    hold::{Hold, Only, Step, TaskSeen, may_be_outdated},
     task::{Paused, Refused},
 };
 use refit_kinds::{
     keys,
-    refit::{Admission, HeldKind, Stage, TaskPhase, UpgradeTask, UpgradeTaskSpec, Via, hash_json},
+    refit::{
+        Admission, ExceptionRule, HeldKind, Origin, Stage, TaskPhase, UpgradeTask, UpgradeTaskSpec,
+        Via, hash_json,
+    },
 };
 use refit_runtime::{
     ObjectKey, apply,
@@ -29,6 +34,8 @@ use crate::{
     groups::{Group, control_plane_group, machines_of},
     indexes::TASKS_BY_GROUP,
     metrics::measured,
+    node_update::live::read_object,
+    owner::pace_of,
     upgrade_task::{has_ended, is_current_member, is_race, refused_by_api, request_of_plane},
 };
 
@@ -36,6 +43,10 @@ use crate::{
 const AFTER_CONFLICT: Duration = Duration::from_millis(500);
 /// Requeue delay after the API server has refused a read or a write: a person has to change that.
 const AFTER_REFUSAL: Duration = Duration::from_mins(5);
+
+/// How often a control plane that waits is looked at: an infrastructure machine or a KubeadmConfig may have been repaired,
+/// which nothing else shows.
+const WAITS: SignedDuration = SignedDuration::from_mins(30);
 
 /// A control plane with one Machine.
 struct OnlyMachine {
@@ -78,9 +89,18 @@ fn concerns(ctx: &Context, key: &ObjectKey) -> bool {
         may_be_outdated(&one.plane, &one.machine)
             && (ctx.holds_replacements(&key.namespace) || one.policy(ctx).single_replica_in_place)
     };
-    Paused::of(plane.annotations()) == Paused::ByHold
-        || is_maintained(ctx, &key.namespace)
-            && OnlyMachine::of(ctx, key).is_some_and(may_be_replaced)
+    match Paused::of(plane.annotations()) {
+        Paused::ByHold => true,
+        // A task that is under way does all that is to do.
+        Paused::ByTask(_) => OnlyMachine::of(ctx, key).is_some_and(|one| match one.task(ctx) {
+            TaskSeen::Unfinished => false,
+            TaskSeen::Missing | TaskSeen::Stale(_) | TaskSeen::Ended(_) => true,
+        }),
+        Paused::No | Paused::ByOthers => {
+            is_maintained(ctx, &key.namespace)
+                && OnlyMachine::of(ctx, key).is_some_and(may_be_replaced)
+        }
+    }
 }
 
 async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
@@ -92,8 +112,8 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
         Err(error) if is_race(&error) => Ok(Action::RequeueAfter(AFTER_CONFLICT)),
         Err(error) => {
             let why = refused_by_api(error)?;
-            if let Some(one) = OnlyMachine::of(ctx, key) {
-                one.announce_refusal(ctx, &why).await;
+            if let Some(plane) = ctx.stores.control_planes.get(key) {
+                announce_refusal(ctx, &plane, &why).await;
             }
             Ok(Action::RequeueAfter(AFTER_REFUSAL))
         }
@@ -104,56 +124,69 @@ async fn advance(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
     // What may disturb or pause is decided on the objects as they are now.
     read(ctx, HeldKind::KubeadmControlPlane, key).await?;
     let Some(plane) = ctx.stores.control_planes.get(key) else { return Ok(Action::Done) };
+    let paused = Paused::of(plane.annotations());
+    if let Paused::ByTask(task) = &paused {
+        let task = ObjectKey::new(&key.namespace, task);
+        read_object(ctx, &ctx.stores.upgrade_tasks, &task).await?;
+    }
     let held = held(ctx, HeldKind::KubeadmControlPlane, key);
-    let is_held = ctx.holds_replacements(&key.namespace)
-        && held.entry.as_ref().is_some_and(|entry| entry.create == Admission::Refused);
+    let create = held.entry.as_ref().map(|entry| entry.create);
+    let hold = match create {
+        _ if !ctx.holds_replacements(&key.namespace) => Hold::Never,
+        Some(Admission::Refused) => Hold::Refused,
+        Some(Admission::Allowed) | None => Hold::Declared,
+    };
+    let mut again = held.again;
     if let Some(one) = OnlyMachine::of(ctx, key) {
         let in_place = one.policy(ctx).single_replica_in_place
-            && held.entry.is_some()
-            && ctx.opted_in(&key.namespace);
-        let only = Only {
-            is_outdated: one.is_outdated(ctx).await?,
-            is_held,
-            in_place,
-            paused: Paused::of(plane.annotations()),
-            task: one.task(ctx),
-        };
+            && create.is_some()
+            && ctx.opted_in(&key.namespace)
+            && !one.is_skipped(ctx);
+        let is_outdated = one.is_outdated(ctx).await?;
+        let only = Only { is_outdated, hold, in_place, paused, task: one.task(ctx) };
         match only.next() {
-            Step::Nothing => {}
+            Step::Nothing => {
+                let later = ctx.clock.now().checked_add(WAITS).ok();
+                again = again.into_iter().chain(later).min();
+            }
             Step::Pause => one.pause(ctx, &only).await?,
             Step::Release => release(ctx, &plane).await?,
             Step::Update => one.update(ctx).await?,
             Step::Abort(name) => one.abort(ctx, &name).await?,
         }
-    } else if Paused::of(plane.annotations()) == Paused::ByHold {
-        if is_held {
-            announce_second(ctx, &plane).await;
-        } else {
-            release(ctx, &plane).await?;
+    } else if paused == Paused::ByHold {
+        match hold {
+            Hold::Refused if has_second(ctx, &plane).await => {}
+            Hold::Refused | Hold::Declared | Hold::Never => release(ctx, &plane).await?,
         }
     }
-    Ok(next(ctx, held.again))
+    Ok(next(ctx, again))
 }
 
-/// A control plane of one Machine that Refit has paused has another one: Cluster API, going on, would delete the first.
-async fn announce_second(ctx: &Context, plane: &KubeadmControlPlane) {
+/// Whether a control plane of one Machine that Refit has paused has another one: Cluster API, going on, would delete the
+/// first. A Machine that is being deleted needs Cluster API to go on.
+async fn has_second(ctx: &Context, plane: &KubeadmControlPlane) -> bool {
     let key = ObjectKey::of(plane);
-    let machines = machines_of(&ctx.stores, &group_key(HeldKind::KubeadmControlPlane, &key));
+    let mut machines = machines_of(&ctx.stores, &group_key(HeldKind::KubeadmControlPlane, &key));
+    machines.retain(|machine| machine.metadata.deletion_timestamp.is_none());
+    if machines.len() < 2 {
+        return false;
+    }
     let names: Vec<String> = machines.iter().map(|machine| machine.name_any()).collect();
     let message = format!(
         "The control plane asks for one Machine and has {}: it stays paused, because Cluster API would delete the one that \
          differs from what is requested. Delete the Machine that is not to stay; then Cluster API goes on",
         names.join(", ")
     );
-    let occurrence = plane.metadata.generation.unwrap_or_default().to_string();
-    announce(ctx, plane, EventType::Warning, ("SecondMachine", message), occurrence).await;
+    announce(ctx, plane, EventType::Warning, ("SecondMachine", message)).await;
+    true
 }
 
 /// Lets Cluster API go on with a control plane.
 async fn release(ctx: &Context, plane: &KubeadmControlPlane) -> anyhow::Result<()> {
     let message = "Refit no longer pauses the control plane: Cluster API goes on".to_owned();
-    announce_change(ctx, plane, EventType::Normal, ("ReplacementNotHeld", message)).await;
-    annotate(ctx, plane, json!({keys::PAUSED: null})).await
+    announce(ctx, plane, EventType::Normal, ("ReplacementNotHeld", message)).await;
+    annotate(ctx, plane, json!({keys::PAUSED: null, keys::TASK: null})).await
 }
 
 async fn annotate(
@@ -172,25 +205,30 @@ async fn annotate(
     Ok(())
 }
 
-/// Announces a change of a control plane as it is now.
-async fn announce_change(
-    ctx: &Context,
-    plane: &KubeadmControlPlane,
-    type_: EventType,
-    text: (&str, String),
-) {
-    let occurrence = plane.resource_version().unwrap_or_default();
-    announce(ctx, plane, type_, text, occurrence).await;
+async fn announce_refusal(ctx: &Context, plane: &KubeadmControlPlane, why: &Refused) {
+    let message = match Paused::of(plane.annotations()) {
+        Paused::ByHold => format!(
+            "The control plane stays paused: Refit can neither compare its Machine with what it requests nor let Cluster API \
+             go on: {}",
+            why.message
+        ),
+        Paused::No | Paused::ByTask(_) | Paused::ByOthers => format!(
+            "The Machine of the control plane may differ from what it requests, and Refit can neither update it nor pause \
+             the control plane: {}",
+            why.message
+        ),
+    };
+    announce(ctx, plane, EventType::Warning, ("ReplacementNotPrevented", message)).await;
 }
 
-/// Announces a state once for all looks of the same `occurrence`.
+/// Announces something once for a control plane as a person has left it. Its status does not count.
 async fn announce(
     ctx: &Context,
     plane: &KubeadmControlPlane,
     type_: EventType,
     (reason, message): (&str, String),
-    occurrence: String,
 ) {
+    let occurrence = hash_json(&json!([plane.metadata.generation, plane.annotations()]));
     let about = reference(plane);
     let announcement =
         Announcement { about, type_, reason: reason.to_owned(), message, occurrence };
@@ -225,9 +263,24 @@ impl OnlyMachine {
             || !is_current_member(ctx, &self.group, &self.machine).await?)
     }
 
+    /// Whether the Machine is skipped: a task would leave it as it is.
+    fn is_skipped(&self, ctx: &Context) -> bool {
+        let object = ctx.stores.update_groups.get(&self.group.key);
+        let (pacing, status) = object.map_or_else(Default::default, |object| {
+            (object.spec.pacing.clone(), object.status.clone().unwrap_or_default())
+        });
+        let pacing = pace_of(&ctx.stores, &self.group, &pacing).pacing;
+        let target = self.plane.spec.version.to_string();
+        let rollout = rollout_number(&status, &RolloutKey { origin: Origin::Task, target });
+        exception_of(&self.machine, &pacing, rollout)
+            .is_some_and(|exception| exception.rule == ExceptionRule::Skip)
+    }
+
     /// The task of the control plane that counts.
     fn task(&self, ctx: &Context) -> TaskSeen {
-        let tasks = ctx.stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &self.group.key);
+        let mut tasks = ctx.stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &self.group.key);
+        // Cluster API does the work of the others, and is paused.
+        tasks.retain(|task| task.spec.via == Via::Machines);
         let request = request_of_plane(&self.plane);
         let requested = |task: &UpgradeTask| task.annotations().get(keys::SINGLE_REPLICA).cloned();
         let is_stale = |task: &&Arc<UpgradeTask>| {
@@ -242,18 +295,15 @@ impl OnlyMachine {
         }
         // What ended before the newest one was about another request, even if that has come back.
         let created = |task: &&Arc<UpgradeTask>| task.creation_timestamp().map(|at| at.0);
-        let own = tasks.iter().filter(|task| requested(task).is_some());
-        let Some(newest) = own.max_by_key(created) else { return TaskSeen::Missing };
-        let is_aborted =
-            newest.status.as_ref().is_some_and(|status| status.phase == TaskPhase::Aborted);
-        let by_operator = is_aborted && !newest.annotations().contains_key(keys::GOAL_CHANGED);
-        if by_operator && requested(newest).as_ref() == Some(&request)
-            || newest.name_any() == self.task_name()
-        {
-            TaskSeen::Ended(newest.name_any())
-        } else {
-            TaskSeen::Missing
-        }
+        let newest = tasks.iter().max_by_key(created).filter(|task| {
+            let status = task.status.clone().unwrap_or_default();
+            status.phase == TaskPhase::Aborted
+                && !task.annotations().contains_key(keys::GOAL_CHANGED)
+                && requested(task).unwrap_or(status.owner_request) == request
+        });
+        let own_name = self.task_name();
+        let ended = newest.or_else(|| tasks.iter().find(|task| task.name_any() == own_name));
+        ended.map_or(TaskSeen::Missing, |task| TaskSeen::Ended(task.name_any()))
     }
 
     /// Name of the task for what the control plane requests now.
@@ -277,7 +327,7 @@ impl OnlyMachine {
              plane requests: Refit pauses the control plane {next}",
             self.machine.name_any()
         );
-        announce_change(ctx, &self.plane, type_, ("ReplacementHeld", message)).await;
+        announce(ctx, &self.plane, type_, ("ReplacementHeld", message)).await;
         annotate(ctx, &self.plane, json!({keys::PAUSED: keys::HELD, keys::TASK: null})).await
     }
 
@@ -291,23 +341,35 @@ impl OnlyMachine {
                 )
             }
             TaskSeen::Missing | TaskSeen::Unfinished | TaskSeen::Stale(_) => {
-                let namespace = &self.group.key.namespace;
-                let opt_in = if ctx.opted_in(namespace) {
-                    String::new()
-                } else {
-                    format!("label Namespace {namespace} with {}=enabled, and ", keys::IN_PLACE)
-                };
-                format!(
-                    "{opt_in}annotate KubeadmControlPlane {plane} or its Cluster with {}=InPlace",
-                    keys::SINGLE_REPLICA
-                )
+                self.opt_in(ctx).join(", and ")
             }
         };
         format!(
             "until you decide. To update the Machine in place, {update}; to keep it as it is, set the spec of the control \
-             plane back; to let Cluster API replace it, annotate with {}=Replace",
+             plane back; to let Cluster API replace it, annotate the control plane or its Cluster with {}=Replace",
             keys::ON_UNCOVERED
         )
+    }
+
+    /// What is missing for an update in place.
+    fn opt_in(&self, ctx: &Context) -> Vec<String> {
+        let Self { plane, machine, group, .. } = self;
+        let namespace = &group.key.namespace;
+        let mut missing = Vec::new();
+        if !ctx.opted_in(namespace) {
+            missing.push(format!("label Namespace {namespace} with {}=enabled", keys::IN_PLACE));
+        }
+        if self.is_skipped(ctx) {
+            missing.push(format!("`refit release {}`, which is skipped", machine.name_any()));
+        }
+        if !self.policy(ctx).single_replica_in_place {
+            missing.push(format!(
+                "annotate KubeadmControlPlane {} or its Cluster with {}=InPlace",
+                plane.name_any(),
+                keys::SINGLE_REPLICA
+            ));
+        }
+        missing
     }
 
     /// Requests the update. Only one of several attempts creates the task, because its name follows from what is known.
@@ -339,18 +401,5 @@ impl OnlyMachine {
 
     fn tasks(&self, ctx: &Context) -> Api<UpgradeTask> {
         Api::namespaced(ctx.client.clone(), &self.group.key.namespace)
-    }
-
-    async fn announce_refusal(&self, ctx: &Context, why: &Refused) {
-        let message = format!(
-            "Machine {} differs from what the control plane requests, and Refit can neither update it nor pause the \
-             control plane: {}",
-            self.machine.name_any(),
-            why.message
-        );
-        // The same as long as the spec is.
-        let occurrence = self.plane.metadata.generation.unwrap_or_default().to_string();
-        let text = ("ReplacementNotPrevented", message);
-        announce(ctx, &self.plane, EventType::Warning, text, occurrence).await;
     }
 }

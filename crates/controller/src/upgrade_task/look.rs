@@ -216,8 +216,6 @@ impl Look {
         };
         let old_are_empty = self.sets.iter().filter(is_old).all(is_emptied);
         let has_sets = self.group.spec.owner.owner() == Owner::Deployment;
-        // Cluster API goes on between the versions of an upgrade through several.
-        let is_for_each_request = self.task.annotations().contains_key(keys::SINGLE_REPLICA);
         OwnerSeen {
             owner: self.group.spec.owner.owner(),
             paused: Paused::of(&owner.annotations()),
@@ -227,15 +225,16 @@ impl Look {
             request: request_of(owner),
             is_up_to_date: owner.is_up_to_date(),
             replaces_none: all_current
-                && (is_for_each_request || self.topology_asks_for(owner.version()))
+                && self.topology_asks_for(owner.version())
                 && (!has_sets || old_are_empty && self.current_set.is_some()),
         }
     }
 
     /// Whether the Cluster's topology, if it has one, has given the owner its version: it writes another one later,
-    /// even to an owner that goes on.
+    /// even to an owner that goes on. A task for each request of the owner is for each of the versions, one after another.
     fn topology_asks_for(&self, version: &StatedVersion) -> bool {
-        self.topology.as_ref().is_none_or(|topology| topology == version)
+        self.task.annotations().contains_key(keys::SINGLE_REPLICA)
+            || self.topology.as_ref().is_none_or(|topology| topology == version)
     }
 
     fn members(&self, pacing: &Pacing) -> Vec<Member<'_>> {

@@ -11,14 +11,25 @@ use crate::task::Paused;
 pub struct Only {
     /// The Machine is not what the control plane requests.
     pub is_outdated: bool,
-    /// The API server refuses a second Machine.
-    pub is_held: bool,
+    /// Whether the API server refuses a second Machine.
+    pub hold: Hold,
     /// The policy lets Refit update it in place.
     pub in_place: bool,
     /// Who has paused the control plane.
     pub paused: Paused,
     /// The UpgradeTasks of the control plane.
     pub task: TaskSeen,
+}
+
+/// Whether the API server refuses a second Machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hold {
+    /// It does.
+    Refused,
+    /// It does not, because the owner has declared the replacement.
+    Declared,
+    /// The namespace does not hold replacements.
+    Never,
 }
 
 /// The UpgradeTasks of a control plane, seen from what it requests now.
@@ -54,22 +65,28 @@ impl Only {
     /// Decides what is done next. A held control plane is paused first, whatever follows. One that is neither held nor
     /// paused is left alone: Cluster API creates a second Machine at once.
     pub fn next(&self) -> Step {
-        if !self.is_outdated || !(self.is_held || self.in_place) {
-            return match &self.paused {
-                Paused::ByHold => Step::Release,
-                Paused::No | Paused::ByTask(_) | Paused::ByOthers => Step::Nothing,
-            };
-        }
-        if self.is_held && self.paused == Paused::No {
+        let is_held = self.hold == Hold::Refused;
+        let is_kept = self.is_outdated && (is_held || self.in_place);
+        if is_kept && is_held && self.paused == Paused::No {
             return Step::Pause;
         }
-        match &self.task {
-            TaskSeen::Stale(name) => Step::Abort(name.clone()),
-            TaskSeen::Missing if self.in_place => match &self.paused {
-                Paused::ByHold | Paused::ByTask(_) => Step::Update,
-                Paused::No | Paused::ByOthers => Step::Nothing,
-            },
-            TaskSeen::Missing | TaskSeen::Unfinished | TaskSeen::Ended(_) => Step::Nothing,
+        match (&self.task, &self.paused) {
+            // Also where the Machine is what is requested again: its host may not be.
+            (TaskSeen::Stale(name), _) => Step::Abort(name.clone()),
+            (TaskSeen::Missing, Paused::ByHold | Paused::ByTask(_)) if is_kept && self.in_place => {
+                Step::Update
+            }
+            (_, Paused::ByHold) if !is_kept => Step::Release,
+            // Nothing else lets the control plane go on that an ended task has left paused.
+            (TaskSeen::Missing | TaskSeen::Ended(_), Paused::ByTask(_))
+                if !self.is_outdated || self.hold == Hold::Declared && !self.in_place =>
+            {
+                Step::Release
+            }
+            (
+                TaskSeen::Missing | TaskSeen::Unfinished | TaskSeen::Ended(_),
+                Paused::No | Paused::ByHold | Paused::ByTask(_) | Paused::ByOthers,
+            ) => Step::Nothing,
         }
     }
 }
@@ -90,15 +107,11 @@ mod tests {
     /// An outdated Machine that is held, of a control plane that Cluster API works on.
     const OUTDATED: Only = Only {
         is_outdated: true,
-        is_held: true,
+        hold: Hold::Refused,
         in_place: false,
         paused: Paused::No,
         task: TaskSeen::Missing,
     };
-
-    fn pauses() -> [Paused; 4] {
-        [Paused::No, Paused::ByHold, Paused::ByTask("old".into()), Paused::ByOthers]
-    }
 
     fn tasks() -> [TaskSeen; 4] {
         let stale = TaskSeen::Stale("one".into());
@@ -116,16 +129,41 @@ mod tests {
     }
 
     #[test]
-    fn cluster_api_goes_on_once_the_machine_is_up_to_date_or_no_longer_held() {
-        for paused in pauses() {
-            let freed = if paused == Paused::ByHold { Step::Release } else { Step::Nothing };
-            for task in tasks() {
-                let seen = Only { paused: paused.clone(), task, ..OUTDATED };
-                assert_eq!(Only { is_outdated: false, ..seen.clone() }.next(), freed);
-                assert_eq!(Only { is_held: false, ..seen }.next(), freed);
+    fn cluster_api_goes_on_once_the_machine_is_up_to_date_or_its_replacement_declared() {
+        let (hold, task) = (Paused::ByHold, Paused::ByTask("old".into()));
+        let up_to_date = Only { is_outdated: false, ..OUTDATED };
+        let declared = Only { hold: Hold::Declared, ..OUTDATED };
+        for seen in [up_to_date, declared] {
+            let next = |paused: &Paused, task: TaskSeen| {
+                Only { paused: paused.clone(), task, ..seen.clone() }.next()
+            };
+            for ended in [TaskSeen::Missing, TaskSeen::Ended("one".into())] {
+                assert_eq!(next(&hold, ended.clone()), Step::Release);
+                assert_eq!(next(&task, ended.clone()), Step::Release);
+                assert_eq!(next(&Paused::ByOthers, ended.clone()), Step::Nothing);
+                assert_eq!(next(&Paused::No, ended), Step::Nothing);
             }
-            let waits = if paused == Paused::No { Step::Pause } else { Step::Nothing };
-            assert_eq!(Only { paused, ..OUTDATED }.next(), waits);
+            // A task that is under way lets the control plane go on by itself.
+            assert_eq!(next(&hold, TaskSeen::Unfinished), Step::Release);
+            assert_eq!(next(&task, TaskSeen::Unfinished), Step::Nothing);
+        }
+    }
+
+    #[test]
+    fn without_the_label_only_an_up_to_date_machine_ends_the_pause_of_an_ended_task() {
+        let paused = Paused::ByTask("old".into());
+        let seen = Only { hold: Hold::Never, paused, ..OUTDATED };
+        assert_eq!(seen.next(), Step::Nothing);
+        assert_eq!(Only { is_outdated: false, ..seen }.next(), Step::Release);
+    }
+
+    #[test]
+    fn an_outdated_machine_keeps_its_control_plane_paused_until_an_operator_decides() {
+        for paused in [Paused::ByHold, Paused::ByTask("old".into()), Paused::ByOthers] {
+            for task in [TaskSeen::Missing, TaskSeen::Unfinished, TaskSeen::Ended("one".into())] {
+                let seen = Only { paused: paused.clone(), task, ..OUTDATED };
+                assert_eq!(seen.next(), Step::Nothing, "{seen:?}");
+            }
         }
     }
 
@@ -137,21 +175,31 @@ mod tests {
             // Whatever another client does with it must not be disturbed.
             (Paused::ByOthers, Step::Nothing),
         ] {
-            for is_held in [true, false] {
+            for hold in [Hold::Refused, Hold::Declared, Hold::Never] {
                 let paused = paused.clone();
-                let seen = Only { in_place: true, paused, is_held, ..OUTDATED };
+                let seen = Only { in_place: true, paused, hold, ..OUTDATED };
                 let next = |task| Only { task, ..seen.clone() }.next();
                 assert_eq!(next(TaskSeen::Missing), wanted, "{seen:?}");
                 assert_eq!(next(TaskSeen::Unfinished), Step::Nothing);
-                assert_eq!(next(TaskSeen::Stale("one".into())), Step::Abort("one".into()));
                 assert_eq!(next(TaskSeen::Ended("one".into())), Step::Nothing);
             }
         }
     }
 
     #[test]
+    fn a_task_for_an_earlier_request_is_stopped_also_if_the_machine_is_what_is_requested_again() {
+        for is_outdated in [true, false] {
+            for paused in [Paused::ByHold, Paused::ByTask("one".into()), Paused::ByOthers] {
+                let task = TaskSeen::Stale("one".into());
+                let seen = Only { is_outdated, in_place: true, paused, task, ..OUTDATED };
+                assert_eq!(seen.next(), Step::Abort("one".into()));
+            }
+        }
+    }
+
+    #[test]
     fn without_a_hold_no_task_is_created_for_a_control_plane_that_cluster_api_works_on() {
-        let seen = Only { in_place: true, is_held: false, ..OUTDATED };
+        let seen = Only { in_place: true, hold: Hold::Never, ..OUTDATED };
         assert_eq!(seen.next(), Step::Nothing);
         assert_eq!(Only { task: TaskSeen::Unfinished, ..seen }.next(), Step::Nothing);
     }

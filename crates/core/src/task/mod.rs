@@ -82,9 +82,10 @@ impl Paused {
     pub fn of(annotations: &BTreeMap<String, String>) -> Self {
         match (annotations.get(keys::PAUSED).map(String::as_str), annotations.get(keys::TASK)) {
             (None, _) => Self::No,
-            (Some(_), Some(task)) => Self::ByTask(task.clone()),
-            (Some(keys::HELD), None) => Self::ByHold,
-            (Some(_), None) => Self::ByOthers,
+            (Some(keys::HELD), _) => Self::ByHold,
+            // A task writes no value. What names it may be left by a client that removed only the pause.
+            (Some(""), Some(task)) => Self::ByTask(task.clone()),
+            (Some(_), _) => Self::ByOthers,
         }
     }
 }

@@ -13,7 +13,10 @@ use lab_testbed::{
 use refit_kinds::{keys, refit};
 use serde_json::{Value, json};
 
-use super::{holds::Refusals, look};
+use super::{
+    holds::{Refusals, is_paused},
+    look, tasks,
+};
 
 const WITHIN: Duration = Duration::from_mins(6);
 /// Name of the cluster, of its namespace and of its control plane.
@@ -52,13 +55,17 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     ensure!(look::identities(&cluster).await? == before, "the Machine is another one");
     ensure!(recorder.counts(NAME) == [1], "{:?}", recorder.counts(NAME));
 
+    // Once the controller runs, it replaces the object, and pauses the control plane until the label is removed.
+    tasks::grant(bed).await?;
+    bed.controller().part().start_again();
+    bed.controller().ready().await?;
+    is_paused(&cluster).await?;
+    holds_the_control_plane(&cluster).await?;
     let labels = json!({"metadata": {"labels": {keys::HOLD_REPLACEMENTS: null}}});
     Objects::of_cluster(bed.client().clone()).merge(NAMESPACE, NAME, &labels).await?;
-    cluster.objects.annotate(CONTROL_PLANE, NAME, &[("example.com/look", Some("now"))]).await?;
     cluster.control_plane_is_at(TO, WITHIN).await?;
     ensure!(recorder.counts(NAME) == [1, 2, 1], "{:?}", recorder.counts(NAME));
-    bed.controller().part().start_again();
-    bed.controller().ready().await
+    Ok(())
 }
 
 async fn holds_the_control_plane(cluster: &Cluster) -> anyhow::Result<()> {
