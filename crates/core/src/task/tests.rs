@@ -497,3 +497,28 @@ fn a_deleted_task_lets_machine_sets_delete_extra_machines_before_it_goes() {
     look.task = &by_cluster_api;
     assert_eq!(actions(&look), [Action::RemoveFinalizer], "such a task writes no MachineSets");
 }
+
+#[test]
+fn a_pause_with_another_value_is_another_clients_whatever_task_is_named() {
+    for (paused, named, wanted) in [
+        (None, None, Paused::No),
+        (None, Some("old"), Paused::No),
+        (Some(""), Some("old"), Paused::ByTask("old".into())),
+        (Some(""), None, Paused::ByOthers),
+        (Some("maintenance"), Some("old"), Paused::ByOthers),
+        (Some(keys::HELD), None, Paused::ByHold),
+        (Some(keys::HELD), Some("old"), Paused::ByHold),
+    ] {
+        let pairs = [(keys::PAUSED, paused), (keys::TASK, named)].into_iter();
+        let pairs = pairs.filter_map(|(key, value)| Some((key.to_owned(), value?.to_owned())));
+        assert_eq!(Paused::of(&pairs.collect()), wanted, "{paused:?}, {named:?}");
+    }
+}
+
+#[test]
+fn a_task_takes_over_the_pause_of_a_hold() {
+    let task = task();
+    let mut look = seen(&task, vec![member("a")]);
+    look.owner = Some(OwnerSeen { paused: Paused::ByHold, ..owner() });
+    assert_eq!(actions(&look), [Action::Pause]);
+}
