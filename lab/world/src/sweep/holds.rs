@@ -33,7 +33,7 @@ const CHANGES: &str = "example.com/changes";
 /// When the user makes each change, after the creation of the namespace.
 const AT: [SignedDuration; 3] =
     [SignedDuration::from_mins(10), SignedDuration::from_mins(15), SignedDuration::from_mins(25)];
-/// When a run is over: Cluster API has tried to replace both machines several times.
+/// When a run is over: Cluster API has tried to replace the worker several times.
 const OVER: SignedDuration = SignedDuration::from_mins(50);
 /// How long everything may take once the controller is back: Cluster API tries again after 17 minutes at most, for one object after
 /// another.

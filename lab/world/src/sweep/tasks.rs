@@ -46,11 +46,12 @@ pub(super) fn cluster_upgrade_ends(world: &World) -> BTreeMap<String, String> {
     world.cluster_upgrades().iter().map(|one| (name(one).to_owned(), end(one))).collect()
 }
 
-/// What tasks have written on owners and should have removed.
+/// What tasks have written on owners and should have removed. A hold pauses an owner for as long as it is needed.
 pub(super) fn left_on_owners(world: &World) -> Vec<String> {
     let left = |owner: &Value| {
         let keys = [keys::PAUSED, keys::TASK].into_iter();
-        let left = keys.filter(|key| annotation(owner, key).is_some());
+        let left =
+            keys.filter(|key| annotation(owner, key).is_some_and(|value| value != keys::HELD));
         left.map(|key| format!("{} {key}", name(owner))).collect::<Vec<_>>()
     };
     owners(world).iter().flat_map(left).collect()
