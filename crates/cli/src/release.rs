@@ -205,7 +205,8 @@ impl Facts {
             );
             return (Action::Refused, message);
         }
-        if self.hold.as_ref().is_some_and(|hold| hold.refuses(annotations)) {
+        let would_be_replaced = !self.outdated.is_empty();
+        if would_be_replaced && self.hold.as_ref().is_some_and(|hold| hold.refuses(annotations)) {
             return (Action::Refused, would_be_held(&left.argument()));
         }
         let machines = named(&self.outdated);

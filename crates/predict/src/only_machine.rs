@@ -4,9 +4,12 @@
 use std::collections::BTreeMap;
 
 use refit_cluster_api::rollout::simulate::Answer;
-use refit_core::change::{
-    NotReady, OnUncovered,
-    asked::{holds_replacements, opted_in},
+use refit_core::{
+    change::{
+        NotReady, OnUncovered,
+        asked::{holds_replacements, opted_in},
+    },
+    task::Paused,
 };
 use refit_kinds::{
     json::{annotations, name},
@@ -49,7 +52,10 @@ pub(super) fn of_control_plane(view: &mut View<'_>, members: &[Member<'_>]) -> b
             return true;
         }
         Some(NotUpdated::NotOptedIn | NotUpdated::NotHeld) => return false,
-        None if view.cluster.is_some_and(is_paused) => return false,
+        // Another client decides when it goes on.
+        None if view.cluster.is_some_and(is_paused) || paused(view) == Paused::ByOthers => {
+            return false;
+        }
         None => {}
     }
     let (answers, refusals) = answers(view, members, true);
@@ -148,8 +154,15 @@ fn not_updated(view: &View<'_>) -> Option<NotUpdated> {
     if labels(view).is_some_and(|labels| !opted_in(labels)) {
         return Some(NotUpdated::NotOptedIn);
     }
-    let is_safe = holds(view) || annotations(view.wanted).contains_key(keys::PAUSED);
+    let is_safe = match paused(view) {
+        Paused::ByTask(_) | Paused::ByHold => true,
+        Paused::No | Paused::ByOthers => holds(view),
+    };
     (!is_safe).then_some(NotUpdated::NotHeld)
+}
+
+fn paused(view: &View<'_>) -> Paused {
+    Paused::of(&annotations(view.wanted))
 }
 
 fn not_opted_in(view: &View<'_>) -> NotReady {

@@ -11,7 +11,7 @@ use refit_cluster_api::kinds::{Cluster, KubeadmControlPlane, Machine};
 use refit_core::{
     change::Policy,
     group::{RolloutKey, exception_of, rollout_number},
-    hold::{Hold, Only, Step, TaskSeen, may_be_outdated},
+    hold::{Only, Step, TaskSeen, may_be_outdated},
     task::{Paused, Refused},
 };
 use refit_kinds::{
@@ -34,7 +34,6 @@ use crate::{
     groups::{Group, control_plane_group, machines_of},
     indexes::TASKS_BY_GROUP,
     metrics::measured,
-    node_update::live::read_object,
     owner::pace_of,
     upgrade_task::{has_ended, is_current_member, is_race, refused_by_api, request_of_plane},
 };
@@ -125,17 +124,9 @@ async fn advance(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
     read(ctx, HeldKind::KubeadmControlPlane, key).await?;
     let Some(plane) = ctx.stores.control_planes.get(key) else { return Ok(Action::Done) };
     let paused = Paused::of(plane.annotations());
-    if let Paused::ByTask(task) = &paused {
-        let task = ObjectKey::new(&key.namespace, task);
-        read_object(ctx, &ctx.stores.upgrade_tasks, &task).await?;
-    }
     let held = held(ctx, HeldKind::KubeadmControlPlane, key);
     let create = held.entry.as_ref().map(|entry| entry.create);
-    let hold = match create {
-        _ if !ctx.holds_replacements(&key.namespace) => Hold::Never,
-        Some(Admission::Refused) => Hold::Refused,
-        Some(Admission::Allowed) | None => Hold::Declared,
-    };
+    let is_held = ctx.holds_replacements(&key.namespace) && create == Some(Admission::Refused);
     let mut again = held.again;
     if let Some(one) = OnlyMachine::of(ctx, key) {
         let in_place = one.policy(ctx).single_replica_in_place
@@ -143,7 +134,7 @@ async fn advance(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
             && ctx.opted_in(&key.namespace)
             && !one.is_skipped(ctx);
         let is_outdated = one.is_outdated(ctx).await?;
-        let only = Only { is_outdated, hold, in_place, paused, task: one.task(ctx) };
+        let only = Only { is_outdated, is_held, in_place, paused, task: one.task(ctx) };
         match only.next() {
             Step::Nothing => {
                 let later = ctx.clock.now().checked_add(WAITS).ok();
@@ -154,11 +145,8 @@ async fn advance(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
             Step::Update => one.update(ctx).await?,
             Step::Abort(name) => one.abort(ctx, &name).await?,
         }
-    } else if paused == Paused::ByHold {
-        match hold {
-            Hold::Refused if has_second(ctx, &plane).await => {}
-            Hold::Refused | Hold::Declared | Hold::Never => release(ctx, &plane).await?,
-        }
+    } else if paused == Paused::ByHold && !(is_held && has_second(ctx, &plane).await) {
+        release(ctx, &plane).await?;
     }
     Ok(next(ctx, again))
 }
@@ -184,7 +172,8 @@ async fn has_second(ctx: &Context, plane: &KubeadmControlPlane) -> bool {
 
 /// Lets Cluster API go on with a control plane.
 async fn release(ctx: &Context, plane: &KubeadmControlPlane) -> anyhow::Result<()> {
-    let message = "Refit no longer pauses the control plane: Cluster API goes on".to_owned();
+    let message =
+        "Nothing is left to hold: Refit lets Cluster API go on with the control plane".to_owned();
     announce(ctx, plane, EventType::Normal, ("ReplacementNotHeld", message)).await;
     annotate(ctx, plane, json!({keys::PAUSED: null, keys::TASK: null})).await
 }
@@ -207,12 +196,12 @@ async fn annotate(
 
 async fn announce_refusal(ctx: &Context, plane: &KubeadmControlPlane, why: &Refused) {
     let message = match Paused::of(plane.annotations()) {
-        Paused::ByHold => format!(
+        Paused::ByHold | Paused::ByTask(_) => format!(
             "The control plane stays paused: Refit can neither compare its Machine with what it requests nor let Cluster API \
              go on: {}",
             why.message
         ),
-        Paused::No | Paused::ByTask(_) | Paused::ByOthers => format!(
+        Paused::No | Paused::ByOthers => format!(
             "The Machine of the control plane may differ from what it requests, and Refit can neither update it nor pause \
              the control plane: {}",
             why.message
@@ -278,9 +267,7 @@ impl OnlyMachine {
 
     /// The task of the control plane that counts.
     fn task(&self, ctx: &Context) -> TaskSeen {
-        let mut tasks = ctx.stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &self.group.key);
-        // Cluster API does the work of the others, and is paused.
-        tasks.retain(|task| task.spec.via == Via::Machines);
+        let tasks = ctx.stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &self.group.key);
         let request = request_of_plane(&self.plane);
         let requested = |task: &UpgradeTask| task.annotations().get(keys::SINGLE_REPLICA).cloned();
         let is_stale = |task: &&Arc<UpgradeTask>| {

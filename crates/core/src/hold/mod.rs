@@ -9,7 +9,7 @@ mod only_machine;
 #[cfg(test)]
 mod tests;
 
-pub use self::only_machine::{Hold, Only, Step, TaskSeen, may_be_outdated};
+pub use self::only_machine::{Only, Step, TaskSeen, may_be_outdated};
 
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;

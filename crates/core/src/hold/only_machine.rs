@@ -11,25 +11,14 @@ use crate::task::Paused;
 pub struct Only {
     /// The Machine is not what the control plane requests.
     pub is_outdated: bool,
-    /// Whether the API server refuses a second Machine.
-    pub hold: Hold,
+    /// The API server refuses a second Machine.
+    pub is_held: bool,
     /// The policy lets Refit update it in place.
     pub in_place: bool,
     /// Who has paused the control plane.
     pub paused: Paused,
     /// The UpgradeTasks of the control plane.
     pub task: TaskSeen,
-}
-
-/// Whether the API server refuses a second Machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hold {
-    /// It does.
-    Refused,
-    /// It does not, because the owner has declared the replacement.
-    Declared,
-    /// The namespace does not hold replacements.
-    Never,
 }
 
 /// The UpgradeTasks of a control plane, seen from what it requests now.
@@ -65,9 +54,8 @@ impl Only {
     /// Decides what is done next. A held control plane is paused first, whatever follows. One that is neither held nor
     /// paused is left alone: Cluster API creates a second Machine at once.
     pub fn next(&self) -> Step {
-        let is_held = self.hold == Hold::Refused;
-        let is_kept = self.is_outdated && (is_held || self.in_place);
-        if is_kept && is_held && self.paused == Paused::No {
+        let is_kept = self.is_outdated && (self.is_held || self.in_place);
+        if is_kept && self.is_held && self.paused == Paused::No {
             return Step::Pause;
         }
         match (&self.task, &self.paused) {
@@ -77,12 +65,6 @@ impl Only {
                 Step::Update
             }
             (_, Paused::ByHold) if !is_kept => Step::Release,
-            // Nothing else lets the control plane go on that an ended task has left paused.
-            (TaskSeen::Missing | TaskSeen::Ended(_), Paused::ByTask(_))
-                if !self.is_outdated || self.hold == Hold::Declared && !self.in_place =>
-            {
-                Step::Release
-            }
             (
                 TaskSeen::Missing | TaskSeen::Unfinished | TaskSeen::Ended(_),
                 Paused::No | Paused::ByHold | Paused::ByTask(_) | Paused::ByOthers,
@@ -107,7 +89,7 @@ mod tests {
     /// An outdated Machine that is held, of a control plane that Cluster API works on.
     const OUTDATED: Only = Only {
         is_outdated: true,
-        hold: Hold::Refused,
+        is_held: true,
         in_place: false,
         paused: Paused::No,
         task: TaskSeen::Missing,
@@ -129,32 +111,19 @@ mod tests {
     }
 
     #[test]
-    fn cluster_api_goes_on_once_the_machine_is_up_to_date_or_its_replacement_declared() {
-        let (hold, task) = (Paused::ByHold, Paused::ByTask("old".into()));
+    fn cluster_api_goes_on_once_the_machine_is_up_to_date_or_no_longer_held() {
         let up_to_date = Only { is_outdated: false, ..OUTDATED };
-        let declared = Only { hold: Hold::Declared, ..OUTDATED };
-        for seen in [up_to_date, declared] {
-            let next = |paused: &Paused, task: TaskSeen| {
-                Only { paused: paused.clone(), task, ..seen.clone() }.next()
-            };
-            for ended in [TaskSeen::Missing, TaskSeen::Ended("one".into())] {
-                assert_eq!(next(&hold, ended.clone()), Step::Release);
-                assert_eq!(next(&task, ended.clone()), Step::Release);
-                assert_eq!(next(&Paused::ByOthers, ended.clone()), Step::Nothing);
-                assert_eq!(next(&Paused::No, ended), Step::Nothing);
+        let free = Only { is_held: false, ..OUTDATED };
+        for seen in [up_to_date, free] {
+            for task in [TaskSeen::Missing, TaskSeen::Unfinished, TaskSeen::Ended("one".into())] {
+                let next = |paused| Only { paused, task: task.clone(), ..seen.clone() }.next();
+                assert_eq!(next(Paused::ByHold), Step::Release);
+                assert_eq!(next(Paused::No), Step::Nothing);
+                // A task lets the control plane go on by itself, or an operator does.
+                assert_eq!(next(Paused::ByTask("old".into())), Step::Nothing);
+                assert_eq!(next(Paused::ByOthers), Step::Nothing);
             }
-            // A task that is under way lets the control plane go on by itself.
-            assert_eq!(next(&hold, TaskSeen::Unfinished), Step::Release);
-            assert_eq!(next(&task, TaskSeen::Unfinished), Step::Nothing);
         }
-    }
-
-    #[test]
-    fn without_the_label_only_an_up_to_date_machine_ends_the_pause_of_an_ended_task() {
-        let paused = Paused::ByTask("old".into());
-        let seen = Only { hold: Hold::Never, paused, ..OUTDATED };
-        assert_eq!(seen.next(), Step::Nothing);
-        assert_eq!(Only { is_outdated: false, ..seen }.next(), Step::Release);
     }
 
     #[test]
@@ -175,9 +144,9 @@ mod tests {
             // Whatever another client does with it must not be disturbed.
             (Paused::ByOthers, Step::Nothing),
         ] {
-            for hold in [Hold::Refused, Hold::Declared, Hold::Never] {
+            for is_held in [true, false] {
                 let paused = paused.clone();
-                let seen = Only { in_place: true, paused, hold, ..OUTDATED };
+                let seen = Only { in_place: true, paused, is_held, ..OUTDATED };
                 let next = |task| Only { task, ..seen.clone() }.next();
                 assert_eq!(next(TaskSeen::Missing), wanted, "{seen:?}");
                 assert_eq!(next(TaskSeen::Unfinished), Step::Nothing);
@@ -199,7 +168,7 @@ mod tests {
 
     #[test]
     fn without_a_hold_no_task_is_created_for_a_control_plane_that_cluster_api_works_on() {
-        let seen = Only { in_place: true, hold: Hold::Never, ..OUTDATED };
+        let seen = Only { in_place: true, is_held: false, ..OUTDATED };
         assert_eq!(seen.next(), Step::Nothing);
         assert_eq!(Only { task: TaskSeen::Unfinished, ..seen }.next(), Step::Nothing);
     }

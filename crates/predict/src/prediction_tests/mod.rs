@@ -195,11 +195,21 @@ fn the_only_machine_of_a_control_plane_is_replaced_where_nothing_holds_it() {
     assert_eq!(refused.outcome, PredictedOutcome::Blocked, "{refused:#?}");
     assert_eq!(refused.blocked_by[0].reason, "NotOptedIn");
 
-    // A task takes a pause over, and Cluster API creates no machine before.
-    for pause in ["", keys::HELD] {
+    // A task takes over what Refit has paused, and Cluster API creates no machine before. Another client's pause stays.
+    for (pause, task, outcome) in [
+        (keys::HELD, None, PredictedOutcome::InPlace),
+        ("", Some("old"), PredictedOutcome::InPlace),
+        ("", None, PredictedOutcome::Blocked),
+        ("maintenance", Some("old"), PredictedOutcome::Blocked),
+    ] {
         plane["metadata"]["annotations"][keys::PAUSED] = json!(pause);
-        let paused = only(predict(&upgrade(std::slice::from_ref(&plane))));
-        assert_eq!(paused.outcome, PredictedOutcome::InPlace, "{pause:?} {paused:#?}");
+        plane["metadata"]["annotations"][keys::TASK] = json!(task);
+        for input in
+            [upgrade(std::slice::from_ref(&plane)), held(upgrade(std::slice::from_ref(&plane)))]
+        {
+            let paused = only(predict(&input));
+            assert_eq!(paused.outcome, outcome, "{pause:?} {paused:#?}");
+        }
     }
 }
 

@@ -9,7 +9,10 @@ use refit_kinds::{
 use serde_json::Value;
 
 use super::plans::notifications;
-use crate::{script::look::owners, world::World};
+use crate::{
+    script::look::{owners, owns},
+    world::World,
+};
 
 /// Phase, counts and conditions of each task.
 pub(super) fn ends(world: &World) -> BTreeMap<String, String> {
@@ -46,12 +49,16 @@ pub(super) fn cluster_upgrade_ends(world: &World) -> BTreeMap<String, String> {
     world.cluster_upgrades().iter().map(|one| (name(one).to_owned(), end(one))).collect()
 }
 
-/// What tasks have written on owners and should have removed. A hold pauses an owner for as long as it is needed.
+/// What tasks have written on owners and should have removed. A hold pauses an owner while its Machine has another version.
 pub(super) fn left_on_owners(world: &World) -> Vec<String> {
+    let machines = world.machines();
     let left = |owner: &Value| {
+        let may_be_held = machines.iter().any(|machine| {
+            owns(owner, machine) && machine["spec"]["version"] != owner["spec"]["version"]
+        });
+        let is_left = |value: &str| value != keys::HELD || !may_be_held;
         let keys = [keys::PAUSED, keys::TASK].into_iter();
-        let left =
-            keys.filter(|key| annotation(owner, key).is_some_and(|value| value != keys::HELD));
+        let left = keys.filter(|key| annotation(owner, key).is_some_and(is_left));
         left.map(|key| format!("{} {key}", name(owner))).collect::<Vec<_>>()
     };
     owners(world).iter().flat_map(left).collect()
