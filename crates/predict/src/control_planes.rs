@@ -256,15 +256,20 @@ fn explain_one(view: &mut View<'_>, member: &Member<'_>, reason: ScaleDownReason
                     "Machine {of} does not record the template that it was cloned from, so \
                      Cluster API replaces it without calling Refit"
                 ),
-                format!(
-                    "annotate its infrastructure machine with {} and {}",
-                    keys::CLONED_FROM_NAME,
-                    keys::CLONED_FROM_GROUPKIND
-                ),
+                record_its_template(),
             );
         }
         (ScaleDownReason::NotCovered, ..) => view.uncovered(),
     }
+}
+
+/// How the infrastructure machine comes to record its template.
+pub(super) fn record_its_template() -> String {
+    format!(
+        "annotate its infrastructure machine with {} and {}",
+        keys::CLONED_FROM_NAME,
+        keys::CLONED_FROM_GROUPKIND
+    )
 }
 
 /// The date field that makes a machine outdated: reason, field and meaning.

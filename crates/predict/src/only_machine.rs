@@ -17,7 +17,7 @@ use refit_kinds::{
 };
 
 use super::{
-    control_planes::{Member, answers, outdated},
+    control_planes::{Member, answers, outdated, record_its_template},
     outcome::CauseReason,
     reach::{Read, Shape, is_paused},
     view::View,
@@ -72,10 +72,8 @@ pub(super) fn of_control_plane(view: &mut View<'_>, members: &[Member<'_>]) -> b
         }
         Some(Answer::Replace) => {
             let message = format!(
-                "the UpgradeTask cannot compare Machine {machine} with its template: annotate its infrastructure machine \
-                 with {} and {}",
-                keys::CLONED_FROM_NAME,
-                keys::CLONED_FROM_GROUPKIND
+                "the UpgradeTask cannot compare Machine {machine} with its template: {}",
+                record_its_template()
             );
             view.block("NotCloned", format!("Machine/{machine}"), message);
         }
