@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn only_a_task_that_pauses_an_owner_has_left_it_paused() {
         let of = |keys: &[&str]| {
-            let value = |key: &str| if key == keys::PAUSED { "" } else { "old" };
+            let value = |key: &str| if key == keys::PAUSED { keys::TASK } else { "old" };
             let pairs = keys.iter().map(|key| ((*key).to_owned(), value(key).to_owned()));
             pairs.collect::<BTreeMap<_, _>>()
         };

@@ -180,10 +180,11 @@ impl Facts {
         }
         let Some(by) = paused_by(annotations) else {
             let message = format!(
-                "paused by another client, not by Refit: annotation {} without {}; only that client can \
+                "paused by another client, not by Refit, which would set annotation {} to {} or {}; only that client can \
                  release it",
                 keys::PAUSED,
-                keys::TASK
+                keys::TASK,
+                keys::HELD
             );
             return (Action::Refused, message);
         };
@@ -282,7 +283,7 @@ mod tests {
     use super::*;
 
     fn annotations(keys: &[&str]) -> BTreeMap<String, String> {
-        let value = |key: &str| if key == keys::PAUSED { "" } else { "old" };
+        let value = |key: &str| if key == keys::PAUSED { keys::TASK } else { "old" };
         keys.iter().map(|key| ((*key).to_owned(), value(key).to_owned())).collect()
     }
 

@@ -129,7 +129,8 @@ pub const GOAL_CHANGED: &str = "refit.dev/goal-changed";
 pub const WITHDRAWN_FOR_MEMBER: &str = "refit.dev/withdrawn-for-member";
 /// On a Machine: names of the Updaters that have left some of its fields as they are, with commas.
 pub const LEFT: &str = "refit.dev/left";
-/// On a Machine, a NodeUpdate, or a paused owner: the UpgradeTask that works on it.
+/// On a Machine, a NodeUpdate, or a paused owner: the UpgradeTask that works on it. Also the value of [`PAUSED`] on an owner
+/// that the task has paused.
 pub const TASK: &str = "refit.dev/task";
 /// Label of a ClusterUpgrade: the name of the ClusterUpgradePlan that has requested it.
 pub const PLAN: &str = "refit.dev/plan";

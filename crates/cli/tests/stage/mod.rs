@@ -307,7 +307,8 @@ impl Stage {
 
     /// Plays a task that has ended: it has left an owner paused.
     pub(crate) fn left_paused(&self, kind: &str, owner: &str, task: &str) {
-        let annotations = json!({"cluster.x-k8s.io/paused": "", "refit.dev/task": task});
+        let annotations =
+            json!({"cluster.x-k8s.io/paused": "refit.dev/task", "refit.dev/task": task});
         self.patch(kind, owner, json!({"metadata": {"annotations": annotations}}));
     }
 

@@ -16,11 +16,10 @@ use refit_core::{
     managed::capacity::CapacityWrite,
     managed::cluster::{Decision, EXTRA_CAPACITY, Hindrance, Known, Write, decide},
     managed::silences::{SilenceOutcome, SilenceWrite},
-    task::Refused,
-    task::status::READY,
+    task::{Paused, Refused, status::READY},
 };
 use refit_kinds::{
-    conditions, keys,
+    conditions,
     refit::{
         CapacityState, ClusterUpgrade, ClusterUpgradeStatus, Stage, UpgradePhase, UpgradeRecord,
         UpgradeTask, UpgradeTaskSpec, Via,
@@ -300,7 +299,7 @@ async fn reaching(ctx: &Context, upgrade: &ClusterUpgrade) -> anyhow::Result<Res
     let mut reaching = Via::Spec;
     for group in groups_of(ctx, &cluster) {
         let owner = LiveOwner::of(&ctx.stores, &group);
-        if owner.is_some_and(|owner| owner.annotations().contains_key(keys::TASK)) {
+        if owner.is_some_and(|owner| Paused::of(&owner.annotations()).task().is_some()) {
             // A task that was stopped has left it paused: the next one takes it over.
             reaching = Via::Machines;
             continue;

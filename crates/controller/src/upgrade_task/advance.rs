@@ -23,7 +23,7 @@ use super::{
     prepare,
 };
 use crate::{
-    api_error::cause,
+    api_error::{ReadError, cause},
     context::Context,
     hooks::can_update,
     node_update::live::read_object,
@@ -272,9 +272,11 @@ fn refused(verdict: &Verdict) -> Option<Refused> {
 
 /// The API server refuses a read or a write: only a person changes that.
 pub(crate) fn refused_by_api(error: anyhow::Error) -> anyhow::Result<Refused> {
-    match error.downcast_ref::<kube::Error>() {
-        Some(error @ kube::Error::Api(status)) if matches!(status.code, 403 | 422) => {
-            Ok(stays("Refused", cause(error)))
+    match error.chain().find_map(|source| source.downcast_ref::<kube::Error>()) {
+        Some(refused @ kube::Error::Api(status)) if matches!(status.code, 403 | 422) => {
+            // A failed read names what was to be read.
+            let is_read = error.is::<ReadError>();
+            Ok(stays("Refused", if is_read { error.to_string() } else { cause(refused) }))
         }
         Some(_) | None => Err(error),
     }

@@ -4,8 +4,8 @@
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Namespace};
 use kube::{Api, ResourceExt as _, api::ListParams};
 use refit_cluster_api::kinds::{CORE_GROUP, ExtensionConfig};
-use refit_core::task::Refused;
-use refit_kinds::{json::annotations, keys, refit::Via};
+use refit_core::task::{Paused, Refused};
+use refit_kinds::{json::annotations, refit::Via};
 use refit_predict::{
     Extension, Manager, Reach, Read, Unreached,
     managers::{PROVIDER_LABEL, Provider},
@@ -94,7 +94,8 @@ async fn unreached(
         Read::Known(managers),
     );
     let name = format!("{} {}", group.spec.owner.kind, group.spec.owner.name);
-    if takes_over && annotations(&owner).contains_key(keys::TASK) && facts.paused == Some(name) {
+    let by_task = Paused::of(&annotations(&owner)).task().is_some();
+    if takes_over && by_task && facts.paused == Some(name) {
         facts.paused = None;
     }
     Ok(reach(&facts).err().map(NotReached::Not))

@@ -45,7 +45,7 @@ pub(super) async fn pause(ctx: &Context, look: &Look) -> anyhow::Result<()> {
     let task = look.task.name_any();
     let body = json!({"metadata": {
         "resourceVersion": owner["metadata"]["resourceVersion"],
-        "annotations": {keys::PAUSED: "", keys::TASK: task},
+        "annotations": {keys::PAUSED: keys::TASK, keys::TASK: task},
     }});
     merge(ctx, look, &owner, &body).await?;
     tracing::info!(owner = %look.group.key, task, "paused an owner");
@@ -104,7 +104,7 @@ pub(super) async fn unpause(ctx: &Context, look: &Look) -> anyhow::Result<()> {
         return Ok(());
     }
     let owner = objects::owner(ctx, &look.group).await?;
-    if annotations(&owner).get(keys::TASK) != Some(&look.task.name_any()) {
+    if !Paused::of(&annotations(&owner)).is_by(&look.task.name_any()) {
         return Ok(());
     }
     let body = json!({"metadata": {

@@ -72,19 +72,24 @@ pub enum Paused {
 impl Paused {
     /// Whether this task has paused the owner.
     pub fn is_by(&self, task: &str) -> bool {
+        self.task() == Some(task)
+    }
+
+    /// Name of the task that has paused the owner.
+    pub fn task(&self) -> Option<&str> {
         match self {
-            Self::ByTask(name) => name == task,
-            Self::No | Self::ByHold | Self::ByOthers => false,
+            Self::ByTask(name) => Some(name),
+            Self::No | Self::ByHold | Self::ByOthers => None,
         }
     }
 
-    /// Reads the annotations of an owner.
+    /// Reads the annotations of an owner. The value of the pause names who has set it: the name of a task may outlive its
+    /// pause, if another client removes only that.
     pub fn of(annotations: &BTreeMap<String, String>) -> Self {
         match (annotations.get(keys::PAUSED).map(String::as_str), annotations.get(keys::TASK)) {
             (None, _) => Self::No,
             (Some(keys::HELD), _) => Self::ByHold,
-            // A task writes no value. What names it may be left by a client that removed only the pause.
-            (Some(""), Some(task)) => Self::ByTask(task.clone()),
+            (Some(keys::TASK), Some(task)) => Self::ByTask(task.clone()),
             (Some(_), _) => Self::ByOthers,
         }
     }

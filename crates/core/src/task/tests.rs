@@ -503,7 +503,9 @@ fn a_pause_with_another_value_is_another_clients_whatever_task_is_named() {
     for (paused, named, wanted) in [
         (None, None, Paused::No),
         (None, Some("old"), Paused::No),
-        (Some(""), Some("old"), Paused::ByTask("old".into())),
+        (Some(keys::TASK), Some("old"), Paused::ByTask("old".into())),
+        (Some(keys::TASK), None, Paused::ByOthers),
+        (Some(""), Some("old"), Paused::ByOthers),
         (Some(""), None, Paused::ByOthers),
         (Some("maintenance"), Some("old"), Paused::ByOthers),
         (Some(keys::HELD), None, Paused::ByHold),

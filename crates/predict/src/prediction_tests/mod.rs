@@ -198,7 +198,8 @@ fn the_only_machine_of_a_control_plane_is_replaced_where_nothing_holds_it() {
     // A task takes over what Refit has paused, and Cluster API creates no machine before. Another client's pause stays.
     for (pause, task, outcome) in [
         (keys::HELD, None, PredictedOutcome::InPlace),
-        ("", Some("old"), PredictedOutcome::InPlace),
+        (keys::TASK, Some("old"), PredictedOutcome::InPlace),
+        ("", Some("old"), PredictedOutcome::Blocked),
         ("", None, PredictedOutcome::Blocked),
         ("maintenance", Some("old"), PredictedOutcome::Blocked),
     ] {
