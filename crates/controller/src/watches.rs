@@ -287,6 +287,9 @@ pub(crate) fn group_changed(ctx: &Context, group: &UpdateGroup) {
         }
     }
     if group.spec.control_plane {
+        // Its only machine may be skipped no longer.
+        let plane = ObjectKey::new(&key.namespace, &group.spec.owner.name);
+        replacement_hold::wake_only_machine(ctx, &plane);
         // Workers wait for their control plane.
         let cluster = ObjectKey::new(&key.namespace, &group.spec.cluster_name);
         for workers in ctx.stores.update_groups.listed(&GROUPS_BY_CLUSTER, &cluster) {
@@ -331,6 +334,9 @@ fn namespace_changed(ctx: &Context, namespace: &Namespace) {
         annotations::wake_namespace(ctx, &namespace.name_any());
     }
     replacement_hold::wake_namespace(ctx, &namespace.name_any());
+    for group in ctx.stores.update_groups.list_in(&namespace.name_any()) {
+        ctx.queues.groups.add(ObjectKey::of(group.as_ref()));
+    }
 }
 
 /// Outside of namespaces that opted in, the work that is left decides about the connection.

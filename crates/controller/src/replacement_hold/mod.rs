@@ -41,6 +41,8 @@ use crate::{
     owner::OwnerId,
 };
 
+pub(crate) use self::only_machine::wake as wake_only_machine;
+
 /// How many owners are worked on at once. Those of a namespace share one object.
 const WORKERS: usize = 4;
 /// How long changes of a ReplacementHold are collected before it is looked at: most are the controller's own.
@@ -257,9 +259,34 @@ fn find<'a>(owners: &'a [HeldOwner], kind: HeldKind, name: &str) -> Option<&'a H
     owners.iter().find(|entry| entry.kind == kind && entry.name == name)
 }
 
-/// What Cluster API may do to the Machines of an owner, by the caches. Only an owner that does not exist is not held: one
-/// whose Cluster is unknown is judged by its own annotations.
+/// What Cluster API may do to the Machines of an owner, by the caches. Only an owner that does not exist is not held.
 fn held(ctx: &Context, kind: HeldKind, key: &ObjectKey) -> Held {
+    let held = judged(ctx, kind, key, |seen| seen.held(ctx.clock.now()));
+    held.unwrap_or(Held { entry: None, again: None })
+}
+
+/// Name of the only Machine of a MachineDeployment, if Cluster API would replace it by a surge machine, which is refused.
+pub(crate) fn waits_without_surge(ctx: &Context, group: &Group) -> Option<String> {
+    let key = group.owner_key();
+    let deployment = match group.spec.owner.owner() {
+        Owner::Deployment => ctx.stores.machine_deployments.get(&key)?,
+        Owner::ControlPlane | Owner::Set => return None,
+    };
+    let requested = &deployment.spec.template.spec.version;
+    let waits = |seen: OwnerSeen<'_>| {
+        seen.waits_without_surge(requested, ctx.clock.now()).map(kube::ResourceExt::name_any)
+    };
+    let is_held = ctx.holds_replacements(&key.namespace);
+    is_held.then(|| judged(ctx, HeldKind::MachineDeployment, &key, waits))??
+}
+
+/// Judges an owner by the caches. One whose Cluster is unknown is judged by its own annotations.
+fn judged<T>(
+    ctx: &Context,
+    kind: HeldKind,
+    key: &ObjectKey,
+    judge: impl FnOnce(OwnerSeen<'_>) -> T,
+) -> Option<T> {
     let stores = &ctx.stores;
     let group = group_key(kind, key);
     let machines = machines_of(stores, &group);
@@ -276,10 +303,10 @@ fn held(ctx: &Context, kind: HeldKind, key: &ObjectKey) -> Held {
             OwnerSeen::deployment(&deployment, policy, machines)
         }),
     };
-    let Some(mut seen) = seen else { return Held { entry: None, again: None } };
+    let mut seen = seen?;
     seen.is_deleting |= cluster.is_some_and(|one| one.metadata.deletion_timestamp.is_some());
     seen.has_leaving_set = has_leaving_set(ctx, &group);
-    seen.held(ctx.clock.now())
+    Some(judge(seen))
 }
 
 fn policy_of(ctx: &Context, owner: &BTreeMap<String, String>, cluster: Option<&Cluster>) -> Policy {

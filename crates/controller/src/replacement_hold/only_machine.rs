@@ -17,8 +17,8 @@ use refit_core::{
 use refit_kinds::{
     keys,
     refit::{
-        Admission, ExceptionRule, HeldKind, Origin, Stage, TaskPhase, UpgradeTask, UpgradeTaskSpec,
-        Via, hash_json,
+        Admission, ExceptionRule, HeldKind, Origin, Stage, UpgradeTask, UpgradeTaskSpec, Via,
+        hash_json,
     },
 };
 use refit_runtime::{
@@ -35,7 +35,7 @@ use crate::{
     indexes::TASKS_BY_GROUP,
     metrics::measured,
     owner::pace_of,
-    upgrade_task::{has_ended, is_current_member, is_race, refused_by_api, request_of_plane},
+    upgrade_task::{is_current_member, is_race, refused_by_api, request_of_plane},
 };
 
 /// Requeue delay after a write conflict.
@@ -75,7 +75,7 @@ pub(super) fn wake_namespace(ctx: &Context, namespace: &str) {
 }
 
 /// Wakes a control plane, if its only Machine may have to be updated or held.
-pub(super) fn wake(ctx: &Context, key: &ObjectKey) {
+pub(crate) fn wake(ctx: &Context, key: &ObjectKey) {
     if concerns(ctx, key) {
         ctx.queues.only_machines.add(key.clone());
     }
@@ -85,7 +85,7 @@ pub(super) fn wake(ctx: &Context, key: &ObjectKey) {
 fn concerns(ctx: &Context, key: &ObjectKey) -> bool {
     let Some(plane) = ctx.stores.control_planes.get(key) else { return false };
     let may_be_replaced = |one: OnlyMachine| {
-        may_be_outdated(&one.plane, &one.machine)
+        may_be_outdated(&one.plane.spec.version, &one.machine)
             && (ctx.holds_replacements(&key.namespace) || one.policy(ctx).single_replica_in_place)
     };
     match Paused::of(plane.annotations()) {
@@ -174,8 +174,9 @@ async fn has_second(ctx: &Context, plane: &KubeadmControlPlane) -> bool {
 async fn release(ctx: &Context, plane: &KubeadmControlPlane) -> anyhow::Result<()> {
     let message =
         "Nothing is left to hold: Refit lets Cluster API go on with the control plane".to_owned();
+    annotate(ctx, plane, json!({keys::PAUSED: null, keys::TASK: null})).await?;
     announce(ctx, plane, EventType::Normal, ("ReplacementNotHeld", message)).await;
-    annotate(ctx, plane, json!({keys::PAUSED: null, keys::TASK: null})).await
+    Ok(())
 }
 
 async fn annotate(
@@ -268,29 +269,7 @@ impl OnlyMachine {
     /// The task of the control plane that counts.
     fn task(&self, ctx: &Context) -> TaskSeen {
         let tasks = ctx.stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &self.group.key);
-        let request = request_of_plane(&self.plane);
-        let requested = |task: &UpgradeTask| task.annotations().get(keys::SINGLE_REPLICA).cloned();
-        let is_stale = |task: &&Arc<UpgradeTask>| {
-            task.spec.stage != Stage::Abort && requested(task).is_some_and(|of| of != request)
-        };
-        let mut unfinished = tasks.iter().filter(|task| !has_ended(task));
-        if let Some(task) = unfinished.clone().find(is_stale) {
-            return TaskSeen::Stale(task.name_any());
-        }
-        if unfinished.next().is_some() {
-            return TaskSeen::Unfinished;
-        }
-        // What ended before the newest one was about another request, even if that has come back.
-        let created = |task: &&Arc<UpgradeTask>| task.creation_timestamp().map(|at| at.0);
-        let newest = tasks.iter().max_by_key(created).filter(|task| {
-            let status = task.status.clone().unwrap_or_default();
-            status.phase == TaskPhase::Aborted
-                && !task.annotations().contains_key(keys::GOAL_CHANGED)
-                && requested(task).unwrap_or(status.owner_request) == request
-        });
-        let own_name = self.task_name();
-        let ended = newest.or_else(|| tasks.iter().find(|task| task.name_any() == own_name));
-        ended.map_or(TaskSeen::Missing, |task| TaskSeen::Ended(task.name_any()))
+        TaskSeen::of(&tasks, &request_of_plane(&self.plane), &self.task_name())
     }
 
     /// Name of the task for what the control plane requests now.
@@ -314,8 +293,10 @@ impl OnlyMachine {
              plane requests: Refit pauses the control plane {next}",
             self.machine.name_any()
         );
+        let pause = json!({keys::PAUSED: keys::HELD, keys::TASK: null});
+        annotate(ctx, &self.plane, pause).await?;
         announce(ctx, &self.plane, type_, ("ReplacementHeld", message)).await;
-        annotate(ctx, &self.plane, json!({keys::PAUSED: keys::HELD, keys::TASK: null})).await
+        Ok(())
     }
 
     /// How a control plane goes on that is paused, and whose Machine no UpgradeTask is to update.

@@ -35,6 +35,7 @@ pub(super) fn outside<'a>(
         lacks_machines: limits.lacks(machines.len()),
         control_plane: control_plane(stores, group, machines),
         deserted: slots.iter().find(|slot| is_deserted(stores, group, machines, slot)),
+        held: None,
         bundle: bundle_expected(stores, group, machines, speakers),
         rollout: rollout(stores, group, limits, machines),
     }

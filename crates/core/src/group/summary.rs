@@ -2,7 +2,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{
-    conditions,
+    conditions, keys,
     refit::{Blocker, NodeUpdateStatus, Phase, Role, Slot, UpdateGroupStatus, Waiting},
     version::StatedVersion,
 };
@@ -40,6 +40,8 @@ const CONTROL_PLANE_BLOCKED: &str = "ControlPlaneBlocked";
 const NODE_UPDATE_DELETED: &str = "NodeUpdateDeleted";
 /// Reason of [`BLOCKED`]: no UpgradeTask names the bundle that an annotation of the owner asks for.
 const BUNDLE_EXPECTED: &str = "BundleExpected";
+/// Reason of [`BLOCKED`]: the API server refuses the surge machine of the only Machine.
+const REPLACEMENT_HELD: &str = "ReplacementHeld";
 /// Reasons of [`COVERED`] for verdicts that wait for an operator.
 const WAITS_FOR_OPERATOR: [&str; 5] =
     ["NoFreshReport", "KubeletBehind", "ProviderForbidden", "Held", "Skipped"];
@@ -127,6 +129,8 @@ pub struct Outside<'a> {
     pub deserted: Option<&'a Slot>,
     /// A Machine whose update does not begin before its bundle is known, and why.
     pub bundle: Option<(&'a str, BundleExpected)>,
+    /// The only Machine of the group, if Cluster API would replace it by a surge machine, which the API server refuses.
+    pub held: Option<String>,
     /// The owner's rollout, if the owner is known.
     pub rollout: Option<Rollout<'a>>,
 }
@@ -358,6 +362,15 @@ fn blocked_from_outside(
     }
     if let Some((machine, why)) = &outside.bundle {
         return Some((BUNDLE_EXPECTED, format!("Machine {machine}: {why}")));
+    }
+    if let Some(machine) = &outside.held {
+        let message = format!(
+            "Machine {machine}: Cluster API would replace it by its surge machine, and the API server refuses that, because \
+             the namespace holds replacements. To update it in place, set spec.rollout.strategy.rollingUpdate to maxSurge 0 \
+             and maxUnavailable 1; to let Cluster API replace it, annotate the owner or its Cluster with {}=Replace",
+            keys::ON_UNCOVERED
+        );
+        return Some((REPLACEMENT_HELD, message));
     }
     let behind = Some(Reason::Update(RefusalReason::ControlPlaneBehind));
     let refused = conditions::get(&status.conditions, COVERED)

@@ -435,6 +435,18 @@ fn a_group_that_lacks_a_machine_is_blocked() {
 }
 
 #[test]
+fn a_group_whose_surge_machine_is_refused_is_blocked_and_names_the_ways_out() {
+    let status = answered("Covered", "True", 1);
+    let outside = Outside { held: Some("m-1".into()), ..Outside::default() };
+    let next = summarise(&status, FIVE, &[], &outside, None, at(0));
+    let condition = conditions::get(&next.conditions, BLOCKED).unwrap();
+    assert_eq!((&*condition.status, &*condition.reason), ("True", "ReplacementHeld"));
+    for words in ["Machine m-1", "maxSurge 0", "refit.dev/on-uncovered=Replace"] {
+        assert!(condition.message.contains(words), "{condition:?}");
+    }
+}
+
+#[test]
 fn workers_that_wait_for_a_control_plane_that_nothing_updates_are_blocked() {
     let refused = answered("ControlPlaneBehind", "Unknown", 2);
     let fine = UpdateGroupStatus::default();

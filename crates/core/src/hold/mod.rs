@@ -14,7 +14,10 @@ pub use self::only_machine::{Only, Step, TaskSeen, may_be_outdated};
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
 use refit_cluster_api::kinds::{KubeadmControlPlane, Machine, MachineDeployment};
-use refit_kinds::refit::{Admission, HeldKind, HeldOwner};
+use refit_kinds::{
+    refit::{Admission, HeldKind, HeldOwner},
+    version::StatedVersion,
+};
 
 use crate::change::{OnUncovered, Policy};
 
@@ -124,6 +127,19 @@ impl<'a> OwnerSeen<'a> {
             delete: admission(stay > self.replicas || self.has_leaving_set),
         };
         Held { entry: Some(entry), again }
+    }
+
+    /// The only Machine, if it differs from what the owner requests, and is not replaced because its surge machine is refused.
+    pub fn waits_without_surge(
+        &self,
+        requested: &StatedVersion,
+        now: Timestamp,
+    ) -> Option<&'a Machine> {
+        let [machine] = self.machines[..] else { return None };
+        let entry = self.held(now).entry;
+        let is_refused = entry.is_some_and(|entry| entry.create == Admission::Refused);
+        let waits = is_refused && self.max_surge > 0 && may_be_outdated(requested, machine);
+        waits.then_some(machine)
     }
 
     /// When the owner's own dates ask for the replacement of each Machine.

@@ -1,8 +1,15 @@
 //! What becomes of the only Machine of a control plane: Cluster API never updates it in place, it creates a second one
 //! first.
 
-use refit_cluster_api::kinds::{KubeadmControlPlane, Machine};
-use refit_kinds::conditions;
+use kube::ResourceExt as _;
+use std::borrow::Borrow;
+
+use refit_cluster_api::kinds::Machine;
+use refit_kinds::{
+    conditions, keys,
+    refit::{Stage, TaskPhase, UpgradeTask},
+    version::StatedVersion,
+};
 
 use crate::task::Paused;
 
@@ -33,6 +40,36 @@ pub enum TaskSeen {
     /// The one of this name was created here for what is requested now, and has ended, and the Machine is still outdated:
     /// an operator has aborted it, or a Machine that it has updated was changed by another client.
     Ended(String),
+}
+
+impl TaskSeen {
+    /// Sees the tasks of a control plane that makes this request, a hash. `name` is that of the task that is created here
+    /// for it.
+    pub fn of(tasks: &[impl Borrow<UpgradeTask>], request: &str, name: &str) -> Self {
+        let tasks = tasks.iter().map(Borrow::borrow);
+        let created_for =
+            |task: &UpgradeTask| task.annotations().get(keys::SINGLE_REPLICA).cloned();
+        let is_stale = |task: &&UpgradeTask| {
+            task.spec.stage != Stage::Abort && created_for(task).is_some_and(|of| of != request)
+        };
+        let mut unfinished = tasks.clone().filter(|task| !task.phase().has_ended());
+        if let Some(task) = unfinished.clone().find(is_stale) {
+            return Self::Stale(task.name_any());
+        }
+        if unfinished.next().is_some() {
+            return Self::Unfinished;
+        }
+        // What ended before the newest one was about another request, even if that has come back.
+        let created = |task: &&UpgradeTask| task.creation_timestamp().map(|at| at.0);
+        let newest = tasks.clone().max_by_key(created).filter(|task| {
+            let recorded = || task.status.as_ref().map(|status| status.owner_request.clone());
+            task.phase() == TaskPhase::Aborted
+                && !task.annotations().contains_key(keys::GOAL_CHANGED)
+                && created_for(task).or_else(recorded).is_some_and(|of| of == request)
+        });
+        let ended = newest.or_else(|| tasks.clone().find(|task| task.name_any() == name));
+        ended.map_or(Self::Missing, |task| Self::Ended(task.name_any()))
+    }
 }
 
 /// What is done next.
@@ -73,10 +110,11 @@ impl Only {
     }
 }
 
-/// Whether Cluster API may see a Machine as outdated. If so, a comparison of the objects shows whether it is.
-pub fn may_be_outdated(plane: &KubeadmControlPlane, machine: &Machine) -> bool {
+/// Whether Cluster API may see a Machine as outdated whose owner requests this version. If so, a comparison of the objects
+/// shows whether it is.
+pub fn may_be_outdated(requested: &StatedVersion, machine: &Machine) -> bool {
     let shown = machine.status.as_ref().map_or(&[][..], |status| &status.conditions);
-    machine.spec.version != plane.spec.version
+    machine.spec.version != *requested
         || conditions::get(shown, conditions::UP_TO_DATE).is_some_and(|up_to_date| {
             up_to_date.status == "False" && up_to_date.reason == conditions::NOT_UP_TO_DATE
         })
@@ -84,6 +122,8 @@ pub fn may_be_outdated(plane: &KubeadmControlPlane, machine: &Machine) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     /// An outdated Machine that is held, of a control plane that Cluster API works on.
@@ -98,6 +138,64 @@ mod tests {
     fn tasks() -> [TaskSeen; 4] {
         let stale = TaskSeen::Stale("one".into());
         [TaskSeen::Missing, TaskSeen::Unfinished, stale, TaskSeen::Ended("one".into())]
+    }
+
+    /// A task with this name: created for this request, at this minute, in this stage and phase.
+    fn task((name, of, at): (&str, Option<&str>, u8), stage: &str, phase: &str) -> UpgradeTask {
+        serde_json::from_value(json!({
+            "metadata": {
+                "name": name,
+                "creationTimestamp": format!("2026-03-02T08:{at:02}:00Z"),
+                "annotations": of.map(|of| json!({keys::SINGLE_REPLICA: of})),
+            },
+            "spec": {"clusterRef": {"name": "c"}, "via": "Machines", "stage": stage},
+            "status": {"phase": phase, "ownerRequest": "now"},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn the_tasks_of_a_control_plane_are_seen_from_what_it_requests_now() {
+        let ours = ("single-1", Some("now"), 5);
+        let of_before = ("single-0", Some("before"), 3);
+        let by_hand = ("by-hand", None, 4);
+        let ended = |name: &str| TaskSeen::Ended(name.to_owned());
+        let changed = |mut task: UpgradeTask| {
+            task.annotations_mut().insert(keys::GOAL_CHANGED.to_owned(), String::new());
+            task
+        };
+        let table = [
+            (vec![], TaskSeen::Missing),
+            (vec![task(ours, "Ongoing", "Ongoing")], TaskSeen::Unfinished),
+            // It goes on once its cause is gone.
+            (vec![task(ours, "Ongoing", "Failed")], TaskSeen::Unfinished),
+            (vec![task(by_hand, "Ongoing", "Ongoing")], TaskSeen::Unfinished),
+            (vec![task(of_before, "Ongoing", "Ongoing")], TaskSeen::Stale("single-0".into())),
+            // It is being stopped already.
+            (vec![task(of_before, "Abort", "Ongoing")], TaskSeen::Unfinished),
+            (vec![task(of_before, "Ongoing", "Complete")], TaskSeen::Missing),
+            (vec![changed(task(of_before, "Abort", "Aborted"))], TaskSeen::Missing),
+            (vec![task(ours, "Ongoing", "Complete")], ended("single-1")),
+            (vec![task(ours, "Abort", "Aborted")], ended("single-1")),
+            // Its operator has stopped it, for what is requested now.
+            (vec![task(by_hand, "Abort", "Aborted")], ended("by-hand")),
+            (vec![task(by_hand, "Ongoing", "Complete")], TaskSeen::Missing),
+            // The request of before has come back.
+            (
+                vec![
+                    task(("single-9", Some("now"), 1), "Abort", "Aborted"),
+                    changed(task(of_before, "Abort", "Aborted")),
+                ],
+                TaskSeen::Missing,
+            ),
+            (
+                vec![task(ours, "Ongoing", "Ongoing"), task(of_before, "Ongoing", "Failed")],
+                TaskSeen::Stale("single-0".into()),
+            ),
+        ];
+        for (tasks, wanted) in table {
+            assert_eq!(TaskSeen::of(&tasks, "now", "single-1"), wanted, "{tasks:#?}");
+        }
     }
 
     #[test]

@@ -74,6 +74,28 @@ fn the_numbers_of_machines_decide() {
 }
 
 #[test]
+fn the_only_machine_waits_while_its_surge_machine_is_refused() {
+    let (same, other) = (StatedVersion::default(), StatedVersion::from("v1.35.0"));
+    // Replicas, surge, Machines, whether the Machine is outdated.
+    for (replicas, surge, count, requested, waits) in [
+        (1, 1, 1, &other, true),
+        (1, 1, 1, &same, false),
+        (1, 0, 1, &other, false), // updated in place
+        (1, 1, 2, &other, false),
+        (2, 1, 1, &other, false), // scale-up
+    ] {
+        let machines = machines(count, 0);
+        let owner = seen(replicas, surge, &machines);
+        let found = owner.waits_without_surge(requested, at(1000));
+        assert_eq!(found.is_some(), waits, "{replicas} {surge} {count} {requested:?}");
+    }
+    let machines = machines(1, 0);
+    let policy = Policy { on_uncovered: OnUncovered::Replace, ..Policy::default() };
+    let declared = OwnerSeen { policy, ..seen(1, 1, &machines) };
+    assert!(declared.waits_without_surge(&other, at(1000)).is_none());
+}
+
+#[test]
 fn a_machine_set_that_is_deleted_lets_machines_be_deleted_and_the_numbers_decide_about_new_ones() {
     for (count, leaving, wanted) in [(1, 0, (false, true)), (0, 1, (true, true))] {
         let machines = machines(count, leaving);
