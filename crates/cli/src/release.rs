@@ -180,9 +180,10 @@ impl Facts {
         }
         let Some(by) = paused_by(annotations) else {
             let message = format!(
-                "paused by another client, not by Refit, which would set annotation {} to {} or {}; only that client can \
-                 release it",
+                "paused by another client: Refit sets annotation {} to {}, and annotation {} to the name of a task, or the \
+                 first one to {}; only that client can release it",
                 keys::PAUSED,
+                keys::TASK,
                 keys::TASK,
                 keys::HELD
             );

@@ -77,6 +77,7 @@ const TELLTALES: [Telltale; 16] = [
         allowed: &[
             ("crates/kinds/src/conditions.rs", "the type"),
             ("crates/core/src/invariants/objects.rs", "judges the model, so it reads by itself"),
+            ("lab/world/src/holds.rs", "judges what is held, so it reads by itself"),
         ],
     },
     Telltale { word: "certificatesExpiryDate", at_home: true, allowed: &[] },

@@ -41,7 +41,7 @@ use crate::{
     notifications::{self, Receivers},
     owner::OwnerId,
     providers::WatchedKinds,
-    replacement_hold::HoldKey,
+    replacement_hold::{HoldKey, OwnHolds},
     served,
     updater_servers::UpdaterServers,
     version_graph::VersionGraphs,
@@ -74,6 +74,8 @@ pub(crate) struct Context {
     pub(crate) stores: Stores,
     /// Keys to reconcile.
     pub(crate) queues: Queues,
+    /// The last writes of ReplacementHolds.
+    pub(crate) own_holds: OwnHolds,
     #[cfg(feature = "sabotage")]
     pub(crate) sabotage: Arc<crate::sabotage::Sabotage>,
     /// Reads infrastructure machines and bootstrap configs.
@@ -131,6 +133,7 @@ impl Context {
             recorder: Recorder::new(client.clone(), clock, "refit-controller"),
             stores: Stores::default(),
             queues: Queues::default(),
+            own_holds: OwnHolds::default(),
             metrics: Arc::new(Metrics::new()),
             served: ServedVersions::new(served::KINDS),
             client,
@@ -178,6 +181,7 @@ impl Context {
             recorder: Recorder::new(client.clone(), self.clock, "refit-controller"),
             stores: self.stores.clone(),
             queues: self.queues.clone(),
+            own_holds: self.own_holds.clone(),
             metrics: self.metrics.clone(),
             served: self.served.clone(),
             client,

@@ -572,3 +572,24 @@ fn doctor_warns_before_a_replacement_hold_is_too_large_for_etcd() {
     assert_eq!(size, 142);
     assert!(size * 10_000 < 3 * 512 * 1024);
 }
+
+#[test]
+fn doctor_misses_a_policy_of_holds_whose_binding_does_not_deny() {
+    let policy = |name: &str| serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+    let binding = |policy: &str, action: &str, reads: bool| {
+        let params = reads.then(|| json!({"name": "refit"}));
+        let spec = json!({"policyName": policy, "validationActions": [action], "paramRef": params});
+        serde_json::from_value(json!({"spec": spec})).unwrap()
+    };
+    let (machines, sets) = ("refit-replacement-holds", "refit-replacement-holds-machine-sets");
+    let policies = [policy(machines), policy(sets)];
+    let missing =
+        |of_machines, of_sets| hold::missing_policies(&policies, &[of_machines, of_sets]).join(" ");
+    let fine = || binding(sets, "Deny", true);
+    assert_eq!(missing(binding(machines, "Deny", true), fine()), "");
+    let unbound = format!("ValidatingAdmissionPolicyBinding of {machines}");
+    for (action, reads) in [("Audit", true), ("Warn", true), ("Deny", false)] {
+        assert_eq!(missing(binding(machines, action, reads), fine()), unbound, "{action} {reads}");
+    }
+    assert_eq!(hold::missing_policies(&[], &[]).len(), 4);
+}

@@ -66,6 +66,15 @@ pub(super) fn of_control_plane(view: &mut View<'_>, members: &[Member<'_>]) -> b
                 "an UpgradeTask updates the only machine, because of the annotation {}",
                 keys::SINGLE_REPLICA
             ));
+            if view.now["spec"] == view.wanted["spec"]
+                && let Paused::ByTask(task) = paused(view)
+            {
+                let owner = view.title();
+                view.plan.notes.push(format!(
+                    "UpgradeTask/{task} pauses {owner}: once it has ended, `refit resume {owner}` creates another one for \
+                     what is requested already"
+                ));
+            }
         }
         Some(Answer::Wait) | None => {
             view.plan.blocked_by.extend(refusals.into_values().flatten());

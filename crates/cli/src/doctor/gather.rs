@@ -54,8 +54,6 @@ pub(super) const SYSTEM: &str = "refit-system";
 pub(super) const CONTROLLER: &str = "refit-controller";
 /// Name of the Secret with the hook server's certificate.
 const CERTIFICATE: &str = "refit-webhook-tls";
-/// Name of the ValidatingAdmissionPolicy that holds replacements.
-const HOLDS: &str = "refit-replacement-holds";
 /// User agent of the client.
 const READER: &str = "doctor";
 
@@ -506,7 +504,7 @@ async fn namespaces(client: &Client, clusters: &[Value]) -> Read<Vec<doctor::Nam
     Read::Known(found)
 }
 
-/// What is missing of the ValidatingAdmissionPolicy that holds replacements, and its binding.
+/// What is missing of the ValidatingAdmissionPolicies that hold replacements, and their bindings.
 async fn missing_hold_policies(client: &Client) -> Read<Vec<String>> {
     let policies = read::<ValidatingAdmissionPolicy>(client, "").await;
     let bindings = read::<ValidatingAdmissionPolicyBinding>(client, "").await;
@@ -514,17 +512,7 @@ async fn missing_hold_policies(client: &Client) -> Read<Vec<String>> {
         (Read::Known(policies), Read::Known(bindings)) => (policies, bindings),
         (Read::Unknown(why), _) | (_, Read::Unknown(why)) => return Read::Unknown(why),
     };
-    let bound = |one: &ValidatingAdmissionPolicyBinding| {
-        one.spec.as_ref().and_then(|spec| spec.policy_name.as_deref()) == Some(HOLDS)
-    };
-    let mut missing = Vec::new();
-    if !policies.iter().any(|one| one.name_any() == HOLDS) {
-        missing.push(format!("ValidatingAdmissionPolicy/{HOLDS}"));
-    }
-    if !bindings.iter().any(bound) {
-        missing.push(format!("ValidatingAdmissionPolicyBinding of {HOLDS}"));
-    }
-    Read::Known(missing)
+    Read::Known(doctor::hold::missing_policies(&policies, &bindings))
 }
 
 /// The users that each ReplacementHold names.

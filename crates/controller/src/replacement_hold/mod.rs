@@ -10,16 +10,19 @@ mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use jiff::Timestamp;
 use kube::{Api, ResourceExt as _, api::PostParams};
-use refit_cluster_api::kinds::{Cluster, Machine};
+use refit_cluster_api::{
+    kinds::{Cluster, Machine, MachineSet},
+    rollout,
+};
 use refit_core::{
     change::{Policy, PolicyDefaults, policy},
-    hold::{Held, OwnerSeen, allows_more, refused},
+    hold::{Held, OwnerSeen, allows_more, may_be_outdated, refused},
 };
 use refit_kinds::{
     keys,
@@ -38,7 +41,7 @@ use crate::{
     indexes::{DEPLOYMENTS_BY_CLUSTER, SETS_BY_GROUP},
     metrics::measured,
     node_update::live::{list_machines, read_object},
-    owner::OwnerId,
+    owner::{LiveOwner, OwnerId},
 };
 
 pub(crate) use self::only_machine::wake as wake_only_machine;
@@ -68,6 +71,23 @@ impl HoldKey {
     }
 }
 
+/// The last writes of ReplacementHolds: each would have all owners of its namespace looked at once more.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OwnHolds(Arc<Mutex<BTreeMap<ObjectKey, String>>>);
+
+impl OwnHolds {
+    fn note(&self, written: &ReplacementHold) {
+        let version = written.resource_version().unwrap_or_default();
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        last.insert(ObjectKey::of(written), version);
+    }
+
+    fn is_last(&self, seen: &ReplacementHold) -> bool {
+        let last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        last.get(&ObjectKey::of(seen)) == seen.metadata.resource_version.as_ref()
+    }
+}
+
 /// Reconciles ReplacementHolds until the future is dropped.
 pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
     ctx.stores.wait_synced().await;
@@ -92,7 +112,7 @@ pub(crate) fn wake_namespace(ctx: &Context, namespace: &str) {
 /// Looks at a ReplacementHold that has changed.
 pub(crate) fn hold_changed(ctx: &Context, hold: &ReplacementHold) {
     let namespace = hold.namespace().unwrap_or_default();
-    if concerns(ctx, &namespace) {
+    if concerns(ctx, &namespace) && !ctx.own_holds.is_last(hold) {
         ctx.queues.replacement_holds.add_after(HoldKey::Namespace(namespace), COLLECT);
     }
 }
@@ -246,6 +266,9 @@ async fn one(
         read(ctx, kind, key).await?;
         next = held(ctx, kind, key);
     }
+    if next.entry.as_ref() == known {
+        return Ok(self::next(ctx, next.again));
+    }
     let is_other = |entry: &&HeldOwner| entry.kind != kind || entry.name != key.name;
     let mut owners: Vec<HeldOwner> = hold.spec.owners.iter().filter(is_other).cloned().collect();
     let place = owners.partition_point(|entry| (entry.kind, &entry.name) < (kind, &key.name));
@@ -265,19 +288,36 @@ fn held(ctx: &Context, kind: HeldKind, key: &ObjectKey) -> Held {
     held.unwrap_or(Held { entry: None, again: None })
 }
 
-/// Name of the only Machine of a MachineDeployment, if Cluster API would replace it by a surge machine, which is refused.
+/// Name of the only Machine of a MachineDeployment, if it is outdated and Cluster API cannot replace it, because its surge
+/// machine is refused.
 pub(crate) fn waits_without_surge(ctx: &Context, group: &Group) -> Option<String> {
-    let key = group.owner_key();
-    let deployment = match group.spec.owner.owner() {
-        Owner::Deployment => ctx.stores.machine_deployments.get(&key)?,
+    match group.spec.owner.owner() {
+        Owner::Deployment => {}
         Owner::ControlPlane | Owner::Set => return None,
+    }
+    let owner = LiveOwner::of(&ctx.stores, group)?;
+    held_only(ctx, group, |machine| {
+        may_be_outdated(owner.version(), machine).then(|| machine.name_any())
+    })
+    .flatten()
+}
+
+/// Whether the API server refuses what would replace the only Machine of a group.
+pub(crate) fn holds_only_machine(ctx: &Context, group: &Group) -> bool {
+    held_only(ctx, group, |_| ()).is_some()
+}
+
+fn held_only<T>(ctx: &Context, group: &Group, judge: impl FnOnce(&Machine) -> T) -> Option<T> {
+    let kind = match group.spec.owner.owner() {
+        Owner::ControlPlane => HeldKind::KubeadmControlPlane,
+        Owner::Deployment => HeldKind::MachineDeployment,
+        Owner::Set => return None,
     };
-    let requested = &deployment.spec.template.spec.version;
-    let waits = |seen: OwnerSeen<'_>| {
-        seen.waits_without_surge(requested, ctx.clock.now()).map(kube::ResourceExt::name_any)
-    };
-    let is_held = ctx.holds_replacements(&key.namespace);
-    is_held.then(|| judged(ctx, HeldKind::MachineDeployment, &key, waits))??
+    if !ctx.holds_replacements(&group.key.namespace) {
+        return None;
+    }
+    let found = |seen: OwnerSeen<'_>| seen.held_only(ctx.clock.now()).map(judge);
+    judged(ctx, kind, &group.owner_key(), found)?
 }
 
 /// Judges an owner by the caches. One whose Cluster is unknown is judged by its own annotations.
@@ -300,7 +340,8 @@ fn judged<T>(
         }),
         HeldKind::MachineDeployment => stores.machine_deployments.get(key).map(|deployment| {
             let policy = policy_of(ctx, deployment.annotations(), cluster);
-            OwnerSeen::deployment(&deployment, policy, machines)
+            let deletions = Some(deletions(ctx, &group));
+            OwnerSeen { deletions, ..OwnerSeen::deployment(&deployment, policy, machines) }
         }),
     };
     let mut seen = seen?;
@@ -314,6 +355,29 @@ fn policy_of(ctx: &Context, owner: &BTreeMap<String, String>, cluster: Option<&C
     let unknown = BTreeMap::new();
     let of_cluster = cluster.map_or(&unknown, |cluster| cluster.annotations());
     policy(owner, of_cluster, PolicyDefaults { on_uncovered, host_lost_after })
+}
+
+/// How many Machines the MachineSets of a group delete next.
+fn deletions(ctx: &Context, group: &ObjectKey) -> i64 {
+    let sets = ctx.stores.machine_sets.listed(&SETS_BY_GROUP, group);
+    let of_set = |set: &Arc<MachineSet>| {
+        let machines = machines_of_set(&ctx.stores, &ObjectKey::of(set.as_ref()));
+        let counted = |machine: &Arc<Machine>| rollout::Machine {
+            annotations: machine.annotations().clone(),
+            deleting: machine.metadata.deletion_timestamp.is_some(),
+            ..rollout::Machine::default()
+        };
+        let counting = rollout::MachineSet {
+            spec_replicas: set.spec.replicas.unwrap_or(1).into(),
+            annotations: set.annotations().clone(),
+            ..rollout::MachineSet::default()
+        };
+        rollout::machine_set::deletions(
+            &counting,
+            &machines.iter().map(counted).collect::<Vec<_>>(),
+        )
+    };
+    sets.iter().map(of_set).sum()
 }
 
 /// Whether a MachineSet that still has Machines is being deleted.
@@ -395,7 +459,10 @@ async fn write(
         }
     };
     match written {
-        Ok(written) => ctx.stores.replacement_holds.insert(written),
+        Ok(written) => {
+            ctx.own_holds.note(&written);
+            ctx.stores.replacement_holds.insert(written);
+        }
         Err(error) if apply::is_conflict(&error) || apply::is_not_found(&error) => {
             return Ok(Action::RequeueAfter(AFTER_CONFLICT));
         }

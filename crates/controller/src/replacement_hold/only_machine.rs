@@ -28,7 +28,7 @@ use refit_runtime::{
 };
 use serde_json::{Value, json};
 
-use super::{WORKERS, group_key, held, is_maintained, next, policy_of, read};
+use super::{WORKERS, cluster_of, group_key, held, is_maintained, next, policy_of, read};
 use crate::{
     context::Context,
     groups::{Group, control_plane_group, machines_of},
@@ -229,8 +229,8 @@ impl OnlyMachine {
     /// `None` for a control plane that has, or wants, another number of Machines, or whose Machine is being deleted.
     fn of(ctx: &Context, key: &ObjectKey) -> Option<Self> {
         let plane = ctx.stores.control_planes.get(key)?;
-        let cluster = plane.labels().get(keys::CLUSTER_NAME)?;
-        let cluster = ctx.stores.clusters.get(&ObjectKey::new(&key.namespace, cluster))?;
+        let cluster = cluster_of(ctx, HeldKind::KubeadmControlPlane, key)?;
+        let cluster = ctx.stores.clusters.get(&cluster)?;
         let group = control_plane_group(&cluster)?;
         if group.owner_key() != *key || plane.spec.replicas.unwrap_or(1) != 1 {
             return None;

@@ -63,6 +63,31 @@ async fn an_owner_without_the_label_of_its_cluster_has_the_policy_of_the_cluster
 }
 
 #[tokio::test]
+async fn an_owner_whose_entry_is_as_before_costs_no_write() {
+    let ctx = unconnected();
+    let kind = HeldKind::KubeadmControlPlane;
+    add_plane(&ctx, "cp", &json!({"annotations": replaces()}));
+    // Without order, which the next look at the namespace corrects.
+    let owners = vec![refused(kind, "z"), refused(kind, "a")];
+    let spec = ReplacementHoldSpec { callers: Vec::new(), owners };
+    let hold = ReplacementHold::new(REPLACEMENT_HOLD, spec);
+    let key = ObjectKey::new(NAMESPACE, "cp");
+    assert_eq!(one(&ctx, kind, &key, &hold).await.unwrap(), Action::Done);
+}
+
+#[tokio::test]
+async fn an_own_write_does_not_have_all_owners_looked_at() {
+    let ctx = unconnected();
+    let written: ReplacementHold = object(REPLACEMENT_HOLD, json!({"spec": {}}));
+    assert!(!ctx.own_holds.is_last(&written));
+    ctx.own_holds.note(&written);
+    assert!(ctx.own_holds.is_last(&written));
+    let mut edited = written.clone();
+    edited.metadata.resource_version = Some("2".into());
+    assert!(!ctx.own_holds.is_last(&edited), "another client has written it");
+}
+
+#[tokio::test]
 async fn a_new_replacement_hold_allows_nothing_before_live_reads() {
     let ctx = unconnected();
     // The first Machine may be created, and Cluster API may replace all of the other one.

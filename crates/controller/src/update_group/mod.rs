@@ -45,7 +45,6 @@ use crate::{
     node_update::swap_group,
     owner::{LiveOwner, limits_of, pace_of},
     policy::live_policy,
-    replacement_hold::waits_without_surge,
     watches::wake_update,
 };
 
@@ -97,10 +96,7 @@ pub(crate) async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<
     let free = live::free_slots(ctx, &group, &status).await?;
     let held: Vec<Slot> =
         status.slots.iter().filter(|slot| !free.contains(&slot.machine_uid)).cloned().collect();
-    let outside = Outside {
-        held: waits_without_surge(ctx, &group),
-        ..outside::outside(stores, &group, (&machines, &speakers), &held)
-    };
+    let outside = outside::outside(ctx, &group, (&machines, &speakers), &held);
     let next = next_status(ctx, &object, &status, (&machines, &speakers), &free, &outside);
     if next != status {
         announce_invalid_policy(ctx, &object, &status, &next).await;

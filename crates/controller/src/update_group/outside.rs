@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kube::ResourceExt as _;
-use refit_cluster_api::kinds::{Machine, update_in_progress};
+use refit_cluster_api::kinds::{Cluster, Machine, update_in_progress};
 use refit_core::{
     ask::{BundleExpected, bundle_for},
     group::{
@@ -19,23 +19,25 @@ use refit_runtime::ObjectKey;
 
 use super::bundle_of_tasks;
 use crate::{
-    context::Stores,
+    context::{Context, Stores},
     groups::{Group, control_plane_group},
     owner::{LiveOwner, limits_of},
+    replacement_hold::waits_without_surge,
 };
 
 pub(super) fn outside<'a>(
-    stores: &Stores,
+    ctx: &Context,
     group: &Group,
     (machines, speakers): (&'a [Arc<Machine>], &[Option<&NodeUpdate>]),
     slots: &'a [Slot],
 ) -> Outside<'a> {
+    let stores = &ctx.stores;
     let limits = limits_of(stores, group, || machines.len());
     Outside {
         lacks_machines: limits.lacks(machines.len()),
         control_plane: control_plane(stores, group, machines),
         deserted: slots.iter().find(|slot| is_deserted(stores, group, machines, slot)),
-        held: None,
+        held: held(ctx, group),
         bundle: bundle_expected(stores, group, machines, speakers),
         rollout: rollout(stores, group, limits, machines),
     }
@@ -88,10 +90,7 @@ fn rollout<'a>(
 ) -> Option<Rollout<'a>> {
     let owner = LiveOwner::of(stores, group)?;
     let cluster = stores.clusters.get(&group.cluster_key())?;
-    let paused = cluster.spec.paused == Some(true)
-        || cluster.annotations().contains_key(keys::PAUSED)
-        || owner.annotations().contains_key(keys::PAUSED);
-    let shown = owner.rollout().filter(|_| !paused).unwrap_or_default();
+    let shown = owner.rollout().filter(|_| !is_paused(&owner, &cluster)).unwrap_or_default();
     let is_true = |kind| conditions::is_true(shown, kind);
     Some(Rollout {
         owner: named(group),
@@ -102,6 +101,20 @@ fn rollout<'a>(
         replicas: limits.replicas,
         machines: machines.iter().map(AsRef::as_ref).collect(),
     })
+}
+
+/// Whether Cluster API does nothing for an owner.
+fn is_paused(owner: &LiveOwner, cluster: &Cluster) -> bool {
+    cluster.spec.paused == Some(true)
+        || cluster.annotations().contains_key(keys::PAUSED)
+        || owner.annotations().contains_key(keys::PAUSED)
+}
+
+/// Name of the only Machine, if Cluster API waits for a surge machine that is refused.
+fn held(ctx: &Context, group: &Group) -> Option<String> {
+    let owner = LiveOwner::of(&ctx.stores, group)?;
+    let cluster = ctx.stores.clusters.get(&group.cluster_key())?;
+    (!is_paused(&owner, &cluster)).then(|| waits_without_surge(ctx, group)).flatten()
 }
 
 /// The control plane of a group of workers that are not all as their owner requests.

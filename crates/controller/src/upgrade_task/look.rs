@@ -37,6 +37,7 @@ use crate::{
     groups::{Group, machines_of, node_updates_of},
     indexes::SETS_BY_GROUP,
     owner::{LiveOwner, limits_of, pace_of},
+    replacement_hold::holds_only_machine,
 };
 
 /// Label of objects whose spec a topology writes.
@@ -166,6 +167,7 @@ impl Look {
             order: pacing.order,
             is_paced_to_a_halt: pacing.paused,
             sets: None,
+            is_held: holds_only_machine(ctx, &self.group),
             now: ctx.clock.now_seconds(),
         };
         seen.sets = self.sets_seen(&seen, limits);
@@ -344,7 +346,7 @@ fn driven_by_cluster_api(
     owner: Option<&LiveOwner>,
     machines: &[Arc<Machine>],
 ) -> Option<String> {
-    let has_paused = owner.is_some_and(|owner| owner.annotations().contains_key(keys::TASK));
+    let has_paused = owner.is_some_and(|owner| Paused::of(&owner.annotations()).task().is_some());
     if task.spec.via == Via::Spec || has_paused {
         return None;
     }

@@ -14,10 +14,7 @@ pub use self::only_machine::{Only, Step, TaskSeen, may_be_outdated};
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
 use refit_cluster_api::kinds::{KubeadmControlPlane, Machine, MachineDeployment};
-use refit_kinds::{
-    refit::{Admission, HeldKind, HeldOwner},
-    version::StatedVersion,
-};
+use refit_kinds::refit::{Admission, HeldKind, HeldOwner};
 
 use crate::change::{OnUncovered, Policy};
 
@@ -41,6 +38,8 @@ pub struct OwnerSeen<'a> {
     /// Whether a MachineSet of it that has Machines is being deleted: these are deleted, and the numbers decide how many
     /// are created instead.
     pub has_leaving_set: bool,
+    /// How many Machines its MachineSets delete next; `None` for a control plane, which deletes one at a time.
+    pub deletions: Option<i64>,
     /// The policy of it and its Cluster.
     pub policy: Policy,
     /// Its Machines.
@@ -76,12 +75,13 @@ impl<'a> OwnerSeen<'a> {
                 .map(|days| SignedDuration::from_hours(24 * i64::from(days))),
             is_deleting: plane.metadata.deletion_timestamp.is_some(),
             has_leaving_set: false,
+            deletions: None,
             policy,
             machines,
         }
     }
 
-    /// A MachineDeployment.
+    /// A MachineDeployment whose MachineSets are not known.
     pub fn deployment(
         deployment: &MachineDeployment,
         policy: Policy,
@@ -98,6 +98,7 @@ impl<'a> OwnerSeen<'a> {
             replaced_before_expiry: None,
             is_deleting: deployment.metadata.deletion_timestamp.is_some(),
             has_leaving_set: false,
+            deletions: Some(0),
             policy,
             machines,
         }
@@ -124,22 +125,26 @@ impl<'a> OwnerSeen<'a> {
             kind: self.kind,
             name: self.name.clone(),
             create: admission(stay < self.replicas.saturating_add(surge)),
-            delete: admission(stay > self.replicas || self.has_leaving_set),
+            delete: admission(self.may_delete(stay - self.replicas) || self.has_leaving_set),
         };
         Held { entry: Some(entry), again }
     }
 
-    /// The only Machine, if it differs from what the owner requests, and is not replaced because its surge machine is refused.
-    pub fn waits_without_surge(
-        &self,
-        requested: &StatedVersion,
-        now: Timestamp,
-    ) -> Option<&'a Machine> {
+    /// Whether a Machine may be deleted while there are so many more than `replicas`. MachineSets whose replicas change in the
+    /// middle of a rollout may ask for more deletions than that; without a surge, which Machines come to be deleted is
+    /// decided only by them.
+    fn may_delete(&self, surplus: i64) -> bool {
+        let fits = |asked| self.max_surge > 0 || (1..=surplus).contains(&asked);
+        surplus > 0 && self.deletions.is_none_or(fits)
+    }
+
+    /// The only Machine, if the API server refuses the surge machine that would replace it.
+    pub fn held_only(&self, now: Timestamp) -> Option<&'a Machine> {
         let [machine] = self.machines[..] else { return None };
         let entry = self.held(now).entry;
         let is_refused = entry.is_some_and(|entry| entry.create == Admission::Refused);
-        let waits = is_refused && self.max_surge > 0 && may_be_outdated(requested, machine);
-        waits.then_some(machine)
+        let stays = machine.metadata.deletion_timestamp.is_none();
+        (is_refused && stays && self.replicas == 1 && self.max_surge > 0).then_some(machine)
     }
 
     /// When the owner's own dates ask for the replacement of each Machine.

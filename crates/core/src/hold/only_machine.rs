@@ -7,7 +7,7 @@ use std::borrow::Borrow;
 use refit_cluster_api::kinds::Machine;
 use refit_kinds::{
     conditions, keys,
-    refit::{Stage, TaskPhase, UpgradeTask},
+    refit::{Stage, TaskPhase, UpgradeTask, Via},
     version::StatedVersion,
 };
 
@@ -33,7 +33,7 @@ pub struct Only {
 pub enum TaskSeen {
     /// None of them is about what is requested now.
     Missing,
-    /// One has not ended.
+    /// One that updates Machines itself has not ended.
     Unfinished,
     /// The one of this name has not ended. It was created here for what was requested before.
     Stale(String),
@@ -56,7 +56,8 @@ impl TaskSeen {
         if let Some(task) = unfinished.clone().find(is_stale) {
             return Self::Stale(task.name_any());
         }
-        if unfinished.next().is_some() {
+        // Cluster API, which replaces the Machine, would do the work of a task with `via: Spec`.
+        if unfinished.any(|task| task.spec.via == Via::Machines) {
             return Self::Unfinished;
         }
         // What ended before the newest one was about another request, even if that has come back.
@@ -164,6 +165,10 @@ mod tests {
             task.annotations_mut().insert(keys::GOAL_CHANGED.to_owned(), String::new());
             task
         };
+        let via_spec = |mut task: UpgradeTask| {
+            task.spec.via = Via::Spec;
+            task
+        };
         let table = [
             (vec![], TaskSeen::Missing),
             (vec![task(ours, "Ongoing", "Ongoing")], TaskSeen::Unfinished),
@@ -171,6 +176,7 @@ mod tests {
             (vec![task(ours, "Ongoing", "Failed")], TaskSeen::Unfinished),
             (vec![task(by_hand, "Ongoing", "Ongoing")], TaskSeen::Unfinished),
             (vec![task(of_before, "Ongoing", "Ongoing")], TaskSeen::Stale("single-0".into())),
+            (vec![via_spec(task(by_hand, "Ongoing", "Failed"))], TaskSeen::Missing),
             // It is being stopped already.
             (vec![task(of_before, "Abort", "Ongoing")], TaskSeen::Unfinished),
             (vec![task(of_before, "Ongoing", "Complete")], TaskSeen::Missing),

@@ -34,6 +34,7 @@ fn seen(replicas: i64, max_surge: i64, machines: &[Machine]) -> OwnerSeen<'_> {
         replaced_before_expiry: None,
         is_deleting: false,
         has_leaving_set: false,
+        deletions: None,
         policy: Policy::default(),
         machines: machines.iter().collect(),
     }
@@ -74,25 +75,28 @@ fn the_numbers_of_machines_decide() {
 }
 
 #[test]
-fn the_only_machine_waits_while_its_surge_machine_is_refused() {
-    let (same, other) = (StatedVersion::default(), StatedVersion::from("v1.35.0"));
-    // Replicas, surge, Machines, whether the Machine is outdated.
-    for (replicas, surge, count, requested, waits) in [
-        (1, 1, 1, &other, true),
-        (1, 1, 1, &same, false),
-        (1, 0, 1, &other, false), // updated in place
-        (1, 1, 2, &other, false),
-        (2, 1, 1, &other, false), // scale-up
+fn the_only_machine_is_held_if_a_surge_machine_would_replace_it() {
+    // Replicas, surge, Machines, Machines that are being deleted.
+    for (replicas, surge, count, leaving, held) in [
+        (1, 1, 1, 0, true),
+        (1, 0, 1, 0, false), // updated in place
+        (1, 1, 2, 0, false),
+        (1, 1, 0, 1, false), // deleted by a person or remediated
+        (0, 1, 1, 0, false), // scale-down
+        (0, 1, 0, 1, false),
+        (2, 1, 1, 0, false), // scale-up
     ] {
-        let machines = machines(count, 0);
+        let machines = machines(count, leaving);
         let owner = seen(replicas, surge, &machines);
-        let found = owner.waits_without_surge(requested, at(1000));
-        assert_eq!(found.is_some(), waits, "{replicas} {surge} {count} {requested:?}");
+        assert_eq!(
+            owner.held_only(at(1000)).is_some(),
+            held,
+            "{replicas} {surge} {count} {leaving}"
+        );
     }
     let machines = machines(1, 0);
     let policy = Policy { on_uncovered: OnUncovered::Replace, ..Policy::default() };
-    let declared = OwnerSeen { policy, ..seen(1, 1, &machines) };
-    assert!(declared.waits_without_surge(&other, at(1000)).is_none());
+    assert!(OwnerSeen { policy, ..seen(1, 1, &machines) }.held_only(at(1000)).is_none());
 }
 
 #[test]
@@ -101,6 +105,25 @@ fn a_machine_set_that_is_deleted_lets_machines_be_deleted_and_the_numbers_decide
         let machines = machines(count, leaving);
         let owner = OwnerSeen { has_leaving_set: true, ..seen(1, 1, &machines) };
         assert_eq!(may(&owner), wanted, "{count} {leaving}");
+    }
+}
+
+#[test]
+fn machine_sets_may_delete_what_is_surplus_and_no_more() {
+    // Surge, Machines beyond the replicas, deletions that MachineSets ask for.
+    for (surge, surplus, deletions, allowed) in [
+        (0, 1, 1, true),
+        (0, 2, 2, true),
+        (0, 2, 1, true),
+        (0, 1, 2, false), // miscounted in the middle of a rollout
+        (0, 1, 0, false), // what comes to be asked for is not known yet
+        (0, 0, 1, false),
+        (1, 1, 2, true), // its strategy replaces Machines
+        (1, 0, 1, false),
+    ] {
+        let machines = machines(3 + surplus, 0);
+        let owner = OwnerSeen { deletions: Some(deletions), ..seen(3, surge, &machines) };
+        assert_eq!(may(&owner).1, allowed, "{surge} {surplus} {deletions}");
     }
 }
 

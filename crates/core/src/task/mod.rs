@@ -230,6 +230,8 @@ pub struct GroupSeen<'a> {
     pub order: Option<PacingOrder>,
     /// The group's pacing lets no further Machine begin.
     pub is_paced_to_a_halt: bool,
+    /// The API server refuses what would replace the only Machine.
+    pub is_held: bool,
     /// The MachineSets, for a MachineDeployment.
     pub sets: Option<SetsSeen>,
     /// The time of the look.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
-    conditions,
+    conditions, keys,
     refit::{
         MAX_TASK_FAILURES, NodeUpdate, Owner, Phase, TaskCounts, TaskFailure, TaskPhase,
         UpgradeTask, UpgradeTaskStatus,
@@ -418,7 +418,11 @@ fn show_pause(seen: &GroupSeen<'_>, next: &mut UpgradeTaskStatus, generation: Op
     if !owner.paused.is_by(seen.name()) {
         if conditions::is_true(&next.conditions, OWNER_PAUSED) {
             let (reason, message) = match owner.paused {
-                Paused::No | Paused::ByOthers => ("GoesOn", "Cluster API goes on with the owner"),
+                Paused::No => ("GoesOn", "Cluster API goes on with the owner"),
+                Paused::ByOthers => (
+                    "OtherClient",
+                    "another client pauses the owner now, and decides when Cluster API goes on with it",
+                ),
                 Paused::ByHold => {
                     ("Held", "Refit pauses the owner: its only Machine would be replaced")
                 }
@@ -451,8 +455,13 @@ fn show_pause(seen: &GroupSeen<'_>, next: &mut UpgradeTaskStatus, generation: Op
 /// What an operator can do about the Machines that keep the owner of an ended task from going on.
 fn ways_out(seen: &GroupSeen<'_>, names: &str) -> String {
     let owner = seen.task.spec.owner_ref.as_ref().map(owner_argument).unwrap_or_default();
+    let first = if seen.is_held {
+        format!(", once the owner or its Cluster has the annotation {}=Replace", keys::ON_UNCOVERED)
+    } else {
+        String::new()
+    };
     format!(
         "Cluster API would replace {names}. Ways out: `refit resume {owner}` upgrades them in place; `refit release \
-         {owner} --accept-replacement` lets Cluster API replace them; set back, the owner's spec asks for nothing"
+         {owner} --accept-replacement` lets Cluster API replace them{first}; set back, the owner's spec asks for nothing"
     )
 }

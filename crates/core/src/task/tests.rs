@@ -79,6 +79,7 @@ pub(super) fn seen<'a>(task: &'a UpgradeTask, machines: Vec<Member<'a>>) -> Grou
         slots: 1,
         order: None,
         is_paced_to_a_halt: false,
+        is_held: false,
         now: jiff::Timestamp::UNIX_EPOCH,
     }
 }
@@ -514,6 +515,40 @@ fn a_pause_with_another_value_is_another_clients_whatever_task_is_named() {
         let pairs = [(keys::PAUSED, paused), (keys::TASK, named)].into_iter();
         let pairs = pairs.filter_map(|(key, value)| Some((key.to_owned(), value?.to_owned())));
         assert_eq!(Paused::of(&pairs.collect()), wanted, "{paused:?}, {named:?}");
+    }
+}
+
+#[test]
+fn a_task_shows_who_pauses_its_owner_instead_of_it() {
+    let mut task = task();
+    task.status = Some(UpgradeTaskStatus {
+        conditions: status(&seen(&task, vec![member("a")]), &BTreeMap::new()).conditions,
+        ..UpgradeTaskStatus::default()
+    });
+    for (paused, reason) in [
+        (Paused::No, "GoesOn"),
+        (Paused::ByHold, "Held"),
+        (Paused::ByTask("other".into()), "OtherTask"),
+        (Paused::ByOthers, "OtherClient"),
+    ] {
+        let mut look = seen(&task, vec![member("a")]);
+        look.owner = Some(OwnerSeen { paused, ..owner() });
+        let next = status(&look, &BTreeMap::new());
+        let shown = conditions::get(&next.conditions, OWNER_PAUSED).unwrap();
+        assert_eq!((&*shown.status, &*shown.reason), ("False", reason));
+    }
+}
+
+#[test]
+fn an_ended_task_of_a_held_owner_names_what_lets_cluster_api_replace_the_machine() {
+    let task = task();
+    let failed = in_phase("a", Phase::Failed);
+    let machines = vec![Member { update: Some(&failed), ..member("a") }];
+    for is_held in [true, false] {
+        let look = GroupSeen { is_held, ..seen(&task, machines.clone()) };
+        let next = status(&look, &BTreeMap::new());
+        let shown = conditions::get(&next.conditions, OWNER_PAUSED).unwrap();
+        assert_eq!(shown.message.contains("refit.dev/on-uncovered=Replace"), is_held, "{shown:?}");
     }
 }
 

@@ -1,5 +1,8 @@
 //! Whether the API server refuses what would replace machines, as the labels of namespaces ask it to.
 
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
 use refit_cluster_api::rollout::{Strategy, predict};
 use refit_core::change::{
     OnUncovered, PolicyDefaults,
@@ -13,6 +16,8 @@ use super::{Facts, Findings, Namespace};
 use crate::reach::{Read, Shape};
 
 const NAMESPACES: &str = "Namespaces";
+/// Names of the ValidatingAdmissionPolicies that hold replacements.
+const POLICIES: [&str; 2] = ["refit-replacement-holds", "refit-replacement-holds-machine-sets"];
 /// From this number of owners on, the ReplacementHold of a namespace may come to exceed what etcd takes for one object,
 /// 1.5 MiB: an entry has about 90 bytes, and 142 with a name of 63 characters.
 const MANY_OWNERS: usize = 10_000;
@@ -79,12 +84,37 @@ fn is_held(namespace: &Namespace) -> bool {
     matches!(&namespace.labels, Read::Known(labels) if holds_replacements(labels))
 }
 
+/// What is missing of the ValidatingAdmissionPolicies that hold replacements, and of their bindings.
+pub fn missing_policies(
+    policies: &[ValidatingAdmissionPolicy],
+    bindings: &[ValidatingAdmissionPolicyBinding],
+) -> Vec<String> {
+    let denies = |binding: &ValidatingAdmissionPolicyBinding, policy: &str| {
+        binding.spec.as_ref().is_some_and(|spec| {
+            let denies = spec.validation_actions.iter().flatten().any(|action| action == "Deny");
+            spec.policy_name.as_deref() == Some(policy) && spec.param_ref.is_some() && denies
+        })
+    };
+    let mut missing = Vec::new();
+    for policy in POLICIES {
+        if !policies.iter().any(|one| one.metadata.name.as_deref() == Some(policy)) {
+            missing.push(format!("ValidatingAdmissionPolicy/{policy}"));
+        }
+        if !bindings.iter().any(|binding| denies(binding, policy)) {
+            missing.push(format!("ValidatingAdmissionPolicyBinding of {policy}"));
+        }
+    }
+    missing
+}
+
 fn policies(facts: &Facts, found: &mut Findings) {
     match &facts.missing_hold_policies {
         Read::Unknown(why) => found.unknown("ValidatingAdmissionPolicies", why),
         Read::Known(missing) => {
             for object in missing {
-                let message = "it does not exist: no replacement is refused".to_owned();
+                let message =
+                    "missing, or denies nothing: replacements are not refused as they should be"
+                        .to_owned();
                 found.fail(object, message, "refit install --only rbac --apply");
             }
         }
