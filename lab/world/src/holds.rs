@@ -1,13 +1,13 @@
 //! Judges what Cluster API does to Machines in namespaces that hold replacements.
 //!
 //! Each Machine that it creates or deletes is judged on the objects as they are at that moment. What stands in the
-//! ReplacementHold does not count, nor how Refit decides it: the admission policy knows only what the controller last wrote.
+//! ReplacementHold, which is all that the admission policy knows, counts only while the controller is not at work.
 
 use jiff::Timestamp;
 use refit_cluster_api::{IntOrPercent, kinds};
 use refit_kinds::{
     json::{annotation, condition, controller, label, name, namespace, text, time},
-    keys,
+    keys, refit,
 };
 use serde_json::Value;
 
@@ -19,14 +19,17 @@ const MACHINES: &str = "machines.cluster.x-k8s.io";
 const MACHINE_SETS: &str = "machinesets.cluster.x-k8s.io";
 const DEPLOYMENTS: &str = "machinedeployments.cluster.x-k8s.io";
 const PLANES: &str = "kubeadmcontrolplanes.controlplane.cluster.x-k8s.io";
+const HOLDS: &str = "replacementholds.refit.dev";
 
 /// Why Cluster API replaces a Machine that is held; `None` if it may do what it does, or does nothing of the kind. `old` is the
-/// Machine before the write and `new` after it; `others` are all other objects.
+/// Machine before the write and `new` after it; `others` are all other objects. `is_led` is whether the controller keeps the
+/// ReplacementHold up to date.
 pub(crate) fn replaces(
     others: &Objects,
     old: Option<&Value>,
     new: Option<&Value>,
     now: Timestamp,
+    is_led: impl FnOnce() -> bool,
 ) -> Option<String> {
     let is_created = old.is_none();
     let is_deleted = old.is_some_and(stays) && !new.is_some_and(stays);
@@ -51,11 +54,25 @@ pub(crate) fn replaces(
     } else {
         has > wants || is_remediated(machine)
     };
-    (!is_declared && !may).then(|| {
-        let what = if is_created { "created" } else { "deleted" };
-        let (kind, owner) = (text(owner, "/kind"), name(owner));
-        format!("replacements are held, and it is {what} although {kind} {owner} wants {wants} and has {has}")
-    })
+    let verb = if is_created { "create" } else { "delete" };
+    if is_declared || may || admits(others, owner, verb) && !is_led() {
+        return None;
+    }
+    let (kind, owner) = (text(owner, "/kind"), name(owner));
+    Some(format!(
+        "replacements are held, and it is {verb}d although {kind} {owner} wants {wants} and has {has}"
+    ))
+}
+
+/// Whether the ReplacementHold admits what Cluster API does to a Machine of an owner. An owner that it does not list is not held;
+/// without it, everything is refused.
+fn admits(objects: &Objects, owner: &Value, verb: &str) -> bool {
+    let Some(hold) = named(objects, HOLDS, owner, refit::REPLACEMENT_HOLD) else { return false };
+    let entries = hold.pointer("/spec/owners").and_then(Value::as_array);
+    let is_its =
+        |entry: &&Value| entry["kind"] == owner["kind"] && text(entry, "/name") == name(owner);
+    let entry = entries.into_iter().flatten().find(is_its);
+    entry.is_none_or(|entry| entry[verb] == "Allowed")
 }
 
 /// The objects of a resource.
@@ -64,13 +81,14 @@ fn all<'a>(objects: &'a Objects, resource: &'static str) -> impl Iterator<Item =
     all.map(|(_, object)| object)
 }
 
+/// The object of this name in the namespace of another one.
 fn named<'a>(
     objects: &'a Objects,
     resource: &'static str,
-    machine: &Value,
+    beside: &Value,
     wanted: &str,
 ) -> Option<&'a Value> {
-    all(objects, resource).find(|one| namespace(one) == namespace(machine) && name(one) == wanted)
+    all(objects, resource).find(|one| namespace(one) == namespace(beside) && name(one) == wanted)
 }
 
 /// The control plane of kubeadm or the MachineDeployment of a Machine.
@@ -203,13 +221,13 @@ mod tests {
         let (first, second) = (machine("m-1"), machine("m-2"));
         let now = NOW.parse().unwrap();
         let with = world(deployment(patch), held, std::slice::from_ref(&first));
-        let created = replaces(&with, None, Some(&second), now).is_some();
+        let created = replaces(&with, None, Some(&second), now, || true).is_some();
         let without = world(deployment(patch), held, &[]);
         let mut leaving = first.clone();
         leaving["metadata"]["deletionTimestamp"] = json!(NOW);
-        let deleted = replaces(&without, Some(&first), Some(&leaving), now).is_some();
-        assert_eq!(replaces(&without, Some(&first), None, now).is_some(), deleted);
-        assert_eq!(replaces(&without, Some(&leaving), None, now), None);
+        let deleted = replaces(&without, Some(&first), Some(&leaving), now, || true).is_some();
+        assert_eq!(replaces(&without, Some(&first), None, now, || true).is_some(), deleted);
+        assert_eq!(replaces(&without, Some(&leaving), None, now, || true), None);
         (created, deleted)
     }
 
@@ -249,7 +267,11 @@ mod tests {
             let patch = json!({"spec": {"replicas": 2,
                 "rollout": {"strategy": {"rollingUpdate": {"maxSurge": surge}}}}});
             let world = world(deployment(&patch), "enabled", &[machine("m-1"), machine("m-2")]);
-            assert_eq!(replaces(&world, None, Some(&third), now).is_some(), replaced, "{surge}");
+            assert_eq!(
+                replaces(&world, None, Some(&third), now, || true).is_some(),
+                replaced,
+                "{surge}"
+            );
         }
     }
 
@@ -260,6 +282,41 @@ mod tests {
         let conditions = ["HealthCheckSucceeded", "OwnerRemediated"]
             .map(|kind| json!({"type": kind, "status": "False"}));
         old["status"] = json!({"conditions": conditions});
-        assert_eq!(replaces(&world, Some(&old), None, NOW.parse().unwrap()), None);
+        assert_eq!(replaces(&world, Some(&old), None, NOW.parse().unwrap(), || true), None);
+    }
+
+    /// Whether creating a second Machine, and deleting the first one, are replacements beside this ReplacementHold.
+    fn judged_by(hold: Option<&Value>, is_led: bool) -> (bool, bool) {
+        let (first, second) = (machine("m-1"), machine("m-2"));
+        let now = NOW.parse().unwrap();
+        let mut with = world(deployment(&json!({})), "enabled", std::slice::from_ref(&first));
+        let mut without = world(deployment(&json!({})), "enabled", &[]);
+        for objects in [&mut with, &mut without] {
+            let key = (HOLDS.to_owned(), "default".to_owned(), "refit".to_owned());
+            objects.extend(hold.map(|hold| (key, hold.clone())));
+        }
+        let created = replaces(&with, None, Some(&second), now, || is_led).is_some();
+        let deleted = replaces(&without, Some(&first), None, now, || is_led).is_some();
+        (created, deleted)
+    }
+
+    #[test]
+    fn what_the_replacement_hold_admits_is_no_replacement_while_the_controller_is_absent() {
+        let entry = |kind: &str, name: &str, create: &str, delete: &str| {
+            json!({"metadata": {"name": "refit", "namespace": "default"}, "spec": {"owners": [
+                {"kind": kind, "name": name, "create": create, "delete": delete}]}})
+        };
+        let of = |create, delete| Some(entry("MachineDeployment", "md", create, delete));
+        for (hold, wanted) in [
+            (of("Refused", "Refused"), (true, true)),
+            (of("Allowed", "Refused"), (false, true)),
+            (of("Refused", "Allowed"), (true, false)),
+            (Some(entry("MachineDeployment", "other", "Refused", "Refused")), (false, false)),
+            (Some(entry("KubeadmControlPlane", "md", "Refused", "Refused")), (false, false)),
+            (None, (true, true)),
+        ] {
+            assert_eq!(judged_by(hold.as_ref(), false), wanted, "{hold:?}");
+            assert_eq!(judged_by(hold.as_ref(), true), (true, true), "{hold:?}");
+        }
     }
 }

@@ -6,7 +6,7 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, Weak},
 };
 
 use jiff::Timestamp;
@@ -72,16 +72,16 @@ impl Checker {
     }
 
     /// Checks every write to the management cluster from now on.
-    pub(crate) fn start(&self, inner: &Inner) {
-        self.follow(None, &inner.management);
+    pub(crate) fn start(&self, inner: &Arc<Inner>) {
+        self.follow(None, &inner.management, Arc::downgrade(inner));
     }
 
     /// Checks every write to a workload cluster from now on.
     pub(crate) fn follow_workload(&self, cluster: &str, server: &ApiServer) {
-        self.follow(Some(cluster.to_owned()), server);
+        self.follow(Some(cluster.to_owned()), server, Weak::new());
     }
 
-    fn follow(&self, cluster: Option<String>, server: &ApiServer) {
+    fn follow(&self, cluster: Option<String>, server: &ApiServer, world: Weak<Inner>) {
         let mut objects = Objects::new();
         for (resource, value) in server.dump() {
             if !matters(&resource) {
@@ -108,7 +108,7 @@ impl Checker {
         let state = self.state.clone();
         server.observe(Box::new(move |event| {
             if matters(event.resource) {
-                judge(&state, cluster.as_deref(), &mut objects, event);
+                judge(&state, cluster.as_deref(), &mut objects, event, &world);
             }
         }));
     }
@@ -149,6 +149,7 @@ fn judge(
     cluster: Option<&str>,
     objects: &mut Objects,
     event: &StoreEvent<'_>,
+    world: &Weak<Inner>,
 ) {
     let key = (event.resource.id.to_string(), event.namespace.to_owned(), event.name.to_owned());
     let old = objects.remove(&key);
@@ -157,7 +158,10 @@ fn judge(
     let actor = actor(event.user_agent);
     let is_of_machine = cluster.is_none() && &*event.resource.kind == "Machine";
     let replaced = (is_of_machine && actor == "capi")
-        .then(|| holds::replaces(objects, old.as_ref(), new.as_ref(), event.now))
+        .then(|| {
+            let is_led = || world.upgrade().is_some_and(|world| world.is_led(event.now));
+            holds::replaces(objects, old.as_ref(), new.as_ref(), event.now, is_led)
+        })
         .flatten();
     let mut state = lock(state);
     let mut broken = state.world.observe(

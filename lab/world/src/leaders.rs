@@ -1,5 +1,5 @@
 //! With two controllers, only the holder of the Lease does the leader's work. Every such write by
-//! another replica is recorded.
+//! another replica is recorded. Also whether a controller is at work at all.
 
 use std::{
     fmt,
@@ -7,21 +7,24 @@ use std::{
 };
 
 use bytes::Bytes;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use lab_apiserver::{ApiServer, ChangeKind, StoreEvent};
 use refit_cluster_api::kinds;
 use refit_kinds::{
     json::{name, text},
     refit,
 };
+use refit_runtime::gate::{Fate, Gate as _};
 use serde_json::Value;
 
-use crate::world::{World, lock};
+use crate::world::{Actor, Inner, Running, World, lock};
 
 /// Maximum number of records kept: the first ones show the cause.
 const MOST: usize = 5;
 /// Prefix of the controllers' user agents; the whole user agent is the holder identity.
 const CONTROLLER: &str = "refit-controller/";
+/// How long a controller may take to bring up to date what changed while none was at work.
+const CATCHES_UP: SignedDuration = SignedDuration::from_secs(10);
 
 /// A leader's write made by a replica that does not hold the Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +49,8 @@ impl fmt::Display for FenceBreak {
 #[derive(Debug, Default)]
 struct State {
     holder: String,
+    /// When the holder got the Lease, if that was seen.
+    since: Option<Timestamp>,
     found: Vec<FenceBreak>,
 }
 
@@ -64,8 +69,10 @@ impl Leaders {
         server.observe(Box::new(move |event| {
             if &*event.resource.kind == "Lease" {
                 let lease: Value = serde_json::from_slice(event.new).unwrap_or_default();
-                if is_controller_lease(&lease) {
-                    text(&lease, "/spec/holderIdentity").clone_into(&mut lock(&state).holder);
+                let (holder, mut state) = (text(&lease, "/spec/holderIdentity"), lock(&state));
+                if is_controller_lease(&lease) && holder != state.holder {
+                    holder.clone_into(&mut state.holder);
+                    state.since = Some(event.now);
                 }
             } else if is_leaders(event) {
                 judge(&state, event);
@@ -77,6 +84,24 @@ impl Leaders {
     pub(crate) fn follow_workload(&self, server: &ApiServer) {
         let state = self.0.clone();
         server.observe(Box::new(move |event| judge(&state, event)));
+    }
+}
+
+impl Inner {
+    /// Whether a controller has been at work for so long that what it maintains is up to date.
+    pub(crate) fn is_led(&self, now: Timestamp) -> bool {
+        let has_caught_up = |since: Timestamp| now.duration_since(since) >= CATCHES_UP;
+        let leads = |identity: &str| {
+            let state = lock(&self.leaders.0);
+            state.holder == identity && state.since.is_some_and(has_caught_up)
+        };
+        let is_at_work = |(actor, running): (&Actor, &Running)| {
+            actor.is_controller()
+                && running.switch.fate() == Fate::Alive
+                && has_caught_up(running.since)
+                && (!self.two_controllers || leads(&actor.user_agent(running.incarnation)))
+        };
+        lock(&self.processes).iter().any(is_at_work)
     }
 }
 

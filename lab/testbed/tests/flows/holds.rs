@@ -3,14 +3,15 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use jiff::{SignedDuration, Timestamp};
 use lab_testbed::{
-    Bed, Cluster, ClusterSpec,
+    Bed, Cluster, ClusterSpec, cli,
     cluster::{TO, error_text},
     eventually,
     objects::{CONTROL_PLANE, DEV_MACHINE, EVENT, MACHINE, annotation, name, text},
     recorder::Recorder,
 };
-use refit_kinds::keys;
+use refit_kinds::{canonical::CERTIFICATES_EXPIRY, keys};
 use refit_runtime::Clock;
 use serde_json::{Value, json};
 
@@ -81,7 +82,7 @@ async fn worker_of_one(bed: &Bed) -> anyhow::Result<()> {
     look::nothing_is_left(&cluster).await
 }
 
-/// What the owner has declared is not held: dates, strategy `OnDelete`, and numbers of replicas.
+/// What the owner has declared is predicted and not held: dates, strategy `OnDelete`, and numbers of replicas.
 pub(super) async fn declared(bed: &Bed) -> anyhow::Result<()> {
     let _calm = bed.calm().await;
     let spec = ClusterSpec {
@@ -94,40 +95,113 @@ pub(super) async fn declared(bed: &Bed) -> anyhow::Result<()> {
     };
     let cluster = bed.cluster("declared", &spec).await?;
     let recorder = Recorder::start(&cluster).await?;
+    after_a_date(bed, &cluster).await?;
+    on_delete(bed, &cluster).await?;
+    scaled(bed, &cluster).await?;
+    cluster.workers_are_at("left", TO, WITHIN).await?;
+    replaced(&recorder, "declared-dated", &[2, 1, 2, 1, 2]).await?;
+    replaced(&recorder, "declared-left", &[1, 0, 1]).await?;
+    replaced(&recorder, "declared-scaled", &[3, 2, 3]).await?;
+    before_certificates_expire(bed, &cluster).await?;
+    replaced(&recorder, "declared", &[1, 2, 1]).await
+}
 
-    let now = Clock::real().now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-    cluster.change_workers("dated", &json!({"rollout": {"after": now}})).await?;
-    let on_delete = json!({"rollout": {"strategy": {"type": "OnDelete", "rollingUpdate": null}}});
-    cluster.change_workers("left", &on_delete).await?;
+/// All workers of a group are older than a date.
+async fn after_a_date(bed: &Bed, cluster: &Cluster) -> anyhow::Result<()> {
+    let spec = json!({"rollout": {"after": written(Clock::real().now())}});
+    let planned = planned(bed, &cluster.deployment("dated").await?, &spec).await?;
+    is_predicted(&planned, "RolloutAfter", [0, 2, 2])?;
+    cluster.change_workers("dated", &spec).await
+}
+
+/// Cluster API replaces the only worker of a group once it has been deleted.
+async fn on_delete(bed: &Bed, cluster: &Cluster) -> anyhow::Result<()> {
+    let strategy = json!({"rollout": {"strategy": {"type": "OnDelete", "rollingUpdate": null}}});
+    cluster.change_workers("left", &strategy).await?;
     let version = json!({"template": {"spec": {"version": TO}}});
+    let planned = planned(bed, &cluster.deployment("left").await?, &version).await?;
+    is_predicted(&planned, "OnDelete", [0, 0, 0])?;
     cluster.change_workers("left", &version).await?;
     let left = cluster.worker_machines("left").await?;
-    let left = name(left.first().context("there is no worker")?);
-    cluster.objects.delete(MACHINE, left).await?;
-    let scaled = cluster.worker_machines("scaled").await?;
-    let chosen = name(scaled.first().context("there is no worker")?);
+    cluster.objects.delete(MACHINE, name(left.first().context("there is no worker")?)).await
+}
+
+/// Scaled down, a group loses the chosen worker.
+async fn scaled(bed: &Bed, cluster: &Cluster) -> anyhow::Result<()> {
+    let workers = cluster.worker_machines("scaled").await?;
+    let chosen = name(workers.first().context("there is no worker")?);
     let mark = [("cluster.x-k8s.io/delete-machine", Some(""))];
     cluster.objects.annotate(MACHINE, chosen, &mark).await?;
-    cluster.change_workers("scaled", &json!({"replicas": 2})).await?;
+    let fewer = json!({"replicas": 2});
+    let planned = planned(bed, &cluster.deployment("scaled").await?, &fewer).await?;
+    is_predicted(&planned, "Replicas", [0, 0, 1])?;
+    cluster.change_workers("scaled", &fewer).await?;
     eventually("the chosen Machine is deleted", WITHIN, async || {
         let found = cluster.objects.find(MACHINE, chosen).await.map_err(error_text)?;
         found.map_or(Ok(()), |_| Err("it is not".to_owned()))
     })
     .await?;
-    cluster.change_workers("scaled", &json!({"replicas": 3})).await?;
+    cluster.change_workers("scaled", &json!({"replicas": 3})).await
+}
 
-    cluster.workers_are_at("left", TO, WITHIN).await?;
-    for (group, wanted) in
-        [("dated", &[2, 1, 2, 1, 2][..]), ("left", &[1, 0, 1]), ("scaled", &[3, 2, 3])]
-    {
-        let group = format!("declared-{group}");
-        eventually("the declared machines are replaced", WITHIN, async || {
-            let found = recorder.counts(&group);
-            (found == wanted).then_some(()).ok_or_else(|| format!("{group}: {found:?}"))
-        })
-        .await?;
-    }
+/// The certificates of the only machine of a control plane expire soon, by the annotation in which Cluster API keeps the date.
+async fn before_certificates_expire(bed: &Bed, cluster: &Cluster) -> anyhow::Result<()> {
+    let machines = cluster.control_plane_machines().await?;
+    let machine = name(machines.first().context("there is no control plane")?);
+    let expires = written(Clock::real().now().checked_add(SignedDuration::from_hours(5 * 24))?);
+    let expiry = [(CERTIFICATES_EXPIRY, Some(&*expires))];
+    cluster.objects.annotate(MACHINE, machine, &expiry).await?;
+    eventually("the status of the Machine has the date", WITHIN, async || {
+        let found = cluster.objects.get(MACHINE, machine).await.map_err(error_text)?;
+        let found = text(&found, "/status/certificatesExpiryDate");
+        (found == expires).then_some(()).ok_or_else(|| found.to_owned())
+    })
+    .await?;
+    let spec = json!({"rollout": {"before": {"certificatesExpiryDays": 7}}});
+    let planned = planned(bed, &cluster.control_plane().await?, &spec).await?;
+    is_predicted(&planned, "CertificatesExpire", [0, 1, 1])?;
+    cluster.change_control_plane(&spec).await
+}
+
+/// What `refit plan` predicts for an owner with this change of its spec.
+async fn planned(bed: &Bed, owner: &Value, spec: &Value) -> anyhow::Result<Value> {
+    let owner_name = name(owner);
+    let manifest = json!({
+        "apiVersion": owner["apiVersion"], "kind": owner["kind"],
+        "metadata": {"name": owner_name, "namespace": owner["metadata"]["namespace"]},
+        "spec": spec,
+    });
+    let file = bed.directory.join(format!("{owner_name}.json"));
+    tokio::fs::write(&file, manifest.to_string()).await?;
+    let file = file.to_str().context("the directory of the bed is UTF-8")?;
+    let namespace = text(owner, "/metadata/namespace");
+    let mut plan = cli::json(&bed.kubeconfig(), namespace, &["plan", "-f", file]).await?;
+    Ok(plan["groups"][0].take())
+}
+
+/// Checks that a plan predicts a replacement, with this cause and these numbers of machines that are updated in place, created
+/// and deleted.
+fn is_predicted(planned: &Value, cause: &str, counts: [u64; 3]) -> anyhow::Result<()> {
+    let machines = &planned["machines"];
+    let found = ["inPlace", "new", "deleted"].map(|key| machines[key].as_u64().unwrap_or(99));
+    let is_so = planned["outcome"] == "Replaced"
+        && planned["causes"][0]["reason"] == cause
+        && found == counts;
+    ensure!(is_so, "{cause} {counts:?} is not in {planned:#}");
     Ok(())
+}
+
+fn written(time: Timestamp) -> String {
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+/// Waits until a group has had these numbers of machines.
+async fn replaced(recorder: &Recorder, group: &str, wanted: &[usize]) -> anyhow::Result<()> {
+    eventually("the declared machines are replaced", WITHIN, async || {
+        let found = recorder.counts(group);
+        (found == wanted).then_some(()).ok_or_else(|| format!("{group}: {found:?}"))
+    })
+    .await
 }
 
 /// What Cluster API's managers are refused from some time on, by the events of its controllers.

@@ -129,7 +129,7 @@ pub(crate) const ALL: &[Flow] = &[
         run: |bed| Box::pin(holds::of_one(bed)),
     },
     Flow {
-        name: "holds_leave_what_the_owner_of_workers_declares",
+        name: "holds_leave_what_owners_declare_and_plan_predicts",
         lines: &[Line::V1_14],
         on: On::Shared,
         run: |bed| Box::pin(holds::declared(bed)),

@@ -1,8 +1,9 @@
 //! Runs in a namespace that holds replacements: what operators do to owners there, with the controller or without it, and whether
 //! a machine waits because it would be replaced.
 
+use refit_core::task::Paused;
 use refit_kinds::{
-    json::{label, name, namespace, text},
+    json::{annotation, annotations, label, name, namespace, text, whole_condition},
     keys, refit,
 };
 use serde_json::Value;
@@ -25,10 +26,14 @@ pub(super) const NAMESPACE: &str = "apiVersion: v1\nkind: Namespace\nmetadata:\n
 /// Makes the stream of these runs another one than that of their seeds.
 const STREAM: u64 = 0x686f_6c64_0000_0000;
 
+/// Value of [`keys::SINGLE_REPLICA`] with which the only machine of a control plane is updated in place.
+const IN_PLACE: &str = "InPlace";
+
 /// How a namespace holds replacements.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
     is_left_alone: bool,
+    is_in_place: bool,
 }
 
 impl Held {
@@ -40,7 +45,18 @@ impl Held {
 
     fn new(seed: u64, all: bool) -> Self {
         let is_left_alone = all || Random::new(seed ^ STREAM).chance(2, 3);
-        Self { is_left_alone }
+        let is_in_place = Random::new(seed ^ STREAM ^ 2).chance(1, 2);
+        Self { is_left_alone, is_in_place }
+    }
+
+    /// The metadata of a control plane with this many machines: every other one of one machine asks to have it updated in place.
+    pub(super) fn annotations(self, machines: u32) -> String {
+        let asks = self.is_in_place && machines == 1;
+        if asks {
+            format!(", annotations: {{{}: {IN_PLACE}}}", keys::SINGLE_REPLICA)
+        } else {
+            String::new()
+        }
     }
 
     /// Whether the controller is absent for long times.
@@ -104,15 +120,35 @@ pub(super) fn declare(random: &mut Random, shape: &Shape) -> Vec<String> {
     operator::passing(random, &format!("{owner} metadata.annotations.\"{key}\""), value, "-")
 }
 
-/// Whether a Machine waits because Cluster API would replace it, and the ReplacementHold of its namespace shows that.
+/// Whether a Machine waits because Cluster API would replace it, the ReplacementHold of its namespace refuses that, and Refit shows
+/// so. The only machine of a control plane that asks to have it updated in place does not wait.
 pub(super) fn waits(session: &Session, machine: &Value) -> bool {
     let owners = owners(&session.world);
     let Some(owner) = owners.iter().find(|owner| owns(owner, machine)) else { return false };
-    is_held(&session.world, machine)
-        && entry(&session.world, owner).is_some_and(|entry| {
-            let is_only = owner["spec"]["replicas"].as_i64().unwrap_or(1) == 1;
-            is_only && entry["create"] == "Refused"
-        })
+    let is_only = owner["spec"]["replicas"].as_i64().unwrap_or(1) == 1;
+    let is_refused = || {
+        let entry = entry(&session.world, owner);
+        entry.is_some_and(|entry| entry["create"] == "Refused")
+    };
+    is_only && is_held(&session.world, machine) && is_refused() && is_shown(&session.world, owner)
+}
+
+/// Whether Refit has paused a control plane for an operator to decide, or shows that the surge machine of a MachineDeployment is
+/// refused.
+fn is_shown(world: &World, owner: &Value) -> bool {
+    if owner["kind"] != "MachineDeployment" {
+        return annotation(owner, keys::SINGLE_REPLICA) != Some(IN_PLACE)
+            && match Paused::of(&annotations(owner)) {
+                Paused::ByHold | Paused::ByTask(_) => true,
+                Paused::No | Paused::ByOthers => false,
+            };
+    }
+    world.update_groups().iter().any(|group| {
+        let is_its = group["spec"]["owner"]["kind"] == owner["kind"]
+            && text(group, "/spec/owner/name") == name(owner);
+        let blocked = whole_condition(group, "Blocked").filter(|_| is_its);
+        blocked.is_some_and(|one| one["status"] == "True" && one["reason"] == "ReplacementHeld")
+    })
 }
 
 /// Whether replacements are held in the namespace of a Machine.

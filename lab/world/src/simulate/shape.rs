@@ -292,7 +292,7 @@ impl Shape {
              spec: {{controlPlaneEndpoint: {{host: {CLUSTER}.example.com, port: 6443}}}}\n---\n\
              apiVersion: controlplane.cluster.x-k8s.io/v1beta2\n\
              kind: {}\n\
-             metadata: {{name: {CLUSTER}, namespace: default}}\n\
+             metadata: {{name: {CLUSTER}, namespace: default{}}}\n\
              spec:\n  \
                replicas: {}\n  \
                version: {FIRST_VERSION}\n  \
@@ -301,6 +301,10 @@ impl Shape {
             reference("controlplane", self.control_plane_kind(), CLUSTER),
             reference("infrastructure", "SandboxCluster", CLUSTER),
             self.control_plane_kind(),
+            // Where operators create tasks, these update the machine.
+            self.held
+                .filter(|_| self.tasks.is_none())
+                .map_or_else(String::new, |held| held.annotations(self.control_plane)),
             self.control_plane,
             // Cluster API replaces the only machine of a control plane: it rejects maxSurge 0 there.
             if self.control_plane > 1 && self.snaps.is_none() { NO_SURGE } else { "" },

@@ -108,8 +108,8 @@ impl World {
             }
             lock(&inner.hosts).insert(key.clone(), handle);
         }
-        inner.checker.start(&inner);
         let world = Self { inner: Arc::new(inner) };
+        world.inner.checker.start(&world.inner);
         world.start()?;
         Ok(world)
     }

@@ -193,6 +193,8 @@ pub(crate) struct Workload {
 /// A process that runs or is about to be restarted.
 pub(crate) struct Running {
     pub(crate) incarnation: u32,
+    /// Since when the incarnation runs.
+    pub(crate) since: Timestamp,
     pub(crate) switch: Arc<process::Switch>,
     task: AbortHandle,
 }

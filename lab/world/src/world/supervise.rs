@@ -52,7 +52,8 @@ impl Inner {
         }
         let (incarnation, switch) = self.next(actor);
         let task = watch_over(self.clone(), actor.clone(), incarnation, switch.clone());
-        let running = Running { incarnation, switch, task: tokio::spawn(task).abort_handle() };
+        let task = tokio::spawn(task).abort_handle();
+        let running = Running { incarnation, since: self.clock.now(), switch, task };
         if let Some(old) = lock(&self.processes).insert(actor.clone(), running) {
             old.switch.kill();
             old.task.abort();
@@ -323,6 +324,7 @@ async fn watch_over(
         inner.lag(&actor, incarnation);
         if let Some(running) = lock(&inner.processes).get_mut(&actor) {
             running.incarnation = incarnation;
+            running.since = inner.clock.now();
             running.switch = switch.clone();
         }
     }
