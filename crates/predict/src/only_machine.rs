@@ -71,8 +71,8 @@ pub(super) fn of_control_plane(view: &mut View<'_>, members: &[Member<'_>]) -> b
             {
                 let owner = view.title();
                 view.plan.notes.push(format!(
-                    "UpgradeTask/{task} pauses {owner}: once it has ended, `refit resume {owner}` creates another one for \
-                     what is requested already"
+                    "UpgradeTask/{task} pauses {owner}: if it ends without having updated the machine, `refit resume \
+                     {owner}` creates another one for what is requested already"
                 ));
             }
         }

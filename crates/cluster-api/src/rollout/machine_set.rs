@@ -164,16 +164,6 @@ pub fn surplus(set: &MachineSet, machines: &[Machine]) -> i64 {
     i64::try_from(machines.len() - pending).unwrap_or(i64::MAX).saturating_sub(set.spec_replicas)
 }
 
-/// Returns how many machines a MachineSet deletes next, beyond those that are being deleted. One that moves its machines
-/// deletes none.
-pub fn deletions(set: &MachineSet, machines: &[Machine]) -> i64 {
-    if set.annotation(keys::MOVE_MACHINES).is_some() {
-        return 0;
-    }
-    let deleting = machines.iter().filter(|machine| machine.deleting).count();
-    (surplus(set, machines) - i64::try_from(deleting).unwrap_or(i64::MAX)).max(0)
-}
-
 /// Decides the action of a MachineSet to reach its number of machines.
 ///
 /// `machines` are those that it controls; `target` is the MachineSet of its `move` annotation, if

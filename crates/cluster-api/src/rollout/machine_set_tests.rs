@@ -108,19 +108,6 @@ fn machines_not_counted_yet_are_not_surplus() {
 }
 
 #[test]
-fn a_set_deletes_what_is_surplus_unless_it_moves_it() {
-    let three = [machine("a"), machine("b"), machine("c")];
-    assert_eq!(deletions(&set(3, &[]), &three), 0);
-    assert_eq!(deletions(&set(4, &[]), &three), 0);
-    assert_eq!(deletions(&set(1, &[]), &three), 2);
-    assert_eq!(deletions(&set(1, &[(keys::MOVE_MACHINES, "new")]), &three), 0);
-    let leaving = [machine("a"), machine("b"), Machine { deleting: true, ..machine("c") }];
-    assert_eq!(deletions(&set(1, &[]), &leaving), 1, "one is being deleted already");
-    let arriving = [machine("a"), with(machine("b"), keys::PENDING_ACKNOWLEDGE_MOVE)];
-    assert_eq!(deletions(&set(1, &[(keys::RECEIVE_MACHINES, "old")]), &arriving), 0);
-}
-
-#[test]
 fn surplus_machines_move_to_the_annotated_set() {
     let moving = set(1, &[(keys::MOVE_MACHINES, "new")]);
     let result = moved(&moving, &[machine("a"), machine("b"), machine("c")]);

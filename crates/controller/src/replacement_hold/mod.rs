@@ -16,10 +16,7 @@ use std::{
 
 use jiff::Timestamp;
 use kube::{Api, ResourceExt as _, api::PostParams};
-use refit_cluster_api::{
-    kinds::{Cluster, Machine, MachineSet},
-    rollout,
-};
+use refit_cluster_api::kinds::{Cluster, Machine};
 use refit_core::{
     change::{Policy, PolicyDefaults, policy},
     hold::{Held, OwnerSeen, allows_more, may_be_outdated, refused},
@@ -340,8 +337,7 @@ fn judged<T>(
         }),
         HeldKind::MachineDeployment => stores.machine_deployments.get(key).map(|deployment| {
             let policy = policy_of(ctx, deployment.annotations(), cluster);
-            let deletions = Some(deletions(ctx, &group));
-            OwnerSeen { deletions, ..OwnerSeen::deployment(&deployment, policy, machines) }
+            OwnerSeen::deployment(&deployment, policy, machines)
         }),
     };
     let mut seen = seen?;
@@ -355,29 +351,6 @@ fn policy_of(ctx: &Context, owner: &BTreeMap<String, String>, cluster: Option<&C
     let unknown = BTreeMap::new();
     let of_cluster = cluster.map_or(&unknown, |cluster| cluster.annotations());
     policy(owner, of_cluster, PolicyDefaults { on_uncovered, host_lost_after })
-}
-
-/// How many Machines the MachineSets of a group delete next.
-fn deletions(ctx: &Context, group: &ObjectKey) -> i64 {
-    let sets = ctx.stores.machine_sets.listed(&SETS_BY_GROUP, group);
-    let of_set = |set: &Arc<MachineSet>| {
-        let machines = machines_of_set(&ctx.stores, &ObjectKey::of(set.as_ref()));
-        let counted = |machine: &Arc<Machine>| rollout::Machine {
-            annotations: machine.annotations().clone(),
-            deleting: machine.metadata.deletion_timestamp.is_some(),
-            ..rollout::Machine::default()
-        };
-        let counting = rollout::MachineSet {
-            spec_replicas: set.spec.replicas.unwrap_or(1).into(),
-            annotations: set.annotations().clone(),
-            ..rollout::MachineSet::default()
-        };
-        rollout::machine_set::deletions(
-            &counting,
-            &machines.iter().map(counted).collect::<Vec<_>>(),
-        )
-    };
-    sets.iter().map(of_set).sum()
 }
 
 /// Whether a MachineSet that still has Machines is being deleted.

@@ -8,7 +8,7 @@ use refit_core::task::{Obstacle, roll_back::never_returns};
 use refit_kinds::{
     canonical::Keys,
     keys,
-    refit::{Owner, UpgradeTask},
+    refit::{Owner, UpgradeTask, Via},
     version::StatedVersion,
 };
 use refit_runtime::{ObjectKey, client::Served};
@@ -104,7 +104,10 @@ fn of_another_cluster(owner: &LiveOwner, group: &Group, cluster: &str) -> Option
 
 fn older_task(ctx: &Context, task: &UpgradeTask, group: &Group) -> Option<Obstacle> {
     let others = ctx.stores.upgrade_tasks.listed(&TASKS_BY_GROUP, &group.key);
-    let older = others.iter().find(|other| is_before(other, task));
+    // Cluster API never updates the only Machine of a control plane in place: a task that it would work for gets nowhere.
+    let is_of_only = task.annotations().contains_key(keys::SINGLE_REPLICA);
+    let gets_nowhere = |other: &UpgradeTask| is_of_only && other.spec.via == Via::Spec;
+    let older = others.iter().find(|other| is_before(other, task) && !gets_nowhere(other));
     older.map(|other| Obstacle::OlderTask { task: other.name_any() })
 }
 

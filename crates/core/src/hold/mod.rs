@@ -38,8 +38,6 @@ pub struct OwnerSeen<'a> {
     /// Whether a MachineSet of it that has Machines is being deleted: these are deleted, and the numbers decide how many
     /// are created instead.
     pub has_leaving_set: bool,
-    /// How many Machines its MachineSets delete next; `None` for a control plane, which deletes one at a time.
-    pub deletions: Option<i64>,
     /// The policy of it and its Cluster.
     pub policy: Policy,
     /// Its Machines.
@@ -75,13 +73,12 @@ impl<'a> OwnerSeen<'a> {
                 .map(|days| SignedDuration::from_hours(24 * i64::from(days))),
             is_deleting: plane.metadata.deletion_timestamp.is_some(),
             has_leaving_set: false,
-            deletions: None,
             policy,
             machines,
         }
     }
 
-    /// A MachineDeployment whose MachineSets are not known.
+    /// A MachineDeployment.
     pub fn deployment(
         deployment: &MachineDeployment,
         policy: Policy,
@@ -98,7 +95,6 @@ impl<'a> OwnerSeen<'a> {
             replaced_before_expiry: None,
             is_deleting: deployment.metadata.deletion_timestamp.is_some(),
             has_leaving_set: false,
-            deletions: Some(0),
             policy,
             machines,
         }
@@ -125,17 +121,9 @@ impl<'a> OwnerSeen<'a> {
             kind: self.kind,
             name: self.name.clone(),
             create: admission(stay < self.replicas.saturating_add(surge)),
-            delete: admission(self.may_delete(stay - self.replicas) || self.has_leaving_set),
+            delete: admission(stay > self.replicas || self.has_leaving_set),
         };
         Held { entry: Some(entry), again }
-    }
-
-    /// Whether a Machine may be deleted while there are so many more than `replicas`. MachineSets whose replicas change in the
-    /// middle of a rollout may ask for more deletions than that; without a surge, which Machines come to be deleted is
-    /// decided only by them.
-    fn may_delete(&self, surplus: i64) -> bool {
-        let fits = |asked| self.max_surge > 0 || (1..=surplus).contains(&asked);
-        surplus > 0 && self.deletions.is_none_or(fits)
     }
 
     /// The only Machine, if the API server refuses the surge machine that would replace it.

@@ -34,7 +34,6 @@ fn seen(replicas: i64, max_surge: i64, machines: &[Machine]) -> OwnerSeen<'_> {
         replaced_before_expiry: None,
         is_deleting: false,
         has_leaving_set: false,
-        deletions: None,
         policy: Policy::default(),
         machines: machines.iter().collect(),
     }
@@ -105,25 +104,6 @@ fn a_machine_set_that_is_deleted_lets_machines_be_deleted_and_the_numbers_decide
         let machines = machines(count, leaving);
         let owner = OwnerSeen { has_leaving_set: true, ..seen(1, 1, &machines) };
         assert_eq!(may(&owner), wanted, "{count} {leaving}");
-    }
-}
-
-#[test]
-fn machine_sets_may_delete_what_is_surplus_and_no_more() {
-    // Surge, Machines beyond the replicas, deletions that MachineSets ask for.
-    for (surge, surplus, deletions, allowed) in [
-        (0, 1, 1, true),
-        (0, 2, 2, true),
-        (0, 2, 1, true),
-        (0, 1, 2, false), // miscounted in the middle of a rollout
-        (0, 1, 0, false), // what comes to be asked for is not known yet
-        (0, 0, 1, false),
-        (1, 1, 2, true), // its strategy replaces Machines
-        (1, 0, 1, false),
-    ] {
-        let machines = machines(3 + surplus, 0);
-        let owner = OwnerSeen { deletions: Some(deletions), ..seen(3, surge, &machines) };
-        assert_eq!(may(&owner).1, allowed, "{surge} {surplus} {deletions}");
     }
 }
 
