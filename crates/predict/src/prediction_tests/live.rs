@@ -35,8 +35,13 @@ fn machine(index: usize, owner: &str, kind: &str, version: &str) -> Value {
 
 /// A control plane of three machines with all their objects.
 fn live() -> Input {
-    let mut input = upgrade(&[control_plane(3, 0)]);
-    for index in 0..3 {
+    live_of(control_plane(3, 0), 3)
+}
+
+/// A control plane of so many machines with all their objects.
+fn live_of(plane: Value, machines: usize) -> Input {
+    let mut input = upgrade(&[plane]);
+    for index in 0..machines {
         let name = format!("edge-1-{index}");
         let mut machine = machine(index, "edge-1", "KubeadmControlPlane", OLD);
         machine["metadata"]["labels"]["cluster.x-k8s.io/control-plane"] = json!("");
@@ -64,6 +69,24 @@ fn live() -> Input {
     let key = ("default".to_owned(), "edge-1".to_owned());
     input.hosts.insert(key, Read::Known(hosts));
     input
+}
+
+#[test]
+fn a_plan_for_what_is_requested_already_names_the_task_that_pauses_the_control_plane() {
+    let mut plane = control_plane(1, 1);
+    plane["metadata"]["annotations"] = json!({
+        keys::SINGLE_REPLICA: "InPlace", keys::PAUSED: keys::TASK, keys::TASK: "old",
+    });
+    let mut input = held(live_of(plane, 1));
+    let names_task = |input: &Input| {
+        let found = only(predict(input));
+        assert_eq!(found.outcome, PredictedOutcome::InPlace, "{found:#?}");
+        found.notes.iter().any(|note| note.contains("UpgradeTask/old"))
+    };
+    assert!(!names_task(&input), "another version gets a task of its own");
+    let wanted = input.desired.get("KubeadmControlPlane", "default", "edge-1").unwrap().clone();
+    input.current.insert(wanted);
+    assert!(names_task(&input));
 }
 
 fn node(name: &str) -> Value {

@@ -215,23 +215,6 @@ fn the_only_machine_of_a_control_plane_is_replaced_where_nothing_holds_it() {
 }
 
 #[test]
-fn a_plan_for_what_is_requested_already_names_the_task_that_pauses_the_control_plane() {
-    let mut plane = control_plane(1, 1);
-    plane["metadata"]["annotations"] = json!({
-        keys::SINGLE_REPLICA: "InPlace", keys::PAUSED: keys::TASK, keys::TASK: "old",
-    });
-    let names_task = |input: &Input| {
-        let found = only(predict(&held(input.clone())));
-        assert_eq!(found.outcome, PredictedOutcome::InPlace, "{found:#?}");
-        found.notes.iter().any(|note| note.contains("UpgradeTask/old"))
-    };
-    let mut input = upgrade(&[plane]);
-    assert!(!names_task(&input), "another version gets a task of its own");
-    input.current = input.desired.clone();
-    assert!(names_task(&input));
-}
-
-#[test]
 fn a_pause_because_of_a_hold_ends_where_nothing_is_held() {
     let mut plane = control_plane(1, 1);
     plane["metadata"]["annotations"] =
