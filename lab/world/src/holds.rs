@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(replaces(&world, Some(&old), None, NOW.parse().unwrap(), || true), None);
     }
 
-    /// Whether creating a second Machine, and deleting the first one, are replacements beside this ReplacementHold.
+    /// Whether creating a second Machine, and deleting the first one, are replacements next to this ReplacementHold.
     fn judged_by(hold: Option<&Value>, is_led: bool) -> (bool, bool) {
         let (first, second) = (machine("m-1"), machine("m-2"));
         let now = NOW.parse().unwrap();
@@ -301,7 +301,8 @@ mod tests {
     }
 
     #[test]
-    fn what_the_replacement_hold_admits_is_no_replacement_while_the_controller_is_absent() {
+    fn cluster_api_replaces_nothing_that_the_replacement_hold_admits_while_the_controller_is_absent()
+     {
         let entry = |kind: &str, name: &str, create: &str, delete: &str| {
             json!({"metadata": {"name": "refit", "namespace": "default"}, "spec": {"owners": [
                 {"kind": kind, "name": name, "create": create, "delete": delete}]}})

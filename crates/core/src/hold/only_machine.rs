@@ -186,7 +186,7 @@ mod tests {
             // Its operator has stopped it, for what is requested now.
             (vec![task(by_hand, "Abort", "Aborted")], ended("by-hand")),
             (vec![task(by_hand, "Ongoing", "Complete")], TaskSeen::Missing),
-            // The request of before has come back.
+            // The earlier request has come back.
             (
                 vec![
                     task(("single-9", Some("now"), 1), "Abort", "Aborted"),
