@@ -180,12 +180,11 @@ impl Facts {
         }
         let Some(by) = paused_by(annotations) else {
             let message = format!(
-                "paused by another client: Refit sets annotation {} to {}, and annotation {} to the name of a task, or the \
-                 first one to {}; only that client can release it",
-                keys::PAUSED,
-                keys::TASK,
-                keys::TASK,
-                keys::HELD
+                "paused by another client: annotation {paused} is neither {held}, nor {task} next to annotation {task} with \
+                 the name of a task; only that client can release it",
+                paused = keys::PAUSED,
+                held = keys::HELD,
+                task = keys::TASK
             );
             return (Action::Refused, message);
         };
