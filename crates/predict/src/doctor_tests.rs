@@ -567,6 +567,8 @@ fn doctor_warns_before_a_replacement_hold_is_too_large_for_etcd() {
         name: "n".repeat(63),
         create: Admission::Refused,
         delete: Admission::Refused,
+        deletable_machines: Vec::new(),
+        deletable_machine_sets: Vec::new(),
     };
     let size = serde_json::to_vec(&entry).unwrap().len() + 1;
     assert_eq!(size, 142);

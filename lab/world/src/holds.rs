@@ -46,7 +46,7 @@ pub(crate) fn replaces(
         || !stays(cluster)
         || allows_replacement(owner, cluster)
         || is_due(owner, members(), now)
-        || has_leaving_set(others, machine);
+        || is_deleted && leaves_with_its_set(others, machine);
     let wants = owner["spec"]["replicas"].as_i64().unwrap_or(1);
     let has = i64::try_from(members().count()).unwrap_or(i64::MAX);
     let may = if is_created {
@@ -55,7 +55,7 @@ pub(crate) fn replaces(
         has > wants || is_remediated(machine)
     };
     let verb = if is_created { "create" } else { "delete" };
-    if is_declared || may || admits(others, owner, verb) && !is_led() {
+    if is_declared || may || admits(others, owner, machine, verb) && !is_led() {
         return None;
     }
     let (kind, owner) = (text(owner, "/kind"), name(owner));
@@ -64,15 +64,24 @@ pub(crate) fn replaces(
     ))
 }
 
-/// Whether the ReplacementHold admits what Cluster API does to a Machine of an owner. An owner that it does not list is not held;
+/// Whether the ReplacementHold admits that Cluster API creates or deletes a Machine of an owner. An owner that it does not list is not held;
 /// without it, everything is refused.
-fn admits(objects: &Objects, owner: &Value, verb: &str) -> bool {
+fn admits(objects: &Objects, owner: &Value, machine: &Value, verb: &str) -> bool {
     let Some(hold) = named(objects, HOLDS, owner, refit::REPLACEMENT_HOLD) else { return false };
     let entries = hold.pointer("/spec/owners").and_then(Value::as_array);
     let is_its =
         |entry: &&Value| entry["kind"] == owner["kind"] && text(entry, "/name") == name(owner);
     let entry = entries.into_iter().flatten().find(is_its);
-    entry.is_none_or(|entry| entry[verb] == "Allowed")
+    let contains = |entry: &Value, list: &str, wanted: &str| {
+        entry[list].as_array().is_some_and(|names| names.iter().any(|one| one == wanted))
+    };
+    let is_named = |entry: &Value| {
+        verb == "delete"
+            && (contains(entry, "deletableMachines", name(machine))
+                || controller(machine)
+                    .is_some_and(|(_, set)| contains(entry, "deletableMachineSets", set)))
+    };
+    entry.is_none_or(|entry| entry[verb] == "Allowed" || is_named(entry))
 }
 
 /// The objects of a resource.
@@ -128,14 +137,12 @@ fn is_due<'a>(owner: &Value, mut members: impl Iterator<Item = &'a Value>, now: 
         || after.is_some_and(|after| members.any(|one| is_older(one, after)))
 }
 
-/// Whether a MachineSet of the group is being deleted, or is gone, and has Machines.
-fn has_leaving_set(objects: &Objects, machine: &Value) -> bool {
-    let set_of = |one: &Value| match controller(one) {
-        Some(("MachineSet", set)) => Some(named(objects, MACHINE_SETS, one, set)),
-        Some(_) | None => None,
-    };
-    let members = all(objects, MACHINES).filter(|one| same_owner(one, machine));
-    members.chain([machine]).filter_map(set_of).any(|set| !set.is_some_and(stays))
+/// Whether the MachineSet of a Machine is being deleted, or is gone.
+fn leaves_with_its_set(objects: &Objects, machine: &Value) -> bool {
+    match controller(machine) {
+        Some(("MachineSet", set)) => !named(objects, MACHINE_SETS, machine, set).is_some_and(stays),
+        Some(_) | None => false,
+    }
 }
 
 /// How many Machines more the strategy of an owner allows; Cluster API's default is one.
@@ -308,10 +315,19 @@ mod tests {
                 {"kind": kind, "name": name, "create": create, "delete": delete}]}})
         };
         let of = |create, delete| Some(entry("MachineDeployment", "md", create, delete));
+        let names = |list: &str, name: &str| {
+            let mut hold = entry("MachineDeployment", "md", "Refused", "Refused");
+            hold["spec"]["owners"][0][list] = json!([name]);
+            Some(hold)
+        };
         for (hold, wanted) in [
             (of("Refused", "Refused"), (true, true)),
             (of("Allowed", "Refused"), (false, true)),
             (of("Refused", "Allowed"), (true, false)),
+            (names("deletableMachines", "m-1"), (true, false)),
+            (names("deletableMachines", "m-2"), (true, true)),
+            (names("deletableMachineSets", "set"), (true, false)),
+            (names("deletableMachineSets", "other"), (true, true)),
             (Some(entry("MachineDeployment", "other", "Refused", "Refused")), (false, false)),
             (Some(entry("KubeadmControlPlane", "md", "Refused", "Refused")), (false, false)),
             (None, (true, true)),

@@ -20,6 +20,7 @@ use tower::ServiceExt as _;
 
 const CAPI: &str = "system:serviceaccount:capi-system:capi-manager";
 const MACHINES: &str = "/apis/cluster.x-k8s.io/v1beta2/namespaces/edge/machines";
+const SETS: &str = "/apis/cluster.x-k8s.io/v1beta2/namespaces/edge/machinesets";
 const HOLDS: &str = "/apis/refit.dev/v1alpha1/namespaces/edge/replacementholds";
 
 /// The largest message that an event holds.
@@ -53,7 +54,13 @@ impl Bed {
         bed
     }
 
-    async fn send(&self, user: &str, method: &str, path: &str, body: Value) -> Result<(), String> {
+    async fn send(
+        &self,
+        user: &str,
+        method: &str,
+        path: &str,
+        body: Value,
+    ) -> Result<Value, String> {
         let request = http::Request::builder().method(method).uri(path).header(
             "content-type",
             if method == "PATCH" { "application/merge-patch+json" } else { "application/json" },
@@ -66,7 +73,7 @@ impl Bed {
         let body = response.into_body().collect().await.unwrap().to_bytes();
         let body: Value = serde_json::from_slice(&body).unwrap_or_default();
         if status.is_success() {
-            return Ok(());
+            return Ok(body);
         }
         assert!(
             matches!(status, StatusCode::FORBIDDEN | StatusCode::UNPROCESSABLE_ENTITY),
@@ -100,11 +107,11 @@ impl Bed {
     }
 
     async fn create(&self, user: &str, machine: Value) -> Result<(), String> {
-        self.send(user, "POST", MACHINES, machine).await
+        self.send(user, "POST", MACHINES, machine).await.map(drop)
     }
 
     async fn delete(&self, user: &str, name: &str) -> Result<(), String> {
-        self.send(user, "DELETE", &format!("{MACHINES}/{name}"), Value::Null).await
+        self.send(user, "DELETE", &format!("{MACHINES}/{name}"), Value::Null).await.map(drop)
     }
 }
 
@@ -113,6 +120,23 @@ fn machine(name: &str, label: &str, owner: &str) -> Value {
         "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine",
         "metadata": {"name": name, "labels": {format!("cluster.x-k8s.io/{label}"): owner}},
         "spec": {"clusterName": "edge-1"},
+    })
+}
+
+fn set(name: &str, owner: &str, replicas: i64) -> Value {
+    json!({
+        "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachineSet",
+        "metadata": {"name": name, "labels": {"cluster.x-k8s.io/deployment-name": owner}},
+        "spec": {
+            "clusterName": "edge-1", "replicas": replicas, "selector": {},
+            "template": {"spec": {
+                "clusterName": "edge-1", "bootstrap": {"dataSecretName": "none"},
+                "infrastructureRef": {
+                    "apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "DevMachineTemplate",
+                    "name": "none",
+                },
+            }},
+        },
     })
 }
 
@@ -191,24 +215,34 @@ async fn the_policy_admits_what_an_entry_allows() {
 }
 
 #[tokio::test]
+async fn the_policy_admits_the_deletion_of_the_machines_that_an_entry_names() {
+    let bed = Bed::new().await;
+    bed.hold("Refused", "Refused").await;
+    for (name, machines) in [("a", ["m", "m-1"]), ("b", ["m-2", "m-3"])] {
+        let set = bed.send("admin", "POST", SETS, set(name, "a", 0)).await.unwrap();
+        for name in machines {
+            let mut machine = machine(name, "deployment-name", "a");
+            machine["metadata"]["ownerReferences"] = json!([{
+                "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachineSet",
+                "name": set["metadata"]["name"], "uid": set["metadata"]["uid"], "controller": true,
+            }]);
+            bed.create("admin", machine).await.unwrap();
+        }
+    }
+    let entry = json!({
+        "kind": "MachineDeployment", "name": "a", "create": "Refused", "delete": "Refused",
+        "deletableMachines": ["m-1", "m-4"], "deletableMachineSets": ["b"],
+    });
+    bed.merge(&format!("{HOLDS}/refit"), json!({"spec": {"owners": [entry]}})).await;
+    bed.delete(CAPI, "m-1").await.unwrap();
+    bed.delete(CAPI, "m-2").await.unwrap();
+    bed.delete(CAPI, "m-3").await.unwrap();
+    let refused = bed.delete(CAPI, "m").await.unwrap_err();
+    assert!(refused.contains("another one would replace Machine m."), "{refused}");
+}
+
+#[tokio::test]
 async fn the_policy_lets_no_machine_set_ask_for_a_machine_that_is_refused() {
-    const SETS: &str = "/apis/cluster.x-k8s.io/v1beta2/namespaces/edge/machinesets";
-    let set = |name: &str, owner: &str, replicas: i64| {
-        json!({
-            "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachineSet",
-            "metadata": {"name": name, "labels": {"cluster.x-k8s.io/deployment-name": owner}},
-            "spec": {
-                "clusterName": "edge-1", "replicas": replicas, "selector": {},
-                "template": {"spec": {
-                    "clusterName": "edge-1", "bootstrap": {"dataSecretName": "none"},
-                    "infrastructureRef": {
-                        "apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "DevMachineTemplate",
-                        "name": "none",
-                    },
-                }},
-            },
-        })
-    };
     let bed = Bed::new().await;
     bed.hold("Refused", "Allowed").await;
     let refused = bed.send(CAPI, "POST", SETS, set("s", "a", 1)).await.unwrap_err();

@@ -9,7 +9,6 @@
 //! 3. The new MachineSet writes the desired objects and marks the hook pending
 //!    ([`trigger_in_place`]).
 
-use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use jiff::Timestamp;
@@ -40,51 +39,45 @@ impl DeletionOrder {
     }
 }
 
-/// Priority of a machine for deletion; the greatest value is deleted first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum DeletePriority {
-    /// No reason to prefer this machine.
-    Ordinary,
-    /// It is unhealthy.
-    Unhealthy,
-    /// It is being updated in place: deleting it wastes the least work.
-    Updating,
-    /// A user annotated it.
-    Annotated,
-    /// It is being deleted already.
-    Deleting,
-}
+/// The age that moves an ordinary machine most of the way through its range of priorities, in seconds: ten days.
+const AGE_SCALE: f64 = 864_000.0;
+/// Priority of an unhealthy machine, and the end of the range of ordinary ones.
+const UNHEALTHY: f64 = 50.0;
 
-/// Returns the priority of a machine for deletion.
-pub fn delete_priority(machine: &Machine) -> DeletePriority {
+/// Returns the priority of a machine for deletion, 0 to 100; the greatest is deleted first. A year makes no difference any more
+/// (`docs/facts/machine-deployment.md#machineset-reconcile`).
+fn delete_priority(machine: &Machine, order: DeletionOrder, now: Timestamp) -> f64 {
     if machine.deleting {
-        DeletePriority::Deleting
-    } else if machine.annotations.contains_key(keys::DELETE_MACHINE) {
-        DeletePriority::Annotated
-    } else if machine.is_updating() {
-        DeletePriority::Updating
-    } else if machine.unhealthy {
-        DeletePriority::Unhealthy
-    } else {
-        DeletePriority::Ordinary
+        return 100.0;
+    }
+    if machine.annotations.contains_key(keys::DELETE_MACHINE) {
+        return 80.0;
+    }
+    if machine.is_updating() {
+        return 75.0;
+    }
+    if machine.unhealthy {
+        return UNHEALTHY;
+    }
+    let age = now.duration_since(machine.created_at).as_secs_f64().max(0.0);
+    let by_age = UNHEALTHY * (1.0 - (-age / AGE_SCALE).exp());
+    match order {
+        DeletionOrder::Random => 20.0,
+        DeletionOrder::Oldest => by_age,
+        DeletionOrder::Newest => UNHEALTHY - by_age,
     }
 }
 
-/// Returns all machines in deletion order.
-pub fn in_deletion_order(machines: &[Machine], order: DeletionOrder) -> Vec<&Machine> {
-    let age = |machine: &Machine| -> i128 {
-        let created = machine.created_at.as_nanosecond();
-        match order {
-            DeletionOrder::Random => 0,
-            DeletionOrder::Oldest => created,
-            DeletionOrder::Newest => -created,
-        }
-    };
-    let mut sorted: Vec<&Machine> = machines.iter().collect();
-    sorted.sort_by_key(|machine| {
-        (Reverse(delete_priority(machine)), age(machine), machine.name.clone())
-    });
-    sorted
+/// Returns all machines in deletion order; those of the same priority by name.
+pub fn in_deletion_order(
+    machines: &[Machine],
+    order: DeletionOrder,
+    now: Timestamp,
+) -> Vec<&Machine> {
+    let priority = |machine| (delete_priority(machine, order, now), machine);
+    let mut sorted: Vec<(f64, &Machine)> = machines.iter().map(priority).collect();
+    sorted.sort_by(|(a, one), (b, other)| b.total_cmp(a).then_with(|| one.name.cmp(&other.name)));
+    sorted.into_iter().map(|(_, machine)| machine).collect()
 }
 
 /// The action of a MachineSet to reach its number of machines.
@@ -173,6 +166,7 @@ pub fn sync_replicas(
     machines: &[Machine],
     target: Option<&MachineSet>,
     order: DeletionOrder,
+    now: Timestamp,
 ) -> Result<MachineSetAction, SyncError> {
     let wanted = usize::try_from(set.spec_replicas).unwrap_or(0);
     if machines.len() < wanted {
@@ -189,10 +183,10 @@ pub fn sync_replicas(
         return Ok(MachineSetAction::None);
     };
     if let Some(target_name) = set.annotation(keys::MOVE_MACHINES) {
-        return start_move(set, machines, target_name, target, surplus, order)
+        return start_move(set, machines, target_name, target, surplus, order, now)
             .map(MachineSetAction::Move);
     }
-    let delete = in_deletion_order(machines, order);
+    let delete = in_deletion_order(machines, order, now);
     Ok(MachineSetAction::Delete(
         delete.into_iter().take(surplus).map(|machine| machine.name.clone()).collect(),
     ))
@@ -228,11 +222,12 @@ fn start_move(
     target: Option<&MachineSet>,
     count: usize,
     order: DeletionOrder,
+    now: Timestamp,
 ) -> Result<Move, SyncError> {
     check_target(set, target_name, target)?;
     let mut result = Move { target: target_name.to_owned(), ..Move::default() };
     let mut left = count;
-    for machine in in_deletion_order(machines, order) {
+    for machine in in_deletion_order(machines, order, now) {
         if left == 0 {
             break;
         }

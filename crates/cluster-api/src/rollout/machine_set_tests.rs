@@ -2,6 +2,9 @@
 
 use super::*;
 
+const DAY: i64 = 86_400;
+const NOW: Timestamp = Timestamp::constant(1_000, 0);
+
 fn set(replicas: i64, annotations: &[(&str, &str)]) -> MachineSet {
     MachineSet {
         name: "old".into(),
@@ -24,7 +27,7 @@ fn with(mut machine: Machine, key: &str) -> Machine {
 }
 
 fn sync(set: &MachineSet, machines: &[Machine]) -> MachineSetAction {
-    sync_replicas(set, machines, None, DeletionOrder::Random).unwrap()
+    sync_replicas(set, machines, None, DeletionOrder::Random, NOW).unwrap()
 }
 
 fn target(accepts: &str) -> MachineSet {
@@ -35,7 +38,7 @@ fn target(accepts: &str) -> MachineSet {
 
 fn moved(set: &MachineSet, machines: &[Machine]) -> Move {
     let target = target("old");
-    match sync_replicas(set, machines, Some(&target), DeletionOrder::Random).unwrap() {
+    match sync_replicas(set, machines, Some(&target), DeletionOrder::Random, NOW).unwrap() {
         MachineSetAction::Move(result) => result,
         other => panic!("{other:?}"),
     }
@@ -72,22 +75,49 @@ fn updating_machines_are_deleted_before_unhealthy_ones() {
     assert_eq!(sync(&set(0, &[]), &machines), MachineSetAction::Delete(names));
 }
 
+/// The names of machines of these ages, given in days, in order of deletion. What a case adds is set before.
+fn deletion_order(order: &str, machines: &[(&str, i64, fn(Machine) -> Machine)]) -> String {
+    let now = Timestamp::from_second(500 * DAY).unwrap();
+    let machines: Vec<Machine> = machines
+        .iter()
+        .map(|(name, days, with)| {
+            let created_at = Timestamp::from_second((500 - days) * DAY).unwrap();
+            with(Machine { created_at, ..machine(name) })
+        })
+        .collect();
+    let sorted = in_deletion_order(&machines, DeletionOrder::from_spec(order), now);
+    sorted.iter().map(|machine| machine.name.as_str()).collect()
+}
+
 #[test]
 fn the_order_of_a_spec_decides_among_ordinary_machines() {
-    let aged = |name: &str, second: i64| Machine {
-        created_at: Timestamp::from_second(second).unwrap(),
-        ..machine(name)
-    };
-    let machines = [aged("b", 1), aged("c", 2), aged("a", 3)];
-    let names = |order: &str| {
-        let order = DeletionOrder::from_spec(order);
-        let sorted = in_deletion_order(&machines, order);
-        sorted.iter().map(|machine| machine.name.clone()).collect::<String>()
+    let names = |order| {
+        let as_is = |machine| machine;
+        deletion_order(order, &[("b", 3, as_is), ("c", 2, as_is), ("a", 1, as_is)])
     };
     assert_eq!(names("Oldest"), "bca");
     assert_eq!(names("Newest"), "acb");
     assert_eq!(names("Random"), "abc");
     assert_eq!(names(""), "abc");
+}
+
+#[test]
+fn age_counts_neither_among_preferred_machines_nor_after_a_year() {
+    let annotated = |machine| with(machine, keys::DELETE_MACHINE);
+    let updating = |machine| with(machine, keys::UPDATE_IN_PROGRESS);
+    let unhealthy = |machine| Machine { unhealthy: true, ..machine };
+    let as_is = |machine| machine;
+    for order in ["Oldest", "Newest", "Random"] {
+        for same in [annotated, updating, unhealthy] {
+            for days in [1, 3] {
+                assert_eq!(deletion_order(order, &[("b", 2, same), ("a", days, same)]), "ab");
+            }
+        }
+    }
+    let old =
+        [("c", 450, as_is as fn(Machine) -> Machine), ("b", 400, unhealthy), ("a", 400, as_is)];
+    assert_eq!(deletion_order("Oldest", &old), "abc");
+    assert_eq!(deletion_order("Newest", &old), "bac");
 }
 
 #[test]
@@ -120,12 +150,12 @@ fn surplus_machines_move_to_the_annotated_set() {
 fn a_move_needs_the_consent_of_the_target() {
     let moving = set(0, &[(keys::MOVE_MACHINES, "new")]);
     let refused = target("x,y");
-    let error = sync_replicas(&moving, &[machine("a")], Some(&refused), DeletionOrder::Random);
+    let error = sync_replicas(&moving, &[machine("a")], Some(&refused), DeletionOrder::Random, NOW);
     assert_eq!(
         error.unwrap_err().to_string(),
         "MachineSet old is set to move replicas to new, but new only accepts Machines from x,y"
     );
-    let error = sync_replicas(&moving, &[machine("a")], None, DeletionOrder::Random);
+    let error = sync_replicas(&moving, &[machine("a")], None, DeletionOrder::Random, NOW);
     assert!(matches!(error, Err(SyncError::TargetMissing { .. })));
 }
 

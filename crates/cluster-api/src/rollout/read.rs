@@ -60,7 +60,7 @@ impl Machine {
             has_node,
             unhealthy: !has_node
                 || check_failed
-                || matches!(condition(machine, "NodeHealthy"), Some("False" | "Unknown")),
+                || condition(machine, "NodeHealthy") == Some("False"),
             needs_remediation: Need::of(machine) == Need::Owner,
         }
     }
@@ -153,7 +153,8 @@ mod tests {
         let node = || json!({"name": "n"});
         assert_eq!(machine(node(), "NodeHealthy", "True").owner, "ms");
         assert!(!machine(node(), "NodeHealthy", "True").unhealthy);
-        assert!(machine(node(), "NodeHealthy", "Unknown").unhealthy);
+        assert!(!machine(node(), "NodeHealthy", "Unknown").unhealthy);
+        assert!(machine(node(), "NodeHealthy", "False").unhealthy);
         assert!(machine(node(), "HealthCheckSucceeded", "False").unhealthy);
         assert!(!machine(node(), "HealthCheckSucceeded", "False").needs_remediation);
         assert!(machine(Value::Null, "NodeHealthy", "True").unhealthy);

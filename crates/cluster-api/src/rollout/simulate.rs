@@ -242,7 +242,8 @@ impl Run {
         let target = set
             .annotation(keys::MOVE_MACHINES)
             .and_then(|name| self.workers.sets.iter().find(|other| other.name == name));
-        let action = sync_replicas(&set, &machines_of(machines, &set), target, self.workers.order);
+        let Workers { order, now, .. } = self.workers;
+        let action = sync_replicas(&set, &machines_of(machines, &set), target, order, now);
         match action {
             Ok(MachineSetAction::Create(count)) => {
                 for _ in 0..count {

@@ -16,7 +16,7 @@ use std::{
 
 use jiff::Timestamp;
 use kube::{Api, ResourceExt as _, api::PostParams};
-use refit_cluster_api::kinds::{Cluster, Machine};
+use refit_cluster_api::kinds::{Cluster, Machine, MachineSet};
 use refit_core::{
     change::{Policy, PolicyDefaults, policy},
     hold::{Held, OwnerSeen, allows_more, may_be_outdated, refused},
@@ -34,7 +34,7 @@ use serde_json::json;
 use crate::{
     Settings,
     context::Context,
-    groups::{Group, control_plane_group, machines_of, machines_of_set},
+    groups::{Group, control_plane_group, machines_of},
     indexes::{DEPLOYMENTS_BY_CLUSTER, SETS_BY_GROUP},
     metrics::measured,
     node_update::live::{list_machines, read_object},
@@ -328,6 +328,8 @@ fn judged<T>(
     let group = group_key(kind, key);
     let machines = machines_of(stores, &group);
     let machines: Vec<&Machine> = machines.iter().map(AsRef::as_ref).collect();
+    let sets = stores.machine_sets.listed(&SETS_BY_GROUP, &group);
+    let sets: Vec<&MachineSet> = sets.iter().map(AsRef::as_ref).collect();
     let cluster = cluster_of(ctx, kind, key).and_then(|key| stores.clusters.get(&key));
     let cluster = cluster.as_deref();
     let seen = match kind {
@@ -337,12 +339,11 @@ fn judged<T>(
         }),
         HeldKind::MachineDeployment => stores.machine_deployments.get(key).map(|deployment| {
             let policy = policy_of(ctx, deployment.annotations(), cluster);
-            OwnerSeen::deployment(&deployment, policy, machines)
+            OwnerSeen::deployment(&deployment, policy, machines, sets)
         }),
     };
     let mut seen = seen?;
     seen.is_deleting |= cluster.is_some_and(|one| one.metadata.deletion_timestamp.is_some());
-    seen.has_leaving_set = has_leaving_set(ctx, &group);
     Some(judge(seen))
 }
 
@@ -351,15 +352,6 @@ fn policy_of(ctx: &Context, owner: &BTreeMap<String, String>, cluster: Option<&C
     let unknown = BTreeMap::new();
     let of_cluster = cluster.map_or(&unknown, |cluster| cluster.annotations());
     policy(owner, of_cluster, PolicyDefaults { on_uncovered, host_lost_after })
-}
-
-/// Whether a MachineSet that still has Machines is being deleted.
-fn has_leaving_set(ctx: &Context, group: &ObjectKey) -> bool {
-    let sets = ctx.stores.machine_sets.listed(&SETS_BY_GROUP, group);
-    sets.iter().any(|set| {
-        set.metadata.deletion_timestamp.is_some()
-            && !machines_of_set(&ctx.stores, &ObjectKey::of(set.as_ref())).is_empty()
-    })
 }
 
 /// Brings an owner, its Cluster and its Machines in the caches up to the present.

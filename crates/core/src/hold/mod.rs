@@ -5,6 +5,7 @@
 //! the numbers of Machines count: a further Machine is there to replace another one, unless its owner lacks one or has
 //! declared that a rollout surges; and a Machine that an owner does not have too many of is deleted to be replaced.
 
+mod deletable;
 mod only_machine;
 #[cfg(test)]
 mod tests;
@@ -13,9 +14,10 @@ pub use self::only_machine::{Only, Step, TaskSeen, may_be_outdated};
 
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
-use refit_cluster_api::kinds::{KubeadmControlPlane, Machine, MachineDeployment};
+use refit_cluster_api::kinds::{KubeadmControlPlane, Machine, MachineDeployment, MachineSet};
 use refit_kinds::refit::{Admission, HeldKind, HeldOwner};
 
+use self::deletable::Deletable;
 use crate::change::{OnUncovered, Policy};
 
 /// What is known of an owner.
@@ -35,13 +37,12 @@ pub struct OwnerSeen<'a> {
     pub replaced_before_expiry: Option<SignedDuration>,
     /// Whether it or its Cluster is being deleted.
     pub is_deleting: bool,
-    /// Whether a MachineSet of it that has Machines is being deleted: these are deleted, and the numbers decide how many
-    /// are created instead.
-    pub has_leaving_set: bool,
     /// The policy of it and its Cluster.
     pub policy: Policy,
     /// Its Machines.
     pub machines: Vec<&'a Machine>,
+    /// Its MachineSets, if it is a MachineDeployment.
+    pub sets: Vec<&'a MachineSet>,
 }
 
 /// What stands in a ReplacementHold for an owner.
@@ -72,9 +73,9 @@ impl<'a> OwnerSeen<'a> {
             replaced_before_expiry: days
                 .map(|days| SignedDuration::from_hours(24 * i64::from(days))),
             is_deleting: plane.metadata.deletion_timestamp.is_some(),
-            has_leaving_set: false,
             policy,
             machines,
+            sets: Vec::new(),
         }
     }
 
@@ -83,6 +84,7 @@ impl<'a> OwnerSeen<'a> {
         deployment: &MachineDeployment,
         policy: Policy,
         machines: Vec<&'a Machine>,
+        sets: Vec<&'a MachineSet>,
     ) -> Self {
         let replicas = deployment.spec.replicas.unwrap_or(1).into();
         let rollout = deployment.spec.rollout.as_ref();
@@ -94,9 +96,9 @@ impl<'a> OwnerSeen<'a> {
             rollout_after: rollout.and_then(|rollout| parsed(rollout.after.as_deref())),
             replaced_before_expiry: None,
             is_deleting: deployment.metadata.deletion_timestamp.is_some(),
-            has_leaving_set: false,
             policy,
             machines,
+            sets,
         }
     }
 
@@ -117,11 +119,24 @@ impl<'a> OwnerSeen<'a> {
         let stay = i64::try_from(stay).unwrap_or(i64::MAX);
         // A surge machine of a group of one is its replacement.
         let surge = if self.replicas > 1 { self.max_surge } else { 0 };
+        let create = admission(stay < self.replicas.saturating_add(surge));
+        let (delete, deletable) = match self.kind {
+            // It deletes one Machine at a time.
+            HeldKind::KubeadmControlPlane => {
+                (admission(stay > self.replicas), Deletable::default())
+            }
+            HeldKind::MachineDeployment => {
+                let Self { machines, sets, replicas, .. } = self;
+                (Admission::Refused, Deletable::of(machines, sets, *replicas, now))
+            }
+        };
         let entry = HeldOwner {
             kind: self.kind,
             name: self.name.clone(),
-            create: admission(stay < self.replicas.saturating_add(surge)),
-            delete: admission(stay > self.replicas || self.has_leaving_set),
+            create,
+            delete,
+            deletable_machines: deletable.machines,
+            deletable_machine_sets: deletable.sets,
         };
         Held { entry: Some(entry), again }
     }
@@ -157,13 +172,26 @@ pub fn allows_more(entry: Option<&HeldOwner>, than: Option<&HeldOwner>) -> bool 
     let Some(than) = than else { return false };
     let Some(entry) = entry else { return true };
     let more = |one, other| one == Admission::Allowed && other == Admission::Refused;
-    more(entry.create, than.create) || more(entry.delete, than.delete)
+    let names_more = |one: &[String], other: &[String]| {
+        than.delete == Admission::Refused && one.iter().any(|name| !other.contains(name))
+    };
+    more(entry.create, than.create)
+        || more(entry.delete, than.delete)
+        || names_more(&entry.deletable_machines, &than.deletable_machines)
+        || names_more(&entry.deletable_machine_sets, &than.deletable_machine_sets)
 }
 
 /// The entry of an owner about which nothing is known.
 pub fn refused(kind: HeldKind, name: &str) -> HeldOwner {
     let (create, delete) = (Admission::Refused, Admission::Refused);
-    HeldOwner { kind, name: name.to_owned(), create, delete }
+    HeldOwner {
+        kind,
+        name: name.to_owned(),
+        create,
+        delete,
+        deletable_machines: Vec::new(),
+        deletable_machine_sets: Vec::new(),
+    }
 }
 
 /// Whether the ReplacementHold of a namespace has a finalizer. Where the API server asks for the object, it refuses every

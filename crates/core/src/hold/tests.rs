@@ -1,7 +1,7 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
-use refit_cluster_api::kinds::MachineSpec;
+use refit_cluster_api::kinds::{MachineSetSpec, MachineSpec};
 use serde_json::{Value, json};
 
 use super::*;
@@ -33,9 +33,9 @@ fn seen(replicas: i64, max_surge: i64, machines: &[Machine]) -> OwnerSeen<'_> {
         rollout_after: None,
         replaced_before_expiry: None,
         is_deleting: false,
-        has_leaving_set: false,
         policy: Policy::default(),
         machines: machines.iter().collect(),
+        sets: Vec::new(),
     }
 }
 
@@ -99,12 +99,31 @@ fn the_only_machine_is_held_if_a_surge_machine_would_replace_it() {
 }
 
 #[test]
-fn a_machine_set_that_is_deleted_lets_machines_be_deleted_and_the_numbers_decide_about_new_ones() {
-    for (count, leaving, wanted) in [(1, 0, (false, true)), (0, 1, (true, true))] {
-        let machines = machines(count, leaving);
-        let owner = OwnerSeen { has_leaving_set: true, ..seen(1, 1, &machines) };
-        assert_eq!(may(&owner), wanted, "{count} {leaving}");
+fn the_machines_of_a_machine_deployment_that_may_be_deleted_are_named() {
+    let mut machines = machines(3, 0);
+    for machine in &mut machines {
+        let owner = json!([{"apiVersion": "a", "kind": "MachineSet", "name": "set", "uid": "1", "controller": true}]);
+        machine.metadata.owner_references = serde_json::from_value(owner).unwrap();
     }
+    let set =
+        MachineSet::new("set", MachineSetSpec { replicas: Some(0), ..MachineSetSpec::default() });
+    let (kind, sets) = (HeldKind::MachineDeployment, vec![&set]);
+    let owner = OwnerSeen { kind, sets, ..seen(2, 0, &machines) };
+    assert_eq!(may(&owner), (false, false));
+    let entry = owner.held(at(1000)).entry.unwrap();
+    assert_eq!(entry.deletable_machines, ["m-0"]);
+    let none = OwnerSeen { replicas: 3, ..owner.clone() }.held(at(1000)).entry.unwrap();
+    assert!(none.deletable_machines.is_empty() && !allows_more(Some(&none), Some(&entry)));
+    assert!(allows_more(Some(&entry), Some(&none)) && !allows_more(Some(&entry), Some(&entry)));
+    let names = || vec!["m-1".into()];
+    for another in [
+        HeldOwner { deletable_machines: names(), ..entry.clone() },
+        HeldOwner { deletable_machine_sets: names(), ..entry.clone() },
+    ] {
+        assert!(allows_more(Some(&another), Some(&entry)));
+    }
+    let all = HeldOwner { delete: Admission::Allowed, ..none };
+    assert!(allows_more(Some(&all), Some(&entry)) && !allows_more(Some(&entry), Some(&all)));
 }
 
 #[test]
@@ -169,7 +188,7 @@ fn owners_are_read_as_cluster_api_reads_them() {
         let mut body = json!({"metadata": {"name": "md"}, "spec": {"clusterName": "edge-1"}});
         body["spec"].as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
         let deployment: MachineDeployment = serde_json::from_value(body).unwrap();
-        OwnerSeen::deployment(&deployment, Policy::default(), Vec::new())
+        OwnerSeen::deployment(&deployment, Policy::default(), Vec::new(), Vec::new())
     };
     assert_eq!(read(&deployment(json!({"replicas": 3}))), (3, 1));
     let percent = deployment(json!({"replicas": 5, "rollout": rollout(json!("25%"))}));

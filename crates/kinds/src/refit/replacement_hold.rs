@@ -37,6 +37,7 @@ pub struct ReplacementHoldSpec {
 
 /// What Cluster API may do to the Machines of an owner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
 pub struct HeldOwner {
     /// Kind of the owner.
     pub kind: HeldKind,
@@ -46,6 +47,12 @@ pub struct HeldOwner {
     pub create: Admission,
     /// Whether it may delete one. It always may if a MachineHealthCheck has requested the remediation of that Machine.
     pub delete: Admission,
+    /// Names of the Machines that it may delete nevertheless.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub deletable_machines: Vec<String>,
+    /// Names of the MachineSets whose Machines it may delete nevertheless.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub deletable_machine_sets: Vec<String>,
 }
 
 /// A kind of owners whose Machines are held.

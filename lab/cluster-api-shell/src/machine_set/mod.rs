@@ -168,15 +168,18 @@ async fn sync_number(context: &Arc<Context>, set: &Live<MachineSet>) -> Result<A
         &snapshots,
         target_snapshot.as_ref(),
         DeletionOrder::from_spec(order.unwrap_or_default()),
+        context.clock.now(),
     )?;
     let delete = |names: Vec<String>| async move {
+        let mut outcome = Ok(());
         for name in names {
             let key = ObjectKey::new(namespace_of(set), name);
             if let Some(machine) = context.machines.get(&key) {
-                context.delete(&context.machines, &machine).await?;
+                // As in Cluster API, one that is refused does not keep the others.
+                outcome = context.delete(&context.machines, &machine).await.and(outcome);
             }
         }
-        Ok::<(), Error>(())
+        outcome
     };
     match action {
         MachineSetAction::None => {}
