@@ -44,7 +44,7 @@ const AGE_SCALE: f64 = 864_000.0;
 /// Priority of an unhealthy machine, and the end of the range of ordinary ones.
 const UNHEALTHY: f64 = 50.0;
 
-/// Returns the priority of a machine for deletion, 0 to 100; the greatest is deleted first. A year makes no difference any more
+/// Returns the priority of a machine for deletion, 0 to 100; the greatest is deleted first. Beyond about a year, age has no effect
 /// (`docs/facts/machine-deployment.md#machineset-reconcile`).
 fn delete_priority(machine: &Machine, order: DeletionOrder, now: Timestamp) -> f64 {
     if machine.deleting {

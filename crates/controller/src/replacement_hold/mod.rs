@@ -19,7 +19,7 @@ use kube::{Api, ResourceExt as _, api::PostParams};
 use refit_cluster_api::kinds::{Cluster, Machine, MachineSet};
 use refit_core::{
     change::{Policy, PolicyDefaults, policy},
-    hold::{Held, OwnerSeen, allows_more, may_be_outdated, refused},
+    hold::{Held, OwnerSeen, allows_more, both_allow, may_be_outdated, refused},
 };
 use refit_kinds::{
     keys,
@@ -240,7 +240,10 @@ fn by_caches(ctx: &Context, namespace: &str, hold: Option<&ReplacementHold>) -> 
         if hold.is_none() {
             owners.insert(owner.clone(), refused(kind, &owner.1));
         }
-        if allows_more(held.entry.as_ref(), owners.get(&owner)) {
+        let known = owners.get(&owner);
+        if let Some(known) = known.filter(|known| allows_more(held.entry.as_ref(), Some(*known))) {
+            let both = both_allow(known, held.entry.as_ref());
+            owners.insert(owner.clone(), both);
             may_allow_more.insert(owner);
         } else {
             may_allow_more.remove(&owner);
@@ -260,8 +263,15 @@ async fn one(
     let known = find(&hold.spec.owners, kind, &key.name);
     let mut next = held(ctx, kind, key);
     if allows_more(next.entry.as_ref(), known) {
-        read(ctx, kind, key).await?;
-        next = held(ctx, kind, key);
+        let narrowed = known.map(|known| both_allow(known, next.entry.as_ref()));
+        if narrowed.as_ref() == known {
+            read(ctx, kind, key).await?;
+            next = held(ctx, kind, key);
+        } else {
+            // What it allows less does not wait for the reads.
+            next.entry = narrowed;
+            wake(ctx, HoldKey::Owner(kind, key.clone()));
+        }
     }
     if next.entry.as_ref() == known {
         return Ok(self::next(ctx, next.again));

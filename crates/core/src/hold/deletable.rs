@@ -1,24 +1,25 @@
 //! What Cluster API may delete of a MachineDeployment.
 //!
 //! Which Machines a scale-down deletes is left to the MachineSet. But in the middle of a rollout, MachineSets may ask for the
-//! deletion of more Machines than their owner has too many, and the others would be created again: then as many Machines
-//! are named as there are too many.
+//! deletion of more Machines than the owner has beyond its replicas, and the others would be created again: then as many Machines
+//! are named as there are beyond them.
 
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use refit_cluster_api::{
-    kinds::{Machine, MachineSet},
+    kinds::{Machine, MachineSet, MachineSpec},
     rollout::{
         self,
         machine_set::{DeletionOrder, MachineSetAction, sync_replicas},
+        template_up_to_date,
     },
 };
 use refit_kinds::keys;
 
 /// How many Machines are named at once: the next ones follow when these are being deleted.
-const MOST: usize = 100;
+const MAX_NAMED: usize = 100;
 
 /// What of a MachineDeployment may be deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,11 +31,12 @@ pub(super) struct Deletable {
 }
 
 impl Deletable {
-    /// Decides by the Machines and MachineSets of an owner that wants this number of Machines.
+    /// Decides by the Machines and MachineSets of an owner that wants this number of Machines of this template.
     pub(super) fn of(
         machines: &[&Machine],
         sets: &[&MachineSet],
         replicas: i64,
+        template: &MachineSpec,
         now: Timestamp,
     ) -> Self {
         let (leaving, kept): (Vec<Members>, Vec<Members>) = members(machines, sets)
@@ -47,13 +49,13 @@ impl Deletable {
         if too_many > 0 {
             machines = kept.iter().flat_map(|members| members.about_to_delete(now)).collect();
             let mut in_use = kept.iter().filter(|members| members.is_in_use());
-            let only = in_use.next().filter(|_| in_use.next().is_none());
+            let only = in_use.next().filter(|one| in_use.next().is_none() && one.is_of(template));
             let is_scale_down = !machines.is_empty() && machines.len() <= too_many;
             if let Some(only) = only.filter(|_| is_scale_down) {
                 sets.push(only.name());
                 machines.clear();
             }
-            machines.truncate(too_many.min(MOST));
+            machines.truncate(too_many.min(MAX_NAMED));
         }
         machines.sort();
         sets.sort();
@@ -94,6 +96,13 @@ impl Members<'_> {
 
     fn is_in_use(&self) -> bool {
         !self.machines.is_empty() || self.wants() > 0
+    }
+
+    /// Whether no rollout is to replace the MachineSet.
+    fn is_of(&self, template: &MachineSpec) -> bool {
+        let [own, wanted] = [&self.set.spec.template.spec, template]
+            .map(|spec| rollout::Template::of(&serde_json::to_value(spec).unwrap_or_default()));
+        template_up_to_date(&own, &wanted).is_up_to_date()
     }
 
     fn wants(&self) -> i64 {

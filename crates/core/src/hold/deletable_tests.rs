@@ -41,7 +41,9 @@ fn ordinary(names: &[&str]) -> Vec<Machine> {
 fn named(machines: &[Machine], sets: &[MachineSet], replicas: i64) -> String {
     let machines: Vec<&Machine> = machines.iter().collect();
     let sets: Vec<&MachineSet> = sets.iter().collect();
-    let Deletable { mut machines, sets } = Deletable::of(&machines, &sets, replicas, NOW);
+    let template = MachineSpec::default();
+    let Deletable { mut machines, sets } =
+        Deletable::of(&machines, &sets, replicas, &template, NOW);
     machines.extend(sets.into_iter().map(|set| format!("{set}*")));
     machines.join(" ")
 }
@@ -59,6 +61,14 @@ fn a_machine_set_alone_chooses_what_a_scale_down_deletes() {
     }
     // It has not been asked for yet.
     assert_eq!(named(&machines, &[plain("a", 3)], 2), "");
+}
+
+#[test]
+fn a_machine_set_that_a_rollout_is_to_replace_deletes_only_named_machines() {
+    let machines = ordinary(&["a-1", "a-2", "a-3"]);
+    let mut set = plain("a", 2);
+    set.spec.template.spec.version = "v1.34.0".into();
+    assert_eq!(named(&machines, &[set], 2), "a-1");
 }
 
 #[test]
@@ -127,7 +137,7 @@ fn a_hundred_machines_are_named_at_once() {
     let names: Vec<String> = (100..400).map(|number| format!("a-{number}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let sets = [plain("a", 1), plain("b", 1)];
-    assert_eq!(named(&ordinary(&names), &sets, 1), names[..MOST].join(" "));
+    assert_eq!(named(&ordinary(&names), &sets, 1), names[..MAX_NAMED].join(" "));
 }
 
 /// What a MachineSet asks for, its Machines that stay, those that are being deleted, and whether it moves its Machines.
@@ -161,7 +171,7 @@ proptest! {
         loop {
             let seen: Vec<&Machine> = machines.iter().collect();
             let of: Vec<&MachineSet> = objects.iter().collect();
-            let may = Deletable::of(&seen, &of, replicas, NOW);
+            let may = Deletable::of(&seen, &of, replicas, &MachineSpec::default(), NOW);
             let asked: Vec<String> =
                 members(&seen, &of).iter().flat_map(|one| one.about_to_delete(NOW)).collect();
             let is_admitted = |name: &String| {

@@ -14,7 +14,9 @@ pub use self::only_machine::{Only, Step, TaskSeen, may_be_outdated};
 
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
-use refit_cluster_api::kinds::{KubeadmControlPlane, Machine, MachineDeployment, MachineSet};
+use refit_cluster_api::kinds::{
+    KubeadmControlPlane, Machine, MachineDeployment, MachineSet, MachineSpec,
+};
 use refit_kinds::refit::{Admission, HeldKind, HeldOwner};
 
 use self::deletable::Deletable;
@@ -43,6 +45,8 @@ pub struct OwnerSeen<'a> {
     pub machines: Vec<&'a Machine>,
     /// Its MachineSets, if it is a MachineDeployment.
     pub sets: Vec<&'a MachineSet>,
+    /// The template of its Machines, if it is a MachineDeployment.
+    pub template: MachineSpec,
 }
 
 /// What stands in a ReplacementHold for an owner.
@@ -76,6 +80,7 @@ impl<'a> OwnerSeen<'a> {
             policy,
             machines,
             sets: Vec::new(),
+            template: MachineSpec::default(),
         }
     }
 
@@ -99,6 +104,7 @@ impl<'a> OwnerSeen<'a> {
             policy,
             machines,
             sets,
+            template: deployment.spec.template.spec.clone(),
         }
     }
 
@@ -126,10 +132,14 @@ impl<'a> OwnerSeen<'a> {
                 (admission(stay > self.replicas), Deletable::default())
             }
             HeldKind::MachineDeployment => {
-                let Self { machines, sets, replicas, .. } = self;
-                (Admission::Refused, Deletable::of(machines, sets, *replicas, now))
+                let Self { machines, sets, replicas, template, .. } = self;
+                (Admission::Refused, Deletable::of(machines, sets, *replicas, template, now))
             }
         };
+        // Age decides among named Machines, until it makes no difference any more.
+        let ages = (!deletable.machines.is_empty())
+            .then(|| now.checked_add(SignedDuration::from_mins(1)).unwrap_or(now));
+        let again = again.into_iter().chain(ages).min();
         let entry = HeldOwner {
             kind: self.kind,
             name: self.name.clone(),
@@ -179,6 +189,30 @@ pub fn allows_more(entry: Option<&HeldOwner>, than: Option<&HeldOwner>) -> bool 
         || more(entry.delete, than.delete)
         || names_more(&entry.deletable_machines, &than.deletable_machines)
         || names_more(&entry.deletable_machine_sets, &than.deletable_machine_sets)
+}
+
+/// What an entry and another one both allow, `None` being an owner that is not held.
+pub fn both_allow(entry: &HeldOwner, other: Option<&HeldOwner>) -> HeldOwner {
+    let Some(other) = other else { return entry.clone() };
+    let both = |one, other| admission(one == Admission::Allowed && other == Admission::Allowed);
+    let named = |list: fn(&HeldOwner) -> &Vec<String>| -> Vec<String> {
+        let by = |holder: &HeldOwner, name: &String| {
+            holder.delete == Admission::Allowed || list(holder).contains(name)
+        };
+        let mut names: Vec<String> = list(entry).iter().chain(list(other)).cloned().collect();
+        names.retain(|name| by(entry, name) && by(other, name));
+        names.sort();
+        names.dedup();
+        names
+    };
+    HeldOwner {
+        kind: entry.kind,
+        name: entry.name.clone(),
+        create: both(entry.create, other.create),
+        delete: both(entry.delete, other.delete),
+        deletable_machines: named(|one| &one.deletable_machines),
+        deletable_machine_sets: named(|one| &one.deletable_machine_sets),
+    }
 }
 
 /// The entry of an owner about which nothing is known.

@@ -36,6 +36,7 @@ fn seen(replicas: i64, max_surge: i64, machines: &[Machine]) -> OwnerSeen<'_> {
         policy: Policy::default(),
         machines: machines.iter().collect(),
         sets: Vec::new(),
+        template: MachineSpec::default(),
     }
 }
 
@@ -208,6 +209,31 @@ fn an_entry_allows_more_if_one_verb_does() {
     assert!(more(&creates, &held) && more(&deletes, &held) && more(&creates, &deletes));
     assert!(more(&None, &held));
     assert!(!more(&held, &creates) && !more(&held, &held) && !more(&held, &None));
+}
+
+#[test]
+fn what_an_entry_no_longer_allows_does_not_wait_for_what_it_allows_instead() {
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    let entry = |delete: bool, machines: &[&str], sets: &[&str]| HeldOwner {
+        delete: admission(delete),
+        deletable_machines: names(machines),
+        deletable_machine_sets: names(sets),
+        ..refused(HeldKind::MachineDeployment, "md")
+    };
+    for (known, next, both) in [
+        (entry(false, &[], &["a"]), entry(false, &["a-1"], &[]), entry(false, &[], &[])),
+        (
+            entry(false, &["a-1", "a-2"], &[]),
+            entry(false, &["a-2", "b-1"], &[]),
+            entry(false, &["a-2"], &[]),
+        ),
+        (entry(true, &[], &[]), entry(false, &["a-1"], &["b"]), entry(false, &["a-1"], &["b"])),
+        (entry(false, &["a-1"], &[]), entry(true, &[], &[]), entry(false, &["a-1"], &[])),
+    ] {
+        assert_eq!(both_allow(&known, Some(&next)), both, "{known:?} {next:?}");
+        assert!(!allows_more(Some(&both), Some(&known)) && !allows_more(Some(&both), Some(&next)));
+        assert_eq!(both_allow(&known, None), known);
+    }
 }
 
 #[test]

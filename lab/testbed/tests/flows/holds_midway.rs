@@ -51,7 +51,7 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
         (found == [3, 4]).then_some(()).ok_or_else(|| format!("{found:?}"))
     })
     .await?;
-    // Two too many in the middle of the update: no more than these may be deleted.
+    // A scale-down in the middle of the update goes on.
     cluster.change_workers("md", &json!({"replicas": 2})).await?;
     resume(bed, &cluster)?;
     cluster.workers_are_at("md", "v1.35.3", WITHIN).await?;
