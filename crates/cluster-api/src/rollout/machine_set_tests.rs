@@ -75,8 +75,11 @@ fn updating_machines_are_deleted_before_unhealthy_ones() {
     assert_eq!(sync(&set(0, &[]), &machines), MachineSetAction::Delete(names));
 }
 
-/// The names of machines of these ages, given in days, in order of deletion. What a case adds is set before.
-fn deletion_order(order: &str, machines: &[(&str, i64, fn(Machine) -> Machine)]) -> String {
+/// A machine: its name, its age in days, and what a case adds to it.
+type Aged = (&'static str, i64, fn(Machine) -> Machine);
+
+/// The names of machines in order of deletion.
+fn deletion_order(order: &str, machines: &[Aged]) -> String {
     let now = Timestamp::from_second(500 * DAY).unwrap();
     let machines: Vec<Machine> = machines
         .iter()

@@ -7,7 +7,7 @@ use super::*;
 const NOW: Timestamp = Timestamp::constant(1_772_438_400, 0);
 
 /// A MachineSet that asks for this many Machines, with what a case adds to it.
-fn set(name: &str, replicas: i64, metadata: Value) -> MachineSet {
+fn set(name: &str, replicas: i64, metadata: &Value) -> MachineSet {
     let mut body =
         json!({"metadata": metadata, "spec": {"clusterName": "edge-1", "replicas": replicas}});
     body["metadata"]["name"] = name.into();
@@ -15,11 +15,11 @@ fn set(name: &str, replicas: i64, metadata: Value) -> MachineSet {
 }
 
 fn plain(name: &str, replicas: i64) -> MachineSet {
-    set(name, replicas, json!({}))
+    set(name, replicas, &json!({}))
 }
 
 /// A Machine of a MachineSet with a Node, with what a case adds to its metadata. Its name begins with that of its MachineSet.
-fn machine(name: &str, metadata: Value) -> Machine {
+fn machine(name: &str, metadata: &Value) -> Machine {
     let (set, _) = name.split_once('-').unwrap();
     let owner = json!([{
         "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachineSet", "name": set, "uid": "1",
@@ -34,7 +34,7 @@ fn machine(name: &str, metadata: Value) -> Machine {
 }
 
 fn ordinary(names: &[&str]) -> Vec<Machine> {
-    names.iter().map(|name| machine(name, json!({}))).collect()
+    names.iter().map(|name| machine(name, &json!({}))).collect()
 }
 
 /// The names of the Machines that may be deleted, and of the MachineSets all of whose Machines may, with an asterisk.
@@ -82,7 +82,7 @@ fn as_many_machines_are_named_as_there_are_too_many_if_more_are_to_be_deleted() 
 #[test]
 fn machines_that_are_being_deleted_are_not_too_many_and_need_no_name() {
     let mut machines = ordinary(&["a-1", "a-2", "a-3"]);
-    machines.push(machine("a-0", leaving()));
+    machines.push(machine("a-0", &leaving()));
     assert_eq!(named(&machines, &[plain("a", 3)], 3), "");
     assert_eq!(named(&machines, &[plain("a", 2)], 2), "a*");
     assert_eq!(named(&machines, &[plain("a", 1)], 2), "a-1");
@@ -97,7 +97,7 @@ fn in_a_rollout_the_machines_are_named_that_machine_sets_are_about_to_delete() {
     assert_eq!(named(&machines, &[plain("a", 1), plain("b", 1)], 2), "a-1 b-1");
     assert_eq!(named(&machines, &[plain("a", 2), plain("b", 0)], 3), "b-1");
     for idle in [MOVE_MACHINES, keys::PAUSED] {
-        let idle = set("a", 0, json!({"annotations": {idle: "b"}}));
+        let idle = set("a", 0, &json!({"annotations": {idle: "b"}}));
         assert_eq!(named(&machines, &[idle, plain("b", 1)], 3), "b-1");
     }
     // A MachineSet without Machines that wants one is in the middle of a rollout, too.
@@ -114,7 +114,7 @@ fn machines_are_named_in_cluster_apis_order_of_deletion() {
     for (one, set) in [(updating, plain("a", 1)), (created(1), oldest)] {
         // By name, it would be the other one.
         let machines =
-            [machine("a-1", created(2)), machine("a-2", one.clone()), machine("a-3", created(3))];
+            [machine("a-1", &created(2)), machine("a-2", &one), machine("a-3", &created(3))];
         assert_eq!(named(&machines, &[set], 2), "a-2", "{one}");
     }
     let mut machines = ordinary(&["a-1", "a-2"]);
@@ -125,7 +125,7 @@ fn machines_are_named_in_cluster_apis_order_of_deletion() {
 #[test]
 fn the_machines_of_a_machine_set_that_is_being_deleted_go_with_it() {
     let machines = ordinary(&["a-1", "a-2", "b-1", "b-2"]);
-    let sets = |asks| [set("a", 2, leaving()), plain("b", asks)];
+    let sets = |asks| [set("a", 2, &leaving()), plain("b", asks)];
     assert_eq!(named(&machines, &sets(2), 4), "a*");
     assert_eq!(named(&machines, &sets(2), 2), "a*");
     assert_eq!(named(&machines, &sets(0), 1), "b-1 a*");
@@ -147,10 +147,10 @@ fn drawn(sets: &[Drawn]) -> (Vec<Machine>, Vec<MachineSet>) {
     let (mut machines, mut objects) = (Vec::new(), Vec::new());
     for (number, (asks, stay, leave, moves)) in sets.iter().enumerate() {
         let annotations = if *moves { json!({MOVE_MACHINES: "s0"}) } else { json!({}) };
-        objects.push(set(&format!("s{number}"), *asks, json!({"annotations": annotations})));
+        objects.push(set(&format!("s{number}"), *asks, &json!({"annotations": annotations})));
         for one in 0..stay + leave {
             let metadata = if one < *stay { json!({}) } else { leaving() };
-            machines.push(machine(&format!("s{number}-{one}"), metadata));
+            machines.push(machine(&format!("s{number}-{one}"), &metadata));
         }
     }
     (machines, objects)
@@ -183,7 +183,7 @@ proptest! {
                 break;
             }
             for machine in machines.iter_mut().filter(|one| deleted.contains(&one.name_any())) {
-                *machine = self::machine(&machine.name_any(), leaving());
+                *machine = self::machine(&machine.name_any(), &leaving());
             }
         }
         let after = machines.iter().filter(|machine| stays(machine)).count();
