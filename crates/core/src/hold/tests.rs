@@ -212,7 +212,7 @@ fn an_entry_allows_more_if_one_verb_does() {
 }
 
 #[test]
-fn what_two_entries_both_allow_is_in_each_of_them() {
+fn an_intersection_of_entries_allows_only_what_both_of_them_allow() {
     let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     let entry = |delete: bool, machines: &[&str], sets: &[&str]| HeldOwner {
         delete: admission(delete),
