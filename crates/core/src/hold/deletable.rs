@@ -1,8 +1,8 @@
 //! What Cluster API may delete of a MachineDeployment.
 //!
 //! Which Machines a scale-down deletes is left to the MachineSet. But in the middle of a rollout, MachineSets may ask for the
-//! deletion of more Machines than the owner has beyond its replicas, and the others would be created again: then as many Machines
-//! are named as there are beyond them.
+//! deletion of more Machines than the owner has beyond its replicas, and the others would be created again. So in a rollout only as
+//! many Machines may be deleted as there are beyond the replicas, each by its name.
 
 use std::collections::BTreeMap;
 

@@ -136,7 +136,7 @@ impl<'a> OwnerSeen<'a> {
                 (Admission::Refused, Deletable::of(machines, sets, *replicas, template, now))
             }
         };
-        // Age decides among named Machines, until it makes no difference any more.
+        // The order in which Cluster API deletes Machines changes with their age.
         let ages = (!deletable.machines.is_empty())
             .then(|| now.checked_add(SignedDuration::from_mins(1)).unwrap_or(now));
         let again = again.into_iter().chain(ages).min();
