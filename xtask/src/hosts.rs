@@ -1,4 +1,4 @@
-//! Tests on real hosts: `cargo xtask hosts test [1|2|3]`.
+//! Tests on real hosts: `cargo xtask hosts test [1|2|3|4]`.
 
 use std::{
     env,
@@ -9,21 +9,27 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-use crate::cargo;
+use crate::{
+    cargo,
+    package::{self, PackageArgs},
+};
 
 /// The test programs, by number.
-const TESTS: [&str; 3] = ["transaction", "power_cut", "kubernetes"];
+const TESTS: [&str; 4] = ["transaction", "power_cut", "kubernetes", "oldest"];
 /// The test that needs Kubernetes programs, and the variable with their directory.
 const KUBERNETES: u8 = 3;
 const PROGRAMS_DIRECTORY: &str = "REFIT_K8S_BIN";
+/// The test that needs the agent's package, and the variable with its path.
+const OLDEST: u8 = 4;
+const PACKAGE: &str = "REFIT_AGENT_DEB";
 
 /// Selection of the tests.
 #[derive(clap::Args)]
 pub(crate) struct HostsTestArgs {
-    /// Run only this test: 1, the whole transaction on five hosts; 2, power cuts; or 3, clusters of
-    /// real Kubernetes from the programs in REFIT_K8S_BIN [default: 1 and 2, and 3 if REFIT_K8S_BIN
-    /// is set]
-    #[arg(value_parser = clap::value_parser!(u8).range(1..=3))]
+    /// Run only this test: 1, the whole transaction on five hosts; 2, power cuts; 3, clusters of
+    /// real Kubernetes from the programs in REFIT_K8S_BIN; or 4, the agent's package on Debian 11
+    /// [default: 1, 2 and 4, and 3 if REFIT_K8S_BIN is set]
+    #[arg(value_parser = clap::value_parser!(u8).range(1..=4))]
     which: Option<u8>,
 }
 
@@ -36,7 +42,13 @@ pub(crate) fn run(root: &Path, args: &HostsTestArgs) -> anyhow::Result<ExitCode>
         if !numbers.contains(&number) {
             continue;
         }
-        let counts = test(root, name, profile(number), programs.as_deref())?;
+        let mut variables: Vec<(&str, PathBuf)> = Vec::new();
+        variables.extend(programs.clone().map(|directory| (PROGRAMS_DIRECTORY, directory)));
+        if number == OLDEST {
+            let [deb, _] = package::packages(root, &PackageArgs::default())?;
+            variables.push((PACKAGE, deb));
+        }
+        let counts = test(root, name, profile(number), &variables)?;
         passed += counts.0;
         failed += counts.1;
     }
@@ -70,8 +82,8 @@ fn numbers(which: Option<u8>, programs: bool) -> anyhow::Result<Vec<u8>> {
              `{PROGRAMS_DIRECTORY}=$(cargo xtask hosts build)` builds them, once, in half an hour"
         ),
         Some(number) => Ok(vec![number]),
-        None if programs => Ok(vec![1, 2, KUBERNETES]),
-        None => Ok(vec![1, 2]),
+        None if programs => Ok(vec![1, 2, KUBERNETES, OLDEST]),
+        None => Ok(vec![1, 2, OLDEST]),
     }
 }
 
@@ -98,12 +110,12 @@ fn test(
     root: &Path,
     name: &str,
     profile: &str,
-    programs: Option<&Path>,
+    variables: &[(&str, PathBuf)],
 ) -> anyhow::Result<(u32, u32)> {
     // The agent of these hosts, next to the test, which looks for it there.
     call_cargo(root, &["build", "--package", "refit-agent", "--profile", profile])?;
     let mut child = cargo::command(root)
-        .envs(programs.map(|directory| (PROGRAMS_DIRECTORY, directory)))
+        .envs(variables.iter().map(|(name, path)| (name, path)))
         // From the whole workspace, so that features are unified as in earlier builds.
         .args(["test", "--workspace"])
         .args(["--profile", profile, "--test", name, "--", "--nocapture"])
@@ -140,8 +152,8 @@ mod tests {
 
     #[test]
     fn the_kubernetes_test_requires_its_programs() {
-        assert_eq!(numbers(None, false).unwrap(), [1, 2]);
-        assert_eq!(numbers(None, true).unwrap(), [1, 2, 3]);
+        assert_eq!(numbers(None, false).unwrap(), [1, 2, 4]);
+        assert_eq!(numbers(None, true).unwrap(), [1, 2, 3, 4]);
         assert_eq!(numbers(Some(2), true).unwrap(), [2]);
         let error = numbers(Some(3), false).unwrap_err().to_string();
         assert!(error.contains("needs REFIT_K8S_BIN"), "{error}");

@@ -20,6 +20,7 @@ mod simulate;
 mod sweep;
 mod testbed;
 mod writes;
+mod zig;
 
 /// A sweep runs thousands of short simulations: this allocator saves a fifth of the time.
 #[global_allocator]

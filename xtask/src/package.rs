@@ -1,7 +1,7 @@
 //! Builds the agent as .deb and .rpm. The same program and time produce the same bytes.
 //!
 //! The content is in deploy/agent: the unit, its settings, the scripts that enable and restart it.
-//! The program is stripped; the required C library is read from it.
+//! The program runs with the C library of older hosts; the required version is read from it.
 
 use std::{
     env, fs,
@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use rpm::{BuildConfig, CompressionWithLevel, Dependency, FileOptions, PackageBuilder};
 
-use crate::cargo;
+use crate::zig;
 
 const NAME: &str = "refit-agent";
 const SUMMARY: &str = "Upgrades this Kubernetes machine in place";
@@ -22,14 +22,56 @@ const DESCRIPTION: &str = "The host side of Refit: runs the steps of this node's
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Options of the task.
-#[derive(clap::Args)]
+#[derive(Default, clap::Args)]
 pub(crate) struct PackageArgs {
     /// Write the packages to this directory [default: target/packages].
     #[arg(long, value_name = "DIRECTORY")]
     out: Option<PathBuf>,
-    /// Package this existing program [default: this checkout, built small by profile `dist`].
+    /// Package this existing program as it is [default: this checkout, built small by profile `dist`].
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
+    /// Build for this processor architecture [default: this machine's].
+    #[arg(long, conflicts_with = "program")]
+    target: Option<Architecture>,
+}
+
+/// A processor architecture, with its names in packages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Architecture {
+    Amd64,
+    Arm64,
+}
+
+impl Architecture {
+    /// This machine's.
+    fn own() -> anyhow::Result<Self> {
+        match env::consts::ARCH {
+            "x86_64" => Ok(Self::Amd64),
+            "aarch64" => Ok(Self::Arm64),
+            other => bail!("the agent is built for amd64 and arm64, not for {other}: set --target"),
+        }
+    }
+
+    /// Its name in Debian's packages.
+    fn deb(self) -> &'static str {
+        match self {
+            Self::Amd64 => "amd64",
+            Self::Arm64 => "arm64",
+        }
+    }
+
+    /// Its name in packages of rpm.
+    fn rpm(self) -> &'static str {
+        match self {
+            Self::Amd64 => "x86_64",
+            Self::Arm64 => "aarch64",
+        }
+    }
+
+    /// The target of Rust.
+    fn triple(self) -> String {
+        format!("{}-unknown-linux-gnu", self.rpm())
+    }
 }
 
 struct Item {
@@ -42,31 +84,18 @@ struct Item {
 /// The content of both packages.
 struct Agent {
     items: Vec<Item>,
-    machine: Machine,
-    /// The newest version of the C library that the program requires.
-    glibc: String,
+    architecture: Architecture,
+    /// The newest minor version of the C library, 2.x, that the program requires; `None` if it requires none.
+    glibc: Option<u32>,
+    /// Whether the program requires the compiler's own library.
+    libgcc: bool,
     /// Time of the files, in seconds since 1970.
     time: u32,
 }
 
-/// A processor architecture, with its names in packages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Machine {
-    deb: &'static str,
-    rpm: &'static str,
-}
-
-/// Builds both packages.
+/// Builds both packages and prints their paths.
 pub(crate) fn run(root: &Path, args: &PackageArgs) -> anyhow::Result<ExitCode> {
-    let out = args.out.clone();
-    let out = out.unwrap_or_else(|| target(root).join("packages"));
-    fs::create_dir_all(&out).with_context(|| format!("failed to create {}", out.display()))?;
-    let program = match &args.program {
-        Some(program) => program.clone(),
-        None => build(root)?,
-    };
-    let agent = agent(root, &stripped(&program, &out)?)?;
-    let packages = [deb(root, &agent, &out)?, rpm(root, &agent, &out)?];
+    let packages = packages(root, args)?;
     #[expect(clippy::print_stdout, reason = "the result of the task")]
     {
         println!("{}", packages.map(|path| path.display().to_string()).join(" "));
@@ -74,28 +103,46 @@ pub(crate) fn run(root: &Path, args: &PackageArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Builds both packages: `.deb` and `.rpm`.
+pub(crate) fn packages(root: &Path, args: &PackageArgs) -> anyhow::Result<[PathBuf; 2]> {
+    let out = args.out.clone();
+    let out = out.unwrap_or_else(|| target(root).join("packages"));
+    fs::create_dir_all(&out).with_context(|| format!("failed to create {}", out.display()))?;
+    let program = match &args.program {
+        Some(program) => program.clone(),
+        None => build(root, args.target)?,
+    };
+    let content =
+        fs::read(&program).with_context(|| format!("failed to read {}", program.display()))?;
+    let agent = agent(root, &content)?;
+    if args.program.is_none() {
+        runs_on_old_hosts(&agent)?;
+    }
+    Ok([deb(root, &agent, &out)?, rpm(root, &agent, &out)?])
+}
+
 fn target(root: &Path) -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
 }
 
-fn build(root: &Path) -> anyhow::Result<PathBuf> {
-    let mut build = cargo::command(root);
-    build.args(["build", "--profile", "dist", "--locked", "--package", NAME]);
-    called(build.stdout(std::io::stderr()))?;
-    Ok(target(root).join("dist").join(NAME))
+fn build(root: &Path, architecture: Option<Architecture>) -> anyhow::Result<PathBuf> {
+    let architecture = architecture.map_or_else(Architecture::own, Ok)?;
+    zig::build(root, &target(root), NAME, &architecture.triple())
 }
 
-/// The program without symbols, which are not needed on a host.
-fn stripped(program: &Path, out: &Path) -> anyhow::Result<Vec<u8>> {
-    let copy = out.join(format!(".{NAME}"));
-    let mut strip = Command::new("strip");
-    called(strip.arg("-o").arg(&copy).arg(program)).context("failed to run `strip` of binutils")?;
-    let content = fs::read(&copy).context("failed to read the stripped program")?;
-    fs::remove_file(&copy).context("failed to remove the stripped program")?;
-    Ok(content)
+/// Checks that the program requires no newer C library than the oldest hosts have.
+fn runs_on_old_hosts(agent: &Agent) -> anyhow::Result<()> {
+    let required = agent.glibc.unwrap_or_default();
+    ensure!(
+        required <= zig::GLIBC,
+        "the agent requires glibc 2.{required}, and hosts may have 2.{}: find the symbol with `objdump -T`",
+        zig::GLIBC
+    );
+    Ok(())
 }
 
-fn called(command: &mut Command) -> anyhow::Result<()> {
+/// Runs a command to its end.
+pub(crate) fn called(command: &mut Command) -> anyhow::Result<()> {
     let name = command.get_program().to_owned();
     let status = command
         .status()
@@ -116,7 +163,13 @@ fn agent(root: &Path, program: &[u8]) -> anyhow::Result<Agent> {
         item("/usr/share/doc/refit-agent/copyright", read("LICENSE")?, 0o644, false),
         item("/usr/share/doc/refit-agent/NOTICE", read("NOTICE")?, 0o644, false),
     ];
-    Ok(Agent { items, machine: machine(program)?, glibc: glibc(program), time: time(root)? })
+    Ok(Agent {
+        items,
+        architecture: architecture(program)?,
+        glibc: glibc(program),
+        libgcc: contains(program, b"libgcc_s.so.1\0"),
+        time: time(root)?,
+    })
 }
 
 /// The timestamp of files and packages.
@@ -137,11 +190,11 @@ fn time(root: &Path) -> anyhow::Result<u32> {
 }
 
 /// The processor architecture of an ELF file.
-fn machine(program: &[u8]) -> anyhow::Result<Machine> {
+fn architecture(program: &[u8]) -> anyhow::Result<Architecture> {
     let header = program.get(..20).filter(|head| head.starts_with(b"\x7fELF"));
     match header.and_then(|head| head.get(18..20)) {
-        Some([0x3e, 0]) => Ok(Machine { deb: "amd64", rpm: "x86_64" }),
-        Some([0xb7, 0]) => Ok(Machine { deb: "arm64", rpm: "aarch64" }),
+        Some([0x3e, 0]) => Ok(Architecture::Amd64),
+        Some([0xb7, 0]) => Ok(Architecture::Arm64),
         Some(other) => {
             bail!("invalid ELF machine type {other:02x?}, expected amd64 or arm64")
         }
@@ -149,8 +202,12 @@ fn machine(program: &[u8]) -> anyhow::Result<Machine> {
     }
 }
 
-/// The newest version of glibc that a program requires; empty if it requires none.
-fn glibc(program: &[u8]) -> String {
+fn contains(program: &[u8], text: &[u8]) -> bool {
+    program.windows(text.len()).any(|window| window == text)
+}
+
+/// The newest minor version of glibc 2 that a program requires.
+fn glibc(program: &[u8]) -> Option<u32> {
     const MARK: &[u8] = b"GLIBC_2.";
     let found = program.windows(MARK.len()).enumerate().filter_map(|(at, window)| {
         let rest = (window == MARK).then(|| program.get(at + MARK.len()..))??;
@@ -158,7 +215,7 @@ fn glibc(program: &[u8]) -> String {
         let text: String = digits.map(|&byte| char::from(byte)).collect();
         text.parse::<u32>().ok()
     });
-    found.max().map_or_else(String::new, |minor| format!("2.{minor}"))
+    found.max()
 }
 
 /// Builds the Debian package with dpkg-deb.
@@ -195,7 +252,7 @@ fn deb(root: &Path, agent: &Agent, out: &Path) -> anyhow::Result<PathBuf> {
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o755))
             .with_context(|| format!("failed to open {}", directory.display()))?;
     }
-    let path = out.join(format!("{NAME}_{VERSION}-1_{}.deb", agent.machine.deb));
+    let path = out.join(format!("{NAME}_{VERSION}-1_{}.deb", agent.architecture.deb()));
     let mut pack = Command::new("dpkg-deb");
     pack.args(["--root-owner-group", "-Zxz", "--build"])
         .args([tree.as_os_str(), path.as_os_str()])
@@ -221,15 +278,13 @@ fn directories(tree: &Path) -> anyhow::Result<Vec<PathBuf>> {
 
 fn control(agent: &Agent) -> String {
     let bytes: usize = agent.items.iter().map(|item| item.content.len()).sum();
-    let libc = match agent.glibc.as_str() {
-        "" => String::new(),
-        version => format!("libc6 (>= {version}), libgcc-s1, "),
-    };
+    let libc = agent.glibc.map_or_else(String::new, |minor| format!("libc6 (>= 2.{minor}), "));
+    let libgcc = if agent.libgcc { "libgcc-s1, " } else { "" };
     format!(
         "Package: {NAME}\nVersion: {VERSION}-1\nArchitecture: {}\nMaintainer: Refit\n\
-         Installed-Size: {}\nDepends: {libc}systemd (>= 249)\nSection: admin\nPriority: optional\n\
+         Installed-Size: {}\nDepends: {libc}{libgcc}systemd (>= 240)\nSection: admin\nPriority: optional\n\
          Description: {SUMMARY}\n {DESCRIPTION}\n",
-        agent.machine.deb,
+        agent.architecture.deb(),
         bytes.div_ceil(1024)
     )
 }
@@ -242,7 +297,8 @@ fn rpm(root: &Path, agent: &Agent, out: &Path) -> anyhow::Result<PathBuf> {
     };
     let config =
         BuildConfig::v4().compression(CompressionWithLevel::Gzip(9)).source_date(agent.time);
-    let mut builder = PackageBuilder::new(NAME, VERSION, "Apache-2.0", agent.machine.rpm, SUMMARY);
+    let mut builder =
+        PackageBuilder::new(NAME, VERSION, "Apache-2.0", agent.architecture.rpm(), SUMMARY);
     builder
         .using_config(config)
         .release("1")
@@ -250,16 +306,16 @@ fn rpm(root: &Path, agent: &Agent, out: &Path) -> anyhow::Result<PathBuf> {
         .build_host("refit")
         .post_install_script(script("post")?)
         .pre_uninstall_script(script("preun")?)
-        .requires(Dependency::greater_eq("systemd", "249"));
-    if !agent.glibc.is_empty() {
-        builder.requires(Dependency::any(format!("libc.so.6(GLIBC_{})(64bit)", agent.glibc)));
+        .requires(Dependency::greater_eq("systemd", "240"));
+    if let Some(minor) = agent.glibc {
+        builder.requires(Dependency::any(format!("libc.so.6(GLIBC_2.{minor})(64bit)")));
     }
     for item in &agent.items {
         let options = FileOptions::new(item.path).permissions(item.mode);
         let options = if item.config { options.config().noreplace() } else { options };
         builder.with_file_contents(item.content.clone(), options)?;
     }
-    let path = out.join(format!("{NAME}-{VERSION}-1.{}.rpm", agent.machine.rpm));
+    let path = out.join(format!("{NAME}-{VERSION}-1.{}.rpm", agent.architecture.rpm()));
     let package = builder.build().context("failed to build the .rpm")?;
     package.write_file(&path).with_context(|| format!("failed to write {}", path.display()))?;
     Ok(path)
@@ -280,10 +336,27 @@ mod tests {
     #[test]
     fn processor_and_c_library_are_read_from_the_program() {
         let made = program("GLIBC_2.34");
-        assert_eq!(machine(&made).unwrap().deb, "amd64");
-        assert_eq!(glibc(&made), "2.34");
-        assert_eq!(glibc(b"static"), "");
-        assert!(machine(b"#!/bin/sh").is_err());
+        assert_eq!(architecture(&made).unwrap(), Architecture::Amd64);
+        assert_eq!(glibc(&made), Some(34));
+        assert_eq!(glibc(b"static"), None);
+        assert!(architecture(b"#!/bin/sh").is_err());
+    }
+
+    #[test]
+    fn a_package_that_old_hosts_cannot_run_is_not_built() {
+        let agent = |glibc| agent(&crate::root(), &program(glibc)).unwrap();
+        assert!(runs_on_old_hosts(&agent("GLIBC_2.28")).is_ok());
+        let error = runs_on_old_hosts(&agent("GLIBC_2.29")).unwrap_err().to_string();
+        assert!(error.contains("requires glibc 2.29"), "{error}");
+    }
+
+    #[test]
+    fn a_package_requires_the_libraries_of_its_program() {
+        let own = agent(&crate::root(), &program("GLIBC_2.28")).unwrap();
+        assert!(control(&own).contains("\nDepends: libc6 (>= 2.28), systemd (>= 240)\n"));
+        let with_libgcc = program("GLIBC_2.28\0libgcc_s.so.1");
+        let with_libgcc = agent(&crate::root(), &with_libgcc).unwrap();
+        assert!(control(&with_libgcc).contains("\nDepends: libc6 (>= 2.28), libgcc-s1, systemd"));
     }
 
     #[test]

@@ -27,8 +27,6 @@ const PACKAGES: [&str; 10] = [
     "udev",
     "util-linux",
 ];
-/// Releases to try, the newest first.
-const RELEASES: [&str; 2] = ["trixie", "bookworm"];
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Additional packages for hosts of a real Kubernetes cluster.
@@ -46,10 +44,25 @@ pub const KUBERNETES: [&str; 11] = [
     "socat",
 ];
 
-/// Returns the directory of the root with the packages in `more` added. Builds it if it is missing,
-/// which takes about a minute.
-pub fn ensure(more: &[&str]) -> anyhow::Result<PathBuf> {
-    let mut packages = [PACKAGES.as_slice(), more].concat();
+/// A Debian that hosts run.
+#[derive(Clone, Copy, Debug)]
+pub struct Debian<'a> {
+    /// Names of the releases to try, the preferred first.
+    pub releases: &'a [&'a str],
+    /// Packages in addition to those of every host.
+    pub packages: &'a [&'a str],
+}
+
+impl Debian<'_> {
+    /// The newest release of which the mirror has packages.
+    pub const NEWEST: Self = Self { releases: &["trixie", "bookworm"], packages: &[] };
+    /// The oldest supported release: glibc 2.31, systemd 247.
+    pub const OLDEST: Self = Self { releases: &["bullseye"], packages: &[] };
+}
+
+/// Returns the directory of the root. Builds it if it is missing, which takes about a minute.
+pub fn ensure(debian: Debian<'_>) -> anyhow::Result<PathBuf> {
+    let mut packages = [PACKAGES.as_slice(), debian.packages].concat();
     packages.sort_unstable();
     let packages = packages.join(",");
     let digest = Sha256::digest(packages.as_bytes());
@@ -57,12 +70,13 @@ pub fn ensure(more: &[&str]) -> anyhow::Result<PathBuf> {
     let cache = cache()?.join("hosts");
     fs::create_dir_all(&cache).with_context(|| format!("failed to create {}", cache.display()))?;
     let directory = |release: &str| cache.join(format!("{release}-{key}"));
-    if let Some(found) = RELEASES.map(directory).into_iter().find(|path| path.is_dir()) {
+    let built = debian.releases.iter().map(|release| directory(release));
+    if let Some(found) = built.into_iter().find(|path| path.is_dir()) {
         return Ok(found);
     }
     let mirror = mirror()?;
     let mut problems = Vec::new();
-    for release in RELEASES {
+    for release in debian.releases {
         match build(release, &packages, &mirror, &directory(release)) {
             Ok(()) => return Ok(directory(release)),
             Err(error) => problems.push(format!("{release}: {error:#}")),

@@ -16,7 +16,10 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use refit_runtime::process::{LogFormat, init_logs};
 use tokio::{process::Command, signal::unix::SignalKind};
 
-use crate::{base, host, net, print_line, run};
+use crate::{
+    base::{self, Debian},
+    host, net, print_line, run,
+};
 
 /// Set inside the namespaces; the value is the name of the run.
 const INSIDE: &str = "REFIT_HOSTS_INSIDE";
@@ -52,11 +55,11 @@ pub type Test = (&'static str, fn(&Isolation) -> anyhow::Result<()>);
 
 /// Main function of a test program: run outside, it runs its tests inside, one after another.
 pub fn main(tests: &[Test]) -> ExitCode {
-    main_with(&[], tests)
+    main_on(Debian::NEWEST, tests)
 }
 
-/// Like [`main`], on hosts with additional Debian packages.
-pub fn main_with(packages: &[&str], tests: &[Test]) -> ExitCode {
+/// Like [`main`], on hosts with this Debian.
+pub fn main_on(debian: Debian<'_>, tests: &[Test]) -> ExitCode {
     let mut arguments = Arguments::from_args();
     // The tests share the machine's two cores, and each starts several hosts.
     arguments.test_threads = Some(1);
@@ -67,7 +70,7 @@ pub fn main_with(packages: &[&str], tests: &[Test]) -> ExitCode {
         Ok(name) => inside(name).map(|isolation| {
             libtest_mimic::run(&arguments, trials(tests, Some(&isolation))).exit_code()
         }),
-        Err(_) => outside(packages),
+        Err(_) => outside(debian),
     };
     outcome.unwrap_or_else(|error| {
         print_line(&format!("error: {error:#}"));
@@ -87,7 +90,7 @@ fn trials(tests: &[Test], isolation: Option<&Isolation>) -> Vec<Trial> {
     tests.iter().map(one).collect()
 }
 
-fn outside(packages: &[&str]) -> anyhow::Result<ExitCode> {
+fn outside(debian: Debian<'_>) -> anyhow::Result<ExitCode> {
     if !rustix::process::geteuid().is_root() {
         bail!("root is required for systemd-nspawn, mounts and network namespaces");
     }
@@ -96,7 +99,7 @@ fn outside(packages: &[&str]) -> anyhow::Result<ExitCode> {
         bail!("missing packages; run `apt-get install {}`", missing.join(" "));
     }
     sweep();
-    let base = base::ensure(packages)?;
+    let base = base::ensure(debian)?;
     let name = format!("{PREFIX}{}", own_mark());
     // One thread: the child is killed when the thread that started it ends.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

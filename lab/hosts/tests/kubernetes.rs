@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use lab_hosts::{
     balancer::{self, Availability},
-    base,
+    base::{self, Debian},
     cluster_nodes::Programs,
     eventually,
     host::with_reports,
@@ -60,7 +60,7 @@ fn main() -> ExitCode {
         ("the_only_machine_of_an_edited_control_plane_is_upgraded_by_real_kubeadm", single_node),
         ("three_control_planes_and_a_worker_are_upgraded_while_their_api_answers", three_and_one),
     ];
-    isolation::main_with(&base::KUBERNETES, &tests)
+    isolation::main_on(Debian { packages: &base::KUBERNETES, ..Debian::NEWEST }, &tests)
 }
 
 fn single_node(isolation: &Isolation) -> anyhow::Result<()> {

@@ -21,6 +21,9 @@ use crate::host::{Invocation, Program, ProgramError, bundle::KEYS};
 pub(super) const REJECTED_FOR: Duration = Duration::from_hours(1);
 /// How many seconds to wait for the lock of another installation.
 const LOCK_TRIES: u32 = 30;
+/// The oldest systemd that works: older ones cannot append the output of a unit to a file
+/// (docs/facts/hosts.md#systemd).
+const SYSTEMD: u32 = 240;
 /// The program that sets file labels on a host with SELinux.
 const RESTORECON: &str = "/usr/sbin/restorecon";
 
@@ -43,6 +46,15 @@ pub enum InstallError {
         program: String,
         /// Its output or error.
         reason: String,
+    },
+    /// The host's systemd is too old.
+    #[error(
+        "this host has systemd {found}, and the agent needs {SYSTEMD} or newer: upgrade the host's \
+         operating system, or replace the machine"
+    )]
+    SystemdTooOld {
+        /// The host's version.
+        found: u32,
     },
     /// Another installation is in progress.
     #[error("another installation is in progress on this host; try again when it has finished")]
@@ -67,6 +79,8 @@ pub enum InstallError {
 
 /// The systemd calls for the service; a trait, so that a test needs no systemd.
 pub trait Units: Send + Sync {
+    /// The host's version of systemd, as `systemctl --version` prints it.
+    fn version(&self) -> BoxFuture<'_, Result<String, ProgramError>>;
     /// Reloads unit files.
     fn reload(&self) -> BoxFuture<'_, Result<(), ProgramError>>;
     /// Starts the service now and at every boot.
@@ -122,6 +136,10 @@ async fn is_unit_active(unit: &str) -> Result<bool, ProgramError> {
 }
 
 impl Units for SystemdUnits {
+    fn version(&self) -> BoxFuture<'_, Result<String, ProgramError>> {
+        Box::pin(systemctl(&["--version"]))
+    }
+
     fn reload(&self) -> BoxFuture<'_, Result<(), ProgramError>> {
         Box::pin(run_systemctl(&["daemon-reload"]))
     }
@@ -243,6 +261,9 @@ impl Installation<'_> {
         now: Timestamp,
     ) -> Result<ExchangeOutcome, InstallError> {
         let id = id_of(program);
+        if let Some(found) = too_old(&self.units.version().await?) {
+            return Err(InstallError::SystemdTooOld { found });
+        }
         self.check_rejection(&id, now)?;
         let _locked = self.lock().await?;
         self.layout.put(program)?;
@@ -411,6 +432,13 @@ impl Installation<'_> {
             tracing::warn!(%error, "cannot set the SELinux label of the program");
         }
     }
+}
+
+/// The version of systemd in the output of `systemctl --version`, if the agent cannot work with it.
+fn too_old(output: &str) -> Option<u32> {
+    let version = output.strip_prefix("systemd ")?;
+    let digits = version.split(|c: char| !c.is_ascii_digit()).next()?;
+    digits.parse().ok().filter(|&found| found < SYSTEMD)
 }
 
 fn remove_all(path: &Path) -> Result<(), FileError> {

@@ -12,6 +12,8 @@ struct FakeUnits {
     active: Mutex<bool>,
     /// Whether `--version` of a program prints an error.
     broken: bool,
+    /// What `systemctl --version` prints.
+    version: &'static str,
 }
 
 impl FakeUnits {
@@ -30,6 +32,9 @@ impl FakeUnits {
 }
 
 impl Units for FakeUnits {
+    fn version(&self) -> BoxFuture<'_, Result<String, ProgramError>> {
+        Box::pin(async { Ok(self.version.to_owned()) })
+    }
     fn reload(&self) -> BoxFuture<'_, Result<(), ProgramError>> {
         self.note("reload")
     }
@@ -256,6 +261,20 @@ async fn a_program_that_cannot_run_on_the_host_is_never_started() {
     assert!(error.contains("does not run on this host"), "{error}");
     assert_eq!(lab.current(), None);
     assert!(lab.units.taken().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_agent_is_not_installed_where_systemd_is_too_old() {
+    let old = "systemd 239 (239-82.el8)\n+PAM +AUDIT\n";
+    let mut lab = Lab::new();
+    lab.units.version = old;
+    let error = lab.install(b"one").await.unwrap_err().to_string();
+    assert!(error.contains("has systemd 239") && error.contains("240 or newer"), "{error}");
+    assert!(!lab.layout().base().exists(), "nothing was written");
+    let works = ["systemd 240\n", "systemd 247 (247.3-7+deb11u7)\n", "systemd 258~rc1\n"];
+    for version in works {
+        assert_eq!(too_old(version), None, "{version}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
