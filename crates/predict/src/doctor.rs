@@ -227,7 +227,7 @@ pub struct Host {
     pub kubelet: StatedVersion,
     /// Version of its agent, empty before the first report.
     pub agent: String,
-    /// When its agent last reported.
+    /// When the last report of its agent arrived.
     pub reported_at: Option<Timestamp>,
 }
 
