@@ -229,6 +229,8 @@ pub struct Host {
     pub agent: String,
     /// When the last report of its agent arrived.
     pub reported_at: Option<Timestamp>,
+    /// The facts that its agent cannot read, each with the reason.
+    pub unread: Vec<String>,
 }
 
 /// Input of all checks.

@@ -577,7 +577,15 @@ async fn hosts_of(
             kubelet: text(machine, "/status/nodeInfo/kubeletVersion").into(),
             agent: of_plan("/status/agentVersion").to_owned(),
             reported_at: plan.and_then(reported_at),
+            unread: plan.map(unread).unwrap_or_default(),
         })
     };
     Read::Known((members.filter_map(host).collect(), facts))
+}
+
+/// The facts that an agent cannot read, each with the reason.
+fn unread(plan: &Value) -> Vec<String> {
+    let facts = plan.pointer("/status/facts/unread").and_then(Value::as_array);
+    let fact = |fact: &Value| format!("{}: {}", text(fact, "/fact"), text(fact, "/message"));
+    facts.into_iter().flatten().map(fact).collect()
 }

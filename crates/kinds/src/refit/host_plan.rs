@@ -166,6 +166,25 @@ pub struct HostFacts {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 64))]
     pub certificates: BTreeMap<String, Time>,
+    /// The facts that the agent could not read. Above, each has its last known value, or none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 16),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["fact"])
+    )]
+    pub unread: Vec<UnreadFact>,
+}
+
+/// A fact that the agent could not read.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UnreadFact {
+    /// Name of its field, such as `packages`.
+    #[schemars(length(max = 63))]
+    pub fact: String,
+    /// Why it could not be read.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
 }
 
 /// Progress of a plan on its host.

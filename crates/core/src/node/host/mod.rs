@@ -130,6 +130,12 @@ impl<'a> Host<'a> {
         self.reported_at
     }
 
+    /// The first fact of the host that its agent could not read, and why.
+    pub(super) fn unread(&self) -> Option<String> {
+        let unread = self.plan?.status.as_ref()?.facts.unread.first()?;
+        Some(format!("{}: {}", unread.fact, unread.message))
+    }
+
     /// How long the host may be silent because of the step that it runs: all its time, and the report.
     pub(super) fn silence_of_step(&self) -> Option<SignedDuration> {
         let plan = self.own_plan()?;
