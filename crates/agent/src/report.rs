@@ -10,6 +10,7 @@ use refit_kinds::refit::{
 use strum::VariantArray as _;
 
 use crate::{
+    bounds::bounded,
     engine::is_given_up,
     host::HostError,
     journal::JournalError,
@@ -82,7 +83,7 @@ pub(crate) fn report(
     if let Some(trouble) = trouble {
         add_trouble(&mut status, spec, trouble);
     }
-    status
+    bounded(status)
 }
 
 fn add_trouble(status: &mut HostPlanStatus, spec: Option<&HostPlanSpec>, trouble: &Trouble) {

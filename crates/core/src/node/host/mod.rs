@@ -9,9 +9,13 @@ mod verify;
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
-use refit_kinds::refit::{
-    ClaimId, Gate, HostPlan, HostPlanSpec, HostPlanStatus, HostStep, NodeName, NodeUpdate,
-    OsImageArgs, Phase, PlanId, PlanState, PlannedStep, REPORT_INTERVAL_SECONDS, Role, StepState,
+use refit_kinds::{
+    clip,
+    refit::{
+        ClaimId, Gate, HostPlan, HostPlanSpec, HostPlanStatus, HostStep, MAX_FACT, NodeName,
+        NodeUpdate, OsImageArgs, Phase, PlanId, PlanState, PlannedStep, REPORT_INTERVAL_SECONDS,
+        Role, StepState,
+    },
 };
 
 use super::{
@@ -133,7 +137,7 @@ impl<'a> Host<'a> {
     /// The first fact of the host that its agent could not read, and why.
     pub(super) fn unread(&self) -> Option<String> {
         let unread = self.plan?.status.as_ref()?.facts.unread.first()?;
-        Some(format!("{}: {}", unread.fact, unread.message))
+        Some(clip(&format!("{}: {}", unread.fact, unread.message), MAX_FACT))
     }
 
     /// How long the host may be silent because of the step that it runs: all its time, and the report.
