@@ -3,14 +3,16 @@
 use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
-use refit_kinds::refit::{FailureKind, HostFacts, HostPlanSpec, HostPlanStatus, PlanId, StepType};
+use refit_kinds::refit::{
+    FailureKind, HostFacts, HostPlanSpec, HostPlanStatus, PlanId, StepType, UnreadFact,
+};
 use refit_runtime::{Clock, clock::instant};
 use tokio::sync::watch;
 
 use crate::{
     disk::Disk,
     engine::{self, Next},
-    host::{Host, HostError, Job, Since, UnitState},
+    host::{Fact, Host, HostError, Job, Since, UnitState, facts},
     journal::{Journal, JournalError},
     judge::{Known, Verdict, judge},
     reason::Failure,
@@ -23,6 +25,8 @@ use crate::{
 
 /// Delay before a host or a disk that did not respond is tried again.
 const LOCAL_RETRY: Duration = Duration::from_secs(10);
+/// Delay before an idle agent reads facts again that it could not read: a query may take a minute.
+const UNREAD_RETRY: Duration = Duration::from_mins(1);
 /// Delay before an ended unit is checked again.
 const POLL: Duration = Duration::from_secs(1);
 
@@ -68,22 +72,19 @@ impl Driver {
             let mut journal = match Journal::open(self.disk.clone()).await {
                 Ok(journal) => journal,
                 Err(error) => {
-                    self.report_journal_error(None, &error).await;
+                    self.report_trouble(None, &Trouble::of_journal(&error)).await;
                     continue;
                 }
             };
-            if let Err(Pause::Host(error)) = self.refresh(&journal).await {
-                tracing::warn!(%error, "cannot read the state of the host");
-            }
+            self.refresh(&journal).await;
             loop {
                 match self.step(&mut journal).await {
                     Ok(()) => {}
                     Err(Pause::Host(error)) => {
-                        tracing::warn!(error = %error, "cannot read the state of the host");
-                        tokio::time::sleep(LOCAL_RETRY).await;
+                        self.report_trouble(Some(&journal), &Trouble::of_host(&error)).await;
                     }
                     Err(Pause::Journal(error)) => {
-                        self.report_journal_error(Some(&journal), &error).await;
+                        self.report_trouble(Some(&journal), &Trouble::of_journal(&error)).await;
                         break;
                     }
                 }
@@ -91,16 +92,13 @@ impl Driver {
         }
     }
 
-    /// Reports that the journal cannot be used, and waits.
-    async fn report_journal_error(&mut self, journal: Option<&Journal>, error: &JournalError) {
-        tracing::warn!(%error, "journal unavailable, pausing");
-        if let Ok(facts) = self.host.facts().await {
-            self.facts = facts;
-        }
-        let trouble = Trouble::of_journal(error);
+    /// Reports that the journal or the host cannot be used, and waits.
+    async fn report_trouble(&mut self, journal: Option<&Journal>, trouble: &Trouble) {
+        tracing::warn!(reason = trouble.reason, error = trouble.message, "pausing");
+        self.read_facts().await;
         let state = journal.map(Journal::state).cloned().unwrap_or_default();
         let spec = self.plan.spec();
-        self.send(report::report(&state, spec.as_ref(), &self.facts, Some(&trouble)));
+        self.send(report::report(&state, spec.as_ref(), &self.facts, Some(trouble)));
         tokio::time::sleep(LOCAL_RETRY).await;
     }
 
@@ -118,8 +116,9 @@ impl Driver {
         };
         match next {
             Next::Accept { plan, node_update, steps, point_of_no_return } => {
-                let facts = self.host.facts().await?;
-                let mut packages = facts.packages;
+                // What a rollback restores.
+                self.read_fact(Fact::Packages).await?;
+                let mut packages = self.facts.packages.clone();
                 packages.extend(self.host.versions(&undo::named_packages(&steps)).await?);
                 let record = Record::PlanAccepted {
                     plan,
@@ -127,7 +126,7 @@ impl Driver {
                     steps,
                     point_of_no_return,
                     packages,
-                    static_pods: facts.static_pods,
+                    static_pods: self.facts.static_pods.clone(),
                     at: now,
                 };
                 self.write(journal, record).await
@@ -149,12 +148,14 @@ impl Driver {
                 self.write(journal, Record::PlanEnded { plan, state, at }).await
             }
             Next::Idle | Next::AtGate { .. } => {
-                self.refresh(journal).await?;
-                self.pause(Duration::try_from(report::HEARTBEAT).unwrap_or(LOCAL_RETRY)).await;
+                self.refresh(journal).await;
+                let heartbeat = Duration::try_from(report::HEARTBEAT).unwrap_or(LOCAL_RETRY);
+                let wait = if self.facts.unread.is_empty() { heartbeat } else { UNREAD_RETRY };
+                self.pause(wait).await;
                 Ok(())
             }
             Next::Backoff { until, .. } => {
-                self.refresh(journal).await?;
+                self.refresh(journal).await;
                 self.pause(self.clock.until(until)).await;
                 Ok(())
             }
@@ -199,7 +200,7 @@ impl Driver {
         job: Job,
         attempt: i32,
     ) -> Result<(), Pause> {
-        self.facts = self.host.facts().await?;
+        self.read_fact(Fact::BootId).await?;
         let record = Record::StepStarted {
             plan: plan.clone(),
             step: job.step.clone(),
@@ -242,7 +243,10 @@ impl Driver {
     ) -> Result<(), Pause> {
         let unit = self.host.poll(&job.unit).await?;
         let boot_id = match unit {
-            UnitState::Unknown => self.host.facts().await?.boot_id,
+            UnitState::Unknown => {
+                self.read_fact(Fact::BootId).await?;
+                self.facts.boot_id.clone()
+            }
             UnitState::Running | UnitState::Exited { .. } => since.boot_id.clone(),
         };
         let known = Known {
@@ -310,7 +314,7 @@ impl Driver {
         attempt: i32,
         ended: Result<(), Failure>,
     ) -> Result<(), Pause> {
-        let unchanged = ended.is_err() && self.is_unchanged(journal, &job.step).await?;
+        let unchanged = ended.is_err() && self.is_unchanged(journal, &job.step).await;
         let failure = ended.err();
         let (step, reason) = (&job.step, failure.as_ref().map(|failure| failure.reason));
         tracing::info!(step, attempt, reason, unchanged, "step ended");
@@ -327,25 +331,26 @@ impl Driver {
         };
         self.write(journal, record).await?;
         self.host.release(&job.unit).await;
-        self.refresh(journal).await
+        self.refresh(journal).await;
+        Ok(())
     }
 
     /// Whether a step at the point of no return failed and the host is as it was before the plan.
     /// kubeadm restores the manifests itself when a new static pod does not come up
     /// (`docs/facts/kubeadm.md#static-pods`); everything before that step can then still be rolled
     /// back.
-    async fn is_unchanged(&mut self, journal: &Journal, step: &str) -> Result<bool, Pause> {
+    async fn is_unchanged(&mut self, journal: &Journal, step: &str) -> bool {
         let Some(plan) = journal.state().live() else {
-            return Ok(false);
+            return false;
         };
         let at_the_point = plan.irreversible().first().is_some_and(|first| {
             first.id == step && first.step_type() == Some(StepType::KubeadmUpgrade)
         });
         if !at_the_point || plan.static_pods_before.is_empty() {
-            return Ok(false);
+            return false;
         }
-        self.facts = self.host.facts().await?;
-        Ok(self.facts.static_pods == plan.static_pods_before)
+        self.read_facts().await;
+        self.facts.static_pods == plan.static_pods_before
     }
 
     async fn write(&self, journal: &mut Journal, record: Record) -> Result<(), Pause> {
@@ -354,11 +359,27 @@ impl Driver {
         Ok(())
     }
 
+    /// Reads the host's facts again. One that cannot be read keeps its last value, and is marked.
+    async fn read_facts(&mut self) {
+        let facts = facts::merged(self.host.facts().await, &self.facts);
+        if facts.unread != self.facts.unread {
+            for UnreadFact { fact, message } in &facts.unread {
+                tracing::warn!(fact, error = message, "cannot read a fact of the host");
+            }
+        }
+        self.facts = facts;
+    }
+
+    /// Reads the host's facts again, and fails if this one cannot be read.
+    async fn read_fact(&mut self, fact: Fact) -> Result<(), HostError> {
+        self.read_facts().await;
+        facts::check(&self.facts, fact)
+    }
+
     /// Reads the host's facts again, then publishes.
-    async fn refresh(&mut self, journal: &Journal) -> Result<(), Pause> {
-        self.facts = self.host.facts().await?;
+    async fn refresh(&mut self, journal: &Journal) {
+        self.read_facts().await;
         self.publish(journal);
-        Ok(())
     }
 
     /// Hands the current report to the reporter. Before the first facts there is no report.

@@ -11,6 +11,7 @@
 //! | `reason` | why a step failed, and what can resolve it |
 //! | `undo` | what is rolled back, and what remains |
 //! | `report` | the report to the API, from journal and host alone |
+//! | `bounds` | the limits of a report |
 //! | `reporter` | sending the report: on each change, and as a heartbeat |
 //! | [`host`] | commands, and the host that runs them |
 //! | `trust` | which plans are trusted on a host that requires signed plans |
@@ -20,6 +21,7 @@
 //! A step is journalled before its command starts and after it ends. Commands run outside the agent
 //! and are found again by name, so killing the agent at any point loses nothing.
 
+mod bounds;
 mod disk;
 mod driver;
 mod engine;

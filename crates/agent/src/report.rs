@@ -10,7 +10,9 @@ use refit_kinds::refit::{
 use strum::VariantArray as _;
 
 use crate::{
+    bounds::bounded,
     engine::is_given_up,
+    host::HostError,
     journal::JournalError,
     state::{JournalState, Progress, StepOutcome, StepRun, gate_of},
     undo::{UNDO, left_behind, not_taken, undo_id},
@@ -44,6 +46,11 @@ impl Trouble {
             needs_person,
         }
     }
+
+    /// Converts an error of the host that keeps a plan from going on.
+    pub(crate) fn of_host(error: &HostError) -> Self {
+        Self { reason: "HostUnreadable", message: error.to_string(), needs_person: false }
+    }
 }
 
 /// Builds the report, without its timestamp.
@@ -76,17 +83,22 @@ pub(crate) fn report(
     if let Some(trouble) = trouble {
         add_trouble(&mut status, spec, trouble);
     }
-    status
+    bounded(status)
 }
 
 fn add_trouble(status: &mut HostPlanStatus, spec: Option<&HostPlanSpec>, trouble: &Trouble) {
-    if status.plan_id.is_empty()
-        && let Some(spec) = spec
-        && !spec.plan_id.is_empty()
-    {
-        status.plan_id.clone_from(&spec.plan_id);
-        status.state = PlanState::Retrying;
-        status.steps = spec.steps.iter().map(pending).collect();
+    // A plan that the trouble keeps from being accepted replaces one that has ended.
+    let awaited = spec.filter(|spec| !spec.plan_id.is_empty() && spec.plan_id != status.plan_id);
+    if let Some(spec) = awaited.filter(|_| !is_live(status.state)) {
+        *status = HostPlanStatus {
+            plan_id: spec.plan_id.clone(),
+            state: PlanState::Retrying,
+            passed: Gate::Closed,
+            steps: spec.steps.iter().map(pending).collect(),
+            past_no_return: false,
+            left_behind: Vec::new(),
+            ..std::mem::take(status)
+        };
     }
     if status.plan_id.is_empty() || !is_live(status.state) {
         return;

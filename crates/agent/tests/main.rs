@@ -10,3 +10,4 @@ mod dnf;
 mod documented_traps;
 mod journal;
 mod undo;
+mod unreadable;

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -11,12 +11,13 @@ use std::{
 use jiff::Timestamp;
 use kube::Client;
 use refit_kinds::{refit::HostPlan, version::StatedVersion};
-use refit_runtime::{Clock, Store, client::TooLarge};
+use refit_runtime::{Clock, ObjectKey, Store, client::TooLarge};
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
 use crate::{
     agent_access::AgentAccess,
     api_error::{ReadError, is_silence},
+    arrivals::Arrivals,
     k8sd::Proxies,
     shared_read::SharedRead,
     workload_objects::{NodeRecord, PodRecord},
@@ -35,6 +36,8 @@ const SYNC_OVERDUE: Duration = Duration::from_secs(30);
 pub(crate) struct ClusterView {
     /// HostPlans in the namespace `refit-system`.
     pub(crate) host_plans: Store<HostPlan>,
+    /// When their reports arrived.
+    pub(crate) arrivals: Arrivals,
     /// All Nodes.
     pub(crate) nodes: Store<NodeRecord>,
     /// Mirror pods of the control plane, in `kube-system`.
@@ -61,9 +64,15 @@ pub(crate) struct ClusterView {
 }
 
 impl ClusterView {
-    pub(crate) fn new(host_plans: Store<HostPlan>, turns: usize, since: Timestamp) -> Self {
+    pub(crate) fn new(
+        host_plans: Store<HostPlan>,
+        arrivals: Arrivals,
+        turns: usize,
+        since: Timestamp,
+    ) -> Self {
         Self {
             host_plans,
+            arrivals,
             nodes: Store::default(),
             static_pods: Store::default(),
             proxies: Proxies::default(),
@@ -77,6 +86,17 @@ impl ClusterView {
             since: since.into(),
             complete_since: Mutex::default(),
         }
+    }
+
+    /// A HostPlan, and when the report in it arrived.
+    pub(crate) fn host_plan(
+        &self,
+        key: ObjectKey,
+        now: Timestamp,
+    ) -> (Option<Arc<HostPlan>>, Option<Timestamp>) {
+        let plan = self.host_plans.get(&key);
+        let reported_at = plan.as_deref().and_then(|plan| self.arrivals.note(key, plan, now));
+        (plan, reported_at)
     }
 
     /// Waits until another NodeUpdate of the cluster may be reconciled.
@@ -221,7 +241,8 @@ mod tests {
     use super::*;
 
     fn view(synced: bool) -> ClusterView {
-        let view = ClusterView::new(Store::default(), 1, Timestamp::UNIX_EPOCH);
+        let view =
+            ClusterView::new(Store::default(), Arrivals::default(), 1, Timestamp::UNIX_EPOCH);
         if synced {
             view.host_plans.mark_ready();
             view.nodes.mark_ready();

@@ -34,6 +34,7 @@ use refit_runtime::{
 use crate::{
     Settings,
     alertmanager::Alertmanager,
+    arrivals::Arrivals,
     control_planes::ForeignPlanes,
     gates::{Gates, Prometheus},
     k8sd::K8sd,
@@ -68,6 +69,8 @@ pub(crate) struct Context {
     pub(crate) workloads: Workloads,
     /// Caches of the workload clusters.
     pub(crate) workload_index: Arc<WorkloadIndex>,
+    /// When the reports in the management cluster's HostPlans arrived.
+    pub(crate) arrivals: Arrivals,
     /// Writes events.
     pub(crate) recorder: Recorder,
     /// Caches of the management cluster.
@@ -130,6 +133,7 @@ impl Context {
             k8sd: K8sd::new(stack.clone()),
             workloads: workloads(&client, stack, clock),
             workload_index: Arc::default(),
+            arrivals: Arrivals::default(),
             recorder: Recorder::new(client.clone(), clock, "refit-controller"),
             stores: Stores::default(),
             queues: Queues::default(),
@@ -178,6 +182,7 @@ impl Context {
             k8sd: K8sd::new(stack.clone()),
             workloads: workloads(&client, stack, self.clock),
             workload_index: self.workload_index.clone(),
+            arrivals: self.arrivals.clone(),
             recorder: Recorder::new(client.clone(), self.clock, "refit-controller"),
             stores: self.stores.clone(),
             queues: self.queues.clone(),

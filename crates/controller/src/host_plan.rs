@@ -43,10 +43,9 @@ pub(crate) fn host_report(ctx: &Context, machine: &Machine) -> HostReport {
             reason: format!("the HostPlans of cluster {cluster} have not been read yet"),
         };
     }
-    let plan = view.host_plans.get(&plan_key(ctx, machine, &node));
-    let status = plan.as_ref().and_then(|plan| plan.status.as_ref());
-    let reported_at = status.and_then(|status| status.reported_at.as_ref()).map(|time| time.0);
-    HostReport::of(&node, reported_at, ctx.settings.stale_after(), ctx.clock.now())
+    let now = ctx.clock.now();
+    let (_, reported_at) = view.host_plan(plan_key(ctx, machine, &node), now);
+    HostReport::of(&node, reported_at, ctx.settings.stale_after(), now)
 }
 
 /// Name of a Machine's Node, once the Node has registered.

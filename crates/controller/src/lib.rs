@@ -32,6 +32,7 @@ mod agent_policy;
 mod alertmanager;
 mod annotations;
 mod api_error;
+mod arrivals;
 pub mod certificates;
 mod client_trust;
 mod cluster_health;

@@ -112,6 +112,7 @@ async fn watch_all(ctx: &Context) {
             // Plans in workload clusters are watched there.
             if ctx.settings.plan_location == PlanLocation::Management {
                 watch(ctx, &stores.host_plans, |plan| {
+                    ctx.arrivals.saw(&stores.host_plans, ObjectKey::of(plan), ctx.clock.now());
                     wake_machine(ctx, &ObjectKey::of(plan));
                 })
                 .await;

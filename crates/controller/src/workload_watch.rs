@@ -139,11 +139,11 @@ pub(crate) async fn run(ctx: &Context) {
 }
 
 fn new_view(ctx: &Context) -> ClusterView {
-    let host_plans = match ctx.settings.plan_location {
-        PlanLocation::Workload => Store::default(),
-        PlanLocation::Management => ctx.stores.host_plans.clone(),
+    let (host_plans, arrivals) = match ctx.settings.plan_location {
+        PlanLocation::Workload => Default::default(),
+        PlanLocation::Management => (ctx.stores.host_plans.clone(), ctx.arrivals.clone()),
     };
-    ClusterView::new(host_plans, ctx.settings.workers_per_cluster, ctx.clock.now())
+    ClusterView::new(host_plans, arrivals, ctx.settings.workers_per_cluster, ctx.clock.now())
 }
 
 /// Whether Refit connects to a cluster: its control plane is initialised, and its namespace opted in
@@ -216,7 +216,10 @@ async fn session(
     let plans = async {
         if plans_in_workload {
             let plans = Api::<HostPlan>::namespaced(client.clone(), keys::HOST_PLAN_NAMESPACE);
-            let wake = |plan: &HostPlan| wake(&plan.name_any());
+            let wake = |plan: &HostPlan| {
+                view.arrivals.saw(&view.host_plans, ObjectKey::of(plan), ctx.clock.now());
+                wake(&plan.name_any());
+            };
             let config = store::everything();
             reflect_within(plans, config, HOST_PLANS, view.host_plans.clone(), wake).await
         } else {

@@ -167,6 +167,13 @@ pub enum Refusal {
         /// The node.
         node: NodeName,
     },
+    /// The agent cannot read facts of its host that a plan rests on.
+    HostUnreadable {
+        /// The node.
+        node: NodeName,
+        /// The first of these facts, and why it cannot be read.
+        why: String,
+    },
     /// The agent on the host does not support a step of the plan.
     AgentTooOld {
         /// The node.
@@ -413,6 +420,7 @@ impl Refusal {
             | Self::GateClosed { owner, .. }
             | Self::NoWindow { owner, .. } => owner.clone(),
             Self::NoFreshReport { node }
+            | Self::HostUnreadable { node, .. }
             | Self::AgentTooOld { node, .. }
             | Self::NodeNotReady { node }
             | Self::NodePressure { node, .. }
@@ -483,6 +491,7 @@ impl Refusal {
             | Self::UpdaterNotVerified { .. }
             | Self::OsImageConflict { .. }
             | Self::NoFreshReport { .. }
+            | Self::HostUnreadable { .. }
             | Self::AgentTooOld { .. }
             | Self::HostSettingsAnnotation { .. }
             | Self::HostSettingsUnreadable { .. }

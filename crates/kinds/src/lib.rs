@@ -24,6 +24,7 @@
 )]
 
 pub mod canonical;
+mod clip;
 pub mod conditions;
 pub mod crds;
 pub mod external_upgrade;
@@ -32,3 +33,5 @@ pub mod json;
 pub mod keys;
 pub mod refit;
 pub mod version;
+
+pub use clip::clip;

@@ -227,8 +227,10 @@ pub struct Host {
     pub kubelet: StatedVersion,
     /// Version of its agent, empty before the first report.
     pub agent: String,
-    /// When its agent last reported.
+    /// When the last report of its agent arrived.
     pub reported_at: Option<Timestamp>,
+    /// The facts that its agent cannot read, each with the reason.
+    pub unread: Vec<String>,
 }
 
 /// Input of all checks.

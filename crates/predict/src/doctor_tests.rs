@@ -37,6 +37,7 @@ fn host(name: &str, control_plane: bool) -> Host {
         kubelet: "v1.35.0".into(),
         agent: "0.1.0".into(),
         reported_at: Some(ago(60)),
+        unread: Vec::new(),
     }
 }
 
@@ -318,6 +319,7 @@ fn the_table_of_findings() {
         (with_lease("a", 60), C::Lease, Fail),
         (with(|f| f.lease = Read::Known(None)), C::Lease, Warn),
         (with_host(|h| h.reported_at = None), C::Agents, Fail),
+        (with_host(|h| h.unread = vec!["packages: locked".to_owned()]), C::Agents, Warn),
         (with_host(|h| h.reported_at = Some(ago(901))), C::Agents, Fail),
         (with_host(|h| h.agent = "0.0.9".into()), C::Agents, Warn),
         (with_host(|h| h.kubelet = "v1.36.0".into()), C::Skew, Fail),

@@ -93,7 +93,7 @@ impl Input {
 /// Facts about the hosts of one workload cluster.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Hosts {
-    /// When the agent of each node last reported.
+    /// When the last report of each node's agent arrived.
     pub reported_at: BTreeMap<String, Timestamp>,
     /// Version of each node's kubelet.
     pub kubelets: BTreeMap<String, StatedVersion>,
@@ -106,8 +106,7 @@ pub struct Hosts {
 impl Hosts {
     /// Reads the facts out of HostPlans, Nodes, PodDisruptionBudgets and Pods.
     pub fn of(plans: &[Value], nodes: &[Value], budgets: &[Value], pods: &[Value]) -> Self {
-        let reported =
-            |plan: &Value| Some((name(plan).to_owned(), time(plan, "/status/reportedAt")?));
+        let reported = |plan: &Value| Some((name(plan).to_owned(), reported_at(plan)?));
         let kubelet = |node: &Value| {
             let version = text(node, "/status/nodeInfo/kubeletVersion");
             (name(node).to_owned(), version.into())
@@ -129,6 +128,19 @@ impl Hosts {
         let reported_at = self.reported_at.get(node).copied();
         HostReport::of(&node.into(), reported_at, REPORT_STALE_AFTER, now)
     }
+}
+
+/// When the report in a HostPlan arrived, by the clock of its API server: the clock of the host may be
+/// wrong (`docs/facts/kubernetes.md#when-an-object-was-written`). Without managedFields, the time that the
+/// report states.
+pub fn reported_at(plan: &Value) -> Option<Timestamp> {
+    let stated = time(plan, "/status/reportedAt")?;
+    let entries = plan.pointer("/metadata/managedFields").and_then(Value::as_array);
+    let of_report = entries
+        .into_iter()
+        .flatten()
+        .filter(|entry| entry.pointer("/fieldsV1/f:status/f:reportedAt").is_some());
+    Some(of_report.filter_map(|entry| time(entry, "/time")).max().unwrap_or(stated))
 }
 
 #[cfg(test)]
@@ -157,6 +169,26 @@ mod tests {
         // A node that is down takes the pods when it is back.
         assert!(alone(&[one.clone(), node("w-2", None, "False")]).is_empty());
         assert!(alone(&[one, node("w-2", None, "True")]).is_empty());
+    }
+
+    #[test]
+    fn a_report_arrives_when_its_api_server_writes_it() {
+        let entry = |time: &str, fields: Value| json!({"time": time, "fieldsV1": fields});
+        let status = || json!({"f:status": {"f:reportedAt": {}}});
+        let plan = |entries: &[Value]| {
+            json!({
+                "metadata": {"name": "n", "managedFields": entries},
+                "status": {"reportedAt": "2026-01-01T00:20:00Z"},
+            })
+        };
+        let spec = entry("2026-01-01T00:07:00Z", json!({"f:spec": {"f:gate": {}}}));
+        let arrived = |plan: &Value| reported_at(plan).map(|at| at.to_string());
+        let written = plan(&[entry("2026-01-01T00:05:00Z", status()), spec.clone()]);
+        assert_eq!(arrived(&written).as_deref(), Some("2026-01-01T00:05:00Z"));
+        let stated = Some("2026-01-01T00:20:00Z");
+        assert_eq!(arrived(&plan(&[spec])).as_deref(), stated);
+        assert_eq!(arrived(&json!({"status": {"reportedAt": stated}})).as_deref(), stated);
+        assert_eq!(arrived(&json!({"metadata": {"name": "n"}, "status": {}})), None);
     }
 
     #[test]

@@ -267,6 +267,7 @@ impl Members {
         Seen {
             complete_since: now,
             host_plan: None,
+            reported_at: None,
             node_name: NodeName::default(),
             nodes: facts.nodes.clone(),
             static_pods: facts.static_pods.clone(),

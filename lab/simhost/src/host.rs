@@ -56,8 +56,11 @@ impl SimHost {
 }
 
 impl Host for SimHost {
-    fn facts(&self) -> BoxFuture<'_, Result<HostFacts, HostError>> {
-        Box::pin(async move { Ok(self.enter().await.facts()) })
+    fn facts(&self) -> BoxFuture<'_, HostFacts> {
+        Box::pin(async move {
+            let state = self.enter().await;
+            state.troubles.as_read(state.facts())
+        })
     }
 
     fn versions<'a>(

@@ -233,6 +233,7 @@ impl HostState {
             static_pods: self.static_pods(),
             package_driver: Some(PackageDriver::Apt),
             certificates: BTreeMap::new(),
+            unread: Vec::new(),
         }
     }
 

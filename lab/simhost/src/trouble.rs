@@ -1,10 +1,10 @@
 //! Failures of a simulated host other than a failing step.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use refit_agent::host::{Command, Undo};
-use refit_kinds::refit::HostStep;
+use refit_kinds::refit::{HostFacts, HostStep, UnreadFact};
 use serde::{Deserialize, Serialize};
 
 use crate::state::HostState;
@@ -32,9 +32,28 @@ pub struct Troubles {
     /// Whether the disk is full.
     #[serde(default)]
     pub disk_full: bool,
+    /// Facts that cannot be read, by the name of their field.
+    #[serde(default)]
+    pub unreadable: BTreeSet<String>,
 }
 
 impl Troubles {
+    /// The facts as far as they can be read.
+    pub(super) fn as_read(&self, mut facts: HostFacts) -> HostFacts {
+        for fact in &self.unreadable {
+            match &**fact {
+                "kubeletVersion" => facts.kubelet_version = None,
+                "bootID" => facts.boot_id.clear(),
+                "osImage" => facts.os_image.clear(),
+                "packages" => facts.packages.clear(),
+                other => panic!("no fact is called {other}"),
+            }
+            let message = "simulated failure".to_owned();
+            facts.unread.push(UnreadFact { fact: fact.clone(), message });
+        }
+        facts
+    }
+
     /// Whether this run of a step hangs; decrements the number of hangs left.
     pub(super) fn take_hang(&mut self, step: &str) -> bool {
         match self.hang.get_mut(step) {

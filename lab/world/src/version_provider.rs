@@ -140,7 +140,7 @@ impl Provider {
             return Ok(Some("the first change that stays"));
         }
         let host = self.host(update, spec).await?;
-        let boot_id = host.facts().await?.boot_id;
+        let boot_id = host.facts().await.boot_id;
         let since = Since { at: Timestamp::UNIX_EPOCH, boot_id };
         let plan = update.uid().unwrap_or_default();
         let gates = [Gate::Stage, Gate::Upgrade, Gate::Disrupt];

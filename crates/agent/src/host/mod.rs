@@ -16,6 +16,7 @@
 pub mod bundle;
 mod carry_out;
 mod command;
+pub(crate) mod facts;
 mod files;
 mod images;
 mod kubeadm;
@@ -40,6 +41,7 @@ use refit_kinds::refit::{FailureKind, HostFacts, PlanId};
 
 pub use carry_out::{JobFile, carry_out};
 pub use command::{Command, CommandRules, Undo};
+pub use facts::Fact;
 pub use files::secret::{NoSecrets, NodeSecrets};
 pub use packages::{Order, Packages, Want};
 pub use program::{Invocation, Program, ProgramError};
@@ -161,6 +163,14 @@ pub enum HostError {
         /// Its output.
         answer: String,
     },
+    /// A fact of the host could not be read.
+    #[error("cannot read {fact} of the host: {message}")]
+    Unread {
+        /// Name of the fact.
+        fact: &'static str,
+        /// Why it could not be read.
+        message: String,
+    },
     /// Other work on the host failed.
     #[error(transparent)]
     Work(#[from] WorkError),
@@ -168,8 +178,8 @@ pub enum HostError {
 
 /// A host.
 pub trait Host: Send + Sync + 'static {
-    /// The current facts of the host.
-    fn facts(&self) -> BoxFuture<'_, Result<HostFacts, HostError>>;
+    /// The current facts of the host. Those that cannot be read are listed in them.
+    fn facts(&self) -> BoxFuture<'_, HostFacts>;
     /// The versions of these packages. Packages that are not installed are left out.
     fn versions<'a>(
         &'a self,

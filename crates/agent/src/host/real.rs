@@ -23,6 +23,7 @@ use rustix::{
 use super::{
     CONTROL_PLANE, Evidence, Host, HostError, Invocation, Job, Program, Since, Site, UnitState,
     carry_out::{JobFile, mark_path},
+    facts::{Fact, Unread},
     files::atomic::{self, Access},
     kubeadm::{MANIFESTS, certificates, image_of},
     look::{BOOT_ID, look},
@@ -218,17 +219,21 @@ impl RealHost {
 }
 
 impl Host for RealHost {
-    fn facts(&self) -> BoxFuture<'_, Result<HostFacts, HostError>> {
+    fn facts(&self) -> BoxFuture<'_, HostFacts> {
         Box::pin(async move {
-            Ok(HostFacts {
-                kubelet_version: self.kubelet_version().await?,
-                boot_id: read(BOOT_ID)?.trim().to_owned(),
-                os_image: parse_os_image(&read("/etc/os-release")?),
-                packages: self.packages().await?,
+            let mut unread = Unread::default();
+            let running = self.kubelet_version().await;
+            let os_release = read("/etc/os-release").map(|text| parse_os_image(&text));
+            HostFacts {
+                kubelet_version: unread.or_note(Fact::KubeletVersion, running),
+                boot_id: unread.or_note(Fact::BootId, read(BOOT_ID)).trim().to_owned(),
+                os_image: unread.or_note(Fact::OsImage, os_release),
+                packages: unread.or_note(Fact::Packages, self.packages().await),
                 static_pods: self.static_pods(),
                 package_driver: packages::detect(&self.site),
                 certificates: certificates::not_renewed(&self.site),
-            })
+                unread: unread.into_list(),
+            }
         })
     }
 

@@ -26,13 +26,14 @@ use refit_core::{
 use refit_kinds::{
     canonical::CANONICAL,
     crds,
-    json::{self, annotation, kind, label, name, namespace, text, time},
+    json::{self, annotation, kind, label, name, namespace, text},
     keys,
     refit::{HostPlan, NodeUpdate, ReplacementHold, UpdateGroup, hash_json},
 };
 use refit_predict::{
     Extension, GroupRef, Manager, Objects, Read,
     doctor::{self, Certificate, ClientAuth, ClientCopy, Crd, Facts, Host},
+    input::reported_at,
     managers::{ClientSecret, PROVIDER_LABEL},
     preflight::{Refused, WorkloadFacts, refused},
 };
@@ -575,8 +576,16 @@ async fn hosts_of(
             control_plane: labels.is_some_and(|labels| labels.get(keys::CONTROL_PLANE).is_some()),
             kubelet: text(machine, "/status/nodeInfo/kubeletVersion").into(),
             agent: of_plan("/status/agentVersion").to_owned(),
-            reported_at: plan.and_then(|plan| time(plan, "/status/reportedAt")),
+            reported_at: plan.and_then(reported_at),
+            unread: plan.map(unread).unwrap_or_default(),
         })
     };
     Read::Known((members.filter_map(host).collect(), facts))
+}
+
+/// The facts that an agent cannot read, each with the reason.
+fn unread(plan: &Value) -> Vec<String> {
+    let facts = plan.pointer("/status/facts/unread").and_then(Value::as_array);
+    let fact = |fact: &Value| format!("{}: {}", text(fact, "/fact"), text(fact, "/message"));
+    facts.into_iter().flatten().map(fact).collect()
 }

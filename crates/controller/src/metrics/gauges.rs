@@ -382,9 +382,8 @@ fn cluster_health(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> Cluster
     for node in view.nodes.list() {
         let name = NodeName::from(node.name_any());
         let machine = machines.get(&name);
-        let plan = machine.and_then(|machine| view.host_plans.get(&plan_key(ctx, machine, &name)));
-        let reported =
-            plan.and_then(|plan| plan.status.as_ref()?.reported_at.as_ref().map(|at| at.0));
+        let reported = machine
+            .and_then(|machine| view.host_plan(plan_key(ctx, machine, &name), ctx.clock.now()).1);
         let state = match reported {
             None => "missing",
             Some(at) if ctx.clock.now().duration_since(at).unsigned_abs() > stale_after => "stale",
@@ -440,14 +439,14 @@ mod tests {
     use refit_runtime::Store;
 
     use super::*;
-    use crate::scan_tests::unconnected;
+    use crate::{arrivals::Arrivals, scan_tests::unconnected};
 
     #[tokio::test]
     async fn an_unreachable_cluster_is_shown_however_many_there_are() {
         let ctx = unconnected();
         let clusters = MAX_SERIES + 100;
         for number in 0..clusters {
-            let view = ClusterView::new(Store::default(), 1, ctx.clock.now());
+            let view = ClusterView::new(Store::default(), Arrivals::default(), 1, ctx.clock.now());
             view.host_plans.mark_ready();
             view.nodes.mark_ready();
             view.static_pods.mark_ready();

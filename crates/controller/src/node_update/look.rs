@@ -264,9 +264,12 @@ fn seen(ctx: &Context, update: &NodeUpdate, machine: &Machine, cluster: &Workloa
             deleting: other.metadata.deletion_timestamp.is_some(),
         })
         .collect();
+    let now = ctx.clock.now();
+    let (host_plan, reported_at) = view.host_plan(plan_key(ctx, machine, &node_name), now);
     Seen {
-        complete_since: view.complete_since().unwrap_or_else(|| ctx.clock.now()),
-        host_plan: view.host_plans.get(&plan_key(ctx, machine, &node_name)),
+        complete_since: view.complete_since().unwrap_or(now),
+        host_plan,
+        reported_at,
         node_name,
         nodes: view.nodes.list().iter().map(|node| node.view.clone()).collect(),
         static_pods: view.static_pods.list().iter().filter_map(|pod| pod.view.clone()).collect(),

@@ -69,8 +69,8 @@ pub struct Host {
 pub enum HostReport {
     /// The agent reported recently.
     Fresh,
-    /// The agent never reported, or its last report is too old; or it is from the future, when the
-    /// host's clock is that far ahead and an agent that is gone would not be noticed.
+    /// The agent never reported, or its last report arrived too long ago; or in the future: the clock
+    /// was set back since, and an agent that is gone would not be noticed.
     Silent {
         /// The Node.
         node: NodeName,
@@ -85,7 +85,7 @@ pub enum HostReport {
 }
 
 impl HostReport {
-    /// State of the report of the agent on a Node.
+    /// State of the report of the agent on a Node, which arrived at `reported_at` by the clock of `now`.
     pub fn of(
         node: &NodeName,
         reported_at: Option<Timestamp>,

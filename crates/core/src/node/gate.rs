@@ -259,6 +259,7 @@ impl Work<'_> {
             .or_else(|| self.would_be_replaced())
             .or_else(|| self.preflight()?.refusal(Point::Prepare))
             .or_else(|| self.silent_agent())
+            .or_else(|| self.unreadable_host())
             .or_else(|| self.workers.start_refusal(self.s, &self.status.node_name, self.role()))
     }
 
@@ -323,6 +324,12 @@ impl Work<'_> {
     /// The refusal for a host whose agent has not reported recently.
     pub(super) fn silent_agent(&self) -> Option<Refusal> {
         self.is_silent().then(|| Refusal::NoFreshReport { node: self.status.node_name.clone() })
+    }
+
+    /// The refusal for a host whose agent cannot read some facts: a plan would rest on none, or old ones.
+    fn unreadable_host(&self) -> Option<Refusal> {
+        let why = self.workers.host.unread().filter(|_| self.workers.has_agent())?;
+        Some(Refusal::HostUnreadable { node: self.status.node_name.clone(), why })
     }
 
     /// The refusal while an updater that is to work does not get on. An agent that has done its part may be off.

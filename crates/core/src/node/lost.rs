@@ -26,7 +26,7 @@ impl Work<'_> {
         if reported.is_none() && self.status.started_at.is_none() {
             return None;
         }
-        // A clock that is ahead proves nothing.
+        // Of a report that arrived before the controller's clock was set back, it is not known when.
         let reported = reported.filter(|at| *at <= self.now + self.s.report_stale_after);
         let requested = self.s.update.metadata.creation_timestamp.as_ref().map(|time| time.0);
         // While an Updater works, the host may be off.

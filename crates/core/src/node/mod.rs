@@ -85,7 +85,7 @@ pub use gate::{
 pub use health::control_plane_health;
 pub use health::member_problem;
 pub use host::{
-    HostWork, Reboot, SettingsSources, Specificity, from_bundle, host_settings, plan_steps,
+    Arrival, HostWork, Reboot, SettingsSources, Specificity, from_bundle, host_settings, plan_steps,
 };
 pub use k8sd::{
     Attempts as K8sdAttempts, K8sdCall, Request as K8sdRequest, after_k8sd_failure, after_refresh,

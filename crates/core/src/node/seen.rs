@@ -39,6 +39,8 @@ pub struct Seen {
     pub complete_since: Timestamp,
     /// The HostPlan of the Machine's Node.
     pub host_plan: Option<Arc<HostPlan>>,
+    /// When the last report in it arrived, by the clock of the controller ([`super::Arrival`]).
+    pub reported_at: Option<Timestamp>,
     /// Name of the Machine's Node; empty if it has none.
     pub node_name: NodeName,
     /// Every Node of the cluster, in order of name.

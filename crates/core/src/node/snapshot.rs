@@ -85,14 +85,14 @@ impl Snapshot {
         match &self.workload {
             Workload::Seen(seen) => self.host(seen),
             Workload::NotSynced | Workload::Unreachable { .. } | Workload::TooLarge { .. } => {
-                Host::new(&self.update, None)
+                Host::unseen(&self.update)
             }
         }
     }
 
     /// The host of the Machine, as its cluster shows it.
     pub(super) fn host<'a>(&'a self, seen: &'a Seen) -> Host<'a> {
-        Host::new(&self.update, seen.host_plan.as_deref())
+        Host::new(&self.update, seen)
     }
 
     /// All updaters of the update that work through gates.

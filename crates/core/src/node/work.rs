@@ -97,7 +97,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Whether the agent has not reported recently.
+    /// Whether no report of the agent has arrived recently. A report from the future arrived before the
+    /// controller's clock was set back: when, is not known.
     pub(super) fn is_silent(&self) -> bool {
         let is_fresh = |heard| self.now.duration_since(heard).abs() <= self.s.report_stale_after;
         self.workers.has_agent() && !self.workers.host.last_report_at().is_some_and(is_fresh)

@@ -97,6 +97,7 @@ impl RefusalReason {
             Self::EtcdQuorum
             | Self::ControlPlaneBehind
             | Self::NoFreshReport
+            | Self::HostUnreadable
             | Self::HostSettingsAnnotation
             | Self::HostSettingsUnreadable
             | Self::HostSettingsConflict

@@ -98,6 +98,9 @@ impl Refusal {
                 "waiting until one of {sources} installs the OS image, and not both: remove it from \
                  one of them, and retry the update"
             ),
+            Self::HostUnreadable { node, why } => format!(
+                "waiting until the agent on node {node} can read the state of its host: {why}"
+            ),
             Self::AgentTooOld { node, step } => format!(
                 "waiting for a newer agent on node {node}: this version does not support step \
                  {step:?}"

@@ -43,6 +43,7 @@ fn all() -> Vec<Refusal> {
         Refusal::UpdaterNotVerified { updater: s("memory"), why: s("ready is false") },
         Refusal::OsImageConflict { sources: s("Updater image and a HostSettings") },
         Refusal::NoFreshReport { node: "n".into() },
+        Refusal::HostUnreadable { node: "n".into(), why: s("packages: the database is locked") },
         Refusal::AgentTooOld { node: "n".into(), step: StepType::Reboot },
         Refusal::HostSettingsAnnotation { object: s("Machine m") },
         Refusal::HostSettingsUnreadable { name: s("edge"), why: s("unknown field") },

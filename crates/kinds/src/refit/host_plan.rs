@@ -13,6 +13,17 @@ use crate::version::{self, KubernetesVersion};
 /// How often an agent reports when nothing changes, in seconds.
 pub const REPORT_INTERVAL_SECONDS: i64 = 300;
 
+/// Longest message in a report, in bytes. The schema, in characters, accepts twice as much.
+pub const MAX_MESSAGE: usize = 4096;
+/// Longest text of a fact in a report.
+pub const MAX_FACT: usize = 1024;
+/// Longest id, reason or version in a report.
+pub const MAX_NAME: usize = 253;
+/// Most steps of a report: those of the plan, and those that roll them back.
+pub const MAX_STEPS: usize = 160;
+/// Most sentences of a report on what was left behind.
+pub const MAX_LEFT_BEHIND: usize = 64;
+
 /// The plan for the agent on a host, and the agent's report. There is one HostPlan per node, with
 /// the node's name; the agent creates it with an empty plan and reports before it has a plan.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -42,6 +53,7 @@ pub struct HostPlanSpec {
     pub node_update: String,
     /// uid of that NodeUpdate; it identifies the plan.
     #[serde(default)]
+    #[schemars(length(max = MAX_NAME))]
     pub plan_id: PlanId,
     /// How far the agent may go. It only moves forward within one plan.
     #[serde(default)]
@@ -99,10 +111,12 @@ impl Gate {
 pub struct HostPlanStatus {
     /// Version of the agent.
     #[serde(default)]
+    #[schemars(length(max = MAX_NAME))]
     pub agent_version: String,
     /// Step types that the agent supports, without those of a newer agent that this version does
     /// not know.
     #[serde(default, deserialize_with = "known_types")]
+    #[schemars(length(max = 64))]
     pub capabilities: Vec<StepType>,
     /// The state of the host.
     #[serde(default)]
@@ -112,6 +126,7 @@ pub struct HostPlanStatus {
     pub reported_at: Option<Time>,
     /// The plan that `state` and `steps` refer to.
     #[serde(default)]
+    #[schemars(length(max = MAX_NAME))]
     pub plan_id: PlanId,
     /// Progress of that plan.
     #[serde(default)]
@@ -121,7 +136,10 @@ pub struct HostPlanStatus {
     pub passed: Gate,
     /// The steps, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
+    #[schemars(
+        length(max = MAX_STEPS),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"])
+    )]
     pub steps: Vec<HostStepStatus>,
     /// Whether the plan has passed its point of no return: it runs to completion and is not rolled
     /// back.
@@ -129,7 +147,7 @@ pub struct HostPlanStatus {
     pub past_no_return: bool,
     /// What a failed or stopped plan has left on the host, each entry a whole sentence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64))]
+    #[schemars(length(max = MAX_LEFT_BEHIND), inner(length(max = 4096)))]
     pub left_behind: Vec<String>,
 }
 
@@ -148,15 +166,19 @@ pub struct HostFacts {
     pub kubelet_version: Option<KubernetesVersion>,
     /// ID that changes with each boot.
     #[serde(default, rename = "bootID")]
+    #[schemars(length(max = MAX_NAME))]
     pub boot_id: String,
     /// Pretty name of the operating system.
     #[serde(default)]
+    #[schemars(length(max = MAX_FACT))]
     pub os_image: String,
     /// Versions of the installed packages that Refit manages, by package name.
     #[serde(default)]
+    #[schemars(extend("maxProperties" = 64, "additionalProperties" = {"type": "string", "maxLength": MAX_FACT}))]
     pub packages: BTreeMap<String, String>,
     /// Images in the manifests of the static pods, by component; empty on a worker.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 16, "additionalProperties" = {"type": "string", "maxLength": MAX_FACT}))]
     pub static_pods: BTreeMap<String, String>,
     /// The package manager that installed Kubernetes on the host; absent if none did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -166,6 +188,26 @@ pub struct HostFacts {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 64))]
     pub certificates: BTreeMap<String, Time>,
+    /// The facts that the agent could not read. Above, each has its last known value, or none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 16),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["fact"])
+    )]
+    pub unread: Vec<UnreadFact>,
+}
+
+/// A fact that the agent could not read.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UnreadFact {
+    /// Name of its field, such as `packages`.
+    #[schemars(length(max = 63))]
+    pub fact: String,
+    /// Why it could not be read.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = MAX_MESSAGE))]
+    pub message: String,
 }
 
 /// Progress of a plan on its host.
@@ -195,6 +237,7 @@ pub enum PlanState {
 #[serde(rename_all = "camelCase")]
 pub struct HostStepStatus {
     /// Id of the planned step.
+    #[schemars(length(max = MAX_NAME))]
     pub id: String,
     /// State of the step.
     pub state: StepState,
@@ -209,12 +252,14 @@ pub struct HostStepStatus {
     pub finished_at: Option<Time>,
     /// CamelCase reason of a failure.
     #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = MAX_NAME))]
     pub reason: String,
     /// What can resolve the failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<FailureKind>,
     /// What failed and what to do.
     #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 2 * MAX_MESSAGE))]
     pub message: String,
 }
 
@@ -229,4 +274,41 @@ pub enum FailureKind {
     Final,
     /// Manual intervention on this host or on something it depends on; then a retry.
     NeedsPerson,
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::CustomResourceExt as _;
+    use serde_json::Value;
+
+    use super::*;
+
+    /// The parts of a schema that accept a value of any size.
+    fn unbounded(path: &str, schema: &Value) -> Vec<String> {
+        let lacks = |limit: &str| schema.get(limit).is_none();
+        let is_free = match schema["type"].as_str() {
+            Some("string") => {
+                lacks("maxLength") && lacks("enum") && schema["format"] != "date-time"
+            }
+            Some("array") => lacks("maxItems"),
+            Some("object") => lacks("properties") && lacks("maxProperties"),
+            _ => false,
+        };
+        let fields = schema["properties"].as_object().into_iter().flatten();
+        let fields = fields.map(|(name, field)| (&**name, field));
+        let rest = ["items", "additionalProperties"];
+        let rest = rest.into_iter().filter_map(|name| Some((name, schema.get(name)?)));
+        let inside =
+            fields.chain(rest).flat_map(|(name, part)| unbounded(&format!("{path}.{name}"), part));
+        is_free.then(|| path.to_owned()).into_iter().chain(inside).collect()
+    }
+
+    #[test]
+    fn everything_in_a_report_is_bounded() {
+        let crd = serde_json::to_value(HostPlan::crd()).unwrap();
+        let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        let status = &schema["properties"]["status"];
+        assert!(status["properties"]["steps"].is_object());
+        assert_eq!(unbounded("status", status), Vec::<String>::new());
+    }
 }

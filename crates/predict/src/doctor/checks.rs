@@ -385,6 +385,10 @@ pub(super) fn agents(facts: &Facts, found: &mut Findings) {
                 "check refit-agent on that host: systemctl status refit-agent, or its pod in \
                  refit-system of {cluster}"
             );
+            for fact in &host.unread {
+                let remedy = "repair what the message names: the host gets no update until then";
+                found.warn(&object, format!("its agent cannot read {fact}"), remedy);
+            }
             match host.reported_at {
                 None => found.fail(&object, "its agent never reported".to_owned(), &remedy),
                 Some(at) if facts.now.duration_since(at) > REPORT_STALE_AFTER => {

@@ -221,6 +221,7 @@ pub(super) fn cause_holds(
         }
         // No world of a simulation has these.
         RefusalReason::AgentTooOld
+        | RefusalReason::HostUnreadable
         | RefusalReason::EtcdQuorum
         | RefusalReason::CertificateExpires
         | RefusalReason::HostSettingsUnreadable

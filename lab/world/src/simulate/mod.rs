@@ -108,7 +108,7 @@ impl fmt::Display for Failure {
 }
 
 /// Reasons that no world of the simulation can have.
-const OUT_OF_REACH: [&str; 8] = [
+const OUT_OF_REACH: [&str; 9] = [
     // Control planes have one member or three, and lack one only while their group does.
     "EtcdQuorum",
     // No certificate expires.
@@ -121,6 +121,8 @@ const OUT_OF_REACH: [&str; 8] = [
     "NoNode",
     // Every agent is as new as the controller.
     "AgentTooOld",
+    // Agents can read all facts of their hosts.
+    "HostUnreadable",
     // The API server rejects invalid HostSettings.
     "HostSettingsUnreadable",
     // Worlds are small.

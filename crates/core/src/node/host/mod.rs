@@ -1,5 +1,6 @@
 //! The updater of the host: the agent, whose orders and reports are a HostPlan.
 
+mod arrival;
 mod report;
 mod settings;
 mod steps;
@@ -8,19 +9,24 @@ mod verify;
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
-use refit_kinds::refit::{
-    ClaimId, Gate, HostPlan, HostPlanSpec, HostPlanStatus, HostStep, NodeName, NodeUpdate,
-    OsImageArgs, Phase, PlanId, PlanState, PlannedStep, REPORT_INTERVAL_SECONDS, Role, StepState,
+use refit_kinds::{
+    clip,
+    refit::{
+        ClaimId, Gate, HostPlan, HostPlanSpec, HostPlanStatus, HostStep, MAX_FACT, NodeName,
+        NodeUpdate, OsImageArgs, Phase, PlanId, PlanState, PlannedStep, REPORT_INTERVAL_SECONDS,
+        Role, StepState,
+    },
 };
 
 use super::{
     order::is_unfinished,
-    seen::NodeView,
+    seen::{NodeView, Seen},
     snapshot::{Snapshot, Write},
     work_order::{WorkOrder, WorkReport, WorkStep},
 };
 use crate::report::Refusal;
 
+pub use arrival::Arrival;
 pub use settings::{SettingsSources, Specificity, from_bundle, host_settings};
 pub use steps::{HostWork, Reboot, plan_steps};
 
@@ -30,11 +36,18 @@ pub(super) struct Host<'a> {
     update: &'a NodeUpdate,
     /// The HostPlan of the Machine's Node, whichever NodeUpdate it is of.
     plan: Option<&'a HostPlan>,
+    /// When the agent's last report arrived.
+    reported_at: Option<Timestamp>,
 }
 
 impl<'a> Host<'a> {
-    pub(super) fn new(update: &'a NodeUpdate, plan: Option<&'a HostPlan>) -> Self {
-        Self { update, plan }
+    /// The host in a cluster that is not known.
+    pub(super) fn unseen(update: &'a NodeUpdate) -> Self {
+        Self { update, plan: None, reported_at: None }
+    }
+
+    pub(super) fn new(update: &'a NodeUpdate, seen: &'a Seen) -> Self {
+        Self { update, plan: seen.host_plan.as_deref(), reported_at: seen.reported_at }
     }
 
     /// The HostPlan, if it belongs to this NodeUpdate.
@@ -116,9 +129,15 @@ impl<'a> Host<'a> {
         (spec != plan.spec).then_some(Write::HostPlan(spec))
     }
 
-    /// When the agent last reported, on any plan or on none.
+    /// When the agent's last report arrived, on any plan or on none.
     pub(super) fn last_report_at(&self) -> Option<Timestamp> {
-        self.plan?.status.as_ref()?.reported_at.as_ref().map(|time| time.0)
+        self.reported_at
+    }
+
+    /// The first fact of the host that its agent could not read, and why.
+    pub(super) fn unread(&self) -> Option<String> {
+        let unread = self.plan?.status.as_ref()?.facts.unread.first()?;
+        Some(clip(&format!("{}: {}", unread.fact, unread.message), MAX_FACT))
     }
 
     /// How long the host may be silent because of the step that it runs: all its time, and the report.

@@ -1,6 +1,9 @@
 //! When a host counts as lost, and what remains then.
 
+use std::sync::Arc;
+
 use jiff::SignedDuration;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 use refit_kinds::{
     keys,
@@ -8,14 +11,16 @@ use refit_kinds::{
 };
 
 use super::world::*;
-use crate::report::Refusal;
+use crate::{
+    node::{Workload, decide},
+    report::Refusal,
+};
 
 const LIMIT: Option<SignedDuration> = Some(SignedDuration::from_mins(15));
 
 /// The host last reported at this second, and not since.
 fn last_report(one: &One) -> i64 {
-    let plan = one.plan.as_ref().and_then(|plan| plan.status.as_ref());
-    plan.and_then(|status| status.reported_at.as_ref()).unwrap().0.as_second()
+    one.reported_at().unwrap().as_second()
 }
 
 fn is_lost_after(one: &One, seconds: i64) -> bool {
@@ -53,7 +58,7 @@ fn a_report_from_the_future_is_no_sign_of_life() {
     one.settle();
     let requested = last_report(&one);
     let plan = one.plan.as_mut().unwrap();
-    let ahead = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(requested + 100_000));
+    let ahead = Time(at(requested + 100_000));
     plan.status.as_mut().unwrap().reported_at = Some(ahead);
     one.now = requested + 100_000 - 2_000;
     one.host_lost_after = LIMIT;
@@ -125,8 +130,7 @@ fn time_in_which_no_report_would_have_been_seen_does_not_count() {
     one.complete_since = last_report(&one) + 600;
     assert!(!is_lost_after(&one, 1400));
     assert!(is_lost_after(&one, 1500));
-    one.update.metadata.creation_timestamp =
-        Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(last_report(&one) + 1000)));
+    one.update.metadata.creation_timestamp = Some(Time(at(last_report(&one) + 1000)));
     assert!(!is_lost_after(&one, 1800), "the update was requested later");
     assert!(is_lost_after(&one, 1900));
 }
@@ -154,4 +158,23 @@ fn a_host_that_returns_is_uncordoned_if_no_further_update_will_do_so() {
     awaited.settle();
     assert!(awaited.node().unwrap().unschedulable, "the next update finds it drained");
     assert_eq!(awaited.slots(), 1);
+}
+
+#[test]
+fn a_decision_does_not_depend_on_the_clock_of_the_host() {
+    let mut one = One::worker().staged();
+    one.settle();
+    one.host_lost_after = LIMIT;
+    for (silent, expected) in [(0, ""), (899, ""), (900, "HostLost")] {
+        one.now = last_report(&one) + silent;
+        for offset in [-1200, 0, 1200] {
+            let mut snapshot = one.snapshot(None);
+            let Workload::Seen(seen) = &mut snapshot.workload else { unreachable!() };
+            let plan = Arc::make_mut(seen.host_plan.as_mut().unwrap());
+            let stated = &mut plan.status.as_mut().unwrap().reported_at;
+            *stated = Some(Time(at(last_report(&one) + offset)));
+            let decision = decide(&snapshot, at(one.now));
+            assert_eq!(decision.status.failure_reason, expected, "{silent} {offset}");
+        }
+    }
 }

@@ -163,6 +163,7 @@ impl Five {
         let seen = Seen {
             complete_since: at(0),
             host_plan: Some(Arc::new(self.plans[who].clone())),
+            reported_at: Some(at(self.now)),
             node_name: self.nodes[who].name.clone(),
             nodes: self.nodes.iter().cloned().map(Arc::new).collect(),
             static_pods: Vec::new(),

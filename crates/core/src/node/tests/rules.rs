@@ -1,6 +1,6 @@
 //! What blocks an update.
 
-use refit_kinds::refit::{Gate, NodeUpdateStatus, Phase, PlanState, StepType};
+use refit_kinds::refit::{Gate, NodeUpdateStatus, Phase, PlanState, StepType, UnreadFact};
 
 use super::world::*;
 use crate::{
@@ -93,6 +93,15 @@ fn an_agent_without_support_for_a_step_gets_no_plan() {
     let status = one.plan.as_mut().unwrap().status.as_mut().unwrap();
     status.capabilities.retain(|step| *step != StepType::KubeadmUpgrade);
     refused(one, "AgentTooOld");
+}
+
+#[test]
+fn a_host_whose_facts_are_not_all_read_gets_no_plan() {
+    let mut one = One::worker();
+    let status = one.plan.as_mut().unwrap().status.as_mut().unwrap();
+    let message = "the database is damaged".to_owned();
+    status.facts.unread = vec![UnreadFact { fact: "packages".to_owned(), message }];
+    refused(one, "HostUnreadable");
 }
 
 #[test]

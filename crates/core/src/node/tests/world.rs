@@ -350,11 +350,18 @@ impl One {
         ended.may_have_work_left()
     }
 
+    /// When the agent's last report arrived.
+    pub(super) fn reported_at(&self) -> Option<Timestamp> {
+        let status = self.plan.as_ref()?.status.as_ref()?;
+        status.reported_at.as_ref().map(|time| time.0)
+    }
+
     pub(super) fn snapshot(&self, evictions: Option<Vec<EvictionRefusal>>) -> Snapshot {
         let view = DrainView { pods: self.pods.clone(), ..self.around.clone() };
         let seen = Seen {
             complete_since: at(self.complete_since),
             host_plan: self.plan.clone().map(Arc::new),
+            reported_at: self.reported_at(),
             node_name: self.machine_name().into(),
             nodes: self.nodes.iter().cloned().map(Arc::new).collect(),
             static_pods: self.static_pods.clone(),
