@@ -375,6 +375,12 @@ mod tests {
     }
 
     #[test]
+    fn the_daemon_set_has_no_pods_on_windows_nodes() {
+        let pod = include_str!("../../../deploy/agent/daemon_set.yaml");
+        assert!(pod.contains("      nodeSelector:\n        kubernetes.io/os: linux\n"), "{pod}");
+    }
+
+    #[test]
     fn a_state_directory_that_needs_escaping_is_refused() {
         assert!(is_plain(Path::new("/var/lib/refit-agent")));
         for other in ["state", "/var/lib/my state", "/var/%h", "/var/$HOME", ""] {
