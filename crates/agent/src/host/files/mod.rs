@@ -8,6 +8,7 @@ pub(crate) mod keep;
 mod place;
 pub(crate) mod secret;
 mod users;
+mod walk;
 
 use std::io::Read as _;
 
@@ -16,6 +17,7 @@ use flate2::read::GzDecoder;
 use refit_kinds::refit::{FileArgs, FileEncoding, PlannedFile};
 use sha2::{Digest as _, Sha256};
 
+pub(crate) use self::walk::UnsafeLink;
 use self::{atomic::Access, secret::SecretSource};
 use super::{Evidence, Site, work::WorkError};
 
@@ -51,8 +53,8 @@ pub(crate) fn check(site: &Site, args: &FileArgs) -> Evidence {
         }
     }
     for file in &args.files {
-        let found = std::fs::read(site.path(&file.path));
-        let same = found.is_ok_and(|found| match (&file.content_from, file.sha256.as_str()) {
+        let found = atomic::read(&site.path(&file.path)).ok().flatten();
+        let same = found.is_some_and(|(found, _)| match (&file.content_from, file.sha256.as_str()) {
             (Some(_), "") => true,
             (Some(_), sum) => file.append || sum.eq_ignore_ascii_case(&hex_sum(&found)),
             (None, _) => decode(file, file.content.as_bytes()).is_ok_and(|wanted| {
