@@ -46,7 +46,7 @@ const FINAL: FailureKind = FailureKind::Final;
 const PERSON: FailureKind = FailureKind::NeedsPerson;
 
 /// Ordered from unambiguous phrases to those that also occur in the output of other failures.
-const RULES: [Rule; 15] = [
+const RULES: [Rule; 16] = [
     rule(
         "DiskFull",
         PERSON,
@@ -58,6 +58,12 @@ const RULES: [Rule; 15] = [
         PERSON,
         &["Read-only file system", "Input/output error", "Structure needs cleaning"],
         "check the host's disk",
+    ),
+    rule(
+        "AgentPathForbidden",
+        PERSON,
+        &["belongs to the agent of this host"],
+        "remove it from the plan, and write it with the host's own configuration management",
     ),
     rule(
         "PackagesLocked",
@@ -175,6 +181,12 @@ impl Failure {
             InvalidStep::Refused(PolicyRefusal::Forbidden { .. }) => {
                 (FailureKind::NeedsPerson, "PolicyForbids")
             }
+            InvalidStep::Refused(PolicyRefusal::AgentPath { .. }) => {
+                (FailureKind::NeedsPerson, "AgentPathForbidden")
+            }
+            InvalidStep::Refused(PolicyRefusal::ContentNotSigned { .. }) => {
+                (FailureKind::NeedsPerson, "ContentNotSigned")
+            }
             InvalidStep::Action {
                 error: StepError::Arguments { .. } | StepError::NotOne(_) | StepError::Empty,
                 ..
@@ -262,6 +274,11 @@ mod tests {
             ),
             ("[ERROR CreateJob]: Job did not complete", "PreflightRefused", RETRIABLE),
             ("Could not resolve 'pkgs.k8s.io'", "Unreachable", RETRIABLE),
+            (
+                "error: /etc/refit/x belongs to the agent of this host, and no plan may write it",
+                "AgentPathForbidden",
+                PERSON,
+            ),
             ("segmentation fault", "CommandFailed", RETRIABLE),
         ] {
             let failure = failed(tail, 1);

@@ -30,6 +30,7 @@ use super::{
     trident::{OsImage, TridentCli},
     work::WorkError,
 };
+use crate::policy::OwnPaths;
 
 /// A job, in the form in which the unit reads it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -51,6 +52,9 @@ pub struct JobFile {
     /// The namespace of its secrets.
     #[serde(default)]
     pub namespace: String,
+    /// What no plan may write.
+    #[serde(default)]
+    pub own: OwnPaths,
 }
 
 impl JobFile {
@@ -161,7 +165,9 @@ async fn run_step(
             }
             kubeadm::upgrade(site, &upgrade).await
         }
-        HostStep::Files(files) => files::apply(site, plan, &job.step, files, secrets).await,
+        HostStep::Files(files) => {
+            files::apply(site, plan, &job.step, files, &job.own, secrets).await
+        }
         HostStep::Ntp(ntp) => ntp::apply(site, plan, &job.step, ntp).await,
         HostStep::KubeletFlags(kubelet) => kubelet::set_flags(site, plan, &job.step, kubelet),
         HostStep::CertificatesRenew(certificates) => {

@@ -40,6 +40,7 @@ use refit_kinds::refit::{FailureKind, HostFacts, PlanId};
 
 pub use carry_out::{JobFile, carry_out};
 pub use command::{Command, CommandRules, Undo};
+pub(crate) use files::home as home_of;
 pub use files::secret::{NoSecrets, NodeSecrets};
 pub use packages::{Order, Packages, Want};
 pub use program::{Invocation, Program, ProgramError};

@@ -17,9 +17,10 @@ use flate2::read::GzDecoder;
 use refit_kinds::refit::{FileArgs, FileEncoding, PlannedFile};
 use sha2::{Digest as _, Sha256};
 
-pub(crate) use self::walk::UnsafeLink;
+pub(crate) use self::{users::home, walk::UnsafeLink};
 use self::{atomic::Access, secret::SecretSource};
 use super::{Evidence, Site, work::WorkError};
+use crate::policy::OwnPaths;
 
 /// Maximum size of a file after decompression.
 const MOST_BYTES: u64 = 16 << 20;
@@ -31,8 +32,15 @@ pub(crate) async fn apply(
     plan: &str,
     step: &str,
     args: &FileArgs,
+    own: &OwnPaths,
     secrets: &dyn SecretSource,
 ) -> Result<(), WorkError> {
+    // Here and not only before the plan is started: the agent's service does not see the links in
+    // home directories. Root follows only links of root, so none can be exchanged after this.
+    if let Some(path) = own.written_by(args, site) {
+        let message = format!("{path} belongs to the agent of this host, and no plan may write it");
+        return Err(WorkError::needs_person(message));
+    }
     // Users first: a file may belong to one of them.
     for user in &args.users {
         users::make(site, plan, step, user).await?;

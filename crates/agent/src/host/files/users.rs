@@ -28,7 +28,8 @@ pub(super) fn group(site: &Site, name: &str) -> Option<u32> {
     })
 }
 
-fn home(site: &Site, name: &str) -> Option<String> {
+/// Home directory of a user, if it exists.
+pub(crate) fn home(site: &Site, name: &str) -> Option<String> {
     let text = site.read("/etc/passwd");
     text.lines().find_map(|line| {
         let mut fields = line.split(':');
