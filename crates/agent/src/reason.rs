@@ -13,6 +13,9 @@ use crate::{
     state::StepOutcome,
 };
 
+/// Reason of an attempt that used its whole timeout.
+pub(crate) const TIMED_OUT: &str = "TimedOut";
+
 /// A failed attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
@@ -216,7 +219,7 @@ impl Failure {
         }
         // The clock may have jumped: the duration only selects the reason, not the next action.
         if took >= SignedDuration::from_secs(i64::from(job.timeout_seconds)) {
-            return Self::new(RETRIABLE, "TimedOut", summary);
+            return Self::new(RETRIABLE, TIMED_OUT, summary);
         }
         Self::new(RETRIABLE, "CommandFailed", summary)
     }
