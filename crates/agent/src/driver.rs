@@ -97,6 +97,9 @@ impl Driver {
         if let Ok(facts) = self.host.facts().await {
             self.facts = facts;
         }
+        if matches!(error, JournalError::Newer { .. }) {
+            self.extras.notify_waits_for_newer();
+        }
         let trouble = Trouble::of_journal(error);
         let state = journal.map(Journal::state).cloned().unwrap_or_default();
         let spec = self.plan.spec();
