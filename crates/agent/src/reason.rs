@@ -49,7 +49,7 @@ const FINAL: FailureKind = FailureKind::Final;
 const PERSON: FailureKind = FailureKind::NeedsPerson;
 
 /// Ordered from unambiguous phrases to those that also occur in the output of other failures.
-const RULES: [Rule; 16] = [
+const RULES: [Rule; 17] = [
     rule(
         "DiskFull",
         PERSON,
@@ -74,6 +74,7 @@ const RULES: [Rule; 16] = [
         &["Could not get lock", "is another process using it", "lock-frontend", "transaction lock"],
         "",
     ),
+    rule("RebootInhibited", RETRIABLE, &["inhibits the reboot"], ""),
     rule(
         "PackagesInterrupted",
         RETRIABLE,
@@ -282,6 +283,7 @@ mod tests {
                 "AgentPathForbidden",
                 PERSON,
             ),
+            ("process 812 (APT) inhibits the reboot: it installs", "RebootInhibited", RETRIABLE),
             ("segmentation fault", "CommandFailed", RETRIABLE),
         ] {
             let failure = failed(tail, 1);

@@ -26,6 +26,7 @@ use super::{
     kubeadm::{self, preflight},
     kubelet, ntp,
     packages::{self, KUBERNETES, Order, Packages, Want},
+    reboot::{self, Patience},
     runtime, snapshot,
     trident::{OsImage, TridentCli},
     work::WorkError,
@@ -189,10 +190,7 @@ async fn run_step(
             OsImage::new(site, &TridentCli::new(site), plan, os_image).commit().await
         }
         HostStep::KubeletRestart {} => restart_kubelet(site).await,
-        HostStep::Reboot {} => {
-            site.run(&site.call(Program::Systemctl, ["reboot"])).await?;
-            Ok(())
-        }
+        HostStep::Reboot {} => reboot::reboot(site, Patience::USUAL).await,
         HostStep::Verify { .. } => {
             let call = site.call(Program::Systemctl, ["is-active", "kubelet.service"]);
             site.run(&call).await?;

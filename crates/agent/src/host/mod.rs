@@ -10,6 +10,7 @@
 //! | `packages` | apt, dnf, tarballs |
 //! | `kubeadm`, `kubelet`, `snapshot` | Kubernetes itself |
 //! | `trident` | OS images |
+//! | `reboot` | rebooting between the work of other programs |
 //! | `files`, `ntp`, `images`, `runtime`, [`bundle`] | everything else |
 //! | `site`, `program` | the drivers' view of the host: directories, programs, a log |
 
@@ -25,6 +26,7 @@ mod ntp;
 mod packages;
 mod program;
 mod real;
+mod reboot;
 mod runtime;
 mod site;
 mod snapshot;

@@ -22,6 +22,8 @@ pub enum Program {
     AptGet,
     /// Holds packages.
     AptMark,
+    /// Lists what inhibits a shutdown.
+    Busctl,
     /// Sets passwords, which it reads from standard input.
     Chpasswd,
     /// Prints the version of containerd.
@@ -81,6 +83,7 @@ impl Program {
             Self::AptCache => &["/usr/bin/apt-cache"],
             Self::AptGet => &["/usr/bin/apt-get"],
             Self::AptMark => &["/usr/bin/apt-mark"],
+            Self::Busctl => &["/usr/bin/busctl", "/bin/busctl"],
             Self::Chpasswd => &["/usr/sbin/chpasswd", "/sbin/chpasswd"],
             Self::Containerd => &["/usr/bin/containerd", "/usr/local/bin/containerd"],
             Self::Cp => &["/usr/bin/cp", "/bin/cp"],
