@@ -10,7 +10,7 @@ pub(crate) mod secret;
 mod users;
 mod walk;
 
-use std::io::Read as _;
+use std::{io::Read as _, path::Path};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use flate2::read::GzDecoder;
@@ -19,7 +19,7 @@ use sha2::{Digest as _, Sha256};
 
 pub(crate) use self::{users::home, walk::UnsafeLink};
 use self::{atomic::Access, secret::SecretSource};
-use super::{Evidence, Site, work::WorkError};
+use super::{Evidence, Program, Site, work::WorkError};
 use crate::policy::OwnPaths;
 
 /// Maximum size of a file after decompression.
@@ -114,8 +114,21 @@ async fn write(
     }
     keep::keep(site, plan, step, &file.path)?;
     atomic::replace(&path, &content, access)?;
+    restore_labels(site, &path).await;
     site.log(&format!("wrote {}", file.path));
     Ok(())
+}
+
+/// Sets the SELinux labels of a file or directory on a host that has them: a new file has the label
+/// of its directory, with which sshd or systemd may not use it. Best effort, as without SELinux.
+pub(crate) async fn restore_labels(site: &Site, path: &Path) {
+    if !site.has(Program::Restorecon) {
+        return;
+    }
+    let path = path.display().to_string();
+    if let Err(error) = site.run(&site.call(Program::Restorecon, ["-R", &path])).await {
+        site.log(&format!("cannot set the labels of {path}: {error}"));
+    }
 }
 
 fn check_path(path: &str) -> Result<(), WorkError> {
