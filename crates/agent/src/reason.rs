@@ -49,7 +49,7 @@ const FINAL: FailureKind = FailureKind::Final;
 const PERSON: FailureKind = FailureKind::NeedsPerson;
 
 /// Ordered from unambiguous phrases to those that also occur in the output of other failures.
-const RULES: [Rule; 17] = [
+const RULES: [Rule; 18] = [
     rule(
         "DiskFull",
         PERSON,
@@ -67,6 +67,12 @@ const RULES: [Rule; 17] = [
         PERSON,
         &["belongs to the agent of this host"],
         "remove it from the plan, and write it with the host's own configuration management",
+    ),
+    rule(
+        "StateNotLasting",
+        PERSON,
+        &["of the agent is on the A/B volume"],
+        "move the state directory while no update is in progress",
     ),
     rule(
         "PackagesLocked",
@@ -284,6 +290,11 @@ mod tests {
                 PERSON,
             ),
             ("process 812 (APT) inhibits the reboot: it installs", "RebootInhibited", RETRIABLE),
+            (
+                "the state directory /x of the agent is on the A/B volume /, which an update",
+                "StateNotLasting",
+                PERSON,
+            ),
             ("segmentation fault", "CommandFailed", RETRIABLE),
         ] {
             let failure = failed(tail, 1);
