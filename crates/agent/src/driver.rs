@@ -72,7 +72,7 @@ impl Driver {
             let mut journal = match Journal::open(self.disk.clone()).await {
                 Ok(journal) => journal,
                 Err(error) => {
-                    self.report_trouble(None, &Trouble::of_journal(&error)).await;
+                    self.report_journal_error(None, &error).await;
                     continue;
                 }
             };
@@ -84,12 +84,20 @@ impl Driver {
                         self.report_trouble(Some(&journal), &Trouble::of_host(&error)).await;
                     }
                     Err(Pause::Journal(error)) => {
-                        self.report_trouble(Some(&journal), &Trouble::of_journal(&error)).await;
+                        self.report_journal_error(Some(&journal), &error).await;
                         break;
                     }
                 }
             }
         }
+    }
+
+    /// Reports that the journal cannot be used, and waits.
+    async fn report_journal_error(&mut self, journal: Option<&Journal>, error: &JournalError) {
+        if matches!(error, JournalError::Newer { .. }) {
+            self.extras.notify_waits_for_newer();
+        }
+        self.report_trouble(journal, &Trouble::of_journal(error)).await;
     }
 
     /// Reports that the journal or the host cannot be used, and waits.

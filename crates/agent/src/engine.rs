@@ -14,12 +14,13 @@
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::refit::{
     Gate, HostPlan, HostPlanSpec, HostPlanStatus, PlanId, PlanState, PlannedAction, PlannedStep,
-    StepError, USUAL_ATTEMPTS,
+    StepError, StepRules, StepType, USUAL_ATTEMPTS,
 };
 
 use crate::{
     host::{Command, Job, Since},
     policy::PolicyRefusal,
+    reason::TIMED_OUT,
     report::is_live,
     state::{AbortCause, JournalState, Progress, StepOutcome, StepRun, gate_of},
     undo::{UndoStep, undo_steps},
@@ -27,6 +28,9 @@ use crate::{
 
 /// The longest backoff: a step is retried this soon after the cause of its failure has gone.
 const BACKOFF_CEILING: SignedDuration = SignedDuration::from_secs(30);
+/// The longest backoff of a download: a server that is away comes back within minutes, and all hosts
+/// of a wave ask it.
+const DOWNLOAD_BACKOFF_CEILING: SignedDuration = SignedDuration::from_secs(60);
 /// Backoff after the first failed attempt. It doubles with each attempt, up to the ceiling.
 const BACKOFF: SignedDuration = SignedDuration::from_secs(10);
 
@@ -287,10 +291,12 @@ fn try_step(
 ) -> Next {
     let run = plan.runs.get(step);
     let attempt = run.map_or(1, |run| run.attempt + 1);
-    if let Some(until) = run.and_then(retry_at)
+    let wait = backoff(plan, step, attempt - 1);
+    let retry_at = run.and_then(|run| run.finished_at?.checked_add(wait).ok());
+    if let Some(until) = retry_at
         && now < until
         // After a clock was set back, the wait is still no longer than the backoff.
-        && until.duration_since(now) <= backoff(attempt - 1)
+        && until.duration_since(now) <= wait
     {
         return Next::Backoff { step: step.to_owned(), until };
     }
@@ -317,28 +323,33 @@ pub(crate) fn is_given_up(plan: &Progress, step: &str) -> bool {
         !run.is_open()
             && match run.outcome {
                 Some(StepOutcome::FailedForGood) => true,
-                Some(StepOutcome::Failed) => run.attempt >= max_attempts(plan, step),
+                Some(StepOutcome::Failed) => run.attempt >= max_attempts(plan, step, &run.reason),
                 Some(StepOutcome::Done) | None => false,
             }
     })
 }
 
-/// Maximum attempts of a step: those of the plan, else the default of its step type.
-fn max_attempts(plan: &Progress, step: &str) -> i32 {
+/// Maximum attempts of a step: those of the plan, else the default of its step type. A download that
+/// used its whole timeout is not repeated as often as one whose server did not respond: each attempt
+/// may take an hour.
+fn max_attempts(plan: &Progress, step: &str, last_reason: &str) -> i32 {
+    let usual = step_rules(plan, step).map_or(USUAL_ATTEMPTS, |rules| rules.attempts);
+    let usual = if last_reason == TIMED_OUT { usual.min(USUAL_ATTEMPTS) } else { usual };
     let step = plan.steps.iter().find(|known| known.id == step);
-    let usual = step.and_then(PlannedStep::step_type).map(|type_| type_.rules().attempts);
-    let asked = step.and_then(|step| step.max_attempts);
-    asked.or(usual).unwrap_or(USUAL_ATTEMPTS).max(1)
+    step.and_then(|step| step.max_attempts).unwrap_or(usual).max(1)
 }
 
-fn retry_at(run: &StepRun) -> Option<Timestamp> {
-    let wait = backoff(run.attempt);
-    run.finished_at.and_then(|at| at.checked_add(wait).ok())
+/// The rules of a step of the plan; `None` for an undo step.
+fn step_rules(plan: &Progress, step: &str) -> Option<StepRules> {
+    let step = plan.steps.iter().find(|known| known.id == step)?;
+    step.step_type().map(StepType::rules)
 }
 
-fn backoff(attempt: i32) -> SignedDuration {
+fn backoff(plan: &Progress, step: &str, attempt: i32) -> SignedDuration {
+    let is_download = step_rules(plan, step).is_some_and(|rules| rules.is_download());
+    let ceiling = if is_download { DOWNLOAD_BACKOFF_CEILING } else { BACKOFF_CEILING };
     let doublings = u32::try_from(attempt - 1).unwrap_or_default().min(4);
-    (BACKOFF * 2_i32.pow(doublings)).min(BACKOFF_CEILING)
+    (BACKOFF * 2_i32.pow(doublings)).min(ceiling)
 }
 
 /// Name of the systemd unit of an attempt. It has only characters that need no escaping in systemd

@@ -342,8 +342,8 @@ fn the_plan_sets_timeout_and_attempts_of_a_step() {
     assert_eq!(ended(&next(&state, None, at(11))), PlanState::Failed);
 }
 
-#[test]
-fn a_download_is_retried_more_often_than_other_steps() {
+/// A journal in which the first step is a download.
+fn downloading() -> JournalState {
     let mut state = journal(Gate::Stage, &[]);
     state.plan.as_mut().unwrap().steps[0].action = PlannedAction::Known(HostStep::Stage {
         version: new(),
@@ -351,15 +351,49 @@ fn a_download_is_retried_more_often_than_other_steps() {
         images: None,
         bundle: None,
     });
-    for (attempts, waits) in [(1, 10), (2, 20), (USUAL_ATTEMPTS, 30), (6, 30)] {
-        fail(&mut state, "preflight", attempts);
-        match next(&state, None, at(11)) {
-            Next::Backoff { until, .. } => assert_eq!(until, at(10 + waits), "{attempts}"),
-            other => panic!("{other:?}"),
-        }
+    state
+}
+
+#[test]
+fn a_download_is_retried_for_half_an_hour() {
+    let mut state = downloading();
+    let mut second = 0;
+    for attempt in 1..=31 {
+        start(&mut state, "preflight", attempt);
+        finish(&mut state, "preflight", attempt, StepOutcome::Failed, second);
+        let Next::Backoff { until, .. } = next(&state, None, at(second)) else { panic!() };
+        let waits = until.duration_since(at(second)).as_secs();
+        let expected = match attempt {
+            1 => 10,
+            2 => 20,
+            3 => 40,
+            _ => 60,
+        };
+        assert_eq!(waits, expected, "{attempt}");
+        second += waits;
+        assert_eq!(started(&next(&state, None, at(second))), ("preflight", attempt + 1));
     }
-    fail(&mut state, "preflight", 7);
+    assert!((1700..1900).contains(&second), "{second}");
+    fail(&mut state, "preflight", 32);
     assert_eq!(ended(&next(&state, None, at(11))), PlanState::Failed);
+}
+
+#[test]
+fn a_download_that_times_out_is_retried_like_other_steps() {
+    let times_out = |state: &mut JournalState, attempt| {
+        start(state, "preflight", attempt);
+        finish(state, "preflight", attempt, StepOutcome::Failed, 10);
+        let run = state.plan.as_mut().unwrap().runs.get_mut("preflight").unwrap();
+        run.reason = crate::reason::TIMED_OUT.to_owned();
+    };
+    let mut state = downloading();
+    times_out(&mut state, 2);
+    assert!(matches!(next(&state, None, at(11)), Next::Backoff { .. }));
+    times_out(&mut state, USUAL_ATTEMPTS);
+    assert_eq!(ended(&next(&state, None, at(11))), PlanState::Failed);
+    // A limit of the plan counts as it is.
+    state.plan.as_mut().unwrap().steps[0].max_attempts = Some(5);
+    assert!(matches!(next(&state, None, at(11)), Next::Backoff { .. }));
 }
 
 #[test]

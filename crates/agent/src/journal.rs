@@ -51,6 +51,33 @@ pub enum JournalError {
         /// What is wrong with the line.
         reason: String,
     },
+    /// A newer agent wrote the journal, and this one does not know what a part of it means.
+    #[error(
+        "the journal is from a newer agent ({what}), and this one waits so that it undoes nothing of \
+         that; install the newer version again, and if it was rejected on this host, remove its \
+         `rejected` file"
+    )]
+    Newer {
+        /// What this agent does not know.
+        what: String,
+    },
+}
+
+/// Why a line is not read.
+enum Unreadable {
+    /// It is not what an agent wrote.
+    Damaged(String),
+    /// Its checksum is right, but its record is unknown.
+    Unknown(String),
+}
+
+impl Unreadable {
+    fn at(self, line: usize) -> JournalError {
+        match self {
+            Self::Damaged(reason) => JournalError::Corrupt { line, reason },
+            Self::Unknown(why) => JournalError::Newer { what: format!("line {line}: {why}") },
+        }
+    }
 }
 
 /// Content of a journal file.
@@ -80,18 +107,18 @@ fn sum(seq: u64, entry: &str) -> String {
     })
 }
 
-fn decode(line: &[u8]) -> Result<(u64, Record), String> {
-    let shape = || "not a journal record".to_owned();
-    let line = std::str::from_utf8(line).map_err(|e| e.to_string())?;
+fn decode(line: &[u8]) -> Result<(u64, Record), Unreadable> {
+    let shape = || Unreadable::Damaged("not a journal record".to_owned());
+    let line = std::str::from_utf8(line).map_err(|e| Unreadable::Damaged(e.to_string()))?;
     let rest = line.strip_prefix(SEQ).ok_or_else(shape)?;
     let (seq, rest) = rest.split_once(SUM).ok_or_else(shape)?;
     let (found, rest) = rest.split_once(ENTRY).ok_or_else(shape)?;
     let entry = rest.strip_suffix(END).ok_or_else(shape)?;
     let seq: u64 = seq.parse().map_err(|_| shape())?;
     if sum(seq, entry) != found {
-        return Err("the checksum does not match".to_owned());
+        return Err(Unreadable::Damaged("the checksum does not match".to_owned()));
     }
-    let record = serde_json::from_str(entry).map_err(|e| e.to_string())?;
+    let record = serde_json::from_str(entry).map_err(|e| Unreadable::Unknown(e.to_string()))?;
     Ok((seq, record))
 }
 
@@ -106,12 +133,12 @@ pub fn recover(bytes: &[u8]) -> Result<Recovered, JournalError> {
         rest -= line.len();
         let outcome = line
             .strip_suffix(b"\n")
-            .ok_or_else(|| "the line has no end".to_owned())
+            .ok_or_else(|| Unreadable::Damaged("the line has no end".to_owned()))
             .and_then(decode)
             .and_then(|(seq, record)| {
                 let expected = recovered.seq + 1;
                 if index > 0 && seq != expected {
-                    Err(format!("record {seq}, expected {expected}"))
+                    Err(Unreadable::Damaged(format!("record {seq}, expected {expected}")))
                 } else {
                     Ok((seq, record))
                 }
@@ -123,9 +150,7 @@ pub fn recover(bytes: &[u8]) -> Result<Recovered, JournalError> {
                 recovered.valid_bytes += line.len();
             }
             Err(_) if rest == 0 && (!line.ends_with(b"\n") || line.contains(&0)) => {}
-            Err(reason) => {
-                return Err(JournalError::Corrupt { line: index + 1, reason });
-            }
+            Err(why) => return Err(why.at(index + 1)),
         }
     }
     Ok(recovered)
@@ -192,7 +217,11 @@ impl Journal {
             // acts on it.
             self.disk.settle(PATH, "records found").await.map_err(failed("synced"))?;
         }
-        self.state = JournalState::replay(&recovered.records);
+        let state = JournalState::replay(&recovered.records);
+        if let Some((step, error)) = state.unknown_in_progress() {
+            return Err(JournalError::Newer { what: format!("step {step}: {error}") });
+        }
+        self.state = state;
         self.seq = recovered.seq;
         self.bytes = valid.len();
         self.doubt = Doubt::None;

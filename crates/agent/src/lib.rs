@@ -40,6 +40,6 @@ mod undo;
 
 pub use disk::{Disk, RealDisk};
 pub use host::{Host, RealHost};
-pub use policy::{DEFAULT_POLICY, PolicyFile};
+pub use policy::{DEFAULT_POLICY, OwnPaths, PolicyFile};
 pub use run::{AgentOptions, run, run_for, run_with};
 pub use trust::{Extras, PlanTrust};

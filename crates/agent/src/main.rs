@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
 use kube::config::Kubeconfig;
 use refit_agent::{
-    AgentOptions, DEFAULT_POLICY, Extras, PlanTrust, PolicyFile, RealDisk, RealHost, run_with,
+    AgentOptions, DEFAULT_POLICY, Extras, OwnPaths, PlanTrust, PolicyFile, RealDisk, RealHost, run_with,
 };
 use refit_kinds::keys;
 use refit_runtime::{
@@ -199,6 +199,7 @@ async fn serve(args: &Args, stop: &CancellationToken) -> anyhow::Result<()> {
     let stack = ClientStack::production(concat!("refit-agent/", env!("CARGO_PKG_VERSION")));
     let (reported, between_steps) = (watch::Sender::new(false), watch::Sender::new(false));
     let own_version = tasks::own_version();
+    let own = own_paths(args);
     loop {
         let before = fingerprint(args);
         let agent = async {
@@ -212,13 +213,19 @@ async fn serve(args: &Args, stop: &CancellationToken) -> anyhow::Result<()> {
                 clock: Clock::real(),
                 node_name: node_name.clone(),
                 host: Arc::new(
-                    RealHost::new(&args.state_dir).with_identity(&args.kubeconfig, &plan.namespace),
+                    RealHost::new(&args.state_dir)
+                        .with_identity(&args.kubeconfig, &plan.namespace)
+                        .protecting(own.clone()),
                 ),
                 disk: Arc::new(disk.clone()),
             };
             let extras = Extras {
                 trust: trust(args, &disk)?,
-                policy: Some(PolicyFile::new(&args.policy)),
+                policy: Some(
+                    PolicyFile::new(&args.policy)
+                        .protecting(own.clone())
+                        .with_signed_plans(args.plan_keys.is_some()),
+                ),
                 reported: Some(reported.clone()),
                 between_steps: Some(between_steps.clone()),
             };
@@ -254,6 +261,12 @@ async fn serve(args: &Args, stop: &CancellationToken) -> anyhow::Result<()> {
             () = tokio::time::sleep(RESTART_DELAY) => {}
         }
     }
+}
+
+/// What belongs to the agent, also at the places that this host has chosen.
+fn own_paths(args: &Args) -> OwnPaths {
+    let chosen = [Some(&args.state_dir), Some(&args.policy), args.plan_keys.as_ref()];
+    OwnPaths::new(chosen.into_iter().flatten().cloned().chain(std::env::current_exe()))
 }
 
 /// Reads `NAMESPACE/NAME`.
@@ -372,6 +385,12 @@ mod tests {
             })
             .collect();
         assert!(matches!(calls[..], [Some(Task::Guard), None]), "{calls:?}");
+    }
+
+    #[test]
+    fn the_daemon_set_has_no_pods_on_windows_nodes() {
+        let pod = include_str!("../../../deploy/agent/daemon_set.yaml");
+        assert!(pod.contains("      nodeSelector:\n        kubernetes.io/os: linux\n"), "{pod}");
     }
 
     #[test]

@@ -13,6 +13,9 @@ use crate::{
     state::StepOutcome,
 };
 
+/// Reason of an attempt that used its whole timeout.
+pub(crate) const TIMED_OUT: &str = "TimedOut";
+
 /// A failed attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
@@ -46,7 +49,7 @@ const FINAL: FailureKind = FailureKind::Final;
 const PERSON: FailureKind = FailureKind::NeedsPerson;
 
 /// Ordered from unambiguous phrases to those that also occur in the output of other failures.
-const RULES: [Rule; 15] = [
+const RULES: [Rule; 18] = [
     rule(
         "DiskFull",
         PERSON,
@@ -60,11 +63,24 @@ const RULES: [Rule; 15] = [
         "check the host's disk",
     ),
     rule(
+        "AgentPathForbidden",
+        PERSON,
+        &["belongs to the agent of this host"],
+        "remove it from the plan, and write it with the host's own configuration management",
+    ),
+    rule(
+        "StateNotLasting",
+        PERSON,
+        &["of the agent is on the A/B volume"],
+        "move the state directory while no update is in progress",
+    ),
+    rule(
         "PackagesLocked",
         RETRIABLE,
         &["Could not get lock", "is another process using it", "lock-frontend", "transaction lock"],
         "",
     ),
+    rule("RebootInhibited", RETRIABLE, &["inhibits the reboot"], ""),
     rule(
         "PackagesInterrupted",
         RETRIABLE,
@@ -175,6 +191,12 @@ impl Failure {
             InvalidStep::Refused(PolicyRefusal::Forbidden { .. }) => {
                 (FailureKind::NeedsPerson, "PolicyForbids")
             }
+            InvalidStep::Refused(PolicyRefusal::AgentPath { .. }) => {
+                (FailureKind::NeedsPerson, "AgentPathForbidden")
+            }
+            InvalidStep::Refused(PolicyRefusal::ContentNotSigned { .. }) => {
+                (FailureKind::NeedsPerson, "ContentNotSigned")
+            }
             InvalidStep::Action {
                 error: StepError::Arguments { .. } | StepError::NotOne(_) | StepError::Empty,
                 ..
@@ -204,7 +226,7 @@ impl Failure {
         }
         // The clock may have jumped: the duration only selects the reason, not the next action.
         if took >= SignedDuration::from_secs(i64::from(job.timeout_seconds)) {
-            return Self::new(RETRIABLE, "TimedOut", summary);
+            return Self::new(RETRIABLE, TIMED_OUT, summary);
         }
         Self::new(RETRIABLE, "CommandFailed", summary)
     }
@@ -262,6 +284,17 @@ mod tests {
             ),
             ("[ERROR CreateJob]: Job did not complete", "PreflightRefused", RETRIABLE),
             ("Could not resolve 'pkgs.k8s.io'", "Unreachable", RETRIABLE),
+            (
+                "error: /etc/refit/x belongs to the agent of this host, and no plan may write it",
+                "AgentPathForbidden",
+                PERSON,
+            ),
+            ("process 812 (APT) inhibits the reboot: it installs", "RebootInhibited", RETRIABLE),
+            (
+                "the state directory /x of the agent is on the A/B volume /, which an update",
+                "StateNotLasting",
+                PERSON,
+            ),
             ("segmentation fault", "CommandFailed", RETRIABLE),
         ] {
             let failure = failed(tail, 1);

@@ -39,12 +39,13 @@ pub(crate) struct Trouble {
 impl Trouble {
     /// Converts a journal error.
     pub(crate) fn of_journal(error: &JournalError) -> Self {
-        let needs_person = matches!(error, JournalError::Corrupt { .. });
-        Self {
-            reason: if needs_person { "JournalCorrupt" } else { "JournalNotWritable" },
-            message: error.to_string(),
-            needs_person,
-        }
+        let (reason, needs_person) = match error {
+            JournalError::Corrupt { .. } => ("JournalCorrupt", true),
+            // The installer may bring the newer agent back by itself.
+            JournalError::Newer { .. } => ("JournalNewer", false),
+            JournalError::Disk { .. } => ("JournalNotWritable", false),
+        };
+        Self { reason, message: error.to_string(), needs_person }
     }
 
     /// Converts an error of the host that keeps a plan from going on.

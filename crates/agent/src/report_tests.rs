@@ -171,6 +171,22 @@ fn a_damaged_journal_fails_the_plan_with_a_reason() {
 }
 
 #[test]
+fn a_journal_of_a_newer_agent_is_reported_but_does_not_end_the_plan() {
+    let spec = HostPlanSpec {
+        plan_id: "p".into(),
+        steps: journal().plan.unwrap().steps,
+        ..HostPlanSpec::default()
+    };
+    let trouble = Trouble::of_journal(&JournalError::Newer { what: "line 3: x".to_owned() });
+    let status =
+        report(&JournalState::default(), Some(&spec), &HostFacts::default(), Some(&trouble));
+    assert_eq!((status.state, &*status.plan_id), (PlanState::Retrying, "p"));
+    assert_eq!(status.steps[0].reason, "JournalNewer");
+    let message = &status.steps[0].message;
+    assert!(message.contains("line 3") && message.contains("install the newer"), "{message}");
+}
+
+#[test]
 fn a_full_disk_is_reported_but_does_not_end_the_plan() {
     let mut state = journal();
     gate(&mut state, Gate::Stage);

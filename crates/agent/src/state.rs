@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use refit_kinds::refit::{FailureKind, Gate, PlanId, PlanState, PlannedStep, StepType};
+use refit_kinds::refit::{
+    FailureKind, Gate, PlanId, PlanState, PlannedAction, PlannedStep, StepError, StepType,
+};
 use serde::{Deserialize, Serialize};
 
 /// One fact in the journal.
@@ -159,33 +161,43 @@ pub struct JournalState {
     pub plan: Option<Progress>,
 }
 
-/// Progress of a plan.
+/// Progress of a plan. Fields with a default may be missing in the journal of an older agent; a new
+/// field needs one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
     /// uid of the NodeUpdate.
     pub id: PlanId,
     /// Name of the NodeUpdate.
+    #[serde(default)]
     pub node_update: String,
     /// The steps, in order.
     pub steps: Vec<PlannedStep>,
     /// Id of the first step that cannot be rolled back. If empty, the step types decide.
+    #[serde(default)]
     pub point_of_no_return: String,
     /// Packages of the host before the plan.
+    #[serde(default)]
     pub packages_before: BTreeMap<String, String>,
     /// Images of the host's static pods before the plan.
+    #[serde(default)]
     pub static_pods_before: BTreeMap<String, String>,
     /// When the agent accepted the plan.
     pub accepted_at: Timestamp,
     /// The gate up to which the plan may proceed.
+    #[serde(default)]
     pub gate: Gate,
     /// Why the plan is to stop, if it is.
+    #[serde(default)]
     pub abort: Option<AbortCause>,
     /// Attempts by step id, undo steps included.
+    #[serde(default)]
     pub runs: BTreeMap<String, StepRun>,
     /// Final state of the plan.
+    #[serde(default)]
     pub ended: Option<PlanState>,
     /// When the plan ended.
+    #[serde(default)]
     pub ended_at: Option<Timestamp>,
 }
 
@@ -204,16 +216,22 @@ pub struct StepRun {
     /// Unit of the last attempt.
     pub unit: String,
     /// When the last attempt ended.
+    #[serde(default)]
     pub finished_at: Option<Timestamp>,
     /// Result of the last attempt that ended.
+    #[serde(default)]
     pub outcome: Option<StepOutcome>,
     /// Kind of the last failure.
+    #[serde(default)]
     pub failure: Option<FailureKind>,
     /// Whether the step failed and the host was found as it was before the plan.
+    #[serde(default)]
     pub unchanged: bool,
     /// Reason of the last failure.
+    #[serde(default)]
     pub reason: String,
     /// Message of the last failure.
+    #[serde(default)]
     pub message: String,
 }
 
@@ -223,11 +241,16 @@ impl StepRun {
         self.finished_at.is_none()
     }
 
+    /// Whether the command of an attempt may have started. False if the step was refused.
+    pub fn was_started(&self) -> bool {
+        !self.unit.is_empty()
+    }
+
     /// Whether a command of the step may have changed the host. False if the step was refused
     /// before it could start, or if it failed and the host was found unchanged.
     pub fn left_its_mark(&self) -> bool {
         let undone = !self.is_open() && self.outcome != Some(StepOutcome::Done) && self.unchanged;
-        !self.unit.is_empty() && !undone
+        self.was_started() && !undone
     }
 
     /// Whether the step succeeded.
@@ -279,6 +302,19 @@ impl JournalState {
         {
             progress.apply(record);
         }
+    }
+
+    /// Returns a step of the plan in progress that this agent does not know, with the error. An agent
+    /// refuses such a plan before its first step, so a newer one has started it.
+    pub fn unknown_in_progress(&self) -> Option<(&str, &StepError)> {
+        let plan = self.live().filter(|plan| plan.runs.values().any(StepRun::was_started))?;
+        plan.steps.iter().find_map(|step| match &step.action {
+            PlannedAction::Unknown(unknown) => match unknown.error() {
+                error @ StepError::Member { .. } => Some((step.id.as_str(), error)),
+                StepError::Arguments { .. } | StepError::NotOne(_) | StepError::Empty => None,
+            },
+            PlannedAction::Known(_) => None,
+        })
     }
 
     /// Returns the plan if it is in progress.

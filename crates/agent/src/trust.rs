@@ -165,6 +165,11 @@ impl Extras {
         send_if_changed(self.between_steps.as_ref(), between);
     }
 
+    /// Lets another version replace this one, which cannot continue what the journal records.
+    pub(crate) fn notify_waits_for_newer(&self) {
+        send_if_changed(self.between_steps.as_ref(), true);
+    }
+
     pub(crate) fn notify_reported(&self) {
         send_if_changed(self.reported.as_ref(), true);
     }

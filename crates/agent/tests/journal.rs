@@ -18,9 +18,9 @@ use refit_agent::{
     journal::{CHECKPOINT_BYTES, Journal, JournalError, PATH, encode, recover},
     state::{AbortCause, JournalState, Record, StepOutcome},
 };
-use refit_kinds::refit::{Gate, HostStep, PlanState, PlannedStep};
+use refit_kinds::refit::{FailureKind, Gate, HostStep, PlanState, PlannedStep, StepUndo};
 use refit_runtime::gate::Open;
-use serde_json::json;
+use serde_json::{Value, json};
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + second).unwrap()
@@ -412,6 +412,154 @@ fn a_journal_of_an_older_agent_is_still_read() {
     let old = r#"{"type":"PlanAccepted","plan":"p","nodeUpdate":"m-1","steps":[{"id":"s","gate":"Stage","action":{"type":"Preflight"},"disruptive":false}],"packages":{},"at":"2026-01-01T00:00:00Z"}"#;
     let state = JournalState::replay([&serde_json::from_str(old).unwrap()]);
     assert_eq!(state.plan.unwrap().point_of_no_return, "");
+}
+
+/// Every kind of record, with every optional field.
+fn every_record() -> Vec<Record> {
+    let mut step = PlannedStep::new(HostStep::Preflight { version: None });
+    step.timeout_seconds = Some(60);
+    step.max_attempts = Some(2);
+    step.undo = Some(StepUndo::Files);
+    let mut all = vec![Record::PlanAccepted {
+        plan: "p".into(),
+        node_update: "m-1".to_owned(),
+        steps: vec![step],
+        point_of_no_return: "reboot".to_owned(),
+        packages: BTreeMap::from([("kubeadm".to_owned(), "1.34.2-1.1".to_owned())]),
+        static_pods: BTreeMap::from([("etcd".to_owned(), "etcd:3.6".to_owned())]),
+        at: at(0),
+    }];
+    all.extend(history().into_iter().skip(1));
+    let mut failed = finished("p", "preflight", 3, StepOutcome::FailedForGood);
+    if let Record::StepFinished { failure, unchanged, .. } = &mut failed {
+        (*failure, *unchanged) = (Some(FailureKind::Final), true);
+    }
+    all.push(failed);
+    let progress = JournalState::replay(&all).plan.unwrap();
+    let progress = Box::new(progress);
+    all.push(Record::Checkpoint { plan: "p".into(), progress });
+    all
+}
+
+/// A journal of this one entry, as an agent writes it.
+fn journal_of(entry: &Value) -> Vec<u8> {
+    use sha2::{Digest as _, Sha256};
+    let entry = entry.to_string();
+    let sum = Sha256::digest(format!("1:{entry}"));
+    let sum: String = sum[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{{\"seq\":1,\"sum\":\"{sum}\",\"entry\":{entry}}}\n").into_bytes()
+}
+
+/// The pointers to all objects in a value, itself included.
+fn objects(value: &Value, at: &str, found: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => {
+            found.push(at.to_owned());
+            for (name, value) in fields {
+                objects(value, &format!("{at}/{name}"), found);
+            }
+        }
+        Value::Array(items) => {
+            for (index, value) in items.iter().enumerate() {
+                objects(value, &format!("{at}/{index}"), found);
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+#[test]
+fn a_record_with_fields_of_a_newer_agent_is_read_without_them() {
+    // Maps by name have no fields. A step with a new argument is refused by name.
+    let is_map = |at: &str| {
+        at.contains("/action")
+            || ["packages", "staticPods", "packagesBefore", "staticPodsBefore", "runs"]
+                .iter()
+                .any(|name| at.ends_with(name))
+    };
+    for record in every_record() {
+        let entry = serde_json::to_value(&record).unwrap();
+        let mut places = Vec::new();
+        objects(&entry, "", &mut places);
+        for place in places.into_iter().filter(|place| !is_map(place)) {
+            let mut newer = entry.clone();
+            newer.pointer_mut(&place).unwrap()["fromTheFuture"] = json!({"a": [1]});
+            let read = recover(&journal_of(&newer)).unwrap().records;
+            assert_eq!(read, [record.clone()], "{place} of {entry}");
+        }
+    }
+}
+
+#[test]
+fn a_value_of_a_newer_agent_is_not_damage() {
+    for (record, place) in [
+        (0, "/type"),
+        (0, "/steps/0/gate"),
+        (0, "/steps/0/undo"),
+        (1, "/gate"),
+        (3, "/outcome"),
+        (6, "/cause"),
+        (7, "/state"),
+        (8, "/failure"),
+        (9, "/progress/gate"),
+        (9, "/progress/abort"),
+        (9, "/progress/ended"),
+        (9, "/progress/runs/preflight/outcome"),
+    ] {
+        let mut entry = serde_json::to_value(&every_record()[record]).unwrap();
+        *entry.pointer_mut(place).unwrap() = json!("FromTheFuture");
+        let error = recover(&journal_of(&entry)).unwrap_err();
+        let JournalError::Newer { what } = &error else { panic!("{place}: {error}") };
+        assert!(what.starts_with("line 1: ") && what.contains("FromTheFuture"), "{what}");
+    }
+}
+
+#[test]
+fn a_record_without_the_fields_of_this_agent_is_read() {
+    for (record, place, fields) in [
+        (0, "", &["pointOfNoReturn", "staticPods"][..]),
+        (0, "/steps/0", &["timeoutSeconds", "maxAttempts", "undo"]),
+        (8, "", &["failure", "unchanged", "reason", "message"]),
+        (
+            9,
+            "/progress",
+            &[
+                "nodeUpdate", "pointOfNoReturn", "packagesBefore", "staticPodsBefore", "gate",
+                "abort", "runs", "ended", "endedAt",
+            ],
+        ),
+        (
+            9,
+            "/progress/runs/preflight",
+            &["finishedAt", "outcome", "failure", "unchanged", "reason", "message"],
+        ),
+    ] {
+        for field in fields {
+            let mut entry = serde_json::to_value(&every_record()[record]).unwrap();
+            let object = entry.pointer_mut(place).unwrap().as_object_mut().unwrap();
+            assert!(object.remove(*field).is_some(), "{field}");
+            let read = recover(&journal_of(&entry)).unwrap().records;
+            assert_eq!(read.len(), 1, "{field}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_plan_with_a_step_of_a_newer_agent_waits_once_it_has_started() {
+    let state: Arc<Mutex<DiskState>> = Arc::default();
+    let mut entry = serde_json::to_value(accepted("p")).unwrap();
+    entry["steps"][0]["action"] = json!({"firmwareUpdate": {}});
+    let accepted = String::from_utf8(journal_of(&entry)).unwrap();
+    state.lock().unwrap().files.insert(PATH.to_owned(), accepted);
+    // Nothing has started: the plan is refused in the usual way.
+    let mut journal = Journal::open(disk(&state)).await.unwrap();
+    journal.append(started("p", "preflight", 1)).await.unwrap();
+    let before = state.lock().unwrap().files[PATH].clone();
+    let error = Journal::open(disk(&state)).await.unwrap_err();
+    assert!(matches!(error, JournalError::Newer { .. }), "{error}");
+    let message = error.to_string();
+    assert!(message.contains("step preflight: unknown step \"firmwareUpdate\""), "{message}");
+    assert_eq!(state.lock().unwrap().files[PATH], before, "the journal is left alone");
 }
 
 /// Recorded with an agent whose steps had a `type`: a worker's plan that changes the version, and a

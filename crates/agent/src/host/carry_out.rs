@@ -26,10 +26,12 @@ use super::{
     kubeadm::{self, preflight},
     kubelet, ntp,
     packages::{self, KUBERNETES, Order, Packages, Want},
+    reboot::{self, Patience},
     runtime, snapshot,
     trident::{OsImage, TridentCli},
     work::WorkError,
 };
+use crate::policy::OwnPaths;
 
 /// A job, in the form in which the unit reads it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -51,6 +53,9 @@ pub struct JobFile {
     /// The namespace of its secrets.
     #[serde(default)]
     pub namespace: String,
+    /// What no plan may write.
+    #[serde(default)]
+    pub own: OwnPaths,
 }
 
 impl JobFile {
@@ -161,7 +166,9 @@ async fn run_step(
             }
             kubeadm::upgrade(site, &upgrade).await
         }
-        HostStep::Files(files) => files::apply(site, plan, &job.step, files, secrets).await,
+        HostStep::Files(files) => {
+            files::apply(site, plan, &job.step, files, &job.own, secrets).await
+        }
         HostStep::Ntp(ntp) => ntp::apply(site, plan, &job.step, ntp).await,
         HostStep::KubeletFlags(kubelet) => kubelet::set_flags(site, plan, &job.step, kubelet),
         HostStep::CertificatesRenew(certificates) => {
@@ -183,10 +190,7 @@ async fn run_step(
             OsImage::new(site, &TridentCli::new(site), plan, os_image).commit().await
         }
         HostStep::KubeletRestart {} => restart_kubelet(site).await,
-        HostStep::Reboot {} => {
-            site.run(&site.call(Program::Systemctl, ["reboot"])).await?;
-            Ok(())
-        }
+        HostStep::Reboot {} => reboot::reboot(site, Patience::USUAL).await,
         HostStep::Verify { .. } => {
             let call = site.call(Program::Systemctl, ["is-active", "kubelet.service"]);
             site.run(&call).await?;

@@ -72,6 +72,7 @@ impl World {
             state: self.site.state().to_owned(),
             kubeconfig: PathBuf::new(),
             namespace: String::new(),
+            own: OwnPaths::default(),
         };
         carry_out(&self.site, &job, &Vault).await
     }

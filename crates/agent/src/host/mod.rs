@@ -10,6 +10,7 @@
 //! | `packages` | apt, dnf, tarballs |
 //! | `kubeadm`, `kubelet`, `snapshot` | Kubernetes itself |
 //! | `trident` | OS images |
+//! | `reboot` | rebooting between the work of other programs |
 //! | `files`, `ntp`, `images`, `runtime`, [`bundle`] | everything else |
 //! | `site`, `program` | the drivers' view of the host: directories, programs, a log |
 
@@ -26,6 +27,7 @@ mod ntp;
 mod packages;
 mod program;
 mod real;
+mod reboot;
 mod runtime;
 mod site;
 mod snapshot;
@@ -42,6 +44,7 @@ use refit_kinds::refit::{FailureKind, HostFacts, PlanId};
 pub use carry_out::{JobFile, carry_out};
 pub use command::{Command, CommandRules, Undo};
 pub use facts::Fact;
+pub(crate) use files::home as home_of;
 pub use files::secret::{NoSecrets, NodeSecrets};
 pub use packages::{Order, Packages, Want};
 pub use program::{Invocation, Program, ProgramError};

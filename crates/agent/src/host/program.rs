@@ -13,6 +13,10 @@ const LOG_BYTES: u64 = 256 << 10;
 /// Deadline of a program that only prints information.
 const QUESTION_DEADLINE: Duration = Duration::from_mins(1);
 
+/// Directories of the Kubernetes programs, in the order in which the agent looks for them: those of
+/// packages, of an administrator, and of systems with a read-only `/usr`.
+pub(super) const DIRECTORIES: [&str; 3] = ["/usr/bin", "/usr/local/bin", "/opt/bin"];
+
 /// An external program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Program {
@@ -22,6 +26,8 @@ pub enum Program {
     AptGet,
     /// Holds packages.
     AptMark,
+    /// Lists what inhibits a shutdown.
+    Busctl,
     /// Sets passwords, which it reads from standard input.
     Chpasswd,
     /// Prints the version of containerd.
@@ -54,6 +60,8 @@ pub enum Program {
     Kubeadm,
     /// Checks flags of the kubelet.
     Kubelet,
+    /// Sets the SELinux labels of files.
+    Restorecon,
     /// Lists the installed RPM packages.
     Rpm,
     /// Restarts services, queries units, reboots.
@@ -81,6 +89,7 @@ impl Program {
             Self::AptCache => &["/usr/bin/apt-cache"],
             Self::AptGet => &["/usr/bin/apt-get"],
             Self::AptMark => &["/usr/bin/apt-mark"],
+            Self::Busctl => &["/usr/bin/busctl", "/bin/busctl"],
             Self::Chpasswd => &["/usr/sbin/chpasswd", "/sbin/chpasswd"],
             Self::Containerd => &["/usr/bin/containerd", "/usr/local/bin/containerd"],
             Self::Cp => &["/usr/bin/cp", "/bin/cp"],
@@ -99,6 +108,7 @@ impl Program {
             Self::Groupadd => &["/usr/sbin/groupadd", "/sbin/groupadd"],
             Self::Kubeadm => &["/usr/bin/kubeadm", "/usr/local/bin/kubeadm", "/opt/bin/kubeadm"],
             Self::Kubelet => &["/usr/bin/kubelet", "/usr/local/bin/kubelet", "/opt/bin/kubelet"],
+            Self::Restorecon => &["/usr/sbin/restorecon", "/sbin/restorecon"],
             Self::Rpm => &["/usr/bin/rpm", "/bin/rpm"],
             Self::Systemctl => &["/usr/bin/systemctl", "/bin/systemctl"],
             Self::SystemdRun => &["/usr/bin/systemd-run", "/bin/systemd-run"],
@@ -397,6 +407,14 @@ mod tests {
         ] {
             let masked = mask(text);
             assert!(!masked.contains(secret), "{masked}");
+        }
+    }
+
+    #[test]
+    fn kubernetes_programs_are_started_in_the_order_in_which_their_links_are_sought() {
+        for (program, name) in [(Program::Kubeadm, "kubeadm"), (Program::Kubelet, "kubelet")] {
+            let expected = DIRECTORIES.map(|directory| format!("{directory}/{name}"));
+            assert_eq!(program.candidates(), expected);
         }
     }
 

@@ -32,6 +32,7 @@ use super::{
     unit::{self, UnitSpec},
     work::WorkError,
 };
+use crate::policy::OwnPaths;
 
 /// Subcommand of the agent that a unit runs.
 pub(super) const CARRY_OUT: &str = "carry-out";
@@ -50,6 +51,8 @@ pub struct RealHost {
     kubeconfig: PathBuf,
     /// The namespace of its secrets.
     namespace: String,
+    /// What no plan may write.
+    own: OwnPaths,
     /// The last known version of the kubelet, with the program file that it belongs to.
     kubelet_versions: Arc<Mutex<Option<(FileIdentity, KubernetesVersion)>>>,
 }
@@ -65,6 +68,7 @@ impl RealHost {
             site: Site::new(directory),
             kubeconfig: PathBuf::new(),
             namespace: String::new(),
+            own: OwnPaths::default(),
             kubelet_versions: Arc::default(),
         }
     }
@@ -81,6 +85,13 @@ impl RealHost {
         self
     }
 
+    /// Sets what belongs to the agent.
+    #[must_use]
+    pub fn protecting(mut self, own: OwnPaths) -> Self {
+        self.own = own;
+        self
+    }
+
     fn job_file(&self, job: &Job) -> JobFile {
         JobFile {
             plan: job.plan.clone(),
@@ -90,6 +101,7 @@ impl RealHost {
             state: self.site.state().to_owned(),
             kubeconfig: self.kubeconfig.clone(),
             namespace: self.namespace.clone(),
+            own: self.own.clone(),
         }
     }
 

@@ -20,6 +20,7 @@ fn a_unit_outlives_the_agent_and_runs_its_program() {
         "--unit=refit-p-kubeadm-install-1.service",
         "--property=RemainAfterExit=yes",
         "--property=TimeoutStartSec=1200",
+        "--property=OOMScoreAdjust=-900",
         "--property=StandardOutput=append:/var/lib/refit/units/refit-p-kubeadm-install-1.log",
     ] {
         assert!(call.arguments.iter().any(|a| a == expected), "{expected}: {call}");

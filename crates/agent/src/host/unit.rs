@@ -8,6 +8,11 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use super::{Invocation, Program, UnitState};
 
+/// The kernel ends a unit only after ordinary pods if memory is short
+/// (`docs/facts/kubernetes.md#out-of-memory`): a package manager or kubeadm that is killed half way
+/// leaves a host that needs repair. Not -1000, so that a unit which takes all memory can be ended.
+const OOM_SCORE: i32 = -900;
+
 /// A transient unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct UnitSpec {
@@ -39,6 +44,7 @@ impl UnitSpec {
             format!("--property=TimeoutStartSec={}", self.timeout_seconds),
             // Its memory holds secrets, which must not reach the disk in a core dump.
             "--property=LimitCORE=0".to_owned(),
+            format!("--property=OOMScoreAdjust={OOM_SCORE}"),
             format!("--property=StandardOutput=append:{output}"),
             format!("--property=StandardError=append:{output}"),
             "--setenv=LC_ALL=C".to_owned(),

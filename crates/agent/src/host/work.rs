@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 
 use refit_kinds::refit::FailureKind;
 
-use super::{HostError, ProgramError};
+use super::{HostError, ProgramError, files::UnsafeLink};
 
 /// Exit code of a unit that may succeed on a retry. Unknown exit codes are treated the same.
 pub(crate) const EXIT_RETRIABLE: i32 = 1;
@@ -46,7 +46,10 @@ impl WorkError {
     /// A failed file operation.
     pub fn file(path: &std::path::Path, error: &std::io::Error) -> Self {
         let message = format!("{}: {error}", path.display());
-        if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::ReadOnlyFilesystem) {
+        let unsafe_link = error.get_ref().is_some_and(|inner| inner.is::<UnsafeLink>());
+        if unsafe_link
+            || matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::ReadOnlyFilesystem)
+        {
             Self::needs_person(message)
         } else {
             Self::retriable(message)

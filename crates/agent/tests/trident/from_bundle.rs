@@ -2,7 +2,10 @@
 
 use std::{fs, path::PathBuf};
 
-use refit_agent::host::{Command, JobFile, NoSecrets, WorkError, carry_out};
+use refit_agent::{
+    OwnPaths,
+    host::{Command, JobFile, NoSecrets, WorkError, carry_out},
+};
 use refit_bundle::{
     build::{self, FileSpec, SecretKey, Spec},
     manifest::Architecture,
@@ -43,6 +46,7 @@ pub(crate) fn an_image_of_a_bundle_is_staged_and_finalized_without_a_server(benc
         state: bench.site.state().to_owned(),
         kubeconfig: PathBuf::new(),
         namespace: String::new(),
+        own: OwnPaths::default(),
     };
     let run = |job: &JobFile| -> Result<(), WorkError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

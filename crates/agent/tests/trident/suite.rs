@@ -49,6 +49,7 @@ pub(crate) fn cases() -> Vec<Case> {
         false an_image_of_a_bundle_is_staged_and_finalized_without_a_server,
         false a_kept_image_is_rolled_back,
         false a_host_without_trident_requires_manual_intervention,
+        false no_image_is_staged_that_would_take_the_journal_away,
         false an_old_error_does_not_count_as_a_rollback,
         false a_commit_that_tridents_service_made_is_seen,
     ]
@@ -411,6 +412,26 @@ fn a_host_without_trident_requires_manual_intervention(bench: &Bench) {
     bench.change(|host| host.enter("not-provisioned"));
     assert_eq!(bench.situation(), Situation::NotManaged);
     assert_eq!(bench.stage().unwrap_err().kind, FailureKind::NeedsPerson);
+}
+
+fn no_image_is_staged_that_would_take_the_journal_away(bench: &Bench) {
+    let mounts = bench.site.path("/proc/self/mountinfo");
+    fs::create_dir_all(mounts.parent().unwrap()).unwrap();
+    fs::write(mounts, "22 1 8:3 / / rw,relatime shared:1 - ext4 /dev/sda3 rw\n").unwrap();
+    let storage = json!({
+        "disks": [{ "id": "os", "device": "/dev/vda" }],
+        "abUpdate": { "volumePairs": [{ "id": "root", "volumeAId": "a", "volumeBId": "b" }] },
+        "filesystems": [{ "deviceId": "root", "mountPoint": "/" }],
+    });
+    bench.change(|host| host.spec["storage"] = storage.clone());
+    let error = bench.stage().unwrap_err();
+    assert_eq!(error.kind, FailureKind::NeedsPerson);
+    assert!(error.message.contains("of the agent is on the A/B volume /"), "{error}");
+    assert_eq!(bench.times("staged"), 0);
+    // The state is on a volume that both systems mount.
+    bench.change(|host| host.spec["storage"]["filesystems"][0]["deviceId"] = json!("shared"));
+    bench.stage().unwrap();
+    assert_eq!(bench.times("staged"), 1);
 }
 
 fn an_old_error_does_not_count_as_a_rollback(bench: &Bench) {

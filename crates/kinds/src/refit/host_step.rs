@@ -238,12 +238,20 @@ pub struct StepRules {
     pub installs: &'static [&'static str],
 }
 
+impl StepRules {
+    /// Whether the step is a download, which is tried for longer than other steps.
+    pub fn is_download(&self) -> bool {
+        self.attempts == DOWNLOAD_ATTEMPTS
+    }
+}
+
 /// Default number of attempts. Two failures in a row are often caused by a lock or a mirror; three
 /// are not.
 pub const USUAL_ATTEMPTS: i32 = 3;
-/// Nothing is disturbed during a download, and a lost connection is often restored within two
-/// minutes.
-const DOWNLOAD_ATTEMPTS: i32 = 7;
+/// Nothing is disturbed during a download, and a registry or mirror that restarts or moves may be away
+/// for minutes, for all machines of a wave at once. With a delay of up to a minute between two
+/// attempts, these last half an hour.
+const DOWNLOAD_ATTEMPTS: i32 = 32;
 /// How long a host may take from the reboot command to its next boot, in seconds.
 const REBOOT_SECONDS: u32 = 900;
 

@@ -1,13 +1,13 @@
 //! Atomic replacement of files: after a crash a file has its old or its new content.
 
 use std::{
-    fs::{self, File, Metadata},
+    fs::{File, Metadata},
     io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
-use super::place::{Directory, Place};
+use super::{place::Place, walk::Directory};
 use crate::host::work::WorkError;
 
 /// Permissions and ownership of a file.
@@ -29,7 +29,8 @@ impl Access {
 
     /// The access of the file at `path`, or `mode` if the file does not exist.
     pub(crate) fn like(path: &Path, mode: u32) -> Self {
-        fs::metadata(path).map_or_else(|_| Self::of_mode(mode), |file| Self::of(&file))
+        let found = Place::of(path, false).and_then(|place| place.open());
+        found.ok().flatten().map_or_else(|| Self::of_mode(mode), |(_, file)| Self::of(&file))
     }
 
     /// The access of a file.
@@ -67,8 +68,8 @@ pub(crate) fn read(path: &Path) -> Result<Option<(Vec<u8>, Metadata)>, WorkError
 /// whether the file was written.
 ///
 /// The content is never readable by users who may not read the final file. If `path` is a symbolic
-/// link, the link stays and its target changes; in a directory that other users may write to, links
-/// are not followed.
+/// link of root, the link stays and its target changes; a link that other users can change is an
+/// error.
 pub(crate) fn replace(path: &Path, content: &[u8], access: Access) -> Result<bool, WorkError> {
     if is(path, content, access) {
         return Ok(false);
@@ -81,9 +82,8 @@ pub(crate) fn replace(path: &Path, content: &[u8], access: Access) -> Result<boo
 
 /// The file that [`replace`] would write: the target, if `path` is a link.
 pub(crate) fn resolved(path: &Path) -> PathBuf {
-    let place = Place::itself(path, false).ok();
-    let target = place.and_then(|place| place.target(path));
-    target.unwrap_or_else(|| path.to_owned())
+    let target = Place::target(path).ok().flatten();
+    target.map_or_else(|| path.to_owned(), |target| target.path())
 }
 
 /// Points a symbolic link to `target`, durably and atomically.
@@ -115,7 +115,7 @@ pub(crate) fn sync_directory(directory: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::{fs, os::unix::fs::symlink};
 
     use super::*;
 

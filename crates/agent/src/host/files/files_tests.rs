@@ -42,7 +42,7 @@ impl World {
     ) -> Result<FileArgs, WorkError> {
         let users = Vec::new();
         let args = FileArgs { files, users };
-        apply(&self.site, "p", "files", &args, &Vault(secret)).await?;
+        apply(&self.site, "p", "files", &args, &OwnPaths::default(), &Vault(secret)).await?;
         Ok(args)
     }
 }
@@ -149,4 +149,17 @@ async fn wrong_paths_modes_and_owners_are_refused() {
     unknown.owner = "missing-user:root".to_owned();
     let error = world.apply(vec![unknown], "").await.unwrap_err();
     assert_eq!(error.kind, FailureKind::NeedsPerson);
+}
+
+#[tokio::test]
+async fn nothing_of_a_step_is_written_if_one_file_belongs_to_the_agent() {
+    let world = World::new();
+    fs::create_dir_all(world.site.path("/etc/refit/keys")).unwrap();
+    std::os::unix::fs::symlink("refit/keys", world.site.path("/etc/more")).unwrap();
+    let files = vec![file("/etc/x", "x"), file("/etc/more/mine.pub", "key")];
+    let error = world.apply(files, "").await.unwrap_err();
+    assert_eq!(error.kind, FailureKind::NeedsPerson);
+    assert!(error.message.starts_with("/etc/more/mine.pub belongs to the agent"), "{error}");
+    assert!(!world.site.path("/etc/x").exists());
+    assert_eq!(fs::read_dir(world.site.path("/etc/refit/keys")).unwrap().count(), 0);
 }

@@ -8,16 +8,19 @@ pub(crate) mod keep;
 mod place;
 pub(crate) mod secret;
 mod users;
+mod walk;
 
-use std::io::Read as _;
+use std::{io::Read as _, path::Path};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use flate2::read::GzDecoder;
 use refit_kinds::refit::{FileArgs, FileEncoding, PlannedFile};
 use sha2::{Digest as _, Sha256};
 
+pub(crate) use self::{users::home, walk::UnsafeLink};
 use self::{atomic::Access, secret::SecretSource};
-use super::{Evidence, Site, work::WorkError};
+use super::{Evidence, Program, Site, work::WorkError};
+use crate::policy::OwnPaths;
 
 /// Maximum size of a file after decompression.
 const MOST_BYTES: u64 = 16 << 20;
@@ -29,8 +32,15 @@ pub(crate) async fn apply(
     plan: &str,
     step: &str,
     args: &FileArgs,
+    own: &OwnPaths,
     secrets: &dyn SecretSource,
 ) -> Result<(), WorkError> {
+    // Here and not only before the plan is started: the agent's service does not see the links in
+    // home directories. Root follows only links of root, so none can be exchanged after this.
+    if let Some(path) = own.written_by(args, site) {
+        let message = format!("{path} belongs to the agent of this host, and no plan may write it");
+        return Err(WorkError::needs_person(message));
+    }
     // Users first: a file may belong to one of them.
     for user in &args.users {
         users::make(site, plan, step, user).await?;
@@ -51,8 +61,8 @@ pub(crate) fn check(site: &Site, args: &FileArgs) -> Evidence {
         }
     }
     for file in &args.files {
-        let found = std::fs::read(site.path(&file.path));
-        let same = found.is_ok_and(|found| match (&file.content_from, file.sha256.as_str()) {
+        let found = atomic::read(&site.path(&file.path)).ok().flatten();
+        let same = found.is_some_and(|(found, _)| match (&file.content_from, file.sha256.as_str()) {
             (Some(_), "") => true,
             (Some(_), sum) => file.append || sum.eq_ignore_ascii_case(&hex_sum(&found)),
             (None, _) => decode(file, file.content.as_bytes()).is_ok_and(|wanted| {
@@ -104,8 +114,21 @@ async fn write(
     }
     keep::keep(site, plan, step, &file.path)?;
     atomic::replace(&path, &content, access)?;
+    restore_labels(site, &path).await;
     site.log(&format!("wrote {}", file.path));
     Ok(())
+}
+
+/// Sets the SELinux labels of a file or directory on a host that has them: a new file has the label
+/// of its directory, with which sshd or systemd may not use it. Best effort, as without SELinux.
+pub(crate) async fn restore_labels(site: &Site, path: &Path) {
+    if !site.has(Program::Restorecon) {
+        return;
+    }
+    let path = path.display().to_string();
+    if let Err(error) = site.run(&site.call(Program::Restorecon, ["-R", &path])).await {
+        site.log(&format!("cannot set the labels of {path}: {error}"));
+    }
 }
 
 fn check_path(path: &str) -> Result<(), WorkError> {

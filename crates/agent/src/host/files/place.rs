@@ -1,109 +1,22 @@
 //! The location of a file: its name, and its directory held open, so that the directory cannot be
-//! exchanged.
-//!
-//! A directory that other users may write to can hold links that redirect root, and can be
-//! exchanged at any moment. Each directory of a path is therefore opened separately. Links in a
-//! directory that not only root can write to are not followed, and operations use descriptors.
+//! exchanged (`walk`). Operations use the descriptor of the directory.
 
 use std::{
     ffi::{OsStr, OsString},
-    fs::{self, File, Metadata, Permissions},
+    fs::{File, Metadata},
     io::{self, Read as _, Write as _},
-    os::{
-        fd::OwnedFd,
-        unix::fs::{PermissionsExt as _, fchown},
-    },
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
 };
 
 use rustix::{
-    fs::{
-        AtFlags, CWD, FileType, Mode, OFlags, fstat, mkdirat, openat, renameat, statat, symlinkat,
-        unlinkat,
-    },
+    fs::{AtFlags, Mode, OFlags, openat, renameat, symlinkat, unlinkat},
     io::Errno,
-    process::geteuid,
 };
 
-use super::atomic::Access;
-
-/// Permission bit: other users may write.
-const OTHERS_WRITE: u32 = 0o002;
-
-/// A directory, held open.
-pub(super) struct Directory {
-    fd: OwnedFd,
-    /// Whether only root, or the user of this process, can create links in it.
-    trusted: bool,
-}
-
-impl Directory {
-    /// Opens a directory. If `make`, creates missing directories of the path.
-    pub(super) fn open(path: &Path, make: bool) -> io::Result<Self> {
-        let start = if path.is_absolute() { "/" } else { "." };
-        let fd = openat(CWD, start, FLAGS, Mode::empty())?;
-        let mut directory = Self::of(fd)?;
-        for part in path.components() {
-            let name = match part {
-                Component::Normal(name) => name,
-                Component::ParentDir => OsStr::new(".."),
-                Component::RootDir | Component::CurDir | Component::Prefix(_) => continue,
-            };
-            directory = directory.enter(name, make)?;
-        }
-        Ok(directory)
-    }
-
-    fn of(fd: OwnedFd) -> io::Result<Self> {
-        let stat = fstat(&fd)?;
-        let own = stat.st_uid == 0 || stat.st_uid == geteuid().as_raw();
-        Ok(Self { fd, trusted: own && stat.st_mode & OTHERS_WRITE == 0 })
-    }
-
-    fn enter(&self, name: &OsStr, make: bool) -> io::Result<Self> {
-        let follow = if self.trusted { OFlags::empty() } else { OFlags::NOFOLLOW };
-        let open = || openat(&self.fd, name, FLAGS | follow, Mode::empty());
-        let fd = match open() {
-            Err(Errno::NOENT) if make => {
-                match mkdirat(&self.fd, name, Mode::from_raw_mode(0o777)) {
-                    Ok(()) | Err(Errno::EXIST) => open()?,
-                    Err(error) => return Err(error.into()),
-                }
-            }
-            other => other?,
-        };
-        Self::of(fd)
-    }
-
-    fn is_link(&self, name: &OsStr) -> bool {
-        statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW)
-            .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink)
-    }
-
-    /// The directory, opened for syncing and changing its owner, which the `O_PATH` descriptor does
-    /// not allow.
-    fn file(&self) -> io::Result<File> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(openat(&self.fd, ".", flags, Mode::empty())?.into())
-    }
-
-    /// Sets the owner and the permissions of the directory.
-    pub(super) fn own(&self, access: Access) -> io::Result<()> {
-        let file = self.file()?;
-        own(&file, access)
-    }
-}
-
-/// Flags for opening the directories of a path: search permission is enough.
-const FLAGS: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
-
-fn own(file: &File, access: Access) -> io::Result<()> {
-    // Called only if an owner is set: the sandbox of the agent's own service blocks it.
-    if access.uid.is_some() || access.gid.is_some() {
-        fchown(file, access.uid, access.gid)?;
-    }
-    file.set_permissions(Permissions::from_mode(access.mode))
-}
+use super::{
+    atomic::Access,
+    walk::{Directory, Walk, own},
+};
 
 /// A name in a directory.
 pub(super) struct Place {
@@ -112,38 +25,37 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// The place that a write to `path` changes. A link in a directory of root is followed, so that
-    /// the link stays.
+    /// The place that a write to `path` changes. A link of root is followed, so that the link stays;
+    /// any other link is an error.
     pub(super) fn of(path: &Path, make: bool) -> io::Result<Self> {
-        let place = Self::itself(path, make)?;
-        match place.target(path) {
-            Some(target) => Self::itself(&target, make),
-            None => Ok(place),
+        match Self::target(path)? {
+            Some(target) => Ok(target),
+            None => Self::itself(path, make),
         }
     }
 
     /// The place of `path` itself, even if it is a link.
     pub(super) fn itself(path: &Path, make: bool) -> io::Result<Self> {
-        let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-        let parent = path.parent().unwrap_or(Path::new("/"));
-        Ok(Self { directory: Directory::open(parent, make)?, name: name.to_owned() })
+        let (directory, name) = Walk::new(path, make)?.to_parent()?;
+        Ok(Self { directory, name })
     }
 
-    /// The target of a link that may be followed; `None` if this is not a link, or the target does
-    /// not exist.
-    pub(super) fn target(&self, path: &Path) -> Option<PathBuf> {
-        if self.directory.trusted && self.directory.is_link(&self.name) {
-            fs::canonicalize(path).ok()
-        } else {
-            None
-        }
+    /// The place that `path` leads to; `None` if it is not a link, or the target does not exist.
+    pub(super) fn target(path: &Path) -> io::Result<Option<Self>> {
+        let target = Walk::new(path, false)?.to_target()?;
+        Ok(target.map(|(directory, name)| Self { directory, name }))
+    }
+
+    /// The path without links.
+    pub(super) fn path(&self) -> PathBuf {
+        self.directory.path().join(&self.name)
     }
 
     /// Opens the regular file.
     pub(super) fn open(&self) -> io::Result<Option<(File, Metadata)>> {
         // Non-blocking: opening a FIFO must fail and not hang.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file: File = match openat(&self.directory.fd, &self.name, flags, Mode::empty()) {
+        let file: File = match openat(self.directory.fd(), &self.name, flags, Mode::empty()) {
             Ok(fd) => fd.into(),
             Err(Errno::NOENT) => return Ok(None),
             Err(error) => return Err(error.into()),
@@ -171,9 +83,9 @@ impl Place {
         let new = self.temporary_name();
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let _ = unlinkat(&self.directory.fd, &new, AtFlags::empty());
+        let _ = unlinkat(self.directory.fd(), &new, AtFlags::empty());
         let closed = Mode::from_raw_mode(0o600);
-        let mut file: File = openat(&self.directory.fd, &new, flags, closed)?.into();
+        let mut file: File = openat(self.directory.fd(), &new, flags, closed)?.into();
         let written = file
             .write_all(content)
             .and_then(|()| own(&file, access))
@@ -184,13 +96,13 @@ impl Place {
     /// Makes this a link to `target`, durably and atomically.
     pub(super) fn link(&self, target: &Path) -> io::Result<()> {
         let new = self.temporary_name();
-        let _ = unlinkat(&self.directory.fd, &new, AtFlags::empty());
-        let made = symlinkat(target, &self.directory.fd, &new);
+        let _ = unlinkat(self.directory.fd(), &new, AtFlags::empty());
+        let made = symlinkat(target, self.directory.fd(), &new);
         self.rename_into_place(&new, made.map_err(io::Error::from))
     }
 
     fn rename_into_place(&self, new: &OsStr, made: io::Result<()>) -> io::Result<()> {
-        let fd = &self.directory.fd;
+        let fd = self.directory.fd();
         let moved = made.and_then(|()| Ok(renameat(fd, new, fd, &self.name)?));
         if let Err(error) = moved {
             let _ = unlinkat(fd, new, AtFlags::empty());
@@ -201,7 +113,7 @@ impl Place {
 
     /// Removes the file or link, durably, if it exists.
     pub(super) fn remove(&self) -> io::Result<()> {
-        match unlinkat(&self.directory.fd, &self.name, AtFlags::empty()) {
+        match unlinkat(self.directory.fd(), &self.name, AtFlags::empty()) {
             Ok(()) => self.directory.file()?.sync_all(),
             Err(Errno::NOENT) => Ok(()),
             Err(error) => Err(error.into()),
@@ -218,7 +130,10 @@ impl Place {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{MetadataExt as _, chown, symlink};
+    use std::{
+        fs::{self, Permissions},
+        os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink},
+    };
 
     use super::*;
     use crate::host::files::atomic;
@@ -245,9 +160,13 @@ mod tests {
         symlink(&secret, home.join("keys")).unwrap();
         assert!(atomic::read(&home.join("keys")).is_err());
         assert!(!atomic::is(&home.join("keys"), b"root's", Access::of_mode(0o644)));
-        atomic::replace(&home.join("keys"), b"mine", Access::of_mode(0o600)).unwrap();
+        let error = atomic::replace(&home.join("keys"), b"mine", Access::of_mode(0o600));
+        let error = error.unwrap_err().message;
+        assert!(error.contains("home/keys is a symbolic link that other users"), "{error}");
         assert_eq!(fs::read_to_string(&secret).unwrap(), "root's");
-        assert_eq!(fs::read_to_string(home.join("keys")).unwrap(), "mine");
+        // The link itself can be removed.
+        atomic::remove(&home.join("keys")).unwrap();
+        assert_eq!(fs::read_to_string(&secret).unwrap(), "root's");
         // Links to directories are not followed either.
         let etc = directory.path().join("etc");
         fs::create_dir(&etc).unwrap();
@@ -260,16 +179,17 @@ mod tests {
     }
 
     #[test]
-    fn a_world_writable_directory_is_untrusted() {
+    fn a_directory_that_others_may_write_to_is_untrusted() {
         let directory = tempfile::tempdir().unwrap();
         let open = directory.path().join("tmp");
         fs::create_dir(&open).unwrap();
         let (there, by) = (directory.path().join("there"), open.join("by"));
         fs::write(&there, "old").unwrap();
         symlink(&there, &by).unwrap();
-        assert_eq!(atomic::read(&by).unwrap().unwrap().0, b"old");
-        fs::set_permissions(&open, Permissions::from_mode(0o1777)).unwrap();
-        assert!(atomic::read(&by).is_err());
+        for (mode, trusted) in [(0o755, true), (0o775, false), (0o757, false), (0o1777, false)] {
+            fs::set_permissions(&open, Permissions::from_mode(mode)).unwrap();
+            assert_eq!(atomic::read(&by).is_ok(), trusted, "{mode:o}");
+        }
     }
 
     #[test]

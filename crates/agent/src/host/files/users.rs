@@ -1,11 +1,13 @@
 //! Users of the host, as declared in a KubeadmConfig. Users are created and updated, never removed:
 //! a rollback leaves a user, because files may belong to it by then.
 
+use std::path::{Path, PathBuf};
+
 use refit_kinds::refit::PlannedUser;
 
 use super::{
     atomic::{self, Access},
-    keep,
+    keep, restore_labels,
 };
 use crate::host::{Program, Site, work::WorkError};
 
@@ -28,7 +30,8 @@ pub(super) fn group(site: &Site, name: &str) -> Option<u32> {
     })
 }
 
-fn home(site: &Site, name: &str) -> Option<String> {
+/// Home directory of a user, if it exists.
+pub(crate) fn home(site: &Site, name: &str) -> Option<String> {
     let text = site.read("/etc/passwd");
     text.lines().find_map(|line| {
         let mut fields = line.split(':');
@@ -78,7 +81,10 @@ pub(super) async fn make(
         site.run(&site.call(Program::Usermod, ["--lock", &user.name])).await?;
     }
     sudo(site, plan, step, user)?;
-    keys(site, plan, step, user)
+    if let Some(directory) = keys(site, plan, step, user)? {
+        restore_labels(site, &directory).await;
+    }
+    Ok(())
 }
 
 fn check(user: &PlannedUser) -> Result<(), WorkError> {
@@ -120,9 +126,15 @@ fn sudo(site: &Site, plan: &str, step: &str, user: &PlannedUser) -> Result<(), W
     Ok(())
 }
 
-fn keys(site: &Site, plan: &str, step: &str, user: &PlannedUser) -> Result<(), WorkError> {
+/// Adds keys that may log in, and returns the directory of keys if there are any.
+fn keys(
+    site: &Site,
+    plan: &str,
+    step: &str,
+    user: &PlannedUser,
+) -> Result<Option<PathBuf>, WorkError> {
     if user.ssh_authorized_keys.is_empty() {
-        return Ok(());
+        return Ok(None);
     }
     let (Some((uid, gid)), Some(home)) = (find(site, &user.name), home(site, &user.name)) else {
         let name = &user.name;
@@ -155,5 +167,8 @@ fn keys(site: &Site, plan: &str, step: &str, user: &PlannedUser) -> Result<(), W
     let access = Access { mode: 0o600, uid: Some(uid), gid: Some(gid) };
     atomic::replace(&file, text.as_bytes(), access)?;
     let directory = Access { mode: 0o700, ..access };
-    file.parent().map_or(Ok(()), |parent| atomic::own_directory(parent, directory))
+    if let Some(parent) = file.parent() {
+        atomic::own_directory(parent, directory)?;
+    }
+    Ok(file.parent().map(Path::to_owned))
 }

@@ -16,17 +16,28 @@ use refit_bundle::{
     fetch::{self, Limits},
 };
 use refit_kinds::version::KubernetesVersion;
+use rustix::{
+    fs::{CWD, RenameFlags, renameat_with},
+    io::Errno,
+};
 
 use super::{KUBERNETES, Order, Want, Wanted, apt_offline::digest};
 use crate::host::{
     Invocation, Program, Site,
-    files::{atomic, keep},
+    files::{
+        self,
+        atomic::{self, Access},
+        keep,
+    },
+    program::DIRECTORIES,
     work::WorkError,
 };
 
 const STORE: &str = "/opt/refit/kubernetes";
-/// Directories that may have the links, the default first.
-const LINKS: [&str; 3] = ["/usr/local/bin", "/usr/bin", "/opt/bin"];
+/// Directory of links for programs that the host does not have yet.
+const DEFAULT_LINKS: &str = "/usr/local/bin";
+/// File of an unpacked version with the sha256 of its tarball.
+const SUM: &str = "sha256";
 /// Depth limit of the search for programs in a tarball, such as `kubernetes/server/bin/kubeadm`.
 const DEPTH: usize = 5;
 
@@ -64,14 +75,15 @@ impl<'a> Tarball<'a> {
             .collect()
     }
 
-    /// Path of the link of a program: where the host has the program, or the default directory.
+    /// Path of the link of a program: where the agent starts the program if the host has it, or the
+    /// default directory.
     fn place(&self, name: &str) -> String {
         let at = |directory: &str| {
             let path = self.site.path(format!("{directory}/{name}"));
             fs::symlink_metadata(path).is_ok()
         };
-        let directory = LINKS.iter().find(|directory| at(directory)).unwrap_or(&LINKS[0]);
-        format!("{directory}/{name}")
+        let directory = DIRECTORIES.iter().find(|directory| at(directory));
+        format!("{}/{name}", directory.unwrap_or(&DEFAULT_LINKS))
     }
 
     fn unpacked(&self, version: &KubernetesVersion) -> PathBuf {
@@ -84,12 +96,15 @@ impl<'a> Tarball<'a> {
             return Ok(());
         };
         let has = |want: &Want| self.unpacked(version).join(&want.name).is_file();
-        if order.wants.iter().all(has) {
+        let sum = order.from.sha256.to_lowercase();
+        // What is unpacked may be from another tarball with this version.
+        let unpacked_sum = fs::read_to_string(self.unpacked(version).join(SUM)).unwrap_or_default();
+        if unpacked_sum.trim() == sum && order.wants.iter().all(has) {
             return Ok(());
         }
         let archive = self.archive(order).await?;
-        check_sha256(&archive, &order.from.sha256)?;
-        self.unpack(&archive, version).await?;
+        check_sha256(&archive, &sum)?;
+        self.unpack(&archive, version, &sum).await?;
         if archive.starts_with(self.downloads()) {
             // The download is no longer needed once it is unpacked.
             let _ = fs::remove_file(&archive);
@@ -116,6 +131,7 @@ impl<'a> Tarball<'a> {
             let place = self.place(&want.name);
             keep::keep_itself(self.site, order.plan, &group(&want.name), &place)?;
             self.switch(&want.name, version)?;
+            files::restore_labels(self.site, &self.site.path(&place)).await;
         }
         self.prune(version);
         Ok(())
@@ -204,7 +220,12 @@ impl<'a> Tarball<'a> {
         Ok(to)
     }
 
-    async fn unpack(&self, archive: &Path, version: &KubernetesVersion) -> Result<(), WorkError> {
+    async fn unpack(
+        &self,
+        archive: &Path,
+        version: &KubernetesVersion,
+        sum: &str,
+    ) -> Result<(), WorkError> {
         let target = self.unpacked(version);
         let raw = target.with_file_name(format!(".{version}.raw"));
         let new = target.with_file_name(format!(".{version}.new"));
@@ -238,8 +259,10 @@ impl<'a> Tarball<'a> {
             check_version(name, &to, version).await?;
         }
         let _ = fs::remove_dir_all(&raw);
-        let _ = fs::remove_dir_all(&target);
-        fs::rename(&new, &target).map_err(file(&target))?;
+        atomic::replace(&new.join(SUM), sum.as_bytes(), Access::of_mode(0o644))?;
+        exchange(&new, &target).map_err(file(&target))?;
+        files::restore_labels(self.site, &target).await;
+        let _ = fs::remove_dir_all(&new);
         atomic::sync_directory(&self.site.path(STORE)).map_err(file(&target))
     }
 
@@ -266,6 +289,21 @@ impl<'a> Tarball<'a> {
                 self.site.log(&format!("cannot remove {}: {error}", path.display()));
             }
         }
+    }
+}
+
+/// Moves a directory to a path. What is there changes places with it, because a program in it may be
+/// started at any moment.
+fn exchange(new: &Path, target: &Path) -> std::io::Result<()> {
+    match renameat_with(CWD, new, CWD, target, RenameFlags::EXCHANGE) {
+        Ok(()) => Ok(()),
+        Err(Errno::NOENT) => fs::rename(new, target),
+        // The file system cannot exchange.
+        Err(Errno::INVAL) => {
+            let _ = fs::remove_dir_all(target);
+            fs::rename(new, target)
+        }
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -1,6 +1,7 @@
 use refit_kinds::refit::{FailureKind, PackageArgs};
 
 use super::*;
+use crate::host::site::Tool;
 
 struct World {
     _directory: tempfile::TempDir,
@@ -95,6 +96,60 @@ async fn a_tarball_with_another_sum_is_not_unpacked() {
     from.sha256.clear();
     let error = world.install(&from, &["kubeadm"], "v1.35.0").await.unwrap_err();
     assert!(error.message.contains("without its checksum"), "{error}");
+}
+
+#[tokio::test]
+async fn an_unpacked_version_is_used_only_if_its_tarball_is_that_of_the_plan() {
+    let world = World::new();
+    let first = world.tarball("v1.35.0");
+    world.install(&first, &KUBERNETES, "v1.35.0").await.unwrap();
+    // Unpacked before, so its tarball is not needed again, also if its checksum is in capitals.
+    fs::remove_file(world.site.path(&first.path)).unwrap();
+    let capitals = PackageArgs { sha256: first.sha256.to_uppercase(), ..first.clone() };
+    world.install(&capitals, &KUBERNETES, "v1.35.0").await.unwrap();
+    // Another build of the same version.
+    fs::write(world.site.path("/srv/make/kubernetes/LICENSE"), "x").unwrap();
+    let second = world.tarball("v1.35.0");
+    assert_ne!(first.sha256, second.sha256);
+    let recorded = || world.site.read("/opt/refit/kubernetes/v1.35.0/sha256");
+    assert_eq!(recorded(), first.sha256);
+    world.install(&second, &KUBERNETES, "v1.35.0").await.unwrap();
+    assert_eq!(recorded(), second.sha256);
+    assert_eq!(Tarball::new(&world.site).installed()["kubelet"], "1.35.0");
+    // Unpacked by an agent that recorded no checksum.
+    fs::remove_file(world.site.path("/opt/refit/kubernetes/v1.35.0/sha256")).unwrap();
+    world.install(&second, &KUBERNETES, "v1.35.0").await.unwrap();
+    assert_eq!(recorded(), second.sha256);
+    let left = fs::read_dir(world.site.path(STORE)).unwrap().count();
+    assert_eq!(left, 1, "nothing temporary is left");
+}
+
+#[tokio::test]
+async fn the_program_that_the_agent_starts_is_replaced() {
+    let world = World::new();
+    for directory in ["/usr/bin", "/usr/local/bin"] {
+        fs::create_dir_all(world.site.path(directory)).unwrap();
+        fs::write(world.site.path(format!("{directory}/kubeadm")), "the old one").unwrap();
+    }
+    world.install(&world.tarball("v1.35.0"), &["kubeadm"], "v1.35.0").await.unwrap();
+    assert!(world.site.path("/usr/bin/kubeadm").is_symlink());
+    assert_eq!(world.site.read("/usr/local/bin/kubeadm"), "the old one");
+}
+
+#[tokio::test]
+async fn selinux_labels_of_programs_and_links_are_set() {
+    let mut world = World::new();
+    let tool = world.site.path("/restorecon");
+    fs::write(&tool, "#!/bin/sh\necho labels \"$@\"\n").unwrap();
+    fs::set_permissions(&tool, Permissions::from_mode(0o755)).unwrap();
+    let tool = Tool { path: tool.display().to_string(), ..Tool::default() };
+    world.site = world.site.with_tool(Program::Restorecon, tool);
+    world.install(&world.tarball("v1.35.0"), &["kubeadm"], "v1.35.0").await.unwrap();
+    let log = fs::read_to_string(world.site.state().join("host.log")).unwrap();
+    for path in ["/opt/refit/kubernetes/v1.35.0", "/usr/local/bin/kubeadm"] {
+        let line = format!("\nlabels -R {}\n", world.site.path(path).display());
+        assert!(log.contains(&line), "{line} {log}");
+    }
 }
 
 #[tokio::test]

@@ -163,7 +163,8 @@ pub(super) fn warnings(config: &Value) -> Vec<String> {
     found
 }
 
-fn list<'a>(config: &'a Value, path: &[&str]) -> impl Iterator<Item = &'a Value> {
+/// The entries of a list in a configuration; none if it is absent.
+pub(super) fn list<'a>(config: &'a Value, path: &[&str]) -> impl Iterator<Item = &'a Value> {
     let found = path.iter().try_fold(config, |value, name| value.get(name));
     found.and_then(Value::as_array).into_iter().flatten()
 }

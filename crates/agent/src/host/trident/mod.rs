@@ -3,7 +3,7 @@
 //!
 //! | step | precondition | action |
 //! |---|---|---|
-//! | stage | the image is neither staged nor running | `update --allowed-operations stage` |
+//! | stage | the image is neither staged nor running, and the agent's state outlives the update | `update --allowed-operations stage` |
 //! | finalize | the image is staged | `update --allowed-operations finalize`; a separate step reboots the host |
 //! | commit | the host has booted since | `commit`, then check the result |
 //! | undo | any | depending on the progress: leave it staged, delete the next boot entry, or roll back |
@@ -13,6 +13,7 @@
 //! change of anything else would be recorded but not applied
 //! (`docs/facts/trident.md#changes-that-are-not-applied`).
 
+mod ab;
 mod cli;
 mod config;
 mod status;
@@ -20,6 +21,7 @@ mod status;
 use std::{fs, path::PathBuf, time::Duration};
 
 use refit_kinds::refit::OsImageArgs;
+use serde_json::Value;
 
 pub use self::{cli::TridentCli, status::Situation};
 use self::{
@@ -119,6 +121,7 @@ impl<'a> OsImage<'a> {
         })?;
         let current =
             if is_staged { status.spec_old } else { self.trident.configuration().await? };
+        self.require_lasting_state(&current)?;
         for warning in config::warnings(&current) {
             self.site.log(&format!("warning: {warning}"));
         }
@@ -136,6 +139,23 @@ impl<'a> OsImage<'a> {
             )));
         }
         Ok(())
+    }
+
+    /// Refuses an update that would take the agent's journal away: the next system would find none,
+    /// and could not tell what was done.
+    fn require_lasting_state(&self, config: &Value) -> Result<(), WorkError> {
+        let state = self.site.state();
+        let real = fs::canonicalize(state).map_err(|error| WorkError::file(state, &error))?;
+        let mounts = self.site.read("/proc/self/mountinfo");
+        match ab::exchanged_volume(config, &mounts, &real) {
+            None => Ok(()),
+            Some(volume) => Err(WorkError::needs_person(format!(
+                "the state directory {} of the agent is on the A/B volume {volume}, which an update of \
+                 the OS image exchanges; put it on a volume that both systems mount, or set \
+                 REFIT_AGENT_STATE_DIR to a directory there",
+                state.display()
+            ))),
+        }
     }
 
     /// Makes the staged image the next to boot.

@@ -1,7 +1,7 @@
 use std::{collections::BTreeMap, os::unix::fs::PermissionsExt as _};
 
 use refit_kinds::{
-    refit::{BundleRef, OsImageArgs, PackageArgs, PlannedFile},
+    refit::{BundleRef, OsImageArgs, PackageArgs, PlannedFile, SecretKey},
     version::KubernetesVersion,
 };
 
@@ -9,9 +9,15 @@ use super::*;
 
 /// A host with these links from a directory to another one, and homes of users.
 #[derive(Default)]
-struct FakeHost {
+pub(super) struct FakeHost {
     links: BTreeMap<&'static str, &'static str>,
     homes: BTreeMap<&'static str, &'static str>,
+}
+
+impl FakeHost {
+    pub(super) fn with_links(links: &[(&'static str, &'static str)]) -> Self {
+        Self { links: links.iter().copied().collect(), ..Self::default() }
+    }
 }
 
 impl HostView for FakeHost {
@@ -34,12 +40,16 @@ fn policy(text: &str) -> HostPolicy {
 
 /// The key that does not allow the step, and what it does not allow.
 fn forbidden(policy_text: &str, step: &HostStep, host: &FakeHost) -> Option<String> {
-    policy(policy_text).forbids(step, host, None).map(|(key, what)| format!("{key} {what}"))
+    policy(policy_text).forbids(step, host).map(|(key, what)| format!("{key} {what}"))
+}
+
+pub(super) fn file_args(path: &str) -> FileArgs {
+    let file = PlannedFile { path: path.to_owned(), ..PlannedFile::default() };
+    FileArgs { files: vec![file], users: Vec::new() }
 }
 
 fn file(path: &str) -> HostStep {
-    let file = PlannedFile { path: path.to_owned(), ..PlannedFile::default() };
-    HostStep::Files(FileArgs { files: vec![file], users: Vec::new() })
+    HostStep::Files(file_args(path))
 }
 
 fn user(name: &str, sudo: &str, keys: &[&str]) -> HostStep {
@@ -88,25 +98,44 @@ fn only_the_listed_types_of_steps_run() {
 }
 
 #[test]
-fn no_policy_lets_a_plan_change_the_agent_or_its_policy() {
-    let host = FakeHost {
-        links: BTreeMap::from([("/etc/app/keys", "/etc/refit/keys")]),
-        ..FakeHost::default()
+fn what_belongs_to_the_agent_is_refused_with_and_without_a_policy() {
+    let directory = tempfile::tempdir().unwrap();
+    let absent = PolicyFile {
+        may_be_absent: true,
+        ..PolicyFile::new(directory.path().join("missing.toml"))
     };
-    for path in [
-        "/etc/refit-agent/policy.toml",
-        "/etc/refit-agent/agent.env",
-        "/etc/app/keys/release.pub",
-        "/var/lib/refit-agent/journal.jsonl",
-        "/etc/systemd/system/refit-agent.service.d/x.conf",
-        "/usr/lib/systemd/system/refit-agent.service",
-    ] {
-        for text in [r#"paths = ["/"]"#, r#"steps = ["files"]"#] {
-            let found = forbidden(text, &file(path), &host);
-            assert_eq!(found, Some(format!("paths {path:?}")), "{text}");
-        }
+    let allows_all = in_file(directory.path(), r#"paths = ["/"]"#, 0o600);
+    let step = PlannedStep::new(file("/etc/refit/keys/release.pub"));
+    for policy in [absent, allows_all] {
+        let Some(PolicyRefusal::AgentPath { path, .. }) = policy.never_allows(&step) else {
+            panic!("{policy:?}");
+        };
+        assert_eq!(path, "/etc/refit/keys/release.pub");
+        assert_eq!(policy.never_allows(&PlannedStep::new(file("/etc/motd"))), None);
     }
-    assert_eq!(forbidden(r#"paths = ["/etc"]"#, &file("/etc/motd"), &host), None);
+}
+
+#[test]
+fn with_signed_plans_a_content_from_a_secret_needs_its_checksum() {
+    let secret = SecretKey { name: "app".to_owned(), key: "token".to_owned() };
+    for (signed_plans, sha256, content_from, refused) in [
+        (true, "", Some(&secret), true),
+        (true, "9c41d7", Some(&secret), false),
+        (true, "", None, false),
+        (false, "", Some(&secret), false),
+    ] {
+        let mut args = file_args("/etc/app/token");
+        args.files[0].sha256 = sha256.to_owned();
+        args.files[0].content_from = content_from.cloned();
+        let policy = PolicyFile::new("/missing").with_signed_plans(signed_plans);
+        let found = policy.never_allows(&PlannedStep::new(HostStep::Files(args)));
+        let expected = refused.then(|| PolicyRefusal::ContentNotSigned {
+            step: "files".to_owned(),
+            path: "/etc/app/token".to_owned(),
+            secret: "app".to_owned(),
+        });
+        assert_eq!(found, expected, "{signed_plans} {sha256:?} {content_from:?}");
+    }
 }
 
 #[test]
@@ -275,7 +304,7 @@ fn in_file(directory: &Path, text: &str, mode: u32) -> PolicyFile {
 fn without_the_usual_file_everything_is_allowed_and_without_a_chosen_one_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("policy.toml");
-    let usual = PolicyFile { may_be_absent: true, path: path.clone() };
+    let usual = PolicyFile { may_be_absent: true, ..PolicyFile::new(&path) };
     assert_eq!(usual.read(), Ok(None));
     let error = PolicyFile::new(&path).read().unwrap_err().to_string();
     assert!(error.contains("No such file"), "{error}");
@@ -314,9 +343,10 @@ fn the_host_resolves_links_and_paths_that_do_not_exist() {
     let root = fs::canonicalize(directory.path()).unwrap();
     fs::create_dir(root.join("real")).unwrap();
     std::os::unix::fs::symlink("real", root.join("link")).unwrap();
+    let site = Site::new("/state");
     for (path, resolved) in
         [("link/x/y", "real/x/y"), ("link", "real"), ("real", "real"), ("none/x", "none/x")]
     {
-        assert_eq!(ThisHost.resolved(&root.join(path)), root.join(resolved), "{path}");
+        assert_eq!(site.resolved(&root.join(path)), root.join(resolved), "{path}");
     }
 }

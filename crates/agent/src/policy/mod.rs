@@ -3,6 +3,12 @@
 //! A signature proves where a plan is from; it does not limit what the plan does. The policy is a file
 //! that only root can write. Without the file at its usual place everything is allowed. With it, the
 //! agent refuses a plan before its first step, and each step again before it starts.
+//!
+//! Two rules hold on every host: no plan writes what belongs to the agent (`own`), and with signed
+//! plans no file has a content that the signature does not cover.
+
+mod own;
+mod view;
 
 use std::{
     collections::BTreeSet,
@@ -17,8 +23,11 @@ use rustix::process::geteuid;
 use serde::Deserialize;
 use strum::VariantArray as _;
 
+pub use self::own::OwnPaths;
+use self::view::HostView;
 use crate::{
     engine::{self, Next},
+    host::Site,
     state::JournalState,
 };
 
@@ -30,24 +39,17 @@ const OTHERS_WRITE: u32 = 0o022;
 /// The usual place of a host's policy.
 pub const DEFAULT_POLICY: &str = "/etc/refit-agent/policy.toml";
 
-/// What belongs to the agent: no plan may write there while the host has a policy, because it could
-/// replace the policy, the keys that plans are checked with, or the agent.
-const OF_THE_AGENT: [&str; 5] = [
-    "/etc/refit-agent",
-    "/etc/refit",
-    "/var/lib/refit-agent",
-    "/opt/refit",
-    "/usr/bin/refit-agent",
-];
-/// The agent's unit and its drop-ins, in any directory of systemd.
-const UNIT: &str = "refit-agent.service";
-
 /// The location of the host's policy.
 #[derive(Clone, Debug)]
 pub struct PolicyFile {
     path: PathBuf,
     /// Whether a host without the file allows everything.
     may_be_absent: bool,
+    /// What no plan may write.
+    own: OwnPaths,
+    /// Whether the host accepts signed plans only.
+    signed_plans: bool,
+    site: Site,
 }
 
 /// Why the host's policy refuses a plan.
@@ -76,6 +78,31 @@ pub(crate) enum PolicyRefusal {
         key: &'static str,
         /// What is not allowed.
         what: String,
+    },
+    /// The step writes what belongs to the agent.
+    #[error(
+        "step {step}: {path} belongs to the agent of this host, and no plan may write it; remove it \
+         from the plan, and write it with the host's own configuration management"
+    )]
+    AgentPath {
+        /// Id of the step.
+        step: String,
+        /// The path.
+        path: String,
+    },
+    /// The content of a file is not covered by the signature of the plan.
+    #[error(
+        "step {step}: the content of {path} comes from secret {secret} without a sha256, and this \
+         host accepts signed plans only: a client that can write the secret could choose the content; \
+         set the file's sha256 in the host settings"
+    )]
+    ContentNotSigned {
+        /// Id of the step.
+        step: String,
+        /// Path of the file.
+        path: String,
+        /// Name of the Secret.
+        secret: String,
     },
 }
 
@@ -114,24 +141,30 @@ enum Source {
     Remote { scheme: String, host: String, path: Vec<String> },
 }
 
-/// What a judgement reads of the host.
-trait HostView {
-    /// The path without symbolic links. Of a path that does not exist, the existing part is resolved.
-    fn resolved(&self, path: &Path) -> PathBuf;
-
-    /// Home directory of a user that exists.
-    fn home(&self, user: &str) -> Option<String>;
-}
-
-/// The host itself.
-struct ThisHost;
-
 impl PolicyFile {
     /// The policy at this path. It is read whenever a step is about to start. An operator who sets
     /// another place than [`DEFAULT_POLICY`] has a policy, so there it must exist.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
-        Self { may_be_absent: path == Path::new(DEFAULT_POLICY), path }
+        Self {
+            may_be_absent: path == Path::new(DEFAULT_POLICY),
+            own: OwnPaths::new([path.clone()]),
+            path,
+            signed_plans: false,
+            site: Site::new("/"),
+        }
+    }
+
+    /// Sets what belongs to the agent.
+    #[must_use]
+    pub fn protecting(self, own: OwnPaths) -> Self {
+        Self { own, ..self }
+    }
+
+    /// Sets whether the host accepts signed plans only.
+    #[must_use]
+    pub fn with_signed_plans(self, signed_plans: bool) -> Self {
+        Self { signed_plans, ..self }
     }
 
     /// Refuses the plan if the policy does not allow it to go on.
@@ -139,13 +172,29 @@ impl PolicyFile {
         if !next.starts_a_step() {
             return next;
         }
-        match self.read() {
-            Ok(None) => next,
-            Ok(Some(policy)) => {
-                engine::restrict(state, next, |step| policy.refuses(step, &ThisHost, &self.path))
-            }
-            Err(refusal) => engine::restrict(state, next, |_| Some(refusal.clone())),
+        let policy = self.read();
+        engine::restrict(state, next, |step| match &policy {
+            Ok(policy) => self.never_allows(step).or_else(|| {
+                policy.as_ref().and_then(|policy| policy.refuses(step, &self.site, &self.path))
+            }),
+            Err(refusal) => Some(refusal.clone()),
+        })
+    }
+
+    /// What no policy allows.
+    fn never_allows(&self, step: &PlannedStep) -> Option<PolicyRefusal> {
+        let HostStep::Files(args) = step.step()? else {
+            return None;
+        };
+        let id = || step.id.clone();
+        if let Some(path) = self.own.written_by(args, &self.site) {
+            return Some(PolicyRefusal::AgentPath { step: id(), path });
         }
+        args.files.iter().filter(|file| self.signed_plans && file.sha256.is_empty()).find_map(|file| {
+            let secret = file.content_from.as_ref()?.name.clone();
+            let path = file.path.clone();
+            Some(PolicyRefusal::ContentNotSigned { step: id(), path, secret })
+        })
     }
 
     /// Reads the policy; `None` if the file is absent.
@@ -204,19 +253,13 @@ impl HostPolicy {
         file: &Path,
     ) -> Option<PolicyRefusal> {
         // An unknown step never starts.
-        let own = file.parent();
-        let (key, what) = self.forbids(step.step()?, host, own)?;
+        let (key, what) = self.forbids(step.step()?, host)?;
         let what = format!("step {}: {what}", step.id);
         Some(PolicyRefusal::Forbidden { file: file.to_owned(), key, what })
     }
 
     /// What the policy does not allow in a step.
-    fn forbids(
-        &self,
-        step: &HostStep,
-        host: &dyn HostView,
-        own: Option<&Path>,
-    ) -> Option<Forbidden> {
+    fn forbids(&self, step: &HostStep, host: &dyn HostView) -> Option<Forbidden> {
         let type_ = StepType::from(step);
         if self.steps.as_ref().is_some_and(|steps| !steps.contains(&StepId(type_))) {
             return Some(("steps", format!("{:?}", type_.id())));
@@ -224,8 +267,7 @@ impl HostPolicy {
         if let HostStep::Files(args) = step {
             let written = written(args, host);
             let forbidden = |path: &String| {
-                is_of_the_agent(path, own, host)
-                    || self.paths.as_ref().is_some_and(|all| !is_allowed(path, all, host))
+                self.paths.as_ref().is_some_and(|all| !is_allowed(path, all, host))
             };
             let mut outside = written.into_iter().filter(forbidden);
             if let Some(path) = outside.next() {
@@ -257,18 +299,6 @@ fn written(args: &FileArgs, host: &dyn HostView) -> Vec<String> {
     };
     let of_users = args.users.iter().flat_map(of_user).flatten();
     of_users.chain(args.files.iter().map(|file| file.path.clone())).collect()
-}
-
-/// Whether a write to a path changes the agent, its keys or its policy.
-fn is_of_the_agent(path: &str, own: Option<&Path>, host: &dyn HostView) -> bool {
-    let of_unit = |place: &Path| {
-        place.components().any(|part| part.as_os_str().to_string_lossy().starts_with(UNIT))
-    };
-    places(path, host).iter().flatten().any(|place| {
-        OF_THE_AGENT.iter().any(|one| place.starts_with(host.resolved(Path::new(one))))
-            || own.is_some_and(|own| place.starts_with(host.resolved(own)))
-            || of_unit(place)
-    })
 }
 
 /// What a path is, and what it points to; `None` for a path that is not allowed anywhere.
@@ -418,27 +448,6 @@ impl TryFrom<String> for StepId {
         known.copied().map(Self).ok_or_else(|| {
             let ids: Vec<&str> = StepType::VARIANTS.iter().map(|type_| type_.id()).collect();
             format!("unknown step {text:?}, expected one of {}", ids.join(", "))
-        })
-    }
-}
-
-impl HostView for ThisHost {
-    fn resolved(&self, path: &Path) -> PathBuf {
-        let found = path.ancestors().find_map(|there| Some((there, fs::canonicalize(there).ok()?)));
-        match found {
-            Some((there, real)) => match path.strip_prefix(there) {
-                Ok(rest) if !rest.as_os_str().is_empty() => real.join(rest),
-                Ok(_) | Err(_) => real,
-            },
-            None => path.to_owned(),
-        }
-    }
-
-    fn home(&self, user: &str) -> Option<String> {
-        let text = fs::read_to_string("/etc/passwd").ok()?;
-        let mut lines = text.lines().map(|line| line.split(':'));
-        lines.find_map(|mut fields| {
-            (fields.next() == Some(user)).then(|| fields.nth(4).map(str::to_owned))?
         })
     }
 }
