@@ -2,6 +2,7 @@
 
 mod backups;
 pub(crate) mod certificates;
+pub(crate) mod manifest;
 pub(crate) mod preflight;
 
 use std::{

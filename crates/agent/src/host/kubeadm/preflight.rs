@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::host::{
     Program, Site,
-    kubeadm::{INSTANCE_CONFIG, KUBELET_CONFIG, backups},
+    kubeadm::{INSTANCE_CONFIG, KUBELET_CONFIG, backups, manifest::LocalEtcd},
     kubelet, snapshot,
     work::WorkError,
 };
@@ -27,8 +27,9 @@ pub(crate) async fn check(
     site: &Site,
     version: Option<&KubernetesVersion>,
 ) -> Result<(), WorkError> {
-    room(site).await?;
-    snapshot::check(site)?;
+    let etcd = LocalEtcd::of(site)?;
+    room(site, etcd.as_ref()).await?;
+    snapshot::check(site, etcd.as_ref()).await?;
     if let Some(version) = version {
         runtime(site, version).await?;
         cgroup(site, version)?;
@@ -38,7 +39,7 @@ pub(crate) async fn check(
     Ok(())
 }
 
-async fn room(site: &Site) -> Result<(), WorkError> {
+async fn room(site: &Site, etcd: Option<&LocalEtcd>) -> Result<(), WorkError> {
     let root = site.path("/").display().to_string();
     let answer = site.ask(Program::Df, ["--output=avail", "--block-size=1", &root]).await?;
     let last = answer.lines().last().unwrap_or_default().trim();
@@ -47,7 +48,8 @@ async fn room(site: &Site) -> Result<(), WorkError> {
             "unexpected output of df {answer:?}, expected the free space in bytes"
         ))
     })?;
-    let needed = ROOM_BYTES + COPIES_OF_ETCD * backups::etcd_bytes(site);
+    let copy = etcd.map_or(0, |etcd| backups::bytes_of(&site.path(&etcd.data.host)));
+    let needed = ROOM_BYTES + COPIES_OF_ETCD * copy;
     if free < needed {
         return Err(WorkError::needs_person(format!(
             "the root file system has {} MiB free and needs {} MiB, including the snapshot and \
@@ -209,7 +211,11 @@ mod tests {
         fs::create_dir_all(site.path("/var/lib/etcd/member")).unwrap();
         let data = fs::File::create(site.path("/var/lib/etcd/member/db")).unwrap();
         data.set_len(1 << 30).unwrap();
-        let error = room(&site).await.unwrap_err();
+        fs::create_dir_all(site.path("/etc/kubernetes/manifests")).unwrap();
+        let manifest = site.path("/etc/kubernetes/manifests/etcd.yaml");
+        fs::write(manifest, "spec: {containers: [{name: etcd}]}").unwrap();
+        let etcd = LocalEtcd::of(&site).unwrap();
+        let error = room(&site, etcd.as_ref()).await.unwrap_err();
         assert!(error.message.contains("needs 5120 MiB"), "{error}");
     }
 }
