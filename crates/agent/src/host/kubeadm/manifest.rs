@@ -17,6 +17,7 @@ use crate::host::{Site, work::WorkError};
 
 /// What kubeadm writes without other settings. An absent flag is taken to have this value.
 const DATA: &str = "/var/lib/etcd";
+const CERTIFICATES: &str = "/etc/kubernetes/pki";
 const PKI: &str = "/etc/kubernetes/pki/etcd";
 const ENDPOINT: &str = "https://127.0.0.1:2379";
 
@@ -102,6 +103,18 @@ impl LocalEtcd {
         }
         flags
     }
+}
+
+/// kubeadm's `certificatesDir`, on this host: the API server's manifest names it.
+pub(super) fn certificates_directory(site: &Site) -> PathBuf {
+    let pod: Option<Pod> =
+        serde_saphyr::from_str(&site.read(&format!("{MANIFESTS}/kube-apiserver.yaml"))).ok();
+    let found = pod.and_then(|pod| {
+        let server = pod.spec.containers.first()?;
+        let ca = pod.spec.mounted(server, server.flag("client-ca-file")?.into());
+        Some(ca.host.parent()?.to_owned())
+    });
+    found.unwrap_or_else(|| CERTIFICATES.into())
 }
 
 /// The URL for clients on this host: a loopback address if etcd listens on one.

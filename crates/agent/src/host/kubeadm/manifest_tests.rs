@@ -138,3 +138,19 @@ fn only_a_host_without_a_manifest_has_no_etcd() {
     fs::write(&path, manifest(&KUBEADM, &MOUNTS)).unwrap();
     assert!(LocalEtcd::of(&site).unwrap().is_some());
 }
+
+#[test]
+fn the_directory_of_certificates_is_read_from_the_api_servers_manifest() {
+    let directory = tempfile::tempdir().unwrap();
+    let site = Site::at(directory.path(), directory.path().join("state"));
+    assert_eq!(certificates_directory(&site), Path::new(CERTIFICATES));
+    fs::create_dir_all(site.path(MANIFESTS)).unwrap();
+    for (manifest, found) in [
+        ("", CERTIFICATES),
+        ("spec: {containers: [{command: [kube-apiserver]}]}", CERTIFICATES),
+        ("spec: {containers: [{command: [x, --client-ca-file=/opt/pki/ca.crt]}]}", "/opt/pki"),
+    ] {
+        fs::write(site.path(MANIFESTS).join("kube-apiserver.yaml"), manifest).unwrap();
+        assert_eq!(certificates_directory(&site), Path::new(found), "{manifest}");
+    }
+}
