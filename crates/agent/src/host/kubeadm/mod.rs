@@ -4,6 +4,7 @@ mod backups;
 pub(crate) mod certificates;
 pub(crate) mod manifest;
 pub(crate) mod preflight;
+mod room;
 
 use std::{
     collections::BTreeMap,
