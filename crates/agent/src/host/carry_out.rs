@@ -26,7 +26,7 @@ use super::{
     kubeadm::{self, preflight},
     kubelet, ntp,
     packages::{self, KUBERNETES, Order, Packages, Want},
-    runtime, snapshot,
+    running, runtime, snapshot,
     trident::{OsImage, TridentCli},
     work::WorkError,
 };
@@ -187,10 +187,8 @@ async fn run_step(
             site.run(&site.call(Program::Systemctl, ["reboot"])).await?;
             Ok(())
         }
-        HostStep::Verify { .. } => {
-            let call = site.call(Program::Systemctl, ["is-active", "kubelet.service"]);
-            site.run(&call).await?;
-            Ok(())
+        HostStep::Verify { version } => {
+            running::wait(site, version.as_ref(), running::VERIFY).await
         }
     }
 }
@@ -277,14 +275,10 @@ fn require_done(evidence: &Evidence) -> Result<(), WorkError> {
 
 async fn restart_kubelet(site: &Site) -> Result<(), WorkError> {
     kubelet::check_flags(site).await?;
-    for arguments in [
-        ["daemon-reload"].as_slice(),
-        &["restart", "kubelet.service"],
-        &["is-active", "kubelet.service"],
-    ] {
+    for arguments in [["daemon-reload"].as_slice(), &["restart", "kubelet.service"]] {
         site.run(&site.call(Program::Systemctl, arguments.iter().copied())).await?;
     }
-    Ok(())
+    running::wait(site, None, running::RESTART).await
 }
 
 #[cfg(test)]

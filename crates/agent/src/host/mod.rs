@@ -8,7 +8,7 @@
 //! | `real`, `unit` | starting units, polling them, inspecting the host |
 //! | `carry_out` | the code that runs inside a unit |
 //! | `packages` | apt, dnf, tarballs |
-//! | `kubeadm`, `kubelet`, `snapshot` | Kubernetes itself |
+//! | `kubeadm`, `kubelet`, `running`, `snapshot` | Kubernetes itself |
 //! | `trident` | OS images |
 //! | `files`, `ntp`, `images`, `runtime`, [`bundle`] | everything else |
 //! | `site`, `program` | the drivers' view of the host: directories, programs, a log |
@@ -25,6 +25,7 @@ mod ntp;
 mod packages;
 mod program;
 mod real;
+mod running;
 mod runtime;
 mod site;
 mod snapshot;
