@@ -8,7 +8,7 @@
 //! | `real`, `unit` | starting units, polling them, inspecting the host |
 //! | `carry_out` | the code that runs inside a unit |
 //! | `packages` | apt, dnf, tarballs |
-//! | `kubeadm`, `kubelet`, `running`, `snapshot` | Kubernetes itself |
+//! | `kubeadm`, `kubelet`, `kubelet_fetched`, `kubelet_probe`, `running`, `snapshot` | Kubernetes itself |
 //! | `trident` | OS images |
 //! | `files`, `ntp`, `images`, `runtime`, [`bundle`] | everything else |
 //! | `site`, `program` | the drivers' view of the host: directories, programs, a log |
@@ -20,6 +20,8 @@ mod files;
 mod images;
 mod kubeadm;
 mod kubelet;
+mod kubelet_fetched;
+mod kubelet_probe;
 mod look;
 mod ntp;
 mod packages;

@@ -225,6 +225,14 @@ fn kubelet(arguments: &[&str]) -> Outcome {
     if arguments.contains(&"--help") {
         return answer("--config --kubeconfig --node-ip");
     }
+    // The real kubelet validates its flags and its configuration before it does anything.
+    if arguments.contains(&"--port=65536") {
+        let port =
+            "invalid configuration: port (--port) 65536 must be between 1 and 65535, inclusive";
+        return Err(
+            format!("failed to validate kubelet configuration, error: {port}, path: &x").into()
+        );
+    }
     point("kubelet.start")?;
     if !Path::new(KUBELET_CONFIG).exists() {
         return Err(format!("failed to load kubelet config file {KUBELET_CONFIG}").into());
