@@ -24,10 +24,10 @@ use super::{
     },
     images,
     kubeadm::{self, preflight},
-    kubelet, ntp,
+    kubelet, kubelet_fetched, kubelet_probe, ntp,
     packages::{self, KUBERNETES, Order, Packages, Want},
     reboot::{self, Patience},
-    runtime, snapshot,
+    running, runtime, snapshot,
     trident::{OsImage, TridentCli},
     work::WorkError,
 };
@@ -129,6 +129,7 @@ async fn run_step(
             let from = bundle::packages(site, plan, packages)?;
             let wants = kubernetes(&KUBERNETES, version, &from)?;
             manager(site, &from)?.fetch(&order(plan, &from, wants)).await?;
+            kubelet_fetched::stage(site, plan, version, &from).await;
             match images {
                 Some(images) => images::preload(site, Some(version), images).await,
                 None => Ok(()),
@@ -150,7 +151,8 @@ async fn run_step(
             kubelet::set_flags(site, plan, keep::KUBELET, kubelet)?;
             kubelet::use_local_endpoint(site, plan, version)?;
             // Checked here and not only before a restart: after a reboot it would be too late.
-            kubelet::check_flags(site).await
+            kubelet_fetched::forget(site, plan);
+            kubelet_probe::check(site).await
         }
         HostStep::ContainerRuntimeInstall { packages } => {
             install(site, plan, &PackageSet { from: packages, wants: extra_packages(packages)? })
@@ -164,7 +166,8 @@ async fn run_step(
             if *role != Role::Worker {
                 snapshot::mend_manifests(site, plan)?;
             }
-            kubeadm::upgrade(site, &upgrade).await
+            kubeadm::upgrade(site, &upgrade).await?;
+            kubelet_fetched::check(site, plan).await
         }
         HostStep::Files(files) => {
             files::apply(site, plan, &job.step, files, &job.own, secrets).await
@@ -191,10 +194,8 @@ async fn run_step(
         }
         HostStep::KubeletRestart {} => restart_kubelet(site).await,
         HostStep::Reboot {} => reboot::reboot(site, Patience::USUAL).await,
-        HostStep::Verify { .. } => {
-            let call = site.call(Program::Systemctl, ["is-active", "kubelet.service"]);
-            site.run(&call).await?;
-            Ok(())
+        HostStep::Verify { version } => {
+            running::wait(site, version.as_ref(), running::VERIFY).await
         }
     }
 }
@@ -280,15 +281,11 @@ fn require_done(evidence: &Evidence) -> Result<(), WorkError> {
 }
 
 async fn restart_kubelet(site: &Site) -> Result<(), WorkError> {
-    kubelet::check_flags(site).await?;
-    for arguments in [
-        ["daemon-reload"].as_slice(),
-        &["restart", "kubelet.service"],
-        &["is-active", "kubelet.service"],
-    ] {
-        site.run(&site.call(Program::Systemctl, arguments.iter().copied())).await?;
-    }
-    Ok(())
+    let systemctl = |arguments: &[&str]| site.call(Program::Systemctl, arguments.iter().copied());
+    site.run(&systemctl(&["daemon-reload"])).await?;
+    kubelet_probe::check(site).await?;
+    site.run(&systemctl(&["restart", "kubelet.service"])).await?;
+    running::wait(site, None, running::RESTART).await
 }
 
 #[cfg(test)]

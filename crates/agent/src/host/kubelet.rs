@@ -1,15 +1,14 @@
 //! The kubelet's flags and its API server endpoint.
 //!
 //! Flags are in `kubeadm-flags.env`, which kubeadm writes, and in files of the administrator. A
-//! flag that the next version no longer supports keeps the kubelet from starting. The flags are
-//! therefore checked with the installed kubelet before the running one is stopped
-//! (`docs/facts/kubeadm.md#kubelet-flags`).
+//! flag that the next version no longer supports keeps the kubelet from starting
+//! (`docs/facts/kubeadm.md#kubelet-flags`): `kubelet_probe` checks them.
 
 use refit_kinds::refit::KubeletArgs;
 use refit_kinds::version::KubernetesVersion;
 
 use super::{
-    Invocation, Program, Site,
+    Site,
     files::{
         atomic::{self, Access},
         keep,
@@ -20,7 +19,7 @@ use super::{
 
 /// Files with the kubelet's flags, and the variable in each: kubeadm's file first, then the
 /// administrator's.
-const FILES: [(&str, &str); 3] = [
+pub(super) const FILES: [(&str, &str); 3] = [
     ("/var/lib/kubelet/kubeadm-flags.env", "KUBELET_KUBEADM_ARGS"),
     ("/etc/default/kubelet", "KUBELET_EXTRA_ARGS"),
     ("/etc/sysconfig/kubelet", "KUBELET_EXTRA_ARGS"),
@@ -177,35 +176,6 @@ fn value_of(line: &str, variable: &str) -> Option<String> {
 
 fn words(value: &str) -> Vec<String> {
     value.split_whitespace().map(str::to_owned).collect()
-}
-
-/// Checks that the installed kubelet supports the flags that it will be started with.
-pub(super) async fn check_flags(site: &Site) -> Result<(), WorkError> {
-    if !site.has(Program::Kubelet) {
-        return Ok(());
-    }
-    let flags = flags(site);
-    // The kubelet parses every flag before it prints its version.
-    let arguments =
-        ["--version".to_owned()].into_iter().chain(flags.iter().map(|(flag, _)| flag.clone()));
-    let call: Invocation = site.call(Program::Kubelet, arguments);
-    let Err(error) = call.output().await else {
-        return Ok(());
-    };
-    let output = error.output_tail();
-    let unknown = output.split("unknown flag: --").nth(1);
-    let Some(name) = unknown.and_then(|rest| rest.split_whitespace().next()) else {
-        // Any other problem shows when the kubelet runs.
-        site.log(&format!("the installed kubelet could not validate its flags: {error}"));
-        return Ok(());
-    };
-    let file =
-        flags.iter().find(|(flag, _)| name_of(flag) == name).map_or("a file", |(_, file)| file);
-    Err(WorkError::needs_person(format!(
-        "the installed kubelet does not support the flag --{name} in {file}, and would not start; \
-         list the flag in kubelet.removeArgs of the plan, or remove it from the file (the old \
-         kubelet still runs)"
-    )))
 }
 
 /// On a control plane that is upgraded to v1.31: points the kubelet to the API server of its own

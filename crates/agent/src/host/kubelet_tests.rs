@@ -1,9 +1,8 @@
-use std::{fs, os::unix::fs::PermissionsExt as _};
+use std::fs;
 
-use refit_kinds::refit::{FailureKind, KubeletArg};
+use refit_kinds::refit::KubeletArg;
 
 use super::*;
-use crate::host::site::Tool;
 
 const FLAGS: &str = "KUBELET_KUBEADM_ARGS=\"--container-runtime-endpoint=unix:///run/containerd.sock \
     --pod-infra-container-image registry.k8s.io/pause:3.9 --node-labels=a=b\"\n";
@@ -73,31 +72,6 @@ fn a_flag_value_that_systemd_would_interpret_is_refused() {
         );
     }
     assert!(set_flags(&world.site, "p", keep::KUBELET, &args(&[], &["--v"])).is_err());
-}
-
-/// A stub that parses its flags as the real kubelet does.
-fn kubelet(world: &World, known: &str) -> Site {
-    let path = world.site.path("/kubelet");
-    let script = format!(
-        "#!/bin/sh\nfor flag in \"$@\"; do case $flag in --version|{known}) ;; *) echo \"E1121 failed \
-         to parse kubelet flag: unknown flag: ${{flag%%=*}}\" >&2; exit 1;; esac; done\n\
-         echo Kubernetes v1.35.0\n"
-    );
-    fs::write(&path, script).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    let tool = Tool { path: path.display().to_string(), ..Tool::default() };
-    world.site.clone().with_tool(Program::Kubelet, tool)
-}
-
-#[tokio::test]
-async fn a_flag_that_the_new_kubelet_does_not_know_stops_before_the_restart() {
-    let world = World::new();
-    world.write(FILES[0].0, "KUBELET_KUBEADM_ARGS=\"--container-runtime=remote --v=2\"\n");
-    let error = check_flags(&kubelet(&world, "--v=*")).await.unwrap_err();
-    assert_eq!(error.kind, FailureKind::NeedsPerson);
-    assert!(error.message.contains("does not support the flag --container-runtime "), "{error}");
-    assert!(error.message.contains("kubeadm-flags.env"), "{error}");
-    check_flags(&kubelet(&world, "--v=*|--container-runtime=*")).await.unwrap();
 }
 
 #[test]

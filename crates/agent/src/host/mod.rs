@@ -8,7 +8,7 @@
 //! | `real`, `unit` | starting units, polling them, inspecting the host |
 //! | `carry_out` | the code that runs inside a unit |
 //! | `packages` | apt, dnf, tarballs |
-//! | `kubeadm`, `kubelet`, `snapshot` | Kubernetes itself |
+//! | `kubeadm`, `kubelet`, `kubelet_fetched`, `kubelet_probe`, `running`, `snapshot` | Kubernetes itself |
 //! | `trident` | OS images |
 //! | `reboot` | rebooting between the work of other programs |
 //! | `files`, `ntp`, `images`, `runtime`, [`bundle`] | everything else |
@@ -22,12 +22,15 @@ mod files;
 mod images;
 mod kubeadm;
 mod kubelet;
+mod kubelet_fetched;
+mod kubelet_probe;
 mod look;
 mod ntp;
 mod packages;
 mod program;
 mod real;
 mod reboot;
+mod running;
 mod runtime;
 mod site;
 mod snapshot;

@@ -38,8 +38,6 @@ pub enum Program {
     Crictl,
     /// Imports images into containerd.
     Ctr,
-    /// Prints the free disk space.
-    Df,
     /// Installs RPM packages (dnf 4).
     Dnf,
     /// Installs RPM packages (dnf 5).
@@ -95,7 +93,6 @@ impl Program {
             Self::Cp => &["/usr/bin/cp", "/bin/cp"],
             Self::Crictl => &["/usr/bin/crictl", "/usr/local/bin/crictl", "/opt/bin/crictl"],
             Self::Ctr => &["/usr/bin/ctr", "/usr/local/bin/ctr"],
-            Self::Df => &["/usr/bin/df", "/bin/df"],
             Self::Dnf => &["/usr/bin/dnf"],
             Self::Dnf5 => &["/usr/bin/dnf5"],
             Self::Dpkg => &["/usr/bin/dpkg"],

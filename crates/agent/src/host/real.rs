@@ -29,6 +29,7 @@ use super::{
     look::{BOOT_ID, look},
     packages::{self, Packages},
     program::{open_log, read_from, tail},
+    running,
     unit::{self, UnitSpec},
     work::WorkError,
 };
@@ -148,7 +149,7 @@ impl RealHost {
         let show = ["show", "kubelet.service", "--property=MainPID", "--value"];
         let answer = self.site.ask(Program::Systemctl, show).await?;
         let main: u32 = answer.trim().parse().unwrap_or_default();
-        let Some(pid) = kubelet_process(&self.site, main) else {
+        let Some(pid) = running::process(&self.site, main) else {
             if main != 0 {
                 tracing::warn!(main, "the main process of the kubelet's service is not a kubelet");
             }
@@ -165,8 +166,7 @@ impl RealHost {
         {
             return Ok(Some(version.clone()));
         }
-        let running = Invocation::at(program.display().to_string(), ["--version"]);
-        let version = parse_kubelet_version(&running.output().await?)?;
+        let version = running::version(&self.site, pid).await?;
         *cache() = file.map(|file| (file, version.clone()));
         Ok(Some(version))
     }
@@ -325,28 +325,6 @@ async fn end_of(process: OwnedFd, at_most: Duration) -> io::Result<bool> {
     waiting.await.map_err(io::Error::other)?
 }
 
-/// The process of the kubelet: the main process of its service, or a descendant of it if the main
-/// process is a wrapper such as a script.
-fn kubelet_process(site: &Site, main: u32) -> Option<u32> {
-    const MOST: usize = 64;
-    let mut ahead = vec![main];
-    for at in 0..MOST {
-        let pid = *ahead.get(at)?;
-        if pid == 0 {
-            continue;
-        }
-        let program = fs::read_link(site.path(format!("/proc/{pid}/exe"))).unwrap_or_default();
-        let name = program.file_name().unwrap_or_default().to_string_lossy();
-        // A replaced file has the name `kubelet (deleted)`.
-        if name.starts_with("kubelet") || name.starts_with("hyperkube") {
-            return Some(pid);
-        }
-        let children = site.read(&format!("/proc/{pid}/task/{pid}/children"));
-        ahead.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
-    }
-    None
-}
-
 fn of_work(error: WorkError) -> HostError {
     HostError::Work(error)
 }
@@ -359,13 +337,6 @@ fn read(path: &str) -> Result<String, HostError> {
 fn is_plain(path: &Path) -> bool {
     let bytes = path.as_os_str().as_encoded_bytes();
     bytes.iter().all(|b| b.is_ascii_alphanumeric() || b"/._-".contains(b))
-}
-
-/// Parses `Kubernetes v1.35.0`.
-fn parse_kubelet_version(answer: &str) -> Result<KubernetesVersion, HostError> {
-    answer.split_whitespace().last().and_then(|word| word.parse().ok()).ok_or_else(|| {
-        HostError::Answer { program: "kubelet --version".to_owned(), answer: answer.to_owned() }
-    })
 }
 
 fn parse_os_image(text: &str) -> String {

@@ -68,28 +68,7 @@ fn a_unit_runs_the_agents_own_program() {
 
 #[test]
 fn outputs_of_host_programs_are_parsed() {
-    assert_eq!(parse_kubelet_version("Kubernetes v1.35.0\n").ok(), "v1.35.0".parse().ok());
-    assert!(parse_kubelet_version("no kubelet").is_err());
     assert_eq!(parse_os_image("ID=x\nPRETTY_NAME=\"Debian 13\"\n"), "Debian 13");
-}
-
-#[test]
-fn a_kubelet_started_by_a_script_is_found() {
-    let directory = tempfile::tempdir().unwrap();
-    let site = Site::at(directory.path().join("root"), directory.path().join("state"));
-    let process = |pid: u32, program: &str, children: &str| {
-        let tasks = site.path(format!("/proc/{pid}/task/{pid}"));
-        fs::create_dir_all(&tasks).unwrap();
-        fs::write(tasks.join("children"), children).unwrap();
-        std::os::unix::fs::symlink(program, site.path(format!("/proc/{pid}/exe"))).unwrap();
-    };
-    process(7, "/usr/bin/bash", "8 9 ");
-    process(8, "/usr/bin/sleep", "");
-    process(9, "/usr/bin/kubelet (deleted)", "");
-    assert_eq!(kubelet_process(&site, 7), Some(9));
-    assert_eq!(kubelet_process(&site, 9), Some(9));
-    assert_eq!(kubelet_process(&site, 8), None, "no answer of another program");
-    assert_eq!(kubelet_process(&site, 0), None);
 }
 
 #[tokio::test]

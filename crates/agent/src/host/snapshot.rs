@@ -12,6 +12,9 @@
 //! | `crictl` | the `etcdctl` of the running container |
 //! | `ctr` | the `etcdctl` of the running container |
 //! | none of them | not saved: the preflight fails before anything is staged |
+//!
+//! The first of them that finds etcd healthy is used. Its data, address and certificates are where the
+//! manifest has them.
 
 use std::{
     collections::BTreeMap,
@@ -29,7 +32,7 @@ use super::{
         atomic::{self, Access},
         keep,
     },
-    kubeadm::{Etcd, INSTANCE_CONFIG, KUBELET_CONFIG, MANIFESTS},
+    kubeadm::{INSTANCE_CONFIG, KUBELET_CONFIG, MANIFESTS, manifest::LocalEtcd},
     packages::Packages,
     work::WorkError,
 };
@@ -44,8 +47,8 @@ const CONFIGURATION_FILES: [&str; 3] =
 /// Manifests that kubeadm writes. A manifest that does not exist yet is recorded as absent.
 const MANIFEST_NAMES: [&str; 4] =
     ["etcd.yaml", "kube-apiserver.yaml", "kube-controller-manager.yaml", "kube-scheduler.yaml"];
-const PKI: &str = "/etc/kubernetes/pki/etcd";
-const DATA: &str = "/var/lib/etcd";
+/// Directory in etcd's data that every member has.
+const MEMBER: &str = "member";
 /// File that the etcd container writes, in the only directory that it shares with the host.
 const IN_CONTAINER: &str = "refit-snapshot.db";
 /// Magic number in the first page of a bbolt database, and its offset.
@@ -54,35 +57,101 @@ const BOLT_MAGIC_AT: usize = 16;
 /// Size of the sha256 of the content with which etcd ends a snapshot.
 const SUM_BYTES: u64 = 32;
 
-/// The tool that saves etcd.
+/// Where etcdctl is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum EtcdTool {
-    Etcdctl,
+enum Place {
+    /// On the host.
+    Host,
+    /// In etcd's container, which crictl finds.
     Crictl,
+    /// In etcd's container, which ctr finds.
     Ctr,
 }
 
-/// Checks before anything is staged that a snapshot can be taken.
-pub(super) fn check(site: &Site) -> Result<(), WorkError> {
-    if Etcd::of(site) == Etcd::Elsewhere {
-        return Ok(());
-    }
-    etcd_tool(site).map(|_| ())
+/// The places with the programs that they need, in the order in which they are tried.
+const PLACES: [(Program, Place); 3] =
+    [(Program::Etcdctl, Place::Host), (Program::Crictl, Place::Crictl), (Program::Ctr, Place::Ctr)];
+
+/// A call of etcdctl that reaches the etcd of this host. It lacks only the subcommand.
+#[derive(Debug)]
+struct Etcdctl {
+    call: Invocation,
+    /// Whether it runs in etcd's container.
+    inside: bool,
 }
 
-fn etcd_tool(site: &Site) -> Result<EtcdTool, WorkError> {
-    let tools = [
-        (Program::Etcdctl, EtcdTool::Etcdctl),
-        (Program::Crictl, EtcdTool::Crictl),
-        (Program::Ctr, EtcdTool::Ctr),
-    ];
-    let found = tools.into_iter().find(|(program, _)| site.has(*program));
-    found.map(|(_, tool)| tool).ok_or_else(|| {
-        WorkError::needs_person(
+impl Etcdctl {
+    /// Connects to etcd, and checks that it is healthy.
+    async fn connect(
+        site: &Site,
+        program: Program,
+        place: Place,
+        etcd: &LocalEtcd,
+    ) -> Result<Self, WorkError> {
+        let inside = place != Place::Host;
+        let mut arguments = match place {
+            Place::Host => Vec::new(),
+            Place::Crictl => vec!["exec".to_owned(), crictl_container(site).await?],
+            Place::Ctr => {
+                // A call that was cut off may have left its ID behind.
+                let id = format!("--exec-id=refit-snapshot-{}", std::process::id());
+                let exec = ["--namespace=k8s.io", "tasks", "exec", &id].map(str::to_owned);
+                exec.into_iter().chain([ctr_container(site).await?]).collect()
+            }
+        };
+        arguments.extend(inside.then(|| "etcdctl".to_owned()));
+        arguments.extend(etcd.connection(inside));
+        let call = site.call(program, arguments).with_environment("ETCDCTL_API", "3");
+        let found = Self { call, inside };
+        found.with(["endpoint", "health"]).output().await?;
+        Ok(found)
+    }
+
+    fn with<const N: usize>(&self, subcommand: [&str; N]) -> Invocation {
+        let mut call = self.call.clone();
+        call.arguments.extend(subcommand.map(str::to_owned));
+        call
+    }
+}
+
+/// Checks before anything is staged that a snapshot can be taken, as far as that is possible without
+/// taking one.
+pub(super) async fn check(site: &Site, etcd: Option<&LocalEtcd>) -> Result<(), WorkError> {
+    let Some(etcd) = etcd else {
+        return Ok(());
+    };
+    let data = &etcd.data.host;
+    if !site.path(data).join(MEMBER).is_dir() {
+        return Err(WorkError::needs_person(format!(
+            "cannot save etcd, which runs on this host: its data is not in {}, to which its manifest \
+             {MANIFESTS}/etcd.yaml mounts {}; correct the manifest's --data-dir or its volumes",
+            data.display(),
+            etcd.data.inside.display()
+        )));
+    }
+    connect(site, etcd).await.map(drop)
+}
+
+/// The first way to call etcdctl that finds etcd healthy.
+async fn connect(site: &Site, etcd: &LocalEtcd) -> Result<Etcdctl, WorkError> {
+    let mut failures = Vec::new();
+    for (program, place) in PLACES.into_iter().filter(|(program, _)| site.has(*program)) {
+        match Etcdctl::connect(site, program, place, etcd).await {
+            Ok(found) => return Ok(found),
+            Err(error) => failures.push(error.message),
+        }
+    }
+    if failures.is_empty() {
+        return Err(WorkError::needs_person(
             "cannot save etcd, which runs on this host: neither etcdctl nor crictl nor ctr is \
              installed; install cri-tools or etcd-client",
-        )
-    })
+        ));
+    }
+    Err(WorkError::retriable(format!(
+        "cannot save etcd, which runs on this host: {}; check that its member is healthy, and that \
+         {MANIFESTS}/etcd.yaml names its address and its certificates",
+        failures.join("; ")
+    )))
 }
 
 /// Takes the snapshot of a plan.
@@ -103,10 +172,10 @@ async fn save(
         let text = serde_json::to_vec_pretty(packages).expect("plain data serialises to JSON");
         atomic::replace(&list, &text, Access::of_mode(0o600))?;
     }
-    if Etcd::of(site) != Etcd::Elsewhere {
-        save_etcd(site, &directory).await?;
+    match LocalEtcd::of(site)? {
+        Some(etcd) => save_etcd(site, &etcd, &directory).await,
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Saves the files that `kubeadm upgrade` changes, once per plan.
@@ -169,33 +238,21 @@ fn make_directory(site: &Site, plan: &str) -> Result<PathBuf, WorkError> {
     Ok(directory)
 }
 
-async fn save_etcd(site: &Site, directory: &Path) -> Result<(), WorkError> {
+async fn save_etcd(site: &Site, etcd: &LocalEtcd, directory: &Path) -> Result<(), WorkError> {
     let target = directory.join("etcd.db");
     if is_snapshot(&target).unwrap_or(false) {
         site.log("the snapshot of etcd already exists");
         return Ok(());
     }
     let new = directory.join("etcd.db.new");
-    match etcd_tool(site)? {
-        EtcdTool::Etcdctl => {
-            let mut call = site.call(Program::Etcdctl, etcdctl(&new.display().to_string()));
-            call.environment.push(("ETCDCTL_API".to_owned(), "3".to_owned()));
-            site.run(&call).await?;
-        }
-        EtcdTool::Crictl => {
-            let mut arguments = vec!["exec".to_owned(), crictl_container(site).await?];
-            arguments.push("etcdctl".to_owned());
-            arguments.extend(etcdctl(&format!("{DATA}/{IN_CONTAINER}")));
-            from_container(site, &site.call(Program::Crictl, arguments), &new).await?;
-        }
-        EtcdTool::Ctr => {
-            let id = ctr_container(site).await?;
-            let exec = ["--namespace=k8s.io", "tasks", "exec", "--exec-id=refit-snapshot"];
-            let mut arguments: Vec<String> = exec.map(str::to_owned).to_vec();
-            arguments.extend([id, "etcdctl".to_owned()]);
-            arguments.extend(etcdctl(&format!("{DATA}/{IN_CONTAINER}")));
-            from_container(site, &site.call(Program::Ctr, arguments), &new).await?;
-        }
+    let etcdctl = connect(site, etcd).await?;
+    let save = |path: &Path| etcdctl.with(["snapshot", "save", &path.display().to_string()]);
+    if etcdctl.inside {
+        let written = site.path(etcd.data.host.join(IN_CONTAINER));
+        let call = save(&etcd.data.inside.join(IN_CONTAINER));
+        from_container(site, &call, &written, &new).await?;
+    } else {
+        site.run(&save(&new)).await?;
     }
     let sound = is_snapshot(&new).map_err(|error| WorkError::file(&new, &error))?;
     if !sound {
@@ -205,18 +262,6 @@ async fn save_etcd(site: &Site, directory: &Path) -> Result<(), WorkError> {
         )));
     }
     rename_durably(&new, &target).map_err(|error| WorkError::file(&target, &error))
-}
-
-fn etcdctl(target: &str) -> Vec<String> {
-    vec![
-        "--endpoints=https://127.0.0.1:2379".to_owned(),
-        format!("--cacert={PKI}/ca.crt"),
-        format!("--cert={PKI}/healthcheck-client.crt"),
-        format!("--key={PKI}/healthcheck-client.key"),
-        "snapshot".to_owned(),
-        "save".to_owned(),
-        target.to_owned(),
-    ]
 }
 
 async fn crictl_container(site: &Site) -> Result<String, WorkError> {
@@ -244,21 +289,25 @@ fn first_id(answer: &str) -> Result<String, WorkError> {
     let plain = |id: &&str| id.bytes().all(|byte| byte.is_ascii_alphanumeric());
     id.filter(plain)
         .map(str::to_owned)
-        .ok_or_else(|| WorkError::retriable("cannot save etcd: its container is not running"))
+        .ok_or_else(|| WorkError::retriable("etcd's container is not running"))
 }
 
 /// Has the container write into etcd's directory, and copies the result out. The file is removed
 /// even if this fails: it is as large as etcd's data, and on the disk of etcd.
-async fn from_container(site: &Site, call: &Invocation, target: &Path) -> Result<(), WorkError> {
-    let written = site.path(DATA).join(IN_CONTAINER);
+async fn from_container(
+    site: &Site,
+    call: &Invocation,
+    written: &Path,
+    target: &Path,
+) -> Result<(), WorkError> {
     let outcome = site.run(call).await.map_err(WorkError::from);
     // Copied and not renamed, because the target is often on another file system.
     let copied = outcome.and_then(|_| {
-        fs::copy(&written, target).map(drop).map_err(|error| WorkError::file(target, &error))
+        fs::copy(written, target).map(drop).map_err(|error| WorkError::file(target, &error))
     });
     // etcdctl uses this name until the snapshot is complete.
     let part = written.with_file_name(format!("{IN_CONTAINER}.part"));
-    let gone = atomic::remove(&written).and(atomic::remove(&part));
+    let gone = atomic::remove(written).and(atomic::remove(&part));
     copied.and(gone)
 }
 

@@ -279,6 +279,7 @@ impl StepType {
         use StepUndo as Undo;
         const QUICK: u32 = 300;
         const SAVE: u32 = 900;
+        const SETTLE: u32 = 900;
         const INSTALL: u32 = 1200;
         const LONG: u32 = 3600;
         const TRIES: i32 = USUAL_ATTEMPTS;
@@ -310,7 +311,8 @@ impl StepType {
             Self::KubeletRestart => (Disrupt, true, Some(Undo::KubeletRestart), QUICK, TRIES, ONCE, Mark, NONE),
             Self::Reboot => (Disrupt, true, None, REBOOT_SECONDS, TRIES, ONCE, Host, NONE),
             Self::OsImageCommit => (Disrupt, false, None, INSTALL, TRIES, AGAIN, Host, NONE),
-            Self::Verify => (Disrupt, false, None, QUICK, TRIES, AGAIN, Host, NONE),
+            // A kubelet may take minutes after a boot.
+            Self::Verify => (Disrupt, false, None, SETTLE, TRIES, AGAIN, Host, NONE),
         };
         StepRules {
             gate,

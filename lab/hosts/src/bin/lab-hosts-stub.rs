@@ -93,8 +93,8 @@ fn containerd(arguments: &[&str]) -> Outcome {
 }
 
 fn etcdctl(arguments: &[&str]) -> Outcome {
-    point("etcdctl.start")?;
     if let Some(at) = arguments.iter().position(|word| *word == "save") {
+        point("etcdctl.start")?;
         let path = arguments.get(at + 1).ok_or("snapshot save expects one argument")?;
         save(path)?;
         return answer(&format!("Snapshot saved at {path}"));
@@ -224,6 +224,14 @@ fn kubelet(arguments: &[&str]) -> Outcome {
     }
     if arguments.contains(&"--help") {
         return answer("--config --kubeconfig --node-ip");
+    }
+    // The real kubelet validates its flags and its configuration before it does anything.
+    if arguments.contains(&"--port=65536") {
+        let port =
+            "invalid configuration: port (--port) 65536 must be between 1 and 65535, inclusive";
+        return Err(
+            format!("failed to validate kubelet configuration, error: {port}, path: &x").into()
+        );
     }
     point("kubelet.start")?;
     if !Path::new(KUBELET_CONFIG).exists() {

@@ -14,7 +14,6 @@ use crate::host::Site;
 pub(super) const DIRECTORY: &str = "/etc/kubernetes/tmp";
 /// How many backups of each kind are kept.
 pub(super) const KEPT: usize = 1;
-const ETCD_DATA: &str = "/var/lib/etcd";
 const KINDS: [&str; 4] = [
     "kubeadm-backup-etcd-",
     "kubeadm-backup-manifests-",
@@ -62,9 +61,9 @@ pub(super) fn prune(site: &Site, keep: usize) {
     }
 }
 
-/// Size of the next copy of etcd's data; 0 if etcd runs elsewhere.
-pub(super) fn etcd_bytes(site: &Site) -> u64 {
-    size(&site.path(ETCD_DATA), 6)
+/// Size of a copy of a directory; 0 if it does not exist.
+pub(super) fn bytes_of(directory: &Path) -> u64 {
+    size(directory, 6)
 }
 
 fn size(path: &Path, depth: usize) -> u64 {
@@ -127,10 +126,10 @@ mod tests {
     #[test]
     fn the_copy_of_etcd_is_as_large_as_its_data() {
         let directory = tempfile::tempdir().unwrap();
-        let site = Site::at(directory.path(), directory.path().join("state"));
-        assert_eq!(etcd_bytes(&site), 0);
-        fs::create_dir_all(site.path("/var/lib/etcd/member/snap")).unwrap();
-        fs::write(site.path("/var/lib/etcd/member/snap/db"), vec![0; 5000]).unwrap();
-        assert_eq!(etcd_bytes(&site), 5000);
+        let data = directory.path().join("etcd");
+        assert_eq!(bytes_of(&data), 0);
+        fs::create_dir_all(data.join("member/snap")).unwrap();
+        fs::write(data.join("member/snap/db"), vec![0; 5000]).unwrap();
+        assert_eq!(bytes_of(&data), 5000);
     }
 }

@@ -17,7 +17,7 @@ use refit_kinds::refit::CertificateArgs;
 use sha2::{Digest as _, Sha256};
 use x509_parser::pem::Pem;
 
-use super::MANIFESTS;
+use super::{MANIFESTS, manifest};
 use crate::host::{
     Program, Site,
     files::atomic::{self, Access},
@@ -128,7 +128,10 @@ pub(crate) fn not_renewed(site: &Site) -> BTreeMap<String, Time> {
 }
 
 fn path(site: &Site, name: &str) -> PathBuf {
-    site.path(format!("{KUBERNETES}/{name}"))
+    match name.strip_prefix("pki/") {
+        Some(rest) => site.path(manifest::certificates_directory(site).join(rest)),
+        None => site.path(format!("{KUBERNETES}/{name}")),
+    }
 }
 
 /// The certificate in a file; in a kubeconfig, the certificate of its user.

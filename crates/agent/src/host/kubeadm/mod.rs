@@ -2,7 +2,9 @@
 
 mod backups;
 pub(crate) mod certificates;
+pub(crate) mod manifest;
 pub(crate) mod preflight;
+mod room;
 
 use std::{
     collections::BTreeMap,

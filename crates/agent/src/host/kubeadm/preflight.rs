@@ -4,18 +4,12 @@ use std::path::Path;
 
 use crate::host::{
     Program, Site,
-    kubeadm::{INSTANCE_CONFIG, KUBELET_CONFIG, backups},
+    kubeadm::{INSTANCE_CONFIG, KUBELET_CONFIG, manifest::LocalEtcd, room},
     kubelet, snapshot,
     work::WorkError,
 };
 use refit_kinds::version::KubernetesVersion;
 
-/// Disk space that binaries, images and packages need on the root file system, without the copies
-/// of etcd.
-const ROOM_BYTES: u64 = 2 << 30;
-/// Temporary copies of etcd's data: kubeadm's copy (`docs/facts/kubeadm.md#backups-of-kubeadm`),
-/// Refit's snapshot, and the file that the etcd container writes before it is copied out.
-const COPIES_OF_ETCD: u64 = 3;
 /// The first kubelet that needs version 1 of the CRI: containerd 1.6.
 const CRI_V1_MINOR: u64 = 26;
 /// The first kubelet that does not start on cgroup v1 by default.
@@ -27,35 +21,15 @@ pub(crate) async fn check(
     site: &Site,
     version: Option<&KubernetesVersion>,
 ) -> Result<(), WorkError> {
-    room(site).await?;
-    snapshot::check(site)?;
+    let etcd = LocalEtcd::of(site)?;
+    room::check(site, etcd.as_ref())?;
+    snapshot::check(site, etcd.as_ref()).await?;
     if let Some(version) = version {
         runtime(site, version).await?;
         cgroup(site, version)?;
         endpoint(site)?;
     }
     site.log("preflight passed: the host can be updated");
-    Ok(())
-}
-
-async fn room(site: &Site) -> Result<(), WorkError> {
-    let root = site.path("/").display().to_string();
-    let answer = site.ask(Program::Df, ["--output=avail", "--block-size=1", &root]).await?;
-    let last = answer.lines().last().unwrap_or_default().trim();
-    let free: u64 = last.parse().map_err(|_| {
-        WorkError::retriable(format!(
-            "unexpected output of df {answer:?}, expected the free space in bytes"
-        ))
-    })?;
-    let needed = ROOM_BYTES + COPIES_OF_ETCD * backups::etcd_bytes(site);
-    if free < needed {
-        return Err(WorkError::needs_person(format!(
-            "the root file system has {} MiB free and needs {} MiB, including the snapshot and \
-             kubeadm's copy of etcd's data; the update would fail with: No space left on device",
-            free >> 20,
-            needed >> 20
-        )));
-    }
     Ok(())
 }
 
@@ -192,24 +166,5 @@ mod tests {
             endpoint(&site).unwrap_err();
             fs::remove_file(site.path(file)).unwrap();
         }
-    }
-
-    #[tokio::test]
-    async fn a_host_without_room_for_etcds_copy_is_for_a_person() {
-        let (_directory, site) = site();
-        let df = site.path("/df");
-        fs::write(&df, "#!/bin/sh\necho Avail\necho 1048576\n").unwrap();
-        fs::set_permissions(&df, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        let tool = crate::host::site::Tool { path: df.display().to_string(), ..Default::default() };
-        let site = site.with_tool(Program::Df, tool);
-        let error = check(&site, None).await.unwrap_err();
-        assert_eq!(error.kind, FailureKind::NeedsPerson);
-        assert!(error.message.contains("has 1 MiB free and needs 2048 MiB"), "{error}");
-        // Three more copies of etcd exist temporarily.
-        fs::create_dir_all(site.path("/var/lib/etcd/member")).unwrap();
-        let data = fs::File::create(site.path("/var/lib/etcd/member/db")).unwrap();
-        data.set_len(1 << 30).unwrap();
-        let error = room(&site).await.unwrap_err();
-        assert!(error.message.contains("needs 5120 MiB"), "{error}");
     }
 }

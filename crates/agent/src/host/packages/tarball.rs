@@ -86,7 +86,8 @@ impl<'a> Tarball<'a> {
         format!("{}/{name}", directory.unwrap_or(&DEFAULT_LINKS))
     }
 
-    fn unpacked(&self, version: &KubernetesVersion) -> PathBuf {
+    /// The directory of the programs of a version.
+    pub(crate) fn unpacked(&self, version: &KubernetesVersion) -> PathBuf {
         self.site.path(STORE).join(version.to_string())
     }
 

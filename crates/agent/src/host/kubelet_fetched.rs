@@ -1,0 +1,177 @@
+//! The kubelet that a plan has fetched and not installed yet.
+//!
+//! It is unpacked, so that it can check the configuration of this host while nothing is disturbed. That
+//! is possible for tarballs and Debian packages; with other packages, the check waits for the
+//! installation.
+
+use std::{
+    fs, io,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
+
+use refit_kinds::{refit::PackageArgs, version::KubernetesVersion};
+
+use super::{Program, Site, kubelet_probe, packages::Packages, work::WorkError};
+
+/// Where apt keeps what it has fetched.
+const ARCHIVES: &str = "/var/cache/apt/archives";
+
+/// Unpacks the kubelet of a version, and logs what it thinks of the configuration: `kubeadm upgrade` may
+/// still change that. Best effort.
+pub(super) async fn stage(
+    site: &Site,
+    plan: &str,
+    version: &KubernetesVersion,
+    from: &PackageArgs,
+) {
+    if let Err(error) = unpack(site, plan, version, from).await {
+        site.log(&format!("the fetched kubelet cannot be asked: {error}"));
+    } else if let Err(error) = check(site, plan).await {
+        site.log(&format!(
+            "warning: {error}; the plan fails after kubeadm upgrade if this remains so"
+        ));
+    }
+}
+
+/// Checks that the fetched kubelet would start with the configuration of this host, if it was unpacked.
+pub(super) async fn check(site: &Site, plan: &str) -> Result<(), WorkError> {
+    let program = place(site, plan);
+    if program.exists() { kubelet_probe::check_fetched(site, &program).await } else { Ok(()) }
+}
+
+/// Removes it: the installed one is asked from now on.
+pub(super) fn forget(site: &Site, plan: &str) {
+    match fs::remove_file(place(site, plan)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::debug!(%error, "the fetched kubelet was not removed");
+        }
+        _ => {}
+    }
+}
+
+fn place(site: &Site, plan: &str) -> PathBuf {
+    site.snapshot(plan).join("fetched-kubelet")
+}
+
+async fn unpack(
+    site: &Site,
+    plan: &str,
+    version: &KubernetesVersion,
+    from: &PackageArgs,
+) -> Result<(), WorkError> {
+    let target = place(site, plan);
+    if target.exists() {
+        return Ok(());
+    }
+    let file = |error: io::Error| WorkError::file(&target, &error);
+    let own = site.snapshot(plan);
+    match Packages::of(site, from.driver)? {
+        Packages::Tarball(tarball) => {
+            fs::create_dir_all(&own).map_err(file)?;
+            symlink(tarball.unpacked(version).join("kubelet"), &target).map_err(file)
+        }
+        Packages::Apt(_) => {
+            let places = [from.path.as_str(), ARCHIVES].map(|directory| site.path(directory));
+            let package = places.iter().find_map(|directory| package(directory, version));
+            // Nothing was fetched if this version is installed already.
+            let Some(package) = package else { return Ok(()) };
+            let all = own.join("fetched-kubelet.all");
+            fs::create_dir_all(&all).map_err(file)?;
+            let paths = [package.display().to_string(), all.display().to_string()];
+            let [package, into] = paths;
+            let extract = ["--extract".to_owned(), package, into];
+            let extracted = site.call(Program::DpkgDeb, extract).output().await;
+            let moved = extracted
+                .map_err(WorkError::from)
+                .and_then(|_| fs::rename(all.join("usr/bin/kubelet"), &target).map_err(file));
+            moved.and(fs::remove_dir_all(&all).map_err(file))
+        }
+        Packages::Dnf(_) => Ok(()),
+    }
+}
+
+/// The package file of a kubelet: apt names files `name_version_arch.deb`.
+fn package(directory: &Path, version: &KubernetesVersion) -> Option<PathBuf> {
+    let files = fs::read_dir(directory).ok()?.flatten().map(|entry| entry.path());
+    files.filter(|path| path.extension().is_some_and(|kind| kind == "deb")).find(|path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let mut parts = name.split('_');
+        parts.next() == Some("kubelet")
+            && parts.next().is_some_and(|text| version.is_of_package(text))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use refit_kinds::refit::{FailureKind, PackageDriver};
+
+    use super::*;
+    use crate::host::{kubeadm::KUBELET_CONFIG, site::Tool};
+
+    /// A host whose apt has fetched a kubelet that refuses the gate `OldGate`.
+    fn site() -> (tempfile::TempDir, Site) {
+        let directory = tempfile::tempdir().unwrap();
+        let site = Site::at(directory.path().join("root"), directory.path().join("state"));
+        for path in [ARCHIVES, "/var/lib/kubelet"] {
+            fs::create_dir_all(site.path(path)).unwrap();
+        }
+        fs::create_dir_all(site.state()).unwrap();
+        let kubelet = "for word in \"$@\"; do case $word in --config=*) config=${word#*=};; --v=*) exit 3;; esac; done\n\
+            grep -q OldGate $config && { echo 'panic: unrecognized feature gate: OldGate'; exit 2; }\n\
+            echo 'failed to validate kubelet configuration, error: invalid configuration: port (--port) \
+            65536 must be between 1 and 65535, inclusive, path: x'; exit 1";
+        fs::write(site.path(ARCHIVES).join("kubelet_1.34.9-1.1_amd64.deb"), "old").unwrap();
+        fs::write(site.path(ARCHIVES).join("kubelet_1.35.0-1.1_amd64.deb"), kubelet).unwrap();
+        // The stub of dpkg-deb takes the package for the program in it.
+        let dpkg = directory.path().join("dpkg-deb");
+        let script = "#!/bin/sh\nmkdir -p $3/usr/bin\n\
+                      { echo '#!/bin/sh'; cat $2; } > $3/usr/bin/kubelet; chmod 755 $3/usr/bin/kubelet\n";
+        fs::write(&dpkg, script).unwrap();
+        fs::set_permissions(&dpkg, fs::Permissions::from_mode(0o755)).unwrap();
+        let tool = |path: String| Tool { path, ..Tool::default() };
+        let site = site
+            .with_tool(Program::DpkgDeb, tool(dpkg.display().to_string()))
+            .with_tool(Program::Systemctl, tool("/no/such/program".to_owned()));
+        fs::write(site.path("/var/lib/kubelet/kubeadm-flags.env"), "KUBELET_KUBEADM_ARGS=--v=2\n")
+            .unwrap();
+        (directory, site)
+    }
+
+    #[tokio::test]
+    async fn the_fetched_kubelet_stops_the_plan_after_kubeadm_and_not_before() {
+        let (_directory, site) = site();
+        let version = "v1.35.0".parse().unwrap();
+        let from = PackageArgs { driver: PackageDriver::Apt, ..PackageArgs::default() };
+        check(&site, "p").await.unwrap();
+        fs::write(site.path(KUBELET_CONFIG), "featureGates: {OldGate: true}\n").unwrap();
+        stage(&site, "p", &version, &from).await;
+        let log = fs::read_to_string(site.state().join("host.log")).unwrap();
+        assert!(
+            log.contains("warning: the fetched kubelet does not accept a feature gate"),
+            "{log}"
+        );
+        let error = check(&site, "p").await.unwrap_err();
+        assert_eq!(error.kind, FailureKind::NeedsPerson);
+        assert!(
+            error.message.contains("config.yaml (unrecognized feature gate: OldGate)"),
+            "{error}"
+        );
+        // kubeadm has written another configuration.
+        fs::write(site.path(KUBELET_CONFIG), "featureGates: {}\n").unwrap();
+        check(&site, "p").await.unwrap();
+        forget(&site, "p");
+        assert_eq!(fs::read_dir(site.snapshot("p")).unwrap().count(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_kubelet_that_was_not_fetched_is_not_asked() {
+        let (_directory, site) = site();
+        let from = PackageArgs { driver: PackageDriver::Apt, ..PackageArgs::default() };
+        stage(&site, "p", &"v1.36.0".parse().unwrap(), &from).await;
+        assert!(!place(&site, "p").exists());
+        check(&site, "p").await.unwrap();
+    }
+}
