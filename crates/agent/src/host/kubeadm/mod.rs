@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use refit_kinds::refit::{KubeadmArgs, Role};
+use refit_kinds::refit::{KubeadmArgs, Role, SINGLE_ETCD_MANIFEST_SECONDS};
 use refit_kinds::version::KubernetesVersion;
 use serde_json::json;
 
@@ -29,9 +29,6 @@ pub(super) const MANIFESTS: &str = "/etc/kubernetes/manifests";
 pub(super) const KUBELET_CONFIG: &str = "/var/lib/kubelet/config.yaml";
 /// The host-specific part of the kubelet's configuration, written by newer versions of kubeadm.
 pub(super) const INSTANCE_CONFIG: &str = "/var/lib/kubelet/instance-config.yaml";
-/// How long kubeadm waits for each static pod if etcd has one member. kubeadm waits through the API
-/// server, which is down meanwhile (kubernetes/kubeadm#3297).
-const SINGLE_ETCD_TIMEOUT_SECONDS: i32 = 900;
 /// How long a manifest of kubeadm stays unsynced at most, apart from the time of the sync itself.
 const SYNC_INTERVAL: Duration = Duration::from_millis(200);
 /// The first minor version whose `--config` is an UpgradeConfiguration with timeouts.
@@ -157,7 +154,7 @@ pub(super) fn prepare(site: &Site, upgrade: &Upgrade<'_>) -> Result<Invocation, 
 fn timeout(upgrade: &Upgrade<'_>, etcd: Etcd) -> Option<i32> {
     let asked = upgrade.args.manifest_timeout_seconds;
     asked.or_else(|| {
-        (upgrade.role != Role::Worker && etcd == Etcd::Alone).then_some(SINGLE_ETCD_TIMEOUT_SECONDS)
+        (upgrade.role != Role::Worker && etcd == Etcd::Alone).then_some(SINGLE_ETCD_MANIFEST_SECONDS)
     })
 }
 
