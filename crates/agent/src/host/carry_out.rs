@@ -9,7 +9,7 @@ use std::{
 };
 
 use refit_kinds::{
-    refit::{HostStep, PackageArgs, PlanId, Role},
+    refit::{HostStep, PackageArgs, PlanId},
     version::KubernetesVersion,
 };
 use serde::{Deserialize, Serialize};
@@ -156,10 +156,7 @@ async fn run_step(
             let upgrade = kubeadm::Upgrade { role: *role, version, args: kubeadm };
             // Kept here for a rollback, because a plan may have no snapshot step.
             snapshot::keep_configuration(site, plan)?;
-            if *role != Role::Worker {
-                snapshot::mend_manifests(site, plan)?;
-            }
-            kubeadm::upgrade(site, &upgrade).await
+            kubeadm::upgrade(site, plan, &upgrade).await
         }
         HostStep::Files(files) => files::apply(site, plan, &job.step, files, secrets).await,
         HostStep::Ntp(ntp) => ntp::apply(site, plan, &job.step, ntp).await,
