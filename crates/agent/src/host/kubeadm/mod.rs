@@ -4,6 +4,7 @@ mod backups;
 pub(crate) mod certificates;
 mod mend;
 pub(crate) mod preflight;
+mod proxy;
 mod sync;
 
 use std::path::Path;
@@ -115,6 +116,9 @@ pub(super) fn prepare(site: &Site, upgrade: &Upgrade<'_>) -> Result<Invocation, 
             call.arguments.push(format!("--config={}", path.display()));
         }
         _ => call.arguments.extend(flags(upgrade, etcd)?),
+    }
+    if upgrade.role != Role::Worker {
+        call.environment.extend(proxy::of_manifests(site));
     }
     Ok(call)
 }
