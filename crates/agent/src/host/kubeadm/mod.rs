@@ -5,6 +5,7 @@ pub(crate) mod certificates;
 mod mend;
 pub(crate) mod preflight;
 mod proxy;
+mod readers;
 mod sync;
 
 use std::path::Path;
@@ -71,7 +72,8 @@ impl Etcd {
     }
 }
 
-/// Restores manifests that a power cut has damaged, runs the upgrade, then removes kubeadm's backups of older upgrades.
+/// Restores manifests that a power cut has damaged, runs the upgrade, then restarts the static pods of other tools that
+/// read renewed certificates. Removes kubeadm's backups of older upgrades.
 pub(super) async fn upgrade(
     site: &Site,
     plan: &str,
@@ -81,6 +83,7 @@ pub(super) async fn upgrade(
         mend::manifests(site, plan).await?;
     }
     let call = prepare(site, upgrade)?;
+    let certificates = certificates::fingerprint(site);
     let outcome = tokio::select! {
         biased;
         outcome = site.run(&call) => outcome,
@@ -90,7 +93,7 @@ pub(super) async fn upgrade(
     // (`docs/facts/kubeadm.md#backups-of-kubeadm`).
     backups::prune(site, backups::KEPT, outcome.is_ok());
     match outcome {
-        Ok(_) => Ok(()),
+        Ok(_) => certificates::restart_other_readers(site, &certificates).await,
         Err(error) => Err(explain(&error)),
     }
 }
