@@ -4,10 +4,12 @@
 //! after a kill or a power cut therefore continues where the first one ended.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
 };
 
+use refit_bundle::fetch::Proxies;
 use refit_kinds::{
     refit::{HostStep, PackageArgs, PlanId},
     version::KubernetesVersion,
@@ -51,6 +53,10 @@ pub struct JobFile {
     /// The namespace of its secrets.
     #[serde(default)]
     pub namespace: String,
+    /// The proxy variables of the agent's environment: a unit does not have it, and other users may read the environment
+    /// of a unit.
+    #[serde(default)]
+    pub proxies: BTreeMap<String, String>,
 }
 
 impl JobFile {
@@ -60,6 +66,14 @@ impl JobFile {
         serde_json::from_slice(&text).map_err(|error| {
             WorkError::retriable(format!("invalid job file {}: {error}", path.display()))
         })
+    }
+
+    /// The host as this job sees it.
+    pub fn site(&self) -> Site {
+        let site = Site::new(&self.state);
+        let log = site.units().join(format!("{}.log", self.unit));
+        let variables = self.proxies.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        site.logging_to(log).through(Proxies::of(variables))
     }
 
     /// Writes the job file atomically: a reader finds all of it or nothing.

@@ -72,6 +72,7 @@ impl World {
             state: self.site.state().to_owned(),
             kubeconfig: PathBuf::new(),
             namespace: String::new(),
+            proxies: BTreeMap::new(),
         };
         carry_out(&self.site, &job, &Vault).await
     }

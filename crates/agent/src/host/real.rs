@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ffi::OsString,
     fs, io,
     os::{fd::OwnedFd, unix::fs::MetadataExt as _},
     path::{Path, PathBuf},
@@ -89,6 +90,7 @@ impl RealHost {
             state: self.site.state().to_owned(),
             kubeconfig: self.kubeconfig.clone(),
             namespace: self.namespace.clone(),
+            proxies: proxy_variables(std::env::vars_os()),
         }
     }
 
@@ -328,6 +330,15 @@ fn kubelet_process(site: &Site, main: u32) -> Option<u32> {
         ahead.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
     }
     None
+}
+
+/// The variables of an environment whose names end with `_proxy`, in any case.
+fn proxy_variables(
+    environment: impl Iterator<Item = (OsString, OsString)>,
+) -> BTreeMap<String, String> {
+    let texts = environment
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    texts.filter(|(name, _)| name.to_ascii_lowercase().ends_with("_proxy")).collect()
 }
 
 fn of_work(error: WorkError) -> HostError {

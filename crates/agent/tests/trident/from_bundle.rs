@@ -1,6 +1,6 @@
 //! An OS image from a signed bundle.
 
-use std::{fs, path::PathBuf};
+use std::{collections::BTreeMap, fs, path::PathBuf};
 
 use refit_agent::host::{Command, JobFile, NoSecrets, WorkError, carry_out};
 use refit_bundle::{
@@ -43,6 +43,7 @@ pub(crate) fn an_image_of_a_bundle_is_staged_and_finalized_without_a_server(benc
         state: bench.site.state().to_owned(),
         kubeconfig: PathBuf::new(),
         namespace: String::new(),
+        proxies: BTreeMap::new(),
     };
     let run = |job: &JobFile| -> Result<(), WorkError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
