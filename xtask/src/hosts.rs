@@ -31,6 +31,21 @@ pub(crate) struct HostsTestArgs {
     /// [default: 1, 2 and 4, and 3 if REFIT_K8S_BIN is set]
     #[arg(value_parser = clap::value_parser!(u8).range(1..=4))]
     which: Option<u8>,
+    /// Cut the power this many times while kubeadm replaces manifests, and run nothing else of test 2
+    #[arg(long, value_name = "N", requires = "which")]
+    cuts: Option<u32>,
+    /// Choose the moments of these cuts by this seed
+    #[arg(long, value_name = "S", default_value_t = 0, requires = "cuts")]
+    seed: u64,
+}
+
+impl HostsTestArgs {
+    /// What the tests read from their environment.
+    fn environment(&self) -> Vec<(&'static str, String)> {
+        let cuts = self.cuts.map(|cuts| [("REFIT_CUTS", cuts.to_string())]);
+        let seed = [("REFIT_CUTS_SEED", self.seed.to_string())];
+        cuts.into_iter().flatten().chain(seed).collect()
+    }
 }
 
 /// Runs the tests; the last line on stdout is `P passed, F failed`.
@@ -42,13 +57,14 @@ pub(crate) fn run(root: &Path, args: &HostsTestArgs) -> anyhow::Result<ExitCode>
         if !numbers.contains(&number) {
             continue;
         }
-        let mut variables: Vec<(&str, PathBuf)> = Vec::new();
-        variables.extend(programs.clone().map(|directory| (PROGRAMS_DIRECTORY, directory)));
+        let mut variables = args.environment();
+        variables
+            .extend(programs.as_ref().map(|path| (PROGRAMS_DIRECTORY, path.display().to_string())));
         if number == OLDEST {
             let [deb, _] = package::packages(root, &PackageArgs::default())?;
-            variables.push((PACKAGE, deb));
+            variables.push((PACKAGE, deb.display().to_string()));
         }
-        let counts = test(root, name, profile(number), &variables)?;
+        let counts = test(root, name, profile(number), variables)?;
         passed += counts.0;
         failed += counts.1;
     }
@@ -110,12 +126,12 @@ fn test(
     root: &Path,
     name: &str,
     profile: &str,
-    variables: &[(&str, PathBuf)],
+    variables: Vec<(&'static str, String)>,
 ) -> anyhow::Result<(u32, u32)> {
     // The agent of these hosts, next to the test, which looks for it there.
     call_cargo(root, &["build", "--package", "refit-agent", "--profile", profile])?;
     let mut child = cargo::command(root)
-        .envs(variables.iter().map(|(name, path)| (name, path)))
+        .envs(variables)
         // From the whole workspace, so that features are unified as in earlier builds.
         .args(["test", "--workspace"])
         .args(["--profile", profile, "--test", name, "--", "--nocapture"])

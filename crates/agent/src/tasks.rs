@@ -11,7 +11,7 @@ use std::{
 use anyhow::Context as _;
 use clap::Subcommand;
 use refit_agent::{
-    host::{JobFile, NodeSecrets, Site},
+    host::{JobFile, NodeSecrets},
     install::{
         BASE, ExchangeOutcome, Installation, Layout, SystemdUnits, confirmed, end_trial, exchanged,
         guard, setting,
@@ -145,11 +145,8 @@ fn read_keys(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<String, String>> {
 async fn carry_out(job: &Path) -> ExitCode {
     let outcome = async {
         let job = JobFile::load(job)?;
-        let site = Site::new(&job.state);
-        let log = site.units().join(format!("{}.log", job.unit));
-        let site = site.logging_to(log);
         let secrets = NodeSecrets::of_host(&job.kubeconfig, &job.namespace);
-        refit_agent::host::carry_out(&site, &job, &secrets).await
+        refit_agent::host::carry_out(&job.site(), &job, &secrets).await
     };
     match outcome.await {
         Ok(()) => ExitCode::SUCCESS,

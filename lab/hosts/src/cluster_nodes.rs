@@ -90,12 +90,18 @@ pub fn join(host: &Host, cluster: &Cluster, control_plane: bool) -> anyhow::Resu
         host.write("etc/kubernetes/admin.conf", &files.admin_conf)?;
         host.write("var/lib/etcd/member/snap/db", &"etcd ".repeat(200_000))?;
         let (version, _) = VERSIONS[0];
-        for name in ["kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
-            manifest(host, name, &format!("v{version}"))?;
-        }
+        write_manifests(host, &format!("v{version}"))?;
         manifest(host, "etcd", "3.6.5-0")?;
     }
     Ok(())
+}
+
+/// The static pods of a control plane that have the version of Kubernetes.
+pub const COMPONENTS: [&str; 3] = ["kube-apiserver", "kube-controller-manager", "kube-scheduler"];
+
+/// Writes the manifests of a control plane of this version, such as `v1.35.0`; they are synced.
+pub fn write_manifests(host: &Host, version: &str) -> anyhow::Result<()> {
+    COMPONENTS.into_iter().try_for_each(|name| manifest(host, name, version))
 }
 
 fn manifest(host: &Host, name: &str, version: &str) -> anyhow::Result<()> {

@@ -9,9 +9,11 @@ use refit_kinds::{
     keys,
     refit::{
         Gate, HostFacts, HostPlan, HostPlanStatus, PlanSettings, PlanState, PlannedStep, Role,
+        StepType,
     },
 };
 use serde_json::{Value, json};
+use strum::VariantArray as _;
 
 use crate::{cluster::Cluster, eventually, host::Host, management::send};
 
@@ -52,7 +54,18 @@ fn path(node: &str) -> String {
 
 /// Creates a plan for the host, as the controller does, with the gate open.
 pub async fn order(cluster: &Cluster, host: &Host, order: Order<'_>) -> anyhow::Result<()> {
-    let (steps, point_of_no_return) = order.steps();
+    order_part(cluster, host, order, StepType::VARIANTS).await
+}
+
+/// As [`order`], with only the steps of these types.
+pub async fn order_part(
+    cluster: &Cluster,
+    host: &Host,
+    order: Order<'_>,
+    types: &[StepType],
+) -> anyhow::Result<()> {
+    let (mut steps, point_of_no_return) = order.steps();
+    steps.retain(|step| step.step_type().is_some_and(|type_| types.contains(&type_)));
     let body = json!({"spec": {
         "nodeUpdate": order.id,
         "planId": order.id,

@@ -2,6 +2,7 @@
 //! After the boot the host completes the plan or rolls back.
 
 mod common;
+mod counted;
 
 use std::{collections::BTreeSet, process::ExitCode, time::Duration};
 
@@ -25,9 +26,30 @@ const JOURNAL: &str = "var/lib/refit-agent/journal.jsonl";
 const WAIT_SECONDS: u64 = 900;
 
 fn main() -> ExitCode {
-    let tests: [isolation::Test; 1] =
-        [("a_power_cut_at_any_boundary_or_within_any_step_is_survived", everything)];
-    isolation::main(&tests)
+    // A large number of cuts takes long enough alone.
+    let test: isolation::Test = if counted::number().is_some() {
+        ("a_power_cut_while_kubeadm_replaces_manifests_is_survived", cuts_alone)
+    } else {
+        ("a_power_cut_at_any_boundary_or_within_any_step_is_survived", everything)
+    };
+    isolation::main(&[test])
+}
+
+/// As many cuts as the environment wants, divided among the control planes.
+fn cuts_alone(isolation: &Isolation) -> anyhow::Result<()> {
+    runtime()?.block_on(async {
+        let layers = common::layers(isolation).await?;
+        let cluster = Cluster::start(0).await?;
+        let names = cluster.names();
+        let hosts = common::hosts(isolation, &cluster, &layers, &names).await?;
+        let (cluster, total) = (&cluster, counted::number().unwrap_or_default());
+        let cuts = hosts.iter().enumerate().map(|(at, host)| {
+            let number = counted::share(total, hosts.len(), at);
+            counted::cuts(cluster, host, counted::FIRST, number, at)
+        });
+        let outcome = futures::future::try_join_all(cuts).await;
+        with_reports(outcome.map(drop), &hosts).await
+    })
 }
 
 /// Runs all tests in parallel, each on its own host; otherwise each would wait for the boots of the
@@ -42,9 +64,19 @@ fn everything(isolation: &Isolation) -> anyhow::Result<()> {
             anyhow::bail!("there are five hosts");
         };
         let outcome = futures::try_join!(
-            at_every_boundary(&cluster, boundaries, Role::FirstControlPlane, Reboot::IfNeeded),
-            within_steps(&cluster, within, whole("within"), &WITHIN, false),
-            within_steps(&cluster, torn, whole("torn"), &WITHIN_AND_TORN, true),
+            async {
+                let role = Role::FirstControlPlane;
+                at_every_boundary(&cluster, boundaries, role, Reboot::IfNeeded).await?;
+                counted::cuts(&cluster, boundaries, counted::SECOND, counted::USUAL, 0).await
+            },
+            async {
+                within_steps(&cluster, within, whole("within"), &WITHIN, false).await?;
+                counted::cuts(&cluster, within, counted::SECOND, counted::USUAL, 1).await
+            },
+            async {
+                within_steps(&cluster, torn, whole("torn"), &WITHIN_AND_TORN, true).await?;
+                counted::cuts(&cluster, torn, counted::SECOND, counted::USUAL, 2).await
+            },
             at_every_boundary(&cluster, reboots, Role::Worker, Reboot::Always),
             while_undoing(&cluster, undone),
         );
@@ -132,8 +164,12 @@ const WITHIN: [&str; 5] = [
     "dpkg-kubelet.preinst",
 ];
 /// As [`WITHIN`], with half of a record at the end of the journal each time.
-const WITHIN_AND_TORN: [&str; 4] =
-    ["dpkg-kubeadm.postinst", "kubeadm.start", "kubeadm.kube-apiserver", "dpkg-kubelet.postinst"];
+const WITHIN_AND_TORN: [&str; 4] = [
+    "dpkg-kubeadm.postinst",
+    "kubeadm.start",
+    "kubeadm.kube-apiserver.swapped",
+    "dpkg-kubelet.postinst",
+];
 /// As [`WITHIN`], on a worker.
 const WITHIN_OF_WORKER: [&str; 2] = ["kubeadm.kubelet-config", "kubeadm.end"];
 
@@ -165,8 +201,11 @@ async fn within_steps(
     finished(cluster, host, plan, WAIT_SECONDS).await
 }
 
+/// Has a program stop at a point, where another program of the host has just synced a file of its own, as etcd does
+/// many times a second: the file system has then stored the names of all files, and perhaps not their content.
 fn stop_at(host: &Host, point: &str) -> anyhow::Result<()> {
-    order(host, point, &format!("touch /run/at-{point}; sleep 1000\n"))
+    let sync = "dd if=/dev/zero of=/var/tmp/wal bs=512 count=1 conv=fsync status=none";
+    order(host, point, &format!("{sync}; touch /run/at-{point}; sleep 1000\n"))
 }
 
 /// Waits until a program of a plan has stopped at a point.

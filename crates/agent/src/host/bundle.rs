@@ -144,6 +144,7 @@ async fn fetch(
     let limits = Limits {
         bytes_per_second: u64::try_from(bundle.bytes_per_second).ok().and_then(NonZeroU64::new),
         credentials_file: Some(site.path(CREDENTIALS)),
+        proxies: site.proxies().clone(),
         ..Limits::default()
     };
     let directory = site.state().join("bundle");

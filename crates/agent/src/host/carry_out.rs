@@ -4,12 +4,14 @@
 //! after a kill or a power cut therefore continues where the first one ended.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
 };
 
+use refit_bundle::fetch::Proxies;
 use refit_kinds::{
-    refit::{HostStep, PackageArgs, PlanId, Role},
+    refit::{HostStep, PackageArgs, PlanId},
     version::KubernetesVersion,
 };
 use serde::{Deserialize, Serialize};
@@ -56,6 +58,10 @@ pub struct JobFile {
     /// What no plan may write.
     #[serde(default)]
     pub own: OwnPaths,
+    /// The proxy variables of the agent's environment: a unit does not have it, and other users may read the environment
+    /// of a unit.
+    #[serde(default)]
+    pub proxies: BTreeMap<String, String>,
 }
 
 impl JobFile {
@@ -65,6 +71,14 @@ impl JobFile {
         serde_json::from_slice(&text).map_err(|error| {
             WorkError::retriable(format!("invalid job file {}: {error}", path.display()))
         })
+    }
+
+    /// The host as this job sees it.
+    pub fn site(&self) -> Site {
+        let site = Site::new(&self.state);
+        let log = site.units().join(format!("{}.log", self.unit));
+        let variables = self.proxies.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        site.logging_to(log).through(Proxies::of(variables))
     }
 
     /// Writes the job file atomically: a reader finds all of it or nothing.
@@ -163,10 +177,7 @@ async fn run_step(
             let upgrade = kubeadm::Upgrade { role: *role, version, args: kubeadm };
             // Kept here for a rollback, because a plan may have no snapshot step.
             snapshot::keep_configuration(site, plan)?;
-            if *role != Role::Worker {
-                snapshot::mend_manifests(site, plan)?;
-            }
-            kubeadm::upgrade(site, &upgrade).await?;
+            kubeadm::upgrade(site, plan, &upgrade).await?;
             kubelet_fetched::check(site, plan).await
         }
         HostStep::Files(files) => {

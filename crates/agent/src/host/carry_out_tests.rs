@@ -73,6 +73,7 @@ impl World {
             kubeconfig: PathBuf::new(),
             namespace: String::new(),
             own: OwnPaths::default(),
+            proxies: BTreeMap::new(),
         };
         carry_out(&self.site, &job, &Vault).await
     }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ffi::OsString,
     fs, io,
     os::{fd::OwnedFd, unix::fs::MetadataExt as _},
     path::{Path, PathBuf},
@@ -103,6 +104,7 @@ impl RealHost {
             kubeconfig: self.kubeconfig.clone(),
             namespace: self.namespace.clone(),
             own: self.own.clone(),
+            proxies: proxy_variables(std::env::vars_os()),
         }
     }
 
@@ -323,6 +325,15 @@ async fn end_of(process: OwnedFd, at_most: Duration) -> io::Result<bool> {
         Ok(poll(&mut ended, Some(&at_most))? > 0)
     });
     waiting.await.map_err(io::Error::other)?
+}
+
+/// The variables of an environment whose names end with `_proxy`, in any case.
+fn proxy_variables(
+    environment: impl Iterator<Item = (OsString, OsString)>,
+) -> BTreeMap<String, String> {
+    let texts = environment
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    texts.filter(|(name, _)| name.to_ascii_lowercase().ends_with("_proxy")).collect()
 }
 
 fn of_work(error: WorkError) -> HostError {

@@ -84,3 +84,11 @@ async fn the_end_of_a_process_is_detected() {
     assert!(end_of(late, hour).await.unwrap());
     assert!(child.try_wait().unwrap().is_some());
 }
+
+#[test]
+fn only_proxies_of_the_environment_reach_a_unit() {
+    let pairs = [("HTTPS_PROXY", "http://p:1"), ("no_proxy", "10.0.0.0/8"), ("NODE_NAME", "a")];
+    let environment = pairs.map(|(name, value)| (OsString::from(name), OsString::from(value)));
+    let found = proxy_variables(environment.into_iter());
+    assert_eq!(found.keys().collect::<Vec<_>>(), ["HTTPS_PROXY", "no_proxy"]);
+}

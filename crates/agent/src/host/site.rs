@@ -9,6 +9,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use refit_bundle::fetch::Proxies;
+
 use super::{Invocation, Program, ProgramError, files::atomic, program::open_log};
 
 /// `PATH` of maintainer scripts and programs.
@@ -32,6 +34,7 @@ pub struct Site {
     state: PathBuf,
     tools: BTreeMap<Program, Tool>,
     log: PathBuf,
+    proxies: Proxies,
 }
 
 impl Site {
@@ -43,7 +46,13 @@ impl Site {
     /// A host whose root is at `root`.
     pub fn at(root: impl Into<PathBuf>, state: impl Into<PathBuf>) -> Self {
         let state = state.into();
-        Self { root: root.into(), log: state.join("host.log"), state, tools: BTreeMap::new() }
+        Self {
+            root: root.into(),
+            log: state.join("host.log"),
+            state,
+            tools: BTreeMap::new(),
+            proxies: Proxies::default(),
+        }
     }
 
     /// Replaces a known program.
@@ -58,6 +67,18 @@ impl Site {
     pub fn logging_to(mut self, log: impl Into<PathBuf>) -> Self {
         self.log = log.into();
         self
+    }
+
+    /// Downloads through these proxies.
+    #[must_use]
+    pub fn through(mut self, proxies: Proxies) -> Self {
+        self.proxies = proxies;
+        self
+    }
+
+    /// The proxies of downloads.
+    pub fn proxies(&self) -> &Proxies {
+        &self.proxies
     }
 
     /// Maps an absolute path of the host to a path below the root. Paths in the agent's own

@@ -202,32 +202,6 @@ pub(super) fn put_back(site: &Site, plan: &str) -> Result<(), WorkError> {
     Ok(())
 }
 
-/// Restores manifests that are missing, empty or incomplete: kubeadm syncs nothing that it writes, so
-/// a power cut may leave them so. kubeadm cannot repair them, because it waits for the static pods
-/// that they describe.
-pub(super) fn mend_manifests(site: &Site, plan: &str) -> Result<(), WorkError> {
-    for name in MANIFEST_NAMES {
-        let path = format!("{MANIFESTS}/{name}");
-        if is_pod(&site.read(&path)) || !keep::put_back_file(site, plan, CONFIGURATION, &path)? {
-            continue;
-        }
-        if !is_pod(&site.read(&path)) {
-            return Err(WorkError::needs_person(format!(
-                "{path} was incomplete before this plan began: restore it, for example from \
-                 /etc/kubernetes/tmp/kubeadm-backup-manifests-*"
-            )));
-        }
-        site.log(&format!("restored {path}, which a power cut had left incomplete"));
-    }
-    Ok(())
-}
-
-/// Whether a text is a pod with containers.
-fn is_pod(text: &str) -> bool {
-    let pod: Result<serde_json::Value, _> = serde_saphyr::from_str(text);
-    pod.is_ok_and(|pod| pod["kind"] == "Pod" && pod["spec"]["containers"][0]["image"].is_string())
-}
-
 /// Creates the directory of a plan's snapshot, readable by root only. Existing directories keep
 /// their permissions.
 fn make_directory(site: &Site, plan: &str) -> Result<PathBuf, WorkError> {

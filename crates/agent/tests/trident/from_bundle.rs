@@ -1,6 +1,6 @@
 //! An OS image from a signed bundle.
 
-use std::{fs, path::PathBuf};
+use std::{collections::BTreeMap, fs, path::PathBuf};
 
 use refit_agent::{
     OwnPaths,
@@ -47,6 +47,7 @@ pub(crate) fn an_image_of_a_bundle_is_staged_and_finalized_without_a_server(benc
         kubeconfig: PathBuf::new(),
         namespace: String::new(),
         own: OwnPaths::default(),
+        proxies: BTreeMap::new(),
     };
     let run = |job: &JobFile| -> Result<(), WorkError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -10,7 +10,7 @@ use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri,
     header::{
         ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE,
-        LOCATION, RANGE, USER_AGENT,
+        LOCATION, PROXY_AUTHORIZATION, RANGE, USER_AGENT,
     },
 };
 use http_body_util::{BodyExt as _, Empty};
@@ -25,7 +25,7 @@ use rustls::{
     pki_types::{CertificateDer, pem::PemObject as _},
 };
 
-use super::{Limits, auth::Credentials, location::shown};
+use super::{Limits, auth::Credentials, location::shown, proxy::Connector};
 use crate::error::Error;
 
 /// Maximum number of redirects: a registry redirects to its storage, plus one on either side.
@@ -35,9 +35,9 @@ const READ_AHEAD: usize = 64 << 10;
 
 /// An HTTP client with time limits.
 pub(crate) struct Http {
-    plain: Client<HttpConnector, Empty<Bytes>>,
+    plain: Client<Connector, Empty<Bytes>>,
     /// Created on first use: reading the system's certificates takes time and memory.
-    secure: OnceLock<Client<HttpsConnector<HttpConnector>, Empty<Bytes>>>,
+    secure: OnceLock<Client<HttpsConnector<Connector>, Empty<Bytes>>>,
     limits: Limits,
     answer_timeout: Duration,
     silence_timeout: Duration,
@@ -100,7 +100,7 @@ impl Http {
             None => Credentials::default(),
         };
         Ok(Self {
-            plain: builder().build(tcp(limits)),
+            plain: builder().build(connector(limits)),
             secure: OnceLock::new(),
             limits: limits.clone(),
             answer_timeout: limits.connect_timeout + limits.silence_timeout,
@@ -110,7 +110,7 @@ impl Http {
     }
 
     /// Returns the HTTPS client; creates it on first use.
-    fn secure(&self) -> Result<&Client<HttpsConnector<HttpConnector>, Empty<Bytes>>, Error> {
+    fn secure(&self) -> Result<&Client<HttpsConnector<Connector>, Empty<Bytes>>, Error> {
         if let Some(client) = self.secure.get() {
             return Ok(client);
         }
@@ -118,7 +118,7 @@ impl Http {
             .with_tls_config(tls(&self.limits)?)
             .https_only()
             .enable_http1()
-            .wrap_connector(tcp(&self.limits));
+            .wrap_connector(connector(&self.limits));
         Ok(self.secure.get_or_init(|| builder().build(connector)))
     }
 
@@ -235,6 +235,12 @@ impl Http {
         if let Some(authorization) = authorization {
             request = request.header(AUTHORIZATION, authorization);
         }
+        if uri.scheme_str() == Some("http")
+            && let Some(proxy) = self.limits.proxies.of_url(uri)
+            && let Some(auth) = proxy.basic_auth()
+        {
+            request = request.header(PROXY_AUTHORIZATION, auth);
+        }
         let request =
             request.body(Empty::new()).expect("method, URL and headers are valid by type");
         let answer = match uri.scheme_str() {
@@ -273,12 +279,12 @@ impl Stream {
     }
 }
 
-fn tcp(limits: &Limits) -> HttpConnector {
+fn connector(limits: &Limits) -> Connector {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
     tcp.set_connect_timeout(Some(limits.connect_timeout));
-    tcp
+    Connector { tcp, proxies: limits.proxies.clone() }
 }
 
 fn builder() -> hyper_util::client::legacy::Builder {

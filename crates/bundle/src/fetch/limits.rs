@@ -4,6 +4,8 @@ use std::{num::NonZeroU64, path::PathBuf, time::Duration};
 
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 
+use super::Proxies;
+
 /// Interval at which bytes are granted.
 const TICK: Duration = Duration::from_millis(20);
 
@@ -25,6 +27,8 @@ pub struct Limits {
     /// Registry credentials in the format of Docker and the kubelet (`config.json`). A missing file
     /// means no credentials.
     pub credentials_file: Option<PathBuf>,
+    /// Proxies of HTTP servers and registries.
+    pub proxies: Proxies,
 }
 
 impl Default for Limits {
@@ -39,6 +43,7 @@ impl Default for Limits {
             keep_free: 512 << 20,
             ca_file: None,
             credentials_file: None,
+            proxies: Proxies::default(),
         }
     }
 }

@@ -16,6 +16,7 @@ mod http;
 mod limits;
 mod local;
 mod location;
+mod proxy;
 mod registry;
 mod session;
 mod single;
@@ -27,6 +28,7 @@ use std::path::Path;
 
 pub use limits::Limits;
 pub use location::{Location, Reference, Version};
+pub use proxy::Proxies;
 pub use single::file;
 pub use staged::{Staged, find, prune};
 

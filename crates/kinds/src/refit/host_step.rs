@@ -252,6 +252,14 @@ pub const USUAL_ATTEMPTS: i32 = 3;
 /// for minutes, for all machines of a wave at once. With a delay of up to a minute between two
 /// attempts, these last half an hour.
 const DOWNLOAD_ATTEMPTS: i32 = 32;
+/// How long kubeadm waits for each static pod if etcd has one member, in seconds. kubeadm waits through the API server,
+/// which is down meanwhile (kubernetes/kubeadm#3297).
+pub const SINGLE_ETCD_MANIFEST_SECONDS: i32 = 900;
+/// Number of the static pods that kubeadm upgrades one after another.
+const STATIC_PODS: u32 = 4;
+/// Time of an upgrade of a control plane apart from its static pods: preflight checks, images, a copy of etcd, and the
+/// wait for static pods that a power cut has interrupted.
+const UPGRADE_SECONDS: u32 = 1800;
 /// How long a host may take from the reboot command to its next boot, in seconds.
 const REBOOT_SECONDS: u32 = 900;
 
@@ -328,9 +336,22 @@ impl StepType {
 }
 
 impl HostStep {
-    /// The rules of this step's type.
+    /// The rules of this step's type. `kubeadm upgrade` on a control plane takes as long as its arguments allow.
     pub fn rules(&self) -> StepRules {
-        StepType::from(self).rules()
+        let rules = StepType::from(self).rules();
+        let Self::KubeadmUpgrade {
+            role: Role::FirstControlPlane | Role::ControlPlane,
+            kubeadm,
+            ..
+        } = self
+        else {
+            return rules;
+        };
+        // Whether etcd has one member is known on the host only.
+        let each = kubeadm.manifest_timeout_seconds.unwrap_or(SINGLE_ETCD_MANIFEST_SECONDS);
+        let all = u32::try_from(each).unwrap_or_default().saturating_mul(STATIC_PODS);
+        let seconds = all.saturating_add(UPGRADE_SECONDS);
+        StepRules { timeout_seconds: rules.timeout_seconds.max(seconds), ..rules }
     }
 
     /// The required argument that is missing.
@@ -428,6 +449,28 @@ mod tests {
             assert!(rules.disruptive <= (rules.gate == Gate::Disrupt), "{type_:?}");
             assert!(rules.attempts > 0 && rules.timeout_seconds >= 300, "{type_:?}");
             assert_eq!(type_.id().replace('-', ""), type_.member().to_lowercase());
+        }
+    }
+
+    #[test]
+    fn the_timeout_of_kubeadm_grows_with_its_wait_for_static_pods() {
+        for (role, manifest_timeout_seconds, seconds) in [
+            (Role::Worker, Some(3600), 3600),
+            (Role::FirstControlPlane, None, 4 * 900 + 1800),
+            (Role::ControlPlane, None, 4 * 900 + 1800),
+            (Role::ControlPlane, Some(30), 3600),
+            (Role::FirstControlPlane, Some(3600), 4 * 3600 + 1800),
+            (Role::FirstControlPlane, Some(-1), 3600),
+            (Role::FirstControlPlane, Some(i32::MAX), u32::MAX),
+        ] {
+            let kubeadm = KubeadmArgs { manifest_timeout_seconds, ..KubeadmArgs::default() };
+            let version = "v1.35.0".parse().unwrap();
+            let step = HostStep::KubeadmUpgrade { role, version, kubeadm };
+            assert_eq!(
+                step.rules().timeout_seconds,
+                seconds,
+                "{role:?} {manifest_timeout_seconds:?}"
+            );
         }
     }
 }

@@ -189,11 +189,12 @@ fn static_pods(version: &str) -> Result<(), Box<dyn std::error::Error>> {
         if new == old {
             continue;
         }
+        // Like the real program: nothing is synced, and for a moment there is no manifest at all.
         fs::write(next.join(&file), &new)?;
-        // Like the real program: for a moment there is no manifest at all.
         fs::rename(&manifest, backup.join(&file))?;
         point(&format!("kubeadm.{component}.gap"))?;
         fs::rename(next.join(&file), &manifest)?;
+        point(&format!("kubeadm.{component}.swapped"))?;
         writeln!(
             io::stdout(),
             "[upgrade/staticpods] Moved new manifest to {}",

@@ -114,23 +114,45 @@ pub(crate) fn put_back(site: &Site, plan: &str, group: &str) -> Result<Vec<Strin
     Ok(kept.into_iter().map(|one| one.path).collect())
 }
 
-/// Restores one path if a group of a plan has kept a file there; returns whether it has.
-pub(crate) fn put_back_file(
+/// A path before a plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Before {
+    /// The plan has kept no file there.
+    Unknown,
+    /// The path did not exist.
+    Absent,
+    /// A file.
+    File(Saved),
+}
+
+/// A copy of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Saved {
+    /// What is in the file.
+    pub content: Vec<u8>,
+    /// Its permissions and owner.
+    pub access: Access,
+}
+
+/// Reads what a group of a plan has kept of one path.
+pub(crate) fn before(
     site: &Site,
     plan: &str,
     group: &str,
     absolute: &str,
-) -> Result<bool, WorkError> {
+) -> Result<Before, WorkError> {
     let directory = directory(site, plan, group);
-    let kept = index(&directory)?;
-    let is_file = |one: &&Kept| match one.was {
-        Original::File { .. } => one.path == absolute,
-        Original::Absent | Original::Link { .. } => false,
-    };
-    match kept.iter().find(is_file) {
-        Some(one) => restore(site, &directory, one).map(|()| true),
-        None => Ok(false),
-    }
+    let kept = index(&directory)?.into_iter().find(|one| one.path == absolute);
+    Ok(match kept.map(|one| one.was) {
+        None | Some(Original::Link { .. }) => Before::Unknown,
+        Some(Original::Absent) => Before::Absent,
+        Some(Original::File { copy, mode, uid, gid }) => {
+            let copy = directory.join(copy);
+            let content = fs::read(&copy).map_err(|error| WorkError::file(&copy, &error))?;
+            let access = Access { mode, uid: Some(uid), gid: Some(gid) };
+            Before::File(Saved { content, access })
+        }
+    })
 }
 
 fn restore(site: &Site, directory: &Path, one: &Kept) -> Result<(), WorkError> {

@@ -17,8 +17,8 @@ use flate2::read::GzDecoder;
 use refit_kinds::refit::{FileArgs, FileEncoding, PlannedFile};
 use sha2::{Digest as _, Sha256};
 
-pub(crate) use self::{users::home, walk::UnsafeLink};
 use self::{atomic::Access, secret::SecretSource};
+pub(crate) use self::{users::home, walk::UnsafeLink};
 use super::{Evidence, Program, Site, work::WorkError};
 use crate::policy::OwnPaths;
 
@@ -62,13 +62,14 @@ pub(crate) fn check(site: &Site, args: &FileArgs) -> Evidence {
     }
     for file in &args.files {
         let found = atomic::read(&site.path(&file.path)).ok().flatten();
-        let same = found.is_some_and(|(found, _)| match (&file.content_from, file.sha256.as_str()) {
-            (Some(_), "") => true,
-            (Some(_), sum) => file.append || sum.eq_ignore_ascii_case(&hex_sum(&found)),
-            (None, _) => decode(file, file.content.as_bytes()).is_ok_and(|wanted| {
-                if file.append { contains(&found, &wanted) } else { found == wanted }
-            }),
-        });
+        let same =
+            found.is_some_and(|(found, _)| match (&file.content_from, file.sha256.as_str()) {
+                (Some(_), "") => true,
+                (Some(_), sum) => file.append || sum.eq_ignore_ascii_case(&hex_sum(&found)),
+                (None, _) => decode(file, file.content.as_bytes()).is_ok_and(|wanted| {
+                    if file.append { contains(&found, &wanted) } else { found == wanted }
+                }),
+            });
         if !same {
             let what = format!("{} differs from the plan", file.path);
             return Evidence::Missing { what };

@@ -14,12 +14,10 @@ use crate::host::Site;
 pub(super) const DIRECTORY: &str = "/etc/kubernetes/tmp";
 /// How many backups of each kind are kept.
 pub(super) const KEPT: usize = 1;
-const KINDS: [&str; 4] = [
-    "kubeadm-backup-etcd-",
-    "kubeadm-backup-manifests-",
-    "kubeadm-kubelet-config",
-    "kubeadm-upgraded-manifests",
-];
+/// Directories with the manifests that an upgrade replaced.
+pub(super) const MANIFESTS: &str = "kubeadm-backup-manifests-";
+const KINDS: [&str; 4] =
+    ["kubeadm-backup-etcd-", MANIFESTS, "kubeadm-kubelet-config", "kubeadm-upgraded-manifests"];
 
 /// kubeadm's backups by kind, oldest first.
 pub(super) fn find(site: &Site) -> BTreeMap<&'static str, Vec<PathBuf>> {
@@ -45,8 +43,13 @@ pub(super) fn find(site: &Site) -> BTreeMap<&'static str, Vec<PathBuf>> {
 }
 
 /// Removes all but the newest `keep` backups of each kind, to free disk space. Best effort.
-pub(super) fn prune(site: &Site, keep: usize) {
-    for paths in find(site).into_values() {
+///
+/// After an upgrade that is not `complete`, all backups of manifests stay: they are small, and an older one may be the
+/// last copy of a manifest that a power cut has damaged.
+pub(super) fn prune(site: &Site, keep: usize, complete: bool) {
+    let is_done_with = |kind: &str| complete || kind != MANIFESTS;
+    let all = find(site).into_iter().filter(|(kind, _)| is_done_with(kind));
+    for (_, paths) in all {
         let drop = paths.len().saturating_sub(keep);
         for path in paths.into_iter().take(drop) {
             let outcome =
@@ -106,7 +109,10 @@ mod tests {
             fs::create_dir_all(tmp.join(name)).unwrap();
         }
         assert_eq!(find(&site)["kubeadm-backup-etcd-"].len(), 2);
-        prune(&site, KEPT);
+        prune(&site, KEPT, false);
+        let left = find(&site);
+        assert_eq!((left["kubeadm-backup-etcd-"].len(), left[MANIFESTS].len()), (1, 2));
+        prune(&site, KEPT, true);
         let mut left: Vec<String> = fs::read_dir(&tmp)
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())

@@ -2,22 +2,31 @@
 //!
 //! `kubeadm upgrade` renews the certificates, which is not enough for clusters that are upgraded
 //! less than once a year. `kubeadm certs renew` leaves the static pods with the old certificates
-//! until each pod is restarted (`docs/facts/kubeadm.md#certificates`). A changed annotation in the
-//! manifest makes the kubelet restart a static pod. The manifest is replaced atomically, so a power
-//! cut does not leave a host without its API server.
+//! until each pod is restarted (`docs/facts/kubeadm.md#certificates`). The static pods of other tools keep the old ones
+//! after an upgrade, too. A changed annotation in the manifest makes the kubelet restart a static pod. The manifest is
+//! replaced atomically, so a power cut does not leave a host without its API server.
 //!
 //! Certificates of an authority whose key is not on the host are renewed by their owner.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::refit::CertificateArgs;
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use x509_parser::pem::Pem;
 
-use super::{MANIFESTS, manifest};
+use super::{
+    manifest,
+    readers::{self, StaticPod},
+    running,
+};
 use crate::host::{
     Program, Site,
     files::atomic::{self, Access},
@@ -41,8 +50,6 @@ const RENEWED: [(&str, &str); 11] = [
 ];
 /// Certificates of authorities, which kubeadm never renews.
 const AUTHORITIES: [&str; 3] = ["pki/ca.crt", "pki/etcd/ca.crt", "pki/front-proxy-ca.crt"];
-/// Static pods that read them, in the order in which they are restarted.
-const READERS: [&str; 4] = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 /// The annotation whose change restarts a static pod.
 const ANNOTATION: &str = "refit.dev/certificates";
 /// How long a static pod may take to restart: the same as in kubeadm.
@@ -82,10 +89,29 @@ pub(crate) async fn renew(
         )));
     }
     let sum = fingerprint(site);
-    for reader in READERS {
-        restart(site, reader, &sum, RESTART).await?;
+    for pod in readers::of_kubeadm(site).chain(readers::of_others(site, &renewed(site))) {
+        restart(site, &pod, &sum, RESTART).await?;
     }
     Ok(())
+}
+
+/// Restarts the static pods of other tools that read certificates which are no longer those of the fingerprint `before`.
+/// kubeadm's own were restarted by the upgrade.
+pub(super) async fn restart_other_readers(site: &Site, before: &str) -> Result<(), WorkError> {
+    let now = fingerprint(site);
+    if now == before {
+        return Ok(());
+    }
+    for pod in readers::of_others(site, &renewed(site)) {
+        restart(site, &pod, &now, RESTART).await?;
+    }
+    Ok(())
+}
+
+/// Paths of the certificates and kubeconfigs that kubeadm renews on this host.
+fn renewed(site: &Site) -> Vec<PathBuf> {
+    let of_host = RENEWED.into_iter().filter(|(_, key)| path(site, key).exists());
+    of_host.map(|(name, _)| on_host(site, name)).collect()
 }
 
 /// The certificates that expire within the number of days in the plan, the earliest first.
@@ -128,9 +154,13 @@ pub(crate) fn not_renewed(site: &Site) -> BTreeMap<String, Time> {
 }
 
 fn path(site: &Site, name: &str) -> PathBuf {
+    site.path(on_host(site, name))
+}
+
+fn on_host(site: &Site, name: &str) -> PathBuf {
     match name.strip_prefix("pki/") {
-        Some(rest) => site.path(manifest::certificates_directory(site).join(rest)),
-        None => site.path(format!("{KUBERNETES}/{name}")),
+        Some(rest) => manifest::certificates_directory(site).join(rest),
+        None => Path::new(KUBERNETES).join(name),
     }
 }
 
@@ -166,7 +196,7 @@ fn unreadable(name: &str) -> WorkError {
 }
 
 /// A fingerprint of the current certificates. They are public.
-fn fingerprint(site: &Site) -> String {
+pub(super) fn fingerprint(site: &Site) -> String {
     use std::fmt::Write as _;
     let mut hash = Sha256::new();
     for (name, _) in RENEWED {
@@ -180,21 +210,26 @@ fn fingerprint(site: &Site) -> String {
 }
 
 /// Makes the kubelet restart a static pod, and waits for the restart if the runtime can be queried.
-async fn restart(site: &Site, name: &str, sum: &str, patience: Duration) -> Result<(), WorkError> {
-    let path = site.path(format!("{MANIFESTS}/{name}.yaml"));
-    let Some((text, file)) = atomic::read(&path)? else {
+async fn restart(
+    site: &Site,
+    pod: &StaticPod,
+    sum: &str,
+    patience: Duration,
+) -> Result<(), WorkError> {
+    let (path, name) = (&pod.manifest, &pod.container);
+    let Some((text, file)) = atomic::read(path)? else {
         return Ok(());
     };
     let text = String::from_utf8_lossy(&text);
     let changed = annotated(&text, sum).ok_or_else(|| {
         WorkError::needs_person(format!(
-            "{} is not a manifest written by kubeadm, so {name} still uses its old certificates; \
-             restart it",
+            "{} is not the manifest of a pod, so {name} still uses its old certificates; restart it",
             path.display()
         ))
     })?;
-    let before = running(site, name).await;
-    if !atomic::replace(&path, changed.as_bytes(), Access::of(&file))? {
+    let ids = async || running(site, name).await.unwrap_or_default();
+    let before = ids().await;
+    if !atomic::replace(path, changed.as_bytes(), Access::of(&file))? {
         return Ok(());
     }
     site.log(&format!("restarting {name}"));
@@ -204,7 +239,7 @@ async fn restart(site: &Site, name: &str, sum: &str, patience: Duration) -> Resu
     let started = async {
         loop {
             tokio::time::sleep(POLL).await;
-            let now = running(site, name).await;
+            let now = ids().await;
             if !now.is_empty() && now != before {
                 return;
             }
@@ -219,17 +254,28 @@ async fn restart(site: &Site, name: &str, sum: &str, patience: Duration) -> Resu
     })
 }
 
-/// ID of the running container; empty if it is not known.
-async fn running(site: &Site, name: &str) -> String {
-    let filter = format!("--name=^{name}$");
-    let query = ["ps", "--quiet", "--state=Running", &filter];
-    let answer = site.ask(Program::Crictl, query).await;
-    answer.unwrap_or_default().trim().to_owned()
+/// The manifest with Refit's annotation set to this value; `None` if it is not a manifest.
+fn annotated(text: &str, value: &str) -> Option<String> {
+    let pod = annotated_pod(text, value)?;
+    let is_same = |new: &String| serde_saphyr::from_str(new).is_ok_and(|new: Value| new == pod);
+    let kept = annotated_lines(text, value).filter(is_same);
+    // Its comments are lost.
+    Some(kept.unwrap_or_else(|| format!("{pod:#}\n")))
 }
 
-/// The manifest with Refit's annotation set to this value; `None` if the manifest is not in
-/// kubeadm's format.
-fn annotated(text: &str, value: &str) -> Option<String> {
+fn annotated_pod(text: &str, value: &str) -> Option<Value> {
+    let mut pod: Value = serde_saphyr::from_str(text).ok()?;
+    let metadata = pod.get_mut("metadata")?.as_object_mut()?;
+    let annotations = metadata.entry("annotations").or_insert(Value::Null);
+    if annotations.is_null() {
+        *annotations = json!({});
+    }
+    annotations.as_object_mut()?.insert(ANNOTATION.to_owned(), json!(value));
+    Some(pod)
+}
+
+/// As [`annotated`], for a manifest in kubeadm's format: each other line stays as it is.
+fn annotated_lines(text: &str, value: &str) -> Option<String> {
     const LIST: &str = "  annotations:";
     let annotation = format!("    {ANNOTATION}: \"{value}\"");
     let known = format!("{ANNOTATION}:");

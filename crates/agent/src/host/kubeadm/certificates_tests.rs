@@ -1,7 +1,12 @@
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
+use refit_kinds::refit::{KubeadmArgs, Role};
+
 use super::*;
-use crate::host::site::Tool;
+use crate::host::{
+    kubeadm::{MANIFESTS, Upgrade},
+    site::Tool,
+};
 
 const API_SERVER: &str = "apiVersion: v1\nkind: Pod\nmetadata:\n  annotations:\n    \
     kubeadm.kubernetes.io/kube-apiserver.advertise-address.endpoint: 10.0.0.7:6443\n  labels:\n    \
@@ -161,7 +166,8 @@ async fn a_static_pod_that_does_not_restart_is_reported() {
     let site = world.site.clone().with_tool(Program::Crictl, tool);
     let wait = async |sum, seconds| {
         let patience = Duration::from_secs(seconds);
-        restart(&site, "kube-apiserver", sum, patience).await
+        let pod = readers::of_kubeadm(&site).find(|pod| pod.container == "kube-apiserver");
+        restart(&site, &pod.unwrap(), sum, patience).await
     };
     let error = wait("s", 2).await.unwrap_err();
     assert!(error.message.contains("did not restart within"), "{error}");
@@ -184,6 +190,63 @@ fn annotating_a_manifest_keeps_everything_else() {
         }
     }
     assert_eq!(annotated("kind: Pod\n", "a"), None);
+}
+
+#[test]
+fn a_manifest_in_another_form_than_kubeadms_is_annotated() {
+    for text in [
+        r#"{"kind": "Pod", "metadata": {"name": "x"}, "spec": {"hostNetwork": true}}"#,
+        "kind: Pod\nmetadata: {name: x, annotations: {a: b}}\nspec: {hostNetwork: true}\n",
+        "kind: Pod\nmetadata:\n    name: x\n    annotations:\nspec:\n    hostNetwork: true\n",
+    ] {
+        let pod: Value = serde_saphyr::from_str(&annotated(text, "s").unwrap()).unwrap();
+        assert_eq!(pod["metadata"]["annotations"][ANNOTATION], "s", "{text}");
+        assert_eq!(
+            (&pod["metadata"]["name"], &pod["spec"]["hostNetwork"]),
+            (&json!("x"), &json!(true))
+        );
+    }
+}
+
+/// Manifests of kube-vip and of a pod that reads no certificates.
+fn with_other_tools(site: &Site) {
+    for (name, volume) in [("kube-vip", "/etc/kubernetes/admin.conf"), ("haproxy", "/etc/haproxy")]
+    {
+        let text = format!(
+            "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\nspec:\n  containers:\n  - name: {name}\n  \
+             volumes:\n  - hostPath:\n      path: {volume}\n    name: kubeconfig\n"
+        );
+        fs::write(site.path(format!("{MANIFESTS}/{name}.yaml")), text).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn static_pods_of_other_tools_that_read_renewed_certificates_are_restarted() {
+    let world = World::new(10, "RENEW");
+    with_other_tools(&world.site);
+    world.renew("p").await.unwrap();
+    assert!(world.manifest("kube-vip").contains(ANNOTATION));
+    assert!(!world.manifest("haproxy").contains(ANNOTATION));
+}
+
+#[tokio::test]
+async fn an_upgrade_that_renews_certificates_restarts_only_the_static_pods_of_other_tools() {
+    let version = "v1.35.0".parse().unwrap();
+    let args = KubeadmArgs::default();
+    let upgrade = Upgrade { role: Role::FirstControlPlane, version: &version, args: &args };
+    for (script, restarted) in [("RENEW", true), ("true", false)] {
+        let world = World::new(10, script);
+        with_other_tools(&world.site);
+        for name in ["kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
+            let text = SCHEDULER.replace("containers: []", "containers: [{image: x}]");
+            fs::write(world.site.path(format!("{MANIFESTS}/{name}.yaml")), text).unwrap();
+        }
+        super::super::upgrade(&world.site, "p", &upgrade).await.unwrap();
+        assert_eq!(world.manifest("kube-vip").contains(ANNOTATION), restarted, "{script}");
+        for name in ["haproxy", "kube-scheduler"] {
+            assert!(!world.manifest(name).contains(ANNOTATION), "{name}");
+        }
+    }
 }
 
 #[test]

@@ -105,6 +105,31 @@ fn the_configured_arguments_reach_kubeadm() {
 }
 
 #[test]
+fn a_control_plane_keeps_the_proxies_of_its_manifests() {
+    let world = World::new();
+    let manifest = |name: &str, env: &str| {
+        let text = format!("spec:\n  containers:\n  - image: x\n    env: [{env}]\n");
+        fs::write(world.site.path(format!("{MANIFESTS}/{name}.yaml")), text).unwrap();
+    };
+    let version = version("v1.35.0");
+    let proxies = |role| {
+        let upgrade = Upgrade { role, version: &version, args: &KubeadmArgs::default() };
+        let call = prepare(&world.site, &upgrade).unwrap();
+        assert!(!call.to_string().contains("proxy"), "{call}");
+        let environment = call.environment.into_iter();
+        environment.filter(|(name, _)| name.to_lowercase().ends_with("_proxy")).collect::<Vec<_>>()
+    };
+    manifest("kube-scheduler", "{name: NO_PROXY, value: third}");
+    manifest("kube-controller-manager", "{name: NO_PROXY, value: second}");
+    manifest("kube-apiserver", "");
+    let pair = |value: &str| [("NO_PROXY".to_owned(), value.to_owned())];
+    assert_eq!(proxies(Role::ControlPlane), pair("second"));
+    manifest("kube-apiserver", "{name: NO_PROXY, value: first}");
+    assert_eq!(proxies(Role::FirstControlPlane), pair("first"));
+    assert!(proxies(Role::Worker).is_empty());
+}
+
+#[test]
 fn phases_that_a_version_does_not_know_are_not_passed() {
     let world = World::new();
     let args =

@@ -3,19 +3,16 @@
 mod backups;
 pub(crate) mod certificates;
 pub(crate) mod manifest;
+mod mend;
 pub(crate) mod preflight;
+mod proxy;
+mod readers;
 mod room;
+mod sync;
 
-use std::{
-    collections::BTreeMap,
-    convert::Infallible,
-    fs,
-    os::unix::fs::MetadataExt as _,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::path::Path;
 
-use refit_kinds::refit::{KubeadmArgs, Role};
+use refit_kinds::refit::{KubeadmArgs, Role, SINGLE_ETCD_MANIFEST_SECONDS};
 use refit_kinds::version::KubernetesVersion;
 use serde_json::json;
 
@@ -31,11 +28,9 @@ pub(super) const MANIFESTS: &str = "/etc/kubernetes/manifests";
 pub(super) const KUBELET_CONFIG: &str = "/var/lib/kubelet/config.yaml";
 /// The host-specific part of the kubelet's configuration, written by newer versions of kubeadm.
 pub(super) const INSTANCE_CONFIG: &str = "/var/lib/kubelet/instance-config.yaml";
-/// How long kubeadm waits for each static pod if etcd has one member. kubeadm waits through the API
-/// server, which is down meanwhile (kubernetes/kubeadm#3297).
-const SINGLE_ETCD_TIMEOUT_SECONDS: i32 = 900;
-/// How long a manifest of kubeadm stays unsynced at most, apart from the time of the sync itself.
-const SYNC_INTERVAL: Duration = Duration::from_millis(200);
+/// The static pods whose manifests kubeadm writes, in the order in which it upgrades them.
+const COMPONENTS: [&str; 4] =
+    ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 /// The first minor version whose `--config` is an UpgradeConfiguration with timeouts.
 const CONFIG_MINOR: u64 = 31;
 /// The first minor version whose `upgrade apply` can skip phases.
@@ -79,56 +74,30 @@ impl Etcd {
     }
 }
 
-/// Runs the upgrade, then removes kubeadm's backups of older upgrades.
-pub(super) async fn upgrade(site: &Site, upgrade: &Upgrade<'_>) -> Result<(), WorkError> {
+/// Restores manifests that a power cut has damaged, runs the upgrade, then restarts the static pods of other tools that
+/// read renewed certificates. Removes kubeadm's backups of older upgrades.
+pub(super) async fn upgrade(
+    site: &Site,
+    plan: &str,
+    upgrade: &Upgrade<'_>,
+) -> Result<(), WorkError> {
+    if upgrade.role != Role::Worker {
+        mend::manifests(site, plan).await?;
+    }
     let call = prepare(site, upgrade)?;
+    let certificates = certificates::fingerprint(site);
     let outcome = tokio::select! {
         biased;
         outcome = site.run(&call) => outcome,
-        never = sync_manifests(site.path(MANIFESTS)) => match never {},
+        never = sync::while_kubeadm_writes(site) => match never {},
     };
     // kubeadm makes a backup as large as etcd at each upgrade and never removes one
     // (`docs/facts/kubeadm.md#backups-of-kubeadm`).
-    backups::prune(site, backups::KEPT);
+    backups::prune(site, backups::KEPT, outcome.is_ok());
     match outcome {
-        Ok(_) => Ok(()),
+        Ok(_) => certificates::restart_other_readers(site, &certificates).await,
         Err(error) => Err(explain(&error)),
     }
-}
-
-/// Syncs each manifest soon after it was written, as long as the future runs. kubeadm does not, and a
-/// file system may write a new file's name long before its content.
-async fn sync_manifests(directory: PathBuf) -> Infallible {
-    let mut synced = BTreeMap::new();
-    loop {
-        tokio::time::sleep(SYNC_INTERVAL).await;
-        let (directory, known) = (directory.clone(), std::mem::take(&mut synced));
-        let syncing = tokio::task::spawn_blocking(move || sync_new(&directory, &known));
-        synced = syncing.await.unwrap_or_default();
-    }
-}
-
-/// The inode and the time of the last change of each file that has been synced.
-type Synced = BTreeMap<PathBuf, (u64, i64, i64)>;
-
-/// Syncs the files that are new since `known`, and returns all of them.
-fn sync_new(directory: &Path, known: &Synced) -> Synced {
-    let files = fs::read_dir(directory).into_iter().flatten().flatten();
-    let state = |entry: fs::DirEntry| {
-        let found = entry.metadata().ok().filter(fs::Metadata::is_file)?;
-        Some((entry.path(), (found.ino(), found.mtime(), found.mtime_nsec())))
-    };
-    let now: Synced = files.filter_map(state).collect();
-    let sync = |path: &Path| fs::File::open(path).and_then(|file| file.sync_all());
-    if now != *known {
-        let new = now.iter().filter(|(path, state)| known.get(*path) != Some(state));
-        for path in new.map(|(path, _)| path.as_path()).chain([directory]) {
-            if let Err(error) = sync(path) {
-                tracing::debug!(%error, path = %path.display(), "not synced");
-            }
-        }
-    }
-    now
 }
 
 /// Builds the kubeadm call, and writes its configuration file if it needs one.
@@ -153,13 +122,17 @@ pub(super) fn prepare(site: &Site, upgrade: &Upgrade<'_>) -> Result<Invocation, 
         }
         _ => call.arguments.extend(flags(upgrade, etcd)?),
     }
+    if upgrade.role != Role::Worker {
+        call.environment.extend(proxy::of_manifests(site));
+    }
     Ok(call)
 }
 
 fn timeout(upgrade: &Upgrade<'_>, etcd: Etcd) -> Option<i32> {
     let asked = upgrade.args.manifest_timeout_seconds;
     asked.or_else(|| {
-        (upgrade.role != Role::Worker && etcd == Etcd::Alone).then_some(SINGLE_ETCD_TIMEOUT_SECONDS)
+        (upgrade.role != Role::Worker && etcd == Etcd::Alone)
+            .then_some(SINGLE_ETCD_MANIFEST_SECONDS)
     })
 }
 
@@ -313,6 +286,13 @@ pub(super) fn static_pods_at(manifests: &Path, version: &KubernetesVersion) -> E
         }
     }
     Evidence::Done
+}
+
+/// IDs of the running containers with this name; empty if there are none.
+async fn running(site: &Site, container: &str) -> Result<String, ProgramError> {
+    let filter = format!("--name=^{container}$");
+    let query = ["ps", "--quiet", "--state=Running", &filter];
+    site.ask(Program::Crictl, query).await.map(|ids| ids.trim().to_owned())
 }
 
 /// The image in the manifest of a static pod.

@@ -206,7 +206,7 @@ impl<'a> Tarball<'a> {
             return Ok(to);
         }
         self.site.log(&format!("fetching {url}"));
-        let limits = Limits::default();
+        let limits = Limits { proxies: self.site.proxies().clone(), ..Limits::default() };
         let fetched = Box::pin(fetch::file(url, &sum, &to, &limits)).await;
         fetched.map_err(|error| {
             let message = format!("cannot fetch the tarball: {error}");

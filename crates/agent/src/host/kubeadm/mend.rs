@@ -1,0 +1,166 @@
+//! Static pod manifests that a power cut has damaged.
+//!
+//! kubeadm moves each manifest away and a new one in, and syncs neither: after a power cut a manifest may be missing,
+//! empty or truncated (`docs/facts/kubeadm.md#static-pods`). kubeadm cannot repair that. It waits for the static pod that
+//! the manifest describes, and takes a host without `kube-apiserver.yaml` for a worker.
+//!
+//! An older etcd cannot read what a newer one has written. Restoring its previous manifest is still safe, because the
+//! [new one is synced](super::sync) before the kubelet starts the new etcd.
+
+use std::time::Duration;
+
+use super::{COMPONENTS, MANIFESTS, backups, running};
+use crate::host::{
+    Program, Site,
+    files::{
+        atomic::{self, Access},
+        keep::{self, Before, Saved},
+    },
+    snapshot::CONFIGURATION,
+    work::WorkError,
+};
+
+/// How long the kubelet may take to start static pods: as long as kubeadm waits for one.
+const START: Duration = Duration::from_mins(5);
+const POLL: Duration = Duration::from_secs(1);
+
+/// What to do about a manifest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict<'a> {
+    /// It is whole, or there is none on this host.
+    Leave,
+    /// This copy replaces it.
+    Restore(&'a Saved),
+    /// It is damaged, and there is no copy.
+    Lost,
+}
+
+/// Decides about a manifest from what was read. `backups` are those of kubeadm, the newest first. An `optional` manifest
+/// is left out if the snapshot does not know it: an old backup may be from a time when etcd was not external.
+///
+/// | now | before the plan | verdict |
+/// |---|---|---|
+/// | whole | any | leave |
+/// | missing | absent | leave |
+/// | missing | unknown, optional | leave |
+/// | damaged | absent | lost: another program has written it |
+/// | missing or damaged | a pod, or unknown with a backup | restore |
+/// | missing or damaged | otherwise | lost |
+fn decide<'a>(
+    now: Option<&[u8]>,
+    before: &'a Before,
+    backups: &'a [Saved],
+    optional: bool,
+) -> Verdict<'a> {
+    let kept = match before {
+        Before::File(kept) => Some(kept),
+        Before::Absent | Before::Unknown => None,
+    };
+    let is_left = match now {
+        Some(now) => is_whole(now, kept),
+        None => *before == Before::Absent || (optional && *before == Before::Unknown),
+    };
+    if is_left {
+        return Verdict::Leave;
+    }
+    let backups: &[Saved] = if *before == Before::Absent { &[] } else { backups };
+    let mut copies = kept.into_iter().chain(backups);
+    copies.find(|copy| is_pod(&copy.content)).map_or(Verdict::Lost, Verdict::Restore)
+}
+
+/// Whether a manifest is complete. kubeadm ends each with a line break, and a truncated one may still be a pod.
+fn is_whole(now: &[u8], kept: Option<&Saved>) -> bool {
+    is_pod(now) && (now.ends_with(b"\n") || kept.is_some_and(|kept| kept.content == now))
+}
+
+/// Whether a text is a pod with containers.
+fn is_pod(text: &[u8]) -> bool {
+    let pod: Option<serde_json::Value> =
+        std::str::from_utf8(text).ok().and_then(|text| serde_saphyr::from_str(text).ok());
+    pod.is_some_and(|pod| pod["kind"] == "Pod" && pod["spec"]["containers"][0]["image"].is_string())
+}
+
+/// Restores the manifests of a control plane that are missing, empty or truncated, and waits until the kubelet runs their
+/// pods.
+pub(super) async fn manifests(site: &Site, plan: &str) -> Result<(), WorkError> {
+    let mut restored = Vec::new();
+    for name in COMPONENTS {
+        if restore(site, plan, name)? {
+            restored.push(name);
+        }
+    }
+    wait_for_pods(site, &restored, START).await
+}
+
+/// Restores one manifest if it is damaged; returns whether it was.
+fn restore(site: &Site, plan: &str, name: &str) -> Result<bool, WorkError> {
+    let absolute = format!("{MANIFESTS}/{name}.yaml");
+    let path = site.path(&absolute);
+    let now = atomic::read(&path)?.map(|(content, _)| content);
+    let before = keep::before(site, plan, CONFIGURATION, &absolute)?;
+    let backups = backups(site, name)?;
+    match decide(now.as_deref(), &before, &backups, name == "etcd") {
+        Verdict::Leave => Ok(false),
+        Verdict::Restore(copy) => {
+            atomic::replace(&path, &copy.content, copy.access)?;
+            site.log(&format!("restored {absolute}, which a power cut had left incomplete"));
+            Ok(true)
+        }
+        Verdict::Lost => Err(WorkError::needs_person(format!(
+            "{absolute} is missing or incomplete, and neither the snapshot of this plan nor {}/{}* has a copy: write the \
+             manifest, for example with the one of another control plane as a pattern",
+            backups::DIRECTORY,
+            backups::MANIFESTS
+        ))),
+    }
+}
+
+/// kubeadm's backups of a manifest, the newest first.
+fn backups(site: &Site, name: &str) -> Result<Vec<Saved>, WorkError> {
+    let directories = backups::find(site).remove(backups::MANIFESTS).unwrap_or_default();
+    let files = directories.iter().rev().map(|path| path.join(format!("{name}.yaml")));
+    let read = files.map(|path| atomic::read(&path)).filter_map(Result::transpose);
+    read.map(|read| read.map(|(content, file)| Saved { content, access: Access::of(&file) }))
+        .collect()
+}
+
+/// Waits until the kubelet runs these static pods and the API server, which kubeadm calls: after a power cut the kubelet
+/// may have just started, too. Without `crictl`, kubeadm's own patience has to do.
+async fn wait_for_pods(
+    site: &Site,
+    restored: &[&str],
+    patience: Duration,
+) -> Result<(), WorkError> {
+    if !site.has(Program::Crictl) {
+        return Ok(());
+    }
+    let api_server = ["kube-apiserver"].into_iter().filter(|name| !restored.contains(name));
+    let started = async {
+        for name in restored.iter().copied().chain(api_server) {
+            loop {
+                match running(site, name).await {
+                    Ok(ids) if !ids.is_empty() => break,
+                    // The runtime cannot be queried here, and kubeadm reports it if it matters.
+                    Err(_) if restored.is_empty() => return,
+                    Ok(_) | Err(_) => tokio::time::sleep(POLL).await,
+                }
+            }
+        }
+    };
+    match tokio::time::timeout(patience, started).await {
+        Ok(()) => Ok(()),
+        Err(_) if restored.is_empty() => {
+            site.log("kube-apiserver does not run on this host");
+            Ok(())
+        }
+        Err(_) => Err(WorkError::retriable(format!(
+            "the static pods of the restored manifests ({}) and kube-apiserver did not start within {} s",
+            restored.join(", "),
+            patience.as_secs()
+        ))),
+    }
+}
+
+#[cfg(test)]
+#[path = "mend_tests.rs"]
+mod tests;

@@ -1,0 +1,209 @@
+//! Proxies of downloads.
+
+use std::{
+    io,
+    net::IpAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use http::Uri;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::{
+    client::{
+        legacy::connect::{Connected, Connection, HttpConnector, proxy::Tunnel},
+        proxy::matcher::{Intercept, Matcher},
+    },
+    rt::TokioIo,
+};
+use tokio::net::TcpStream;
+use tower::{BoxError, Service};
+
+/// The proxies through which a host downloads. The default is none.
+#[derive(Clone, Debug, Default)]
+pub struct Proxies(Option<Arc<Matcher>>);
+
+impl Proxies {
+    /// The proxies of environment variables: `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, in any case. Other
+    /// variables are ignored, and so is a proxy that is called with TLS.
+    pub fn of<'a>(variables: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        let (mut builder, mut is_set) = (Matcher::builder(), false);
+        for (name, value) in variables {
+            let value = value.to_owned();
+            builder = match name.to_ascii_lowercase().as_str() {
+                "http_proxy" => builder.http(value),
+                "https_proxy" => builder.https(value),
+                "all_proxy" => builder.all(value),
+                "no_proxy" => builder.no(value),
+                _ => continue,
+            };
+            is_set = true;
+        }
+        Self(is_set.then(|| Arc::new(builder.build())))
+    }
+
+    /// The proxy for a URL. Like Go's clients, loopback addresses are reached directly.
+    pub(super) fn of_url(&self, url: &Uri) -> Option<Intercept> {
+        let host = url.host()?.trim_matches(['[', ']']);
+        let is_loopback = host.eq_ignore_ascii_case("localhost")
+            || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+        if is_loopback { None } else { self.0.as_ref()?.intercept(url) }
+    }
+}
+
+/// Connects to servers directly or through proxies.
+#[derive(Clone)]
+pub(super) struct Connector {
+    pub(super) tcp: HttpConnector,
+    pub(super) proxies: Proxies,
+}
+
+impl Service<Uri> for Connector {
+    type Response = ProxyStream;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<ProxyStream, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.tcp.poll_ready(context).map_err(BoxError::from)
+    }
+
+    fn call(&mut self, url: Uri) -> Self::Future {
+        let proxy = self.proxies.of_url(&url);
+        let is_forwarded = proxy.is_some() && url.scheme_str() == Some("http");
+        let mut tcp = self.tcp.clone();
+        Box::pin(async move {
+            let stream = match proxy {
+                None => tcp.call(url).await?,
+                Some(proxy) if is_forwarded => tcp.call(proxy.uri().clone()).await?,
+                Some(proxy) => {
+                    let mut tunnel = Tunnel::new(proxy.uri().clone(), tcp);
+                    if let Some(auth) = proxy.basic_auth() {
+                        tunnel = tunnel.with_auth(auth.clone());
+                    }
+                    tunnel.call(url).await?
+                }
+            };
+            Ok(ProxyStream { stream, is_forwarded })
+        })
+    }
+}
+
+/// A stream to a server, or to a proxy that forwards requests.
+pub(super) struct ProxyStream {
+    stream: TokioIo<TcpStream>,
+    /// Whether the peer is a proxy, which is sent the whole URL.
+    is_forwarded: bool,
+}
+
+impl Connection for ProxyStream {
+    fn connected(&self) -> Connected {
+        Connected::new().proxy(self.is_forwarded)
+    }
+}
+
+impl Read for ProxyStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl Write for ProxyStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpListener,
+    };
+
+    use super::*;
+    use crate::fetch::{
+        Limits,
+        http::{Http, RequestOptions},
+    };
+
+    #[test]
+    fn proxies_are_read_from_variables_of_any_case() {
+        let proxies = Proxies::of([
+            ("http_proxy", "http://me:secret@plain.test:1"),
+            ("HTTPS_PROXY", "secure.test:2"),
+            ("No_Proxy", ".internal.test,10.0.0.0/8"),
+            ("PATH", "/bin"),
+        ]);
+        for (url, expected) in [
+            ("http://files.test/x", Some("http://plain.test:1/")),
+            ("https://files.test/x", Some("http://secure.test:2/")),
+            ("https://mirror.internal.test", None),
+            ("http://10.1.2.3/x", None),
+            ("http://localhost:8080/x", None),
+            ("https://[::1]/x", None),
+        ] {
+            let found = proxies.of_url(&url.parse().unwrap()).map(|proxy| proxy.uri().to_string());
+            assert_eq!(found.as_deref(), expected, "{url}");
+        }
+        assert!(!format!("{proxies:?}").contains("secret"));
+        let none = Proxies::of([("PATH", "/bin")]);
+        assert!(none.of_url(&"http://files.test".parse().unwrap()).is_none());
+    }
+
+    /// Sends a request through a proxy that answers with `response`; returns what the proxy was sent.
+    async fn sent(url: &str, response: &'static str) -> (String, Result<(), String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let proxy = format!("http://me:secret@{}", listener.local_addr().unwrap());
+        let limits =
+            Limits { proxies: Proxies::of([("ALL_PROXY", proxy.as_str())]), ..Limits::default() };
+        let serving = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.unwrap());
+            }
+            stream.write_all(response.as_bytes()).await.unwrap();
+            stream.shutdown().await.unwrap();
+            String::from_utf8(head).unwrap()
+        };
+        let http = Http::new(&limits).unwrap();
+        let url: Uri = url.parse().unwrap();
+        let options = RequestOptions::default();
+        let (head, outcome) = tokio::join!(serving, http.open(&url, &options));
+        (head, outcome.map(drop).map_err(|error| error.to_string()))
+    }
+
+    #[tokio::test]
+    async fn plain_downloads_are_forwarded_and_others_tunnelled_by_the_proxy() {
+        let (head, outcome) =
+            sent("http://files.test/a/b", "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+        outcome.unwrap();
+        let head = head.to_lowercase();
+        assert!(head.starts_with("get http://files.test/a/b http/1.1\r\n"), "{head}");
+        assert!(head.contains("proxy-authorization: basic bwu6c2vjcmv0"), "{head}");
+        let (head, outcome) =
+            sent("https://files.test/a/b", "HTTP/1.1 403 Forbidden\r\n\r\n").await;
+        let head = head.to_lowercase();
+        assert!(head.starts_with("connect files.test:443 http/1.1\r\n"), "{head}");
+        assert!(head.contains("proxy-authorization: basic bwu6c2vjcmv0"), "{head}");
+        let error = outcome.unwrap_err();
+        assert!(error.contains("https://files.test/a/b") && !error.contains("secret"), "{error}");
+    }
+}
