@@ -12,12 +12,12 @@ use std::{
 
 use refit_kinds::{refit::PackageArgs, version::KubernetesVersion};
 
-use super::{Program, Site, kubelet_probe, packages::Packages, work::WorkError};
+use super::{Program, Site, kubelet_probe, packages::Packages, snapshot, work::WorkError};
 
 /// Where apt keeps what it has fetched.
 const ARCHIVES: &str = "/var/cache/apt/archives";
 
-/// Unpacks the kubelet of a version, and logs what it thinks of the configuration: `kubeadm upgrade` may
+/// Unpacks the kubelet of a version, and logs whether it accepts the configuration: `kubeadm upgrade` may
 /// still change that. Best effort.
 pub(super) async fn stage(
     site: &Site,
@@ -26,7 +26,9 @@ pub(super) async fn stage(
     from: &PackageArgs,
 ) {
     if let Err(error) = unpack(site, plan, version, from).await {
-        site.log(&format!("the fetched kubelet cannot be asked: {error}"));
+        site.log(&format!(
+            "the fetched kubelet was not unpacked, and cannot check the configuration: {error}"
+        ));
     } else if let Err(error) = check(site, plan).await {
         site.log(&format!(
             "warning: {error}; the plan fails after kubeadm upgrade if this remains so"
@@ -40,7 +42,7 @@ pub(super) async fn check(site: &Site, plan: &str) -> Result<(), WorkError> {
     if program.exists() { kubelet_probe::check_fetched(site, &program).await } else { Ok(()) }
 }
 
-/// Removes it: the installed one is asked from now on.
+/// Removes it: the installed one checks the configuration from now on.
 pub(super) fn forget(site: &Site, plan: &str) {
     match fs::remove_file(place(site, plan)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -65,10 +67,9 @@ async fn unpack(
         return Ok(());
     }
     let file = |error: io::Error| WorkError::file(&target, &error);
-    let own = site.snapshot(plan);
+    let own = snapshot::make_directory(site, plan)?;
     match Packages::of(site, from.driver)? {
         Packages::Tarball(tarball) => {
-            fs::create_dir_all(&own).map_err(file)?;
             symlink(tarball.unpacked(version).join("kubelet"), &target).map_err(file)
         }
         Packages::Apt(_) => {
@@ -78,8 +79,7 @@ async fn unpack(
             let Some(package) = package else { return Ok(()) };
             let all = own.join("fetched-kubelet.all");
             fs::create_dir_all(&all).map_err(file)?;
-            let paths = [package.display().to_string(), all.display().to_string()];
-            let [package, into] = paths;
+            let [package, into] = [&package, &all].map(|path| path.display().to_string());
             let extract = ["--extract".to_owned(), package, into];
             let extracted = site.call(Program::DpkgDeb, extract).output().await;
             let moved = extracted
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_kubelet_that_was_not_fetched_is_not_asked() {
+    async fn a_kubelet_that_was_not_fetched_checks_nothing() {
         let (_directory, site) = site();
         let from = PackageArgs { driver: PackageDriver::Apt, ..PackageArgs::default() };
         stage(&site, "p", &"v1.36.0".parse().unwrap(), &from).await;

@@ -1,7 +1,7 @@
 //! Whether a kubelet would start with the flags and the configuration of this host.
 //!
 //! A flag, a feature gate or a value that a version does not support keeps its kubelet from starting. The
-//! kubelet itself is asked, because its `--help` lists neither all gates nor what it accepts
+//! kubelet itself has to check them, because its `--help` lists neither all gates nor what it accepts
 //! (`docs/facts/kubeadm.md#how-a-kubelet-starts`): it is started as on this host, and with ports that do
 //! not exist. It reads flags, configuration and gates, validates all of them, and ends with a complaint
 //! about the ports before it has done anything else. Any other complaint is the host's own.
@@ -31,7 +31,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// How much of a complaint is shown, in characters.
 const SHOWN: usize = 600;
 
-/// What a kubelet thinks of flags and configuration.
+/// What the output of a kubelet shows about flags and configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Verdict {
     /// It would start.

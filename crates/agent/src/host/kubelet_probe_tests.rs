@@ -77,7 +77,7 @@ EnvironmentFiles=/etc/default/kubelet (ignore_errors=yes)
 ";
 
 #[test]
-fn the_kubelet_is_asked_with_the_words_that_systemd_passes() {
+fn the_kubelet_gets_the_words_that_systemd_passes() {
     let read = |path: &str| {
         let text = match path {
             "/flags.env" => "KUBELET_KUBEADM_ARGS=\"--a=1 --b \\\"two words\\\"\"\n",
@@ -116,8 +116,8 @@ struct World {
 }
 
 impl World {
-    /// A host whose kubelet behaves as the real one, as far as it is asked here: it knows the flags of
-    /// this pattern of a shell.
+    /// A host with a stand-in for the kubelet. It ends as the real one does with flags that it refuses,
+    /// and knows the flags of this pattern of a shell.
     fn new(known: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let site = Site::at(directory.path().join("root"), directory.path().join("state"));
@@ -178,7 +178,7 @@ async fn a_feature_gate_that_the_new_kubelet_does_not_know_stops_before_the_rest
 }
 
 #[tokio::test]
-async fn asking_the_kubelet_leaves_nothing_behind() {
+async fn the_check_of_the_kubelet_leaves_nothing_behind() {
     let world = World::new("--v=*");
     check(&world.site).await.unwrap();
     assert!(world.directory.path().join("kubelet.started").exists());

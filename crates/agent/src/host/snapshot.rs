@@ -204,7 +204,7 @@ pub(super) fn put_back(site: &Site, plan: &str) -> Result<(), WorkError> {
 
 /// Creates the directory of a plan's snapshot, readable by root only. Existing directories keep
 /// their permissions.
-fn make_directory(site: &Site, plan: &str) -> Result<PathBuf, WorkError> {
+pub(super) fn make_directory(site: &Site, plan: &str) -> Result<PathBuf, WorkError> {
     use std::os::unix::fs::DirBuilderExt as _;
     let directory = site.snapshot(plan);
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory);
