@@ -34,11 +34,17 @@ fn replace(host: &tempfile::TempDir, path: &str) -> Result<bool, WorkError> {
 fn a_link_of_root_to_a_link_of_a_user_is_not_followed() {
     for (links, path, refused) in [
         // A file, and a directory, of the user that root's link leads to is exchanged for a link.
-        (&[("etc/app.conf", "../home/app.conf"), ("home/app.conf", "../etc/shadow")][..],
-            "etc/app.conf", "home/app.conf"),
+        (
+            &[("etc/app.conf", "../home/app.conf"), ("home/app.conf", "../etc/shadow")][..],
+            "etc/app.conf",
+            "home/app.conf",
+        ),
         (&[("etc/app.d", "../home/d"), ("home/d", "../etc/sudoers.d")], "etc/app.d/x", "home/d"),
-        (&[("etc/app.d", "../home/conf"), ("home/conf/x", "../../etc/shadow")],
-            "etc/app.d/x", "home/conf/x"),
+        (
+            &[("etc/app.d", "../home/conf"), ("home/conf/x", "../../etc/shadow")],
+            "etc/app.d/x",
+            "home/conf/x",
+        ),
         // The user's link is not the first one, and dangles.
         (&[("etc/a", "b"), ("etc/b", "../home/c"), ("home/c", "../etc/new")], "etc/a", "home/c"),
     ] {
@@ -49,7 +55,10 @@ fn a_link_of_root_to_a_link_of_a_user_is_not_followed() {
         let error = replace(&host, path).unwrap_err();
         assert_eq!(error.kind, FailureKind::NeedsPerson, "{error}");
         let named = host.path().join(refused);
-        assert!(error.message.contains(&format!("{} is a symbolic link", named.display())), "{error}");
+        assert!(
+            error.message.contains(&format!("{} is a symbolic link", named.display())),
+            "{error}"
+        );
         assert_eq!(fs::read_to_string(host.path().join("etc/shadow")).unwrap(), "root's");
         assert_eq!(fs::read_dir(host.path().join("etc/sudoers.d")).unwrap().count(), 0);
         assert!(!host.path().join("etc/new").exists());
