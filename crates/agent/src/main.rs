@@ -13,7 +13,8 @@ use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
 use kube::config::Kubeconfig;
 use refit_agent::{
-    AgentOptions, DEFAULT_POLICY, Extras, OwnPaths, PlanTrust, PolicyFile, RealDisk, RealHost, run_with,
+    AgentOptions, DEFAULT_POLICY, Extras, OwnPaths, PlanTrust, PolicyFile, RealDisk, RealHost,
+    run_with,
 };
 use refit_kinds::keys;
 use refit_runtime::{

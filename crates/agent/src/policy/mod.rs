@@ -190,11 +190,13 @@ impl PolicyFile {
         if let Some(path) = self.own.written_by(args, &self.site) {
             return Some(PolicyRefusal::AgentPath { step: id(), path });
         }
-        args.files.iter().filter(|file| self.signed_plans && file.sha256.is_empty()).find_map(|file| {
-            let secret = file.content_from.as_ref()?.name.clone();
-            let path = file.path.clone();
-            Some(PolicyRefusal::ContentNotSigned { step: id(), path, secret })
-        })
+        args.files.iter().filter(|file| self.signed_plans && file.sha256.is_empty()).find_map(
+            |file| {
+                let secret = file.content_from.as_ref()?.name.clone();
+                let path = file.path.clone();
+                Some(PolicyRefusal::ContentNotSigned { step: id(), path, secret })
+            },
+        )
     }
 
     /// Reads the policy; `None` if the file is absent.
@@ -266,9 +268,8 @@ impl HostPolicy {
         }
         if let HostStep::Files(args) = step {
             let written = written(args, host);
-            let forbidden = |path: &String| {
-                self.paths.as_ref().is_some_and(|all| !is_allowed(path, all, host))
-            };
+            let forbidden =
+                |path: &String| self.paths.as_ref().is_some_and(|all| !is_allowed(path, all, host));
             let mut outside = written.into_iter().filter(forbidden);
             if let Some(path) = outside.next() {
                 return Some(("paths", format!("{path:?}")));
