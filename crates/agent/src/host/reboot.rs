@@ -5,12 +5,7 @@
 //! (`docs/facts/hosts.md#reboots`). So the locks of dpkg and rpm are taken first and held until the
 //! host goes down, and block inhibitors of the shutdown are waited for.
 
-use std::{
-    fs::File,
-    io,
-    os::unix::fs::OpenOptionsExt as _,
-    time::Duration,
-};
+use std::{fs::File, io, os::unix::fs::OpenOptionsExt as _, time::Duration};
 
 use refit_runtime::clock::instant;
 use rustix::{
