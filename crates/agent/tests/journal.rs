@@ -524,8 +524,15 @@ fn a_record_without_the_fields_of_this_agent_is_read() {
             9,
             "/progress",
             &[
-                "nodeUpdate", "pointOfNoReturn", "packagesBefore", "staticPodsBefore", "gate",
-                "abort", "runs", "ended", "endedAt",
+                "nodeUpdate",
+                "pointOfNoReturn",
+                "packagesBefore",
+                "staticPodsBefore",
+                "gate",
+                "abort",
+                "runs",
+                "ended",
+                "endedAt",
             ],
         ),
         (
