@@ -445,8 +445,9 @@ fn every_record() -> Vec<Record> {
 fn journal_of(entry: &Value) -> Vec<u8> {
     use sha2::{Digest as _, Sha256};
     let entry = entry.to_string();
-    let sum = Sha256::digest(format!("1:{entry}"));
-    let sum: String = sum[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+    let digest = Sha256::digest(format!("1:{entry}"));
+    let start = u64::from_be_bytes(digest[..8].try_into().unwrap());
+    let sum = format!("{start:016x}");
     format!("{{\"seq\":1,\"sum\":\"{sum}\",\"entry\":{entry}}}\n").into_bytes()
 }
 

@@ -163,3 +163,25 @@ async fn nothing_of_a_step_is_written_if_one_file_belongs_to_the_agent() {
     assert!(!world.site.path("/etc/x").exists());
     assert_eq!(fs::read_dir(world.site.path("/etc/refit/keys")).unwrap().count(), 0);
 }
+
+#[test]
+fn files_that_the_service_does_not_see_are_proven_by_the_mark() {
+    let world = World::new();
+    for (path, seen) in [
+        ("/home/me/.bashrc", false),
+        ("/root/.kube/config", false),
+        ("/tmp/x", false),
+        ("/var/tmp/x", false),
+        ("/etc/x", true),
+        ("/homes/x", true),
+        ("/var/x", true),
+    ] {
+        let args = FileArgs { files: vec![file(path, "x")], users: Vec::new() };
+        let found = check(&world.site, &args);
+        assert_eq!(found == Evidence::Done, !seen, "{path}: {found:?}");
+        keep::keep(&world.site, path, "files", path).unwrap();
+        fs::create_dir_all(world.site.path(path)).unwrap();
+        let left = keep::is_back(&world.site, path, "files").unwrap();
+        assert_eq!(left.is_some(), seen, "{path}");
+    }
+}

@@ -10,7 +10,10 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::atomic::{self, Access};
+use super::{
+    atomic::{self, Access},
+    is_seen,
+};
 use crate::host::{Site, site::plain, work::WorkError};
 
 /// Group of the files that package steps change.
@@ -172,11 +175,11 @@ fn restore(site: &Site, directory: &Path, one: &Kept) -> Result<(), WorkError> {
     }
 }
 
-/// Checks that everything that a group of a plan has kept is restored. Returns the first path that
-/// is not.
+/// Checks that everything that a group of a plan has kept is restored, as far as the agent's service
+/// sees it. Returns the first path that is not.
 pub(crate) fn is_back(site: &Site, plan: &str, group: &str) -> Result<Option<String>, WorkError> {
     let directory = directory(site, plan, group);
-    for one in index(&directory)? {
+    for one in index(&directory)?.into_iter().filter(|one| is_seen(&one.path)) {
         let path = site.path(&one.path);
         let back = match &one.was {
             Original::Absent => fs::symlink_metadata(&path).is_err(),

@@ -25,6 +25,14 @@ use crate::policy::OwnPaths;
 /// Maximum size of a file after decompression.
 const MOST_BYTES: u64 = 16 << 20;
 const DEFAULT_MODE: u32 = 0o644;
+/// Directories that are empty for the agent's service (`ProtectHome`, `PrivateTmp`), but not for its
+/// units. What they hold is proven by the mark of the unit alone.
+const UNSEEN: [&str; 5] = ["/home", "/root", "/run/user", "/tmp", "/var/tmp"];
+
+/// Whether the agent's service sees a path.
+fn is_seen(path: &str) -> bool {
+    !UNSEEN.iter().any(|unseen| Path::new(path).starts_with(unseen))
+}
 
 /// Writes the files and creates the users of a step.
 pub(crate) async fn apply(
@@ -51,8 +59,8 @@ pub(crate) async fn apply(
     Ok(())
 }
 
-/// Whether the files and users of a step exist as planned. Secrets are not fetched for this: their
-/// checksum is compared.
+/// Whether the files and users of a step exist as planned, as far as the agent's service sees them.
+/// Secrets are not fetched for this: their checksum is compared.
 pub(crate) fn check(site: &Site, args: &FileArgs) -> Evidence {
     for user in &args.users {
         if users::find(site, &user.name).is_none() {
@@ -60,7 +68,7 @@ pub(crate) fn check(site: &Site, args: &FileArgs) -> Evidence {
             return Evidence::Missing { what };
         }
     }
-    for file in &args.files {
+    for file in args.files.iter().filter(|file| is_seen(&file.path)) {
         let found = atomic::read(&site.path(&file.path)).ok().flatten();
         let same =
             found.is_some_and(|(found, _)| match (&file.content_from, file.sha256.as_str()) {

@@ -36,13 +36,13 @@ impl Place {
 
     /// The place of `path` itself, even if it is a link.
     pub(super) fn itself(path: &Path, make: bool) -> io::Result<Self> {
-        let (directory, name) = Walk::new(path, make)?.to_parent()?;
+        let (directory, name) = Walk::new(path, make)?.into_parent()?;
         Ok(Self { directory, name })
     }
 
     /// The place that `path` leads to; `None` if it is not a link, or the target does not exist.
     pub(super) fn target(path: &Path) -> io::Result<Option<Self>> {
-        let target = Walk::new(path, false)?.to_target()?;
+        let target = Walk::new(path, false)?.into_target()?;
         Ok(target.map(|(directory, name)| Self { directory, name }))
     }
 

@@ -166,7 +166,7 @@ impl Walk {
     }
 
     /// Walks to the directory of the last name, and returns both. The name may be a link.
-    pub(super) fn to_parent(mut self) -> io::Result<(Directory, OsString)> {
+    pub(super) fn into_parent(mut self) -> io::Result<(Directory, OsString)> {
         loop {
             let name = self.ahead.pop().ok_or(io::ErrorKind::InvalidInput)?;
             if self.ahead.is_empty() && name != ".." {
@@ -177,7 +177,7 @@ impl Walk {
     }
 
     /// Walks to the file that the last name leads to; `None` if it is not a link, or leads nowhere.
-    pub(super) fn to_target(mut self) -> io::Result<Option<(Directory, OsString)>> {
+    pub(super) fn into_target(mut self) -> io::Result<Option<(Directory, OsString)>> {
         let mut through_a_link = false;
         while let Some(name) = self.ahead.pop() {
             if !self.ahead.is_empty() || name == ".." {
