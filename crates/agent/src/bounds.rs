@@ -4,13 +4,13 @@ use refit_kinds::{
     clip,
     refit::{
         HostFacts, HostPlanStatus, HostStepStatus, MAX_FACT, MAX_LEFT_BEHIND, MAX_MESSAGE,
-        MAX_NAME, MAX_STEPS,
+        MAX_NAME, MAX_REPORTED_STEPS,
     },
 };
 
 /// The report, with long texts clipped and long lists cut off.
 pub(crate) fn bounded(mut status: HostPlanStatus) -> HostPlanStatus {
-    status.steps.truncate(MAX_STEPS);
+    status.steps.truncate(MAX_REPORTED_STEPS);
     for HostStepStatus { id, reason, message, .. } in &mut status.steps {
         clip_to(id, MAX_NAME);
         clip_to(reason, MAX_NAME);

@@ -24,7 +24,7 @@ mod tests {
     #[test]
     fn a_long_text_keeps_its_beginning_and_its_end() {
         assert_eq!(clip("what failed: x; what to do", 26), "what failed: x; what to do");
-        assert_eq!(clip("what failed: x; what to do", 25), "what faile …  what to do");
+        assert_eq!(clip("what failed: x; what to do", 25), "what faile … what to do");
         assert_eq!(clip("éééééééé", 13), "éé … éé", "characters stay whole");
     }
 

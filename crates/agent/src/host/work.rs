@@ -92,9 +92,9 @@ impl From<HostError> for WorkError {
         match error {
             HostError::Program(error) => error.into(),
             HostError::Work(error) => error,
-            other @ (HostError::File { .. } | HostError::Answer { .. }) => {
-                Self::retriable(other.to_string())
-            }
+            other @ (HostError::File { .. }
+            | HostError::Answer { .. }
+            | HostError::Unread { .. }) => Self::retriable(other.to_string()),
         }
     }
 }

@@ -20,7 +20,7 @@ pub const MAX_FACT: usize = 1024;
 /// Longest id, reason or version in a report.
 pub const MAX_NAME: usize = 253;
 /// Most steps of a report: those of the plan, and those that roll them back.
-pub const MAX_STEPS: usize = 160;
+pub const MAX_REPORTED_STEPS: usize = 160;
 /// Most sentences of a report on what was left behind.
 pub const MAX_LEFT_BEHIND: usize = 64;
 
@@ -137,7 +137,7 @@ pub struct HostPlanStatus {
     /// The steps, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
-        length(max = MAX_STEPS),
+        length(max = MAX_REPORTED_STEPS),
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"])
     )]
     pub steps: Vec<HostStepStatus>,
