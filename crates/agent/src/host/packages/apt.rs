@@ -2,7 +2,7 @@
 //!
 //! | problem | action |
 //! |---|---|
-//! | another process holds dpkg's lock | wait up to 5 min |
+//! | another process holds a lock | wait up to 5 min |
 //! | dpkg was interrupted | `dpkg --configure -a`, `apt-get -f install`, unpack half-installed packages again |
 //! | packages of the order are held | lift the hold during the installation, then set it again |
 //! | other packages are held | keep the hold: an installation that would change them fails and requires manual intervention |
@@ -12,23 +12,10 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    time::Duration,
 };
 
-use super::{KUBERNETES, Order, Want, Wanted, apt_offline, apt_sources, pins};
+use super::{KUBERNETES, Order, Want, Wanted, apt_offline, apt_sources, locks, pins};
 use crate::host::{Invocation, Program, ProgramError, Site, files::keep, work::WorkError};
-
-/// How long another process may hold a lock of apt or dpkg: a whole run of unattended-upgrades.
-const LOCK_SECONDS: u32 = 300;
-/// Interval between attempts to get a lock for which apt does not wait itself.
-const LOCK_PAUSE: Duration = Duration::from_secs(2);
-/// Messages about a held lock.
-const LOCKED: [&str; 4] = [
-    "Could not get lock",
-    "frontend lock was locked by another process",
-    "database lock was locked by another process",
-    "dpkg status database is locked",
-];
 
 /// Message about a file that the mirror no longer has.
 const GONE: &str = "404  Not Found";
@@ -93,9 +80,9 @@ impl<'a> Apt<'a> {
         // First, because apt-get refuses to continue without it.
         let configure =
             self.site.call(Program::Dpkg, ["--force-confold", "--configure", "--pending"]);
-        let configured = self.run_with_lock_retries(&configure).await;
+        let configured = locks::run(self.site, &configure).await;
         let mend = self.apt_get(["--fix-broken", "--no-remove", "install"]);
-        let mended = self.run_with_lock_retries(&mend).await;
+        let mended = locks::run(self.site, &mend).await;
         self.unpack_again().await?;
         if self.is_broken().await? {
             let error = configured.err().or(mended.err());
@@ -127,30 +114,12 @@ impl<'a> Apt<'a> {
                     "install",
                     &wanted,
                 ]);
-                if let Err(error) = self.run_with_lock_retries(&again).await {
+                if let Err(error) = locks::run(self.site, &again).await {
                     self.site.log(&format!("cannot unpack {wanted} again: {error}"));
                 }
             }
         }
         Ok(())
-    }
-
-    /// Retries a program while another process holds a lock for which the program does not wait.
-    pub(super) async fn run_with_lock_retries(
-        &self,
-        call: &Invocation,
-    ) -> Result<String, ProgramError> {
-        let tries = LOCK_SECONDS / u32::try_from(LOCK_PAUSE.as_secs()).unwrap_or(1);
-        let mut left = tries;
-        loop {
-            match self.site.run(call).await {
-                Err(error) if left > 0 && is_locked(&error) => {
-                    left -= 1;
-                    tokio::time::sleep(LOCK_PAUSE).await;
-                }
-                other => return other,
-            }
-        }
     }
 
     pub(super) fn apt_get<const N: usize>(&self, arguments: [&str; N]) -> Invocation {
@@ -182,7 +151,7 @@ impl<'a> Apt<'a> {
         ]);
         call.arguments.extend(from.clone());
         call.arguments.extend(names);
-        self.run_with_lock_retries(&call).await.map_err(explain)?;
+        locks::run(self.site, &call).await.map_err(explain)?;
         Ok(())
     }
 
@@ -218,7 +187,7 @@ impl<'a> Apt<'a> {
         call.arguments.push("--allow-downgrades".to_owned());
         call.arguments.extend(from.iter().cloned());
         call.arguments.extend(names);
-        match self.run_with_lock_retries(&call).await {
+        match locks::run(self.site, &call).await {
             Err(error) if error.output_tail().contains(GONE) => {
                 // The mirror has changed since the lists were fetched: the retry uses new lists.
                 self.update(&from).await?;
@@ -270,7 +239,7 @@ impl<'a> Apt<'a> {
             }
             // apt's own user may not read the directory of the kept files.
             call.arguments.extend(as_root());
-            self.run_with_lock_retries(&call).await.map_err(explain)?;
+            locks::run(self.site, &call).await.map_err(explain)?;
         }
         for (name, _) in gone {
             self.remove(name).await?;
@@ -311,7 +280,7 @@ impl<'a> Apt<'a> {
                 others.join(", ")
             )));
         }
-        self.run_with_lock_retries(&self.apt_get(["remove", name])).await?;
+        locks::run(self.site, &self.apt_get(["remove", name])).await?;
         Ok(())
     }
 
@@ -327,7 +296,7 @@ impl<'a> Apt<'a> {
         // The lists of sources that this call leaves out are kept.
         let mut call = self.apt_get(["update", "--option", "APT::Get::List-Cleanup=0"]);
         call.arguments.extend(from.iter().cloned());
-        self.run_with_lock_retries(&call).await?;
+        locks::run(self.site, &call).await?;
         Ok(())
     }
 
@@ -368,7 +337,7 @@ impl<'a> Apt<'a> {
         }
         let arguments = [verb].into_iter().chain(names.iter().copied());
         let call = self.site.call(Program::AptMark, arguments);
-        self.run_with_lock_retries(&call).await?;
+        locks::run(self.site, &call).await?;
         Ok(())
     }
 
@@ -394,10 +363,6 @@ const OPTIONS: [&str; 8] = [
 /// Options with which apt reads files that only root may read.
 pub(super) fn as_root() -> [String; 2] {
     ["--option".to_owned(), "APT::Sandbox::User=root".to_owned()]
-}
-
-fn is_locked(error: &ProgramError) -> bool {
-    LOCKED.iter().any(|text| error.output_tail().contains(text))
 }
 
 /// Classifies a failed installation.

@@ -12,7 +12,7 @@ use std::{
 
 use sha2::{Digest as _, Sha256};
 
-use super::{Want, apt::Apt};
+use super::{Want, apt::Apt, locks};
 use crate::host::{
     Program, Site,
     files::atomic::{self, Access},
@@ -143,7 +143,7 @@ pub(super) async fn keep_old(apt: &Apt<'_>, wants: &[Want], installed: &BTreeMap
         let wanted = format!("{name}={version}");
         let mut call = apt.apt_get(["download", &wanted]).within(&directory);
         call.arguments.extend(super::apt::as_root());
-        if let Err(error) = apt.run_with_lock_retries(&call).await {
+        if let Err(error) = locks::run(site, &call).await {
             site.log(&format!(
                 "cannot keep package {wanted}, so a rollback would need its repository: {error}"
             ));

@@ -15,7 +15,7 @@ use refit_kinds::refit::PackageArgs;
 use refit_kinds::version::KubernetesVersion;
 use regex::Regex;
 
-use super::{KUBERNETES, Order, Want, Wanted, dnf_offline, pins};
+use super::{KUBERNETES, Order, Want, Wanted, dnf_offline, locks, pins};
 use crate::host::{
     Invocation, Program, ProgramError, Site,
     files::{
@@ -153,7 +153,7 @@ impl<'a> Dnf<'a> {
             }
             if version.is_empty() {
                 let call = self.dnf(["remove", "--assumeyes", "--noautoremove", name]);
-                self.site.run(&call).await?;
+                locks::run(self.site, &call).await?;
             } else {
                 wants.push(Want { name: name.clone(), version: Wanted::Text(version.clone()) });
             }
@@ -197,7 +197,7 @@ impl<'a> Dnf<'a> {
                 continue;
             }
             let call = self.transaction(verb, offline, &wants, download);
-            self.site.run(&call).await.map_err(explain)?;
+            locks::run(self.site, &call).await.map_err(explain)?;
         }
         Ok(())
     }
@@ -275,7 +275,7 @@ impl<'a> Dnf<'a> {
         }
         for name in &locked {
             let call = self.dnf(["versionlock", "delete", name]);
-            self.site.run(&call).await?;
+            locks::run(self.site, &call).await?;
         }
         Ok(())
     }
@@ -292,7 +292,7 @@ impl<'a> Dnf<'a> {
         let names = order.wants.iter().map(|want| &want.name);
         for name in names.filter(|name| wanted(name) && !locked.contains(*name)) {
             let call = self.dnf(["versionlock", "add", name]);
-            self.site.run(&call).await?;
+            locks::run(self.site, &call).await?;
         }
         Ok(())
     }
@@ -313,7 +313,7 @@ impl<'a> Dnf<'a> {
             for entry in outdated_entries(&answer) {
                 self.site.log(&format!("removing {entry}, left by an interrupted transaction"));
                 let call = self.site.call(Program::Rpm, ["--erase", "--nodeps", entry]);
-                self.site.run(&call).await?;
+                locks::run(self.site, &call).await?;
             }
         }
         Ok(())

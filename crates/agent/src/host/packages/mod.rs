@@ -11,6 +11,7 @@ mod apt_offline;
 mod apt_sources;
 mod dnf;
 mod dnf_offline;
+mod locks;
 mod pins;
 mod tarball;
 
