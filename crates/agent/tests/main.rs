@@ -9,4 +9,5 @@ mod common;
 mod dnf;
 mod documented_traps;
 mod journal;
+mod served;
 mod undo;

@@ -190,6 +190,7 @@ async fn run_step(
         HostStep::Verify { .. } => {
             let call = site.call(Program::Systemctl, ["is-active", "kubelet.service"]);
             site.run(&call).await?;
+            packages::remove_fetched(site, plan);
             Ok(())
         }
     }
@@ -214,6 +215,7 @@ async fn roll_back(site: &Site, job: &JobFile, undo: &Undo) -> Result<(), WorkEr
             let mut back = keep::put_back(site, plan, step)?;
             back.extend(keep::put_back(site, plan, keep::PACKAGES)?);
             site.log(&format!("restored {}", back.join(", ")));
+            packages::forget(site, plan).await?;
             ntp::put_back(site, plan, step).await
         }
         Undo::OsImage { os_image } => {

@@ -41,6 +41,7 @@ use refit_kinds::refit::{FailureKind, HostFacts, PlanId};
 pub use carry_out::{JobFile, carry_out};
 pub use command::{Command, CommandRules, Undo};
 pub use files::secret::{NoSecrets, NodeSecrets};
+pub(crate) use packages::FETCHED;
 pub use packages::{Order, Packages, Want};
 pub use program::{Invocation, Program, ProgramError};
 pub use real::RealHost;
