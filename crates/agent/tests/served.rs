@@ -16,7 +16,7 @@ use std::{
 use refit_agent::host::{Program, Site};
 use refit_kinds::refit::PackageArgs;
 
-use crate::apt;
+use crate::{apt, dnf};
 
 const NAMES: [&str; 3] = ["kubeadm", "kubelet", "kubectl"];
 
@@ -164,4 +164,52 @@ async fn a_broken_source_of_other_packages_does_not_stop_apt() {
     world.apt().fetch(&order).await.unwrap();
     world.apt().install(&order).await.unwrap();
     assert_eq!(world.installed().await, "cri-tools 1.35.0-1.1, kubeadm 1.35.0-1.1");
+}
+
+#[tokio::test]
+async fn dnf_installs_what_was_fetched_although_the_mirror_is_away() {
+    let Some(world) = dnf::World::new() else {
+        return;
+    };
+    world.kubernetes("repo", "1.34.2-1.1");
+    world.index("repo");
+    let mirror = Mirror::of(world.path(""));
+    let repository = format!(
+        "[kubernetes]\nname=Kubernetes\nbaseurl={}/repo/\nenabled=1\nexclude=kubelet kubeadm \
+         kubectl cri-tools\n",
+        mirror.url
+    );
+    fs::write(world.site.path("/etc/yum.repos.d/kubernetes.repo"), repository).unwrap();
+    let from = PackageArgs::default();
+    world.install(&dnf::order("v1.34.2", &NAMES, &from)).await.unwrap();
+    world.kubernetes("repo", "1.35.0-1.1");
+    world.index("repo");
+    world.dnf().fetch(&dnf::order("v1.35.0", &NAMES, &from)).await.unwrap();
+    assert_eq!(world.versions().await, dnf::at("1.34.2-1.1"), "fetching installs nothing");
+    mirror.stop();
+    world.install(&dnf::order("v1.35.0", &["kubeadm"], &from)).await.unwrap();
+    clean(&world.site, Program::Dnf, &["clean", "all"]).await;
+    world.install(&dnf::order("v1.35.0", &["kubelet", "kubectl"], &from)).await.unwrap();
+    assert_eq!(world.versions().await, dnf::at("1.35.0-1.1"), "{}", world.log());
+}
+
+#[tokio::test]
+async fn dnf_uses_the_mirror_if_what_was_fetched_does_not_suffice() {
+    let Some(world) = dnf::World::at_134().await else {
+        return;
+    };
+    world.kubernetes("repo", "1.35.0-1.1");
+    world.index("repo");
+    let from = PackageArgs::default();
+    world.dnf().fetch(&dnf::order("v1.35.0", &NAMES, &from)).await.unwrap();
+    // A dependency of what was fetched is not there any more.
+    let fetched = fs::read_dir(world.site.path("/var/cache/refit-agent/p")).unwrap();
+    for path in fetched.map(|entry| entry.unwrap().path()) {
+        if path.display().to_string().contains("cri-tools") {
+            fs::remove_file(path).unwrap();
+        }
+    }
+    world.install(&dnf::order("v1.35.0", &["kubeadm"], &from)).await.unwrap();
+    assert_eq!(world.versions().await["kubeadm"], "1.35.0-1.1");
+    assert!(world.log().contains("the fetched packages do not suffice"), "{}", world.log());
 }

@@ -11,10 +11,14 @@ mod apt_offline;
 mod apt_repair;
 mod apt_sources;
 mod dnf;
+mod dnf_errors;
 mod dnf_offline;
+mod dnf_sources;
 mod fetched;
 mod locks;
 mod pins;
+mod rpm_database;
+mod rpm_leftovers;
 mod tarball;
 
 use std::{
