@@ -13,33 +13,35 @@ use std::{
     process::Command,
 };
 
-use refit_agent::host::{Order, Packages, Program, Site, Tool, Want, WorkError};
+use refit_agent::host::{
+    JobFile, NoSecrets, Order, Packages, Program, Site, Tool, Undo, Want, WorkError, carry_out,
+};
 use refit_kinds::refit::{FailureKind, PackageArgs, PackageDriver};
 use refit_kinds::version::KubernetesVersion;
 
 const NAMES: [&str; 3] = ["kubeadm", "kubelet", "kubectl"];
 
-struct World {
+pub(crate) struct World {
     directory: tempfile::TempDir,
-    site: Site,
+    pub(crate) site: Site,
 }
 
 /// A package to build.
 #[derive(Clone, Default)]
-struct Stub<'a> {
+pub(crate) struct Stub<'a> {
     name: &'a str,
     version: &'a str,
-    fields: &'a str,
+    pub(crate) fields: &'a str,
     postinst: &'a str,
 }
 
-fn stub<'a>(name: &'a str, version: &'a str) -> Stub<'a> {
+pub(crate) fn stub<'a>(name: &'a str, version: &'a str) -> Stub<'a> {
     Stub { name, version, ..Stub::default() }
 }
 
 impl World {
     /// An empty host, or `None` if apt is not installed.
-    fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         let tools = ["/usr/bin/apt-get", "/usr/bin/dpkg", "/usr/bin/dpkg-deb"];
         if let Some(missing) = tools.iter().find(|tool| !Path::new(tool).exists()) {
             eprintln!("left out: {missing} is not here");
@@ -107,12 +109,12 @@ impl World {
         Some(world)
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
     /// Builds packages in a directory, without an index.
-    fn packages(&self, directory: &str, stubs: &[Stub<'_>]) {
+    pub(crate) fn packages(&self, directory: &str, stubs: &[Stub<'_>]) {
         let directory = self.path(directory);
         fs::create_dir_all(&directory).unwrap();
         for stub in stubs {
@@ -142,7 +144,7 @@ impl World {
     }
 
     /// Builds packages in a directory, with an index.
-    fn repository(&self, directory: &str, stubs: &[Stub<'_>]) {
+    pub(crate) fn repository(&self, directory: &str, stubs: &[Stub<'_>]) {
         self.packages(directory, stubs);
         let mut index = String::new();
         for entry in fs::read_dir(self.path(directory)).unwrap() {
@@ -164,17 +166,17 @@ impl World {
         fs::write(self.path(directory).join("Packages"), index).unwrap();
     }
 
-    fn source(&self, name: &str, directory: &str) {
+    pub(crate) fn source(&self, name: &str, directory: &str) {
         let line = format!("deb [trusted=yes] file:{} ./\n", self.path(directory).display());
         let list = format!("/etc/apt/sources.list.d/{name}.list");
         fs::write(self.site.path(list), line).unwrap();
     }
 
-    fn apt(&self) -> Packages<'_> {
+    pub(crate) fn apt(&self) -> Packages<'_> {
         Packages::of(&self.site, PackageDriver::Auto).unwrap()
     }
 
-    fn order<'a>(version: &str, names: &[&str], from: &'a PackageArgs) -> Order<'a> {
+    pub(crate) fn order<'a>(version: &str, names: &[&str], from: &'a PackageArgs) -> Order<'a> {
         let version = version.parse::<KubernetesVersion>().unwrap();
         Order {
             plan: "plan",
@@ -183,7 +185,7 @@ impl World {
         }
     }
 
-    async fn install(
+    pub(crate) async fn install(
         &self,
         version: &str,
         names: &[&str],
@@ -192,7 +194,7 @@ impl World {
         self.apt().install(&Self::order(version, names, from)).await
     }
 
-    async fn installed(&self) -> String {
+    pub(crate) async fn installed(&self) -> String {
         let mut list = String::new();
         for (name, version) in self.apt().installed().await.unwrap() {
             write!(list, "{name} {version}, ").unwrap();
@@ -207,7 +209,7 @@ impl World {
         apt.held().await.unwrap().into_iter().collect()
     }
 
-    fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.site.state().join("host.log")).unwrap_or_default()
     }
 }
@@ -422,4 +424,41 @@ async fn the_repository_of_the_next_minor_is_used_and_left_again() {
     world.apt().restore("plan", &before).await.unwrap();
     assert_eq!(world.installed().await, "kubeadm 1.34.2-1.1", "{}", world.log());
     assert_eq!(fs::read_to_string(&list).unwrap(), line("v1.34"));
+}
+
+#[tokio::test]
+async fn apt_does_not_upgrade_to_the_next_minor_before_the_installation() {
+    let Some(world) = World::new() else { return };
+    world.repository("v1.34/deb", &NAMES.map(|name| stub(name, "1.34.2-1.1")));
+    world.repository("v1.35/deb", &NAMES.map(|name| stub(name, "1.35.0-1.1")));
+    let list = world.site.path("/etc/apt/sources.list.d/kubernetes.list");
+    let line = format!("deb [trusted=yes] file:{}/deb/ /\n", world.path("v1.34").display());
+    fs::write(&list, line).unwrap();
+    world.install("v1.34.2", &NAMES, &PackageArgs::default()).await.unwrap();
+    // The administrator holds only kubectl.
+    let unhold = ["unhold", "kubeadm", "kubelet"];
+    world.site.call(Program::AptMark, unhold).output().await.unwrap();
+
+    let repository = format!("file:{}/deb", world.path("v1.35").display());
+    let from = PackageArgs { repository, ..PackageArgs::default() };
+    world.apt().fetch(&World::order("v1.35.0", &NAMES, &from)).await.unwrap();
+    assert_eq!(world.held().await, ["kubeadm", "kubectl", "kubelet"]);
+    world.site.call(Program::AptGet, ["--yes", "upgrade"]).output().await.unwrap();
+    assert!(!world.installed().await.contains("1.35"), "{}", world.installed().await);
+
+    let before = world.apt().installed().await.unwrap();
+    world.install("v1.35.0", &["kubeadm"], &from).await.unwrap();
+    world.apt().restore("plan", &before).await.unwrap();
+    let job = JobFile {
+        plan: "plan".into(),
+        unit: "unit".to_owned(),
+        step: "stage".to_owned(),
+        command: Undo::Files { step: "stage".to_owned() }.into(),
+        state: world.site.state().to_owned(),
+        kubeconfig: PathBuf::new(),
+        namespace: String::new(),
+    };
+    fs::create_dir_all(world.site.units()).unwrap();
+    carry_out(&world.site, &job, &NoSecrets).await.unwrap();
+    assert_eq!(world.held().await, ["kubectl"], "{}", world.log());
 }

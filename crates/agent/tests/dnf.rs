@@ -20,15 +20,15 @@ use refit_kinds::refit::{BundleRef, FailureKind, PackageArgs, PackageDriver};
 use refit_kinds::version::KubernetesVersion;
 use rpm::{BuildConfig, CompressionWithLevel, Dependency, FileOptions, PackageBuilder};
 
-const NAMES: [&str; 3] = ["kubeadm", "kubelet", "kubectl"];
+pub(crate) const NAMES: [&str; 3] = ["kubeadm", "kubelet", "kubectl"];
 const ARCH: &str = std::env::consts::ARCH;
 
-struct World {
+pub(crate) struct World {
     directory: tempfile::TempDir,
-    site: Site,
+    pub(crate) site: Site,
 }
 
-fn order<'a>(version: &str, names: &[&str], from: &'a PackageArgs) -> Order<'a> {
+pub(crate) fn order<'a>(version: &str, names: &[&str], from: &'a PackageArgs) -> Order<'a> {
     let version = version.parse::<KubernetesVersion>().unwrap();
     Order {
         plan: "p",
@@ -39,7 +39,7 @@ fn order<'a>(version: &str, names: &[&str], from: &'a PackageArgs) -> Order<'a> 
 
 impl World {
     /// An empty host, or `None` if dnf is not installed.
-    fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         let tools = ["/usr/bin/dnf", "/usr/bin/rpm", "/usr/bin/createrepo_c"];
         if let Some(missing) = tools.iter().find(|tool| !Path::new(tool).exists()) {
             assert!(
@@ -85,12 +85,12 @@ impl World {
         Some(world)
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
     /// Builds a package in a directory.
-    fn package(
+    pub(crate) fn package(
         &self,
         directory: &str,
         name: &str,
@@ -115,7 +115,7 @@ impl World {
     }
 
     /// Builds kubeadm, kubelet and kubectl at a version, and the tools that kubeadm requires.
-    fn kubernetes(&self, directory: &str, version: &str) {
+    pub(crate) fn kubernetes(&self, directory: &str, version: &str) {
         let shell = || Dependency::any("/bin/sh");
         let tools = Dependency::greater_eq("cri-tools", version.split_once('-').unwrap().0);
         self.package(directory, "cri-tools", version, &[shell()], Some("/usr/bin/crictl"));
@@ -126,13 +126,13 @@ impl World {
     }
 
     /// Turns a directory into a repository.
-    fn index(&self, directory: &str) {
+    pub(crate) fn index(&self, directory: &str) {
         let made = Command::new("createrepo_c").arg("--quiet").arg(self.path(directory)).status();
         assert!(made.unwrap().success());
     }
 
     /// A host with v1.34.2 installed from its repository, which has no other version.
-    async fn at_134() -> Option<Self> {
+    pub(crate) async fn at_134() -> Option<Self> {
         let world = Self::new()?;
         world.kubernetes("repo", "1.34.2-1.1");
         world.index("repo");
@@ -148,11 +148,11 @@ impl World {
         Some(world)
     }
 
-    fn dnf(&self) -> Packages<'_> {
+    pub(crate) fn dnf(&self) -> Packages<'_> {
         Packages::of(&self.site, PackageDriver::Dnf).unwrap()
     }
 
-    async fn install(&self, order: &Order<'_>) -> Result<(), WorkError> {
+    pub(crate) async fn install(&self, order: &Order<'_>) -> Result<(), WorkError> {
         let outcome = self.dnf().install(order).await;
         if outcome.is_err() {
             eprintln!("{}", self.log());
@@ -160,12 +160,12 @@ impl World {
         outcome
     }
 
-    fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.site.state().join("host.log")).unwrap_or_default()
     }
 
     /// The installed packages of Kubernetes.
-    async fn versions(&self) -> BTreeMap<String, String> {
+    pub(crate) async fn versions(&self) -> BTreeMap<String, String> {
         let mut all = self.dnf().installed().await.unwrap();
         all.retain(|name, _| NAMES.contains(&name.as_str()) || name == "cri-tools");
         all
@@ -192,7 +192,7 @@ impl World {
     }
 }
 
-fn at(version: &str) -> BTreeMap<String, String> {
+pub(crate) fn at(version: &str) -> BTreeMap<String, String> {
     NAMES
         .into_iter()
         .chain(["cri-tools"])
@@ -275,4 +275,75 @@ async fn a_directory_with_new_packages_is_read_again() {
     let empty = from("empty");
     let error = world.dnf().install(&order("v1.36.0", &NAMES, &empty)).await;
     assert_eq!(error.unwrap_err().kind, FailureKind::Final);
+}
+
+#[tokio::test]
+async fn dnf_waits_for_the_lock_of_another_rpm_transaction() {
+    let Some(world) = World::at_134().await else {
+        return;
+    };
+    world.kubernetes("repo", "1.35.0-1.1");
+    world.index("repo");
+    let from = PackageArgs::default();
+    let order = order("v1.35.0", &["kubeadm"], &from);
+    world.dnf().fetch(&order).await.unwrap();
+    let lock = fs::File::create(world.site.path("/root/.rpmdb/.rpm.lock")).unwrap();
+    rustix::fs::fcntl_lock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    let refused = || world.log().contains("can't create transaction lock");
+    let release = async {
+        while !refused() {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+        drop(lock);
+    };
+    let (installed, ()) = tokio::join!(world.install(&order), release);
+    installed.unwrap();
+    assert_eq!(world.versions().await["kubeadm"], "1.35.0-1.1");
+}
+
+#[tokio::test]
+async fn the_excludes_of_a_repository_with_any_id_are_overridden() {
+    let Some(world) = World::at_134().await else {
+        return;
+    };
+    world.kubernetes("repo", "1.35.0-1.1");
+    world.index("repo");
+    let file = world.site.path("/etc/yum.repos.d/kubernetes.repo");
+    let text = fs::read_to_string(&file).unwrap();
+    fs::write(&file, text.replace("[kubernetes]", "[satellite-k8s]")).unwrap();
+    fs::write(world.site.path("/etc/dnf/dnf.conf"), "[main]\nexclude=kubelet* vim\n").unwrap();
+    let from = PackageArgs::default();
+    world.dnf().fetch(&order("v1.35.0", &NAMES, &from)).await.unwrap();
+    world.install(&order("v1.35.0", &NAMES, &from)).await.unwrap();
+    assert_eq!(world.versions().await, at("1.35.0-1.1"));
+}
+
+#[tokio::test]
+async fn dnf_does_not_upgrade_to_the_next_minor_before_the_installation() {
+    let Some(world) = World::new() else {
+        return;
+    };
+    for (directory, version) in [("v1.34/rpm", "1.34.2-1.1"), ("v1.35/rpm", "1.35.0-1.1")] {
+        world.kubernetes(directory, version);
+        world.index(directory);
+    }
+    let url = |minor: &str| format!("file://{}/rpm/", world.path(minor).display());
+    let file = world.site.path("/etc/yum.repos.d/kubernetes.repo");
+    let before = format!("[k8s]\nname=Kubernetes\nbaseurl={}\nenabled=1\n", url("v1.34"));
+    fs::write(&file, &before).unwrap();
+    let none = PackageArgs::default();
+    world.install(&order("v1.34.2", &NAMES, &none)).await.unwrap();
+    let from = PackageArgs { repository: url("v1.35"), ..PackageArgs::default() };
+    world.dnf().fetch(&order("v1.35.0", &NAMES, &from)).await.unwrap();
+    let upgrade = world.site.call(Program::Dnf, ["upgrade", "--assumeyes", "--refresh"]);
+    upgrade.output().await.unwrap();
+    let versions = world.versions().await;
+    for name in NAMES {
+        assert_eq!(versions[name], "1.34.2-1.1", "{}", world.log());
+    }
+    world.install(&order("v1.35.0", &NAMES, &from)).await.unwrap();
+    assert_eq!(world.versions().await, at("1.35.0-1.1"));
+    world.dnf().restore("p", &at("1.34.2-1.1")).await.unwrap();
+    assert_eq!(world.versions().await, at("1.34.2-1.1"));
+    assert_eq!(fs::read_to_string(&file).unwrap(), before);
 }

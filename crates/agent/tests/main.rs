@@ -9,5 +9,7 @@ mod common;
 mod dnf;
 mod documented_traps;
 mod journal;
+mod rpm_repair;
+mod served;
 mod undo;
 mod unreadable;

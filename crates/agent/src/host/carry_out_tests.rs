@@ -223,3 +223,13 @@ async fn snapshots_of_older_plans_are_pruned_after_any_step() {
     let left = fs::read_dir(directory.parent().unwrap()).unwrap().count();
     assert_eq!(left, snapshot::KEPT + 1);
 }
+
+#[tokio::test]
+async fn fetched_packages_are_removed_at_the_end_of_a_plan() {
+    let world = World::new();
+    let fetched = world.site.path("/var/cache/refit-agent/p");
+    fs::create_dir_all(&fetched).unwrap();
+    let verify = HostStep::Verify { version: None };
+    world.carry_out("p", Command::Step(verify)).await.unwrap();
+    assert!(!fetched.exists());
+}

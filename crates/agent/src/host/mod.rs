@@ -49,6 +49,7 @@ pub use command::{Command, CommandRules, Undo};
 pub use facts::Fact;
 pub(crate) use files::home as home_of;
 pub use files::secret::{NoSecrets, NodeSecrets};
+pub(crate) use packages::FETCHED;
 pub use packages::{Order, Packages, Want};
 pub use program::{Invocation, Program, ProgramError};
 pub use real::RealHost;

@@ -15,7 +15,7 @@ use super::{
     layout::{FileError, Layout, Link, Lock, id_of, remove, write_atomic},
     unit::{INSTALLED_SETTINGS, SERVICE, UNIT_FILE, settings_file, unit},
 };
-use crate::host::{Invocation, Program, ProgramError, bundle::KEYS};
+use crate::host::{FETCHED, Invocation, Program, ProgramError, bundle::KEYS};
 
 /// How long a rejected version is not tried again on the same host.
 pub(super) const REJECTED_FOR: Duration = Duration::from_hours(1);
@@ -346,6 +346,7 @@ impl Installation<'_> {
         remove_all(self.layout.base())?;
         if let Some(state) = state {
             remove_all(&self.path(state))?;
+            remove_all(&self.path(FETCHED))?;
             let settings = self.path(INSTALLED_SETTINGS);
             if let Some(directory) = settings.parent() {
                 remove_all(directory)?;

@@ -282,7 +282,10 @@ async fn removing_keeps_the_journal_unless_purged() {
     let lab = Lab::new();
     lab.install(b"one").await.unwrap();
     let state = lab.directory.path().join("var/lib/refit-agent");
-    fs::create_dir_all(&state).unwrap();
+    let fetched = lab.directory.path().join("var/cache/refit-agent");
+    for directory in [&state, &fetched] {
+        fs::create_dir_all(directory).unwrap();
+    }
     lab.units.taken();
     lab.installation().uninstall(None).await.unwrap();
     assert_eq!(lab.units.taken(), ["disable", "reload"]);
@@ -290,7 +293,7 @@ async fn removing_keeps_the_journal_unless_purged() {
     assert!(!lab.directory.path().join(&UNIT_FILE[1..]).exists());
     let purged = Some(Path::new("/var/lib/refit-agent"));
     lab.installation().uninstall(purged).await.unwrap();
-    assert!(!state.exists());
+    assert!(!state.exists() && !fetched.exists());
 }
 
 #[tokio::test(start_paused = true)]

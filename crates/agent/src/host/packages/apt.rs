@@ -2,43 +2,31 @@
 //!
 //! | problem | action |
 //! |---|---|
-//! | another process holds dpkg's lock | wait up to 5 min |
+//! | another process holds a lock | wait up to 5 min |
 //! | dpkg was interrupted | `dpkg --configure -a`, `apt-get -f install`, unpack half-installed packages again |
+//! | the sources move to another minor version | hold the packages of Kubernetes until their installation |
 //! | packages of the order are held | lift the hold during the installation, then set it again |
 //! | other packages are held | keep the hold: an installation that would change them fails and requires manual intervention |
 //! | a package would be removed | refuse, by `--no-remove` |
+//! | the mirror is away, or no longer has a fetched package | install what was fetched |
+//! | a source of another package is broken | ignore it unless a wanted package is missing |
 //! | the repository of the old version is gone | install the old packages that were kept when the new ones were fetched |
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs,
-    time::Duration,
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    KUBERNETES, Order, Want, Wanted, apt_offline,
+    apt_sources::{self, Source},
+    fetched, locks, package_files, pins,
 };
-
-use super::{KUBERNETES, Order, Want, Wanted, apt_offline, apt_sources, pins};
 use crate::host::{Invocation, Program, ProgramError, Site, files::keep, work::WorkError};
-
-/// How long another process may hold a lock of apt or dpkg: a whole run of unattended-upgrades.
-const LOCK_SECONDS: u32 = 300;
-/// Interval between attempts to get a lock for which apt does not wait itself.
-const LOCK_PAUSE: Duration = Duration::from_secs(2);
-/// Messages about a held lock.
-const LOCKED: [&str; 4] = [
-    "Could not get lock",
-    "frontend lock was locked by another process",
-    "database lock was locked by another process",
-    "dpkg status database is locked",
-];
 
 /// Message about a file that the mirror no longer has.
 const GONE: &str = "404  Not Found";
 
 /// Name, version and status of each package.
-const STATUSES: &str = "--showformat=${binary:Package} ${Version} ${db:Status-Status}\\n";
-/// States of packages that are not fully installed.
-const HALF: [&str; 5] =
-    ["half-configured", "half-installed", "triggers-awaited", "triggers-pending", "unpacked"];
-
+pub(super) const STATUSES: &str =
+    "--showformat=${binary:Package} ${Version} ${db:Status-Status}\\n";
 /// apt and dpkg of a host.
 #[derive(Clone, Debug)]
 pub struct Apt<'a> {
@@ -72,87 +60,6 @@ impl<'a> Apt<'a> {
         Ok(answer.split_whitespace().map(str::to_owned).collect())
     }
 
-    /// Whether dpkg was interrupted, or a package is half installed.
-    async fn is_broken(&self) -> Result<bool, WorkError> {
-        let journal = self.site.path("/var/lib/dpkg/updates");
-        let pending = fs::read_dir(journal).is_ok_and(|mut entries| {
-            entries.any(|entry| {
-                entry.is_ok_and(|e| e.file_name().to_string_lossy().starts_with(char::is_numeric))
-            })
-        });
-        let answer = self.site.ask(Program::DpkgQuery, ["--show", STATUSES]).await?;
-        Ok(pending || answer.lines().filter_map(status_of).any(|status| HALF.contains(&status)))
-    }
-
-    /// Completes the work of an interrupted dpkg.
-    pub async fn repair(&self) -> Result<(), WorkError> {
-        if !self.is_broken().await? {
-            return Ok(());
-        }
-        self.site.log("dpkg was interrupted, completing its work");
-        // First, because apt-get refuses to continue without it.
-        let configure =
-            self.site.call(Program::Dpkg, ["--force-confold", "--configure", "--pending"]);
-        let configured = self.run_with_lock_retries(&configure).await;
-        let mend = self.apt_get(["--fix-broken", "--no-remove", "install"]);
-        let mended = self.run_with_lock_retries(&mend).await;
-        self.unpack_again().await?;
-        if self.is_broken().await? {
-            let error = configured.err().or(mended.err());
-            let cause = error.map_or_else(String::new, |error| format!(": {error}"));
-            return Err(WorkError::retriable(format!(
-                "dpkg was interrupted, and neither `dpkg --configure -a` nor `apt-get -f install` \
-                 completes its work{cause}"
-            )));
-        }
-        Ok(())
-    }
-
-    /// Unpacks packages again whose unpacking was interrupted. apt does not repair them by itself,
-    /// and does not install the version that dpkg has recorded for them. A package that cannot be
-    /// fetched again is left to the installation of another version.
-    async fn unpack_again(&self) -> Result<(), WorkError> {
-        let answer = self.site.ask(Program::DpkgQuery, ["--show", STATUSES]).await?;
-        for line in answer.lines() {
-            let mut words = line.split_whitespace();
-            if let (Some(name), Some(version), Some("half-installed")) =
-                (words.next(), words.next(), words.next())
-            {
-                let wanted = format!("{name}={version}");
-                let again = self.apt_get([
-                    "--reinstall",
-                    "--allow-downgrades",
-                    "--allow-change-held-packages",
-                    "--no-remove",
-                    "install",
-                    &wanted,
-                ]);
-                if let Err(error) = self.run_with_lock_retries(&again).await {
-                    self.site.log(&format!("cannot unpack {wanted} again: {error}"));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Retries a program while another process holds a lock for which the program does not wait.
-    pub(super) async fn run_with_lock_retries(
-        &self,
-        call: &Invocation,
-    ) -> Result<String, ProgramError> {
-        let tries = LOCK_SECONDS / u32::try_from(LOCK_PAUSE.as_secs()).unwrap_or(1);
-        let mut left = tries;
-        loop {
-            match self.site.run(call).await {
-                Err(error) if left > 0 && is_locked(&error) => {
-                    left -= 1;
-                    tokio::time::sleep(LOCK_PAUSE).await;
-                }
-                other => return other,
-            }
-        }
-    }
-
     pub(super) fn apt_get<const N: usize>(&self, arguments: [&str; N]) -> Invocation {
         let all = OPTIONS.iter().copied().chain(arguments);
         self.site.call(Program::AptGet, all)
@@ -164,13 +71,31 @@ impl<'a> Apt<'a> {
         let installed = self.installed().await?;
         // Before the sources change: the repository of the next minor version has no old packages.
         apt_offline::keep_old(self, &order.wants, &installed).await;
-        let from = apt_sources::prepare(self, order).await?;
-        self.update(&from).await?;
+        if order.from.path.is_empty() && !order.from.repository.is_empty() {
+            self.hold_until_installed(order, &installed).await?;
+        }
+        let source = apt_sources::prepare(self, order).await?;
         let wants = Self::missing(order, &installed);
         if wants.is_empty() {
             return Ok(());
         }
-        let names = self.resolve(&wants, &from).await?;
+        match self.fetch_from(&source, order, &wants).await {
+            Err(error) if source.list.is_some() => {
+                // Dependencies and further packages are in other sources.
+                self.site.log(&format!("trying all sources of the host: {error}"));
+                self.fetch_from(&source.with_all(), order, &wants).await
+            }
+            other => other,
+        }
+    }
+
+    async fn fetch_from(
+        &self,
+        source: &Source,
+        order: &Order<'_>,
+        wants: &[Want],
+    ) -> Result<(), WorkError> {
+        let names = self.find(source, wants).await?;
         let mut call = self.apt_get([
             "install",
             "--download-only",
@@ -180,9 +105,14 @@ impl<'a> Apt<'a> {
             // Nothing is installed, so no held package changes.
             "--allow-change-held-packages",
         ]);
-        call.arguments.extend(from.clone());
+        if order.from.path.is_empty() {
+            let directory = fetched::prepare(self.site, order.plan)?;
+            let cache = format!("Dir::Cache::archives={}/", directory.display());
+            call.arguments.extend(["--option".to_owned(), cache]);
+        }
+        call.arguments.extend(source.options.iter().cloned());
         call.arguments.extend(names);
-        self.run_with_lock_retries(&call).await.map_err(explain)?;
+        locks::run(self.site, &call).await.map_err(explain)?;
         Ok(())
     }
 
@@ -190,9 +120,7 @@ impl<'a> Apt<'a> {
     pub async fn install(&self, order: &Order<'_>) -> Result<(), WorkError> {
         self.repair().await?;
         let wants = Self::missing(order, &self.installed().await?);
-        if !pins::are_kept(self.site, order.plan) {
-            pins::keep(self.site, order.plan, &self.held().await?)?;
-        }
+        self.keep_pins(order.plan).await?;
         let outcome =
             if wants.is_empty() { Ok(()) } else { self.install_missing(order, &wants).await };
         // Even after a failure: the lifted holds have to be set again.
@@ -204,28 +132,62 @@ impl<'a> Apt<'a> {
     }
 
     async fn install_missing(&self, order: &Order<'_>, wants: &[Want]) -> Result<(), WorkError> {
-        let from = apt_sources::prepare(self, order).await?;
-        let names = if let Ok(names) = self.resolve(wants, &from).await {
-            names
-        } else {
-            // The package lists are old or missing.
-            self.update(&from).await?;
-            self.resolve(wants, &from).await?
-        };
         let wanted: Vec<&str> = wants.iter().map(|want| want.name.as_str()).collect();
+        if order.from.path.is_empty()
+            && let Some((source, names)) = self.find_fetched(order.plan, wants).await
+        {
+            self.lift_holds(&wanted).await?;
+            match self.install_from(&source, names).await {
+                Err(error) if unsolvable(&error).is_some() => {
+                    self.site.log(&format!("the fetched packages do not suffice: {error}"));
+                }
+                other => return other.map_err(explain),
+            }
+        }
+        let source = apt_sources::prepare(self, order).await?;
+        let names = match self.resolve(wants, &source.options).await {
+            Ok(names) => names,
+            // The package lists are old or missing.
+            Err(_) => match self.find(&source, wants).await {
+                Err(_) if source.list.is_some() => self.find(&source.with_all(), wants).await?,
+                other => other?,
+            },
+        };
         self.lift_holds(&wanted).await?;
-        let mut call = self.apt_get(["install", "--no-remove", "--no-install-recommends"]);
-        call.arguments.push("--allow-downgrades".to_owned());
-        call.arguments.extend(from.iter().cloned());
-        call.arguments.extend(names);
-        match self.run_with_lock_retries(&call).await {
+        match self.install_from(&source, names).await {
             Err(error) if error.output_tail().contains(GONE) => {
                 // The mirror has changed since the lists were fetched: the retry uses new lists.
-                self.update(&from).await?;
+                if let Err(error) = self.update(&source.with_all()).await {
+                    self.site.log(&format!("not every source was updated: {error}"));
+                }
                 Err(error.into())
             }
-            other => other.map(drop).map_err(explain),
+            other => other.map_err(explain),
         }
+    }
+
+    async fn install_from(&self, source: &Source, names: Vec<String>) -> Result<(), ProgramError> {
+        let mut call = self.apt_get(["install", "--no-remove", "--no-install-recommends"]);
+        call.arguments.push("--allow-downgrades".to_owned());
+        call.arguments.extend(source.options.iter().cloned());
+        call.arguments.extend(names);
+        locks::run(self.site, &call).await.map(drop)
+    }
+
+    /// The packages that the plan fetched as a source, and the wanted packages in it. `None` if one
+    /// is missing: the sources of the host are used.
+    async fn find_fetched(&self, plan: &str, wants: &[Want]) -> Option<(Source, Vec<String>)> {
+        let directory = fetched::directory(self.site, plan);
+        if package_files(&directory, "deb").unwrap_or_default().is_empty() {
+            return None;
+        }
+        let found = async {
+            let source = apt_sources::only(self, &directory).await?;
+            let names = self.find(&source, wants).await?;
+            Ok::<_, WorkError>((source, names))
+        };
+        let found = found.await;
+        found.inspect_err(|error| self.site.log(&format!("not fetched before: {error}"))).ok()
     }
 
     /// Restores exactly these versions.
@@ -270,7 +232,7 @@ impl<'a> Apt<'a> {
             }
             // apt's own user may not read the directory of the kept files.
             call.arguments.extend(as_root());
-            self.run_with_lock_retries(&call).await.map_err(explain)?;
+            locks::run(self.site, &call).await.map_err(explain)?;
         }
         for (name, _) in gone {
             self.remove(name).await?;
@@ -278,7 +240,42 @@ impl<'a> Apt<'a> {
         Ok(())
     }
 
-    /// Holds the packages that were held before the plan, and `more`.
+    /// Holds the installed packages of Kubernetes before the sources move to another minor version:
+    /// otherwise any upgrade of the host would install it, on a node that is not drained.
+    async fn hold_until_installed(
+        &self,
+        order: &Order<'_>,
+        installed: &BTreeMap<String, String>,
+    ) -> Result<(), WorkError> {
+        self.keep_pins(order.plan).await?;
+        let held = self.held().await?;
+        let free = KUBERNETES.into_iter().filter(|name| installed.contains_key(*name));
+        let free: Vec<&str> = free.filter(|name| !held.contains(*name)).collect();
+        let own = free.iter().map(|name| (*name).to_owned()).collect();
+        pins::claim(self.site, order.plan, &own)?;
+        self.mark("hold", &free).await
+    }
+
+    /// Releases the packages that the plan itself holds.
+    pub(super) async fn release(&self, plan: &str) -> Result<(), WorkError> {
+        let own = pins::own(self.site, plan);
+        if own.is_empty() {
+            return Ok(());
+        }
+        let own: Vec<&str> = own.iter().map(String::as_str).collect();
+        self.lift_holds(&own).await?;
+        pins::release(self.site, plan)
+    }
+
+    /// Records the holds of the host before the plan changes any.
+    async fn keep_pins(&self, plan: &str) -> Result<(), WorkError> {
+        if !pins::are_kept(self.site, plan) {
+            pins::keep(self.site, plan, &self.held().await?)?;
+        }
+        Ok(())
+    }
+
+    /// Holds the packages that were held before the plan or by the plan, and `more`.
     async fn hold(
         &self,
         plan: &str,
@@ -286,10 +283,14 @@ impl<'a> Apt<'a> {
         more: BTreeSet<&str>,
     ) -> Result<(), WorkError> {
         let held = self.held().await?;
+        let own = pins::own(self.site, plan);
+        let stays = |name: &str| {
+            more.contains(name) || own.contains(name) || pins::was_pinned(self.site, plan, name)
+        };
         let hold: Vec<&str> = wants
             .iter()
             .map(|want| want.name.as_str())
-            .filter(|name| more.contains(name) || pins::was_pinned(self.site, plan, name))
+            .filter(|name| stays(name))
             .filter(|name| !held.contains(*name))
             .collect();
         self.mark("hold", &hold).await
@@ -311,7 +312,7 @@ impl<'a> Apt<'a> {
                 others.join(", ")
             )));
         }
-        self.run_with_lock_retries(&self.apt_get(["remove", name])).await?;
+        locks::run(self.site, &self.apt_get(["remove", name])).await?;
         Ok(())
     }
 
@@ -323,20 +324,34 @@ impl<'a> Apt<'a> {
         order.wants.iter().filter(|want| !is_installed(want)).cloned().collect()
     }
 
-    async fn update(&self, from: &[String]) -> Result<(), WorkError> {
+    async fn update(&self, source: &Source) -> Result<(), ProgramError> {
         // The lists of sources that this call leaves out are kept.
         let mut call = self.apt_get(["update", "--option", "APT::Get::List-Cleanup=0"]);
-        call.arguments.extend(from.iter().cloned());
-        self.run_with_lock_retries(&call).await?;
-        Ok(())
+        call.arguments.extend(source.update());
+        locks::run(self.site, &call).await.map(drop)
+    }
+
+    /// `name=version` for each wanted package, from new package lists. A source that cannot be
+    /// updated matters only if a wanted package is missing.
+    async fn find(&self, source: &Source, wants: &[Want]) -> Result<Vec<String>, WorkError> {
+        let updated = self.update(source).await;
+        if let Err(error) = &updated {
+            self.site.log(&format!("not every source was updated: {error}"));
+        }
+        self.resolve(wants, &source.options).await.map_err(|mut error| {
+            if let Err(cause) = updated {
+                error.message += &format!("; the package lists may be old: {cause}");
+            }
+            error
+        })
     }
 
     /// `name=version` for each wanted package, from the package lists.
-    async fn resolve(&self, wants: &[Want], from: &[String]) -> Result<Vec<String>, WorkError> {
+    async fn resolve(&self, wants: &[Want], options: &[String]) -> Result<Vec<String>, WorkError> {
         let mut names = Vec::new();
         for want in wants {
             let mut call = self.site.call(Program::AptCache, ["madison", &want.name]);
-            call.arguments.extend(from.iter().cloned());
+            call.arguments.extend(options.iter().cloned());
             let answer = call.output().await?;
             let versions = parse_madison(&answer);
             let found = versions.iter().find(|version| want.version.matches(version));
@@ -368,7 +383,7 @@ impl<'a> Apt<'a> {
         }
         let arguments = [verb].into_iter().chain(names.iter().copied());
         let call = self.site.call(Program::AptMark, arguments);
-        self.run_with_lock_retries(&call).await?;
+        locks::run(self.site, &call).await?;
         Ok(())
     }
 
@@ -396,12 +411,8 @@ pub(super) fn as_root() -> [String; 2] {
     ["--option".to_owned(), "APT::Sandbox::User=root".to_owned()]
 }
 
-fn is_locked(error: &ProgramError) -> bool {
-    LOCKED.iter().any(|text| error.output_tail().contains(text))
-}
-
-/// Classifies a failed installation.
-fn explain(error: ProgramError) -> WorkError {
+/// Why apt refuses an installation without having changed anything; `None` for other failures.
+fn unsolvable(error: &ProgramError) -> Option<&'static str> {
     let output = error.output_tail().to_lowercase();
     let known = [
         ("held packages were changed", "a held package would have to change"),
@@ -411,8 +422,13 @@ fn explain(error: ProgramError) -> WorkError {
         ("not authenticated", "the repository has no signature that the host trusts"),
         ("is not signed", "the repository has no signature that the host trusts"),
     ];
-    match known.iter().find(|(text, _)| output.contains(text)) {
-        Some((_, what)) => WorkError::needs_person(format!(
+    known.iter().find(|(text, _)| output.contains(text)).map(|(_, what)| *what)
+}
+
+/// Classifies a failed installation.
+fn explain(error: ProgramError) -> WorkError {
+    match unsolvable(&error) {
+        Some(what) => WorkError::needs_person(format!(
             "{what}; nothing was changed, fix it on the host with apt: {error}"
         )),
         None => error.into(),
@@ -429,12 +445,6 @@ pub(super) fn parse_installed(text: &str) -> BTreeMap<String, String> {
             (words.next()? == "installed").then(|| (name.to_owned(), version.to_owned()))
         })
         .collect()
-}
-
-/// The status of a package. It is the last word, because a package that was never fully installed
-/// has no version.
-fn status_of(line: &str) -> Option<&str> {
-    line.split_whitespace().next_back()
 }
 
 /// The versions of `apt-cache madison`, newest first.

@@ -12,7 +12,7 @@ use std::{
 
 use sha2::{Digest as _, Sha256};
 
-use super::{Want, apt::Apt};
+use super::{Want, apt::Apt, locks, package_files};
 use crate::host::{
     Program, Site,
     files::atomic::{self, Access},
@@ -33,8 +33,10 @@ pub(super) async fn repository(apt: &Apt<'_>, directory: &Path) -> Result<PathBu
     }
     fs::create_dir_all(&repository).map_err(|error| file(&error))?;
     let mut index = String::new();
-    for path in package_files(directory)? {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let files = package_files(directory, "deb");
+    for path in files.map_err(|error| WorkError::file(directory, &error))? {
+        // apt takes a `%` for the start of an encoded character: `docker-ce_5%3a28.5.1_amd64.deb`.
+        let name = path.file_name().unwrap_or_default().to_string_lossy().replace('%', "_");
         let shown = path.display().to_string();
         let control = site.ask(Program::DpkgDeb, ["--field", &shown]).await?;
         let (size, sha256) = digest(&path)?;
@@ -43,25 +45,11 @@ pub(super) async fn repository(apt: &Apt<'_>, directory: &Path) -> Result<PathBu
         let _ = write!(index, "{control}\nFilename: ./{name}\nSize: {size}\nSHA256: {sha256}\n\n");
     }
     if index.is_empty() {
-        return Err(WorkError::permanent(format!(
-            "packages.path {} contains no .deb file",
-            directory.display()
-        )));
+        return Err(WorkError::permanent(format!("{} contains no .deb file", directory.display())));
     }
     let access = Access::of_mode(0o644);
     atomic::replace(&repository.join("Packages"), index.as_bytes(), access)?;
     Ok(repository)
-}
-
-fn package_files(directory: &Path) -> Result<Vec<PathBuf>, WorkError> {
-    let entries = fs::read_dir(directory).map_err(|error| WorkError::file(directory, &error))?;
-    let mut files: Vec<PathBuf> = entries
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "deb"))
-        .collect();
-    files.sort();
-    Ok(files)
 }
 
 /// Size and sha256 of a file. The file is not loaded into memory at once.
@@ -143,7 +131,7 @@ pub(super) async fn keep_old(apt: &Apt<'_>, wants: &[Want], installed: &BTreeMap
         let wanted = format!("{name}={version}");
         let mut call = apt.apt_get(["download", &wanted]).within(&directory);
         call.arguments.extend(super::apt::as_root());
-        if let Err(error) = apt.run_with_lock_retries(&call).await {
+        if let Err(error) = locks::run(site, &call).await {
             site.log(&format!(
                 "cannot keep package {wanted}, so a rollback would need its repository: {error}"
             ));
@@ -158,7 +146,7 @@ fn prune(site: &Site, directory: &Path, old: &[(&str, &str)]) {
     if old.is_empty() {
         return;
     }
-    for path in package_files(directory).unwrap_or_default() {
+    for path in package_files(directory, "deb").unwrap_or_default() {
         if !needed.contains(&path)
             && let Err(error) = fs::remove_file(&path)
         {

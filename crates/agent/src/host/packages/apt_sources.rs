@@ -6,7 +6,11 @@
 //! for another minor version of the same repository, that line is changed; otherwise Refit adds its
 //! own file. A rollback restores either.
 
-use std::{fs, path::Path, sync::LazyLock};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::LazyLock,
+};
 
 use regex::Regex;
 
@@ -31,38 +35,65 @@ const KEYRINGS: [&str; 2] = [
     "/usr/share/keyrings/kubernetes-apt-keyring.gpg",
 ];
 
-/// Makes the packages of an order available to apt, and returns the options that apt calls need for
-/// this.
-pub(super) async fn prepare(apt: &Apt<'_>, order: &Order<'_>) -> Result<Vec<String>, WorkError> {
-    if !order.from.path.is_empty() {
-        let directory = apt.site.path(&order.from.path);
-        let repository = apt_offline::repository(apt, &directory).await?;
-        return only(apt.site, &repository);
-    }
-    if !order.from.repository.is_empty() {
-        use_repository(apt.site, order.plan, &order.from.repository)?;
-    }
-    Ok(Vec::new())
+/// A source of packages for apt.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Source {
+    /// Options that each call needs.
+    pub(super) options: Vec<String>,
+    /// The file of the only source that an update has to fetch. Without it, an update fetches all
+    /// sources.
+    pub(super) list: Option<PathBuf>,
 }
 
-/// Options with which apt uses one directory of files and no other source.
-fn only(site: &Site, repository: &Path) -> Result<Vec<String>, WorkError> {
-    let list = site.state().join("apt").join("offline.list");
-    // The files were verified with their bundle or belong to the administrator. No key signs them.
-    let line = format!("deb [trusted=yes] file:{} ./\n", repository.display());
-    atomic::replace(&list, line.as_bytes(), Access::of_mode(0o644))?;
-    let mut options = vec![
+impl Source {
+    /// The options of an update.
+    pub(super) fn update(&self) -> Vec<String> {
+        let list = self.list.iter().flat_map(|list| exactly(list));
+        self.options.iter().cloned().chain(list).collect()
+    }
+
+    /// The same source, with the other sources of the host.
+    pub(super) fn with_all(&self) -> Self {
+        Self { list: None, ..self.clone() }
+    }
+}
+
+/// Makes the packages of an order available to apt.
+pub(super) async fn prepare(apt: &Apt<'_>, order: &Order<'_>) -> Result<Source, WorkError> {
+    if !order.from.path.is_empty() {
+        return only(apt, &apt.site.path(&order.from.path)).await;
+    }
+    if order.from.repository.is_empty() {
+        return Ok(Source::default());
+    }
+    let list = use_repository(apt.site, order.plan, &order.from.repository)?;
+    Ok(Source { list: Some(apt.site.path(list)), ..Source::default() })
+}
+
+/// Options with which apt reads one file of sources and no other.
+fn exactly(list: &Path) -> [String; 4] {
+    [
         "--option".to_owned(),
         format!("Dir::Etc::sourcelist={}", list.display()),
         "--option".to_owned(),
         "Dir::Etc::sourceparts=-".to_owned(),
-    ];
-    options.extend(as_root());
-    Ok(options)
+    ]
 }
 
-/// Makes the host use the repository of this minor version.
-fn use_repository(site: &Site, plan: &str, url: &str) -> Result<(), WorkError> {
+/// A directory of package files as the only source.
+pub(super) async fn only(apt: &Apt<'_>, directory: &Path) -> Result<Source, WorkError> {
+    let repository = apt_offline::repository(apt, directory).await?;
+    let list = apt.site.state().join("apt").join("offline.list");
+    // The files were verified with their bundle or when apt fetched them, or belong to the
+    // administrator. No key signs them.
+    let line = format!("deb [trusted=yes] file:{} ./\n", repository.display());
+    atomic::replace(&list, line.as_bytes(), Access::of_mode(0o644))?;
+    let options = exactly(&list).into_iter().chain(as_root()).collect();
+    Ok(Source { options, list: None })
+}
+
+/// Makes the host use the repository of this minor version, and returns the file that has it.
+fn use_repository(site: &Site, plan: &str, url: &str) -> Result<String, WorkError> {
     let url = checked(url)?;
     let mut lists: Vec<String> = fs::read_dir(site.path(DIRECTORY))
         .into_iter()
@@ -76,22 +107,22 @@ fn use_repository(site: &Site, plan: &str, url: &str) -> Result<(), WorkError> {
         .collect();
     lists.sort();
     lists.push("/etc/apt/sources.list".to_owned());
-    let mut known = false;
+    let mut known = None;
     for list in lists {
         let text = site.read(&list);
         if has_source(&text, &url) {
-            known = true;
+            known.get_or_insert(list);
         } else if let Some(changed) = at_minor(&text, &url) {
             keep::keep(site, plan, keep::PACKAGES, &list)?;
             // The file may hold credentials, so its permissions are kept.
             let path = site.path(&list);
             let access = Access::like(&path, 0o644);
             atomic::replace(&path, changed.as_bytes(), access)?;
-            known = true;
+            known.get_or_insert(list);
         }
     }
-    if known {
-        return Ok(());
+    if let Some(list) = known {
+        return Ok(list);
     }
     let options = if url.starts_with("file:") {
         "[trusted=yes]".to_owned()
@@ -108,7 +139,7 @@ fn use_repository(site: &Site, plan: &str, url: &str) -> Result<(), WorkError> {
     keep::keep(site, plan, keep::PACKAGES, REFIT_SOURCE)?;
     let line = format!("# Written by refit-agent.\ndeb {options} {url} /\n");
     atomic::replace(&site.path(REFIT_SOURCE), line.as_bytes(), Access::of_mode(0o644))?;
-    Ok(())
+    Ok(REFIT_SOURCE.to_owned())
 }
 
 /// The URL with a trailing slash. A URL that apt would read as more than one word is refused.
@@ -184,7 +215,7 @@ mod tests {
         fs::write(site.path(&list), OLD).unwrap();
         let closed = fs::Permissions::from_mode(0o640);
         fs::set_permissions(site.path(&list), closed).unwrap();
-        use_repository(&site, "p", NEW).unwrap();
+        assert_eq!(use_repository(&site, "p", NEW).unwrap(), list);
         let mode = fs::metadata(site.path(&list)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o640, "it may hold credentials");
         let text = site.read(&list);

@@ -40,19 +40,3 @@ fn dependency_problems_need_an_operator() {
     }
     assert_eq!(explain(failed("Temporary failure resolving")).kind, FailureKind::Retriable);
 }
-
-#[test]
-fn a_held_lock_is_recognized_by_its_message() {
-    let failed = |tail: &str| ProgramError::Failed {
-        command: "dpkg".to_owned(),
-        code: Some(2),
-        tail: tail.to_owned(),
-    };
-    for text in [
-        "dpkg: error: dpkg frontend lock was locked by another process with pid 812",
-        "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 7 (apt-get)",
-    ] {
-        assert!(is_locked(&failed(text)), "{text}");
-    }
-    assert!(!is_locked(&failed("dpkg: error processing package")));
-}

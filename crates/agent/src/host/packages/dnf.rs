@@ -6,27 +6,21 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
     path::{Path, PathBuf},
-    sync::LazyLock,
 };
 
 use refit_kinds::refit::PackageArgs;
 use refit_kinds::version::KubernetesVersion;
-use regex::Regex;
 
-use super::{KUBERNETES, Order, Want, Wanted, dnf_offline, pins};
-use crate::host::{
-    Invocation, Program, ProgramError, Site,
-    files::{
-        atomic::{self, Access},
-        keep,
-    },
-    work::WorkError,
+use super::{
+    KUBERNETES, Order, Want, Wanted,
+    dnf_errors::{explain, is_unsolvable},
+    dnf_offline,
+    dnf_sources::{self, Section},
+    fetched, locks, package_files, pins, rpm_database, rpm_leftovers,
 };
+use crate::host::{Invocation, Program, ProgramError, Site, files::keep, work::WorkError};
 
-const REPOSITORIES: &str = "/etc/yum.repos.d";
-const REFIT_REPOSITORY: &str = "/etc/yum.repos.d/refit-kubernetes.repo";
 /// Files of the plugin that pins versions. One of them exists if the plugin is installed.
 const VERSION_LOCK: [&str; 2] =
     ["/etc/dnf/plugins/versionlock.conf", "/usr/lib64/dnf5/plugins/versionlock.so"];
@@ -42,10 +36,33 @@ pub(super) enum Flavour {
 
 /// The operation for which packages are unlocked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Change {
-    Fetch,
+enum Change<'a> {
+    Fetch(Work<'a>),
     Install,
     Restore,
+}
+
+/// Where dnf takes packages from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source<'a> {
+    /// The repositories of the host.
+    Host,
+    /// Only this repository on the host, whose packages were verified with their bundle or belong
+    /// to the administrator.
+    Directory(&'a Path),
+    /// Only this repository on the host, with the packages that the plan fetched.
+    Fetched(&'a Path),
+}
+
+/// What dnf does with the packages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work<'a> {
+    /// Installs or downgrades them.
+    Install,
+    /// Fetches them into a directory.
+    Fetch(&'a Path),
+    /// Only resolves their dependencies.
+    Resolve,
 }
 
 /// dnf and rpm of a host.
@@ -91,21 +108,36 @@ impl<'a> Dnf<'a> {
         Ok(parse_installed(&answer))
     }
 
-    /// Fetches the packages of an order into dnf's cache.
+    /// Fetches the packages of an order.
     pub async fn fetch(&self, order: &Order<'_>) -> Result<(), WorkError> {
-        self.prepare(order)?;
+        rpm_database::repair(self.site, &order.wants).await?;
+        dnf_sources::prepare(self.site, order)?;
         let wants = self.missing(order).await?;
-        let offline = self.offline(order).await?;
-        self.unlocked(order, &wants, offline.as_deref(), Change::Fetch).await
+        if let Some(offline) = self.offline(order).await? {
+            let source = Source::Directory(&offline);
+            return self.unlocked(order, &wants, source, Change::Fetch(Work::Resolve)).await;
+        }
+        let directory = fetched::prepare(self.site, order.plan)?;
+        let work = Work::Fetch(&directory);
+        self.unlocked(order, &wants, Source::Host, Change::Fetch(work)).await
     }
 
     /// Installs the missing packages of an order, and locks the packages of Kubernetes.
     pub async fn install(&self, order: &Order<'_>) -> Result<(), WorkError> {
-        self.remove_interrupted_transactions(order).await?;
-        self.prepare(order)?;
+        rpm_database::repair(self.site, &order.wants).await?;
+        rpm_leftovers::remove(self.site, order.plan).await?;
+        dnf_sources::prepare(self.site, order)?;
         let wants = self.missing(order).await?;
-        let offline = if wants.is_empty() { None } else { self.offline(order).await? };
-        self.unlocked(order, &wants, offline.as_deref(), Change::Install).await
+        if wants.is_empty() {
+            return self.unlocked(order, &wants, Source::Host, Change::Install).await;
+        }
+        if let Some(offline) = self.offline(order).await? {
+            let source = Source::Directory(&offline);
+            return self.unlocked(order, &wants, source, Change::Install).await;
+        }
+        let fetched = self.fetched(order.plan, &wants).await;
+        let source = fetched.as_deref().map_or(Source::Host, Source::Fetched);
+        self.unlocked(order, &wants, source, Change::Install).await
     }
 
     /// Changes packages while their version locks are lifted. Afterwards, even after a failure, the
@@ -115,12 +147,15 @@ impl<'a> Dnf<'a> {
         &self,
         order: &Order<'_>,
         wants: &[Want],
-        offline: Option<&Path>,
-        change: Change,
+        source: Source<'_>,
+        change: Change<'_>,
     ) -> Result<(), WorkError> {
-        let download = change == Change::Fetch;
+        let work = match change {
+            Change::Fetch(work) => work,
+            Change::Install | Change::Restore => Work::Install,
+        };
         let outcome = match self.unlock(order.plan, wants, change).await {
-            Ok(()) if !wants.is_empty() => self.transact(offline, wants, download).await,
+            Ok(()) if !wants.is_empty() => self.change(order.plan, source, wants, work).await,
             other => other,
         };
         let lock_kubernetes = outcome.is_ok() && change == Change::Install;
@@ -137,6 +172,17 @@ impl<'a> Dnf<'a> {
         dnf_offline::repository(self.site, &directory).await.map(Some)
     }
 
+    /// A repository of the packages that the plan fetched, if it has all wanted packages.
+    async fn fetched(&self, plan: &str, wants: &[Want]) -> Option<PathBuf> {
+        let directory = fetched::directory(self.site, plan);
+        let files = package_files(&directory, "rpm").unwrap_or_default();
+        let found = dnf_offline::of_files(self.site, files, wants).await;
+        found.unwrap_or_else(|error| {
+            self.site.log(&format!("cannot use the fetched packages: {error}"));
+            None
+        })
+    }
+
     /// Restores exactly these versions.
     pub async fn restore(
         &self,
@@ -144,6 +190,13 @@ impl<'a> Dnf<'a> {
         packages: &BTreeMap<String, String>,
     ) -> Result<(), WorkError> {
         keep::put_back(self.site, plan, keep::PACKAGES)?;
+        let all = packages.iter().map(|(name, version)| Want {
+            name: name.clone(),
+            version: Wanted::Text(version.clone()),
+        });
+        let all: Vec<Want> = all.collect();
+        rpm_database::repair(self.site, &all).await?;
+        rpm_leftovers::remove(self.site, plan).await?;
         let installed = self.installed().await?;
         let mut wants = Vec::new();
         for (name, version) in packages {
@@ -153,7 +206,7 @@ impl<'a> Dnf<'a> {
             }
             if version.is_empty() {
                 let call = self.dnf(["remove", "--assumeyes", "--noautoremove", name]);
-                self.site.run(&call).await?;
+                locks::run(self.site, &call).await?;
             } else {
                 wants.push(Want { name: name.clone(), version: Wanted::Text(version.clone()) });
             }
@@ -164,13 +217,10 @@ impl<'a> Dnf<'a> {
             dnf_offline::of_bundles(self.site, &wants).await?
         };
         let from = PackageArgs::default();
-        let all = packages.iter().map(|(name, version)| Want {
-            name: name.clone(),
-            version: Wanted::Text(version.clone()),
-        });
         // All packages: an earlier attempt may have left some unlocked.
-        let order = Order { plan, from: &from, wants: all.collect() };
-        self.unlocked(&order, &wants, offline.as_deref(), Change::Restore).await
+        let order = Order { plan, from: &from, wants: all };
+        let source = offline.as_deref().map_or(Source::Host, Source::Directory);
+        self.unlocked(&order, &wants, source, Change::Restore).await
     }
 
     async fn missing(&self, order: &Order<'_>) -> Result<Vec<Want>, WorkError> {
@@ -182,12 +232,39 @@ impl<'a> Dnf<'a> {
         Ok(order.wants.iter().filter(|want| !is_installed(want)).cloned().collect())
     }
 
+    /// Changes packages. If what was fetched does not suffice, the repositories of the host are
+    /// used; a broken database is rebuilt once.
+    async fn change(
+        &self,
+        plan: &str,
+        source: Source<'_>,
+        wants: &[Want],
+        work: Work<'_>,
+    ) -> Result<(), WorkError> {
+        let mut outcome = self.transact(plan, source, wants, work).await?;
+        if let Err(error) = &outcome
+            && rpm_database::is_broken(error.output_tail())
+        {
+            rpm_database::rebuild(self.site, &error.to_string()).await?;
+            rpm_leftovers::remove(self.site, plan).await?;
+            outcome = self.transact(plan, source, wants, work).await?;
+        }
+        if let (Source::Fetched(_), Err(error)) = (source, &outcome)
+            && is_unsolvable(error)
+        {
+            self.site.log(&format!("the fetched packages do not suffice: {error}"));
+            outcome = self.transact(plan, Source::Host, wants, work).await?;
+        }
+        outcome.map_err(|error| explain(error, &dnf_sources::sections(self.site), wants))
+    }
+
     async fn transact(
         &self,
-        offline: Option<&Path>,
+        plan: &str,
+        source: Source<'_>,
         wants: &[Want],
-        download: bool,
-    ) -> Result<(), WorkError> {
+        work: Work<'_>,
+    ) -> Result<Result<(), ProgramError>, WorkError> {
         let installed = self.installed().await?;
         let (down, up): (Vec<_>, Vec<_>) = wants.iter().cloned().partition(|want| {
             installed.get(&want.name).is_some_and(|now| is_older(&want.version, now))
@@ -196,54 +273,103 @@ impl<'a> Dnf<'a> {
             if wants.is_empty() {
                 continue;
             }
-            let call = self.transaction(verb, offline, &wants, download);
-            self.site.run(&call).await.map_err(explain)?;
+            if work == Work::Install {
+                rpm_leftovers::begin(self.site, plan, &wants).await?;
+            }
+            let call = self.transaction(verb, source, &wants, work);
+            if let Err(error) = locks::run(self.site, &call).await {
+                return Ok(Err(error));
+            }
+            if work == Work::Install {
+                rpm_leftovers::end(self.site, plan)?;
+            }
         }
-        Ok(())
+        Ok(Ok(()))
     }
 
-    /// The call that installs, downgrades or downloads packages. If `offline` is set, it uses only
-    /// that repository on the host.
-    pub fn transaction(
+    /// The call that installs, downgrades or fetches packages.
+    fn transaction(
         &self,
         verb: &str,
-        offline: Option<&Path>,
+        source: Source<'_>,
         wants: &[Want],
-        download: bool,
+        work: Work<'_>,
     ) -> Invocation {
+        let sections = dnf_sources::sections(self.site);
         let mut call = self.dnf([verb, "--assumeyes"]);
-        let mut add = |argument: &str| call.arguments.push(argument.to_owned());
-        if download {
-            add("--downloadonly");
-        }
-        if download || offline.is_some() {
+        let mut add = |argument: String| call.arguments.push(argument);
+        self.fetch_options(work).into_iter().for_each(&mut add);
+        if work != Work::Install || source != Source::Host {
             // dnf caches the metadata of a repository for two days. An installation uses the
             // metadata from the fetch.
-            add("--refresh");
+            add("--refresh".to_owned());
         }
-        match self.flavour {
-            Flavour::Dnf4 => add("--disableexcludes=kubernetes"),
-            Flavour::Dnf5 => add("--setopt=disable_excludes=kubernetes"),
-            Flavour::Tdnf => add("--disableexcludes"),
+        if let Some(option) = self.without_excludes(&sections, wants) {
+            add(option);
         }
         if self.flavour != Flavour::Tdnf {
             // No package is removed for it, and weak dependencies are not installed.
-            add("--setopt=install_weak_deps=False");
+            add("--setopt=install_weak_deps=False".to_owned());
         }
-        if let Some(directory) = offline {
-            add("--nogpgcheck");
-            add(&format!("--repofrompath=refit-offline,file://{}", directory.display()));
-            if self.flavour == Flavour::Tdnf {
-                add("--disablerepo=*");
-                add("--enablerepo=refit-offline");
+        if let Source::Directory(directory) | Source::Fetched(directory) = source {
+            let verified = matches!(source, Source::Directory(_)) || self.verifies_when_fetching();
+            if verified || !sections.iter().any(Section::checks_signatures) {
+                add("--nogpgcheck".to_owned());
             } else {
-                add("--repo=refit-offline");
+                add("--setopt=refit-offline.gpgcheck=1".to_owned());
+            }
+            add(format!("--repofrompath=refit-offline,file://{}", directory.display()));
+            if self.flavour == Flavour::Tdnf {
+                add("--disablerepo=*".to_owned());
+                add("--enablerepo=refit-offline".to_owned());
+            } else {
+                add("--repo=refit-offline".to_owned());
             }
         }
         for want in wants {
-            add(&format!("{}-{}", want.name, spec(&want.version)));
+            add(format!("{}-{}", want.name, spec(&want.version)));
         }
         call
+    }
+
+    /// dnf 5 does not verify signatures before an installation.
+    fn verifies_when_fetching(&self) -> bool {
+        match self.flavour {
+            Flavour::Dnf4 | Flavour::Tdnf => true,
+            Flavour::Dnf5 => false,
+        }
+    }
+
+    fn fetch_options(&self, work: Work<'_>) -> Vec<String> {
+        let only = "--downloadonly".to_owned();
+        // Without keepcache, dnf notes what it fetched and deletes it after the next transaction.
+        let keep = "--setopt=keepcache=1".to_owned();
+        match (work, self.flavour) {
+            (Work::Install, _) => Vec::new(),
+            (Work::Resolve, _) => vec![only],
+            (Work::Fetch(to), Flavour::Dnf4) => {
+                vec![only, keep, format!("--downloaddir={}", to.display())]
+            }
+            (Work::Fetch(to), Flavour::Dnf5) => {
+                vec![only, keep, format!("--setopt=destdir={}", to.display())]
+            }
+            (Work::Fetch(to), Flavour::Tdnf) => {
+                vec![only, format!("--downloaddir={}", to.display())]
+            }
+        }
+    }
+
+    /// Overrides the excludes that hide a wanted package, and no others.
+    fn without_excludes(&self, sections: &[Section], wants: &[Want]) -> Option<String> {
+        let hiding = dnf_sources::hiding(sections, wants);
+        let ids: BTreeSet<&str> = hiding.iter().map(|section| section.id.as_str()).collect();
+        let ids = ids.into_iter().collect::<Vec<_>>().join(",");
+        let option = match self.flavour {
+            Flavour::Dnf4 => format!("--disableexcludes={ids}"),
+            Flavour::Dnf5 => format!("--setopt=disable_excludes={ids}"),
+            Flavour::Tdnf => return Some("--disableexcludes".to_owned()),
+        };
+        (!ids.is_empty()).then_some(option)
     }
 
     fn dnf<const N: usize>(&self, arguments: [&str; N]) -> Invocation {
@@ -263,7 +389,12 @@ impl<'a> Dnf<'a> {
         names.filter(|name| is_locked(&list, name)).cloned().collect()
     }
 
-    async fn unlock(&self, plan: &str, wants: &[Want], change: Change) -> Result<(), WorkError> {
+    async fn unlock(
+        &self,
+        plan: &str,
+        wants: &[Want],
+        change: Change<'_>,
+    ) -> Result<(), WorkError> {
         if !self.version_lock || wants.is_empty() {
             return Ok(());
         }
@@ -275,7 +406,7 @@ impl<'a> Dnf<'a> {
         }
         for name in &locked {
             let call = self.dnf(["versionlock", "delete", name]);
-            self.site.run(&call).await?;
+            locks::run(self.site, &call).await?;
         }
         Ok(())
     }
@@ -292,96 +423,10 @@ impl<'a> Dnf<'a> {
         let names = order.wants.iter().map(|want| &want.name);
         for name in names.filter(|name| wanted(name) && !locked.contains(*name)) {
             let call = self.dnf(["versionlock", "add", name]);
-            self.site.run(&call).await?;
+            locks::run(self.site, &call).await?;
         }
         Ok(())
     }
-
-    /// Removes leftovers of interrupted transactions. A transaction that a power cut interrupted
-    /// leaves two entries of a package in rpm's database: the older entry is removed, and the files
-    /// of the newer one stay. The same package of another architecture is a separate package.
-    async fn remove_interrupted_transactions(&self, order: &Order<'_>) -> Result<(), WorkError> {
-        for want in &order.wants {
-            let query = [
-                "--query",
-                "--queryformat",
-                "%{ARCH} %{NAME}-%{VERSION}-%{RELEASE}.%{ARCH}\\n",
-                &want.name,
-            ];
-            // The query fails for a package that is not installed.
-            let answer = self.site.ask(Program::Rpm, query).await.unwrap_or_default();
-            for entry in outdated_entries(&answer) {
-                self.site.log(&format!("removing {entry}, left by an interrupted transaction"));
-                let call = self.site.call(Program::Rpm, ["--erase", "--nodeps", entry]);
-                self.site.run(&call).await?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Makes the host use the repository of this minor version.
-    fn prepare(&self, order: &Order<'_>) -> Result<(), WorkError> {
-        let url = &order.from.repository;
-        if url.is_empty() || !order.from.path.is_empty() {
-            return Ok(());
-        }
-        let good = ["https://", "http://", "file:///"].iter().any(|start| url.starts_with(start))
-            && url.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._~:/%+@".contains(&b));
-        if !good {
-            return Err(WorkError::permanent(format!(
-                "invalid packages.repository {url:?}, expected an http, https or file URL"
-            )));
-        }
-        use_repository(self.site, order.plan, url)
-    }
-}
-
-fn use_repository(site: &Site, plan: &str, url: &str) -> Result<(), WorkError> {
-    let mut files: Vec<String> = fs::read_dir(site.path(REPOSITORIES))
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| format!("{REPOSITORIES}/{}", entry.file_name().to_string_lossy()))
-        .filter(|path| Path::new(path).extension().is_some_and(|kind| kind == "repo"))
-        .collect();
-    files.sort();
-    for file in files {
-        let text = site.read(&file);
-        if text.contains(url) {
-            return Ok(());
-        }
-        if let Some(changed) = at_minor(&text, url) {
-            keep::keep(site, plan, keep::PACKAGES, &file)?;
-            // The file may hold credentials, so its permissions are kept.
-            let path = site.path(&file);
-            let access = Access::like(&path, 0o644);
-            atomic::replace(&path, changed.as_bytes(), access)?;
-            return Ok(());
-        }
-    }
-    keep::keep(site, plan, keep::PACKAGES, REFIT_REPOSITORY)?;
-    let url = url.trim_end_matches('/');
-    let check = u8::from(!url.starts_with("file:"));
-    let text = format!(
-        "# Written by refit-agent.\n[kubernetes]\nname=Kubernetes\nbaseurl={url}/\nenabled=1\n\
-         gpgcheck={check}\ngpgkey={url}/repodata/repomd.xml.key\n\
-         exclude=kubelet kubeadm kubectl cri-tools kubernetes-cni\n"
-    );
-    atomic::replace(&site.path(REFIT_REPOSITORY), text.as_bytes(), Access::of_mode(0o644))?;
-    Ok(())
-}
-
-/// The text with the minor version of `url` in place of another minor version of the same
-/// repository.
-fn at_minor(text: &str, url: &str) -> Option<String> {
-    static MINOR: LazyLock<Regex> =
-        LazyLock::new(|| Regex::new(r"/v1\.[0-9]+/").expect("the pattern is a constant"));
-    let minor = MINOR.find(url)?;
-    let before = url.get(..minor.start())?;
-    let other = Regex::new(&format!(r"{}/v1\.[0-9]+/", regex::escape(before))).ok()?;
-    let new = format!("{before}{}", minor.as_str());
-    let changed = other.replace_all(text, regex::NoExpand(&new));
-    (changed != text).then(|| changed.into_owned())
 }
 
 /// Whether a list of locked versions has a package: `kubeadm-0:1.34.2-1.*` in dnf 4,
@@ -415,33 +460,12 @@ fn is_older(wanted: &Wanted, now: &str) -> bool {
     KubernetesVersion::of_package(now).is_ok_and(|now| wanted < now)
 }
 
-/// Entries that are followed by a newer entry of the same architecture.
-fn outdated_entries(answer: &str) -> Vec<&str> {
-    let mut newest = BTreeMap::new();
-    let mut older = Vec::new();
-    for (arch, entry) in answer.lines().filter_map(|line| line.split_once(' ')) {
-        older.extend(newest.insert(arch, entry));
-    }
-    older
-}
-
 /// Parses packages in rpm's own order: of two entries of a package the newer one is used.
 fn parse_installed(text: &str) -> BTreeMap<String, String> {
     text.lines()
         .filter_map(|line| line.split_once(' '))
         .map(|(name, version)| (name.to_owned(), version.trim().to_owned()))
         .collect()
-}
-
-fn explain(error: ProgramError) -> WorkError {
-    let output = error.output_tail();
-    let known = ["nothing provides", "conflicting requests", "GPG check FAILED", "is not signed"];
-    if known.iter().any(|text| output.contains(text)) {
-        return WorkError::needs_person(format!(
-            "dnf cannot install the packages; nothing was changed, fix it on the host: {error}"
-        ));
-    }
-    error.into()
 }
 
 #[cfg(test)]

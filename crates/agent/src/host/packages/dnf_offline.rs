@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Want, apt_offline::digest};
+use super::{Want, apt_offline::digest, package_files};
 use crate::host::{
     Program, Site,
     files::atomic::{self, Access},
@@ -52,7 +52,8 @@ pub(super) async fn repository(site: &Site, directory: &Path) -> Result<PathBuf,
     if directory.join(REPOMD).exists() {
         return Ok(directory.to_owned());
     }
-    let files = package_files(directory).map_err(|error| WorkError::file(directory, &error))?;
+    let files =
+        package_files(directory, "rpm").map_err(|error| WorkError::file(directory, &error))?;
     if files.is_empty() {
         return Err(WorkError::permanent(format!(
             "packages.path {} contains neither {REPOMD} nor an .rpm file",
@@ -68,9 +69,18 @@ pub(super) async fn of_bundles(site: &Site, wants: &[Want]) -> Result<Option<Pat
     let bundles = site.state().join("bundle").join("bundles");
     let mut files = Vec::new();
     for bundle in fs::read_dir(bundles).into_iter().flatten().flatten() {
-        files.extend(package_files(&bundle.path().join("packages")).unwrap_or_default());
+        files.extend(package_files(&bundle.path().join("packages"), "rpm").unwrap_or_default());
     }
     files.sort();
+    of_files(site, files, wants).await
+}
+
+/// A repository with these packages, if it has all wanted packages.
+pub(super) async fn of_files(
+    site: &Site,
+    files: Vec<PathBuf>,
+    wants: &[Want],
+) -> Result<Option<PathBuf>, WorkError> {
     if files.is_empty() {
         return Ok(None);
     }
@@ -82,16 +92,6 @@ pub(super) async fn of_bundles(site: &Site, wants: &[Want]) -> Result<Option<Pat
         })
     };
     if wants.iter().all(has) { make(site, &packages).map(Some) } else { Ok(None) }
-}
-
-fn package_files(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
-    let mut files: Vec<PathBuf> = fs::read_dir(directory)?
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "rpm"))
-        .collect();
-    files.sort();
-    Ok(files)
 }
 
 async fn read(site: &Site, paths: Vec<PathBuf>) -> Result<Vec<PackageFile>, WorkError> {

@@ -1,44 +1,68 @@
-use super::*;
+use std::fs;
 
-const NEW: &str = "https://pkgs.k8s.io/core:/stable:/v1.35/rpm/";
-const OLD: &str = "[kubernetes]\nname=Kubernetes\n\
-    baseurl=https://pkgs.k8s.io/core:/stable:/v1.34/rpm/\nenabled=1\ngpgcheck=1\n\
-    gpgkey=https://pkgs.k8s.io/core:/stable:/v1.34/rpm/repodata/repomd.xml.key\n";
+use super::*;
 
 fn version() -> KubernetesVersion {
     "v1.35.0".parse::<KubernetesVersion>().unwrap()
 }
 
-fn call(flavour: Flavour, verb: &str, offline: Option<&str>, download: bool) -> String {
-    let site = Site::new("/state");
+/// A call on a host whose repository `satellite-k8s` excludes kubeadm.
+fn call(flavour: Flavour, source: Source<'_>, work: Work<'_>) -> String {
+    let directory = tempfile::tempdir().unwrap();
+    let site = Site::at(directory.path().join("root"), directory.path().join("state"));
+    let repositories = site.path("/etc/yum.repos.d");
+    fs::create_dir_all(&repositories).unwrap();
+    let text = "[base]\ngpgcheck=1\nexclude=vim\n[satellite-k8s]\nexclude=kubeadm\n";
+    fs::write(repositories.join("redhat.repo"), text).unwrap();
     let dnf = Dnf { site: &site, flavour, version_lock: false };
     let wants = [Want::kubernetes("kubeadm", &version())];
-    dnf.transaction(verb, offline.map(Path::new), &wants, download).to_string()
+    dnf.transaction("install", source, &wants, work).to_string()
 }
 
 #[test]
-fn each_dnf_variant_overrides_the_package_excludes() {
+fn each_dnf_variant_overrides_the_excludes_of_the_repository_that_has_them() {
     assert_eq!(
-        call(Flavour::Dnf4, "install", None, false),
-        "/usr/bin/dnf install --assumeyes --disableexcludes=kubernetes \
+        call(Flavour::Dnf4, Source::Host, Work::Install),
+        "/usr/bin/dnf install --assumeyes --disableexcludes=satellite-k8s \
          --setopt=install_weak_deps=False kubeadm-1.35.0-*"
     );
     assert_eq!(
-        call(Flavour::Dnf5, "install", None, true),
-        "/usr/bin/dnf5 install --assumeyes --downloadonly --refresh --setopt=disable_excludes=kubernetes \
-         --setopt=install_weak_deps=False kubeadm-1.35.0-*"
+        call(Flavour::Dnf5, Source::Host, Work::Resolve),
+        "/usr/bin/dnf5 install --assumeyes --downloadonly --refresh \
+         --setopt=disable_excludes=satellite-k8s --setopt=install_weak_deps=False kubeadm-1.35.0-*"
     );
     assert_eq!(
-        call(Flavour::Tdnf, "install", None, false),
+        call(Flavour::Tdnf, Source::Host, Work::Install),
         "/usr/bin/tdnf install --assumeyes --disableexcludes kubeadm-1.35.0-*"
     );
 }
 
 #[test]
+fn each_dnf_variant_fetches_into_a_directory() {
+    let fetch = |flavour| call(flavour, Source::Host, Work::Fetch(Path::new("/cache/p")));
+    let keep = "--downloadonly --setopt=keepcache=1";
+    let fourth = fetch(Flavour::Dnf4);
+    assert!(fourth.contains(&format!("{keep} --downloaddir=/cache/p --refresh")), "{fourth}");
+    let fifth = fetch(Flavour::Dnf5);
+    assert!(fifth.contains(&format!("{keep} --setopt=destdir=/cache/p --refresh")), "{fifth}");
+    let small = fetch(Flavour::Tdnf);
+    assert!(small.contains("--downloadonly --downloaddir=/cache/p --refresh"), "{small}");
+}
+
+#[test]
 fn a_directory_of_packages_is_the_only_repository() {
-    let call = call(Flavour::Dnf4, "install", Some("/srv/rpms"), false);
-    let wanted = "--repofrompath=refit-offline,file:///srv/rpms --repo=refit-offline kubeadm";
-    assert!(call.contains(wanted), "{call}");
+    let rpms = Path::new("/srv/rpms");
+    let only = "--repofrompath=refit-offline,file:///srv/rpms --repo=refit-offline kubeadm";
+    let call = |flavour, source| call(flavour, source, Work::Install);
+    for flavour in [Flavour::Dnf4, Flavour::Dnf5] {
+        let call = call(flavour, Source::Directory(rpms));
+        assert!(call.contains(&format!("--nogpgcheck {only}")), "{call}");
+    }
+    // dnf 4 and tdnf have verified the signatures of what they fetched, dnf 5 has not.
+    let fetched = call(Flavour::Dnf5, Source::Fetched(rpms));
+    assert!(fetched.contains(&format!("--setopt=refit-offline.gpgcheck=1 {only}")), "{fetched}");
+    let fetched = call(Flavour::Dnf4, Source::Fetched(rpms));
+    assert!(fetched.contains(&format!("--nogpgcheck {only}")), "{fetched}");
 }
 
 #[test]
@@ -49,39 +73,9 @@ fn a_rollback_is_a_downgrade() {
 }
 
 #[test]
-fn the_repository_of_the_next_minor_takes_the_place_of_the_old_one() {
-    let directory = tempfile::tempdir().unwrap();
-    let site = Site::at(directory.path().join("root"), directory.path().join("state"));
-    let file = format!("{REPOSITORIES}/kubernetes.repo");
-    fs::create_dir_all(site.path(REPOSITORIES)).unwrap();
-    fs::write(site.path(&file), OLD).unwrap();
-    let closed = std::os::unix::fs::PermissionsExt::from_mode(0o600);
-    fs::set_permissions(site.path(&file), closed).unwrap();
-    use_repository(&site, "p", NEW).unwrap();
-    let kept = Access::like(&site.path(&file), 0o644);
-    assert_eq!(kept.mode, 0o600, "it may hold credentials");
-    let text = site.read(&file);
-    assert_eq!(text.matches("/v1.35/rpm/").count(), 2, "{text}");
-    keep::put_back(&site, "p", keep::PACKAGES).unwrap();
-    assert_eq!(site.read(&file), OLD);
-    fs::remove_file(site.path(&file)).unwrap();
-    use_repository(&site, "q", NEW).unwrap();
-    assert!(site.read(REFIT_REPOSITORY).contains("exclude=kubelet kubeadm kubectl"));
-}
-
-#[test]
 fn the_newer_of_two_entries_of_a_package_counts() {
     let packages = parse_installed("kubeadm 1.34.2-1\nkubeadm 1.35.0-1\nrpm 4.18.0-1\n");
     assert_eq!(packages["kubeadm"], "1.35.0-1");
-}
-
-#[test]
-fn only_older_entries_of_the_same_architecture_are_removed() {
-    let both = "x86_64 glibc-2.39-1.x86_64\ni686 glibc-2.39-1.i686\n";
-    assert!(outdated_entries(both).is_empty());
-    let cut = format!("x86_64 glibc-2.38-1.x86_64\n{both}");
-    assert_eq!(outdated_entries(&cut), ["glibc-2.38-1.x86_64"]);
-    assert!(outdated_entries("").is_empty());
 }
 
 /// A host whose dnf is a script that stores locks in a file. `work` is its installation command.

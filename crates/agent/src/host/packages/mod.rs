@@ -8,18 +8,29 @@
 
 mod apt;
 mod apt_offline;
+mod apt_repair;
 mod apt_sources;
 mod dnf;
+mod dnf_errors;
 mod dnf_offline;
+mod dnf_sources;
+mod fetched;
+mod locks;
 mod pins;
+mod rpm_database;
+mod rpm_leftovers;
 mod tarball;
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use refit_kinds::refit::{PackageArgs, PackageDriver, PackageVersion};
 use refit_kinds::version::KubernetesVersion;
 
 use super::{Evidence, Program, Site, work::WorkError};
+pub(crate) use fetched::STORE as FETCHED;
 
 /// The packages that have the version of Kubernetes.
 pub(crate) const KUBERNETES: [&str; 3] = ["kubeadm", "kubectl", "kubelet"];
@@ -190,6 +201,29 @@ impl<'a> Packages<'a> {
     pub async fn check(&self, wants: &[Want]) -> Result<Evidence, WorkError> {
         Ok(compare(&self.installed().await?, wants))
     }
+}
+
+/// Takes back what fetching packages changed, except files: releases the packages that the plan
+/// holds and removes those that it fetched.
+pub(crate) async fn forget(site: &Site, plan: &str) -> Result<(), WorkError> {
+    fetched::remove(site, plan);
+    apt::Apt::new(site).release(plan).await
+}
+
+/// Removes the packages that a plan fetched: it has ended.
+pub(crate) fn remove_fetched(site: &Site, plan: &str) {
+    fetched::remove(site, plan);
+}
+
+/// The package files in a directory, sorted.
+fn package_files(directory: &Path, extension: &str) -> std::io::Result<Vec<PathBuf>> {
+    let mut files: Vec<PathBuf> = std::fs::read_dir(directory)?
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|found| found == extension))
+        .collect();
+    files.sort();
+    Ok(files)
 }
 
 /// Whether all wanted packages are among the installed ones.
