@@ -25,7 +25,7 @@ use kube::{
 use refit_cluster_api::kinds::{Cluster, Machine};
 use refit_kinds::{keys, refit::HostPlan};
 use refit_runtime::{
-    ObjectKey, Store, apply,
+    ObjectKey, apply,
     client::too_large,
     clock::instant,
     store::{self, reflect_within},

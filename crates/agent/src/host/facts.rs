@@ -96,15 +96,15 @@ mod tests {
 
     #[test]
     fn a_fact_that_is_not_read_keeps_its_last_value_and_is_marked() {
-        let nothing = |facts| {
+        let nothing = |facts: &[Fact]| {
             let mut unread = Unread::default();
             for fact in facts {
-                unread.or_note::<()>(fact, Err(broken()));
+                unread.or_note::<()>(*fact, Err(broken()));
             }
             HostFacts { unread: unread.into_list(), ..HostFacts::default() }
         };
         let none_read = [Fact::KubeletVersion, Fact::BootId, Fact::OsImage, Fact::Packages];
-        let kept = merged(nothing(none_read), &all());
+        let kept = merged(nothing(&none_read), &all());
         assert_eq!(HostFacts { unread: Vec::new(), ..kept.clone() }, all());
         let names: Vec<&str> = kept.unread.iter().map(|unread| &*unread.fact).collect();
         assert_eq!(names, ["kubeletVersion", "bootID", "osImage", "packages"]);
@@ -113,7 +113,7 @@ mod tests {
             assert!(error.contains(fact.name()) && error.contains("/x"), "{error}");
         }
         // A fact that was read is as it was read, even if it is empty.
-        let only = HostFacts { unread: nothing([Fact::Packages]).unread, ..HostFacts::default() };
+        let only = HostFacts { unread: nothing(&[Fact::Packages]).unread, ..HostFacts::default() };
         let kept = merged(only, &all());
         assert_eq!((kept.kubelet_version, &*kept.boot_id, &*kept.os_image), (None, "", ""));
         assert_eq!(kept.packages, all().packages);

@@ -1,7 +1,7 @@
 //! The proxies of a control plane.
 //!
 //! kubeadm writes each variable of its own environment whose name ends with `_proxy` into the manifests, and writes the
-//! manifests anew at each upgrade (`docs/facts/kubeadm.md#proxies`). A unit of the agent does not have the environment in
+//! manifests again at each upgrade (`docs/facts/kubeadm.md#proxies`). A unit of the agent does not have the environment in
 //! which an administrator ran `kubeadm init`, so kubeadm gets the proxies of the present manifests: a control plane keeps
 //! those that it has, and gets no others.
 
