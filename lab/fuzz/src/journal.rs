@@ -27,6 +27,8 @@ fn torn(records: &[Record], written: &[u8], tail: &[u8]) {
     match recover(&[written, tail].concat()) {
         Ok(read) => assert_eq!(read.records.get(..records.len()), Some(records)),
         Err(JournalError::Corrupt { line, .. }) => assert!(line > records.len()),
+        // The tail has a line with a valid checksum, as a newer agent writes it.
+        Err(JournalError::Newer { .. }) => {}
         Err(JournalError::Disk { .. }) => unreachable!("no disk is read"),
     }
     let unfinished = tail.split(|byte| *byte == b'\n').next().unwrap_or_default();
