@@ -434,7 +434,9 @@ async fn apt_does_not_upgrade_to_the_next_minor_before_the_installation() {
     let list = world.site.path("/etc/apt/sources.list.d/kubernetes.list");
     let line = format!("deb [trusted=yes] file:{}/deb/ /\n", world.path("v1.34").display());
     fs::write(&list, line).unwrap();
-    world.install("v1.34.2", &NAMES, &PackageArgs::default()).await.unwrap();
+    let none = PackageArgs::default();
+    let order = Order { plan: "the previous plan", ..World::order("v1.34.2", &NAMES, &none) };
+    world.apt().install(&order).await.unwrap();
     // The administrator holds only kubectl.
     let unhold = ["unhold", "kubeadm", "kubelet"];
     world.site.call(Program::AptMark, unhold).output().await.unwrap();

@@ -20,6 +20,8 @@ fn interrupted(world: &World, name: &str, version: &str, provides: Option<&str>)
     let mut builder = PackageBuilder::new(name, bare, "Apache-2.0", std::env::consts::ARCH, "Stub");
     builder.using_config(config).release(release);
     builder.post_install_script(Scriptlet::new(CUT).prog(vec!["<lua>"]));
+    // rpm itself runs it, no package provides it.
+    builder.provides(Dependency::any("<lua>"));
     if let Some(provided) = provides {
         builder.provides(Dependency::any(provided));
     }
