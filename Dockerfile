@@ -1,5 +1,6 @@
 # All programs in one small image: docker build -t refit:0.1.0 .
 FROM rust:1.95-bookworm AS build
+ARG TARGETARCH
 WORKDIR /src
 # The agent runs with the C library of hosts that are older than this image: docs/agent.md.
 COPY tools/zig/requirements.txt /zig/
@@ -8,7 +9,7 @@ RUN apt-get update && apt-get install --yes --no-install-recommends python3-pip 
 ENV PATH=/zig/bin:$PATH CARGO_ZIGBUILD_ZIG_PATH=/zig/ziglang/zig
 COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
-    --mount=type=cache,target=/src/target \
+    --mount=type=cache,target=/src/target,id=target-$TARGETARCH \
     # One call each: a joint call would build shared libraries with the features of all.
     cargo build --profile ship --locked -p refit-controller \
     && cargo build --profile ship --locked -p refit-managed \
@@ -16,7 +17,7 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
     && cargo zigbuild --target "$(uname -m)-unknown-linux-gnu.2.28" --profile dist --locked -p refit-agent \
     && mkdir /out \
     && cp target/ship/refit-controller target/ship/refit-managed target/ship/refit \
-        target/*-unknown-linux-gnu/dist/refit-agent /out/
+        "target/$(uname -m)-unknown-linux-gnu/dist/refit-agent" /out/
 
 FROM gcr.io/distroless/cc-debian12:nonroot
 LABEL org.opencontainers.image.title="refit" \

@@ -104,6 +104,10 @@ async fn apt_installs_what_was_fetched_although_the_mirror_is_away() {
     world.apt().fetch(&apt::World::order("v1.35.0", &NAMES, &from)).await.unwrap();
     mirror.stop();
     clean(&world.site, Program::AptGet, &["clean"]).await;
+    // The new kubelet is unpacked from its package, which is found by this name.
+    let fetched = fs::read_dir(world.site.path("/var/cache/refit-agent/p")).unwrap();
+    let names = fetched.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert!(names.into_iter().any(|name| name.starts_with("kubelet_1.35.0-1.1_")));
     world.install("v1.35.0", &["kubeadm"], &from).await.unwrap();
     world.install("v1.35.0", &["kubelet", "kubectl"], &from).await.unwrap();
     assert_eq!(

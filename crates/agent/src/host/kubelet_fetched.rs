@@ -12,10 +12,12 @@ use std::{
 
 use refit_kinds::{refit::PackageArgs, version::KubernetesVersion};
 
-use super::{Program, Site, kubelet_probe, packages::Packages, snapshot, work::WorkError};
-
-/// Where apt keeps what it has fetched.
-const ARCHIVES: &str = "/var/cache/apt/archives";
+use super::{
+    Program, Site, kubelet_probe,
+    packages::{self, Packages},
+    snapshot,
+    work::WorkError,
+};
 
 /// Unpacks the kubelet of a version, and logs whether it accepts the configuration: `kubeadm upgrade` may
 /// still change that. Best effort.
@@ -73,10 +75,15 @@ async fn unpack(
             symlink(tarball.unpacked(version).join("kubelet"), &target).map_err(file)
         }
         Packages::Apt(_) => {
-            let places = [from.path.as_str(), ARCHIVES].map(|directory| site.path(directory));
+            let places = [packages::fetched_directory(site, plan), site.path(&from.path)];
             let package = places.iter().find_map(|directory| package(directory, version));
-            // Nothing was fetched if this version is installed already.
-            let Some(package) = package else { return Ok(()) };
+            let Some(package) = package else {
+                // As it is if this version is installed already.
+                site.log(
+                    "no package of the kubelet was fetched, so it does not check the configuration",
+                );
+                return Ok(());
+            };
             let all = own.join("fetched-kubelet.all");
             fs::create_dir_all(&all).map_err(file)?;
             let [package, into] = [&package, &all].map(|path| path.display().to_string());
@@ -115,16 +122,17 @@ mod tests {
     fn site() -> (tempfile::TempDir, Site) {
         let directory = tempfile::tempdir().unwrap();
         let site = Site::at(directory.path().join("root"), directory.path().join("state"));
-        for path in [ARCHIVES, "/var/lib/kubelet"] {
-            fs::create_dir_all(site.path(path)).unwrap();
+        let fetched = packages::fetched_directory(&site, "p");
+        for path in [&fetched, &site.path("/var/lib/kubelet")] {
+            fs::create_dir_all(path).unwrap();
         }
         fs::create_dir_all(site.state()).unwrap();
         let kubelet = "for word in \"$@\"; do case $word in --config=*) config=${word#*=};; --v=*) exit 3;; esac; done\n\
             grep -q OldGate $config && { echo 'panic: unrecognized feature gate: OldGate'; exit 2; }\n\
             echo 'failed to validate kubelet configuration, error: invalid configuration: port (--port) \
             65536 must be between 1 and 65535, inclusive, path: x'; exit 1";
-        fs::write(site.path(ARCHIVES).join("kubelet_1.34.9-1.1_amd64.deb"), "old").unwrap();
-        fs::write(site.path(ARCHIVES).join("kubelet_1.35.0-1.1_amd64.deb"), kubelet).unwrap();
+        fs::write(fetched.join("kubelet_1.34.9-1.1_amd64.deb"), "old").unwrap();
+        fs::write(fetched.join("kubelet_1.35.0-1.1_amd64.deb"), kubelet).unwrap();
         // The stub of dpkg-deb takes the package for the program in it.
         let dpkg = directory.path().join("dpkg-deb");
         let script = "#!/bin/sh\nmkdir -p $3/usr/bin\n\

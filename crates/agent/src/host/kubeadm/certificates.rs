@@ -79,8 +79,11 @@ pub(crate) async fn renew(
         }
     }
     atomic::replace(&begun, b"begun\n", Access::of_mode(0o600))?;
-    let call = site.call(Program::Kubeadm, ["certs", "renew", "all"]);
-    site.run(&call).await?;
+    // Another renewal would restart the pods that an interrupted attempt has restarted.
+    if !soon.is_empty() {
+        let call = site.call(Program::Kubeadm, ["certs", "renew", "all"]);
+        site.run(&call).await?;
+    }
     let after = found(site)?;
     let same = |name: &str, ends: &Timestamp| after.get(name).is_none_or(|now| now <= ends);
     if let Some((name, _)) = soon.iter().find(|(name, ends)| same(name, ends)) {

@@ -210,6 +210,11 @@ pub(crate) async fn forget(site: &Site, plan: &str) -> Result<(), WorkError> {
     apt::Apt::new(site).release(plan).await
 }
 
+/// Directory of the packages that a plan fetched.
+pub(crate) fn fetched_directory(site: &Site, plan: &str) -> PathBuf {
+    fetched::directory(site, plan)
+}
+
 /// Removes the packages that a plan fetched: it has ended.
 pub(crate) fn remove_fetched(site: &Site, plan: &str) {
     fetched::remove(site, plan);

@@ -100,7 +100,8 @@ impl<'a> Tarball<'a> {
         let sum = order.from.sha256.to_lowercase();
         // What is unpacked may be from another tarball with this version.
         let unpacked_sum = fs::read_to_string(self.unpacked(version).join(SUM)).unwrap_or_default();
-        if unpacked_sum.trim() == sum && order.wants.iter().all(has) {
+        let is_unpacked = !sum.is_empty() && unpacked_sum.trim() == sum;
+        if is_unpacked && order.wants.iter().all(has) {
             return Ok(());
         }
         let archive = self.archive(order).await?;
