@@ -105,7 +105,7 @@ async fn apt_installs_what_was_fetched_although_the_mirror_is_away() {
     mirror.stop();
     clean(&world.site, Program::AptGet, &["clean"]).await;
     // The new kubelet is unpacked from its package, which is found by this name.
-    let fetched = fs::read_dir(world.site.path("/var/cache/refit-agent/p")).unwrap();
+    let fetched = fs::read_dir(world.site.path("/var/cache/refit-agent/plan")).unwrap();
     let names = fetched.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     assert!(names.into_iter().any(|name| name.starts_with("kubelet_1.35.0-1.1_")));
     world.install("v1.35.0", &["kubeadm"], &from).await.unwrap();
@@ -207,7 +207,7 @@ async fn dnf_uses_the_mirror_if_what_was_fetched_does_not_suffice() {
     let from = PackageArgs::default();
     world.dnf().fetch(&dnf::order("v1.35.0", &NAMES, &from)).await.unwrap();
     // A dependency of what was fetched is not there any more.
-    let fetched = fs::read_dir(world.site.path("/var/cache/refit-agent/p")).unwrap();
+    let fetched = fs::read_dir(world.site.path("/var/cache/refit-agent/plan")).unwrap();
     for path in fetched.map(|entry| entry.unwrap().path()) {
         if path.display().to_string().contains("cri-tools") {
             fs::remove_file(path).unwrap();
