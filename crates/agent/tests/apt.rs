@@ -459,6 +459,8 @@ async fn apt_does_not_upgrade_to_the_next_minor_before_the_installation() {
         state: world.site.state().to_owned(),
         kubeconfig: PathBuf::new(),
         namespace: String::new(),
+        own: refit_agent::OwnPaths::default(),
+        proxies: BTreeMap::new(),
     };
     fs::create_dir_all(world.site.units()).unwrap();
     carry_out(&world.site, &job, &NoSecrets).await.unwrap();
